@@ -21,7 +21,7 @@ from typing import Any
 from planner.estimates import estimate_job
 from planner.units import GIB
 from probes.protocol import ProbeResult, ProbeTask
-from probes.reference.recipe import Recipe
+from probes.reference.recipe import ReferenceRecipe
 
 ROOT = Path(__file__).resolve().parents[1]
 GOAL = 0.03
@@ -125,7 +125,7 @@ def emulated(task: ProbeTask) -> ProbeResult:
 
 def estimated(task: ProbeTask) -> dict[str, float]:
     """The planner's parts of the same rank, bytes."""
-    recipe = Recipe.of(task)
+    recipe = ReferenceRecipe.of(task)
     answer = estimate_job(recipe.job)
     assert answer.memory is not None
     assert task.emulate_rank is not None

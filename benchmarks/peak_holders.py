@@ -23,7 +23,7 @@ from planner.units import GIB
 from probes.protocol import ProbeTask
 from probes.reference import emulate, optimizers
 from probes.reference.memory import Tracker
-from probes.reference.recipe import Recipe
+from probes.reference.recipe import ReferenceRecipe
 from probes.reference.step import Trainer
 
 # a new peak is written down when it is higher than the last by this; every byte would take hours
@@ -94,7 +94,7 @@ def track(case: Case) -> Holders:
     task = ProbeTask(
         id="peak", job=case.job, device="cpu", emulate_rank=case.rank, fake_tensors=True
     )
-    recipe = Recipe.of(task)
+    recipe = ReferenceRecipe.of(task)
     emulate.enter_world(recipe)
     trainer = Trainer(recipe, torch.device("cpu"))
     with FakeTensorMode(allow_non_fake_inputs=True), Holders() as holders:

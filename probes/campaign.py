@@ -1,5 +1,5 @@
-"""One question to a pool: what does this layout do? Answered by one run, by ranks of it, or by
-smaller runs that imitate it.
+"""One question to a pool: how does this layout run? The answer comes from one run, from emulated
+ranks of it, or from scaled-down proxy runs.
 """
 
 from collections.abc import Mapping
@@ -14,8 +14,7 @@ from planner.intake.jobs import read_job
 from planner.rules import violations
 from planner.specs.job import Job
 from planner.specs.layout import Layout
-from planner.specs.measurement import Measured as Numbers
-from planner.specs.measurement import Measurement
+from planner.specs.measurement import Measured, Measurement
 from planner.specs.probe_trainers import ProbeTrainerName
 from planner.specs.validation import build
 from planner.units import counted
@@ -23,8 +22,8 @@ from probes.emulate import combine, ranks_of_interest
 from probes.launch import Watch
 from probes.pools.capacity import Capacity, too_few
 from probes.pools.protocol import Pool
-from probes.protocol import Measured, OutOfMemory, ProbeResult, ProbeTask
-from probes.proxy_runs import Imitation, extrapolate, imitate
+from probes.protocol import MeasuredRun, OutOfMemory, ProbeResult, ProbeTask
+from probes.proxy_runs import ProxyPlan, extrapolate, plan_proxy_runs
 from probes.trainers import trainer_of
 
 MOST_KERNELS = 1000
@@ -61,7 +60,7 @@ class ProbeRequest(BaseModel):
                 Fault(
                     "imitate_gpus",
                     request.imitate_gpus,
-                    "is another way than emulate and kernels",
+                    "cannot be combined with emulate or kernels",
                     "leave one of them out",
                 )
             )
@@ -92,7 +91,7 @@ class ProbeRequest(BaseModel):
                 ]
             )
         if request.imitate_gpus is not None:
-            _check_imitation(request.imitate_gpus, job.layout)
+            _check_proxy_size(request.imitate_gpus, job.layout)
         return request.model_copy(update={"job": kept}), job
 
     def task(self, job: Job, task_id: str, **more: Any) -> ProbeTask:
@@ -114,7 +113,7 @@ class ProbeRequest(BaseModel):
         )
 
 
-def _check_imitation(num_gpus: int, layout: Layout) -> None:
+def _check_proxy_size(num_gpus: int, layout: Layout) -> None:
     """Raises SpecError where so many GPUs hold the layout itself, or not even one replica of it."""
     replica = layout.tp * layout.cp * layout.pp
     itself = "leave it out to run the layout itself"
@@ -160,12 +159,11 @@ def _check_kernels(request: ProbeRequest) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What came of a request. measurements: of the request's own job first; empty where nothing was
-    measured.
+class ProbeAnswer:
+    """What a request has measured.
 
-    failed: the run that gave no numbers, in full; out of memory is a measurement and a failed run
-        at once.
+    measurements: of the request's own job first; empty where nothing was measured.
+    failed: the run that gave no numbers. Out of memory is a measurement and a failed run at once.
     """
 
     results: tuple[ProbeResult, ...]
@@ -180,13 +178,13 @@ class Campaign:
 
     job: Job
     tasks: tuple[ProbeTask, ...]
-    imitation: Imitation | None = None
+    proxy: ProxyPlan | None = None
     ranks: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, request: ProbeRequest, job: Job, probe_id: str, capacity: Capacity) -> "Campaign":
-        """The cheapest way that this pool can answer. Raises ProbeError where it has none."""
+        """The cheapest tasks by which this pool can answer. Raises ProbeError where it cannot."""
         if request.kernels:
             task = request.task(job, probe_id)
             if task.num_processes() > capacity.num_devices:
@@ -215,41 +213,41 @@ class Campaign:
         )
         if job.layout.num_gpus <= most:
             return cls(job=job, tasks=(request.task(job, probe_id),))
-        imitation = imitate(job, most) if most else None
-        if imitation is None and most < capacity.num_devices:
+        proxy = plan_proxy_runs(job, most) if most else None
+        if proxy is None and most < capacity.num_devices:
             few = f"{counted(most, 'GPU')} or fewer" if most > 1 else "1 GPU"
             raise ProbeError(
                 f"no smaller layout on {few} resembles {job.layout.short()}; allow more, or run "
                 "it whole"
             )
-        if imitation is None:
+        if proxy is None:
             raise too_few(job.layout.num_gpus, capacity)
         tasks = tuple(
             request.task(small, f"{probe_id}-small{number}")
-            for number, small in enumerate(imitation.runs, start=1)
+            for number, small in enumerate(proxy.runs, start=1)
         )
-        return cls(job=job, tasks=tasks, imitation=imitation, notes=(imitation.why,))
+        return cls(job=job, tasks=tasks, proxy=proxy, notes=(proxy.why,))
 
-    def run(self, pool: Pool, watch: Watch) -> Answer:
+    def run(self, pool: Pool, watch: Watch) -> ProbeAnswer:
         """All tasks, one after the other; the first that gives no numbers ends it."""
         results: list[ProbeResult] = []
         for task in self.tasks:
             result = pool.run(task, watch)
             results.append(result)
-            if not isinstance(result.outcome, Measured):
-                # a smaller run says nothing of this job
-                whole = self.imitation is None and not task.kernels
+            if not isinstance(result.outcome, MeasuredRun):
+                # a proxy run that fails says nothing about this job
+                whole = self.proxy is None and not task.kernels
                 measured = isinstance(result.outcome, OutOfMemory) and whole
                 known = (result.measurement(),) if measured else ()
-                return Answer(
+                return ProbeAnswer(
                     results=tuple(results), measurements=known, failed=result, notes=self.notes
                 )
-        return Answer(results=tuple(results), measurements=self.read(results), notes=self.notes)
+        return ProbeAnswer(
+            results=tuple(results), measurements=self.read(results), notes=self.notes
+        )
 
     def read(self, results: list[ProbeResult]) -> tuple[Measurement, ...]:
-        """Measurements of complete runs: of the asked job first, then of the smaller ones that
-        stood for it.
-        """
+        """Measurements of complete runs: of the requested job first, then of its proxy runs."""
         if self.tasks[0].kernels:
             return ()  # timings stay in the result; they are no run of a layout
         each = tuple(result.measurement() for result in results)
@@ -260,19 +258,19 @@ class Campaign:
             return (
                 self._whole(
                     combine(
-                        self.job, {k: v for k, v in outcomes.items() if isinstance(v, Measured)}
+                        self.job, {k: v for k, v in outcomes.items() if isinstance(v, MeasuredRun)}
                     ),
                     results,
                 ),
             )
-        if self.imitation is not None:
+        if self.proxy is not None:
             whole = extrapolate(
-                self.imitation, [one.measured for one in each], [one.id for one in each]
+                self.proxy, [one.measured for one in each], [one.id for one in each]
             )
             return (self._whole(whole, results), *each)
         return each
 
-    def _whole(self, numbers: Numbers, results: list[ProbeResult]) -> Measurement:
+    def _whole(self, numbers: Measured, results: list[ProbeResult]) -> Measurement:
         first = results[0]
         extra: Mapping[str, Any] = {
             "trainer": first.task.trainer,

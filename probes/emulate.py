@@ -1,9 +1,7 @@
-"""One rank of a large layout in one process: which ranks are worth it, and what their numbers say
-of the whole.
+"""One rank of a large layout in one process: which ranks to run, and what they say of the whole.
 
-Measured are compute and memory of a rank. What it would wait for is added from the cost model and
-labelled so: exposed communication, and the pipeline's bubble, which is scaled to the compute that
-    was measured.
+Compute and memory of a rank are measured. What it would wait for is added from the cost model, and
+labelled so: exposed communication, and the pipeline's bubble in proportion to the measured compute.
 """
 
 from collections.abc import Mapping
@@ -15,8 +13,8 @@ from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import TimeBreakdown
 from planner.specs.job import Job
 from planner.specs.layout import Layout
-from planner.specs.measurement import Measured as Numbers
-from probes.protocol import Measured
+from planner.specs.measurement import Measured
+from probes.protocol import MeasuredRun
 
 
 def ranks_of_interest(layout: Layout, cluster: ClusterSpec) -> tuple[int, ...]:
@@ -29,7 +27,7 @@ def ranks_of_interest(layout: Layout, cluster: ClusterSpec) -> tuple[int, ...]:
     return tuple(stage * stride for stage in stages)
 
 
-def combine(job: Job, ranks: Mapping[int, Measured]) -> Numbers:
+def combine(job: Job, ranks: Mapping[int, MeasuredRun]) -> Measured:
     """The numbers of the whole job from emulated ranks: the largest memory, the slowest rank plus
     what the model says it waits for.
     """
@@ -44,7 +42,7 @@ def combine(job: Job, ranks: Mapping[int, Measured]) -> Numbers:
     step = None if busiest is None else busiest + sum(added.values())
     tokens = job.training.global_batch_size * job.training.seq_len / job.cluster.num_gpus
     slowest = max(ranks.values(), key=lambda outcome: outcome.step_seconds or 0.0)
-    return Numbers.model_validate(
+    return Measured.model_validate(
         {
             "status": "ok",
             "rung": "emulated",
@@ -73,7 +71,7 @@ MEMORY = {
 }
 
 
-def _largest(ranks: Mapping[int, Measured], name: str) -> Any:
+def _largest(ranks: Mapping[int, MeasuredRun], name: str) -> Any:
     values = [
         value
         for outcome in ranks.values()

@@ -28,7 +28,7 @@ from planner.calibration.kernels import KernelShape
 from planner.errors import Fault, SpecError
 from probes import kernels
 from probes.kernels.base import Prepared, Unavailable, num_runs, time_runs, warm_up
-from probes.protocol import Environment, Measured, ProbeTask
+from probes.protocol import Environment, MeasuredRun, ProbeTask
 from probes.reference.environment import Sample, describe
 
 TOTAL_SECONDS, EACH_SECONDS = 60.0, 0.25
@@ -147,7 +147,7 @@ class KernelProgram:
             )
         self.task, self.device = task, join(task.device)
 
-    def measure(self) -> Measured:
+    def measure(self) -> MeasuredRun:
         """What could be timed within half the time limit, the rest of which is for start and
         end.
         """
@@ -157,7 +157,7 @@ class KernelProgram:
         )
         written = map(json.loads, lines.getvalue().splitlines())
         rows = [row for row in written if row["kind"] in kernels.KERNELS]
-        return Measured(
+        return MeasuredRun(
             step_seconds=None,
             step_seconds_each=[],
             tokens_per_second_per_gpu=None,

@@ -22,7 +22,7 @@ from probes.protocol import (
     Environment,
     Failed,
     FailureKind,
-    Measured,
+    MeasuredRun,
     Outcome,
     ProbeResult,
     ProbeTask,
@@ -194,7 +194,7 @@ def _written(path: Path, task: ProbeTask) -> ProbeResult | None:
         return None
     if result.task.id != task.id:
         return None
-    doubt = _doubt(result) if isinstance(result.outcome, Measured) else None
+    doubt = _doubt(result) if isinstance(result.outcome, MeasuredRun) else None
     return result if doubt is None else result.model_copy(update={"outcome": doubt})
 
 
@@ -203,7 +203,7 @@ def _doubt(result: ProbeResult) -> Failed | None:
     from nowhere (emulated, fake).
     """
     outcome, task = result.outcome, result.task
-    assert isinstance(outcome, Measured)
+    assert isinstance(outcome, MeasuredRun)
     if task.fake_tensors:
         return None
     if task.kernels:

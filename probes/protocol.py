@@ -14,8 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from planner.calibration.kernels import KernelShape
 from planner.intake.jobs import read_job
 from planner.specs.job import Job
-from planner.specs.measurement import Measured as MeasuredNumbers
-from planner.specs.measurement import Measurement, Rung
+from planner.specs.measurement import Measured, Measurement, Rung
 from planner.specs.probe_trainers import ProbeTrainerName
 
 
@@ -124,7 +123,7 @@ class Environment(BaseModel):
         return {key: str(value) for key in keys if (value := getattr(self, key)) is not None}
 
 
-class Measured(BaseModel):
+class MeasuredRun(BaseModel):
     """The run came to its end.
 
     counts: of one step on one rank, from fake tensors: flops, and bytes of each collective.
@@ -175,7 +174,7 @@ class Failed(BaseModel):
     traceback: str | None = None
 
 
-Outcome = Annotated[Measured | OutOfMemory | Failed, Field(discriminator="status")]
+Outcome = Annotated[MeasuredRun | OutOfMemory | Failed, Field(discriminator="status")]
 
 
 class ProbeResult(BaseModel):
@@ -210,7 +209,7 @@ class ProbeResult(BaseModel):
             "gpu_seconds": self.gpu_seconds,
             "trainer": self.task.trainer,
         }
-        if isinstance(out, Measured):
+        if isinstance(out, MeasuredRun):
             numbers |= {
                 "step_seconds": out.step_seconds,
                 "steps": len(out.step_seconds_each),
@@ -235,7 +234,7 @@ class ProbeResult(BaseModel):
             id=self.task.id,
             created_at=self.started_at,
             job=self.task.parsed(),
-            measured=MeasuredNumbers.model_validate(numbers),
+            measured=Measured.model_validate(numbers),
             software=self.environment.software(),
             source=f"probe {self.task.id}",
         )

@@ -1,11 +1,11 @@
-"""Small imitates big: a layout that needs more GPUs than there are, from runs that fit.
+"""Scaled-down proxy runs: what a layout on many GPUs does, from runs on the GPUs that there are.
 
 Fewer replicas: the same model-parallel layout on fewer data-parallel ranks, with their share of the
-batch. If that no longer fits in memory (parameters are spread over fewer GPUs), fewer layers too:
-two depths, since time and memory are affine in the number of equal layers. What the smaller runs
-cannot show (communication over more ranks, smaller shards) is added as the difference of the cost
-model's two predictions. The error is estimated from the noise of the runs, from how far the cost
-model itself is from affine, and from how uncertain the added part is.
+batch. Parameters are then spread over fewer GPUs; if that no longer fits in memory, fewer layers
+too, at two depths, because time and memory are affine in the number of equal layers. What the
+smaller runs cannot show (communication over more ranks, smaller shards) is added as the difference
+of two predictions of the cost model. The error comes from the noise of the runs, from how far the
+cost model itself is from affine, and from how uncertain the added part is.
 """
 
 import math
@@ -42,9 +42,12 @@ MEDIAN_FACTOR = 1.2533  # standard error of a median over that of a mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Imitation:
-    """How a job is imitated. small: the job on fewer GPUs at full depth.  runs: what really runs:
-    `small`, or it at two depths.
+class ProxyPlan:
+    """Which proxy runs stand for a job.
+
+    small: the job on fewer GPUs, at full depth.
+    runs: what really runs: `small`, or the same at two depths.
+    why: a sentence for the user.
     """
 
     job: Job
@@ -53,22 +56,22 @@ class Imitation:
     why: str
 
 
-def imitate(job: Job, num_devices: int) -> Imitation | None:
-    """The imitation of a job with a layout on so many devices; None where no smaller run resembles
-    it. Raises SpecError.
+def plan_proxy_runs(job: Job, num_devices: int) -> ProxyPlan | None:
+    """The proxy runs of a job with a layout on so many devices; None where no smaller layout
+    resembles it. Raises SpecError.
     """
     small = fewer_replicas(job, num_devices)
     if small is None:
         return None
-    why = f"{counted(job.cluster.num_gpus, 'GPU')} are imitated by {small.cluster.num_gpus}"
+    why = f"proxy runs on {small.cluster.num_gpus} of {counted(job.cluster.num_gpus, 'GPU')}"
     if estimate_job(small).fits:
-        return Imitation(job=job, small=small, runs=(small,), why=why)
+        return ProxyPlan(job=job, small=small, runs=(small,), why=why)
     depths = two_depths(small)
     if depths is None:
         return None
     layers = small.model.num_hidden_layers
     runs = tuple(fewer_layers(small, depth) for depth in (depths.shallow, depths.deep))
-    return Imitation(
+    return ProxyPlan(
         job=job,
         small=small,
         runs=runs,
@@ -246,16 +249,14 @@ class _Guess:
     from_model: float
 
 
-def extrapolate(imitation: Imitation, runs: Sequence[Measured], ids: Sequence[str]) -> Measured:
+def extrapolate(proxy: ProxyPlan, runs: Sequence[Measured], ids: Sequence[str]) -> Measured:
     """The numbers of the whole job, with `relative_error` and the part added by the cost model
     (`from_model`), by quantity.
 
     ids: of the runs' own measurements.
     """
-    guesses = {
-        key: guess for key in QUANTITIES if (guess := _guess(imitation, runs, key)) is not None
-    }
-    job, step = imitation.job, guesses.get("step_seconds")
+    guesses = {key: guess for key in QUANTITIES if (guess := _guess(proxy, runs, key)) is not None}
+    job, step = proxy.job, guesses.get("step_seconds")
     tokens = job.training.global_batch_size * job.training.seq_len / job.cluster.num_gpus
     numbers: dict[str, Any] = {key: guess.value for key, guess in guesses.items()}
     shown = ("steps", "step_seconds_sd", *QUANTITIES)
@@ -275,40 +276,37 @@ def extrapolate(imitation: Imitation, runs: Sequence[Measured], ids: Sequence[st
                     "num_layers": small.model.num_hidden_layers,
                     **{key: getattr(run, key) for key in shown},
                 }
-                for small, run, name in zip(imitation.runs, runs, ids, strict=True)
+                for small, run, name in zip(proxy.runs, runs, ids, strict=True)
             ],
         }
     )
 
 
-def _guess(imitation: Imitation, runs: Sequence[Measured], key: str) -> _Guess | None:
+def _guess(proxy: ProxyPlan, runs: Sequence[Measured], key: str) -> _Guess | None:
     """Value = readings, extrapolated to full depth + (model of the whole job - model of the small
     one).
     """
     readings = [value for run in runs if (value := getattr(run, key)) is not None]
-    if len(readings) < len(imitation.runs):
+    if len(readings) < len(proxy.runs):
         return None
     noises = [_noise(run) if key == "step_seconds" else 0.0 for run in runs]
-    small, whole = estimate_job(imitation.small), estimate_job(imitation.job)
+    small, whole = estimate_job(proxy.small), estimate_job(proxy.job)
     before, after = _number(small, key), _number(whole, key)
     if len(readings) == 1:
         read, variance = readings[0], noises[0] ** 2
     else:
-        shallow, deep = (job.model.num_hidden_layers for job in imitation.runs)
-        depths = Depths(shallow=shallow, deep=deep, full=imitation.small.model.num_hidden_layers)
+        shallow, deep = (job.model.num_hidden_layers for job in proxy.runs)
+        depths = Depths(shallow=shallow, deep=deep, full=proxy.small.model.num_hidden_layers)
         read = depths.extrapolated(*readings)
         curved = (
-            depths.extrapolated(*(_number(estimate_job(job), key) for job in imitation.runs))
-            / before
+            depths.extrapolated(*(_number(estimate_job(job), key) for job in proxy.runs)) / before
             - 1.0
         )
         variance = depths.spread(*noises) ** 2 + (curved * read) ** 2
     value = read + after - before if read + after - before > 0 else read * after / before
     counted = _states(whole) - _states(small)  # bytes; steps have nothing of the kind
     if key == "step_seconds":
-        off = proxy_run_sd(
-            imitation.job.cluster, imitation.small.cluster, abs(value - read) / value
-        )
+        off = proxy_run_sd(proxy.job.cluster, proxy.small.cluster, abs(value - read) / value)
         variance += (off * value) ** 2
     else:
         variance += ((value - read - counted) * _uncertainty(whole, key)) ** 2 + (

@@ -24,7 +24,7 @@ from probes.protocol import (
     Environment,
     Failed,
     FailureKind,
-    Measured,
+    MeasuredRun,
     Outcome,
     OutOfMemory,
     ProbeResult,
@@ -37,7 +37,7 @@ TRIED = re.compile(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankError:
+class RankFailure:
     """What one rank died of. time: seconds since the epoch.  kind: a FailureKind or "oom"; None
     where only its words can tell.
     """
@@ -95,11 +95,11 @@ def main(arguments: list[str] | None = None) -> int:
             started_at=started.isoformat(),
             wall_seconds=seconds,
             gpu_seconds=seconds * task.num_processes(),
-            complete=isinstance(outcome, Measured),
+            complete=isinstance(outcome, MeasuredRun),
             notes=attempt.notes(),
         )
         write_atomically(result_path, result.model_dump_json())
-    if isinstance(outcome, Measured):
+    if isinstance(outcome, MeasuredRun):
         attempt.close()
         return 0
     return 1
@@ -112,24 +112,24 @@ class Attempt:
         self._task = task
         self._run: Any = None
 
-    def run(self) -> Measured:
+    def run(self) -> MeasuredRun:
         """The measurement. Raises whatever went wrong."""
         if self._task.kernels:
             from probes.micro import KernelProgram
 
             self._run = KernelProgram(self._task)
-            timed: Measured = self._run.measure()
+            timed: MeasuredRun = self._run.measure()
             return timed
-        from probes.reference.recipe import Recipe
+        from probes.reference.recipe import ReferenceRecipe
 
-        recipe = Recipe.of(self._task)
+        recipe = ReferenceRecipe.of(self._task)
         _set_allocator(recipe.training.expandable_segments, recipe.training.trainer)
         # FSDP2 warns of views that blocks return; nothing here changes them in place.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-        from probes.reference.run import Run
+        from probes.reference.run import ReferenceRun
 
-        self._run = Run(recipe)
-        measured: Measured = self._run.measure()
+        self._run = ReferenceRun(recipe)
+        measured: MeasuredRun = self._run.measure()
         return measured
 
     def environment(self) -> Environment:
@@ -156,12 +156,12 @@ def error_path(result: Path, rank: int) -> Path:
     return result.with_name(f"{result.name}.rank{rank}.error.json")
 
 
-def rank_error(error: BaseException, rank: int) -> RankError:
+def rank_error(error: BaseException, rank: int) -> RankFailure:
     """An exception as a record, with the numbers of an allocation that failed."""
     message = str(error) or type(error).__name__
     kind = _kind(error, message)
     tried = attempted_bytes(message) if kind == "oom" else None
-    return RankError(
+    return RankFailure(
         rank=rank,
         type=_type_name(error),
         message=message,
@@ -223,19 +223,19 @@ def _allocated() -> int | None:
     return int(torch.cuda.memory_allocated())
 
 
-def _first_cause(result: Path, own: RankError) -> RankError:
+def _first_cause(result: Path, own: RankFailure) -> RankFailure:
     """The earliest error that any rank left beside the result; a broken connection comes after what
     broke it.
     """
     found = [own]
     for path in result.parent.glob(f"{result.name}.rank*.error.json"):
         record = json.loads(path.read_text(encoding="utf-8"))
-        found.append(RankError(**record))
+        found.append(RankFailure(**record))
     return min(found, key=lambda error: error.time)
 
 
-def _plain(error: RankError) -> dict[str, Any]:
-    return {name: getattr(error, name) for name in RankError.__slots__}
+def _plain(error: RankFailure) -> dict[str, Any]:
+    return {name: getattr(error, name) for name in RankFailure.__slots__}
 
 
 def _set_allocator(expandable: bool | None, trainer: str) -> None:

@@ -22,7 +22,7 @@ from planner.specs.job import Job
 from planner.specs.measurement import question_hash
 from planner.units import counted
 from probes import guardian
-from probes.campaign import Answer, Campaign, ProbeRequest
+from probes.campaign import ProbeAnswer, Campaign, ProbeRequest
 from probes.folder import BEGIN, TASK
 from probes.launch import Watch
 from probes.outcome import conclude
@@ -225,13 +225,13 @@ def run_probe(
     return claimed.finish(end)
 
 
-def _measure(wiring: Wiring, record: ProbeRecord, watch: Watch) -> Answer:
+def _measure(wiring: Wiring, record: ProbeRecord, watch: Watch) -> ProbeAnswer:
     request, job = ProbeRequest.from_user(record.request, allow_files=False)
     pool = wiring.pool(request.pool)
     return Campaign.of(request, job, record.id, pool.capacity(job.cluster)).run(pool, watch)
 
 
-def end_of(answer: Answer, *, stopped: bool) -> ProbeEnd:
+def end_of(answer: ProbeAnswer, *, stopped: bool) -> ProbeEnd:
     """How a probe with this answer ended. Out of memory is an answer: done, with its class."""
     results = tuple(result.model_dump(mode="json") for result in answer.results)
     failed = answer.failed
@@ -288,7 +288,7 @@ def _conclude(wiring: Wiring, crashed: ProbeRecord, ours: ProbeRecord) -> ProbeR
     whole = result is not None and result.task.id == ours.id
     if result is not None and whole and result.outcome.status in ("ok", OOM):
         failed = None if result.outcome.status == "ok" else result
-        answer = Answer(results=(result,), measurements=(result.measurement(),), failed=failed)
+        answer = ProbeAnswer(results=(result,), measurements=(result.measurement(),), failed=failed)
         return claimed.finish(end_of(answer, stopped=False))
     interrupted = FailureKind.INTERRUPTED.value
     if ours.cancel_requested:

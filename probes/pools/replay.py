@@ -16,8 +16,7 @@ from pydantic import ValidationError
 from planner.errors import ProbeError, SpecError
 from planner.intake.measurements import read_measurement
 from planner.specs.cluster import ClusterSpec
-from planner.specs.measurement import Measured as Numbers
-from planner.specs.measurement import Measurement
+from planner.specs.measurement import Measured, Measurement
 from probes.launch import Watch
 from probes.pools.capacity import UNLIMITED, Capacity
 from probes.pools.protocol import PoolSettings
@@ -26,7 +25,7 @@ from probes.protocol import (
     Environment,
     Failed,
     FailureKind,
-    Measured,
+    MeasuredRun,
     Outcome,
     OutOfMemory,
     ProbeResult,
@@ -178,7 +177,7 @@ def _outcome(measurement: Measurement) -> Outcome:
         peak_reserved_bytes=_whole(numbers.peak_reserved_bytes),
         device_used_bytes=_whole(numbers.device_bytes),
     )
-    return Measured(
+    return MeasuredRun(
         step_seconds=numbers.step_seconds,
         step_seconds_each=[] if numbers.step_seconds is None else [numbers.step_seconds],
         tokens_per_second_per_gpu=numbers.tokens_per_second_per_gpu,
@@ -193,4 +192,4 @@ def _whole(value: float | None) -> int | None:
     return None if value is None else round(value)
 
 
-_NOTHING = Numbers()
+_NOTHING = Measured()

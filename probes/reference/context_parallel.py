@@ -14,7 +14,7 @@ from torch import nn
 
 from probes.reference.attention_kernels import AttentionCore, ContextAxis, Sequence
 from probes.reference.meshes import Meshes
-from probes.reference.recipe import Recipe
+from probes.reference.recipe import ReferenceRecipe
 
 
 def positions_of(rank: int, degree: int, seq_len: int, method: str) -> torch.Tensor:
@@ -28,7 +28,7 @@ def positions_of(rank: int, degree: int, seq_len: int, method: str) -> torch.Ten
     return torch.cat([chunks[rank], chunks[2 * degree - 1 - rank]])
 
 
-def local_sequence(recipe: Recipe, meshes: Meshes, device: torch.device) -> Sequence:
+def local_sequence(recipe: ReferenceRecipe, meshes: Meshes, device: torch.device) -> Sequence:
     """Positions of this rank's tokens, and of the keys its attention sees."""
     layout, seq_len = recipe.layout, recipe.training.seq_len
     parts = [positions_of(rank, layout.cp, seq_len, layout.cp_method) for rank in range(layout.cp)]
@@ -36,7 +36,7 @@ def local_sequence(recipe: Recipe, meshes: Meshes, device: torch.device) -> Sequ
     return Sequence(local, keys if layout.cp_method == "ulysses" else local, keys)
 
 
-def apply(model: nn.Module, recipe: Recipe, meshes: Meshes) -> None:
+def apply(model: nn.Module, recipe: ReferenceRecipe, meshes: Meshes) -> None:
     """Hooks every layer's attention into the context axis."""
     if recipe.layout.cp == 1:
         return

@@ -13,11 +13,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from probes.reference import optimizers
 from probes.reference.memory import Tracker
-from probes.reference.recipe import Recipe
+from probes.reference.recipe import ReferenceRecipe
 from probes.reference.step import Trainer
 
 
-def enter_world(recipe: Recipe) -> None:
+def enter_world(recipe: ReferenceRecipe) -> None:
     """Initialises the fake process group as the layout's rank."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -27,7 +27,7 @@ def enter_world(recipe: Recipe) -> None:
     )
 
 
-def shapes_alone(recipe: Recipe) -> Tracker:
+def shapes_alone(recipe: ReferenceRecipe) -> Tracker:
     """Memory and counts of one steady step, without computing: optimizer states are made first."""
     trainer = Trainer(recipe, torch.device("cpu"))
     with FakeTensorMode(allow_non_fake_inputs=True), Tracker() as tracker:

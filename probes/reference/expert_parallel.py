@@ -8,14 +8,14 @@ from torch import nn
 from probes.reference.meshes import Meshes
 from probes.reference.model import Transformer
 from probes.reference.moe import ExpertAxes, GroupedExperts, MixtureOfExperts
-from probes.reference.recipe import Recipe
+from probes.reference.recipe import ReferenceRecipe
 
 # Dimension of each parameter that the width of an expert cuts; biases of the second product are
 # whole on every rank.
 WIDTH_DIM = {"w1": 1, "w3": 1, "w2": 2, "b1": 1, "b3": 1}
 
 
-def apply(model: Transformer, recipe: Recipe, meshes: Meshes) -> None:
+def apply(model: Transformer, recipe: ReferenceRecipe, meshes: Meshes) -> None:
     """Cuts every layer's experts to this rank's share."""
     layout = recipe.layout
     tp = meshes.group("tp") if layout.tp > 1 else None
@@ -33,7 +33,7 @@ def apply(model: Transformer, recipe: Recipe, meshes: Meshes) -> None:
             module.experts.etp = axes.etp
 
 
-def _cut(experts: GroupedExperts, recipe: Recipe, meshes: Meshes) -> None:
+def _cut(experts: GroupedExperts, recipe: ReferenceRecipe, meshes: Meshes) -> None:
     for name, parameter in list(experts.named_parameters(recurse=False)):
         cuts = []
         if recipe.layout.ep > 1:

@@ -13,13 +13,13 @@ from torch.distributed.tensor import DTensor
 
 from probes.reference.model import Transformer
 from probes.reference.moe import GroupedExperts
-from probes.reference.recipe import Recipe
+from probes.reference.recipe import ReferenceRecipe
 
 STD = 0.02  # of weights, as in GPT-2
 WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.", "module.")
 
 
-def materialise(model: Transformer, recipe: Recipe, device: torch.device) -> None:
+def materialise(model: Transformer, recipe: ReferenceRecipe, device: torch.device) -> None:
     """Gives every parameter and buffer of a meta model its storage and its values; offloaded
     parameters live in host memory.
     """
@@ -49,7 +49,10 @@ def plain_name(name: str) -> str:
 
 
 def _fill(
-    parameter: nn.Parameter, name: str, recipe: Recipe, cuts: tuple[tuple[int, int, int], ...]
+    parameter: nn.Parameter,
+    name: str,
+    recipe: ReferenceRecipe,
+    cuts: tuple[tuple[int, int, int], ...],
 ) -> None:
     local = parameter.to_local() if isinstance(parameter, DTensor) else parameter.data
     kind = name.rpartition(".")[2]
@@ -90,7 +93,7 @@ def local_part(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
 
 
 def batch(
-    recipe: Recipe, step: int, replica: int, positions: torch.Tensor, device: torch.device
+    recipe: ReferenceRecipe, step: int, replica: int, positions: torch.Tensor, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(tokens, targets) of one step on one data-parallel rank, (local sequences, local tokens)
     each.

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from planner.specs.cluster import RANK_ORDER
-from probes.reference.recipe import Recipe
+from probes.reference.recipe import ReferenceRecipe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class Meshes:
         raise KeyError(axis)
 
 
-def build(recipe: Recipe, device_type: str) -> Meshes:
+def build(recipe: ReferenceRecipe, device_type: str) -> Meshes:
     """Meshes for the initialised world, ranks placed in the cluster's order."""
     layout = recipe.layout
     ranks = _place_ranks(recipe)
@@ -83,7 +83,7 @@ def build(recipe: Recipe, device_type: str) -> Meshes:
     )
 
 
-def _place_ranks(recipe: Recipe) -> torch.Tensor:
+def _place_ranks(recipe: ReferenceRecipe) -> torch.Tensor:
     """Global ranks as (pp, dp_replicate, dp_shard, cp, tp), numbered with the first axis of
     `rank_order` innermost.
     """

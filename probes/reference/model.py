@@ -25,7 +25,7 @@ Rope = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class ModelPart:
     """Layers that a stage holds, by their number in the whole model, and whether it holds the
     embedding and the head.
     """
@@ -40,7 +40,7 @@ class Transformer(nn.Module):
     if it is last, else hidden states.
     """
 
-    def __init__(self, spec: ModelSpec, part: Part, *, unfused: bool, seq_len: int) -> None:
+    def __init__(self, spec: ModelSpec, part: ModelPart, *, unfused: bool, seq_len: int) -> None:
         super().__init__()
         self.spec, self.part = spec, part
         kinds = spec.layer_kinds()
@@ -146,7 +146,7 @@ class Block(nn.Module):
         self.rope: Rope | None = None
         self.parallel_residual = spec.parallel_residual
         self.attention: nn.Module = (
-            LatentAttention(spec, core) if spec.uses_mla else Attention(spec, core)
+            LatentAttention(spec, core) if spec.uses_mla else AttentionLayer(spec, core)
         )
         norms = spec.norms_per_layer
         self.attention_norm = _norm(spec) if norms >= 1 else None
@@ -175,7 +175,7 @@ class Block(nn.Module):
         return cast(torch.Tensor, out if self.ffn_post_norm is None else self.ffn_post_norm(out))
 
 
-class Attention(nn.Module):
+class AttentionLayer(nn.Module):
     """Grouped-query attention."""
 
     def __init__(self, spec: ModelSpec, core: AttentionCore) -> None:

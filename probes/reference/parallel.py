@@ -28,18 +28,18 @@ from probes.reference import (
 from probes.reference.meshes import Meshes
 from probes.reference.model import Block, Transformer
 from probes.reference.moe import GroupedExperts, MixtureOfExperts
-from probes.reference.recipe import Recipe
+from probes.reference.recipe import ReferenceRecipe
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 BUCKET_MEGABYTES = 100  # torchtitan apply_ddp
 
 
-def compute_dtype(recipe: Recipe) -> torch.dtype:
+def compute_dtype(recipe: ReferenceRecipe) -> torch.dtype:
     """Dtype in which layers compute."""
     return torch.float16 if recipe.layout.precision == "fp16" else DTYPES[recipe.layout.param_dtype]
 
 
-def parallelise(model: Transformer, recipe: Recipe, meshes: Meshes) -> nn.Module:
+def parallelise(model: Transformer, recipe: ReferenceRecipe, meshes: Meshes) -> nn.Module:
     """The part, ready to be given storage; under DDP it is wrapped after that, by `replicate`."""
     layout, on_cpu = recipe.layout, meshes.dense.device_type == "cpu"
     precision.apply(model, layout, emulate=on_cpu)
@@ -56,7 +56,7 @@ def parallelise(model: Transformer, recipe: Recipe, meshes: Meshes) -> nn.Module
     return model
 
 
-def replicate(model: nn.Module, recipe: Recipe, meshes: Meshes) -> DistributedDataParallel:
+def replicate(model: nn.Module, recipe: ReferenceRecipe, meshes: Meshes) -> DistributedDataParallel:
     """DistributedDataParallel over the replicas."""
     wrapped = DistributedDataParallel(
         model, process_group=meshes.group("dp_replicate"), bucket_cap_mb=BUCKET_MEGABYTES
@@ -68,7 +68,7 @@ def replicate(model: nn.Module, recipe: Recipe, meshes: Meshes) -> DistributedDa
     return wrapped
 
 
-def _styles(recipe: Recipe) -> tensor_parallel.Styles:
+def _styles(recipe: ReferenceRecipe) -> tensor_parallel.Styles:
     styles = tensor_parallel.Styles()
     if recipe.layout.precision == "float8-tensorwise":
         from torchao.float8 import float8_tensor_parallel as float8
@@ -78,7 +78,7 @@ def _styles(recipe: Recipe) -> tensor_parallel.Styles:
     return styles
 
 
-def _compile(model: Transformer, recipe: Recipe, meshes: Meshes) -> None:
+def _compile(model: Transformer, recipe: ReferenceRecipe, meshes: Meshes) -> None:
     """Every block by itself, inside its sharding; of blocks with experts the parts around the
     exchange, whose sizes change every time.
     """
@@ -107,7 +107,7 @@ def _compile_around(block: Block, moe: MixtureOfExperts, traced: bool) -> None:
     moe.experts.grouped = torch.compile(moe.experts.with_offsets, fullgraph=True, dynamic=True)
 
 
-def _shard(model: Transformer, recipe: Recipe, meshes: Meshes) -> None:
+def _shard(model: Transformer, recipe: ReferenceRecipe, meshes: Meshes) -> None:
     """FSDP2: layers one by one, experts over the ranks that share them, the ends, and the root.
 
     Zero 3 gathers parameters again for backward, but for the head, which backward needs at once;
@@ -148,7 +148,11 @@ def _shard(model: Transformer, recipe: Recipe, meshes: Meshes) -> None:
 
 
 def _shard_experts(
-    experts: nn.Module, recipe: Recipe, meshes: Meshes, options: dict[str, Any], again: bool
+    experts: nn.Module,
+    recipe: ReferenceRecipe,
+    meshes: Meshes,
+    options: dict[str, Any],
+    again: bool,
 ) -> None:
     """Along the experts, or inside them where there are more ranks than experts and they divide
     evenly.

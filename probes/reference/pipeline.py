@@ -13,9 +13,9 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
 from probes.reference.meshes import Meshes
-from probes.reference.model import Part
+from probes.reference.model import ModelPart
 from probes.reference.parallel import compute_dtype
-from probes.reference.recipe import Recipe
+from probes.reference.recipe import ReferenceRecipe
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -40,14 +40,14 @@ class Agreed:
         return 1
 
 
-def parts_of(recipe: Recipe, pipeline_rank: int) -> list[tuple[int, Part]]:
+def parts_of(recipe: ReferenceRecipe, pipeline_rank: int) -> list[tuple[int, ModelPart]]:
     """(stage, what it holds) of one pipeline rank, in ascending stages."""
     sizes = recipe.stage_sizes()
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
     return [
         (
             stage,
-            Part(
+            ModelPart(
                 layers=tuple(range(ends[stage] - sizes[stage], ends[stage])),
                 first=stage == 0,
                 last=stage == len(sizes) - 1,
@@ -62,9 +62,9 @@ class Pipeline:
 
     def __init__(
         self,
-        recipe: Recipe,
+        recipe: ReferenceRecipe,
         meshes: Meshes,
-        parts: list[tuple[int, Part, nn.Module]],
+        parts: list[tuple[int, ModelPart, nn.Module]],
         loss: Loss,
         device: torch.device,
     ) -> None:
@@ -98,7 +98,7 @@ class Pipeline:
         return torch.stack([loss.detach() for loss in losses]).sum() if losses else None
 
 
-def _shapes(recipe: Recipe, part: Part) -> tuple[torch.Tensor, torch.Tensor]:
+def _shapes(recipe: ReferenceRecipe, part: ModelPart) -> tuple[torch.Tensor, torch.Tensor]:
     """What one microbatch brings to a part and what the part gives on, on the meta device."""
     layout, model = recipe.layout, recipe.model
     batch, tokens = layout.micro_batch_size, recipe.local_seq_len

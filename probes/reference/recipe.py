@@ -27,7 +27,7 @@ WHOLE_INIT_PARAMETERS = 200_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
+class ReferenceRecipe:
     """One probe, resolved.
 
     task, job: as asked, the model possibly with fewer layers.  layout, model, training, cluster:
@@ -48,7 +48,7 @@ class Recipe:
     vocab_parallel: bool
 
     @classmethod
-    def of(cls, task: ProbeTask) -> "Recipe":
+    def of(cls, task: ProbeTask) -> "ReferenceRecipe":
         """The task's recipe. Raises SpecError for a job that is malformed, breaks a rule, or that
         this program cannot run.
         """

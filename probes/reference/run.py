@@ -8,17 +8,17 @@ import torch.distributed as dist
 
 from planner.errors import Fault, SpecError
 from planner.estimates import model_flops_utilisation
-from probes.protocol import Environment, Measured, RankMemory
+from probes.protocol import Environment, MeasuredRun, RankMemory
 from probes.reference import emulate, memory, precision, profiling, timing
 from probes.reference.environment import Sample, describe
-from probes.reference.recipe import Recipe
+from probes.reference.recipe import ReferenceRecipe
 from probes.reference.step import Trainer
 
 
-class Run:
+class ReferenceRun:
     """One probe on one rank. `device` is set before anything can fail on it."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: ReferenceRecipe) -> None:
         """Raises SpecError where this process is not what the task asks for."""
         self.recipe = recipe
         task, gpus = recipe.task, recipe.layout.num_gpus
@@ -48,7 +48,7 @@ class Run:
         self.device = torch.device("cuda", local) if on_gpu else torch.device("cpu")
         self.sample = Sample(self.device)
 
-    def measure(self) -> Measured:
+    def measure(self) -> MeasuredRun:
         """Everything from process groups to numbers. Process groups are left for `close`."""
         recipe, task = self.recipe, self.recipe.task
         used_before = self._take_device()
@@ -68,7 +68,7 @@ class Run:
             profiling.kernel_seconds(trainer, len(timed.losses) + 1) if task.breakdown else None
         )
         tokens = recipe.tokens_per_step / recipe.layout.num_gpus / timed.median
-        return Measured(
+        return MeasuredRun(
             step_seconds=timed.median,
             step_seconds_each=timed.seconds,
             tokens_per_second_per_gpu=tokens,
@@ -156,7 +156,7 @@ class Run:
         dist.all_gather_object(everyone, own)
         return [rank for rank in everyone if rank is not None]
 
-    def _counted(self) -> Measured:
+    def _counted(self) -> MeasuredRun:
         tracker = emulate.shapes_alone(self.recipe)
         counts = {"flops": tracker.flops} | {
             f"{kind}_bytes": float(n) for kind, n in tracker.collective_bytes.items()
@@ -164,7 +164,7 @@ class Run:
         rank = RankMemory(
             rank=dist.get_rank(), peak_allocated_bytes=tracker.peak, peak_reserved_bytes=None
         )
-        return Measured(
+        return MeasuredRun(
             step_seconds=None,
             step_seconds_each=[],
             tokens_per_second_per_gpu=None,

@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from probes.reference import initialise, meshes, optimizers, parallel, pipeline, precision
 from probes.reference.clipping import Clipping
 from probes.reference.context_parallel import local_sequence
-from probes.reference.model import Part, Transformer
-from probes.reference.recipe import Recipe
+from probes.reference.model import ModelPart, Transformer
+from probes.reference.recipe import ReferenceRecipe
 from probes.reference.ties import TiedEnds
 
 # keeps fp16 gradients of a mean over millions of tokens out of the subnormals; torch.amp's first
@@ -28,7 +28,7 @@ class Trainer:
     model; `materialise` takes memory.
     """
 
-    def __init__(self, recipe: Recipe, device: torch.device) -> None:
+    def __init__(self, recipe: ReferenceRecipe, device: torch.device) -> None:
         self.recipe, self.device = recipe, device
         self.meshes = meshes.build(recipe, device.type)
         self.sequence = local_sequence(recipe, self.meshes, torch.device("cpu"))
@@ -40,7 +40,7 @@ class Trainer:
         self._held = held
         self.ties = TiedEnds(self.models, recipe, self.meshes)
 
-    def _model(self, part: Part) -> Transformer:
+    def _model(self, part: ModelPart) -> Transformer:
         recipe = self.recipe
         with torch.device("meta"):
             model = Transformer(

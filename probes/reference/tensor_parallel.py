@@ -23,8 +23,8 @@ from torch.distributed.tensor.parallel import (
 from torch.distributed.tensor.placement_types import Placement
 
 from probes.reference.collectives import Copy, own_part
-from probes.reference.model import Attention, Block, LatentAttention, Transformer
-from probes.reference.recipe import Recipe
+from probes.reference.model import AttentionLayer, Block, LatentAttention, Transformer
+from probes.reference.recipe import ReferenceRecipe
 
 Plan = dict[str, ParallelStyle]
 
@@ -63,7 +63,7 @@ class NormOverShards(ParallelStyle):
 
 
 def apply(
-    model: Transformer, recipe: Recipe, mesh: DeviceMesh, styles: "Styles | None" = None
+    model: Transformer, recipe: ReferenceRecipe, mesh: DeviceMesh, styles: "Styles | None" = None
 ) -> None:
     """Distributes the model's parameters over the TP ranks and hooks its modules."""
     stream: Placement = Shard(1) if recipe.layout.sequence_parallel else Replicate()
@@ -71,7 +71,7 @@ def apply(
     for layer in model.layers.values():
         assert isinstance(layer, Block)
         parallelize_module(layer, mesh, _layer_plan(layer, stream, styles))
-        if isinstance(layer.attention, Attention) and layer.attention.sinks is not None:
+        if isinstance(layer.attention, AttentionLayer) and layer.attention.sinks is not None:
             layer.attention.sinks = nn.Parameter(
                 distribute_tensor(layer.attention.sinks, mesh, [Shard(0)])
             )
@@ -91,7 +91,7 @@ class Styles:
     prepare: Any = PrepareModuleInput
 
 
-def _ends_plan(model: Transformer, recipe: Recipe, stream: Placement) -> Plan:
+def _ends_plan(model: Transformer, recipe: ReferenceRecipe, stream: Placement) -> Plan:
     plan: Plan = {}
     if model.tok_embeddings is not None:
         plan["tok_embeddings"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=stream)
@@ -150,7 +150,7 @@ def _attention_plan(attention: nn.Module, stream: Placement, styles: Styles) -> 
             for name in ("wq", "wq_b", "wkv_b")
             if getattr(attention, name) is not None
         }
-    assert isinstance(attention, Attention)
+    assert isinstance(attention, AttentionLayer)
     plan |= {name: styles.column() for name in ("wq", "wk", "wv")}
     if attention.norm_kind == "full":
         plan |= {"q_norm": NormOverShards(), "k_norm": NormOverShards()}

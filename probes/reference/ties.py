@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from probes.reference.clipping import local_gradient
 from probes.reference.meshes import Meshes
 from probes.reference.model import Transformer
-from probes.reference.recipe import Recipe
+from probes.reference.recipe import ReferenceRecipe
 
 
 class TiedEnds:
@@ -17,7 +17,7 @@ class TiedEnds:
     rank, which norms must not count twice.
     """
 
-    def __init__(self, models: list[Transformer], recipe: Recipe, meshes: Meshes) -> None:
+    def __init__(self, models: list[Transformer], recipe: ReferenceRecipe, meshes: Meshes) -> None:
         self._table: torch.Tensor | None = None
         self._head: torch.Tensor | None = None
         self._group: dist.ProcessGroup | None = None

@@ -24,7 +24,7 @@ class NonFiniteLossError(ArithmeticError):
 
 
 @dataclass(slots=True)
-class Timing:
+class StepTiming:
     """seconds: of each timed step on the slowest rank.  losses, norms: of every step, warm-up
     included.
     """
@@ -48,11 +48,11 @@ class Timing:
         )
 
 
-def run(trainer: Trainer, ready: Callable[[], None], sample: Callable[[], None]) -> Timing:
+def run(trainer: Trainer, ready: Callable[[], None], sample: Callable[[], None]) -> StepTiming:
     """Warm-up, then timed steps.  ready: called between the two.  sample: called while the device
     still works on a batch of steps.
     """
-    task, timing = trainer.recipe.task, Timing()
+    task, timing = trainer.recipe.task, StepTiming()
     done = 0
     for _ in range(task.warmup_steps):
         _steps(trainer, done, 1, timing, sample)
@@ -68,7 +68,7 @@ def run(trainer: Trainer, ready: Callable[[], None], sample: Callable[[], None])
 
 
 def _steps(
-    trainer: Trainer, first: int, count: int, timing: Timing, sample: Callable[[], None]
+    trainer: Trainer, first: int, count: int, timing: StepTiming, sample: Callable[[], None]
 ) -> list[float]:
     """Own seconds of `count` steps."""
     marks, shares, norms = [_mark(trainer.device)], [], []

@@ -14,7 +14,7 @@ from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
 from planner.units import GIB
 from probes.failures import Evidence
-from probes.protocol import Failed, FailureKind, Measured, Outcome, ProbeTask, RankMemory
+from probes.protocol import Failed, FailureKind, MeasuredRun, Outcome, ProbeTask, RankMemory
 from probes.trainers.tensorboard_events import read_scalars
 from probes.trainers.titan_failures import failure
 from probes.trainers.titan_log import StepLine, TitanLog, read_log
@@ -126,7 +126,7 @@ def _scalars(outputs: Path | None) -> dict[int | None, dict[str, dict[int, float
 
 def _measured(
     asked: TitanProbe, log: TitanLog, scalars: dict[int | None, dict[str, dict[int, float]]]
-) -> Measured:
+) -> MeasuredRun:
     each = [max(seconds) for seconds in zip(*_seconds_by_rank(asked, log, scalars), strict=True)]
     median = (
         sorted(each)[len(each) // 2]
@@ -135,7 +135,7 @@ def _measured(
     )
     rate = asked.tokens_per_step_per_gpu / median
     losses, norms = log.losses(), log.gradient_norms()
-    return Measured(
+    return MeasuredRun(
         step_seconds=median,
         step_seconds_each=each,
         tokens_per_second_per_gpu=rate,

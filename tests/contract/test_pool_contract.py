@@ -15,7 +15,7 @@ from probes.pools import BACKENDS, backend_of, open_pool
 from probes.pools.protocol import Pool, PoolSettings
 from probes.pools.replay import ReplayPool
 from probes.preflight import Need
-from probes.protocol import Failed, FailureKind, Measured, OutOfMemory, ProbeResult, ProbeTask
+from probes.protocol import Failed, FailureKind, MeasuredRun, OutOfMemory, ProbeResult, ProbeTask
 from tests.conftest import ROOT, needed
 from tests.slurm_cluster import PATH
 from tests.stand_ins import light_python, worker
@@ -114,7 +114,7 @@ class TestPools:
 
     def test_numbers_come_back_with_the_task_that_asked(self, subject: Subject) -> None:
         result = subject.results["ok"]
-        assert isinstance(result.outcome, Measured), result
+        assert isinstance(result.outcome, MeasuredRun), result
         assert (result.task, result.complete) == (task("ok"), True)
         assert result.outcome.step_seconds == worker.STEP_SECONDS
         assert result.gpu_seconds == pytest.approx(2 * result.wall_seconds)
@@ -151,7 +151,7 @@ class TestPools:
         assert capacity.emulates
         assert capacity.fake_tensors
         result = subject.results["emulated"]
-        assert isinstance(result.outcome, Measured), result
+        assert isinstance(result.outcome, MeasuredRun), result
         assert (result.rung, result.outcome.step_seconds) == ("emulated", None)
 
     def test_it_is_ready_before_it_runs(self, subject: Subject) -> None:
@@ -196,7 +196,7 @@ class TestReplay:
         outcome = first.outcome.model_copy(update={"step_seconds": 0.25})
         pool = ReplayPool([first, first.model_copy(update={"outcome": outcome})])
         given = [pool.run(task("ok")).outcome for _ in range(3)]
-        seconds = [one.step_seconds for one in given if isinstance(one, Measured)]
+        seconds = [one.step_seconds for one in given if isinstance(one, MeasuredRun)]
         assert seconds == [0.125, 0.25, 0.125]
 
     def test_published_rows_are_recordings_too(self) -> None:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from probes.protocol import ProbeTask
-from probes.reference.recipe import Recipe
+from probes.reference.recipe import ReferenceRecipe
 from probes.reference.step import Trainer
 
 STEPS = 3
@@ -23,7 +23,7 @@ STEPS = 3
 
 def trained(task: dict[str, Any]) -> dict[str, Any]:
     """Losses over the global batch and gradient norms of a few steps."""
-    trainer = Trainer(Recipe.of(ProbeTask.model_validate(task)), torch.device("cpu"))
+    trainer = Trainer(ReferenceRecipe.of(ProbeTask.model_validate(task)), torch.device("cpu"))
     trainer.materialise()
     losses, norms = [], []
     for index in range(STEPS):

@@ -15,7 +15,14 @@ from typing import Any
 import pytest
 
 from probes import guardian
-from probes.protocol import Environment, Measured, OutOfMemory, ProbeResult, ProbeTask, RankMemory
+from probes.protocol import (
+    Environment,
+    MeasuredRun,
+    OutOfMemory,
+    ProbeResult,
+    ProbeTask,
+    RankMemory,
+)
 from tests.conftest import ROOT, Cli, clean_environment, needed
 from tests.stand_ins import worker
 from tests.stand_ins.runners import JOB
@@ -194,7 +201,7 @@ def test_a_smaller_layout_stands_for_one_that_the_pool_holds(probe: Probe) -> No
     job["training"] = {"seq_len": 64, "global_batch_size": 16}
     done = probe("", "--imitate-gpus", "2", job=job)
     assert done.returncode == 0, done.stderr
-    assert "4 GPUs are imitated by 2" in done.stderr
+    assert "proxy runs on 2 of 4 GPUs" in done.stderr
     assert "imitated, 3 timed steps; estimated error step" in done.stdout
     wrong = probe("", "--imitate-gpus", "4", job=job)
     assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
@@ -235,7 +242,7 @@ def test_recordings_stand_for_gpus(probe: Probe, tmp_path: Path) -> None:
             allocator_retries=1,
         )
     ]
-    ran = Measured(
+    ran = MeasuredRun(
         step_seconds=0.5,
         step_seconds_each=[0.5, 0.5],
         tokens_per_second_per_gpu=256.0,

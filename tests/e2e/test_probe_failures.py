@@ -19,7 +19,7 @@ from probes.outcome import Begin
 from probes.protocol import (
     Failed,
     FailureKind,
-    Measured,
+    MeasuredRun,
     Outcome,
     OutOfMemory,
     ProbeResult,
@@ -107,7 +107,7 @@ def test_out_of_memory_of_a_gpu_and_of_a_host(outcomes: dict[str, Outcome]) -> N
 
 @pytest.mark.slow
 def test_a_crash_after_the_result_does_not_take_it_back(outcomes: dict[str, Outcome]) -> None:
-    assert isinstance(outcomes["late 3"], Measured)
+    assert isinstance(outcomes["late 3"], MeasuredRun)
 
 
 @pytest.mark.slow
@@ -142,7 +142,7 @@ def test_a_clash_of_ports_is_tried_again(tmp_path: Path) -> None:
 
             return int(ports.pop()) if ports else free_port()
 
-        assert isinstance(run(tmp_path, "", port=port).outcome, Measured)
+        assert isinstance(run(tmp_path, "", port=port).outcome, MeasuredRun)
         assert ports == []
         outcome = run(tmp_path, "", port=lambda: taken.getsockname()[1], port_tries=1).outcome
     assert isinstance(outcome, Failed)

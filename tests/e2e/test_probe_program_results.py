@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from planner.estimates import estimate_job
-from probes.protocol import Failed, FailureKind, Measured, OutOfMemory, ProbeResult
+from probes.protocol import Failed, FailureKind, MeasuredRun, OutOfMemory, ProbeResult
 from probes.worker import attempted_bytes, error_path, rank_error, write_atomically
 from tests.conftest import ROOT, clean_environment, needed
 from tests.e2e.probe_jobs import task
@@ -106,7 +106,7 @@ def test_two_processes_under_torchrun_measure_a_layout(tmp_path: Path) -> None:
     started = start(tmp_path, given, world=2, torchrun=True)
     result = started.result
     out = result.outcome
-    assert isinstance(out, Measured), out
+    assert isinstance(out, MeasuredRun), out
     assert started.codes == [0]
     assert (result.complete, result.rung) == (True, "probed")
     assert len(out.step_seconds_each) == 5  # they agree well enough after the first look
@@ -145,7 +145,7 @@ def test_a_rank_of_512_alone_counts_what_the_layout_would_hold(tmp_path: Path) -
         given["job"]["cluster"] = {"gpu": "h100-sxm-80gb", "num_gpus": 512}
         result = start(folder, given).result
         out = result.outcome
-        assert isinstance(out, Measured), out
+        assert isinstance(out, MeasuredRun), out
         assert (out.step_seconds, out.losses, result.rung) == (None, [], "emulated")
         assert out.counts is not None
         assert out.counts["flops"] > 0
@@ -170,7 +170,7 @@ def test_an_emulated_rank_computes_for_real(tmp_path: Path) -> None:
     )
     result = start(tmp_path, given).result
     out = result.outcome
-    assert isinstance(out, Measured), out
+    assert isinstance(out, MeasuredRun), out
     assert out.step_seconds is not None
     assert out.losses == []
     assert [memory.rank for memory in out.memory] == [7]
@@ -193,7 +193,7 @@ def test_the_tracker_says_of_a_real_step_what_fake_tensors_say(tmp_path: Path) -
             warmup_steps=1,
         )
         out = start(folder, given).result.outcome
-        assert isinstance(out, Measured), out
+        assert isinstance(out, MeasuredRun), out
         peaks.append(out.memory[0].peak_allocated_bytes)
     assert peaks[0] == pytest.approx(peaks[1], rel=0.02)
 

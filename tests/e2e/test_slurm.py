@@ -16,7 +16,7 @@ from probes.launch import LaunchSettings, Watch
 from probes.outcome import Begin
 from probes.pools.slurm import SlurmPool
 from probes.pools.slurm_node import master_port, node_token
-from probes.protocol import Failed, FailureKind, Measured, ProbeResult, ProbeTask
+from probes.protocol import Failed, FailureKind, MeasuredRun, ProbeResult, ProbeTask
 from tests.conftest import Cli
 from tests.slurm_cluster import PATH
 from tests.stand_ins import worker
@@ -87,7 +87,7 @@ def assert_no_job_is_left(slurm: Path) -> None:
 
 def test_a_gang_over_two_nodes_measures(pool: SlurmPool, slurm: Path) -> None:
     result = run(pool, "")
-    assert isinstance(result.outcome, Measured), result
+    assert isinstance(result.outcome, MeasuredRun), result
     assert (result.outcome.step_seconds, result.gpu_seconds) == (
         worker.STEP_SECONDS,
         pytest.approx(4 * result.wall_seconds),

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from planner.estimates import estimate_job
 from probes.protocol import ProbeTask
-from probes.reference.recipe import Recipe
+from probes.reference.recipe import ReferenceRecipe
 from tests.torch_memory.conftest import WORLD
 
 pytestmark = [
@@ -105,7 +105,7 @@ def both_peaks(job: dict[str, Any], rank: int) -> tuple[float, float]:
     task = ProbeTask(
         id="generated", job=job, device="cpu", emulate_rank=rank, fake_tensors=True, steps=1
     )
-    recipe = Recipe.of(task)
+    recipe = ReferenceRecipe.of(task)
     memory = estimate_job(recipe.job).memory
     assert memory is not None
     stage = memory.stages[rank * recipe.layout.pp // WORLD]

@@ -1,4 +1,4 @@
-"""How a request is answered: directly, by emulated ranks, or by small runs that imitate a big one,
+"""How a request is answered: directly, by emulated ranks, or by scaled-down proxy runs,
 with the error that is claimed.
 """
 
@@ -14,8 +14,8 @@ from planner.intake.jobs import read_job
 from planner.rules import violations
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import Estimate
-from planner.specs.measurement import Measured as Numbers
-from probes.campaign import Answer, Campaign, ProbeRequest
+from planner.specs.measurement import Measured
+from probes.campaign import Campaign, ProbeAnswer, ProbeRequest
 from probes.emulate import ranks_of_interest
 from probes.launch import Watch
 from probes.pools.capacity import Capacity
@@ -24,14 +24,14 @@ from probes.protocol import (
     Environment,
     Failed,
     FailureKind,
-    Measured,
+    MeasuredRun,
     Outcome,
     OutOfMemory,
     ProbeResult,
     ProbeTask,
     RankMemory,
 )
-from probes.proxy_runs import extrapolate, fewer_layers, imitate, period
+from probes.proxy_runs import extrapolate, fewer_layers, period, plan_proxy_runs
 
 World = Callable[[ProbeTask], Outcome]
 
@@ -96,7 +96,7 @@ def as_predicted(slower: float = 1.0, bigger: float = 1.0) -> World:
             device_used_bytes=_bytes(estimate.device_bytes, bigger) - rank,
         )
         each = [seconds * slower * spread for spread in (0.99, 1.0, 1.01)]
-        return Measured(
+        return MeasuredRun(
             step_seconds=None if task.fake_tensors else seconds * slower,
             step_seconds_each=[] if task.fake_tensors else each,
             tokens_per_second_per_gpu=None,
@@ -125,12 +125,12 @@ def _bytes(value: float | None, factor: float) -> int:
     return round(value * factor)
 
 
-def ask(values: dict[str, Any], pool: FakePool, **options: Any) -> Answer:
+def ask(values: dict[str, Any], pool: FakePool, **options: Any) -> ProbeAnswer:
     request, parsed = ProbeRequest.from_user({"job": values, **options})
     return Campaign.of(request, parsed, "probe-1", pool.capacity(parsed.cluster)).run(pool, Watch())
 
 
-def numbers_of(answer: Answer) -> Numbers:
+def numbers_of(answer: ProbeAnswer) -> Measured:
     return answer.measurements[0].measured
 
 
@@ -241,10 +241,10 @@ class TestImitated:
         self, model: str, num_gpus: int, layout: dict[str, Any], devices: int
     ) -> None:
         big = read_job(job(model, num_gpus, layout))
-        imitation = imitate(big, devices)
-        assert imitation is not None
+        proxy = plan_proxy_runs(big, devices)
+        assert proxy is not None
         assert big.layout is not None
-        for small in imitation.runs:
+        for small in proxy.runs:
             assert small.layout is not None
             assert violations(small.layout, small.model, small.cluster, small.training) == []
             assert small.cluster.num_gpus <= devices
@@ -260,13 +260,13 @@ class TestImitated:
                 for one in (small, big)
             )
             assert here == there
-        depths = [small.model.num_hidden_layers for small in imitation.runs] + [
+        depths = [small.model.num_hidden_layers for small in proxy.runs] + [
             big.model.num_hidden_layers
         ]
         assert all(
             (deeper - shallower) % period(big.model) == 0 for shallower, deeper in pairwise(depths)
         )
-        for shallower, deeper in pairwise(imitation.runs):
+        for shallower, deeper in pairwise(proxy.runs):
             added = [
                 kind for kind in deeper.model.layer_kinds()[shallower.model.num_hidden_layers :]
             ]
@@ -296,26 +296,26 @@ class TestImitated:
         estimate = estimate_job(read_job(values))
         numbers = numbers_of(ask(values, FakePool(8, as_predicted(1.3))))
         assert estimate.step_seconds is not None
-        imitation = imitate(read_job(values), 8)
-        assert imitation is not None
-        small = estimate_job(imitation.runs[0]).step_seconds
+        proxy = plan_proxy_runs(read_job(values), 8)
+        assert proxy is not None
+        small = estimate_job(proxy.runs[0]).step_seconds
         assert small is not None
         between_replicas = estimate.step_seconds - small  # no run shows it: the model adds it
         assert numbers.step_seconds == pytest.approx(1.3 * small + between_replicas, rel=0.01)
 
     def test_noise_is_magnified_by_the_distance(self) -> None:
-        imitation = imitate(read_job(job("llama3-8b", 64, {"dp_shard": 64, "ac": "full"})), 1)
-        assert imitation is not None
+        proxy = plan_proxy_runs(read_job(job("llama3-8b", 64, {"dp_shard": 64, "ac": "full"})), 1)
+        assert proxy is not None
 
         def claimed(spread: float) -> float:
             runs = []
-            for small in imitation.runs:
+            for small in proxy.runs:
                 seconds = estimate_job(small).step_seconds
                 assert seconds is not None
                 runs.append(
-                    Numbers(step_seconds=seconds, step_seconds_sd=spread * seconds, steps=10)
+                    Measured(step_seconds=seconds, step_seconds_sd=spread * seconds, steps=10)
                 )
-            guess = extrapolate(imitation, runs, ["a", "b"])
+            guess = extrapolate(proxy, runs, ["a", "b"])
             assert guess.peak_allocated_bytes is None
             return float((guess.model_extra or {})["relative_error"]["step_seconds"])
 
@@ -331,7 +331,7 @@ class TestImitated:
         assert [one.job.model.num_hidden_layers for one in small] == [
             one["num_layers"] for one in (whole.measured.model_extra or {})["imitated_by"]
         ]
-        assert "64 GPUs are imitated by 1, 32 layers by" in answer.notes[0]
+        assert "proxy runs on 1 of 64 GPUs, 32 layers by" in answer.notes[0]
 
     def test_a_small_run_out_of_memory_says_nothing_of_the_big_one(self) -> None:
         pool = FakePool(
@@ -376,7 +376,7 @@ class TestImitated:
             (
                 {"dp_shard": 8, "tp": 8},
                 {"imitate_gpus": 8, "emulate": True},
-                "is another way than emulate",
+                "cannot be combined with emulate",
             ),
             ({"dp_shard": 8, "tp": 8}, {"imitate_gpus": 0}, "must be at least 1"),
             (

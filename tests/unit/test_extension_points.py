@@ -42,7 +42,7 @@ def rented_pool(monkeypatch: pytest.MonkeyPatch) -> str:
     from probes.pools.capacity import Capacity
     from probes.pools.protocol import PoolSettings
     from probes.preflight import Need
-    from probes.protocol import Measured, ProbeResult, ProbeTask, RankMemory
+    from probes.protocol import MeasuredRun, ProbeResult, ProbeTask, RankMemory
 
     class RentedPool:
         name: ClassVar[str] = "rented"
@@ -63,7 +63,7 @@ def rented_pool(monkeypatch: pytest.MonkeyPatch) -> str:
 
         def run(self, task: ProbeTask, watch: Watch | None = None) -> ProbeResult:
             memory = RankMemory(rank=0, peak_allocated_bytes=2**20, peak_reserved_bytes=2**21)
-            outcome = Measured(
+            outcome = MeasuredRun(
                 step_seconds=0.5,
                 step_seconds_each=[0.5],
                 tokens_per_second_per_gpu=None,
@@ -156,7 +156,7 @@ def test_program_of_a_probe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     from probes.outcome import bare_environment
     from probes.pools.local import LocalPool, LocalSettings
     from probes.programs import Program
-    from probes.protocol import Measured, ProbeTask
+    from probes.protocol import MeasuredRun, ProbeTask
     from probes.trainers.reference import ReferenceTrainer
 
     class Stopwatch(ReferenceTrainer):
@@ -168,7 +168,7 @@ def test_program_of_a_probe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
         def outcome(self, task: ProbeTask, folder: Path, evidence: Evidence) -> Any:
             seconds = float(evidence.log.split("took ")[1].split()[0])
-            measured = Measured(
+            measured = MeasuredRun(
                 step_seconds=seconds,
                 step_seconds_each=[seconds],
                 tokens_per_second_per_gpu=None,
@@ -190,7 +190,7 @@ def test_program_of_a_probe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     settings = LaunchSettings(folder=tmp_path / "probes")
     pool = LocalPool(Launcher(settings), LocalSettings(leases=tmp_path / "leases", cpu_slots=2))
     result = pool.run(ProbeTask(id="probe-1", job=PROBE_JOB, device="cpu", trainer="stopwatch"))
-    assert isinstance(result.outcome, Measured), result
+    assert isinstance(result.outcome, MeasuredRun), result
     assert result.outcome.step_seconds == 0.25
 
 

@@ -30,10 +30,10 @@ from tests.conftest import ROOT, needed
 CPU = gpu_survey.Machine(gpu="cpu", name="CPU", devices=None)
 WORKER = """
 import json, sys
-from probes.protocol import Environment, Measured, OutOfMemory, ProbeResult, ProbeTask, RankMemory
+from probes.protocol import Environment, MeasuredRun, OutOfMemory, ProbeResult, ProbeTask, RankMemory
 task = ProbeTask.model_validate_json(open(sys.argv[1]).read())
 memory = [RankMemory(rank=task.emulate_rank or 0, peak_allocated_bytes=3 * 2**30, peak_reserved_bytes=4 * 2**30)]
-outcome = Measured(step_seconds=0.25, step_seconds_each=[0.2, 0.25, 0.3], tokens_per_second_per_gpu=100.0, mfu=None, losses=[1.0],
+outcome = MeasuredRun(step_seconds=0.25, step_seconds_each=[0.2, 0.25, 0.3], tokens_per_second_per_gpu=100.0, mfu=None, losses=[1.0],
                    gradient_norms=[1.0], memory=memory)
 if "full" in task.id and "rank" not in task.id:
     outcome = OutOfMemory(rank=0, attempted_bytes=2**31, allocated_bytes=2**33, message="CUDA out of memory")

@@ -25,7 +25,7 @@ from probes.launch import (
     with_free_port,
 )
 from probes.outcome import Begin, bare_environment
-from probes.protocol import Failed, FailureKind, Measured, Outcome, ProbeResult, ProbeTask
+from probes.protocol import Failed, FailureKind, MeasuredRun, Outcome, ProbeResult, ProbeTask
 
 JOB: dict[str, Any] = {
     "model": "debug-tiny", "cluster": {"gpu": "cpu", "num_gpus": 2},
@@ -34,7 +34,7 @@ JOB: dict[str, Any] = {
 }  # fmt: skip
 TASK_OF_TWO = ProbeTask(id="probe-1", job=JOB, device="cpu")
 CLASH = Failed(kind=FailureKind.PORT, rank=0, message="address in use")
-DONE = Measured(
+DONE = MeasuredRun(
     step_seconds=0.1, step_seconds_each=[0.1], tokens_per_second_per_gpu=None, mfu=None,
     losses=[1.0], gradient_norms=[], memory=[],
 )  # fmt: skip

@@ -11,7 +11,7 @@ import pytest
 from probes import guardian
 from probes.folder import BEGIN, END, LOG, RESULT, TASK
 from probes.outcome import LOG_BYTES, Begin, bare_environment, conclude, read_end, read_log
-from probes.protocol import Failed, FailureKind, Measured, ProbeResult, ProbeTask
+from probes.protocol import Failed, FailureKind, MeasuredRun, ProbeResult, ProbeTask
 
 JOB: dict[str, Any] = {
     "model": "debug-tiny", "cluster": {"gpu": "cpu", "num_gpus": 2},
@@ -22,12 +22,12 @@ GEMM = {"kind": "gemm", "name": "", "dtype": "bf16", "sizes": {"k": 8, "m": 8, "
 BEGUN = Begin(started_at="2026-01-01T00:00:00+00:00", started=1e9, num_gpus=2, token="abc")
 
 
-def measured(**more: Any) -> Measured:
+def measured(**more: Any) -> MeasuredRun:
     values: dict[str, Any] = {
         "step_seconds": 0.1, "step_seconds_each": [0.1, 0.1], "tokens_per_second_per_gpu": 1.0,
         "mfu": None, "losses": [2.0, 1.5], "gradient_norms": [], "memory": [], **more,
     }  # fmt: skip
-    return Measured(**values)
+    return MeasuredRun(**values)
 
 
 def end(folder: Path, name: str = END, **values: Any) -> None:
@@ -36,7 +36,7 @@ def end(folder: Path, name: str = END, **values: Any) -> None:
 
 
 def probe(
-    folder: Path, *, outcome: Measured | None = None, written_by: str = "probe-1", **task: Any
+    folder: Path, *, outcome: MeasuredRun | None = None, written_by: str = "probe-1", **task: Any
 ) -> ProbeTask:
     """A folder as a probe leaves it, but for its end."""
     one = ProbeTask.model_validate({"id": "probe-1", "job": JOB, "device": "cpu", **task})

@@ -18,7 +18,7 @@ from planner.search.space.enumerate import build_space
 from planner.specs.job import Job
 from planner.study.candidates import Candidates, enumerate_candidates
 from planner.study.proxy_runs import MOST_OPTIONS, ProxyRuns
-from probes.proxy_runs import RUN_NOISE, Imitation, extrapolate, imitate
+from probes.proxy_runs import RUN_NOISE, ProxyPlan, extrapolate, plan_proxy_runs
 from tests.unit.test_campaign import as_predicted, job
 
 # model, GPUs, layout, devices of the pool
@@ -53,8 +53,8 @@ def imitations(values: dict[str, Any], devices: int) -> tuple[ProxyRuns, Candida
     return ProxyRuns(pricer, candidates, devices), candidates, row
 
 
-def as_it_runs(values: dict[str, Any], num_gpus: int) -> Imitation:
-    found = imitate(read_job(values), num_gpus)
+def as_it_runs(values: dict[str, Any], num_gpus: int) -> ProxyPlan:
+    found = plan_proxy_runs(read_job(values), num_gpus)
     assert found is not None
     return found
 

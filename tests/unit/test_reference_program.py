@@ -20,20 +20,20 @@ pytestmark = pytest.mark.torch
 
 
 def recipe(layout: dict[str, Any], **options: Any) -> Any:
-    from probes.reference.recipe import Recipe
+    from probes.reference.recipe import ReferenceRecipe
 
-    return Recipe.of(ProbeTask.model_validate(task(layout, **options)))
+    return ReferenceRecipe.of(ProbeTask.model_validate(task(layout, **options)))
 
 
 @pytest.mark.parametrize("name", model_names())
 def test_every_catalogue_model_is_built_with_its_parameters(name: str) -> None:
-    from probes.reference.model import Part, Transformer
+    from probes.reference.model import ModelPart, Transformer
 
     spec = read_model(name)
     with torch.device("meta"):
         model = Transformer(
             spec,
-            Part(layers=tuple(range(spec.num_hidden_layers)), first=True, last=True),
+            ModelPart(layers=tuple(range(spec.num_hidden_layers)), first=True, last=True),
             unfused=False,
             seq_len=64,
         )
@@ -399,8 +399,8 @@ def test_without_torchao_float8_is_one_clear_line() -> None:
 
 
 def test_timing_spread() -> None:
-    from probes.reference.timing import Timing
+    from probes.reference.timing import StepTiming
 
-    assert Timing(seconds=[1.0]).spread == math.inf
-    assert Timing(seconds=[1.0, 1.0]).spread == 0.0
-    assert Timing(seconds=[1.0, 3.0, 2.0]).median == 2.0
+    assert StepTiming(seconds=[1.0]).spread == math.inf
+    assert StepTiming(seconds=[1.0, 1.0]).spread == 0.0
+    assert StepTiming(seconds=[1.0, 3.0, 2.0]).median == 2.0

@@ -14,7 +14,7 @@ import pytest
 
 from planner.units import GIB
 from probes.failures import Evidence
-from probes.protocol import Failed, FailureKind, Measured, OutOfMemory, ProbeTask
+from probes.protocol import Failed, FailureKind, MeasuredRun, OutOfMemory, ProbeTask
 from probes.trainers import torchtitan
 from probes.trainers.tensorboard_events import read_scalars
 from probes.trainers.titan_log import read_log
@@ -219,7 +219,7 @@ def test_versions_of_another_interpreter_are_read_without_importing(tmp_path: Pa
 def test_a_real_run_of_each_version_gives_its_numbers(name: str) -> None:
     asked, log = recorded(name)
     found = TitanTrainer().read(asked, log)
-    assert isinstance(found, Measured), found
+    assert isinstance(found, MeasuredRun), found
     steps = asked.warmup_steps + asked.steps
     assert len(found.step_seconds_each) == asked.steps
     assert len(found.losses) == len(found.gradient_norms) == steps
@@ -247,8 +247,8 @@ def test_event_files_say_seconds_exactly_and_the_log_agrees(tmp_path: Path) -> N
             (LOGS / f"0.2.2-fsdp2-tp2.rank_{rank}.tfevents").read_bytes()
         )
     exact, rough = (TitanTrainer().read(asked, log, folder) for folder in (tmp_path, None))
-    assert isinstance(exact, Measured)
-    assert isinstance(rough, Measured)
+    assert isinstance(exact, MeasuredRun)
+    assert isinstance(rough, MeasuredRun)
     scalars = read_scalars(LOGS / "0.2.2-fsdp2-tp2.rank_0.tfevents")
     assert set(scalars["time_metrics/end_to_end(s)"]) == set(range(1, 7))
     for step, seconds in enumerate(exact.step_seconds_each, start=asked.warmup_steps + 1):
@@ -269,7 +269,7 @@ def test_the_loss_of_a_pipeline_is_that_of_its_last_stage() -> None:
     # 0.2 does not divide pipelined gradients by the tokens: a norm near a thousand is its habit,
     # not a fault
     found = TitanTrainer().read(asked, log)
-    assert isinstance(found, Measured)
+    assert isinstance(found, MeasuredRun)
     assert min(found.losses) > 0
     assert max(found.gradient_norms) > 500
 
@@ -279,7 +279,7 @@ def test_an_emulated_rank_has_memory_and_time_and_its_loss_is_not_judged() -> No
     found = TitanTrainer().read(asked, log.replace("loss: ", "loss: nan #"))
     assert isinstance(found, Failed)
     unjudged = TitanTrainer().read(asked, _with_losses(log, "nan"))
-    assert isinstance(unjudged, Measured)
+    assert isinstance(unjudged, MeasuredRun)
     assert len(unjudged.memory) == 1
     assert unjudged.step_seconds is not None
     assert unjudged.step_seconds > 0
@@ -403,8 +403,8 @@ def test_slow_steps_are_timed_by_the_clock_of_the_log() -> None:
     asked, log = recorded("0.2.2-single")
     slow = re.sub(r"tps:\s+[\d,]+", "tps: 3", log)
     found, real = TitanTrainer().read(asked, slow), TitanTrainer().read(asked, log)
-    assert isinstance(found, Measured)
-    assert isinstance(real, Measured)
+    assert isinstance(found, MeasuredRun)
+    assert isinstance(real, MeasuredRun)
     assert found.step_seconds == pytest.approx(real.step_seconds, rel=0.1)
 
 
