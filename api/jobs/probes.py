@@ -22,7 +22,7 @@ from planner.specs.job import Job
 from planner.specs.measurement import question_hash
 from planner.units import counted
 from probes import guardian
-from probes.campaign import ProbeAnswer, Campaign, ProbeRequest
+from probes.campaign import Campaign, ProbeAnswer, ProbeRequest
 from probes.folder import BEGIN, TASK
 from probes.launch import Watch
 from probes.outcome import conclude
