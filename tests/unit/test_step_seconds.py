@@ -59,7 +59,7 @@ def test_parts_sum_to_the_step(layout: dict[str, Any]) -> None:
 
 
 def test_without_a_pipeline_parts_are_the_units_of_all_microbatches() -> None:
-    """2 microbatches of 32 layers, embedding and head; gradients are added up between them once."""
+    """2 microbatches of 32 layers, embedding and head."""
     found = inputs(pricer(), dp_shard=4, tp=4, ac="full", micro_batch_size=4)
     counts = np.array([32.0, 1.0, 1.0])
     _, parts, _ = step(found)
@@ -79,6 +79,19 @@ def test_without_a_pipeline_parts_are_the_units_of_all_microbatches() -> None:
     assert parts["compute"] == pytest.approx(compute + counts @ sums)
     assert parts["bubble"] == parts["pp"] == parts["cp"] == parts["ep"] == 0.0
     assert parts["other"] == found.job.profile.fixed_step_seconds
+
+
+def test_gradients_are_added_up_between_microbatches() -> None:
+    """4 microbatches, 3 sums; InternEvo adds with a kernel of its own."""
+    found = inputs(pricer("internevo"), dp_shard=4, tp=4, micro_batch_size=2)
+    counts = np.array([32.0, 1.0, 1.0])
+    sums = float(counts @ found.shards.sum_seconds[:, found.at_shard[0]])
+    assert sums > 0.0
+    work = sum(
+        counts @ unit(found, name)
+        for name in ("forward_seconds", "input_grad_seconds", "weight_grad_seconds")
+    )
+    assert step(found)[1]["compute"] == pytest.approx(4 * work + 3 * sums)
 
 
 @pytest.mark.parametrize("name", ["1F1B", "GPipe"])
@@ -117,7 +130,7 @@ def test_a_split_backward_recomputes_once_more_for_the_weights() -> None:
 
 
 def test_an_optimizer_in_the_backward_pass_delays_the_passes_that_it_runs_in() -> None:
-    given = {"dp_shard": 16, "micro_batch_size": 2}
+    given = {"dp_shard": 16, "micro_batch_size": 1}
     before, after = (
         step(inputs(pricer(max_grad_norm=None), **given, optimizer_in_backward=way))
         for way in (False, True)
@@ -125,7 +138,7 @@ def test_an_optimizer_in_the_backward_pass_delays_the_passes_that_it_runs_in() -
     profile = pricer().profile
     backward = (after[2].input_grad + after[2].weight_grad)[:, 0] @ np.array([32.0, 1.0, 1.0])
     added = after[1]["optimizer"] - before[1]["optimizer"]
-    assert added == pytest.approx(profile.early_step_share * float(backward))
+    assert added == pytest.approx(profile.early_step_share * 2 * float(backward))
 
 
 # ---- context parallelism -------------------------------------------------------------------------
