@@ -1,10 +1,12 @@
-"""What a pipeline schedule is: an order of actions per pipeline rank, the rules under which it
-runs, and closed forms.
+"""What a pipeline schedule is: an order of actions per rank, the rules it runs under, closed forms.
 
-Letters: p pipeline ranks (`pp`), v stages per rank (`virtual_stages`), m microbatches, S = p v
-    stages, N layouts (columns).
-f, i, w: seconds of one microbatch over all stages of one rank for forward, input gradient and
-    weight gradient; b = i + w.
+p: pipeline ranks (`pp`).
+v: stages per rank (`virtual_stages`).
+m: microbatches.
+S = p v: stages.
+N: layouts (columns).
+f, i, w: seconds of one microbatch over all stages of one rank for the forward, the input gradient
+    and the weight gradient; b = i + w.
 """
 
 import re
@@ -35,13 +37,12 @@ _KINDS: dict[str, Kind] = {"F": "F", "I": "I", "W": "W", "B": "B"}
 
 
 class Action(NamedTuple):
-    """One piece of compute, printed as PyTorch does: "2F0" is the forward of microbatch 0 on stage
-    2.
+    """One piece of compute. "2F0", as PyTorch prints it, is stage 2's forward of microbatch 0.
 
     kind: F forward, I gradient of the input, W gradient of the weights, B full backward (I and W in
         one).
-    A NamedTuple rather than a dataclass: an order has thousands, and a frozen dataclass takes four
-        times as long to build.
+    It is a NamedTuple because an order has thousands, and a frozen dataclass takes four times as
+    long to build.
     """
 
     stage: int
@@ -53,11 +54,10 @@ class Action(NamedTuple):
 
 
 class OverlappedPair(NamedTuple):
-    """A forward and a full backward of two microbatches that run as one, each communicating under
-    the other's compute.
+    """A forward and a full backward of two microbatches that run as one.
 
-    Both inputs are there before it starts and both outputs leave when it has ended, as in torch's
-    OVERLAP_F_B.
+    Each communicates under the other's compute. The pair starts when both inputs are there, and
+    sends both outputs when it has ended, as torch's OVERLAP_F_B does.
     """
 
     forward: Action
@@ -82,9 +82,7 @@ def leaves(order: RankOrder) -> tuple[Action, ...]:
 
 
 def parse_action(text: str) -> Action:
-    """`Action` from PyTorch's notation, the inverse of `str`; raises ValueError for anything
-    else.
-    """
+    """An `Action` from PyTorch's notation. Raises ValueError for anything else."""
     match = _NOTATION.match(text.strip())
     if match is None:
         raise ValueError(
@@ -112,8 +110,7 @@ def parse_item(text: str) -> Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleRule:
-    """One condition under which the runtime accepts a schedule; one definition gives the column and
-    the message.
+    """One condition under which a runtime accepts a schedule, as a column and as a message.
 
     field: the layout's field to change.
     rule, remedy: texts in which {pp}, {v} and {m} stand for the layout's numbers.
@@ -136,8 +133,7 @@ class ScheduleRule:
 
 @dataclass(frozen=True)
 class Schedule(ABC):
-    """A pipeline schedule. Subclasses are one file each; they hold no state beyond these
-    properties.
+    """A pipeline schedule. Each subclass is one file, and holds no state beyond these properties.
 
     name: as in the contract.
     single_stage: one stage per rank (v = 1); otherwise two or more.
@@ -190,26 +186,25 @@ class Schedule(ABC):
     def in_flight(
         self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
     ) -> Floats:
-        """Peak number of microbatches between F and I (or B) on this rank, in units of all its
-        stages: chunks / v. (N,).
-        """
+        """Peak number of microbatches between F and I (or B) on this rank: chunks / v. (N,)."""
 
     def weight_grad_held(
         self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
     ) -> Floats:
-        """Microbatches (chunks / v) between I and W at the moment of the `in_flight` peak; 0 where
-        W follows I. (N,).
+        """Microbatches (chunks / v) between I and W at the `in_flight` peak. (N,).
+
+        0 where W follows I.
         """
         return np.asarray(rank * 0.0 + pp * 0.0 + num_microbatches * 0.0, dtype=np.float64)
 
     def moments(
         self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
     ) -> tuple[tuple[Floats, Floats], ...]:
-        """(microbatches between F and I or B, microbatches between I and W), each (N,), at every
-        moment that may be the fullest.
+        """(microbatches between F and I or B, microbatches between I and W), each (N,).
 
-        A rank keeps the largest of whole x saved + half x (what stays from I until W). The last
-        forward; and, where W runs apart, the first I after it.
+        One pair for each point of the order at which a rank may hold most: after its last warm-up
+        forward and, where W is an action of its own, after the first I behind it. A rank's memory
+        is the largest of whole x saved bytes + half x bytes held from I until W.
         """
         whole, half = (
             of(rank, pp, virtual_stages, num_microbatches)
@@ -222,7 +217,7 @@ class Schedule(ABC):
     def split_share(
         self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
     ) -> Floats:
-        """Share of the microbatches whose I and W are apart, mean over ranks and stages. (N,)."""
+        """Share of microbatches whose I and W are two actions, the mean over ranks. (N,)."""
         return np.asarray(
             float(self.splits_backward) + pp * 0.0 + num_microbatches * 0.0, dtype=np.float64
         )
@@ -235,8 +230,9 @@ class Schedule(ABC):
         num_microbatches: IntLike,
         exposed: Exposed = "none",
     ) -> Floats:
-        """Hops that lengthen the step: d(step) / d(send seconds) for short sends and equal stages,
-        first order. (N,).
+        """Hops that lengthen the step: d(step) / d(send seconds), to first order. (N,).
+
+        For short sends and equal stages.
 
         exposed: what the runtime cannot hide (`planner.trainers.transports`).
         """
@@ -250,14 +246,16 @@ class Schedule(ABC):
     def pairs_on_critical_path(
         self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
     ) -> Floats:
-        """Pairs that shorten the step: -d(step) / d(seconds saved by a pair), for equal stages.
-        (N,).
+        """Pairs that shorten the step: -d(step) / d(seconds saved by a pair). (N,).
+
+        For equal stages.
         """
         return np.asarray(pp * 0.0 + num_microbatches * 0.0, dtype=np.float64)
 
     def repeats_after(self, pp: int, virtual_stages: int, num_microbatches: int) -> int:
-        """Microbatches after which the steady order repeats; more microbatches in this step
-        lengthen only the middle.
+        """Microbatches after which the steady order repeats.
+
+        More microbatches, in multiples of it, lengthen only the middle of a step.
         """
         return 1
 
@@ -273,10 +271,10 @@ class Schedule(ABC):
         Looped: stage mod p.  V-shaped: odd passes run backwards, 0 1 .. p-1 p-1 .. 1 0.
         Source: torch.distributed.pipelining generate_stage_to_rank_mapping, styles "loop" and "v".
         """
-        place = np.asarray(stage, dtype=np.int64) % pp
+        index = np.asarray(stage, dtype=np.int64) % pp
         if not self.v_shaped:
-            return place
-        return np.where((np.asarray(stage) // pp) % 2 == 0, place, pp - 1 - place)
+            return index
+        return np.where((np.asarray(stage) // pp) % 2 == 0, index, pp - 1 - index)
 
     def legal(
         self, pp: Ints, virtual_stages: Ints, num_microbatches: Ints, runtime: Runtime = "torch"
