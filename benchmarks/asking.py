@@ -1,10 +1,9 @@
 """How long choosing the next probe takes among many candidates: `python benchmarks/asking.py
 [--candidates 100000] [--probes 20]`.
 
-Legal layouts of one real job with the calibration's own posterior and all cheaper rungs; results of
-probes are the predictions with an error, and a look is made and told like a probe. One line a
-question: wall-clock time of all of it (what to ask and why, the study's book-keeping included);
-    whether measuring can still pay is looked at before.
+Legal layouts of one real job with the calibration's own posterior and all low fidelities. Results
+of probes are the predictions with an error. One line a question: wall-clock time to choose it, the
+study's book-keeping included, but not the check whether measuring can still pay.
 """
 
 import argparse
@@ -62,10 +61,15 @@ def main() -> None:
     candidates = candidates_of(job, pricer, options.candidates)
     micro_probes = StudyKernels.of(pricer, candidates).probes([], num_gpus=8, start_seconds=10.0)
     budget = Budget(probes=options.probes, gpu_seconds=1e15)
-    rungs = (emulation(candidates), ProxyRuns(pricer, candidates, job.cluster.num_gpus).fidelity())
+    fidelities = (
+        emulation(candidates),
+        ProxyRuns(pricer, candidates, job.cluster.num_gpus).fidelity(),
+    )
     study = ProbeStudy(
         candidates,
-        StudySettings(budget=budget, micro_probes=micro_probes, fidelities=rungs, tolerance=0.0),
+        StudySettings(
+            budget=budget, micro_probes=micro_probes, fidelities=fidelities, tolerance=0.0
+        ),
     )
     truth = candidates.prior.log_seconds + ERROR * np.random.default_rng(0).standard_normal(
         len(candidates)

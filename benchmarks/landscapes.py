@@ -46,7 +46,7 @@ MOST = 20_000
 # Published sweeps predicted by a calibration without their source: 7.4% between sweeps, 6.7% within
 # (`replay.py --likelihood`).
 COMMON_SHARE = 0.5
-QUIRK_SD = 0.003  # judgement: what a layout has that no law says
+NUGGET_SD = 0.003  # judgement: what a layout has that no law says
 NOISE_SD = 0.01  # judgement: one run against the next
 
 # Centre and spread (of the logarithm) of each coefficient. Centres: orders of magnitude from public
@@ -136,7 +136,7 @@ def generate(name: str, error: float, seed: int) -> Landscape:
         predicted
         + common
         + (difference - mean) * stretch
-        + QUIRK_SD * rng.standard_normal(len(candidates))
+        + NUGGET_SD * rng.standard_normal(len(candidates))
     )
 
     def elsewhere(other: Pricer, batch: LayoutBatch) -> float:
@@ -175,7 +175,7 @@ def knowing_the_family(name: str, error: float) -> Candidates:
     factor = np.stack(others, axis=1) / np.sqrt(FAMILY_DRAWS)
     return replace(
         candidates,
-        prior=replace(candidates.prior, factor=factor, sd=np.full(len(candidates), QUIRK_SD)),
+        prior=replace(candidates.prior, factor=factor, sd=np.full(len(candidates), NUGGET_SD)),
     )
 
 

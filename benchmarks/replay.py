@@ -1,12 +1,12 @@
 """Proof by replay: measured sweeps and generated landscapes as hidden truth, strategies that spend
 probes on them.
 
-    python benchmarks/replay.py [--seeds N] [--only KIND] [--write]        docs/replay.md and
-    docs/replay.svg with --write
-    python benchmarks/replay.py --likelihood                               what the published sweeps
-    say about the surrogate's weights
-    python benchmarks/replay.py --looks                                    how far looks by smaller
-    layouts are off, and what they claim
+    python benchmarks/replay.py [--seeds N] [--only KIND] [--write]
+    python benchmarks/replay.py --likelihood
+    python benchmarks/replay.py --proxy-runs
+
+--write renews docs/replay.md and docs/replay.svg. --likelihood prints what the published sweeps say
+about the surrogate's weights; --proxy-runs the errors of scaled-down proxy runs, and their claims.
 
 A strategy sees the cost model's predictions and the results of its own probes, nothing else. Regret
 is how much slower the best layout that it measured is than the best that fits. Sweeps are published
@@ -26,13 +26,13 @@ import numpy as np
 from landscapes import JOBS, NOISE_SD, generate
 from replay_strategies import (
     FAMILY_KNOWN,
-    LOOKING,
     START_SECONDS,
     STEPS,
     STRATEGIES,
-    Look,
+    WITH_PROXY_RUNS,
+    ProxyRun,
     Truth,
-    looking,
+    with_proxy_runs,
 )
 from replay_sweeps import own_sweeps, published_sweeps
 
@@ -78,13 +78,13 @@ def replay(truth: Truth, strategy: str, seed: int, kind: str) -> Run:
     """Plays one strategy on one truth."""
     candidates = truth.family() if strategy == FAMILY_KNOWN and truth.family else truth.candidates
     ask = (
-        looking(truth, seed, PROBES)
-        if strategy == LOOKING
+        with_proxy_runs(truth, seed, PROBES)
+        if strategy == WITH_PROXY_RUNS
         else STRATEGIES[strategy](candidates, seed, PROBES)
     )
     rng = np.random.default_rng([seed, 1])
     best, regret, gpu_seconds, ooms, spent = np.inf, [], [], [], 0.0
-    num_oom = looks = 0
+    num_oom = proxy_runs = 0
     goal = truth.best_log_seconds()
     answer = None
     while len(regret) < PROBES:
@@ -92,10 +92,10 @@ def replay(truth: Truth, strategy: str, seed: int, kind: str) -> Run:
             row = next(ask) if answer is None else ask.send(answer)
         except StopIteration:
             break
-        if isinstance(row, Look):
-            answer = truth.look(row, rng)
+        if isinstance(row, ProxyRun):
+            answer = truth.proxy_run(row, rng)
             spent += answer.gpu_seconds or 0.0
-            looks += 1
+            proxy_runs += 1
             continue
         answer = truth.probe(row, rng)
         num_oom += answer.status == "oom"
@@ -150,7 +150,8 @@ def play(
                 chosen = [
                     name
                     for name in chosen
-                    if name not in (FAMILY_KNOWN, LOOKING) and not (seed and name in WITHOUT_CHANCE)
+                    if name not in (FAMILY_KNOWN, WITH_PROXY_RUNS)
+                    and not (seed and name in WITHOUT_CHANCE)
                 ]
             for truth in truths(kind, seed) if chosen else ():
                 runs += [replay(truth, name, seed, kind) for name in chosen]
@@ -158,28 +159,29 @@ def play(
     return runs
 
 
-def print_looks() -> None:
-    """Root mean squares of errors of looks, and of what they claim, by what stood for what;
-    landscapes on which the model is 10% wrong.
+def print_proxy_runs() -> None:
+    """Prints root mean squares of the errors of proxy runs and of the errors they claim.
+
+    On landscapes on which the model is 10% wrong, by the sizes of the two worlds.
     """
     found: dict[str, list[tuple[float, float]]] = {}
-    for name, seed in product(JOBS, range(LOOK_SEEDS)):
+    for name, seed in product(JOBS, range(PROXY_SEEDS)):
         truth = Truth.of_landscape(generate(name, 0.10, seed), NOISE_SD)
-        assert truth.imitations is not None, "a landscape follows laws"
+        assert truth.proxy_runs is not None, "a landscape follows laws"
         rng = np.random.default_rng(seed)
         per_node, num_gpus = (
-            truth.imitations.pricer.cluster.gpus_per_node,
+            truth.proxy_runs.pricer.cluster.gpus_per_node,
             truth.candidates.size.num_gpus,
         )
-        for row in rng.choice(min(LOOKED_AT, len(truth.candidates)), LOOKS, replace=False):
-            for way in truth.imitations.options(int(row)):
-                told = truth.look(Look(row=int(row), num_gpus=way.num_gpus), rng)
+        for row in rng.choice(min(AMONG, len(truth.candidates)), PROXY_RUNS, replace=False):
+            for option in truth.proxy_runs.options(int(row)):
+                told = truth.proxy_run(ProxyRun(row=int(row), num_gpus=option.num_gpus), rng)
                 error = np.log(told.step_seconds or np.nan) - truth.log_seconds[row]
                 kind = (
                     "one node"
                     if num_gpus <= per_node
                     else "one node for several"
-                    if way.num_gpus <= per_node
+                    if option.num_gpus <= per_node
                     else "several nodes"
                 )
                 found.setdefault(kind, []).append(
@@ -190,10 +192,14 @@ def print_looks() -> None:
                 )
     for kind, pairs in found.items():
         error, claimed = np.sqrt(np.mean(np.square(pairs), axis=0))
-        print(f"{kind:22s} {len(pairs):5d} looks  off by {error:.1%}  claimed {claimed:.1%}")
+        print(f"{kind:22s} {len(pairs):5d} proxy runs  off by {error:.1%}  claimed {claimed:.1%}")
 
 
-LOOK_SEEDS, LOOKED_AT, LOOKS = 3, 300, 40  # landscapes of each job; of its fastest layouts so many
+PROXY_SEEDS, AMONG, PROXY_RUNS = (
+    3,
+    300,
+    40,
+)  # landscapes of each job; of its fastest layouts so many
 
 
 def main() -> None:
@@ -216,7 +222,9 @@ def main() -> None:
         help="the surrogate's weights against the published sweeps, and nothing else",
     )
     parser.add_argument(
-        "--looks", action="store_true", help="errors of looks by smaller layouts, and nothing else"
+        "--proxy-runs",
+        action="store_true",
+        help="errors of scaled-down proxy runs, and nothing else",
     )
     parser.add_argument(
         "--runs", type=pathlib.Path, help="keep the runs in this file, or read them where it exists"
@@ -230,8 +238,8 @@ def main() -> None:
 
         print_likelihood(published_sweeps())
         return
-    if options.looks:
-        print_looks()
+    if options.proxy_runs:
+        print_proxy_runs()
         return
     from replay_report import document, plot, summary_lines
 

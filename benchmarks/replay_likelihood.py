@@ -14,11 +14,11 @@ from planner.calibration.correlated import TIME, CorrelatedErrors, Weights
 RUN_SD = 0.01
 WEIGHTS = {
     "as shipped": TIME,
-    "mostly additive": Weights(shift=0.2, additive=0.6, joint=0.19, quirk=0.01),
-    "mostly joint": Weights(shift=0.2, additive=0.2, joint=0.59, quirk=0.01),
-    "mostly shift": Weights(shift=0.6, additive=0.2, joint=0.19, quirk=0.01),
-    "many quirks": Weights(shift=0.3, additive=0.3, joint=0.3, quirk=0.1),
-    "alike but for quirks": Weights(shift=0.9, additive=0.0, joint=0.0, quirk=0.1),
+    "mostly additive": Weights(shift=0.2, additive=0.6, joint=0.19, nugget=0.01),
+    "mostly joint": Weights(shift=0.2, additive=0.2, joint=0.59, nugget=0.01),
+    "mostly shift": Weights(shift=0.6, additive=0.2, joint=0.19, nugget=0.01),
+    "many nuggets": Weights(shift=0.3, additive=0.3, joint=0.3, nugget=0.1),
+    "alike but for nuggets": Weights(shift=0.9, additive=0.0, joint=0.0, nugget=0.1),
 }
 
 

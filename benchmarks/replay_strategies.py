@@ -12,8 +12,8 @@ from functools import cache, partial
 
 import numpy as np
 import optuna
-from landscapes import JOBS, QUIRK_SD, Landscape, knowing_the_family, prepared
-from replay_report import LOOKING
+from landscapes import JOBS, NUGGET_SD, Landscape, knowing_the_family, prepared
+from replay_report import WITH_PROXY_RUNS
 
 from planner.calibration.intervals import proxy_run_sd
 from planner.columns import LayoutBatch
@@ -33,14 +33,14 @@ from probes.proxy_runs import RUN_NOISE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class ProxyRun:
     """A question to a smaller layout that stands for the candidate of a row."""
 
     row: int
     num_gpus: int
 
 
-Ask = Generator[int | Look, Measured, None]
+Ask = Generator[int | ProxyRun, Measured, None]
 START_SECONDS, STEPS = 60.0, 13
 # no planner can have this: see landscapes.knowing_the_family
 FAMILY_KNOWN = "cost-model, family known"
@@ -80,7 +80,7 @@ class Truth:
     noise_sd: float
     # see landscapes.Landscape; None where only the layouts themselves ran
     elsewhere: Callable[[Pricer, LayoutBatch], float] | None = None
-    imitations: ProxyRuns | None = None
+    proxy_runs: ProxyRuns | None = None
     # the candidates with the truth's own covariance as prior
     family: Callable[[], Candidates] | None = None
 
@@ -98,7 +98,7 @@ class Truth:
             out_of_memory=log_share > 0.0,
             noise_sd=noise_sd,
             elsewhere=land.elsewhere,
-            imitations=imitations(land.job),
+            proxy_runs=proxy_runs_of(land.job),
             family=partial(knowing_the_family, land.job, land.error),
         )
 
@@ -117,21 +117,23 @@ class Truth:
         }
         return Measured(rung="probed", step_seconds=seconds, **memory)
 
-    def look(self, asked: Look, rng: np.random.Generator) -> Measured:
+    def proxy_run(self, asked: ProxyRun, rng: np.random.Generator) -> Measured:
         """A run of the smaller layout by the same laws, read as `probes.proxy_runs.extrapolate`
         reads it.
 
         What differs from the layout on paper is added, with the error that is claimed for that.
         """
         assert self.elsewhere is not None, "only what follows laws can be asked elsewhere"
-        assert self.imitations is not None, "only what follows laws can be asked elsewhere"
+        assert self.proxy_runs is not None, "only what follows laws can be asked elsewhere"
         small, pricer = next(
             found
-            for found in self.imitations.smaller(asked.row)
+            for found in self.proxy_runs.smaller(asked.row)
             if found[0].num_gpus == asked.num_gpus
         )
-        way = next(
-            way for way in self.imitations.options(asked.row) if way.num_gpus == asked.num_gpus
+        option = next(
+            option
+            for option in self.proxy_runs.options(asked.row)
+            if option.num_gpus == asked.num_gpus
         )
         batch = LayoutBatch.from_layouts([small])
         predicted, whole = (
@@ -139,16 +141,18 @@ class Truth:
             float(np.exp(self.candidates.prior.log_seconds[asked.row])),
         )
         # what runs are shallower layouts: what they say of the whole depth is off by this
-        depths = TWO_DEPTHS_SD if way.runs == 2 else 0.0
-        quirk, noise = (
-            QUIRK_SD * rng.standard_normal(),
+        depths = TWO_DEPTHS_SD if option.runs == 2 else 0.0
+        nugget, noise = (
+            NUGGET_SD * rng.standard_normal(),
             float(np.hypot(self.noise_sd, depths)) * rng.standard_normal(),
         )
-        ran = predicted * float(np.exp(self.elsewhere(pricer, batch) + quirk + noise))
+        ran = predicted * float(np.exp(self.elsewhere(pricer, batch) + nugget + noise))
         value = ran + whole - predicted if ran + whole > predicted else ran * whole / predicted
-        off = proxy_run_sd(self.imitations.pricer.cluster, pricer.cluster, abs(value - ran) / value)
+        off = proxy_run_sd(self.proxy_runs.pricer.cluster, pricer.cluster, abs(value - ran) / value)
         seconds = (
-            asked.num_gpus * way.runs * (START_SECONDS + STEPS * ran * way.step_seconds / predicted)
+            asked.num_gpus
+            * option.runs
+            * (START_SECONDS + STEPS * ran * option.step_seconds / predicted)
         )
         error = float(np.linalg.norm([RUN_NOISE * ran / value, depths * ran / value, off]))
         numbers = {
@@ -161,24 +165,24 @@ class Truth:
 
 
 @cache
-def imitations(name: str) -> ProxyRuns:
+def proxy_runs_of(name: str) -> ProxyRuns:
     """Of a landscape's job, on its own pool."""
     pricer, candidates = prepared(name)
     return ProxyRuns(pricer, candidates, pricer.cluster.num_gpus)
 
 
-def looking(truth: Truth, seed: int, probes: int) -> Ask:
-    """Our study as it is, imitations and the usual number of probes included, stopping rule off."""
-    rungs = (truth.imitations.fidelity(),) if truth.imitations is not None else ()
+def with_proxy_runs(truth: Truth, seed: int, probes: int) -> Ask:
+    """Our study as it is, proxy runs and the usual number of probes included, stopping rule off."""
+    fidelities = (truth.proxy_runs.fidelity(),) if truth.proxy_runs is not None else ()
     budget = Budget(probes=min(probes, Budget().probes), gpu_seconds=1e15)
     cost = ProbeCost(start_seconds=START_SECONDS, steps=STEPS)
     study = ProbeStudy(
-        truth.candidates, StudySettings(seed=seed, budget=budget, fidelities=rungs, cost=cost)
+        truth.candidates, StudySettings(seed=seed, budget=budget, fidelities=fidelities, cost=cost)
     )
     while (asked := study.ask()) is not None:
         row = asked.row or 0
         measured = (
-            yield row if asked.fidelity == "probed" else Look(row=row, num_gpus=asked.num_gpus)
+            yield row if asked.fidelity == "probed" else ProxyRun(row=row, num_gpus=asked.num_gpus)
         )
         study.tell(asked, Measurement(id="", created_at="", job=JOB, measured=measured))
 
@@ -293,7 +297,7 @@ def _grid(candidates: Candidates, descending: tuple[str, ...] = ()) -> np.ndarra
 Strategy = Callable[[Candidates, int, int], Ask]
 STRATEGIES: Mapping[str, Strategy] = {
     "cost-model": product("cost-model"),
-    LOOKING: product("cost-model"),  # with a truth that can be asked for them: `looking`
+    WITH_PROXY_RUNS: product("cost-model"),  # with a truth that can be asked for them: `looking`
     FAMILY_KNOWN: product("cost-model"),
     "tpe": product("tpe"),
     "gp": product("gp"),

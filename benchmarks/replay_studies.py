@@ -21,7 +21,7 @@ from itertools import pairwise, product
 
 import numpy as np
 from landscapes import JOBS, NOISE_SD, generate
-from replay_strategies import JOB, START_SECONDS, STEPS, Look, Truth
+from replay_strategies import JOB, START_SECONDS, STEPS, ProxyRun, Truth
 from replay_sweeps import published_sweeps
 
 from planner.specs.measurement import Measured, Measurement
@@ -46,7 +46,7 @@ class Played:
     outcome: StudyResult
     told: Sequence[tuple[int, float | None]]
     events: Sequence[Event]
-    looks: int
+    proxy_runs: int
 
 
 @dataclass(kw_only=True)
@@ -56,7 +56,7 @@ class Machine:
     truth: Truth
     rng: np.random.Generator
     told: list[tuple[int, float | None]] = field(default_factory=list)
-    looks: int = 0
+    proxy_runs: int = 0
 
     def measure(self, asked: Sequence[Proposal]) -> Iterator[tuple[Proposal, Measurement]]:
         """A `Measure`."""
@@ -66,12 +66,14 @@ class Machine:
                 numbers = self.truth.probe(one.row, self.rng)
                 self.told.append((one.row, numbers.step_seconds))
             else:
-                numbers = self.truth.look(Look(row=one.row, num_gpus=one.num_gpus), self.rng)
-                self.looks += 1
+                numbers = self.truth.proxy_run(
+                    ProxyRun(row=one.row, num_gpus=one.num_gpus), self.rng
+                )
+                self.proxy_runs += 1
             yield one, self._stored(numbers)
 
     def _stored(self, numbers: Measured) -> Measurement:
-        name = f"m-{len(self.told)}-{self.looks}"
+        name = f"m-{len(self.told)}-{self.proxy_runs}"
         return Measurement(id=name, created_at="", job=JOB, measured=numbers)
 
 
@@ -80,18 +82,22 @@ def play(truth: Truth, seed: int, *, probes: int, tolerance: float, parallel: in
     probes.
     """
     machine, events = Machine(truth=truth, rng=np.random.default_rng([seed, 1])), list[Event]()
-    rungs = (truth.imitations.fidelity(),) if truth.imitations is not None else ()
+    fidelities = (truth.proxy_runs.fidelity(),) if truth.proxy_runs is not None else ()
     settings = StudySettings(
         seed=seed,
         budget=Budget(probes=probes, gpu_seconds=1e15),
         tolerance=tolerance,
-        fidelities=rungs,
+        fidelities=fidelities,
         parallel=parallel,
         cost=ProbeCost(start_seconds=START_SECONDS, steps=STEPS),
     )
     outcome = run(truth.candidates, settings, machine.measure, on_event=events.append)
     return Played(
-        name=truth.name, outcome=outcome, told=machine.told, events=events, looks=machine.looks
+        name=truth.name,
+        outcome=outcome,
+        told=machine.told,
+        events=events,
+        proxy_runs=machine.proxy_runs,
     )
 
 
@@ -175,17 +181,17 @@ def main() -> None:
         repeats = len(played.told) - len({row for row, _ in played.told})
         tally = counts.setdefault(kind, [0, 0, 0, 0, 0])
         ooms = sum(seconds is None for _, seconds in played.told)
-        for place, value in enumerate((1, len(played.told), repeats, played.looks, ooms)):
+        for place, value in enumerate((1, len(played.told), repeats, played.proxy_runs, ooms)):
             tally[place] += value
         broken += len(found)
         if tally[0] % 10 == 0:
             print(f"{kind}: {tally[0]} studies so far", file=sys.stderr, flush=True)
         for line in found:
             print(f"{kind}, {played.name}: {line}")
-    for kind, (number, probes, repeats, looks, ooms) in counts.items():
+    for kind, (number, probes, repeats, proxy_runs, ooms) in counts.items():
         print(
             f"{kind}: {number} studies, {probes} probes ({repeats} repeats, {ooms} out of "
-            f"memory), {looks} smaller runs"
+            f"memory), {proxy_runs} smaller runs"
         )
     print(
         f"{sum(tally[0] for tally in counts.values())} replayed studies, {broken} broken promises"

@@ -2,7 +2,7 @@
 
 Covariance of the errors of candidates i and j, before any probe:
   sum_q factor_iq factor_jq + sd_i sd_j (shift + additive mean_g k_g(i, j) + joint prod_g k_g(i, j)
-  + quirk [i = j])
+  + nugget [i = j])
 with k_g the groups of `likeness`: what the calibration's posterior moves is shared, and a layout's
 own error is as alike as the layouts.
 Letters: N candidates, Q shared directions, A and B rows.
@@ -20,22 +20,22 @@ from planner.columns import FloatColumn, IntColumn, LayoutBatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """Shares of a candidate's own variance, summing to 1. quirk: what no other layout shares, not
+    """Shares of a candidate's own variance, summing to 1. nugget: what no other layout shares, not
     even a near twin.
     """
 
     shift: float
     additive: float
     joint: float
-    quirk: float
+    nugget: float
 
 
 # Near the maximum of the marginal likelihood of the published sweeps, each predicted by a
 # calibration without its group (`benchmarks/replay.py --likelihood`); apart from BLOOM's rows,
-# whose own scatter asks for more quirks, the likelihood is flat around it.
-TIME = Weights(shift=0.3, additive=0.35, joint=0.34, quirk=0.01)
+# whose own scatter asks for more nuggets, the likelihood is flat around it.
+TIME = Weights(shift=0.3, additive=0.35, joint=0.34, nugget=0.01)
 # Judgement: a memory model is wrong by the same share for most layouts (fragmentation, context).
-MEMORY = Weights(shift=0.4, additive=0.3, joint=0.295, quirk=0.005)
+MEMORY = Weights(shift=0.4, additive=0.3, joint=0.295, nugget=0.005)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class CorrelatedErrors:
                 mean += alike
                 product *= alike
             correlation = self._correlation(mean, product)
-            correlation[row] += self.weights.quirk
+            correlation[row] += self.weights.nugget
             self.known[row] = self.factor @ self.factor[row] + self.sd * self.sd[row] * correlation
         return self.known[row]
 
@@ -89,7 +89,7 @@ class CorrelatedErrors:
             alike = group.between(first, second)
             mean += alike
             product *= alike
-        correlation = self._correlation(mean, product) + self.weights.quirk * (
+        correlation = self._correlation(mean, product) + self.weights.nugget * (
             first[:, None] == second[None, :]
         )
         own = self.sd[first][:, None] * self.sd[second][None, :] * correlation

@@ -20,9 +20,9 @@ from planner.specs.cluster import ClusterSpec
 
 TWO_SIDED_90 = 1.6448536269514722  # 95th percentile of the standard normal
 # Judgements of what a run of a layout on fewer GPUs says of it, checked on other laws than ours
-# (`benchmarks/replay.py --looks`). What a larger world adds is mostly exposed communication, which
-# the model knows worse than whole steps; and some is hidden on paper but not in truth, most where
-# one node stands for several.
+# (`benchmarks/replay.py --proxy-runs`). What a larger world adds is mostly exposed communication,
+# which the model knows worse than whole steps; and some is hidden on paper but not in truth, most
+# where one node stands for several.
 ADDED_SD = 0.3
 OTHER_SIZE_SD = 0.008
 ONE_NODE_SD = 0.03

@@ -2,6 +2,7 @@
 domain's wishes.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +13,11 @@ from planner.intake.jobs import read_training
 from planner.intake.machines import read_cluster
 from planner.intake.models import read_model
 from planner.rules import Context, legal_mask
+from planner.rules.base import sharding_degree
+from planner.schedules import SCHEDULES
 from planner.search.space.domains import CELL_FIELDS, FREE_FIELDS, Domains, domains_of
 from planner.specs.job import SearchSpec
+from planner.specs.layout import AC_KINDS, CP_METHODS, DTYPES
 
 NAMES = (*CELL_FIELDS, *FREE_FIELDS)
 TINY: dict[str, Any] = {
@@ -27,6 +31,94 @@ TINY_MOE = {
     "num_experts": 4,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 96,
+}
+
+
+# ---- what the search leaves out, said once more --------------------------------------------------
+
+FLASH_TILE, LONGEST_MICRO_BATCH, SPLIT_BACKWARD = 128, 262_144, ("ZB", "DualPipe", "ZeroBubble")
+
+
+def names_of(codes: np.ndarray, names: Sequence[str]) -> np.ndarray:
+    return np.array(names)[codes]
+
+
+def large_micro_batch(x: LayoutBatch, c: Context) -> np.ndarray:
+    """Larger than 1: its 16-bit inputs fit, it fills the pipeline, and no kernel is saturated."""
+    tokens = x.micro_batch_size * c.training.seq_len / x.cp
+    input_bytes = 2.0 * tokens * c.model.hidden_size * c.model.num_hidden_layers / (x.tp * x.pp)
+    sequences = c.training.global_batch_size / (x.dp_replicate * x.dp_shard)
+    full = (x.pp == 1) | (sequences / x.micro_batch_size >= x.pp)
+    fits = input_bytes <= c.cluster.gpu.memory_bytes
+    return full & fits & (tokens <= LONGEST_MICRO_BATCH)
+
+
+def schedule_pays(x: LayoutBatch, c: Context) -> np.ndarray:
+    schedule = names_of(x.pp_schedule, SCHEDULES.names)
+    split = np.array([any(part in name for part in SPLIT_BACKWARD) for name in schedule])
+    recomputes = names_of(x.ac_kind, AC_KINDS) != "none"
+    in_torch = c.training.trainer in ("torchtitan", "fsdp")
+    return (schedule == "1F1B") | ((x.pp > 1) & ~(split & recomputes & in_torch))
+
+
+def divided(c: Context, parts: np.ndarray) -> np.ndarray:
+    """Megatron may count the embedding, the head or both as a layer."""
+    layers = c.model.num_hidden_layers
+    return np.any([(layers + ends) % parts == 0 for ends in (0, 1, 2)], axis=0)
+
+
+def stages_pay(x: LayoutBatch, c: Context) -> np.ndarray:
+    """Megatron splits evenly: where ranks can, stages must too."""
+    uneven = divided(c, x.pp) & ~divided(c, x.pp * x.virtual_stages)
+    if c.training.trainer != "megatron":
+        uneven[:] = False
+    return np.where(x.pp > 1, ~uneven, x.virtual_stages == 1)
+
+
+def steps_once(x: LayoutBatch, c: Context) -> np.ndarray:
+    ranks = x.dp_replicate * x.dp_shard * x.micro_batch_size
+    once = (c.training.global_batch_size == ranks) & (sharding_degree(x, c) > 1)
+    return ~x.optimizer_in_backward | once
+
+
+def expert_degree_pays(x: LayoutBatch, c: Context) -> np.ndarray:
+    needs_ep = c.training.trainer in ("torchtitan", "fsdp")
+    return (x.etp == 1) | ((x.etp == x.tp) & ((x.ep > 1) | (not needs_ep)))
+
+
+def states_fit(x: LayoutBatch, c: Context) -> np.ndarray:
+    """AdamW's two states in the master dtype at most float32, beside master weights, fit.
+
+    FSDP adds gradients in reduce_dtype under a pipeline; Megatron parameters and gradients.
+    """
+    experts = c.model.num_moe_layers * c.model.num_experts * c.model.expert_parameters()
+    dense = c.model.total_parameters() - experts
+    rank = dense / (x.tp * x.pp) + experts / (x.ep * x.etp * x.pp)
+    sharded = (dense + experts) / (x.tp * x.pp * x.dp_shard * x.cp)
+    width = np.array([2.0 if name == "bfloat16" else 4.0 for name in DTYPES])
+    assert c.training.optimizer == "adamw"
+    held = sharded * (width[x.master_dtype] + 8.0 * width[x.master_dtype] / 4.0)
+    if c.training.trainer in ("torchtitan", "fsdp"):
+        held = held + np.where(x.pp > 1, rank * width[x.reduce_dtype], 0.0)
+    else:
+        held = held + 4.0 * rank
+    return held <= c.cluster.usable_memory_bytes
+
+
+WANTED: dict[str, Callable[[LayoutBatch, Context], np.ndarray]] = {
+    "tp": lambda x, c: x.tp <= max(8, c.cluster.fabric[0].gpus),
+    "cp": lambda x, c: (x.cp == 1) | (c.training.seq_len / x.cp >= FLASH_TILE),
+    "micro_batch_size": lambda x, c: (x.micro_batch_size == 1) | large_micro_batch(x, c),
+    "precision": states_fit,
+    "etp": expert_degree_pays,
+    "pp_schedule": schedule_pays,
+    "virtual_stages": stages_pay,
+    "zero_stage": lambda x, c: np.where(
+        sharding_degree(x, c) > 1, x.zero_stage > 0, x.zero_stage == 0
+    ),
+    "cp_method": lambda x, c: (x.cp > 1) | (names_of(x.cp_method, CP_METHODS) == "allgather"),
+    "sequence_parallel": lambda x, c: (x.tp > 1) | ~x.sequence_parallel,
+    "optimizer_in_backward": steps_once,
 }
 
 
@@ -96,9 +188,9 @@ def brute_force(c: Context, domains: Domains) -> LayoutBatch:
     }
     batch = LayoutBatch(**table, splits=domains.splits)
     wanted = legal_mask(batch, c)
-    for domain in domains.by_field.values():
+    for name, domain in domains.by_field.items():
         if domain.keep:
-            wanted &= domain.keep.mask(batch, c)
+            wanted &= WANTED[name](batch, c)
     order = dict(zip(NAMES, (place[wanted].tolist() for place in places), strict=True))
     return _first_legal(batch.take(wanted), domains, order)
 

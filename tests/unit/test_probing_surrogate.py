@@ -37,7 +37,7 @@ def dense(prior: CorrelatedErrors, rows: np.ndarray) -> np.ndarray:
         w.shift
         + w.additive * tables.mean(axis=0)
         + w.joint * tables.prod(axis=0)
-        + w.quirk * np.eye(len(rows))
+        + w.nugget * np.eye(len(rows))
     )
     return (
         prior.factor[rows] @ prior.factor[rows].T + np.outer(prior.sd[rows], prior.sd[rows]) * own
@@ -182,7 +182,8 @@ def test_a_row_and_a_direction_agree_on_their_covariance(prior: CorrelatedErrors
     ]
     forwards, backwards = condition(prior, seen), condition(prior, seen[::-1])
     assert forwards.mean == pytest.approx(backwards.mean, abs=1e-9)
-    assert forwards.precision == pytest.approx(forwards.precision.T)
+    rows = np.array([3, 7])
+    assert forwards.covariance(rows) == pytest.approx(backwards.covariance(rows), abs=1e-9)
 
 
 def test_groups_are_correlations(prior: CorrelatedErrors) -> None:

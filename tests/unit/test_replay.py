@@ -20,12 +20,19 @@ import landscapes
 import replay
 import replay_studies
 from replay_report import OURS, TRIVIAL, document, out_of_memory, quantile_to_goal, regret_at
-from replay_strategies import FAMILY_KNOWN, LOOKING, STRATEGIES, Look, Truth, looking
+from replay_strategies import (
+    FAMILY_KNOWN,
+    STRATEGIES,
+    WITH_PROXY_RUNS,
+    ProxyRun,
+    Truth,
+    with_proxy_runs,
+)
 from replay_sweeps import own_sweeps, published_sweeps
 
 SMALL = "8B on 8 H100"
 TIE = 1e-4  # a hundredth of a percent of the best step
-QUICK = sorted(set(STRATEGIES) - {FAMILY_KNOWN, LOOKING, "gp", "gp-as-shipped"})
+QUICK = sorted(set(STRATEGIES) - {FAMILY_KNOWN, WITH_PROXY_RUNS, "gp", "gp-as-shipped"})
 
 
 @pytest.fixture(scope="module")
@@ -154,11 +161,11 @@ def test_looks_follow_the_same_laws_and_claim_their_error() -> None:
     shares = []
     for name in ("8B on 64 H100", "13B on 64 A100"):
         told = Truth.of_landscape(landscapes.generate(name, 0.10, 1), 0.01)
-        assert told.imitations is not None
+        assert told.proxy_runs is not None
         rng = np.random.default_rng(0)
         for row in range(0, 200, 5):
-            for way in told.imitations.options(row):
-                numbers = told.look(Look(row=row, num_gpus=way.num_gpus), rng)
+            for option in told.proxy_runs.options(row):
+                numbers = told.proxy_run(ProxyRun(row=row, num_gpus=option.num_gpus), rng)
                 claimed = (numbers.model_extra or {})["relative_error"]["step_seconds"]
                 shares.append(
                     (np.log(numbers.step_seconds or 1.0) - told.log_seconds[row]) / claimed
@@ -170,23 +177,25 @@ def test_looks_follow_the_same_laws_and_claim_their_error() -> None:
 @pytest.mark.slow
 def test_the_study_with_looks_pays_for_them_and_probes_no_more_than_it_may() -> None:
     told = Truth.of_landscape(landscapes.generate("8B on 64 H100", 0.30, 2), 0.01)
-    run = replay.replay(told, LOOKING, 0, replay.GENERATED[2])
+    run = replay.replay(told, WITH_PROXY_RUNS, 0, replay.GENERATED[2])
     asked = list(played(told))
-    looks = [one for one in asked if isinstance(one, Look)]
-    assert 0 < len(looks) <= 20
-    assert run.probes == len(asked) - len(looks) <= 5
-    assert all(look.num_gpus < 64 for look in looks)
+    proxy_runs = [one for one in asked if isinstance(one, ProxyRun)]
+    assert 0 < len(proxy_runs) <= 20
+    assert run.probes == len(asked) - len(proxy_runs) <= 5
+    assert all(look.num_gpus < 64 for look in proxy_runs)
 
 
-def played(told: Truth) -> Iterator[int | Look]:
-    """What the study with looks asks, in order."""
-    ask, rng = looking(told, 0, replay.PROBES), np.random.default_rng([0, 1])
+def played(told: Truth) -> Iterator[int | ProxyRun]:
+    """What the study with proxy runs asks, in order."""
+    ask, rng = with_proxy_runs(told, 0, replay.PROBES), np.random.default_rng([0, 1])
     asked = next(ask)
     while True:
         yield asked
         try:
             asked = ask.send(
-                told.look(asked, rng) if isinstance(asked, Look) else told.probe(asked, rng)
+                told.proxy_run(asked, rng)
+                if isinstance(asked, ProxyRun)
+                else told.probe(asked, rng)
             )
         except StopIteration:
             return
