@@ -1,10 +1,9 @@
-"""Starting a probe and staying with it: a folder, a command under a guardian, a result whatever
-happens.
+"""Starts a probe and waits for its end: a folder, a command under a guardian, always a result.
 
 The runner never starts torchrun itself. It starts the guardian (`probes.guardian`), which does, and
-which ends everything when the time is up, when it is told to, or when the runner is gone. What the
-folder of a probe holds when all is over is enough to say what happened (`probes.outcome.conclude`),
-so a probe whose runner died is concluded by whoever finds it.
+which ends every process when the time is up, when it is asked to, or when the runner is gone. The
+files in the folder are enough to say what happened (`probes.outcome.conclude`), so any process can
+conclude a probe whose runner crashed.
 """
 
 import contextlib
@@ -101,10 +100,13 @@ TORCHRUN_FLAGS = (
 class LaunchSettings:
     """How probes are started here.
 
-    folder: where each probe gets a folder of its own.  python: the interpreter that has torch.
-    worker: the reference program, a module or a file.  command: from (python, task, program, port)
-    to the command line.  port: chooses one.  port_tries: how often.  keep: so many folders of ended
-    probes are kept, for a look and for who concludes a probe whose runner died.
+    folder: where each probe gets a folder of its own.
+    python: the interpreter that has torch.
+    worker: the reference program, a module or a file.
+    command: from (python, task, program, port) to the command line.
+    port: chooses a free port.
+    port_tries: how many ports are tried.
+    keep: how many folders of ended probes are kept.
     """
 
     folder: Path
@@ -120,8 +122,10 @@ class LaunchSettings:
 class DeviceLease:
     """What a lease gives a probe.
 
-    devices: for CUDA_VISIBLE_DEVICES, None on a CPU.  locks: files that the guardian keeps open.
-        token: for all its processes to carry.
+    devices: for CUDA_VISIBLE_DEVICES; None on a CPU.
+    locks: open files that the guardian keeps open too.
+    gpu_name: the driver's name of the GPUs.
+    token: carried by all processes of the probe.
     """
 
     devices: tuple[str, ...] | None = None
@@ -132,8 +136,11 @@ class DeviceLease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """Who looks on. stop: set to end the probe.  progress: told the last line of output now and
-    then. folder: told the probe's folder.
+    """How the caller follows a probe, and stops it.
+
+    stop: set to end the probe.
+    progress: callback for the last line of output, every now and then.
+    folder: callback for the probe's folder, once it exists.
     """
 
     stop: threading.Event = field(default_factory=threading.Event)
@@ -143,9 +150,12 @@ class Watch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardianSpec:
-    """What `probes.guardian` is told. argv, env, cwd, output: the command.  end: file for how it
-    ended.  on_end: commands to run after anything but the command's own end.  watch_runner: end
-    with the process that started the guardian.
+    """The guardian's orders (`probes.guardian`).
+
+    argv, env, cwd, output: the command.
+    end: file for how it ended.
+    on_end: commands to run after any end but the command's own.
+    watch_runner: end with the process that started the guardian.
     """
 
     argv: list[str]
