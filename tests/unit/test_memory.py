@@ -436,3 +436,21 @@ def test_experts_of_an_ep_group_are_reduced_apart_from_their_layer() -> None:
         dense, expert = (column[0, 0] for column in unit_parameters(p.model, batch))
         assert shards.local[0, 0] == dense + expert
         assert shards.together[0, 0] == (max(dense, expert) if ep > 1 else dense + expert)
+
+
+@pytest.mark.parametrize("replicas", [2, 32])
+def test_replicas_hold_gradients_twice(replicas: int) -> None:
+    """DDP's buckets stand beside the gradients (torch's gradient_as_bucket_view is off)."""
+    one, several = (
+        memory(
+            shapes(sharded=False),
+            trainer="torchtitan",
+            zero_stage=0,
+            dp_replicate=count,
+            dp_shard=1,
+            tp=RANKS // count,
+        )
+        for count in (1, replicas)
+    )
+    added = (several.gradients - one.gradients)[0, 0]
+    assert added == pytest.approx(4.0 * PARAMETERS)
