@@ -206,7 +206,19 @@ def _trainer_entry(name: str) -> Entry:
     if name not in TRAINERS:
         raise UnknownNameError("name", name, TRAINERS, "trainer")
     rules = TRAINERS[name]
-    return {field.name: _plain(getattr(rules, field.name)) for field in fields(rules)}
+    entry = {field.name: _plain(getattr(rules, field.name)) for field in fields(rules)}
+    return {
+        **{key: value for key, value in entry.items() if not callable(value)},
+        "schedules": list(rules.schedules),
+        "sharding": rules.sharding.name,
+        "framework": rules.runtime,
+        "history": [known.number for known in rules.history],
+        "changes": [
+            {"since": change.releases.since, "before": change.releases.before}
+            | {key: _plain(value) for key, value in change.fields.items()}
+            for change in rules.changes
+        ],
+    }
 
 
 def _trainer_line(name: str) -> Entry:

@@ -22,11 +22,12 @@ from scipy.optimize import minimize
 
 from planner.calibration.kernels import KernelShape, alone, shape_seconds
 from planner.cost.machine.device import Device
-from planner.cost.machine.profile import PROFILES, kernel_profile
+from planner.cost.machine.profile import kernel_profile, software_profile
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
 from planner.intake.machines import load_gpu, read_cluster
-from planner.work.precision import RECIPES
+from planner.precision import PRECISIONS
+from planner.trainers.registry import TRAINERS
 
 GPUS = {
     "A100-SXM-80GB": "a100-sxm-80gb", "H100-SXM-80GB": "h100-sxm-80gb",
@@ -40,7 +41,7 @@ DTYPES = {
     "GEMM fp8_block": "float8-blockwise",
     "GEMM nvfp4": "nvfp4",
 }
-CODE = {recipe.name: index for index, recipe in enumerate(RECIPES)}
+CODE = {name: index for index, name in enumerate(PRECISIONS)}
 
 
 def numbers(text: str) -> dict[str, float]:
@@ -83,8 +84,8 @@ def fit_gemm(gpu: str, recipe: str, rows: list[tuple[dict[str, float], float]]) 
             "gpus_per_node": 8 if "nvl72" not in gpu else 4,
         }
     )
-    key, code = RECIPES[CODE[recipe]].gain_key, np.full(len(rows), CODE[recipe])
-    profile = dataclasses.replace(PROFILES["torchtitan"], compute=1.0)
+    key, code = PRECISIONS[recipe].torchao.gain_key, np.full(len(rows), CODE[recipe])
+    profile = dataclasses.replace(software_profile(TRAINERS["torchtitan"]), compute=1.0)
     base = kernel_profile(load_gpu(gpu))
 
     def residuals(x: np.ndarray) -> np.ndarray:

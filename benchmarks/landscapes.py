@@ -19,11 +19,12 @@ import numpy as np
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
+from planner.precision import PRECISIONS
 from planner.rules import Context
 from planner.schedules import SCHEDULES
 from planner.search.space.enumerate import build_space
 from planner.specs.job import SearchSpec
-from planner.specs.layout import AC_KINDS, PRECISIONS
+from planner.specs.layout import AC_KINDS
 from planner.study.candidates import Candidates, enumerate_candidates
 
 
@@ -265,8 +266,12 @@ class _Laws:
             * width
             / (width + c["half_width"])
         )
-        gain = np.where(x.precision == PRECISIONS.index("bf16"), 1.0, max(c["low_precision"], 1.0))
-        gain = gain * np.where(x.precision == PRECISIONS.index("float8-rowwise"), c["rowwise"], 1.0)
+        gain = np.where(
+            x.precision == PRECISIONS.names.index("bf16"), 1.0, max(c["low_precision"], 1.0)
+        )
+        gain = gain * np.where(
+            x.precision == PRECISIONS.names.index("float8-rowwise"), c["rowwise"], 1.0
+        )
         gain = (
             gain
             * np.where(x.float8_all_gather, c["float8_gather"], 1.0)

@@ -12,16 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.precision import PRECISIONS
 from planner.schedules import SCHEDULES, Schedule
-from planner.specs.layout import (
-    AC_KINDS,
-    CP_METHODS,
-    DTYPES,
-    PRECISIONS,
-    Layout,
-    format_ac,
-    parse_ac,
-)
+from planner.specs.layout import AC_KINDS, CP_METHODS, DTYPES, Layout, format_ac, parse_ac
 
 Column = NDArray[Any]
 IntColumn = NDArray[np.int64]
@@ -31,7 +24,7 @@ BoolColumn = NDArray[np.bool_]
 CODES: Mapping[str, Sequence[str]] = {
     "cp_method": CP_METHODS,
     "pp_schedule": SCHEDULES.names,
-    "precision": PRECISIONS,
+    "precision": PRECISIONS.names,
     "param_dtype": DTYPES,
     "reduce_dtype": DTYPES,
     "master_dtype": DTYPES,

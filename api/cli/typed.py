@@ -102,11 +102,9 @@ def _pools() -> list[str]:
 
 
 def _trainers() -> list[str]:
-    from typing import get_args
+    from planner.trainers.registry import TRAINERS
 
-    from planner.specs.training import Trainer
-
-    return list(get_args(Trainer))
+    return list(TRAINERS)
 
 
 def _plans(incomplete: str) -> list[str]:

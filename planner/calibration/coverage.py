@@ -19,7 +19,8 @@ from planner.cost.data_parallel.sharding import kept_shards, unit_parameters
 from planner.cost.layer.unit_costs import fused_kernels
 from planner.cost.pipeline.schedule_columns import num_microbatches
 from planner.cost.price import Pricer
-from planner.specs.layout import DTYPES, PRECISIONS
+from planner.precision import PRECISIONS
+from planner.specs.layout import DTYPES
 from planner.work import axes, blocks
 from planner.work.ops import Attention, Collective, Elementwise, Gemm, Op
 from planner.work.pieces import HIDDEN_SP
@@ -207,7 +208,7 @@ class _Kernels:
             self._product(dims) for dims in (op.rows, op.cols, op.depth, op.batch)
         )
         low = op.role in ("linear", "expert")
-        names = [PRECISIONS[code] if low else "bf16" for code in batch.precision]
+        names = [PRECISIONS.names[code] if low else "bf16" for code in batch.precision]
         dtypes = [
             name if DTYPES[width] == "bfloat16" else "float32"
             for name, width in zip(names, batch.param_dtype, strict=True)

@@ -28,10 +28,10 @@ from planner.cost.machine.knobs import (
     kernels_at,
     profile_at,
 )
-from planner.cost.machine.profile import PROFILES
 from planner.cost.price import Pricer
 from planner.cost.refine import refine
 from planner.specs.job import Job
+from planner.trainers.registry import TRAINERS
 
 HUBER = 2.0  # beyond this many standard deviations a run counts linearly
 STEP = 0.03
@@ -276,7 +276,7 @@ def _touches(knob: str, group: Runs) -> bool:
         return bool(np.any(split[knob] > 1))
     if knob in ("low_precision_gemm", "low_precision"):
         return bool(np.any(batch.precision > FP16))
-    vendor = PROFILES[job.training.trainer].vendor_attention
+    vendor = TRAINERS[job.training.trainer].vendor_attention
     return {"flash2": not vendor, "vendor": vendor, "inter_node": job.cluster.num_nodes > 1}.get(
         knob, True
     )

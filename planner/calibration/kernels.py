@@ -18,7 +18,7 @@ from planner.cost.machine.device import SINGLE
 from planner.cost.machine.knobs import KNOBS, kernels_at, profile_at
 from planner.cost.network.collectives import collective_seconds, send_seconds
 from planner.cost.price import Pricer
-from planner.specs.layout import PRECISIONS
+from planner.precision import PRECISIONS
 from planner.specs.training import Optimizer
 
 _ATTENTION = ("batch", "head_dim", "heads", "kv_heads", "seq", "v_head_dim", "window")
@@ -210,7 +210,10 @@ def kernel_seconds(
     if kind in ("gemm", "grouped-gemm"):
         special = {"bf16": device.half, "float32": SINGLE}
         codes = np.array(
-            [special[dtype] if dtype in special else PRECISIONS.index(dtype) for dtype in dtypes]
+            [
+                special[dtype] if dtype in special else PRECISIONS.names.index(dtype)
+                for dtype in dtypes
+            ]
         )
         groups = sizes.get("groups", np.ones(len(codes)))
         return np.nan_to_num(device.gemm_seconds(sizes["m"], sizes["n"], sizes["k"], groups, codes))

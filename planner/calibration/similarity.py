@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.columns import Column, FloatColumn, IntColumn, LayoutBatch
-from planner.specs.layout import AC_KINDS, PRECISIONS
+from planner.precision import PRECISIONS
+from planner.specs.layout import AC_KINDS
 
 # Share of full recomputation that the fixed policies redo; judgement, only distances between
 # policies follow from it.
@@ -90,7 +91,7 @@ def _axes(x: LayoutBatch, global_batch_size: int) -> dict[str, list[_Axis]]:
         piped & (x.zero_stage < 3), 1.0, rounds
     )
     bubble = np.minimum((x.pp - 1) / (rounds * x.virtual_stages), 2.0)
-    float8 = x.precision != PRECISIONS.index("bf16")
+    float8 = x.precision != PRECISIONS.names.index("bf16")
     return {
         "sharding": [
             _Axis(values=_log2(x.dp_replicate), length=4.0),

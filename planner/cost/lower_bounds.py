@@ -15,8 +15,8 @@ from planner.cost.layer import forward_backward_overlap as pairs
 from planner.cost.memory.peak import RankShapes, rank_memory
 from planner.cost.pipeline.schedule_columns import by_schedule, num_microbatches
 from planner.cost.prepared_job import PreparedJob
+from planner.precision import TWO_BYTES, column
 from planner.specs.layout import CP_METHODS
-from planner.work.precision import TWO_BYTES, column
 
 
 def lower_bounds(job: PreparedJob, batch: LayoutBatch) -> tuple[FloatColumn, FloatColumn]:
@@ -95,7 +95,7 @@ def _least_units(
     )
     batch = replace(
         batch,
-        async_tp=batch.async_tp | ((batch.tp > 1) & job.rules.fsdp_style),
+        async_tp=batch.async_tp | ((batch.tp > 1) & job.rules.compiles),
         float8_all_gather=narrow,
     )
     rows, inverse = distinct_rows(job, batch)
@@ -124,7 +124,7 @@ def _device_bytes(
 ) -> FloatColumn:
     """What a mean rank holds at least, (N,)."""
     counts, m = job.unit_counts, num_microbatches(batch, job.training)
-    fullest = np.full(len(batch), 3 if job.rules.fsdp_style else 1)
+    fullest = np.full(len(batch), job.rules.sharding.stages[0])
     batch = replace(batch, zero_stage=np.where(batch.zero_stage == 0, 0, fullest))
     shard_rows, at_shard = deduplicated.distinct(batch, sharding.KEY)
     dense, expert = sharding.unit_parameters(job.model, shard_rows)

@@ -15,12 +15,12 @@ from planner.cost.machine.device import Device
 from planner.cost.machine.knobs import Calibration
 from planner.cost.machine.profile import Profile
 from planner.cost.network.topology import Fabric
+from planner.precision import Recipe
 from planner.specs.cluster import ClusterSpec
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
-from planner.trainers.registry import TrainerRules
+from planner.trainers.base import TrainerRules
 from planner.work.axes import local_sizes
-from planner.work.precision import Recipe
 from planner.work.quantised import quantised_model
 
 

@@ -29,7 +29,6 @@ from planner.specs.cluster import ClusterSpec
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
 from planner.trainers.registry import TRAINERS
-from planner.work.precision import recipes_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +84,7 @@ class Pricer(PreparedJob):
             profile=profile,
             device=Device.build(cluster, kernels, profile),
             fabric=Fabric.build(cluster, profile.intra_node, profile.inter_node),
-            recipes=recipes_for(TRAINERS[training.trainer], training.trainer_version),
+            recipes=TRAINERS[training.trainer].recipes(training.trainer_version),
         )
 
     def price(self, batch: LayoutBatch, *, every_rank: bool = False) -> Prices:

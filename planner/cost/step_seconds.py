@@ -142,7 +142,7 @@ def _data_parallel(
 
 def _host_copies(inputs: CostInputs) -> HostCopies | None:
     s, at = inputs.shards, inputs.at_shard
-    if not (inputs.job.rules.fsdp_style and inputs.batch.cpu_offload.any()):
+    if not (inputs.job.rules.sharding.offloads_shards and inputs.batch.cpu_offload.any()):
         return None
     return HostCopies(
         upload=s.upload_seconds[:, at],

@@ -17,11 +17,12 @@ from planner.export.megatron_read import (
     plain_names,
     read_arguments,
 )
+from planner.precision import PRECISIONS
 from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import Layout, parse_ac
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
-from planner.trainers.release import release_of
+from planner.trainers.registry import release_of
 from planner.units import counted
 
 WRITTEN = "0.14"  # the release whose arguments we write; later ones read them too
@@ -294,10 +295,8 @@ def _precision(draft: Draft) -> list[str]:
             "computes in 16 bits or fewer; float32 parameters do not",
             "use param_dtype bfloat16",
         )
-    elif name in FP8_RECIPES:
-        arguments += ["--fp8-format", "hybrid", "--fp8-recipe", FP8_RECIPES[name]]
-    elif name == "nvfp4" and draft.version == NVFP4_SINCE:
-        arguments += ["--fp4-format", "e2m1", "--fp4-recipe", "nvfp4"]
+    elif name in FP8_RECIPES or (name == "nvfp4" and draft.version == NVFP4_SINCE):
+        arguments += PRECISIONS[name].megatron_arguments
     elif name not in ("bf16", "fp16"):
         draft.gap(
             "precision",

@@ -9,15 +9,15 @@ import re
 from collections.abc import Mapping, Sequence
 
 from planner.errors import Fault, SpecError
+from planner.precision import PRECISIONS
 
 Words = Mapping[str, Sequence[str]]
 CP_TYPES = {"allgather": "all_gather", "alltoall": "p2p", "ulysses": "a2a"}
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 FP8_RECIPES = {
-    "float8-tensorwise": "tensorwise",
-    "float8-delayed": "delayed",
-    "float8-blockwise": "blockwise",
-    "mxfp8": "mxfp8",
+    precision.name: precision.megatron_arguments[-1]
+    for precision in PRECISIONS.values()
+    if "--fp8-recipe" in precision.megatron_arguments
 }
 _GROUP, _ONE = re.compile(r"\(([^()]*)\)\*(\d+)"), re.compile(r"([A-Za-z|])\*(\d+)")
 MOST_STAGES = 10_000

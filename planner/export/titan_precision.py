@@ -7,30 +7,19 @@ Sources: torchtitan 0.2.2 components/quantization/{float8,mx}.py and config/job_
 from collections.abc import Mapping, Sequence
 
 from planner.export.base import Draft, Settings
-from planner.specs.layout import PRECISIONS
+from planner.precision import PRECISIONS, bf16_tail
 from planner.trainers.registry import TRAINERS
 from planner.units import counted
-from planner.work.precision import bf16_tail, recipes_for
 
-FLOAT8, MX = "quantize.linear.float8", "quantize.linear.mx"
-EXPERTS = {FLOAT8: "quantize.grouped_mm.float8", MX: "quantize.grouped_mm.mx"}
-PRECISIONS_02 = {"float8-tensorwise": FLOAT8, "float8-rowwise": FLOAT8, "mxfp8": MX}
-PRECISIONS_03 = {
-    "float8-rowwise": "Float8LinearConverter",
-    "mxfp8": "MXFP8LinearConverter",
-    "nvfp4": "NVFP4LinearConverter",
-}
-EXPERTS_03 = {
-    "float8-rowwise": "Float8GroupedExpertsConverter",
-    "mxfp8": "MXFP8GroupedExpertsConverter",
-}
+FLOAT8, MX = (PRECISIONS[name].titan_converters["0.2"] for name in ("float8-tensorwise", "mxfp8"))
 SMALL = "auto_filter_small_kn"  # in `filter_fqns`: torchao also leaves out layers too small to gain
 
 
 def precision_02(draft: Draft) -> Settings:
     """model.converters and their settings; the head, the router and small layers stay in bf16."""
     layout, moe = draft.layout, draft.model.is_moe
-    converter = PRECISIONS_02.get(layout.precision)
+    precision = PRECISIONS[layout.precision]
+    converter = precision.titan_converters.get("0.2")
     if converter is None and layout.precision != "bf16":
         draft.gap(
             "precision",
@@ -56,7 +45,8 @@ def precision_02(draft: Draft) -> Settings:
         *(["router.gate"] if moe else []),
     ]
     experts = moe and (converter == MX or layout.pp * layout.cp == 1)
-    converters = [converter, EXPERTS[converter]] if experts else [converter]
+    for_experts = precision.titan_expert_converters.get("0.2", "")
+    converters = [converter, for_experts] if experts else [converter]
     settings: Settings = {"model.converters": converters, f"{converter}.filter_fqns": skipped}
     if moe and not experts:
         draft.notes.append(
@@ -69,7 +59,7 @@ def precision_02(draft: Draft) -> Settings:
     else:
         settings[f"{converter}.recipe_name"] = "rowwise" if converter == FLOAT8 else "mxfp8_cublas"
     if experts:
-        settings[f"{EXPERTS[converter]}.fqns"] = ["experts"]
+        settings[f"{for_experts}.fqns"] = ["experts"]
     _notes_02(draft, converter, tensorwise)
     return settings
 
@@ -126,9 +116,11 @@ def precision_03(draft: Draft) -> list[str]:
             "set it to false, or export for 0.2",
         )
         draft.gap("float8_all_gather", True, rule, remedy, blocking=name.startswith("float8"))
-    if name not in PRECISIONS_03 or (name == "nvfp4" and moe):
+    precision = PRECISIONS[name]
+    converter = precision.titan_converters.get("0.3")
+    if converter is None or (precision.torchao.dense_only and moe):
         if name != "bf16":
-            rule = "is not in TorchTitan 0.3" + (" for experts" if name == "nvfp4" else "")
+            rule = "is not in TorchTitan 0.3" + (" for experts" if converter else "")
             draft.gap(
                 "precision", name, rule, "use bf16, float8-rowwise or mxfp8, or export for 0.2"
             )
@@ -141,15 +133,16 @@ def precision_03(draft: Draft) -> list[str]:
     if name == "nvfp4":
         which = f"fqns={_nvfp4_layers(draft)}, "
     draft.notes.append("Low precision needs torchao beside torchtitan.")
-    converters = [f"{PRECISIONS_03[name]}.Config({which}{compiled})"]
-    return [*converters, f"{EXPERTS_03[name]}.Config({compiled})"] if moe else converters
+    converters = [f"{converter}.Config({which}{compiled})"]
+    for_experts = precision.titan_expert_converters.get("0.3", "")
+    return [*converters, f"{for_experts}.Config({compiled})"] if moe else converters
 
 
 def _nvfp4_layers(draft: Draft) -> str:
     """Expression for the layers to convert: all but the last ones, as in TorchTitan's own
     llama3_8b_nvfp4.
     """
-    recipe = recipes_for(TRAINERS["torchtitan"], "0.3")[PRECISIONS.index("nvfp4")]
+    recipe = TRAINERS["torchtitan"].recipes("0.3")[PRECISIONS.names.index("nvfp4")]
     layers = draft.model.num_hidden_layers
     if bf16_tail(recipe, layers) >= layers:
         draft.gap(
@@ -164,9 +157,11 @@ def _nvfp4_layers(draft: Draft) -> str:
 def read_precision_03(module: str | None) -> dict[str, object]:
     """Precision from the job's module; inverse of `precision_03`."""
     found = [
-        name
-        for name, converter in PRECISIONS_03.items()
-        if module is not None and converter in module
+        precision.name
+        for precision in PRECISIONS.values()
+        if module is not None
+        and "0.3" in precision.titan_converters
+        and precision.titan_converters["0.3"] in module
     ]
     return {"precision": found[0] if found else "bf16", "float8_all_gather": False}
 

@@ -44,7 +44,7 @@ from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import Layout, parse_ac
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
-from planner.trainers.release import RELEASES, release_of
+from planner.trainers.registry import TRAINERS, release_of
 from planner.trainers.titan_defaults import DEFAULTS
 from planner.trainers.titan_models import WITH_PIPELINE, Flavor, class_for, find_flavor, lacking
 from planner.trainers.titan_networks import differences
@@ -53,7 +53,7 @@ from planner.units import counted
 OLDEST = "0.2.0"
 WRITTEN = tuple(
     known.number
-    for known in RELEASES["torchtitan"]
+    for known in TRAINERS["torchtitan"].history
     if release_of("torchtitan", known.number).since(OLDEST)
 )
 """The releases whose settings we write."""

@@ -2,11 +2,11 @@
 once.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from planner.catalog.models import is_model_name
-from planner.errors import Fault, SpecError
+from planner.errors import Fault, SpecError, UnknownNameError
 from planner.intake.huggingface.model_document import inline_keys
 from planner.intake.machines import cluster_request, read_cluster
 from planner.intake.models import read_model
@@ -15,7 +15,8 @@ from planner.specs.job import KEYS, LABELS, Job, ProbeSpec, SearchSpec
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
 from planner.specs.validation import build, closest
-from planner.trainers.registry import resolve_layout
+from planner.trainers.registry import TRAINERS, resolve_layout
+from planner.trainers.release import torch_release
 
 
 def read_job(values: object, *, allow_files: bool = True) -> Job:
@@ -102,8 +103,28 @@ def read_job(values: object, *, allow_files: bool = True) -> Job:
 
 
 def read_training(values: object, field: str = "training") -> TrainingSpec:
-    """Parsed and checked; raises SpecError with every fault."""
-    return build(TrainingSpec, values, field)
+    """Parsed and checked against the trainers we know; raises SpecError with every fault."""
+    faults = list(_unknown_software(values, field)) if isinstance(values, Mapping) else []
+    try:
+        training = build(TrainingSpec, values, field)
+    except SpecError as error:
+        raise SpecError([*error.faults, *faults]) from None
+    if faults:
+        raise SpecError(faults)
+    return training
+
+
+def _unknown_software(values: Mapping[Any, Any], field: str) -> Iterator[Fault]:
+    """What is said of a trainer or a release of torch that does not exist."""
+    trainer, torch = values.get("trainer"), values.get("torch_version")
+    if isinstance(trainer, str) and trainer not in TRAINERS:
+        yield from UnknownNameError(f"{field}.trainer", trainer, TRAINERS, "trainer").faults
+    if isinstance(torch, str):
+        try:
+            torch_release(torch)
+        except ValueError as error:
+            rule, _, remedy = str(error).partition("; ")
+            yield Fault(f"{field}.torch_version", torch, rule, remedy)
 
 
 def _standing_alone(asked: object, model: ModelSpec) -> object:

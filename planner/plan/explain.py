@@ -10,13 +10,13 @@ import numpy as np
 from planner.columns import FloatColumn, LayoutBatch
 from planner.cost.price import Pricer
 from planner.errors import Fault, SpecError
+from planner.precision import NOTHING, PRECISIONS, TWO_BYTES, Recipe, bf16_tail
 from planner.search.variations.neighbours import Neighbour, fastest
 from planner.specs.estimate import Estimate
 from planner.specs.job import SearchSpec
-from planner.specs.layout import PRECISIONS, FieldValue, Layout
+from planner.specs.layout import FieldValue, Layout
 from planner.specs.plan import Plan, RankedLayout, Regret, SensitivityStep
 from planner.units import counted, format_bytes, format_seconds, times, times_as_fast
-from planner.work.precision import NOTHING, TWO_BYTES, Recipe, bf16_tail
 from planner.work.quantised import quantised_model
 
 WORDS: Mapping[str, str] = {
@@ -156,7 +156,7 @@ def precision_sentences(pricer: Pricer, layout: Layout, estimate: Estimate) -> l
     """What low precision leaves in 16 bits, and what it costs beside its products; nothing for
     16-bit layouts.
     """
-    recipe = pricer.recipes[PRECISIONS.index(layout.precision)]
+    recipe = pricer.recipes[PRECISIONS.names.index(layout.precision)]
     return (
         list(_precision(pricer, layout, recipe, estimate.step_seconds or 1.0)) if recipe.low else []
     )
@@ -165,7 +165,9 @@ def precision_sentences(pricer: Pricer, layout: Layout, estimate: Estimate) -> l
 def _precision(pricer: Pricer, layout: Layout, recipe: Recipe, step: float) -> Iterator[str]:
     shares = quantised_model(pricer.model, pricer.recipes).shares
     high = [
-        name for name, share in shares.items() if share[PRECISIONS.index(layout.precision)] == 0
+        name
+        for name, share in shares.items()
+        if share[PRECISIONS.names.index(layout.precision)] == 0
     ]
     tail, layers = bf16_tail(recipe, pricer.model.num_hidden_layers), pricer.model.num_hidden_layers
     if high or tail:

@@ -38,6 +38,7 @@ from planner.specs.estimate import Estimate
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.plan import ParetoPoint, Plan, RankedLayout, Searched, SizeOption, VersusCurrent
+from planner.trainers.registry import TRAINERS
 from planner.units import counted, format_seconds
 from planner.version import MODEL_VERSION
 
@@ -48,14 +49,6 @@ if TYPE_CHECKING:  # they bring Optuna, which a plan on paper can start without
 # of those for which most was rejected, where fewer layouts are found than asked for
 MOST_REASONS = 3
 SHOWN_REASONS = 16  # one for every field that a neighbour changes, and what needs saying besides
-
-EXPORTS = {
-    "torchtitan": "torchtitan",
-    "fsdp": "torchtitan",
-    "megatron": "megatron",
-    "megatron-deepspeed": "megatron",
-    "internevo": "megatron",
-}
 
 
 def recommend(
@@ -142,9 +135,7 @@ def _with_measurements(plan: Plan, outcome: "StudyResult", known: "list[Ranked]"
 
 
 def _exported(job: Job, choice: PlanCandidate) -> Export | None:
-    target = EXPORTS.get(job.training.trainer)
-    if target is None:
-        return None
+    target = TRAINERS[job.training.trainer].export_format
     exported = export(
         choice.layout, job.model, choice.sized.pricer.cluster, job.training, to=target
     )

@@ -7,7 +7,6 @@ before crossing the rest.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -16,13 +15,12 @@ from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
-from planner.trainers.limits import LIMITS, TrainerLimits
-from planner.trainers.registry import TRAINERS, TrainerRules
-from planner.trainers.release import Release
-from planner.trainers.titan_models import line_of
+from planner.trainers.base import TrainerRules
+from planner.trainers.registry import TRAINERS, runs_under, training_release
+from planner.trainers.release import Release, Releases
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Context:
     """The job around a layout: what stays the same for all candidates of one search."""
 
@@ -30,25 +28,20 @@ class Context:
     cluster: ClusterSpec
     training: TrainingSpec
 
-    @cached_property
+    @property
     def trainer(self) -> TrainerRules:
-        """What the trainer can run."""
+        """The trainer, whatever its release."""
         return TRAINERS[self.training.trainer]
-
-    @cached_property
-    def limits(self) -> TrainerLimits:
-        """What the trainer refuses beyond that."""
-        return LIMITS[self.training.trainer]
 
     @property
     def release(self) -> Release:
         """The trainer's release whose rules hold."""
-        return self.training.release
+        return training_release(self.training)
 
-    @cached_property
-    def titan_line(self) -> str:
-        """Line "0.2" or "0.3" where TorchTitan trains; "" elsewhere."""
-        return line_of(self.release) if self.trainer.name == "torchtitan" else ""
+    @property
+    def released(self) -> TrainerRules:
+        """The trainer as this release of it is."""
+        return self.trainer.at(self.release)
 
     @property
     def num_kv_heads(self) -> int:
@@ -61,6 +54,12 @@ class Context:
 
 
 Text = Callable[[Layout, Context], str]
+
+
+def under(trainer: str, *, since: str = "", before: str = "") -> Callable[[Context], bool]:
+    """For rules of one trainer, in its releases from `since` on and before `before`."""
+    releases = Releases(since=since, before=before)
+    return lambda context: runs_under(context.training, trainer, releases)
 
 
 def always(context: Context) -> bool:
@@ -132,7 +131,7 @@ def columns_of(reads: Iterable[str]) -> frozenset[str]:
     )
 
 
-def in_set(codes: Column, names: tuple[str, ...], wanted: Iterable[str]) -> BoolColumn:
+def in_set(codes: Column, names: Iterable[str], wanted: Iterable[str]) -> BoolColumn:
     """Whether each code stands for one of the wanted names."""
     wanted = frozenset(wanted)
     table = np.array([name in wanted for name in names], dtype=np.bool_)

@@ -7,9 +7,9 @@ import math
 import numpy as np
 
 from planner.columns import BoolColumn, LayoutBatch
-from planner.rules.base import Context, Rule, choices, divides, divisors
+from planner.rules.base import Context, Rule, choices, divides, divisors, under
 from planner.specs.layout import CP_METHODS, Layout
-from planner.trainers.titan_models import cuts_sequences, lacking
+from planner.trainers.titan_models import cuts_sequences, lacking, line_of
 from planner.units import counted
 
 PRODUCT_KEY = "degrees do not multiply to num_gpus"
@@ -30,13 +30,13 @@ def _product_remedy(x: Layout, c: Context) -> str:
 
 
 def _kv_broken(x: LayoutBatch, c: Context) -> BoolColumn:
-    replicated = np.asarray(x.tp % c.num_kv_heads == 0) & c.limits.replicates_kv_heads
+    replicated = np.asarray(x.tp % c.num_kv_heads == 0) & c.trainer.replicates_kv_heads
     return np.asarray(~divides(c.num_kv_heads, x.tp) & ~replicated)
 
 
 def _kv_remedy(x: Layout, c: Context) -> str:
     fitting = divisors(c.num_kv_heads)
-    if c.limits.replicates_kv_heads:
+    if c.trainer.replicates_kv_heads:
         fitting = sorted(
             {
                 *fitting,
@@ -74,7 +74,7 @@ def _width_divisor(c: Context) -> int:
 
 def _cp_chunks(x: LayoutBatch, c: Context) -> BoolColumn:
     return np.asarray(
-        ((x.cp > 1) | c.limits.seq_divisor_always) & ~divides(c.training.seq_len, HEAD_TAIL * x.cp)
+        ((x.cp > 1) | c.trainer.seq_divisor_always) & ~divides(c.training.seq_len, HEAD_TAIL * x.cp)
     )
 
 
@@ -123,10 +123,11 @@ def _ulysses_heads(c: Context) -> int:
 
 
 def _titan_without_cp(c: Context) -> bool:
-    line = c.titan_line
-    return bool(line) and not lacking(c.model, line) and not cuts_sequences(c.model, line)
+    line = line_of(c.release)
+    return not lacking(c.model, line) and not cuts_sequences(c.model, line)
 
 
+_TITAN = under("torchtitan")
 DEGREE_RULES: tuple[Rule, ...] = (
     Rule(
         key=PRODUCT_KEY,
@@ -188,7 +189,7 @@ DEGREE_RULES: tuple[Rule, ...] = (
         key="tp does not cut the sequence evenly",
         field="tp",
         reads=frozenset({"cp", "tp"}),
-        applies=lambda c: c.limits.seq_divisor_always,
+        applies=lambda c: c.trainer.seq_divisor_always,
         broken=_tp_chunks,
         rule=lambda x, c: (
             f"seq_len {c.training.seq_len} is not divisible by 2 x cp x tp = "
@@ -201,7 +202,7 @@ DEGREE_RULES: tuple[Rule, ...] = (
         key="tp does not cut the sequence evenly",
         field="sequence_parallel",
         reads=frozenset({"cp", "tp", "sequence_parallel"}),
-        applies=lambda c: not c.limits.seq_divisor_always,
+        applies=lambda c: not c.trainer.seq_divisor_always,
         broken=_sp_broken,
         rule=lambda x, c: (
             f"{counted(c.training.seq_len // x.cp, 'token')} of a sequence on a rank are not "
@@ -241,11 +242,11 @@ DEGREE_RULES: tuple[Rule, ...] = (
         key="TorchTitan's model lacks context parallelism",
         field="cp",
         reads=frozenset({"cp"}),
-        applies=_titan_without_cp,
+        applies=lambda c: _TITAN(c) and _titan_without_cp(c),
         broken=lambda x, c: np.asarray(x.cp > 1),
         rule=lambda x, c: (
-            f"cp={x.cp}: TorchTitan {c.titan_line}'s model for {c.model.name} refuses context "
-            "parallelism"
+            f"cp={x.cp}: TorchTitan {line_of(c.release)}'s model for {c.model.name} refuses "
+            "context parallelism"
         ),
         remedy=lambda x, c: "set cp to 1, or trainer_version to 0.3.0",
     ),

@@ -5,7 +5,7 @@ hold one set of experts.
 import numpy as np
 
 from planner.columns import BoolColumn, IntColumn, LayoutBatch
-from planner.rules.base import Context, Rule, choices, divides, divisors
+from planner.rules.base import Context, Rule, choices, divides, divisors, under
 from planner.specs.layout import Layout
 from planner.units import counted
 
@@ -33,7 +33,7 @@ def _etp_width(x: LayoutBatch, c: Context) -> BoolColumn:
     """TorchTitan cuts experts by tp while ep = 1, whatever etp says (expert_parallel.py,
     apply_moe_ep_tp).
     """
-    cut = np.where(x.ep > 1, x.etp, x.tp) if c.limits.etp_one_or_tp else x.etp
+    cut = np.where(x.ep > 1, x.etp, x.tp) if c.trainer.etp_one_or_tp else x.etp
     return ~divides(c.model.moe_intermediate_size, cut)
 
 
@@ -41,6 +41,7 @@ def _expert_widths(x: Layout, c: Context) -> list[int]:
     return [d for d in divisors(c.model.moe_intermediate_size) if d <= max(x.etp, x.tp)]
 
 
+_TITAN_03 = under("torchtitan", since="0.3")
 EXPERT_RULES: tuple[Rule, ...] = (
     Rule(
         key="expert parallelism without experts",
@@ -66,7 +67,7 @@ EXPERT_RULES: tuple[Rule, ...] = (
         key="etp is neither 1 nor tp",
         field="etp",
         reads=frozenset({"ep", "etp", "tp"}),
-        applies=lambda c: c.model.is_moe and c.limits.etp_one_or_tp,
+        applies=lambda c: c.model.is_moe and c.trainer.etp_one_or_tp,
         broken=lambda x, c: np.asarray((x.ep > 1) & (x.etp != 1) & (x.etp != x.tp)),
         rule=lambda x, c: f"etp={x.etp} is neither 1 nor tp={x.tp}, as {c.trainer.name} needs",
         remedy=lambda x, c: f"set etp to 1 or {x.tp}",
@@ -75,7 +76,7 @@ EXPERT_RULES: tuple[Rule, ...] = (
         key="TorchTitan 0.3 never splits experts over TP",
         field="etp",
         reads=frozenset({"ep", "etp"}),
-        applies=lambda c: c.model.is_moe and c.titan_line == "0.3",
+        applies=lambda c: c.model.is_moe and _TITAN_03(c),
         broken=lambda x, c: np.asarray((x.ep > 1) & (x.etp != 1)),
         rule=lambda x, c: (
             f"TorchTitan {c.release.number} has no setting for etp={x.etp}: with ep={x.ep} "
@@ -113,7 +114,7 @@ EXPERT_RULES: tuple[Rule, ...] = (
         key="tp with ep needs sequence parallelism",
         field="sequence_parallel",
         reads=frozenset({"tp", "ep", "sequence_parallel"}),
-        applies=lambda c: c.model.is_moe and c.limits.sp_with_experts,
+        applies=lambda c: c.model.is_moe and c.trainer.sp_with_experts,
         broken=lambda x, c: np.asarray((x.ep > 1) & (x.tp > 1) & ~x.sequence_parallel),
         rule=lambda x, c: (
             f"{c.trainer.name} refuses ep={x.ep} with tp={x.tp} without sequence parallelism"

@@ -2,30 +2,20 @@
 recomputation, compile and the rest.
 """
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from planner.columns import BoolColumn, IntColumn, LayoutBatch, schedule_is
-from planner.rules.base import Context, Rule, choices, in_set, sharding_degree
+from planner.precision import PRECISIONS, Recipe, bf16_tail
+from planner.rules.base import Context, Rule, choices, in_set, sharding_degree, under
 from planner.specs.kernel_families import kernel_family
-from planner.specs.layout import AC_KINDS, CP_METHODS, DTYPES, PRECISIONS, Layout
+from planner.specs.layout import AC_KINDS, CP_METHODS, DTYPES, Layout
 from planner.specs.training import OPTIMIZER_STATE_BYTES
 from planner.units import format_bytes
-from planner.work.precision import Recipe, bf16_tail, recipes_for
 from planner.work.quantised import local_shape, low_share, products
 
-TENSORWISE, MXFP8 = PRECISIONS.index("float8-tensorwise"), PRECISIONS.index("mxfp8")
+TENSORWISE, MXFP8 = PRECISIONS.names.index("float8-tensorwise"), PRECISIONS.names.index("mxfp8")
 MEMORY_BUDGET, SELECTIVE_OP = AC_KINDS.index("memory-budget"), AC_KINDS.index("selective-op")
 
-# dtypes whose peak a GPU must have. Microscaling came with fp4 on both vendors (Blackwell, CDNA4),
-# so fp4 stands for it: torchtitan quantization/mx.py asks for SM100 or gfx950, float8.py for SM89.
-NEEDS: Mapping[str, tuple[str, ...]] = {
-    "bf16": ("bf16",), "fp16": ("fp16",), "float8-tensorwise": ("fp8",), "float8-rowwise": ("fp8",),
-    "float8-delayed": ("fp8",),
-    "float8-blockwise": ("fp8",), "mxfp8": ("fp8", "fp4"), "nvfp4": ("fp4",),
-}  # fmt: skip
-assert tuple(NEEDS) == PRECISIONS
 SINGLES = frozenset({"fp32", "tf32"})
 
 
@@ -34,85 +24,38 @@ def splits_backward(codes: IntColumn) -> BoolColumn:
     return schedule_is(codes, lambda schedule: schedule.splits_backward)
 
 
-# torchtitan 0.3.0 components/quantization: tensorwise is gone, nvfp4 is new.
-TITAN_03_PRECISIONS = frozenset({"bf16", "float8-rowwise", "mxfp8", "nvfp4"})
-
-
-_FLOAT8 = frozenset({"float8-tensorwise", "float8-rowwise", "float8-delayed", "float8-blockwise"})
-# Precisions without kernels on a family, or with none that anybody timed, although a GPU may list
-# the units; by `kernel_family`. Blocks of 128 came with Hopper (Transformer Engine; torchao asks
-# for SM90). Microscaling on compute capability 12.0: Transformer Engine refuses mxfp8 ("not
-# supported on 12.0+ architectures yet", Megatron-LM issue 4175), its nvfp4 recipe has no kernels
-# there (TransformerEngine issue 2255), torchao's are built for SM100.
-NO_KERNELS: Mapping[str, frozenset[str]] = {
-    "volta": _FLOAT8 | {"mxfp8", "nvfp4"}, "ampere": _FLOAT8 | {"mxfp8", "nvfp4"},
-    "hopper": frozenset({"mxfp8", "nvfp4"}),
-    "blackwell": frozenset(), "ada": frozenset({"float8-blockwise", "mxfp8", "nvfp4"}),
-    "rtx-blackwell": frozenset({"mxfp8", "nvfp4"}),
-    "cdna": frozenset({"nvfp4"}), "tpu": _FLOAT8 | {"mxfp8", "nvfp4"},
-    "cpu": _FLOAT8 | {"mxfp8", "nvfp4"},
-}  # fmt: skip
+_TITAN, _MEGATRON = under("torchtitan"), under("megatron")
 
 
 def gpu_precisions(c: Context) -> tuple[str, ...]:
     """Precisions the GPU has units and the libraries have kernels for."""
     gpu = c.cluster.gpu
-    able = (
-        name
-        for name, dtypes in NEEDS.items()
-        if all(dtype in gpu.peak_flops_per_second for dtype in dtypes)
+    row = kernel_family(gpu)
+    return tuple(
+        precision.name
+        for precision in PRECISIONS.values()
+        if all(dtype in gpu.peak_flops_per_second for dtype in precision.needs)
+        and (precision.kernel_rows is None or row in precision.kernel_rows)
+        and (precision.vendors is None or gpu.vendor in precision.vendors)
     )
-    lacking = NO_KERNELS[kernel_family(gpu)] | (
-        frozenset({"nvfp4"}) if gpu.vendor != "nvidia" else frozenset()
-    )
-    return tuple(name for name in able if name not in lacking)
 
 
 def trainer_precisions(c: Context) -> frozenset[str]:
-    """Precisions that the trainer's release has recipes for, of those that convert anything of the
-    model.
-    """
-    if c.titan_line == "0.3":
-        return TITAN_03_PRECISIONS - (
-            frozenset({"nvfp4"}) if _nvfp4_converts_nothing(c) else frozenset()
-        )
-    # core/fp4_utils.py came with 0.15
-    if c.trainer.name == "megatron" and c.release.before("0.15"):
-        return c.trainer.precisions - {"nvfp4"}
-    return c.trainer.precisions
+    """Precisions that the trainer's release names, of those that convert anything of the model."""
+    idle = (recipe.name for recipe in _recipes(c) if _converts_nothing(recipe, c))
+    return c.released.precisions - frozenset(idle)
 
 
-def _nvfp4_converts_nothing(c: Context) -> bool:
-    """TorchTitan 0.3's converter leaves experts alone, and the last layers of any model
+def _recipes(c: Context) -> tuple[Recipe, ...]:
+    return c.trainer.recipes(c.training.trainer_version)
+
+
+def _converts_nothing(recipe: Recipe, c: Context) -> bool:
+    """TorchTitan 0.3's nvfp4 leaves experts alone, and the last layers of any model
     (components/quantization/nvfp4.py).
     """
-    recipe = recipes_for(c.trainer, c.training.trainer_version)[PRECISIONS.index("nvfp4")]
-    return (
-        c.model.is_moe or bf16_tail(recipe, c.model.num_hidden_layers) >= c.model.num_hidden_layers
-    )
-
-
-def trainer_ac_kinds(c: Context) -> frozenset[str]:
-    """Modes of activation checkpointing that the trainer's release has. TorchTitan 0.3 has no
-    setting for every n-th layer.
-    """
-    return c.trainer.ac_kinds - (
-        frozenset({"selective-layer"}) if c.titan_line == "0.3" else frozenset()
-    )
-
-
-def trainer_cp_methods(c: Context) -> frozenset[str]:
-    """How the trainer's release passes keys and values round. TorchTitan 0.3 gathers them and has
-    no setting.
-    """
-    return c.trainer.cp_methods - (
-        frozenset({"alltoall"}) if c.titan_line == "0.3" else frozenset()
-    )
-
-
-def steps_in_backward(c: Context) -> bool:
-    """Whether the trainer's release offers optimizer-in-backward: gone from TorchTitan 0.3."""
-    return c.limits.optimizer_in_backward and c.titan_line != "0.3"
+    layers = c.model.num_hidden_layers
+    return (recipe.dense_only and c.model.is_moe) or bf16_tail(recipe, layers) >= layers
 
 
 def _both(c: Context) -> str:
@@ -122,7 +65,9 @@ def _both(c: Context) -> str:
 
 def _missing(x: Layout, c: Context) -> str:
     missing = [
-        dtype for dtype in NEEDS[x.precision] if dtype not in c.cluster.gpu.peak_flops_per_second
+        dtype
+        for dtype in PRECISIONS[x.precision].needs
+        if dtype not in c.cluster.gpu.peak_flops_per_second
     ]
     found = " and ".join("microscaling" if dtype == "fp4" else dtype for dtype in missing)
     return (
@@ -135,7 +80,7 @@ def _missing(x: Layout, c: Context) -> str:
 def _quantised(c: Context) -> list[tuple[int, Recipe]]:
     """(code, recipe) of what both GPU and trainer can run in low precision."""
     usable = trainer_precisions(c) & {*gpu_precisions(c)}
-    recipes = enumerate(recipes_for(c.trainer, c.training.trainer_version))
+    recipes = enumerate(_recipes(c))
     return [(code, recipe) for code, recipe in recipes if recipe.low and recipe.name in usable]
 
 
@@ -163,7 +108,7 @@ def _unaligned_tokens(x: LayoutBatch, c: Context) -> BoolColumn:
 
 
 def _recipe(x: Layout, c: Context) -> Recipe:
-    return recipes_for(c.trainer, c.training.trainer_version)[PRECISIONS.index(x.precision)]
+    return _recipes(c)[PRECISIONS.names.index(x.precision)]
 
 
 def _offending(x: Layout, c: Context) -> str:
@@ -222,7 +167,7 @@ _ZERO_RULES: tuple[Rule, ...] = (
         key="DDP cannot hold shards",
         field="zero_stage",
         reads=frozenset({"zero_stage", "sharding_degree"}),
-        applies=lambda c: c.trainer.fsdp_style,
+        applies=lambda c: c.trainer.sharding.degrees_decide,
         broken=lambda x, c: np.asarray((x.zero_stage == 0) & (sharding_degree(x, c) > 1)),
         rule=lambda x, c: (
             f"zero_stage=0 shards nothing, but dp_shard x cp = {x.dp_shard * x.cp} ranks shard "
@@ -237,7 +182,7 @@ _ZERO_RULES: tuple[Rule, ...] = (
         key="DDP combines with no other parallelism",
         field="dp_replicate",
         reads=frozenset({"dp_replicate", "tp", "pp", "sharding_degree"}),
-        applies=lambda c: c.limits.ddp_alone,
+        applies=_TITAN,
         broken=lambda x, c: np.asarray(
             (x.dp_replicate > 1) & (sharding_degree(x, c) == 1) & (x.tp * x.pp > 1)
         ),
@@ -254,7 +199,7 @@ _ZERO_RULES: tuple[Rule, ...] = (
         key="ZeRO-2 and 3 exclude pipelines",
         field="zero_stage",
         reads=frozenset({"zero_stage", "pp"}),
-        applies=lambda c: not c.limits.zero_2_under_pp,
+        applies=lambda c: not c.trainer.zero_2_under_pp,
         broken=lambda x, c: np.asarray((x.pp > 1) & (x.zero_stage >= 2)),
         rule=lambda x, c: f"{c.trainer.name} refuses zero_stage={x.zero_stage} with pp={x.pp}",
         remedy=lambda x, c: "set zero_stage to 1, or pp to 1",
@@ -267,7 +212,11 @@ _ZERO_RULES: tuple[Rule, ...] = (
         # optimizer
         broken=lambda x, c: np.asarray(
             x.cpu_offload
-            & ((sharding_degree(x, c) == 1) if c.trainer.fsdp_style else (x.zero_stage == 0))
+            & (
+                (sharding_degree(x, c) == 1)
+                if c.trainer.sharding.offloads_shards
+                else (x.zero_stage == 0)
+            )
         ),
         rule=lambda x, c: (
             f"cpu_offload moves shards, and zero_stage={x.zero_stage} over dp_shard x cp = "
@@ -326,9 +275,10 @@ _PRECISION_RULES: tuple[Rule, ...] = (
         field="precision",
         reads=frozenset({"precision", "param_dtype"}),
         # arguments.py: --fp16, --bf16 and the fp8 recipes set params_dtype
-        applies=lambda c: c.trainer.name == "megatron",
+        applies=_MEGATRON,
         broken=lambda x, c: np.asarray(
-            (x.param_dtype == DTYPES.index("float32")) & (x.precision != PRECISIONS.index("bf16"))
+            (x.param_dtype == DTYPES.index("float32"))
+            & (x.precision != PRECISIONS.names.index("bf16"))
         ),
         rule=lambda x, c: (
             f"{x.precision} computes in 16 bits or fewer; float32 parameters of {c.trainer.name} "
@@ -340,7 +290,7 @@ _PRECISION_RULES: tuple[Rule, ...] = (
         key="trainer keeps fp32 masters",
         field="master_dtype",
         reads=frozenset({"master_dtype"}),
-        applies=lambda c: c.trainer.name == "megatron",  # --main-params-dtype takes fp32 and fp16
+        applies=_MEGATRON,  # --main-params-dtype takes fp32 and fp16
         broken=lambda x, c: x.master_dtype != DTYPES.index("float32"),
         rule=lambda x, c: (
             f"{c.trainer.name} keeps main parameters in fp32 or fp16, not {x.master_dtype}"
@@ -379,7 +329,7 @@ _PRECISION_RULES: tuple[Rule, ...] = (
         field="precision",
         reads=frozenset({"precision", "tp"}),
         # torchtitan models/deepseek_v3/infra/parallelize.py
-        applies=lambda c: c.limits.ddp_alone and c.model.uses_mla,
+        applies=lambda c: _TITAN(c) and c.model.uses_mla,
         broken=lambda x, c: np.asarray((x.precision == TENSORWISE) & (x.tp > 1)),
         rule=lambda x, c: (
             f"{c.trainer.name} does not implement float8-tensorwise with tp={x.tp} for MLA models "
@@ -391,7 +341,7 @@ _PRECISION_RULES: tuple[Rule, ...] = (
         key="mxfp8 with TP excludes compile",
         field="compile",
         reads=frozenset({"precision", "tp", "compile"}),
-        applies=lambda c: c.limits.ddp_alone,  # torchtitan components/quantization/mx.py
+        applies=_TITAN,  # torchtitan components/quantization/mx.py
         broken=lambda x, c: np.asarray((x.precision == MXFP8) & (x.tp > 1) & x.compile),
         rule=lambda x, c: f"{c.trainer.name} refuses mxfp8 with tp={x.tp} under compile",
         remedy=lambda x, c: "set compile to false, tp to 1, or precision to float8-rowwise",
@@ -420,10 +370,10 @@ _SWITCH_RULES: tuple[Rule, ...] = (
         key="trainer lacks the activation checkpointing",
         field="ac",
         reads=frozenset({"ac_kind"}),
-        broken=lambda x, c: ~in_set(x.ac_kind, AC_KINDS, trainer_ac_kinds(c)),
+        broken=lambda x, c: ~in_set(x.ac_kind, AC_KINDS, c.released.ac_kinds),
         rule=lambda x, c: f"{_release(c)} has no activation checkpointing {x.ac}",
         remedy=lambda x, c: (
-            f"use {choices(kind for kind in AC_KINDS if kind in trainer_ac_kinds(c))}"
+            f"use {choices(kind for kind in AC_KINDS if kind in c.released.ac_kinds)}"
         ),
     ),
     Rule(
@@ -438,7 +388,7 @@ _SWITCH_RULES: tuple[Rule, ...] = (
         key="selective checkpointing excludes schedules that split the backward",
         field="ac",
         reads=frozenset({"ac_kind", "pp", "pp_schedule"}),
-        applies=lambda c: c.trainer.fsdp_style,
+        applies=lambda c: c.trainer.framework.splits_backward_by_group,
         # torch/utils/checkpoint.py: a selectively checkpointed region is recomputed once only, and
         # W asks again for each weight
         broken=lambda x, c: (
@@ -453,7 +403,7 @@ _SWITCH_RULES: tuple[Rule, ...] = (
         key="TorchTitan 0.2 always shards sequences over TP",
         field="sequence_parallel",
         reads=frozenset({"tp", "sequence_parallel"}),
-        applies=lambda c: c.titan_line == "0.2" and c.release.since("0.2"),
+        applies=under("torchtitan", since="0.2", before="0.3"),
         broken=lambda x, c: np.asarray((x.tp > 1) & ~x.sequence_parallel),
         rule=lambda x, c: (
             f"TorchTitan {c.release.number} has no tp={x.tp} without sequence parallelism"
@@ -464,17 +414,17 @@ _SWITCH_RULES: tuple[Rule, ...] = (
         key="trainer lacks the CP method",
         field="cp_method",
         reads=frozenset({"cp", "cp_method"}),
-        broken=lambda x, c: (x.cp > 1) & ~in_set(x.cp_method, CP_METHODS, trainer_cp_methods(c)),
+        broken=lambda x, c: (x.cp > 1) & ~in_set(x.cp_method, CP_METHODS, c.released.cp_methods),
         rule=lambda x, c: f"{_release(c)} has no cp_method {x.cp_method}",
         remedy=lambda x, c: (
-            f"use {choices(name for name in CP_METHODS if name in trainer_cp_methods(c))}"
+            f"use {choices(name for name in CP_METHODS if name in c.released.cp_methods)}"
         ),
     ),
     Rule(
         key="trainer does not compile",
         field="compile",
         reads=frozenset({"compile"}),
-        applies=lambda c: not c.limits.compiles,
+        applies=lambda c: not c.trainer.compiles,
         broken=lambda x, c: np.asarray(x.compile),
         rule=lambda x, c: f"{c.trainer.name} runs fused kernels and does not use torch.compile",
         remedy=lambda x, c: "set compile to false",
@@ -483,7 +433,7 @@ _SWITCH_RULES: tuple[Rule, ...] = (
         key="compile excludes schedules that split the backward",
         field="compile",
         reads=frozenset({"compile", "pp", "pp_schedule"}),
-        applies=lambda c: c.limits.compiles,
+        applies=lambda c: c.trainer.compiles,
         # pytorch issue 161904, check added by pull request 162511
         broken=lambda x, c: x.compile & (x.pp > 1) & splits_backward(x.pp_schedule),
         rule=lambda x, c: (
@@ -499,7 +449,7 @@ _SWITCH_RULES: tuple[Rule, ...] = (
         rule=lambda x, c: "async_tp is a pass of torch.compile, which is off",
         remedy=lambda x, c: (
             "set compile to true, or async_tp to false"
-            if c.limits.compiles
+            if c.trainer.compiles
             else "set async_tp to false"
         ),
     ),
@@ -531,7 +481,7 @@ _SWITCH_RULES: tuple[Rule, ...] = (
         key="trainer lacks optimizer-in-backward",
         field="optimizer_in_backward",
         reads=frozenset({"optimizer_in_backward"}),
-        applies=lambda c: not steps_in_backward(c),
+        applies=lambda c: not c.released.steps_in_backward,
         broken=lambda x, c: np.asarray(x.optimizer_in_backward),
         rule=lambda x, c: f"{_release(c)} steps the optimizer after the backward only",
         remedy=lambda x, c: "set optimizer_in_backward to false",

@@ -8,11 +8,11 @@ from functools import lru_cache
 import numpy as np
 
 from planner.columns import TRAINER_SPLIT, BoolColumn, IntColumn, LayoutBatch, schedule_is
-from planner.rules.base import Context, Rule, choices, num_microbatches
+from planner.rules.base import Context, Rule, choices, num_microbatches, under
 from planner.schedules import SCHEDULES
 from planner.schedules.base import RUNTIMES, Runtime, Schedule, ScheduleRule
 from planner.specs.layout import Layout
-from planner.trainers.titan_models import lacking, pipelines
+from planner.trainers.titan_models import lacking, line_of, pipelines
 from planner.units import counted
 
 # A simulation plays out about pp x stages x (microbatches until the order repeats) actions; at this
@@ -20,6 +20,9 @@ from planner.units import counted
 # parameters).
 MOST_PLAYED = 2**16
 ENDS = 2  # embedding and head: each may count as one layer of the split
+
+
+_TITAN, _MEGATRON = under("torchtitan"), under("megatron")
 
 
 def of_fork(codes: IntColumn) -> BoolColumn:
@@ -33,11 +36,11 @@ def num_stages(x: LayoutBatch) -> IntColumn:
 
 
 def _most_stages(c: Context) -> int:
-    return c.model.num_hidden_layers + (ENDS if c.limits.counts_embedding_and_head else 0)
+    return c.model.num_hidden_layers + (ENDS if c.trainer.counts_embedding_and_head else 0)
 
 
 def _layers(c: Context) -> str:
-    ends = ", embedding and head" if c.limits.counts_embedding_and_head else ""
+    ends = ", embedding and head" if c.trainer.counts_embedding_and_head else ""
     return f"{counted(c.model.num_hidden_layers, 'layer')}{ends} of {c.model.name}"
 
 
@@ -74,8 +77,10 @@ def _uneven_remedy(x: Layout, c: Context) -> str:
 
 def _cannot_pipeline(c: Context) -> bool:
     """Whether TorchTitan has the model, and no way to cut it into stages."""
-    line = c.titan_line
-    return bool(line) and not lacking(c.model, line) and not pipelines(c.model, line)
+    if not _TITAN(c):
+        return False
+    line = line_of(c.release)
+    return not lacking(c.model, line) and not pipelines(c.model, line)
 
 
 def _pipelines_in_03(c: Context) -> bool:
@@ -83,17 +88,10 @@ def _pipelines_in_03(c: Context) -> bool:
 
 
 def _without_layout(x: LayoutBatch, c: Context) -> BoolColumn:
-    """Pipelines that Megatron can only split evenly: before 0.13, and under the schedules of the
-    zero-bubble fork.
+    """Pipelines that Megatron can only split evenly: in releases that cannot be told a split, and
+    under the schedules of the zero-bubble fork.
     """
-    return np.asarray(of_fork(x.pp_schedule) | np.bool_(not writes_splits(c)))
-
-
-def writes_splits(c: Context) -> bool:
-    """Whether the trainer's release can be told any split: Megatron's
-    --pipeline-model-parallel-layout came with core 0.13.
-    """
-    return c.trainer.name != "megatron" or c.release.since("0.13")
+    return np.asarray(of_fork(x.pp_schedule) | np.bool_(not c.released.writes_splits))
 
 
 def _split_column(x: LayoutBatch, values: list[int]) -> IntColumn:
@@ -143,7 +141,7 @@ _SPLIT_RULES: tuple[Rule, ...] = (
         applies=_cannot_pipeline,
         broken=lambda x, c: np.asarray(x.pp > 1),
         rule=lambda x, c: (
-            f"TorchTitan {c.titan_line}'s model for {c.model.name} has no pipelining_fn"
+            f"TorchTitan {line_of(c.release)}'s model for {c.model.name} has no pipelining_fn"
         ),
         remedy=lambda x, c: (
             "set pp to 1" + (", or trainer_version to 0.3.0" if _pipelines_in_03(c) else "")
@@ -164,7 +162,7 @@ _SPLIT_RULES: tuple[Rule, ...] = (
         key="stages do not divide the layers",
         field="virtual_stages",
         reads=frozenset({"pp", "virtual_stages", "split", "pp_schedule"}),
-        applies=lambda c: c.limits.split == "even",
+        applies=lambda c: c.trainer.split == "even",
         broken=_uneven_split,
         rule=lambda x, c: (
             f"{counted(_stages_of(x), 'stage')} do not divide "
@@ -213,7 +211,7 @@ _SPLIT_RULES: tuple[Rule, ...] = (
         field="pp_schedule",
         reads=frozenset({"pp", "pp_schedule"}),
         # a release says that it is NVIDIA's own; a date or a free text may be the fork's
-        applies=lambda c: c.trainer.name == "megatron" and c.release.exact,
+        applies=lambda c: _MEGATRON(c) and c.release.exact,
         broken=lambda x, c: (x.pp > 1) & of_fork(x.pp_schedule),
         rule=lambda x, c: (
             f"{x.pp_schedule} is in the fork {SCHEDULES[x.pp_schedule].fork}, not in "
@@ -226,7 +224,7 @@ _SPLIT_RULES: tuple[Rule, ...] = (
         field="layers_per_stage",
         reads=frozenset({"pp", "pp_schedule", "split"}),
         # Megatron's layout string came after the fork left its repository
-        applies=lambda c: c.trainer.name == "megatron",
+        applies=_MEGATRON,
         broken=lambda x, c: (x.pp > 1) & (x.split != TRAINER_SPLIT) & of_fork(x.pp_schedule),
         rule=lambda x, c: (
             f"the fork that has {x.pp_schedule} reads no --pipeline-model-parallel-layout"

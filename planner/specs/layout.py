@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, field_validator
 
+from planner.precision import PRECISIONS
 from planner.schedules import SCHEDULES
 from planner.specs.validation import build, closest
 
@@ -17,16 +18,6 @@ Flag = Annotated[bool, Field(strict=True)]
 FieldValue = bool | int | float | str | tuple[int, ...] | None
 ZeroStage = Annotated[int, Field(strict=True, ge=0, le=3)]
 
-PRECISIONS = (
-    "bf16",
-    "fp16",
-    "float8-tensorwise",
-    "float8-rowwise",
-    "float8-delayed",
-    "float8-blockwise",
-    "mxfp8",
-    "nvfp4",
-)
 CP_METHODS = ("allgather", "alltoall", "ulysses")
 AC_KINDS = (
     "none",
@@ -50,6 +41,20 @@ ScheduleName = Annotated[
     str,
     AfterValidator(_known_schedule),
     WithJsonSchema({"type": "string", "enum": list(SCHEDULES)}),
+]
+
+
+def _known_precision(name: str) -> str:
+    """The name itself; raises ValueError "rule; remedy" for a precision that nobody registered."""
+    if name not in PRECISIONS:
+        raise ValueError(f"is not one of the known values; {closest(name, PRECISIONS)}")
+    return name
+
+
+PrecisionName = Annotated[
+    str,
+    AfterValidator(_known_precision),
+    WithJsonSchema({"type": "string", "enum": list(PRECISIONS)}),
 ]
 
 
@@ -109,16 +114,7 @@ class Layout(BaseModel):
     layers_per_stage: tuple[Annotated[int, Field(strict=True, ge=0)], ...] | None
     micro_batch_size: Degree
     ac: str
-    precision: Literal[
-        "bf16",
-        "fp16",
-        "float8-tensorwise",
-        "float8-rowwise",
-        "float8-delayed",
-        "float8-blockwise",
-        "mxfp8",
-        "nvfp4",
-    ]
+    precision: PrecisionName
     float8_all_gather: Flag
     param_dtype: Literal["bfloat16", "float32"]
     reduce_dtype: Literal["bfloat16", "float32"]

@@ -4,13 +4,10 @@ rules apply.
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from planner.trainers.registry import check_torch_release
-from planner.trainers.release import Release, release_of
 from planner.units import parse_count, parse_tokens
 
-Trainer = Literal["torchtitan", "megatron", "megatron-deepspeed", "fsdp", "internevo"]
 Optimizer = Literal["adamw", "adamw-bf16-states", "muon", "adafactor", "sgd"]
 # Bytes a parameter of optimizer state beside the parameter, for fp32 masters. Source: torch.optim;
 # Shazeer and Stern 2018; Jordan 2024.
@@ -52,8 +49,9 @@ class TrainingSpec(BaseModel):
     """The contract's `training` mapping.
 
     seq_len: tokens; "8k" is 8,192 and "1M" 1,048,576.
-    global_batch_size: sequences a step.  total_tokens: tokens of the whole run, for time and cost
-        ("15T" is read too).
+    global_batch_size: sequences a step.
+    trainer: a name of `planner.trainers.registry`; intake checks it.
+    total_tokens: tokens of the whole run, for time and cost ("15T" is read too).
     moe_imbalance: load of the busiest expert rank over the mean (1 = balanced); None lets the model
         expect it.
     """
@@ -62,7 +60,7 @@ class TrainingSpec(BaseModel):
 
     seq_len: Annotated[int, BeforeValidator(parse_tokens), Field(strict=True, gt=0, le=MAX_SEQ_LEN)]
     global_batch_size: Annotated[int, Field(strict=True, gt=0, le=MAX_BATCH)]
-    trainer: Trainer = "torchtitan"
+    trainer: str = "torchtitan"
     trainer_version: str | None = None
     torch_version: str | None = None
     attention_kernel: Literal["flash", "unfused"] = "flash"
@@ -76,15 +74,3 @@ class TrainingSpec(BaseModel):
     moe_imbalance: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
     expandable_segments: Annotated[bool, Field(strict=True)] | None = None
     overlap: Overlap = Overlap()
-
-    @field_validator("torch_version")
-    @classmethod
-    def _known_torch(cls, value: str | None) -> str | None:
-        if value is not None:
-            check_torch_release(value)
-        return value
-
-    @property
-    def release(self) -> Release:
-        """The trainer's release whose rules hold, from `trainer_version`."""
-        return release_of(self.trainer, self.trainer_version)

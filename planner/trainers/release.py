@@ -8,7 +8,6 @@ What was not taken as written is said (`Release.note`).
 """
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -36,38 +35,12 @@ class Known:
     day: str
 
 
-# torchtitan: days on which the files in its wheels on PyPI were written. Megatron: months of its
-# tags (github.com/NVIDIA/Megatron-LM/releases; core_v0.2 on, and v2.x to v3.0 before), as its
-# wheels say from 0.12 on; the months of 2020 to 2022 are judgements that nothing but their order
-# rests on.
-RELEASES: Mapping[str, tuple[Known, ...]] = {
-    "torchtitan": tuple(
-        Known(number=number, day=day)
-        for number, day in (
-            ("0.1.0", "2025-06-18"), ("0.2.0", "2025-10-18"), ("0.2.1", "2025-12-26"),
-            ("0.2.2", "2026-02-20"), ("0.3.0", "2026-09-03"),
-        )
-    ),
-    "megatron": tuple(
-        Known(number=number, day=day)
-        for number, day in (
-            ("2.0", "2020-12"), ("2.1", "2021-01"), ("2.2", "2021-03"), ("2.3", "2021-04"),
-            ("2.4", "2021-05"), ("2.5", "2021-07"), ("2.6", "2021-11"), ("3.0", "2022-09"),
-            ("0.2", "2023-08"), ("0.3", "2023-10"), ("0.4", "2023-12"), ("0.5", "2024-01"),
-            ("0.6", "2024-04"), ("0.7", "2024-06"), ("0.8", "2024-08"), ("0.9", "2024-10"),
-            ("0.10", "2025-02"), ("0.11", "2025-03"), ("0.12", "2025-05"), ("0.13", "2025-07"),
-            ("0.14", "2025-10"), ("0.15", "2025-12"), ("0.16", "2026-02"), ("0.17", "2026-04"),
-            ("0.18", "2026-06"),
-        )
-    ),
-}  # fmt: skip
-DEFAULTS: Mapping[str, str] = {"torchtitan": "0.2.2", "megatron": "0.14"}
 UNRELEASED = Known(number="0", day="")
 """Of a trainer whose releases do not matter: its repository is what runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Named:
+class NamedRelease:
     """What a text names, each part "" or None where it does not.
 
     number: a release.  day: YYYY-MM-DD, often that of a commit.  month: YYYY-MM or YYYY.
@@ -92,14 +65,17 @@ class Named:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """The release that the rules take for a job.  exact: whether it is what was written, or a whole
-    line of releases.
+    """The release that the rules take for a job.
+
+    exact: whether it is what was written, or belongs to the line that was written.
+    history: every release of the trainer that we know, oldest first.
     """
 
     trainer: str
-    named: Named
+    named: NamedRelease
     known: Known
     exact: bool
+    history: tuple[Known, ...]
 
     @property
     def number(self) -> str:
@@ -133,9 +109,10 @@ class Release:
         """Place in order of time; a line counts from its first release. Megatron's 3.0 is before
         its 0.2.
         """
-        releases = RELEASES.get(self.trainer, (UNRELEASED,))
         found = (
-            place for place, known in enumerate(releases) if _within(Version(known.number), number)
+            place
+            for place, known in enumerate(self.history)
+            if _within(Version(known.number), number)
         )
         place = next(found, None)
         if place is None:
@@ -155,6 +132,19 @@ class Release:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Releases:
+    """Some releases of a trainer, by number: from `since` on, before `before`; "" for no limit."""
+
+    since: str = ""
+    before: str = ""
+
+    def hold(self, release: Release) -> bool:
+        """Whether the release is one of these."""
+        begun = not self.since or release.since(self.since)
+        return begun and not (self.before and release.since(self.before))
+
+
 def _within(release: Version, line: str) -> bool:
     """Whether a release belongs to a line, or is that release."""
     wanted = Version(line).release
@@ -162,7 +152,7 @@ def _within(release: Version, line: str) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def named(text: str | None) -> Named:
+def named(text: str | None) -> NamedRelease:
     """What a `trainer_version` names; every part empty for None."""
     text = (text or "").strip()
     distribution = next((name for name in DISTRIBUTIONS if text.startswith(name)), "")
@@ -172,7 +162,7 @@ def named(text: str | None) -> Named:
     named_month = "" if month is None else month[0]
     if distribution and not named_month and (short := _DISTRIBUTED.search(text)):
         named_month = CENTURY + short[0].replace(".", "-")
-    return Named(
+    return NamedRelease(
         text=text,
         number=None if found is None else _version(found[1]),
         day="" if day is None else day[0],
@@ -189,22 +179,26 @@ def _version(text: str) -> Version | None:
 
 
 @lru_cache(maxsize=1024)
-def release_of(trainer: str, text: str | None) -> Release:
-    """The release that a job's rules take: by number, else by date, else the trainer's default."""
+def release_in(trainer: str, history: tuple[Known, ...], default: str, text: str | None) -> Release:
+    """The release that a job's rules take: by number, else by date, else the trainer's default.
+
+    history: the trainer's releases, oldest first; empty where releases do not matter.
+    """
     said = named(text)
-    releases = RELEASES.get(trainer)
-    if releases is None:
-        return Release(trainer=trainer, named=said, known=UNRELEASED, exact=True)
-    default = next(known for known in releases if known.number == DEFAULTS[trainer])
+    if not history:
+        return Release(
+            trainer=trainer, named=said, known=UNRELEASED, exact=True, history=(UNRELEASED,)
+        )
     if said.number is not None:
-        known, exact = _numbered(releases, Version(said.number.base_version))
-        return Release(trainer=trainer, named=said, known=known, exact=exact)
-    if said.month:
+        known, exact = _numbered(history, Version(said.number.base_version))
+    elif said.month:
         when = said.day or said.month
-        earlier = [known for known in releases if known.day[: len(when)] <= when]
-        found = earlier[-1] if earlier else releases[0]
-        return Release(trainer=trainer, named=said, known=found, exact=False)
-    return Release(trainer=trainer, named=said, known=default, exact=not said.text)
+        earlier = [known for known in history if known.day[: len(when)] <= when]
+        known, exact = earlier[-1] if earlier else history[0], False
+    else:
+        known = next(known for known in history if known.number == default)
+        exact = not said.text
+    return Release(trainer=trainer, named=said, known=known, exact=exact, history=history)
 
 
 def _numbered(releases: tuple[Known, ...], number: Version) -> tuple[Known, bool]:
@@ -222,3 +216,20 @@ def _numbered(releases: tuple[Known, ...], number: Version) -> tuple[Known, bool
     if earlier and number < max(Version(known.number) for known in releases):
         return max(earlier, key=lambda known: Version(known.number)), False
     return (releases[-1] if earlier else releases[0]), False
+
+
+LAST_TORCH_1 = 13
+
+
+def torch_release(text: str) -> tuple[int, int]:
+    """(major, minor) of a release of torch, such as 2.11.0 or 2.11.0a0+nv26.01.
+
+    Raises ValueError "rule; remedy" unless the text starts with one.
+    """
+    numbers = re.match(r"v?(\d+)\.(\d+)", text.strip())
+    major, minor = (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
+    if major not in (1, 2) or (major == 1 and minor > LAST_TORCH_1):
+        raise ValueError(
+            f"is no release of torch; use 1.0 to 1.{LAST_TORCH_1} or 2.x, for example 2.11.0"
+        )
+    return major, minor

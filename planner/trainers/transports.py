@@ -6,13 +6,10 @@ its receive too, and the receive stands behind the compute that was launched bef
 (ProcessGroupNCCL::pointToPoint, syncStream).
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Literal
 
 from planner.schedules.base import Exposed
-from planner.trainers.release import named
 
 Receive = Literal["free", "needed", "ahead", "lowered", "turn"]
 Waits = Literal["none", "fused", "all"]
@@ -101,11 +98,6 @@ _ZERO_BUBBLE = Transport(
     source="sail-sg/zero-bubble-pipeline-parallelism zb_schedules.py: receives placed in the "
         "schedule, waited for before use",
 )  # fmt: skip
-_DEEPSPEED = Transport(
-    receive="needed", waits="all", stream="pair", splits=True,
-    source="DeepSpeed runtime/pipe/engine.py (is_pipe_partitioned), schedule.py TrainSchedule, "
-        "p2p.py: blocking sends, even ranks first",
-)  # fmt: skip
 _SEEN_THROUGH = Transport(
     receive="free",
     waits="all",
@@ -114,16 +106,17 @@ _SEEN_THROUGH = Transport(
 )
 
 _OLD_MEGATRON = ("2021", "2022", "2023")
-_ONE_STAGE = frozenset({"1F1B", "GPipe"})
+ONE_STAGE = frozenset({"1F1B", "GPipe"})
 _ZERO_BUBBLE_SCHEDULES = frozenset({"ZB-1p", "ZB-2p"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Row:
+class TransportRow:
     """A transport and the runs it holds for.
 
-    years: of the version, where it is a date; empty for all.  overlapped: not where the run
-        switched it off.
+    schedules: those it moves; None for all.
+    years: of the trainer's version, where that is a date; empty for all.
+    overlapped: only where the run left overlap of sends on.
     """
 
     transport: Transport
@@ -137,47 +130,24 @@ class _Row:
         return ours and (not self.years or year in self.years) and (overlap or not self.overlapped)
 
 
-_TORCH_ROWS = (
-    _Row(schedules=frozenset({"GPipe"}), transport=_TORCH_GPIPE),
-    _Row(schedules=_ONE_STAGE, transport=_TORCH_1F1B),
-    _Row(overlapped=True, transport=_TORCH_RUNTIME),
-    _Row(transport=_SEEN_THROUGH),
+TORCH_ROWS = (
+    TransportRow(schedules=frozenset({"GPipe"}), transport=_TORCH_GPIPE),
+    TransportRow(schedules=ONE_STAGE, transport=_TORCH_1F1B),
+    TransportRow(overlapped=True, transport=_TORCH_RUNTIME),
+    TransportRow(transport=_SEEN_THROUGH),
 )
-_MEGATRON_ROWS = (
+MEGATRON_ROWS = (
     # Megatron split sends over tensor-parallel ranks (scatter_gather_tensors_in_pipeline,
     # p2p_communication.py of 2021 to 2023).
-    _Row(
-        schedules=_ONE_STAGE,
-        years=_OLD_MEGATRON,
-        transport=replace(_MEGATRON_BLOCKING, splits=True),
+    TransportRow(
+        schedules=ONE_STAGE, years=_OLD_MEGATRON, transport=replace(_MEGATRON_BLOCKING, splits=True)
     ),
-    _Row(schedules=_ONE_STAGE, transport=_MEGATRON_BLOCKING),
-    _Row(schedules=_ZERO_BUBBLE_SCHEDULES, overlapped=True, transport=_ZERO_BUBBLE),
-    _Row(schedules=_ZERO_BUBBLE_SCHEDULES, transport=_SEEN_THROUGH),
+    TransportRow(schedules=ONE_STAGE, transport=_MEGATRON_BLOCKING),
+    TransportRow(schedules=_ZERO_BUBBLE_SCHEDULES, overlapped=True, transport=_ZERO_BUBBLE),
+    TransportRow(schedules=_ZERO_BUBBLE_SCHEDULES, transport=_SEEN_THROUGH),
     # Before 2023 there was no --overlap-p2p-communication; in 2023 it had to be asked for; since
     # then one says --no-overlap-...
-    _Row(years=_OLD_MEGATRON, transport=replace(_MEGATRON_TURNS, splits=True)),
-    _Row(overlapped=True, transport=_MEGATRON_OVERLAPPED),
-    _Row(transport=_MEGATRON_TURNS),
+    TransportRow(years=_OLD_MEGATRON, transport=replace(_MEGATRON_TURNS, splits=True)),
+    TransportRow(overlapped=True, transport=_MEGATRON_OVERLAPPED),
+    TransportRow(transport=_MEGATRON_TURNS),
 )
-_ROWS: Mapping[str, tuple[_Row, ...]] = {
-    "torchtitan": _TORCH_ROWS,
-    "fsdp": _TORCH_ROWS,
-    "megatron": _MEGATRON_ROWS,
-    "megatron-deepspeed": (_Row(schedules=_ONE_STAGE, transport=_DEEPSPEED), *_MEGATRON_ROWS),
-    "internevo": _MEGATRON_ROWS,
-}
-
-
-@lru_cache(maxsize=1024)
-def transport(
-    trainer: str, schedule: str, *, trainer_version: str | None, overlap: bool
-) -> Transport:
-    """How this trainer's release moves what this schedule sends; overlap: False where the run
-    switched overlap of sends off.
-    """
-    return next(
-        row.transport
-        for row in _ROWS[trainer]
-        if row.holds(schedule, named(trainer_version).year, overlap)
-    )

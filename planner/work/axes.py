@@ -13,7 +13,7 @@ from planner.columns import BoolColumn, FloatColumn, LayoutBatch
 from planner.specs.layout import CP_METHODS
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
-from planner.trainers.registry import TrainerRules
+from planner.trainers.base import TrainerRules
 
 ULYSSES = CP_METHODS.index("ulysses")
 ALLTOALL = CP_METHODS.index("alltoall")
@@ -42,12 +42,14 @@ def local_sizes(
     tokens = batch.micro_batch_size * (training.seq_len / cp)
     sp = np.where(batch.sequence_parallel, tp, 1.0)
     sizes: dict[str, FloatColumn] = weight_sizes(model, tp, etp)
-    ring = np.where(rules.fsdp_style & (batch.cp > 1) & (batch.cp_method != ULYSSES), tokens, 0.0)
+    ring = np.where(
+        rules.framework.rings_attention & (batch.cp > 1) & (batch.cp_method != ULYSSES), tokens, 0.0
+    )
     heads, kv_heads, ones = sizes["heads"], sizes["kv_heads"], np.ones_like(tp)
     sizes |= {
         "tokens": tokens,
         "tokens_sp": tokens / sp,
-        "tokens_saved": tokens if rules.fsdp_style else tokens / sp,
+        "tokens_saved": tokens if rules.framework.saves_gathered_inputs else tokens / sp,
         "tokens_gathered": np.where(batch.sequence_parallel & (batch.tp > 1), tokens, 0.0),
         "tokens_scattered": np.where(batch.tp > 1, tokens / sp, 0.0),
         "tokens_ring": ring,

@@ -7,11 +7,11 @@ from functools import lru_cache
 import numpy as np
 
 from planner.columns import FloatColumn
+from planner.precision import Recipe, bf16_tail, stays_16_bit
 from planner.specs.model import LayerKind, ModelSpec
 from planner.work.axes import weight_sizes
 from planner.work.blocks import layer_ops
 from planner.work.ops import Dims, Gemm
-from planner.work.precision import Recipe, bf16_tail, stays_16_bit
 
 TP_DIMS = frozenset({"heads", "kv_heads", "ffn", "shared_ffn"})
 

@@ -192,7 +192,7 @@ def refusal(job: Job, layout: Layout, device: Literal["cuda", "cpu"]) -> str | N
 def _beyond(task: ProbeTask, job: Job, layout: Layout) -> Iterator[Fault]:
     """What the job's trainer may run and this program does not."""
     trainer = job.training.trainer
-    if not TRAINERS[trainer].fsdp_style:
+    if not TRAINERS[trainer].sharding.in_plain_torch:
         yield Fault(
             "training.trainer",
             trainer,

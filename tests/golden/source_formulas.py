@@ -9,7 +9,7 @@ import numpy as np
 
 from planner.columns import LayoutBatch
 from planner.cost.machine.device import Device
-from planner.cost.machine.profile import KERNELS, PROFILES
+from planner.cost.machine.profile import KERNELS, software_profile
 from planner.cost.network.collectives import send_seconds
 from planner.cost.price import Pricer, Prices
 from planner.intake.jobs import read_job
@@ -18,7 +18,7 @@ from planner.plan.collective import collective
 from planner.schedules import SCHEDULES
 from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job
-from planner.trainers.registry import resolve_layout
+from planner.trainers.registry import TRAINERS, resolve_layout
 from planner.work import axes
 from planner.work.blocks import layer_ops
 from planner.work.ops import Collective
@@ -226,7 +226,9 @@ def grouped_over_loop(experts: int, tokens: int, hidden: int, width: int) -> flo
     """How much faster one grouped GEMM is than a loop of launches, tokens an expert, forward."""
     gpu = load_gpu("h100-sxm-80gb")
     device = Device.build(
-        read_cluster({"gpu": gpu.name, "num_gpus": 8}), KERNELS["hopper"], PROFILES["torchtitan"]
+        read_cluster({"gpu": gpu.name, "num_gpus": 8}),
+        KERNELS["hopper"],
+        software_profile(TRAINERS["torchtitan"]),
     )
     rows, cols, depth, bf16 = (
         np.array([float(tokens)]),
@@ -236,7 +238,9 @@ def grouped_over_loop(experts: int, tokens: int, hidden: int, width: int) -> flo
     )
     grouped = device.gemm_seconds(rows, cols, depth, np.array([float(experts)]), bf16)[0]
     alone = device.gemm_seconds(rows, cols, depth, np.ones(1), bf16)[0]
-    return float(experts * max(alone, PROFILES["torchtitan"].launch_seconds) / grouped)
+    return float(
+        experts * max(alone, software_profile(TRAINERS["torchtitan"]).launch_seconds) / grouped
+    )
 
 
 def axis_position(axis: str) -> float:

@@ -24,10 +24,11 @@ from planner.estimates import estimate_job, estimate_layouts
 from planner.intake.jobs import read_job, read_training
 from planner.intake.machines import read_cluster
 from planner.intake.models import read_model
+from planner.precision import PRECISIONS
 from planner.rules import Context, broken_rules, violations
-from planner.rules.features import NEEDS, gpu_precisions
+from planner.rules.features import gpu_precisions
 from planner.schedules import SCHEDULES
-from planner.specs.layout import AC_KINDS, CP_METHODS, PRECISIONS
+from planner.specs.layout import AC_KINDS, CP_METHODS
 from planner.trainers.registry import TRAINERS
 
 SEED, NUM_JOBS, ROWS = 20261103, 500, 80
@@ -131,7 +132,7 @@ def random_layouts(draw: np.random.Generator, context: Context, count: int) -> L
     moe = context.model.is_moe
     precision = pick(PRECISIONS, known.precisions & frozenset(gpu_precisions(context)))
     ac_kind = pick(AC_KINDS, known.ac_kinds)
-    compiled = flag(0.4 if context.limits.compiles else 0.03)
+    compiled = flag(0.4 if context.trainer.compiles else 0.03)
     value = np.where(ac_kind == AC_KINDS.index("selective-layer"), draw.integers(1, 5, count), 0.0)
     return LayoutBatch(
         dp_replicate=replicas,
@@ -156,7 +157,7 @@ def random_layouts(draw: np.random.Generator, context: Context, count: int) -> L
             ac_kind == AC_KINDS.index("memory-budget"), np.round(draw.random(count), 2), value
         ),
         precision=precision,
-        float8_all_gather=flag(0.5) & (precision == PRECISIONS.index("float8-tensorwise")),
+        float8_all_gather=flag(0.5) & (precision == PRECISIONS.names.index("float8-tensorwise")),
         param_dtype=flag(0.1).astype(np.int64),
         reduce_dtype=flag(0.6).astype(np.int64),
         master_dtype=flag(0.8).astype(np.int64),
@@ -178,7 +179,7 @@ def test_enough_layouts_of_everything_were_drawn() -> None:
     for job in jobs():
         for batch, counter in ((job.batch, drawn), (job.legal_batch, legal)):
             pairs = np.stack([batch.pp_schedule, batch.precision])[:, batch.pp > 1].T
-            counter.update((SCHEDULES.names[s], PRECISIONS[p]) for s, p in pairs)
+            counter.update((SCHEDULES.names[s], PRECISIONS.names[p]) for s, p in pairs)
     assert set(drawn) == set(itertools.product(SCHEDULES, PRECISIONS))
     some_trainer = {
         pair
@@ -234,7 +235,7 @@ def known_defect(job: Priced) -> BoolColumn:
         | (training.optimizer == "muon")
         | (training.attention_kernel == "unfused")
     ) & ("bf16" not in peaks)
-    no_fp4_kernel = (batch.precision == PRECISIONS.index("nvfp4")) & (
+    no_fp4_kernel = (batch.precision == PRECISIONS.names.index("nvfp4")) & (
         job.context.cluster.gpu.vendor != "nvidia"
     )
     no_single = (batch.param_dtype == 1) & ("fp32" not in peaks) & ("tf32" not in peaks)
@@ -320,7 +321,7 @@ def test_a_precision_without_units_is_always_a_violation() -> None:
     for job in jobs():
         peaks = job.context.cluster.gpu.peak_flops_per_second
         lacking = np.array(
-            [not all(dtype in peaks for dtype in NEEDS[name]) for name in PRECISIONS]
+            [not all(dtype in peaks for dtype in one.needs) for one in PRECISIONS.values()]
         )[job.batch.precision]
         assert not (lacking & job.legal).any(), job.name
         checked += int(lacking.sum())

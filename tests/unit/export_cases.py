@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from planner.intake.jobs import read_training
 from planner.intake.machines import read_cluster
 from planner.intake.models import read_model
+from planner.precision import PRECISIONS
 from planner.schedules import SCHEDULES
 from planner.specs.cluster import ClusterSpec
-from planner.specs.layout import CP_METHODS, DTYPES, PRECISIONS, Layout
+from planner.specs.layout import CP_METHODS, DTYPES, Layout
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
 from planner.trainers.registry import resolve_layout
@@ -81,7 +82,7 @@ def layouts(draw: Any, num_layers: int) -> Layout:
         layers_per_stage=split,
         micro_batch_size=draw(degree),
         ac=draw(ac),
-        precision=draw(st.sampled_from(PRECISIONS)),
+        precision=draw(st.sampled_from(PRECISIONS.names)),
         float8_all_gather=draw(flag),
         param_dtype=draw(st.sampled_from(DTYPES)),
         reduce_dtype=draw(st.sampled_from(DTYPES)),

@@ -20,10 +20,10 @@ from planner.cost.machine.device import (
     Device,
 )
 from planner.cost.machine.knobs import KNOBS
-from planner.cost.machine.profile import KERNELS, PROFILES, kernel_profile
+from planner.cost.machine.profile import KERNELS, kernel_profile, software_profile
 from planner.intake.machines import read_cluster
-from planner.specs.layout import PRECISIONS
-from planner.work.precision import RECIPES
+from planner.precision import PRECISIONS, torchao
+from planner.trainers.registry import TRAINERS
 
 GPUS = sorted(gpu_names())
 Column = np.ndarray[Any, np.dtype[np.float64]]
@@ -31,7 +31,7 @@ Column = np.ndarray[Any, np.dtype[np.float64]]
 
 def device(gpu: str = "h100-sxm-80gb", trainer: str = "torchtitan", **cluster: Any) -> Device:
     spec = read_cluster({"gpu": gpu, "num_gpus": 1, **cluster})
-    return Device.build(spec, kernel_profile(spec.gpu), PROFILES[trainer])
+    return Device.build(spec, kernel_profile(spec.gpu), software_profile(TRAINERS[trainer]))
 
 
 def gemm(
@@ -40,11 +40,11 @@ def gemm(
     sizes = np.broadcast_arrays(
         *(np.atleast_1d(np.asarray(x, dtype=np.float64)) for x in (rows, cols, depth, batch))
     )
-    return on.gemm_seconds(*sizes, np.full(sizes[0].shape, PRECISIONS.index(precision)))
+    return on.gemm_seconds(*sizes, np.full(sizes[0].shape, PRECISIONS.names.index(precision)))
 
 
 def peak(on: Device, precision: str) -> float:
-    return float(on.gpu.peak_flops_per_second[RECIPES[PRECISIONS.index(precision)].peak])
+    return float(on.gpu.peak_flops_per_second[PRECISIONS[precision].torchao.peak])
 
 
 def half_precision(on: Device) -> str:
@@ -67,7 +67,7 @@ def test_a_gemm_is_never_faster_than_the_roofline(
     lacking = lacking_precisions(on)
     for precision in PRECISIONS:
         if precision not in lacking:
-            each = OPERAND_BYTES.get(RECIPES[PRECISIONS.index(precision)].peak, FP16_BYTES)
+            each = OPERAND_BYTES.get(PRECISIONS[precision].torchao.peak, FP16_BYTES)
             moved = each * (rows * depth + depth * cols) + FP16_BYTES * rows * cols
             (took,) = gemm(on, rows, cols, depth, batch, precision)
             assert took >= 2.0 * batch * rows * cols * depth / peak(on, precision)
@@ -97,7 +97,7 @@ def test_half_of_the_ceiling_is_reached_at_the_half_depth() -> None:
     rows, cols = on.num_sms * TILE_ROWS, 64 * TILE_COLS
     half = on.kernels.gemm_half_depth["gemm_bf16"]
     rate = 2.0 * rows * cols * half / gemm(on, rows, cols, half)[0]
-    assert rate == pytest.approx(on.linear_rate[PRECISIONS.index("bf16")] / 2, rel=1e-9)
+    assert rate == pytest.approx(on.linear_rate[PRECISIONS.names.index("bf16")] / 2, rel=1e-9)
 
 
 def test_a_wave_that_is_not_full_costs_more_than_its_share() -> None:
@@ -183,7 +183,7 @@ def test_the_500_watt_h100_is_slower_than_the_700_watt_one() -> None:
 def test_rates_exist_exactly_where_the_gpu_has_the_peak(name: str) -> None:
     on = device(name)
     lacking = lacking_precisions(on)
-    for recipe in RECIPES:
+    for recipe in torchao():
         has_peak = recipe.peak in on.gpu.peak_flops_per_second
         has_kernel = recipe.gain_key in on.kernels.gemm
         assert (recipe.name in lacking) == (not (has_peak and has_kernel)), recipe.name
@@ -270,6 +270,6 @@ def test_kernel_profiles_are_shares_with_sources() -> None:
 
 def test_defaults_of_a_profile_are_the_priors_of_the_knobs() -> None:
     shared = [knob for knob in KNOBS if knob.scope == "trainer"]
-    assert {k.name: getattr(PROFILES["torchtitan"], k.name) for k in shared} == {
+    assert {k.name: getattr(software_profile(TRAINERS["torchtitan"]), k.name) for k in shared} == {
         k.name: k.prior for k in shared
     }

@@ -23,11 +23,11 @@ from real_torchtitan import (
 )
 
 from planner.export.torchtitan import export
-from planner.specs.layout import PRECISIONS, Layout
+from planner.precision import PRECISIONS, bf16_tail, stays_16_bit
+from planner.specs.layout import Layout
 from planner.trainers.registry import TRAINERS
 from planner.trainers.titan_models import FLAVORS, even_split, module_names, shape_of
 from planner.trainers.titan_networks import rope_numbers, shipped_facts
-from planner.work.precision import bf16_tail, recipes_for, stays_16_bit
 
 pytestmark = needs_torchtitan
 
@@ -293,8 +293,10 @@ print(json.dumps(kept))
 def test_its_filter_leaves_our_layers_in_16_bits(tmp_path: Path) -> None:
     sides = (16, 1000, 1024, 1040, 2048, 2064, 4096, 4112, 8192)
     shapes = [(k, n) for k in sides for n in sides]
-    table = recipes_for(TRAINERS["torchtitan"], INSTALLED)
-    recipes = [table[PRECISIONS.index(name)] for name in ("float8-tensorwise", "float8-rowwise")]
+    table = TRAINERS["torchtitan"].recipes(INSTALLED)
+    recipes = [
+        table[PRECISIONS.names.index(name)] for name in ("float8-tensorwise", "float8-rowwise")
+    ]
     ours = [stays_16_bit(recipe, k, n) for recipe in recipes for k, n in shapes]
     assert run_python(FILTER, tmp_path, json.dumps(shapes)) == ours
     assert 0 < sum(ours) < len(ours)
@@ -302,7 +304,7 @@ def test_its_filter_leaves_our_layers_in_16_bits(tmp_path: Path) -> None:
 
 @only_03
 def test_its_nvfp4_leaves_our_last_layers_in_16_bits(tmp_path: Path) -> None:
-    recipe = recipes_for(TRAINERS["torchtitan"], INSTALLED)[PRECISIONS.index("nvfp4")]
+    recipe = TRAINERS["torchtitan"].recipes(INSTALLED)[PRECISIONS.names.index("nvfp4")]
     said = run_python(
         "import json\nfrom torchtitan.components.quantization.nvfp4 import "
         "nvfp4_bf16_tail_fqns as taken\n"

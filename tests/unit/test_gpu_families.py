@@ -20,14 +20,14 @@ from planner.intake.machines import load_gpu, read_cluster, read_gpu
 from planner.intake.models import read_model
 from planner.plan.recommend import recommend
 from planner.ports import Ports
+from planner.precision import PRECISIONS
 from planner.rules.base import Context
-from planner.rules.features import NO_KERNELS, gpu_precisions
+from planner.rules.features import gpu_precisions
 from planner.specs.gpu import GpuSpec
 from planner.specs.gpu_families import KERNEL_ROWS, KNOWN_FAMILIES, is_known_family
 from planner.specs.job import Job
 from planner.specs.kernel_families import kernel_family, unknown_family
 from planner.trainers.registry import TRAINERS
-from planner.work.precision import recipes_for
 
 NEW = {
     "name": "x1", "memory": "192 GB", "memory_bandwidth": "8 TB/s",
@@ -72,15 +72,18 @@ def test_every_gpu_of_the_catalogue_is_of_a_known_family(name):
 
 
 def test_the_table_of_families_is_the_table_of_kernels():
-    assert set(KERNEL_ROWS.values()) == KERNELS.keys() == NO_KERNELS.keys()
+    assert set(KERNEL_ROWS.values()) == KERNELS.keys()
+    named = [one.kernel_rows for one in PRECISIONS.values() if one.kernel_rows is not None]
+    assert frozenset().union(*named) <= KERNELS.keys()
 
 
 @pytest.mark.parametrize("row", KERNELS)
 def test_what_is_not_refused_on_a_family_has_a_curve_there(row):
-    recipes = [recipe for trainer in TRAINERS.values() for recipe in recipes_for(trainer, None)]
-    assert {
-        recipe.name for recipe in recipes if recipe.gain_key not in KERNELS[row].gemm
-    } <= NO_KERNELS[row]
+    recipes = [recipe for trainer in TRAINERS.values() for recipe in trainer.recipes(None)]
+    for recipe in recipes:
+        rows = PRECISIONS[recipe.name].kernel_rows
+        if rows is None or row in rows:
+            assert recipe.gain_key in KERNELS[row].gemm
 
 
 @pytest.mark.parametrize("family", KNOWN_FAMILIES)

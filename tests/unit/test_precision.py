@@ -11,8 +11,6 @@ import pytest
 
 from planner.catalog.clusters import gpu_names
 from planner.columns import LayoutBatch
-from planner.cost import price
-from planner.cost.layer import unit_costs as layers
 from planner.cost.layer.gemm import product_cost
 from planner.cost.layer.unit_costs import lacking_precisions
 from planner.cost.machine import device as compute
@@ -22,22 +20,22 @@ from planner.estimates import estimate_layouts
 from planner.intake.jobs import read_job
 from planner.intake.models import load_model
 from planner.plan.explain import precision_sentences
-from planner.rules import features, violations
-from planner.rules.base import Context
-from planner.specs.job import Job
-from planner.specs.layout import PRECISIONS
-from planner.trainers.registry import TRAINERS
-from planner.work.ops import Gemm, Tensor
-from planner.work.precision import (
+from planner.precision import (
     NOTHING,
-    TORCHAO,
-    TRANSFORMER_ENGINE,
+    PRECISIONS,
     Operands,
     Recipe,
     bf16_tail,
-    recipes_for,
     stays_16_bit,
+    torchao,
+    transformer_engine,
 )
+from planner.rules import features, violations
+from planner.rules.base import Context
+from planner.specs.job import Job
+from planner.trainers.base import TrainerRules
+from planner.trainers.registry import TRAINERS
+from planner.work.ops import Gemm, Tensor
 from planner.work.quantised import quantised_model
 
 Recipes = tuple[Recipe, ...]
@@ -70,10 +68,10 @@ class Case:
 
     def recipes(self) -> Recipes:
         training = self.job().training
-        return recipes_for(TRAINERS[training.trainer], training.trainer_version)
+        return TRAINERS[training.trainer].recipes(training.trainer_version)
 
     def recipe(self) -> Recipe:
-        return self.recipes()[PRECISIONS.index(self.precision)]
+        return self.recipes()[PRECISIONS.names.index(self.precision)]
 
 
 TP = {"dp_shard": 8, "tp": 2}
@@ -113,10 +111,8 @@ def patched(
     case: Case, monkeypatch: pytest.MonkeyPatch, recipes: Recipes
 ) -> tuple[Pricer, list[str]]:
     """A pricer whose trainer has these recipes, and the rules that its layout then breaks."""
-    for module in (price, features):
-        monkeypatch.setattr(module, "recipes_for", lambda *_: recipes)
-    for module in (compute, layers):
-        monkeypatch.setattr(module, "RECIPES", recipes)
+    monkeypatch.setattr(TrainerRules, "recipes", lambda *_: recipes)
+    monkeypatch.setattr(compute, "torchao", lambda: recipes)
     job = case.job()
     assert job.layout is not None
     pricer = Pricer.build(job.model, job.cluster, job.training)
@@ -145,6 +141,7 @@ CHANGES: dict[str, tuple[Case, Any]] = {
     "peak": (EAGER, "bf16"), "gain_key": (FUSED, "gemm_fp8_rowwise"), "forward": (FUSED, False),
     "input_grad": (FUSED, False),
     "weight_grad": (FUSED, False), "experts": (EXPERTS, ""), "experts_alone": (RINGED, False),
+    "dense_only": (EXPERTS, True),
     "bf16_layers": (NVFP4, 0.5),
     "scale": (FUSED, None), "cast": (FUSED, None), "eager_scale": (EAGER, None),
     "eager_cast": (EAGER, None), "transposed": (DELAYED, None),
@@ -159,7 +156,7 @@ CHANGES: dict[str, tuple[Case, Any]] = {
     "multiple": (FUSED, 10_000), "rows_multiple": (FUSED, 10_000),
     "fallback_multiple": (FUSED, 10_000), "small": (FUSED, ((1e9, 1e9),)),
 }  # fmt: skip
-BY_OPERAND = [f.name for f in fields(Recipe) if isinstance(getattr(TORCHAO[0], f.name), Operands)]
+BY_OPERAND = [f.name for f in fields(Recipe) if isinstance(getattr(torchao()[0], f.name), Operands)]
 
 
 def test_every_field_has_a_change() -> None:
@@ -195,7 +192,7 @@ def test_every_operand_decides_something(
     assert outcome(case, monkeypatch, change)[0] > before[0]
 
 
-@pytest.mark.parametrize("table", [TORCHAO, TRANSFORMER_ENGINE])
+@pytest.mark.parametrize("table", [torchao(), transformer_engine()])
 def test_what_a_16_bit_recipe_must_not_have(table: Recipes) -> None:
     for recipe in table:
         costs = (
@@ -230,7 +227,7 @@ def test_every_precision_that_a_gpu_may_run_has_a_rate(gpu: str) -> None:
 
 
 def test_recipes_with_kernels_of_their_own_have_curves_of_their_own() -> None:
-    keys = {recipe.name: recipe.gain_key for recipe in TORCHAO}
+    keys = {recipe.name: recipe.gain_key for recipe in torchao()}
     assert (
         len(
             {
@@ -301,7 +298,7 @@ def test_scales_cost_less_the_larger_their_block() -> None:
     """One scale a tensor or a row needs its own pass over it; blocks find theirs while they
     cast.
     """
-    for table in (TORCHAO, TRANSFORMER_ENGINE):
+    for table in (torchao(), transformer_engine()):
         by = {recipe.name: recipe for recipe in table}
         assert (
             by["float8-blockwise"].scale.input
@@ -358,7 +355,7 @@ def test_a_16_bit_weight_gradient_costs_its_product_and_saves_its_cast(
 def test_small_and_unaligned_layers_stay_in_16_bits(
     precision: str, k: int, n: int, stays: bool
 ) -> None:
-    assert stays_16_bit(recipes_for(TITAN, "0.2.2")[PRECISIONS.index(precision)], k, n) == stays
+    assert stays_16_bit(TITAN.recipes("0.2.2")[PRECISIONS.names.index(precision)], k, n) == stays
 
 
 def test_the_filter_sees_whole_weights_and_decides_by_layer() -> None:
@@ -366,11 +363,11 @@ def test_the_filter_sees_whole_weights_and_decides_by_layer() -> None:
     never asked.
     """
     small, large = (
-        quantised_model(load_model(name), recipes_for(TITAN, "0.2.2")).shares
+        quantised_model(load_model(name), TITAN.recipes("0.2.2")).shares
         for name in ("llama3-8b", "llama3-70b")
     )
     tensorwise, rowwise = (
-        PRECISIONS.index(name) for name in ("float8-tensorwise", "float8-rowwise")
+        PRECISIONS.names.index(name) for name in ("float8-tensorwise", "float8-rowwise")
     )
     assert {name for name, share in small.items() if share[tensorwise] == 0} == {"wk", "wv"}
     assert not {name for name, share in large.items() if share[tensorwise] == 0}
@@ -379,10 +376,10 @@ def test_the_filter_sees_whole_weights_and_decides_by_layer() -> None:
 
 
 def test_nvfp4_keeps_the_last_layers() -> None:
-    recipe = recipes_for(TITAN, "0.3")[PRECISIONS.index("nvfp4")]
+    recipe = TITAN.recipes("0.3")[PRECISIONS.names.index("nvfp4")]
     assert [bf16_tail(recipe, layers) for layers in (1, 20, 32, 80)] == [1, 3, 5, 12]
-    shares = quantised_model(load_model("llama3-8b"), recipes_for(TITAN, "0.3")).shares
-    assert shares["wq"][PRECISIONS.index("nvfp4")] == 27 / 32
+    shares = quantised_model(load_model("llama3-8b"), TITAN.recipes("0.3")).shares
+    assert shares["wq"][PRECISIONS.names.index("nvfp4")] == 27 / 32
 
 
 def test_experts_have_recipes_of_their_own() -> None:
@@ -391,7 +388,7 @@ def test_experts_have_recipes_of_their_own() -> None:
     """
 
     def of(version: str | None, precision: str) -> tuple[str, bool]:
-        recipe = recipes_for(TITAN, version)[PRECISIONS.index(precision)]
+        recipe = TITAN.recipes(version)[PRECISIONS.names.index(precision)]
         return recipe.experts, recipe.experts_alone
 
     assert of("0.2.2", "float8-tensorwise") == ("float8-rowwise", True)
@@ -416,8 +413,8 @@ def test_experts_have_recipes_of_their_own() -> None:
 def test_torchtitan_gathers_tp_inputs_in_float8_only_while_its_plan_found_the_converter(
     version: str | None, wire: float
 ) -> None:
-    recipes = recipes_for(TITAN, version)
-    assert recipes[PRECISIONS.index("float8-tensorwise")].tp_wire_bytes == wire
+    recipes = TITAN.recipes(version)
+    assert recipes[PRECISIONS.names.index("float8-tensorwise")].tp_wire_bytes == wire
     assert all(
         recipe.tp_wire_bytes == 2.0
         for recipe in recipes
@@ -480,7 +477,7 @@ def test_scales_of_all_weights_in_one_reduction_are_cheaper_than_one_each(
         GATHERED, monkeypatch, lambda recipe: replace(recipe, gather_amax=True, step_amax=0.0)
     )[0]
     assert each > one
-    plain = recipes_for(TRAINERS["fsdp"], None)[PRECISIONS.index("float8-tensorwise")]
+    plain = TRAINERS["fsdp"].recipes(None)[PRECISIONS.names.index("float8-tensorwise")]
     assert (plain.gather_amax, plain.step_amax) == (True, 0.0)
 
 
@@ -515,7 +512,7 @@ def test_saved_bytes_count_their_scales() -> None:
     """
     te, ao = (
         {recipe.name: recipe.saved_bytes for recipe in table}
-        for table in (TRANSFORMER_ENGINE, TORCHAO)
+        for table in (transformer_engine(), torchao())
     )
     assert te["mxfp8"] == 33 / 32
     assert te["float8-blockwise"] == 1 + 4 / 128

@@ -2,7 +2,8 @@
 
 import pytest
 
-from planner.trainers.release import DEFAULTS, RELEASES, named, release_of
+from planner.trainers.registry import TRAINERS, release_of
+from planner.trainers.release import named
 
 
 @pytest.mark.parametrize(
@@ -82,11 +83,8 @@ def test_parts_of_a_text() -> None:
 
 
 def test_defaults_are_releases() -> None:
-    assert all(
-        DEFAULTS[trainer] in {known.number for known in releases}
-        for trainer, releases in RELEASES.items()
-    )
-    assert all(
-        list(known.day for known in found) == sorted(known.day for known in found)
-        for found in RELEASES.values()
-    )
+    for trainer in TRAINERS.values():
+        if trainer.history:
+            assert trainer.default_release in {known.number for known in trainer.history}
+        days = [known.day for known in trainer.history]
+        assert days == sorted(days)

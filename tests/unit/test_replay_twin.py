@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from planner.cost.pipeline.event_simulation import PairSeconds, StageCosts, replay
 from planner.cost.pipeline.simulate import compile_order, compiled
 from planner.schedules import SCHEDULES, Action, OverlappedPair, Schedule, leaves
-from planner.trainers.transports import IDEAL, Transport, transport
+from planner.trainers.transports import IDEAL, Transport
 from tests.conftest import needed
 from tests.unit.pipeline_twin import Instruction, Post, Run, Wait, play
 
@@ -182,11 +182,7 @@ def test_sends_queue_on_links(
 ) -> None:
     entry, shape = which
     costs = Costs(shape[0] * shape[1], seed, send)
-    how = (
-        transport("torchtitan", "ZB-1p", trainer_version=None, overlap=False)
-        if seen_through
-        else IDEAL
-    )
+    how = TRAINERS["torchtitan"].transport("ZB-1p", None, overlap=False) if seen_through else IDEAL
     assert how.exposed == ("send" if seen_through else "none")
     check(entry, shape, how, costs, plain_programs(entry, shape, costs, seen_through=seen_through))
 
@@ -275,7 +271,7 @@ def megatron_1f1b(
 
 @pytest.mark.parametrize("trainer", ["megatron", "megatron-deepspeed"])
 def test_blocking_1f1b(trainer: str) -> None:
-    how = transport(trainer, "1F1B", trainer_version=None, overlap=True)
+    how = TRAINERS[trainer].transport("1F1B", None, overlap=True)
     for entry, (pp, v, m) in legal(["1F1B"], "megatron"):
         for seed in range(4):
             costs = Costs(pp, seed, 0.7)
@@ -399,7 +395,7 @@ def crowded_tags(pp: int, v: int, m: int, costs: Costs) -> set[tuple[str, int, i
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_megatron_interleaved(overlap: bool) -> None:
-    how = transport("megatron", "Interleaved1F1B", trainer_version=None, overlap=overlap)
+    how = TRAINERS["megatron"].transport("Interleaved1F1B", None, overlap=overlap)
     assert (how.receive, how.synchronises) == (("ahead", False) if overlap else ("turn", True))
     compared = 0
     for entry, (pp, v, m) in legal(["Interleaved1F1B"], "megatron"):
@@ -578,7 +574,7 @@ def instructions(log: Sequence[Any], rank: int, costs: Costs) -> Iterator[Instru
 )
 def test_torchs_runtimes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     needed("torch")
-    how = transport("torchtitan", name, trainer_version=None, overlap=True)
+    how = TRAINERS["torchtitan"].transport(name, None, overlap=True)
     compared = 0
     for entry, shape in legal([name]):
         for seed, send in ((0, 0.05), (1, 0.7), (2, 3.0)):

@@ -15,6 +15,7 @@ from planner.columns import LayoutBatch
 from planner.intake.jobs import read_job, read_training
 from planner.intake.machines import read_cluster
 from planner.intake.models import read_model
+from planner.precision import PRECISIONS
 from planner.rules import (
     Context,
     all_rules,
@@ -25,7 +26,7 @@ from planner.rules import (
     violations,
 )
 from planner.rules.base import choices, divisors
-from planner.specs.layout import PRECISIONS, Layout
+from planner.specs.layout import Layout
 from planner.trainers.registry import TRAINERS, resolve_layout
 
 PUBLIC = Path(__file__).parents[2] / "benchmarks" / "measured" / "public.jsonl"

@@ -23,7 +23,8 @@ from planner.schedules import (
     to_csv,
 )
 from planner.schedules.base import Exposed
-from planner.trainers.transports import IDEAL, Transport, transport
+from planner.trainers.registry import TRAINERS
+from planner.trainers.transports import IDEAL, Transport
 
 SIZES = list(itertools.product((1, 2, 3, 4, 8), (1, 2, 3, 4), (1, 2, 3, 4, 6, 7, 8, 12, 16, 24)))
 ALL = pytest.mark.parametrize("entry", SCHEDULES.values(), ids=list(SCHEDULES))
@@ -333,9 +334,9 @@ def test_bubbles_order_as_in_the_papers() -> None:
 TRANSPORTS: dict[Exposed, Transport] = {
     one.exposed: one
     for one in (
-        transport("torchtitan", "DualPipeV", trainer_version=None, overlap=False),
-        transport("torchtitan", "DualPipeV", trainer_version=None, overlap=True),
-        transport("megatron", "Interleaved1F1B", trainer_version=None, overlap=False),
+        TRAINERS["torchtitan"].transport("DualPipeV", None, overlap=False),
+        TRAINERS["torchtitan"].transport("DualPipeV", None, overlap=True),
+        TRAINERS["megatron"].transport("Interleaved1F1B", None, overlap=False),
     )
 }
 
@@ -385,7 +386,7 @@ def test_exposed_sends_are_the_slope_of_the_step(
     name: str, trainer: str, overlap: bool, tolerance: float
 ) -> None:
     """Under the trainer's own transport, from two ranks and two rounds on."""
-    entry, how = SCHEDULES[name], transport(trainer, name, trainer_version=None, overlap=overlap)
+    entry, how = SCHEDULES[name], TRAINERS[trainer].transport(name, None, overlap=overlap)
     for pp, v, rounds in itertools.product((2, 3, 4, 8), (1, 2, 3), (2, 3, 6)):
         m = pp * rounds
         if entry.violation(pp, v, m) is None:

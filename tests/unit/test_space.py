@@ -9,6 +9,7 @@ from space_twin import TINY, TINY_MOE, brute_force, context, rows_of, small_doma
 
 from planner.columns import LayoutBatch
 from planner.errors import SpecError
+from planner.precision import PRECISIONS
 from planner.rules import legal_mask, violations
 from planner.schedules import SCHEDULES
 from planner.search.space import enumerate as space_module
@@ -21,7 +22,7 @@ from planner.search.space.domains import (
 )
 from planner.search.space.enumerate import build_space, enumerate_space
 from planner.specs.job import SearchSpec
-from planner.specs.layout import AC_KINDS, CP_METHODS, PRECISIONS
+from planner.specs.layout import AC_KINDS, CP_METHODS
 from planner.trainers.registry import TRAINERS
 
 MLA = {
@@ -168,7 +169,7 @@ def test_what_cannot_win_is_left_out() -> None:
     assert (np.isin(batch.zero_stage, (2, 3)) == sharded).all()
     assert (
         batch.float8_all_gather
-        == ((batch.precision == PRECISIONS.index("float8-tensorwise")) & (batch.dp_shard > 1))
+        == ((batch.precision == PRECISIONS.names.index("float8-tensorwise")) & (batch.dp_shard > 1))
     ).all()
     assert (batch.tp <= 8).all()
     assert (c.training.seq_len // batch.cp >= 128).all()

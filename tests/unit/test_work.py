@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from planner import precision
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer, Prices
 from planner.intake.jobs import read_training
 from planner.intake.machines import read_cluster
 from planner.intake.models import read_model
-from planner.specs.layout import PRECISIONS
+from planner.precision import PRECISIONS
 from planner.specs.model import LayerKind, ModelSpec
 from planner.trainers.registry import resolve_layout
-from planner.work import axes, blocks, precision
+from planner.work import axes, blocks
 from planner.work.ops import Attention, Collective, Elementwise, Gemm
 from tests.conftest import ROOT
 
@@ -288,11 +289,11 @@ def test_tp_without_sequence_parallelism_reduces_twice_each_way() -> None:
     ] + 4 * ["all-reduce"]
 
 
-@pytest.mark.parametrize("recipes", [precision.TORCHAO, precision.TRANSFORMER_ENGINE])
+@pytest.mark.parametrize("recipes", [precision.torchao(), precision.transformer_engine()])
 def test_recipes_follow_the_layouts_precisions_and_never_save_more_than_bf16(
     recipes: tuple[precision.Recipe, ...],
 ) -> None:
-    assert tuple(recipe.name for recipe in recipes) == PRECISIONS
+    assert tuple(recipe.name for recipe in recipes) == tuple(PRECISIONS)
     saved = precision.column("saved_bytes", np.arange(len(PRECISIONS)), recipes)
     assert saved[0] == 2
     assert (saved <= 2).all()

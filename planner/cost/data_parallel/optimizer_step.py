@@ -18,16 +18,16 @@ from planner.cost.machine.profile import Profile
 from planner.cost.memory.peak import SCALES_WITH_MASTER
 from planner.cost.network.collectives import collective_seconds
 from planner.cost.network.topology import Fabric
+from planner.precision import TWO_BYTES, Recipe, column
 from planner.specs.cluster import ClusterSpec
 from planner.specs.kernel_families import kernel_family
 from planner.specs.model import LayerKind, ModelSpec
 from planner.specs.training import OPTIMIZER_STATE_BYTES, TrainingSpec
-from planner.trainers.registry import TrainerRules
+from planner.trainers.base import TrainerRules
 from planner.units import GIGA
 from planner.work import axes, blocks
 from planner.work.axes import weight_sizes
 from planner.work.ops import Gemm
-from planner.work.precision import TWO_BYTES, Recipe, column
 from planner.work.quantised import quantised_model
 
 # Share of a host's memory bandwidth that one GPU's optimizer gets, torch AdamW on a two-socket
@@ -80,7 +80,7 @@ class OptimizerStep:
         on_device = self.device.moved_seconds(moved)
         copied = (
             0.0
-            if self.rules.fsdp_style
+            if self.rules.sharding.offloads_shards
             else owned * 8.0 / self.cluster.pcie_bandwidth_bytes_per_second
         )
         on_host = moved / HOST_STREAM_BYTES_PER_SECOND + copied
@@ -114,9 +114,10 @@ class OptimizerStep:
             if self.rules.gradient_dtype == "float32"
             else np.full_like(master, 2.0)
         )
-        gradient = master if self.rules.fsdp_style else wide
+        gradient = master if self.rules.sharding.gradients_in_master_dtype else wide
         states = OPTIMIZER_STATE_BYTES[self.training.optimizer] * scale
-        copy = 0.0 if self.rules.fsdp_style else np.where(batch.param_dtype == 0, 2.0, 4.0)
+        copies = self.rules.sharding.keeps_copies
+        copy = np.where(batch.param_dtype == 0, 2.0, 4.0) if copies else 0.0
         clipping = (
             (NORM_READS + CLIP_MOVES) * gradient if self.training.max_grad_norm is not None else 0.0
         )
@@ -141,7 +142,7 @@ class OptimizerStep:
         fresh = np.where(batch.param_dtype == 0, 2.0, 4.0)
         if self.rules.fused_sums:
             return np.zeros_like(fresh)
-        if self.rules.fsdp_style:
+        if self.rules.sharding.reduces_by_unit:
             kept = np.where(
                 batch.zero_stage > 0,
                 np.where(batch.reduce_dtype == 0, 2.0, 4.0),

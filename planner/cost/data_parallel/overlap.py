@@ -8,7 +8,7 @@ import numpy as np
 
 from planner.columns import FloatColumn, LayoutBatch
 from planner.specs.training import TrainingSpec
-from planner.trainers.registry import TrainerRules
+from planner.trainers.base import TrainerRules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ def exposed_data_parallel(
     a rank holds.
     """
     share = dp_hidden if training.overlap.dp else 0.0
-    if rules.fsdp_style:
+    if rules.sharding.reduces_by_unit:
         return _fsdp(units, seconds, batch, num_microbatches, 1.0 if training.overlap.dp else 0.0)
     return _once_a_step(units, seconds, share, 0.0 if rules.whole_owners else share)
 

@@ -20,9 +20,9 @@ from planner.cost.layer.quantisation import gathers_low
 from planner.cost.machine.profile import Profile
 from planner.cost.network.collectives import collective_seconds
 from planner.cost.network.topology import Fabric
+from planner.precision import Recipe, column
 from planner.specs.model import ModelSpec
 from planner.work import axes
-from planner.work.precision import Recipe, column
 from planner.work.quantised import quantised_model
 
 KEY = (
@@ -165,7 +165,7 @@ def unit_shards(
                 np.zeros_like(dense[-2:]),
             ]
         ),
-        copies_bytes=low * (0.0 if step.rules.fsdp_style else step.copy_bytes(batch)),
+        copies_bytes=low * (step.copy_bytes(batch) if step.rules.sharding.keeps_copies else 0.0),
         gather_seconds=gather
         + _casts_of_shards(batch, parts[0][0] * quantised[0], quantised[0], step, (seconds, fsdp)),
         scatter_seconds=scatter,
@@ -191,7 +191,7 @@ def _wires(
         0.0,
     )
     return compute - quantised[0] * spared, compute - quantised[1] * spared * (
-        not step.rules.fsdp_style
+        step.rules.sharding.gathers_quantised_experts
     )
 
 
@@ -241,7 +241,7 @@ def _casts_of_shards(
     Source: torchao float8/fsdp_utils.py fsdp_pre_all_gather; its operations are not compiled.
     """
     low = gathers_low(batch, step.recipes)
-    if not (step.rules.fsdp_style and low.any()):
+    if not (step.rules.sharding.casts_shards and low.any()):
         return np.zeros_like(shard)
     seconds, (degree, stride) = group
     own = low & (column("gather_amax", batch.precision, step.recipes) > 0)
@@ -266,7 +266,7 @@ def _offload(batch: LayoutBatch, shard: FloatColumn, step: OptimizerStep) -> dic
         all_gather_inputs, _fsdp_collectives.py foreach_reduce.
     """
     wide = np.where(
-        batch.cpu_offload & step.rules.fsdp_style,
+        batch.cpu_offload & step.rules.sharding.offloads_shards,
         shard * np.where(batch.master_dtype == 0, 2.0, 4.0),
         0.0,
     )

@@ -13,7 +13,7 @@ from planner.cost.machine.device import Device
 from planner.cost.network.collectives import collective_seconds
 from planner.cost.network.topology import Fabric
 from planner.specs.training import TrainingSpec
-from planner.trainers.registry import TrainerRules
+from planner.trainers.base import TrainerRules
 from planner.work.ops import Gemm, Tensor
 
 AXES = ("tp", "cp", "ep")
@@ -70,7 +70,7 @@ class CostContext:
         if width == "expert":
             return self.experts.saved_bytes(compute)
         if width == "weight":
-            return compute if self.rules.fsdp_style else np.zeros_like(compute)
+            return np.zeros_like(compute) if self.rules.sharding.keeps_copies else compute
         return compute if width == "compute" else np.full_like(compute, FIXED_BYTES[width])
 
     def bytes_of(self, tensor: Tensor) -> FloatColumn:

@@ -12,10 +12,9 @@ import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.machine.device import Device
+from planner.precision import PRECISIONS, TWO_BYTES, Operands, Recipe, column
 from planner.specs.kernel_families import kernel_family
-from planner.specs.layout import PRECISIONS
 from planner.work.ops import Gemm
-from planner.work.precision import TWO_BYTES, Operands, Recipe, column
 from planner.work.quantised import QuantisedModel
 
 # fp8 GEMMs of Ada, Hopper and RTX Blackwell read both operands along rows, which takes
@@ -103,9 +102,12 @@ class Quantisation:
         """For routed experts, by the recipe of grouped GEMMs; their weights are gathered in 16
         bits.
         """
-        recipes, high = model.recipes, PRECISIONS.index("bf16")
+        recipes, high = model.recipes, PRECISIONS.names.index("bf16")
         own = np.array(
-            [PRECISIONS.index(recipe.experts) if recipe.experts else high for recipe in recipes]
+            [
+                PRECISIONS.names.index(recipe.experts) if recipe.experts else high
+                for recipe in recipes
+            ]
         )[batch.precision]
         refused = (column("experts_alone", batch.precision, recipes) > 0) & (
             batch.pp * batch.cp > 1

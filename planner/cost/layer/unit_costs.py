@@ -5,7 +5,6 @@ Letters: U distinct layouts by the fields in `key`; every array is (U,) or (K un
 the model's distinct layers in `ModelSpec.distinct_layers()` order, then embedding, then head.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
@@ -16,15 +15,17 @@ from planner.cost.layer.context import AXES, CostContext, OpCost, cost
 from planner.cost.layer.gemm import amax_seconds, gemm_cost, kept_weights_bytes
 from planner.cost.layer.weight_grads import held_bytes, redone_seconds
 from planner.cost.machine.device import SINGLE, Device
+from planner.precision import PRECISIONS, Recipe
 from planner.specs.model import LayerKind, ModelSpec
 from planner.specs.training import TrainingSpec
-from planner.trainers.registry import TrainerRules
+from planner.trainers.base import TrainerRules
+from planner.trainers.registry import training_release
+from planner.trainers.release import torch_release
 from planner.work import axes, blocks
 from planner.work.axes import loss_is_parallel
 from planner.work.checkpointing import NONE, Recomputation, graph_share, kept
 from planner.work.ops import Attention, Collective, Elementwise, Gemm, Op
 from planner.work.pieces import HIDDEN_SP, Code
-from planner.work.precision import RECIPES, Recipe
 
 _KEY = (
     "tp", "cp", "ep", "etp", "sequence_parallel", "async_tp", "cp_method", "micro_batch_size",
@@ -135,7 +136,7 @@ def trainer_code(training: TrainingSpec, rules: TrainerRules) -> Code:
     return Code(
         composite_norm=composite_norm(training, rules),
         repeats_kv=repeats_kv(training, rules),
-        scores_first=rules.fsdp_style,
+        scores_first=rules.framework.scores_first,
     )
 
 
@@ -149,18 +150,19 @@ def composite_norm(training: TrainingSpec, rules: TrainerRules) -> bool:
     if rules.fused_kernels:
         return False
     if training.torch_version is None:
-        month = training.release.named.month
+        month = training_release(training).named.month
         fused_before = len(month) > len("2024") and month < rules.composite_norm_since
-        return not fused_before and training.release.not_after(*rules.composite_norm_until)
-    numbers = [int(part) for part in re.findall(r"\d+", training.torch_version)[:2]]
-    return len(numbers) == 2 and tuple(numbers) < FUSED_NORM_SINCE
+        return not fused_before and training_release(training).not_after(
+            *rules.composite_norm_until
+        )
+    return torch_release(training.torch_version) < FUSED_NORM_SINCE
 
 
 def repeats_kv(training: TrainingSpec, rules: TrainerRules) -> bool:
     """Whether keys and values are copied to all query heads: by the trainer's release, or the date
     beside a commit (`repeats_kv_until`).
     """
-    return training.release.not_after(*rules.repeats_kv_until)
+    return training_release(training).not_after(*rules.repeats_kv_until)
 
 
 def _without_checkpointing(context: CostContext) -> CostContext:
@@ -176,9 +178,9 @@ def _logits_bytes(context: CostContext) -> tuple[FloatColumn, FloatColumn]:
     """
     elements, rules = context.product(("tokens", "vocab_loss")), context.rules
     sharded = (context.batch.tp > 1) & loss_is_parallel(context.training, rules)
-    month = context.training.release.named.month
+    month = training_release(context.training).named.month
     compiled = len(month) <= len("2025") or month > rules.eager_loss_until
-    fused = context.fused & (~sharded | (not rules.fsdp_style)) & compiled
+    fused = context.fused & (~sharded | rules.framework.fuses_sharded_loss) & compiled
     whole = np.where(fused, rules.fused_loss_bytes, rules.loss_bytes)
     return elements * np.where(sharded, rules.sharded_loss_bytes, whole), elements * np.where(
         fused, 0.0, rules.loss_leftover_bytes
@@ -432,7 +434,5 @@ def fused_kernels(batch: LayoutBatch, rules: TrainerRules) -> BoolColumn:
 def lacking_precisions(device: Device) -> tuple[str, ...]:
     """Recipes that this GPU has no rate for."""
     return tuple(
-        recipe.name
-        for recipe, rate in zip(RECIPES, device.linear_rate, strict=False)
-        if np.isnan(rate)
+        name for name, rate in zip(PRECISIONS, device.linear_rate, strict=False) if np.isnan(rate)
     )

@@ -9,16 +9,16 @@ import numpy as np
 
 from planner.columns import FloatColumn, IntColumn
 from planner.cost.machine.profile import KernelProfile, Profile
+from planner.precision import torchao
 from planner.specs.cluster import ClusterSpec
 from planner.specs.gpu import GpuSpec
-from planner.work.precision import RECIPES
 
 TILE_ROWS, TILE_COLS = 128, 128
 FP16_BYTES = 2.0
 # of one element that a product reads, by peak; 2 for the rest
 OPERAND_BYTES: Mapping[str, float] = {"fp8": 1.0, "fp4": 0.5}
 BF16, FP16 = 0, 1
-SINGLE = len(RECIPES)  # row of the rates for param_dtype float32: TF32 where the GPU has it
+SINGLE = -1  # last row of the rates, for param_dtype float32: TF32 where the GPU has it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class Device:
         clock = min(1.0, (limit / nominal) ** profile.power_exponent) if nominal else 1.0
         peaks: Mapping[str, float] = gpu.peak_flops_per_second
         rates, halves = [], []
-        for recipe in RECIPES:
+        for recipe in torchao():
             share = kernels.gemm.get(recipe.gain_key)
             peak = peaks.get(recipe.peak)
             known = share is not None and peak is not None
@@ -69,7 +69,7 @@ class Device:
             single * kernels.gemm["gemm_bf16"] * clock * profile.compute if single else np.nan
         )
         halves.append(kernels.gemm_half_depth["gemm_bf16"])
-        operand_bytes = [OPERAND_BYTES.get(recipe.peak, FP16_BYTES) for recipe in RECIPES] + [
+        operand_bytes = [OPERAND_BYTES.get(recipe.peak, FP16_BYTES) for recipe in torchao()] + [
             2 * FP16_BYTES
         ]
         attention = kernels.vendor if profile.vendor_attention else kernels.flash2

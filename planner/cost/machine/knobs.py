@@ -17,14 +17,15 @@ import numpy as np
 from planner.columns import FloatColumn
 from planner.cost.machine.profile import (
     KERNELS,
-    PROFILES,
     AttentionCurve,
     KernelProfile,
     Profile,
     kernel_profile,
+    software_profile,
 )
 from planner.specs.gpu import GpuSpec
 from planner.specs.gpu_families import KERNEL_ROWS, is_known_family
+from planner.trainers.registry import TRAINERS
 from planner.units import GIB
 
 Scope = Literal["trainer", "family"]
@@ -120,7 +121,7 @@ def profile_at(trainer: str, shifts: FloatColumn) -> Profile:
         for place, knob in enumerate(KNOBS)
         if knob.scope == "trainer"
     }
-    return replace(PROFILES[trainer], **values)
+    return replace(software_profile(TRAINERS[trainer]), **values)
 
 
 def kernels_at(gpu: GpuSpec, shifts: FloatColumn) -> KernelProfile:

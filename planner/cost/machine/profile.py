@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from planner.specs.gpu import GpuSpec
 from planner.specs.kernel_families import kernel_family
+from planner.trainers.base import TrainerRules
 from planner.units import GIB
 
 
@@ -270,17 +271,9 @@ class Profile:
     source: str = "judgement"
 
 
-# What differs by trainer and no calibration replaces.
-PROFILES: Mapping[str, Profile] = {
-    "torchtitan": Profile(),
-    "megatron": Profile(vendor_attention=True),
-    # Judgements: BLOOM's trials (bigscience chronicles-prequel.md) took up to 25% more or less than
-    # this by nvidia-smi, as their optimizer changed from day to day; llm-foundry and others on FSDP
-    # share torch's mechanisms, not torchtitan's models.
-    "megatron-deepspeed": Profile(memory_doubt=0.10),
-    "fsdp": Profile(memory_doubt=0.02),
-    "internevo": Profile(memory_doubt=0.05),
-}
+def software_profile(trainer: TrainerRules) -> Profile:
+    """A trainer's profile before calibration, which moves the knobs of `cost.machine.knobs`."""
+    return Profile(vendor_attention=trainer.vendor_attention, memory_doubt=trainer.memory_doubt)
 
 
 def kernel_profile(gpu: GpuSpec) -> KernelProfile:

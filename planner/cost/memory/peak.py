@@ -14,7 +14,8 @@ import numpy as np
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.memory.allocator import cached_bytes
 from planner.specs.training import OPTIMIZER_STATE_BYTES, TrainingSpec
-from planner.trainers.registry import TrainerRules
+from planner.trainers.base import TrainerRules
+from planner.trainers.registry import training_release
 
 SCALES_WITH_MASTER = ("adamw", "sgd", "muon")
 
@@ -219,7 +220,7 @@ class Widths:
         )
         piped, accumulates, stage = batch.pp > 1, num_microbatches > 1, batch.zero_stage
         zero = np.zeros_like(compute)
-        if not rules.fsdp_style:
+        if rules.sharding.keeps_copies:
             gathered = np.where(stage == 3, compute, 0.0)
             return cls(
                 compute=compute,
@@ -315,16 +316,16 @@ def rank_memory(
     """
     widths = Widths.of(batch, num_microbatches, rules)
     on_device = np.where(batch.cpu_offload, 0.0, 1.0)
-    if rules.fsdp_style:
+    side_stream: tuple[FloatColumn, ...] = ()
+    if rules.sharding.keeps_copies:
+        parameters, optimizer, buffer = _distributed(shapes, batch, widths, training, rules)
+        gradients: tuple[FloatColumn, ...] = (buffer,) * len(PHASES)
+    else:
         parameters = shapes.shard * widths.master * on_device
         optimizer = shapes.shard * _state_bytes(widths, training)
         gradients, side_stream = _gradients(shapes, batch, widths, on_device)
-    else:
-        parameters, optimizer, buffer = _distributed(shapes, batch, widths, training, rules)
-        gradients = (buffer,) * len(PHASES)
-        side_stream = ()
     optimizer = optimizer * on_device
-    waits = rules.fsdp_style & widths.piped & widths.accumulates & (batch.zero_stage > 0)
+    waits = rules.sharding.reduces_by_unit & widths.piped & widths.accumulates & (batch.zero_stage > 0)
     phases = partial(_phases, shapes, widths, gradients, waits)
     totals, moving, most, worst = _worst(phases(), optimizer.shape)
     return PeakMemory(
@@ -377,7 +378,7 @@ def _cached(
     all-gathers are alive, since one is prefetched. A distributed optimizer's step fills buffers
     that stay, so that nothing of this applies to it.
     """
-    if not rules.fsdp_style:
+    if rules.sharding.keeps_copies:
         return np.zeros_like(shapes.local)
     loss = shapes.leftover_bytes + np.where(shapes.leftover_bytes > 0, shapes.working_bytes, 0.0)
     second = np.maximum(
@@ -512,7 +513,7 @@ def _distributed(
     optimizer = np.where(stage >= 1, shapes.shard, shapes.local) * (
         _state_bytes(widths, training) + widths.master
     )
-    if rules.placeholders_since and training.release.named.not_before_month(
+    if rules.placeholders_since and training_release(training).named.not_before_month(
         rules.placeholders_since
     ):
         extra = extra + shapes.distinct * widths.compute

@@ -29,13 +29,13 @@ def rank_shapes(inputs: CostInputs) -> RankShapes:
         bool((shards.gathered != shards.local).any()),
     )
     copies = (
-        np.zeros_like(held_local)
-        if rules.fsdp_style
-        else on_ranks(units, shards.copies_bytes[:, at_shard])
+        on_ranks(units, shards.copies_bytes[:, at_shard])
+        if rules.sharding.keeps_copies
+        else np.zeros_like(held_local)
     )
     in_flight = np.array([_in_flight(inputs, r) for r in range(len(units))])
     boundary = np.where(
-        (batch.pp > 1) & (not rules.fsdp_style),
+        (batch.pp > 1) & rules.framework.keeps_stage_inputs,
         unit.costs.boundary_bytes[at_unit] * batch.virtual_stages,
         0.0,
     )
@@ -80,15 +80,15 @@ def rank_shapes(inputs: CostInputs) -> RankShapes:
         head_local=head * local[-1] if narrow else head_gathered,
         head_shard=head * shard[-1],
         embedding_local=units[:, -2] * local[-2],
-        embedding_whole=units[:, -2] * local[-2] * (batch.tp if rules.fsdp_style else 1.0),
+        embedding_whole=units[:, -2] * local[-2] * (batch.tp if rules.framework.whole_table_gradient else 1.0),
         received_bytes=_received_microbatches(inputs) * unit.costs.boundary_bytes[at_unit],
         gathered=on_ranks(units, gathered) if narrow else held_local,
         largest_gathered=largest_gathered,
         head_gathered=head_gathered + tied * gathered[-2],
         copies_bytes=copies,
-        distinct=np.zeros_like(held_local)
-        if rules.fsdp_style
-        else _largest(units > 0, shards.distinct[:, at_shard]),
+        distinct=_largest(units > 0, shards.distinct[:, at_shard])
+        if rules.sharding.keeps_copies
+        else np.zeros_like(held_local),
         saved_bytes=all_saved,
         head_saved_bytes=head * saved[-1],
         head_bytes=head * transient[-1],
@@ -146,7 +146,7 @@ def _received_microbatches(inputs: CostInputs) -> FloatColumn:
     """
     batch, units = inputs.batch, inputs.units
     ends = 2.0 * batch.virtual_stages - units[:, -2] - units[:, -1]
-    return np.where((batch.pp > 1) & inputs.job.rules.fsdp_style, inputs.m * ends, 0.0)
+    return np.where((batch.pp > 1) & inputs.job.rules.framework.buffers_every_receive, inputs.m * ends, 0.0)
 
 
 def _held_bytes(

@@ -13,17 +13,15 @@ from planner.cost.network.topology import Fabric
 from planner.schedules import SCHEDULES
 from planner.specs.cluster import ClusterSpec
 from planner.specs.training import TrainingSpec
-from planner.trainers.transports import Transport, transport
+from planner.trainers.registry import TRAINERS
+from planner.trainers.transports import Transport
 from planner.work import axes
 
 
 def transport_of(training: TrainingSpec, schedule: str) -> Transport:
     """How this run moves what this schedule sends."""
-    return transport(
-        training.trainer,
-        schedule,
-        trainer_version=training.trainer_version,
-        overlap=training.overlap.pp,
+    return TRAINERS[training.trainer].transport(
+        schedule, training.trainer_version, overlap=training.overlap.pp
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from planner.columns import TRAINER_SPLIT, FloatColumn, IntColumn, LayoutBatch
 from planner.schedules import SCHEDULES, Schedule
 from planner.specs.model import ModelSpec
-from planner.trainers.registry import TrainerRules
+from planner.trainers.base import TrainerRules
 
 KEY = ("pp", "virtual_stages", "pp_schedule", "split")
 
@@ -64,7 +64,7 @@ def layers_of_stages(
     return stage_layers(
         model.num_hidden_layers,
         int(batch.pp[row] * batch.virtual_stages[row]),
-        counts_ends=rules.fsdp_style,
+        counts_ends=rules.split == "effective",
     )
 
 

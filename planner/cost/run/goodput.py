@@ -132,7 +132,7 @@ def state_bytes(batch: LayoutBatch, pricer: Pricer) -> FloatColumn:
         optimizer in SCALES_WITH_MASTER, master / 4.0, 1.0
     )
     compute = np.where(batch.param_dtype == 0, 2.0, 4.0)
-    return master + state + (0.0 if pricer.rules.fsdp_style else compute)
+    return master + state + (compute if pricer.rules.sharding.keeps_copies else 0.0)
 
 
 def held_parameters(batch: LayoutBatch, pricer: Pricer) -> FloatColumn:

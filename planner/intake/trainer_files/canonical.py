@@ -1,6 +1,7 @@
 """A layout without what has no effect in it, so that two that train alike compare equal."""
 
 from planner.specs.layout import FieldValue, Layout
+from planner.trainers.base import TrainerRules
 from planner.trainers.registry import TRAINERS
 from planner.trainers.titan_models import even_split
 
@@ -14,7 +15,7 @@ def canonical(layout: Layout, num_layers: int, trainer: str) -> Layout:
     stages = layout.pp * layout.virtual_stages
     if layout.pp == 1:
         plain |= {"pp_schedule": "1F1B", "virtual_stages": 1, "layers_per_stage": None}
-    elif layout.layers_per_stage == _own_split(num_layers, stages, fsdp_style=rules.fsdp_style):
+    elif layout.layers_per_stage == _own_split(num_layers, stages, rules):
         plain |= {"layers_per_stage": None}
     if layout.cp == 1:
         plain |= {"cp_method": "allgather"}
@@ -22,20 +23,20 @@ def canonical(layout: Layout, num_layers: int, trainer: str) -> Layout:
         plain |= {"sequence_parallel": False, "async_tp": False}
     if layout.ep == 1:
         plain |= {"etp": 1}
-    if rules.fsdp_style and layout.dp_shard * layout.cp == 1:
+    if rules.sharding.degrees_decide and layout.dp_shard * layout.cp == 1:
         plain |= {"zero_stage": 0}
-    if layout.precision != "float8-tensorwise" and rules.fsdp_style:
+    if layout.precision != "float8-tensorwise" and rules.sharding.gathers_float8:
         plain |= {"float8_all_gather": False}
-    if rules.fsdp_style and not layout.compile:
+    if rules.compiles and not layout.compile:
         plain |= {"async_tp": False}
     # one data-parallel group, however it is written
-    if not rules.fsdp_style and layout.zero_stage == 0:
+    if not rules.sharding.degrees_decide and layout.zero_stage == 0:
         plain |= {"dp_replicate": 1, "dp_shard": layout.dp_degree}
     return layout.model_copy(update=plain)
 
 
-def _own_split(num_layers: int, stages: int, *, fsdp_style: bool) -> tuple[int, ...] | None:
-    if fsdp_style:
+def _own_split(num_layers: int, stages: int, rules: TrainerRules) -> tuple[int, ...] | None:
+    if rules.split == "effective":
         return even_split(num_layers, stages)
     return None if num_layers % stages else (num_layers // stages,) * stages
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from planner.export.base import Export, Value
 from planner.export.titan_modules import JOB_MODULE, MODEL_MODULE, REPLACES_FLEX
-from planner.export.titan_precision import EXPERTS, FLOAT8, MX
+from planner.export.titan_precision import FLOAT8, MX
 from planner.export.titan_settings import (
     AC,
     COMPONENTS,
@@ -27,11 +27,20 @@ from planner.export.titan_settings import (
 )
 from planner.export.torchtitan import read_export
 from planner.intake.trainer_files.torchtitan import SHARD, TitanSaid
+from planner.precision import PRECISIONS
 from planner.specs.layout import Layout
 
 CUSTOM_CONFIG, CUSTOM_IMPORT = "job.custom_config_module", "experimental.custom_import"
 _FORMER = {"float8": FLOAT8, "mx": MX}  # names of converters before 0.2
-PRECISION_CONVERTERS = frozenset({FLOAT8, MX, *EXPERTS.values(), *_FORMER})
+PRECISION_CONVERTERS = frozenset(
+    {
+        words["0.2"]
+        for precision in PRECISIONS.values()
+        for words in (precision.titan_converters, precision.titan_expert_converters)
+        if "0.2" in words
+    }
+    | {*_FORMER}
+)
 _OTHERS = frozenset({
     *SAME_KEYS.values(), T + "local_batch_size", T + "global_batch_size", COMPONENTS,
     "compile.enable_async_tensor_parallel",

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.columns import TRAINER_SPLIT, BoolColumn, IntColumn, LayoutBatch, schedule_is
+from planner.precision import PRECISIONS
 from planner.schedules import Schedule
 from planner.specs.cluster import ClusterSpec
-from planner.specs.layout import AC_KINDS, CP_METHODS, PRECISIONS, Layout
+from planner.specs.layout import AC_KINDS, CP_METHODS, Layout
 from planner.specs.model import ModelSpec
 
 MANY_EXPERTS = 16  # models with fewer have been trained without expert parallelism
@@ -65,7 +66,7 @@ def _ac(*names: str) -> Mask:
 
 
 def _precision(*names: str) -> Mask:
-    return _where(lambda x: np.isin(x.precision, [PRECISIONS.index(name) for name in names]))
+    return _where(lambda x: np.isin(x.precision, [PRECISIONS.names.index(name) for name in names]))
 
 
 def _schedule(holds: Callable[[Schedule], bool]) -> Mask:

@@ -12,20 +12,14 @@ import numpy as np
 
 from planner.columns import CODES, FLAGS, TRAINER_SPLIT, BoolColumn, Column, LayoutBatch
 from planner.errors import Fault, SpecError
+from planner.precision import PRECISIONS
 from planner.rules import Context
 from planner.rules.base import divisors, num_microbatches, sharding_degree
 from planner.rules.features import gpu_precisions, scale_up_gpus, splits_backward
 from planner.rules.pipeline import divides_layers
 from planner.schedules import SCHEDULES
 from planner.specs.job import SearchSpec
-from planner.specs.layout import (
-    AC_KINDS,
-    CP_METHODS,
-    PRECISIONS,
-    Layout,
-    check_layout_values,
-    parse_ac,
-)
+from planner.specs.layout import AC_KINDS, CP_METHODS, Layout, check_layout_values, parse_ac
 from planner.specs.training import OPTIMIZER_STATE_BYTES
 
 # Crossed one after another, so that a rule prunes as soon as what it reads is known.
@@ -121,7 +115,7 @@ def _pays(x: LayoutBatch, c: Context) -> BoolColumn:
     recomputes = splits_backward(x.pp_schedule) & (x.ac_kind != AC_KINDS.index("none"))
     return np.asarray(
         (x.pp_schedule == SCHEDULES.names.index("1F1B"))
-        | ((x.pp > 1) & ~(recomputes & c.trainer.fsdp_style))
+        | ((x.pp > 1) & ~(recomputes & c.trainer.framework.splits_backward_by_group))
     )
 
 
@@ -130,7 +124,7 @@ def _stages_pay(x: LayoutBatch, c: Context) -> BoolColumn:
     them.
     """
     even = (
-        np.bool_(c.limits.split != "even")
+        np.bool_(c.trainer.split != "even")
         | ~divides_layers(x.pp, c)
         | divides_layers(x.pp * x.virtual_stages, c)
     )
@@ -145,7 +139,7 @@ def _steps_once(x: LayoutBatch, c: Context) -> BoolColumn:
 
 def _etp(x: LayoutBatch, c: Context) -> BoolColumn:
     return np.asarray(
-        (x.etp == 1) | ((x.etp == x.tp) & ((x.ep > 1) | ~np.bool_(c.limits.etp_one_or_tp)))
+        (x.etp == 1) | ((x.etp == x.tp) & ((x.ep > 1) | ~np.bool_(c.trainer.etp_one_or_tp)))
     )
 
 
@@ -184,10 +178,10 @@ def _states_fit(x: LayoutBatch, c: Context) -> BoolColumn:
         for dtype in (x.master_dtype, x.reduce_dtype)
     )
     states = OPTIMIZER_STATE_BYTES[c.training.optimizer] * np.minimum(1.0, master / 4.0)
-    if c.trainer.fsdp_style:
-        held = shard * (master + states) + np.where(x.pp > 1, local * reduce, 0.0)
-    else:
+    if c.trainer.sharding.keeps_copies:
         held = local * 2 * BYTES_16_BIT + shard * (master + states)
+    else:
+        held = shard * (master + states) + np.where(x.pp > 1, local * reduce, 0.0)
     return np.asarray(held <= c.cluster.usable_memory_bytes)
 
 
@@ -256,17 +250,7 @@ KEEPS: Mapping[str, Keep] = {
 
 # ---- the table -----------------------------------------------------------------------------------
 
-_TORCH_FLOAT8 = ("float8-tensorwise", "float8-rowwise", "mxfp8")
-_TE_FLOAT8 = ("float8-tensorwise", "float8-delayed", "float8-blockwise", "mxfp8")
 VIRTUAL_STAGES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
-
-_AC: Mapping[str, Values] = {
-    "torchtitan": ("none", "selective-op", "selective-layer-2", "full"),
-    "fsdp": ("none", "selective-op", "full"),
-    "megatron": ("none", "selective-attention", "full"),
-    "megatron-deepspeed": ("none", "selective-attention", "full"),
-    "internevo": ("none", "full"),
-}
 
 
 def _divisors(number: int) -> Values:
@@ -274,10 +258,7 @@ def _divisors(number: int) -> Values:
 
 
 def _precisions(c: Context) -> Values:
-    wanted = (
-        "bf16" if "bf16" in gpu_precisions(c) else "fp16",
-        *(_TORCH_FLOAT8 if c.trainer.fsdp_style else _TE_FLOAT8),
-    )
+    wanted = ("bf16" if "bf16" in gpu_precisions(c) else "fp16", *c.trainer.searched_precisions)
     return tuple(name for name in PRECISIONS if name in wanted)
 
 
@@ -285,7 +266,7 @@ def _recomputations(c: Context) -> Values:
     """Selective attention drops the score matrix, which flash attention never stores."""
     flash = c.training.attention_kernel == "flash"
     return tuple(
-        value for value in _AC[c.trainer.name] if not (flash and value == "selective-attention")
+        value for value in c.trainer.searched_ac if not (flash and value == "selective-attention")
     )
 
 
@@ -329,7 +310,6 @@ def _schedules(c: Context) -> Values:
 
 
 def _free_domains(c: Context, offload: bool) -> dict[str, tuple[Values, str]]:
-    torch = c.trainer.fsdp_style
     return {
         "pp_schedule": (
             _schedules(c),
@@ -342,7 +322,7 @@ def _free_domains(c: Context, offload: bool) -> dict[str, tuple[Values, str]]:
         ),
         "layers_per_stage": ((None,), "the trainer's own split; others are a later stage's"),
         "zero_stage": (
-            (3, 2, 0) if torch else (1, 0),
+            c.trainer.sharding.stages,
             "reshard or not; Megatron's distributed optimizer",
         ),
         "cp_method": (
@@ -353,7 +333,7 @@ def _free_domains(c: Context, offload: bool) -> dict[str, tuple[Values, str]]:
         "compile": ((True, False), "fuses pointwise kernels: less time, less memory"),
         "async_tp": ((False, True), "pays only where GEMMs are long enough to hide chunks"),
         "float8_all_gather": (
-            (True, False) if torch else (False,),
+            (True, False) if c.trainer.sharding.gathers_float8 else (False,),
             "half the bytes of FSDP's all-gather",
         ),
         "optimizer_in_backward": ((False, True), "frees gradients early, costs 1 to 2% of time"),

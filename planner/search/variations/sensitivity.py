@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from planner.calibration.intervals import oom_probability
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
+from planner.precision import PRECISIONS
 from planner.rules import violations
 from planner.rules.base import divisors
 from planner.schedules import SCHEDULES
 from planner.search.bounds import OOM_LIMIT
 from planner.search.space.domains import VIRTUAL_STAGES
 from planner.search.variations.splits import shifted
-from planner.specs.layout import CP_METHODS, DTYPES, PRECISIONS, Layout, format_ac, parse_ac
+from planner.specs.layout import CP_METHODS, DTYPES, Layout, format_ac, parse_ac
 from planner.specs.plan import SensitivityStep
 
 # from keeping all to keeping least

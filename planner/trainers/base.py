@@ -1,0 +1,238 @@
+"""What a trainer is: one value, in one file, that says everything the planner asks of it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Literal
+
+from planner.precision import Recipe
+from planner.schedules import Runtime, schedules_of
+from planner.specs.model import ModelSpec
+from planner.trainers.framework import Framework
+from planner.trainers.release import Known, Release, Releases, named, release_in
+from planner.trainers.sharding import Sharding
+from planner.trainers.transports import Transport
+
+NEVER = ("0", "")  # no release, no month
+LayerSplit = Literal["effective", "even", "uneven"]
+
+
+def lacks_nothing(model: ModelSpec, release: Release) -> list[str]:
+    """For a trainer that takes any model."""
+    return []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Fields of a trainer that have another value in some releases."""
+
+    releases: Releases
+    fields: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TrainerRules:
+    """One trainer. Sets hold the values of a layout's field that it can run.
+
+    Who it is:
+    name: in `training.trainer`.  title: as people write it.
+    vendors: whose GPUs it runs on, each with the fork that it takes ("" for the trainer itself).
+    history, default_release: its releases, oldest first, and the one taken where none is named;
+        empty where its repository is what runs.
+    changes: fields that differ by release; `at` applies them.
+    distributions: layout defaults of programs that ship it, by name.
+    offered: releases that a message may point to; None where releases do not matter.
+    own_code: it trains the model's own code, so that a message says so.
+    export_format: the format in which a plan for it is written.
+
+    What it trains:
+    lacks: what of a model it has no class or argument for, in words.
+    optimizers: those it has; empty for any.
+    unfused_attention: attention may run without a flash kernel.
+
+    What it assumes where a layout leaves a field unset:
+    zero_stage, zero_stage_under_pp, ac, layout_defaults.
+    vocab_parallel_loss, expandable_segments: default of the training field of that name.
+
+    What it runs and refuses:
+    zero_stages, precisions, ac_kinds, cp_methods: values of the layout's field of that name.
+    compiles: torch.compile of the blocks.
+    steps_in_backward: it offers optimizer-in-backward.
+    replicates_kv_heads: tp may be a multiple of the KV heads.
+    seq_divisor_always: seq_len must divide by 2 x cp x tp whatever is on.
+    etp_one_or_tp: no other value.
+    sp_with_experts: tp with ep needs sequence parallelism.
+    zero_2_under_pp: gradients may stay sharded between pipeline microbatches.
+    split: how layers go to stages. "effective": evenly, embedding and head counting as one layer
+        each, stages differing by at most one; "even": the same count on every stage, where
+        embedding and head may count as one layer each; "uneven": any.
+    writes_splits: it can be told any split.
+    ep_over_replicas: expert parallelism may span dp_replicate (Megatron), not only the sharding
+        ranks (TorchTitan).
+
+    What a search tries:
+    searched_ac, searched_precisions: modes and recipes, besides the GPU's 16-bit format.
+
+    How it computes:
+    sharding, framework: the two strategies.
+    recipes_in: precision recipes of a release, in the order of the precision codes.
+    whole_owners: where the optimizer's state is sharded, a rank owns whole parameters: gradients
+        are reduced to one owner after the other, and parameters broadcast by one after the other
+        before the next step begins; otherwise every tensor is split.
+    fused_kernels: norms, activations and rotary run as fused kernels without torch.compile
+        (Transformer Engine, flash-attn).
+    vendor_attention: cuDNN or Transformer Engine attends, instead of FlashAttention-2.
+    early_stop: recomputation is torch's non-reentrant checkpoint, which stops early; Megatron's own
+        runs the whole layer again.
+    repeats_kv_until: last release and month in which keys and values were copied to all query heads
+        (repeat_kv) before attention.
+    composite_norm_until: last release and month of the trainer that ran on a torch whose RMSNorm is
+        a chain of kernels (before 2.8).
+    composite_norm_since: month before which its configurations named a fused kernel.
+    expert_alignment: rows added to each expert's tokens so that the grouped matmul is aligned
+        (TOKEN_GROUP_ALIGN_SIZE_M).
+    gradient_dtype: dtype in which gradients stay between microbatches.
+    fused_sums: the product that makes a weight's gradient adds it to them; otherwise a kernel of
+        its own does.
+    loss_bytes, fused_loss_bytes: bytes a logit needs at the peak of the loss, eager and with fused
+        kernels. Eager: fp32 log-softmax, its incoming and its outgoing gradient (aten::log_softmax,
+        nll_loss backward); flash-attn's loss works in place.
+    sharded_loss_bytes: the same where TP shards the vocabulary under FSDP: DTensor's loss_parallel
+        runs eagerly even under torch.compile, and its backward holds log-softmax, one gradient, the
+        exponential and their sum (distributed/tensor/parallel/loss.py).
+    eager_loss_until: last month in which torch.compile left the loss alone.
+    loss_leftover_bytes: bytes a logit of what the loss reads and frees before its backward asks for
+        more than that at once, so that it stays cached; a pipeline holds it until then.
+    placeholders_since: first month in which Transformer Engine's products, which add to the fp32
+        gradient, return an empty 16-bit one, kept for every shape of weight (get_dummy_wgrad in
+        pytorch/module/base.py); "" where nothing does.
+    gradients_apart: gradients come in the compute dtype for the whole stage and are then added to
+        those in fp32, so that both are there (DeepSpeed's BF16_Optimizer); otherwise a product adds
+        to the fp32 gradient itself.
+    memory_doubt: standard deviation of the logarithm of measured over predicted peak bytes, besides
+        the profile's: what the trainer's own code keeps was not compared with its allocator's peak.
+    source: where all of this is written, but for what a comment says.
+    """
+
+    name: str
+    title: str
+    vendors: Mapping[str, str]
+    history: tuple[Known, ...] = ()
+    default_release: str = ""
+    changes: tuple[Change, ...] = ()
+    distributions: Mapping[str, Mapping[str, object]]
+    offered: tuple[str | None, ...] = ()
+    own_code: bool = False
+    export_format: str
+    lacks: Callable[[ModelSpec, Release], list[str]] = lacks_nothing
+    optimizers: tuple[str, ...] = ()
+    unfused_attention: bool = True
+    zero_stage: int
+    zero_stage_under_pp: int
+    ac: str
+    layout_defaults: Mapping[str, object]
+    vocab_parallel_loss: bool
+    expandable_segments: bool
+    zero_stages: frozenset[int]
+    precisions: frozenset[str]
+    ac_kinds: frozenset[str]
+    cp_methods: frozenset[str]
+    compiles: bool = False
+    steps_in_backward: bool = False
+    replicates_kv_heads: bool = False
+    seq_divisor_always: bool = False
+    etp_one_or_tp: bool = False
+    sp_with_experts: bool = False
+    zero_2_under_pp: bool = True
+    split: LayerSplit
+    writes_splits: bool = True
+    ep_over_replicas: bool
+    searched_ac: tuple[str, ...]
+    searched_precisions: tuple[str, ...]
+    sharding: Sharding
+    framework: Framework
+    recipes_in: Callable[[Release], tuple[Recipe, ...]]
+    whole_owners: bool
+    fused_kernels: bool
+    vendor_attention: bool
+    early_stop: bool
+    repeats_kv_until: tuple[str, str]
+    composite_norm_until: tuple[str, str]
+    composite_norm_since: str
+    expert_alignment: int
+    gradient_dtype: str
+    fused_sums: bool
+    loss_bytes: float
+    fused_loss_bytes: float
+    sharded_loss_bytes: float
+    eager_loss_until: str
+    loss_leftover_bytes: float
+    placeholders_since: str
+    gradients_apart: bool
+    memory_doubt: float
+    source: str
+
+    @property
+    def runtime(self) -> Runtime:
+        """Whose pipeline runtime it uses."""
+        return self.framework.runtime
+
+    @property
+    def schedules(self) -> tuple[str, ...]:
+        """The pipeline schedules it can run, in the order in which a search tries them."""
+        return schedules_of(self.runtime)
+
+    @property
+    def counts_embedding_and_head(self) -> bool:
+        """Whether two stages may hold no layer, only the embedding or the head."""
+        return self.split != "uneven"
+
+    def release(self, text: str | None) -> Release:
+        """The release whose rules hold where a job names this one."""
+        return release_in(self.name, self.history, self.default_release, text)
+
+    def at(self, release: Release) -> "TrainerRules":
+        """The trainer as one of its releases is."""
+        return _at(self, release)
+
+    def recipes(self, trainer_version: str | None) -> tuple[Recipe, ...]:
+        """How the release computes in each precision, in the order of the precision codes."""
+        return self.recipes_in(self.release(trainer_version))
+
+    def transport(self, schedule: str, trainer_version: str | None, *, overlap: bool) -> Transport:
+        """How a release moves what a schedule sends.
+
+        overlap: False where the run switched overlap of sends off.
+        """
+        year = named(trainer_version).year
+        rows = self.framework.transports
+        return next(row.transport for row in rows if row.holds(schedule, year, overlap))
+
+
+@lru_cache(maxsize=256)
+def _at(trainer: TrainerRules, release: Release) -> TrainerRules:
+    for change in trainer.changes:
+        if change.releases.hold(release):
+            values: dict[str, Any] = {**change.fields}
+            trainer = replace(trainer, **values)
+    return trainer
+
+
+COMMON: Mapping[str, object] = {
+    "etp": 1,
+    "sequence_parallel": True,
+    "async_tp": False,
+    "cp_method": "allgather",
+    "pp_schedule": "1F1B",
+    "virtual_stages": 1,
+    "layers_per_stage": None,
+    "micro_batch_size": 1,
+    "precision": "bf16",
+    "float8_all_gather": False,
+    "param_dtype": "bfloat16",
+    "reduce_dtype": "float32",
+    "master_dtype": "float32",
+    "compile": False,
+    "optimizer_in_backward": False,
+    "cpu_offload": False,
+}

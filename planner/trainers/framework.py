@@ -1,0 +1,70 @@
+"""Whose layers, autograd and pipeline a trainer runs: plain torch's, or Megatron's own."""
+
+from dataclasses import dataclass
+
+from planner.schedules.base import Runtime
+from planner.trainers.transports import MEGATRON_ROWS, TORCH_ROWS, TransportRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Framework:
+    """What the cost model and the rules ask of the code that computes.
+
+    runtime: whose pipeline runtime plays a schedule.
+    transports: how it moves activations between pipeline ranks; the first row that holds counts.
+    splits_backward_by_group: weight gradients that are computed later walk autograd's graph again,
+        once for each group of parameters: all that was saved stays until then, recomputation is
+        repeated, and a selectively checkpointed region cannot be entered twice. Otherwise only the
+        inputs of products stay, and nothing is recomputed.
+    buffers_every_receive: a stage has a buffer for what it receives of every microbatch.
+    keeps_stage_inputs: a stage keeps its input beside what the microbatch saved.
+    saves_gathered_inputs: a column-parallel linear keeps its input gathered over TP; otherwise it
+        keeps its own share and gathers again.
+    rings_attention: context parallelism runs as torch's ring, whose pieces are tensors of their
+        own.
+    scores_first: routed tokens are multiplied by their scores before the experts.
+    fuses_sharded_loss: a loss whose vocabulary TP shards runs with fused kernels.
+    whole_table_gradient: under TP every rank sums the gradient of the whole token table.
+    """
+
+    runtime: Runtime
+    transports: tuple[TransportRow, ...]
+    splits_backward_by_group: bool
+    buffers_every_receive: bool
+    keeps_stage_inputs: bool
+    saves_gathered_inputs: bool
+    rings_attention: bool
+    scores_first: bool
+    fuses_sharded_loss: bool
+    whole_table_gradient: bool
+    source: str
+
+
+TORCH = Framework(
+    runtime="torch",
+    transports=TORCH_ROWS,
+    splits_backward_by_group=True,
+    buffers_every_receive=True,
+    keeps_stage_inputs=False,
+    saves_gathered_inputs=True,
+    rings_attention=True,
+    scores_first=True,
+    fuses_sharded_loss=False,
+    whole_table_gradient=True,
+    source="torch/distributed/pipelining (stage.py, _backward.py), tensor/parallel/loss.py, "
+    "tensor/experimental/_attention.py; torchtitan models/moe.py",
+)
+MEGATRON = Framework(
+    runtime="megatron",
+    transports=MEGATRON_ROWS,
+    splits_backward_by_group=False,
+    buffers_every_receive=False,
+    keeps_stage_inputs=True,
+    saves_gathered_inputs=False,
+    rings_attention=False,
+    scores_first=False,
+    fuses_sharded_loss=True,
+    whole_table_gradient=False,
+    source="Megatron-LM core/pipeline_parallel/schedules.py, tensor_parallel/layers.py, "
+    "tensor_parallel/cross_entropy.py, transformer/moe",
+)

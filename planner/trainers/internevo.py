@@ -1,0 +1,35 @@
+"""InternEvo."""
+
+from dataclasses import replace
+
+from planner.trainers.base import COMMON, lacks_nothing
+from planner.trainers.megatron import MEGATRON
+
+INTERNEVO = replace(
+    MEGATRON,
+    name="internevo",
+    title="InternEvo",
+    vendors={"nvidia": ""},  # doc/en/install.md
+    history=(),
+    default_release="",
+    changes=(),
+    distributions={},
+    offered=(),
+    lacks=lacks_nothing,
+    optimizers=(),
+    layout_defaults={**COMMON, "reduce_dtype": "bfloat16"},
+    precisions=frozenset({"bf16", "fp16"}),  # its fp8 was never merged (pull request 369)
+    replicates_kv_heads=False,
+    sp_with_experts=False,
+    # internlm/core/parallel/comm/zero.py; partition_uniform of its pipeline
+    zero_2_under_pp=False,
+    split="uneven",
+    searched_ac=("none", "full"),
+    whole_owners=True,
+    vendor_attention=False,
+    gradient_dtype="bfloat16",
+    fused_sums=False,
+    placeholders_since="",
+    memory_doubt=0.05,  # judgement
+    source="InternEvo configs/7B_sft.py",
+)

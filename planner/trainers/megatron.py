@@ -1,0 +1,109 @@
+"""Megatron-LM."""
+
+from dataclasses import replace
+from functools import lru_cache
+
+from planner.precision import Recipe, transformer_engine
+from planner.specs.model import ModelSpec
+from planner.trainers import megatron_models
+from planner.trainers.base import COMMON, NEVER, Change, TrainerRules
+from planner.trainers.framework import MEGATRON as MEGATRON_FRAMEWORK
+from planner.trainers.release import Known, Release, Releases
+from planner.trainers.sharding import DISTRIBUTED_OPTIMIZER
+
+# NeMo's fp8 recipes set fp8_param_gather (Megatron Bridge training/mixed_precision.py);
+# Megatron-LM's default is off
+NATIVE = "NeMo"
+PRECISIONS = frozenset(
+    {"bf16", "fp16", "float8-tensorwise", "float8-delayed", "float8-blockwise", "mxfp8", "nvfp4"}
+)
+# Months of its tags (github.com/NVIDIA/Megatron-LM/releases; core_v0.2 on, and v2.x to v3.0
+# before), as its wheels say from 0.12 on; the months of 2020 to 2022 are judgements that nothing
+# but their order rests on.
+_HISTORY = (
+    ("2.0", "2020-12"), ("2.1", "2021-01"), ("2.2", "2021-03"), ("2.3", "2021-04"),
+    ("2.4", "2021-05"), ("2.5", "2021-07"), ("2.6", "2021-11"), ("3.0", "2022-09"),
+    ("0.2", "2023-08"), ("0.3", "2023-10"), ("0.4", "2023-12"), ("0.5", "2024-01"),
+    ("0.6", "2024-04"), ("0.7", "2024-06"), ("0.8", "2024-08"), ("0.9", "2024-10"),
+    ("0.10", "2025-02"), ("0.11", "2025-03"), ("0.12", "2025-05"), ("0.13", "2025-07"),
+    ("0.14", "2025-10"), ("0.15", "2025-12"), ("0.16", "2026-02"), ("0.17", "2026-04"),
+    ("0.18", "2026-06"),
+)  # fmt: skip
+
+
+def _lacks(model: ModelSpec, release: Release) -> list[str]:
+    return megatron_models.lacking(model)
+
+
+def _recipes(release: Release) -> tuple[Recipe, ...]:
+    """Transformer Engine's recipes; NeMo keeps fp8 parameters in no other form."""
+    return _native(transformer_engine(), release.named.distribution == NATIVE)
+
+
+@lru_cache(maxsize=16)
+def _native(recipes: tuple[Recipe, ...], native: bool) -> tuple[Recipe, ...]:
+    return tuple(replace(recipe, native=native and recipe.peak == "fp8") for recipe in recipes)
+
+
+MEGATRON = TrainerRules(
+    name="megatron",
+    title="Megatron-LM",
+    vendors={"nvidia": "", "amd": "ROCm/Megatron-LM"},
+    history=tuple(Known(number=number, day=day) for number, day in _HISTORY),
+    default_release="0.14",
+    changes=(
+        # core/fp4_utils.py came with 0.15
+        Change(releases=Releases(before="0.15"), fields={"precisions": PRECISIONS - {"nvfp4"}}),
+        # --pipeline-model-parallel-layout came with core 0.13
+        Change(releases=Releases(before="0.13"), fields={"writes_splits": False}),
+    ),
+    # NeMo performance recipes: grad_reduce_in_fp32=False, grad_sync_dtype bf16
+    distributions={"NeMo": {"reduce_dtype": "bfloat16"}},
+    offered=("0.14",),
+    export_format="megatron",
+    lacks=_lacks,
+    optimizers=("adamw", "adamw-bf16-states", "sgd"),
+    zero_stage=1,
+    zero_stage_under_pp=1,
+    ac="none",
+    layout_defaults=COMMON,
+    vocab_parallel_loss=True,
+    expandable_segments=False,
+    zero_stages=frozenset({0, 1, 2, 3}),
+    precisions=PRECISIONS,
+    ac_kinds=frozenset({"none", "full", "selective-attention", "selective-layer"}),
+    cp_methods=frozenset({"allgather", "alltoall", "ulysses"}),
+    # core 0.16 transformer_config.py (num_query_groups; account_for_embedding_in_pipeline_split,
+    # account_for_loss_in_pipeline_split), moe_layer.py (sequence parallelism with experts)
+    replicates_kv_heads=True,
+    sp_with_experts=True,
+    split="even",
+    ep_over_replicas=True,
+    searched_ac=("none", "selective-attention", "full"),
+    searched_precisions=("float8-tensorwise", "float8-delayed", "float8-blockwise", "mxfp8"),
+    sharding=DISTRIBUTED_OPTIMIZER,
+    framework=MEGATRON_FRAMEWORK,
+    recipes_in=_recipes,
+    whole_owners=False,
+    fused_kernels=True,
+    vendor_attention=True,
+    early_stop=False,
+    repeats_kv_until=NEVER,
+    composite_norm_until=NEVER,
+    composite_norm_since="",
+    expert_alignment=0,
+    gradient_dtype="float32",
+    fused_sums=True,  # --no-gradient-accumulation-fusion is off by default
+    # 16-bit logits or their gradient, and the softmax in place of their fp32 copy
+    # (tensor_parallel/cross_entropy.py)
+    loss_bytes=6.0,
+    fused_loss_bytes=6.0,
+    sharded_loss_bytes=6.0,
+    eager_loss_until="",
+    loss_leftover_bytes=0.0,
+    placeholders_since="2023-12",
+    gradients_apart=False,
+    memory_doubt=0.0,
+    source="Megatron-LM core 0.14 megatron/training/arguments.py; AMD maintains the fork "
+    "github.com/ROCm/Megatron-LM",
+)

@@ -1,0 +1,55 @@
+"""Megatron-DeepSpeed, as BLOOM was trained with."""
+
+from dataclasses import replace
+
+from planner.trainers.base import COMMON, lacks_nothing
+from planner.trainers.framework import MEGATRON as MEGATRON_FRAMEWORK
+from planner.trainers.megatron import MEGATRON
+from planner.trainers.transports import MEGATRON_ROWS, ONE_STAGE, Transport, TransportRow
+
+_SENDS = Transport(
+    receive="needed",
+    waits="all",
+    stream="pair",
+    splits=True,
+    source="DeepSpeed runtime/pipe/engine.py (is_pipe_partitioned), schedule.py TrainSchedule, "
+    "p2p.py: blocking sends, even ranks first",
+)
+
+MEGATRON_DEEPSPEED = replace(
+    MEGATRON,
+    name="megatron-deepspeed",
+    title="Megatron-DeepSpeed",
+    vendors={"nvidia": "", "amd": "ROCm/Megatron-DeepSpeed"},
+    history=(),
+    default_release="",
+    changes=(),
+    distributions={},
+    offered=(),
+    lacks=lacks_nothing,
+    optimizers=(),
+    ac="full",
+    layout_defaults={**COMMON, "sequence_parallel": False},
+    precisions=frozenset({"bf16", "fp16", "float8-delayed"}),
+    replicates_kv_heads=False,
+    sp_with_experts=False,
+    # DeepSpeed engine.py: ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism
+    zero_2_under_pp=False,
+    # DeepSpeed pipe/module.py partition_layers
+    split="uneven",
+    ep_over_replicas=False,
+    framework=replace(
+        MEGATRON_FRAMEWORK,
+        transports=(TransportRow(schedules=ONE_STAGE, transport=_SENDS), *MEGATRON_ROWS),
+    ),
+    vendor_attention=False,
+    fused_sums=False,
+    placeholders_since="",
+    # deepspeed/runtime/bf16_optimizer.py (update_hp_grads), pipe/engine.py (_exec_backward_pass)
+    gradients_apart=True,
+    # judgement: BLOOM's trials (bigscience chronicles-prequel.md) took up to 25% more or less than
+    # predicted by nvidia-smi, as their optimizer changed from day to day
+    memory_doubt=0.10,
+    source="Megatron-DeepSpeed arguments (Transformer Engine of that time), BLOOM training "
+    "chronicles; github.com/deepspeedai/Megatron-DeepSpeed",
+)

@@ -1,0 +1,150 @@
+"""TorchTitan."""
+
+from dataclasses import replace
+from functools import lru_cache
+
+from planner.precision import Recipe, torchao
+from planner.specs.layout import AC_KINDS
+from planner.specs.model import ModelSpec
+from planner.trainers import titan_models
+from planner.trainers.base import COMMON, Change, TrainerRules
+from planner.trainers.framework import TORCH
+from planner.trainers.release import Known, Release, Releases
+from planner.trainers.sharding import FSDP2
+
+AC_MODES = frozenset(AC_KINDS) - {"selective-attention"}
+# pull request 1701: the converter `float8`, by which TP was planned, got another name
+CONVERTERS_RENAMED = "2025-09-12"
+
+
+def _lacks(model: ModelSpec, release: Release) -> list[str]:
+    return titan_models.lacking(model, titan_models.line_of(release))
+
+
+def recipe_line(release: Release) -> str:
+    """The release's line by its quantisation; a commit is placed by the date beside it."""
+    day = release.named.day
+    return "0.2" if day >= CONVERTERS_RENAMED and release.before("0.2") else release.line
+
+
+def _recipes(release: Release) -> tuple[Recipe, ...]:
+    """Torchao's recipes as the release uses them.
+
+    0.1 planned TP with torchao's Float8ColwiseParallel, which all-gathers tensorwise inputs in
+    float8; since 0.2 the plan looks for a converter that no longer has that name, and gathers in 16
+    bits. 0.2 filters small layers, as our export asks it to, computes the scales of all weights in
+    one all-reduce (plain torch does neither), and refuses float8 experts under PP and CP. 0.3 hands
+    its filters descriptions of layers, all of which torchao's filter of small ones declines: the
+    export does not ask for it.
+    """
+    return _in_line(recipe_line(release), torchao())
+
+
+@lru_cache(maxsize=64)
+def _in_line(line: str, recipes: tuple[Recipe, ...]) -> tuple[Recipe, ...]:
+    if line == "0.1":
+        return tuple(
+            replace(recipe, small=(), tp_wire_bytes=recipe.wire_bytes, experts="")
+            for recipe in recipes
+        )
+    if line == "0.3":
+        return tuple(
+            replace(
+                recipe,
+                small=(),
+                fallback_multiple=(
+                    recipe.fallback_multiple if recipe.name.startswith("float8") else 0
+                ),
+            )
+            for recipe in recipes
+        )
+    return tuple(
+        replace(recipe, experts_alone=recipe.experts == "float8-rowwise") for recipe in recipes
+    )
+
+
+TORCHTITAN = TrainerRules(
+    name="torchtitan",
+    title="TorchTitan",
+    # README (CUDA; ROCm in its CI, .github/workflows/integration_test_8gpu_features.yaml)
+    vendors={"nvidia": "", "amd": ""},
+    # days on which the files in its wheels on PyPI were written
+    history=(
+        Known(number="0.1.0", day="2025-06-18"),
+        Known(number="0.2.0", day="2025-10-18"),
+        Known(number="0.2.1", day="2025-12-26"),
+        Known(number="0.2.2", day="2026-02-20"),
+        Known(number="0.3.0", day="2026-09-03"),
+    ),
+    default_release="0.2.2",
+    changes=(
+        Change(
+            releases=Releases(since="0.3"),
+            fields={
+                # config/configs.py (fused_opt_states_bf16)
+                "optimizers": ("adamw", "adamw-bf16-states"),
+                # components/quantization: tensorwise is gone, nvfp4 is new
+                "precisions": frozenset({"bf16", "float8-rowwise", "mxfp8", "nvfp4"}),
+                # no setting for every n-th layer
+                "ac_kinds": AC_MODES - {"selective-layer"},
+                # gathers keys and values, and has no setting
+                "cp_methods": frozenset({"allgather"}),
+                "steps_in_backward": False,
+            },
+        ),
+    ),
+    distributions={},
+    offered=("0.2.2", "0.3.0"),
+    export_format="torchtitan",
+    lacks=_lacks,
+    optimizers=("adamw",),
+    unfused_attention=False,
+    zero_stage=3,
+    zero_stage_under_pp=2,
+    ac="selective-op",
+    layout_defaults=COMMON,
+    vocab_parallel_loss=True,
+    expandable_segments=True,
+    zero_stages=frozenset({0, 2, 3}),
+    precisions=frozenset({"bf16", "float8-tensorwise", "float8-rowwise", "mxfp8"}),
+    ac_kinds=AC_MODES,
+    cp_methods=frozenset({"allgather", "alltoall"}),
+    compiles=True,
+    # components/optimizer.py
+    steps_in_backward=True,
+    # distributed/parallel_dims.py: seq_len_divisor, _validate
+    seq_divisor_always=True,
+    etp_one_or_tp=True,
+    # distributed/pipeline_parallel.py generate_llm_fqn_per_model_part
+    split="effective",
+    ep_over_replicas=False,
+    searched_ac=("none", "selective-op", "selective-layer-2", "full"),
+    searched_precisions=("float8-tensorwise", "float8-rowwise", "mxfp8"),
+    sharding=FSDP2,
+    framework=TORCH,
+    recipes_in=_recipes,
+    whole_owners=False,
+    fused_kernels=False,
+    vendor_attention=False,
+    early_stop=True,
+    # 0.2.2 of February 2026 passes enable_gqa (models/llama3/model/model.py)
+    repeats_kv_until=("0.2.1", "2025-12"),
+    # 0.1.0 of June 2025 asks for torch nightlies of that month
+    composite_norm_until=("0.1.0", "2025-06"),
+    # norm_type fused_rmsnorm, a Triton kernel, since pull request 181; the month is a judgement
+    composite_norm_since="2024-09",
+    expert_alignment=8,
+    gradient_dtype="float32",
+    fused_sums=False,
+    loss_bytes=12.0,
+    fused_loss_bytes=8.0,
+    sharded_loss_bytes=16.0,
+    # train.py until then: "compiling loss function causes CUDA errors, turning off for now"
+    eager_loss_until="2025-02",
+    loss_leftover_bytes=2.0,
+    placeholders_since="",
+    gradients_apart=False,
+    memory_doubt=0.0,
+    source="torchtitan 0.2.2 torchtitan/config/job_config.py and "
+    "torchtitan/distributed/parallel_dims.py",
+)
