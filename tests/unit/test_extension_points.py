@@ -5,15 +5,18 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import pytest
 
 import planner
+from planner import rules
 from planner.columns import LayoutBatch
 from planner.errors import SpecError
+from planner.precision import PRECISIONS, Precision, Recipe
+from planner.rules.base import Rule, under
 from planner.samplers import SAMPLERS
 from planner.samplers.base import Sampler
 from planner.schedules import SCHEDULES, Runtime, Schedule, ScheduleRule
@@ -21,6 +24,8 @@ from planner.schedules.one_f_one_b import OneFOneB
 from planner.specs.cluster import ClusterSpec
 from planner.study.ask_tell import one_at_a_time, run
 from planner.study.study import Budget, ProbeStudy, StudySettings
+from planner.trainers.base import TrainerRules
+from planner.trainers.fsdp import FSDP
 from planner.trainers.registry import TRAINERS
 from tests.conftest import ROOT, clean_environment, needed
 from tests.unit.probing_cases import Machine, small
@@ -308,6 +313,113 @@ def test_a_sampler_that_nobody_registered_is_an_error() -> None:
         planner.recommend({**JOB, "search": {"sampler": "quasi-random"}})
     with pytest.raises(SpecError, match="no sampler of this name"):
         ProbeStudy(small(), StudySettings(sampler="quasi-random"))
+
+
+# ---- trainer, its rules, precision ---------------------------------------------------------------
+
+
+@pytest.fixture
+def with_trainer() -> Iterator[TrainerRules]:
+    """A trainer of somebody else: FSDP2 that recomputes everything and trains in one precision."""
+    trainer = replace(
+        FSDP,
+        name="ours",
+        title="Our trainer",
+        ac="full",
+        precisions=frozenset({"bf16", "half8"}),
+        searched_precisions=("half8",),
+        searched_ac=("full",),
+    )
+    TRAINERS.add(trainer)
+    yield trainer
+    TRAINERS.remove(trainer.name)
+
+
+@pytest.fixture
+def with_precision() -> Iterator[Precision]:
+    """An fp8 recipe that costs nothing to quantise."""
+    recipe = Recipe(name="half8", peak="fp8", gain_key="gemm_fp8", experts="")
+    precision = Precision(torchao=recipe, needs=("fp8",), kernel_rows=frozenset({"hopper"}))
+    PRECISIONS.add(precision)
+    yield precision
+    PRECISIONS.remove(precision.name)
+
+
+FIXED = {
+    "pp": 1,
+    "tp": 1,
+    "cp": 1,
+    "dp_replicate": 1,
+    "micro_batch_size": 1,
+    "zero_stage": 3,
+    "compile": False,
+    "sequence_parallel": False,
+}
+
+
+def job_of(trainer: str, **more: Any) -> dict[str, Any]:
+    return {**JOB, "training": {**JOB["training"], "trainer": trainer}, **more}
+
+
+def test_trainer(with_trainer: TrainerRules) -> None:
+    plan = planner.recommend(job_of(with_trainer.name, search={"fix": FIXED}))
+    assert {entry.layout.ac for entry in plan.ranked} == {"full"}
+    assert plan.ranked[0].layout.precision == "bf16", "nobody registered the other one"
+
+
+def test_trainer_that_nobody_registered() -> None:
+    with pytest.raises(SpecError, match="no trainer of this name"):
+        planner.recommend(job_of("ours"))
+
+
+def test_precision(with_precision: Precision, with_trainer: TrainerRules) -> None:
+    plan = planner.recommend(job_of(with_trainer.name, search={"fix": FIXED}))
+    assert plan.ranked[0].layout.precision == with_precision.name, "nothing is faster"
+
+
+@pytest.mark.parametrize("trainer", [name for name in TRAINERS])
+def test_precision_is_refused_where_a_trainer_does_not_name_it(
+    with_precision: Precision, trainer: str
+) -> None:
+    layout = {"dp_shard": 16, "precision": with_precision.name, "ac": "full"}
+    found = planner.estimate(job_of(trainer, layout=layout)).violations
+    assert any(f"in {with_precision.name}" in fault.rule for fault in found)
+
+
+def test_precision_is_refused_on_a_gpu_without_kernels(
+    with_precision: Precision, with_trainer: TrainerRules
+) -> None:
+    cluster = {"gpu": "b200-sxm-180gb", "num_gpus": 16}
+    layout = {"dp_shard": 16, "precision": with_precision.name}
+    found = planner.estimate(job_of(with_trainer.name, cluster=cluster, layout=layout)).violations
+    assert [fault.rule for fault in found if fault.field == "precision"] == [
+        "b200-sxm-180gb has no kernels for half8 in any library"
+    ]
+
+
+def test_trainer_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row for the releases of one trainer, which a search obeys and an estimate explains."""
+    rule = Rule(
+        key="TorchTitan 0.3 compiles",
+        field="compile",
+        reads=frozenset({"compile"}),
+        applies=under("torchtitan", since="0.3"),
+        broken=lambda x, c: ~x.compile,
+        rule=lambda x, c: "is off",
+        remedy=lambda x, c: "switch it on",
+    )
+    monkeypatch.setattr(rules, "FEATURE_RULES", (*rules.FEATURE_RULES, rule))
+    layout = {"dp_shard": 16, "compile": False}
+    for version, broken in (("0.3.0", True), ("0.2.2", False)):
+        job = job_of("torchtitan", layout=layout)
+        job["training"]["trainer_version"] = version
+        found = [fault for fault in planner.estimate(job).violations if fault.rule == "is off"]
+        assert bool(found) is broken
+    job = job_of("torchtitan", search={"fix": {**FIXED, "ac": "full", "compile": [False, True]}})
+    job["training"]["trainer_version"] = "0.3.0"
+    assert all(entry.layout.compile for entry in planner.recommend(job).ranked)
+    megatron = planner.estimate(job_of("megatron", layout=layout)).violations
+    assert "is off" not in [fault.rule for fault in megatron]
 
 
 # ---- catalogue -----------------------------------------------------------------------------------
