@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from planner.cost.pipeline.event_simulation import PairSeconds, StageCosts, replay
 from planner.cost.pipeline.simulate import compile_order, compiled
 from planner.schedules import SCHEDULES, Action, OverlappedPair, Schedule, leaves
+from planner.trainers.registry import TRAINERS
 from planner.trainers.transports import IDEAL, Transport
 from tests.conftest import needed
 from tests.unit.pipeline_twin import Instruction, Post, Run, Wait, play

@@ -39,7 +39,9 @@ def held_bytes(context: CostContext, ops: Sequence[Op], saved_bytes: FloatColumn
         else tuple(op for op in ops if isinstance(op, Gemm))
     )
     incoming = [context.bytes_of(op.output) for op in groups if op.output is not None]
-    kept = saved_bytes if context.rules.framework.splits_backward_by_group else _inputs(context, ops)
+    kept = (
+        saved_bytes if context.rules.framework.splits_backward_by_group else _inputs(context, ops)
+    )
     return np.asarray(kept + np.sum(incoming, axis=0)) if incoming else np.zeros(len(context.batch))
 
 
@@ -54,4 +56,6 @@ def redone_seconds(
     """Seconds that W spends on recomputing one microbatch of a unit, exchanges included, (U,): once
     for each group of parameters.
     """
-    return recompute_seconds * (len(parameter_groups(ops)) if context.rules.framework.splits_backward_by_group else 0.0)
+    return recompute_seconds * (
+        len(parameter_groups(ops)) if context.rules.framework.splits_backward_by_group else 0.0
+    )

@@ -325,7 +325,9 @@ def rank_memory(
         optimizer = shapes.shard * _state_bytes(widths, training)
         gradients, side_stream = _gradients(shapes, batch, widths, on_device)
     optimizer = optimizer * on_device
-    waits = rules.sharding.reduces_by_unit & widths.piped & widths.accumulates & (batch.zero_stage > 0)
+    waits = (
+        rules.sharding.reduces_by_unit & widths.piped & widths.accumulates & (batch.zero_stage > 0)
+    )
     phases = partial(_phases, shapes, widths, gradients, waits)
     totals, moving, most, worst = _worst(phases(), optimizer.shape)
     return PeakMemory(

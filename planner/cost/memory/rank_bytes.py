@@ -80,7 +80,9 @@ def rank_shapes(inputs: CostInputs) -> RankShapes:
         head_local=head * local[-1] if narrow else head_gathered,
         head_shard=head * shard[-1],
         embedding_local=units[:, -2] * local[-2],
-        embedding_whole=units[:, -2] * local[-2] * (batch.tp if rules.framework.whole_table_gradient else 1.0),
+        embedding_whole=units[:, -2]
+        * local[-2]
+        * (batch.tp if rules.framework.whole_table_gradient else 1.0),
         received_bytes=_received_microbatches(inputs) * unit.costs.boundary_bytes[at_unit],
         gathered=on_ranks(units, gathered) if narrow else held_local,
         largest_gathered=largest_gathered,
@@ -146,7 +148,9 @@ def _received_microbatches(inputs: CostInputs) -> FloatColumn:
     """
     batch, units = inputs.batch, inputs.units
     ends = 2.0 * batch.virtual_stages - units[:, -2] - units[:, -1]
-    return np.where((batch.pp > 1) & inputs.job.rules.framework.buffers_every_receive, inputs.m * ends, 0.0)
+    return np.where(
+        (batch.pp > 1) & inputs.job.rules.framework.buffers_every_receive, inputs.m * ends, 0.0
+    )
 
 
 def _held_bytes(
