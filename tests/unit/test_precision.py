@@ -11,7 +11,7 @@ import pytest
 
 from planner.catalog.clusters import gpu_names
 from planner.columns import LayoutBatch
-from planner.cost.layer.gemm import product_cost
+from planner.cost.layer.gemm import gemm_cost
 from planner.cost.layer.unit_costs import lacking_precisions
 from planner.cost.machine import device as compute
 from planner.cost.machine.profile import KERNELS
@@ -266,7 +266,7 @@ def linear_seconds(case: Case, tokens: int, k: int, n: int) -> tuple[float, floa
         name="w", rows=("tokens",), cols=("ffn",), depth=("hidden",), saves=(source,), output=result
     )
     never, ever = np.zeros(1, dtype=np.bool_), np.ones(1)
-    costs = [product_cost(context, op, share, never) for share in (0.0 * ever, ever)]
+    costs = [gemm_cost(context, op, share, never) for share in (0.0 * ever, ever)]
     high, low = (float((c.forward + c.input_grad + c.weight_grad)[0]) for c in costs)
     return high, low
 
