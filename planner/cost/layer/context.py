@@ -1,5 +1,6 @@
-"""What the costs of a layer's operations depend on, and what one operation costs. Letters: U
-distinct layouts.
+"""What the costs of a layer's operations depend on, and the cost of one operation.
+
+Letters: U distinct layouts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +38,7 @@ class CostContext:
     amax_seconds: FloatColumn = field(default_factory=lambda: np.zeros(1))
 
     def quantises(self, op: Gemm) -> Quantisation:
-        """The recipes of this product: those of linear layers, or of routed experts."""
+        """The precision recipes of this GEMM: those of linear layers or of routed experts."""
         return self.experts if op.role == "expert" else self.quantisation
 
     def collective_seconds(
@@ -80,11 +81,13 @@ class CostContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpCost:
-    """One operation, one microbatch, (U,) each; exposed arrays are (3 axes, U).
+    """One operation for one microbatch; arrays are (U,), exposed ones (3 axes tp, cp, ep; U).
 
-    forward_kernels, backward_kernels: launches, fused where the row's are.  singles: kernels
-    launched one by one all the same, in each direction.  waits: times that forward makes the host
-    wait for the device.
+    forward, input_grad, weight_grad: seconds on the device, communication excluded.
+    forward_kernels, backward_kernels: kernel launches, fused in the layouts that fuse.
+    singles: kernels that are launched one by one in any case, in each direction.
+    waits: times that the forward makes the host wait for the device.
+    exposed_forward, exposed_backward: seconds of communication that nothing hides.
     """
 
     forward: FloatColumn
@@ -100,7 +103,7 @@ class OpCost:
 
 
 def cost(context: CostContext, **given: FloatColumn) -> OpCost:
-    """An operation that costs what is given and nothing else."""
+    """An operation that has the given costs; all others are zero."""
     zero, zeros3 = np.zeros(len(context.batch)), np.zeros((len(AXES), len(context.batch)))
     names = (
         "forward",

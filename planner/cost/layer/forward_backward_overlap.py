@@ -1,9 +1,9 @@
-"""What an overlapped forward and backward of two microbatches hide of each other's communication.
+"""How much communication an overlapped forward and backward of two microbatches hide.
 
-Letters: K + 2 units (layers by kind, embedding, head), N layouts. A profile's `pair_ep_hidden` and
-`pair_tp_hidden` are the shares of what is exposed of EP and TP communication that runs under the
-partner's compute. A backward hides its own exchanges; those of recomputed forwards come at once and
-stay exposed.
+Letters: K + 2 units (layers by kind, embedding, head), N layouts, U distinct layouts.
+A profile's `pair_tp_hidden` and `pair_ep_hidden` are shares: how much of the exposed TP and EP
+communication runs under the partner's compute. A backward hides its own exchanges; those of
+recomputed forwards come all at once and stay exposed.
 Sources: DeepSeek-V3 report, section 3.2.1 (DualPipe); torchtitan/distributed/dual_pipe_v.py
 (overlap_callback: the two threads alternate compute and exchange of experts).
 """
@@ -20,8 +20,11 @@ from planner.cost.machine.profile import Profile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairColumns:
-    """Seconds of one microbatch on each unit, (K + 2, N): communication that may hide, by axis, and
-    the compute it may hide under.
+    """Seconds of one microbatch on each unit, (K + 2, N).
+
+    forward_tp, forward_ep, backward_tp, backward_ep: communication that may hide.
+    forward_cover, backward_cover: compute under which the partner's communication may hide.
+    slowdown: compute seconds lost per second of hidden communication (not a column).
     """
 
     forward_tp: FloatColumn
@@ -34,32 +37,32 @@ class PairColumns:
 
     @property
     def forward_wire(self) -> FloatColumn:
-        """Of both axes."""
+        """Communication of a forward that may hide, of both axes."""
         return self.forward_tp + self.forward_ep
 
     @property
     def backward_wire(self) -> FloatColumn:
-        """Of both axes."""
+        """Communication of a backward that may hide, of both axes."""
         return self.backward_tp + self.backward_ep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relief:
-    """What one pair hides of TP and of EP communication, and the seconds it saves, (N,)."""
+    """What one pair hides of TP and of EP communication, and the seconds it saves, (N,) each."""
 
     tp: FloatColumn
     ep: FloatColumn
     saved: FloatColumn
 
     def spread(self, rows: IntColumn, size: int) -> "Relief":
-        """The same at `rows` of `size` layouts, nothing at the others."""
+        """The same at `rows` of `size` layouts, zeros elsewhere."""
         spread = np.zeros((3, size))
         spread[:, rows] = self.tp, self.ep, self.saved
         return Relief(tp=spread[0], ep=spread[1], saved=spread[2])
 
 
 def pair_columns(costs: UnitCosts, at: IntColumn, profile: Profile) -> PairColumns:
-    """The columns of N layouts, whose rows of unit costs are `at`."""
+    """The columns of N layouts; `at` is the row of unit costs of each."""
     shares = {"tp": profile.pair_tp_hidden, "ep": profile.pair_ep_hidden}
     forward = {
         axis: share * costs.exposed_forward[AXES.index(axis)] for axis, share in shares.items()
@@ -82,11 +85,11 @@ def pair_columns(costs: UnitCosts, at: IntColumn, profile: Profile) -> PairColum
 
 
 def relief(pairs: PairColumns, units: FloatColumn, virtual_stages: IntColumn) -> Relief:
-    """Of a mean pair of a rank that holds `units` (K + 2, N): its forward is of one stage, its
-    backward of another.
+    """What a mean pair of a rank hides; `units` (K + 2, N) are those that the rank holds.
 
-    hidden = min(wire of the forward, compute of the backward) + min(wire of the backward, compute
-    of the forward), over the stages
+    The pair's forward is of one stage, its backward of another; both are means over the stages.
+    hidden = min(wire of the forward, compute of the backward)
+           + min(wire of the backward, compute of the forward)
     saved = (1 - slowdown) hidden
     """
 
@@ -102,7 +105,7 @@ def relief(pairs: PairColumns, units: FloatColumn, virtual_stages: IntColumn) ->
 
 
 def most_saved(costs: UnitCosts, profile: Profile) -> FloatColumn:
-    """Seconds that pairs can save at most of one microbatch on each unit, (K + 2, U)."""
+    """The most seconds that pairs can save of one microbatch on each unit, (K + 2, U)."""
     everywhere = pair_columns(costs, np.arange(costs.forward_seconds.shape[1]), profile)
     return np.asarray(
         (1.0 - everywhere.slowdown) * (everywhere.forward_wire + everywhere.backward_wire)

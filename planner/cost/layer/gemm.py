@@ -1,5 +1,6 @@
-"""Seconds of a layer's GEMMs, and what quantising their operands adds. Letters: U
-distinct layouts.
+"""Seconds of a layer's GEMMs, and what quantising their operands adds.
+
+Letters: U distinct layouts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,11 +21,11 @@ FORWARD, BACKWARD = ("input", "weight"), ("gradient", "weight_again", "input_aga
 def gemm_cost(
     context: CostContext, op: Gemm, share: FloatColumn, read_before: BoolColumn
 ) -> OpCost:
-    """Forward r x d x c; input gradient r x c x d; weight gradient d x r x c; each in the precision
-    that the recipe says.
+    """Cost of a linear layer's three GEMMs, each in the precision that its recipe says.
 
-    share: of the layers in which the recipe quantises this product.  read_before: an earlier layer
-        has quantised the same tensor.
+    Forward r x d x c, input gradient r x c x d, weight gradient d x r x c.
+    share: of the layers in which the recipe quantises this GEMM.
+    read_before: an earlier operation has quantised the same tensor.
     """
     r, c, d, b = shape = tuple(
         context.product(dims) for dims in (op.rows, op.cols, op.depth, op.batch)
@@ -67,11 +68,12 @@ def _quantised_cost(
     seconds: Mapping[str, FloatColumn],
     first: FloatColumn,
 ) -> OpCost:
-    """A layer's GEMMs and what quantising their operands adds: traffic, launches, padding of
-    groups, reductions of scales.
+    """Cost of a layer's GEMMs with quantised operands.
 
-    does: share of the layers in which each product is quantised.  shape: (r, c, d, b).  first: 1
-        where its input is quantised here.
+    Quantising adds memory traffic, launches, padding of groups and reductions of scales.
+    does: share of the layers in which each GEMM is quantised.
+    shape: (r, c, d, b).
+    first: 1 where the input is quantised here.
     """
     q, (r, c, d, b) = context.quantises(op), shape
     inputs, weights = b * r * d, b * d * c
@@ -129,9 +131,7 @@ def _sum(found: Mapping[str, FloatColumn], names: Sequence[str], zero: FloatColu
 def _waits(
     context: CostContext, op: Gemm, elements: Mapping[str, FloatColumn]
 ) -> dict[str, FloatColumn]:
-    """All-reduces of scales over the TP group that this layer waits for, as exposed communication;
-    nothing where there are none.
-    """
+    """Exposed seconds of the scales' all-reduces over the TP group; empty where there are none."""
     q = context.quantises(op)
     counts = q.row_amax if row_parallel(op) else q.column_amax if column_parallel(op) else {}
     if not counts or not np.any(context.batch.tp > 1):
@@ -150,9 +150,7 @@ def _waits(
 
 
 def amax_seconds(context: CostContext) -> FloatColumn:
-    """One all-reduce of a tensor's scale over the TP group, which everything waits for; nothing
-    without TP.
-    """
+    """Seconds of one exposed all-reduce of a tensor's scale over the TP group; 0 without TP. (U,)."""
     if not context.quantisation.active or not np.any(context.batch.tp > 1):
         return np.zeros(len(context.batch))
     degree, stride = axes.group("tp", context.batch, context.rank_order)
@@ -166,7 +164,7 @@ def amax_seconds(context: CostContext) -> FloatColumn:
 
 
 def kept_weights_bytes(context: CostContext, ops: Sequence[Op]) -> FloatColumn:
-    """Bytes of quantised weights that autograd keeps beside the parameters of one layer, (U,)."""
+    """Bytes of quantised weights that autograd saves beside one layer's parameters, (U,)."""
     total = np.zeros(len(context.batch))
     for op in ops:
         if isinstance(op, Gemm) and np.any(context.quantises(op).number("saved_weight_bytes") > 0):

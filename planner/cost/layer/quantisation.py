@@ -1,5 +1,4 @@
-"""What precision recipes cost where they are used: columns of bytes, launches and small reductions
-for a batch of layouts.
+"""What precision recipes cost in a batch of layouts: bytes, launches and reductions of scales.
 
 Letters: U distinct layouts; every column is (U,).
 """
@@ -32,17 +31,17 @@ GATHERED = {"input": "tp_wire_bytes", "gradient": "tp_gradient_wire_bytes"}
 class Quantisation:
     """Columns of one batch under one trainer's recipes, for linear layers or for routed experts.
 
-    precision: row of the recipes and of the device's rates.  low: whether anything computes in
-        fewer than 16 bits.
-    products: whether each of the three is quantised.  kernels: launches to quantise one operand.
-    moves: bytes moved per element of each operand, scales and casts together.  turned: for
-        transposed copies.
-    shard: share of an operand that is quantised where TP gathers it: one rank's, if it is gathered
-        quantised.
+    precision: row of the recipes and of the device's rates.
+    low: whether anything computes in fewer than 16 bits.
+    products: whether each of a layer's three GEMMs is quantised.
+    moves: bytes moved per element of each operand, for scales and casts together.
+    turned: the same for transposed copies.
+    shard: share of an operand that is quantised where TP gathers it. It is one rank's share if the
+        operand is gathered quantised.
     column_amax, row_amax: all-reduces of scales in one column- or row-parallel layer, by operand.
-        What is nowhere is left out.
-    shared: whether layers that read one tensor quantise it once (fused kernels), not each for
-        itself.
+        Operands that no layout reduces are left out.
+    kernels: launches to quantise one operand.
+    shared: whether a tensor that several layers read is quantised once (fused kernels) or by each.
     """
 
     model: QuantisedModel
@@ -61,8 +60,10 @@ class Quantisation:
     def build(
         cls, batch: LayoutBatch, model: QuantisedModel, fused: BoolColumn, device: Device
     ) -> "Quantisation":
-        """For linear layers. A weight gathered in low precision, or quantised once a step, is not
-        quantised in a microbatch.
+        """Columns for linear layers.
+
+        A microbatch does not quantise a weight that is gathered in low precision or quantised once
+        a step.
         """
         codes, recipes = batch.precision, model.recipes
         low = np.array([recipe.low for recipe in recipes])[codes] & (batch.param_dtype == 0)
@@ -99,8 +100,9 @@ class Quantisation:
     def of_experts(
         cls, batch: LayoutBatch, model: QuantisedModel, fused: BoolColumn, device: Device
     ) -> "Quantisation":
-        """For routed experts, by the recipe of grouped GEMMs; their weights are gathered in 16
-        bits.
+        """Columns for routed experts, by the recipe of grouped GEMMs.
+
+        Their weights are gathered in 16 bits.
         """
         recipes, high = model.recipes, PRECISIONS.names.index("bf16")
         own = np.array(
@@ -126,9 +128,7 @@ class Quantisation:
         return bool(self.low.any())
 
     def share(self, op: Gemm) -> FloatColumn:
-        """Share of the layers in which this product is quantised: 0 where the library leaves it in
-        16 bits.
-        """
+        """Share of the layers in which this GEMM is quantised; 0 if the library leaves it alone."""
         shares = self.model.shares.get(op.name)
         return np.zeros(len(self.low)) if shares is None else shares[self.precision] * self.low
 
@@ -137,13 +137,11 @@ class Quantisation:
         return column(field, self.precision, self.model.recipes)
 
     def saved_bytes(self, compute_bytes: FloatColumn) -> FloatColumn:
-        """Bytes per element that a layer keeps of its input."""
+        """Bytes per element that a layer saves of its input."""
         return np.where(self.low, self.number("saved_bytes"), compute_bytes)
 
     def tp_wire(self, operand: str, compute_bytes: FloatColumn) -> FloatColumn:
-        """Bytes on the wire of a TP all-gather of this operand of linear layers, over those of its
-        tensor in 16 bits.
-        """
+        """Bytes that a TP all-gather of this operand sends, over the bytes of its 16-bit tensor."""
         return np.where(self.low, self.number(GATHERED[operand]) / compute_bytes, 1.0)
 
 
@@ -151,8 +149,9 @@ class Quantisation:
 def _tables(
     recipes: tuple[Recipe, ...], transposing: bool
 ) -> Mapping[tuple[str, str], tuple[FloatColumn, FloatColumn]]:
-    """(fused, eager) of moves and reductions by operand and recipe; what no recipe has is left
-    out.
+    """(fused, eager) columns of moves and reductions, by table and operand, over the recipes.
+
+    Operands that no recipe has are left out.
     """
     every = np.arange(len(recipes))
     found = {}
@@ -183,8 +182,9 @@ def _weights_arrive_quantised(batch: LayoutBatch, recipes: tuple[Recipe, ...]) -
 
 
 def kept_low(batch: LayoutBatch, recipes: tuple[Recipe, ...]) -> BoolColumn:
-    """Whether parameters of linear layers exist quantised alone (but for the optimizer's), or are
-    gathered so by FSDP, (N,).
+    """Whether parameters of linear layers exist only quantised, (N,), or are gathered so by FSDP.
+
+    The optimizer has its own in high precision.
     """
     low = np.array([recipe.low for recipe in recipes])[batch.precision] & (batch.param_dtype == 0)
     return np.asarray(

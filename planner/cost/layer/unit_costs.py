@@ -1,8 +1,9 @@
-"""Seconds and bytes of one layer (and of embedding and head) for one microbatch on one rank, from
-its list of operations.
+"""Seconds and bytes of one layer, the embedding or the head, for one microbatch on one rank.
 
-Letters: U distinct layouts by the fields in `key`; every array is (U,) or (K units, U). Units are
-the model's distinct layers in `ModelSpec.distinct_layers()` order, then embedding, then head.
+They are priced operation by operation (`work.blocks`).
+Letters: U layouts that differ in the fields of `key`, K distinct layers. Arrays are (U,) or
+(K + 2, U). Units are the model's distinct layers in the order of `ModelSpec.distinct_layers()`,
+then the embedding, then the head.
 """
 
 from collections.abc import Sequence
@@ -34,8 +35,8 @@ _KEY = (
 )  # fmt: skip
 FUSED_NORM_SINCE = (2, 8)
 PLANNED_WORKING = 0.5  # a compiled graph reuses its buffers (torch/_inductor/memory.py); judgement
-# After the host has waited for the device, launches until the device has work again faster than it
-# runs out of it; judgement.
+# Launches that it takes, after the host has waited for the device, until the host is ahead of it
+# again; judgement.
 REFILL_LAUNCHES = 5.0
 # the call, the collective, its stream events and the copy that packs it; judgement
 COLLECTIVE_LAUNCHES = 4.0
@@ -44,8 +45,9 @@ COLLECTIVE_LAUNCHES = 4.0
 def key(
     rank_order: tuple[str, ...], model: ModelSpec, recipes: tuple[Recipe, ...]
 ) -> tuple[str, ...]:
-    """Fields that a unit's costs depend on: its own work, and the axes inside tp and cp, which
-    place their groups.
+    """Layout fields that a unit's costs depend on.
+
+    They are those of its own work, and the axes inside tp and cp, which place the groups of both.
     """
     outermost = max(rank_order.index("tp"), rank_order.index("cp"))
     places = tuple(name for name in rank_order[:outermost] if name not in _KEY)
@@ -59,17 +61,18 @@ def key(
 class UnitCosts:
     """One microbatch of each unit on one rank; (K + 2, U) unless said otherwise.
 
-    forward / input_grad / weight_grad / recompute_seconds: kernels, launches included,
-    communication excluded. exposed_forward / exposed_backward (3 axes tp, cp, ep; K + 2; U):
-    communication that nothing hides.
-    saved_bytes: kept from forward to backward.  transient_bytes, done_bytes, next_bytes,
-        second_bytes: in backward (`checkpointing.Kept`).
+    forward_seconds, input_grad_seconds, weight_grad_seconds, recompute_seconds: kernels, launches
+        included, communication excluded.
+    exposed_forward, exposed_backward (3 axes tp, cp, ep; K + 2; U): seconds of communication that
+        nothing hides.
+    saved_bytes: saved from forward to backward.
+    transient_bytes, done_bytes, next_bytes, second_bytes: in backward (`checkpointing.Kept`).
     working_bytes: computed in forward and freed there.
-    held_bytes, redone_seconds: what stays until weight gradients that run apart, and what these do
-        again (`cost.weight_grads`).
-    forward_flops / recompute_flops: of matmuls and attention.
-    logits_bytes (U,): at the peak of the loss.  leftover_bytes (U,): of logits freed by then, still
-        cached.
+    held_bytes: bytes that wait for weight gradients computed later (`cost.layer.weight_grads`).
+    redone_seconds: what these weight gradients recompute.
+    forward_flops, recompute_flops: of matmuls and attention.
+    logits_bytes (U,): at the peak of the loss.
+    leftover_bytes (U,): of logits freed by then and still cached.
     boundary_bytes (U,): activation handed to the next stage.
     """
 
@@ -95,7 +98,7 @@ class UnitCosts:
 
     @classmethod
     def concatenate(cls, parts: Sequence["UnitCosts"]) -> "UnitCosts":
-        """The same units at the rows of all parts, one after the other."""
+        """The same units, with the layouts of all parts one after the other."""
         return cls(
             **{
                 f.name: np.concatenate([getattr(part, f.name) for part in parts], axis=-1)
@@ -132,7 +135,7 @@ def unit_costs(context: CostContext, model: ModelSpec) -> UnitCosts:
 
 
 def trainer_code(training: TrainingSpec, rules: TrainerRules) -> Code:
-    """What this run's software keeps in eager mode."""
+    """What this run's software saves in eager mode."""
     return Code(
         composite_norm=composite_norm(training, rules),
         repeats_kv=repeats_kv(training, rules),
@@ -141,11 +144,10 @@ def trainer_code(training: TrainingSpec, rules: TrainerRules) -> Code:
 
 
 def composite_norm(training: TrainingSpec, rules: TrainerRules) -> bool:
-    """Whether eager RMSNorm runs as a chain of kernels that keeps fp32 copies: torch before 2.8
-    (aten::_fused_rms_norm is later).
+    """Whether eager RMSNorm runs as a chain of kernels that saves fp32 copies.
 
-    Where torch's release is not told, the trainer's release or the date beside a commit tells
-    (`composite_norm_until`).
+    It does in torch before 2.8 (aten::_fused_rms_norm is later). Where torch's release is not
+    given, the trainer's release or the date beside a commit decides (`composite_norm_until`).
     """
     if rules.fused_kernels:
         return False
@@ -159,8 +161,9 @@ def composite_norm(training: TrainingSpec, rules: TrainerRules) -> bool:
 
 
 def repeats_kv(training: TrainingSpec, rules: TrainerRules) -> bool:
-    """Whether keys and values are copied to all query heads: by the trainer's release, or the date
-    beside a commit (`repeats_kv_until`).
+    """Whether keys and values are copied to all query heads.
+
+    The trainer's release decides, or the date beside a commit (`repeats_kv_until`).
     """
     return training_release(training).not_after(*rules.repeats_kv_until)
 
@@ -171,10 +174,9 @@ def _without_checkpointing(context: CostContext) -> CostContext:
 
 
 def _logits_bytes(context: CostContext) -> tuple[FloatColumn, FloatColumn]:
-    """(bytes at the peak of the loss, by the trainer's kernels; bytes freed before it that serve
-    nothing larger).
+    """(bytes at the peak of the loss, bytes freed before it that serve nothing larger), (U,) each.
 
-    The vocabulary is local under a vocabulary-parallel loss.
+    They depend on the trainer's kernels. The vocabulary is local under a vocabulary-parallel loss.
     """
     elements, rules = context.product(("tokens", "vocab_loss")), context.rules
     sharded = (context.batch.tp > 1) & loss_is_parallel(context.training, rules)
@@ -262,8 +264,9 @@ def _layer(
 
 
 def _op_costs(context: CostContext, ops: Sequence[Op], model: ModelSpec) -> list[OpCost]:
-    """Costs in order. Fused kernels quantise a tensor that several layers read for the first of
-    them alone.
+    """Costs of operations in order.
+
+    Fused kernels quantise a tensor that several layers read only once, for the first of them.
     """
     costs: list[OpCost] = []
     read: dict[str, BoolColumn] = {}
@@ -290,11 +293,13 @@ def _op_cost(
 
 
 def _attention_cost(context: CostContext, op: Attention, model: ModelSpec) -> OpCost:
-    """Flops 2 T ctx heads (d_qk + d_v) with the mean context of a causal (windowed) mask; backward
-    2.5 times (flash).
+    """Cost of attention, fused (`_flash_cost`) or as two batched GEMMs.
 
-    Unfused: two batched GEMMs over the full square and the backward of each. Source:
-        FlashAttention-2 (Dao 2023).
+    Flops: 2 T ctx heads (d_qk + d_v), with the mean context of a causal (windowed) mask. The
+        backward
+    takes 2.5 times as many in a flash kernel.
+    Unfused: two batched GEMMs over the full square, and the backward of each.
+    Source: FlashAttention-2 (Dao 2023).
     """
     s = context.sizes
     tokens, heads, widths = s["tokens"], s["heads"], float(model.qk_head_dim + model.v_dim)
@@ -324,9 +329,11 @@ def _attention_cost(context: CostContext, op: Attention, model: ModelSpec) -> Op
 def _flash_cost(
     context: CostContext, flops: FloatColumn, attended: FloatColumn, model: ModelSpec
 ) -> OpCost:
-    """Fused attention. Under context parallelism but Ulysses it runs as `cp` shorter pieces, whose
-    outputs are merged by their log-sum-exp: four fp32 passes over the output a piece. Source:
-    torch/distributed/tensor/experimental/_attention.py (_SDPAMerger).
+    """Cost of fused attention.
+
+    Under context parallelism other than Ulysses it runs as `cp` shorter pieces, whose outputs are
+    merged by their log-sum-exp: four fp32 passes over the output for each piece.
+    Source: torch/distributed/tensor/experimental/_attention.py (_SDPAMerger).
     """
     s = context.sizes
     pieces = np.where(context.batch.cp_method == axes.ULYSSES, 1.0, context.batch.cp)
@@ -425,9 +432,7 @@ def _hidden(context: CostContext, axis: str) -> FloatColumn:
 
 
 def fused_kernels(batch: LayoutBatch, rules: TrainerRules) -> BoolColumn:
-    """Whether memory-bound operations run fused: torch.compile, or a trainer that ships fused
-    kernels.
-    """
+    """Whether memory-bound operations run fused: by torch.compile, or by the trainer's own kernels."""
     return np.asarray(batch.compile | rules.fused_kernels)
 
 

@@ -1,12 +1,12 @@
-"""Backwards whose weight gradients run apart from the input's: what stays in memory between the
-two, and what W does again.
+"""Memory and time of backwards that compute weight gradients (W) after input gradients (I).
 
-torch runs W on the graph that I left (torch 2.13 pipelining/_backward.py, `retain_graph=True`): all
-that forward saved stays, with the gradients that came into each layer with weights. W asks autograd
-for one group of parameters at a time, and a checkpointed
-region is recomputed for each: 9 times a Llama layer. (Selective checkpointing refuses the second:
-`planner.rules`.) The zero-bubble fork of Megatron keeps only each linear layer's input and incoming
-gradient (its WeightGradStore).
+torch runs W on the graph that I leaves behind (torch 2.13 pipelining/_backward.py,
+`retain_graph=True`). All that the forward saved stays in memory, and so do the gradients that came
+into each layer with weights. W asks autograd for one group of parameters at a time, and a
+checkpointed region is recomputed for each: 9 times in a Llama layer. (Selective checkpointing
+refuses the second time: `planner.rules`.)
+Megatron's zero-bubble fork saves only each linear layer's input and incoming gradient (its
+WeightGradStore).
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from planner.work.ops import Elementwise, Gemm, Op
 
 
 def parameter_groups(ops: Sequence[Op]) -> tuple[Gemm | Elementwise, ...]:
-    """The operations that have weights and wait for W: GEMMs, and norms."""
+    """The operations whose weight gradients wait for W: GEMMs and norms."""
     return tuple(
         op
         for op in ops
@@ -30,8 +30,8 @@ def parameter_groups(ops: Sequence[Op]) -> tuple[Gemm | Elementwise, ...]:
 def held_bytes(context: CostContext, ops: Sequence[Op], saved_bytes: FloatColumn) -> FloatColumn:
     """Bytes of one microbatch of a unit that stay from I until W, (U,).
 
-    torch: saved + gradients coming into each group.  Megatron: inputs of GEMMs, each once, +
-        gradients of their outputs.
+    torch: what the forward saved, and the gradients coming into each group of parameters.
+    Megatron: the inputs of GEMMs, each once, and the gradients of their outputs.
     """
     groups = (
         parameter_groups(ops)
@@ -53,8 +53,9 @@ def _inputs(context: CostContext, ops: Sequence[Op]) -> FloatColumn:
 def redone_seconds(
     context: CostContext, ops: Sequence[Op], recompute_seconds: FloatColumn
 ) -> FloatColumn:
-    """Seconds that W spends on recomputing one microbatch of a unit, exchanges included, (U,): once
-    for each group of parameters.
+    """Seconds that W spends on recomputing one microbatch of a unit, exchanges included, (U,).
+
+    A checkpointed unit is recomputed once for each group of parameters.
     """
     return recompute_seconds * (
         len(parameter_groups(ops)) if context.rules.framework.splits_backward_by_group else 0.0
