@@ -150,7 +150,10 @@ def _waits(
 
 
 def amax_seconds(context: CostContext) -> FloatColumn:
-    """Seconds of one exposed all-reduce of a tensor's scale over the TP group; 0 without TP. (U,)."""
+    """Seconds of one exposed all-reduce of a tensor's scale over the TP group, (U,).
+
+    0 without TP.
+    """
     if not context.quantisation.active or not np.any(context.batch.tp > 1):
         return np.zeros(len(context.batch))
     degree, stride = axes.group("tp", context.batch, context.rank_order)

@@ -128,7 +128,7 @@ class Quantisation:
         return bool(self.low.any())
 
     def share(self, op: Gemm) -> FloatColumn:
-        """Share of the layers in which this GEMM is quantised; 0 if the library leaves it alone."""
+        """Share of layers that quantise this GEMM; 0 where the library leaves it in 16 bits."""
         shares = self.model.shares.get(op.name)
         return np.zeros(len(self.low)) if shares is None else shares[self.precision] * self.low
 

@@ -432,7 +432,7 @@ def _hidden(context: CostContext, axis: str) -> FloatColumn:
 
 
 def fused_kernels(batch: LayoutBatch, rules: TrainerRules) -> BoolColumn:
-    """Whether memory-bound operations run fused: by torch.compile, or by the trainer's own kernels."""
+    """Whether memory-bound operations run fused: by torch.compile or by the trainer's kernels."""
     return np.asarray(batch.compile | rules.fused_kernels)
 
 
