@@ -1,1 +1,1 @@
-"""What is known by name: models, GPUs, clusters, with the source of every figure."""
+"""The models, GPUs and clusters that are known by name, with the source of every figure."""

@@ -1,4 +1,4 @@
-"""What `benchmarks/` wrote to ship with the package: the calibration, and how accurate it is."""
+"""The files that `benchmarks/` wrote for the package: the calibration, and how accurate it is."""
 
 from importlib.resources import files
 

@@ -1,8 +1,8 @@
-"""The catalogue of GPUs and clusters: one YAML each in `gpus/` and `clusters/`, in the format of a
-user's own.
+"""The catalogue of GPUs and clusters: one YAML each in `gpus/` and `clusters/`.
 
-A GPU's file is an inline `cluster.gpu` mapping with its `sources`; a cluster's file is a `cluster`
-mapping with `aliases`, `source` and `notes` beside it. The file name is the catalogue name.
+The files have the format that users write. A GPU's file is an inline `cluster.gpu` mapping with its
+`sources`. A cluster's file is a `cluster` mapping that also has `aliases`, `source` and `notes`.
+The file name is the catalogue name.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     pass
 
 LABELS = frozenset({"aliases", "source", "notes"})
-# libyaml where it is built in: ten times faster
+# libyaml's parser where it is built in: ten times faster
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -37,7 +37,7 @@ def _documents(kind: str) -> dict[str, Mapping[str, object]]:
 
 @lru_cache(maxsize=2)
 def _aliases(kind: str) -> dict[str, str]:
-    """Every name under which an entry is known, in lower case -> catalogue name."""
+    """Every name of an entry, in lower case -> catalogue name."""
     known = {name: name for name in _documents(kind)}
     for name, document in _documents(kind).items():
         typed = document.get("aliases", ())
@@ -61,11 +61,11 @@ def cluster_names() -> tuple[str, ...]:
 
 
 def gpu_aliases() -> Mapping[str, str]:
-    """Every accepted GPU name in lower case -> catalogue name."""
+    """Every accepted GPU name, in lower case -> catalogue name."""
     return dict(_aliases("gpus"))
 
 
-UNKNOWN = {  # what to do where no name of the catalogue is meant
+UNKNOWN = {  # what to do with a machine that the catalogue does not have
     "gpus": "describe it by the nearest one, for example gpu: {base: h100-sxm-80gb, name: mine, "
     "memory: 96 GiB}",
     "clusters": "write gpu and num_gpus out, inline or in a YAML file",
@@ -73,8 +73,10 @@ UNKNOWN = {  # what to do where no name of the catalogue is meant
 
 
 def catalogue_name(kind: str, name: str, field: str) -> str:
-    """Catalogue name of a name or alias, any case; kind: "gpus" or "clusters".  Raises
-    UnknownNameError naming the closest.
+    """The catalogue name of a name or alias, in any case.
+
+    kind: "gpus" or "clusters".
+    Raises UnknownNameError naming the closest.
     """
     known = _aliases(kind)
     typed = _normal(name)
@@ -85,10 +87,10 @@ def catalogue_name(kind: str, name: str, field: str) -> str:
 
 
 def cluster_document(name: str) -> Mapping[str, object]:
-    """The cluster's file as written, with its source and notes.  Raises UnknownNameError."""
+    """The cluster's file as written, with its source and notes. Raises UnknownNameError."""
     return dict(_documents("clusters")[catalogue_name("clusters", name, "cluster")])
 
 
 def gpu_document(name: str) -> Mapping[str, object]:
-    """The GPU's file as written, with its sources.  Raises UnknownNameError."""
+    """The GPU's file as written, with its sources. Raises UnknownNameError."""
     return dict(_documents("gpus")[catalogue_name("gpus", name, "cluster.gpu")])

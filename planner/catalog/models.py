@@ -1,11 +1,11 @@
-"""The catalogue of models: one YAML a model in `models/`, in the format of a user's own inline
-model.
+"""The catalogue of models: one YAML each in `models/`, in the format of a user's inline model.
 
-Beside the Hugging Face keys each file has `aliases` (Hugging Face ids, older names), `source`
-(where they were published), `variants` (the keys in which an alias differs from the rest; null: not
-known), and `published_parameters`
-with `published_parameters_exact` (true: the weights' own count; false: a figure rounded by its
-publisher).
+Besides Hugging Face keys, each file has:
+aliases: Hugging Face ids and older names.
+source: where the shapes were published.
+variants: the keys in which an alias differs from the rest; null: not known.
+published_parameters: the publisher's count.
+published_parameters_exact: true for the weights' own count, false for a rounded figure.
 """
 
 from collections.abc import Mapping
@@ -26,10 +26,10 @@ _ABOUT = frozenset(
 class ModelEntry:
     """One file of the catalogue.
 
-    keys: Hugging Face keys of the shapes, with `name`.  published_parameters: elements as the
-        publisher counts them
-    (None: nothing published).  exact: whether that figure is the weights' own count rather than a
-    rounded one.  variants: lower-case alias -> the keys in which it differs.
+    keys: Hugging Face keys of the shapes, with `name`.
+    published_parameters: elements as the publisher counts them; None where nothing is published.
+    exact: whether that figure is the weights' own count rather than a rounded one.
+    variants: lower-case alias -> the keys in which it differs.
     """
 
     name: str
@@ -68,7 +68,7 @@ def _entry(name: str, text: str) -> ModelEntry:
     )
 
 
-# libyaml's parser where it was built: ten times faster
+# libyaml's parser where it is built in: ten times faster
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -85,12 +85,12 @@ def model_names() -> list[str]:
 
 
 def is_model_name(text: str) -> bool:
-    """Whether the catalogue knows this name or alias, whatever its case."""
+    """Whether the catalogue has this name or alias, in any case."""
     return text.strip().lower() in _names_and_aliases()
 
 
 def model_entry(name: str) -> ModelEntry:
-    """The catalogue's entry of a name or alias, whatever its case. Raises UnknownNameError."""
+    """The catalogue's entry for a name or alias, in any case. Raises UnknownNameError."""
     found = _names_and_aliases().get(name.strip().lower())
     if found is None:
         raise UnknownNameError("model", name, _names_and_aliases(), "model")
@@ -98,8 +98,9 @@ def model_entry(name: str) -> ModelEntry:
 
 
 def model_keys(name: str) -> Mapping[str, object]:
-    """Hugging Face keys of a name or alias, as an inline mapping would give them. Raises
-    UnknownNameError.
+    """Hugging Face keys of a name or alias, as an inline mapping would give them.
+
+    Raises UnknownNameError.
     """
     entry = model_entry(name)
     return {**entry.keys, **entry.variants.get(name.strip().lower(), {})}

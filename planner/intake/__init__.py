@@ -1,3 +1,4 @@
-"""From what people have (a trainer's config, a launch script, a log) to a job and a layout, and
-back into their own file.
+"""Reads what people have (a trainer's config, a launch script, a log) as a job and a layout.
+
+It also writes a layout back into their own file.
 """

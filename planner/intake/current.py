@@ -1,4 +1,4 @@
-"""The one entry: a job whose `current` says what is run today, completed by what that says."""
+"""Entry point for the current run: reads a job's `current` and completes the job from it."""
 
 import re
 import tomllib
@@ -45,8 +45,10 @@ EXAMPLES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Current:
-    """What was read: the job's parts, and what stands beside them. said: None where a job was read
-    already (a log).
+    """The current run, as read.
+
+    said: what the text says; None where the job was read before (a log).
+    run: the run that it describes; None likewise.
     """
 
     spec: CurrentSpec
@@ -56,8 +58,9 @@ class Current:
 
 
 def format_of(text: str, name: str) -> CurrentFormat | None:
-    """What a text is, by its name and its words; None for what is no trainer's (a job or a layout
-    in YAML, say).
+    """What kind of text this is, by its name and contents.
+
+    None for a text that is no trainer's, such as a job or a layout in YAML.
     """
     suffix = name.lower().rpartition(".")[2]
     if suffix == "toml" or _is_toml(text):
@@ -79,7 +82,7 @@ def _is_toml(text: str) -> bool:
 
 
 def read(spec: CurrentSpec) -> Said:
-    """What a config or a script says. Raises SpecError for a text that is neither."""
+    """Reads a config or a script. Raises SpecError for any other text."""
     kind = spec.format or format_of(spec.text, spec.name)
     if kind == "torchtitan-toml":
         modules = {
@@ -103,9 +106,7 @@ def read(spec: CurrentSpec) -> Said:
 
 
 def named_files(name: str, text: str) -> tuple[str, ...]:
-    """Files that a text names and that may say more of it, by the paths it gives: modules of a
-    model, a script's TOML.
-    """
+    """Paths of further files that a text names: a module with a model, a script's TOML."""
     kind = format_of(text, name)
     if kind == "torchtitan-toml":
         given, _ = read_toml(text, name)
@@ -115,11 +116,11 @@ def named_files(name: str, text: str) -> tuple[str, ...]:
 
 
 def complete(values: Mapping[str, object]) -> dict[str, object]:
-    """The job with model, cluster, training and layout filled in from its `current`; what the job
-    says itself holds.
+    """The job with model, cluster, training and layout filled in from its `current`.
 
-    A job without `current`, or with a layout beside it, stays as it is. Raises SpecError naming
-    everything that neither says.
+    What the job states itself takes precedence. A job without `current`, or with a layout of its
+    own, stays as it is.
+    Raises SpecError naming everything that neither states.
     """
     raw = values.get("current")
     if raw is None or values.get("layout") is not None:
@@ -167,8 +168,9 @@ def _merged(read_job: Mapping[str, object], values: Mapping[str, object]) -> dic
 
 
 def _cluster(said: Said, given: object) -> object:
-    """The job's cluster, completed by the launcher's words; a cluster by name, or with another
-    number of GPUs, keeps its own.
+    """The job's cluster, completed by what the launcher says.
+
+    A cluster given by name stays as it is. One with another number of GPUs keeps its own node size.
     """
     if isinstance(given, str):
         return given
@@ -189,14 +191,15 @@ def _num_gpus(said: Said, cluster: object) -> int:
 
 
 def _raise_missing(name: str, job: Mapping[str, object], model: ModelSaid) -> None:
-    """Raises SpecError with everything that neither the text nor the job says, each with the flag
-    that says it.
+    """Raises SpecError with everything that neither the text nor the job states.
+
+    Each fault names the flag that sets the missing value.
     """
     cluster, training = job.get("cluster"), job.get("training")
     known = cluster if isinstance(cluster, Mapping) else {"gpu": cluster, "num_gpus": cluster}
     trained = training if isinstance(training, Mapping) else {}
     fields = [f"cluster.{key}" for key in ("gpu", "num_gpus") if known.get(key) is None]
-    if job.get("layout") is not None:  # of a log; a config has defaults for both
+    if job.get("layout") is not None:  # only a log's job has one; configs have defaults for both
         fields += [
             f"training.{key}"
             for key in ("seq_len", "global_batch_size")
@@ -211,8 +214,9 @@ def _raise_missing(name: str, job: Mapping[str, object], model: ModelSaid) -> No
 
 
 def read_again(values: Mapping[str, object], model: ModelSpec, num_gpus: int) -> Current | None:
-    """What a stored job's `current` says, for comparing; None for a job without one, or whose
-    layout came by itself.
+    """What a stored job's `current` says, for comparison; None where the job has none.
+
+    `said` and `run` are None where the layout came without a config, or where reading fails.
     """
     raw = values.get("current")
     if raw is None:
@@ -229,5 +233,5 @@ def read_again(values: Mapping[str, object], model: ModelSpec, num_gpus: int) ->
 
 
 def label(current: Current) -> str:
-    """Its kind in words."""
+    """The kind of text in words."""
     return LABELS[current.format]

@@ -1,6 +1,4 @@
-"""A job as a person writes it, from the command line, a file or a request: checked, all faults at
-once.
-"""
+"""Reads a job as a person writes it (command line, file or request); reports all faults at once."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -20,10 +18,9 @@ from planner.trainers.release import torch_release
 
 
 def read_job(values: object, *, allow_files: bool = True) -> Job:
-    """Parsed and checked; raises SpecError with the faults of every part.
+    """The checked job; raises SpecError with the faults of every part.
 
-    allow_files: whether model and cluster may be paths (not for requests that came over a
-        network).
+    allow_files: whether model and cluster may be paths; False for requests from a network.
     """
     if not isinstance(values, Mapping):
         raise SpecError(
@@ -86,7 +83,7 @@ def read_job(values: object, *, allow_files: bool = True) -> Job:
         **values,
         "model": _standing_alone(values["model"], model),
         "cluster": machine,
-        "training": {**values["training"], "seq_len": training.seq_len},  # "8k" is a number now
+        "training": {**values["training"], "seq_len": training.seq_len},  # "8k" as a number
     }
     return Job(
         id=job_id,
@@ -103,7 +100,7 @@ def read_job(values: object, *, allow_files: bool = True) -> Job:
 
 
 def read_training(values: object, field: str = "training") -> TrainingSpec:
-    """Parsed and checked against the trainers we know; raises SpecError with every fault."""
+    """The `training` part, checked against known trainers. Raises SpecError with every fault."""
     faults = list(_unknown_software(values, field)) if isinstance(values, Mapping) else []
     try:
         training = build(TrainingSpec, values, field)
@@ -115,7 +112,7 @@ def read_training(values: object, field: str = "training") -> TrainingSpec:
 
 
 def _unknown_software(values: Mapping[Any, Any], field: str) -> Iterator[Fault]:
-    """What is said of a trainer or a release of torch that does not exist."""
+    """Faults for a trainer or a release of torch that does not exist."""
     trainer, torch = values.get("trainer"), values.get("torch_version")
     if isinstance(trainer, str) and trainer not in TRAINERS:
         yield from UnknownNameError(f"{field}.trainer", trainer, TRAINERS, "trainer").faults
@@ -128,18 +125,18 @@ def _unknown_software(values: Mapping[Any, Any], field: str) -> Iterator[Fault]:
 
 
 def _standing_alone(asked: object, model: ModelSpec) -> object:
-    """The model as it was asked for, unless that was a file: then its shapes."""
+    """The model as it was asked for; where that is a file, the shapes in it."""
     return inline_keys(model) if isinstance(asked, str) and not is_model_name(asked) else asked
 
 
 class _Parts:
-    """Parses part after part, collecting faults instead of stopping at the first."""
+    """Parses one part after another and collects faults instead of stopping at the first."""
 
     def __init__(self, values: Mapping[Any, Any], faults: list[Fault]) -> None:
         self.values, self.faults = values, faults
 
     def parse(self, key: str, parser: Any) -> Any:
-        """The parsed part; None when absent or faulty."""
+        """The parsed part; None when it is absent or faulty."""
         value = self.values.get(key)
         if value is None:
             return None

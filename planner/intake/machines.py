@@ -1,4 +1,4 @@
-"""Clusters and GPUs as a person writes them: a catalogue name, a mapping, or a file of one."""
+"""Reads clusters and GPUs as a person writes them: a catalogue name, a mapping, or a file."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -23,11 +23,10 @@ _MAX_CHARACTERS = 100_000
 
 
 def read_cluster(value: object, field: str = "cluster", *, allow_files: bool = True) -> ClusterSpec:
-    """From a catalogue name, a mapping (contract, section 1), or the path of a YAML or JSON
-    file holding one.
+    """The cluster of a catalogue name, a mapping (contract, section 1), or a YAML or JSON file.
 
-    allow_files: pass False where the text comes over a network.  Raises UnknownNameError, or
-        SpecError with all faults.
+    allow_files: pass False where the text comes from a network.
+    Raises UnknownNameError, or SpecError with all faults.
     """
     if isinstance(value, ClusterSpec):
         return value
@@ -56,8 +55,9 @@ def read_cluster(value: object, field: str = "cluster", *, allow_files: bool = T
 
 
 def cluster_request(value: object, field: str = "cluster", *, allow_files: bool) -> object:
-    """What `read_cluster` takes, with a file's mapping in the place of its path. Raises
-    SpecError.
+    """A cluster as `read_cluster` takes it, with a file's path replaced by the mapping in it.
+
+    Raises SpecError where the file cannot be read.
     """
     if allow_files and isinstance(value, str) and value.endswith(FILE_ENDINGS):
         return read_mapping(value, field)
@@ -82,7 +82,7 @@ def _gpu_of(value: Mapping[object, object], field: str, faults: list[SpecError])
 
 
 def _levels(value: object, field: str, faults: list[SpecError]) -> tuple[LevelRequest, ...] | None:
-    """The typed levels; a name travels into the message because people count levels by name."""
+    """The levels as typed. Faults name a level by its index in the list."""
     if value is None:
         return None
     if not isinstance(value, list | tuple) or not value:
@@ -105,9 +105,9 @@ def _levels(value: object, field: str, faults: list[SpecError]) -> tuple[LevelRe
 
 
 def read_gpu(value: object, field: str = "cluster.gpu") -> GpuSpec:
-    """From a catalogue name or alias, or an inline mapping (optionally with `base`, whose
-    figures the rest overrides).
+    """The GPU of a catalogue name or alias, or of an inline mapping.
 
+    A mapping may name a `base`, whose figures its own values override.
     Raises UnknownNameError, or SpecError with every fault.
     """
     if isinstance(value, GpuSpec):
@@ -134,8 +134,9 @@ def read_gpu(value: object, field: str = "cluster.gpu") -> GpuSpec:
 def _merged(
     spec: type[BaseModel], base: Mapping[str, object], changes: Mapping[str, object]
 ) -> dict[str, object]:
-    """The base's figures with the changes laid over them, nested mappings key by key, under the
-    names the user typed.
+    """The base's figures overridden by the changes, under the names that the user typed.
+
+    Nested mappings are merged key by key.
     """
     names = {field: _typed(spec, field, changes) for field in spec.model_fields}
     merged = {names.get(field, field): item for field, item in base.items()}
@@ -158,8 +159,9 @@ def _typed(spec: type[BaseModel], field: str, changes: Mapping[str, object]) -> 
 
 
 def load_gpu(name: str, *, field: str = "cluster.gpu") -> GpuSpec:
-    """The GPU of this catalogue name or alias, any case.  Raises UnknownNameError naming the
-    closest.
+    """The GPU of this catalogue name or alias, in any case.
+
+    Raises UnknownNameError naming the closest.
     """
     return _gpu(catalogue_name("gpus", name, field))
 
@@ -175,8 +177,9 @@ def catalogue_gpus() -> tuple[GpuSpec, ...]:
 
 
 def load_cluster(name: str, *, field: str = "cluster") -> ClusterSpec:
-    """The cluster of this catalogue name or alias, any case.  Raises UnknownNameError naming the
-    closest.
+    """The cluster of this catalogue name or alias, in any case.
+
+    Raises UnknownNameError naming the closest.
     """
     return _cluster(catalogue_name("clusters", name, field))
 
@@ -188,8 +191,9 @@ def _cluster(name: str) -> ClusterSpec:
 
 
 def read_mapping(path: str, field: str) -> Mapping[object, object]:
-    """The mapping in a user's YAML or JSON file.  Raises SpecError when it cannot be read or holds
-    something else.
+    """The mapping in a user's YAML or JSON file.
+
+    Raises SpecError where it cannot be read or holds something else.
     """
     remedy = "give the path of a YAML file with gpu and num_gpus, or a catalogue name"
     try:

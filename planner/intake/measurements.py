@@ -1,4 +1,4 @@
-"""A measured row, as files and requests hold it, as a measurement."""
+"""Reads a measured row, from a file or a request, as a measurement."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,10 @@ from planner.specs.validation import build
 def read_measurement(
     row: Mapping[str, Any], *, measurement_id: str, created_at: str, allow_files: bool = True
 ) -> Measurement:
-    """From a job with a layout whose `measured` label holds the numbers. Raises SpecError."""
+    """The measurement in a job with a layout, whose label `measured` holds the numbers.
+
+    Raises SpecError.
+    """
     job = read_job(
         {key: value for key, value in row.items() if key not in ("measured", "source")},
         allow_files=allow_files,

@@ -1,10 +1,12 @@
-"""From what a person writes to a ModelSpec: catalogue name, path to a Hugging Face config.json, or
-inline mapping.
+"""Reads a model: a catalogue name, the path of a Hugging Face config.json, or an inline mapping.
 
-Defaults of what is left out: head_dim = hidden_size / num_attention_heads; num_key_value_heads =
-num_attention_heads; tie_word_embeddings false; the rest by `model_type` (families.FAMILIES) or, in
-an inline mapping without model_type, by the kind of MLP (families.generic_family: swiglu as Llama,
-gelu as GPT-3 with LayerNorm and biases).
+Defaults of what is left out:
+head_dim: hidden_size / num_attention_heads.
+num_key_value_heads: num_attention_heads.
+tie_word_embeddings: false.
+The rest comes from `model_type` (families.FAMILIES). In an inline mapping without model_type it
+comes from the kind of MLP (families.generic_family: swiglu as Llama, gelu as GPT-3 with LayerNorm
+and biases).
 """
 
 import difflib
@@ -71,7 +73,12 @@ def read_model(
     base_loader: BaseLoader | None = None,
     allow_files: bool = True,
 ) -> ModelSpec:
-    """The ModelSpec of any of the contract's three forms; see read_model."""
+    """The ModelSpec of a catalogue name, a path of a config.json, or a mapping.
+
+    base_loader: the keys of a catalogue name; the catalogue's unless given.
+    allow_files: pass False where the text comes from a network.
+    Raises UnknownNameError, or SpecError with every fault.
+    """
     if isinstance(value, ModelSpec):
         return value
     loader = base_loader or model_keys
@@ -116,7 +123,7 @@ def _unknown_name(field: str, name: str, also: str) -> SpecError:
 
 
 def _instead_of(name: str, allow_files: bool) -> str:
-    """What to do about a model that the catalogue does not know."""
+    """What to do about a model that the catalogue does not have."""
     if not allow_files:
         return "send the keys of its config.json as a mapping"
     if HUB_ID.fullmatch(name):
@@ -155,12 +162,15 @@ def _from_config(config: dict[str, object], field: str, name: str) -> ModelSpec:
 
 
 def _network(model_type: str) -> str:
-    """The family whose network a model type has."""
+    """The family that has the same network as this model type."""
     return SAME_NETWORK.get(model_type, model_type)
 
 
 def _unsupported(model_type: object, config: Mapping[str, object], rule: str, field: str) -> Fault:
-    """Which block is missing where we know, else the nearest type that we read and what to do."""
+    """The fault of a model type that we do not read.
+
+    It names the missing block where we know it, else the nearest type that we read.
+    """
     block = refusal(model_type, config) if isinstance(model_type, str) else ""
     if block:
         return Fault(
@@ -234,8 +244,10 @@ def _reject_constant(constant: str) -> object:
 
 
 def _language_part(config: dict[str, object], field: str) -> dict[str, object]:
-    """The language model's own keys: those under `text_config` in a multimodal config, and what it
-    leaves out.
+    """The language model's own keys: in a multimodal config, those under `text_config`.
+
+    Keys that a `text_config` omits get the defaults of its configuration class. `left_out` lists
+    the other parts of the config.
     """
     text = config.get("text_config")
     parts = sorted(
@@ -280,10 +292,12 @@ def build_model(
     ignore_unknown: bool = False,
     base_loader: BaseLoader | None = None,
 ) -> ModelSpec:
-    """ModelSpec from Hugging Face keys.
+    """The ModelSpec of Hugging Face keys.
 
-    raw: keys as written, with `base`, `name`, `mlp` of ours.  name: used when raw has none.
-    ignore_unknown: for a file. Raises SpecError with every fault found.
+    raw: keys as written, and our own `base`, `name` and `mlp`.
+    name: used where raw has none.
+    ignore_unknown: True for a config.json, whose unknown keys are no faults.
+    Raises SpecError with every fault found.
     """
     keys = read_keys(translated(raw, field), field, ignore_unknown)
     values = _with_base(keys, field, base_loader)
@@ -326,14 +340,15 @@ def _pydantic_fault(loc: tuple[int | str, ...], value: object, message: str, fie
 
 
 def _as_given(fault: Fault, keys: Keys, field: str) -> Fault:
-    """The same fault under the name the person used for the key."""
+    """The same fault, under the name that the person used for the key."""
     key = fault.field.removeprefix(f"{field}.")
     return Fault(f"{field}.{keys.given_as.get(key, key)}", fault.value, fault.rule, fault.remedy)
 
 
 def _with_base(keys: Keys, field: str, base_loader: BaseLoader | None) -> Values:
-    """Own values over those of `base`; null stands for "none" where that means something, else for
-    "unset".
+    """The user's values over those of `base`.
+
+    A null means "none" where that is a meaning of the key, else "unset".
     """
     own = {k: (0 if v is None and k in _NULL_MEANS_NONE else v) for k, v in keys.values.items()}
     base = own.pop("base", None)
@@ -353,8 +368,8 @@ def _with_base(keys: Keys, field: str, base_loader: BaseLoader | None) -> Values
         inherited["layer_types"] = [kinds[i % len(kinds)] for i in range(layers)]
     experts, groups = own.get("num_experts"), inherited.get("n_group")
     if isinstance(experts, int) and isinstance(groups, int) and groups > 0 and experts % groups:
-        # groups are of the experts that the base has; other experts in a number that they do not
-        # divide have none
+        # the groups divide the base's experts; where they do not divide the new number of
+        # experts, the model has none
         inherited = {
             key: value for key, value in inherited.items() if key not in ("n_group", "topk_group")
         }
@@ -374,8 +389,9 @@ def _family(values: Values, keys: Keys, field: str) -> Family:
 
 
 def _mlp_kind(values: Values, gated: bool) -> str:
-    """The `mlp` given, else from the activation; without either a gated MLP, as nearly all models
-    since 2023 have.
+    """The given `mlp`, else the kind that the activation implies.
+
+    Without either, a gated MLP: nearly all models since 2023 have one.
     """
     given, activation = values.get("mlp"), values.get("hidden_act")
     if isinstance(given, str):
@@ -386,9 +402,7 @@ def _mlp_kind(values: Values, gated: bool) -> str:
 
 
 def _missing_and_clashing(values: Values, family: Family, keys: Keys, field: str) -> list[Fault]:
-    """Faults visible before the fields are derived: keys that are needed, and pairs that
-    contradict.
-    """
+    """Faults that show before fields are derived: missing keys, and pairs that contradict."""
     needed = (*_REQUIRED, "num_experts") if family.needs_experts else _REQUIRED
     faults = [
         Fault(f"{field}.{key}", None, "is required", f"give {key} as in the model's config.json")
@@ -411,8 +425,9 @@ def _missing_and_clashing(values: Values, family: Family, keys: Keys, field: str
 
 
 def _pair_faults(values: Values, keys: Keys, field: str) -> list[Fault]:
-    """Pairs that contradict; ModelSpec.clashes finds the first two as well, but only once all keys
-    are sound.
+    """Pairs of keys that contradict each other.
+
+    ModelSpec.clashes finds the first two as well, but only once all keys are sound.
     """
     heads, kv = values.get("num_attention_heads"), values.get("num_key_value_heads")
     experts, chosen = values.get("num_experts"), values.get("num_experts_per_tok")
@@ -450,7 +465,7 @@ def _pair_faults(values: Values, keys: Keys, field: str) -> list[Fault]:
 
 
 def _not_faulty(key: str, keys: Keys, field: str) -> bool:
-    """Whether the key is not already reported under the name it was given by."""
+    """Whether the key is not yet reported, under the name it was given by."""
     given = f"{field}.{keys.given_as.get(key, key)}"
     return all(fault.field != given for fault in keys.faults)
 
@@ -485,7 +500,7 @@ def _get(values: Values, key: str, default: T) -> T:
 
 
 def _fields(values: Values, family: Family, name: str) -> Values:
-    """Fields of ModelSpec; required keys are present and every value is of its kind."""
+    """Fields of ModelSpec; required keys are present and every value has the right kind."""
     hidden, heads = _get(values, "hidden_size", 0), _get(values, "num_attention_heads", 0)
     fields: Values = {
         "name": _get(values, "name", name),
@@ -586,7 +601,10 @@ def _moe_fields(values: Values, family: Family) -> Values:
 
 
 def _moe_placement(values: Values) -> Values:
-    """Qwen and Llama 4 count layers from one (the n-th, 2n-th, ... is MoE), DeepSeek from zero."""
+    """Which layers are MoE.
+
+    Qwen and Llama 4 count layers from one (the n-th, 2n-th, ... is MoE), DeepSeek from zero.
+    """
     from_one = _get(values, "decoder_sparse_step", _get(values, "interleave_moe_layer_step", 0))
     listed = [values.get(key, ()) for key in ("dense_layers", "mlp_only_layers")]
     return {
@@ -606,7 +624,7 @@ def _has_dense_layers(fields: Values, values: Values) -> bool:
 
 
 def _window_fields(values: Values) -> Values:
-    """sliding_window and the layers it holds for; a window no layer uses is dropped."""
+    """sliding_window and the layers that it holds for; a window that no layer uses is dropped."""
     window = _get(values, "sliding_window", _get(values, "attention_chunk_size", 0))
     if window == 0 or not _get(values, "use_sliding_window", True):
         return {}
@@ -623,7 +641,8 @@ def _window_fields(values: Values) -> Values:
 
 @lru_cache(maxsize=256)
 def load_model(name: str) -> ModelSpec:
-    """The model of a catalogue name or alias, whatever its case. Raises UnknownNameError naming the
-    closest.
+    """The model of a catalogue name or alias, in any case.
+
+    Raises UnknownNameError naming the closest.
     """
     return build_model(model_keys(name), field="model", base_loader=model_keys)

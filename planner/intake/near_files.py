@@ -1,14 +1,15 @@
-"""What a person may have meant by a path at which there is no file."""
+"""Suggests what a person may have meant by a path where there is no file."""
 
 import difflib
 from pathlib import Path
 
-MOST_LISTED = 10_000  # entries of a folder that are looked at
+MOST_LISTED = 10_000  # entries of a folder that are compared
 
 
 def near_file(path: Path) -> str | None:
-    """The file in the same folder whose name is nearest, or that the folder does not exist, in
-    words; None where nothing is near.
+    """A sentence naming the file in the same folder whose name is closest.
+
+    Says so where the folder does not exist; None where no name is close.
     """
     folder = path.parent
     try:
@@ -23,7 +24,7 @@ def near_file(path: Path) -> str | None:
 
 
 def with_near_file(remedy: str, path: Path) -> str:
-    """A remedy that begins with what is near."""
+    """The remedy, after the suggestion where there is one."""
     near = near_file(path)
     return (
         remedy

@@ -1,4 +1,4 @@
-"""A sweep as a person writes it: checked, every job of it too, files read into it."""
+"""Reads a sweep as a person writes it, with the files it names, and checks it and all its jobs."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
@@ -14,7 +14,10 @@ from planner.units import counted
 
 
 def read_sweep(values: object, *, allow_files: bool = True) -> SweepSpec:
-    """Parsed and checked, every job of it too, files read into it. Raises SpecError."""
+    """The checked sweep with all its jobs, and with the contents of the files that they name.
+
+    Raises SpecError.
+    """
     spec = build(SweepSpec, values, "sweep")
     written = list(_written(spec))
     if not 1 <= len(written) <= MOST_JOBS:
@@ -34,7 +37,7 @@ def read_sweep(values: object, *, allow_files: bool = True) -> SweepSpec:
 
 
 def _written(spec: SweepSpec) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
-    """(a job, by its keys where each was written)."""
+    """(a job, and where each of its keys was written)."""
     for number, job in enumerate(spec.jobs):
         yield job, {"": f"sweep.jobs.{number}."}
     for (i, model), (j, cluster), (k, training) in product(
@@ -49,8 +52,9 @@ def _written(spec: SweepSpec) -> Iterator[tuple[dict[str, Any], dict[str, str]]]
 
 
 def _parsed(values: Mapping[str, Any], places: Mapping[str, str], *, allow_files: bool) -> Job:
-    """The job; its faults are named by where it was written. places: of its keys; "" begins the
-    names of all others.
+    """The job; its faults are named by where each key was written.
+
+    places: key -> where it was written; "" gives the prefix for all other keys.
     """
 
     def place(field: str) -> str:
@@ -64,7 +68,7 @@ def _parsed(values: Mapping[str, Any], places: Mapping[str, str], *, allow_files
 
 
 def _check_anchor(anchor: object, field: str, jobs: Sequence[Job]) -> None:
-    """Raises SpecError for what is no layout, and for a layout of a size that no job has."""
+    """Raises SpecError for what is no layout, or a layout of a size that no job has."""
     sizes = sorted({size for job in jobs for size in job.cluster.num_gpus_choices})
     held = [
         resolve_layout(

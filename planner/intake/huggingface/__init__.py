@@ -1,1 +1,1 @@
-"""A Hugging Face config.json, or shapes by its keys, as a model."""
+"""Reads a Hugging Face config.json, or shapes under its keys, as a model."""

@@ -1,20 +1,23 @@
-"""What the modeling code of single families derives from its own switches, in the common keys.
+"""Translates the switches of single families into the common keys, as their modeling code does.
 
-Each function takes a config whose keys have the common names where a name is all that differs
-(`dialects.DIALECTS`), and returns it in the common keys. Sources: transformers,
+Each function takes a config whose renamed keys already have their common names
+(`dialects.DIALECTS`), and returns it in the common keys only. Sources: transformers,
 src/transformers/models/<model_type>/configuration_*.py and modeling_*.py; for types that
 transformers does not ship, the modeling file published beside the weights.
 """
 
 from collections.abc import Mapping, Sequence
 
-MAX_LAYERS = 2**16  # more of one kind are taken for a typing error
+MAX_LAYERS = 2**16  # more layers of one kind count as a typing error
 Values = dict[str, object]
 ALIBI: Values = {"position_embedding": "none", "alibi": True}
 
 
 class MissingBlock(Exception):
-    """A config asks for a block we have no operations for. key: where it says so."""
+    """A config asks for a block that we have no operations for.
+
+    key: where the config asks for it.
+    """
 
     def __init__(self, key: str, block: str) -> None:
         super().__init__(block)
@@ -32,7 +35,7 @@ def _count(values: Values, key: str) -> int:
 
 
 def _one_of_each_layer(values: Values, *keys: str) -> Values:
-    """A list of one value a layer as that value. Raises MissingBlock where the layers differ."""
+    """A list of one value per layer as that value. Raises MissingBlock where the layers differ."""
     found = dict(values)
     for key in keys:
         value = values.get(key)
@@ -48,7 +51,7 @@ def _without(values: Values, *keys: str) -> Values:
 
 
 def cohere(values: Values) -> Values:
-    """Query-key norms have a weight of every head: Command R+."""
+    """Command R+: query-key norms have separate weights for every head."""
     return {
         **_without(values, "use_qk_norm"),
         "qk_norm": "full" if _flag(values, "use_qk_norm", False) else "none",
@@ -56,12 +59,15 @@ def cohere(values: Values) -> Values:
 
 
 def cohere2(values: Values) -> Values:
-    """As Command R, with windows of RoPE and every n-th layer full and without it."""
+    """As Command R, but windowed layers have RoPE, and every n-th layer is full and has none."""
     return {**cohere(values), **_full_without_rope(values, 4)}
 
 
 def _full_without_rope(values: Values, interval: int) -> Values:
-    """Layers with a window rotate, full ones do not. interval: where no key says it."""
+    """Layers with a window rotate, full ones do not.
+
+    interval: every how many layers one is full, where no key says it.
+    """
     kinds = values.get("layer_types")
     if isinstance(kinds, Sequence) and not isinstance(kinds, str) and kinds:
         return {"no_rope_layers": [int(kind == "sliding_attention") for kind in kinds]}
@@ -69,7 +75,7 @@ def _full_without_rope(values: Values, interval: int) -> Values:
 
 
 def rotated(values: Values) -> Values:
-    """`rotary_dim` of a head's width as the share of it."""
+    """Replaces `rotary_dim` by its share of a head's width."""
     bare, width = _without(values, "rotary_dim"), _count(values, "rotary_dim")
     hidden = _count(values, "hidden_size") or _count(values, "n_embd")
     heads = _count(values, "num_attention_heads") or _count(values, "n_head")
@@ -78,7 +84,7 @@ def rotated(values: Values) -> Values:
 
 
 def dots(values: Values) -> Values:
-    """Its config calls the sigmoid router of DeepSeek-V3 by the name of its top-k."""
+    """A sigmoid router as in DeepSeek-V3, which the config names only by its top-k method."""
     return {**values, "scoring_func": "sigmoid"}
 
 
@@ -120,14 +126,14 @@ _FALCON_SWITCHES = (
 
 
 def dbrx(values: Values) -> Values:
-    """The activation stands in a mapping of its own."""
+    """The activation is in a mapping of its own."""
     activation = values.get("ffn_act_fn")
     named = activation.get("name", "silu") if isinstance(activation, Mapping) else "silu"
     return {**_without(values, "ffn_act_fn"), "hidden_act": named}
 
 
 def ernie_moe(values: Values) -> Values:
-    """Experts from a first to a last layer, in every n-th from one on; the others are dense."""
+    """Every n-th layer between a first and a last one has experts; the others are dense."""
     if any(
         isinstance(values.get(key), Sequence) for key in ("num_experts", "moe_intermediate_size")
     ):
@@ -150,7 +156,7 @@ def ernie_moe(values: Values) -> Values:
 
 
 def minimax_m2(values: Values) -> Values:
-    """`attn_type_list` names softmax attention 1 and lightning attention 0."""
+    """In `attn_type_list`, 1 is softmax attention and 0 is lightning attention."""
     kinds = values.get("attn_type_list")
     if isinstance(kinds, Sequence) and any(kind != 1 for kind in kinds):
         linear = sum(kind != 1 for kind in kinds)
@@ -169,9 +175,9 @@ def minimax_m2(values: Values) -> Values:
 
 
 def granite_hybrid(values: Values) -> Values:
-    """Granite 4: without Mamba layers an ordinary transformer.
+    """Granite 4: an ordinary transformer where it has no Mamba layers.
 
-    Without experts its MLP is what is called the shared one.
+    Without experts, the MLP is the one that the config calls shared.
     """
     kinds = values.get("layer_types", values.get("layers_block_type"))
     listed = list(kinds) if isinstance(kinds, Sequence) and not isinstance(kinds, str) else []
@@ -189,14 +195,14 @@ def granite_hybrid(values: Values) -> Values:
 
 
 def stablelm(values: Values) -> Values:
-    """A parallel residual has one norm; query-key norms are one LayerNorm without bias a head."""
+    """A parallel residual has one norm; query-key norms are one LayerNorm per head, no bias."""
     one = {"norms_per_layer": 1} if _flag(values, "use_parallel_residual", False) else {}
     norm = "full" if _flag(values, "qk_layernorm", False) else "none"
     return {**_without(values, "qk_layernorm"), **one, "qk_norm": norm}
 
 
 def bigcode(values: Values) -> Values:
-    """One KV head for all query heads, unless switched off."""
+    """One KV head for all query heads, unless that is switched off."""
     return {
         **_without(values, "multi_query"),
         **({"num_key_value_heads": 1} if _flag(values, "multi_query", True) else {}),
@@ -204,7 +210,7 @@ def bigcode(values: Values) -> Values:
 
 
 def gpt_neo(values: Values) -> Values:
-    """Every other layer looks back on a window; `attention_types` says the same in short."""
+    """Every other layer has a window; `attention_types` is a shorter form of the same list."""
     kinds = values.get("attention_layers")
     named = {"global": "full_attention", "local": "sliding_attention"}
     if not isinstance(kinds, Sequence):
@@ -218,7 +224,7 @@ def gpt_neo(values: Values) -> Values:
 
 
 def _is_pair(value: object) -> bool:
-    """A list of kinds and how often it repeats."""
+    """Whether this is a list of kinds with the number of times it repeats."""
     if not isinstance(value, Sequence) or len(value) != 2:
         return False
     return isinstance(value[0], Sequence) and isinstance(value[1], int) and value[1] <= MAX_LAYERS
@@ -227,7 +233,8 @@ def _is_pair(value: object) -> bool:
 def opt(values: Values) -> Values:
     """Positions start at 2.
 
-    The 350M model projects its embedding, has its norms behind the branches and none at the end.
+    The 350M model is refused: it projects its embedding, has its norms behind the branches and no
+    final norm.
     """
     narrow = values.get("word_embed_proj_dim")
     if narrow not in (None, values.get("hidden_size")):
@@ -257,7 +264,10 @@ _OPT_SWITCHES = (
 
 
 def exaone4(values: Values) -> Values:
-    """The pattern of windows may be written "LLLG"; with windows, full layers do not rotate."""
+    """The pattern of windows may be written "LLLG".
+
+    Where some layers have windows, full layers do not rotate.
+    """
     pattern = values.get("sliding_window_pattern")
     found = dict(values)
     if isinstance(pattern, str):
@@ -283,7 +293,7 @@ def hunyuan_dense(values: Values) -> Values:
 
 
 def hunyuan_moe(values: Values) -> Values:
-    """One value a layer, all alike; the shared expert is as wide as a routed one."""
+    """One value per layer, all equal; the shared expert is as wide as a routed one."""
     if _flag(values, "use_mla", False):
         raise MissingBlock("use_mla", "a latent attention of its own")
     if _count(values, "moe_layer_num_skipped"):
@@ -311,7 +321,7 @@ def qwen(values: Values) -> Values:
 
 
 def chatglm(values: Values) -> Values:
-    """ChatGLM2 and later: groups of KV heads, biases on queries, keys and values alone."""
+    """ChatGLM2 and later: groups of KV heads; only queries, keys and values have biases."""
     groups = (
         values.get("multi_query_group_num")
         if _flag(values, "multi_query_attention", False)
@@ -341,7 +351,7 @@ def chatglm(values: Values) -> Values:
 
 
 def internlm3(values: Values) -> Values:
-    """Biases of queries, keys and values apart from all others."""
+    """Queries, keys and values have a switch for biases; all other layers have another."""
     bias = _flag(values, "bias", False)
     own = {
         "attention_bias": _flag(values, "qkv_bias", False),
@@ -357,7 +367,7 @@ def baichuan(values: Values) -> Values:
 
 
 def bailing(values: Values) -> Values:
-    """Ling: biases by two switches, query-key norm and corrected router in its second version."""
+    """Ling: two switches for biases. Version two has query-key norms and a router bias."""
     bias = _flag(values, "use_bias", False)
     norm = "head" if _flag(values, "use_qk_norm", False) else "none"
     corrected = _flag(values, "moe_router_enable_expert_bias", False)

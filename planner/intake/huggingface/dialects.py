@@ -1,8 +1,8 @@
-"""How families write their config.json: other names, nested parts, and who reads the rest.
+"""How each family writes its config.json: other key names, nested parts, and who reads the rest.
 
-What cannot be expressed is refused by the name of the block (`missing_blocks`): a wrong count is
-worse than none. A family that writes Hugging Face's common keys needs no row here, only one in
-`families`.
+A config with a block that we cannot express is refused, and the message names the block
+(`missing_blocks`): a wrong count is worse than none. A family that uses Hugging Face's common keys
+needs no row here, only one in `families`.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,9 +20,10 @@ Prepare = Callable[[Values], Values]
 class Dialect:
     """How one family writes its keys.
 
-    renames: its name of a key -> the common one.  parts: nested mappings whose keys are the
-    model's own.  inert: keys without bearing on work and memory, or that say again what another
-    key says.  prepare: the rest, on renamed keys.
+    renames: its name of a key -> the common one.
+    parts: nested mappings whose keys belong to the model itself.
+    inert: keys that do not affect work or memory, or that repeat another key.
+    prepare: translates the rest, on renamed keys.
     """
 
     renames: Mapping[str, str] = field(default_factory=dict)
@@ -303,8 +304,9 @@ DIALECTS: Mapping[str, Dialect] = {
 def translated(raw: Mapping[str, object], prefix: str) -> Mapping[str, object]:
     """The config in common keys; the same object where its family has no dialect.
 
-    raw: keys as written, the language model's own.  prefix: field of the mapping, "model".
-    Raises SpecError for a block we have no operations for.
+    raw: the language model's own keys, as written.
+    prefix: field of the mapping, such as "model".
+    Raises SpecError for a block that we have no operations for.
     """
     model_type = raw.get("model_type")
     check_blocks(raw, prefix)

@@ -1,7 +1,7 @@
-"""Model families by Hugging Face `model_type`: what each one's code fixes beyond its config.json.
+"""Model families by Hugging Face `model_type`: what each family's code sets beyond its config.json.
 
-`defaults` are canonical keys used where the config says nothing (the defaults of the family's
-configuration class and what its modeling code hard-wires). Source of every row: transformers,
+`defaults` are canonical keys for what the config leaves out: the defaults of the family's
+configuration class, and what its modeling code hard-wires. Source of every row: transformers,
 src/transformers/models/<model_type>/ configuration_*.py and modeling_*.py. A new family whose
 layers are of a known kind is one row here.
 """
@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 class Family:
     """One model_type.
 
-    gated: its MLP has a gate whatever the activation.  bias_on_output: `attention_bias` also means
-        the output projection.
-    expert_width_key, dense_width_key: where the width of an expert and of a dense MLP stands.
-        needs_experts: always MoE.
+    gated: its MLP has a gate whatever the activation.
+    bias_on_output: `attention_bias` also applies to the output projection.
+    expert_width_key, dense_width_key: the keys for the width of an expert and of a dense MLP.
+    needs_experts: it is always MoE.
     """
 
     defaults: Mapping[str, object] = field(default_factory=dict)
@@ -134,7 +134,7 @@ FAMILIES: dict[str, Family] = {
     "cohere2": Family(defaults=_COHERE2),
     "falcon": Family(defaults=_FALCON, gated=False),
     "dbrx": Family(defaults={"norm": "layernorm", "norm_bias": False}, needs_experts=True),
-    # its norms have no weights: 0.004% too many at 7B
+    # its norms have no weights; counting them adds 0.004% of parameters at 7B
     "olmo": Family(defaults={"norm": "layernorm", "norm_bias": False}),
     "olmoe": Family(defaults=_QK_FULL, expert_width_key="intermediate_size", needs_experts=True),
     "flex_olmo": Family(
@@ -181,7 +181,7 @@ FAMILIES: dict[str, Family] = {
     "bailing_moe": Family(needs_experts=True),
     "bailing_moe_v2": Family(needs_experts=True),
 }
-# model types whose language model is another's
+# Model types that have the same language model as another type.
 SAME_NETWORK: Mapping[str, str] = {
     "code_llama": "llama", "Yi": "llama", "qwen2_vl": "qwen2", "qwen2_vl_text": "qwen2",
     "qwen2_5_vl": "qwen2", "qwen2_5_vl_text": "qwen2",
@@ -190,8 +190,8 @@ SAME_NETWORK: Mapping[str, str] = {
     "hunyuan": "hunyuan_v1_moe",
 }  # fmt: skip
 
-# a multimodal config holds the language model under `text_config`; the type to assume where that
-# part names none
+# A multimodal config has its language model under `text_config`. This is the type to assume where
+# that part names none.
 TEXT_PARTS = {
     "gemma3": "gemma3_text", "llama4": "llama4_text", "mistral3": "mistral", "llava": "llama",
     "kimi_vl": "deepseek_v3", "kimi_k25": "kimi_k2", "llava_next": "llama",
@@ -202,8 +202,8 @@ TEXT_PARTS = {
     "glm4v": "glm4",
     "glm4v_moe": "glm4_moe",
 }  # fmt: skip
-# what a text_config leaves out because it is the default of the configuration class; a config.json
-# of its own writes it all
+# Defaults of configuration classes, which a text_config leaves out. A config.json of the language
+# model alone writes them all.
 _LLAMA_CLASS: dict[str, object] = {
     "hidden_size": 4096,
     "intermediate_size": 11008,
@@ -248,11 +248,12 @@ CLASS_DEFAULTS: Mapping[str, Mapping[str, object]] = {
 def generic_family(mlp: str) -> Family:
     """Family of an inline mapping without model_type.
 
-    swiglu: as Llama (RMSNorm, no biases, RoPE).  gelu: as GPT-3 (LayerNorm and biases on every
-    projection). squared-relu: as Nemotron-4 (LayerNorm, no other biases). Positions are RoPE unless
-    `position_embedding: learned` and `max_position_embeddings` say otherwise: the size of a table
-    is not guessed. Experts are as wide as `moe_intermediate_size`, else as `intermediate_size`; a
-    gelu MLP without a width is 4 hidden sizes wide, as GPT-2's.
+    swiglu: as Llama (RMSNorm, no biases, RoPE).
+    gelu: as GPT-3 (LayerNorm and biases on every projection).
+    squared-relu: as Nemotron-4 (LayerNorm, no other biases).
+    Positions are RoPE unless `position_embedding: learned` and `max_position_embeddings` are given:
+    the size of a table is not guessed. Experts are as wide as `moe_intermediate_size`, else as
+    `intermediate_size`. A gelu MLP without a width is 4 hidden sizes wide, as in GPT-2.
     """
     if mlp == "swiglu":
         return Family(expert_width_key="intermediate_size")

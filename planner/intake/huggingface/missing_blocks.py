@@ -1,4 +1,4 @@
-"""Blocks of published models that no operation of ours stands for: refused by name."""
+"""Blocks of published models that we have no operations for; a message refuses them by name."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,7 +12,7 @@ REMEDY = (
 _MAMBA, _MAMBA2 = "Mamba (state space) layers", "Mamba-2 (state space) layers"
 _BOTH_WAYS = "attention both ways (an encoder)"
 _TWO_STACKS = "an encoder and a decoder with cross-attention"
-# model_type -> the block that our operations lack
+# model_type -> the block that we have no operations for
 NO_OPERATIONS: Mapping[str, str] = {
     "jamba": _MAMBA,
     "mamba": _MAMBA,
@@ -80,7 +80,7 @@ NO_OPERATIONS: Mapping[str, str] = {
     "m2m_100": _TWO_STACKS,
     "nllb-moe": _TWO_STACKS,
 }
-# key of any config, switched on -> the block it stands for
+# A key that any config may switch on -> the block that it stands for
 BLOCK_KEYS: Mapping[str, str] = {
     "linear_num_value_heads": "gated DeltaNet (linear attention)",
     "linear_key_head_dim": "gated DeltaNet (linear attention)",
@@ -110,7 +110,7 @@ BLOCK_KEYS: Mapping[str, str] = {
 
 
 def refusal(model_type: str, config: Mapping[str, object]) -> str:
-    """What a type has that we cannot price, and in how many layers; empty if nothing is known."""
+    """What a type has that we cannot price, and in how many layers; empty where nothing is known."""
     block = NO_OPERATIONS.get(model_type, "")
     return f"{block}{_share(config)}" if block else ""
 
@@ -139,7 +139,7 @@ def _share(config: Mapping[str, object]) -> str:
 _OTHER_KINDS = frozenset({"linear_attention", "mamba", "mamba2", "recurrent", "conv", "m"})
 
 
-# types whose dialect decides about the key
+# Key -> the types whose dialect decides what the key means.
 READ_BY_DIALECT: Mapping[str, tuple[str, ...]] = {
     "use_cla": ("hunyuan_v1_dense", "hunyuan_v1_moe", "hunyuan"),
     "mamba_d_state": ("granitemoehybrid",),
@@ -147,7 +147,7 @@ READ_BY_DIALECT: Mapping[str, tuple[str, ...]] = {
 
 
 def check_blocks(raw: Mapping[str, object], prefix: str) -> None:
-    """Raises SpecError where a key of the config is switched on that stands for a block we lack."""
+    """Raises SpecError where the config switches on a key for a block that we lack."""
     model_type = raw.get("model_type")
     for key, block in BLOCK_KEYS.items():
         if raw.get(key) and model_type not in READ_BY_DIALECT.get(key, ()):
@@ -155,7 +155,7 @@ def check_blocks(raw: Mapping[str, object], prefix: str) -> None:
 
 
 def missing(prefix: str, key: str, value: object, block: str) -> SpecError:
-    """The refusal of a config whose `key` asks for this block."""
+    """The error for a config whose `key` asks for this block."""
     return SpecError(
         Fault(
             f"{prefix}.{key}",

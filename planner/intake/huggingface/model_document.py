@@ -1,5 +1,6 @@
-"""A model as the inline mapping that means it: what a stored job holds instead of the path of a
-file that may change or go.
+"""Writes a model as an inline mapping.
+
+A stored job has the mapping in place of a path, since the file may change or vanish.
 """
 
 from planner.specs.model import ModelSpec
@@ -20,8 +21,9 @@ _MOE_ONLY = frozenset({
 
 
 def inline_keys(model: ModelSpec) -> dict[str, object]:
-    """Keys from which `read_model` makes the same model. A mask over layers becomes
-    Hugging Face's `layer_types`.
+    """Keys from which `read_model` makes the same model.
+
+    A mask over layers becomes Hugging Face's `layer_types`.
     """
     left_out = (
         _WINDOW

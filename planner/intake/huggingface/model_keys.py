@@ -1,5 +1,4 @@
-"""The keys by which a person or a config.json describes a model: their other names, kinds and
-bounds.
+"""Keys by which a person or a config.json describes a model: other names, kinds and bounds.
 
 `read_keys` turns raw keys into canonical ones and collects every fault on the way. Canonical keys
 are Hugging Face's most common names plus the fields of `ModelSpec`.
@@ -15,7 +14,7 @@ from planner.errors import Fault
 MAX_NAME_LENGTH = 200
 _TOKENS, _WIDTH, _SMALL = 2**31, 2**24, 2**16
 
-# canonical key -> (least, most); sizes beyond `most` are taken for typing errors, not for models
+# Canonical key -> (least, most). A size beyond `most` counts as a typing error.
 POSITIVE = {
     "hidden_size": _WIDTH, "num_hidden_layers": _SMALL, "num_attention_heads": _SMALL,
     "num_key_value_heads": _SMALL,
@@ -38,7 +37,7 @@ NOT_NEGATIVE = {
     "no_rope_layer_interval": _SMALL,
     "original_max_position_embeddings": _TOKENS,
 }  # fmt: skip
-# real numbers above 0, and those that may be 0
+# Real numbers above 0, then those that may be 0.
 NUMBERS = frozenset({
     "rope_theta", "rope_local_base_freq", "partial_rotary_factor", "norm_eps", "swiglu_limit",
     "attn_logit_softcapping",
@@ -100,7 +99,7 @@ ALIASES = {
     "logit_scale": "logits_multiplier",
     "_sliding_window_pattern": "sliding_window_pattern",
 }  # fmt: skip
-# keys of config.json that change nothing in the network: an inline mapping may carry them too
+# Keys of config.json that change nothing in the network; an inline mapping may have them too.
 WITHOUT_BEARING = frozenset({
     "_name_or_path", "architectures", "auto_map", "bos_token_id", "cache_implementation", "dtype",
     "eos_token_id", "ep_size",
@@ -108,8 +107,8 @@ WITHOUT_BEARING = frozenset({
     "quantization_config", "rope_interleave",
     "torch_dtype", "transformers_version", "use_cache",
 })  # fmt: skip
-# the same, but only a config.json has them: every other key there that we do not know is named in
-# `unread_keys`
+# The same, but only a config.json may have them. `unread_keys` lists every other unknown key of a
+# config.json.
 _OF_A_FILE = frozenset({
     "_attn_implementation", "attention_softmax_in_fp32", "attn_config.attn_impl",
     "attn_implementation", "chunk_size_feed_forward", "embedding_fraction",
@@ -144,8 +143,10 @@ KNOWN = CANONICAL | ALIASES.keys() | WITHOUT_BEARING
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Canonical keys with checked values (None: given as null), the name each was given by, and the
-    faults found.
+    """Canonical keys with checked values, and the faults found.
+
+    values: canonical key -> value; None where null was given.
+    given_as: canonical key -> the name it was given by.
     """
 
     values: dict[str, object]
@@ -156,9 +157,12 @@ class Keys:
 def read_keys(raw: Mapping[str, object], prefix: str, ignore_unknown: bool) -> Keys:
     """Canonical keys of one mapping.
 
-    raw: keys as written.  prefix: field of the mapping, "model".  ignore_unknown: true for a
-    config.json, whose other keys are listed in `unread_keys` where they are switched on; false for
-    an inline mapping, where an unknown key is a fault naming the closest one.
+    raw: keys as written.
+    prefix: field of the mapping, such as "model".
+    ignore_unknown: True for a config.json, whose unknown keys are listed in `unread_keys` where
+        they
+        are switched on; False for an inline mapping, where an unknown key is a fault that names the
+        closest one.
     """
     keys = Keys({}, {})
     unread = []
@@ -176,8 +180,9 @@ def read_keys(raw: Mapping[str, object], prefix: str, ignore_unknown: bool) -> K
 
 
 def _with_parts(raw: Mapping[str, object]) -> Mapping[str, object]:
-    """The keys with those of MPT's `attn_config` in place of it; what we do not know there becomes
-    `attn_config.key`.
+    """The keys with those of MPT's `attn_config` in place of it.
+
+    A key of it that we do not know becomes `attn_config.key`.
     """
     part = raw.get("attn_config")
     if not isinstance(part, Mapping):
@@ -195,7 +200,7 @@ def _add(keys: Keys, key: str, value: object, prefix: str) -> None:
         and value is not None
         and keys.values[canonical] not in (None, value)
     ):
-        # StarCoder2 and Gemma publish two that differ: the common name holds
+        # StarCoder2 and Gemma publish two that differ: the common name counts
         if canonical == "hidden_act":
             keys.values[canonical] = value if key == canonical else keys.values[canonical]
             return
@@ -222,7 +227,7 @@ def _unknown_key(key: object, value: object, prefix: str) -> Fault:
 
 
 def check_value(key: str, value: object) -> tuple[str, str] | None:
-    """(rule, remedy) when `value` cannot be what `key` says; None when it can."""
+    """(rule, remedy) where `value` is not allowed for `key`; None where it is."""
     if key in POSITIVE or key in NOT_NEGATIVE:
         least, most = (1, POSITIVE[key]) if key in POSITIVE else (0, NOT_NEGATIVE[key])
         if isinstance(value, bool) or not isinstance(value, int):

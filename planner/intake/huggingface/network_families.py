@@ -1,6 +1,6 @@
 """What the code of the families in `dialects` fixes in a network, and what their classes assume.
 
-The same two tables as in `network_keys`, which joins them. Sources: transformers,
+These are the same two tables as in `network_keys`, which joins them. Sources: transformers,
 src/transformers/models/<model_type>/configuration_*.py and modeling_*.py; for types that
 transformers does not ship, the modeling file published beside the weights.
 """

@@ -1,9 +1,8 @@
-"""From the keys of a config.json to the fields of `Network`, with what each family's code fixes or
-assumes.
+"""Turns keys of a config.json into fields of `Network`, with what each family fixes or assumes.
 
-`HARDWIRED` holds what a family's modeling code does whatever its config says; `CLASS_DEFAULTS` what
-its configuration class holds where a *published* config.json leaves a key out. An inline mapping is
-not completed by the latter: a key that a person did not write is unknown.
+`HARDWIRED` holds what a family's modeling code does whatever its config says. `CLASS_DEFAULTS`
+holds what its configuration class assumes where a *published* config.json leaves a key out. It does
+not complete an inline mapping: a key that a person did not write is unknown.
 Sources: transformers, src/transformers/models/<model_type>/configuration_*.py and modeling_*.py;
 the repositories of DeepSeek-V3 and Kimi-K2 for their own code.
 """
@@ -39,7 +38,7 @@ _DROPOUTS = (
 _CHOSEN_SOFTMAX = {
     **_SOFTMAX,
     "norm_topk_prob": True,
-}  # a softmax over the chosen logits is the same as one divided by their sum
+}  # a softmax over the chosen logits equals one over all, divided by their sum
 _YARN_GPT_OSS = {
     "rope_type": "yarn",
     "factor": 32.0,
@@ -214,11 +213,13 @@ _MOE_ONLY = frozenset(
 
 
 def complete(given: Values, family_defaults: Values, *, published: bool) -> dict[str, object]:
-    """The keys with what the family's code and, for a published config, its configuration class
-    add.
+    """The keys, completed by what the family's code fixes and its configuration class assumes.
 
-    given: canonical keys as written.  family_defaults: `Family.defaults`.  A key given as null
-    overrides the configuration class, as it does in transformers; what code fixes it does not.
+    given: canonical keys as written.
+    family_defaults: `Family.defaults`.
+    published: whether this is a published config; the configuration class counts only for those.
+    A key given as null overrides the configuration class, as in transformers. It does not override
+    what the code fixes.
     """
     model_type = str(given.get("model_type"))
     said = dict(given)
@@ -236,7 +237,7 @@ def complete(given: Values, family_defaults: Values, *, published: bool) -> dict
 
 
 def network_fields(values: Values) -> dict[str, object]:
-    """Fields of `Network` from checked canonical keys, as `complete` left them."""
+    """Fields of `Network` from checked canonical keys that `complete` returned."""
     rope = _rope(values)
     values = {**values, **rope}
     moe = bool(values.get("num_experts"))
@@ -294,8 +295,9 @@ def _multipliers(values: Values) -> dict[str, object]:
 
 
 def _rope_mask(values: Values) -> tuple[bool, ...]:
-    """`no_rope_layers` holds 1 for a layer that rotates; an empty list means that every n-th does
-    not.
+    """Which layers rotate; empty where all do.
+
+    `no_rope_layers` is 1 for a layer that rotates. Where it is empty, every n-th layer does not.
     """
     layers = values.get("num_hidden_layers")
     given, interval = values.get("rope_mask"), values.get("no_rope_layer_interval")
@@ -311,8 +313,9 @@ def _rope_mask(values: Values) -> tuple[bool, ...]:
 
 
 def _rope(values: Values) -> dict[str, object]:
-    """rope_theta, rope_local_base_freq, partial_rotary_factor and rope_scaling, from either form of
-    the config.
+    """rope_theta, rope_local_base_freq, partial_rotary_factor and rope_scaling.
+
+    They are read from either form of the config.
     """
     found: dict[str, object] = {}
     scaling, parameters = values.get("rope_scaling"), values.get("rope_parameters")
@@ -366,7 +369,7 @@ def _plain(value: object) -> object:
 
 
 def rope_faults(values: Values, field: str) -> list[Fault]:
-    """What is wrong inside rope_scaling or rope_parameters; empty where they can be read."""
+    """Faults inside rope_scaling or rope_parameters; empty where they can be read."""
     key = (
         "rope_parameters" if isinstance(values.get("rope_parameters"), Mapping) else "rope_scaling"
     )

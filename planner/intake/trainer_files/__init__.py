@@ -1,1 +1,1 @@
-"""A trainer's own config, launch script or log as a job and a layout, and back into the file."""
+"""A trainer's config, launch script or log: read as a job and a layout, and written back."""

@@ -1,4 +1,4 @@
-"""A layout without what has no effect in it, so that two that train alike compare equal."""
+"""Puts a layout in a form in which two layouts that train alike compare equal."""
 
 from planner.specs.layout import FieldValue, Layout
 from planner.trainers.base import TrainerRules
@@ -7,8 +7,9 @@ from planner.trainers.titan_models import even_split
 
 
 def canonical(layout: Layout, num_layers: int, trainer: str) -> Layout:
-    """The layout with every field that does nothing in it at its plainest value, and its trainer's
-    own split as None.
+    """The layout with every field that has no effect set to its plainest value.
+
+    A split that the trainer would choose itself becomes None.
     """
     rules = TRAINERS[trainer]
     plain: dict[str, object] = {}
@@ -44,6 +45,6 @@ def _own_split(num_layers: int, stages: int, rules: TrainerRules) -> tuple[int, 
 def really_changed(
     first: Layout, second: Layout, num_layers: int, trainer: str
 ) -> dict[str, tuple[FieldValue, FieldValue]]:
-    """Fields that change what is run, with both values."""
+    """Fields whose change affects what runs, each with both values."""
     a, b = (canonical(layout, num_layers, trainer).model_dump() for layout in (first, second))
     return {name: (a[name], b[name]) for name in a if a[name] != b[name]}

@@ -1,4 +1,4 @@
-"""A user's own TOML with a few settings changed: comments, order, unknown keys and spacing stay."""
+"""Changes settings in a user's TOML; comments, order, unknown keys and spacing stay as they are."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,10 +10,10 @@ from planner.export.base import Value
 
 
 def edit_toml(text: str, changes: Mapping[str, Value | None]) -> str:
-    """The text with these dotted settings set, or left out where the value is None.
+    """The text with these dotted settings set, or removed where the value is None.
 
-    A setting that is there is changed where it stands, a new one goes to the end of its table, a
-    new table to the end of the file.
+    An existing setting is changed in place. A new one goes to the end of its table, and a new table
+    to the end of the file.
     """
     newline = "\r\n" if "\r\n" in text else "\n"
     document = tomlkit.parse(text)
@@ -66,8 +66,9 @@ def _new_table(holder: Any, tables: list[str], name: str, value: Value) -> None:
 
 
 def _append(holder: Any, name: str, value: Value) -> None:
-    """After the last setting of the table, before comments and blank lines that belong to what
-    follows.
+    """Adds a setting after the last one of the table.
+
+    Comments and blank lines behind it stay behind it, since they belong to what follows.
     """
     body = holder.value.body if isinstance(holder, Table) else []
     last = max((place for place, (key, _) in enumerate(body) if key is not None), default=-1)

@@ -1,4 +1,4 @@
-"""The one place where a user's trainer config is read from disk, with the files that it names."""
+"""Reads a user's trainer config from disk, with the files that it names; no other module does."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +13,9 @@ REMEDY = "give a TorchTitan TOML or command, a Megatron argument script, or a la
 
 
 def gather(name: str, text: str, lookup: Callable[[str], str | None]) -> dict[str, object] | None:
-    """The job's `current` of a text, with the files it names; None for a text that is no trainer's.
-    lookup: None for no such file.
+    """The job's `current` for a text and the files it names; None where the text is no trainer's.
+
+    lookup: the text of a named file, or None where there is no such file.
     """
     kind = format_of(text, name)
     if kind is None or kind == "torchtitan-log":
@@ -31,7 +32,7 @@ def gather(name: str, text: str, lookup: Callable[[str], str | None]) -> dict[st
 
 
 def beside(path: Path) -> Callable[[str], str | None]:
-    """Looks a named file up: as the path is written, or in the folder of the file that names it."""
+    """A lookup of named files: by the path as written, else in the folder of the file naming it."""
 
     def lookup(name: str) -> str | None:
         for place in (Path(name), path.parent / name, path.parent / Path(name).name):
@@ -51,8 +52,9 @@ def beside(path: Path) -> Callable[[str], str | None]:
 
 
 def read_file(path: str) -> dict[str, object]:
-    """The job's `current` of a file. Raises SpecError for a file that cannot be read, or is no
-    trainer's.
+    """The job's `current` for a file.
+
+    Raises SpecError where the file cannot be read or is no trainer's.
     """
     place = Path(path).expanduser()
     try:
@@ -71,8 +73,9 @@ def read_file(path: str) -> dict[str, object]:
 def read_current(path: str | Path, **given: object) -> Job:
     """The job and layout that a TorchTitan TOML, a TorchTitan command or a Megatron script runs.
 
-    given: parts of the job (model, cluster, training, ...) that complete the file or override it; a
-    TOML, say, names no GPU. Raises SpecError naming everything that neither says. (Logs are read by
-    `planner-cli recommend --current`.)
+    given: parts of the job (model, cluster, training, ...) that complete or override the file.
+        A TOML, for example, names no GPU.
+    Raises SpecError naming everything that neither the file nor `given` says. Logs are read by
+    `planner-cli recommend --current`.
     """
     return read_job(complete({**given, "current": read_file(str(path))}))

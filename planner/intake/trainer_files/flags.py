@@ -1,6 +1,4 @@
-"""The flags of one command in a script: where each is written, and the script with a few of them
-changed.
-"""
+"""Finds the flags of one command in a script, and writes the script with a few of them changed."""
 
 import re
 import shlex
@@ -11,14 +9,16 @@ from planner.intake.trainer_files.shell import Field, Script, Span
 
 Changes = Mapping[str, Sequence[str] | None]
 AC = "activation_checkpoint"
-# TorchTitan 0.3's, a word without dashes that ends the flag before it
+# TorchTitan 0.3 writes this word without dashes; it ends the values of the flag before it
 SUBCOMMAND = "activation-checkpoint:"
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """One flag and its values. name: without dashes, with _ for -.  joined: written as
-    --name=value.
+    """One flag and its values.
+
+    name: without dashes, with _ for -.
+    joined: whether it is written as --name=value.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Placed:
 
     @property
     def words(self) -> list[str]:
-        """Its values."""
+        """Its values as text."""
         return (
             [self.flag.text.partition("=")[2]]
             if self.joined
@@ -50,7 +50,7 @@ class Command:
         return tuple(_placed(self.fields))
 
     def words(self) -> dict[str, list[str]]:
-        """Flag -> its values; given twice, the last counts."""
+        """Flag -> its values. Where a flag is given twice, the last one counts."""
         return {placed.name: placed.words for placed in self.flags}
 
 
@@ -80,12 +80,13 @@ def edit_flags(
     spell: Callable[[str], str],
     near: Callable[[str], bool],
 ) -> str:
-    """The script with these flags set to these words, or left out where there are none (None).
+    """The script with these flags set to these words, or removed where the words are None.
 
-    A value is changed where it is written, in a variable if need be; where another flag shares that
-    variable, in its own place.
-    read: the command in a text.  spell: a new flag as it is to be written, with its dashes.
-    near: flags, by their plain names, beside which new ones go.
+    A value is changed where it is written, in a variable if need be. Where another flag uses the
+    same variable, the value is written in the command instead.
+    read: finds the command in a text.
+    spell: how a new flag is written, with its dashes.
+    near: which flags, by plain name, a new one is written next to.
     """
     before = read(text)
     wanted = {
@@ -127,7 +128,11 @@ class _Edit:
         return self.added(text, new, sorted(edits.items())) if new else text
 
     def value(self, text: str, placed: Placed, words: Sequence[str]) -> dict[Span, str]:
-        """One value for one value where it stands; a value more or less, the whole flag anew."""
+        """The edits that give a flag new values.
+
+        If the number of values stays the same, each one is replaced where it stands. Otherwise the
+        whole flag is written again.
+        """
         flag = placed.flag.text
         if placed.joined and placed.flag.outer is not None:
             return {placed.flag.outer: f"{flag.partition('=')[0]}={shlex.quote(' '.join(words))}"}
@@ -142,15 +147,13 @@ class _Edit:
         return {(start, end): " ".join([flag.partition("=")[0], *map(shlex.quote, words)])}
 
     def place(self, value: Field) -> Span | None:
-        """Where to write another value: where this one is written, or the variable that brings
-        it.
-        """
+        """Where to write another value: at this one, or in the variable that it comes from."""
         if self.at_definition and value.span is not None:
             return value.span
         return value.reference or value.span or value.outer
 
     def added(self, text: str, new: Sequence[str], edits: Sequence[tuple[Span, str]]) -> str:
-        """New flags after the last one that is written in the script, in the manner of its line."""
+        """The text with new flags after the last one in the script, laid out like that line."""
         kept = [
             placed
             for placed in self.command.flags
@@ -213,7 +216,7 @@ def _moved(place: int, edits: Sequence[tuple[Span, str]]) -> int:
 
 
 def _fitting(text: str, span: Span, word: str) -> str:
-    """A word as it can stand at a place: bare between quotes, else quoted where it must be."""
+    """A word as it can stand at this place: unquoted inside quotes, else quoted where needed."""
     inside = (
         span[0] > 0
         and text[span[0] - 1] in "'\""
@@ -223,8 +226,9 @@ def _fitting(text: str, span: Span, word: str) -> str:
 
 
 def _written(text: str, field: Field) -> Span | None:
-    """Where a field is written, with quotes of its own; a variable's text does not give up the
-    quotes of its assignment.
+    """Where a field is written, including its own quotes.
+
+    The quotes around a variable's assignment are not part of it.
     """
     if (
         field.outer is not None
@@ -247,9 +251,7 @@ def _written(text: str, field: Field) -> Span | None:
 
 
 def _whole(text: str, placed: Placed) -> Span:
-    """From the flag to its last value that stands after it in the same place (a variable's value
-    stands elsewhere).
-    """
+    """From the flag to the last value written after it; a variable's value is written elsewhere."""
     start, end = _written(text, placed.flag) or (0, 0)
     for value in placed.values:
         for span in (value.outer, _written(text, value), value.reference):
@@ -264,8 +266,10 @@ def _whole(text: str, placed: Placed) -> Span:
 
 
 def _line_of(text: str, start: int, end: int) -> Span:
-    """What to remove with a flag: its line where it has one to itself, with the sign that continues
-    it, else the blanks before it.
+    """What to remove together with a flag.
+
+    Its line and the backslash that continues it, where it has a line to itself; else the blanks
+    before it.
     """
     line_start = text.rfind("\n", 0, start) + 1
     line_end = text.find("\n", end)
@@ -278,7 +282,7 @@ def _line_of(text: str, start: int, end: int) -> Span:
         return line_start, min(line_end + 1, len(text))
     previous_end = line_start - 1
     previous = text[:previous_end]
-    # it was the last of the command: the line before it is now
+    # it was the command's last line, so the line before it must not continue any more
     if previous.rstrip(" \t").endswith("\\"):
         return len(previous.rstrip(" \t")[:-1].rstrip(" \t")), line_end
     return line_start, min(line_end + 1, len(text))

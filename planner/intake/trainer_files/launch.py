@@ -1,6 +1,4 @@
-"""How many GPUs a launcher starts, and of which kind where it says: torchrun, run_train.sh, srun,
-#SBATCH lines.
-"""
+"""How many GPUs a launcher starts, and of which kind: torchrun, run_train.sh, srun, #SBATCH."""
 
 import re
 from collections.abc import Mapping
@@ -14,8 +12,9 @@ _KIND = re.compile(r"(?:gpu:)?(?:([A-Za-z][\w.-]*):)?(\d+)$")
 
 
 def machine_of(script: Script, command: Command) -> Machine:
-    """The machine of a command's launcher; what it leaves to variables that nobody sets stays
-    open.
+    """The machine that a command's launcher asks for.
+
+    What it takes from variables that nobody sets is None.
     """
     words = command.words()
     kind, per_node = _slurm_gpus(script)
@@ -41,21 +40,22 @@ def machine_of(script: Script, command: Command) -> Machine:
 
 
 def _first(words: Mapping[str, list[str]], *names: str) -> list[str] | None:
-    """Of the first flag that is there: [] for one whose variable nobody sets, which is not the same
-    as none.
+    """The values of the first of these flags that is given; None where none is.
+
+    An empty list means that the flag's variable is not set anywhere.
     """
     return next((words[name] for name in names if name in words), None)
 
 
 def _count(words: list[str] | None) -> int | None:
-    """8 of ["8"], and of torchrun's ["8:8"]; None for anything else."""
+    """8 for ["8"] and for torchrun's ["8:8"]; None for anything else."""
     parts = set((words or [""])[0].split(":"))
     text = parts.pop() if len(parts) == 1 else ""
     return int(text) if text.isdigit() and int(text) > 0 else None
 
 
 def _slurm_gpus(script: Script) -> tuple[str | None, int | None]:
-    """(catalogue name of the GPU, GPUs a node) from --gpus-per-node or --gres."""
+    """(catalogue name of the GPU, GPUs per node) from --gpus-per-node or --gres."""
     for option in ("gpus-per-node", "gres"):
         found = _KIND.search(script.batch.get(option, ""))
         if found is not None:

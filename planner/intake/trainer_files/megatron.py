@@ -1,7 +1,6 @@
-"""A Megatron-LM argument script as a job and a layout, and the script with the arguments of another
-layout.
+"""Reads a Megatron-LM argument script as a job and a layout, and writes another layout into it.
 
-Source: Megatron-LM core 0.14 megatron/training/arguments.py (defaults, and what follows from what),
+Source: Megatron-LM core 0.14 megatron/training/arguments.py (defaults and derived arguments),
     examples/*/train_*.sh.
 """
 
@@ -39,8 +38,8 @@ _KNOWN = frozenset(
 NEEDED = ("num_layers", "hidden_size", "num_attention_heads", "seq_length", "micro_batch_size")
 ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
-# fields of a layout -> the arguments that say them together; degrees first, since the others are
-# read with them
+# Fields of a layout -> the arguments that set them together. Degrees come first, since the others
+# are read with them.
 GROUPS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("tp",), ("tensor_model_parallel_size",)),
     (("pp",), ("pipeline_model_parallel_size",)),
@@ -92,8 +91,10 @@ _RELEVANT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MegatronSaid:
-    """A Megatron run. words: argument, named with _, -> its values.  skipped: parts of a script
-    that only running it decides.
+    """A Megatron run.
+
+    words: argument, named with _ -> its values.
+    skipped: parts of a script that are only known once it runs.
     """
 
     words: Words
@@ -108,14 +109,12 @@ class MegatronSaid:
 
     @property
     def version(self) -> str | None:
-        """No argument says the release."""
+        """Always None: no argument names the release."""
         return None
 
     @property
     def model(self) -> ModelSaid:
-        """The shapes of the arguments, by the catalogue's name where it has the same; None where
-        some are missing.
-        """
+        """The catalogue's model with these shapes, else the shapes; None where some are missing."""
         missing = [name for name in NEEDED[:3] if word(self.words, name) is None]
         if missing:
             return ModelSaid(
@@ -134,8 +133,9 @@ class MegatronSaid:
         )
 
     def run(self, model: ModelSpec, num_gpus: int) -> Run:
-        """The run on this many GPUs. Raises SpecError for arguments that Megatron needs and that
-        are missing or malformed.
+        """The run on this many GPUs.
+
+        Raises SpecError where an argument that Megatron needs is missing or malformed.
         """
         faults = [
             Fault(
@@ -223,8 +223,9 @@ def _ranks(layout: Mapping[str, object]) -> int:
 
 
 def model_keys(words: Words) -> dict[str, object]:
-    """Hugging Face's keys of Megatron's model arguments, with Megatron's defaults. Raises SpecError
-    for malformed ones.
+    """Megatron's model arguments as Hugging Face keys, completed by Megatron's defaults.
+
+    Raises SpecError where one is malformed.
     """
     hidden, heads, layers = (
         whole(words, name) for name in ("hidden_size", "num_attention_heads", "num_layers")
@@ -323,7 +324,7 @@ def _experts(words: Words, layers: int) -> dict[str, object]:
 
 
 def _regular(places: Sequence[bool], dense: list[int]) -> dict[str, object]:
-    """MoE at every n-th layer, or the numbers of the dense ones."""
+    """MoE at every n-th layer, else the indices of the dense layers."""
     moe = [place for place, flag in enumerate(places) if flag]
     steps = {b - a for a, b in pairwise(moe)}
     if len(steps) == 1 and moe[0] < min(steps) and moe[-1] + min(steps) >= len(places):
@@ -336,7 +337,8 @@ _PATTERN = re.compile(r"[\[\]\d\s,*+()]+")
 
 def _moe_places(text: str, layers: int) -> list[bool]:
     """Which layers are MoE: every n-th, or a list such as ([0]*3+[1]*58), as Megatron evaluates it.
-    Raises SpecError.
+
+    Raises SpecError for any other text.
     """
     if text.isdigit() and int(text) > 0:
         return [place % int(text) == 0 for place in range(layers)]
@@ -355,7 +357,10 @@ def _moe_places(text: str, layers: int) -> list[bool]:
 
 
 def _list(node: ast.expr, most: int) -> list[int]:
-    """Value of lists joined and repeated; nothing longer than there are layers is built."""
+    """The value of lists that are joined and repeated.
+
+    Raises ValueError for anything else, and before it builds a list longer than `most`.
+    """
     if isinstance(node, ast.List):
         return [
             item.value
@@ -377,8 +382,9 @@ def _list(node: ast.expr, most: int) -> list[int]:
 
 
 def find_command(text: str) -> Command:
-    """The command that starts Megatron: of several, the one with most of its arguments. Raises
-    SpecError where there is none.
+    """The command that starts Megatron: of several, the one with the most of its arguments.
+
+    Raises SpecError where there is none.
     """
     script = read_script(text)
     commands = [
@@ -406,7 +412,7 @@ def _rating(command: Command) -> int:
 
 
 def say(spec: CurrentSpec) -> MegatronSaid:
-    """What a script says. Raises SpecError."""
+    """Reads a script. Raises SpecError where no command in it starts Megatron."""
     command = find_command(spec.text)
     script = command.script
     expandable = any("expandable_segments:True" in (script.value(name) or "") for name in ALLOCATOR)
@@ -426,7 +432,7 @@ def say(spec: CurrentSpec) -> MegatronSaid:
 def megatron_changes(
     said: MegatronSaid, winner: Layout, exported: Export, global_batch_size: int
 ) -> tuple[dict[str, Sequence[str] | None], list[str]]:
-    """(argument -> its new values, None to leave it out; what the arguments cannot say)."""
+    """(argument -> its new values, or None to remove it; what arguments cannot express)."""
     wanted = plain_names(read_flags(exported.arguments))
     layers, goal = exported.num_layers, winner.model_dump()
     changes: dict[str, Sequence[str] | None] = {}
@@ -452,7 +458,7 @@ def megatron_changes(
 
 
 def edited_script(spec: CurrentSpec, changes: Mapping[str, Sequence[str] | None]) -> str:
-    """The script with these arguments."""
+    """The script with these arguments changed."""
     return edit_flags(
         spec.text,
         find_command,

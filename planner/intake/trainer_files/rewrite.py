@@ -1,6 +1,4 @@
-"""A user's own file turned into another layout: only what must change is changed, and the
-difference is shown as a patch.
-"""
+"""Writes another layout into a user's file, changing only what must, and shows it as a patch."""
 
 import difflib
 from collections.abc import Mapping, Sequence
@@ -19,12 +17,12 @@ NO_NEWLINE = "\\ No newline at end of file\n"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewritten:
-    """files: name -> new text, of the user's files that change and of modules of ours that they
-    then name.
+    """The user's files with another layout.
 
-    diff: unified, as patch -p1 takes it; of the user's files alone.  settings: what changes, by the
-    trainer's names, as (before, after); None where it is not set.  notes: what the files cannot
-    say.
+    files: name -> new text, of the user's files that change and of our modules that they then name.
+    diff: of the user's files only, as a unified diff that `patch -p1` takes.
+    settings: what changes, by the trainer's names, as (before, after); None where it is not set.
+    notes: what the files cannot express.
     """
 
     files: Mapping[str, str] = field(default_factory=dict)
@@ -36,8 +34,9 @@ class Rewritten:
 def rewrite(
     current: Current, winner: Layout, exported: Export, global_batch_size: int
 ) -> Rewritten:
-    """The files of what is run today, for the layout that was exported for the same release of the
-    same trainer.
+    """The files of the current run, changed to run another layout.
+
+    exported: that layout's export, for the same release of the same trainer.
     """
     said, spec = current.said, current.spec
     if isinstance(said, TitanSaid) and current.format == "torchtitan-toml":
@@ -78,16 +77,14 @@ def rewrite(
 
 
 def _spelled(words: Sequence[str] | None) -> object:
-    """An argument's values: None where it is not given, true for a bare flag."""
+    """An argument's values: None where it is not given, True for a flag without values."""
     return None if words is None else " ".join(words) if words else True
 
 
 def _modules(
     exported: Export, said: TitanSaid, changes: Mapping[str, Value | None], files: Mapping[str, str]
 ) -> dict[str, str]:
-    """Python modules of the export that the new settings name, but those that lie there already,
-    word for word.
-    """
+    """Python modules of the export that the new settings name, unless the user has them already."""
     words = {str(value) for value in {**said.given, **changes}.values()}
     named = {
         name: text
@@ -104,7 +101,7 @@ def _diffs(before: Mapping[str, str], after: Mapping[str, str]) -> str:
 
 
 def unified(name: str, before: str, after: str) -> str:
-    """The difference as patch takes it; empty for equal texts."""
+    """The difference as `patch` takes it; empty for equal texts."""
     lines = []
     old, new = (text.splitlines(keepends=True) for text in (before, after))
     for line in difflib.unified_diff(old, new, f"a/{name}", f"b/{name}"):

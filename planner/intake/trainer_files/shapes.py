@@ -1,4 +1,4 @@
-"""Shapes that were read from a trainer's arguments, named where the catalogue has the same ones."""
+"""Finds the catalogue's name for model shapes that were read from a trainer's arguments."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -9,17 +9,17 @@ from planner.intake.trainer_files.statement import ModelSaid
 from planner.specs.model import ModelSpec
 from planner.specs.network import NETWORK_FIELDS
 
-# Fields that shapes do not depend on, or that arguments of a trainer leave open. What the keys do
-# say of a network is compared.
+# Fields that shapes do not depend on, or that a trainer's arguments leave open. Network fields are
+# compared where the keys set them.
 OPEN = frozenset({"name", "max_position_embeddings"}) | NETWORK_FIELDS
 
 
 def named(keys: Mapping[str, object], *, hint: str = "") -> ModelSaid:
-    """The catalogue's name for a model of these Hugging Face keys, else the keys themselves, called
-    `hint` where it says one.
+    """The catalogue's name for a model with these Hugging Face keys, else the keys themselves.
 
-    hint: a name or an alias, or its last part; decides between equals.  Raises SpecError for keys
-        that make no model.
+    hint: a name, an alias or its last part. It decides between models with equal shapes, and
+        names a model that the catalogue does not have.
+    Raises SpecError for keys that make no model.
     """
     same = _same(keys, hint, frozenset())
     if not same:
@@ -28,8 +28,9 @@ def named(keys: Mapping[str, object], *, hint: str = "") -> ModelSaid:
 
 
 def by_hint(keys: Mapping[str, object], *, leave_open: frozenset[str], hint: str) -> str | None:
-    """The catalogue's one model of these keys but for the fields left open; None where the hint
-    does not decide between several.
+    """The catalogue's one model that has these keys, apart from the fields left open.
+
+    None where there are several and the hint does not decide.
     """
     same = _same(keys, hint, leave_open)
     called = [name for name in same if _is_called(name, hint)]

@@ -1,9 +1,8 @@
-"""Launch scripts read as text: variables, arrays, continued lines and simple conditions; nothing is
-run.
+"""Reads launch scripts as text: variables, arrays, continued lines, simple conditions.
 
-Every character of a word remembers where in the script it stands, so that a value can be changed
-where it was written. What only a running shell knows (a command's output, a variable that nobody
-sets) reads as empty, and its name is kept in `unset`.
+Nothing is run. Every character of a word remembers its position in the script, so that a value
+can be changed where it was written. What only a running shell knows (the output of a command, a
+variable that nobody sets) reads as empty; the names of such variables are listed in `unset`.
 """
 
 import re
@@ -28,8 +27,10 @@ _SUMS = re.compile(r"[\d+\-*/%() ]+")
 
 @dataclass(frozen=True, slots=True)
 class Chars:
-    """Text whose characters know where they stand. at: offset in the script, -1 for none.  ref:
-    span of the outermost `$NAME` that brought the character here.
+    """Text that remembers where each character comes from.
+
+    at: offset in the script, -1 for a character that is not written there.
+    ref: span of the outermost `$NAME` whose value holds the character.
     """
 
     text: str = ""
@@ -53,14 +54,18 @@ class Chars:
         return Chars(self.text[start:end], self.at[start:end], self.ref[start:end])
 
     def through(self, span: Span) -> "Chars":
-        """The same, brought here by what stands at this span, where nothing nearer did."""
+        """The same text as the value of a variable at this span.
+
+        Characters that already have a reference keep theirs.
+        """
         return Chars(self.text, self.at, tuple(span if old is None else old for old in self.ref))
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One word of a command. outer: span of the written word, quotes and all, where it stands for
-    this field alone.
+    """One word of a command.
+
+    outer: span of the word as written, with its quotes; None where it makes several fields.
     """
 
     chars: Chars
@@ -68,12 +73,12 @@ class Field:
 
     @property
     def text(self) -> str:
-        """What the command gets."""
+        """What the command receives."""
         return self.chars.text
 
     @property
     def span(self) -> Span | None:
-        """Where the text is written as it is; None for one that was put together."""
+        """Where the text is written literally; None where it was put together from parts."""
         at = self.chars.at
         whole = bool(at) and at[0] >= 0 and all(b == a + 1 for a, b in pairwise(at))
         return (at[0], at[-1] + 1) if whole else None
@@ -87,10 +92,14 @@ class Field:
 
 @dataclass(slots=True)
 class Script:
-    """What was read. commands: words of every command, in order, with variables put in.  ends:
-    where the last word of each ends in the text.  unset: names that nobody sets.
+    """What was read from a script.
 
-    variables: as they are at the end.  skipped: commands and values of branches that were not read.
+    commands: words of every command, in order, with variables replaced by their values.
+    ends: where the last word of each command ends in the text.
+    variables: their values at the end of the script.
+    unset: variables that nobody sets.
+    skipped: commands and values in branches that were not read.
+    batch: options of #SBATCH lines.
     """
 
     text: str
@@ -102,16 +111,16 @@ class Script:
     batch: dict[str, str] = field(default_factory=dict)
 
     def value(self, name: str) -> str | None:
-        """A variable's text; None for one that nobody sets."""
+        """A variable's text; None where nobody sets it."""
         found = self.variables.get(name)
         return None if found is None else " ".join(part.text for part in found)
 
 
 def read_script(text: str, environment: Mapping[str, str] | None = None) -> Script:
-    """The script. environment: variables that are set before it starts; #SBATCH lines set Slurm's
-    own.
+    """Reads a script.
 
-    Raises SpecError for a text that is far beyond a launch script.
+    environment: variables that are set before it starts. #SBATCH lines set Slurm's own variables.
+    Raises SpecError where the text is too long or too deeply nested for a launch script.
     """
     if len(text) > MAX_SCRIPT:
         raise SpecError(
@@ -145,7 +154,7 @@ def read_script(text: str, environment: Mapping[str, str] | None = None) -> Scri
 
 
 def _batch(text: str) -> dict[str, str]:
-    """Options of #SBATCH lines by their long names."""
+    """Options of #SBATCH lines, by their long names."""
     short = {"N": "nodes", "n": "ntasks", "G": "gpus"}
     found: dict[str, str] = {}
     for line in SBATCH.findall(text):
@@ -156,7 +165,11 @@ def _batch(text: str) -> dict[str, str]:
 
 @dataclass(slots=True)
 class _Branch:
-    """One `if`: whether its present branch is read, and whether an earlier one was."""
+    """One `if`.
+
+    reading: whether its current branch is read.
+    taken: whether this or an earlier branch was read.
+    """
 
     reading: bool
     taken: bool
@@ -242,7 +255,7 @@ class _Reader:
             self.script.skipped.append(" ".join(word.text for word in words))
 
     def holds(self, words: list[Field]) -> bool:
-        """Whether a simple test holds; one that only a running shell could decide does not."""
+        """Whether a simple test holds. A test that only a running shell could decide does not."""
         texts = [word.text for word in words]
         if texts and texts[0] in ("[", "[[", "test"):
             texts = texts[1:]
@@ -254,7 +267,7 @@ class _Reader:
         if len(texts) == 2 and texts[0] in ("-n", "-z"):
             return bool(texts[1]) == (texts[0] == "-n")
         if len(texts) == 1:
-            return texts[0] in ("-z", "true")  # [ -z ] of nothing; a name alone is a command
+            return texts[0] in ("-z", "true")  # [ -z ] without a word; any other is a command
         if len(texts) != 3:
             return False
         left, test, right = texts
@@ -273,7 +286,7 @@ class _Reader:
     # ---- one command -----------------------------------------------------------------------------
 
     def command(self) -> Iterator[Field]:
-        """Words up to the end of the command; assignments are carried out on the way."""
+        """Words up to the end of the command. Assignments take effect as they are read."""
         starting = True
         while self.here < len(self.text):
             if not self.skip_blanks():
@@ -285,7 +298,7 @@ class _Reader:
             place = self.here
             words = self.word()
             if self.here == place:
-                self.here += 1  # a sign that ends commands, or nothing that can be read
+                self.here += 1  # a sign that ends a command, or one that cannot be read
                 return
             if starting and len(words) == 1 and words[0].text in DECLARING:
                 self.flags_of_declaration()
@@ -299,12 +312,12 @@ class _Reader:
             yield from words
 
     def flags_of_declaration(self) -> None:
-        """The -x and -a of `declare -x`."""
+        """Skips the -x and -a of `declare -x`."""
         while (found := re.compile(r"[ \t]+-\w+").match(self.text, self.here)) is not None:
             self.here = found.end()
 
     def skip_blanks(self) -> bool:
-        """To the next word; False, past the sign, where the command ends."""
+        """Goes to the next word. False where the command ends, with its end sign skipped."""
         while self.here < len(self.text):
             char = self.text[self.here]
             if char in " \t":
@@ -326,7 +339,7 @@ class _Reader:
         return False
 
     def redirection(self) -> None:
-        """Past `2>&1`, `> log` and a here-document."""
+        """Skips `2>&1`, `> log` or a here-document."""
         found = re.compile(r"\d?(?:<<-?\s*['\"]?(\w+)['\"]?|[<>]{1,3}&?\s*[^\s;&|]*)").match(
             self.text, self.here
         )
@@ -368,7 +381,7 @@ class _Reader:
             )
 
     def array(self) -> Iterator[Field]:
-        """Words up to the closing bracket, over as many lines as there are."""
+        """Words up to the closing bracket, over several lines if need be."""
         while self.here < len(self.text):
             char = self.text[self.here]
             if char == ")":
@@ -389,8 +402,9 @@ class _Reader:
     # ---- words -----------------------------------------------------------------------------------
 
     def word(self) -> list[Field]:
-        """The next word as fields: unquoted variables are split where they hold blanks, arrays give
-        one field an element.
+        """The next word as fields.
+
+        An unquoted variable is split at its blanks, and an array gives one field per element.
         """
         start = self.here
         fields: list[Chars] = [Chars()]
@@ -409,14 +423,14 @@ class _Reader:
                     fields[-1] = fields[-1] + part
             quoted = quoted or was_quoted
         outer = (start, self.here)
-        every = {'"$@"', '"$*"', '"${@}"'}  # of which there are none when a script is only read
+        every = {'"$@"', '"$*"', '"${@}"'}  # the script's own arguments: none when it is only read
         quoted = quoted and self.text[start : self.here] not in every
         kept = [chars for chars in fields if chars.text or (quoted and len(fields) == 1)]
         whole = plain or len(kept) == 1
         return [Field(chars, outer if whole else None) for chars in kept]
 
     def quoted_word(self) -> Chars:
-        """The value of an assignment: never split."""
+        """The value of an assignment, which is never split."""
         value = Chars()
         while self.here < len(self.text) and self.text[self.here] not in _BREAKS:
             for number, (chars, _) in enumerate(self.piece()):
@@ -424,8 +438,9 @@ class _Reader:
         return value
 
     def piece(self) -> list[tuple[Chars, bool]]:
-        """One quoted text, variable or character: [(what it stands for, whether blanks in it split
-        the word)].
+        """One quoted text, variable or run of characters.
+
+        Returns [(its value, whether blanks in it split the word)].
         """
         char = self.text[self.here]
         if char == "'":
@@ -445,7 +460,7 @@ class _Reader:
         return Chars(self.text[start:end], tuple(range(start, end)), (None,) * (end - start))
 
     def run(self, pattern: re.Pattern[str]) -> Chars:
-        """The characters here that mean themselves, at least one."""
+        """The characters here that stand for themselves, at least one."""
         start, found = (
             self.here,
             pattern.match(self.text, self.here, len(self.text) if self.stop is None else self.stop),
@@ -481,7 +496,7 @@ class _Reader:
         return [(chars, False) for chars in found]
 
     def expansion(self) -> list[Chars]:
-        """What `$...` at this place stands for; several for an array."""
+        """The value of the `$...` at this place; several for an array."""
         start = self.here
         if self.text.startswith("$((", start):
             return [self.arithmetic(start)]
@@ -530,7 +545,7 @@ class _Reader:
         return self.lookup(found[1], (start, end))
 
     def nested(self, start: int, found: re.Match[str]) -> Chars:
-        """The text after `:-`, itself read."""
+        """The value of the text after `:-`."""
         after, before = self.here, self.stop
         self.here = start + 1 + found.start(4)
         end = start + 1 + found.end(4)
@@ -564,7 +579,7 @@ class _Reader:
         return Chars(value, (-1,) * len(value), ((start, self.here),) * len(value))
 
     def skip_command(self, start: int) -> None:
-        """Past `$(...)` or a text in backquotes."""
+        """Skips `$(...)` or a text in backquotes."""
         if self.text[start] == "`":
             end = self.text.find("`", start + 1)
             self.here = len(self.text) if end < 0 else end + 1
@@ -578,7 +593,10 @@ class _Reader:
 
 
 def _split(chars: Chars) -> list[Chars]:
-    """At blanks, as an unquoted variable is; blanks at the ends part it from its neighbours."""
+    """Splits at blanks, as the shell splits an unquoted variable.
+
+    Blanks at either end separate it from its neighbours.
+    """
     parts, start = [], 0
     for found in re.finditer(r"\s+", chars.text):
         parts.append(chars.cut(start, found.start()))
@@ -587,7 +605,7 @@ def _split(chars: Chars) -> list[Chars]:
 
 
 def _sum(words: str) -> int | None:
-    """Value of a sum of whole numbers as the shell has it; None for anything else."""
+    """The value of integer arithmetic as the shell computes it; None for anything else."""
     if not _SUMS.fullmatch(words) or "**" in words:
         return None
     tokens = re.findall(r"\d+|[+\-*/%()]", words)

@@ -1,4 +1,4 @@
-"""What one text says of a run, before anything is filled in from elsewhere."""
+"""What one text says about a run, before anything else completes it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,11 +16,11 @@ LABELS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run in the planner's words. training, layout: keys as in a job, those the text and its
-    trainer's defaults settle.
+    """One run in the planner's terms.
 
-    notes: what was read and is not priced.  refusals: what the trainer stops at, beyond the rules
-        of a layout.
+    training, layout: keys as in a job, as far as the text and its trainer's defaults set them.
+    notes: what was read but is not priced.
+    refusals: what makes the trainer stop, besides the rules on layouts.
     """
 
     training: Mapping[str, object]
@@ -31,14 +31,14 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What a launcher says of the machine; None where it does not."""
+    """What a launcher says about the machine; None where it says nothing."""
 
     num_gpus: int | None = None
     gpus_per_node: int | None = None
     gpu: str | None = None
 
     def keys(self) -> dict[str, object]:
-        """As a job's `cluster` has them."""
+        """The same as keys of a job's `cluster`."""
         pairs = (
             ("gpu", self.gpu),
             ("num_gpus", self.num_gpus),
@@ -49,7 +49,11 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSaid:
-    """The model that a text names: as a job's `model`, or None and why not."""
+    """The model that a text names.
+
+    value: as in a job's `model`; None where it cannot be found.
+    lacking: why it cannot be found.
+    """
 
     value: object | None
     lacking: str = ""
@@ -57,7 +61,10 @@ class ModelSaid:
 
 
 class Said(Protocol):
-    """A text that was read. trainer, version: the software it is written for."""
+    """A text that was read.
+
+    trainer, version: the software that it is written for.
+    """
 
     @property
     def trainer(self) -> str: ...  # noqa: D102

@@ -1,6 +1,4 @@
-"""Which of TorchTitan's settings must change so that a run becomes another layout; what means the
-same already stays as it is.
-"""
+"""Which TorchTitan settings must change to run another layout; those with the same meaning stay."""
 
 import math
 from collections.abc import Mapping
@@ -57,9 +55,9 @@ STAGES = (
 def titan_changes(
     said: TitanSaid, winner: Layout, exported: Export
 ) -> tuple[dict[str, Value | None], list[str]]:
-    """(setting -> its new value, None to leave it out; what cannot be said in the user's own file).
+    """(setting -> its new value, or None to remove it; what the user's file cannot express).
 
-    exported: the winner's export for the release that the user runs.
+    exported: the new layout's export, for the release that the user runs.
     """
     wanted = {key: _value(value) for key, value in read_export(exported).items()}
     changes, notes = _modules(said, winner, wanted, exported)
@@ -90,7 +88,7 @@ def _is_layout(key: str) -> bool:
 
 
 def _inert(key: str, winner: Layout) -> bool:
-    """Whether the setting does nothing in this layout."""
+    """Whether the setting has no effect in this layout."""
     if key.startswith(P + "pipeline_parallel_") and key != SAME_KEYS["pp"]:
         return winner.pp == 1
     if key in (P + "enable_sequence_parallel", P + "disable_loss_parallel"):
@@ -107,10 +105,10 @@ def _inert(key: str, winner: Layout) -> bool:
 def _means(
     key: str, now: Mapping[str, object], value: Value, winner: Layout, wanted: Mapping[str, object]
 ) -> bool:
-    """Whether the setting as it stands means the wanted value already."""
+    """Whether the current setting already means the wanted value."""
     held = now.get(key)
     if key == SHARD and held == -1:
-        return True  # what is left over is what the product of the degrees leaves
+        return True  # -1 takes the ranks that the other degrees leave
     if key == RESHARD:
         return read_reshard(held, winner.pp, winner.dp_shard * winner.cp > 1) == winner.zero_stage
     if key == T + "global_batch_size" and isinstance(held, int) and held < 0:
@@ -135,9 +133,7 @@ def _number(value: object) -> int:
 def _stages(
     said: TitanSaid, changes: dict[str, Value | None], wanted: Mapping[str, Value], num_layers: int
 ) -> None:
-    """Settings of the split: the wanted ones, unless what the file has means the same with the new
-    degrees.
-    """
+    """Sets the split, unless the file's own settings give the same split with the new degrees."""
     now = {**said.settings, **{key: value for key, value in changes.items() if value is not None}}
     degree, schedule = _number(now[SAME_KEYS["pp"]]), schedule_name(str(now[SCHEDULE]))
     means = read_stages(now, degree, schedule, num_layers)
@@ -165,8 +161,9 @@ def _stages(
 def _converters(
     said: TitanSaid, changes: dict[str, Value | None], wanted: Mapping[str, Value], winner: Layout
 ) -> None:
-    """0.2's converters: the precision's are exchanged, a user's own stay; settings of theirs that
-    the user has made stay too.
+    """Sets 0.2's converters.
+
+    Those of a precision are exchanged. A user's other converters and their settings stay.
     """
     now = said.settings
     held, goal = _names(now["model.converters"]), _names(wanted["model.converters"])
@@ -199,10 +196,9 @@ def _names(value: object) -> list[str]:
 def _modules(
     said: TitanSaid, winner: Layout, wanted: Mapping[str, Value], exported: Export
 ) -> tuple[dict[str, Value | None], list[str]]:
-    """Settings that name modules of ours, where the layout needs one and the user has none in its
-    place.
+    """Settings that name our modules, where the layout needs one and the user has none there.
 
-    The model itself stays the user's: a module of ours that only sets the published numbers is not
+    The model stays the user's own: a module of ours that only sets the published numbers is not
     named.
     """
     if said.line == "0.3":
@@ -226,8 +222,9 @@ def _modules(
 def _modules_03(
     said: TitanSaid, winner: Layout, wanted: Mapping[str, Value]
 ) -> tuple[dict[str, Value | None], list[str]]:
-    """0.3 says a precision in the model's module: another one, or a dtype that no flag takes, needs
-    another module.
+    """The same for 0.3, which states a precision in the model's module.
+
+    Another precision, or a dtype that no flag takes, needs another module.
     """
     ours = said.given.get("module") == JOB_MODULE
     if said.precision == winner.precision and (ours or winner.reduce_dtype == "float32"):

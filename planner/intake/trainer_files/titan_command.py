@@ -1,5 +1,4 @@
-"""TorchTitan started from a command line or a script: 0.2's flags over a TOML, 0.3's --module and
---config with flags.
+"""Reads TorchTitan's command line: 0.2's flags over a TOML, 0.3's --module and --config with flags.
 
 Sources: torchtitan 0.2.2 and 0.3.0 run_train.sh (NGPU, CONFIG_FILE; MODULE, CONFIG),
     config/manager.py.
@@ -30,8 +29,10 @@ _OPTION = re.compile(r"--[\w.-]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TitanCommand:
-    """A command and the TOML that it starts from. toml: (name as the command gives it, text); None
-    where it names none.
+    """A command and the TOML that it starts from.
+
+    toml: (name as in the command, text); None where it names none.
+    given: dotted settings of its flags.
     """
 
     command: Command
@@ -40,8 +41,9 @@ class TitanCommand:
 
 
 def find_command(text: str) -> Command:
-    """The command that starts TorchTitan: of several, the one with most settings. Raises SpecError
-    where there is none.
+    """The command that starts TorchTitan: of several, the one with the most settings.
+
+    Raises SpecError where there is none.
     """
     script = read_script(text)
     rated = [
@@ -71,7 +73,7 @@ def config_file(command: Command) -> str | None:
 
 
 def named_by(text: str) -> tuple[str, ...]:
-    """Files that a command names: its TOML, and the module of 0.3's job."""
+    """Files that a command names: its TOML, and the module of a 0.3 job."""
     command = find_command(text)
     module = command.words().get("module")
     toml = config_file(command)
@@ -79,7 +81,10 @@ def named_by(text: str) -> tuple[str, ...]:
 
 
 def read_command(spec: CurrentSpec) -> TitanCommand:
-    """Raises SpecError for a TOML that is named and not there."""
+    """Finds the command with its TOML and flags.
+
+    Raises SpecError where it names a TOML that is not among the files.
+    """
     command = find_command(spec.text)
     name = config_file(command)
     if name and name not in spec.files:
@@ -103,7 +108,7 @@ def read_command(spec: CurrentSpec) -> TitanCommand:
 
 
 def _titan_words(command: Command) -> list[str]:
-    """The part of the command that TorchTitan gets: what follows the program."""
+    """The part of the command that TorchTitan receives: everything after the program."""
     words = [field.text for field in command.fields]
     start = next(
         (
@@ -117,7 +122,7 @@ def _titan_words(command: Command) -> list[str]:
 
 
 def say(spec: CurrentSpec) -> TitanSaid:
-    """What a command says, over its TOML. Raises SpecError."""
+    """Reads a command with its TOML; flags override the TOML. Raises SpecError."""
     found = read_command(spec)
     below: dict[str, object] = {}
     spelling: dict[str, str] = {}
@@ -142,8 +147,10 @@ def say(spec: CurrentSpec) -> TitanSaid:
 def edited_command(
     spec: CurrentSpec, changes: Mapping[str, Value | None], spelling: Mapping[str, str], line: str
 ) -> dict[str, str]:
-    """The script, and its TOML, with these settings: a setting is changed where it is given; a new
-    one goes into the TOML, where there is one, else to the flags.
+    """The script and its TOML with these settings, by file name.
+
+    A setting is changed where it is given. A new one goes into the TOML, or to the flags where
+    there is no TOML.
     """
     found = read_command(spec)
     in_toml: dict[str, Value | None] = {}
@@ -163,14 +170,14 @@ def edited_command(
 
 
 def before(spec: CurrentSpec) -> dict[str, str]:
-    """The user's own texts by the names that `edited_command` gives them."""
+    """The user's own texts, under the names that `edited_command` uses."""
     found = read_command(spec)
     toml = {} if found.toml is None else {_shown(found.toml[0]): found.toml[1]}
     return {**toml, spec.name: spec.text}
 
 
 def _shown(name: str) -> str:
-    """A path as a patch may have it."""
+    """A path in the form that a patch may contain."""
     parts = [part for part in PurePosixPath(name).parts if part not in ("/", "..", ".")]
     return "/".join(parts)
 
@@ -217,7 +224,7 @@ def _with_flags(
 
 
 def _with_subcommand(text: str, subcommand: Sequence[str]) -> str:
-    """0.3's choice of activation checkpointing, which comes last on the line."""
+    """The text with 0.3's subcommand for activation checkpointing, which comes last on the line."""
     command = find_command(text)
     old = next((field for field in command.fields if field.text.startswith(AC_COMMAND)), None)
     words = " ".join(subcommand)

@@ -1,4 +1,4 @@
-"""Which model of the catalogue one of TorchTitan's modules and flavors is."""
+"""Finds the catalogue's model for a TorchTitan module and flavor."""
 
 from functools import lru_cache
 
@@ -10,10 +10,10 @@ from planner.trainers.titan_networks import differences
 
 
 def model_of(module: str, flavor: str, assets: str = "") -> ModelSaid:
-    """The catalogue's model that TorchTitan's module and flavor are.
+    """The catalogue's model that a TorchTitan module and flavor stand for.
 
-    Of those with the same shapes, the one in `assets`, a folder of its tokenizer, else the one that
-    differs least elsewhere.
+    Several may have the same shapes. The one that `assets` names (the folder of its tokenizer)
+    comes first, then the one whose other fields differ least.
     """
     base = flavor.removesuffix("_flex").removesuffix("_varlen").removesuffix("_irope")
     shapes = {

@@ -1,9 +1,8 @@
-"""The model and the precision in a Python module that TorchTitan imports: read as syntax, never
-run.
+"""Reads the model and precision of a Python module for TorchTitan as syntax, without running it.
 
-Read are calls with literal arguments: `...ModelArgs(dim=4096, ...)` and `replace(llama3_args["8B"],
-...)` of 0.2, and `model_registry("8B", ...)` or `...Model.Config(dim=...,
-layers=..._layers(n_layers=..., ...))` of 0.3.
+It reads calls with literal arguments. In 0.2: `...ModelArgs(dim=4096, ...)` and
+`replace(llama3_args["8B"], ...)`. In 0.3: `model_registry("8B", ...)` and
+`...Model.Config(dim=..., layers=..._layers(n_layers=..., ...))`.
 """
 
 import ast
@@ -15,8 +14,8 @@ from planner.intake.trainer_files.shapes import named
 from planner.intake.trainer_files.statement import ModelSaid
 from planner.intake.trainer_files.titan_flavors import model_of
 
-# TorchTitan's name of a shape -> Hugging Face's; the same in 0.2's ModelArgs and 0.3's builders
-# where both have it
+# TorchTitan's name of a shape -> Hugging Face's. 0.2's ModelArgs and 0.3's builders use the same
+# name where both have it.
 _KEYS: Mapping[str, str] = {
     "dim": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads",
     "n_kv_heads": "num_key_value_heads",
@@ -97,8 +96,9 @@ def _pairs(call: ast.Call) -> Iterator[tuple[str, object]]:
 
 
 def _flavor(call: ast.Call) -> str | None:
-    """The flavor of model_registry("8B"), replace(llama3_args["8B"], ...) and
-    llama3_configs["8B"](...).
+    """The flavor that a call names.
+
+    "8B" in model_registry("8B"), replace(llama3_args["8B"], ...) and llama3_configs["8B"](...).
     """
     first = call.args[0] if call.args else None
     if (
@@ -119,7 +119,7 @@ def _flavor(call: ast.Call) -> str | None:
 
 
 def _hugging_face(keys: Mapping[str, object], family: str) -> dict[str, object]:
-    """Hugging Face's keys of TorchTitan's shapes."""
+    """TorchTitan's shapes as Hugging Face keys."""
     found = {ours: keys[theirs] for theirs, ours in _KEYS.items() if keys.get(theirs) is not None}
     width, multiple = keys.get("ffn_dim_multiplier"), keys.get("multiple_of", 256)
     if (
@@ -138,7 +138,7 @@ def _hugging_face(keys: Mapping[str, object], family: str) -> dict[str, object]:
         found.pop("num_experts")
     if found.get("num_experts"):
         if family != "deepseek_v3":
-            # the width of dense layers, of which there are none
+            # the width of dense layers, and this model has none
             found.pop("intermediate_size", None)
         if keys.get("score_func", keys.get("router_score_func")) == "sigmoid":
             found["router_correction_bias"] = True

@@ -1,8 +1,8 @@
-"""The whole configuration that a TorchTitan log prints where it is asked to (job.print_config,
-debug.print_config).
+"""Reads the configuration that TorchTitan prints to its log on request.
 
+The request is job.print_config in 0.2 and debug.print_config in 0.3.
 Sources: torchtitan 0.2.2 config/job_config.py maybe_log; 0.3.0 trainer.py Config.maybe_log,
-to_dict; and what components/quantization/{float8,mx,nvfp4}.py log.
+    to_dict; what components/quantization/{float8,mx,nvfp4}.py log.
 """
 
 import json
@@ -22,8 +22,10 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def printed_run(text: str, said: Mapping[str, object]) -> dict[str, object] | None:
-    """`said`, the job that the log's other lines say, with everything that its printed
-    configuration adds; None without one.
+    """The job that a log's other lines give, completed by its printed configuration.
+
+    said: the job from those other lines.
+    Returns None where no configuration is printed, or where it cannot be read.
     """
     tables = _printed(text)
     if tables is None:
@@ -66,7 +68,7 @@ def _printed(text: str) -> dict[str, object] | None:
 
 
 def _mode(policy: object) -> str:
-    """0.3 prints the fields of a policy, not its name: each has fields of its own."""
+    """The name of 0.3's policy: it prints the policy's fields only, and each policy has its own."""
     if not isinstance(policy, Mapping):
         return "none"
     return (
@@ -79,7 +81,7 @@ def _mode(policy: object) -> str:
 
 
 def words_of_precision(text: str) -> str:
-    """The precision that TorchTitan's log tells of."""
+    """The precision that TorchTitan's log mentions."""
     rows = (
         ("NVFP4Linear", "nvfp4"),
         ("MXFP8Linear", "mxfp8"),

@@ -1,7 +1,8 @@
-"""TorchTitan's settings, from a TOML or from flags, as a job and a layout.
+"""Reads TorchTitan's settings, from a TOML or from flags, as a job and a layout.
 
 Sources: torchtitan 0.2.2 config/job_config.py, train.py (batch sizes),
-distributed/parallel_dims.py; 0.3.0 config/configs.py, trainer.py, models/*/config_registry.py.
+    distributed/parallel_dims.py; 0.3.0 config/configs.py, trainer.py,
+    models/*/config_registry.py.
 """
 
 import math
@@ -26,12 +27,14 @@ OPTIMIZERS = {"adamw": "adamw", "adam": "adamw"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TitanSaid:
-    """A TorchTitan run. given: dotted settings as the text has them, by today's names; line: "0.2"
-    or "0.3".
+    """A TorchTitan run.
 
-    modules: Python modules that it names and that lie beside it, by name.  spelling: today's name
-    -> the name in the text, where they differ.  said_version: the release, where the text says it.
-    skipped: parts of a script that only running it could decide.
+    line: "0.2" or "0.3".
+    given: dotted settings that the text has, by their current names.
+    modules: Python modules that it names and that were found, by name.
+    spelling: current name -> name in the text, where they differ.
+    said_version: the release, where the text names it.
+    skipped: parts of a script that are only known once it runs.
     """
 
     line: str
@@ -49,22 +52,18 @@ class TitanSaid:
 
     @property
     def version(self) -> str | None:
-        """The release that the text names, or the newest of its line that is exported."""
+        """The release that the text names, else the newest of its line that we export for."""
         return self.said_version or {"0.2": "0.2.2", "0.3": "0.3.0"}[self.line]
 
     @property
     def settings(self) -> dict[str, object]:
-        """Every setting: what is given, over what 0.3's --config sets, over the release's
-        defaults.
-        """
+        """Every setting: the given ones, then 0.3's --config, then the release's defaults."""
         config = CONFIGS_03.get(str(self.given.get("config"))) if self.line == "0.3" else None
         return {**DEFAULTS[self.line], **({} if config is None else config[3]), **self.given}
 
     @property
     def model(self) -> ModelSaid:
-        """The catalogue's model behind module and flavor, or the shapes in a module of the user's
-        own.
-        """
+        """The catalogue's model for its module and flavor, or the shapes in a user's own module."""
         if self.line == "0.2":
             settings = self.settings
             custom = self.modules.get(str(settings.get("experimental.custom_import")))
@@ -131,7 +130,7 @@ class TitanSaid:
 
     @property
     def precision(self) -> str:
-        """The precision that its settings or its module say."""
+        """The precision that its settings or its module set."""
         return str(self._precision(self.settings)["precision"])
 
     def _precision(self, settings: Mapping[str, object]) -> dict[str, object]:
@@ -175,9 +174,7 @@ class TitanSaid:
     def _aside(
         self, settings: Mapping[str, object], layout: dict[str, object]
     ) -> tuple[list[str], list[Fault]]:
-        """What is not priced as it is written, and what the trainer refuses; both in words of the
-        file.
-        """
+        """(what is priced differently from the file, what the trainer refuses), in its words."""
         refusals = []
         local, micro = (
             _int(settings, T + "local_batch_size"),
@@ -223,8 +220,7 @@ class TitanSaid:
 
 
 def read_toml(text: str, name: str) -> tuple[dict[str, object], dict[str, str]]:
-    """(dotted settings of a TOML by today's names, today's name -> name in the text where they
-    differ).
+    """(dotted settings by their current names, current name -> name in the text where they differ).
 
     Raises SpecError for a text that is no TOML.
     """
@@ -242,9 +238,7 @@ def read_toml(text: str, name: str) -> tuple[dict[str, object], dict[str, str]]:
 
 
 def former_name(key: str, spelling: Mapping[str, str]) -> str:
-    """The setting by the name that the user's text has for it; a new one of an old table goes
-    beside its neighbours.
-    """
+    """The name that the user's text uses for this setting."""
     return spelling.get(key, key)
 
 
