@@ -1,5 +1,6 @@
-"""One question to a pool: how does this layout run? The answer comes from one run, from emulated
-ranks of it, or from scaled-down proxy runs.
+"""Asks a pool how one layout runs.
+
+The answer comes from one run, from emulated ranks of it, or from scaled-down proxy runs.
 """
 
 from collections.abc import Mapping
@@ -30,9 +31,11 @@ MOST_KERNELS = 1000
 
 
 class ProbeRequest(BaseModel):
-    """A layout to measure, and how. job: a job with its layout; kernels are timed without one.
-    imitate_gpus: by smaller layouts on at most so many GPUs, where the pool could hold it too.  The
-        rest as in `probes.protocol.ProbeTask`.
+    """A layout to measure, and how. The other fields are those of `probes.protocol.ProbeTask`.
+
+    job: a job with its layout; kernels are timed without one.
+    imitate_gpus: measure by scaled-down proxy runs on at most this many GPUs, even if the pool
+        could hold the layout.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -51,8 +54,9 @@ class ProbeRequest(BaseModel):
 
     @classmethod
     def from_user(cls, values: object, *, allow_files: bool = True) -> "tuple[ProbeRequest, Job]":
-        """The request and its job, files read into it. Raises SpecError for a wrong request and for
-        an impossible layout.
+        """The request and its job, with files read into it.
+
+        Raises SpecError for a wrong request and for an impossible layout.
         """
         request = build(cls, values, "")
         if request.imitate_gpus is not None and (request.emulate or request.kernels):
@@ -114,7 +118,7 @@ class ProbeRequest(BaseModel):
 
 
 def _check_proxy_size(num_gpus: int, layout: Layout) -> None:
-    """Raises SpecError where so many GPUs hold the layout itself, or not even one replica of it."""
+    """Raises SpecError if this many GPUs hold the layout itself, or not even one replica of it."""
     replica = layout.tp * layout.cp * layout.pp
     itself = "leave it out to run the layout itself"
     if num_gpus >= layout.num_gpus:
@@ -139,7 +143,7 @@ def _check_proxy_size(num_gpus: int, layout: Layout) -> None:
 
 
 def _check_kernels(request: ProbeRequest) -> None:
-    """Raises SpecError for what is no kernel, and for a trainer that times none."""
+    """Raises SpecError for an invalid kernel, and for a trainer that cannot time kernels."""
     for place, values in enumerate(request.kernels):
         try:
             KernelShape.from_dict(values)
@@ -162,8 +166,8 @@ def _check_kernels(request: ProbeRequest) -> None:
 class ProbeAnswer:
     """What a request has measured.
 
-    measurements: of the request's own job first; empty where nothing was measured.
-    failed: the run that gave no numbers. Out of memory is a measurement and a failed run at once.
+    measurements: those of the requested job first; empty if nothing was measured.
+    failed: the run that gave no numbers. Out of memory is both a measurement and a failed run.
     """
 
     results: tuple[ProbeResult, ...]
@@ -174,7 +178,7 @@ class ProbeAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Campaign:
-    """What is going to run: the tasks, and how their results are read together."""
+    """What is going to run: the tasks, and how their results are combined."""
 
     job: Job
     tasks: tuple[ProbeTask, ...]
@@ -184,7 +188,7 @@ class Campaign:
 
     @classmethod
     def of(cls, request: ProbeRequest, job: Job, probe_id: str, capacity: Capacity) -> "Campaign":
-        """The cheapest tasks by which this pool can answer. Raises ProbeError where it cannot."""
+        """Plans the cheapest tasks that answer on this pool. Raises ProbeError if it cannot."""
         if request.kernels:
             task = request.task(job, probe_id)
             if task.num_processes() > capacity.num_devices:
@@ -229,7 +233,7 @@ class Campaign:
         return cls(job=job, tasks=tasks, proxy=proxy, notes=(proxy.why,))
 
     def run(self, pool: Pool, watch: Watch) -> ProbeAnswer:
-        """All tasks, one after the other; the first that gives no numbers ends it."""
+        """Runs all tasks in order; stops at the first that gives no numbers."""
         results: list[ProbeResult] = []
         for task in self.tasks:
             result = pool.run(task, watch)
@@ -247,9 +251,9 @@ class Campaign:
         )
 
     def read(self, results: list[ProbeResult]) -> tuple[Measurement, ...]:
-        """Measurements of complete runs: of the requested job first, then of its proxy runs."""
+        """Measurements of complete runs: first the requested job, then its proxy runs."""
         if self.tasks[0].kernels:
-            return ()  # timings stay in the result; they are no run of a layout
+            return ()  # timings are in the result; they are not a run of a layout
         each = tuple(result.measurement() for result in results)
         if self.ranks:
             outcomes = {

@@ -1,7 +1,7 @@
-"""One rank of a large layout in one process: which ranks to run, and what they say of the whole.
+"""Emulates ranks of a large layout one at a time: which ranks to run, and how to combine them.
 
-Compute and memory of a rank are measured. What it would wait for is added from the cost model, and
-labelled so: exposed communication, and the pipeline's bubble in proportion to the measured compute.
+Compute and memory of a rank are measured. Waiting times come from the cost model, and are labelled
+as such: exposed communication, and the pipeline bubble in proportion to the measured compute.
 """
 
 from collections.abc import Mapping
@@ -18,9 +18,7 @@ from probes.protocol import MeasuredRun
 
 
 def ranks_of_interest(layout: Layout, cluster: ClusterSpec) -> tuple[int, ...]:
-    """A rank of the first, the middle and the last pipeline stage, each the first of its stage; one
-    rank without a pipeline.
-    """
+    """The first rank of the first, middle and last pipeline stages; one rank without a pipeline."""
     stages = sorted({0, layout.pp // 2, layout.pp - 1})
     inside = cluster.rank_order[: cluster.rank_order.index("pp")]
     stride = prod(getattr(layout, axis) for axis in inside)
@@ -28,8 +26,10 @@ def ranks_of_interest(layout: Layout, cluster: ClusterSpec) -> tuple[int, ...]:
 
 
 def combine(job: Job, ranks: Mapping[int, MeasuredRun]) -> Measured:
-    """The numbers of the whole job from emulated ranks: the largest memory, the slowest rank plus
-    what the model says it waits for.
+    """Combines emulated ranks into numbers of the whole job.
+
+    Memory is the largest of any rank. Time is the slowest rank plus what the cost model
+    predicts for waiting.
     """
     estimate = estimate_job(job)
     seconds = [
@@ -82,8 +82,9 @@ def _largest(ranks: Mapping[int, MeasuredRun], name: str) -> Any:
 
 
 def _waits(predicted: TimeBreakdown, busy_seconds: float) -> dict[str, float]:
-    """Seconds that an emulated rank does not wait: communication as predicted, the bubble in
-    proportion to the busy seconds.
+    """Seconds that an emulated rank does not wait: communication and the pipeline bubble.
+
+    Communication is as predicted; the bubble is predicted in proportion to the busy seconds.
     """
     busy = (
         predicted.compute_seconds

@@ -1,10 +1,13 @@
-"""What went wrong in a probe: one class and the first cause, never the last of eight.
+"""Finds what went wrong in a probe: one failure class and its first cause.
 
-Under torchrun every failure is exit 1, and most ranks only report that another has gone. So causes
-are weighed: an error that a rank raised of its own accord, then a rank killed by a signal, then
-ranks that waited in vain (the healthy ones say so), then victims; within a weight the earliest.
-Texts and exit codes that decide are those that torch 2.11 to 2.13, NCCL, gloo and the NVIDIA driver
-print.
+Under torchrun every failure is exit 1, and most ranks only report that a peer has ended.
+So causes are ranked, and the earliest of the best rank is reported:
+1. an error that a rank raised by itself;
+2. a rank killed by a signal;
+3. ranks that timed out waiting (the healthy ones report this);
+4. ranks that lost their connection to a peer.
+
+The patterns and exit codes match what torch 2.11 to 2.13, NCCL, gloo and the NVIDIA driver print.
 """
 
 import json
@@ -43,10 +46,10 @@ LOST = re.compile(
     r"(?:ECC|NVLink)|cudaErrorECCUncorrectable|Unable to determine the device handle"
     r"|no CUDA-capable device is detected|hardware error"
 )
-# Xids that are the hardware's or the driver's, not the program's (13, 31, 43 and 45 are): NVIDIA,
-# "XID Errors", r570.
+# Xids caused by the hardware or the driver. 13, 31, 43 and 45 come from the program.
+# Source: NVIDIA, "XID Errors", r570.
 XID = re.compile(r"NVRM: Xid \((?P<device>[^)]*)\): (?P<number>\d+),? ?(?P<text>[^\n]*)")
-# newer drivers print it over several lines, without the Xid
+# newer drivers print this message over several lines, without the Xid
 DROPPED = re.compile(r"NVRM: [^\n]*fallen off the bus[^\n]*")
 HARDWARE_XIDS = frozenset(
     {48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 109, 119, 120, 121, 136, 140, 143, 154}
@@ -74,10 +77,10 @@ REFUSED_TYPES = re.compile(
 )
 RULE_TYPES = frozenset({"AssertionError", "ValueError", "NotImplementedError"})
 RULE_FILES = re.compile(r"/(?:torch/distributed|torchtitan|probes)/")
-# where a RuntimeError is a rule too
+# in these files a RuntimeError is a broken rule too
 SETUP_FILES = re.compile(r"/torch/distributed/(?:device_mesh|fsdp|_composable|tensor|pipelining)")
 
-# torchrun's own words about the ranks that ended
+# what torchrun prints about the ranks that ended
 # (torch/distributed/elastic/multiprocessing/errors/__init__.py)
 ENDED = re.compile(
     r"rank\s*: (?P<rank>\d+) \(local_rank: \d+\)\s*\n(?:[^\n]*?)exitcode\s*: (?P<code>-?\d+) "
@@ -87,7 +90,7 @@ ENDED_EARLY = re.compile(
     r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<rank>\d+) \(pid: (?P<pid>\d+)\)"
 )
 HOST_OOM = re.compile(r"(?:Out of memory|oom-kill).*?(?:Killed process|pid=) ?(?P<pid>\d+)")
-# of --tee, and of torch's own excepthook
+# the prefix that --tee adds, and the one of torch's own excepthook
 PREFIX = re.compile(r"(?:\[[A-Za-z_]+(?P<rank>\d+)\]:[ ]?)+")
 RAISED = re.compile(
     r"(?P<type>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt))(?:: (?P<message>.*))?$"
@@ -102,10 +105,11 @@ STARTS = "Traceback (most recent call last)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankError:
-    """What one rank raised. time: seconds since the epoch.
+    """The error that one rank raised.
 
-    kind: the class, where the program that raised it says so itself.  attempted_bytes,
-        allocated_bytes: of memory that ran out, likewise.
+    time: seconds since the epoch.
+    kind: the failure class, if the program that raised it names one.
+    attempted_bytes, allocated_bytes: for out of memory, if the program names them.
     """
 
     rank: int | None
@@ -125,13 +129,15 @@ class RankError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """All that a probe which gave no numbers left behind.
+    """Everything left behind by a probe that gave no numbers.
 
-    reason: how it ended: exit, time-limit, asked, runner-gone, or guardian-gone where the guardian
-        could not say.
-    exit_code: of the launcher (negative: a signal).  errors: error files of ranks.  log: output of
-        the launcher and all ranks.
-    stacks: where ranks were, by rank.  kernel: the lines that the kernel logged meanwhile.
+    reason: how it ended: exit, time-limit, asked, runner-gone, or guardian-gone if the guardian
+        wrote no reason.
+    exit_code: the launcher's; negative for a signal.
+    errors: error files of ranks.
+    log: output of the launcher and of all ranks.
+    stacks: the stack of each rank, by rank.
+    kernel: the lines that the kernel logged during the probe.
     """
 
     reason: str
@@ -144,8 +150,9 @@ class Evidence:
 
 
 def read_errors(result: Path) -> tuple[RankError, ...]:
-    """The error files beside a result file (RESULT.rankN.error.json), earliest first; unreadable
-    ones are left out.
+    """Reads the error files beside a result file, earliest first; skips unreadable ones.
+
+    Their names are RESULT.rankN.error.json.
     """
     found = []
     for path in result.parent.glob(f"{result.name}.rank*.error.json"):
@@ -173,7 +180,7 @@ def read_errors(result: Path) -> tuple[RankError, ...]:
 
 
 def read_stacks(result: Path) -> dict[int, str]:
-    """Where ranks were when they were asked, by rank; empty files are left out."""
+    """Reads the stacks that ranks dumped on request, by rank; skips empty files."""
     found = {}
     for path in result.parent.glob(f"{result.name}.rank*.stack"):
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -183,7 +190,7 @@ def read_stacks(result: Path) -> dict[int, str]:
 
 
 def classify(evidence: Evidence) -> OutOfMemory | Failed:
-    """The class and the first cause."""
+    """Returns the failure class and the first cause."""
     errors = evidence.errors or _raised(evidence.log)
     root = next((error for error in errors if _weight(error) == 0), None)
     if root is not None:
@@ -205,7 +212,7 @@ def classify(evidence: Evidence) -> OutOfMemory | Failed:
 
 
 def _weight(error: RankError) -> int:
-    """0: of its own accord; 1: waited in vain; 2: lost its peer."""
+    """Ranks an error: 0 raised by the rank itself; 1 timed out waiting; 2 lost its peer."""
     if error.kind is not None or PORT.search(error.said) or OOM.search(error.said):
         return 0
     if WAITED.search(error.said):
@@ -214,8 +221,9 @@ def _weight(error: RankError) -> int:
 
 
 def _raised(log: str) -> tuple[RankError, ...]:
-    """What ranks raised by their printed tracebacks, in the order of the log: for programs that
-    write no error file.
+    """Finds the errors in the tracebacks of a log, in order.
+
+    Used for programs that write no error files.
     """
     found: list[RankError] = []
     begun: dict[int | None, list[str]] = {}
@@ -281,8 +289,10 @@ def _kind_of(error: RankError, evidence: Evidence) -> FailureKind:
 
 
 def _is_refusal(error: RankError) -> bool:
-    """A rule of the trainer: its own error types, or a check in the files that set the parallelism
-    up.
+    """Returns whether an error is a rule of the trainer.
+
+    It is one if its type is the trainer's own, or if a check in the files that set up the
+    parallelism raised it.
     """
     if REFUSED_TYPES.search(error.type):
         return True
@@ -332,8 +342,9 @@ def _stopped(evidence: Evidence) -> Failed:
 
 
 def _killed(evidence: Evidence) -> Failed | None:
-    """A rank, or the launcher, that a signal ended; ranks ended by SIGTERM were stopped by torchrun
-    because another had gone.
+    """Returns the rank, or the launcher, that a signal ended.
+
+    Ranks ended by SIGTERM do not count: torchrun stopped them because another rank had ended.
     """
     _, _, root = evidence.log.rpartition("Root Cause")
     told = (
@@ -375,8 +386,9 @@ def _signal_name(number: int) -> str:
 
 
 def _waited(errors: Sequence[RankError], evidence: Evidence) -> Failed | None:
-    """A collective that never returned. Ranks that say so are the healthy ones; the one to look at
-    is the one that does not.
+    """Returns the failure for a collective that never returned.
+
+    The ranks that report the timeout are healthy. The rank to inspect is one that does not.
     """
     watchdog = WATCHDOG.search(evidence.log)
     waited = [error for error in errors if _weight(error) == 1]
@@ -403,7 +415,7 @@ def _waited(errors: Sequence[RankError], evidence: Evidence) -> Failed | None:
 
 
 def _unexplained(evidence: Evidence) -> Failed:
-    """No rank said anything: the end of the log has to do."""
+    """The failure when no rank reported an error: shows the end of the log."""
     text = f"{evidence.log}\n"
     if PORT.search(text):
         line = next(line for line in text.splitlines() if PORT.search(line))
@@ -429,8 +441,9 @@ def _unexplained(evidence: Evidence) -> Failed:
 
 
 def _place(stack: str) -> str:
-    """The innermost frame of the main thread, which faulthandler prints last and innermost
-    first.
+    """Returns the innermost frame of the main thread.
+
+    faulthandler prints the main thread last, and its innermost frame first.
     """
     main = stack[max(stack.rfind("Current thread"), stack.rfind("\nThread "), 0) :]
     frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', main)
@@ -443,7 +456,7 @@ def _place(stack: str) -> str:
 
 
 def _suspect(stacks: Mapping[int, str]) -> int | None:
-    """The first rank that was not waiting for the others; None where all were, or none says."""
+    """Returns the first rank that was not waiting for the others; None if there is no such rank."""
     alone = [
         rank
         for rank, stack in sorted(stacks.items())

@@ -1,12 +1,16 @@
-"""The small process between a runner and what it started. It outlives neither the time limit nor
-the runner, and when it ends no process of the probe is left.
+"""The small process between a runner and what it started. It ends every process of the probe.
 
-`python -I -S guardian.py SPEC.json`: the standard library alone, so that it starts in a tenth of a
-second. It becomes the reaper of all its descendants, whatever sessions they make, and starts the
-command. Then it waits for the first of: the command's end, the time limit, the end of its runner
-(its standard input is closed, or it has another parent), an order to stop. Last it kills every
-descendant, and every process that carries the probe's token in its environment, until two searches
-in a row find none, and writes how the command ended.
+It ends with the time limit or with the runner, and leaves no process of the probe behind.
+`python -I -S guardian.py SPEC.json`: imports the standard library only, so that it starts in a
+tenth of a second. It becomes the reaper of all its descendants, whatever sessions they create, and
+starts the command. Then it waits for the first of:
+- the command's end;
+- the time limit;
+- the end of its runner (its standard input is closed, or it has another parent);
+- an order to stop.
+
+Last it kills every descendant, and every process that carries the probe's token in its environment,
+until two searches in a row find none. Then it writes how the command ended.
 """
 
 import contextlib
@@ -27,7 +31,7 @@ GUARDIAN = "PLANNER_PROBE_GUARDIAN"
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 TICK_SECONDS = 0.03
 STACKS_SECONDS = 0.7  # for the dumps of stuck ranks to reach their files
-# a process in the kernel's uninterruptible sleep (a hung driver) may stay longer; it is reported
+# a process in the kernel's uninterruptible sleep (a hung driver) may outlive this; it is reported
 KILL_SECONDS = 20.0
 CLEAN_SEARCHES = 2  # a process that forks during one search may be missed by it
 ON_END_SECONDS = 30.0
@@ -51,7 +55,7 @@ def processes() -> Iterator[tuple[int, int]]:
 
 
 def descendants(root: int, table: Iterable[tuple[int, int]] | None = None) -> set[int]:
-    """Pids below `root`, without itself. table: (pid, parent) of all processes."""
+    """Pids below `root`, without `root` itself. table: (pid, parent) of all processes."""
     children: dict[int, list[int]] = {}
     for pid, parent in processes() if table is None else table:
         children.setdefault(parent, []).append(pid)
@@ -74,8 +78,9 @@ def bearers(
     table: Iterable[tuple[int, int]] | None = None,
     environment: Callable[[int], bytes] = environment_of,
 ) -> set[int]:
-    """Pids of our processes that carry the token in their environment, wherever they stand in the
-    tree, without this process.
+    """Pids of our processes that carry the token in their environment, except this process.
+
+    They may stand anywhere in the process tree.
     """
     wanted = f"{TOKEN}={token}".encode()
     found = set()
@@ -87,8 +92,9 @@ def bearers(
 
 
 def kill_all(token: str, *, below: int | None = None, seconds: float = KILL_SECONDS) -> list[int]:
-    """Kills all that carry the token, and all below a process, until none is left. Returns the pids
-    that could not be killed.
+    """Kills every process that carries the token or is below a process, until none is left.
+
+    Returns the pids that could not be killed.
     """
 
     def find() -> set[int]:
@@ -100,7 +106,7 @@ def kill_all(token: str, *, below: int | None = None, seconds: float = KILL_SECO
 
 
 def kill(pid: int) -> None:
-    """Kills a process that may have ended already, or be another user's."""
+    """Kills a process; ignores one that has ended or belongs to another user."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)
 
@@ -113,8 +119,9 @@ def kill_until_gone(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[int]:
-    """Kills what `find` finds until two searches in a row find nothing, for so many seconds at
-    most. Returns what the last search found.
+    """Kills what `find` finds until two searches in a row find nothing, for at most `seconds`.
+
+    Returns what the last search found.
     """
     deadline = clock() + seconds
     clean_searches = 0
@@ -142,7 +149,7 @@ def reap() -> dict[int, int]:
 
 
 def ask_for_stacks(below: int) -> bool:
-    """Asks every process that handles the signal to write where it is. Returns whether any does."""
+    """Asks every process that handles the signal to dump its stack. Returns whether any does."""
     asked = False
     for pid in descendants(below):
         with contextlib.suppress(OSError, StopIteration, ValueError):
@@ -162,9 +169,9 @@ def write_json(path: Path, value: object) -> None:
 
 
 def runner_wants(*, other_parent: bool, line: bytes | None) -> str | None:
-    """What the runner wants: `asked` to stop, `runner-gone` where it has ended, None to go on.
+    """Returns the runner's wish: `asked` to stop, `runner-gone` if it has ended, None to go on.
 
-    line: what standard input holds; None while it holds nothing, empty when it was closed.
+    line: what was read from standard input; None if nothing was there, empty when it was closed.
     """
     if line is not None and line.startswith(b"stop"):
         return "asked"
@@ -174,7 +181,9 @@ def runner_wants(*, other_parent: bool, line: bytes | None) -> str | None:
 class Guardian:
     """One command and its end. The keys of the spec are those of `probes.launch.GuardianSpec`.
 
-    parent: tells the pid of the parent.  clock: seconds.  stdin: the pipe from the runner.
+    parent: returns the pid of the parent.
+    clock: returns seconds.
+    stdin: the pipe from the runner.
     """
 
     def __init__(
@@ -191,13 +200,11 @@ class Guardian:
         self.status: int | None = None
 
     def ask(self, number: int, frame: object) -> None:
-        """Orders the end; a signal handler."""
+        """Signal handler: orders the end."""
         self.asked = True
 
     def run(self) -> bool:
-        """Starts, waits, kills, and writes the end. Returns whether the command ended well by
-        itself.
-        """
+        """Starts, waits, kills, writes the end. Returns whether the command succeeded by itself."""
         end = Path(self.spec["end"])
         try:
             with open(self.spec["output"], "ab", buffering=0) as output:
@@ -221,7 +228,7 @@ class Guardian:
         return code == 0
 
     def reason_to_end(self, child: int) -> str | None:
-        """Why to end now: exit, asked, runner-gone or time-limit; None to go on."""
+        """Returns why to end now: exit, asked, runner-gone or time-limit; None to go on."""
         self.status = reap().get(child)
         if self.status is not None:
             return "exit"
@@ -258,7 +265,7 @@ def main() -> NoReturn:
     guardian = Guardian(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, guardian.ask)
-    sys.exit(not guardian.run())  # `srun --kill-on-bad-exit` ends the other nodes by it
+    sys.exit(not guardian.run())  # a failure makes `srun --kill-on-bad-exit` end the other nodes
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""What torchrun really starts: the worker with three habits it need not know of. `python -m
-probes.inside RESULT MODULE|FILE.py ARGUMENTS`.
+"""Wraps the worker that torchrun starts: `python -m probes.inside RESULT MODULE|FILE.py ARGUMENTS`.
 
-It dies with its parent; on SIGUSR1, and before SIGTERM ends it, it writes where every thread is to
-RESULT.rankN.stack; and whatever ends it early, also before the worker could look out for itself (an
-import that fails), is written to RESULT.rankN.error.json: type, message, traceback, time.
+The worker itself need not know about the wrapper, which adds three things:
+- The process ends with its parent.
+- On SIGUSR1, and before SIGTERM ends it, it writes the stacks of all threads to RESULT.rankN.stack.
+- An error that ends it early is written to RESULT.rankN.error.json: type, message, traceback, time.
+    This includes errors before the worker's own handler is ready, such as a failed import.
 """
 
 import faulthandler
@@ -30,7 +31,7 @@ def main() -> None:
         os._exit(1)  # torchrun died before the line above
     result, program, arguments = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
     rank = int(os.environ.get("RANK", "0"))
-    # open as long as the process lives
+    # this file must be open as long as the process lives
     stack = os.open(f"{result}.rank{rank}.stack", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     faulthandler.register(STACK_SIGNAL, file=stack, all_threads=True)
     faulthandler.register(signal.SIGTERM, file=stack, all_threads=True, chain=True)
@@ -48,7 +49,7 @@ def main() -> None:
 
 
 def _write(path: Path, error: BaseException) -> None:
-    if path.exists():  # the worker knows more about its own end
+    if path.exists():  # the worker wrote its own error, which holds more
         return
     cls = type(error)
     module = "" if cls.__module__ == "builtins" else f"{cls.__module__}."

@@ -1,9 +1,9 @@
 """Starts a probe and waits for its end: a folder, a command under a guardian, always a result.
 
-The runner never starts torchrun itself. It starts the guardian (`probes.guardian`), which does, and
-which ends every process when the time is up, when it is asked to, or when the runner is gone. The
-files in the folder are enough to say what happened (`probes.outcome.conclude`), so any process can
-conclude a probe whose runner crashed.
+The runner never starts torchrun itself. It starts the guardian (`probes.guardian`), which does. The
+guardian ends every process when the time is up, on request, or when the runner ends. The files in
+the folder are enough to say what happened (`probes.outcome.conclude`), so any process can conclude
+a probe whose runner crashed.
 """
 
 import contextlib
@@ -32,8 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SPEC = "guardian.json"
 POLL_SECONDS = 0.05
 PROGRESS_SECONDS = 0.5
-# from the order to stop, or from the time limit, until the guardian has killed everything and says
-# so
+# time for the guardian to kill everything and write its end file, after a stop or the time limit
 GUARDIAN_SECONDS = 60.0
 TAIL_BYTES = 4096
 SHOWN_CHARACTERS = 100
@@ -53,7 +52,7 @@ Progress = Callable[[str], None]
 
 
 def free_port() -> int:
-    """A TCP port of this machine that nobody listens on now."""
+    """A TCP port of this machine that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -61,9 +60,7 @@ def free_port() -> int:
 
 
 def torchrun(python: str, task: ProbeTask, program: Program, *, port: int) -> list[str]:
-    """The command that runs a program on this machine: torchrun, or the program alone where it
-    wants no torchrun.
-    """
+    """The command that runs a program here, under torchrun unless it is a single process."""
     inside = ["-m", "probes.inside", RESULT, program.target, *program.arguments]
     if program.single:
         return [python, *inside]
@@ -80,8 +77,8 @@ def torchrun(python: str, task: ProbeTask, program: Program, *, port: int) -> li
     return [python, "-m", "torch.distributed.run", *elastic, *TORCHRUN_FLAGS, *inside]
 
 
-# No restarts, so that the first failure is the only one; every rank's output in one log, each line
-# with its rank.
+# No restarts, so that the first failure is the only one.
+# The output of every rank goes to one log; each line is prefixed with its rank.
 TORCHRUN_FLAGS = (
     "--max-restarts",
     "0",
@@ -100,13 +97,13 @@ TORCHRUN_FLAGS = (
 class LaunchSettings:
     """How probes are started here.
 
-    folder: where each probe gets a folder of its own.
+    folder: where each probe gets its own folder.
     python: the interpreter that has torch.
     worker: the reference program, a module or a file.
     command: from (python, task, program, port) to the command line.
     port: chooses a free port.
     port_tries: how many ports are tried.
-    keep: how many folders of ended probes are kept.
+    keep: how many folders of ended probes are left on disk.
     """
 
     folder: Path
@@ -123,7 +120,7 @@ class DeviceLease:
     """What a lease gives a probe.
 
     devices: for CUDA_VISIBLE_DEVICES; None on a CPU.
-    locks: open files that the guardian keeps open too.
+    locks: open files that the guardian holds open too.
     gpu_name: the driver's name of the GPUs.
     token: carried by all processes of the probe.
     """
@@ -139,7 +136,7 @@ class Watch:
     """How the caller follows a probe, and stops it.
 
     stop: set to end the probe.
-    progress: callback for the last line of output, every now and then.
+    progress: callback for the last line of output, called from time to time.
     folder: callback for the probe's folder, once it exists.
     """
 
@@ -170,13 +167,13 @@ class GuardianSpec:
 
 
 class Launcher:
-    """Runs tasks on this machine, one a call; calls from several threads run side by side."""
+    """Runs tasks on this machine, one per call; several threads may call it at once."""
 
     def __init__(self, settings: LaunchSettings) -> None:
         self.settings = settings
 
     def check(self, need: Need) -> None:
-        """Raises ProbeError where no probe can run here, whatever its layout."""
+        """Raises ProbeError if no probe can run here, whatever its layout."""
         settings = self.settings
         check(
             need,
@@ -189,8 +186,9 @@ class Launcher:
     def run(
         self, task: ProbeTask, lease: DeviceLease | None = None, watch: Watch | None = None
     ) -> ProbeResult:
-        """The probe, to its end. A port that somebody else took meanwhile is tried again with
-        another one. Raises ProbeError.
+        """Runs a probe to its end.
+
+        If another process takes its port first, tries again with another one. Raises ProbeError.
         """
         if sys.platform != "linux":
             raise ProbeError(
@@ -233,8 +231,9 @@ class Launcher:
 
 
 def with_free_port(tries: int, once: Callable[[int], ProbeResult], watch: Watch) -> ProbeResult:
-    """The first result of `once` (told the number of the attempt) that is no clash of ports, or the
-    last one.
+    """Returns the first result of `once` that is no port clash, or the last one.
+
+    `once` takes the number of the attempt.
     """
     for attempt in range(tries):
         result = once(attempt)
@@ -247,8 +246,9 @@ def with_free_port(tries: int, once: Callable[[int], ProbeResult], watch: Watch)
 def prepare(
     settings: LaunchSettings, task: ProbeTask, begin: Begin, watch: Watch
 ) -> tuple[Path, Program | Failed]:
-    """A folder with all that the program reads, and the program; or why the trainer cannot run the
-    task. Raises ProbeError.
+    """Returns a folder with all that the program reads, and the program.
+
+    Returns a failure instead of the program if the trainer cannot run the task. Raises ProbeError.
     """
     tidy(settings)
     folder = new_folder(settings.folder.absolute(), task.id)
@@ -264,7 +264,7 @@ def prepare(
 
 
 def tidy(settings: LaunchSettings) -> None:
-    """Removes the folders of ended probes but for the newest."""
+    """Removes the folders of ended probes, except the newest."""
     with contextlib.suppress(OSError):
         ended = [
             path
@@ -277,7 +277,7 @@ def tidy(settings: LaunchSettings) -> None:
 
 
 def new_folder(parent: Path, name: str) -> Path:
-    """A folder of this name that nobody has used. Raises ProbeError where none can be made."""
+    """Creates an unused folder of this name. Raises ProbeError if none can be created."""
     try:
         parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         for number in range(1, 1000):
@@ -292,9 +292,7 @@ def new_folder(parent: Path, name: str) -> Path:
 
 
 def environment(task: ProbeTask, lease: DeviceLease, extra: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a probe on this machine: ours, its devices, its threads, and where our
-    packages are.
-    """
+    """The environment of a probe here: ours, with its devices, threads and package path."""
     kept = {key: value for key, value in os.environ.items() if key not in OF_OTHERS}
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     threads = max(1, (os.cpu_count() or 1) // task.num_processes())
@@ -309,8 +307,9 @@ def environment(task: ProbeTask, lease: DeviceLease, extra: Mapping[str, str]) -
 
 
 def supervise(folder: Path, spec: GuardianSpec, locks: Sequence[int], watch: Watch) -> None:
-    """Starts a guardian and waits until it has ended. Interrupting (Ctrl-C) ends the probe first,
-    then goes on.
+    """Starts a guardian and waits until it has ended.
+
+    Ctrl-C ends the probe first, then propagates.
     """
     guardian.write_json(folder / SPEC, asdict(spec))
     command = [sys.executable, "-I", "-S", guardian.__file__, str(folder / SPEC)]
@@ -334,12 +333,12 @@ def supervise(folder: Path, spec: GuardianSpec, locks: Sequence[int], watch: Wat
         if process.stdin is not None:
             with contextlib.suppress(OSError):
                 process.stdin.close()
-        # only where the guardian itself was killed is there anybody left
+        # processes are left only if the guardian itself was killed
         guardian.kill_all(spec.token)
 
 
 def _order(process: "subprocess.Popen[bytes]") -> None:
-    """Tells the guardian to stop; one that has ended already does not mind."""
+    """Orders the guardian to stop; has no effect on one that has ended."""
     if process.stdin is not None and not process.stdin.closed and process.poll() is None:
         with contextlib.suppress(OSError):
             process.stdin.write(b"stop\n")
@@ -359,7 +358,7 @@ def _wait(
 
 
 def last_line(log: Path) -> str:
-    """The last words of a log, without the rank's prefix; empty while it has none."""
+    """The last line of a log, without the rank's prefix; empty if there is none."""
     from probes.failures import PREFIX
 
     with contextlib.suppress(OSError), log.open("rb") as stream:

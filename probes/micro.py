@@ -1,11 +1,12 @@
-"""Times single kernels and collectives: `python -m probes.micro --shapes FILE --out FILE`, or the
-same under torchrun for collectives.
+"""Times single kernels and collectives: `python -m probes.micro --shapes FILE --out FILE`.
 
-FILE of shapes: one JSON object a line, {"kind", "name", "dtype", "sizes"}
-(`planner.calibration.kernels.KernelShape`), most valuable first; what no longer fits the time is
-named at the end. FILE of results: one line a shape, with seconds (median), their spread, rates and
-versions; first and last lines hold the environment. A kernel that runs out of memory or does not
-exist here is a line too.
+Collectives need the same command under torchrun.
+The file of shapes has one JSON object a line, {"kind", "name", "dtype", "sizes"}
+(`planner.calibration.kernels.KernelShape`), most valuable first. Shapes that no longer fit the time
+are named at the end.
+The file of results has one line a shape, with the median of its seconds, their spread, rates and
+versions. Its first and last lines hold the environment. A kernel that runs out of memory or does
+not exist here gets a line too.
 """
 
 import argparse
@@ -32,24 +33,24 @@ from probes.protocol import Environment, MeasuredRun, ProbeTask
 from probes.reference.environment import Sample, describe
 
 TOTAL_SECONDS, EACH_SECONDS = 60.0, 0.25
-PROBE_EACH_SECONDS = 0.1  # in a study, where kernels are one of the fidelities
+PROBE_EACH_SECONDS = 0.1  # in a study, where kernel timings are one of the fidelities
 SHOWN = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """Where kernels are timed. each_seconds: of timed runs a shape."""
+    """Where kernels are timed. each_seconds: how long each shape is timed."""
 
     device: torch.device
     each_seconds: float = EACH_SECONDS
 
     @property
     def rank(self) -> int:
-        """Of this process among those that torchrun started."""
+        """The rank of this process among those that torchrun started."""
         return dist.get_rank() if dist.is_initialized() else 0
 
     def measure(self, shape: KernelShape) -> dict[str, Any]:
-        """One line of results; what goes wrong is in it. All processes call it together."""
+        """Measures one line of results, errors included. All processes call it together."""
         row = shape.as_dict()
         if self.rank and not shape.between_ranks:
             return row
@@ -110,7 +111,7 @@ class Bench:
 def measure_all(
     bench: Bench, shapes: Sequence[KernelShape], out: IO[str], total_seconds: float
 ) -> int:
-    """Lines for as many shapes as the time allows; how many were measured. Only rank 0 writes."""
+    """Measures as many shapes as the time allows; returns how many. Only rank 0 writes lines."""
     started, until = (
         time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         time.monotonic() + total_seconds,
@@ -131,8 +132,9 @@ def measure_all(
 
 
 class KernelProgram:
-    """Times the kernels of a probe's task on one rank, as `probes.worker` runs it. Raises SpecError
-    where there is no such device.
+    """Times the kernels of a probe's task on one rank, as `probes.worker` runs it.
+
+    Raises SpecError if the task's device does not exist here.
     """
 
     def __init__(self, task: ProbeTask) -> None:
@@ -148,9 +150,7 @@ class KernelProgram:
         self.task, self.device = task, join(task.device)
 
     def measure(self) -> MeasuredRun:
-        """What could be timed within half the time limit, the rest of which is for start and
-        end.
-        """
+        """Times what fits into half the time limit; the rest is for start and end."""
         lines, bench = io.StringIO(), Bench(device=self.device, each_seconds=PROBE_EACH_SECONDS)
         measure_all(
             bench, self.task.shapes(), lines, min(TOTAL_SECONDS, self.task.time_limit_seconds / 2.0)
@@ -169,11 +169,11 @@ class KernelProgram:
         )
 
     def environment(self) -> Environment:
-        """What the numbers hold for."""
+        """The environment in which the numbers were measured."""
         return environment(self.device)
 
     def notes(self) -> list[str]:
-        """What a reader must know: nothing."""
+        """Notes for the reader of the result: none."""
         return []
 
     def close(self) -> None:
@@ -183,9 +183,7 @@ class KernelProgram:
 
 
 def environment(device: torch.device) -> Environment:
-    """Versions, and the GPU's clock, power and throttling of this moment; no trainer is part of
-    it.
-    """
+    """Versions, and the GPU's current clock, power and throttling; no trainer is part of it."""
     sample = Sample(device)
     sample.take()
     return describe(device, sample).model_copy(update={"trainer_version": None})
@@ -198,7 +196,7 @@ def _write(out: IO[str], row: dict[str, Any], bench: Bench) -> None:
 
 
 def read_shapes(text: str) -> list[KernelShape]:
-    """Shapes of a file, one a line. Raises ValueError that names the line."""
+    """Parses shapes, one a line. Raises ValueError that names the line."""
     found = []
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
@@ -213,7 +211,7 @@ def read_shapes(text: str) -> list[KernelShape]:
 
 
 def join(device_type: str) -> torch.device:
-    """The device of this process, which joins the others where torchrun started it."""
+    """Returns the device of this process, and joins the process group if torchrun started it."""
     local = int(os.environ.get("LOCAL_RANK", "0"))
     here = torch.device("cuda", local) if device_type == "cuda" else torch.device("cpu")
     if here.type == "cuda":
@@ -227,7 +225,7 @@ def join(device_type: str) -> torch.device:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; exit code 0 when something was measured."""
+    """Runs the command; its exit code is 0 when something was measured."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,5 +1,6 @@
-"""What the folder of a probe says when all is over: its result, from what the program wrote or from
-what is left of it.
+"""Reads a probe's result from its folder once all its processes have ended.
+
+The result is what the program wrote or, without that, what its logs and error files show.
 """
 
 import json
@@ -29,15 +30,17 @@ from probes.protocol import (
 )
 from probes.trainers import trainer_of
 
-LOG_BYTES = 2_000_000  # of each end of a log that is longer than both
+LOG_BYTES = 2_000_000  # bytes read from each end of a longer log
 KMSG = Path("/dev/kmsg")
 MICROSECONDS = 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begin:
-    """What is known before the start. started: seconds since the epoch.  token: carried by every
-    process of the probe.
+    """What is known before the start.
+
+    started: seconds since the epoch.
+    token: carried by every process of the probe.
     """
 
     started_at: str
@@ -48,7 +51,7 @@ class Begin:
 
     @classmethod
     def now(cls, *, num_gpus: int, token: str, gpu_name: str | None = None) -> "Begin":
-        """At this moment."""
+        """A start at the current time."""
         moment = datetime.now(UTC)
         return cls(
             started_at=moment.isoformat(),
@@ -60,13 +63,13 @@ class Begin:
 
     @classmethod
     def read(cls, path: Path) -> "Begin":
-        """As the runner wrote it."""
+        """Reads what the runner wrote."""
         return cls(**json.loads(path.read_text(encoding="utf-8")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """How the guardian ended it (`probes.guardian`). left: processes that could not be killed."""
+    """How the guardian ended the probe. left: processes that it could not kill."""
 
     reason: str
     seconds: float
@@ -76,11 +79,12 @@ class End:
 
 
 def read_end(folder: Path, begin: Begin) -> End:
-    """The guardian's word; where it has none it was killed itself, at the latest when the folder
-    was last written.
+    """Reads how the guardian ended the probe.
 
-    Where every node had a guardian too, the node that failed tells; the others were stopped because
-    of it.
+    Without an end file the guardian itself was killed, at the latest when the folder
+    was last written.
+    If every node had a guardian, the node that failed counts; the others were stopped
+    because of it.
     """
     own = _end(folder / END)
     nodes = [end for path in sorted(folder.glob(NODE_ENDS)) if (end := _end(path)) is not None]
@@ -106,8 +110,9 @@ def _end(path: Path) -> End | None:
 
 
 def conclude(folder: Path) -> ProbeResult:
-    """The result of a probe whose processes have ended, also where its runner did not live to see
-    it. Written to the folder too.
+    """Returns the result of a probe whose processes have ended, and writes it to the folder.
+
+    Works even if the runner crashed before the end.
     """
     task = ProbeTask.model_validate_json((folder / TASK).read_text(encoding="utf-8"))
     begin = Begin.read(folder / BEGIN)
@@ -153,8 +158,9 @@ def write_result(
     *,
     notes: Sequence[str] = (),
 ) -> ProbeResult:
-    """The whole result, in the folder too. Times are the guardian's: from before the start until
-    the program's end.
+    """Returns the whole result, and writes it to the folder.
+
+    Times are the guardian's: from before the start until the program's end.
     """
     seconds = end.seconds if end is not None else max(0.0, time.time() - begin.started)
     result = ProbeResult(
@@ -174,7 +180,7 @@ def write_result(
 
 
 def _notes(folder: Path, outcome: Outcome, end: End | None) -> list[str]:
-    """What the launcher has to add."""
+    """The launcher's notes."""
     notes = []
     if end is not None and end.left:
         notes.append(f"processes {', '.join(map(str, end.left))} could not be killed")
@@ -187,7 +193,7 @@ def _notes(folder: Path, outcome: Outcome, end: End | None) -> list[str]:
 
 
 def _written(path: Path, task: ProbeTask) -> ProbeResult | None:
-    """What rank 0 wrote of this task; a claim of success that cannot be one is a failure."""
+    """Reads what rank 0 wrote for this task; an impossible claim of success becomes a failure."""
     try:
         result = ProbeResult.model_validate_json(path.read_text(encoding="utf-8"))
     except (OSError, ValidationError):
@@ -199,8 +205,10 @@ def _written(path: Path, task: ProbeTask) -> ProbeResult | None:
 
 
 def _doubt(result: ProbeResult) -> Failed | None:
-    """Exit 0 is not enough: timed steps must be there, and the loss finite unless its inputs came
-    from nowhere (emulated, fake).
+    """Returns why a run that ended with exit 0 still does not count; None if it counts.
+
+    It needs timed steps and a finite loss. The loss may be anything if its inputs are not real
+    data (emulated, fake).
     """
     outcome, task = result.outcome, result.task
     assert isinstance(outcome, MeasuredRun)
@@ -234,7 +242,7 @@ def _doubt(result: ProbeResult) -> Failed | None:
 
 
 def bare_environment(gpu_name: str | None) -> Environment:
-    """What can be said without starting the program."""
+    """The environment as far as it is known without starting the program."""
     try:
         torch: str | None = version("torch")
     except PackageNotFoundError:
@@ -243,14 +251,14 @@ def bare_environment(gpu_name: str | None) -> Environment:
 
 
 def read_logs(folder: Path) -> str:
-    """The output of the launcher, and of every node where there are several."""
+    """The output of the launcher, and of every node if there are several."""
     return "\n".join(
         text for path in sorted(folder.glob("output*.log")) if (text := read_log(path))
     )
 
 
 def read_log(path: Path) -> str:
-    """A log; of a very long one its beginning and its end."""
+    """Reads a log; of a very long one its beginning and its end."""
     with suppress(OSError), path.open("rb") as stream:
         size = stream.seek(0, os.SEEK_END)
         stream.seek(0)
@@ -263,16 +271,15 @@ def read_log(path: Path) -> str:
 
 
 def kernel_log(since: float, path: Path = KMSG) -> str:
-    """What the kernel logged since then (seconds since the epoch); nothing where it may not be
-    read.
-    """
+    """What the kernel logged since then (seconds since the epoch); empty if it may not be read."""
     booted = time.time() - time.clock_gettime(time.CLOCK_MONOTONIC)
     return "\n".join(text for moment, text in _kernel_lines(path) if booted + moment >= since)
 
 
 def _kernel_lines(path: Path) -> Iterator[tuple[float, str]]:
-    """(seconds since boot, text): "priority,sequence,microseconds,flags;text"
-    (Documentation/ABI/testing/dev-kmsg).
+    """Yields (seconds since boot, text) from "priority,sequence,microseconds,flags;text".
+
+    Source: Documentation/ABI/testing/dev-kmsg.
     """
     with suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -280,7 +287,7 @@ def _kernel_lines(path: Path) -> Iterator[tuple[float, str]]:
             while record := _record(descriptor):
                 for line in record.splitlines():
                     head, _, text = line.partition(";")
-                    # what follows with a blank is about the line before
+                    # a line that starts with a blank continues the record before it
                     if not line.startswith(" ") and head.count(",") >= 3:
                         yield float(head.split(",")[2]) / MICROSECONDS, text.strip()
         finally:
@@ -288,8 +295,9 @@ def _kernel_lines(path: Path) -> Iterator[tuple[float, str]]:
 
 
 def _record(descriptor: int) -> str:
-    """The next record; one that the kernel overwrote meanwhile is passed over. Raises OSError at
-    the end.
+    """Returns the next record, and skips those that the kernel overwrote in the meantime.
+
+    Raises OSError at the end.
     """
     while True:
         try:

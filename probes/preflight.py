@@ -1,8 +1,7 @@
-"""Whether a probe can run here at all, asked once before the first one: what is missing stops every
-probe alike.
+"""Checks once, before the first probe, whether probes can run here at all.
 
-Asked of the very interpreter that will run the probes, so that a torch in another environment
-counts for nothing.
+What is missing here would stop every probe in the same way. The check runs in the interpreter that
+will run the probes, so a torch in another environment does not count.
 """
 
 import contextlib
@@ -21,7 +20,7 @@ from planner.specs.job import Job
 from probes.trainers import trainer_of
 
 CHECK_SECONDS = 300.0  # importing torch from a cold network disk takes minutes
-STANDS_SECONDS = 120.0  # for so long an answer without a problem is taken as it is
+STANDS_SECONDS = 120.0  # an answer without a problem is reused for this long
 EXTRA = "pip install 'planner[probe]'"
 CUDA_TORCH = "install a build of torch for this machine's driver"
 TAIL_CHARACTERS = 300
@@ -29,7 +28,10 @@ TAIL_CHARACTERS = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """What is going to be run. job: any job of those to be measured.  device: `cuda` or `cpu`.
+    """What is going to run.
+
+    job: any of the jobs to measure.
+    device: `cuda` or `cpu`.
     trainer: as in `ProbeTask`.
     """
 
@@ -39,7 +41,7 @@ class Need:
 
     @classmethod
     def of(cls, job: Job, trainer: str) -> "Need":
-        """For runs of whole layouts of a job."""
+        """The need for runs of whole layouts of a job."""
         return cls(
             job=job, trainer=trainer, device="cpu" if job.cluster.gpu.name == "cpu" else "cuda"
         )
@@ -49,10 +51,12 @@ _good_until: dict[tuple[str, str, str], float] = {}
 
 
 def check(need: Need, *, python: str, program: str, folder: Path, root: Path) -> None:
-    """Raises ProbeError with what would stop every probe, and what to do about it.
+    """Raises ProbeError with what would stop every probe, and how to fix it.
 
-    python: the interpreter of probes.  program: the reference program, a module or a file.
-    folder: of probes.  root: holds our packages.
+    python: the interpreter of probes.
+    program: the reference program, a module or a file.
+    folder: the parent folder of probes.
+    root: the folder that holds our packages.
     """
     if sys.platform != "linux":
         raise ProbeError(
@@ -72,7 +76,7 @@ def check(need: Need, *, python: str, program: str, folder: Path, root: Path) ->
 
 
 def check_folder(folder: Path) -> None:
-    """Raises ProbeError where no folder of a probe can be made."""
+    """Raises ProbeError if no probe folder can be created here."""
     reason = "it may not be written"
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -87,21 +91,21 @@ def check_folder(folder: Path) -> None:
 
 
 def check_trainer(need: Need, python: str) -> None:
-    """Raises ProbeError where the trainer is missing, of a wrong version, or trains no such job."""
+    """Raises ProbeError if the trainer is missing, has a wrong version, or cannot train the job."""
     refused = trainer_of(need.trainer, python=python).unsuited(need.job, need.device)
     if refused is not None:
         raise ProbeError(refused.message)
 
 
 def command(python: str, device: str, program: str) -> list[str]:
-    """The command that asks an interpreter."""
+    """The command that runs the check in an interpreter."""
     return [python, "-m", "probes.selfcheck", device, program]
 
 
 def ask(
     command: Sequence[str], *, root: Path, seconds: float
 ) -> "subprocess.CompletedProcess[str]":
-    """What that command says. Raises ProbeError where it says nothing in this time, or is none."""
+    """Runs that command. Raises ProbeError if it cannot start or does not answer in time."""
     path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
     try:
         return subprocess.run(
@@ -125,9 +129,7 @@ def ask(
 
 
 def problem_in(done: "subprocess.CompletedProcess[str]", python: str) -> str | None:
-    """What an interpreter said is wrong with it, in one line with its remedy; None where nothing
-    is.
-    """
+    """What is wrong with an interpreter and how to fix it, in one line; None if nothing is."""
     said = _said(done.stdout)
     if said is None:
         tail = (
@@ -143,8 +145,9 @@ def problem_in(done: "subprocess.CompletedProcess[str]", python: str) -> str | N
 
 
 def remedy(package: str | None, python: str) -> str:
-    """What to do about a package that an interpreter cannot import; None: it is its torch that has
-    no GPU.
+    """Returns how to fix a package that an interpreter cannot import.
+
+    None as the package means that its torch sees no GPU.
     """
     if package is None:
         return CUDA_TORCH
@@ -154,7 +157,7 @@ def remedy(package: str | None, python: str) -> str:
 
 
 def _said(stdout: str) -> Mapping[str, Any] | None:
-    """The last line, where it is JSON: sites may greet before it."""
+    """Parses the last line if it is JSON. An interpreter's site setup may print before it."""
     lines = stdout.strip().splitlines()
     with contextlib.suppress(ValueError):
         body = json.loads(lines[-1]) if lines else None

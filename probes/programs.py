@@ -9,10 +9,10 @@ class Program:
     """One program, run in the probe's folder.
 
     target: a module, or a file ending in .py.
-    arguments: of the program.
-    single: one process alone, without torchrun.
-    files: text by name, to be written into the folder before.
-    env: to add to the environment.
+    arguments: the program's arguments.
+    single: one process, without torchrun.
+    files: text by name, to write into the folder before the start.
+    env: variables to add to the environment.
     """
 
     target: str

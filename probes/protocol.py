@@ -1,9 +1,9 @@
-"""What goes into a probe and what comes out. No torch here: the runner, the pool and the replay
-speak this, the program inside too.
+"""What goes into a probe and what comes out.
 
 A probe is one short run of one layout. `ProbeTask` is the JSON file that torchrun's program reads;
 `ProbeResult` is the JSON file that its rank 0 writes (the runner writes it when no rank could). Out
 of memory and failures are results, not exceptions.
+No torch here: the runner, the pools and the replay import this module, and so does the program.
 """
 
 from enum import StrEnum
@@ -34,16 +34,20 @@ class FailureKind(StrEnum):
 
 
 class ProbeTask(BaseModel):
-    """One run. job: a mapping as `read_job` takes it, with its layout.
+    """One run.
 
-    trainer: the program that trains.  device: `cuda` (NCCL) or `cpu` (gloo).  emulate_rank: that
-    rank of the layout's world in one process with torch's fake process group.  fake_tensors: memory
-    and counts only (FakeTensorMode).  num_layers: fewer layers than the model has.  warmup_steps,
-    steps: before and while timing; timing ends early when the spread is below `spread_below`.
-    breakdown: seconds by kernel from the profiler.  time_limit_seconds: wall clock of the whole
-        probe, start included.
-    kernels: instead of the layout, time these alone (`planner.calibration.coverage.Shape` as
-        mappings), most valuable first.
+    job: a mapping as `read_job` takes it, with its layout.
+    trainer: the program that trains.
+    device: `cuda` (NCCL) or `cpu` (gloo).
+    emulate_rank: runs this rank of the layout in one process with torch's fake process group.
+    fake_tensors: memory and counts only (FakeTensorMode).
+    num_layers: fewer layers than the model has.
+    warmup_steps: steps before timing.
+    steps: timed steps; timing ends early when the spread is below `spread_below`.
+    breakdown: measure seconds by kernel with the profiler.
+    time_limit_seconds: wall clock of the whole probe, start included.
+    kernels: time these instead of the layout (`planner.calibration.coverage.Shape` as mappings),
+        most valuable first.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -64,7 +68,7 @@ class ProbeTask(BaseModel):
     kernels: list[dict[str, Any]] = []
 
     def shapes(self) -> list[KernelShape]:
-        """The kernels to time. Raises KeyError or ValueError for what is no shape."""
+        """The kernels to time. Raises KeyError or ValueError for an invalid shape."""
         return [KernelShape.from_dict(values) for values in self.kernels]
 
     def parsed(self) -> Job:
@@ -72,8 +76,9 @@ class ProbeTask(BaseModel):
         return read_job(self.job)
 
     def num_processes(self) -> int:
-        """Processes that torchrun starts: one a GPU, as many as kernels need, or one alone for an
-        emulated rank.
+        """How many processes torchrun starts.
+
+        One per GPU, as many as the kernels need, or a single one for an emulated rank.
         """
         if self.kernels:
             return max(shape.num_gpus for shape in self.shapes())
@@ -81,12 +86,12 @@ class ProbeTask(BaseModel):
 
 
 class RankMemory(BaseModel):
-    """Memory of one rank, bytes. device_used: what the device reports, communicators and context
-    included; None on a CPU.
+    """Memory of one rank, in bytes.
 
+    device_used: what the device reports, communicators and context included; None on a CPU.
     allocator_retries: how often the caching allocator emptied its cache to serve a request while
-    steps were timed. Such steps are slow, and the reserved peak is then the device's limit, not the
-    layout's demand.
+        steps were timed. Such steps are slow, and the reserved peak is then the device's limit, not
+        the layout's demand.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -100,8 +105,9 @@ class RankMemory(BaseModel):
 
 
 class Environment(BaseModel):
-    """What the numbers hold for. Clocks in hertz, power in watts; None where the device does not
-    say.
+    """The environment in which the numbers were measured.
+
+    Clocks in hertz, power in watts; None if the device does not report them.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -118,16 +124,16 @@ class Environment(BaseModel):
     throttled: bool | None = None
 
     def software(self) -> dict[str, str]:
-        """Names and versions that key a measurement."""
+        """Names and versions that identify the software of a measurement."""
         keys = ("torch", "trainer_version", "cuda", "nccl", "driver", "gpu_name")
         return {key: str(value) for key in keys if (value := getattr(self, key)) is not None}
 
 
 class MeasuredRun(BaseModel):
-    """The run came to its end.
+    """A run that came to its end.
 
     counts: of one step on one rank, from fake tensors: flops, and bytes of each collective.
-    timings: lines of `probes.micro`, where kernels were timed instead of a layout.
+    timings: lines of `probes.micro`, if kernels were timed instead of a layout.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -147,8 +153,10 @@ class MeasuredRun(BaseModel):
 
 
 class OutOfMemory(BaseModel):
-    """A rank ran out of device memory. attempted_bytes: the allocation that failed;
-    allocated_bytes: what the rank held by then.
+    """A rank ran out of device memory.
+
+    attempted_bytes: the allocation that failed.
+    allocated_bytes: what the rank had allocated by then.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -161,8 +169,9 @@ class OutOfMemory(BaseModel):
 
 
 class Failed(BaseModel):
-    """No numbers: class, the rank that failed first, its message and its traceback (the root cause,
-    never a victim's).
+    """A run that gave no numbers: its class, and the message and traceback of the root cause.
+
+    rank: the rank that failed first.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -178,8 +187,10 @@ Outcome = Annotated[MeasuredRun | OutOfMemory | Failed, Field(discriminator="sta
 
 
 class ProbeResult(BaseModel):
-    """One probe's result file. gpu_seconds: wall seconds x GPUs held, start included.  complete:
-    False for what a dying run left.
+    """One probe's result file.
+
+    gpu_seconds: wall seconds x GPUs used, start included.
+    complete: False for what a crashing run left.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -195,13 +206,13 @@ class ProbeResult(BaseModel):
 
     @property
     def rung(self) -> Rung:
-        """How much of the layout really ran."""
+        """The fidelity of the run: how much of the layout really ran."""
         if self.task.emulate_rank is not None:
             return "emulated"
         return "imitated" if self.task.num_layers is not None else "probed"
 
     def measurement(self) -> Measurement:
-        """The stored form; the same keys as a published row."""
+        """The measurement to store; it has the same keys as a published row."""
         out = self.outcome
         numbers: dict[str, Any] = {
             "status": out.status,

@@ -1,11 +1,12 @@
-"""Scaled-down proxy runs: what a layout on many GPUs does, from runs on the GPUs that there are.
+"""Scaled-down proxy runs: predicts a layout on many GPUs from runs on the GPUs available.
 
 Fewer replicas: the same model-parallel layout on fewer data-parallel ranks, with their share of the
-batch. Parameters are then spread over fewer GPUs; if that no longer fits in memory, fewer layers
-too, at two depths, because time and memory are affine in the number of equal layers. What the
-smaller runs cannot show (communication over more ranks, smaller shards) is added as the difference
-of two predictions of the cost model. The error comes from the noise of the runs, from how far the
-cost model itself is from affine, and from how uncertain the added part is.
+batch. Parameters are then spread over fewer GPUs. If that no longer fits in memory, the runs also
+have fewer layers, at two depths, because time and memory are affine in the number of equal layers.
+What the smaller runs cannot show (communication over more ranks, smaller shards) is added as the
+difference of two predictions of the cost model. The error comes from the noise of the
+runs, from how
+far the cost model itself is from affine, and from how uncertain the added part is.
 """
 
 import math
@@ -29,11 +30,11 @@ from planner.units import counted
 
 QUANTITIES = ("step_seconds", "peak_allocated_bytes", "peak_reserved_bytes", "device_bytes")
 CATALOG_LABELS = ("aliases", "source", "notes")
-# labels that say what a run belongs to stay true of a smaller one
+# labels of a run's origin that stay true of a scaled-down run
 KEPT = ("model", "cluster", "training", "layout", "group", "notes")
-# tried from the whole depth down; and the smallest ones, which may be all that fits
+# depths tried: from the whole depth down, then the smallest ones, which may be all that fits
 MAX_DEPTHS, LEAST_DEPTHS = 8, 3
-LEAST_LAYERS = 2  # one layer is first and last at once, which no layer of the real model is
+LEAST_LAYERS = 2  # a single layer is both first and last, which no layer of the real model is
 # step times of equal runs differ by about this (TorchTitan's published repeats differ by 0.5 to 2%)
 RUN_NOISE = 0.01
 TWO_SIDED_90 = 3.29  # widths of a normal's central 90% interval, in standard deviations
@@ -43,7 +44,7 @@ MEDIAN_FACTOR = 1.2533  # standard error of a median over that of a mean
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyPlan:
-    """Which proxy runs stand for a job.
+    """The proxy runs that stand for a job.
 
     small: the job on fewer GPUs, at full depth.
     runs: what really runs: `small`, or the same at two depths.
@@ -57,8 +58,9 @@ class ProxyPlan:
 
 
 def plan_proxy_runs(job: Job, num_devices: int) -> ProxyPlan | None:
-    """The proxy runs of a job with a layout on so many devices; None where no smaller layout
-    resembles it. Raises SpecError.
+    """Plans the proxy runs of a job with a layout on this many devices.
+
+    Returns None if no smaller layout resembles it. Raises SpecError.
     """
     small = fewer_replicas(job, num_devices)
     if small is None:
@@ -80,8 +82,9 @@ def plan_proxy_runs(job: Job, num_devices: int) -> ProxyPlan | None:
 
 
 def fewer_replicas(job: Job, num_devices: int) -> Job | None:
-    """The largest legal job of the same model-parallel layout on at most `num_devices`; None where
-    its tp, cp and pp need more.
+    """Returns the largest legal job of the same model-parallel layout on at most `num_devices`.
+
+    Returns None if its tp, cp and pp need more.
     """
     layout = _layout(job)
     if layout.num_gpus <= num_devices:
@@ -119,7 +122,8 @@ def _resized(job: Job, layout: Layout) -> Job | None:
 
 
 def fewer_layers(job: Job, depth: int) -> Job:
-    """The job with the first `depth` layers of its model, split over stages as the trainer would.
+    """The job with the first `depth` layers, split over stages as its trainer does it.
+
     Raises SpecError.
     """
     model = shallower(job.model, depth)
@@ -150,8 +154,9 @@ def _layout(job: Job) -> Layout:
 
 
 def period(model: ModelSpec) -> int:
-    """Layers after which kinds of layers repeat, leading dense layers aside: depths that differ by
-    it differ by equal groups.
+    """How many layers it takes until the kinds of layers repeat, leading dense layers aside.
+
+    Depths that differ by this number differ by equal groups of layers.
     """
     kinds = model.layer_kinds()
     lead = model.first_k_dense_replace if model.is_moe else 0
@@ -170,13 +175,13 @@ class Depths:
     full: int
 
     def extrapolated(self, at_shallow: float, at_deep: float) -> float:
-        """The affine function through the two readings, at full depth."""
+        """The affine function through the two readings, evaluated at full depth."""
         return at_shallow + (at_deep - at_shallow) * (self.full - self.shallow) / (
             self.deep - self.shallow
         )
 
     def spread(self, at_shallow: float, at_deep: float) -> float:
-        """Standard deviation of `extrapolated`, from those of independent readings."""
+        """Standard deviation of `extrapolated`, from those of two independent readings."""
         span = self.deep - self.shallow
         return math.hypot(
             (self.deep - self.full) / span * at_shallow, (self.full - self.shallow) / span * at_deep
@@ -184,8 +189,9 @@ class Depths:
 
 
 def two_depths(job: Job) -> Depths | None:
-    """The depths that fit and promise the smallest error: far apart, but not so shallow that
-    another moment is the peak.
+    """The two depths that fit and promise the smallest error.
+
+    They are far apart, but not so shallow that memory peaks in another phase.
     """
     layout, model = _layout(job), job.model
     step = math.lcm(period(model), layout.pp * layout.virtual_stages)
@@ -223,7 +229,7 @@ def two_depths(job: Job) -> Depths | None:
 
 
 def _expected_error(depths: Depths, shallow: Estimate, deep: Estimate, full: Estimate) -> float:
-    """The largest relative error over quantities, noise of step times included."""
+    """The largest relative error of any quantity, noise of step times included."""
     errors = []
     for key in QUANTITIES:
         low, high, whole = (_number(estimate, key) for estimate in (shallow, deep, full))
@@ -240,9 +246,7 @@ def _number(estimate: Estimate, key: str) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Guess:
-    """One quantity of the whole job: value, its standard error, and the part that the cost model
-    added.
-    """
+    """One quantity of the whole job: its value, standard error, and the cost model's part of it."""
 
     value: float
     error: float
@@ -250,10 +254,10 @@ class _Guess:
 
 
 def extrapolate(proxy: ProxyPlan, runs: Sequence[Measured], ids: Sequence[str]) -> Measured:
-    """The numbers of the whole job, with `relative_error` and the part added by the cost model
-    (`from_model`), by quantity.
+    """Predicts the whole job's numbers from its proxy runs.
 
-    ids: of the runs' own measurements.
+    Adds `relative_error` and the part added by the cost model (`from_model`), both by quantity.
+    ids: the ids of the runs' own measurements.
     """
     guesses = {key: guess for key in QUANTITIES if (guess := _guess(proxy, runs, key)) is not None}
     job, step = proxy.job, guesses.get("step_seconds")
@@ -283,8 +287,9 @@ def extrapolate(proxy: ProxyPlan, runs: Sequence[Measured], ids: Sequence[str]) 
 
 
 def _guess(proxy: ProxyPlan, runs: Sequence[Measured], key: str) -> _Guess | None:
-    """Value = readings, extrapolated to full depth + (model of the whole job - model of the small
-    one).
+    """Extrapolates one quantity of the runs to the whole job.
+
+    Value = readings at full depth + (model of the whole job - model of the small one).
     """
     readings = [value for run in runs if (value := getattr(run, key)) is not None]
     if len(readings) < len(proxy.runs):
@@ -304,7 +309,7 @@ def _guess(proxy: ProxyPlan, runs: Sequence[Measured], key: str) -> _Guess | Non
         )
         variance = depths.spread(*noises) ** 2 + (curved * read) ** 2
     value = read + after - before if read + after - before > 0 else read * after / before
-    counted = _states(whole) - _states(small)  # bytes; steps have nothing of the kind
+    counted = _states(whole) - _states(small)  # bytes; step times have no such part
     if key == "step_seconds":
         off = proxy_run_sd(proxy.job.cluster, proxy.small.cluster, abs(value - read) / value)
         variance += (off * value) ** 2
@@ -316,8 +321,9 @@ def _guess(proxy: ProxyPlan, runs: Sequence[Measured], key: str) -> _Guess | Non
 
 
 def _states(estimate: Estimate) -> float:
-    """Bytes of parameters, gradients and optimizer states on the worst rank: counted from shapes
-    and shards, not modelled.
+    """Bytes of parameters, gradients and optimizer states on the worst rank.
+
+    They are counted from shapes and shards, not modelled.
     """
     assert estimate.memory is not None, "a legal layout has its memory"
     worst = estimate.memory.stages[estimate.memory.worst_stage]
@@ -325,16 +331,18 @@ def _states(estimate: Estimate) -> float:
 
 
 def _noise(run: Measured) -> float:
-    """Standard error of a run's median step time: its own spread, and at least what repeated runs
-    differ by.
+    """Standard error of a run's median step time.
+
+    At least the difference seen between repeated runs, or its own spread if that is larger.
     """
     own = MEDIAN_FACTOR * (run.step_seconds_sd or 0.0) / math.sqrt(max(run.steps or 1, 1))
     return math.hypot(own, RUN_NOISE * (run.step_seconds or 0.0))
 
 
 def _uncertainty(estimate: Estimate, key: str) -> float:
-    """Relative standard deviation that the estimate itself claims, from its central interval;
-    device bytes as reserved bytes.
+    """Relative standard deviation that the estimate itself claims, from its central interval.
+
+    Device bytes use the interval of reserved bytes.
     """
     assert estimate.interval is not None, "a legal layout has intervals"
     low, high = getattr(estimate.interval, "peak_reserved_bytes" if key == "device_bytes" else key)

@@ -1,8 +1,9 @@
-"""Run by the interpreter that probes will use: `python -m probes.selfcheck DEVICE PROGRAM`.
+"""Checks the interpreter that probes will use: `python -m probes.selfcheck DEVICE PROGRAM`.
 
-Prints one line of JSON, `{"problem": ..., "package": ...}`: what would stop every probe that this
-interpreter runs, null where nothing would; `package` names what cannot be imported.
-It imports the standard library alone until it tries torch, so that it can say what is missing.
+Prints one line of JSON, `{"problem": ..., "package": ...}`. `problem` is what would
+stop every probe
+that this interpreter runs, null if nothing would; `package` names what cannot be imported.
+Until it tries torch it imports only the standard library, so that it can report what is missing.
 """
 
 import importlib
@@ -15,15 +16,17 @@ LAUNCHER = "torch.distributed.run"
 
 
 def main() -> None:
-    """Checks and prints. DEVICE: cuda or cpu.  PROGRAM: the program of a probe, a module or a file
-    ending in .py.
+    """Checks and prints.
+
+    DEVICE: cuda or cpu.
+    PROGRAM: the program of a probe, a module or a file ending in .py.
     """
     device, program = sys.argv[1], sys.argv[2]
     sys.stdout.write(f"{json.dumps(found(device, program))}\n")
 
 
 def found(device: str, program: str) -> Mapping[str, str | None]:
-    """The first thing that is wrong, in the order in which a probe would meet it."""
+    """Returns the first problem, in the order in which a probe would meet it."""
     wanted = [LAUNCHER, *([] if program.endswith(".py") else [program])]
     for name in wanted:
         problem = _import(name)
@@ -40,7 +43,7 @@ def _import(name: str) -> Mapping[str, str | None] | None:
         return {"problem": f"cannot import {missing} ({error})", "package": missing}
     except (
         Exception
-    ) as error:  # a package that is there and broken: a shared object, another version's symbols
+    ) as error:  # an installed but broken package: a shared object, another version's symbols
         broken = name.partition(".")[0]
         return {
             "problem": f"cannot import {broken} ({type(error).__name__}: {error})",
@@ -50,7 +53,7 @@ def _import(name: str) -> Mapping[str, str | None] | None:
 
 
 def _without_cuda() -> str | None:
-    """Why torch sees no CUDA device; None where it does. Starts no context on any GPU."""
+    """Why torch sees no CUDA device; None if it does. Creates no context on any GPU."""
     torch = importlib.import_module("torch")
     if torch.cuda.is_available() and torch.cuda.device_count() > 0:
         return None
@@ -58,7 +61,7 @@ def _without_cuda() -> str | None:
         return f"has torch {torch.__version__}, which was built without CUDA"
     try:
         torch.cuda.init()
-    except Exception as error:  # torch's own words about the driver
+    except Exception as error:  # torch's own message about the driver
         return (
             f"has torch {torch.__version__}, which sees no CUDA device "
             f"({' '.join(str(error).split())})"

@@ -1,9 +1,9 @@
 """The program that torchrun starts: `python -m probes.worker TASK.json RESULT.json`.
 
-Rank 0 writes RESULT.json in one piece: measured, out of memory, or failed. Every rank that fails
+Rank 0 writes RESULT.json atomically: measured, out of memory, or failed. Every rank that fails
 first writes RESULT.json.rankN.error.json: {rank, type, message, traceback, time, kind,
-attempted_bytes, allocated_bytes}, so that whoever started it can tell the first cause from its
-victims. Exit status: 0 measured, 1 anything else.
+attempted_bytes, allocated_bytes}. From these files the runner finds the first cause.
+Exit status: 0 measured, 1 anything else.
 """
 
 import json
@@ -38,8 +38,10 @@ TRIED = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFailure:
-    """What one rank died of. time: seconds since the epoch.  kind: a FailureKind or "oom"; None
-    where only its words can tell.
+    """The error that ended one rank.
+
+    time: seconds since the epoch.
+    kind: a FailureKind or "oom"; None if only the message can tell.
     """
 
     rank: int
@@ -106,14 +108,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 class Attempt:
-    """The run with everything that must be known of it even when it fails on the way."""
+    """One run, with everything to report even when it fails on the way."""
 
     def __init__(self, task: ProbeTask) -> None:
         self._task = task
         self._run: Any = None
 
     def run(self) -> MeasuredRun:
-        """The measurement. Raises whatever went wrong."""
+        """Runs and measures. Raises whatever goes wrong."""
         if self._task.kernels:
             from probes.micro import KernelProgram
 
@@ -124,7 +126,7 @@ class Attempt:
 
         recipe = ReferenceRecipe.of(self._task)
         _set_allocator(recipe.training.expandable_segments, recipe.training.trainer)
-        # FSDP2 warns of views that blocks return; nothing here changes them in place.
+        # FSDP2 warns of views that blocks return; no code here changes them in place.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
         from probes.reference.run import ReferenceRun
 
@@ -133,7 +135,7 @@ class Attempt:
         return measured
 
     def environment(self) -> Environment:
-        """As far as it is known."""
+        """The environment, as far as it is known."""
         if self._run is not None:
             found: Environment = self._run.environment()
             return found
@@ -142,22 +144,22 @@ class Attempt:
         return Environment(python=platform.python_version())
 
     def notes(self) -> list[str]:
-        """What a reader must know."""
+        """Notes for the reader of the result."""
         return list(self._run.notes()) if self._run is not None else []
 
     def close(self) -> None:
-        """Leaves process groups."""
+        """Destroys the process groups."""
         if self._run is not None:
             self._run.close()
 
 
 def error_path(result: Path, rank: int) -> Path:
-    """Where a rank leaves its error."""
+    """The path of a rank's error file."""
     return result.with_name(f"{result.name}.rank{rank}.error.json")
 
 
 def rank_error(error: BaseException, rank: int) -> RankFailure:
-    """An exception as a record, with the numbers of an allocation that failed."""
+    """An exception as a record, with the sizes of a failed allocation."""
     message = str(error) or type(error).__name__
     kind = _kind(error, message)
     tried = attempted_bytes(message) if kind == "oom" else None
@@ -186,7 +188,7 @@ def attempted_bytes(message: str) -> int | None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """The whole file or none of it."""
+    """Writes a whole file or nothing."""
     draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     draft.write_text(text, encoding="utf-8")
     os.replace(draft, path)
@@ -224,8 +226,9 @@ def _allocated() -> int | None:
 
 
 def _first_cause(result: Path, own: RankFailure) -> RankFailure:
-    """The earliest error that any rank left beside the result; a broken connection comes after what
-    broke it.
+    """Returns the earliest error that any rank left beside the result.
+
+    A broken connection ranks after the error that broke it.
     """
     found = [own]
     for path in result.parent.glob(f"{result.name}.rank*.error.json"):
@@ -239,7 +242,7 @@ def _plain(error: RankFailure) -> dict[str, Any]:
 
 
 def _set_allocator(expandable: bool | None, trainer: str) -> None:
-    """The allocator reads its environment when torch first allocates."""
+    """Sets the allocator's environment, which torch reads at its first allocation."""
     from planner.trainers.registry import TRAINERS
 
     wanted = TRAINERS[trainer].expandable_segments if expandable is None else expandable
@@ -248,8 +251,11 @@ def _set_allocator(expandable: bool | None, trainer: str) -> None:
 
 
 def end(status: int) -> None:
-    """Leaves the process; after a failure at once, because tearing broken process groups down may
-    wait for ranks that are gone.
+    """Leaves the process.
+
+    After a failure it leaves at once, because destroying broken process groups may wait
+    for ranks that
+    have ended.
     """
     if status == 0:
         sys.exit(0)

@@ -1,4 +1,4 @@
-"""The kernels that can be timed alone: one file each, one line each below.
+"""The kernels that can be timed by themselves: one file each, one line each below.
 
 A file turns a `planner.calibration.kernels.KernelShape` into something to time. It is imported
 when a kernel of its kind is timed, so that this list needs no torch.
@@ -25,9 +25,9 @@ def register(
 ) -> None:
     """Adds a kind of kernel.
 
-    prepare: the function that makes it ready on a device, or `module:function` of it. It raises
-        `probes.kernels.base.Unavailable` where torch or the device has no such kernel.
-    sizes, names: of a kind that the cost model does not know (`planner.calibration.kernels`).
+    prepare: the function that prepares it on a device, or `module:function` of it. It raises
+        `probes.kernels.base.Unavailable` if torch or the device has no such kernel.
+    sizes, names: for a kind that the cost model does not know (`planner.calibration.kernels`).
     """
     if kind not in shapes.SIZES:
         shapes.declare(kind, sizes, names)
@@ -44,8 +44,9 @@ register("collective", "probes.kernels.collectives:prepare")
 
 
 def prepared(shape: shapes.KernelShape, device: "torch.device") -> "Prepared | None":
-    """The kernel of a shape with its operands; None on a rank that takes no part. Raises
-    Unavailable.
+    """The kernel of a shape with its operands; None on a rank that takes no part.
+
+    Raises Unavailable.
     """
     found = KERNELS[shape.kind]
     if isinstance(found, str):

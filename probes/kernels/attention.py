@@ -1,6 +1,6 @@
-"""Causal attention as torch's scaled_dot_product_attention picks its kernel: forward alone, and
-backward alone.
+"""Causal attention with the kernel that torch's scaled_dot_product_attention picks.
 
+Forward and backward are timed separately.
 Flops: 2 x batch x heads x seq x (seq / 2) x (head_dim + v_head_dim), times 2.5 backward. Source:
     FlashAttention-2 (Dao 2023).
 """

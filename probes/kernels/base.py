@@ -9,8 +9,8 @@ import torch
 
 WARMUP_RUNS = 3
 LEAST_RUNS, MOST_RUNS = 5, 100
-# GPU clock cycles to sleep for each run to come, about a tenth of a millisecond: launches get
-# ahead, so that events see kernels alone.
+# GPU clock cycles to sleep for each run to come, about a tenth of a millisecond. The launches get
+# ahead in this time, so that the events time only the kernels.
 SLEEP_CYCLES = 200_000
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": torch.float32}
 
@@ -21,8 +21,10 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A kernel with its operands. run: once, in place or into new memory.  flops, moved_bytes: of
-    one run, by the shape.
+    """A kernel with its operands.
+
+    run: runs it once, in place or into new memory.
+    flops, moved_bytes: of one run, by the shape.
     """
 
     run: Callable[[], object]
@@ -31,22 +33,23 @@ class Prepared:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """Dtype of operands that are not quantised. Raises Unavailable."""
+    """Dtype of unquantised operands. Raises Unavailable."""
     if name not in DTYPES:
         raise Unavailable(f"{name} has no kernel of this kind in torch")
     return DTYPES[name]
 
 
 def random(*sizes: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Operands with the spread of real ones: constant data makes a power-limited GPU look faster
-    than it is.
+    """Operands with the spread of real ones.
+
+    Constant data makes a power-limited GPU look faster than it is.
     """
     drawn = dtype if dtype.itemsize > 1 else torch.bfloat16
     return torch.randn(*sizes, device=device, dtype=drawn).to(dtype)
 
 
 def warm_up(run: Callable[[], object], device: torch.device) -> float:
-    """Seconds of one run, by the host's clock, after the first ones have chosen their kernels."""
+    """Runs until the kernels are chosen. Returns the seconds of one run, by the host's clock."""
     for _ in range(WARMUP_RUNS):
         run()
     synchronize(device)
@@ -62,12 +65,12 @@ def num_runs(once_seconds: float, budget_seconds: float) -> int:
 
 
 def time_runs(run: Callable[[], object], device: torch.device, count: int) -> list[float]:
-    """Seconds of so many single runs."""
+    """Seconds of each of `count` single runs."""
     return _on_gpu(run, count) if device.type == "cuda" else _on_host(run, count)
 
 
 def synchronize(device: torch.device) -> None:
-    """Waits for what the device was given."""
+    """Waits until the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

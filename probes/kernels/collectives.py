@@ -1,9 +1,9 @@
-"""Collectives between the processes that torchrun started, one group at a time: `ranks` of them,
-`stride` apart, the first at rank 0.
+"""Collectives between the processes that torchrun started, one group at a time.
 
-Every process takes part in making a group; those outside it wait at the end. Bytes are those of the
-whole buffer: gathered, reduced or scattered; of an all-to-all and a send, what one rank sends
-    (`planner-cli collective`).
+A group has `ranks` processes, `stride` apart, the first at rank 0. Every process takes part in
+creating a group; those outside it wait at the end.
+Bytes are those of the whole buffer that is gathered, reduced or scattered. For an all-to-all and a
+send they are what one rank sends (`planner-cli collective`).
 """
 
 from collections.abc import Callable
@@ -17,8 +17,9 @@ from probes.kernels.base import Prepared, Unavailable, dtype_of
 
 
 def prepare(shape: KernelShape, device: torch.device) -> Prepared | None:
-    """The collective; None on a rank outside the group. All processes must call it, in the same
-    order. Raises Unavailable on all.
+    """The collective; None on a rank outside the group.
+
+    All processes must call it, in the same order. Raises Unavailable on all of them.
     """
     if not dist.is_initialized():
         raise Unavailable(
@@ -53,7 +54,7 @@ Build = Callable[[torch.Tensor, torch.Tensor, list[int], Group], Callable[[], ob
 def _all_gather(
     whole: torch.Tensor, part: torch.Tensor, members: list[int], group: Group
 ) -> Callable[[], object]:
-    # its name from torch 2.13 on
+    # its name since torch 2.13
     gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
     return lambda: gather(whole, part, group=group)
 

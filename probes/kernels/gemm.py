@@ -1,8 +1,7 @@
-"""Matrix products as linear layers run them: (m, k) by (n, k) transposed, in 16 bits, float32 (TF32
-where there is one) or float8.
+"""Matrix products as linear layers run them: (m, k) by (n, k) transposed.
 
-Float8 runs through torch._scaled_mm, which torchao's linear layers call. Source: torchao 0.18
-float8/float8_ops.py.
+In 16 bits, float32 (TF32 if the GPU has it) or float8. Float8 runs through torch._scaled_mm, which
+torchao's linear layers call. Source: torchao 0.18 float8/float8_ops.py.
 """
 
 from collections.abc import Callable

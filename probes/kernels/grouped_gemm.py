@@ -1,8 +1,7 @@
-"""One product an expert, all in one kernel: `groups` times (m, k) by (k, n), as TorchTitan's
-grouped experts run it.
+"""Grouped matrix product of all experts in one kernel: `groups` times (m, k) by (k, n).
 
-Source: torchtitan 0.2.2 models/moe/moe.py (torch._grouped_mm, bf16). Rows of the groups are equal:
-    routing at random is nearly so.
+TorchTitan's grouped experts run it so. All groups have equally many rows, which is nearly true of
+random routing. Source: torchtitan 0.2.2 models/moe/moe.py (torch._grouped_mm, bf16).
 """
 
 import torch

@@ -1,6 +1,6 @@
-"""Memory-bound kernels on a tensor of so many bytes: the copy that rates are counted in, and the
-elementwise ones of a layer.
+"""Memory-bound kernels on a tensor of a given size: a copy, and a layer's elementwise kernels.
 
+The copy defines the memory rate that the others are compared with.
 Bytes moved are those that the kernel cannot avoid: each operand once.
 """
 
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from planner.calibration.kernels import KernelShape
 from probes.kernels.base import Prepared, Unavailable, dtype_of, random
 
-# width of a row for what works by rows; judgement: rates hardly depend on it above a thousand
+# row width for kernels that work by rows; judgement: rates hardly depend on it above a thousand
 HIDDEN = 4096
 
 
@@ -52,8 +52,10 @@ def _rmsnorm(x: torch.Tensor) -> Kernel:
 
 
 def _cross_entropy(x: torch.Tensor) -> Kernel:
-    """Forward and backward in fp32, as TorchTitan's loss: upcast (6), log-softmax (8), its gradient
-    (12 to 16), down (6) bytes of 2.
+    """Forward and backward of the loss in fp32, as TorchTitan computes it.
+
+    Bytes for every 2-byte element: upcast (6), log-softmax (8), its gradient (12 to
+        16), downcast (6).
     """
     logits = x.requires_grad_()
     targets = torch.randint(0, x.shape[-1], (x.shape[0],), device=x.device)

@@ -1,5 +1,6 @@
-"""One step of an optimizer over a rank's parameters: fused AdamW on fp32 masters, as TorchTitan's
-optimizer.implementation says.
+"""One step of fused AdamW on fp32 masters over a rank's parameters.
+
+TorchTitan's optimizer.implementation selects the same kernel.
 """
 
 import torch
@@ -7,7 +8,7 @@ import torch
 from planner.calibration.kernels import UPDATE_BYTES, KernelShape
 from probes.kernels.base import Prepared, Unavailable
 
-# parameters of a real model come in many tensors, which a fused step takes in one launch
+# a real model's parameters are many tensors, which a fused step takes in one launch
 TENSORS = 64
 
 

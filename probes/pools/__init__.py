@@ -1,7 +1,8 @@
 """The kinds of pool: one file each, one line each in `BACKENDS`.
 
-A line says how users write the pool (`slurm[:PARTITION]`: a partition may follow) and which class
-answers. Classes are imported when a pool is opened, so that naming pools costs nothing.
+A line gives the way users write the pool (`slurm[:PARTITION]`: a partition may follow)
+and its class.
+Classes are imported when a pool is opened, so that naming pools costs nothing.
 """
 
 import re
@@ -26,7 +27,7 @@ class Backend:
 
     @property
     def name(self) -> str:
-        """What stands before the colon."""
+        """The name before the colon."""
         return self.usage.partition("[")[0].partition(":")[0]
 
     @property
@@ -40,7 +41,7 @@ class Backend:
         return any((":" in form) == (option is not None) for form in self.forms)
 
     def load(self) -> "type[Pool]":
-        """The class that answers."""
+        """Imports and returns the class."""
         if not isinstance(self.pool, str):
             return self.pool
         module, _, name = self.pool.partition(":")
@@ -52,7 +53,7 @@ BACKENDS: dict[str, Backend] = {}
 
 
 def register(usage: str, pool: "str | type[Pool]") -> None:
-    """Adds a kind of pool. Raises ValueError for a usage that cannot be read or is taken."""
+    """Adds a kind of pool. Raises ValueError for a usage that is invalid or taken."""
     backend = Backend(usage, pool)
     if USAGE.fullmatch(usage) is None or backend.name in BACKENDS:
         raise ValueError(f"{usage}: write a new name, name:OPTION or name[:OPTION]")
@@ -65,13 +66,13 @@ register("replay:FILE.jsonl", "probes.pools.replay:ReplayPool")
 
 
 def pool_forms(*, files: bool = True) -> list[str]:
-    """How pools can be written. files: also those that read a file of this machine."""
+    """The ways to write a pool. files: also those that read a file of this machine."""
     backends = [one for one in BACKENDS.values() if files or not one.load().reads_files]
     return [form for backend in backends for form in backend.forms]
 
 
 def listed(forms: list[str]) -> str:
-    """The forms as a sentence lists them: "a, b or c"."""
+    """Joins the forms for a sentence: "a, b or c"."""
     return " or ".join([", ".join(forms[:-1]), forms[-1]] if forms[1:] else forms)
 
 

@@ -18,11 +18,11 @@ class Capacity:
 
     num_devices: devices of the job's kind, free or not.
     device: `cuda` or `cpu`.
-    why_none: a sentence, where the pool has no device of this kind.
+    why_none: a sentence, if the pool has no device of this kind.
     spans_nodes: one probe may use several nodes.
     emulates: it can run one rank of a larger layout in one process.
-    fake_tensors: it can run a rank without a GPU, for memory and counts alone.
-    measures: False where results are looked up, so that nothing new can be asked.
+    fake_tensors: it can run a rank without a GPU, for memory and counts only.
+    measures: False if results are looked up, so that nothing new can be measured.
     """
 
     num_devices: int

@@ -1,8 +1,8 @@
-"""Leases on devices of this machine: a lock on a file, one a device.
+"""Leases on devices of this machine: one file lock per device.
 
 The kernel drops the lock with the last process that has the file open: the runner, or the guardian
-of the probe that uses the device. So a device is free again when, and only when, nothing of the
-probe is left, whoever ended in what order.
+of the probe that uses the device. So a device is free again if, and only if, no process of the
+probe is left, in whatever order they ended.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from probes import guardian
 class LeaseLocks:
     """The lock files of one lease.
 
-    token: written into the files, so that processes of an earlier owner that was killed together
+    token: written into the files. With it, processes of an earlier owner that was killed together
         with its guardian can be found and ended.
     """
 
@@ -34,7 +34,7 @@ class LeaseLocks:
         return tuple(self._held.values())
 
     def lock(self, name: str) -> bool:
-        """Whether the file is ours now. Raises ProbeError where no lock file can be made."""
+        """Whether the file is ours now. Raises ProbeError if the lock file cannot be created."""
         descriptor = self._open(f"{name}.lock")
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -51,16 +51,16 @@ class LeaseLocks:
         return True
 
     def unlock(self, name: str) -> None:
-        """Gives one device back."""
+        """Releases one device."""
         os.close(self._held.pop(name))
 
     def release(self) -> None:
-        """Gives all devices back."""
+        """Releases all devices."""
         for name in list(self._held):
             self.unlock(name)
 
     def _open(self, name: str) -> int:
-        """The file, readable and writable for everybody: other users' probes wait for ours too."""
+        """Opens the file, which everybody may read and write: other users' probes wait for ours."""
         path = self.folder / name
         try:
             if not self.folder.is_dir():

@@ -1,7 +1,7 @@
-"""The pool of this machine: its GPUs, or its CPU where a job's cluster has `gpu: cpu`.
+"""The pool of this machine: its GPUs, or its CPU if a job's cluster has `gpu: cpu`.
 
-A probe takes a lease on its devices (`probes.pools.leases`). A GPU that some other program uses is
-not taken.
+A probe takes a lease on its devices (`probes.pools.leases`). It does not take a GPU that another
+program uses.
 """
 
 import contextlib
@@ -38,8 +38,8 @@ class LocalSettings:
     survey: asks the driver which GPUs are there and who uses them.
     environment: where `CUDA_VISIBLE_DEVICES` is read; None is this process' own.
     cpu_slots: processes that run side by side on the CPU.
-    foreign_seconds: how long a foreign process must stay before it is an error. The driver takes a
-        moment to give back what a killed process held.
+    foreign_seconds: how long a foreign process must be there before it is an error. The driver
+        takes a short time to release what a killed process held.
     """
 
     leases: Path = Path(tempfile.gettempdir()) / "planner-leases"
@@ -64,8 +64,9 @@ class LocalPool:
         return cls(Launcher(settings.launch), LocalSettings(leases=settings.leases))
 
     def capacity(self, cluster: ClusterSpec) -> Capacity:
-        """Devices for a job on this cluster's GPU, free or not. Raises SpecError for another GPU
-        than this machine's.
+        """Devices for a job on this cluster's GPU, free or not.
+
+        Raises SpecError for a GPU other than this machine's.
         """
         if cluster.gpu.name == "cpu":
             return Capacity(num_devices=MAX_CPU_PROCESSES, device="cpu")
@@ -74,7 +75,7 @@ class LocalPool:
         if not gpus:
             hidden = "none is visible to us (CUDA_VISIBLE_DEVICES)" if seen.gpus else "it has none"
             return Capacity(num_devices=0, device="cuda", why_none=seen.problem or hidden)
-        # a GPU that the user describes may be any
+        # a GPU that the user describes is not compared with this machine's
         known = cluster.gpu.name in gpu_names()
         others = [gpu for gpu in gpus if known and not is_same_gpu(cluster.gpu, gpu)]
         if others:
@@ -84,8 +85,10 @@ class LocalPool:
         return Capacity(num_devices=len(gpus), device="cuda")
 
     def check(self, need: Need, *, wait: bool = True) -> None:
-        """Raises ProbeError where this machine can run no probe at all: no GPU, no torch, no folder
-        for files. SpecError where it has another GPU than the job says.
+        """Raises ProbeError if this machine can run no probe.
+
+        It may lack a GPU, torch, or a folder for files. Raises SpecError if its GPU is
+        not the job's.
         """
         if need.device == "cuda":
             capacity = self.capacity(need.job.cluster)
@@ -94,8 +97,9 @@ class LocalPool:
         self.launcher.check(need)
 
     def run(self, task: ProbeTask, watch: Watch | None = None) -> ProbeResult:
-        """One probe, once its devices are free. Raises ProbeError where they never can be,
-        SpecError for another GPU.
+        """Runs one probe, once its devices are free.
+
+        Raises ProbeError if they can never be, SpecError for another GPU.
         """
         watch = watch or Watch()
         wanted = task.num_processes()
@@ -114,7 +118,7 @@ class LocalPool:
             return self.launcher.run(task, lease, watch)
 
     def _visible(self, seen: Survey) -> tuple[Gpu, ...]:
-        """GPUs that we may use: whole ones, of those that CUDA_VISIBLE_DEVICES leaves us."""
+        """GPUs that we may use: whole ones, of those in CUDA_VISIBLE_DEVICES."""
         whole = tuple(gpu for gpu in seen.gpus if not gpu.sliced)
         environment = os.environ if self.settings.environment is None else self.settings.environment
         allowed = environment.get("CUDA_VISIBLE_DEVICES")
@@ -129,8 +133,9 @@ class LocalPool:
 
     @contextlib.contextmanager
     def _gpus(self, wanted: int, watch: Watch) -> Iterator[DeviceLease]:
-        """A lease on so many idle GPUs, waited for. Raises ProbeError where foreign processes stay
-        on GPUs that the probe needs.
+        """Waits for a lease on `wanted` idle GPUs.
+
+        Raises ProbeError if foreign processes do not leave the GPUs that the probe needs.
         """
         announced = False
         foreign_since: float | None = None
@@ -165,12 +170,10 @@ class LocalPool:
             _pause(watch)
 
     def _take(self, locks: LeaseLocks, wanted: int) -> tuple[list[Gpu], list[Gpu]]:
-        """(GPUs that are locked by us and idle, GPUs that nobody locked and a foreign process
-        uses).
-        """
+        """Returns (idle GPUs that we locked, unlocked GPUs that a foreign process uses)."""
         gpus = self._visible(self.settings.survey())
         locked = {gpu.uuid for gpu in gpus if locks.lock(f"gpu-{gpu.uuid}")}
-        # who used them is asked after the lock: before it, an earlier probe may have been there
+        # check for users after locking: before it, an earlier probe may have been there
         ours = [gpu for gpu in self._visible(self.settings.survey()) if gpu.uuid in locked]
         foreign = [gpu for gpu in ours if gpu.foreign() is not None]
         free = [gpu for gpu in ours if gpu.foreign() is None]

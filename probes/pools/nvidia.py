@@ -1,5 +1,6 @@
-"""The NVIDIA GPUs of this machine and who is on them, from nvidia-smi. Bytes; None where the driver
-does not say.
+"""The NVIDIA GPUs of this machine and who uses them, from nvidia-smi.
+
+Sizes are in bytes; None if the driver does not report them.
 """
 
 import re
@@ -21,17 +22,18 @@ GPU_FIELDS = (
     "name",
 )
 APP_FIELDS = ("gpu_uuid", "pid", "used_memory", "process_name")
-# Memory in use without a process to show (its container is not ours, or it just died): above this,
-# somebody is there. Judgement: an idle data-centre GPU shows 0 to 600 MiB (driver, ECC, persistence
-# daemon).
+# Memory in use without a process to show (it runs outside our container, or has just ended):
+# above this, the GPU is in use. Judgement: an idle data-centre GPU shows 0 to 600 MiB (driver,
+# ECC, persistence daemon).
 IDLE_BYTES = 1024 * MIB
 MEMORY_TOLERANCE = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuProcess:
-    """A process that holds memory of a GPU; its pid is the host's, which a container may not
-    see.
+    """A process that holds memory of a GPU.
+
+    Its pid is the host's, which a container may not see.
     """
 
     pid: int
@@ -53,7 +55,7 @@ class Gpu:
     processes: tuple[GpuProcess, ...] = ()
 
     def foreign(self) -> str | None:
-        """Which foreign process uses it, in words; None when it is idle."""
+        """A description of the foreign process that uses it; None when it is idle."""
         if self.processes:
             return ", ".join(f"pid {process.pid} ({process.name})" for process in self.processes)
         if self.used_bytes is not None and self.used_bytes > IDLE_BYTES:
@@ -63,7 +65,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """What is there. problem: why nothing could be seen, in nvidia-smi's own words."""
+    """The GPUs that were found. problem: nvidia-smi's own message if there are none."""
 
     gpus: tuple[Gpu, ...]
     problem: str | None = None
@@ -73,8 +75,9 @@ Ask = Callable[[Sequence[str]], str]
 
 
 def ask_smi(arguments: Sequence[str]) -> str:
-    """nvidia-smi's answer. Raises OSError where there is none, RuntimeError with its words where it
-    fails.
+    """Returns nvidia-smi's answer.
+
+    Raises OSError if it is not installed, RuntimeError with its message if it fails.
     """
     try:
         done = subprocess.run(
@@ -124,7 +127,7 @@ def survey(ask: Ask = ask_smi) -> Survey:
 
 
 def parse_gpus(text: str) -> tuple[Gpu, ...]:
-    """From the answer to GPU_FIELDS; lines of another shape (warnings) are left out."""
+    """Parses the answer to GPU_FIELDS; skips lines of another shape (warnings)."""
     found = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split(",", len(GPU_FIELDS) - 1)]
@@ -145,8 +148,9 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
 
 
 def parse_apps(text: str) -> tuple[tuple[str, GpuProcess], ...]:
-    """(GPU's uuid, process) from the answer to APP_FIELDS; a process' name comes last because it
-    may hold commas.
+    """Parses (GPU's uuid, process) from the answer to APP_FIELDS.
+
+    A process' name comes last because it may hold commas.
     """
     found = []
     for line in text.splitlines():
@@ -159,7 +163,7 @@ def parse_apps(text: str) -> tuple[tuple[str, GpuProcess], ...]:
 
 
 def _mib(text: str) -> float | None:
-    """Bytes from a number of MiB; None for "[N/A]" and its like."""
+    """Bytes from a number of MiB; None for "[N/A]" and similar."""
     try:
         return float(text) * MIB
     except ValueError:
@@ -167,15 +171,16 @@ def _mib(text: str) -> float | None:
 
 
 def is_same_gpu(spec: GpuSpec, gpu: Gpu) -> bool:
-    """Whether a GPU may be the catalogue's: the word for its generation, its form where the name
-    tells, its memory within a tenth.
+    """Whether a GPU may be the catalogue's.
+
+    Compares the name of its generation, its form if the name has it, and its memory within a tenth.
     """
     words = spec.name.split("-")
     said = gpu.name.lower()
     model = f"{words[0]} {words[1]}" if words[0] == "rtx" and len(words) > 1 else words[0]
     if re.search(rf"\b{re.escape(model)}\b", said) is None:
         return False
-    # the driver's names of SXM parts often do not say so
+    # the driver's names of SXM parts often leave the form out
     if any((form in words) != (form in said) for form in ("pcie", "nvl")):
         return False
     return (

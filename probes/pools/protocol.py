@@ -1,4 +1,7 @@
-"""What every pool offers. `tests/contract/test_pool_contract.py` runs one suite against each."""
+"""The interface of every pool.
+
+`tests/contract/test_pool_contract.py` runs one suite against each.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +16,7 @@ from probes.protocol import ProbeResult, ProbeTask
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSettings:
-    """What the operator of this machine has set, for every kind of pool.
+    """The operator's settings of this machine, for every kind of pool.
 
     launch: how a probe is started.
     leases: folder of lock files, shared by all users of this machine.
@@ -26,26 +29,30 @@ class PoolSettings:
 class Pool(Protocol):
     """A place where probes run.
 
-    `run` raises ProbeError where the pool itself cannot work. A probe that fails, or runs out of
-    memory, is a result.
+    `run` raises ProbeError if the pool itself cannot work. A probe that fails, or runs
+    out of memory,
+    is a result.
     """
 
     name: ClassVar[str]
-    reads_files: ClassVar[bool]  # its option names a file of this machine: not for the service
+    reads_files: ClassVar[bool]  # its option names a local file: not for the service
 
     @classmethod
     def open(cls, settings: PoolSettings, option: str | None) -> Self:
-        """The pool, with what the user wrote after the colon. Raises SpecError or ProbeError."""
+        """Opens the pool, with the text after the colon. Raises SpecError or ProbeError."""
         ...
 
     def capacity(self, cluster: ClusterSpec) -> Capacity:
-        """What it has for a job on this cluster's GPU. Raises SpecError where it has another."""
+        """What it has for a job on this cluster's GPU.
+
+        Raises SpecError if its GPU is another one.
+        """
         ...
 
     def check(self, need: Need, *, wait: bool = True) -> None:
         """Raises ProbeError or SpecError with what would stop every probe of this kind.
 
-        wait: also check what can only be told once a device is free.
+        wait: also check what can only be seen once a device is free.
         """
         ...
 

@@ -1,8 +1,8 @@
-"""The pool of recordings: everything above a pool can be tested, and shown, without a GPU.
+"""The pool of recordings: tests and shows everything above a pool without a GPU.
 
 A recording answers a task with the same model, cluster, training, layout, trainer, device, rank and
-layers. Several recordings of one task are given in turn, so repeated probes are as noisy as they
-were.
+layers. Several recordings of one task are returned in turn, so repeated probes are as noisy as they
+really were.
 """
 
 import json
@@ -37,7 +37,7 @@ Device = Literal["cuda", "cpu"]
 
 
 class ReplayPool:
-    """Looks results up instead of measuring. Raises ProbeError for a task that nobody recorded."""
+    """Looks results up instead of measuring. Raises ProbeError for a task without a recording."""
 
     name: ClassVar[str] = "replay"
     reads_files: ClassVar[bool] = True
@@ -50,8 +50,9 @@ class ReplayPool:
 
     @classmethod
     def from_file(cls, path: Path) -> Self:
-        """From lines of JSON: results of probes, or rows of measurements. Raises ProbeError naming
-        the line that is neither.
+        """Reads lines of JSON: results of probes, or rows of measurements.
+
+        Raises ProbeError that names a line of any other kind.
         """
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
@@ -85,7 +86,7 @@ class ReplayPool:
         return Capacity(num_devices=UNLIMITED, device=device, spans_nodes=True, measures=False)
 
     def check(self, need: Need, *, wait: bool = True) -> None:
-        """Nothing can be missing: the recordings have been read."""
+        """Does nothing: the recordings have been read."""
 
     def run(self, task: ProbeTask, watch: Watch | None = None) -> ProbeResult:
         """The next recording of this task, under its id."""
@@ -121,8 +122,9 @@ def _key(task: ProbeTask) -> str:
 
 
 def read_recording(values: Mapping[str, Any], name: str) -> ProbeResult:
-    """A result from its own JSON, or from a measured row. Raises ValueError, ValidationError,
-    SpecError.
+    """Reads a result from its own JSON, or from a measured row.
+
+    Raises ValueError, ValidationError, SpecError.
     """
     if "outcome" in values:
         return ProbeResult.model_validate(values)

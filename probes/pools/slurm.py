@@ -1,9 +1,9 @@
-"""Probes through Slurm: one `srun` a probe, with a guardian here and one on each node.
+"""Probes through Slurm: one `srun` per probe, with a guardian here and one on each node.
 
-The guardian here ends `srun` and cancels the job by its name when the time is up or the runner is
-gone. The guardian on a node starts torchrun, keeps the exact time limit (Slurm's are whole
+The guardian here ends `srun` and cancels the job by its name when the time is up or the runner has
+ended. The guardian on a node starts torchrun, enforces the exact time limit (Slurm's are whole
 minutes), and ends every process when Slurm ends the step. All nodes must share the folder of
-probes. Exit codes pass through several programs and say little: the files say what happened.
+probes. Exit codes pass through several programs and mean little, so the files decide.
 """
 
 import math
@@ -47,7 +47,7 @@ from probes.protocol import Failed, ProbeResult, ProbeTask
 MINUTE = 60.0
 QUEUE_SECONDS = 3600.0
 SLACK_SECONDS = 120.0  # for Slurm to start the step, and for the nodes' guardians to end it
-CHECK_MINUTES = 10  # of the job that asks a node whether it has torch
+CHECK_MINUTES = 10  # of the job that checks whether a node has torch
 COMMANDS = ("srun", "scancel")
 REFUSED = re.compile(r"^srun: (?:error|fatal): (?P<message>.*)$", re.MULTILINE)
 
@@ -61,8 +61,9 @@ class NodeGrid:
 
     @classmethod
     def of(cls, task: ProbeTask) -> "NodeGrid":
-        """For a task, by the GPUs of a node of its cluster. Raises ProbeError where processes do
-        not fill whole nodes.
+        """The grid for a task, by the GPUs of a node of its cluster.
+
+        Raises ProbeError if the processes do not fill whole nodes.
         """
         processes, widest = task.num_processes(), task.parsed().cluster.gpus_per_node
         per_node = min(processes, widest)
@@ -99,13 +100,14 @@ class SlurmPool:
         return cls(settings.launch, partition=option)
 
     def capacity(self, cluster: ClusterSpec) -> Capacity:
-        """No limit of ours: Slurm says what it has when a job is submitted."""
+        """No limit of ours: Slurm reports what it has when a job is submitted."""
         device = "cpu" if cluster.gpu.name == "cpu" else "cuda"
         return Capacity(num_devices=UNLIMITED, device=device, spans_nodes=True)
 
     def check(self, need: Need, *, wait: bool = True) -> None:
-        """Raises ProbeError where no probe can run: Slurm's commands are missing, or its nodes have
-        no torch. wait: also ask a node.
+        """Raises ProbeError if no probe can run: Slurm's commands or its nodes' torch are missing.
+
+        wait: also check a node.
         """
         _check_commands()
         check_folder(self.settings.folder.absolute())
@@ -118,7 +120,7 @@ class SlurmPool:
         try:
             done = ask([*srun, *asking], root=ROOT, seconds=self.queue_seconds + CHECK_SECONDS)
         finally:
-            # nothing is left where all went well
+            # cancels nothing if the job has ended
             subprocess.run(["scancel", "--name", name], capture_output=True, check=False)
         refused = REFUSED.search(done.stderr)
         if refused is not None and not done.stdout:
@@ -128,8 +130,9 @@ class SlurmPool:
             raise ProbeError(f"on a node of the cluster {problem}")
 
     def run(self, task: ProbeTask, watch: Watch | None = None) -> ProbeResult:
-        """One probe, to its end. Raises ProbeError with Slurm's message where it refuses the
-        job.
+        """Runs one probe to its end.
+
+        Raises ProbeError with Slurm's message if it rejects the job.
         """
         _check_commands()
         observer, grid = watch or Watch(), NodeGrid.of(task)
@@ -226,8 +229,9 @@ def _refused(message: str) -> ProbeError:
 
 
 def _checked(result: ProbeResult) -> ProbeResult:
-    """The result, if Slurm gave the GPU that the job names; a wrong name would spoil every fit.
-    Raises ProbeError.
+    """Returns the result if Slurm gave the GPU that the job names. Raises ProbeError.
+
+    A wrong GPU name would spoil every fit.
     """
     given_name, gpu = result.environment.gpu_name, result.task.parsed().cluster.gpu
     if given_name is None or gpu.name == "cpu":

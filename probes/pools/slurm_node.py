@@ -1,7 +1,7 @@
-"""What `srun` starts on every node, in the probe's folder: `python -m probes.pools.slurm_node
-WORKER ATTEMPT`.
+"""`srun` starts this on every node: `python -m probes.pools.slurm_node WORKER ATTEMPT`.
 
-It works out torchrun's part in a rendezvous over all nodes and becomes the guardian of it.
+It runs in the probe's folder, works out torchrun's part in a rendezvous over all nodes, and becomes
+its guardian.
 """
 
 import os
@@ -24,7 +24,7 @@ STRIDE = 101
 
 
 def main() -> None:
-    """Replaces itself by the guardian of this node's torchrun."""
+    """Replaces itself with the guardian of this node's torchrun."""
     worker, attempt = sys.argv[1], int(sys.argv[2])
     folder = Path.cwd()
     task = ProbeTask.model_validate_json((folder / TASK).read_text(encoding="utf-8"))
@@ -67,19 +67,20 @@ def main() -> None:
 
 
 def node_token(token: str, node: int) -> str:
-    """The token of one node's processes: nodes may share a machine, and one's end is not the
-    other's.
+    """The token of one node's processes.
+
+    Nodes may share a machine, and the end of one must not end the other.
     """
     return f"{token}-{node}"
 
 
 def master_port(job: int, attempt: int) -> int:
-    """A port that all nodes work out alike, and another one for every job and attempt."""
+    """A port that all nodes derive alike, and another one for every job and attempt."""
     return FIRST_PORT + (job * STRIDE + attempt) % NUM_PORTS
 
 
 def master_address(environment: Mapping[str, str]) -> str:
-    """Address of the job's first node, as Slurm knows it; its name where Slurm says no more."""
+    """Address of the job's first node, as Slurm knows it; its name if Slurm has no address."""
     name = _scontrol("show", "hostnames", environment["SLURM_JOB_NODELIST"]).split()[0]
     found = re.search(r"\bNodeAddr=(\S+)", _scontrol("show", "node", name, "--oneliner"))
     return found[1] if found else name

@@ -29,8 +29,10 @@ register("torchtitan", "probes.trainers.torchtitan:TitanTrainer")
 
 
 def trainer_of(name: str, *, python: str = sys.executable, worker: str = WORKER) -> "ProbeTrainer":
-    """The program of this name. python: the interpreter that runs it.  worker: the reference
-    program, a module or a file.
+    """Returns the program of this name.
+
+    python: the interpreter that runs it.
+    worker: the reference program, a module or a file.
     """
     found = TRAINERS[name]
     if isinstance(found, str):

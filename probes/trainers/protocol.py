@@ -1,4 +1,4 @@
-"""What every program offers that a probe can run."""
+"""The interface of every program that a probe can run."""
 
 from pathlib import Path
 from typing import ClassVar, Protocol, Self
@@ -11,7 +11,7 @@ from probes.protocol import Environment, Failed, Outcome, ProbeTask
 
 
 class ProbeTrainer(Protocol):
-    """A program that trains. It is started for a few steps, and its numbers are read.
+    """A program that trains. A probe starts it for a few steps and reads its numbers.
 
     times_kernels: it can time single kernels instead of a layout.
     """
@@ -29,23 +29,25 @@ class ProbeTrainer(Protocol):
         ...
 
     def unsuited(self, job: Job, device: str) -> Failed | None:
-        """Why no probe of this job can run here, whatever its layout; None where it may."""
+        """Why no probe of this job can run here, whatever its layout; None if probes may run."""
         ...
 
     def refusal(self, job: Job, layout: Layout, device: str) -> str | None:
-        """Why this program cannot run a layout that the job's trainer may; None where it can, or
-        where only a run tells.
+        """Why this program cannot run a layout that the job's trainer may; None if it can.
+
+        Also None if only a run can show it.
         """
         ...
 
     def program(self, task: ProbeTask) -> Program | Failed:
-        """What to run for a task; a failure where the program cannot run it. Raises SpecError."""
+        """What to run for a task; a failure if the program cannot run it. Raises SpecError."""
         ...
 
     def outcome(
         self, task: ProbeTask, folder: Path, evidence: Evidence
     ) -> tuple[Outcome, Environment] | None:
-        """Outcome and environment from what the run left; None where the program writes its result
-        itself.
+        """Reads outcome and environment from what the run left.
+
+        None if the program writes its result itself.
         """
         ...

@@ -15,7 +15,7 @@ from probes.reference.recipe import refusal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceTrainer:
-    """worker: the program, a module or a file ending in .py."""
+    """The reference program. worker: a module or a file ending in .py."""
 
     times_kernels: ClassVar[bool] = True
 
@@ -32,11 +32,11 @@ class ReferenceTrainer:
         return self.worker
 
     def unsuited(self, job: Job, device: str) -> Failed | None:
-        """Nothing: what it cannot run depends on the layout."""
+        """None: what it cannot run depends on the layout."""
         return None
 
     def refusal(self, job: Job, layout: Layout, device: str) -> str | None:
-        """Why it cannot run a layout that the job's trainer may; None where it can."""
+        """Why it cannot run a layout that the job's trainer may; None if it can."""
         return refusal(job, layout, "cpu" if device == "cpu" else "cuda")
 
     def program(self, task: ProbeTask) -> Program | Failed:

@@ -3,7 +3,7 @@
 A file is a sequence of records: length (8 bytes, little endian), its checksum (4), an `Event`
     message, its checksum (4).
 Source: tensorflow/core/lib/io/record_writer.h; tensorboard/compat/proto/{event,summary}.proto
-    (fields by number below).
+(fields by number below).
 """
 
 import struct
@@ -17,9 +17,7 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
 
 def read_scalars(path: Path) -> dict[str, dict[int, float]]:
-    """Tag -> step -> value of every simple scalar; a record cut short by a dying writer ends the
-    file.
-    """
+    """Tag -> step -> value of every simple scalar; reading stops at a record that was cut short."""
     scalars: dict[str, dict[int, float]] = {}
     for event in _records(path.read_bytes()):
         step, summaries = 0, []
@@ -54,8 +52,9 @@ def _values(summary: bytes) -> Iterator[tuple[str, float]]:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """(field number, value) of a protocol buffer message; fixed-width values come as their
-    bytes.
+    """Yields (field number, value) of a protocol buffer message.
+
+    Fixed-width values come as their bytes.
     """
     place = 0
     while place < len(message):

@@ -1,5 +1,6 @@
-"""Text and a tokenizer for a few steps of TorchTitan, so that a probe needs no download: the
-package ships neither.
+"""Writes text and a tokenizer for a few steps of TorchTitan, so that a probe downloads nothing.
+
+TorchTitan ships neither.
 
 Every document is one training sample: `seq_len` words and an end mark, so that no attention mask
     cuts a sequence in two.
@@ -18,9 +19,7 @@ MIN_VOCAB = len(WORDS) + 1
 
 
 def data_files(seq_len: int, documents: int, seed: int) -> dict[str, str]:
-    """Files of a tokenizer and of `documents` documents; every data-parallel rank needs one of its
-    own.
-    """
+    """Files of a tokenizer and of `documents` documents; each data-parallel rank needs one."""
     return {
         f"{ASSETS}/tokenizer.json": json.dumps(_tokenizer()),
         f"{ASSETS}/tokenizer_config.json": json.dumps(
@@ -46,8 +45,9 @@ def _tokenizer() -> dict[str, object]:
 
 
 def _documents(seq_len: int, documents: int, source: random.Random) -> list[str]:
-    """Lines of {"text": words}; documents are turns of one random text, so that many long ones cost
-    little to write.
+    """Lines of {"text": words}.
+
+    Documents are rotations of one random text, so that many long ones are cheap to write.
     """
     base = "".join(source.choices(WORDS, k=seq_len))
     turns = [source.randrange(seq_len) for _ in range(documents)]

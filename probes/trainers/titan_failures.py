@@ -1,5 +1,6 @@
-"""Why a TorchTitan run gave no numbers: what only TorchTitan says, before `probes.failures` weighs
-who failed first.
+"""Why a TorchTitan run gave no numbers.
+
+Recognises the errors that only TorchTitan prints, before `probes.failures` ranks all errors.
 """
 
 import re
@@ -10,12 +11,12 @@ from probes.failures import Evidence, RankError, classify
 from probes.protocol import Failed, FailureKind, OutOfMemory
 from probes.trainers.titan_log import ANSI, TitanLog
 
-# torchrun's --tee writes one prefix, torch's own excepthook another after it
+# torchrun's --tee writes one prefix; torch's own excepthook writes another after it
 _RANK = re.compile(r"^(?:\[[A-Za-z_]+(\d+)\]:\s?)+")
 _ERROR = re.compile(r"^((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt))(?::\s*(.*))?$")
 _FRAME = re.compile(r'^\s+File "([^"]+)", line \d+')
-# what tyro says of a flag that it does not know or cannot read, and TorchTitan 0.2 of a key of its
-# TOML
+# what tyro prints for a flag that it does not know or cannot read, and TorchTitan 0.2 for an
+# unknown key in its TOML
 _REFUSED = re.compile(
     r"Unrecognized[^\n]*|invalid choice[^\n]*|Parsing error[^\n]*|Invalid field names in [^\n]*"
 )
@@ -26,7 +27,7 @@ _SHOWN_LINES, _SHOWN_CHARACTERS = 8, 500
 
 
 def failure(log: TitanLog, evidence: Evidence) -> Failed | OutOfMemory:
-    """The failure that a log without all its steps tells of."""
+    """The failure that the log of an incomplete run shows."""
     plain = ANSI.sub("", evidence.log)
     refused = None if log.started else _REFUSED.search(plain)
     if refused is not None:
@@ -47,8 +48,9 @@ def failure(log: TitanLog, evidence: Evidence) -> Failed | OutOfMemory:
 
 
 def _kind(error: RankError, log: TitanLog) -> str | None:
-    """The class, where TorchTitan's own code or its clash with torch decides it; None leaves it to
-    the common rules.
+    """The failure class, if TorchTitan's own code or its clash with torch decides it.
+
+    None leaves it to the common rules.
     """
     name = error.type.rpartition(".")[2]
     if name in _IMPORTS or (name == "AttributeError" and _TORCH_LACKS.search(error.message)):
@@ -65,7 +67,7 @@ def _kind(error: RankError, log: TitanLog) -> str | None:
 
 
 def _unboxed(text: str) -> str:
-    """Words of tyro's box without its frame, on one line."""
+    """The text inside tyro's box, on one line."""
     words = [
         re.sub(r"^\s*(?:\[[A-Za-z_]+\d+\]:)?|[│╭╮╰╯─|]+", " ", line).strip()
         for line in text.splitlines()[:_SHOWN_LINES]
@@ -74,8 +76,9 @@ def _unboxed(text: str) -> str:
 
 
 def raised(plain: str) -> Iterator[RankError]:
-    """The tracebacks of a log in the order in which they end; ranks that wrote at once are told
-    apart by their prefix.
+    """Yields the tracebacks of a log in the order in which they end.
+
+    Ranks that wrote at the same time are separated by their prefix.
     """
     begun: dict[int | None, list[str]] = {}
     for number, line in enumerate(plain.splitlines()):

@@ -1,5 +1,4 @@
-"""TorchTitan's log, read back: one record a step and rank, and what the log says about the run
-itself.
+"""Parses TorchTitan's log: one record per step and rank, and facts about the run itself.
 
 Sources of the format: torchtitan 0.2.0 to 0.3.0 components/metrics.py (MetricsProcessor.log,
 build_device_memory_monitor), tools/utils.py (Color), tools/logging.py (the "[titan]" prefix);
@@ -29,13 +28,13 @@ _STARTED = re.compile(r"Training starts at step")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLine:
-    """One step as one rank logged it. reserved_bytes: most that the allocator held during the step,
-    to a hundredth of a GiB.
+    """One step as one rank logged it.
 
-    loss: the mean over all ranks; a pipeline stage without the head logs a negative number.  rank:
-        None where lines carry no rank.
-    tokens_per_second: per device, rounded to one.  logged_at: local time, to a millisecond; None
-        where the line has none.
+    reserved_bytes: the allocator's peak during the step, to a hundredth of a GiB.
+    loss: the mean over all ranks; a pipeline stage without the head logs a negative number.
+    rank: None if lines carry no rank.
+    tokens_per_second: per device, rounded to an integer.
+    logged_at: local time, to a millisecond; None if the line has none.
     """
 
     rank: int | None
@@ -49,7 +48,7 @@ class StepLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TitanLog:
-    """What a log says. started: it reached its first training step (what came before is set-up)."""
+    """What a log holds. started: the run reached its first training step, so set-up is over."""
 
     version: str | None
     gpu_name: str | None
@@ -58,8 +57,9 @@ class TitanLog:
     steps: tuple[StepLine, ...]
 
     def of_rank(self, rank: int | None) -> tuple[StepLine, ...]:
-        """The steps of one rank, in order; a step logged twice (a restart) counts as it was logged
-        last.
+        """The steps of one rank, in order.
+
+        Of a step logged twice (a restart) the last line counts.
         """
         last = {line.step: line for line in self.steps if line.rank == rank}
         return tuple(last[step] for step in sorted(last))
@@ -71,9 +71,7 @@ class TitanLog:
         return tuple(sorted(found, key=lambda rank: -1 if rank is None else rank))
 
     def losses(self) -> dict[int, float]:
-        """Loss by step: the largest over ranks, since stages without the head log a negative
-        one.
-        """
+        """Loss by step: the largest over ranks, as stages without the head log a negative one."""
         found: dict[int, float] = {}
         for line in self.steps:
             known = found.get(line.step)
@@ -83,15 +81,16 @@ class TitanLog:
         return found
 
     def gradient_norms(self) -> dict[int, float]:
-        """Gradient norm by step, of the whole model; steps that logged none are left out."""
+        """Gradient norm of the whole model by step, for the steps that logged one."""
         return {
             line.step: line.gradient_norm for line in self.steps if line.gradient_norm is not None
         }
 
 
 def read_log(text: str) -> TitanLog:
-    """The log of one run, of one rank or of all, with or without colours and torchrun's
-    prefixes.
+    """Parses the log of one run, of one rank or of all.
+
+    It may have colours and torchrun's prefixes.
     """
     plain = ANSI.sub("", text)
     version, device = _VERSION.search(plain), _DEVICE.search(plain)

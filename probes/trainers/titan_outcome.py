@@ -1,6 +1,6 @@
-"""From TorchTitan's log and event files to the outcome of a probe.
+"""Turns TorchTitan's log and event files into the outcome of a probe.
 
-Exit 0 proves little: a run counts when every step is there, its loss is finite and its gradients
+Exit 0 proves little: a run counts only if every step is there, its loss is finite and its gradients
     have a plausible norm.
 """
 
@@ -25,18 +25,18 @@ SECONDS, ACTIVE, RESERVED = (
     "memory/max_reserved(GiB)",
 )
 RETRIES = "memory/num_alloc_retries"  # since the start
-# A freshly initialised model's first gradients have a norm of 0.1 to 100; beyond this they were
-# summed wrongly. Judgement. With a pipeline, 0.2 differentiates the loss summed over tokens and
-# divides only what it logs (train.py, forward_backward_step).
+# A freshly initialised model's first gradients have a norm of 0.1 to 100; beyond this limit they
+# were summed wrongly. Judgement. With a pipeline, 0.2 differentiates the loss summed over tokens
+# and divides only what it logs (train.py, forward_backward_step).
 LARGEST_NORM = 1e4
-# Tokens per second are logged rounded to one: below this the clock of the log lines, exact to a
-# millisecond, is better.
+# Tokens per second are logged as integers: below this rate the time stamps of the log lines, exact
+# to a millisecond, are better.
 COARSE_TOKENS_PER_SECOND = 1000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TitanProbe:
-    """What was to be run. model: with the layers that it had in this run."""
+    """The run that was planned. model: with the layers that it had in this run."""
 
     task: ProbeTask
     job: Job
@@ -55,15 +55,13 @@ class TitanProbe:
 
     @property
     def tokens_per_step_per_gpu(self) -> float:
-        """Tokens of a step over all GPUs of the layout: what TorchTitan divides by seconds to get
-        its tps.
-        """
+        """Tokens of a step per GPU of the layout: TorchTitan's tps is this number over seconds."""
         training = self.job.training
         return training.global_batch_size * training.seq_len / self.layout.num_gpus
 
     @property
     def largest_norm(self) -> float:
-        """Beyond this a gradient norm is not plausible."""
+        """The largest plausible gradient norm."""
         training = self.job.training
         return LARGEST_NORM * (
             training.global_batch_size * training.seq_len if self.layout.pp > 1 else 1
@@ -71,8 +69,9 @@ class TitanProbe:
 
 
 def read_outcome(asked: TitanProbe, evidence: Evidence, outputs: Path | None) -> Outcome:
-    """The outcome of one run. outputs: TorchTitan's dump folder, for the event files; None where
-    there is only the log.
+    """The outcome of one run.
+
+    outputs: TorchTitan's dump folder, for the event files; None if there is only the log.
     """
     log = read_log(evidence.log)
     losses = log.losses()
@@ -111,8 +110,9 @@ def _implausible(asked: TitanProbe, log: TitanLog) -> Failed | None:
 
 
 def _scalars(outputs: Path | None) -> dict[int | None, dict[str, dict[int, float]]]:
-    """Rank -> tag -> step -> value, from `tb/<time>/rank_<n>/events...`; rank None where there is
-    one folder for all.
+    """Rank -> tag -> step -> value, from `tb/<time>/rank_<n>/events...`.
+
+    The rank is None if there is one folder for all.
     """
     found: dict[int | None, dict[str, dict[int, float]]] = {}
     for path in sorted(outputs.glob("tb/**/events.out.tfevents.*")) if outputs is not None else []:
@@ -151,8 +151,9 @@ def _measured(
 def _seconds_by_rank(
     asked: TitanProbe, log: TitanLog, scalars: dict[int | None, dict[str, dict[int, float]]]
 ) -> list[list[float]]:
-    """Seconds of the timed steps of every rank: the event file's where it has them all, else from
-    the log.
+    """Seconds of the timed steps of every rank.
+
+    From the event file if it has them all, else from the log.
     """
     exact = [tags.get(SECONDS, {}) for tags in scalars.values()]
     whole = [
@@ -171,8 +172,9 @@ def _seconds_by_rank(
 
 
 def _seconds(asked: TitanProbe, steps: dict[int, StepLine], step: int) -> float:
-    """Seconds of one step of one rank, from its rate, or from the times of its line and the one
-    before.
+    """Seconds of one step of one rank.
+
+    From its rate, or from the times of its line and the one before.
     """
     here, before = steps[step], steps.get(step - 1)
     if (
@@ -188,8 +190,9 @@ def _seconds(asked: TitanProbe, steps: dict[int, StepLine], step: int) -> float:
 def _memory(
     asked: TitanProbe, log: TitanLog, scalars: dict[int | None, dict[str, dict[int, float]]]
 ) -> list[RankMemory]:
-    """Peaks of every rank over all steps. TorchTitan counts active blocks (allocated, or freed and
-    waited for), not allocated ones.
+    """Peaks of every rank over all steps.
+
+    TorchTitan counts active blocks (allocated, or freed with a pending event), not allocated ones.
     """
     ranks = [rank for rank in scalars if RESERVED in scalars[rank]] or list(log.ranks)
     found = []
@@ -200,7 +203,7 @@ def _memory(
             if values
             else max(line.reserved_bytes for line in log.of_rank(rank))
         )
-        # -1 stands for a device without statistics
+        # -1 means a device without statistics
         reserved = round(peak) if peak > 0 else None
         retries = scalars.get(rank, {}).get(RETRIES)
         flushed = round(max(retries.values())) if retries and reserved is not None else None

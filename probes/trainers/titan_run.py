@@ -1,10 +1,10 @@
-"""A user's own TorchTitan run as a measurement: what its log or its event files say about the job,
-and what has to be asked for.
+"""Imports a user's own TorchTitan run as a measurement, from its log or event files.
 
-A log tells the mesh, batch and sequence, the version and the GPU, and most of what was applied; an
-event file tells numbers alone. What both a person and the log say has to agree. The format of the
-lines is that of torchtitan 0.2.0 to 0.3.0 (train.py, trainer.py, distributed/parallel_dims.py,
-distributed/activation_checkpoint.py, models/*/parallelize.py).
+A log gives the mesh, batch and sequence, the version and the GPU, and most of what was applied. An
+event file gives only numbers. Where the log and the person both name a value, the two must agree;
+what neither names has to be asked for. The format of the lines is that of torchtitan 0.2.0 to 0.3.0
+(train.py, trainer.py, distributed/parallel_dims.py, distributed/activation_checkpoint.py,
+models/*/parallelize.py).
 """
 
 import math
@@ -66,7 +66,7 @@ Values = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doubt:
-    """Something that the log mentions without saying enough."""
+    """A field that the log mentions without giving its value."""
 
     field: str
     rule: str
@@ -74,9 +74,7 @@ class Doubt:
 
 
 def check_log(text: str, source: str) -> None:
-    """Raises SpecError for a text without any line of TorchTitan, before its job is asked for in
-    vain.
-    """
+    """Raises SpecError for a text without any TorchTitan line, before asking about its job."""
     log, plain = read_log(text), ANSI.sub("", text)
     if (
         log.steps
@@ -94,7 +92,7 @@ def check_log(text: str, source: str) -> None:
 
 
 def said_by(text: str) -> tuple[Values, list[Doubt]]:
-    """(what a log says of its job, as nested keys of a job; what it leaves open)."""
+    """Returns (what a log gives of its job, as nested keys of a job; the fields it leaves open)."""
     plain, log = ANSI.sub("", text), read_log(text)
     layout, doubts = _layout(plain)
     training: Values = {"trainer": "torchtitan"} | (
@@ -157,7 +155,7 @@ def _layout(plain: str) -> tuple[Values, list[Doubt]]:
 
 
 def _gpu(log: TitanLog) -> str | None:
-    """The one catalogue GPU that the log's device may be; None where none or several may."""
+    """The one catalogue GPU that the log's device may be; None if none or several may be."""
     if log.gpu_name is None or log.device_bytes is None:
         return None
     device = Gpu(
@@ -174,8 +172,9 @@ def _gpu(log: TitanLog) -> str | None:
 
 
 def _model(plain: str) -> str | None:
-    """The catalogue model with exactly this many parameters; None where there is none, or several
-    of different shapes.
+    """The catalogue model with exactly this many parameters.
+
+    None if there is no such model, or several of different shapes.
     """
     found = PARAMETERS.search(plain)
     if found is None:
@@ -190,9 +189,7 @@ def _model(plain: str) -> str | None:
 
 
 def completed(said: Values, doubts: Sequence[Doubt], given: Mapping[str, Any], source: str) -> Job:
-    """The job of a run. Raises SpecError naming everything that is still open, and everything that
-    contradicts.
-    """
+    """The job of a run. Raises SpecError that names every open field and every contradiction."""
     contradictions = [
         Fault(
             path,
@@ -255,15 +252,16 @@ def _missing(job: Mapping[str, Any]) -> list[tuple[str, str]]:
         part, _, key = path.partition(".")
         value = job.get(part)
         if isinstance(value, str) and key:
-            continue  # a catalogue name has all of it
+            continue  # a catalogue name sets all these fields
         if not value or (key and not value.get(key)):
             missing.append((path, example))
     return missing
 
 
 def log_numbers(text: str, job: Job, source: str) -> Values:
-    """What a row's `measured` holds, from a log. Raises SpecError where there is no timed step and
-    no failure to report.
+    """The `measured` fields of a row, from a log.
+
+    Raises SpecError if there is no timed step and no failure to report.
     """
     log = read_log(text)
     tokens = job.training.global_batch_size * job.training.seq_len / job.cluster.num_gpus
@@ -313,8 +311,9 @@ def _end(log: TitanLog, text: str) -> Failed | OutOfMemory:
 
 
 def event_numbers(place: Path, job: Job) -> Values:
-    """What a row's `measured` holds, from TensorBoard files of one run, one a rank. Raises
-    SpecError naming tags that are not there.
+    """The `measured` fields of a row, from the TensorBoard files of one run, one per rank.
+
+    Raises SpecError that names missing tags.
     """
     files = sorted(place.glob("**/events.out.tfevents.*")) if place.is_dir() else [place]
     ranks = [read_scalars(path) for path in files]
@@ -339,7 +338,7 @@ def event_numbers(place: Path, job: Job) -> Values:
 
 
 def _seconds(scalars: Mapping[str, Mapping[int, float]], tokens: float) -> dict[int, float]:
-    """Seconds of a step by its number, from the logged seconds or else from tokens a second."""
+    """Seconds by step number, from the logged seconds, or else from tokens per second."""
     if SECONDS in scalars:
         return dict(scalars[SECONDS])
     return {step: tokens / rate for step, rate in scalars.get(TPS, {}).items() if rate > 0}

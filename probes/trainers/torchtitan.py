@@ -1,11 +1,10 @@
-"""TorchTitan as the program of a probe: from a task to files and a command for the TorchTitan that
-is installed.
+"""Runs TorchTitan as a probe's program: turns a task into files and a command.
 
-The layout is said by the planner's own export; a probe adds its number of steps, a log line for
-each, and data of its own. With `emulate_rank` one process is a rank of the whole world over torch's
-fake process group (TorchTitan's `comm.mode fake_backend`).
-Nothing here imports torch or torchtitan: versions come from package metadata, numbers from the log
-    and the event files.
+The planner's own export writes the layout. A probe adds its number of steps, a log line for each,
+and its own data. With `emulate_rank` one process is a rank of the whole world over torch's fake
+process group (TorchTitan's `comm.mode fake_backend`).
+This module imports neither torch nor torchtitan: versions come from package metadata, numbers from
+the log and the event files.
 """
 
 import importlib.metadata
@@ -33,11 +32,11 @@ from probes.trainers.titan_outcome import TitanProbe, read_outcome
 
 OUTPUTS = "outputs"
 MODULE = "-m"
-# text for every data-parallel rank before it starts over, in samples of at least one
+# text for every data-parallel rank before it repeats; at least one sample
 DOCUMENT_TOKENS = 32768
 SUGGESTED = "0.2.2"
-# first torch release with all that a line imports (torchtitan 0.3.0 calls
-# torch.distributed.set_timeout, which 2.13 lacks)
+# first torch release with everything that a TorchTitan release line imports
+# (torchtitan 0.3.0 calls torch.distributed.set_timeout, which 2.13 lacks)
 NEEDS_TORCH = {"0.3": (2, 14)}
 PACKAGES = ("torchtitan", "torch", "triton", "tensorboard", "datasets", "tokenizers", "tyro")
 SUBCOMMAND = "activation-checkpoint:"
@@ -53,9 +52,10 @@ OFFLINE = {
 class TrainerCommand:
     """What to run, in a folder that holds `files`.
 
-    argv: the whole command on one machine.  program: the part of it that torchrun starts, for a
-    launcher with a rendezvous of its own; `single` says that there is no torchrun: one process
-    alone.  env: to add to the environment.
+    argv: the whole command on one machine.
+    program: the part of it that torchrun starts, for a launcher with its own rendezvous.
+    single: one process, without torchrun.
+    env: variables to add to the environment.
     """
 
     argv: tuple[str, ...]
@@ -68,7 +68,7 @@ class TrainerCommand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TitanTrainer:
-    """python: the interpreter whose TorchTitan trains."""
+    """Trains with an installed TorchTitan. python: its interpreter."""
 
     times_kernels: ClassVar[bool] = False
 
@@ -76,20 +76,20 @@ class TitanTrainer:
 
     @classmethod
     def of(cls, *, python: str, worker: str) -> Self:
-        """The TorchTitan of this interpreter; the reference program has no part in it."""
+        """The TorchTitan of this interpreter; `worker` is not used."""
         return cls(python=python)
 
     @property
     def imports(self) -> str:
-        """Torch: TorchTitan itself is checked by its version (`unsuited`)."""
+        """Torch. TorchTitan itself is checked by its version (`unsuited`)."""
         return "torch"
 
     def refusal(self, job: Job, layout: Layout, device: str) -> str | None:
-        """None: the export says what TorchTitan cannot run, when a task is made."""
+        """None: the export reports what TorchTitan cannot run, when a task is made."""
         return None
 
     def program(self, task: ProbeTask) -> Program | Failed:
-        """What torchrun starts for a task; a failure where TorchTitan cannot run it."""
+        """What torchrun starts for a task; a failure if TorchTitan cannot run it."""
         command = self.command(task)
         if isinstance(command, Failed):
             return command
@@ -107,16 +107,15 @@ class TitanTrainer:
     def outcome(
         self, task: ProbeTask, folder: Path, evidence: Evidence
     ) -> tuple[Outcome, Environment] | None:
-        """Outcome and environment from TorchTitan's own log, which names errors better than the
-        error files do.
+        """Outcome and environment from TorchTitan's log.
+
+        The log names errors better than the error files do.
         """
         own = replace(evidence, errors=())
         return self.read(task, evidence.log, folder, own), self.environment(evidence.log)
 
     def versions(self) -> dict[str, str]:
-        """Versions of the packages that TorchTitan needs, of those that are installed; nothing is
-        imported.
-        """
+        """Versions of the installed packages that TorchTitan needs; imports nothing."""
         if self.python != sys.executable:
             return _versions_of(self.python)
         found = {}
@@ -128,8 +127,9 @@ class TitanTrainer:
         return found
 
     def unsuited(self, job: Job, device: str) -> Failed | None:
-        """Why no probe of this job can run here, whatever its layout: what is missing, or what
-        TorchTitan cannot do.
+        """Why no probe of this job can run here, whatever its layout.
+
+        Names what is missing, or what TorchTitan cannot do.
         """
         clash = _clash(self.versions())
         if clash is not None:
@@ -137,8 +137,9 @@ class TitanTrainer:
         return _unsuited_job(job, on_gpus=device == "cuda")
 
     def command(self, task: ProbeTask) -> TrainerCommand | Failed:
-        """The run of a task; a failure where TorchTitan is absent, of another line, or cannot run
-        the layout. Raises SpecError.
+        """The command of a task; a failure if TorchTitan cannot run the layout.
+
+        Also a failure if TorchTitan is missing or of another release line. Raises SpecError.
         """
         job = task.parsed()
         versions = self.versions()
@@ -162,10 +163,10 @@ class TitanTrainer:
         folder: Path | None = None,
         evidence: Evidence | None = None,
     ) -> Outcome:
-        """What came of a run: its log, and the event files that it left in the folder it ran in.
+        """Reads the outcome of a run from its log, and from the event files in its folder.
 
-        evidence: how it ended (time limit, signals, kernel log), where the launcher knows; else an
-            exit of its own accord is assumed.
+        evidence: how it ended (time limit, signals, kernel log), if the launcher knows; without it,
+            a normal exit is assumed.
         """
         job = task.parsed()
         assert job.layout is not None, "a probe's job has a layout"
@@ -178,7 +179,7 @@ class TitanTrainer:
         )
 
     def environment(self, log_text: str) -> Environment:
-        """What the numbers hold for, as far as package metadata and the log say."""
+        """The environment of the numbers, as far as package metadata and the log show it."""
         from probes.trainers.titan_log import read_log
 
         versions, log = self.versions(), read_log(log_text)
@@ -217,7 +218,7 @@ def _refusal(kind: FailureKind, message: str) -> Failed:
 
 
 def _unsuited(task: ProbeTask, job: Job, versions: Mapping[str, str]) -> Failed | None:
-    """Why this TorchTitan cannot run this task at all, in one line; None where it may."""
+    """Why this TorchTitan cannot run this task at all, in one line; None if it may."""
     clash = _clash(versions, emulate=task.emulate_rank is not None)
     if clash is not None:
         return _refusal(FailureKind.IMPORT, clash)
@@ -236,7 +237,7 @@ def _unsuited(task: ProbeTask, job: Job, versions: Mapping[str, str]) -> Failed 
 
 
 def _unsuited_job(job: Job, *, on_gpus: bool) -> Failed | None:
-    """The same of a job with any layout."""
+    """The same for a job with any layout."""
     if not on_gpus:
         text = "torchtitan trains on GPUs alone; use --trainer reference for a CPU or fake tensors"
     elif job.model.vocab_size < MIN_VOCAB:
@@ -250,7 +251,7 @@ def _unsuited_job(job: Job, *, on_gpus: bool) -> Failed | None:
 
 
 def _clash(versions: Mapping[str, str], *, emulate: bool = False) -> str | None:
-    """What is missing or of a wrong version, and the command that mends it."""
+    """What is missing or has a wrong version, and the command that fixes it."""
     titan, torch = versions.get("torchtitan"), versions.get("torch", "")
     if titan is None:
         return (
@@ -290,8 +291,10 @@ def _line(version: str) -> str:
 
 
 def line(version: str) -> str | None:
-    """The version whose export serves an installed one: itself, or its line ("0.2", "0.3"); None
-    where the planner writes for neither.
+    """The version whose export serves an installed one.
+
+    It is the version itself or its release line ("0.2", "0.3"); None if the planner
+    exports to neither.
     """
     short = _line(version)
     lines = {_line(written) for written in WRITTEN}
@@ -299,8 +302,9 @@ def line(version: str) -> str | None:
 
 
 def _model(job: Job, task: ProbeTask) -> ModelSpec:
-    """The job's model, with fewer layers where the task says so. Raises SpecError where no such
-    model can be.
+    """The job's model, with fewer layers if the task asks for it.
+
+    Raises SpecError if there is no such model.
     """
     if task.num_layers is None or task.num_layers == job.model.num_hidden_layers:
         return job.model
@@ -312,8 +316,9 @@ def _model(job: Job, task: ProbeTask) -> ModelSpec:
 
 
 def _export(job: Job, layout: Layout, task: ProbeTask, version: str) -> Export:
-    """The layout for the installed version, without checkpoints; a split of all layers says nothing
-    about fewer.
+    """The layout for the installed version, without checkpoints.
+
+    A pipeline split is left out for a model with fewer layers.
     """
     if task.num_layers is not None:
         layout = layout.model_copy(update={"layers_per_stage": None})
@@ -339,8 +344,8 @@ def _command(python: str, task: ProbeTask, job: Job, exported: Export) -> Traine
     program = ("-m", "torchtitan.train", *arguments)
     if emulated:
         world = str(job.layout.num_gpus)
-        # 0.2 always takes rank 0; without a pipeline, rank 0 does and holds what every other rank
-        # does
+        # 0.2 always runs rank 0; without a pipeline, rank 0 does and holds the same as
+        # every other rank.
         env |= {
             "NGPU": world,
             "WORLD_SIZE": world,
@@ -367,7 +372,7 @@ def _command(python: str, task: ProbeTask, job: Job, exported: Export) -> Traine
 
 
 def _flags(task: ProbeTask, version: str) -> tuple[str, ...]:
-    """What a probe adds to the export: its steps, a line and an event for each, data of its own."""
+    """The flags that a probe adds: its steps, a log line and an event for each, its own data."""
     steps = str(task.warmup_steps + task.steps)
     common = (
         "--training.steps",
