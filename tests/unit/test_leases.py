@@ -269,6 +269,7 @@ def test_a_lease_outlasts_several_heartbeats() -> None:
         ("", False),
         (None, False),
     ],
+    ids=["gone", "this one", "another host", "no number", "empty", "none"],
 )
 def test_a_process_of_this_host_that_is_not_there_has_crashed(
     owner: str | None, crashed: bool
