@@ -1,8 +1,8 @@
-"""What ends a step: gradient norm and clipping, the optimizer's update on the device or the host,
-and new scales for the weights.
+"""What ends a step: gradient norm and clipping, the optimizer's update, new scales for the weights.
 
-Letters: N layouts, U distinct layouts by `sharding.KEY`; (K + 2, U): the model's distinct layers,
-    embedding, head.
+The update runs on the device or on the host.
+Letters: N layouts, U layouts that differ in `sharding.KEY`. (K + 2, U): the model's distinct
+layers, then the embedding, then the head.
 """
 
 from collections.abc import Mapping
@@ -33,11 +33,11 @@ from planner.work.quantised import quantised_model
 # Share of a host's memory bandwidth that one GPU's optimizer gets, torch AdamW on a two-socket
 # server with 8 GPUs; judgement.
 HOST_STREAM_BYTES_PER_SECOND = 40 * GIGA
-# Bytes a parameter moved beside reading gradient and parameter and states, and writing the last
-# two, in fp32.  Zero where the update is one fused kernel.  Adafactor and Muon run operation by
-# operation: counted from torch/optim/_adafactor.py (norms of parameter, gradient rows and columns
-#     and update, the outer product, its division, clamp and root, decay) and _muon.py (momentum,
-#     Nesterov, cast, decay).
+# Bytes moved per parameter in fp32, besides reading gradient, parameter and states and writing the
+# last two. Zero where the update is one fused kernel. Adafactor and Muon run operation by
+# operation. Counted from torch/optim/_adafactor.py (norms of parameter, gradient rows and columns
+# and update, the outer product, its division, clamp and root, decay) and _muon.py (momentum,
+# Nesterov, cast, decay).
 UNFUSED_BYTES: Mapping[str, float] = {
     "adamw": 0.0,
     "adamw-bf16-states": 0.0,
@@ -46,8 +46,8 @@ UNFUSED_BYTES: Mapping[str, float] = {
     "sgd": 0.0,
 }
 NORM_READS, CLIP_MOVES = 1.0, 2.0
-# Newton-Schulz: 5 iterations of A = X X', B = A A and B X on an m x n matrix, m <= n: 4 m^2 n + 2
-# m^3 FLOP each.
+# Newton-Schulz: 5 iterations of A = X X', B = A A and B X on an m x n matrix, m <= n. Each takes
+# 4 m^2 n + 2 m^3 FLOP.
 # Source: Jordan 2024 (Muon).
 NEWTON_SCHULZ_STEPS = 5.0
 MUON_WIRE_BYTES = 2.0
@@ -56,7 +56,7 @@ SCALAR_BYTES = 4.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerStep:
-    """Everything that the end of a step depends on besides layouts and shards."""
+    """What the end of a step depends on besides layouts and shards."""
 
     model: ModelSpec
     cluster: ClusterSpec
@@ -68,13 +68,14 @@ class OptimizerStep:
     def seconds(
         self, batch: LayoutBatch, owned: FloatColumn, quantised: FloatColumn
     ) -> FloatColumn:
-        """Seconds that each unit takes to update, (K + 2, U).
+        """Seconds that the update of each unit takes, (K + 2, U).
 
-        owned: parameters that a rank updates.  quantised: parameters of the rank, unsharded, that
-        GEMMs read quantised. On the host (`cpu_offload`) nothing hides it. FSDP's copies over
-        PCIe are hidden or not by `cost.overlap`; Megatron copies gradients down and parameters up
-        before and after its update. Source: FSDP2 CPUOffloadPolicy; Megatron
-        optimizer/cpu_offloading.
+        owned: parameters that a rank updates.
+        quantised: parameters of the rank, unsharded, that GEMMs read quantised.
+        Nothing hides an update on the host (`cpu_offload`). `cost.data_parallel.overlap` decides
+        how much of FSDP's copies over PCIe is hidden. Megatron copies gradients down before its
+        update and parameters up after it.
+        Source: FSDP2 CPUOffloadPolicy; Megatron optimizer/cpu_offloading.
         """
         moved = owned * self.bytes_per_parameter(batch)
         on_device = self.device.moved_seconds(moved)
@@ -99,11 +100,12 @@ class OptimizerStep:
     def bytes_per_parameter(self, batch: LayoutBatch) -> FloatColumn:
         """Memory traffic of clipping and updating one parameter, (N,).
 
-        Step: gradient, parameter and states read, the last two written; Megatron writes the
+        Step: gradient, parameter and states are read, the last two written. Megatron writes the
             16-bit parameter too.
-        Clipping: gradients read for the norm, read and written to scale them.
+        Clipping: gradients are read for the norm, then read and written to scale them.
         Source: torch fused AdamW (7 streams of 4 bytes in fp32), torch.nn.utils.clip_grad_norm_,
-            Megatron distrib_optimizer.py.
+            Megatron
+        distrib_optimizer.py.
         """
         master = np.where(batch.master_dtype == 0, 2.0, 4.0)
         scale = (
@@ -131,13 +133,14 @@ class OptimizerStep:
         )
 
     def sum_bytes(self, batch: LayoutBatch) -> FloatColumn:
-        """Memory traffic of adding one parameter's gradient to that of earlier microbatches, (N,):
-        read, and the sum read and written.
+        """Memory traffic of adding one parameter's gradient to that of earlier microbatches, (N,).
 
-        FSDP does so on shards, after its reduction, which counts for nothing; under PP on whole
+        The gradient is read, and the sum read and written.
+        FSDP adds shards after its reduction, which counts for nothing; under PP it adds whole
         gradients, in the dtype of the reduction.
         Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py
-            (accumulate_unsharded_grad_if_needed), torch AccumulateGrad.
+            (accumulate_unsharded_grad_if_needed),
+        torch AccumulateGrad.
         """
         fresh = np.where(batch.param_dtype == 0, 2.0, 4.0)
         if self.rules.fused_sums:
@@ -152,8 +155,9 @@ class OptimizerStep:
         return fresh + 2.0 * (4.0 if self.rules.gradient_dtype == "float32" else 2.0)
 
     def copy_bytes(self, batch: LayoutBatch) -> FloatColumn:
-        """Bytes of the quantised copies of one weight that stay from step to step, (N,), less the
-        parameter where they replace it.
+        """Bytes of one weight's quantised copies that stay from step to step, (N,).
+
+        Less the parameter, where they replace it.
         """
         codes, recipes = batch.precision, self.recipes
         copies = (
@@ -169,8 +173,9 @@ class OptimizerStep:
     def _requantised_bytes(
         self, batch: LayoutBatch, owned_layers: FloatColumn, local_layers: FloatColumn
     ) -> FloatColumn:
-        """Weights that are quantised once a step, and weights read for the scales with which they
-        will be gathered.
+        """Bytes moved once a step to quantise weights or to find their scales, (K, U).
+
+        The scales are found for weights that will be gathered quantised.
         """
         codes, recipes = batch.precision, self.recipes
         turned = float(kernel_family(self.device.gpu) in TRANSPOSING)
@@ -187,9 +192,7 @@ class OptimizerStep:
 
 
 def newton_schulz_flops(model: ModelSpec) -> float:
-    """FLOP per parameter of a layer's matrices that Muon's orthogonalisation takes, averaged over
-    the model's layers.
-    """
+    """FLOP per parameter of Muon's orthogonalisation, the mean over the matrices of all layers."""
     flops = size = 0.0
     for kind, count in model.distinct_layers():
         for rows, cols, copies in _matrices(model, kind):
@@ -222,11 +225,11 @@ def small_reductions(
     profile: Profile,
     rank_order: tuple[str, ...],
 ) -> FloatColumn:
-    """Seconds a step of all-reduces of a few bytes, (U,): the gradient norm, and scales of weights
-    or of a whole step (delayed scaling).
+    """Seconds a step of all-reduces of a few bytes, (U,).
 
-    Each runs once on every axis over which the numbers differ, and everything waits for it.
-    Source: torch DTensor full_tensor of a partial norm, one all-reduce a mesh dimension; torchao
+    They reduce the gradient norm, and scales of weights or of a whole step (delayed scaling). Each
+    runs once on every axis over which the numbers differ, and everything waits for it.
+    Source: torch DTensor full_tensor of a partial norm, one all-reduce per mesh dimension; torchao
     precompute_float8_dynamic_scale_for_fsdp (one all-reduce for all weights); Transformer Engine
     reduce_and_update_fp8_tensors (forward and backward amax).
     """

@@ -1,5 +1,6 @@
-"""Data-parallel communication against the compute it runs under. Letters: R ranks, K + 2 units, N
-layouts; results (R, N).
+"""Data-parallel communication against the compute it runs under.
+
+Letters: R ranks, K + 2 units, N layouts. Results are (R, N).
 """
 
 from dataclasses import dataclass
@@ -13,9 +14,12 @@ from planner.trainers.base import TrainerRules
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitColumns:
-    """Seconds of every unit, (K + 2, N): forward and backward compute of one microbatch (exposed
-    TP, CP, EP included), gather of parameters, scatter and replica all-reduce of gradients.  host:
-    None where FSDP offloads nothing.
+    """Seconds of every unit, (K + 2, N).
+
+    forward, backward: compute of one microbatch, exposed TP, CP and EP included.
+    gather: of parameters.
+    scatter, replicate: reduce-scatter and replica all-reduce of gradients.
+    host: None where FSDP offloads nothing.
     """
 
     forward: FloatColumn
@@ -28,8 +32,11 @@ class UnitColumns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCopies:
-    """Seconds of every unit, (K + 2, N), where shards live on the host: upload of the shard,
-    download of its gradient, and adding that there to the gradient of earlier microbatches.
+    """Seconds of every unit, (K + 2, N), where shards live on the host.
+
+    upload: of the shard.
+    download: of its gradient.
+    accumulate: adding that on the host to the gradient of earlier microbatches.
     """
 
     upload: FloatColumn
@@ -39,8 +46,11 @@ class HostCopies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExposedSeconds:
-    """Seconds a step that a rank waits, (R, N): `fsdp` for gathers and scatters, `dp` for replica
-    all-reduce; `hidden` under compute.
+    """Seconds that a rank waits in a step, (R, N).
+
+    fsdp: for gathers and scatters.
+    dp: for the replica all-reduce.
+    hidden: communication under compute, which nobody waits for.
     """
 
     fsdp: FloatColumn
@@ -57,8 +67,9 @@ def exposed_data_parallel(
     rules: TrainerRules,
     dp_hidden: float,
 ) -> ExposedSeconds:
-    """Waits for data-parallel communication in one step. units (R, K + 2, N): how many of each unit
-    a rank holds.
+    """Waits for data-parallel communication in one step.
+
+    units (R, K + 2, N): how many of each unit a rank holds.
     """
     share = dp_hidden if training.overlap.dp else 0.0
     if rules.sharding.reduces_by_unit:
@@ -77,18 +88,24 @@ def _fsdp(
     num_microbatches: FloatColumn,
     overlaps: float,
 ) -> ExposedSeconds:
-    """FSDP2: unit by unit, the next unit's gather runs under this unit's compute, its
-    reduce-scatter under the next backward.
+    """FSDP2 unit by unit.
 
-    Without PP: every microbatch gathers forward (and backward under ZeRO-3) and reduces.
-      forward wait = first gather + sum max(0, gather - forward);  backward likewise with all three,
-      then the last scatter.
-    Under PP (reshard never): one gather and one reduction a step, the reduction after the last
-    backward with nothing to hide it; ZeRO-3 gathers in every forward and backward.
-    CPU offload: a gather waits for its upload and a download for its reduction, each pair on a
-    stream of its own; PCIe carries both directions at once, so a unit's backward hides max(network,
-    upload + gather, reduction + download). Gradients that are added to earlier ones, or consumed in
-    the backward, are copied and added while the host waits: nothing hides these.
+    The next unit's gather runs under this unit's compute, its reduce-scatter under the next
+    backward.
+
+    Without PP every microbatch gathers in forward (and in backward under ZeRO-3) and reduces.
+        forward wait = first gather + sum max(0, gather - forward)
+        The backward waits likewise, for gather and reduction, and in the end for the last scatter.
+
+    Under PP (reshard never) there is one gather and one reduction a step. The reduction comes after
+    the last backward, with nothing to hide it. ZeRO-3 gathers in every forward and backward.
+
+    With CPU offload a gather waits for its upload and a download for its reduction, each pair on a
+    stream of its own. PCIe carries both directions at once, so a unit's backward hides max(network,
+    upload + gather, reduction + download). The host waits while gradients are copied that it adds
+    to
+    earlier ones or that are consumed in the backward: nothing hides these copies and additions.
+
     Source: torch/distributed/fsdp/_fully_shard (implicit prefetch; foreach_reduce: non_blocking),
     torch/distributed/pipelining/stage.py (perform_reduce_grad).
     """
@@ -144,9 +161,7 @@ def _while_the_host_waits(
     num_microbatches: FloatColumn,
     overlaps: float,
 ) -> FloatColumn:
-    """Seconds of reductions and downloads that would have been hidden, had the host not stood still
-    for them, (R, N).
-    """
+    """Seconds of reductions and downloads that nothing hides, because the host waits, (R, N)."""
     hidden = np.minimum(s.scatter + s.replicate + host.download, overlaps * s.backward) * (
         host.download > 0
     )
@@ -158,12 +173,12 @@ def _while_the_host_waits(
 def _once_a_step(
     units: FloatColumn, s: UnitColumns, share: float, forward_share: float
 ) -> ExposedSeconds:
-    """Distributed optimizer or DDP: one reduction under the last backward, one gather under the
-    first forward.
+    """Distributed optimizer or DDP: one reduction and one gather of parameters a step.
 
-    wait = max(0, communication - share x compute of that pass). Source: Megatron-LM
-    --overlap-grad-reduce, --overlap-param-gather.
-    forward_share: 0 where parameters are gathered before the step begins.
+    The reduction runs under the last backward, the gather under the first forward.
+    wait = max(0, communication - share x compute of that pass)
+    forward_share: of the first forward; 0 where parameters are gathered before the step begins.
+    Source: Megatron-LM --overlap-grad-reduce, --overlap-param-gather.
     """
     scatter, replicate, gather = (
         _on_ranks(units, s.scatter),

@@ -1,8 +1,7 @@
-"""Parameters on one rank, and what gathering, scattering and reducing them costs, per unit of the
-model.
+"""Parameters of each unit on one rank, and what it costs to gather, scatter and reduce them.
 
-Letters: U distinct layouts by KEY; (K + 2, U): the model's distinct layers, embedding, head (as in
-    `cost.layers`).
+Letters: U layouts that differ in KEY. (K + 2, U): the model's distinct layers, then the embedding,
+then the head (as in `cost.layer.unit_costs`).
 """
 
 from dataclasses import dataclass
@@ -30,34 +29,39 @@ KEY = (
     "float8_all_gather", "param_dtype",
     "reduce_dtype", "master_dtype", "cpu_offload",
 )  # fmt: skip
-# An fp32 shard scaled, clamped and cast operation by operation (21 bytes), less FSDP's cast to 16
-# bits (6), which is priced nowhere; for its own scale, abs and max of it (4 + 4 + 4).  Source:
-# torchao float8/fsdp_utils.py, float8_training_tensor.py.
+# Bytes per element. An fp32 shard is scaled, clamped and cast operation by operation (21 bytes),
+# less FSDP's cast to 16 bits (6), which is priced nowhere. Its own scale takes abs and max of it
+# (4 + 4 + 4). Source: torchao float8/fsdp_utils.py, float8_training_tensor.py.
 SHARD_CAST_BYTES, SHARD_AMAX_BYTES, SCALE_BYTES = 15.0, 12.0, 4.0
 HOST_ADD_MOVES = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitShards:
-    """Parameters of one unit on one rank, and the seconds of its data-parallel collectives. All (K
-    + 2, U) but step_seconds (U,).
+    """Parameters of one unit on one rank, and seconds of its data-parallel communication.
 
-    local: elements after TP, EP (what compute needs gathered).  shard: elements that a rank keeps
-        under full sharding.
-    together: of `local`, most whose gradients are reduced at once: under EP experts are sharded
-        apart from their layer.
-    gathered: `local` as elements of the compute dtype when gathered.  copies_bytes: quantised
-    copies of `local` that stay, less what they replace.  distinct: elements of one weight of every
-    shape, experts' shapes once; layers only.
-    gather_seconds: all-gather of the unit's parameters over the sharding group.  scatter_seconds:
-    reduce-scatter of its gradients there.  replicate_seconds: all-reduce of gradient shards over
-    dp_replicate (HSDP), or of all gradients (DDP).
-    upload_seconds, download_seconds: of the shard and of its gradient over PCIe, where FSDP keeps
-        both on the host;
-    accumulate_seconds: adding the gradient there.  update_seconds: the optimizer's step, matrices
-        made whole for it included.
-    sum_seconds: adding a microbatch's gradients to those of earlier ones.  step_seconds: small
-        all-reduces that a step waits for.
+    All are (K + 2, U) but step_seconds, which is (U,).
+
+    Elements:
+    local: after TP and EP, which compute needs gathered.
+    shard: of those, the ones that a rank keeps under full sharding.
+    together: of `local`, the most whose gradients are reduced at once. Under EP a layer's experts
+        are sharded separately.
+    gathered: `local` as elements of the compute dtype when gathered.
+    distinct: one weight of every shape, the shapes of experts once; layers only.
+    copies_bytes: quantised copies of `local` that stay, less what they replace.
+
+    Seconds:
+    gather_seconds: all-gather of the unit's parameters over the sharding group.
+    scatter_seconds: reduce-scatter of its gradients there.
+    replicate_seconds: all-reduce of gradient shards over dp_replicate (HSDP), or of all gradients
+        (DDP).
+    upload_seconds, download_seconds: copies over PCIe of the shard and of its gradient, where FSDP
+        keeps both on the host.
+    accumulate_seconds: adding the gradient there.
+    update_seconds: the optimizer's update, including the exchange that makes matrices whole for it.
+    sum_seconds: adding a microbatch's gradients to those of earlier ones.
+    step_seconds: small all-reduces that a step waits for.
     """
 
     local: FloatColumn
@@ -78,10 +82,9 @@ class UnitShards:
 
 
 def unit_parameters(model: ModelSpec, batch: LayoutBatch) -> tuple[FloatColumn, FloatColumn]:
-    """(parameters outside routed experts, in routed experts) of every unit on one rank, (K + 2, U)
-    each.
+    """(parameters outside routed experts, in routed experts) of every unit on one rank.
 
-    TP divides matrices; norms and biases are counted with them (they are below 0.1%).
+    (K + 2, U) each. TP divides matrices. Norms and biases, below 0.1%, are counted with them.
     """
     dense, expert = [], []
     tp, ep, etp = (
@@ -93,8 +96,7 @@ def unit_parameters(model: ModelSpec, batch: LayoutBatch) -> tuple[FloatColumn, 
         routed = model.num_experts * model.expert_parameters() if kind.moe else 0
         dense.append((model.layer_parameters(kind) - routed) / tp)
         expert.append(routed / (ep * etp))
-    # A tied head shares the token table on one rank; across pipeline stages the last one holds a
-    # copy.
+    # A tied head shares the token table on one rank; in a pipeline the last stage holds a copy.
     tied_copy = np.where(
         (batch.pp > 1) & model.tie_word_embeddings, model.vocab_size * model.hidden_size, 0
     )
@@ -128,9 +130,9 @@ def unit_shards(
 ) -> UnitShards:
     """Shards and data-parallel communication of every unit at the U layouts of `batch`.
 
-    ZeRO 1 to 3 and FSDP shard over dp_shard x cp, then all-reduce shards over dp_replicate (HSDP);
+    ZeRO 1 to 3 and FSDP shard over dp_shard x cp, then all-reduce shards over dp_replicate (HSDP).
     ZeRO 0 all-reduces whole gradients over all data-parallel ranks. Experts have the groups that
-    remain beside EP.
+    remain besides EP.
     """
     dense, expert = unit_parameters(step.model, batch)
     seconds = _Seconds(fabric, profile)
@@ -181,8 +183,9 @@ def unit_shards(
 def _wires(
     batch: LayoutBatch, quantised: tuple[FloatColumn, FloatColumn], step: OptimizerStep
 ) -> tuple[FloatColumn, FloatColumn]:
-    """Mean bytes of a gathered parameter (outside routed experts, inside), (K + 2, U). FSDP gathers
-    experts, head and table in 16 bits.
+    """Mean bytes of a gathered parameter (outside routed experts, inside), (K + 2, U) each.
+
+    FSDP gathers experts, head and table in 16 bits.
     """
     compute = np.where(batch.param_dtype == 0, 2.0, 4.0)
     spared = np.where(
@@ -198,8 +201,9 @@ def _wires(
 def gathered_elements(
     batch: LayoutBatch, dense: FloatColumn, expert: FloatColumn, step: OptimizerStep
 ) -> FloatColumn:
-    """Parameters of every unit on one rank as elements of the compute dtype, as wide as they are
-    gathered, (K + 2, U).
+    """Parameters of every unit on one rank, counted as elements of the compute dtype, (K + 2, U).
+
+    An element that is gathered in fewer bits counts as its share of one.
     """
     wires = _wires(batch, quantised_shares(step.model, batch, step.recipes), step)
     return (dense * wires[0] + expert * wires[1]) / np.where(batch.param_dtype == 0, 2.0, 4.0)
@@ -216,8 +220,9 @@ def quantised_elements(
 def quantised_shares(
     model: ModelSpec, batch: LayoutBatch, recipes: tuple[Recipe, ...]
 ) -> tuple[FloatColumn, FloatColumn]:
-    """(share of a unit's parameters outside routed experts, share inside) whose GEMMs read them
-    quantised, (K + 2, U) each.
+    """Shares (outside routed experts, inside) of a unit's parameters that GEMMs read quantised.
+
+    (K + 2, U) each.
     """
     table, ends = quantised_model(model, recipes), np.zeros((2, len(batch)))
     half = batch.param_dtype == 0
@@ -233,11 +238,10 @@ def _casts_of_shards(
     step: OptimizerStep,
     group: "_Group",
 ) -> FloatColumn:
-    """Seconds that FSDP takes to quantise the shards of each unit before it gathers them, (K + 2,
-    U).
+    """Seconds that FSDP takes to quantise each unit's shards before it gathers them, (K + 2, U).
 
-    Without scales made for all weights after the optimizer's step, each weight waits for an
-    all-reduce of its own.
+    Each weight waits for an all-reduce of its own scale, unless the scales of all weights are made
+    together after the optimizer's step.
     Source: torchao float8/fsdp_utils.py fsdp_pre_all_gather; its operations are not compiled.
     """
     low = gathers_low(batch, step.recipes)
@@ -259,11 +263,12 @@ def _casts_of_shards(
 
 
 def _offload(batch: LayoutBatch, shard: FloatColumn, step: OptimizerStep) -> dict[str, FloatColumn]:
-    """Where FSDP keeps shards on the host: seconds to copy each to the device, its gradient back,
-    and to add that to the last one's.
+    """Seconds of copies and additions where FSDP keeps shards on the host; 0 elsewhere.
 
+    Each shard is copied to the device, its gradient back, and this is added to the earlier ones.
     Source: torch/distributed/fsdp/_fully_shard (CPUOffloadPolicy): _fsdp_param.py
-        all_gather_inputs, _fsdp_collectives.py foreach_reduce.
+        all_gather_inputs,
+    _fsdp_collectives.py foreach_reduce.
     """
     wide = np.where(
         batch.cpu_offload & step.rules.sharding.offloads_shards,
@@ -278,11 +283,12 @@ def _offload(batch: LayoutBatch, shard: FloatColumn, step: OptimizerStep) -> dic
 def _exchange(
     batch: LayoutBatch, shard: FloatColumn, step: OptimizerStep, group: "_Group"
 ) -> FloatColumn:
-    """Seconds for Muon, whose update needs whole matrices: shards of momenta to one owner each and
-    updates back, both in 16 bits.
+    """Seconds of Muon's exchange, (K + 2, U), because its update needs whole matrices.
 
+    Each matrix has one owner, which gets the shards of its momentum and sends updates back, both in
+    16 bits.
     Source: distributed Muon, arXiv 2502.16982 section 2.3, with whole matrices dealt out over the
-        sharding group (all-to-all).
+    sharding group (all-to-all).
     """
     if step.training.optimizer != "muon":
         return np.zeros_like(shard)
@@ -299,8 +305,9 @@ def _sharded(
     groups: list[tuple[FloatColumn, FloatColumn]],
     seconds: "_Seconds",
 ) -> tuple[FloatColumn, FloatColumn, FloatColumn, FloatColumn]:
-    """(shard, gather, scatter, replicate) of parameters (K + 2, U); groups: sharding ranks, all
-    data-parallel ranks, replicas.
+    """(shard, gather, scatter, replicate) of parameters, (K + 2, U) each.
+
+    groups: (degree, stride) of sharding ranks, of all data-parallel ranks, of replicas.
     """
     sharding = batch.zero_stage > 0
     (shard_degree, shard_stride), (whole_degree, whole_stride), (_, replica_stride) = groups
@@ -322,12 +329,12 @@ def _by_owners(
     group: tuple[FloatColumn, FloatColumn],
     model: "_Priced",
 ) -> tuple[FloatColumn, FloatColumn]:
-    """(gather, scatter) where every rank owns whole parameters: as many broadcasts of a rank's part
-    as there are ranks, and reductions.
+    """(gather, scatter) where every rank owns whole parameters.
 
-    Each unit has its share of the time, by its parameters: owners' parts are not cut at units.
+    Each rank broadcasts its part in turn, and gradients are reduced to it. Each unit has its share
+    of the time by its parameters, since owners' parts are not cut at units.
     Source: InternEvo solver/optimizer/hybrid_zero_optim.py (_broadcast_params; reduce_tensor to a
-        dst_rank).
+    dst_rank).
     """
     spec, seconds = model
     degree, stride = group[0] * np.where(batch.zero_stage > 0, 1.0, 0.0), group[1]
