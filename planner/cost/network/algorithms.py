@@ -1,10 +1,11 @@
-"""Collective algorithms, one table row each: seconds as a line over the message size, steps, bytes
-on the wire.
+"""Collective algorithms, one table row each.
 
-Letters: U groups as columns, L fabric levels, D dimensions of a grid. Payload P is the whole
-buffer: gathered, reduced, scattered or broadcast; for all-to-all what one rank sends. n = ranks of
-the group, a = latency of a step, B = bandwidth of one GPU, one way. On a fabric of several levels B
-of a boundary is members inside x bandwidth per GPU: each member leaves through its own NIC.
+Each gives seconds as a line over the message size, the number of steps, and bytes on the wire.
+Letters: U groups as columns, L fabric levels, D dimensions of a grid. n: ranks of the group. a:
+latency of a step. B: bandwidth of one GPU, one way. P: payload, the whole buffer that is gathered,
+reduced, scattered or broadcast; for all-to-all what one rank sends.
+On a fabric of several levels, B of a boundary is members inside x bandwidth per GPU, because each
+member leaves through its own NIC.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,7 +28,7 @@ from planner.cost.network.topology import Fabric, Links, Placement
 GATHERS = ("all-gather", "reduce-scatter")
 EXCHANGES = ("all-to-all", "p2p", "rotate", "rotate-gradients")
 OPERATIONS = ("all-reduce", *GATHERS, "broadcast", *EXCHANGES)
-# Trips round the ring, and times that the buffer crosses a ring's slowest link over (n - 1) / n.
+# Trips round the ring. The buffer crosses the ring's slowest link trips x (n - 1) / n times.
 # Source: NCCL's performance notes.
 TRIPS: Mapping[str, float] = {
     "all-reduce": 2.0,
@@ -41,7 +42,8 @@ TRIPS: Mapping[str, float] = {
 class Line:
     """seconds = latency_seconds + seconds_per_byte x P; all (U,).
 
-    wire_share: bytes that the busiest rank sends, over P.  applies: where the algorithm can run.
+    wire_share: bytes that the busiest rank sends, over P.
+    applies: where the algorithm can run.
     """
 
     steps: FloatColumn
@@ -53,10 +55,13 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Algorithm:
-    """One row.  cost: the line of an operation.  automatic: operations for which the library may
-    choose it by itself.
-    protocols: which of the library's protocols carry it.  possible: fabrics on which it can run at
-        all; needs: the same in words.
+    """One row of the table.
+
+    cost: the line of an operation.
+    automatic: operations for which the library may choose it by itself.
+    protocols: which of the library's protocols carry it.
+    possible: fabrics on which it can run at all.
+    needs: the same in words.
     """
 
     name: str
@@ -72,10 +77,12 @@ class Algorithm:
 def ring(operation: str, place: Placement, links: Links) -> Line:
     """Ring over all members in rank order.
 
-    t = trips (n - 1) (P / (n B) + a);   broadcast, pipelined: (n - 1) a + P / B
-    B: slowest boundary crossed, members inside it x bandwidth; a: hops of a trip at the latency of
-    their own level. A rank that gathers, or holds the reduced result, also copies its own chunk P /
-    n (`Links.copy_seconds_per_byte`).
+    t = trips (n - 1) (P / (n B) + a)
+    Broadcast, pipelined: t = (n - 1) a + P / B.
+    B: of the slowest boundary crossed, members inside it x bandwidth.
+    a: each hop of a trip has the latency of its own level.
+    A rank that gathers, or holds the reduced result, also copies its own chunk P / n
+    (`Links.copy_seconds_per_byte`).
     Source: Patarasuk and Yuan 2009; Thakur et al. 2005; NCCL src/graph/tuning.cc (ring latency).
     """
     n, trips = place.degree, TRIPS[operation]
@@ -96,11 +103,11 @@ def ring(operation: str, place: Placement, links: Links) -> Line:
 
 
 def binomial_tree(operation: str, place: Placement, links: Links) -> Line:
-    """Binomial tree that passes on the whole buffer at every step, not pipelined: reduce to a root,
-    then broadcast.
+    """Binomial tree that passes on the whole buffer at every step, not pipelined.
 
-    t = trips x sum over levels of ceil(log2 e) (P / B + a);  e: units that a level joins.
-    Broadcast: one trip.
+    It reduces to a root, then broadcasts.
+    t = trips x sum over levels of ceil(log2 e) (P / B + a); a broadcast is one trip.
+    e: units that a level joins.
     Source: Thakur et al. 2005, section 3.
     """
     trips = TRIPS[operation]
@@ -120,14 +127,15 @@ def binomial_tree(operation: str, place: Placement, links: Links) -> Line:
 
 
 def double_binary_tree(operation: str, place: Placement, links: Links) -> Line:
-    """Two complementary binary trees, half of the buffer on each, pipelined: every rank is a leaf
-    of one and inside the other.
+    """Two complementary binary trees, pipelined, with half of the buffer on each.
 
-    all-reduce: t = 2 d a + 2 P / B (P / B between two units);   broadcast: d a + P / B
-    d = sum over levels of ceil(log2 e); inside a node NCCL runs a chain: e - 1. Every level works
-    at the same time: B is the slowest.
+    Every rank is a leaf of one tree and inside the other.
+    all-reduce: t = 2 d a + 2 P / B (P / B between two units).
+    Broadcast: t = d a + P / B.
+    d: sum over levels of ceil(log2 e); inside a node NCCL runs a chain of e - 1.
+    B: of the slowest level, since all work at the same time.
     Source: Sanders, Speck and Traff 2009; NCCL 2.4 (blog, Jeaugey 2019) and src/graph/tuning.cc
-        (tree latency).
+    (tree latency).
     """
     trips = TRIPS[operation]
     depth, latency, per_byte = (
@@ -155,15 +163,15 @@ def double_binary_tree(operation: str, place: Placement, links: Links) -> Line:
 
 
 def hierarchical(operation: str, place: Placement, links: Links) -> Line:
-    """Level by level: reduce-scatter inside, go on outside with 1 / members of the buffer,
-    all-gather on the way back.
+    """Level by level: reduce-scatter inside, go on outside with 1 / m of the buffer, all-gather.
 
-    reduce-scatter or all-gather: t = sum over levels of (e - 1) (P / (m e B) + a);   all-reduce:
-    twice that
-    m: members already joined inside; e: units that the level joins. A grid level runs `grid_rings`,
-        a flat one a ring.
-    Broadcast: a ring pipeline per level, P / B + (e - 1) a. All-to-all: exchange inside, then
-    between members of equal place. Applies where every unit holds the same number of members.
+    reduce-scatter, all-gather: t = sum over levels of (e - 1) (P / (m e B) + a).
+    all-reduce: twice that.
+    Broadcast: a ring pipeline per level, P / B + (e - 1) a.
+    All-to-all: exchange inside, then between the members that have the same place in their units.
+    m: members already joined inside.
+    e: units that the level joins. A grid level runs `grid_rings`, a flat one a ring.
+    It applies where every unit holds the same number of members.
     Source: Patarasuk and Yuan 2009 applied per level; Cho et al. 2019 (BlueConnect).
     """
     trips = TRIPS.get(operation, 1.0)
@@ -199,8 +207,9 @@ def hierarchical(operation: str, place: Placement, links: Links) -> Line:
 def _native(
     place: Placement, level: int, links: Links
 ) -> tuple[FloatColumn, FloatColumn, FloatColumn]:
-    """(steps, latency seconds, seconds per byte of the level's buffer) of a reduce-scatter among
-    the units of one level.
+    """(steps, latency seconds, seconds per byte) of a reduce-scatter among the units of one level.
+
+    The bytes are those of the level's own buffer.
     """
     lanes, extent = place.lanes[level], place.extent[level]
     if lanes.grid:
@@ -215,8 +224,9 @@ def _native(
 
 
 def grid(operation: str, place: Placement, links: Links) -> Line:
-    """`hierarchical` where a level that the group crosses is a grid: rings (or lines) along each
-    dimension of a torus or mesh.
+    """`hierarchical` where a level that the group crosses is a grid.
+
+    It runs rings or lines along each dimension of a torus or mesh.
     """
     line = hierarchical(operation, place, links)
     grids = np.array([shape is not None for shape in place.fabric.shapes])
@@ -234,10 +244,10 @@ def grid(operation: str, place: Placement, links: Links) -> Line:
 def direct(operation: str, place: Placement, links: Links) -> Line:
     """Every member sends to every other at once, through a switch or over a full mesh.
 
-    t = trips (a r + max over levels of (n - m) / n x P / B);  m: members inside the level below,
-    whose share stays there;
-    r: rounds of `Links.peers` peers (one for the closed form). Grids and trees:
-        `exchange_seconds_per_byte`.
+    t = trips (a r + max over levels of (n - m) / n x P / B)
+    m: members inside the level below, whose share stays there.
+    r: rounds of `Links.peers` peers (one for the closed form).
+    Grids and trees: see `exchange_seconds_per_byte`.
     Broadcast: the root sends n - 1 copies.
     Source: Thakur et al. 2005 (all-to-all); a switch is non-blocking.
     """
@@ -271,8 +281,10 @@ def direct(operation: str, place: Placement, links: Links) -> Line:
 
 
 def pairwise(operation: str, place: Placement, links: Links) -> Line:
-    """All-to-all in n - 1 rounds of one partner each: t = (n - 1) a + (n - 1) / n P / B.  Source:
-    Thakur et al. 2005.
+    """All-to-all in n - 1 rounds with one partner each.
+
+    t = (n - 1) a + (n - 1) / n P / B
+    Source: Thakur et al. 2005.
     """
     line = direct(operation, place, links)
     hop = np.max(
@@ -289,12 +301,12 @@ def pairwise(operation: str, place: Placement, links: Links) -> Line:
 
 
 def in_switch(operation: str, place: Placement, links: Links) -> Line:
-    """Reduction in the switch (NVLink SHARP): each rank's bytes leave once and 1 / n of the result
-    returns to be multicast.
+    """Reduction in a switch that reduces (NVLink SHARP); the group lies inside it.
 
-    t = 2 a + P (1 + 1 / n) / B.  Inside one switch that reduces.
+    Each rank's bytes leave once, and 1 / n of the result returns to be multicast.
+    t = 2 a + P (1 + 1 / n) / B
     Source: NCCL src/device/all_reduce.h (NVLS: load-reduce 1 / n, store multicast); share fitted to
-        micro.csv.
+    micro.csv.
     """
     n = place.degree
     wire = 1.0 + 1.0 / n
@@ -310,11 +322,11 @@ def in_switch(operation: str, place: Placement, links: Links) -> Line:
 
 
 def in_switch_tree(operation: str, place: Placement, links: Links) -> Line:
-    """In-switch reduction inside a node, double binary trees between nodes, pipelined: B is the
-    slower of both.
+    """In-switch reduction inside a node and double binary trees between nodes, pipelined.
 
-    t = 2 a1 + 2 ceil(log2 N) a2 + max((1 + 1 / m) P / B1, 2 P / (m B2));  m members in each of N
-    nodes (P / (m B2) for two).
+    t = 2 a1 + 2 ceil(log2 N) a2 + max((1 + 1 / m) P / B1, 2 P / (m B2)), the slower of both.
+    Between two nodes P / (m B2).
+    m: members in each of N nodes.
     Source: NCCL 2.18 release notes (NVLSTree); src/graph/tuning.cc.
     """
     members, nodes = place.fewest[1], place.units[1]
@@ -343,11 +355,12 @@ def in_switch_tree(operation: str, place: Placement, links: Links) -> Line:
 
 
 def neighbour(operation: str, place: Placement, links: Links) -> Line:
-    """Point-to-point, and rotation of blocks to the next rank (ring attention), in n - 1 lockstep
-    sends of P / n.
+    """Point-to-point, or rotation of blocks to the next rank (ring attention).
 
-    p2p: t = P / B + a.   rotate: (n - 1) (P / (n B) + a);  with gradients travelling along: twice.
-    B: of one GPU on the widest level that a pair of neighbours crosses (one link of a grid); the
+    p2p: t = P / B + a.
+    rotate: n - 1 lockstep sends of P / n, t = (n - 1) (P / (n B) + a).
+    rotate-gradients: gradients travel along, twice that.
+    B: of one GPU on the widest level that a pair of neighbours crosses (one link of a grid). The
         slowest pair holds up all.
     Source: Liu et al. 2023 (ring attention).
     """

@@ -1,7 +1,7 @@
 """Seconds of collectives on a fabric: the fastest line (algorithm x protocol) at each message size.
-Letters: U groups, A lines.
 
-Payload is the whole buffer: gathered, reduced or scattered; for all-to-all what one rank sends.
+Letters: U groups, A lines. Payload is the whole buffer that is gathered, reduced or scattered; for
+all-to-all what one rank sends.
 """
 
 from dataclasses import dataclass
@@ -26,8 +26,9 @@ class Candidate:
 
 
 def candidates(operation: str, place: Placement, *, automatic: bool = True) -> list[Candidate]:
-    """Every algorithm for this operation under every protocol that carries it; automatic: only what
-    the library would choose.
+    """Every algorithm for this operation under every protocol that carries it.
+
+    automatic: only those that the library would choose.
     """
     found = []
     for row in ALGORITHMS:
@@ -46,9 +47,7 @@ def candidates(operation: str, place: Placement, *, automatic: bool = True) -> l
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Known:
-    """Lines of the groups met so far: sorted codes (V,), latency and slope (A, V); and the last
-    question, gathered.
-    """
+    """Lines of the groups met so far: sorted codes (V,), latency and slope (A, V)."""
 
     codes: FloatColumn
     latency: FloatColumn
@@ -65,16 +64,16 @@ def collective_seconds(
     base_seconds: float,
     nvls_gain: float = 1.0,
 ) -> FloatColumn:
-    """Seconds of one collective over groups of `degree` ranks `stride` apart; a group of one costs
-    nothing.
+    """Seconds of one collective over groups of `degree` ranks `stride` apart; 0 for a group of one.
 
     t = base_seconds + min over algorithms and protocols of (latency + slope x P)
 
-    payload_bytes (U,) or (..., U).  degree, stride (U,).  base_seconds: the trainer's own time
-    around a collective (launch, skew).
-    nvls_gain: speed of in-switch reduction over the library's curve.  Lines are computed once per
-        distinct group of a fabric.
-    Assumes the library chooses well: NCCL's tuner compares the same lines (src/graph/tuning.cc).
+    payload_bytes (U,) or (..., U).
+    degree, stride (U,).
+    base_seconds: the trainer's own time around a collective (launch, skew).
+    nvls_gain: speed of in-switch reduction over the library's curve.
+    Lines are computed once per distinct group of a fabric. Assumes that the library chooses well:
+    NCCL's tuner compares the same lines (src/graph/tuning.cc).
     """
     latency, slope = _lines(operation, degree, stride, fabric, nvls_gain)
     seconds = latency[0] + slope[0] * payload_bytes
@@ -114,8 +113,9 @@ def _placement(fabric: Fabric, codes: FloatColumn) -> Placement:
 
 
 def _envelope(operation: str, codes: FloatColumn, fabric: Fabric, nvls_gain: float) -> _Known:
-    """Lower envelope of all lines at each group, padded with its last line to the same number A
-    everywhere.
+    """Lower envelope of all lines of each group.
+
+    Every group gets the same number A of lines: shorter envelopes repeat their first.
     """
     found = candidates(operation, _placement(fabric, codes), automatic=True)
     gain = [nvls_gain if c.algorithm.protocols == "in_switch" else 1.0 for c in found]
@@ -129,7 +129,7 @@ def _envelope(operation: str, codes: FloatColumn, fabric: Fabric, nvls_gain: flo
         np.take_along_axis(latency, order, axis=0),
         np.take_along_axis(slope, order, axis=0),
     )
-    # A line with more latency helps only where its slope is below all before it.
+    # A line with more latency helps only if its slope is below those of all lines before it.
     flatter = np.vstack(
         [
             np.ones((1, len(codes)), dtype=np.bool_),
@@ -157,10 +157,10 @@ def send_seconds(
 ) -> FloatColumn:
     """Seconds to send a buffer to the rank `stride` away, (U,).
 
-    t = min over protocols of P / B + latency of the level that joins the two ranks, the sender
-    first in its unit.
-    degree: ranks of the chain (pipeline stages); then the mean of its degree - 1 hops, of which
-    ceil(degree x stride / g) - 1 leave a unit of g GPUs.
+    t = min over protocols of P / B + latency
+    The level that joins the two ranks decides, where the sender is the first in its unit.
+    degree: ranks of the chain (pipeline stages). With it, the result is the mean of degree - 1
+        hops, of which ceil(degree x stride / g) - 1 leave a unit of g GPUs.
     """
     inner = np.concatenate([[1.0], fabric.gpus[:-1]])
     if degree is None:
@@ -191,8 +191,9 @@ def send_seconds(
 
 
 def choose(found: list[Candidate], payload_bytes: float) -> tuple[IntColumn, FloatColumn]:
-    """(order of the candidates from fastest to slowest, their seconds) for one group; those that
-    cannot run are left out.
+    """(order of the candidates from fastest to slowest, their seconds) for one group.
+
+    The order leaves out those that cannot run.
     """
     seconds = np.array(
         [

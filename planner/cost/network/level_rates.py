@@ -1,8 +1,8 @@
-"""What one fabric level lets a group do: rates of chains, pairs, exchanges and rings along a grid,
-distances. Used by the algorithms.
+"""What one fabric level lets a group do: rates of chains, pairs, exchanges, rings; distances.
 
+`cost.network.algorithms` builds on them.
 Letters: U groups as columns, L fabric levels, D dimensions of a grid. Bandwidth is of one GPU, one
-    direction, over all its links.
+direction, over all its links.
 """
 
 import numpy as np
@@ -12,9 +12,10 @@ from planner.cost.network.topology import Lanes, Links, Placement
 
 
 def chain_rate(place: Placement, lanes: Lanes, level: int, bandwidth: float) -> FloatColumn:
-    """Bytes a second at which a ring passes a level's boundaries. A grid carries it on one ring
-    through its points; a full mesh
-    on the links between members: (e - 1) / (g - 1) of the bandwidth.
+    """Bytes a second at which a ring passes a level's boundaries, (U,).
+
+    A grid carries it on one ring through its points. A full mesh carries it on the links between
+    members: (e - 1) / (g - 1) of the bandwidth.
     """
     fabric = place.fabric
     if fabric.full_mesh[level]:
@@ -30,8 +31,9 @@ def chain_rate(place: Placement, lanes: Lanes, level: int, bandwidth: float) -> 
 
 
 def pair_rate(place: Placement, level: int, bandwidth: float) -> FloatColumn:
-    """Bytes a second between two units of a level: all of the GPU's bandwidth through a switch, one
-    link of a grid or mesh.
+    """Bytes a second between two units of a level, (U,).
+
+    Through a switch it is all of the GPU's bandwidth, on a grid or mesh one link.
     """
     fabric, lanes = place.fabric, place.lanes[level]
     if fabric.full_mesh[level]:
@@ -49,8 +51,9 @@ def tree_depth(place: Placement, level: int) -> FloatColumn:
 
 
 def tree_distance(lanes: Lanes) -> FloatColumn:
-    """Mean links that one step of a tree crosses: distances 1, 2, 4, ... on a grid sum to e - 1 a
-    dimension (e / 2 on a ring).
+    """Mean number of links that one step of a tree crosses, (U,).
+
+    Distances 1, 2, 4, ... on a grid sum to e - 1 per dimension (e / 2 on a ring).
     """
     if not lanes.grid:
         return np.ones(lanes.extent.shape[1])
@@ -75,13 +78,14 @@ def farthest(lanes: Lanes) -> FloatColumn:
 def exchange_seconds_per_byte(
     place: Placement, level: int, links: Links, leaving: FloatColumn
 ) -> FloatColumn:
-    """Seconds per byte of a level in an all-to-all of which each rank sends the share `leaving` of
-    P over this level, (U,).
+    """Seconds per byte that a level takes in an all-to-all, (U,).
 
-    Switch: (n - m) / n / B. Full mesh of g points: the link of each pair carries P / n: (g - 1) / n
-    / B. Tree: half of the ranks send half of their bytes up through the root's link: n / (4 B).
+    Each rank sends the share `leaving` of P over this level.
+    Switch: (n - m) / n / B.
+    Full mesh of g points: the link of each pair carries P / n, so (g - 1) / n / B.
+    Tree: half of the ranks send half of their bytes up through the root's link, so n / (4 B).
     Grid, routed dimension by dimension, all at once: the middle link of a line of e carries
-    floor(e^2 / 4) / e of P, on a ring half of it goes the other way.
+        floor(e^2 / 4) / e of P; on a ring half of it goes the other way.
     """
     fabric, lanes, bandwidth = place.fabric, place.lanes[level], links.bandwidth[level]
     if fabric.full_mesh[level]:
@@ -109,19 +113,19 @@ def exchange_seconds_per_byte(
 def grid_rings(
     lanes: Lanes, bandwidth: float, latency: float
 ) -> tuple[FloatColumn, FloatColumn, FloatColumn]:
-    """Reduce-scatter over the rings (lines) of a grid, one dimension after the other, on all links
-    at once.
+    """(steps, seconds, seconds per byte) of a reduce-scatter over the rings or lines of a grid.
 
-    The buffer is cut into k parts, k = dimensions in use; in phase p part i runs along dimension i
-    + p, so that every dimension carries one part. Phase: (e - 1) a and (e - 1) / e x rest / rate,
-    each of its slowest part; rest shrinks by e each phase.
-    Links: a point has two a dimension, each with bandwidth / (2 D). A closed ring uses both
-        directions, a line (mesh, or a part of
-    a ring) one: rate is half; s interleaved groups share a link: rate / s, latency x s. On a full
-        torus with equal sides
-    t = k (e - 1) a + (n - 1) / n P / bandwidth.
+    It runs over one dimension after the other, on all links at once. The buffer is cut into k parts
+    for k dimensions in use. In phase p part i runs along dimension i + p, so that every dimension
+    carries one part. A phase lasts as long as its slowest part:
+        (e - 1) a + (e - 1) / e x rest / rate, and rest shrinks by e each phase.
+    A point has two links per dimension, each with bandwidth / (2 D). A closed ring uses both
+    directions. A line (of a mesh, or a part of a ring) uses one: its rate is half. s interleaved
+    groups
+    share a link: rate / s, latency x s.
+    On a full torus with equal sides: t = k (e - 1) a + (n - 1) / n P / bandwidth.
     Source: Sack and Gropp 2015 (collectives for multiported torus networks); Jouppi et al. 2023
-        (TPU v4).
+    (TPU v4).
     """
     lanes = lanes.active_first()
     dims = len(lanes.extent)

@@ -1,8 +1,7 @@
-"""How close the communication library comes to the links: protocols and their shares, per GPU
-family.
+"""How close the communication library comes to the links: its protocols and their shares.
 
-`benchmarks/fit_collectives.py` prints the fit to published nccl-tests sweeps behind each figure
-that cites micro.csv.
+They are given per GPU family. `benchmarks/fit_collectives.py` prints the fit to published
+nccl-tests sweeps behind each figure that cites micro.csv.
 """
 
 from collections.abc import Mapping
@@ -15,11 +14,13 @@ from planner.specs.gpu_families import is_known_family
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protocol:
-    """One way to move bytes, as a latency/bandwidth pair: t = base + steps x hop x link latency +
-    bytes / (share x link bandwidth).
+    """One way to move bytes, as a latency and a bandwidth.
 
-    base_seconds: of one collective.  inner_hop, outer_hop: latency of a step over the fabric's own,
-    inside the innermost level and beyond it.  inner_share, outer_share: of the link's bandwidth.
+    t = base + steps x hop x link latency + bytes / (share x link bandwidth)
+    base_seconds: of one collective.
+    inner_hop, outer_hop: latency of a step over the fabric's own, inside the innermost level and
+        beyond it.
+    inner_share, outer_share: of the link's bandwidth.
     """
 
     name: str
@@ -34,11 +35,13 @@ class Protocol:
 class Library:
     """A communication library on one kind of link.
 
-    collectives: protocols of rings and trees.  exchange: of all-to-all and point-to-point.
-    in_switch: of reductions in the switch (NVLS).  copy_share: speed at which a rank copies its own
-        chunk, over the link's bandwidth (0: never copied).
-    exchange_peers: peers that one rank of an all-to-all serves at the same time.  basis: where the
-        figures come from.
+    collectives: protocols of rings and trees.
+    exchange: protocols of all-to-all and point-to-point.
+    in_switch: protocols of reductions in the switch (NVLS).
+    copy_share: speed at which a rank copies its own chunk, over the link's bandwidth (0: never
+        copied).
+    exchange_peers: peers that one rank of an all-to-all serves at the same time.
+    basis: where the figures come from.
     """
 
     collectives: tuple[Protocol, ...]
@@ -50,10 +53,10 @@ class Library:
     source: str
 
 
-# Steps beyond the node, over the latency of an LL128 ring step that the catalogue keeps (4 us), and
-# the share of the NIC.
+# (latency of a step beyond the node over the catalogue's 4 us of an LL128 ring step, share of the
+# NIC's bandwidth).
 # Source: NCCL src/graph/tuning.cc, hwLat[NET] ring {LL 2.7, LL128 4.0, Simple 9.6 to 14 us} and
-# 120/128 for LL128; Simple's 0.95: micro.csv, 4 nodes of 8 B200 reach 381.8 of 400 GB/s (H200:
+# 120/128 for LL128. Simple's 0.95: micro.csv, 4 nodes of 8 B200 reach 381.8 of 400 GB/s (H200:
 # 364.9, where the NVLink ring of 365 limits).
 _LL_NET, _LL128_NET, _SIMPLE_NET = (0.68, 0.25), (1.0, 0.88), (2.4, 0.95)
 
@@ -191,11 +194,10 @@ _NEAREST: Mapping[str, str] = {
 
 
 def library_of(cluster: ClusterSpec) -> Library:
-    """The library as measured on this family of GPU; PCIe boards by their bus; an unknown family
-    gets the generic figures.
+    """The library as measured on this family of GPU; PCIe boards by their bus.
 
-    Generic figures have the basis `extrapolated`; of an unknown family an estimate says so besides
-    (`specs.kernel_families.unknown_family`).
+    An unknown family gets the generic figures, whose basis is `extrapolated`. An estimate reports
+    the unknown family as well (`specs.kernel_families.unknown_family`).
     """
     gpu = cluster.gpu
     key = _BY_TOPOLOGY.get(gpu.scale_up.topology) or _NEAREST.get(gpu.family, gpu.family)

@@ -1,4 +1,5 @@
-"""Seconds of the sends of a pipeline, by the trainer's transport and by where its ranks lie.
+"""Seconds of a pipeline's sends, by the trainer's transport and by where its ranks lie.
+
 Letters: N layouts, R pipeline ranks.
 """
 
@@ -29,8 +30,8 @@ def transport_of(training: TrainingSpec, schedule: str) -> Transport:
 class Sends:
     """What the sends of N layouts depend on.
 
-    payload_bytes (N,): activation that one rank holds at a stage boundary.  fused (N,): kernels are
-        fused, which sets what a launch takes.
+    payload_bytes (N,): activation that one rank holds at a stage boundary.
+    fused (N,): whether kernels are fused, which decides how long a launch takes.
     """
 
     batch: LayoutBatch
@@ -42,7 +43,7 @@ class Sends:
     fabric: Fabric
 
     def take(self, rows: IntColumn) -> "Sends":
-        """Of these layouts only."""
+        """The same for these layouts only."""
         return replace(
             self,
             batch=self.batch.take(rows),
@@ -51,8 +52,9 @@ class Sends:
         )
 
     def mean_seconds(self) -> FloatColumn:
-        """One hop to the next rank, the mean over the pipeline's p - 1, (N,); 0 without a
-        pipeline.
+        """Seconds of one hop to the next rank, (N,), the mean over the pipeline's p - 1.
+
+        0 without a pipeline.
         """
         shared = send_seconds(
             self._on_wire(), self._stride(), self.fabric, degree=self.batch.pp.astype(np.float64)
@@ -60,11 +62,11 @@ class Sends:
         return np.where(self.batch.pp > 1, shared + self._around(), 0.0)
 
     def hop_seconds(self, num_ranks: int) -> tuple[FloatColumn, FloatColumn]:
-        """(seconds, seconds while the rank sends another transfer too) from each rank to the next,
-        the last to the first; (N, R).
+        """(seconds, seconds while the rank sends another transfer too) of every hop, (N, R) each.
 
-        Two transfers of a rank share its port where they leave by the same level of the fabric, and
-        then take twice as long. Only for layouts with pp = num_ranks.
+        A hop leads from each rank to the next, from the last to the first. Two transfers of a rank
+        that leave by the same level of the fabric share its port and take twice as long. Call it
+        only for layouts with pp = num_ranks.
         """
         level = self._levels(num_ranks)
         stride, wire = self._stride(), self._on_wire()
@@ -79,8 +81,9 @@ class Sends:
         ]
 
     def _levels(self, num_ranks: int) -> IntColumn:
-        """Innermost level that joins each rank with the next, (N, R): the first whose unit holds
-        both. Of the pipeline from rank 0 on.
+        """Innermost level that joins each rank with the next, (N, R).
+
+        It is the first level whose unit holds both, for the pipeline that begins at rank 0.
         """
         place = self._stride()[:, None] * np.arange(num_ranks)
         after = np.roll(place, -1, axis=1)
@@ -99,7 +102,7 @@ class Sends:
         return named[self.batch.pp_schedule]
 
     def _splits(self) -> BoolColumn:
-        """Ranks of a tensor-parallel group that hold the same activation send a share each."""
+        """Whether the ranks of a TP group each send a share of the activation that all hold."""
         return self._by_schedule("splits") & (self.batch.tp > 1) & ~self.batch.sequence_parallel
 
     def _on_wire(self) -> FloatColumn:
@@ -111,8 +114,9 @@ class Sends:
         )
 
     def _around(self) -> FloatColumn:
-        """Seconds of each hop beside the wire: the trainer's own, gathering what was split,
-        launching anew after a synchronisation.
+        """Seconds of each hop besides the wire, (N,).
+
+        The trainer's own, gathering what was split, and launching anew after a synchronisation.
         """
         profile = self.device.profile
         seconds = np.full(len(self.batch), profile.collective_seconds)

@@ -1,13 +1,12 @@
-"""Where groups of ranks lie on the fabric: which levels they cross, with how many members side by
-side, over which links.
+"""Where groups of ranks lie on the fabric: the levels they cross, their members and links there.
 
 Letters: U groups as columns, L fabric levels from inner to outer, D dimensions of a grid.
 
-Ranks are placed in order: rank r is GPU r. A group is (degree, stride): ranks b, b + stride, b + 2
-stride, ...; all groups of one axis run the same collective at the same time and tile the machine.
-So each GPU drives its own NIC, m members of a group in a node leave it at m times one NIC's rate,
-and no group takes another's NIC; what groups do share is an oversubscribed uplink (the level's
-bandwidth is divided) and the links of a ring, torus or mesh (`Lanes.spacing`).
+Ranks are placed in order: rank r is GPU r. A group is (degree, stride): ranks b, b + stride,
+b + 2 stride, and so on. All groups of one axis run the same collective at the same time and tile
+the machine. So each GPU drives its own NIC, m members of a group in a node leave it at m times one
+NIC's rate, and no group takes another's NIC. What groups do share is an oversubscribed uplink (the
+level's bandwidth is divided) and the links of a ring, torus or mesh (`Lanes.spacing`).
 """
 
 import math
@@ -24,15 +23,20 @@ from planner.specs.cluster import ClusterSpec, FabricLevel, balanced_shape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fabric:
-    """Levels as arrays (L,): GPUs joined by one unit of the level, units of the level inside
-    (points), bytes a second per GPU, seconds a step.
+    """The fabric's levels, from inner to outer; arrays are (L,).
 
+    gpus: GPUs joined by one unit of the level.
+    points: units of the level inside that it joins.
+    bandwidth: bytes a second per GPU.
+    latency: seconds of a step.
     shapes: side lengths of a level that is a grid (ring, torus, mesh with a shape), None where it
         is flat.
-    wraps: whether the grid's ends are joined.  full_mesh: every pair has its own link.
-        shared_root: a tree, whose root is one link.
-    chained: the innermost level is a node, inside which trees run as a chain (NCCL).  remembered:
-        lines already computed.
+    wraps: whether the grid's ends are joined.
+    full_mesh: every pair has its own link.
+    shared_root: a tree, whose root is one link.
+    switched_reduction: the innermost level is a switch that reduces.
+    chained: the innermost level is a node, inside which trees run as a chain (NCCL).
+    remembered: lines already computed.
     """
 
     gpus: FloatColumn
@@ -56,8 +60,10 @@ class Fabric:
         inter_share: float = 1.0,
         library: Library | None = None,
     ) -> "Fabric":
-        """The cluster's levels; shares scale what the library's curves reach, inside the innermost
-        level and beyond it.
+        """The cluster's levels.
+
+        intra_share, inter_share: factors on the bandwidth of the innermost level and of those
+            beyond it.
         """
         gpu = cluster.gpu
         node = gpu.scale_up.gpus
@@ -86,8 +92,9 @@ def _fabric(
     shares: tuple[float, float],
     library: Library,
 ) -> Fabric:
-    """Equal machines share one fabric, and so the lines that it remembers.  node: GPUs of the
-    largest scale-up domain.
+    """The fabric of these levels; equal machines share one, and so the lines that it remembers.
+
+    node: GPUs of the largest scale-up domain.
     """
     inner = [1, *(level.gpus for level in levels[:-1])]
     gpus = np.array([float(level.gpus) for level in levels])
@@ -109,8 +116,9 @@ def _fabric(
 
 
 def _grid(level: FabricLevel, below: int) -> tuple[int, ...] | None:
-    """Side lengths of a grid level, counted in units of the level inside it; the first dimension
-    varies fastest with rank.
+    """Side lengths of a grid level, counted in units of the level inside it.
+
+    The first dimension varies fastest with rank.
     """
     points = level.gpus // below
     if level.topology == "ring":
@@ -126,8 +134,11 @@ def _grid(level: FabricLevel, below: int) -> tuple[int, ...] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """A fabric as one protocol sees it.  bandwidth, latency (L,): usable.  copy_seconds_per_byte:
-    of a rank's own chunk.
+    """A fabric as one protocol sees it.
+
+    bandwidth, latency (L,): usable.
+    copy_seconds_per_byte: of a rank's own chunk.
+    peers: that one rank of an all-to-all serves at the same time.
     """
 
     protocol: Protocol
@@ -159,13 +170,12 @@ class Links:
 class Placement:
     """Groups on the fabric; arrays (L + 1, U) start with the rank itself.
 
-    units: how many units of each level the group that spreads widest touches.  fewest: members in
-    the emptiest unit touched, over all groups that cross the unit's boundary.  even (U,): every
-    unit touched holds the same number.
-    hops (L, U): steps of one trip round a ring over all members that are on this level; they sum to
-        degree - 1.
-    extent (L, U): units of the level inside that one unit of this level joins for the group.
-        crossed (L, U): more than one.
+    units: how many units of each level the group that spreads widest touches.
+    fewest: members in the emptiest unit touched, over all groups that cross the unit's boundary.
+    even (U,): every unit touched holds the same number.
+    hops (L, U): steps on this level of one trip round a ring over all members. They sum to degree -
+    1. extent (L, U): units of the level inside that one unit of this level joins for the group.
+    crossed (L, U): extent is more than one.
     """
 
     fabric: Fabric
@@ -181,8 +191,10 @@ class Placement:
 
     @classmethod
     def of(cls, fabric: Fabric, degree: FloatColumn, stride: FloatColumn) -> "Placement":
-        """Exact counts. A unit of g GPUs holds g / stride members; where strides or blocks do not
-        divide g, groups straddle its boundary, and the worst group decides.
+        """Exact counts.
+
+        A unit of g GPUs holds g / stride members. Where strides or blocks do not divide g, groups
+        straddle its boundary, and the worst group decides.
         """
         units, fewest, even = [degree], [np.ones_like(degree)], np.ones(len(degree), dtype=np.bool_)
         for gpus in fabric.gpus[:-1]:
@@ -226,10 +238,10 @@ class Placement:
 class Lanes:
     """Members along each dimension of a grid, (D, U).
 
-    spacing: points from one member to the next; as many interleaved groups share each link, and a
-        step crosses as many.
-    wrapped: the members close a ring.  links: of one point, two a dimension; each carries its share
-        of the point's bandwidth.
+    spacing: points from one member to the next. As many interleaved groups share each link, and a
+        step crosses as many links.
+    wrapped: the members close a ring.
+    links: of one point, two per dimension. Each carries its share of the point's bandwidth.
     """
 
     extent: FloatColumn
@@ -240,8 +252,9 @@ class Lanes:
 
     @classmethod
     def of(cls, fabric: Fabric, level: int, stride: FloatColumn, extent: FloatColumn) -> "Lanes":
-        """The groups' places on a level's grid of points; a flat level is one dimension without
-        shared links.
+        """Where the groups lie on a level's grid of points.
+
+        A flat level is one dimension without shared links.
         """
         shape = fabric.shapes[level]
         one = np.ones_like(extent)
@@ -278,15 +291,17 @@ class Lanes:
         return np.asarray(bandwidth / self.links / self.spacing)
 
     def ring_rate(self, bandwidth: float) -> FloatColumn:
-        """Bytes a second of a ring along each dimension, (D, U): both directions where it closes,
-        one along a line; all of a flat level.
+        """Bytes a second of a ring along each dimension, (D, U).
+
+        A closed ring uses both directions of its links, a line one; a flat level has all of the
+        bandwidth.
         """
         if not self.grid:
             return np.full_like(self.extent, bandwidth)
         return np.asarray(self.link_rate(bandwidth) * np.where(self.wrapped, 2.0, 1.0))
 
     def active_first(self) -> "Lanes":
-        """The same with dimensions that hold members before those that do not."""
+        """The same, with the dimensions that hold members before those that do not."""
         order = np.argsort(self.extent <= 1, axis=0, kind="stable")
         return Lanes(
             extent=np.take_along_axis(self.extent, order, axis=0),
@@ -298,8 +313,9 @@ class Lanes:
 
 
 def _straddling(degree: int, stride: int, gpus: int, num_gpus: int) -> tuple[float, float]:
-    """(units touched by the widest group, members in the emptiest unit of a group that crosses),
-    over all groups of the machine.
+    """(units touched by the widest group, members in the emptiest unit of a group that crosses).
+
+    Over all groups of the machine.
     """
     block = degree * stride
     blocks = min(gpus // math.gcd(block, gpus), max(num_gpus // block, 1))

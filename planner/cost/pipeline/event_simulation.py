@@ -1,10 +1,11 @@
-"""The pipeline's timeline: a lowered order and durations in, step time, idle time and peak memory
-out. Knows no schedule by name.
+"""The pipeline's timeline: a lowered order and durations in, times and peak memory out.
 
+It knows no schedule by name.
 Letters: C candidates that share one schedule, S stages, R pipeline ranks, A items of the order, N
-nodes (items and transfers), L levels (positions in the longest chain of nodes), K rows of work. A
-node starts when all that it waits for has ended: an item for its rank's previous item and its
-inputs, a transfer for its sender, its receiver and the transfer before it on its stream.
+nodes (items and transfers), L levels (positions in the longest chain of nodes), K rows of work.
+A node starts when all that it waits for has ended. An item waits for its rank's previous item and
+for its inputs. A transfer waits for its sender, its receiver and the transfer before it on its
+stream.
 """
 
 import itertools
@@ -22,12 +23,12 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairSeconds:
-    """What an overlapped forward and backward do for each other. Arrays (C, S).
+    """What an overlapped forward and backward hide of each other's communication. Arrays (C, S).
 
-    forward_wire_CS, backward_wire_CS: communication of one microbatch that may hide under the
-        partner's compute.
-    forward_cover_CS, backward_cover_CS: the compute under which the partner's communication may
-        hide.
+    forward_wire_CS, backward_wire_CS: seconds of communication of one microbatch that may hide
+        under the partner's compute.
+    forward_cover_CS, backward_cover_CS: seconds of compute under which the partner's communication
+        may hide.
     slowdown: compute seconds lost per second of hidden communication.
     """
 
@@ -38,11 +39,11 @@ class PairSeconds:
     slowdown: float
 
     def saved_CP(self, forward: Rows, backward: Rows) -> Floats:
-        """Seconds that each pair (stage of its forward, stage of its backward) takes less than its
-        two parts alone.
+        """Seconds that each pair takes less than its two parts one after the other.
 
-        (1 - slowdown) (min(wire of the forward, compute of the backward) + min(wire of the
-        backward, compute of the forward))
+        forward, backward (P,): stages of each pair's forward and backward.
+        saved = (1 - slowdown) (min(wire of the forward, compute of the backward)
+                                + min(wire of the backward, compute of the forward))
         """
         under_backward = np.minimum(
             self.forward_wire_CS[:, forward], self.backward_cover_CS[:, backward]
@@ -60,11 +61,12 @@ class StageCosts:
     send_seconds_CS: hop from stage s to s + 1 (the last column is unused), and the gradient's way
         back.
     crowded_seconds_CS: the same while its rank sends another transfer (None: no slower).
-    saved_bytes_CS: kept from F until I or B.  weight_grad_bytes_CS: the share of it that stays from
-    I until W (None: nothing). forward_transient_bytes_CS, backward_transient_bytes_CS: needed on
-        top while F, or I and B, run (None: nothing).
-    redone_seconds_CS: what W does again where it runs apart from I (None: nothing).
-    pair: of overlapped forwards and backwards (None: they take as long as one after the other).
+    saved_bytes_CS: saved from F until I or B.
+    weight_grad_bytes_CS: bytes that stay from I until W (None: nothing).
+    forward_transient_bytes_CS, backward_transient_bytes_CS: needed on top while F, or I and B, run
+        (None: nothing).
+    redone_seconds_CS: what W recomputes if it runs separately from I (None: nothing).
+    pair: overlapped forwards and backwards (None: they take as long as one after the other).
     """
 
     forward_seconds_CS: Floats
@@ -94,7 +96,7 @@ class StageCosts:
 class Timeline:
     """When each item ran: one entry per item, rank after rank. Seconds and bytes are (A, C).
 
-    kept_bytes_AC: saved activations on the item's rank once it has ended.
+    kept_bytes_AC: saved activations on the item's rank once the item has ended.
     """
 
     actions: tuple[Item, ...]
@@ -108,10 +110,11 @@ class Timeline:
 class Simulation:
     """One step of the pipeline for C candidates.
 
-    span_seconds_CR: from a rank's first start to its last end.  busy_seconds_CR: sum of its items.
-    bubble_seconds_CR: makespan minus busy.  peak_saved_bytes_CR: saved activations and transients
-        at the worst moment.
-    last_forward_seconds_CR: when a rank's last forward ended; its growth with the microbatches is
+    span_seconds_CR: from a rank's first start to its last end.
+    busy_seconds_CR: sum of its items.
+    bubble_seconds_CR: makespan minus busy.
+    peak_saved_bytes_CR: most saved activations and transients at any time.
+    last_forward_seconds_CR: when a rank's last forward ended. Its growth with the microbatches is
         the rank's own pace.
     simulated_microbatches: fewer than the layout's where the steady middle was extrapolated.
     """
@@ -130,8 +133,9 @@ class Simulation:
         return self.makespan_seconds_C[:, None] - self.busy_seconds_CR
 
     def step_seconds_C(self, synchronous_end: bool) -> Floats:
-        """Pipeline share of a step: the makespan, or the longest span where ranks need not wait for
-        each other at the end.
+        """Pipeline share of a step.
+
+        It is the makespan, or the longest span where ranks need not wait for each other at the end.
         """
         return (
             self.makespan_seconds_C
@@ -142,12 +146,13 @@ class Simulation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledSchedule:
-    """A graph laid out so that one pass over its levels replays it for all candidates. Nodes stand
-    level by level.
+    """A graph laid out so that one pass over its levels replays it for all candidates.
 
+    Nodes are in the order of their levels.
+    pairs: (stage of the forward, stage of the backward) of each kind of overlapped pair.
     work_N: row of the table of K = 6 S + pairs rows (see `planner.cost.pipeline.lowering.Graph`).
-    reach_DN: how many nodes before this one stands each that it waits for, 0 for none.  first_N:
-        begins a level.
+    reach_DN: for each node it waits for, how many nodes earlier that one stands; 0 for none.
+    first_N: whether the node begins a level.
     rank_N: rank of an item, at least R for a transfer.
     items, slot_A: every item and its node; empty in a schedule that `stretched` made.
     """
@@ -184,8 +189,9 @@ def compile_graph(graph: Graph) -> CompiledSchedule:
 
 
 def _levels(needs_DN: Rows) -> list[int]:
-    """Longest chain of nodes before each node. Raises ValueError where nodes wait for each other in
-    a circle.
+    """Longest chain of nodes before each node.
+
+    Raises ValueError where nodes wait for each other in a circle.
     """
     num_nodes = needs_DN.shape[1]
     after = np.flatnonzero(needs_DN.ravel() >= 0)
@@ -271,7 +277,7 @@ def _work_table(schedule: CompiledSchedule, costs: StageCosts) -> Floats:
 
 
 def _end_seconds(schedule: CompiledSchedule, duration_NC: Floats) -> Floats:
-    """End of every node, (N, C): end = max over what it waits for, or 0, + duration."""
+    """End of every node, (N, C): duration plus the latest end of what it waits for, or plus 0."""
     num_nodes, candidates = duration_NC.shape
     ends = np.empty((num_nodes + 1, candidates))
     ends[-1] = 0.0
@@ -285,8 +291,9 @@ def _end_seconds(schedule: CompiledSchedule, duration_NC: Floats) -> Floats:
 
 
 def _level_by_level(schedule: CompiledSchedule) -> tuple[int, list[int], Rows]:
-    """(D, where each level starts and the last ends, what the nodes of a level wait for: D lists of
-    its nodes' needs, level by level).
+    """(D, where each level starts and the last one ends, needs of the nodes level by level).
+
+    The needs of a level are D lists, each with one node for every node of the level.
     """
     depth, num_nodes = schedule.reach_DN.shape
     node_N = np.arange(num_nodes)
@@ -300,11 +307,10 @@ def _level_by_level(schedule: CompiledSchedule) -> tuple[int, list[int], Rows]:
 
 
 def _kept_bytes(schedule: CompiledSchedule, costs: StageCosts) -> tuple[list[Floats], Floats]:
-    """(kept after each item, rank by rank; peak (R, C)). The order alone decides both, so no times
-    are needed.
+    """(bytes kept after each item, rank by rank; peak (R, C)).
 
-    A forward counts what it saves while it runs; a backward frees what it used when it has ended; a
-    pair does both.
+    The order decides both, so no times are needed. A forward counts what it saves from its start. A
+    backward frees what it used when it has ended. A pair does both.
     """
     saved = costs.saved_bytes_CS.T
     nothing = np.zeros_like(saved)

@@ -1,5 +1,4 @@
-"""An order of compute and a transport, lowered to one graph: what must have ended before each
-action and each transfer starts.
+"""A compute order and a transport, lowered to one graph of what each action and transfer waits for.
 
 Letters: A items of the order, T transfers, N = A + T nodes, G edges, D most edges into one node, S
 stages, R ranks. A transfer carries an activation to the next stage or a gradient to the one before.
@@ -20,8 +19,10 @@ Rows = NDArray[np.int64]
 
 KINDS = {"F": 0, "I": 1, "W": 2, "B": 3}
 SENDS, CROWDED = 4, 5
-"""Rows of work, S to a kind: F, I, W, B of a stage; a transfer from stage s to s + 1 or back; one
-whose rank sends another with it.
+"""Rows of work after those of F, I, W and B, S rows to a kind.
+
+SENDS: a transfer from stage s to s + 1 or back.
+CROWDED: a transfer whose rank sends another with it.
 """
 
 
@@ -29,10 +30,10 @@ whose rank sends another with it.
 class Graph:
     """Nodes and what they wait for.
 
-    work_N: kind * S + stage; 6 S + k for the k-th of `pairs`, (stage of the forward, stage of the
-        backward).
-    needs_DN: nodes that must have ended before, -1 for none.  rank_N: rank of an item, R + sender x
-        R + receiver of a transfer.
+    pairs: (stage of the forward, stage of the backward) of each kind of overlapped pair.
+    work_N: kind * S + stage, or 6 S + k for the k-th of `pairs`.
+    needs_DN: nodes that must have ended before, -1 for none.
+    rank_N: rank of an item, R + sender x R + receiver of a transfer.
     """
 
     items: tuple[Item, ...]
@@ -46,8 +47,9 @@ class Graph:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """Columns of the items (A), of their single actions (leaves) and of the transfers (T). Leaf
-    arrays end in _l.
+    """Columns of the items (A), of their single actions (leaves) and of the transfers (T).
+
+    Leaf arrays end in _l.
     """
 
     rank_A: Rows
@@ -81,8 +83,9 @@ Edges = list[tuple[Rows, Rows]]
 
 
 def lower(order: Order, transport: Transport) -> Graph:
-    """The graph of an order under a transport. Raises ValueError where an action's input is
-    computed nowhere.
+    """The graph of an order under a transport.
+
+    Raises ValueError where an action's input is computed nowhere.
     """
     items = tuple(item for rank in order for item in rank)
     parts, num_stages = _parts(items, [len(rank) for rank in order])
@@ -197,8 +200,9 @@ def _posts(parts: _Parts, transport: Transport, sweep_A: Rows) -> Edges:
 
 
 def _behind_sends(parts: _Parts) -> Edges:
-    """A receive comes after the sends of the action before it, but for those to the neighbour it
-    comes from, which travel with it.
+    """A receive waits for the sends of the action before it.
+
+    Sends to the neighbour that it comes from are no wait: they travel with it.
     """
     of_item = np.full(len(parts.rank_A) + 1, -1, dtype=np.int64)
     of_item[parts.sender_T] = np.arange(len(parts.sender_T))
@@ -208,9 +212,7 @@ def _behind_sends(parts: _Parts) -> Edges:
 
 
 def _previous_of_direction(parts: _Parts) -> Rows:
-    """For each leaf the item of the forward (or backward) before it on its rank, -1 for the
-    first.
-    """
+    """For each leaf the item of the forward (or backward) before it on its rank, -1 for none."""
     direction_l = np.where(
         parts.kind_l == KINDS["F"], 0, np.where(parts.kind_l == KINDS["W"], 2, 1)
     )
@@ -223,7 +225,7 @@ def _previous_of_direction(parts: _Parts) -> Rows:
 
 
 def _holds(parts: _Parts, transport: Transport) -> Edges:
-    """Actions wait for their rank's earlier sends."""
+    """Actions wait for earlier sends of their rank."""
     if transport.waits == "none":
         return []
     next_T = parts.after_A[parts.sender_T]
@@ -245,11 +247,10 @@ def _waiting(items: Rows, nodes: Rows) -> tuple[Rows, Rows]:
 
 
 def _turns(parts: _Parts) -> tuple[Edges, NDArray[np.bool_]]:
-    """Exchanges between turns: all sends of a turn and all receives of the next, which waits for
-    every one of them.
+    """Exchanges between turns: all sends of a turn and all receives of the next.
 
-    A forward and the backward right after it are one turn, but on ranks that finish all forwards
-    first.
+    The next turn waits for every one of them. A forward and the backward right after it are one
+    turn, except on ranks that finish all forwards first.
     """
     forward_A = np.zeros(len(parts.rank_A), dtype=np.bool_)
     forward_A[parts.item_l] = parts.kind_l == KINDS["F"]
@@ -279,8 +280,9 @@ def _turns(parts: _Parts) -> tuple[Edges, NDArray[np.bool_]]:
 
 
 def _queues(parts: _Parts, transport: Transport, sweep_A: Rows) -> Edges:
-    """Each transfer waits for the one before it on its stream: in the sender's order on a link, in
-    lowering order on a pair's stream.
+    """Each transfer waits for the one before it on its stream.
+
+    On a link the sender's order counts, on a pair's stream the lowering order.
     """
     from_T, to_T = parts.from_T, parts.to_T
     ranks = int(parts.rank_A.max()) + 1
@@ -308,8 +310,8 @@ def _one_by_one(stream: Rows, node: Rows, sequence: Rows) -> tuple[Rows, Rows]:
 def _lowered_posts(parts: _Parts, sweep_A: Rows) -> Rows:
     """Item of the receiver after which torch's lowering puts each receive, -1 for none.
 
-    `_add_send_recv` goes round the ranks, gives each at most one action whose input has arrived,
-    and appends the send to the sender's list and the receive to the receiver's at once: behind what
+    `_add_send_recv` goes round the ranks and gives each at most one action whose input has arrived.
+    It appends the send to the sender's list and the receive to the receiver's at once: behind what
     the receiver was given in earlier rounds, and in this one if its number is lower.
     """
     lengths = np.bincount(parts.rank_A)
@@ -321,8 +323,9 @@ def _lowered_posts(parts: _Parts, sweep_A: Rows) -> Rows:
 
 
 def _sweeps(parts: _Parts, order: Order) -> Rows:
-    """Round in which torch's lowering pass comes to each item: after its rank's previous and its
-    inputs, lower ranks first in a round.
+    """Round in which torch's lowering pass comes to each item.
+
+    An item comes after its rank's previous one and its inputs; lower ranks come first in a round.
     """
     inputs: list[tuple[int, ...]] = [()] * len(parts.rank_A)
     known = parts.source_l >= 0
@@ -363,11 +366,11 @@ ACTIVE_STAGES = 3
 
 
 def _slots(parts: _Parts) -> Rows:
-    """Entries that torch puts before each item: gathering and releasing stages, reducing a stage's
-    gradients after its last action.
+    """Entries that torch puts before each item.
 
-    `_add_unshard_reshard` keeps the next ACTIVE_STAGES distinct stages of a rank gathered;
-    `_add_reduce_grad`.
+    They gather and release stages (`_add_unshard_reshard` keeps the next ACTIVE_STAGES distinct
+    stages of a rank gathered) and reduce a stage's gradients after its last action
+    (`_add_reduce_grad`).
     """
     slots = np.zeros(len(parts.rank_A), dtype=np.int64)
     starts = np.append(np.flatnonzero(parts.before_A < 0), len(slots))
@@ -394,7 +397,7 @@ def _slots(parts: _Parts) -> Rows:
 
 
 def _packed(edges: Edges, num_nodes: int) -> Rows:
-    """Edges as (D, N) with -1 where a node has fewer than D."""
+    """Edges as (D, N), with -1 where a node has fewer than D."""
     node_G = np.concatenate([nodes for nodes, _ in edges])
     need_G = np.concatenate([needs for _, needs in edges])
     known = need_G >= 0

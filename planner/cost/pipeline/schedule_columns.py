@@ -21,8 +21,9 @@ def num_microbatches(batch: LayoutBatch, training: TrainingSpec) -> FloatColumn:
 def by_schedule(
     batch: LayoutBatch, value: Callable[[Schedule, IntColumn], FloatColumn], alone: float
 ) -> FloatColumn:
-    """A column filled schedule by schedule: value(schedule, rows) where pp > 1, `alone` where there
-    is no pipeline.
+    """A column filled schedule by schedule: value(schedule, rows) where pp > 1.
+
+    alone: the value where there is no pipeline.
     """
     out = np.full(len(batch), alone)
     for code in np.unique(batch.pp_schedule):
@@ -33,7 +34,7 @@ def by_schedule(
 
 
 def split_schedules(batch: LayoutBatch) -> list[tuple[Schedule, IntColumn]]:
-    """Schedules of the batch whose weight gradients run apart, each with its rows."""
+    """Schedules of the batch that compute weight gradients separately, each with its rows."""
     found = [(SCHEDULES.of_code(int(code)), code) for code in np.unique(batch.pp_schedule)]
     split = [(schedule, code) for schedule, code in found if schedule.splits_backward]
     rows = [

@@ -1,5 +1,7 @@
-"""Steps of a schedule simulated: orders compiled once, long steps replayed in part and continued,
-because their middle repeats.
+"""One simulated step of a schedule.
+
+Orders are compiled once. Long steps are replayed in part and extrapolated, because their middle
+repeats.
 """
 
 from dataclasses import dataclass, replace
@@ -25,8 +27,9 @@ Floats = NDArray[np.float64]
 
 
 def compile_order(order: Order, transport: Transport = IDEAL) -> CompiledSchedule:
-    """The compiled order under a transport. Raises ValueError for an order that deadlocks or
-    lacks an input (see `check_legal`).
+    """The compiled order under a transport.
+
+    Raises ValueError for an order that deadlocks or lacks an input (see `check_legal`).
     """
     return compile_graph(lower(order, transport))
 
@@ -44,12 +47,14 @@ def compiled(
 
 
 DIRECT_ACTIONS = 4000
-"""Actions up to which a step is replayed whole: about 5 ms on one core, generating and compiling
-included (judgement).
+"""Actions up to which a step is replayed whole (judgement).
+
+That takes about 5 ms on one core, generating and compiling included.
 """
 EXTRAPOLATION_TOLERANCE = 1e-3
-"""Largest relative gap between the two slopes below before the step is replayed with four times the
-microbatches (judgement).
+"""Largest relative gap between the two slopes of `simulate` (judgement).
+
+Beyond it the step is replayed with four times the microbatches.
 """
 
 
@@ -61,19 +66,20 @@ def simulate(
     transport: Transport = IDEAL,
     times: bool = False,
 ) -> Simulation:
-    """One step of a schedule for C candidates that share it. shape: (pp, virtual stages,
-    microbatches).
+    """One step of a schedule for C candidates that share it.
+
+    shape: (pp, virtual stages, microbatches).
+    times: record when each action ran; nothing is extrapolated then.
 
     Long steps are replayed with fewer microbatches m2 < m and continued along a line, because the
     middle of the order repeats:
         x(m) = x(m2) + (m - m2) dx/dm,  dx/dm from m1 < m2, m2 - m1 whole repetitions.
     m, m2 and m1 stand at the same place of the repetition (a circle of waits between ranks may take
-    pp microbatches to close). Exact once the bottleneck has settled, as it has at once for equal
-    stages with sends shorter than the work they hide behind. Where another rank will become the
-    bottleneck later (its own pace, busy or waiting on a neighbour, is slower than the slope), the
-    answer is the middle of both lines, and a gap of more than EXTRAPOLATION_TOLERANCE is settled by
-    replaying more.
-    times: keep each action's times; nothing is extrapolated then.
+    pp microbatches to close). The result is exact once the bottleneck has settled. It settles at
+    once for equal stages with sends shorter than the work they hide behind. Another rank may become
+    the bottleneck later, because its own pace (busy or waiting for a neighbour) is slower than the
+    slope. Then the answer is the middle of both lines, and a gap of more than
+    EXTRAPOLATION_TOLERANCE is settled by replaying more.
     """
     pp, virtual_stages, num_microbatches = shape
     line = _Line(schedule=schedule, pp=pp, virtual_stages=virtual_stages, transport=transport)
@@ -101,7 +107,7 @@ def simulate(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Line:
-    """Programs of one pipeline for any number of microbatches."""
+    """Compiled orders of one pipeline for any number of microbatches."""
 
     schedule: Schedule
     pp: int
@@ -118,8 +124,10 @@ class _Line:
         )
 
     def steady(self, num_microbatches: int, stride: int) -> CompiledSchedule:
-        """For replays without times: a short one with its steady block repeated, or left out once;
-        compiled where none repeats.
+        """A compiled order for replays without times.
+
+        It is a short one with its steady block repeated, or left out once. Where no block repeats,
+        the whole order is compiled.
         """
         for least in (4 * self.pp, 5 * self.pp):
             copies = (num_microbatches - least) // stride
@@ -140,12 +148,12 @@ class _Line:
 def stretched(
     base: CompiledSchedule, num_microbatches: int, stride: int, copies: int
 ) -> CompiledSchedule | None:
-    """`base`, of `num_microbatches`, with `stride` more for each copy of its steady block, or less
-    for -1; None where none repeats.
+    """`base`, whose order has `num_microbatches`, with its steady block repeated or removed.
 
+    Each copy adds `stride` microbatches; -1 copies remove as many. None where no block repeats.
     A block is what `stride` microbatches are in the middle: their transfers, and of each stage F
-    and B, or F, I and W, or half of two pairs; it must follow on an equal one. Nodes reach what
-    they need by distance, so a repeated block finds its inputs in the block before.
+    and B, or F, I and W, or half of two pairs. It must follow an equal one. Nodes name what they
+    wait for by distance, so a repeated block finds its inputs in the block before.
     """
     stages, nodes = base.num_stages, len(base.work_N)
     transfers = int((base.rank_N >= base.num_ranks).sum()) // num_microbatches
@@ -187,9 +195,7 @@ def stretched(
 def _continued(
     short: Simulation, long: Simulation, num_microbatches: int
 ) -> tuple[Simulation, float]:
-    """Both simulations continued to `num_microbatches`, and the largest relative gap between the
-    two continuations.
-    """
+    """(both simulations continued to `num_microbatches`, largest relative gap between the two)."""
     further = num_microbatches - long.simulated_microbatches
     stride = long.simulated_microbatches - short.simulated_microbatches
 

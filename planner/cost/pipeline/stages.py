@@ -1,5 +1,6 @@
-"""Which layers each pipeline rank holds. Letters: U distinct pipelines by KEY, R ranks looked at, K
-kinds of layer.
+"""Which layers each pipeline rank holds.
+
+Letters: U distinct pipelines by KEY, R pipeline ranks priced, K kinds of layer, S stages.
 """
 
 from dataclasses import dataclass
@@ -19,9 +20,11 @@ KEY = ("pp", "virtual_stages", "pp_schedule", "split")
 class RankLayers:
     """What R ranks of each of U pipelines hold.
 
-    units (R, K + 2, U): number of layers of each kind, then 1 where the rank holds the embedding, 1
-    where the head.
-    rank (R, U): pipeline rank.  mean_units (K + 2, U): per rank, averaged over all ranks.
+    units (R, K + 2, U): number of layers of each kind, then 1 where the rank holds the embedding,
+    then
+        1 where it holds the head.
+    rank (R, U): pipeline rank.
+    mean_units (K + 2, U): units per rank, the mean over all ranks.
     """
 
     units: FloatColumn
@@ -33,10 +36,11 @@ class RankLayers:
 def stage_layers(num_layers: int, num_stages: int, *, counts_ends: bool) -> tuple[int, ...]:
     """Layers of each stage, first stage first, by the trainer's own split.
 
-    TorchTitan spreads layers plus one for the embedding and one for the head as evenly as it can,
-    earlier stages taking the remainder (generate_llm_fqn_per_model_part). Megatron splits evenly
-    where that divides, and otherwise counts the embedding and head as layers too
-    (--account-for-embedding-in-pipeline-split). counts_ends: always count them.
+    TorchTitan counts the embedding and the head as one layer each and spreads all as evenly as it
+    can; earlier stages take the remainder (generate_llm_fqn_per_model_part). Megatron splits evenly
+    where that divides, and otherwise counts embedding and head as layers too
+    (--account-for-embedding-in-pipeline-split).
+    counts_ends: always count them.
     """
     if num_stages == 1:
         return (num_layers,)
@@ -70,8 +74,10 @@ def layers_of_stages(
 
 @lru_cache(maxsize=4096)
 def stage_units(sizes: tuple[int, ...], model: ModelSpec) -> FloatColumn:
-    """Units of each stage, (S, K + 2): layers by kind, embedding in the first stage, head in the
-    last.
+    """Units of each stage, (S, K + 2).
+
+    Layers by kind, then the embedding, which the first stage holds, then the head, which the last
+    one holds.
     """
     kinds = [kind for kind, _ in model.distinct_layers()]
     order = np.array([kinds.index(kind) for kind in model.layer_kinds()])
@@ -124,12 +130,12 @@ def _first_of_each_kind(
 def rank_layers(
     batch: LayoutBatch, model: ModelSpec, rules: TrainerRules, *, every_rank: bool
 ) -> RankLayers:
-    """Units of the ranks that can decide time or memory, for U pipelines; `every_rank` for all of
-    them.
+    """Units of the ranks that can decide time or memory, for U pipelines.
 
-    Ranks that hold the same units cost the same and the earliest of them has most microbatches in
-    flight, so the deciding ranks are the first of each kind. R is the largest number of ranks
-    looked at; shorter lists repeat their last rank.
+    Ranks that hold the same units cost the same, and the earliest of them has the most microbatches
+    in flight. So the deciding ranks are the first of each kind. R is the largest number of them in
+    any pipeline; shorter lists repeat their last rank.
+    every_rank: units of all ranks instead.
     """
     keys = [
         (
