@@ -260,6 +260,51 @@ def test_no_file_imports_itself_through_others() -> None:
         pytest.fail(" -> ".join(error.args[1]))
 
 
+def compared_with(path: Path, names: frozenset[str]) -> Iterator[str]:
+    """Comparisons with one of these texts, but for a pipeline's `runtime`, which is no trainer."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Compare) and ast.unparse(node.left) != "runtime":
+            sides = [
+                part
+                for side in (node.left, *node.comparators)
+                for part in (
+                    side.elts if isinstance(side, ast.Tuple | ast.Set | ast.List) else [side]
+                )
+            ]
+            if any(isinstance(side, ast.Constant) and side.value in names for side in sides):
+                yield f"{path.relative_to(ROOT)}:{node.lineno} {ast.unparse(node)}"
+
+
+# What `measurements import` reads: a log of TorchTitan's is a format, whoever's job it is.
+FORMATS_OF_FILES = ("api/input/measurements.py",)
+
+
+def test_no_code_outside_the_trainers_compares_a_trainers_name() -> None:
+    """What differs between trainers is a field of theirs (`planner.trainers.base`)."""
+    names = frozenset({"torchtitan", "megatron", "megatron-deepspeed", "internevo"})
+    found = [
+        text
+        for package in PACKAGES
+        for path in sources(package)
+        for text in compared_with(path, names)
+        if not text.startswith(("planner/trainers/", "probes/trainers/", *FORMATS_OF_FILES))
+    ]
+    assert found == []
+    own = [path for path in sources("api") if path.name == "measurements.py"]
+    assert any(list(compared_with(path, names)) for path in own), "the reader of source is blind"
+
+
+def test_a_public_class_has_a_name_of_its_own() -> None:
+    """So that a name in a traceback or a search leads to one place."""
+    homes: dict[str, list[str]] = {}
+    for package in PACKAGES:
+        for path in sources(package):
+            for node in tree(path).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    homes.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: where for name, where in homes.items() if len(where) > 1} == {}
+
+
 # ---- in a fresh process --------------------------------------------------------------------------
 
 BLOCKED = """

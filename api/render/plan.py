@@ -25,6 +25,7 @@ from api.render.figures import parameters, percent, rate, seconds, size
 from api.render.grid import Column, grid, number
 from api.render.probing import measured_line, probing_section
 from planner.catalog.clusters import gpu_aliases
+from planner.export import FORMATS
 from planner.specs.plan import SOURCES, Plan, RankedLayout
 from planner.specs.run import RunEstimate
 from planner.units import (
@@ -338,7 +339,7 @@ def launch_commands(
     )
     commands = [["cd", folder], list(export.get("command", []))]
     if saved is None:
-        to = [] if trainer == "torchtitan" else ["--format", trainer]
+        to = [] if trainer == FORMATS[0] else ["--format", trainer]
         commands.insert(
             0,
             [

@@ -33,12 +33,13 @@ def export(
     """
     from planner.export.megatron import export as to_megatron
     from planner.export.torchtitan import export as to_torchtitan
+    from planner.trainers.registry import version_under
 
     writers = {"torchtitan": to_torchtitan, "megatron": to_megatron}
     if to not in writers:
         raise UnknownNameError("format", to, FORMATS, "export format")
     written = writers[to](layout, model, cluster, training, version)
-    own = version or (training.trainer_version if training.trainer == to else None)
+    own = version or version_under(training, to)
     target = training.model_copy(update={"trainer": to, "trainer_version": own})
     return written.refused(_refusals(layout, model, cluster, target))
 

@@ -22,7 +22,7 @@ from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import Layout, parse_ac
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
-from planner.trainers.registry import release_of
+from planner.trainers.registry import release_of, version_under
 from planner.units import counted
 
 WRITTEN = "0.14"  # the release whose arguments we write; later ones read them too
@@ -64,10 +64,7 @@ def export(
     The arguments are those of core 0.14; for another release, a date or a distribution a note says
     so.
     """
-    release = release_of(
-        "megatron",
-        version or (training.trainer_version if training.trainer == "megatron" else None),
-    )
+    release = release_of("megatron", version or version_under(training, "megatron"))
     newer = NVFP4_SINCE if layout.precision == "nvfp4" and release.since(NVFP4_SINCE) else WRITTEN
     draft = Draft(layout=layout, model=model, cluster=cluster, training=training, version=newer)
     if release.number != newer or not release.exact:

@@ -44,7 +44,7 @@ from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import Layout, parse_ac
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
-from planner.trainers.registry import TRAINERS, release_of
+from planner.trainers.registry import TRAINERS, release_of, version_under
 from planner.trainers.titan_defaults import DEFAULTS
 from planner.trainers.titan_models import WITH_PIPELINE, Flavor, class_for, find_flavor, lacking
 from planner.trainers.titan_networks import differences
@@ -80,10 +80,7 @@ def export(
     A release we do not know is written as the newest before it, and one before 0.2.0 as 0.2.0; a
     note says so.
     """
-    release = release_of(
-        "torchtitan",
-        version or (training.trainer_version if training.trainer == "torchtitan" else None),
-    )
+    release = release_of("torchtitan", version or version_under(training, "torchtitan"))
     number = release.number if release.since(OLDEST) else OLDEST
     draft = Draft(layout=layout, model=model, cluster=cluster, training=training, version=number)
     if number != release.number or not release.exact:

@@ -44,6 +44,11 @@ def runs_under(training: TrainingSpec, trainer: str, releases: Releases) -> bool
     return training.trainer == trainer and releases.hold(training_release(training))
 
 
+def version_under(training: TrainingSpec, trainer: str) -> str | None:
+    """The release that a job names, where its trainer is this one; None for another's job."""
+    return training.trainer_version if training.trainer == trainer else None
+
+
 def version_defaults(trainer: str, trainer_version: str | None) -> Mapping[str, object]:
     """Layout defaults that a distribution of the trainer changes; empty for the trainer itself."""
     return TRAINERS[trainer].distributions.get(named(trainer_version).distribution, {})

@@ -110,7 +110,7 @@ BLOCK_KEYS: Mapping[str, str] = {
 
 
 def refusal(model_type: str, config: Mapping[str, object]) -> str:
-    """What a type has that we cannot price, and in how many layers; empty where nothing is known."""
+    """What a type has that we cannot price, and in how many layers; empty if nothing is known."""
     block = NO_OPERATIONS.get(model_type, "")
     return f"{block}{_share(config)}" if block else ""
 
