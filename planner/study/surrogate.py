@@ -39,11 +39,13 @@ class Observation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorPosterior:
-    """The errors after n observations. mean (N,): expected error.  scale: see the module.
+    """The errors after n observations.
 
-    seen: the observations.  columns: prior covariance of every candidate with each observation, n
-        of (N,), before scaling.
-    precision (n, n): inverse covariance of the observations.
+    mean (N,): expected error.
+    scale: see the module.
+    seen: the observations.
+    columns: n of (N,), prior covariance of every candidate with each observation, before scaling.
+    lower (n, n): Cholesky factor of the covariance of the observations, noise included.
     """
 
     field: CorrelatedErrors
@@ -51,34 +53,31 @@ class ErrorPosterior:
     mean: FloatColumn
     scale: float
     columns: tuple[FloatColumn, ...]
-    precision: FloatColumn
+    lower: FloatColumn
 
     def variance(self, rows: IntColumn | slice = slice(None)) -> FloatColumn:
-        """Of the errors of these rows, run-to-run noise left out."""
-        cross = self._cross(rows)
+        """Variance of the errors of these rows, run-to-run noise left out."""
+        white = _whitened(self.lower, self._cross(rows))
         prior = self.scale**2 * self.field.variance[rows]
-        return np.asarray(
-            np.maximum(prior - np.einsum("nr,nr->r", cross, self.precision @ cross), JITTER)
-        )
+        return np.asarray(np.maximum(prior - np.einsum("nr,nr->r", white, white), JITTER))
 
     def covariance(self, rows: IntColumn) -> FloatColumn:
-        """Of the errors of these rows among themselves, (A, A)."""
-        cross = self._cross(rows)
-        return np.asarray(
-            self.scale**2 * self.field.between(rows, rows) - cross.T @ self.precision @ cross
-        )
+        """Covariance of the errors of these rows among themselves, (A, A)."""
+        white = _whitened(self.lower, self._cross(rows))
+        return np.asarray(self.scale**2 * self.field.between(rows, rows) - white.T @ white)
 
     def with_row(self, row: int) -> FloatColumn:
         """Covariance of every candidate's error with that of one, (N,)."""
         column = self.field.column(row)
         if not self.columns:
             return np.asarray(self.scale**2 * column)
-        gain = self.scale**2 * np.array([known[row] for known in self.columns]) @ self.precision
+        gain = _solved(self.lower, self.scale**2 * np.array([known[row] for known in self.columns]))
         return np.asarray(self.scale**2 * (column - _weighed(gain, self.columns, len(column))))
 
     def along(self, loading: Sequence[float]) -> tuple[FloatColumn, float]:
-        """Of the sum of shared directions that `loading` (Q,) weighs: covariance with every
-        candidate's error (N,), and its variance.
+        """Covariance with every candidate's error (N,), and variance, of a weighted sum.
+
+        loading (Q,): weights of the shared directions in the sum.
         """
         weights = np.array(loading)
         column = self.field.factor @ weights
@@ -86,23 +85,23 @@ class ErrorPosterior:
         inner = self.scale**2 * np.array(
             [_entry(self.field, column, observed, other) for other in self.seen]
         )
-        gain = inner @ self.precision if len(inner) else inner
+        gain = _solved(self.lower, inner)
         effect = self.scale**2 * (column - _weighed(gain, self.columns, len(column)))
         return effect, float(max(self.scale**2 * weights @ weights - gain @ inner, JITTER))
 
     def at_most(self, rows: IntColumn) -> FloatColumn:
-        """Upper bound of the variance of these rows, (A,): that after the first FEW observations
-        alone, as more never widen it.
+        """Upper bound of the variance of these rows, (A,): that after the first FEW observations.
+
+        More observations never widen it.
         """
         few = self.columns[:FEW]
         prior = self.scale**2 * self.field.variance[rows]
         if not few:
             return np.asarray(np.maximum(prior, JITTER))
         cross = self.scale**2 * np.stack([column[rows] for column in few])
-        precision = np.linalg.inv(np.linalg.inv(self.precision)[: len(few), : len(few)])
+        white = _whitened(self.lower[: len(few), : len(few)], cross)
         return np.asarray(
-            np.maximum(prior - np.einsum("nr,nr->r", cross, precision @ cross), JITTER)
-            * (1.0 + ROUNDING)
+            np.maximum(prior - np.einsum("nr,nr->r", white, white), JITTER) * (1.0 + ROUNDING)
         )
 
     def widest(self) -> FloatColumn:
@@ -117,8 +116,9 @@ class ErrorPosterior:
 
 
 def condition(prior: CorrelatedErrors, seen: Sequence[Observation]) -> ErrorPosterior:
-    """The errors given these observations; scale is the mean of its logarithm's posterior over
-    SCALES.
+    """The posterior of the errors given these observations.
+
+    The scale is exp of the mean of its logarithm, over the posterior on SCALES.
     """
     count = len(seen)
     columns = tuple(_column(prior, one) for one in seen)
@@ -128,11 +128,21 @@ def condition(prior: CorrelatedErrors, seen: Sequence[Observation]) -> ErrorPost
     values = np.array([one.value for one in seen])
     noise = np.diag([one.variance + JITTER for one in seen]) if count else np.zeros((0, 0))
     scale = _scale(inner, noise, values)
-    precision = np.linalg.inv(scale**2 * inner + noise) if count else np.zeros((0, 0))
-    mean = scale**2 * _weighed(precision @ values, columns, len(prior.sd))
+    lower = np.linalg.cholesky(scale**2 * inner + noise)
+    mean = scale**2 * _weighed(_solved(lower, values), columns, len(prior.sd))
     return ErrorPosterior(
-        field=prior, seen=tuple(seen), mean=mean, scale=scale, columns=columns, precision=precision
+        field=prior, seen=tuple(seen), mean=mean, scale=scale, columns=columns, lower=lower
     )
+
+
+def _whitened(lower: FloatColumn, values: FloatColumn) -> FloatColumn:
+    """L^-1 values: their squares sum to values^T (L L^T)^-1 values."""
+    return np.asarray(np.linalg.solve(lower, values))
+
+
+def _solved(lower: FloatColumn, values: FloatColumn) -> FloatColumn:
+    """(L L^T)^-1 values."""
+    return np.asarray(np.linalg.solve(lower.T, np.linalg.solve(lower, values)))
 
 
 def _weighed(weights: FloatColumn, columns: Sequence[FloatColumn], count: int) -> FloatColumn:
