@@ -1,15 +1,13 @@
-"""How many rows are worked at once, so that their columns stay in memory that is fast to come
-by.
-"""
+"""How many rows are computed at once, so that their columns stay in fast memory."""
 
 from collections.abc import Iterator
 
 import numpy as np
 
-# so that what a batch holds at once stays below what glibc keeps, see `keep_freed_pages`
+# rows of a batch, so that its memory stays below what glibc keeps, see `keep_freed_pages`
 CHUNK = 20480
 CACHED_ROWS = 8192  # so that the columns of one operation stay in the cache
-LARGE_BLOCK_BYTES = 31 << 20  # just below the largest block that glibc learns from
+LARGE_BLOCK_BYTES = 31 << 20  # just below the largest block that raises glibc's threshold
 
 
 def slices(count: int, size: int = CHUNK) -> Iterator[slice]:
@@ -20,8 +18,9 @@ def slices(count: int, size: int = CHUNK) -> Iterator[slice]:
 def keep_freed_pages() -> None:
     """Lets columns of later batches reuse the pages of earlier ones.
 
-    glibc hands blocks above a threshold back to the system when they are freed, and each page of
-    the next one faults again: a third of a batch's seconds. Freeing one large block, which nobody
-        touched, raises the threshold to its size. Source: mallopt(3), M_MMAP_THRESHOLD.
+    When a block above a threshold is freed, glibc hands it back to the system, and each page of the
+    next one faults again. That takes a third of a batch's seconds. Freeing one large block, which
+    nobody touched, raises the threshold to its size.
+    Source: mallopt(3), M_MMAP_THRESHOLD.
     """
     np.empty(LARGE_BLOCK_BYTES, dtype=np.uint8)

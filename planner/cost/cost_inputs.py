@@ -1,8 +1,8 @@
-"""What the time and memory of N layouts are composed of, worked out at distinct rows: costs of the
-model's units, their shards and ranks.
+"""What the time and memory of N layouts are composed of: costs of units, shards, and ranks.
 
-Letters: N layouts, U distinct rows, R pipeline ranks looked at, K + 2 units (layers by kind,
-    embedding, head).
+They are computed at distinct rows.
+Letters: N layouts, U distinct rows, R pipeline ranks priced, K + 2 units (layers by kind,
+embedding, head).
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,11 @@ from planner.cost.prepared_job import PreparedJob
 
 @dataclass(frozen=True, slots=True)
 class SummedCosts:
-    """`layers.UnitCosts` at U rows, with sums that every price needs, (K + 2, U)."""
+    """`layers.UnitCosts` at U rows, with sums that every price needs, (K + 2, U).
+
+    forward: of one microbatch, exposed communication included.
+    input_grad: the same of the backward but for weight gradients; recomputation included.
+    """
 
     costs: layers.UnitCosts
     forward: FloatColumn
@@ -53,10 +57,13 @@ def distinct_rows(job: PreparedJob, batch: LayoutBatch) -> tuple[LayoutBatch, In
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostInputs:
-    """Of N layouts of one job.
+    """What the prices of N layouts of one job are made of.
 
-    m (N,): microbatches.  units (R, K + 2, N): units that each rank holds.  rank (R, N): its place
-    in the pipeline. mean_units (K + 2, N): units of a mean rank.  unit, shards: at distinct rows;
+    m (N,): microbatches.
+    units (R, K + 2, N): units that each rank holds.
+    rank (R, N): its place in the pipeline.
+    mean_units (K + 2, N): units of a mean rank.
+    unit, shards: at distinct rows.
     at_unit, at_shard (N,): each layout's row there.
     """
 
@@ -73,7 +80,10 @@ class CostInputs:
 
     @classmethod
     def of(cls, job: PreparedJob, batch: LayoutBatch, *, every_rank: bool) -> "CostInputs":
-        """every_rank: all pipeline ranks instead of the deciding ones."""
+        """The cost inputs of a batch.
+
+        every_rank: for all pipeline ranks instead of the deciding ones.
+        """
         unit_rows, at_unit = distinct_rows(job, batch)
         shard_rows, at_shard = deduplicated.distinct(batch, sharding.KEY)
         pipe_rows, at_pipe = deduplicated.distinct(batch, stages.KEY)

@@ -1,8 +1,7 @@
-"""Layouts share most of their work: evaluate each distinct combination of the fields that matter
-once, then gather.
+"""Layouts share most of their work, so each distinct combination of fields is evaluated once.
 
-A table is computed on U distinct rows and read by N layouts through `inverse`; one layout is U = N
-= 1.
+A table is computed on U distinct rows and read by N layouts through `inverse`; one layout is
+U = N = 1.
 """
 
 from collections.abc import Sequence
@@ -19,8 +18,8 @@ _MIXERS = np.random.default_rng(20261121).integers(1, 2**63, size=64, dtype=np.u
 def unique_rows(columns: Sequence[Column]) -> tuple[IntColumn, IntColumn]:
     """(first row of each distinct combination (U,), index of every row's combination (N,)).
 
-    Combinations are told apart by a 64-bit multilinear hash: with 10^5 of them a clash has
-    probability below 10^-9.
+    A 64-bit multilinear hash tells combinations apart: with 10^5 of them a clash has probability
+    below 10^-9.
     """
     mixed = np.zeros(len(columns[0]), dtype=np.uint64)
     for mixer, column in zip(_MIXERS, columns, strict=False):

@@ -1,4 +1,4 @@
-"""Lower bounds of time and memory, by which a search leaves out what cannot win.
+"""Lower bounds of time and memory, by which a search leaves out layouts that cannot win.
 
 Letters: N layouts, U distinct rows, K + 2 units (layers by kind, embedding, head).
 """
@@ -20,17 +20,17 @@ from planner.specs.layout import CP_METHODS
 
 
 def lower_bounds(job: PreparedJob, batch: LayoutBatch) -> tuple[FloatColumn, FloatColumn]:
-    """Lower bounds (step seconds, device bytes), (N,) each, that hold for every schedule, ZeRO
-    stage and split of the layouts.
+    """Lower bounds (step seconds, device bytes), (N,) each.
 
-    Async TP, every CP method and narrow gathers are tried, since they only save.
+    They hold for every schedule, ZeRO stage and split of the layouts. Async TP, every CP method and
+    gathers in low precision are tried, since they only save.
     Time: a step takes at least as long as its busiest rank computes (exposed TP, CP, EP included),
-    and the busiest at least the mean; bubble, data-parallel waits, optimizer and fixed costs are
-    not negative.
-    Memory: the worst rank holds at least the mean: fully sharded states, gradients that accumulate,
-    and activations of (pp + 1) / 2 microbatches, the mean of 1F1B, which no schedule undercuts;
-    less one layer for uneven splits. Buffers, and without a single rank logits and recomputation,
-    are left out.
+        and the busiest rank takes at least the mean. Bubble, data-parallel waits, optimizer and
+        fixed costs are not negative.
+    Memory: the worst rank holds at least the mean of fully sharded states, of gradients that
+        accumulate, and of activations of (pp + 1) / 2 microbatches (the mean of 1F1B, which no
+        schedule undercuts), less one layer for uneven splits. Buffers are left out, and in a
+        pipeline logits and recomputation too.
     """
     unit, inverse, least = _least_units(job, batch)
     device = [
@@ -41,13 +41,15 @@ def lower_bounds(job: PreparedJob, batch: LayoutBatch) -> tuple[FloatColumn, Flo
 
 
 def time_lower_bounds(job: PreparedJob, batch: LayoutBatch) -> FloatColumn:
-    """The first of `lower_bounds` alone, (N,)."""
+    """The step seconds of `lower_bounds`, (N,)."""
     return _mean_seconds(job, batch, *_least_units(job, batch))
 
 
 def layout_lower_bounds(job: PreparedJob, batch: LayoutBatch) -> FloatColumn:
-    """Lower bounds of the step seconds of these very layouts, (N,): with their own switches, and
-    pairs only where they overlap any.
+    """Lower bounds of the step seconds of exactly these layouts, (N,).
+
+    They hold for the layouts' own options. Pairs hide communication only where the schedule
+    overlaps any.
     """
     rows, inverse = distinct_rows(job, batch)
     unit = units_at(job, rows)
@@ -72,10 +74,9 @@ def _mean_seconds(
     least: FloatColumn,
     overlaps: BoolColumn | None = None,
 ) -> FloatColumn:
-    """What a mean rank computes in a step, (N,), less all that overlapped pairs of a pipeline can
-    hide.
+    """What a mean rank computes in a step, (N,), less all that overlapped pairs can hide.
 
-    overlaps (N,): which layouts' schedules overlap pairs; any that has a pipeline unless given.
+    overlaps (N,): layouts whose schedules overlap pairs; unless given, every one with a pipeline.
     """
     overlaps = batch.pp > 1 if overlaps is None else overlaps
     hidden = np.where(
@@ -87,8 +88,9 @@ def _mean_seconds(
 def _least_units(
     job: PreparedJob, batch: LayoutBatch
 ) -> tuple[SummedCosts, IntColumn, FloatColumn]:
-    """(units at U distinct rows with the least bytes, row of each layout (N,), least seconds of all
-    units together (U,)).
+    """(units at U distinct rows, row of each layout (N,), seconds of all units together (U,)).
+
+    Bytes and seconds are the least of what the layouts' options allow.
     """
     narrow = batch.float8_all_gather | (
         column("wire_bytes", batch.precision, job.recipes) < TWO_BYTES
@@ -122,7 +124,7 @@ def _least_units(
 def _device_bytes(
     job: PreparedJob, batch: LayoutBatch, unit: SummedCosts, at_unit: IntColumn
 ) -> FloatColumn:
-    """What a mean rank holds at least, (N,)."""
+    """The least that a mean rank holds, (N,)."""
     counts, m = job.unit_counts, num_microbatches(batch, job.training)
     fullest = np.full(len(batch), job.rules.sharding.stages[0])
     batch = replace(batch, zero_stage=np.where(batch.zero_stage == 0, 0, fullest))

@@ -1,6 +1,4 @@
-"""A job whose layout is open, with all that a price reads of it looked up once: profile, device,
-fabric, recipes.
-"""
+"""A job whose layout is open, with all that a price reads of it looked up once."""
 
 from dataclasses import dataclass
 
@@ -26,7 +24,7 @@ from planner.work.quantised import quantised_model
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedJob:
-    """Everything but the layouts.
+    """Everything but the layouts: specs, profile, device, fabric, recipes.
 
     recipes: how each precision computes under this trainer's release.
     """
@@ -43,7 +41,7 @@ class PreparedJob:
 
     @property
     def optimizer_step(self) -> OptimizerStep:
-        """How a step ends."""
+        """What the end of a step depends on."""
         return OptimizerStep(
             model=self.model,
             cluster=self.cluster,
@@ -55,9 +53,7 @@ class PreparedJob:
 
     @property
     def unit_counts(self) -> FloatColumn:
-        """How many of each unit the model has, (K + 2,): its distinct layers, the embedding, the
-        head.
-        """
+        """How many of each unit the model has, (K + 2,): distinct layers, embedding, head."""
         return np.array([count for _, count in self.model.distinct_layers()] + [1.0, 1.0])
 
     def context(self, rows: LayoutBatch) -> CostContext:

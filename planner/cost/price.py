@@ -1,10 +1,10 @@
-"""Every layout of a batch priced in time and memory: the one composer of the cost model, written
-for columns.
+"""The time and memory of every layout of a batch: here the parts of the cost model come together.
 
-`estimate` prices a batch of one with every rank and then simulates its schedule; a search prices
-hundreds of thousands with the deciding ranks. The parts, in the order in which they are made:
-`cost_inputs` from `prepared_job`, then `step_seconds` and `rank_shapes`; `lower_bounds` are what a
-search asks first. Letters: N layouts, R pipeline ranks looked at.
+`estimate` prices a batch of one with every rank and then simulates its schedule. A search prices
+hundreds of thousands of layouts with the deciding ranks only. The parts, in the order in which they
+are made: `prepared_job`, `cost_inputs`, then `step_seconds` and `rank_shapes`. A search asks
+`lower_bounds` first.
+Letters: N layouts, R pipeline ranks priced.
 """
 
 from dataclasses import dataclass
@@ -35,9 +35,10 @@ from planner.trainers.registry import TRAINERS
 class Prices:
     """Columns of N prices.
 
-    parts: seconds (N,) by PARTS, of the busiest rank; they sum to step_seconds.  rank (R, N):
-        pipeline ranks looked at, rank_* theirs.
-    least_device_bytes: what device_bytes shrinks to under pressure.
+    parts: seconds (N,) by PARTS, of the busiest rank; they sum to step_seconds.
+    least_device_bytes: what device_bytes shrinks to under memory pressure.
+    rank (R, N): pipeline ranks priced.
+    rank_reserved_bytes (R, N): what each of them reserves.
     """
 
     step_seconds: FloatColumn
@@ -67,8 +68,9 @@ class Pricer(PreparedJob):
         profile: Profile | None = None,
         kernels: KernelProfile | None = None,
     ) -> "Pricer":
-        """A pricer for one job under a calibration (the shipped one unless given); profile and
-        kernels replace what it says of them.
+        """A pricer for one job under a calibration, the shipped one unless given.
+
+        profile, kernels: replace those of the calibration.
         """
         keep_freed_pages()
         calibration = calibration or shipped_calibration()
@@ -88,8 +90,9 @@ class Pricer(PreparedJob):
         )
 
     def price(self, batch: LayoutBatch, *, every_rank: bool = False) -> Prices:
-        """Time and memory of N layouts. every_rank: look at all pipeline ranks instead of the
-        deciding ones.
+        """Time and memory of N layouts.
+
+        every_rank: price all pipeline ranks instead of the deciding ones.
         """
         inputs = CostInputs.of(self, batch, every_rank=every_rank)
         seconds, parts, stage_seconds = step_seconds(inputs)
@@ -126,17 +129,15 @@ class Pricer(PreparedJob):
         )
 
     def lower_bounds(self, batch: LayoutBatch) -> tuple[FloatColumn, FloatColumn]:
-        """Lower bounds (step seconds, device bytes), (N,) each, over every schedule, ZeRO stage and
-        split: `lower_bounds.lower_bounds`.
-        """
+        """Lower bounds (step seconds, device bytes), (N,) each: see `lower_bounds.lower_bounds`."""
         return lower_bounds.lower_bounds(self, batch)
 
     def time_lower_bounds(self, batch: LayoutBatch) -> FloatColumn:
-        """The first of `lower_bounds` alone, (N,)."""
+        """The step seconds of `lower_bounds`, (N,)."""
         return lower_bounds.time_lower_bounds(self, batch)
 
     def layout_lower_bounds(self, batch: LayoutBatch) -> FloatColumn:
-        """Lower bounds of the step seconds of these very layouts, (N,)."""
+        """Lower bounds of the step seconds of exactly these layouts, (N,)."""
         return lower_bounds.layout_lower_bounds(self, batch)
 
     @property

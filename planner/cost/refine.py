@@ -1,8 +1,8 @@
-"""Prices refined by playing the schedule out: unequal stages, sends, and each rank's memory as
-microbatches come and go.
+"""Prices refined by simulating the schedule.
 
-Layouts that share (schedule, pp, virtual stages, microbatches) are simulated together. Letters: C
-such layouts, S stages.
+The simulation knows unequal stages, sends, and each rank's memory as microbatches come and go.
+Layouts that share (schedule, pp, virtual stages, microbatches) are simulated together.
+Letters: N layouts, C of them that are simulated together, S stages.
 """
 
 from dataclasses import dataclass
@@ -21,8 +21,9 @@ from planner.schedules import SCHEDULES, Schedule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refined:
-    """Simulated step, (N,): step_seconds and the seconds beyond the busiest rank's own work (bubble
-    and sends).
+    """The simulated step, (N,).
+
+    bubble_seconds, send_seconds: beyond the busiest rank's own work.
     """
 
     step_seconds: FloatColumn
@@ -58,8 +59,9 @@ def groups(pricer: Pricer, batch: LayoutBatch) -> list[IntColumn]:
 
 
 def first_groups(pricer: Pricer, batch: LayoutBatch, most: int, most_groups: int) -> IntColumn:
-    """The first `most` rows, best first, whose pipelines are among the first `most_groups` distinct
-    ones; layouts without one are free.
+    """The first `most` rows whose pipelines are among the first `most_groups` distinct ones.
+
+    Rows come best first. Layouts without a pipeline always count.
     """
     m = num_microbatches(batch, pricer.training)
     piped = batch.pp > 1
@@ -89,8 +91,9 @@ def play(
 ) -> Simulation:
     """The simulation of layouts `rows`, which share schedule, pp, virtual stages and microbatches.
 
-    send_scales: the layouts are played once for each factor on their sends, one after the other
+    send_scales: the layouts are simulated once for each factor on their sends, one after the other
         along C.
+    keep_times: record when each action ran.
     """
     first = int(rows[0])
     schedule = SCHEDULES.of_code(int(batch.pp_schedule[first]))
@@ -157,8 +160,9 @@ def _stage_costs(
 
 
 def _hops(schedule: Schedule, pp: int, virtual_stages: int) -> IntColumn:
-    """Hop between ranks that each stage's output crosses to the next stage: rank r to r + 1 is hop
-    r, the last to the first p - 1.
+    """Hop between ranks that each stage's output crosses to the next stage.
+
+    Rank r to r + 1 is hop r, the last rank to the first is hop p - 1.
     """
     rank = schedule.stage_rank(np.arange(pp * virtual_stages), pp, virtual_stages)
     after = np.append(rank[1:], rank[-1])

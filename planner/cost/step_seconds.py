@@ -1,6 +1,6 @@
-"""The seconds of one step, composed from units, shards and schedule: by part, of the busiest rank.
+"""The seconds of one step by part, of the busiest rank, from units, shards and schedule.
 
-Letters: N layouts, R pipeline ranks looked at, K + 2 units (layers by kind, embedding, head).
+Letters: N layouts, R pipeline ranks priced, K + 2 units (layers by kind, embedding, head).
 """
 
 from dataclasses import dataclass
@@ -41,8 +41,10 @@ PARTS = (
 class StageSeconds:
     """One microbatch on each unit (K + 2, N): what the simulator needs to time any stage.
 
-    sends: of the same N layouts.  costs, at: costs of the units at distinct rows, and each layout's
-        row, for what few layouts need.
+    costs, at: costs of the units at distinct rows and each layout's row, for what few layouts need.
+    sends: of the same N layouts.
+    outside (N,): the busiest rank's data-parallel waits, optimizer and fixed seconds of a step.
+    busy (N,): seconds of its microbatches.
     """
 
     forward: FloatColumn
@@ -164,9 +166,7 @@ def _sends(inputs: CostInputs) -> Sends:
 
 
 def _with_redone(inputs: CostInputs, weight_grad: FloatColumn) -> FloatColumn:
-    """Weight gradients with what they do again where they run apart from the input's, (K + 2,
-    N).
-    """
+    """Weight gradients, (K + 2, N), with what they recompute where they run separately from I."""
     batch, result = inputs.batch, weight_grad
     for schedule, rows in split_schedules(batch):
         result = weight_grad.copy() if result is weight_grad else result
@@ -178,7 +178,7 @@ def _with_redone(inputs: CostInputs, weight_grad: FloatColumn) -> FloatColumn:
 
 
 def _relief(inputs: CostInputs, overlaps: BoolColumn, here: FloatColumn) -> pairs.Relief:
-    """What a pair saves, (N,), 0 where there are none."""
+    """What a pair saves, (N,), 0 where schedules overlap none."""
     rows = np.flatnonzero(overlaps)
     columns = pairs.pair_columns(inputs.unit.costs, inputs.at_unit[rows], inputs.job.profile)
     return pairs.relief(columns, here[:, rows], inputs.batch.virtual_stages[rows]).spread(
@@ -206,8 +206,9 @@ def _bubble(
     own_pairs: FloatColumn,
     relief: pairs.Relief,
 ) -> tuple[FloatColumn, FloatColumn]:
-    """(idle seconds, seconds waiting for sends), (N,). Pairs of other ranks on the longest chain
-    shorten this rank's idle time.
+    """(idle seconds, seconds of waiting for sends), (N,).
+
+    Overlapped pairs of other ranks on the critical path shorten this rank's idle time.
     """
     f, i, w = (
         (inputs.mean_units * field).sum(axis=0) for field in (forward, input_grad, weight_grad)

@@ -1,5 +1,6 @@
-"""Seconds of kernels: roofline times a utilisation curve over the shape. Letters: every argument is
-a column (U,).
+"""Seconds of kernels: roofline times a utilisation curve over the shape.
+
+Letters: U distinct layouts; every argument is a column (U,).
 """
 
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from planner.specs.gpu import GpuSpec
 
 TILE_ROWS, TILE_COLS = 128, 128
 FP16_BYTES = 2.0
-# of one element that a product reads, by peak; 2 for the rest
+# of one element that a GEMM reads, by peak; 2 for the rest
 OPERAND_BYTES: Mapping[str, float] = {"fp8": 1.0, "fp4": 0.5}
 BF16, FP16 = 0, 1
 SINGLE = -1  # last row of the rates, for param_dtype float32: TF32 where the GPU has it
@@ -25,10 +26,11 @@ SINGLE = -1  # last row of the rates, for param_dtype float32: TF32 where the GP
 class Device:
     """One GPU under one trainer's software: achieved rates, ready for columns.
 
+    linear_rate, linear_half_depth and operand_bytes are indexed by precision code, then SINGLE.
+    linear_rate: FLOP/s that a large GEMM reaches (NaN: the GPU lacks the dtype).
+    linear_half_depth: the depth at which it reaches half of that.
+    operand_bytes: of an element that it reads.
     half: precision code of its 16-bit format.
-    linear_rate, linear_half_depth, operand_bytes: by precision code, then SINGLE: FLOP/s a large
-        GEMM reaches (NaN: the GPU lacks the dtype), the depth at which it reaches half of it, and
-            bytes of an element that it reads.
     """
 
     gpu: GpuSpec
@@ -107,10 +109,12 @@ class Device:
     ) -> FloatColumn:
         """Seconds of `batch` independent GEMMs rows x depth by depth x cols.
 
-        t = max(2 r c d b / (rate u), bytes / memory rate);  u = d / (d + half) * wave quantisation
-        Wave quantisation: the share of the last wave of 128 x 128 output tiles over the SMs that
-        does useful work. Assumes one kernel for the whole batch (grouped GEMM). Source: NVIDIA
-        Matrix Multiplication Background guide.
+        t = max(2 r c d b / (rate u), bytes / memory rate)
+        u = d / (d + half) x wave quantisation
+        Wave quantisation: share of useful work in the waves of 128 x 128 output tiles over the SMs;
+            the last wave may be part empty.
+        Assumes one kernel for the whole batch (grouped GEMM).
+        Source: NVIDIA Matrix Multiplication Background guide.
         """
         tiles = batch * np.ceil(rows / TILE_ROWS) * np.ceil(cols / TILE_COLS)
         waves = tiles / self.num_sms
@@ -132,8 +136,9 @@ class Device:
     def attention_seconds(
         self, flops: FloatColumn, context: FloatColumn, *, backward: bool
     ) -> FloatColumn:
-        """Seconds of fused attention: flops over a rate that rises with context, r = ceiling * c /
-        (c + half).
+        """Seconds of fused attention: flops over a rate that rises with context.
+
+        rate = ceiling x c / (c + half)
         """
         rate = self.attention_backward_rate if backward else self.attention_forward_rate
         return flops * (context + self.attention_half_context) / (rate * context)

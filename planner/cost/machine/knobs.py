@@ -1,9 +1,8 @@
-"""What runs have taught: every knob of the profile with its prior, and a calibration that moves
-them together with how sure it is.
+"""Calibration: every knob of the profile with its prior, and the posterior over all knobs.
 
-A knob is a number of `Profile` (one value a trainer) or a factor on `KernelProfile` (one a GPU
+A knob is a number of `Profile` (one value per trainer) or a factor on `KernelProfile` (one per GPU
 family). Its shift is a shared part, which all trainers or families have in common, plus an own
-part: one that was never measured moves with the others and is less sure.
+part. A trainer or family that was never measured moves with the others, with more variance.
 Letters: K knobs, P unknowns (shared and own shifts), D directions.
 """
 
@@ -34,9 +33,9 @@ OWN_SHARE = 1.0  # standard deviation of an own shift over that of the shared on
 DIRECTIONS = 6
 MOST_MEMORY_RATE = 0.97
 LARGEST_DOUBT = 0.3  # of a GPU family without kernel timings; judgement
-# What else differs between families and is not known of one without any timing, as the known ones
-# differ from each other: share of the memory bandwidth (0.70 to 0.85), float8 against bf16 (1.5 to
-#     2.3 times), the communication library inside a node (0.52 to 0.81).
+# What else is not known of a family without any timing, by how much the known ones differ: the
+# share of the memory bandwidth (0.70 to 0.85), float8 against bf16 (1.5 to 2.3 times), the
+# communication library inside a node (0.52 to 0.81).
 UNKNOWN_FAMILY_SD: Mapping[str, float] = {
     "memory": 0.08,
     "low_precision_gemm": 0.20,
@@ -47,11 +46,13 @@ RATES = frozenset({"gemm", "flash2", "vendor"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knob:
-    """One number that may move. prior: its centre before any run.  sd: of the shared shift.
+    """One number that calibration may move.
 
-    share: the number is a share in (0, 1) and moves on the logit scale, else on the logarithm.
-    place_sd: what it differs by from one cluster to the next (hosts, networks), beside trainer and
-        GPU; judgement.
+    prior: its centre before any run was fitted.
+    sd: standard deviation of the shared shift.
+    share: the number is a share in (0, 1) and moves on the logit scale, otherwise on the logarithm.
+    place_sd: standard deviation between clusters (hosts, networks), besides trainer and GPU;
+        judgement.
     """
 
     name: str
@@ -69,19 +70,20 @@ class Knob:
         return float(odds / (1.0 + odds))
 
     def own(self, trainer: str, family: str) -> str:
-        """Whose own part of the shift counts there."""
+        """The trainer or GPU family whose own part of the shift counts."""
         return trainer if self.scope == "trainer" else family
 
     def variance(self, scope: str) -> float:
-        """Prior variance of the shared part (scope "") or of an own one; of a GPU family, its
-        kernels' doubt included.
+        """Prior variance of the shared part (scope "") or of an own part.
+
+        For a GPU family it includes the variance inflation of its kernels.
         """
         if not scope:
             return self.sd**2
         return (OWN_SHARE * self.sd) ** 2 + (doubt(scope) ** 2 if self.name in RATES else 0.0)
 
 
-# Priors are judgements made before any run was looked at, but where a source is named.
+# Priors are judgements made before any run was evaluated, except where a source is named.
 KNOBS: tuple[Knob, ...] = (
     Knob(name="compute", prior=0.80, sd=0.12, scope="trainer"),
     Knob(name="low_precision", prior=1.0, sd=0.05, scope="trainer"),
@@ -95,7 +97,7 @@ KNOBS: tuple[Knob, ...] = (
     Knob(name="overlap_slowdown", prior=0.12, sd=0.5, scope="trainer"),
     Knob(name="launch_seconds", prior=9e-6, sd=0.4, scope="trainer", place_sd=0.2),
     # A Transformer Engine module: Python, autograd function and several kernels. TransformerEngine
-    #     issue tracker: 30 to 100 us a call.
+    # issue tracker: 30 to 100 us a call.
     Knob(name="fused_launch_seconds", prior=40e-6, sd=0.7, scope="trainer", place_sd=0.2),
     Knob(name="fixed_step_seconds", prior=0.02, sd=0.7, scope="trainer", place_sd=0.4),
     Knob(name="inter_node", prior=0.95, sd=0.15, scope="trainer", place_sd=0.15),
@@ -149,13 +151,17 @@ def kernels_at(gpu: GpuSpec, shifts: FloatColumn) -> KernelProfile:
 
 
 def doubt(family: str) -> float:
-    """How unsure a GPU family's kernel rates are while no training run on it was measured."""
+    """Standard deviation of a GPU family's kernel rates.
+
+    It holds as long as no training run on the family was measured.
+    """
     return KERNELS[KERNEL_ROWS[family]].doubt if is_known_family(family) else LARGEST_DOUBT
 
 
 def place_sd(family: str) -> FloatColumn:
-    """What each knob differs by on a cluster never seen, (K,): by place, and of an unknown GPU
-    family what families differ by.
+    """What each knob differs by on a cluster never measured, (K,).
+
+    By place, and for an unknown GPU family also by what families differ by.
     """
     if is_known_family(family):
         return PLACE_SD
@@ -172,13 +178,18 @@ def _scaled(curve: AttentionCurve, factor: float, backward: float) -> AttentionC
 class Calibration:
     """A posterior over the knobs.
 
-    keys (P): order of shifts (P,) and covariance (P, P).  sensitivity (K, K): mean of g g' over the
-    fitted runs, g the derivative of log seconds by each knob.  run_sd, group_sd: standard
-    deviations of log seconds of a run around the model, and of what all runs of one source have in
-    common.  place: share of `Knob.place_sd` that is still unknown, 1 for a cluster never seen.
+    keys (P): order of shifts (P,) and covariance (P, P).
+    sensitivity (K, K): mean of g g' over the fitted runs; g is the derivative of log seconds by
+    each
+        knob.
+    run_sd, group_sd: standard deviations of log seconds: of a run around the model, and of what all
+        runs of one source have in common.
     time_factor: by trainer, stretch of the time interval that covered runs left out of the fit (""
-        for others). memory_sd, memory_sd_bytes: of measured over predicted bytes, see `Profile`.
-    seen: (trainer, GPU family, feature) that were measured.  fitted: fingerprints of the runs.
+        for others).
+    memory_sd, memory_sd_bytes: of measured over predicted bytes, see `Profile`.
+    seen: (trainer, GPU family, feature) that were measured.
+    fitted: fingerprints of the runs.
+    place: share of `Knob.place_sd` that is still unknown, 1 for a cluster never measured.
     """
 
     id: str
@@ -197,7 +208,7 @@ class Calibration:
 
     @classmethod
     def prior(cls) -> "Calibration":
-        """What is believed before any run."""
+        """The prior, before any run was fitted."""
         return cls(
             id="prior",
             keys=(),
@@ -222,8 +233,10 @@ class Calibration:
         return self._effective(trainer, family)[0]
 
     def effective_covariance(self, trainer: str, family: str) -> FloatColumn:
-        """Covariance (K, K) of the shifts on one cluster: of `shift`, whose untouched parts keep
-        their prior, and from place to place.
+        """Covariance (K, K) of the shifts on one cluster.
+
+        Knobs without data keep the variance of their prior. The variance between clusters is
+        included.
         """
         return self._effective(trainer, family)[1]
 
@@ -242,8 +255,10 @@ class Calibration:
         )
 
     def at_one_place(self, scopes: Collection[tuple[str, str]]) -> "Calibration":
-        """The same belief with every shift of these (trainer, GPU family) among its keys, what
-        their place differs by included.
+        """The same posterior for one cluster.
+
+        Its keys have every shift of these (trainer, GPU family). The variance between clusters
+        becomes part of the shifts.
         """
         wanted = dict.fromkeys(
             (knob, scope)
@@ -270,11 +285,10 @@ class Calibration:
         return replace(self, keys=keys, shifts=shifts, covariance=covariance, place=0.0)
 
     def directions(self, trainer: str, family: str) -> tuple[FloatColumn, float]:
-        """(shifts (D, K), one standard deviation each, that move predictions most; variance of log
-        seconds that they leave out).
+        """(shifts (D, K) that move predictions most, variance of log seconds that they leave out).
 
-        Eigenvectors of S M S, S the root of the covariance and M the sensitivity: the principal
-        axes of the predictions' spread.
+        Each shift is one standard deviation. They are the principal axes of the predictions'
+        spread: eigenvectors of S M S, where S is the root of the covariance and M the sensitivity.
         """
         values, vectors = np.linalg.eigh(self.effective_covariance(trainer, family))
         root = vectors * np.sqrt(np.maximum(values, 0.0)) @ vectors.T

@@ -1,8 +1,6 @@
-"""The profile: every number of the cost model that calibration may move, with its prior and the
-reason for it.
+"""Every number of the cost model that calibration may move, with its prior and the reason for it.
 
-A share is of a datasheet peak. Entries are per GPU family where kernels differ, per trainer where
-software does.
+A share is of a datasheet peak. Kernels differ by GPU family, software by trainer.
 """
 
 from collections.abc import Mapping
@@ -16,8 +14,10 @@ from planner.units import GIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionCurve:
-    """Fused attention: shares of the bf16 peak reached at long context, and the context (tokens) at
-    which half is reached.
+    """Fused attention: what it reaches of the bf16 peak, by context.
+
+    forward, backward: shares of the peak at long context.
+    half_context: the context (tokens) at which half of that is reached.
     """
 
     forward: float
@@ -29,12 +29,12 @@ class AttentionCurve:
 class KernelProfile:
     """How close one GPU family comes to its datasheet.
 
-    gemm: share of the dense peak that a large GEMM reaches, by recipe key.  gemm_half_depth: K at
-        which a GEMM reaches half of it.
-    flash2: FlashAttention-2 as torch's SDPA ships it.  vendor: the vendor's own kernel (cuDNN,
-        Transformer Engine).
+    gemm: share of the dense peak that a large GEMM reaches, by recipe key.
+    gemm_half_depth: K at which a GEMM reaches half of that.
+    flash2: FlashAttention-2 as torch's SDPA ships it.
+    vendor: the vendor's own kernel (cuDNN, Transformer Engine).
     memory: share of the memory bandwidth that a streaming kernel reaches.
-    doubt: standard deviation of the logarithm of its rates, as long as no training run on the
+    doubt: standard deviation of the logarithm of these rates, as long as no training run on the
         family was measured.
     """
 

@@ -1,5 +1,6 @@
-"""The calibration that ships: `planner/catalog/calibrations/shipped.json`, written by
-`benchmarks/calibrate.py` from the measured runs.
+"""The calibration that ships, `planner/catalog/calibrations/shipped.json`.
+
+`benchmarks/calibrate.py` writes it from the measured runs.
 """
 
 import json
@@ -18,7 +19,7 @@ DIGITS = 5
 
 @lru_cache(maxsize=1)
 def shipped_calibration() -> Calibration:
-    """What the published runs have taught."""
+    """The posterior after the published runs."""
     return from_document(json.loads(calibration_text("shipped")))
 
 
@@ -46,8 +47,9 @@ def from_document(document: Mapping[str, Any]) -> Calibration:
 
 
 def _by_knob(document: Mapping[str, Any]) -> FloatColumn:
-    """The sensitivity in today's order of knobs: one that has come since counts as untouched, one
-    that has gone is left out.
+    """The sensitivity in today's order of knobs.
+
+    A knob that was added since then gets zeros; one that was removed is left out.
     """
     names, found = document["knobs"], np.array(document["sensitivity"], dtype=np.float64)
     out = np.zeros((len(KNOBS), len(KNOBS)))
@@ -58,7 +60,7 @@ def _by_knob(document: Mapping[str, Any]) -> FloatColumn:
 
 
 def to_document(calibration: Calibration) -> dict[str, Any]:
-    """JSON-safe form; the covariance as its lower triangle."""
+    """JSON-safe form, with the covariance as its lower triangle."""
     lower = calibration.covariance[np.tril_indices(len(calibration.keys))]
     return {
         "id": calibration.id,

@@ -1,10 +1,10 @@
-"""What torch's caching allocator holds from the device, from what is allocated. Letters: R ranks
-looked at, N layouts; all (R, N).
+"""What torch's caching allocator holds from the device, from what is allocated.
 
-It never moves a block: memory that one stream freed serves that stream alone, and a hole serves
-    what is no larger than it.
+Letters: R ranks, N layouts; all (R, N).
+The allocator never moves a block: memory that one stream freed serves only that stream, and a hole
+serves only what is no larger than it.
 Source: c10/cuda/CUDACachingAllocator.cpp (get_pool, get_free_block, alloc_block,
-    release_cached_blocks, expandable segments).
+release_cached_blocks, expandable segments).
 """
 
 from collections.abc import Sequence
@@ -23,13 +23,14 @@ def cached_bytes(
 ) -> FloatColumn:
     """Bytes held beyond the largest of `totals`, by the allocator's rules.
 
-    max(total - apart + holes) + max(apart) + gathers - max(total), over the moments of a step.
-
-    totals: alive at each moment.  apart: of them, what another stream allocated: shards of
-    gradients, which are the output of FSDP's reductions.  holes: freed by then, but smaller than
-    what is asked for next.  gathers: FSDP's all-gathers, on a third stream.
+    max(total - apart + holes) + max(apart) + gathers - max(total), over the phases of a step
+    totals: alive in each phase.
+    apart: of them, what another stream allocated: shards of gradients, which are the output of
+        FSDP's reductions.
+    holes: freed by then, but smaller than what is asked for next.
+    gathers: FSDP's all-gathers, on a third stream.
     Source: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py (all_gather_copy_in_stream,
-        reduce_scatter_stream).
+    reduce_scatter_stream).
     """
     own = reduce(
         np.maximum,
@@ -47,10 +48,11 @@ def reserved_bytes(
 ) -> tuple[FloatColumn, FloatColumn]:
     """(reserved bytes, the least that would do).
 
-    moving: the part of `allocated` that comes and goes in a step.  room: what the device has left.
-    shares: of `moving` that is lost to fragments, at ease and under pressure, when cached blocks
-    are given back (cudaMalloc fails, the cache is flushed, the request is tried again) and only
-    blocks that cannot be split are left.
+    moving: the part of `allocated` that comes and goes in a step.
+    room: what the device has left.
+    shares: of `moving` that is lost to fragments, without and with memory pressure. Under pressure
+        cudaMalloc fails, cached blocks are given back and the request is tried again; only blocks
+        that cannot be split are left.
     """
     at_ease, pressed = shares
     least = allocated + pressed * moving

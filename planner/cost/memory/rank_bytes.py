@@ -1,7 +1,6 @@
-"""The bytes that every pipeline rank holds of each kind, from its units: what `memory` makes a peak
-of.
+"""The bytes of each kind that every pipeline rank holds, which `cost.memory.peak` makes a peak of.
 
-Letters: N layouts, R pipeline ranks looked at, K + 2 units (layers by kind, embedding, head).
+Letters: N layouts, R pipeline ranks priced, K + 2 units (layers by kind, embedding, head).
 """
 
 from functools import reduce
@@ -63,8 +62,8 @@ def rank_shapes(inputs: CostInputs) -> RankShapes:
         head * units[:, -2] * inputs.job.model.tie_word_embeddings,
     )
     kept, all_saved = on_ranks(units, shard), on_ranks(units, saved)
-    # The first layer gathers the embedding ahead, not a layer; one shard more waits and one layer's
-    # activations less.
+    # The first layer's backward prefetches the embedding instead of a layer. One more shard waits,
+    # and the activations of one layer less are saved.
     table = (
         widths.gathered * (units[:, -2] * gathered[-2] - largest_gathered)
         - widths.resident * largest_gathered
@@ -112,10 +111,10 @@ def rank_shapes(inputs: CostInputs) -> RankShapes:
 
 
 def _largest(holds: BoolColumn | None, field: FloatColumn) -> FloatColumn:
-    """Largest over the layers a rank holds, 0 for those that it does not: (R, K, N) or None for
-    all, (K, N) -> (R, N) or (N,).
+    """Largest value over the layers that a rank holds; layers that it does not hold count as 0.
 
-    Unit by unit, because NumPy reduces a short middle axis slowly.
+    (R, K, N) or None for all, (K, N) -> (R, N) or (N,). It goes unit by unit, because NumPy reduces
+    a short middle axis slowly.
     """
     columns = [
         field[unit] if holds is None else np.where(holds[:, unit], field[unit], 0.0)
@@ -125,9 +124,7 @@ def _largest(holds: BoolColumn | None, field: FloatColumn) -> FloatColumn:
 
 
 def _in_flight(inputs: CostInputs, row: int) -> FloatColumn:
-    """Microbatches that a row of the pipeline ranks looked at holds at its peak, (N,); one without
-    a pipeline.
-    """
+    """Microbatches that one row of the ranks holds at its peak, (N,); 1 without a pipeline."""
     batch, rank, count = inputs.batch, inputs.rank[row], inputs.m.astype(np.int64)
     return by_schedule(
         batch,
@@ -139,11 +136,11 @@ def _in_flight(inputs: CostInputs, row: int) -> FloatColumn:
 
 
 def _received_microbatches(inputs: CostInputs) -> FloatColumn:
-    """Activations that a rank has buffers for, (R, N): torch's pipelines allocate one for what
-    every microbatch brings to each stage.
+    """Activations that a rank has receive buffers for, (R, N).
 
-    Forward into all stages but the first, backward into all but the last. Elsewhere a microbatch's
-    input is counted while it is held.
+    torch's pipelines allocate one for what every microbatch brings to each stage: forward into all
+    stages but the first, backward into all but the last. Elsewhere a microbatch's input counts
+    while it is held.
     Source: torch/distributed/pipelining/stage.py (_create_act_recv_info, _create_grad_recv_info).
     """
     batch, units = inputs.batch, inputs.units
@@ -156,8 +153,9 @@ def _received_microbatches(inputs: CostInputs) -> FloatColumn:
 def _held_bytes(
     inputs: CostInputs, in_flight: FloatColumn, saved: FloatColumn, boundary: FloatColumn
 ) -> FloatColumn:
-    """Bytes, (R, N), that the fullest moment of a rank holds beyond its microbatches in flight:
-    only where W runs apart from I.
+    """Bytes, (R, N), that a rank holds at its fullest beyond its microbatches in flight.
+
+    Only where W runs separately from I.
     """
     batch, held_bytes, extra = inputs.batch, inputs.unit.costs.held_bytes, np.zeros_like(in_flight)
     for schedule, rows in split_schedules(batch):
@@ -177,8 +175,9 @@ def _held_bytes(
 
 
 def _late(units: FloatColumn, virtual_stages: IntColumn) -> FloatColumn:
-    """Units of a rank as if each of its stages held the head: backward starts there, so that it is
-    the stage whose W are late.
+    """Units of a rank as if each of its stages held the head.
+
+    Backward starts at the head, so its stage is the one whose W run late.
     """
     units = units.copy()
     units[:, -1] *= virtual_stages

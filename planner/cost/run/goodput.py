@@ -1,9 +1,8 @@
-"""A whole run: what saving costs, what failures cost, and how much of the wall time is left for
-training.
+"""A whole run: what saving and failures cost, and how much of the wall time is left for training.
 
 Letters: N layouts, R pipeline ranks; every column is (N,). A segment is `useful` seconds of
-training and the seconds that the save at its end blocks it; failures are a Poisson process of mean
-distance M (mtbf).
+training and the seconds for which the save at its end blocks it. Failures are a Poisson process
+with mean distance M (mtbf).
 """
 
 from dataclasses import dataclass
@@ -26,8 +25,8 @@ from planner.specs.run import CheckpointCost, CheckpointMode, RunEstimate
 from planner.specs.training import OPTIMIZER_STATE_BYTES
 from planner.units import DAY, GIGA, HOUR, TERA, counted, format_bytes, format_count, format_seconds
 
-# Unexpected interruptions of Llama 3 405B: 54 days on 16,384 H100, by cause. Source: arXiv
-#     2407.21783, table 5.
+# Unexpected interruptions of Llama 3 405B: 54 days on 16,384 H100, by cause.
+# Source: arXiv 2407.21783, table 5.
 LLAMA3_GPUS, LLAMA3_SECONDS = 16384, 54 * DAY
 LLAMA3_INTERRUPTIONS = {
     "faulty GPU": 148, "GPU HBM3 memory": 72, "software": 54, "network switch or cable": 35,
@@ -45,19 +44,19 @@ RESTART_SECONDS = 600.0
 # Judgement: walking the state dict and planning the save, in every mode.
 PREPARE_SECONDS = 0.1
 # Judgement: one rank serialises and writes with one thread, as DCP's FileSystemWriter does by
-#     default (thread_count=1).
+# default (thread_count=1).
 WRITER_BYTES_PER_SECOND = 2 * GIGA
 # Judgement: copies to pageable memory pass through the driver's bounce buffer and fault in fresh
 # pages: some 6 GB/s on PCIe 5. With it async blocks 18 times less than sync for an 8B model on 64
-#     GPUs; published: 5 to 15 and 24 times (see save_costs).
+# GPUs; published: 5 to 15 and 24 times (see save_costs).
 PAGEABLE_SHARE = 0.1
-# Judgement: share of host memory left beside the operating system and data loading.
+# Judgement: share of host memory left besides the operating system and data loading.
 HOST_MEMORY_SHARE = 0.8
 REFERENCE_TOKENS = TERA
 # Below this a run makes no progress that anyone would wait for; keeps time and cost finite.
 LEAST_LOG_GOODPUT = -100.0
 NEWTON_STEPS = 6
-# A stated interval that wastes more than this against the best one is worth a sentence; so is a run
+# Warn of a given interval that loses more goodput than this against the best one, and of a run
 # below POOR_GOODPUT.
 WORTH_SAYING = 0.005
 POOR_GOODPUT = 0.8
@@ -66,11 +65,15 @@ SCALES_WITH_MASTER = ("adamw", "sgd", "muon")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saves:
-    """One save, (N,): bytes of the job and of the fullest rank, seconds that block, upload in the
-    background, and host bytes a node.
+    """One save, (N,).
 
-    write_seconds: the same bytes written (or read back) by the whole job; equals upload_seconds
-        unless saves are sync.
+    saved_bytes: of the whole job.
+    gpu_bytes: of the fullest rank.
+    blocking_seconds: for which training stops.
+    upload_seconds: of writing in the background.
+    write_seconds: of writing (or reading back) the same bytes by the whole job; equals
+        upload_seconds unless saves are sync.
+    host_bytes: on a node.
     """
 
     saved_bytes: FloatColumn
@@ -83,8 +86,13 @@ class Saves:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Shares of the wall time, (N,), sum to one; and the interval they hold for.  optimal_steps:
-    the interval of most goodput.
+    """Shares of the wall time, (N,), which sum to one, and the interval they hold for.
+
+    interval_steps: steps between saves.
+    optimal_steps, optimal_goodput: the interval of most goodput, and that goodput.
+    delay_seconds: for which a save waits until the last upload has ended.
+    restart_seconds: that one failure costs, loading included.
+    goodput, saving, lost, restarting: the shares. Lost work is done twice.
     """
 
     interval_steps: FloatColumn
@@ -112,19 +120,20 @@ class RunColumns:
 
 
 def job_mtbf_seconds(cluster: ClusterSpec) -> float:
-    """Mean seconds between interruptions of the job: M = mtbf_gpu_hours x 3600 / GPUs (independent
-    failures, any of them stops it).
+    """Mean seconds between interruptions of the job.
+
+    M = mtbf_gpu_hours x 3600 / GPUs: failures are independent, and any of them stops the job.
     """
     return cluster.mtbf_gpu_hours * HOUR / cluster.num_gpus
 
 
 def state_bytes(batch: LayoutBatch, pricer: Pricer) -> FloatColumn:
-    """Bytes that a checkpoint holds for each parameter, (N,): master copy + optimizer state (+
-    compute copy where it is separate).
+    """Bytes that a checkpoint holds for each parameter, (N,).
 
-    AdamW in TorchTitan: 4 + 8.  Megatron's distributed optimizer: 2 + 4 + 8.  Sources:
-    torch.distributed.checkpoint.state_dict; Megatron-LM dist_checkpointing. States follow the
-    master dtype as in `cost.memory`.
+    Master copy + optimizer state (+ compute copy where it is separate). States follow the master
+    dtype as in `cost.memory`.
+    AdamW in TorchTitan: 4 + 8. Megatron's distributed optimizer: 2 + 4 + 8.
+    Sources: torch.distributed.checkpoint.state_dict; Megatron-LM dist_checkpointing.
     """
     optimizer = pricer.training.optimizer
     master = np.where(batch.master_dtype == 0, 2.0, 4.0)
@@ -152,17 +161,20 @@ def save_costs(
 ) -> Saves:
     """What one save costs.
 
-    write = bytes of the job / min(storage, nodes x GPUs a node x min(PCIe, writer)).
-    sync: blocks for prepare + write.  async: blocks for prepare + (bytes of a rank) / (pageable
-    share x PCIe), writes in the background.  async-pinned: the copy to pinned shared memory runs
-    under the next forward and backward and must be over before the optimizer changes the weights,
-    so it blocks for prepare + max(0, bytes of a rank / PCIe - step). Replicas stage their own copy;
-    each element is written once (DCP removes duplicates).
+    write = bytes of the job / min(storage, nodes x GPUs a node x min(PCIe, writer))
+    sync: blocks for prepare + write.
+    async: blocks for prepare + (bytes of a rank) / (pageable share x PCIe), writes in the
+        background.
+    async-pinned: the copy to pinned shared memory runs under the next forward and backward, and
+    must be
+        over before the optimizer changes the weights. It blocks for prepare + max(0, bytes of a
+        rank / PCIe - step).
+    Replicas stage their own copy; each element is written once (DCP removes duplicates).
     Sources: torch.distributed.checkpoint.async_save and its recipe (host memory rises by checkpoint
     size per rank x ranks); torchtitan/components/checkpoint.py (staging stream,
     maybe_wait_for_staging before the optimizer, one save in flight).
     Measured effect: 5 to 15 times less overhead (TorchTitan, arXiv 2410.06511), 10 to 20
-        (pytorch.org/blog/reducing-checkpointing-times).
+    (pytorch.org/blog/reducing-checkpointing-times).
     """
     cluster = pricer.cluster
     pcie = cluster.pcie_bandwidth_bytes_per_second
@@ -190,8 +202,9 @@ def save_costs(
 
 
 def young_interval_seconds(blocking_seconds: FloatColumn, mtbf_seconds: FloatColumn) -> FloatColumn:
-    """Young's first-order best training time between saves: sqrt(2 d M).  Source: Young 1974, CACM
-    17(9).
+    """Young's first-order best training time between saves: sqrt(2 d M).
+
+    Source: Young 1974, CACM 17(9).
     """
     return np.sqrt(2.0 * blocking_seconds * mtbf_seconds)
 
@@ -199,9 +212,10 @@ def young_interval_seconds(blocking_seconds: FloatColumn, mtbf_seconds: FloatCol
 def daly_interval_seconds(blocking_seconds: FloatColumn, mtbf_seconds: FloatColumn) -> FloatColumn:
     """Daly's higher-order best training time between saves.
 
-    sqrt(2 d M) (1 + (d / 2M)^(1/2) / 3 + (d / 2M) / 9) - d  where d < 2M, else M.
-    d: seconds a save blocks.  M: mean time between failures.  Source: Daly 2006, FGCS 22(3), the
-        perturbation solution.
+    sqrt(2 d M) (1 + (d / 2M)^(1/2) / 3 + (d / 2M) / 9) - d  where d < 2M, else M
+    d: seconds for which a save blocks.
+    M: mean time between failures.
+    Source: Daly 2006, FGCS 22(3), the perturbation solution.
     """
     ratio = blocking_seconds / (2.0 * mtbf_seconds)
     series = (
@@ -213,8 +227,9 @@ def daly_interval_seconds(blocking_seconds: FloatColumn, mtbf_seconds: FloatColu
 
 
 def best_interval_seconds(blocking_seconds: FloatColumn, mtbf_seconds: FloatColumn) -> FloatColumn:
-    """The exact minimiser of Daly's wall time, by Newton's method from his series: 1 - t/M =
-    exp(-(t + d)/M).
+    """Training time between saves that minimises Daly's wall time exactly.
+
+    Newton's method, begun at his series, solves 1 - t/M = exp(-(t + d)/M).
     """
     useful = daly_interval_seconds(blocking_seconds, mtbf_seconds)
     for _ in range(NEWTON_STEPS):
@@ -233,11 +248,14 @@ def goodput(
 ) -> FloatColumn:
     """Useful time over wall time, (N,), in (0, 1].
 
-    g = t / (M e^(R/M) (e^((t + d)/M) - 1)); to first order 1 / (1 + d/t + ((t + d)/2 + R)/M): half
-    a segment lost at each failure.
-    t: useful seconds of a segment.  d: seconds its save blocks.  M: mean time between failures.  R:
-    seconds each failure costs beside lost segments (restart; work since a save whose upload had not
-    ended). Failures may strike during restarts.
+    g = t / (M e^(R/M) (e^((t + d)/M) - 1))
+    To first order it is 1 / (1 + d/t + ((t + d)/2 + R)/M): each failure loses half a segment.
+    t: useful seconds of a segment.
+    d: seconds for which its save blocks.
+    M: mean time between failures.
+    R: seconds that each failure costs besides lost segments: the restart, and work since a save
+        whose upload had not ended.
+    Failures may strike during restarts.
     Source: Daly 2006, the complete cost function.
     """
     period = (useful_seconds + blocked_seconds) / mtbf_seconds
@@ -250,11 +268,12 @@ def goodput(
 def progress(
     saves: Saves, step_seconds: FloatColumn, mtbf_seconds: float, given_steps: int | None
 ) -> Progress:
-    """How the wall time divides, for the stated interval or the best one.
+    """How the wall time divides, for the given interval or the best one.
 
-    One save is in flight: when training reaches the next save before the last upload ended, it
-    waits (delay = upload - interval). A failure costs restart + loading, and the upload time of
-    work besides, because only finished uploads can be restarted from.
+    One save is in flight. When training reaches the next save before the last upload has ended, it
+    waits: delay = upload - interval. A failure costs restart + loading, and work as long as the
+        upload
+    takes, because a run can only restart from a finished upload.
     """
     mtbf = np.full_like(step_seconds, mtbf_seconds)
     restart = RESTART_SECONDS + saves.write_seconds
@@ -268,8 +287,8 @@ def progress(
 
     exact = best_interval_seconds(saves.blocking_seconds, mtbf) / step_seconds
     no_wait = np.ceil(saves.upload_seconds / step_seconds)
-    # From `no_wait` on goodput has one peak, below it grows: the best whole number of steps is one
-    # of these.
+    # From `no_wait` on goodput has one peak, and below it goodput grows. So the best number of
+    # steps is one of these.
     choices = np.maximum(1.0, np.array([np.floor(exact), np.ceil(exact), no_wait, no_wait - 1.0]))
     scores = np.array([useful(choice) for choice in choices])
     best = np.take_along_axis(choices, scores.argmax(axis=0)[None], axis=0)[0]
@@ -297,8 +316,10 @@ def run_columns(
 ) -> RunColumns:
     """The whole runs of N layouts.
 
-    wall = tokens / (tokens a step / step_seconds x goodput).  busy (N,): seconds of a step in
-    compute kernels; saving and restarting wait, work done twice is as busy as any.
+    wall = tokens / (tokens a step / step_seconds x goodput)
+    busy (N,): seconds of a step in compute kernels. While a run saves or restarts, GPUs wait; while
+    it
+        repeats lost work, they are as busy as ever.
     """
     training, cluster = pricer.training, pricer.cluster
     spec = training.checkpoint
@@ -327,7 +348,7 @@ def busy_seconds(prices: Prices) -> FloatColumn:
 
 
 def run_estimate(pricer: Pricer, columns: RunColumns, row: int) -> RunEstimate:
-    """The object that users see, of one row."""
+    """The run that users see, of one row."""
     shares, paid = columns.progress, columns.bill
     mtbf, wall = job_mtbf_seconds(pricer.cluster), float(columns.wall_seconds[row])
     checkpoint = _checkpoint(pricer, columns, row)
