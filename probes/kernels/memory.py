@@ -54,8 +54,7 @@ def _rmsnorm(x: torch.Tensor) -> Kernel:
 def _cross_entropy(x: torch.Tensor) -> Kernel:
     """Forward and backward of the loss in fp32, as TorchTitan computes it.
 
-    Bytes for every 2-byte element: upcast (6), log-softmax (8), its gradient (12 to
-        16), downcast (6).
+    Bytes by 2-byte element: upcast (6), log-softmax (8), its gradient (12 to 16), downcast (6).
     """
     logits = x.requires_grad_()
     targets = torch.randint(0, x.shape[-1], (x.shape[0],), device=x.device)

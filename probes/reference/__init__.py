@@ -1,5 +1,6 @@
-"""A training program on plain torch: any layout that torch itself can run, on GPUs, on CPUs, or one
-rank of a larger world alone.
+"""The reference program: trains on plain torch with any layout that torch itself can run.
+
+It runs on GPUs, on CPUs, or as one emulated rank of a larger world.
 """
 
 VERSION = "1"  # raised when the program changes what it measures

@@ -1,12 +1,12 @@
-"""The core of attention: softmax(q k^T) v with a causal or sliding mask, by the kernel that the
-device and the context axis call for.
+"""The core of attention: softmax(q k^T) v with a causal or sliding mask.
 
 Letters: B sequences, H query heads, K key-value heads, T local tokens, S tokens attended over, D
-width. q (B, H, T, D), k v (B, K, S, D). On GPUs torch's own kernels run:
+width. q (B, H, T, D), k v (B, K, S, D).
+The device and the context axis choose the kernel. On GPUs torch's own kernels run:
 scaled_dot_product_attention, under its context parallelism, and FlexAttention for windows and
 sinks. On CPUs torch has no fused kernel that differentiates under rings, sinks or windows, so
-`CpuFlash` composes them from its flash operator, keeping for backward what a GPU's flash kernel
-keeps: q, k, v (at K heads), the output and its log-sum-exp.
+`CpuFlash` composes them from its flash operator. It saves for backward what a GPU's flash kernel
+saves: q, k, v (at K heads), the output and its log-sum-exp.
 """
 
 from collections.abc import Callable
@@ -29,15 +29,16 @@ _aten = torch.ops.aten
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextAxis:
-    """How the sequence is cut: over which ranks, and by which method keys and values reach them."""
+    """How the sequence is cut: over which ranks, and how keys and values reach them."""
 
     group: dist.ProcessGroup
     method: str
 
 
 class Sequence:
-    """Positions in the sequence of the tokens this rank holds, of its attention's queries and of
-    its keys, and masks made of them.
+    """Positions in the sequence: of this rank's tokens, of its queries and of its keys.
+
+    Builds masks from them.
     """
 
     def __init__(self, local: torch.Tensor, queries: torch.Tensor, keys: torch.Tensor) -> None:
@@ -46,7 +47,7 @@ class Sequence:
         self._blocks: dict[int, Any] = {}
 
     def dense_mask(self, window: int, dtype: torch.dtype) -> torch.Tensor:
-        """Additive mask (T, S): zero where a query sees a key, else minus infinity."""
+        """Additive mask (T, S): zero where a query may see a key, else minus infinity."""
         if (window, dtype) not in self._dense:
             distance = self.queries[:, None] - self.keys[None, :]
             seen = (distance >= 0) & ((distance < window) if window else True)
@@ -57,7 +58,7 @@ class Sequence:
         return self._dense[window, dtype]
 
     def block_mask(self, window: int) -> Any:
-        """The same as FlexAttention's block mask."""
+        """The same mask for FlexAttention."""
         if window not in self._blocks:
             from torch.nn.attention.flex_attention import create_block_mask
 
@@ -76,12 +77,14 @@ class Sequence:
 
 
 class AttentionCore(nn.Module):
-    """One layer's attention without its projections. q, k and v must stay its first arguments:
-    torch's context parallelism hooks them.
+    """One layer's attention without its projections.
 
-    window: tokens a query looks back on, 0 for all.  unfused: probabilities are materialised.
-        has_sinks: a learned logit a head.
-    axis: set by `context_parallel`.  sequence: set once positions are known.
+    q, k and v must be its first arguments: torch's context parallelism hooks them.
+    window: tokens a query looks back on, 0 for all.
+    unfused: probabilities are materialised.
+    has_sinks: one learned logit per head.
+    axis: set by `context_parallel`.
+    sequence: set once positions are known.
     """
 
     def __init__(self, *, window: int, unfused: bool, has_sinks: bool) -> None:
@@ -106,8 +109,9 @@ class AttentionCore(nn.Module):
         return self._attend(q, k, v, sinks)
 
     def _needs_mask(self) -> bool:
-        """Whether neither the causal kernel nor its ring can run this layer: all keys are gathered
-        under a mask.
+        """Whether neither the causal kernel nor its ring can run this layer.
+
+        All keys are then gathered, under a mask.
         """
         assert self.sequence is not None
         return self.window > 0 or (self.has_sinks and self.sequence.local.device.type != "cpu")
@@ -159,8 +163,10 @@ def _compiled_flex() -> Callable[..., Any]:
 def _flex(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None, block_mask: Any
 ) -> torch.Tensor:
-    """FlexAttention; a sink adds exp(sink) to each softmax's denominator, which scales the output
-    by sigmoid(lse - sink).
+    """FlexAttention with sinks.
+
+    A sink adds exp(sink) to each softmax's denominator, which scales the output by
+    sigmoid(lse - sink).
     """
     grouped = q.shape[1] != k.shape[1]
     if sinks is None:
@@ -190,8 +196,9 @@ def _materialised(
 
 
 def _heads_for_tokens(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """(B, H, T, D) of all heads on some tokens -> (B, H / n, n T, D) of some heads on all tokens
-    (Ulysses).
+    """Ulysses exchange: (B, H, T, D) -> (B, H / n, n T, D).
+
+    From all heads on some tokens to some heads on all tokens.
     """
     n, (b, h, t, d) = group.size(), x.shape
     parts = x.reshape(b, n, h // n, t, d).permute(1, 0, 2, 3, 4).reshape(n, -1)
@@ -218,9 +225,9 @@ def _tokens_for_heads(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor
 
 
 class CpuFlash(torch.autograd.Function):
-    """torch's flash attention for CPUs, with a mask, attention sinks, narrower values, or a ring
-    over context-parallel ranks.
+    """torch's flash attention for CPUs, extended with masks, sinks, narrower values and a ring.
 
+    The ring runs over context-parallel ranks.
     A sink is a key of value zero: with lse' = log(exp(lse) + exp(sink)) the output becomes out
     exp(lse - lse'), and the flash backward on (out', lse') is already the gradient of that softmax;
     d sink = -sum exp(sink - lse') (d out . out').
@@ -236,7 +243,7 @@ class CpuFlash(torch.autograd.Function):
         mask: torch.Tensor | None,
         ring: dist.ProcessGroup | None,
     ) -> torch.Tensor:
-        """Output, and what backward needs."""
+        """Computes the output, and saves what backward needs."""
         op, padded = (
             _aten._scaled_dot_product_flash_attention_for_cpu.default,
             _widened(v, q.shape[-1]),

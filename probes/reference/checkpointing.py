@@ -1,8 +1,7 @@
-"""Activation checkpointing: the modes of `planner.work.checkpointing` as torch's checkpoint
-wrappers and policies.
+"""Activation checkpointing: `planner.work.checkpointing`'s modes as torch wrappers and policies.
 
-selective-op keeps attention, reduce-scattered sums and every second matrix product (the first,
-third, ...); the router's product is always redone and not counted. Source: torchtitan 0.2.2
+selective-op saves attention, reduce-scattered sums and every second matrix product (the first,
+third, ...). The router's product is always recomputed and not counted. Source: torchtitan 0.2.2
 distributed/activation_checkpoint.py and its `_op_sac_save_list`.
 """
 
@@ -35,8 +34,9 @@ KEPT_OPERATORS = frozenset(
 
 
 def apply(model: Transformer, mode: str, model_experts: int) -> None:
-    """Wraps the model's layers. model_experts: experts of the router, whose product is told by that
-    width.
+    """Wraps the model's layers.
+
+    model_experts: experts of the router, whose product is recognised by that width.
     """
     kind, number = parse_ac(mode)
     torch._functorch.config.activation_memory_budget = number if kind == "memory-budget" else 1.0
@@ -57,10 +57,9 @@ def apply(model: Transformer, mode: str, model_experts: int) -> None:
 
 
 def op_contexts(hidden: int, num_experts: int) -> Callable[[], tuple[Any, Any]]:
-    """Contexts of one layer's selective-op checkpoint, forward and recomputation.
+    """Contexts of one layer's selective-op checkpoint: forward and recomputation.
 
-    torch 2.11 asks the policy while recomputing too, 2.13 does not, so the two have counters of
-    their own.
+    torch 2.11 asks the policy during recomputation too, 2.13 does not, so each has its own counter.
     """
     router = (hidden, num_experts)
 

@@ -21,8 +21,9 @@ def local_gradient(parameter: torch.Tensor) -> torch.Tensor | None:
 
 
 class Clipping:
-    """Knows over which groups each parameter's gradient is cut. skipped: copies that another rank
-    counts.
+    """The groups over which each parameter's gradient is cut.
+
+    skipped: copies that another rank counts.
     """
 
     def __init__(self, parts: list[nn.Module], meshes: Meshes, skipped: list[torch.Tensor]) -> None:
@@ -75,7 +76,7 @@ class Clipping:
             )
 
     def clip(self, max_norm: float, device: torch.device) -> torch.Tensor:
-        """Scales gradients down where their norm exceeds `max_norm`; returns the norm before."""
+        """Scales gradients down if their norm exceeds `max_norm`; returns the norm before."""
         norm = self.norm(device)
         self.scale((max_norm / (norm + EPSILON)).clamp(max=1.0))
         return norm

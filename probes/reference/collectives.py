@@ -1,7 +1,7 @@
 """Differentiable collectives on plain tensors, each with the collective that its backward needs.
 
-torch's functional operators, so that a checkpointing policy sees them by name and compiled blocks
-can hold them.
+They use torch's functional operators, so that a checkpointing policy sees them by name and compiled
+blocks can contain them.
 """
 
 from typing import Any, cast
@@ -43,7 +43,7 @@ def reduce_scatter(x: torch.Tensor, group: dist.ProcessGroup, dim: int = 0) -> t
 def all_to_all(
     x: torch.Tensor, received: list[int], sent: list[int], group: dist.ProcessGroup
 ) -> torch.Tensor:
-    """Rows of `x` cut by `sent`, one part to each rank; rows that came, `received` from each."""
+    """Sends rows of `x` cut by `sent`, one part to each rank; returns `received` rows from each."""
     return cast(
         torch.Tensor,
         _ops.wait_tensor(_ops.all_to_all_single(x.contiguous(), received, sent, group.group_name)),
@@ -51,14 +51,14 @@ def all_to_all(
 
 
 def own_part(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
-    """Part of `x` along `dim` that belongs to the caller's rank."""
+    """The part of `x` along `dim` that belongs to the caller's rank."""
     return x.chunk(group.size(), dim=dim)[group.rank()]
 
 
 class Wait(torch.autograd.Function):
-    """Waits for a collective whose result torch handed out early.
+    """Waits for a collective whose result torch returned early.
 
-    A compiled block must not be given such a tensor: its gradient comes back as zeros (torch 2.13,
+    A compiled block must not get such a tensor: its gradient comes back as zeros (torch 2.13,
     AOTAutograd on AsyncCollectiveTensor).
     """
 
@@ -148,8 +148,9 @@ class Split(torch.autograd.Function):
 
 
 class Join(torch.autograd.Function):
-    """All parts forward, as a replicated tensor; backward keeps the own part of a gradient that is
-    equal on all ranks.
+    """All parts forward, as a replicated tensor; backward takes the rank's part of the gradient.
+
+    That gradient is equal on all ranks.
     """
 
     @staticmethod
@@ -171,11 +172,11 @@ class Exchange(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, received: list[int], sent: list[int], group: dist.ProcessGroup
     ) -> torch.Tensor:
-        """Rows that came."""
+        """The rows received."""
         ctx.received, ctx.sent, ctx.group = received, sent, group
         return all_to_all(x, received, sent, group)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        """Gradients of the rows that went."""
+        """Gradients of the rows sent."""
         return all_to_all(grad, ctx.sent, ctx.received, ctx.group), None, None, None

@@ -1,12 +1,11 @@
-"""Context parallelism: which tokens of a sequence each rank holds, and how attention reaches the
-rest.
+"""Context parallelism: which tokens each rank holds, and how attention reaches the rest.
 
 Causal work is balanced by head and tail: of 2 n chunks, rank r holds chunks r and 2 n - 1 - r.
-Ulysses gathers whole sequences for some heads instead, so its tokens stay contiguous. On GPUs
-torch's context parallelism rotates keys and values; on CPUs, for which torch registers no kernel,
+Ulysses gathers whole sequences for some heads instead, so its tokens are contiguous. On GPUs
+torch's context parallelism rotates keys and values. On CPUs, for which torch registers no kernel,
 `attention_kernels.CpuFlash` runs torch's ring around the CPU's flash operator.
-Source: torch/distributed/tensor/experimental/_context_parallel, torchtitan 0.2.2
-    distributed/context_parallel.py.
+Source: torch/distributed/tensor/experimental/_context_parallel,
+torchtitan 0.2.2 distributed/context_parallel.py.
 """
 
 import torch
@@ -18,9 +17,7 @@ from probes.reference.recipe import ReferenceRecipe
 
 
 def positions_of(rank: int, degree: int, seq_len: int, method: str) -> torch.Tensor:
-    """Positions of one sequence that a context-parallel rank holds, in the order in which it holds
-    them.
-    """
+    """Positions of one sequence that a context-parallel rank holds, in its order."""
     everything = torch.arange(seq_len)
     if degree == 1 or method == "ulysses":
         return everything.chunk(degree)[rank]
@@ -37,7 +34,7 @@ def local_sequence(recipe: ReferenceRecipe, meshes: Meshes, device: torch.device
 
 
 def apply(model: nn.Module, recipe: ReferenceRecipe, meshes: Meshes) -> None:
-    """Hooks every layer's attention into the context axis."""
+    """Connects every layer's attention to the context axis."""
     if recipe.layout.cp == 1:
         return
     axis = ContextAxis(group=meshes.group("cp"), method=recipe.layout.cp_method)

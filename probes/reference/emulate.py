@@ -1,10 +1,9 @@
-"""One rank of a larger world in one process: torch's fake process group, whose collectives move
-nothing and return at once.
+"""One rank of a larger world in one process, over torch's fake process group.
 
-On a GPU compute and memory are real; what the rank would wait for is not there.
-With fake tensors nothing is computed at all: memory and counts come from shapes.
-Source of the order of things under fake tensors: parallelism is applied to meta tensors outside the
-mode, storage given inside.
+Its collectives move nothing and return at once. On a GPU compute and memory are real, but the rank
+never waits for others. With fake tensors nothing is computed: memory and counts come from shapes.
+Under fake tensors, parallelism is applied to meta tensors outside the mode, and storage is given
+inside it.
 """
 
 import torch
@@ -28,7 +27,10 @@ def enter_world(recipe: ReferenceRecipe) -> None:
 
 
 def shapes_alone(recipe: ReferenceRecipe) -> Tracker:
-    """Memory and counts of one steady step, without computing: optimizer states are made first."""
+    """Memory and counts of one steady step from shapes, without computing.
+
+    Optimizer states are created first.
+    """
     trainer = Trainer(recipe, torch.device("cpu"))
     with FakeTensorMode(allow_non_fake_inputs=True), Tracker() as tracker:
         trainer.materialise()

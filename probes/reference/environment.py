@@ -1,4 +1,4 @@
-"""What a measurement holds for: versions, device, clocks, power, throttling."""
+"""The environment of a measurement: versions, device, clocks, power, throttling."""
 
 import platform
 import subprocess
@@ -12,12 +12,12 @@ from probes.reference import VERSION
 MEGA = 1e6
 _QUERY = ("driver_version", "clocks.sm", "power.draw", "clocks_throttle_reasons.active")
 # NVML nvmlClocksEventReasons: HW slowdown, SW thermal, HW thermal, HW power brake. Power capping at
-#     the limit is how GPUs run.
+# the limit is normal.
 _THROTTLED = 0x8 | 0x20 | 0x40 | 0x80
 
 
 def describe(device: torch.device, sample: "Sample | None" = None) -> Environment:
-    """Versions of everything, with what a sample under load read off the GPU."""
+    """Versions of everything, with what a sample under load read from the GPU."""
     base: dict[str, Any] = {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -34,8 +34,9 @@ def describe(device: torch.device, sample: "Sample | None" = None) -> Environmen
 
 
 class Sample:
-    """The last reading of the GPU's driver, clock, power and throttling; empty where neither pynvml
-    nor nvidia-smi answers.
+    """The last reading of the GPU's driver, clock, power and throttling.
+
+    Empty if neither pynvml nor nvidia-smi answers.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -48,7 +49,7 @@ class Sample:
             return
         try:
             self.values = self._by_nvml()
-        # pynvml raises errors of its own; a measurement without clocks is still one
+        # pynvml raises its own errors; a measurement without clocks is still valid
         except Exception:
             self.values = self._by_command()
 
@@ -86,9 +87,7 @@ class Sample:
 
 
 def parse_query(text: str) -> dict[str, Any]:
-    """Fields of one line of nvidia-smi's answer to `_QUERY`; what it does not know ([N/A]) is left
-    out.
-    """
+    """Parses one line of nvidia-smi's answer to `_QUERY`; skips unknown values ([N/A])."""
     driver, clock, power, reasons = (
         cell.strip() for cell in text.strip().splitlines()[0].split(",")
     )

@@ -1,5 +1,6 @@
-"""Divides experts over expert-parallel ranks, and their width over TP ranks, and tells each layer
-where its tokens go.
+"""Divides experts over expert-parallel ranks, and their width over TP ranks.
+
+Sets for each layer where its tokens go.
 """
 
 import torch
@@ -10,8 +11,8 @@ from probes.reference.model import Transformer
 from probes.reference.moe import ExpertAxes, GroupedExperts, MixtureOfExperts
 from probes.reference.recipe import ReferenceRecipe
 
-# Dimension of each parameter that the width of an expert cuts; biases of the second product are
-# whole on every rank.
+# The dimension of each parameter that is cut when an expert's width is cut. Biases of the second
+# product are whole on every rank.
 WIDTH_DIM = {"w1": 1, "w3": 1, "w2": 2, "b1": 1, "b3": 1}
 
 

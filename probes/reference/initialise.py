@@ -1,7 +1,7 @@
-"""Seeded weights and data. The same seed gives the same model and the same batches in every layout.
+"""Seeded weights and data. The same seed gives the same model and batches in every layout.
 
 Small models: each parameter is drawn whole from a seed of its own name and then cut to the rank's
-part. Larger ones draw each part where it lives, so that no rank ever holds a whole tensor; their
+part. Larger models draw each part on its own rank, so that no rank ever holds a whole tensor; their
 losses differ between layouts.
 """
 
@@ -20,8 +20,9 @@ WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.", "module.")
 
 
 def materialise(model: Transformer, recipe: ReferenceRecipe, device: torch.device) -> None:
-    """Gives every parameter and buffer of a meta model its storage and its values; offloaded
-    parameters live in host memory.
+    """Gives every parameter and buffer of a meta model its storage and its values.
+
+    Offloaded parameters are in host memory.
     """
     model.to_empty(device=torch.device("cpu") if recipe.layout.cpu_offload else device)
     model.tie()
@@ -75,8 +76,9 @@ def _fill(
 
 
 def local_part(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """The part of a whole tensor that a DTensor keeps on this rank: inner mesh axes cut first, as
-    TP is applied before FSDP.
+    """The part of a whole tensor that a DTensor holds on this rank.
+
+    Inner mesh axes are cut first, as TP is applied before FSDP.
     """
     if not isinstance(parameter, DTensor):
         return whole
@@ -95,10 +97,11 @@ def local_part(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
 def batch(
     recipe: ReferenceRecipe, step: int, replica: int, positions: torch.Tensor, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(tokens, targets) of one step on one data-parallel rank, (local sequences, local tokens)
-    each.
+    """Tokens and targets of one step on one data-parallel rank.
 
-    Sequence i of the global batch is drawn from a seed of (step, i), whoever holds it.
+    The shape of each is (local sequences, local tokens).
+
+    Sequence i of the global batch is drawn from a seed of (step, i), on whichever rank holds it.
     """
     layout, seq_len = recipe.layout, recipe.training.seq_len
     local = recipe.num_microbatches * layout.micro_batch_size

@@ -1,6 +1,4 @@
-"""Memory of one rank: from the device's allocator on a GPU, from a tracker of live storages
-elsewhere.
-"""
+"""Memory of one rank, from the GPU's allocator, or elsewhere from a tracker of live storages."""
 
 import weakref
 from collections import Counter
@@ -19,7 +17,7 @@ from probes.protocol import RankMemory
 
 ROUNDING_BYTES = 512  # what the CUDA caching allocator rounds every request up to (kMinBlockSize)
 BACKWARD_OVER_FORWARD = 2.5  # products of a flash attention: two forward, five backward (Dao 2023)
-_PAYLOADS = {  # operator -> (what it is, which argument holds the whole buffer; -1: the result)
+_PAYLOADS = {  # operator -> (its name, which argument holds the whole buffer; -1: the result)
     "_c10d_functional.all_gather_into_tensor": ("all_gather", -1),
     "_c10d_functional.reduce_scatter_tensor": ("reduce_scatter", 0),
     "_c10d_functional.all_reduce": ("all_reduce", 0),
@@ -33,13 +31,13 @@ _PAYLOADS = {  # operator -> (what it is, which argument holds the whole buffer;
 
 
 class Tracker(TorchDispatchMode):
-    """Counts bytes of live storages, floating-point operations and bytes of collectives, of
-    everything that runs inside it.
+    """Counts bytes of live storages, flops and bytes of collectives of everything that runs inside.
 
-    Works on real and on fake tensors. DTensors are looked through: what counts is what each
-    operator does on this rank, not the global shapes that DTensor tries out to find its placements.
-    live, peak: bytes, each storage rounded up as the CUDA allocator does.  flops: attention without
-        credit for its mask.
+    Works on real and on fake tensors. For DTensors it counts what each operator does on
+    this rank, not
+    the global shapes that DTensor tries out to find its placements.
+    live, peak: bytes, each storage rounded up as the CUDA allocator does.
+    flops: floating-point operations; attention without credit for its mask.
     """
 
     def __init__(self) -> None:
@@ -55,12 +53,12 @@ class Tracker(TorchDispatchMode):
         )
 
     def adopt(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Counts tensors that were there before."""
+        """Counts tensors that existed before."""
         for tensor in tensors:
             self._see(tensor.to_local() if isinstance(tensor, DTensor) else tensor)
 
     def reset(self) -> None:
-        """Peak and counts start anew from what is live."""
+        """Restarts the peak and the counts from what is live."""
         self.peak, self.flops = self.live, 0.0
         self.collective_bytes.clear()
 
@@ -90,7 +88,7 @@ class Tracker(TorchDispatchMode):
         super().__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs the operator and counts what it made; wrappers first unwrap themselves."""
+        """Runs the operator and counts its results; wrappers first unwrap themselves."""
         if any(issubclass(kind, DTensor | AsyncCollectiveTensor) for kind in types):
             return NotImplemented
         kwargs = kwargs or {}
@@ -144,23 +142,23 @@ def _cpu_attention_flops(name: str, args: Any) -> float:
 
 
 def device_used_bytes(device: torch.device) -> int:
-    """Bytes in use on a GPU, by whomever."""
+    """Bytes in use on a GPU, by any process."""
     free, total = torch.cuda.mem_get_info(device)
     return int(total - free)
 
 
 def reset_gpu(device: torch.device) -> None:
-    """From now on peaks and retries count anew."""
+    """Restarts the counts of peaks and retries."""
     torch.cuda.reset_peak_memory_stats(device)
     torch.cuda.reset_accumulated_memory_stats(device)
 
 
 def of_gpu(rank: int, device: torch.device, used_before: int) -> RankMemory:
-    """Peaks since the last reset.  used_before: in use on the device with a context but before any
-    communicator.
+    """Peaks since the last reset.
 
+    used_before: bytes in use on the device with a context but before any communicator.
     communicator_bytes: what the device holds beyond that and beyond the allocator's blocks: NCCL's
-    buffers, and workspaces that libraries allocate for themselves.
+        buffers, and workspaces that libraries allocate for themselves.
     """
     used, reserved = device_used_bytes(device), torch.cuda.memory_reserved(device)
     return RankMemory(

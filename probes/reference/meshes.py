@@ -1,9 +1,11 @@
-"""Process groups of a layout: one mesh of all ranks as dense parameters see them, one as experts
-see them.
+"""Process groups of a layout: one mesh of all ranks for dense parameters, one for experts.
 
-Axes, outer to inner: pp, dp_replicate, dp_shard, cp, tp (for groups of ranks); pp, dp_replicate,
-fsdp, tp (for parameters, fsdp = dp_shard x cp); pp, dp_replicate, efsdp, ep, etp (for experts, the
-same ranks regrouped from inside out). Source: torchtitan 0.2.2 distributed/parallel_dims.py.
+Axes, outer to inner:
+- pp, dp_replicate, dp_shard, cp, tp for groups of ranks;
+- pp, dp_replicate, fsdp, tp for parameters, fsdp = dp_shard x cp;
+- pp, dp_replicate, efsdp, ep, etp for experts, the same ranks regrouped from inside out.
+
+Source: torchtitan 0.2.2 distributed/parallel_dims.py.
 """
 
 from dataclasses import dataclass
@@ -18,8 +20,11 @@ from probes.reference.recipe import ReferenceRecipe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meshes:
-    """Meshes of one rank.  ranks: of (pp, dp_replicate, dp_shard, cp, tp).  dense, expert: of
-    parameters. place: own coordinate there.
+    """Meshes of one rank.
+
+    ranks: of (pp, dp_replicate, dp_shard, cp, tp).
+    dense, expert: of parameters.
+    place: the rank's coordinate in `ranks`.
     """
 
     ranks: DeviceMesh
@@ -39,22 +44,24 @@ class Meshes:
 
     @property
     def expert_data(self) -> DeviceMesh:
-        """Mesh over which experts are sharded beside expert parallelism."""
+        """Mesh over which experts are sharded in addition to expert parallelism."""
         assert self.expert is not None
         return _with_replicas(self.expert, "efsdp")
 
     @property
     def replica(self) -> int:
-        """Which of the data-parallel ranks this is: ranks with the same number see the same
-        sequences.
+        """The number of this data-parallel rank.
+
+        Ranks with the same number see the same sequences.
         """
         return (
             self.place["dp_replicate"] * int(self.ranks["dp_shard"].size()) + self.place["dp_shard"]
         )
 
     def group(self, axis: str) -> dist.ProcessGroup:
-        """The process group of one axis: pp, dp_replicate, dp_shard, cp, tp, fsdp, efsdp, ep or
-        etp.
+        """The process group of one axis.
+
+        Axes are pp, dp_replicate, dp_shard, cp, tp, fsdp, efsdp, ep and etp.
         """
         for mesh in (self.dense, self.ranks, self.expert):
             if mesh is not None and axis in (mesh.mesh_dim_names or ()):
@@ -63,7 +70,7 @@ class Meshes:
 
 
 def build(recipe: ReferenceRecipe, device_type: str) -> Meshes:
-    """Meshes for the initialised world, ranks placed in the cluster's order."""
+    """Meshes for the initialised world, with ranks placed in the cluster's order."""
     layout = recipe.layout
     ranks = _place_ranks(recipe)
     dense = ranks.reshape(layout.pp, layout.dp_replicate, layout.dp_shard * layout.cp, layout.tp)
@@ -84,8 +91,9 @@ def build(recipe: ReferenceRecipe, device_type: str) -> Meshes:
 
 
 def _place_ranks(recipe: ReferenceRecipe) -> torch.Tensor:
-    """Global ranks as (pp, dp_replicate, dp_shard, cp, tp), numbered with the first axis of
-    `rank_order` innermost.
+    """Global ranks as (pp, dp_replicate, dp_shard, cp, tp).
+
+    They are numbered with the first axis of `rank_order` innermost.
     """
     layout, order = recipe.layout, recipe.cluster.rank_order
     outer_to_inner = tuple(reversed(order))

@@ -1,8 +1,7 @@
-"""The model of a ModelSpec as torch modules: a whole decoder, or the part of it that one pipeline
-stage holds.
+"""The model of a ModelSpec as torch modules: a whole decoder, or one pipeline stage's part.
 
 Letters: B sequences, T local tokens, C hidden size. Built on the meta device; parallelism replaces
-    its parameters before they exist.
+its parameters before they get storage.
 """
 
 from collections.abc import Callable
@@ -20,14 +19,15 @@ from probes.reference.collectives import Wait
 from probes.reference.moe import MixtureOfExperts
 from probes.reference.norms import RmsNorm
 
-ROPE_BASE, NORM_EPSILON = 500_000.0, 1e-5  # Llama 3; they change no cost
+ROPE_BASE, NORM_EPSILON = 500_000.0, 1e-5  # Llama 3; they do not affect cost
 Rope = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPart:
-    """Layers that a stage holds, by their number in the whole model, and whether it holds the
-    embedding and the head.
+    """The layers that a stage holds, by their number in the whole model.
+
+    It also records whether the stage holds the embedding and the head.
     """
 
     layers: tuple[int, ...]
@@ -36,8 +36,11 @@ class ModelPart:
 
 
 class Transformer(nn.Module):
-    """One part of a decoder. Takes tokens (B, T) if it is first, else hidden states; returns logits
-    if it is last, else hidden states.
+    """One part of a decoder.
+
+    Takes tokens (B, T) if it is first, else hidden states. Returns logits if it is
+    last, else hidden
+    states.
     """
 
     def __init__(self, spec: ModelSpec, part: ModelPart, *, unfused: bool, seq_len: int) -> None:
@@ -63,22 +66,23 @@ class Transformer(nn.Module):
 
     @property
     def tied(self) -> bool:
-        """Whether token table and head are one parameter here."""
+        """Whether the token table and the head are one parameter here."""
         return self.spec.tie_word_embeddings and self.part.first and self.part.last
 
     def tie(self) -> None:
-        """Makes the head's matrix the token table where one part holds both."""
+        """Makes the head's matrix the token table if one part holds both."""
         if self.tied:
             assert self.output is not None
             assert self.tok_embeddings is not None
             self.output.weight = self.tok_embeddings.weight
 
     def place(self, sequence: Sequence) -> None:
-        """Tells every layer which positions of the sequence this rank holds. Call once parameters
-        are on their device.
+        """Sets in every layer which positions of the sequence this rank holds.
 
-        Rotary tables are held by the layers, not passed to them: FSDP2 would cast them to the
-        parameter dtype at each call.
+        Call it once parameters are on their device.
+        Rotary tables are held by the layers, not passed to them: FSDP2 would cast them
+        to the parameter
+        dtype at each call.
         """
         positions = sequence.local
         rope: Rope | None = None
@@ -115,8 +119,9 @@ class Transformer(nn.Module):
 
 
 class PositionTable(nn.Module):
-    """A learned vector a position, added to the embedded tokens.  share: this rank's part of the
-    tokens under sequence parallelism.
+    """A learned vector per position, added to the embedded tokens.
+
+    share: this rank's part of the tokens under sequence parallelism.
     """
 
     def __init__(self, spec: ModelSpec) -> None:
@@ -127,7 +132,7 @@ class PositionTable(nn.Module):
         self.weight_hook: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """X (B, T, C) plus the vectors of its positions."""
+        """Adds to x (B, T, C) the vectors of its positions."""
         assert self.positions is not None
         positions = self.positions if self.share is None else self.share(self.positions)
         weight = (
@@ -218,8 +223,9 @@ class AttentionLayer(nn.Module):
 
 
 class LatentAttention(nn.Module):
-    """Multi-head latent attention of DeepSeek-V2: queries, keys and values through narrow
-    projections, one shared rotary key.
+    """Multi-head latent attention of DeepSeek-V2.
+
+    Queries, keys and values go through narrow projections; one rotary key is shared.
     """
 
     def __init__(self, spec: ModelSpec, core: AttentionCore) -> None:
@@ -260,7 +266,7 @@ class LatentAttention(nn.Module):
         q = q.unflatten(-1, (-1, self.nope + self.rotary))
         latent, shared = self.wkv_a(x).split([self.latent, self.rotary], dim=-1)
         kv = self.wkv_b(self.kv_norm(latent)).unflatten(-1, (-1, self.nope + self.value))
-        if isinstance(shared, DTensor):  # each rank's heads give a part of its gradient
+        if isinstance(shared, DTensor):  # each rank's heads give one part of its gradient
             shared = shared.to_local(grad_placements=[Partial()])
         q_nope, q_rotary = q.split([self.nope, self.rotary], dim=-1)
         k_nope, v = kv.split([self.nope, self.value], dim=-1)
@@ -294,8 +300,9 @@ def activated(x: torch.Tensor, kind: str) -> torch.Tensor:
 
 
 def rotated(x: torch.Tensor, rope: Rope) -> torch.Tensor:
-    """Rotary embedding of x (B, T, heads, D) in fp32, halves paired; what is wider than the tables
-    stays as it is.
+    """Rotary embedding of x (B, T, heads, D) in fp32, halves paired.
+
+    Values wider than the tables are not rotated.
     """
     cos, sin = (table[:, None, :] for table in rope)
     half = cos.shape[-1]

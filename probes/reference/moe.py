@@ -1,10 +1,10 @@
-"""Mixture of experts: router, exchange of token copies over expert-parallel ranks, grouped experts,
-combination, shared experts.
+"""Mixture of experts: router, token exchange, grouped experts, combination, shared experts.
 
 Letters: N tokens on this rank, k experts a token, C hidden size, E experts of the model, L experts
-of this rank, P expert-parallel ranks. The order of work is TorchTitan's (models/moe/moe.py,
-distributed/expert_parallel.py of 0.2.2): copies sorted by expert, exchanged, regrouped by local
-expert with groups padded to the alignment of the grouped matrix product, and back.
+of this rank, P expert-parallel ranks.
+Copies of tokens are sorted by expert, exchanged over expert-parallel ranks, regrouped by local
+expert with groups padded to the alignment of the grouped matrix product, and sent back. This order
+is TorchTitan's (models/moe/moe.py, distributed/expert_parallel.py of 0.2.2).
 """
 
 from collections.abc import Callable
@@ -31,8 +31,8 @@ from probes.reference.collectives import (
 )
 
 SEQUENCE = 1
-# rows of a group, so that a bf16 row of its transpose is 16 bytes; torchtitan
-# TOKEN_GROUP_ALIGN_SIZE_M
+# alignment of a group's rows, so that a bf16 row of its transpose has 16 bytes;
+# torchtitan TOKEN_GROUP_ALIGN_SIZE_M
 ALIGNMENT = 8
 Ints = NDArray[np.int64]
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -42,9 +42,11 @@ Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 class ExpertAxes:
     """How experts and their tokens are spread.
 
-    tp, sequence_parallel: what the block's input is.  ep: ranks between which experts are divided.
-    etp: ranks between which an expert's width is.  received_share: where nothing real can be
-        exchanged, token copies that come over those that go (one rank emulated).
+    tp, sequence_parallel: how the block's input is cut.
+    ep: ranks between which experts are divided.
+    etp: ranks between which an expert's width is divided.
+    received_share: token copies received per copy sent, if nothing real can be exchanged
+        (one emulated rank).
     """
 
     tp: dist.ProcessGroup | None = None
@@ -92,7 +94,7 @@ class MixtureOfExperts(nn.Module):
         return out if self.shared is None else out + self._shared(x)
 
     def _route(self, flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Weights (N, k) in fp32, and chosen experts (N, k)."""
+        """Routes each token: weights (N, k) in fp32, and chosen experts (N, k)."""
         logits = F.linear(flat, *self._replicated(self.router, summed=True)).float()
         scores = torch.sigmoid(logits) if self.sigmoid else torch.softmax(logits, dim=-1)
         if self.axes.received_share is not None:
@@ -109,8 +111,9 @@ class MixtureOfExperts(nn.Module):
     def _replicated(
         self, linear: nn.Linear, *, summed: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Weight and bias of a layer that every TP rank holds whole; summed: each has a part of
-        their gradients.
+        """Weight and bias of a layer that every TP rank holds whole.
+
+        summed: each rank has one part of their gradients.
         """
         if self.axes.tp is None or not summed:
             return linear.weight, linear.bias
@@ -118,7 +121,7 @@ class MixtureOfExperts(nn.Module):
         return Copy.apply(linear.weight, self.axes.tp), bias
 
     def _exchange_plan(self, chosen: torch.Tensor, num_copies: int) -> "Counts":
-        """How many copies go to and come from each rank, by expert."""
+        """Counts the copies sent to and received from each rank, by expert."""
         ep = self.axes.ep
         ranks = 1 if ep is None else ep.size()
         if self.axes.received_share is not None:
@@ -143,8 +146,9 @@ class MixtureOfExperts(nn.Module):
         return cast(torch.Tensor, out)
 
     def _enter(self, x: torch.Tensor) -> torch.Tensor:
-        """The tokens this rank routes: under TP its own part of the sequence, or, where experts are
-        cut over TP, all of it.
+        """The tokens that this rank routes.
+
+        Under TP it is the rank's part of the sequence, or all of it if experts are cut over TP.
         """
         axes = self.axes
         if axes.tp is None:
@@ -160,7 +164,7 @@ class MixtureOfExperts(nn.Module):
         return cast(torch.Tensor, Copy.apply(x, axes.tp))
 
     def _leave(self, out: torch.Tensor) -> torch.Tensor:
-        """Back to what the block's residual is."""
+        """Returns the output in the form of the block's residual."""
         axes = self.axes
         if axes.tp is None:
             return out
@@ -185,8 +189,9 @@ class MixtureOfExperts(nn.Module):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """Token copies by expert-parallel rank and that rank's (sent) or this rank's (received) local
-    expert, (P, L) each.
+    """Token copies by expert-parallel rank and local expert, (P, L) each.
+
+    The experts are that rank's for sent copies, this rank's for received ones.
     """
 
     sent: Ints
@@ -206,8 +211,9 @@ class Counts:
     def assumed(
         cls, num_copies: int, num_experts: int, ranks: int, received_share: float
     ) -> "Counts":
-        """Balanced routing, as `_route` then does it; what comes is that times the load of the
-        busiest rank.
+        """Balanced routing, as `_route` then does it.
+
+        Received copies are that times the load of the busiest rank.
         """
         each = np.full(num_experts, num_copies // num_experts, dtype=np.int64)
         each[: num_copies % num_experts] += 1
@@ -221,8 +227,8 @@ class Counts:
 class GroupedExperts(nn.Module):
     """The experts of one rank: weights (L, out, in).
 
-    cuts: by parameter, (dimension, parts, own part), in the order they were made.  grouped:
-        `with_offsets`, or that compiled.
+    cuts: by parameter, (dimension, parts, own part), in the order in which they were made.
+    grouped: `with_offsets`, or its compiled form.
     """
 
     def __init__(self, spec: ModelSpec) -> None:
@@ -246,8 +252,9 @@ class GroupedExperts(nn.Module):
         )
 
     def forward(self, rows: torch.Tensor, counts: Ints) -> torch.Tensor:
-        """Rows (copies, C) ordered by source rank, then expert -> the same rows through their
-        experts.
+        """The rows through their experts: (copies, C) -> (copies, C).
+
+        Rows are ordered by source rank, then expert.
         """
         grouped = rows.dtype == torch.bfloat16
         index, sizes = regrouping(counts, ALIGNMENT if grouped else 1)
@@ -270,7 +277,7 @@ class GroupedExperts(nn.Module):
     def with_offsets(
         self, padded: torch.Tensor, offsets: torch.Tensor, owner: torch.Tensor | None
     ) -> torch.Tensor:
-        """Through grouped products; offsets (L,): end of each expert's rows."""
+        """The rows through grouped products; offsets (L,): end of each expert's rows."""
         return self._through(
             padded,
             lambda x, weight: torch._grouped_mm(x, weight.transpose(-2, -1), offs=offsets),
@@ -297,11 +304,10 @@ class GroupedExperts(nn.Module):
 
 
 def regrouping(counts: Ints, alignment: int) -> tuple[Ints, list[int]]:
-    """(source row of every row after regrouping, rows of each expert) for copies ordered by source
-    rank, then expert.
+    """Regroups copies that are ordered by source rank, then expert; counts (P, L).
 
-    counts (P, L).  Groups are filled up to a multiple of `alignment`; filling rows point behind the
-    last row.
+    Returns (source row of every row after regrouping, rows of each expert). Groups are padded to a
+    multiple of `alignment`; padding rows point behind the last row.
     """
     ranks = len(counts)
     starts = (np.cumsum(counts) - counts.ravel()).reshape(counts.shape)
@@ -317,7 +323,7 @@ def regrouping(counts: Ints, alignment: int) -> tuple[Ints, list[int]]:
 
 
 def _looped(sizes: list[int]) -> Product:
-    """Expert by expert, for dtypes that have no grouped kernel."""
+    """Computes expert by expert, for dtypes without a grouped kernel."""
 
     def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return torch.cat(

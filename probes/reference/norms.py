@@ -1,5 +1,6 @@
-"""RMS norm that keeps for backward, on every device, what the GPU's fused kernel keeps: its input
-and one number a row.
+"""RMS norm that saves for backward, on every device, what the GPU's fused kernel saves.
+
+That is its input and one number per row.
 """
 
 from typing import Any, cast
@@ -9,8 +10,9 @@ from torch import nn
 
 
 class RmsNorm(nn.RMSNorm):
-    """The module of torch; on CPUs, where torch composes it of single operators and keeps their
-    fp32 results, one function.
+    """torch's RMS norm; on CPUs a single autograd function.
+
+    There torch composes it of several operators and saves their fp32 results.
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -21,8 +23,10 @@ class RmsNorm(nn.RMSNorm):
 
 
 class CpuRmsNorm(torch.autograd.Function):
-    """y = w x r, r = 1 / sqrt(mean(x^2) + eps); dx = r (w dy - x r mean(w dy x r)), dw = sum(dy x
-    r).
+    """RMS norm for CPUs, with its gradient.
+
+    y = w x r, r = 1 / sqrt(mean(x^2) + eps)
+    dx = r (w dy - x r mean(w dy x r)), dw = sum(dy x r)
     """
 
     @staticmethod

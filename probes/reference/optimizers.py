@@ -1,8 +1,10 @@
 """The optimizers of `training.optimizer`, stepped after the backward or inside it.
 
-adamw: torch's, fused.  adamw-bf16-states: the same update with both moments kept in bfloat16.
-muon: matrices of the blocks by Newton-Schulz, the rest by AdamW.  adafactor: factored second
-    moments, no momentum.  sgd: with momentum.
+adamw: torch's, fused.
+adamw-bf16-states: the same update with both moments in bfloat16.
+muon: matrices of the blocks by Newton-Schulz, the rest by AdamW.
+adafactor: factored second moments, no momentum.
+sgd: with momentum.
 """
 
 from collections.abc import Callable, Iterable
@@ -40,9 +42,7 @@ class EachAlone(torch.optim.Optimizer):
 
 
 class AdamWBf16States(EachAlone):
-    """AdamW (Loshchilov and Hutter 2019) whose moments live in bfloat16 and are widened for the
-    update.
-    """
+    """AdamW (Loshchilov and Hutter 2019) with moments in bfloat16, widened for the update."""
 
     def _update(self, parameter: nn.Parameter, lr: float) -> None:
         state = self.state[parameter]
@@ -68,10 +68,10 @@ class AdamWBf16States(EachAlone):
 
 
 class Adafactor(EachAlone):
-    """Adafactor (Shazeer and Stern 2018, algorithm 4): second moments of a matrix as one row and
-    one column, updates clipped to RMS 1.
+    """Adafactor (Shazeer and Stern 2018, algorithm 4).
 
-    torch's own updates in place where a DTensor cannot. An expert is a matrix of its own.
+    Second moments of a matrix are one row and one column; updates are clipped to RMS 1.
+    The updates are torch's own, in place where a DTensor cannot run them. Each expert is a matrix.
     """
 
     def _update(self, parameter: nn.Parameter, lr: float) -> None:
@@ -100,8 +100,9 @@ class Adafactor(EachAlone):
 def build(
     parameters: list[nn.Parameter], names: list[str], kind: Optimizer
 ) -> list[torch.optim.Optimizer]:
-    """Optimizers over these parameters; names tell matrices of blocks, which Muon takes, from
-    tables and heads.
+    """Optimizers over these parameters.
+
+    Muon takes the matrices of blocks; names tell them from tables and heads.
     """
     if kind == "muon":
         chosen = [
@@ -124,8 +125,9 @@ def build(
 
 
 def _adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """Fused on every device: the other implementations hold whole copies of the parameters while
-    they step.
+    """AdamW, fused on every device.
+
+    The other implementations hold whole copies of the parameters while they step.
     """
     return torch.optim.AdamW(
         parameters,
@@ -148,25 +150,25 @@ def prime(optimizers: list[torch.optim.Optimizer]) -> None:
 
 
 class AfterBackward:
-    """All parameters updated once the step's gradients are complete."""
+    """Updates all parameters once the step's gradients are complete."""
 
     def __init__(self, parameters: list[nn.Parameter], names: list[str], kind: Optimizer) -> None:
         self.optimizers = build(parameters, names, kind)
 
     def arm(self, last: bool) -> None:
-        """Nothing: no update happens inside the backward."""
+        """Does nothing: no update happens inside the backward."""
 
     def step(self) -> None:
-        """Updates and drops the gradients."""
+        """Updates the parameters and frees the gradients."""
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad()
 
 
 class InBackward:
-    """Each parameter updated, and its gradient freed, as soon as that gradient is complete in the
-    last microbatch's backward.
+    """Updates each parameter as soon as its gradient is complete, and frees that gradient.
 
+    This happens in the last microbatch's backward.
     prepare: applied to the gradient before (loss scaling).
     """
 
@@ -198,11 +200,11 @@ class InBackward:
         return update
 
     def arm(self, last: bool) -> None:
-        """Whether the coming backward completes the gradients."""
+        """Sets whether the coming backward completes the gradients."""
         self._armed = last
 
     def step(self) -> None:
-        """Nothing: all is done."""
+        """Does nothing: all updates are done."""
 
 
 Updates = AfterBackward | InBackward

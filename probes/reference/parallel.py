@@ -1,6 +1,6 @@
-"""Applies a layout to one part of the model, in torch's order: TP, experts, CP, float8,
-recomputation, compile, then data parallelism.
+"""Applies a layout to one part of the model, in torch's order.
 
+The order is TP, experts, CP, float8, recomputation, compile, then data parallelism.
 Gradients are summed over data-parallel ranks, never averaged: each rank's loss is its share of the
 mean over the global batch. FSDP2's division is switched off for that; DistributedDataParallel
 divides, so its loss is multiplied (`loss_factor`).
@@ -40,7 +40,7 @@ def compute_dtype(recipe: ReferenceRecipe) -> torch.dtype:
 
 
 def parallelise(model: Transformer, recipe: ReferenceRecipe, meshes: Meshes) -> nn.Module:
-    """The part, ready to be given storage; under DDP it is wrapped after that, by `replicate`."""
+    """Returns the part, ready for storage; under DDP, `replicate` wraps it after that."""
     layout, on_cpu = recipe.layout, meshes.dense.device_type == "cpu"
     precision.apply(model, layout, emulate=on_cpu)
     if layout.tp > 1:
@@ -79,8 +79,9 @@ def _styles(recipe: ReferenceRecipe) -> tensor_parallel.Styles:
 
 
 def _compile(model: Transformer, recipe: ReferenceRecipe, meshes: Meshes) -> None:
-    """Every block by itself, inside its sharding; of blocks with experts the parts around the
-    exchange, whose sizes change every time.
+    """Compiles every block by itself, inside its sharding.
+
+    Of blocks with experts it compiles the parts around the exchange, whose sizes change every time.
     """
     if recipe.layout.async_tp and not recipe.emulated:  # symmetric memory needs the other ranks
         from torch.distributed._symmetric_memory import enable_symm_mem_for_group
@@ -108,10 +109,11 @@ def _compile_around(block: Block, moe: MixtureOfExperts, traced: bool) -> None:
 
 
 def _shard(model: Transformer, recipe: ReferenceRecipe, meshes: Meshes) -> None:
-    """FSDP2: layers one by one, experts over the ranks that share them, the ends, and the root.
+    """Applies FSDP2 to each layer, to experts over their sharing ranks, to the ends and the root.
 
-    Zero 3 gathers parameters again for backward, but for the head, which backward needs at once;
-    with a pipeline the head too.
+    ZeRO 3 gathers parameters again for backward, except the head, which backward needs at
+    once. With a
+    pipeline it gathers the head again too.
     """
     layout = recipe.layout
     policy = MixedPrecisionPolicy(
@@ -154,8 +156,9 @@ def _shard_experts(
     options: dict[str, Any],
     again: bool,
 ) -> None:
-    """Along the experts, or inside them where there are more ranks than experts and they divide
-    evenly.
+    """Shards along the experts, or inside them if there are more ranks than experts.
+
+    Sharding inside requires that they divide evenly.
     """
     ranks = meshes.expert_data.size(-1)
     crowded = ranks * recipe.layout.ep > recipe.model.num_experts
@@ -188,8 +191,9 @@ def _experts_of(layer: nn.Module) -> nn.Module | None:
 
 
 def _prefetch(model: Transformer) -> None:
-    """Gathers of the next layer are asked for by name, since the exchange's wait for its counts
-    would hold back the implicit ones.
+    """Names the layer to gather next for each layer.
+
+    The exchange waits for its counts, which would delay the implicit gathers.
     """
     layers = list(model.layers.values())
     for here, there in pairwise(layers):

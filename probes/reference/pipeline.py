@@ -1,7 +1,7 @@
 """Pipeline parallelism: a model's stages under torch's schedules.
 
-Shapes of what stages exchange are given, not inferred: nothing is sent before the first microbatch,
-so that one rank can run alone.
+The shapes that stages exchange are given, not inferred: nothing is sent before the first
+microbatch, so that one rank can run by itself.
 """
 
 from collections.abc import Callable
@@ -21,8 +21,9 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class LoneStage(PipelineStage):
-    """A stage whose neighbours are not there: it takes their agreement on static shapes for granted
-    (torch 2.13 asks them).
+    """A stage without real neighbours.
+
+    It assumes that they agree on static shapes, which torch 2.13 asks them.
     """
 
     def _warmup_forward_vote(self, has_backward: bool, received_acc: Any = None) -> Any:
@@ -33,15 +34,15 @@ class LoneStage(PipelineStage):
 
 
 class Agreed:
-    """A tensor's `item` without a tensor, which a fake one could not answer."""
+    """Stands in for a tensor whose `item` torch reads; a fake tensor could not answer."""
 
     def item(self) -> int:
-        """Every stage voted for static shapes."""
+        """One: every stage voted for static shapes."""
         return 1
 
 
 def parts_of(recipe: ReferenceRecipe, pipeline_rank: int) -> list[tuple[int, ModelPart]]:
-    """(stage, what it holds) of one pipeline rank, in ascending stages."""
+    """(stage, its part of the model) for one pipeline rank, in ascending stages."""
     sizes = recipe.stage_sizes()
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
     return [
@@ -86,8 +87,9 @@ class Pipeline:
         )
 
     def step(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
-        """Forward and backward of all microbatches; the sum of their losses on the last stage's
-        rank.
+        """Runs forward and backward of all microbatches.
+
+        Returns the sum of their losses on the last stage's rank.
         """
         losses: list[torch.Tensor] = []
         inputs = (tokens,) if self._first else ()
@@ -99,7 +101,7 @@ class Pipeline:
 
 
 def _shapes(recipe: ReferenceRecipe, part: ModelPart) -> tuple[torch.Tensor, torch.Tensor]:
-    """What one microbatch brings to a part and what the part gives on, on the meta device."""
+    """Input and output of a part for one microbatch, on the meta device."""
     layout, model = recipe.layout, recipe.model
     batch, tokens = layout.micro_batch_size, recipe.local_seq_len
     held = tokens // layout.tp if layout.sequence_parallel and layout.tp > 1 else tokens

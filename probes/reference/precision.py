@@ -1,8 +1,8 @@
 """Low-precision linear layers through torchao: float8 (tensorwise, rowwise, blockwise) and mxfp8.
 
-Embedding, router and head stay in the parameter dtype, and so do routed experts, whose grouped
-products torchao converts only in prototypes. Source: torchao float8/README.md, torchtitan 0.2.2
-components/quantization/{float8,mx}.py.
+Embedding, router and head are in the parameter dtype. So are routed experts, whose grouped products
+torchao converts only in prototypes.
+Source: torchao float8/README.md, torchtitan 0.2.2 components/quantization/{float8,mx}.py.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from planner.specs.layout import Layout
 from probes.reference.model import Transformer
 
 LOW = ("float8-tensorwise", "float8-rowwise", "float8-blockwise", "mxfp8")
-# of both widths of a converted matrix; 16 for the others (torch._scaled_mm)
+# multiple of both widths of a converted matrix; 16 for the other recipes (torch._scaled_mm)
 DIVISOR = {"float8-blockwise": 128, "mxfp8": 32}
 
 
@@ -26,7 +26,7 @@ def apply(model: Transformer, layout: Layout, *, emulate: bool) -> None:
     """Converts the linear layers of the blocks in place.
 
     emulate: compute in high precision with the recipe's casts, for devices without float8 units.
-    Raises ImportError, naming the package to install, where torchao is missing or lacks the recipe.
+    Raises ImportError that names the package to install, if torchao is missing or lacks the recipe.
     """
     if not converts(layout):
         return
@@ -81,7 +81,10 @@ def _float8(layout: Layout, *, emulate: bool) -> Any:
 
 
 def _mxfp8(*, emulate: bool) -> Any:
-    """Torchao renamed its configuration: MXLinearConfig up to 0.15, then MXFP8TrainingOpConfig."""
+    """The configuration of mxfp8.
+
+    torchao calls it MXLinearConfig up to 0.15, then MXFP8TrainingOpConfig.
+    """
     try:
         from torchao.prototype.mx_formats.config import MXLinearConfig
     except ImportError:
@@ -95,7 +98,10 @@ def _mxfp8(*, emulate: bool) -> Any:
 
 
 def after_step(parts: list[nn.Module], layout: Layout) -> None:
-    """Scales of all weights in one reduction, for the next step's float8 all-gathers."""
+    """Computes the scales of all weights in one reduction.
+
+    The next step's float8 all-gathers use them.
+    """
     if layout.float8_all_gather:
         from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
 

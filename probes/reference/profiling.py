@@ -13,8 +13,9 @@ NAME_LENGTH = 120
 
 
 def kernel_seconds(trainer: Trainer, step: int) -> dict[str, float]:
-    """Device seconds of each kernel in one more step (operators' own seconds on a CPU), longest
-    first.
+    """Device seconds of each kernel in one more step, longest first.
+
+    On a CPU they are the operators' own seconds.
     """
     on_gpu = trainer.device.type == "cuda"
     activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA] if on_gpu else [ProfilerActivity.CPU]

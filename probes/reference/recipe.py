@@ -1,6 +1,4 @@
-"""What one probe trains, resolved once: the parts of the program read this and never look a field
-up twice. No torch here.
-"""
+"""What one probe trains, resolved once for all parts of the program. No torch here."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -21,7 +19,7 @@ from planner.work.axes import expected_imbalance
 from probes.protocol import ProbeTask
 
 # Weights below which every parameter is drawn whole from its own seed and then cut, so that all
-# layouts start from the same model. Larger models draw each shard where it lives. Judgement: 4 GiB
+# layouts start from the same model. Larger models draw each shard on its own rank. Judgement: 4 GiB
 # of fp32 for the largest whole tensor is too much for a rank.
 WHOLE_INIT_PARAMETERS = 200_000_000
 
@@ -30,11 +28,11 @@ WHOLE_INIT_PARAMETERS = 200_000_000
 class ReferenceRecipe:
     """One probe, resolved.
 
-    task, job: as asked, the model possibly with fewer layers.  layout, model, training, cluster:
-        the job's.
+    task, job: as requested, the model possibly with fewer layers.
+    layout, model, training, cluster: the job's.
     etp: ranks that share one expert's width; TorchTitan cuts experts by tp while ep = 1.
-    num_microbatches: of a step and data-parallel rank.  vocab_parallel: logits stay cut over tp in
-        the loss.
+    num_microbatches: per step and data-parallel rank.
+    vocab_parallel: logits are cut over tp in the loss too.
     """
 
     task: ProbeTask
@@ -49,8 +47,10 @@ class ReferenceRecipe:
 
     @classmethod
     def of(cls, task: ProbeTask) -> "ReferenceRecipe":
-        """The task's recipe. Raises SpecError for a job that is malformed, breaks a rule, or that
-        this program cannot run.
+        """The task's recipe.
+
+        Raises SpecError for a job that is malformed, breaks a rule, or that this
+        program cannot run.
         """
         job = task.parsed()
         if job.layout is None:
@@ -80,7 +80,10 @@ class ReferenceRecipe:
 
     @property
     def emulated(self) -> bool:
-        """One rank runs alone: collectives move nothing and the loss means nothing."""
+        """Whether one rank runs without the others.
+
+        Collectives then move nothing and the loss is meaningless.
+        """
         return self.task.emulate_rank is not None
 
     @property
@@ -90,10 +93,11 @@ class ReferenceRecipe:
 
     @property
     def uses_ddp(self) -> bool:
-        """Plain replicas alone run under DistributedDataParallel; every other layout under FSDP2,
-        replicas as its outer mesh axis.
+        """Whether it runs under DistributedDataParallel: only plain replicas do.
 
-        DDP steps after its reduction, so an optimizer inside the backward needs FSDP2 too.
+        Every other layout runs under FSDP2, with replicas as its outer mesh axis. DDP
+        steps after its
+        reduction, so an optimizer inside the backward needs FSDP2 too.
         """
         x = self.layout
         alone = x.dp_shard * x.cp * x.tp * x.pp == 1
@@ -111,7 +115,7 @@ class ReferenceRecipe:
 
     @property
     def whole_init(self) -> bool:
-        """Whether parameters start equal in every layout."""
+        """Whether parameters start with equal values in every layout."""
         return not self.emulated and self.model.total_parameters() <= WHOLE_INIT_PARAMETERS
 
     def stage_sizes(self) -> tuple[int, ...]:
@@ -137,8 +141,9 @@ class ReferenceRecipe:
         )
 
     def received_share(self) -> float:
-        """Token copies that the emulated rank's experts receive over those that it sends: the load
-        of the busiest rank.
+        """Token copies that the emulated rank's experts receive per copy that it sends.
+
+        It is the load of the busiest rank.
         """
         layout, training = self.layout, self.training
         if training.moe_imbalance is not None:
@@ -158,8 +163,9 @@ class ReferenceRecipe:
 
 
 def with_layers(model: ModelSpec, num_layers: int) -> ModelSpec:
-    """The model's first layers alone, embedding and head as they were. Raises SpecError where
-    nothing sound is left.
+    """The model's first layers, with its embedding and head.
+
+    Raises SpecError if the rest is no valid model.
     """
     if not 1 <= num_layers <= model.num_hidden_layers:
         remedy = f"use 1 to {model.num_hidden_layers}"
@@ -184,13 +190,13 @@ def with_layers(model: ModelSpec, num_layers: int) -> ModelSpec:
 
 
 def refusal(job: Job, layout: Layout, device: Literal["cuda", "cpu"]) -> str | None:
-    """Why this program cannot run a layout that the job's trainer may; None where it can."""
+    """Why this program cannot run a layout that the job's trainer may; None if it can."""
     fault = next(_beyond(ProbeTask(id="", job={}, device=device), job, layout), None)
     return None if fault is None else f"{fault.field}={fault.value!r} {fault.rule}"
 
 
 def _beyond(task: ProbeTask, job: Job, layout: Layout) -> Iterator[Fault]:
-    """What the job's trainer may run and this program does not."""
+    """What the job's trainer may run but this program cannot."""
     trainer = job.training.trainer
     if not TRAINERS[trainer].sharding.in_plain_torch:
         yield Fault(
@@ -223,8 +229,8 @@ def _beyond(task: ProbeTask, job: Job, layout: Layout) -> Iterator[Fault]:
             "use ac none or full, or pp_schedule Interleaved1F1B or 1F1B",
         )
     if layout.pp > 1 and layout.zero_stage == 3 and SCHEDULES[layout.pp_schedule].splits_backward:
-        # torch 2.13: stage_backward_weight pairs gradients with the parameters of that moment, and
-        # FSDP2 has swapped them since
+        # torch 2.13: stage_backward_weight pairs gradients with the parameters that it then finds,
+        # and FSDP2 has swapped them since
         rule = (
             f"frees parameters between the two parts of {layout.pp_schedule}'s backward, and "
             "torch then loses weight gradients"

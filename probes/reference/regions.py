@@ -1,5 +1,6 @@
-"""What a selectively checkpointed region must not look into: sharding hooks, and composed kernels
-that a GPU runs as one operator.
+"""What a selectively checkpointed region must not see.
+
+That is sharding hooks, and composed kernels that a GPU runs as one operator.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,9 +15,7 @@ Tensors = tuple[torch.Tensor, ...]
 
 
 class Region:
-    """One checkpointed region: results of composed kernels, kept in forward and handed out again in
-    recomputation.
-    """
+    """One checkpointed region: saves results of composed kernels in forward for recomputation."""
 
     def __init__(self) -> None:
         self.kept: list[Tensors] = []
@@ -38,8 +37,9 @@ def _hidden() -> Iterator[None]:
 
 
 def as_one_kept_operator(compute: Callable[[], Tensors]) -> Tensors:
-    """The result of `compute`, which a selective-op region keeps as a GPU's region keeps its
-    attention operator's output.
+    """The result of `compute`, saved by a selective-op region as one operator.
+
+    A GPU's region saves its attention operator's output in the same way.
     """
     region = _State.region
     if region is None:
@@ -53,7 +53,7 @@ def as_one_kept_operator(compute: Callable[[], Tensors]) -> Tensors:
 
 
 def adopt(forward: Any, again: Any) -> None:
-    """Makes a pair of torch's selective modes a region that this module can hide things from."""
+    """Makes a pair of torch's selective modes a region from which this module can hide things."""
     if forward.__class__ is _CachingTorchDispatchMode:
         region = Region()
         for mode, kind in ((forward, _Forward), (again, _Again)):
@@ -62,9 +62,10 @@ def adopt(forward: Any, again: Any) -> None:
 
 
 def hide_hooks(module: nn.Module) -> None:
-    """Call after `fully_shard` on a module inside a layer. Its gathers happen at other times in
-    forward than in recomputation, and torch 2.13's selective policy demands the same operators in
-    both.
+    """Hides a layer's FSDP hooks from the region. Call it after `fully_shard` on a module inside.
+
+    Its gathers happen at other times in forward than in recomputation, and torch 2.13's selective
+    policy requires the same operators in both.
     """
 
     def enter(*_: Any) -> None:

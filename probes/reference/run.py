@@ -1,4 +1,4 @@
-"""Runs one recipe on this process's rank and says what it measured."""
+"""Runs one recipe on this process's rank and returns what it measured."""
 
 import os
 from datetime import timedelta
@@ -19,7 +19,7 @@ class ReferenceRun:
     """One probe on one rank. `device` is set before anything can fail on it."""
 
     def __init__(self, recipe: ReferenceRecipe) -> None:
-        """Raises SpecError where this process is not what the task asks for."""
+        """Raises SpecError if this process does not match the task."""
         self.recipe = recipe
         task, gpus = recipe.task, recipe.layout.num_gpus
         world, local = (
@@ -49,7 +49,7 @@ class ReferenceRun:
         self.sample = Sample(self.device)
 
     def measure(self) -> MeasuredRun:
-        """Everything from process groups to numbers. Process groups are left for `close`."""
+        """Does everything from process groups to numbers. `close` leaves the process groups."""
         recipe, task = self.recipe, self.recipe.task
         used_before = self._take_device()
         if recipe.emulated:
@@ -82,11 +82,11 @@ class ReferenceRun:
         )
 
     def environment(self) -> Environment:
-        """What the numbers hold for."""
+        """The environment of the numbers."""
         return describe(self.device, self.sample)
 
     def notes(self) -> list[str]:
-        """What a reader of the numbers must know."""
+        """Notes for the reader of the numbers."""
         recipe, notes = self.recipe, []
         if recipe.emulated:
             notes.append(
@@ -134,8 +134,10 @@ class ReferenceRun:
             memory.reset_gpu(self.device)
 
     def _memory(self, trainer: Trainer, used_before: int, step: int) -> RankMemory:
-        """Of this rank. On a CPU one more step runs under the tracker, which counts live tensors
-        but cannot see into compiled code.
+        """Memory of this rank.
+
+        On a CPU one more step runs under the tracker, which counts live tensors but cannot see
+        into compiled code.
         """
         rank = dist.get_rank()
         if self.device.type == "cuda":

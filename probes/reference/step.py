@@ -18,14 +18,15 @@ from probes.reference.model import ModelPart, Transformer
 from probes.reference.recipe import ReferenceRecipe
 from probes.reference.ties import TiedEnds
 
-# keeps fp16 gradients of a mean over millions of tokens out of the subnormals; torch.amp's first
-# scale
+# lifts fp16 gradients of a mean over millions of tokens out of the subnormals;
+# torch.amp's first scale
 FP16_LOSS_SCALE = 2.0**16
 
 
 class Trainer:
-    """A rank's part of the model, its optimizer and its data. Parallelism is applied to a meta
-    model; `materialise` takes memory.
+    """A rank's part of the model, its optimizer and its data.
+
+    Parallelism is applied to a meta model; `materialise` allocates memory.
     """
 
     def __init__(self, recipe: ReferenceRecipe, device: torch.device) -> None:
@@ -52,9 +53,7 @@ class Trainer:
         return model.to(parallel.DTYPES[recipe.layout.master_dtype])
 
     def materialise(self) -> None:
-        """Gives parameters their storage and values, and builds what needs them: replicas,
-        optimizer, schedule.
-        """
+        """Gives parameters storage and values, then builds replicas, optimizer and schedule."""
         recipe = self.recipe
         self.sequence = local_sequence(recipe, self.meshes, self.device)
         for index, model in enumerate(self.models):
@@ -86,8 +85,9 @@ class Trainer:
             )
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """What stays on the device between steps: parameters, gradients, buffers and optimizer
-        states.
+        """The tensors on the device between steps.
+
+        They are parameters, gradients, buffers and optimizer states.
         """
         for module in self.modules:
             for parameter in module.parameters():
@@ -101,12 +101,14 @@ class Trainer:
 
     @property
     def scale(self) -> float:
-        """Factor on the loss that gradients carry until the update."""
+        """Factor on the loss, which gradients carry until the update."""
         return FP16_LOSS_SCALE if self.recipe.layout.precision == "fp16" else 1.0
 
     def step(self, index: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """One update: (this rank's share of the global mean loss, norm of the gradients if they are
-        clipped).
+        """Runs one update.
+
+        Returns (this rank's share of the global mean loss, norm of the gradients if
+        they are clipped).
         """
         recipe = self.recipe
         tokens, targets = initialise.batch(
@@ -143,8 +145,9 @@ class Trainer:
         return torch.zeros((), device=self.device) if share is None else share
 
     def _accumulated(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Microbatch after microbatch. FSDP2 reduces each one's gradients, as TorchTitan lets it;
-        DDP only the last one's.
+        """Runs microbatch after microbatch.
+
+        FSDP2 reduces each one's gradients, as TorchTitan lets it; DDP only the last one's.
         """
         module, loss_of = self.modules[0], self._loss_function()
         total = torch.zeros((), device=self.device)
@@ -168,7 +171,10 @@ class Trainer:
 
     @property
     def loss_factor(self) -> float:
-        """DistributedDataParallel divides by the replicas what FSDP2 here only sums."""
+        """Factor on the loss.
+
+        DistributedDataParallel divides by the replicas, while FSDP2 here only sums.
+        """
         return float(self.recipe.layout.dp_replicate) if self.recipe.uses_ddp else 1.0
 
     def _loss_function(self) -> pipeline.Loss:

@@ -1,8 +1,7 @@
-"""Tensor and sequence parallelism: torch's parallel styles on every module of the model, as
-TorchTitan plans them.
+"""Tensor and sequence parallelism: torch's parallel styles on every module of the model.
 
-With sequence parallelism the residual stream is cut along the sequence (Shard(1)), without it is
-whole on every rank (Replicate()).
+The plan is TorchTitan's. With sequence parallelism the residual stream is cut along the sequence
+(Shard(1)); without it, it is whole on every rank (Replicate()).
 Source: torchtitan 0.2.2 models/{llama3,qwen3,deepseek_v3}/infra/parallelize.py.
 """
 
@@ -30,7 +29,7 @@ Plan = dict[str, ParallelStyle]
 
 
 class Whole(ParallelStyle):
-    """Every rank holds the module whole and computes it whole, inputs and outputs as DTensors."""
+    """Every rank holds and computes the whole module, with DTensors as inputs and outputs."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         def enter(_: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> tuple[Any, ...]:
@@ -45,8 +44,9 @@ class Whole(ParallelStyle):
 
 
 class NormOverShards(ParallelStyle):
-    """A norm over a width that is cut over the ranks: gathered, normed whole, cut again; local in
-    and out.
+    """A norm over a width that is cut over the ranks: gathered, normed whole, cut again.
+
+    Input and output are local tensors.
     """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
@@ -84,7 +84,7 @@ def apply(
 
 
 class Styles:
-    """The styles of linear layers; float8 tensorwise brings its own, which gather in float8."""
+    """The styles of linear layers; float8 tensorwise has its own, which gather in float8."""
 
     column: Any = ColwiseParallel
     row: Any = RowwiseParallel

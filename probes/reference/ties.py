@@ -1,5 +1,6 @@
-"""A token table that is also the head, when a pipeline holds the two in different stages: two
-copies with one gradient.
+"""A token table tied to the head, when a pipeline holds the two in different stages.
+
+They are then two copies with one gradient.
 """
 
 import torch
@@ -13,8 +14,9 @@ from probes.reference.recipe import ReferenceRecipe
 
 
 class TiedEnds:
-    """Adds the gradients of table and head after each step's backward. `copy`: the head on its
-    rank, which norms must not count twice.
+    """Adds the gradients of table and head after each step's backward.
+
+    copy: the head on its rank, which norms must not count twice.
     """
 
     def __init__(self, models: list[Transformer], recipe: ReferenceRecipe, meshes: Meshes) -> None:
@@ -42,12 +44,12 @@ class TiedEnds:
 
     @property
     def copies(self) -> list[torch.Tensor]:
-        """Parameters that are copies of one on this or another rank."""
+        """Parameters here that copy another parameter, on this or another rank."""
         return [self._head] if self._head is not None else []
 
     @torch.no_grad()
     def add_gradients(self) -> None:
-        """Both copies end up with the sum."""
+        """Sums the gradients, so that both copies have the sum."""
         held = [
             grad
             for p in (self._table, self._head)

@@ -1,6 +1,4 @@
-"""Seconds of steps: warm-up, then timed steps in small batches, until enough or until they
-agree.
-"""
+"""Times steps: warm-up, then timed steps in small batches, until enough or until they agree."""
 
 import math
 import statistics
@@ -14,19 +12,21 @@ import torch.distributed as dist
 
 from probes.reference.step import Trainer
 
-# steps between two waits for the device, so that the waits do not show in every step; also the
-# least that can agree
+# steps between two waits for the device, so that the waits do not affect every step; also the
+# fewest that can agree
 BATCH = 5
 
 
 class NonFiniteLossError(ArithmeticError):
-    """The loss became infinite or no number."""
+    """The loss became infinite or NaN."""
 
 
 @dataclass(slots=True)
 class StepTiming:
-    """seconds: of each timed step on the slowest rank.  losses, norms: of every step, warm-up
-    included.
+    """Timings and losses of a run.
+
+    seconds: of each timed step on the slowest rank.
+    losses, norms: of every step, warm-up included.
     """
 
     seconds: list[float] = field(default_factory=list)
@@ -49,8 +49,10 @@ class StepTiming:
 
 
 def run(trainer: Trainer, ready: Callable[[], None], sample: Callable[[], None]) -> StepTiming:
-    """Warm-up, then timed steps.  ready: called between the two.  sample: called while the device
-    still works on a batch of steps.
+    """Runs the warm-up, then timed steps.
+
+    ready: called between the two.
+    sample: called while the device still works on a batch of steps.
     """
     task, timing = trainer.recipe.task, StepTiming()
     done = 0
@@ -70,7 +72,7 @@ def run(trainer: Trainer, ready: Callable[[], None], sample: Callable[[], None])
 def _steps(
     trainer: Trainer, first: int, count: int, timing: StepTiming, sample: Callable[[], None]
 ) -> list[float]:
-    """Own seconds of `count` steps."""
+    """Seconds on this rank for each of `count` steps."""
     marks, shares, norms = [_mark(trainer.device)], [], []
     for index in range(first, first + count):
         share, norm = trainer.step(index)
@@ -89,7 +91,10 @@ def _steps(
 
 
 def _slowest(trainer: Trainer, seconds: list[float]) -> list[float]:
-    """Each step's seconds on the slowest rank: the same list on all, so that all stop together."""
+    """Each step's seconds on the slowest rank.
+
+    The list is the same on all ranks, so that all stop together.
+    """
     if trainer.recipe.emulated or dist.get_world_size() == 1:
         return seconds
     shared = torch.tensor(seconds, device=trainer.device)
