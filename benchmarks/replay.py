@@ -19,11 +19,12 @@ import json
 import pathlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import product
 
 import numpy as np
 from landscapes import JOBS, NOISE_SD, generate
+from replay_runs import MEASURED, OWN, Run
 from replay_strategies import (
     FAMILY_KNOWN,
     START_SECONDS,
@@ -45,33 +46,7 @@ SEEDS = 15
 WITHOUT_CHANCE = ("cost-model", "best-first", "grid", "history-pruning")
 # fewer seeds for what asks slowly
 SLOW = {"tpe-as-shipped": 3, "gp-as-shipped": 2, "tpe": 3, "gp": 2, "nsga2": 3}
-MEASURED, OWN = "measured sweeps", "own GPU grid"
 FIXED = {MEASURED: published_sweeps, OWN: own_sweeps}  # truths that are the same for every seed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """One strategy on one hidden truth. regret (PROBES,): after each probe, infinite before the
-    first success.
-
-    to_goal: probes until the regret is at most GOAL; PROBES + 1 if never.  gpu_seconds: until then.
-        oom: probes out of memory by then.
-    """
-
-    strategy: str
-    kind: str
-    truth: str
-    seed: int
-    regret: tuple[float, ...]
-    to_goal: int
-    gpu_seconds: float
-    probes: int
-    oom: int
-
-    @property
-    def generated(self) -> bool:
-        """Whether the truth differs from seed to seed."""
-        return self.kind not in FIXED
 
 
 def replay(truth: Truth, strategy: str, seed: int, kind: str) -> Run:

@@ -4,24 +4,15 @@ truth.
 
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from replay import Run
+from replay_runs import KNOWING, OURS, TRIVIAL, WITH_PROXY_RUNS, Run
 
 SHOWN = (1, 2, 3, 5, 8, 12)
 MOST_REGRET = 1.0  # what counts while nothing was measured, and at most
 RESAMPLES = 1000
 COVERAGE = (5.0, 95.0)
-OURS, TRIVIAL, KNOWING, WITH_PROXY_RUNS = (
-    "cost-model",
-    "best-first",
-    "cost-model, family known",
-    "cost-model with proxy runs",
-)
-Figure = Callable[["Sequence[Run]"], float]
+Figure = Callable[[Sequence[Run]], float]
 
 
 def regret_at(probes: int) -> Figure:
@@ -41,17 +32,17 @@ def within(probes: int) -> Figure:
     return lambda runs: float(np.mean([run.to_goal <= probes for run in runs]))
 
 
-def out_of_memory(runs: "Sequence[Run]") -> float:
+def out_of_memory(runs: Sequence[Run]) -> float:
     """Share of all probes that ran out."""
     return sum(run.oom for run in runs) / sum(run.probes for run in runs)
 
 
-def gpu_hours(runs: "Sequence[Run]") -> float:
+def gpu_hours(runs: Sequence[Run]) -> float:
     """Mean GPU-hours until the goal, or until the last probe where it was missed."""
     return float(np.mean([run.gpu_seconds for run in runs]) / 3600.0)
 
 
-def interval(runs: "Sequence[Run]", figure: Figure) -> tuple[float, float]:
+def interval(runs: Sequence[Run], figure: Figure) -> tuple[float, float]:
     """90% interval of a figure, by drawing the hidden truths again with replacement (the runs on
     one truth stay together).
     """
@@ -70,7 +61,7 @@ def interval(runs: "Sequence[Run]", figure: Figure) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def summary_lines(runs: "Sequence[Run]") -> list[str]:
+def summary_lines(runs: Sequence[Run]) -> list[str]:
     """For the terminal."""
     lines = []
     for kind, by_strategy in _grouped(runs).items():
@@ -88,7 +79,7 @@ def summary_lines(runs: "Sequence[Run]") -> list[str]:
     return lines
 
 
-def _grouped(runs: "Sequence[Run]") -> dict[str, dict[str, "list[Run]"]]:
+def _grouped(runs: Sequence[Run]) -> dict[str, dict[str, "list[Run]"]]:
     grouped: dict[str, dict[str, list[Run]]] = {}
     for run in runs:
         grouped.setdefault(run.kind, {}).setdefault(run.strategy, []).append(run)
@@ -123,7 +114,7 @@ in vain, at 60 s to start and 13 steps a probe. Brackets: 90% intervals by drawi
 """  # noqa: E501
 
 
-def document(runs: "Sequence[Run]") -> str:
+def document(runs: Sequence[Run]) -> str:
     """The page."""
     probes = len(runs[0].regret)
     parts = [
@@ -144,7 +135,7 @@ def document(runs: "Sequence[Run]") -> str:
     return "".join(parts)
 
 
-def _row(name: str, runs: "Sequence[Run]", probes: int) -> str:
+def _row(name: str, runs: Sequence[Run], probes: int) -> str:
     cells = [name, str(len(runs))]
     for shown in SHOWN:
         low, high = interval(runs, regret_at(shown))
@@ -158,7 +149,7 @@ def _count(value: float, probes: int) -> str:
     return f">{probes}" if value > probes else f"{value:.0f}"
 
 
-def _verdicts(runs: "Sequence[Run]") -> list[str]:
+def _verdicts(runs: Sequence[Run]) -> list[str]:
     """The issue's demands, kind by kind and over all kinds, with reached or missed."""
     lines = [
         "| truth | median to 2% (at most 3) | nine of ten (at most 5) | OOM (at most 5%) | regret "
@@ -177,7 +168,7 @@ def _verdicts(runs: "Sequence[Run]") -> list[str]:
     return lines
 
 
-def _verdict(kind: str, ours: "Sequence[Run]", trivial: "Sequence[Run]") -> str:
+def _verdict(kind: str, ours: Sequence[Run], trivial: Sequence[Run]) -> str:
     probes = len(ours[0].regret)
     figures = ((quantile_to_goal(0.5)(ours), 3.0), (quantile_to_goal(0.9)(ours), 5.0))
     cells = [f"{_count(value, probes)} {_reached(value <= limit)}" for value, limit in figures]
@@ -209,7 +200,7 @@ COLOURS = {
 }  # fmt: skip
 
 
-def plot(runs: "Sequence[Run]", path: pathlib.Path) -> None:
+def plot(runs: Sequence[Run], path: pathlib.Path) -> None:
     """Mean regret against number of probes, one panel a kind, 90% band around ours and the trivial
     baseline.
     """
@@ -244,7 +235,7 @@ def plot(runs: "Sequence[Run]", path: pathlib.Path) -> None:
     pyplot.close(figure)
 
 
-def _line(axis: object, name: str, colour: str, runs: "Sequence[Run]") -> None:
+def _line(axis: object, name: str, colour: str, runs: Sequence[Run]) -> None:
     probes = np.arange(1, len(runs[0].regret) + 1)
     mean = np.array([regret_at(int(n))(runs) for n in probes])
     axis.plot(

@@ -13,7 +13,7 @@ from functools import cache, partial
 import numpy as np
 import optuna
 from landscapes import JOBS, NUGGET_SD, Landscape, knowing_the_family, prepared
-from replay_report import WITH_PROXY_RUNS
+from replay_runs import WITH_PROXY_RUNS
 
 from planner.calibration.intervals import proxy_run_sd
 from planner.columns import LayoutBatch

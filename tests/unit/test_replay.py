@@ -19,7 +19,8 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import landscapes
 import replay
 import replay_studies
-from replay_report import OURS, TRIVIAL, document, out_of_memory, quantile_to_goal, regret_at
+from replay_report import document, out_of_memory, quantile_to_goal, regret_at
+from replay_runs import OURS, TRIVIAL
 from replay_strategies import (
     FAMILY_KNOWN,
     STRATEGIES,
