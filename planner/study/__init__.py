@@ -1,3 +1,4 @@
-"""Spending probes: which layout to measure next, what a result teaches, when to stop. Entry point:
-`planner.study.ask_tell.run`.
+"""The measured search: which layout to probe next, what a result shows, when to stop.
+
+Entry point: `planner.study.ask_tell.run`.
 """

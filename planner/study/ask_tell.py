@@ -1,10 +1,10 @@
-"""The closed loop: ask for a probe, run it, learn, re-rank, stop when more measuring cannot pay.
+"""The closed loop: ask for a probe, measure, update, re-rank; stop when more measuring cannot pay.
 
     outcome = run(candidates, settings, measure, resumed=stored, on_event=show)
 
-`measure` runs what is asked and gives results as they come: `(asked, Measurement)`, or `(asked,
-MicroResult)` for a micro-probe. It stores each measurement before giving it, so that after a kill
-the same call with `resumed=` those measurements goes on where it was.
+`measure` runs what is asked and yields results as they come: `(asked, Measurement)`, or `(asked,
+MicroResult)` for a micro-probe. It stores each measurement before yielding it. After a crash the
+same call with those measurements as `resumed=` continues where the study stopped.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,12 +38,13 @@ Measure = Callable[[Sequence[Proposal]], Iterable[tuple[Proposal, Result]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One step of the loop, for a bar or a stream. best_seconds: of a step of the best so far:
-    measured where the layout itself ran (then it never rises), expected where only smaller runs
-    stood for it (`best_fidelity` says which); None before the first.
+    """One step of the loop, for a progress bar or a stream.
 
-    kind: `asked` (probe about to run), `told` (its result), `stopped`.  ruled_out: how many
-        candidates the result excluded.
+    kind: `asked` (probe about to run), `told` (its result), `stopped`.
+    best_seconds: step seconds of the best layout so far; None before the first. Measured if the
+        layout itself ran (then it never rises), expected if only smaller runs stand for it
+        (`best_fidelity` names them).
+    ruled_out: how many candidates the result excluded.
     """
 
     kind: Literal["asked", "told", "stopped"]
@@ -62,10 +63,13 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranked:
-    """One candidate after the study. expected_seconds: of a step: as measured where it ran itself,
-    else by measurements and model together; sd: of its logarithm.
+    """One candidate after the study.
 
-    record: what was measured of it, None if nothing.  risk: P(device memory > usable).
+    expected_seconds: step seconds, as measured if it ran itself, else from measurements
+        and model together.
+    sd: standard deviation of the logarithm of expected_seconds.
+    risk: P(device memory > usable).
+    record: its measurements, None if there are none.
     """
 
     row: int
@@ -78,14 +82,16 @@ class Ranked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyResult:
-    """What the study found. ranked: the winner (the fastest that ran, else the fastest expected),
-    then the rest by expected seconds.
+    """What the study found.
 
-    stopped: why, in words with numbers.  pruned: layouts ruled out without a probe, with the
-    reason.  ignored: ids of measurements of layouts that are no candidates.  refused: how many
-    candidates the probes' program cannot run, by reason.
-    broken: what kept any probe from running where they were to run, None where they could.
-    learnt: whether anything at all is known that the model did not know before.
+    ranked: the winner (the fastest that ran, else the fastest expected), then the rest
+        by expected seconds.
+    stopped: the reason, as a sentence with numbers.
+    pruned: layouts ruled out without a probe, with the reason.
+    ignored: ids of measurements whose layouts are not candidates.
+    refused: how many candidates the probes' program cannot run, by reason.
+    broken: what prevented every probe from running; None if they could run.
+    learnt: whether the study knows anything that the model did not.
     """
 
     ranked: tuple[Ranked, ...]
@@ -114,11 +120,13 @@ def run(
 ) -> StudyResult:
     """Spends the budget on probes and returns the candidates re-ranked.
 
-    known: measurements of this job from before, which teach but cost nothing.  resumed: those of
-    this very study, which also count against its budget; reasons: why they were asked, as_probes:
-    whether they counted as such, by their ids.  should_stop: asked between probes; the best so far
-    is returned.  What `measure` raises goes through; nothing told is lost, because `measure` stores
-    first.
+    known: earlier measurements of this job, which inform the posterior but cost nothing.
+    resumed: measurements of this very study, which also count against its budget.
+    reasons: why each resumed measurement was asked, by id.
+    as_probes: whether each counted as a probe, by id.
+    should_stop: called between probes; if true, the best so far is returned.
+
+    Exceptions of `measure` propagate. No result is lost, because `measure` stores it first.
     """
     study = ProbeStudy(candidates, settings)
     study.restore(known, spent=False)
@@ -159,8 +167,9 @@ def one_at_a_time(measure_one: Callable[[Proposal], Result]) -> Measure:
 
 
 def outcome(study: ProbeStudy, stopped: str) -> StudyResult:
-    """The candidates as they now stand: measured ones and the SHOWN fastest expected that are not
-    ruled out.
+    """The candidates as they now stand: measured ones and the SHOWN fastest expected.
+
+    Candidates that are ruled out are left out.
     """
     knowledge = study.knowledge
     posterior = knowledge.posterior()
@@ -227,7 +236,10 @@ def _result_message(result: Result) -> str:
 
 
 def _fidelity_note(measured: Measured) -> str:
-    """How far a look can be trusted, by its own word; nothing for a run of the layout itself."""
+    """The error that a low-fidelity result claims, as a note.
+
+    Empty for a run of the layout itself.
+    """
     if measured.rung in FULL_FIDELITY:
         return ""
     said, error = str(measured.rung), claimed_error(measured, "step_seconds")

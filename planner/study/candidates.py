@@ -1,6 +1,6 @@
-"""The legal layouts that a probe could be spent on, as columns, with what the cost model believes
-about each before any probe.
+"""The legal layouts that a probe could be spent on, as columns, with the prior of each.
 
+The prior is what the cost model predicts before any probe.
 Letters: N candidates, Q directions of error that candidates share, C cells of the space.
 """
 
@@ -24,24 +24,26 @@ from planner.specs.measurement import Measured
 MOST = 100_000
 MOST_PRICED = 400_000  # about a second
 SIMULATED = 2000
-# Judgement: a layout predicted this much slower than the best one that fits is not worth a probe
-#     even if the model is 30% wrong about both.
+# Judgement: a layout predicted this much slower than the best one that fits is not worth a probe,
+# even if the model is 30% wrong about both.
 SLACK = 1.5
-# Judgement: layouts that probably do not fit are kept too, because a probe can show that the memory
-#     model was too pessimistic.
+# Judgement: layouts that probably do not fit are candidates too, because a probe can show that the
+# memory model was too pessimistic.
 RISKIEST = 0.5
-# the first that was measured is compared
+# the first kind that was measured is compared
 MEMORY_KINDS = ("device_bytes", "peak_reserved_bytes", "peak_allocated_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prior:
-    """What is believed before any probe, from any source.
+    """The prior of a study, from any source.
 
-    log_seconds (N,): mean of the logarithm of step seconds.  sd (N,): standard deviation of each
-    candidate's own error around it, alike for alike layouts (`likeness`).  factor (N, Q): errors
-    that candidates share on top, covariance factor @ factor.T (of draws: the draws less their mean
-    over the root of their number).  oom_probability (N,): P(device memory > usable).
+    log_seconds (N,): mean of the logarithm of step seconds.
+    sd (N,): standard deviation of each candidate's own error around it, similar for
+        similar layouts (`likeness`).
+    factor (N, Q): errors that candidates share on top, covariance factor @ factor.T (of draws: the
+        draws less their mean over the root of their number).
+    oom_probability (N,): P(device memory > usable).
     memory_sd (N,): standard deviation of the logarithm of memory.
     """
 
@@ -55,7 +57,7 @@ class Prior:
     def alike(
         cls, step_seconds: FloatColumn, time_sd: float, oom: FloatColumn, memory_sd: float
     ) -> "Prior":
-        """The same own error for all and nothing shared."""
+        """A prior with the same own error for all candidates and no shared error."""
         count = len(step_seconds)
         return cls(
             log_seconds=np.log(step_seconds),
@@ -69,8 +71,10 @@ class Prior:
     def calibrated(
         cls, step_seconds: FloatColumn, spread: TimeSpread, oom: FloatColumn, memory_sd: FloatColumn
     ) -> "Prior":
-        """The calibration's posterior: its directions and what all runs on a cluster have in common
-        are shared, the rest is own.
+        """The calibration's posterior as a prior.
+
+        Its directions, and what all runs on a cluster have in common, are shared; the rest is
+        each candidate's own.
         """
         common = np.full((len(step_seconds), 1), spread.shared_sd)
         return cls(
@@ -82,7 +86,7 @@ class Prior:
         )
 
     def take(self, rows: IntColumn) -> "Prior":
-        """Of these candidates."""
+        """The prior of these candidates."""
         return Prior(
             log_seconds=self.log_seconds[rows],
             sd=self.sd[rows],
@@ -94,8 +98,9 @@ class Prior:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSize:
-    """What all candidates of a study have in common. usable_bytes: device memory that a plan may
-    use.
+    """What all candidates of a study have in common.
+
+    usable_bytes: device memory that a plan may use.
     """
 
     usable_bytes: float
@@ -105,8 +110,10 @@ class JobSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """N legal layouts, fastest prediction first. memory: predicted bytes by MEMORY_KINDS, (N,)
-    each. groups: see `likeness`.
+    """N legal layouts, fastest prediction first.
+
+    memory: predicted bytes by MEMORY_KINDS, (N,) each.
+    groups: see `likeness`.
     """
 
     batch: LayoutBatch
@@ -122,7 +129,7 @@ class Candidates:
     def build(
         cls, batch: LayoutBatch, prior: Prior, memory: Mapping[str, FloatColumn], size: JobSize
     ) -> "Candidates":
-        """From columns in any order."""
+        """Builds them from columns in any order."""
         order = np.argsort(prior.log_seconds, kind="stable")
         rows = batch.take(order)
         return cls(
@@ -134,7 +141,7 @@ class Candidates:
         )
 
     def find(self, layout: Layout) -> int | None:
-        """The row of this layout; None if it is no candidate."""
+        """The row of this layout; None if it is not a candidate."""
         wanted = LayoutBatch.from_layouts([layout])
         if layout.layers_per_stage is not None and layout.layers_per_stage not in self.batch.splits:
             return None
@@ -150,8 +157,9 @@ class Candidates:
         return int(rows[0]) if len(rows) else None
 
     def memory_residual(self, row: int, measured: Measured) -> float | None:
-        """Log of measured over predicted memory, of the first kind that was measured and predicted;
-        None when nothing was measured.
+        """Log of measured over predicted memory, of the first kind with both numbers.
+
+        None if there is no such kind.
         """
         for kind in MEMORY_KINDS:
             value = getattr(measured, kind)
@@ -168,12 +176,11 @@ def enumerate_candidates(
     slack: float = SLACK,
     include: Sequence[Layout] = (),
 ) -> Candidates:
-    """The `most` fastest legal layouts within `slack` of the best that fits, priced; the first
-    SIMULATED of them simulated.
+    """Finds and prices the `most` fastest legal layouts within `slack` of the best that fits.
 
-    Cells are priced in the order of their time floor until the floor passes `slack` times the best,
-    or MOST_PRICED layouts are priced.
-    include: legal layouts that must be among them (what has been measured, what is run today).
+    The first SIMULATED of them are simulated. Cells are priced in the order of their lower bound on
+    time until the bound passes `slack` times the best, or MOST_PRICED layouts are priced.
+    include: legal layouts that must be candidates (measured ones, the current layout).
     Raises InfeasibleError when no layout of the space may fit.
     """
     parts = list(_parts(pricer, space, slack))
@@ -237,7 +244,7 @@ class _Part:
         )
 
     def without_twins(self) -> "_Part":
-        """Each layout once, the first place kept."""
+        """Removes duplicates; the first place of each layout counts."""
         table = np.stack(
             [np.asarray(column, dtype=np.float64) for _, column in self.batch.columns()], axis=1
         )
@@ -252,8 +259,9 @@ class _Part:
 
 
 def _parts(pricer: Pricer, space: Space, slack: float) -> Iterator[_Part]:
-    """What may fit of the cells that can matter, about CHUNK layouts at once, cells with the lowest
-    time floor first.
+    """Yields what may fit of the cells that can matter, about CHUNK layouts at once.
+
+    Cells with the lowest time bound come first.
     """
     if not len(space.cells):
         return
@@ -272,8 +280,9 @@ def _parts(pricer: Pricer, space: Space, slack: float) -> Iterator[_Part]:
 
 
 def _prior(pricer: Pricer, part: _Part) -> Prior:
-    """The calibration's belief. The SIMULATED fastest are simulated; the screen is within 1 to 2%
-    of that (`benchmarks/screening.py`).
+    """The calibration's prior. The SIMULATED fastest are simulated.
+
+    The screen is within 1 to 2% of the simulation (`benchmarks/screening.py`).
     """
     seconds = part.step_seconds.copy()
     rows = np.argsort(seconds, kind="stable")[:SIMULATED]

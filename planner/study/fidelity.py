@@ -22,12 +22,12 @@ ITERATIONS = 20  # of the ratio; it converges superlinearly (Dinkelbach 1967)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """One way to evaluate one candidate.
+    """One fidelity option for one candidate.
 
-    num_gpus: held at once.
+    num_gpus: used at once.
     gpu_seconds: expected cost.
     sd: error of its log time as a measure of the layout's own; 0 for the layout itself.
-    shows_memory: whether it tells if the layout fits.
+    shows_memory: whether it shows if the layout fits.
     """
 
     name: str
@@ -56,8 +56,7 @@ class FidelityChoice:
     """How to evaluate a candidate next.
 
     rate: expected gain per GPU-second, evaluations that follow included.
-    full_probability: probability that the layout itself is probed afterwards; None where it cannot
-        be.
+    full_probability: probability that the layout itself is probed next; None if it cannot be.
     """
 
     evaluation: Evaluation
@@ -65,7 +64,7 @@ class FidelityChoice:
     full_probability: float | None
 
     def reason(self, full: Evaluation) -> str:
-        """The choice in words, with its numbers."""
+        """The choice as a sentence, with its numbers."""
         chosen = self.evaluation
         if chosen.name == full.name:
             return f"{chosen.name}: gains {self.rate:.2e} a GPU-second"
@@ -96,9 +95,9 @@ def choose_evaluation(
 
 
 def choose_without_full(prospect: Prospect, cheaper: Sequence[Evaluation]) -> FidelityChoice:
-    """The evaluation with the best rate where the layout itself cannot be run.
+    """The evaluation with the best rate if the layout itself cannot be run.
 
-    The winner is then chosen by low-fidelity evaluations alone. After one, the expectation is
+    The winner is then chosen by low-fidelity evaluations only. After one, the expectation is
     m + s Z with s = v / sqrt(v + t) (v: prior variance, t: variance of the evaluation), and the
     gain is P(fits) x E[max(0, -(m + s Z))].
     """
@@ -123,12 +122,12 @@ def direct(prospect: Prospect, full: Evaluation) -> FidelityChoice:
 
 
 def _cheaper_first(prospect: Prospect, cheaper: Evaluation, full: Evaluation) -> FidelityChoice:
-    """A cheaper evaluation first, then the layout itself only where that still pays.
+    """A cheaper evaluation first, then the layout itself only if that still pays.
 
     The rate is the best ratio of expected gain to expected GPU-seconds. After the cheaper
     evaluation the expectation is m + s Z with s = v / sqrt(v + t) (v: prior variance, t: its own),
     and the variance v - s^2. One that shows memory ends there with probability 1 - P(fits).
-    The layout itself follows where the gain exceeds ratio x cost (Dinkelbach's condition).
+    The layout itself follows if the gain exceeds ratio x cost (Dinkelbach's condition).
     """
     variance = prospect.sd**2
     moved = variance / np.sqrt(variance + cheaper.sd**2) if variance > 0 else 0.0
@@ -150,10 +149,10 @@ def _cheaper_first(prospect: Prospect, cheaper: Evaluation, full: Evaluation) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelEffect:
-    """What timing one kind of kernel tells about the step times of candidates.
+    """What timing one kind of kernel shows about the step times of candidates.
 
     loading (Q,): along the prior's shared directions, the columns of `Prior.factor`.
-    sd: of the measured log ratio around what the directions say.
+    sd: of the measured log ratio around what the directions predict.
     """
 
     name: str
@@ -163,7 +162,7 @@ class KernelEffect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroProbe:
-    """Kernels or collectives timed alone in one launch.
+    """Kernels or collectives timed in isolation in one launch.
 
     kernels: their shapes, most valuable first.
     gpu_seconds: expected cost.
@@ -176,7 +175,7 @@ class MicroProbe:
 
     @property
     def num_gpus(self) -> int:
-        """GPUs held at once."""
+        """GPUs used at once."""
         return max((shape.num_gpus for shape in self.kernels), default=1)
 
 
@@ -204,7 +203,8 @@ def knowledge_gradient(
 
     log_seconds (N,): m, expected log seconds of every candidate.
     covariance (N,): of each candidate's log seconds with what is measured.
-    variance: of what is measured.  sd: of the measurement itself.
+    variance: of what is measured.
+    sd: of the measurement itself.
     """
     spread = covariance / np.sqrt(variance + sd**2)
     reach = float(np.abs(spread).max(initial=0.0)) * float(np.abs(NODES).max())

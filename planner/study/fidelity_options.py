@@ -1,5 +1,4 @@
-"""The low fidelities of a study: which can still evaluate a candidate, at what cost, and how past
-evaluations ended.
+"""The low fidelities of a study: what each can still evaluate, at what cost, and past results.
 
 Letters: N candidates.
 """
@@ -15,7 +14,7 @@ from planner.columns import BoolColumn, FloatColumn
 from planner.specs.measurement import Measured
 from planner.study.fidelity import Evaluation
 
-# failures in a row; more are the machine's fault or the fidelity's, not the layout's
+# failures in a row; more of them mean that the machine or the fidelity is broken, not the layout
 MOST_FAILURES = 3
 # evaluations in a row that the pool cannot make, before the fidelity is dropped
 MOST_UNABLE = 20
@@ -24,10 +23,10 @@ TINY = 1e-6  # least seconds of a launch, so that nothing is free
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeCost:
-    """Seconds that all GPUs of a run are held: start_seconds + steps x step seconds.
+    """Seconds that a run occupies all its GPUs: start_seconds + steps x step seconds.
 
-    start_seconds: launch, compile and first step; a judgement until the mean of results replaces
-        it.
+    start_seconds: launch, compile and first step; a judgement until the mean of
+        results replaces it.
     """
 
     start_seconds: float = 60.0
@@ -38,8 +37,8 @@ class ProbeCost:
 class FidelityOption:
     """One way for a low fidelity to evaluate one candidate.
 
-    num_gpus: held at once.
-    runs: one after the other.
+    num_gpus: used at once.
+    runs: number of runs, one after the other.
     step_seconds: of a step of such a run.
     sd: error of its log time as a measure of the layout's, beyond run-to-run noise.
     """
@@ -54,9 +53,9 @@ class FidelityOption:
 class LowFidelity:
     """A fidelity below the layout itself.
 
-    options: the ways to evaluate the candidate of a row; none where it cannot be.
-    least_gpus (N,): lower bound of GPUs x runs of an evaluation; infinite where there is none.
-    shows_memory: whether it tells if the layout fits.
+    options: the ways to evaluate the candidate of a row; empty if it cannot be evaluated.
+    least_gpus (N,): lower bound of GPUs x runs of an evaluation; infinite if there is none.
+    shows_memory: whether it shows if the layout fits.
     """
 
     name: str
@@ -72,8 +71,7 @@ class LowFidelity:
 class Fidelities:
     """The low fidelities of one study. Mutable.
 
-    starts, low_fidelity_starts: seconds that runs of layouts, and low-fidelity runs, took besides
-        their steps.
+    starts, low_fidelity_starts: seconds besides the steps, of layouts' and of low-fidelity runs.
     """
 
     def __init__(self, every: Sequence[LowFidelity], cost: ProbeCost) -> None:
@@ -85,7 +83,7 @@ class Fidelities:
         self._evaluated: set[tuple[int, str]] = set()
 
     def named(self, name: str) -> LowFidelity | None:
-        """The fidelity of this name; None for the layout itself and for one this study lacks."""
+        """The fidelity of this name; None for the layout itself and for one not in this study."""
         return next((fidelity for fidelity in self.every if fidelity.name == name), None)
 
     # ---- results -------------------------------------------------------------------------------

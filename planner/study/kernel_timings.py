@@ -1,9 +1,11 @@
-"""Micro-probes of a study: the kernels that its candidates run and no timing covers yet, and what a
-timing says of the cost model.
+"""Micro-probes of a study: which kernels to time, and what their timings show.
 
-A kernel timed alone is measured / predicted alone; the calibration's principal directions say how
-far the prediction may be off, kernel by kernel, and the same directions move the step times of
-candidates. So a timing is an observation along them. Letters: D directions.
+Worth timing are kernels that the candidates run and no timing covers yet. Each
+timing gives measured
+over predicted seconds of an isolated kernel. The calibration's principal directions give the error
+of that prediction, kernel by kernel, and the same directions move the step times of
+candidates. So a
+timing is an observation along them. Letters: D directions.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,18 +33,19 @@ from planner.study.fidelity import KernelEffect, MicroProbe, ObservedEffect
 LOOKED_AT = 32  # candidates whose kernels are worth timing: the fastest expected; judgement
 BUDGET_GPU_SECONDS = 20.0  # of timed kernels in one launch; judgement
 MOST_KERNELS = 100  # of one launch; judgement
-LEAST_LOADING = 0.01  # a kind of kernel that no direction moves by this much tells nothing
+LEAST_LOADING = 0.01  # a kind of kernel that no direction moves by this much is not informative
 ALONE, TOGETHER = "kernels", "collectives"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyKernels:
-    """The kernels of a study's fastest candidates. used: with seconds in a step.  alone: predicted
-    seconds of each with nothing beside it.
+    """The kernels of a study's fastest candidates.
 
-    gradient: derivative of the logarithm of the latter by each knob, (K,).  directions (D, K),
-        covariance (K, K): of the knobs.
-    fitted: fingerprints of timings that the calibration has learnt from.
+    used: each kernel's seconds in a step and its share.
+    alone: predicted seconds of each kernel in isolation.
+    gradient: derivative of the logarithm of `alone` by each knob, (K,).
+    directions (D, K), covariance (K, K): of the knobs.
+    fitted: fingerprints of timings that the calibration was fitted to.
     """
 
     used: Mapping[KernelShape, Use]
@@ -56,7 +59,7 @@ class StudyKernels:
 
     @classmethod
     def of(cls, pricer: Pricer, candidates: Candidates) -> "StudyKernels":
-        """Those of the LOOKED_AT fastest candidates that fit."""
+        """The kernels of the LOOKED_AT fastest candidates that fit."""
         rows = np.flatnonzero(candidates.prior.oom_probability <= OOM_LIMIT)[:LOOKED_AT]
         batch = candidates.batch.take(rows if len(rows) else np.arange(1))
         used = {use.shape: use for use in uses(pricer, batch) if use.seconds > 0}
@@ -74,10 +77,10 @@ class StudyKernels:
         )
 
     def effect(self, name: str, shapes: Iterable[KernelShape]) -> KernelEffect:
-        """What timings of these shapes say together, each by its share of a step. loading: last of
-        all 0, for what all layouts share.
+        """What timings of these shapes show together, each weighted by its share of a step.
 
-        What the knobs may be off by beside the directions is noise of the effect.
+        The last loading, of what all layouts share, is 0. Errors of the knobs outside the
+        directions are noise of the effect.
         """
         known = [shape for shape in shapes if shape in self.used]
         gradient = self._mean(known, lambda shape: self.gradient[shape])
@@ -87,10 +90,10 @@ class StudyKernels:
         return KernelEffect(name=name, loading=(*(self.stretch * loading).tolist(), 0.0), sd=sd)
 
     def observed(self, timings: Sequence[KernelTiming]) -> tuple[ObservedEffect, ...]:
-        """What these timings say, by kind of kernel; the newest of a shape counts.
+        """What these timings show, by kind of kernel; the newest of a shape counts.
 
-        Other shapes than the candidates' say nothing. A kind that the calibration has learnt from
-        says nothing new: more shapes of it are off by what the first were off by.
+        Shapes that no candidate runs are ignored. So is a kind that the calibration was fitted to:
+        more shapes of it have the same error as the first ones.
         """
         known = by_kind(
             one.shape for one in timings if timing_fingerprint(self.gpu, one) in self.fitted
@@ -119,8 +122,9 @@ class StudyKernels:
     def probes(
         self, covered: Sequence[KernelShape], *, num_gpus: int, start_seconds: float
     ) -> tuple[MicroProbe, ...]:
-        """The launches that would cover what is not: kernels of one GPU, and collectives between as
-        many as there are.
+        """The launches that would cover what no timing covers yet.
+
+        One times kernels of one GPU, one the collectives between all available GPUs.
         """
         chosen = choose(
             self.used.values(), covered, budget_seconds=BUDGET_GPU_SECONDS, num_gpus=num_gpus

@@ -1,6 +1,4 @@
-"""The search at one size with probes to spend: candidates, the closed loop, and its outcome as the
-size's candidates.
-"""
+"""The measured search at one size: candidates, the closed loop, and its outcome as candidates."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,20 +26,23 @@ from planner.study.proxy_runs import ProxyRuns
 from planner.study.samplers import layout_of
 from planner.study.study import Budget, MicroResult, Proposal, StudySettings
 
-# what an emulated rank says of the whole step beside run-to-run noise: its communication is
-# predicted; judgement
+# error of an emulated rank's step beside run-to-run noise: its communication
+# is predicted; judgement
 EMULATED_SD = 0.06
 EMULATED_STAGES = 3
 MICRO_START_SECONDS = 10.0  # launch of a program that builds no model; judgement
-# launch, build and first step of a probe; 60 on a GPU with compilation; judgement until the first
-# results
+# launch, build and first step of a probe; 60 on a GPU with compilation; judgement until
+# the first results
 START_SECONDS = {"cpu": 15.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroPlan:
-    """Kernels as a rung. timed: what is known of them already.  num_gpus: of the pool.
-    gpu_seconds_before: this study's, when resumed.
+    """Kernel timings as a fidelity of the study.
+
+    timed: the timings that exist already.
+    num_gpus: of the pool.
+    gpu_seconds_before: spent by this study before it was resumed.
     """
 
     timed: Sequence[KernelTiming]
@@ -51,7 +52,7 @@ class MicroPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroProbeTimings:
-    """What a micro-probe brought. message: why, where it brought nothing."""
+    """The timings of a micro-probe. message: the reason if there are none."""
 
     timings: tuple[KernelTiming, ...]
     gpu_seconds: float
@@ -63,14 +64,16 @@ Run = Callable[[Sequence[Proposal]], Iterable[tuple[Proposal, Measurement | Micr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probing:
-    """How to spend probes. measure: runs and stores them.  known, resumed, reasons, as_probes: see
-    `probing.loop.run`.
+    """How to spend probes.
 
-    num_devices: of the pool; layouts that need more are only looked at.  emulates: whether it can
-        run one rank of a layout alone on a GPU.
-    proxy_runs: whether it can run layouts on fewer GPUs.  micro: kernels as another cheaper look.
-        parallel: whole layouts at once.
-    refuses: why the program that runs probes cannot run a layout; None where it can.
+    measure: runs and stores them.
+    known, resumed, reasons, as_probes: see `planner.study.ask_tell.run`.
+    num_devices: of the pool; larger layouts get only low-fidelity evaluations.
+    emulates: whether the pool can run one rank of a layout by itself on a GPU.
+    proxy_runs: whether it can run layouts on fewer GPUs.
+    micro: kernel timings as another fidelity.
+    parallel: whole layouts at once.
+    refuses: why the program that runs probes cannot run a layout; None if it can.
     """
 
     measure: Run
@@ -92,8 +95,9 @@ class Probing:
 def probe_size(
     job: Job, sized: OneSize, probing: Probing, include: Sequence[Layout]
 ) -> StudyResult:
-    """Spends the job's probes at this size. include: layouts that must be candidates (those of the
-    plan on paper, measured ones).
+    """Spends the job's probes at this size.
+
+    include: layouts that must be candidates (those of the plan on paper, measured ones).
     """
     assert job.probe is not None, "the job has probes to spend"
     pricer = sized.pricer
@@ -140,7 +144,7 @@ def probe_size(
 def _micro(
     kernels: StudyKernels | None, plan: MicroPlan | None, per_node: int
 ) -> tuple[tuple[MicroProbe, ...], tuple[ObservedEffect, ...]]:
-    """(micro-probes of what no timing covers, what earlier timings say)."""
+    """(Micro-probes of what no timing covers, effects of earlier timings)."""
     if kernels is None or plan is None:
         return (), ()
     covered = [timing.shape for timing in plan.timed]
@@ -151,7 +155,7 @@ def _micro(
 
 
 def _reading(measure: Run, kernels: StudyKernels | None) -> Measure:
-    """A `Measure` that reads timings by what was predicted of these kernels."""
+    """Wraps `measure` so that it compares timings with the predictions for these kernels."""
 
     def run_all(asked: Sequence[Proposal]) -> Iterator[tuple[Proposal, Measurement | MicroResult]]:
         for one, result in measure(asked):
@@ -171,7 +175,11 @@ def _reading(measure: Run, kernels: StudyKernels | None) -> Measure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unsupported:
-    """What the program of the probes cannot run. rows: mask (N,).  counts: candidates by reason."""
+    """What the program of the probes cannot run.
+
+    rows: mask (N,).
+    counts: candidates by reason.
+    """
 
     rows: BoolColumn
     counts: Mapping[str, int]
@@ -180,7 +188,7 @@ class Unsupported:
 def unsupported_candidates(
     candidates: Candidates, refuses: Callable[[Layout], str | None]
 ) -> Unsupported:
-    """Asked once for all candidates that are alike but for their sizes."""
+    """Asks `refuses` once for all candidates that differ only in their sizes."""
     batch = candidates.batch
     asked = [
         column > 1 if name in WIDTHS else column
@@ -200,8 +208,8 @@ def unsupported_candidates(
     return Unsupported(rows=rows, counts=counts)
 
 
-WIDTHS = ("tp", "pp", "cp", "ep", "etp")  # a program's rules ask whether there is such an axis
-# and do not ask for these
+WIDTHS = ("tp", "pp", "cp", "ep", "etp")  # a program's rules check whether there is such an axis
+# and do not check these
 SIZES = ("dp_replicate", "dp_shard", "micro_batch_size", "split", "ac_value", "virtual_stages")
 
 
@@ -217,8 +225,9 @@ def _fidelities(
 
 
 def emulation(candidates: Candidates) -> LowFidelity:
-    """Ranks of a layout alone, one after the other on one GPU: one of the first, the middle and the
-    last stage.
+    """Emulated ranks of a layout, one after the other on one GPU.
+
+    They are a rank of the first, the middle and the last stage.
     """
     seconds, ranks = (
         np.exp(candidates.prior.log_seconds),
@@ -238,8 +247,9 @@ def emulation(candidates: Candidates) -> LowFidelity:
 
 
 def listed(outcome: StudyResult, top_k: int) -> list[Ranked]:
-    """What a plan shows: the first top_k, and whatever ran itself beyond them, in order of the
-    outcome.
+    """What a plan shows: the first top_k, and every other layout that itself ran.
+
+    They are in the order of the outcome.
     """
     ran = [one for one in outcome.ranked[top_k:] if one.record is not None and one.record.measured]
     return [*outcome.ranked[:top_k], *ran]
@@ -248,9 +258,7 @@ def listed(outcome: StudyResult, top_k: int) -> list[Ranked]:
 def measured_candidates(
     sized: OneSize, outcome: StudyResult, top_k: int
 ) -> tuple[OneSize, list[Ranked]]:
-    """The size with the outcome's best as its candidates, winner first, and what is known of
-    each.
-    """
+    """The size with the study's best as its candidates, winner first, and the record of each."""
     ranked = listed(outcome, top_k)
     batch = LayoutBatch.from_layouts([one.layout for one in ranked])
     device = sized.pricer.price(batch).device_bytes
@@ -261,9 +269,7 @@ def measured_candidates(
 
 
 def with_measurement(entry: RankedLayout, one: Ranked, best: Ranked) -> RankedLayout:
-    """A layout of the plan with what was measured of it, and what is expected of it beside number
-    one.
-    """
+    """A layout of the plan with its measurements and its expected time relative to number one."""
     record = one.record
     update: dict[str, Any] = {"expected_step_seconds": one.expected_seconds}
     if record is None or record.log_seconds is None:
@@ -291,8 +297,9 @@ LEAST_FASTER = 1.005  # what is shown as 1.01 or more; judgement
 
 
 def summary(outcome: StudyResult) -> dict[str, Any]:
-    """What the study did, JSON-safe: trials with why they were asked and what came of them,
-    spending, regret, why it stopped.
+    """What the study did, JSON-safe.
+
+    Trials with their reasons and results, spending, regret, and why it stopped.
     """
     trials = [
         {

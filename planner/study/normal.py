@@ -1,5 +1,6 @@
-"""The standard normal distribution on columns, exact enough in the far tail that improvements can
-be compared there.
+"""The standard normal distribution on columns.
+
+It is exact enough in the far tail to compare improvements there.
 """
 
 import numpy as np
@@ -51,10 +52,10 @@ def upper_quantile(probability: FloatColumn) -> FloatColumn:
 
 
 def expected_excess(gap: FloatColumn, sd: FloatColumn) -> FloatColumn:
-    """E[max(0, sd Z - gap)] = sd phi(gap / sd) - gap Q(gap / sd), Z standard normal; max(0, -gap)
-    where sd is 0.
+    """E[max(0, sd Z - gap)] with Z standard normal; max(0, -gap) if sd is 0.
 
-    The expected improvement of something whose mean is `gap` worse than the best.
+    It is sd phi(gap / sd) - gap Q(gap / sd): the expected improvement of something whose mean is
+    `gap` worse than the best.
     """
     safe = np.maximum(sd, 1e-300)
     z = np.clip(gap / safe, -_FAR, _FAR)

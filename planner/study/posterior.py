@@ -21,9 +21,9 @@ from planner.study.surrogate import ErrorPosterior, Observation, condition
 # judgement: one run against the next of the same layout on the same machines (clocks, placement);
 # the spread of its steps comes on top
 RUN_SD = 0.01
-FULL_FIDELITY = ("probed", "published")  # the layout itself ran, all of it
-# a scaled-down proxy run, under its stored name; that it fails or runs out of memory says nothing
-# about the layout
+FULL_FIDELITY = ("probed", "published")  # the layout itself ran, in full
+# the stored name of a scaled-down proxy run; its failure or out of memory does not apply
+# to the layout
 PROXY = "imitated"
 MEMORY_RUN_SD = 0.002
 MOST_CLAIMED = 10.0  # a relative error above it is a mistake
@@ -40,11 +40,11 @@ class Record:
 
     log_seconds: of its fastest run. Disturbances (others on the network, clocks, a straggler) only
         slow a run, so a further run never raises it.
-    variance: of what all its runs say together.
+    variance: of all its runs together.
     mean_log_seconds: over its runs, weighted by their precision.
     runs: number of probes that gave a time.
     margin: measured (or attempted) over usable memory, less 1; None when unknown.
-    fidelity: `probed` where the layout itself ran, else the name of the low fidelity.
+    fidelity: `probed` if the layout itself ran, else the name of the low fidelity.
     """
 
     row: int
@@ -115,7 +115,7 @@ class LowFidelityResult:
     """What a low fidelity measured of a candidate.
 
     log_seconds, variance: of the layout's own step, as the measurement claims.
-    memory: as an observation of the memory model's error; None where none was measured.
+    memory: as an observation of the memory model's error; None if none was measured.
     """
 
     fidelity: str
@@ -263,7 +263,7 @@ class Knowledge:
     def _observe_low_fidelity(
         self, row: int, measured: Measured, variance: float, residual: float | None
     ) -> None:
-        """Keeps the most accurate result of each fidelity: repeats share the same error."""
+        """Stores the most accurate result of each fidelity: repeats share the same error."""
         error = max((claimed_error(measured, kind) or 0.0 for kind in MEMORY_KINDS), default=0.0)
         memory = (
             None
@@ -300,7 +300,7 @@ class Knowledge:
         """Factor on the variances that low-fidelity results claim, at least 1.
 
         The mean squared residual of those whose layout ran later, over the claimed variance. One
-        result that was right counts in advance.
+        accurate result counts in advance.
         """
         return max((1.0 + sum(self.squared_residuals)) / (1.0 + len(self.squared_residuals)), 1.0)
 
@@ -377,9 +377,9 @@ class Knowledge:
         return ruled_out
 
     def _failed(self, row: int, measured: Measured, *, excludes: bool) -> list[int]:
-        """Excludes the candidate where the layout itself failed, not a low-fidelity evaluation.
+        """Excludes the candidate if the layout itself failed, not if a low-fidelity evaluation did.
 
-        An earlier result outlives a low-fidelity evaluation that failed.
+        An earlier result is not replaced by a low-fidelity evaluation that failed.
         """
         if not excludes and row in self.records:
             return []
@@ -411,7 +411,7 @@ class Knowledge:
     def margin(self, row: int, measured: Measured) -> float:
         """Share of the usable memory by which a run exceeded it, at least 0.
 
-        From the bytes held and asked for, where the report names them.
+        From the bytes allocated and requested, if the report names them.
         """
         extra = measured.model_extra or {}
         asked = (extra.get("attempted_bytes") or 0.0) + (
@@ -504,12 +504,12 @@ class Knowledge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyPosterior:
-    """The posterior of step time and memory of every candidate at one moment.
+    """The posterior of step time and memory of every candidate at one point of the study.
 
     log_seconds (N,): expected log step seconds, by measurements and model together.
-    winner: the answer so far, the fastest layout that ran itself; the leader where none has.
+    winner: the answer so far, the fastest layout that ran itself; the leader if none has.
     leader: the fastest expected of all measured ones, at any fidelity; before the first, the
-        fastest expected that fits. Proposals are judged against it.
+        fastest expected that fits. Proposals are compared with it.
     best: expected log seconds of the leader, or of a faster candidate under way.
     measured: whether anything was measured.
     """
@@ -563,7 +563,7 @@ class StudyPosterior:
         )
 
     def expected_seconds(self, row: int) -> float:
-        """Seconds of a step: as measured where the layout ran, else by the posterior."""
+        """Seconds of a step: as measured if the layout ran, else from the posterior."""
         record = self.knowledge.records.get(row)
         own = record.log_seconds if record is not None and record.measured else None
         return float(np.exp(self.log_seconds[row] if own is None else own))
@@ -601,7 +601,7 @@ class StudyPosterior:
         """Exact, by two upper bounds of the value.
 
         Rows are visited in the order of a loose bound (variance before any observation, certain to
-        fit) until it decides. Of these, only rows whose close bound (variance after a few
+        fit) until it decides. Of these, only rows whose tighter bound (variance after a few
         observations) is high enough are evaluated.
         """
         rows = np.flatnonzero(allowed)
@@ -661,7 +661,7 @@ def _risk(knowledge: Knowledge, memory: ErrorPosterior, rows: IntColumn) -> Floa
 
 
 def _first_that_fits(knowledge: Knowledge, memory: ErrorPosterior, log_seconds: FloatColumn) -> int:
-    """The fastest expected candidate that fits; the likeliest to fit where none does."""
+    """The fastest expected candidate that fits; the likeliest to fit if none does."""
     rows = np.flatnonzero(~knowledge.barred)
     rows = rows if len(rows) else np.arange(len(log_seconds))
     risk = _risk(knowledge, memory, rows)

@@ -1,9 +1,8 @@
-"""A layout on fewer data-parallel ranks, as a cheaper look at it: which sizes there are, what a
-look costs and how much it tells.
+"""Proxy runs of a layout on fewer data-parallel ranks, as a low fidelity of a study.
 
-The model-parallel layout stays, and every replica keeps its share of the batch. What the small run
-cannot show, communication over more ranks and smaller shards, is added by the cost model; that part
-is what such a look can be wrong about.
+The model-parallel layout does not change, and every replica has the same share of the batch. What
+the small run cannot show, communication over more ranks and smaller shards, is added by the cost
+model; that part is its error.
 """
 
 import math
@@ -25,15 +24,16 @@ from planner.study.fidelity_options import FidelityOption, LowFidelity
 from planner.study.posterior import PROXY, RUN_SD
 
 # Judgement: two depths magnify the noise of a run, and the step is not quite affine in depth
-#     (`probes.proxy_runs` knows once they are chosen).
+# (`probes.proxy_runs` knows once they are chosen).
 TWO_DEPTHS_SD = 0.05
 MOST_OPTIONS = 2  # sizes priced of one candidate, a few milliseconds each
 MEAN_DEPTH = 0.35  # of the whole model, of the two; judgement
 
 
 class ProxyRuns:
-    """Imitations of a job's candidates on at most `num_devices` GPUs, priced on paper when a
-    candidate is asked about.
+    """Proxy runs of a job's candidates on at most `num_devices` GPUs.
+
+    Each is priced on paper when its candidate is first asked about.
     """
 
     def __init__(self, pricer: Pricer, candidates: Candidates, num_devices: int) -> None:
@@ -43,9 +43,9 @@ class ProxyRuns:
         self._pricers: dict[int, Pricer | None] = {}
 
     def fidelity(self) -> LowFidelity:
-        """As a rung of a study."""
+        """Proxy runs as a fidelity of a study."""
         batch = self.candidates.batch
-        replica = batch.tp * batch.cp * batch.pp  # least GPUs of a look
+        replica = batch.tp * batch.cp * batch.pp  # least GPUs of a proxy run
         possible = (replica <= self.num_devices) & (batch.dp_replicate * batch.dp_shard > 1)
         return LowFidelity(
             name=PROXY,
@@ -55,10 +55,10 @@ class ProxyRuns:
         )
 
     def options(self, row: int) -> tuple[FidelityOption, ...]:
-        """On the fewest GPUs where the whole depth fits, and on more while the cost model still has
-        much to add.
+        """The options on the fewest GPUs where the whole depth fits.
 
-        Where the pool is too small for that, at two depths on the most; empty where no smaller
+        Larger sizes are options too while the cost model still has much to add. If the pool is too
+        small for the whole depth, the options are two depths on the most GPUs. Empty if no smaller
         layout is legal.
         """
         if row not in self._options:
@@ -66,8 +66,9 @@ class ProxyRuns:
         return self._options[row]
 
     def smaller(self, row: int) -> Iterator[tuple[Layout, Pricer]]:
-        """The legal smaller layouts of a candidate with what prices them, one a size, fewest GPUs
-        first.
+        """Yields the legal smaller layouts of a candidate with their pricers.
+
+        There is one of each size, fewest GPUs first.
         """
         for _, alike in self._sizes(row):
             found = self._legal(alike)
@@ -82,8 +83,9 @@ class ProxyRuns:
         return [(size, list(alike)) for size, alike in by_size if size <= self.num_devices]
 
     def _legal(self, alike: Sequence[Layout]) -> tuple[Layout, Pricer] | None:
-        """The first of these layouts of one size that is legal: the one that shards most, as fewer
-        shards fit no better.
+        """The first legal layout among these of one size.
+
+        They are ordered by sharding, most first, as fewer shards fit no better.
         """
         pricer = self._on(alike[0].num_gpus)
         if pricer is None:
@@ -107,7 +109,7 @@ class ProxyRuns:
                 known[place] = None if legal is None else _Priced.of(*legal)
             return known[place]
 
-        # what is larger shards more: the fewest GPUs that hold it are found by halving
+        # larger sizes shard more: bisection finds the fewest GPUs on which it fits
         low, high = 0, len(sizes)
         while low < high:
             middle = (low + high) // 2
@@ -142,8 +144,9 @@ class ProxyRuns:
         ]
 
     def _on(self, num_gpus: int) -> Pricer | None:
-        """What prices layouts of this size with their share of the batch; None where there is no
-        such world.
+        """The pricer for layouts of this size with their share of the batch.
+
+        None if there is no cluster of this size.
         """
         if num_gpus not in self._pricers:
             self._pricers[num_gpus] = self._made(num_gpus) if num_gpus <= self.num_devices else None
@@ -168,7 +171,7 @@ class ProxyRuns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Priced:
-    """A smaller layout, on paper."""
+    """A smaller layout, priced on paper."""
 
     num_gpus: int
     pricer: Pricer

@@ -1,8 +1,7 @@
-"""What must need more memory than a layout that ran out, and is therefore not tried; what must need
-less than one that ran.
+"""Prunes by memory: what must need more than a layout that ran out, or less than one that ran.
 
-Only orders that hold by construction: the same kernels, degrees and schedule, with more kept or
-    less sharded. Speed says nothing here.
+Only orders that hold by construction count: the same kernels, degrees and schedule, with more saved
+or less sharded. Speed is irrelevant here.
 """
 
 from collections.abc import Mapping
@@ -30,8 +29,8 @@ SAME = (
     "float8_all_gather",
     "compile",
 )
-# The more of it, the more memory, all else being equal: name of the column, sign (+1: a larger
-# value needs more), why.
+# A larger value means more memory, all else equal: name of the column, sign (+1: a larger value
+# needs more), reason.
 ORDERED: Mapping[str, tuple[int, str]] = {
     "micro_batch_size": (1, "a larger microbatch keeps larger activations"),
     "zero_stage": (-1, "a lower ZeRO stage shards less"),
@@ -40,8 +39,8 @@ ORDERED: Mapping[str, tuple[int, str]] = {
     "cpu_offload": (-1, "without offload the states stay on the device"),
     "optimizer_in_backward": (-1, "without the optimizer in backward all gradients live at once"),
 }
-# Recomputing everything keeps least, nothing keeps most; the selective kinds lie between and are
-# not compared with each other.
+# Full recomputation saves least, none saves most; the selective kinds lie between and are not
+# compared with each other.
 KEPT = {"full": 0, "selective-op": 1, "selective-layer": 1, "selective-attention": 1, "none": 2}
 WIDE = DTYPES.index("float32")
 GPIPE, ONE_F_ONE_B = SCHEDULES.names.index("GPipe"), SCHEDULES.names.index("1F1B")
@@ -49,15 +48,13 @@ GPIPE, ONE_F_ONE_B = SCHEDULES.names.index("GPipe"), SCHEDULES.names.index("1F1B
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """Which rows need at least as much memory as the reference (N,), and the fields in which each
-    can differ.
-    """
+    """Rows that need at least as much memory as the reference (N,)."""
 
     mask: BoolColumn
     reference: int
 
     def reason(self, batch: LayoutBatch, row: int) -> str:
-        """Why the row needs at least as much as the reference, in words."""
+        """The reason why the row needs at least as much as the reference."""
         said = [
             why
             for name, (_, why) in ORDERED.items()
@@ -89,9 +86,11 @@ def at_most(batch: LayoutBatch, row: int, global_batch_size: int) -> Order:
 
 
 def _order(batch: LayoutBatch, row: int, global_batch_size: int, direction: int) -> Order:
-    """Gradients that accumulate over microbatches take room that a single one does not, so the two
-    are not compared; nor are ZeRO stages under a pipeline, where two gathered layers may be all
-    that a stage holds.
+    """The order of memory in one direction.
+
+    Gradients that accumulate over microbatches need memory that a single one does not, so the two
+    are not compared. Neither are ZeRO stages under a pipeline, where two gathered layers may be
+    the whole stage.
     """
     accumulates = global_batch_size > batch.micro_batch_size * batch.dp_replicate * batch.dp_shard
     mask = (accumulates == accumulates[row]) & (
@@ -116,7 +115,7 @@ def _order(batch: LayoutBatch, row: int, global_batch_size: int, direction: int)
 
 
 def _checkpointing(batch: LayoutBatch, row: int, direction: int) -> BoolColumn:
-    """Same kind with at least its N or budget; or a kind that keeps more."""
+    """Same kind with at least its N or budget; or a kind that saves more."""
     same = (batch.ac_kind == batch.ac_kind[row]) & (
         direction * (batch.ac_value - batch.ac_value[row]) >= 0
     )

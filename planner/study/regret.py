@@ -1,5 +1,6 @@
-"""Whether more measuring can pay: how far the winner so far is expected to be from the best
-candidate. Letters: M rows, D draws.
+"""Expected regret: how far the winner so far is expected to be from the best candidate.
+
+It decides whether more measuring can pay. Letters: M rows, D draws.
 """
 
 from dataclasses import dataclass
@@ -15,10 +16,11 @@ TOLERANCE = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedRegret:
-    """Shares of the step time that the winner gives away against the best candidate.
+    """Shares of the step time that the winner loses against the best candidate.
 
-    expected_share: mean.  share_95: exceeded in 5 of 100 cases.  probability_other_better: some
-        candidate is truly faster.
+    expected_share: mean.
+    share_95: exceeded in 5 of 100 cases.
+    probability_other_better: probability that some candidate is truly faster.
     """
 
     expected_share: float
@@ -26,7 +28,7 @@ class ExpectedRegret:
     probability_other_better: float
 
     def statement(self, tolerance: float) -> str:
-        """The figures in words."""
+        """The figures as a sentence."""
         verdict = "below" if self.expected_share <= tolerance else "above"
         return (
             f"expected regret {self.expected_share:.2%}, {verdict} the tolerance of "
@@ -44,12 +46,12 @@ def expected_regret(
     *,
     seed: int = 0,
 ) -> ExpectedRegret:
-    """Mean over draws of (seconds of the winner) / (least seconds among what fits) - 1, not below
-    0.
+    """Mean over draws of (seconds of the winner) / (least seconds among what fits) - 1, at least 0.
 
-    log_seconds (M,), covariance (M, M): joint belief about log step seconds, the winner among them.
-    fits (M,): probability that each fits, independent; the winner is taken to fit. Draws are
-        antithetic, so that seeds matter little.
+    log_seconds (M,), covariance (M, M): joint posterior of log step seconds, the winner among them.
+    fits (M,): probability that each fits, independent; the winner is assumed to fit.
+
+    Draws are antithetic, so that seeds matter little.
     """
     rng = np.random.default_rng(seed)
     values, vectors = np.linalg.eigh(covariance)

@@ -1,8 +1,7 @@
-"""Optuna samplers over the finite set of legal candidates: our own, and Optuna's own mapped to the
-nearest legal layout not yet tried.
+"""Optuna samplers over the finite set of legal candidates: our own, and Optuna's.
 
-Whatever is sampled, the trial's parameters are the fields of a legal candidate. Letters: N
-candidates, D fields.
+What Optuna's samplers propose is mapped to the nearest legal layout not yet tried. The trial's
+parameters are always the fields of a legal candidate. Letters: N candidates, D fields.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,13 +35,13 @@ TRAINER_WORD = "trainer"  # of a split of layers that the trainer makes
 WORDS = ("ac", "layers_per_stage", *CODES, *sorted(FLAGS))
 Space = dict[str, BaseDistribution]
 # Judgement: a probe repeats a measured layout only if that is expected to gain this much, so that
-#     ties within noise end the study instead.
+# ties within noise end the study instead.
 LEAST_REPEAT_GAIN = 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pick:
-    """What a sampler chose, and why in words."""
+    """What a sampler chose, and the reason as a sentence."""
 
     row: int
     reason: str
@@ -50,8 +49,9 @@ class Pick:
 
 
 class FieldSpace:
-    """Candidates as points of Optuna's space: one parameter a field of the layout; degrees are
-    integers, the rest are words.
+    """Candidates as points of Optuna's space: one parameter per field of the layout.
+
+    Degrees are integers; the rest are categories.
     """
 
     def __init__(self, batch: LayoutBatch) -> None:
@@ -77,8 +77,9 @@ class FieldSpace:
         return values
 
     def nearest(self, parameters: Mapping[str, Any], allowed: BoolColumn) -> int:
-        """The allowed candidate that differs least: octaves of a number, ZeRO stages, and 1 for
-        every word that differs.
+        """The allowed candidate with the smallest distance.
+
+        Distance counts octaves of a number, ZeRO stages, and 1 for every category that differs.
         """
         distance = np.zeros(len(self.batch))
         for name, value in parameters.items():
@@ -100,14 +101,14 @@ class FieldSpace:
 
 
 def layout_of(parameters: Mapping[str, Any]) -> Layout:
-    """The layout that a trial's parameters say."""
+    """The layout with a trial's parameters."""
     split = parameters["layers_per_stage"]
     layers = None if split == TRAINER_WORD else tuple(map(int, split.split(",")))
     return Layout(**{**parameters, "layers_per_stage": layers})
 
 
 def _words(batch: LayoutBatch, name: str) -> tuple[Column, tuple[Any, ...]]:
-    """Codes (N,) and the words they stand for, as `Layout` spells them."""
+    """Codes (N,) and the names they stand for, as `Layout` spells them."""
     if name == "ac":
         kinds, codes = np.unique(
             np.stack([batch.ac_kind, batch.ac_value], axis=1), axis=0, return_inverse=True
@@ -128,11 +129,11 @@ def _words(batch: LayoutBatch, name: str) -> tuple[Column, tuple[Any, ...]]:
 
 
 class FiniteSampler(BaseSampler):
-    """A sampler whose every trial is one candidate. picks: what it chose, by trial number.
-    next_pick: instead of choosing, once.
+    """A sampler whose every trial is one candidate.
 
-    allowed risk: candidates likelier than `risk_limit` to run out of memory wait until nothing else
-        is left.
+    picks: what it chose, by trial number.
+    next_pick: used once instead of choosing.
+    risk_limit: candidates likelier than this to run out of memory wait until nothing else is left.
     """
 
     def __init__(self, knowledge: Knowledge, *, risk_limit: float = OOM_LIMIT) -> None:
@@ -180,7 +181,7 @@ class FiniteSampler(BaseSampler):
         return self.knowledge.untried()
 
     def allowed(self, posterior: StudyPosterior) -> BoolColumn:
-        """Those within the risk; where there is none, those that are likeliest to fit."""
+        """Candidates within the risk; if there are none, those that are likeliest to fit."""
         free = self.free()
         if self.risk_limit >= 1.0 or not free.any():
             return free
@@ -192,12 +193,12 @@ class FiniteSampler(BaseSampler):
 
 
 class CostModelSampler(FiniteSampler):
-    """Expected improvement times probability of fitting, under the cost model's posterior and a
-    Gaussian process on its error.
+    """Expected improvement x P(fits) under the posterior of a study.
 
-    The first trial is the model's best that fits. Probes under way count as if they came out as
-    expected (kriging believer), so several can be asked at once. A measured layout is probed again
-    when noise, not ignorance, is what hides the winner.
+    The posterior is the cost model's with a Gaussian process on its error. The first trial is the
+    model's best that fits. Probes under way count as if they came out as expected (kriging
+    believer), so several can be asked at once. A measured layout is probed again when noise, not
+    lack of measurements, is what hides the winner.
     """
 
     def choose(self, study: Study, trial: FrozenTrial) -> Pick:
@@ -238,7 +239,7 @@ class CostModelSampler(FiniteSampler):
         )
 
     def has_more(self) -> bool:
-        """A second look counts."""
+        """Also true if only a second run is left."""
         return super().has_more() or bool(self.knowledge.repeatable())
 
     def _gain(self, posterior: StudyPosterior, row: int) -> float:
@@ -253,11 +254,10 @@ class CostModelSampler(FiniteSampler):
         )
 
     def _repeat(self, posterior: StudyPosterior, least: float) -> Pick | None:
-        """The measured layout that may turn out to be the fastest when it runs once more, if that
-        is worth more than `least`.
+        """The measured layout that may be the fastest when it runs once more.
 
-        Worth for a layout d behind the fastest, its own variance v, noise t: E[max(0, s Z - d)], s
-        = v / sqrt(v + t).
+        None if that is worth no more than `least`. The worth of a layout d behind the fastest, with
+        its own variance v and noise t, is E[max(0, s Z - d)], s = v / sqrt(v + t).
         """
         timed = self.knowledge.repeatable()
         best = self.knowledge.records[posterior.winner].log_seconds if timed else None
@@ -279,8 +279,7 @@ class CostModelSampler(FiniteSampler):
 
 
 class SnappedSampler(FiniteSampler):
-    """One of Optuna's samplers over the layout's fields; what it samples becomes the nearest
-    candidate not yet tried.
+    """One of Optuna's samplers; each sample becomes the nearest candidate not yet tried.
 
     first: rows to ask before it samples (a warm start).
     """
@@ -322,8 +321,9 @@ class SnappedSampler(FiniteSampler):
         )
 
     def free(self) -> BoolColumn:
-        """What has not even been looked at: whether to run what has been is not for this sampler to
-        say.
+        """Candidates without any evaluation.
+
+        This sampler does not decide whether to run one again.
         """
         free = self.knowledge.untried()
         free[list(self.knowledge.records)] = False
@@ -349,7 +349,7 @@ def make_sampler(
 ) -> FiniteSampler:
     """The sampler of this name over the candidates of a study.
 
-    Raises UnknownNameError for a name of no sampler, SpecError for one whose modules are missing.
+    Raises UnknownNameError for an unknown name, SpecError for a sampler whose modules are missing.
     """
     declared = SAMPLERS.find(name)
     if declared.by_posterior:
@@ -364,8 +364,9 @@ def make_sampler(
 
 
 def model_picks(knowledge: Knowledge, count: int) -> list[int]:
-    """The fastest predicted candidates that fit and differ in something that matters, fastest
-    first.
+    """The fastest predicted candidates that fit, fastest first.
+
+    They differ in a field that matters.
     """
     candidates = knowledge.candidates
     fits = np.flatnonzero(candidates.prior.oom_probability <= OOM_LIMIT)

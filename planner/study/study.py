@@ -1,4 +1,4 @@
-"""A study in ask and tell: what to evaluate next, and what a result says about the others.
+"""A study in ask and tell: what to evaluate next, and what a result shows about the others.
 
 It neither runs nor stores probes. Equal candidates, settings and results give equal proposals.
 Letters: N candidates.
@@ -39,12 +39,12 @@ FULL, MICRO = "probed", "micro"
 # judgement: expected gain (share of a step) below which a low-fidelity evaluation before the
 # winner's own run is not worth a launch
 LEAST_LOW_FIDELITY_GAIN = 2e-3
-# judgement: low-fidelity evaluations a probe; each costs little but is a launch to wait for
+# judgement: low-fidelity evaluations per probe; each costs little but is a launch to wait for
 LOW_FIDELITY_PER_PROBE = 4
 # candidates without an affordable evaluation, before a question is given up
 MOST_PASSED_OVER = 300
 INTERRUPTED = "interrupted"
-BROKEN = "environment"  # no probe can run in this place; says nothing about the layout
+BROKEN = "environment"  # no probe can run in this place; independent of the layout
 UNABLE = "unable"  # the pool cannot make this evaluation, and knows before it starts
 NO_REASONS: Mapping[str, str] = MappingProxyType({})
 NO_COUNTS: Mapping[str, bool] = MappingProxyType({})
@@ -71,10 +71,10 @@ class StudySettings:
     tolerance: expected regret at which it stops.
     parallel: probes that run at once.
     risk_limit: largest probability of running out of memory, while anything safer is left.
-    whole: whether the pool can run the layouts themselves; otherwise low-fidelity evaluations are
-        all there is, and count as probes.
+    whole: whether the pool can run the layouts themselves; otherwise there are only low-fidelity
+        evaluations, and they count as probes.
     refused (N,): candidates that the probe program cannot run.
-    observed: what earlier kernel timings say.
+    observed: effects of earlier kernel timings.
     gpu_seconds_before: spent on timing kernels before this study was resumed.
     first: row of number 1 on paper, measured before all others.
     """
@@ -101,9 +101,9 @@ class Proposal:
 
     row, layout: the candidate; None for a micro-probe, which `micro` describes.
     fidelity: `probed` for the layout itself, the name of a low fidelity, or `micro`.
-    num_gpus: held at once.
-    counts: whether it counts against the budget of probes: a run of the layout, or the last that
-        can be known about it.
+    num_gpus: used at once.
+    counts: whether it counts against the budget of probes: a run of the layout, or the last
+        possible evaluation of it.
     expected_seconds: of a step.
     gpu_seconds: expected cost.
     gpu_seconds_limit: most it may use; the runner's time limit follows from it.
@@ -127,7 +127,7 @@ class Proposal:
 class MicroResult:
     """Result of a micro-probe.
 
-    observed: empty where no kernel could be timed; `message` says why.
+    observed: empty if no kernel could be timed; `message` gives the reason.
     """
 
     observed: tuple[ObservedEffect, ...]
@@ -188,9 +188,10 @@ class ProbeStudy:
 
         spent: whether they belong to this study and count against its budget.
         reasons: why each was proposed, by measurement id.
-        as_probes: whether each counted as a probe, by measurement id, where that is known.
+        as_probes: whether each counted as a probe, by measurement id, if that is known.
 
-        `ignored` gets the ids of those that are of no candidate or of a fidelity this study lacks.
+        `ignored` gets the ids of those whose layout is no candidate or whose fidelity
+        this study lacks.
         """
         nothing = []
         for measurement in measurements:
@@ -294,7 +295,7 @@ class ProbeStudy:
         return None
 
     def ask_many(self) -> list[Proposal]:
-        """As many evaluations as may run side by side now."""
+        """As many evaluations as may run at once now."""
         proposals: list[Proposal] = []
         while len(self._running) < self.settings.parallel and (following := self.ask()) is not None:
             proposals.append(following)
@@ -436,7 +437,7 @@ class ProbeStudy:
         return self._start(proposal)
 
     def _unconfirmed(self) -> int | None:
-        """The leader, where it has only low-fidelity results and can be run itself."""
+        """The leader, if it has only low-fidelity results and can be run itself."""
         leader = self.knowledge.posterior().leader
         record = self.knowledge.records.get(leader)
         unconfirmed = (
@@ -472,7 +473,7 @@ class ProbeStudy:
         return self._open_trial(self.trials.ask(pick), pick, choice)
 
     def _choice(self, row: int, *, repeat: bool) -> FidelityChoice | None:
-        """The evaluation of this candidate that pays best; None where none is affordable."""
+        """The evaluation of this candidate that pays best; None if none is affordable."""
         full, prospect, payable = self._full(row), self._prospect(row), self._payable(row)
         if payable and (repeat or not self.knowledge.posterior().measured):
             return direct(prospect, full)
@@ -528,7 +529,7 @@ class ProbeStudy:
         )
 
     def _payable(self, row: int) -> bool:
-        """Whether the layout itself can be run within what is left."""
+        """Whether the layout itself can be run within the remaining budget."""
         return self.settings.whole and bool(self._costs()[row] <= self._share_left())
 
     def _costs(self) -> FloatColumn:
@@ -551,7 +552,9 @@ class ProbeStudy:
     # ---- micro-probes --------------------------------------------------------------------------
 
     def _worthwhile_micro(self) -> Proposal | None:
-        """The micro-probe that gains most a GPU-second, if that beats the most promising candidate.
+        """The micro-probe with the most gain per GPU-second.
+
+        None if the most promising candidate gains more.
 
         Both are judged by the knowledge gradient.
         """
@@ -599,9 +602,9 @@ class ProbeStudy:
         return max(values) / probe.gpu_seconds
 
     def _candidate_rate(self, row: int) -> float:
-        """Gain per GPU-second of evaluating this candidate, by what it tells about all others.
+        """Gain per GPU-second of evaluating this candidate, by what it shows about all others.
 
-        Of a probe where it can be run, else of its best low-fidelity evaluation.
+        Of a probe if it can be run, else of its best low-fidelity evaluation.
         """
         posterior = self.knowledge.posterior()
         covariance = posterior.time.with_row(row)
@@ -640,7 +643,10 @@ class ProbeStudy:
     def _pay(
         self, measured: Measured, row: int, fidelity: LowFidelity | None, *, counts: bool
     ) -> None:
-        """Adds a result to what is spent. counts: against the budget of probes."""
+        """Adds a result to what is spent.
+
+        counts: whether it counts against the budget of probes.
+        """
         cost = (
             measured.gpu_seconds if measured.gpu_seconds is not None else float(self._costs()[row])
         )
@@ -669,7 +675,7 @@ class ProbeStudy:
 
 
 def _nothing(measured: Measured) -> str:
-    """Why an evaluation told nothing about its layout."""
+    """The reason why an evaluation gave no information about its layout."""
     return (
         f"{measured.failure or 'crash'}: {measured.message or ''}"
         if measured.status == "failed"

@@ -1,9 +1,8 @@
-"""A small Gaussian process on the cost model's error, over a finite set of candidates; one for log
-step seconds, one for log memory.
+"""Gaussian processes on the cost model's error: one for log step seconds, one for log memory.
 
-Covariance of the errors of candidates i and j, before any probe: scale^2 times that of
-`calibration.correlated`.
-`scale` is learnt: how wrong the model turns out to be against what the prior says.
+They are defined over a finite set of candidates. Covariance of the errors of candidates i and j,
+before any probe: scale^2 times that of `calibration.correlated`. `scale` is learnt: how wrong the
+model turns out to be compared with the prior.
 Letters: N candidates, Q shared directions, n observations, A and B rows.
 """
 
@@ -19,16 +18,18 @@ SCALES = np.exp(np.linspace(-1.5, 1.2, 8))
 # judgement: the prior's sd is within a factor of 2.7 of the truth in 95 of 100 cases
 SCALE_SD = 0.5
 JITTER = 1e-10
-# observations behind a bound; what a bound gives away so that rounding does not break it
+# observations behind a bound; slack of a bound, so that rounding does not break it
 FEW, ROUNDING = 8, 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """One observation of the error: at a candidate (row), or along shared directions (loading (Q,),
-    as a micro-probe gives).
+    """One observation of the error.
 
-    value: observed less predicted, in logs.  variance: of the observation's own noise.
+    row: the candidate, for an observation of one.
+    loading (Q,): weights of shared directions, as a micro-probe gives.
+    value: observed less predicted, in logs.
+    variance: of the observation's own noise.
     """
 
     row: int | None

@@ -1,10 +1,13 @@
-"""Optuna's side of a study: an in-memory study with one trial a candidate, written from our records
-and rebuilt from them at will.
+"""Optuna's side of a study: an in-memory study with one trial per candidate.
 
-Complete: ran, or was looked at by a cheaper `rung`; its value is the step seconds of its fastest
-    run.
-Pruned with a positive constraint: ran out of memory. Pruned without: no rung could look at it.
-Failed: gave no numbers, with its class. The constraint is memory over usable memory, less 1.
+It is written from our records and can be rebuilt from them at any time. States of a trial:
+- complete: it ran, or a low fidelity evaluated it; its value is the step seconds of
+    its fastest run;
+- pruned with a positive constraint: it ran out of memory;
+- pruned without a constraint: no fidelity could evaluate it;
+- failed: it gave no numbers; the failure class is an attribute.
+
+The constraint is memory over usable memory, less 1.
 """
 
 import warnings
@@ -19,12 +22,13 @@ from planner.study.posterior import Record
 from planner.study.samplers import FiniteSampler, Pick
 
 MEMORY_CONSTRAINT = "device_over_usable"
-LEAST_MARGIN = 1e-6  # what ran out is infeasible even where its report does not say by how much
+LEAST_MARGIN = 1e-6  # out of memory is infeasible even if the report names no excess
 
 
 class Trials:
-    """Asks Optuna for trials and closes them. attributes: why each candidate was asked and by which
-    measurement it was answered.
+    """Asks Optuna for trials and closes them.
+
+    notes: by candidate, why it was asked and which measurement answered.
     """
 
     def __init__(self, sampler: FiniteSampler) -> None:
@@ -33,12 +37,12 @@ class Trials:
         self.notes: dict[int, dict[str, Any]] = {}
 
     def ask(self, pick: Pick | None = None) -> optuna.Trial:
-        """A trial whose parameters are the sampler's next candidate, or this one."""
+        """A trial whose parameters are those of `pick`, or of the sampler's next candidate."""
         self.sampler.next_pick = pick
         return self.study.ask(dict(self.sampler.space.distributions))
 
     def finish(self, trial: optuna.Trial, record: Record, attributes: dict[str, Any]) -> None:
-        """Closes the trial with what its candidate's record says."""
+        """Closes the trial with its candidate's record."""
         self.notes[record.row] = {**self.notes.get(record.row, {}), **attributes}
         constraint = _constraint(record)
         if constraint is not None:
@@ -51,13 +55,13 @@ class Trials:
             self.study.tell(trial, state=_state(record))
 
     def close(self, trial: optuna.Trial, state: TrialState, attributes: dict[str, Any]) -> None:
-        """Closes a trial that brought no record."""
+        """Closes a trial that gave no record."""
         for name, value in attributes.items():
             trial.set_user_attr(name, value)
         self.study.tell(trial, state=state)
 
     def note(self, row: int, attributes: dict[str, Any]) -> None:
-        """A trial that left nothing to know of its candidate, from before."""
+        """Adds an earlier trial that gave no information about its candidate."""
         self.study.add_trial(
             optuna.create_trial(
                 state=TrialState.FAIL,
@@ -68,8 +72,9 @@ class Trials:
         )
 
     def rebuild(self, records: Iterable[Record]) -> None:
-        """The study anew: all that was measured of a candidate is its one trial; trials that left
-        nothing to know of theirs stay.
+        """Builds the study anew, with one trial for all measurements of a candidate.
+
+        Trials that gave no information about their candidate are copied.
         """
         before = self.study.get_trials(deepcopy=False)
         records = list(records)
