@@ -1,5 +1,6 @@
-"""From a layout to what a person pastes: TorchTitan's TOML or flags, Megatron-LM's arguments,
-scripts that start them.
+"""Writes a layout as what a person pastes: TorchTitan's TOML or flags, Megatron-LM's arguments.
+
+The scripts that start the trainer come with them.
 """
 
 from typing import TYPE_CHECKING
@@ -25,11 +26,10 @@ def export(
     to: str = "torchtitan",
     version: str | None = None,
 ) -> "Export":
-    """The layout in the words of one of FORMATS. Raises UnknownNameError for a format we do not
-    write.
+    """The layout in one of FORMATS. Raises UnknownNameError for any other format.
 
-    Its blockers are what the rules say of that trainer's release, and nothing else: a legal layout
-    has none.
+    Its blockers are exactly what the rules say about that trainer's release: a legal layout has
+    none.
     """
     from planner.export.megatron import export as to_megatron
     from planner.export.torchtitan import export as to_torchtitan
@@ -47,7 +47,7 @@ def export(
 def _refusals(
     layout: "Layout", model: "ModelSpec", cluster: "ClusterSpec", training: "TrainingSpec"
 ) -> "list[Fault]":
-    """What the rules say against the layout, of the whole job first."""
+    """What the rules say against the layout; what concerns the whole job comes first."""
     from planner.rules import Context, violations
     from planner.rules.support import obstacles
 

@@ -1,8 +1,8 @@
-"""What an export is: the files to write, the command to paste, and what the trainer cannot say.
+"""What an export is: the files to write, the command to paste, and what the trainer cannot express.
 
-No field of a layout is dropped in silence: it becomes a setting, or a `Gap` that names field,
-value, rule and remedy. A blocking gap means that the trainer would stop, or run something other
-than what was priced.
+No field of a layout is dropped silently: it becomes a setting, or a `Gap` that names field, value,
+rule and remedy. A blocking gap means that the trainer would stop, or run something other than what
+was priced.
 """
 
 import json
@@ -25,8 +25,10 @@ DEFAULT_STEPS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """One value that the trainer has no setting for. `field` is a field of the layout, or a dotted
-    `training.x`, `model`.
+    """One value that the trainer has no setting for.
+
+    fault.field: a field of the layout, or a dotted field of the job such as `training.x` or
+        `model`.
     """
 
     fault: Fault
@@ -38,11 +40,14 @@ class Gap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Export:
-    """A layout in a trainer's own words.
+    """A layout in a trainer's own settings.
 
-    files: name -> text, to be written into one folder.  command: what to paste there.  arguments:
-    the trainer's own part of it.  notes: what the user must check.  gaps: what the settings do not
-    say.  num_layers, num_gpus: of the run.
+    files: name -> text, to be written into one folder.
+    command: what to paste there.
+    arguments: the part of the command that the trainer reads.
+    notes: what the user must check.
+    gaps: what the settings cannot express.
+    num_layers, num_gpus: of the run.
     """
 
     trainer: str
@@ -57,14 +62,13 @@ class Export:
 
     @property
     def blockers(self) -> tuple[Fault, ...]:
-        """What keeps the trainer from running this layout as it was priced; empty for a layout it
-        can run.
-        """
+        """What keeps the trainer from running this layout as it was priced; empty for nothing."""
         return tuple(gap.fault for gap in self.gaps if gap.blocking)
 
     def refused(self, faults: Sequence[Fault]) -> "Export":
-        """The same with what the rules refuse; of a field that they speak of, in their words
-        alone.
+        """The same export with these faults from the rules as blockers.
+
+        They replace the export's own blockers for the same fields.
         """
         named = {fault.field for fault in faults}
         own = (gap for gap in self.gaps if not (gap.blocking and gap.fault.field in named))
@@ -104,7 +108,7 @@ def _plain(value: object) -> object:
 
 @dataclass(slots=True)
 class Draft:
-    """An export under construction: the question, and what has been collected for its answer."""
+    """An export under construction: its inputs, and what has been collected so far."""
 
     layout: Layout
     model: ModelSpec
@@ -118,16 +122,16 @@ class Draft:
     def gap(
         self, name: str, value: object, rule: str, remedy: str, *, blocking: bool = True
     ) -> None:
-        """Record what no setting says."""
+        """Records a value that no setting expresses."""
         self.gaps.append(Gap(Fault(name, value, rule, remedy), blocking))
 
     def inert(self, name: str, rule: str) -> None:
-        """Record a layout's field that has no setting, because it has no effect in this layout."""
+        """Records a field that has no setting because it has no effect in this layout."""
         self.gap(name, getattr(self.layout, name), rule, "nothing to do", blocking=False)
 
     @property
     def layer_split(self) -> tuple[int, ...] | None:
-        """`layers_per_stage` where it is a split of this model over these stages."""
+        """`layers_per_stage`, if it splits this model's layers over these stages; else None."""
         split, layout = self.layout.layers_per_stage, self.layout
         if split is None:
             return None
@@ -138,7 +142,7 @@ class Draft:
         return split if whole else None
 
     def check_common(self) -> None:
-        """Gaps and notes that are the same for every trainer."""
+        """Collects the gaps and notes that are the same for every trainer."""
         layout, split = self.layout, self.layout.layers_per_stage
         if layout.pp == 1:
             if layout.virtual_stages != 1:
@@ -176,7 +180,7 @@ class Draft:
 
 
 def train_steps(training: TrainingSpec) -> int:
-    """Steps for `total_tokens`; a short run where nobody said how long."""
+    """Steps for `total_tokens`; DEFAULT_STEPS where the job does not state them."""
     if training.total_tokens is None:
         return DEFAULT_STEPS
     return max(
@@ -185,14 +189,12 @@ def train_steps(training: TrainingSpec) -> int:
 
 
 def safe_name(name: str) -> str:
-    """A user's name as one word that a shell, a scheduler and a file system take without
-    quoting.
-    """
+    """A user's name as one word that shells, schedulers and file systems take without quotes."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")[:60] or "model"
 
 
 def overlay_gaps(values: dict[str, object], gaps: Sequence[Gap]) -> Layout:
-    """The layout from parsed settings, completed by what they could not say."""
+    """The layout from parsed settings, completed by the values in the gaps."""
     for gap in gaps:
         if gap.fault.field in Layout.model_fields:
             values[gap.fault.field] = gap.fault.value
@@ -200,8 +202,9 @@ def overlay_gaps(values: dict[str, object], gaps: Sequence[Gap]) -> Layout:
 
 
 def write_toml(settings: Mapping[str, Value], header: Sequence[str] = ()) -> str:
-    """TOML text of dotted keys, one table per prefix, in the order given; readers: tomllib,
-    TorchTitan's ConfigManager.
+    """TOML text of dotted keys, one table per prefix, in the given order.
+
+    tomllib and TorchTitan's ConfigManager read it.
     """
     tables: dict[str, list[str]] = {}
     for key, value in settings.items():
@@ -224,7 +227,7 @@ def _toml_value(value: Value) -> str:
 
 
 def flatten(tables: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    """Dotted keys of nested tables; inverse of what `write_toml` does to keys."""
+    """Nested tables as dotted keys; the inverse of `write_toml` for keys."""
     flat: dict[str, object] = {}
     for key, value in tables.items():
         flat.update(

@@ -1,4 +1,4 @@
-"""Starting the trainer: one torchrun line, launch.sh for a node, slurm.sbatch for several nodes."""
+"""Starts the trainer: one torchrun line, launch.sh for a node, slurm.sbatch for several nodes."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -13,11 +13,14 @@ RENDEZVOUS_PORT = 29500
 class Launch:
     """One run.
 
-    program: what torchrun starts.  arguments: the trainer's settings.  subcommand: arguments that
-    must come last, after anything the user appends.  environment: variables of every process.
-    own_modules: the folder holds Python modules.
-    root_variable: environment variable with the folder of the program, where it lies in a checkout
-    of the trainer and not in an installed package; the current folder unless it is set.
+    program: what torchrun starts.
+    arguments: the trainer's settings.
+    subcommand: arguments that must come last, after anything the user appends.
+    environment: variables of every process.
+    own_modules: whether the folder holds Python modules of ours.
+    root_variable: environment variable for the folder of the program, where that is in a checkout
+        of the trainer and not in an installed package. Where it is unset, the current folder
+        counts.
     """
 
     name: str
@@ -32,7 +35,7 @@ class Launch:
 
     @property
     def processes_per_node(self) -> int:
-        """One process a GPU."""
+        """One process per GPU."""
         return min(self.num_gpus, self.gpus_per_node)
 
     @property
@@ -41,8 +44,9 @@ class Launch:
         return -(-self.num_gpus // self.processes_per_node)
 
     def command(self) -> tuple[str, ...]:
-        """What to paste in the export's folder: torchrun or launch.sh on one node, sbatch for
-        several.
+        """What to paste in the export's folder.
+
+        On one node torchrun or launch.sh, on several sbatch.
         """
         if self.num_nodes > 1:
             return ("sbatch", "slurm.sbatch")
@@ -95,7 +99,7 @@ class Launch:
         return "\n".join(lines) + "\n"
 
     def _place(self) -> list[str]:
-        """Lines that go to the export's folder, or that find the trainer's."""
+        """Lines that change to the export's folder, or that find the trainer's."""
         if not self.root_variable:
             return ['cd "$(dirname "${BASH_SOURCE[0]}")"']
         name, program = self.root_variable, self.program[0]
@@ -133,7 +137,7 @@ class Launch:
 
 
 def flag_groups(arguments: Sequence[str]) -> list[list[str]]:
-    """Arguments with each flag and its values together, one group a line of a script."""
+    """Arguments grouped as each flag with its values, for one line of a script per group."""
     groups: list[list[str]] = []
     for item in arguments:
         if item.startswith("--") or not groups:
@@ -144,5 +148,5 @@ def flag_groups(arguments: Sequence[str]) -> list[list[str]]:
 
 
 def read_flags(arguments: Sequence[str]) -> dict[str, list[str]]:
-    """Flag -> its values, from arguments as `flag_groups` splits them."""
+    """Flag -> its values, from arguments as `flag_groups` groups them."""
     return {group[0]: group[1:] for group in flag_groups(arguments)}

@@ -1,9 +1,10 @@
 """Megatron-LM core 0.14: arguments of pretrain_gpt.py, the scripts that start it, and the way back.
 
 Sources: Megatron-LM core 0.14 megatron/training/arguments.py;
-megatron/core/transformer/transformer_config.py (fp8, recompute, cp_comm_type),
-pipeline_parallel_layer_layout.py ("Ett|ttL"), distributed/distributed_data_parallel_config.py; the
-zero-bubble fork sail-sg/zero-bubble-pipeline-parallelism, README.
+    megatron/core/transformer/transformer_config.py (fp8, recompute, cp_comm_type),
+    pipeline_parallel_layer_layout.py ("Ett|ttL"),
+    distributed/distributed_data_parallel_config.py; the zero-bubble fork
+    sail-sg/zero-bubble-pipeline-parallelism, README.
 """
 
 from planner.cost.pipeline.stages import stage_layers
@@ -25,7 +26,7 @@ from planner.specs.training import TrainingSpec
 from planner.trainers.registry import release_of, version_under
 from planner.units import counted
 
-WRITTEN = "0.14"  # the release whose arguments we write; later ones read them too
+WRITTEN = "0.14"  # the release whose arguments we write; later releases also accept them
 ROOT = "MEGATRON_PATH"
 YOURS = (
     "Data, tokenizer and learning rate are not part of a layout: --mock-data and NullTokenizer "
@@ -34,8 +35,8 @@ YOURS = (
 FORKS = {"amd": "ROCm/Megatron-LM"}
 NVFP4_SINCE = "0.15"  # megatron/core/fp4_utils.py
 ZERO_BUBBLE_PENDING = {"ZB-1p": 1, "ZB-2p": 2}
-# Of the embedding and the loss, none counts as a layer, the loss, or both: transformer_config.py,
-# get_num_layers_to_build.
+# What counts as a layer besides the layers themselves: nothing, the loss, or embedding and loss.
+# Source: transformer_config.py, get_num_layers_to_build.
 ENDS_COUNTED = (
     (), ("--account-for-loss-in-pipeline-split",),
     ("--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split"),
@@ -61,7 +62,7 @@ def export(
 ) -> Export:
     """The layout as arguments of Megatron-LM's pretrain_gpt.py.
 
-    The arguments are those of core 0.14; for another release, a date or a distribution a note says
+    The arguments are those of core 0.14. For another release, a date or a distribution, a note says
     so.
     """
     release = release_of("megatron", version or version_under(training, "megatron"))
@@ -97,7 +98,7 @@ def export(
         else {}
     )
     own_fsdp = layout.zero_stage in SHARDING
-    # Megatron-FSDP refuses 1, everything else wants it
+    # Megatron-FSDP refuses 1; everything else needs it
     connections = {} if own_fsdp else {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
     launch = Launch(
         name=safe_name(model.name),
@@ -186,15 +187,17 @@ def _pipeline(draft: Draft) -> list[str]:
 
 
 def ends_counted(layers: int, stages: int) -> int | None:
-    """How many of embedding and loss count as layers, so that the stages divide them; None where
-    nothing makes them divide.
+    """How many of embedding and loss must count as layers for the stages to divide the layers.
+
+    None where they never divide.
     """
     return next((ends for ends in range(len(ENDS_COUNTED)) if (layers + ends) % stages == 0), None)
 
 
 def _schedule(draft: Draft) -> list[str]:
-    """Arguments of the schedule: 1F1B and its interleaved form follow from the number of stages
-    alone.
+    """Arguments of the schedule.
+
+    1F1B and interleaved 1F1B need none besides the number of stages.
     """
     layout = draft.layout
     implied = "1F1B" if layout.pp == 1 or layout.virtual_stages == 1 else "Interleaved1F1B"
@@ -215,8 +218,9 @@ def _schedule(draft: Draft) -> list[str]:
 
 
 def pipeline_layout(split: tuple[int, ...]) -> str:
-    """Megatron's layout string: E embedding, t*n layers, L loss, stages in the order of the layers:
-    "Et*2|t*3|t*2L".
+    """Megatron's layout string, such as "Et*2|t*3|t*2L".
+
+    E is the embedding, t*n are n layers, L is the loss; stages are in the order of the layers.
     """
     stages = [f"t*{count}" if count else "" for count in split]
     return "|".join(["E" + stages[0], *stages[1:]]) + "L"
@@ -402,9 +406,7 @@ def _training(draft: Draft) -> list[str]:
 
 
 def parse_back(exported: Export) -> Layout:
-    """The layout that an export says, read from its arguments and the size of the run; inverse of
-    `export`.
-    """
+    """The layout of an export, read from its arguments and its size; inverse of `export`."""
     words = plain_names(read_flags(exported.arguments))
     return overlay_gaps(
         read_arguments(words, exported.num_layers, exported.num_gpus), exported.gaps

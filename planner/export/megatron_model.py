@@ -18,8 +18,9 @@ from planner.trainers.megatron_models import lacking
 
 
 def model_arguments(draft: Draft) -> list[str]:
-    """Shapes, norms, positions, attention and experts; what Megatron has no argument for becomes a
-    gap.
+    """Arguments for shapes, norms, positions, attention and experts.
+
+    What Megatron has no argument for becomes a gap.
     """
     model = draft.model
     arguments = [
@@ -56,7 +57,7 @@ def model_arguments(draft: Draft) -> list[str]:
     arguments += _mla(model) if model.uses_mla else _attention(model)
     arguments += [*_experts(model), *router_arguments(draft)] if model.is_moe else []
     if model.is_moe and draft.layout.param_dtype == "bfloat16" and draft.layout.precision != "fp16":
-        arguments.append("--moe-grouped-gemm")  # refuses any other dtype
+        arguments.append("--moe-grouped-gemm")  # it refuses any other dtype
     _check(draft)
     return arguments
 
@@ -123,8 +124,9 @@ def _experts(model: ModelSpec) -> list[str]:
 
 
 def _pattern(flags: list[int]) -> str:
-    """One flag a layer as the list expression that Megatron evaluates: [0, 0, 1] ->
-    "([0]*2+[1]*1)".
+    """One flag per layer as the list expression that Megatron evaluates.
+
+    [0, 0, 1] becomes "([0]*2+[1]*1)".
     """
     runs = [(flag, len(list(group))) for flag, group in groupby(flags)]
     return f"({'+'.join(f'[{flag}]*{count}' for flag, count in runs)})"

@@ -1,9 +1,9 @@
 """A network's own numbers (`specs.network`) as Megatron-LM's arguments.
 
 Sources: Megatron-LM core 0.14 megatron/training/arguments.py; megatron/core/transformer/
-{transformer_config,multi_latent_attention}.py, transformer/moe/moe_utils.py
-(topk_routing_with_score_function), models/common/embeddings/rotary_pos_embedding.py
-(_apply_scaling).
+    {transformer_config,multi_latent_attention}.py, transformer/moe/moe_utils.py
+    (topk_routing_with_score_function), models/common/embeddings/rotary_pos_embedding.py
+    (_apply_scaling).
 """
 
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ from planner.specs.model import ModelSpec
 from planner.specs.network import RopeScaling
 
 UNKNOWN_THETA = 10_000  # --rotary-base's own default
-_LLAMA31 = (1.0, 4.0, 8192)  # what --use-rope-scaling takes for granted
-_MLA_YARN = (32.0, 1.0, 4096)  # what MLATransformerConfig holds and no argument changes
+_LLAMA31 = (1.0, 4.0, 8192)  # what --use-rope-scaling assumes
+_MLA_YARN = (32.0, 1.0, 4096)  # fixed in MLATransformerConfig; no argument changes them
 TEMPERATURE_FROM = 8192  # floor_scale of Llama 4's configuration class
 _NO_AUX_LOSS = "none"
 
 
 def rope_arguments(draft: Draft) -> list[str]:
-    """Rotary base, share, scaling and the layers without; nothing for a model without RoPE."""
+    """Rotary base, rotated share, scaling, layers without; empty for a model without RoPE."""
     model = draft.model
     if model.position_embedding != "rope":
         return []
@@ -86,14 +86,14 @@ def _fixed(
 
 
 def norm_arguments(model: ModelSpec) -> list[str]:
-    """Epsilon and form of the norms."""
+    """Epsilon and kind of the norms."""
     arguments = [] if model.norm_eps is None else ["--norm-epsilon", f"{model.norm_eps:g}"]
     arguments += ["--apply-layernorm-1p"] if model.norm_plus_one else []
     return arguments + (["--qk-l2-norm"] if model.qk_l2_norm else [])
 
 
 def router_arguments(draft: Draft) -> list[str]:
-    """How a token's experts are chosen and weighed, and the losses that balance them."""
+    """How a token's experts are chosen and weighted, and the losses that balance them."""
     model = draft.model
     sigmoid = (
         model.scoring_func or ("sigmoid" if model.router_correction_bias else "softmax")
@@ -128,8 +128,9 @@ def _balancing(model: ModelSpec) -> str:
 
 
 def name_what_is_left_out(draft: Draft) -> None:
-    """Gaps for what no argument says and that is another constant, loss or regulariser, not another
-    operation.
+    """Gaps for what no argument expresses.
+
+    Each is another constant, loss or regulariser; none is another operation.
     """
     model = draft.model
     wanted = ["rope_theta"] * (model.position_embedding == "rope") + ["norm_eps"]

@@ -1,5 +1,4 @@
-"""Megatron-LM's arguments read back as fields of a layout, with Megatron's own defaults for what
-they leave out.
+"""Reads Megatron-LM's arguments as fields of a layout, with Megatron's defaults for the rest.
 
 Source: Megatron-LM core 0.14 megatron/training/arguments.py,
     megatron/core/transformer/pipeline_parallel_layer_layout.py.
@@ -24,13 +23,14 @@ MOST_STAGES = 10_000
 
 
 def plain_names(flags: Words) -> dict[str, Sequence[str]]:
-    """--tensor-model-parallel-size as tensor_model_parallel_size."""
+    """The flags without dashes: --tensor-model-parallel-size becomes tensor_model_parallel_size."""
     return {flag.lstrip("-").replace("-", "_"): words for flag, words in flags.items()}
 
 
 def whole(words: Words, name: str, default: int | None = None) -> int:
-    """An argument that is a whole number. Raises SpecError for one that is not, or that is needed
-    and not there.
+    """The value of an argument that is a whole number.
+
+    Raises SpecError where it is no whole number, or is missing and has no default.
     """
     given = words.get(name)
     if given is None and default is not None:
@@ -55,8 +55,9 @@ def word(words: Words, name: str) -> str | None:
 
 
 def read_arguments(words: Words, num_layers: int, num_gpus: int) -> dict[str, object]:
-    """Every field of the layout that Megatron's arguments say. words: argument, named with _, ->
-    its values.
+    """Every field of the layout that Megatron's arguments set.
+
+    words: argument, named with _ -> its values.
     """
     tp, kind = whole(words, "tensor_model_parallel_size", 1), word(words, "cp_comm_type") or "p2p"
     experts_over_tp = tp if "num_experts" in words else 1
@@ -129,7 +130,7 @@ def _stages(words: Words, num_layers: int) -> dict[str, object]:
 
 
 def _uneven(words: Words, num_layers: int, stages: int) -> tuple[int, ...] | None:
-    """Layers a stage where the ends hold another number than the rest; None for an even split."""
+    """Layers per stage where the first or last stage has another number; None for an even split."""
     embedding, loss = (
         "account_for_embedding_in_pipeline_split" in words,
         "account_for_loss_in_pipeline_split" in words,
@@ -155,8 +156,9 @@ def _uneven(words: Words, num_layers: int, stages: int) -> tuple[int, ...] | Non
 
 
 def read_layout(text: str) -> tuple[int, ...]:
-    """Layers of each stage in Megatron's layout string: "Et*3|(tt|)*29mL" has 31 stages. Raises
-    SpecError for an endless one.
+    """Layers of each stage in Megatron's layout string: "Et*3|(tt|)*29mL" has 31 stages.
+
+    Raises SpecError for an endless one.
     """
     for pattern in (_GROUP, _ONE):
         while (found := pattern.search(text)) is not None:

@@ -1,9 +1,9 @@
-"""Python modules an export carries where TorchTitan's own tables and flags do not reach: model
-shapes, dtypes, converters.
+"""Python modules of an export, for what TorchTitan's tables and flags cannot express.
 
+They set model shapes, dtypes and converters.
 Sources: torchtitan 0.2.2 protocols/train_spec.py (register_train_spec), models/*/model/args.py,
-config/manager.py (job.custom_config_module); 0.3.0 config/manager.py (--module),
-models/*/__init__.py, components/quantization.
+    config/manager.py (job.custom_config_module); 0.3.0 config/manager.py (--module),
+    models/*/__init__.py, components/quantization.
 """
 
 import re
@@ -100,8 +100,8 @@ def _shape_args(model: ModelSpec) -> list[tuple[str, object]]:
             ("v_head_dim", model.v_head_dim),
         ]
     pairs.append(("n_kv_heads", model.num_key_value_heads))
-    # its width is int(multiplier * int(8 dim / 3)) rounded up to multiple_of: one short of the
-    # wanted width
+    # TorchTitan's width is int(multiplier * int(8 dim / 3)), rounded up to a multiple of
+    # multiple_of. This multiplier gives one less than the wanted width, which is multiple_of.
     if kind == "llama3":
         multiplier = (model.intermediate_size - 0.5) / int(2 * 4 * model.hidden_size / 3)
         return [
@@ -120,8 +120,9 @@ def _shape_args(model: ModelSpec) -> list[tuple[str, object]]:
 
 
 def register_02(model: ModelSpec, name: str) -> str:
-    """Module for experimental.custom_import that registers the shapes as model `planner_model`,
-    flavour `custom`.
+    """Module for experimental.custom_import that registers the shapes.
+
+    They become flavour `custom` of model `planner_model`.
     """
     kind = class_for(model)
     names = [_ARGS_CLASS[kind], "get_train_spec"]
@@ -164,10 +165,10 @@ def changed_flavor_02(
     *,
     plain_attention: bool,
 ) -> str:
-    """Module for experimental.custom_import: a shipped flavour with this model's own numbers in
-    these fields.
+    """Module for experimental.custom_import: a shipped flavour with the model's own numbers.
 
-    plain_attention: also with SDPA instead of FlexAttention, which excludes CP.
+    fields: the numbers that differ.
+    plain_attention: whether SDPA replaces FlexAttention, which excludes CP.
     """
     module, shipped = flavor.module, f'{_TABLE_02[flavor.module]}["{flavor.flavor}"]'
     pairs = model_args_02(model, module, fields)
@@ -216,7 +217,7 @@ _HEAD_INIT_03 = {"qwen3": "family._LINEAR_INIT"}
 
 
 def _layer_args_03(model: ModelSpec, kind: str) -> tuple[str, list[tuple[str, object]]]:
-    """Builder of the family's layers in 0.3, and the arguments that describe shapes."""
+    """(0.3's function that builds the family's layers, its arguments for shapes)."""
     pairs: list[tuple[str, object]] = [
         ("n_layers", model.num_hidden_layers),
         ("dim", model.hidden_size),
@@ -257,9 +258,7 @@ def _layer_args_03(model: ModelSpec, kind: str) -> tuple[str, list[tuple[str, ob
 
 
 def model_03(model: ModelSpec) -> tuple[str, str]:
-    """(family, source of a function `custom_model` and its registration) for shapes that 0.3 does
-    not ship.
-    """
+    """(family, source of a function `custom_model` with its registration) for shapes not in 0.3."""
     kind = class_for(model)
     builder, pairs = _layer_args_03(model, kind)
     dim, vocab = model.hidden_size, model.vocab_size
@@ -299,8 +298,9 @@ family.{_TABLE_03[kind]}["custom"] = custom_model
 
 
 def changed_flavor_03(model: ModelSpec, flavor: Flavor, fields: Collection[str]) -> str:
-    """Source that registers a shipped flavour with this model's own numbers in these fields as
-    `custom`.
+    """Source that registers a shipped flavour, with the model's own numbers, as `custom`.
+
+    fields: the numbers that differ.
     """
     table = f"family.{_TABLE_03[flavor.module]}"
     return f'''{adjusted_03(model, flavor.module, fields)}
@@ -332,8 +332,9 @@ def job_03(
     *,
     wide_reduce: bool,
 ) -> str:
-    """Module for `--module planner_job --config planner_job`; everything a flag can say is left to
-    the flags.
+    """Module for `--module planner_job --config planner_job`.
+
+    It leaves everything that a flag can set to the flags.
     """
     names = sorted({converter.partition(".")[0] for converter in converters})
     quantization = (

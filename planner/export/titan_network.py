@@ -1,9 +1,9 @@
-"""A network's own numbers (`specs.network`) in TorchTitan's words: model arguments in 0.2, configs
-changed in place in 0.3.
+"""A network's own numbers (`specs.network`) for TorchTitan.
 
+In 0.2 they are arguments of the model, in 0.3 changes to its config.
 Sources: torchtitan 0.2.2 models/*/model/args.py, models/moe/moe.py (MoEArgs); 0.3.0
-models/common/{rope,moe,nn_modules}.py, models/deepseek_v3/model.py (Attention.Config.mscale),
-config/configurable.py (traverse).
+    models/common/{rope,moe,nn_modules}.py, models/deepseek_v3/model.py (Attention.Config.mscale),
+    config/configurable.py (traverse).
 """
 
 from collections.abc import Collection, Sequence
@@ -19,7 +19,7 @@ from planner.trainers.titan_networks import (
     unknown,
 )
 
-# the default of transformers and of TorchTitan's classes, written where nobody said it
+# Default of transformers and of TorchTitan's classes; written where the model states none.
 UNKNOWN_THETA = 10_000.0
 Pairs = list[tuple[str, object]]
 _MOE_ARGS = {
@@ -33,7 +33,7 @@ EVERYTHING = frozenset({"rope_theta", "rope_scaling", "norm_eps", *_MOE_ARGS, *_
 
 
 class Source(str):
-    """Python text that stands for itself where a value is written."""
+    """Python text that is written as it is, not as a quoted string."""
 
     __slots__ = ()
 
@@ -43,15 +43,17 @@ class Source(str):
 
 
 def scores(model: ModelSpec) -> str:
-    """The router's score function; where nobody said it, that of the models that have or lack a
-    correction bias.
+    """The router's score function.
+
+    Where the model states none, sigmoid with a correction bias and softmax without, as usual.
     """
     return model.scoring_func or ("sigmoid" if model.router_correction_bias else "softmax")
 
 
 def divides_scores(model: ModelSpec) -> bool:
-    """Whether the chosen experts' scores are divided by their sum; the rule of most models where
-    nobody said it.
+    """Whether the chosen experts' scores are divided by their sum.
+
+    Where the model does not say, they are, as in most models.
     """
     return model.norm_topk_prob is not False
 
@@ -67,7 +69,7 @@ def model_args_02(model: ModelSpec, kind: str, fields: Collection[str] = EVERYTH
 
 
 def _scaling_02(scaling: RopeScaling | None, kind: str) -> Pairs:
-    if kind == "llama3":  # its class always scales: a factor of 1 is none
+    if kind == "llama3":  # its class always scales; a factor of 1 changes nothing
         return [
             (
                 "rope_scaling_args",
@@ -133,9 +135,7 @@ def moe_args_02(model: ModelSpec, fields: Collection[str] = EVERYTHING) -> Pairs
 
 
 def own_rope_02(model: ModelSpec, kind: str) -> bool:
-    """Whether TorchTitan 0.2's class computes no frequencies like these, so that the export has
-    to.
-    """
+    """Whether the export must compute rotary frequencies that TorchTitan 0.2's class does not."""
     scaling = model.rope_scaling
     return scaling is not None and (
         scaling.rope_type == "linear" or (scaling.rope_type == "llama3" and kind == "qwen3")
@@ -145,9 +145,10 @@ def own_rope_02(model: ModelSpec, kind: str) -> bool:
 def rope_class_02(scaling: RopeScaling, kind: str) -> str:
     """Source of a class `ScaledModel`: the family's model with scaled rotary frequencies.
 
-    Both families compute angles = position x frequency and keep them in a table; the table is made
-    again from scaled frequencies, in the family's own form. Source of the formulas: transformers,
-    modeling_rope_utils.py (_compute_linear_scaling_rope_parameters, _compute_llama3_parameters).
+    Both families compute angles = position x frequency and keep them in a table. The class makes
+    that table again from scaled frequencies, in the family's own form. Source of the formulas:
+    transformers, modeling_rope_utils.py (_compute_linear_scaling_rope_parameters,
+    _compute_llama3_parameters).
     """
     base, method, width, table = {
         "llama3": (
@@ -200,10 +201,9 @@ _SCALED = {
 
 
 def adjusted_03(model: ModelSpec, kind: str, fields: Collection[str] = EVERYTHING) -> str:
-    """Source of a function `adjusted` that sets these fields in a built config of the family, every
-    layer alike.
+    """Source of a function `adjusted` that sets these fields in a built config of the family.
 
-    Empty where there is nothing to set.
+    It sets every layer alike. Empty where there is nothing to set.
     """
     blocks = (
         [_loop("RMSNorm", [("eps", model.norm_eps)])]
@@ -283,8 +283,10 @@ IMPORTS_03 = {
 
 
 def name_what_is_left_out(draft: Draft, kind: str, line: str, flavor: Flavor | None) -> None:
-    """Gaps for what no setting says. None blocks: each changes the loss, a regulariser, or what
-    TorchTitan calls this model too.
+    """Gaps for what no setting expresses.
+
+    None blocks: each changes the loss or a regulariser, or TorchTitan leaves it out as well in what
+    it ships as this model.
     """
     model = draft.model
     for name in unknown(model):

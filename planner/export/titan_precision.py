@@ -1,7 +1,7 @@
 """Precisions as TorchTitan's converters: settings in 0.2, Python in 0.3, and back.
 
 Sources: torchtitan 0.2.2 components/quantization/{float8,mx}.py and config/job_config.py
-(Quantize); 0.3.0 components/quantization/{float8,mx,nvfp4}.py.
+    (Quantize); 0.3.0 components/quantization/{float8,mx,nvfp4}.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ SMALL = "auto_filter_small_kn"  # in `filter_fqns`: torchao also leaves out laye
 
 
 def precision_02(draft: Draft) -> Settings:
-    """model.converters and their settings; the head, the router and small layers stay in bf16."""
+    """model.converters and their settings; head, router and small layers stay in bf16."""
     layout, moe = draft.layout, draft.model.is_moe
     precision = PRECISIONS[layout.precision]
     converter = precision.titan_converters.get("0.2")
@@ -88,10 +88,10 @@ def _notes_02(draft: Draft, converter: str, tensorwise: bool) -> None:
 
 
 def read_precision_02(settings: Mapping[str, object]) -> dict[str, object]:
-    """Precision and float8_all_gather; inverse of `precision_02`. Converters that are not
-    precisions are nobody's business here.
+    """Precision and float8_all_gather; inverse of `precision_02`.
 
-    settings: what a file says over `titan_defaults.DEFAULTS`.
+    It ignores converters that do not set a precision.
+    settings: those of a file, completed by `titan_defaults.DEFAULTS`.
     """
     listed = settings["model.converters"]
     converters = listed if isinstance(listed, list) else []
@@ -139,8 +139,9 @@ def precision_03(draft: Draft) -> list[str]:
 
 
 def _nvfp4_layers(draft: Draft) -> str:
-    """Expression for the layers to convert: all but the last ones, as in TorchTitan's own
-    llama3_8b_nvfp4.
+    """Expression for the layers to convert.
+
+    It leaves out the last ones, as TorchTitan's own llama3_8b_nvfp4 does.
     """
     recipe = TRAINERS["torchtitan"].recipes("0.3")[PRECISIONS.names.index("nvfp4")]
     layers = draft.model.num_hidden_layers
@@ -155,7 +156,7 @@ def _nvfp4_layers(draft: Draft) -> str:
 
 
 def read_precision_03(module: str | None) -> dict[str, object]:
-    """Precision from the job's module; inverse of `precision_03`."""
+    """The precision in the job's module; inverse of `precision_03`."""
     found = [
         precision.name
         for precision in PRECISIONS.values()
@@ -167,7 +168,10 @@ def read_precision_03(module: str | None) -> dict[str, object]:
 
 
 def ac_subcommand(kind: str, number: float) -> tuple[str, ...]:
-    """TorchTitan 0.3's subcommand for an activation checkpointing mode; nothing it has not."""
+    """TorchTitan 0.3's subcommand for an activation checkpointing mode.
+
+    A mode that 0.3 does not have becomes `none`.
+    """
     words: Mapping[str, Sequence[str]] = {
         "none": ("activation-checkpoint:none",),
         "full": ("activation-checkpoint:full",),

@@ -1,10 +1,9 @@
-"""A layout as TorchTitan's dotted settings, and back. One function a group of fields; `line` is
-"0.2" or "0.3".
+"""A layout as TorchTitan's dotted settings, and back. `line` is "0.2" or "0.3".
 
 Sources: torchtitan 0.2.2 config/job_config.py,
-distributed/{parallel_dims,pipeline_parallel,activation_checkpoint}.py,
-models/llama3/infra/parallelize.py, components/quantization/{float8,mx}.py; 0.3.0 config/configs.py,
-trainer.py.
+    distributed/{parallel_dims,pipeline_parallel,activation_checkpoint}.py,
+    models/llama3/infra/parallelize.py, components/quantization/{float8,mx}.py; 0.3.0
+    config/configs.py, trainer.py.
 """
 
 import math
@@ -25,7 +24,7 @@ RESHARD, SCHEDULE, ROTATE = (
 MODULES, LAYERS = P + "module_fqns_per_model_part", P + "pipeline_parallel_layers_per_stage"
 COMPONENTS, IN_BACKWARD = "compile.components", "optimizer.early_step_in_backward"
 HEAD = {"0.2": "output", "0.3": "lm_head"}
-# fields of the layout and the key that says them in both lines, where value and value are the same
+# Field of the layout -> its setting, where both lines have it with the same values.
 SAME_KEYS: Mapping[str, str] = {
     "dp_replicate": P + "data_parallel_replicate_degree",
     "dp_shard": P + "data_parallel_shard_degree",
@@ -45,9 +44,7 @@ STEP = T + "steps"
 
 
 def layout_settings(draft: Draft, line: str) -> Settings:
-    """Every field of the layout that has a setting in this line; the others become gaps of the
-    draft.
-    """
+    """Every field of the layout that this line has a setting for; the others become gaps."""
     layout = draft.layout
     settings: Settings = {key: getattr(layout, name) for name, key in SAME_KEYS.items()}
     settings["compile.components"] = ["model", "loss"]
@@ -80,8 +77,9 @@ def _reshard(draft: Draft) -> str:
 
 
 def read_reshard(policy: object, pp: int, sharded: bool) -> int:
-    """The zero_stage that a policy means. sharded: parameters are sharded at all (dp_shard x cp >
-    1).
+    """The zero_stage that a policy stands for.
+
+    sharded: whether parameters are sharded at all (dp_shard x cp > 1).
     """
     if policy == "default":
         return (3 if pp == 1 else 2) if sharded else 0
@@ -114,7 +112,7 @@ def _pipeline(draft: Draft, line: str) -> Settings:
 
 
 def _default_stages(schedule: str) -> int:
-    """Stages a rank where no setting says so."""
+    """Stages per rank where no setting says how many."""
     return 1 if SCHEDULES[schedule].single_stage else 2
 
 
@@ -242,11 +240,10 @@ def _only_03(draft: Draft) -> Settings:
 
 
 def read_settings(settings: Mapping[str, object], line: str, num_layers: int) -> dict[str, object]:
-    """Fields of the layout that these settings say; inverse of `layout_settings`. Precision is read
-    elsewhere.
+    """Fields of the layout that these settings give; inverse of `layout_settings`.
 
-    settings: what a file says over `titan_defaults.DEFAULTS`, with dp_shard as a number.  AC is
-        left out where they lack it.
+    settings: those of a file, completed by `titan_defaults.DEFAULTS`, with dp_shard as a number.
+    Precision is read elsewhere.
     """
     values: dict[str, object] = {name: settings[key] for name, key in SAME_KEYS.items()}
     tp, pp, cp, dp_shard = (
@@ -278,7 +275,7 @@ def read_settings(settings: Mapping[str, object], line: str, num_layers: int) ->
 
 
 def schedule_name(text: str) -> str:
-    """TorchTitan takes a schedule's name in any case, as torch does."""
+    """The schedule's own spelling; TorchTitan takes a name in any case, as torch does."""
     return next((name for name in schedules_of("torch") if name.lower() == text.lower()), text)
 
 
@@ -295,7 +292,7 @@ def _read_ac(settings: Mapping[str, object], line: str) -> dict[str, object]:
 def read_stages(
     settings: Mapping[str, object], pp: int, schedule: str, num_layers: int
 ) -> dict[str, object]:
-    """virtual_stages and layers_per_stage as TorchTitan makes them of its settings."""
+    """virtual_stages and layers_per_stage that TorchTitan derives from its settings."""
     if pp == 1:
         return {"virtual_stages": 1, "layers_per_stage": None}
     parts, uniform = settings.get(MODULES), settings.get(LAYERS)
@@ -321,7 +318,7 @@ def _int(value: object) -> int:
 
 
 def training_settings(draft: Draft, line: str) -> Settings:
-    """Optimizer and checkpoints; what `training` asks for and TorchTitan lacks becomes a gap."""
+    """Optimizer and checkpoints; what the job asks for and TorchTitan lacks becomes a gap."""
     training = draft.training
     settings: Settings = {"optimizer.implementation": "fused"}
     if line == "0.2":

@@ -1,8 +1,8 @@
-"""TorchTitan: train.toml for 0.2, `--module/--config` with flags for 0.3, the scripts that start
-them, and the way back.
+"""TorchTitan: train.toml for 0.2, `--module/--config` with flags for 0.3, and the way back.
 
+The scripts that start them are here too.
 Sources: torchtitan 0.2.2 config/manager.py (precedence of CLI, TOML and defaults), train.py,
-run_train.sh; 0.3.0 config/manager.py (registry of configs), trainer.py (what it refuses).
+    run_train.sh; 0.3.0 config/manager.py (registry of configs), trainer.py (what it refuses).
 """
 
 import tomllib
@@ -75,10 +75,11 @@ def export(
     training: TrainingSpec,
     version: str | None = None,
 ) -> Export:
-    """The layout for one version of TorchTitan (default: the job's `trainer_version`, else 0.2.2).
+    """The layout for one release of TorchTitan.
 
-    A release we do not know is written as the newest before it, and one before 0.2.0 as 0.2.0; a
-    note says so.
+    version: unless given, the job's `trainer_version`, else 0.2.2.
+    A release that we do not know is written as the newest before it, and one before 0.2.0 as 0.2.0;
+    a note says so.
     """
     release = release_of("torchtitan", version or version_under(training, "torchtitan"))
     number = release.number if release.since(OLDEST) else OLDEST
@@ -175,9 +176,7 @@ def _model_02(draft: Draft) -> Settings:
 
 
 def _changes(draft: Draft, flavor: Flavor) -> dict[str, object]:
-    """Fields in which the model is not what TorchTitan ships under these shapes; a note names
-    them.
-    """
+    """Fields in which the model differs from the one TorchTitan ships; a note names them."""
     changes = differences(draft.model, flavor.module, flavor.flavor)
     if draft.version == "0.2.0":
         changes = {
@@ -253,9 +252,7 @@ def flag_words(settings: Mapping[str, Value]) -> list[str]:
 
 
 def _job_03(draft: Draft) -> tuple[str, str]:
-    """--module and --config: TorchTitan's own where flags can say the rest, else a module in the
-    export.
-    """
+    """(--module, --config): TorchTitan's own if flags can set the rest, else our module."""
     flavor = find_flavor(draft.model, "0.3")
     converters = precision_03(draft)
     wide_reduce = draft.layout.reduce_dtype != "float32"
@@ -323,7 +320,7 @@ def _finish(
 
 
 def parse_back(exported: Export) -> Layout:
-    """The layout that an export says, read from its TOML or its flags; inverse of `export`."""
+    """The layout of an export, read from its TOML or its flags; inverse of `export`."""
     line = _line(exported.version)
     settings = {**DEFAULTS[line], **read_export(exported)}
     module = exported.files.get(f"{JOB_MODULE}.py")
@@ -334,16 +331,17 @@ def parse_back(exported: Export) -> Layout:
 
 
 def read_export(exported: Export) -> dict[str, object]:
-    """The dotted settings that an export writes, of its TOML or of its flags."""
+    """The dotted settings that an export writes, from its TOML or its flags."""
     if _line(exported.version) == "0.2":
         return flatten(tomllib.loads(exported.files[CONFIG_FILE]))
     return read_titan_flags(exported.arguments)
 
 
 def read_titan_flags(arguments: Sequence[str]) -> dict[str, object]:
-    """Dotted settings of TorchTitan's flags, with --module and --config as `module` and `config`,
-    and 0.3's subcommand of activation checkpointing as the settings that 0.2 has for it. A value
-    keeps the kind it is written in.
+    """Dotted settings of TorchTitan's flags, as values of the kind they are written in.
+
+    --module and --config become `module` and `config`. 0.3's subcommand for activation
+    checkpointing becomes the settings that 0.2 has for it.
     """
     settings: dict[str, object] = {}
     for flag, words in titan_flags(arguments).items():
@@ -364,8 +362,9 @@ def read_titan_flags(arguments: Sequence[str]) -> dict[str, object]:
 
 
 def titan_flags(arguments: Sequence[str]) -> dict[str, list[str]]:
-    """Flag (as a dotted setting) -> its words. --a.b=c and --a.b c are the same, and so are - and _
-    in a name, as tyro has it.
+    """Flag (as a dotted setting) -> its words.
+
+    --a.b=c and --a.b c are the same, and so are - and _ in a name, as in tyro.
     """
     flags: dict[str, list[str]] = {}
     name = None
@@ -383,7 +382,7 @@ def titan_flags(arguments: Sequence[str]) -> dict[str, list[str]]:
 
 
 def plain_value(word: str) -> object:
-    """A word of a command line as the value it means."""
+    """A word of a command line as the value it stands for."""
     if word in ("True", "true", "False", "false"):
         return word in ("True", "true")
     if word in ("None", "null"):

@@ -17,17 +17,19 @@ KINDS: Mapping[str, tuple[str, str]] = {
     "W": ("weight gradient", "rail_idle"),
     "B": ("backward", "thread_state_iowait"),
 }
-"""Kind -> (category, one of Chrome's reserved colours). Perfetto colours by name and filters by
-category.
+"""Kind -> (category, one of Chrome's reserved colours).
+
+Perfetto colours by name and filters by category.
 """
 
 
 def chrome_trace(simulation: Simulation, candidate: int = 0) -> dict[str, object]:
-    """JSON-ready object of one candidate: a row of actions ("2F0") per pipeline rank and a counter
-    of its saved bytes.
+    """JSON-ready trace of one candidate.
 
+    Each pipeline rank has a row of actions ("2F0") and a counter of its saved bytes.
     Source: Trace Event Format, complete events "X", counters "C", metadata "M"; times in
-    microseconds. Raises ValueError for a simulation without times.
+        microseconds.
+    Raises ValueError for a simulation without times.
     """
     timeline = simulation.timeline
     if timeline is None:
@@ -45,7 +47,7 @@ def _action_events(timeline: Timeline, index: int, candidate: int) -> tuple[Even
     action, rank = timeline.actions[index], int(timeline.rank_A[index])
     start = float(timeline.start_seconds_AC[index, candidate]) * MICROSECONDS_PER_SECOND
     end = float(timeline.end_seconds_AC[index, candidate]) * MICROSECONDS_PER_SECOND
-    # of an overlapped pair the forward, then the backward that gives it its colour
+    # of an overlapped pair: the forward, then the backward, which gives the pair its colour
     *others, last = leaves((action,))
     category, colour = KINDS[last.kind]
     shown: Event = {

@@ -1,1 +1,1 @@
-"""What a user says and what the planner answers, as frozen pydantic models."""
+"""What a user states and what the planner answers, as frozen pydantic models."""

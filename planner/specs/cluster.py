@@ -1,10 +1,12 @@
-"""The machine: how many GPUs of which kind, and the fabric between them, resolved from what a
-person typed.
+"""The machine: how many GPUs of which kind, and the fabric between them, with defaults filled in.
 
 A fabric is a tuple of levels from inner to outer. `gpus` is how many GPUs one group of the level
-joins; bandwidth is per GPU and one direction, latency is of one step. Topologies: "switch"
-non-blocking; "ring" neighbours only; "tree" a tree of switches; "mesh" all-to-all links when it has
-no shape, a grid without wrap-around when it has one; "torus" a grid with it.
+joins; bandwidth is per GPU and one direction; latency is of one step. Topologies:
+switch: non-blocking.
+ring: links between neighbours only.
+tree: a tree of switches.
+mesh: links between all pairs where it has no shape, a grid without wrap-around where it has one.
+torus: a grid with wrap-around.
 """
 
 import math
@@ -37,19 +39,21 @@ from planner.units import GIGA, counted, format_bytes
 
 RANK_ORDER = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
 DEFAULT_GPUS_PER_NODE = 8
-MAX_CHOICES = 32  # each is a search of its own
+MAX_CHOICES = 32  # each needs its own search
 FILE_ENDINGS = (".yaml", ".yml", ".json")
 DEFAULT_MEMORY_FRACTION = 0.95
-# Judgement: write speed of NVIDIA's DGX SuperPOD H100 reference storage, 62 GB/s a scalable unit of
-#     256 GPUs ("better" row).
+# Judgement: write speed of NVIDIA's DGX SuperPOD H100 reference storage, 62 GB/s for a scalable
+# unit of 256 GPUs ("better" row).
 STORAGE_BYTES_PER_SECOND_PER_GPU = 0.25 * GIGA
 # World average of electricity in 2024. Source: IEA, Electricity 2025, chapter Emissions.
 DEFAULT_CARBON_INTENSITY = 445.0
 
 
 def parse_num_gpus(value: object) -> tuple[int, ...]:
-    """Counts to plan for: 256 -> (256,); "64..1024" -> 64, 128, ..., 1024 (doubling); [96, 128] ->
-    itself, sorted.
+    """The numbers of GPUs to plan for.
+
+    256 gives (256,); "64..1024" gives 64, 128, ..., 1024 (doubling); [96, 128] gives itself,
+    sorted.
     """
     if isinstance(value, str):
         low, dots, high = value.partition("..")
@@ -87,7 +91,7 @@ def _rank_order(value: object) -> tuple[str, ...]:
 
 
 class LevelRequest(Frozen):
-    """One level of `cluster.fabric` as typed; what is None comes from the GPU's default fabric."""
+    """One level of `cluster.fabric` as typed; None means the GPU's default fabric."""
 
     name: str | None = None
     gpus: Count | None = None
@@ -104,9 +108,7 @@ class LevelRequest(Frozen):
 
 
 class ClusterRequest(Frozen):
-    """`cluster` as typed, without the GPU; what is None comes from the GPU's defaults or from
-    `resolve`.
-    """
+    """`cluster` as typed, without the GPU; None means the GPU's default, or that of `resolve`."""
 
     num_gpus: Annotated[tuple[int, ...], BeforeValidator(parse_num_gpus)]
     gpus_per_node: Count | None = None
@@ -126,7 +128,7 @@ class ClusterRequest(Frozen):
 class FabricLevel(Frozen):
     """One level of a fabric, complete.
 
-    bandwidth: of one GPU, one direction, before `oversubscription` divides it.
+    bandwidth_bytes_per_second: of one GPU, one direction, before `oversubscription` divides it.
     peer_memory: whether its GPUs read and write each other's memory.
     """
 
@@ -143,10 +145,14 @@ class FabricLevel(Frozen):
 class ClusterSpec(Frozen):
     """A cluster with every default filled in.
 
-    host_memory_bytes: of one node.  storage_bandwidth_bytes_per_second: of the whole cluster.
-    memory_fraction: share of device memory a plan may use.  carbon_intensity: gCO2 per kWh.
-    price_per_gpu_hour: USD.  rank_order: innermost axis first.  num_gpus_choices: the sizes a plan
-        may choose from; num_gpus is the largest of them until `with_num_gpus`.
+    host_memory_bytes: of one node.
+    storage_bandwidth_bytes_per_second: of the whole cluster.
+    memory_fraction: share of device memory that a plan may use.
+    carbon_intensity: gCO2 per kWh.
+    price_per_gpu_hour: USD.
+    rank_order: innermost axis first.
+    num_gpus_choices: the sizes that a plan may choose from; num_gpus is the largest of them until
+        `with_num_gpus`.
     """
 
     gpu: GpuSpec
@@ -173,14 +179,17 @@ class ClusterSpec(Frozen):
 
     @property
     def usable_memory_bytes(self) -> float:
-        """Device bytes a plan may use on each GPU: memory_fraction x capacity - reserved_memory."""
+        """Device bytes that a plan may use on each GPU.
+
+        memory_fraction x capacity - reserved_memory.
+        """
         return self.memory_fraction * self.gpu.memory_bytes - self.reserved_memory_bytes
 
     def with_num_gpus(self, num_gpus: int) -> "ClusterSpec":
-        """The same request for another number of GPUs: fabric, node size and defaults are resolved
-        anew.
+        """The same request with another number of GPUs.
 
-        Raises SpecError where this many GPUs do not fill whole nodes or groups of the fabric.
+        Fabric, node size and defaults are resolved again. Raises SpecError where this many GPUs do
+        not fill whole nodes or groups of the fabric.
         """
         try:
             return resolve(self.request, self.gpu, whole_number(num_gpus), "cluster")
@@ -190,8 +199,9 @@ class ClusterSpec(Frozen):
 
 
 def resolve(request: ClusterRequest, gpu: GpuSpec, num_gpus: int, field: str) -> ClusterSpec:
-    """The complete cluster of one size.  Raises SpecError where sizes do not divide or nothing is
-    left of the memory.
+    """The complete cluster of one size.
+
+    Raises SpecError where sizes do not divide, or where reservations leave no memory.
     """
     typed = request.gpus_per_node or DEFAULT_GPUS_PER_NODE
     per_node = min(typed, num_gpus)
@@ -243,7 +253,7 @@ def resolve(request: ClusterRequest, gpu: GpuSpec, num_gpus: int, field: str) ->
 
 
 def balanced_shape(num_gpus: int, num_dims: int) -> tuple[int, ...]:
-    """Side lengths of the most cube-like grid of this many points: 4096, 3 -> (16, 16, 16)."""
+    """Side lengths of the most cube-like grid with this many points: 4096, 3 -> (16, 16, 16)."""
     factors, rest = [], num_gpus
     for candidate in range(2, math.isqrt(num_gpus) + 1):
         while rest % candidate == 0:
@@ -256,7 +266,7 @@ def balanced_shape(num_gpus: int, num_dims: int) -> tuple[int, ...]:
 
 
 class _Sized(NamedTuple):
-    """A typed level with its group size and its place in what the user wrote."""
+    """A typed level with its group size and its index in what the user wrote."""
 
     place: int
     request: LevelRequest
@@ -264,7 +274,7 @@ class _Sized(NamedTuple):
 
 
 class _Fabric:
-    """Completes the levels of one cluster size; all faults of a fabric are raised at once."""
+    """Completes the levels for one cluster size; raises all faults of a fabric at once."""
 
     def __init__(self, gpu: GpuSpec, per_node: int, num_gpus: int, field: str) -> None:
         self.gpu, self.per_node, self.num_gpus, self.field = gpu, per_node, num_gpus, field
@@ -272,8 +282,9 @@ class _Fabric:
         self.faults: list[Fault] = []
 
     def levels(self, requests: Sequence[LevelRequest] | None) -> tuple[FabricLevel, ...]:
-        """Complete levels, inner to outer; the last joins all GPUs and none repeats the one inside
-        it.
+        """Complete levels, inner to outer.
+
+        The last joins all GPUs, and each joins more than the one inside it.
         """
         typed = requests or (LevelRequest(gpus=self.domain), LevelRequest())
         sized = self._sized(typed)
@@ -305,8 +316,9 @@ class _Fabric:
         return tuple(complete)
 
     def _even(self, size: int) -> int:
-        """Largest share of a rack that fills whole nodes and divides the job: NVL72 racks carry 64
-        GPUs each of a 256-GPU job.
+        """Largest share of a rack that fills whole nodes and divides the job.
+
+        In a job of 256 GPUs, each NVL72 rack has 64 of them.
         """
         size = min(size, self.num_gpus)
         fitting = (
@@ -396,8 +408,9 @@ class _Fabric:
         )
 
     def _peer_memory(self, request: LevelRequest, *, scale_up: bool) -> bool:
-        """As typed, or as the GPU's own fabric has it; of another fabric in its place, where it is
-        faster than PCIe.
+        """As typed, else as in the GPU's own fabric.
+
+        Where the user gives another bandwidth for it, GPUs share memory if that is above PCIe's.
         """
         if request.peer_memory is not None:
             return request.peer_memory

@@ -11,11 +11,12 @@ CollectiveOperation = Literal[
 
 
 class CollectiveCandidate(BaseModel):
-    """One algorithm: its seconds with the library's curves, and by its closed form on the fabric's
-    own bandwidth and latency.
+    """One algorithm for the collective.
 
-    protocol: the fastest of the library's at this size.  automatic: whether the library would
-        choose it by itself.
+    seconds: with the library's curves.
+    closed_form_seconds: from the fabric's bandwidth and latency alone.
+    protocol: the library's fastest at this size.
+    automatic: whether the library would choose the algorithm by itself.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -33,12 +34,12 @@ class CollectiveCandidate(BaseModel):
 class CollectiveAnswer(BaseModel):
     """Seconds of one collective.
 
-    With an algorithm named by the user: its closed form (protocol "closed form", basis
-        "datasheet"). Without: the library's choice.
-    size_bytes: the whole buffer; for all-to-all what one rank sends.  wire_bytes_per_rank: sent by
-        the busiest rank.
-    bus_bandwidth: nccl-tests' figure, comparable with a link's bandwidth whatever the number of
-        ranks.
+    If the user names an algorithm, the answer is its closed form (protocol "closed form", basis
+    "datasheet"). Otherwise it is the library's choice.
+    size_bytes: the whole buffer; for all-to-all what one rank sends.
+    wire_bytes_per_rank: sent by the busiest rank.
+    bus_bandwidth_bytes_per_second: nccl-tests' figure, comparable with a link's bandwidth whatever
+        the number of ranks.
     candidates: fastest first.
     """
 

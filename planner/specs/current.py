@@ -1,6 +1,4 @@
-"""What is run today, as a job carries it: the text of a trainer's config, script or log, or the job
-that was read from it.
-"""
+"""The current run in a job: text of a trainer's config, script or log, or the job read from it."""
 
 from typing import Any, Literal
 
@@ -15,10 +13,11 @@ MAX_TEXT = 2_000_000
 class CurrentSpec(BaseModel):
     """The job's `current`.
 
-    format: None lets the text decide.  files: other files that the text names, by the name it uses
-        (a script's TOML).
-    job: for a log, what was read from it, in the form of a job.  measured: what that run was
-    measured at.  notes: what of it had to be assumed.
+    format: None means that the text decides.
+    files: other files that the text names, by the name it uses (a script's TOML).
+    job: for a log, what was read from it, in the form of a job.
+    measured: the measurements of that run.
+    notes: what had to be assumed about it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -33,8 +33,9 @@ class Interval(BaseModel):
 
 
 class StageMemory(BaseModel):
-    """Peak of one pipeline stage's rank, and what it is made of at that moment; the parts sum to
-    peak_allocated + fragmentation.
+    """Peak memory of one pipeline stage's rank, and its parts in the phase that peaks.
+
+    The parts sum to peak_allocated + fragmentation.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -85,11 +86,11 @@ class TimeBreakdown(BaseModel):
 
 
 class Estimate(BaseModel):
-    """One answer. With `valid` false the numbers are null and `violations` says why.
+    """One answer. Where `valid` is false, the numbers are null and `violations` says why.
 
-    warnings: what the numbers assume for want of data.  unsupported: what keeps the trainer from
-    running this job whatever its layout (model, vendor, optimizer); the numbers then say what the
-    hardware could do.
+    warnings: what the numbers assume for lack of data.
+    unsupported: what keeps the trainer from running this job with any layout (model, vendor,
+        optimizer); the numbers then say what the hardware could do.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -118,9 +119,7 @@ class Estimate(BaseModel):
 
     @property
     def time_sd(self) -> float:
-        """Standard deviation of the logarithm of the step time that the interval stands for; zero
-        without one.
-        """
+        """Standard deviation of the log step time that the interval implies; 0 without one."""
         if self.interval is None:
             return 0.0
         low, high = self.interval.step_seconds

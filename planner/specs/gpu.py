@@ -1,8 +1,8 @@
 """What one GPU can do: peaks, memory, power, and the fabric it is usually sold with.
 
-Conventions: every quantity is SI. Peaks are dense (no sparsity). Bandwidth is per GPU and one
-direction: H100 NVLink, sold as 900 GB/s, is 450 GB/s here. Memory is what the driver reports to a
-    program (cudaMemGetInfo total), not the label.
+Every quantity is SI. Peaks are dense (no sparsity). Bandwidth is per GPU and one direction: H100
+NVLink, sold as 900 GB/s, is 450 GB/s here. Memory is what the driver reports to a program
+(cudaMemGetInfo total), not the label.
 """
 
 from collections.abc import Mapping
@@ -26,8 +26,9 @@ _SI = {
 
 
 def _quantity(kind: str, low: float, high: float, *, zero: bool = False) -> BeforeValidator:
-    """Parser of one quantity; the range catches a forgotten unit (bandwidth: 400 is 400 bytes a
-    second).
+    """Parser of one quantity.
+
+    The range catches a forgotten unit (bandwidth: 400 is 400 bytes per second).
     """
 
     def parse(value: object) -> float:
@@ -88,12 +89,12 @@ AtLeastOne = Annotated[
 
 
 def either(short: str, field: str) -> AliasChoices:
-    """The name a person types, or the field's own name with its unit."""
+    """The name that a person types, or the field's own name with its unit."""
     return AliasChoices(short, field)
 
 
 class Frozen(BaseModel):
-    """Base of all cluster records: immutable, and an unknown key is an error."""
+    """Base of all cluster records: immutable; an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_by_name=True)
 
@@ -101,8 +102,8 @@ class Frozen(BaseModel):
 class ScaleOut(Frozen):
     """The network between nodes that this GPU is usually sold with.
 
-    bandwidth_bytes_per_second: per GPU, one direction.  latency_seconds: of one step between two
-        GPUs.
+    bandwidth_bytes_per_second: per GPU, one direction.
+    latency_seconds: of one step between two GPUs.
     """
 
     bandwidth_bytes_per_second: BytesPerSecond = Field(
@@ -116,10 +117,11 @@ class ScaleOut(Frozen):
 class ScaleUp(ScaleOut):
     """The fabric inside a node (NVLink, Infinity Fabric, PCIe) or a rack (NVL72, TPU pod).
 
-    gpus: largest domain.  spans_nodes: whether the domain goes beyond the GPUs of one host.
+    gpus: largest domain.
+    spans_nodes: whether the domain is larger than one host.
     peer_memory: whether GPUs of a domain read and write each other's memory (NVLink, Infinity
-    Fabric; what torch's symmetric memory needs); left out, it is taken to be so where the fabric is
-    faster than PCIe.
+        Fabric), as torch's symmetric memory needs. Where it is left out, they do if the fabric is
+        faster than PCIe.
     """
 
     gpus: Count = 8
@@ -131,16 +133,19 @@ class GpuSpec(Frozen):
     """One accelerator as a rank sees it (of an MI250X: one of its two dies).
 
     peak_flops_per_second: dense peak by dtype of the GEMM's inputs; a dtype not listed is not
-    supported; "fp8" stands for tensorwise, rowwise, blockwise and mxfp8.  power_limit_watts:
-    default board limit.  nominal_power_watts: the power at which the peaks hold; below it compute
-    clocks drop.  boost_clock_hz: clock of the datasheet peaks.  nvls: the switch reduces (NVLink
-    SHARP).  context_bytes: taken by the driver's context before the first tensor.  mtbf_gpu_hours:
-    mean GPU-hours between interruptions of a job.  price_per_gpu_hour: USD, a judgement.  sources:
-    figure -> where it is from.
+        supported; "fp8" stands for tensorwise, rowwise, blockwise and mxfp8.
+    power_limit_watts: default board limit.
+    nominal_power_watts: the power at which the peaks hold; below it compute clocks drop.
+    boost_clock_hz: clock of the datasheet peaks.
+    nvls: whether the switch reduces (NVLink SHARP).
+    context_bytes: taken by the driver's context before the first tensor.
+    mtbf_gpu_hours: mean GPU-hours between interruptions of a job.
+    price_per_gpu_hour: USD, a judgement.
+    sources: figure -> where it is from.
 
-    Defaults serve a GPU that a user describes inline, and are judgements: PCIe 4.0 x16, 128 GiB of
-    host memory a GPU, half a GiB of context, 50,000 GPU-hours (Llama 3 paper, section 3.3.4: 419
-    interruptions in 54 days on 16,384 H100), 2 USD.
+    Defaults are for a GPU that a user describes inline, and are judgements: PCIe 4.0 x16, 128 GiB
+    of host memory per GPU, half a GiB of context, 50,000 GPU-hours (Llama 3 paper, section 3.3.4:
+    419 interruptions in 54 days on 16,384 H100), 2 USD.
     """
 
     name: str = "custom"
@@ -182,7 +187,7 @@ class GpuSpec(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _vendor_of_the_family(cls, given: object) -> object:
-        """A known family says whose it is."""
+        """Fills in the vendor of a known family."""
         vendor = VENDORS.get(str(given.get("family"))) if isinstance(given, Mapping) else None
         return (
             {"vendor": vendor, **given}
@@ -218,7 +223,7 @@ class GpuSpec(Frozen):
 
     @property
     def default_power_watts(self) -> float:
-        """What the board draws at most when nobody lowered its limit."""
+        """The most that the board draws unless its limit was lowered."""
         return self.power_limit_watts
 
     @model_validator(mode="after")

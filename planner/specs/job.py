@@ -1,5 +1,6 @@
-"""A job: one question. The CLI's --job file, a line of a .jsonl batch, and the body of POST /plan
-are this object.
+"""A job: one question.
+
+The CLI's --job file, a line of a .jsonl batch and the body of POST /plan are this object.
 """
 
 from typing import Annotated, Any, Literal
@@ -20,7 +21,7 @@ KEYS = ("id", "model", "cluster", "training", "layout", "current", "search", "pr
 
 
 def _known_sampler(name: str) -> str:
-    """The name itself; raises ValueError "rule; remedy" for a sampler that nobody registered."""
+    """The name itself; raises ValueError "rule; remedy" for an unregistered sampler."""
     if name not in SAMPLERS:
         raise ValueError(f"is not one of the known values; {closest(name, SAMPLERS)}")
     return name
@@ -34,7 +35,7 @@ SamplerName = Annotated[
 class SearchSpec(BaseModel):
     """The contract's `search`: how many answers, what is fixed, what may vary, what is optimised.
 
-    prefer: which layout comes first, the `simplest` of those that cannot be told from the best, or
+    prefer: which layout comes first: the `simplest` of those that cannot be told from the best, or
         the `fastest` on paper.
     """
 
@@ -50,8 +51,9 @@ class SearchSpec(BaseModel):
 
     @property
     def simplest_first(self) -> bool:
-        """Whether the simplest of what cannot be told apart comes first; the least memory is no
-        matter of taste.
+        """Whether the simplest of the layouts that cannot be told apart comes first.
+
+        Not for the objective "memory": the layout that needs least comes first then.
         """
         return self.prefer == "simplest" and self.objective != "memory"
 
@@ -69,13 +71,14 @@ class ProbeSpec(BaseModel):
 
 
 class Job(BaseModel):
-    """A parsed job. `layout` is the one to price (`estimate`) or the one run today (`plan`),
-    already fully set; `current` the file that it was read from (`planner.intake.current.complete`
-    reads it, before a job is parsed).
+    """A parsed job.
 
-    request: the mapping as it came in, echoed in the plan, but that files which it named are read
-    into it: a stored plan must be answerable when they have changed or gone.  labels: what travels
-        along and is ignored by the model.
+    layout: the one to price (`estimate`) or the current one (`plan`), already fully set.
+    current: the file that it was read from; `planner.intake.current.complete` reads that before a
+        job is parsed.
+    request: the mapping as it came in, echoed in the plan, with the contents of files in place of
+        their names. A stored plan must be answerable when those files have changed or vanished.
+    labels: keys that travel along and do not affect the model.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)

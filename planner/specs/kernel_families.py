@@ -1,12 +1,12 @@
-"""Whose kernel curves price a GPU: its own family's, or a stand-in's, which the user is told."""
+"""Which kernel curves price a GPU: its own family's, or those of a similar one, with a warning."""
 
 from collections.abc import Mapping
 
 from planner.specs.gpu import GpuSpec
 from planner.specs.gpu_families import KERNEL_ROWS, KNOWN_FAMILIES, is_known_family
 
-# The row that stands in for a family nobody timed: by vendor, the newest with units the GPU has too
-# ("" fits every GPU). Judgement.
+# The row for a family that nobody timed: by vendor, the newest whose units the GPU has too ("" fits
+# every GPU). Judgement.
 _STAND_INS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "nvidia": (("fp4", "blackwell"), ("fp8", "hopper"), ("bf16", "ampere"), ("", "volta")),
     "amd": (("", "cdna"),), "google": (("", "tpu"),), "cpu": (("", "cpu"),),
@@ -16,8 +16,8 @@ _STAND_INS: Mapping[str, tuple[tuple[str, str], ...]] = {
 def kernel_family(gpu: GpuSpec) -> str:
     """The row of `cost.profile.KERNELS` that prices this GPU.
 
-    Its own family's; of an unknown one the row whose name it continues ("cdna5"), else the vendor's
-    newest with the same units.
+    An unknown family gets the row whose name it continues ("cdna5"), else the vendor's newest with
+    the same units.
     """
     if gpu.family in KERNEL_ROWS:
         return KERNEL_ROWS[gpu.family]
@@ -31,7 +31,7 @@ def kernel_family(gpu: GpuSpec) -> str:
 
 
 def unknown_family(gpu: GpuSpec) -> str:
-    """What to tell who describes a GPU of an unknown family; empty for a known one."""
+    """The warning for a GPU of an unknown family; empty for a known one."""
     if is_known_family(gpu.family):
         return ""
     unset = gpu.family == type(gpu).model_fields["family"].default

@@ -1,4 +1,4 @@
-"""A layout: what a search chooses. One row of the contract's table per field."""
+"""A layout: what a search chooses. It has one field for each row of the contract's table."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from planner.specs.validation import build, closest
 MAX_DEGREE = 2**20
 Degree = Annotated[int, Field(strict=True, ge=1, le=MAX_DEGREE)]
 Flag = Annotated[bool, Field(strict=True)]
-# of one field; named, so that JSON's lists come back as tuples
+# The value of one field. Types are listed so that JSON's lists come back as tuples.
 FieldValue = bool | int | float | str | tuple[int, ...] | None
 ZeroStage = Annotated[int, Field(strict=True, ge=0, le=3)]
 
@@ -31,7 +31,7 @@ DTYPES = ("bfloat16", "float32")
 
 
 def _known_schedule(name: str) -> str:
-    """The name itself; raises ValueError "rule; remedy" for a schedule that nobody registered."""
+    """The name itself; raises ValueError "rule; remedy" for an unregistered schedule."""
     if name not in SCHEDULES:
         raise ValueError(f"is not one of the known values; {closest(name, SCHEDULES)}")
     return name
@@ -45,7 +45,7 @@ ScheduleName = Annotated[
 
 
 def _known_precision(name: str) -> str:
-    """The name itself; raises ValueError "rule; remedy" for a precision that nobody registered."""
+    """The name itself; raises ValueError "rule; remedy" for an unregistered precision."""
     if name not in PRECISIONS:
         raise ValueError(f"is not one of the known values; {closest(name, PRECISIONS)}")
     return name
@@ -59,10 +59,10 @@ PrecisionName = Annotated[
 
 
 def parse_ac(text: str) -> tuple[str, float]:
-    """("selective-layer", 2) from "selective-layer-2", ("memory-budget", 0.5) from
-    "memory-budget-0.5", (kind, 0) for the rest.
+    """(kind, number) of an activation checkpointing mode.
 
-    Raises ValueError "rule; remedy" for anything else.
+    ("selective-layer", 2) for "selective-layer-2", ("memory-budget", 0.5) for "memory-budget-0.5",
+    and (kind, 0) for the rest. Raises ValueError "rule; remedy" for anything else.
     """
     if text in ("none", "full", "selective-op", "selective-attention"):
         return text, 0.0
@@ -92,7 +92,9 @@ def format_ac(kind: str, number: float) -> str:
 
 
 class Layout(BaseModel):
-    """A fully set layout. Degrees multiply to num_gpus; `etp` and `ep` regroup the same ranks for
+    """A fully set layout.
+
+    dp_replicate x dp_shard x cp x tp x pp is num_gpus; `etp` and `ep` regroup the same ranks for
     experts.
     """
 
@@ -130,7 +132,7 @@ class Layout(BaseModel):
 
     @property
     def num_gpus(self) -> int:
-        """Product of the five axes that hold ranks."""
+        """Product of the five degrees that multiply ranks."""
         return self.dp_replicate * self.dp_shard * self.cp * self.tp * self.pp
 
     @property
@@ -139,8 +141,9 @@ class Layout(BaseModel):
         return self.dp_replicate * self.dp_shard
 
     def fewer_replicas(self) -> "list[Layout]":
-        """The same model-parallel layout on fewer data-parallel ranks, every divisor of each axis;
-        fewest ranks first, of equals the one that shards more.
+        """The same model-parallel layout on fewer data-parallel ranks, fewest first.
+
+        It tries every divisor of each axis. Of equal sizes, the one that shards more comes first.
         """
         sizes = [
             (replicate, shard)
@@ -161,8 +164,9 @@ class Layout(BaseModel):
         return global_batch_size // (self.micro_batch_size * self.dp_degree)
 
     def short(self) -> str:
-        """One line an engineer reads at a glance: "dp 32 · tp 8 · mbs 2 · full · float8-rowwise ·
-        compile".
+        """One line that an engineer reads at a glance.
+
+        For example "fsdp 32 · tp 8 · mbs 2 · ac full · float8-rowwise · compile".
         """
         replicas = "hsdp" if self.dp_shard * self.cp > 1 else "ddp"
         parts = [
@@ -213,14 +217,15 @@ class Layout(BaseModel):
 
 
 def in_runs(numbers: Sequence[int]) -> str:
-    """9, six times 10, 9 as "9,10x6,9"."""
+    """Numbers with repeats shortened: 9, six times 10 and 9 become "9,10x6,9"."""
     found = [(value, len(list(same))) for value, same in groupby(numbers)]
     return ",".join(f"{value}x{count}" if count > 1 else str(value) for value, count in found)
 
 
 def check_layout_values(values: object, field: str = "layout") -> dict[str, object]:
-    """The mapping itself, each value checked on its own; raises SpecError with every fault. Unset
-    fields stay unset.
+    """The mapping itself, with each value checked; unset fields stay unset.
+
+    Raises SpecError with every fault.
     """
     probe: Mapping[str, object] = values if isinstance(values, Mapping) else {}
     filler = {name: default for name, default in _NEUTRAL.items() if name not in probe}

@@ -1,5 +1,6 @@
-"""A measurement: what one run of one layout really did. Rows of `benchmarks/measured/` and results
-of probes are this one object.
+"""A measurement: what one run of one layout really did.
+
+Rows of `benchmarks/measured/` and results of probes are this object.
 """
 
 import hashlib
@@ -19,16 +20,18 @@ Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Measured(BaseModel):
-    """The numbers of one run; None where it did not say. Keys are those of a row's `measured`;
-    unknown keys of a row are kept.
+    """The numbers of one run; None where it did not report them.
 
-    step_seconds: median of the timed steps.  step_seconds_sd: their standard deviation.  steps: how
-        many.
-    peak_*_bytes: of the worst rank.  device_bytes: memory in use on the device.  rung: `emulated`:
-    one rank of a larger world, no communication; `imitated`: extrapolated from fewer layers or
-    replicas; `probed`: the layout itself; `published`: somebody's own run.
-    failure: class of what went wrong (`probes.protocol.FailureKind`), with its first root cause in
-        `message`.
+    Keys are those of a row's `measured`; unknown keys of a row are retained.
+    step_seconds: median of the timed steps.
+    step_seconds_sd: their standard deviation.
+    steps: how many steps were timed.
+    peak_*_bytes: of the worst rank.
+    device_bytes: memory in use on the device.
+    rung: `emulated`: one rank of a larger world, without communication; `imitated`: extrapolated
+        from fewer layers or replicas; `probed`: the layout itself; `published`: somebody else's
+        run.
+    failure: class of what went wrong (`probes.protocol.FailureKind`); `message` has its root cause.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -51,8 +54,9 @@ class Measured(BaseModel):
 class MeasurementKey:
     """What a measurement is found by.
 
-    job_hash: of the question (`question_hash`).  layout_hash, software_hash: of the layout that
-        ran, of the versions it ran under.
+    job_hash: of the question (`question_hash`).
+    layout_hash: of the layout that ran.
+    software_hash: of the versions that it ran under.
     """
 
     job_hash: str
@@ -64,12 +68,12 @@ class MeasurementKey:
 
 
 def question_hash(job: Job, num_gpus: int | None = None) -> str:
-    """SHA-256 of model, cluster and training as they were understood, so that a name, its alias and
-    its shapes meet.
+    """SHA-256 of model, cluster and training after parsing.
 
-    Layout, search and probe are left out: they are answers and effort; so are the model's
-    `network.Network` fields, which change neither time nor memory. num_gpus: one size of a job that
-    leaves it open.
+    A name, its alias and its shapes give the same hash. Layout, search and probe do not count: they
+    are answers and effort. Nor do the model's `network.Network` fields, which change neither time
+    nor memory.
+    num_gpus: one size of a job that leaves its size open.
     """
     cluster = job.cluster if num_gpus is None else job.cluster.with_num_gpus(num_gpus)
     model = {**job.model.model_dump(mode="json", exclude=set(NETWORK_FIELDS)), "name": ""}
@@ -88,11 +92,12 @@ def _hash(value: object) -> str:
 
 
 class Measurement(BaseModel):
-    """A job with the layout that ran, and what came of it.
+    """A job with the layout that ran, and its result.
 
     software: versions and device that the result holds for (torch, cuda, nccl, driver, gpu_name,
         trainer version).
-    created_at: ISO 8601, UTC.  source: where it comes from (a probe's id, a file, a publication).
+    created_at: ISO 8601, UTC.
+    source: where it comes from (a probe's id, a file, a publication).
     """
 
     model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
@@ -105,9 +110,7 @@ class Measurement(BaseModel):
     source: str = ""
 
     def as_row(self) -> dict[str, Any]:
-        """The row that `planner.intake.measurements.read_measurement` reads back to the same
-        measurement.
-        """
+        """The row that `planner.intake.measurements.read_measurement` reads back to the same."""
         row = {
             key: value
             for key, value in self.job.request.items()

@@ -1,9 +1,8 @@
-"""What is trained: the shapes of a decoder-only language model, and how many parameters each part
-has.
+"""What is trained: shapes of a decoder-only language model, and how many parameters each part has.
 
-`ModelSpec` holds the normalised shapes; `planner.intake.models.read_model` reads what a person
-writes (catalogue name, Hugging Face config.json, inline mapping; see `planner.intake.models` for
-the mapping and its defaults).
+`ModelSpec` holds the normalised shapes. `planner.intake.models.read_model` reads what a person
+writes (catalogue name, Hugging Face config.json, inline mapping); `planner.intake.models` describes
+the mapping and its defaults.
 """
 
 from collections import Counter
@@ -29,10 +28,9 @@ Count = Annotated[StrictInt, Field(ge=0)]
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """What distinguishes one layer from another: a mixture of experts or a dense MLP, and its
-    attention window.
+    """What distinguishes one layer from another: MoE or dense MLP, and its attention window.
 
-    window: tokens a query looks back on; 0 is full causal attention.
+    window: tokens that a query looks back on; 0 is full causal attention.
     """
 
     moe: bool
@@ -42,18 +40,22 @@ class LayerKind:
 class ModelSpec(Network):
     """Normalised shapes of one decoder-only transformer; names follow Hugging Face's config.json.
 
-    The fields below are those that work and memory depend on. Those that change only what the
-    network computes (rotary base and scaling, norm epsilon, router, multipliers, caps) are
-    inherited from `network.Network`, which describes each.
+    Work and memory depend on the fields below. Those that change only what the network computes
+    (rotary base and scaling, norm epsilon, router, multipliers, caps) are inherited from
+    `network.Network`, which describes each.
 
-    Counts are of elements, not bytes. A dense model has num_experts 0, a model without MLA
-    kv_lora_rank 0. intermediate_size is the width of *dense* MLP layers (0: there are none),
-    moe_intermediate_size of one routed expert, shared_expert_intermediate_size of all shared
-    experts together. With MLA, head_dim is the query-key width qk_nope_head_dim + qk_rope_head_dim.
-    Layer i is MoE when i >= first_k_dense_replace, (i - moe_layer_offset) is a multiple of
-    moe_layer_freq and i is not in dense_layers. sliding_mask says per layer whether sliding_window
-    holds (Llama 4's chunked attention is taken as a window of one chunk, an upper bound of its
-    work).
+    Counts are of elements, not bytes.
+    num_experts: 0 in a dense model.
+    kv_lora_rank: 0 in a model without MLA.
+    intermediate_size: width of *dense* MLP layers (0: there are none).
+    moe_intermediate_size: width of one routed expert.
+    shared_expert_intermediate_size: width of all shared experts together.
+    head_dim: with MLA, the query-key width qk_nope_head_dim + qk_rope_head_dim.
+    first_k_dense_replace, moe_layer_freq, moe_layer_offset, dense_layers: layer i is MoE when i >=
+        first_k_dense_replace, (i - moe_layer_offset) is a multiple of moe_layer_freq and i is not
+        in dense_layers.
+    sliding_mask: per layer, whether sliding_window holds. Llama 4's chunked attention is taken as a
+        window of one chunk, an upper bound of its work.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -68,23 +70,23 @@ class ModelSpec(Network):
     vocab_size: Size
     tie_word_embeddings: StrictBool
 
-    # swiglu stands for every gated MLP (geglu too): three matrices; the others have two
+    # swiglu stands for every gated MLP (geglu too), with three matrices; the others have two
     mlp: MlpKind = "swiglu"
     norm: NormKind = "rmsnorm"
     norm_bias: StrictBool = False  # layernorm only
     # 4: sandwich norms of Gemma 2 and 3; 1: parallel residual with a shared norm
     norms_per_layer: Count = 2
     embedding_norm: StrictBool = False  # a norm after the embedding (BLOOM)
-    # head: weights of head_dim (Qwen3, Gemma 3); full: over the whole projection (OLMo 2)
+    # head: weights of width head_dim (Qwen3, Gemma 3); full: over the whole projection (OLMo 2)
     qk_norm: QkNorm = "none"
     attention_bias: StrictBool = False  # on q, k and v
     attention_output_bias: StrictBool = False
     mlp_bias: StrictBool = False
     lm_head_bias: StrictBool = False
-    attention_sinks: StrictBool = False  # one learned logit a head (gpt-oss)
+    attention_sinks: StrictBool = False  # one learned logit per head (gpt-oss)
     parallel_residual: StrictBool = False
     position_embedding: PositionEmbedding = "rope"
-    max_position_embeddings: Count = 0  # rows of a learned table; otherwise informative, 0 unknown
+    max_position_embeddings: Count = 0  # rows of a learned table; else informative; 0: unknown
 
     num_experts: Count = 0
     num_experts_per_tok: Count = 0
@@ -97,7 +99,7 @@ class ModelSpec(Network):
     moe_layer_offset: Count = 0
     dense_layers: tuple[Count, ...] = ()
     router_bias: StrictBool = False
-    # DeepSeek-V3's e_score_correction_bias, one a routed expert
+    # DeepSeek-V3's e_score_correction_bias, one per routed expert
     router_correction_bias: StrictBool = False
     expert_bias: StrictBool = False
 
@@ -111,8 +113,9 @@ class ModelSpec(Network):
     sliding_mask: tuple[StrictBool, ...] = ()
 
     def __hash__(self) -> int:
-        """Of the shapes alone: caches of work and memory ask for it often, and models that differ
-        elsewhere are still told apart.
+        """Hash of the shapes alone, for speed: caches of work and memory ask for it often.
+
+        Models that differ only elsewhere share a hash but are not equal.
         """
         return hash(_SHAPE(self.__dict__))
 
@@ -124,9 +127,7 @@ class ModelSpec(Network):
         return self
 
     def clashes(self, prefix: str = "model") -> list[Fault]:
-        """What contradicts between fields, each as a fault with its remedy; empty for a model that
-        can be built.
-        """
+        """Contradictions between fields, each as a fault; empty for a model that can be built."""
         checks = [*self._attention_checks(), *self._layer_checks()]
         return [
             Fault(f"{prefix}.{key}", getattr(self, key), rule, remedy)
@@ -292,7 +293,7 @@ class ModelSpec(Network):
         return tuple(self.sliding_window if windowed else 0 for windowed in mask)
 
     def layer_kinds(self) -> tuple[LayerKind, ...]:
-        """One LayerKind a layer, first layer first."""
+        """One LayerKind per layer, first layer first."""
         return _layer_kinds(self)
 
     def distinct_layers(self) -> tuple[tuple[LayerKind, int], ...]:
@@ -307,8 +308,9 @@ class ModelSpec(Network):
         return self.hidden_size * (2 if self.norm == "layernorm" and self.norm_bias else 1)
 
     def attention_parameters(self) -> int:
-        """Projections, biases and sinks of one layer's attention; its norms are in
-        norm_parameters().
+        """Projections, biases and sinks of one layer's attention.
+
+        Its norms are in norm_parameters().
         """
         h, heads = self.hidden_size, self.num_attention_heads
         if self.uses_mla:
@@ -347,8 +349,9 @@ class ModelSpec(Network):
         )
 
     def router_parameters(self) -> int:
-        """Router of one MoE layer: weight, bias, and DeepSeek-V3's correction bias (a buffer,
-        published with the weights).
+        """Router of one MoE layer: weight, bias and DeepSeek-V3's correction bias.
+
+        The correction bias is a buffer that is published with the weights.
         """
         return self.num_experts * (
             self.hidden_size + self.router_bias + self.router_correction_bias
@@ -365,7 +368,7 @@ class ModelSpec(Network):
         )
 
     def norm_parameters(self) -> int:
-        """All norms of one layer, with query-key norms and the norms of MLA's latents."""
+        """All norms of one layer, including query-key norms and the norms of MLA's latents."""
         if self.uses_mla:
             inner = self.kv_lora_rank + self.q_lora_rank
         elif self.qk_norm == "full":
@@ -375,7 +378,7 @@ class ModelSpec(Network):
         return self.norms_per_layer * self._norm_width_parameters + inner
 
     def layer_parameters(self, kind: LayerKind) -> int:
-        """One layer of this kind."""
+        """Parameters of one layer of this kind."""
         mlp = self.moe_parameters() if kind.moe else self.dense_mlp_parameters()
         return self.attention_parameters() + mlp + self.norm_parameters()
 
@@ -387,7 +390,7 @@ class ModelSpec(Network):
         ) * self.hidden_size + self.embedding_norm * self._norm_width_parameters
 
     def head_parameters(self) -> int:
-        """Vocabulary head of its own: none when tied to the token table, but for a bias."""
+        """The model's own vocabulary head; only a bias where it is tied to the token table."""
         weight = 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
         return weight + self.vocab_size * self.lm_head_bias
 
@@ -407,30 +410,27 @@ class ModelSpec(Network):
         )
 
     def active_parameters(self) -> int:
-        """Parameters one token meets: experts it is not routed to are left out, the embedding
-        counts.
-        """
+        """Parameters that one token uses: the embedding, but no experts it is not routed to."""
         idle = (self.num_experts - self.num_experts_per_tok) * self.expert_parameters()
         return self.total_parameters() - self.num_moe_layers * idle
 
     def matmul_parameters_per_token(self) -> int:
-        """Active parameters without the input embedding, token and position tables alike: the count
-        behind `mfu`.
+        """Active parameters without the input embedding, as `mfu` counts them.
 
-        A tied head is the input embedding and so is left out, as TorchTitan does with weight tying;
-        its matrix product is still work (vocab_size * hidden_size multiply-adds a token forward),
-        which cost code counts as an op.
+        The input embedding is the token table and the position table. A tied head is the token
+        table and so is left out, as in TorchTitan with weight tying. Its matrix product is still
+        work (vocab_size * hidden_size multiply-adds per token forward), which the cost model counts
+        as an op.
         """
         return self.active_parameters() - self.embedding_parameters()
 
     def torchtitan_flops_per_token(self, seq_len: int) -> int:
-        """FLOP a token of one training step (forward and backward), as TorchTitan counts them for
-        MFU.
+        """FLOP per token of one training step (forward and backward), as TorchTitan counts for MFU.
 
         6 * parameters without the input embedding + 12 * layers * heads * head_dim * seq_len.
-        seq_len: tokens of a sequence. No credit for causality or windows; recomputation is not
-        counted. With MLA head_dim is the mean of the query-key and value widths, as in TorchTitan's
-        DeepSeek-V3.
+        seq_len: tokens of a sequence.
+        Causality and windows do not reduce the count; recomputation is not counted. With MLA,
+        head_dim is the mean of the query-key and value widths, as in TorchTitan's DeepSeek-V3.
         Source: torchtitan, models/utils.py, get_dense_model_nparams_and_flops and
             get_moe_model_nparams_and_flops.
         """

@@ -1,8 +1,8 @@
 """What a config.json says about a network beyond its shapes: the numbers that change its outputs.
 
-`Network` holds the fields. None of them changes the time or the memory that is predicted; an export
-carries them into the trainer's model, or names those that the trainer has no place for. `ModelSpec`
-inherits them.
+`Network` holds the fields, and `ModelSpec` inherits them. None changes the predicted time or
+memory. An export writes them into the trainer's model, or names those that the trainer has no
+setting for.
 """
 
 import math
@@ -16,14 +16,14 @@ Whole = Annotated[StrictInt, Field(ge=0)]
 
 
 class RopeScaling(BaseModel):
-    """How rotary frequencies are changed to reach further than they were trained for:
-    `rope_scaling` of a config.json.
+    """How rotary frequencies are changed to reach further than training: a config's `rope_scaling`.
 
-    rope_type: linear, dynamic, yarn, llama3, longrope, or another word of the config as it stands.
-    factor: how much further.  original_max_position_embeddings: tokens before; 0 unknown.
-    low_freq_factor, high_freq_factor: llama3 only.  beta_fast, beta_slow, mscale, mscale_all_dim,
-        attention_factor, truncate: yarn only.  short_factor,
-    long_factor: longrope, one a pair of rotated widths.
+    rope_type: linear, dynamic, yarn, llama3, longrope, or any other word of the config.
+    factor: how much further.
+    original_max_position_embeddings: tokens before; 0 unknown.
+    low_freq_factor, high_freq_factor: llama3 only.
+    beta_fast, beta_slow, mscale, mscale_all_dim, attention_factor, truncate: yarn only.
+    short_factor, long_factor: longrope only, one per pair of rotated widths.
     Source: transformers, modeling_rope_utils.py.
     """
 
@@ -45,44 +45,49 @@ class RopeScaling(BaseModel):
 
 
 class Network(BaseModel):
-    """Fields of a config.json that change what a network computes, but neither its parameters nor
-    its speed.
+    """Fields of a config.json that change what a network computes, not its parameters or its speed.
 
-    Names are Hugging Face's where several families share one. None means unknown: nothing said it.
+    Names are Hugging Face's where several families share one. None means unknown.
 
-    rope_theta: base of the rotary frequencies.  rope_local_base_freq: the base in layers with a
-    sliding window (Gemma 3); None: rope_theta.  rope_scaling: None is no scaling where rope_theta
-    is known.  partial_rotary_factor: share of a head's width that is rotated.  rope_mask: per
-    layer, whether it rotates at all (Llama 4, SmolLM3); () all.
+    rope_theta: base of the rotary frequencies.
+    rope_local_base_freq: the base in layers with a sliding window (Gemma 3); None: rope_theta.
+    rope_scaling: None means no scaling where rope_theta is known.
+    partial_rotary_factor: share of a head's width that is rotated.
+    rope_mask: per layer, whether it rotates at all (Llama 4, SmolLM3); (): all do.
     alibi: ALiBi biases (position_embedding is then "none").
 
-    norm_eps: epsilon of the norms.  norm_plus_one: norms multiply by 1 + weight (Gemma, Nemotron).
-    post_norm: norms follow attention and MLP instead of coming before them (OLMo 2).  qk_l2_norm:
-    queries and keys are normalised without weights (Llama 4).  qk_norm_after_rope: their norm
-    follows the rotation (Hunyuan).  hidden_act: activation of the MLP.  swiglu_limit: clamp of
-    gpt-oss's activation.
+    norm_eps: epsilon of the norms.
+    norm_plus_one: norms multiply by 1 + weight (Gemma, Nemotron).
+    post_norm: norms follow attention and MLP instead of preceding them (OLMo 2).
+    qk_l2_norm: queries and keys are normalised without weights (Llama 4).
+    qk_norm_after_rope: their norm follows the rotation (Hunyuan).
+    hidden_act: activation of the MLP.
+    swiglu_limit: clamp of gpt-oss's activation.
 
     attention_multiplier: factor of query times key; None: 1 / sqrt(head_dim).
-        attn_logit_softcapping,
-    final_logit_softcapping: x -> cap * tanh(x / cap) on attention scores and logits.  clip_qkv:
-    clamp of queries, keys and values.  attn_temperature_tuning: queries grow with their position in
-    layers without RoPE (Llama 4). embedding_multiplier, residual_multiplier, logits_multiplier:
-    factors of the embedding, of what each block adds, and of the logits.  dropout: the largest
-    dropout probability of the config.
+    attn_logit_softcapping, final_logit_softcapping: x -> cap * tanh(x / cap) on attention scores
+        and logits.
+    clip_qkv: clamp of queries, keys and values.
+    attn_temperature_tuning: queries grow with their position in layers without RoPE (Llama 4).
+    embedding_multiplier, residual_multiplier, logits_multiplier: factors of the embedding, of what
+        each block adds, and of the logits.
+    dropout: the largest dropout probability of the config.
 
-    scoring_func: softmax or sigmoid of the router's logits.  norm_topk_prob: the chosen experts'
-    scores are divided by their sum.  routed_scaling_factor: factor of the scores.  n_group,
-    topk_group: experts stand in n_group groups and a token may choose from topk_group of them (0:
-        no groups).  topk_method: how groups are ranked
-    (group_limited_greedy: by their best expert; noaux_tc: by their best two).
+    scoring_func: softmax or sigmoid of the router's logits.
+    norm_topk_prob: the chosen experts' scores are divided by their sum.
+    routed_scaling_factor: factor of the scores.
+    n_group, topk_group: experts are in n_group groups and a token may choose from topk_group of
+        them (0: no groups).
+    topk_method: how groups are ranked (group_limited_greedy: by their best expert; noaux_tc: by
+        their best two).
     moe_apply_router_weight_on_input: scores multiply an expert's input (Llama 4).
-    router_aux_loss_coef, router_z_loss_coef: weights of these losses.  seq_aux: the auxiliary loss
-        is taken a sequence at a time.  router_jitter_noise: noise on the router's input.
-    num_nextn_predict_layers: layers for multi-token prediction, which are neither priced nor
-        counted.
+    router_aux_loss_coef, router_z_loss_coef: weights of these losses.
+    seq_aux: the auxiliary loss is computed per sequence.
+    router_jitter_noise: noise on the router's input.
+    num_nextn_predict_layers: layers for multi-token prediction, neither priced nor counted.
 
-    unread_keys: keys of the config.json that we do not know, so that an export can say so.
-    left_out: parts of a multimodal config beside the language model, which alone is priced.
+    unread_keys: keys of the config.json that we do not know, so that an export can name them.
+    left_out: parts of a multimodal config besides the language model; only the latter is priced.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -133,9 +138,9 @@ NETWORK_FIELDS = frozenset(Network.model_fields)
 
 
 def yarn_mscale(factor: float, mscale: float) -> float:
-    """YaRN's factor of attention logits' square root: 0.1 mscale ln(factor) + 1, and 1 where
-    nothing is stretched.
+    """YaRN's factor on the square root of attention logits.
 
+    0.1 mscale ln(factor) + 1, and 1 where nothing is stretched.
     Source: DeepSeek-V3, modeling_deepseek.py, yarn_get_mscale.
     """
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0

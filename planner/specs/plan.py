@@ -22,8 +22,8 @@ SOURCES: Mapping[Source, str] = MappingProxyType({
 class RankedLayout(BaseModel):
     """One layout of the answer, with its price, its reasons in words, and what to paste.
 
-    measurement: what probes found of it.  expected_step_seconds: of measurements and model
-        together, where probes were spent.
+    measurement: what probes measured for it.
+    expected_step_seconds: from measurements and model together, where probes ran.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -43,7 +43,7 @@ class RankedLayout(BaseModel):
 
     @property
     def expected_speedup(self) -> float:
-        """How many times as fast as the cost model alone says it is expected to run: 1 on paper."""
+        """How much faster than the cost model predicts it should run; 1 without probes."""
         paper, expected = self.estimate.step_seconds, self.expected_step_seconds
         return paper / expected if paper and expected else 1.0
 
@@ -61,11 +61,11 @@ class ParetoPoint(BaseModel):
 
 
 class SizeOption(BaseModel):
-    """What one number of GPUs would give: its best layout by the objective, for the tokens of its
-    `run`.
+    """The best layout on one number of GPUs by the objective, for the tokens of its `run`.
 
-    tokens_per_second: of the whole job, after goodput.  cost: USD.  on_front: no other size is both
-        sooner done and cheaper.
+    tokens_per_second: of the whole job, after goodput.
+    cost: USD.
+    on_front: no other size is both faster and cheaper.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -82,11 +82,11 @@ class SizeOption(BaseModel):
 
 
 class SensitivityStep(BaseModel):
-    """What one step in one field would do to number 1, all else being equal (dp_shard makes room
-    for a degree).
+    """What one step in one field would change for layout number 1, all else equal.
 
-    step_ratio: its step time over number 1's, both as the search prices them.  refused: the rule
-    that forbids it, with its remedy; then it has no price.
+    dp_shard makes room for a degree.
+    step_ratio: its step time over number 1's, both as the search prices them.
+    refused: the rule that forbids it, with its remedy; it has no price then.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -103,12 +103,12 @@ class SensitivityStep(BaseModel):
 
 
 class Regret(BaseModel):
-    """How wrong the choice of number 1 can be among the layouts shown, given how uncertain the
-    estimates are.
+    """How wrong the choice of number 1 among the shown layouts can be, as estimates are uncertain.
 
-    Shares are of what the objective minimises (step time, cost, ...).  probability_other_better:
-    some other is truly better.
-    expected_share: mean loss against the truly best;  share_95: exceeded in 5 of 100 cases.
+    Shares are of what the objective minimises (step time, cost, ...).
+    probability_other_better: probability that another layout is truly better.
+    expected_share: mean loss against the truly best.
+    share_95: loss exceeded in 5 of 100 cases.
     correlation: of the deviations of numbers 1 and 2 under the calibration's posterior.
     """
 
@@ -123,9 +123,7 @@ class Regret(BaseModel):
 
 
 class FittingChange(BaseModel):
-    """One change to the request after which `layout` fits: the field, its new value, the same in
-    words.
-    """
+    """One change to the request that makes `layout` fit: field, new value, and a sentence."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -137,8 +135,9 @@ class FittingChange(BaseModel):
 
 
 class NearestMiss(BaseModel):
-    """The layout that came closest to fitting, and the smallest changes that would make one fit,
-    each by itself.
+    """The layout that came closest to fitting, and the smallest changes that make one fit.
+
+    Each change suffices by itself.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -152,8 +151,10 @@ class NearestMiss(BaseModel):
 
 
 class Searched(BaseModel):
-    """How much was looked at. simulated: the best that fit, and variants of them beyond what was
-    priced: memory budgets, layer splits.
+    """How many layouts the search evaluated.
+
+    simulated: the best that fit, and variants of them beyond those priced: memory budgets, layer
+        splits.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -168,19 +169,21 @@ class Searched(BaseModel):
 
 
 class VersusCurrent(BaseModel):
-    """The winner against the layout run today.
+    """The winner against the current layout.
 
     times_as_fast: its step time over the winner's, for the same batch; None where it cannot run.
         `speedup` is its older name.
-    keep: what is gained cannot be told from what the model does not know.  gain_sd: standard
-    deviation of the logarithm of times_as_fast.  changed: fields that change what is run, (today,
-    winner).  missing_bytes: by how much it would run out of memory; None where it fits.
+    keep: whether the gain cannot be told from the model's uncertainty.
+    gain_sd: standard deviation of the logarithm of times_as_fast.
+    changed: fields that change what is run, as (today, winner).
+    missing_bytes: by how much it would run out of memory; None where it fits.
     violations: what its trainer refuses.
-    source: where it was read from, `format` and `name`; None for a layout that came by itself.
-        measured: of its own log.
-    diff: of its files, as patch -p1 takes it.  files: their new texts, and modules that they then
-    name.  settings: the same change by the trainer's names.  notes: what was read and is not
-    priced, or what the files cannot say.
+    source: where it was read from, `format` and `name`; None for a layout without a file.
+    measured: what its own log reports.
+    diff: of its files, as `patch -p1` takes it.
+    files: their new texts, and the modules that they then name.
+    settings: the same change by the trainer's names.
+    notes: what was read but is not priced, or what the files cannot express.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -204,13 +207,13 @@ class VersusCurrent(BaseModel):
 
 
 class FastestOnPaper(BaseModel):
-    """The layout with the lowest prediction, where a simpler one that cannot be told from it comes
-    first (docs/decisions/0006).
+    """The layout with the lowest prediction, where a simpler one comes first.
 
-    rank: where it stands; None where nothing but the first is shown.  times_as_fast: the first
-        one's objective over its own.
-    difference_sd: standard deviation of the logarithm of that, errors correlated.  adds: mechanisms
-        that the first does without;
+    The two cannot be told apart (docs/decisions/0006).
+    rank: its place; None where only the first is shown.
+    times_as_fast: the first one's objective over its own.
+    difference_sd: standard deviation of the logarithm of that; errors are correlated.
+    adds: mechanisms that the first does without.
     unmeasured: those of them that no published run has.
     """
 
@@ -230,10 +233,12 @@ class FastestOnPaper(BaseModel):
 
 
 class Plan(BaseModel):
-    """Same job, seed, calibration and model version: same plan, but for id, times and dates.
+    """A ranked answer; the same job, seed, calibration and model version give the same plan.
 
-    num_parameters, num_active_parameters: of the model as it was understood, all and those that one
-    token uses (experts that it is not sent to left out); None in plans that were stored before.
+    Only id, times and dates differ.
+    num_parameters, num_active_parameters: of the model as parsed: all, and those that one token
+        uses (without the experts it is not sent to). None in plans that were stored before these
+        fields.
     """
 
     model_config = ConfigDict(frozen=True)

@@ -8,7 +8,7 @@ PROBE_TRAINERS = ["reference", "torchtitan"]
 
 
 def _known(name: str) -> str:
-    """The name itself. Raises ValueError "rule; remedy" for a program that nobody registered."""
+    """The name itself. Raises ValueError "rule; remedy" for an unregistered program."""
     if name not in PROBE_TRAINERS:
         known = " or ".join(map(repr, PROBE_TRAINERS))
         raise ValueError(f"is not one of the known values; use {known}")

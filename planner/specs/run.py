@@ -1,5 +1,6 @@
-"""A whole run in one answer: checkpoints, failures, time to train, price, energy. SI units, in the
-names; money in USD.
+"""A whole run in one answer: checkpoints, failures, time to train, price, energy.
+
+SI units, in the names; money in USD.
 """
 
 from typing import Literal
@@ -13,12 +14,13 @@ class CheckpointCost(BaseModel):
     """What one save costs, and how often it happens.
 
     given: whether the job stated mode and interval; else the mode is async and the interval the
-        best one.
-    saved_bytes: of the whole job.  gpu_bytes: of the rank that holds most.  blocking_seconds:
-        training stands still.
-    upload_seconds: in the background, until the save can be restarted from.  delay_seconds: a save
-        waits for the upload before it.
-    host_memory_bytes: staged copies (and offloaded states) on one node, against
+        best.
+    saved_bytes: of the whole job.
+    gpu_bytes: of the rank that holds most.
+    blocking_seconds: while training stands still.
+    upload_seconds: in the background, until the run can restart from the save.
+    delay_seconds: how long a save waits for the previous upload.
+    host_memory_bytes: staged copies (and offloaded states) on one node, to be compared with
         host_memory_usable_bytes.
     """
 
@@ -40,13 +42,14 @@ class CheckpointCost(BaseModel):
 
 
 class RunEstimate(BaseModel):
-    """The run of `tokens` tokens: the job's total_tokens, or 1e12 where it states none
-    (total_tokens is null then).
+    """The run of `tokens` tokens.
 
-    goodput: useful time over wall time; with saving, lost (work done twice) and restarting it sums
-        to one.
-    tokens_per_second: of the whole job, after goodput.  cost: USD.  mtbf_seconds: mean time between
-        interruptions of this job.
+    tokens: the job's total_tokens, or 1e12 where it states none (total_tokens is null then).
+    goodput: useful time over wall time; with the shares for saving, lost work (done twice) and
+        restarting it sums to one.
+    tokens_per_second: of the whole job, after goodput.
+    cost: USD.
+    mtbf_seconds: mean time between interruptions of this job.
     """
 
     model_config = ConfigDict(frozen=True)

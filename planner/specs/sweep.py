@@ -1,5 +1,6 @@
-"""A sweep: known jobs that are measured again and again, so that calibration stays true and a
-slower release is noticed.
+"""A sweep: known jobs that are measured again and again.
+
+It makes calibration stay true and shows when a release is slower.
 """
 
 from typing import Annotated, Any, Literal
@@ -13,8 +14,11 @@ Count = Annotated[int, Field(strict=True, ge=0, le=100)]
 
 
 class Measure(BaseModel):
-    """What to measure of each job: the plan's top_k, fixed anchors (layouts), and the `informative`
-    others that are least sure.
+    """What to measure of each job.
+
+    top_k: the best layouts of the plan.
+    anchors: fixed layouts, as a baseline.
+    informative: how many others to add, the most uncertain first.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -25,7 +29,7 @@ class Measure(BaseModel):
 
 
 class SweepBudget(BaseModel):
-    """What one run may spend, over all its jobs."""
+    """What one run of the sweep may spend, over all its jobs."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -34,11 +38,12 @@ class SweepBudget(BaseModel):
 
 
 class SweepSpec(BaseModel):
-    """jobs: written out; or models x clusters x trainings, crossed.  schedule: five cron fields,
-    UTC; None: only when asked.
+    """A sweep as a person writes it.
 
-    missed: what becomes of moments that passed while no worker ran: `skip` waits for the next,
-        `catch-up` makes them up once.
+    jobs: written out; or models x clusters x trainings, crossed.
+    schedule: five cron fields, UTC; None: only on request.
+    missed: what happens to scheduled times that passed while no worker ran: `skip` waits for the
+        next, `catch-up` makes them up once.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

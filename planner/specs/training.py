@@ -1,6 +1,4 @@
-"""What a search never trades away: sequence length, global batch, optimizer, and the software whose
-rules apply.
-"""
+"""What a search never changes: sequence length, global batch, optimizer, trainer and its release."""
 
 from typing import Annotated, Literal
 
@@ -9,8 +7,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from planner.units import parse_count, parse_tokens
 
 Optimizer = Literal["adamw", "adamw-bf16-states", "muon", "adafactor", "sgd"]
-# Bytes a parameter of optimizer state beside the parameter, for fp32 masters. Source: torch.optim;
-# Shazeer and Stern 2018; Jordan 2024.
+# Bytes of optimizer state per parameter, besides the parameter, for fp32 masters. Source:
+# torch.optim; Shazeer and Stern 2018; Jordan 2024.
 OPTIMIZER_STATE_BYTES = {
     "adamw": 8.0,
     "adamw-bf16-states": 4.0,
@@ -25,9 +23,7 @@ PositiveCount = Annotated[int, Field(strict=True, gt=0)]
 
 
 class Overlap(BaseModel):
-    """Which communication runs under compute; None leaves the trainer's habit, False was switched
-    off for the run.
-    """
+    """Which communication may run under compute; False means that the run switched it off."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -49,11 +45,11 @@ class TrainingSpec(BaseModel):
     """The contract's `training` mapping.
 
     seq_len: tokens; "8k" is 8,192 and "1M" 1,048,576.
-    global_batch_size: sequences a step.
+    global_batch_size: sequences per step.
     trainer: a name of `planner.trainers.registry`; intake checks it.
-    total_tokens: tokens of the whole run, for time and cost ("15T" is read too).
-    moe_imbalance: load of the busiest expert rank over the mean (1 = balanced); None lets the model
-        expect it.
+    total_tokens: tokens of the whole run, for time and cost ("15T" works too).
+    moe_imbalance: load of the busiest expert rank over the mean (1 = balanced); None: the model
+        predicts it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -1,6 +1,4 @@
-"""From pydantic's errors to the planner's: every fault of a request at once, each with field,
-value, rule and remedy.
-"""
+"""Turns pydantic's errors into the planner's: every fault with field, value, rule and remedy."""
 
 import difflib
 from collections.abc import Iterable, Mapping
@@ -14,15 +12,16 @@ SpecT = TypeVar("SpecT", bound=BaseModel)
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    """Remedy text naming the known names that look most like `name`."""
+    """Remedy text naming the known names that are most like `name`."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(names)}"
 
 
 def build(spec: type[SpecT], values: object, field: str) -> SpecT:
-    """Instance of a spec from what a person typed; raises SpecError with all faults, fields named
-    from `field` down.
+    """A spec from what a person typed.
+
+    Raises SpecError with all faults; their fields are named from `field` down.
     """
     if not isinstance(values, Mapping):
         raise SpecError(
@@ -87,7 +86,7 @@ def _faults(spec: type[BaseModel], error: ValidationError, field: str) -> list[F
     return faults
 
 
-# Pydantic's kinds of errors: what the value must be, and what would pass. {name} stands for the
+# Pydantic's kind of error -> what the value must be, and what would pass. {name} stands for the
 # error's own limit.
 _WORDS: Mapping[str, tuple[str, str]] = {
     "int_type": (
@@ -117,9 +116,7 @@ _WORDS: Mapping[str, tuple[str, str]] = {
 
 
 def _plain_words(kind: str, context: Mapping[str, object]) -> tuple[str, str] | None:
-    """(rule, remedy) of one of pydantic's kinds of errors; None for a kind that has no words
-    here.
-    """
+    """(rule, remedy) for one of pydantic's kinds of errors; None where we have no text for it."""
     words = _WORDS.get(kind)
     limits = {
         name: f"{value:g}" if isinstance(value, float) else value for name, value in context.items()

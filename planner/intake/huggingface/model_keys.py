@@ -160,9 +160,8 @@ def read_keys(raw: Mapping[str, object], prefix: str, ignore_unknown: bool) -> K
     raw: keys as written.
     prefix: field of the mapping, such as "model".
     ignore_unknown: True for a config.json, whose unknown keys are listed in `unread_keys` where
-        they
-        are switched on; False for an inline mapping, where an unknown key is a fault that names the
-        closest one.
+        they are switched on; False for an inline mapping, where an unknown key is a fault that
+        names the closest one.
     """
     keys = Keys({}, {})
     unread = []
