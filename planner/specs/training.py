@@ -1,4 +1,4 @@
-"""What a search never changes: sequence length, global batch, optimizer, trainer and its release."""
+"""What a search never changes: sequence length, global batch, optimizer, trainer and release."""
 
 from typing import Annotated, Literal
 
