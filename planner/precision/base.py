@@ -35,7 +35,7 @@ NOTHING = Operands()
 class Recipe:
     """How one library computes linear layers in one precision.
 
-    Recipes are told apart by identity: tables of them are made once.
+    Recipes are compared by identity: tables of them are made once.
 
     peak: which dense peak of the GPU applies.
     gain_key: the kernel profile's achieved share of it.
@@ -57,11 +57,11 @@ class Recipe:
         layer.
     step_amax: all-reduces of scales a step.
     gather_amax: one more for each weight gathered in low precision (else all in one a step).
-    saved_bytes: what a layer keeps of its input for backward, with scales.
-    saved_weight_bytes: what it keeps of its weight, beside the parameter.
+    saved_bytes: what a layer saves of its input for backward, with scales.
+    saved_weight_bytes: what it saves of its weight, besides the parameter.
     weight_copy_bytes: of a quantised weight that stays from step to step.
     weight_copies: how many of those on GPUs that need transposes.
-    native: parameters are always kept so; otherwise with float8_all_gather alone.
+    native: parameters are always stored so; otherwise with float8_all_gather alone.
     wire_bytes: of a parameter gathered so.
     tp_wire_bytes, tp_gradient_wire_bytes: of an input's or gradient's element that TP all-gathers.
     multiple: of the local sides that weights need.
@@ -182,8 +182,8 @@ def stays_16_bit(recipe: Recipe, k: float, n: float) -> bool:
     """Whether the library leaves a layer with a K x N weight in 16 bits.
 
     Source: torchtitan components/quantization/utils.py module_filter_fn; torchao
-    float8_linear_utils.py _auto_filter_for_recipe. Both look at the whole weight, before TP divides
-    it.
+        float8_linear_utils.py
+    _auto_filter_for_recipe. Both check the whole weight, before TP divides it.
     """
     unaligned = recipe.fallback_multiple > 0 and (
         k % recipe.fallback_multiple != 0 or n % recipe.fallback_multiple != 0

@@ -15,22 +15,22 @@ from dataclasses import replace
 
 from planner.precision.base import NOTHING, Operands, Precision, Recipe
 
-# bytes of scale an element: 1 per 32, fp32 per 128, 1 per 16 (beside one fp32 a tensor)
+# Bytes of scale per element: 1 per 32, fp32 per 128, 1 per 16 (besides one fp32 per tensor).
 MX, BLOCK, NV = 1.0 / 32, 4.0 / 128, 1.0 / 16
 FP4 = 0.5 + NV
-# The scales that a GEMM reads lie in its own order: written once, then read and written again
+# A GEMM reads scales in an order of its own, so they are written once, then read and written again
 # (`to_blocked`, swizzle).
 MX_SCALE = 3 * MX
-# Triton's cast along columns reaches 3.9 TB/s where the cast along rows reaches 5.5 on a B200
-# (torchao mx_formats README).
+# On a B200, Triton's cast along columns reaches 3.9 TB/s and the cast along rows 5.5 (torchao
+# mx_formats README).
 MX_COLUMNS = 3.0 * 5.5 / 3.9
-# Eager amax: abs (2 + 2), max (2).  Eager cast: to fp32 (2 + 4), times scale (8), clamp (8), to fp8
-#     (4 + 1); a transposed copy 2 more.
+# Eager amax: abs (2 + 2), max (2).
+# Eager cast: to fp32 (2 + 4), times scale (8), clamp (8), to fp8 (4 + 1); a transposed copy 2 more.
 EAGER_AMAX, EAGER_CAST, COPY = 6.0, 27.0, 2.0
 # torchao's MXTensor.to_mx in eager torch operations: abs, amax, exponent, division in fp32, clamp,
 # cast; judgement from its source.
 EAGER_MX = 25.0
-# a copy in 16 bits.  Source: Megatron-LM core/transformer/moe/experts.py (Fp8Padding, Fp8Unpadding)
+# A copy in 16 bits. Source: Megatron-LM core/transformer/moe/experts.py (Fp8Padding, Fp8Unpadding).
 PADDING = 4.0
 
 _BF16 = Recipe(name="bf16", peak="bf16", gain_key="gemm_bf16", experts="")
@@ -56,7 +56,7 @@ _ROWWISE = replace(
 )  # fmt: skip
 _DELAYED = Recipe(
     name="float8-delayed", peak="fp8", gain_key="gemm_fp8", experts="float8-delayed",
-    # no pass for scales; half of the inputs come from LayerNormLinear, whose norm writes fp8 itself
+    # No pass for scales. Half of the inputs come from LayerNormLinear, whose norm writes fp8.
     cast=Operands(input=2, weight=3, gradient=3), transposed=Operands(1, 1, 1), fused_kernels=1,
     weight_once=True,
     padding=PADDING, step_amax=2, saved_bytes=1, weight_copy_bytes=1, weight_copies=2, wire_bytes=1,
@@ -80,15 +80,15 @@ _MXFP8 = Recipe(
 _NVFP4 = Recipe(
     name="nvfp4", peak="fp4", gain_key="gemm_fp4", experts="", bf16_layers=0.15,
     dense_only=True,
-    # amax of the rotated tensor, then both orientations in one kernel; only the weight's amax is
-    # left to torch
+    # The amax of the rotated tensor, then both orientations in one kernel. Only the weight's amax
+    # runs in torch.
     scale=Operands(2, 2, 2), cast=Operands(2 + 2 * FP4, 2 + 2 * FP4, 2 + 2 * FP4),
     eager_scale=Operands(2, 18, 2), eager_cast=Operands(2 + 2 * FP4, 2 + 2 * FP4, 2 + 2 * FP4),
     fused_kernels=2, eager_kernels=3,
     saved_bytes=FP4, saved_weight_bytes=FP4, multiple=128, rows_multiple=128,
 )  # fmt: skip
 
-# Transformer Engine casts an input once, in both orientations, keeps the one that backward needs,
+# Transformer Engine casts an input once in both orientations, saves the one that backward needs,
 # and gathers quantised tensors.
 _TE_TENSORWISE = replace(
     _DELAYED, name="float8-tensorwise", experts="float8-tensorwise", scale=Operands(2, 2, 2),

@@ -1,8 +1,8 @@
 """Every rule of trainer, model and cluster that makes a layout illegal, each written once.
 
 The search applies them to millions of candidates (`broken_rules`, `legal_mask`), an estimate to one
-(`violations`). A rule is here because the trainer refuses the layout or because it would not run;
-what is merely unwise is no rule.
+(`violations`). A rule is here because the trainer refuses the layout or because it would not run.
+What is merely unwise is no rule.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ from planner.specs.training import TrainingSpec
 
 
 def all_rules() -> tuple[Rule, ...]:
-    """Every rule there is, in the order in which reasons are counted."""
+    """Every rule, in the order in which reasons are counted."""
     return (*DEGREE_RULES, *pipeline_rules(), *EXPERT_RULES, *FEATURE_RULES)
 
 
@@ -51,7 +51,7 @@ def legal_mask(batch: LayoutBatch, context: Context) -> BoolColumn:
 def violations(
     layout: Layout, model: ModelSpec, cluster: ClusterSpec, training: TrainingSpec
 ) -> list[Violation]:
-    """Everything that is wrong with one layout, all at once; empty for a legal one."""
+    """Every rule that one layout breaks; empty for a legal one."""
     context = Context(model=model, cluster=cluster, training=training)
     return [
         Violation(

@@ -1,8 +1,8 @@
 """What a rule is: one condition on a layout, written once for columns, with its text for people.
 
 A rule names the columns it `reads`, so that a search can apply it as soon as those are known,
-before crossing the rest.
-`broken` is elementwise and broadcasts: (N,) columns, or (C, 1) against (T,).
+before it crosses the rest. `broken` is elementwise and broadcasts: (N,) columns, or (C, 1) against
+(T,).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -22,7 +22,7 @@ from planner.trainers.release import Release, Releases
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The job around a layout: what stays the same for all candidates of one search."""
+    """The job around a layout: what is the same for all candidates of one search."""
 
     model: ModelSpec
     cluster: ClusterSpec
@@ -30,22 +30,22 @@ class Context:
 
     @property
     def trainer(self) -> TrainerRules:
-        """The trainer, whatever its release."""
+        """The trainer, regardless of its release."""
         return TRAINERS[self.training.trainer]
 
     @property
     def release(self) -> Release:
-        """The trainer's release whose rules hold."""
+        """The trainer's release whose rules apply."""
         return training_release(self.training)
 
     @property
     def released(self) -> TrainerRules:
-        """The trainer as this release of it is."""
+        """The trainer as it is in this release."""
         return self.trainer.at(self.release)
 
     @property
     def num_kv_heads(self) -> int:
-        """Key-value heads that attention works with: MLA expands its latent to one a query head."""
+        """Key-value heads of attention; MLA expands its latent to one per query head."""
         return (
             self.model.num_attention_heads
             if self.model.uses_mla
@@ -57,13 +57,13 @@ Text = Callable[[Layout, Context], str]
 
 
 def under(trainer: str, *, since: str = "", before: str = "") -> Callable[[Context], bool]:
-    """For rules of one trainer, in its releases from `since` on and before `before`."""
+    """Whether a job runs under this trainer, in its releases from `since` and before `before`."""
     releases = Releases(since=since, before=before)
     return lambda context: runs_under(context.training, trainer, releases)
 
 
 def always(context: Context) -> bool:
-    """For rules that hold for every trainer and model."""
+    """True: the rule applies to every trainer and model."""
     return True
 
 
@@ -71,12 +71,13 @@ def always(context: Context) -> bool:
 class Rule:
     """One condition that makes a layout illegal.
 
-    key: the reason under which rejected layouts are counted.  field: the layout's field to change.
-    reads: columns of `LayoutBatch`, or names in DERIVED, that `broken` looks at.  applies: false
-    where the rule can never break in this job (another trainer, no experts), so that a search need
-    not evaluate it.
-    broken: True where the layout is illegal.  rule, remedy: what is wrong with one layout, and what
-        would pass.
+    key: the reason under which rejected layouts are counted.
+    field: the layout's field to change.
+    reads: columns of `LayoutBatch`, or names in DERIVED, that `broken` uses.
+    applies: False where the rule can never break in this job (another trainer, no experts), so that
+        a search need not evaluate it.
+    broken: True where the layout is illegal.
+    rule, remedy: what is wrong with one layout, and what would pass.
     """
 
     key: str
@@ -89,14 +90,15 @@ class Rule:
 
 
 def num_microbatches(x: LayoutBatch, context: Context) -> IntColumn:
-    """Microbatches a step, rounded down where the batch does not divide (another rule says so).
-    (N,).
+    """Microbatches per step. (N,).
+
+    Rounded down where the batch does not divide, which is another rule's concern.
     """
     return context.training.global_batch_size // (x.micro_batch_size * x.dp_replicate * x.dp_shard)
 
 
 def local_batch(x: LayoutBatch, context: Context) -> IntColumn:
-    """Sequences a step on one data-parallel rank, rounded down. (N,)."""
+    """Sequences per step on one data-parallel rank, rounded down. (N,)."""
     return context.training.global_batch_size // (x.dp_replicate * x.dp_shard)
 
 
@@ -107,8 +109,9 @@ def sharding_degree(x: LayoutBatch, context: Context) -> IntColumn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Derived:
-    """A quantity that rules read instead of the columns it comes from, so that fewer distinct cases
-    remain.
+    """A quantity that rules read in place of its columns, so that fewer distinct cases remain.
+
+    needs: the columns that it comes from.
     """
 
     needs: frozenset[str]

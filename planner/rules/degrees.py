@@ -1,6 +1,4 @@
-"""Rules on the parallel degrees: what the GPUs, the heads, the widths, the sequence and the batch
-allow.
-"""
+"""Rules on parallel degrees: what GPUs, heads, widths, sequence and batch allow."""
 
 import math
 
@@ -13,8 +11,8 @@ from planner.trainers.titan_models import cuts_sequences, lacking, line_of
 from planner.units import counted
 
 PRODUCT_KEY = "degrees do not multiply to num_gpus"
-# causal load balance cuts the sequence into 2 x cp chunks and gives each rank one of the head and
-# one of the tail
+# Causal load balance cuts the sequence into 2 x cp chunks and gives each rank one from the head and
+# one from the tail.
 HEAD_TAIL = 2
 
 
@@ -47,7 +45,7 @@ def _kv_remedy(x: Layout, c: Context) -> str:
 
 
 def _mlp_widths(c: Context) -> tuple[tuple[str, int], ...]:
-    """Widths that tp cuts: of dense MLPs and of shared experts, where the model has them."""
+    """Widths that tp divides: of dense MLPs and of shared experts, where the model has them."""
     dense = c.model.intermediate_size if c.model.num_moe_layers < c.model.num_hidden_layers else 0
     widths = (
         ("intermediate_size", dense),

@@ -1,5 +1,6 @@
-"""Rules on expert parallelism. Experts regroup the ranks of one pipeline stage: ep x etp of them
-hold one set of experts.
+"""Rules on expert parallelism.
+
+Experts regroup the ranks of one pipeline stage: ep x etp of them hold one set of experts.
 """
 
 import numpy as np
@@ -11,8 +12,9 @@ from planner.units import counted
 
 
 def expert_ranks(x: LayoutBatch, c: Context) -> IntColumn:
-    """Ranks over which experts may spread: dp_shard x cp x tp, and dp_replicate where the trainer
-    lets them. (N,).
+    """Ranks over which experts may spread. (N,).
+
+    dp_shard x cp x tp, and also x dp_replicate where the trainer allows it.
     """
     ranks = x.dp_shard * x.cp * x.tp
     return ranks * x.dp_replicate if c.trainer.ep_over_replicas else ranks
@@ -30,7 +32,9 @@ def _pool_text(c: Context) -> str:
 
 
 def _etp_width(x: LayoutBatch, c: Context) -> BoolColumn:
-    """TorchTitan cuts experts by tp while ep = 1, whatever etp says (expert_parallel.py,
+    """Where the width of an expert does not divide by its TP degree. (N,).
+
+    TorchTitan cuts experts by tp while ep = 1, whatever etp is (expert_parallel.py,
     apply_moe_ep_tp).
     """
     cut = np.where(x.ep > 1, x.etp, x.tp) if c.trainer.etp_one_or_tp else x.etp

@@ -1,5 +1,6 @@
-"""Rules on what a trainer, a GPU or a combination of switches supports: ZeRO, precision,
-recomputation, compile and the rest.
+"""Rules on what a trainer, a GPU or a combination of switches supports.
+
+They cover ZeRO, precision, recomputation, compile and the rest.
 """
 
 import numpy as np
@@ -20,7 +21,7 @@ SINGLES = frozenset({"fp32", "tf32"})
 
 
 def splits_backward(codes: IntColumn) -> BoolColumn:
-    """Schedules that compute weight gradients in an action of their own. (N,)."""
+    """Whether a schedule computes weight gradients in an action of their own. (N,)."""
     return schedule_is(codes, lambda schedule: schedule.splits_backward)
 
 
@@ -28,7 +29,7 @@ _TITAN, _MEGATRON = under("torchtitan"), under("megatron")
 
 
 def gpu_precisions(c: Context) -> tuple[str, ...]:
-    """Precisions the GPU has units and the libraries have kernels for."""
+    """Precisions that the GPU has units for and the libraries have kernels for."""
     gpu = c.cluster.gpu
     row = kernel_family(gpu)
     return tuple(
@@ -41,7 +42,7 @@ def gpu_precisions(c: Context) -> tuple[str, ...]:
 
 
 def trainer_precisions(c: Context) -> frozenset[str]:
-    """Precisions that the trainer's release names, of those that convert anything of the model."""
+    """Precisions of the trainer's release that convert anything in the model."""
     idle = (recipe.name for recipe in _recipes(c) if _converts_nothing(recipe, c))
     return c.released.precisions - frozenset(idle)
 
@@ -51,7 +52,9 @@ def _recipes(c: Context) -> tuple[Recipe, ...]:
 
 
 def _converts_nothing(recipe: Recipe, c: Context) -> bool:
-    """TorchTitan 0.3's nvfp4 leaves experts alone, and the last layers of any model
+    """Whether the recipe leaves every layer of the model in 16 bits.
+
+    TorchTitan 0.3's nvfp4 skips experts, and the last layers of any model
     (components/quantization/nvfp4.py).
     """
     layers = c.model.num_hidden_layers
@@ -78,7 +81,7 @@ def _missing(x: Layout, c: Context) -> str:
 
 
 def _quantised(c: Context) -> list[tuple[int, Recipe]]:
-    """(code, recipe) of what both GPU and trainer can run in low precision."""
+    """(code, recipe) of the low precisions that both GPU and trainer can run."""
     usable = trainer_precisions(c) & {*gpu_precisions(c)}
     recipes = enumerate(_recipes(c))
     return [(code, recipe) for code, recipe in recipes if recipe.low and recipe.name in usable]
@@ -112,7 +115,7 @@ def _recipe(x: Layout, c: Context) -> Recipe:
 
 
 def _offending(x: Layout, c: Context) -> str:
-    """The first weight of a layer that is not aligned on one rank."""
+    """A sentence on the first weight that is not aligned on one rank."""
     recipe = _recipe(x, c)
     for kind, _ in c.model.distinct_layers():
         for op in products(c.model, kind):
@@ -133,15 +136,17 @@ def scale_up_gpus(c: Context) -> int:
 
 
 def peer_gpus(c: Context) -> int:
-    """GPUs that see each other's memory: symmetric memory, and so async TP, ends there; 1 where
-    none does.
+    """GPUs that can read each other's memory; 1 where none can.
+
+    Symmetric memory ends there, and so does async TP.
     """
     return scale_up_gpus(c) if c.cluster.fabric[0].peer_memory else 1
 
 
 def node_bytes(c: Context) -> float:
-    """Bytes that CPU offload keeps in one node's host memory for one replica: fp32 parameters and
-    gradients, and optimizer states.
+    """Bytes that CPU offload keeps in one node's host memory for one replica.
+
+    These are fp32 parameters and gradients, and optimizer states.
     """
     return (
         c.model.total_parameters()
@@ -389,8 +394,8 @@ _SWITCH_RULES: tuple[Rule, ...] = (
         field="ac",
         reads=frozenset({"ac_kind", "pp", "pp_schedule"}),
         applies=lambda c: c.trainer.framework.splits_backward_by_group,
-        # torch/utils/checkpoint.py: a selectively checkpointed region is recomputed once only, and
-        # W asks again for each weight
+        # torch/utils/checkpoint.py recomputes a selectively checkpointed region only once, and W
+        # asks for it again for each weight.
         broken=lambda x, c: (
             (x.ac_kind == SELECTIVE_OP) & (x.pp > 1) & splits_backward(x.pp_schedule)
         ),
@@ -512,7 +517,7 @@ _SWITCH_RULES: tuple[Rule, ...] = (
 
 
 def _joined_gpus(c: Context) -> int:
-    """GPUs over which async TP works: torch's micro-pipelined matmuls are written for NVIDIA's."""
+    """GPUs over which async TP works: torch's micro-pipelined matmuls are for NVIDIA's only."""
     return peer_gpus(c) if c.cluster.gpu.vendor == "nvidia" else 1
 
 

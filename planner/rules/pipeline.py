@@ -1,5 +1,6 @@
-"""Rules on pipelines: how layers go to stages, and what each schedule demands (`planner.schedules`
-says what).
+"""Rules on pipelines: how layers go to stages, and what each schedule demands.
+
+The demands are those that `planner.schedules` declares.
 """
 
 import math
@@ -15,7 +16,7 @@ from planner.specs.layout import Layout
 from planner.trainers.titan_models import lacking, line_of, pipelines
 from planner.units import counted
 
-# A simulation plays out about pp x stages x (microbatches until the order repeats) actions; at this
+# A simulation evaluates about pp x stages x (microbatches until the order repeats) actions. At this
 # bound it takes seconds and 0.5 GB. The longest published pipeline has 64 ranks (Narayanan 2021, 1T
 # parameters).
 MOST_PLAYED = 2**16
@@ -26,12 +27,15 @@ _TITAN, _MEGATRON = under("torchtitan"), under("megatron")
 
 
 def of_fork(codes: IntColumn) -> BoolColumn:
-    """Schedules that a fork of the trainer has. (N,)."""
+    """Whether only a fork of the trainer has the schedule. (N,)."""
     return schedule_is(codes, lambda schedule: bool(schedule.fork))
 
 
 def num_stages(x: LayoutBatch) -> IntColumn:
-    """Stages of the whole pipeline; without one, schedule and virtual stages are ignored. (N,)."""
+    """Stages of the whole pipeline. (N,).
+
+    1 without a pipeline, whatever schedule and virtual stages are.
+    """
     return np.where(x.pp > 1, x.pp * x.virtual_stages, 1)
 
 
@@ -49,8 +53,9 @@ def _too_many_stages(x: LayoutBatch, c: Context) -> BoolColumn:
 
 
 def divides_layers(stages: IntColumn, c: Context) -> BoolColumn:
-    """Whether so many stages divide the layers, or would with the embedding and the head counted as
-    layers. (N,).
+    """Whether so many stages divide the layers. (N,).
+
+    Embedding and head may each count as a layer.
     """
     fits = np.zeros(np.shape(stages), dtype=np.bool_)
     for ends in range(ENDS + 1):
@@ -76,7 +81,7 @@ def _uneven_remedy(x: Layout, c: Context) -> str:
 
 
 def _cannot_pipeline(c: Context) -> bool:
-    """Whether TorchTitan has the model, and no way to cut it into stages."""
+    """Whether TorchTitan has the model but cannot split it into stages."""
     if not _TITAN(c):
         return False
     line = line_of(c.release)
@@ -88,8 +93,10 @@ def _pipelines_in_03(c: Context) -> bool:
 
 
 def _without_layout(x: LayoutBatch, c: Context) -> BoolColumn:
-    """Pipelines that Megatron can only split evenly: in releases that cannot be told a split, and
-    under the schedules of the zero-bubble fork.
+    """Pipelines that Megatron can only split evenly. (N,).
+
+    These are all pipelines in releases without an argument for splits, and the schedules of the
+    zero-bubble fork in any.
     """
     return np.asarray(of_fork(x.pp_schedule) | np.bool_(not c.released.writes_splits))
 
@@ -210,7 +217,7 @@ _SPLIT_RULES: tuple[Rule, ...] = (
         key="zero bubble is a fork's",
         field="pp_schedule",
         reads=frozenset({"pp", "pp_schedule"}),
-        # a release says that it is NVIDIA's own; a date or a free text may be the fork's
+        # an exact release is NVIDIA's own; a date or a free text may mean the fork
         applies=lambda c: _MEGATRON(c) and c.release.exact,
         broken=lambda x, c: (x.pp > 1) & of_fork(x.pp_schedule),
         rule=lambda x, c: (
@@ -223,7 +230,7 @@ _SPLIT_RULES: tuple[Rule, ...] = (
         key="zero bubble takes the trainer's own split",
         field="layers_per_stage",
         reads=frozenset({"pp", "pp_schedule", "split"}),
-        # Megatron's layout string came after the fork left its repository
+        # Megatron got its layout string after the fork had branched off
         applies=_MEGATRON,
         broken=lambda x, c: (x.pp > 1) & (x.split != TRAINER_SPLIT) & of_fork(x.pp_schedule),
         rule=lambda x, c: (
@@ -239,7 +246,7 @@ def _count(x: Layout, c: Context) -> int:
 
 
 def _schedule_rule(schedule: Schedule, code: int, demand: ScheduleRule, of: Runtime) -> Rule:
-    """One demand of one schedule under one runtime as a rule on layouts."""
+    """One demand of one schedule under one runtime, as a rule on layouts."""
 
     def broken(x: LayoutBatch, c: Context) -> BoolColumn:
         count = np.maximum(1, num_microbatches(x, c))

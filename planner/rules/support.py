@@ -1,9 +1,9 @@
-"""What keeps a whole job from running, whatever the layout: model, vendor, optimizer or attention
-that the trainer lacks.
+"""What keeps a whole job from running with any layout.
 
-A rule on layouts makes one layout illegal; an obstacle here makes all of them so. The search asks
-before it begins, an estimate lists it beside its price, an export refuses, and all name what could
-run the job.
+The trainer may lack the model, the vendor, the optimizer or the attention. A rule on layouts makes
+one layout illegal; an obstacle here makes all of them illegal. The search checks them before it
+begins, an estimate lists them beside its price, and an export refuses the job. All of them name
+what could run it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,19 +19,21 @@ from planner.trainers.registry import TRAINERS
 
 OWN_CODE = "the model's own code under PyTorch FSDP2, for example Hugging Face transformers"
 OUTSIDE: Mapping[str, str] = {"google": "MaxText"}
-"""Trainers we do not know, by the vendor on whose accelerators they run."""
+"""Trainers that the planner does not have, by the vendor whose accelerators they run on."""
 
 
 STAND_IN = "cpu"
-"""A pool of CPU processes stands for GPUs: there the planner's own reference program runs a
-trainer's layouts.
+"""Vendor of a pool of CPU processes that stand for GPUs.
+
+There the planner's own reference program runs a trainer's layouts.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Able:
-    """A trainer that can run a job.  version: the release it takes; None where releases do not
-    matter.
+    """A trainer that can run a job.
+
+    version: the release to use; None where releases do not matter.
     """
 
     trainer: str
@@ -48,9 +50,7 @@ class Able:
 
 
 def obstacles(context: Context) -> list[Violation]:
-    """Everything that keeps the job's trainer from running any layout of it; empty where nothing
-    does.
-    """
+    """Everything that keeps the job's trainer from running it with any layout, if anything."""
     return [
         Violation(field=field, value=value, rule=rule, remedy=remedy)
         for field, value, rule, remedy in _obstacles(context)
@@ -58,15 +58,17 @@ def obstacles(context: Context) -> list[Violation]:
 
 
 def fork_needed(context: Context) -> str | None:
-    """The fork of the trainer that this vendor's GPUs take; None where the trainer itself runs
-    there.
+    """The fork of the trainer that this vendor's GPUs need.
+
+    None where the trainer itself runs there.
     """
     return context.trainer.vendors.get(context.cluster.gpu.vendor) or None
 
 
 def trainers_that_can(model: ModelSpec, cluster: ClusterSpec, training: TrainingSpec) -> list[Able]:
-    """The trainers we know that can run this job, best known first: what every message about
-    another trainer asks.
+    """The trainers that can run this job, best known first.
+
+    Every message that suggests another trainer calls this.
     """
     found = []
     offered = [(name, version) for name, one in TRAINERS.items() for version in one.offered]
@@ -78,8 +80,9 @@ def trainers_that_can(model: ModelSpec, cluster: ClusterSpec, training: Training
 
 
 def check_supported(contexts: Iterable[Context]) -> None:
-    """Raises UnsupportedError where the trainer can run none of these jobs, which differ in their
-    cluster alone.
+    """Raises UnsupportedError where the trainer can run none of these jobs.
+
+    The jobs differ only in their cluster.
     """
     for context in contexts:
         found = obstacles(context)
@@ -108,7 +111,7 @@ def _obstacles(c: Context) -> Iterable[tuple[str, object, str, str]]:
 
 
 def _faults(c: Context) -> Iterable[tuple[str, object, str, str]]:
-    """(field, value, rule, what would pass without another trainer, if anything)."""
+    """(field, value, rule, what would pass with the same trainer or "")."""
     trainer, gpu = c.released, c.cluster.gpu
     name = f"{trainer.title} {c.release.line}" if trainer.history else trainer.title
     if gpu.vendor not in trainer.vendors and gpu.vendor != STAND_IN:

@@ -18,7 +18,7 @@ LayerSplit = Literal["effective", "even", "uneven"]
 
 
 def lacks_nothing(model: ModelSpec, release: Release) -> list[str]:
-    """For a trainer that takes any model."""
+    """Empty, for a trainer that takes any model."""
     return []
 
 
@@ -35,14 +35,15 @@ class TrainerRules:
     """One trainer. Sets hold the values of a layout's field that it can run.
 
     Who it is:
-    name: in `training.trainer`.  title: as people write it.
+    name: in `training.trainer`.
+    title: as people write it.
     vendors: whose GPUs it runs on, each with the fork that it takes ("" for the trainer itself).
     history, default_release: its releases, oldest first, and the one taken where none is named;
         empty where its repository is what runs.
     changes: fields that differ by release; `at` applies them.
     distributions: layout defaults of programs that ship it, by name.
     offered: releases that a message may point to; None where releases do not matter.
-    own_code: it trains the model's own code, so that a message says so.
+    own_code: it trains the model's own code; messages say so.
     export_format: the format in which a plan for it is written.
 
     What it trains:

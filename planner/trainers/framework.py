@@ -16,8 +16,8 @@ class Framework:
         once for each group of parameters: all that was saved stays until then, recomputation is
         repeated, and a selectively checkpointed region cannot be entered twice. Otherwise only the
         inputs of products stay, and nothing is recomputed.
-    buffers_every_receive: a stage has a buffer for what it receives of every microbatch.
-    keeps_stage_inputs: a stage keeps its input beside what the microbatch saved.
+    buffers_every_receive: a stage has a receive buffer for every microbatch.
+    keeps_stage_inputs: a stage keeps its input besides what the microbatch saved.
     saves_gathered_inputs: a column-parallel linear keeps its input gathered over TP; otherwise it
         keeps its own share and gathers again.
     rings_attention: context parallelism runs as torch's ring, whose pieces are tensors of their

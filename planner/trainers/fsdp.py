@@ -16,8 +16,9 @@ def _recipes(release: Release) -> tuple[Recipe, ...]:
 
 @lru_cache(maxsize=8)
 def _of_torch(recipes: tuple[Recipe, ...]) -> tuple[Recipe, ...]:
-    """Torchao's recipes without what TorchTitan adds: a filter of small layers, and scales of all
-    weights in one all-reduce.
+    """Torchao's recipes without what TorchTitan adds.
+
+    TorchTitan filters out small layers and reduces the scales of all weights in one all-reduce.
     """
     return tuple(
         replace(
@@ -66,7 +67,7 @@ FSDP = replace(
     seq_divisor_always=False,
     searched_ac=("none", "selective-op", "full"),
     recipes_in=_recipes,
-    repeats_kv_until=NEVER,  # flash-attn and SDPA read grouped heads as they are
+    repeats_kv_until=NEVER,  # flash-attn and SDPA take grouped heads without copies
     loss_bytes=4.0,
     fused_loss_bytes=4.0,
     loss_leftover_bytes=0.0,

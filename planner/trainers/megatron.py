@@ -17,9 +17,9 @@ NATIVE = "NeMo"
 PRECISIONS = frozenset(
     {"bf16", "fp16", "float8-tensorwise", "float8-delayed", "float8-blockwise", "mxfp8", "nvfp4"}
 )
-# Months of its tags (github.com/NVIDIA/Megatron-LM/releases; core_v0.2 on, and v2.x to v3.0
-# before), as its wheels say from 0.12 on; the months of 2020 to 2022 are judgements that nothing
-# but their order rests on.
+# Months of its tags (github.com/NVIDIA/Megatron-LM/releases: v2.x to v3.0, then core_v0.2 on); from
+# 0.12 on, months of its wheels. The months of 2020 to 2022 are judgements; only their order
+# matters.
 _HISTORY = (
     ("2.0", "2020-12"), ("2.1", "2021-01"), ("2.2", "2021-03"), ("2.3", "2021-04"),
     ("2.4", "2021-05"), ("2.5", "2021-07"), ("2.6", "2021-11"), ("3.0", "2022-09"),
@@ -36,7 +36,7 @@ def _lacks(model: ModelSpec, release: Release) -> list[str]:
 
 
 def _recipes(release: Release) -> tuple[Recipe, ...]:
-    """Transformer Engine's recipes; NeMo keeps fp8 parameters in no other form."""
+    """Transformer Engine's recipes; under NeMo's fp8 recipes parameters are always in fp8."""
     return _native(transformer_engine(), release.named.distribution == NATIVE)
 
 
@@ -94,7 +94,7 @@ MEGATRON = TrainerRules(
     expert_alignment=0,
     gradient_dtype="float32",
     fused_sums=True,  # --no-gradient-accumulation-fusion is off by default
-    # 16-bit logits or their gradient, and the softmax in place of their fp32 copy
+    # 16-bit logits or their gradient, and the softmax, which overwrites their fp32 copy
     # (tensor_parallel/cross_entropy.py)
     loss_bytes=6.0,
     fused_loss_bytes=6.0,

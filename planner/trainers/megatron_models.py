@@ -1,6 +1,6 @@
-"""What Megatron-LM's `pretrain_gpt.py` has no argument for, in words: asked by the rules and by the
-export alike.
+"""What Megatron-LM's `pretrain_gpt.py` has no argument for, in words.
 
+Both the rules and the export use it.
 Source: Megatron-LM core 0.14 megatron/training/arguments.py,
     megatron/core/transformer/transformer_config.py.
 """
@@ -9,7 +9,7 @@ from planner.specs.model import ModelSpec
 
 
 def lacking(model: ModelSpec) -> list[str]:
-    """What of the model no argument says; empty for a model that the arguments describe."""
+    """What no argument can express about the model; empty where the arguments describe it."""
     rows = (
         (model.parallel_residual, "parallel residual"),
         (model.norms_per_layer != 2, "other norms than two a layer"),
@@ -30,8 +30,9 @@ _ACTIVATIONS = (None, "silu", "gelu", "gelu_tanh", "relu2")
 
 
 def _network_rows(model: ModelSpec) -> list[tuple[bool, str]]:
-    """Operations of the network that Megatron-LM does not have; numbers it cannot be told are named
-    by the export.
+    """Operations of the network that Megatron-LM does not have.
+
+    The export names the numbers that it has no argument for.
     """
     scaling, router = model.rope_scaling, model.scoring_func
     types = {"yarn"} if model.uses_mla else {"llama3", "linear"}

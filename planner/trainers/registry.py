@@ -62,11 +62,11 @@ def resolve_layout(
     trainer_version: str | None = None,
     field: str = "layout",
 ) -> Layout:
-    """A fully set layout from what a person typed, filled from the trainer's defaults.
+    """A fully set layout from what a person typed, completed by the trainer's defaults.
 
-    Unset degrees are 1, unset `dp_shard` is what is left of num_gpus. A product that differs from
-    num_gpus is not an error here: it is a violation, so that an estimate can answer it. Raises
-    SpecError for malformed values.
+    Unset degrees are 1; unset `dp_shard` is what the others leave of num_gpus. A product that
+    differs from num_gpus is not an error here: it is a violation, so that an estimate can report
+    it. Raises SpecError for malformed values.
     """
     given = check_layout_values(values, field)
     rules = TRAINERS[trainer]

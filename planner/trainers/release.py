@@ -1,10 +1,9 @@
-"""A trainer's release, parsed once: what a person writes, and which release that we know it stands
-for.
+"""A trainer's release, parsed once: what a person writes, and which known release it stands for.
 
 People write a number ("0.2.2", "v0.3.0", "core_v0.14.0"), a date or a month ("2025-11-04", "2023"),
-a commit, or a distribution ("NeMo 25.04"). Rules ask for a release that we know: of a number we do
-not know the newest before it, of a date the newest before that day, of anything else the default.
-What was not taken as written is said (`Release.note`).
+a commit, or a distribution ("NeMo 25.04"). Rules need a release that we know. For an unknown number
+it is the newest before it, for a date the newest before that day, for anything else the default.
+`Release.note` says where it is not the release that was written.
 """
 
 import re
@@ -27,8 +26,9 @@ _DISTRIBUTED = re.compile(r"\d\d\.\d\d")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """A release that the rules know.  day: when it came out, to the month where that is all we
-    know.
+    """A release that the rules know.
+
+    day: when it came out; only the month where we know no more.
     """
 
     number: str
@@ -36,15 +36,17 @@ class Known:
 
 
 UNRELEASED = Known(number="0", day="")
-"""Of a trainer whose releases do not matter: its repository is what runs."""
+"""For a trainer whose releases do not matter: users run its repository."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedRelease:
-    """What a text names, each part "" or None where it does not.
+    """What a text names; each part is "" or None where it names none.
 
-    number: a release.  day: YYYY-MM-DD, often that of a commit.  month: YYYY-MM or YYYY.
-    distribution: one that ships the trainer with defaults of its own.
+    number: a release.
+    day: YYYY-MM-DD, often that of a commit.
+    month: YYYY-MM or YYYY.
+    distribution: a program that ships the trainer with defaults of its own.
     """
 
     text: str
@@ -55,20 +57,20 @@ class NamedRelease:
 
     @property
     def year(self) -> str:
-        """The year it starts with, "" where it starts otherwise."""
+        """The year that the text starts with; "" where it starts with anything else."""
         return self.text[:4] if _MONTH.match(self.text) else ""
 
     def not_before_month(self, month: str) -> bool:
-        """Whether nothing it names says that it is older than this month (YYYY-MM)."""
+        """False where it names a month before this one (YYYY-MM)."""
         return not self.month or self.month >= month
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """The release that the rules take for a job.
+    """The release whose rules apply to a job.
 
-    exact: whether it is what was written, or belongs to the line that was written.
-    history: every release of the trainer that we know, oldest first.
+    exact: whether it is the release, or in the line, that was written.
+    history: every known release of the trainer, oldest first.
     """
 
     trainer: str
@@ -88,26 +90,32 @@ class Release:
         return ".".join(self.number.split(".")[:2])
 
     def since(self, number: str) -> bool:
-        """Whether it is this release or a later one. Raises ValueError for one that is not
-        known.
+        """Whether it is this release or a later one.
+
+        Raises ValueError for a number that is not known.
         """
         return self._place(self.known.number) >= self._place(number)
 
     def before(self, number: str) -> bool:
-        """Whether it is earlier than this release. Raises ValueError for one that is not known."""
+        """Whether it is earlier than this release.
+
+        Raises ValueError for a number that is not known.
+        """
         return not self.since(number)
 
     def not_after(self, number: str, month: str) -> bool:
-        """Whether it is known to be of this release, or of this month (YYYY-MM), or earlier; a date
-        outranks a number.
+        """Whether it is known to be of this release or month (YYYY-MM), or earlier.
+
+        A date that was written outranks a number.
         """
         if len(self.named.month) > len("2025"):
             return self.named.month <= month
         return self.named.number is not None and Version(self.number) <= Version(number)
 
     def _place(self, number: str) -> int:
-        """Place in order of time; a line counts from its first release. Megatron's 3.0 is before
-        its 0.2.
+        """Its index in order of time, where Megatron's 3.0 comes before its 0.2.
+
+        A line counts from its first release.
         """
         found = (
             place
@@ -121,9 +129,7 @@ class Release:
 
     @property
     def note(self) -> str | None:
-        """What a reader must know: the release that was taken in place of the one named. None where
-        it is the one.
-        """
+        """A sentence on the release used in place of the named one; None where they agree."""
         if self.exact:
             return None
         return (
@@ -134,7 +140,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Releases:
-    """Some releases of a trainer, by number: from `since` on, before `before`; "" for no limit."""
+    """A range of releases: from `since` on and before `before`; "" for no limit."""
 
     since: str = ""
     before: str = ""
@@ -146,14 +152,14 @@ class Releases:
 
 
 def _within(release: Version, line: str) -> bool:
-    """Whether a release belongs to a line, or is that release."""
+    """Whether a release belongs to a line, or is exactly that release."""
     wanted = Version(line).release
     return release.release[: len(wanted)] == wanted
 
 
 @lru_cache(maxsize=1024)
 def named(text: str | None) -> NamedRelease:
-    """What a `trainer_version` names; every part empty for None."""
+    """What a `trainer_version` names; every part is empty for None."""
     text = (text or "").strip()
     distribution = next((name for name in DISTRIBUTIONS if text.startswith(name)), "")
     era = _ERA.search(text)
@@ -180,7 +186,7 @@ def _version(text: str) -> Version | None:
 
 @lru_cache(maxsize=1024)
 def release_in(trainer: str, history: tuple[Known, ...], default: str, text: str | None) -> Release:
-    """The release that a job's rules take: by number, else by date, else the trainer's default.
+    """The release whose rules apply to a job: by number, else by date, else the trainer's default.
 
     history: the trainer's releases, oldest first; empty where releases do not matter.
     """
@@ -202,9 +208,7 @@ def release_in(trainer: str, history: tuple[Known, ...], default: str, text: str
 
 
 def _numbered(releases: tuple[Known, ...], number: Version) -> tuple[Known, bool]:
-    """The release of a number, and whether that is what the number says; else the newest before
-    it.
-    """
+    """(the release of a number, True); (the newest before it, False) where it is not known."""
     same = [
         known
         for known in releases

@@ -1,7 +1,7 @@
-"""What TorchTitan assumes where a file says nothing, as dotted settings.
+"""What TorchTitan assumes where a file states nothing, as dotted settings.
 
 Sources: torchtitan 0.2.2 config/job_config.py; 0.3.0 config/configs.py, trainer.py,
-components/checkpointer, and for each function of a model's config_registry.py what it sets itself.
+    components/checkpointer, and for each function of a model's config_registry.py what it sets.
 """
 
 from collections.abc import Mapping
@@ -66,8 +66,9 @@ FORMER_NAMES: Mapping[str, str] = {
 
 
 def _made(local: int, seq_len: int, mode: str, **more: object) -> dict[str, object]:
-    """What most functions of 0.3's registries set; `more` names tables by their first letters
-    (tp=8).
+    """What most functions of 0.3's registries set.
+
+    more: other settings by the short names below, such as tp=8.
     """
     names = {
         "tp": P + "tensor_parallel_degree",
@@ -91,7 +92,7 @@ _DEEPSEEK = {
     "components": ["loss"],
 }
 
-# function of 0.3's registries -> (module, flavor, precision, what it sets)
+# Function of 0.3's registries -> (module, flavor, precision, what it sets).
 CONFIGS_03: Mapping[str, tuple[str, str, str, Settings]] = {
     "llama3_8b": ("llama3", "8B", "bf16", _made(1, 8192, "selective")),
     "llama3_8b_first_85_pct_layers_nvfp4": (

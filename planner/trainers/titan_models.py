@@ -1,8 +1,8 @@
 """Which of TorchTitan's own models a ModelSpec is, found by shape and not by name.
 
 Sources: torchtitan 0.2.2 models/{llama3,llama4,qwen3,deepseek_v3,gpt_oss}/__init__.py (the `*_args`
-tables and `pipelining_fn`); 0.3.0 models/*/__init__.py (`*_configs`) and
-models/*/config_registry.py (functions for --config).
+    tables and `pipelining_fn`); 0.3.0 models/*/__init__.py (`*_configs`) and
+    models/*/config_registry.py (functions for --config).
 """
 
 from collections.abc import Mapping
@@ -12,19 +12,21 @@ from planner.specs.model import ModelSpec
 from planner.trainers.release import Release
 from planner.trainers.titan_networks import lacks, shipped_lacks
 
-# hidden, layers, heads, kv heads (0: MLA), head dim, tied, vocabulary, dense width, experts,
-# experts a token, expert width, shared width, first dense layers, MoE every n-th layer, query-key
-# norm
+# (hidden, layers, heads, kv heads (0: MLA), head dim, tied, vocabulary, dense width, experts,
+# experts per token, expert width, shared width, first dense layers, n where every n-th layer is
+# MoE, query-key norm)
 Shape = tuple[int, int, int, int, int, bool, int, int, int, int, int, int, int, int, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flavor:
-    """One model TorchTitan ships.
+    """One model that TorchTitan ships.
 
-    module, flavor: its names there.  config: function of the 0.3 registry that sets nothing a flag
-    cannot undo (None: there is none, or it has a float8 converter built in).  flex: 0.2 runs it
-        with FlexAttention, which excludes CP there.
+    module, flavor: its names there.
+    versions: the lines that ship it.
+    config: function of the 0.3 registry that sets nothing that a flag cannot undo; None where there
+        is none, or where it has a float8 converter built in.
+    flex: 0.2 runs it with FlexAttention, which excludes CP there.
     """
 
     module: str
@@ -102,14 +104,15 @@ WITHOUT_CONTEXT_PARALLEL = {"0.2": frozenset({"gpt_oss"}), "0.3": frozenset[str]
 
 
 def line_of(release: Release) -> str:
-    """The line whose models and settings a release of TorchTitan has, as far as we know them: "0.2"
-    or "0.3".
+    """The line whose models and settings a release of TorchTitan has: "0.2" or "0.3".
+
+    Older releases are taken as 0.2.
     """
     return "0.3" if release.since("0.3") else "0.2"
 
 
 def shape_of(model: ModelSpec) -> Shape:
-    """The shape by which flavours are known."""
+    """The shape that identifies a flavor."""
     has_dense = model.num_moe_layers < model.num_hidden_layers
     return (
         model.hidden_size,
@@ -131,12 +134,12 @@ def shape_of(model: ModelSpec) -> Shape:
 
 
 def find_flavor(model: ModelSpec, line: str) -> Flavor | None:
-    """The model TorchTitan ships that has these shapes; None where it ships none.  line: "0.2" or
-    "0.3".
+    """The model that TorchTitan ships with these shapes; None where there is none.
 
-    Its other numbers may differ (`titan_networks.differences`): an export then changes them. A
-    model with something that the shipped one cannot be told (`titan_networks.shipped_lacks`) is not
-    that model.
+    line: "0.2" or "0.3".
+    Its other numbers may differ (`titan_networks.differences`); an export then changes them. It
+    does not count where the given model has something that no setting can express
+    (`titan_networks.shipped_lacks`).
     """
     flavor = FLAVORS.get(shape_of(model))
     if flavor is None or line not in flavor.versions:
@@ -150,8 +153,9 @@ def find_flavor(model: ModelSpec, line: str) -> Flavor | None:
 
 
 def unsupported(model: ModelSpec, line: str = "0.2") -> list[str]:
-    """What no TorchTitan model class has, in words; empty for a model that can be registered. line:
-    "0.2" or "0.3".
+    """What no TorchTitan model class has, in words; empty for a model that can be registered.
+
+    line: "0.2" or "0.3".
     """
     rows = (
         (model.mlp != "swiglu", f"{model.mlp} MLP"),
@@ -187,8 +191,9 @@ def unsupported(model: ModelSpec, line: str = "0.2") -> list[str]:
 
 
 def class_for(model: ModelSpec) -> str:
-    """TorchTitan's model class that can take the shapes: llama3 where it suffices, since it can be
-    pipelined in 0.2.
+    """TorchTitan's model class that takes the shapes.
+
+    llama3 where it suffices, since it can be pipelined in 0.2.
     """
     if model.uses_mla:
         return "deepseek_v3"
@@ -199,11 +204,11 @@ def class_for(model: ModelSpec) -> str:
 
 
 def lacking(model: ModelSpec, line: str) -> list[str]:
-    """What this line of TorchTitan has no model class for, in words; empty for a model that it
-    ships or that can be registered.
+    """What this line of TorchTitan has no model class for, in words.
 
+    Empty for a model that it ships or that can be registered.
     line: "0.2" or "0.3". 0.3 builds the layers of a registered model with each family's own
-        function, which lack some things.
+        function, and those functions lack some things.
     """
     if find_flavor(model, line) is not None:
         return []
@@ -225,30 +230,35 @@ def lacking(model: ModelSpec, line: str) -> list[str]:
 
 
 def module_of(model: ModelSpec, line: str) -> str:
-    """The TorchTitan module that would train these shapes: of a model that it ships its own, else
-    the class that takes them.
+    """The TorchTitan module that would train these shapes.
+
+    Its own for a model that it ships, else the class that takes them.
     """
     flavor = find_flavor(model, line)
     return flavor.module if flavor else class_for(model)
 
 
 def pipelines(model: ModelSpec, line: str) -> bool:
-    """Whether the TorchTitan model that would train these shapes can be split into pipeline stages.
+    """Whether TorchTitan can split the model for these shapes into pipeline stages.
+
     line: "0.2" or "0.3".
     """
     return module_of(model, line) in WITH_PIPELINE[line]
 
 
 def cuts_sequences(model: ModelSpec, line: str) -> bool:
-    """Whether the TorchTitan model that would train these shapes takes context parallelism. line:
-    "0.2" or "0.3".
+    """Whether TorchTitan's model for these shapes takes context parallelism.
+
+    line: "0.2" or "0.3".
     """
     return module_of(model, line) not in WITHOUT_CONTEXT_PARALLEL[line]
 
 
 def module_names(split: tuple[int, ...], head: str) -> list[list[str]]:
-    """Modules of each pipeline stage for a count of layers a stage.  head: name of the output
-    layer.
+    """Modules of each pipeline stage.
+
+    split: layers of each stage.
+    head: name of the output layer.
     """
     stages: list[list[str]] = []
     first = 0
@@ -263,11 +273,10 @@ def module_names(split: tuple[int, ...], head: str) -> list[list[str]]:
 def even_split(
     num_layers: int, num_stages: int, first: int = 1, last: int = 1
 ) -> tuple[int, ...] | None:
-    """Layers a stage as TorchTitan splits them; None where it refuses (a stage without anything in
-    it).
+    """Layers per stage as TorchTitan splits them; None where it refuses, as a stage would be empty.
 
-    The embedding counts as `first` layers and the head as `last`; the first stages take what is
-    left over.
+    The embedding counts as `first` layers and the head as `last`. The first stages take the
+    remainder.
     Source: torchtitan 0.2.2 distributed/pipeline_parallel.py generate_llm_fqn_per_model_part.
     """
     each, extra = divmod(num_layers + first + last, num_stages)
@@ -282,11 +291,10 @@ def even_split(
 
 
 def uniform_layers_per_stage(num_layers: int, num_stages: int) -> int | None:
-    """Value of pipeline_parallel_layers_per_stage that makes TorchTitan build this many stages;
-    None where none does.
+    """The pipeline_parallel_layers_per_stage with which TorchTitan builds this many stages.
 
-    It builds ceil((layers + 2) / value) stages. Source: torchtitan 0.2.2
-    distributed/pipeline_parallel.py pipeline_llm.
+    None where no value does. It builds ceil((layers + 2) / value) stages.
+    Source: torchtitan 0.2.2 distributed/pipeline_parallel.py pipeline_llm.
     """
     value = -(-(num_layers + 2) // num_stages)
     return value if -(-(num_layers + 2) // value) == num_stages else None

@@ -1,9 +1,8 @@
-"""Which of a network's fields TorchTitan's model classes can be told, and what the models that it
-ships have there.
+"""Network fields that TorchTitan's model classes can express, and their values in shipped models.
 
 Sources: torchtitan 0.2.2 models/{llama3,llama4,qwen3,deepseek_v3,gpt_oss}/model/{args,model}.py and
-their `__init__.py`, models/moe/moe.py; 0.3.0 models/*/__init__.py,
-models/common/{rope,moe,nn_modules}.py.
+    their `__init__.py`, models/moe/moe.py; 0.3.0 models/*/__init__.py,
+    models/common/{rope,moe,nn_modules}.py.
 """
 
 from collections.abc import Mapping
@@ -12,8 +11,8 @@ from types import MappingProxyType
 from planner.specs.model import ModelSpec
 from planner.specs.network import RopeScaling, yarn_mscale
 
-# Scaling of rotary frequencies that a class has. TorchTitan's qwen3 has none: an export for 0.2
-# computes llama3's and linear's itself.
+# Scalings of rotary frequencies that a class can have. TorchTitan's qwen3 has none, and llama3 has
+# no linear one: an export for 0.2 computes these itself.
 SCALINGS: Mapping[str, frozenset[str]] = {
     "llama3": frozenset({"llama3", "linear"}),
     "qwen3": frozenset({"llama3", "linear"}),
@@ -26,7 +25,7 @@ SCALINGS_03: Mapping[str, frozenset[str]] = {
     "llama3": frozenset({"llama3"}),
     "qwen3": frozenset(),
 }
-# Where TorchTitan ships a model under its publisher's name, it differs from the published config in
+# Models that TorchTitan ships under their publisher's name differ from the published config in
 # these fields; see `shipped_lacks`.
 OWN_WAY: Mapping[str, frozenset[str]] = {
     "llama4": frozenset({"qk_l2_norm", "attn_temperature_tuning", "rope_mask"}),
@@ -35,10 +34,11 @@ OWN_WAY: Mapping[str, frozenset[str]] = {
 
 
 def lacks(model: ModelSpec, kind: str, line: str) -> list[tuple[str, str]]:
-    """(field, what it is) for everything about the network that TorchTitan's class `kind` cannot be
-    told. line: "0.2" or "0.3".
+    """(field, what it is) for all about the network that TorchTitan's class cannot express.
 
-    A model with any of these would train, but as another network than the config says.
+    kind: the class.
+    line: "0.2" or "0.3".
+    A model with any of these would train, but as another network than its config describes.
     """
     scaling = model.rope_scaling
     types = (SCALINGS if line == "0.2" else SCALINGS_03).get(kind, frozenset())
@@ -114,8 +114,9 @@ def lacks(model: ModelSpec, kind: str, line: str) -> list[tuple[str, str]]:
 
 
 def _one_mscale(scaling: RopeScaling) -> bool:
-    """Whether YaRN's factor of rotated widths is 1, so that only the softmax is scaled, as
-    DeepSeek's class does.
+    """Whether YaRN's factor on rotated widths is 1, so that it scales the softmax only.
+
+    DeepSeek's class scales the softmax only.
     """
     return (scaling.mscale or 1.0) == (scaling.mscale_all_dim or 0.0)
 
@@ -126,8 +127,9 @@ def softmax_mscale(scaling: RopeScaling) -> float:
 
 
 def shipped_lacks(model: ModelSpec, module: str, line: str) -> list[tuple[str, str]]:
-    """The same for a model that TorchTitan ships: what its own rendering of that model is known to
-    leave out is not counted.
+    """The same as `lacks` for a model that TorchTitan ships.
+
+    Fields that its own version of that model is known to leave out do not count.
     """
     return [
         (field, words)
@@ -137,8 +139,9 @@ def shipped_lacks(model: ModelSpec, module: str, line: str) -> list[tuple[str, s
 
 
 def left_out_by_shipped(model: ModelSpec, module: str, line: str) -> list[tuple[str, str]]:
-    """What TorchTitan's own rendering of a published model leaves out: named by the export, no
-    reason to refuse it.
+    """What TorchTitan's own version of a published model leaves out.
+
+    The export names it; it is no reason to refuse the model.
     """
     return [
         (field, words)
@@ -242,14 +245,12 @@ _MAY_BE_UNKNOWN = frozenset({"rope_theta", "norm_eps", "scoring_func", "norm_top
 
 
 def shipped_facts(module: str, flavor: str) -> Facts:
-    """What a model that TorchTitan ships has in fields of `network.Network`."""
+    """The values that a shipped model has in fields of `network.Network`."""
     return _SHIPPED[module, flavor]
 
 
 def differences(model: ModelSpec, module: str, flavor: str) -> dict[str, object]:
-    """Field -> the model's value, where it is known and the model that TorchTitan ships has
-    another.
-    """
+    """Field -> the model's value, where it is known and differs from TorchTitan's model."""
     return {
         field: getattr(model, field)
         for field, theirs in shipped_facts(module, flavor).items()
@@ -267,7 +268,7 @@ def _same(model: ModelSpec, field: str, theirs: object) -> bool:
 
 
 def rope_numbers(scaling: RopeScaling | None) -> tuple[object, ...]:
-    """The numbers that decide a scaling, so that two that mean the same compare equal."""
+    """The numbers that determine a scaling; equal for two scalings with the same effect."""
     if scaling is None:
         return ()
     common = (scaling.rope_type, scaling.factor, scaling.original_max_position_embeddings)
@@ -291,7 +292,7 @@ def rope_numbers(scaling: RopeScaling | None) -> tuple[object, ...]:
 
 
 def unknown(model: ModelSpec) -> list[str]:
-    """Fields that every network of this kind has and that nobody gave."""
+    """Fields that every network of this kind has but that nothing states for this one."""
     wanted = ["rope_theta"] * (model.position_embedding == "rope") + ["norm_eps"]
     wanted += ["scoring_func", "norm_topk_prob"] * model.is_moe
     return [field for field in wanted if getattr(model, field) is None]

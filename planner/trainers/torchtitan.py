@@ -13,7 +13,7 @@ from planner.trainers.release import Known, Release, Releases
 from planner.trainers.sharding import FSDP2
 
 AC_MODES = frozenset(AC_KINDS) - {"selective-attention"}
-# pull request 1701: the converter `float8`, by which TP was planned, got another name
+# Pull request 1701 renamed the converter `float8`, for which the TP plan looks.
 CONVERTERS_RENAMED = "2025-09-12"
 
 
@@ -22,7 +22,7 @@ def _lacks(model: ModelSpec, release: Release) -> list[str]:
 
 
 def recipe_line(release: Release) -> str:
-    """The release's line by its quantisation; a commit is placed by the date beside it."""
+    """The release's line by its quantisation; a commit is placed by the date written with it."""
     day = release.named.day
     return "0.2" if day >= CONVERTERS_RENAMED and release.before("0.2") else release.line
 
@@ -30,12 +30,12 @@ def recipe_line(release: Release) -> str:
 def _recipes(release: Release) -> tuple[Recipe, ...]:
     """Torchao's recipes as the release uses them.
 
-    0.1 planned TP with torchao's Float8ColwiseParallel, which all-gathers tensorwise inputs in
-    float8; since 0.2 the plan looks for a converter that no longer has that name, and gathers in 16
-    bits. 0.2 filters small layers, as our export asks it to, computes the scales of all weights in
-    one all-reduce (plain torch does neither), and refuses float8 experts under PP and CP. 0.3 hands
-    its filters descriptions of layers, all of which torchao's filter of small ones declines: the
-    export does not ask for it.
+    0.1 plans TP with torchao's Float8ColwiseParallel, which all-gathers tensorwise inputs in
+    float8. Since 0.2 the plan looks for a converter that no longer has that name, and gathers in 16
+    bits. 0.2 filters small layers, as our export asks it to, and computes the scales of all weights
+    in one all-reduce; plain torch does neither. It refuses float8 experts under PP and CP. 0.3
+    hands its filters descriptions of layers, and torchao's filter for small layers declines all of
+    them, so the export does not ask for it.
     """
     return _in_line(recipe_line(release), torchao())
 
@@ -68,7 +68,7 @@ TORCHTITAN = TrainerRules(
     title="TorchTitan",
     # README (CUDA; ROCm in its CI, .github/workflows/integration_test_8gpu_features.yaml)
     vendors={"nvidia": "", "amd": ""},
-    # days on which the files in its wheels on PyPI were written
+    # the days when the files in its wheels on PyPI were written
     history=(
         Known(number="0.1.0", day="2025-06-18"),
         Known(number="0.2.0", day="2025-10-18"),

@@ -1,9 +1,8 @@
-"""How each trainer's runtime moves activations and gradients between pipeline ranks: rows of a
-table that the simulator follows.
+"""How each trainer's runtime moves activations and gradients between pipeline ranks.
 
-A transfer needs both ends: NCCL moves more than its buffers hold only once the receiver has posted
-its receive too, and the receive stands behind the compute that was launched before it
-(ProcessGroupNCCL::pointToPoint, syncStream).
+The simulator follows the rows of these tables. A transfer needs both ends: NCCL moves more than its
+buffers hold only once the receiver has posted its receive, and the receive waits for the compute
+that was launched before it (ProcessGroupNCCL::pointToPoint, syncStream).
 """
 
 from dataclasses import dataclass, field, replace
@@ -18,22 +17,26 @@ Stream = Literal["link", "pair"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transport:
-    """One runtime's habits.
+    """How one runtime transfers.
 
-    receive: when a rank posts a receive. free: it never holds up the sender.  needed: when all it
-        was given to do before is done.
-        ahead: when its previous forward (of a forward's input) or backward is done.  lowered: where
-            torch's lowering pass puts it.
-        turn: with all sends of the turn just done, a turn being one forward and the backward after
-            it, or one of them alone.
-    waits: sends that a rank sees through before its next action. all: every one.  fused: one that
-        goes out in a batch with the receive of the next action, from the same neighbour; others
-        before the action after its next.  none: none.
-    stream: what transfers queue on. link: neighbours, one direction.  pair: neighbours, both
-        directions.
-    synchronises: the host waits for the GPU after each exchange and then has to launch anew.
+    receive: when a rank posts a receive.
+        free: it never holds up the sender.
+        needed: when everything that the rank had to do before is done.
+        ahead: when its previous forward (for a forward's input) or backward is done.
+        lowered: where torch's lowering pass puts it.
+        turn: with all sends of the turn just done; a turn is one forward and the backward after it,
+        or one of them alone.
+    waits: sends that a rank waits for before its next action.
+        all: every one.
+        fused: one that goes out in a batch with the receive of the next action, from the same
+        neighbour; it waits for the others before the action after its next.
+        none: none.
+    stream: what transfers queue on.
+        link: neighbours, one direction.
+        pair: neighbours, both directions.
+    synchronises: the host waits for the GPU after each exchange and must then launch again.
     splits: where ranks of a tensor-parallel group hold the same activation, each sends its share
-        and they gather it behind.
+        and the receivers gather it.
     """
 
     receive: Receive
@@ -45,8 +48,10 @@ class Transport:
 
     @property
     def exposed(self) -> Exposed:
-        """What a schedule cannot hide of its sends: nothing but chains of them, receives posted
-        late, sends seen through, or turns.
+        """What a schedule cannot hide of its sends.
+
+        "none": only chains of sends. "receive": receives that are posted late. "send": sends that a
+        rank waits for. "turn": whole turns.
         """
         if self.receive == "turn":
             return "turn"
@@ -112,7 +117,7 @@ _ZERO_BUBBLE_SCHEDULES = frozenset({"ZB-1p", "ZB-2p"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportRow:
-    """A transport and the runs it holds for.
+    """A transport and the runs that use it.
 
     schedules: those it moves; None for all.
     years: of the trainer's version, where that is a date; empty for all.
@@ -125,7 +130,7 @@ class TransportRow:
     overlapped: bool = False
 
     def holds(self, schedule: str, year: str, overlap: bool) -> bool:
-        """Whether this is the row of a run; the first that holds is."""
+        """Whether a run may use this row; it uses the first row that holds."""
         ours = self.schedules is None or schedule in self.schedules
         return ours and (not self.years or year in self.years) and (overlap or not self.overlapped)
 
@@ -145,8 +150,8 @@ MEGATRON_ROWS = (
     TransportRow(schedules=ONE_STAGE, transport=_MEGATRON_BLOCKING),
     TransportRow(schedules=_ZERO_BUBBLE_SCHEDULES, overlapped=True, transport=_ZERO_BUBBLE),
     TransportRow(schedules=_ZERO_BUBBLE_SCHEDULES, transport=_SEEN_THROUGH),
-    # Before 2023 there was no --overlap-p2p-communication; in 2023 it had to be asked for; since
-    # then one says --no-overlap-...
+    # --overlap-p2p-communication did not exist before 2023 and was off by default in 2023. Since
+    # then it is on by default.
     TransportRow(years=_OLD_MEGATRON, transport=replace(_MEGATRON_TURNS, splits=True)),
     TransportRow(overlapped=True, transport=_MEGATRON_OVERLAPPED),
     TransportRow(transport=_MEGATRON_TURNS),
