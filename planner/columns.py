@@ -1,8 +1,6 @@
-"""`LayoutBatch`: layouts as columns of shape (N,), the one form in which they are checked, priced
-and ranked.
+"""`LayoutBatch`: layouts as columns of shape (N,), in which they are checked, priced and ranked.
 
-A single layout is a batch of one. Words become codes: an index into the names
-in `CODES`.
+A single layout is a batch of one. Words become codes: an index into the names in `CODES`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,8 +44,9 @@ TRAINER_SPLIT = -1
 class LayoutBatch:
     """N layouts. Integers and codes are int64, flags bool, `ac_value` float64.
 
-    ac_kind: index into AC_KINDS; ac_value: N of selective-layer-N or X of memory-budget-X, else 0.
-    split: index into `splits` (layers per stage, first stage first), TRAINER_SPLIT for the
+    ac_kind: index into AC_KINDS.
+    ac_value: N of selective-layer-N or X of memory-budget-X, else 0.
+    split: index into `splits` (layers per stage, first stage first); TRAINER_SPLIT for the
         trainer's own.
     """
 
@@ -152,7 +151,7 @@ class LayoutBatch:
 
 
 def schedule_is(codes: IntColumn, holds: Callable[[Schedule], bool]) -> BoolColumn:
-    """True where this holds for the schedule of the code. (N,)."""
+    """True where this holds for the schedule of the code, (N,)."""
     return np.array([holds(schedule) for schedule in SCHEDULES.values()], dtype=np.bool_)[codes]
 
 

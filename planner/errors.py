@@ -21,7 +21,7 @@ PREDICATES = ("is", "must", "has", "have", "holds", "hold", "needs", "cannot", "
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that is wrong: which field, what was given, the rule it breaks, what would pass."""
+    """One thing that is wrong: the field, what was given, the rule it breaks, what would pass."""
 
     field: str
     value: object
@@ -54,7 +54,7 @@ class PlannerError(Exception):
 
 
 class SpecError(PlannerError):
-    """The request is wrong. Carries every fault found; the first one is the headline."""
+    """The request is wrong. It carries every fault found; the first one is the headline."""
 
     kind = "invalid_request"
 
@@ -65,13 +65,13 @@ class SpecError(PlannerError):
         super().__init__("; ".join(str(fault) for fault in self.faults))
 
     def renamed(self, name: Callable[[str], str]) -> "SpecError":
-        """The same faults, their fields as a request names them that holds the faulty one."""
+        """The same faults with the field names that a surrounding request uses."""
         error = SpecError([replace(fault, field=name(fault.field)) for fault in self.faults])
         error.kind = self.kind
         return error
 
     def as_dict(self) -> dict[str, object]:
-        """The contract's error object; further faults travel in `errors`."""
+        """The contract's error object; further faults are in `errors`."""
         first = self.faults[0]
         body: dict[str, object] = {
             "type": self.kind,
@@ -95,7 +95,7 @@ class UnknownNameError(SpecError):
     def __init__(
         self, field: str, value: str, known: Iterable[str], what: str, *, also: str = ""
     ) -> None:
-        """also: what can be done where no known name is meant."""
+        """also: what can be done if no known name is meant."""
         names = sorted(known)
         close = difflib.get_close_matches(str(value).lower(), names, n=3, cutoff=0.5)
         remedy = (
@@ -108,8 +108,9 @@ class UnknownNameError(SpecError):
 
 
 class InfeasibleError(PlannerError):
-    """A sound request for which no layout fits: the binding limit, the nearest miss and the
-    smallest change that would fit.
+    """A sound request for which no layout fits.
+
+    It names the binding limit, the nearest miss and the smallest change that would fit.
     """
 
     kind = "nothing_fits"
@@ -145,11 +146,10 @@ class InfeasibleError(PlannerError):
 
 
 class UnsupportedError(InfeasibleError):
-    """A sound request that its trainer cannot run, whatever the layout: why, and which trainers
-    could.
+    """A sound request that its trainer cannot run, whatever the layout.
 
-    could: trainers we know that can, with their release.  violations: one for each thing the
-        trainer lacks.
+    could: trainers that can, with their release.
+    violations: one for each thing that the trainer lacks.
     """
 
     kind = "nothing_runs"
@@ -172,15 +172,13 @@ class UnsupportedError(InfeasibleError):
 
 
 class MissingDataError(SpecError):
-    """No peak or calibration for this operation, dtype and GPU; the remedy says which would supply
-    it.
-    """
+    """No peak or calibration for this operation, dtype and GPU; the remedy says what adds it."""
 
     kind = "missing_data"
 
 
 class ProbeError(PlannerError):
-    """A probe or a backend failed; the message is its own."""
+    """A probe or a backend failed, with the message that it gave."""
 
     kind = "probe_failed"
 
@@ -205,19 +203,19 @@ class StoreError(PartedError):
 
 
 class NotFoundError(StoreError):
-    """No object of this id."""
+    """No object has this id."""
 
     kind = "not_found"
 
 
 class ConflictError(StoreError):
-    """The object exists already, or changed meanwhile."""
+    """The object exists already, or changed in the meantime."""
 
     kind = "conflict"
 
 
 def _plain(value: object) -> object:
-    """A JSON-safe rendering of a faulty value (NaN and nested values become short text)."""
+    """A JSON-safe form of a faulty value; NaN and nested values become short text."""
     if value is None or isinstance(value, (bool, int)):
         return value
     if isinstance(value, str):

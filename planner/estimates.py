@@ -1,5 +1,6 @@
-"""From a job with a layout to the contract's estimate: rules first, then the price of a batch of
-one, then its simulated schedule.
+"""From a job with a layout to the contract's estimate.
+
+Rules come first, then the price of a batch of one, then its simulated schedule.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -41,14 +42,18 @@ FITS_BELOW = 0.05
 def estimate_jobs(
     jobs: Sequence[Job], calibration_of: Callable[[Job], Calibration | None] = lambda _: None
 ) -> list[Estimate]:
-    """One estimate a job, in order, under the calibration of each (None: the shipped one). Raises
-    SpecError when a job has no layout.
+    """One estimate per job, in order, each under its calibration (None: the shipped one).
+
+    Raises SpecError when a job has no layout.
     """
     return [estimate_job(job, calibration_of(job)) for job in jobs]
 
 
 def estimate_job(job: Job, calibration: Calibration | None = None) -> Estimate:
-    """The estimate of the job's layout; an impossible layout is an answer with `valid` false."""
+    """The estimate of the job's layout; an impossible layout gets an estimate with `valid` false.
+
+    Raises SpecError when the job has no layout.
+    """
     if job.layout is None:
         raise SpecError(
             Fault(
@@ -91,8 +96,9 @@ def estimate_layouts(
 def simulated_columns(
     pricer: Pricer, layouts: Sequence[Layout]
 ) -> list[tuple[float, float, float]]:
-    """(simulated step seconds, probability of running out of memory, device / usable bytes - 1) of
-    legal layouts, in order.
+    """What the simulated steps of legal layouts give, one tuple per layout, in order.
+
+    (step seconds, probability of running out of memory, device bytes / usable bytes - 1)
     """
     if not layouts:
         return []
@@ -117,7 +123,7 @@ def _refused(
 
 
 def _unpriced(model: ModelSpec) -> Iterator[str]:
-    """What the config of the model has and the numbers leave out."""
+    """What the model's config has and the estimate leaves out."""
     if model.left_out:
         yield (
             f"the language model alone is priced: {', '.join(model.left_out)} of its config left "
@@ -152,7 +158,7 @@ class _Columns:
         self.m = num_microbatches(batch, pricer.training)
 
     def estimate(self, row: int, job_id: str | int | None) -> Estimate:
-        """The contract's object of one row."""
+        """The estimate of one row."""
         pricer, prices = self.pricer, self.prices
         step = float(self.refined.step_seconds[row])
         tokens = (
@@ -191,8 +197,9 @@ class _Columns:
         )
 
     def _redone_share(self, row: int) -> float:
-        """Recomputed over required flops: required are three forwards (one forward, two
-        backward).
+        """Recomputed over required flops.
+
+        A step requires three forwards: one for the forward, two for the backward.
         """
         flops, redone = (
             self.prices.stage_seconds.forward_flops[:, row],
@@ -256,8 +263,9 @@ class _Columns:
         )
 
     def _basis(self, row: int) -> dict[str, Basis]:
-        """Of every feature, and of memory, which rests on how torch allocates and is checked
-        against published peaks.
+        """The basis of every feature, and of memory.
+
+        Memory rests on how torch allocates and is checked against published peaks.
         """
         pricer = self.pricer
         of = basis(
@@ -273,8 +281,9 @@ class _Columns:
 def model_flops_utilisation(
     model: ModelSpec, cluster: ClusterSpec, tokens_per_second_per_gpu: float, seq_len: int
 ) -> float | None:
-    """TorchTitan's count over the dense bf16 peak; None where the GPU has no bf16 (its fp16 peak
-    serves where it has one).
+    """TorchTitan's count of flops over the dense bf16 peak.
+
+    A GPU without bf16 counts by its fp16 peak; None where it has neither.
     """
     peak = cluster.gpu.peak_flops_per_second.get("bf16") or cluster.gpu.peak_flops_per_second.get(
         "fp16"

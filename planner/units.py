@@ -1,5 +1,4 @@
-"""The only place where 1024 and 1e9 appear: parse quantities at the way in, format them at the way
-out.
+"""The only place where 1024 and 1e9 appear: it parses quantities of users and formats them again.
 
 Inside the planner every quantity is SI: bytes, seconds, bytes per second, FLOP, watts.
 GB is 10^9 bytes and GiB is 2^30 bytes. Bandwidth in bits ("400 Gb/s") is divided by eight.
@@ -12,7 +11,7 @@ KILO, MEGA, GIGA, TERA, PETA = 1e3, 1e6, 1e9, 1e12, 1e15
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 BITS_PER_BYTE = 8
 HOUR, DAY = 3600.0, 86400.0
-SAME_SPEED = 0.005  # a ratio of speeds this near to one is no difference to name
+SAME_SPEED = 0.005  # a ratio of speeds this near to one counts as no difference
 ROUNDS_UP = 0.9995  # of a power of ten: from here three significant digits read as the power itself
 
 _DECIMAL = {"": 1.0, "k": KILO, "K": KILO, "M": MEGA, "G": GIGA, "T": TERA, "P": PETA}
@@ -37,9 +36,7 @@ def _bytes_factor(unit: str) -> float | None:
 
 
 def _factor(kind: str, unit: str) -> float | None:
-    """SI value of one `unit` of a quantity of this kind; None where the unit does not fit the
-    kind.
-    """
+    """SI value of one `unit` of a quantity of this kind; None where the unit does not fit it."""
     if unit == "":
         return 1.0
     if kind == "bytes":
@@ -67,7 +64,8 @@ EXAMPLES = {
 def parse_quantity(value: object, kind: str) -> float:
     """SI number from a bare number or a string with a unit.
 
-    value: 50e9, "50e9", "400 Gb/s", "80 GiB", "700 W", "5 us".  kind: a key of EXAMPLES.
+    value: 50e9, "50e9", "400 Gb/s", "80 GiB", "700 W", "5 us".
+    kind: a key of EXAMPLES.
     Raises ValueError with the rule when the text is no number, the unit does not fit, or the number
     is not finite.
     """
@@ -87,9 +85,9 @@ def parse_quantity(value: object, kind: str) -> float:
 
 
 def parse_count(value: object) -> object:
-    """15e12 from "15T", "15 T" or "15e12"; what is no text stays as it is. Suffixes k, M, B (or G)
-    and T.
+    """15e12 from "15T", "15 T" or "15e12"; a value that is not text is returned as it is.
 
+    Suffixes are k, M, B (or G) and T.
     Raises ValueError with the rule and remedy when the text is no number.
     """
     if not isinstance(value, str):
@@ -102,10 +100,12 @@ def parse_count(value: object) -> object:
 
 
 def parse_tokens(value: object) -> object:
-    """Length of a sequence: 8192 from "8k", "8K" or "8 K", 1048576 from "1M"; else as it is.
+    """Length of a sequence: 8192 from "8k", "8K" or "8 K", 1048576 from "1M".
 
-    The suffixes are powers of two, because lengths of sequences are: nobody who writes 8k means
-    8000. (Tokens of a whole run are decimal: `parse_count`.)
+    A value that is not text is returned as it is. The suffixes are powers of two, because lengths
+    of
+    sequences are: nobody who writes 8k means 8000. (Tokens of a whole run are decimal:
+        `parse_count`.)
     Raises ValueError with the rule and remedy when the text is no whole number with such a suffix.
     """
     if not isinstance(value, str):
@@ -166,10 +166,9 @@ def plural(noun: str) -> str:
 
 
 def times_as_fast(speedup: float) -> str:
-    """How fast one thing is against another, by the ratio of their rates: 1.17 -> "1.17 times as
-    fast".
+    """How fast one thing is against another, by the ratio of rates: 1.17 -> "1.17 times as fast".
 
-    One wording for gains and losses (0.95 is a loss), because a share of time saved reads like a
+    Gains and losses (0.95 is a loss) share one wording, because a share of time saved reads like a
     share of speed gained: a step 50% shorter is twice as fast. Within SAME_SPEED it says so.
     """
     if abs(math.log(speedup)) < SAME_SPEED:
@@ -185,7 +184,8 @@ def times(ratio: float) -> str:
 
 
 def three_digits(value: float) -> str:
-    """Three significant digits, thousands apart, never an exponent: 1234.5 -> "1,230", 0.1234 ->
-    "0.123".
+    """Three significant digits, thousands grouped, never an exponent: 1234.5 -> "1,230".
+
+    0.1234 -> "0.123".
     """
     return f"{float(f'{value:.3g}'):,.0f}" if abs(value) >= ROUNDS_UP * 100 else f"{value:.3g}"

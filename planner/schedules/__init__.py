@@ -1,7 +1,7 @@
 """Pipeline schedules: one file each, one line each in this registry.
 
 A schedule's file says all there is to say about it: its order, rules and closed forms, and which
-runtimes have it. The registry alone decides the codes in columns of layouts.
+runtimes have it. Only the codes in columns of layouts come from the registry.
 """
 
 from planner.registry import Registry
@@ -45,9 +45,7 @@ SCHEDULES: Registry[Schedule] = Registry(
 
 
 def schedules_of(runtime: Runtime) -> tuple[str, ...]:
-    """Names of the schedules that a pipeline runtime has, in the order in which a search tries
-    them.
-    """
+    """Names of a pipeline runtime's schedules, in the order in which a search tries them."""
     found = (entry for entry in SCHEDULES.values() if runtime in entry.runtimes)
     return tuple(entry.name for entry in sorted(found, key=lambda entry: entry.search_order))
 

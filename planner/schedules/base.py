@@ -178,8 +178,9 @@ class Schedule(ABC):
         input_grad_seconds: FloatLike,
         weight_grad_seconds: FloatLike,
     ) -> Floats:
-        """Idle seconds of a rank: step minus m (f + i + w), for equal stages and free sends.
-        (N,).
+        """Idle seconds of a rank, (N,), for equal stages and free sends.
+
+        They are the step minus m (f + i + w).
         """
 
     @abstractmethod
@@ -217,7 +218,7 @@ class Schedule(ABC):
     def split_share(
         self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
     ) -> Floats:
-        """Share of microbatches whose I and W are two actions, the mean over ranks. (N,)."""
+        """Share of microbatches whose I and W are two actions, (N,), the mean over ranks."""
         return np.asarray(
             float(self.splits_backward) + pp * 0.0 + num_microbatches * 0.0, dtype=np.float64
         )
@@ -230,10 +231,9 @@ class Schedule(ABC):
         num_microbatches: IntLike,
         exposed: Exposed = "none",
     ) -> Floats:
-        """Hops that lengthen the step: d(step) / d(send seconds), to first order. (N,).
+        """Hops that lengthen the step: d(step) / d(send seconds), to first order, (N,).
 
         For short sends and equal stages.
-
         exposed: what the runtime cannot hide (`planner.trainers.transports`).
         """
 
@@ -246,7 +246,7 @@ class Schedule(ABC):
     def pairs_on_critical_path(
         self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
     ) -> Floats:
-        """Pairs that shorten the step: -d(step) / d(seconds saved by a pair). (N,).
+        """Pairs that shorten the step: -d(step) / d(seconds saved by a pair), (N,).
 
         For equal stages.
         """
@@ -268,7 +268,8 @@ class Schedule(ABC):
     def stage_rank(self, stage: IntLike, pp: IntLike, virtual_stages: IntLike) -> Ints:
         """Pipeline rank that holds a stage.
 
-        Looped: stage mod p.  V-shaped: odd passes run backwards, 0 1 .. p-1 p-1 .. 1 0.
+        Looped: stage mod p.
+        V-shaped: odd passes run backwards, 0 1 .. p-1 p-1 .. 1 0.
         Source: torch.distributed.pipelining generate_stage_to_rank_mapping, styles "loop" and "v".
         """
         index = np.asarray(stage, dtype=np.int64) % pp
@@ -307,8 +308,9 @@ def one_stage_per_rank(name: str) -> ScheduleRule:
 
 
 def several_stages_per_rank(name: str) -> ScheduleRule:
-    """Rule of the looped schedules: v >= 2 (TorchTitan pipeline_parallel.py refuses a multi-stage
-    schedule with one).
+    """Rule of the looped schedules: v >= 2.
+
+    TorchTitan's pipeline_parallel.py refuses a multi-stage schedule with one stage.
     """
     return ScheduleRule(
         field="virtual_stages",
@@ -319,8 +321,9 @@ def several_stages_per_rank(name: str) -> ScheduleRule:
 
 
 def two_stages_per_rank(name: str) -> ScheduleRule:
-    """Rule of the V-shaped schedules: v = 2 (torch schedules.py: "requires exactly 2 stages per
-    rank").
+    """Rule of the V-shaped schedules: v = 2.
+
+    torch schedules.py: "requires exactly 2 stages per rank".
     """
     return ScheduleRule(
         field="virtual_stages",

@@ -1,10 +1,9 @@
-"""The order that 1F1B and its interleaved and zero-bubble kin share: warm up, then one forward one
-backward, then drain.
+"""The order that 1F1B and its interleaved and zero-bubble variants share.
 
+Warm up, then one forward one backward, then drain.
 A rank counts its work in chunks (one microbatch on one of its stages), n = v m of each kind.
-Forward chunks go round by
-round: `per_round` microbatches on the first local stage, the same on the second, and so on;
-    backward chunks mirror it.
+Forward chunks go round by round: `per_round` microbatches on the first local stage, the same on the
+second, and so on. Backward chunks mirror it.
 Source: Narayanan et al. 2021 (PipeDream-Flush, interleaved); Qi et al. 2023 (W split off, delayed);
 torch 2.13 pipelining/schedules.py gives the same orders (tests/unit/test_schedules_torch.py).
 """
@@ -23,11 +22,10 @@ def depth_first_order(
     warmup: int,
     weight_delay: int | None,
 ) -> RankOrder:
-    """Actions of one rank: `warmup` forwards, then F and backward in turn, then the remaining
-    backwards.
+    """Actions of one rank: `warmup` forwards, then F and backward in turn, then other backwards.
 
-    weight_delay: None for full backwards (B); d for I with the W of d chunks earlier after it, the
-        rest of W at the end.
+    weight_delay: None for full backwards (B). With d, each I is followed by the W of d chunks
+        earlier, and the remaining W come at the end.
     """
     per_round = int(microbatches_per_round(pp, num_microbatches))
     chunks = virtual_stages * num_microbatches
@@ -57,8 +55,9 @@ def depth_first_order(
 
 
 def microbatches_per_round(pp: IntLike, num_microbatches: IntLike) -> Ints:
-    """Round size k = m / max(1, m // p): p where p divides m, a little more for the other counts
-    that torch accepts, m below p.
+    """Size k of a round: m / max(1, m // p).
+
+    It is p where p divides m, a little more for the other counts that torch accepts, and m below p.
     """
     count = np.asarray(num_microbatches, dtype=np.int64)
     return np.asarray(count // np.maximum(1, count // pp), dtype=np.int64)
@@ -74,8 +73,9 @@ def chunks_in_flight(warmup: IntLike, virtual_stages: IntLike, num_microbatches:
 def chunks_awaiting_weight_grad(
     warmup: IntLike, delay: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
 ) -> Floats:
-    """Chunks between I and W when `chunks_in_flight` peaks last, in microbatches: min(d, v m -
-    warmup - 1) / v, not below 0.
+    """Microbatches (chunks / v) between I and W when `chunks_in_flight` last peaks.
+
+    min(d, v m - warmup - 1) / v, not below 0.
     """
     room = np.maximum(0, virtual_stages * num_microbatches - warmup - 1)
     return np.asarray(np.minimum(delay, room) / virtual_stages, dtype=np.float64)
@@ -84,8 +84,9 @@ def chunks_awaiting_weight_grad(
 def late_weight_grads(
     in_flight: Floats, delay: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
 ) -> tuple[Floats, Floats]:
-    """The moment after an I at which min(d + 1, v m) chunks wait for W, and what else is in flight
-    (see `Schedule.moments`).
+    """(what else is in flight, what waits for W) when most chunks wait for W, min(d + 1, v m).
+
+    In microbatches, right after an I (see `Schedule.moments`).
     """
     late = np.minimum(np.asarray(delay) + 1, virtual_stages * num_microbatches) / virtual_stages
     whole = np.clip(num_microbatches - late, 0.0, in_flight - 1.0 / virtual_stages)
@@ -93,8 +94,9 @@ def late_weight_grads(
 
 
 def exchanges(pp: IntLike, num_microbatches: IntLike) -> Floats:
-    """Sends on the critical path of 1F1B where neighbours wait for each other's: 2 m + 2 p - 5, for
-    two ranks m + 1.
+    """Sends on the critical path of 1F1B where neighbours wait for each other's sends.
+
+    2 m + 2 p - 5, for two ranks m + 1.
     """
     count = num_microbatches
     return np.asarray(

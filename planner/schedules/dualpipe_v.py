@@ -1,5 +1,6 @@
-"""DualPipeV: DeepSeek's DualPipe cut in half, a V of two stages per rank whose F and B of two
-microbatches pair up.
+"""DualPipeV: DeepSeek's DualPipe cut in half.
+
+A V of two stages per rank, whose F and B of two microbatches pair up.
 """
 
 from dataclasses import dataclass
@@ -22,11 +23,11 @@ from planner.schedules.v_shape import VOrder
 
 @dataclass(frozen=True)
 class DualPipeV(Schedule):
-    """DualPipe's "cut-in-half" (DeepSeek-V3 report, section 3.2.1; github.com/deepseek-ai/DualPipe;
-    Sea AI Lab).
+    """DualPipe's "cut-in-half".
 
-    The steady phase is overlapped pairs; what communication they hide is a matter of durations, not
-    of the order.
+    The steady phase is overlapped pairs. What communication they hide depends on durations, not on
+    the order.
+    Sources: DeepSeek-V3 report, section 3.2.1; github.com/deepseek-ai/DualPipe; Sea AI Lab.
     """
 
     name: str = "DualPipeV"
@@ -64,8 +65,9 @@ class DualPipeV(Schedule):
         return tuple(order.actions)
 
     def rules(self, runtime: Runtime = "torch") -> tuple[ScheduleRule, ...]:
-        """Exactly two stages per rank; at least as many microbatches as stages (torch raises
-        ValueError).
+        """Exactly two stages per rank; at least as many microbatches as stages.
+
+        torch raises ValueError with fewer.
         """
         enough = ScheduleRule(
             field="micro_batch_size",
@@ -85,12 +87,16 @@ class DualPipeV(Schedule):
         input_grad_seconds: FloatLike,
         weight_grad_seconds: FloatLike,
     ) -> Floats:
-        """Half the longest of 2 (p - 1) f,  (p - 1)(2 f + i - w),  (p - 2) f + 2 (p - 1) i - (p -
-        1) w,  (p - 2) f + (p - 1) i.
+        """Half of the longest of these chains
+
+            2 (p - 1) f
+            (p - 1)(2 f + i - w)
+            (p - 2) f + 2 (p - 1) i - (p - 1) w
+            (p - 2) f + (p - 1) i
 
         Exact for equal stages and pairs that save nothing. The third is f short of DeepSeek-V3's
-        (report, table 2) in these letters, (p - 1)(f + 2 i - w) / 2. What pairs save comes off: see
-        `pairs_on_critical_path`.
+        (report, table 2), which in these letters is (p - 1)(f + 2 i - w) / 2. What pairs save comes
+        off: see `pairs_on_critical_path`.
         """
         f, i, w, others = forward_seconds, input_grad_seconds, weight_grad_seconds, pp - 1
         drain = (pp - 2) * f + others * i
@@ -127,8 +133,10 @@ class DualPipeV(Schedule):
     def moments(
         self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
     ) -> tuple[tuple[Floats, Floats], ...]:
-        """The pairs' steady p + 1/2; p - 1/2 with a half backward; the end of the drain, rank + 1
-        chunks without W. Exact.
+        """Three points of the order. Exact.
+
+        The pairs' steady p + 1/2; p - 1/2 with a half backward; the end of the drain, where rank +
+        1 chunks wait for W.
         """
         whole = self.in_flight(rank, pp, virtual_stages, num_microbatches)
         zero = 0.0 * whole
@@ -141,8 +149,9 @@ class DualPipeV(Schedule):
     def split_share(
         self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
     ) -> Floats:
-        """2 p - 1 - rank of a rank's 2 m chunks, on average (3 p - 1) / 4 m: the pairs' backwards
-        are whole.
+        """On average (3 p - 1) / 4 m: 2 p - 1 - rank of a rank's 2 m chunks.
+
+        The backwards of pairs are whole.
         """
         return np.asarray((3.0 * pp - 1.0) / (4.0 * num_microbatches), dtype=np.float64)
 
@@ -153,11 +162,11 @@ class DualPipeV(Schedule):
         num_microbatches: IntLike,
         exposed: Exposed = "none",
     ) -> Floats:
-        """4 (p - 1) m / p + 3 p - 8: pairs send when both halves are done, so that neighbours have
-        no slack, as in 1F1B.
+        """4 (p - 1) m / p + 3 p - 8.
 
-        Receives posted late or sends seen through: 4 m + 3 p - 12. Read off simulations, to a few
-        sends.
+        Pairs send when both halves are done, so neighbours have no slack, as in 1F1B.
+        Where receives are posted late, or a rank waits for its sends: 4 m + 3 p - 12.
+        Found in simulations, to a few sends.
         """
         hops = 4.0 * (pp - 1) / pp * num_microbatches + 3.0 * pp - 8.0
         if exposed != "none":
@@ -166,8 +175,9 @@ class DualPipeV(Schedule):
 
 
 def _drain(order: VOrder, rank: int, beyond: int) -> None:
-    """Steps 6 to 8: the second half of the remaining backwards leave their W for the gaps of the
-    drain.
+    """Steps 6 to 8 of torch's schedule.
+
+    The second half of the remaining backwards leave their W for the gaps of the drain.
     """
     half, split = (rank + 1) // 2, False
     for turn in range(rank + 1):

@@ -31,8 +31,9 @@ class GPipe(Schedule):
     def rank_order(
         self, rank: int, pp: int, virtual_stages: int, num_microbatches: int
     ) -> RankOrder:
-        """F0 .. F(m-1), B0 .. B(m-1): backwards in the same order as forwards, as torch's
-        ScheduleGPipe runs them.
+        """F0 .. F(m-1), B0 .. B(m-1).
+
+        Backwards run in the same order as forwards, as in torch's ScheduleGPipe.
         """
         forward = [Action(rank, "F", k) for k in range(num_microbatches)]
         return (*forward, *(Action(rank, "B", k) for k in range(num_microbatches)))
@@ -50,8 +51,9 @@ class GPipe(Schedule):
         input_grad_seconds: FloatLike,
         weight_grad_seconds: FloatLike,
     ) -> Floats:
-        """(p - 1)(f + b), exact for equal stages. Source: Huang et al. 2018, section 2.3: share (p
-        - 1) / (m + p - 1).
+        """(p - 1)(f + b), exact for equal stages.
+
+        Source: Huang et al. 2018, section 2.3: share (p - 1) / (m + p - 1).
         """
         return np.asarray(
             (pp - 1) * (forward_seconds + input_grad_seconds + weight_grad_seconds),
@@ -71,9 +73,9 @@ class GPipe(Schedule):
         num_microbatches: IntLike,
         exposed: Exposed = "none",
     ) -> Floats:
-        """2 (p - 1): fill and drain, between which sends run beside compute. Receives posted late,
-        or sends seen through: 2 m + 2 (p - 2).
+        """2 (p - 1): fill and drain, between which sends run beside compute.
 
+        Where receives are posted late, or a rank waits for its sends: 2 m + 2 (p - 2).
         Exact for equal stages.
         """
         hidden = 2.0 * (pp - 1) + 0.0 * num_microbatches

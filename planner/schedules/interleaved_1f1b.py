@@ -1,5 +1,6 @@
-"""Interleaved 1F1B: v stages per rank make the bubble v times smaller, for more sends and more
-activations.
+"""Interleaved 1F1B: v stages per rank make the bubble v times smaller.
+
+It takes more sends and more activations.
 """
 
 from dataclasses import dataclass
@@ -27,8 +28,9 @@ from planner.schedules.depth_first import (
 
 @dataclass(frozen=True)
 class Interleaved1F1B(Schedule):
-    """Depth-first over v stages per rank (Narayanan et al. 2021, section 2.2.2; Llama 3, section
-    3.3.2).
+    """Depth-first over v stages per rank.
+
+    Source: Narayanan et al. 2021, section 2.2.2; Llama 3, section 3.3.2.
     """
 
     name: str = "Interleaved1F1B"
@@ -41,8 +43,9 @@ class Interleaved1F1B(Schedule):
     def rank_order(
         self, rank: int, pp: int, virtual_stages: int, num_microbatches: int
     ) -> RankOrder:
-        """Warm-up (v - 1) k + 2 (p - 1 - rank) chunks, k microbatches per round; then F B in
-        turn.
+        """Warm-up of (v - 1) k + 2 (p - 1 - rank) chunks, then F B in turn.
+
+        k: microbatches per round.
         """
         warmup = int(_warmup(rank, pp, virtual_stages, num_microbatches))
         return depth_first_order(
@@ -58,7 +61,8 @@ class Interleaved1F1B(Schedule):
         """At least two stages per rank; microbatches in equal rounds, under Megatron of at least p.
 
         Source: Megatron core schedules.py, where microbatch_group_size_per_vp_stage lies between p
-        and the number of microbatches.
+            and the
+        number of microbatches.
         """
         rounds = (several_stages_per_rank(self.name), whole_rounds(self.name))
         enough = ScheduleRule(
@@ -84,7 +88,8 @@ class Interleaved1F1B(Schedule):
         The second term is the wait for a microbatch to come round when fewer than p keep the loop
         busy. Exact for equal stages.
         Source: Narayanan et al. 2021, section 2.2.2 (m a multiple of p); the second term by
-            counting stages.
+            counting
+        stages.
         """
         waits = (pp - 1) + (virtual_stages - 1) * np.maximum(0, pp - num_microbatches)
         return np.asarray(
@@ -107,14 +112,14 @@ class Interleaved1F1B(Schedule):
         num_microbatches: IntLike,
         exposed: Exposed = "none",
     ) -> Floats:
-        """2 (p v - 1) where rounds hold p microbatches, so that each waits for its own return; 2 (p
-        - 1) where they hold more.
+        """2 (p v - 1) where rounds hold p microbatches, 2 (p - 1) where they hold more.
 
-        The double warm-up hides the sends of the steady phase (Narayanan et al. 2021). Exact for
-        equal stages.
-        Receives posted late: half as many again for two ranks, which share one stream. Turns: 2 v m
-        + 2 p - 4, two ranks (2 v - 1/2) m. Sends seen through: (2 v - 1) m + 2 p - 3. Read off
-        simulations.
+        In rounds of p, each microbatch waits for its own return. The double warm-up hides the sends
+        of the steady phase (Narayanan et al. 2021). Exact for equal stages.
+        Where receives are posted late: half as many again for two ranks, which share one stream.
+        Where ranks exchange in turns: 2 v m + 2 p - 4, for two ranks (2 v - 1/2) m.
+        Where a rank waits for its sends: (2 v - 1) m + 2 p - 3.
+        The last three are found in simulations.
         """
         v, m = virtual_stages, num_microbatches
         tight = microbatches_per_round(pp, m) <= pp

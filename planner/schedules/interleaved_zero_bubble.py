@@ -1,5 +1,6 @@
-"""Interleaved zero bubble: interleaved 1F1B with the weight gradients split off to fill the bubble
-(torch's ZB1P).
+"""Interleaved zero bubble: interleaved 1F1B whose weight gradients fill the bubble.
+
+It is torch's ZB1P.
 """
 
 from dataclasses import dataclass
@@ -29,8 +30,9 @@ from planner.schedules.depth_first import (
 
 @dataclass(frozen=True)
 class InterleavedZeroBubble(Schedule):
-    """Depth-first over v stages per rank, W delayed by `rank` chunks (Qi et al. 2023, ZB-H1,
-    interleaved).
+    """Depth-first over v stages per rank, with W delayed by `rank` chunks.
+
+    Source: Qi et al. 2023, ZB-H1, interleaved.
     """
 
     name: str = "InterleavedZeroBubble"
@@ -42,8 +44,9 @@ class InterleavedZeroBubble(Schedule):
     def rank_order(
         self, rank: int, pp: int, virtual_stages: int, num_microbatches: int
     ) -> RankOrder:
-        """Warm-up (v - 1) k + (p - 1 - rank) chunks, then F I W in turn with W late by `rank`
-        chunks.
+        """Warm-up of (v - 1) k + (p - 1 - rank) chunks, then F I W in turn.
+
+        W is late by `rank` chunks.
         """
         warmup = int(_warmup(rank, pp, virtual_stages, num_microbatches))
         return depth_first_order(
@@ -68,13 +71,18 @@ class InterleavedZeroBubble(Schedule):
         input_grad_seconds: FloatLike,
         weight_grad_seconds: FloatLike,
     ) -> Floats:
-        """From p microbatches on: (p - 1) max(f + i - w, f, i) / v, exact for equal stages and w <=
-        f <= i.
+        """(p - 1) max(f + i - w, f, i) / v from p microbatches on.
 
-        In general the longest of five chains, with q = max(0, p - m), a = p - 1 + (v - 1) q, d =
-        min(p - 1, m - 1): a f + (p - 1) i - d w,  (a - d) f + (p - 1) i,  a f + max(q, a - v m + 1)
-        i,  and for m < p also a (f + i) - (v m - 1) w,  (a - d) f + a i - (v - 1) m w;  all over v.
-        Source: Qi et al. 2023, ZB-H1; chains read off simulations.
+        Exact for equal stages and w <= f <= i. In general it is the longest of five chains over v,
+        where q = max(0, p - m), a = p - 1 + (v - 1) q and d = min(p - 1, m - 1):
+
+            a f + (p - 1) i - d w
+            (a - d) f + (p - 1) i
+            a f + max(q, a - v m + 1) i
+            a (f + i) - (v m - 1) w                 for m < p
+            (a - d) f + a i - (v - 1) m w           for m < p
+
+        Source: Qi et al. 2023, ZB-H1; chains found in simulations.
         """
         f, i, w, v, m = (
             forward_seconds,
@@ -133,11 +141,12 @@ class InterleavedZeroBubble(Schedule):
         num_microbatches: IntLike,
         exposed: Exposed = "none",
     ) -> Floats:
-        """(v + 3) p - 4: the single warm-up hides fewer sends than interleaved 1F1B's. Read off
-        simulations with m > p, f + i - w > i.
+        """(v + 3) p - 4: the single warm-up hides fewer sends than interleaved 1F1B's.
 
-        Receives posted late: (2 v + 2) p - 4. Sends seen through: 2 v m + 2 p - 5. Read off
-            simulations.
+        Found in simulations with m > p, f + i - w > i.
+        Where receives are posted late: (2 v + 2) p - 4.
+        Where a rank waits for its sends: 2 v m + 2 p - 5.
+        The last two are found in simulations.
         """
         v, zero = virtual_stages, 0.0 * num_microbatches
         hops = (v + 3.0) * pp - 4.0 + zero

@@ -1,5 +1,6 @@
-"""Would these orders run? Every microbatch once per stage, forward before backward, and no
-deadlock.
+"""Whether orders of actions would run.
+
+Every microbatch runs once per stage, forward before backward, and nothing deadlocks.
 """
 
 from collections import Counter
@@ -11,11 +12,11 @@ Singles = tuple[tuple[Action, ...], ...]
 
 
 def check_legal(actions: Order, num_stages: int, num_microbatches: int) -> None:
-    """Passes silently when the orders run to their end; raises ValueError naming the first fault.
+    """Returns when the orders run to their end; raises ValueError naming the first fault.
 
-    Each stage lives on one rank; each (stage, microbatch) has one F and one B, or one F, one I and
-    one W, in that order; receives come from the neighbouring stages and never wait for each other
-    in a circle. An overlapped pair needs both inputs before it starts.
+    Each stage is on one rank. Each (stage, microbatch) has one F and one B, or one F, one I and one
+    W, in that order. Receives come from the neighbouring stages and never wait for each other in a
+    circle. An overlapped pair needs both inputs before it starts.
     """
     singles = tuple(leaves(order) for order in actions)
     _check_homes(singles, num_stages)
@@ -78,7 +79,7 @@ def _same(done: set[Action], action: Action) -> Iterator[Action]:
 
 
 def _blocked(actions: Order, num_stages: int) -> list[tuple[int, Item]]:
-    """The item at which each stuck rank stands after everything that can run has run."""
+    """The item that each stuck rank waits before, after everything that can run has run."""
     done: set[tuple[int, str, int]] = set()
     position = [0] * len(actions)
     moved = True

@@ -1,5 +1,6 @@
-"""Looped BFS: all microbatches on the first local stage, then all on the next; parameters are
-gathered once per stage.
+"""Looped BFS: all microbatches on the first local stage, then all on the next.
+
+Parameters are gathered once per stage.
 """
 
 from dataclasses import dataclass
@@ -22,8 +23,9 @@ from planner.schedules.base import (
 
 @dataclass(frozen=True)
 class LoopedBFS(Schedule):
-    """Breadth-first pipeline (Lamy-Poirier 2023, BFS-PP). torch puts no condition on the number of
-    microbatches.
+    """Breadth-first pipeline (Lamy-Poirier 2023, BFS-PP).
+
+    torch puts no condition on the number of microbatches.
     """
 
     name: str = "LoopedBFS"
@@ -35,8 +37,9 @@ class LoopedBFS(Schedule):
     def rank_order(
         self, rank: int, pp: int, virtual_stages: int, num_microbatches: int
     ) -> RankOrder:
-        """All F stage by stage, then all B from the last stage, microbatches in reverse as torch's
-        ScheduleLoopedBFS runs them.
+        """All F stage by stage, then all B from the last stage on.
+
+        B takes microbatches in reverse, as in torch's ScheduleLoopedBFS.
         """
         stages = range(rank, pp * virtual_stages, pp)
         forward = [Action(stage, "F", k) for stage in stages for k in range(num_microbatches)]
@@ -62,8 +65,9 @@ class LoopedBFS(Schedule):
         input_grad_seconds: FloatLike,
         weight_grad_seconds: FloatLike,
     ) -> Floats:
-        """((p - 1) + (v - 1) max(0, p - m)) (f + b) / v, exact for equal stages. Source:
-        Lamy-Poirier 2023, section 4.
+        """((p - 1) + (v - 1) max(0, p - m)) (f + b) / v, exact for equal stages.
+
+        Source: Lamy-Poirier 2023, section 4.
         """
         waits = (pp - 1) + (virtual_stages - 1) * np.maximum(0, pp - num_microbatches)
         return np.asarray(
@@ -84,11 +88,12 @@ class LoopedBFS(Schedule):
         num_microbatches: IntLike,
         exposed: Exposed = "none",
     ) -> Floats:
-        """2 (p - 1) fill and drain; 2 (p v - 1) up to p microbatches, where the next stage waits
-        for the first's return. Exact.
+        """2 (p - 1): fill and drain. Up to p microbatches 2 (p v - 1). Exact.
 
-        Receives posted late or sends seen through: 2 v m + 2 (p - 2); two ranks that share one
-        stream: (4 v - 2) m. Exact for m > p.
+        Up to p microbatches the next stage waits for the first one's return.
+        Where receives are posted late, or a rank waits for its sends: 2 v m + 2 (p - 2), exact for
+            m > p.
+        Two ranks that share one stream: (4 v - 2) m.
         """
         v, m = virtual_stages, num_microbatches
         hops = 2.0 * (np.where(np.asarray(m) <= pp, pp * v, pp) - 1)

@@ -20,8 +20,9 @@ from planner.schedules.depth_first import chunks_in_flight, depth_first_order, e
 
 @dataclass(frozen=True)
 class OneFOneB(Schedule):
-    """One forward, one backward after a warm-up of p - 1 - rank forwards (Narayanan et al. 2021,
-    section 2.2).
+    """One forward, one backward after a warm-up of p - 1 - rank forwards.
+
+    Source: Narayanan et al. 2021, section 2.2.
     """
 
     name: str = "1F1B"
@@ -45,8 +46,9 @@ class OneFOneB(Schedule):
         )
 
     def rules(self, runtime: Runtime = "torch") -> tuple[ScheduleRule, ...]:
-        """One stage per rank; torch's Schedule1F1B raises ValueError below p microbatches, Megatron
-        runs them.
+        """One stage per rank; in torch at least p microbatches.
+
+        torch's Schedule1F1B raises ValueError with fewer, Megatron runs them.
         """
         enough = ScheduleRule(
             field="micro_batch_size",
@@ -88,13 +90,12 @@ class OneFOneB(Schedule):
         num_microbatches: IntLike,
         exposed: Exposed = "none",
     ) -> Floats:
-        """2 (p - 1) m / p + 2 (p - 2): with no slack between neighbours, almost two sends a
-        microbatch delay everyone.
+        """2 (p - 1) m / p + 2 (p - 2), almost two sends per microbatch: neighbours have no slack.
 
-        The longest circle zigzags over all ranks, 2 (p - 1) sends for p microbatches. Exact up to
-        rounding for m >= p.
-        Exchanges that both neighbours wait for: 2 m + 2 p - 5, for two ranks m + 1. Exact for m >=
-            p.
+        The longest circle zigzags over all ranks, with 2 (p - 1) sends for p microbatches. Exact up
+        to rounding for m >= p.
+        Where neighbours wait for each other's sends: 2 m + 2 p - 5, for two ranks m + 1. Exact for
+        m >= p.
         """
         count = num_microbatches
         hidden = 2.0 * (pp - 1) * count / pp + 2.0 * np.maximum(0, pp - 2)

@@ -1,8 +1,7 @@
-"""PyTorch's schedule CSV: one line per pipeline rank, actions in order ("0F0,0F1,0B0,..."), pairs
-as "(4F2;3B1)OVERLAP_F_B".
+"""PyTorch's schedule CSV: one line per pipeline rank, actions in order ("0F0,0F1,0B0,...").
 
-`_PipelineScheduleRuntime._load_csv(file, format="compute_only")` reads it; torch adds sends,
-receives and unshards itself.
+A pair is "(4F2;3B1)OVERLAP_F_B". `_PipelineScheduleRuntime._load_csv(file, format="compute_only")`
+reads the file; torch adds sends, receives and unshards itself.
 """
 
 import csv
@@ -21,8 +20,9 @@ def to_csv(actions: Order) -> str:
 
 
 def from_csv(text: str) -> Order:
-    """Inverse of `to_csv`; empty cells (torch writes idle slots so) are skipped. Raises ValueError
-    for anything but compute.
+    """Inverse of `to_csv`; empty cells, which torch writes for idle slots, are skipped.
+
+    Raises ValueError for anything but compute.
     """
     return tuple(
         tuple(parse_item(cell) for cell in row if cell.strip())

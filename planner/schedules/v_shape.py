@@ -1,5 +1,6 @@
-"""Writing the order of a rank that holds both ends of a V: stage `rank` on the way down, stage 2p -
-1 - rank on the way up.
+"""The order of a rank that holds both ends of a V.
+
+They are stage `rank` on the way down and stage 2p - 1 - rank on the way up.
 """
 
 from collections import Counter
@@ -8,8 +9,9 @@ from planner.schedules.base import Action, Item, Kind, OverlappedPair
 
 
 class VOrder:
-    """Appends actions for the two local stages (chunk 0 going down, chunk 1 coming up), counting
-    microbatches itself.
+    """Appends actions of the two local stages, and counts their microbatches itself.
+
+    Chunk 0 is the stage on the way down, chunk 1 the one on the way up.
     """
 
     def __init__(self, rank: int, pp: int) -> None:
@@ -19,8 +21,9 @@ class VOrder:
         self._owed: list[tuple[int, int]] = []
 
     def add(self, chunk: int, kind: Kind) -> None:
-        """The next microbatch of this kind on this chunk. B counts as I and W; I leaves its W
-        owed.
+        """Appends the next microbatch of this kind on this chunk.
+
+        B counts as I and W; after I its W is owed.
         """
         action = self._next(chunk, kind)
         self.actions.append(action)
@@ -28,9 +31,7 @@ class VOrder:
             self._owed.append((action.stage, action.microbatch))
 
     def add_overlap(self, forward_chunk: int, backward_chunk: int) -> None:
-        """The next forward of one chunk and the next full backward of the other as one overlapped
-        pair.
-        """
+        """Appends an overlapped pair: the next forward of one chunk, the next B of the other."""
         self.actions.append(
             OverlappedPair(self._next(forward_chunk, "F"), self._next(backward_chunk, "B"))
         )
@@ -42,13 +43,13 @@ class VOrder:
         return Action(self._stages[chunk], kind, microbatch)
 
     def add_owed(self) -> None:
-        """The W that has been owed longest; nothing where none is."""
+        """Appends the W that has been owed longest, or nothing."""
         if self._owed:
             stage, microbatch = self._owed.pop(0)
             self.actions.append(Action(stage, "W", microbatch))
 
     def add_owed_of(self, chunk: int) -> bool:
-        """The W of this chunk that has been owed longest; False where none is."""
+        """Appends the W of this chunk that has been owed longest; False where none is owed."""
         for place, (stage, microbatch) in enumerate(self._owed):
             if stage == self._stages[chunk]:
                 del self._owed[place]
@@ -57,5 +58,5 @@ class VOrder:
         return False
 
     def count(self, chunk: int, kind: Kind) -> int:
-        """How many of this kind the chunk has been given."""
+        """How many actions of this kind the chunk has."""
         return self._done[(chunk, kind)]

@@ -1,5 +1,6 @@
-"""ZB-1p: 1F1B with weight gradients split off and late; a third of the bubble for the memory of p
-microbatches.
+"""ZB-1p: 1F1B with weight gradients split off and late.
+
+It has a third of the bubble for the memory of p microbatches.
 """
 
 from dataclasses import dataclass
@@ -29,8 +30,9 @@ from planner.schedules.depth_first import (
 
 @dataclass(frozen=True)
 class ZB1p(Schedule):
-    """The handcrafted ZB-H1 (Qi et al. 2023, section 2.1): every rank holds at most p microbatches
-    until their W.
+    """The handcrafted ZB-H1: every rank holds at most p microbatches until their W.
+
+    Source: Qi et al. 2023, section 2.1.
     """
 
     name: str = "ZB-1p"
@@ -70,9 +72,10 @@ class ZB1p(Schedule):
     ) -> Floats:
         """max((p - 1)(f + i) - d w, (p - 1 - d) f + (p - 1) i), d = min(p - 1, m - 1).
 
-        From p microbatches on: (p - 1) max(f + i - w, i). Span of the longest rank, see
-        `synchronous_end`. Exact for equal stages and w <= f <= i. Source: Qi et al. 2023, table 1,
-        (p - 1)(f + i - w).
+        From p microbatches on: (p - 1) max(f + i - w, i). It is that of the longest rank's span,
+            see
+        `synchronous_end`. Exact for equal stages and w <= f <= i.
+        Source: Qi et al. 2023, table 1, (p - 1)(f + i - w).
         """
         others = pp - 1
         delayed = np.minimum(others, num_microbatches - 1)
@@ -111,10 +114,10 @@ class ZB1p(Schedule):
         num_microbatches: IntLike,
         exposed: Exposed = "none",
     ) -> Floats:
-        """4 (p - 1): warm-up and late W leave each neighbour's gradient one send behind. Read off
-        simulations with m > p.
+        """4 (p - 1): warm-up and late W leave each neighbour's gradient one send behind.
 
-        Sends seen through: as for 1F1B, 2 m + 2 p - 5.
+        Found in simulations with m > p.
+        Where a rank waits for its sends: as for 1F1B, 2 m + 2 p - 5.
         """
         hidden = 4.0 * (pp - 1) + 0.0 * num_microbatches
         return np.asarray(

@@ -26,8 +26,9 @@ from planner.schedules.depth_first import (
 
 @dataclass(frozen=True)
 class ZB2p(Schedule):
-    """The handcrafted ZB-H2 (Qi et al. 2023, section 2.2): every rank holds at most 2p - 1
-    microbatches until their W.
+    """The handcrafted ZB-H2: every rank holds at most 2p - 1 microbatches until their W.
+
+    Source: Qi et al. 2023, section 2.2.
     """
 
     name: str = "ZB-2p"
@@ -65,12 +66,15 @@ class ZB2p(Schedule):
         input_grad_seconds: FloatLike,
         weight_grad_seconds: FloatLike,
     ) -> Floats:
-        """max((p - 1)(f + i) - d w, (p - 1 - d) f + (p - 1) i, e // 2 f + (e + 1) // 2 i), d =
-        min(2 (p - 1), m - 1), e = 2 (p - 1) - d.
+        """The longest of three chains, where d = min(2 (p - 1), m - 1) and e = 2 (p - 1) - d:
 
-        From 2p - 1 microbatches on: (p - 1) max(f + i - 2 w, i - f, 0). Span of the longest rank,
-        see `synchronous_end`. Exact for equal stages and w <= f <= i. Source: Qi et al. 2023, table
-        1, (p - 1)(f + i - 2 w).
+            (p - 1)(f + i) - d w
+            (p - 1 - d) f + (p - 1) i
+            e // 2 f + (e + 1) // 2 i
+
+        From 2p - 1 microbatches on: (p - 1) max(f + i - 2 w, i - f, 0). It is that of the longest
+        rank's span, see `synchronous_end`. Exact for equal stages and w <= f <= i.
+        Source: Qi et al. 2023, table 1, (p - 1)(f + i - 2 w).
         """
         others = pp - 1
         delayed = np.minimum(2 * others, num_microbatches - 1)
@@ -109,10 +113,10 @@ class ZB2p(Schedule):
         num_microbatches: IntLike,
         exposed: Exposed = "none",
     ) -> Floats:
-        """2 (p - 1): fill and drain; the double warm-up hides the rest. Read off simulations with m
-        >= 2p - 1.
+        """2 (p - 1): fill and drain; the double warm-up hides the rest.
 
-        Sends seen through: m + 2 p - 3, only the last rank's own.
+        Found in simulations with m >= 2p - 1.
+        Where a rank waits for its sends: m + 2 p - 3, only the last rank's own.
         """
         hidden = 2.0 * (pp - 1) + 0.0 * num_microbatches
         seen = num_microbatches + 2.0 * pp - 3.0

@@ -1,5 +1,6 @@
-"""ZBV: two stages per rank in a V, so that the last forward and the first backward of a microbatch
-share a rank.
+"""ZBV: two stages per rank in a V.
+
+The last forward and the first backward of a microbatch are on one rank.
 """
 
 from dataclasses import dataclass
@@ -23,8 +24,9 @@ from planner.schedules.v_shape import VOrder
 
 @dataclass(frozen=True)
 class ZBVZeroBubble(Schedule):
-    """ZB-V (Qi et al. 2023, section 6): ZB-2p's bubble with 1F1B's memory while f, i and w are
-    alike.
+    """ZB-V: ZB-2p's bubble with 1F1B's memory while f, i and w are alike.
+
+    Source: Qi et al. 2023, section 6.
     """
 
     name: str = "ZBVZeroBubble"
@@ -37,8 +39,9 @@ class ZBVZeroBubble(Schedule):
     def rank_order(
         self, rank: int, pp: int, virtual_stages: int, num_microbatches: int
     ) -> RankOrder:
-        """As ScheduleZBVZeroBubble of torch: built for at least 2p - 1 microbatches, those beyond m
-        left out.
+        """As ScheduleZBVZeroBubble of torch.
+
+        The order is built for at least 2p - 1 microbatches, and those beyond m are left out.
         """
         count = max(2 * pp - 1, num_microbatches)
         order = VOrder(rank, pp)
@@ -71,16 +74,26 @@ class ZBVZeroBubble(Schedule):
         input_grad_seconds: FloatLike,
         weight_grad_seconds: FloatLike,
     ) -> Floats:
-        """From 2p - 1 microbatches on, over 2: the longest of
-        2 (p - 1)(i - w),  (p - 1) i,  (2p - 3) f - (p - 2) i,  (p - 2) w + max(f, i),  (2p - 3) f +
-        i - 2 (p - 1) w,  (p - 1) f.
+        """Half of the longest of several chains; from 2p - 1 microbatches on they are
 
-        Ranks end together, so the stagger of their starts remains, (p - 1) f / 2 where f = i = w:
-        "zero" only without a common end.
-        With fewer: 2 max(0, p - m) f + 2 (p - 1) i - 2 max(0, m - p) w,  (2p - 1 - m)(f + i) and
-        the fourth, shortened. Exact for equal stages, w <= f <= i and m >= 2p - 1; below, the step
-        is up to a tenth short.
-        Source: Qi et al. 2023, section 6; chains read off simulations.
+            2 (p - 1)(i - w)
+            (p - 1) i
+            (2p - 3) f - (p - 2) i
+            (p - 2) w + max(f, i)
+            (2p - 3) f + i - 2 (p - 1) w
+            (p - 1) f
+
+        Ranks end together, so the stagger of their starts remains, (p - 1) f / 2 where f = i = w.
+        The bubble is zero only without a common end.
+        With fewer microbatches they are
+
+            2 max(0, p - m) f + 2 (p - 1) i - 2 max(0, m - p) w
+            (2p - 1 - m)(f + i)
+            (p - 1) max(f, i)
+            (2p - m) max(f, i) + (m - p - 1) w      for m > p
+
+        Exact for equal stages, w <= f <= i and m >= 2p - 1. Below, the step is up to a tenth short.
+        Source: Qi et al. 2023, section 6; chains found in simulations.
         """
         f, i, w, m = forward_seconds, input_grad_seconds, weight_grad_seconds, num_microbatches
         others, short = pp - 1, np.maximum(0, 2 * pp - 1 - m)
@@ -110,8 +123,9 @@ class ZBVZeroBubble(Schedule):
     def moments(
         self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
     ) -> tuple[tuple[Floats, Floats], ...]:
-        """With the end of the cool-down, in which 2 rank + 1 chunks wait for W and p - 1 - rank for
-        I, from 2p - 1 microbatches on.
+        """The usual, and the end of the cool-down, from 2p - 1 microbatches on.
+
+        There 2 rank + 1 chunks wait for W and p - 1 - rank chunks for I.
         """
         usual = super().moments(rank, pp, virtual_stages, num_microbatches)
         enough = np.where(np.asarray(num_microbatches) >= 2 * pp - 1, 0.5, 0.0)
@@ -127,10 +141,10 @@ class ZBVZeroBubble(Schedule):
         num_microbatches: IntLike,
         exposed: Exposed = "none",
     ) -> Floats:
-        """6 p - 8: the drain crosses the V three times. Read off simulations with m >= 2p - 1 and i
-        - w > i / 2; else fewer.
+        """6 p - 8: the drain crosses the V three times.
 
-        Sends seen through: 2 m + 3 p - 3. Read off simulations.
+        Found in simulations with m >= 2p - 1 and i - w > i / 2; fewer elsewhere.
+        Where a rank waits for its sends: 2 m + 3 p - 3, found in simulations.
         """
         hops = 6.0 * pp - 8.0 + 0.0 * num_microbatches
         if exposed not in ("none", "receive"):

@@ -1,3 +1,1 @@
-"""What has to be done: operations over named dimensions, and what each axis and recipe does to
-them.
-"""
+"""What a layer computes: operations over named dimensions, and what axes and recipes do to them."""

@@ -1,5 +1,6 @@
-"""Attention as operations: grouped-query and multi-head latent attention, rotary embedding, the
-core, fused or not.
+"""Attention as operations: projections, rotary embedding, and the core.
+
+Grouped-query or multi-head latent attention; the core is fused or not.
 """
 
 from planner.specs.model import ModelSpec
@@ -39,9 +40,7 @@ def _head_statistics(model: ModelSpec) -> tuple[Tensor, ...]:
 
 
 def mla(model: ModelSpec, code: Code) -> tuple[Op, ...]:
-    """DeepSeek-V2's low-rank attention: queries and keys/values through narrow projections, then
-    up.
-    """
+    """DeepSeek-V2's low-rank attention: narrow projections of queries and keys/values, then up."""
     source = Tensor(name="attention_in", dims=HIDDEN)
     query: tuple[Op, ...] = (projection("wq", ("heads", "qk_dim"), ("hidden",), source),)
     if model.q_lora_rank:
@@ -68,8 +67,9 @@ def mla(model: ModelSpec, code: Code) -> tuple[Op, ...]:
 def _up_projection(
     name: str, rank: str, cols: Dims, down: Tensor, style: tuple[ModelSpec, Code]
 ) -> Gemm:
-    """A linear layer behind a norm of the narrow activations, which keeps the whole narrow
-    projection.
+    """A linear layer behind a norm of the narrow activations.
+
+    The norm saves the whole narrow projection.
     """
     model, code = style
     narrow = Tensor(name=f"{name}_in", dims=("tokens", rank), width="linear")
@@ -110,8 +110,9 @@ def _rotary(
 
 
 def _attention_inputs(model: ModelSpec, code: Code) -> tuple[Tensor, Tensor, Tensor]:
-    """Query, key and value as autograd keeps them. MLA's value is a view of the projection that
-    also holds the keys.
+    """Query, key and value as autograd saves them.
+
+    MLA's value is a view of the projection that also holds the keys.
     """
     keys = "heads" if model.uses_mla else "kv_heads_repeated" if code.repeats_kv else "kv_heads"
     value = "kv_up" if model.uses_mla else "v_dim"
@@ -123,8 +124,9 @@ def _attention_inputs(model: ModelSpec, code: Code) -> tuple[Tensor, Tensor, Ten
 
 
 def _attention_gradients(model: ModelSpec, code: Code) -> tuple[Tensor, Tensor, Tensor]:
-    """The same three as attention's backward returns them: a view has a gradient of its own
-    size.
+    """The gradients of the same three, as attention's backward returns them.
+
+    The gradient of a view has its own size.
     """
     q, k, v = _attention_inputs(model, code)
     return q, k, Tensor(name="v", dims=(*v.dims[:2], "v_dim"))
@@ -152,7 +154,7 @@ def attention_core(window: int, flash: bool, model: ModelSpec, code: Code) -> tu
                 workspace=(*_flash_workspace(model), *_ring_workspace(inputs)),
             ),
         )
-    # Korthikanti et al. 2022: softmax output 2, dropout mask 1, dropout output 2 bytes an element
+    # Korthikanti et al. 2022: softmax output 2, dropout mask 1, dropout output 2 bytes per element
     # of heads x seq x seq.
     square: Dims = ("tokens", "heads", "context")
     softmax = Tensor(name="softmax_out", dims=square)
@@ -184,12 +186,12 @@ def attention_core(window: int, flash: bool, model: ModelSpec, code: Code) -> tu
 
 
 def _ring_workspace(inputs: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
-    """Of torch's ring over CP: gradients in fp32, those of keys and values five times (summed, of a
-    step, packed, received, added).
+    """Backward buffers of torch's ring over CP.
 
-    Its merged output is laid out by heads, so that the next product keeps a copy (`ring_out`).
+    Gradients are in fp32, those of keys and values five times (summed, of a step, packed, received,
+    added). The merged output is laid out by heads, so the next GEMM saves a copy (`ring_out`).
     Source: torch/distributed/tensor/experimental/_attention.py (_templated_ring_attention_backward,
-        _AllGatherRotater).
+    _AllGatherRotater).
     """
     query, *pair = inputs
     summed = Tensor(name="ring_dq", dims=("tokens_ring", *query.dims[1:]), width="fp32")
@@ -202,11 +204,12 @@ def _ring_workspace(inputs: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]
 
 
 def _flash_workspace(model: ModelSpec) -> tuple[Tensor, ...]:
-    """Query gradients summed in fp32, row sums, and under GQA key and value gradients of every
-    query head before they are summed.
+    """Backward buffers of flash attention: query gradients summed in fp32, and row sums.
 
+    Under GQA also the key and value gradients of every query head, before they are summed.
     Source: flash-attention csrc/flash_attn/flash_api.cpp, mha_bwd (dq_accum, softmax_d,
-        dk_expanded, dv_expanded).
+        dk_expanded,
+    dv_expanded).
     """
     summed = Tensor(name="dq_accum", dims=("tokens", "heads", "qk_dim"), width="fp32")
     rows = Tensor(name="softmax_d", dims=("tokens", "heads"), width="fp32")

@@ -1,5 +1,4 @@
-"""Each parallel axis in one place: which named dimensions it divides, and which collectives it
-inserts where.
+"""Each parallel axis in one place: the dimensions that it divides and the collectives it inserts.
 
 Letters: U rows of a batch (unique layouts); every size is a column (U,).
 """
@@ -25,15 +24,17 @@ def local_sizes(
 ) -> Mapping[str, FloatColumn]:
     """Size of every named dimension on one rank, one microbatch.
 
-    tokens: the rank's share of a microbatch outside sequence-parallel regions; tokens_sp: inside
-        them.
-    tokens_saved: of the input that a column-parallel linear keeps (Megatron keeps the shard and
+    tokens: the rank's share of a microbatch outside sequence-parallel regions.
+    tokens_sp: inside them.
+    tokens_saved: of the input that a column-parallel linear saves (Megatron saves the shard and
         gathers it again).
-    tokens_routed: expert rows a rank computes, top-k copies times the load of the busiest rank.
-    tokens_grouped: with padding rows. tokens_gathered, tokens_scattered, tokens_exchanged: of
-        buffers that exist only where TP gathers, TP or EP sends; else 0.
-    tokens_ring, tokens_ring_all: where attention runs as torch's ring over CP, own tokens and those
-        whose keys are here at once; else 0.
+    tokens_routed: rows that a rank's experts compute: top-k copies times the load of the busiest
+        rank.
+    tokens_grouped: the same with padding rows.
+    tokens_gathered, tokens_scattered, tokens_exchanged: of buffers that exist only where TP
+        gathers, or TP or EP sends; else 0.
+    tokens_ring: own tokens, where attention runs as torch's ring over CP; else 0.
+    tokens_ring_all: the tokens whose keys are here at once; else 0.
     kv_heads_repeated: after repeat_kv; a single head is expanded without a copy.
     """
     tp, cp, ep, etp = (
@@ -67,8 +68,9 @@ def local_sizes(
 
 
 def weight_sizes(model: ModelSpec, tp: FloatColumn, etp: FloatColumn) -> dict[str, FloatColumn]:
-    """Size of every dimension that a layer's weights have on one rank; of the whole weights where
-    tp and etp are 1.
+    """Size of every dimension that a layer's weights have on one rank.
+
+    With tp and etp of 1 they are those of the whole weights.
     """
     ones = np.ones_like(tp)
     return {
@@ -124,10 +126,10 @@ def _expert_sizes(
 
 
 def expected_imbalance(copies: FloatColumn, ep: FloatColumn) -> FloatColumn:
-    """Expected load of the busiest of `ep` ranks over the mean, for routing at random.
+    """Expected load of the busiest of `ep` ranks over the mean, for random routing.
 
-    1 + sqrt(2 ln(ep) / copies): the maximum of ep Poisson loads of mean `copies` (token copies a
-    rank receives). Real routers with a balancing loss are close to this; `training.moe_imbalance`
+    1 + sqrt(2 ln(ep) / copies): the maximum of ep Poisson loads of mean `copies` (token copies that
+    a rank receives). Real routers with a balancing loss are close to this; `training.moe_imbalance`
     overrides it.
     Source: extreme value of normal variables (Cramer 1946, section 28.6).
     """
@@ -136,12 +138,13 @@ def expected_imbalance(copies: FloatColumn, ep: FloatColumn) -> FloatColumn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Communication:
-    """A collective at a site: which group carries it, the NCCL operation of each direction, and
-    where it applies.
+    """A collective that one axis inserts at a place in a layer.
 
-    applies: True where this axis communicates here.  of_parts: the site's tensor is one rank's part
-    of the buffer that the operation gathers, scatters or passes round, which is as many times
-    larger as the group has ranks.
+    axis: whose group carries it.
+    forward, backward: the NCCL operation of each direction.
+    applies: True where this axis communicates here.
+    of_parts: the tensor is one rank's part of the buffer that the operation gathers, scatters or
+        passes round. The buffer is as many times larger as the group has ranks.
     """
 
     axis: str
@@ -188,7 +191,7 @@ SITES: Mapping[str, tuple[Communication, ...]] = {
             applies=lambda b: (b.etp > 1) & (b.tp == 1),
         ),
     ),
-    # "tokens" are a rank's own, of which keys and values of all ranks are gathered or come by
+    # "tokens" are a rank's own. The keys and values of all ranks are gathered or passed round.
     "cp_enter": (
         Communication(
             axis="cp",
@@ -232,9 +235,9 @@ def group(
 ) -> tuple[FloatColumn, FloatColumn]:
     """(degree, stride) of the ranks that form one group of this axis, each (U,).
 
-    Ranks are numbered with the first axis of `rank_order` innermost. `fsdp` joins dp_shard and cp;
-    `efsdp` are the ranks that share an expert's shard; `ep` regroups the same ranks from inside out
-    (TorchTitan's mesh); `ddp` and `eddp` add replicas.
+    Ranks are numbered with the first axis of `rank_order` innermost. `fsdp` joins dp_shard and cp.
+    `efsdp` are the ranks that share an expert's shard. `ep` regroups the same ranks from inside out
+    (TorchTitan's mesh). `ddp` and `eddp` add replicas.
     """
     b = {
         name: getattr(batch, name).astype(np.float64)

@@ -1,8 +1,8 @@
-"""A model's layers as lists of operations: attention (GQA, MLA), MLP, mixture of experts, norms,
-embedding, head and loss.
+"""A model's layers as lists of operations.
 
-Moves per element are counted from the eager kernels of PyTorch (reads + writes of each kernel);
-fused values are what one fused kernel must move. Saved tensors are what eager autograd keeps for
+Attention (GQA, MLA), MLP, mixture of experts, norms, embedding, head and loss.
+Moves per element are counted from the eager kernels of PyTorch (reads + writes of each kernel).
+Fused values are what one fused kernel must move. Saved tensors are what eager autograd saves for
 backward; `tests/torch_memory` compares them with torch's.
 """
 
@@ -35,8 +35,8 @@ ONE_KERNEL_NORM, COMPOSITE_NORM = (1, 2.0, 4.0), (8, 14.0, 38.0)
 def layer_ops(model: ModelSpec, kind: LayerKind, flash: bool, code: Code = PLAIN) -> tuple[Op, ...]:
     """Operations of one transformer layer, in order.
 
-    flash: fused attention; otherwise the probabilities are materialised.  code: what the trainer's
-        own code keeps differently.
+    flash: fused attention; otherwise the probabilities are materialised.
+    code: what the trainer's own code saves differently.
     """
     attention = mla(model, code) if model.uses_mla else gqa(model, code)
     own_norm = model.norms_per_layer != 1
@@ -89,8 +89,9 @@ def layer_ops(model: ModelSpec, kind: LayerKind, flash: bool, code: Code = PLAIN
 
 
 def head_ops(model: ModelSpec, code: Code = PLAIN) -> tuple[Op, ...]:
-    """Final norm, vocabulary projection and cross entropy. Logits are counted where they live:
-    `cost.memory`.
+    """Final norm, vocabulary projection and cross entropy.
+
+    Logits are counted at the peak of the loss: `cost.memory`.
     """
     normed, source = (
         Tensor(name="final_norm_out", dims=HIDDEN_SP),
@@ -177,8 +178,9 @@ def _norm(model: ModelSpec, name: str, source: Tensor, code: Code) -> Elementwis
 
 
 def _shared_norm(model: ModelSpec, code: Code) -> Elementwise:
-    """Parallel residual with one norm: the second branch reads the first one's norm; only its share
-    of the time is left.
+    """The second branch's norm under a parallel residual with one norm.
+
+    The branch reads the first one's norm, so only its share of the time is left.
     """
     kernels, forward, backward = (
         COMPOSITE_NORM if code.composite_norm and model.norm != "layernorm" else ONE_KERNEL_NORM
@@ -196,7 +198,7 @@ def _shared_norm(model: ModelSpec, code: Code) -> Elementwise:
 
 
 def _sandwich(model: ModelSpec, branch: Tensor) -> tuple[Tensor, ...]:
-    """Norms behind attention and MLP (Gemma 2 and 3) keep the branch's sum."""
+    """What norms behind attention and MLP (Gemma 2 and 3) save: the branch's sum."""
     return (
         (branch, Tensor(name=f"{branch.name}_rstd", dims=branch.dims[:-1], width="fp32"))
         if model.norms_per_layer == 4

@@ -1,6 +1,6 @@
-"""What activation checkpointing keeps and what it redoes, read off the same list of operations that
-gives the time.
+"""What activation checkpointing saves and recomputes.
 
+It is derived from the same list of operations that gives the time.
 Letters: U rows of a batch; a mode is the pair of columns (ac_kind, ac_value).
 """
 
@@ -27,16 +27,16 @@ CORE_ATTENTION = frozenset({"attention", "softmax_dropout"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """Result of a mode on one layer.
+    """What a mode does to one layer.
 
-    saved_bytes (U,): kept from forward to backward, averaged over layers for selective-layer-N.
-    transient_bytes (U,): in addition while the last layer runs backward: what is recomputed,
+    saved_bytes (U,): saved from forward to backward, the mean over layers for selective-layer-N.
+    transient_bytes (U,): needed besides while the last layer runs backward: what is recomputed,
         gradients, kernels' buffers.
     done_bytes, next_bytes (U,): when it is done, and while the layer before it runs backward, less
-        what the last one kept.
+    what
+        the last one saved.
     second_bytes (U,): while the second layer runs backward, with all that it and the first one
-        keep.
-    working_bytes (U,): what its forward computes and frees again.
+    save. working_bytes (U,): what its forward computes and frees again.
     redone: share of each op's forward that backward repeats, (len(ops), U).
     """
 
@@ -51,7 +51,10 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Recomputation:
-    """early_stop: it ends once the last tensor that backward needs is there (see `needed_again`).
+    """How a trainer recomputes.
+
+    early_stop: recomputation ends once the last tensor that backward needs is there
+        (`needed_again`).
     num_layers: of the model.
     """
 
@@ -67,13 +70,14 @@ def kept(
     fused: BoolColumn,
     recomputation: Recomputation,
 ) -> Kept:
-    """What each row's mode keeps of a layer and what it recomputes.
+    """What each row's mode saves of a layer and what it recomputes.
 
-    bytes_of: bytes (U,) of a tensor.  seconds (len(ops), U): forward seconds of each op, for the
-        memory budget.
-    fused (U,): kernels are fused, so that eager-only tensors are not kept.
+    bytes_of: bytes (U,) of a tensor.
+    seconds (len(ops), U): forward seconds of each op, for the memory budget.
+    fused (U,): kernels are fused, so that eager-only tensors are not saved.
     Sources: torchtitan 0.2.2 distributed/activation_checkpoint.py (save list and every second
-    matmul), Korthikanti 2022 (selective attention), torch._functorch.partitioners
+        matmul),
+    Korthikanti 2022 (selective attention), torch._functorch.partitioners
     (activation_memory_budget).
     """
     size = len(batch)
@@ -151,9 +155,9 @@ def kept(
 def _by_place(
     period: FloatColumn, layer_input: FloatColumn, every: FloatColumn, recomputation: Recomputation
 ) -> tuple[FloatColumn, FloatColumn, FloatColumn]:
-    """What the last layer, the one before it and the first keep under selective-layer-N, which
-    checkpoints every N-th, (U,) each.
+    """What the last layer, the one before it and the first save under selective-layer-N, (U,) each.
 
+    selective-layer-N checkpoints every N-th layer.
     Source: torchtitan distributed/activation_checkpoint.py (_apply_layer_sac counts from one).
     """
     places = (recomputation.num_layers, max(recomputation.num_layers - 1, 1), 1)
@@ -170,8 +174,8 @@ def _held_besides(
 ) -> FloatColumn:
     """What a checkpoint holds through the layer's backward though backward does not read it, (U,).
 
-    The layer's input where no operation keeps it; kept outputs that recomputation does not come to
-    before it stops.
+    They are the layer's input where no operation saves it, and saved outputs that recomputation
+    does not reach before it stops.
     """
     every = saved_tensors(ops)
     read = (
@@ -190,8 +194,9 @@ def _held_besides(
 
 
 def graph_share(batch: LayoutBatch) -> FloatColumn:
-    """Share of a layer's autograd graph that stays from forward to backward, (U,), for what ops
-    keep besides their inputs.
+    """Share of a layer's autograd graph that stays from forward to backward, (U,).
+
+    It applies to what operations save besides their inputs.
     """
     kind, value = batch.ac_kind, batch.ac_value
     whole = (kind == NONE) | (kind == SELECTIVE_ATTENTION)
@@ -204,16 +209,15 @@ def graph_share(batch: LayoutBatch) -> FloatColumn:
 
 
 def needed_again(ops: Sequence[Op]) -> FloatColumn:
-    """1 for operations that recomputation runs before it stops, 0 from the last one on that keeps a
-    tensor, (len(ops),).
+    """1 for operations that recomputation runs before it stops, 0 from then on, (len(ops),).
 
-    Autograd keeps an operation's inputs before it runs the kernel, and the non-reentrant checkpoint
-    stops when the last kept tensor is
-    there: the layer's last product, what follows it, and its collectives are never redone.
-    torch.compile's partitioner redoes only what backward reads, which is the same. An operation
-    that keeps its own output has to run.
+    It stops at the last operation that saves a tensor. Autograd saves an operation's inputs before
+    it runs the kernel, and the non-reentrant checkpoint stops when the last saved tensor is there.
+    So the layer's last GEMM, what follows it, and its collectives are never recomputed.
+    torch.compile's partitioner recomputes only what backward reads, which is the same. An operation
+    that saves its own output has to run.
     Source: torch/utils/checkpoint.py (set_checkpoint_early_stop, _StopRecomputationError); the
-        reentrant form runs the whole layer.
+    reentrant form runs the whole layer.
     """
     keepers = [index for index, op in enumerate(ops) if not isinstance(op, Collective) and op.saves]
     last = ops[keepers[-1]]
@@ -237,9 +241,7 @@ def _union_bytes(
 
 
 def _passing_bytes(ops: Sequence[Op], bytes_of: Callable[[Tensor], FloatColumn]) -> FloatColumn:
-    """Bytes of products that backward never reads, such as partial sums before they are reduced
-    over TP.
-    """
+    """Bytes of GEMM outputs that backward never reads, such as partial sums that TP reduces."""
     read = saved_tensors(ops)
     return np.asarray(
         np.sum(
@@ -254,7 +256,7 @@ def _passing_bytes(ops: Sequence[Op], bytes_of: Callable[[Tensor], FloatColumn])
 
 
 def _core_bytes(ops: Sequence[Op], bytes_of: Callable[[Tensor], FloatColumn]) -> FloatColumn:
-    """Bytes that only the core attention keeps: probabilities and masks, or flash's statistics."""
+    """Bytes that only the core attention saves: probabilities and masks, or flash's statistics."""
     cores = [op for op in ops if isinstance(op, Attention)]
     inner = [t for op in cores for t in op.saves if t.name not in ("q", "k", "v", "attention_out")]
     return np.asarray(np.sum([bytes_of(t) for t in inner], axis=0))
@@ -263,10 +265,10 @@ def _core_bytes(ops: Sequence[Op], bytes_of: Callable[[Tensor], FloatColumn]) ->
 def _selective_op(
     ops: Sequence[Op], batch: LayoutBatch, bytes_of: Callable[[Tensor], FloatColumn]
 ) -> tuple[FloatColumn, FloatColumn]:
-    """TorchTitan's policy: keep the first, third, fifth ... matmul's output, attention, and
-    reduce-scattered sums.
+    """TorchTitan's policy, which saves the outputs of some operations.
 
-    Grouped expert GEMMs are not in its save list, so they are redone.
+    They are the first, third, fifth and so on of the matmuls, attention, and reduce-scattered sums.
+    Grouped expert GEMMs are not in its save list, so they are recomputed.
     """
     saved = bytes_of(LAYER_INPUT)
     redone = np.ones((len(ops), len(batch)))
@@ -279,7 +281,7 @@ def _selective_op(
 def _kept_outputs(
     ops: Sequence[Op], batch: LayoutBatch, bytes_of: Callable[[Tensor], FloatColumn]
 ) -> Iterator[tuple[int, FloatColumn]]:
-    """(index of an operation on the save list, bytes of its output that are kept (U,))."""
+    """(index of an operation on the save list, bytes of its output that are saved (U,))."""
     num_matmuls = 0
     scattered = batch.sequence_parallel & (batch.tp > 1)
     for index, op in enumerate(ops):
@@ -301,8 +303,9 @@ def _memory_budget(
     budget: FloatColumn,
     least: FloatColumn,
 ) -> tuple[FloatColumn, FloatColumn]:
-    """Fractional knapsack: keep the tensors that cost most seconds per byte to redo, until least +
-    X (all - least) is used.
+    """Fractional knapsack: save the tensors that cost most seconds per byte to recompute.
+
+    Tensors are saved until least + X (all - least) bytes are used, where X is the budget.
     """
     redone = np.ones((len(ops), len(budget)))
     makers = [

@@ -1,5 +1,6 @@
-"""Feed-forward blocks as operations: MLP, and mixture of experts with router, permutation,
-exchange, grouped and shared experts.
+"""Feed-forward blocks as operations: MLP and mixture of experts.
+
+A mixture has a router, permutation, exchange, grouped experts and shared experts.
 """
 
 from planner.specs.model import ModelSpec
@@ -56,7 +57,7 @@ def mlp(model: ModelSpec, width: str, prefix: str, normed: Tensor) -> tuple[Op, 
 
 
 def activation(prefix: str, dims: Dims, activation: str) -> Elementwise:
-    """What stands between the first and the last product."""
+    """What runs between the first and the last GEMM."""
     first = Tensor(name=f"{prefix}_w1_out", dims=dims)
     makes = (Tensor(name=f"{prefix}_act", dims=dims),)
     if activation == "swiglu":
@@ -73,8 +74,8 @@ def activation(prefix: str, dims: Dims, activation: str) -> Elementwise:
             reads=(first, gate),
             makes=makes,
         )
-    # relu keeps its output, which the square keeps as well; the square's backward makes a scaled
-    # copy and a product. gelu keeps its input.
+    # relu saves its output, and the square saves the same tensor; the square's backward makes a
+    # scaled copy and a product. gelu saves its input.
     squares = tuple(
         Tensor(name=f"{prefix}_{name}", dims=dims, eager_only=True)
         for name in ("scaled", "product")
@@ -97,9 +98,7 @@ def activation(prefix: str, dims: Dims, activation: str) -> Elementwise:
 
 
 def moe(model: ModelSpec, normed: Tensor, code: Code) -> tuple[Op, ...]:
-    """Router, permutation, dispatch over EP, grouped experts, combine, and the shared expert where
-    there is one.
-    """
+    """Router, permutation, dispatch over EP, grouped experts, combine, and any shared expert."""
     inner: Dims = ("tokens_grouped", "expert_ffn")
     received = Tensor(name="expert_in", dims=GROUPED)
     shared: tuple[Op, ...] = (
@@ -113,8 +112,8 @@ def moe(model: ModelSpec, normed: Tensor, code: Code) -> tuple[Op, ...]:
         Tensor(name="moe_sum", dims=HIDDEN_SP),
     )
     routed_out = Tensor(name="expert_w2_out", dims=GROUPED)
-    # Routed rows before the experts, behind them, back in the tokens' order, and the gradient that
-    # asked for all this; the shared output.
+    # Routed rows before the experts, behind them, back in the tokens' order, and the gradient for
+    # which all this is recomputed; then the shared output.
     held = (Tensor(name="held", dims=ROUTED),) * 4 + (
         (Tensor(name="shared_out", dims=("tokens_moe", "hidden")),) if shared else ()
     )
@@ -202,9 +201,9 @@ def moe(model: ModelSpec, normed: Tensor, code: Code) -> tuple[Op, ...]:
 
 
 def _routing_tables(code: Code) -> tuple[Tensor, ...]:
-    """Indices that gather, sort and permute routed rows (int64), and with scores applied first
-    their sorted scores and the padded order.
+    """Indices (int64) that gather, sort and permute routed rows.
 
+    If scores are applied first, also their sorted scores and the padded order.
     Source: torchtitan 0.2.2 models/moe/moe.py and utils.py.
     """
     tables = tuple(
@@ -228,10 +227,11 @@ def _permutation(
     makes: tuple[Tensor, ...],
     held: tuple[Tensor, ...] = (),
 ) -> Elementwise:
-    """Scaling by scores in fp32 has three gradients at once in backward: the incoming one, and its
-    products with score and row.
+    """Rows put into the experts' order or back, scaled by their scores or not.
 
-    held: what recomputation holds here besides all that it keeps. Where rows are put back, their
+    Scaling by scores in fp32 has three gradients at once in backward: the incoming one, and its
+    products with score and row.
+    held: what recomputation holds here besides all that it saves. Where rows are put back, their
         gradient is moved twice.
     """
     moved = (Tensor(name="moved", dims=ROUTED, eager_only=True),) * 2 if held else ()

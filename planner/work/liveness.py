@@ -1,10 +1,9 @@
-"""What is alive while one unit runs backward: its saved tensors as they are used up, gradients as
-they come and go.
+"""What is alive while one unit runs backward: saved tensors until they are used, and gradients.
 
 The order is autograd's, the reverse of forward. A gradient lives from its first consumer's backward
-to its producer's; a saved tensor until the backward of the first operation that keeps it; gradients
-of weights until the unit ends.
-Letters: U rows of a batch, C distinct tensors, M moments.
+to its producer's. A saved tensor lives until the backward of the first operation that saves it.
+Gradients of weights live until the unit ends.
+Letters: U rows of a batch, C distinct tensors, M points in time.
 """
 
 from collections import Counter
@@ -20,7 +19,7 @@ Alive = Counter[Tensor]
 
 
 def saved_tensors(ops: Sequence[Op]) -> dict[str, Tensor]:
-    """Every tensor that the operations keep for backward, once, by name."""
+    """Every tensor that the operations save for backward, once, by name."""
     return {
         tensor.name: tensor for op in ops if not isinstance(op, Collective) for tensor in op.saves
     }
@@ -38,7 +37,7 @@ def weight_gradients(ops: Sequence[Op]) -> list[Tensor]:
 def tensor_bytes(
     tensor: Tensor, bytes_of: Callable[[Tensor], FloatColumn], fused: BoolColumn
 ) -> FloatColumn:
-    """Bytes of a kept tensor (U,), 0 where the kernels' form does not keep it."""
+    """Bytes of a saved tensor (U,), 0 where eager or fused kernels do not save it."""
     if tensor.eager_only:
         return np.where(fused, 0.0, bytes_of(tensor))
     return np.where(fused, bytes_of(tensor), 0.0) if tensor.fused_only else bytes_of(tensor)
@@ -47,11 +46,11 @@ def tensor_bytes(
 def backward_peak(
     ops: tuple[Op, ...], bytes_of: Callable[[Tensor], FloatColumn], fused: BoolColumn
 ) -> FloatColumn:
-    """Most bytes alive at once in the unit's backward (U,), counted from all its saved tensors in
-    place.
+    """Most bytes alive at once in the unit's backward, (U,).
 
-    max over moments of M_MC @ bytes_CU.  Source: torch/csrc/autograd/engine.cpp (order,
-    accumulation in place, release of what is saved).
+    The backward begins with all saved tensors in memory. The peak is the maximum over time of
+    M_MC @ bytes_CU.
+    Source: torch/csrc/autograd/engine.cpp (order, accumulation in place, release of what is saved).
     """
     return _most(_backward_moments(ops), bytes_of, fused)
 
@@ -59,8 +58,9 @@ def backward_peak(
 def recomputation_peak(
     ops: tuple[Op, ...], bytes_of: Callable[[Tensor], FloatColumn], fused: BoolColumn
 ) -> FloatColumn:
-    """Most bytes alive at once while the unit's forward is repeated for its backward (U,): all it
-    keeps, its gradient, workspace.
+    """Most bytes alive at once while the unit's forward is repeated for its backward, (U,).
+
+    They are all that it saves, its gradient and workspace.
     """
     return _most(_recomputation_moments(ops), bytes_of, fused)
 
@@ -97,8 +97,9 @@ def _recomputation_moments(ops: tuple[Op, ...]) -> tuple[tuple[Tensor, ...], Flo
 
 
 def _table(moments: Sequence[Alive]) -> tuple[tuple[Tensor, ...], FloatColumn]:
-    """(C distinct sizes, how often each is alive at every moment that no other moment covers (M,
-    C)).
+    """(C distinct sizes, how often each is alive at each point in time (M, C)).
+
+    Points in time that another one covers are left out.
     """
     tensors = tuple(dict.fromkeys(tensor for moment in moments for tensor in moment))
     table = np.array(
@@ -124,8 +125,9 @@ def _size(tensor: Tensor) -> Tensor:
 
 
 class _Replay:
-    """Backward of a list of operations, step by step. `owner` maps a tensor's name to the buffer
-    that holds its gradient.
+    """The backward of a list of operations, step by step.
+
+    owner: the buffer that holds a tensor's gradient, by the tensor's name.
     """
 
     def __init__(self, ops: tuple[Op, ...]) -> None:
@@ -211,8 +213,10 @@ class _Replay:
 
 
 def _gradient(tensor: Tensor) -> Tensor:
-    """A gradient has its tensor's shape; that of a low-precision copy is in the compute dtype, that
-    of any kept copy is always there.
+    """The gradient of a tensor has its shape, in fp32 or in the compute dtype.
+
+    The gradient of a low-precision copy is in the compute dtype. The gradient of an eager-only
+    tensor exists in any case.
     """
     return Tensor(name="", dims=tensor.dims, width="fp32" if tensor.width == "fp32" else "compute")
 

@@ -1,7 +1,6 @@
 """What work is: operations over named dimensions. Nothing here knows a model, a layout or a GPU.
 
-A dimension is a name ("tokens", "heads", "ffn"); its local size on a rank comes from
-`axes.local_sizes`.
+A dimension is a name ("tokens", "heads", "ffn"); `axes.local_sizes` gives its size on a rank.
 Op = Gemm | Attention | Elementwise | Collective, in the order in which a layer runs them.
 """
 
@@ -12,13 +11,16 @@ Dims = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
-    """A tensor that autograd may keep: its elements are the product of `dims`.
+    """A tensor that autograd may save: its elements are the product of `dims`.
 
-    width: "compute" (the parameter dtype), "linear" (what a linear layer keeps of its input, by
-        precision recipe), "expert" (what a grouped one keeps), "weight" (a gradient that waits for
-        the layer's reduction), "fp32", "index" (int64) or "byte".
-    eager_only: kept by eager autograd, recomputed inside a fused or compiled kernel.  fused_only:
-        the reverse.
+    width: the format of an element.
+        "compute": the parameter dtype.
+        "linear": what a linear layer saves of its input, by precision recipe.
+        "expert": what a grouped GEMM saves of its input.
+        "weight": a gradient that waits for the layer's reduction.
+        "fp32", "index" (int64), "byte".
+    eager_only: saved by eager autograd, recomputed inside a fused or compiled kernel.
+    fused_only: the reverse.
     """
 
     name: str
@@ -30,13 +32,13 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemm:
-    """rows x depth times depth x cols, `batch` times (grouped experts). Backward: one for the
-    input, one for the weight.
+    """rows x depth times depth x cols, `batch` times (grouped experts).
 
-    reads: activations that get a gradient in backward (of every operation), as `work.liveness`
-        follows them.
-    role: "linear" (precision recipe applies), "expert" (grouped), "router" or "head" (kept in high
-        precision).
+    The backward has two: one for the input, one for the weight.
+    reads: activations that get a gradient in backward (for every kind of operation), as
+        `work.liveness` follows them.
+    role: "linear" (the precision recipe applies), "expert" (grouped), "router" or "head" (left in
+        high precision).
     """
 
     name: str
@@ -52,9 +54,10 @@ class Gemm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """Causal softmax attention of one layer. window: tokens each query sees, 0 for all before it.
+    """Causal softmax attention of one layer.
 
-    saves: q, k, v, and output with its log-sum-exp (flash) or the probabilities (unfused).
+    window: tokens that each query sees, 0 for all before it.
+    saves: q, k, v, and the output with its log-sum-exp (flash) or the probabilities (unfused).
     workspace: buffers of the backward kernel.
     """
 
@@ -69,18 +72,20 @@ class Attention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elementwise:
-    """A memory-bound operation on `dims` elements: elements read and written per element, eager and
-    fused, both directions.
+    """A memory-bound operation on `dims` elements.
 
-    kernels: eager, forward; fused kernels count one per op and direction.  singles: of them, those
-        that a trainer of fused modules still launches one by one, in each direction.
-    waits: times forward makes the host wait for the device, where tokens are exchanged or a
-        trainer's kernels need sizes on the host.
-    makes: what it returns where that is not `output` alone.  shares: the gradient passes through it
-        without a copy (an addition).
-    workspace: gradients between its own eager kernels.  casts: these replace the incoming gradient,
-        which is free by then.
-    forward_workspace: what recomputation holds when it comes here, beside all that it keeps.
+    forward_moves, backward_moves: elements that eager kernels read and write per element.
+    fused_forward_moves, fused_backward_moves: the same of a fused kernel.
+    kernels: eager ones in forward. Fused kernels count as one per operation and direction.
+    singles: of them, those that a trainer of fused modules still launches one by one, in each
+        direction.
+    waits: times that the forward makes the host wait for the device, where tokens are exchanged or
+        a trainer's kernels need sizes on the host.
+    makes: what it returns.
+    shares: the gradient passes through it without a copy (an addition).
+    workspace: gradients between its own eager kernels.
+    casts: these replace the incoming gradient, which is free by then.
+    forward_workspace: what recomputation holds when it comes here, besides all that it saves.
     """
 
     name: str
@@ -105,14 +110,13 @@ class Elementwise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
-    """A place where an axis may have to communicate; `axes.collectives_at` says which collective,
-    if any.
+    """A place where an axis may have to communicate; `axes.SITES` says which collective runs there.
 
-    site: a key of `axes.SITES`.  tensor: the full (gathered or reduced, or sent) buffer on one
-        rank.
-    linear: what is all-gathered here (or, backward, its gradient) feeds linear layers, whose
+    site: a key of `axes.SITES`.
+    tensor: the full (gathered, reduced or sent) buffer on one rank.
+    linear: what is all-gathered here (or its gradient in backward) feeds linear layers, whose
         precision it may have.
-    exchanged: the second buffer that exists while it runs backward, empty where nothing
+    exchanged: the second buffer that exists while it runs backward; empty where nothing
         communicates.
     """
 

@@ -1,5 +1,7 @@
-"""Pieces that attention and feed-forward blocks share: linear layers, norms, the borders of tensor
-parallelism, a trainer's habits.
+"""Pieces that attention and feed-forward blocks share.
+
+They are linear layers, norms, the borders of tensor parallelism, and what depends on a trainer's
+code.
 """
 
 from dataclasses import dataclass
@@ -15,13 +17,13 @@ SCATTERED = Tensor(name="scattered", dims=("tokens_scattered", "hidden"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Code:
-    """How a trainer's own code differs in what autograd keeps.
+    """How a trainer's own code differs in what autograd saves.
 
-    composite_norm: eager RMSNorm is a chain of kernels that keeps two fp32 tensors instead of its
+    composite_norm: eager RMSNorm is a chain of kernels that saves two fp32 tensors instead of its
         input.
     repeats_kv: keys and values are copied to all query heads before attention (repeat_kv).
     scores_first: routed tokens are multiplied by their scores in fp32 before the experts; otherwise
-        the experts' output is kept for that.
+        the experts' output is saved for that.
     """
 
     composite_norm: bool = False
@@ -33,7 +35,7 @@ PLAIN = Code()
 
 
 def norm_saves(model: ModelSpec, name: str, source: Tensor, composite: bool) -> tuple[Tensor, ...]:
-    """What one norm keeps: its input and a reciprocal deviation a row, LayerNorm a mean besides.
+    """What one norm saves: its input and a reciprocal deviation per row, for LayerNorm also a mean.
 
     Source: tools/autograd/derivatives.yaml (_fused_rms_norm, native_layer_norm);
     aten/src/ATen/native/layer_norm.cpp, rms_norm_composite: the fp32 copy of the input (for its
@@ -64,8 +66,9 @@ def tp_exit(name: str, full: str, source: str, output: Tensor) -> Collective:
 
 
 def projection(name: str, cols: Dims, depth: Dims, source: Tensor, output: str = "") -> Gemm:
-    """A column-parallel linear layer. It keeps its input, where the trainer does so, as
-    `tokens_saved` rows.
+    """A column-parallel linear layer.
+
+    It saves its input as `tokens_saved` rows, the number that the trainer's code saves.
     """
     dims: Dims = ("tokens_saved", *source.dims[1:]) if source.dims == HIDDEN else source.dims
     return Gemm(

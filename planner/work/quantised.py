@@ -20,9 +20,9 @@ TP_DIMS = frozenset({"heads", "kv_heads", "ffn", "shared_ffn"})
 class QuantisedModel:
     """What recipes quantise of one model; arrays are (recipes,) or (kinds of layer, recipes).
 
-    shares: by the product's name, share of the layers in which it is quantised.  dense, expert:
-    shares of a layer's parameters outside routed experts and inside them.  weights: quantised
-    linear weights of a layer outside routed experts; each has its scales.
+    shares: by the GEMM's name, share of the layers in which it is quantised.
+    dense, expert: shares of a layer's parameters outside routed experts and inside them.
+    weights: quantised linear weights of a layer outside routed experts; each has its scales.
     """
 
     recipes: tuple[Recipe, ...]
@@ -64,7 +64,7 @@ def quantised_model(model: ModelSpec, recipes: tuple[Recipe, ...]) -> QuantisedM
 
 
 def low_share(recipe: Recipe, op: Gemm, model: ModelSpec) -> float:
-    """Share of the layers in which a recipe quantises this product, judged by its whole weight."""
+    """Share of the layers in which a recipe quantises this GEMM, judged by its whole weight."""
     if op.role == "linear":
         k, n = (_whole(dims, model) for dims in (op.depth, op.cols))
         taken = not stays_16_bit(recipe, k, n)
@@ -77,7 +77,7 @@ def low_share(recipe: Recipe, op: Gemm, model: ModelSpec) -> float:
 
 @lru_cache(maxsize=256)
 def products(model: ModelSpec, kind: LayerKind) -> tuple[Gemm, ...]:
-    """The products of a layer that a recipe may quantise."""
+    """The GEMMs of a layer that a recipe may quantise."""
     return tuple(
         op
         for op in layer_ops(model, kind, True)
@@ -93,17 +93,17 @@ def _whole(dims: Dims, model: ModelSpec) -> float:
 def local_shape(
     op: Gemm, model: ModelSpec, tp: FloatColumn, etp: FloatColumn
 ) -> tuple[FloatColumn, FloatColumn]:
-    """(K, N) of a product's weight on one rank."""
+    """(K, N) of a GEMM's weight on one rank."""
     sizes = weight_sizes(model, tp, etp)
     k, n = (np.prod([sizes[name] for name in dims], axis=0) for dims in (op.depth, op.cols))
     return k, n
 
 
 def row_parallel(op: Gemm) -> bool:
-    """Whether TP divides what this product sums over, not its columns."""
+    """Whether TP divides the dimension that this GEMM sums over, not its columns."""
     return bool(TP_DIMS & {*op.depth})
 
 
 def column_parallel(op: Gemm) -> bool:
-    """Whether TP divides this product's columns."""
+    """Whether TP divides this GEMM's columns."""
     return bool(TP_DIMS & {*op.cols})
