@@ -1,8 +1,7 @@
-"""Predicted against measured: errors of step time and memory over rows of measurements, by any
-label of the rows.
+"""Predicted against measured: errors of step time and memory over rows of measurements.
 
-Rows are never dropped: a row without an estimate is counted as unanswered. The one-line baseline is
-    40% of the dense peak.
+Rows can be grouped by any label, and are never dropped: a row without an estimate is counted as
+unanswered. The one-line baseline is 40% of the dense peak.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -14,7 +13,7 @@ import numpy as np
 
 from planner.calibration.outcome import Compared, ComparedRow, rounded, rounded_or_none
 
-if TYPE_CHECKING:  # a stored report is read without what prices layouts
+if TYPE_CHECKING:  # reading a stored report does not need the modules that price layouts
     from planner.specs.estimate import Estimate
     from planner.specs.job import Job
 
@@ -25,9 +24,9 @@ REGRET_AT = (1, 3, 5)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One measured run beside its estimate. Seconds and bytes; None where not measured or not
-    answered.
+    """One measured run and its estimate.
 
+    Seconds and bytes; None if not measured or not answered.
     last_rank: the measured peaks are of the last rank, not of the worst (the row's `memory_of`).
     """
 
@@ -65,7 +64,7 @@ class Row:
 
     @property
     def predicted_seconds(self) -> float | None:
-        """Of a step; None for a refused layout."""
+        """Predicted step seconds; None for a layout that was rejected."""
         return self.estimate.step_seconds
 
     @property
@@ -80,7 +79,7 @@ class Row:
         return str(name) if name else None
 
     def compared(self, *, seen: bool) -> Compared:
-        """Its numbers alone, to DIGITS. seen: whether the calibration was fitted to it."""
+        """The row's numbers, rounded to DIGITS. seen: whether the calibration was fitted to it."""
         estimate, interval = self.estimate, self.interval_seconds
         return Compared(
             id=str(self.job.id),
@@ -106,8 +105,9 @@ class Row:
 
     @property
     def predicted_allocated_bytes(self) -> float | None:
-        """Peak of the rank that the run reported: the worst one, or the last pipeline rank where it
-        says so.
+        """Predicted peak of the rank that the run reported.
+
+        It is the worst one, or the last pipeline rank if the row says so.
         """
         memory = self.estimate.memory
         return (
@@ -118,7 +118,7 @@ class Row:
 
     @property
     def predicted_reserved_bytes(self) -> float | None:
-        """The same of reserved memory."""
+        """Predicted reserved memory of the same rank."""
         memory = self.estimate.memory
         return (
             memory.stages[-1].peak_reserved_bytes
@@ -136,7 +136,7 @@ class Row:
 
     @property
     def baseline_seconds(self) -> float | None:
-        """Step time at 40% of the dense bf16 peak, by TorchTitan's count of the work."""
+        """Step time at 40% of the dense bf16 peak, by TorchTitan's count of flops."""
         job = self.job
         peak = job.cluster.gpu.peak_flops_per_second.get(
             "bf16"
@@ -151,9 +151,7 @@ class Row:
         )
 
     def techniques(self) -> list[str]:
-        """What the layout uses: its features (axes, precision, experts), checkpointing and
-        compile.
-        """
+        """What the layout uses: features (axes, precision, experts), checkpointing, compile."""
         from planner.calibration.basis import features
 
         layout = self.job.layout
@@ -181,9 +179,7 @@ LABELS: dict[str, Callable[[Row], str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Errors:
-    """Relative errors of one quantity over rows: of |predicted / measured - 1|, and bias with the
-    sign kept.
-    """
+    """Relative errors of one quantity over rows: |predicted / measured - 1|, and signed bias."""
 
     rows: int
     mape: float
@@ -211,7 +207,9 @@ class Errors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Errors of one group of rows. coverage: share of measured steps inside the 90% interval.
+    """Errors of one group of rows.
+
+    coverage: share of measured steps inside the 90% interval.
     unanswered: rows without an estimate.
     """
 
@@ -268,8 +266,9 @@ def by_label(rows: Sequence[ComparedRow], key: str) -> list[Summary]:
 
 
 def by_technique(rows: Sequence[ComparedRow]) -> list[Summary]:
-    """One summary for each technique; a row counts under every one that it uses. Most rows
-    first.
+    """One summary for each technique, most rows first.
+
+    A row counts under every one that it uses.
     """
     groups: dict[str, list[ComparedRow]] = {}
     for row in rows:
@@ -282,8 +281,9 @@ def by_technique(rows: Sequence[ComparedRow]) -> list[Summary]:
 
 
 def sweeps(rows: Sequence[ComparedRowT], least: int = 3) -> dict[str, list[ComparedRowT]]:
-    """Rows that measure the same job under different layouts, by their `sweep` label; sweeps of
-    fewer than `least` are left out.
+    """Rows that measure the same job under different layouts, by their `sweep` label.
+
+    Sweeps of fewer than `least` rows are left out.
     """
     groups: dict[str, list[ComparedRowT]] = {}
     for row in rows:
@@ -295,14 +295,15 @@ def sweeps(rows: Sequence[ComparedRowT], least: int = 3) -> dict[str, list[Compa
 def mean_over_sweeps(
     rows: Sequence[ComparedRowT], figure: Callable[[Sequence[ComparedRowT]], float]
 ) -> float | None:
-    """Mean of a figure over all sweeps; None without any."""
+    """Mean of a figure over all sweeps; None if there are none."""
     values = [figure(members) for members in sweeps(rows).values()]
     return float(np.mean(values)) if values else None
 
 
 def regret(members: Sequence[ComparedRow], first: int) -> float:
-    """How much slower than the best measured layout is the best measured of our first `first`
-    picks.
+    """How much slower than the best measured layout our picks are.
+
+    Of our first `first` picks, the best measured one counts.
     """
     order = sorted(members, key=lambda row: row.predicted_seconds or np.inf)
     best = min(row.measured_seconds or np.inf for row in members)
@@ -310,8 +311,9 @@ def regret(members: Sequence[ComparedRow], first: int) -> float:
 
 
 def rank_correlation(members: Sequence[ComparedRow]) -> float:
-    """Spearman correlation of predicted and measured step times within a sweep (ties share their
-    rank).
+    """Spearman correlation of predicted and measured step times within a sweep.
+
+    Ties share a rank.
     """
     predicted = _ranks(np.array([row.predicted_seconds for row in members], dtype=float))
     measured = _ranks(np.array([row.measured_seconds for row in members], dtype=float))

@@ -1,6 +1,4 @@
-"""What an estimate rests on: runs of this trainer on this kind of GPU, runs of others, or no run at
-all.
-"""
+"""The basis of an estimate: runs of this trainer on this kind of GPU, other runs, or none."""
 
 from collections.abc import Iterable, Mapping
 
@@ -17,9 +15,7 @@ MEMORY = "memory"
 
 
 def features(model: ModelSpec, layout: Layout) -> Iterable[str]:
-    """What a run exercises: compute and memory always, its precision, experts, and the axes it
-    splits over.
-    """
+    """What a run exercises: compute and memory, precision, experts, the axes it splits over."""
     yield "compute"
     yield f"precision {layout.precision}"
     if model.num_experts:
@@ -32,7 +28,7 @@ def features(model: ModelSpec, layout: Layout) -> Iterable[str]:
 
 
 def seen(jobs: Iterable[Job]) -> frozenset[tuple[str, str, str]]:
-    """(trainer, GPU family, feature) of measured runs; `memory` where a peak was measured."""
+    """(trainer, GPU family, feature) of measured runs; `memory` if a peak was measured."""
     return frozenset(
         (job.training.trainer, job.cluster.gpu.family, feature)
         for job in jobs
@@ -49,10 +45,14 @@ def _has_peak(job: Job) -> bool:
 def basis(
     calibration: Calibration, trainer: str, gpu: GpuSpec, model: ModelSpec, layout: Layout
 ) -> Mapping[str, Basis]:
-    """By feature of the layout: `calibrated` where runs of this trainer on this GPU family had it;
-    `interpolated` where this trainer's or this family's other runs did; `extrapolated` where
-    neither. On an unknown GPU family, whose kernels are a stand-in's, other trainers' and families'
-    runs say too little: `extrapolated` until it is measured itself.
+    """The basis of each feature of a layout.
+
+    calibrated: runs of this trainer on this GPU family had the feature.
+    interpolated: other runs of this trainer or of this family had it.
+    extrapolated: neither had it.
+
+    An unknown GPU family uses another family's kernels, so other runs show too little: there a
+    feature is `extrapolated` until it is measured itself.
     """
     found = {
         feature: _one(calibration, trainer, gpu.family, feature)
@@ -67,8 +67,9 @@ def basis(
 
 
 def memory_basis(calibration: Calibration, trainer: str) -> Basis:
-    """`calibrated` where peaks of this trainer were measured, else `interpolated`: how torch
-    allocates is the same for all.
+    """`calibrated` if peaks of this trainer were measured, else `interpolated`.
+
+    torch allocates in the same way for all trainers.
     """
     return (
         "calibrated"

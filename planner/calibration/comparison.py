@@ -1,9 +1,8 @@
-"""All measured runs beside their predictions, with and without having seen them: what a report is
-made of, and how it is stored.
+"""All measured runs and their predictions, by calibrations that have seen them and that have not.
 
-The one that ships is `catalog/calibrations/accuracy.json`; `planner-cli accuracy --recompute
---save` writes it. Its stamp (calibration, version of the model, digest of the rows) tells when it
-is stale.
+Reports are made from it, and it can be stored. The shipped one is
+`catalog/calibrations/accuracy.json`; `planner-cli accuracy --recompute --save` writes it. Its stamp
+(calibration, version of the model, digest of the rows) shows when it is stale.
 """
 
 import hashlib
@@ -20,15 +19,16 @@ if TYPE_CHECKING:
     from planner.cost.machine.knobs import Calibration
 
 LEFT_OUT_BY = ("group", "model", "gpu")
-TIME = ("predicted_seconds", "interval_seconds")  # all that a fit without the run changes
+TIME = ("predicted_seconds", "interval_seconds")  # what changes when a fit leaves the run out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """rows: as the calibration predicts them.  left_out: as it does when fitted without their
-    source, model or GPU, in the same order.
+    """Measured runs with their predictions.
 
-    left_out is empty where the fit could not be done again, because not all of its runs are there.
+    rows: as the calibration predicts them.
+    left_out: the same rows in the same order, predicted by a fit without their source, model or
+        GPU. Empty if the fit could not be repeated, because some of its runs are missing.
     rows_digest: of the text that the rows were read from; see `digest_of`.
     """
 
@@ -42,8 +42,9 @@ class Comparison:
     def of(
         cls, rows: "Sequence[Row]", calibration: "Calibration", rows_digest: str
     ) -> "Comparison":
-        """Fits again without each source, model and GPU in turn: minutes of work for some hundred
-        rows.
+        """Repeats the fit without each source, model and GPU in turn.
+
+        This takes minutes for some hundred rows.
         """
         from planner.calibration.held_out import Fitted, is_fitted
 
@@ -63,7 +64,7 @@ class Comparison:
         )
 
     def as_document(self) -> str:
-        """JSON with one row a line; `from_document` reads it back without loss."""
+        """JSON with one row per line; `from_document` reads it back without loss."""
         head = {"calibration_id": self.calibration_id, "model_version": self.model_version}
         lines = [
             json.dumps(self._line(place), ensure_ascii=False) for place in range(len(self.rows))
@@ -78,7 +79,7 @@ class Comparison:
 
     @classmethod
     def from_document(cls, text: str) -> "Comparison":
-        """What `as_document` wrote."""
+        """Reads what `as_document` wrote."""
         document = json.loads(text)
         lines = document["rows"]
         rows = tuple(_row(line) for line in lines)
@@ -96,8 +97,9 @@ class Comparison:
         )
 
     def stale(self, calibration_id: str, rows_digest: str | None) -> list[str]:
-        """What has changed since it was made, in words; rows_digest None where the rows are not at
-        hand.
+        """What has changed since it was made, as sentences.
+
+        rows_digest: None if the rows are not available.
         """
         now = (
             ("calibration", self.calibration_id, calibration_id),
@@ -108,7 +110,7 @@ class Comparison:
 
 
 def digest_of(text: str) -> str:
-    """Names the rows of a text: the beginning of its SHA-256."""
+    """A name for the rows of a text: the beginning of its SHA-256."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -1,6 +1,6 @@
-"""Intervals that cover what they say: deviations stretched until runs that the fit has not seen
-fall inside (conformal prediction).
+"""Conformal prediction: intervals with the coverage that they claim.
 
+Deviations are stretched until runs that the fit has not seen fall inside.
 Source: Vovk, Gammerman, Shafer 2005; by group: Barber et al. 2021. A score is |log measured - log
 predicted| over the deviation, both from a fit without the run's source. Letters: R runs.
 """
@@ -15,17 +15,18 @@ from planner.columns import FloatColumn
 from planner.units import GIB
 
 COVERAGE = 0.9
-LEAST_SOURCES = 3  # a trainer's own stretch needs runs from as many places; else it has that of all
-# What no number of agreeing runs can undercut: a share, and what contexts and communicators differ
-# by from driver to driver; judgement.
+LEAST_SOURCES = 3  # that a trainer's own stretch needs; else it has that of all
+# The least deviation, however many runs agree: a relative part, and the bytes by which contexts and
+# communicators differ between drivers; judgement.
 MEMORY_FLOOR = (0.02, 0.5 * GIB)
 MEMORY_PRIOR = (0.05, 0.5 * GIB)  # before any run; judgement
 LEAST_MEMORY_RUNS = 10
 
 
 def stretch(scores: FloatColumn, sources: Sequence[str]) -> float:
-    """Factor on the deviation that covers 90% of the scores, each source counting by the root of
-    its number of runs.
+    """Factor on the deviation that covers 90% of the scores.
+
+    Each source counts by the root of its number of runs.
     """
     if not len(scores):
         return 1.0
@@ -41,7 +42,7 @@ def stretch(scores: FloatColumn, sources: Sequence[str]) -> float:
 def stretches(
     scores: FloatColumn, trainers: Sequence[str], sources: Sequence[str]
 ) -> dict[str, float]:
-    """By trainer with runs of LEAST_SOURCES sources, and "" for all others."""
+    """The stretch of each trainer with runs of LEAST_SOURCES sources; "" is for all others."""
     out = {"": stretch(scores, sources)}
     for trainer in sorted(set(trainers)):
         mine = np.array([name == trainer for name in trainers])
@@ -54,7 +55,7 @@ def stretches(
 def held_out_stretch(
     scores: FloatColumn, trainers: Sequence[str], sources: Sequence[str]
 ) -> FloatColumn:
-    """The stretch that each run would get from runs of other sources alone, (R,)."""
+    """The stretch that each run would get only from runs of other sources, (R,)."""
     out = np.ones(len(scores))
     names = np.array(sources)
     for source in sorted(set(sources)):
@@ -67,13 +68,15 @@ def held_out_stretch(
 
 
 def memory_deviation(rows: Sequence[Row]) -> tuple[float, float]:
-    """(relative, bytes): the deviation of log measured over predicted peak bytes is sqrt(relative^2
-    + (bytes / peak)^2).
+    """(relative, bytes): the deviation of log measured over predicted peak bytes.
 
-    What the model misses grows with the peak (a tensor too many) or does not (workspaces, buffers
-    of libraries). Both by maximum likelihood of a Laplace distribution on a grid, then stretched
-    together until 90% of the runs fall inside. Runs that do not state all settings (no `complete`
-    label that is true) say more of what was left unsaid than of the model.
+    It is sqrt(relative^2 + (bytes / peak)^2). What the model misses grows with the peak
+    (a tensor too
+    many) or does not (workspaces, buffers of libraries). Both are fitted by maximum likelihood of a
+    Laplace distribution on a grid, then stretched together until 90% of the runs fall inside. Runs
+    that do not state all settings (no true `complete` label) show the missing settings
+    more than the
+    model.
     """
     pairs = [pair for row in rows if row.job.labels.get("complete") for pair in row.memory_pairs()]
     if len(pairs) < LEAST_MEMORY_RUNS:

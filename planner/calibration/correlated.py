@@ -1,10 +1,10 @@
-"""The cost model's errors on several layouts: how large they are, and how far they are correlated.
+"""The cost model's errors on several layouts: how large they are, and how they are correlated.
 
 Covariance of the errors of candidates i and j, before any probe:
   sum_q factor_iq factor_jq + sd_i sd_j (shift + additive mean_g k_g(i, j) + joint prod_g k_g(i, j)
   + nugget [i = j])
-with k_g the groups of `likeness`: what the calibration's posterior moves is shared, and a layout's
-own error is as alike as the layouts.
+with k_g the groups of `likeness`. The directions of the calibration's posterior are shared errors;
+a layout's own errors are as similar as the layouts.
 Letters: N candidates, Q shared directions, A and B rows.
 """
 
@@ -20,8 +20,9 @@ from planner.columns import FloatColumn, IntColumn, LayoutBatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """Shares of a candidate's own variance, summing to 1. nugget: what no other layout shares, not
-    even a near twin.
+    """Shares of a candidate's own variance, summing to 1.
+
+    nugget: the share that no other layout has in common, not even a near twin.
     """
 
     shift: float
@@ -31,8 +32,8 @@ class Weights:
 
 
 # Near the maximum of the marginal likelihood of the published sweeps, each predicted by a
-# calibration without its group (`benchmarks/replay.py --likelihood`); apart from BLOOM's rows,
-# whose own scatter asks for more nuggets, the likelihood is flat around it.
+# calibration without its group (`benchmarks/replay.py --likelihood`). The likelihood is flat around
+# it, except for BLOOM's rows, whose own scatter asks for a larger nugget.
 TIME = Weights(shift=0.3, additive=0.35, joint=0.34, nugget=0.01)
 # Judgement: a memory model is wrong by the same share for most layouts (fragmentation, context).
 MEMORY = Weights(shift=0.4, additive=0.3, joint=0.295, nugget=0.005)
@@ -40,8 +41,9 @@ MEMORY = Weights(shift=0.4, additive=0.3, joint=0.295, nugget=0.005)
 
 @dataclass(frozen=True, kw_only=True)
 class CorrelatedErrors:
-    """The errors of N candidates before any probe. known: columns of the covariance worked out so
-    far, by row.
+    """The errors of N candidates before any probe.
+
+    known: columns of the covariance computed so far, by row.
     """
 
     sd: FloatColumn
@@ -54,8 +56,9 @@ class CorrelatedErrors:
     def of(
         cls, batch: LayoutBatch, spread: TimeSpread, global_batch_size: int
     ) -> "CorrelatedErrors":
-        """Of the logs of these layouts' step times, but for what all runs on one cluster have in
-        common.
+        """The errors of the logs of these layouts' step times.
+
+        What all runs on one cluster have in common is left out.
         """
         return cls(
             sd=spread.own_sd,
@@ -66,7 +69,7 @@ class CorrelatedErrors:
 
     @cached_property
     def variance(self) -> FloatColumn:
-        """Of every candidate, (N,)."""
+        """Variance of every candidate, (N,)."""
         return np.asarray(np.einsum("nq,nq->n", self.factor, self.factor) + self.sd**2)
 
     def column(self, row: int) -> FloatColumn:

@@ -1,9 +1,8 @@
-"""Which kernels the candidate layouts of a plan will run, and which of them no measurement covers
-yet.
+"""Which kernels a plan's candidate layouts will run, and which of them no measurement covers yet.
 
-Shapes come from the same lists of operations that are priced. What is worth measuring first:
-kernels that many candidates spend much of their step in, far from everything measured. Distance is
-in log space, since efficiency changes with orders of magnitude.
+Shapes come from the same lists of operations that are priced. Worth measuring first are kernels
+that take much of the step of many candidates and are far from everything measured. Distance is in
+log space, since efficiency changes with orders of magnitude.
 Letters: U candidate layouts; every size is a column (U,).
 """
 
@@ -25,17 +24,19 @@ from planner.work import axes, blocks
 from planner.work.ops import Attention, Collective, Elementwise, Gemm, Op
 from planner.work.pieces import HIDDEN_SP
 
-# Beyond this many octaves from anything measured, a shape is as unknown as any; within NEAR it is
-# known. Judgement.
+# Beyond FAR octaves from anything measured, a shape is as unknown as any; within NEAR it
+# is known. Judgement.
 FAR, NEAR = 2.0, 0.25
-# timed and warm-up runs of one shape; making its operands. Judgement.
+# timed and warm-up runs of one shape; seconds to create its operands. Judgement.
 RUNS, OVERHEAD_SECONDS = 20, 0.15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """A shape that candidates run. seconds: one run, as predicted.  share: of a step, the mean over
-    all candidates.
+    """A shape that candidates run.
+
+    seconds: one run, as predicted.
+    share: of a step, the mean over all candidates.
     """
 
     shape: KernelShape
@@ -45,8 +46,10 @@ class Use:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UncoveredKernel:
-    """A use that nothing measured covers. nearest: the closest measured shape, `octaves` away
-    (None, infinite: there is none).
+    """A kernel that candidates run and no measurement covers.
+
+    nearest: the closest measured shape, or None.
+    octaves: its distance; infinite if there is none.
     """
 
     use: Use
@@ -55,7 +58,7 @@ class UncoveredKernel:
 
     @property
     def value(self) -> float:
-        """What measuring it is worth: its share of a step, by how little is known of it."""
+        """What measuring it is worth: its share of a step, weighted by its distance."""
         return self.use.share * min(self.octaves, FAR) / FAR
 
 
@@ -95,9 +98,11 @@ def choose(
 ) -> tuple[UncoveredKernel, ...]:
     """The gaps to measure within a budget of GPU seconds, in the order in which to measure them.
 
-    num_gpus: at hand, neighbours in one node; groups that span more are left out. Each choice
-    counts as measured for those after it, so that near copies do not crowd out the rest. What no
-    longer fits the budget is passed over for smaller things.
+    num_gpus: available GPUs, neighbours in one node; groups that span more are left out.
+
+    Each choice counts as measured for those after it, so that near copies do not crowd
+    out the rest.
+    What no longer fits the budget is skipped in favour of smaller kernels.
     """
     open_gaps = list(gaps((use for use in used if use.shape.num_gpus <= num_gpus), measured))
     chosen: list[UncoveredKernel] = []
@@ -115,7 +120,7 @@ def choose(
 
 
 def probe_seconds(use: Use) -> float:
-    """GPU seconds that timing one shape takes, about."""
+    """Approximate GPU seconds to time one shape."""
     return RUNS * use.seconds + OVERHEAD_SECONDS
 
 
@@ -137,8 +142,10 @@ def _closer(gap: UncoveredKernel, measured: KernelShape) -> UncoveredKernel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Run:
-    """One kernel at U layouts. dtypes: one a row.  calls: a step and rank, mean over ranks; 0 where
-    the layout has none of it.
+    """One kernel at U layouts.
+
+    dtypes: one per layout.
+    calls: per step and rank, mean over ranks; 0 if the layout does not run it.
     """
 
     kind: str
@@ -173,7 +180,7 @@ def _runs(pricer: Pricer, batch: LayoutBatch) -> Iterator[_Run]:
 
 @dataclass(frozen=True, slots=True)
 class _Kernels:
-    """Operations turned into kernels with their sizes."""
+    """Turns operations into kernels with their sizes."""
 
     pricer: Pricer
     batch: LayoutBatch
@@ -197,11 +204,10 @@ class _Kernels:
             yield from self._exchanged(op, passes)
 
     def _products(self, op: Gemm, passes: FloatColumn) -> Iterator[_Run]:
-        """Forward, gradient of the input, gradient of the weight; grouped products keep their
-        number of groups.
+        """Forward, gradient of the input, gradient of the weight.
 
-        The weight gradient of grouped products has its groups in the depth: m = depth, k = rows a
-        group.
+        Grouped products have the same number of groups in all three. The weight gradient of grouped
+        products has its groups in the depth: m = depth, k = rows a group.
         """
         batch = self.batch
         rows, cols, depth, groups = (
@@ -224,8 +230,10 @@ class _Kernels:
             )
 
     def _attention(self, op: Attention, passes: FloatColumn) -> Iterator[_Run]:
-        """Under context parallelism but Ulysses, `cp` pieces of a shorter sequence; Ulysses has
-        fewer heads and the whole one.
+        """Attention, forward and backward.
+
+        Context parallelism runs `cp` pieces of a shorter sequence; Ulysses runs fewer heads of
+        the whole sequence.
         """
         batch, model, training = self.batch, self.pricer.model, self.pricer.training
         ulysses = batch.cp_method == axes.ULYSSES
@@ -256,9 +264,7 @@ class _Kernels:
             yield _Run(kind=kind, name="", dtypes=dtypes, sizes=sizes, calls=passes * pieces)
 
     def _moved(self, op: Elementwise, passes: FloatColumn) -> _Run:
-        """Memory-bound operations by the bytes of one tensor: their kernels are all copies to the
-        memory system.
-        """
+        """Memory-bound operations by the bytes of one tensor, as copies."""
         width = 4.0 if op.width == "fp32" else self._width()
         num_bytes = self._product(op.dims) * width
         fused = fused_kernels(self.batch, self.pricer.rules)
@@ -291,9 +297,7 @@ class _Kernels:
                     )
 
     def data_parallel(self, microbatches: FloatColumn) -> Iterator[_Run]:
-        """Gathers, scatters and reductions of every unit's parameters: sharded groups, replicas, or
-        both.
-        """
+        """Collectives on every unit's parameters, over shards, replicas or both."""
         batch, pricer = self.batch, self.pricer
         dense, expert = unit_parameters(pricer.model, batch)
         counts = [count for _, count in pricer.model.distinct_layers()] + [1, 1]
@@ -353,9 +357,7 @@ class _Kernels:
         )
 
     def optimizer(self) -> _Run:
-        """The optimizer's step over the parameters that one rank keeps, mean over pipeline
-        ranks.
-        """
+        """The optimizer's step over the parameters of one rank, mean over pipeline ranks."""
         batch, pricer = self.batch, self.pricer
         dense, expert = unit_parameters(pricer.model, batch)
         counts = np.array([count for _, count in pricer.model.distinct_layers()] + [1.0, 1.0])

@@ -1,13 +1,12 @@
-"""Calibration from measured runs: maximum a posteriori by Gauss-Newton with Huber weights, and a
-Laplace posterior.
+"""Fits a calibration to measured runs: maximum a posteriori, with a Laplace posterior.
 
     log measured = log f(knobs) + offset(source) + noise
 
-f is the cost model; a source's offset (its cluster, its software's age) keeps many runs of one
-place from outvoting the rest, as do shifts of its own in the knobs that differ from place to place
-(hosts, networks).
+f is the cost model. The fit is Gauss-Newton with Huber weights. A source's offset (its cluster, its
+software's age) keeps many runs of one place from outvoting the rest. So do a source's own shifts in
+the knobs that differ from place to place (hosts, networks).
 Letters: R runs, P unknowns (knobs' shared and own shifts, then those of sources), J derivative of
-    log seconds (R, P).
+log seconds (R, P).
 """
 
 import hashlib
@@ -36,7 +35,7 @@ from planner.trainers.registry import TRAINERS
 HUBER = 2.0  # beyond this many standard deviations a run counts linearly
 STEP = 0.03
 ROUNDS, REWEIGHTINGS = 3, 12
-# begins the first half of a key that is a source's own: "source" for its offset, "source <knob>"
+# how the first half of a source's own key begins: "source" for its offset, "source <knob>"
 # for a shift
 SOURCE = "source"
 FINGERPRINT_DIGITS = 12
@@ -44,8 +43,9 @@ FINGERPRINT_DIGITS = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runs:
-    """Measured runs that share model, cluster and training, priced as one batch. rows: their places
-    among all runs.
+    """Measured runs that share model, cluster and training, priced as one batch.
+
+    rows: their places among all runs.
     """
 
     job: Job
@@ -55,8 +55,9 @@ class Runs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
-    """All runs: groups that are priced together, measured log seconds (R,), and the source of each
-    run (R).
+    """All runs, in groups that are priced together.
+
+    Holds measured log seconds (R,), and the source of each run (R).
     """
 
     groups: tuple[Runs, ...]
@@ -65,8 +66,9 @@ class Data:
 
     @classmethod
     def of(cls, jobs: Sequence[Job], step_seconds: Sequence[float]) -> "Data":
-        """From jobs with layouts and their measured step seconds; a job's `group` label is its
-        source, else it is a source of its own.
+        """From jobs with layouts and their measured step seconds.
+
+        A job's `group` label is its source; a job without one is its own source.
         """
         places: dict[tuple[object, ...], list[int]] = {}
         for row, job in enumerate(jobs):
@@ -107,7 +109,7 @@ class Data:
 
 
 def fingerprint(job: Job, step_seconds: float) -> str:
-    """Short name of a run: what was trained, where, how, and how long a step took."""
+    """A short name of a run: what was trained, where, how, and how long a step took."""
     layout = None if job.layout is None else job.layout.model_dump(mode="json")
     parts = [
         job.model.name,
@@ -123,9 +125,9 @@ def fingerprint(job: Job, step_seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unknowns:
-    """What is solved for: keys (P), prior mean (P,) and prior precision (P, P). What is a source's
-    own comes last.
+    """What is solved for: keys (P), prior mean (P,) and prior precision (P, P).
 
+    A source's own unknowns come last.
     place_sd (K,): by how much each knob differs from place to place.
     """
 
@@ -138,8 +140,9 @@ class Unknowns:
 
     @classmethod
     def of(cls, data: Data, prior: Calibration) -> "Unknowns":
-        """Every shift that the runs can move; those the prior calibration knows start from its
-        posterior.
+        """Every shift that the runs can move.
+
+        Those that the prior calibration has start from its posterior.
         """
         fresh: list[tuple[Key, float]] = []
         for knob in KNOBS:
@@ -171,14 +174,15 @@ class Unknowns:
 
     @property
     def of_knobs(self) -> BoolColumn:
-        """Mask of keys that are not a source's own."""
+        """Mask of keys that are not one source's own."""
         return np.array([not knob.startswith(SOURCE) for knob, _ in self.keys])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Linear:
-    """The model linearised at x0: log seconds = predicted + derivatives_k . (x - x0) + offsets;
-    everything `solve` needs.
+    """The model linearised at x0, with everything that `solve` needs.
+
+    log seconds = predicted + derivatives_k . (x - x0) + offsets
     """
 
     unknowns: Unknowns
@@ -189,10 +193,11 @@ class Linear:
     measured: FloatColumn
 
     def solve(self, keep: BoolColumn | None = None) -> tuple[FloatColumn, FloatColumn]:
-        """(unknowns (P,), covariance (P, P)) given the runs where keep is true."""
+        """(unknowns (P,), covariance (P, P)) given the runs that `keep` selects."""
         kept = np.ones(len(self.measured), dtype=np.bool_) if keep is None else keep
         u, j = self.unknowns, self.derivatives[kept]
-        # What is a source's own enters prediction only here, so its part of x0 counts as zero.
+        # A source's own unknowns enter the prediction only here, so their part of x0
+        # counts as zero.
         target = (self.measured - self.predicted)[kept] + j @ np.where(u.of_knobs, self.at, 0.0)
         x = self.at.copy()
         for _ in range(REWEIGHTINGS):
@@ -206,11 +211,10 @@ class Linear:
         return np.asarray(x), np.asarray(np.linalg.inv(information))
 
     def left_out(self, labels: Sequence[str]) -> tuple[FloatColumn, FloatColumn]:
-        """(log seconds (R,), their standard deviation (R,)) of every run as predicted by the runs
-        with other labels.
+        """(log seconds (R,), their standard deviation (R,)) predicted by runs with other labels.
 
-        What is a source's own is not known to who plans a new run, so it is left out of the
-        prediction and counted in the deviation.
+        A new run's plan cannot know a source's own shifts. They are left out of the prediction and
+        counted in the deviation.
         """
         names = np.array(labels)
         log_seconds, deviation = np.zeros(len(names)), np.zeros(len(names))
@@ -238,8 +242,9 @@ def predict(data: Data, calibration: Calibration, *, simulated: bool = True) -> 
 
 
 def linearise(data: Data, calibration: Calibration, unknowns: Unknowns) -> Linear:
-    """The model around a calibration that has all of `unknowns`' knobs; derivatives by forward
-    differences of the screened price.
+    """Linearises the model around a calibration that has all of `unknowns`' knobs.
+
+    Derivatives are forward differences of the screened price.
     """
     base = predict(data, calibration, simulated=False)
     gradient = np.zeros((len(base), len(KNOBS)))
@@ -264,7 +269,7 @@ def linearise(data: Data, calibration: Calibration, unknowns: Unknowns) -> Linea
 
 
 def _touches(knob: str, group: Runs) -> bool:
-    """Whether a knob can matter to any of these runs; saves pricing where it cannot."""
+    """Whether a knob can affect any of these runs; saves pricing if it cannot."""
     batch, job = group.batch, group.job
     split = {
         "tp_hidden": batch.tp,
@@ -283,8 +288,9 @@ def _touches(knob: str, group: Runs) -> bool:
 
 
 def fit(data: Data, prior: Calibration | None = None) -> tuple[Calibration, Linear]:
-    """The calibration that these runs make of a prior one (what is believed before any run unless
-    given), and its linearisation.
+    """Fits a calibration to these runs; returns it with its linearisation.
+
+    prior: the calibration to start from; unless given, the prior before any run.
     """
     start = prior or Calibration.prior()
     unknowns = Unknowns.of(data, start)
@@ -323,8 +329,9 @@ def _log_seconds(pricer: Pricer, batch: LayoutBatch, simulated: bool) -> FloatCo
 
 
 def _by_key(data: Data, unknowns: Unknowns, gradient: FloatColumn) -> FloatColumn:
-    """Derivatives (R, P) of every unknown from those by knob (R, K): a run feels the shared shift,
-    its own, and what is its source's.
+    """Derivatives (R, P) of every unknown from those by knob (R, K).
+
+    A run depends on the shared shift, its trainer's or family's own, and its source's.
     """
     place = {knob.name: index for index, knob in enumerate(KNOBS)}
     scope = {knob.name: knob.scope for knob in KNOBS}

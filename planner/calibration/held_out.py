@@ -1,5 +1,6 @@
-"""Predictions of measured runs by a calibration that has not seen them: fitted again without the
-run's source, model or GPU.
+"""Held-out predictions: measured runs predicted by a calibration that has not seen them.
+
+The fit is repeated without the run's source, model or GPU.
 """
 
 from collections.abc import Sequence
@@ -17,8 +18,9 @@ from planner.cost.machine.knobs import Calibration
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
-    """The rows that the calibration was fitted to, and the model linearised there. places: of those
-    rows among all rows.
+    """The rows that the calibration was fitted to, and the model linearised there.
+
+    places: of those rows among all rows.
     """
 
     rows: tuple[Row, ...]
@@ -28,8 +30,9 @@ class Fitted:
 
     @classmethod
     def find(cls, rows: Sequence[Row], calibration: Calibration) -> "Fitted | None":
-        """None unless all runs of the fit are among the rows: without the others it cannot be done
-        again.
+        """Finds the rows of the fit; None unless all of its runs are among them.
+
+        The fit cannot be repeated without them.
         """
         places = [place for place, row in enumerate(rows) if is_fitted(row, calibration)]
         if (
@@ -44,8 +47,9 @@ class Fitted:
         return cls(rows=tuple(mine), places=tuple(places), linear=linear, sources=data.sources)
 
     def left_out(self, rows: Sequence[Row], by: str) -> list[Row]:
-        """All rows; those of the fit with the step time, and its interval, predicted by the runs
-        that have another label `by`.
+        """All rows, with new predictions for those of the fit.
+
+        Their step time and its interval are predicted by the runs with another label `by`.
         """
         log_seconds, deviation = self.linear.left_out([row.label(by) for row in self.rows])
         scores = np.abs(log_seconds - self.linear.measured) / deviation
@@ -61,7 +65,7 @@ class Fitted:
 
 
 def is_fitted(row: Row, calibration: Calibration) -> bool:
-    """Whether the calibration has seen this run."""
+    """Whether the calibration was fitted to this run."""
     return (
         row.measured_seconds is not None
         and fingerprint(row.job, row.measured_seconds) in calibration.fitted

@@ -1,9 +1,12 @@
-"""How sure a price is: the calibration's posterior pushed through the cost model, intervals, and
-the probability of running out of memory.
+"""How uncertain a price is: intervals, and the probability of running out of memory.
 
-The logarithm of the step time of layout n is  mean_n + sum_d loading_dn z_d + shared + own_n,  z,
-shared and own normal: what the posterior moves along its D principal directions, what all runs on
-    one cluster have in common, and what is a layout's own.
+The calibration's posterior is pushed through the cost model. The logarithm of the step time of
+layout n is
+
+    mean_n + sum_d loading_dn z_d + shared + own_n
+
+with z, shared and own normal: what the posterior moves along its D principal directions, what all
+runs on one cluster have in common, and what is a layout's own.
 Letters: N layouts, D directions, W draws.
 """
 
@@ -19,10 +22,10 @@ from planner.cost.price import Pricer, Prices
 from planner.specs.cluster import ClusterSpec
 
 TWO_SIDED_90 = 1.6448536269514722  # 95th percentile of the standard normal
-# Judgements of what a run of a layout on fewer GPUs says of it, checked on other laws than ours
+# Judgements of how much a run on fewer GPUs shows about a layout, checked on laws other than ours
 # (`benchmarks/replay.py --proxy-runs`). What a larger world adds is mostly exposed communication,
-# which the model knows worse than whole steps; and some is hidden on paper but not in truth, most
-# where one node stands for several.
+# which the model predicts worse than whole steps. Some of it is hidden on paper but not in truth,
+# mostly if one node stands for several.
 ADDED_SD = 0.3
 OTHER_SIZE_SD = 0.008
 ONE_NODE_SD = 0.03
@@ -31,9 +34,9 @@ Pair = tuple[FloatColumn, FloatColumn]
 
 
 def proxy_run_sd(whole: ClusterSpec, small: ClusterSpec, added: float) -> float:
-    """Relative standard deviation of a step extrapolated from a smaller world, run-to-run noise
-    left out.
+    """Relative standard deviation of a step extrapolated from a smaller world.
 
+    Run-to-run noise is left out.
     added: share of the step that the small run does not show.
     """
     alone = ONE_NODE_SD if small.num_nodes == 1 < whole.num_nodes else 0.0
@@ -42,8 +45,11 @@ def proxy_run_sd(whole: ClusterSpec, small: ClusterSpec, added: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeSpread:
-    """Deviations of log step seconds. loadings (D, N); own_sd (N,); shared_sd: one number for all
-    layouts of a job.
+    """Deviations of log step seconds.
+
+    loadings (D, N): along each direction.
+    own_sd (N,): of each layout's own error.
+    shared_sd: one number for all layouts of a job.
     """
 
     loadings: FloatColumn
@@ -52,14 +58,17 @@ class TimeSpread:
 
     @property
     def sd(self) -> FloatColumn:
-        """Standard deviation of each layout alone, (N,)."""
+        """Standard deviation of each layout by itself, (N,)."""
         return np.asarray(
             np.sqrt((self.loadings**2).sum(axis=0) + self.own_sd**2 + self.shared_sd**2)
         )
 
     @classmethod
     def join(cls, parts: "Sequence[TimeSpread]") -> "TimeSpread":
-        """Of all layouts of these parts, in order; they share directions and what is common."""
+        """The spread of all layouts of these parts, in order.
+
+        The parts share their directions and what is common.
+        """
         loadings, own = (
             np.concatenate([getattr(part, name) for part in parts], axis=-1)
             for name in ("loadings", "own_sd")
@@ -67,15 +76,16 @@ class TimeSpread:
         return cls(loadings=loadings, own_sd=own, shared_sd=max(part.shared_sd for part in parts))
 
     def take(self, places: list[int]) -> "TimeSpread":
-        """The same of some layouts."""
+        """The spread of some layouts."""
         return TimeSpread(
             loadings=self.loadings[:, places], own_sd=self.own_sd[places], shared_sd=self.shared_sd
         )
 
 
 def time_spread(pricer: Pricer, batch: LayoutBatch, prices: Prices) -> TimeSpread:
-    """The posterior of the pricer's calibration, pushed through the model one principal direction
-    at a time (one deviation each).
+    """Pushes the posterior of the pricer's calibration through the model.
+
+    It moves one principal direction at a time, by one deviation.
     """
     trainer, calibration = pricer.training.trainer, pricer.calibration
     _, rest = calibration.directions(trainer, pricer.cluster.gpu.family)
@@ -93,8 +103,9 @@ def time_spread(pricer: Pricer, batch: LayoutBatch, prices: Prices) -> TimeSprea
 
 
 def moved_pricers(pricer: Pricer) -> Iterator[Pricer]:
-    """The pricer at one deviation along each of the D principal directions of its calibration's
-    posterior.
+    """Yields the pricer moved by one deviation along each of the D principal directions.
+
+    The directions are those of its calibration's posterior.
     """
     trainer, gpu, calibration = pricer.training.trainer, pricer.cluster.gpu, pricer.calibration
     centre = calibration.shift(trainer, gpu.family)
@@ -145,8 +156,9 @@ def spread(pricer: Pricer, batch: LayoutBatch, prices: Prices, step_seconds: Flo
 def oom_probability(
     profile: Profile, cluster: ClusterSpec, device_bytes: FloatColumn
 ) -> FloatColumn:
-    """P(device bytes x e^(sd z) > usable), z standard normal: the upper tail at log(usable /
-    device) / sd.
+    """P(device bytes x e^(sd z) > usable), z standard normal.
+
+    It is the upper tail at log(usable / device) / sd.
     """
     return upper_tail(
         np.log(cluster.usable_memory_bytes / device_bytes) / memory_deviation(profile, device_bytes)
@@ -154,8 +166,9 @@ def oom_probability(
 
 
 def memory_deviation(profile: Profile, num_bytes: FloatColumn) -> FloatColumn:
-    """Standard deviation of log measured over predicted bytes, (N,): parts that grow with the peak
-    and a part that does not.
+    """Standard deviation of log measured over predicted bytes, (N,).
+
+    It has parts that grow with the peak and a part that does not.
     """
     return np.hypot(
         np.hypot(profile.memory_sd, profile.memory_doubt),
@@ -164,15 +177,17 @@ def memory_deviation(profile: Profile, num_bytes: FloatColumn) -> FloatColumn:
 
 
 def fixed_deviation(sd_bytes: float, num_bytes: FloatColumn | float) -> FloatColumn:
-    """Standard deviation of log bytes whose 95th percentile is that of num_bytes + sd_bytes Z:
-    log(1 + z sd / num) / z, about sd / num.
+    """Standard deviation of log bytes with the 95th percentile of num_bytes + sd_bytes Z.
+
+    It is log(1 + z sd / num) / z, about sd / num.
     """
     return np.asarray(np.log1p(TWO_SIDED_90 * sd_bytes / num_bytes) / TWO_SIDED_90)
 
 
 def upper_tail(z: FloatColumn) -> FloatColumn:
-    """P(Z > z) of a standard normal, by Abramowitz and Stegun 7.1.26 (absolute error below 1.5e-7),
-    clipped to [0, 1].
+    """P(Z > z) of a standard normal, clipped to [0, 1].
+
+    Abramowitz and Stegun 7.1.26 (absolute error below 1.5e-7).
     """
     x = np.abs(z) / np.sqrt(2.0)
     t = 1.0 / (1.0 + 0.3275911 * x)

@@ -1,5 +1,4 @@
-"""Kernels and collectives alone: their shapes, what the cost model says of them, and what was
-timed.
+"""Kernels and collectives in isolation: their shapes, predictions and timings.
 
 Letters: S shapes; every size is a column (S,).
 """
@@ -29,24 +28,24 @@ SIZES: dict[str, tuple[str, ...]] = {  # of each kind, sorted
 }  # fmt: skip
 # and "send", between pipeline ranks
 COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
-COPY = "copy"  # the memory-bound kernel that rates are counted in
-NAMES: dict[str, tuple[str, ...]] = {  # of an operation, where its kind has several
+COPY = "copy"  # the memory-bound kernel that defines the memory rate
+NAMES: dict[str, tuple[str, ...]] = {  # operations of a kind that has several
     "memory": (COPY, "add", "swiglu", "rmsnorm", "cross-entropy"),
     "collective": (*COLLECTIVES, "send"),
     "optimizer": get_args(Optimizer),
 }
 BACKWARD = 2.5  # of attention, as the cost model prices it
-# knobs of a trainer that kernels feel which run alone
+# knobs of a trainer that affect kernels in isolation
 FELT_ALONE = ("intra_node", "inter_node", "power_exponent")
 STEP = 0.03
 FINGERPRINT_DIGITS = 12
-# a parameter: fused AdamW in fp32 reads parameter, gradient, two states and writes back all but the
-#     gradient
+# per parameter: fused AdamW in fp32 reads parameter, gradient and two states, and writes all
+# but the gradient
 UPDATE_BYTES = 28.0
 
-# A kernel alone against the same kernel inside a step, and against what the model's curves can
-# follow. Of micro.csv, 16-bit products deviate by 10% on Ampere and Hopper, low-precision ones (of
-# inference libraries) by 32 to 44% (`benchmarks/fit_kernels.py`).
+# Deviation of an isolated kernel from the same kernel inside a step, and from what the model's
+# curves can follow. Of micro.csv, 16-bit products deviate by 10% on Ampere and Hopper,
+# low-precision ones (of inference libraries) by 32 to 44% (`benchmarks/fit_kernels.py`).
 ALONE_SD, LOW_PRECISION_SD = 0.10, 0.35
 
 
@@ -54,7 +53,9 @@ def declare(kind: str, sizes: Iterable[str], names: Iterable[str] = ()) -> None:
     """Adds a kind of kernel that can be timed and has no prediction.
 
     sizes: its dimensions; with `ranks` and `stride` a group of ranks runs it together.
-    names: its operations, where it has several. Raises ValueError where the kind is taken.
+    names: its operations, if it has several.
+
+    Raises ValueError if the kind is taken.
     """
     if kind in SIZES:
         raise ValueError(f"kind={kind!r} is taken; choose another name")
@@ -80,16 +81,15 @@ class KernelShape:
 
     @classmethod
     def of(cls, kind: str, name: str = "", dtype: str = "bf16", **sizes: float) -> "KernelShape":
-        """From sizes by name, rounded to whole numbers of at least one (but for a window, which may
-        be zero).
-        """
+        """From sizes by name, rounded to integers of at least one; a window may be zero."""
         whole = {key: max(0 if key == "window" else 1, round(size)) for key, size in sizes.items()}
         return cls(kind, name, dtype, tuple(sorted(whole.items())))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "KernelShape":
-        """Inverse of `as_dict`; further keys are ignored. Raises KeyError, TypeError or ValueError
-        for what is no shape.
+        """Inverse of `as_dict`; ignores further keys.
+
+        Raises KeyError, TypeError or ValueError for an invalid shape.
         """
         kind, name, dtype, sizes = (
             values["kind"],
@@ -137,7 +137,7 @@ class KernelShape:
 
     @property
     def num_gpus(self) -> int:
-        """GPUs that timing it takes: a group of ranks with its stride, else one."""
+        """GPUs needed to time it: a group of ranks with its stride, else one."""
         sizes = dict(self.sizes)
         return (sizes["ranks"] - 1) * sizes["stride"] + 1 if self.between_ranks else 1
 
@@ -147,8 +147,9 @@ class KernelShape:
         return "ranks" in dict(self.sizes)
 
     def octaves_to(self, other: "KernelShape") -> float:
-        """Distance in factors of two: Euclid's over the logarithms of sizes; infinite between
-        different kernels.
+        """Distance in factors of two: Euclidean over log2 of the sizes.
+
+        Infinite between different kernels.
         """
         same = (self.kind, self.name, self.dtype) == (other.kind, other.name, other.dtype)
         if not same or [key for key, _ in self.sizes] != [key for key, _ in other.sizes]:
@@ -168,11 +169,12 @@ class KernelTiming:
 
 
 def alone(pricer: Pricer, shifts: FloatColumn | None = None) -> Pricer:
-    """The same machine with nothing else on it, its calibration's knobs moved by shifts (K,) (where
-    they are unless given).
+    """The pricer of isolated kernels: the same machine with nothing else on it.
 
-    What a trainer's steps add to a kernel's time is left out: the clock, the caches and neighbours
-    of a step (the profile's `compute`, `low_precision` and `attention`). Networks are as fast as
+    shifts (K,): where its calibration's knobs are; unless given, where they are now.
+    What a trainer's steps add to a kernel's time is left out: the clock, the caches
+    and the neighbours
+    in a step (the profile's `compute`, `low_precision` and `attention`). Networks are as fast as
     their curves, times how far shifts move them.
     """
     trainer, gpu = pricer.training.trainer, pricer.cluster.gpu
@@ -201,7 +203,7 @@ def alone(pricer: Pricer, shifts: FloatColumn | None = None) -> Pricer:
 def kernel_seconds(
     pricer: Pricer, kind: str, name: str, dtypes: Sequence[str], sizes: Mapping[str, FloatColumn]
 ) -> FloatColumn:
-    """Seconds of one kind of kernel at many sizes, (S,); 0 where there is no prediction.
+    """Seconds of one kind of kernel at many sizes, (S,); 0 without a prediction.
 
     There is none for a dtype that the GPU lacks, for memory-bound kernels other than a copy, and
     for kinds that `declare` adds. kind, name, dtypes, sizes: see `KernelShape`.
@@ -235,7 +237,7 @@ def kernel_seconds(
 def _attention_seconds(
     pricer: Pricer, sizes: Mapping[str, FloatColumn], *, backward: bool
 ) -> FloatColumn:
-    """Causal: a token attends to half the sequence on average, or to less under a window."""
+    """Causal attention: a token attends to half the sequence on average, or less under a window."""
     seq, window = sizes["seq"], sizes["window"]
     context = np.where(
         window > 0, np.minimum(seq / 2.0, window - window**2 / (2.0 * seq)), seq / 2.0
@@ -274,8 +276,9 @@ def shape_seconds(pricer: Pricer, shapes: Sequence[KernelShape]) -> FloatColumn:
 
 
 def alone_sd(shapes: Iterable[KernelShape]) -> float:
-    """Standard deviation of log measured over predicted, alone, of the mean over kernels of one
-    kind: all are off by much the same.
+    """Standard deviation of log measured over predicted seconds of isolated kernels.
+
+    Of the mean over kernels of one kind, which all have nearly the same error.
     """
     return (
         LOW_PRECISION_SD
@@ -285,11 +288,13 @@ def alone_sd(shapes: Iterable[KernelShape]) -> float:
 
 
 def within_reach(log_ratio: float, spread: float, sd: float) -> tuple[float, float]:
-    """(value, its variance) of a look whose log ratio is believed to deviate by `spread`, and by
-    `sd` more that teaches nothing.
+    """Limits an observed log ratio; returns (value, its variance).
+
+    spread: prior deviation of the log ratio.
+    sd: noise in it that carries no information.
 
     Slopes are differences over small moves, so they hold no further than one deviation of what was
-    expected; what lies beyond is misfit of the model, not evidence about its knobs.
+    expected. What lies beyond is misfit of the model, not evidence about its knobs.
     """
     reach = math.hypot(spread, sd)
     value = min(max(log_ratio, -reach), reach)
@@ -297,13 +302,13 @@ def within_reach(log_ratio: float, spread: float, sd: float) -> tuple[float, flo
 
 
 def timing_fingerprint(gpu: str, timing: KernelTiming) -> str:
-    """Short name of a timing on a GPU."""
+    """A short name of a timing on a GPU."""
     text = json.dumps([gpu, timing.shape.as_dict(), f"{timing.seconds:.6g}"], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:FINGERPRINT_DIGITS]
 
 
 def alone_gradient(pricer: Pricer, shapes: Sequence[KernelShape]) -> FloatColumn:
-    """Derivative of log seconds alone by each knob, (S, K), by forward differences."""
+    """Derivative of log seconds in isolation by each knob, (S, K), by forward differences."""
     centre = pricer.calibration.shift(pricer.training.trainer, pricer.cluster.gpu.family)
     base = shape_seconds(alone(pricer), shapes)
     gradient = np.zeros((len(shapes), len(KNOBS)))
@@ -318,7 +323,7 @@ def alone_gradient(pricer: Pricer, shapes: Sequence[KernelShape]) -> FloatColumn
 
 
 def by_kind(shapes: Iterable[KernelShape]) -> dict[str, list[KernelShape]]:
-    """By kind, operation and dtype: "gemm bf16", "collective all-gather"."""
+    """Shapes by kind, operation and dtype: "gemm bf16", "collective all-gather"."""
     found: dict[str, list[KernelShape]] = {}
     for shape in shapes:
         words = (shape.kind, shape.name, "" if shape.kind == "collective" else shape.dtype)

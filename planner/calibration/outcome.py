@@ -1,21 +1,19 @@
-"""A measured run beside its prediction, by its numbers: what every figure of the accuracy report is
-made of.
-"""
+"""The numbers of a measured run and its prediction, from which accuracy reports are computed."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-DIGITS = 8  # of what a report keeps, so that a stored one and one made anew are the same
+DIGITS = 8  # digits in a report, so that a stored one and a recomputed one are equal
 
 
 class ComparedRow(Protocol):
-    """What the figures need of a measured run beside its prediction: a `Row`, or a `Compared` read
-    from a stored report.
+    """What the figures need of a measured run and its prediction.
 
-    Seconds and bytes; None where not measured, not answered, or without an interval.
-    predicted_*_bytes: of the rank that the run reported.  sweep: its runs are one job under several
-    layouts.
+    It is a `Row`, or a `Compared` read from a stored report.
+    Seconds and bytes; None if not measured, not answered, or without an interval.
+    predicted_*_bytes: of the rank that the run reported.
+    sweep: its runs are one job under several layouts.
     """
 
     @property
@@ -49,13 +47,13 @@ class ComparedRow(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """An `ComparedRow` by its numbers alone, as a stored report holds them. layout: in words, "-"
-    without one.
+    """The numbers of a `ComparedRow`, as a stored report holds them.
 
-    labels: values by the keys of `accuracy.LABELS`.  seen: whether the calibration was fitted to
-        this run.
-    peak_*_bytes: predicted, of the worst rank; `predicted_*_bytes` of the one that the run
-    reported.
+    layout: its short text, "-" without one.
+    labels: values by the keys of `accuracy.LABELS`.
+    seen: whether the calibration was fitted to this run.
+    peak_*_bytes: predicted, of the worst rank; `predicted_*_bytes` of the one that
+        the run reported.
     """
 
     id: str
@@ -88,10 +86,10 @@ class Compared:
 
 
 def rounded(value: float) -> float:
-    """To DIGITS significant digits."""
+    """Rounds to DIGITS significant digits."""
     return float(f"{value:.{DIGITS}g}")
 
 
 def rounded_or_none(value: float | None) -> float | None:
-    """The same of what may be missing."""
+    """The rounded value; None if it is missing."""
     return None if value is None else rounded(value)

@@ -1,6 +1,4 @@
-"""The accuracy of the model over rows of measured runs, as one record that is printed, stored and
-compared.
-"""
+"""The model's accuracy over measured runs, as one record to print, store and compare."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -26,8 +24,9 @@ GROUPINGS = ("complete", "trainer", "platform", "gpu", "family", "group")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Errors of all rows and of every group of them. regret: mean over sweeps of the loss of our
-    first 1, 3, 5 picks, by their number.
+    """Errors of all rows and of every group of them.
+
+    regret: mean over sweeps of the loss of our first 1, 3, 5 picks, by their number.
     """
 
     overall: Summary
@@ -54,12 +53,13 @@ class Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """headline: of predictions that have not seen the run.  in_sample: of the calibration as it
-    ships; None where it saw none of them.
+    """The accuracy report.
 
-    num_fitted: rows that the calibration was fitted to.  left_out: summary of all rows by what was
-    left out (source, model, GPU); empty where the fit could not be done again, and then headline is
-    about the unseen rows alone.
+    headline: of predictions that have not seen the run.
+    in_sample: of the shipped calibration; None if it was fitted to none of the rows.
+    num_fitted: rows that the calibration was fitted to.
+    left_out: summary of all rows by what was left out (source, model, GPU). Empty if the fit could
+        not be repeated; headline then covers only the unseen rows.
     """
 
     calibration_id: str
@@ -78,7 +78,7 @@ class Report:
 
 
 def report(found: Comparison, keep: Callable[[ComparedRow], bool] = lambda _: True) -> Report:
-    """All figures. keep: rows to report; what was left out of the fit stays the same."""
+    """Computes all figures. keep: rows to report; what was left out of the fit does not change."""
     rows = [row for row in found.rows if keep(row)]
     num_fitted = sum(row.seen for row in found.rows)
     if not found.left_out:
@@ -109,13 +109,14 @@ def report(found: Comparison, keep: Callable[[ComparedRow], bool] = lambda _: Tr
 
 
 def complete(rows: Sequence[ComparedRowT]) -> list[ComparedRowT]:
-    """Rows whose publisher states everything."""
+    """Rows whose publisher states all settings."""
     return [row for row in rows if row.label("complete") == "True"]
 
 
 def by_platform(rows: Sequence[ComparedRow]) -> list[Summary]:
-    """One summary for each trainer on a family of GPUs, followed by one of its complete rows where
-    it has any. Most rows first.
+    """One summary for each trainer on a family of GPUs, most rows first.
+
+    One of its complete rows follows if there are any.
     """
     stated = {summary.name: summary for summary in by_label(complete(rows), "platform")}
     found = []

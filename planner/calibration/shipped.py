@@ -8,5 +8,5 @@ from planner.catalog.calibrations import calibration_text
 
 @lru_cache(maxsize=1)
 def shipped_comparison() -> Comparison:
-    """Published runs beside what the shipped calibration predicts of them."""
+    """Published runs with the shipped calibration's predictions."""
     return Comparison.from_document(calibration_text("accuracy"))

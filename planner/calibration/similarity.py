@@ -1,9 +1,8 @@
-"""Layouts as points between which a correlation is defined: how alike the cost model's errors on
-two layouts are.
+"""Correlation between layouts: how similar the cost model's errors on two layouts are.
 
-Fields are grouped by the mechanism that they act through. A group has few distinct values, so its
+Fields are grouped by the mechanism through which they act. A group has few distinct values, so its
 correlation is a small table, and a column of correlations between one candidate and all N is a
-look-up. Letters: N candidates, V distinct values of a group.
+table look-up. Letters: N candidates, V distinct values of a group.
 """
 
 from collections.abc import Sequence
@@ -15,14 +14,18 @@ from planner.columns import Column, FloatColumn, IntColumn, LayoutBatch
 from planner.precision import PRECISIONS
 from planner.specs.layout import AC_KINDS
 
-# Share of full recomputation that the fixed policies redo; judgement, only distances between
+# Share of full recomputation that the fixed policies recompute; judgement. Only distances between
 # policies follow from it.
 REDONE = {"none": 0.0, "full": 1.0, "selective-op": 0.2, "selective-attention": 0.1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """codes (N,): each candidate's value.  correlation (V, V) between values, 1 on the diagonal."""
+    """A group of fields and its correlation.
+
+    codes (N,): each candidate's value.
+    correlation (V, V): between values, 1 on the diagonal.
+    """
 
     name: str
     codes: IntColumn
@@ -39,8 +42,10 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Axis:
-    """One coordinate of a group. length: distance over which errors stay alike.  loss: of a word
-    instead, w in exp(-w) where it differs.
+    """One coordinate of a group.
+
+    length: distance over which errors are similar.
+    loss: for a category, w in exp(-w) if it differs; replaces length.
     """
 
     values: Column
@@ -57,8 +62,9 @@ def groups(
 
 
 def _group(name: str, axes: Sequence[_Axis], stretch: float) -> Group:
-    """Correlation (1 + sqrt(3 d2)) exp(-sqrt(3 d2) - w): Matern 3/2 over the numbers, times exp(-w)
-    for words that differ.
+    """Correlation (1 + sqrt(3 d2)) exp(-sqrt(3 d2) - w).
+
+    Matern 3/2 over the numbers, times exp(-w) for categories that differ.
     """
     points = np.stack(
         [np.round(np.asarray(axis.values, dtype=np.float64), 6) for axis in axes], axis=1
@@ -82,8 +88,9 @@ def _log2(values: Column) -> FloatColumn:
 
 
 def _axes(x: LayoutBatch, global_batch_size: int) -> dict[str, list[_Axis]]:
-    """Coordinates by mechanism. Lengths are judgements; the likelihood of the published sweeps is
-    flat around them.
+    """Coordinates by mechanism.
+
+    Lengths are judgements; the likelihood of the published sweeps is flat around them.
     """
     rounds = np.maximum(global_batch_size / (x.micro_batch_size * x.dp_replicate * x.dp_shard), 1.0)
     piped = x.pp > 1

@@ -1,9 +1,9 @@
-"""A calibration sharpened by one's own runs and timed kernels: the shipped posterior is the prior,
-they move the knobs of trainer and GPU.
+"""Updates a calibration with one's own runs and timed kernels.
 
-On one's own cluster the offset of a source is no nuisance, nor is what its hosts and networks
-differ by: it is what one wants to know. So here they are part of the knobs. Letters: P unknowns, L
-    kinds of kernels.
+The shipped posterior is the prior; the data move the knobs of trainer and GPU. On one's own cluster
+the offset of a source is no nuisance, nor are the differences of its hosts and networks: they are
+what one wants to know. So here they are part of the knobs.
+Letters: P unknowns, L kinds of kernels.
 """
 
 import hashlib
@@ -32,17 +32,18 @@ from planner.cost.price import Pricer
 from planner.specs.job import Job
 from planner.specs.measurement import Measurement
 
-# Of an emulated rank the communication came from the model itself, of an imitation all that its
-# small runs, which teach too, do not show.
+# Runs of the layout itself. An emulated rank's communication comes from the model, and so does what
+# a proxy run adds to its small runs, which are measurements too.
 TEACHING = frozenset({"probed", "published"})
-NO_OFFSET = 1e-3  # standard deviation of an offset that is not to take anything away from the knobs
+NO_OFFSET = 1e-3  # standard deviation of an offset that must not take anything from the knobs
 ID_DIGITS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelRun:
-    """Kernels timed alone on the machine of a job, whose layout does not matter. timings: oldest
-    first.
+    """Isolated kernels timed on the machine of a job, whose layout does not matter.
+
+    timings: oldest first.
     """
 
     job: Job
@@ -52,12 +53,12 @@ class KernelRun:
 def learn(
     calibration: Calibration, measurements: Sequence[Measurement], kernels: Sequence[KernelRun] = ()
 ) -> Calibration:
-    """The calibration after these runs and kernels; the same one when none of them tells a time.
+    """The calibration after these runs and kernels; the same one when none of them has a time.
 
     Repeated runs of one layout are averaged: what the model misses about it is the same each time.
     The deviation that all runs of one place share falls as 1 / sqrt(1 / group_sd^2 + n / run_sd^2)
-    with n distinct layouts. Same runs, same id. Runs that the calibration was fitted to have taught
-    it already.
+    with n distinct layouts. The same runs give the same id. Runs that the calibration was already
+    fitted to are not used again.
     """
     by_layout: dict[tuple[str, str], list[Measurement]] = {}
     for measurement in sorted(measurements, key=lambda one: one.id):
@@ -99,11 +100,12 @@ def learn(
 
 
 def _told_by_kernels(calibration: Calibration, runs: Sequence[KernelRun]) -> Calibration:
-    """The posterior after one look at each kind of kernel: a linear Gaussian update along what
-    kernels alone feel of the knobs.
+    """The posterior after one observation of each kind of kernel.
 
-    x' = x + G v,  C' = C - G S C,  G = C S' (S C S' + noise)^-1;  S (L, P) slopes, v (L,) measured
-    less predicted, within reach.
+    A linear Gaussian update along the knobs that affect isolated kernels:
+    x' = x + G v,  C' = C - G S C,  G = C S' (S C S' + noise)^-1
+    S (L, P): slopes.
+    v (L,): measured less predicted, within reach.
     """
     if not runs:
         return calibration

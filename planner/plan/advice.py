@@ -1,5 +1,6 @@
-"""Rules of thumb as warnings: where a winner leaves well-trodden ground, each with the number that
-triggered it and its source.
+"""Rules of thumb as warnings: where a winner is outside common practice.
+
+Each warning has the number that triggered it and its source.
 """
 
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from planner.specs.estimate import Estimate
 from planner.specs.layout import Layout
 from planner.units import counted
 
-# Judgement from McCandlish 2018 and the batch sizes of published runs: tokens a step beyond which
+# Judgement from McCandlish 2018 and the batch sizes of published runs: tokens per step beyond which
 # more data parallelism stops paying.
 CRITICAL_BATCH_TOKENS = 60e6
 SMALL_BATCH_PER_STAGE = 2

@@ -1,6 +1,4 @@
-"""The use case of the `collective` command: how long an operation takes on a cluster, by which
-algorithm, and why.
-"""
+"""The use case of the `collective` command: how long an operation takes on a cluster, and why."""
 
 import math
 from typing import cast
@@ -45,10 +43,12 @@ def collective(
 ) -> CollectiveAnswer:
     """Seconds, steps and bytes of one operation.
 
-    num_ranks: all GPUs unless given (two for p2p).  stride: ranks of the group lie this far apart.
-    algorithm: its closed form on the fabric's own bandwidth and latency; None: the fastest of those
-    that the library chooses from, with its measured curves. Raises SpecError naming the field, what
-    was given, the rule and what would pass.
+    num_ranks: all GPUs unless given (two for p2p).
+    stride: distance between neighbouring ranks of the group.
+    algorithm: priced by its closed form on the fabric's own bandwidth and latency. None: the
+        fastest of those that the library chooses from, with its measured curves.
+
+    Raises SpecError naming the field, what was given, the rule and what would pass.
     """
     operation = _operation(op)
     ranks = _ranks(operation, size_bytes, cluster, num_ranks, stride)
@@ -216,7 +216,7 @@ def _why(
     ranked: tuple[CollectiveCandidate, ...],
     calibrated: list[Candidate],
 ) -> str:
-    """The choice in plain words: the runner-up, what the time is made of, where the group lies."""
+    """The choice in plain sentences: the runner-up, the parts of the time, the group's place."""
     line = next(
         c.line
         for c in calibrated

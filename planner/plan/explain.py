@@ -1,5 +1,6 @@
-"""Why this layout and not that one, in plain words with numbers. Every sentence is read off an
-estimate or a priced neighbour.
+"""Explains in plain sentences with numbers why one layout is better than another.
+
+Every sentence is read from an estimate or a priced neighbour.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +35,7 @@ WORDS: Mapping[str, str] = {
 }
 NOTICEABLE = 0.005
 BETTER = {"throughput": "faster", "time": "faster", "cost": "cheaper", "energy": "more frugal"}
-# What number 1 is against the truly best, by the ratio of their scores.
+# Number 1 compared with the truly best, by the ratio of their scores.
 AGAINST_BEST = {
     "throughput": "the truly best is {} as fast",
     "time": "the truly best is done {} as fast",
@@ -45,7 +46,7 @@ REGRET_DRAWS = 4000
 
 
 def time_parts(estimate: Estimate) -> dict[str, float]:
-    """Seconds by the keys of WORDS, largest first; empty for a refused layout."""
+    """Seconds by cost, largest first, keyed as in WORDS; empty for a layout that was rejected."""
     if estimate.time is None:
         return {}
     t = estimate.time
@@ -71,10 +72,9 @@ def bottleneck(estimate: Estimate) -> str:
 
 
 def next_bottleneck(estimate: Estimate) -> str:
-    """What would limit the step if the largest cost beside compute vanished, to first order: the
-    other costs stay as they are.
+    """What would limit the step if the largest cost besides compute vanished.
 
-    Empty where nothing but compute takes time.
+    This is to first order: the other costs do not change. Empty if only compute takes time.
     """
     parts = [
         (key, seconds)
@@ -98,12 +98,12 @@ def next_bottleneck(estimate: Estimate) -> str:
 
 
 def regret(scores: FloatColumn, covariance: FloatColumn, search: SearchSpec) -> Regret | None:
-    """How likely another layout is truly better than the first, and by how much; None for one
-    layout, or where time is no part of it.
+    """How likely another layout is truly better than the first, and by how much.
 
-    True score = predicted x exp(deviation), the deviations drawn jointly: what layouts share
-    cancels, what they load on differently does not.  scores (K,): what is expected of the
-    objective, the winner's first.  covariance (K, K): of their logs (`search.ranking`).
+    None for one layout, or if the objective has no time in it.
+    True score = predicted x exp(deviation), the deviations drawn jointly: common errors cancel.
+    scores (K,): expected values of the objective, the winner's first.
+    covariance (K, K): of their logs (`search.ranking`).
     """
     if len(scores) < 2 or search.objective not in BETTER:
         return None
@@ -138,7 +138,7 @@ def regret(scores: FloatColumn, covariance: FloatColumn, search: SearchSpec) -> 
 
 
 def memory_sentence(pricer: Pricer, layout: Layout, estimate: Estimate) -> str:
-    """When the worst rank's memory peaks, at how much, and what may be used."""
+    """When and at how much the worst rank's memory peaks, and how much may be used."""
     if estimate.memory is None or estimate.device_bytes is None or estimate.usable_bytes is None:
         return ""
     worst = estimate.memory.worst_stage
@@ -153,8 +153,9 @@ def memory_sentence(pricer: Pricer, layout: Layout, estimate: Estimate) -> str:
 
 
 def precision_sentences(pricer: Pricer, layout: Layout, estimate: Estimate) -> list[str]:
-    """What low precision leaves in 16 bits, and what it costs beside its products; nothing for
-    16-bit layouts.
+    """What low precision leaves in 16 bits, and what it costs besides its products.
+
+    Empty for 16-bit layouts.
     """
     recipe = pricer.recipes[PRECISIONS.names.index(layout.precision)]
     return (
@@ -225,8 +226,9 @@ def _change(neighbour: Neighbour, usable_bytes: float) -> str:
 def winner_reasons(
     pricer: Pricer, layout: Layout, estimate: Estimate, found: Sequence[Neighbour]
 ) -> list[str]:
-    """What holds the winner in place: the bottleneck, the memory, what would be faster but does not
-    fit, and the closest alternatives.
+    """Why the winner won.
+
+    Bottleneck, memory, faster layouts that do not fit, closest alternatives.
     """
     usable = pricer.cluster.usable_memory_bytes
     refused = sorted(
@@ -259,8 +261,9 @@ def _noticeable(neighbour: Neighbour, estimate: Estimate) -> bool:
 def difference(
     ours: Estimate, theirs: Estimate, our_layout: Layout, their_layout: Layout
 ) -> list[str]:
-    """What the second layout gains and loses against the first: the fields that differ, then the
-    costs that moved most.
+    """What the second layout gains and loses against the first.
+
+    Lists the fields that differ, then the costs that moved most.
     """
     if ours.step_seconds is None or theirs.step_seconds is None:
         pairs = ((our_layout, ours), (their_layout, theirs))
@@ -299,10 +302,9 @@ def changed_fields(first: Layout, second: Layout) -> dict[str, tuple[FieldValue,
 
 
 def explain(plan: Plan, rank: int, versus: int | None) -> list[str]:
-    """Why the layout of this rank, and for number 1 what one step in each field does; or what it
-    loses against rank `versus`.
+    """Why the layout of this rank was chosen, or what it loses against rank `versus`.
 
-    Raises SpecError for a rank that is not there.
+    For number 1 it adds the effect of one step in each field. Raises SpecError for an unknown rank.
     """
     chosen = _ranked(plan, rank, "rank")
     lines = [f"#{rank} {chosen.layout.short()}"]
@@ -325,7 +327,7 @@ def explain(plan: Plan, rank: int, versus: int | None) -> list[str]:
 
 
 def step_sentence(step: SensitivityStep) -> str:
-    """One step in words: "tp 1 -> 2: 0.88 times as fast, 40.0 GiB"."""
+    """One step as a sentence: "tp 1 -> 2: 0.88 times as fast, 40.0 GiB"."""
     change = f"{step.field} {step.old} -> {step.new}"
     if step.refused is not None or step.step_ratio is None or step.device_bytes is None:
         return f"{change}: refused, {step.refused}"

@@ -42,13 +42,13 @@ from planner.trainers.registry import TRAINERS
 from planner.units import counted, format_seconds
 from planner.version import MODEL_VERSION
 
-if TYPE_CHECKING:  # they bring Optuna, which a plan on paper can start without
+if TYPE_CHECKING:  # they import Optuna, which a plan on paper does not need to start
     from planner.study.ask_tell import Ranked, StudyResult
     from planner.study.measured_search import Probing
 
-# of those for which most was rejected, where fewer layouts are found than asked for
+# shown rejection reasons, if fewer layouts are found than asked for
 MOST_REASONS = 3
-SHOWN_REASONS = 16  # one for every field that a neighbour changes, and what needs saying besides
+SHOWN_REASONS = 16  # one for every field that a neighbour changes, and room for the other sentences
 
 
 def recommend(
@@ -60,12 +60,14 @@ def recommend(
     probing: "Probing | None" = None,
     plan_id: str | None = None,
 ) -> Plan:
-    """The plan of a job. Raises InfeasibleError when nothing fits, UnsupportedError when the
-    trainer cannot run the job at all, SpecError for a request that cannot be searched.
+    """The plan of a job.
 
-    calibration: what was learnt on the job's GPU; the shipped one unless given.  probing: how to
-    spend the job's probes at the winner's size; without it the plan is one on paper.  plan_id: the
-    name under which it was promised.
+    calibration: fitted to measurements on the job's GPU; the shipped one unless given.
+    probing: how to spend the job's probes at the winner's size; without it the plan is on paper.
+    plan_id: the id that the plan was promised under.
+
+    Raises InfeasibleError when nothing fits, UnsupportedError when the trainer cannot run the job
+    at all, SpecError for a request that cannot be searched.
     """
     started = ports.clock.now()
     say = progress or (lambda _: None)
@@ -107,9 +109,7 @@ def recommend(
 
 
 def _with_preference(plan: Plan, job: Job, ranking: Ranking) -> Plan:
-    """The plan with what the fastest on paper would gain, and what number 1 rests on that nobody
-    measured.
-    """
+    """Adds what the fastest on paper would gain, and the unmeasured mechanisms of number 1."""
     unproven = unproven_warning(job, ranking)
     return plan.model_copy(
         update={
@@ -120,12 +120,10 @@ def _with_preference(plan: Plan, job: Job, ranking: Ranking) -> Plan:
 
 
 def _with_measurements(plan: Plan, outcome: "StudyResult", known: "list[Ranked]") -> Plan:
-    """The plan of layouts ranked by measurements and model together, each with what was measured of
-    it.
-    """
+    """The plan ranked by measurements and model together, each layout with its measurements."""
     from planner.study.measured_search import summary, with_measurement
 
-    if not known:  # nothing was learnt: the plan on paper stands
+    if not known:  # nothing was learnt: the plan on paper is unchanged
         return plan.model_copy(update={"probing": summary(outcome)})
     entries = [
         with_measurement(entry, one, known[0])
@@ -139,14 +137,15 @@ def _exported(job: Job, choice: PlanCandidate) -> Export | None:
     exported = export(
         choice.layout, job.model, choice.sized.pricer.cluster, job.training, to=target
     )
-    # another program's settings for a trainer that has none of its own: only where that can run the
-    # layout
+    # another program's settings for a trainer that has none of its own, only if that can
+    # run the layout
     return None if target != job.training.trainer and exported.blockers else exported
 
 
 def _options(sizes: list[OneSize]) -> list[SizeOption]:
-    """The candidate to put first at every size, with the front of time against cost (GPU-hours
-    where the GPUs are free).
+    """The candidate to put first at every size, and the front of time against cost.
+
+    Cost is GPU-hours if the GPUs are free.
     """
     runs_of = [(sized, sized.runs) for sized in sizes if sized.runs is not None]
     best = [(sized, runs, sized.first) for sized, runs in runs_of]
@@ -257,9 +256,7 @@ def _warnings(
 
 
 def _near_batch(job: Job, winner: PlanCandidate, estimate: Estimate) -> list[str]:
-    """A batch size near the one asked for that would train much faster, where speed is what
-    counts.
-    """
+    """A nearby batch size that would train much faster, if speed is the objective."""
     if job.search.objective not in BETTER or estimate.step_seconds is None:
         return []
     found = near_batch(winner.sized.pricer, winner.layout, estimate.step_seconds, job.search)
@@ -267,9 +264,7 @@ def _near_batch(job: Job, winner: PlanCandidate, estimate: Estimate) -> list[str
 
 
 def _about_trainer(context: Context) -> list[str]:
-    """Which release's rules were taken in place of the one named, and the fork that these GPUs
-    take.
-    """
+    """Notes on the trainer: the release whose rules were used, and these GPUs' fork."""
     fork = fork_needed(context)
     through = (
         [f"on {context.cluster.gpu.name} {context.trainer.name} runs through the fork {fork}"]
@@ -280,7 +275,7 @@ def _about_trainer(context: Context) -> list[str]:
 
 
 def fewer_than_asked(asked: int, found: int, sizes: list[OneSize]) -> list[str]:
-    """Why there are fewer layouts than asked for, in one sentence; none where there are as many."""
+    """Why there are fewer layouts than asked for, in one sentence; empty if there are as many."""
     if found >= asked:
         return []
     total = Counter[str]()
@@ -296,7 +291,7 @@ def fewer_than_asked(asked: int, found: int, sizes: list[OneSize]) -> list[str]:
 
 
 def _run_warnings(winner: RankedLayout, sizes: list[OneSize]) -> list[str]:
-    """What the whole run of the winner runs into, and the sizes that are no choice."""
+    """Warnings of the winner's whole run, and the sizes at which nothing fits."""
     unfit = [f"{sized.pricer.cluster.num_gpus:,}" for sized in sizes if not sized.candidates]
     nothing = (
         [f"no layout fits on {', '.join(unfit)} {'GPU' if unfit == ['1'] else 'GPUs'}"]
@@ -323,8 +318,9 @@ def _entry(job: Job, rank: int, choice: PlanCandidate, estimate: Estimate) -> Ra
 
 
 def _reasons(job: Job, rank: int, sized: OneSize, layout: Layout, estimate: Estimate) -> list[str]:
-    """The winner's reasons in full, with its neighbours that the search allows; for the others what
-    costs them most and what they need.
+    """The winner's reasons in full, with the neighbours that the search allows.
+
+    For the others: what costs them most and what they need.
     """
     found = [n for n in neighbours(sized.pricer, layout) if _allowed(job, n)] if rank == 1 else []
     lines = winner_reasons(sized.pricer, layout, estimate, found)[:SHOWN_REASONS]
@@ -386,7 +382,7 @@ def _pareto(job: Job, ranked: list[PlanCandidate]) -> list[ParetoPoint]:
 
 
 def _versus_current(job: Job, winner: PlanCandidate, estimate: Estimate) -> VersusCurrent | None:
-    # what reads trainers' files is not needed without one
+    # only imported with a current layout, because it reads trainers' files
     from planner.plan.versus import versus_current
 
     return versus_current(job, winner.layout, estimate, winner.sized.pricer)

@@ -1,5 +1,6 @@
-"""The use case of `simulate`: one layout's pipeline played out action by action, with each rank's
-memory and torch's schedule CSV.
+"""The use case of `simulate`: one layout's pipeline, simulated action by action.
+
+It gives each rank's memory and torch's schedule CSV.
 """
 
 from dataclasses import dataclass
@@ -24,8 +25,10 @@ MOST_ACTIONS = 200_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineTimeline:
-    """One simulated step: the estimate, the Chrome trace (Perfetto opens it), the compute-only CSV
-    that torch loads, idle share by rank.
+    """One simulated step.
+
+    The estimate, the Chrome trace (Perfetto opens it), the compute-only CSV that torch loads, and
+    the idle share by rank.
     """
 
     estimate: Estimate
@@ -36,8 +39,9 @@ class PipelineTimeline:
 
 
 def timeline(job: Job) -> PipelineTimeline:
-    """Plays one step of the job's layout. Raises SpecError without a legal layout with pp > 1, or
-    for a step too long to draw.
+    """Simulates one step of the job's layout.
+
+    Raises SpecError without a legal layout with pp > 1, or for a step too long to draw.
     """
     if job.layout is None or job.layout.pp == 1:
         raise SpecError(

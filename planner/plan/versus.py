@@ -1,5 +1,6 @@
-"""The winner against what is run today: how many times as fast, what changes, and the difference in
-the user's own file.
+"""The winner compared with the current layout: how many times as fast, and what changes.
+
+It shows the difference in the user's own file.
 """
 
 import math
@@ -27,8 +28,9 @@ from planner.specs.plan import VersusCurrent
 def versus_current(
     job: Job, winner: Layout, estimate: Estimate, pricer: Pricer
 ) -> VersusCurrent | None:
-    """None for a job that says nothing of today. estimate: of the winner, as `pricer` at its size
-    has it.
+    """The comparison; None for a job without a current layout.
+
+    estimate: of the winner, from `pricer` at its size.
     """
     layout = job.layout
     if layout is None:
@@ -86,7 +88,7 @@ def versus_current(
 
 
 def _gain_sd(pricer: Pricer, layout: Layout, winner: Layout) -> float:
-    """Standard deviation of log(today's step / winner's step), as the choice of number 1 has it."""
+    """Standard deviation of log(current step / winner's step), as in the choice of number 1."""
     batch = LayoutBatch.from_layouts([layout, winner])
     errors = CorrelatedErrors.of(
         batch, time_spread(pricer, batch, pricer.price(batch)), pricer.training.global_batch_size
@@ -95,8 +97,9 @@ def _gain_sd(pricer: Pricer, layout: Layout, winner: Layout) -> float:
 
 
 def _tells_apart(times: float, sd: float) -> bool:
-    """Whether a gain is one by the rule that chooses number 1; a change that is none is not worth a
-    new launch.
+    """Whether a gain is significant by the rule that chooses number 1.
+
+    A change without such a gain is not worth a new launch.
     """
     return math.log(times) > min(SURE * sd, math.log1p(MOST_GIVEN_UP))
 

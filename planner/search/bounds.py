@@ -1,8 +1,8 @@
-"""Lower bounds of every cell, worked out as late as they are needed.
+"""Lower bounds of every cell, computed as late as they are needed.
 
-Recomputation only adds time, so a cell's time without it is a bound that its siblings with other
-checkpointing share: a quarter of the work, and enough for the cells that lie above what the search
-    ends with. The others get their own bounds, band by band.
+Recomputation only adds time, so a cell's time without it is a lower bound that it shares with all
+cells that differ only in checkpointing. That takes a quarter of the work, and is enough for cells
+above the limit at which the search ends. The others get their own bounds, band by band.
 """
 
 from dataclasses import replace
@@ -15,15 +15,15 @@ from planner.cost.price import Pricer
 from planner.work.checkpointing import NONE
 
 OOM_LIMIT = 0.05
-BAND = 2**16  # cells share most of their work: the more at once, the less is done twice
+BAND = 2**16  # cells share most of their work: larger bands repeat less of it
 
 
 class CellBounds:
-    """Bounds of N cells.
+    """Lower bounds of N cells.
 
-    loose_seconds (N,): step time at least, by which cells are taken up: whatever the checkpointing,
-        or their own where all are known.
-    seconds, device_bytes (N,): the cell's own bounds where they are known; NaN where nobody asked.
+    loose_seconds (N,): lower bound on step time by which cells are ordered, for any checkpointing;
+        the cells' own bounds if all are known.
+    seconds, device_bytes (N,): the cell's own bounds if they are known, else NaN.
     """
 
     def __init__(self, pricer: Pricer, cells: LayoutBatch) -> None:
@@ -36,14 +36,14 @@ class CellBounds:
             self.loose_seconds = self.bare(np.arange(len(cells)))
 
     def bare(self, rows: IntColumn) -> FloatColumn:
-        """Step time of these cells at least, did they recompute nothing."""
+        """Lower bound on the step time of these cells without recomputation."""
         none, nothing = np.broadcast_to(NONE, len(rows)), np.broadcast_to(0.0, len(rows))
         return self.pricer.time_lower_bounds(
             replace(self.cells.take(rows), ac_kind=none, ac_value=nothing)
         )
 
     def know(self, rows: IntColumn) -> None:
-        """Works out the own bounds of these cells."""
+        """Computes these cells' own bounds."""
         rows = rows[np.isnan(self.seconds[rows])]
         for start in range(0, len(rows), BAND):
             part = rows[start : start + BAND]

@@ -1,5 +1,6 @@
-"""The search at one cluster size: screen everything, simulate the best, sample what cannot be
-enumerated, rate whole runs.
+"""The search at one cluster size.
+
+It screens everything, simulates the best, samples what cannot be enumerated, and rates whole runs.
 """
 
 from collections import Counter
@@ -29,11 +30,11 @@ from planner.specs.layout import Layout
 from planner.units import counted
 
 SIMULATED = 300
-# distinct (schedule, pp, stages, microbatches) among them: each is played out once for all its
-# layouts
+# distinct (schedule, pp, stages, microbatches) among them; each is simulated once for
+# all its layouts
 SIMULATED_GROUPS = 16
 BUDGETS_SIMULATED = 40
-SPLIT_SEEDS = 3  # of each pipeline
+SPLIT_SEEDS = 3  # per pipeline
 SPLIT_SLACK = 1.06  # judgement: an uneven split has gained up to 5% over the trainer's own
 SAMPLED_SEEDS = 4
 SAMPLED_TRIALS = 32
@@ -42,14 +43,18 @@ LEAST_WANTED = 10
 Progress = Callable[[str], None]
 
 
-@dataclass(slots=True, eq=False)  # one search is not another, however alike
+@dataclass(slots=True, eq=False)  # two searches are never equal
 class OneSize:
     """The search at one cluster size.
 
-    candidates: (step seconds, device bytes, layout), fastest first.  Their columns: runs; scores,
-    what the objective minimises; oom, P(out of memory); expected, the scores with what that and
-    unproven mechanisms cost, where the simplest is to come first; weighed, what they use.  first:
-    the candidate to put first (`ranking`).
+    candidates: (step seconds, device bytes, layout), fastest first; the columns below are theirs.
+    runs: whole runs.
+    scores: what the objective minimises.
+    oom: P(out of memory).
+    expected: the scores plus the cost of running out of memory and of unproven mechanisms, if the
+        simplest comes first.
+    weighed: the mechanisms that they use.
+    first: the candidate to put first (`ranking`).
     """
 
     pricer: Pricer
@@ -75,7 +80,7 @@ class PlanCandidate(NamedTuple):
 
     @property
     def layout(self) -> Layout:
-        """The candidate itself."""
+        """The candidate's layout."""
         return self.sized.candidates[self.row][2]
 
     @property
@@ -85,12 +90,12 @@ class PlanCandidate(NamedTuple):
 
     @property
     def expected(self) -> float:
-        """The score with what is expected to come on top of it."""
+        """The score with its expected extra costs."""
         return float(self.sized.expected[self.row])
 
     @property
     def step_seconds(self) -> float:
-        """Of the candidate, simulated."""
+        """Simulated step seconds of the candidate."""
         return self.sized.candidates[self.row][0]
 
     @property
@@ -102,7 +107,9 @@ class PlanCandidate(NamedTuple):
 def search_size(
     job: Job, cluster: ClusterSpec, say: Progress, calibration: Calibration | None = None
 ) -> OneSize:
-    """The search at one size: on the device; if nothing fits with CPU offload; if still nothing,
+    """Searches at one size, on the device first.
+
+    If nothing fits, it searches with CPU offload. If still nothing fits, it lists
     what came closest.
     """
     pricer = Pricer.build(job.model, cluster, job.training, calibration)
@@ -151,15 +158,17 @@ def _screen(
 
 
 def _wanted(job: Job) -> int:
-    """Different layouts to be certain of: at least LEAST_WANTED, so that asking for fewer never
-    changes the answer.
+    """How many different layouts must be certain.
+
+    At least LEAST_WANTED, so that asking for fewer never changes the answer.
     """
     return max(job.search.top_k, LEAST_WANTED)
 
 
 def _simulate(job: Job, sized: OneSize, space: Space) -> None:
-    """Simulated step times of the best screened layouts, with and without memory budgets, then of
-    layouts sampled beyond.
+    """Simulates the best screened layouts, with and without memory budgets.
+
+    Then it samples further layouts.
     """
     pricer, screened = sized.pricer, sized.screened
     chosen = first_groups(pricer, screened.batch, SIMULATED, SIMULATED_GROUPS)
@@ -198,10 +207,10 @@ def _consider(sized: OneSize, batch: LayoutBatch) -> None:
 
 
 def _worth_splitting(sized: OneSize) -> list[Layout]:
-    """The layouts of every pipeline that another split of their layers may make the winner, the
-    most promising pipelines first.
+    """The layouts of every pipeline that another split of their layers may make the winner.
 
-    By what is known of them with equal ranks; of those with a budget by their step.
+    The most promising pipelines come first: by their step with equal ranks, or with a budget
+    by their step.
     """
     best, screened = sized.candidates[0][0] if sized.candidates else 0.0, sized.screened
     wanted = [
@@ -222,8 +231,9 @@ def _worth_splitting(sized: OneSize) -> list[Layout]:
 
 
 def _free_budgets(job: Job, pricer: Pricer) -> bool:
-    """Whether memory budgets may be tried: the trainer has them and the user left activation
-    checkpointing open.
+    """Whether memory budgets may be tried.
+
+    The trainer must have them, and the user must have left activation checkpointing open.
     """
     return (
         "memory-budget" in pricer.rules.ac_kinds
@@ -267,7 +277,7 @@ def _sample(job: Job, sized: OneSize) -> None:
 
 
 def rate(job: Job, sized: OneSize, *, several: bool) -> None:
-    """Whole runs of all candidates, what the objective minimises, and what is expected of it."""
+    """Rates all candidates: whole runs, what the objective minimises, and their expected scores."""
     known: dict[Layout, tuple[float, float, Layout]] = {}
     for candidate in sized.candidates:
         known.setdefault(candidate[2], candidate)
@@ -291,10 +301,11 @@ def _score(
 ) -> FloatColumn:
     """What the objective minimises, (N,).
 
-    throughput: step time; between several sizes seconds a token of the whole job after goodput.
-        time: of the whole run.
-    cost: USD of the whole run (GPU-hours where the GPUs are free).  energy: joules a token.
-        memory: device bytes.
+    throughput: step time; between several sizes seconds per token of the whole job after goodput.
+    time: of the whole run.
+    cost: USD of the whole run (GPU-hours if the GPUs are free).
+    energy: joules per token.
+    memory: device bytes.
     """
     if objective == "memory":
         return device_bytes

@@ -1,5 +1,6 @@
-"""Layer splits and memory budgets that the enumeration leaves out, sampled with Optuna and priced
-on paper.
+"""Samples layer splits and memory budgets that the enumeration leaves out.
+
+Optuna samples them, and they are priced on paper.
 """
 
 import warnings
@@ -19,7 +20,7 @@ from planner.search.variations.splits import MAX_SHIFT, shifted
 from planner.specs.layout import Layout, parse_ac
 
 MEMORY_CONSTRAINT = "device_over_usable"
-BATCH = 16  # trials asked at once and simulated together
+BATCH = 16  # trials that are asked for and simulated together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

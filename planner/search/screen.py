@@ -1,9 +1,8 @@
-"""The exhaustive search on paper: bound every cell of the space, price the ones that can still
-matter, keep the best.
+"""The exhaustive search on paper: bounds every cell, prices those that can matter, keeps the best.
 
 A cell is all layouts that differ only in schedule, ZeRO stage and switches. Cells are expanded in
 the order of a proven lower bound on their step time; the search ends when the next bound is worse
-than what would be kept anyway.
+than everything that will be kept.
 """
 
 from dataclasses import dataclass
@@ -22,15 +21,15 @@ from planner.search.space.enumerate import Space
 
 __all__ = ["OOM_LIMIT", "Screened", "screen"]
 
-# layouts bounded at once; while nothing fits yet an eighth of it is priced at once
+# layouts bounded at once; an eighth of it is priced at once until a layout fits
 ROUND = 4 * CHUNK
 KEEP = 400
 NEAREST = 64
 UNEVEN = 128
-# Judgement: how much slower than the best a layout may be and still be worth pricing for the Pareto
-#     front.
+# Judgement: how much slower than the best a layout may be and still be worth pricing for
+# the Pareto front.
 PARETO_SLACK = 1.1
-# Judgement: a layout this much slower than the best is no answer, however different.
+# Judgement: a layout this much slower than the best is never shown, however different it is.
 ENOUGH = 1.5
 
 
@@ -38,15 +37,15 @@ ENOUGH = 1.5
 class Screened:
     """What the screen found.
 
-    batch, step_seconds, device_bytes, fits: the layouts worth a closer look, best first by step
-        among those that fit.
-    floors: of the cells, as far as they were needed.  num_priced, num_fitting: of all layouts
-        priced.
-    bounded_out: layouts whose bound showed that they cannot matter.
-    uneven, balanced_seconds: of each structure the pipelined layout that could be fastest with
-    another split of its layers, and what its step would be if all ranks computed equally long; best
-    first. When none fits, `batch` holds the layouts that came closest, smallest device_bytes not
-    yet sorted out.
+    batch, step_seconds, device_bytes, fits: the layouts worth further work, best first
+        by step among those that fit. When none fits, the layouts that came closest,
+        smallest device_bytes first.
+    floors: lower bounds of the cells, as far as they were needed.
+    num_priced, num_fitting: of all layouts priced.
+    bounded_out: layouts whose lower bound showed that they cannot matter.
+    uneven: of each structure the pipelined layout that could be fastest with another split of its
+        layers, best first.
+    balanced_seconds: their step times if all ranks computed equally long.
     """
 
     batch: LayoutBatch
@@ -71,11 +70,11 @@ def screen(
     slack: float = PARETO_SLACK,
     keep: int = KEEP,
 ) -> Screened:
-    """Prices the space best bound first until `count` different layouts are certain, and `slack`
-    times the best is covered.
+    """Prices the space, lowest bound first, until the answer is certain.
 
-    A cell is skipped when its memory floor cannot fit, or its floor of what is minimised is above
-    both limits.
+    That is when `count` different layouts are certain, and `slack` times the best is covered.
+    A cell is skipped when its lower bound on memory cannot fit, or when its lower bound on what is
+    minimised is above both limits.
     smallest: minimise device bytes instead of step seconds.
     """
     floors = CellBounds(pricer, space.cells)
@@ -95,10 +94,10 @@ def screen(
 
 
 class _Queue:
-    """The cells in the order of their own floor of what is minimised, which is worked out band by
-    band of a looser floor.
+    """The cells in the order of their own lower bound on what is minimised.
 
-    Letters: N cells, of which those before `reached` in the order of the looser floor are known.
+    Own bounds are computed band by band, in the order of a looser bound.
+    Letters: N cells; those before `reached` in the order of the looser bound are known.
     """
 
     def __init__(self, floors: CellBounds, smallest: bool) -> None:
@@ -118,8 +117,9 @@ class _Queue:
         )
 
     def next(self, limit: float, sizes: IntColumn, room: int) -> IntColumn:
-        """The next cells, about `room` layouts in all, with floors up to `limit`; none when there
-        are no more.
+        """The next cells, about `room` layouts in all, with lower bounds up to `limit`.
+
+        Empty when no cells are left.
         """
         while True:
             bound = (
@@ -140,7 +140,7 @@ class _Queue:
             self._reach()
 
     def _reach(self) -> None:
-        """One more band is known: what fits joins the queue."""
+        """Computes one more band; what fits joins the queue."""
         rows = self.order[self.reached : self.reached + BAND]
         self.reached += len(rows)
         fits = self.floors.may_fit(rows)
@@ -155,7 +155,7 @@ class _Queue:
         return np.concatenate(self.known_too_large)
 
     def smallest(self, count: int) -> IntColumn:
-        """The cells nearest to fitting, by their memory floor."""
+        """The cells nearest to fitting, by their lower bound on memory."""
         cells = self.too_large()
         return cells[np.argsort(self.floors.device_bytes[cells], kind="stable")[:count]]
 
@@ -165,7 +165,7 @@ def _chunks(rows: IntColumn, size: int) -> list[IntColumn]:
 
 
 class _Pool:
-    """The layouts kept so far."""
+    """The layouts found so far."""
 
     def __init__(self, keep: int, count: int, smallest: bool) -> None:
         self.keep, self.count, self.smallest = keep, count, smallest
@@ -176,8 +176,9 @@ class _Pool:
         self.num_priced = self.num_fitting = 0
 
     def limit(self, slack: float) -> float:
-        """Value beyond which a layout cannot matter: slack times the best, or the count-th best
-        structure if that is worse.
+        """Value beyond which a layout cannot matter.
+
+        It is slack times the best, or the count-th best structure if that is worse.
         """
         if len(self.structures) < self.count:
             return np.inf if not np.isfinite(self.best) else ENOUGH * self.best
@@ -187,9 +188,7 @@ class _Pool:
         )
 
     def add(self, pricer: Pricer, batch: LayoutBatch, limit: float) -> None:
-        """Prices what of a batch is not above the limit by its own bound, and keeps what may
-        matter.
-        """
+        """Prices layouts whose own bound is within the limit; keeps what may matter."""
         mean = (
             np.zeros(len(batch))
             if self.smallest or not len(batch)
@@ -227,7 +226,7 @@ class _Pool:
                 )
 
     def _note(self, kept: LayoutBatch, value: FloatColumn, fits: BoolColumn) -> None:
-        """Best value of every structure that fits."""
+        """Records the best value of every structure that fits."""
         rows = np.flatnonzero(fits)
         if not len(rows):
             return
@@ -240,8 +239,9 @@ class _Pool:
             self.structures[key] = min(self.structures.get(key, np.inf), float(best[index]))
 
     def _note_uneven(self, part: LayoutBatch, balanced: FloatColumn, fits: BoolColumn) -> None:
-        """The best of every structure by its step with equal ranks, where that beats what is
-        known.
+        """Records the best of every structure by its step with equal ranks.
+
+        Only those that beat the best so far count.
         """
         rows = np.flatnonzero(fits & (part.pp > 1) & (balanced < self.best))
         rows = rows[np.argsort(balanced[rows], kind="stable")]
@@ -251,14 +251,14 @@ class _Pool:
             self.uneven.append((part.take(chosen), balanced[chosen]))
 
     def _most_uneven(self, nothing: LayoutBatch) -> tuple[LayoutBatch, FloatColumn]:
-        """What was noted, best first."""
+        """What was recorded, best first."""
         batch = LayoutBatch.concatenate([nothing, *(part for part, _ in self.uneven)])
         balanced = np.concatenate([np.zeros(0), *(seconds for _, seconds in self.uneven)])
         order = np.argsort(balanced, kind="stable")[:UNEVEN]
         return batch.take(order), balanced[order]
 
     def result(self, floors: CellBounds, bounded_out: int, too_large: int) -> Screened:
-        """The kept layouts of all batches, fitting ones first, each by step time."""
+        """The layouts found in all batches, fitting ones first, each group by step time."""
         uneven, balanced = self._most_uneven(floors.cells.take(slice(0, 0)))
         if not self.parts:
             nothing = np.zeros(0)
@@ -303,8 +303,9 @@ class _Pool:
 def _worth_keeping(
     value: FloatColumn, other: FloatColumn, device: FloatColumn, fits: BoolColumn, keep: int
 ) -> IntColumn:
-    """Indices of the `keep` best that fit, of the Pareto front, and of the smallest where nothing
-    fits.
+    """Indices of the `keep` best that fit and of the Pareto front.
+
+    Of the smallest if nothing fits.
     """
     if not fits.any():
         return np.argsort(device, kind="stable")[:8]
@@ -315,8 +316,9 @@ def _worth_keeping(
 def _simplest(
     pricer: Pricer, batch: LayoutBatch, value: FloatColumn, oom: FloatColumn, fits: BoolColumn
 ) -> IntColumn:
-    """Indices of the best of every number of points that fit, with what running out of memory
-    costs.
+    """Indices of the best fitting layouts for every number of points.
+
+    The best counts the cost of running out of memory.
     """
     rows = np.flatnonzero(fits)
     weighed = Weighed.of(batch.take(rows), pricer)
