@@ -28,8 +28,7 @@ def export(
 ) -> "Export":
     """The layout in one of FORMATS. Raises UnknownNameError for any other format.
 
-    Its blockers are exactly what the rules say about that trainer's release: a legal layout has
-    none.
+    A legal layout has no blockers: they are what the rules say about that trainer's release.
     """
     from planner.export.megatron import export as to_megatron
     from planner.export.torchtitan import export as to_torchtitan

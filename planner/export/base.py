@@ -27,8 +27,7 @@ DEFAULT_STEPS = 1000
 class Gap:
     """One value that the trainer has no setting for.
 
-    fault.field: a field of the layout, or a dotted field of the job such as `training.x` or
-        `model`.
+    fault.field: a field of the layout, or a dotted field of the job (`training.x`, `model`).
     """
 
     fault: Fault

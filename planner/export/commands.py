@@ -19,8 +19,7 @@ class Launch:
     environment: variables of every process.
     own_modules: whether the folder holds Python modules of ours.
     root_variable: environment variable for the folder of the program, where that is in a checkout
-        of the trainer and not in an installed package. Where it is unset, the current folder
-        counts.
+        of the trainer and not in an installed package. Unset, it means the current folder.
     """
 
     name: str

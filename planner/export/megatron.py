@@ -62,8 +62,8 @@ def export(
 ) -> Export:
     """The layout as arguments of Megatron-LM's pretrain_gpt.py.
 
-    The arguments are those of core 0.14. For another release, a date or a distribution, a note says
-    so.
+    The arguments are those of core 0.14. A note says so where a job names another release, a date
+    or a distribution.
     """
     release = release_of("megatron", version or version_under(training, "megatron"))
     newer = NVFP4_SINCE if layout.precision == "nvfp4" and release.since(NVFP4_SINCE) else WRITTEN

@@ -47,7 +47,7 @@ def _scaling(draft: Draft) -> list[str]:
     if scaling.rope_type == "linear":
         return ["--rotary-seq-len-interpolation-factor", str(round(scaling.factor or 1))]
     if scaling.rope_type != "llama3":
-        return []  # specs.megatron_models refuses it
+        return []  # trainers.megatron_models refuses it
     held = (
         scaling.low_freq_factor,
         scaling.high_freq_factor,

@@ -24,7 +24,7 @@ from planner.specs.model import ModelSpec
 from planner.trainers.titan_models import Flavor, class_for
 from planner.trainers.titan_networks import softmax_mscale
 
-# in the first line of a module that does
+# written in the first line of a module that replaces FlexAttention
 REPLACES_FLEX = "with SDPA, since context parallelism refuses FlexAttention"
 MODEL_MODULE, CONFIG_MODULE, JOB_MODULE = "planner_model", "planner_config", "planner_job"
 

@@ -27,8 +27,7 @@ def chrome_trace(simulation: Simulation, candidate: int = 0) -> dict[str, object
     """JSON-ready trace of one candidate.
 
     Each pipeline rank has a row of actions ("2F0") and a counter of its saved bytes.
-    Source: Trace Event Format, complete events "X", counters "C", metadata "M"; times in
-        microseconds.
+    Source: Trace Event Format: complete events "X", counters "C", metadata "M", microseconds.
     Raises ValueError for a simulation without times.
     """
     timeline = simulation.timeline

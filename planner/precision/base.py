@@ -17,7 +17,8 @@ TWO_BYTES = 2.0
 class Operands(NamedTuple):
     """One number for each operand of a linear layer's products in each pass.
 
-    input, weight: of the forward product.  gradient: of the output, for both backward products.
+    input, weight: of the forward product.
+    gradient: of the output, for both backward products.
     weight_again, input_again: of the backward products, where they are quantised anew.
     """
 
@@ -164,8 +165,9 @@ def _arrays(recipes: tuple[Recipe, ...]) -> Mapping[str, Floats]:
 
 
 def column(field: str, precision: Codes, recipes: tuple[Recipe, ...]) -> Floats:
-    """One number of the recipes, gathered by precision code: (N,) -> (N,). Operands by
-    "field.operand".
+    """One number of the recipes, gathered by precision code: (N,) -> (N,).
+
+    field: the name of the number; "field.operand" for operands.
     """
     return _arrays(recipes)[field][precision]
 
@@ -181,9 +183,9 @@ def bf16_tail(recipe: Recipe, layers: int) -> int:
 def stays_16_bit(recipe: Recipe, k: float, n: float) -> bool:
     """Whether the library leaves a layer with a K x N weight in 16 bits.
 
+    Both libraries check the whole weight, before TP divides it.
     Source: torchtitan components/quantization/utils.py module_filter_fn; torchao
-        float8_linear_utils.py
-    _auto_filter_for_recipe. Both check the whole weight, before TP divides it.
+        float8_linear_utils.py _auto_filter_for_recipe.
     """
     unaligned = recipe.fallback_multiple > 0 and (
         k % recipe.fallback_multiple != 0 or n % recipe.fallback_multiple != 0

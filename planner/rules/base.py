@@ -1,8 +1,8 @@
 """What a rule is: one condition on a layout, written once for columns, with its text for people.
 
 A rule names the columns it `reads`, so that a search can apply it as soon as those are known,
-before it crosses the rest. `broken` is elementwise and broadcasts: (N,) columns, or (C, 1) against
-(T,).
+before it crosses the rest. `broken` is elementwise and broadcasts columns (N,), or (C, 1) with (T,)
+where two sets are crossed.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -34,8 +34,8 @@ def _pool_text(c: Context) -> str:
 def _etp_width(x: LayoutBatch, c: Context) -> BoolColumn:
     """Where the width of an expert does not divide by its TP degree. (N,).
 
-    TorchTitan cuts experts by tp while ep = 1, whatever etp is (expert_parallel.py,
-    apply_moe_ep_tp).
+    TorchTitan cuts experts by tp while ep = 1, whatever etp is.
+    Source: torchtitan expert_parallel.py, apply_moe_ep_tp.
     """
     cut = np.where(x.ep > 1, x.etp, x.tp) if c.trainer.etp_one_or_tp else x.etp
     return ~divides(c.model.moe_intermediate_size, cut)

@@ -50,10 +50,9 @@ DEFAULT_CARBON_INTENSITY = 445.0
 
 
 def parse_num_gpus(value: object) -> tuple[int, ...]:
-    """The numbers of GPUs to plan for.
+    """The numbers of GPUs to plan for, sorted.
 
-    256 gives (256,); "64..1024" gives 64, 128, ..., 1024 (doubling); [96, 128] gives itself,
-    sorted.
+    256 gives (256,); "64..1024" gives 64, 128, ..., 1024 (doubling); [96, 128] gives itself.
     """
     if isinstance(value, str):
         low, dots, high = value.partition("..")

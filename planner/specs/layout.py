@@ -94,8 +94,8 @@ def format_ac(kind: str, number: float) -> str:
 class Layout(BaseModel):
     """A fully set layout.
 
-    dp_replicate x dp_shard x cp x tp x pp is num_gpus; `etp` and `ep` regroup the same ranks for
-    experts.
+    dp_replicate x dp_shard x cp x tp x pp is num_gpus. The axes `ep` and `etp` regroup the same
+    ranks for experts.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -153,8 +153,8 @@ class NearestMiss(BaseModel):
 class Searched(BaseModel):
     """How many layouts the search evaluated.
 
-    simulated: the best that fit, and variants of them beyond those priced: memory budgets, layer
-        splits.
+    simulated: the best that fit, and variants of them (memory budgets, layer splits) that were not
+        priced before.
     """
 
     model_config = ConfigDict(frozen=True)

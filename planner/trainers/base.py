@@ -42,7 +42,7 @@ class TrainerRules:
         empty where its repository is what runs.
     changes: fields that differ by release; `at` applies them.
     distributions: layout defaults of programs that ship it, by name.
-    offered: releases that a message may point to; None where releases do not matter.
+    offered: releases that a message may suggest; None where releases do not matter.
     own_code: it trains the model's own code; messages say so.
     export_format: the format in which a plan for it is written.
 
@@ -60,14 +60,15 @@ class TrainerRules:
     compiles: torch.compile of the blocks.
     steps_in_backward: it offers optimizer-in-backward.
     replicates_kv_heads: tp may be a multiple of the KV heads.
-    seq_divisor_always: seq_len must divide by 2 x cp x tp whatever is on.
-    etp_one_or_tp: no other value.
+    seq_divisor_always: seq_len must divide by 2 x cp x tp, even where cp = 1 or nothing shards
+        sequences over TP.
+    etp_one_or_tp: etp must be 1 or tp.
     sp_with_experts: tp with ep needs sequence parallelism.
     zero_2_under_pp: gradients may stay sharded between pipeline microbatches.
     split: how layers go to stages. "effective": evenly, embedding and head counting as one layer
         each, stages differing by at most one; "even": the same count on every stage, where
         embedding and head may count as one layer each; "uneven": any.
-    writes_splits: it can be told any split.
+    writes_splits: it has an argument for any split.
     ep_over_replicas: expert parallelism may span dp_replicate (Megatron), not only the sharding
         ranks (TorchTitan).
 
@@ -77,9 +78,9 @@ class TrainerRules:
     How it computes:
     sharding, framework: the two strategies.
     recipes_in: precision recipes of a release, in the order of the precision codes.
-    whole_owners: where the optimizer's state is sharded, a rank owns whole parameters: gradients
-        are reduced to one owner after the other, and parameters broadcast by one after the other
-        before the next step begins; otherwise every tensor is split.
+    whole_owners: where the optimizer's state is sharded, a rank owns whole parameters. Gradients
+        are reduced to one owner after another, and parameters are broadcast by one after another
+        before the next step begins. Otherwise every tensor is split.
     fused_kernels: norms, activations and rotary run as fused kernels without torch.compile
         (Transformer Engine, flash-attn).
     vendor_attention: cuDNN or Transformer Engine attends, instead of FlashAttention-2.
@@ -92,27 +93,28 @@ class TrainerRules:
     composite_norm_since: month before which its configurations named a fused kernel.
     expert_alignment: rows added to each expert's tokens so that the grouped matmul is aligned
         (TOKEN_GROUP_ALIGN_SIZE_M).
-    gradient_dtype: dtype in which gradients stay between microbatches.
-    fused_sums: the product that makes a weight's gradient adds it to them; otherwise a kernel of
-        its own does.
-    loss_bytes, fused_loss_bytes: bytes a logit needs at the peak of the loss, eager and with fused
+    gradient_dtype: dtype of gradients between microbatches.
+    fused_sums: the GEMM that computes a weight's gradient adds it to them; otherwise a separate
+        kernel does.
+    loss_bytes, fused_loss_bytes: bytes per logit at the peak of the loss, eager and with fused
         kernels. Eager: fp32 log-softmax, its incoming and its outgoing gradient (aten::log_softmax,
         nll_loss backward); flash-attn's loss works in place.
     sharded_loss_bytes: the same where TP shards the vocabulary under FSDP: DTensor's loss_parallel
         runs eagerly even under torch.compile, and its backward holds log-softmax, one gradient, the
         exponential and their sum (distributed/tensor/parallel/loss.py).
-    eager_loss_until: last month in which torch.compile left the loss alone.
-    loss_leftover_bytes: bytes a logit of what the loss reads and frees before its backward asks for
-        more than that at once, so that it stays cached; a pipeline holds it until then.
-    placeholders_since: first month in which Transformer Engine's products, which add to the fp32
-        gradient, return an empty 16-bit one, kept for every shape of weight (get_dummy_wgrad in
-        pytorch/module/base.py); "" where nothing does.
-    gradients_apart: gradients come in the compute dtype for the whole stage and are then added to
-        those in fp32, so that both are there (DeepSpeed's BF16_Optimizer); otherwise a product adds
-        to the fp32 gradient itself.
-    memory_doubt: standard deviation of the logarithm of measured over predicted peak bytes, besides
-        the profile's: what the trainer's own code keeps was not compared with its allocator's peak.
-    source: where all of this is written, but for what a comment says.
+    eager_loss_until: last month in which torch.compile did not compile the loss.
+    loss_leftover_bytes: bytes per logit that the loss reads and frees before its backward allocates
+        more than that at once. The allocator caches them; a pipeline holds them until then.
+    placeholders_since: first month in which Transformer Engine's GEMMs, which add to the fp32
+        gradient, return an empty 16-bit one. It is cached for every shape of weight
+        (get_dummy_wgrad in pytorch/module/base.py). "" where nothing does this.
+    gradients_apart: gradients are computed in the compute dtype for the whole stage and then added
+        to those in fp32, so that both exist at once (DeepSpeed's BF16_Optimizer). Otherwise a GEMM
+        adds to the fp32 gradient directly.
+    memory_doubt: standard deviation of the logarithm of measured over predicted peak bytes, in
+        addition to the profile's, for a trainer whose saved tensors were not compared with its
+        allocator's peak.
+    source: where all of this comes from, except where a comment names another source.
     """
 
     name: str

@@ -20,8 +20,7 @@ class Framework:
     keeps_stage_inputs: a stage keeps its input besides what the microbatch saved.
     saves_gathered_inputs: a column-parallel linear keeps its input gathered over TP; otherwise it
         keeps its own share and gathers again.
-    rings_attention: context parallelism runs as torch's ring, whose pieces are tensors of their
-        own.
+    rings_attention: context parallelism runs as torch's ring, whose pieces are separate tensors.
     scores_first: routed tokens are multiplied by their scores before the experts.
     fuses_sharded_loss: a loss whose vocabulary TP shards runs with fused kernels.
     whole_table_gradient: under TP every rank sums the gradient of the whole token table.

@@ -9,9 +9,10 @@ class Sharding:
 
     stages: ZeRO stages that a search tries, the one that shards most first.
     degrees_decide: every group of dp_shard x cp > 1 ranks shards, so that stage 0 means one rank;
-        otherwise stage 0 replicates over whatever group there is.
-    keeps_copies: every rank keeps its parameters whole in `param_dtype`, and gradients in buffers
-        as large, for the whole run; otherwise it keeps shards in `master_dtype` and gathers them.
+        otherwise stage 0 replicates over the group.
+    keeps_copies: for the whole run, every rank holds its parameters unsharded in `param_dtype` and
+        its gradients in equally large buffers; otherwise it holds shards in `master_dtype` and
+        gathers them.
     reduces_by_unit: a unit's gradients are reduced when its backward ends, under the rest of the
         backward, and a pipeline keeps them whole until its last microbatch; otherwise gradients
         are reduced once a step.

@@ -275,8 +275,8 @@ def even_split(
 ) -> tuple[int, ...] | None:
     """Layers per stage as TorchTitan splits them; None where it refuses, as a stage would be empty.
 
-    The embedding counts as `first` layers and the head as `last`. The first stages take the
-    remainder.
+    The embedding counts as `first` layers and the head as `last`. The first stages take what is
+    left.
     Source: torchtitan 0.2.2 distributed/pipeline_parallel.py generate_llm_fqn_per_model_part.
     """
     each, extra = divmod(num_layers + first + last, num_stages)

@@ -233,8 +233,8 @@ def _is_pair(value: object) -> bool:
 def opt(values: Values) -> Values:
     """Positions start at 2.
 
-    The 350M model is refused: it projects its embedding, has its norms behind the branches and no
-    final norm.
+    The 350M model is refused: it projects its embedding and has no final norm, since its norms
+    stand behind the branches.
     """
     narrow = values.get("word_embed_proj_dim")
     if narrow not in (None, values.get("hidden_size")):

@@ -38,7 +38,7 @@ _DROPOUTS = (
 _CHOSEN_SOFTMAX = {
     **_SOFTMAX,
     "norm_topk_prob": True,
-}  # a softmax over the chosen logits equals one over all, divided by their sum
+}  # a softmax over the chosen logits equals one over all of them, divided by its sum
 _YARN_GPT_OSS = {
     "rope_type": "yarn",
     "factor": 32.0,

@@ -268,8 +268,8 @@ def _whole(text: str, placed: Placed) -> Span:
 def _line_of(text: str, start: int, end: int) -> Span:
     """What to remove together with a flag.
 
-    Its line and the backslash that continues it, where it has a line to itself; else the blanks
-    before it.
+    This is its line and the backslash that continues it, where it has a line to itself. Otherwise
+    it is the blanks before it.
     """
     line_start = text.rfind("\n", 0, start) + 1
     line_end = text.find("\n", end)

@@ -198,8 +198,7 @@ def _modules(
 ) -> tuple[dict[str, Value | None], list[str]]:
     """Settings that name our modules, where the layout needs one and the user has none there.
 
-    The model stays the user's own: a module of ours that only sets the published numbers is not
-    named.
+    The model stays the user's own: they never name a module that only sets published numbers.
     """
     if said.line == "0.3":
         return _modules_03(said, winner, wanted)
