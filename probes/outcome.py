@@ -81,9 +81,8 @@ class End:
 def read_end(folder: Path, begin: Begin) -> End:
     """Reads how the guardian ended the probe.
 
-    Without an end file the guardian itself was killed, at the latest when the folder
-    was last written.
-    If every node had a guardian, the node that failed counts; the others were stopped
+    Without an end file the guardian itself was killed, at the latest when the folder was last
+    written. If every node had a guardian, the node that failed counts; the others were stopped
     because of it.
     """
     own = _end(folder / END)

@@ -4,9 +4,8 @@ Fewer replicas: the same model-parallel layout on fewer data-parallel ranks, wit
 batch. Parameters are then spread over fewer GPUs. If that no longer fits in memory, the runs also
 have fewer layers, at two depths, because time and memory are affine in the number of equal layers.
 What the smaller runs cannot show (communication over more ranks, smaller shards) is added as the
-difference of two predictions of the cost model. The error comes from the noise of the
-runs, from how
-far the cost model itself is from affine, and from how uncertain the added part is.
+difference of two predictions of the cost model. The error comes from the noise of the runs, from
+how far the cost model itself is from affine, and from how uncertain the added part is.
 """
 
 import math

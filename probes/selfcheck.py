@@ -1,8 +1,7 @@
 """Checks the interpreter that probes will use: `python -m probes.selfcheck DEVICE PROGRAM`.
 
-Prints one line of JSON, `{"problem": ..., "package": ...}`. `problem` is what would
-stop every probe
-that this interpreter runs, null if nothing would; `package` names what cannot be imported.
+Prints one line of JSON, `{"problem": ..., "package": ...}`. `problem` is what would stop every
+probe that this interpreter runs, null if nothing would; `package` names what cannot be imported.
 Until it tries torch it imports only the standard library, so that it can report what is missing.
 """
 

@@ -253,9 +253,8 @@ def _set_allocator(expandable: bool | None, trainer: str) -> None:
 def end(status: int) -> None:
     """Leaves the process.
 
-    After a failure it leaves at once, because destroying broken process groups may wait
-    for ranks that
-    have ended.
+    After a failure it leaves at once, because destroying broken process groups may wait for ranks
+    that have ended.
     """
     if status == 0:
         sys.exit(0)

@@ -70,13 +70,11 @@ def held_out_stretch(
 def memory_deviation(rows: Sequence[Row]) -> tuple[float, float]:
     """(relative, bytes): the deviation of log measured over predicted peak bytes.
 
-    It is sqrt(relative^2 + (bytes / peak)^2). What the model misses grows with the peak
-    (a tensor too
-    many) or does not (workspaces, buffers of libraries). Both are fitted by maximum likelihood of a
-    Laplace distribution on a grid, then stretched together until 90% of the runs fall inside. Runs
-    that do not state all settings (no true `complete` label) show the missing settings
-    more than the
-    model.
+    It is sqrt(relative^2 + (bytes / peak)^2). What the model misses grows with the peak (a tensor
+    too many) or does not (workspaces, buffers of libraries). Both are fitted by maximum likelihood
+    of a Laplace distribution on a grid, then stretched together until 90% of the runs fall inside.
+    Runs that do not state all settings (no true `complete` label) show the missing settings more
+    than the model.
     """
     pairs = [pair for row in rows if row.job.labels.get("complete") for pair in row.memory_pairs()]
     if len(pairs) < LEAST_MEMORY_RUNS:

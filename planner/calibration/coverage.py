@@ -100,9 +100,8 @@ def choose(
 
     num_gpus: available GPUs, neighbours in one node; groups that span more are left out.
 
-    Each choice counts as measured for those after it, so that near copies do not crowd
-    out the rest.
-    What no longer fits the budget is skipped in favour of smaller kernels.
+    Each choice counts as measured for those after it, so that near copies do not crowd out the
+    rest. What no longer fits the budget is skipped in favour of smaller kernels.
     """
     open_gaps = list(gaps((use for use in used if use.shape.num_gpus <= num_gpus), measured))
     chosen: list[UncoveredKernel] = []

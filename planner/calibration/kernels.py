@@ -172,10 +172,9 @@ def alone(pricer: Pricer, shifts: FloatColumn | None = None) -> Pricer:
     """The pricer of isolated kernels: the same machine with nothing else on it.
 
     shifts (K,): where its calibration's knobs are; unless given, where they are now.
-    What a trainer's steps add to a kernel's time is left out: the clock, the caches
-    and the neighbours
-    in a step (the profile's `compute`, `low_precision` and `attention`). Networks are as fast as
-    their curves, times how far shifts move them.
+    What a trainer's steps add to a kernel's time is left out: the clock, the caches and the
+    neighbours in a step (the profile's `compute`, `low_precision` and `attention`). Networks are as
+    fast as their curves, times how far shifts move them.
     """
     trainer, gpu = pricer.training.trainer, pricer.cluster.gpu
     centre = pricer.calibration.shift(trainer, gpu.family)

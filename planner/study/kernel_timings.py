@@ -1,11 +1,9 @@
 """Micro-probes of a study: which kernels to time, and what their timings show.
 
-Worth timing are kernels that the candidates run and no timing covers yet. Each
-timing gives measured
-over predicted seconds of an isolated kernel. The calibration's principal directions give the error
-of that prediction, kernel by kernel, and the same directions move the step times of
-candidates. So a
-timing is an observation along them. Letters: D directions.
+Worth timing are kernels that the candidates run and no timing covers yet. Each timing gives
+measured over predicted seconds of an isolated kernel. The calibration's principal directions give
+the error of that prediction, kernel by kernel, and the same directions move the step times of
+candidates. So a timing is an observation along them. Letters: D directions.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

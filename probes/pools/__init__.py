@@ -1,8 +1,7 @@
 """The kinds of pool: one file each, one line each in `BACKENDS`.
 
-A line gives the way users write the pool (`slurm[:PARTITION]`: a partition may follow)
-and its class.
-Classes are imported when a pool is opened, so that naming pools costs nothing.
+A line gives the way users write the pool (`slurm[:PARTITION]`: a partition may follow) and its
+class. Classes are imported when a pool is opened, so that naming pools costs nothing.
 """
 
 import re

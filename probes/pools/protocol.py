@@ -29,9 +29,8 @@ class PoolSettings:
 class Pool(Protocol):
     """A place where probes run.
 
-    `run` raises ProbeError if the pool itself cannot work. A probe that fails, or runs
-    out of memory,
-    is a result.
+    `run` raises ProbeError if the pool itself cannot work. A probe that fails, or runs out of
+    memory, is a result.
     """
 
     name: ClassVar[str]

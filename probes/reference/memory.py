@@ -33,9 +33,8 @@ _PAYLOADS = {  # operator -> (its name, which argument holds the whole buffer; -
 class Tracker(TorchDispatchMode):
     """Counts bytes of live storages, flops and bytes of collectives of everything that runs inside.
 
-    Works on real and on fake tensors. For DTensors it counts what each operator does on
-    this rank, not
-    the global shapes that DTensor tries out to find its placements.
+    Works on real and on fake tensors. For DTensors it counts what each operator does on this rank,
+    not the global shapes that DTensor tries out to find its placements.
     live, peak: bytes, each storage rounded up as the CUDA allocator does.
     flops: floating-point operations; attention without credit for its mask.
     """

@@ -38,9 +38,8 @@ class ModelPart:
 class Transformer(nn.Module):
     """One part of a decoder.
 
-    Takes tokens (B, T) if it is first, else hidden states. Returns logits if it is
-    last, else hidden
-    states.
+    Takes tokens (B, T) if it is first, else hidden states. Returns logits if it is last,
+    else hidden states.
     """
 
     def __init__(self, spec: ModelSpec, part: ModelPart, *, unfused: bool, seq_len: int) -> None:
@@ -80,9 +79,8 @@ class Transformer(nn.Module):
         """Sets in every layer which positions of the sequence this rank holds.
 
         Call it once parameters are on their device.
-        Rotary tables are held by the layers, not passed to them: FSDP2 would cast them
-        to the parameter
-        dtype at each call.
+        Rotary tables are held by the layers, not passed to them: FSDP2 would cast them to the
+        parameter dtype at each call.
         """
         positions = sequence.local
         rope: Rope | None = None

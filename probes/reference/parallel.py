@@ -112,8 +112,7 @@ def _shard(model: Transformer, recipe: ReferenceRecipe, meshes: Meshes) -> None:
     """Applies FSDP2 to each layer, to experts over their sharing ranks, to the ends and the root.
 
     ZeRO 3 gathers parameters again for backward, except the head, which backward needs at
-    once. With a
-    pipeline it gathers the head again too.
+    once. With a pipeline it gathers the head again too.
     """
     layout = recipe.layout
     policy = MixedPrecisionPolicy(

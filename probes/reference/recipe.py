@@ -95,9 +95,8 @@ class ReferenceRecipe:
     def uses_ddp(self) -> bool:
         """Whether it runs under DistributedDataParallel: only plain replicas do.
 
-        Every other layout runs under FSDP2, with replicas as its outer mesh axis. DDP
-        steps after its
-        reduction, so an optimizer inside the backward needs FSDP2 too.
+        Every other layout runs under FSDP2, with replicas as its outer mesh axis. DDP steps after
+        its reduction, so an optimizer inside the backward needs FSDP2 too.
         """
         x = self.layout
         alone = x.dp_shard * x.cp * x.tp * x.pp == 1

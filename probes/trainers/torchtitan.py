@@ -35,8 +35,8 @@ MODULE = "-m"
 # text for every data-parallel rank before it repeats; at least one sample
 DOCUMENT_TOKENS = 32768
 SUGGESTED = "0.2.2"
-# first torch release with everything that a TorchTitan release line imports
-# (torchtitan 0.3.0 calls torch.distributed.set_timeout, which 2.13 lacks)
+# first torch release with everything that a TorchTitan release line imports (torchtitan 0.3.0 calls
+# torch.distributed.set_timeout, which 2.13 lacks)
 NEEDS_TORCH = {"0.3": (2, 14)}
 PACKAGES = ("torchtitan", "torch", "triton", "tensorboard", "datasets", "tokenizers", "tyro")
 SUBCOMMAND = "activation-checkpoint:"
