@@ -46,8 +46,7 @@ class LayoutBatch:
 
     ac_kind: index into AC_KINDS.
     ac_value: N of selective-layer-N or X of memory-budget-X, else 0.
-    split: index into `splits` (layers per stage, first stage first); TRAINER_SPLIT for the
-        trainer's own.
+    split: index into `splits` (layers per stage, first stage first), or TRAINER_SPLIT.
     """
 
     dp_replicate: IntColumn

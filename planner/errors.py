@@ -29,7 +29,7 @@ class Fault:
     remedy: str
 
     def __str__(self) -> str:
-        if self.value is None:  # nothing was given: the rule alone tells what is missing
+        if self.value is None:  # nothing was given: the rule says what is missing
             verb = self.rule.partition(" ")[0] in PREDICATES
             return f"{self.field}{'' if verb else ':'} {self.rule}; {self.remedy}"
         shown = repr(self.value)

@@ -1,6 +1,6 @@
 """Layouts share most of their work, so each distinct combination of fields is evaluated once.
 
-A table is computed on U distinct rows and read by N layouts through `inverse`; one layout is
+A table is computed on U distinct rows and read by N layouts through `inverse`. For one layout
 U = N = 1.
 """
 
@@ -18,7 +18,7 @@ _MIXERS = np.random.default_rng(20261121).integers(1, 2**63, size=64, dtype=np.u
 def unique_rows(columns: Sequence[Column]) -> tuple[IntColumn, IntColumn]:
     """(first row of each distinct combination (U,), index of every row's combination (N,)).
 
-    A 64-bit multilinear hash tells combinations apart: with 10^5 of them a clash has probability
+    A 64-bit multilinear hash distinguishes combinations. With 10^5 of them a clash has probability
     below 10^-9.
     """
     mixed = np.zeros(len(columns[0]), dtype=np.uint64)

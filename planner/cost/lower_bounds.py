@@ -48,8 +48,7 @@ def time_lower_bounds(job: PreparedJob, batch: LayoutBatch) -> FloatColumn:
 def layout_lower_bounds(job: PreparedJob, batch: LayoutBatch) -> FloatColumn:
     """Lower bounds of the step seconds of exactly these layouts, (N,).
 
-    They hold for the layouts' own options. Pairs hide communication only where the schedule
-    overlaps any.
+    They hold for the layouts' own options. Only schedules that overlap pairs hide communication.
     """
     rows, inverse = distinct_rows(job, batch)
     unit = units_at(job, rows)

@@ -1,7 +1,7 @@
 """Prices refined by simulating the schedule.
 
-The simulation knows unequal stages, sends, and each rank's memory as microbatches come and go.
-Layouts that share (schedule, pp, virtual stages, microbatches) are simulated together.
+The simulation accounts for unequal stages, for sends, and for each rank's memory as microbatches
+come and go. Layouts that share (schedule, pp, virtual stages, microbatches) are simulated together.
 Letters: N layouts, C of them that are simulated together, S stages.
 """
 
@@ -32,7 +32,7 @@ class Refined:
 
 
 def refine(pricer: Pricer, batch: LayoutBatch, prices: Prices) -> Refined:
-    """Simulated seconds of every layout; a layout without a pipeline keeps its price."""
+    """Simulated seconds of every layout; for one without a pipeline, those of its price."""
     bubble, sends = prices.parts["bubble"].copy(), prices.parts["pp"].copy()
     for rows in groups(pricer, batch):
         joined = SCHEDULES.of_code(int(batch.pp_schedule[rows[0]])).synchronous_end

@@ -115,8 +115,7 @@ class ScheduleRule:
     field: the layout's field to change.
     rule, remedy: texts in which {pp}, {v} and {m} stand for the layout's numbers.
     holds: vectorised over columns (N,) of pp, v, m.
-    key: the reason under which a search counts it; "" for one made of the schedule's name and
-        `field`.
+    key: the reason under which a search counts it; "" for the schedule's name with `field`.
     """
 
     field: str

@@ -116,8 +116,7 @@ class Collective:
     tensor: the full (gathered, reduced or sent) buffer on one rank.
     linear: what is all-gathered here (or its gradient in backward) feeds linear layers, whose
         precision it may have.
-    exchanged: the second buffer that exists while it runs backward; empty where nothing
-        communicates.
+    exchanged: the second buffer that exists while it runs backward, if anything communicates.
     """
 
     name: str

@@ -1,7 +1,6 @@
 """Pieces that attention and feed-forward blocks share.
 
-They are linear layers, norms, the borders of tensor parallelism, and what depends on a trainer's
-code.
+They are linear layers, norms, the borders of tensor parallelism, and a trainer's own code.
 """
 
 from dataclasses import dataclass

@@ -88,10 +88,9 @@ def _fsdp(
     num_microbatches: FloatColumn,
     overlaps: float,
 ) -> ExposedSeconds:
-    """FSDP2 unit by unit.
+    """Seconds that FSDP2's ranks wait, unit by unit.
 
-    The next unit's gather runs under this unit's compute, its reduce-scatter under the next
-    backward.
+    Under a unit's compute run the next unit's gather and the reduction of the unit before it.
 
     Without PP every microbatch gathers in forward (and in backward under ZeRO-3) and reduces.
         forward wait = first gather + sum max(0, gather - forward)
@@ -102,9 +101,8 @@ def _fsdp(
 
     With CPU offload a gather waits for its upload and a download for its reduction, each pair on a
     stream of its own. PCIe carries both directions at once, so a unit's backward hides max(network,
-    upload + gather, reduction + download). The host waits while gradients are copied that it adds
-    to
-    earlier ones or that are consumed in the backward: nothing hides these copies and additions.
+    upload + gather, reduction + download). The host waits while it copies gradients that are added
+    to earlier ones or consumed in the backward, so nothing hides these copies and additions.
 
     Source: torch/distributed/fsdp/_fully_shard (implicit prefetch; foreach_reduce: non_blocking),
     torch/distributed/pipelining/stage.py (perform_reduce_grad).

@@ -333,8 +333,9 @@ def _by_owners(
 
     Each rank broadcasts its part in turn, and gradients are reduced to it. Each unit has its share
     of the time by its parameters, since owners' parts are not cut at units.
-    Source: InternEvo solver/optimizer/hybrid_zero_optim.py (_broadcast_params; reduce_tensor to a
-    dst_rank).
+    Source: InternEvo solver/optimizer/hybrid_zero_optim.py (_broadcast_params, and reduce_tensor to
+        a
+    single dst_rank).
     """
     spec, seconds = model
     degree, stride = group[0] * np.where(batch.zero_stage > 0, 1.0, 0.0), group[1]

@@ -167,7 +167,7 @@ def amax_seconds(context: CostContext) -> FloatColumn:
 
 
 def kept_weights_bytes(context: CostContext, ops: Sequence[Op]) -> FloatColumn:
-    """Bytes of quantised weights that autograd saves beside one layer's parameters, (U,)."""
+    """Bytes of quantised weights that autograd saves besides one layer's parameters, (U,)."""
     total = np.zeros(len(context.batch))
     for op in ops:
         if isinstance(op, Gemm) and np.any(context.quantises(op).number("saved_weight_bytes") > 0):

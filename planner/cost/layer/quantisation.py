@@ -62,8 +62,8 @@ class Quantisation:
     ) -> "Quantisation":
         """Columns for linear layers.
 
-        A microbatch does not quantise a weight that is gathered in low precision or quantised once
-        a step.
+        A weight that is gathered in low precision or quantised once a step costs a microbatch
+        nothing.
         """
         codes, recipes = batch.precision, model.recipes
         low = np.array([recipe.low for recipe in recipes])[codes] & (batch.param_dtype == 0)

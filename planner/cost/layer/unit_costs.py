@@ -147,7 +147,7 @@ def composite_norm(training: TrainingSpec, rules: TrainerRules) -> bool:
     """Whether eager RMSNorm runs as a chain of kernels that saves fp32 copies.
 
     It does in torch before 2.8 (aten::_fused_rms_norm is later). Where torch's release is not
-    given, the trainer's release or the date beside a commit decides (`composite_norm_until`).
+    given, the trainer's release or the date of its commit decides (`composite_norm_until`).
     """
     if rules.fused_kernels:
         return False
@@ -163,7 +163,7 @@ def composite_norm(training: TrainingSpec, rules: TrainerRules) -> bool:
 def repeats_kv(training: TrainingSpec, rules: TrainerRules) -> bool:
     """Whether keys and values are copied to all query heads.
 
-    The trainer's release decides, or the date beside a commit (`repeats_kv_until`).
+    The trainer's release decides, or the date of its commit (`repeats_kv_until`).
     """
     return training_release(training).not_after(*rules.repeats_kv_until)
 

@@ -33,9 +33,9 @@ OWN_SHARE = 1.0  # standard deviation of an own shift over that of the shared on
 DIRECTIONS = 6
 MOST_MEMORY_RATE = 0.97
 LARGEST_DOUBT = 0.3  # of a GPU family without kernel timings; judgement
-# What else is not known of a family without any timing, by how much the known ones differ: the
-# share of the memory bandwidth (0.70 to 0.85), float8 against bf16 (1.5 to 2.3 times), the
-# communication library inside a node (0.52 to 0.81).
+# What a family without any timing adds to the variance, by how much measured families differ: in
+# the share of the memory bandwidth (0.70 to 0.85), in float8 against bf16 (1.5 to 2.3 times), in
+# the communication library inside a node (0.52 to 0.81).
 UNKNOWN_FAMILY_SD: Mapping[str, float] = {
     "memory": 0.08,
     "low_precision_gemm": 0.20,
@@ -51,7 +51,7 @@ class Knob:
     prior: its centre before any run was fitted.
     sd: standard deviation of the shared shift.
     share: the number is a share in (0, 1) and moves on the logit scale, otherwise on the logarithm.
-    place_sd: standard deviation between clusters (hosts, networks), besides trainer and GPU;
+    place_sd: standard deviation between clusters (hosts, networks) of one trainer and GPU;
         judgement.
     """
 
@@ -159,9 +159,9 @@ def doubt(family: str) -> float:
 
 
 def place_sd(family: str) -> FloatColumn:
-    """What each knob differs by on a cluster never measured, (K,).
+    """Standard deviation of each knob on a cluster never measured, (K,).
 
-    By place, and for an unknown GPU family also by what families differ by.
+    It is that between clusters; for an unknown GPU family that between families is added.
     """
     if is_known_family(family):
         return PLACE_SD
@@ -233,10 +233,9 @@ class Calibration:
         return self._effective(trainer, family)[0]
 
     def effective_covariance(self, trainer: str, family: str) -> FloatColumn:
-        """Covariance (K, K) of the shifts on one cluster.
+        """Covariance (K, K) of the shifts on one cluster, the variance between clusters included.
 
-        Knobs without data keep the variance of their prior. The variance between clusters is
-        included.
+        Knobs without data have the variance of their prior.
         """
         return self._effective(trainer, family)[1]
 

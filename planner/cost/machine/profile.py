@@ -195,8 +195,7 @@ KERNELS: Mapping[str, KernelProfile] = {
 class Profile:
     """One trainer's software on any GPU: factors of order one, seconds and shares.
 
-    The defaults are priors. A calibration replaces those that `cost.machine.knobs` names, from the
-    same priors.
+    The defaults are priors. A calibration replaces those that `cost.machine.knobs` names.
 
     Speed, relative to the micro-measured kernels:
     compute: matrix kernels.

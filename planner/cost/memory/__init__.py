@@ -1,1 +1,1 @@
-"""Peak memory of a rank: what it holds, when the peak happens, what the allocator keeps."""
+"""Peak memory of a rank: what it holds, when the peak happens, what the allocator reserves."""

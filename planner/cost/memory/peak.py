@@ -1,6 +1,6 @@
 """Memory of pipeline ranks in the phase of the step that needs most.
 
-Letters: R ranks looked at, K kinds of layer, N layouts; arrays are (R, N) if not said.
+Letters: R ranks priced, K kinds of layer, N layouts; arrays are (R, N) if not said.
 Eight phases compete (`Phase`). What lives in each is written down in `_phases`.
 """
 
@@ -130,7 +130,7 @@ class PeakMemory:
     """Bytes in the worst phase of every rank; PARTS sum to `allocated`.
 
     resident: parameters that never leave the device.
-    optimizer: states of the optimizer, with masters where they are kept apart from parameters.
+    optimizer: states of the optimizer, with masters where they are separate from parameters.
     workspace: of kernels.
     moving: activations, logits, buffers and workspace, which come and go within a step.
     cached: reserved besides by the caching allocator (`cost.memory.allocator`).

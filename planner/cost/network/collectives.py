@@ -157,8 +157,9 @@ def send_seconds(
 ) -> FloatColumn:
     """Seconds to send a buffer to the rank `stride` away, (U,).
 
-    t = min over protocols of P / B + latency
-    The level that joins the two ranks decides, where the sender is the first in its unit.
+    t = min over protocols of (P / B + latency)
+    B and the latency are of the level that joins the two ranks, where the sender is the first in
+    its unit.
     degree: ranks of the chain (pipeline stages). With it, the result is the mean of degree - 1
         hops, of which ceil(degree x stride / g) - 1 leave a unit of g GPUs.
     """

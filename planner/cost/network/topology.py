@@ -62,8 +62,7 @@ class Fabric:
     ) -> "Fabric":
         """The cluster's levels.
 
-        intra_share, inter_share: factors on the bandwidth of the innermost level and of those
-            beyond it.
+        intra_share, inter_share: factors on the bandwidth of the innermost level and of the others.
         """
         gpu = cluster.gpu
         node = gpu.scale_up.gpus
@@ -293,8 +292,7 @@ class Lanes:
     def ring_rate(self, bandwidth: float) -> FloatColumn:
         """Bytes a second of a ring along each dimension, (D, U).
 
-        A closed ring uses both directions of its links, a line one; a flat level has all of the
-        bandwidth.
+        A closed ring uses both directions of its links, a line one. A flat level has all bandwidth.
         """
         if not self.grid:
             return np.full_like(self.extent, bandwidth)

@@ -1,1 +1,1 @@
-"""Stages, and schedules played out as events."""
+"""Stages, and schedules simulated as events."""

@@ -1,11 +1,10 @@
 """The pipeline's timeline: a lowered order and durations in, times and peak memory out.
 
-It knows no schedule by name.
+No schedule is named here.
 Letters: C candidates that share one schedule, S stages, R pipeline ranks, A items of the order, N
 nodes (items and transfers), L levels (positions in the longest chain of nodes), K rows of work.
 A node starts when all that it waits for has ended. An item waits for its rank's previous item and
-for its inputs. A transfer waits for its sender, its receiver and the transfer before it on its
-stream.
+for its inputs. A transfer waits for its sender, its receiver and its stream's previous transfer.
 """
 
 import itertools

@@ -2,8 +2,7 @@
 
 Letters: A items of the order, T transfers, N = A + T nodes, G edges, D most edges into one node, S
 stages, R ranks. A transfer carries an activation to the next stage or a gradient to the one before.
-Nodes are numbered items first, rank after rank, then transfers in the order of the items that they
-feed.
+Nodes are numbered items first, rank after rank, then transfers in the order of their receivers.
 """
 
 import itertools

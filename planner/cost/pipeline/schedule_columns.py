@@ -23,7 +23,7 @@ def by_schedule(
 ) -> FloatColumn:
     """A column filled schedule by schedule: value(schedule, rows) where pp > 1.
 
-    alone: the value where there is no pipeline.
+    alone: the value of layouts without a pipeline.
     """
     out = np.full(len(batch), alone)
     for code in np.unique(batch.pp_schedule):

@@ -1,7 +1,6 @@
 """One simulated step of a schedule.
 
-Orders are compiled once. Long steps are replayed in part and extrapolated, because their middle
-repeats.
+Orders are compiled once. The middle of a long step repeats, so only a part of it is replayed.
 """
 
 from dataclasses import dataclass, replace

@@ -74,10 +74,9 @@ def layers_of_stages(
 
 @lru_cache(maxsize=4096)
 def stage_units(sizes: tuple[int, ...], model: ModelSpec) -> FloatColumn:
-    """Units of each stage, (S, K + 2).
+    """Units of each stage, (S, K + 2): layers by kind, embedding, head.
 
-    Layers by kind, then the embedding, which the first stage holds, then the head, which the last
-    one holds.
+    The first stage holds the embedding, the last one the head.
     """
     kinds = [kind for kind, _ in model.distinct_layers()]
     order = np.array([kinds.index(kind) for kind in model.layer_kinds()])

@@ -13,7 +13,7 @@ from planner.units import HOUR, KILO
 # load and more than idling (0.1 to 0.15).
 WAITING_POWER_SHARE = 0.5
 # Rest of the node (CPUs, NICs, NVSwitch, fans) over the GPU's default board limit: an 8 x 700 W
-# H100 node draws 8.4 kW at most while training, 350 W a GPU beside the GPUs. Source: Latif et al.
+# H100 node draws 8.4 kW at most while training, 350 W a GPU on top of them. Source: Latif et al.
 # 2025, IEEE Access (arXiv 2412.08602).
 REST_OF_NODE_SHARE = 0.5
 # Judgement: large operators report 1.08 to 1.1, the industry's mean is 1.56 (Uptime Institute

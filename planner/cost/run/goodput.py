@@ -53,7 +53,7 @@ PAGEABLE_SHARE = 0.1
 # Judgement: share of host memory left besides the operating system and data loading.
 HOST_MEMORY_SHARE = 0.8
 REFERENCE_TOKENS = TERA
-# Below this a run makes no progress that anyone would wait for; keeps time and cost finite.
+# Below this a run makes no useful progress; the limit keeps time and cost finite.
 LEAST_LOG_GOODPUT = -100.0
 NEWTON_STEPS = 6
 # Warn of a given interval that loses more goodput than this against the best one, and of a run
