@@ -18,8 +18,8 @@ _MIXERS = np.random.default_rng(20261121).integers(1, 2**63, size=64, dtype=np.u
 def unique_rows(columns: Sequence[Column]) -> tuple[IntColumn, IntColumn]:
     """(first row of each distinct combination (U,), index of every row's combination (N,)).
 
-    A 64-bit multilinear hash distinguishes combinations. With 10^5 of them a clash has probability
-    below 10^-9.
+    A 64-bit multilinear hash distinguishes combinations: 10^5 of them clash with probability below
+    10^-9.
     """
     mixed = np.zeros(len(columns[0]), dtype=np.uint64)
     for mixer, column in zip(_MIXERS, columns, strict=False):

@@ -62,8 +62,7 @@ class Quantisation:
     ) -> "Quantisation":
         """Columns for linear layers.
 
-        A weight that is gathered in low precision or quantised once a step costs a microbatch
-        nothing.
+        No microbatch quantises a weight that is gathered in low precision or quantised once a step.
         """
         codes, recipes = batch.precision, model.recipes
         low = np.array([recipe.low for recipe in recipes])[codes] & (batch.param_dtype == 0)
