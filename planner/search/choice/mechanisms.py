@@ -1,10 +1,9 @@
-"""What a layout switches on beside plain FSDP inside the measured range: each mechanism with its
-points and whether anybody measured it.
+"""The mechanisms of a layout: what it uses beyond plain FSDP within the measured range.
 
-A point is one more thing that has to be configured, can break, and was left out of somebody's
-tests. Points are a judgement, written down once here and in docs/decisions/0006; the numbers that
-they are weighed with are in `preference`. Whether a mechanism is measured is a fact: a test holds
-the column against the published runs in benchmarks/measured.
+Each mechanism has points, and is marked as measured or not. A point is one more thing that has to
+be configured, can break, and may not have been tested. Points are a judgement, written down once
+here and in docs/decisions/0006; `preference` has the numbers that weigh them. Whether a mechanism
+is measured is a fact: a test compares the mark with the published runs in benchmarks/measured.
 Letters: N layouts.
 """
 
@@ -21,13 +20,16 @@ from planner.specs.layout import AC_KINDS, CP_METHODS, Layout
 from planner.specs.model import ModelSpec
 
 MANY_EXPERTS = 16  # models with fewer have been trained without expert parallelism
-# twice the widest sharding of the published runs; where fabrics stop being flat (leaf and spine)
+# twice the widest sharding of the published runs; from here on fabrics are not flat
+# (leaf and spine)
 WIDE = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MechanismContext:
-    """What is the same for all layouts. domain: GPUs of one scale-up domain (NVLink or its like).
+    """What is the same for all layouts of a job.
+
+    domain: GPUs of one scale-up domain (NVLink or similar).
     num_experts: 0 in dense models.
     """
 
@@ -36,7 +38,7 @@ class MechanismContext:
 
     @classmethod
     def of(cls, model: ModelSpec, cluster: ClusterSpec) -> "MechanismContext":
-        """Of one job."""
+        """The context of one job."""
         return cls(domain=cluster.fabric[0].gpus, num_experts=model.num_experts)
 
 
@@ -45,10 +47,12 @@ Mask = Callable[[LayoutBatch, MechanismContext], BoolColumn]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mechanism:
-    """name: as a reader would say it.  points: what it weighs.  measured: whether a published run
-    has it.
+    """One mechanism.
 
-    used: where a layout has it, (N,).
+    name: for the reader.
+    points: its weight.
+    measured: whether a published run uses it.
+    used: whether each layout uses it, (N,).
     """
 
     name: str
@@ -167,7 +171,7 @@ def points(batch: LayoutBatch, setting: MechanismContext) -> IntColumn:
 
 
 def unmeasured(batch: LayoutBatch, setting: MechanismContext) -> BoolColumn:
-    """Which of the mechanisms that no published run has each layout uses, (N, len(UNMEASURED))."""
+    """Which unmeasured mechanisms each layout uses, (N, len(UNMEASURED))."""
     return np.stack([mechanism.used(batch, setting) for mechanism in UNMEASURED], axis=1)
 
 

@@ -1,5 +1,6 @@
-"""Choosing what to show: layouts that differ in something that matters, and the front of throughput
-against memory headroom.
+"""Chooses what to show: layouts that really differ, and a Pareto front.
+
+The front is that of throughput against memory headroom.
 """
 
 import numpy as np
@@ -9,8 +10,8 @@ from planner.columns import Column, FloatColumn, IntColumn, LayoutBatch
 # Fields in which two shown layouts must differ. The rest (schedule, microbatch, ZeRO stage,
 # switches) is tuned for each.
 STRUCTURE = ("cp", "tp", "pp", "ep", "etp", "ac_kind", "precision")
-# Judgement: below these differences two layouts that differ only in checkpointing are one to a
-#     reader.
+# Judgement: below these differences a reader sees two layouts that differ only in
+# checkpointing as one.
 SAME_TIME, SAME_MEMORY = 0.02, 0.10
 ROUNDING = 1e-9
 
@@ -22,11 +23,10 @@ def different(
     order: IntColumn,
     count: int,
 ) -> IntColumn:
-    """The first `count` rows in this order of which no two are near copies, filled up with near
-    copies if short.
+    """The first `count` rows in this order without near copies.
 
-    Near copies share the whole structure; or share it but for activation checkpointing, with about
-    the same time and memory.
+    Near copies fill up the rest if there are too few. Near copies share the whole structure, or
+    share it except for activation checkpointing, with about the same time and memory.
     """
     columns: list[Column] = [getattr(batch, name) for name in STRUCTURE]
     degrees: list[Column] = [getattr(batch, name) for name in STRUCTURE if name != "ac_kind"]
@@ -58,8 +58,9 @@ def _close(column: FloatColumn, row: int, other: int, share: float) -> bool:
 
 
 def front(step_seconds: FloatColumn, device_bytes: FloatColumn, most: int = 20) -> IntColumn:
-    """Rows that no other beats in both step time and memory, fastest first; thinned evenly to
-    `most`.
+    """Rows that no other beats in both step time and memory, fastest first.
+
+    They are thinned evenly to `most`.
     """
     order = np.lexsort((device_bytes, step_seconds))
     lowest = np.minimum.accumulate(device_bytes[order])

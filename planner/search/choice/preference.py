@@ -1,19 +1,19 @@
 """Which layout to put first: the simplest of those that the model cannot tell from the best.
-docs/decisions/0006 says why.
 
-  1. Expected seconds are predicted seconds / (1 - P(out of memory)): a run that dies has trained
-  nothing. For every mechanism that no
-     published run has they are UNPROVEN longer, and as much less sure: of gains that nobody
-     measured a part will not be there.
-  2. A layout cannot be told from the best while it is behind by less than SURE deviations of the
-  *difference* of the two predictions,
-     and by less than MOST_GIVEN_UP whatever the model thinks of itself.
-  3. Of those the one with the lowest  log(expected seconds) + WORTH x points  comes first: a
-  mechanism has to bring WORTH a point.
+docs/decisions/0006 gives the reasons.
 
-Errors of two layouts are correlated: what the calibration's posterior shares cancels, and so does
-most of a layout's own error where two layouts are alike (`calibration.likeness`). Two budgets of
-one layout are told apart at 1%, a pipeline from plain FSDP at about 5%.
+1. Expected seconds are predicted seconds / (1 - P(out of memory)): a run that crashes has trained
+    nothing. They are UNPROVEN longer, and as much less certain, for every mechanism that no
+    published run has: a part of an unmeasured gain will not be real.
+2. A layout cannot be told from the best if it is slower by less than SURE deviations of
+    the *difference* of the two predictions, and by less than MOST_GIVEN_UP however certain
+    the model is.
+3. Of those, the one with the lowest  log(expected seconds) + WORTH x points  comes first: a
+    mechanism has to gain WORTH per point.
+
+Errors of two layouts are correlated. What the calibration's posterior shares cancels, and so does
+most of a layout's own error if the two layouts are similar (`calibration.likeness`). Two budgets of
+one layout can be told apart at 1%, a pipeline from plain FSDP at about 5%.
 Letters: N candidates, K of them near the best.
 """
 
@@ -28,18 +28,20 @@ from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.price import Pricer
 from planner.search.choice import mechanisms
 
-SURE = 1.0  # deviations: five in six that the one ahead is truly faster
-MOST_GIVEN_UP = 0.05  # judgement: more than this nobody gives up for a simpler launch
-WORTH = 0.02  # judgement: what a point has to bring
-# judgement: the share of a prediction that is lost where nobody has measured a mechanism
+SURE = 1.0  # deviations: with a probability of five in six the one ahead is truly faster
+MOST_GIVEN_UP = 0.05  # judgement: nobody gives up more than this for a simpler launch
+WORTH = 0.02  # judgement: what a point has to gain
+# judgement: the share of a predicted gain that is lost if the mechanism is unmeasured
 UNPROVEN = 0.03
-PER_CLASS = 8  # candidates with equally many points that are looked at
+PER_CLASS = 8  # candidates with equally many points that are compared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weighed:
-    """points (N,): of what each layout uses.  unmeasured (N, U): which of the mechanisms that
-    nobody measured it uses.
+    """The mechanisms of N layouts.
+
+    points (N,): the sum over the mechanisms that each layout uses.
+    unmeasured (N, U): which unmeasured mechanisms it uses.
     """
 
     points: IntColumn
@@ -47,7 +49,7 @@ class Weighed:
 
     @classmethod
     def of(cls, batch: LayoutBatch, pricer: Pricer) -> "Weighed":
-        """By the table of mechanisms, in the pricer's job."""
+        """From the table of mechanisms, for the pricer's job."""
         setting = mechanisms.MechanismContext.of(pricer.model, pricer.cluster)
         return cls(
             points=mechanisms.points(batch, setting),
@@ -56,24 +58,26 @@ class Weighed:
 
     @property
     def proven(self) -> BoolColumn:
-        """Where every mechanism has a published run, (N,)."""
+        """Whether every mechanism of a layout has a published run, (N,)."""
         return np.asarray(~self.unmeasured.any(axis=1))
 
     def take(self, rows: IntColumn) -> "Weighed":
-        """Of these layouts."""
+        """The mechanisms of these layouts."""
         return Weighed(points=self.points[rows], unmeasured=self.unmeasured[rows])
 
     def expected(self, scores: FloatColumn, oom: FloatColumn) -> FloatColumn:
-        """Scores (seconds, dollars, joules) over the chance to finish, longer where unproven,
-        (N,).
+        """Scores (seconds, dollars, joules) over the chance to finish, (N,).
+
+        They are longer for unmeasured mechanisms.
         """
         unproven = np.exp(UNPROVEN * self.unmeasured.sum(axis=1))
         return np.asarray(scores * unproven / np.maximum(1.0 - oom, 1e-9))
 
 
 def leaders(scores: FloatColumn, points: IntColumn, count: int = PER_CLASS) -> IntColumn:
-    """Rows of the `count` lowest scores among those with equally many points, fewest points first.
-    scores, points (N,).
+    """Rows of the `count` lowest scores among those with equally many points.
+
+    Fewest points come first. scores, points (N,).
     """
     order = np.lexsort((scores, points))
     _, first, sizes = np.unique(points[order], return_index=True, return_counts=True)
@@ -82,8 +86,9 @@ def leaders(scores: FloatColumn, points: IntColumn, count: int = PER_CLASS) -> I
 
 
 def difference_sd(errors: CorrelatedErrors, weighed: Weighed, row: int) -> FloatColumn:
-    """Standard deviation of log(time of each layout / time of this one), (N,). weighed: of the same
-    layouts.
+    """Standard deviation of log(time of each layout / time of this one), (N,).
+
+    weighed: of the same layouts.
     """
     squared = errors.variance + errors.variance[row] - 2.0 * errors.column(row)
     unproven = (weighed.unmeasured != weighed.unmeasured[row]).sum(axis=1)
@@ -98,8 +103,10 @@ def prefer(
     global_batch_size: int,
     spread_of: Callable[[IntColumn], TimeSpread],
 ) -> int:
-    """Row of the layout to put first. expected (N,): see `Weighed.expected`.  spread_of: how sure
-    the time of some of them is.
+    """Row of the layout to put first.
+
+    expected (N,): see `Weighed.expected`.
+    spread_of: the uncertainty of the times of some of them.
     """
     near = np.flatnonzero(expected <= expected.min() * (1.0 + MOST_GIVEN_UP))
     near = near[leaders(expected[near], weighed.points[near])]
@@ -107,7 +114,7 @@ def prefer(
     points = weighed.points
     spread = spread_of(near)
     errors = CorrelatedErrors.of(layouts.take(near), spread, global_batch_size)
-    # A prediction that is less sure counts as slower: the mean of a log-normal is exp(sd^2 / 2)
+    # A less certain prediction counts as slower: the mean of a log-normal is exp(sd^2 / 2)
     # times its median.
     mean = np.log(expected[near]) + (errors.variance - errors.variance.min()) / 2.0
     best = int(np.lexsort((points, mean))[0])

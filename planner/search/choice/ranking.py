@@ -1,5 +1,6 @@
-"""The layouts to show, best first: which one comes first is `preference`'s to say, the others
-follow by what is expected of them.
+"""The layouts to show, best first.
+
+`preference` decides which one comes first; the others follow by their expected scores.
 """
 
 from collections.abc import Sequence
@@ -24,10 +25,12 @@ TIMES_AS = {"cost": "times as cheap", "energy": "times as frugal"}  # else: as f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """choices: to show, best first.  fastest: the lowest score of all that fit, shown or not.
+    """The layouts to show, and two to compare them with.
 
-    proven: the one to put first of those whose every mechanism has published runs, where the first
-        is none of them; shown or not.
+    choices: to show, best first.
+    fastest: the lowest score of all that fit, shown or not.
+    proven: the best of those whose every mechanism has published runs, shown or not; None if the
+        first choice is such a layout.
     """
 
     choices: list[PlanCandidate]
@@ -36,11 +39,9 @@ class Ranking:
 
 
 def rank(job: Job, sizes: list[OneSize]) -> Ranking:
-    """The choices of all sizes that differ in something that matters, the preferred one first and
-    the fastest on paper next.
+    """The choices of all sizes that really differ: the preferred one, then the fastest on paper.
 
-    The winner is the best of what is preferred at every size, which `OneSize.first` says from then
-    on.
+    The winner is the best of the preferred ones of every size. Sets `OneSize.first`.
     """
     for sized in sizes:
         sized.first = _preferred(job, sized, np.ones(len(sized.candidates), dtype=np.bool_))
@@ -57,8 +58,9 @@ def rank(job: Job, sizes: list[OneSize]) -> Ranking:
 
 
 def _shown(job: Job, found: list[PlanCandidate], ahead: list[PlanCandidate]) -> list[PlanCandidate]:
-    """The first choices as given, then others that differ from them and each other, by
-    expectation.
+    """The first choices as given, then others that differ from them and from each other.
+
+    The others are ordered by expected score.
     """
     expected, step = (
         np.array([getattr(choice, name) for choice in found])
@@ -67,7 +69,7 @@ def _shown(job: Job, found: list[PlanCandidate], ahead: list[PlanCandidate]) -> 
     device = np.array([choice.sized.candidates[choice.row][1] for choice in found])
     first = [found.index(choice) for choice in ahead]
     order = [*first, *(row for row in best_first(expected, step) if row not in first)]
-    # A layout of another size is no near copy: the size travels in a column that copies must share.
+    # A layout of another size is not a near copy: near copies must be equal in the column of sizes.
     batch = LayoutBatch.from_layouts([choice.layout for choice in found])
     num_gpus = np.array([choice.sized.pricer.cluster.num_gpus for choice in found])
     apart = replace(batch, pp=batch.pp + MAX_GPUS * num_gpus)
@@ -77,7 +79,7 @@ def _shown(job: Job, found: list[PlanCandidate], ahead: list[PlanCandidate]) -> 
 
 
 def _preferred(job: Job, sized: OneSize, among: BoolColumn) -> int:
-    """Row of the candidate to put first. among: mask of those that may be, (N,)."""
+    """Row of the candidate to put first. among: mask of the allowed ones, (N,)."""
     scores = np.where(among, sized.expected, np.inf)
     step = np.array([step for step, *_ in sized.candidates])
     if not job.search.simplest_first or sized.weighed is None:
@@ -92,8 +94,9 @@ def _preferred(job: Job, sized: OneSize, among: BoolColumn) -> int:
 
 
 def _proven(job: Job, chosen: PlanCandidate) -> PlanCandidate | None:
-    """The one to put first of those that rest on nothing unmeasured; None where the chosen one is
-    or nothing is.
+    """The best layout without unmeasured mechanisms.
+
+    None if the chosen one is such a layout, or if there is no such layout.
     """
     weighed = chosen.sized.weighed
     if not job.search.simplest_first or weighed is None:
@@ -113,17 +116,15 @@ def _best(choices: list[PlanCandidate]) -> PlanCandidate:
 
 
 def is_twin(first: PlanCandidate, fastest: PlanCandidate) -> bool:
-    """Whether the fastest is the first but for a gain that nobody would notice and nothing that it
-    adds.
-    """
+    """Whether the fastest is the first except for an unnoticeable gain, with no new mechanism."""
     return first.score / fastest.score < 1.0 + NOTICEABLE and not _only_in(fastest, first)
 
 
 def _by_expectation(job: Job, choices: list[PlanCandidate]) -> list[PlanCandidate]:
-    """The choices by what is expected of them: a prediction that is less sure counts as slower, by
-    exp(sd^2 / 2), the mean of a log-normal.
+    """The choices by expected score.
 
-    What all choices share cancels. An objective that time is no part of keeps its order.
+    A less certain prediction counts as slower, by exp(sd^2 / 2), the mean of a log-normal. What all
+    choices share cancels. An objective without time does not change the order.
     """
     if job.search.objective == "memory" or len(choices) < 2:
         return choices
@@ -135,8 +136,9 @@ def _by_expectation(job: Job, choices: list[PlanCandidate]) -> list[PlanCandidat
 
 
 def deviations(choices: list[PlanCandidate]) -> TimeSpread:
-    """How unsure each choice's step time is, and what the choices share; the directions are the
-    same at every size.
+    """The uncertainty of each choice's step time, and what the choices share.
+
+    The directions are the same at every size.
     """
     spreads: dict[int, TimeSpread] = {}
     for sized in {id(choice.sized): choice.sized for choice in choices}.values():
@@ -148,8 +150,9 @@ def deviations(choices: list[PlanCandidate]) -> TimeSpread:
 
 
 def covariance(job: Job, choices: list[PlanCandidate]) -> FloatColumn:
-    """Of the logs of the choices' step times, errors correlated as far as the layouts are alike,
-    (K, K).
+    """Covariance of the logs of the choices' step times, (K, K).
+
+    Errors are correlated as far as the layouts are similar.
     """
     spread = deviations(choices)
     batch = LayoutBatch.from_layouts([choice.layout for choice in choices])
@@ -159,15 +162,17 @@ def covariance(job: Job, choices: list[PlanCandidate]) -> FloatColumn:
 
 
 def best_first(scores: FloatColumn, step_seconds: FloatColumn) -> IntColumn:
-    """Order by score; scores within a millionth are ties (runs that wait for the same upload, say),
-    and the faster step wins.
+    """Order by score; of tied scores the faster step wins.
+
+    Scores within a millionth are ties (such as runs that wait for the same upload).
     """
     return np.lexsort((step_seconds, np.round(np.log(scores), 6)))
 
 
 def fastest_on_paper(job: Job, ranking: Ranking) -> FastestOnPaper | None:
-    """What the layout with the lowest score would gain over the first, and what it would take; None
-    where they are one.
+    """What the layout with the lowest score gains over the first, and what it needs.
+
+    None if both are the same layout.
     """
     first, fastest = ranking.choices[0], ranking.fastest
     if not job.search.simplest_first or is_twin(first, fastest):
@@ -194,7 +199,7 @@ def fastest_on_paper(job: Job, ranking: Ranking) -> FastestOnPaper | None:
 
 
 def unproven_warning(job: Job, ranking: Ranking) -> str | None:
-    """What the first choice rests on that nobody measured, and the best choice without it."""
+    """The unmeasured mechanisms of the first choice, and the best choice without them."""
     first = ranking.choices[0]
     setting = MechanismContext.of(first.sized.pricer.model, first.sized.pricer.cluster)
     rests = [one.name for one in used_by(first.layout, setting) if not one.measured]
@@ -214,7 +219,7 @@ def unproven_warning(job: Job, ranking: Ranking) -> str | None:
 
 
 def _only_in(choice: PlanCandidate, other: PlanCandidate) -> list[Mechanism]:
-    """What the first uses and the second does not."""
+    """Mechanisms that the first uses and the second does not."""
     first, second = (
         used_by(one.layout, MechanismContext.of(one.sized.pricer.model, one.sized.pricer.cluster))
         for one in (choice, other)

@@ -1,1 +1,1 @@
-"""What is said when nothing fits, and the smallest changes that would."""
+"""When nothing fits: the report, and the smallest changes after which something would."""

@@ -1,8 +1,7 @@
-"""A global batch size near the one asked for that would train much faster a token, because it
-divides among the ranks.
+"""Suggests a nearby global batch size that would train much faster per token.
 
-Data parallelism splits a batch evenly, and so do microbatches of a pipeline: 63 sequences leave 64
-GPUs without either. What a batch offers is the divisor that it shares with the number of GPUs.
+Data parallelism splits a batch evenly, and so do microbatches of a pipeline: with 63 sequences, 64
+GPUs can use neither. What matters is the divisor that a batch shares with the number of GPUs.
 """
 
 from dataclasses import dataclass
@@ -21,12 +20,12 @@ from planner.specs.job import SearchSpec
 from planner.specs.layout import FieldValue, Layout
 from planner.units import counted, times
 
-NEAR = 0.25  # of the batch: further away it is another experiment; judgement
-WORTH = 1.10  # times as fast a token from which on it is pointed out; judgement
+NEAR = 0.25  # of the batch: a batch further away is another experiment; judgement
+WORTH = 1.10  # least speedup per token that is reported; judgement
 TRIED = 3  # batch sizes that are priced
-SAME = 0.02  # a gain this close to the largest is as good, and the nearer batch is named; judgement
-REFINED = 16  # of the layouts priced at a batch, those that are played out
-# What the winner has settled and another batch leaves as it is.
+SAME = 0.02  # gains this close to the largest count as equal; judgement
+REFINED = 16  # of the layouts priced at a batch, those that are simulated
+# The winner's choices that another batch does not change.
 SETTLED = (
     "precision",
     "param_dtype",
@@ -40,14 +39,14 @@ SETTLED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NearBatch:
-    """The batch and its best layout. speedup: tokens a second over those of the plan's winner."""
+    """The batch and its best layout. speedup: tokens per second over those of the plan's winner."""
 
     global_batch_size: int
     speedup: float
     layout: Layout
 
     def sentence(self, asked: int, winner: Layout) -> str:
-        """The same in words."""
+        """The suggestion as a sentence."""
         ranks = counted(winner.dp_degree, "data-parallel rank")
         return (
             f"global_batch_size {self.global_batch_size:,} instead of {asked:,} would be at least "
@@ -60,11 +59,11 @@ class NearBatch:
 def near_batch(
     pricer: Pricer, winner: Layout, step_seconds: float, search: SearchSpec
 ) -> NearBatch | None:
-    """The nearest of the best batch sizes that gain more than WORTH; None where none does.
+    """The nearest of the best batch sizes that gain more than WORTH; None if there is none.
 
     Nothing is priced unless a near batch shares a larger divisor with the number of GPUs than the
-    one asked for. Then the winner's precision and switches are kept, and degrees, microbatch and
-    checkpointing are searched, so that the gain is at least what is said.
+    requested one. The winner's precision and switches are then fixed, and degrees, microbatch and
+    checkpointing are searched, so that the gain is at least the reported one.
     step_seconds: of the winner, as predicted.
     """
     asked = pricer.training.global_batch_size
@@ -84,10 +83,10 @@ def near_batch(
 
 
 def nearby(asked: int, num_gpus: int) -> list[int]:
-    """Batch sizes within NEAR that divide among more ranks, those that divide among most first; at
-    most TRIED.
+    """Batch sizes within NEAR that divide among more ranks, at most TRIED.
 
-    One that is further away than another must divide among more ranks than it.
+    Those that divide among most ranks come first. A size that is further away than another must
+    divide among more ranks.
     """
     near = {
         size
@@ -107,7 +106,7 @@ def nearby(asked: int, num_gpus: int) -> list[int]:
 def _best(
     pricer: Pricer, winner: Layout, size: int, search: SearchSpec
 ) -> tuple[float, Layout] | None:
-    """(step seconds, layout) of the fastest that fits at this batch; None where none does."""
+    """(step seconds, layout) of the fastest that fits at this batch; None if none does."""
     training = pricer.training.model_copy(update={"global_batch_size": size})
     other = Pricer.build(pricer.model, pricer.cluster, training, pricer.calibration)
     context = Context(model=other.model, cluster=other.cluster, training=training)
@@ -124,8 +123,9 @@ def _best(
 
 
 def _narrowed(search: SearchSpec, winner: Layout) -> SearchSpec:
-    """The user's own choices, and the winner's where they leave a field open that a batch does not
-    touch.
+    """The user's own choices, and the winner's in fields that they leave open.
+
+    Fields that depend on the batch stay open.
     """
     chosen = {*search.fix, *search.allow}
     fix = {name: getattr(winner, name) for name in SETTLED if name not in chosen}
@@ -138,7 +138,7 @@ def _narrowed(search: SearchSpec, winner: Layout) -> SearchSpec:
 def _open(winner: Layout) -> dict[str, list[FieldValue]]:
     """Values that are enough to find a layout as good as the winner's kind.
 
-    Who can split the batch over more ranks needs no more of the other axes than the winner has.
+    A layout that splits the batch over more ranks needs no more of the other axes than the winner.
     """
     degrees: dict[str, list[FieldValue]] = {
         name: list(divisors(getattr(winner, name))) for name in ("tp", "cp", "pp")

@@ -1,5 +1,6 @@
-"""What is said when there is no plan: the rule that leaves nothing legal, or the nearest miss and
-what would make it fit.
+"""The error when there is no plan.
+
+It names the rule that leaves nothing legal, or the nearest miss and what would make it fit.
 """
 
 from collections import Counter
@@ -18,7 +19,7 @@ from planner.units import counted, format_bytes
 
 
 def check_given(job: Job, clusters: list[ClusterSpec]) -> None:
-    """Raises SpecError where no size leaves what `search.fix` and `search.allow` ask for."""
+    """Raises SpecError if no size allows what `search.fix` and `search.allow` ask for."""
     faults = [
         impossible_values(
             Context(model=job.model, cluster=cluster, training=job.training), job.search
@@ -30,8 +31,10 @@ def check_given(job: Job, clusters: list[ClusterSpec]) -> None:
 
 
 def nothing_fits(job: Job, sizes: list[OneSize], say: Progress) -> InfeasibleError:
-    """The rule that leaves nothing legal, or the nearest miss and the smallest changes that would
-    make it fit.
+    """The error when nothing fits.
+
+    It names the rule that leaves nothing legal, or the nearest miss and the smallest changes that
+    would make it fit.
     """
     rejected = Counter[str]()
     for sized in sizes:

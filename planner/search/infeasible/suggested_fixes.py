@@ -1,5 +1,6 @@
-"""When nothing fits: the smallest changes to the request that would make something fit, each
-checked by a search.
+"""When nothing fits: the smallest changes to the request that would make something fit.
+
+Each change is checked by a search.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ from planner.specs.training import TrainingSpec
 from planner.units import counted, format_bytes
 
 ROUND = 4096
-# judgement: layouts nearest to fitting by their floor that are priced before a change is given up
+# judgement: layouts priced before a change is given up, nearest to fitting by their lower bound
 MOST_PRICED = 100_000
 SHORTEST_SEQUENCE = 256
 STEPS_BETWEEN = 8
@@ -45,7 +46,7 @@ class Request:
         return replace(self, cluster=cluster)
 
     def with_training(self, training: TrainingSpec) -> "Request":
-        """The same job trained otherwise."""
+        """The same job with other training settings."""
         return replace(self, job=self.job.model_copy(update={"training": training}))
 
     def without(self, *fields: str) -> "Request":
@@ -63,8 +64,9 @@ class Request:
 def fitting_changes(
     job: Job, cluster: ClusterSpec, say: Callable[[str], None]
 ) -> list[FittingChange]:
-    """Changes after which a layout fits, smallest first: a fixed field left open, the fewest GPUs,
-    the smallest GPU, a shorter sequence.
+    """Changes after which a layout fits, smallest first.
+
+    They are a fixed field left open, the fewest GPUs, the smallest GPU, and a shorter sequence.
     """
     say("nothing fits: looking for the smallest change that would")
     request = Request(job=job, cluster=cluster)
@@ -72,10 +74,10 @@ def fitting_changes(
 
 
 def first_fitting(request: Request, *, offloads: bool = True) -> tuple[Layout, float] | None:
-    """A layout that fits, with its device bytes; those nearest to fitting by their proven floor are
-    priced first.
+    """A layout that fits, with its device bytes.
 
-    offloads: whether CPU offload counts where nothing fits without.
+    Layouts nearest to fitting by their proven lower bound are priced first.
+    offloads: whether CPU offload counts if nothing fits without it.
     """
     pricer = request.pricer()
     context = Context(
@@ -154,7 +156,7 @@ def _opened(request: Request) -> Iterator[FittingChange]:
 
 
 def _more_gpus(request: Request) -> Iterator[FittingChange]:
-    """The fewest GPUs; where that takes CPU offload, the fewest without it too."""
+    """The fewest GPUs; if that needs CPU offload, also the fewest without it."""
     count, found = _fewest(request, offloads=True)
     if found is None:
         return
@@ -177,7 +179,7 @@ def _more_gpus(request: Request) -> Iterator[FittingChange]:
 
 
 def _fewest(request: Request, *, offloads: bool) -> tuple[int, tuple[Layout, float] | None]:
-    """Doubles until something fits, then looks between the last two sizes."""
+    """Doubles until something fits, then searches between the last two sizes."""
     count = request.cluster.num_gpus
     found = None
     while found is None and count * 2 <= MAX_GPUS:
@@ -193,8 +195,9 @@ def _fewest(request: Request, *, offloads: bool) -> tuple[int, tuple[Layout, flo
 
 
 def _sizes_between(low: int, high: int, per_node: int) -> list[int]:
-    """Whole nodes at even distances between two sizes, and the powers of two among them, which
-    divide most models and batches.
+    """Whole nodes at even distances between two sizes, and the powers of two among them.
+
+    Powers of two divide most models and batches.
     """
     even = {
         -(-(low + part * (high - low) // STEPS_BETWEEN) // per_node) * per_node
@@ -236,8 +239,9 @@ def _larger_gpu(request: Request) -> Iterator[FittingChange]:
 
 
 def _shorter(request: Request) -> Iterator[FittingChange]:
-    """The longest sequence, halved step by step, at which it fits; none where not even a very short
-    one does.
+    """The longest sequence, halved step by step, at which it fits.
+
+    None if not even a very short one fits.
     """
     training = request.job.training
     lengths = []

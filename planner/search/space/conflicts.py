@@ -1,5 +1,6 @@
-"""Why nothing is legal: values the user gave that can never be, and the rule without which layouts
-would be left.
+"""Why nothing is legal: impossible values of the user, or one rule.
+
+The rule is the one without which layouts would be left.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,8 +21,8 @@ from planner.specs.layout import Layout
 from planner.trainers.registry import resolve_layout
 from planner.units import counted
 
-# A field that only means something where this degree is above 1: a value that no such layout may
-# have is wrong, though layouts without the axis ignore it.
+# A field that only matters if this degree is above 1: a value that no such layout may have is
+# wrong, though layouts without the axis ignore it.
 MEANT_FOR: Mapping[str, str] = {
     "pp_schedule": "pp",
     "virtual_stages": "pp",
@@ -33,10 +34,10 @@ MOST_RELAXED = 6
 
 
 def impossible_values(context: Context, search: SearchSpec) -> list[Fault]:
-    """What `search.fix` and `search.allow` ask for that no layout of this job can have, whatever
-    the rest is; empty if nothing.
+    """The requested values that no layout of this job can have, whatever the other fields are.
 
-    Raises SpecError for unknown fields and ill-typed values.
+    Checks `search.fix` and `search.allow`; empty if there is no fault. Raises SpecError for unknown
+    fields and ill-typed values.
     """
     asked = _Asked(context, search, domains_of(context, search))
     if not asked.given:
@@ -45,8 +46,9 @@ def impossible_values(context: Context, search: SearchSpec) -> list[Fault]:
 
 
 def refused_choices(context: Context, search: SearchSpec) -> list[str]:
-    """One sentence for every value of a `search.allow` that no layout can have, where others of its
-    values remain.
+    """One sentence for every value of a `search.allow` that no layout can have.
+
+    Only if other values of the same field are possible.
     """
     sentences = []
     for name, values in search.allow.items():
@@ -61,12 +63,11 @@ def refused_choices(context: Context, search: SearchSpec) -> list[str]:
 def binding_rule(
     context: Context, search: SearchSpec, rejected: Mapping[str, int]
 ) -> Violation | None:
-    """The rule that alone keeps a job from having any legal layout, told of one layout that it
-    refuses.
+    """The rule that by itself keeps a job from having any legal layout.
 
-    Every rule that refused something is left out in turn; the one without which most layouts would
-    be legal is the answer. Where it takes several, the first of them.  None where no rule explains
-    it.
+    It is reported for one layout that breaks it. Every rule that excluded something is left out in
+    turn; the answer is the one without which most layouts would be legal. If it takes several, it
+    is the first of them. None if no rule explains it.
     """
     domains = domains_of(context, search, oversized=True)
     keys = [key for key in rejected if any(rule.key == key for rule in rules_for(context))]
@@ -100,14 +101,15 @@ class _Asked:
         self.home = {column: name for name in domains.by_field for column in domains.columns(name)}
 
     def refused_by_one_rule(self) -> list[Fault]:
-        """Rules that refuse every combination of the values of the fields they read, but not of a
-        search that asks for nothing.
+        """Faults of rules that exclude every combination of the values they read.
+
+        Rules that exclude everything even in a search without requests do not count.
         """
         free = _Asked(self.context, SearchSpec(), domains_of(self.context, SearchSpec()))
         faults = []
         for rule in self.rules:
             names = sorted({self.home[column] for column in columns_of(rule.reads)})
-            # `uneven_product` says it better
+            # `uneven_product` has a better message
             if rule.key == PRODUCT_KEY and not set(self.given).issuperset(names):
                 continue
             if set(self.given).isdisjoint(names) or free._first_refused([rule], names) is not None:
@@ -117,8 +119,9 @@ class _Asked:
         return faults
 
     def refused_together(self) -> list[Fault]:
-        """Faults of the first combination of the given values, where rules on them alone refuse
-        every combination.
+        """Faults of the first combination of the given values, if every combination is excluded.
+
+        Only rules that read nothing but these values count.
         """
         columns = {column for name in self.given for column in self.domains.columns(name)}
         rules = [rule for rule in self.rules if columns_of(rule.reads) <= columns]
@@ -158,8 +161,9 @@ class _Asked:
         ]
 
     def _first_refused(self, rules: Sequence[Rule], names: Sequence[str]) -> Layout | None:
-        """The first combination of these fields' values if the rules refuse every one; None if one
-        is legal or there are too many.
+        """The first combination of these fields' values, if the rules exclude every one.
+
+        None if one is legal or there are too many.
         """
         values = [self._meant(name) for name in names]
         sizes = [len(next(iter(columns.values()))) for columns in values]
@@ -185,8 +189,10 @@ class _Asked:
         return batch.row(0) if refused.all() else None
 
     def _meant(self, name: str) -> Mapping[str, Column]:
-        """The field's values; of an axis that a given field is meant for only those above 1, unless
-        the user chose the axis too.
+        """The field's values.
+
+        Of an axis that a given field is meant for, only values above 1, unless the user chose
+        the axis too.
         """
         columns = self.domains.columns(name)
         if name in self.given or not any(MEANT_FOR.get(field) == name for field in self.given):

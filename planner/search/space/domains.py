@@ -1,6 +1,6 @@
-"""Which values of each field a search tries, per trainer, with the reason; `search.fix` and
-`search.allow` override them.
+"""Which values of each field a search tries, per trainer, with the reason.
 
+`search.fix` and `search.allow` override them.
 Legality is not decided here (`planner.rules` does that): a domain leaves out what is legal but
 cannot win, or what is another way of writing the same layout.
 """
@@ -22,7 +22,7 @@ from planner.specs.job import SearchSpec
 from planner.specs.layout import AC_KINDS, CP_METHODS, Layout, check_layout_values, parse_ac
 from planner.specs.training import OPTIMIZER_STATE_BYTES
 
-# Crossed one after another, so that a rule prunes as soon as what it reads is known.
+# Crossed one after another, so that a rule prunes as soon as all fields it reads are known.
 CELL_FIELDS = (
     "tp", "cp", "pp", "dp_replicate", "dp_shard", "ep", "etp", "micro_batch_size", "ac",
     "precision", "param_dtype", "reduce_dtype",
@@ -43,13 +43,13 @@ SATURATED_TOKENS = 1 << 18  # judgement: twice the largest microbatch of the pub
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keep:
-    """Which rows of a domain are worth writing; the others are twins of a kept row or cannot beat
-    one.
+    """Which rows of a domain are worth listing; the others duplicate a row or cannot beat one.
 
-    reads: as of a rule.  mask: True where kept, elementwise and broadcasting.  reason: why the rest
-        is left out.
-    counted: key under which what is left out counts as rejected; empty for twins, which nobody
-        misses.
+    reads: as of a rule.
+    mask: True for rows to list, elementwise and broadcasting.
+    reason: why the rest is left out.
+    counted: key under which what is left out counts as rejected; empty for duplicates, which
+        are not reported.
     """
 
     reads: frozenset[str]
@@ -62,9 +62,10 @@ class Keep:
 class Domain:
     """The values of one field, best guess first.
 
-    keep: see Keep.  first_legal: only the first value that is legal survives, all else being equal:
-    it is at least as good in time and memory.  given: the user chose the values, so neither
-    applies.
+    keep: see Keep.
+    first_legal: only the first legal value is listed, all else equal, as it is at least as good in
+        time and memory.
+    given: the user chose the values, so neither applies.
     """
 
     name: str
@@ -77,7 +78,7 @@ class Domain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Domains:
-    """One domain a field, and the table of splits that their columns refer to."""
+    """One domain per field, and the table of splits that their columns refer to."""
 
     by_field: Mapping[str, Domain]
     splits: tuple[tuple[int, ...], ...] = field(default=())
@@ -109,8 +110,9 @@ class Domains:
 
 
 def _pays(x: LayoutBatch, c: Context) -> BoolColumn:
-    """Schedules that split the backward recompute twice under activation checkpointing, once for I
-    and once for W.
+    """Leaves out split-backward schedules that recompute twice, once for I and once for W.
+
+    They do so under activation checkpointing.
     """
     recomputes = splits_backward(x.pp_schedule) & (x.ac_kind != AC_KINDS.index("none"))
     return np.asarray(
@@ -120,9 +122,7 @@ def _pays(x: LayoutBatch, c: Context) -> BoolColumn:
 
 
 def _stages_pay(x: LayoutBatch, c: Context) -> BoolColumn:
-    """Evenly split stages where the trainer's split is even and the pipeline's ranks can have
-    them.
-    """
+    """Leaves out uneven stages if the trainer splits evenly and the layers allow even stages."""
     even = (
         np.bool_(c.trainer.split != "even")
         | ~divides_layers(x.pp, c)
@@ -144,12 +144,11 @@ def _etp(x: LayoutBatch, c: Context) -> BoolColumn:
 
 
 def _microbatch_pays(x: LayoutBatch, c: Context) -> BoolColumn:
-    """Microbatches of 1, and larger ones that fit, fill the pipeline and are not longer than any
-    kernel needs.
+    """Lists microbatches of 1, and larger ones that fit, fill the pipeline and are still useful.
 
-    Fit: 2 x micro_batch_size x seq_len x hidden_size x layers / (cp x tp x pp) bytes, the layers'
-    inputs in 16 bit on the rank with the most layers, which no recomputation spares, are at most
-    the device's memory.
+    Fit: 2 x micro_batch_size x seq_len x hidden_size x layers / (cp x tp x pp) bytes are at most
+    the device's memory. These are the layers' inputs in 16 bit on the rank with the most layers,
+    which no recomputation saves. Useful: not longer than any kernel needs.
     """
     sequence_bytes = (
         BYTES_16_BIT * c.training.seq_len * c.model.hidden_size * c.model.num_hidden_layers
@@ -161,13 +160,12 @@ def _microbatch_pays(x: LayoutBatch, c: Context) -> BoolColumn:
 
 
 def _states_fit(x: LayoutBatch, c: Context) -> BoolColumn:
-    """Whether the mean rank's model states fit, whatever the rest of the layout is: a bound that
-    needs the degrees alone.
+    """Whether the mean rank's model states fit, whatever the rest of the layout is.
 
+    This bound needs only the degrees. Bytes per parameter are as in `cost.memory`.
     FSDP: (master + optimizer) / sharding ranks, and under a pipeline the unsharded gradients that
         accumulate in reduce_dtype.
-    Others: parameters and gradients of the rank, sharded optimizer. Bytes a parameter as in
-        `cost.memory`.
+    Others: parameters and gradients of the rank, sharded optimizer.
     """
     experts = c.model.num_moe_layers * c.model.num_experts * c.model.expert_parameters()
     dense = c.model.total_parameters() - experts
@@ -263,7 +261,10 @@ def _precisions(c: Context) -> Values:
 
 
 def _recomputations(c: Context) -> Values:
-    """Selective attention drops the score matrix, which flash attention never stores."""
+    """The trainer's modes; flash attention needs no selective attention.
+
+    Selective attention drops the score matrix, which flash attention never stores.
+    """
     flash = c.training.attention_kernel == "flash"
     return tuple(
         value for value in c.trainer.searched_ac if not (flash and value == "selective-attention")
@@ -341,7 +342,7 @@ def _free_domains(c: Context, offload: bool) -> dict[str, tuple[Values, str]]:
     }
 
 
-# carries STATES; a keep applies as soon as the columns it reads are known
+# carries STATES; a keep applies as soon as all columns it reads are known
 STATES_FIELD = "precision"
 _FIRST_LEGAL = frozenset({"sequence_parallel", "compile", "float8_all_gather"})
 
@@ -353,10 +354,10 @@ def _keep(name: str, bounded: bool) -> Keep | None:
 def default_domains(
     context: Context, *, offload: bool = False, oversized: bool = False
 ) -> dict[str, Domain]:
-    """What a search tries when the user says nothing.
+    """What a search tries when the user makes no request.
 
-    offload: cpu_offload on instead of off.  oversized: also degrees whose model states alone exceed
-        the device.
+    offload: cpu_offload on instead of off.
+    oversized: also degrees whose model states by themselves exceed the device.
     """
     bounded = not (offload or oversized)
     table = {**_cell_domains(context), **_free_domains(context, offload)}

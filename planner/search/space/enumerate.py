@@ -1,10 +1,9 @@
-"""All legal layouts of a job as columns, without building each: cells, and what each cell expands
-to.
+"""All legal layouts of a job as columns, without building each of them.
 
 A cell is a legal choice of degrees, experts, microbatch, recomputation and precision. The other
-fields (schedule, ZeRO stage, switches) fall into components that no rule ties together, such as
+fields (schedule, ZeRO stage, switches) form components that no rule ties together, such as
 {schedule, virtual stages, compile} and {zero_stage}. What a component may be depends on a few
-columns of the cell, so it is worked out once per distinct case ("class"); a cell expands to the
+columns of the cell, so it is worked out once per distinct case ("class"). A cell expands to the
 product of its components' tables, and the number of layouts is a sum of products.
 
 Letters: N cells, C classes of a component, T rows of its table, V values of a domain.
@@ -33,9 +32,10 @@ LOOKUP_LIMIT = 1 << 22  # values up to here are ranked by a table, larger ones b
 class Expansion:
     """One component with its classes.
 
-    table: columns (T,) of the component's fields.  classes: class of each cell (N,).  rows: indices
-    into the table of what is legal, class after class, best guess first.  starts, counts (C,):
-    where in `rows` a class is.
+    table: columns (T,) of the component's fields.
+    classes: class of each cell (N,).
+    rows: indices into the table of what is legal, class after class, best guess first.
+    starts, counts (C,): the part of `rows` of each class.
     """
 
     table: Columns
@@ -58,12 +58,14 @@ class Expansion:
 class Space:
     """All legal layouts of a job.
 
-    cells (N,): each with its free fields at their first legal value.  cell_sizes (N,): layouts in
-        each cell.
-    rejected: candidates that a rule refused, under the first rule that did. A candidate counts
-    where it was refused: a tp that does not divide the heads counts once, not once for every pp it
-    would have met; a cell in which nothing is legal counts under the rule that refused its most
-    nearly legal expansion. Twins that a domain leaves out do not count.
+    cells (N,): each with its free fields at their first legal value.
+    cell_sizes (N,): layouts in each cell.
+    rejected: candidates that a rule excluded, under the first rule that did.
+
+    A candidate counts once, where it was excluded: a tp that does not divide the heads
+        does not count
+    again for every pp. A cell in which nothing is legal counts under the rule that excluded its
+    most nearly legal expansion. Duplicates that a domain leaves out do not count.
     """
 
     cells: LayoutBatch
@@ -77,9 +79,7 @@ class Space:
         return int(self.cell_sizes.sum())
 
     def expand(self, cells: Column | slice) -> LayoutBatch:
-        """All layouts of these cells (indices, mask or slice), cell after cell in the order
-        given.
-        """
+        """All layouts of these cells (indices, mask or slice), in the order of the cells."""
         chosen = np.arange(len(self.cells))[cells]
         sizes = self.cell_sizes[chosen]
         repeated = np.repeat(chosen, sizes)
@@ -104,11 +104,13 @@ def build_space(
 ) -> Space:
     """The space of one job on one number of GPUs.
 
-    search: its `fix` and `allow` narrow or widen the default domains.  offload: cpu_offload on in
-        all layouts.
-    oversized: keep degrees whose model states alone exceed the device, to say how far from fitting
-    they are. Raises SpecError for unknown fields and ill-typed values. Nothing legal is no error:
-    the space is empty, `rejected` says why.
+    search: its `fix` and `allow` narrow or widen the default domains.
+    offload: cpu_offload on in all layouts.
+    oversized: include degrees whose model states by themselves exceed the device, to report how far
+        from fitting they are.
+
+    Raises SpecError for unknown fields and ill-typed values. A space without legal layouts is no
+    error: it is empty, and `rejected` gives the reasons.
     """
     return enumerate_space(
         context, domains_of(context, search or SearchSpec(), offload=offload, oversized=oversized)
@@ -118,8 +120,9 @@ def build_space(
 def enumerate_space(
     context: Context, domains: Domains, *, without: frozenset[str] = frozenset()
 ) -> Space:
-    """The space that these domains span.  without: keys of rules that are left out, to see what
-    they alone forbid.
+    """The space that these domains span.
+
+    without: keys of rules that are left out, to see what only they forbid.
     """
     builder = _Builder(context, domains, without)
     for name in CELL_FIELDS:
@@ -129,8 +132,9 @@ def enumerate_space(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Component:
-    """Free fields tied together by rules: their crossed table, and what the rules read of the
-    cell.
+    """Free fields tied together by rules.
+
+    It holds their crossed table, and what the rules read of the cell.
     """
 
     domains: tuple[Domain, ...]
@@ -140,7 +144,7 @@ class _Component:
     reads: tuple[str, ...]
 
     def kept(self, legal: BoolColumn, batch: LayoutBatch, context: Context) -> BoolColumn:
-        """The legal rows that the domains want, (C, T)."""
+        """The legal rows that the domains list, (C, T)."""
         kept = legal.copy()
         for domain in self.domains:
             if domain.keep is not None:
@@ -153,7 +157,7 @@ class _Component:
 
 
 class _Builder:
-    """Crosses the domains one by one and drops what a rule refuses as soon as the rule can tell."""
+    """Crosses the domains one by one; drops what a rule excludes as soon as it can be checked."""
 
     def __init__(self, context: Context, domains: Domains, without: frozenset[str]) -> None:
         self.context, self.domains = context, domains
@@ -186,7 +190,7 @@ class _Builder:
     # ---- one field at a time ----
 
     def _legal_values(self, name: str) -> Columns:
-        """The domain's columns without values that a rule refuses whatever the rest is."""
+        """The domain's columns, without values that a rule always excludes."""
         columns, domain = self.domains.columns(name), self.domains.by_field[name]
         batch = self._batch(columns)
         legal = np.ones(_length(columns), dtype=np.bool_)
@@ -199,8 +203,9 @@ class _Builder:
         return {column: values[legal] for column, values in columns.items()}
 
     def _may_break(self, rule: Rule) -> bool:
-        """Whether some combination of the values that the rule reads breaks it; fewer rules tie
-        fewer fields.
+        """Whether some combination of the values that the rule reads breaks it.
+
+        Rules that cannot break are dropped: fewer rules tie fewer fields.
         """
         if not rule.reads.isdisjoint(DERIVED):
             return True
@@ -215,7 +220,7 @@ class _Builder:
         return bool(rule.broken(self._batch(shaped), self.context).any())
 
     def cross(self, name: str) -> None:
-        """All rows with all values of this field, but for those that a rule now refuses."""
+        """Crosses all rows with all values of this field, and drops what a rule now excludes."""
         columns, given = self.values[name], self.domains.by_field[name].given
         if self.impossible or columns.keys() <= self.constants.keys():
             return
@@ -243,8 +248,10 @@ class _Builder:
         return product
 
     def _factor(self, given: bool) -> None:
-        """Degrees are enumerated as factorisations, so what does not divide is no candidate; unless
-        the user gave it.
+        """Drops rows whose product does not divide the number of GPUs.
+
+        They count as rejected only if the user gave the degree: degrees are
+        enumerated as factorisations.
         """
         fits = self.context.cluster.num_gpus % self._product() == 0
         if given:
@@ -252,9 +259,7 @@ class _Builder:
         self._take(fits)
 
     def _prune(self) -> None:
-        """Applies what can be decided by the columns known so far, then works out the components
-        that can be.
-        """
+        """Applies the rules whose columns are known, then resolves the components that can be."""
         known = self.rows.keys() | self.constants.keys()
         batch = self._batch({**self.constants, **self.rows})
         alive = np.ones(self.num_rows, dtype=np.bool_)
@@ -282,7 +287,7 @@ class _Builder:
             self.num_rows = int(alive.sum())
 
     def _batch(self, columns: Mapping[str, Column]) -> LayoutBatch:
-        """A batch in which columns still unknown hold one neutral value; nobody reads them."""
+        """A batch in which columns still unknown hold one neutral value; no rule reads them."""
         return LayoutBatch(
             **{name: columns.get(name, neutral) for name, neutral in self.template.items()},
             splits=self.domains.splits,
@@ -327,9 +332,7 @@ class _Builder:
         )
 
     def _resolve(self, component: _Component) -> None:
-        """Classes of the rows there are now; rows without a legal expansion are dropped and
-        counted.
-        """
+        """Finds the classes of the rows; drops and counts rows without a legal expansion."""
         known = self._batch({**self.constants, **self.rows})
         classes, firsts = _classes(
             [self._read(name, known) for name in component.reads], self.num_rows
@@ -367,8 +370,10 @@ class _Builder:
         return np.broadcast_to(values, self.num_rows)
 
     def _count_empty(self, component: _Component, first_broken: IntColumn, lost: IntColumn) -> None:
-        """Rows lost with each class (C,), under the rule that its most nearly legal table row
-        breaks first (C, T).
+        """Counts lost rows under the rule that their most nearly legal table row breaks first.
+
+        lost (C,): rows lost with each class.
+        first_broken (C, T): the first rule that each table row breaks.
         """
         for case in np.flatnonzero(lost):
             place = int(first_broken[case].max())
@@ -419,9 +424,7 @@ def _length(columns: Columns) -> int:
 
 
 def _classes(keys: Sequence[IntColumn], num_rows: int) -> tuple[IntColumn, IntColumn]:
-    """Class of each row, equal where all keys are equal, and the first row of each class. (N,),
-    (C,).
-    """
+    """Class of each row (N,), equal if all keys are, and the first row of each class (C,)."""
     codes = np.zeros(num_rows, dtype=np.int64)
     size = 1
     for key in keys:
@@ -436,9 +439,7 @@ def _classes(keys: Sequence[IntColumn], num_rows: int) -> tuple[IntColumn, IntCo
 
 
 def _ranks(values: IntColumn) -> tuple[IntColumn, int]:
-    """Values replaced by their rank among the distinct values, and how many distinct values there
-    are.
-    """
+    """Each value's rank among the distinct values, and the number of distinct values."""
     if len(values) == 0:
         return values.astype(np.int64), 0
     if int(values.max()) >= LOOKUP_LIMIT:

@@ -1,11 +1,10 @@
-"""Activation memory budgets: how much to recompute, for the layouts where it can matter. They are
-too many to enumerate with the rest.
+"""Activation memory budgets: how much to recompute, for the layouts where it can matter.
 
-A budget between 0 and 1 costs between full and no recomputation in time, and the other way round in
-memory. Every cell of the space with full checkpointing stands for all its budgets: its memory floor
-must fit, and its time without recomputation must beat what is known. The largest budget that fits
-is found by bisection, for all layouts at once; those whose smallest budget that does not fit is too
-slow drop out.
+Budgets are too many to enumerate with the rest. A budget between 0 and 1 costs between full and no
+recomputation in time, and the other way round in memory. Every cell of the space with full
+checkpointing stands for all its budgets: its lower bound on memory must fit, and its time without
+recomputation must beat the best so far. The largest budget that fits is found by bisection, for all
+layouts at once; those whose smallest budget that does not fit is too slow drop out.
 """
 
 from dataclasses import replace
@@ -24,20 +23,20 @@ from planner.work.checkpointing import FULL, MEMORY_BUDGET
 
 ROUND = 2 * CHUNK  # layouts expanded at once
 STEPS = 100  # budgets are multiples of 1 / STEPS
-# Judgement: a budget that leaves one chance in 200 of running out of memory costs less by that than
-#     a smaller one costs in time.
+# Judgement: a budget with one chance in 200 of running out of memory loses less by that than a
+# smaller one loses in time.
 SAFE_RISK = 0.005
-FEW_POINTS = 2  # cells with more mechanisms than these are not simple however small their budget
+FEW_POINTS = 2  # cells with more mechanisms than this are not simple, however small their budget
 
 
 def best_budgets(
     pricer: Pricer, space: Space, floors: CellBounds, worth_seconds: float, keep: int
 ) -> LayoutBatch:
-    """The `keep` fastest fitting layouts with a memory budget that can beat `worth_seconds`, and as
-    many simple ones; may be empty.
+    """The `keep` fastest fitting layouts with a memory budget that can beat `worth_seconds`.
 
-    Each comes with the largest budget that fits at all and with the largest that is safe.  floors:
-    of the space's cells.
+    As many simple ones are added; the batch may be empty. Each layout comes with the largest budget
+    that fits at all and with the largest that is safe.
+    floors: lower bounds of the space's cells.
     """
     full = np.flatnonzero(space.cells.ac_kind == FULL)
     setting = MechanismContext.of(pricer.model, pricer.cluster)
@@ -81,8 +80,9 @@ def _best_of(
 def _worth(
     rows: IntColumn, floors: CellBounds, worth_seconds: float
 ) -> tuple[IntColumn, FloatColumn]:
-    """(those of these cells that may fit and whose time without recomputation is below
-    `worth_seconds`, that time), fastest first.
+    """(cells that may be worth a budget, their time without recomputation), fastest first.
+
+    Those are cells that may fit and whose time without recomputation is below `worth_seconds`.
     """
     bare = floors.bare(rows)
     order = np.argsort(bare, kind="stable")[: int((bare < worth_seconds).sum())]
@@ -92,9 +92,7 @@ def _worth(
 
 
 def _bases(pricer: Pricer, batch: LayoutBatch, limit: float) -> LayoutBatch:
-    """The layouts that may have a budget, and whose bound without recomputation is below the
-    limit.
-    """
+    """The layouts that may have a budget and whose bound without recomputation is low enough."""
     batch = batch.take(batch.compile)
     if not len(batch):
         return batch
@@ -114,13 +112,13 @@ def _with_budget(batch: LayoutBatch, hundredths: IntColumn) -> LayoutBatch:
 def largest_budgets(
     pricer: Pricer, bases: LayoutBatch, limit: float, keep: int, *, risk: float = OOM_LIMIT
 ) -> tuple[LayoutBatch, FloatColumn]:
-    """Of each base that can beat the limit the largest budget below 1 that fits, with its step
-    seconds.
+    """The largest budget below 1 that fits, for each base that can beat the limit.
 
-    risk: the most that P(out of memory) may be.
+    Returns the layouts and their step seconds.
+    risk: the largest allowed P(out of memory).
 
-    Time falls and memory grows with the budget. Between `low`, which fits, and `high`, which does
-    not, lies the answer; the step at `high` bounds it from below. A base that fits without
+    Time falls and memory grows with the budget. The answer lies between `low`, which fits, and
+    `high`, which does not; the step at `high` bounds it from below. A base that fits without
     recomputation needs no budget, and budget 0 is full recomputation.
     """
     seconds, fits = _price(pricer, _with_budget(bases, np.full(len(bases), 0)))

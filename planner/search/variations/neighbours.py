@@ -1,5 +1,6 @@
-"""The winner's neighbours: the same layout with one choice changed, legal and priced. What a plan's
-reasons quote.
+"""The winner's neighbours: the same layout with one choice changed, legal and priced.
+
+A plan's reasons quote them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,8 +22,9 @@ DEGREES = ("tp", "cp", "pp", "dp_replicate", "ep")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbour:
-    """One change: the field, both values, and what it does. step_ratio: its step time over the
-    layout's own.
+    """One change: the field, both values, and its effect.
+
+    step_ratio: its step time over the layout's own.
     """
 
     field: str
@@ -35,8 +37,9 @@ class Neighbour:
 
 
 def neighbours(pricer: Pricer, layout: Layout) -> list[Neighbour]:
-    """All legal single changes of a layout, priced beside it; degrees double or halve at the
-    expense of dp_shard.
+    """All legal single changes of a layout, priced with it.
+
+    Degrees double or halve at the expense of dp_shard.
     """
     changes = [
         (f, old, new, variant)
@@ -140,8 +143,9 @@ def fastest(found: Sequence[Neighbour], name: str) -> Neighbour | None:
 
 
 def span(found: list[Neighbour]) -> float:
-    """Largest gain that a single fitting change would bring, as a share of the step (negative: none
-    is faster).
+    """Largest gain of a single fitting change, as a share of the step.
+
+    Negative if no change is faster.
     """
     ratios = np.array([n.step_ratio for n in found if n.fits])
     return float(1.0 - ratios.min()) if len(ratios) else 0.0

@@ -1,5 +1,6 @@
-"""One step up and one step down in every field of a layout: what it does to time and memory, or the
-rule that forbids it.
+"""One step up and one step down in every field of a layout.
+
+Each step shows what it does to time and memory, or the rule that forbids it.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from planner.search.variations.splits import shifted
 from planner.specs.layout import CP_METHODS, DTYPES, Layout, format_ac, parse_ac
 from planner.specs.plan import SensitivityStep
 
-# from keeping all to keeping least
+# from saving all to saving least
 AC_BY_STRENGTH = ("none", "selective-layer-2", "selective-op", "selective-attention", "full")
 BUDGET_STEP = 0.1
 FLAGS = (
@@ -33,8 +34,9 @@ Change = tuple[object, Layout]  # the new value, and the layout with it
 
 
 def sensitivity(pricer: Pricer, layout: Layout) -> list[SensitivityStep]:
-    """Every single step, by field in the layout's order. Priced steps tell their step time against
-    the layout's own.
+    """Every single step, by field in the layout's order.
+
+    Priced steps have their step time relative to the layout's own.
     """
     changes = [
         (name, new, variant)
@@ -86,9 +88,7 @@ def _with(layout: Layout, **update: object) -> Layout:
 
 
 def _degree(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
-    """Half and twice, at the expense of dp_shard; dp_shard itself at the expense of
-    dp_replicate.
-    """
+    """Half and twice, at the expense of dp_shard; dp_shard at the expense of dp_replicate."""
     old, giver = getattr(layout, name), "dp_replicate" if name == "dp_shard" else "dp_shard"
     for new in (old // 2, old * 2):
         ranks = getattr(layout, giver) * old
@@ -104,9 +104,7 @@ def _degree(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
 
 
 def _expert_degree(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
-    """Half and twice; experts regroup the ranks that are there. None for a model without
-    experts.
-    """
+    """Half and twice; experts regroup the existing ranks. Empty for a model without experts."""
     old = getattr(layout, name)
     for new in (old // 2, old * 2) if pricer.model.is_moe else ():
         if new >= 1 and new != old:
@@ -139,8 +137,9 @@ def _around(layout: Layout, name: str, values: Sequence[int]) -> Iterator[Change
 
 
 def _checkpointing(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
-    """The next weaker and the next stronger mode of the trainer; of a memory budget a tenth less
-    and a tenth more.
+    """The next weaker and the next stronger mode of the trainer.
+
+    Of a memory budget: a tenth less and a tenth more.
     """
     kind, number = parse_ac(layout.ac)
     if kind == "memory-budget":

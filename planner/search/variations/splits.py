@@ -1,5 +1,6 @@
-"""Layer splits near the trainer's own: what a search tries beside it, and what a step in
-`layers_per_stage` means.
+"""Layer splits near the trainer's own.
+
+A search tries them besides it, and a step in `layers_per_stage` is one of them.
 """
 
 from collections.abc import Sequence
@@ -18,8 +19,9 @@ MAX_SHIFT = 2  # layers moved off an outer stage: the embedding and the head wei
 
 
 def shifted(pricer: Pricer, layout: Layout, first: int, last: int) -> tuple[int, ...]:
-    """The trainer's split with `first` and `last` layers moved from the outer stages to the inner
-    ones, as evenly as it goes.
+    """The trainer's split with `first` and `last` layers moved to the inner stages.
+
+    They are moved from the outer stages, as evenly as possible.
     """
     sizes = np.array(
         stages.layers_of_stages(LayoutBatch.from_layouts([layout]), 0, pricer.model, pricer.rules)
@@ -40,11 +42,10 @@ def shifted(pricer: Pricer, layout: Layout, first: int, last: int) -> tuple[int,
 
 
 def uneven(pricer: Pricer, layouts: Sequence[Layout]) -> LayoutBatch:
-    """The pipelined ones of these layouts with up to MAX_SHIFT layers moved off or onto their outer
-    stages; legal, each once.
+    """The pipelined ones of these layouts, with up to MAX_SHIFT layers moved at outer stages.
 
-    One with a memory budget comes with the largest that fits after the move, and without
-    recomputation.
+    All are legal, each once. One with a memory budget comes with the largest that fits after the
+    move, and without recomputation.
     """
     moved: dict[Layout, None] = {}
     for layout in layouts:
