@@ -1,9 +1,10 @@
-"""How long choosing the next probe takes among many candidates: `python benchmarks/asking.py
-[--candidates 100000] [--probes 20]`.
+"""How long it takes to choose the next probe among many candidates.
+
+    python benchmarks/asking.py [--candidates 100000] [--probes 20]
 
 Legal layouts of one real job with the calibration's own posterior and all low fidelities. Results
-of probes are the predictions with an error. One line a question: wall-clock time to choose it, the
-study's book-keeping included, but not the check whether measuring can still pay.
+of probes are the predictions with an error. Prints one line per question: the wall-clock time to
+choose it, with the study's book-keeping but without the check whether measuring can still pay.
 """
 
 import argparse
@@ -34,7 +35,7 @@ LIMIT_SECONDS = 0.1
 
 
 def candidates_of(job: Job, pricer: Pricer, most: int) -> Candidates:
-    """So many of the job's legal layouts."""
+    """The `most` fastest of the job's legal layouts."""
     space = build_space(
         Context(model=job.model, cluster=job.cluster, training=job.training), job.search
     )

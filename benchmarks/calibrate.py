@@ -1,10 +1,10 @@
-"""Fits the calibration that ships to the measured runs, and says how it moved and how it does on
-what it has not seen.
+"""Fits the shipped calibration to the measured runs.
 
     python benchmarks/calibrate.py [--write]      writes planner/catalog/calibrations/shipped.json
 
-The time intervals are stretched by what covers 90% of the runs left out by source
-(`planner.calibration.conformal`). Takes two minutes.
+Prints how the calibration moved, and its errors on runs that it has not seen. The time intervals
+are stretched by what covers 90% of the runs left out by source (`planner.calibration.conformal`).
+Takes two minutes.
 """
 
 import argparse
@@ -27,7 +27,7 @@ SHIPPED = FOLDER.parent / "planner" / "catalog" / "calibrations" / "shipped.json
 
 
 def measured_rows() -> list[dict]:
-    """Every measured row of `benchmarks/measured/`, of training runs."""
+    """Every measured row of training runs in `benchmarks/measured/`."""
     return [
         json.loads(line)
         for path in sorted((FOLDER / "measured").glob("*.jsonl"))

@@ -1,11 +1,10 @@
-"""Peak allocated memory of single ranks of large layouts, from fake tensors, beside the planner's
-estimate.
+"""Peak allocated memory of single ranks of large layouts, from fake tensors and from the planner.
 
     python benchmarks/emulated_memory.py [--only NAME ...] [--json OUT.jsonl]
 
-Each row runs `python -m probes.worker` in a process of its own with FakeTensorMode and torch's fake
-process group: no GPU, no weights, exact shapes. Layers are reduced where a row says so; the
-estimate is of the same reduced model. Prints one line a row and the largest difference.
+Each row runs `python -m probes.worker` in its own process with FakeTensorMode and torch's fake
+process group: no GPU, no weights, exact shapes. Some rows have fewer layers; the estimate is then
+of the same smaller model. Prints one line per row and the largest difference.
 """
 
 import argparse
@@ -113,7 +112,7 @@ def task_of(name: str, row: dict[str, Any]) -> ProbeTask:
 
 
 def emulated(task: ProbeTask) -> ProbeResult:
-    """Run in a process of its own."""
+    """Runs the task in its own process."""
     with tempfile.TemporaryDirectory(prefix="emulated-") as folder:
         given, result = Path(folder) / "task.json", Path(folder) / "result.json"
         given.write_text(task.model_dump_json(), encoding="utf-8")
@@ -124,7 +123,7 @@ def emulated(task: ProbeTask) -> ProbeResult:
 
 
 def estimated(task: ProbeTask) -> dict[str, float]:
-    """The planner's parts of the same rank, bytes."""
+    """The planner's parts of the same rank's memory, bytes."""
     recipe = ReferenceRecipe.of(task)
     answer = estimate_job(recipe.job)
     assert answer.memory is not None
@@ -134,7 +133,7 @@ def estimated(task: ProbeTask) -> dict[str, float]:
 
 
 def rows(names: list[str]) -> Iterator[dict[str, Any]]:
-    """Each row's figures as soon as they are known."""
+    """Yields each row's figures as soon as they are known."""
     for name in names or ROWS:
         task, start = task_of(name, ROWS[name]), time.monotonic()
         outcome, parts = emulated(task).outcome, estimated(task)
@@ -155,7 +154,7 @@ def rows(names: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def main() -> int:
-    """Prints the table; status 1 where a row failed."""
+    """Prints the table; status 1 if a row failed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

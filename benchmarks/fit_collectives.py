@@ -1,11 +1,10 @@
-"""Fits the communication curves of `planner.cost.network.nccl.LIBRARIES` to published nccl-tests
-sweeps, and prints fit and error.
+"""Fits the communication curves of `planner.cost.network.nccl.LIBRARIES` to nccl-tests sweeps.
 
     python benchmarks/fit_collectives.py [--csv benchmarks/measured/micro.csv] [--fit hopper]
 
-Without --fit: mean absolute error of the library as it stands, per GPU and operation (and number of
-GPUs beyond one node). With --fit FAMILY: Nelder-Mead over base, hop and share of each protocol,
-starting from the library as it stands.
+The sweeps are published; prints the fit and its error. Without --fit: mean absolute error of the
+current library, per GPU and operation (and per number of GPUs beyond one node). With --fit FAMILY:
+Nelder-Mead over base, hop and share of each protocol, starting from the current library.
 """
 
 import argparse
@@ -37,7 +36,7 @@ OPERATIONS = {
     "reduce_scatter": "reduce-scatter",
     "alltoall": "all-to-all",
 }
-# Rows that are not NCCL's default choice, or a peer's own fit.
+# Rows that are not NCCL's default choice, or that are a fit by others.
 SKIP = ("NVLS off", "nvlstree", "fitted")
 
 

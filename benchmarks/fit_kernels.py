@@ -1,13 +1,12 @@
-"""Fits the kernel curves of `planner.cost.machine.profile.KERNELS` to published kernel timings, and
-prints fit and error.
-
-Products also beside what ships says of them alone (`planner.calibration.kernels.alone`): mean and
-deviation of log measured over predicted.
+"""Fits the kernel curves of `planner.cost.machine.profile.KERNELS` to published kernel timings.
 
     python benchmarks/fit_kernels.py [--csv benchmarks/measured/micro.csv]
 
-GEMM: share of the dense peak and half depth per GPU and dtype, through the cost model's own
-    `Device.gemm_seconds`.
+Prints the fit and its error. GEMMs are also compared with the shipped predictions of isolated
+kernels (`planner.calibration.kernels.alone`): mean and deviation of log measured over predicted.
+
+GEMM: share of the dense peak and half depth per GPU and dtype, through the cost
+    model's own `Device.gemm_seconds`.
 Attention: share of the bf16 peak and half context, forward (causal) and backward.
 """
 
@@ -103,7 +102,7 @@ def fit_gemm(gpu: str, recipe: str, rows: list[tuple[dict[str, float], float]]) 
 
 
 def shipped_gemm(gpu: str, recipe: str, rows: list[tuple[dict[str, float], float]]) -> None:
-    """The products beside the shipped calibration's prediction of them alone."""
+    """The GEMMs compared with the shipped calibration's prediction of them in isolation."""
     nvl = "nvl72" in gpu
     cluster = {"gpu": gpu, "num_gpus": 4 if nvl else 8, "gpus_per_node": 4 if nvl else 8}
     job = read_job(

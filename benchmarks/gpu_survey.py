@@ -1,20 +1,21 @@
-"""Measures the GPU of this machine for the planner, and writes rows like those of
-`measured/public.jsonl`. No thought needed:
+"""Measures the GPU of this machine for the planner.
 
     python benchmarks/gpu_survey.py --seconds 560
 
-Call it again until it says that nothing is left: what is in the files already is passed over, and
-the rest comes most informative first. Needs torch with CUDA, numpy, pydantic and pyyaml. `--tiny`
-tries every path on a CPU in a few minutes.
+It needs no decisions: call it again until it reports that nothing is left. It skips what is in the
+files already, and starts with the most informative cases. Its rows are like those of
+`measured/public.jsonl`. Needs torch with CUDA, numpy, pydantic and pyyaml. `--tiny` tries every
+path on a CPU in a few minutes.
 
 `--fake GPU` counts the memory of the same ranks with fake tensors, on any machine with torch, into
 measured/fake-GPU.runs.jsonl.
 
-  measured/own-GPU.micro.jsonl  kernels that the runs below consist of and that nothing measured
-  covers (`python -m probes.micro`) measured/own-GPU.runs.jsonl   real training on one GPU and
-  single ranks of large worlds (`survey_grid.py`), with what ran out of memory
+  measured/own-GPU.micro.jsonl  kernels of the runs below that no measurement covers
+                                (`python -m probes.micro`)
+  measured/own-GPU.runs.jsonl   real training on one GPU and single ranks of large worlds
+                                (`survey_grid.py`), out-of-memory runs included
 
-An emulated rank's step_seconds hold no communication (rung: emulated).
+An emulated rank's step_seconds have no communication (rung: emulated).
 `predicted_against_measured.py` makes the table.
 """
 
@@ -63,8 +64,8 @@ except ModuleNotFoundError as error:
 MEASURED = Path(__file__).resolve().parent / "measured"
 MICRO_SHARE, MICRO_SECONDS = 0.15, 60.0
 CASE_SECONDS, FAKE_LIMIT_SECONDS = 240.0, 1200.0
-LEAST_SECONDS = 30.0  # with less left, nothing is started
-LONG_STEP_SECONDS = 4.0  # a step predicted longer is repeated less often
+LEAST_SECONDS = 30.0  # nothing is started with less time left
+LONG_STEP_SECONDS = 4.0  # a step predicted to be longer is repeated less often
 COLD_START_SECONDS = 120.0  # first import of torch from a cold disk; judgement
 START_SECONDS, COMPILE_SECONDS = 10.0, 25.0  # of a process until its first step; judgement
 # of a case with fake tensors: 20 to 140, whatever the model would take on a GPU
@@ -74,10 +75,11 @@ NOT_YET = {FailureKind.INTERRUPTED, FailureKind.TIMEOUT}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Where the survey runs: the GPU's catalogue name, and what CUDA_VISIBLE_DEVICES shall say
-    (None on a CPU).
+    """Where the survey runs.
 
-    fake: no GPU, fake tensors in its place.
+    gpu: the GPU's catalogue name.
+    devices: for CUDA_VISIBLE_DEVICES; None on a CPU.
+    fake: fake tensors instead of a GPU.
     """
 
     gpu: str
@@ -92,17 +94,17 @@ class Machine:
 
     @property
     def source(self) -> str:
-        """What its rows and files are called after."""
+        """The name of its rows and files."""
         return f"{'fake' if self.fake else 'own'}-{self.gpu}"
 
     @property
     def case_seconds(self) -> float:
-        """No case may take longer, its start and compilation included."""
+        """The longest that a case may take, its start and compilation included."""
         return FAKE_LIMIT_SECONDS if self.fake else CASE_SECONDS
 
 
 def find_machine() -> Machine:
-    """This machine's first GPU by its catalogue name. Exits with a line where there is none."""
+    """This machine's first GPU by its catalogue name. Exits with a message if there is none."""
     seen = nvidia.survey()
     if not seen.gpus:
         sys.exit(f"no GPU: {seen.problem or 'nvidia-smi lists none'}; on a CPU try --tiny")
@@ -117,7 +119,7 @@ def find_machine() -> Machine:
 
 
 def choose_machine(fake: str, *, tiny: bool) -> Machine:
-    """The machine that the flags ask for, else this one's GPU."""
+    """The machine that the flags ask for, or this one's GPU."""
     if fake:
         return Machine(
             gpu=load_gpu(fake, field="--fake").name, name="fake tensors", devices=None, fake=True
@@ -126,7 +128,7 @@ def choose_machine(fake: str, *, tiny: bool) -> Machine:
 
 
 def read_rows(*paths: Path) -> list[dict[str, Any]]:
-    """Rows of all these files; one that is not there has none, a line cut short is left out."""
+    """Rows of all these files; skips missing files and incomplete lines."""
     rows = []
     for path in paths:
         for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
@@ -143,8 +145,9 @@ def read_rows(*paths: Path) -> list[dict[str, Any]]:
 def wanted_shapes(
     listed: Iterable[Case], measured: list[KernelShape], seconds: float
 ) -> list[KernelShape]:
-    """The kernels of all cases that nothing measured covers, as far as the time goes, most valuable
-    first.
+    """The kernels of all cases that no measurement covers, most valuable first.
+
+    As many as the time allows.
     """
     shares: dict[KernelShape, Use] = {}
     for case in listed:
@@ -165,15 +168,16 @@ def wanted_shapes(
 
 
 def measured_shapes(rows: Iterable[dict[str, Any]]) -> list[KernelShape]:
-    """Shapes that a survey has tried, whatever came of it."""
+    """Shapes that a survey has tried, whatever the result."""
     return [KernelShape.from_dict(row) for row in rows if "sizes" in row]
 
 
 def time_kernels(
     machine: Machine, shapes: list[KernelShape], out: Path, seconds: float, until: float
 ) -> None:
-    """Runs the micro-probes; their lines are added to `out`. until: of `time.monotonic`, when they
-    end at the latest.
+    """Runs the micro-probes and appends their lines to `out`.
+
+    until: when they end at the latest, in `time.monotonic`.
     """
     with tempfile.TemporaryDirectory() as folder:
         listed = Path(folder) / "shapes.jsonl"
@@ -209,7 +213,7 @@ def time_kernels(
 
 
 def task_of(case: Case, machine: Machine, time_limit_seconds: float) -> ProbeTask:
-    """The probe of a case; one whose steps are long is repeated less often."""
+    """The probe of a case; one with long steps is repeated less often."""
     long = predicted_step_seconds(case) > LONG_STEP_SECONDS
     return ProbeTask(
         id=case.id.replace("/", "."),
@@ -224,8 +228,9 @@ def task_of(case: Case, machine: Machine, time_limit_seconds: float) -> ProbeTas
 
 
 def predicted_step_seconds(case: Case) -> float:
-    """A step of the case as it will run: without communication and bubbles where a rank is
-    emulated. 0 where nothing is predicted.
+    """Predicted seconds of a step of the case as it will run; 0 without a prediction.
+
+    An emulated rank has no communication and no bubbles.
     """
     alone_seconds, whole_seconds = _predicted(json.dumps(case.job))
     return whole_seconds if case.rank is None else alone_seconds
@@ -233,7 +238,7 @@ def predicted_step_seconds(case: Case) -> float:
 
 @lru_cache(maxsize=256)
 def _predicted(job: str) -> tuple[float, float]:
-    """(seconds of a rank by itself, of a whole step)."""
+    """(seconds of a rank by itself, seconds of a whole step)."""
     estimate = estimate_job(read_job(json.loads(job)))
     if estimate.time is None or estimate.step_seconds is None:
         return 0.0, 0.0
@@ -248,7 +253,7 @@ def _predicted(job: str) -> tuple[float, float]:
 
 
 def expected_seconds(case: Case, machine: Machine) -> float:
-    """Wall seconds of a case, about."""
+    """Approximate wall seconds of a case."""
     if machine.fake:
         return FAKE_SECONDS
     task = task_of(case, machine, machine.case_seconds)
@@ -261,8 +266,9 @@ def expected_seconds(case: Case, machine: Machine) -> float:
 
 
 def alone(python: str, task: ProbeTask, program: Program, *, port: int) -> list[str]:
-    """The command of a single process, without torchrun: a survey starts many, and torchrun imports
-    torch once more.
+    """The command of a single process, without torchrun.
+
+    A survey starts many processes, and torchrun imports torch once more.
     """
     variables = {
         "RANK": 0,
@@ -299,7 +305,7 @@ def guarded(
 def plain(
     task: ProbeTask, machine: Machine, folder: Path, worker: str = "probes.worker"
 ) -> ProbeResult:
-    """One probe as a child of ours, for machines whose kernel lacks what the guardian needs."""
+    """One probe as a child process, for machines whose kernel lacks what the guardian needs."""
     held = DeviceLease(devices=machine.devices, gpu_name=machine.name)
     settings = LaunchSettings(folder=folder, command=alone, worker=worker)
     begin = Begin.now(num_gpus=1, token=uuid.uuid4().hex, gpu_name=machine.name)
@@ -332,7 +338,7 @@ def plain(
 
 
 def row_of(case: Case, result: ProbeResult, machine: Machine) -> dict[str, Any]:
-    """A row of measurements: the job, what came of it, and what it holds for."""
+    """A row of measurements: the job, its result, and the environment."""
     row = result.measurement().as_row()
     state = result.environment.model_dump(exclude_none=True)
     row["measured"] |= {**case.labels, "environment": state, "measured_at": result.started_at}
@@ -378,7 +384,7 @@ def describe(case: Case, result: ProbeResult, seconds: float) -> str:
 
 
 def run_cases(machine: Machine, left: list[Case], out: Path, until: float, run: Run) -> int:
-    """Runs what there is time for; how many rows were added."""
+    """Runs the cases that fit in the time; returns how many rows were added."""
     added = 0
     with tempfile.TemporaryDirectory() as folder:
         for case in left:
@@ -400,7 +406,7 @@ def run_cases(machine: Machine, left: list[Case], out: Path, until: float, run: 
                 and outcome.kind in NOT_YET
                 and took < machine.case_seconds
             ):
-                continue  # the survey's own end came first: next time
+                continue  # the survey's own time limit ended it: next time
             with out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row_of(case, result, machine)) + "\n")
             added += 1

@@ -1,11 +1,13 @@
-"""Generated landscapes: hidden step times of the legal layouts of real jobs, whose distance from
-the cost model has a chosen size.
+"""Generated landscapes: hidden step times of the legal layouts of real jobs.
 
-The truth is another kind of model: a utilisation law in tokens and width instead of a kernel
-roofline, communication that overlaps by a p-norm instead of prefetch by prefetch, ring formulas on
-two bandwidths instead of a topology, a bubble formula instead of a simulated schedule. Its
-coefficients are drawn at random for every seed; how widely decides how wrong the cost model is
-about it.
+Their distance from the cost model has a chosen size. The truth is another kind of model:
+- a utilisation law in tokens and width instead of a kernel roofline;
+- communication that overlaps by a p-norm instead of prefetch by prefetch;
+- ring formulas on two bandwidths instead of a topology;
+- a bubble formula instead of a simulated schedule.
+
+Its coefficients are drawn at random for every seed; their spread decides how wrong the cost model
+is about it.
 Letters: N candidates.
 """
 
@@ -47,8 +49,8 @@ MOST = 20_000
 # Published sweeps predicted by a calibration without their source: 7.4% between sweeps, 6.7% within
 # (`replay.py --likelihood`).
 COMMON_SHARE = 0.5
-NUGGET_SD = 0.003  # judgement: what a layout has that no law says
-NOISE_SD = 0.01  # judgement: one run against the next
+NUGGET_SD = 0.003  # judgement: a layout's own error, which no law describes
+NOISE_SD = 0.01  # judgement: difference between two runs of a layout
 
 # Centre and spread (of the logarithm) of each coefficient. Centres: orders of magnitude from public
 # reports; spreads: judgements of how far a real machine may lie from them. None of them is fitted
@@ -84,9 +86,10 @@ LEAST_TEMPERATURE, MOST_TEMPERATURE = 1.0, 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Landscape:
-    """Hidden truth of one job's candidates. log_seconds (N,): of a step.  memory_ratio (N,): true
-    over predicted memory.
+    """Hidden truth of one job's candidates.
 
+    log_seconds (N,): of a step.
+    memory_ratio (N,): true over predicted memory.
     elsewhere: log of true over predicted step seconds of one layout (a batch of it) on another
         number of GPUs, by the same laws.
     """
@@ -111,9 +114,9 @@ def prepared(name: str) -> tuple[Pricer, Candidates]:
 def generate(name: str, error: float, seed: int) -> Landscape:
     """A landscape on which the cost model's root mean square log error is `error` in expectation.
 
-    COMMON_SHARE of its variance is one number for all candidates, the rest is how the laws differ
-    from the cost model: if they differ more than that, the truth is the geometric mean of both at
-        the right distance; if less, all coefficients are spread wider until they do.
+    COMMON_SHARE of its variance is one number for all candidates, the rest is the difference of the
+    laws from the cost model. If they differ more than that, the truth is the geometric mean of both
+    at the right distance; if less, all coefficients are spread wider until they do.
     """
     pricer, candidates = prepared(name)
     rng = np.random.default_rng([seed, sorted(JOBS).index(name)])
@@ -162,11 +165,10 @@ FAMILY_DRAWS, FAMILY_SEED = 200, 10_000
 
 @cache
 def knowing_the_family(name: str, error: float) -> Candidates:
-    """The candidates with a prior that no planner can have: the covariance of FAMILY_DRAWS other
-    landscapes of this job and error.
+    """The candidates with a prior that no planner can have.
 
-    What it cannot reach is out of reach of any strategy that improves by expectation: the probes
-    are too few for what is unknown.
+    It is the covariance of FAMILY_DRAWS other landscapes of this job and error. No strategy that
+    improves by expectation reaches further: the probes are too few for what is unknown.
     """
     _, candidates = prepared(name)
     others = [
@@ -181,8 +183,9 @@ def knowing_the_family(name: str, error: float) -> Candidates:
 
 
 def _memory_ratio(candidates: Candidates, rng: np.random.Generator) -> np.ndarray:
-    """True over predicted memory: the prior's deviation, a third of the variance for all, by
-    checkpointing, by pipeline depth each.
+    """True over predicted memory, drawn with the prior's deviation.
+
+    A third of the variance each is common to all, by checkpointing, and by pipeline depth.
     """
     batch, sd = candidates.batch, candidates.prior.memory_sd / np.sqrt(3.0)
     by_kind, by_depth = rng.standard_normal(len(AC_KINDS)), rng.standard_normal(32)
@@ -232,8 +235,11 @@ class _Laws:
         )
 
     def step_seconds(self, schedule: np.ndarray) -> np.ndarray:
-        """(N,). schedule: factor of each layout's schedule.  p-norm of compute with TP, CP and EP,
-        and of the sharded data parallelism.
+        """Step seconds, (N,).
+
+        The p-norm of compute with TP, CP and EP, and of sharded data parallelism.
+
+        schedule: factor of each layout's schedule.
         """
         c, x = self.c, self.x
         p = max(c["overlap"], 1.05)
@@ -252,8 +258,9 @@ class _Laws:
         )
 
     def _compute(self) -> np.ndarray:
-        """6 N T (Kaplan et al. 2020) over the peak times a utilisation that saturates in tokens and
-        in width (Hill).
+        """6 N T (Kaplan et al. 2020) over the peak times a utilisation.
+
+        The utilisation saturates in tokens and in width (Hill).
         """
         c, x, m = self.c, self.x, self.model
         work = m.torchtitan_flops_per_token(self.training.seq_len) * self.tokens
@@ -293,8 +300,9 @@ class _Laws:
         )
 
     def _layerwise(self) -> np.ndarray:
-        """Tensor, context and expert parallelism: bytes of activations a layer over the bandwidth
-        of what the group spans.
+        """Tensor, context and expert parallelism.
+
+        Bytes of activations per layer over the bandwidth of what the group spans.
         """
         c, x, m = self.c, self.x, self.model
         layers = m.num_hidden_layers
@@ -328,8 +336,9 @@ class _Laws:
         )
 
     def _sharded(self) -> np.ndarray:
-        """Gathers and scatters of bf16 parameters and gradients by a ring over the sharding group,
-        and the replicas' all-reduce.
+        """Ring gathers and scatters of bf16 parameters and gradients over the sharding group.
+
+        The replicas' all-reduce is added.
         """
         c, x = self.c, self.x
         passes = np.where(self.piped, 1.0, self.rounds)

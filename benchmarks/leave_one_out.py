@@ -1,10 +1,9 @@
-"""Error on runs that the calibration has not seen, by fitting anew without one source (or model,
-GPU, trainer) at a time.
+"""Error on runs that the calibration has not seen, by repeated fits.
 
     python benchmarks/leave_one_out.py [--by group|model|gpu|trainer]
 
-`planner-cli accuracy` gets the same figures from one linearisation; this is the check of that
-shortcut. Takes ten minutes by group.
+Each fit leaves out one source (or model, GPU, trainer). `planner-cli accuracy` gets the same
+figures from one linearisation; this checks that shortcut. Takes ten minutes by group.
 """
 
 import argparse

@@ -29,7 +29,7 @@ GOAL = 0.9  # share of the table that has to be caught
 LIMIT_SECONDS = 300.0
 
 
-# Tests of what test files reach without importing it by name: start of the file's path -> tests.
+# Tests that reach a file without importing it by name: start of the file's path -> tests.
 INDIRECT = {
     "planner/cost/memory/": ("tests/unit/test_memory.py", "tests/unit/test_host_time.py"),
     "planner/cost/layer/forward": ("tests/unit/test_simulate.py", "tests/unit/test_schedules.py"),
@@ -44,7 +44,11 @@ INDIRECT = {
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """name: of the broken behaviour.  old, new: text of the file, which holds `old` once."""
+    """One broken line.
+
+    name: of the broken behaviour.
+    old, new: text of the file, which has `old` exactly once.
+    """
 
     name: str
     file: str
@@ -129,7 +133,7 @@ def verdict(mutation: Mutation, tree: Path) -> str:
 
 
 def environment(tree: Path) -> dict[str, str]:
-    """For tests of the copy."""
+    """The environment for tests of the copy."""
     from tests.conftest import clean_environment
 
     return {**clean_environment(), "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}

@@ -1,14 +1,13 @@
-"""Does the real TorchTitan read what we export? Every catalogue model that it can train, layouts
-from all over the space.
+"""Checks that the real TorchTitan reads what we export.
 
     python -m benchmarks.parsed_exports [--layouts 3] [--models a,b] [--titan FOLDER]
 
-Exports a seeded sample of legal layouts of each model on 8, 64 and 512 H100 for TorchTitan 0.2.2,
-and lets the installed package read
-them in one process of its own: its ConfigManager parses the TOML, the model module is imported, the
-train spec found, the flavor taken and updated from the config, as `torchtitan.train` does before it
-touches a GPU. FOLDER: where `make test` put torchtitan (`titan` in the environment). Exits 1 where
-one is not read.
+Covers every catalogue model that it can train, and layouts from all over the space.
+Exports a seeded sample of legal layouts of each model on 8, 64 and 512 H100 for TorchTitan 0.2.2.
+Then the installed package reads them in one process: its ConfigManager parses the TOML, the model
+module is imported, the train spec found, and the flavor taken and updated from the config, as
+`torchtitan.train` does before it touches a GPU. FOLDER: where `make test` put torchtitan (`titan`
+in the environment). Exits 1 if one cannot be read.
 """
 
 import argparse
@@ -53,7 +52,7 @@ for name, folder, arguments in json.load(open(sys.argv[1])):
 def write_all(
     models: Sequence[str], layouts: int, root: Path
 ) -> tuple[list[list[object]], Counter[str]]:
-    """([name, folder, arguments] of every export, models refused by reason)."""
+    """([name, folder, arguments] of every export, rejected models by reason)."""
     cases: list[list[object]] = []
     refused: Counter[str] = Counter()
     for model in models:
@@ -77,7 +76,7 @@ def write_all(
 
 
 def read_all(cases: list[list[object]], root: Path, titan: str) -> list[tuple[str, str]]:
-    """(name, what went wrong; empty where it was read) of every export."""
+    """(name, error; empty if it was read) of every export."""
     listing = root / "cases.json"
     listing.write_text(json.dumps(cases), encoding="utf-8")
     environment = {

@@ -1,9 +1,9 @@
-"""What one rank's memory consists of at its peak, tensor by tensor, with fake tensors and no GPU.
+"""One rank's memory at its peak, tensor by tensor, with fake tensors and no GPU.
 
     python benchmarks/peak_holders.py fake/rank/70b-on-256/0 [--gpu h100-sxm-80gb] [--rows 20]
 
-The cases are those of `gpu_survey.py --fake`. Beside them, what the cost model says of the same
-rank: the place to look when `predicted_against_measured.py` shows a memory error.
+The cases are those of `gpu_survey.py --fake`. It also prints the cost model's parts of the same
+rank. Use it when `predicted_against_measured.py` shows a memory error.
 """
 
 import argparse
@@ -26,15 +26,16 @@ from probes.reference.memory import Tracker
 from probes.reference.recipe import ReferenceRecipe
 from probes.reference.step import Trainer
 
-# a new peak is written down when it is higher than the last by this; every byte would take hours
+# a new peak is recorded when it exceeds the last by this; recording every byte would take hours
 GROWTH = 1.0005
 OURS, TORCHS = "probes/reference", ("_fully_shard", "checkpoint", "parallel/loss")
 Label = tuple[str, tuple[int, ...], str, str]
 
 
 class Holders(Tracker):
-    """A tracker that knows, at the highest moment, which operation made each live storage, of what
-    shape, called from where.
+    """A tracker that records the origin of each storage that is live at the peak.
+
+    The origin is its operation, its shape and its caller.
     """
 
     def __init__(self) -> None:
@@ -75,8 +76,9 @@ class Holders(Tracker):
 
 
 def caller() -> str:
-    """The innermost frame that says something: ours, or torch's sharding, recomputation or loss;
-    empty inside autograd.
+    """The innermost informative frame: ours, or torch's sharding, recomputation or loss.
+
+    Empty inside autograd.
     """
     frame = sys._getframe(3)
     while frame is not None:
@@ -90,7 +92,7 @@ def caller() -> str:
 
 
 def track(case: Case) -> Holders:
-    """One steady step of the case's rank."""
+    """Tracks one steady step of the case's rank."""
     task = ProbeTask(
         id="peak", job=case.job, device="cpu", emulate_rank=case.rank, fake_tensors=True
     )

@@ -2,11 +2,11 @@
 
     python benchmarks/predicted_against_measured.py [ROWS.jsonl ...] [--json OUT] [--markdown]
 
-Step time of real runs: as shipped, and after calibration on the other half of the grid. The grid is
-cut in two by every second run in the order of its names; each half is judged by the calibration
-that the other half made of the shipped one. Emulated ranks have no communication, so they are held
-against the predicted compute, recomputation and update of a step; their memory against that of
-their pipeline rank. Goals: 8% of step time after calibration, 3% of allocated memory.
+Step time of real runs is predicted twice: as shipped, and after calibration on the other half of
+the grid. The grid is halved by every second run in the order of its names; the calibration fitted
+to one half predicts the other half. Emulated ranks have no communication: they are compared with
+the predicted compute, recomputation and optimizer step, and their memory with that of their
+pipeline rank. Goals: 8% of step time after calibration, 3% of allocated memory.
 """
 
 import argparse
@@ -31,10 +31,10 @@ TIME_GOAL, MEMORY_GOAL = 0.08, 0.03
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One row of the table. Seconds and bytes; None where not measured or not predicted.
+    """One row of the table. Seconds and bytes; None if not measured or not predicted.
 
-    calibrated_seconds: by what the other half of the grid taught; None for emulated ranks and for
-        what did not run.
+    calibrated_seconds: by the calibration on the other half of the grid; None for emulated ranks
+        and for what did not run.
     """
 
     id: str
@@ -63,7 +63,7 @@ def read(paths: Iterable[Path]) -> list[dict[str, Any]]:
 
 
 def line_of(row: dict[str, Any]) -> Line:
-    """A row beside its estimate as shipped."""
+    """A row and its estimate as shipped."""
     estimate, measured = estimate_job(read_job(row)), row["measured"]
     emulated = measured.get("rung") == "emulated"
     stage = measured.get("pipeline_rank", 0) if emulated else None
@@ -84,7 +84,7 @@ def line_of(row: dict[str, Any]) -> Line:
 
 
 def busy_seconds(estimate: Estimate) -> float | None:
-    """What a rank does by itself in a step: no communication, no bubble."""
+    """The time that a rank works by itself in a step: no communication, no bubble."""
     parts = estimate.time
     return (
         None
@@ -105,11 +105,10 @@ def memory_of(estimate: Estimate, stage: int | None) -> tuple[float | None, floa
 
 
 def calibrated(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Step seconds of the real runs, each predicted by a calibration that the other half of them
-    made of the shipped one.
+    """Step seconds of the real runs, predicted by a calibration on their other half.
 
-    What the other half says of its source (the row's `group`: this machine) counts too, since these
-    runs come from there as well.
+    It starts from the shipped calibration. The other half's offset of its source (the row's
+    `group`: this machine) counts too, since these runs come from the same machine.
     """
     real = [
         row
@@ -150,7 +149,7 @@ def table(rows: Sequence[dict[str, Any]]) -> list[Line]:
 
 
 def error(predicted: float | None, measured: float | None) -> float | None:
-    """Relative error, with its sign; None where one of the two is missing."""
+    """Relative error, with its sign; None if one of the two is missing."""
     return predicted / measured - 1.0 if predicted and measured else None
 
 
@@ -181,7 +180,7 @@ def shown(lines: Sequence[Line], *, markdown: bool) -> list[str]:
 
 
 def cells(line: Line) -> list[str]:
-    """One row: measured numbers, and predictions by how far they are off."""
+    """One row: measured numbers, and the errors of the predictions."""
     if line.status != "ok":
         said = {True: "predicted to fit", False: "predicted not to fit", None: "not predicted"}[
             line.predicted_fits
@@ -263,7 +262,7 @@ def summary(lines: Sequence[Line]) -> dict[str, dict[str, float]]:
 
 
 def verdicts(lines: Sequence[Line], figures: dict[str, dict[str, float]]) -> list[str]:
-    """The goals, and how out-of-memory was foreseen."""
+    """The goals, and how well out-of-memory was predicted."""
     goals = (
         ("step time of real runs, calibrated on the other half", TIME_GOAL),
         ("allocated memory of emulated ranks", MEMORY_GOAL),

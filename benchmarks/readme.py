@@ -57,8 +57,9 @@ def extension_table() -> str:
 
 
 def masked(text: str) -> str:
-    """Text with ids and durations masked and line breaks folded, because a masked id may have moved
-    them.
+    """Text with ids and durations masked and line breaks folded.
+
+    A masked id may have moved the line breaks.
     """
     for pattern, name in MASKS:
         text = pattern.sub(name, text)

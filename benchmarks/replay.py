@@ -1,17 +1,16 @@
-"""Proof by replay: measured sweeps and generated landscapes as hidden truth, strategies that spend
-probes on them.
+"""Replays measured sweeps and generated landscapes as hidden truth for probing strategies.
 
-    python benchmarks/replay.py [--seeds N] [--only KIND] [--write]
-    python benchmarks/replay.py --likelihood
-    python benchmarks/replay.py --proxy-runs
+    python benchmarks/replay.py [--seeds N] [--only KIND] [--write] python benchmarks/replay.py
+    --likelihood python benchmarks/replay.py --proxy-runs
 
---write renews docs/replay.md and docs/replay.svg. --likelihood prints what the published sweeps say
-about the surrogate's weights; --proxy-runs the errors of scaled-down proxy runs, and their claims.
+--write renews docs/replay.md and docs/replay.svg. --likelihood prints how likely the published
+sweeps make the surrogate's weights; --proxy-runs the errors of scaled-down proxy runs, and the
+errors that they claim.
 
-A strategy sees the cost model's predictions and the results of its own probes, nothing else. Regret
-is how much slower the best layout that it measured is than the best that fits. Sweeps are published
-rows of one job, predicted by a calibration without their source; landscapes are `landscapes.py`,
-with the whole legal set as candidates.
+A strategy sees only the cost model's predictions and the results of its own probes. Regret is how
+much slower the best layout that it measured is than the best that fits. Sweeps are published rows
+of one job, predicted by a calibration without their source. Landscapes are those of
+`landscapes.py`, with the whole legal set as candidates.
 """
 
 import argparse
@@ -44,7 +43,7 @@ ERRORS = (0.05, 0.10, 0.30)
 # landscapes of each job and error; with 5, chance decided whether nine of ten were reached
 SEEDS = 15
 WITHOUT_CHANCE = ("cost-model", "best-first", "grid", "history-pruning")
-# fewer seeds for what asks slowly
+# fewer seeds for strategies that take long to ask
 SLOW = {"tpe-as-shipped": 3, "gp-as-shipped": 2, "tpe": 3, "gp": 2, "nsga2": 3}
 FIXED = {MEASURED: published_sweeps, OWN: own_sweeps}  # truths that are the same for every seed
 
@@ -114,8 +113,9 @@ KINDS = (MEASURED, OWN, *GENERATED)
 def play(
     kinds: Sequence[str], strategies: Sequence[str], seeds: int, say: Callable[[str], None]
 ) -> list[Run]:
-    """All runs. A measured sweep has no noise of its own, so that strategies without chance play it
-    once.
+    """All runs.
+
+    A measured sweep has no noise of its own, so deterministic strategies play it once.
     """
     runs: list[Run] = []
     for kind in kinds:

@@ -1,5 +1,6 @@
-"""What the published sweeps say about the surrogate's weights and lengths: log marginal likelihood
-of their left-out errors.
+"""The log marginal likelihood of published sweeps under the surrogate's weights and lengths.
+
+It is computed on their left-out errors.
 """
 
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ WEIGHTS = {
 
 
 def print_likelihood(truths: Sequence[Truth]) -> None:
-    """One line a choice, likeliest first, with the share of each source."""
+    """Prints one line per choice, likeliest first, with the share of each source."""
     found = []
     for (name, weights), stretch, scale in product(
         WEIGHTS.items(), (0.5, 1.0, 2.0), (0.7, 1.0, 1.4)
@@ -47,8 +48,9 @@ def print_likelihood(truths: Sequence[Truth]) -> None:
 
 
 def deviations(truths: Sequence[Truth]) -> tuple[float, float]:
-    """Standard deviations of log errors between sweeps and within: analysis of variance of one way,
-    around zero between.
+    """Standard deviations of log errors between sweeps and within them.
+
+    One-way analysis of variance, around zero between sweeps.
     """
     errors = []
     for truth in truths:

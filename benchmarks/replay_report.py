@@ -1,5 +1,6 @@
-"""Tables and plot of the replay: means with confidence intervals over runs, drawn again by hidden
-truth.
+"""Tables and plot of the replay: means with confidence intervals over runs.
+
+The intervals come from drawing the hidden truths again.
 """
 
 import pathlib
@@ -9,7 +10,7 @@ import numpy as np
 from replay_runs import KNOWING, OURS, TRIVIAL, WITH_PROXY_RUNS, Run
 
 SHOWN = (1, 2, 3, 5, 8, 12)
-MOST_REGRET = 1.0  # what counts while nothing was measured, and at most
+MOST_REGRET = 1.0  # regret before the first measurement, and the largest that counts
 RESAMPLES = 1000
 COVERAGE = (5.0, 95.0)
 Figure = Callable[[Sequence[Run]], float]
@@ -33,18 +34,19 @@ def within(probes: int) -> Figure:
 
 
 def out_of_memory(runs: Sequence[Run]) -> float:
-    """Share of all probes that ran out."""
+    """Share of all probes that ran out of memory."""
     return sum(run.oom for run in runs) / sum(run.probes for run in runs)
 
 
 def gpu_hours(runs: Sequence[Run]) -> float:
-    """Mean GPU-hours until the goal, or until the last probe where it was missed."""
+    """Mean GPU-hours until the goal, or until the last probe if it was missed."""
     return float(np.mean([run.gpu_seconds for run in runs]) / 3600.0)
 
 
 def interval(runs: Sequence[Run], figure: Figure) -> tuple[float, float]:
-    """90% interval of a figure, by drawing the hidden truths again with replacement (the runs on
-    one truth stay together).
+    """90% interval of a figure, by drawing the hidden truths again with replacement.
+
+    All runs on one truth are drawn together.
     """
     rng = np.random.default_rng(0)
     by_truth: dict[str, list[Run]] = {}
@@ -62,7 +64,7 @@ def interval(runs: Sequence[Run], figure: Figure) -> tuple[float, float]:
 
 
 def summary_lines(runs: Sequence[Run]) -> list[str]:
-    """For the terminal."""
+    """The summary for the terminal."""
     lines = []
     for kind, by_strategy in _grouped(runs).items():
         lines.append(kind)
@@ -115,7 +117,7 @@ in vain, at 60 s to start and 13 steps a probe. Brackets: 90% intervals by drawi
 
 
 def document(runs: Sequence[Run]) -> str:
-    """The page."""
+    """The page docs/replay.md."""
     probes = len(runs[0].regret)
     parts = [
         HEAD.format(probes=probes, most=MOST_REGRET),
@@ -201,8 +203,9 @@ COLOURS = {
 
 
 def plot(runs: Sequence[Run], path: pathlib.Path) -> None:
-    """Mean regret against number of probes, one panel a kind, 90% band around ours and the trivial
-    baseline.
+    """Plots mean regret against the number of probes, one panel per kind.
+
+    Our strategy and the trivial baseline have a 90% band.
     """
     import matplotlib
 

@@ -1,4 +1,4 @@
-"""What a replayed study leaves, and the names of strategies and truths that tables are made of."""
+"""The results of a replayed study, and the names of strategies and truths in tables."""
 
 from dataclasses import dataclass
 

@@ -1,9 +1,9 @@
-"""Strategies that spend probes, each a generator: it yields the row to probe and is sent what came
-of it.
+"""Strategies that spend probes.
 
-Ours go through the product's own ask and tell. Baselines see the same legal candidates, which is
-more than the tools they stand for have: an Optuna sampler as shipped would mostly propose layouts
-    that are not legal, here it gets the nearest legal one.
+Each is a generator: it yields the row to probe and is sent the result.
+Ours use the product's own ask and tell. Baselines see the same legal candidates, which is more than
+the tools they stand for have: an Optuna sampler as shipped would mostly propose layouts that are
+not legal, here it gets the nearest legal one.
 """
 
 from collections.abc import Callable, Generator, Mapping
@@ -66,10 +66,12 @@ JOB = read_job(JOBS["8B on 8 H100"])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truth:
-    """What a probe of each candidate would say, (N,). log_seconds: infinite where it does not run.
-    memory_ratio: true over predicted.
+    """The results of a probe of each candidate, (N,).
 
-    out_of_memory: runs out.  noise_sd: of the logarithm of a measured step around the truth.
+    log_seconds: infinite if it does not run.
+    memory_ratio: true over predicted.
+    out_of_memory: runs out of memory.
+    noise_sd: of the logarithm of a measured step around the truth.
     """
 
     name: str
@@ -78,7 +80,7 @@ class Truth:
     memory_ratio: np.ndarray
     out_of_memory: np.ndarray
     noise_sd: float
-    # see landscapes.Landscape; None where only the layouts themselves ran
+    # see landscapes.Landscape; None if only the layouts themselves ran
     elsewhere: Callable[[Pricer, LayoutBatch], float] | None = None
     proxy_runs: ProxyRuns | None = None
     # the candidates with the truth's own covariance as prior
@@ -86,8 +88,10 @@ class Truth:
 
     @classmethod
     def of_landscape(cls, land: Landscape, noise_sd: float) -> "Truth":
-        """A landscape's, out of memory where its true memory passes what is usable: what the prior
-        believes of that, times the ratio.
+        """The truth of a landscape.
+
+        A candidate runs out of memory if its true memory exceeds what is usable. True memory is the
+        prior's times the ratio.
         """
         log_share = Knowledge(land.candidates).log_share + np.log(land.memory_ratio)
         return cls(
@@ -103,7 +107,7 @@ class Truth:
         )
 
     def best_log_seconds(self) -> float:
-        """Of the fastest layout that fits."""
+        """Log seconds of the fastest layout that fits."""
         return float(self.log_seconds[~self.out_of_memory].min())
 
     def probe(self, row: int, rng: np.random.Generator) -> Measured:
@@ -118,10 +122,10 @@ class Truth:
         return Measured(rung="probed", step_seconds=seconds, **memory)
 
     def proxy_run(self, asked: ProxyRun, rng: np.random.Generator) -> Measured:
-        """A run of the smaller layout by the same laws, read as `probes.proxy_runs.extrapolate`
-        reads it.
+        """A run of the smaller layout by the same laws, read as by `probes.proxy_runs.extrapolate`.
 
-        What differs from the layout on paper is added, with the error that is claimed for that.
+        The difference between the two layouts on paper is added, with the error that is
+        claimed for it.
         """
         assert self.elsewhere is not None, "only what follows laws can be asked elsewhere"
         assert self.proxy_runs is not None, "only what follows laws can be asked elsewhere"
@@ -140,7 +144,7 @@ class Truth:
             float(pricer.price(batch).step_seconds[0]),
             float(np.exp(self.candidates.prior.log_seconds[asked.row])),
         )
-        # what runs are shallower layouts: what they say of the whole depth is off by this
+        # two shallower layouts run instead: their error for the whole depth
         depths = TWO_DEPTHS_SD if option.runs == 2 else 0.0
         nugget, noise = (
             NUGGET_SD * rng.standard_normal(),
@@ -166,7 +170,7 @@ class Truth:
 
 @cache
 def proxy_runs_of(name: str) -> ProxyRuns:
-    """Of a landscape's job, on its own pool."""
+    """Proxy runs of a landscape's job, on its own pool."""
     pricer, candidates = prepared(name)
     return ProxyRuns(pricer, candidates, pricer.cluster.num_gpus)
 
@@ -205,8 +209,9 @@ def product(sampler: str) -> "Strategy":
 
 
 def as_shipped(make: Callable[[int], optuna.samplers.BaseSampler]) -> "Strategy":
-    """Optuna's sampler with its own defaults, without our predictions, our pruning or our memory
-    model.
+    """Optuna's sampler with its own defaults.
+
+    It has none of our predictions, our pruning or our memory model.
     """
 
     def ask(candidates: Candidates, seed: int, probes: int) -> Ask:
@@ -219,7 +224,7 @@ def as_shipped(make: Callable[[int], optuna.samplers.BaseSampler]) -> "Strategy"
             measured = yield row
             if measured.status == "ok":
                 knowledge.observe(row, measured)
-            else:  # the one layout that ran out, and nothing that follows from it
+            else:  # only the layout that ran out, and nothing that follows from it
                 knowledge.records[row] = Record(
                     row=row,
                     status="oom",
@@ -254,12 +259,12 @@ def random(candidates: Candidates, seed: int, probes: int) -> Ask:
 
 
 def history_pruning(candidates: Candidates, seed: int, probes: int) -> Ask:
-    """A grid that skips what its history decides, after PaddlePaddle's auto_tuner
-    (python/paddle/distributed/auto_tuner/prune.py).
+    """A grid that skips what its history decides, after PaddlePaddle's auto_tuner.
 
-    With everything else equal: a smaller microbatch than one that ran, a higher ZeRO stage than one
-    that ran, and recomputation where it ran without are skipped; so is a larger microbatch than one
-    that ran out. Larger microbatches come first.
+    Source: python/paddle/distributed/auto_tuner/prune.py.
+    With everything else equal, it skips a smaller microbatch or a higher ZeRO stage than one that
+    ran, recomputation if it ran without, and a larger microbatch than one that ran out of memory.
+    Larger microbatches come first.
     """
     x = candidates.batch
     order = _grid(candidates, descending=("micro_batch_size",))

@@ -1,15 +1,14 @@
-"""Replayed studies that must stand by their measurements: published sweeps and generated
-landscapes, with noise, over seeds.
+"""Checks on replayed studies that their results agree with their measurements.
 
-    python benchmarks/replay_studies.py [--seeds N] [--probes N]        exit 1 where a promise is
-    broken
+    python benchmarks/replay_studies.py [--seeds N] [--probes N]
 
-Each study is the product's own loop (`planner.study.ask_tell.run`: stopping rule, repeats and
-smaller runs included) on a hidden truth, its result read as a plan reads it. Promised of every one:
+Exits 1 if a promise is broken. Studies run on published sweeps and generated landscapes, with
+noise, over seeds. Each is the product's own loop (`planner.study.ask_tell.run`: stopping
+rule, repeats and smaller runs included) on a hidden truth, its result read as a plan reads
+it. The promises:
 
-- the answer is a measured layout wherever one was measured, and no measurement is faster than its
-  own;
-- measured layouts stand in the order of their measurements, and all that fitted are listed;
+- the answer is a measured layout if there is one, and no measurement is faster than its own;
+- measured layouts are in the order of their measurements, and all that fitted are listed;
 - the best so far never gets worse while probes are added, and is the answer's step in the end.
 """
 
@@ -32,14 +31,15 @@ from planner.study.study import Budget, Proposal, StudySettings
 
 SEEDS, PROBES, TOP_K = 5, 8, 3
 ERRORS = (0.05, 0.30)
-NOISES = (NOISE_SD, 0.10)  # a quiet cluster, and one that others use too
+NOISES = (NOISE_SD, 0.10)  # a quiet cluster, and a shared one
 CLOSE = 1e-12  # of a step, between two ways to add the same numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """One study. told: row and step seconds of every run of a layout itself, in order; None out of
-    memory.
+    """One study.
+
+    told: row and step seconds of every run of a layout itself, in order; None for out of memory.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Played:
 
 @dataclass(kw_only=True)
 class Machine:
-    """Runs what a study asks for by a hidden truth."""
+    """Answers a study's questions from a hidden truth."""
 
     truth: Truth
     rng: np.random.Generator
@@ -78,8 +78,9 @@ class Machine:
 
 
 def play(truth: Truth, seed: int, *, probes: int, tolerance: float, parallel: int = 1) -> Played:
-    """One study to its end. tolerance: of the regret at which it stops; below 0 it spends all its
-    probes.
+    """Plays one study to its end.
+
+    tolerance: the regret at which it stops; below 0 it spends all its probes.
     """
     machine, events = Machine(truth=truth, rng=np.random.default_rng([seed, 1])), list[Event]()
     fidelities = (truth.proxy_runs.fidelity(),) if truth.proxy_runs is not None else ()
@@ -102,7 +103,7 @@ def play(truth: Truth, seed: int, *, probes: int, tolerance: float, parallel: in
 
 
 def violations(played: Played, top_k: int = TOP_K) -> list[str]:
-    """The promises that a study broke, in words with numbers."""
+    """The promises that a study broke, as sentences with numbers."""
     times: dict[int, float] = {}
     for row, seconds in played.told:
         if seconds is None:
@@ -146,8 +147,9 @@ def violations(played: Played, top_k: int = TOP_K) -> list[str]:
 
 
 def studies(seeds: int, probes: int) -> Iterator[tuple[str, Played]]:
-    """(kind, study) of all truths: every seed with noise, stopped by the regret and not, one at a
-    time and three.
+    """(kind, study) of all truths.
+
+    Every seed with noise, stopped by the regret and not, one probe at a time and three.
     """
     sweeps = published_sweeps()
     for seed, noise in product(range(seeds), NOISES):

@@ -1,8 +1,7 @@
-"""Measured sweeps as hidden truth: rows that measure one job under different layouts, predicted
-without their source.
+"""Measured sweeps as hidden truth: rows that measure one job under different layouts.
 
-Published ones, and those of one's own GPU (`gpu_survey.py`), which the shipped calibration has not
-seen.
+They are predicted without their source. There are published ones, and those of one's own GPU
+(`gpu_survey.py`), which the shipped calibration has not seen.
 """
 
 import json
@@ -32,8 +31,9 @@ NAME_DIGITS = 10
 
 @lru_cache(maxsize=1)
 def published_sweeps() -> tuple[Truth, ...]:
-    """Sweeps of at least FEWEST layouts, out-of-memory ones included, of which at least two ran;
-    repeats of a layout are averaged.
+    """Published sweeps of at least FEWEST layouts, of which at least two ran.
+
+    Out-of-memory layouts count; repeats of a layout are averaged.
     """
     raw = [json.loads(text) for text in ROWS.read_text().splitlines()]
     jobs = [read_job(row) for row in raw]
@@ -56,8 +56,9 @@ def published_sweeps() -> tuple[Truth, ...]:
 
 
 def own_sweeps(folder: pathlib.Path = MEASURED) -> tuple[Truth, ...]:
-    """Sweeps of the surveys in a folder: real runs (no emulated ranks) of one job; of repeats the
-    last. Empty without a survey.
+    """Sweeps of the surveys in a folder: real runs (no emulated ranks) of one job.
+
+    Of repeats the last one counts. Empty without a survey.
     """
     sweeps: dict[str, dict[object, list[Row]]] = {}
     for path in sorted(folder.glob(OWN)):
@@ -82,9 +83,7 @@ def _is_sweep(groups: dict[object, list[Row]]) -> bool:
 
 
 def _truth(name: str, groups: list[list[Row]]) -> Truth:
-    """Candidates sorted as `Candidates.build` sorts them, with what was measured in the same
-    order.
-    """
+    """Candidates sorted as `Candidates.build` sorts them, with their measurements in that order."""
     first = [rows[0] for rows in groups]
     job = first[0].job
     pricer = Pricer.build(job.model, job.cluster, job.training)
@@ -134,7 +133,7 @@ def _deviation(row: Row) -> float:
 
 
 def _memory_ratio(row: Row) -> float:
-    """Measured over predicted, where it was measured."""
+    """Measured over predicted memory, if it was measured."""
     if row.measured_reserved_bytes and row.estimate.peak_reserved_bytes:
         return row.measured_reserved_bytes / row.estimate.peak_reserved_bytes
     if row.measured_allocated_bytes and row.predicted_allocated_bytes:

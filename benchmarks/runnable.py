@@ -1,14 +1,13 @@
-"""Does every layout that a search may rank run? All models x all GPUs x trainers x sizes, each
-exported.
+"""Checks that every layout that a search may rank runs, by exporting samples.
 
-    python -m benchmarks.runnable [--layouts 24] [--plans 40] [--workers 2] [--shard 1/4] [--models
-    a,b] [--gpus a,b]
+    python -m benchmarks.runnable [--layouts 24] [--plans 40] [--workers 2] [--shard 1/4]
+        [--models a,b] [--gpus a,b]
 
-For every combination: is it refused before the search, and why; else a seeded sample of its legal
-layouts, spread over the cells of its space, with the splits and memory budgets that later stages
-add, is exported, and every blocker counts as a failure. GPUs that no rule tells apart share one
-space, whose cells include those whose states no memory would hold. `--plans` searches a sample in
-full and exports all it ranks.
+Covers all models x all GPUs x trainers x sizes. For every combination it reports why the job is
+rejected before the search. If it is not, it exports a seeded sample of the legal layouts, spread
+over the cells of the space, with the splits and memory budgets that later stages add. Every blocker
+counts as a failure. GPUs that no rule tells apart share one space, whose cells include those whose
+states no memory would hold. `--plans` searches a sample in full and exports all ranked layouts.
 """
 
 import argparse
@@ -49,7 +48,7 @@ BUDGET = "memory-budget-0.37"
 
 @dataclass(frozen=True, slots=True)
 class Combination:
-    """One question: a model on so many of a GPU with a release of a trainer."""
+    """One combination: a model on a number of GPUs with a release of a trainer."""
 
     model: str
     gpu: str
@@ -58,7 +57,7 @@ class Combination:
     num_gpus: int
 
     def job(self) -> dict[str, object]:
-        """As a person would ask it."""
+        """The job as a user would write it."""
         training = {
             "seq_len": SEQ_LEN,
             "global_batch_size": SEQUENCES_PER_GPU * self.num_gpus,
@@ -72,7 +71,7 @@ class Combination:
         }
 
     def context(self) -> Context:
-        """The same, parsed; models and clusters are parsed once."""
+        """The parsed job; models and clusters are parsed once."""
         training = self.job()["training"]
         return Context(
             model=_model(self.model),
@@ -81,7 +80,7 @@ class Combination:
         )
 
     def seed(self) -> int:
-        """Of its sample, the same in every process."""
+        """The seed of its sample, the same in every process."""
         return crc32(f"{self} {SEED}".encode())
 
 
@@ -97,7 +96,7 @@ def _cluster(gpu: str, num_gpus: int) -> ClusterSpec:
 
 @dataclass(slots=True)
 class Tally:
-    """What was found.  blocked: layouts with a blocker, told in words."""
+    """The counts. blocked: layouts with a blocker, by its text."""
 
     combinations: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
@@ -106,7 +105,7 @@ class Tally:
     blocked: list[str] = field(default_factory=list)
 
     def add(self, other: "Tally") -> None:
-        """Counts of both."""
+        """Adds the other's counts."""
         self.combinations += other.combinations
         self.refused += other.refused
         self.layouts += other.layouts
@@ -115,13 +114,13 @@ class Tally:
 
 
 def combinations(models: Sequence[str], gpus: Sequence[str]) -> Iterator[Combination]:
-    """Every one, model by model."""
+    """All combinations, model by model."""
     for model, (trainer, version), num_gpus, gpu in product(models, TRAINERS, SIZES, gpus):
         yield Combination(model, gpu, trainer, version, num_gpus)
 
 
 def told_apart(c: Context) -> tuple[object, ...]:
-    """What rules read of a cluster but its memory, of which `oversized` spaces are free."""
+    """What rules read of a cluster, except its memory, which `oversized` spaces ignore."""
     gpu = c.cluster.gpu
     return (
         gpu.vendor,
@@ -134,7 +133,7 @@ def told_apart(c: Context) -> tuple[object, ...]:
 
 
 def reason(c: Context) -> str | None:
-    """Why the job is refused before the search, in few words; None where it is not."""
+    """A short reason why the job is rejected before the search; None if it is not."""
     found = obstacles(c)
     if not found:
         return None
@@ -148,8 +147,9 @@ def reason(c: Context) -> str | None:
 
 
 def sample(c: Context, count: int, seed: int) -> list[Layout]:
-    """Legal layouts spread over the space, some with an uneven split or a memory budget. Empty
-    where none is legal.
+    """Legal layouts spread over the space, some with an uneven split or a memory budget.
+
+    Empty if none is legal.
     """
     space = build_space(c, oversized=True)
     if not len(space.cells):
@@ -174,7 +174,7 @@ def _with_budget(layout: Layout) -> Layout | None:
 
 
 def _uneven(layout: Layout, c: Context, draw: np.random.Generator) -> Layout | None:
-    """Its stages with every layer thrown at random, so that some may be empty."""
+    """The layout with every layer put on a random stage, so that some stages may be empty."""
     stages = layout.pp * layout.virtual_stages
     if layout.pp == 1:
         return None
@@ -183,7 +183,7 @@ def _uneven(layout: Layout, c: Context, draw: np.random.Generator) -> Layout | N
 
 
 def examine(model: str, gpus: Sequence[str], layouts: int) -> Tally:
-    """All combinations of one model."""
+    """Examines all combinations of one model."""
     tally, spaces = Tally(), dict[tuple[object, ...], int]()
     for one in combinations([model], gpus):
         context, key = one.context(), f"{one.trainer} {one.version}"
@@ -201,7 +201,7 @@ def examine(model: str, gpus: Sequence[str], layouts: int) -> Tally:
 
 
 def _exported(one: Combination, context: Context, layouts: int, tally: Tally) -> int:
-    """How many legal layouts were exported."""
+    """Exports the sample of a combination; returns how many legal layouts were exported."""
     found = sample(context, layouts, one.seed())
     for layout in found:
         written = export(layout, context.model, context.cluster, context.training, to=one.trainer)
@@ -221,7 +221,7 @@ class _Ids:
 
 
 def plan(one: Combination) -> Tally:
-    """A whole search, and every layout that it ranks, exported."""
+    """A whole search, with every ranked layout exported."""
     tally, key = Tally(), f"{one.trainer} {one.version}"
     job = read_job({**one.job(), "search": {"top_k": 10}})
     try:
@@ -260,7 +260,7 @@ def report(tally: Tally) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The program; exits 1 where a layout is blocked."""
+    """Runs the program; exits 1 if a layout is blocked."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layouts", type=int, default=24)
     parser.add_argument("--plans", type=int, default=0)

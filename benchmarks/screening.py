@@ -1,12 +1,11 @@
-"""How fast and how faithful the screen is: layouts priced a second on one core, and screened
-against simulated step times.
+"""How fast and how accurate the screen is.
 
     python benchmarks/screening.py [--runs N] [--sample N]
 
-Speed: the whole path of a search for a layout, from its cell (expansion, slicing, pricing of time
-and memory, probability of running out of memory), on one core. Faithfulness: Spearman correlation
-over random legal layouts; and where the best of the first FIRST screened layouts, once simulated,
-stood among the screened.
+Speed: layouts per second on one core, along a search's whole path from a cell (expansion, slicing,
+pricing of time and memory, probability of running out of memory).
+Accuracy: Spearman correlation of screened with simulated step times over random legal layouts, and
+the place among the screened of the layout that is best once the first FIRST are simulated.
 """
 
 import argparse
@@ -47,7 +46,10 @@ FIRST, MOST_PRICED, TOP_K = 1000, 400_000, 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faithfulness:
-    """spearman: over the sample.  by_schedule: over the pipelined layouts of each schedule.
+    """How well the screen agrees with the simulation.
+
+    spearman: over the sample.
+    by_schedule: over the pipelined layouts of each schedule.
     winner_place: 0 is the first screened.
     winner_gain: simulated step of the first screened over that of the simulated winner, minus one.
     top_spearman: over the `first` screened.
@@ -75,10 +77,10 @@ def prepared(name: str) -> tuple[Pricer, Space]:
 
 
 def priced_a_second(pricer: Pricer, space: Space) -> tuple[int, float, float]:
-    """(layouts, layouts a second of processor time, of wall time): cell after cell in the space's
-    order, in rounds as a search does.
+    """(layouts, layouts per second of processor time, of wall time).
 
-    Processor time is what a core does when nothing else wants it; wall time is what happened here.
+    Goes cell after cell in the space's order, in rounds as a search does. Processor time is what a
+    core does without interruption; wall time is what happened here.
     """
     sizes = np.cumsum(space.cell_sizes)
     num_cells = int(np.searchsorted(sizes, MOST_PRICED)) + 1
@@ -124,7 +126,7 @@ def ranks(values: np.ndarray) -> np.ndarray:
 
 
 def spearman(first: np.ndarray, second: np.ndarray) -> float:
-    """Rank correlation; 1 where nothing varies."""
+    """Rank correlation; 1 if nothing varies."""
     a, b = ranks(first), ranks(second)
     return float(np.corrcoef(a, b)[0, 1]) if a.std() > 0 and b.std() > 0 else 1.0
 
@@ -132,7 +134,7 @@ def spearman(first: np.ndarray, second: np.ndarray) -> float:
 def faithfulness(
     pricer: Pricer, space: Space, sample: int, first: int = FIRST, seed: int = 0
 ) -> Faithfulness:
-    """Screened against simulated on random legal layouts, and at the top of the screen."""
+    """Compares screened with simulated times of random layouts, and at the top of the screen."""
     batch = random_layouts(space, sample, seed)
     prices = pricer.price(batch)
     simulated = refine(pricer, batch, prices).step_seconds

@@ -1,10 +1,10 @@
-"""What `gpu_survey.py` runs on one GPU, most informative first: real training runs, and single
-ranks of large worlds.
+"""The cases that `gpu_survey.py` runs on one GPU, most informative first.
 
-A `Case` is a job and, for a rank of a larger world, which rank. Every third real run or so is a new
-corner of the space (model, sequence, microbatch, recomputation, compile, precision, optimizer in
-backward), so that a survey that is cut short still spans it. Runs
-that cannot fit are kept in: where memory ends is a measurement.
+They are real training runs, and single ranks of large worlds. A `Case` is a job and, for a rank
+of a larger world, which rank. About every third real run is a new corner of the space (model,
+sequence, microbatch, recomputation, compile, precision, optimizer in backward), so that a
+survey that is cut short still spans it. Runs that cannot fit are included: the memory limit is
+a measurement too.
 """
 
 from collections.abc import Iterator
@@ -22,8 +22,8 @@ LLAMA_05B = {
     "num_key_value_heads": 8, "head_dim": 64, "intermediate_size": 4096,
     "tie_word_embeddings": False,
 }  # fmt: skip
-# experts and latent attention of the real widths; few layers, because one rank is asked for and
-# each kind of layer counts once
+# experts and latent attention of the real widths; few layers, because only one rank runs and each
+# kind of layer counts once
 DEEPSEEK_V3_5 = {"base": "deepseek-v3", "name": "deepseek-v3-5-layers", "num_hidden_layers": 5}
 TINY = {
     "base": "debug-tiny",
@@ -40,7 +40,7 @@ TINY = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One probe. rank: emulated, of the layout's world; None for a real run on one GPU."""
+    """One probe. rank: the emulated rank of the layout's world; None for a real run on one GPU."""
 
     id: str
     job: dict[str, Any]
@@ -66,11 +66,10 @@ def cases(gpu: str, *, tiny: bool = False) -> list[Case]:
 
 
 def fake_cases(gpu: str) -> list[Case]:
-    """The same ranks and runs for fake tensors, which need no GPU and give memory alone: without
-    what only a GPU's compiler can show.
+    """The same ranks and runs for fake tensors, which need no GPU and give only memory.
 
-    Compiled code is a closed box to the tracker, so those cases run eagerly; memory budgets and
-    float8 exist compiled only.
+    The tracker cannot see into compiled code, so those cases run eagerly. Memory budgets and
+    float8, which exist only compiled, are left out.
     """
     found: dict[str, Case] = {}
     for case in sorted(cases(gpu), key=lambda case: case.rank is None):
@@ -233,8 +232,9 @@ def _ranks(gpu: str) -> Iterator[Case]:
 
 
 def _emulated(gpu: str, world: World, steps: int = 3) -> Iterator[Case]:
-    """The ranks of a world that differ: the first of the first, the middle and the last pipeline
-    stage.
+    """The ranks of a world that differ.
+
+    They are the first ranks of the first, the middle and the last pipeline stage.
     """
     name, num_gpus, model, training, layout = world
     job = read_job(_case(name, gpu, num_gpus, model, training, layout).job)

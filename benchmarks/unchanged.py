@@ -1,12 +1,11 @@
-"""Did a change of the code move any prediction, plan, replayed study or export?
+"""Checks whether a change of the code moved any prediction, plan, replayed study or export.
 
     python benchmarks/unchanged.py --write FILE      records what this checkout answers
-    python benchmarks/unchanged.py --against FILE    exit 1, and the differences, where this one
-    answers otherwise
+    python benchmarks/unchanged.py --against FILE    exit 1 and the differences, if it differs
 
 A refactor moves nothing. Four tables: an estimate for every published row (each number of the whole
 document), plans of JOBS with every ranked layout, studies replayed on published sweeps and
-generated landscapes, and the files that export writes for number one of each plan. Words may
+generated landscapes, and the files that export writes for number one of each plan. Texts may
 change; numbers and chosen layouts may not. Numbers are compared to DIGITS significant digits,
 because processors differ in the last ones.
 """
@@ -145,9 +144,7 @@ def digest(parts: object) -> str:
 
 
 def of_estimate(document: Mapping[str, Any]) -> list[str]:
-    """Step seconds and fullest GPU's bytes to read, then a digest of every number of the
-    document.
-    """
+    """Step seconds and the fullest GPU's bytes in readable form, then a digest of every number."""
     seconds, memory = document.get("step_seconds"), document.get("memory") or {}
     return [
         "-" if seconds is None else rounded(seconds),
@@ -198,9 +195,7 @@ def plans() -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def replayed() -> dict[str, Any]:
-    """Studies by their truth: rows and step seconds of every probe in order, and what each best
-    was.
-    """
+    """Studies by their truth: rows and step seconds of all probes in order, each best so far."""
     truths = [
         *published_sweeps()[:STUDIES],
         *(Truth.of_landscape(generate(name, 0.3, 0), 0.02) for name in LANDSCAPES),
@@ -217,13 +212,13 @@ def replayed() -> dict[str, Any]:
 
 
 def table() -> dict[str, Any]:
-    """What this checkout answers."""
+    """The answers of this checkout."""
     made, exported = plans()
     return {"predictions": predictions(), "plans": made, "exports": exported, "replays": replayed()}
 
 
 def differences(before: object, after: object, place: str = "") -> Iterator[str]:
-    """One line for each value that is not the same."""
+    """One line for each value that differs."""
     if isinstance(before, dict) and isinstance(after, dict):
         for key in before.keys() | after.keys():
             yield from differences(before.get(key), after.get(key), f"{place}/{key}")

@@ -1,7 +1,7 @@
 """Scalars of a TensorBoard event file, read without the tensorboard package.
 
 A file is a sequence of records: length (8 bytes, little endian), its checksum (4), an `Event`
-    message, its checksum (4).
+message, its checksum (4).
 Source: tensorflow/core/lib/io/record_writer.h; tensorboard/compat/proto/{event,summary}.proto
 (fields by number below).
 """

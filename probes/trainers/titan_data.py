@@ -3,7 +3,7 @@
 TorchTitan ships neither.
 
 Every document is one training sample: `seq_len` words and an end mark, so that no attention mask
-    cuts a sequence in two.
+cuts a sequence in two.
 Sources: torchtitan 0.2.2 and 0.3.0 hf_datasets/text_datasets.py (data set `c4_test`: a folder that
 `datasets` reads), components/tokenizer.py (tokenizer.json, tokenizer_config.json).
 """

@@ -1,7 +1,7 @@
 """Turns TorchTitan's log and event files into the outcome of a probe.
 
 Exit 0 proves little: a run counts only if every step is there, its loss is finite and its gradients
-    have a plausible norm.
+have a plausible norm.
 """
 
 import math

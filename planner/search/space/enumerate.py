@@ -62,10 +62,9 @@ class Space:
     cell_sizes (N,): layouts in each cell.
     rejected: candidates that a rule excluded, under the first rule that did.
 
-    A candidate counts once, where it was excluded: a tp that does not divide the heads
-        does not count
-    again for every pp. A cell in which nothing is legal counts under the rule that excluded its
-    most nearly legal expansion. Duplicates that a domain leaves out do not count.
+    A candidate counts once, where it was excluded: a tp that does not divide the heads does not
+    count again for every pp. A cell in which nothing is legal counts under the rule that excluded
+    its most nearly legal expansion. Duplicates that a domain leaves out do not count.
     """
 
     cells: LayoutBatch
