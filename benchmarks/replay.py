@@ -174,7 +174,7 @@ PROXY_SEEDS, AMONG, PROXY_RUNS = (
     3,
     300,
     40,
-)  # landscapes of each job; of its fastest layouts so many
+)  # landscapes of each job; fastest layouts to draw from; layouts drawn
 
 
 def main() -> None:

@@ -302,7 +302,7 @@ def _grid(candidates: Candidates, descending: tuple[str, ...] = ()) -> np.ndarra
 Strategy = Callable[[Candidates, int, int], Ask]
 STRATEGIES: Mapping[str, Strategy] = {
     "cost-model": product("cost-model"),
-    WITH_PROXY_RUNS: product("cost-model"),  # with a truth that can be asked for them: `looking`
+    WITH_PROXY_RUNS: product("cost-model"),  # its truth answers proxy runs too
     FAMILY_KNOWN: product("cost-model"),
     "tpe": product("tpe"),
     "gp": product("gp"),

@@ -29,7 +29,7 @@ from planner.units import counted
 
 QUANTITIES = ("step_seconds", "peak_allocated_bytes", "peak_reserved_bytes", "device_bytes")
 CATALOG_LABELS = ("aliases", "source", "notes")
-# labels of a run's origin that stay true of a scaled-down run
+# keys of a job's request that also hold for its proxy runs
 KEPT = ("model", "cluster", "training", "layout", "group", "notes")
 # depths tried: from the whole depth down, then the smallest ones, which may be all that fits
 MAX_DEPTHS, LEAST_DEPTHS = 8, 3

@@ -107,7 +107,7 @@ class Row:
     def predicted_allocated_bytes(self) -> float | None:
         """Predicted peak of the rank that the run reported.
 
-        It is the worst one, or the last pipeline rank if the row says so.
+        It is the worst one, or the last pipeline rank if the row is of that one.
         """
         memory = self.estimate.memory
         return (

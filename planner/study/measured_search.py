@@ -26,7 +26,7 @@ from planner.study.proxy_runs import ProxyRuns
 from planner.study.samplers import layout_of
 from planner.study.study import Budget, MicroResult, Proposal, StudySettings
 
-# error of an emulated rank's step beside run-to-run noise: its communication
+# error of an emulated rank's step besides run-to-run noise: its communication
 # is predicted; judgement
 EMULATED_SD = 0.06
 EMULATED_STAGES = 3

@@ -163,7 +163,7 @@ class FiniteSampler(BaseSampler):
         param_name: str,
         param_distribution: BaseDistribution,
     ) -> Any:
-        """Raises ValueError: there is no parameter beside the layout's fields."""
+        """Raises ValueError: there is no parameter besides the layout's fields."""
         raise ValueError(
             f"{param_name!r} is no field of a layout; ask for the distributions of `FieldSpace`"
         )

@@ -71,7 +71,7 @@ class Adafactor(EachAlone):
     """Adafactor (Shazeer and Stern 2018, algorithm 4).
 
     Second moments of a matrix are one row and one column; updates are clipped to RMS 1.
-    The updates are torch's own, in place where a DTensor cannot run them. Each expert is a matrix.
+    torch's own Adafactor updates in place where a DTensor cannot. Each expert is a matrix.
     """
 
     def _update(self, parameter: nn.Parameter, lr: float) -> None:
@@ -102,7 +102,7 @@ def build(
 ) -> list[torch.optim.Optimizer]:
     """Optimizers over these parameters.
 
-    Muon takes the matrices of blocks; names tell them from tables and heads.
+    Muon takes the matrices of blocks, which names distinguish from tables and heads.
     """
     if kind == "muon":
         chosen = [
