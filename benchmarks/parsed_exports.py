@@ -63,9 +63,9 @@ def write_all(
             if why is not None:
                 refused[why] += num_gpus == SIZES[0]
                 continue
-            for place, layout in enumerate(sample(context, layouts, one.seed())):
+            for index, layout in enumerate(sample(context, layouts, one.seed())):
                 made = export(layout, context.model, context.cluster, context.training)
-                folder = root / f"{model}-{num_gpus}-{place}"
+                folder = root / f"{model}-{num_gpus}-{index}"
                 folder.mkdir()
                 for name, text in made.files.items():
                     (folder / name).write_text(text, encoding="utf-8")

@@ -126,8 +126,8 @@ def calibrated(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
         calibration, linear = fit(data.take(taught), shipped_calibration())
         unknowns, _ = linear.solve()
         offsets = {
-            key[1]: unknowns[place]
-            for place, key in enumerate(linear.unknowns.keys)
+            key[1]: unknowns[index]
+            for index, key in enumerate(linear.unknowns.keys)
             if key[0] == SOURCE
         }
         held = data.take(~taught)

@@ -80,7 +80,7 @@ def replay(truth: Truth, strategy: str, seed: int, kind: str) -> Run:
         regret.append(float(np.expm1(best - goal)))
         gpu_seconds.append(spent)
         ooms.append(num_oom)
-    reached = next((place for place, value in enumerate(regret) if value <= GOAL), None)
+    reached = next((index for index, value in enumerate(regret) if value <= GOAL), None)
     last = len(regret) - 1 if reached is None else reached
     padded = regret + [regret[-1]] * (PROBES - len(regret))
     return Run(

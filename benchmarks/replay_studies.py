@@ -183,8 +183,8 @@ def main() -> None:
         repeats = len(played.told) - len({row for row, _ in played.told})
         tally = counts.setdefault(kind, [0, 0, 0, 0, 0])
         ooms = sum(seconds is None for _, seconds in played.told)
-        for place, value in enumerate((1, len(played.told), repeats, played.proxy_runs, ooms)):
-            tally[place] += value
+        for index, value in enumerate((1, len(played.told), repeats, played.proxy_runs, ooms)):
+            tally[index] += value
         broken += len(found)
         if tally[0] % 10 == 0:
             print(f"{kind}: {tally[0]} studies so far", file=sys.stderr, flush=True)

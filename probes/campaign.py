@@ -144,13 +144,13 @@ def _check_proxy_size(num_gpus: int, layout: Layout) -> None:
 
 def _check_kernels(request: ProbeRequest) -> None:
     """Raises SpecError for an invalid kernel, and for a trainer that cannot time kernels."""
-    for place, values in enumerate(request.kernels):
+    for index, values in enumerate(request.kernels):
         try:
             KernelShape.from_dict(values)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise SpecError(
                 Fault(
-                    f"kernels.{place}",
+                    f"kernels.{index}",
                     values,
                     f"is no kernel ({error})",
                     "give kind, name, dtype and sizes",

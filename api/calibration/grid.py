@@ -93,8 +93,8 @@ def knobs_moved(record: "CalibrationRecord") -> dict[str, Any]:
         for calibration in (shipped_calibration(), from_document(record.document))
     )
     pairs = {
-        knob.name: (knob.moved(before[place]), knob.moved(after[place]))
-        for place, knob in enumerate(KNOBS)
+        knob.name: (knob.moved(before[index]), knob.moved(after[index]))
+        for index, knob in enumerate(KNOBS)
     }
     return {
         "knobs": {

@@ -68,7 +68,7 @@ def _line(calibration: "Calibration", *, in_use: bool) -> CalibrationLine:
         memory_sd_bytes=calibration.memory_sd_bytes,
         time_factor=dict(calibration.time_factor),
         knobs=[
-            value for place, knob in enumerate(KNOBS) for value in _values(calibration, knob, place)
+            value for index, knob in enumerate(KNOBS) for value in _values(calibration, knob, index)
         ],
     )
 

@@ -157,10 +157,10 @@ def _mistyped(error: Exception, arguments: Sequence[str]) -> tuple[str | None, s
     if unknown is not None:
         return unknown, None
     names: Sequence[str] = getattr(getattr(error, "param", None), "opts", ())
-    for place, word in enumerate(arguments):
+    for index, word in enumerate(arguments):
         option, parted, value = word.partition("=")
         if option in names:
-            return option, value if parted else next(iter(arguments[place + 1 : place + 2]), None)
+            return option, value if parted else next(iter(arguments[index + 1 : index + 2]), None)
     return next(iter(names), None), None
 
 

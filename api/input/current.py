@@ -57,19 +57,19 @@ def _log(name: str, text: str) -> dict[str, Any]:
     """
     from planner.intake.jobs import read_job
     from planner.intake.trainer_files.titan_printed import printed_run, words_of_precision
-    from probes.trainers.titan_run import check_log, log_numbers, said_by
+    from probes.trainers.titan_run import check_log, log_numbers, stated_by
 
     check_log(text, name)
-    said, doubts = said_by(text)
-    said = dict(printed_run(text, said) or said)
+    stated, doubts = stated_by(text)
+    stated = dict(printed_run(text, stated) or stated)
     notes = []
     for doubt in doubts:
         field = doubt.field.partition(".")[2]
-        if field not in said["layout"]:
+        if field not in stated["layout"]:
             taken = words_of_precision(text) if field == "precision" else "selective-op"
-            said["layout"] = {**said["layout"], field: taken}
+            stated["layout"] = {**stated["layout"], field: taken}
             notes += [] if taken == "bf16" else [f"{doubt.rule}: taken as {taken}"]
-    if not said["layout"]:
+    if not stated["layout"]:
         raise fault(
             "current",
             name,
@@ -77,13 +77,15 @@ def _log(name: str, text: str) -> dict[str, Any]:
             "give the log from its first line on, or the config itself",
         )
     # the numbers need neither the GPU nor the model
-    stand_in = {"gpu": "h100-sxm-80gb", **said["cluster"]}
+    stand_in = {"gpu": "h100-sxm-80gb", **stated["cluster"]}
     measured = None
-    if "num_gpus" in stand_in and {"seq_len", "global_batch_size"} <= said["training"].keys():
+    if "num_gpus" in stand_in and {"seq_len", "global_batch_size"} <= stated["training"].keys():
         try:
             measured = log_numbers(
                 text,
-                read_job({**said, "cluster": stand_in, "model": said.get("model") or "llama3-8b"}),
+                read_job(
+                    {**stated, "cluster": stand_in, "model": stated.get("model") or "llama3-8b"}
+                ),
                 name,
             )
         except SpecError:
@@ -96,7 +98,7 @@ def _log(name: str, text: str) -> dict[str, Any]:
     return {
         "name": name,
         "format": "torchtitan-log",
-        "job": said,
+        "job": stated,
         **({"measured": kept} if kept else {}),
         "notes": notes,
     }

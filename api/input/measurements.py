@@ -90,10 +90,10 @@ def read_measurements(
 ) -> list[Measurement]:
     """The measurements of a text. Raises SpecError."""
     if format == "torchtitan":
-        from probes.trainers.titan_run import check_log, completed, log_numbers, said_by
+        from probes.trainers.titan_run import check_log, completed, log_numbers, stated_by
 
         check_log(text, source or "the log")
-        said, doubts = said_by(text)
+        said, doubts = stated_by(text)
         parsed = completed(said, doubts, job or {}, source or "the log")
         return [
             _of_row(

@@ -96,9 +96,9 @@ def table_rows(report: Report) -> Iterator[tuple[str, ...] | None]:
     )
     for key, summaries in report.headline.groups.items():
         yield None
-        for place, summary in enumerate(summaries):
+        for index, summary in enumerate(summaries):
             name = summary.name.removeprefix(key).strip().removeprefix("precision ")
-            yield _cells(summary, f"{key if place == 0 else '':10}{name}", seen.get(summary.name))
+            yield _cells(summary, f"{key if index == 0 else '':10}{name}", seen.get(summary.name))
 
 
 def _by_name(figures: Figures | None) -> dict[str, Summary]:

@@ -20,9 +20,9 @@ def catalog_table(kind: str, lines: Sequence[dict[str, Any]], width: int) -> Tex
         return _defaults_table(lines, width)
     keys = list(lines[0]) if lines else []
     columns = []
-    for place, key in enumerate(keys):
+    for index, key in enumerate(keys):
         text = isinstance(lines[0][key], str) and key != "name"
-        drop = None if place == 0 else len(keys) - place
+        drop = None if index == 0 else len(keys) - index
         columns.append(
             Column(
                 name=_title(key),

@@ -56,8 +56,8 @@ def grid(
     heads = [wrapped(columns[i].name, size) for i, size in zip(shown, widths, strict=True)]
     lines = [Text(line, style="bold") for line in _line(heads, columns, shown, widths, gap)]
     lines.append(Text("─" * min(width, sum(widths) + gap * (len(widths) - 1)), style="dim"))
-    for place, row in enumerate(rows):
-        style = "bold" if place < len(bold) and bold[place] else ""
+    for index, row in enumerate(rows):
+        style = "bold" if index < len(bold) and bold[index] else ""
         cells = [
             wrapped(row[i], size) if columns[i].wraps else [row[i]]
             for i, size in zip(shown, widths, strict=True)
@@ -140,10 +140,10 @@ def _widths(
         for i in shown
     ]
     while left > 0 and (
-        growing := [place for place, size in enumerate(widths) if size < natural[place]]
+        growing := [index for index, size in enumerate(widths) if size < natural[index]]
     ):
-        for place in growing[:left]:
-            widths[place] += 1
+        for index in growing[:left]:
+            widths[index] += 1
         left -= min(left, len(growing))
     return widths
 

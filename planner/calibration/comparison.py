@@ -51,7 +51,7 @@ class Comparison:
         seen = [is_fitted(row, calibration) for row in rows]
         fitted = Fitted.find(rows, calibration) if any(seen) else None
 
-        def told(found: "Sequence[Row]") -> tuple[Compared, ...]:
+        def compared_of(found: "Sequence[Row]") -> tuple[Compared, ...]:
             return tuple(row.compared(seen=known) for row, known in zip(found, seen, strict=True))
 
         out = {} if fitted is None else {by: fitted.left_out(rows, by) for by in LEFT_OUT_BY}
@@ -59,8 +59,8 @@ class Comparison:
             calibration_id=calibration.id,
             model_version=MODEL_VERSION,
             rows_digest=rows_digest,
-            rows=told(rows),
-            left_out={by: told(found) for by, found in out.items()},
+            rows=compared_of(rows),
+            left_out={by: compared_of(found) for by, found in out.items()},
         )
 
     def as_document(self) -> str:

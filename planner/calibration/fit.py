@@ -250,13 +250,13 @@ def linearise(data: Data, calibration: Calibration, unknowns: Unknowns) -> Linea
     gradient = np.zeros((len(base), len(KNOBS)))
     for group in data.groups:
         shifts = calibration.shift(*_scopes_of(group.job))
-        for place, knob in enumerate(KNOBS):
+        for index, knob in enumerate(KNOBS):
             if not _touches(knob.name, group):
                 continue
             moved = shifts.copy()
-            moved[place] += STEP
+            moved[index] += STEP
             ahead = _log_seconds(_pricer(group.job, moved), group.batch, simulated=False)
-            gradient[group.rows, place] = (ahead - base[group.rows]) / STEP
+            gradient[group.rows, index] = (ahead - base[group.rows]) / STEP
     at = dict(zip(calibration.keys, calibration.shifts, strict=True))
     return Linear(
         unknowns=unknowns,

@@ -34,14 +34,14 @@ class Fitted:
 
         The fit cannot be repeated without them.
         """
-        places = [place for place, row in enumerate(rows) if is_fitted(row, calibration)]
+        places = [index for index, row in enumerate(rows) if is_fitted(row, calibration)]
         if (
             not places
             or {fingerprint(rows[p].job, rows[p].measured_seconds or 0.0) for p in places}
             != calibration.fitted
         ):
             return None
-        mine = [rows[place] for place in places]
+        mine = [rows[index] for index in places]
         data = Data.of([row.job for row in mine], [row.measured_seconds or 0.0 for row in mine])
         linear = linearise(data, calibration, Unknowns.of(data, Calibration.prior()))
         return cls(rows=tuple(mine), places=tuple(places), linear=linear, sources=data.sources)

@@ -91,8 +91,8 @@ def time_spread(pricer: Pricer, batch: LayoutBatch, prices: Prices) -> TimeSprea
     _, rest = calibration.directions(trainer, pricer.cluster.gpu.family)
     base, moved = np.log(prices.step_seconds), list(moved_pricers(pricer))
     loadings = np.zeros((len(moved), len(batch)))
-    for place, one in enumerate(moved):
-        loadings[place] = np.log(one.price(batch).step_seconds) - base
+    for index, one in enumerate(moved):
+        loadings[index] = np.log(one.price(batch).step_seconds) - base
     stretch = calibration.stretch(trainer)
     own = stretch * np.sqrt(rest + calibration.run_sd**2)
     return TimeSpread(
@@ -171,7 +171,7 @@ def memory_deviation(profile: Profile, num_bytes: FloatColumn) -> FloatColumn:
     It has parts that grow with the peak and a part that does not.
     """
     return np.hypot(
-        np.hypot(profile.memory_sd, profile.memory_doubt),
+        np.hypot(profile.memory_sd, profile.memory_extra_sd),
         fixed_deviation(profile.memory_sd_bytes, num_bytes),
     )
 

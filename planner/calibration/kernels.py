@@ -258,18 +258,18 @@ def shape_seconds(pricer: Pricer, shapes: Sequence[KernelShape]) -> FloatColumn:
     """Seconds of each of these shapes, (S,)."""
     out = np.zeros(len(shapes))
     alike: dict[tuple[object, ...], list[int]] = {}
-    for place, shape in enumerate(shapes):
+    for index, shape in enumerate(shapes):
         alike.setdefault((shape.kind, shape.name, tuple(key for key, _ in shape.sizes)), []).append(
-            place
+            index
         )
     for places in alike.values():
         first = shapes[places[0]]
         sizes = {
-            key: np.array([shapes[place][key] for place in places], dtype=np.float64)
+            key: np.array([shapes[index][key] for index in places], dtype=np.float64)
             for key, _ in first.sizes
         }
         out[places] = kernel_seconds(
-            pricer, first.kind, first.name, [shapes[place].dtype for place in places], sizes
+            pricer, first.kind, first.name, [shapes[index].dtype for index in places], sizes
         )
     return out
 
@@ -311,13 +311,13 @@ def alone_gradient(pricer: Pricer, shapes: Sequence[KernelShape]) -> FloatColumn
     centre = pricer.calibration.shift(pricer.training.trainer, pricer.cluster.gpu.family)
     base = shape_seconds(alone(pricer), shapes)
     gradient = np.zeros((len(shapes), len(KNOBS)))
-    for place, knob in enumerate(KNOBS):
+    for index, knob in enumerate(KNOBS):
         if knob.scope == "family" or knob.name in FELT_ALONE:
             moved = centre.copy()
-            moved[place] += STEP
+            moved[index] += STEP
             ahead = shape_seconds(alone(pricer, moved), shapes)
             known = (base > 0) & (ahead > 0)
-            gradient[known, place] = np.log(ahead[known] / base[known]) / STEP
+            gradient[known, index] = np.log(ahead[known] / base[known]) / STEP
     return gradient
 
 

@@ -71,8 +71,8 @@ def _group(name: str, axes: Sequence[_Axis], stretch: float) -> Group:
     )
     distinct, codes = np.unique(points, axis=0, return_inverse=True)
     squared, words = (np.zeros((len(distinct), len(distinct))) for _ in range(2))
-    for place, axis in enumerate(axes):
-        difference = distinct[:, None, place] - distinct[None, :, place]
+    for index, axis in enumerate(axes):
+        difference = distinct[:, None, index] - distinct[None, :, index]
         if axis.loss:
             words += axis.loss / stretch * (difference != 0)
         else:

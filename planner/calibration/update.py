@@ -141,9 +141,9 @@ def _told_by_kernels(calibration: Calibration, runs: Sequence[KernelRun]) -> Cal
     spread = slopes @ calibration.covariance @ slopes.T
     seen_values = [
         within_reach(
-            float(np.mean(ratios[kind])), float(np.sqrt(spread[place, place])), noise[kind]
+            float(np.mean(ratios[kind])), float(np.sqrt(spread[index, index])), noise[kind]
         )
-        for place, kind in enumerate(ratios)
+        for index, kind in enumerate(ratios)
     ]
     values, variances = (np.array(column) for column in zip(*seen_values, strict=True))
     gain = calibration.covariance @ slopes.T @ np.linalg.inv(spread + np.diag(variances))

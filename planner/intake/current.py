@@ -9,8 +9,8 @@ from planner.errors import Fault, PlannerError, SpecError
 from planner.intake.machines import read_cluster
 from planner.intake.models import read_model
 from planner.intake.trainer_files import megatron, titan_command
-from planner.intake.trainer_files.statement import LABELS, ModelSaid, Run, Said
-from planner.intake.trainer_files.torchtitan import TitanSaid, read_toml
+from planner.intake.trainer_files.statement import LABELS, Run, Stated, StatedModel
+from planner.intake.trainer_files.torchtitan import StatedTitan, read_toml
 from planner.specs.current import CurrentFormat, CurrentSpec
 from planner.specs.model import ModelSpec
 from planner.specs.validation import build
@@ -53,7 +53,7 @@ class Current:
 
     spec: CurrentSpec
     format: CurrentFormat
-    said: Said | None
+    stated: Stated | None
     run: Run | None
 
 
@@ -81,7 +81,7 @@ def _is_toml(text: str) -> bool:
         return False
 
 
-def read(spec: CurrentSpec) -> Said:
+def read(spec: CurrentSpec) -> Stated:
     """Reads a config or a script. Raises SpecError for any other text."""
     kind = spec.format or format_of(spec.text, spec.name)
     if kind == "torchtitan-toml":
@@ -91,7 +91,7 @@ def read(spec: CurrentSpec) -> Said:
             if name.endswith(".py")
         }
         given, spelling = read_toml(spec.text, spec.name)
-        return TitanSaid(line="0.2", given=given, spelling=spelling, modules=modules)
+        return StatedTitan(line="0.2", given=given, spelling=spelling, modules=modules)
     if kind == "torchtitan-command":
         return titan_command.say(spec)
     if kind == "megatron-arguments":
@@ -128,26 +128,26 @@ def complete(values: Mapping[str, object]) -> dict[str, object]:
     spec = build(CurrentSpec, raw, "current")
     if spec.job:
         job = _merged(spec.job, values)
-        _raise_missing(spec.name, job, ModelSaid(value=None))
+        _raise_missing(spec.name, job, StatedModel(value=None))
         return job
-    said = read(spec)
+    stated = read(spec)
     job = dict(values)
-    job["cluster"] = _cluster(said, values.get("cluster"))
-    named = said.model
+    job["cluster"] = _cluster(stated, values.get("cluster"))
+    named = stated.model
     if values.get("model") is None:
         job["model"] = named.value
     _raise_missing(spec.name, job, named)
     model = read_model(job["model"])
-    run = said.run(model, _num_gpus(said, job["cluster"]))
+    run = stated.run(model, _num_gpus(stated, job["cluster"]))
     asked = values.get("training")
     given = asked.get("trainer") if isinstance(asked, Mapping) else None
-    if given not in (None, said.trainer):
+    if given not in (None, stated.trainer):
         remedy = "leave the trainer out, or compare with a layout in JSON"
         raise SpecError(
             Fault(
                 "training.trainer",
                 given,
-                f"is not what {spec.name} is written for: {said.trainer}",
+                f"is not what {spec.name} is written for: {stated.trainer}",
                 remedy,
             )
         )
@@ -167,7 +167,7 @@ def _merged(read_job: Mapping[str, object], values: Mapping[str, object]) -> dic
     return job
 
 
-def _cluster(said: Said, given: object) -> object:
+def _cluster(stated: Stated, given: object) -> object:
     """The job's cluster, completed by what the launcher says.
 
     A cluster given by name stays as it is. One with another number of GPUs keeps its own node size.
@@ -175,22 +175,22 @@ def _cluster(said: Said, given: object) -> object:
     if isinstance(given, str):
         return given
     known = dict(given) if isinstance(given, Mapping) else {}
-    machine = said.machine.keys()
+    machine = stated.machine.keys()
     if known.get("num_gpus") not in (None, machine.get("num_gpus")):
         machine.pop("gpus_per_node", None)
     return {**machine, **known}
 
 
-def _num_gpus(said: Said, cluster: object) -> int:
+def _num_gpus(stated: Stated, cluster: object) -> int:
     """GPUs of the run: the launcher's, else those of the job (of several sizes, the largest)."""
     given = cluster.get("num_gpus") if isinstance(cluster, Mapping) else None
-    launched = said.machine.num_gpus
+    launched = stated.machine.num_gpus
     if launched is not None and (given is None or given == launched):
         return launched
     return read_cluster(cluster, allow_files=False).num_gpus
 
 
-def _raise_missing(name: str, job: Mapping[str, object], model: ModelSaid) -> None:
+def _raise_missing(name: str, job: Mapping[str, object], model: StatedModel) -> None:
     """Raises SpecError with everything that neither the text nor the job states.
 
     Each fault names the flag that sets the missing value.
@@ -224,12 +224,12 @@ def read_again(values: Mapping[str, object], model: ModelSpec, num_gpus: int) ->
     spec = build(CurrentSpec, raw, "current")
     kind = spec.format or format_of(spec.text, spec.name) or "layout"
     if spec.job or kind in ("layout", "torchtitan-log"):
-        return Current(spec=spec, format=kind, said=None, run=None)
+        return Current(spec=spec, format=kind, stated=None, run=None)
     try:
-        said = read(spec)
-        return Current(spec=spec, format=kind, said=said, run=said.run(model, num_gpus))
+        stated = read(spec)
+        return Current(spec=spec, format=kind, stated=stated, run=stated.run(model, num_gpus))
     except PlannerError:
-        return Current(spec=spec, format=kind, said=None, run=None)
+        return Current(spec=spec, format=kind, stated=None, run=None)
 
 
 def label(current: Current) -> str:

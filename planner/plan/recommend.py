@@ -80,8 +80,8 @@ def recommend(
     fitting = [size for size in sizes if size.candidates]
     if not fitting:
         raise nothing_fits(job, sizes, say)
-    for sized in fitting:
-        rate(job, sized, several=len(sizes) > 1)
+    for at_size in fitting:
+        rate(job, at_size, several=len(sizes) > 1)
     ranking = rank(job, fitting)
     ranked = ranking.choices
     outcome: StudyResult | None = None
@@ -92,14 +92,14 @@ def recommend(
         say("spending probes")
         outcome = probe_size(
             job,
-            ranked[0].sized,
+            ranked[0].at_size,
             probing,
-            [choice.layout for choice in ranked if choice.sized is ranked[0].sized],
+            [choice.layout for choice in ranked if choice.at_size is ranked[0].at_size],
         )
         if outcome.learnt:
-            sized, known = measured_candidates(ranked[0].sized, outcome, job.search.top_k)
-            rate(job, sized, several=False)
-            ranked = [PlanCandidate(sized, row) for row in range(len(known))]
+            at_size, known = measured_candidates(ranked[0].at_size, outcome, job.search.top_k)
+            rate(job, at_size, several=False)
+            ranked = [PlanCandidate(at_size, row) for row in range(len(known))]
     say("explaining the winner")
     plan = _plan(job, ports, sizes, ranked, (ports.clock.now() - started).total_seconds())
     if not known:
@@ -135,7 +135,7 @@ def _with_measurements(plan: Plan, outcome: "StudyResult", known: "list[Ranked]"
 def _exported(job: Job, choice: PlanCandidate) -> Export | None:
     target = TRAINERS[job.training.trainer].export_format
     exported = export(
-        choice.layout, job.model, choice.sized.pricer.cluster, job.training, to=target
+        choice.layout, job.model, choice.at_size.pricer.cluster, job.training, to=target
     )
     # another program's settings for a trainer that has none of its own, only if that can
     # run the layout
@@ -147,8 +147,8 @@ def _options(sizes: list[OneSize]) -> list[SizeOption]:
 
     Cost is GPU-hours if the GPUs are free.
     """
-    runs_of = [(sized, sized.runs) for sized in sizes if sized.runs is not None]
-    best = [(sized, runs, sized.first) for sized, runs in runs_of]
+    runs_of = [(at_size, at_size.runs) for at_size in sizes if at_size.runs is not None]
+    best = [(at_size, runs, at_size.first) for at_size, runs in runs_of]
     points = np.array(
         [
             (runs.wall_seconds[row], runs.bill.cost[row], runs.bill.gpu_hours[row])
@@ -160,8 +160,8 @@ def _options(sizes: list[OneSize]) -> list[SizeOption]:
     )
     return [
         SizeOption(
-            num_gpus=sized.pricer.cluster.num_gpus,
-            layout=PlanCandidate(sized, row).layout,
+            num_gpus=at_size.pricer.cluster.num_gpus,
+            layout=PlanCandidate(at_size, row).layout,
             tokens_per_second=float(runs.tokens_per_second[row]),
             step_seconds=float(runs.step_seconds[row]),
             time_to_train_seconds=float(runs.wall_seconds[row]),
@@ -170,7 +170,7 @@ def _options(sizes: list[OneSize]) -> list[SizeOption]:
             co2_grams=float(runs.bill.grams[row]),
             on_front=not dominated,
         )
-        for (sized, runs, row), dominated in zip(best, beaten.any(axis=1), strict=True)
+        for (at_size, runs, row), dominated in zip(best, beaten.any(axis=1), strict=True)
     ]
 
 
@@ -184,8 +184,8 @@ def _plan(
     ]
     winner = ranked[0]
     total = Counter[str]()
-    for sized in sizes:
-        total.update(sized.rejected)
+    for at_size in sizes:
+        total.update(at_size.rejected)
     return Plan(
         id=ports.ids.new_id("plan"),
         job=job.request,
@@ -194,7 +194,7 @@ def _plan(
         pareto=_pareto(job, ranked),
         rejected=dict(total.most_common()),
         nearest_miss=None,
-        searched=_searched(sizes, winner.sized, seconds),
+        searched=_searched(sizes, winner.at_size, seconds),
         versus_current=None if job.layout is None else _versus_current(job, winner, estimates[0]),
         headline=_headline(entries),
         warnings=[
@@ -203,9 +203,9 @@ def _plan(
         ],
         seed=job.search.seed,
         model_version=MODEL_VERSION,
-        calibration_id=winner.sized.pricer.calibration.id,
-        sensitivity=sensitivity(winner.sized.pricer, winner.layout),
-        sizes=_options([sized for sized in sizes if sized.candidates]),
+        calibration_id=winner.at_size.pricer.calibration.id,
+        sensitivity=sensitivity(winner.at_size.pricer, winner.layout),
+        sizes=_options([at_size for at_size in sizes if at_size.candidates]),
         regret=regret(
             np.array([choice.expected for choice in ranked]), covariance(job, ranked), job.search
         ),
@@ -217,16 +217,16 @@ def _plan(
 def _estimates(ranked: list[PlanCandidate]) -> list[Estimate]:
     """The estimate of every choice, priced together at each size."""
     answers: dict[int, Estimate] = {}
-    for sized in {id(choice.sized): choice.sized for choice in ranked}.values():
-        places = [place for place, choice in enumerate(ranked) if choice.sized is sized]
+    for at_size in {id(choice.at_size): choice.at_size for choice in ranked}.values():
+        places = [index for index, choice in enumerate(ranked) if choice.at_size is at_size]
         answers.update(
             zip(
                 places,
-                estimate_layouts(sized.pricer, [ranked[place].layout for place in places]),
+                estimate_layouts(at_size.pricer, [ranked[index].layout for index in places]),
                 strict=True,
             )
         )
-    return [answers[place] for place in range(len(ranked))]
+    return [answers[index] for index in range(len(ranked))]
 
 
 def _searched(sizes: list[OneSize], winner: OneSize, seconds: float) -> Searched:
@@ -244,7 +244,7 @@ def _searched(sizes: list[OneSize], winner: OneSize, seconds: float) -> Searched
 def _warnings(
     job: Job, winner: PlanCandidate, estimate: Estimate, entry: RankedLayout, sizes: list[OneSize]
 ) -> list[str]:
-    pricer = winner.sized.pricer
+    pricer = winner.at_size.pricer
     context = Context(model=job.model, cluster=pricer.cluster, training=job.training)
     return [
         *_about_trainer(context),
@@ -259,7 +259,7 @@ def _near_batch(job: Job, winner: PlanCandidate, estimate: Estimate) -> list[str
     """A nearby batch size that would train much faster, if speed is the objective."""
     if job.search.objective not in BETTER or estimate.step_seconds is None:
         return []
-    found = near_batch(winner.sized.pricer, winner.layout, estimate.step_seconds, job.search)
+    found = near_batch(winner.at_size.pricer, winner.layout, estimate.step_seconds, job.search)
     return [] if found is None else [found.sentence(job.training.global_batch_size, winner.layout)]
 
 
@@ -279,11 +279,11 @@ def fewer_than_asked(asked: int, found: int, sizes: list[OneSize]) -> list[str]:
     if found >= asked:
         return []
     total = Counter[str]()
-    for sized in sizes:
-        total.update(sized.rejected)
+    for at_size in sizes:
+        total.update(at_size.rejected)
     fitting, legal = (
-        sum(sized.screened.num_fitting for sized in sizes),
-        sum(sized.num_layouts for sized in sizes),
+        sum(at_size.screened.num_fitting for at_size in sizes),
+        sum(at_size.num_layouts for at_size in sizes),
     )
     few = f"{found} of the {asked} layouts asked for: {fitting:,} of {legal:,} legal ones fit"
     why = ", ".join(f"{reason} ({count:,})" for reason, count in total.most_common(MOST_REASONS))
@@ -292,7 +292,7 @@ def fewer_than_asked(asked: int, found: int, sizes: list[OneSize]) -> list[str]:
 
 def _run_warnings(winner: RankedLayout, sizes: list[OneSize]) -> list[str]:
     """Warnings of the winner's whole run, and the sizes at which nothing fits."""
-    unfit = [f"{sized.pricer.cluster.num_gpus:,}" for sized in sizes if not sized.candidates]
+    unfit = [f"{at_size.pricer.cluster.num_gpus:,}" for at_size in sizes if not at_size.candidates]
     nothing = (
         [f"no layout fits on {', '.join(unfit)} {'GPU' if unfit == ['1'] else 'GPUs'}"]
         if unfit
@@ -302,28 +302,32 @@ def _run_warnings(winner: RankedLayout, sizes: list[OneSize]) -> list[str]:
 
 
 def _entry(job: Job, rank: int, choice: PlanCandidate, estimate: Estimate) -> RankedLayout:
-    sized, layout = choice.sized, choice.layout
-    reasons = _reasons(job, rank, sized, layout, estimate)
+    at_size, layout = choice.at_size, choice.layout
+    reasons = _reasons(job, rank, at_size, layout, estimate)
     exported = _exported(job, choice)
     return RankedLayout(
         rank=rank,
         layout=layout,
-        num_gpus=sized.pricer.cluster.num_gpus,
+        num_gpus=at_size.pricer.cluster.num_gpus,
         estimate=estimate,
         source="simulated" if layout.pp > 1 else "screened",
         reasons=reasons,
         export={} if exported is None else {exported.trainer: exported.as_dict()},
-        run=None if sized.runs is None else run_estimate(sized.pricer, sized.runs, choice.row),
+        run=None
+        if at_size.runs is None
+        else run_estimate(at_size.pricer, at_size.runs, choice.row),
     )
 
 
-def _reasons(job: Job, rank: int, sized: OneSize, layout: Layout, estimate: Estimate) -> list[str]:
+def _reasons(
+    job: Job, rank: int, at_size: OneSize, layout: Layout, estimate: Estimate
+) -> list[str]:
     """The winner's reasons in full, with the neighbours that the search allows.
 
     For the others: what costs them most and what they need.
     """
-    found = [n for n in neighbours(sized.pricer, layout) if _allowed(job, n)] if rank == 1 else []
-    lines = winner_reasons(sized.pricer, layout, estimate, found)[:SHOWN_REASONS]
+    found = [n for n in neighbours(at_size.pricer, layout) if _allowed(job, n)] if rank == 1 else []
+    lines = winner_reasons(at_size.pricer, layout, estimate, found)[:SHOWN_REASONS]
     following = next_bottleneck(estimate) if rank == 1 else ""
     return [lines[0], following, *lines[1:]] if following else lines
 
@@ -358,17 +362,17 @@ def _headline(entries: list[RankedLayout]) -> list[str]:
 
 def _pareto(job: Job, ranked: list[PlanCandidate]) -> list[ParetoPoint]:
     """Throughput against headroom at the winner's size, over everything screened that fits."""
-    sized = ranked[0].sized
-    screened = sized.screened
+    at_size = ranked[0].at_size
+    screened = at_size.screened
     fits = np.flatnonzero(screened.oom <= OOM_LIMIT)
     rows = fits[pareto.front(screened.step_seconds[fits], screened.device_bytes[fits])]
     places = {choice.layout: index for index, choice in enumerate(ranked, start=1)}
-    tokens = job.training.global_batch_size * job.training.seq_len / sized.pricer.cluster.num_gpus
+    tokens = job.training.global_batch_size * job.training.seq_len / at_size.pricer.cluster.num_gpus
     points = []
     for row in rows:
         layout = screened.batch.row(int(row))
         step = float(screened.step_seconds[row])
-        headroom = sized.pricer.cluster.usable_memory_bytes - float(screened.device_bytes[row])
+        headroom = at_size.pricer.cluster.usable_memory_bytes - float(screened.device_bytes[row])
         points.append(
             ParetoPoint(
                 layout=layout,
@@ -385,4 +389,4 @@ def _versus_current(job: Job, winner: PlanCandidate, estimate: Estimate) -> Vers
     # only imported with a current layout, because it reads trainers' files
     from planner.plan.versus import versus_current
 
-    return versus_current(job, winner.layout, estimate, winner.sized.pricer)
+    return versus_current(job, winner.layout, estimate, winner.at_size.pricer)

@@ -122,15 +122,15 @@ def _as_violations(faults: Sequence[Fault]) -> list[Violation]:
 
 
 def _rewritten(job: Job, cluster: ClusterSpec, winner: Layout, current: Current) -> Rewritten:
-    if current.said is None or current.said.trainer not in FORMATS:
+    if current.stated is None or current.stated.trainer not in FORMATS:
         return Rewritten()
     exported = export(
         winner,
         job.model,
         cluster,
         job.training,
-        to=current.said.trainer,
-        version=current.said.version,
+        to=current.stated.trainer,
+        version=current.stated.version,
     )
     plain = canonical(winner, job.model.num_hidden_layers, job.training.trainer)
     return rewrite(current, plain, exported, job.training.global_batch_size)

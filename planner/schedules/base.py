@@ -197,7 +197,7 @@ class Schedule(ABC):
         """
         return np.asarray(rank * 0.0 + pp * 0.0 + num_microbatches * 0.0, dtype=np.float64)
 
-    def moments(
+    def peak_candidates(
         self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
     ) -> tuple[tuple[Floats, Floats], ...]:
         """(microbatches between F and I or B, microbatches between I and W), each (N,).

@@ -130,7 +130,7 @@ class DualPipeV(Schedule):
         """Always p + 1/2 on every rank. Exact; DeepSeek-V3 report, table 2, rounds up to p + 1."""
         return np.asarray(pp + 0.5 + 0.0 * rank + 0.0 * num_microbatches, dtype=np.float64)
 
-    def moments(
+    def peak_candidates(
         self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
     ) -> tuple[tuple[Floats, Floats], ...]:
         """Three points of the order. Exact.

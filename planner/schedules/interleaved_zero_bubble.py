@@ -124,7 +124,7 @@ class InterleavedZeroBubble(Schedule):
             num_microbatches,
         )
 
-    def moments(
+    def peak_candidates(
         self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
     ) -> tuple[tuple[Floats, Floats], ...]:
         """Exact."""

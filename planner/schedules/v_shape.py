@@ -50,9 +50,9 @@ class VOrder:
 
     def add_owed_of(self, chunk: int) -> bool:
         """Appends the W of this chunk that has been owed longest; False where none is owed."""
-        for place, (stage, microbatch) in enumerate(self._owed):
+        for index, (stage, microbatch) in enumerate(self._owed):
             if stage == self._stages[chunk]:
-                del self._owed[place]
+                del self._owed[index]
                 self.actions.append(Action(stage, "W", microbatch))
                 return True
         return False

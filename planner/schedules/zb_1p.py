@@ -97,7 +97,7 @@ class ZB1p(Schedule):
         """min(rank, m - (p - 1 - rank) - 1): with `in_flight`, p on every rank. Exact."""
         return chunks_awaiting_weight_grad(pp - 1 - rank, rank, 1, num_microbatches)
 
-    def moments(
+    def peak_candidates(
         self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
     ) -> tuple[tuple[Floats, Floats], ...]:
         """Exact."""

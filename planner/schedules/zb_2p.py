@@ -96,7 +96,7 @@ class ZB2p(Schedule):
         """min(2 rank, m - 2 (p - 1 - rank) - 1): with `in_flight`, 2p - 1 on every rank. Exact."""
         return chunks_awaiting_weight_grad(2 * (pp - 1 - rank), 2 * rank, 1, num_microbatches)
 
-    def moments(
+    def peak_candidates(
         self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
     ) -> tuple[tuple[Floats, Floats], ...]:
         """Exact."""

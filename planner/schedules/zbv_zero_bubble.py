@@ -120,14 +120,14 @@ class ZBVZeroBubble(Schedule):
         )
         return np.asarray((down + up) / 2.0, dtype=np.float64)
 
-    def moments(
+    def peak_candidates(
         self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
     ) -> tuple[tuple[Floats, Floats], ...]:
         """The usual, and the end of the cool-down, from 2p - 1 microbatches on.
 
         There 2 rank + 1 chunks wait for W and p - 1 - rank chunks for I.
         """
-        usual = super().moments(rank, pp, virtual_stages, num_microbatches)
+        usual = super().peak_candidates(rank, pp, virtual_stages, num_microbatches)
         enough = np.where(np.asarray(num_microbatches) >= 2 * pp - 1, 0.5, 0.0)
         return (
             *usual,

@@ -31,9 +31,9 @@ class CellBounds:
         self.seconds, self.device_bytes = np.full(len(cells), np.nan), np.full(len(cells), np.nan)
         if len(cells) <= BAND:
             self.know(np.arange(len(cells)))
-            self.loose_seconds = self.seconds
+            self.coarse_bound_seconds = self.seconds
         else:
-            self.loose_seconds = self.bare(np.arange(len(cells)))
+            self.coarse_bound_seconds = self.bare(np.arange(len(cells)))
 
     def bare(self, rows: IntColumn) -> FloatColumn:
         """Lower bound on the step time of these cells without recomputation."""

@@ -75,33 +75,33 @@ class OneSize:
 class PlanCandidate(NamedTuple):
     """A candidate of one size."""
 
-    sized: OneSize
+    at_size: OneSize
     row: int
 
     @property
     def layout(self) -> Layout:
         """The candidate's layout."""
-        return self.sized.candidates[self.row][2]
+        return self.at_size.candidates[self.row][2]
 
     @property
     def score(self) -> float:
         """What the objective minimises."""
-        return float(self.sized.scores[self.row])
+        return float(self.at_size.scores[self.row])
 
     @property
     def expected(self) -> float:
         """The score with its expected extra costs."""
-        return float(self.sized.expected[self.row])
+        return float(self.at_size.expected[self.row])
 
     @property
     def step_seconds(self) -> float:
         """Simulated step seconds of the candidate."""
-        return self.sized.candidates[self.row][0]
+        return self.at_size.candidates[self.row][0]
 
     @property
     def oom(self) -> float:
         """P(out of memory)."""
-        return float(self.sized.oom[self.row])
+        return float(self.at_size.oom[self.row])
 
 
 def search_size(
@@ -136,15 +136,15 @@ def search_size(
     )
     rejected["out of memory"] += best.out_of_memory
     rejected["slower than the best by a proven bound"] += best.bounded_out
-    sized = OneSize(
+    at_size = OneSize(
         pricer=pricer,
         screened=best,
         num_layouts=num_layouts,
         rejected={k: v for k, v in rejected.items() if v},
     )
     if best.num_fitting:
-        _simulate(job, sized, space)
-    return sized
+        _simulate(job, at_size, space)
+    return at_size
 
 
 def _screen(
@@ -165,12 +165,12 @@ def _wanted(job: Job) -> int:
     return max(job.search.top_k, LEAST_WANTED)
 
 
-def _simulate(job: Job, sized: OneSize, space: Space) -> None:
+def _simulate(job: Job, at_size: OneSize, space: Space) -> None:
     """Simulates the best screened layouts, with and without memory budgets.
 
     Then it samples further layouts.
     """
-    pricer, screened = sized.pricer, sized.screened
+    pricer, screened = at_size.pricer, at_size.screened
     chosen = first_groups(pricer, screened.batch, SIMULATED, SIMULATED_GROUPS)
     weighed = Weighed.of(screened.batch, pricer)
     expected = weighed.expected(screened.step_seconds, screened.oom)
@@ -180,45 +180,45 @@ def _simulate(job: Job, sized: OneSize, space: Space) -> None:
         shown = screened.step_seconds[: _wanted(job)]
         worth = float(max(SPLIT_SLACK * screened.step_seconds[0], shown[-1]))
         best = LayoutBatch.concatenate(
-            [best, best_budgets(pricer, space, screened.floors, worth, BUDGETS_SIMULATED)]
+            [best, best_budgets(pricer, space, screened.cell_bounds, worth, BUDGETS_SIMULATED)]
         )
-    _consider(sized, best)
+    _consider(at_size, best)
     if "layers_per_stage" not in {*job.search.fix, *job.search.allow}:
-        _consider(sized, uneven(pricer, _worth_splitting(sized)))
-    _sample(job, sized)
+        _consider(at_size, uneven(pricer, _worth_splitting(at_size)))
+    _sample(job, at_size)
 
 
-def _consider(sized: OneSize, batch: LayoutBatch) -> None:
+def _consider(at_size: OneSize, batch: LayoutBatch) -> None:
     """Simulates these layouts and adds those that fit to the candidates."""
     if not len(batch):
         return
-    prices = sized.pricer.price(batch)
-    step = refine(sized.pricer, batch, prices).step_seconds
+    prices = at_size.pricer.price(batch)
+    step = refine(at_size.pricer, batch, prices).step_seconds
     fits = (
-        oom_probability(sized.pricer.profile, sized.pricer.cluster, prices.least_device_bytes)
+        oom_probability(at_size.pricer.profile, at_size.pricer.cluster, prices.least_device_bytes)
         <= OOM_LIMIT
     )
-    sized.candidates += [
+    at_size.candidates += [
         (float(step[row]), float(prices.device_bytes[row]), batch.row(int(row)))
         for row in np.flatnonzero(fits)
     ]
-    sized.candidates.sort(key=lambda candidate: candidate[0])
-    sized.num_simulated += len(batch)
+    at_size.candidates.sort(key=lambda candidate: candidate[0])
+    at_size.num_simulated += len(batch)
 
 
-def _worth_splitting(sized: OneSize) -> list[Layout]:
+def _worth_splitting(at_size: OneSize) -> list[Layout]:
     """The layouts of every pipeline that another split of their layers may make the winner.
 
     The most promising pipelines come first: by their step with equal ranks, or with a budget
     by their step.
     """
-    best, screened = sized.candidates[0][0] if sized.candidates else 0.0, sized.screened
+    best, screened = at_size.candidates[0][0] if at_size.candidates else 0.0, at_size.screened
     wanted = [
         screened.uneven.row(int(row)) for row in np.flatnonzero(screened.balanced_seconds < best)
     ]
     wanted += [
         layout
-        for step, _, layout in sized.candidates
+        for step, _, layout in at_size.candidates
         if layout.pp > 1 and step <= SPLIT_SLACK * best
     ]
     found: dict[tuple[object, ...], dict[Layout, None]] = {}
@@ -242,19 +242,19 @@ def _free_budgets(job: Job, pricer: Pricer) -> bool:
     )
 
 
-def _sample(job: Job, sized: OneSize) -> None:
+def _sample(job: Job, at_size: OneSize) -> None:
     free = {"ac", "layers_per_stage"} - set(job.search.fix)
-    budgets = _free_budgets(job, sized.pricer)
+    budgets = _free_budgets(job, at_size.pricer)
     splits = "layers_per_stage" in free and any(
-        layout.pp > 1 for _, _, layout in sized.candidates[:SAMPLED_SEEDS]
+        layout.pp > 1 for _, _, layout in at_size.candidates[:SAMPLED_SEEDS]
     )
     if not (budgets or splits):
         return
     from planner.search.paper_study import sample_beyond
 
-    seeds = [layout for _, _, layout in sized.candidates[:SAMPLED_SEEDS]]
+    seeds = [layout for _, _, layout in at_size.candidates[:SAMPLED_SEEDS]]
     sampled = sample_beyond(
-        sized.pricer,
+        at_size.pricer,
         seeds,
         name=job.search.sampler,
         seed=job.search.seed,
@@ -263,37 +263,37 @@ def _sample(job: Job, sized: OneSize) -> None:
         splits=splits,
     )
     for layout in sampled.layouts[:SAMPLED_SEEDS]:
-        ((step, _, share),) = simulated_columns(sized.pricer, [layout])
-        sized.candidates.append(
-            (step, (1.0 + share) * sized.pricer.cluster.usable_memory_bytes, layout)
+        ((step, _, share),) = simulated_columns(at_size.pricer, [layout])
+        at_size.candidates.append(
+            (step, (1.0 + share) * at_size.pricer.cluster.usable_memory_bytes, layout)
         )
-    sized.candidates.sort(key=lambda item: item[0])
-    sized.study = {
+    at_size.candidates.sort(key=lambda item: item[0])
+    at_size.study = {
         "sampler": job.search.sampler,
         "trials": sampled.num_trials,
         "seed": job.search.seed,
     }
-    sized.num_simulated += sampled.num_trials
+    at_size.num_simulated += sampled.num_trials
 
 
-def rate(job: Job, sized: OneSize, *, several: bool) -> None:
+def rate(job: Job, at_size: OneSize, *, several: bool) -> None:
     """Rates all candidates: whole runs, what the objective minimises, and their expected scores."""
     known: dict[Layout, tuple[float, float, Layout]] = {}
-    for candidate in sized.candidates:
+    for candidate in at_size.candidates:
         known.setdefault(candidate[2], candidate)
-    sized.candidates = list(known.values())
+    at_size.candidates = list(known.values())
     batch = LayoutBatch.from_layouts(list(known))
-    step, device = (np.array([candidate[i] for candidate in sized.candidates]) for i in (0, 1))
-    prices = sized.pricer.price(batch)
-    sized.runs = run_columns(sized.pricer, batch, step, busy_seconds(prices))
-    sized.oom = oom_probability(
-        sized.pricer.profile, sized.pricer.cluster, prices.least_device_bytes
+    step, device = (np.array([candidate[i] for candidate in at_size.candidates]) for i in (0, 1))
+    prices = at_size.pricer.price(batch)
+    at_size.runs = run_columns(at_size.pricer, batch, step, busy_seconds(prices))
+    at_size.oom = oom_probability(
+        at_size.pricer.profile, at_size.pricer.cluster, prices.least_device_bytes
     )
-    sized.scores = _score(job.search.objective, sized.runs, device, several=several)
-    sized.weighed = Weighed.of(batch, sized.pricer)
-    sized.expected = sized.scores
+    at_size.scores = _score(job.search.objective, at_size.runs, device, several=several)
+    at_size.weighed = Weighed.of(batch, at_size.pricer)
+    at_size.expected = at_size.scores
     if job.search.simplest_first:
-        sized.expected = sized.weighed.expected(sized.scores, sized.oom)
+        at_size.expected = at_size.weighed.expected(at_size.scores, at_size.oom)
 
 
 def _score(

@@ -56,7 +56,7 @@ class Screened:
     num_fitting: int
     bounded_out: int
     out_of_memory: int
-    floors: CellBounds
+    cell_bounds: CellBounds
     uneven: LayoutBatch
     balanced_seconds: FloatColumn
 
@@ -77,8 +77,8 @@ def screen(
     minimised is above both limits.
     smallest: minimise device bytes instead of step seconds.
     """
-    floors = CellBounds(pricer, space.cells)
-    queue = _Queue(floors, smallest)
+    cell_bounds = CellBounds(pricer, space.cells)
+    queue = _Queue(cell_bounds, smallest)
     pool = _Pool(keep, count, smallest)
     while True:
         limit = pool.limit(slack)
@@ -90,7 +90,7 @@ def screen(
     bounded_out = space.num_layouts - pool.num_priced - too_large
     if not pool.num_fitting and too_large:
         pool.add(pricer, space.expand(queue.smallest(NEAREST)), np.inf)
-    return pool.result(floors, bounded_out=bounded_out, too_large=too_large)
+    return pool.result(cell_bounds, bounded_out=bounded_out, too_large=too_large)
 
 
 class _Queue:
@@ -100,14 +100,14 @@ class _Queue:
     Letters: N cells; those before `reached` in the order of the looser bound are known.
     """
 
-    def __init__(self, floors: CellBounds, smallest: bool) -> None:
-        self.floors, self.by_memory = floors, smallest
-        everything = np.arange(len(floors.cells))
+    def __init__(self, cell_bounds: CellBounds, smallest: bool) -> None:
+        self.cell_bounds, self.by_memory = cell_bounds, smallest
+        everything = np.arange(len(cell_bounds.cells))
         if smallest:
-            floors.know(everything)
-            self.loose = floors.device_bytes
+            cell_bounds.know(everything)
+            self.loose = cell_bounds.device_bytes
         else:
-            self.loose = floors.loose_seconds
+            self.loose = cell_bounds.coarse_bound_seconds
         self.order = np.argsort(self.loose, kind="stable")
         self.reached = 0
         self.ready, self.values, self.known_too_large = (
@@ -143,10 +143,12 @@ class _Queue:
         """Computes one more band; what fits joins the queue."""
         rows = self.order[self.reached : self.reached + BAND]
         self.reached += len(rows)
-        fits = self.floors.may_fit(rows)
+        fits = self.cell_bounds.may_fit(rows)
         self.known_too_large.append(rows[~fits])
         joined = np.concatenate([self.ready, rows[fits]])
-        values = (self.floors.device_bytes if self.by_memory else self.floors.seconds)[joined]
+        values = (self.cell_bounds.device_bytes if self.by_memory else self.cell_bounds.seconds)[
+            joined
+        ]
         order = np.lexsort((joined, values))
         self.ready, self.values = joined[order], values[order]
 
@@ -157,7 +159,7 @@ class _Queue:
     def smallest(self, count: int) -> IntColumn:
         """The cells nearest to fitting, by their lower bound on memory."""
         cells = self.too_large()
-        return cells[np.argsort(self.floors.device_bytes[cells], kind="stable")[:count]]
+        return cells[np.argsort(self.cell_bounds.device_bytes[cells], kind="stable")[:count]]
 
 
 def _chunks(rows: IntColumn, size: int) -> list[IntColumn]:
@@ -257,13 +259,13 @@ class _Pool:
         order = np.argsort(balanced, kind="stable")[:UNEVEN]
         return batch.take(order), balanced[order]
 
-    def result(self, floors: CellBounds, bounded_out: int, too_large: int) -> Screened:
+    def result(self, cell_bounds: CellBounds, bounded_out: int, too_large: int) -> Screened:
         """The layouts found in all batches, fitting ones first, each group by step time."""
-        uneven, balanced = self._most_uneven(floors.cells.take(slice(0, 0)))
+        uneven, balanced = self._most_uneven(cell_bounds.cells.take(slice(0, 0)))
         if not self.parts:
             nothing = np.zeros(0)
             return Screened(
-                batch=floors.cells.take(slice(0, 0)),
+                batch=cell_bounds.cells.take(slice(0, 0)),
                 step_seconds=nothing,
                 device_bytes=nothing,
                 oom=nothing,
@@ -271,7 +273,7 @@ class _Pool:
                 num_fitting=0,
                 bounded_out=bounded_out,
                 out_of_memory=too_large,
-                floors=floors,
+                cell_bounds=cell_bounds,
                 uneven=uneven,
                 balanced_seconds=balanced,
             )
@@ -282,7 +284,7 @@ class _Pool:
         order = np.lexsort((other, value, ~fits))
         kept = order
         if fits.any():
-            simple = _simplest(floors.pricer, batch, value, oom, fits)
+            simple = _simplest(cell_bounds.pricer, batch, value, oom, fits)
             kept = _front_and_best(order, other, fits, self.keep)
             kept = order[np.isin(order, np.union1d(kept, simple))]
         return Screened(
@@ -294,7 +296,7 @@ class _Pool:
             num_fitting=self.num_fitting,
             bounded_out=bounded_out,
             out_of_memory=too_large + self.num_priced - self.num_fitting,
-            floors=floors,
+            cell_bounds=cell_bounds,
             uneven=uneven,
             balanced_seconds=balanced,
         )

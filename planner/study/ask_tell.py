@@ -188,10 +188,10 @@ def outcome(study: ProbeStudy, stopped: str) -> StudyResult:
             layout=study.candidates.batch.row(row),
             expected_seconds=posterior.expected_seconds(row),
             sd=posterior.deviation(row),
-            risk=float(risk[place]),
+            risk=float(risk[index]),
             record=knowledge.records.get(row),
         )
-        for place, row in enumerate(rows)
+        for index, row in enumerate(rows)
     )
     pruned = [
         (study.candidates.batch.row(row), reason)

@@ -93,14 +93,14 @@ class Probing:
 
 
 def probe_size(
-    job: Job, sized: OneSize, probing: Probing, include: Sequence[Layout]
+    job: Job, at_size: OneSize, probing: Probing, include: Sequence[Layout]
 ) -> StudyResult:
     """Spends the job's probes at this size.
 
     include: layouts that must be candidates (those of the plan on paper, measured ones).
     """
     assert job.probe is not None, "the job has probes to spend"
-    pricer = sized.pricer
+    pricer = at_size.pricer
     context = Context(model=job.model, cluster=pricer.cluster, training=job.training)
     measured = [
         m.job.layout for m in (*probing.known, *probing.resumed) if m.job.layout is not None
@@ -256,16 +256,16 @@ def listed(outcome: StudyResult, top_k: int) -> list[Ranked]:
 
 
 def measured_candidates(
-    sized: OneSize, outcome: StudyResult, top_k: int
+    at_size: OneSize, outcome: StudyResult, top_k: int
 ) -> tuple[OneSize, list[Ranked]]:
     """The size with the study's best as its candidates, winner first, and the record of each."""
     ranked = listed(outcome, top_k)
     batch = LayoutBatch.from_layouts([one.layout for one in ranked])
-    device = sized.pricer.price(batch).device_bytes
+    device = at_size.pricer.price(batch).device_bytes
     found = [
         (one.expected_seconds, float(device[row]), one.layout) for row, one in enumerate(ranked)
     ]
-    return replace(sized, candidates=found), ranked
+    return replace(at_size, candidates=found), ranked
 
 
 def with_measurement(entry: RankedLayout, one: Ranked, best: Ranked) -> RankedLayout:

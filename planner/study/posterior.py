@@ -487,15 +487,15 @@ class Knowledge:
             rivals = [row for row in posterior.promising(~self.barred, RIVALS) if row != compared]
             rows = np.array([compared, *rivals])
             mean, covariance = posterior.log_seconds[rows], posterior.time.covariance(rows)
-            for place, row in enumerate(rows):
+            for index, row in enumerate(rows):
                 record = self.records.get(int(row))
                 if record is not None and record.measured:
-                    mean[place], covariance[place], covariance[:, place] = (
+                    mean[index], covariance[index], covariance[:, index] = (
                         record.log_seconds,
                         0.0,
                         0.0,
                     )
-                    covariance[place, place] = record.variance
+                    covariance[index, index] = record.variance
             self._regrets[compared] = expected_regret(
                 mean, covariance, 1.0 - posterior.risk(rows), 0, seed=seed
             )

@@ -300,11 +300,11 @@ class SnappedSampler(FiniteSampler):
         """See the class."""
         posterior = self.knowledge.posterior()
         allowed = self.allowed(posterior)
-        for place, row in enumerate(self.first, start=1):
+        for index, row in enumerate(self.first, start=1):
             if allowed[row]:
                 return Pick(
                     row=row,
-                    reason=f"warm start {place} of {len(self.first)}: {_predicted(posterior, row)}",
+                    reason=f"warm start {index} of {len(self.first)}: {_predicted(posterior, row)}",
                 )
         relative = self.inner.infer_relative_search_space(study, trial)
         sampled = dict(self.inner.sample_relative(study, trial, relative))

@@ -111,7 +111,7 @@ class TrainerRules:
     gradients_apart: gradients are computed in the compute dtype for the whole stage and then added
         to those in fp32, so that both exist at once (DeepSpeed's BF16_Optimizer). Otherwise a GEMM
         adds to the fp32 gradient directly.
-    memory_doubt: standard deviation of the logarithm of measured over predicted peak bytes, in
+    memory_extra_sd: standard deviation of the logarithm of measured over predicted peak bytes, in
         addition to the profile's, for a trainer whose saved tensors were not compared with its
         allocator's peak.
     source: where all of this comes from, except where a comment names another source.
@@ -172,7 +172,7 @@ class TrainerRules:
     loss_leftover_bytes: float
     placeholders_since: str
     gradients_apart: bool
-    memory_doubt: float
+    memory_extra_sd: float
     source: str
 
     @property

@@ -72,7 +72,7 @@ FSDP = replace(
     fused_loss_bytes=4.0,
     loss_leftover_bytes=0.0,
     # judgement: llm-foundry and others share torch's mechanisms, not torchtitan's models
-    memory_doubt=0.02,
+    memory_extra_sd=0.02,
     source="llm-foundry FSDP defaults (mixed_precision PURE: bf16 reduce; loss_fn "
     "fused_crossentropy)",
 )

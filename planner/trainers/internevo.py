@@ -30,6 +30,6 @@ INTERNEVO = replace(
     gradient_dtype="bfloat16",
     fused_sums=False,
     placeholders_since="",
-    memory_doubt=0.05,  # judgement
+    memory_extra_sd=0.05,  # judgement
     source="InternEvo configs/7B_sft.py",
 )

@@ -103,7 +103,7 @@ MEGATRON = TrainerRules(
     loss_leftover_bytes=0.0,
     placeholders_since="2023-12",
     gradients_apart=False,
-    memory_doubt=0.0,
+    memory_extra_sd=0.0,
     source="Megatron-LM core 0.14 megatron/training/arguments.py; AMD maintains the fork "
     "github.com/ROCm/Megatron-LM",
 )

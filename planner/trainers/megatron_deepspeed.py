@@ -49,7 +49,7 @@ MEGATRON_DEEPSPEED = replace(
     gradients_apart=True,
     # judgement: BLOOM's trials (bigscience chronicles-prequel.md) took up to 25% more or less than
     # predicted by nvidia-smi, as their optimizer changed from day to day
-    memory_doubt=0.10,
+    memory_extra_sd=0.10,
     source="Megatron-DeepSpeed arguments (Transformer Engine of that time), BLOOM training "
     "chronicles; github.com/deepspeedai/Megatron-DeepSpeed",
 )

@@ -118,14 +118,14 @@ class Release:
         A line counts from its first release.
         """
         found = (
-            place
-            for place, known in enumerate(self.history)
+            index
+            for index, known in enumerate(self.history)
             if _within(Version(known.number), number)
         )
-        place = next(found, None)
-        if place is None:
+        index = next(found, None)
+        if index is None:
             raise ValueError(f"{number} is no known release of {self.trainer}")
-        return place
+        return index
 
     @property
     def note(self) -> str | None:

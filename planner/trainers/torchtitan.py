@@ -144,7 +144,7 @@ TORCHTITAN = TrainerRules(
     loss_leftover_bytes=2.0,
     placeholders_since="",
     gradients_apart=False,
-    memory_doubt=0.0,
+    memory_extra_sd=0.0,
     source="torchtitan 0.2.2 torchtitan/config/job_config.py and "
     "torchtitan/distributed/parallel_dims.py",
 )

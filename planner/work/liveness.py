@@ -52,7 +52,7 @@ def backward_peak(
     M_MC @ bytes_CU.
     Source: torch/csrc/autograd/engine.cpp (order, accumulation in place, release of what is saved).
     """
-    return _most(_backward_moments(ops), bytes_of, fused)
+    return _most(_backward_instants(ops), bytes_of, fused)
 
 
 def recomputation_peak(
@@ -62,29 +62,29 @@ def recomputation_peak(
 
     They are all that it saves, its gradient and workspace.
     """
-    return _most(_recomputation_moments(ops), bytes_of, fused)
+    return _most(_recomputation_instants(ops), bytes_of, fused)
 
 
 def _most(
-    moments: tuple[tuple[Tensor, ...], FloatColumn],
+    instants: tuple[tuple[Tensor, ...], FloatColumn],
     bytes_of: Callable[[Tensor], FloatColumn],
     fused: BoolColumn,
 ) -> FloatColumn:
-    tensors, table = moments
+    tensors, table = instants
     sizes = np.array([tensor_bytes(tensor, bytes_of, fused) for tensor in tensors])
     return np.asarray((table @ sizes).max(axis=0))
 
 
 @lru_cache(maxsize=512)
-def _backward_moments(ops: tuple[Op, ...]) -> tuple[tuple[Tensor, ...], FloatColumn]:
+def _backward_instants(ops: tuple[Op, ...]) -> tuple[tuple[Tensor, ...], FloatColumn]:
     replay = _Replay(ops)
     for index in reversed(range(len(ops))):
         replay.step(index)
-    return _table(replay.moments)
+    return _table(replay.instants)
 
 
 @lru_cache(maxsize=512)
-def _recomputation_moments(ops: tuple[Op, ...]) -> tuple[tuple[Tensor, ...], FloatColumn]:
+def _recomputation_instants(ops: tuple[Op, ...]) -> tuple[tuple[Tensor, ...], FloatColumn]:
     last = next(op for op in reversed(ops) if _results(op))
     always = Counter(_size(tensor) for tensor in (*saved_tensors(ops).values(), *_results(last)))
     return _table(
@@ -96,19 +96,19 @@ def _recomputation_moments(ops: tuple[Op, ...]) -> tuple[tuple[Tensor, ...], Flo
     )
 
 
-def _table(moments: Sequence[Alive]) -> tuple[tuple[Tensor, ...], FloatColumn]:
+def _table(instants: Sequence[Alive]) -> tuple[tuple[Tensor, ...], FloatColumn]:
     """(C distinct sizes, how often each is alive at each point in time (M, C)).
 
     Points in time that another one covers are left out.
     """
-    tensors = tuple(dict.fromkeys(tensor for moment in moments for tensor in moment))
+    tensors = tuple(dict.fromkeys(tensor for instant in instants for tensor in instant))
     table = np.array(
-        [[moment[tensor] for tensor in tensors] for moment in moments], dtype=np.float64
+        [[instant[tensor] for tensor in tensors] for instant in instants], dtype=np.float64
     )
     table = np.unique(table, axis=0)
     covered = [
-        any((table[other] >= row).all() for other in range(len(table)) if other != place)
-        for place, row in enumerate(table)
+        any((table[other] >= row).all() for other in range(len(table)) if other != index)
+        for index, row in enumerate(table)
     ]
     return tensors, table[~np.array(covered)]
 
@@ -132,7 +132,7 @@ class _Replay:
 
     def __init__(self, ops: tuple[Op, ...]) -> None:
         self.ops = ops
-        self.moments: list[Alive] = []
+        self.instants: list[Alive] = []
         self.kept: Alive = Counter(_size(tensor) for tensor in saved_tensors(ops).values())
         self.last_use = self._last_uses()
         self.buffers: dict[int, Tensor] = {}
@@ -209,7 +209,7 @@ class _Replay:
             + self.weights
             + Counter(_size(tensor) for tensor in (*self.buffers.values(), *extra))
         )
-        self.moments.append(alive - less if less else alive)
+        self.instants.append(alive - less if less else alive)
 
 
 def _gradient(tensor: Tensor) -> Tensor:

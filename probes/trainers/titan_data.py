@@ -30,7 +30,7 @@ def data_files(seq_len: int, documents: int, seed: int) -> dict[str, str]:
 
 
 def _tokenizer() -> dict[str, object]:
-    vocabulary = {word: place for place, word in enumerate([*WORDS, END])}
+    vocabulary = {word: index for index, word in enumerate([*WORDS, END])}
     return {
         "version": "1.0",
         "truncation": None,

@@ -91,7 +91,7 @@ def check_log(text: str, source: str) -> None:
     raise SpecError(Fault("steps", source, "holds no line of TorchTitan", remedy))
 
 
-def said_by(text: str) -> tuple[Values, list[Doubt]]:
+def stated_by(text: str) -> tuple[Values, list[Doubt]]:
     """Returns (what a log gives of its job, as nested keys of a job; the fields it leaves open)."""
     plain, log = ANSI.sub("", text), read_log(text)
     layout, doubts = _layout(plain)

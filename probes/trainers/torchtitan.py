@@ -337,7 +337,7 @@ def _command(python: str, task: ProbeTask, job: Job, exported: Export) -> Traine
         env["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     flags = _flags(task, exported.version)
     cut = next(
-        (place for place, item in enumerate(exported.arguments) if item.startswith(SUBCOMMAND)),
+        (index for index, item in enumerate(exported.arguments) if item.startswith(SUBCOMMAND)),
         len(exported.arguments),
     )
     arguments = (*exported.arguments[:cut], *flags, *exported.arguments[cut:])

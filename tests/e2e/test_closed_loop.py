@@ -778,7 +778,7 @@ def test_what_was_measured_of_a_question_counts_once(
     assert third["calibration_id"].startswith(f"{shipped_calibration().id}+")
 
 
-def sized(num_gpus: int, **probe: Any) -> dict[str, Any]:
+def at_size(num_gpus: int, **probe: Any) -> dict[str, Any]:
     """JOB on this many of the CPU pool's processes, of which it has 16."""
     training = {"seq_len": 32, "global_batch_size": 4 * num_gpus}
     cluster = {"gpu": "cpu", "num_gpus": num_gpus, "gpus_per_node": 4}
@@ -790,7 +790,11 @@ def test_smaller_layouts_imitate_where_that_could_change_the_winner(
     cli: Cli, tmp_path: Path, sqlite_url: str, surroundings: dict[str, str]
 ) -> None:
     done = cli(
-        "recommend", "--job", written(tmp_path, sized(8, max_probes=2)), "--json", env=surroundings
+        "recommend",
+        "--job",
+        written(tmp_path, at_size(8, max_probes=2)),
+        "--json",
+        env=surroundings,
     )
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
@@ -809,7 +813,11 @@ def test_smaller_layouts_imitate_where_that_could_change_the_winner(
         held = {result["task"]["job"]["cluster"]["num_gpus"] for result in look.results}
         assert max(held) <= look.request["imitate_gpus"] < look.num_gpus == 8
     again = cli(
-        "recommend", "--job", written(tmp_path, sized(8, max_probes=2)), "--json", env=surroundings
+        "recommend",
+        "--job",
+        written(tmp_path, at_size(8, max_probes=2)),
+        "--json",
+        env=surroundings,
     )
     asked = [
         (probe.layout, probe.request["imitate_gpus"])
@@ -825,7 +833,7 @@ def test_smaller_layouts_imitate_where_that_could_change_the_winner(
 def test_killed_in_a_look_it_goes_on_and_looks_at_nothing_twice(
     cli: Cli, tmp_path: Path, sqlite_url: str, surroundings: dict[str, str]
 ) -> None:
-    path = written(tmp_path, {**sized(8, max_probes=2), "notes": "sleep 1"})
+    path = written(tmp_path, {**at_size(8, max_probes=2), "notes": "sleep 1"})
     assert cli("db", "upgrade").returncode == 0
     wiring = wire(Settings(database_url=sqlite_url))
     environment = {**clean_environment(), "PLANNER_DATABASE_URL": sqlite_url, **surroundings}
@@ -853,7 +861,7 @@ def test_killed_in_a_look_it_goes_on_and_looks_at_nothing_twice(
 def test_a_pool_smaller_than_the_layouts_decides_by_imitations(
     cli: Cli, tmp_path: Path, sqlite_url: str, surroundings: dict[str, str]
 ) -> None:
-    done = cli("recommend", "--job", written(tmp_path, sized(32, max_probes=2)), env=surroundings)
+    done = cli("recommend", "--job", written(tmp_path, at_size(32, max_probes=2)), env=surroundings)
     assert done.returncode == 0, done.stderr
     assert "imitated alone" in done.stderr
     assert "Not run itself: " in done.stdout
@@ -885,7 +893,7 @@ def test_imitations_that_fail_rule_no_layout_out(
     done = cli(
         "recommend",
         "--job",
-        written(tmp_path, {**sized(32), "notes": "full"}),
+        written(tmp_path, {**at_size(32), "notes": "full"}),
         "--json",
         env=surroundings,
     )

@@ -103,8 +103,8 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the real ConfigManager reads of each export; one process for all."""
     root = tmp_path_factory.mktemp("parsed")
     exports = {
-        str(place): export(layout(256, **values), model(), cluster(256), training(**JOB), INSTALLED)
-        for place, values in enumerate(LAYOUTS)
+        str(index): export(layout(256, **values), model(), cluster(256), training(**JOB), INSTALLED)
+        for index, values in enumerate(LAYOUTS)
     }
     if LINE == "0.2":
         for name, precision in CONVERTED:
@@ -112,7 +112,7 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             exports[f"{name} {precision}"] = export(
                 chosen, model(name), cluster(256), training(), INSTALLED
             )
-    folders = {name: root / str(place) for place, name in enumerate(exports)}
+    folders = {name: root / str(index) for index, name in enumerate(exports)}
     cases = [
         (name, str(folders[name]), written(made, folders[name]).arguments)
         for name, made in exports.items()

@@ -255,7 +255,7 @@ def test_splits_are_torchtitans(layers: int, stages: int) -> None:
     if split is not None:
         assert (sum(split), len(split)) == (layers, stages)
         weighted = [
-            count + (place == 0) + (place == stages - 1) for place, count in enumerate(split)
+            count + (index == 0) + (index == stages - 1) for index, count in enumerate(split)
         ]
         assert max(weighted) - min(weighted) <= 1
     if uniform is not None:

@@ -173,8 +173,8 @@ def test_the_shipped_calibration_is_a_posterior() -> None:
     }
     assert shipped.fitted == timed
     assert len(timed) > 350
-    for place, knob in enumerate(KNOBS):
-        variance = shipped.effective_covariance("megatron", "hopper")[place, place]
+    for index, knob in enumerate(KNOBS):
+        variance = shipped.effective_covariance("megatron", "hopper")[index, index]
         assert variance <= ((1 + OWN_SHARE**2) * knob.sd**2 + knob.place_sd**2) * 1.001, knob.name
     assert profile_at("torchtitan", np.zeros(len(KNOBS))).compute == KNOBS[PLACE["compute"]].prior
 

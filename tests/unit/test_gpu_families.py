@@ -9,7 +9,7 @@ import pytest
 
 from planner.calibration.basis import basis
 from planner.catalog.clusters import gpu_names
-from planner.cost.machine.knobs import LARGEST_DOUBT, PLACE_SD, doubt, place_sd
+from planner.cost.machine.knobs import LARGEST_RATES_SD, PLACE_SD, place_sd, rates_sd
 from planner.cost.machine.profile import KERNELS
 from planner.cost.machine.shipped import shipped_calibration
 from planner.cost.network.nccl import LIBRARIES, library_of
@@ -160,8 +160,8 @@ def test_a_plan_warns_too():
 
 
 def test_what_is_unknown_besides_kernel_rates():
-    assert doubt("rubin") == doubt("cdna5") == LARGEST_DOUBT
-    assert doubt("cdna3") == KERNELS["cdna"].doubt
+    assert rates_sd("rubin") == rates_sd("cdna5") == LARGEST_RATES_SD
+    assert rates_sd("cdna3") == KERNELS["cdna"].rates_sd
     wider = place_sd("rubin") > PLACE_SD
     assert 0 < wider.sum() < len(PLACE_SD)
 

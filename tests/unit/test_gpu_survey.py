@@ -345,8 +345,8 @@ def test_no_run_teaches_what_judges_it(monkeypatch: pytest.MonkeyPatch) -> None:
         for row in rows_of(1.0)
         if row["measured"]["rung"] == "probed" and "step_seconds" in row["measured"]
     ][:7]
-    for place, row in enumerate(rows, start=1):
-        row["measured"]["step_seconds"] = float(place)
+    for index, row in enumerate(rows, start=1):
+        row["measured"]["step_seconds"] = float(index)
     taught, judged = [], []
 
     def fit(data: Data, prior: Calibration) -> tuple[Calibration, SimpleNamespace]:
@@ -363,7 +363,7 @@ def test_no_run_teaches_what_judges_it(monkeypatch: pytest.MonkeyPatch) -> None:
     found = predicted_against_measured.calibrated(rows)
     assert [len(part) for part in taught] == [4, 3]
     assert all(not (mine & theirs) for mine, theirs in zip(taught, judged, strict=True))
-    assert judged[0] | judged[1] == {float(place) for place in range(1, 8)}
+    assert judged[0] | judged[1] == {float(index) for index in range(1, 8)}
     # the machine's own offset, learned from the other half
     assert list(found.values()) == pytest.approx([np.exp(0.5)] * 7)
 

@@ -175,13 +175,13 @@ class TestTorchTitanLogs:
         )
 
     def test_a_model_is_known_by_its_parameters(self) -> None:
-        from probes.trainers.titan_run import said_by
+        from probes.trainers.titan_run import stated_by
 
         for name in ("llama3.1-8b", "llama3.1-70b"):
             count = load_model(name).total_parameters()
-            said, _ = said_by(f"- Model llama3 x size: {count:,} total parameters\n")
+            said, _ = stated_by(f"- Model llama3 x size: {count:,} total parameters\n")
             assert load_model(said["model"]).total_parameters() == count
-        assert "model" not in said_by("- Model llama3 x size: 12,345 total parameters\n")[0]
+        assert "model" not in stated_by("- Model llama3 x size: 12,345 total parameters\n")[0]
 
 
 class TestTensorBoard:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from planner.errors import SpecError
 from planner.export.megatron_read import read_layout
 from planner.intake.current import read
-from planner.intake.trainer_files.megatron import MegatronSaid, edited_script, megatron_changes
+from planner.intake.trainer_files.megatron import StatedMegatron, edited_script, megatron_changes
 from planner.specs.current import CurrentSpec
 from planner.specs.layout import Layout
 from tests.conftest import tiers
@@ -18,10 +18,10 @@ SCRIPT = (FOLDER / "pretrain_llama3_70b.sh").read_text(encoding="utf-8")
 
 def edited(text: str, winner: Layout, name: str, batch: int) -> str:
     spec = CurrentSpec(name="train.sh", text=text)
-    said = read(spec)
-    assert isinstance(said, MegatronSaid)
+    stated = read(spec)
+    assert isinstance(stated, StatedMegatron)
     changes, _ = megatron_changes(
-        said,
+        stated,
         winner,
         exported(winner, name, winner.num_gpus, "megatron", global_batch_size=batch),
         batch,
@@ -193,8 +193,8 @@ def test_an_edited_script_runs_the_new_layout_and_keeps_the_rest(data: st.DataOb
         for gap in made.gaps
         if gap.fault.field in Layout.model_fields
     }
-    said = read(CurrentSpec(name="train.sh", text=new))
-    run = said.run(model("llama3-70b"), winner.num_gpus)
+    stated = read(CurrentSpec(name="train.sh", text=new))
+    run = stated.run(model("llama3-70b"), winner.num_gpus)
     assert same_run(Layout.model_validate({**run.layout, **told}), winner, 80, "megatron")
     assert run.training["global_batch_size"] == batch
     kept = [

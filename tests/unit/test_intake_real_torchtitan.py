@@ -13,7 +13,7 @@ from real_torchtitan import LINE, needs_torchtitan, only_02, only_03, run_python
 from planner.intake.current import read
 from planner.intake.trainer_files.edit_toml import edit_toml
 from planner.intake.trainer_files.titan_changes import titan_changes
-from planner.intake.trainer_files.torchtitan import TitanSaid
+from planner.intake.trainer_files.torchtitan import StatedTitan
 from planner.specs.current import CurrentSpec
 from planner.trainers.titan_defaults import CONFIGS_03, DEFAULTS
 
@@ -42,12 +42,12 @@ def test_defaults_of_0_2(tmp_path: Path) -> None:
     code = FLAT + (
         "from torchtitan.config import JobConfig\nprint(json.dumps(flat(JobConfig()), default=str))"
     )
-    said = run_python(code, tmp_path)
-    assert isinstance(said, dict)
+    stated = run_python(code, tmp_path)
+    assert isinstance(stated, dict)
     assert {
-        key: said.get(key)
+        key: stated.get(key)
         for key, value in DEFAULTS["0.2"].items()
-        if not same(value, said.get(key))
+        if not same(value, stated.get(key))
     } == {}
 
 
@@ -65,15 +65,17 @@ def test_defaults_and_configs_of_0_3(tmp_path: Path) -> None:
         "    answers[name] = {**flat(config), 'kind': kind, 'flavor': config.model_spec.flavor}\n"
         "print(json.dumps(answers, default=str))"
     )
-    said = run_python(
+    stated = run_python(
         code, tmp_path, json.dumps({name: config[0] for name, config in CONFIGS_03.items()})
     )
-    assert isinstance(said, dict)
+    assert isinstance(stated, dict)
     # a class of its own; of each group of parameters
     elsewhere = ("activation_checkpoint.", "optimizer.name")
     base = {key: value for key, value in DEFAULTS["0.3"].items() if not key.startswith(elsewhere)}
     assert {
-        key: said[""].get(key) for key, value in base.items() if not same(value, said[""].get(key))
+        key: stated[""].get(key)
+        for key, value in base.items()
+        if not same(value, stated[""].get(key))
     } == {}
     kinds = {"selective": "Selective", "full": "Full"}
     for name, (_, flavor, _, sets) in CONFIGS_03.items():
@@ -81,7 +83,7 @@ def test_defaults_and_configs_of_0_3(tmp_path: Path) -> None:
             **base,
             **{key: value for key, value in sets.items() if not key.startswith(elsewhere)},
         }
-        found = said.get(name)
+        found = stated.get(name)
         if found is None:
             assert CONFIGS_03[name][2] != "bf16"
             continue
@@ -108,10 +110,12 @@ def test_an_edited_file_is_read_as_it_was_meant(tmp_path: Path) -> None:
     winner = layout(
         64, **values, precision="float8-tensorwise", float8_all_gather=True, async_tp=True
     )
-    said = read(CurrentSpec(name="train.toml", text=text))
-    assert isinstance(said, TitanSaid)
+    stated = read(CurrentSpec(name="train.toml", text=text))
+    assert isinstance(stated, StatedTitan)
     changes, _ = titan_changes(
-        said, winner, exported(winner, "llama3-8b", 64, "torchtitan", "0.2.2", global_batch_size=64)
+        stated,
+        winner,
+        exported(winner, "llama3-8b", 64, "torchtitan", "0.2.2", global_batch_size=64),
     )
     (tmp_path / "train.toml").write_text(edit_toml(text, changes), encoding="utf-8")
     code = FLAT + (

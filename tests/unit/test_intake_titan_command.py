@@ -12,7 +12,7 @@ from planner.intake.current import read
 from planner.intake.trainer_files.statement import Machine
 from planner.intake.trainer_files.titan_changes import titan_changes
 from planner.intake.trainer_files.titan_command import edited_command
-from planner.intake.trainer_files.torchtitan import TitanSaid
+from planner.intake.trainer_files.torchtitan import StatedTitan
 from planner.specs.current import CurrentSpec
 from planner.specs.layout import Layout
 from planner.trainers.titan_defaults import CONFIGS_03
@@ -24,12 +24,12 @@ MODELS_03 = ("llama3-8b", "llama3-70b", "llama3.1-405b", "qwen3-30b-a3b", "deeps
 
 
 def edited(spec: CurrentSpec, winner: Layout, name: str, **more: object) -> dict[str, str]:
-    said = read(spec)
-    assert isinstance(said, TitanSaid)
-    made = exported(winner, name, winner.num_gpus, "torchtitan", said.version, **more)
-    changes, _ = titan_changes(said, winner, made)
+    stated = read(spec)
+    assert isinstance(stated, StatedTitan)
+    made = exported(winner, name, winner.num_gpus, "torchtitan", stated.version, **more)
+    changes, _ = titan_changes(stated, winner, made)
     modules = {name: text for name, text in made.files.items() if name.endswith(".py")}
-    return {**spec.files, **modules, **edited_command(spec, changes, said.spelling, said.line)}
+    return {**spec.files, **modules, **edited_command(spec, changes, stated.spelling, stated.line)}
 
 
 def test_one_line_of_0_2_over_its_toml() -> None:
@@ -74,11 +74,11 @@ def test_one_line_of_0_3_takes_what_its_config_sets() -> None:
 @pytest.mark.parametrize("config", sorted(CONFIGS_03))
 def test_every_config_of_0_3_that_is_listed_has_a_model(config: str) -> None:
     module = CONFIGS_03[config][0]
-    said = read(
+    stated = read(
         CurrentSpec(name="run.sh", text=f"NGPU=8 MODULE={module} CONFIG={config} ./run_train.sh")
     )
-    assert said.model.value is not None
-    assert said.machine == Machine(num_gpus=8, gpus_per_node=8)
+    assert stated.model.value is not None
+    assert stated.machine == Machine(num_gpus=8, gpus_per_node=8)
 
 
 def test_a_toml_that_is_not_there_is_named() -> None:

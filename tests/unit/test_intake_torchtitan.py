@@ -13,7 +13,7 @@ from planner.intake.current import complete, read
 from planner.intake.trainer_files.edit_toml import edit_toml
 from planner.intake.trainer_files.rewrite import unified
 from planner.intake.trainer_files.titan_changes import titan_changes
-from planner.intake.trainer_files.torchtitan import TitanSaid, former_name
+from planner.intake.trainer_files.torchtitan import StatedTitan, former_name
 from planner.specs.current import CurrentSpec
 from planner.specs.layout import Layout
 from tests.conftest import tiers
@@ -23,13 +23,13 @@ SHAPES = tuple(name for name in MODELS if name != "gpt3-175b")  # which TorchTit
 
 
 def edited(text: str, winner: Layout, name: str, num_gpus: int, **more: object) -> str:
-    said = read(CurrentSpec(name="train.toml", text=text))
-    assert isinstance(said, TitanSaid)
+    stated = read(CurrentSpec(name="train.toml", text=text))
+    assert isinstance(stated, StatedTitan)
     changes, _ = titan_changes(
-        said, winner, exported(winner, name, num_gpus, "torchtitan", said.version, **more)
+        stated, winner, exported(winner, name, num_gpus, "torchtitan", stated.version, **more)
     )
     return edit_toml(
-        text, {former_name(key, said.spelling): value for key, value in changes.items()}
+        text, {former_name(key, stated.spelling): value for key, value in changes.items()}
     )
 
 
@@ -109,8 +109,8 @@ def test_another_trainer_is_refused() -> None:
 
 def test_what_the_trainer_stops_at_and_what_is_not_priced_is_said() -> None:
     text = EIGHT.replace("local_batch_size = 1\n", "local_batch_size = 4\nglobal_batch_size = 40\n")
-    said = read(CurrentSpec(name="train.toml", text=text))
-    assert [fault.field for fault in said.run(model("llama3-8b"), 8).refusals] == [
+    stated = read(CurrentSpec(name="train.toml", text=text))
+    assert [fault.field for fault in stated.run(model("llama3-8b"), 8).refusals] == [
         "training.global_batch_size"
     ]
     piped = EIGHT.replace("pipeline_parallel_degree = 1", "pipeline_parallel_degree = 2")
@@ -184,9 +184,9 @@ def test_every_field_is_changed_in_the_users_file(field: str) -> None:
     job = job_of_text(
         "train.toml", new, made.files, cluster={"gpu": "h100-sxm-80gb", "num_gpus": winner.num_gpus}
     )
-    said = {gap.fault.field for gap in made.gaps if gap.blocking}
+    stated = {gap.fault.field for gap in made.gaps if gap.blocking}
     assert job.layout is not None
-    if field not in said and not said:
+    if field not in stated and not stated:
         assert same_run(job.layout, winner, 80, "torchtitan")
 
 

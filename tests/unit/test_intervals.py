@@ -102,7 +102,7 @@ def test_memory_deviates_by_a_share_and_by_a_fixed_part() -> None:
     )
     assert large[0] == pytest.approx(0.03, rel=0.01)
     assert small[0] == pytest.approx(np.hypot(0.03, np.log1p(0.4 * TWO_SIDED_90) / TWO_SIDED_90))
-    alone = replace(profile, memory_sd=0.0, memory_doubt=0.0)
+    alone = replace(profile, memory_sd=0.0, memory_extra_sd=0.0)
     tiny = np.array([0.01 * GIB])
     upper = tiny * np.exp(TWO_SIDED_90 * memory_deviation(alone, tiny))
     assert upper[0] == pytest.approx(tiny[0] + TWO_SIDED_90 * 0.4 * GIB), (
@@ -112,8 +112,8 @@ def test_memory_deviates_by_a_share_and_by_a_fixed_part() -> None:
 
 def test_a_trainer_whose_memory_was_never_compared_is_doubted() -> None:
     known, doubted = (
-        replace(pricer().profile, memory_sd=0.03, memory_sd_bytes=0.0, memory_doubt=doubt)
-        for doubt in (0.0, 0.04)
+        replace(pricer().profile, memory_sd=0.03, memory_sd_bytes=0.0, memory_extra_sd=rates_sd)
+        for rates_sd in (0.0, 0.04)
     )
     assert memory_deviation(known, np.array([GIB]))[0] == pytest.approx(0.03)
     assert memory_deviation(doubted, np.array([GIB]))[0] == pytest.approx(0.05)

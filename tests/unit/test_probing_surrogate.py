@@ -80,8 +80,8 @@ def test_columns_and_blocks_are_the_documented_covariance(prior: CorrelatedError
     rows = np.arange(0, len(prior.sd), 37)
     expected = dense(prior, rows)
     assert prior.between(rows, rows) == pytest.approx(expected, rel=1e-12)
-    for place, row in enumerate(rows[:5]):
-        assert prior.column(int(row))[rows] == pytest.approx(expected[place], rel=1e-12)
+    for index, row in enumerate(rows[:5]):
+        assert prior.column(int(row))[rows] == pytest.approx(expected[index], rel=1e-12)
     assert np.diag(expected) == pytest.approx(prior.variance[rows], rel=1e-12)
     assert np.linalg.eigvalsh(expected).min() > 0.0
 

@@ -50,7 +50,7 @@ def lines_of(plan: Plan) -> list[str]:
 def section(plan: Plan) -> list[str]:
     """Its lines between the headings of this section and of the next."""
     lines = lines_of(plan)
-    after = next(place for place, line in enumerate(lines) if line.startswith("Memory"))
+    after = next(index for index, line in enumerate(lines) if line.startswith("Memory"))
     return [line for line in lines[lines.index("Measured") + 1 : after] if line]
 
 

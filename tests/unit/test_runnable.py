@@ -184,11 +184,11 @@ def test_405b_is_split_over_megatrons_pipelines(num_gpus: int) -> None:
 
 def test_fewer_than_asked_for_has_a_reason() -> None:
     asked = job("llama3-8b", "l4", 4, seq_len=2048)
-    sized = search_size(asked, asked.cluster, lambda _: None)
-    (sentence,) = fewer_than_asked(10, 4, [sized])
+    at_size = search_size(asked, asked.cluster, lambda _: None)
+    (sentence,) = fewer_than_asked(10, 4, [at_size])
     assert sentence.startswith("4 of the 10 layouts asked for: ")
     assert "rejected: " in sentence
-    assert fewer_than_asked(3, 3, [sized]) == []
+    assert fewer_than_asked(3, 3, [at_size]) == []
 
 
 @pytest.mark.slow

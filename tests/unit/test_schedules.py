@@ -292,7 +292,7 @@ def test_moments_hold_the_simulated_peak(entry: Schedule, ratio: float) -> None:
         peak = uniform(entry, pp, v, m, seconds=np.ones((1, 3)), share=ratio).peak_saved_bytes_CR[0]
         ranks = np.arange(pp)
         fullest = np.max(
-            [whole + ratio * half for whole, half in entry.moments(ranks, pp, v, m)], axis=0
+            [whole + ratio * half for whole, half in entry.peak_candidates(ranks, pp, v, m)], axis=0
         )
         np.testing.assert_allclose(fullest, peak, rtol=1e-12, err_msg=str((pp, v, m)))
 

@@ -240,7 +240,7 @@ def test_bounds_without_checkpointing_are_below_all_others(monkeypatch: pytest.M
             bounds = floors.CellBounds(pricer, space.cells)
         assert np.isnan(bounds.seconds).all()
         bounds.know(np.arange(len(space.cells)))
-        assert (bounds.loose_seconds <= bounds.seconds * (1 + 1e-12)).all()
+        assert (bounds.coarse_bound_seconds <= bounds.seconds * (1 + 1e-12)).all()
         assert (space.cells.ac_kind > 0).any()
 
 

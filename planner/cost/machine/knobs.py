@@ -32,7 +32,7 @@ Key = tuple[str, str]  # knob, and trainer or family; "" for the shared part
 OWN_SHARE = 1.0  # standard deviation of an own shift over that of the shared one; judgement
 DIRECTIONS = 6
 MOST_MEMORY_RATE = 0.97
-LARGEST_DOUBT = 0.3  # of a GPU family without kernel timings; judgement
+LARGEST_RATES_SD = 0.3  # of a GPU family without kernel timings; judgement
 # What a family without any timing adds to the variance, by how much measured families differ: in
 # the share of the memory bandwidth (0.70 to 0.85), in float8 against bf16 (1.5 to 2.3 times), in
 # the communication library inside a node (0.52 to 0.81).
@@ -80,7 +80,7 @@ class Knob:
         """
         if not scope:
             return self.sd**2
-        return (OWN_SHARE * self.sd) ** 2 + (doubt(scope) ** 2 if self.name in RATES else 0.0)
+        return (OWN_SHARE * self.sd) ** 2 + (rates_sd(scope) ** 2 if self.name in RATES else 0.0)
 
 
 # Priors are judgements made before any run was evaluated, except where a source is named.
@@ -119,8 +119,8 @@ PLACE_SD = np.array([knob.place_sd for knob in KNOBS])
 def profile_at(trainer: str, shifts: FloatColumn) -> Profile:
     """The trainer's profile with its knobs moved by shifts (K,)."""
     values: dict[str, Any] = {
-        knob.name: knob.moved(shifts[place])
-        for place, knob in enumerate(KNOBS)
+        knob.name: knob.moved(shifts[index])
+        for index, knob in enumerate(KNOBS)
         if knob.scope == "trainer"
     }
     return replace(software_profile(TRAINERS[trainer]), **values)
@@ -130,8 +130,8 @@ def kernels_at(gpu: GpuSpec, shifts: FloatColumn) -> KernelProfile:
     """The GPU's kernels with the family's knobs moved by shifts (K,)."""
     base = kernel_profile(gpu)
     by = {
-        knob.name: knob.moved(shifts[place])
-        for place, knob in enumerate(KNOBS)
+        knob.name: knob.moved(shifts[index])
+        for index, knob in enumerate(KNOBS)
         if knob.scope == "family"
     }
     half = "gemm_bf16"
@@ -150,12 +150,12 @@ def kernels_at(gpu: GpuSpec, shifts: FloatColumn) -> KernelProfile:
     )
 
 
-def doubt(family: str) -> float:
+def rates_sd(family: str) -> float:
     """Standard deviation of a GPU family's kernel rates.
 
     It holds as long as no training run on the family was measured.
     """
-    return KERNELS[KERNEL_ROWS[family]].doubt if is_known_family(family) else LARGEST_DOUBT
+    return KERNELS[KERNEL_ROWS[family]].rates_sd if is_known_family(family) else LARGEST_RATES_SD
 
 
 def place_sd(family: str) -> FloatColumn:
@@ -226,7 +226,7 @@ class Calibration:
 
     @cached_property
     def _at(self) -> Mapping[Key, int]:
-        return {key: place for place, key in enumerate(self.keys)}
+        return {key: index for index, key in enumerate(self.keys)}
 
     def shift(self, trainer: str, family: str) -> FloatColumn:
         """Shared plus own shifts of this trainer and GPU family, (K,)."""
@@ -242,13 +242,13 @@ class Calibration:
     def _effective(self, trainer: str, family: str) -> tuple[FloatColumn, FloatColumn]:
         pick = np.zeros((len(KNOBS), len(self.keys)))
         unseen = (self.place * place_sd(family)) ** 2
-        for place, knob in enumerate(KNOBS):
+        for index, knob in enumerate(KNOBS):
             for scope in ("", knob.own(trainer, family)):
                 at = self._at.get((knob.name, scope))
                 if at is None:
-                    unseen[place] += knob.variance(scope)
+                    unseen[index] += knob.variance(scope)
                 else:
-                    pick[place, at] = 1.0
+                    pick[index, at] = 1.0
         return np.asarray(pick @ self.shifts), np.asarray(
             pick @ self.covariance @ pick.T + np.diag(unseen)
         )

@@ -34,7 +34,7 @@ class KernelProfile:
     flash2: FlashAttention-2 as torch's SDPA ships it.
     vendor: the vendor's own kernel (cuDNN, Transformer Engine).
     memory: share of the memory bandwidth that a streaming kernel reaches.
-    doubt: standard deviation of the logarithm of these rates, as long as no training run on the
+    rates_sd: standard deviation of the logarithm of these rates, as long as no training run on the
         family was measured.
     """
 
@@ -44,7 +44,7 @@ class KernelProfile:
     vendor: AttentionCurve
     memory: float
     source: str
-    doubt: float = 0.0
+    rates_sd: float = 0.0
 
 
 def _curve(forward: float, backward: float, half_context: float) -> AttentionCurve:
@@ -61,7 +61,7 @@ KERNELS: Mapping[str, KernelProfile] = {
         vendor=_curve(0.35, 0.28, 400),
         memory=0.80,
         source="judgement: cuBLAS fp16 on V100 reaches 90 of 125 TFLOP/s",
-        doubt=0.15,
+        rates_sd=0.15,
     ),
     "ampere": KernelProfile(
         gemm={"gemm_bf16": 0.92},
@@ -126,7 +126,7 @@ KERNELS: Mapping[str, KernelProfile] = {
         vendor=_curve(0.55, 0.45, 350),
         memory=0.85,
         source="judgement: like Ampere",
-        doubt=0.15,
+        rates_sd=0.15,
     ),
     "rtx-blackwell": KernelProfile(
         gemm={
@@ -147,7 +147,7 @@ KERNELS: Mapping[str, KernelProfile] = {
         source="judgement: like Ada, whose matrix instructions it keeps (compute "
         "capability 12.0 has "
         "no tensor memory and no tcgen05)",
-        doubt=0.2,
+        rates_sd=0.2,
     ),
     "cdna": KernelProfile(
         gemm={
@@ -168,7 +168,7 @@ KERNELS: Mapping[str, KernelProfile] = {
         vendor=_curve(0.42, 0.30, 800),
         memory=0.75,
         source="micro.csv: achievable GEMM of MI300X, MI325X, MI355X; the rest judgement",
-        doubt=0.15,
+        rates_sd=0.15,
     ),
     "tpu": KernelProfile(
         gemm={"gemm_bf16": 0.80},
@@ -177,7 +177,7 @@ KERNELS: Mapping[str, KernelProfile] = {
         vendor=_curve(0.50, 0.42, 500),
         memory=0.85,
         source="judgement: XLA on large matmuls",
-        doubt=0.25,
+        rates_sd=0.25,
     ),
     "cpu": KernelProfile(
         gemm={"gemm_bf16": 0.50},
@@ -186,7 +186,7 @@ KERNELS: Mapping[str, KernelProfile] = {
         vendor=_curve(0.25, 0.20, 64),
         memory=0.50,
         source="judgement",
-        doubt=0.5,
+        rates_sd=0.5,
     ),
 }
 
@@ -233,7 +233,7 @@ class Profile:
     workspace_bytes: workspace of kernels.
     memory_sd, memory_sd_bytes: the logarithm of measured over predicted peak bytes deviates by
         about sqrt(memory_sd^2 + (memory_sd_bytes / peak)^2) where the peak is much larger.
-    memory_doubt: deviation on top, for a trainer whose allocator's peaks were never compared.
+    memory_extra_sd: deviation on top, for a trainer whose allocator's peaks were never compared.
     """
 
     compute: float = 0.80
@@ -266,13 +266,15 @@ class Profile:
     workspace_bytes: float = 96 * 2.0**20
     memory_sd: float = 0.05
     memory_sd_bytes: float = 0.5 * GIB
-    memory_doubt: float = 0.0
+    memory_extra_sd: float = 0.0
     source: str = "judgement"
 
 
 def software_profile(trainer: TrainerRules) -> Profile:
     """A trainer's profile before calibration, which moves the knobs of `cost.machine.knobs`."""
-    return Profile(vendor_attention=trainer.vendor_attention, memory_doubt=trainer.memory_doubt)
+    return Profile(
+        vendor_attention=trainer.vendor_attention, memory_extra_sd=trainer.memory_extra_sd
+    )
 
 
 def kernel_profile(gpu: GpuSpec) -> KernelProfile:

@@ -166,9 +166,10 @@ def _held_bytes(
             + boundary[rows]
         )
         for r in range(len(inputs.units)):
-            moments = schedule.moments(inputs.rank[r, rows], pp, v, count)
+            peak_candidates = schedule.peak_candidates(inputs.rank[r, rows], pp, v, count)
             fullest = np.max(
-                [whole * whole_bytes[r] + half * half_bytes[r] for whole, half in moments], axis=0
+                [whole * whole_bytes[r] + half * half_bytes[r] for whole, half in peak_candidates],
+                axis=0,
             )
             extra[r, rows] = fullest - in_flight[r, rows] * whole_bytes[r]
     return extra

@@ -222,18 +222,20 @@ def complete(given: Values, family_defaults: Values, *, published: bool) -> dict
     what the code fixes.
     """
     model_type = str(given.get("model_type"))
-    said = dict(given)
-    if "rope_parameters" in said:
-        said.setdefault("rope_scaling", None)
-    if model_type == "llama4_text" and said.get("use_qk_norm") is not None:
-        said.setdefault("qk_l2_norm", said["use_qk_norm"])
+    stated = dict(given)
+    if "rope_parameters" in stated:
+        stated.setdefault("rope_scaling", None)
+    if model_type == "llama4_text" and stated.get("use_qk_norm") is not None:
+        stated.setdefault("qk_l2_norm", stated["use_qk_norm"])
     defaults = CLASS_DEFAULTS.get(model_type, {}) if published else {}
-    if any(key in said for key in _DROPOUTS):
+    if any(key in stated for key in _DROPOUTS):
         defaults = {key: value for key, value in defaults.items() if key != "dropout"}
     fixed = {
-        key: value for key, value in HARDWIRED.get(model_type, {}).items() if said.get(key) is None
+        key: value
+        for key, value in HARDWIRED.get(model_type, {}).items()
+        if stated.get(key) is None
     }
-    return {**family_defaults, **defaults, **said, **fixed}
+    return {**family_defaults, **defaults, **stated, **fixed}
 
 
 def network_fields(values: Values) -> dict[str, object]:

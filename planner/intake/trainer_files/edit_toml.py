@@ -39,9 +39,9 @@ def _find(document: Any, tables: list[str]) -> Any:
 
 def _set(document: Any, tables: list[str], name: str, value: Value) -> None:
     holder = document
-    for place, table in enumerate(tables):
+    for index, table in enumerate(tables):
         if table not in holder:
-            _new_table(holder, tables[place:], name, value)
+            _new_table(holder, tables[index:], name, value)
             return
         holder = holder[table]
     if name in holder:
@@ -71,7 +71,7 @@ def _append(holder: Any, name: str, value: Value) -> None:
     Comments and blank lines behind it stay behind it, since they belong to what follows.
     """
     body = holder.value.body if isinstance(holder, Table) else []
-    last = max((place for place, (key, _) in enumerate(body) if key is not None), default=-1)
+    last = max((index for index, (key, _) in enumerate(body) if key is not None), default=-1)
     trailing = [item for _, item in body[last + 1 :]]
     if last < 0 or not all(isinstance(item, Comment | Whitespace) for item in trailing):
         holder[name] = value

@@ -19,7 +19,7 @@ from planner.intake.trainer_files.flags import Command, edit_flags, plain_name
 from planner.intake.trainer_files.launch import machine_of
 from planner.intake.trainer_files.shapes import by_hint, named
 from planner.intake.trainer_files.shell import read_script
-from planner.intake.trainer_files.statement import Machine, ModelSaid, Run
+from planner.intake.trainer_files.statement import Machine, Run, StatedModel
 from planner.specs.current import CurrentSpec
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
@@ -90,7 +90,7 @@ _RELEVANT = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MegatronSaid:
+class StatedMegatron:
     """A Megatron run.
 
     words: argument, named with _ -> its values.
@@ -113,11 +113,11 @@ class MegatronSaid:
         return None
 
     @property
-    def model(self) -> ModelSaid:
+    def model(self) -> StatedModel:
         """The catalogue's model with these shapes, else the shapes; None where some are missing."""
         missing = [name for name in NEEDED[:3] if word(self.words, name) is None]
         if missing:
-            return ModelSaid(
+            return StatedModel(
                 value=None,
                 lacking=f"it has no {', '.join('--' + name.replace('_', '-') for name in missing)}",
             )
@@ -127,9 +127,9 @@ class MegatronSaid:
             return named(keys, hint=hint)
         known = by_hint({**keys, "vocab_size": 1}, leave_open=frozenset({"vocab_size"}), hint=hint)
         return (
-            ModelSaid(value=known)
+            StatedModel(value=known)
             if known is not None
-            else ModelSaid(value=None, lacking="it has no --vocab-size")
+            else StatedModel(value=None, lacking="it has no --vocab-size")
         )
 
     def run(self, model: ModelSpec, num_gpus: int) -> Run:
@@ -305,7 +305,7 @@ def _experts(words: Words, layers: int) -> dict[str, object]:
         "num_experts_per_tok": whole(words, "moe_router_topk", 2),
         "moe_intermediate_size": width,
     }
-    dense = [place for place, moe in enumerate(places) if not moe]
+    dense = [index for index, moe in enumerate(places) if not moe]
     if not dense:
         keys["intermediate_size"] = None
     elif dense == list(range(len(dense))):
@@ -325,7 +325,7 @@ def _experts(words: Words, layers: int) -> dict[str, object]:
 
 def _regular(places: Sequence[bool], dense: list[int]) -> dict[str, object]:
     """MoE at every n-th layer, else the indices of the dense layers."""
-    moe = [place for place, flag in enumerate(places) if flag]
+    moe = [index for index, flag in enumerate(places) if flag]
     steps = {b - a for a, b in pairwise(moe)}
     if len(steps) == 1 and moe[0] < min(steps) and moe[-1] + min(steps) >= len(places):
         return {"moe_layer_freq": min(steps), "moe_layer_offset": moe[0]}
@@ -391,7 +391,7 @@ def find_command(text: str) -> Command:
         Command(script, tuple(fields), end)
         for fields, end in zip(script.commands, script.ends, strict=True)
     ]
-    rated = [(_rating(command), place) for place, command in enumerate(commands)]
+    rated = [(_rating(command), index) for index, command in enumerate(commands)]
     best = max(rated, default=(0, 0))
     if best[0] == 0:
         raise SpecError(
@@ -411,7 +411,7 @@ def _rating(command: Command) -> int:
     )
 
 
-def say(spec: CurrentSpec) -> MegatronSaid:
+def say(spec: CurrentSpec) -> StatedMegatron:
     """Reads a script. Raises SpecError where no command in it starts Megatron."""
     command = find_command(spec.text)
     script = command.script
@@ -421,7 +421,7 @@ def say(spec: CurrentSpec) -> MegatronSaid:
         for text in script.skipped
         if _RELEVANT & {plain_name(one) for one in text.split() if one.startswith("--")}
     )
-    return MegatronSaid(
+    return StatedMegatron(
         words=command.words(),
         machine=machine_of(script, command),
         expandable=expandable,
@@ -430,13 +430,13 @@ def say(spec: CurrentSpec) -> MegatronSaid:
 
 
 def megatron_changes(
-    said: MegatronSaid, winner: Layout, exported: Export, global_batch_size: int
+    stated: StatedMegatron, winner: Layout, exported: Export, global_batch_size: int
 ) -> tuple[dict[str, Sequence[str] | None], list[str]]:
     """(argument -> its new values, or None to remove it; what arguments cannot express)."""
     wanted = plain_names(read_flags(exported.arguments))
     layers, goal = exported.num_layers, winner.model_dump()
     changes: dict[str, Sequence[str] | None] = {}
-    words: dict[str, Sequence[str]] = dict(said.words)
+    words: dict[str, Sequence[str]] = dict(stated.words)
     for fields, names in GROUPS:
         now = canonical(
             Layout.model_validate(read_arguments(words, layers, winner.num_gpus)),

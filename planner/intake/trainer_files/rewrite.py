@@ -9,7 +9,7 @@ from planner.intake.current import Current
 from planner.intake.trainer_files import megatron, titan_command
 from planner.intake.trainer_files.edit_toml import edit_toml
 from planner.intake.trainer_files.titan_changes import titan_changes
-from planner.intake.trainer_files.torchtitan import TitanSaid, former_name
+from planner.intake.trainer_files.torchtitan import StatedTitan, former_name
 from planner.specs.layout import Layout
 
 NO_NEWLINE = "\\ No newline at end of file\n"
@@ -38,33 +38,33 @@ def rewrite(
 
     exported: that layout's export, for the same release of the same trainer.
     """
-    said, spec = current.said, current.spec
-    if isinstance(said, TitanSaid) and current.format == "torchtitan-toml":
-        changes, notes = titan_changes(said, winner, exported)
+    stated, spec = current.stated, current.spec
+    if isinstance(stated, StatedTitan) and current.format == "torchtitan-toml":
+        changes, notes = titan_changes(stated, winner, exported)
         text = edit_toml(
-            spec.text, {former_name(key, said.spelling): value for key, value in changes.items()}
+            spec.text, {former_name(key, stated.spelling): value for key, value in changes.items()}
         )
         files = {spec.name: text}
         return Rewritten(
-            files={**files, **_modules(exported, said, changes, spec.files)},
+            files={**files, **_modules(exported, stated, changes, spec.files)},
             diff=_diffs({**spec.files, spec.name: spec.text}, files),
-            settings={key: (said.given.get(key), value) for key, value in changes.items()},
+            settings={key: (stated.given.get(key), value) for key, value in changes.items()},
             notes=tuple(notes),
         )
-    if isinstance(said, TitanSaid) and current.format == "torchtitan-command":
-        changes, notes = titan_changes(said, winner, exported)
-        files = titan_command.edited_command(spec, changes, said.spelling, said.line)
+    if isinstance(stated, StatedTitan) and current.format == "torchtitan-command":
+        changes, notes = titan_changes(stated, winner, exported)
+        files = titan_command.edited_command(spec, changes, stated.spelling, stated.line)
         return Rewritten(
-            files={**files, **_modules(exported, said, changes, spec.files)},
+            files={**files, **_modules(exported, stated, changes, spec.files)},
             diff=_diffs(titan_command.before(spec), files),
-            settings={key: (said.given.get(key), value) for key, value in changes.items()},
+            settings={key: (stated.given.get(key), value) for key, value in changes.items()},
             notes=tuple(notes),
         )
-    if isinstance(said, megatron.MegatronSaid):
-        words, notes = megatron.megatron_changes(said, winner, exported, global_batch_size)
+    if isinstance(stated, megatron.StatedMegatron):
+        words, notes = megatron.megatron_changes(stated, winner, exported, global_batch_size)
         files = {spec.name: megatron.edited_script(spec, words)}
         settings = {
-            f"--{name.replace('_', '-')}": (_spelled(said.words.get(name)), _spelled(new))
+            f"--{name.replace('_', '-')}": (_spelled(stated.words.get(name)), _spelled(new))
             for name, new in words.items()
         }
         return Rewritten(
@@ -82,10 +82,13 @@ def _spelled(words: Sequence[str] | None) -> object:
 
 
 def _modules(
-    exported: Export, said: TitanSaid, changes: Mapping[str, Value | None], files: Mapping[str, str]
+    exported: Export,
+    stated: StatedTitan,
+    changes: Mapping[str, Value | None],
+    files: Mapping[str, str],
 ) -> dict[str, str]:
     """Python modules of the export that the new settings name, unless the user has them already."""
-    words = {str(value) for value in {**said.given, **changes}.values()}
+    words = {str(value) for value in {**stated.given, **changes}.values()}
     named = {
         name: text
         for name, text in exported.files.items()

@@ -5,7 +5,7 @@ from functools import lru_cache
 
 from planner.catalog.models import model_entry, model_names
 from planner.intake.models import load_model, read_model
-from planner.intake.trainer_files.statement import ModelSaid
+from planner.intake.trainer_files.statement import StatedModel
 from planner.specs.model import ModelSpec
 from planner.specs.network import NETWORK_FIELDS
 
@@ -14,7 +14,7 @@ from planner.specs.network import NETWORK_FIELDS
 OPEN = frozenset({"name", "max_position_embeddings"}) | NETWORK_FIELDS
 
 
-def named(keys: Mapping[str, object], *, hint: str = "") -> ModelSaid:
+def named(keys: Mapping[str, object], *, hint: str = "") -> StatedModel:
     """The catalogue's name for a model with these Hugging Face keys, else the keys themselves.
 
     hint: a name, an alias or its last part. It decides between models with equal shapes, and
@@ -23,8 +23,8 @@ def named(keys: Mapping[str, object], *, hint: str = "") -> ModelSaid:
     """
     same = _same(keys, hint, frozenset())
     if not same:
-        return ModelSaid(value={"name": hint or "your-model", **keys})
-    return ModelSaid(value=next((name for name in same if _is_called(name, hint)), same[0]))
+        return StatedModel(value={"name": hint or "your-model", **keys})
+    return StatedModel(value=next((name for name in same if _is_called(name, hint)), same[0]))
 
 
 def by_hint(keys: Mapping[str, object], *, leave_open: frozenset[str], hint: str) -> str | None:

@@ -417,8 +417,8 @@ class _Reader:
                     fields.append(Chars())
                 parts = _split(chars) if splits else [chars]
                 plain = plain and not splits and number == 0
-                for place, part in enumerate(parts):
-                    if place:
+                for index, part in enumerate(parts):
+                    if index:
                         fields.append(Chars())
                     fields[-1] = fields[-1] + part
             quoted = quoted or was_quoted

@@ -48,7 +48,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSaid:
+class StatedModel:
     """The model that a text names.
 
     value: as in a job's `model`; None where it cannot be found.
@@ -60,7 +60,7 @@ class ModelSaid:
     notes: tuple[str, ...] = field(default=())
 
 
-class Said(Protocol):
+class Stated(Protocol):
     """A text that was read.
 
     trainer, version: the software that it is written for.
@@ -73,7 +73,7 @@ class Said(Protocol):
     @property
     def machine(self) -> Machine: ...  # noqa: D102
     @property
-    def model(self) -> ModelSaid: ...  # noqa: D102
+    def model(self) -> StatedModel: ...  # noqa: D102
 
     def run(self, model: ModelSpec, num_gpus: int) -> Run:
         """The run on this many GPUs. Raises SpecError for values that no trainer takes."""

@@ -24,7 +24,7 @@ from planner.export.titan_settings import (
     schedule_name,
 )
 from planner.export.torchtitan import read_export
-from planner.intake.trainer_files.torchtitan import SHARD, TitanSaid
+from planner.intake.trainer_files.torchtitan import SHARD, StatedTitan
 from planner.precision import PRECISIONS
 from planner.specs.layout import Layout
 
@@ -53,15 +53,15 @@ STAGES = (
 
 
 def titan_changes(
-    said: TitanSaid, winner: Layout, exported: Export
+    stated: StatedTitan, winner: Layout, exported: Export
 ) -> tuple[dict[str, Value | None], list[str]]:
     """(setting -> its new value, or None to remove it; what the user's file cannot express).
 
     exported: the new layout's export, for the release that the user runs.
     """
     wanted = {key: _value(value) for key, value in read_export(exported).items()}
-    changes, notes = _modules(said, winner, wanted, exported)
-    now = replace(said, given={**said.given, **changes}).settings
+    changes, notes = _modules(stated, winner, wanted, exported)
+    now = replace(stated, given={**stated.given, **changes}).settings
     for key, value in wanted.items():
         if (
             _is_layout(key)
@@ -70,9 +70,9 @@ def titan_changes(
         ):
             changes[key] = value
     if winner.pp > 1:
-        _stages(said, changes, wanted, exported.num_layers)
-    if said.line == "0.2":
-        _converters(said, changes, wanted, winner)
+        _stages(stated, changes, wanted, exported.num_layers)
+    if stated.line == "0.2":
+        _converters(stated, changes, wanted, winner)
     elif winner.ac.startswith("memory-budget") and AC + "memory_budget" in changes:
         changes[AC + "mode"] = "memory_budget"  # one word of the command line says both
     return changes, notes
@@ -131,10 +131,13 @@ def _number(value: object) -> int:
 
 
 def _stages(
-    said: TitanSaid, changes: dict[str, Value | None], wanted: Mapping[str, Value], num_layers: int
+    stated: StatedTitan,
+    changes: dict[str, Value | None],
+    wanted: Mapping[str, Value],
+    num_layers: int,
 ) -> None:
     """Sets the split, unless the file's own settings give the same split with the new degrees."""
-    now = {**said.settings, **{key: value for key, value in changes.items() if value is not None}}
+    now = {**stated.settings, **{key: value for key, value in changes.items() if value is not None}}
     degree, schedule = _number(now[SAME_KEYS["pp"]]), schedule_name(str(now[SCHEDULE]))
     means = read_stages(now, degree, schedule, num_layers)
     bare = {key: value for key, value in now.items() if key not in (MODULES, LAYERS)}
@@ -148,24 +151,27 @@ def _stages(
     for key in (MODULES, LAYERS):
         if key in wanted:
             changes[key] = wanted[key]
-        elif key in said.given:
+        elif key in stated.given:
             changes[key] = None
     if MODULES not in wanted:
         changes.update(
             dict.fromkeys(
-                (key for key in STAGES[2:] if key in said.given and said.given[key] != 1), 1
+                (key for key in STAGES[2:] if key in stated.given and stated.given[key] != 1), 1
             )
         )
 
 
 def _converters(
-    said: TitanSaid, changes: dict[str, Value | None], wanted: Mapping[str, Value], winner: Layout
+    stated: StatedTitan,
+    changes: dict[str, Value | None],
+    wanted: Mapping[str, Value],
+    winner: Layout,
 ) -> None:
     """Sets 0.2's converters.
 
     Those of a precision are exchanged. A user's other converters and their settings stay.
     """
-    now = said.settings
+    now = stated.settings
     held, goal = _names(now["model.converters"]), _names(wanted["model.converters"])
     kept = [name for name in held if name not in PRECISION_CONVERTERS]
     same = {_FORMER.get(name, name) for name in held if name not in kept} == set(goal)
@@ -173,7 +179,7 @@ def _converters(
         changes["model.converters"] = [*kept, *goal]
     gather = f"{FLOAT8}.enable_fsdp_float8_all_gather"
     for key, value in wanted.items():
-        theirs = key in said.given and key.endswith("fqns")
+        theirs = key in stated.given and key.endswith("fqns")
         decides = (
             not same
             or key in (gather, f"{FLOAT8}.recipe_name")
@@ -182,7 +188,7 @@ def _converters(
         if key.startswith("quantize.") and decides and not theirs and now.get(key) != value:
             changes[key] = value
     recipe = f"{FLOAT8}.recipe_name"
-    if winner.precision == "float8-tensorwise" and said.given.get(recipe) not in (
+    if winner.precision == "float8-tensorwise" and stated.given.get(recipe) not in (
         None,
         "tensorwise",
     ):
@@ -194,17 +200,17 @@ def _names(value: object) -> list[str]:
 
 
 def _modules(
-    said: TitanSaid, winner: Layout, wanted: Mapping[str, Value], exported: Export
+    stated: StatedTitan, winner: Layout, wanted: Mapping[str, Value], exported: Export
 ) -> tuple[dict[str, Value | None], list[str]]:
     """Settings that name our modules, where the layout needs one and the user has none there.
 
     The model stays the user's own: they never name a module that only sets published numbers.
     """
-    if said.line == "0.3":
-        return _modules_03(said, winner, wanted)
+    if stated.line == "0.3":
+        return _modules_03(stated, winner, wanted)
     changes: dict[str, Value | None] = {}
     notes = []
-    own = said.given.get(CUSTOM_CONFIG)
+    own = stated.given.get(CUSTOM_CONFIG)
     if CUSTOM_CONFIG in wanted and own and own != wanted[CUSTOM_CONFIG]:
         notes.append(
             f"your {own} must let training.mixed_precision_reduce be bfloat16, as our "
@@ -213,22 +219,22 @@ def _modules(
     elif CUSTOM_CONFIG in wanted and not own:
         changes[CUSTOM_CONFIG] = wanted[CUSTOM_CONFIG]
     needed = REPLACES_FLEX in exported.files.get(f"{MODEL_MODULE}.py", "")
-    if needed and not said.given.get(CUSTOM_IMPORT) and said.model.value is not None:
+    if needed and not stated.given.get(CUSTOM_IMPORT) and stated.model.value is not None:
         changes |= {key: wanted[key] for key in (CUSTOM_IMPORT, "model.name", "model.flavor")}
     return changes, notes
 
 
 def _modules_03(
-    said: TitanSaid, winner: Layout, wanted: Mapping[str, Value]
+    stated: StatedTitan, winner: Layout, wanted: Mapping[str, Value]
 ) -> tuple[dict[str, Value | None], list[str]]:
     """The same for 0.3, which states a precision in the model's module.
 
     Another precision, or a dtype that no flag takes, needs another module.
     """
-    ours = said.given.get("module") == JOB_MODULE
-    if said.precision == winner.precision and (ours or winner.reduce_dtype == "float32"):
+    ours = stated.given.get("module") == JOB_MODULE
+    if stated.precision == winner.precision and (ours or winner.reduce_dtype == "float32"):
         return {}, []
-    if said.given.get("config") == wanted["config"]:
+    if stated.given.get("config") == wanted["config"]:
         return {}, []  # its module is written anew
     note = (
         f"--config {wanted['config']} brings its own data set, learning rate and schedule: copy "

@@ -17,7 +17,7 @@ from planner.intake.trainer_files.edit_toml import edit_toml
 from planner.intake.trainer_files.flags import Command, edit_flags
 from planner.intake.trainer_files.launch import machine_of
 from planner.intake.trainer_files.shell import read_script
-from planner.intake.trainer_files.torchtitan import TitanSaid, read_toml
+from planner.intake.trainer_files.torchtitan import StatedTitan, read_toml
 from planner.specs.current import CurrentSpec
 
 _PROGRAM = re.compile(r"run_train\.sh|torchtitan|(?:^|/)train\.py$")
@@ -47,8 +47,8 @@ def find_command(text: str) -> Command:
     """
     script = read_script(text)
     rated = [
-        (_rating([field.text for field in fields]), place)
-        for place, fields in enumerate(script.commands)
+        (_rating([field.text for field in fields]), index)
+        for index, fields in enumerate(script.commands)
     ]
     best = max(rated, default=(0, 0))
     if best[0] == 0:
@@ -112,8 +112,8 @@ def _titan_words(command: Command) -> list[str]:
     words = [field.text for field in command.fields]
     start = next(
         (
-            place
-            for place, word in enumerate(words)
+            index
+            for index, word in enumerate(words)
             if _PROGRAM.search(word) and not word.startswith("--")
         ),
         -1,
@@ -121,7 +121,7 @@ def _titan_words(command: Command) -> list[str]:
     return words[start + 1 :]
 
 
-def say(spec: CurrentSpec) -> TitanSaid:
+def say(spec: CurrentSpec) -> StatedTitan:
     """Reads a command with its TOML; flags override the TOML. Raises SpecError."""
     found = read_command(spec)
     below: dict[str, object] = {}
@@ -134,7 +134,7 @@ def say(spec: CurrentSpec) -> TitanSaid:
         if name.endswith(".py")
     }
     skipped = tuple(text for text in found.command.script.skipped if _SETTING.search(text))
-    return TitanSaid(
+    return StatedTitan(
         line="0.3" if "module" in found.given else "0.2",
         given={**below, **found.given},
         spelling=spelling,

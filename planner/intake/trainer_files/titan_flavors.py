@@ -4,12 +4,12 @@ from functools import lru_cache
 
 from planner.catalog.models import model_entry, model_names
 from planner.intake.models import load_model
-from planner.intake.trainer_files.statement import ModelSaid
+from planner.intake.trainer_files.statement import StatedModel
 from planner.trainers.titan_models import FLAVORS, shape_of
 from planner.trainers.titan_networks import differences
 
 
-def model_of(module: str, flavor: str, assets: str = "") -> ModelSaid:
+def model_of(module: str, flavor: str, assets: str = "") -> StatedModel:
     """The catalogue's model that a TorchTitan module and flavor stand for.
 
     Several may have the same shapes. The one that `assets` names (the folder of its tokenizer)
@@ -21,7 +21,7 @@ def model_of(module: str, flavor: str, assets: str = "") -> ModelSaid:
     }
     named = [name for name, shape in _shapes() if shape in shapes]
     if not named:
-        return ModelSaid(
+        return StatedModel(
             value=None, lacking=f"the shapes of {module} {flavor} are not in the catalogue"
         )
     folder = assets.rstrip("/").rpartition("/")[2].lower()
@@ -31,7 +31,7 @@ def model_of(module: str, flavor: str, assets: str = "") -> ModelSaid:
         if folder
         and any(alias.lower().endswith(folder) for alias in (*model_entry(name).aliases, name))
     ]
-    return ModelSaid(
+    return StatedModel(
         value=min(exact or named, key=lambda name: len(differences(load_model(name), module, base)))
     )
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from planner.errors import SpecError
 from planner.intake.trainer_files.shapes import named
-from planner.intake.trainer_files.statement import ModelSaid
+from planner.intake.trainer_files.statement import StatedModel
 from planner.intake.trainer_files.titan_flavors import model_of
 
 # TorchTitan's name of a shape -> Hugging Face's. 0.2's ModelArgs and 0.3's builders use the same
@@ -43,12 +43,12 @@ _FAMILY = re.compile(
 _NAME = re.compile(r'^"""(\S+) for TorchTitan ')
 
 
-def read_module(source: str) -> ModelSaid:
+def read_module(source: str) -> StatedModel:
     """The model that the module registers or asks for."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):
-        return ModelSaid(value=None, lacking="its module is no Python that can be read")
+        return StatedModel(value=None, lacking="its module is no Python that can be read")
     found = _FAMILY.search(source)
     family = "" if found is None else found[1] or found[2]
     hint = _NAME.search(source)
@@ -65,11 +65,11 @@ def read_module(source: str) -> ModelSaid:
         ):
             keys.update(_literals(call))
     if "dim" not in keys or "n_layers" not in keys:
-        return ModelSaid(value=None, lacking="its module holds no shapes that can be read")
+        return StatedModel(value=None, lacking="its module holds no shapes that can be read")
     try:
         return named(_hugging_face(keys, family), hint=hint[1] if hint else "")
     except SpecError as error:
-        return ModelSaid(value=None, lacking=f"the shapes in its module make no model ({error})")
+        return StatedModel(value=None, lacking=f"the shapes in its module make no model ({error})")
 
 
 def _called(call: ast.Call) -> str:

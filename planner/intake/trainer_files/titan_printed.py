@@ -14,14 +14,14 @@ from planner.export.base import flatten
 from planner.export.titan_settings import AC
 from planner.intake.models import read_model
 from planner.intake.trainer_files.titan_flavors import model_of
-from planner.intake.trainer_files.torchtitan import TitanSaid
+from planner.intake.trainer_files.torchtitan import StatedTitan
 
 _PRINTED = re.compile(r"Running with (?:configs|args): (?=\{)")
 _PREFIX = re.compile(r"^\[[A-Za-z_]+\d+\]:", re.MULTILINE)
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def printed_run(text: str, said: Mapping[str, object]) -> dict[str, object] | None:
+def printed_run(text: str, stated: Mapping[str, object]) -> dict[str, object] | None:
     """The job that a log's other lines give, completed by its printed configuration.
 
     said: the job from those other lines.
@@ -38,21 +38,21 @@ def printed_run(text: str, said: Mapping[str, object]) -> dict[str, object] | No
         str(flat.get(f"{kind}.flavor")),
         str(flat.get("model.hf_assets_path", "")),
     )
-    model, cluster = said.get("model") or found.value, said.get("cluster")
+    model, cluster = stated.get("model") or found.value, stated.get("cluster")
     gpus = cluster.get("num_gpus") if isinstance(cluster, Mapping) else None
     if model is None or not isinstance(gpus, int):
         return None
     if line == "0.3":
         flat[AC + "mode"] = _mode(tables.get("activation_checkpoint"))
-    settings = TitanSaid(line=line, given=flat)
+    settings = StatedTitan(line=line, given=flat)
     try:
         run = settings.run(read_model(model), gpus)
     except PlannerError:
         return None
     layout = {**run.layout, **({"precision": words_of_precision(text)} if line == "0.3" else {})}
-    others = said.get("training")
+    others = stated.get("training")
     training = {**run.training, **(others if isinstance(others, Mapping) else {})}
-    return {**said, "model": model, "training": training, "layout": layout}
+    return {**stated, "model": model, "training": training, "layout": layout}
 
 
 def _printed(text: str) -> dict[str, object] | None:

@@ -14,7 +14,7 @@ from planner.errors import Fault, SpecError
 from planner.export.base import flatten
 from planner.export.titan_precision import read_precision_02, read_precision_03
 from planner.export.titan_settings import CHECKPOINT_MODES, LAYERS, SAME_KEYS, P, T, read_settings
-from planner.intake.trainer_files.statement import Machine, ModelSaid, Run
+from planner.intake.trainer_files.statement import Machine, Run, StatedModel
 from planner.intake.trainer_files.titan_flavors import model_of
 from planner.intake.trainer_files.titan_module import read_module
 from planner.specs.model import ModelSpec
@@ -26,7 +26,7 @@ OPTIMIZERS = {"adamw": "adamw", "adam": "adamw"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TitanSaid:
+class StatedTitan:
     """A TorchTitan run.
 
     line: "0.2" or "0.3".
@@ -42,7 +42,7 @@ class TitanSaid:
     machine: Machine = field(default_factory=Machine)
     modules: Mapping[str, str] = field(default_factory=dict)
     spelling: Mapping[str, str] = field(default_factory=dict)
-    said_version: str | None = None
+    stated_version: str | None = None
     skipped: tuple[str, ...] = ()
 
     @property
@@ -53,7 +53,7 @@ class TitanSaid:
     @property
     def version(self) -> str | None:
         """The release that the text names, else the newest of its line that we export for."""
-        return self.said_version or {"0.2": "0.2.2", "0.3": "0.3.0"}[self.line]
+        return self.stated_version or {"0.2": "0.2.2", "0.3": "0.3.0"}[self.line]
 
     @property
     def settings(self) -> dict[str, object]:
@@ -62,7 +62,7 @@ class TitanSaid:
         return {**DEFAULTS[self.line], **({} if config is None else config[3]), **self.given}
 
     @property
-    def model(self) -> ModelSaid:
+    def model(self) -> StatedModel:
         """The catalogue's model for its module and flavor, or the shapes in a user's own module."""
         if self.line == "0.2":
             settings = self.settings
@@ -83,7 +83,7 @@ class TitanSaid:
             )
         if module in self.modules:
             return read_module(self.modules[module])
-        return ModelSaid(
+        return StatedModel(
             value=None,
             lacking=f"--module {module} --config {config} is no model of TorchTitan's "
             "that is known "

@@ -43,10 +43,10 @@ def rank(job: Job, sizes: list[OneSize]) -> Ranking:
 
     The winner is the best of the preferred ones of every size. Sets `OneSize.first`.
     """
-    for sized in sizes:
-        sized.first = _preferred(job, sized, np.ones(len(sized.candidates), dtype=np.bool_))
-    found = [PlanCandidate(sized, row) for sized in sizes for row in range(len(sized.candidates))]
-    chosen = _best([PlanCandidate(sized, sized.first) for sized in sizes])
+    for at_size in sizes:
+        at_size.first = _preferred(job, at_size, np.ones(len(at_size.candidates), dtype=np.bool_))
+    found = [PlanCandidate(at_size, row) for at_size in sizes for row in range(len(at_size.candidates))]
+    chosen = _best([PlanCandidate(at_size, at_size.first) for at_size in sizes])
     fastest, proven = _best(found), _proven(job, chosen)
     ahead = [chosen]
     if not is_twin(chosen, fastest):
@@ -66,31 +66,31 @@ def _shown(job: Job, found: list[PlanCandidate], ahead: list[PlanCandidate]) -> 
         np.array([getattr(choice, name) for choice in found])
         for name in ("expected", "step_seconds")
     )
-    device = np.array([choice.sized.candidates[choice.row][1] for choice in found])
+    device = np.array([choice.at_size.candidates[choice.row][1] for choice in found])
     first = [found.index(choice) for choice in ahead]
     order = [*first, *(row for row in best_first(expected, step) if row not in first)]
     # A layout of another size is not a near copy: near copies must be equal in the column of sizes.
     batch = LayoutBatch.from_layouts([choice.layout for choice in found])
-    num_gpus = np.array([choice.sized.pricer.cluster.num_gpus for choice in found])
+    num_gpus = np.array([choice.at_size.pricer.cluster.num_gpus for choice in found])
     apart = replace(batch, pp=batch.pp + MAX_GPUS * num_gpus)
     rows = pareto.different(apart, step, device, np.array(order), job.search.top_k)
     behind = [found[row] for row in order if row in set(rows.tolist()) and row not in first]
     return [*ahead, *_by_expectation(job, behind)][: job.search.top_k]
 
 
-def _preferred(job: Job, sized: OneSize, among: BoolColumn) -> int:
+def _preferred(job: Job, at_size: OneSize, among: BoolColumn) -> int:
     """Row of the candidate to put first. among: mask of the allowed ones, (N,)."""
-    scores = np.where(among, sized.expected, np.inf)
-    step = np.array([step for step, *_ in sized.candidates])
-    if not job.search.simplest_first or sized.weighed is None:
+    scores = np.where(among, at_size.expected, np.inf)
+    step = np.array([step for step, *_ in at_size.candidates])
+    if not job.search.simplest_first or at_size.weighed is None:
         return int(best_first(scores, step)[0])
-    batch = LayoutBatch.from_layouts([layout for *_, layout in sized.candidates])
+    batch = LayoutBatch.from_layouts([layout for *_, layout in at_size.candidates])
 
     def spread_of(near: IntColumn) -> TimeSpread:
         some = batch.take(near)
-        return time_spread(sized.pricer, some, sized.pricer.price(some))
+        return time_spread(at_size.pricer, some, at_size.pricer.price(some))
 
-    return prefer(batch, sized.weighed, scores, job.training.global_batch_size, spread_of)
+    return prefer(batch, at_size.weighed, scores, job.training.global_batch_size, spread_of)
 
 
 def _proven(job: Job, chosen: PlanCandidate) -> PlanCandidate | None:
@@ -98,12 +98,12 @@ def _proven(job: Job, chosen: PlanCandidate) -> PlanCandidate | None:
 
     None if the chosen one is such a layout, or if there is no such layout.
     """
-    weighed = chosen.sized.weighed
+    weighed = chosen.at_size.weighed
     if not job.search.simplest_first or weighed is None:
         return None
     if weighed.proven[chosen.row] or not weighed.proven.any():
         return None
-    return PlanCandidate(chosen.sized, _preferred(job, chosen.sized, weighed.proven))
+    return PlanCandidate(chosen.at_size, _preferred(job, chosen.at_size, weighed.proven))
 
 
 def _best(choices: list[PlanCandidate]) -> PlanCandidate:
@@ -141,10 +141,10 @@ def deviations(choices: list[PlanCandidate]) -> TimeSpread:
     The directions are the same at every size.
     """
     spreads: dict[int, TimeSpread] = {}
-    for sized in {id(choice.sized): choice.sized for choice in choices}.values():
-        places = [place for place, choice in enumerate(choices) if choice.sized is sized]
+    for at_size in {id(choice.at_size): choice.at_size for choice in choices}.values():
+        places = [place for place, choice in enumerate(choices) if choice.at_size is at_size]
         batch = LayoutBatch.from_layouts([choices[place].layout for place in places])
-        found = time_spread(sized.pricer, batch, sized.pricer.price(batch))
+        found = time_spread(at_size.pricer, batch, at_size.pricer.price(batch))
         spreads.update((place, found.take([index])) for index, place in enumerate(places))
     return TimeSpread.join([spreads[place] for place in range(len(choices))])
 
@@ -177,7 +177,7 @@ def fastest_on_paper(job: Job, ranking: Ranking) -> FastestOnPaper | None:
     first, fastest = ranking.choices[0], ranking.fastest
     if not job.search.simplest_first or is_twin(first, fastest):
         return None
-    num_gpus = fastest.sized.pricer.cluster.num_gpus
+    num_gpus = fastest.at_size.pricer.cluster.num_gpus
     adds = _only_in(fastest, first)
     step = fastest.step_seconds
     tokens = job.training.global_batch_size * job.training.seq_len / num_gpus / step
@@ -201,7 +201,7 @@ def fastest_on_paper(job: Job, ranking: Ranking) -> FastestOnPaper | None:
 def unproven_warning(job: Job, ranking: Ranking) -> str | None:
     """The unmeasured mechanisms of the first choice, and the best choice without them."""
     first = ranking.choices[0]
-    setting = MechanismContext.of(first.sized.pricer.model, first.sized.pricer.cluster)
+    setting = MechanismContext.of(first.at_size.pricer.model, first.at_size.pricer.cluster)
     rests = [one.name for one in used_by(first.layout, setting) if not one.measured]
     if not rests or not job.search.simplest_first:
         return None
@@ -221,7 +221,7 @@ def unproven_warning(job: Job, ranking: Ranking) -> str | None:
 def _only_in(choice: PlanCandidate, other: PlanCandidate) -> list[Mechanism]:
     """Mechanisms that the first uses and the second does not."""
     first, second = (
-        used_by(one.layout, MechanismContext.of(one.sized.pricer.model, one.sized.pricer.cluster))
+        used_by(one.layout, MechanismContext.of(one.at_size.pricer.model, one.at_size.pricer.cluster))
         for one in (choice, other)
     )
     return [mechanism for mechanism in first if mechanism not in second]
@@ -230,7 +230,7 @@ def _only_in(choice: PlanCandidate, other: PlanCandidate) -> list[Mechanism]:
 def _difference_sd(job: Job, first: PlanCandidate, second: PlanCandidate) -> float:
     pair = LayoutBatch.from_layouts([first.layout, second.layout])
     errors = CorrelatedErrors.of(pair, deviations([first, second]), job.training.global_batch_size)
-    return float(difference_sd(errors, Weighed.of(pair, second.sized.pricer), 0)[1])
+    return float(difference_sd(errors, Weighed.of(pair, second.at_size.pricer), 0)[1])
 
 
 def _statement(found: FastestOnPaper, words: str) -> str:

@@ -37,19 +37,19 @@ def nothing_fits(job: Job, sizes: list[OneSize], say: Progress) -> InfeasibleErr
     would make it fit.
     """
     rejected = Counter[str]()
-    for sized in sizes:
-        rejected.update(sized.rejected)
-    priced = [sized for sized in sizes if len(sized.screened.batch)]
+    for at_size in sizes:
+        rejected.update(at_size.rejected)
+    priced = [at_size for at_size in sizes if len(at_size.screened.batch)]
     if not priced:
         return _nothing_legal(job, sizes[-1], rejected)
-    sized = min(
+    at_size = min(
         priced,
         key=lambda s: float(s.screened.device_bytes.min() / s.pricer.cluster.usable_memory_bytes),
     )
-    row = int(np.argmin(sized.screened.device_bytes))
-    layout, device = sized.screened.batch.row(row), float(sized.screened.device_bytes[row])
-    usable = float(sized.pricer.cluster.usable_memory_bytes)
-    changes = fitting_changes(job, sized.pricer.cluster, say)
+    row = int(np.argmin(at_size.screened.device_bytes))
+    layout, device = at_size.screened.batch.row(row), float(at_size.screened.device_bytes[row])
+    usable = float(at_size.pricer.cluster.usable_memory_bytes)
+    changes = fitting_changes(job, at_size.pricer.cluster, say)
     remedy = "; or ".join(change.sentence for change in changes)
     remedy = remedy or "use a smaller model: no larger cluster, GPU or shorter sequence suffices"
     miss = NearestMiss(
@@ -61,8 +61,8 @@ def nothing_fits(job: Job, sizes: list[OneSize], say: Progress) -> InfeasibleErr
         changes=changes,
     )
     message = (
-        f"none of {counted(sized.num_layouts, 'legal layout')} fits "
-        f"{counted(sized.pricer.cluster.num_gpus, 'GPU')}: "
+        f"none of {counted(at_size.num_layouts, 'legal layout')} fits "
+        f"{counted(at_size.pricer.cluster.num_gpus, 'GPU')}: "
         f"the smallest needs {format_bytes(device)} of {format_bytes(usable)}"
     )
     return InfeasibleError(
@@ -70,9 +70,9 @@ def nothing_fits(job: Job, sizes: list[OneSize], say: Progress) -> InfeasibleErr
     )
 
 
-def _nothing_legal(job: Job, sized: OneSize, rejected: Counter[str]) -> InfeasibleError:
-    context = Context(model=job.model, cluster=sized.pricer.cluster, training=job.training)
-    binding = binding_rule(context, job.search, sized.rejected)
+def _nothing_legal(job: Job, at_size: OneSize, rejected: Counter[str]) -> InfeasibleError:
+    context = Context(model=job.model, cluster=at_size.pricer.cluster, training=job.training)
+    binding = binding_rule(context, job.search, at_size.rejected)
     if binding is None:
         reasons = ", ".join(f"{reason} ({count:,})" for reason, count in rejected.most_common(3))
         return InfeasibleError(

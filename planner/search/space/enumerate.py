@@ -340,9 +340,9 @@ class _Builder:
         batch = self._batch({**self.constants, **cases, **component.table})
         legal = np.ones((len(firsts), _length(component.table)), dtype=np.bool_)
         first_broken = np.full(legal.shape, len(component.rules))
-        for place, rule in enumerate(component.rules):
+        for index, rule in enumerate(component.rules):
             broken = rule.broken(batch, self.context) & legal
-            first_broken[broken] = place
+            first_broken[broken] = index
             legal &= ~broken
         kept = component.kept(legal, batch, self.context)
         counts = kept.sum(axis=1)
@@ -399,8 +399,8 @@ class _Builder:
         undecided = [*self.rules, *self.keeps, *self.pending]
         assert not undecided, "a rule reads a column that no domain supplies"
         expansions = tuple(
-            replace(e, classes=self.rows.pop(f"class {place}"))
-            for place, e in enumerate(self.expansions)
+            replace(e, classes=self.rows.pop(f"class {index}"))
+            for index, e in enumerate(self.expansions)
         )
         columns = {
             **{

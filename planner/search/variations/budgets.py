@@ -30,7 +30,7 @@ FEW_POINTS = 2  # cells with more mechanisms than this are not simple, however s
 
 
 def best_budgets(
-    pricer: Pricer, space: Space, floors: CellBounds, worth_seconds: float, keep: int
+    pricer: Pricer, space: Space, cell_bounds: CellBounds, worth_seconds: float, keep: int
 ) -> LayoutBatch:
     """The `keep` fastest fitting layouts with a memory budget that can beat `worth_seconds`.
 
@@ -41,7 +41,9 @@ def best_budgets(
     full = np.flatnonzero(space.cells.ac_kind == FULL)
     setting = MechanismContext.of(pricer.model, pricer.cluster)
     simple = full[points(space.cells.take(full), setting) <= FEW_POINTS]
-    found = [_best_of(pricer, space, floors, rows, worth_seconds, keep) for rows in (full, simple)]
+    found = [
+        _best_of(pricer, space, cell_bounds, rows, worth_seconds, keep) for rows in (full, simple)
+    ]
     fastest = LayoutBatch.concatenate(found)
     safe, _ = largest_budgets(pricer, fastest, np.inf, len(fastest), risk=SAFE_RISK)
     return LayoutBatch.concatenate([fastest, safe])
@@ -50,7 +52,7 @@ def best_budgets(
 def _best_of(
     pricer: Pricer,
     space: Space,
-    floors: CellBounds,
+    cell_bounds: CellBounds,
     rows: IntColumn,
     worth_seconds: float,
     keep: int,
@@ -58,7 +60,7 @@ def _best_of(
     """The `keep` fastest layouts of these cells at their largest budget that fits."""
     if not len(rows):
         return space.cells.take(slice(0, 0))
-    cells, bare = _worth(rows, floors, worth_seconds)
+    cells, bare = _worth(rows, cell_bounds, worth_seconds)
     ends = np.cumsum(space.cell_sizes[cells])
     found, seconds, limit, first = space.cells.take(slice(0, 0)), np.zeros(0), worth_seconds, 0
     while first < len(cells) and bare[first] < limit:
@@ -78,16 +80,16 @@ def _best_of(
 
 
 def _worth(
-    rows: IntColumn, floors: CellBounds, worth_seconds: float
+    rows: IntColumn, cell_bounds: CellBounds, worth_seconds: float
 ) -> tuple[IntColumn, FloatColumn]:
     """(cells that may be worth a budget, their time without recomputation), fastest first.
 
     Those are cells that may fit and whose time without recomputation is below `worth_seconds`.
     """
-    bare = floors.bare(rows)
+    bare = cell_bounds.bare(rows)
     order = np.argsort(bare, kind="stable")[: int((bare < worth_seconds).sum())]
     rows, bare = rows[order], bare[order]
-    fits = floors.may_fit(rows)
+    fits = cell_bounds.may_fit(rows)
     return rows[fits], bare[fits]
 
 

@@ -47,22 +47,22 @@ def sensitivity(pricer: Pricer, layout: Layout) -> list[SensitivityStep]:
         violations(variant, pricer.model, pricer.cluster, pricer.training)
         for _, _, variant in changes
     ]
-    legal = [place for place, faults in enumerate(broken) if not faults]
+    legal = [index for index, faults in enumerate(broken) if not faults]
     prices = pricer.price(
-        LayoutBatch.from_layouts([layout, *(changes[place][2] for place in legal)])
+        LayoutBatch.from_layouts([layout, *(changes[index][2] for index in legal)])
     )
     fits = oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes) <= OOM_LIMIT
-    rows = {place: row for row, place in enumerate(legal, start=1)}
+    rows = {index: row for row, index in enumerate(legal, start=1)}
     steps = []
-    for place, (name, new, variant) in enumerate(changes):
+    for index, (name, new, variant) in enumerate(changes):
         step: dict[str, object] = {
             "field": name,
             "old": getattr(layout, name),
             "new": new,
             "layout": variant,
         }
-        if place in rows:
-            row = rows[place]
+        if index in rows:
+            row = rows[index]
             seconds = float(prices.step_seconds[row])
             step |= {
                 "step_seconds": seconds,
@@ -71,7 +71,7 @@ def sensitivity(pricer: Pricer, layout: Layout) -> list[SensitivityStep]:
             }
             step["device_bytes"] = float(prices.device_bytes[row])
         else:
-            step["refused"] = f"{broken[place][0].rule}; {broken[place][0].remedy}"
+            step["refused"] = f"{broken[index][0].rule}; {broken[index][0].remedy}"
         steps.append(SensitivityStep.model_validate(step))
     return steps
 
