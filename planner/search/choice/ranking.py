@@ -45,7 +45,9 @@ def rank(job: Job, sizes: list[OneSize]) -> Ranking:
     """
     for at_size in sizes:
         at_size.first = _preferred(job, at_size, np.ones(len(at_size.candidates), dtype=np.bool_))
-    found = [PlanCandidate(at_size, row) for at_size in sizes for row in range(len(at_size.candidates))]
+    found = [
+        PlanCandidate(at_size, row) for at_size in sizes for row in range(len(at_size.candidates))
+    ]
     chosen = _best([PlanCandidate(at_size, at_size.first) for at_size in sizes])
     fastest, proven = _best(found), _proven(job, chosen)
     ahead = [chosen]
@@ -221,7 +223,9 @@ def unproven_warning(job: Job, ranking: Ranking) -> str | None:
 def _only_in(choice: PlanCandidate, other: PlanCandidate) -> list[Mechanism]:
     """Mechanisms that the first uses and the second does not."""
     first, second = (
-        used_by(one.layout, MechanismContext.of(one.at_size.pricer.model, one.at_size.pricer.cluster))
+        used_by(
+            one.layout, MechanismContext.of(one.at_size.pricer.model, one.at_size.pricer.cluster)
+        )
         for one in (choice, other)
     )
     return [mechanism for mechanism in first if mechanism not in second]
