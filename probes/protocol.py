@@ -21,7 +21,7 @@ from planner.specs.probe_trainers import ProbeTrainerName
 class FailureKind(StrEnum):
     """Why a probe gave no numbers."""
 
-    INVALID_LAYOUT = "invalid-layout"  # the trainer refused it
+    INVALID_LAYOUT = "invalid-layout"  # the trainer rejected it
     TIMEOUT = "timeout"  # the probe's own time limit
     HANG = "hang"  # a collective never returned (watchdog)
     NON_FINITE_LOSS = "non-finite-loss"
@@ -46,8 +46,8 @@ class ProbeTask(BaseModel):
     steps: timed steps; timing ends early when the spread is below `spread_below`.
     breakdown: measure seconds by kernel with the profiler.
     time_limit_seconds: wall clock of the whole probe, start included.
-    kernels: time these instead of the layout (`planner.calibration.coverage.Shape` as mappings),
-        most valuable first.
+    kernels: time these instead of the layout, most valuable first
+        (`planner.calibration.kernels.KernelShape` as mappings).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

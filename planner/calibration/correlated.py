@@ -3,8 +3,8 @@
 Covariance of the errors of candidates i and j, before any probe:
   sum_q factor_iq factor_jq + sd_i sd_j (shift + additive mean_g k_g(i, j) + joint prod_g k_g(i, j)
   + nugget [i = j])
-with k_g the groups of `likeness`. The directions of the calibration's posterior are shared errors;
-a layout's own errors are as similar as the layouts.
+with k_g the groups of `similarity`. The directions of the calibration's posterior are shared
+errors; a layout's own errors are as similar as the layouts.
 Letters: N candidates, Q shared directions, A and B rows.
 """
 

@@ -103,7 +103,7 @@ def regret(scores: FloatColumn, covariance: FloatColumn, search: SearchSpec) -> 
     None for one layout, or if the objective has no time in it.
     True score = predicted x exp(deviation), the deviations drawn jointly: common errors cancel.
     scores (K,): expected values of the objective, the winner's first.
-    covariance (K, K): of their logs (`search.ranking`).
+    covariance (K, K): of their logs (`search.choice.ranking`).
     """
     if len(scores) < 2 or search.objective not in BETTER:
         return None

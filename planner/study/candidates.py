@@ -40,7 +40,7 @@ class Prior:
 
     log_seconds (N,): mean of the logarithm of step seconds.
     sd (N,): standard deviation of each candidate's own error around it, similar for
-        similar layouts (`likeness`).
+        similar layouts (`similarity`).
     factor (N, Q): errors that candidates share on top, covariance factor @ factor.T (of draws: the
         draws less their mean over the root of their number).
     oom_probability (N,): P(device memory > usable).
@@ -113,7 +113,7 @@ class Candidates:
     """N legal layouts, fastest prediction first.
 
     memory: predicted bytes by MEMORY_KINDS, (N,) each.
-    groups: see `likeness`.
+    groups: see `calibration.similarity`.
     """
 
     batch: LayoutBatch

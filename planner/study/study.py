@@ -554,9 +554,7 @@ class ProbeStudy:
     def _worthwhile_micro(self) -> Proposal | None:
         """The micro-probe with the most gain per GPU-second.
 
-        None if the most promising candidate gains more.
-
-        Both are judged by the knowledge gradient.
+        None if the most promising candidate gains more. Both are judged by the knowledge gradient.
         """
         affordable = [
             probe
@@ -591,7 +589,7 @@ class ProbeStudy:
         )
 
     def _micro_rate(self, probe: MicroProbe) -> float:
-        """Gain per GPU-second by its most telling effect, a lower bound of all of them together."""
+        """Gain per GPU-second of its most informative effect, a lower bound of all together."""
         posterior = self.knowledge.posterior()
         values = [0.0]
         for effect in probe.effects:

@@ -1,6 +1,6 @@
 """Divides experts over expert-parallel ranks, and their width over TP ranks.
 
-Sets for each layer where its tokens go.
+It also sets where each layer's tokens go.
 """
 
 import torch

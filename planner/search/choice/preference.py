@@ -12,8 +12,8 @@ docs/decisions/0006 gives the reasons.
     mechanism has to gain WORTH per point.
 
 Errors of two layouts are correlated. What the calibration's posterior shares cancels, and so does
-most of a layout's own error if the two layouts are similar (`calibration.likeness`). Two budgets of
-one layout can be told apart at 1%, a pipeline from plain FSDP at about 5%.
+most of a layout's own error if the two layouts are similar (`calibration.similarity`). Two budgets
+of one layout can be distinguished at 1%, a pipeline and plain FSDP at about 5%.
 Letters: N candidates, K of them near the best.
 """
 
