@@ -6,8 +6,9 @@
 Covers all models x all GPUs x trainers x sizes. For every combination it reports why the job is
 rejected before the search. If it is not, it exports a seeded sample of the legal layouts, spread
 over the cells of the space, with the splits and memory budgets that later stages add. Every blocker
-counts as a failure. GPUs that no rule distinguishes share one space, whose cells include those whose
-states no memory would hold. `--plans` searches a sample in full and exports all ranked layouts.
+counts as a failure. GPUs that no rule distinguishes share one space, whose cells include those
+whose states no memory would hold. `--plans` searches a sample in full and exports all ranked
+layouts.
 """
 
 import argparse
