@@ -88,7 +88,7 @@ class ProbeTask(BaseModel):
 class RankMemory(BaseModel):
     """Memory of one rank, in bytes.
 
-    device_used: what the device reports, communicators and context included; None on a CPU.
+    device_used_bytes: what the device reports, communicators and context included; None on a CPU.
     allocator_retries: how often the caching allocator emptied its cache to serve a request while
         steps were timed. Such steps are slow, and the reserved peak is then the device's limit, not
         the layout's demand.

@@ -21,8 +21,8 @@ BAND = 2**16  # cells share most of their work: larger bands repeat less of it
 class CellBounds:
     """Lower bounds of N cells.
 
-    loose_seconds (N,): lower bound on step time by which cells are ordered, for any checkpointing;
-        the cells' own bounds if all are known.
+    coarse_bound_seconds (N,): lower bound on step time by which cells are ordered, for any
+        checkpointing; the cells' own bounds if all are known.
     seconds, device_bytes (N,): the cell's own bounds if they are known, else NaN.
     """
 

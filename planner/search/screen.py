@@ -37,10 +37,9 @@ ENOUGH = 1.5
 class Screened:
     """What the screen found.
 
-    batch, step_seconds, device_bytes, fits: the layouts worth further work, best first
-        by step among those that fit. When none fits, the layouts that came closest,
-        smallest device_bytes first.
-    floors: lower bounds of the cells, as far as they were needed.
+    batch, step_seconds, device_bytes, oom: the layouts worth further work, best first by step among
+        those that fit. When none fits, the layouts that came closest, smallest device_bytes first.
+    cell_bounds: lower bounds of the cells, as far as they were needed.
     num_priced, num_fitting: of all layouts priced.
     bounded_out: layouts whose lower bound showed that they cannot matter.
     uneven: of each structure the pipelined layout that could be fastest with another split of its

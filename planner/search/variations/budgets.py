@@ -36,7 +36,7 @@ def best_budgets(
 
     As many simple ones are added; the batch may be empty. Each layout comes with the largest budget
     that fits at all and with the largest that is safe.
-    floors: lower bounds of the space's cells.
+    cell_bounds: lower bounds of the space's cells.
     """
     full = np.flatnonzero(space.cells.ac_kind == FULL)
     setting = MechanismContext.of(pricer.model, pricer.cluster)
