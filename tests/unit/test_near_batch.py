@@ -3,6 +3,8 @@ and that the promise is kept.
 """
 
 from math import gcd
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,8 +15,11 @@ from api.wiring import SystemClock
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
 from planner.ports import Ports
+from planner.search.infeasible import near_batch as near
 from planner.search.infeasible.near_batch import NEAR, TRIED, WORTH, nearby
+from planner.specs.job import SearchSpec
 from planner.specs.plan import Plan
+from planner.trainers.registry import resolve_layout
 
 WORDS = "global_batch_size "
 
@@ -69,6 +74,67 @@ def test_only_near_sizes_that_share_more_with_the_gpus_are_tried(asked: int, num
         abs(size - asked) <= NEAR * asked and gcd(size, num_gpus) > gcd(asked, num_gpus)
         for size in found
     )
+
+
+def named(monkeypatch: pytest.MonkeyPatch, gains: dict[int, float]) -> int | None:
+    """The batch that is named where 70 were asked for on 64 GPUs, by tokens a second over the
+    winner's; a batch without a gain has no layout that fits.
+    """
+    assert nearby(70, 64) == [64, 72]
+    layout: Any = None
+    monkeypatch.setattr(
+        near,
+        "_best",
+        lambda pricer, winner, size, search: (
+            (2.0 * size / (70 * gains[size]), layout) if size in gains else None
+        ),
+    )
+    pricer: Any = SimpleNamespace(
+        training=SimpleNamespace(global_batch_size=70), cluster=SimpleNamespace(num_gpus=64)
+    )
+    found = near.near_batch(pricer, layout, 2.0, SearchSpec())
+    assert found is None or found.speedup == pytest.approx(gains[found.global_batch_size])
+    return found and found.global_batch_size
+
+
+@pytest.mark.parametrize(
+    ("gains", "size"),
+    [
+        ({64: 2.0, 72: 1.5}, 64),
+        ({64: 2.0, 72: 1.98}, 72),  # within 2% of the largest, and nearer to 70
+        ({64: 2.0, 72: 1.95}, 64),
+        ({64: 1.11}, 64),
+        ({64: 1.09, 72: 1.09}, None),
+        ({}, None),
+    ],
+)
+def test_the_nearest_of_the_best_is_named_if_it_is_worth_it(
+    monkeypatch: pytest.MonkeyPatch, gains: dict[int, float], size: int | None
+) -> None:
+    assert named(monkeypatch, gains) == size
+
+
+def test_the_users_choices_go_before_the_winners() -> None:
+    winner = resolve_layout(
+        {"tp": 4, "pp": 2, "precision": "bf16", "ac": "selective-op"},
+        trainer="torchtitan",
+        num_gpus=64,
+    )
+    asked = SearchSpec(fix={"tp": 2}, allow={"ac": ["full", "none"], "precision": ["bf16"]})
+    found = near._narrowed(asked, winner)
+    assert found.fix["tp"] == 2
+    assert "tp" not in found.allow
+    assert "precision" not in found.fix
+    assert list(found.allow["ac"]) == ["full", "none"]
+    assert found.fix["param_dtype"] == winner.param_dtype
+    assert list(found.allow["pp"]) == [1, 2]
+    assert list(near._narrowed(SearchSpec(), winner).allow["tp"]) == [1, 2, 4]
+
+
+@pytest.mark.parametrize(("ep", "tried"), [(1, [1]), (2, [1, 2, 4]), (8, [4, 8, 16])])
+def test_half_and_twice_the_experts_degree_are_open(ep: int, tried: list[int]) -> None:
+    winner = resolve_layout({"ep": ep, "dp_shard": 64}, trainer="torchtitan", num_gpus=64)
+    assert near._open(winner)["ep"] == tried
 
 
 def test_a_batch_that_does_not_divide_is_pointed_out_and_the_promise_is_kept(odd: Plan) -> None:

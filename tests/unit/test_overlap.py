@@ -2,13 +2,19 @@
 closed forms at the ends.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from planner.columns import LayoutBatch
-from planner.cost.data_parallel.overlap import ExposedSeconds, UnitColumns, exposed_data_parallel
+from planner.cost.data_parallel.overlap import (
+    ExposedSeconds,
+    HostCopies,
+    UnitColumns,
+    exposed_data_parallel,
+)
 from planner.cost.network.collectives import collective_seconds
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job, read_training
@@ -36,6 +42,7 @@ def exposed(
     microbatches: float = 1.0,
     trainer: str = "torchtitan",
     overlap: bool = True,
+    dp_hidden: float = 1.0,
     **layout: Any,
 ) -> ExposedSeconds:
     batch = LayoutBatch.from_layouts([resolve_layout(layout, trainer=trainer, num_gpus=64)])
@@ -44,7 +51,7 @@ def exposed(
     )
     units = np.array([[[float(LAYERS)], [1.0], [1.0]]])
     return exposed_data_parallel(
-        units, seconds, batch, np.array([microbatches]), training, TRAINERS[trainer], 1.0
+        units, seconds, batch, np.array([microbatches]), training, TRAINERS[trainer], dp_hidden
     )
 
 
@@ -139,6 +146,72 @@ def test_a_distributed_optimizer_waits_for_what_one_backward_does_not_hide() -> 
             columns(1.0, 2.0, 1.5, 2.5), m, trainer="megatron", dp_shard=64, zero_stage=1
         )
         assert found.fsdp[0, 0] == pytest.approx(units * (2.5 - 2.0) + units * (1.5 - 1.0))
+
+
+def test_the_share_that_compute_hides_and_the_parts_of_what_it_does_not() -> None:
+    """A unit's gradients take 1.5 + 0.5 s, of which half of 2 s of backward hides 1 s."""
+    found = exposed(
+        columns(2.0, 2.0, 0.0, 1.5, replicate=0.5),
+        trainer="megatron",
+        dp_hidden=0.5,
+        dp_replicate=2,
+        dp_shard=32,
+        zero_stage=1,
+    )
+    units = LAYERS + 2
+    assert found.dp[0, 0] == pytest.approx(units * 0.25)
+    assert found.fsdp[0, 0] == pytest.approx(units * 0.75)
+    assert found.hidden[0, 0] == pytest.approx(units * 1.0)
+
+
+def test_a_step_begins_with_a_layer_or_the_head_and_ends_with_a_layer_or_the_embedding() -> None:
+    """The root gathers norm and head before the first layer; the embedding's gradient is last."""
+    seconds = replace(
+        columns(100.0, 100.0, 0.0, 0.0),
+        gather=np.array([[1.0], [7.0], [3.0]]),
+        scatter=np.array([[1.0], [4.0], [9.0]]),
+    )
+    for m in (1.0, 2.0):
+        found = exposed(seconds, m, dp_shard=64, zero_stage=3)
+        assert found.fsdp[0, 0] == pytest.approx(m * (3.0 + 4.0))
+
+
+def offloaded(compute: float, microbatches: float = 1.0, **layout: Any) -> float:
+    """Seconds that FSDP waits: a gather of 0.1 s after an upload of 0.3, a scatter of 0.2 before a
+    download of 0.4, and 0.05 to add a gradient on the host.
+    """
+    copies = HostCopies(
+        upload=np.full((3, 1), 0.3), download=np.full((3, 1), 0.4), accumulate=np.full((3, 1), 0.05)
+    )
+    seconds = replace(columns(100.0, compute, 0.1, 0.2), host=copies)
+    given = {"dp_shard": 64, "zero_stage": 3, "cpu_offload": True, **layout}
+    return float(exposed(seconds, microbatches, **given).fsdp[0, 0])
+
+
+ENDS = (0.1 + 0.3) + (0.2 + 0.4)
+
+
+def test_shards_on_the_host_are_uploaded_before_a_gather_and_downloaded_after_a_scatter() -> None:
+    assert offloaded(100.0) == pytest.approx(ENDS)
+
+
+def test_a_backward_hides_the_longest_of_network_uploads_and_downloads() -> None:
+    """Network 0.3 s, upload and gather 0.4 s, scatter and download 0.6 s."""
+    assert offloaded(0.5) == pytest.approx(ENDS + (LAYERS + 2) * 0.1)
+    assert offloaded(0.0) == pytest.approx(ENDS + (LAYERS + 2) * 0.6)
+
+
+def test_the_host_waits_for_gradients_that_it_adds_to_earlier_ones_or_consumes() -> None:
+    """0.6 s a unit were hidden, and adding takes 0.05 s; the first microbatch adds nothing."""
+    units = LAYERS + 2
+    assert offloaded(100.0, 3.0) == pytest.approx(3 * ENDS + 2 * units * 0.65)
+    consumed = offloaded(100.0, optimizer_in_backward=True)
+    assert consumed == pytest.approx(ENDS + units * 0.6)
+
+
+def test_under_a_pipeline_all_gradients_come_down_once_at_the_end() -> None:
+    waited = offloaded(100.0, 8.0, dp_shard=16, pp=4, zero_stage=2)
+    assert waited == pytest.approx((0.1 + 0.3) + (LAYERS + 2) * (0.2 + 0.4))
 
 
 # ---- context parallelism -------------------------------------------------------------------------

@@ -175,3 +175,45 @@ def test_fewer_shards_of_the_same_ranks_need_more() -> None:
 
 def test_every_kind_of_checkpointing_but_budgets_has_its_place() -> None:
     assert set(pruning.KEPT) == set(AC_KINDS) - {"memory-budget"}
+
+
+def pair(first: dict[str, object], **changes: object) -> LayoutBatch:
+    """A layout that differs from BASE, and the same with further changes."""
+    base = variants().row(0).model_copy(update=first)
+    return LayoutBatch.from_layouts([base, base.model_copy(update=changes)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "less", "more"), [("memory-budget", 0.5, 0.75), ("selective-layer", 2, 4)]
+)
+def test_more_of_one_kind_of_checkpointing_keeps_more(
+    kind: str, less: object, more: object
+) -> None:
+    batch = pair({"ac": f"{kind}-{less}"}, ac=f"{kind}-{more}")
+    assert pruning.at_least(batch, 0, 64).mask.tolist() == [True, True]
+    assert pruning.at_most(batch, 0, 64).mask.tolist() == [True, False]
+    assert pruning.at_least(batch, 0, 64).reason(batch, 1) == "less is recomputed"
+
+
+def test_under_a_pipeline_gpipe_needs_more_and_zero_stages_are_not_compared() -> None:
+    piped: dict[str, object] = {"pp": 2, "dp_replicate": 1, "pp_schedule": "1F1B"}
+    batch = pair(piped, pp_schedule="GPipe")
+    order = pruning.at_least(batch, 0, 64)
+    assert order.mask.tolist() == [True, True]
+    assert order.reason(batch, 1) == "GPipe keeps every microbatch"
+    assert pruning.at_most(batch, 0, 64).mask.tolist() == [True, False]
+    batch = pair(piped, zero_stage=0)
+    assert pruning.at_least(batch, 0, 64).mask.tolist() == [True, False]
+    assert pruning.at_most(batch, 0, 64).mask.tolist() == [True, False]
+
+
+def test_several_differences_are_all_told_and_must_all_need_more() -> None:
+    batch = pair({}, micro_batch_size=4, ac="none")
+    order = pruning.at_least(batch, 0, 64)
+    assert order.mask[1]
+    assert order.reason(batch, 1) == (
+        "a larger microbatch keeps larger activations; less is recomputed"
+    )
+    batch = pair({}, micro_batch_size=4, ac="full")
+    assert not pruning.at_least(batch, 0, 64).mask[1]
+    assert not pruning.at_most(batch, 0, 64).mask[1]

@@ -60,3 +60,30 @@ def test_the_statement_says_the_number_and_the_side() -> None:
 def test_the_winner_itself_is_taken_to_fit() -> None:
     regret = expected_regret(np.array([0.0, 0.3]), 1e-8 * np.eye(2), np.array([0.0, 1.0]), 0)
     assert regret.expected_share == pytest.approx(0.0, abs=1e-3)
+
+
+def test_draws_are_antithetic() -> None:
+    """Of two alike, one is faster in a draw and the other in its opposite."""
+    for seed in range(3):
+        regret = expected_regret(np.zeros(2), 0.01 * np.eye(2), np.ones(2), 0, seed=seed)
+        assert regret.probability_other_better == 0.5
+
+
+def test_what_is_certain_is_the_difference_itself() -> None:
+    regret = expected_regret(np.log([3.0, 2.0, 2.5]), np.zeros((3, 3)), np.ones(3), 0)
+    assert regret.expected_share == pytest.approx(0.5)
+    assert regret.share_95 == pytest.approx(0.5)
+    assert regret.probability_other_better == 1.0
+    best = expected_regret(np.log([3.0, 2.0, 2.5]), np.zeros((3, 3)), np.ones(3), 1)
+    assert (best.expected_share, best.share_95, best.probability_other_better) == (0.0, 0.0, 0.0)
+
+
+def test_one_case_in_twenty_exceeds_the_share() -> None:
+    """Of one candidate beside a winner that is known: 1.645 of its deviations."""
+    regret = expected_regret(np.zeros(2), np.diag([0.0, 0.01]), np.ones(2), 0)
+    assert regret.share_95 == pytest.approx(np.expm1(0.1645), rel=0.1)
+
+
+def test_a_covariance_that_rounding_made_negative_is_none() -> None:
+    regret = expected_regret(np.log([3.0, 2.0]), np.diag([-1e-18, -1e-18]), np.ones(2), 0)
+    assert regret.expected_share == pytest.approx(0.5)

@@ -60,6 +60,16 @@ def test_a_pipelines_ends_hold_embedding_and_head_and_the_first_rank_most_microb
     assert held.logits_bytes[3, 0] > SEQ * 128256 * 8.0
 
 
+def test_under_a_pipeline_the_logits_that_the_loss_frees_are_kept() -> None:
+    """TorchTitan's loss frees bfloat16 logits before its backward: 2 bytes each."""
+    given = {"tp": 1, "micro_batch_size": 1}
+    alone, piped = shapes(dp_shard=16, **given), shapes(pp=2, dp_shard=8, **given)
+    freed = SEQ * 128256 * 2.0
+    assert piped.logits_bytes[1, 0] - alone.logits_bytes[0, 0] == pytest.approx(freed)
+    assert alone.leftover_bytes[0, 0] == pytest.approx(freed)
+    assert piped.leftover_bytes[:, 0] == pytest.approx([0.0, freed])
+
+
 def test_torch_allocates_receives_for_every_microbatch_and_megatron_for_those_in_flight() -> None:
     """4 microbatches; the first and last stage receive one kind each, the others two."""
     torch, megatron = (

@@ -7,6 +7,7 @@ import pytest
 
 from planner.columns import LayoutBatch
 from planner.cost.cost_inputs import CostInputs
+from planner.cost.layer.forward_backward_overlap import pair_columns, relief
 from planner.cost.layer.unit_costs import _attention_cost
 from planner.cost.network.sends import transport_of
 from planner.cost.price import Pricer
@@ -15,6 +16,7 @@ from planner.intake.jobs import read_training
 from planner.intake.machines import read_cluster
 from planner.intake.models import read_model
 from planner.schedules import SCHEDULES
+from planner.specs.model import ModelSpec
 from planner.trainers.registry import resolve_layout
 from planner.work.ops import Attention, Tensor
 
@@ -23,9 +25,9 @@ CLUSTER = read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": NUM_GPUS})
 MODEL = read_model("llama3-8b")
 
 
-def pricer(trainer: str = "torchtitan", **training: Any) -> Pricer:
+def pricer(trainer: str = "torchtitan", model: ModelSpec = MODEL, **training: Any) -> Pricer:
     spec = {"seq_len": 4096, "global_batch_size": 32, "trainer": trainer, **training}
-    return Pricer.build(MODEL, CLUSTER, read_training(spec))
+    return Pricer.build(model, CLUSTER, read_training(spec))
 
 
 def inputs(p: Pricer, **layout: Any) -> CostInputs:
@@ -105,6 +107,23 @@ def test_the_bubble_is_the_schedules_of_a_mean_rank(name: str) -> None:
         4, 1, 8, transport_of(found.job.training, name).exposed
     )
     assert parts["pp"] == pytest.approx(float(hops) * float(stages.sends.mean_seconds()[0]))
+
+
+def test_pairs_of_other_ranks_shorten_the_bubble() -> None:
+    """DualPipeV with 8 microbatches on 2 ranks: 12 pairs on the longest chain, of which either
+    rank has 11.
+    """
+    degrees = {"dp_shard": 4, "tp": 2, "ep": 4, "pp": 2}
+    given = {"pp_schedule": "DualPipeV", "virtual_stages": 2, "micro_batch_size": 1, "ac": "none"}
+    found = inputs(pricer(model=read_model("mixtral-8x7b")), **degrees, **given)
+    _, parts, stages = step(found)
+    columns = (stages.forward, stages.input_grad, stages.weight_grad)
+    means = [float((found.mean_units * column).sum()) for column in columns]
+    idle = float(SCHEDULES["DualPipeV"].bubble_seconds(2, 2, 8, *means))
+    pair = pair_columns(found.unit.costs, found.at_unit, found.job.profile)
+    saved = [float(relief(pair, rank, np.array([2])).saved[0]) for rank in found.units]
+    assert 0.0 < max(saved) < idle
+    assert parts["bubble"] in [pytest.approx(idle - one) for one in saved]
 
 
 def test_a_rank_that_holds_the_head_sets_the_pace() -> None:

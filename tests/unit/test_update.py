@@ -123,6 +123,48 @@ def test_small_reductions_run_once_an_axis() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("layout", "moved"),
+    [
+        ({"dp_shard": 16}, 0),  # FSDP adds shards, which counts for nothing
+        ({"dp_shard": 8, "pp": 2}, 4 + 2 * 4),
+        ({"dp_shard": 8, "pp": 2, "param_dtype": "bfloat16"}, 2 + 2 * 4),
+        (
+            {"dp_shard": 8, "pp": 2, "param_dtype": "bfloat16", "reduce_dtype": "bfloat16"},
+            2 + 2 * 2,
+        ),
+        ({"dp_replicate": 16, "zero_stage": 0}, 4 + 2 * 4),
+    ],
+)
+def test_under_a_pipeline_or_replicas_whole_gradients_are_added_up(
+    layout: dict[str, Any], moved: float
+) -> None:
+    """A fresh gradient read, the sum read and written."""
+    pricer, batch = case(**({"param_dtype": "float32"} | layout))
+    assert float(pricer.optimizer_step.sum_bytes(batch)[0]) == moved
+
+
+# ---- shards --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("layout", "dense", "expert"),
+    [
+        ({"dp_shard": 8, "cp": 2}, 1 / 16, 1 / 16),
+        ({"dp_shard": 16, "ep": 8}, 1 / 16, 1 / 2),  # 2 ranks hold the same experts
+        ({"dp_replicate": 2, "dp_shard": 8, "ep": 8}, 1 / 8, 1.0),
+        ({"dp_replicate": 16, "zero_stage": 0}, 1.0, 1.0),
+    ],
+)
+def test_experts_are_sharded_over_the_ranks_that_share_them(
+    layout: dict[str, Any], dense: float, expert: float
+) -> None:
+    pricer, batch = case(**layout)
+    given = np.array([[64.0]]), np.array([[16.0]])
+    order = pricer.cluster.rank_order
+    assert sharding.kept_shards(batch, *given, order)[0, 0] == 64.0 * dense + 16.0 * expert
+
+
 # ---- Muon ----------------------------------------------------------------------------------------
 
 

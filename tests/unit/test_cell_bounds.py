@@ -1,0 +1,103 @@
+"""Bounds of cells: worked out when asked for, band by band, each once."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planner.calibration.intervals import TWO_SIDED_90, memory_deviation
+from planner.columns import LayoutBatch
+from planner.cost.price import Pricer
+from planner.intake.jobs import read_training
+from planner.intake.machines import read_cluster
+from planner.intake.models import read_model
+from planner.search import bounds
+from planner.search.bounds import CellBounds
+from planner.trainers.registry import resolve_layout
+
+PRICER = Pricer.build(
+    read_model("llama3-8b"),
+    read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": 8}),
+    read_training({"seq_len": 4096, "global_batch_size": 64}),
+)
+LIMIT = float(PRICER.cluster.usable_memory_bytes)
+BYTES = LIMIT / 8  # of each sequence of a microbatch
+
+
+class Counting:
+    """A pricer whose bounds are 1 s and an eighth of the memory a sequence, and 9 s for
+    recomputation. asked: the microbatches of every call.
+    """
+
+    def __init__(self) -> None:
+        self.profile, self.cluster = PRICER.profile, PRICER.cluster
+        self.asked: list[list[int]] = []
+
+    def time_lower_bounds(self, batch: LayoutBatch) -> np.ndarray:
+        return batch.micro_batch_size + np.where(batch.ac_kind > 0, 9.0, 0.0) + batch.ac_value
+
+    def lower_bounds(self, batch: LayoutBatch) -> tuple[np.ndarray, np.ndarray]:
+        self.asked.append(batch.micro_batch_size.tolist())
+        return self.time_lower_bounds(batch), batch.micro_batch_size * BYTES
+
+
+def cells(*sizes: int) -> LayoutBatch:
+    given = [{"micro_batch_size": size, "ac": "full"} for size in sizes]
+    rows = [resolve_layout(one, trainer="torchtitan", num_gpus=8) for one in given]
+    return LayoutBatch.from_layouts(rows)
+
+
+def bounds_of(pricer: Any, *sizes: int) -> CellBounds:
+    return CellBounds(pricer, cells(*sizes))
+
+
+def test_few_cells_are_all_known_and_taken_up_by_their_own_bounds() -> None:
+    found = bounds_of(Counting(), 1, 2)
+    assert found.seconds.tolist() == found.coarse_bound_seconds.tolist() == [10.0, 11.0]
+    assert found.device_bytes.tolist() == [BYTES, 2 * BYTES]
+
+
+def test_many_cells_are_taken_up_by_their_time_without_recomputation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bounds, "BAND", 2)
+    found = bounds_of(Counting(), 3, 1, 2)
+    assert found.coarse_bound_seconds.tolist() == [3.0, 1.0, 2.0]
+    assert np.isnan(found.seconds).all()
+    assert np.isnan(found.device_bytes).all()
+
+
+def test_own_bounds_are_worked_out_once_and_a_band_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bounds, "BAND", 2)
+    pricer = Counting()
+    found = bounds_of(pricer, 5, 4, 3, 2, 1)
+    found.know(np.array([3]))
+    found.know(np.array([0, 3, 1, 4]))
+    assert pricer.asked == [[2], [5, 4], [1]]
+    assert found.seconds[[0, 1, 3, 4]].tolist() == [14.0, 13.0, 11.0, 10.0]
+    assert np.isnan(found.seconds[2])
+
+
+def test_whether_a_cell_may_fit_is_asked_of_its_own_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "BAND", 2)
+    pricer = Counting()
+    found = bounds_of(pricer, 9, 4, 8)
+    assert found.may_fit(np.array([1, 2])).tolist() == [True, False]
+    assert pricer.asked == [[4, 8]]
+
+
+def test_a_cell_fits_up_to_a_chance_of_one_in_twenty_to_run_out() -> None:
+    """What is left must be 1.645 deviations: that of 5% on one side."""
+    found = bounds_of(Counting(), 1)
+    deviation = float(memory_deviation(PRICER.profile, np.array([LIMIT * 0.9]))[0])
+    for share, fits in ((0.99, True), (1.01, False)):
+        found.device_bytes[:] = share * LIMIT * np.exp(-TWO_SIDED_90 * deviation)
+        assert found.may_fit(np.array([0])).tolist() == [fits]
+
+
+def test_a_bound_of_no_memory_fits() -> None:
+    found = bounds_of(Counting(), 1)
+    found.device_bytes[:] = 0.0
+    assert found.may_fit(np.array([0])).tolist() == [True]
