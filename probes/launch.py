@@ -21,7 +21,7 @@ from pathlib import Path
 
 from planner.errors import ProbeError
 from probes import guardian
-from probes.folder import BEGIN, END, LOG, RESULT, TASK
+from probes.folder import BEGIN, END, LOG, NODE_LOGS, RESULT, TASK
 from probes.outcome import Begin, conclude, write_result
 from probes.preflight import Need, check
 from probes.programs import Program
@@ -353,8 +353,14 @@ def _wait(
     while process.poll() is None and not watch.stop.is_set() and time.monotonic() < deadline:
         if time.monotonic() - said > PROGRESS_SECONDS:
             said = time.monotonic()
-            watch.progress(last_line(folder / LOG))
+            watch.progress(newest_line(folder))
         time.sleep(POLL_SECONDS)
+
+
+def newest_line(folder: Path) -> str:
+    """The last line of the program's output; of the log of a node where every node has its own."""
+    lines = (last_line(log) for log in (folder / LOG, *sorted(folder.glob(NODE_LOGS))))
+    return next((line for line in lines if line), "")
 
 
 def last_line(log: Path) -> str:

@@ -19,6 +19,7 @@ from probes.launch import (
     environment,
     last_line,
     new_folder,
+    newest_line,
     prepare,
     supervise,
     tidy,
@@ -184,3 +185,12 @@ class TestEnvironment:
     def test_the_last_line_of_a_log(self, tmp_path: Path, text: str, line: str) -> None:
         (tmp_path / LOG).write_text(text)
         assert last_line(tmp_path / LOG) == line
+
+
+def test_progress_shows_what_a_node_says_where_nodes_have_logs_of_their_own(tmp_path: Path) -> None:
+    assert newest_line(tmp_path) == ""
+    (tmp_path / "output.log").write_text("")
+    (tmp_path / "output.node0.log").write_text("[rank0]:step 1 of 9\n")
+    assert newest_line(tmp_path) == "step 1 of 9"
+    (tmp_path / "output.log").write_text("srun: error\n")
+    assert newest_line(tmp_path) == "srun: error"
