@@ -1,0 +1,105 @@
+"""What becomes of a probe whose owner crashed: its result, another attempt, or its end."""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from api.jobs import probes
+from api.jobs.leases import new_lease
+from api.storage.records import ProbeEnd, ProbeRecord
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+class Queue:
+    """Notes what becomes of a claimed probe."""
+
+    counted: bool | None = None
+
+    def finish(self, record: ProbeRecord, end: ProbeEnd, now: datetime) -> ProbeRecord:
+        return replace(
+            record,
+            state=end.state,
+            failure=end.failure,
+            message=end.message,
+            results=end.results,
+            finished_at=now,
+        )
+
+    def release(self, record: ProbeRecord, *, counts: bool) -> ProbeRecord:
+        self.counted = counts
+        return replace(record, state="queued")
+
+
+def left(run: str = "probe-1", status: str = "ok", kind: str = "crash") -> Any:
+    """The result of a run that the probe left in its folder."""
+    outcome = SimpleNamespace(
+        status=status, kind=SimpleNamespace(value=kind), message="as it ended", rank=0
+    )
+    return SimpleNamespace(
+        task=SimpleNamespace(id=run),
+        outcome=outcome,
+        measurement=lambda: None,
+        model_dump=lambda mode: {"run": run},
+    )
+
+
+def concluded(
+    monkeypatch: pytest.MonkeyPatch, result: Any = None, queue: Queue | None = None, **fields: Any
+) -> ProbeRecord:
+    """The record of a probe in its first of two attempts, unless said otherwise."""
+    clock = SimpleNamespace(now=lambda: NOW)
+    values = {
+        "id": "probe-1", "created_at": NOW, "request": {}, "job_hash": "", "model": "llama3-8b",
+        "gpu": "h100", "num_gpus": 8, "layout": "", "pool": "local", "state": "running",
+        "attempts": 1, "max_attempts": 2, "owner": new_lease(clock).owner, **fields,
+    }  # fmt: skip
+    record = ProbeRecord(**values)
+    monkeypatch.setattr(probes, "_result_left", lambda ours: result)
+    wiring: Any = SimpleNamespace(probes=queue or Queue(), clock=clock)
+    return probes._conclude(wiring, replace(record, owner="host:1:1"), record)
+
+
+def test_an_attempt_that_is_left_is_made_and_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = Queue()
+    assert concluded(monkeypatch, queue=queue).state == "queued"
+    assert queue.counted is True
+
+
+def test_the_last_attempt_has_failed_with_its_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = concluded(monkeypatch, attempts=2)
+    assert (found.state, found.failure, found.results) == ("failed", "interrupted", ())
+    assert str(found.message).startswith("its runner (host:1:1) died")
+
+
+def test_a_probe_that_somebody_cancelled_is_not_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = concluded(monkeypatch, cancel_requested=True)
+    assert (found.state, found.failure) == ("cancelled", "interrupted")
+
+
+def test_its_own_result_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = concluded(monkeypatch, left(), cancel_requested=True)
+    assert (found.state, found.results) == ("done", ({"run": "probe-1"},))
+
+
+def test_the_result_of_one_of_several_runs_is_not_the_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert concluded(monkeypatch, left("probe-1-rank0")).state == "queued"
+    found = concluded(monkeypatch, left("probe-1-rank0"), attempts=2)
+    assert (found.state, found.failure) == ("failed", "interrupted")
+    assert found.results == ({"run": "probe-1-rank0"},)
+
+
+def test_a_run_that_failed_says_how_once_no_attempt_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failed = left(status="failed", kind="nccl")
+    assert concluded(monkeypatch, failed).state == "queued"
+    found = concluded(monkeypatch, failed, attempts=2)
+    assert (found.state, found.failure, found.message) == ("failed", "nccl", "as it ended")
