@@ -107,7 +107,10 @@ def copy_tree(target: Path) -> None:
 
 
 def verdict(mutation: Mutation, tree: Path) -> str:
-    """`caught`, `survived`, `stale` or `untested`, of a mutation applied to the copy and undone."""
+    """`caught`, `survived`, `stale`, `untested`, `unreadable` or `hung`: the mutation is undone after.
+
+    caught: a test failed. A file that cannot be imported, or tests that never end, catch nothing.
+    """
     if occurrences(mutation, tree) != 1:
         return "stale"
     tests = files_of(mutation, tree)
@@ -125,9 +128,9 @@ def verdict(mutation: Mutation, tree: Path) -> str:
         )  # fmt: skip
         if done.returncode not in (0, 1, 2):
             raise SystemExit(f"{mutation.name}: pytest failed\n{done.stdout[-2000:]}{done.stderr}")
-        return "caught" if done.returncode else "survived"
+        return ("survived", "caught", "unreadable")[done.returncode]
     except subprocess.TimeoutExpired:
-        return "caught"
+        return "hung"
     finally:
         path.write_text(whole, encoding="utf-8")
 
