@@ -107,7 +107,7 @@ def copy_tree(target: Path) -> None:
 
 
 def verdict(mutation: Mutation, tree: Path) -> str:
-    """`caught`, `survived`, `stale`, `untested`, `unreadable` or `hung`: the mutation is undone after.
+    """`caught`, `survived`, `stale`, `untested`, `unreadable` or `hung`; the mutation is undone.
 
     caught: a test failed. A file that cannot be imported, or tests that never end, catch nothing.
     """
