@@ -419,7 +419,9 @@ def test_resumed_out_of_memory_and_failures_are_kept() -> None:
     assert machine.asked == []
 
 
-def test_known_measurements_teach_but_cost_nothing() -> None:
+def test_known_measurements_teach_but_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regrets of 1,024 draws are off by 7%, more than what the two studies differ by: draw more."""
+    monkeypatch.setattr("planner.study.regret.DRAWS", 2**16)
     candidates = small()
     machine = Machine.wrong_by(candidates, 0.12)
     before = run(candidates, settings(), one_at_a_time(machine.run))

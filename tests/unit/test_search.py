@@ -24,7 +24,7 @@ from planner.plan.recommend import recommend
 from planner.ports import Ports
 from planner.rules import Context, violations
 from planner.samplers import SAMPLERS
-from planner.search import bounds as floors
+from planner.search import bounds as cell_bounds
 from planner.search import screen
 from planner.search.choice import pareto
 from planner.search.choice.pareto import STRUCTURE
@@ -216,7 +216,7 @@ def test_bounds_worked_out_band_by_band_end_in_the_same_answer(
         pricer, space = random_job(seed)
         at_once = screen.screen(pricer, space, count=TOP, smallest=smallest)
         with monkeypatch.context() as patch:
-            patch.setattr(floors, "BAND", 512)
+            patch.setattr(cell_bounds, "BAND", 512)
             patch.setattr(screen, "BAND", 512)
             by_band = screen.screen(pricer, space, count=TOP, smallest=smallest)
         value = "device_bytes" if smallest else "step_seconds"
@@ -236,8 +236,8 @@ def test_bounds_without_checkpointing_are_below_all_others(monkeypatch: pytest.M
     for seed in range(NUM_JOBS):
         pricer, space = random_job(seed)
         with monkeypatch.context() as patch:
-            patch.setattr(floors, "BAND", 1)
-            bounds = floors.CellBounds(pricer, space.cells)
+            patch.setattr(cell_bounds, "BAND", 1)
+            bounds = cell_bounds.CellBounds(pricer, space.cells)
         assert np.isnan(bounds.seconds).all()
         bounds.know(np.arange(len(space.cells)))
         assert (bounds.coarse_bound_seconds <= bounds.seconds * (1 + 1e-12)).all()

@@ -111,7 +111,7 @@ def test_the_budget_is_the_largest_that_fits() -> None:
         build_space(context, SearchSpec()),
     )
     screened = screen(pricer, space, count=10)
-    found = best_budgets(pricer, space, screened.floors, float(screened.step_seconds[9]), 20)
+    found = best_budgets(pricer, space, screened.cell_bounds, float(screened.step_seconds[9]), 20)
     assert 5 < len(found) <= 4 * 20  # as many simple ones, each with its safe budget too
     for row in range(5):
         layout = found.row(row)
