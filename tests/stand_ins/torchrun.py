@@ -25,7 +25,8 @@ def main() -> int:
         )
         for rank in range(number)
     ]
-    while any(process.poll() is None for process in ranks):
+    while True:
+        ended = all(process.poll() is not None for process in ranks)
         failed = next((rank for rank, process in enumerate(ranks) if process.poll()), None)
         if failed is not None:
             code, pid = ranks[failed].returncode, ranks[failed].pid
@@ -37,8 +38,9 @@ def main() -> int:
             )
             sys.stderr.write(f"Root Cause (first observed failure):\n[0]:\n{root}")
             return 1
+        if ended:
+            return 0
         time.sleep(0.02)
-    return int(any(process.returncode for process in ranks))
 
 
 if __name__ == "__main__":
