@@ -73,7 +73,8 @@ VICTIM = re.compile(
     r"|DistNetworkError|recvValue|KeyboardInterrupt"
 )
 REFUSED_TYPES = re.compile(
-    r"(?:^|\.)(?:SpecError|UnknownNameError|MissingDataError|InvalidLayout\w*|LayoutError|Refused\w*)$"
+    r"(?:^|\.)(?:SpecError|UnknownNameError|MissingDataError|InvalidLayout\w*|LayoutError"
+    r"|Refused\w*)$"
 )
 RULE_TYPES = frozenset({"AssertionError", "ValueError", "NotImplementedError"})
 RULE_FILES = re.compile(r"/(?:torch/distributed|torchtitan|probes)/")

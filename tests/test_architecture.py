@@ -294,6 +294,30 @@ def test_no_code_outside_the_trainers_compares_a_trainers_name() -> None:
     assert any(list(compared_with(path, names)) for path in own), "the reader of source is blind"
 
 
+def test_no_code_outside_the_trainers_reads_a_version_as_text() -> None:
+    """`planner.trainers.release` parses it once; the others ask `since`, `before`, `names_fork`."""
+    versions = {"trainer_version", "torch_version"}
+
+    def unparsed(node: ast.AST) -> Iterator[ast.AST]:
+        """Without the arguments of calls: what is parsed is compared as a release."""
+        yield node
+        inside = [node.func] if isinstance(node, ast.Call) else list(ast.iter_child_nodes(node))
+        for child in inside:
+            yield from unparsed(child)
+
+    def compared(path: Path) -> list[str]:
+        return [
+            f"{path.relative_to(ROOT)}:{node.lineno} {ast.unparse(node)}"
+            for node in ast.walk(tree(path))
+            if isinstance(node, ast.Compare)
+            and not any(isinstance(op, ast.Is | ast.IsNot) for op in node.ops)
+            and versions & {n.attr for n in unparsed(node) if isinstance(n, ast.Attribute)}
+        ]
+
+    found = [line for path in sources("planner") for line in compared(path)]
+    assert [line for line in found if not line.startswith("planner/trainers/")] == []
+
+
 def test_a_public_class_has_a_name_of_its_own() -> None:
     """So that a name in a traceback or a search leads to one place."""
     homes: dict[str, list[str]] = {}

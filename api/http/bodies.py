@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect
 
 from api.errors import BodyTooLargeError, MediaTypeError, fault
 from api.http.schemas import JobBody
+from api.http.security import require_key
 from api.input.text import read_json
 from planner.errors import Fault
 from planner.units import MEGA
@@ -89,6 +90,7 @@ def strict_route(*, also: tuple[str, ...] = (), within: str = "") -> type[APIRou
                 return handle
 
             async def strict(request: Request) -> Response:
+                await require_key(request)
                 return await handle(RouteRequest(request.scope, request.receive))
 
             return strict

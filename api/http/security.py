@@ -42,17 +42,18 @@ def is_loopback(host: str) -> bool:
 _bearer = HTTPBearer(auto_error=False)
 
 
+async def require_key(request: Request) -> None:
+    """Raises UnauthenticatedError for a request without a known key, before its body is read."""
+    _key_of(request, await _bearer(request))
+
+
 async def asking_key(
     request: Request,
     scopes: SecurityScopes,
     sent: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
 ) -> ApiKey:
-    """Dependency: the key that asks, which must have the route's scopes.
-
-    Without configured keys anyone on this machine may ask.
-    """
-    settings: Settings = request.app.state.wiring.settings
-    key = _key_of(sent, settings.keys) if settings.keys else ANYONE
+    """Dependency: the key that asks, which must have the route's scopes."""
+    key = _key_of(request, sent)
     for scope in scopes.scopes:
         require_scope(key, scope)
     return key
@@ -64,18 +65,21 @@ def require_scope(key: ApiKey, scope: str) -> None:
         raise ForbiddenError(f"key {key.name} lacks the scope {scope}; ask for a key that has it")
 
 
-def _key_of(sent: HTTPAuthorizationCredentials | None, keys: tuple[ApiKey, ...]) -> ApiKey:
-    """The key whose secret was sent.
+def _key_of(request: Request, sent: HTTPAuthorizationCredentials | None) -> ApiKey:
+    """The key whose secret was sent; without configured keys anyone on this machine may ask.
 
     Compares with every key in constant time, so that timing tells nothing.
     """
+    settings: Settings = request.app.state.wiring.settings
+    if not settings.keys:
+        return ANYONE
     secret = "" if sent is None else sent.credentials.strip()
     if not secret:
         raise UnauthenticatedError(
             "an API key is needed; send the header `Authorization: Bearer SECRET`"
         )
     digest = hashlib.sha256(secret.encode()).hexdigest()
-    found = [key for key in keys if hmac.compare_digest(key.secret_sha256, digest)]
+    found = [key for key in settings.keys if hmac.compare_digest(key.secret_sha256, digest)]
     if not found:
         raise UnauthenticatedError("this API key is not known; check the secret")
     return found[0]

@@ -16,10 +16,12 @@ from planner.specs.model import ModelSpec
 from planner.specs.validation import build
 
 _TITAN_FLAG = re.compile(
-    r"--(?:training|parallelism|activation_checkpoint|job|compile|model)\.\w|run_train\.sh|torchtitan"
+    r"--(?:training|parallelism|activation_checkpoint|job|compile|model)\.\w"
+    r"|run_train\.sh|torchtitan"
 )
 _MEGATRON_FLAG = re.compile(
-    r"--(?:tensor-model-parallel-size|pipeline-model-parallel-size|micro-batch-size|num-attention-heads)\b"
+    r"--(?:tensor-model-parallel-size|pipeline-model-parallel-size"
+    r"|micro-batch-size|num-attention-heads)\b"
 )
 _LOG = re.compile(r"\[titan\] \d{4}-|\bstep:\s*\d+\s+loss:")
 TABLES = frozenset(

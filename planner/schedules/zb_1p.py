@@ -32,6 +32,7 @@ from planner.schedules.depth_first import (
 class ZB1p(Schedule):
     """The handcrafted ZB-H1: every rank holds at most p microbatches until their W.
 
+    depth d: microbatches in flight for each rank that follows; ZB-2p has two.
     Source: Qi et al. 2023, section 2.1.
     """
 
@@ -43,18 +44,19 @@ class ZB1p(Schedule):
     published: bool = True
     fork: str = ZERO_BUBBLE_FORK
     synchronous_end: bool = False
+    depth: int = 1
 
     def rank_order(
         self, rank: int, pp: int, virtual_stages: int, num_microbatches: int
     ) -> RankOrder:
-        """Warm-up p - 1 - rank, then F I W in turn with W late by `rank` microbatches."""
+        """Warm-up d (p - 1 - rank), then F I W in turn with W late by d rank microbatches."""
         return depth_first_order(
             rank,
             pp,
             1,
             num_microbatches,
-            warmup=min(num_microbatches, pp - 1 - rank),
-            weight_delay=rank,
+            warmup=min(num_microbatches, self.depth * (pp - 1 - rank)),
+            weight_delay=self.depth * rank,
         )
 
     def rules(self, runtime: Runtime = "torch") -> tuple[ScheduleRule, ...]:
@@ -73,8 +75,7 @@ class ZB1p(Schedule):
         """max((p - 1)(f + i) - d w, (p - 1 - d) f + (p - 1) i), d = min(p - 1, m - 1).
 
         From p microbatches on: (p - 1) max(f + i - w, i). It is that of the longest rank's span,
-            see
-        `synchronous_end`. Exact for equal stages and w <= f <= i.
+        see `synchronous_end`. Exact for equal stages and w <= f <= i.
         Source: Qi et al. 2023, table 1, (p - 1)(f + i - w).
         """
         others = pp - 1
@@ -88,14 +89,18 @@ class ZB1p(Schedule):
     def in_flight(
         self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
     ) -> Floats:
-        """min(m, p - rank). Exact."""
-        return chunks_in_flight(pp - 1 - rank, 1, num_microbatches)
+        """min(m, d (p - 1 - rank) + 1). Exact."""
+        return chunks_in_flight(self.depth * (pp - 1 - rank), 1, num_microbatches)
 
     def weight_grad_held(
         self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
     ) -> Floats:
-        """min(rank, m - (p - 1 - rank) - 1): with `in_flight`, p on every rank. Exact."""
-        return chunks_awaiting_weight_grad(pp - 1 - rank, rank, 1, num_microbatches)
+        """min(d rank, m - d (p - 1 - rank) - 1): with `in_flight`, d (p - 1) + 1 on every rank.
+
+        Exact.
+        """
+        warmup = self.depth * (pp - 1 - rank)
+        return chunks_awaiting_weight_grad(warmup, self.depth * rank, 1, num_microbatches)
 
     def peak_candidates(
         self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
@@ -105,7 +110,7 @@ class ZB1p(Schedule):
             of(rank, pp, virtual_stages, num_microbatches)
             for of in (self.in_flight, self.weight_grad_held)
         )
-        return (whole, half), late_weight_grads(whole, rank, 1, num_microbatches)
+        return (whole, half), late_weight_grads(whole, self.depth * rank, 1, num_microbatches)
 
     def sends_on_critical_path(
         self,

@@ -4,58 +4,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.schedules.base import (
-    ZERO_BUBBLE_FORK,
-    Exposed,
-    FloatLike,
-    Floats,
-    IntLike,
-    RankOrder,
-    Runtime,
-    Schedule,
-    ScheduleRule,
-    one_stage_per_rank,
-)
-from planner.schedules.depth_first import (
-    chunks_awaiting_weight_grad,
-    chunks_in_flight,
-    depth_first_order,
-    late_weight_grads,
-)
+from planner.schedules.base import Exposed, FloatLike, Floats, IntLike
+from planner.schedules.zb_1p import ZB1p
 
 
 @dataclass(frozen=True)
-class ZB2p(Schedule):
+class ZB2p(ZB1p):
     """The handcrafted ZB-H2: every rank holds at most 2p - 1 microbatches until their W.
 
     Source: Qi et al. 2023, section 2.2.
     """
 
     name: str = "ZB-2p"
-    single_stage: bool = True
-    splits_backward: bool = True
-    runtimes: frozenset[Runtime] = frozenset({"megatron"})
     search_order: int = 90
-    published: bool = True
-    fork: str = ZERO_BUBBLE_FORK
-    synchronous_end: bool = False
-
-    def rank_order(
-        self, rank: int, pp: int, virtual_stages: int, num_microbatches: int
-    ) -> RankOrder:
-        """Warm-up 2 (p - 1 - rank), then F I W in turn with W late by 2 rank microbatches."""
-        return depth_first_order(
-            rank,
-            pp,
-            1,
-            num_microbatches,
-            warmup=min(num_microbatches, 2 * (pp - 1 - rank)),
-            weight_delay=2 * rank,
-        )
-
-    def rules(self, runtime: Runtime = "torch") -> tuple[ScheduleRule, ...]:
-        """One stage per rank."""
-        return (one_stage_per_rank(self.name),)
+    depth: int = 2
 
     def bubble_seconds(
         self,
@@ -83,28 +45,6 @@ class ZB2p(Schedule):
         chain = (others - delayed) * forward_seconds + others * input_grad_seconds
         fill = short // 2 * forward_seconds + (short + 1) // 2 * input_grad_seconds
         return np.asarray(np.maximum(np.maximum(drain, chain), fill), dtype=np.float64)
-
-    def in_flight(
-        self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
-    ) -> Floats:
-        """min(m, 2 (p - rank) - 1). Exact."""
-        return chunks_in_flight(2 * (pp - 1 - rank), 1, num_microbatches)
-
-    def weight_grad_held(
-        self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
-    ) -> Floats:
-        """min(2 rank, m - 2 (p - 1 - rank) - 1): with `in_flight`, 2p - 1 on every rank. Exact."""
-        return chunks_awaiting_weight_grad(2 * (pp - 1 - rank), 2 * rank, 1, num_microbatches)
-
-    def peak_candidates(
-        self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
-    ) -> tuple[tuple[Floats, Floats], ...]:
-        """Exact."""
-        whole, half = (
-            of(rank, pp, virtual_stages, num_microbatches)
-            for of in (self.in_flight, self.weight_grad_held)
-        )
-        return (whole, half), late_weight_grads(whole, 2 * rank, 1, num_microbatches)
 
     def sends_on_critical_path(
         self,

@@ -60,6 +60,11 @@ class NamedRelease:
         """The year that the text starts with; "" where it starts with anything else."""
         return self.text[:4] if _MONTH.match(self.text) else ""
 
+    def names_fork(self, repository: str) -> bool:
+        """Whether the text names a fork, by the first word of its repository ("owner/word-...")."""
+        word = repository.partition("/")[2].partition("-")[0]
+        return bool(word) and word in self.text.lower()
+
     def not_before_month(self, month: str) -> bool:
         """False where it names a month before this one (YYYY-MM)."""
         return not self.month or self.month >= month

@@ -29,6 +29,8 @@ _PAYLOADS = {  # operator -> (its name, which argument holds the whole buffer; -
     "c10d.send": ("send", 0),
 }
 
+_PROPAGATOR: Any = ShardingPropagator  # one of its methods is replaced for a while
+
 
 class Tracker(TorchDispatchMode):
     """Counts bytes of live storages, flops and bytes of collectives of everything that runs inside.
@@ -77,13 +79,13 @@ class Tracker(TorchDispatchMode):
                 tracker._paused = before
 
         torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign, assignment]
-        ShardingPropagator._propagate_tensor_meta_non_cached = propagate  # type: ignore[method-assign]
+        _PROPAGATOR._propagate_tensor_meta_non_cached = propagate
         super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
-        ShardingPropagator._propagate_tensor_meta_non_cached = self._propagate  # type: ignore[method-assign]
+        _PROPAGATOR._propagate_tensor_meta_non_cached = self._propagate
         super().__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -174,7 +174,8 @@ class Block(nn.Module):
         return cast(torch.Tensor, h + self._mlp(h if self.ffn_norm is None else self.ffn_norm(h)))
 
     def _mlp(self, x: torch.Tensor) -> torch.Tensor:
-        out = self.feed_forward(x) if self.feed_forward is not None else self.moe(x)  # type: ignore[misc]
+        block = self.moe if self.feed_forward is None else self.feed_forward
+        out = block(x)  # type: ignore[misc]
         return cast(torch.Tensor, out if self.ffn_post_norm is None else self.ffn_post_norm(out))
 
 

@@ -59,7 +59,8 @@ class NormOverShards(ParallelStyle):
         def leave(_: nn.Module, out: DTensor, mesh: DeviceMesh) -> torch.Tensor:
             return out.redistribute(mesh, [Shard(out.ndim - 1)]).to_local()
 
-        return distribute_module(module, device_mesh, input_fn=enter, output_fn=leave)  # type: ignore[arg-type]
+        hooks: dict[str, Any] = {"input_fn": enter, "output_fn": leave}
+        return distribute_module(module, device_mesh, **hooks)
 
 
 def apply(
@@ -119,7 +120,9 @@ def _layer_plan(layer: Block, stream: Placement, styles: Styles) -> Plan:
         **attention,
     }
     mlp = "feed_forward" if layer.feed_forward is not None else "moe.shared"
-    holder = layer.feed_forward if layer.feed_forward is not None else layer.moe.shared  # type: ignore[union-attr]
+    holder: Any = layer.feed_forward
+    if holder is None:
+        holder = layer.moe.shared  # type: ignore[union-attr]
     if holder is not None:
         plan[mlp] = styles.prepare(input_layouts=(stream,), desired_input_layouts=(Replicate(),))
         plan[f"{mlp}.w1"] = styles.column()

@@ -272,6 +272,8 @@ def test_keys_and_scopes(sqlite_url: str, job: dict[str, Any]) -> None:
             assert answer.headers["www-authenticate"] == "Bearer"
         for header in (b"Basic reader", b"Bearer", b"Bearer \xfc\xff", b"reader"):
             is_problem(client.get("/plans", headers={"authorization": header}), 401)
+        for body in ({"content": b"{"}, {"content": b"x" * 10_000_000}, {"json": []}):
+            is_problem(ask("POST", "/plan", None, **body), 401)  # before its body is read
         is_problem(ask("POST", "/plan", "reader", json=job), 403)
         for secret in ("planner", "boss"):
             assert ask("POST", "/plan", secret, json=job).status_code == 200

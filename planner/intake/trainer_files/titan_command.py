@@ -22,7 +22,8 @@ from planner.specs.current import CurrentSpec
 
 _PROGRAM = re.compile(r"run_train\.sh|torchtitan|(?:^|/)train\.py$")
 _SETTING = re.compile(
-    r"--(?:training|parallelism|activation_checkpoint|job|compile|model|optimizer|checkpoint|comm)\.\w|--module\b"
+    r"--(?:training|parallelism|activation_checkpoint|job|compile|model|optimizer|checkpoint|comm)"
+    r"\.\w|--module\b"
 )
 _OPTION = re.compile(r"--[\w.-]+")
 

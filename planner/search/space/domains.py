@@ -306,8 +306,9 @@ def _cell_domains(c: Context) -> dict[str, tuple[Values, str]]:
 
 def _schedules(c: Context) -> Values:
     """A fork's schedules are tried only for a version that names the fork."""
-    fork = "zero" in (c.training.trainer_version or "").lower()
-    return tuple(name for name in c.trainer.schedules if fork or not SCHEDULES[name].fork)
+    named = c.release.named
+    forks = ((name, SCHEDULES[name].fork) for name in c.trainer.schedules)
+    return tuple(name for name, fork in forks if not fork or named.names_fork(fork))
 
 
 def _free_domains(c: Context, offload: bool) -> dict[str, tuple[Values, str]]:
