@@ -9,7 +9,9 @@ from typing import Any
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: no i, l, o, u
 _TIME_LETTERS, _RANDOM_LETTERS = 9, 8
-_LABELS = frozenset({"id", "group", "sweep", "complete", "source", "trust", "notes", "measured"})
+_LABELS = frozenset(
+    {"id", "group", "sweep", "complete", "source", "trust", "notes", "measured", "peer"}
+)
 
 
 class TimeOrderedIds:

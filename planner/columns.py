@@ -12,7 +12,15 @@ from numpy.typing import NDArray
 
 from planner.precision import PRECISIONS
 from planner.schedules import SCHEDULES, Schedule
-from planner.specs.layout import AC_KINDS, CP_METHODS, DTYPES, Layout, format_ac, parse_ac
+from planner.specs.layout import (
+    AC_KINDS,
+    CP_METHODS,
+    DTYPES,
+    MOE_DISPATCHERS,
+    Layout,
+    format_ac,
+    parse_ac,
+)
 
 Column = NDArray[Any]
 IntColumn = NDArray[np.int64]
@@ -21,6 +29,7 @@ BoolColumn = NDArray[np.bool_]
 
 CODES: Mapping[str, Sequence[str]] = {
     "cp_method": CP_METHODS,
+    "moe_dispatcher": MOE_DISPATCHERS,
     "pp_schedule": SCHEDULES.names,
     "precision": PRECISIONS.names,
     "param_dtype": DTYPES,
@@ -56,6 +65,7 @@ class LayoutBatch:
     pp: IntColumn
     ep: IntColumn
     etp: IntColumn
+    moe_dispatcher: IntColumn
     zero_stage: IntColumn
     sequence_parallel: BoolColumn
     async_tp: BoolColumn

@@ -166,7 +166,7 @@ def _runs(pricer: Pricer, batch: LayoutBatch) -> Iterator[_Run]:
     sizes = axes.local_sizes(batch, pricer.model, pricer.training, pricer.rules)
     kernels = _Kernels(pricer, batch, sizes)
     passes = num_microbatches(batch, pricer.training) / batch.pp
-    flash = pricer.training.attention_kernel == "flash"
+    flash = pricer.training.attention_kernel != "unfused"
     for kind, count in pricer.model.distinct_layers():
         for op in blocks.layer_ops(pricer.model, kind, flash):
             yield from kernels.of(op, passes * count)

@@ -371,7 +371,7 @@ def _training(draft: Draft) -> list[str]:
         "--transformer-impl",
         "transformer_engine",
         "--attention-backend",
-        "flash" if training.attention_kernel == "flash" else "unfused",
+        "flash" if training.attention_kernel != "unfused" else "unfused",
     ]
     if training.optimizer == "adamw-bf16-states":
         arguments += BF16_STATES

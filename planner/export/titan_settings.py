@@ -329,7 +329,7 @@ def training_settings(draft: Draft, line: str) -> Settings:
         rule = f"is no setting of TorchTitan {line}"
         remedy = "use adamw, or adamw-bf16-states with an export for 0.3"
         draft.gap("training.optimizer", training.optimizer, rule, remedy)
-    if training.attention_kernel != "flash":
+    if training.attention_kernel not in ("flash", "flash2"):
         draft.gap(
             "training.attention_kernel",
             training.attention_kernel,

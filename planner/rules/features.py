@@ -9,7 +9,7 @@ from planner.columns import BoolColumn, IntColumn, LayoutBatch, schedule_is
 from planner.precision import PRECISIONS, Recipe, bf16_tail
 from planner.rules.base import Context, Rule, choices, in_set, sharding_degree, under
 from planner.specs.kernel_families import kernel_family
-from planner.specs.layout import AC_KINDS, CP_METHODS, DTYPES, Layout
+from planner.specs.layout import AC_KINDS, CP_METHODS, DTYPES, MOE_DISPATCHERS, Layout
 from planner.specs.training import OPTIMIZER_STATE_BYTES
 from planner.units import format_bytes
 from planner.work.quantised import local_shape, low_share, products
@@ -423,6 +423,17 @@ _SWITCH_RULES: tuple[Rule, ...] = (
         rule=lambda x, c: f"{_release(c)} has no cp_method {x.cp_method}",
         remedy=lambda x, c: (
             f"use {choices(name for name in CP_METHODS if name in c.released.cp_methods)}"
+        ),
+    ),
+    Rule(
+        key="trainer lacks the dispatcher",
+        field="moe_dispatcher",
+        reads=frozenset({"moe_dispatcher"}),
+        applies=lambda c: c.model.is_moe,
+        broken=lambda x, c: ~in_set(x.moe_dispatcher, MOE_DISPATCHERS, c.released.moe_dispatchers),
+        rule=lambda x, c: f"{_release(c)} has no moe_dispatcher {x.moe_dispatcher}",
+        remedy=lambda x, c: (
+            f"use {choices(n for n in MOE_DISPATCHERS if n in c.released.moe_dispatchers)}"
         ),
     ),
     Rule(

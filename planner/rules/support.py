@@ -136,6 +136,10 @@ def _faults(c: Context) -> Iterable[tuple[str, object, str, str]]:
     if c.training.attention_kernel == "unfused" and not trainer.unfused_attention:
         rule = f"{name} attends with a flash kernel"
         yield "training.attention_kernel", "unfused", rule, "leave attention_kernel out"
+    graphs = c.training.cuda_graphs
+    if graphs is not None and graphs not in trainer.cuda_graphs:
+        rule = f"{name} has no CUDA graphs of this kind"
+        yield "training.cuda_graphs", graphs, rule, f"use {choices(sorted(trainer.cuda_graphs))}"
 
 
 def _remedy(c: Context, able: list[Able]) -> str:

@@ -16,7 +16,7 @@ from planner.specs.probe_trainers import ProbeTrainerName
 from planner.specs.training import TrainingSpec
 from planner.specs.validation import closest
 
-LABELS = ("group", "sweep", "complete", "source", "trust", "notes", "measured")
+LABELS = ("group", "sweep", "complete", "source", "trust", "notes", "measured", "peer")
 KEYS = ("id", "model", "cluster", "training", "layout", "current", "search", "probe")
 
 

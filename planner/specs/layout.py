@@ -19,6 +19,7 @@ FieldValue = bool | int | float | str | tuple[int, ...] | None
 ZeroStage = Annotated[int, Field(strict=True, ge=0, le=3)]
 
 CP_METHODS = ("allgather", "alltoall", "ulysses")
+MOE_DISPATCHERS = ("alltoall", "deepep", "hybridep", "allgather")
 AC_KINDS = (
     "none",
     "full",
@@ -95,7 +96,7 @@ class Layout(BaseModel):
     """A fully set layout.
 
     dp_replicate x dp_shard x cp x tp x pp is num_gpus. The axes `ep` and `etp` regroup the same
-    ranks for experts.
+    ranks for experts. moe_dispatcher has a default for layouts stored before it was a field.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -107,6 +108,7 @@ class Layout(BaseModel):
     pp: Degree
     ep: Degree
     etp: Degree
+    moe_dispatcher: Literal["alltoall", "deepep", "hybridep", "allgather"] = "alltoall"
     zero_stage: ZeroStage
     sequence_parallel: Flag
     async_tp: Flag
@@ -183,6 +185,7 @@ class Layout(BaseModel):
             if d > 1
         ]
         parts += [f"etp {self.etp}"] if self.etp > 1 else []
+        parts += [self.moe_dispatcher] if self.moe_dispatcher != "alltoall" else []
         if self.pp > 1:
             stages = f" x{self.virtual_stages}" if self.virtual_stages > 1 else ""
             parts.append(f"pp {self.pp} {self.pp_schedule}{stages}")
@@ -259,6 +262,7 @@ _NEUTRAL: dict[str, object] = {
         ),
         False,
     ),
+    "moe_dispatcher": "alltoall",
     "zero_stage": 3,
     "cp_method": "allgather",
     "pp_schedule": "1F1B",

@@ -14,6 +14,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from planner.specs.job import Job
 from planner.specs.network import NETWORK_FIELDS
 
+# Fields that came later: at their default they do not change a hash, so that what was stored before
+# is still found.
+ADDED_LATER: Mapping[str, object] = {
+    "cuda_graphs": None,
+    "chunked_loss": None,
+    "moe_dispatcher": "alltoall",
+}
 Status = Literal["ok", "oom", "failed"]
 Rung = Literal["emulated", "imitated", "probed", "published"]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -80,9 +87,14 @@ def question_hash(job: Job, num_gpus: int | None = None) -> str:
     asked = {
         "model": model,
         "cluster": cluster.model_dump(mode="json", exclude={"request", "num_gpus_choices"}),
-        "training": job.training.model_dump(mode="json"),
+        "training": _asked(job.training),
     }
     return _hash(asked)
+
+
+def _asked(spec: BaseModel) -> dict[str, object]:
+    found = spec.model_dump(mode="json").items()
+    return {k: v for k, v in found if k not in ADDED_LATER or v != ADDED_LATER[k]}
 
 
 def _hash(value: object) -> str:
@@ -131,6 +143,6 @@ class Measurement(BaseModel):
             model=self.job.model.name,
             gpu=self.job.cluster.gpu.name,
             num_gpus=self.job.cluster.num_gpus,
-            layout_hash=_hash(None if layout is None else layout.model_dump(mode="json")),
+            layout_hash=_hash(None if layout is None else _asked(layout)),
             software_hash=_hash(dict(self.software)),
         )

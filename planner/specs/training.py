@@ -16,6 +16,8 @@ OPTIMIZER_STATE_BYTES = {
     "adafactor": 0.1,
     "sgd": 4.0,
 }
+AttentionKernel = Literal["flash", "flash2", "flash3", "cudnn", "unfused"]
+CudaGraphs = Literal["none", "partial", "full"]
 MAX_SEQ_LEN = 2**27
 MAX_BATCH = 2**31
 
@@ -47,6 +49,11 @@ class TrainingSpec(BaseModel):
     seq_len: tokens; "8k" is 8,192 and "1M" 1,048,576.
     global_batch_size: sequences per step.
     trainer: a name of `planner.trainers.registry`; intake checks it.
+    attention_kernel: `flash` is the generation that the trainer's release brings.
+    cuda_graphs: `partial` captures layers, `full` the whole step; None: what the trainer's release
+        does by itself.
+    chunked_loss: the loss runs on chunks of the tokens, so that whole logits never exist; None: as
+        the trainer's release does.
     total_tokens: tokens of the whole run, for time and cost ("15T" works too).
     moe_imbalance: load of the busiest expert rank over the mean (1 = balanced); None: the model
         predicts it.
@@ -59,7 +66,9 @@ class TrainingSpec(BaseModel):
     trainer: str = "torchtitan"
     trainer_version: str | None = None
     torch_version: str | None = None
-    attention_kernel: Literal["flash", "unfused"] = "flash"
+    attention_kernel: AttentionKernel = "flash"
+    cuda_graphs: CudaGraphs | None = None
+    chunked_loss: Annotated[bool, Field(strict=True)] | None = None
     optimizer: Optimizer = "adamw"
     max_grad_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = 1.0
     total_tokens: (

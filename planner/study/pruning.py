@@ -23,6 +23,7 @@ SAME = (
     "etp",
     "async_tp",
     "cp_method",
+    "moe_dispatcher",
     "virtual_stages",
     "split",
     "precision",

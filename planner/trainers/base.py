@@ -56,7 +56,9 @@ class TrainerRules:
     vocab_parallel_loss, expandable_segments: default of the training field of that name.
 
     What it runs and refuses:
-    zero_stages, precisions, ac_kinds, cp_methods: values of the layout's field of that name.
+    zero_stages, precisions, ac_kinds, cp_methods, moe_dispatchers: values of the layout's field of
+        that name.
+    cuda_graphs: values of the training field of that name.
     compiles: torch.compile of the blocks.
     steps_in_backward: it offers optimizer-in-backward.
     replicates_kv_heads: tp may be a multiple of the KV heads.
@@ -140,6 +142,8 @@ class TrainerRules:
     precisions: frozenset[str]
     ac_kinds: frozenset[str]
     cp_methods: frozenset[str]
+    moe_dispatchers: frozenset[str] = frozenset({"alltoall"})
+    cuda_graphs: frozenset[str] = frozenset({"none"})
     compiles: bool = False
     steps_in_backward: bool = False
     replicates_kv_heads: bool = False
@@ -223,6 +227,7 @@ def _at(trainer: TrainerRules, release: Release) -> TrainerRules:
 
 COMMON: Mapping[str, object] = {
     "etp": 1,
+    "moe_dispatcher": "alltoall",
     "sequence_parallel": True,
     "async_tp": False,
     "cp_method": "allgather",

@@ -73,6 +73,8 @@ MEGATRON = TrainerRules(
     precisions=PRECISIONS,
     ac_kinds=frozenset({"none", "full", "selective-attention", "selective-layer"}),
     cp_methods=frozenset({"allgather", "alltoall", "ulysses"}),
+    # core 0.16 transformer_config.py (cuda_graph_impl, cuda_graph_scope)
+    cuda_graphs=frozenset({"none", "partial", "full"}),
     # core 0.16 transformer_config.py (num_query_groups; account_for_embedding_in_pipeline_split,
     # account_for_loss_in_pipeline_split), moe_layer.py (sequence parallelism with experts)
     replicates_kv_heads=True,

@@ -17,7 +17,7 @@ from planner.rules.base import sharding_degree
 from planner.schedules import SCHEDULES
 from planner.search.space.domains import CELL_FIELDS, FREE_FIELDS, Domains, domains_of
 from planner.specs.job import SearchSpec
-from planner.specs.layout import AC_KINDS, CP_METHODS, DTYPES
+from planner.specs.layout import AC_KINDS, CP_METHODS, DTYPES, MOE_DISPATCHERS
 
 NAMES = (*CELL_FIELDS, *FREE_FIELDS)
 TINY: dict[str, Any] = {
@@ -119,6 +119,9 @@ WANTED: dict[str, Callable[[LayoutBatch, Context], np.ndarray]] = {
         sharding_degree(x, c) > 1, x.zero_stage > 0, x.zero_stage == 0
     ),
     "cp_method": lambda x, c: (x.cp > 1) | (names_of(x.cp_method, CP_METHODS) == "allgather"),
+    "moe_dispatcher": lambda x, c: (
+        (x.ep > 1) | (names_of(x.moe_dispatcher, MOE_DISPATCHERS) == "alltoall")
+    ),
     "sequence_parallel": lambda x, c: (x.tp > 1) | ~x.sequence_parallel,
     "optimizer_in_backward": steps_once,
 }

@@ -110,7 +110,7 @@ class UnitCosts:
 def unit_costs(context: CostContext, model: ModelSpec) -> UnitCosts:
     """Costs of every unit of the model at the U layouts of `context`."""
     flash, code = (
-        context.training.attention_kernel == "flash",
+        context.training.attention_kernel != "unfused",
         trainer_code(context.training, context.rules),
     )
     context = replace(context, amax_seconds=amax_seconds(context))
@@ -306,7 +306,7 @@ def _attention_cost(context: CostContext, op: Attention, model: ModelSpec) -> Op
     seq = float(context.training.seq_len)
     window = float(min(op.window, seq)) if op.window else seq
     attended = np.full_like(tokens, window - window * window / (2.0 * seq))
-    if context.training.attention_kernel == "flash":
+    if context.training.attention_kernel != "unfused":
         return _flash_cost(context, 2.0 * tokens * attended * heads * widths, attended, model)
     rows, batch = np.full_like(tokens, seq), tokens / seq * heads
     depth = np.full_like(tokens, float(model.qk_head_dim))

@@ -28,6 +28,7 @@ MEANT_FOR: Mapping[str, str] = {
     "virtual_stages": "pp",
     "layers_per_stage": "pp",
     "cp_method": "cp",
+    "moe_dispatcher": "ep",
     "sequence_parallel": "tp",
 }
 MOST_RELAXED = 6

@@ -19,7 +19,14 @@ from planner.rules.features import gpu_precisions, scale_up_gpus, splits_backwar
 from planner.rules.pipeline import divides_layers
 from planner.schedules import SCHEDULES
 from planner.specs.job import SearchSpec
-from planner.specs.layout import AC_KINDS, CP_METHODS, Layout, check_layout_values, parse_ac
+from planner.specs.layout import (
+    AC_KINDS,
+    CP_METHODS,
+    MOE_DISPATCHERS,
+    Layout,
+    check_layout_values,
+    parse_ac,
+)
 from planner.specs.training import OPTIMIZER_STATE_BYTES
 
 # Crossed one after another, so that a rule prunes as soon as all fields it reads are known.
@@ -31,6 +38,7 @@ CELL_FIELDS = (
 # Expanded cell by cell.
 FREE_FIELDS = (
     "pp_schedule", "virtual_stages", "layers_per_stage", "zero_stage", "cp_method",
+    "moe_dispatcher",
     "sequence_parallel", "compile", "async_tp",
     "float8_all_gather", "optimizer_in_backward", "cpu_offload",
 )  # fmt: skip
@@ -234,6 +242,11 @@ KEEPS: Mapping[str, Keep] = {
         c: (x.cp > 1) | (x.cp_method == CP_METHODS.index("allgather")),
         reason="ignored at cp 1",
     ),
+    "moe_dispatcher": Keep(
+        reads=frozenset({"ep", "moe_dispatcher"}), mask=lambda x,
+        c: (x.ep > 1) | (x.moe_dispatcher == MOE_DISPATCHERS.index("alltoall")),
+        reason="ignored at ep 1",
+    ),
     "sequence_parallel": Keep(
         reads=frozenset({"tp", "sequence_parallel"}), mask=lambda x,
         c: (x.tp > 1) | ~x.sequence_parallel, reason="ignored at tp 1",
@@ -265,7 +278,7 @@ def _recomputations(c: Context) -> Values:
 
     Selective attention drops the score matrix, which flash attention never stores.
     """
-    flash = c.training.attention_kernel == "flash"
+    flash = c.training.attention_kernel != "unfused"
     return tuple(
         value for value in c.trainer.searched_ac if not (flash and value == "selective-attention")
     )
@@ -329,6 +342,10 @@ def _free_domains(c: Context, offload: bool) -> dict[str, tuple[Values, str]]:
         ),
         "cp_method": (
             tuple(name for name in CP_METHODS if name in c.trainer.cp_methods),
+            "all of the trainer's",
+        ),
+        "moe_dispatcher": (
+            tuple(name for name in MOE_DISPATCHERS if name in c.released.moe_dispatchers),
             "all of the trainer's",
         ),
         "sequence_parallel": ((True, False), "same bytes on the wire, less memory"),

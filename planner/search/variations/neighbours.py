@@ -88,11 +88,14 @@ def _variants(pricer: Pricer, layout: Layout) -> Iterator[tuple[str, object, obj
         "compile",
         "async_tp",
         "cp_method",
+        "moe_dispatcher",
         "cpu_offload",
         "float8_all_gather",
     ):
         old = getattr(layout, name)
-        if name == "cp_method" and layout.cp == 1:
+        if (name == "cp_method" and layout.cp == 1) or (
+            name == "moe_dispatcher" and layout.ep == 1
+        ):
             continue
         for new in domains[name].values:
             if new != old:

@@ -15,8 +15,9 @@ from planner.schedules import SCHEDULES
 from planner.search.bounds import OOM_LIMIT
 from planner.search.space.domains import VIRTUAL_STAGES
 from planner.search.variations.splits import shifted
-from planner.specs.layout import CP_METHODS, DTYPES, Layout, format_ac, parse_ac
+from planner.specs.layout import CP_METHODS, DTYPES, MOE_DISPATCHERS, Layout, format_ac, parse_ac
 from planner.specs.plan import SensitivityStep
+from planner.trainers.registry import training_release
 
 # from saving all to saving least
 AC_BY_STRENGTH = ("none", "selective-layer-2", "selective-op", "selective-attention", "full")
@@ -185,6 +186,13 @@ def _method(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
             yield new, _with(layout, cp_method=new)
 
 
+def _dispatcher(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
+    able = pricer.rules.at(training_release(pricer.training)).moe_dispatchers
+    for new in MOE_DISPATCHERS if layout.ep > 1 else ():
+        if new != layout.moe_dispatcher and new in able:
+            yield new, _with(layout, moe_dispatcher=new)
+
+
 def _split(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
     """One layer off the first stage, and one off the last, to the stages between."""
     if layout.pp == 1:
@@ -213,6 +221,7 @@ _BY_FIELD: Mapping[str, Callable[[Pricer, Layout, str], Iterator[Change]]] = {
     **dict.fromkeys(FLAGS, _flag), **dict.fromkeys(DTYPE_FIELDS, _dtype),
     "micro_batch_size": _micro_batch, "virtual_stages": _stages, "zero_stage": _zero,
     "ac": _checkpointing, "precision": _precision,
-    "pp_schedule": _schedule, "cp_method": _method, "layers_per_stage": _split,
+    "pp_schedule": _schedule, "cp_method": _method, "moe_dispatcher": _dispatcher,
+    "layers_per_stage": _split,
 }  # fmt: skip
 assert set(_BY_FIELD) == set(Layout.model_fields)
