@@ -94,11 +94,7 @@ def _least_units(
     narrow = batch.float8_all_gather | (
         column("wire_bytes", batch.precision, job.recipes) < TWO_BYTES
     )
-    batch = replace(
-        batch,
-        async_tp=batch.async_tp | ((batch.tp > 1) & job.rules.compiles),
-        float8_all_gather=narrow,
-    )
+    batch = replace(batch, async_tp=batch.async_tp | (batch.tp > 1), float8_all_gather=narrow)
     rows, inverse = distinct_rows(job, batch)
     first, *others = sorted(job.rules.cp_methods)
     unit = units_at(job, replace(rows, cp_method=np.full(len(rows), CP_METHODS.index(first))))

@@ -461,13 +461,19 @@ _SWITCH_RULES: tuple[Rule, ...] = (
         key="async TP needs compile",
         field="async_tp",
         reads=frozenset({"async_tp", "compile"}),
+        applies=lambda c: c.trainer.compiles,
         broken=lambda x, c: np.asarray(x.async_tp & ~x.compile),
         rule=lambda x, c: "async_tp is a pass of torch.compile, which is off",
-        remedy=lambda x, c: (
-            "set compile to true, or async_tp to false"
-            if c.trainer.compiles
-            else "set async_tp to false"
-        ),
+        remedy=lambda x, c: "set compile to true, or async_tp to false",
+    ),
+    Rule(
+        key="trainer lacks async TP",
+        field="async_tp",
+        reads=frozenset({"async_tp"}),
+        applies=lambda c: not any(row.asked for row in c.trainer.tp_overlaps_at(c.release)),
+        broken=lambda x, c: np.asarray(x.async_tp),
+        rule=lambda x, c: f"{c.trainer.name} has nothing that async_tp would switch on",
+        remedy=lambda x, c: "set async_tp to false",
     ),
     Rule(
         key="async TP needs sequence-parallel TP",

@@ -11,6 +11,7 @@ from planner.specs.model import ModelSpec
 from planner.trainers.framework import Framework
 from planner.trainers.release import Known, Release, Releases, named, release_in
 from planner.trainers.sharding import Sharding
+from planner.trainers.tp_overlap import TpOverlap
 from planner.trainers.transports import Transport
 
 NEVER = ("0", "")  # no release, no month
@@ -79,6 +80,8 @@ class TrainerRules:
 
     How it computes:
     sharding, framework: the two strategies.
+    tp_overlaps: how it hides tensor-parallel communication. The first row that holds for a layout
+        counts; without one it hides nothing.
     recipes_in: precision recipes of a release, in the order of the precision codes.
     whole_owners: where the optimizer's state is sharded, a rank owns whole parameters. Gradients
         are reduced to one owner after another, and parameters are broadcast by one after another
@@ -158,6 +161,7 @@ class TrainerRules:
     searched_precisions: tuple[str, ...]
     sharding: Sharding
     framework: Framework
+    tp_overlaps: tuple[TpOverlap, ...] = ()
     recipes_in: Callable[[Release], tuple[Recipe, ...]]
     whole_owners: bool
     fused_kernels: bool
@@ -205,6 +209,10 @@ class TrainerRules:
     def recipes(self, trainer_version: str | None) -> tuple[Recipe, ...]:
         """How the release computes in each precision, in the order of the precision codes."""
         return self.recipes_in(self.release(trainer_version))
+
+    def tp_overlaps_at(self, release: Release) -> tuple[TpOverlap, ...]:
+        """How a release hides tensor-parallel communication; the first row that holds counts."""
+        return tuple(row for row in self.tp_overlaps if row.holds(release))
 
     def transport(self, schedule: str, trainer_version: str | None, *, overlap: bool) -> Transport:
         """How a release moves what a schedule sends.

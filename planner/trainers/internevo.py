@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from planner.trainers.base import COMMON, lacks_nothing
 from planner.trainers.megatron import MEGATRON
+from planner.trainers.tp_overlap import DEFERRED
 
 INTERNEVO = replace(
     MEGATRON,
@@ -25,6 +26,14 @@ INTERNEVO = replace(
     zero_2_under_pp=False,
     split="uneven",
     searched_ac=("none", "full"),
+    tp_overlaps=(
+        replace(
+            DEFERRED,
+            source="InternEvo internlm/model/modules/linear.py SPFusedDenseFunc: only "
+            "grad_input_hook runs beside compute (async_op=True); output_hook and "
+            "grad_output_hook block",
+        ),
+    ),
     whole_owners=True,
     vendor_attention=False,
     gradient_dtype="bfloat16",

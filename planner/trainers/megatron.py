@@ -10,6 +10,7 @@ from planner.trainers.base import COMMON, NEVER, Change, TrainerRules
 from planner.trainers.framework import MEGATRON as MEGATRON_FRAMEWORK
 from planner.trainers.release import Known, Release, Releases
 from planner.trainers.sharding import DISTRIBUTED_OPTIMIZER
+from planner.trainers.tp_overlap import DEFERRED, TpOverlap
 
 # NeMo's fp8 recipes set fp8_param_gather (Megatron Bridge training/mixed_precision.py);
 # Megatron-LM's default is off
@@ -45,6 +46,23 @@ def _native(recipes: tuple[Recipe, ...], native: bool) -> tuple[Recipe, ...]:
     return tuple(replace(recipe, native=native and recipe.peak == "fp8") for recipe in recipes)
 
 
+TP_OVERLAPS = (
+    TpOverlap(
+        mechanism="user-buffers",
+        distribution=NATIVE,
+        source="Megatron-Bridge and NeMo performance recipes: CommOverlapConfig"
+        "(tp_comm_overlap=True), before them ub_tp_comm_overlap: True; it is switched off without "
+        "sequence_parallel (training/comm_overlap.py)",
+    ),
+    TpOverlap(
+        mechanism="user-buffers",
+        asked=True,
+        releases=Releases(since="0.5"),
+        source="Megatron-LM training/arguments.py --tp-comm-overlap, off by default",
+    ),
+    # the flag --no-async-tensor-model-parallel-allreduce and sequence parallelism are of 3.0
+    replace(DEFERRED, releases=Releases(since="3.0")),
+)
 MEGATRON = TrainerRules(
     name="megatron",
     title="Megatron-LM",
@@ -85,6 +103,7 @@ MEGATRON = TrainerRules(
     searched_precisions=("float8-tensorwise", "float8-delayed", "float8-blockwise", "mxfp8"),
     sharding=DISTRIBUTED_OPTIMIZER,
     framework=MEGATRON_FRAMEWORK,
+    tp_overlaps=TP_OVERLAPS,
     recipes_in=_recipes,
     whole_owners=False,
     fused_kernels=True,

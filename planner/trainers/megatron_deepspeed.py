@@ -42,6 +42,8 @@ MEGATRON_DEEPSPEED = replace(
         MEGATRON_FRAMEWORK,
         transports=(TransportRow(schedules=ONE_STAGE, transport=_SENDS), *MEGATRON_ROWS),
     ),
+    # bigscience-workshop/Megatron-DeepSpeed megatron/mpu/layers.py (F.linear, all-reduces block)
+    tp_overlaps=(),
     vendor_attention=False,
     fused_sums=False,
     placeholders_since="",

@@ -11,6 +11,7 @@ from planner.trainers.base import COMMON, Change, TrainerRules
 from planner.trainers.framework import TORCH
 from planner.trainers.release import Known, Release, Releases
 from planner.trainers.sharding import FSDP2
+from planner.trainers.tp_overlap import SYMMETRIC_MEMORY
 
 AC_MODES = frozenset(AC_KINDS) - {"selective-attention"}
 # Pull request 1701 renamed the converter `float8`, for which the TP plan looks.
@@ -122,6 +123,7 @@ TORCHTITAN = TrainerRules(
     searched_precisions=("float8-tensorwise", "float8-rowwise", "mxfp8"),
     sharding=FSDP2,
     framework=TORCH,
+    tp_overlaps=(SYMMETRIC_MEMORY,),
     recipes_in=_recipes,
     whole_owners=False,
     fused_kernels=False,

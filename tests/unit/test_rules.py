@@ -258,6 +258,8 @@ CASES = [
          {"pp": 2, "pp_schedule": "Interleaved1F1B", "compile": True}),
     Case("async TP needs compile", {"tp": 2, "async_tp": True},
         {"tp": 2, "async_tp": True, "compile": True}),
+    Case("trainer lacks async TP", {"tp": 2, "async_tp": True}, {"tp": 2},
+        {**MEGATRON, "trainer_version": "0.4"}),
     Case("async TP needs sequence-parallel TP", {"async_tp": True, "compile": True},
         {"tp": 2, "async_tp": True, "compile": True}),
     Case("async TP needs sequence-parallel TP",

@@ -6,7 +6,7 @@ Letters: U layouts that differ in the fields of `key`, K distinct layers. Arrays
 then the embedding, then the head.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from planner.columns import BoolColumn, FloatColumn, LayoutBatch
 from planner.cost.layer.context import AXES, CostContext, OpCost, cost
 from planner.cost.layer.gemm import amax_seconds, gemm_cost, kept_weights_bytes
+from planner.cost.layer.tp_hidden import Cover, covers, hidden_seconds
 from planner.cost.layer.weight_grads import held_bytes, redone_seconds
 from planner.cost.machine.device import SINGLE, Device
 from planner.precision import PRECISIONS, Recipe
@@ -268,28 +269,33 @@ def _op_costs(context: CostContext, ops: Sequence[Op], model: ModelSpec) -> list
 
     Fused kernels quantise a tensor that several layers read only once, for the first of them.
     """
-    costs: list[OpCost] = []
+    gemms: dict[str, OpCost] = {}
     read: dict[str, BoolColumn] = {}
     for op in ops:
         if isinstance(op, Gemm):
             share = context.quantises(op).share(op)
             source = op.saves[0].name
             before = read.get(source, np.zeros(len(share), dtype=np.bool_))
-            costs.append(gemm_cost(context, op, share, before))
+            gemms[op.name] = gemm_cost(context, op, share, before)
             read[source] = before | (share > 0)
-        else:
-            costs.append(_op_cost(context, op, model))
-    return costs
+    beside = covers(ops, gemms, len(context.batch)) if np.any(context.batch.tp > 1) else {}
+    return [
+        gemms[op.name] if isinstance(op, Gemm) else _op_cost(context, op, model, beside)
+        for op in ops
+    ]
 
 
 def _op_cost(
-    context: CostContext, op: Attention | Elementwise | Collective, model: ModelSpec
+    context: CostContext,
+    op: Attention | Elementwise | Collective,
+    model: ModelSpec,
+    beside: Mapping[str, Cover],
 ) -> OpCost:
     if isinstance(op, Attention):
         return _attention_cost(context, op, model)
     if isinstance(op, Elementwise):
         return _elementwise_cost(context, op)
-    return _collective_cost(context, op)
+    return _collective_cost(context, op, beside.get(op.name))
 
 
 def _attention_cost(context: CostContext, op: Attention, model: ModelSpec) -> OpCost:
@@ -381,7 +387,8 @@ def _elementwise_cost(context: CostContext, op: Elementwise) -> OpCost:
     )
 
 
-def _collective_cost(context: CostContext, op: Collective) -> OpCost:
+def _collective_cost(context: CostContext, op: Collective, beside: Cover | None) -> OpCost:
+    """Communication of one border; what a mechanism hides of it is left out."""
     size = len(context.batch)
     forward, backward = np.zeros((len(AXES), size)), np.zeros((len(AXES), size))
     payload = context.bytes_of(op.tensor)
@@ -392,6 +399,7 @@ def _collective_cost(context: CostContext, op: Collective) -> OpCost:
         degree, stride = axes.group(rule.axis, context.batch, context.rank_order)
         place = AXES.index("tp" if rule.axis == "etp" else rule.axis)
         exposed = np.where(applies, 1.0 - _hidden(context, rule.axis), 0.0)
+        cover = beside if rule.axis == "tp" else None
         moved = payload * degree if rule.of_parts else payload
         for target, operation in ((forward, rule.forward), (backward, rule.backward)):
             if operation is not None:
@@ -407,9 +415,12 @@ def _collective_cost(context: CostContext, op: Collective) -> OpCost:
                     if quantised
                     else moved
                 )
-                target[place] += exposed * context.collective_seconds(
-                    operation, wire, degree, stride
-                )
+                seconds = context.collective_seconds(operation, wire, degree, stride)
+                if cover is not None:
+                    seconds = seconds - hidden_seconds(
+                        context, op, cover, seconds, backward=target is backward
+                    )
+                target[place] += exposed * seconds
     used = (forward.sum(axis=0) > 0).astype(np.float64)
     return cost(
         context,
@@ -420,12 +431,11 @@ def _collective_cost(context: CostContext, op: Collective) -> OpCost:
 
 
 def _hidden(context: CostContext, axis: str) -> FloatColumn:
-    """Share of an axis's communication that runs under compute, (U,)."""
-    profile, overlap = context.device.profile, context.training.overlap
-    size = len(context.batch)
-    if axis == "tp":
-        habit = profile.tp_hidden if overlap.tp else 0.0
-        return np.where(context.batch.async_tp, profile.async_tp_hidden, habit)
+    """Share of an axis's communication that runs under compute, (U,).
+
+    For TP see `tp_hidden.hidden_seconds`.
+    """
+    profile, size = context.device.profile, len(context.batch)
     if axis == "cp":
         return np.where(context.batch.cp_method == axes.ALLTOALL, profile.cp_hidden, 0.0)
     return np.full(size, profile.ep_hidden if axis == "ep" else 0.0)

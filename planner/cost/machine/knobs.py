@@ -89,7 +89,9 @@ KNOBS: tuple[Knob, ...] = (
     Knob(name="low_precision", prior=1.0, sd=0.05, scope="trainer"),
     Knob(name="attention", prior=1.0, sd=0.15, scope="trainer"),
     Knob(name="elementwise", prior=1.0, sd=0.25, scope="trainer"),
-    Knob(name="tp_hidden", prior=0.20, sd=1.0, scope="trainer", share=True),
+    # Both are shares of what a mechanism could hide: chunks of 1 / n run below the rate of a whole
+    # GEMM, and the copies take SMs or memory bandwidth from it. Judgement.
+    Knob(name="tp_hidden", prior=0.65, sd=0.7, scope="trainer", share=True),
     Knob(name="async_tp_hidden", prior=0.65, sd=0.5, scope="trainer", share=True),
     Knob(name="ep_hidden", prior=0.35, sd=1.0, scope="trainer", share=True),
     Knob(name="cp_hidden", prior=0.60, sd=1.0, scope="trainer", share=True),

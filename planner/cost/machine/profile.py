@@ -218,7 +218,8 @@ class Profile:
 
     Overlap:
     overlap_slowdown: compute seconds lost per second of hidden communication.
-    tp_hidden, async_tp_hidden: share of TP communication that hides without and with async TP.
+    tp_hidden, async_tp_hidden: share hidden of the TP communication that user buffers (or torch's
+        async TP) can run under a GEMM, see `cost.layer.tp_hidden`.
     ep_hidden, cp_hidden: share of EP and CP communication that hides.
     pair_ep_hidden, pair_tp_hidden: share of what is left exposed that hides in an overlapped
         forward and backward of two microbatches.
@@ -248,7 +249,7 @@ class Profile:
     nvls_gain: float = 1.0
     collective_seconds: float = 0.0
     overlap_slowdown: float = 0.12
-    tp_hidden: float = 0.20
+    tp_hidden: float = 0.65
     async_tp_hidden: float = 0.65
     ep_hidden: float = 0.35
     cp_hidden: float = 0.60

@@ -36,6 +36,7 @@ class Fabric:
     shared_root: a tree, whose root is one link.
     switched_reduction: the innermost level is a switch that reduces.
     chained: the innermost level is a node, inside which trees run as a chain (NCCL).
+    peer_gpus: GPUs that read each other's memory; 1 where none can.
     remembered: lines already computed.
     """
 
@@ -49,6 +50,7 @@ class Fabric:
     shared_root: tuple[bool, ...]
     switched_reduction: bool
     chained: bool
+    peer_gpus: int
     library: Library
     remembered: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
@@ -110,6 +112,7 @@ def _fabric(
         shared_root=tuple(level.topology == "tree" for level in levels),
         switched_reduction=nvls and levels[0].topology == "switch" and levels[0].gpus <= node,
         chained=levels[0].gpus <= node and library is not IDEAL,
+        peer_gpus=levels[0].gpus if levels[0].peer_memory else 1,
         library=library,
     )
 
