@@ -33,6 +33,7 @@ from planner.specs.job import Job
 from planner.specs.kernel_families import unknown_family
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
+from planner.trainers.registry import training_release
 from planner.version import MODEL_VERSION
 
 COVERAGE = 0.9
@@ -78,7 +79,7 @@ def estimate_layouts(
         violations(layout, pricer.model, pricer.cluster, pricer.training) for layout in layouts
     ]
     legal = [index for index, faults in enumerate(broken) if not faults]
-    answers = [_refused(faults, job_id, pricer.calibration.id) for faults in broken]
+    answers = [_refused(faults, job_id, pricer) for faults in broken]
     if legal:
         batch = LayoutBatch.from_layouts([layouts[index] for index in legal])
         prices = pricer.price(batch, every_rank=True)
@@ -110,15 +111,15 @@ def simulated_columns(
     return [(float(a), float(b), float(c)) for a, b, c in zip(step, oom, share, strict=True)]
 
 
-def _refused(
-    faults: Sequence[Violation], job_id: str | int | None, calibration_id: str
-) -> Estimate:
+def _refused(faults: Sequence[Violation], job_id: str | int | None, pricer: Pricer) -> Estimate:
+    note = training_release(pricer.training).note
     return Estimate(
         id=job_id,
         valid=False,
         violations=list(faults),
+        warnings=[note] if note else [],
         model_version=MODEL_VERSION,
-        calibration_id=calibration_id,
+        calibration_id=pricer.calibration.id,
     )
 
 
@@ -189,7 +190,11 @@ class _Columns:
             basis=self._basis(row),
             warnings=[
                 text
-                for text in (unknown_family(pricer.cluster.gpu), *_unpriced(pricer.model))
+                for text in (
+                    training_release(pricer.training).note,
+                    unknown_family(pricer.cluster.gpu),
+                    *_unpriced(pricer.model),
+                )
                 if text
             ],
             model_version=MODEL_VERSION,

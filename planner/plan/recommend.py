@@ -264,14 +264,13 @@ def _near_batch(job: Job, winner: PlanCandidate, estimate: Estimate) -> list[str
 
 
 def _about_trainer(context: Context) -> list[str]:
-    """Notes on the trainer: the release whose rules were used, and these GPUs' fork."""
+    """A note on these GPUs' fork of the trainer; the winner's estimate has that on its release."""
     fork = fork_needed(context)
-    through = (
+    return (
         [f"on {context.cluster.gpu.name} {context.trainer.name} runs through the fork {fork}"]
         if fork
         else []
     )
-    return [note for note in (context.release.note,) if note] + through
 
 
 def fewer_than_asked(asked: int, found: int, sizes: list[OneSize]) -> list[str]:

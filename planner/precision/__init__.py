@@ -21,6 +21,7 @@ from planner.precision.recipes import (
     MXFP8,
     NVFP4,
     ROWWISE,
+    ROWWISE_GW_HP,
     TENSORWISE,
 )
 from planner.registry import Registry
@@ -34,6 +35,7 @@ PRECISIONS: Registry[Precision] = Registry(
     BLOCKWISE,
     MXFP8,
     NVFP4,
+    ROWWISE_GW_HP,
     kind="precision",
     field="layout.precision",
 )

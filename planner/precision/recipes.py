@@ -54,6 +54,15 @@ _ROWWISE = replace(
     step_amax=0, wire_bytes=2,
     small=((math.inf, 2048), (1024, math.inf), (2048, 4096)),
 )  # fmt: skip
+# A weight is scaled per tensor for the gradient of its input. The weight's gradient is a 16-bit
+# product. Torchao's filter for small layers refuses the recipe (float8/config.py
+# ROWWISE_WITH_GW_HP, float8_linear_utils.py _auto_filter_for_recipe).
+_ROWWISE_GW_HP = replace(
+    _ROWWISE, name="float8-rowwise-gw-hp", weight_grad=False, scale=Operands(2, 2, 2, 2),
+    cast=Operands(3, 3, 3, 3),
+    eager_scale=Operands(EAGER_AMAX, EAGER_AMAX, EAGER_AMAX, EAGER_AMAX),
+    eager_cast=Operands(EAGER_CAST, EAGER_CAST, EAGER_CAST, EAGER_CAST + COPY), small=(),
+)  # fmt: skip
 _DELAYED = Recipe(
     name="float8-delayed", peak="fp8", gain_key="gemm_fp8", experts="float8-delayed",
     # No pass for scales. Half of the inputs come from LayerNormLinear, whose norm writes fp8.
@@ -147,6 +156,7 @@ ROWWISE = Precision(
         "0.3": "Float8GroupedExpertsConverter",
     },
 )
+ROWWISE_GW_HP = replace(ROWWISE, torchao=_ROWWISE_GW_HP)
 DELAYED = Precision(
     torchao=_DELAYED,
     transformer_engine=_DELAYED,

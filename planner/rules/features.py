@@ -346,7 +346,8 @@ _PRECISION_RULES: tuple[Rule, ...] = (
         key="mxfp8 with TP excludes compile",
         field="compile",
         reads=frozenset({"precision", "tp", "compile"}),
-        applies=_TITAN,  # torchtitan components/quantization/mx.py
+        # torchtitan 0.2.2 components/quantization/mx.py; 0.3.0's has no such check
+        applies=under("torchtitan", before="0.3"),
         broken=lambda x, c: np.asarray((x.precision == MXFP8) & (x.tp > 1) & x.compile),
         rule=lambda x, c: f"{c.trainer.name} refuses mxfp8 with tp={x.tp} under compile",
         remedy=lambda x, c: "set compile to false, tp to 1, or precision to float8-rowwise",

@@ -57,6 +57,7 @@ FSDP = replace(
             "fp16",
             "float8-tensorwise",
             "float8-rowwise",
+            "float8-rowwise-gw-hp",
             "float8-delayed",
             "float8-blockwise",
             "mxfp8",

@@ -70,8 +70,12 @@ MEGATRON = TrainerRules(
     history=tuple(Known(number=number, day=day) for number, day in _HISTORY),
     default_release="0.14",
     changes=(
-        # core/fp4_utils.py came with 0.15
-        Change(releases=Releases(before="0.15"), fields={"precisions": PRECISIONS - {"nvfp4"}}),
+        # core/fp4_utils.py came with 0.15; the repository had it before 12 September 2025
+        # (TransformerEngine issue 2171), which is what NeMo 25.09 ships
+        Change(
+            releases=Releases(before="0.15", before_day="2025-09-01"),
+            fields={"precisions": PRECISIONS - {"nvfp4"}},
+        ),
         # --pipeline-model-parallel-layout came with core 0.13
         Change(releases=Releases(before="0.13"), fields={"writes_splits": False}),
     ),

@@ -1,8 +1,9 @@
 """A trainer's release, parsed once: what a person writes, and which known release it stands for.
 
 People write a number ("0.2.2", "v0.3.0", "core_v0.14.0"), a date or a month ("2025-11-04", "2023"),
-a commit, or a distribution ("NeMo 25.04"). Rules need a release that we know. For an unknown number
-it is the newest before it, for a date the newest before that day, for anything else the default.
+a commit, or a distribution ("NeMo 25.04"), and beside it the releases of other libraries
+("6fc499f6 / torch 2.9.0.dev20250815"). Rules need a release that we know. For an unknown number it
+is the newest before it, for a date the newest before that day, for anything else the default.
 `Release.note` says where it is not the release that was written.
 """
 
@@ -18,7 +19,17 @@ CENTURY = "20"
 _NUMBER = re.compile(
     r"(?:[a-z]+(?:[-_ ](?:lm|core))?[-_ ]+)?(?:core[-_ ])?v?(\d+\.\d[\w.+]*)", re.I
 )
+_WHOLE = re.compile(r"v?(\d{1,3})")
 _ERA = re.compile(r"(\d+\.\d+)-era")
+# a nightly build, whose number is that of the release to come: "0.3.0.dev20260601"
+_NIGHTLY = re.compile(r"\.dev(20\d\d)(\d\d)(\d\d)")
+_PARTS = re.compile(r"\s*[/,;]\s*|\s+\+\s+|\s*[()]\s*")
+_LIBRARY = re.compile(
+    r"(?:py)?torch(?:ao|vision|audio)?\b|te\b|transformer[-_ ]?engine|triton|cuda|cudnn|nccl|rocm"
+    r"|flash[-_ ]?attn|apex|python|deep[-_ ]?ep\b|ngc\b",
+    re.I,
+)
+_FIRST_YEAR = 2000  # "2025.08" is a month, no release
 _MONTH = re.compile(r"(?<![\w.])20\d\d(-\d\d)?(?![\da-f])")  # not within a commit, not .dev20251001
 _DAY = re.compile(r"20\d\d-\d\d-\d\d")
 _DISTRIBUTED = re.compile(r"\d\d\.\d\d")
@@ -43,8 +54,9 @@ UNRELEASED = Known(number="0", day="")
 class NamedRelease:
     """What a text names; each part is "" or None where it names none.
 
-    number: a release.
-    day: YYYY-MM-DD, often that of a commit.
+    number: a release. A part of the text that starts with another library's name has none.
+    day: YYYY-MM-DD, often that of a commit; the trainer's own where there are several, else that of
+        a nightly build.
     month: YYYY-MM or YYYY.
     distribution: a program that ships the trainer with defaults of its own.
     """
@@ -64,6 +76,11 @@ class NamedRelease:
         """Whether the text names a fork, by the first word of its repository ("owner/word-...")."""
         word = repository.partition("/")[2].partition("-")[0]
         return bool(word) and word in self.text.lower()
+
+    @property
+    def when(self) -> str:
+        """The day, else the month, for a text that names no release; "" for any other."""
+        return "" if self.number is not None else self.day or self.month
 
     def not_before_month(self, month: str) -> bool:
         """False where it names a month before this one (YYYY-MM)."""
@@ -137,23 +154,49 @@ class Release:
         """A sentence on the release used in place of the named one; None where they agree."""
         if self.exact:
             return None
+        oldest = self.known is self.history[0] and "the oldest that we know"
+        newest = self.known is self.history[-1] and "the newest that we know"
+        if self.named.distribution or self.named.when:
+            which = oldest or newest or "the newest by then"
+        else:
+            which = (
+                (oldest or newest or "the newest before it") if self.named.number else "its default"
+            )
         return (
             f"training.trainer_version {self.named.text!r} is no release of {self.trainer} that we "
-            f"know: the rules of {self.number} ({self.known.day}) are taken"
+            f"know: the rules of {self.number} ({self.known.day}), {which}, are taken"
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Releases:
-    """A range of releases: from `since` on and before `before`; "" for no limit."""
+    """A range of releases: from `since` on and before `before`; "" for no limit.
+
+    since_day, before_day: the day on which the trainer's repository changed, which is before that
+        release came out. A text that names a date, and no release, is compared with it.
+    """
 
     since: str = ""
     before: str = ""
+    since_day: str = ""
+    before_day: str = ""
 
     def hold(self, release: Release) -> bool:
         """Whether the release is one of these."""
-        begun = not self.since or release.since(self.since)
-        return begun and not (self.before and release.since(self.before))
+        return _reached(release, self.since, self.since_day, default=True) and not _reached(
+            release, self.before, self.before_day, default=False
+        )
+
+
+def _reached(release: Release, number: str, day: str, *, default: bool) -> bool:
+    """Whether the release has come to this number or day; `default` where neither is given.
+
+    A month counts as its last day.
+    """
+    when = release.named.when
+    if day and when:
+        return day[: len(when)] <= when
+    return release.since(number) if number else default
 
 
 def _within(release: Version, line: str) -> bool:
@@ -167,19 +210,37 @@ def named(text: str | None) -> NamedRelease:
     """What a `trainer_version` names; every part is empty for None."""
     text = (text or "").strip()
     distribution = next((name for name in DISTRIBUTIONS if text.startswith(name)), "")
-    era = _ERA.search(text)
-    found = None if distribution else _NUMBER.match(text) or era
-    day, month = _DAY.search(text), _MONTH.search(text)
-    named_month = "" if month is None else month[0]
-    if distribution and not named_month and (short := _DISTRIBUTED.search(text)):
-        named_month = CENTURY + short[0].replace(".", "-")
-    return NamedRelease(
-        text=text,
-        number=None if found is None else _version(found[1]),
-        day="" if day is None else day[0],
-        month=named_month,
-        distribution=distribution,
-    )
+    own = [part for part in _PARTS.split(text) if not _LIBRARY.match(part)]
+    number = None if distribution else _number(own, text)
+    day, month = _date(" ".join(own), text)
+    if number is not None:
+        if number.major >= _FIRST_YEAR:
+            month = f"{number.major}-{number.minor:02d}"
+            number = None
+        elif number.is_devrelease and day:
+            number = None  # a nightly build is older than the release whose number it has
+    if distribution and not month and (short := _DISTRIBUTED.search(text)):
+        month = CENTURY + short[0].replace(".", "-")
+    return NamedRelease(text=text, number=number, day=day, month=month, distribution=distribution)
+
+
+def _number(own: list[str], text: str) -> Version | None:
+    """The first release among the parts of a text that are about the trainer itself."""
+    found = next((found for part in own if (found := _NUMBER.match(part))), None)
+    found = found or _ERA.search(text) or _WHOLE.fullmatch(text)
+    return None if found is None else _version(found[1])
+
+
+def _date(own: str, text: str) -> tuple[str, str]:
+    """(day, month) that a text names: in the trainer's own parts, else in others.
+
+    Those of a nightly build count where no other date is written.
+    """
+    where = own if _MONTH.search(own) or _NIGHTLY.search(own) else text
+    day, month, nightly = _DAY.search(text), _MONTH.search(where), _NIGHTLY.search(where)
+    if month is not None:
+        return (_DAY.search(where) or day or [""])[0], month[0]
+    return ("-".join(nightly.groups()), "-".join(nightly.groups()[:2])) if nightly else ("", "")
 
 
 def _version(text: str) -> Version | None:
@@ -203,13 +264,23 @@ def release_in(trainer: str, history: tuple[Known, ...], default: str, text: str
     if said.number is not None:
         known, exact = _numbered(history, Version(said.number.base_version))
     elif said.month:
-        when = said.day or said.month
+        when = _month_after(said.month) if said.distribution else said.when
         earlier = [known for known in history if known.day[: len(when)] <= when]
         known, exact = earlier[-1] if earlier else history[0], False
     else:
         known = next(known for known in history if known.number == default)
         exact = not said.text
     return Release(trainer=trainer, named=said, known=known, exact=exact, history=history)
+
+
+def _month_after(month: str) -> str:
+    """YYYY-MM of the next month: a distribution ships the release that is about to come out.
+
+    NeMo 24.05, 24.07 and 24.09 have Megatron Core 0.7, 0.8 and 0.9, each a month before its tag.
+    Source: docs.nvidia.com/nemo-framework/user-guide/24.09/softwarecomponentversions.html.
+    """
+    year, _, number = month.partition("-")
+    return month if not number else f"{int(year) + int(number) // 12}-{int(number) % 12 + 1:02d}"
 
 
 def _numbered(releases: tuple[Known, ...], number: Version) -> tuple[Known, bool]:

@@ -14,8 +14,14 @@ from planner.trainers.sharding import FSDP2
 from planner.trainers.tp_overlap import SYMMETRIC_MEMORY
 
 AC_MODES = frozenset(AC_KINDS) - {"selective-attention"}
+_PRECISIONS = frozenset(
+    {"bf16", "float8-tensorwise", "float8-rowwise", "float8-rowwise-gw-hp", "mxfp8"}
+)
 # Pull request 1701 renamed the converter `float8`, for which the TP plan looks.
 CONVERTERS_RENAMED = "2025-09-12"
+# Pull request 3127 (converters of a model's config) and 3914 (components/quantization/nvfp4.py).
+ON_CONFIGS = Releases(since="0.3", since_day="2026-04-29")
+NVFP4 = Releases(since="0.3", since_day="2026-08-01")
 
 
 def _lacks(model: ModelSpec, release: Release) -> list[str]:
@@ -25,6 +31,8 @@ def _lacks(model: ModelSpec, release: Release) -> list[str]:
 def recipe_line(release: Release) -> str:
     """The release's line by its quantisation; a commit is placed by the date written with it."""
     day = release.named.day
+    if ON_CONFIGS.hold(release):
+        return "0.3"
     return "0.2" if day >= CONVERTERS_RENAMED and release.before("0.2") else release.line
 
 
@@ -78,14 +86,28 @@ TORCHTITAN = TrainerRules(
         Known(number="0.3.0", day="2026-09-03"),
     ),
     default_release="0.2.2",
+    # a day is that of the pull request in the repository, where it came before the release
     changes=(
+        # pull request 2107: expert_parallel_comm_backend
+        Change(
+            releases=Releases(since="0.2.1", since_day="2025-12-15"),
+            fields={"moe_dispatchers": frozenset({"alltoall", "deepep"})},
+        ),
+        # pull request 2207
+        Change(
+            releases=Releases(since="0.3", since_day="2026-03-01"),
+            fields={"moe_dispatchers": frozenset({"alltoall", "deepep", "hybridep"})},
+        ),
+        # components/quantization/float8.py has rowwise recipes alone
+        Change(releases=ON_CONFIGS, fields={"precisions": _PRECISIONS - {"float8-tensorwise"}}),
+        Change(
+            releases=NVFP4, fields={"precisions": _PRECISIONS - {"float8-tensorwise"} | {"nvfp4"}}
+        ),
         Change(
             releases=Releases(since="0.3"),
             fields={
                 # config/configs.py (fused_opt_states_bf16)
                 "optimizers": ("adamw", "adamw-bf16-states"),
-                # components/quantization: tensorwise is gone, nvfp4 is new
-                "precisions": frozenset({"bf16", "float8-rowwise", "mxfp8", "nvfp4"}),
                 # no setting for every n-th layer
                 "ac_kinds": AC_MODES - {"selective-layer"},
                 # gathers keys and values, and has no setting
@@ -107,7 +129,7 @@ TORCHTITAN = TrainerRules(
     vocab_parallel_loss=True,
     expandable_segments=True,
     zero_stages=frozenset({0, 2, 3}),
-    precisions=frozenset({"bf16", "float8-tensorwise", "float8-rowwise", "mxfp8"}),
+    precisions=_PRECISIONS,
     ac_kinds=AC_MODES,
     cp_methods=frozenset({"allgather", "alltoall"}),
     compiles=True,

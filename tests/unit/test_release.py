@@ -2,8 +2,9 @@
 
 import pytest
 
+import planner
 from planner.trainers.registry import TRAINERS, release_of
-from planner.trainers.release import named
+from planner.trainers.release import Releases, named
 
 
 @pytest.mark.parametrize(
@@ -27,6 +28,15 @@ from planner.trainers.release import named
         ("2027-01", "0.3.0", False),
         ("torchtitan 2024-05..08", "0.1.0", False),
         ("9dec370", "0.2.2", False),
+        ("12", "0.3.0", False),
+        ("2025.08", "0.1.0", False),
+        ("our own fork", "0.2.2", False),
+        # a nightly build comes before the release whose number it has
+        ("0.3.0.dev20260601", "0.2.2", False),
+        ("torch 2.9.0.dev20250815+cu128, torchao 0.13.0, torchtitan 6fc499f6", "0.1.0", False),
+        ("torch 2.9.0.dev20250815, torchtitan 2025-12-30", "0.2.1", False),
+        ("torch 2.11.0 / torchtitan 0.2.1", "0.2.1", True),
+        ("TE 2.11.0", "0.2.2", False),
         ("820504e / torch 38410cf9 2025-06-14 / torchao 6243040", "0.1.0", False),
     ],
 )
@@ -47,8 +57,11 @@ def test_torchtitan(text: str | None, number: str, exact: bool) -> None:
         ("Megatron-LM 23e00ed0 (0.14-era) / TE 2.11.0", "0.14", True),
         ("3.0", "3.0", True),
         ("2.4.1", "2.4", True),
-        ("NeMo 25.04", "0.11", False),
-        ("NeMo 24.07 (first)", "0.7", False),
+        ("NeMo 25.04", "0.12", False),
+        ("NeMo 24.07 (first)", "0.8", False),
+        ("NeMo 24.11", "0.9", False),
+        ("NeMo 25.12", "0.15", False),
+        ("NeMo 25.09 (MLPerf Training v5.1 submission)", "0.14", False),
         ("2022", "3.0", False),
         ("4.0", "0.18", False),
         ("0.99", "0.18", False),
@@ -68,6 +81,53 @@ def test_order_is_that_of_time() -> None:
     assert release_of("megatron", "3.0").before("0.13")  # numbers fell once
     with pytest.raises(ValueError, match="no known release"):
         release_of("torchtitan", "0.2").since("0.7")
+
+
+def test_a_date_is_compared_with_the_repository_and_a_number_with_the_release() -> None:
+    range_ = Releases(since="0.3", since_day="2026-08-01")
+    before = Releases(before="0.3", before_day="2026-08-01")
+    for text, inside in (
+        ("0.3.0", True),
+        ("0.2.2", False),
+        ("torchtitan 2026-08", True),
+        ("2026-07-31", False),
+        ("0.3.0.dev20260802", True),
+        ("abc1234", False),
+    ):
+        release = release_of("torchtitan", text)
+        assert range_.hold(release) == inside, text
+        assert before.hold(release) != inside, text
+
+
+@pytest.mark.parametrize(
+    ("trainer", "text", "has", "lacks"),
+    [
+        ("torchtitan", None, "float8-tensorwise", "nvfp4"),
+        ("torchtitan", "torchtitan 2025-10-14", "float8-rowwise-gw-hp", "nvfp4"),
+        ("torchtitan", "torchtitan 2026-05", "float8-rowwise-gw-hp", "float8-tensorwise"),
+        ("torchtitan", "torchtitan 2026-07-30", "mxfp8", "nvfp4"),
+        ("torchtitan", "torchtitan 2026-08", "nvfp4", "float8-tensorwise"),
+        ("torchtitan", "0.3.0", "nvfp4", "float8-tensorwise"),
+        ("megatron", "NeMo 25.09 (MLPerf Training v5.1 submission)", "nvfp4", "float8-rowwise"),
+        ("megatron", "0.14", "mxfp8", "nvfp4"),
+        ("megatron", "NeMo 25.07", "mxfp8", "nvfp4"),
+    ],
+)
+def test_precisions_of_a_day(trainer: str, text: str | None, has: str, lacks: str) -> None:
+    rules = TRAINERS[trainer].at(release_of(trainer, text))
+    assert has in rules.precisions
+    assert lacks not in rules.precisions
+
+
+def test_an_estimate_warns_of_the_release_taken() -> None:
+    job = {
+        "model": "llama3-8b",
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
+        "training": {"seq_len": 8192, "global_batch_size": 8, "trainer_version": "9.9"},
+    }
+    for layout in ({"ac": "full"}, {"tp": 5}):
+        answer = planner.estimate(**{**job, "layout": layout})
+        assert any("0.3.0" in text and "'9.9'" in text for text in answer.warnings)
 
 
 def test_other_trainers_have_no_releases() -> None:

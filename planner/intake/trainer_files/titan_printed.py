@@ -86,6 +86,7 @@ def words_of_precision(text: str) -> str:
         ("NVFP4Linear", "nvfp4"),
         ("MXFP8Linear", "mxfp8"),
         ("MX training active", "mxfp8"),
+        ("Float8 training active with recipe rowwise_with_gw_hp", "float8-rowwise-gw-hp"),
         ("Float8 training active with recipe rowwise", "float8-rowwise"),
         ("Float8", "float8-tensorwise"),
     )

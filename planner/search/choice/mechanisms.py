@@ -143,7 +143,8 @@ MECHANISMS: tuple[Mechanism, ...] = (
     Mechanism(
         name="float8", points=1, measured=True,
         used=_precision(
-            "float8-tensorwise", "float8-rowwise", "float8-delayed", "float8-blockwise"
+            "float8-tensorwise", "float8-rowwise", "float8-delayed", "float8-blockwise",
+            "float8-rowwise-gw-hp",
         ),
     ),
     Mechanism(
