@@ -264,6 +264,7 @@ class _Columns:
             bubble_seconds=parts["bubble"],
             recompute_seconds=parts["recompute"],
             optimizer_seconds=parts["optimizer"],
+            straggler_seconds=parts["straggler"],
             other_seconds=parts["other"],
         )
 

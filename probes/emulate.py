@@ -82,9 +82,9 @@ def _largest(ranks: Mapping[int, MeasuredRun], name: str) -> Any:
 
 
 def _waits(predicted: TimeBreakdown, busy_seconds: float) -> dict[str, float]:
-    """Seconds that an emulated rank does not wait: communication and the pipeline bubble.
+    """Seconds that an emulated rank does not wait: communication, the pipeline bubble, stragglers.
 
-    Communication is as predicted; the bubble is predicted in proportion to the busy seconds.
+    Communication is as predicted; the others are predicted in proportion to the busy seconds.
     """
     busy = (
         predicted.compute_seconds
@@ -95,4 +95,5 @@ def _waits(predicted: TimeBreakdown, busy_seconds: float) -> dict[str, float]:
     return {
         "communication_seconds": sum(predicted.exposed_communication_seconds.values()),
         "bubble_seconds": predicted.bubble_seconds * busy_seconds / busy,
+        "straggler_seconds": predicted.straggler_seconds * busy_seconds / busy,
     }

@@ -15,12 +15,14 @@ MEMORY_PARTS = (
 TIME_PARTS = (
     ("compute", "C", "compute_seconds"), ("recompute", "R", "recompute_seconds"),
     ("bubble", "b", "bubble_seconds"),
-    ("optimizer", "O", "optimizer_seconds"), ("other", "o", "other_seconds"),
+    ("optimizer", "O", "optimizer_seconds"), ("straggler", "s", "straggler_seconds"),
+    ("other", "o", "other_seconds"),
 )  # fmt: skip
 AXIS_LETTERS = {"tp": "T", "cp": "X", "ep": "E", "pp": "P", "fsdp": "F", "dp": "D"}
 BOTTLENECKS = {
     "recompute": "recomputing activations", "bubble": "the pipeline bubble",
     "optimizer": "the optimizer step",
+    "straggler": "waiting for the slowest rank",
     "other": "launches, loading and synchronisation", "tp comm": "tensor-parallel communication",
     "cp comm": "context-parallel communication", "ep comm": "expert dispatch and combine",
     "pp comm": "pipeline sends",

@@ -282,9 +282,12 @@ def _touches(knob: str, group: Runs) -> bool:
     if knob in ("low_precision_gemm", "low_precision"):
         return bool(np.any(batch.precision > FP16))
     vendor = TRAINERS[job.training.trainer].vendor_attention
-    return {"flash2": not vendor, "vendor": vendor, "inter_node": job.cluster.num_nodes > 1}.get(
-        knob, True
-    )
+    return {
+        "flash2": not vendor,
+        "vendor": vendor,
+        "inter_node": job.cluster.num_nodes > 1,
+        "straggler_delay": job.cluster.num_gpus > 1,
+    }.get(knob, True)
 
 
 def fit(data: Data, prior: Calibration | None = None) -> tuple[Calibration, Linear]:

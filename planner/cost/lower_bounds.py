@@ -15,6 +15,7 @@ from planner.cost.layer import forward_backward_overlap as pairs
 from planner.cost.memory.peak import RankShapes, rank_memory
 from planner.cost.pipeline.schedule_columns import by_schedule, num_microbatches
 from planner.cost.prepared_job import PreparedJob
+from planner.cost.stragglers import straggler_share
 from planner.precision import TWO_BYTES, column
 from planner.specs.layout import CP_METHODS
 
@@ -25,8 +26,8 @@ def lower_bounds(job: PreparedJob, batch: LayoutBatch) -> tuple[FloatColumn, Flo
     They hold for every schedule, ZeRO stage and split of the layouts. Async TP, every CP method and
     gathers in low precision are tried, since they only save.
     Time: a step takes at least as long as its busiest rank computes (exposed TP, CP, EP included),
-        and the busiest rank takes at least the mean. Bubble, data-parallel waits, optimizer and
-        fixed costs are not negative.
+        with waits for stragglers in proportion, and the busiest rank takes at least the mean.
+        Bubble, data-parallel waits, optimizer and fixed costs are not negative.
     Memory: the worst rank holds at least the mean of fully sharded states, of gradients that
         accumulate, and of activations of (pp + 1) / 2 microbatches (the mean of 1F1B, which no
         schedule undercuts), less one layer for uneven splits. Buffers are left out, and in a
@@ -75,13 +76,17 @@ def _mean_seconds(
 ) -> FloatColumn:
     """What a mean rank computes in a step, (N,), less all that overlapped pairs can hide.
 
+    Waits for stragglers are in proportion to it.
+
     overlaps (N,): layouts whose schedules overlap pairs; unless given, every one with a pipeline.
     """
     overlaps = batch.pp > 1 if overlaps is None else overlaps
     hidden = np.where(
         overlaps, (job.unit_counts @ pairs.most_saved(unit.costs, job.profile))[inverse], 0.0
     )
-    return np.asarray(num_microbatches(batch, job.training) * (least[inverse] - hidden) / batch.pp)
+    late = straggler_share(job.cluster.num_gpus, job.profile.straggler_delay)
+    mean = num_microbatches(batch, job.training) * (least[inverse] - hidden) / batch.pp
+    return np.asarray((1.0 + late) * mean)
 
 
 def _least_units(

@@ -20,6 +20,7 @@ from planner.cost.layer import unit_costs as layers
 from planner.cost.layer.context import AXES
 from planner.cost.network.sends import Sends, transport_of
 from planner.cost.pipeline.schedule_columns import by_schedule, split_schedules
+from planner.cost.stragglers import straggler_share
 from planner.schedules import Schedule
 
 PARTS = (
@@ -33,6 +34,7 @@ PARTS = (
     "dp",
     "bubble",
     "optimizer",
+    "straggler",
     "other",
 )
 
@@ -43,7 +45,8 @@ class StageSeconds:
 
     costs, at: costs of the units at distinct rows and each layout's row, for what few layouts need.
     sends: of the same N layouts.
-    outside (N,): the busiest rank's data-parallel waits, optimizer and fixed seconds of a step.
+    outside (N,): the busiest rank's data-parallel waits, optimizer, waits for stragglers and fixed
+        seconds of a step.
     busy (N,): seconds of its microbatches.
     """
 
@@ -76,7 +79,8 @@ def step_seconds(inputs: CostInputs) -> tuple[FloatColumn, dict[str, FloatColumn
     optimizer = optimizer + early * m * on_ranks(inputs.units, input_grad + alone)
     outside = exposed.fsdp + exposed.dp + slowed + optimizer
     per_microbatch = on_ranks(inputs.units, forward + input_grad + weight_grad)
-    busiest = np.argmax(m * per_microbatch + outside, axis=0)
+    late = straggler_share(inputs.job.cluster.num_gpus, inputs.job.profile.straggler_delay)
+    busiest = np.argmax((1.0 + late) * m * per_microbatch + outside, axis=0)
     pick = (busiest, np.arange(len(batch)))
     sends = _sends(inputs)
     here = inputs.units[busiest, :, np.arange(len(batch))].T
@@ -102,7 +106,8 @@ def step_seconds(inputs: CostInputs) -> tuple[FloatColumn, dict[str, FloatColumn
     parts["tp"], parts["ep"] = parts["tp"] - own * relief.tp, parts["ep"] - own * relief.ep
     busy = m * per_microbatch[pick] - own * relief.saved
     parts["compute"] = busy - parts["recompute"] - parts["tp"] - parts["cp"] - parts["ep"]
-    step = busy + outside[pick] + bubble + send_waits + parts["other"]
+    parts["straggler"] = late * busy
+    step = busy + parts["straggler"] + outside[pick] + bubble + send_waits + parts["other"]
     stage_seconds = StageSeconds(
         forward=forward,
         input_grad=input_grad,
@@ -113,7 +118,7 @@ def step_seconds(inputs: CostInputs) -> tuple[FloatColumn, dict[str, FloatColumn
         sends=sends,
         forward_flops=costs.forward_flops[:, at],
         recompute_flops=costs.recompute_flops[:, at],
-        outside=outside[pick] + parts["other"],
+        outside=outside[pick] + parts["straggler"] + parts["other"],
         busy=busy,
     )
     return step, parts, stage_seconds

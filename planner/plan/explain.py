@@ -31,6 +31,7 @@ WORDS: Mapping[str, str] = {
     "recompute": "recomputed activations",
     "optimizer": "optimizer step",
     "compute": "matrix and attention kernels",
+    "straggler": "waiting for the slowest rank",
     "other": "launches, loading and synchronisation",
 }
 NOTICEABLE = 0.005
@@ -55,6 +56,7 @@ def time_parts(estimate: Estimate) -> dict[str, float]:
         "recompute": t.recompute_seconds,
         "bubble": t.bubble_seconds,
         "optimizer": t.optimizer_seconds,
+        "straggler": t.straggler_seconds,
         "other": t.other_seconds,
         **t.exposed_communication_seconds,
     }

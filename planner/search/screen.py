@@ -222,7 +222,10 @@ class _Pool:
             if not self.smallest:
                 self._note_uneven(
                     part,
-                    prices.step_seconds - np.maximum(prices.stage_seconds.busy - mean[rows], 0.0),
+                    prices.step_seconds
+                    - np.maximum(
+                        prices.stage_seconds.busy + prices.parts["straggler"] - mean[rows], 0.0
+                    ),
                     fits,
                 )
 

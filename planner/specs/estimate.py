@@ -62,7 +62,10 @@ class Memory(BaseModel):
 
 
 class TimeBreakdown(BaseModel):
-    """Seconds of the rank on the critical path; sums to step_seconds."""
+    """Seconds of the rank on the critical path; sums to step_seconds.
+
+    straggler_seconds: waits for the slowest rank.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -71,6 +74,7 @@ class TimeBreakdown(BaseModel):
     bubble_seconds: float
     recompute_seconds: float
     optimizer_seconds: float
+    straggler_seconds: float = 0.0
     other_seconds: float
 
     def total(self) -> float:
@@ -81,6 +85,7 @@ class TimeBreakdown(BaseModel):
             + self.bubble_seconds
             + self.recompute_seconds
             + self.optimizer_seconds
+            + self.straggler_seconds
             + self.other_seconds
         )
 

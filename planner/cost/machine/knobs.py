@@ -102,6 +102,8 @@ KNOBS: tuple[Knob, ...] = (
     # issue tracker: 30 to 100 us a call.
     Knob(name="fused_launch_seconds", prior=40e-6, sd=0.7, scope="trainer", place_sd=0.2),
     Knob(name="fixed_step_seconds", prior=0.02, sd=0.7, scope="trainer", place_sd=0.4),
+    # 1% a doubling of GPUs over ln 2, see `cost.stragglers`; clusters differ by their worst hosts.
+    Knob(name="straggler_delay", prior=0.0144, sd=0.5, scope="trainer", place_sd=0.4),
     Knob(name="inter_node", prior=0.95, sd=0.15, scope="trainer", place_sd=0.15),
     Knob(name="intra_node", prior=0.95, sd=0.10, scope="trainer", place_sd=0.05),
     Knob(name="power_exponent", prior=0.70, sd=0.3, scope="trainer"),

@@ -210,6 +210,7 @@ class Profile:
     launch_seconds: CPU time of one kernel, eager or compiled.
     fused_launch_seconds: CPU time of one fused module (Transformer Engine).
     fixed_step_seconds: data loading, logging and synchronisation of one step.
+    straggler_delay: mean delay of a rank, as a share of its work, see `cost.stragglers`.
 
     Communication, relative to the curves of `cost.network.nccl` (1: as in nccl-tests):
     intra_node, inter_node: speed inside a node and beyond.
@@ -258,6 +259,7 @@ class Profile:
     dp_hidden: float = 0.80
     early_step_share: float = 0.02
     fixed_step_seconds: float = 0.02
+    straggler_delay: float = 0.0144
     power_exponent: float = 0.70
     unaligned_head_slowdown: float = 7.0
     fragmentation: float = 0.10
