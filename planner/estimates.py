@@ -269,18 +269,12 @@ class _Columns:
         )
 
     def _basis(self, row: int) -> dict[str, Basis]:
-        """The basis of every feature, and of memory.
+        """The basis of every mechanism, and of memory.
 
         Memory rests on how torch allocates and is checked against published peaks.
         """
         pricer = self.pricer
-        of = basis(
-            pricer.calibration,
-            pricer.training.trainer,
-            pricer.cluster.gpu,
-            pricer.model,
-            self.layouts[row],
-        )
+        of = basis(pricer.calibration, pricer, self.layouts[row])
         return {**of, "memory": memory_basis(pricer.calibration, pricer.training.trainer)}
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from planner.calibration.mechanisms import used_by
 from planner.calibration.outcome import Compared, ComparedRow, rounded, rounded_or_none
 
 if TYPE_CHECKING:  # reading a stored report does not need the modules that price layouts
@@ -151,15 +152,10 @@ class Row:
         )
 
     def techniques(self) -> list[str]:
-        """What the layout uses: features (axes, precision, experts), checkpointing, compile."""
-        from planner.calibration.basis import features
-
-        layout = self.job.layout
-        if layout is None:
+        """The mechanisms that the job and its layout use."""
+        if self.job.layout is None:
             return []
-        kind = layout.ac if not layout.ac[-1].isdigit() else layout.ac.rpartition("-")[0]
-        used = [name for name in features(self.job.model, layout) if name != "compute"]
-        return [*used, f"ac {kind}", *(["compile"] if layout.compile else [])]
+        return [one.name for one in used_by(self.job.layout, self.job) if one.name != "compute"]
 
     def label(self, key: str) -> str:
         """Value of a grouping key, one of LABELS."""

@@ -1,39 +1,42 @@
-"""The basis of an estimate: runs of this trainer on this kind of GPU, other runs, or none."""
+"""The basis of an estimate: runs of this trainer on this kind of GPU, other runs, or none.
 
-from collections.abc import Iterable, Mapping
+It is stated for each mechanism that a layout uses (`mechanisms`), from what the calibration's runs
+used. So it follows from data alone: a run of one's own makes its mechanisms measured.
+Letters: N layouts, U unmeasured mechanisms.
+"""
 
+from collections.abc import Collection, Iterable, Mapping
+from functools import lru_cache
+
+import numpy as np
+
+from planner.calibration.mechanisms import MECHANISMS, Mechanism, Setting, used_by
+from planner.columns import BoolColumn, FloatColumn, LayoutBatch
 from planner.cost.machine.knobs import Calibration
 from planner.specs.estimate import Basis
-from planner.specs.gpu import GpuSpec
 from planner.specs.gpu_families import is_known_family
 from planner.specs.job import Job
 from planner.specs.layout import Layout
-from planner.specs.model import ModelSpec
 
-AXES = ("tp", "cp", "pp", "ep")
 MEMORY = "memory"
+# A prediction is this much less sure (standard deviation of its own error) if a mechanism that it
+# uses was not measured with its trainer on its GPU family. Independent runs of kinds of stacks that
+# no fitted run has were off twice as far as those of kinds that some had.
+WIDER = 2.0
+
+Seen = frozenset[tuple[str, str, str]]
 
 
-def features(model: ModelSpec, layout: Layout) -> Iterable[str]:
-    """What a run exercises: compute and memory, precision, experts, the axes it splits over."""
-    yield "compute"
-    yield f"precision {layout.precision}"
-    if model.num_experts:
-        yield "experts"
-    yield from (axis for axis in AXES if getattr(layout, axis) > 1)
-    if layout.dp_shard * layout.cp > 1:
-        yield "fsdp"
-    if layout.dp_replicate > 1:
-        yield "dp"
-
-
-def seen(jobs: Iterable[Job]) -> frozenset[tuple[str, str, str]]:
-    """(trainer, GPU family, feature) of measured runs; `memory` if a peak was measured."""
+def seen(jobs: Iterable[Job]) -> Seen:
+    """(trainer, GPU family, mechanism) of measured runs; `memory` if a peak was measured."""
     return frozenset(
-        (job.training.trainer, job.cluster.gpu.family, feature)
+        (job.training.trainer, job.cluster.gpu.family, name)
         for job in jobs
         if job.layout is not None
-        for feature in (*features(job.model, job.layout), *([MEMORY] if _has_peak(job) else []))
+        for name in (
+            *(mechanism.name for mechanism in used_by(job.layout, job)),
+            *([MEMORY] if _has_peak(job) else []),
+        )
     )
 
 
@@ -42,28 +45,24 @@ def _has_peak(job: Job) -> bool:
     return any(measured.get(key) for key in ("peak_allocated_bytes", "peak_reserved_bytes"))
 
 
-def basis(
-    calibration: Calibration, trainer: str, gpu: GpuSpec, model: ModelSpec, layout: Layout
-) -> Mapping[str, Basis]:
-    """The basis of each feature of a layout.
+def basis(calibration: Calibration, setting: Setting, layout: Layout) -> Mapping[str, Basis]:
+    """The basis of each mechanism of a layout.
 
-    calibrated: runs of this trainer on this GPU family had the feature.
-    interpolated: other runs of this trainer or of this family had it.
-    extrapolated: neither had it.
+    calibrated: runs of this trainer on this GPU family used it.
+    interpolated: other runs of this trainer or of this family used it.
+    extrapolated: neither used it.
 
     An unknown GPU family uses another family's kernels, so other runs show too little: there a
-    feature is `extrapolated` until it is measured itself.
+    mechanism is `extrapolated` until it is measured itself.
     """
-    found = {
-        feature: _one(calibration, trainer, gpu.family, feature)
-        for feature in features(model, layout)
-    }
-    if is_known_family(gpu.family):
-        return found
-    return {
-        feature: "calibrated" if basis == "calibrated" else "extrapolated"
-        for feature, basis in found.items()
-    }
+    trainer, family = setting.training.trainer, setting.cluster.gpu.family
+    stands = _stands(calibration.seen, trainer, family)
+    if not is_known_family(family):
+        stands = {
+            name: "calibrated" if kind == "calibrated" else "extrapolated"
+            for name, kind in stands.items()
+        }
+    return {mechanism.name: stands[mechanism.name] for mechanism in used_by(layout, setting)}
 
 
 def memory_basis(calibration: Calibration, trainer: str) -> Basis:
@@ -78,14 +77,53 @@ def memory_basis(calibration: Calibration, trainer: str) -> Basis:
     )
 
 
-def _one(calibration: Calibration, trainer: str, family: str, feature: str) -> Basis:
-    where = {
-        (one_trainer, one_family)
-        for one_trainer, one_family, name in calibration.seen
-        if name == feature
-    }
-    if (trainer, family) in where:
-        return "calibrated"
-    if any(trainer == one_trainer or family == one_family for one_trainer, one_family in where):
-        return "interpolated"
-    return "extrapolated"
+def unmeasured_mechanisms(calibration: Calibration, setting: Setting) -> tuple[Mechanism, ...]:
+    """The U mechanisms that no run of this trainer and none on this GPU family used."""
+    stands = _stands(calibration.seen, setting.training.trainer, setting.cluster.gpu.family)
+    return tuple(one for one in MECHANISMS if stands[one.name] == "extrapolated")
+
+
+def unmeasured(batch: LayoutBatch, setting: Setting, calibration: Calibration) -> BoolColumn:
+    """Which of `unmeasured_mechanisms` each layout uses, (N, U)."""
+    return uses(batch, setting, unmeasured_mechanisms(calibration, setting))
+
+
+def uses(batch: LayoutBatch, setting: Setting, mechanisms: Collection[Mechanism]) -> BoolColumn:
+    """Which of these mechanisms each layout uses, one column for each."""
+    found = np.zeros((len(batch), len(mechanisms)), dtype=np.bool_)
+    for column, mechanism in enumerate(mechanisms):
+        found[:, column] = mechanism.used(batch, setting)
+    return found
+
+
+def rests_on(layout: Layout, setting: Setting, calibration: Calibration) -> tuple[Mechanism, ...]:
+    """The mechanisms of one layout that no run of this trainer and none on this family used."""
+    lacking = unmeasured_mechanisms(calibration, setting)
+    return tuple(mechanism for mechanism in used_by(layout, setting) if mechanism in lacking)
+
+
+def widening(batch: LayoutBatch, setting: Setting, calibration: Calibration) -> FloatColumn:
+    """Factor on the standard deviation of each layout's own error, (N,).
+
+    1 where runs of this trainer on this GPU family used every mechanism of the layout, WIDER where
+    one of them is not `calibrated`.
+    """
+    stands = _stands(calibration.seen, setting.training.trainer, setting.cluster.gpu.family)
+    unsure = np.zeros(len(batch), dtype=np.bool_)
+    for mechanism in MECHANISMS:
+        if stands[mechanism.name] != "calibrated" and not unsure.all():
+            unsure |= mechanism.used(batch, setting)
+    return np.where(unsure, WIDER, 1.0)
+
+
+@lru_cache(maxsize=256)
+def _stands(measured: Seen, trainer: str, family: str) -> Mapping[str, Basis]:
+    """The basis of every mechanism for one trainer on one GPU family, unknown ones as known."""
+    found: dict[str, Basis] = dict.fromkeys((one.name for one in MECHANISMS), "extrapolated")
+    for one_trainer, one_family, name in measured:
+        if name in found and found[name] != "calibrated":
+            if (one_trainer, one_family) == (trainer, family):
+                found[name] = "calibrated"
+            elif trainer == one_trainer or family == one_family:
+                found[name] = "interpolated"
+    return found

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.calibration.basis import widening
 from planner.columns import FloatColumn, LayoutBatch
 from planner.cost.machine.knobs import kernels_at, profile_at
 from planner.cost.machine.profile import Profile
@@ -85,7 +86,8 @@ class TimeSpread:
 def time_spread(pricer: Pricer, batch: LayoutBatch, prices: Prices) -> TimeSpread:
     """Pushes the posterior of the pricer's calibration through the model.
 
-    It moves one principal direction at a time, by one deviation.
+    It moves one principal direction at a time, by one deviation. A layout's own error is wider
+    where it uses what was not measured (`basis.widening`).
     """
     trainer, calibration = pricer.training.trainer, pricer.calibration
     _, rest = calibration.directions(trainer, pricer.cluster.gpu.family)
@@ -95,10 +97,9 @@ def time_spread(pricer: Pricer, batch: LayoutBatch, prices: Prices) -> TimeSprea
         loadings[index] = np.log(one.price(batch).step_seconds) - base
     stretch = calibration.stretch(trainer)
     own = stretch * np.sqrt(rest + calibration.run_sd**2)
+    doubt = widening(batch, pricer, calibration)
     return TimeSpread(
-        loadings=stretch * loadings,
-        own_sd=np.full(len(batch), own),
-        shared_sd=stretch * calibration.group_sd,
+        loadings=stretch * loadings, own_sd=own * doubt, shared_sd=stretch * calibration.group_sd
     )
 
 

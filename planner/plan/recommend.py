@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from planner.calibration.basis import rests_on
 from planner.cost.machine.knobs import Calibration
 from planner.cost.run.goodput import run_estimate
 from planner.estimates import estimate_layouts
@@ -22,10 +23,11 @@ from planner.rules.support import check_supported, fork_needed
 from planner.search.choice import pareto
 from planner.search.choice.ranking import (
     Ranking,
+    best_measured,
     covariance,
     fastest_on_paper,
     rank,
-    unproven_warning,
+    rests_on_nothing,
 )
 from planner.search.infeasible.near_batch import near_batch
 from planner.search.infeasible.report import check_given, nothing_fits
@@ -109,12 +111,12 @@ def recommend(
 
 
 def _with_preference(plan: Plan, job: Job, ranking: Ranking) -> Plan:
-    """Adds what the fastest on paper would gain, and the unmeasured mechanisms of number 1."""
-    unproven = unproven_warning(job, ranking)
+    """Adds what the fastest on paper would gain, and what number 1 rests on unmeasured."""
     return plan.model_copy(
         update={
             "fastest_on_paper": fastest_on_paper(job, ranking),
-            "warnings": [*([unproven] if unproven else []), *plan.warnings],
+            "rests_on": rests_on_nothing(job, ranking),
+            "best_measured": best_measured(ranking),
         }
     )
 
@@ -311,6 +313,9 @@ def _entry(job: Job, rank: int, choice: PlanCandidate, estimate: Estimate) -> Ra
         estimate=estimate,
         source="simulated" if layout.pp > 1 else "screened",
         reasons=reasons,
+        unmeasured=[
+            one.words for one in rests_on(layout, at_size.pricer, at_size.pricer.calibration)
+        ],
         export={} if exported is None else {exported.trainer: exported.as_dict()},
         run=None
         if at_size.runs is None

@@ -139,7 +139,6 @@ class Schedule(ABC):
     splits_backward: emits I and W as two actions.
     runtimes: pipeline runtimes that have it. A trainer runs the schedules of its own runtime.
     search_order: the search tries schedules in this order, lowest first.
-    published: somebody published runs under it.
     fork: repository of the fork that adds it to a runtime; "" where the runtime itself has it.
     v_shaped: stage s and stage 2p - 1 - s share a rank, else stage s is on rank s mod p.
     synchronous_end: the optimizer step waits for the slowest rank (gradient clipping across
@@ -152,7 +151,6 @@ class Schedule(ABC):
     splits_backward: bool
     runtimes: frozenset[Runtime]
     search_order: int
-    published: bool = False
     fork: str = ""
     v_shaped: bool = False
     synchronous_end: bool = True

@@ -38,7 +38,6 @@ class Interleaved1F1B(Schedule):
     splits_backward: bool = False
     runtimes: frozenset[Runtime] = frozenset({"torch", "megatron"})
     search_order: int = 20
-    published: bool = True
 
     def rank_order(
         self, rank: int, pp: int, virtual_stages: int, num_microbatches: int

@@ -30,7 +30,6 @@ class OneFOneB(Schedule):
     splits_backward: bool = False
     runtimes: frozenset[Runtime] = frozenset({"torch", "megatron"})
     search_order: int = 10
-    published: bool = True
 
     def rank_order(
         self, rank: int, pp: int, virtual_stages: int, num_microbatches: int

@@ -41,7 +41,6 @@ class ZB1p(Schedule):
     splits_backward: bool = True
     runtimes: frozenset[Runtime] = frozenset({"megatron"})
     search_order: int = 80
-    published: bool = True
     fork: str = ZERO_BUBBLE_FORK
     synchronous_end: bool = False
     depth: int = 1

@@ -24,6 +24,7 @@ class RankedLayout(BaseModel):
 
     measurement: what probes measured for it.
     expected_step_seconds: from measurements and model together, where probes ran.
+    unmeasured: the mechanisms that it uses and no run behind the calibration used, in words.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -40,6 +41,7 @@ class RankedLayout(BaseModel):
     export: dict[str, Any]
     run: RunEstimate | None = None
     expected_step_seconds: float | None = None
+    unmeasured: list[str] = []
 
     @property
     def expected_speedup(self) -> float:
@@ -232,10 +234,28 @@ class FastestOnPaper(BaseModel):
     statement: str
 
 
+class BestMeasured(BaseModel):
+    """The best layout that does without the unmeasured mechanisms of number 1.
+
+    times_as_long: its objective over number 1's, both as predicted.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    rank: int
+    layout: Layout
+    num_gpus: int
+    step_seconds: float
+    times_as_long: float
+
+
 class Plan(BaseModel):
     """A ranked answer; the same job, seed, calibration and model version give the same plan.
 
     Only id, times and dates differ.
+    rests_on: what number 1 uses that no run behind the calibration used, as a sentence; None where
+        runs used all of it.
+    best_measured: the best layout that does without that, if anything that fits does.
     num_parameters, num_active_parameters: of the model as parsed: all, and those that one token
         uses (without the experts it is not sent to). None in plans that were stored before these
         fields.
@@ -260,6 +280,8 @@ class Plan(BaseModel):
     sizes: list[SizeOption] = []
     regret: Regret | None = None
     fastest_on_paper: FastestOnPaper | None = None
+    rests_on: str | None = None
+    best_measured: BestMeasured | None = None
     sensitivity: list[SensitivityStep] = []
     probing: dict[str, Any] | None = None
     num_parameters: int | None = None

@@ -181,7 +181,9 @@ def test_a_measured_unknown_family_is_calibrated_where_it_was_measured():
     taught = type(calibration)(
         **{**vars_of(calibration), "seen": calibration.seen | {("torchtitan", "rubin", "compute")}}
     )
-    found = basis(taught, "torchtitan", new_gpu(family="rubin"), job(NEW).model, job(NEW).layout)
+    asked = job({**NEW, "family": "rubin"})
+    assert asked.layout is not None
+    found = basis(taught, asked, asked.layout)
     assert found["compute"] == "calibrated"
     assert found["fsdp"] == "extrapolated"
 

@@ -2,28 +2,23 @@
 to bring.
 """
 
-import json
-from collections import Counter
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from planner.calibration.basis import unmeasured
 from planner.calibration.correlated import CorrelatedErrors
 from planner.calibration.intervals import TimeSpread
+from planner.calibration.mechanisms import MECHANISMS, WEIGHTY, points, used_by
 from planner.columns import LayoutBatch
+from planner.cost.machine.knobs import Calibration
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
 from planner.ports import Ports
-from planner.search.choice import mechanisms, preference
-from planner.search.choice.mechanisms import (
-    MECHANISMS,
-    MechanismContext,
-    points,
-    unmeasured,
-    used_by,
-)
+from planner.search.choice import preference
 from planner.search.choice.preference import (
     MOST_GIVEN_UP,
     UNPROVEN,
@@ -37,11 +32,22 @@ from planner.specs.layout import Layout
 from planner.specs.plan import Plan
 from planner.trainers.registry import resolve_layout
 
-ROWS = Path(__file__).parents[2] / "benchmarks" / "measured" / "public.jsonl"
-NODE = MechanismContext(domain=8, num_experts=0)
+NODE = read_job(
+    {
+        "model": "llama3.1-8b",
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
+        "training": {"seq_len": 8192, "global_batch_size": 64},
+    }
+)
 PLAIN = {"dp_shard": 8, "ac": "none"}
 PIPED = {"dp_shard": 4, "pp": 2, "ac": "none"}
 BUDGET = {"dp_shard": 8, "ac": "memory-budget-0.5", "compile": True}
+ALL_BUT_BUDGETS = replace(
+    Calibration.prior(),
+    seen=frozenset(
+        ("torchtitan", "hopper", one.name) for one in MECHANISMS if one.name != "ac memory-budget"
+    ),
+)
 
 
 def layouts(*values: dict) -> LayoutBatch:
@@ -52,12 +58,16 @@ def layout(values: dict) -> Layout:
     return resolve_layout(values, trainer="torchtitan", num_gpus=8)
 
 
+def weigh(batch: LayoutBatch) -> Weighed:
+    return Weighed(points=points(batch, NODE), unmeasured=unmeasured(batch, NODE, ALL_BUT_BUDGETS))
+
+
 def chosen(
     values: list[dict], seconds: list[float], oom: list[float] | None = None, own: float = 0.06
 ) -> int:
     """The place of the layout that comes first."""
     batch = layouts(*values)
-    weighed = Weighed(points=points(batch, NODE), unmeasured=unmeasured(batch, NODE))
+    weighed = weigh(batch)
     expected = weighed.expected(np.array(seconds), np.array(oom or [0.0] * len(seconds)))
 
     def spread_of(near: np.ndarray) -> TimeSpread:
@@ -110,11 +120,27 @@ def test_the_risk_of_running_out_of_memory_is_lost_throughput() -> None:
     assert chosen([safe, tight], [10.0, 9.8], [0.0, 0.04]) == 0
 
 
-def test_what_nobody_measured_has_to_bring_more() -> None:
+def test_what_nobody_measured_has_to_bring_more_than_its_own_doubt() -> None:
     full = PLAIN | {"ac": "full", "compile": True}
-    gain = WORTH * 2 + UNPROVEN - 0.005
-    assert chosen([full, BUDGET], [10.0, 10.0 * np.exp(-gain)]) == 0
-    assert chosen([full, BUDGET], [10.0, 10.0 * np.exp(-gain - 0.01)]) == 1
+    batch = layouts(full, BUDGET)
+    spread = TimeSpread(loadings=np.zeros((1, 2)), own_sd=np.full(2, 0.06), shared_sd=0.1)
+    doubt = difference_sd(CorrelatedErrors.of(batch, spread, 64), weigh(batch), 0)[1]
+    gain = float(UNPROVEN + max(doubt, WORTH * 2))
+    assert chosen([full, BUDGET], [10.0, 10.0 * np.exp(-gain + 0.001)]) == 0
+    assert chosen([full, BUDGET], [10.0, 10.0 * np.exp(-gain - 0.001)]) == 1
+
+
+def test_doubt_is_no_reason_to_stay_with_5_percent() -> None:
+    """Where the model hardly knows, no small gain of an unmeasured mechanism is real."""
+    full = PLAIN | {"ac": "full", "compile": True}
+    gain = UNPROVEN + MOST_GIVEN_UP + 0.02
+    assert chosen([full, BUDGET], [10.0, 10.0 * np.exp(-gain)], own=0.01) == 1
+    assert chosen([full, BUDGET], [10.0, 10.0 * np.exp(-gain)], own=0.3) == 0
+
+
+def test_what_all_candidates_rest_on_keeps_none_back() -> None:
+    other = BUDGET | {"ac": "memory-budget-0.9"}
+    assert chosen([other, BUDGET], [10.0, 9.0]) == 1
 
 
 def test_leaders_are_the_best_of_each_number_of_points() -> None:
@@ -125,7 +151,7 @@ def test_leaders_are_the_best_of_each_number_of_points() -> None:
 def test_near_twins_are_told_apart_sooner_than_strangers() -> None:
     batch = layouts(BUDGET, BUDGET | {"ac": "memory-budget-0.52"}, PIPED)
     spread = TimeSpread(loadings=np.zeros((1, 3)), own_sd=np.full(3, 0.06), shared_sd=0.1)
-    weighed = Weighed(points=points(batch, NODE), unmeasured=unmeasured(batch, NODE))
+    weighed = weigh(batch)
     sd = difference_sd(CorrelatedErrors.of(batch, spread, 64), weighed, 0)
     assert sd[0] == 0.0
     assert sd[1] < 0.015 < 0.04 < sd[2]
@@ -134,60 +160,10 @@ def test_near_twins_are_told_apart_sooner_than_strangers() -> None:
 def test_what_only_one_of_two_rests_on_unmeasured_keeps_them_from_being_told_apart() -> None:
     batch = layouts(PLAIN | {"ac": "full", "compile": True}, BUDGET, BUDGET | {"zero_stage": 2})
     spread = TimeSpread(loadings=np.zeros((1, 3)), own_sd=np.full(3, 1e-6), shared_sd=0.1)
-    weighed = Weighed(points=points(batch, NODE), unmeasured=unmeasured(batch, NODE))
+    weighed = weigh(batch)
     errors = CorrelatedErrors.of(batch, spread, 64)
     assert difference_sd(errors, weighed, 0) == pytest.approx([0.0, UNPROVEN, UNPROVEN], abs=1e-5)
     assert difference_sd(errors, weighed, 1) == pytest.approx([UNPROVEN, 0.0, 0.0], abs=1e-5)
-
-
-# ---- the table of mechanisms ---------------------------------------------------------------------
-
-
-def test_measured_says_whether_a_published_run_has_the_mechanism() -> None:
-    count: Counter[str] = Counter()
-    for line in ROWS.read_text(encoding="utf-8").splitlines():
-        job = read_job(json.loads(line))
-        assert job.layout is not None
-        count.update(
-            one.name for one in used_by(job.layout, MechanismContext.of(job.model, job.cluster))
-        )
-    assert {one.name: one.measured for one in MECHANISMS} == {
-        one.name: count[one.name] > 0 for one in MECHANISMS
-    }
-
-
-@pytest.mark.parametrize(
-    ("values", "names"),
-    [
-        ({"dp_shard": 8}, []),
-        ({"dp_replicate": 8, "dp_shard": 1}, []),
-        ({"dp_replicate": 2, "dp_shard": 4}, ["replicated shard groups (HSDP)"]),
-        ({"tp": 8, "compile": True, "async_tp": True}, ["tensor parallelism", "async TP"]),
-        (PIPED, ["a pipeline"]),
-        (PIPED | {"layers_per_stage": (20, 12)}, ["a pipeline", "a layer split of its own"]),
-        (
-            PIPED | {"pp_schedule": "Interleaved1F1B"},
-            ["a pipeline", "several stages a pipeline rank"],
-        ),
-        (BUDGET, ["an activation memory budget"]),
-        (
-            {"cp": 2, "cp_method": "alltoall"},
-            ["context parallelism", "keys and values passed round a ring"],
-        ),
-    ],
-)
-def test_what_a_layout_uses(values: dict, names: list[str]) -> None:
-    assert [one.name for one in used_by(layout(values), NODE)] == names
-
-
-def test_experts_cost_nothing_inside_a_node_and_something_across() -> None:
-    batch = layouts({"ep": 1}, {"ep": 8}, {"ep": 8, "tp": 2, "dp_shard": 8, "etp": 2})
-    assert points(batch, MechanismContext(domain=8, num_experts=64)).tolist() == [1, 0, 4]
-    assert points(batch, MechanismContext(domain=8, num_experts=8)).tolist() == [0, 0, 4]
-
-
-def test_names_are_unique() -> None:
-    assert len({one.name for one in mechanisms.MECHANISMS}) == len(mechanisms.MECHANISMS)
 
 
 # ---- the plan ------------------------------------------------------------------------------------
@@ -229,12 +205,43 @@ def test_the_fastest_on_paper_is_the_second_line_with_what_it_would_gain() -> No
     assert other.times_as_fast == pytest.approx(
         first.estimate.step_seconds / second.estimate.step_seconds, rel=1e-3
     )
-    assert other.adds == [
-        one.name
+    assert set(other.adds) >= {
+        one.words
         for one in used_by(second.layout, NODE)
-        if one.name not in {known.name for known in used_by(first.layout, NODE)}
-    ]
+        if one.points and one not in used_by(first.layout, NODE)
+    }
+    assert other.unmeasured == [word for word in other.adds if word in second.unmeasured]
     assert f"{other.oom_probability:.1%}" in other.statement
+
+
+def test_number_1_that_rests_on_nothing_says_so_and_has_the_best_measured_beside_it() -> None:
+    plan = plan_of(top_k=1, prefer="fastest")
+    first, beside = plan.ranked
+    assert "memory-budget recomputation" in first.unmeasured
+    assert beside.unmeasured == []
+    assert plan.best_measured is not None
+    assert (plan.best_measured.rank, plan.best_measured.layout) == (2, beside.layout)
+    slower = beside.estimate.step_seconds / first.estimate.step_seconds
+    assert plan.best_measured.times_as_long == pytest.approx(slower, rel=1e-3)
+    assert plan.rests_on is not None
+    assert "memory-budget recomputation" in plan.rests_on
+    assert f"best fully measured: rank 2, {slower - 1.0:.1%} slower" in plan.rests_on
+    assert first.estimate.time_sd > 1.3 * beside.estimate.time_sd
+
+
+def test_a_measured_number_1_is_not_marked() -> None:
+    plan = plan_of(top_k=1)
+    assert plan.ranked[0].unmeasured == []
+    assert len(plan.ranked) == 1
+    assert plan.rests_on is plan.best_measured is None
+
+
+def test_nothing_measured_to_stand_beside() -> None:
+    plan = plan_of(top_k=1, fix={"ac": "memory-budget-0.5", "compile": True, "pp": 1})
+    assert plan.rests_on is not None
+    assert plan.rests_on.startswith("rests on memory-budget recomputation, which none of the runs")
+    assert "nothing that fits does without" in plan.rests_on
+    assert plan.best_measured is None
 
 
 @pytest.mark.slow
@@ -256,5 +263,5 @@ def test_the_numbers_of_the_rule_are_those_of_the_decision() -> None:
         f"{preference.SURE:g} standard deviation",
     ):
         assert value in text
-    for one in MECHANISMS:
-        assert f"| {one.name} | {one.points} | {'yes' if one.measured else 'no'} |" in text
+    for one in WEIGHTY:
+        assert f"| {one.words} | {one.points} |" in text

@@ -8,18 +8,24 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from planner.calibration.basis import rests_on, unmeasured_mechanisms
 from planner.calibration.correlated import CorrelatedErrors
 from planner.calibration.intervals import TimeSpread, time_spread
+from planner.calibration.mechanisms import Mechanism, used_by
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.search.choice import pareto
-from planner.search.choice.mechanisms import Mechanism, MechanismContext, used_by
 from planner.search.choice.preference import Weighed, difference_sd, prefer
 from planner.search.one_size import OneSize, PlanCandidate
 from planner.specs.gpu import MAX_GPUS
 from planner.specs.job import Job
-from planner.specs.plan import FastestOnPaper
+from planner.specs.plan import BestMeasured, FastestOnPaper
 
 NOTICEABLE = 0.005
+WORSE = {
+    "cost": ("dearer", "cheaper"),
+    "energy": ("hungrier", "more frugal"),
+    "memory": ("larger", "smaller"),
+}
 TIMES_AS = {"cost": "times as cheap", "energy": "times as frugal"}  # else: as fast
 
 
@@ -29,8 +35,8 @@ class Ranking:
 
     choices: to show, best first.
     fastest: the lowest score of all that fit, shown or not.
-    proven: the best of those whose every mechanism has published runs, shown or not; None if the
-        first choice is such a layout.
+    proven: the best of those that do without unmeasured mechanisms, always shown; None if the
+        first choice is such a layout, or if nothing fits without them.
     """
 
     choices: list[PlanCandidate]
@@ -55,14 +61,16 @@ def rank(job: Job, sizes: list[OneSize]) -> Ranking:
         ahead.append(fastest)
     if proven is not None:
         ahead.append(proven)
-    shown = _shown(job, found, list(dict.fromkeys(ahead)))
+    shown = _shown(job, found, list(dict.fromkeys(ahead)), proven)
     return Ranking(choices=shown, fastest=fastest, proven=proven)
 
 
-def _shown(job: Job, found: list[PlanCandidate], ahead: list[PlanCandidate]) -> list[PlanCandidate]:
+def _shown(
+    job: Job, found: list[PlanCandidate], ahead: list[PlanCandidate], proven: PlanCandidate | None
+) -> list[PlanCandidate]:
     """The first choices as given, then others that differ from them and from each other.
 
-    The others are ordered by expected score.
+    The others are ordered by expected score. What was asked for, and the proven one beside it.
     """
     expected, step = (
         np.array([getattr(choice, name) for choice in found])
@@ -77,7 +85,12 @@ def _shown(job: Job, found: list[PlanCandidate], ahead: list[PlanCandidate]) -> 
     apart = replace(batch, pp=batch.pp + MAX_GPUS * num_gpus)
     rows = pareto.different(apart, step, device, np.array(order), job.search.top_k)
     behind = [found[row] for row in order if row in set(rows.tolist()) and row not in first]
-    return [*ahead, *_by_expectation(job, behind)][: job.search.top_k]
+    listed = [*ahead, *_by_expectation(job, behind)]
+    return [
+        choice
+        for place, choice in enumerate(listed)
+        if place < job.search.top_k or choice is proven
+    ]
 
 
 def _preferred(job: Job, at_size: OneSize, among: BoolColumn) -> int:
@@ -101,9 +114,7 @@ def _proven(job: Job, chosen: PlanCandidate) -> PlanCandidate | None:
     None if the chosen one is such a layout, or if there is no such layout.
     """
     weighed = chosen.at_size.weighed
-    if not job.search.simplest_first or weighed is None:
-        return None
-    if weighed.proven[chosen.row] or not weighed.proven.any():
+    if weighed is None or weighed.proven[chosen.row] or not weighed.proven.any():
         return None
     return PlanCandidate(chosen.at_size, _preferred(job, chosen.at_size, weighed.proven))
 
@@ -192,43 +203,78 @@ def fastest_on_paper(job: Job, ranking: Ranking) -> FastestOnPaper | None:
         oom_probability=fastest.oom,
         times_as_fast=first.score / fastest.score,
         difference_sd=_difference_sd(job, first, fastest),
-        adds=[one.name for one in adds],
-        unmeasured=[one.name for one in adds if not one.measured],
+        adds=[one.words for one in adds],
+        unmeasured=[one.words for one in adds if one in _lacking(fastest)],
         statement="",
     )
     words = TIMES_AS.get(job.search.objective, "times as fast")
     return found.model_copy(update={"statement": _statement(found, words)})
 
 
-def unproven_warning(job: Job, ranking: Ranking) -> str | None:
-    """The unmeasured mechanisms of the first choice, and the best choice without them."""
-    first = ranking.choices[0]
-    setting = MechanismContext.of(first.at_size.pricer.model, first.at_size.pricer.cluster)
-    rests = [one.name for one in used_by(first.layout, setting) if not one.measured]
-    if not rests or not job.search.simplest_first:
-        return None
-    sentence = f"number 1 rests on {enumerated(rests)}, which no published run has"
-    proven = ranking.proven
+def best_measured(ranking: Ranking) -> BestMeasured | None:
+    """The best layout that does without the unmeasured mechanisms of the first choice."""
+    first, proven = ranking.choices[0], ranking.proven
     if proven is None:
-        return f"{sentence}, and nothing else fits: probe before booking"
-    times = proven.score / first.score
-    place = next((i for i, one in enumerate(ranking.choices, 1) if one is proven), None)
-    where = f" (number {place})" if place is not None else ""
-    return (
-        f"{sentence}: probe before booking; the best without it, {proven.layout.short()}{where}, "
-        f"takes {times:.2f} times as long on paper"
+        return None
+    return BestMeasured(
+        rank=next(i for i, one in enumerate(ranking.choices, 1) if one is proven),
+        layout=proven.layout,
+        num_gpus=proven.at_size.pricer.cluster.num_gpus,
+        step_seconds=proven.step_seconds,
+        times_as_long=proven.score / first.score,
     )
+
+
+def rests_on_nothing(job: Job, ranking: Ranking) -> str | None:
+    """The unmeasured mechanisms of the first choice, and the best choice without them.
+
+    None if runs behind the calibration used all that it uses.
+    """
+    first = ranking.choices[0]
+    rests = _rests_on(first)
+    if not rests:
+        return None
+    sentence = f"rests on {enumerated([one.words for one in rests])}, {_nobody(first, rests)}"
+    other = best_measured(ranking)
+    if other is None or ranking.proven is None:
+        return f"{sentence}; nothing that fits does without: probe before booking"
+    left = _rests_on(ranking.proven)
+    without = enumerated([one.words for one in rests if one not in left], "or")
+    best = f"best without {without}" if left else "best fully measured"
+    worse, better = WORSE.get(job.search.objective, ("slower", "faster"))
+    change = other.times_as_long - 1.0
+    return (
+        f"{sentence}; {best}: rank {other.rank}, {abs(change):.1%} "
+        f"{worse if change >= 0 else better}"
+    )
+
+
+def _rests_on(choice: PlanCandidate) -> tuple[Mechanism, ...]:
+    pricer = choice.at_size.pricer
+    return rests_on(choice.layout, pricer, pricer.calibration)
+
+
+def _nobody(choice: PlanCandidate, rests: Sequence[Mechanism]) -> str:
+    """Who did not use these mechanisms: nobody at all, or nobody whose runs would show them."""
+    pricer = choice.at_size.pricer
+    if {one.name for one in rests} & {name for *_, name in pricer.calibration.seen}:
+        return (
+            f"which no run of {pricer.rules.name} and none on {pricer.cluster.gpu.family} GPUs "
+            "behind this calibration used"
+        )
+    return "which none of the runs behind this calibration used"
 
 
 def _only_in(choice: PlanCandidate, other: PlanCandidate) -> list[Mechanism]:
-    """Mechanisms that the first uses and the second does not."""
-    first, second = (
-        used_by(
-            one.layout, MechanismContext.of(one.at_size.pricer.model, one.at_size.pricer.cluster)
-        )
-        for one in (choice, other)
-    )
-    return [mechanism for mechanism in first if mechanism not in second]
+    """Mechanisms with points, or unmeasured, that the first uses and the second does not."""
+    first, second = (used_by(one.layout, one.at_size.pricer) for one in (choice, other))
+    lacking = _lacking(choice)
+    return [one for one in first if one not in second and (one.points or one in lacking)]
+
+
+def _lacking(choice: PlanCandidate) -> tuple[Mechanism, ...]:
+    pricer = choice.at_size.pricer
+    return unmeasured_mechanisms(pricer.calibration, pricer)
 
 
 def _difference_sd(job: Job, first: PlanCandidate, second: PlanCandidate) -> float:
@@ -244,9 +290,9 @@ def _statement(found: FastestOnPaper, words: str) -> str:
     adds = f"; it adds {enumerated(found.adds)}" if found.adds else ""
     unmeasured = found.unmeasured
     if unmeasured and len(unmeasured) < len(found.adds):
-        adds += f" (no published run has {enumerated(unmeasured, 'or')})"
+        adds += f" (no run behind the calibration used {enumerated(unmeasured, 'or')})"
     elif unmeasured:
-        adds += ", which no published run has"
+        adds += ", which no run behind the calibration used"
     return (
         f"{gain} {words} on paper ({found.tokens_per_second_per_gpu:,.0f} tokens/s/GPU), out "
         "of memory with "

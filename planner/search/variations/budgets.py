@@ -12,12 +12,12 @@ from dataclasses import replace
 import numpy as np
 
 from planner.calibration.intervals import oom_probability
+from planner.calibration.mechanisms import points
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.chunks import CHUNK
 from planner.cost.price import Pricer
 from planner.rules import Context, legal_mask
 from planner.search.bounds import OOM_LIMIT, CellBounds
-from planner.search.choice.mechanisms import MechanismContext, points
 from planner.search.space.enumerate import Space
 from planner.work.checkpointing import FULL, MEMORY_BUDGET
 
@@ -39,8 +39,7 @@ def best_budgets(
     cell_bounds: lower bounds of the space's cells.
     """
     full = np.flatnonzero(space.cells.ac_kind == FULL)
-    setting = MechanismContext.of(pricer.model, pricer.cluster)
-    simple = full[points(space.cells.take(full), setting) <= FEW_POINTS]
+    simple = full[points(space.cells.take(full), pricer) <= FEW_POINTS]
     found = [
         _best_of(pricer, space, cell_bounds, rows, worth_seconds, keep) for rows in (full, simple)
     ]

@@ -1,0 +1,318 @@
+"""The one list of mechanisms: what a run exercises, by name, and which layouts use it.
+
+Measured runs mark mechanisms as seen (`basis`); the choice of number 1 weighs them by points. A
+point is one more thing that has to be configured, can break, and may not have been tested. Points
+are a judgement, written down here and in docs/decisions/0006; `search.choice.preference` has the
+numbers that weigh them. Whether a mechanism was measured is a fact of the calibration's runs.
+Mechanisms that need not be told apart from "less of the same" are ordered: a run on 100 nodes has
+"more than 4 nodes" and "more than 16 nodes" too.
+Letters: N layouts.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from planner.columns import CODES, TRAINER_SPLIT, BoolColumn, IntColumn, LayoutBatch
+from planner.schedules import SCHEDULES, Schedule
+from planner.specs.cluster import ClusterSpec
+from planner.specs.layout import AC_KINDS, Layout
+from planner.specs.model import ModelSpec
+from planner.specs.training import OPTIMIZER_STATE_BYTES, TrainingSpec
+from planner.units import counted
+
+MANY_EXPERTS = 16  # models with fewer have been trained without expert parallelism
+# twice the widest sharding of the published runs; from here on fabrics are not flat
+# (leaf and spine)
+WIDE = 256
+# Judgement: a run shows what happens on up to 4 times as many nodes, or with sequences up to 4
+# times as long; one node and 8,192 tokens are the ordinary case.
+NODES = (1, 4, 16, 64, 256, 1024)
+TOKENS = (8192, 32768, 131072, 524288)
+AC_POINTS = {"selective-layer": 1, "memory-budget": 2}
+AC_WORDS = {
+    "none": "no recomputation",
+    "full": "full recomputation",
+    "selective-op": "selective recomputation of operators",
+    "selective-layer": "checkpointing of every n-th layer",
+    "selective-attention": "recomputation of attention alone",
+    "memory-budget": "memory-budget recomputation",
+}
+PRECISION_POINTS = {"bf16": 0, "fp16": 0, "mxfp8": 2, "nvfp4": 2}  # else 1: float8
+DISPATCHER_POINTS = {"deepep": 1, "hybridep": 1}  # a library of its own to build
+CP_WORDS = {
+    "allgather": "keys and values gathered over context ranks",
+    "alltoall": "keys and values passed round a ring",
+    "ulysses": "Ulysses attention",
+}
+
+
+class Setting(Protocol):
+    """What is the same for all layouts of a job: a `Job`, a pricer or a context of rules."""
+
+    @property
+    def model(self) -> ModelSpec:
+        """The model."""
+
+    @property
+    def cluster(self) -> ClusterSpec:
+        """The cluster."""
+
+    @property
+    def training(self) -> TrainingSpec:
+        """The training settings."""
+
+
+Mask = Callable[[LayoutBatch, Setting], BoolColumn]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mechanism:
+    """One mechanism.
+
+    name: in `Calibration.seen` and in an estimate's basis.
+    words: for the reader.
+    points: its weight in the choice.
+    used: whether each layout uses it, (N,).
+    of_job: the same for all layouts of a job.
+    """
+
+    name: str
+    words: str
+    points: int
+    used: Mask
+    of_job: bool = False
+
+
+def _layout(
+    name: str, condition: Callable[[LayoutBatch], BoolColumn], points: int = 0, words: str = ""
+) -> Mechanism:
+    """A mechanism that follows from the layout alone."""
+    return Mechanism(
+        name=name, words=words or name, points=points,
+        used=lambda x, setting: np.asarray(condition(x)),
+    )  # fmt: skip
+
+
+def _job(name: str, condition: Callable[[Setting], bool], words: str = "") -> Mechanism:
+    """A mechanism of all layouts of a job."""
+    return Mechanism(
+        name=name, words=words or name, points=0, of_job=True,
+        used=lambda x, setting: np.full(len(x), condition(setting), dtype=np.bool_),
+    )  # fmt: skip
+
+
+def _experts(
+    name: str, condition: Callable[[LayoutBatch], BoolColumn], points: int, words: str
+) -> Mechanism:
+    """A mechanism of layouts of models with experts."""
+    return Mechanism(
+        name=name, words=words, points=points,
+        used=lambda x, s: np.asarray(condition(x) & (s.model.num_experts > 0)),
+    )  # fmt: skip
+
+
+def _is(column: str, code: int) -> Callable[[LayoutBatch], BoolColumn]:
+    return lambda x: np.asarray(getattr(x, column) == code)
+
+
+def _code(column: str, value: str, *, axis: str = "") -> Callable[[LayoutBatch], BoolColumn]:
+    """Whether a column has this value, where the degree that it belongs to is above 1."""
+    holds = _is(column, CODES[column].index(value))
+    return (lambda x: holds(x) & (getattr(x, axis) > 1)) if axis else holds
+
+
+def _trained(field: str, value: str) -> Callable[[Setting], bool]:
+    return lambda setting: bool(getattr(setting.training, field) == value)
+
+
+def _above(count: Callable[[Setting], int], limit: int) -> Callable[[Setting], bool]:
+    return lambda setting: count(setting) > limit
+
+
+def _domain(setting: Setting) -> int:
+    """GPUs of one scale-up domain (NVLink or similar)."""
+    return setting.cluster.fabric[0].gpus
+
+
+def _schedule_points(schedule: Schedule) -> int:
+    """Points of a schedule on top of a pipeline's: 1F1B is what a pipeline is by default."""
+    if schedule.splits_backward:
+        return 2
+    return 0 if schedule.name == "1F1B" else 1
+
+
+def _precisions() -> Iterator[Mechanism]:
+    for name in CODES["precision"]:
+        yield _layout(
+            f"precision {name}", _code("precision", name), PRECISION_POINTS.get(name, 1), name
+        )
+    yield _layout(
+        "float8 all-gather", lambda x: x.float8_all_gather, words="weights gathered in float8"
+    )
+    for column, dtype, words in (
+        ("param_dtype", "float32", "computing in 32 bits"),
+        ("reduce_dtype", "bfloat16", "gradients reduced in bfloat16"),
+        ("master_dtype", "bfloat16", "master weights in bfloat16"),
+    ):
+        yield _layout(f"{column} {dtype}", _code(column, dtype), words=words)
+
+
+def _data_parallel() -> Iterator[Mechanism]:
+    yield _layout(
+        "ddp",
+        lambda x: (x.dp_replicate > 1) & ((x.zero_stage == 0) | (x.dp_shard == 1)),
+        words="plain DDP",
+    )
+    yield _layout(
+        "zero1",
+        lambda x: (x.zero_stage == 1) & (x.dp_shard * x.cp > 1),
+        words="a sharded optimizer (ZeRO 1)",
+    )
+    yield _layout(
+        "zero2",
+        lambda x: (x.zero_stage == 2) & (x.dp_shard * x.cp > 1),
+        words="sharded weights kept until the backward",
+    )
+    yield _layout(
+        "fsdp",
+        lambda x: (x.zero_stage == 3) & (x.dp_shard * x.cp > 1),
+        words="fully sharded weights",
+    )
+    yield _layout(
+        "hsdp",
+        lambda x: (x.dp_replicate > 1) & (x.dp_shard > 1),
+        1,
+        "replicated shard groups (HSDP)",
+    )
+    yield _layout(
+        f"sharded over {WIDE} ranks",
+        lambda x: (x.zero_stage >= 2) & (x.dp_shard * x.cp > WIDE),
+        2,
+        f"weights gathered from more than {WIDE} ranks",
+    )
+
+
+def _tensor_and_context_parallel() -> Iterator[Mechanism]:
+    yield _layout("tp", lambda x: x.tp > 1, 1, "tensor parallelism")
+    yield _layout(
+        "tp without sp",
+        lambda x: (x.tp > 1) & ~x.sequence_parallel,
+        words="tensor parallelism without sequence parallelism",
+    )
+    yield Mechanism(
+        name="tp across nodes", words="tensor parallelism across nodes", points=2,
+        used=lambda x, s: np.asarray(x.tp > _domain(s)),
+    )  # fmt: skip
+    yield _layout("async tp", lambda x: x.async_tp, 1, "async TP")
+    yield _layout("cp", lambda x: x.cp > 1, 2, "context parallelism")
+    for method in CODES["cp_method"]:
+        name = "ulysses" if method == "ulysses" else f"cp {method}"
+        yield _layout(name, _code("cp_method", method, axis="cp"), words=CP_WORDS[method])
+
+
+def _pipelines() -> Iterator[Mechanism]:
+    yield _layout("pp", lambda x: x.pp > 1, 2, "a pipeline")
+    for schedule in SCHEDULES.values():
+        yield _layout(
+            f"schedule {schedule.name}",
+            _code("pp_schedule", schedule.name, axis="pp"),
+            _schedule_points(schedule),
+            f"the schedule {schedule.name}",
+        )
+    yield _layout(
+        "own split",
+        lambda x: (x.pp > 1) & (x.split != TRAINER_SPLIT),
+        1,
+        "a layer split of its own",
+    )
+
+
+def _mixtures() -> Iterator[Mechanism]:
+    yield _job("experts", lambda s: s.model.num_experts > 0, "a mixture of experts")
+    yield _experts("ep", lambda x: x.ep > 1, 0, "expert parallelism")
+    for name in CODES["moe_dispatcher"]:
+        yield _experts(
+            f"dispatcher {name}",
+            _code("moe_dispatcher", name, axis="ep"),
+            DISPATCHER_POINTS.get(name, 0),
+            f"experts dispatched by {name}",
+        )
+    yield Mechanism(
+        name="all experts everywhere", words="all of many experts gathered on every rank", points=1,
+        used=lambda x, s: np.asarray((x.ep * x.etp == 1) & (s.model.num_experts >= MANY_EXPERTS)),
+    )  # fmt: skip
+    yield Mechanism(
+        name="ep across nodes", words="expert parallelism across nodes", points=2,
+        used=lambda x, s: np.asarray((x.ep * x.etp > _domain(s)) & (s.model.num_experts > 0)),
+    )  # fmt: skip
+    yield _experts("etp", lambda x: x.etp > 1, 1, "experts cut by TP")
+
+
+def _program() -> Iterator[Mechanism]:
+    for code, kind in enumerate(AC_KINDS):
+        yield _layout(f"ac {kind}", _is("ac_kind", code), AC_POINTS.get(kind, 0), AC_WORDS[kind])
+    yield _layout("compile", lambda x: x.compile, words="compiled layers")
+    yield _layout(
+        "optimizer in backward",
+        lambda x: x.optimizer_in_backward,
+        1,
+        "the optimizer in the backward",
+    )
+    yield _layout("cpu offload", lambda x: x.cpu_offload, 2, "CPU offload")
+
+
+def _jobs() -> Iterator[Mechanism]:
+    yield _job("mla", lambda s: s.model.uses_mla, "multi-head latent attention")
+    yield _job("sliding window", lambda s: s.model.sliding_layers > 0, "sliding-window attention")
+    for kernel in ("flash2", "flash3", "cudnn", "unfused"):
+        yield _job(
+            f"attention {kernel}",
+            _trained("attention_kernel", kernel),
+            "unfused attention" if kernel == "unfused" else f"attention by {kernel}",
+        )
+    for graphs in ("partial", "full"):
+        name = f"cuda graphs {graphs}"
+        yield _job(name, _trained("cuda_graphs", graphs), f"{graphs} CUDA graphs")
+    yield _job("chunked loss", lambda s: bool(s.training.chunked_loss), "a chunked loss")
+    for optimizer in OPTIMIZER_STATE_BYTES:
+        yield _job(f"optimizer {optimizer}", _trained("optimizer", optimizer))
+    for nodes in NODES:
+        yield _job(
+            f"more than {counted(nodes, 'node')}", _above(lambda s: s.cluster.num_nodes, nodes)
+        )
+    for tokens in TOKENS:
+        yield _job(
+            f"more than {counted(tokens, 'token')}",
+            _above(lambda s: s.training.seq_len, tokens),
+            f"sequences of more than {counted(tokens, 'token')}",
+        )
+
+
+MECHANISMS: tuple[Mechanism, ...] = (
+    _job("compute", lambda s: True, "compute"),
+    *_precisions(),
+    *_data_parallel(),
+    *_tensor_and_context_parallel(),
+    *_pipelines(),
+    *_mixtures(),
+    *_program(),
+    *_jobs(),
+)
+WEIGHTY = tuple(mechanism for mechanism in MECHANISMS if mechanism.points)
+
+
+def points(batch: LayoutBatch, setting: Setting) -> IntColumn:
+    """Sum of the points of what each layout uses, (N,)."""
+    total = np.zeros(len(batch), dtype=np.int64)
+    for mechanism in WEIGHTY:
+        total += mechanism.points * mechanism.used(batch, setting)
+    return total
+
+
+def used_by(layout: Layout, setting: Setting) -> tuple[Mechanism, ...]:
+    """The mechanisms of one layout, in the order of the table."""
+    batch = LayoutBatch.from_layouts([layout])
+    return tuple(mechanism for mechanism in MECHANISMS if mechanism.used(batch, setting)[0])

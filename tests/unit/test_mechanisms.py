@@ -1,0 +1,232 @@
+"""The one list of mechanisms: which layouts use each, and what measured runs say of it."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from planner.calibration.basis import (
+    WIDER,
+    basis,
+    rests_on,
+    seen,
+    unmeasured,
+    unmeasured_mechanisms,
+    widening,
+)
+from planner.calibration.intervals import time_spread
+from planner.calibration.mechanisms import MECHANISMS, points, used_by
+from planner.columns import LayoutBatch
+from planner.cost.machine.knobs import Calibration
+from planner.cost.machine.shipped import shipped_calibration
+from planner.cost.price import Pricer
+from planner.intake.jobs import read_job
+from planner.precision import PRECISIONS
+from planner.specs.job import Job
+from planner.specs.layout import MOE_DISPATCHERS
+
+DENSE = {"model": "llama3.1-8b"}
+MIXTURE = {"model": "deepseek-v3"}
+# For every mechanism: settings of a job and its layout that use it, and others that do not.
+USES: dict[str, tuple[dict, dict]] = {
+    "precision fp16": ({"precision": "fp16"}, {}),
+    "float8 all-gather": ({"precision": "float8-tensorwise", "float8_all_gather": True}, {}),
+    "param_dtype float32": ({"param_dtype": "float32"}, {}),
+    "reduce_dtype bfloat16": ({"reduce_dtype": "bfloat16"}, {}),
+    "master_dtype bfloat16": ({"master_dtype": "bfloat16"}, {}),
+    "ddp": ({"dp_replicate": 8, "dp_shard": 1, "zero_stage": 0}, {}),
+    "zero1": ({"zero_stage": 1}, {}),
+    "zero2": ({"zero_stage": 2}, {}),
+    "fsdp": ({"zero_stage": 3}, {"zero_stage": 2}),
+    "hsdp": ({"dp_replicate": 2, "dp_shard": 4}, {}),
+    "sharded over 256 ranks": ({"num_gpus": 512, "dp_shard": 512}, {"num_gpus": 256}),
+    "tp": ({"tp": 2}, {}),
+    "tp without sp": ({"tp": 2, "sequence_parallel": False}, {"tp": 2}),
+    "tp across nodes": ({"tp": 16, "num_gpus": 16}, {"tp": 8, "num_gpus": 16}),
+    "async tp": ({"tp": 2, "async_tp": True, "compile": True}, {"tp": 2}),
+    "cp": ({"cp": 2}, {}),
+    "cp allgather": ({"cp": 2}, {}),
+    "cp alltoall": ({"cp": 2, "cp_method": "alltoall"}, {"cp": 2}),
+    "ulysses": ({"cp": 2, "cp_method": "ulysses"}, {"cp": 2}),
+    "pp": ({"pp": 2}, {}),
+    "own split": ({"pp": 2, "layers_per_stage": (20, 12)}, {"pp": 2}),
+    "experts": (MIXTURE, DENSE),
+    "ep": ({**MIXTURE, "ep": 8}, MIXTURE),
+    "all experts everywhere": (MIXTURE, {**MIXTURE, "ep": 8}),
+    "ep across nodes": ({**MIXTURE, "ep": 16, "num_gpus": 16}, {**MIXTURE, "ep": 8}),
+    "etp": ({**MIXTURE, "tp": 2, "etp": 2}, {**MIXTURE, "tp": 2}),
+    "compile": ({"compile": True}, {}),
+    "optimizer in backward": ({"optimizer_in_backward": True}, {}),
+    "cpu offload": ({"cpu_offload": True}, {}),
+    "mla": (MIXTURE, DENSE),
+    "sliding window": ({"model": "gpt-oss-20b"}, DENSE),
+    "chunked loss": ({"chunked_loss": True}, {}),
+    **{f"attention {k}": ({"attention_kernel": k}, {}) for k in ("flash2", "flash3", "cudnn")},
+    "attention unfused": ({"attention_kernel": "unfused"}, {}),
+    **{f"cuda graphs {g}": ({"cuda_graphs": g}, {}) for g in ("partial", "full")},
+    **{
+        f"precision {p}": ({"precision": p}, {"precision": "fp16"})
+        for p in PRECISIONS
+        if p != "fp16"
+    },
+    **{
+        f"schedule {name}": ({"pp": 2, "pp_schedule": name, "virtual_stages": v}, {})
+        for name, v in {
+            "GPipe": 1, "1F1B": 1, "Interleaved1F1B": 2, "LoopedBFS": 2,
+            "InterleavedZeroBubble": 2, "ZBVZeroBubble": 2, "DualPipeV": 2, "ZB-1p": 1, "ZB-2p": 1,
+        }.items()
+    },
+    **{
+        f"dispatcher {name}": ({**MIXTURE, "ep": 8, "moe_dispatcher": name}, MIXTURE)
+        for name in MOE_DISPATCHERS
+    },
+    **{
+        f"ac {kind}": ({"ac": f"{kind}{number}", "compile": True}, {"ac": other})
+        for kind, number, other in (
+            ("none", "", "full"), ("full", "", "none"), ("selective-op", "", "full"),
+            ("selective-layer", "-2", "full"), ("selective-attention", "", "full"),
+            ("memory-budget", "-0.5", "full"),
+        )
+    },
+    "optimizer adamw": ({}, {"optimizer": "sgd"}),
+    **{
+        f"optimizer {name}": ({"optimizer": name}, {})
+        for name in ("adamw-bf16-states", "muon", "adafactor", "sgd")
+    },
+    **{
+        f"more than {name}": ({"num_gpus": 8 * (nodes + 1)}, {"num_gpus": 8 * nodes})
+        for name, nodes in {
+            "1 node": 1, "4 nodes": 4, "16 nodes": 16, "64 nodes": 64, "256 nodes": 256,
+            "1,024 nodes": 1024,
+        }.items()
+    },
+    **{
+        f"more than {tokens:,} tokens": ({"seq_len": 2 * tokens}, {"seq_len": tokens})
+        for tokens in (8192, 32768, 131072, 524288)
+    },
+}  # fmt: skip
+OF_TRAINING = {"seq_len", "optimizer", "attention_kernel", "cuda_graphs", "chunked_loss"}
+
+
+def job(**values: object) -> Job:
+    num_gpus = values.pop("num_gpus", 8)
+    trainer = values.pop("trainer", "torchtitan")
+    gpu = values.pop("gpu", "h100-sxm-80gb")
+    training = {name: values.pop(name) for name in OF_TRAINING & set(values)}
+    return read_job(
+        {
+            "model": values.pop("model", DENSE["model"]),
+            "cluster": {"gpu": gpu, "num_gpus": num_gpus},
+            "training": {
+                "seq_len": 8192, "global_batch_size": 8192, "trainer": trainer, **training,
+            },
+            "layout": values,
+        }
+    )  # fmt: skip
+
+
+def names(asked: Job) -> set[str]:
+    assert asked.layout is not None
+    return {one.name for one in used_by(asked.layout, asked)}
+
+
+def test_every_mechanism_has_a_name_of_its_own_and_is_tested() -> None:
+    every = [one.name for one in MECHANISMS]
+    assert len(set(every)) == len(every)
+    assert len({one.words for one in MECHANISMS}) == len(every)
+    assert set(every) == {"compute", *USES}
+
+
+@pytest.mark.parametrize("name", USES)
+def test_some_layouts_use_it_and_some_do_not(name: str) -> None:
+    using, without = USES[name]
+    assert name in names(job(**using))
+    assert name not in names(job(**without))
+
+
+def test_columns_say_what_single_layouts_say() -> None:
+    """Of all layouts of one job at once, as of each by itself."""
+    jobs = [
+        job(**{**MIXTURE, **values})
+        for pair in USES.values()
+        for values in pair
+        if not {"model", "num_gpus", *OF_TRAINING} & set(values)
+    ]
+    layouts = [one.layout for one in jobs if one.layout is not None]
+    batch = LayoutBatch.from_layouts(layouts)
+    bare = replace_seen()
+    assert [set(np.flatnonzero(row)) for row in unmeasured(batch, jobs[0], bare)] == [
+        {place for place, one in enumerate(MECHANISMS) if one.name in names(each)} for each in jobs
+    ]
+    assert points(batch, jobs[0]).tolist() == [
+        sum(one.points for one in used_by(layout, jobs[0])) for layout in layouts
+    ]
+
+
+def replace_seen(*triples: tuple[str, str, str]) -> Calibration:
+    return replace(shipped_calibration(), seen=frozenset(triples))
+
+
+@pytest.mark.parametrize("name", USES)
+def test_a_run_marks_it_as_measured_and_taking_the_run_away_unmarks_it(name: str) -> None:
+    asked = job(**USES[name][0])
+    assert asked.layout is not None
+    known = seen([asked])
+    batch = LayoutBatch.from_layouts([asked.layout])
+    with_run = replace_seen(*known)
+    assert basis(with_run, asked, asked.layout)[name] == "calibrated"
+    assert rests_on(asked.layout, asked, with_run) == ()
+    assert widening(batch, asked, with_run).tolist() == [1.0]
+    broken = replace_seen(*(triple for triple in known if triple[2] != name))
+    assert basis(broken, asked, asked.layout)[name] == "extrapolated"
+    assert [one.name for one in rests_on(asked.layout, asked, broken)] == [name]
+    assert widening(batch, asked, broken).tolist() == [WIDER]
+
+
+def test_runs_of_the_trainer_elsewhere_or_of_others_here_are_something_but_not_all() -> None:
+    asked, elsewhere = job(tp=2), job(tp=2, gpu="a100-sxm-80gb")
+    other = job(tp=2, trainer="megatron")
+    assert asked.layout is not None
+    batch = LayoutBatch.from_layouts([asked.layout])
+    for run in (elsewhere, other):
+        calibration = replace_seen(*seen([run]))
+        assert basis(calibration, asked, asked.layout)["tp"] == "interpolated"
+        assert unmeasured_mechanisms(calibration, asked) != ()
+        assert "tp" not in {one.name for one in rests_on(asked.layout, asked, calibration)}
+        assert widening(batch, asked, calibration).tolist() == [WIDER]
+
+
+def test_a_run_on_many_nodes_shows_what_happens_on_fewer() -> None:
+    calibration = replace_seen(*seen([job(num_gpus=8 * 128)]))
+    fewer, more = job(num_gpus=8 * 64), job(num_gpus=8 * 512)
+    assert fewer.layout is not None
+    assert more.layout is not None
+    assert set(basis(calibration, fewer, fewer.layout).values()) == {"calibrated"}
+    assert [one.name for one in rests_on(more.layout, more, calibration)] == ["more than 256 nodes"]
+
+
+def test_own_errors_are_wider_where_a_mechanism_was_not_measured() -> None:
+    plain, budget = job(compile=True, ac="full"), job(compile=True, ac="memory-budget-0.5")
+    assert plain.layout is not None
+    assert budget.layout is not None
+    pricer = Pricer.build(plain.model, plain.cluster, plain.training, replace_seen(*seen([plain])))
+    batch = LayoutBatch.from_layouts([plain.layout, budget.layout])
+    own = time_spread(pricer, batch, pricer.price(batch)).own_sd
+    assert own[1] == pytest.approx(WIDER * own[0])
+
+
+def test_what_the_shipped_runs_did_not_use() -> None:
+    """As of the public runs; a published run with one of these belongs in the calibration."""
+    asked = job(model="deepseek-v3")
+    lacking = {one.name for one in unmeasured_mechanisms(shipped_calibration(), asked)}
+    assert {"ac memory-budget", "cpu offload", "optimizer in backward"} <= lacking
+    assert not lacking & {"compute", "fsdp", "tp", "pp", "cp", "compile", "ac full", "experts"}
+
+
+def test_the_shipped_calibration_says_what_its_runs_used() -> None:
+    """`seen` is written by benchmarks/calibrate.py from the measured rows."""
+    rows = Path(__file__).parents[2] / "benchmarks" / "measured" / "public.jsonl"
+    jobs = [read_job(json.loads(line)) for line in rows.read_text(encoding="utf-8").splitlines()]
+    assert shipped_calibration().seen == seen(jobs)
