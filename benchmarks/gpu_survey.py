@@ -245,6 +245,7 @@ def _predicted(job: str) -> tuple[float, float]:
     parts = estimate.time
     return (
         parts.compute_seconds
+        + parts.host_seconds
         + parts.recompute_seconds
         + parts.optimizer_seconds
         + parts.other_seconds,

@@ -90,6 +90,7 @@ def busy_seconds(estimate: Estimate) -> float | None:
         None
         if parts is None
         else parts.compute_seconds
+        + parts.host_seconds
         + parts.recompute_seconds
         + parts.optimizer_seconds
         + parts.other_seconds

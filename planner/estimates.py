@@ -258,6 +258,8 @@ class _Columns:
         )
         return TimeBreakdown(
             compute_seconds=parts["compute"],
+            launch_seconds=parts["launches"],
+            host_wait_seconds=parts["waits"],
             exposed_communication_seconds={
                 axis: parts[axis] for axis in ("tp", "cp", "ep", "pp", "fsdp", "dp")
             },

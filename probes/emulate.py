@@ -88,6 +88,7 @@ def _waits(predicted: TimeBreakdown, busy_seconds: float) -> dict[str, float]:
     """
     busy = (
         predicted.compute_seconds
+        + predicted.host_seconds
         + predicted.recompute_seconds
         + predicted.optimizer_seconds
         + predicted.other_seconds

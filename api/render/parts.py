@@ -14,6 +14,7 @@ MEMORY_PARTS = (
 )  # fmt: skip
 TIME_PARTS = (
     ("compute", "C", "compute_seconds"), ("recompute", "R", "recompute_seconds"),
+    ("launches", "l", "launch_seconds"), ("host waits", "w", "host_wait_seconds"),
     ("bubble", "b", "bubble_seconds"),
     ("optimizer", "O", "optimizer_seconds"), ("straggler", "s", "straggler_seconds"),
     ("other", "o", "other_seconds"),
@@ -23,7 +24,8 @@ BOTTLENECKS = {
     "recompute": "recomputing activations", "bubble": "the pipeline bubble",
     "optimizer": "the optimizer step",
     "straggler": "waiting for the slowest rank",
-    "other": "launches, loading and synchronisation", "tp comm": "tensor-parallel communication",
+    "launches": "waiting for kernel launches", "host waits": "host waits for the device",
+    "other": "loading, logging and synchronisation", "tp comm": "tensor-parallel communication",
     "cp comm": "context-parallel communication", "ep comm": "expert dispatch and combine",
     "pp comm": "pipeline sends",
     "fsdp comm": "waiting for FSDP gathers and scatters",

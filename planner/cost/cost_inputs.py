@@ -16,24 +16,27 @@ from planner.cost.layer import unit_costs as layers
 from planner.cost.pipeline import stages
 from planner.cost.pipeline.schedule_columns import num_microbatches
 from planner.cost.prepared_job import PreparedJob
+from planner.rules import cuda_graphs
 
 
 @dataclass(frozen=True, slots=True)
 class SummedCosts:
     """`layers.UnitCosts` at U rows, with sums that every price needs, (K + 2, U).
 
-    forward: of one microbatch, exposed communication included.
+    forward: of one microbatch, with exposed communication and what the host adds.
     input_grad: the same of the backward but for weight gradients; recomputation included.
+    weight_grad: the same of weight gradients.
     """
 
     costs: layers.UnitCosts
     forward: FloatColumn
     input_grad: FloatColumn
+    weight_grad: FloatColumn
 
     @property
     def total(self) -> FloatColumn:
         """Seconds of one microbatch, forward and backward."""
-        return self.forward + self.input_grad + self.costs.weight_grad_seconds
+        return self.forward + self.input_grad + self.weight_grad
 
 
 def units_at(job: PreparedJob, rows: LayoutBatch) -> SummedCosts:
@@ -47,12 +50,21 @@ def units_at(job: PreparedJob, rows: LayoutBatch) -> SummedCosts:
     input_grad = (
         costs.input_grad_seconds + costs.recompute_seconds + costs.exposed_backward.sum(axis=0)
     )
-    return SummedCosts(costs, forward, input_grad)
+    return SummedCosts(
+        costs=costs,
+        forward=forward + costs.launch_forward_seconds + costs.wait_forward_seconds,
+        input_grad=input_grad + costs.launch_input_grad_seconds + costs.wait_backward_seconds,
+        weight_grad=costs.weight_grad_seconds + costs.launch_weight_grad_seconds,
+    )
 
 
 def distinct_rows(job: PreparedJob, batch: LayoutBatch) -> tuple[LayoutBatch, IntColumn]:
     """(the U rows of the batch whose units differ in cost, row of each layout (N,))."""
-    return deduplicated.distinct(batch, layers.key(job.cluster.rank_order, job.model, job.recipes))
+    names = (
+        *layers.key(job.cluster.rank_order, job.model, job.recipes),
+        *cuda_graphs.columns_read(job.rules_context),
+    )
+    return deduplicated.distinct(batch, tuple(dict.fromkeys(names)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

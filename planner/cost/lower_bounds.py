@@ -118,7 +118,7 @@ def _least_units(
             column_bytes[..., split] = np.minimum(
                 column_bytes[..., split], getattr(tried.costs, name)
             )
-    return SummedCosts(replace(unit.costs, **kept), unit.forward, unit.input_grad), inverse, least
+    return replace(unit, costs=replace(unit.costs, **kept)), inverse, least
 
 
 def _device_bytes(

@@ -14,6 +14,8 @@ from planner.cost.machine.knobs import Calibration
 from planner.cost.machine.profile import Profile
 from planner.cost.network.topology import Fabric
 from planner.precision import Recipe
+from planner.rules import cuda_graphs
+from planner.rules.base import Context
 from planner.specs.cluster import ClusterSpec
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
@@ -56,6 +58,11 @@ class PreparedJob:
         """How many of each unit the model has, (K + 2,): distinct layers, embedding, head."""
         return np.array([count for _, count in self.model.distinct_layers()] + [1.0, 1.0])
 
+    @property
+    def rules_context(self) -> Context:
+        """The job as rules see it."""
+        return Context(model=self.model, cluster=self.cluster, training=self.training)
+
     def context(self, rows: LayoutBatch) -> CostContext:
         """What the costs of a layer's operations depend on at these rows."""
         fused, quantised = (
@@ -76,4 +83,5 @@ class PreparedJob:
             experts=Quantisation.of_experts(rows, quantised, fused, self.device)
             if self.model.is_moe
             else quantisation,
+            graphs=cuda_graphs.captured(rows, self.rules_context),
         )

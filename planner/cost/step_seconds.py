@@ -21,6 +21,7 @@ from planner.cost.layer.context import AXES
 from planner.cost.network.sends import Sends, transport_of
 from planner.cost.pipeline.schedule_columns import by_schedule, split_schedules
 from planner.cost.stragglers import straggler_share
+from planner.rules import cuda_graphs
 from planner.schedules import Schedule
 
 PARTS = (
@@ -32,6 +33,8 @@ PARTS = (
     "pp",
     "fsdp",
     "dp",
+    "launches",
+    "waits",
     "bubble",
     "optimizer",
     "straggler",
@@ -68,7 +71,7 @@ def step_seconds(inputs: CostInputs) -> tuple[FloatColumn, dict[str, FloatColumn
     costs, at, batch, m = inputs.unit.costs, inputs.at_unit, inputs.batch, inputs.m
     forward, input_grad = inputs.unit.forward[:, at], inputs.unit.input_grad[:, at]
     alone = (
-        costs.weight_grad_seconds[:, at]
+        inputs.unit.weight_grad[:, at]
         + inputs.shards.sum_seconds[:, inputs.at_shard] * (m - 1.0) / m
     )
     weight_grad = _with_redone(inputs, alone)
@@ -97,17 +100,29 @@ def step_seconds(inputs: CostInputs) -> tuple[FloatColumn, dict[str, FloatColumn
         "bubble": bubble,
         "pp": send_waits,
         "optimizer": optimizer[pick],
-        "other": np.full(len(batch), inputs.job.profile.fixed_step_seconds),
+        "other": inputs.job.profile.fixed_step_seconds
+        + inputs.job.profile.launch_seconds
+        * (cuda_graphs.captured(batch, inputs.job.rules_context) == cuda_graphs.FULL),
     }
     for index, axis in enumerate(AXES):
         parts[axis] = m * (
             here * (costs.exposed_forward + costs.exposed_backward)[index][:, at]
         ).sum(axis=0)
     parts["tp"], parts["ep"] = parts["tp"] - own * relief.tp, parts["ep"] - own * relief.ep
+    launches = (
+        costs.launch_forward_seconds
+        + costs.launch_input_grad_seconds
+        + costs.launch_weight_grad_seconds
+    )
+    waits = costs.wait_forward_seconds + costs.wait_backward_seconds
+    for name, seconds in (("launches", launches), ("waits", waits)):
+        parts[name] = m * (here * seconds[:, at]).sum(axis=0)
     busy = m * per_microbatch[pick] - own * relief.saved
-    parts["compute"] = busy - parts["recompute"] - parts["tp"] - parts["cp"] - parts["ep"]
     parts["straggler"] = late * busy
     step = busy + parts["straggler"] + outside[pick] + bubble + send_waits + parts["other"]
+    parts["compute"] = busy - sum(
+        parts[name] for name in ("recompute", "tp", "cp", "ep", "launches", "waits")
+    )
     stage_seconds = StageSeconds(
         forward=forward,
         input_grad=input_grad,

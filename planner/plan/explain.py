@@ -32,7 +32,9 @@ WORDS: Mapping[str, str] = {
     "optimizer": "optimizer step",
     "compute": "matrix and attention kernels",
     "straggler": "waiting for the slowest rank",
-    "other": "launches, loading and synchronisation",
+    "launches": "waiting for kernel launches",
+    "waits": "host waits for the device",
+    "other": "loading, logging and synchronisation",
 }
 NOTICEABLE = 0.005
 BETTER = {"throughput": "faster", "time": "faster", "cost": "cheaper", "energy": "more frugal"}
@@ -53,6 +55,8 @@ def time_parts(estimate: Estimate) -> dict[str, float]:
     t = estimate.time
     parts = {
         "compute": t.compute_seconds,
+        "launches": t.launch_seconds,
+        "waits": t.host_wait_seconds,
         "recompute": t.recompute_seconds,
         "bubble": t.bubble_seconds,
         "optimizer": t.optimizer_seconds,

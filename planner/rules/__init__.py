@@ -11,6 +11,7 @@ import numpy as np
 
 from planner.columns import BoolColumn, LayoutBatch
 from planner.rules.base import DERIVED, Context, Rule, columns_of
+from planner.rules.cuda_graphs import CUDA_GRAPH_RULES
 from planner.rules.degrees import DEGREE_RULES
 from planner.rules.experts import EXPERT_RULES
 from planner.rules.features import FEATURE_RULES
@@ -24,7 +25,7 @@ from planner.specs.training import TrainingSpec
 
 def all_rules() -> tuple[Rule, ...]:
     """Every rule, in the order in which reasons are counted."""
-    return (*DEGREE_RULES, *pipeline_rules(), *EXPERT_RULES, *FEATURE_RULES)
+    return (*DEGREE_RULES, *pipeline_rules(), *EXPERT_RULES, *FEATURE_RULES, *CUDA_GRAPH_RULES)
 
 
 def rules_for(context: Context) -> tuple[Rule, ...]:

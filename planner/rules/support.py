@@ -140,6 +140,9 @@ def _faults(c: Context) -> Iterable[tuple[str, object, str, str]]:
     if graphs is not None and graphs not in trainer.cuda_graphs:
         rule = f"{name} has no CUDA graphs of this kind"
         yield "training.cuda_graphs", graphs, rule, f"use {choices(sorted(trainer.cuda_graphs))}"
+    elif graphs == "full" and c.model.is_moe and not trainer.captures_dropless:
+        rule = f"{name} captures no step in which the host reads how many rows each expert gets"
+        yield "training.cuda_graphs", graphs, rule, "use partial or none"
 
 
 def _remedy(c: Context, able: list[Able]) -> str:

@@ -65,11 +65,16 @@ class TimeBreakdown(BaseModel):
     """Seconds of the rank on the critical path; sums to step_seconds.
 
     straggler_seconds: waits for the slowest rank.
+    launch_seconds: the device idles because launches take longer than kernels.
+    host_wait_seconds: it idles because the host waited for it, and refills its queue.
+    They have a default for estimates stored before they were parts.
     """
 
     model_config = ConfigDict(frozen=True)
 
     compute_seconds: float
+    launch_seconds: float = 0.0
+    host_wait_seconds: float = 0.0
     exposed_communication_seconds: dict[str, float]
     bubble_seconds: float
     recompute_seconds: float
@@ -77,10 +82,16 @@ class TimeBreakdown(BaseModel):
     straggler_seconds: float = 0.0
     other_seconds: float
 
+    @property
+    def host_seconds(self) -> float:
+        """What the host adds to the device's time."""
+        return self.launch_seconds + self.host_wait_seconds
+
     def total(self) -> float:
         """Sum of all parts."""
         return (
             self.compute_seconds
+            + self.host_seconds
             + sum(self.exposed_communication_seconds.values())
             + self.bubble_seconds
             + self.recompute_seconds

@@ -1,6 +1,6 @@
 """What a search never changes: sequence length, global batch, optimizer, trainer and release."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -18,6 +18,7 @@ OPTIMIZER_STATE_BYTES = {
 }
 AttentionKernel = Literal["flash", "flash2", "flash3", "cudnn", "unfused"]
 CudaGraphs = Literal["none", "partial", "full"]
+CUDA_GRAPHS: tuple[CudaGraphs, ...] = get_args(CudaGraphs)
 MAX_SEQ_LEN = 2**27
 MAX_BATCH = 2**31
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from planner.precision import Recipe
 from planner.schedules import Runtime, schedules_of
 from planner.specs.model import ModelSpec
+from planner.specs.training import CudaGraphs
 from planner.trainers.framework import Framework
 from planner.trainers.release import Known, Release, Releases, named, release_in
 from planner.trainers.sharding import Sharding
@@ -55,11 +56,14 @@ class TrainerRules:
     What it assumes where a layout leaves a field unset:
     zero_stage, zero_stage_under_pp, ac, layout_defaults.
     vocab_parallel_loss, expandable_segments: default of the training field of that name.
+    default_cuda_graphs: what a release captures by itself, where it can (`rules.cuda_graphs`).
 
     What it runs and refuses:
     zero_stages, precisions, ac_kinds, cp_methods, moe_dispatchers: values of the layout's field of
         that name.
     cuda_graphs: values of the training field of that name.
+    captures_dropless: graphs of a whole step may hold experts that drop no token.
+    captures_routing: graphs of layers hold the routers, and not only what comes before them.
     compiles: torch.compile of the blocks.
     steps_in_backward: it offers optimizer-in-backward.
     replicates_kv_heads: tp may be a multiple of the KV heads.
@@ -147,6 +151,9 @@ class TrainerRules:
     cp_methods: frozenset[str]
     moe_dispatchers: frozenset[str] = frozenset({"alltoall"})
     cuda_graphs: frozenset[str] = frozenset({"none"})
+    default_cuda_graphs: CudaGraphs = "none"
+    captures_dropless: bool = True
+    captures_routing: bool = True
     compiles: bool = False
     steps_in_backward: bool = False
     replicates_kv_heads: bool = False

@@ -76,6 +76,17 @@ MEGATRON = TrainerRules(
             releases=Releases(before="0.15", before_day="2025-09-01"),
             fields={"precisions": PRECISIONS - {"nvfp4"}},
         ),
+        # transformer_config.py: enable_cuda_graph (layers) came with core 0.7, cuda_graph_scope
+        # full_iteration with 0.14, moe_router with 0.16
+        Change(releases=Releases(before="0.7"), fields={"cuda_graphs": frozenset({"none"})}),
+        Change(
+            releases=Releases(since="0.7", before="0.14"),
+            fields={"cuda_graphs": frozenset({"none", "partial"})},
+        ),
+        Change(releases=Releases(before="0.16"), fields={"captures_routing": False}),
+        # docs/user-guide/features/paged_stash.md: moe_expert_rank_capacity_factor came with 0.18;
+        # before it the host reads how many rows each expert gets, unless tokens are dropped
+        Change(releases=Releases(before="0.18"), fields={"captures_dropless": False}),
         # --pipeline-model-parallel-layout came with core 0.13
         Change(releases=Releases(before="0.13"), fields={"writes_splits": False}),
     ),
@@ -95,7 +106,8 @@ MEGATRON = TrainerRules(
     precisions=PRECISIONS,
     ac_kinds=frozenset({"none", "full", "selective-attention", "selective-layer"}),
     cp_methods=frozenset({"allgather", "alltoall", "ulysses"}),
-    # core 0.16 transformer_config.py (cuda_graph_impl, cuda_graph_scope)
+    # core 0.16 transformer_config.py (cuda_graph_impl, cuda_graph_scope; the default is none, and
+    # Megatron Bridge keeps it, docs/training/cuda-graphs.md)
     cuda_graphs=frozenset({"none", "partial", "full"}),
     # core 0.16 transformer_config.py (num_query_groups; account_for_embedding_in_pipeline_split,
     # account_for_loss_in_pipeline_split), moe_layer.py (sequence parallelism with experts)

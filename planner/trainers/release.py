@@ -72,6 +72,11 @@ class NamedRelease:
         """The year that the text starts with; "" where it starts with anything else."""
         return self.text[:4] if _MONTH.match(self.text) else ""
 
+    @property
+    def launches_block(self) -> bool:
+        """Whether every kernel launch of the run waited for its kernel."""
+        return "CUDA_LAUNCH_BLOCKING=1" in self.text
+
     def names_fork(self, repository: str) -> bool:
         """Whether the text names a fork, by the first word of its repository ("owner/word-...")."""
         word = repository.partition("/")[2].partition("-")[0]

@@ -113,6 +113,10 @@ TORCHTITAN = TrainerRules(
                 # gathers keys and values, and has no setting
                 "cp_methods": frozenset({"allgather"}),
                 "steps_in_backward": False,
+                # config/configs.py (disable_cuda_graphs is off), trainer.py (wrap_with_cuda_graph
+                # around the forward and backward of a step)
+                "cuda_graphs": frozenset({"none", "full"}),
+                "default_cuda_graphs": "full",
             },
         ),
     ),

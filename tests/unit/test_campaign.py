@@ -114,6 +114,7 @@ def _busy(estimate: Estimate) -> float:
     parts = estimate.time
     return (
         parts.compute_seconds
+        + parts.host_seconds
         + parts.recompute_seconds
         + parts.optimizer_seconds
         + parts.other_seconds

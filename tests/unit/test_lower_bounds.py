@@ -16,7 +16,7 @@ from planner.trainers.registry import resolve_layout
 NUM_GPUS = 16
 CLUSTER = read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": NUM_GPUS})
 MODEL = read_model("llama3-8b")
-WORK = ("compute", "recompute", "tp", "cp", "ep", "straggler")
+WORK = ("compute", "recompute", "launches", "waits", "tp", "cp", "ep", "straggler")
 
 
 def pricer(trainer: str = "torchtitan", model: ModelSpec = MODEL) -> Pricer:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from planner.columns import BoolColumn, FloatColumn, LayoutBatch
+from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.layer.quantisation import Quantisation
 from planner.cost.machine.device import Device
 from planner.cost.network.collectives import collective_seconds
@@ -23,7 +23,10 @@ FIXED_BYTES = {"fp32": 4.0, "index": 8.0, "byte": 1.0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostContext:
-    """What the costs of a layer's operations depend on besides the operation itself."""
+    """What the costs of a layer's operations depend on besides the operation itself.
+
+    graphs (U,): what is captured, index into CUDA_GRAPHS.
+    """
 
     batch: LayoutBatch
     sizes: Mapping[str, FloatColumn]
@@ -35,6 +38,7 @@ class CostContext:
     fused: BoolColumn
     quantisation: Quantisation
     experts: Quantisation
+    graphs: IntColumn
     amax_seconds: FloatColumn = field(default_factory=lambda: np.zeros(1))
 
     def quantises(self, op: Gemm) -> Quantisation:

@@ -14,6 +14,7 @@ import numpy as np
 from planner.columns import BoolColumn, FloatColumn, LayoutBatch
 from planner.cost.layer.context import AXES, CostContext, OpCost, cost
 from planner.cost.layer.gemm import amax_seconds, gemm_cost, kept_weights_bytes
+from planner.cost.layer.host_time import host_time
 from planner.cost.layer.tp_hidden import Cover, covers, hidden_seconds
 from planner.cost.layer.weight_grads import held_bytes, redone_seconds
 from planner.cost.machine.device import SINGLE, Device
@@ -36,9 +37,6 @@ _KEY = (
 )  # fmt: skip
 FUSED_NORM_SINCE = (2, 8)
 PLANNED_WORKING = 0.5  # a compiled graph reuses its buffers (torch/_inductor/memory.py); judgement
-# Launches that it takes, after the host has waited for the device, until the host is ahead of it
-# again; judgement.
-REFILL_LAUNCHES = 5.0
 # the call, the collective, its stream events and the copy that packs it; judgement
 COLLECTIVE_LAUNCHES = 4.0
 
@@ -62,8 +60,10 @@ def key(
 class UnitCosts:
     """One microbatch of each unit on one rank; (K + 2, U) unless said otherwise.
 
-    forward_seconds, input_grad_seconds, weight_grad_seconds, recompute_seconds: kernels, launches
-        included, communication excluded.
+    forward_seconds, input_grad_seconds, weight_grad_seconds, recompute_seconds: kernels alone.
+    launch_forward_seconds, launch_input_grad_seconds, launch_weight_grad_seconds: what the device
+        idles because launches take longer than kernels (`host_time`).
+    wait_forward_seconds, wait_backward_seconds: what it idles because the host waited for it.
     exposed_forward, exposed_backward (3 axes tp, cp, ep; K + 2; U): seconds of communication that
         nothing hides.
     saved_bytes: saved from forward to backward.
@@ -81,6 +81,11 @@ class UnitCosts:
     input_grad_seconds: FloatColumn
     weight_grad_seconds: FloatColumn
     recompute_seconds: FloatColumn
+    launch_forward_seconds: FloatColumn
+    launch_input_grad_seconds: FloatColumn
+    launch_weight_grad_seconds: FloatColumn
+    wait_forward_seconds: FloatColumn
+    wait_backward_seconds: FloatColumn
     exposed_forward: FloatColumn
     exposed_backward: FloatColumn
     saved_bytes: FloatColumn
@@ -116,13 +121,13 @@ def unit_costs(context: CostContext, model: ModelSpec) -> UnitCosts:
     )
     context = replace(context, amax_seconds=amax_seconds(context))
     parts = [
-        _layer(context, blocks.layer_ops(model, kind, flash, code), kind, model)
+        _layer(context, blocks.layer_ops(model, kind, flash, code), kind, model, is_layer=True)
         for kind, _ in model.distinct_layers()
     ]
     plain = LayerKind(moe=False, window=0)
     keep_all = _without_checkpointing(context)
     parts += [
-        _layer(keep_all, ops, plain, model)
+        _layer(keep_all, ops, plain, model, is_layer=False)
         for ops in (blocks.embedding_ops(), blocks.head_ops(model, code))
     ]
     stacked = {name: np.stack([part[name] for part in parts], axis=-2) for name in parts[0]}
@@ -191,7 +196,7 @@ def _logits_bytes(context: CostContext) -> tuple[FloatColumn, FloatColumn]:
 
 
 def _layer(
-    context: CostContext, ops: Sequence[Op], kind: LayerKind, model: ModelSpec
+    context: CostContext, ops: Sequence[Op], kind: LayerKind, model: ModelSpec, *, is_layer: bool
 ) -> dict[str, FloatColumn]:
     costs = _op_costs(context, ops, model)
     forward = np.array([c.forward for c in costs])
@@ -215,27 +220,14 @@ def _layer(
     else:
         saved = transient = done = following = second = working = np.zeros(len(context.batch))
         redone = np.zeros_like(forward)
-    in_modules = context.rules.fused_kernels & ~context.batch.compile
-    launch = np.where(
-        in_modules,
-        context.device.profile.fused_launch_seconds,
-        context.device.profile.launch_seconds,
-    )
-    single = context.device.profile.launch_seconds
-    host_forward = np.array([c.forward_kernels * launch + c.singles * single for c in costs])
-    host_backward = np.sum(
-        [c.backward_kernels * launch + c.singles * single for c in costs], axis=0
-    )
-    idle = REFILL_LAUNCHES * single * np.array([c.waits for c in costs])
     flops = np.array([c.flops for c in costs])
     exposed_forward = np.array([c.exposed_forward for c in costs])
     totals = {
-        "forward_seconds": np.maximum(forward.sum(axis=0), host_forward.sum(axis=0))
-        + idle.sum(axis=0),
-        "recompute_seconds": np.maximum(
-            (redone * forward).sum(axis=0), (redone * host_forward).sum(axis=0)
-        )
-        + (redone * idle).sum(axis=0),
+        "forward_seconds": forward.sum(axis=0),
+        "input_grad_seconds": np.sum([c.input_grad for c in costs], axis=0),
+        "weight_grad_seconds": np.sum([c.weight_grad for c in costs], axis=0),
+        "recompute_seconds": (redone * forward).sum(axis=0),
+        **host_time(context, ops, costs, redone, is_layer=is_layer),
         "saved_bytes": saved,
         "transient_bytes": transient,
         "done_bytes": done,
@@ -249,18 +241,9 @@ def _layer(
         + (redone[:, None] * exposed_forward).sum(axis=0),
     }
     again = totals["recompute_seconds"] + (redone[:, None] * exposed_forward).sum(axis=(0, 1))
-    totals |= {
+    return totals | {
         "held_bytes": held_bytes(context, ops, saved),
         "redone_seconds": redone_seconds(context, ops, again),
-    }
-    input_grad, weight_grad = (
-        np.sum([c.input_grad for c in costs], axis=0),
-        np.sum([c.weight_grad for c in costs], axis=0),
-    )
-    stretch = np.maximum(1.0, host_backward / np.maximum(input_grad + weight_grad, 1e-12))
-    return totals | {
-        "input_grad_seconds": input_grad * stretch,
-        "weight_grad_seconds": weight_grad * stretch,
     }
 
 

@@ -1,0 +1,125 @@
+"""CUDA graphs: what a job captures, and what its trainer's release refuses to capture.
+
+A graph repeats what was recorded: the same shapes, and no host that waits for the device in
+between. Each refusal is the trainer's own check.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from planner.columns import BoolColumn, IntColumn, LayoutBatch
+from planner.rules.base import Context, Rule, under
+from planner.specs.layout import AC_KINDS, MOE_DISPATCHERS
+from planner.specs.training import CUDA_GRAPHS
+
+NONE, PARTIAL, FULL = (CUDA_GRAPHS.index(name) for name in ("none", "partial", "full"))
+NO_AC, HYBRIDEP = AC_KINDS.index("none"), MOE_DISPATCHERS.index("hybridep")
+WHOLE_LAYERS = [AC_KINDS.index(kind) for kind in ("full", "selective-layer")]
+OFF = "set training.cuda_graphs to none"
+
+
+def captured(x: LayoutBatch, c: Context) -> IntColumn:
+    """What each layout captures, (N,): index into CUDA_GRAPHS.
+
+    A job that names nothing gets what its trainer's release does by itself. Where the release would
+    refuse that, one has to switch graphs off.
+    """
+    given, usual = c.training.cuda_graphs, c.released.default_cuda_graphs
+    graphs = np.full(len(x), CUDA_GRAPHS.index(given or usual))
+    if given is not None or usual == "none":
+        return graphs
+    refused = np.zeros(len(x), dtype=np.bool_)
+    for rule in _limits(c, usual):
+        refused |= rule.broken(x, c)
+    return np.where(refused, NONE, graphs)
+
+
+def columns_read(c: Context) -> tuple[str, ...]:
+    """The columns that `captured` depends on."""
+    limits = () if c.training.cuda_graphs else _limits(c, c.released.default_cuda_graphs)
+    return tuple(sorted({name for rule in limits for name in rule.reads}))
+
+
+def _limits(c: Context, graphs: str) -> tuple[Rule, ...]:
+    """The rules that can refuse these graphs in this job."""
+    training = c.training.model_copy(update={"cuda_graphs": graphs})
+    job = Context(model=c.model, cluster=c.cluster, training=training)
+    return tuple(rule for rule in CUDA_GRAPH_RULES if rule.applies(job))
+
+
+def _capturing(
+    trainer: str, *graphs: str, since: str = "", before: str = ""
+) -> Callable[[Context], bool]:
+    """Whether a job asks this trainer's releases for one of these graphs."""
+    runs = under(trainer, since=since, before=before)
+    return lambda c: c.training.cuda_graphs in graphs and runs(c)
+
+
+def _name(c: Context) -> str:
+    return f"{c.trainer.title} {c.release.number}"
+
+
+def _eager_dispatch(x: LayoutBatch, c: Context) -> BoolColumn:
+    return np.asarray((x.ep > 1) & (x.moe_dispatcher != HYBRIDEP))
+
+
+CUDA_GRAPH_RULES: tuple[Rule, ...] = (
+    Rule(
+        key="CUDA graphs exclude recomputation",
+        field="ac",
+        reads=frozenset({"ac_kind"}),
+        # core 0.10 to 0.15 transformer_config.py: "CUDA graphs not supported with activation
+        # recomputation."
+        applies=_capturing("megatron", "partial", "full", before="0.16"),
+        broken=lambda x, c: np.asarray(x.ac_kind != NO_AC),
+        rule=lambda x, c: f"{_name(c)} has no CUDA graphs under activation recomputation",
+        remedy=lambda x, c: f"set ac to none, or {OFF}",
+    ),
+    Rule(
+        key="CUDA graphs of layers exclude their recomputation",
+        field="ac",
+        reads=frozenset({"ac_kind"}),
+        # core 0.16 transformer_config.py: "full recompute is only supported with full iteration
+        # CUDA graph."
+        applies=_capturing("megatron", "partial", since="0.16"),
+        broken=lambda x, c: np.isin(x.ac_kind, WHOLE_LAYERS),
+        rule=lambda x, c: f"{_name(c)} recomputes whole layers only in CUDA graphs of a whole step",
+        remedy=lambda x, c: f"set ac to none or selective-attention, or {OFF}",
+    ),
+    Rule(
+        key="CUDA graphs exclude pipelines",
+        field="pp",
+        reads=frozenset({"pp"}),
+        # torchtitan 0.3 trainer.py, _validate_cuda_graphs
+        applies=_capturing("torchtitan", "full", since="0.3"),
+        broken=lambda x, c: np.asarray(x.pp > 1),
+        rule=lambda x, c: f"{_name(c)} has no CUDA graphs under pipeline parallelism; pp is {x.pp}",
+        remedy=lambda x, c: f"{OFF}, or pp to 1",
+    ),
+    Rule(
+        key="CUDA graphs need a dispatcher that the host does not wait for",
+        field="moe_dispatcher",
+        reads=frozenset({"ep", "moe_dispatcher"}),
+        # torchtitan 0.3 trainer.py, _validate_cuda_graphs: HybridEP with
+        # non_blocking_capacity_factor
+        applies=lambda c: c.model.is_moe and _capturing("torchtitan", "full", since="0.3")(c),
+        broken=_eager_dispatch,
+        rule=lambda x, c: (
+            f"{_name(c)} captures expert parallelism only where the host does not wait for the "
+            f"dispatch; {x.moe_dispatcher} makes it wait"
+        ),
+        remedy=lambda x, c: f"{OFF}, or moe_dispatcher to hybridep",
+    ),
+    Rule(
+        key="CUDA graphs exclude CPU offload",
+        field="cpu_offload",
+        reads=frozenset({"cpu_offload"}),
+        # torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py: the backward waits on the host
+        # for gradients that are copied there, which a capture forbids
+        applies=_capturing("torchtitan", "full", since="0.3"),
+        broken=lambda x, c: np.asarray(x.cpu_offload),
+        rule=lambda x, c: "CUDA graphs cannot hold the host's waits for offloaded gradients",
+        remedy=lambda x, c: f"{OFF}, or cpu_offload to false",
+    ),
+)

@@ -1,0 +1,339 @@
+"""Launches, host waits and CUDA graphs: closed forms of one unit, and of whole steps."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.columns import LayoutBatch
+from planner.cost.layer.context import CostContext, OpCost, cost
+from planner.cost.layer.host_time import REFILL_LAUNCHES, host_time
+from planner.cost.price import Pricer, Prices
+from planner.cost.step_seconds import PARTS
+from planner.intake.jobs import read_job
+from planner.rules import violations
+from planner.rules.base import Context
+from planner.rules.cuda_graphs import CUDA_GRAPH_RULES, FULL, NONE, PARTIAL, captured
+from planner.rules.support import obstacles
+from planner.specs.estimate import Violation
+from planner.work.blocks import layer_ops
+from planner.work.feed_forward import ROUTING_SINGLES
+from planner.work.ops import Collective, Elementwise, Gemm, Op
+
+LAUNCH = 10e-6
+BLOCKING = "2022-02, CUDA_LAUNCH_BLOCKING=1"
+NAMES = (
+    "launch_forward_seconds", "launch_input_grad_seconds", "launch_weight_grad_seconds",
+    "wait_forward_seconds", "wait_backward_seconds",
+)  # fmt: skip
+
+
+def job_of(
+    model: str = "llama3-8b", layout: dict[str, Any] | None = None, **training: Any
+) -> tuple[Pricer, LayoutBatch]:
+    spec = {"seq_len": 4096, "global_batch_size": 64, "trainer": "megatron", **training}
+    job = read_job(
+        {
+            "model": model,
+            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
+            "training": spec,
+            "layout": layout or {},
+        }
+    )
+    assert job.layout is not None
+    return Pricer.build(job.model, job.cluster, job.training), LayoutBatch.from_layouts(
+        [job.layout]
+    )
+
+
+def eager(**training: Any) -> CostContext:
+    """A trainer without fused modules, at one layout, with launches of LAUNCH."""
+    pricer, batch = job_of(trainer="fsdp", **training)
+    moved = Pricer.build(
+        pricer.model,
+        pricer.cluster,
+        pricer.training,
+        profile=replace(pricer.profile, launch_seconds=LAUNCH),
+    )
+    return moved.context(batch)
+
+
+OPERATION = Elementwise(
+    name="any", dims=("tokens", "hidden"), forward_moves=0.0, backward_moves=0.0,
+    fused_forward_moves=0.0, fused_backward_moves=0.0, kernels=1,
+)  # fmt: skip
+ROUTED = replace(OPERATION, name="permute", dims=("tokens_routed", "hidden"))
+
+
+def added(
+    context: CostContext, *costs: dict[str, float], ops: tuple[Op, ...] = (), redone: float = 0.0
+) -> tuple[float, ...]:
+    """What the host adds to operations of these costs, in the order of NAMES."""
+    made = [
+        cost(context, **{name: np.full(1, value) for name, value in given.items()})
+        for given in costs
+    ]
+    found = host_time(
+        context,
+        ops or (OPERATION,) * len(costs),
+        made,
+        np.full((len(costs), 1), redone),
+        is_layer=True,
+    )
+    return tuple(float(found[name][0]) for name in NAMES)
+
+
+@pytest.mark.parametrize("kernel_seconds", [0.0, 4e-6, 10e-6, 50e-6])
+def test_launches_cost_what_they_take_longer_than_kernels(kernel_seconds: float) -> None:
+    """k launches of 10 us, kernels of s seconds: k max(s, 10 us) in all."""
+    k = 7
+    forward, *_ = added(eager(), {"forward": k * kernel_seconds, "forward_kernels": float(k)})
+    assert k * kernel_seconds + forward == pytest.approx(k * max(kernel_seconds, LAUNCH))
+
+
+def test_communication_that_nothing_hides_gives_the_host_time_to_run_ahead() -> None:
+    context = eager()
+    half = np.zeros((3, 1))
+    half[0] = LAUNCH / 2
+    found = host_time(
+        context,
+        (OPERATION,),
+        [cost(context, exposed_forward=half, forward_kernels=np.ones(1))],
+        np.zeros((1, 1)),
+        is_layer=True,
+    )
+    assert found["launch_forward_seconds"][0] == pytest.approx(LAUNCH / 2)
+
+
+def test_a_backward_launches_what_it_computes_again_and_shares_the_rest_by_its_kernels() -> None:
+    given = {
+        "forward": LAUNCH, "forward_kernels": 4.0, "input_grad": 3 * LAUNCH,
+        "weight_grad": LAUNCH, "backward_kernels": 6.0,
+    }  # fmt: skip
+    forward, input_grad, weight_grad, *_ = added(eager(), given, redone=0.5)
+    assert forward == pytest.approx(3 * LAUNCH)
+    # 6 + half of 4 launches, beside 4 + half of 1 launch times of kernels
+    assert input_grad + weight_grad == pytest.approx((8 - 4.5) * LAUNCH)
+    assert input_grad == pytest.approx(3 * weight_grad)
+
+
+def test_a_wait_costs_the_launches_that_refill_the_queue_once() -> None:
+    """They are launches of the unit, so a launch-bound unit has paid them."""
+    refill = REFILL_LAUNCHES * LAUNCH
+    context = eager()
+    behind = added(context, {"forward": 1.0, "forward_kernels": 50.0, "waits": 2.0})
+    assert (behind[0], behind[3]) == pytest.approx((0.0, 2 * refill))
+    bound = added(context, {"forward": 0.0, "forward_kernels": 50.0, "waits": 2.0})
+    assert bound[0] + bound[3] == pytest.approx(50 * LAUNCH)
+    assert added(context, {"forward": 1.0, "waits": 1.0}, redone=1.0)[4] == pytest.approx(refill)
+
+
+def test_where_launches_block_they_add_to_the_kernels() -> None:
+    blocks = eager(trainer_version=BLOCKING)
+    given = {"forward": 1.0, "forward_kernels": 50.0, "waits": 1.0}
+    assert added(blocks, given)[0] == pytest.approx(50 * LAUNCH)
+    assert added(blocks, given)[3] == 0.0  # the device is never behind a queue
+    assert added(eager(), given)[0] == 0.0
+
+
+@pytest.mark.parametrize("graphs", [NONE, PARTIAL, FULL])
+def test_graphs_of_layers_leave_out_what_routing_sizes(graphs: int) -> None:
+    context = replace(eager(), graphs=np.array([graphs]))
+    known, routed = {"forward_kernels": 20.0, "waits": 1.0}, {"forward_kernels": 30.0}
+    forward, _, _, wait, _ = added(context, known, routed, ops=(OPERATION, ROUTED))
+    # one replay takes the place of 20 launches
+    launched = {NONE: 50.0, PARTIAL: 31.0, FULL: 0.0}[graphs] * LAUNCH
+    assert forward + wait == pytest.approx(launched)
+    assert wait == pytest.approx(0.0 if graphs == FULL else REFILL_LAUNCHES * LAUNCH)
+
+
+def test_before_0_16_graphs_of_layers_end_at_the_router() -> None:
+    """The router, its 40 kernels and its module stay among the launches; 0.16 captures them."""
+    costs = {
+        version: _price(
+            "qwen3-30b-a3b",
+            {"ep": 8},
+            cuda_graphs="partial",
+            trainer_version=version,
+            profile={"launch_seconds": 1.0, "fused_launch_seconds": 0.0},
+        )
+        for version in ("0.15", "0.16")
+    }
+    layers = job_of("qwen3-30b-a3b")[0].model.num_hidden_layers
+    microbatches = 64 // 16
+    both = (
+        float(costs["0.15"].step_seconds[0] - costs["0.16"].step_seconds[0]) / layers / microbatches
+    )
+    assert both == pytest.approx(2 * ROUTING_SINGLES, rel=1e-3)
+
+
+def _price(
+    model: str, layout: dict[str, Any], profile: dict[str, float] | None = None, **training: Any
+) -> Prices:
+    pricer, batch = job_of(model, layout, **training)
+    moved = replace(pricer.profile, **(profile or {}))
+    return Pricer.build(pricer.model, pricer.cluster, pricer.training, profile=moved).price(batch)
+
+
+@pytest.mark.parametrize("model", ["llama3-8b", "qwen3-30b-a3b"])
+def test_graphs_of_a_step_remove_launches_and_waits_and_nothing_else(model: str) -> None:
+    layout = {"ep": 8} if model.startswith("qwen") else {"tp": 4}
+    slow = {"launch_seconds": 1e-3}
+    none, full = (
+        _price(model, layout, slow, cuda_graphs=graphs, trainer_version="0.18")
+        for graphs in ("none", "full")
+    )
+    left = {name: float(none.parts[name][0] - full.parts[name][0]) for name in PARTS}
+    assert none.parts["launches"][0] + none.parts["waits"][0] > 0.0
+    assert full.parts["launches"][0] == full.parts["waits"][0] == 0.0
+    assert left.pop("launches") + left.pop("waits") > 0.0
+    assert left.pop("other") == pytest.approx(-slow["launch_seconds"])  # the step's own replay
+    assert left.pop("fsdp") <= 0.0  # less time to hide gradients and parameters under
+    assert all(seconds == pytest.approx(0.0, abs=1e-9) for seconds in left.values())
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    launch=st.floats(1e-6, 1e-3),
+    more=st.floats(1.0, 10.0),
+    module=st.floats(1e-6, 1e-3),
+    graphs=st.sampled_from(["none", "partial", "full"]),
+    layout=st.sampled_from([{"ep": 8}, {"ep": 4, "pp": 2}, {"ep": 8, "micro_batch_size": 4}]),
+)
+def test_slower_launches_are_never_faster_and_graphs_never_slower(
+    launch: float, more: float, module: float, graphs: str, layout: dict[str, Any]
+) -> None:
+    def seconds(captures: str, factor: float) -> float:
+        profile = {
+            "launch_seconds": factor * launch, "fused_launch_seconds": factor * max(launch, module)
+        }  # fmt: skip
+        found = _price(
+            "qwen3-30b-a3b", layout, profile, cuda_graphs=captures, trainer_version="0.18"
+        )
+        parts = sum(float(part[0]) for part in found.parts.values())
+        assert parts == pytest.approx(float(found.step_seconds[0]))
+        return float(found.step_seconds[0])
+
+    assert seconds(graphs, more) >= seconds(graphs, 1.0) * (1 - 1e-9)
+    none, partial, full = (seconds(name, 1.0) for name in ("none", "partial", "full"))
+    assert none * (1 + 1e-9) >= partial
+    assert partial + launch >= full  # the step's own replay
+
+
+@pytest.mark.parametrize(
+    ("version", "model", "layout", "graphs"),
+    [
+        ("0.2.2", "llama3-8b", {}, NONE),
+        ("0.3.0", "llama3-8b", {}, FULL),
+        ("0.3.0", "llama3-8b", {"pp": 2}, NONE),
+        ("0.3.0", "llama3-8b", {"cpu_offload": True}, NONE),
+        ("0.3.0", "qwen3-30b-a3b", {"ep": 1}, FULL),
+        ("0.3.0", "qwen3-30b-a3b", {"ep": 8}, NONE),
+        ("0.3.0", "qwen3-30b-a3b", {"ep": 8, "moe_dispatcher": "hybridep"}, FULL),
+    ],
+)
+def test_what_torchtitan_captures_by_itself(
+    version: str, model: str, layout: dict[str, Any], graphs: int
+) -> None:
+    pricer, batch = job_of(model, layout, trainer="torchtitan", trainer_version=version)
+    assert pricer.context(batch).graphs.tolist() == [graphs]
+    again, many = pricer, LayoutBatch.from_layouts([batch.row(0)] * 3)
+    assert captured(many, again.rules_context).tolist() == [graphs] * 3
+
+
+def test_layouts_that_differ_only_in_what_they_capture_have_prices_of_their_own() -> None:
+    pricer, one = job_of(layout={"cpu_offload": False}, trainer="torchtitan", trainer_version="0.3")
+    two = LayoutBatch.from_layouts(
+        [one.row(0), one.row(0).model_copy(update={"cpu_offload": True})]
+    )
+    slow = Pricer.build(
+        pricer.model,
+        pricer.cluster,
+        pricer.training,
+        profile=replace(pricer.profile, launch_seconds=1e-2),
+    )
+    launches = slow.price(two).parts["launches"]
+    assert launches[0] == 0.0 < launches[1]
+
+
+def refused(model: str, layout: dict[str, Any], **training: Any) -> list[Violation]:
+    pricer, batch = job_of(model, layout, **training)
+    context: Context = pricer.rules_context
+    found = violations(batch.row(0), context.model, context.cluster, context.training)
+    return [*obstacles(context), *found]
+
+
+@pytest.mark.parametrize(
+    ("training", "model", "layout", "field", "words"),
+    [
+        (
+            {"cuda_graphs": "full", "trainer_version": "0.16"}, "qwen3-30b-a3b", {"ep": 8},
+            "training.cuda_graphs", "reads how many rows",
+        ),
+        (
+            {"cuda_graphs": "full", "trainer_version": "0.12"}, "llama3-8b", {},
+            "training.cuda_graphs", "no CUDA graphs of this kind",
+        ),
+        (
+            {"cuda_graphs": "partial", "trainer_version": "0.15"}, "llama3-8b",
+            {"ac": "selective-attention"}, "ac", "activation recomputation",
+        ),
+        (
+            {"cuda_graphs": "partial", "trainer_version": "0.16"}, "llama3-8b", {"ac": "full"},
+            "ac", "whole layers",
+        ),
+        (
+            {"cuda_graphs": "full", "trainer": "torchtitan", "trainer_version": "0.3.0"},
+            "llama3-8b", {"pp": 2}, "pp", "pipeline parallelism",
+        ),
+        (
+            {"cuda_graphs": "full", "trainer": "torchtitan", "trainer_version": "0.3.0"},
+            "qwen3-30b-a3b", {"ep": 8}, "moe_dispatcher", "alltoall makes it wait",
+        ),
+        (
+            {"cuda_graphs": "full", "trainer": "torchtitan", "trainer_version": "0.3.0"},
+            "llama3-8b", {"cpu_offload": True}, "cpu_offload", "offloaded gradients",
+        ),
+        (
+            {"cuda_graphs": "full", "trainer": "torchtitan", "trainer_version": "0.2.2"},
+            "llama3-8b", {}, "training.cuda_graphs", "no CUDA graphs of this kind",
+        ),
+    ],
+)  # fmt: skip
+def test_what_graphs_exclude_is_one_error(
+    training: dict[str, Any], model: str, layout: dict[str, Any], field: str, words: str
+) -> None:
+    found = refused(model, layout, **training)
+    assert [one.field for one in found] == [field]
+    assert words in found[0].rule
+    assert not refused(model, layout, **{**training, "cuda_graphs": "none"})
+
+
+def test_what_graphs_allow() -> None:
+    assert not refused("qwen3-30b-a3b", {"ep": 8}, cuda_graphs="full", trainer_version="0.18")
+    assert not refused("llama3-8b", {"ac": "full"}, cuda_graphs="full", trainer_version="0.16")
+    assert not refused(
+        "llama3-8b", {"ac": "selective-attention"}, cuda_graphs="partial", trainer_version="0.16"
+    )
+    assert all(rule.reads for rule in CUDA_GRAPH_RULES)
+
+
+def test_what_routing_sizes_is_the_experts_path() -> None:
+    """Of a layer's operations, all between permutation and return, without shared experts."""
+    model = job_of("qwen3-30b-a3b")[0].model
+    kind = next(kind for kind, _ in model.distinct_layers() if kind.moe)
+    context = replace(eager(), graphs=np.array([PARTIAL]))
+    stays = []
+    for op in layer_ops(model, kind, flash=True):
+        found: OpCost = cost(context, forward_kernels=np.full(1, 1000.0))
+        seconds = host_time(context, (op,), [found], np.zeros((1, 1)), is_layer=True)
+        if seconds["launch_forward_seconds"][0] > 10 * LAUNCH:
+            stays.append(op)
+    names = [op.name for op in stays]
+    assert names[0] == "permute"
+    assert names[-1] == "unpermute"
+    assert {type(op) for op in stays} == {Elementwise, Collective, Gemm}
+    assert all("expert" in op.name for op in stays if isinstance(op, Gemm))
