@@ -290,6 +290,17 @@ CASES = [
     Case("optimizer-in-backward excludes pipelines and experts",
         {"ep": 2, "optimizer_in_backward": True}, {"optimizer_in_backward": True},
          {**MOE, "max_grad_norm": None}),
+    Case("CUDA graphs exclude recomputation", {"ac": "full"}, {},
+        {**MEGATRON, "trainer_version": "0.15", "cuda_graphs": "full"}, "0.15 has no CUDA graphs"),
+    Case("CUDA graphs of layers exclude their recomputation", {"ac": "full"},
+        {"ac": "selective-attention"},
+        {**MEGATRON, "trainer_version": "0.16", "cuda_graphs": "partial"}, "whole layers"),
+    Case("CUDA graphs exclude pipelines", {"pp": 2}, {}, {**TITAN_03, "cuda_graphs": "full"},
+        "pp is 2"),
+    Case("CUDA graphs exclude CPU offload", {"cpu_offload": True}, {},
+        {**TITAN_03, "cuda_graphs": "full"}, "offloaded gradients"),
+    Case("CUDA graphs need a dispatcher that the host does not wait for", {"ep": 2}, {"ep": 1},
+        {"model": "qwen3-30b-a3b", **TITAN_03, "cuda_graphs": "full"}, "alltoall makes it wait"),
 ]  # fmt: skip
 
 
@@ -400,10 +411,13 @@ def test_rules_read_what_they_say() -> None:
     """No more than they say in any job, and all of it in some job."""
     read: dict[int, set[str]] = {}
     models = ("llama3-8b", "deepseek-v3", "qwen3-8b", "gpt-oss-20b")
-    for trainer, model, kernel in itertools.product(sorted(TRAINERS), models, ("flash", "unfused")):
-        c = context(
-            model, trainer=trainer, attention_kernel=kernel, **VERSIONS.get((trainer, kernel), {})
-        )
+    plain = [
+        {"trainer": trainer, "attention_kernel": kernel, **VERSIONS.get((trainer, kernel), {})}
+        for trainer, kernel in itertools.product(sorted(TRAINERS), ("flash", "unfused"))
+    ]
+    capturing = [case.job for case in CASES if "cuda_graphs" in case.job]
+    for model, job in itertools.product(models, [*plain, *capturing]):
+        c = context(**{**job, "model": model})
         for rule in rules_for(c):
             spy = Spy(LayoutBatch.from_layouts([resolve(c, {})]))
             rule.broken(spy, c)  # type: ignore[arg-type]
