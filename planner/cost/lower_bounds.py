@@ -171,6 +171,7 @@ def _device_bytes(
         boundary_bytes=zero,
         stream_bytes=zero,
         logits_bytes=np.where(alone, unit.costs.logits_bytes[at_unit], 0.0),
+        chunks_bytes=zero,
         leftover_bytes=zero,
         working_bytes=zero,
     )

@@ -28,7 +28,7 @@ from planner.cost.step_seconds import StageSeconds, step_seconds
 from planner.specs.cluster import ClusterSpec
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
-from planner.trainers.registry import TRAINERS
+from planner.trainers.registry import TRAINERS, training_release
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class Pricer(PreparedJob):
             model=model,
             cluster=cluster,
             training=training,
-            rules=TRAINERS[training.trainer],
+            rules=TRAINERS[trainer].at(training_release(training)),
             calibration=calibration,
             profile=profile,
             device=Device.build(cluster, kernels, profile),

@@ -55,7 +55,8 @@ class TrainerRules:
 
     What it assumes where a layout leaves a field unset:
     zero_stage, zero_stage_under_pp, ac, layout_defaults.
-    vocab_parallel_loss, expandable_segments: default of the training field of that name.
+    vocab_parallel_loss, expandable_segments, chunked_loss: default of the training field of that
+        name.
     default_cuda_graphs: what a release captures by itself, where it can (`rules.cuda_graphs`).
 
     What it runs and refuses:
@@ -145,6 +146,7 @@ class TrainerRules:
     layout_defaults: Mapping[str, object]
     vocab_parallel_loss: bool
     expandable_segments: bool
+    chunked_loss: bool = False
     zero_stages: frozenset[int]
     precisions: frozenset[str]
     ac_kinds: frozenset[str]

@@ -103,6 +103,11 @@ TORCHTITAN = TrainerRules(
         Change(
             releases=NVFP4, fields={"precisions": _PRECISIONS - {"float8-tensorwise"} | {"nvfp4"}}
         ),
+        # models/*/config_registry.py (ChunkedLossWrapper, in all but debug models); pull request
+        # 2937, the default by the day of 3115
+        Change(
+            releases=Releases(since="0.3", since_day="2026-04-27"), fields={"chunked_loss": True}
+        ),
         Change(
             releases=Releases(since="0.3"),
             fields={

@@ -15,6 +15,7 @@ from planner.work.ops import Collective, Elementwise, Gemm, Op, Tensor
 from planner.work.pieces import (
     HIDDEN,
     HIDDEN_SP,
+    LOSS_CHUNKS,
     PLAIN,
     SCATTERED,
     Code,
@@ -128,6 +129,32 @@ def head_ops(model: ModelSpec, code: Code = PLAIN) -> tuple[Op, ...]:
             fused_forward_moves=1.0,
             fused_backward_moves=1.5,
         ),
+        *(_chunked_loss() if code.chunks_loss else ()),
+    )
+
+
+def _chunked_loss() -> tuple[Op, ...]:
+    """What a loss in chunks moves besides, none of it fused: hidden states and head gradients.
+
+    Hidden states are copied into chunks; their fp32 gradient is zeroed, filled from 16 bits and
+    cast back: 2 + 2 + 4 + 6 + 6 bytes an element, of 2 bytes a move. The head's gradient is added
+    to an fp32 sum, which is read and written, for every chunk but the first.
+    Source: torchtitan 0.3.0 components/loss.py (ChunkedLossWrapper, GradAccumulator),
+    torch/distributed/fsdp/_fully_shard/_fsdp_param.py (accumulate_unsharded_grad_if_needed).
+    """
+    moves = {"loss_chunks": (HIDDEN, 10.0), "head_sum": (("vocab", "hidden"), 5.0)}
+    times = {"loss_chunks": 1.0, "head_sum": LOSS_CHUNKS - 1.0}
+    return tuple(
+        Elementwise(
+            name=name,
+            dims=dims,
+            kernels=2 * LOSS_CHUNKS,
+            forward_moves=times[name] * count,
+            backward_moves=0.0,
+            fused_forward_moves=times[name] * count,
+            fused_backward_moves=0.0,
+        )
+        for name, (dims, count) in moves.items()
     )
 
 

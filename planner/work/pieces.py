@@ -23,14 +23,17 @@ class Code:
     repeats_kv: keys and values are copied to all query heads before attention (repeat_kv).
     scores_first: routed tokens are multiplied by their scores in fp32 before the experts; otherwise
         the experts' output is saved for that.
+    chunks_loss: head and loss run on LOSS_CHUNKS parts of the tokens, one after the other.
     """
 
     composite_norm: bool = False
     repeats_kv: bool = False
     scores_first: bool = False
+    chunks_loss: bool = False
 
 
 PLAIN = Code()
+LOSS_CHUNKS = 8  # torchtitan 0.3.0 components/loss.py (ChunkedLossWrapper.Config.num_chunks)
 
 
 def norm_saves(model: ModelSpec, name: str, source: Tensor, composite: bool) -> tuple[Tensor, ...]:

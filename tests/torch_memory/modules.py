@@ -296,10 +296,54 @@ class Model(nn.Module):
         self.register_buffer("table", rotary_table(s), persistent=False)
 
     def forward(self, ids: Tensor) -> Tensor:
-        x = self.embedding(ids)
+        return self.head(self.hidden_states(ids))
+
+    def hidden_states(self, ids: Tensor) -> Tensor:
+        x: Tensor = self.embedding(ids)
         for layer in self.layers:
             x = layer(x, self.table)
-        return self.head(x)
+        return x
+
+
+class HeadlessModel(Model):
+    """Ends with the final norm: a chunked loss runs the projection itself."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        out: Tensor = self.head.norm(self.hidden_states(ids))
+        return out
+
+
+class GradientOfHiddenStates(torch.autograd.Function):
+    """Hands a gradient that is known already to what made the hidden states."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, gradient: Tensor) -> Tensor:
+        ctx.save_for_backward(gradient)
+        return hidden.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, None]:
+        return ctx.saved_tensors[0], None
+
+
+def chunked_loss(hidden: Tensor, labels: Tensor, head: nn.Module, chunks: int) -> Tensor:
+    """torchtitan 0.3.0 components/loss.py: projection, loss and their backward, chunk by chunk."""
+    parts = [part.contiguous().detach().requires_grad_() for part in hidden.chunk(chunks, dim=1)]
+    labels_of = labels.chunk(chunks, dim=1)
+    gradient = torch.zeros(hidden.shape, dtype=torch.float32)
+    head.set_reshard_after_forward(False)
+    head.set_reshard_after_backward(False)
+    head.set_requires_gradient_sync(False, recurse=False)
+    head.unshard()
+    for index, part in enumerate(parts):
+        if index == chunks - 1:
+            head.set_requires_gradient_sync(True, recurse=False)
+        cross_entropy(head(part), labels_of[index]).backward()
+        size = part.shape[1]
+        gradient[:, index * size : (index + 1) * size] = part.grad
+        part.grad = None
+    head.reshard()
+    return GradientOfHiddenStates.apply(hidden, gradient.to(hidden.dtype))
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from planner.columns import LayoutBatch
+from planner.cost.cost_inputs import units_at
 from planner.cost.data_parallel.sharding import unit_parameters, unit_shards
 from planner.cost.memory.peak import PeakMemory, RankShapes, rank_memory, rows
 from planner.cost.price import Pricer, Prices
@@ -143,6 +144,15 @@ def test_bf16_masters_halve_states_and_moments() -> None:
         for dtype in ("float32", "bfloat16")
     )
     assert states(half) == pytest.approx(states(full) / 2)
+
+
+def test_pure_bf16_states_take_8_bytes() -> None:
+    """Parameters, gradients, two moments; parameters are their own masters."""
+    narrow = {"master_dtype": "bfloat16", "reduce_dtype": "bfloat16"}
+    whole, split = shapes(sharded=False), shapes()
+    assert states(memory(whole, zero_stage=0, **narrow)) == 8 * PARAMETERS
+    assert states(memory(split, zero_stage=1, **narrow)) == (4 + 4 / 64) * PARAMETERS
+    assert states(memory(split, trainer="fsdp", **narrow)) == 8 / 64 * PARAMETERS
 
 
 def test_optimizer_in_backward_keeps_one_layers_gradients() -> None:
@@ -364,6 +374,29 @@ def test_a_compiled_loss_needs_8_bytes_a_logit_since_it_is_compiled() -> None:
     for version, width in (("2024-12-23", 12.0), ("2025-06-01", 8.0), ("0.2.2", 8.0)):
         logits = price(pricer(trainer_version=version), ac="full", compile=True).memory.logits[0, 0]
         assert float(logits) == width * 8192 * 128256, version
+
+
+@pytest.mark.parametrize(
+    ("training", "width"),
+    [
+        ({}, 8.0),
+        ({"chunked_loss": True}, 1.0),
+        ({"trainer_version": "0.3.0"}, 1.0),
+        ({"trainer_version": "2026-06"}, 1.0),
+        ({"trainer_version": "0.3.0", "chunked_loss": False}, 8.0),
+    ],
+)
+def test_a_chunked_loss_has_the_logits_of_one_chunk_in_eight(
+    training: dict[str, Any], width: float
+) -> None:
+    costs = units_at(
+        pricer(**training),
+        LayoutBatch.from_layouts(
+            [resolve_layout({"compile": True}, trainer="torchtitan", num_gpus=8)]
+        ),
+    ).costs
+    assert float(costs.logits_bytes[0]) == width * 8192 * 128256
+    assert float(costs.chunks_bytes[0]) == (4.0 * 8192 * 4096 if width == 1.0 else 0.0)
 
 
 def test_deepspeed_adds_bf16_gradients_to_those_in_fp32() -> None:

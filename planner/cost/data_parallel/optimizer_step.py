@@ -101,7 +101,7 @@ class OptimizerStep:
         """Memory traffic of clipping and updating one parameter, (N,).
 
         Step: gradient, parameter and states are read, the last two written. Megatron writes the
-            16-bit parameter too.
+            16-bit parameter too, where it has masters.
         Clipping: gradients are read for the norm, then read and written to scale them.
         Source: torch fused AdamW (7 streams of 4 bytes in fp32), torch.nn.utils.clip_grad_norm_,
             Megatron
@@ -119,7 +119,8 @@ class OptimizerStep:
         gradient = master if self.rules.sharding.gradients_in_master_dtype else wide
         states = OPTIMIZER_STATE_BYTES[self.training.optimizer] * scale
         copies = self.rules.sharding.keeps_copies
-        copy = np.where(batch.param_dtype == 0, 2.0, 4.0) if copies else 0.0
+        compute = np.where(batch.param_dtype == 0, 2.0, 4.0)
+        copy = np.where(master > compute, compute, 0.0) if copies else 0.0
         clipping = (
             (NORM_READS + CLIP_MOVES) * gradient if self.training.max_grad_norm is not None else 0.0
         )

@@ -28,7 +28,7 @@ from planner.work import axes, blocks
 from planner.work.axes import loss_is_parallel
 from planner.work.checkpointing import NONE, Recomputation, graph_share, kept
 from planner.work.ops import Attention, Collective, Elementwise, Gemm, Op
-from planner.work.pieces import HIDDEN_SP, Code
+from planner.work.pieces import HIDDEN, HIDDEN_SP, LOSS_CHUNKS, Code
 
 _KEY = (
     "tp", "cp", "ep", "etp", "sequence_parallel", "async_tp", "cp_method", "micro_batch_size",
@@ -74,6 +74,8 @@ class UnitCosts:
     forward_flops, recompute_flops: of matmuls and attention.
     logits_bytes (U,): at the peak of the loss.
     leftover_bytes (U,): of logits freed by then and still cached.
+    chunks_bytes (U,): hidden states of a chunked loss, and their gradient; 0 for a whole one.
+    chunk_logits_bytes (U,): gradient of one chunk's logits.
     boundary_bytes (U,): activation handed to the next stage.
     """
 
@@ -100,6 +102,8 @@ class UnitCosts:
     recompute_flops: FloatColumn
     logits_bytes: FloatColumn
     leftover_bytes: FloatColumn
+    chunks_bytes: FloatColumn
+    chunk_logits_bytes: FloatColumn
     boundary_bytes: FloatColumn
 
     @classmethod
@@ -132,10 +136,13 @@ def unit_costs(context: CostContext, model: ModelSpec) -> UnitCosts:
     ]
     stacked = {name: np.stack([part[name] for part in parts], axis=-2) for name in parts[0]}
     logits, leftover = _logits_bytes(context)
+    chunks, chunk_logits = _chunks_bytes(context)
     return UnitCosts(
         **stacked,
         logits_bytes=logits,
         leftover_bytes=leftover,
+        chunks_bytes=chunks,
+        chunk_logits_bytes=chunk_logits,
         boundary_bytes=context.product(HIDDEN_SP) * context.width_bytes("compute"),
     )
 
@@ -146,7 +153,16 @@ def trainer_code(training: TrainingSpec, rules: TrainerRules) -> Code:
         composite_norm=composite_norm(training, rules),
         repeats_kv=repeats_kv(training, rules),
         scores_first=rules.framework.scores_first,
+        chunks_loss=chunks_loss(training, rules),
     )
+
+
+def chunks_loss(training: TrainingSpec, rules: TrainerRules) -> bool:
+    """Whether head and loss run on chunks of the tokens.
+
+    Where the job does not say, the trainer's release does.
+    """
+    return rules.chunked_loss if training.chunked_loss is None else training.chunked_loss
 
 
 def composite_norm(training: TrainingSpec, rules: TrainerRules) -> bool:
@@ -185,6 +201,8 @@ def _logits_bytes(context: CostContext) -> tuple[FloatColumn, FloatColumn]:
     They depend on the trainer's kernels. The vocabulary is local under a vocabulary-parallel loss.
     """
     elements, rules = context.product(("tokens", "vocab_loss")), context.rules
+    if chunks_loss(context.training, rules):
+        elements = elements / LOSS_CHUNKS
     sharded = (context.batch.tp > 1) & loss_is_parallel(context.training, rules)
     month = training_release(context.training).named.month
     compiled = len(month) <= len("2025") or month > rules.eager_loss_until
@@ -192,6 +210,23 @@ def _logits_bytes(context: CostContext) -> tuple[FloatColumn, FloatColumn]:
     whole = np.where(fused, rules.fused_loss_bytes, rules.loss_bytes)
     return elements * np.where(sharded, rules.sharded_loss_bytes, whole), elements * np.where(
         fused, 0.0, rules.loss_leftover_bytes
+    )
+
+
+def _chunks_bytes(context: CostContext) -> tuple[FloatColumn, FloatColumn]:
+    """(bytes that a chunked loss holds besides logits, gradient of a chunk's logits), (U,) each.
+
+    Held are the fp32 gradient of all hidden states and their copies in chunks: views where a
+    microbatch is one sequence.
+    Source: torchtitan 0.3.0 components/loss.py (ChunkedLossWrapper.__call__).
+    """
+    if not chunks_loss(context.training, context.rules):
+        return np.zeros(len(context.batch)), np.zeros(len(context.batch))
+    compute = context.width_bytes("compute")
+    copies = np.where(context.batch.micro_batch_size > 1, compute, 0.0)
+    return (
+        context.product(HIDDEN) * (4.0 + copies),
+        context.product(("tokens", "vocab")) / LOSS_CHUNKS * compute,
     )
 
 

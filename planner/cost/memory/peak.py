@@ -73,6 +73,7 @@ class RankShapes:
     received_bytes: buffers that a pipeline allocates for what all microbatches receive.
     stream_bytes: one activation between two layers.
     logits_bytes: at the loss; 0 without the head.
+    chunks_bytes: what a chunked loss holds besides logits while it runs; 0 for a whole one.
     leftover_bytes: of the logits, freed before the peak of the loss and still cached.
     working_bytes: most that a layer's forward computes and frees.
     """
@@ -103,6 +104,7 @@ class RankShapes:
     received_bytes: FloatColumn
     stream_bytes: FloatColumn
     logits_bytes: FloatColumn
+    chunks_bytes: FloatColumn
     leftover_bytes: FloatColumn
     working_bytes: FloatColumn
 
@@ -190,6 +192,7 @@ class Widths:
     compute, reduce, master: in `param_dtype`, `reduce_dtype`, `master_dtype`.
     gathered: in a copy that is gathered for one unit at a time; 0 where there is none.
     resident: in a gathered copy that stays from forward to backward; 0 where there is none.
+    prefetched: in the copy that backward gathers for the next unit; 0 where it gathers none.
     reduced: in a reduction's buffer; 0 where a microbatch ends without one.
     piped: there is a pipeline.
     accumulates: there are several microbatches.
@@ -199,20 +202,30 @@ class Widths:
     reduce: FloatColumn
     master: FloatColumn
     gathered: FloatColumn
+    prefetched: FloatColumn
     resident: FloatColumn
     reduced: FloatColumn
     piped: BoolColumn
     accumulates: BoolColumn
 
     @classmethod
-    def of(cls, batch: LayoutBatch, num_microbatches: FloatColumn, rules: TrainerRules) -> "Widths":
+    def of(
+        cls,
+        batch: LayoutBatch,
+        num_microbatches: FloatColumn,
+        rules: TrainerRules,
+        chunked_loss: bool = False,
+    ) -> "Widths":
         """The widths of N layouts under one trainer.
 
         FSDP: stage 3 gathers unit by unit; stage 2 keeps what it gathered until backward, and so
         does a pipeline below stage 3. A pipeline reduces after its last microbatch. Stage 0 without
-        TP and PP copies weights under autocast, for backward as well.
-        Source: torch/distributed/fsdp/_fully_shard, torchtitan distributed/utils.py
-        (maybe_enable_amp).
+        TP and PP copies weights under autocast, for backward as well. A chunked loss ends a
+        backward of its own before that of the layers, which clears the order in which FSDP would
+        prefetch; with expert parallelism TorchTitan sets its own.
+        Source: torch/distributed/fsdp/_fully_shard (FSDPState._root_post_backward_final_callback),
+        torchtitan distributed/utils.py (maybe_enable_amp), 0.3.0 distributed/fsdp.py
+        (set_modules_to_backward_prefetch).
         """
         compute, reduce, master = (
             np.where(c == 0, 2.0, 4.0)
@@ -227,6 +240,7 @@ class Widths:
                 reduce=reduce,
                 master=master,
                 gathered=gathered,
+                prefetched=gathered,
                 resident=zero,
                 reduced=np.where(stage == 3, reduce, 0.0),
                 piped=piped,
@@ -234,11 +248,13 @@ class Widths:
             )
         stays = (stage == 2) | (piped & (stage < 3)) | (stage == 0)
         copied = (stage > 0) | ((compute < master) & (batch.tp == 1) & ~piped)
+        gathered = np.where(stays, 0.0, compute)
         return cls(
             compute=compute,
             reduce=reduce,
             master=master,
-            gathered=np.where(stays, 0.0, compute),
+            gathered=gathered,
+            prefetched=np.where(batch.ep > 1, gathered, 0.0) if chunked_loss else gathered,
             resident=np.where(stays & copied, compute, 0.0),
             reduced=np.where((piped & accumulates) | (stage == 0), 0.0, reduce),
             piped=piped,
@@ -274,12 +290,12 @@ class LayerNeeds:
 def layer_phases(needs: LayerNeeds, widths: Widths) -> tuple[FloatColumn, FloatColumn, FloatColumn]:
     """Bytes (K, N) that a layer's backward adds as the last layer, the one before it, the second.
 
-        last       running + 2 g
-        following  max(following + 2 g, done + g - s) + r - c
-        second     second + 2 g + r + 2 c
+        last       running + g + p
+        following  max(following + g + p, done + g - s) + r - c
+        second     second + g + p + r + 2 c
 
-    g: one layer's gathered parameters. Two are there, the running layer's and the next one's,
-        which is prefetched.
+    g: one layer's gathered parameters.
+    p: the same of the next layer, where backward prefetches it.
     r: the buffer in which the gradients of the layer that ran before are being reduced.
     s: the shard of those gradients. While the buffer is filled, the gradients are there and their
         shard is not yet, although `_gradients` counts it; the prefetch has not begun.
@@ -290,13 +306,14 @@ def layer_phases(needs: LayerNeeds, widths: Widths) -> tuple[FloatColumn, FloatC
     until the next reduction).
     """
     gathered = widths.gathered * needs.gathered
+    both = gathered + widths.prefetched * needs.gathered
     reduction = widths.reduced * needs.reduced
     copy = np.where(widths.piped, 0.0, widths.resident) * needs.gathered
     filling = needs.done + gathered - widths.master * needs.shard
     return (
-        needs.running + 2.0 * gathered,
-        np.maximum(needs.following + 2.0 * gathered, filling) + reduction - copy,
-        needs.second + 2.0 * gathered + reduction + 2.0 * copy,
+        needs.running + both,
+        np.maximum(needs.following + both, filling) + reduction - copy,
+        needs.second + both + reduction + 2.0 * copy,
     )
 
 
@@ -418,7 +435,7 @@ def _phases(
     yield PhaseBytes(
         copies=all_copies,
         gradients=gradients[0],
-        activations=saved,
+        activations=saved + shapes.chunks_bytes,
         logits=shapes.logits_bytes,
         buffers=head_gathered + np.maximum(gathering, 0.0),
     )
@@ -503,7 +520,7 @@ def _distributed(
     """(parameters, optimizer with masters, gradients) under a distributed optimizer.
 
     A whole copy of the parameters is on every rank. Stage 1 shards the optimizer, stage 2 the
-    gradients too, stage 3 also the parameters.
+    gradients too, stage 3 also the parameters. Masters as narrow as the parameters are these.
     """
     stage = batch.zero_stage
     gradient = (
@@ -513,7 +530,8 @@ def _distributed(
     held = np.where(stage == 3, shapes.shard, shapes.local)
     parameters = held * widths.compute + shapes.copies_bytes * held / np.maximum(shapes.local, 1.0)
     optimizer = np.where(stage >= 1, shapes.shard, shapes.local) * (
-        _state_bytes(widths, training) + widths.master
+        _state_bytes(widths, training)
+        + np.where(widths.master > widths.compute, widths.master, 0.0)
     )
     if rules.placeholders_since and training_release(training).named.not_before_month(
         rules.placeholders_since

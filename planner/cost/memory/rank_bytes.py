@@ -9,6 +9,7 @@ import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn
 from planner.cost.cost_inputs import CostInputs, on_ranks
+from planner.cost.layer.unit_costs import chunks_loss
 from planner.cost.memory.peak import LayerNeeds, RankShapes, Widths, layer_phases
 from planner.cost.pipeline.schedule_columns import by_schedule, split_schedules
 
@@ -39,7 +40,8 @@ def rank_shapes(inputs: CostInputs) -> RankShapes:
         0.0,
     )
     stream = np.broadcast_to(unit.costs.boundary_bytes[at_unit], in_flight.shape)
-    widths = Widths.of(batch, inputs.m, rules)
+    chunked = chunks_loss(inputs.job.training, rules)
+    widths = Widths.of(batch, inputs.m, rules, chunked)
     phases = layer_phases(
         LayerNeeds(
             running=transient[:-2],
@@ -56,16 +58,23 @@ def rank_shapes(inputs: CostInputs) -> RankShapes:
     largest_shard = _largest(holds, shard[:-2])
     largest_gathered = _largest(holds, gathered[:-2])
     several = reduce(np.add, [units[:, kind] for kind in range(units.shape[1] - 2)]) > 2
-    following = following - np.where(several, 0.0, widths.gathered * largest_gathered)
+    following = following - np.where(several, 0.0, widths.prefetched * largest_gathered)
     head_gathered, tied = (
         head * gathered[-1],
         head * units[:, -2] * inputs.job.model.tie_word_embeddings,
     )
+    head_local = head * local[-1] if narrow else head_gathered
+    head_bytes, chunks_bytes = head * transient[-1], np.zeros_like(held_local)
+    if chunked:
+        head_bytes, chunks_bytes = _chunked_head(
+            inputs, widths, head_local, largest_gathered, head * shard[-1]
+        )
+        head_local = np.zeros_like(head_local)
     kept, all_saved = on_ranks(units, shard), on_ranks(units, saved)
     # The first layer's backward prefetches the embedding instead of a layer. One more shard waits,
     # and the activations of one layer less are saved.
     table = (
-        widths.gathered * (units[:, -2] * gathered[-2] - largest_gathered)
+        widths.prefetched * (units[:, -2] * gathered[-2] - largest_gathered)
         - widths.resident * largest_gathered
     )
     first = table + widths.master * largest_shard - _largest(holds, saved[:-2])
@@ -76,7 +85,7 @@ def rank_shapes(inputs: CostInputs) -> RankShapes:
         late_shard=np.minimum(head * shard[-1] + largest_shard, kept),
         early_shard=np.maximum(kept - units[:, -2] * shard[-2] - 2.0 * largest_shard, 0.0),
         largest_local=_largest(holds, local[:-2]) if narrow else largest_gathered,
-        head_local=head * local[-1] if narrow else head_gathered,
+        head_local=head_local,
         head_shard=head * shard[-1],
         embedding_local=units[:, -2] * local[-2],
         embedding_whole=units[:, -2]
@@ -92,7 +101,8 @@ def rank_shapes(inputs: CostInputs) -> RankShapes:
         else np.zeros_like(held_local),
         saved_bytes=all_saved,
         head_saved_bytes=head * saved[-1],
-        head_bytes=head * transient[-1],
+        head_bytes=head_bytes,
+        chunks_bytes=chunks_bytes,
         last_layer_bytes=last,
         next_layer_bytes=following,
         second_layer_bytes=second,
@@ -107,6 +117,37 @@ def rank_shapes(inputs: CostInputs) -> RankShapes:
         ),
         leftover_bytes=head * unit.costs.leftover_bytes[at_unit],
         working_bytes=_largest(holds, unit.costs.working_bytes[:-2, at_unit]),
+    )
+
+
+def _chunked_head(
+    inputs: CostInputs,
+    widths: Widths,
+    head_local: FloatColumn,
+    largest_gathered: FloatColumn,
+    head_shard: FloatColumn,
+) -> tuple[FloatColumn, FloatColumn]:
+    """(what the head's backward needs besides, what is there at the loss of a chunk), (R, N) each.
+
+    Both under a chunked loss. Head gradients of earlier chunks are a whole sum in the dtype of the
+    reduction. With the last chunk it goes through the reduction's buffer, before the backward of
+    the layers, so that no buffer is left for the last one.
+    Source: torchtitan 0.3.0 components/loss.py (ChunkedLossWrapper: set_requires_gradient_sync),
+    torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (post_backward).
+    """
+    costs, at_unit, head = inputs.unit.costs, inputs.at_unit, inputs.units[:, -1]
+    held = head * costs.chunks_bytes[at_unit]
+    running = head * costs.chunk_logits_bytes[at_unit]
+    total = widths.reduce * head_local
+    cast = np.where(widths.reduce != widths.master, widths.master, 0.0)
+    return (
+        held
+        + np.maximum(
+            running + widths.compute * head_local + total,
+            2.0 * total + (widths.reduce + cast) * head_shard,
+        )
+        + head * (widths.prefetched - widths.gathered) * largest_gathered,
+        held + total + head * widths.prefetched * largest_gathered,
     )
 
 
