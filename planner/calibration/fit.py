@@ -22,6 +22,7 @@ from planner.cost.machine.knobs import (
     KNOBS,
     OWN_SHARE,
     PLACE_SD,
+    VENDOR_ATTENTION,
     Calibration,
     Key,
     kernels_at,
@@ -279,12 +280,15 @@ def _touches(knob: str, group: Runs) -> bool:
     }
     if knob in split:
         return bool(np.any(split[knob] > 1))
-    if knob in ("low_precision_gemm", "low_precision"):
+    if knob in ("low_precision_gemm", "low_precision_half_depth", "low_precision"):
         return bool(np.any(batch.precision > FP16))
-    vendor = TRAINERS[job.training.trainer].vendor_attention
+    if knob in ("flash2", "vendor"):
+        kernel, *_ = TRAINERS[job.training.trainer].fused_attention(
+            job.training, job.cluster.gpu, mla=job.model.uses_mla
+        )
+        fused = job.training.attention_kernel != "unfused"
+        return fused and (knob == "vendor") == (kernel in VENDOR_ATTENTION)
     return {
-        "flash2": not vendor,
-        "vendor": vendor,
         "inter_node": job.cluster.num_nodes > 1,
         "straggler_delay": job.cluster.num_gpus > 1,
     }.get(knob, True)

@@ -36,7 +36,7 @@ NAMES: dict[str, tuple[str, ...]] = {  # operations of a kind that has several
 }
 BACKWARD = 2.5  # of attention, as the cost model prices it
 # knobs of a trainer that affect kernels in isolation
-FELT_ALONE = ("intra_node", "inter_node", "power_exponent")
+FELT_ALONE = ("intra_node", "inter_node")
 STEP = 0.03
 FINGERPRINT_DIGITS = 12
 # per parameter: fused AdamW in fp32 reads parameter, gradient and two states, and writes all
@@ -250,7 +250,10 @@ def _attention_seconds(
         * (sizes["head_dim"] + sizes["v_head_dim"])
     )
     return pricer.device.attention_seconds(
-        (BACKWARD if backward else 1.0) * flops, 2.0 * context, backward=backward
+        (BACKWARD if backward else 1.0) * flops,
+        2.0 * context,
+        backward=backward,
+        head_size=sizes["v_head_dim"],
     )
 
 

@@ -77,6 +77,7 @@ class Pricer(PreparedJob):
         trainer, gpu = training.trainer, cluster.gpu
         profile = profile or calibration.profile(trainer, gpu.family)
         kernels = kernels or kernels_at(gpu, calibration.shift(trainer, gpu.family))
+        attention = TRAINERS[trainer].fused_attention(training, gpu, mla=model.uses_mla)
         return cls(
             model=model,
             cluster=cluster,
@@ -84,7 +85,7 @@ class Pricer(PreparedJob):
             rules=TRAINERS[trainer].at(training_release(training)),
             calibration=calibration,
             profile=profile,
-            device=Device.build(cluster, kernels, profile),
+            device=Device.build(cluster, kernels, profile, attention[0]),
             fabric=Fabric.build(cluster, profile.intra_node, profile.inter_node),
             recipes=TRAINERS[training.trainer].recipes(training.trainer_version),
         )

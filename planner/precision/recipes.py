@@ -133,7 +133,7 @@ _TE_NVFP4 = replace(
 # gfx950, float8.py for SM89. On compute capability 12.0 Transformer Engine refuses mxfp8 ("not
 # supported on 12.0+ architectures yet", Megatron-LM issue 4175), its nvfp4 recipe has no kernels
 # there (TransformerEngine issue 2255), and torchao's are built for SM100.
-_FP8 = frozenset({"hopper", "blackwell", "ada", "rtx-blackwell", "cdna"})
+_FP8 = frozenset({"hopper", "blackwell", "ada", "rtx-blackwell", "cdna", "cdna4"})
 
 BF16 = Precision(torchao=_BF16, needs=("bf16",))
 FP16 = Precision(torchao=_FP16, needs=("fp16",))
@@ -175,7 +175,7 @@ MXFP8 = Precision(
     torchao=_MXFP8,
     transformer_engine=_TE_MXFP8,
     needs=("fp8", "fp4"),
-    kernel_rows=frozenset({"blackwell", "cdna"}),
+    kernel_rows=frozenset({"blackwell", "cdna4"}),
     titan_converters={"0.2": "quantize.linear.mx", "0.3": "MXFP8LinearConverter"},
     titan_expert_converters={
         "0.2": "quantize.grouped_mm.mx",

@@ -13,14 +13,26 @@ from planner.errors import UnsupportedError
 from planner.rules.base import Context, choices
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import Violation
+from planner.specs.kernel_families import kernel_family
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
+from planner.trainers.attention import AMD, TENSOR_CORES
 from planner.trainers.registry import TRAINERS
 
 OWN_CODE = "the model's own code under PyTorch FSDP2, for example Hugging Face transformers"
 OUTSIDE: Mapping[str, str] = {"google": "MaxText"}
 """Trainers that the planner does not have, by the vendor whose accelerators they run on."""
 
+NEEDS_FAMILY: Mapping[str, tuple[str, ...]] = {
+    "flash2": (*TENSOR_CORES, *AMD),
+    "flash3": ("hopper",),
+    "cudnn": TENSOR_CORES,
+}
+"""Rows of kernel curves with kernels of an attention generation.
+
+Sources: flash-attention README (2: Ampere or newer, and AMD's; 3: Hopper); cuDNN frontend,
+Attention (compute capability 8.0 or newer).
+"""
 
 STAND_IN = "cpu"
 """Vendor of a pool of CPU processes that stand for GPUs.
@@ -133,9 +145,7 @@ def _faults(c: Context) -> Iterable[tuple[str, object, str, str]]:
     if trainer.optimizers and c.training.optimizer not in trainer.optimizers:
         rule = f"{name} has no optimizer {c.training.optimizer}"
         yield "training.optimizer", c.training.optimizer, rule, f"use {choices(trainer.optimizers)}"
-    if c.training.attention_kernel == "unfused" and not trainer.unfused_attention:
-        rule = f"{name} attends with a flash kernel"
-        yield "training.attention_kernel", "unfused", rule, "leave attention_kernel out"
+    yield from _attention_faults(c, name)
     graphs = c.training.cuda_graphs
     if graphs is not None and graphs not in trainer.cuda_graphs:
         rule = f"{name} has no CUDA graphs of this kind"
@@ -143,6 +153,27 @@ def _faults(c: Context) -> Iterable[tuple[str, object, str, str]]:
     elif graphs == "full" and c.model.is_moe and not trainer.captures_dropless:
         rule = f"{name} captures no step in which the host reads how many rows each expert gets"
         yield "training.cuda_graphs", graphs, rule, "use partial or none"
+
+
+def _attention_faults(c: Context, name: str) -> Iterable[tuple[str, object, str, str]]:
+    """What the GPU or the release lacks of the attention kernel that the job names."""
+    kernel, gpu = c.training.attention_kernel, c.cluster.gpu
+    brought = c.released.fused_attention(
+        c.training.model_copy(update={"attention_kernel": "flash"}), gpu, mla=c.model.uses_mla
+    )
+    if kernel == "flash" or kernel in brought:
+        return
+    field, remedy = "training.attention_kernel", "leave attention_kernel out"
+    if (
+        gpu.vendor != STAND_IN
+        and kernel in NEEDS_FAMILY
+        and kernel_family(gpu) not in NEEDS_FAMILY[kernel]
+    ):
+        rule = f"{kernel} attention has no kernels for {gpu.name}"
+        yield field, kernel, rule, remedy
+    elif kernel not in c.released.attention_kernels:
+        rule = f"{name} has no setting for {kernel} attention: it brings {' or '.join(brought)}"
+        yield field, kernel, rule, remedy
 
 
 def _remedy(c: Context, able: list[Able]) -> str:

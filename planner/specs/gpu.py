@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from planner.specs.gpu_families import VENDORS
+from planner.specs.gpu_families import SILICON, VENDORS
 from planner.units import EXAMPLES, GIB, GIGA, KIB, KILO, MEGA, MIB, PETA, TERA, TIB, parse_quantity
 
 Topology = Literal["switch", "ring", "tree", "mesh", "torus"]
@@ -135,7 +135,9 @@ class GpuSpec(Frozen):
     peak_flops_per_second: dense peak by dtype of the GEMM's inputs; a dtype not listed is not
         supported; "fp8" stands for tensorwise, rowwise, blockwise and mxfp8.
     power_limit_watts: default board limit.
-    nominal_power_watts: the power at which the peaks hold; below it compute clocks drop.
+    nominal_power_watts: the power at which dense GEMMs hold the peaks; below it their clock drops.
+        Where it is left out, that of the family's silicon (`gpu_families.SILICON`), or the board
+        limit of a family that is not in the table.
     boost_clock_hz: clock of the datasheet peaks.
     nvls: whether the switch reduces (NVLink SHARP).
     context_bytes: taken by the driver's context before the first tensor.
@@ -206,9 +208,16 @@ class GpuSpec(Frozen):
         return self
 
     @model_validator(mode="after")
-    def _peaks_hold_at_the_limit(self) -> "GpuSpec":
+    def _peaks_hold_at_a_power(self) -> "GpuSpec":
         if not self.nominal_power_watts:
-            object.__setattr__(self, "nominal_power_watts", self.power_limit_watts)
+            silicon = SILICON.get(self.family)
+            peaks = self.peak_flops_per_second
+            peak = peaks.get("bf16") or peaks.get("fp16")
+            nominal = self.power_limit_watts
+            if silicon is not None and peak:
+                clock = self.boost_clock_hz or silicon.clock_hz
+                nominal = silicon.nominal_power_watts(peak, clock)
+            object.__setattr__(self, "nominal_power_watts", nominal)
         return self
 
     def __hash__(self) -> int:

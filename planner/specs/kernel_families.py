@@ -9,7 +9,7 @@ from planner.specs.gpu_families import KERNEL_ROWS, KNOWN_FAMILIES, is_known_fam
 # every GPU). Judgement.
 _STAND_INS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "nvidia": (("fp4", "blackwell"), ("fp8", "hopper"), ("bf16", "ampere"), ("", "volta")),
-    "amd": (("", "cdna"),), "google": (("", "tpu"),), "cpu": (("", "cpu"),),
+    "amd": (("fp4", "cdna4"), ("", "cdna")), "google": (("", "tpu"),), "cpu": (("", "cpu"),),
 }  # fmt: skip
 
 

@@ -7,8 +7,10 @@ from typing import Any, Literal
 
 from planner.precision import Recipe
 from planner.schedules import Runtime, schedules_of
+from planner.specs.gpu import GpuSpec
 from planner.specs.model import ModelSpec
-from planner.specs.training import CudaGraphs
+from planner.specs.training import CudaGraphs, TrainingSpec
+from planner.trainers.attention import AttentionRow, attention_kernels
 from planner.trainers.framework import Framework
 from planner.trainers.release import Known, Release, Releases, named, release_in
 from planner.trainers.sharding import Sharding
@@ -51,7 +53,6 @@ class TrainerRules:
     What it trains:
     lacks: what of a model it has no class or argument for, in words.
     optimizers: those it has; empty for any.
-    unfused_attention: attention may run without a flash kernel.
 
     What it assumes where a layout leaves a field unset:
     zero_stage, zero_stage_under_pp, ac, layout_defaults.
@@ -93,7 +94,9 @@ class TrainerRules:
         before the next step begins. Otherwise every tensor is split.
     fused_kernels: norms, activations and rotary run as fused kernels without torch.compile
         (Transformer Engine, flash-attn).
-    vendor_attention: cuDNN or Transformer Engine attends, instead of FlashAttention-2.
+    attention: which attention kernel its releases bring, newest first.
+    attention_kernels: values of the training field of that name that it can be told; "flash" and
+        what the release brings are always among what it runs.
     early_stop: recomputation is torch's non-reentrant checkpoint, which stops early; Megatron's own
         runs the whole layer again.
     repeats_kv_until: last release and month in which keys and values were copied to all query heads
@@ -139,7 +142,6 @@ class TrainerRules:
     export_format: str
     lacks: Callable[[ModelSpec, Release], list[str]] = lacks_nothing
     optimizers: tuple[str, ...] = ()
-    unfused_attention: bool = True
     zero_stage: int
     zero_stage_under_pp: int
     ac: str
@@ -174,7 +176,8 @@ class TrainerRules:
     recipes_in: Callable[[Release], tuple[Recipe, ...]]
     whole_owners: bool
     fused_kernels: bool
-    vendor_attention: bool
+    attention: tuple[AttentionRow, ...]
+    attention_kernels: frozenset[str]
     early_stop: bool
     repeats_kv_until: tuple[str, str]
     composite_norm_until: tuple[str, str]
@@ -214,6 +217,13 @@ class TrainerRules:
     def at(self, release: Release) -> "TrainerRules":
         """The trainer as one of its releases is."""
         return _at(self, release)
+
+    def fused_attention(
+        self, training: TrainingSpec, gpu: GpuSpec, *, mla: bool
+    ) -> tuple[str, ...]:
+        """Kernels that a job's fused attention may run with, the likeliest first."""
+        release = self.release(training.trainer_version)
+        return attention_kernels(self.attention, training, release, gpu, mla=mla)
 
     def recipes(self, trainer_version: str | None) -> tuple[Recipe, ...]:
         """How the release computes in each precision, in the order of the precision codes."""

@@ -5,6 +5,7 @@ from functools import lru_cache
 
 from planner.precision import TWO_BYTES, Recipe, torchao
 from planner.specs.layout import AC_KINDS
+from planner.trainers.attention import SDPA
 from planner.trainers.base import COMMON, NEVER, lacks_nothing
 from planner.trainers.release import Release
 from planner.trainers.torchtitan import TORCHTITAN
@@ -46,7 +47,8 @@ FSDP = replace(
     own_code=True,
     lacks=lacks_nothing,
     optimizers=(),
-    unfused_attention=True,
+    attention=SDPA,
+    attention_kernels=frozenset({"flash2", "flash3", "cudnn", "unfused"}),
     ac="none",
     layout_defaults={**COMMON, "reduce_dtype": "bfloat16"},
     vocab_parallel_loss=False,

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from planner.trainers.attention import FLASH_ATTN
 from planner.trainers.base import COMMON, lacks_nothing
 from planner.trainers.megatron import MEGATRON
 from planner.trainers.tp_overlap import DEFERRED
@@ -35,7 +36,8 @@ INTERNEVO = replace(
         ),
     ),
     whole_owners=True,
-    vendor_attention=False,
+    attention=FLASH_ATTN,
+    attention_kernels=frozenset({"flash2", "unfused"}),
     gradient_dtype="bfloat16",
     fused_sums=False,
     placeholders_since="",

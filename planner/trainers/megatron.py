@@ -6,6 +6,7 @@ from functools import lru_cache
 from planner.precision import Recipe, transformer_engine
 from planner.specs.model import ModelSpec
 from planner.trainers import megatron_models
+from planner.trainers.attention import TRANSFORMER_ENGINE
 from planner.trainers.base import COMMON, NEVER, Change, TrainerRules
 from planner.trainers.framework import MEGATRON as MEGATRON_FRAMEWORK
 from planner.trainers.release import Known, Release, Releases
@@ -123,7 +124,10 @@ MEGATRON = TrainerRules(
     recipes_in=_recipes,
     whole_owners=False,
     fused_kernels=True,
-    vendor_attention=True,
+    # --attention-backend flash | fused | unfused; Transformer Engine takes flash-attn 3 on Hopper
+    # where it is installed (dot_product_attention/utils.py get_attention_backend)
+    attention=TRANSFORMER_ENGINE,
+    attention_kernels=frozenset({"flash2", "flash3", "cudnn", "unfused"}),
     early_stop=False,
     repeats_kv_until=NEVER,
     composite_norm_until=NEVER,

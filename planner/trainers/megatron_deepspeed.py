@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from planner.trainers.attention import FLASH_ATTN
 from planner.trainers.base import COMMON, lacks_nothing
 from planner.trainers.framework import MEGATRON as MEGATRON_FRAMEWORK
 from planner.trainers.megatron import MEGATRON
@@ -44,7 +45,8 @@ MEGATRON_DEEPSPEED = replace(
     ),
     # bigscience-workshop/Megatron-DeepSpeed megatron/mpu/layers.py (F.linear, all-reduces block)
     tp_overlaps=(),
-    vendor_attention=False,
+    attention=FLASH_ATTN,
+    attention_kernels=frozenset({"flash2", "unfused"}),
     fused_sums=False,
     placeholders_since="",
     # deepspeed/runtime/bf16_optimizer.py (update_hp_grads), pipe/engine.py (_exec_backward_pass)

@@ -7,6 +7,7 @@ from planner.precision import Recipe, torchao
 from planner.specs.layout import AC_KINDS
 from planner.specs.model import ModelSpec
 from planner.trainers import titan_models
+from planner.trainers.attention import TORCHTITAN_SDPA
 from planner.trainers.base import COMMON, Change, TrainerRules
 from planner.trainers.framework import TORCH
 from planner.trainers.release import Known, Release, Releases
@@ -130,7 +131,6 @@ TORCHTITAN = TrainerRules(
     export_format="torchtitan",
     lacks=_lacks,
     optimizers=("adamw",),
-    unfused_attention=False,
     zero_stage=3,
     zero_stage_under_pp=2,
     ac="selective-op",
@@ -158,7 +158,9 @@ TORCHTITAN = TrainerRules(
     recipes_in=_recipes,
     whole_owners=False,
     fused_kernels=False,
-    vendor_attention=False,
+    # SDPA and FlexAttention are chosen in the model's code; only 0.3's `varlen` is a setting
+    attention=TORCHTITAN_SDPA,
+    attention_kernels=frozenset(),
     early_stop=True,
     # 0.2.2 of February 2026 passes enable_gqa (models/llama3/model/model.py)
     repeats_kv_until=("0.2.1", "2025-12"),

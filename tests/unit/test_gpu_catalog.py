@@ -8,6 +8,7 @@ from planner.catalog.clusters import gpu_aliases, gpu_names
 from planner.errors import SpecError, UnknownNameError
 from planner.intake.machines import load_gpu, read_gpu
 from planner.specs.gpu import DTYPES
+from planner.specs.gpu_families import SILICON
 from planner.units import GIB, GIGA, TERA
 
 CONTRACT_NAMES = [
@@ -59,7 +60,7 @@ def test_figures_are_plausible(name):
     gpu = load_gpu(name)
     assert set(gpu.peak_flops_per_second) <= set(DTYPES)
     assert GIB < gpu.memory_bytes < 400 * GIB
-    assert gpu.power_limit_watts <= gpu.nominal_power_watts
+    assert 0.05 < gpu.nominal_power_watts / gpu.power_limit_watts < 3
     assert gpu.context_bytes < gpu.memory_bytes / 10
     assert gpu.scale_out.bandwidth_bytes_per_second < gpu.scale_up.bandwidth_bytes_per_second
     assert gpu.scale_up.latency_seconds <= gpu.scale_out.latency_seconds
@@ -138,9 +139,22 @@ def test_unsupported_dtypes_are_absent():
     assert "fp4" not in load_gpu("h200").peak_flops_per_second
 
 
+def test_nominal_power_follows_units_and_clock():
+    """P = P0 x units x clock^(1 / x), over the reference product of the silicon."""
+    gpu, silicon = load_gpu("mi350x-288gb"), SILICON["cdna4"]
+    clock = gpu.boost_clock_hz / silicon.clock_hz
+    units = gpu.peak_flops_per_second["bf16"] / silicon.peak_flops_per_second / clock
+    assert units == pytest.approx(1.0, rel=1e-3), "the same 256 compute units"
+    assert gpu.nominal_power_watts == pytest.approx(
+        silicon.full_power_watts * units * clock ** (1 / silicon.power_exponent)
+    )
+
+
 def test_the_500_watt_h100_knows_the_power_of_its_peaks():
     gpu = load_gpu("h100-sxm-96gb-hbm2e")
-    assert (gpu.default_power_watts, gpu.nominal_power_watts) == (500.0, 700.0)
+    whole = load_gpu("h100-sxm-80gb")
+    assert (gpu.default_power_watts, whole.default_power_watts) == (500.0, 700.0)
+    assert gpu.nominal_power_watts == whole.nominal_power_watts == 800.0
     assert gpu.memory_bandwidth_bytes_per_second == pytest.approx(2.4 * TERA)
     assert gpu.memory_bytes / GIB == pytest.approx(95.0, abs=0.1)
 

@@ -369,14 +369,17 @@ def _flash_cost(
         1.0,
         context.device.linear_rate[context.device.half] / context.device.linear_rate[SINGLE],
     )
-    forward = slower * context.device.attention_seconds(flops, length, backward=False) + merging
-    backward = (
-        slower * context.device.attention_seconds(2.5 * flops, length, backward=True) + merging
+    head = float(model.v_dim)
+    forward = slower * context.device.attention_seconds(
+        flops, length, backward=False, head_size=head
+    )
+    backward = slower * context.device.attention_seconds(
+        2.5 * flops, length, backward=True, head_size=head
     )
     return cost(
         context,
-        forward=forward,
-        input_grad=backward,
+        forward=forward + merging,
+        input_grad=backward + merging,
         forward_kernels=3.0 * pieces,
         backward_kernels=6.0 * pieces,
         flops=flops,

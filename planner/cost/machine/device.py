@@ -9,17 +9,32 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.columns import FloatColumn, IntColumn
-from planner.cost.machine.profile import KernelProfile, Profile
+from planner.cost.machine.profile import AttentionCurve, KernelProfile, Profile
 from planner.precision import torchao
 from planner.specs.cluster import ClusterSpec
 from planner.specs.gpu import GpuSpec
+from planner.specs.gpu_families import SILICON
 
 TILE_ROWS, TILE_COLS = 128, 128
 FP16_BYTES = 2.0
 # of one element that a GEMM reads, by peak; 2 for the rest
 OPERAND_BYTES: Mapping[str, float] = {"fp8": 1.0, "fp4": 0.5}
 BF16, FP16 = 0, 1
+WIDE_HEAD = 128.0
 SINGLE = -1  # last row of the rates, for param_dtype float32: TF32 where the GPU has it
+
+
+def relative_clock(kernels: KernelProfile, power: float) -> float:
+    """Compute clock under dense load, over that of the product whose kernels were timed.
+
+    clock = min(1, power^x) / min(1, timed power^x)
+    power: board limit over the power at which dense GEMMs hold the product's own full clock.
+    GEMMs of every format and fused attention run at it: Llama 3 8B at 32k tokens slows on the 500 W
+    H100 as much as at 8k. Memory-bound kernels do not throttle.
+    Source: dynamic power follows f V^2; x from pairs of products, see `gpu_families.SILICON`.
+    """
+    here, timed = min(1.0, power), min(1.0, kernels.timed_power)
+    return float((here / timed) ** kernels.power_exponent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +45,7 @@ class Device:
     linear_rate: FLOP/s that a large GEMM reaches (NaN: the GPU lacks the dtype).
     linear_half_depth: the depth at which it reaches half of that.
     operand_bytes: of an element that it reads.
+    attention: the curve of its generation; the rates are FLOP/s at long context.
     half: precision code of its 16-bit format.
     """
 
@@ -39,32 +55,41 @@ class Device:
     linear_rate: FloatColumn
     linear_half_depth: FloatColumn
     operand_bytes: FloatColumn
+    attention: AttentionCurve
     attention_forward_rate: float
     attention_backward_rate: float
-    attention_half_context: float
     memory_rate: float
     num_sms: int
     half: int
 
     @classmethod
-    def build(cls, cluster: ClusterSpec, kernels: KernelProfile, profile: Profile) -> "Device":
+    def build(
+        cls,
+        cluster: ClusterSpec,
+        kernels: KernelProfile,
+        profile: Profile,
+        generation: str = "flash2",
+    ) -> "Device":
         """Rates of this cluster's GPU at its power limit.
 
-        Compute clocks fall with power as (limit / nominal)^exponent; memory-bound work does not.
+        generation: of fused attention, see `trainers.attention`.
         """
         gpu = cluster.gpu
-        nominal, limit = gpu.nominal_power_watts, cluster.power_limit_watts or gpu.power_limit_watts
-        clock = min(1.0, (limit / nominal) ** profile.power_exponent) if nominal else 1.0
+        limit = cluster.power_limit_watts or gpu.power_limit_watts
+        attention = kernels.attention_curve(generation)
+        # a family whose silicon nobody measured clocks as the one whose kernels price it
+        alike = 1.0 if gpu.family in SILICON else kernels.timed_power
+        clock = relative_clock(kernels, alike * limit / gpu.nominal_power_watts)
         peaks: Mapping[str, float] = gpu.peak_flops_per_second
         rates, halves = [], []
         for recipe in torchao():
             share = kernels.gemm.get(recipe.gain_key)
             peak = peaks.get(recipe.peak)
             known = share is not None and peak is not None
-            speed = profile.compute * (
+            software = profile.compute * (
                 1.0 if recipe.gain_key == "gemm_bf16" else profile.low_precision
             )
-            rates.append(peak * share * clock * speed if known and peak and share else np.nan)
+            rates.append(peak * share * clock * software if known and peak and share else np.nan)
             halves.append(kernels.gemm_half_depth.get(recipe.gain_key, 1.0))
         single = peaks.get("tf32") or peaks.get("fp32")
         rates.append(
@@ -74,8 +99,8 @@ class Device:
         operand_bytes = [OPERAND_BYTES.get(recipe.peak, FP16_BYTES) for recipe in torchao()] + [
             2 * FP16_BYTES
         ]
-        attention = kernels.vendor if profile.vendor_attention else kernels.flash2
         half_precision = peaks.get("bf16") or peaks.get("fp16") or peaks["fp32"]
+        speed = half_precision * clock * profile.compute * profile.attention
         return cls(
             gpu=gpu,
             kernels=kernels,
@@ -83,17 +108,9 @@ class Device:
             linear_rate=np.array(rates),
             linear_half_depth=np.array(halves),
             operand_bytes=np.array(operand_bytes),
-            attention_forward_rate=half_precision
-            * attention.forward
-            * clock
-            * profile.compute
-            * profile.attention,
-            attention_backward_rate=half_precision
-            * attention.backward
-            * clock
-            * profile.compute
-            * profile.attention,
-            attention_half_context=attention.half_context,
+            attention=attention,
+            attention_forward_rate=speed * attention.forward,
+            attention_backward_rate=speed * attention.backward,
             memory_rate=gpu.memory_bandwidth_bytes_per_second * kernels.memory,
             num_sms=max(gpu.num_sms, 1),
             half=BF16 if peaks.get("bf16") else FP16,
@@ -134,14 +151,23 @@ class Device:
         )
 
     def attention_seconds(
-        self, flops: FloatColumn, context: FloatColumn, *, backward: bool
+        self,
+        flops: FloatColumn,
+        context: FloatColumn,
+        *,
+        backward: bool,
+        head_size: float | FloatColumn = WIDE_HEAD,
     ) -> FloatColumn:
         """Seconds of fused attention: flops over a rate that rises with context.
 
-        rate = ceiling x c / (c + half)
+        rate = ceiling x c / (c + half) x min(1, head size / 128)^small_heads
+        Source: the fits that `benchmarks/fit_kernels.py` prints.
         """
         rate = self.attention_backward_rate if backward else self.attention_forward_rate
-        return flops * (context + self.attention_half_context) / (rate * context)
+        narrow = np.minimum(head_size / WIDE_HEAD, 1.0) ** self.attention.small_heads
+        return np.asarray(
+            flops * (context + self.attention.half_context) / (rate * narrow * context)
+        )
 
     def moved_seconds(self, num_bytes: FloatColumn) -> FloatColumn:
         """Seconds of a memory-bound kernel by the bytes it reads and writes."""

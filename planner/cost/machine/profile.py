@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from planner.specs.gpu import GpuSpec
+from planner.specs.gpu_families import SILICON
 from planner.specs.kernel_families import kernel_family
 from planner.trainers.base import TrainerRules
 from planner.units import GIB
@@ -14,118 +15,166 @@ from planner.units import GIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionCurve:
-    """Fused attention: what it reaches of the bf16 peak, by context.
+    """Fused attention of one generation: what it reaches of the bf16 peak, by context.
 
-    forward, backward: shares of the peak at long context.
+    forward, backward: shares of the peak at long context, with heads of 128.
     half_context: the context (tokens) at which half of that is reached.
+    small_heads: e in rate = (head size / 128)^e for smaller heads.
     """
 
     forward: float
     backward: float
     half_context: float
+    small_heads: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelProfile:
-    """How close one GPU family comes to its datasheet.
+    """How close one GPU family comes to its datasheet, on the product that was timed.
 
     gemm: share of the dense peak that a large GEMM reaches, by recipe key.
-    gemm_half_depth: K at which a GEMM reaches half of that.
-    flash2: FlashAttention-2 as torch's SDPA ships it.
-    vendor: the vendor's own kernel (cuDNN, Transformer Engine).
+    gemm_half_depth: K at which a GEMM reaches half of that, by recipe key.
+    attention: curves of fused attention by generation (`trainers.attention`); `flash2` stands in
+        for one that is left out.
     memory: share of the memory bandwidth that a streaming kernel reaches.
+    timed_power: power limit of the product that was timed, over the power at which dense GEMMs
+        hold its full clock (`specs.gpu_families.SILICON`).
+    power_exponent: x in clock = (power / full power)^x.
     rates_sd: standard deviation of the logarithm of these rates, as long as no training run on the
         family was measured.
     """
 
     gemm: Mapping[str, float]
     gemm_half_depth: Mapping[str, float]
-    flash2: AttentionCurve
-    vendor: AttentionCurve
+    attention: Mapping[str, AttentionCurve]
     memory: float
+    timed_power: float
+    power_exponent: float
     source: str
     rates_sd: float = 0.0
 
+    def attention_curve(self, generation: str) -> AttentionCurve:
+        """The curve of a generation."""
+        return self.attention.get(generation, self.attention["flash2"])
 
-def _curve(forward: float, backward: float, half_context: float) -> AttentionCurve:
-    return AttentionCurve(forward=forward, backward=backward, half_context=half_context)
+
+def _curve(
+    forward: float, backward: float, half_context: float, small_heads: float
+) -> AttentionCurve:
+    return AttentionCurve(
+        forward=forward, backward=backward, half_context=half_context, small_heads=small_heads
+    )
 
 
-# `benchmarks/fit_kernels.py` prints the fit to published kernel timings behind each figure that
-# cites micro.csv.
+def _power(family: str) -> dict[str, float]:
+    silicon = SILICON[family]
+    return {
+        "timed_power": silicon.timed_power_watts / silicon.full_power_watts,
+        "power_exponent": silicon.power_exponent,
+    }
+
+
+_NO_THROTTLE = {"timed_power": 1.0, "power_exponent": 0.7}
+# The published low-precision timings of micro.csv are linear layers of inference engines: they
+# quantise their input in the same measurement, and some wait for the host. What is left for the
+# product alone, which these curves are for, comes from `benchmarks/fit_kernels.py`, which fits
+# product, input and host together and prints the figures that cite micro.csv.
 KERNELS: Mapping[str, KernelProfile] = {
     "volta": KernelProfile(
         gemm={"gemm_bf16": 0.72},
         gemm_half_depth={"gemm_bf16": 180},
-        flash2=_curve(0.35, 0.28, 400),
-        vendor=_curve(0.35, 0.28, 400),
+        attention={"flash2": _curve(0.35, 0.28, 400, 0.14)},
         memory=0.80,
+        **_power("volta"),
         source="judgement: cuBLAS fp16 on V100 reaches 90 of 125 TFLOP/s",
         rates_sd=0.15,
     ),
     "ampere": KernelProfile(
         gemm={"gemm_bf16": 0.92},
         gemm_half_depth={"gemm_bf16": 250},
-        flash2=_curve(0.66, 0.60, 480),
-        vendor=_curve(0.66, 0.60, 480),
+        attention={
+            "flash1": _curve(0.42, 0.33, 480, 0.14),
+            "flash2": _curve(0.66, 0.60, 480, 0.14),
+            "flex": _curve(0.59, 0.51, 480, 0.14),
+            "cudnn": _curve(0.56, 0.48, 480, 0.14),
+        },
         memory=0.82,
-        source="micro.csv A100: GEMM bfloat16, FlashAttention-2 forward and backward",
+        **_power("ampere"),
+        source="micro.csv A100: GEMM bfloat16, FlashAttention-2 forward and backward; cuDNN: A100 "
+        "PCIe, 0.82 of FlashAttention-2 (huggingface/transformers pull request 48163); "
+        "FlashAttention-1: 1.7 times slower (Dao 2023, figures 5 and 6); FlexAttention: 0.90 and "
+        "0.85 of FlashAttention-2 (pytorch.org/blog/flexattention)",
     ),
     "hopper": KernelProfile(
         gemm={
             "gemm_bf16": 0.84,
-            "gemm_fp8": 0.80,
+            "gemm_fp8": 0.81,
             "gemm_fp8_rowwise": 0.68,
-            "gemm_fp8_blockwise": 0.68,
+            "gemm_fp8_blockwise": 0.76,
         },
         gemm_half_depth={
             "gemm_bf16": 270,
-            "gemm_fp8": 450,
+            "gemm_fp8": 600,
             "gemm_fp8_rowwise": 500,
-            "gemm_fp8_blockwise": 670,
+            "gemm_fp8_blockwise": 500,
         },
-        flash2=_curve(0.38, 0.335, 500),
-        vendor=_curve(0.66, 0.50, 900),
+        attention={
+            "flash1": _curve(0.22, 0.19, 500, 0.18),
+            "flash2": _curve(0.36, 0.335, 450, 0.18),
+            "flex": _curve(0.38, 0.30, 500, 0.18),
+            "flash3": _curve(0.65, 0.52, 800, 0.36),
+            "cudnn": _curve(0.60, 0.50, 450, 0.48),
+        },
         memory=0.82,
-        source="micro.csv H100, H200: GEMM bfloat16, FlashAttention-2 and -3, cuDNN; "
-        "fp8: 1.9 times bf16 in training runs (the inference kernels of micro.csv are "
-        "slower); fp8_blockwise: micro.csv fp8_block; "
-        "backward: judgement",
+        **_power("hopper"),
+        source="micro.csv H100, H200: GEMM bfloat16, fp8 and fp8_block, FlashAttention-2 and -3, "
+        "cuDNN 9.1 (0.56 causal; 9.15 is faster: judgement); rowwise: judgement; backward of "
+        "FlashAttention-3 and cuDNN: Shah et al. 2024, figure 6; FlashAttention-1: 1.7 times "
+        "slower than -2 (Dao 2023, figure 7); FlexAttention: pytorch.org/blog/flexattention",
     ),
     "blackwell": KernelProfile(
         gemm={
             "gemm_bf16": 0.66,
-            "gemm_fp8": 0.74,
+            "gemm_fp8": 0.76,
             "gemm_fp8_rowwise": 0.62,
-            "gemm_fp8_blockwise": 0.69,
-            "gemm_mxfp8": 0.69,
-            "gemm_fp4": 0.60,
+            "gemm_fp8_blockwise": 0.70,
+            "gemm_mxfp8": 0.71,
+            "gemm_fp4": 0.59,
         },
         gemm_half_depth={
             "gemm_bf16": 150,
-            "gemm_fp8": 500,
+            "gemm_fp8": 600,
             "gemm_fp8_rowwise": 600,
-            "gemm_fp8_blockwise": 500,
-            "gemm_mxfp8": 500,
-            "gemm_fp4": 3300,
+            "gemm_fp8_blockwise": 600,
+            "gemm_mxfp8": 600,
+            "gemm_fp4": 1500,
         },
-        flash2=_curve(0.25, 0.22, 900),
-        vendor=_curve(0.60, 0.48, 2000),
+        attention={
+            "flash1": _curve(0.13, 0.11, 700, 0.18),
+            "flash2": _curve(0.21, 0.18, 700, 0.18),
+            "flex": _curve(0.24, 0.20, 900, 0.18),
+            "cudnn": _curve(0.60, 0.48, 2000, 0.72),
+        },
         memory=0.70,
-        source="micro.csv B200, GB200: GEMM bfloat16 and bf16 (TE), nvfp4, attention; "
-        "fp8: 2.3 times bf16 in training runs; mxfp8: 0.93 of fp8, whose kernels take 144, 61 "
+        **_power("blackwell"),
+        source="micro.csv B200, GB200: GEMM bfloat16 and bf16 (TE), fp8, fp8_block, nvfp4, cuDNN "
+        "attention forward and backward; mxfp8: 0.93 of fp8, whose kernels take 144, 61 "
         "and 53 us where mxfp8's take 152, 52 and 51 "
         "(pytorch/ao issue 1768), 5 to 9% more on large products (AMD Primus-Turbo pull "
-        "request 390); fp8_blockwise runs as mxfp8 "
-        "(Transformer Engine, fp8_blockwise_scaling); FlashAttention-2 and backward: judgement",
+        "request 390); FlashAttention-2: 12,211 tokens/s with cuDNN were 10,902 with it "
+        "(torchtitan pull request 1196); rowwise, FlashAttention-1, FlexAttention: judgement",
     ),
     "ada": KernelProfile(
         gemm={"gemm_bf16": 0.80, "gemm_fp8": 0.70, "gemm_fp8_rowwise": 0.60},
         gemm_half_depth={"gemm_bf16": 200, "gemm_fp8": 500, "gemm_fp8_rowwise": 600},
-        flash2=_curve(0.55, 0.45, 350),
-        vendor=_curve(0.55, 0.45, 350),
+        attention={
+            "flash1": _curve(0.35, 0.27, 350, 0.14),
+            "flash2": _curve(0.55, 0.45, 350, 0.14),
+        },
         memory=0.85,
-        source="judgement: like Ampere",
+        **_power("ada"),
+        source="judgement: like Ampere; cuDNN as FlashAttention-2 (L40S, huggingface/transformers "
+        "pull request 48163)",
         rates_sd=0.15,
     ),
     "rtx-blackwell": KernelProfile(
@@ -141,50 +190,73 @@ KERNELS: Mapping[str, KernelProfile] = {
             "gemm_fp8_rowwise": 600,
             "gemm_fp8_blockwise": 600,
         },
-        flash2=_curve(0.55, 0.45, 350),
-        vendor=_curve(0.55, 0.45, 350),
+        attention={"flash2": _curve(0.55, 0.45, 350, 0.14), "cudnn": _curve(0.48, 0.40, 350, 0.14)},
         memory=0.85,
+        **_power("rtx-blackwell"),
         source="judgement: like Ada, whose matrix instructions it keeps (compute "
         "capability 12.0 has "
-        "no tensor memory and no tcgen05)",
+        "no tensor memory and no tcgen05); cuDNN: 0.88 of FlashAttention-2 (RTX PRO 6000, "
+        "huggingface/transformers pull request 48163)",
         rates_sd=0.2,
     ),
     "cdna": KernelProfile(
         gemm={
-            "gemm_bf16": 0.54,
+            "gemm_bf16": 0.49,
             "gemm_fp8": 0.42,
             "gemm_fp8_rowwise": 0.38,
             "gemm_fp8_blockwise": 0.38,
-            "gemm_mxfp8": 0.39,
         },
         gemm_half_depth={
             "gemm_bf16": 500,
             "gemm_fp8": 1000,
             "gemm_fp8_rowwise": 1100,
             "gemm_fp8_blockwise": 1100,
-            "gemm_mxfp8": 1000,
         },
-        flash2=_curve(0.38, 0.28, 800),
-        vendor=_curve(0.42, 0.30, 800),
+        attention={"flash2": _curve(0.38, 0.28, 800, 0.18), "ck": _curve(0.42, 0.30, 800, 0.18)},
         memory=0.75,
-        source="micro.csv: achievable GEMM of MI300X, MI325X, MI355X; the rest judgement",
+        **_power("cdna3"),
+        source="micro.csv: achievable GEMM of MI300X, 0.51 of the peak in its best shape; the rest "
+        "judgement",
+        rates_sd=0.15,
+    ),
+    "cdna4": KernelProfile(
+        gemm={
+            "gemm_bf16": 0.60,
+            "gemm_fp8": 0.57,
+            "gemm_fp8_rowwise": 0.52,
+            "gemm_fp8_blockwise": 0.52,
+            "gemm_mxfp8": 0.53,
+        },
+        gemm_half_depth={
+            "gemm_bf16": 400,
+            "gemm_fp8": 600,
+            "gemm_fp8_rowwise": 700,
+            "gemm_fp8_blockwise": 700,
+            "gemm_mxfp8": 600,
+        },
+        attention={"flash2": _curve(0.36, 0.26, 1200, 0.18), "ck": _curve(0.44, 0.34, 1200, 0.18)},
+        memory=0.75,
+        **_power("cdna4"),
+        source="micro.csv: achievable GEMM of MI355X, 0.62 of the peak in its best shape; fp8: "
+        "judgement, 1.9 times bf16 as on Hopper; half depth: four matrix cores a unit as on CDNA3 "
+        "with twice the local memory, judgement; attention: judgement",
         rates_sd=0.15,
     ),
     "tpu": KernelProfile(
         gemm={"gemm_bf16": 0.80},
         gemm_half_depth={"gemm_bf16": 250},
-        flash2=_curve(0.50, 0.42, 500),
-        vendor=_curve(0.50, 0.42, 500),
+        attention={"flash2": _curve(0.50, 0.42, 500, 0.14)},
         memory=0.85,
+        **_NO_THROTTLE,
         source="judgement: XLA on large matmuls",
         rates_sd=0.25,
     ),
     "cpu": KernelProfile(
         gemm={"gemm_bf16": 0.50},
         gemm_half_depth={"gemm_bf16": 64},
-        flash2=_curve(0.25, 0.20, 64),
-        vendor=_curve(0.25, 0.20, 64),
+        attention={"flash2": _curve(0.25, 0.20, 64, 0.0)},
         memory=0.50,
+        **_NO_THROTTLE,
         source="judgement",
         rates_sd=0.5,
     ),
@@ -200,10 +272,8 @@ class Profile:
     Speed, relative to the micro-measured kernels:
     compute: matrix kernels.
     low_precision: matrix kernels below 16 bits, besides.
-    vendor_attention: attention is cuDNN's or Transformer Engine's, not FlashAttention-2.
     attention: attention kernels.
     elementwise: measured over counted traffic of memory-bound operations.
-    power_exponent: how the clock follows the power limit.
     unaligned_head_slowdown: of unfused attention whose head size is no multiple of 8.
 
     The host:
@@ -240,7 +310,6 @@ class Profile:
 
     compute: float = 0.80
     low_precision: float = 1.0
-    vendor_attention: bool = False
     attention: float = 1.0
     elementwise: float = 1.0
     launch_seconds: float = 9e-6
@@ -260,7 +329,6 @@ class Profile:
     early_step_share: float = 0.02
     fixed_step_seconds: float = 0.02
     straggler_delay: float = 0.0144
-    power_exponent: float = 0.70
     unaligned_head_slowdown: float = 7.0
     fragmentation: float = 0.10
     fragmentation_expandable: float = 0.02
@@ -275,9 +343,7 @@ class Profile:
 
 def software_profile(trainer: TrainerRules) -> Profile:
     """A trainer's profile before calibration, which moves the knobs of `cost.machine.knobs`."""
-    return Profile(
-        vendor_attention=trainer.vendor_attention, memory_extra_sd=trainer.memory_extra_sd
-    )
+    return Profile(memory_extra_sd=trainer.memory_extra_sd)
 
 
 def kernel_profile(gpu: GpuSpec) -> KernelProfile:
