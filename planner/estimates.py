@@ -176,6 +176,7 @@ class _Columns:
             violations=[],
             fits=probability <= FITS_BELOW,
             oom_probability=probability,
+            oom_probability_full_card=float(self.spread.oom_probability_full_card[row]),
             step_seconds=step,
             tokens_per_second_per_gpu=tokens,
             mfu=mfu,

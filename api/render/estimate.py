@@ -1,5 +1,6 @@
 """One estimate on one screen; the bars are shared with the plan."""
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -107,11 +108,7 @@ def key_figures(estimate: Estimate, width: int, *, step_seconds: float | None = 
             f"{size(estimate.device_bytes)} of {size(estimate.usable_bytes)}",
             f"reserved {size(estimate.peak_reserved_bytes)} ({peak})",
         ),
-        (
-            "runs out of memory",
-            risk(estimate.oom_probability),
-            "" if estimate.fits else "too risky: more than 5%",
-        ),
+        ("runs out of memory", risk(estimate.oom_probability), "; ".join(_risks(estimate))),
     )
     for name, value, more in rows:
         cells = (Text(value, style="bold"), Text(more, style="dim"))
@@ -120,6 +117,15 @@ def key_figures(estimate: Estimate, width: int, *, step_seconds: float | None = 
         else:
             table.add_row(Text(name, style="dim"), *cells)
     return table
+
+
+def _risks(estimate: Estimate) -> Iterator[str]:
+    """What to know of the risk: why it does not fit, and how all of the card compares."""
+    if not estimate.fits:
+        yield "too risky: more than 5%"
+    whole = risk(estimate.oom_probability_full_card)
+    if whole != risk(estimate.oom_probability):
+        yield f"with all of the card {whole}"
 
 
 def _speed_rows(estimate: Estimate, step_seconds: float | None) -> tuple[tuple[str, str, str], ...]:

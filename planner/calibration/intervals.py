@@ -127,12 +127,17 @@ def moved_pricers(pricer: Pricer) -> Iterator[Pricer]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """90% intervals as (low, high) columns (N,), and P(device bytes > usable) (N,)."""
+    """90% intervals as (low, high) columns (N,), and P(device bytes > limit) (N,) for two limits.
+
+    oom_probability: what a plan may use of the GPU.
+    oom_probability_full_card: all of it.
+    """
 
     step_seconds: Pair
     peak_allocated_bytes: Pair
     peak_reserved_bytes: Pair
     oom_probability: FloatColumn
+    oom_probability_full_card: FloatColumn
 
 
 def spread(pricer: Pricer, batch: LayoutBatch, prices: Prices, step_seconds: FloatColumn) -> Spread:
@@ -151,19 +156,25 @@ def spread(pricer: Pricer, batch: LayoutBatch, prices: Prices, step_seconds: Flo
             prices.peak_reserved_bytes, memory_deviation(pricer.profile, prices.peak_reserved_bytes)
         ),
         oom_probability=oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes),
+        oom_probability_full_card=exceeds(
+            pricer.profile, pricer.cluster.card_memory_bytes, prices.least_device_bytes
+        ),
     )
 
 
 def oom_probability(
     profile: Profile, cluster: ClusterSpec, device_bytes: FloatColumn
 ) -> FloatColumn:
-    """P(device bytes x e^(sd z) > usable), z standard normal.
+    """P(device bytes > what a plan may use), (N,)."""
+    return exceeds(profile, cluster.usable_memory_bytes, device_bytes)
 
-    It is the upper tail at log(usable / device) / sd.
+
+def exceeds(profile: Profile, limit_bytes: float, device_bytes: FloatColumn) -> FloatColumn:
+    """P(device bytes x e^(sd z) > limit), z standard normal, (N,).
+
+    It is the upper tail at log(limit / device) / sd.
     """
-    return upper_tail(
-        np.log(cluster.usable_memory_bytes / device_bytes) / memory_deviation(profile, device_bytes)
-    )
+    return upper_tail(np.log(limit_bytes / device_bytes) / memory_deviation(profile, device_bytes))
 
 
 def memory_deviation(profile: Profile, num_bytes: FloatColumn) -> FloatColumn:

@@ -154,7 +154,8 @@ def memory_sentence(pricer: Pricer, layout: Layout, estimate: Estimate) -> str:
     return (
         f"memory peaks{where} during {phase} at {format_bytes(estimate.device_bytes)} of "
         f"{format_bytes(estimate.usable_bytes)} usable; "
-        f"probability of running out {estimate.oom_probability or 0.0:.1%}"
+        f"probability of running out {estimate.oom_probability or 0.0:.1%}, with all of the card "
+        f"{estimate.oom_probability_full_card or 0.0:.1%}"
     )
 
 

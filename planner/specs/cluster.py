@@ -184,6 +184,11 @@ class ClusterSpec(Frozen):
         """
         return self.memory_fraction * self.gpu.memory_bytes - self.reserved_memory_bytes
 
+    @property
+    def card_memory_bytes(self) -> float:
+        """Device bytes of all of each GPU: capacity - reserved_memory."""
+        return self.gpu.memory_bytes - self.reserved_memory_bytes
+
     def with_num_gpus(self, num_gpus: int) -> "ClusterSpec":
         """The same request with another number of GPUs.
 

@@ -104,6 +104,8 @@ class TimeBreakdown(BaseModel):
 class Estimate(BaseModel):
     """One answer. Where `valid` is false, the numbers are null and `violations` says why.
 
+    oom_probability, fits: of what a plan may use of the GPU; fits up to 5%.
+    oom_probability_full_card: of all of it, without the share that `memory_fraction` keeps free.
     warnings: what the numbers assume for lack of data.
     unsupported: what keeps the trainer from running this job with any layout (model, vendor,
         optimizer); the numbers then say what the hardware could do.
@@ -117,6 +119,7 @@ class Estimate(BaseModel):
     unsupported: list[Violation] = []
     fits: bool | None = None
     oom_probability: float | None = None
+    oom_probability_full_card: float | None = None
     step_seconds: float | None = None
     tokens_per_second_per_gpu: float | None = None
     mfu: float | None = None

@@ -151,6 +151,21 @@ def test_probability_of_running_out_is_half_where_the_prediction_meets_the_limit
     )
 
 
+def test_all_of_the_card_is_less_of_a_risk_than_the_share_that_a_plan_may_use() -> None:
+    layout = resolve_layout({"ac": "none", "micro_batch_size": 2}, trainer="torchtitan", num_gpus=8)
+    batch = LayoutBatch.from_layouts([layout])
+    whole = read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": 8, "memory_fraction": 1.0})
+    for share in (0.95, 1.0):
+        cluster = {"gpu": "h100-sxm-80gb", "num_gpus": 8, "memory_fraction": share}
+        p = replace(pricer(), cluster=read_cluster(cluster))
+        prices = p.price(batch)
+        found = spread(p, batch, prices, prices.step_seconds)
+        usable, card = found.oom_probability[0], found.oom_probability_full_card[0]
+        assert usable > 1e-4
+        assert card == pytest.approx(usable) if share == 1.0 else card < usable
+        assert card == oom_probability(p.profile, whole, prices.least_device_bytes)
+
+
 def test_a_stretch_covers_nine_in_ten() -> None:
     scores = np.abs(np.random.default_rng(0).standard_normal(5000)) * 1.7
     sources = [str(i % 50) for i in range(5000)]
