@@ -10,6 +10,7 @@ Sources: Megatron-LM core 0.14 megatron/training/arguments.py;
 from planner.cost.pipeline.stages import stage_layers
 from planner.export.base import Draft, Export, overlay_gaps, safe_name, train_steps
 from planner.export.commands import Launch, read_flags
+from planner.export.megatron_graphs import environment, graph_arguments
 from planner.export.megatron_model import model_arguments
 from planner.export.megatron_read import (
     CP_TYPES,
@@ -91,7 +92,10 @@ def export(
         _training,
         model_arguments,
     )
-    arguments = tuple(word for group in groups for word in group(draft))
+    arguments = (
+        *(word for group in groups for word in group(draft)),
+        *graph_arguments(draft, release),
+    )
     expandable = (
         {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
         if training.expandable_segments
@@ -106,7 +110,7 @@ def export(
         gpus_per_node=cluster.gpus_per_node,
         program=("pretrain_gpt.py",),
         arguments=arguments,
-        environment={**connections, **expandable},
+        environment={**connections, **expandable, **environment(draft)},
         root_variable=ROOT,
     )
     draft.notes.append(

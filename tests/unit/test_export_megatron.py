@@ -11,6 +11,8 @@ from planner.export import export as export_to
 from planner.export.base import Export
 from planner.export.commands import read_flags
 from planner.export.megatron import export, parse_back, pipeline_layout
+from planner.export.megatron_graphs import read_graphs
+from planner.export.megatron_read import plain_names
 from planner.intake.models import read_model
 from planner.specs.layout import Layout
 
@@ -311,3 +313,64 @@ def test_unknown_numbers_are_said() -> None:
     exported = export(layout(8, "megatron"), read_model(shapes), cluster(8), training(), "0.14")
     assert {gap.fault.field for gap in exported.gaps} >= {"model.rope_theta", "model.norm_eps"}
     assert flags_of(exported)["--rotary-base"] == ["10000"]
+
+
+STEP = ["--no-check-for-nan-in-loss-and-grad", "--te-rng-tracker"]
+
+
+@pytest.mark.parametrize(
+    ("version", "name", "graphs", "expected"),
+    [
+        ("0.14", "llama3-70b", "partial", "--external-cuda-graph --cuda-graph-scope full"),
+        ("0.14", "mixtral-8x7b", "partial", "--external-cuda-graph --cuda-graph-scope attn"),
+        (
+            "0.15", "mixtral-8x7b", "partial",
+            "--cuda-graph-impl transformer_engine --cuda-graph-scope attn",
+        ),
+        (
+            "0.16", "deepseek-v3", "partial",
+            "--cuda-graph-impl transformer_engine --cuda-graph-scope attn mlp moe_router "
+            "moe_preprocess",
+        ),
+        (
+            "0.18", "llama3-70b", "partial",
+            "--cuda-graph-impl transformer_engine --cuda-graph-modules attn mlp",
+        ),
+        ("0.14", "llama3-70b", "full", "--enable-cuda-graph --cuda-graph-scope full_iteration"),
+        (
+            "0.16", "llama3-70b", "full",
+            "--cuda-graph-impl local --cuda-graph-scope full_iteration",
+        ),
+        ("0.18", "llama3-70b", "full", "--cuda-graph-impl full_iteration"),
+    ],
+)  # fmt: skip
+def test_graphs_by_release(version: str, name: str, graphs: str, expected: str) -> None:
+    exported = make(name, {"cuda_graphs": graphs, "trainer_version": version})
+    words = list(exported.arguments)
+    wanted = expected.split() + (STEP if graphs == "full" else ["--te-rng-tracker"])
+    assert words[-len(wanted) :] == wanted
+    assert read_graphs(plain_names(read_flags(exported.arguments))) == graphs
+
+
+def test_without_graphs_no_argument_names_them() -> None:
+    for job in ({}, {"cuda_graphs": "none"}):
+        words = plain_names(read_flags(make(job=job).arguments))
+        assert not [name for name in words if "graph" in name]
+        assert read_graphs(words) is None
+
+
+def test_a_step_with_experts_needs_room_for_their_rows() -> None:
+    job = {"cuda_graphs": "full", "trainer_version": "0.18", "moe_imbalance": 1.25}
+    exported = make("mixtral-8x7b", job, ep=8)
+    assert flags_of(exported)["--moe-expert-rank-capacity-factor"] == ["1.25"]
+    assert "--moe-paged-stash" in exported.arguments
+    assert [gap.fault.field for gap in exported.gaps if gap.blocking] == ["moe_dispatcher"]
+
+
+def test_graphs_and_expandable_segments() -> None:
+    job = {"cuda_graphs": "partial", "expandable_segments": True}
+    old, new = (make(job={**job, "trainer_version": number}) for number in ("0.15", "0.16"))
+    assert [gap.fault.field for gap in old.gaps if gap.blocking] == ["training.cuda_graphs"]
+    assert not [gap for gap in new.gaps if gap.blocking]
+    assert "NCCL_GRAPH_REGISTER=0" in new.files["launch.sh"]
+    assert "NCCL_GRAPH_REGISTER" not in make(job={"cuda_graphs": "partial"}).files["launch.sh"]

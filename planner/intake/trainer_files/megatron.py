@@ -13,6 +13,8 @@ from itertools import pairwise
 from planner.errors import Fault, SpecError
 from planner.export.base import Export
 from planner.export.commands import read_flags
+from planner.export.megatron_graphs import ARGUMENTS as GRAPH_ARGUMENTS
+from planner.export.megatron_graphs import oldest_release, read_graphs
 from planner.export.megatron_read import plain_names, read_arguments, whole, word
 from planner.intake.trainer_files.canonical import canonical
 from planner.intake.trainer_files.flags import Command, edit_flags, plain_name
@@ -86,6 +88,7 @@ _RELEVANT = (
     frozenset(name for _, names in GROUPS for name in names)
     | _KNOWN
     | {"global_batch_size", "seq_length", "num_experts"}
+    | GRAPH_ARGUMENTS
 )
 
 
@@ -180,6 +183,11 @@ class StatedMegatron:
             training["optimizer"] = "adamw-bf16-states"
         if self.expandable:
             training["expandable_segments"] = True
+        graphs = read_graphs(words)
+        if graphs is not None:
+            release = oldest_release(words)
+            training["cuda_graphs"] = graphs
+            training |= {} if release is None else {"trainer_version": release}
         if "save" in words and word(words, "save_interval") is not None:
             mode = "async" if "async_save" in words else "sync"
             training["checkpoint"] = {"interval_steps": whole(words, "save_interval"), "mode": mode}

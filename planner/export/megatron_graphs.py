@@ -1,0 +1,112 @@
+"""CUDA graphs in Megatron-LM's arguments, by release, and the way back.
+
+Sources: megatron/training/arguments.py and megatron/core/transformer/transformer_config.py of core
+    0.14 (--enable-cuda-graph, --external-cuda-graph), 0.15 (--cuda-graph-impl) and 0.16 (scopes are
+    a list); docs/user-guide/features/cuda_graph.md and paged_stash.md of core 0.18
+    (--cuda-graph-modules, static buffers for experts' rows).
+"""
+
+from planner.export.base import Draft
+from planner.export.megatron_read import Words, word
+from planner.specs.training import CudaGraphs
+from planner.trainers.release import Release
+
+GRAPHS = "training.cuda_graphs"
+WHOLE_STEP = "full_iteration"
+ARGUMENTS = frozenset(
+    {
+        "cuda_graph_impl", "cuda_graph_scope", "cuda_graph_modules", "enable_cuda_graph",
+        "external_cuda_graph",
+    }
+)  # fmt: skip
+# Room for the rows of experts over a balanced load; judgement. A step that needs more runs again.
+RANK_CAPACITY = 1.5
+
+
+def graph_arguments(draft: Draft, release: Release) -> list[str]:
+    """The arguments that capture what the job asks for; none where it captures nothing."""
+    graphs = draft.training.cuda_graphs
+    if graphs in (None, "none"):
+        return []
+    if graphs == "full":
+        return [*_step(draft, release), "--te-rng-tracker"]
+    return [*_layers(draft, release), "--te-rng-tracker"]
+
+
+def environment(draft: Draft) -> dict[str, str]:
+    """What the allocator's expandable segments need beside graphs (core 0.16 cuda_graphs.py)."""
+    graphs = draft.training.cuda_graphs in ("partial", "full")
+    return {"NCCL_GRAPH_REGISTER": "0"} if graphs and draft.training.expandable_segments else {}
+
+
+def _step(draft: Draft, release: Release) -> list[str]:
+    """A graph of the forward and backward of a step. NaN checks read the device."""
+    unchecked = "--no-check-for-nan-in-loss-and-grad"
+    if release.before("0.15"):
+        return ["--enable-cuda-graph", "--cuda-graph-scope", WHOLE_STEP, unchecked]
+    if release.before("0.18"):
+        return ["--cuda-graph-impl", "local", "--cuda-graph-scope", WHOLE_STEP, unchecked]
+    arguments = ["--cuda-graph-impl", WHOLE_STEP, unchecked]
+    if not draft.model.is_moe:
+        return arguments
+    if draft.layout.moe_dispatcher != "hybridep":
+        draft.gap(
+            "moe_dispatcher",
+            draft.layout.moe_dispatcher,
+            "makes the host wait, which no graph of a whole step holds",
+            f"use hybridep, or set {GRAPHS} to partial",
+        )
+    capacity = draft.training.moe_imbalance or RANK_CAPACITY
+    draft.notes.append(
+        f"--moe-expert-rank-capacity-factor {capacity:g} makes room for so many times the rows of "
+        "a balanced load; a step that needs more runs twice."
+    )
+    return [
+        *arguments,
+        "--use-transformer-engine-op-fuser",
+        "--moe-expert-rank-capacity-factor",
+        f"{capacity:g}",
+        "--moe-paged-stash",
+    ]
+
+
+def _layers(draft: Draft, release: Release) -> list[str]:
+    """Graphs of layers: all of a dense one, and of one with experts what comes before them."""
+    if draft.training.expandable_segments and release.before("0.16"):
+        rule = f"excludes expandable segments of the allocator in core {release.number}"
+        draft.gap(GRAPHS, "partial", rule, "set training.expandable_segments to false")
+    kinds = draft.model.layer_kinds()
+    experts, dense = any(kind.moe for kind in kinds), not all(kind.moe for kind in kinds)
+    if release.before("0.16"):
+        by = (
+            ["--external-cuda-graph"]
+            if release.before("0.15")
+            else ["--cuda-graph-impl", "transformer_engine"]
+        )
+        return [*by, "--cuda-graph-scope", "attn" if experts else "full"]
+    name = "--cuda-graph-scope" if release.before("0.18") else "--cuda-graph-modules"
+    modules = [
+        "attn",
+        *(["mlp"] if dense else []),
+        *(["moe_router", "moe_preprocess"] if experts else []),
+    ]
+    return ["--cuda-graph-impl", "transformer_engine", name, *modules]
+
+
+def read_graphs(words: Words) -> CudaGraphs | None:
+    """What arguments capture; None where they capture nothing, Megatron's default."""
+    kind = word(words, "cuda_graph_impl") or "none"
+    scopes = [*words.get("cuda_graph_scope", ()), *words.get("cuda_graph_modules", ())]
+    if kind == "none" and not {"enable_cuda_graph", "external_cuda_graph"} & words.keys():
+        return None
+    return "full" if kind == WHOLE_STEP or WHOLE_STEP in scopes else "partial"
+
+
+def oldest_release(words: Words) -> str | None:
+    """The oldest release that has these arguments of graphs; None where every one may have them."""
+    scopes = words.get("cuda_graph_scope", ())
+    if "cuda_graph_modules" in words or word(words, "cuda_graph_impl") == WHOLE_STEP:
+        return "0.18"
+    if len(scopes) > 1 or {"mlp", "moe", "moe_router"} & set(scopes):
+        return "0.16"
+    return "0.15" if "cuda_graph_impl" in words else None
