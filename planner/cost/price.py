@@ -27,7 +27,7 @@ from planner.cost.prepared_job import PreparedJob
 from planner.cost.step_seconds import StageSeconds, step_seconds
 from planner.specs.cluster import ClusterSpec
 from planner.specs.model import ModelSpec
-from planner.specs.training import TrainingSpec
+from planner.specs.training import NO_OVERLAP, TrainingSpec
 from planner.trainers.registry import TRAINERS, training_release
 
 
@@ -73,6 +73,8 @@ class Pricer(PreparedJob):
         profile, kernels: replace those of the calibration.
         """
         keep_freed_pages()
+        if training_release(training).named.launches_block:  # no kernel runs beside another
+            training = training.model_copy(update={"overlap": NO_OVERLAP})
         calibration = calibration or shipped_calibration()
         trainer, gpu = training.trainer, cluster.gpu
         profile = profile or calibration.profile(trainer, gpu.family)

@@ -35,6 +35,9 @@ class Overlap(BaseModel):
     pp: Annotated[bool, Field(strict=True)] = True
 
 
+NO_OVERLAP = Overlap(dp=False, tp=False, pp=False)
+
+
 class Checkpointing(BaseModel):
     """Distributed checkpoints: one save every `interval_steps` steps."""
 

@@ -139,6 +139,24 @@ def test_where_launches_block_they_add_to_the_kernels() -> None:
     assert added(eager(), given)[0] == 0.0
 
 
+def test_where_launches_block_nothing_runs_beside_them() -> None:
+    """Two replicas' all-reduce hides under the backward, unless that waits for every kernel."""
+    layout = {"dp_replicate": 2, "dp_shard": 1, "tp": 8, "zero_stage": 0}
+    free, blocked = (
+        _price("llama3-8b", layout, trainer="megatron-deepspeed", trainer_version=version)
+        for version in ("2022-02", BLOCKING)
+    )
+    never = _price(
+        "llama3-8b",
+        layout,
+        trainer="megatron-deepspeed",
+        trainer_version="2022-02",
+        overlap={"dp": False, "tp": False, "pp": False},
+    )
+    assert blocked.parts["dp"] == never.parts["dp"] > free.parts["dp"]
+    assert blocked.parts["tp"] == never.parts["tp"]
+
+
 @pytest.mark.parametrize("graphs", [NONE, PARTIAL, FULL])
 def test_graphs_of_layers_leave_out_what_routing_sizes(graphs: int) -> None:
     context = replace(eager(), graphs=np.array([graphs]))
