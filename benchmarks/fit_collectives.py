@@ -10,6 +10,7 @@ Nelder-Mead over base, hop and share of each protocol, starting from the current
 import argparse
 import csv
 import dataclasses
+import math
 import pathlib
 import re
 from collections import defaultdict
@@ -23,6 +24,7 @@ from planner.intake.machines import read_cluster
 from planner.units import GIGA, parse_quantity
 
 GPUS = {
+    "A100-SXM-40GB": "a100-sxm-40gb",
     "A100-SXM-80GB": "a100-sxm-80gb", "H100-SXM-80GB": "h100-sxm-80gb",
     "H200-SXM-141GB": "h200-sxm-141gb",
     "B200-SXM-180GB": "b200-sxm-180gb", "B300-SXM-288GB": "b300-sxm-288gb",
@@ -36,6 +38,21 @@ OPERATIONS = {
     "reduce_scatter": "reduce-scatter",
     "alltoall": "all-to-all",
 }
+# What joins the nodes of a sweep: words of its notes, GPUs that a domain joins, and the network.
+# p4de has four adapters of 100 Gb/s for eight GPUs.
+NETWORKS: tuple[tuple[str, str, dict[str, str]], ...] = (
+    ("EFA 4 x 100", "EFA, half a NIC a GPU", {"network": "efa", "bandwidth": "50 Gb/s"}),
+    ("EFA", "EFA", {"network": "efa", "bandwidth": "400 Gb/s"}),
+    (
+        "RoCE 1,600 Gb/s a node",
+        "RoCE, 200 Gb/s a GPU",
+        {"network": "roce", "bandwidth": "200 Gb/s"},
+    ),
+    ("RoCE", "RoCE, 400 Gb/s a GPU", {"network": "roce", "bandwidth": "400 Gb/s"}),
+    ("SHARP", "InfiniBand with SHARP", {"network": "infiniband", "bandwidth": "400 Gb/s"}),
+    ("rack", "NVL72", {"network": "infiniband", "bandwidth": "400 Gb/s"}),
+)
+BF16_BYTES = 2.0
 # Rows that are not NCCL's default choice, or that are a fit by others.
 SKIP = ("NVLS off", "nvlstree", "fitted")
 
@@ -48,6 +65,7 @@ class Sample:
     ranks: int
     seconds: float
     sweep: str
+    network: str
 
 
 def bus_factor(operation: str, ranks: int) -> float:
@@ -55,48 +73,75 @@ def bus_factor(operation: str, ranks: int) -> float:
 
 
 def read(path: pathlib.Path) -> list[Sample]:
-    samples = []
-    for row in csv.DictReader(path.read_text().splitlines()):
-        found = re.match(
-            r"(?:nccl )?(all_gather|all_reduce|reduce_scatter|alltoall) busbw", row["what"]
-        )
-        if not found or row["gpu"] not in GPUS or any(word in row["what"] for word in SKIP):
-            continue
-        operation, ranks = OPERATIONS[found[1]], int(row["ranks"])
-        text = (
-            re.sub(r"(\d)([KMG]iB)", r"\1 \2", row["shape_message"].replace("bytes", "B"))
-            or "4 GiB"
-        )
-        size, rate = parse_quantity(text, "bytes"), float(row["value"]) * GIGA
-        sweep = "nccl-tests" if row["what"].startswith("nccl") else "torch"
-        samples.append(
-            Sample(
-                GPUS[row["gpu"]],
-                operation,
-                size,
-                ranks,
-                size * bus_factor(operation, ranks) / rate,
-                sweep,
-            )
-        )
-    return samples
+    rows = [row for row in csv.DictReader(path.read_text().splitlines()) if row["gpu"] in GPUS]
+    found = [_nccl(row) or _exchange(row) for row in rows]
+    return [sample for sample in found if sample is not None]
 
 
-def fabric_of(gpu: str, ranks: int, library: Library | None = None) -> Fabric:
-    return Fabric.build(read_cluster({"gpu": gpu, "num_gpus": max(8, ranks)}), library=library)
+def _nccl(row: dict[str, str]) -> Sample | None:
+    """A collective of nccl-tests, or of torch, by its bus bandwidth."""
+    found = re.match(
+        r"(?:nccl )?(all_gather|all_reduce|reduce_scatter|alltoall) busbw", row["what"]
+    )
+    if not found or any(word in row["what"] for word in SKIP):
+        return None
+    operation, ranks = OPERATIONS[found[1]], int(row["ranks"])
+    text = re.sub(r"(\d)([KMG]iB)", r"\1 \2", row["shape_message"].replace("bytes", "B")) or "4 GiB"
+    size, rate = parse_quantity(text, "bytes"), float(row["value"]) * GIGA
+    return Sample(
+        GPUS[row["gpu"]],
+        operation,
+        size,
+        ranks,
+        size * bus_factor(operation, ranks) / rate,
+        "nccl-tests" if row["what"].startswith("nccl") else "torch",
+        next((name for word, name, _ in NETWORKS if word in row["notes"]), ""),
+    )
+
+
+def _exchange(row: dict[str, str]) -> Sample | None:
+    """A dispatch of tokens to experts inside one NVLink domain.
+
+    Each token goes once to every rank that holds one of its experts: of n ranks with E / n experts
+    each, n (1 - C(E - E / n, k) / C(E, k)) hold one of k drawn evenly.
+    """
+    if not row["what"].startswith("TRT-LLM alltoall_dispatch"):
+        return None
+    tokens, hidden, k, experts = (
+        int(word) for word in re.findall(r"\d+", row["shape_message"])[:4]
+    )
+    ranks = int(row["ranks"])
+    reached = ranks * (1.0 - math.comb(experts - experts // ranks, k) / math.comb(experts, k))
+    return Sample(
+        GPUS[row["gpu"]],
+        "all-to-all",
+        tokens * hidden * BF16_BYTES * reached,
+        ranks,
+        float(row["value"]),
+        "trt-llm dispatch",
+        "NVL72",
+    )
+
+
+def fabric_of(gpu: str, ranks: int, network: str, library: Library | None = None) -> Fabric:
+    cluster: dict[str, object] = {"gpu": gpu, "num_gpus": max(8, ranks)}
+    link = next((link for _, name, link in NETWORKS if name == network), None)
+    if link is not None and ranks > read_cluster({"gpu": gpu, "num_gpus": 8}).gpu.scale_up.gpus:
+        cluster["fabric"] = [{}, link]
+    return Fabric.build(read_cluster(cluster), library=library)
 
 
 def predicted(samples: list[Sample], library: Library | None = None) -> np.ndarray:
     out = np.zeros(len(samples))
-    groups: dict[tuple[str, str, bool], list[int]] = defaultdict(list)
+    groups: dict[tuple[str, str, str, int], list[int]] = defaultdict(list)
     for index, s in enumerate(samples):
-        groups[s.gpu, s.operation, s.ranks > 8].append(index)
-    for (gpu, operation, _), at in groups.items():
+        groups[s.gpu, s.operation, s.network, s.ranks if s.ranks > 8 else 8].append(index)
+    for (gpu, operation, network, most), at in groups.items():
         size, ranks = (
             np.array([getattr(samples[i], name) for i in at], dtype=float)
             for name in ("size_bytes", "ranks")
         )
-        fabric = fabric_of(gpu, int(ranks.max()), library)
+        fabric = fabric_of(gpu, most, network, library)
         out[at] = collective_seconds(
             operation, size, ranks, np.ones_like(ranks), fabric, base_seconds=0.0
         )
@@ -140,9 +185,9 @@ def fit(family: str, samples: list[Sample], evaluations: int) -> Library:
     from scipy.optimize import minimize  # type: ignore[import-untyped]
 
     start = LIBRARIES[family]
-    used = [s for s in samples if s.ranks <= 8 and s.sweep == "nccl-tests"]
+    used = [s for s in samples if s.sweep == "nccl-tests"]
     measured = np.log([s.seconds for s in used])
-    weight = np.array([4.0 if s.size_bytes > 2**30 else 1.0 for s in used])
+    weight = np.array([4.0 if s.size_bytes > 2**30 or s.ranks > 8 else 1.0 for s in used])
     weight /= weight.sum()
 
     def loss(moves: np.ndarray) -> float:
@@ -177,7 +222,7 @@ def report(samples: list[Sample], library: Library | None = None) -> None:
             if large
             else f"{s.ranks} GPUs, below 64 MiB"
         )
-        groups[s.gpu, s.operation, s.sweep, where].append(index)
+        groups[s.gpu, s.operation, s.sweep, f"{s.network} {where}".strip()].append(index)
     for key, at in groups.items():
         e = error[at]
         size, worst = np.abs(e).mean(), np.abs(e).max()

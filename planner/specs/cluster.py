@@ -10,9 +10,9 @@ torus: a grid with wrap-around.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field
 
@@ -89,6 +89,14 @@ def _rank_order(value: object) -> tuple[str, ...]:
     return order
 
 
+Network = Literal["infiniband", "roce", "efa"]
+# Seconds of a step, where a network differs from what the GPU is usually sold with.
+# efa: micro.csv, all-reduce of 64 KiB over two nodes takes 135 us (p5) and 227 us (p4de), of which
+# the same steps inside the nodes take 49 and 95: 18 and 27 us a step of NCCL's Simple, whose steps
+# count 2.4 times.
+NETWORK_LATENCY_SECONDS: Mapping[Network, float] = {"efa": 18e-6}
+
+
 class LevelRequest(Frozen):
     """One level of `cluster.fabric` as typed; None means the GPU's default fabric."""
 
@@ -104,6 +112,7 @@ class LevelRequest(Frozen):
     shape: tuple[Count, ...] | None = None
     oversubscription: AtLeastOne = 1.0
     peer_memory: bool | None = None
+    network: Network | None = None
 
 
 class ClusterRequest(Frozen):
@@ -129,6 +138,7 @@ class FabricLevel(Frozen):
 
     bandwidth_bytes_per_second: of one GPU, one direction, before `oversubscription` divides it.
     peer_memory: whether its GPUs read and write each other's memory.
+    network: what joins nodes. EFA delivers out of order, see `cost.network.nccl.OUT_OF_ORDER`.
     """
 
     name: str
@@ -139,6 +149,7 @@ class FabricLevel(Frozen):
     shape: tuple[Count, ...] | None = None
     oversubscription: AtLeastOne = 1.0
     peer_memory: bool = False
+    network: Network = "infiniband"
 
 
 class ClusterSpec(Frozen):
@@ -404,12 +415,21 @@ class _Fabric:
             bandwidth_bytes_per_second=default.bandwidth_bytes_per_second
             if request.bandwidth is None
             else request.bandwidth,
-            latency_seconds=default.latency_seconds if request.latency is None else request.latency,
+            latency_seconds=self._latency(request, default),
             topology=topology,
             shape=self._shape(level, inner, topology, default.topology == "torus"),
             oversubscription=request.oversubscription,
             peer_memory=self._peer_memory(request, scale_up=scale_up),
+            network=request.network or "infiniband",
         )
+
+    def _latency(self, request: LevelRequest, default: ScaleOut) -> float:
+        """As typed, else its network's, else as the GPU is usually sold."""
+        if request.latency is not None:
+            return request.latency
+        if request.network is None:
+            return default.latency_seconds
+        return NETWORK_LATENCY_SECONDS.get(request.network, default.latency_seconds)
 
     def _peer_memory(self, request: LevelRequest, *, scale_up: bool) -> bool:
         """As typed, else as in the GPU's own fabric.

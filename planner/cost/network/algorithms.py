@@ -19,12 +19,14 @@ from planner.cost.network.level_rates import (
     exchange_seconds_per_byte,
     farthest,
     grid_rings,
+    lanes_out,
     pair_rate,
     tree_depth,
     tree_distance,
 )
 from planner.cost.network.topology import Fabric, Links, Placement
 
+CHAIN = 7.0  # hops along the GPUs of a usual node
 GATHERS = ("all-gather", "reduce-scatter")
 EXCHANGES = ("all-to-all", "p2p", "rotate", "rotate-gradients")
 OPERATIONS = ("all-reduce", *GATHERS, "broadcast", *EXCHANGES)
@@ -132,7 +134,8 @@ def double_binary_tree(operation: str, place: Placement, links: Links) -> Line:
     Every rank is a leaf of one tree and inside the other.
     all-reduce: t = 2 d a + 2 P / B (P / B between two units).
     Broadcast: t = d a + P / B.
-    d: sum over levels of ceil(log2 e); inside a node NCCL runs a chain of e - 1.
+    d: sum over levels of ceil(log2 e); inside a node NCCL runs a chain of e - 1, whose hops cost
+        more after the first seven (`Library.long_chain_hop_seconds`).
     B: of the slowest level, since all work at the same time.
     Source: Sanders, Speck and Traff 2009; NCCL 2.4 (blog, Jeaugey 2019) and src/graph/tuning.cc
     (tree latency).
@@ -148,9 +151,15 @@ def double_binary_tree(operation: str, place: Placement, links: Links) -> Line:
         chained = place.fabric.chained and level == 0
         deep = np.maximum(extent - 1.0, 0.0) if chained else tree_depth(place, level)
         depth = depth + deep
-        latency = latency + deep * links.latency[level] * tree_distance(place.lanes[level])
+        hop, long_hop = links.latency[level], place.fabric.library.long_chain_hop_seconds
+        beyond = np.maximum(deep - CHAIN, 0.0) if chained and long_hop is not None else 0.0
+        latency = (
+            latency
+            + (deep - beyond) * hop * tree_distance(place.lanes[level])
+            + beyond * (long_hop or 0.0)
+        )
         passes = np.where(extent > 2, trips, 1.0)
-        rate = place.fewest[level] * pair_rate(place, level, links.bandwidth[level])
+        rate = lanes_out(place, level) * pair_rate(place, level, links.bandwidth[level])
         per_byte = np.maximum(per_byte, np.where(place.crossed[level], passes / rate, 0.0))
     wire = np.where(place.degree > 2, trips, 1.0)
     return Line(
@@ -304,51 +313,58 @@ def in_switch(operation: str, place: Placement, links: Links) -> Line:
     """Reduction in a switch that reduces (NVLink SHARP); the group lies inside it.
 
     Each rank's bytes leave once, and 1 / n of the result returns to be multicast.
-    t = 2 a + P (1 + 1 / n) / B
+    t = 2 a + n f + P (1 + 1 / n) / B
+    f: a rank waits for a flag of every other. B falls with n (`Library.in_switch_decline`).
     Source: NCCL src/device/all_reduce.h (NVLS: load-reduce 1 / n, store multicast); share fitted to
     micro.csv.
     """
     n = place.degree
-    wire = 1.0 + 1.0 / n
     inside = (place.units[1] == 1) & place.fabric.switched_reduction & (n > 2)
-    latency = np.full_like(n, links.base_seconds + 2.0 * links.latency[0])
     return Line(
         steps=np.full_like(n, 2.0),
-        latency_seconds=latency,
-        seconds_per_byte=wire / links.bandwidth[0],
-        wire_share=wire,
+        latency_seconds=_in_switch_latency(n, place, links),
+        seconds_per_byte=_in_switch_seconds_per_byte(n, place, links),
+        wire_share=1.0 + 1.0 / n,
         applies=inside,
     )
+
+
+def _in_switch_latency(members: FloatColumn, place: Placement, links: Links) -> FloatColumn:
+    flags = members * place.fabric.library.in_switch_flag_seconds
+    return np.asarray(links.base_seconds + 2.0 * links.latency[0] + flags)
+
+
+def _in_switch_seconds_per_byte(
+    members: FloatColumn, place: Placement, links: Links
+) -> FloatColumn:
+    slower = (np.maximum(members, 8.0) / 8.0) ** place.fabric.library.in_switch_decline
+    return np.asarray((1.0 + 1.0 / members) * slower / links.bandwidth[0])
 
 
 def in_switch_tree(operation: str, place: Placement, links: Links) -> Line:
     """In-switch reduction inside a node and double binary trees between nodes, pipelined.
 
-    t = 2 a1 + 2 ceil(log2 N) a2 + max((1 + 1 / m) P / B1, 2 P / (m B2)), the slower of both.
+    t = 2 a1 + m f + 2 ceil(log2 N) a2 + max((1 + 1 / m) P / B1, 2 P / (m B2)), the slower of both.
     Between two nodes P / (m B2).
     m: members in each of N nodes.
     Source: NCCL 2.18 release notes (NVLSTree); src/graph/tuning.cc.
     """
     members, nodes = place.fewest[1], place.units[1]
     outer = np.zeros_like(members)
-    latency = np.full_like(members, links.base_seconds + 2.0 * links.latency[0])
+    latency = _in_switch_latency(members, place, links)
     steps = np.full_like(members, 2.0)
     for level in range(1, len(links.bandwidth)):
         passes = np.where(place.extent[level] > 2, 2.0, 1.0)
-        outer = np.maximum(
-            outer,
-            np.where(
-                place.crossed[level], passes / (place.fewest[level] * links.bandwidth[level]), 0.0
-            ),
-        )
+        rate = lanes_out(place, level) * links.bandwidth[level]
+        outer = np.maximum(outer, np.where(place.crossed[level], passes / rate, 0.0))
         latency = latency + 2.0 * tree_depth(place, level) * links.latency[level]
         steps = steps + 2.0 * tree_depth(place, level)
-    applies = place.even & (nodes > 1) & (members > 2) & place.fabric.switched_reduction
-    inner = (1.0 + 1.0 / members) / links.bandwidth[0]
+    few = nodes <= place.fabric.library.in_switch_tree_nodes
+    applies = place.even & (nodes > 1) & few & (members > 2) & place.fabric.switched_reduction
     return Line(
         steps=steps,
         latency_seconds=latency,
-        seconds_per_byte=np.maximum(inner, outer),
+        seconds_per_byte=np.maximum(_in_switch_seconds_per_byte(members, place, links), outer),
         wire_share=1.0 + 1.0 / members,
         applies=applies,
     )

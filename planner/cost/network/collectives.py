@@ -4,14 +4,14 @@ Letters: U groups, A lines. Payload is the whole buffer that is gathered, reduce
 all-to-all what one rank sends.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from planner.columns import FloatColumn, IntColumn
 from planner.cost.network.algorithms import ALGORITHMS, Algorithm, Line
 from planner.cost.network.nccl import Protocol
-from planner.cost.network.topology import Fabric, Placement
+from planner.cost.network.topology import Fabric, Links, Placement
 
 _STRIDES = 2.0**24  # (degree, stride) as one number; both are below 2**24
 
@@ -38,11 +38,21 @@ def candidates(operation: str, place: Placement, *, automatic: bool = True) -> l
             continue
         found += [
             Candidate(
-                algorithm=row, protocol=links.protocol, line=row.cost(operation, place, links)
+                algorithm=row,
+                protocol=links.protocol,
+                line=_started(row.cost(operation, place, links), place, links),
             )
             for links in place.fabric.links(row.protocols)
         ]
     return found
+
+
+def _started(line: Line, place: Placement, links: Links) -> Line:
+    """The line with what a network takes until its channels are full."""
+    if place.fabric.ordered.all():
+        return line
+    starts = (place.crossed * links.crossing_seconds[:, None]).max(axis=0)
+    return replace(line, latency_seconds=line.latency_seconds + starts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

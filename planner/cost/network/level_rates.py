@@ -27,7 +27,12 @@ def chain_rate(place: Placement, lanes: Lanes, level: int, bandwidth: float) -> 
         own = bandwidth / lanes.links / lanes.spacing.max(axis=0) * np.where(closed, 2.0, 1.0)
     else:
         own = np.full_like(place.degree, bandwidth)
-    return np.asarray(place.fewest[level] * own)
+    return np.asarray(lanes_out(place, level) * own)
+
+
+def lanes_out(place: Placement, level: int) -> FloatColumn:
+    """Members inside one unit of the level below that leave it at once, (U,)."""
+    return np.asarray(np.minimum(place.fewest[level], place.fabric.library.most_lanes))
 
 
 def pair_rate(place: Placement, level: int, bandwidth: float) -> FloatColumn:

@@ -5,7 +5,7 @@ nccl-tests sweeps behind each figure that cites micro.csv.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from planner.specs.cluster import ClusterSpec
@@ -41,6 +41,12 @@ class Library:
     copy_share: speed at which a rank copies its own chunk, over the link's bandwidth (0: never
         copied).
     exchange_peers: peers that one rank of an all-to-all serves at the same time.
+    most_lanes: GPUs of one domain through whose NICs rings and trees leave it, at most.
+    long_chain_hop_seconds: of a tree's chain inside a domain, for each hop after the first seven;
+        None where it costs what those cost.
+    in_switch_decline: a reduction in the switch of n > 8 GPUs is (8 / n)^decline as fast.
+    in_switch_flag_seconds: of its start for each GPU.
+    in_switch_tree_nodes: the most nodes over which it goes on as a tree.
     basis: where the figures come from.
     """
 
@@ -49,6 +55,11 @@ class Library:
     in_switch: tuple[Protocol, ...] = ()
     copy_share: float = 0.0
     exchange_peers: float = 8.0
+    most_lanes: float = float("inf")
+    long_chain_hop_seconds: float | None = None
+    in_switch_decline: float = 0.0
+    in_switch_flag_seconds: float = 0.0
+    in_switch_tree_nodes: float = float("inf")
     basis: Literal["datasheet", "calibrated", "extrapolated"] = "calibrated"
     source: str
 
@@ -59,6 +70,33 @@ class Library:
 # 120/128 for LL128. Simple's 0.95: micro.csv, 4 nodes of 8 B200 reach 381.8 of 400 GB/s (H200:
 # 364.9, where the NVLink ring of 365 limits).
 _LL_NET, _LL128_NET, _SIMPLE_NET = (0.68, 0.25), (1.0, 0.88), (2.4, 0.95)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crossing:
+    """How a protocol crosses a network that delivers out of order (EFA).
+
+    hop, share: in place of the protocol's `outer_hop` and `outer_share`.
+    base_seconds: until its channels are full, once a collective.
+    """
+
+    hop: float
+    share: float
+    base_seconds: float
+
+
+# NCCL polls flags in the data for LL and LL128, which EFA cannot order; aws-ofi-nccl runs Simple
+# for all sizes, on few channels where they are small. Fitted to micro.csv, all-reduce over two
+# nodes of p4de and p5 (64 KiB to 16 GiB): a few channels reach 1/4 of the NICs at once, all of them
+# 0.93 after a third of a millisecond.
+OUT_OF_ORDER: Mapping[str, Crossing] = {
+    "LL": Crossing(hop=2.4, share=0.25, base_seconds=0.0),
+    "LL128": Crossing(hop=2.4, share=0.5, base_seconds=100e-6),
+    "Simple": Crossing(hop=2.4, share=0.93, base_seconds=350e-6),
+}
+# Beyond two nodes NCCL counts trees at half of the network's rate (src/graph/tuning.cc), and rings
+# win: four nodes of H200 take rings at 365 GB/s, and NVLSTree when told reaches 310 (micro.csv).
+NVLS_TREE_NODES = 2.0
 
 
 def _family(
@@ -93,11 +131,12 @@ def _family(
         exchange=tuple(protocol(*row) for row in exchanges),
         in_switch=(protocol("Simple", in_switch, _SIMPLE_NET),) if in_switch else (),
         copy_share=copy_share,
+        in_switch_tree_nodes=NVLS_TREE_NODES,
         source=source,
     )
 
 
-LIBRARIES: Mapping[str, Library] = {
+_FAMILIES: Mapping[str, Library] = {
     "ampere": _family(
         (10.7, 0.44, 0.258), (24.7, 0.16, 0.511), (45.0, 1.86, 0.734),
         ((12.9, 0.29, 0.251), (36.4, 0.43, 0.689)), None, 2.66,
@@ -111,7 +150,7 @@ LIBRARIES: Mapping[str, Library] = {
     "blackwell": _family(
         (8.5, 0.66, 0.302), (14.8, 1.02, 0.381), (12.9, 3.24, 0.813),
         ((15.3, 0.09, 0.509), (24.6, 0.30, 0.660)),
-        (126.0, 1.00, 0.603), 1.24,
+        (79.6, 1.00, 0.603), 1.24,
         "micro.csv B200, B300, GB200, GB300, NCCL 2.29; NVLS above four GPUs: ml-engineering, "
             "8 GiB",
     ),
@@ -147,6 +186,19 @@ LIBRARIES: Mapping[str, Library] = {
         source="judgement",
     ),
 }  # fmt: skip
+LIBRARIES: Mapping[str, Library] = {
+    **_FAMILIES,
+    # micro.csv GB200 NVL72, NCCL 2.26: 841 GB/s with 72 GPUs where 8 reach 845; 0.5 ms before the
+    # first byte, 0.13 with 8; 1,440 GPUs approach 434 GB/s, which is 9 NICs of 50 at 0.95, after
+    # 5 ms at every size, which a pipeline along 71 GPUs up and down takes at 37 us a hop.
+    "blackwell": replace(
+        _FAMILIES["blackwell"],
+        most_lanes=9.0,
+        long_chain_hop_seconds=37e-6,
+        in_switch_decline=0.11,
+        in_switch_flag_seconds=5.8e-6,
+    ),
+}
 IDEAL = Library(
     collectives=(
         Protocol(

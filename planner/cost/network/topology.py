@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn
-from planner.cost.network.nccl import IDEAL, Library, Protocol, library_of
+from planner.cost.network.nccl import IDEAL, OUT_OF_ORDER, Crossing, Library, Protocol, library_of
 from planner.specs.cluster import ClusterSpec, FabricLevel, balanced_shape
 
 
@@ -36,6 +36,7 @@ class Fabric:
     shared_root: a tree, whose root is one link.
     switched_reduction: the innermost level is a switch that reduces.
     chained: the innermost level is a node, inside which trees run as a chain (NCCL).
+    ordered: whether a level delivers in order, as NCCL's low-latency protocols need.
     peer_gpus: GPUs that read each other's memory; 1 where none can.
     remembered: lines already computed.
     """
@@ -50,6 +51,7 @@ class Fabric:
     shared_root: tuple[bool, ...]
     switched_reduction: bool
     chained: bool
+    ordered: BoolColumn
     peer_gpus: int
     library: Library
     remembered: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
@@ -112,6 +114,7 @@ def _fabric(
         shared_root=tuple(level.topology == "tree" for level in levels),
         switched_reduction=nvls and levels[0].topology == "switch" and levels[0].gpus <= node,
         chained=levels[0].gpus <= node and library is not IDEAL,
+        ordered=np.array([level.network != "efa" for level in levels]),
         peer_gpus=levels[0].gpus if levels[0].peer_memory else 1,
         library=library,
     )
@@ -139,6 +142,7 @@ class Links:
     """A fabric as one protocol sees it.
 
     bandwidth, latency (L,): usable.
+    crossing_seconds (L,): once a collective that crosses the level.
     copy_seconds_per_byte: of a rank's own chunk.
     peers: that one rank of an all-to-all serves at the same time.
     """
@@ -146,6 +150,7 @@ class Links:
     protocol: Protocol
     bandwidth: FloatColumn
     latency: FloatColumn
+    crossing_seconds: FloatColumn
     base_seconds: float
     copy_seconds_per_byte: float
     peers: float
@@ -153,13 +158,19 @@ class Links:
     @classmethod
     def of(cls, fabric: Fabric, protocol: Protocol) -> "Links":
         """Link figures times the protocol's shares and hop factors."""
-        outer = len(fabric.gpus) - 1
         library = fabric.library
+        usual = Crossing(hop=protocol.outer_hop, share=protocol.outer_share, base_seconds=0.0)
+        crossings = [
+            usual if ordered else OUT_OF_ORDER.get(protocol.name, usual)
+            for ordered in fabric.ordered[1:]
+        ]
+        shares = [protocol.inner_share, *(crossing.share for crossing in crossings)]
+        hops = [protocol.inner_hop, *(crossing.hop for crossing in crossings)]
         return cls(
             protocol=protocol,
-            bandwidth=fabric.bandwidth
-            * np.array([protocol.inner_share] + [protocol.outer_share] * outer),
-            latency=fabric.latency * np.array([protocol.inner_hop] + [protocol.outer_hop] * outer),
+            bandwidth=fabric.bandwidth * np.array(shares),
+            latency=fabric.latency * np.array(hops),
+            crossing_seconds=np.array([0.0, *(crossing.base_seconds for crossing in crossings)]),
             base_seconds=protocol.base_seconds,
             copy_seconds_per_byte=1.0 / (library.copy_share * fabric.bandwidth[0])
             if library.copy_share
