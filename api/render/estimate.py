@@ -175,10 +175,16 @@ def _count_of_work(estimate: Estimate) -> str:
 
 
 def basis_line(estimate: Estimate) -> Text:
-    """What the figures rest on."""
-    basis = ", ".join(f"{name} {kind}" for name, kind in (estimate.basis or {}).items())
+    """What the figures rest on: how many mechanisms runs show best, and the others by name."""
+    names: dict[str, list[str]] = {}
+    for name, kind in (estimate.basis or {}).items():
+        names.setdefault(kind, []).append(name)
+    shown = [
+        f"{counted(len(found), 'mechanism') if kind == 'calibrated' else ', '.join(found)} {kind}"
+        for kind, found in sorted(names.items())
+    ]
     return Text(
-        f"Based on: {basis}. Model {estimate.model_version}, calibration "
+        f"Based on: {'; '.join(shown)}. Model {estimate.model_version}, calibration "
         f"{_taught(estimate.calibration_id)}.",
         style="dim",
     )

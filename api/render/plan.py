@@ -40,6 +40,7 @@ from planner.units import (
 )
 
 SHOWN_RANKS = 10
+UNMEASURED = "*"  # after the rank of a layout that rests on what nobody measured
 
 
 def plan_view(plan: Plan, width: int, *, letters: bool, saved: str | None = None) -> RenderableType:
@@ -48,6 +49,7 @@ def plan_view(plan: Plan, width: int, *, letters: bool, saved: str | None = None
     sections: list[RenderableType] = [
         Text(question(plan), style="dim"),
         Text.assemble(("Best: ", "bold green"), (winner.layout.short(), "bold")),
+        *_resting(plan),
         *_on_paper(plan),
         *measured_line(plan),
         indented(key_figures(winner.estimate, width, step_seconds=winner.expected_step_seconds)),
@@ -86,6 +88,19 @@ def plan_view(plan: Plan, width: int, *, letters: bool, saved: str | None = None
         _kept(plan),
     ]
     return Group(*sections)
+
+
+def _resting(plan: Plan) -> list[RenderableType]:
+    """What number 1 uses that nobody measured, and the best layout that does without."""
+    if plan.rests_on is None:
+        return []
+    other = plan.best_measured
+    beside = (
+        [indented(Text.assemble((f"Number {other.rank}: ", "dim"), other.layout.short()))]
+        if other is not None
+        else []
+    )
+    return [indented(Text(f"{plan.rests_on}.", style="yellow")), *beside]
 
 
 def _on_paper(plan: Plan) -> list[RenderableType]:
@@ -163,7 +178,7 @@ def ranked_table(plan: Plan, width: int) -> Text:
         faster = entry.expected_speedup
         rows.append(
             (
-                str(entry.rank),
+                f"{entry.rank}{UNMEASURED if entry.unmeasured else ''}",
                 layout,
                 rate(_times(estimate.tokens_per_second_per_gpu, faster)),
                 percent(_times(estimate.mfu, faster)),
@@ -176,10 +191,14 @@ def ranked_table(plan: Plan, width: int) -> Text:
 
 
 def sources_line(plan: Plan, width: int) -> list[RenderableType]:
-    """The meaning of the values shown in the column `source`; nothing where it is not shown."""
+    """The meaning of the column `source` where it is shown, and of the mark of the unmeasured."""
     shown = {entry.source for entry in plan.ranked} if width >= NARROW else set()
     said = "; ".join(f"{name}: {means}" for name, means in SOURCES.items() if name in shown)
-    return [indented(Text(said, style="dim"))] if said else []
+    lines = [said] if said else []
+    words = dict.fromkeys(word for entry in plan.ranked for word in entry.unmeasured)
+    if words:
+        lines.append(f"{UNMEASURED} no run behind the calibration used {', '.join(words)}")
+    return [indented(Text(line, style="dim")) for line in lines]
 
 
 def _times(value: float | None, factor: float) -> float | None:
@@ -347,7 +366,7 @@ def launch_commands(
                 "export",
                 plan.id,
                 "--rank",
-                str(entry.rank),
+                f"{entry.rank}{UNMEASURED if entry.unmeasured else ''}",
                 *to,
                 "--save-dir",
                 folder,

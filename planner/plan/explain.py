@@ -318,9 +318,13 @@ def explain(plan: Plan, rank: int, versus: int | None) -> list[str]:
     if versus is None:
         steps = [step_sentence(step) for step in plan.sensitivity] if rank == 1 else []
         paper = plan.fastest_on_paper if rank == 1 else None
+        rests = plan.rests_on if rank == 1 else None
+        if rests is None and chosen.unmeasured:
+            rests = f"no run behind the calibration used {', '.join(chosen.unmeasured)}"
         instead = [f"fastest on paper: {paper.layout.short()}: {paper.statement}"] if paper else []
         return [
             *lines,
+            *([rests] if rests else []),
             *instead,
             *chosen.reasons,
             *(["one step in each field:", *steps] if steps else []),

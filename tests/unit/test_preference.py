@@ -263,5 +263,6 @@ def test_the_numbers_of_the_rule_are_those_of_the_decision() -> None:
         f"{preference.SURE:g} standard deviation",
     ):
         assert value in text
-    for one in WEIGHTY:
+    families = ("precision ", "schedule ", "dispatcher ")  # one row of the decision for many
+    for one in (one for one in WEIGHTY if not one.name.startswith(families)):
         assert f"| {one.words} | {one.points} |" in text
