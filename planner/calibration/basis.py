@@ -29,14 +29,20 @@ Seen = frozenset[tuple[str, str, str]]
 
 def seen(jobs: Iterable[Job]) -> Seen:
     """(trainer, GPU family, mechanism) of measured runs; `memory` if a peak was measured."""
+    found: set[tuple[str, str, str]] = set()
+    for job in jobs:
+        if job.layout is not None:
+            found |= used_in(job, [job.layout])
+            if _has_peak(job):
+                found.add((job.training.trainer, job.cluster.gpu.family, MEMORY))
+    return frozenset(found)
+
+
+def used_in(setting: Setting, layouts: Iterable[Layout]) -> Seen:
+    """(trainer, GPU family, mechanism) of runs of these layouts."""
+    trainer, family = setting.training.trainer, setting.cluster.gpu.family
     return frozenset(
-        (job.training.trainer, job.cluster.gpu.family, name)
-        for job in jobs
-        if job.layout is not None
-        for name in (
-            *(mechanism.name for mechanism in used_by(job.layout, job)),
-            *([MEMORY] if _has_peak(job) else []),
-        )
+        (trainer, family, one.name) for layout in layouts for one in used_by(layout, setting)
     )
 
 

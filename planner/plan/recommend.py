@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.calibration.basis import rests_on
 from planner.cost.machine.knobs import Calibration
 from planner.cost.run.goodput import run_estimate
 from planner.estimates import estimate_layouts
@@ -23,11 +22,13 @@ from planner.rules.support import check_supported, fork_needed
 from planner.search.choice import pareto
 from planner.search.choice.ranking import (
     Ranking,
+    after_probes,
     best_measured,
     covariance,
     fastest_on_paper,
     rank,
     rests_on_nothing,
+    rests_on_unmeasured,
 )
 from planner.search.infeasible.near_batch import near_batch
 from planner.search.infeasible.report import check_given, nothing_fits
@@ -97,15 +98,16 @@ def recommend(
             ranked[0].at_size,
             probing,
             [choice.layout for choice in ranked if choice.at_size is ranked[0].at_size],
+            ranking.fastest.layout if ranking.fastest.at_size is ranked[0].at_size else None,
         )
         if outcome.learnt:
             at_size, known = measured_candidates(ranked[0].at_size, outcome, job.search.top_k)
             rate(job, at_size, several=False)
             ranked = [PlanCandidate(at_size, row) for row in range(len(known))]
+            ranking = after_probes(ranked)
     say("explaining the winner")
     plan = _plan(job, ports, sizes, ranked, (ports.clock.now() - started).total_seconds())
-    if not known:
-        plan = _with_preference(plan, job, ranking)
+    plan = _with_preference(plan, job, ranking)
     plan = plan if plan_id is None else plan.model_copy(update={"id": plan_id})
     return plan if outcome is None else _with_measurements(plan, outcome, known)
 
@@ -313,9 +315,7 @@ def _entry(job: Job, rank: int, choice: PlanCandidate, estimate: Estimate) -> Ra
         estimate=estimate,
         source="simulated" if layout.pp > 1 else "screened",
         reasons=reasons,
-        unmeasured=[
-            one.words for one in rests_on(layout, at_size.pricer, at_size.pricer.calibration)
-        ],
+        unmeasured=[one.words for one in rests_on_unmeasured(choice)],
         export={} if exported is None else {exported.trainer: exported.as_dict()},
         run=None
         if at_size.runs is None

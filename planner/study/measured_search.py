@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from planner.calibration.basis import rests_on, used_in
 from planner.calibration.kernels import KernelTiming
 from planner.columns import BoolColumn, LayoutBatch
 from planner.cost.price import Pricer
@@ -21,6 +22,7 @@ from planner.study.ask_tell import Event, Measure, Ranked, StudyResult, run
 from planner.study.candidates import Candidates, enumerate_candidates
 from planner.study.fidelity import MicroProbe, ObservedEffect
 from planner.study.fidelity_options import FidelityOption, LowFidelity, ProbeCost
+from planner.study.isolating import Isolating, isolating, measures
 from planner.study.kernel_timings import StudyKernels
 from planner.study.proxy_runs import ProxyRuns
 from planner.study.samplers import layout_of
@@ -93,11 +95,16 @@ class Probing:
 
 
 def probe_size(
-    job: Job, at_size: OneSize, probing: Probing, include: Sequence[Layout]
+    job: Job,
+    at_size: OneSize,
+    probing: Probing,
+    include: Sequence[Layout],
+    paper: Layout | None = None,
 ) -> StudyResult:
     """Spends the job's probes at this size.
 
     include: layouts that must be candidates (those of the plan on paper, measured ones).
+    paper: the fastest on paper; what it rests on that nobody measured is measured first.
     """
     assert job.probe is not None, "the job has probes to spend"
     pricer = at_size.pricer
@@ -105,7 +112,9 @@ def probe_size(
     measured = [
         m.job.layout for m in (*probing.known, *probing.resumed) if m.job.layout is not None
     ]
-    wanted = list(dict.fromkeys((*include, *measured)))
+    isolated = isolating(pricer, include[0], paper) if include and paper is not None else None
+    beside = [isolated.layout] if isolated is not None else []
+    wanted = list(dict.fromkeys((*include, *beside, *measured)))
     candidates = enumerate_candidates(pricer, build_space(context, job.search), include=wanted)
     kernels = StudyKernels.of(pricer, candidates) if probing.micro else None
     micro_probes, observed = _micro(kernels, probing.micro, pricer.cluster.gpus_per_node)
@@ -126,6 +135,10 @@ def probe_size(
         observed=observed,
         gpu_seconds_before=probing.micro.gpu_seconds_before if probing.micro else 0.0,
         first=candidates.find(include[0]) if include else None,
+        first_measures=measures(
+            [one for first in include[:1] for one in rests_on(first, pricer, pricer.calibration)]
+        ),
+        isolating=_in_rows(candidates, isolated),
     )
     found = run(
         candidates,
@@ -139,6 +152,11 @@ def probe_size(
         should_stop=probing.should_stop,
     )
     return found if refused is None else replace(found, refused=refused.counts)
+
+
+def _in_rows(candidates: Candidates, isolated: Isolating | None) -> tuple[int, str] | None:
+    row = None if isolated is None else candidates.find(isolated.layout)
+    return None if isolated is None or row is None else (row, isolated.reason)
 
 
 def _micro(
@@ -258,14 +276,21 @@ def listed(outcome: StudyResult, top_k: int) -> list[Ranked]:
 def measured_candidates(
     at_size: OneSize, outcome: StudyResult, top_k: int
 ) -> tuple[OneSize, list[Ranked]]:
-    """The size with the study's best as its candidates, winner first, and the record of each."""
+    """The size with the study's best as its candidates, winner first, and the record of each.
+
+    What the layouts that ran used is measured from now on.
+    """
     ranked = listed(outcome, top_k)
+    ran = [one.layout for one in ranked if one.record is not None and one.record.measured]
+    calibration = at_size.pricer.calibration
+    taught = replace(calibration, seen=calibration.seen | used_in(at_size.pricer, ran))
     batch = LayoutBatch.from_layouts([one.layout for one in ranked])
     device = at_size.pricer.price(batch).device_bytes
     found = [
         (one.expected_seconds, float(device[row]), one.layout) for row, one in enumerate(ranked)
     ]
-    return replace(at_size, candidates=found), ranked
+    pricer = replace(at_size.pricer, calibration=taught)
+    return replace(at_size, candidates=found, pricer=pricer), ranked
 
 
 def with_measurement(entry: RankedLayout, one: Ranked, best: Ranked) -> RankedLayout:

@@ -155,6 +155,7 @@ class Knowledge:
         self.closed: BoolColumn = np.zeros(count, dtype=np.bool_)
         self.pending: list[int] = []
         self.first: int | None = None  # to be measured before all others: the answer without probes
+        self.first_measures = ""  # what that measures for the first time, as a clause
         self._posterior: StudyPosterior | None = None
         self._regrets: dict[int, ExpectedRegret] = {}
 

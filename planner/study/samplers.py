@@ -212,7 +212,11 @@ class CostModelSampler(FiniteSampler):
             and not self.knowledge.pending
             and free[first]
         ):
-            return Pick(row=first, reason=f"number 1 on paper: {_predicted(posterior, first)}")
+            said = self.knowledge.first_measures
+            also = f", which {said}" if said else ""
+            return Pick(
+                row=first, reason=f"number 1 on paper{also}: {_predicted(posterior, first)}"
+            )
         if not posterior.measured and not self.knowledge.pending and free[posterior.leader]:
             return Pick(
                 row=posterior.leader,

@@ -77,6 +77,8 @@ class StudySettings:
     observed: effects of earlier kernel timings.
     gpu_seconds_before: spent on timing kernels before this study was resumed.
     first: row of number 1 on paper, measured before all others.
+    first_measures: what that measures for the first time, as a clause.
+    isolating: row to measure next, which with number 1 isolates what nobody measured, and why.
     """
 
     sampler: str = "cost-model"
@@ -93,6 +95,8 @@ class StudySettings:
     observed: tuple[ObservedEffect, ...] = ()
     gpu_seconds_before: float = 0.0
     first: int | None = None
+    first_measures: str = ""
+    isolating: tuple[int, str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +160,7 @@ class ProbeStudy:
         self.candidates, self.settings = candidates, settings
         self.knowledge = Knowledge(candidates)
         self.knowledge.first = settings.first
+        self.knowledge.first_measures = settings.first_measures
         self.spent = Spent(gpu_seconds=settings.gpu_seconds_before)
         self._observe_effects(settings.observed)
         self.trials = Trials(
@@ -236,6 +241,7 @@ class ProbeStudy:
             self.knowledge.timed()
             and not self.knowledge.pending
             and (spent.probes >= budget.probes or self._unconfirmed() is None)
+            and not self._isolates()
         ):
             regret = self.regret()
             if regret.expected_share <= self.settings.tolerance:
@@ -266,6 +272,8 @@ class ProbeStudy:
         self.knowledge.whole_affordable, self.knowledge.affordable = self._affordable()
         if self.spent.probes + under_way >= self.settings.budget.probes:
             return None
+        if (self.knowledge.records or self._running) and self._isolates():
+            return self._isolate()
         micro = self._worthwhile_micro()
         if micro is not None:
             return self._start(micro)
@@ -446,6 +454,26 @@ class ProbeStudy:
             and leader not in self.knowledge.pending
         )
         return leader if unconfirmed and self._payable(leader) else None
+
+    def _isolates(self) -> bool:
+        """Whether the layout that isolates what nobody measured is still to be run, and can be."""
+        if self.settings.isolating is None:
+            return False
+        row, _ = self.settings.isolating
+        posterior = self.knowledge.posterior()
+        return (
+            row not in self.knowledge.records
+            and bool(self.knowledge.untried()[row])
+            and self._payable(row)
+            and float(posterior.risk(np.array([row]))[0]) <= self.settings.risk_limit
+        )
+
+    def _isolate(self) -> Proposal:
+        assert self.settings.isolating is not None, "only what isolates is asked"
+        row, reason = self.settings.isolating
+        pick = Pick(row=row, reason=reason)
+        choice = direct(self._prospect(row), self._full(row))
+        return self._open_trial(self.trials.ask(pick), pick, choice)
 
     def _low_fidelity_pays(self, *, beside: int) -> bool:
         """Whether the most promising candidate should get a low-fidelity evaluation first.

@@ -65,6 +65,14 @@ def rank(job: Job, sizes: list[OneSize]) -> Ranking:
     return Ranking(choices=shown, fastest=fastest, proven=proven)
 
 
+def after_probes(ranked: list[PlanCandidate]) -> Ranking:
+    """The ranking that measurements made, best first."""
+    proven = None
+    if rests_on_unmeasured(ranked[0]):
+        proven = next((one for one in ranked if not rests_on_unmeasured(one)), None)
+    return Ranking(choices=ranked, fastest=ranked[0], proven=proven)
+
+
 def _shown(
     job: Job, found: list[PlanCandidate], ahead: list[PlanCandidate], proven: PlanCandidate | None
 ) -> list[PlanCandidate]:
@@ -231,14 +239,14 @@ def rests_on_nothing(job: Job, ranking: Ranking) -> str | None:
     None if runs behind the calibration used all that it uses.
     """
     first = ranking.choices[0]
-    rests = _rests_on(first)
+    rests = rests_on_unmeasured(first)
     if not rests:
         return None
     sentence = f"rests on {enumerated([one.words for one in rests])}, {_nobody(first, rests)}"
     other = best_measured(ranking)
     if other is None or ranking.proven is None:
         return f"{sentence}; nothing that fits does without: probe before booking"
-    left = _rests_on(ranking.proven)
+    left = rests_on_unmeasured(ranking.proven)
     without = enumerated([one.words for one in rests if one not in left], "or")
     best = f"best without {without}" if left else "best fully measured"
     worse, better = WORSE.get(job.search.objective, ("slower", "faster"))
@@ -249,7 +257,8 @@ def rests_on_nothing(job: Job, ranking: Ranking) -> str | None:
     )
 
 
-def _rests_on(choice: PlanCandidate) -> tuple[Mechanism, ...]:
+def rests_on_unmeasured(choice: PlanCandidate) -> tuple[Mechanism, ...]:
+    """The mechanisms of a choice that no run behind its calibration used."""
     pricer = choice.at_size.pricer
     return rests_on(choice.layout, pricer, pricer.calibration)
 
