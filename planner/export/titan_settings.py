@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from planner.export.base import Draft, Settings, train_steps
 from planner.schedules import SCHEDULES, schedules_of
 from planner.specs.layout import parse_ac
+from planner.trainers.registry import TRAINERS
 from planner.trainers.titan_models import even_split, module_names, uniform_layers_per_stage
 from planner.units import counted
 
@@ -329,11 +330,15 @@ def training_settings(draft: Draft, line: str) -> Settings:
         rule = f"is no setting of TorchTitan {line}"
         remedy = "use adamw, or adamw-bf16-states with an export for 0.3"
         draft.gap("training.optimizer", training.optimizer, rule, remedy)
-    if training.attention_kernel not in ("flash", "flash2"):
+    plain = training.model_copy(update={"attention_kernel": "flash"})
+    brought = TRAINERS["torchtitan"].fused_attention(
+        plain, draft.cluster.gpu, mla=draft.model.uses_mla
+    )
+    if training.attention_kernel not in ("flash", *brought):
         draft.gap(
             "training.attention_kernel",
             training.attention_kernel,
-            "is not how TorchTitan attends",
+            f"is not how TorchTitan attends, which is {' or '.join(brought)} here",
             "use flash",
         )
     saved = training.checkpoint
