@@ -147,7 +147,6 @@ def _device_bytes(
     shapes = RankShapes(
         local=local,
         shard=shard,
-        fixed_shard=zero,
         largest_local=zero,
         head_local=zero,
         head_shard=zero,
@@ -175,7 +174,6 @@ def _device_bytes(
         chunks_bytes=zero,
         leftover_bytes=zero,
         working_bytes=zero,
-        graph_bytes=zero,
     )
     memory = rank_memory(shapes, batch, m, job.training, job.rules, job.profile.workspace_bytes)
     return memory.allocated + job.cluster.gpu.context_bytes

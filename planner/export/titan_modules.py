@@ -7,7 +7,7 @@ Sources: torchtitan 0.2.2 protocols/train_spec.py (register_train_spec), models/
 """
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from planner.export.titan_network import (
     IMPORTS_03,
@@ -331,10 +331,13 @@ def job_03(
     custom: str,
     *,
     wide_reduce: bool,
+    chunked_loss: bool,
+    backends: Mapping[str, object],
 ) -> str:
     """Module for `--module planner_job --config planner_job`.
 
     It leaves everything that a flag can set to the flags.
+    backends: further arguments of the family's `model_registry`.
     """
     names = sorted({converter.partition(".")[0] for converter in converters})
     quantization = (
@@ -358,9 +361,15 @@ def job_03(
     )
     training = "Training()" if wide_reduce else "TrainingConfig()"
     listed = "".join(f"\n            {converter}," for converter in converters)
+    loss = "CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(model_spec))"
+    imported = "CrossEntropyLoss"
+    if chunked_loss:
+        loss = f"ChunkedLossWrapper.Config(loss_fn={loss})"
+        imported = f"ChunkedLossWrapper, {imported}"
+    more = "".join(f"\n        {name}={value!r}," for name, value in backends.items())
     return f'''"""{name} for TorchTitan 0.3: what the command line cannot say. The flags beside it say the rest."""
 
-{widths}from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
+{widths}from torchtitan.components.loss import {imported}
 from torchtitan.components.optimizer import default_adamw
 {quantization}from torchtitan.config import TrainingConfig
 from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
@@ -372,11 +381,11 @@ from torchtitan.trainer import Trainer
 def {JOB_MODULE}() -> Trainer.Config:
     """The job; choose learning rate, data set and tokenizer here."""
     model_spec = family.model_registry(
-        "{flavor}",
+        "{flavor}",{more}
         converters=[{listed}{chr(10) + " " * 8 if listed else ""}],
     )
     return Trainer.Config(
-        loss=ChunkedLossWrapper.Config(loss_fn=CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(model_spec))),
+        loss={loss},
         model_spec=model_spec,
         optimizer=default_adamw(lr=3e-4),
         dataloader=HuggingFaceTextDataLoader.Config(dataset="c4"),

@@ -12,6 +12,8 @@ from planner.trainers.registry import TRAINERS
 from planner.units import counted
 
 FLOAT8, MX = (PRECISIONS[name].titan_converters["0.2"] for name in ("float8-tensorwise", "mxfp8"))
+ROWWISE = {"float8-rowwise": "rowwise", "float8-rowwise-gw-hp": "rowwise_with_gw_hp"}
+"""Precision -> its recipe_name in both lines."""
 SMALL = "auto_filter_small_kn"  # in `filter_fqns`: torchao also leaves out layers too small to gain
 
 
@@ -25,22 +27,18 @@ def precision_02(draft: Draft) -> Settings:
             "precision",
             layout.precision,
             "is not in TorchTitan 0.2",
-            "use bf16, float8-tensorwise, float8-rowwise or mxfp8",
+            "use bf16, float8-tensorwise, float8-rowwise, float8-rowwise-gw-hp or mxfp8",
         )
     tensorwise = layout.precision == "float8-tensorwise"
     if layout.float8_all_gather and not tensorwise:
         rule = "goes with float8-tensorwise only"
         draft.gap(
-            "float8_all_gather",
-            True,
-            rule,
-            "set it to false",
-            blocking=layout.precision == "float8-rowwise",
+            "float8_all_gather", True, rule, "set it to false", blocking=layout.precision in ROWWISE
         )
     if converter is None:
         return {"model.converters": []}
     skipped = [
-        *([SMALL] if converter == FLOAT8 else []),
+        *([SMALL] if precision.torchao.small else []),
         "output",
         *(["router.gate"] if moe else []),
     ]
@@ -57,7 +55,7 @@ def precision_02(draft: Draft) -> Settings:
         settings[f"{FLOAT8}.enable_fsdp_float8_all_gather"] = layout.float8_all_gather
         settings[f"{FLOAT8}.precompute_float8_dynamic_scale_for_fsdp"] = layout.float8_all_gather
     else:
-        settings[f"{converter}.recipe_name"] = "rowwise" if converter == FLOAT8 else "mxfp8_cublas"
+        settings[f"{converter}.recipe_name"] = ROWWISE.get(layout.precision, "mxfp8_cublas")
     if experts:
         settings[f"{for_experts}.fqns"] = ["experts"]
     _notes_02(draft, converter, tensorwise)
@@ -99,8 +97,10 @@ def read_precision_02(settings: Mapping[str, object]) -> dict[str, object]:
         return {"precision": "mxfp8", "float8_all_gather": False}
     if FLOAT8 not in converters and "float8" not in converters:
         return {"precision": "bf16", "float8_all_gather": False}
-    if str(settings.get(f"{FLOAT8}.recipe_name")).startswith("rowwise"):
-        return {"precision": "float8-rowwise", "float8_all_gather": False}
+    recipe = settings.get(f"{FLOAT8}.recipe_name")
+    rowwise = next((name for name, theirs in ROWWISE.items() if theirs == recipe), None)
+    if rowwise is not None:
+        return {"precision": rowwise, "float8_all_gather": False}
     return {
         "precision": "float8-tensorwise",
         "float8_all_gather": settings[f"{FLOAT8}.enable_fsdp_float8_all_gather"],
@@ -127,7 +127,10 @@ def precision_03(draft: Draft) -> list[str]:
         return []
     compiled = f"model_compile_enabled={layout.compile}"
     skipped = '["lm_head", "router.gate"]' if moe else '["lm_head"]'
-    which = f"filter_fqns={skipped}, " if name == "float8-rowwise" else 'fqns=["layers"], '
+    which = 'fqns=["layers"], '
+    if name in ROWWISE:
+        recipe = f'recipe_name="{ROWWISE[name]}", ' if name != "float8-rowwise" else ""
+        which = f"{recipe}filter_fqns={skipped}, "
     if name == "mxfp8" and moe:
         which = 'fqns=["attention", "feed_forward", "shared_experts"], '
     if name == "nvfp4":
@@ -164,7 +167,11 @@ def read_precision_03(module: str | None) -> dict[str, object]:
         and "0.3" in precision.titan_converters
         and precision.titan_converters["0.3"] in module
     ]
-    return {"precision": found[0] if found else "bf16", "float8_all_gather": False}
+    name = found[0] if found else "bf16"
+    if name in ROWWISE and module is not None:
+        gw_hp = f'"{ROWWISE["float8-rowwise-gw-hp"]}"' in module
+        name = "float8-rowwise-gw-hp" if gw_hp else "float8-rowwise"
+    return {"precision": name, "float8_all_gather": False}
 
 
 def ac_subcommand(kind: str, number: float) -> tuple[str, ...]:

@@ -7,13 +7,22 @@ Sources: torchtitan 0.2.2 config/job_config.py,
 """
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 
+from planner.columns import LayoutBatch
 from planner.export.base import Draft, Settings, train_steps
+from planner.rules.base import Context
+from planner.rules.cuda_graphs import CUDA_GRAPH_RULES, FULL, captured
 from planner.schedules import SCHEDULES, schedules_of
 from planner.specs.layout import parse_ac
-from planner.trainers.registry import TRAINERS
-from planner.trainers.titan_models import even_split, module_names, uniform_layers_per_stage
+from planner.trainers.titan_models import (
+    even_split,
+    find_flavor,
+    module_names,
+    module_of,
+    uniform_layers_per_stage,
+)
 from planner.units import counted
 
 P, T, AC = "parallelism.", "training.", "activation_checkpoint."
@@ -23,6 +32,7 @@ RESHARD, SCHEDULE, ROTATE = (
     P + "context_parallel_rotate_method",
 )
 MODULES, LAYERS = P + "module_fqns_per_model_part", P + "pipeline_parallel_layers_per_stage"
+DISPATCHER, GRAPHS_OFF = P + "expert_parallel_comm_backend", T + "disable_cuda_graphs"
 COMPONENTS, IN_BACKWARD = "compile.components", "optimizer.early_step_in_backward"
 HEAD = {"0.2": "output", "0.3": "lm_head"}
 # Field of the layout -> its setting, where both lines have it with the same values.
@@ -40,6 +50,10 @@ ASYNC_TP = {
     "0.2": P + "enable_async_tensor_parallel",
     "0.3": "compile.enable_async_tensor_parallel",
 }
+# Dispatcher of routed tokens -> TorchTitan's name of it.
+DISPATCHERS = {"alltoall": "standard", "deepep": "deepep", "hybridep": "hybridep"}
+_BACKENDS = {theirs: ours for ours, theirs in DISPATCHERS.items()}
+_COMM_BACKEND = re.compile(r"\bmoe_comm_backend=[\"'](\w+)[\"'],\n")
 CHECKPOINT_MODES = {"sync": "disabled", "async": "async", "async-pinned": "async_with_pinned_mem"}
 STEP = T + "steps"
 
@@ -151,6 +165,29 @@ def _batch(draft: Draft) -> Settings:
     }
 
 
+def dispatcher(draft: Draft, names: Collection[str]) -> str:
+    """TorchTitan's name of the layout's dispatcher; "standard" and a gap where it has none.
+
+    names: dispatchers that the release has for this model.
+    """
+    value = draft.layout.moe_dispatcher
+    if value != "alltoall" and (draft.layout.ep == 1 or not draft.model.is_moe):
+        draft.inert("moe_dispatcher", "means nothing without expert parallelism")
+    elif value in names:
+        return DISPATCHERS[value]
+    else:
+        rule = f"is not in TorchTitan {draft.version} for {draft.model.name}"
+        able = [name for name in DISPATCHERS if name in names]
+        draft.gap("moe_dispatcher", value, rule, f"use {' or '.join(able)}")
+    return DISPATCHERS["alltoall"]
+
+
+def _dispatchers_02(draft: Draft) -> set[str]:
+    """0.2.1 brought DeepEP, to the models that take its `expert_parallel_comm_backend`."""
+    has = draft.version != "0.2.0" and module_of(draft.model, "0.2") in ("deepseek_v3", "llama4")
+    return {"alltoall", "deepep"} if has and draft.model.is_moe else {"alltoall"}
+
+
 def _only_02(draft: Draft) -> Settings:
     layout = draft.layout
     if layout.tp > 1 and not layout.sequence_parallel:
@@ -158,7 +195,9 @@ def _only_02(draft: Draft) -> Settings:
         draft.gap("sequence_parallel", False, rule, "set it to true, or export for 0.3")
     if layout.tp == 1 and layout.sequence_parallel:
         draft.inert("sequence_parallel", "means nothing without tensor parallelism")
+    backend = dispatcher(draft, _dispatchers_02(draft))
     settings: Settings = {
+        **({DISPATCHER: backend} if draft.version != "0.2.0" else {}),
         P + "expert_tensor_parallel_degree": layout.etp,
         P + "disable_loss_parallel": draft.training.vocab_parallel_loss is False,
         "optimizer.early_step_in_backward": layout.optimizer_in_backward,
@@ -234,10 +273,75 @@ def _only_03(draft: Draft) -> Settings:
             "has no setting in TorchTitan 0.3",
             "use selective-op, full or memory-budget-X",
         )
+    _check_graphs(draft)
     return {
         P + "enable_sequence_parallel": layout.sequence_parallel,
-        T + "disable_cuda_graphs": True,
+        GRAPHS_OFF: not captures_03(draft),
     }
+
+
+def captures_03(draft: Draft) -> bool:
+    """Whether 0.3 captures forward and backward in a CUDA graph: where it can, if the job lets it.
+
+    HybridEP is captured where the job asks for that: it then needs buffers for the worst case.
+    """
+    layout, training = draft.layout, draft.training
+    sends = draft.model.is_moe and layout.ep > 1
+    if (sends and training.cuda_graphs is None) or training.attention_kernel == "flash3":
+        return False
+    shipped = find_flavor(draft.model, "0.3")
+    sized = shipped is not None and shipped.module == "deepseek_v3"
+    can = captured(LayoutBatch.from_layouts([layout]), _as_written(draft))[0] == FULL
+    return bool(can) and (sized or not sends)
+
+
+def _as_written(draft: Draft) -> Context:
+    """The job under the release that is written."""
+    training = draft.training.model_copy(
+        update={"trainer": "torchtitan", "trainer_version": draft.version}
+    )
+    return Context(model=draft.model, cluster=draft.cluster, training=training)
+
+
+def _check_graphs(draft: Draft) -> None:
+    """Gaps where the job asks for graphs that the release does not capture."""
+    wanted, field = draft.training.cuda_graphs, "training.cuda_graphs"
+    if wanted == "partial":
+        rule = "is not in TorchTitan 0.3: it captures forward and backward of a whole step"
+        draft.gap(field, wanted, rule, "use full, or leave cuda_graphs out")
+    elif wanted == "full":
+        context, batch = _as_written(draft), LayoutBatch.from_layouts([draft.layout])
+        for one in CUDA_GRAPH_RULES:
+            if one.applies(context) and one.broken(batch, context).any():
+                words = one.rule(draft.layout, context)
+                draft.gap(field, wanted, f"is refused: {words}", "leave cuda_graphs out")
+        if not captures_03(draft) and captured(batch, context)[0] == FULL:
+            rule = "is not possible with varlen attention, or with this model's dispatcher"
+            draft.gap(field, wanted, rule, "leave cuda_graphs out")
+
+
+def backends_03(draft: Draft) -> dict[str, object]:
+    """Arguments of 0.3's `model_registry` for how experts communicate and attention computes.
+
+    HybridEP waits for the host unless its buffers are given a size; 1.0 is the worst case, in which
+    no token is dropped (models/common/token_dispatcher.py).
+    """
+    arguments: dict[str, object] = {}
+    has = frozenset(DISPATCHERS) if draft.model.is_moe else frozenset({"alltoall"})
+    backend = dispatcher(draft, has)
+    if backend != DISPATCHERS["alltoall"]:
+        arguments["moe_comm_backend"] = backend
+    if backend == "hybridep" and captures_03(draft):
+        arguments["non_blocking_capacity_factor"] = 1.0
+    if draft.training.attention_kernel == "flash3":
+        arguments["attn_backend"] = "varlen"
+    return arguments
+
+
+def read_dispatcher_03(module: str | None) -> dict[str, object]:
+    """The dispatcher in the job's module; inverse of `backends_03`."""
+    found = None if module is None else _COMM_BACKEND.search(module)
+    return {"moe_dispatcher": _BACKENDS.get(found[1], "alltoall") if found else "alltoall"}
 
 
 def read_settings(settings: Mapping[str, object], line: str, num_layers: int) -> dict[str, object]:
@@ -271,6 +375,7 @@ def read_settings(settings: Mapping[str, object], line: str, num_layers: int) ->
         "etp": settings[P + "expert_tensor_parallel_degree"],
         "sequence_parallel": tp > 1,
         "cp_method": settings[ROTATE],
+        "moe_dispatcher": _BACKENDS.get(str(settings[DISPATCHER]), "alltoall"),
         "optimizer_in_backward": settings[IN_BACKWARD],
     }
 
@@ -318,6 +423,23 @@ def _int(value: object) -> int:
     return value
 
 
+def _attention(draft: Draft) -> None:
+    """Gaps where the release neither attends with this kernel by itself nor can be told to."""
+    kernel, context = draft.training.attention_kernel, _as_written(draft)
+    brought = context.released.fused_attention(
+        context.training.model_copy(update={"attention_kernel": "flash"}),
+        draft.cluster.gpu,
+        mla=draft.model.uses_mla,
+    )
+    field = "training.attention_kernel"
+    if kernel not in ("flash", *brought, *context.released.attention_kernels):
+        rule = f"is not how TorchTitan {draft.version} attends, which has no setting for it"
+        draft.gap(field, kernel, rule, "use flash")
+    elif kernel == "flash3" and draft.layout.cp > 1:
+        rule = "is TorchTitan 0.3's varlen attention, which excludes context parallelism"
+        draft.gap(field, kernel, rule, "use flash, or cp 1")
+
+
 def training_settings(draft: Draft, line: str) -> Settings:
     """Optimizer and checkpoints; what the job asks for and TorchTitan lacks becomes a gap."""
     training = draft.training
@@ -330,17 +452,14 @@ def training_settings(draft: Draft, line: str) -> Settings:
         rule = f"is no setting of TorchTitan {line}"
         remedy = "use adamw, or adamw-bf16-states with an export for 0.3"
         draft.gap("training.optimizer", training.optimizer, rule, remedy)
-    plain = training.model_copy(update={"attention_kernel": "flash"})
-    brought = TRAINERS["torchtitan"].fused_attention(
-        plain, draft.cluster.gpu, mla=draft.model.uses_mla
-    )
-    if training.attention_kernel not in ("flash", *brought):
-        draft.gap(
-            "training.attention_kernel",
-            training.attention_kernel,
-            f"is not how TorchTitan attends, which is {' or '.join(brought)} here",
-            "use flash",
-        )
+    _attention(draft)
+    if training.cuda_graphs in ("partial", "full") and line == "0.2":
+        rule = "is not in TorchTitan 0.2"
+        remedy = "leave it out, or export for 0.3"
+        draft.gap("training.cuda_graphs", training.cuda_graphs, rule, remedy)
+    if training.chunked_loss and line == "0.2":
+        rule = "is not in TorchTitan 0.2: its loss takes whole logits"
+        draft.gap("training.chunked_loss", True, rule, "leave it out, or export for 0.3")
     saved = training.checkpoint
     settings["checkpoint.enable"] = saved is not None
     if saved is not None:

@@ -39,7 +39,14 @@ from planner.export.titan_precision import (
     read_precision_02,
     read_precision_03,
 )
-from planner.export.titan_settings import AC, layout_settings, read_settings, training_settings
+from planner.export.titan_settings import (
+    AC,
+    backends_03,
+    layout_settings,
+    read_dispatcher_03,
+    read_settings,
+    training_settings,
+)
 from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import Layout, parse_ac
 from planner.specs.model import ModelSpec
@@ -88,6 +95,12 @@ def export(
         draft.notes.append(
             f"Written for TorchTitan {number}: {release.named.text} is no release whose settings "
             "we write."
+        )
+    priced = release_of("torchtitan", version_under(training, "torchtitan"))
+    if training.trainer == "torchtitan" and priced.number != number:
+        draft.notes.append(
+            f"Priced for TorchTitan {priced.number}, whose loss, CUDA graphs and attention may "
+            f"differ from {number}'s: give training.trainer_version to plan for the one you run."
         )
     if cluster.gpu.vendor == "cpu":
         draft.notes.append(
@@ -227,10 +240,6 @@ def _can_register(draft: Draft, line: str) -> bool:
 def _export_03(draft: Draft) -> Export:
     settings = {**training_settings(draft, "0.3"), **layout_settings(draft, "0.3")}
     module, config = _job_03(draft)
-    draft.notes.append(
-        "CUDA graphs, new in 0.3 and on by default, are switched off: the plan is priced without "
-        "them."
-    )
     subcommand = ac_subcommand(*parse_ac(draft.layout.ac))
     arguments = ("--module", module, "--config", config, *flag_words(settings))
     return _finish(draft, arguments=arguments, subcommand=subcommand)
@@ -254,7 +263,8 @@ def flag_words(settings: Mapping[str, Value]) -> list[str]:
 def _job_03(draft: Draft) -> tuple[str, str]:
     """(--module, --config): TorchTitan's own if flags can set the rest, else our module."""
     flavor = find_flavor(draft.model, "0.3")
-    converters = precision_03(draft)
+    converters, backends = precision_03(draft), backends_03(draft)
+    chunked = draft.training.chunked_loss is not False
     wide_reduce = draft.layout.reduce_dtype != "float32"
     if flavor is not None:
         _check_flavor(draft, flavor, "0.3")
@@ -266,6 +276,8 @@ def _job_03(draft: Draft) -> tuple[str, str]:
         flavor is not None
         and flavor.config is not None
         and not converters
+        and not backends
+        and chunked
         and not wide_reduce
         and not changes
     ):
@@ -277,6 +289,13 @@ def _job_03(draft: Draft) -> tuple[str, str]:
         name, custom = "custom", changed_flavor_03(draft.model, flavor, changes)
     if flavor is None and _can_register(draft, "0.3"):
         family, custom = model_03(draft.model)
+    if not family and "moe_comm_backend" in backends:
+        draft.gap(
+            "moe_dispatcher",
+            draft.layout.moe_dispatcher,
+            "is part of a model's module, and this model has none",
+            "see the fault of the model",
+        )
     if not family and converters:
         draft.gap(
             "precision",
@@ -286,7 +305,14 @@ def _job_03(draft: Draft) -> tuple[str, str]:
         )
     if family:
         draft.files[f"{JOB_MODULE}.py"] = job_03(
-            safe_name(draft.model.name), family, name, converters, custom, wide_reduce=wide_reduce
+            safe_name(draft.model.name),
+            family,
+            name,
+            converters,
+            custom,
+            wide_reduce=wide_reduce,
+            chunked_loss=chunked,
+            backends=backends,
         )
     return JOB_MODULE, JOB_MODULE
 
@@ -324,9 +350,13 @@ def parse_back(exported: Export) -> Layout:
     line = _line(exported.version)
     settings = {**DEFAULTS[line], **read_export(exported)}
     module = exported.files.get(f"{JOB_MODULE}.py")
-    precision = read_precision_02(settings) if line == "0.2" else read_precision_03(module)
+    own = (
+        read_precision_02(settings)
+        if line == "0.2"
+        else {**read_precision_03(module), **read_dispatcher_03(module)}
+    )
     return overlay_gaps(
-        {**read_settings(settings, line, exported.num_layers), **precision}, exported.gaps
+        {**read_settings(settings, line, exported.num_layers), **own}, exported.gaps
     )
 
 

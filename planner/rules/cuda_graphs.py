@@ -92,7 +92,7 @@ CUDA_GRAPH_RULES: tuple[Rule, ...] = (
         field="pp",
         reads=frozenset({"pp"}),
         # torchtitan 0.3 trainer.py, _validate_cuda_graphs
-        applies=_capturing("torchtitan", "full", since="0.3"),
+        applies=_capturing("torchtitan", "full"),
         broken=lambda x, c: np.asarray(x.pp > 1),
         rule=lambda x, c: f"{_name(c)} has no CUDA graphs under pipeline parallelism; pp is {x.pp}",
         remedy=lambda x, c: f"{OFF}, or pp to 1",
@@ -103,7 +103,7 @@ CUDA_GRAPH_RULES: tuple[Rule, ...] = (
         reads=frozenset({"ep", "moe_dispatcher"}),
         # torchtitan 0.3 trainer.py, _validate_cuda_graphs: HybridEP with
         # non_blocking_capacity_factor
-        applies=lambda c: c.model.is_moe and _capturing("torchtitan", "full", since="0.3")(c),
+        applies=lambda c: c.model.is_moe and _capturing("torchtitan", "full")(c),
         broken=_eager_dispatch,
         rule=lambda x, c: (
             f"{_name(c)} captures expert parallelism only where the host does not wait for the "
@@ -117,7 +117,7 @@ CUDA_GRAPH_RULES: tuple[Rule, ...] = (
         reads=frozenset({"cpu_offload"}),
         # torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py: the backward waits on the host
         # for gradients that are copied there, which a capture forbids
-        applies=_capturing("torchtitan", "full", since="0.3"),
+        applies=_capturing("torchtitan", "full"),
         broken=lambda x, c: np.asarray(x.cpu_offload),
         rule=lambda x, c: "CUDA graphs cannot hold the host's waits for offloaded gradients",
         remedy=lambda x, c: f"{OFF}, or cpu_offload to false",

@@ -383,6 +383,15 @@ _SWITCH_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
+        key="trainer always compiles",
+        field="compile",
+        reads=frozenset({"compile"}),
+        applies=lambda c: c.released.always_compiles,
+        broken=lambda x, c: ~np.asarray(x.compile),
+        rule=lambda x, c: f"{c.trainer.title}'s graph trainer compiles the whole step",
+        remedy=lambda x, c: "set compile to true",
+    ),
+    Rule(
         key="memory-budget checkpointing needs compile",
         field="ac",
         reads=frozenset({"ac_kind", "compile"}),

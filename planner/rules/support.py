@@ -146,6 +146,9 @@ def _faults(c: Context) -> Iterable[tuple[str, object, str, str]]:
         rule = f"{name} has no optimizer {c.training.optimizer}"
         yield "training.optimizer", c.training.optimizer, rule, f"use {choices(trainer.optimizers)}"
     yield from _attention_faults(c, name)
+    if c.training.chunked_loss and not trainer.chunks_loss:
+        rule = f"{name} computes its loss from whole logits"
+        yield "training.chunked_loss", True, rule, "leave chunked_loss out"
     graphs = c.training.cuda_graphs
     if graphs is not None and graphs not in trainer.cuda_graphs:
         rule = f"{name} has no CUDA graphs of this kind"

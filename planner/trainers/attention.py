@@ -76,9 +76,10 @@ TORCHTITAN_SDPA = (
     ),
     AttentionRow(
         kernel="flex",
-        since="2026-09-03",
-        perhaps_since="2026-02-20",
-        source="torchtitan 0.3.0 models/common/config_utils.py get_attention_config: no SDPA for "
+        since="2026-06-20",
+        perhaps_since="2026-06-08",
+        source="torchtitan pull request 3571 of 8 June 2026, its merge within days: judgement; "
+        "0.3.0 models/common/config_utils.py get_attention_config: no SDPA for "
         'language models; models/llama3/__init__.py: attn_backend = "flex"; 0.2.2 has SDPA',
     ),
     AttentionRow(

@@ -67,6 +67,8 @@ class TrainerRules:
     captures_dropless: graphs of a whole step may hold experts that drop no token.
     captures_routing: graphs of layers hold the routers, and not only what comes before them.
     compiles: torch.compile of the blocks.
+    always_compiles: it has no other way.
+    chunks_loss: it can compute the loss in chunks.
     steps_in_backward: it offers optimizer-in-backward.
     replicates_kv_heads: tp may be a multiple of the KV heads.
     seq_divisor_always: seq_len must divide by 2 x cp x tp, even where cp = 1 or nothing shards
@@ -159,6 +161,8 @@ class TrainerRules:
     captures_dropless: bool = True
     captures_routing: bool = True
     compiles: bool = False
+    always_compiles: bool = False
+    chunks_loss: bool = False
     steps_in_backward: bool = False
     replicates_kv_heads: bool = False
     seq_divisor_always: bool = False

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from packaging.version import InvalidVersion, Version
 
-DISTRIBUTIONS = ("NeMo",)
+NEMO, GRAPH_TRAINER = "NeMo", "graph_trainer"
 CENTURY = "20"
 
 _NUMBER = re.compile(
@@ -58,7 +58,8 @@ class NamedRelease:
     day: YYYY-MM-DD, often that of a commit; the trainer's own where there are several, else that of
         a nightly build.
     month: YYYY-MM or YYYY.
-    distribution: a program that ships the trainer with defaults of its own.
+    distribution: a program that ships the trainer with defaults of its own: NeMo, whose numbers are
+        its own, or TorchTitan's graph_trainer.
     """
 
     text: str
@@ -177,17 +178,21 @@ class Release:
 class Releases:
     """A range of releases: from `since` on and before `before`; "" for no limit.
 
+    distribution: only the program of this name that ships the trainer; "" for all.
     since_day, before_day: the day on which the trainer's repository changed, which is before that
         release came out. A text that names a date, and no release, is compared with it.
     """
 
     since: str = ""
     before: str = ""
+    distribution: str = ""
     since_day: str = ""
     before_day: str = ""
 
     def hold(self, release: Release) -> bool:
         """Whether the release is one of these."""
+        if self.distribution and release.named.distribution != self.distribution:
+            return False
         return _reached(release, self.since, self.since_day, default=True) and not _reached(
             release, self.before, self.before_day, default=False
         )
@@ -214,9 +219,11 @@ def _within(release: Version, line: str) -> bool:
 def named(text: str | None) -> NamedRelease:
     """What a `trainer_version` names; every part is empty for None."""
     text = (text or "").strip()
-    distribution = next((name for name in DISTRIBUTIONS if text.startswith(name)), "")
+    distribution = NEMO if text.startswith(NEMO) else ""
+    if re.search(r"graph[-_ ]?trainer", text, re.I):
+        distribution = GRAPH_TRAINER
     own = [part for part in _PARTS.split(text) if not _LIBRARY.match(part)]
-    number = None if distribution else _number(own, text)
+    number = None if distribution == NEMO else _number(own, text)
     day, month = _date(" ".join(own), text)
     if number is not None:
         if number.major >= _FIRST_YEAR:
@@ -224,7 +231,7 @@ def named(text: str | None) -> NamedRelease:
             number = None
         elif number.is_devrelease and day:
             number = None  # a nightly build is older than the release whose number it has
-    if distribution and not month and (short := _DISTRIBUTED.search(text)):
+    if distribution == NEMO and not month and (short := _DISTRIBUTED.search(text)):
         month = CENTURY + short[0].replace(".", "-")
     return NamedRelease(text=text, number=number, day=day, month=month, distribution=distribution)
 
@@ -269,7 +276,7 @@ def release_in(trainer: str, history: tuple[Known, ...], default: str, text: str
     if said.number is not None:
         known, exact = _numbered(history, Version(said.number.base_version))
     elif said.month:
-        when = _month_after(said.month) if said.distribution else said.when
+        when = _month_after(said.month) if said.distribution == NEMO else said.when
         earlier = [known for known in history if known.day[: len(when)] <= when]
         known, exact = earlier[-1] if earlier else history[0], False
     else:

@@ -92,6 +92,8 @@ _DEEPSEEK = {
     "components": ["loss"],
 }
 
+# Function of 0.3's registries -> its dispatcher of routed tokens, where that is not the standard.
+DISPATCHERS_03: Mapping[str, str] = {"deepseek_v3_16b_hybridep": "hybridep"}
 # Function of 0.3's registries -> (module, flavor, precision, what it sets).
 CONFIGS_03: Mapping[str, tuple[str, str, str, Settings]] = {
     "llama3_8b": ("llama3", "8B", "bf16", _made(1, 8192, "selective")),
@@ -113,6 +115,8 @@ CONFIGS_03: Mapping[str, tuple[str, str, str, Settings]] = {
     "sft_qwen3_8b_math": ("qwen3", "8B", "bf16", _made(1, 2048, "selective", saved=True)),
     "deepseek_v3_16b": ("deepseek_v3", "16B", "bf16",
         _made(4, 4096, "selective", ep=8, interval=10, **_DEEPSEEK)),
+    "deepseek_v3_16b_hybridep": ("deepseek_v3", "16B", "bf16",
+        _made(4, 4096, "selective", ep=8, interval=10, **{**_DEEPSEEK, "no_graphs": False})),
     "deepseek_v3_671b": ("deepseek_v3", "671B", "bf16",
         _made(4, 4096, "selective", ep=2, **_DEEPSEEK)),
     "deepseek_v3_671b_float8": ("deepseek_v3", "671B", "float8-rowwise",

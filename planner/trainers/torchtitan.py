@@ -10,7 +10,7 @@ from planner.trainers import titan_models
 from planner.trainers.attention import TORCHTITAN_SDPA
 from planner.trainers.base import COMMON, Change, TrainerRules
 from planner.trainers.framework import TORCH
-from planner.trainers.release import Known, Release, Releases
+from planner.trainers.release import GRAPH_TRAINER, Known, Release, Releases
 from planner.trainers.sharding import FSDP2
 from planner.trainers.tp_overlap import SYMMETRIC_MEMORY
 
@@ -23,6 +23,34 @@ CONVERTERS_RENAMED = "2025-09-12"
 # Pull request 3127 (converters of a model's config) and 3914 (components/quantization/nvfp4.py).
 ON_CONFIGS = Releases(since="0.3", since_day="2026-04-29")
 NVFP4 = Releases(since="0.3", since_day="2026-08-01")
+
+
+# The trainer in experiments/graph_trainer traces forward, loss and backward into one graph and runs
+# passes over it: it always compiles, and gathers and scatters by transformer block, as FSDP2 does.
+_GRAPH_TRAINER = (
+    Change(
+        releases=Releases(distribution=GRAPH_TRAINER),
+        # 0.3.0 configs.py: memory_policy `default` (selective), `full`, or none; pull request 3516
+        fields={
+            "ac_kinds": frozenset({"none", "selective-op", "full"}),
+            "always_compiles": True,
+            "steps_in_backward": False,
+        },
+    ),
+    # pull request 3115 turned chunks off; 3614 of June, not merged at first, turns them on
+    Change(
+        releases=Releases(distribution=GRAPH_TRAINER, before="0.3", before_day="2026-07-01"),
+        fields={"chunked_loss": False},
+    ),
+    # pull request 2868 (cudagraph_pass in aot_fx_trace), 3548 (pieces of the graph)
+    Change(
+        releases=Releases(distribution=GRAPH_TRAINER, since="0.3", since_day="2026-04-07"),
+        fields={
+            "cuda_graphs": frozenset({"none", "partial", "full"}),
+            "default_cuda_graphs": "full",
+        },
+    ),
+)
 
 
 def _lacks(model: ModelSpec, release: Release) -> list[str]:
@@ -107,7 +135,8 @@ TORCHTITAN = TrainerRules(
         # models/*/config_registry.py (ChunkedLossWrapper, in all but debug models); pull request
         # 2937, the default by the day of 3115
         Change(
-            releases=Releases(since="0.3", since_day="2026-04-27"), fields={"chunked_loss": True}
+            releases=Releases(since="0.3", since_day="2026-04-27"),
+            fields={"chunked_loss": True, "chunks_loss": True},
         ),
         Change(
             releases=Releases(since="0.3"),
@@ -123,10 +152,14 @@ TORCHTITAN = TrainerRules(
                 # around the forward and backward of a step)
                 "cuda_graphs": frozenset({"none", "full"}),
                 "default_cuda_graphs": "full",
+                # model_registry(attn_backend="varlen"), tools/utils.py
+                # get_cuda_flash_attention_impl: FlashAttention-3 on Hopper
+                "attention_kernels": frozenset({"flash3"}),
             },
         ),
+        *_GRAPH_TRAINER,
     ),
-    distributions={},
+    distributions={GRAPH_TRAINER: {"compile": True}},
     offered=("0.2.2", "0.3.0"),
     export_format="torchtitan",
     lacks=_lacks,

@@ -10,7 +10,7 @@ from planner.intake.models import read_model
 from planner.precision import PRECISIONS
 from planner.schedules import SCHEDULES
 from planner.specs.cluster import ClusterSpec
-from planner.specs.layout import CP_METHODS, DTYPES, Layout
+from planner.specs.layout import CP_METHODS, DTYPES, MOE_DISPATCHERS, Layout
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
 from planner.trainers.registry import resolve_layout
@@ -72,6 +72,7 @@ def layouts(draw: Any, num_layers: int) -> Layout:
         tp=draw(degree),
         pp=pp,
         ep=draw(degree),
+        moe_dispatcher=draw(st.sampled_from(MOE_DISPATCHERS)),
         etp=draw(degree),
         zero_stage=draw(st.integers(0, 3)),
         sequence_parallel=draw(flag),
@@ -110,5 +111,5 @@ OTHER: dict[str, object] = {
     "micro_batch_size": 2, "ac": "memory-budget-0.25", "precision": "bf16",
     "float8_all_gather": True, "param_dtype": "float32",
     "reduce_dtype": "bfloat16", "master_dtype": "bfloat16", "compile": False,
-    "optimizer_in_backward": True, "cpu_offload": True,
+    "optimizer_in_backward": True, "cpu_offload": True, "moe_dispatcher": "deepep",
 }  # fmt: skip

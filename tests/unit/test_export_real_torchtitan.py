@@ -94,7 +94,7 @@ LAYOUTS: list[dict] = [
 
 
 JOB = {"max_grad_norm": None, "checkpoint": {"interval_steps": 50}}
-LOW = ("float8-tensorwise", "float8-rowwise", "mxfp8")
+LOW = ("float8-tensorwise", "float8-rowwise", "float8-rowwise-gw-hp", "mxfp8")
 CONVERTED = [(name, precision) for name in ("llama3-70b", "qwen3-30b-a3b") for precision in LOW]
 
 
@@ -112,6 +112,10 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             exports[f"{name} {precision}"] = export(
                 chosen, model(name), cluster(256), training(), INSTALLED
             )
+        deepep = layout(256, ep=8, moe_dispatcher="deepep")
+        exports["deepep"] = export(
+            deepep, model("deepseek-v3"), cluster(256), training(), INSTALLED
+        )
     folders = {name: root / str(index) for index, name in enumerate(exports)}
     cases = [
         (name, str(folders[name]), written(made, folders[name]).arguments)
@@ -120,6 +124,11 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     answers = run_python(PARSE, root, json.dumps(cases), LINE)
     assert isinstance(answers, dict)
     return answers
+
+
+@only_02
+def test_it_reads_our_dispatcher(parsed: dict[str, Any]) -> None:
+    assert parsed["deepep"]["parallelism"]["expert_parallel_comm_backend"] == "deepep"
 
 
 @pytest.mark.parametrize("place", range(len(LAYOUTS)))

@@ -105,7 +105,7 @@ def test_a_layout_of_the_trainers_own_words_has_no_blocker(data: st.DataObject) 
     exported = export(chosen, spec, cluster(256), training(global_batch_size=batch), "0.2.2")
     assert exported.blockers == ()
     unsaid = {gap.fault.field for gap in exported.gaps}
-    assert unsaid <= {"layers_per_stage", "virtual_stages"}, unsaid
+    assert unsaid <= {"layers_per_stage", "virtual_stages", "moe_dispatcher"}, unsaid
 
 
 def test_the_70b_recipe_of_256_gpus() -> None:
@@ -180,6 +180,74 @@ def test_float8_tensorwise_has_no_recipe_but_its_all_gather_and_scales() -> None
         "enable_fsdp_float8_all_gather": True,
         "precompute_float8_dynamic_scale_for_fsdp": True,
     }
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_rowwise_with_16_bit_weight_gradients_is_a_recipe(version: str) -> None:
+    made = make(version, name="llama3-8b", precision="float8-rowwise-gw-hp", compile=True)
+    said = made.files["train.toml" if version == "0.2.2" else "planner_job.py"]
+    assert '"rowwise_with_gw_hp"' in said
+    assert "auto_filter_small_kn" not in said  # torchao refuses it with this recipe
+    assert parse_back(made).precision == "float8-rowwise-gw-hp"
+
+
+def test_dispatchers_are_its_comm_backends() -> None:
+    values: dict[str, object] = {"name": "deepseek-v3", "ep": 8, "moe_dispatcher": "deepep"}
+    made = make("0.2.2", **values)
+    assert made.blockers == ()
+    assert toml_of(made)["parallelism"]["expert_parallel_comm_backend"] == "deepep"
+    assert "expert_parallel_comm_backend" not in make("0.2.0", **values).files["train.toml"]
+    assert [fault.field for fault in make("0.2.0", **values).blockers] == ["moe_dispatcher"]
+    qwen = make("0.2.2", name="qwen3-30b-a3b", ep=8, moe_dispatcher="deepep")
+    assert [fault.field for fault in qwen.blockers] == ["moe_dispatcher"]
+    new = make("0.3.0", name="qwen3-30b-a3b", ep=8, moe_dispatcher="hybridep")
+    assert new.blockers == ()
+    assert "moe_comm_backend='hybridep'" in new.files["planner_job.py"]
+
+
+def test_the_loss_is_in_chunks_where_the_release_has_them() -> None:
+    whole = make("0.3.0", name="llama3.1-8b", job={"chunked_loss": False})
+    assert "loss=CrossEntropyLoss.Config(" in whole.files["planner_job.py"]
+    assert "planner_job.py" not in make("0.3.0", name="llama3.1-8b").files  # its own config's way
+    old = make("0.2.2", name="llama3.1-8b", job={"chunked_loss": True})
+    assert [fault.field for fault in old.blockers] == ["training.chunked_loss"]
+
+
+@pytest.mark.parametrize(
+    ("name", "job", "values", "on"),
+    [
+        ("llama3-8b", {}, {}, True),
+        ("llama3-8b", {"cuda_graphs": "none"}, {}, False),
+        ("llama3-8b", {}, {"pp": 2}, False),
+        ("llama3-8b", {"attention_kernel": "flash3"}, {}, False),
+        ("qwen3-30b-a3b", {}, {"ep": 1}, True),
+        ("qwen3-30b-a3b", {}, {"ep": 8}, False),
+        # buffers for the worst case only where the job asks for graphs
+        ("deepseek-v3", {}, {"ep": 8, "moe_dispatcher": "hybridep"}, False),
+        ("deepseek-v3", {"cuda_graphs": "full"}, {"ep": 8, "moe_dispatcher": "hybridep"}, True),
+    ],
+)
+def test_cuda_graphs_where_0_3_captures_them(name: str, job: dict, values: dict, on: bool) -> None:
+    made = make("0.3.0", name=name, job=job, **values)
+    assert made.blockers == ()
+    assert ("--training.no_disable_cuda_graphs" in made.arguments) == on
+    sized = "non_blocking_capacity_factor=1.0" in made.files.get("planner_job.py", "")
+    assert sized == (on and "moe_dispatcher" in values)
+
+
+def test_graphs_and_kernels_that_a_release_lacks_are_blockers() -> None:
+    for version, job, values in (
+        ("0.2.2", {"cuda_graphs": "full"}, {}),
+        ("0.3.0", {"cuda_graphs": "partial"}, {}),
+        ("0.3.0", {"cuda_graphs": "full"}, {"pp": 2}),
+        ("0.2.2", {"attention_kernel": "flash3"}, {}),
+        ("0.3.0", {"attention_kernel": "cudnn"}, {}),
+        ("0.3.0", {"attention_kernel": "flash3"}, {"cp": 2}),
+    ):
+        made = make(version, name="llama3-8b", job=job, **values)
+        assert [fault.field for fault in made.blockers] == [f"training.{name}" for name in job]
+    three = make("0.3.0", name="llama3-8b", job={"attention_kernel": "flash3"})
+    assert "attn_backend='varlen'" in three.files["planner_job.py"]
 
 
 def test_nvfp4_leaves_the_last_layers_in_16_bits() -> None:

@@ -4,10 +4,11 @@ another layout.
 
 import pytest
 from current_cases import FOLDER, exported, job_of_text, machine, runnable, same_run
-from export_cases import layout, model
+from export_cases import cluster, layout, model, training
 from hypothesis import strategies as st
 
 from planner.errors import SpecError
+from planner.export.torchtitan import export
 from planner.intake.current import read
 from planner.intake.trainer_files.statement import Machine
 from planner.intake.trainer_files.titan_changes import titan_changes
@@ -174,3 +175,67 @@ def test_an_edited_script_runs_the_new_layout_and_keeps_the_rest(
     assert same_run(job.layout, winner, 32, "torchtitan")
     assert job.training.global_batch_size == batch
     assert "--mine.own 7" in files.get("launch.sh", text)
+
+
+@pytest.mark.parametrize(
+    ("flags", "graphs"),
+    [
+        ("", None),
+        ("--training.disable_cuda_graphs", "none"),
+        # who must do without has not chosen to
+        (
+            "--parallelism.pipeline_parallel_degree 2 --training.local_batch_size 2"
+            " --training.disable_cuda_graphs",
+            None,
+        ),
+    ],
+)
+def test_cuda_graphs_of_0_3(flags: str, graphs: str | None) -> None:
+    text = (
+        "torchrun --nproc_per_node 8 -m torchtitan.train --module llama3 --config llama3_8b "
+        f"{flags}"
+    )
+    job = job_of_text("launch.sh", text, {}, cluster={"gpu": "h100-sxm-80gb", "num_gpus": 8})
+    assert job.training.cuda_graphs == graphs
+    assert job.training.chunked_loss is None
+
+
+def test_pipelines_with_cuda_graphs_stop_0_3() -> None:
+    text = (
+        "torchrun --nproc_per_node 8 -m torchtitan.train --module llama3 --config llama3_8b"
+        " --parallelism.pipeline_parallel_degree 2 --training.local_batch_size 2"
+    )
+    stated = read(CurrentSpec(name="launch.sh", text=text))
+    assert isinstance(stated, StatedTitan)
+    run = stated.run(model("llama3.1-8b"), 8)
+    assert [fault.field for fault in run.refusals] == ["training.disable_cuda_graphs"]
+
+
+def test_dispatchers_of_experts() -> None:
+    text = (
+        "torchrun --nproc_per_node 8 -m torchtitan.train --module deepseek_v3"
+        " --config deepseek_v3_16b_hybridep"
+    )
+    job = job_of_text("launch.sh", text, {}, cluster={"gpu": "h100-sxm-80gb", "num_gpus": 8})
+    assert job.layout is not None
+    assert (job.layout.moe_dispatcher, job.layout.ep) == ("hybridep", 8)
+
+
+def test_the_loss_and_the_dispatcher_in_a_module() -> None:
+    chosen = layout(
+        8, ep=8, moe_dispatcher="deepep", precision="float8-rowwise-gw-hp", compile=True
+    )
+    made = export(
+        chosen,
+        model("deepseek-v2-lite"),
+        cluster(8),
+        training(chunked_loss=False, trainer_version="0.3.0"),
+    )
+    job = job_of_text(
+        "launch.sh",
+        made.files["launch.sh"],
+        made.files,
+        cluster={"gpu": "h100-sxm-80gb", "num_gpus": 8},
+    )
+    assert job.layout is not None
+    assert (job.training.chunked_loss, job.layout) == (False, chosen)

@@ -242,3 +242,21 @@ def test_editing_keeps_what_it_does_not_know_and_gives_the_new_layout(data: st.D
 
 def test_a_file_that_runs_the_layout_already_is_not_touched() -> None:
     assert edited(EIGHT, layout(64), "llama3-8b", 64, global_batch_size=64) == EIGHT
+
+
+def test_deepep_and_rowwise_with_16_bit_weight_gradients_are_read() -> None:
+    text = """
+[model]
+name = "deepseek_v3"
+flavor = "16B"
+converters = ["quantize.linear.float8"]
+[quantize.linear.float8]
+recipe_name = "rowwise_with_gw_hp"
+[parallelism]
+expert_parallel_degree = 8
+expert_parallel_comm_backend = "deepep"
+"""
+    job = job_of_text("train.toml", text, cluster={"gpu": "h100-sxm-80gb", "num_gpus": 8})
+    assert job.layout is not None
+    assert job.layout.moe_dispatcher == "deepep"
+    assert job.layout.precision == "float8-rowwise-gw-hp"

@@ -290,6 +290,8 @@ CASES = [
     Case("optimizer-in-backward excludes pipelines and experts",
         {"ep": 2, "optimizer_in_backward": True}, {"optimizer_in_backward": True},
          {**MOE, "max_grad_norm": None}),
+    Case("trainer always compiles", {"compile": False}, {"compile": True},
+        {"trainer_version": "torchtitan 2026-05, graph_trainer"}, "compiles the whole step"),
     Case("CUDA graphs exclude recomputation", {"ac": "full"}, {},
         {**MEGATRON, "trainer_version": "0.15", "cuda_graphs": "full"}, "0.15 has no CUDA graphs"),
     Case("CUDA graphs of layers exclude their recomputation", {"ac": "full"},

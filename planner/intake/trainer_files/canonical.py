@@ -23,7 +23,7 @@ def canonical(layout: Layout, num_layers: int, trainer: str) -> Layout:
     if layout.tp == 1:
         plain |= {"sequence_parallel": False, "async_tp": False}
     if layout.ep == 1:
-        plain |= {"etp": 1}
+        plain |= {"etp": 1, "moe_dispatcher": "alltoall"}
     if rules.sharding.degrees_decide and layout.dp_shard * layout.cp == 1:
         plain |= {"zero_stage": 0}
     if layout.precision != "float8-tensorwise" and rules.sharding.gathers_float8:

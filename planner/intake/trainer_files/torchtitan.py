@@ -13,12 +13,21 @@ from dataclasses import dataclass, field
 from planner.errors import Fault, SpecError
 from planner.export.base import flatten
 from planner.export.titan_precision import read_precision_02, read_precision_03
-from planner.export.titan_settings import CHECKPOINT_MODES, LAYERS, SAME_KEYS, P, T, read_settings
+from planner.export.titan_settings import (
+    CHECKPOINT_MODES,
+    GRAPHS_OFF,
+    LAYERS,
+    SAME_KEYS,
+    P,
+    T,
+    read_dispatcher_03,
+    read_settings,
+)
 from planner.intake.trainer_files.statement import Machine, Run, StatedModel
 from planner.intake.trainer_files.titan_flavors import model_of
 from planner.intake.trainer_files.titan_module import read_module
 from planner.specs.model import ModelSpec
-from planner.trainers.titan_defaults import CONFIGS_03, DEFAULTS, FORMER_NAMES
+from planner.trainers.titan_defaults import CONFIGS_03, DEFAULTS, DISPATCHERS_03, FORMER_NAMES
 
 SHARD = SAME_KEYS["dp_shard"]
 DEGREES = tuple(SAME_KEYS[name] for name in ("dp_replicate", "cp", "tp", "pp"))
@@ -99,6 +108,7 @@ class StatedTitan:
         layout = {
             **read_settings(settings, self.line, model.num_hidden_layers),
             **self._precision(settings),
+            **self._dispatcher(settings),
         }
         notes, refusals = self._aside(settings, layout)
         local, asked = (
@@ -141,6 +151,21 @@ class StatedTitan:
             return {"precision": config[2], "float8_all_gather": False}
         return read_precision_03(self.modules.get(str(settings.get("module"))))
 
+    def _dispatcher(self, settings: Mapping[str, object]) -> dict[str, object]:
+        """How 0.3 sends tokens to experts, which its model's module says; 0.2 has a setting."""
+        if self.line == "0.2":
+            return {}
+        own = DISPATCHERS_03.get(str(settings.get("config")))
+        if own is not None:
+            return {"moe_dispatcher": own}
+        return read_dispatcher_03(self.modules.get(str(settings.get("module"))))
+
+    def _loss_in_chunks(self, settings: Mapping[str, object]) -> bool | None:
+        """What 0.3's module says of its loss; None for the release's own way."""
+        module = self.modules.get(str(settings.get("module")))
+        whole = module is not None and "CrossEntropyLoss" in module
+        return False if self.line == "0.3" and whole and "Chunked" not in str(module) else None
+
     def _training(self, settings: Mapping[str, object], batch: int) -> dict[str, object]:
         norm = settings[T + "max_norm"]
         training: dict[str, object] = {
@@ -154,6 +179,10 @@ class StatedTitan:
         }
         if settings["optimizer.implementation"] == "fused_opt_states_bf16":
             training["optimizer"] = "adamw-bf16-states"
+        if self._loss_in_chunks(settings) is False:
+            training["chunked_loss"] = False
+        if settings.get(GRAPHS_OFF) and _could_capture(settings):
+            training["cuda_graphs"] = "none"
         if settings.get(P + "disable_loss_parallel"):
             training["vocab_parallel_loss"] = False
         if settings["checkpoint.enable"]:
@@ -186,6 +215,9 @@ class StatedTitan:
                 "stops"
             )
             refusals.append(Fault(T + "local_batch_size", local, rule, "correct one of them"))
+        if self.line == "0.3" and not settings[GRAPHS_OFF] and settings[SAME_KEYS["pp"]] != 1:
+            rule = "is not set, and TorchTitan stops: no CUDA graphs under pipeline parallelism"
+            refusals.append(Fault(GRAPHS_OFF, False, rule, "set it to true"))
         only_loss = bool(settings["compile.enable"]) and not layout["compile"]
         former = sorted(self.spelling.values())
         rows = (
@@ -202,21 +234,19 @@ class StatedTitan:
                 bool(settings.get(P + "pipeline_parallel_schedule_csv")),
                 "the schedule in pipeline_parallel_schedule_csv is not read",
             ),
-            (
-                settings.get(P + "expert_parallel_comm_backend", "standard") != "standard",
-                "DeepEP is priced as the standard all-to-all",
-            ),
-            (
-                settings.get("quantize.linear.float8.recipe_name") == "rowwise_with_gw_hp",
-                "float8 rowwise_with_gw_hp is priced as rowwise",
-            ),
             (only_loss, "only the loss is compiled; priced without torch.compile"),
-            (
-                self.line == "0.3" and not settings[T + "disable_cuda_graphs"],
-                "CUDA graphs are on; priced without them",
-            ),
         )
         return [words for holds, words in rows if holds], refusals
+
+
+def _could_capture(settings: Mapping[str, object]) -> bool:
+    """Whether 0.3 takes CUDA graphs with these settings, whatever the model.
+
+    A run that must do without is no choice of the user's. Source: torchtitan 0.3.0 trainer.py
+    _validate_cuda_graphs.
+    """
+    degrees = (settings[SAME_KEYS["pp"]], settings[SAME_KEYS["ep"]])
+    return degrees == (1, 1) and not settings[SAME_KEYS["cpu_offload"]]
 
 
 def read_toml(text: str, name: str) -> tuple[dict[str, object], dict[str, str]]:
