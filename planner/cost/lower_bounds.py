@@ -147,6 +147,7 @@ def _device_bytes(
     shapes = RankShapes(
         local=local,
         shard=shard,
+        fixed_shard=zero,
         largest_local=zero,
         head_local=zero,
         head_shard=zero,
@@ -174,6 +175,7 @@ def _device_bytes(
         chunks_bytes=zero,
         leftover_bytes=zero,
         working_bytes=zero,
+        graph_bytes=zero,
     )
     memory = rank_memory(shapes, batch, m, job.training, job.rules, job.profile.workspace_bytes)
     return memory.allocated + job.cluster.gpu.context_bytes

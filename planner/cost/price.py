@@ -115,7 +115,7 @@ class Pricer(PreparedJob):
         room = self.cluster.usable_memory_bytes - outside
         shares = (self._fragmentation, self.profile.fragmentation_floor)
         reserved, least = reserved_bytes(
-            memory.allocated, memory.cached, memory.moving, room, shares
+            memory.allocated + memory.pools, memory.cached, memory.moving, room, shares
         )
         peak_reserved = reserved.max(axis=0)
         return Prices(

@@ -42,6 +42,11 @@ ENDS_COUNTED = (
     (), ("--account-for-loss-in-pipeline-split",),
     ("--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split"),
 )  # fmt: skip
+# megatron/core/transformer/enums.py AttnBackend. `auto` leaves the choice to Transformer Engine,
+# which the kernel that the release brings stands for; `flash` switches cuDNN off.
+ATTENTION_BACKENDS = {
+    "flash": "auto", "flash2": "flash", "flash3": "flash", "cudnn": "fused", "unfused": "unfused",
+}  # fmt: skip
 OPTIMIZERS = {"adamw": ("--optimizer", "adam"), "sgd": ("--optimizer", "sgd")}
 BF16_STATES = (
     "--optimizer",
@@ -375,8 +380,13 @@ def _training(draft: Draft) -> list[str]:
         "--transformer-impl",
         "transformer_engine",
         "--attention-backend",
-        "flash" if training.attention_kernel != "unfused" else "unfused",
+        ATTENTION_BACKENDS[training.attention_kernel],
     ]
+    if training.attention_kernel in ("flash2", "flash3"):
+        draft.notes.append(
+            f"--attention-backend flash runs flash-attn {training.attention_kernel[-1]} only where "
+            "it is the newest that is installed and the GPU has it."
+        )
     if training.optimizer == "adamw-bf16-states":
         arguments += BF16_STATES
     elif training.optimizer in OPTIMIZERS:

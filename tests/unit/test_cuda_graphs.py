@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.columns import LayoutBatch
+from planner.cost.cost_inputs import CostInputs
 from planner.cost.layer.context import CostContext, OpCost, cost
 from planner.cost.layer.host_time import REFILL_LAUNCHES, host_time
+from planner.cost.memory.rank_bytes import rank_shapes
 from planner.cost.price import Pricer, Prices
 from planner.cost.step_seconds import PARTS
 from planner.intake.jobs import read_job
@@ -357,3 +359,35 @@ def test_what_routing_sizes_is_the_experts_path() -> None:
     assert names[-1] == "unpermute"
     assert {type(op) for op in stays} == {Elementwise, Collective, Gemm}
     assert all("expert" in op.name for op in stays if isinstance(op, Gemm))
+
+
+@pytest.mark.parametrize("graphs", ["partial", "full"])
+def test_graphs_hold_a_pool_of_their_own(graphs: str) -> None:
+    """A layer's backward, and input, output and the gradients of both."""
+    layout = {"tp": 4, "micro_batch_size": 2}
+    pricer, batch = job_of("llama3-8b", layout, trainer_version="0.16")
+    shapes = rank_shapes(CostInputs.of(pricer, batch, every_rank=False))
+    none, some = (
+        _price("llama3-8b", layout, cuda_graphs=name, trainer_version="0.16")
+        for name in ("none", graphs)
+    )
+    pool = float(np.max(shapes.last_layer_bytes)) + 4 * 2.0 * 2 * 4096 * 4096 / 4  # stream over TP
+    reserved = some.peak_reserved_bytes[0] - none.peak_reserved_bytes[0]
+    assert pool > 2.0**27
+    assert reserved == pytest.approx(pool)
+    assert some.peak_allocated_bytes[0] - none.peak_allocated_bytes[0] == 0.0
+    assert some.least_device_bytes[0] - none.least_device_bytes[0] == pytest.approx(pool)
+
+
+def test_torchtitans_gradients_stay_under_graphs_of_a_step() -> None:
+    """At the loss all of their shards are there, 4 bytes an element."""
+    layout = {"dp_shard": 16, "ac": "full", "micro_batch_size": 4}
+    job: dict[str, Any] = {"trainer": "torchtitan", "trainer_version": "0.3.0"}
+    none, full = (
+        _price("llama3-8b", layout, cuda_graphs=graphs, **job) for graphs in ("none", "full")
+    )
+    first = [next(iter(found.memory.phases())).gradients for found in (none, full)]
+    shard = job_of("llama3-8b", layout, **job)[0].model.total_parameters() / 16
+    assert np.max(first[0]) == 0.0
+    assert np.max(first[1]) == pytest.approx(4.0 * shard, rel=1e-3)
+    assert 0.0 <= full.peak_allocated_bytes[0] - none.peak_allocated_bytes[0] <= 4.1 * shard

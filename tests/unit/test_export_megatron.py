@@ -232,6 +232,22 @@ def test_optimizers() -> None:
     assert flags_of(make(job={"max_grad_norm": None}))["--clip-grad"] == ["0.0"]
 
 
+@pytest.mark.parametrize(
+    ("kernel", "word"),
+    [
+        ("flash", "auto"),
+        ("flash2", "flash"),
+        ("flash3", "flash"),
+        ("cudnn", "fused"),
+        ("unfused", "unfused"),
+    ],
+)
+def test_the_attention_kernel_is_a_backend(kernel: str, word: str) -> None:
+    made = make(job={"attention_kernel": kernel})
+    assert flags_of(made)["--attention-backend"] == [word]
+    assert any("flash-attn" in note for note in made.notes) == (word == "flash")
+
+
 def test_scripts_and_versions() -> None:
     many = make(num_gpus=256, tp=8)
     assert many.command == ("sbatch", "slurm.sbatch")

@@ -52,6 +52,16 @@ def test_an_example_script() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("backend", "kernel"),
+    [("auto", "flash"), ("flash", "flash2"), ("fused", "cudnn"), ("unfused", "unfused")],
+)
+def test_the_attention_backend_is_a_kernel(backend: str, kernel: str) -> None:
+    text = SCRIPT.replace("--attention-backend auto", f"--attention-backend {backend}")
+    assert (text == SCRIPT) == (backend == "auto")
+    assert job_of_text("train.sh", text).training.attention_kernel == kernel
+
+
 def test_shapes_that_the_catalogue_lacks_become_a_model_of_their_own() -> None:
     text = SCRIPT.replace("--num-layers 80", "--num-layers 16 --vocab-size 50000")
     text = text.replace("--num-layers-per-virtual-pipeline-stage 5\n", "\n")

@@ -96,12 +96,13 @@ KERNELS: Mapping[str, KernelProfile] = {
             "flash1": _curve(0.42, 0.33, 480, 0.14),
             "flash2": _curve(0.66, 0.60, 480, 0.14),
             "flex": _curve(0.59, 0.51, 480, 0.14),
-            "cudnn": _curve(0.56, 0.48, 480, 0.14),
+            "cudnn": _curve(0.62, 0.54, 300, 0.14),
         },
         memory=0.82,
         **_power("ampere"),
-        source="micro.csv A100: GEMM bfloat16, FlashAttention-2 forward and backward; cuDNN: A100 "
-        "PCIe, 0.82 of FlashAttention-2 (huggingface/transformers pull request 48163); "
+        source="micro.csv A100: GEMM bfloat16, FlashAttention-2 forward and backward; cuDNN: "
+        "between A100 PCIe, as fast as FlashAttention-2, and 0.82 of it "
+        "(huggingface/transformers pull request 48163); "
         "FlashAttention-1: 1.7 times slower (Dao 2023, figures 5 and 6); FlexAttention: 0.90 and "
         "0.85 of FlashAttention-2 (pytorch.org/blog/flexattention)",
     ),
@@ -122,7 +123,7 @@ KERNELS: Mapping[str, KernelProfile] = {
             "flash1": _curve(0.22, 0.19, 500, 0.18),
             "flash2": _curve(0.36, 0.335, 450, 0.18),
             "flex": _curve(0.38, 0.30, 500, 0.18),
-            "flash3": _curve(0.65, 0.52, 800, 0.36),
+            "flash3": _curve(0.66, 0.52, 1000, 0.36),
             "cudnn": _curve(0.60, 0.50, 450, 0.48),
         },
         memory=0.82,
@@ -153,7 +154,7 @@ KERNELS: Mapping[str, KernelProfile] = {
             "flash1": _curve(0.13, 0.11, 700, 0.18),
             "flash2": _curve(0.21, 0.18, 700, 0.18),
             "flex": _curve(0.24, 0.20, 900, 0.18),
-            "cudnn": _curve(0.60, 0.48, 2000, 0.72),
+            "cudnn": _curve(0.60, 0.56, 2000, 0.72),
         },
         memory=0.70,
         **_power("blackwell"),

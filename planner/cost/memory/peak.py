@@ -48,6 +48,7 @@ class RankShapes:
     Elements:
     local: parameters after TP and EP.
     shard: of those, the ones that a rank keeps under full sharding.
+    fixed_shard: of those, the ones whose gradients stay from step to step.
     largest_local: of the largest layer.
     head_local, embedding_local: of the head, of the embedding.
     head_shard: of the head's shard.
@@ -76,10 +77,12 @@ class RankShapes:
     chunks_bytes: what a chunked loss holds besides logits while it runs; 0 for a whole one.
     leftover_bytes: of the logits, freed before the peak of the loss and still cached.
     working_bytes: most that a layer's forward computes and frees.
+    graph_bytes: reserved for CUDA graphs (`graph_pools`).
     """
 
     local: FloatColumn
     shard: FloatColumn
+    fixed_shard: FloatColumn
     largest_local: FloatColumn
     head_local: FloatColumn
     head_shard: FloatColumn
@@ -107,6 +110,7 @@ class RankShapes:
     chunks_bytes: FloatColumn
     leftover_bytes: FloatColumn
     working_bytes: FloatColumn
+    graph_bytes: FloatColumn
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +140,7 @@ class PeakMemory:
     workspace: of kernels.
     moving: activations, logits, buffers and workspace, which come and go within a step.
     cached: reserved besides by the caching allocator (`cost.memory.allocator`).
+    pools: reserved besides for CUDA graphs (`graph_pools`).
     worst: index of the worst phase in PHASES.
     phases: recomputes the bytes of every phase. Only readers of single parts ask for them; a
         search does not.
@@ -147,6 +152,7 @@ class PeakMemory:
     moving: FloatColumn
     allocated: FloatColumn
     cached: FloatColumn
+    pools: FloatColumn
     worst: IntColumn
     phases: Callable[[], Iterator[PhaseBytes]]
 
@@ -341,6 +347,9 @@ def rank_memory(
         parameters = shapes.shard * widths.master * on_device
         optimizer = shapes.shard * _state_bytes(widths, training)
         gradients, side_stream = _gradients(shapes, batch, widths, on_device)
+        if shapes.fixed_shard.any():
+            fixed = shapes.fixed_shard * widths.master * on_device
+            gradients = tuple(np.maximum(column, fixed) for column in gradients)
     optimizer = optimizer * on_device
     waits = (
         rules.sharding.reduces_by_unit & widths.piped & widths.accumulates & (batch.zero_stage > 0)
@@ -354,6 +363,7 @@ def rank_memory(
         moving=moving + workspace_bytes,
         allocated=parameters + optimizer + most + workspace_bytes,
         cached=_cached(shapes, batch, widths, totals, side_stream, rules),
+        pools=shapes.graph_bytes,
         worst=worst,
         phases=phases,
     )

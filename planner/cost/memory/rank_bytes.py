@@ -10,8 +10,10 @@ import numpy as np
 from planner.columns import BoolColumn, FloatColumn, IntColumn
 from planner.cost.cost_inputs import CostInputs, on_ranks
 from planner.cost.layer.unit_costs import chunks_loss
+from planner.cost.memory import graph_pools
 from planner.cost.memory.peak import LayerNeeds, RankShapes, Widths, layer_phases
 from planner.cost.pipeline.schedule_columns import by_schedule, split_schedules
+from planner.rules import cuda_graphs
 
 
 def rank_shapes(inputs: CostInputs) -> RankShapes:
@@ -33,6 +35,7 @@ def rank_shapes(inputs: CostInputs) -> RankShapes:
         if rules.sharding.keeps_copies
         else np.zeros_like(held_local)
     )
+    graphs = cuda_graphs.captured(batch, inputs.job.rules_context)
     in_flight = np.array([_in_flight(inputs, r) for r in range(len(units))])
     boundary = np.where(
         (batch.pp > 1) & rules.framework.keeps_stage_inputs,
@@ -82,6 +85,7 @@ def rank_shapes(inputs: CostInputs) -> RankShapes:
     return RankShapes(
         local=held_local,
         shard=kept,
+        fixed_shard=graph_pools.fixed_gradients(graphs, kept),
         late_shard=np.minimum(head * shard[-1] + largest_shard, kept),
         early_shard=np.maximum(kept - units[:, -2] * shard[-2] - 2.0 * largest_shard, 0.0),
         largest_local=_largest(holds, local[:-2]) if narrow else largest_gathered,
@@ -116,6 +120,7 @@ def rank_shapes(inputs: CostInputs) -> RankShapes:
             + np.where(batch.pp > 1, unit.costs.leftover_bytes[at_unit], 0.0)
         ),
         leftover_bytes=head * unit.costs.leftover_bytes[at_unit],
+        graph_bytes=graph_pools.private_bytes(graphs, last, stream),
         working_bytes=_largest(holds, unit.costs.working_bytes[:-2, at_unit]),
     )
 

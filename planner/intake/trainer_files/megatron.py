@@ -37,6 +37,9 @@ _KNOWN = frozenset(
         "hidden_size",
     }
 )
+# `--attention-backend`; `auto` is what the release brings. Which flash-attn is installed, a script
+# does not say: 2, until somebody builds 3.
+ATTENTION_KERNELS = {"flash": "flash2", "fused": "cudnn", "unfused": "unfused", "local": "unfused"}
 NEEDED = ("num_layers", "hidden_size", "num_attention_heads", "seq_length", "micro_batch_size")
 ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
@@ -175,8 +178,9 @@ class StatedMegatron:
         }
         if not all(overlap.values()):
             training["overlap"] = {name: False for name, on in overlap.items() if not on}
-        if word(words, "attention_backend") in ("unfused", "local"):
-            training["attention_kernel"] = "unfused"
+        backend = word(words, "attention_backend")
+        if backend in ATTENTION_KERNELS:
+            training["attention_kernel"] = ATTENTION_KERNELS[backend]
         if word(words, "optimizer") == "sgd":
             training["optimizer"] = "sgd"
         elif word(words, "exp_avg_dtype") == "bf16":
