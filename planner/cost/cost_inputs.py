@@ -61,7 +61,12 @@ def units_at(job: PreparedJob, rows: LayoutBatch) -> SummedCosts:
 def distinct_rows(job: PreparedJob, batch: LayoutBatch) -> tuple[LayoutBatch, IntColumn]:
     """(the U rows of the batch whose units differ in cost, row of each layout (N,))."""
     names = (
-        *layers.key(job.cluster.rank_order, job.model, job.recipes),
+        *layers.key(
+            job.cluster.rank_order,
+            job.model,
+            job.recipes,
+            overlaps_exchange=job.training.overlap.ep,
+        ),
         *cuda_graphs.columns_read(job.rules_context),
     )
     return deduplicated.distinct(batch, tuple(dict.fromkeys(names)))

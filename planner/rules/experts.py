@@ -6,9 +6,10 @@ Experts regroup the ranks of one pipeline stage: ep x etp of them hold one set o
 import numpy as np
 
 from planner.columns import BoolColumn, IntColumn, LayoutBatch
-from planner.rules.base import Context, Rule, choices, divides, divisors, under
-from planner.specs.layout import Layout
+from planner.rules.base import Context, Rule, choices, divides, divisors, in_set, under
+from planner.specs.layout import MOE_DISPATCHERS, Layout
 from planner.units import counted
+from planner.work.axes import overlapping_exchange
 
 
 def expert_ranks(x: LayoutBatch, c: Context) -> IntColumn:
@@ -45,7 +46,35 @@ def _expert_widths(x: Layout, c: Context) -> list[int]:
     return [d for d in divisors(c.model.moe_intermediate_size) if d <= max(x.etp, x.tp)]
 
 
-_TITAN_03 = under("torchtitan", since="0.3")
+def _needs(c: Context, name: str) -> str:
+    """What the dispatcher lacks on this cluster; "" where it runs.
+
+    Sources: DeepEP README (Hopper, NVLink inside and RDMA between nodes, NVSHMEM); Megatron Bridge
+    training/flex_dispatcher_backend.py (DeepEP on Hopper, B200 and B300; HybridEP also on GB200 and
+    GB300); csrc/deep_ep.cpp (rows of whole 16 bytes).
+    """
+    gpu, domain = c.cluster.gpu, c.cluster.fabric[0].gpus
+    if gpu.family not in ("hopper", "blackwell"):
+        return f"needs NVSHMEM on a Hopper or Blackwell GPU, not {gpu.name}"
+    if name == "deepep" and domain > DEEPEP_NODE:
+        return f"serves NVLink domains of up to {DEEPEP_NODE} GPUs, not {domain}"
+    if c.model.hidden_size % 8:
+        return f"sends rows of whole 16 bytes, not {c.model.hidden_size} elements"
+    return ""
+
+
+def _one_copy(x: LayoutBatch) -> BoolColumn:
+    return in_set(x.moe_dispatcher, MOE_DISPATCHERS, ONE_COPY)
+
+
+def _cannot_dispatch(x: LayoutBatch, c: Context) -> BoolColumn:
+    lacks = [bool(_needs(c, name)) if name in ONE_COPY else False for name in MOE_DISPATCHERS]
+    return np.asarray(np.array(lacks)[x.moe_dispatcher])
+
+
+DEEPEP_NODE = 8  # csrc/kernels/configs.cuh, NUM_MAX_NVL_PEERS
+ONE_COPY = frozenset({"deepep", "hybridep"})
+_TITAN_02, _TITAN_03 = under("torchtitan", before="0.3"), under("torchtitan", since="0.3")
 EXPERT_RULES: tuple[Rule, ...] = (
     Rule(
         key="expert parallelism without experts",
@@ -113,6 +142,66 @@ EXPERT_RULES: tuple[Rule, ...] = (
             f"({_pool_text(c)})"
         ),
         remedy=lambda x, c: f"make ep x etp one of {choices(divisors(_pool(x, c)))}",
+    ),
+    Rule(
+        key="the dispatcher does not run on this cluster",
+        field="moe_dispatcher",
+        reads=frozenset({"moe_dispatcher"}),
+        applies=lambda c: c.model.is_moe,
+        broken=_cannot_dispatch,
+        rule=lambda x, c: f"{x.moe_dispatcher} {_needs(c, x.moe_dispatcher)}",
+        remedy=lambda x, c: "set moe_dispatcher to alltoall",
+    ),
+    Rule(
+        key="the dispatcher needs expert parallelism",
+        field="moe_dispatcher",
+        reads=frozenset({"moe_dispatcher", "ep"}),
+        applies=lambda c: c.model.is_moe,
+        broken=lambda x, c: _one_copy(x) & (x.ep == 1),
+        rule=lambda x, c: f"{x.moe_dispatcher} exchanges tokens between ranks, and ep is 1",
+        remedy=lambda x, c: "set moe_dispatcher to alltoall, or ep above 1",
+    ),
+    # torchtitan 0.2.2 models/deepseek_v3/infra/parallelize.py: "DeepEP with Expert Tensor
+    # Parallelism (ETP) is not supported yet"
+    Rule(
+        key="the dispatcher does not serve cut experts",
+        field="moe_dispatcher",
+        reads=frozenset({"moe_dispatcher", "ep", "etp"}),
+        applies=lambda c: c.model.is_moe and c.trainer.etp_one_or_tp,
+        broken=lambda x, c: _one_copy(x) & (x.ep > 1) & (x.etp > 1),
+        rule=lambda x, c: (
+            f"{c.trainer.name} has no {x.moe_dispatcher} for experts cut by TP (etp={x.etp})"
+        ),
+        remedy=lambda x, c: "set etp to 1, or moe_dispatcher to alltoall",
+    ),
+    # only this model's MoE reads the setting (models/deepseek_v3/model/args.py, moe_impl)
+    Rule(
+        key="TorchTitan 0.2 has DeepEP for DeepSeek alone",
+        field="moe_dispatcher",
+        reads=frozenset({"moe_dispatcher"}),
+        applies=lambda c: c.model.is_moe and _TITAN_02(c) and not c.model.uses_mla,
+        broken=lambda x, c: _one_copy(x),
+        rule=lambda x, c: (
+            f"TorchTitan {c.release.number} has {x.moe_dispatcher} for DeepSeek models alone, "
+            f"not {c.model.name}"
+        ),
+        remedy=lambda x, c: "set moe_dispatcher to alltoall, or training.trainer_version to 0.3.0",
+    ),
+    # Megatron-Core 0.14 transformer_config.py (overlap_moe_expert_parallel_comm)
+    Rule(
+        key="the exchange cannot overlap",
+        field="ep",
+        reads=frozenset({"ep", "pp", "virtual_stages", "ac_kind", "moe_dispatcher"}),
+        applies=lambda c: c.model.is_moe and c.training.overlap.ep,
+        broken=lambda x, c: (x.ep > 1) & ~(overlapping_exchange(x) & c.released.overlaps_exchange),
+        rule=lambda x, c: (
+            f"{c.trainer.name} {c.release.number} cannot run the exchange of experts under compute "
+            "here (training.overlap.ep)"
+        ),
+        remedy=lambda x, c: (
+            "set training.overlap.ep to false, or use Megatron-LM from 0.14 with interleaved "
+            "stages or no pipeline, no full recomputation, and any dispatcher but allgather"
+        ),
     ),
     Rule(
         key="tp with ep needs sequence parallelism",

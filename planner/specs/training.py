@@ -26,13 +26,18 @@ PositiveCount = Annotated[int, Field(strict=True, gt=0)]
 
 
 class Overlap(BaseModel):
-    """Which communication may run under compute; False means that the run switched it off."""
+    """Which communication may run under compute; False means that the run switched it off.
+
+    ep: the exchange of experts runs under another microbatch's compute, which trainers leave off by
+        default (Megatron-LM's --overlap-moe-expert-parallel-comm).
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     dp: Annotated[bool, Field(strict=True)] = True
     tp: Annotated[bool, Field(strict=True)] = True
     pp: Annotated[bool, Field(strict=True)] = True
+    ep: Annotated[bool, Field(strict=True)] = False
 
 
 NO_OVERLAP = Overlap(dp=False, tp=False, pp=False)

@@ -106,6 +106,8 @@ class TrainerRules:
     composite_norm_until: last release and month of the trainer that ran on a torch whose RMSNorm is
         a chain of kernels (before 2.8).
     composite_norm_since: month before which its configurations named a fused kernel.
+    compiles_exchange: torch.compile covers what runs between the router and the experts.
+    overlaps_exchange: it can run the exchange of experts under another microbatch's compute.
     expert_alignment: rows added to each expert's tokens so that the grouped matmul is aligned
         (TOKEN_GROUP_ALIGN_SIZE_M).
     gradient_dtype: dtype of gradients between microbatches.
@@ -187,6 +189,8 @@ class TrainerRules:
     composite_norm_until: tuple[str, str]
     composite_norm_since: str
     expert_alignment: int
+    compiles_exchange: bool = True
+    overlaps_exchange: bool = False
     gradient_dtype: str
     fused_sums: bool
     loss_bytes: float

@@ -21,7 +21,11 @@ class Framework:
     saves_gathered_inputs: a column-parallel linear keeps its input gathered over TP; otherwise it
         keeps its own share and gathers again.
     rings_attention: context parallelism runs as torch's ring, whose pieces are separate tensors.
-    scores_first: routed tokens are multiplied by their scores before the experts.
+    scores_first: autograd keeps routed rows in fp32 for the product with their scores.
+    expert_path: whose kernels permute tokens, a key of `work.expert_path.PATHS`.
+    gathers_cut_rows: where TP cuts an expert, its ranks exchange their own tokens and then gather
+        the routed rows; otherwise every TP rank exchanges all tokens.
+    hides_combine: shared experts run while the routed ones' outputs come back.
     fuses_sharded_loss: a loss whose vocabulary TP shards runs with fused kernels.
     whole_table_gradient: under TP every rank sums the gradient of the whole token table.
     """
@@ -34,6 +38,9 @@ class Framework:
     saves_gathered_inputs: bool
     rings_attention: bool
     scores_first: bool
+    expert_path: str
+    gathers_cut_rows: bool
+    hides_combine: bool
     fuses_sharded_loss: bool
     whole_table_gradient: bool
     source: str
@@ -48,6 +55,10 @@ TORCH = Framework(
     saves_gathered_inputs=True,
     rings_attention=True,
     scores_first=True,
+    expert_path="torch",
+    gathers_cut_rows=False,
+    # models/moe.py: "to implicitly overlap the shared expert compute with token combine"
+    hides_combine=True,
     fuses_sharded_loss=False,
     whole_table_gradient=True,
     source="torch/distributed/pipelining (stage.py, _backward.py), tensor/parallel/loss.py, "
@@ -62,6 +73,9 @@ MEGATRON = Framework(
     saves_gathered_inputs=False,
     rings_attention=False,
     scores_first=False,
+    expert_path="fused",
+    gathers_cut_rows=True,
+    hides_combine=False,  # --moe-shared-expert-overlap is off by default
     fuses_sharded_loss=True,
     whole_table_gradient=False,
     source="Megatron-LM core/pipeline_parallel/schedules.py, tensor_parallel/layers.py, "

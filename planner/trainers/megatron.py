@@ -16,6 +16,7 @@ from planner.trainers.tp_overlap import DEFERRED, TpOverlap
 # NeMo's fp8 recipes set fp8_param_gather (Megatron Bridge training/mixed_precision.py);
 # Megatron-LM's default is off
 NATIVE = "NeMo"
+_DISPATCHERS = frozenset({"alltoall", "allgather"})
 PRECISIONS = frozenset(
     {"bf16", "fp16", "float8-tensorwise", "float8-delayed", "float8-blockwise", "mxfp8", "nvfp4"}
 )
@@ -88,6 +89,16 @@ MEGATRON = TrainerRules(
         # docs/user-guide/features/paged_stash.md: moe_expert_rank_capacity_factor came with 0.18;
         # before it the host reads how many rows each expert gets, unless tokens are dropped
         Change(releases=Releases(before="0.18"), fields={"captures_dropless": False}),
+        # core 0.12 transformer_config.py (moe_enable_deepep), 0.16 (moe_flex_dispatcher_backend)
+        Change(
+            releases=Releases(since="0.12"), fields={"moe_dispatchers": _DISPATCHERS | {"deepep"}}
+        ),
+        Change(
+            releases=Releases(since="0.16"),
+            fields={"moe_dispatchers": _DISPATCHERS | {"deepep", "hybridep"}},
+        ),
+        # core 0.14 transformer_config.py (overlap_moe_expert_parallel_comm)
+        Change(releases=Releases(since="0.14"), fields={"overlaps_exchange": True}),
         # --pipeline-model-parallel-layout came with core 0.13
         Change(releases=Releases(before="0.13"), fields={"writes_splits": False}),
     ),
@@ -107,6 +118,7 @@ MEGATRON = TrainerRules(
     precisions=PRECISIONS,
     ac_kinds=frozenset({"none", "full", "selective-attention", "selective-layer"}),
     cp_methods=frozenset({"allgather", "alltoall", "ulysses"}),
+    moe_dispatchers=_DISPATCHERS,
     # core 0.16 transformer_config.py (cuda_graph_impl, cuda_graph_scope; the default is none, and
     # Megatron Bridge keeps it, docs/training/cuda-graphs.md)
     cuda_graphs=frozenset({"none", "partial", "full"}),

@@ -138,6 +138,13 @@ TORCHTITAN = TrainerRules(
             releases=Releases(since="0.3", since_day="2026-04-27"),
             fields={"chunked_loss": True, "chunks_loss": True},
         ),
+        # models/llama4/infra/parallelize.py: 0.2.0 compiles the whole block with graph breaks,
+        # 0.2.1 its children without dispatch and combine, 0.3 (distributed/compile.py) the whole
+        # block
+        Change(
+            releases=Releases(since="0.2.1", since_day="2025-11-01", before="0.3"),
+            fields={"compiles_exchange": False},
+        ),
         Change(
             releases=Releases(since="0.3"),
             fields={

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, LayoutBatch
-from planner.specs.layout import CP_METHODS
+from planner.specs.layout import AC_KINDS, CP_METHODS, MOE_DISPATCHERS
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
 from planner.trainers.base import TrainerRules
@@ -17,6 +17,7 @@ from planner.trainers.base import TrainerRules
 ULYSSES = CP_METHODS.index("ulysses")
 ALLTOALL = CP_METHODS.index("alltoall")
 ALLGATHER = CP_METHODS.index("allgather")
+SENDS_COPIES = MOE_DISPATCHERS.index("alltoall")
 
 
 def local_sizes(
@@ -30,16 +31,21 @@ def local_sizes(
         gathers it again).
     tokens_routed: rows that a rank's experts compute: top-k copies times the load of the busiest
         rank.
-    tokens_grouped: the same with padding rows.
+    tokens_sent: rows that the busiest rank exchanges.
+    tokens_copied: copies of its own tokens that a rank lays out for sending; 0 where the
+        dispatcher's kernel reads the tokens themselves.
+    tokens_unsorted: rows in which copies go back to the tokens' order. TorchTitan's TP ranks share
+        the tokens of one exchange, but each lays out all of them.
+    tokens_regrouped: received rows that a kernel lays out by local expert; 0 for a trainer whose
+        order is right without it, at ep = 1.
+    tokens_grouped: the same as tokens_routed with padding rows.
     tokens_gathered, tokens_scattered, tokens_exchanged: of buffers that exist only where TP
         gathers, or TP or EP sends; else 0.
     tokens_ring: own tokens, where attention runs as torch's ring over CP; else 0.
     tokens_ring_all: the tokens whose keys are here at once; else 0.
     kv_heads_repeated: after repeat_kv; a single head is expanded without a copy.
     """
-    tp, cp, ep, etp = (
-        column.astype(np.float64) for column in (batch.tp, batch.cp, batch.ep, batch.etp)
-    )
+    tp, cp, etp = (column.astype(np.float64) for column in (batch.tp, batch.cp, batch.etp))
     tokens = batch.micro_batch_size * (training.seq_len / cp)
     sp = np.where(batch.sequence_parallel, tp, 1.0)
     sizes: dict[str, FloatColumn] = weight_sizes(model, tp, etp)
@@ -63,7 +69,7 @@ def local_sizes(
         "vocab_loss": model.vocab_size / (tp if loss_is_parallel(training, rules) else ones),
     }
     if model.num_experts:
-        sizes |= _expert_sizes(model, training, rules, (tokens, sp, ep, etp))
+        sizes |= _expert_sizes(model, training, rules, batch, (tokens, sp))
     return sizes
 
 
@@ -103,26 +109,55 @@ def _expert_sizes(
     model: ModelSpec,
     training: TrainingSpec,
     rules: TrainerRules,
-    columns: tuple[FloatColumn, FloatColumn, FloatColumn, FloatColumn],
+    batch: LayoutBatch,
+    columns: tuple[FloatColumn, FloatColumn],
 ) -> dict[str, FloatColumn]:
-    tokens, sp, ep, etp = columns
+    tokens, sp = columns
+    ep, etp = batch.ep.astype(np.float64), batch.etp.astype(np.float64)
     own = tokens / np.where(etp > 1, 1.0, sp)
     local = model.num_experts / ep
-    imbalance = (
-        expected_imbalance(own * model.num_experts_per_tok, ep)
-        if training.moe_imbalance is None
-        else training.moe_imbalance
-    )
-    routed = own * model.num_experts_per_tok * imbalance
+    copies = own * model.num_experts_per_tok
+    load = busiest(training, copies, ep)
+    routed = copies * load
+    gathers = rules.framework.gathers_cut_rows
+    sent = (tokens / sp if gathers else own) * model.num_experts_per_tok
     return {
         "tokens_moe": own,
         "experts": model.num_experts * np.ones_like(tokens),
         "experts_local": local,
         "tokens_routed": routed,
+        "tokens_sent": sent * load,
+        "tokens_copied": np.where(batch.moe_dispatcher == SENDS_COPIES, sent, 0.0),
+        "tokens_unsorted": np.where(
+            batch.moe_dispatcher == SENDS_COPIES,
+            sent if gathers else tokens * model.num_experts_per_tok,
+            0.0,
+        ),
+        "tokens_regrouped": np.where((ep > 1) | (rules.expert_alignment > 0), routed, 0.0),
         "tokens_grouped": routed + rules.expert_alignment * local,
         "tokens_exchanged": np.where(ep > 1, routed, 0.0),
         "tokens_per_expert": routed / local,
     }
+
+
+def busiest(training: TrainingSpec, copies: FloatColumn, ep: FloatColumn) -> FloatColumn:
+    """Load of the busiest of `ep` ranks over the mean, stated or expected, (U,).
+
+    copies (U,): token copies that a rank receives on average.
+    """
+    if training.moe_imbalance is None:
+        return expected_imbalance(copies, ep)
+    return np.full_like(copies, training.moe_imbalance)
+
+
+def overlapping_exchange(batch: LayoutBatch) -> BoolColumn:
+    """Layouts on which the exchange can run under another microbatch's compute, (U,)."""
+    return np.asarray(
+        (batch.ep > 1)
+        & ((batch.pp == 1) | (batch.virtual_stages > 1))
+        & (batch.ac_kind != AC_KINDS.index("full"))
+        & (batch.moe_dispatcher != MOE_DISPATCHERS.index("allgather"))
+    )
 
 
 def expected_imbalance(copies: FloatColumn, ep: FloatColumn) -> FloatColumn:
@@ -183,12 +218,16 @@ SITES: Mapping[str, tuple[Communication, ...]] = {
             applies=lambda b: ~b.sequence_parallel & (b.tp > 1),
         ),
     ),
+    # Megatron-Core transformer/moe/token_dispatcher.py: routed rows are gathered over the ranks
+    # that cut an expert, and their partial sums scattered back.
+    "etp_enter": (
+        Communication(
+            axis="etp", forward="all-gather", backward="reduce-scatter", applies=lambda b: b.etp > 1
+        ),
+    ),
     "etp_exit": (
         Communication(
-            axis="etp",
-            forward="all-reduce",
-            backward="all-reduce",
-            applies=lambda b: (b.etp > 1) & (b.tp == 1),
+            axis="etp", forward="reduce-scatter", backward="all-gather", applies=lambda b: b.etp > 1
         ),
     ),
     # "tokens" are a rank's own. The keys and values of all ranks are gathered or passed round.

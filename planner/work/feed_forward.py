@@ -3,7 +3,10 @@
 A mixture has a router, permutation, exchange, grouped experts and shared experts.
 """
 
+from dataclasses import replace
+
 from planner.specs.model import ModelSpec
+from planner.work.expert_path import PATHS
 from planner.work.ops import Collective, Dims, Elementwise, Gemm, Op, Tensor
 from planner.work.pieces import (
     HIDDEN,
@@ -16,13 +19,12 @@ from planner.work.pieces import (
 )
 
 ROUTED: Dims = ("tokens_routed", "hidden")
+SENT: Dims = ("tokens_sent", "hidden")
 GROUPED: Dims = ("tokens_grouped", "hidden")
 # torchtitan 0.2 models/moe/moe.py: casts, scores, top-k, gather, normalisation, counts, sort.
 # Megatron-Core transformer/moe (moe_utils.py, token_dispatcher.py): the same with masks scattered
 # and counted, counts exchanged and copied to the host, and the loss that balances load.
 ROUTING_KERNELS, ROUTING_SINGLES = 20, 40
-# index arithmetic, selection, scatter and scaling by the scores: the same sources
-PERMUTATION_KERNELS = 8
 EXCHANGED = Tensor(name="exchanged", dims=("tokens_exchanged", "hidden"))
 
 
@@ -99,6 +101,8 @@ def activation(prefix: str, dims: Dims, activation: str) -> Elementwise:
 
 def moe(model: ModelSpec, normed: Tensor, code: Code) -> tuple[Op, ...]:
     """Router, permutation, dispatch over EP, grouped experts, combine, and any shared expert."""
+    if code.expert_path == "torch" and model.moe_apply_router_weight_on_input:
+        code = replace(code, expert_path="torch-scores-first")
     inner: Dims = ("tokens_grouped", "expert_ffn")
     received = Tensor(name="expert_in", dims=GROUPED)
     shared: tuple[Op, ...] = (
@@ -122,6 +126,7 @@ def moe(model: ModelSpec, normed: Tensor, code: Code) -> tuple[Op, ...]:
         [("expert_w3", "expert_ffn")] if model.mlp == "swiglu" else []
     )
     return (
+        *_at_border("tp_enter", bool(shared), code),
         Gemm(
             name="router",
             rows=("tokens_moe",),
@@ -147,13 +152,17 @@ def moe(model: ModelSpec, normed: Tensor, code: Code) -> tuple[Op, ...]:
             reads=(Tensor(name="router_out", dims=("tokens_moe", "experts"), width="fp32"),),
             makes=(scores,),
         ),
-        _permutation("permute", (scaled,) if code.scores_first else (), (source,), (received,)),
+        _permutation(
+            "gather", code, (scaled,) if code.scores_first else (), (source,), (received,)
+        ),
         Collective(
             name="dispatch",
             site="ep_exchange",
-            tensor=Tensor(name="dispatched", dims=ROUTED),
+            tensor=Tensor(name="dispatched", dims=SENT),
             exchanged=(EXCHANGED,),
         ),
+        *_over_cut_experts("etp_enter", code),
+        _moved("regroup", code),
         *(
             Gemm(
                 name=name,
@@ -180,24 +189,51 @@ def moe(model: ModelSpec, normed: Tensor, code: Code) -> tuple[Op, ...]:
             output=routed_out,
             reads=(Tensor(name="expert_act", dims=inner),),
         ),
-        Collective(
-            name="expert_sum", site="etp_exit", tensor=Tensor(name="expert_full", dims=ROUTED)
-        ),
+        _moved("ungroup", code),
+        *_over_cut_experts("etp_exit", code),
         Collective(
             name="combine",
             site="ep_exchange",
-            tensor=Tensor(name="combined", dims=ROUTED),
+            tensor=Tensor(name="combined", dims=SENT),
             exchanged=(EXCHANGED,),
         ),
         *shared,
         _permutation(
-            "unpermute",
+            "scatter",
+            code,
             (order,) if code.scores_first else (order, combined),
             (routed_out,),
             (output,),
             held,
         ),
+        *_at_border("tp_exit", bool(shared), code),
     )
+
+
+def _at_border(site: str, shared: bool, code: Code) -> tuple[Collective, ...]:
+    """Where the experts' block gathers its tokens over TP, or sums over TP and scatters.
+
+    TorchTitan does both for the block as a whole (models/llama4/infra/parallelize.py,
+    apply_moe_ep_tp: replicated input, partial output); a shared expert's borders are the same ones.
+    Megatron's ranks route their own tokens.
+    """
+    if shared or code.expert_path == "fused":
+        return ()
+    return (
+        Collective(
+            name=f"experts_{site}",
+            site=site,
+            tensor=Tensor(name=f"experts_{site}", dims=HIDDEN),
+            linear=False,
+        ),
+    )
+
+
+def _over_cut_experts(site: str, code: Code) -> tuple[Collective, ...]:
+    """Routed rows gathered over the ranks that cut an expert, or their sums (Megatron)."""
+    if code.expert_path != "fused":
+        return ()
+    return (Collective(name=site, site=site, tensor=Tensor(name=site, dims=ROUTED)),)
 
 
 def _routing_tables(code: Code) -> tuple[Tensor, ...]:
@@ -220,8 +256,25 @@ def _routing_tables(code: Code) -> tuple[Tensor, ...]:
     return (*tables, *(Tensor(name=name, dims=(rows,), width="fp32") for name, rows in more))
 
 
+def _moved(name: str, code: Code) -> Elementwise:
+    """Received rows into the order of the local experts, or back: nothing that autograd keeps."""
+    moves = PATHS[code.expert_path][name]
+    return Elementwise(
+        name=name,
+        dims=("tokens_regrouped", "hidden"),
+        kernels=moves.kernels,
+        singles=moves.singles,
+        compiles=code.compiles_exchange,
+        forward_moves=moves.forward,
+        backward_moves=moves.backward,
+        fused_forward_moves=moves.fused_forward,
+        fused_backward_moves=moves.fused_backward,
+    )
+
+
 def _permutation(
     name: str,
+    code: Code,
     saves: tuple[Tensor, ...],
     reads: tuple[Tensor, ...],
     makes: tuple[Tensor, ...],
@@ -236,16 +289,18 @@ def _permutation(
     """
     moved = (Tensor(name="moved", dims=ROUTED, eager_only=True),) * 2 if held else ()
     scaled = saves[0] if saves and saves[0].width == "fp32" else None
+    moves = PATHS[code.expert_path][name]
     return Elementwise(
         name=name,
-        dims=ROUTED,
-        kernels=PERMUTATION_KERNELS,
-        singles=PERMUTATION_KERNELS,
+        dims=("tokens_unsorted" if name == "scatter" else "tokens_copied", "hidden"),
+        kernels=moves.kernels,
+        singles=moves.singles,
+        compiles=code.compiles_exchange,
         saves=saves,
-        forward_moves=4.0,
-        backward_moves=4.0,
-        fused_forward_moves=2.0,
-        fused_backward_moves=2.0,
+        forward_moves=moves.forward,
+        backward_moves=moves.backward,
+        fused_forward_moves=moves.fused_forward,
+        fused_backward_moves=moves.fused_backward,
         reads=reads,
         makes=makes,
         workspace=(scaled,) * 3 if scaled else moved,

@@ -81,6 +81,7 @@ class Elementwise:
         direction.
     waits: times that the forward makes the host wait for the device, where tokens are exchanged or
         a trainer's kernels need sizes on the host.
+    compiles: False where torch.compile leaves it eager.
     makes: what it returns.
     shares: the gradient passes through it without a copy (an addition).
     workspace: gradients between its own eager kernels.
@@ -105,6 +106,7 @@ class Elementwise:
     casts: bool = False
     singles: int = 0
     waits: int = 0
+    compiles: bool = True
     forward_workspace: tuple[Tensor, ...] = ()
 
 

@@ -24,12 +24,16 @@ class Code:
     scores_first: routed tokens are multiplied by their scores in fp32 before the experts; otherwise
         the experts' output is saved for that.
     chunks_loss: head and loss run on LOSS_CHUNKS parts of the tokens, one after the other.
+    expert_path: whose kernels permute tokens, a key of `expert_path.PATHS`.
+    compiles_exchange: torch.compile covers what runs between the router and the experts.
     """
 
     composite_norm: bool = False
     repeats_kv: bool = False
     scores_first: bool = False
     chunks_loss: bool = False
+    expert_path: str = "torch"
+    compiles_exchange: bool = True
 
 
 PLAIN = Code()

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from planner.columns import BoolColumn, FloatColumn
+from planner.columns import BoolColumn, FloatColumn, IntColumn
 from planner.cost.layer.context import AXES, CostContext, OpCost, cost
 from planner.cost.machine.device import FP16, SINGLE
 from planner.work import axes
@@ -34,24 +34,25 @@ def gemm_cost(
     high = np.where(context.batch.param_dtype == 0, high, SINGLE)
     gemms = {"forward": (r, c, d), "input_grad": (r, d, c), "weight_grad": (d, c, r)}
     if not np.any(share > 0):
-        plain = {
-            name: context.device.gemm_seconds(*sizes, b, high) for name, sizes in gemms.items()
-        }
+        plain = {name: _product_seconds(context, op, name, gemms[name], high) for name in gemms}
         one = np.ones(len(share))
         return cost(
             context,
             **plain,
             forward_kernels=one,
             backward_kernels=2.0 * one,
+            singles=_calls_of_experts(context, op),
             flops=2.0 * b * r * c * d,
         )
     q, seconds = context.quantises(op), {}
     does = {name: share * q.products[name] for name in gemms}
     for name, sizes in gemms.items():
-        low = context.device.gemm_seconds(*sizes, b, np.where(does[name] > 0, q.precision, high))
+        low = _product_seconds(
+            context, op, name, sizes, np.where(does[name] > 0, q.precision, high)
+        )
         mixed = bool(((does[name] > 0) & (does[name] < 1)).any())
         seconds[name] = (
-            does[name] * low + (1.0 - does[name]) * context.device.gemm_seconds(*sizes, b, high)
+            does[name] * low + (1.0 - does[name]) * _product_seconds(context, op, name, sizes, high)
             if mixed
             else low
         )
@@ -119,9 +120,57 @@ def _quantised_cost(
         + casts.get("input_again", zero),
         forward_kernels=1.0 + _sum(used, FORWARD, zero),
         backward_kernels=2.0 + _sum(used, BACKWARD, zero),
+        singles=_calls_of_experts(context, op),
         flops=2.0 * b * r * c * d,
         **_waits(context, op, elements),
     )
+
+
+def _product_seconds(
+    context: CostContext,
+    op: Gemm,
+    name: str,
+    sizes: tuple[FloatColumn, FloatColumn, FloatColumn],
+    precision: IntColumn,
+) -> FloatColumn:
+    """Seconds of one of a layer's three products; routed experts' are grouped.
+
+    sizes: (rows, cols, depth).
+    """
+    groups = context.product(op.batch)
+    if op.role != "expert":
+        return context.device.gemm_seconds(*sizes, groups, precision)
+    return context.device.grouped_gemm_seconds(
+        *sizes,
+        groups,
+        precision,
+        tokens=context.product(op.rows),
+        gradient_bytes=_gradient_bytes(context) if name == "weight_grad" else None,
+    )
+
+
+def _gradient_bytes(context: CostContext) -> FloatColumn:
+    """Bytes that the product of a weight gradient moves for one weight, (U,).
+
+    A GEMM that adds to the gradient reads and writes it; otherwise it writes 16 bits (32 where
+    parameters are fp32).
+    """
+    if not context.rules.fused_sums:
+        return context.width_bytes("compute")
+    return np.where(context.batch.reduce_dtype == 0, 2.0 * 2.0, 2.0 * 4.0)
+
+
+def _calls_of_experts(context: CostContext, op: Gemm) -> FloatColumn:
+    """Launches in each direction besides one a product, where experts run one by one, (U,).
+
+    Transformer Engine's GroupedLinear calls cuBLAS for each expert (csrc/extensions/gemm.cpp,
+    te_general_grouped_gemm); TorchTitan loops over experts where torch._grouped_mm cannot run
+    (models/moe/moe.py, _run_experts_for_loop). Three products in two directions: 1.5 each way.
+    """
+    each = context.rules.fused_kernels or context.device.loops_over_experts
+    if op.role != "expert" or not each:
+        return np.zeros(len(context.batch))
+    return 1.5 * (context.product(op.batch) - 1.0)
 
 
 def _sum(found: Mapping[str, FloatColumn], names: Sequence[str], zero: FloatColumn) -> FloatColumn:

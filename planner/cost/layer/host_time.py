@@ -33,7 +33,12 @@ from planner.work.ops import Attention, Collective, Elementwise, Gemm, Op
 # again; judgement.
 REFILL_LAUNCHES = 5.0
 # Sizes that only routing decides
-ROUTED = frozenset({"tokens_routed", "tokens_grouped", "tokens_per_expert", "tokens_exchanged"})
+ROUTED = frozenset(
+    {
+        "tokens_routed", "tokens_grouped", "tokens_per_expert", "tokens_exchanged", "tokens_sent",
+        "tokens_copied", "tokens_unsorted", "tokens_regrouped",
+    }
+)  # fmt: skip
 
 
 def host_time(

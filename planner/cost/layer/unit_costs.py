@@ -13,6 +13,7 @@ import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, LayoutBatch
 from planner.cost.layer.context import AXES, CostContext, OpCost, cost
+from planner.cost.layer.exchange import exchange_cost, under_shared_experts
 from planner.cost.layer.gemm import amax_seconds, gemm_cost, kept_weights_bytes
 from planner.cost.layer.host_time import host_time
 from planner.cost.layer.tp_hidden import Cover, covers, hidden_seconds
@@ -33,7 +34,7 @@ from planner.work.pieces import HIDDEN, HIDDEN_SP, LOSS_CHUNKS, Code
 _KEY = (
     "tp", "cp", "ep", "etp", "sequence_parallel", "async_tp", "cp_method", "micro_batch_size",
     "ac_kind", "ac_value",
-    "precision", "float8_all_gather", "param_dtype", "compile",
+    "precision", "float8_all_gather", "param_dtype", "reduce_dtype", "compile", "moe_dispatcher",
 )  # fmt: skip
 FUSED_NORM_SINCE = (2, 8)
 PLANNED_WORKING = 0.5  # a compiled graph reuses its buffers (torch/_inductor/memory.py); judgement
@@ -42,18 +43,24 @@ COLLECTIVE_LAUNCHES = 4.0
 
 
 def key(
-    rank_order: tuple[str, ...], model: ModelSpec, recipes: tuple[Recipe, ...]
+    rank_order: tuple[str, ...],
+    model: ModelSpec,
+    recipes: tuple[Recipe, ...],
+    *,
+    overlaps_exchange: bool,
 ) -> tuple[str, ...]:
     """Layout fields that a unit's costs depend on.
 
     They are those of its own work, and the axes inside tp and cp, which place the groups of both.
+    overlaps_exchange: `training.overlap.ep`, which not every pipeline allows.
     """
     outermost = max(rank_order.index("tp"), rank_order.index("cp"))
     places = tuple(name for name in rank_order[:outermost] if name not in _KEY)
-    asks_for_pp = (
-        model.is_moe and any(recipe.experts_alone for recipe in recipes) and "pp" not in places
+    asks_for_pp = model.is_moe and (
+        overlaps_exchange or any(recipe.experts_alone for recipe in recipes)
     )
-    return _KEY + places + (("pp",) if asks_for_pp else ())
+    more = ("pp",) * asks_for_pp + ("virtual_stages",) * overlaps_exchange
+    return _KEY + places + tuple(name for name in more if name not in places)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +161,8 @@ def trainer_code(training: TrainingSpec, rules: TrainerRules) -> Code:
         repeats_kv=repeats_kv(training, rules),
         scores_first=rules.framework.scores_first,
         chunks_loss=chunks_loss(training, rules),
+        expert_path=rules.framework.expert_path,
+        compiles_exchange=rules.at(training_release(training)).compiles_exchange,
     )
 
 
@@ -297,10 +306,11 @@ def _op_costs(context: CostContext, ops: Sequence[Op], model: ModelSpec) -> list
             gemms[op.name] = gemm_cost(context, op, share, before)
             read[source] = before | (share > 0)
     beside = covers(ops, gemms, len(context.batch)) if np.any(context.batch.tp > 1) else {}
-    return [
+    costs = [
         gemms[op.name] if isinstance(op, Gemm) else _op_cost(context, op, model, beside)
         for op in ops
     ]
+    return under_shared_experts(ops, costs) if context.rules.framework.hides_combine else costs
 
 
 def _op_cost(
@@ -313,6 +323,8 @@ def _op_cost(
         return _attention_cost(context, op, model)
     if isinstance(op, Elementwise):
         return _elementwise_cost(context, op)
+    if op.site == "ep_exchange":
+        return exchange_cost(context, op, model)
     return _collective_cost(context, op, beside.get(op.name))
 
 
@@ -392,7 +404,8 @@ def _elementwise_cost(context: CostContext, op: Elementwise) -> OpCost:
         * context.width_bytes(op.width)
         * context.device.profile.elementwise
     )
-    fused = context.fused
+    fused = context.fused & (op.compiles | context.rules.fused_kernels)
+    runs = (one > 0).astype(np.float64)
     return cost(
         context,
         forward=context.device.moved_seconds(
@@ -401,9 +414,9 @@ def _elementwise_cost(context: CostContext, op: Elementwise) -> OpCost:
         input_grad=context.device.moved_seconds(
             one * np.where(fused, op.fused_backward_moves, op.backward_moves)
         ),
-        forward_kernels=np.where(fused, 1.0, op.kernels),
-        backward_kernels=np.where(fused, 1.0, 1.5 * op.kernels),
-        singles=np.where(fused & ~context.batch.compile, float(op.singles), 0.0),
+        forward_kernels=runs * np.where(fused, 1.0, op.kernels),
+        backward_kernels=runs * np.where(fused, 1.0, 1.5 * op.kernels),
+        singles=runs * np.where(fused & ~context.batch.compile, float(op.singles), 0.0),
         waits=np.where((context.batch.ep > 1) | context.rules.fused_kernels, float(op.waits), 0.0),
     )
 
@@ -459,7 +472,7 @@ def _hidden(context: CostContext, axis: str) -> FloatColumn:
     profile, size = context.device.profile, len(context.batch)
     if axis == "cp":
         return np.where(context.batch.cp_method == axes.ALLTOALL, profile.cp_hidden, 0.0)
-    return np.full(size, profile.ep_hidden if axis == "ep" else 0.0)
+    return np.zeros(size)
 
 
 def fused_kernels(batch: LayoutBatch, rules: TrainerRules) -> BoolColumn:

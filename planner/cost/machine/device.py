@@ -21,6 +21,7 @@ FP16_BYTES = 2.0
 OPERAND_BYTES: Mapping[str, float] = {"fp8": 1.0, "fp4": 0.5}
 BF16, FP16 = 0, 1
 WIDE_HEAD = 128.0
+BEFORE_GROUPED = frozenset({"volta", "ampere", "ada"})
 SINGLE = -1  # last row of the rates, for param_dtype float32: TF32 where the GPU has it
 
 
@@ -116,6 +117,15 @@ class Device:
             half=BF16 if peaks.get("bf16") else FP16,
         )
 
+    @property
+    def loops_over_experts(self) -> bool:
+        """Whether torch._grouped_mm cannot run: it needs compute capability 9.0.
+
+        Source: torch 2.9 aten/src/ATen/native/cuda/Blas.cpp (_grouped_mm_cuda); the families are
+        those before Hopper.
+        """
+        return self.gpu.family in BEFORE_GROUPED
+
     def gemm_seconds(
         self,
         rows: FloatColumn,
@@ -149,6 +159,46 @@ class Device:
             flops / (self.linear_rate[precision] * np.maximum(utilisation, 1e-6)),
             moved / self.memory_rate,
         )
+
+    def grouped_gemm_seconds(
+        self,
+        rows: FloatColumn,
+        cols: FloatColumn,
+        depth: FloatColumn,
+        groups: FloatColumn,
+        precision: IntColumn,
+        *,
+        tokens: FloatColumn,
+        gradient_bytes: FloatColumn | None = None,
+    ) -> FloatColumn:
+        """Seconds of one product rows x depth by depth x cols for each of `groups` experts.
+
+        t = sqrt(compute^2 + memory^2)
+        compute = 2 r c d g / (rate share u), u = d / (d + half) x tokens / (tokens + half_rows)
+        memory = bytes / memory rate: operands read, result written
+
+        tokens (U,): rows of one expert, whichever dimension of the product they are.
+        gradient_bytes (U,): of a weight gradient, what one weight moves: 8 where it is added to
+            an fp32 gradient (read and written), 2 where it is written in 16 bits. Its depth are
+            the tokens, so no second share counts for it. None: a product of activations.
+        With few rows a tile of 128 is part empty and every weight is read for few products; the
+        root of squares, rather than the larger, is what micro.csv shows between the two.
+        Source: micro.csv, grouped GEMM (tests/unit/test_grouped_gemm.py).
+        """
+        curve = self.kernels.grouped
+        share = curve.vendor if self.profile.vendor_attention else curve.torch
+        used = share * tokens / (tokens + curve.half_rows)
+        if gradient_bytes is None:
+            used = used * depth / (depth + self.linear_half_depth[precision])
+        operand = self.operand_bytes[precision]
+        written = (
+            np.where(precision == SINGLE, 2 * FP16_BYTES, FP16_BYTES)
+            if gradient_bytes is None
+            else gradient_bytes
+        )
+        moved = groups * (operand * (rows * depth + depth * cols) + written * rows * cols)
+        compute = 2.0 * groups * rows * cols * depth / (self.linear_rate[precision] * used)
+        return np.asarray(np.hypot(compute, moved / self.memory_rate))
 
     def attention_seconds(
         self,

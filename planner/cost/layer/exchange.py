@@ -1,0 +1,189 @@
+"""Seconds of the exchange of routed tokens between expert-parallel ranks, by dispatcher.
+
+alltoall: every copy of a token is sent to the rank of its expert.
+allgather: every rank gets all tokens of the group, and the outputs are reduced.
+deepep, hybridep: a token is sent once to each node that has one of its experts, over the NICs of
+    the rank of the same place there, and from there once to each rank that has one, over NVLink.
+
+Letters: U distinct layouts.
+Sources: Megatron-Core transformer/moe/token_dispatcher.py, torchtitan
+distributed/expert_parallel.py, DeepEP README (normal kernels), micro.csv.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planner.columns import BoolColumn, FloatColumn
+from planner.cost.layer.context import AXES, CostContext, OpCost, cost
+from planner.specs.layout import MOE_DISPATCHERS
+from planner.specs.model import ModelSpec
+from planner.trainers.registry import training_release
+from planner.work import axes
+from planner.work.ops import Collective, Op
+
+ALLTOALL, ALLGATHER, DEEPEP, HYBRIDEP = (
+    MOE_DISPATCHERS.index(name) for name in ("alltoall", "allgather", "deepep", "hybridep")
+)
+COUNT_BYTES = 8.0  # of an expert's number of tokens, int64
+EXCHANGE_LAUNCHES = 4.0  # the call, the collective, its stream events and copies; judgement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """One library's dispatch and combine in 16 bits, fitted to micro.csv.
+
+    t = base + B max(own + copies c / bandwidth inside, n / (outer x bandwidth outside))
+
+    B: bytes of a rank's tokens, each once.
+    c, n: ranks and nodes that a token goes to, its own included.
+    base_seconds: of one call.
+    own_seconds: per byte of B, of reading, weighting and writing the tokens themselves.
+    inner: share of the innermost level's bandwidth that its copies reach.
+    outer: share of the NIC's, where the rank's own node counts as one of n.
+    """
+
+    base_seconds: float
+    own_seconds: float
+    inner: float
+    outer: float
+
+
+# micro.csv, DeepEP normal combine (16 bits): H100 and H200 on 1, 2 and 4 nodes; B200 and B300 on
+# one node (its inner share is of twice the bandwidth: few SMs, not the links, are the limit).
+_HOPPER = Kernels(base_seconds=59e-6, own_seconds=3.8e-12, inner=1.03, outer=1.25)
+_BLACKWELL = Kernels(base_seconds=66e-6, own_seconds=4.5e-12, inner=0.72, outer=1.25)
+# TMA moves whole tokens with 16 SMs, for which DeepEP takes 20 to 24 (DeepEP, branch hybrid-ep).
+# Nobody published its curve: DeepEP's links without the time of the tokens themselves; judgement.
+DISPATCHERS: Mapping[int, Callable[[str], Kernels]] = {
+    DEEPEP: lambda family: _BLACKWELL if family == "blackwell" else _HOPPER,
+    HYBRIDEP: lambda family: replace(
+        _BLACKWELL if family == "blackwell" else _HOPPER, own_seconds=1.0e-12
+    ),
+}
+
+
+def reached(places: FloatColumn, top_k: int) -> FloatColumn:
+    """Of `places` with as many experts each, how many hold one of a token's top_k experts.
+
+    places (1 - (1 - 1 / places)^top_k), for uniform choices.
+    """
+    return np.asarray(places * (1.0 - (1.0 - 1.0 / np.maximum(places, 1.0)) ** top_k))
+
+
+def exchange_cost(context: CostContext, op: Collective, model: ModelSpec) -> OpCost:
+    """Cost of one direction of the exchange: `dispatch` or `combine`.
+
+    Alltoall also exchanges the counts of tokens before it dispatches, in the forward alone.
+    """
+    batch, size = context.batch, len(context.batch)
+    degree, stride = axes.group("ep", batch, context.rank_order)
+    applies = batch.ep > 1
+    forward, backward = np.zeros((len(AXES), size)), np.zeros((len(AXES), size))
+    place, dispatches = AXES.index("ep"), op.name == "dispatch"
+    hidden = hidden_share(context)
+    for kind in np.unique(batch.moe_dispatcher[applies]):
+        rows = applies & (batch.moe_dispatcher == kind)
+        there, back = (
+            np.where(rows, seconds * (1.0 - hidden), 0.0)
+            for seconds in _seconds(context, op, model, int(kind), (degree, stride))
+        )
+        forward[place] += there
+        backward[place] += back
+    if dispatches:
+        counts = context.collective_seconds(
+            "all-to-all", np.full(size, COUNT_BYTES * model.num_experts), degree, stride
+        )
+        forward[place] += np.where(applies & (batch.moe_dispatcher == ALLTOALL), counts, 0.0)
+    return cost(
+        context,
+        exposed_forward=forward,
+        exposed_backward=backward,
+        singles=np.where(applies, EXCHANGE_LAUNCHES, 0.0),
+    )
+
+
+def hidden_share(context: CostContext) -> FloatColumn:
+    """Share of the exchange that runs under another microbatch's compute, (U,).
+
+    Nothing hides it unless the run switched such an overlap on (`training.overlap.ep`) and the
+    layout allows it: one stage a rank only without a pipeline, no full recomputation, and a
+    dispatcher that can run apart (Megatron-Core 0.14 transformer_config.py,
+    overlap_moe_expert_parallel_comm). What DualPipeV hides is `forward_backward_overlap`.
+    """
+    batch = context.batch
+    able = context.rules.at(training_release(context.training)).overlaps_exchange
+    if not (able and context.training.overlap.ep):
+        return np.zeros(len(batch))
+    return np.where(axes.overlapping_exchange(batch), context.device.profile.ep_hidden, 0.0)
+
+
+def under_shared_experts(ops: Sequence[Op], costs: list[OpCost]) -> list[OpCost]:
+    """The same costs, with the forward's combine hidden under the shared experts' compute.
+
+    The routed outputs come back on their own stream; shared experts are called before they are
+    read. The backward waits.
+    """
+    at = next((index for index, op in enumerate(ops) if op.name == "combine"), None)
+    shared = [c.forward for op, c in zip(ops, costs, strict=True) if op.name.startswith("shared_")]
+    if at is None or not shared:
+        return costs
+    place, exposed = AXES.index("ep"), costs[at].exposed_forward.copy()
+    exposed[place] = np.maximum(exposed[place] - np.sum(shared, axis=0), 0.0)
+    return [*costs[:at], replace(costs[at], exposed_forward=exposed), *costs[at + 1 :]]
+
+
+def _seconds(
+    context: CostContext,
+    op: Collective,
+    model: ModelSpec,
+    kind: int,
+    group: tuple[FloatColumn, FloatColumn],
+) -> tuple[FloatColumn, FloatColumn]:
+    """Seconds forward and backward with this dispatcher, (U,) each."""
+    (degree, stride), sizes = group, context.sizes
+    if kind in DISPATCHERS:
+        seconds = kernel_seconds(
+            context, model, DISPATCHERS[kind](context.device.gpu.family), degree, stride
+        )
+        return seconds, seconds
+    if kind == ALLGATHER:
+        buffer = (
+            sizes["tokens_sent"]
+            / model.num_experts_per_tok
+            * sizes["hidden"]
+            * degree
+            * context.width_bytes("compute")
+        )
+        gathers = context.collective_seconds("all-gather", buffer, degree, stride)
+        reduces = context.collective_seconds("reduce-scatter", buffer, degree, stride)
+        return (gathers, reduces) if op.name == "dispatch" else (reduces, gathers)
+    seconds = context.collective_seconds("all-to-all", context.bytes_of(op.tensor), degree, stride)
+    return seconds, seconds
+
+
+def kernel_seconds(
+    context: CostContext,
+    model: ModelSpec,
+    kernels: Kernels,
+    degree: FloatColumn,
+    stride: FloatColumn,
+) -> FloatColumn:
+    """Seconds of one dispatch or combine, (U,).
+
+    The busiest rank receives its imbalance more than the mean. Group-limited routing (DeepSeek-V3)
+    bounds the nodes of a token by its groups.
+    """
+    fabric, sizes = context.fabric, context.sizes
+    tokens = sizes["tokens_sent"] / model.num_experts_per_tok
+    sent = tokens * sizes["hidden"] * context.width_bytes("compute")
+    inside = np.clip(np.floor(fabric.gpus[0] / stride), 1.0, degree)
+    nodes = reached(np.ceil(degree / inside), model.num_experts_per_tok)
+    ranks = reached(degree, model.num_experts_per_tok)
+    if model.n_group:
+        nodes = np.minimum(nodes, float(model.topk_group))
+    own = kernels.own_seconds + ranks / (kernels.inner * fabric.bandwidth[0])
+    across: BoolColumn = degree > inside
+    outer = nodes / (kernels.outer * fabric.bandwidth[min(1, len(fabric.bandwidth) - 1)])
+    return np.asarray(kernels.base_seconds + sent * np.maximum(own, np.where(across, outer, 0.0)))
