@@ -2,7 +2,6 @@
 
 import csv
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,17 +17,15 @@ BF16, MXFP8 = (PRECISIONS.names.index(name) for name in ("bf16", "mxfp8"))
 GPUS = {"B200-SXM-180GB": "b200-sxm-180gb", "A100-PCIe-80GB": "a100-pcie-80gb"}
 
 
-def device(gpu: str, *, vendor: bool) -> Device:
+def device(gpu: str) -> Device:
     """The kernels alone, as a timing of them sees them."""
     cluster = read_cluster({"gpu": gpu, "num_gpus": 8, "gpus_per_node": 8})
-    return Device.build(
-        cluster, kernel_profile(load_gpu(gpu)), Profile(compute=1.0, vendor_attention=vendor)
-    )
+    return Device.build(cluster, kernel_profile(load_gpu(gpu)), Profile(compute=1.0))
 
 
 def seconds(
     on: Device, groups: float, sizes: tuple[float, float, float], stage: str, bytes_: float = 0.0,
-    precision: int = BF16,
+    precision: int = BF16, vendor: bool = True,
 ) -> float:  # fmt: skip
     """One product of `groups` experts; sizes: rows of an expert, columns, depth of its forward."""
     m, n, k = (np.array([float(size)]) for size in sizes)
@@ -39,6 +36,7 @@ def seconds(
             np.array([float(groups)]),
             np.array([precision]),
             tokens=m,
+            vendor=vendor,
             gradient_bytes=np.array([bytes_]) if stage == "bwd_grad_w" else None,
         )[0]
     )
@@ -51,7 +49,7 @@ def timings(what: str) -> list[dict[str, str]]:
 
 def of_transformer_engine(gpu: str) -> list[float]:
     """log predicted over measured of every timing."""
-    on, errors = device(GPUS[gpu], vendor=True), []
+    on, errors = device(GPUS[gpu]), []
     for row in timings("grouped GEMM bf16 (TE)"):
         if row["gpu"] != gpu:
             continue
@@ -76,11 +74,11 @@ def test_transformer_engine_s_timings(gpu: str, rows: int, mean_error: float) ->
 
 @pytest.mark.parametrize(("name", "precision"), [("bf16", BF16), ("mxfp8", MXFP8)])
 def test_torch_s_timings_of_all_three_products(name: str, precision: int) -> None:
-    on, errors = device("b200-sxm-180gb", vendor=False), []
+    on, errors = device("b200-sxm-180gb"), []
     for row in timings(f"grouped GEMM {name} fwd+bwd"):
         m, n, k, groups = (int(text) for text in re.findall(r"=(\d+)", row["shape_message"]))
         predicted = sum(
-            seconds(on, groups, (m / groups, n, k), stage, 2.0, precision)
+            seconds(on, groups, (m / groups, n, k), stage, 2.0, precision, vendor=False)
             for stage in ("fwd", "bwd_grad_act", "bwd_grad_w")
         )
         errors.append(np.log(predicted / float(row["value"])))
@@ -92,10 +90,10 @@ def test_torch_s_timings_of_all_three_products(name: str, precision: int) -> Non
         assert -0.45 < np.mean(errors) < 0.0
 
 
-def test_a_product_by_hand() -> None:
-    on = device("h100-sxm-80gb", vendor=True)
+def test_a_product_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    on = device("h100-sxm-80gb")
     curve = GroupedCurve(vendor=0.5, torch=0.25, half_rows=100.0)
-    on = replace(on, kernels=replace(on.kernels, grouped=curve))
+    monkeypatch.setattr("planner.cost.machine.device.GROUPED", {"hopper": curve})
     rate, half = on.linear_rate[BF16], on.linear_half_depth[BF16]
     compute = 2 * 8 * 300 * 1000 * 2000 / (rate * 0.5 * 0.75 * 2000 / (2000 + half))
     moved = 8 * 2 * (300 * 2000 + 2000 * 1000 + 300 * 1000) / on.memory_rate
@@ -109,8 +107,10 @@ def test_a_product_by_hand() -> None:
 
 def test_few_rows_an_expert_are_slow() -> None:
     """Below about 1,000 rows: same flops, fewer rows, more seconds."""
-    on = device("b200-sxm-180gb", vendor=True)
-    times = [seconds(on, 32768 / rows, (rows, 4096, 7168), "fwd") for rows in (128, 512, 1024, 8192)]
+    on = device("b200-sxm-180gb")
+    times = [
+        seconds(on, 32768 / rows, (rows, 4096, 7168), "fwd") for rows in (128, 512, 1024, 8192)
+    ]
     assert times[0] > 2.0 * times[3]
     assert times[1] > 1.25 * times[3]
     assert times[2] < 1.2 * times[3]

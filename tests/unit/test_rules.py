@@ -175,6 +175,24 @@ CASES = [
         {**MOE, "trainer_version": "0.3.0"}, "2 ranks"),
     Case("ep x etp does not divide its ranks", {"dp_replicate": 8, "dp_shard": 2, "ep": 4},
          {"dp_replicate": 4, "dp_shard": 4, "ep": 4}, MOE),
+    Case("trainer lacks the dispatcher", {"ep": 2, "moe_dispatcher": "hybridep"}, {"ep": 2},
+        {**MOE, **MEGATRON, "trainer_version": "0.15"}, "0.15 has no moe_dispatcher hybridep"),
+    Case("the dispatcher does not run on this cluster", {"ep": 2, "moe_dispatcher": "deepep"},
+        {"ep": 2}, {**MOE, **MEGATRON, "gpu": A100}, "Hopper or Blackwell"),
+    Case("the dispatcher does not run on this cluster", {"ep": 2, "moe_dispatcher": "deepep"},
+        {"ep": 2, "moe_dispatcher": "hybridep"},
+        {**MOE, **MEGATRON, "trainer_version": "0.16", "gpu": "gb200-nvl72-186gb"},
+        "up to 8 GPUs"),
+    Case("the dispatcher needs expert parallelism", {"moe_dispatcher": "deepep"},
+        {"ep": 2, "moe_dispatcher": "deepep"}, {**MOE, **MEGATRON}, "ep is 1"),
+    Case("the dispatcher does not serve cut experts",
+        {"tp": 2, "ep": 2, "etp": 2, "moe_dispatcher": "deepep"},
+        {"tp": 2, "ep": 2, "moe_dispatcher": "deepep"}, {"model": "deepseek-v2-lite"}, "etp=2"),
+    Case("TorchTitan 0.2 has DeepEP for DeepSeek alone", {"ep": 2, "moe_dispatcher": "deepep"},
+        {"ep": 2}, {"model": "qwen3-30b-a3b"}, "DeepSeek models alone"),
+    Case("the exchange cannot overlap", {"ep": 2, "pp": 2},
+        {"ep": 2, "pp": 2, "pp_schedule": "Interleaved1F1B", "virtual_stages": 2},
+        {**MOE, **MEGATRON, "overlap": {"ep": True}}, "under compute"),
     Case("tp with ep needs sequence parallelism", {"tp": 2, "ep": 2, "sequence_parallel": False},
         {"tp": 2, "ep": 2}, {**MOE, **MEGATRON}),
     Case("trainer lacks the ZeRO stage", {"zero_stage": 1}, {"zero_stage": 2},
@@ -417,7 +435,7 @@ def test_rules_read_what_they_say() -> None:
         {"trainer": trainer, "attention_kernel": kernel, **VERSIONS.get((trainer, kernel), {})}
         for trainer, kernel in itertools.product(sorted(TRAINERS), ("flash", "unfused"))
     ]
-    capturing = [case.job for case in CASES if "cuda_graphs" in case.job]
+    capturing = [case.job for case in CASES if {"cuda_graphs", "overlap"} & case.job.keys()]
     for model, job in itertools.product(models, [*plain, *capturing]):
         c = context(**{**job, "model": model})
         for rule in rules_for(c):

@@ -145,6 +145,7 @@ def _product_seconds(
         groups,
         precision,
         tokens=context.product(op.rows),
+        vendor=context.rules.fused_kernels,
         gradient_bytes=_gradient_bytes(context) if name == "weight_grad" else None,
     )
 

@@ -9,11 +9,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.columns import FloatColumn, IntColumn
-from planner.cost.machine.profile import AttentionCurve, KernelProfile, Profile
+from planner.cost.machine.profile import (
+    GROUPED,
+    USUAL_GROUPED,
+    AttentionCurve,
+    KernelProfile,
+    Profile,
+)
 from planner.precision import torchao
 from planner.specs.cluster import ClusterSpec
 from planner.specs.gpu import GpuSpec
 from planner.specs.gpu_families import SILICON
+from planner.specs.kernel_families import kernel_family
 
 TILE_ROWS, TILE_COLS = 128, 128
 FP16_BYTES = 2.0
@@ -169,6 +176,7 @@ class Device:
         precision: IntColumn,
         *,
         tokens: FloatColumn,
+        vendor: bool,
         gradient_bytes: FloatColumn | None = None,
     ) -> FloatColumn:
         """Seconds of one product rows x depth by depth x cols for each of `groups` experts.
@@ -178,6 +186,7 @@ class Device:
         memory = bytes / memory rate: operands read, result written
 
         tokens (U,): rows of one expert, whichever dimension of the product they are.
+        vendor: Transformer Engine's kernels, not torch's.
         gradient_bytes (U,): of a weight gradient, what one weight moves: 8 where it is added to
             an fp32 gradient (read and written), 2 where it is written in 16 bits. Its depth are
             the tokens, so no second share counts for it. None: a product of activations.
@@ -185,8 +194,8 @@ class Device:
         root of squares, rather than the larger, is what micro.csv shows between the two.
         Source: micro.csv, grouped GEMM (tests/unit/test_grouped_gemm.py).
         """
-        curve = self.kernels.grouped
-        share = curve.vendor if self.profile.vendor_attention else curve.torch
+        curve = GROUPED.get(kernel_family(self.gpu), USUAL_GROUPED)
+        share = curve.vendor if vendor else curve.torch
         used = share * tokens / (tokens + curve.half_rows)
         if gradient_bytes is None:
             used = used * depth / (depth + self.linear_half_depth[precision])

@@ -38,9 +38,20 @@ class GroupedCurve:
     half_rows: rows an expert at which it reaches half of that.
     """
 
-    vendor: float = 0.80
-    torch: float = 0.75
-    half_rows: float = 60.0
+    vendor: float
+    torch: float
+    half_rows: float
+
+
+# between the two that were timed; judgement
+USUAL_GROUPED = GroupedCurve(vendor=0.85, torch=0.75, half_rows=60.0)
+GROUPED: Mapping[str, GroupedCurve] = {
+    # micro.csv A100-PCIe, Transformer Engine; where torch._grouped_mm needs compute capability 9.0,
+    # TorchTitan loops over experts with the same cuBLAS calls
+    "ampere": GroupedCurve(vendor=0.97, torch=0.97, half_rows=8.0),
+    # micro.csv B200, Transformer Engine (SimuMax) and torch._grouped_mm (torchao)
+    "blackwell": GroupedCurve(vendor=0.76, torch=0.55, half_rows=150.0),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +66,6 @@ class KernelProfile:
     timed_power: power limit of the product that was timed, over the power at which dense GEMMs
         hold its full clock (`specs.gpu_families.SILICON`).
     power_exponent: x in clock = (power / full power)^x.
-    grouped: grouped GEMM. The default is a judgement between Ampere's and Blackwell's fit.
     rates_sd: standard deviation of the logarithm of these rates, as long as no training run on the
         family was measured.
     """
@@ -67,7 +77,6 @@ class KernelProfile:
     timed_power: float
     power_exponent: float
     source: str
-    grouped: GroupedCurve = GroupedCurve()
     rates_sd: float = 0.0
 
     def attention_curve(self, generation: str) -> AttentionCurve:
@@ -116,9 +125,6 @@ KERNELS: Mapping[str, KernelProfile] = {
             "cudnn": _curve(0.62, 0.54, 300, 0.14),
         },
         memory=0.82,
-        # micro.csv A100-PCIe, Transformer Engine; where torch._grouped_mm needs compute
-        # capability 9.0, TorchTitan loops over experts with the same cuBLAS calls
-        grouped=GroupedCurve(vendor=0.82, torch=0.82, half_rows=8.0),
         **_power("ampere"),
         source="micro.csv A100: GEMM bfloat16, FlashAttention-2 forward and backward; cuDNN: "
         "between A100 PCIe, as fast as FlashAttention-2, and 0.82 of it "
@@ -177,8 +183,6 @@ KERNELS: Mapping[str, KernelProfile] = {
             "cudnn": _curve(0.60, 0.56, 2000, 0.72),
         },
         memory=0.70,
-        # micro.csv B200, Transformer Engine (SimuMax) and torch._grouped_mm (torchao)
-        grouped=GroupedCurve(vendor=0.76, torch=0.58, half_rows=150.0),
         **_power("blackwell"),
         source="micro.csv B200, GB200: GEMM bfloat16 and bf16 (TE), fp8, fp8_block, nvfp4, cuDNN "
         "attention forward and backward; mxfp8: 0.93 of fp8, whose kernels take 144, 61 "
