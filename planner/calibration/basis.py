@@ -54,7 +54,8 @@ def _has_peak(job: Job) -> bool:
 def basis(calibration: Calibration, setting: Setting, layout: Layout) -> Mapping[str, Basis]:
     """The basis of each mechanism of a layout.
 
-    calibrated: runs of this trainer on this GPU family used it.
+    calibrated: runs of this trainer on this GPU family used it; for a kernel of the GPU, which
+        software does not change, runs of any trainer on the family.
     interpolated: other runs of this trainer or of this family used it.
     extrapolated: neither used it.
 
@@ -126,9 +127,10 @@ def widening(batch: LayoutBatch, setting: Setting, calibration: Calibration) -> 
 def _stands(measured: Seen, trainer: str, family: str) -> Mapping[str, Basis]:
     """The basis of every mechanism for one trainer on one GPU family, unknown ones as known."""
     found: dict[str, Basis] = dict.fromkeys((one.name for one in MECHANISMS), "extrapolated")
+    of_gpu = {one.name for one in MECHANISMS if one.of_gpu}
     for one_trainer, one_family, name in measured:
         if name in found and found[name] != "calibrated":
-            if (one_trainer, one_family) == (trainer, family):
+            if family == one_family and (trainer == one_trainer or name in of_gpu):
                 found[name] = "calibrated"
             elif trainer == one_trainer or family == one_family:
                 found[name] = "interpolated"

@@ -10,17 +10,21 @@ Letters: N layouts.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
 from planner.columns import CODES, TRAINER_SPLIT, BoolColumn, IntColumn, LayoutBatch
+from planner.cost.layer.unit_costs import chunks_loss
+from planner.rules.base import Context
+from planner.rules.cuda_graphs import captured
 from planner.schedules import SCHEDULES, Schedule
 from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import AC_KINDS, Layout
 from planner.specs.model import ModelSpec
-from planner.specs.training import OPTIMIZER_STATE_BYTES, TrainingSpec
+from planner.specs.training import CUDA_GRAPHS, OPTIMIZER_STATE_BYTES, TrainingSpec
+from planner.trainers.registry import TRAINERS
 from planner.units import counted
 
 MANY_EXPERTS = 16  # models with fewer have been trained without expert parallelism
@@ -42,6 +46,7 @@ AC_WORDS = {
 }
 PRECISION_POINTS = {"bf16": 0, "fp16": 0, "mxfp8": 2, "nvfp4": 2}  # else 1: float8
 DISPATCHER_POINTS = {"deepep": 1, "hybridep": 1}  # a library of its own to build
+ATTENTION_KERNELS = ("flash1", "flash2", "flash3", "flex", "ck", "cudnn", "unfused")
 CP_WORDS = {
     "allgather": "keys and values gathered over context ranks",
     "alltoall": "keys and values passed round a ring",
@@ -77,6 +82,7 @@ class Mechanism:
     points: its weight in the choice.
     used: whether each layout uses it, (N,).
     of_job: the same for all layouts of a job.
+    of_gpu: a kernel of the GPU, which runs of any trainer show.
     """
 
     name: str
@@ -84,6 +90,7 @@ class Mechanism:
     points: int
     used: Mask
     of_job: bool = False
+    of_gpu: bool = False
 
 
 def _layout(
@@ -130,6 +137,28 @@ def _trained(field: str, value: str) -> Callable[[Setting], bool]:
 
 def _above(count: Callable[[Setting], int], limit: int) -> Callable[[Setting], bool]:
     return lambda setting: count(setting) > limit
+
+
+def _context(setting: Setting) -> Context:
+    return Context(model=setting.model, cluster=setting.cluster, training=setting.training)
+
+
+def _attends_by(kernel: str) -> Callable[[Setting], bool]:
+    """Whether a job's attention runs by this kernel, the likeliest of what its release brings."""
+    return lambda s: (
+        kernel
+        == (
+            s.training.attention_kernel
+            if s.training.attention_kernel == "unfused"
+            else TRAINERS[s.training.trainer].fused_attention(
+                s.training, s.cluster.gpu, mla=s.model.uses_mla
+            )[0]
+        )
+    )
+
+
+def _captures(graphs: int) -> Mask:
+    return lambda x, setting: np.asarray(captured(x, _context(setting)) == graphs)
 
 
 def _domain(setting: Setting) -> int:
@@ -267,16 +296,17 @@ def _program() -> Iterator[Mechanism]:
 def _jobs() -> Iterator[Mechanism]:
     yield _job("mla", lambda s: s.model.uses_mla, "multi-head latent attention")
     yield _job("sliding window", lambda s: s.model.sliding_layers > 0, "sliding-window attention")
-    for kernel in ("flash2", "flash3", "cudnn", "unfused"):
-        yield _job(
-            f"attention {kernel}",
-            _trained("attention_kernel", kernel),
-            "unfused attention" if kernel == "unfused" else f"attention by {kernel}",
-        )
+    for kernel in ATTENTION_KERNELS:
+        found = _job(f"attention {kernel}", _attends_by(kernel), f"attention by {kernel}")
+        yield replace(found, of_gpu=True)
     for graphs in ("partial", "full"):
-        name = f"cuda graphs {graphs}"
-        yield _job(name, _trained("cuda_graphs", graphs), f"{graphs} CUDA graphs")
-    yield _job("chunked loss", lambda s: bool(s.training.chunked_loss), "a chunked loss")
+        yield Mechanism(
+            name=f"cuda graphs {graphs}", words=f"{graphs} CUDA graphs", points=0,
+            used=_captures(CUDA_GRAPHS.index(graphs)),
+        )  # fmt: skip
+    yield _job(
+        "chunked loss", lambda s: chunks_loss(s.training, _context(s).released), "a chunked loss"
+    )
     for optimizer in OPTIMIZER_STATE_BYTES:
         yield _job(f"optimizer {optimizer}", _trained("optimizer", optimizer))
     for nodes in NODES:

@@ -31,8 +31,8 @@ class Isolating:
 def isolating(pricer: Pricer, first: Layout, paper: Layout) -> Isolating | None:
     """The probe beside number 1 that measures what the fastest on paper rests on.
 
-    Of the layouts between the two that rest on it: the one with the fewest changes to number 1 that
-    fits and is predicted to be no slower. None where `paper` rests on nothing that `first` does not.
+    Of the layouts between the two that rest on it: the one with the fewest changes to number 1
+    that fits and is predicted to be no slower. None where `paper` rests on nothing new.
     """
     known = rests_on(first, pricer, pricer.calibration)
     wanted = [one for one in rests_on(paper, pricer, pricer.calibration) if one not in known]

@@ -63,8 +63,14 @@ USES: dict[str, tuple[dict, dict]] = {
     "mla": (MIXTURE, DENSE),
     "sliding window": ({"model": "gpt-oss-20b"}, DENSE),
     "chunked loss": ({"chunked_loss": True}, {}),
-    **{f"attention {k}": ({"attention_kernel": k}, {}) for k in ("flash2", "flash3", "cudnn")},
+    **{
+        f"attention {k}": ({"attention_kernel": k}, {"attention_kernel": "unfused"})
+        for k in ("flash2", "flash3", "cudnn")
+    },
     "attention unfused": ({"attention_kernel": "unfused"}, {}),
+    "attention flash1": ({"trainer": "megatron", "trainer_version": "2023-01"}, {}),
+    "attention flex": (MIXTURE, DENSE),
+    "attention ck": ({"trainer": "megatron", "gpu": "mi300x-192gb"}, {}),
     **{f"cuda graphs {g}": ({"cuda_graphs": g}, {}) for g in ("partial", "full")},
     **{
         f"precision {p}": ({"precision": p}, {"precision": "fp16"})
@@ -107,7 +113,14 @@ USES: dict[str, tuple[dict, dict]] = {
         for tokens in (8192, 32768, 131072, 524288)
     },
 }  # fmt: skip
-OF_TRAINING = {"seq_len", "optimizer", "attention_kernel", "cuda_graphs", "chunked_loss"}
+OF_TRAINING = {
+    "trainer_version",
+    "seq_len",
+    "optimizer",
+    "attention_kernel",
+    "cuda_graphs",
+    "chunked_loss",
+}
 
 
 def job(**values: object) -> Job:
@@ -152,7 +165,7 @@ def test_columns_say_what_single_layouts_say() -> None:
         job(**{**MIXTURE, **values})
         for pair in USES.values()
         for values in pair
-        if not {"model", "num_gpus", *OF_TRAINING} & set(values)
+        if not {"model", "num_gpus", "trainer", "gpu", *OF_TRAINING} & set(values)
     ]
     layouts = [one.layout for one in jobs if one.layout is not None]
     batch = LayoutBatch.from_layouts(layouts)
@@ -196,6 +209,16 @@ def test_runs_of_the_trainer_elsewhere_or_of_others_here_are_something_but_not_a
         assert unmeasured_mechanisms(calibration, asked) != ()
         assert "tp" not in {one.name for one in rests_on(asked.layout, asked, calibration)}
         assert widening(batch, asked, calibration).tolist() == [WIDER]
+
+
+def test_an_attention_kernel_is_the_gpus_whoever_ran_it() -> None:
+    name = "attention cudnn"
+    asked = job(attention_kernel="cudnn")
+    other = job(attention_kernel="cudnn", trainer="megatron")
+    elsewhere = job(attention_kernel="cudnn", gpu="a100-sxm-80gb")
+    assert asked.layout is not None
+    assert basis(replace_seen(*seen([other])), asked, asked.layout)[name] == "calibrated"
+    assert basis(replace_seen(*seen([elsewhere])), asked, asked.layout)[name] == "interpolated"
 
 
 def test_a_run_on_many_nodes_shows_what_happens_on_fewer() -> None:
