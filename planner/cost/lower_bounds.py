@@ -161,6 +161,8 @@ def _device_bytes(
         head_gathered=zero,
         copies_bytes=quantised * np.minimum(job.optimizer_step.copy_bytes(batch), 0.0),
         distinct=zero,
+        root_gathered=zero,
+        root_head=zero,
         saved_bytes=saved * uneven,
         head_saved_bytes=unit.costs.saved_bytes[-1, at_unit],
         head_bytes=zero,

@@ -120,6 +120,8 @@ class TrainerRules:
         runs eagerly even under torch.compile, and its backward holds log-softmax, one gradient, the
         exponential and their sum (distributed/tensor/parallel/loss.py).
     eager_loss_until: last month in which torch.compile did not compile the loss.
+    ends_in_root: embedding and head are in FSDP's root unit, with what no layer holds. It stays
+        gathered from the first forward to the end of the backward, where its gradients are reduced.
     loss_leftover_bytes: bytes per logit that the loss reads and frees before its backward allocates
         more than that at once. The allocator caches them; a pipeline holds them until then.
     placeholders_since: first month in which Transformer Engine's GEMMs, which add to the fp32
@@ -197,6 +199,7 @@ class TrainerRules:
     fused_loss_bytes: float
     sharded_loss_bytes: float
     eager_loss_until: str
+    ends_in_root: bool = False
     loss_leftover_bytes: float
     placeholders_since: str
     gradients_apart: bool

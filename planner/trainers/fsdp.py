@@ -1,4 +1,4 @@
-"""Plain FSDP2: the model's own code under torch."""
+"""Plain FSDP: the model's own code under torch, or as llm-foundry (Composer) runs it."""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -6,8 +6,8 @@ from functools import lru_cache
 from planner.precision import TWO_BYTES, Recipe, torchao
 from planner.specs.layout import AC_KINDS
 from planner.trainers.attention import SDPA
-from planner.trainers.base import COMMON, NEVER, lacks_nothing
-from planner.trainers.release import Release
+from planner.trainers.base import COMMON, NEVER, Change, lacks_nothing
+from planner.trainers.release import LLM_FOUNDRY, Release, Releases
 from planner.trainers.torchtitan import TORCHTITAN
 
 
@@ -34,6 +34,9 @@ def _of_torch(recipes: tuple[Recipe, ...]) -> tuple[Recipe, ...]:
     )
 
 
+# flash_attn/losses/cross_entropy.py (inplace_backward): the gradient takes the place of the logits
+IN_PLACE = {"loss_bytes": 4.0, "fused_loss_bytes": 4.0, "loss_leftover_bytes": 0.0}
+
 FSDP = replace(
     TORCHTITAN,
     name="fsdp",
@@ -42,8 +45,14 @@ FSDP = replace(
     vendors={"nvidia": "", "amd": ""},
     history=(),
     default_release="",
-    changes=(),
-    distributions={},
+    changes=(
+        # loss_fn: fused_crossentropy
+        Change(releases=Releases(distribution=LLM_FOUNDRY), fields=IN_PLACE),
+        # judgement: who names flash-attn as a part of the stack takes its loss too
+        Change(releases=Releases(library="flash-attn"), fields=IN_PLACE),
+    ),
+    # mixed_precision: PURE
+    distributions={LLM_FOUNDRY: {"reduce_dtype": "bfloat16"}},
     chunks_loss=True,
     offered=(None,),
     own_code=True,
@@ -52,7 +61,7 @@ FSDP = replace(
     attention=SDPA,
     attention_kernels=frozenset({"flash2", "flash3", "cudnn", "unfused"}),
     ac="none",
-    layout_defaults={**COMMON, "reduce_dtype": "bfloat16"},
+    layout_defaults=COMMON,
     vocab_parallel_loss=False,
     expandable_segments=False,
     precisions=frozenset(
@@ -73,11 +82,13 @@ FSDP = replace(
     searched_ac=("none", "selective-op", "full"),
     recipes_in=_recipes,
     repeats_kv_until=NEVER,  # flash-attn and SDPA take grouped heads without copies
-    loss_bytes=4.0,
-    fused_loss_bytes=4.0,
-    loss_leftover_bytes=0.0,
+    # a model's own loss: fp32 logits, their log-softmax and its gradient; nobody compiles it
+    fused_loss_bytes=12.0,
+    # fully_shard, or an auto-wrap policy, for the layers and then for the model
+    ends_in_root=True,
     # judgement: llm-foundry and others share torch's mechanisms, not torchtitan's models
     memory_extra_sd=0.02,
-    source="llm-foundry FSDP defaults (mixed_precision PURE: bf16 reduce; loss_fn "
-    "fused_crossentropy)",
+    source="torch/distributed/fsdp/_fully_shard (root: reshard_after_forward=None is False); "
+    "transformers loss/loss_utils.py (logits.float()); llm-foundry configs and "
+    "composer/distributed/mosaic_fsdp.py",
 )

@@ -13,7 +13,9 @@ from functools import lru_cache
 
 from packaging.version import InvalidVersion, Version
 
-NEMO, GRAPH_TRAINER = "NeMo", "graph_trainer"
+NEMO, GRAPH_TRAINER, LLM_FOUNDRY = "NeMo", "graph_trainer", "llm-foundry"
+# the first word by which people name it, which mosaicml publishes
+_LLM_FOUNDRY = (LLM_FOUNDRY, "composer", "mosaic")
 CENTURY = "20"
 
 _NUMBER = re.compile(
@@ -179,6 +181,7 @@ class Releases:
     """A range of releases: from `since` on and before `before`; "" for no limit.
 
     distribution: only the program of this name that ships the trainer; "" for all.
+    library: only where the text names it beside the trainer; "" for all.
     since_day, before_day: the day on which the trainer's repository changed, which is before that
         release came out. A text that names a date, and no release, is compared with it.
     """
@@ -188,10 +191,13 @@ class Releases:
     distribution: str = ""
     since_day: str = ""
     before_day: str = ""
+    library: str = ""
 
     def hold(self, release: Release) -> bool:
         """Whether the release is one of these."""
         if self.distribution and release.named.distribution != self.distribution:
+            return False
+        if self.library not in release.named.text.lower():
             return False
         return _reached(release, self.since, self.since_day, default=True) and not _reached(
             release, self.before, self.before_day, default=False
@@ -222,6 +228,8 @@ def named(text: str | None) -> NamedRelease:
     distribution = NEMO if text.startswith(NEMO) else ""
     if re.search(r"graph[-_ ]?trainer", text, re.I):
         distribution = GRAPH_TRAINER
+    elif text.lower().startswith(_LLM_FOUNDRY):
+        distribution = LLM_FOUNDRY
     own = [part for part in _PARTS.split(text) if not _LIBRARY.match(part)]
     number = None if distribution == NEMO else _number(own, text)
     day, month = _date(" ".join(own), text)

@@ -59,18 +59,24 @@ def checkpointed(layer: nn.Module, ac: str, index: int) -> nn.Module:
     return wrapped
 
 
-def sharded(model: Model, mesh: Any, ac: str, layout: dict[str, Any]) -> Model:
-    """As torchtitan shards: embedding, every layer, head, the rest; stage 2 gathers once."""
+def sharded(
+    model: Model, mesh: Any, ac: str, layout: dict[str, Any], ends_in_root: bool = False
+) -> Model:
+    """As torchtitan shards: embedding, every layer, head, the rest; stage 2 gathers once.
+
+    ends_in_root: only layers, then the rest.
+    """
     for index, layer in enumerate(model.layers, start=1):
         model.layers[index - 1] = checkpointed(layer, ac, index)
     policy = MixedPrecisionPolicy(
         param_dtype=DTYPES[layout["param_dtype"]], reduce_dtype=DTYPES[layout["reduce_dtype"]]
     )
     again = layout["zero_stage"] == 3
-    for module in (model.embedding, *model.layers):
+    for module in (*(() if ends_in_root else (model.embedding,)), *model.layers):
         fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=again)
-    head = model.head.output if isinstance(model, HeadlessModel) else model.head
-    fully_shard(head, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    if not ends_in_root:
+        head = model.head.output if isinstance(model, HeadlessModel) else model.head
+        fully_shard(head, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     fully_shard(model, mesh=mesh, mp_policy=policy)
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -104,7 +110,9 @@ def peak_of_storages(model: Model, sizes: Sizes) -> int:
     return tracker.peak
 
 
-def torch_peak(sizes: Sizes, ac: str, microbatches: int, layout: dict[str, Any]) -> int:
+def torch_peak(
+    sizes: Sizes, ac: str, microbatches: int, layout: dict[str, Any], ends_in_root: bool = False
+) -> int:
     """Bytes at the peak of a step after the first one, without the rotary table and the token
     ids.
     """
@@ -112,7 +120,7 @@ def torch_peak(sizes: Sizes, ac: str, microbatches: int, layout: dict[str, Any])
     model = Model(sizes)
     for parameter in model.parameters():
         parameter.data = parameter.data.to(DTYPES[layout.get("master_dtype", "float32")])
-    model = sharded(model, mesh, ac, layout)
+    model = sharded(model, mesh, ac, layout, ends_in_root)
     ids = torch.zeros(sizes.batch, sizes.seq, dtype=torch.int64)
     optimizer = torch.optim.AdamW(model.parameters())
     run_step(model, ids)
@@ -193,6 +201,18 @@ def test_peak_of_16_bit_states(world: int, ac: str, microbatches: int) -> None:
     sizes = drawn(4000 + 10 * microbatches + len(ac))
     seen = torch_peak(sizes, ac, microbatches, layout)
     assert our_peak(sizes, world, ac, microbatches, layout) == pytest.approx(seen, rel=0.02), sizes
+
+
+@pytest.mark.parametrize("ac", ["none", "full", "selective-op"])
+@pytest.mark.parametrize("number", range(4))
+def test_peak_with_embedding_and_head_in_the_root_unit(world: int, ac: str, number: int) -> None:
+    """A generic user of FSDP shards the layers, then the model."""
+    sizes = drawn(5000 + 10 * number + len(ac))
+    reduce_dtype = ("float32", "bfloat16")[number % 2]
+    layout = {"zero_stage": 3, "param_dtype": "bfloat16", "reduce_dtype": reduce_dtype}
+    seen = torch_peak(sizes, ac, 1, layout, ends_in_root=True)
+    ours = our_peak(sizes, world, ac, 1, layout, trainer="fsdp")
+    assert ours == pytest.approx(seen, rel=0.02), sizes
 
 
 @pytest.mark.parametrize("ac", ["none", "full"])

@@ -3,7 +3,7 @@
 import pytest
 
 import planner
-from planner.trainers.registry import TRAINERS, release_of
+from planner.trainers.registry import TRAINERS, release_of, resolve_layout
 from planner.trainers.release import Releases, named
 
 
@@ -148,3 +148,24 @@ def test_defaults_are_releases() -> None:
             assert trainer.default_release in {known.number for known in trainer.history}
         days = [known.day for known in trainer.history]
         assert days == sorted(days)
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_a_logit", "reduce_dtype"),
+    [
+        (None, 12.0, "float32"),
+        ("torch 2.4", 12.0, "float32"),
+        ("torch 2.4, flash-attn 2", 4.0, "float32"),
+        ("llm-foundry 0.15", 4.0, "bfloat16"),
+        ("composer 0.22", 4.0, "bfloat16"),
+        ("MosaicML", 4.0, "bfloat16"),
+    ],
+)
+def test_plain_fsdp_has_an_eager_loss_unless_the_text_names_who_has_not(
+    text: str | None, bytes_a_logit: float, reduce_dtype: str
+) -> None:
+    rules = TRAINERS["fsdp"].at(release_of("fsdp", text))
+    assert rules.loss_bytes == rules.fused_loss_bytes == bytes_a_logit
+    assert rules.ends_in_root
+    layout = resolve_layout({}, trainer="fsdp", num_gpus=8, trainer_version=text)
+    assert layout.reduce_dtype == reduce_dtype

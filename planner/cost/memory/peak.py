@@ -59,6 +59,9 @@ class RankShapes:
     gathered, largest_gathered, head_gathered: of `local`, of one layer, of the head, as they are
         gathered. A quantised element counts as the share of a `param_dtype` element that it takes.
     distinct: of `local`, one weight of every shape.
+    root_gathered: of FSDP's root unit as it is gathered, where it has embedding and head, which
+        other fields then do not count as gathered; 0 elsewhere.
+    root_head: of it, what has a gradient since the backward of the head.
 
     Bytes:
     copies_bytes: quantised copies of weights that stay from step to step, less the parameters they
@@ -95,6 +98,8 @@ class RankShapes:
     head_gathered: FloatColumn
     copies_bytes: FloatColumn
     distinct: FloatColumn
+    root_gathered: FloatColumn
+    root_head: FloatColumn
     saved_bytes: FloatColumn
     head_saved_bytes: FloatColumn
     head_bytes: FloatColumn
@@ -411,7 +416,8 @@ def _cached(
         return np.zeros_like(shapes.local)
     loss = shapes.leftover_bytes + np.where(shapes.leftover_bytes > 0, shapes.working_bytes, 0.0)
     second = np.maximum(
-        np.maximum(shapes.head_gathered, shapes.embedding_local), shapes.largest_gathered
+        np.maximum(shapes.head_gathered, shapes.embedding_local),
+        np.maximum(shapes.root_gathered, shapes.largest_gathered),
     )
     gathers = np.where(
         batch.zero_stage > 0, widths.compute * (shapes.largest_gathered + second), 0.0
@@ -434,7 +440,9 @@ def _phases(
     received, microbatch = shapes.received_bytes, shapes.saved_bytes + shapes.boundary_bytes
     saved = shapes.in_flight * microbatch + shapes.held_bytes
     all_copies = widths.resident * shapes.gathered
-    head_gathered = received + widths.gathered * shapes.head_gathered
+    root = widths.gathered * shapes.root_gathered
+    received_root = received + root + widths.compute * shapes.root_head
+    head_gathered = received + root + widths.gathered * shapes.head_gathered
     # The last gather of forward has its result and its copy at once. Where copies stay they add to
     # all others, before the head's activations and logits are there.
     gathering = np.where(
@@ -465,24 +473,25 @@ def _phases(
         gradients=gradients[2],
         activations=below_head + shapes.last_layer_bytes,
         logits=0.0,
-        buffers=received + widths.reduced * shapes.head_local,
+        buffers=received_root + widths.reduced * shapes.head_local,
     )
     yield PhaseBytes(
         copies=layer_copies,
         gradients=gradients[3],
         activations=below_head + shapes.next_layer_bytes,
         logits=0.0,
-        buffers=received,
+        buffers=received_root,
     )
     # The microbatch that runs backward has passed its layers; those in flight have not.
     others = saved - microbatch
-    table_copy = np.where(widths.piped, all_copies, widths.resident * shapes.embedding_local)
+    table_copy = widths.resident * np.maximum(shapes.embedding_local, shapes.root_gathered)
+    table_copy = np.where(widths.piped, all_copies, table_copy)
     yield PhaseBytes(
         copies=table_copy,
         gradients=gradients[4],
         activations=others + shapes.second_layer_bytes,
         logits=0.0,
-        buffers=received,
+        buffers=received_root,
     )
     yield PhaseBytes(
         copies=table_copy,
@@ -511,13 +520,16 @@ def _embedding_bytes(shapes: RankShapes, widths: Widths, waits: BoolColumn) -> F
 
     While the gradient is computed: the gathered table, its gradient, and the first layer's
     gradients in the buffer of their reduction. Afterwards: the gradient, and the rank's own rows of
-    it, under DTensor's TP as a scattered copy, else in the buffer of their reduction.
+    it, under DTensor's TP as a scattered copy, else in the buffer of their reduction. A root unit
+    of embedding and head holds both, whose gradients are reduced together.
     """
-    table = widths.gathered * shapes.embedding_local
-    gradient = widths.compute * shapes.embedding_whole
+    root = shapes.root_gathered
+    table = widths.gathered * np.maximum(shapes.embedding_local, root)
+    gradient = widths.compute * (shapes.embedding_whole + shapes.root_head)
     scatters = shapes.embedding_whole > shapes.embedding_local
     own_rows = np.where(scatters, widths.compute * ~waits, widths.reduced) * shapes.embedding_local
-    return np.maximum(table + gradient + widths.reduced * shapes.largest_local, gradient + own_rows)
+    after = np.where(root > 0, (widths.compute + widths.reduced) * root, gradient + own_rows)
+    return np.maximum(table + gradient + widths.reduced * shapes.largest_local, after)
 
 
 def _distributed(

@@ -73,11 +73,13 @@ def rank_shapes(inputs: CostInputs) -> RankShapes:
             inputs, widths, head_local, largest_gathered, head * shard[-1]
         )
         head_local = np.zeros_like(head_local)
+    root = rules.ends_in_root & (batch.pp == 1) & (batch.zero_stage > 0)
+    own_head, own_table = (np.where(root, 0.0, units[:, place]) for place in (-1, -2))
     kept, all_saved = on_ranks(units, shard), on_ranks(units, saved)
     # The first layer's backward prefetches the embedding instead of a layer. One more shard waits,
     # and the activations of one layer less are saved.
     table = (
-        widths.prefetched * (units[:, -2] * gathered[-2] - largest_gathered)
+        widths.prefetched * (own_table * gathered[-2] - largest_gathered)
         - widths.resident * largest_gathered
     )
     first = table + widths.master * largest_shard - _largest(holds, saved[:-2])
@@ -86,11 +88,14 @@ def rank_shapes(inputs: CostInputs) -> RankShapes:
         local=held_local,
         shard=kept,
         fixed_shard=graph_pools.fixed_gradients(graphs, kept),
-        late_shard=np.minimum(head * shard[-1] + largest_shard, kept),
-        early_shard=np.maximum(kept - units[:, -2] * shard[-2] - 2.0 * largest_shard, 0.0),
+        late_shard=np.minimum(own_head * shard[-1] + largest_shard, kept),
+        early_shard=np.maximum(
+            kept - units[:, -2] * shard[-2] - (head - own_head) * shard[-1] - 2.0 * largest_shard,
+            0.0,
+        ),
         largest_local=_largest(holds, local[:-2]) if narrow else largest_gathered,
-        head_local=head_local,
-        head_shard=head * shard[-1],
+        head_local=np.where(root, 0.0, head_local),
+        head_shard=own_head * shard[-1],
         embedding_local=units[:, -2] * local[-2],
         embedding_whole=units[:, -2]
         * local[-2]
@@ -98,11 +103,13 @@ def rank_shapes(inputs: CostInputs) -> RankShapes:
         received_bytes=_received_microbatches(inputs) * unit.costs.boundary_bytes[at_unit],
         gathered=on_ranks(units, gathered) if narrow else held_local,
         largest_gathered=largest_gathered,
-        head_gathered=head_gathered + tied * gathered[-2],
+        head_gathered=np.where(root, 0.0, head_gathered + tied * gathered[-2]),
         copies_bytes=copies,
         distinct=_largest(units > 0, shards.distinct[:, at_shard])
         if rules.sharding.keeps_copies
         else np.zeros_like(held_local),
+        root_gathered=np.where(root, units[:, -2] * gathered[-2] + head * gathered[-1], 0.0),
+        root_head=np.where(root, head * local[-1] + tied * local[-2], 0.0),
         saved_bytes=all_saved,
         head_saved_bytes=head * saved[-1],
         head_bytes=head_bytes,
