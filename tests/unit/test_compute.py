@@ -326,7 +326,7 @@ def test_generations_of_attention_differ_by_what_their_authors_measured_on_hoppe
             for name in ("flash1", "flash2", "flash3", "cudnn")
         }
         assert 1.4 < seconds["flash1"] / seconds["flash2"] < 2.0
-        assert 1.4 < seconds["flash2"] / seconds["flash3"] < 2.0
+        assert 1.3 < seconds["flash2"] / seconds["flash3"] < 2.0
         assert 1.4 < seconds["flash2"] / seconds["cudnn"] < 2.0
 
 
