@@ -26,6 +26,11 @@ def is_known_family(family: str) -> bool:
     return family in KERNEL_ROWS
 
 
+# What a board draws besides the clocked units (memory, links, leakage), over the limit of the
+# product that was timed: idle and streaming loads of an H100 draw 120 to 200 of 700 W. Judgement.
+STATIC_SHARE = 0.2
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Silicon:
     """What one family's chip draws: the reference product whose kernels were timed.
@@ -33,7 +38,8 @@ class Silicon:
     peak_flops_per_second, clock_hz: its dense 16-bit peak, and the clock of that peak.
     timed_power_watts: the board limit of the product that was timed.
     full_power_watts: board power at which dense 16-bit GEMMs would hold that clock.
-    power_exponent: x in clock = (power / full power)^x, below full power.
+    power_exponent: x in clock = ((power - static) / (full power - static))^x. Dynamic power goes
+        with f V^2, so x lies between 1/3 (voltage follows the clock) and 1 (it stays).
     """
 
     peak_flops_per_second: float
@@ -43,73 +49,88 @@ class Silicon:
     power_exponent: float
     source: str
 
+    def _units(self, peak_flops_per_second: float, clock_hz: float) -> float:
+        """Matrix units of a product over those of the reference: peak over clock."""
+        return peak_flops_per_second / self.peak_flops_per_second * self.clock_hz / clock_hz
+
+    def static_power_watts(self, peak_flops_per_second: float, clock_hz: float) -> float:
+        """What a product draws whatever its clock, in proportion to its units."""
+        static = STATIC_SHARE * self.timed_power_watts
+        return static * self._units(peak_flops_per_second, clock_hz)
+
     def nominal_power_watts(self, peak_flops_per_second: float, clock_hz: float) -> float:
         """Board power at which a product of this silicon holds its own peak.
 
-        P = full power x (peak / peak of the reference) x (clock / its clock)^(1 / x - 1)
-        The peak is units times clock, and a unit draws clock^(1 / x), so that power follows
-        units x clock^(1 / x). Throttled products of one silicon then differ by
-        units^(1 - x) x limit^x, whatever clock their datasheet names.
+        P = units x (static + (full - static) x clock^(1 / x)), over the reference's
+        So what a throttled product sustains depends on its limit and its units, whatever clock its
+        datasheet names.
         """
-        units_and_clock = peak_flops_per_second / self.peak_flops_per_second
-        voltage = float((clock_hz / self.clock_hz) ** (1.0 / self.power_exponent - 1.0))
-        return self.full_power_watts * units_and_clock * voltage
+        units = self._units(peak_flops_per_second, clock_hz)
+        static = STATIC_SHARE * self.timed_power_watts
+        faster = float((clock_hz / self.clock_hz) ** (1.0 / self.power_exponent))
+        return units * (static + (self.full_power_watts - static) * faster)
+
+    @property
+    def timed_power(self) -> float:
+        """Dynamic power of the timed product at its limit, over that at full clock."""
+        static = STATIC_SHARE * self.timed_power_watts
+        return (self.timed_power_watts - static) / (self.full_power_watts - static)
 
 
-# Full power is the timed limit over (share of the clock that the timed product holds)^(1 / x); its
-# source says which pair of products gave x. A large GEMM reaches up to 94% of what the clock
-# allows (AMD, Measuring Max-Achievable FLOPs part 2); what is missing beyond that is clock.
+# The share of the clock that the timed product holds gives full power, a pair of products x.
+# A large GEMM reaches up to 94% of what the clock allows (AMD, Measuring Max-Achievable FLOPs,
+# part 2); what is missing beyond that is clock.
 SILICON: Mapping[str, Silicon] = {
     "volta": Silicon(
         peak_flops_per_second=125e12, clock_hz=1.53e9, timed_power_watts=300.0,
-        full_power_watts=300.0, power_exponent=0.7,
+        full_power_watts=300.0, power_exponent=0.53,
         source="judgement: cuBLAS on V100 SXM2 holds its boost clock",
     ),
     "ampere": Silicon(
         peak_flops_per_second=312e12, clock_hz=1.41e9, timed_power_watts=400.0,
-        full_power_watts=400.0, power_exponent=0.7,
+        full_power_watts=400.0, power_exponent=0.53,
         source="micro.csv: large GEMMs reach 0.93 of the peak on A100 SXM (400 W) and 0.76 on A100 "
-        "PCIe (300 W): 0.75^0.7 = 0.82",
+        "PCIe (300 W): 0.69^0.53 = 0.82",
     ),
     "ada": Silicon(
         peak_flops_per_second=362e12, clock_hz=2.52e9, timed_power_watts=450.0,
-        full_power_watts=450.0, power_exponent=0.7,
+        full_power_watts=450.0, power_exponent=0.53,
         source="judgement: AD102 with all matrix units at full rate draws the 450 W of its largest "
         "board; L40S (350 W) and L4 (72 W) hold less than their boost clock",
     ),
     "hopper": Silicon(
         peak_flops_per_second=989.4e12, clock_hz=1.83e9, timed_power_watts=700.0,
-        full_power_watts=800.0, power_exponent=0.7,
+        full_power_watts=800.0, power_exponent=0.53,
         source="x: 0.79 of the clock at 500 W (training runs on the 96 GB HBM2e part); full power: "
         "0.85 of the peak in micro.csv over 0.94; GH200 (900 W) is 4% above H100 in its best shape",
     ),
     "blackwell": Silicon(
         peak_flops_per_second=2250e12, clock_hz=1.855e9, timed_power_watts=1000.0,
-        full_power_watts=1500.0, power_exponent=0.5,
+        full_power_watts=1500.0, power_exponent=0.36,
         source="micro.csv: B200 falls from 0.85 of the peak in short GEMMs to 0.63 in long ones; "
         "x: the same mid-sized GEMMs are 1.10 times as fast on GB200 (1,200 W, 3% more units)",
     ),
     "rtx-blackwell": Silicon(
         peak_flops_per_second=503.8e12, clock_hz=2.617e9, timed_power_watts=600.0,
-        full_power_watts=600.0, power_exponent=0.7,
+        full_power_watts=600.0, power_exponent=0.53,
         source="judgement: GB202 holds its boost clock at 600 W",
     ),
     "cdna2": Silicon(
         peak_flops_per_second=191.5e12, clock_hz=1.7e9, timed_power_watts=280.0,
-        full_power_watts=370.0, power_exponent=0.56,
+        full_power_watts=370.0, power_exponent=0.46,
         source="judgement: one die of an MI250X reaches three quarters of its peak; priced with "
         "the kernels of CDNA3",
     ),
     "cdna3": Silicon(
         peak_flops_per_second=1307.4e12, clock_hz=2.1e9, timed_power_watts=750.0,
-        full_power_watts=2000.0, power_exponent=0.56,
+        full_power_watts=2000.0, power_exponent=0.46,
         source="micro.csv: best shape 668 TFLOP/s on MI300X (750 W), 785 on MI325X (1,000 W, same "
-        "chip): x = ln 1.175 / ln 1.333; full power: 668 of 1307 over 0.94 is 0.54 of the clock, "
-        "rounded to 0.58 for the shapes in between",
+        "chip): x = ln 1.175 / ln (850 / 600); full power: 668 of 1307 over 0.94 is 0.54 of the "
+        "clock, and 0.59 with the shapes in between",
     ),
     "cdna4": Silicon(
         peak_flops_per_second=2516.6e12, clock_hz=2.4e9, timed_power_watts=1400.0,
-        full_power_watts=2800.0, power_exponent=0.56,
+        full_power_watts=2800.0, power_exponent=0.46,
         source="x: as CDNA3; full power: micro.csv's 1,565 of 2,517 TFLOP/s on MI355X over 0.94 is "
         "0.66 of the clock",
     ),

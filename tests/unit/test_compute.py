@@ -18,6 +18,7 @@ from planner.cost.machine.device import (
     TILE_COLS,
     TILE_ROWS,
     Device,
+    dynamic_power,
     relative_clock,
 )
 from planner.cost.machine.knobs import KNOBS
@@ -97,7 +98,7 @@ def test_utilisation_rises_with_depth_and_stays_below_its_ceiling(name: str) -> 
         / peak(on, half_precision(on))
     )
     assert (np.diff(utilisation) > 0).all()
-    power = on.gpu.power_limit_watts / on.gpu.nominal_power_watts
+    power = dynamic_power(on.gpu, on.kernels, on.gpu.power_limit_watts)
     share = on.kernels.gemm["gemm_bf16"] * on.profile.compute * relative_clock(on.kernels, power)
     assert 0.7 * share < utilisation[-1] <= share * (1 + 1e-12) < 1
 
@@ -168,7 +169,7 @@ def test_fp8_is_nearly_twice_bf16_on_hopper_where_gemms_are_long(
 def test_a_power_limit_slows_compute_and_leaves_memory_alone() -> None:
     full, capped = device(), device(power_limit="500 W")
     assert gemm(capped, 8192, 8192, 8192)[0] / gemm(full, 8192, 8192, 8192)[0] == pytest.approx(
-        (700 / 500) ** full.kernels.power_exponent
+        ((700 - 140) / (500 - 140)) ** full.kernels.power_exponent
     )
     assert capped.memory_rate == full.memory_rate
     flops, context = np.array([1e15]), np.array([4096.0])
@@ -197,19 +198,24 @@ def test_more_power_helps_until_the_clock_is_full() -> None:
 def test_a_product_with_a_higher_limit_of_the_same_silicon_is_faster(
     faster: str, slower: str, most: float
 ) -> None:
-    """Where both throttle, rates differ by units^(1 - x) x limit^x and by nothing else."""
+    """Where both throttle, rates differ by units x (power a unit over its static part)^x alone."""
     one, other = device(faster), device(slower)
     gain = one.linear_rate[one.half] / other.linear_rate[other.half]
     assert 1.0 < gain < most
     x = one.kernels.power_exponent
-    limits = one.gpu.power_limit_watts / other.gpu.power_limit_watts
     silicon = SILICON[one.gpu.family]
     units = [
         d.gpu.peak_flops_per_second["bf16"] / (d.gpu.boost_clock_hz or silicon.clock_hz)
         for d in (one, other)
     ]
     if all(d.gpu.power_limit_watts < d.gpu.nominal_power_watts for d in (one, other)):
-        assert gain == pytest.approx((units[0] / units[1]) ** (1 - x) * limits**x)
+        static = 0.2 * silicon.timed_power_watts
+        each = [
+            d.gpu.power_limit_watts / (unit / silicon.peak_flops_per_second * silicon.clock_hz)
+            for d, unit in zip((one, other), units, strict=True)
+        ]
+        by_power = ((each[0] - static) / (each[1] - static)) ** x
+        assert gain == pytest.approx(units[0] / units[1] * by_power)
 
 
 def test_equal_specifications_take_equal_time_under_any_name() -> None:

@@ -140,13 +140,14 @@ def test_unsupported_dtypes_are_absent():
 
 
 def test_nominal_power_follows_units_and_clock():
-    """P = P0 x units x clock^(1 / x), over the reference product of the silicon."""
+    """P = units x (static + dynamic x clock^(1 / x)), over the silicon's reference product."""
     gpu, silicon = load_gpu("mi350x-288gb"), SILICON["cdna4"]
     clock = gpu.boost_clock_hz / silicon.clock_hz
     units = gpu.peak_flops_per_second["bf16"] / silicon.peak_flops_per_second / clock
     assert units == pytest.approx(1.0, rel=1e-3), "the same 256 compute units"
+    dynamic = silicon.full_power_watts - 0.2 * silicon.timed_power_watts
     assert gpu.nominal_power_watts == pytest.approx(
-        silicon.full_power_watts * units * clock ** (1 / silicon.power_exponent)
+        units * (280.0 + dynamic * clock ** (1 / silicon.power_exponent)), rel=1e-3
     )
 
 

@@ -19,7 +19,7 @@ from planner.cost.machine.profile import (
 from planner.precision import torchao
 from planner.specs.cluster import ClusterSpec
 from planner.specs.gpu import GpuSpec
-from planner.specs.gpu_families import SILICON
+from planner.specs.gpu_families import SILICON, STATIC_SHARE
 from planner.specs.kernel_families import kernel_family
 
 TILE_ROWS, TILE_COLS = 128, 128
@@ -28,20 +28,37 @@ FP16_BYTES = 2.0
 OPERAND_BYTES: Mapping[str, float] = {"fp8": 1.0, "fp4": 0.5}
 BF16, FP16 = 0, 1
 WIDE_HEAD = 128.0
+LEAST_POWER = 0.01  # a limit below what the board draws anyway still clocks
 BEFORE_GROUPED = frozenset({"volta", "ampere", "ada"})
 SINGLE = -1  # last row of the rates, for param_dtype float32: TF32 where the GPU has it
+
+
+def dynamic_power(gpu: GpuSpec, kernels: KernelProfile, limit_watts: float) -> float:
+    """Dynamic power at a board limit, over that at which dense GEMMs hold the GPU's full clock.
+
+    A family whose silicon nobody measured clocks as the one whose kernels price it.
+    """
+    silicon, peaks = SILICON.get(gpu.family), gpu.peak_flops_per_second
+    peak = peaks.get("bf16") or peaks.get("fp16")
+    if silicon is None or not peak:
+        static, alike = STATIC_SHARE * gpu.nominal_power_watts, kernels.timed_power
+    else:
+        clock = gpu.boost_clock_hz or silicon.clock_hz
+        static, alike = silicon.static_power_watts(peak, clock), 1.0
+    return alike * (limit_watts - static) / (gpu.nominal_power_watts - static)
 
 
 def relative_clock(kernels: KernelProfile, power: float) -> float:
     """Compute clock under dense load, over that of the product whose kernels were timed.
 
     clock = min(1, power^x) / min(1, timed power^x)
-    power: board limit over the power at which dense GEMMs hold the product's own full clock.
+    power: dynamic power at the board limit, over that at which dense GEMMs hold the product's own
+        full clock.
     GEMMs of every format and fused attention run at it: Llama 3 8B at 32k tokens slows on the 500 W
     H100 as much as at 8k. Memory-bound kernels do not throttle.
     Source: dynamic power follows f V^2; x from pairs of products, see `gpu_families.SILICON`.
     """
-    here, timed = min(1.0, power), min(1.0, kernels.timed_power)
+    here, timed = min(1.0, max(power, LEAST_POWER)), min(1.0, kernels.timed_power)
     return float((here / timed) ** kernels.power_exponent)
 
 
@@ -85,9 +102,7 @@ class Device:
         gpu = cluster.gpu
         limit = cluster.power_limit_watts or gpu.power_limit_watts
         attention = kernels.attention_curve(generation)
-        # a family whose silicon nobody measured clocks as the one whose kernels price it
-        alike = 1.0 if gpu.family in SILICON else kernels.timed_power
-        clock = relative_clock(kernels, alike * limit / gpu.nominal_power_watts)
+        clock = relative_clock(kernels, dynamic_power(gpu, kernels, limit))
         peaks: Mapping[str, float] = gpu.peak_flops_per_second
         rates, halves = [], []
         for recipe in torchao():

@@ -117,7 +117,7 @@ KNOBS: tuple[Knob, ...] = (
     Knob(name="low_precision_gemm", prior=1.0, sd=0.10, scope="family"),
     # micro.csv: the half depth of fp8 and fp4 is known within a factor of 1.4
     Knob(name="low_precision_half_depth", prior=1.0, sd=0.3, scope="family"),
-    # 0.5 on Blackwell, 0.56 on CDNA3, 0.7 on Ampere and Hopper (`gpu_families.SILICON`)
+    # 0.36 on Blackwell, 0.46 on CDNA3, 0.53 on Ampere and Hopper (`gpu_families.SILICON`)
     Knob(name="power_exponent", prior=1.0, sd=0.2, scope="family"),
     Knob(name="memory", prior=1.0, sd=0.08, scope="family"),
     Knob(name="flash2", prior=1.0, sd=0.12, scope="family"),

@@ -63,9 +63,9 @@ class KernelProfile:
     attention: curves of fused attention by generation (`trainers.attention`); `flash2` stands in
         for one that is left out.
     memory: share of the memory bandwidth that a streaming kernel reaches.
-    timed_power: power limit of the product that was timed, over the power at which dense GEMMs
-        hold its full clock (`specs.gpu_families.SILICON`).
-    power_exponent: x in clock = (power / full power)^x.
+    timed_power: dynamic power of the product that was timed at its limit, over that at which dense
+        GEMMs hold its full clock (`specs.gpu_families.SILICON`).
+    power_exponent: x in clock = (dynamic power / that at full clock)^x.
     rates_sd: standard deviation of the logarithm of these rates, as long as no training run on the
         family was measured.
     """
@@ -94,10 +94,7 @@ def _curve(
 
 def _power(family: str) -> dict[str, float]:
     silicon = SILICON[family]
-    return {
-        "timed_power": silicon.timed_power_watts / silicon.full_power_watts,
-        "power_exponent": silicon.power_exponent,
-    }
+    return {"timed_power": silicon.timed_power, "power_exponent": silicon.power_exponent}
 
 
 _NO_THROTTLE = {"timed_power": 1.0, "power_exponent": 0.7}
