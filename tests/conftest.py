@@ -26,6 +26,17 @@ JOB: dict[str, Any] = {
     "training": {"seq_len": 8192, "global_batch_size": 64},
 }
 LAYOUT = {"dp_shard": 8, "ac": "full"}
+# Its fastest layout recomputes by a memory budget, which no run behind the calibration used.
+UNMEASURED_JOB: dict[str, Any] = {
+    "model": "llama3-70b",
+    "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},
+    "training": {"seq_len": 8192, "global_batch_size": 128},
+    "search": {
+        "fix": {"tp": 1, "cp": 1, "pp": 1, "precision": "bf16", "dp_replicate": 1, "compile": True},
+        "prefer": "fastest",
+        "top_k": 1,
+    },
+}
 RINGS = ("unit", "property", "golden", "contract", "torch_memory", "e2e", "gpu")  # cheapest first
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true", "yes")

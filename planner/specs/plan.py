@@ -216,7 +216,7 @@ class FastestOnPaper(BaseModel):
     times_as_fast: the first one's objective over its own.
     difference_sd: standard deviation of the logarithm of that; errors are correlated.
     adds: mechanisms that the first does without.
-    unmeasured: those of them that no published run has.
+    unmeasured: those of them that no run behind the calibration used.
     """
 
     model_config = ConfigDict(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import LAYOUT, Cli, clean_environment, one_fast
+from tests.conftest import LAYOUT, UNMEASURED_JOB, Cli, clean_environment, one_fast
 
 MAIN_JOB = (
     "--model",
@@ -61,6 +61,25 @@ def test_recommend_in_words_then_explain_and_export(cli: Cli, tmp_path: Path) ->
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "megatron runs fused kernels and does not use torch.compile" in refused.stderr
     assert not (tmp_path / "megatron").exists()
+
+
+def test_what_number_1_rests_on_is_said_under_it(cli: Cli, tmp_path: Path) -> None:
+    done = cli("recommend", "--job", write(tmp_path, "job.json", UNMEASURED_JOB))
+    assert done.returncode == 0, done.stderr
+    best, said = done.stdout.split("Best: ")[1].split("\n", 1)
+    assert "memory-budget" in best
+    words = " ".join(said.split())
+    assert words.startswith(
+        "rests on memory-budget recomputation, which none of the runs behind this calibration "
+        "used; best fully measured: rank 2, "
+    )
+    assert "slower. Number 2: " in words
+    assert "\n1*  " in done.stdout
+    assert "* no run behind the calibration used memory-budget recomputation" in words
+    assert "ac memory-budget extrapolated" in words
+    plan_id = done.stdout.split("Kept as ")[1].split(";")[0]
+    explained = cli("explain", plan_id)
+    assert "rests on memory-budget recomputation" in explained.stdout.splitlines()[1]
 
 
 def test_recommend_as_json_is_the_stored_plan(

@@ -22,7 +22,7 @@ from api.http.app import create_app
 from api.settings import Settings
 from api.storage.engine import make_engine, normalise_url
 from api.storage.migrate import alembic_config, upgrade
-from tests.conftest import LAYOUT, clean_environment
+from tests.conftest import LAYOUT, UNMEASURED_JOB, clean_environment
 
 PROBLEM = "application/problem+json"
 SECRETS = {"reader": "read", "planner": "plan+read", "boss": "admin"}
@@ -70,6 +70,19 @@ def test_a_plan_is_made_kept_and_listed(client: TestClient, job: dict[str, Any])
     assert client.get(answer.headers["location"]).json() == plan
     listed = client.get("/plans").json()
     assert ([item["id"] for item in listed["items"]], listed["next_cursor"]) == ([plan["id"]], None)
+
+
+def test_a_plan_says_what_its_first_layout_rests_on(sqlite_client: TestClient) -> None:
+    answer = sqlite_client.post("/plan", json=UNMEASURED_JOB)
+    assert answer.status_code == 200, answer.text
+    plan = answer.json()
+    first, beside = plan["ranked"]
+    assert first["unmeasured"] == ["memory-budget recomputation"]
+    assert first["estimate"]["basis"]["ac memory-budget"] == "extrapolated"
+    assert beside["unmeasured"] == []
+    assert plan["rests_on"].startswith("rests on memory-budget recomputation")
+    assert plan["best_measured"]["rank"] == beside["rank"] == 2
+    assert plan["best_measured"]["layout"] == beside["layout"]
 
 
 def test_pages_of_plans(sqlite_client: TestClient, job: dict[str, Any]) -> None:

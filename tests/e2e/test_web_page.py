@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.conftest import JOB, clean_environment, missing
+from tests.conftest import JOB, UNMEASURED_JOB, clean_environment, missing
 
 BROWSER = next(
     (
@@ -64,13 +64,21 @@ def test_a_plan_is_shown_by_its_address(service: str, tmp_path: Path) -> None:
     assert plan["headline"][0] in page
     ranked = page[page.index('<tbody id="ranked">') : page.index("Why number 1")]
     assert ranked.count("<tr>") == len(plan["ranked"])
-    layouts = re.findall(r"<td>\d+</td><td>([^<]*)</td>", ranked)
+    layouts = re.findall(r"<td>\d+\*?</td><td>([^<]*)</td>", ranked)
     assert len(set(layouts)) == len(plan["ranked"]), "no two layouts read alike"
     for entry in plan["ranked"]:
         assert f"{round(entry['estimate']['tokens_per_second_per_gpu']):,}" in ranked
     assert all(reason in page for reason in plan["ranked"][0]["reasons"])
     assert "train.toml" in page
     assert plan["id"] in page[page.index('<tbody id="stored">') :]
+
+
+def test_what_number_1_rests_on_stands_under_it(service: str, tmp_path: Path) -> None:
+    plan = httpx.post(f"{service}/plan", json=UNMEASURED_JOB, timeout=300.0).json()
+    page = shown(f"{service}/#{plan['id']}", tmp_path)
+    assert f'<p id="rests">It {plan["rests_on"]}.</p>' in page
+    assert "<td>1*</td>" in page
+    assert "<td>2</td>" in page
 
 
 def test_an_unknown_plan_is_said(service: str, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ class Fixed:
 
 
 def plan_of(job: dict[str, Any]) -> Plan:
-    values = {**job, "search": {"top_k": 3}}
+    values = {**job, "search": {"top_k": 3, **job.get("search", {})}}
     return recommend(read_job(values), ports=Ports(clock=Fixed(), ids=Fixed()))
 
 
@@ -48,6 +48,7 @@ def accepted(value: object, wanted: object) -> bool:
     ],
 )
 def test_number_one_is_what_an_expert_would_run(case: dict[str, Any]) -> None:
+    """And where it rests on what nobody measured (`rests_on`), the plan says so."""
     plan = plan_of(case["job"])
     first = plan.ranked[0]
     refused = {
@@ -59,5 +60,11 @@ def test_number_one_is_what_an_expert_would_run(case: dict[str, Any]) -> None:
     assert first.estimate.oom_probability is not None
     assert first.estimate.oom_probability <= MOST_RISK
     assert first.layout.short() == plan.headline[0]
+    assert set(case.get("rests_on", [])) <= set(first.unmeasured)
+    if first.unmeasured:
+        assert plan.rests_on is not None
+        assert all(words in plan.rests_on for words in first.unmeasured)
+    else:
+        assert plan.rests_on is plan.best_measured is None
     for exported in first.export.values():
         assert exported["blockers"] == []
