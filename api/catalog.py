@@ -209,6 +209,16 @@ def _trainer_entry(name: str) -> Entry:
     entry = {field.name: _plain(getattr(rules, field.name)) for field in fields(rules)}
     return {
         **{key: value for key, value in entry.items() if not callable(value)},
+        "tp_overlaps": [
+            {
+                "mechanism": row.mechanism,
+                "asked": row.asked,
+                "since": row.releases.since,
+                "distribution": row.releases.distribution,
+                "source": row.source,
+            }
+            for row in rules.tp_overlaps
+        ],
         "schedules": list(rules.schedules),
         "sharding": rules.sharding.name,
         "framework": rules.runtime,

@@ -242,7 +242,7 @@ class TrainerRules:
 
     def tp_overlaps_at(self, release: Release) -> tuple[TpOverlap, ...]:
         """How a release hides tensor-parallel communication; the first row that holds counts."""
-        return tuple(row for row in self.tp_overlaps if row.holds(release))
+        return tuple(row for row in self.tp_overlaps if row.releases.hold(release))
 
     def transport(self, schedule: str, trainer_version: str | None, *, overlap: bool) -> Transport:
         """How a release moves what a schedule sends.

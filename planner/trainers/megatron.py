@@ -51,7 +51,7 @@ def _native(recipes: tuple[Recipe, ...], native: bool) -> tuple[Recipe, ...]:
 TP_OVERLAPS = (
     TpOverlap(
         mechanism="user-buffers",
-        distribution=NATIVE,
+        releases=Releases(distribution=NATIVE),
         source="Megatron-Bridge and NeMo performance recipes: CommOverlapConfig"
         "(tp_comm_overlap=True), before them ub_tp_comm_overlap: True; it is switched off without "
         "sequence_parallel (training/comm_overlap.py)",

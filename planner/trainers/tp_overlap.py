@@ -7,7 +7,7 @@ trainer stand in its file.
 from dataclasses import dataclass, field
 from typing import Literal
 
-from planner.trainers.release import Release, Releases
+from planner.trainers.release import Releases
 
 Mechanism = Literal["user-buffers", "symmetric-memory", "deferred"]
 MECHANISMS: tuple[Mechanism, ...] = ("user-buffers", "symmetric-memory", "deferred")
@@ -28,24 +28,17 @@ class TpOverlap:
         group leaves the domain of peers (NVLink), they do not run.
     asked: only where the layout sets `async_tp`; otherwise always.
     releases: those that have it.
-    distribution: only this distribution of the trainer; "" for all.
     """
 
     mechanism: Mechanism
     asked: bool = False
     releases: Releases = field(default_factory=Releases)
-    distribution: str = ""
     source: str = field(compare=False)
 
     @property
     def among_peers(self) -> bool:
         """Whether it needs sequence parallelism within a domain of peers."""
         return self.mechanism != "deferred"
-
-    def holds(self, release: Release) -> bool:
-        """Whether a release has it."""
-        ours = not self.distribution or release.named.distribution == self.distribution
-        return ours and self.releases.hold(release)
 
 
 SYMMETRIC_MEMORY = TpOverlap(

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from planner.columns import LayoutBatch
-from planner.cost.layer.tp_hidden import Cover, covers, hidden_seconds
+from planner.cost.layer.context import CostContext
+from planner.cost.layer.tp_hidden import Cover, covers, hidden_seconds, hidden_shares
 from planner.cost.layer.unit_costs import trainer_code
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_training
@@ -40,9 +41,14 @@ def layout_of(p: Pricer, **layout: Any) -> Layout:
     return resolve_layout(layout, trainer=p.training.trainer, num_gpus=16)
 
 
+def context_of(p: Pricer, **layout: Any) -> CostContext:
+    context = p.context(LayoutBatch.from_layouts([layout_of(p, **layout)]))
+    return replace(context, tp_hidden=hidden_shares(context))
+
+
 def hidden(p: Pricer, *, site: str = "", linear: bool = True, **layout: Any) -> tuple[float, ...]:
     """Of 12 seconds each: into and out of the linear layers, forward, then backward."""
-    context = p.context(LayoutBatch.from_layouts([layout_of(p, **layout)]))
+    context = context_of(p, **layout)
     ops = layer_ops(MODEL, MODEL.distinct_layers()[0][0], True, trainer_code(p.training, p.rules))
     first = {
         place: replace(
@@ -103,7 +109,7 @@ def test_the_vocabulary_only_defers() -> None:
 
 def test_no_more_hides_than_there_is() -> None:
     p = pricer("megatron", NEMO)
-    context = p.context(LayoutBatch.from_layouts([layout_of(p, **OURS)]))
+    context = context_of(p, **OURS)
     entry = next(
         op
         for op in layer_ops(MODEL, MODEL.distinct_layers()[0][0], True)

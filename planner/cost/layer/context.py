@@ -15,6 +15,7 @@ from planner.cost.network.collectives import collective_seconds
 from planner.cost.network.topology import Fabric
 from planner.specs.training import TrainingSpec
 from planner.trainers.base import TrainerRules
+from planner.trainers.tp_overlap import Mechanism
 from planner.work.ops import Gemm, Tensor
 
 AXES = ("tp", "cp", "ep")
@@ -26,6 +27,7 @@ class CostContext:
     """What the costs of a layer's operations depend on besides the operation itself.
 
     graphs (U,): what is captured, index into CUDA_GRAPHS.
+    tp_hidden: by mechanism the share hidden of what it can hide of TP communication, (U,).
     """
 
     batch: LayoutBatch
@@ -39,6 +41,7 @@ class CostContext:
     quantisation: Quantisation
     experts: Quantisation
     graphs: IntColumn
+    tp_hidden: tuple[tuple[Mechanism, FloatColumn], ...] = ()
     amax_seconds: FloatColumn = field(default_factory=lambda: np.zeros(1))
 
     def quantises(self, op: Gemm) -> Quantisation:

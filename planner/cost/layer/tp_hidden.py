@@ -53,34 +53,24 @@ def covers(ops: Sequence[Op], gemms: Mapping[str, OpCost], size: int) -> dict[st
     return found
 
 
-def hidden_seconds(
-    context: CostContext, op: Collective, cover: Cover, wire: FloatColumn, *, backward: bool
-) -> FloatColumn:
-    """Seconds of one TP collective that its mechanism hides, (U,); 0 where there is none.
+def hidden_shares(context: CostContext) -> tuple[tuple[Mechanism, FloatColumn], ...]:
+    """The share hidden by each mechanism of the run's release, where it runs, (U,) each.
 
-    hidden = share x min(wire, work)
-    wire: seconds of the collective.
-    work: of the GEMMs under which it runs. Where a mechanism cuts into n chunks, one for each rank,
-        a rank's own needs nothing from others (all-gather) or its last is kept (reduce-scatter),
-        so n - 1 transfers run under n - 1 of n parts of the GEMM. Where the reduction of input
-        gradients runs whole, that is the GEMM of weight gradients.
-    share: `Profile.tp_hidden`, or `async_tp_hidden` for torch's.
-    Sources: `planner.trainers.tp_overlap` and the rows there.
+    In every layout the first row of the release's table that holds counts. Empty where nothing
+    hides in any.
     """
-    hidden = np.zeros(len(context.batch))
-    if not context.training.overlap.tp:
-        return hidden
-    open_rows = context.batch.tp > 1
-    for row in context.rules.tp_overlaps_at(training_release(context.training)):
-        mine = open_rows & _runs(context, row)
-        open_rows = open_rows & ~mine
-        work = _work(row.mechanism, op, cover, context.batch.tp, backward=backward)
-        profile = context.device.profile
-        share = (
-            profile.async_tp_hidden if row.mechanism == "symmetric-memory" else profile.tp_hidden
-        )
-        hidden = np.where(mine, share * np.minimum(wire, work), hidden)
-    return hidden
+    found = []
+    rows = context.rules.tp_overlaps_at(training_release(context.training))
+    left = (context.batch.tp > 1) & context.training.overlap.tp
+    profile = context.device.profile
+    for row in rows if left.any() else ():
+        mine = left & _runs(context, row)
+        if mine.any():
+            torch = row.mechanism == "symmetric-memory"
+            share = profile.async_tp_hidden if torch else profile.tp_hidden
+            found.append((row.mechanism, np.where(mine, share, 0.0)))
+            left = left & ~mine
+    return tuple(found)
 
 
 def _runs(context: CostContext, row: TpOverlap) -> BoolColumn:
@@ -94,14 +84,35 @@ def _runs(context: CostContext, row: TpOverlap) -> BoolColumn:
     return np.asarray(runs & batch.sequence_parallel & (degree * stride <= peers))
 
 
+def hidden_seconds(
+    context: CostContext, op: Collective, cover: Cover, wire: FloatColumn, *, backward: bool
+) -> FloatColumn:
+    """Seconds of one TP collective that its mechanism hides, (U,); 0 where there is none.
+
+    hidden = share x min(wire, work)
+    wire: seconds of the collective.
+    work: of the GEMMs under which it runs. Where a mechanism cuts into n chunks, one for each rank,
+        a rank's own needs nothing from others (all-gather) or its last is kept (reduce-scatter),
+        so n - 1 transfers run under n - 1 of n parts of the GEMM. Where the reduction of input
+        gradients runs whole, that is the GEMM of weight gradients.
+    share: `CostContext.tp_hidden`.
+    Sources: `planner.trainers.tp_overlap` and the rows there.
+    """
+    hidden = np.zeros(len(context.batch))
+    for mechanism, share in context.tp_hidden:
+        work = _work(mechanism, op, cover, context.batch.tp, backward=backward)
+        if work is not None:
+            hidden = hidden + share * np.minimum(wire, work)
+    return hidden
+
+
 def _work(
     mechanism: Mechanism, op: Collective, cover: Cover, tp: IntColumn, *, backward: bool
-) -> FloatColumn:
-    """Seconds of GEMM under which a collective can run, (U,)."""
-    others = (tp - 1.0) / tp
+) -> FloatColumn | None:
+    """Seconds of GEMM under which a collective can run, (U,); None where it runs under none."""
     reduces_gradients = backward and op.site == "tp_enter"
     if reduces_gradients and mechanism != "symmetric-memory":
         return cover.weight_grad
     if mechanism == "deferred" or not op.linear:
-        return np.zeros_like(others)
-    return others * (cover.input_grad if backward else cover.forward)
+        return None
+    return (tp - 1.0) / tp * (cover.input_grad if backward else cover.forward)

@@ -16,7 +16,7 @@ from planner.cost.layer.context import AXES, CostContext, OpCost, cost
 from planner.cost.layer.exchange import exchange_cost, under_shared_experts
 from planner.cost.layer.gemm import amax_seconds, gemm_cost, kept_weights_bytes
 from planner.cost.layer.host_time import host_time
-from planner.cost.layer.tp_hidden import Cover, covers, hidden_seconds
+from planner.cost.layer.tp_hidden import Cover, covers, hidden_seconds, hidden_shares
 from planner.cost.layer.weight_grads import held_bytes, redone_seconds
 from planner.cost.machine.device import SINGLE, Device
 from planner.precision import PRECISIONS, Recipe
@@ -130,7 +130,7 @@ def unit_costs(context: CostContext, model: ModelSpec) -> UnitCosts:
         context.training.attention_kernel != "unfused",
         trainer_code(context.training, context.rules),
     )
-    context = replace(context, amax_seconds=amax_seconds(context))
+    context = replace(context, amax_seconds=amax_seconds(context), tp_hidden=hidden_shares(context))
     parts = [
         _layer(context, blocks.layer_ops(model, kind, flash, code), kind, model, is_layer=True)
         for kind, _ in model.distinct_layers()
@@ -305,7 +305,7 @@ def _op_costs(context: CostContext, ops: Sequence[Op], model: ModelSpec) -> list
             before = read.get(source, np.zeros(len(share), dtype=np.bool_))
             gemms[op.name] = gemm_cost(context, op, share, before)
             read[source] = before | (share > 0)
-    beside = covers(ops, gemms, len(context.batch)) if np.any(context.batch.tp > 1) else {}
+    beside = covers(ops, gemms, len(context.batch)) if context.tp_hidden else {}
     costs = [
         gemms[op.name] if isinstance(op, Gemm) else _op_cost(context, op, model, beside)
         for op in ops
