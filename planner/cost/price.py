@@ -20,7 +20,7 @@ from planner.cost.machine.knobs import Calibration, kernels_at
 from planner.cost.machine.profile import KernelProfile, Profile
 from planner.cost.machine.shipped import shipped_calibration
 from planner.cost.memory.allocator import reserved_bytes
-from planner.cost.memory.peak import PeakMemory, rank_memory
+from planner.cost.memory.peak import PeakMemory, expandable_segments, rank_memory
 from planner.cost.memory.rank_bytes import rank_shapes
 from planner.cost.network.topology import Fabric
 from planner.cost.prepared_job import PreparedJob
@@ -29,6 +29,9 @@ from planner.specs.cluster import ClusterSpec
 from planner.specs.model import ModelSpec
 from planner.specs.training import NO_OVERLAP, TrainingSpec
 from planner.trainers.registry import TRAINERS, training_release
+
+# the month of torch 2.1, which has expandable segments
+TORCH_2_1 = "2023-10"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +148,13 @@ class Pricer(PreparedJob):
 
     @property
     def _fragmentation(self) -> float:
-        expandable = self.training.expandable_segments
-        expandable = self.rules.expandable_segments if expandable is None else expandable
-        return self.profile.fragmentation_expandable if expandable else self.profile.fragmentation
+        """The share of what comes and goes that is lost to fragments.
+
+        It is larger in segments of a fixed size, unless the blocks that cannot be used again are
+        counted one by one (`cost.memory.peak`). Before torch 2.1 both are taken; judgement, since
+        programs of that time ran more unfused kernels.
+        """
+        release = training_release(self.training).named
+        counted = self.rules.sharding.keeps_copies and release.not_before_month(TORCH_2_1)
+        whole = counted or expandable_segments(self.training, self.rules)
+        return self.profile.fragmentation_expandable if whole else self.profile.fragmentation

@@ -369,6 +369,26 @@ def test_what_is_too_small_for_logits_stays_cached() -> None:
     assert float((found - without)[0, 0]) == pytest.approx(5 * GIB)
 
 
+@pytest.mark.parametrize("expandable", [False, True])
+def test_what_fixed_segments_keep_of_a_loss_and_a_table(expandable: bool) -> None:
+    """An fp32 copy of the logits, 4 of their 6 bytes, and a 16-bit gradient of the table."""
+    held, logits, table = shapes(), 6 * GIB, 1e9
+    held = replace(
+        held, logits_bytes=np.full((1, 1), logits), embedding_local=np.full((1, 1), table)
+    )
+    batch = LayoutBatch.from_layouts([resolve_layout({}, trainer="megatron", num_gpus=RANKS)])
+    spec = read_training(
+        {
+            "seq_len": 128,
+            "global_batch_size": 64,
+            "trainer": "megatron",
+            "expandable_segments": expandable,
+        }
+    )
+    m = rank_memory(held, batch, np.array([1.0]), spec, TRAINERS["megatron"], 0.0)
+    assert float(m.cached[0, 0]) == (0.0 if expandable else 4 * GIB + 2 * table)
+
+
 def test_a_compiled_loss_needs_8_bytes_a_logit_since_it_is_compiled() -> None:
     """torchtitan left the loss alone until February 2025."""
     for version, width in (("2024-12-23", 12.0), ("2025-06-01", 8.0), ("0.2.2", 8.0)):

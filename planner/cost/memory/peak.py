@@ -17,6 +17,7 @@ from planner.specs.training import OPTIMIZER_STATE_BYTES, TrainingSpec
 from planner.trainers.base import TrainerRules
 from planner.trainers.registry import training_release
 
+FP32_BYTES = 4.0
 SCALES_WITH_MASTER = ("adamw", "sgd", "muon")
 
 
@@ -367,11 +368,17 @@ def rank_memory(
         workspace=np.full_like(optimizer, workspace_bytes),
         moving=moving + workspace_bytes,
         allocated=parameters + optimizer + most + workspace_bytes,
-        cached=_cached(shapes, batch, widths, totals, side_stream, rules),
+        cached=_cached(shapes, batch, widths, totals, side_stream, (training, rules)),
         pools=shapes.graph_bytes,
         worst=worst,
         phases=phases,
     )
+
+
+def expandable_segments(training: TrainingSpec, rules: TrainerRules) -> bool:
+    """Whether a run's allocator grows its segments in place."""
+    given = training.expandable_segments
+    return rules.expandable_segments if given is None else given
 
 
 def _worst(
@@ -404,16 +411,26 @@ def _cached(
     widths: Widths,
     totals: Sequence[FloatColumn],
     side_stream: Sequence[FloatColumn],
-    rules: TrainerRules,
+    run: tuple[TrainingSpec, TrainerRules],
 ) -> FloatColumn:
     """Bytes that the caching allocator holds beyond the peak, by its rules (`cached_bytes`).
 
     At the loss, what the last layer's forward freed is in pieces smaller than the logits. Two
     all-gathers are alive, since one is prefetched. A distributed optimizer's step fills buffers
-    that stay, so that nothing of this applies to it.
+    that stay, so that nothing of this applies to it. Its largest requests are left, where segments
+    cannot grow: 16-bit logits are cut from the block that was freed of their fp32 copy, so that the
+    next copy takes a new one; and the 16-bit gradient of the token table or of the head is larger
+    than what a layer frees.
+    Source: Megatron-LM core/tensor_parallel/cross_entropy.py (calculate_logits_max: float()),
+    layers.py (dummy of grad_weight), CUDACachingAllocator.cpp (get_free_block: the smallest block
+    that is large enough; should_split).
     """
+    training, rules = run
     if rules.sharding.keeps_copies:
-        return np.zeros_like(shapes.local)
+        if expandable_segments(training, rules):
+            return np.zeros_like(shapes.local)
+        copy = FP32_BYTES / rules.loss_bytes * shapes.logits_bytes
+        return copy + widths.compute * np.maximum(shapes.embedding_local, shapes.head_local)
     loss = shapes.leftover_bytes + np.where(shapes.leftover_bytes > 0, shapes.working_bytes, 0.0)
     second = np.maximum(
         np.maximum(shapes.head_gathered, shapes.embedding_local),
