@@ -10,6 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from planner.calibration.kernel_doubt import measured_gpu
 from planner.calibration.mechanisms import MECHANISMS, Mechanism, Setting, used_by
 from planner.columns import BoolColumn, FloatColumn, LayoutBatch
 from planner.cost.machine.knobs import Calibration
@@ -28,11 +29,16 @@ Seen = frozenset[tuple[str, str, str]]
 
 
 def seen(jobs: Iterable[Job]) -> Seen:
-    """(trainer, GPU family, mechanism) of measured runs; `memory` if a peak was measured."""
+    """(trainer, GPU family, mechanism) of measured runs.
+
+    `memory` if a peak was measured; `kernel_doubt.measured_gpu` for the product itself.
+    """
     found: set[tuple[str, str, str]] = set()
     for job in jobs:
         if job.layout is not None:
             found |= used_in(job, [job.layout])
+            gpu = job.cluster.gpu
+            found.add((job.training.trainer, gpu.family, measured_gpu(gpu)))
             if _has_peak(job):
                 found.add((job.training.trainer, job.cluster.gpu.family, MEMORY))
     return frozenset(found)

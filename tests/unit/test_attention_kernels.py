@@ -1,16 +1,20 @@
 """Which attention kernel a release brings, which a job may ask for, and what is not known."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from planner.calibration.attention_doubt import attention_sd
+from planner.calibration.basis import seen
+from planner.calibration.kernel_doubt import UNMEASURED_GPU_SD, attention_sd, unmeasured_gpu_sd
 from planner.columns import LayoutBatch
+from planner.cost.machine.knobs import Calibration
 from planner.cost.price import Pricer
 from planner.errors import SpecError
 from planner.estimates import estimate_job
 from planner.intake.jobs import read_job
+from planner.intake.machines import load_gpu
 from planner.trainers.registry import TRAINERS
 
 H100, A100, B200, MI300X = "h100-sxm-80gb", "a100-sxm-80gb", "b200-sxm-180gb", "mi300x-192gb"
@@ -155,6 +159,16 @@ def test_a_step_whose_kernel_is_unknown_is_unsure_by_the_share_of_attention() ->
 def test_a_known_kernel_and_unfused_attention_leave_no_doubt() -> None:
     assert doubt(attention_kernel="flash2") == doubt(torch_version="2.9.0") == 0.0
     assert doubt(attention_kernel="unfused") == 0.0
+
+
+def test_a_gpu_is_unsure_until_a_run_on_that_very_product() -> None:
+    """Runs on its siblings move the knobs that they share, and leave this."""
+    measured = job("megatron", B200)
+    calibration = replace(Calibration.prior(), seen=seen([measured]))
+    assert unmeasured_gpu_sd(calibration, measured.cluster.gpu) == 0.0
+    for other in ("gb200-nvl72-186gb", H100):
+        assert unmeasured_gpu_sd(calibration, load_gpu(other)) == UNMEASURED_GPU_SD
+    assert unmeasured_gpu_sd(Calibration.prior(), measured.cluster.gpu) == UNMEASURED_GPU_SD
 
 
 def test_an_unknown_kernel_is_an_error() -> None:

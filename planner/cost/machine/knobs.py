@@ -45,9 +45,6 @@ RATES = frozenset({"gemm", "flash2", "vendor"})
 # Generations of fused attention that the knob `vendor` moves: those that use what its GPU has over
 # the one before (Hopper's asynchronous copies and matrix units). `flash2` moves the others.
 VENDOR_ATTENTION = frozenset({"flash3", "cudnn", "ck"})
-# Between products of one family that no run was measured on: B200 against GB200 under one trainer
-# deviate by 0.03 from their power and units, the 500 W H100 by 0.04, A100 PCIe by 0.08 (micro.csv).
-UNMEASURED_GPU_SD = 0.06
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
