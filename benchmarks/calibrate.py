@@ -15,7 +15,7 @@ import numpy as np
 
 from planner.calibration.accuracy import Row
 from planner.calibration.basis import seen
-from planner.calibration.conformal import memory_deviation, stretches
+from planner.calibration.conformal import memory_coverage, memory_deviation, stretches
 from planner.calibration.fit import Data, fingerprint, fit
 from planner.cost.machine.knobs import KNOBS
 from planner.cost.machine.shipped import to_document
@@ -54,7 +54,8 @@ def main() -> None:
     log_seconds, deviation = linear.left_out(data.sources)
     trainers = [job.training.trainer for job, _ in timed]
     factors = stretches(np.abs(log_seconds - data.log_seconds) / deviation, trainers, data.sources)
-    relative, fixed = memory_deviation([Row.build(job, estimate_job(job)) for job in jobs])
+    peaks = [Row.build(job, estimate_job(job)) for job in jobs]
+    relative, fixed = memory_deviation(peaks)
     shipped = {
         **to_document(calibration),
         "id": options.id,
@@ -78,7 +79,7 @@ def main() -> None:
     )
     print(
         f"stretch of intervals {factors}; memory deviation {relative:.3f} and {fixed / 2**30:.2f} "
-        "GiB"
+        f"GiB, where those of other sources hold {memory_coverage(peaks) or 0.0:.0%} of a unit's peaks"
     )
     if options.write:
         SHIPPED.write_text(json.dumps(shipped, separators=(",", ":")) + "\n", encoding="utf-8")

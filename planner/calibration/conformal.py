@@ -5,6 +5,7 @@ Source: Vovk, Gammerman, Shafer 2005; by group: Barber et al. 2021. A score is |
 predicted| over the deviation, both from a fit without the run's source. Letters: R runs.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,6 +22,7 @@ LEAST_SOURCES = 3  # that a trainer's own stretch needs; else it has that of all
 MEMORY_FLOOR = (0.02, 0.5 * GIB)
 MEMORY_PRIOR = (0.05, 0.5 * GIB)  # before any run; judgement
 LEAST_MEMORY_RUNS = 10
+Unit = tuple[str, str, str, bool]
 
 
 def stretch(scores: FloatColumn, sources: Sequence[str]) -> float:
@@ -72,14 +74,60 @@ def memory_deviation(rows: Sequence[Row]) -> tuple[float, float]:
 
     It is sqrt(relative^2 + (bytes / peak)^2). What the model misses grows with the peak (a tensor
     too many) or does not (workspaces, buffers of libraries). Both are fitted by maximum likelihood
-    of a Laplace distribution on a grid, then stretched together until 90% of the runs fall inside.
-    Runs that do not state all settings (no true `complete` label) show the missing settings more
-    than the model.
+    of a Laplace distribution on a grid, then stretched together until 90% fall inside. Every unit
+    (`memory_unit`) counts once, however many peaks it has: a new place differs as units do. Runs
+    that do not state all settings (no true `complete` label) show the missing settings more than
+    the model.
     """
-    pairs = [pair for row in rows if row.job.labels.get("complete") for pair in row.memory_pairs()]
-    if len(pairs) < LEAST_MEMORY_RUNS:
+    found = _peaks(rows)
+    if len(found) < LEAST_MEMORY_RUNS:
         return MEMORY_PRIOR
-    predicted, measured = np.array(pairs).T
+    units, predicted, measured = zip(*found, strict=True)
+    return _memory_deviation(units, np.array(predicted), np.array(measured))
+
+
+def memory_coverage(rows: Sequence[Row]) -> float | None:
+    """Share of measured peaks inside 90% intervals, the mean over units.
+
+    The deviation is that of the other sources' peaks; None where no source has enough of others.
+    """
+    found, shares = _peaks(rows), {}
+    for unit in {unit for unit, _, _ in found}:
+        others = [peak for peak in found if peak[0][0] != unit[0]]
+        own = np.array([peak[1:] for peak in found if peak[0] == unit])
+        if len(others) >= LEAST_MEMORY_RUNS:
+            units, predicted, measured = zip(*others, strict=True)
+            relative, fixed = _memory_deviation(units, np.array(predicted), np.array(measured))
+            width = TWO_SIDED_90 * np.hypot(relative, fixed / own[:, 0])
+            shares[unit] = float((np.abs(np.log(own[:, 1] / own[:, 0])) <= width).mean())
+    return float(np.mean(list(shares.values()))) if shares else None
+
+
+def memory_unit(row: Row) -> Unit:
+    """(source, GPU, format, whether it has experts) of a run: what tells runs of memory apart."""
+    job = row.job
+    return (
+        str(job.labels.get("group")),
+        job.cluster.gpu.name,
+        job.layout.precision if job.layout else "",
+        job.model.is_moe,
+    )
+
+
+def _peaks(rows: Sequence[Row]) -> list[tuple[Unit, float, float]]:
+    return [
+        (memory_unit(row), *pair)
+        for row in rows
+        if row.job.labels.get("complete")
+        for pair in row.memory_pairs()
+    ]
+
+
+def _memory_deviation(
+    units: Sequence[Unit], predicted: FloatColumn, measured: FloatColumn
+) -> tuple[float, float]:
+    sizes = Counter(units)
+    weight = np.array([1.0 / sizes[unit] for unit in units])
     error = np.abs(np.log(measured / predicted))
     grid = [
         (relative, fixed)
@@ -87,8 +135,12 @@ def memory_deviation(rows: Sequence[Row]) -> tuple[float, float]:
         for fixed in np.geomspace(0.02, 4.0, 24) * GIB
     ]
     deviations = np.array([np.hypot(relative, fixed / predicted) for relative, fixed in grid])
-    best = int(np.argmin((np.log(deviations) + error / deviations).sum(axis=1)))
-    factor = float(np.quantile(error / deviations[best], COVERAGE) / TWO_SIDED_90)
+    best = int(np.argmin((np.log(deviations) + error / deviations) @ weight))
+    scores = error / deviations[best]
+    order = np.argsort(scores)
+    share = np.cumsum(weight[order]) / weight.sum()
+    place = min(int(np.searchsorted(share, COVERAGE)), len(scores) - 1)
+    factor = float(scores[order][place] / TWO_SIDED_90)
     found = (value * factor for value in grid[best])
     relative, fixed = (max(value, floor) for value, floor in zip(found, MEMORY_FLOOR, strict=True))
     return round(relative, 4), round(fixed, 0)

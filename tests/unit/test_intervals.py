@@ -10,7 +10,13 @@ import pytest
 
 from planner.calibration.accuracy import Row
 from planner.calibration.basis import WIDER, basis, memory_basis, seen
-from planner.calibration.conformal import MEMORY_PRIOR, held_out_stretch, stretch, stretches
+from planner.calibration.conformal import (
+    MEMORY_PRIOR,
+    held_out_stretch,
+    memory_coverage,
+    stretch,
+    stretches,
+)
 from planner.calibration.conformal import memory_deviation as fitted_deviation
 from planner.calibration.correlated import CorrelatedErrors
 from planner.calibration.intervals import (
@@ -119,16 +125,35 @@ def test_a_trainer_whose_memory_was_never_compared_is_doubted() -> None:
     assert memory_deviation(doubted, np.array([GIB]))[0] == pytest.approx(0.05)
 
 
+def run(number: int, factor: float, complete: bool = True, source: str = "") -> Row:
+    """A run predicted at 40 GiB that needed `factor` times that."""
+    job = SimpleNamespace(
+        labels={
+            "complete": complete,
+            "group": source,
+            "measured": {"peak_allocated_bytes": 40 * GIB * factor},
+        },
+        id=number,
+        layout=None,
+        cluster=SimpleNamespace(gpu=SimpleNamespace(name="h100-sxm-80gb")),
+        model=SimpleNamespace(is_moe=False),
+    )
+    estimate = SimpleNamespace(peak_allocated_bytes=40 * GIB, peak_reserved_bytes=None, memory=None)
+    return Row.build(job, estimate)  # type: ignore[arg-type]
+
+
+def test_a_place_with_many_runs_says_no_more_of_memory_than_one_with_few() -> None:
+    """200 runs of one place within 1%; one run each of five places off by 8%."""
+    many = [run(number, np.exp(0.01), source="many") for number in range(200)]
+    few = [run(number, np.exp(0.08), source=f"few {number}") for number in range(5)]
+    relative, fixed = fitted_deviation([*many, *few])
+    assert np.hypot(relative, fixed / (40 * GIB)) * TWO_SIDED_90 == pytest.approx(0.08, rel=0.15)
+    assert memory_coverage([*many, *few]) == 1.0
+    assert memory_coverage(many) is None
+
+
 def test_memory_deviates_as_runs_do_that_state_everything() -> None:
     """40 runs off by 6% either way, and 60 by half whose rows leave settings open."""
-
-    def run(number: int, factor: float, complete: bool) -> Row:
-        labels = {"complete": complete, "measured": {"peak_allocated_bytes": 40 * GIB * factor}}
-        estimate = SimpleNamespace(
-            peak_allocated_bytes=40 * GIB, peak_reserved_bytes=None, memory=None
-        )
-        return Row.build(SimpleNamespace(labels=labels, id=number), estimate)  # type: ignore[arg-type]
-
     stated = [run(number, np.exp(0.06 if number % 2 else -0.06), True) for number in range(40)]
     relative, fixed = fitted_deviation(
         [*stated, *(run(number, 1.5, False) for number in range(60))]
