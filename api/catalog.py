@@ -1,7 +1,7 @@
 """What the catalogue knows, as plain mappings for the command line and the service."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from planner.errors import UnknownNameError
@@ -224,7 +224,7 @@ def _trainer_entry(name: str) -> Entry:
         "framework": rules.runtime,
         "history": [known.number for known in rules.history],
         "changes": [
-            {"since": change.releases.since, "before": change.releases.before}
+            {name: text for name, text in asdict(change.releases).items() if text}
             | {key: _plain(value) for key, value in change.fields.items()}
             for change in rules.changes
         ],

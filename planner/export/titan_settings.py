@@ -183,9 +183,9 @@ def dispatcher(draft: Draft, names: Collection[str]) -> str:
 
 
 def _dispatchers_02(draft: Draft) -> set[str]:
-    """0.2.1 brought DeepEP, to the models that take its `expert_parallel_comm_backend`."""
-    has = draft.version != "0.2.0" and module_of(draft.model, "0.2") in ("deepseek_v3", "llama4")
-    return {"alltoall", "deepep"} if has and draft.model.is_moe else {"alltoall"}
+    """0.2.1 brought DeepEP, to DeepSeek's models (models/deepseek_v3/model/args.py moe_impl)."""
+    has = draft.version != "0.2.0" and module_of(draft.model, "0.2") == "deepseek_v3"
+    return {"alltoall", "deepep"} if has else {"alltoall"}
 
 
 def _only_02(draft: Draft) -> Settings:

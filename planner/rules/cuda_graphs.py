@@ -32,6 +32,8 @@ def captured(x: LayoutBatch, c: Context) -> IntColumn:
     refused = np.zeros(len(x), dtype=np.bool_)
     for rule in _limits(c, usual):
         refused |= rule.broken(x, c)
+    if c.model.is_moe:  # without waits, its buffers hold the worst case: one has to ask for that
+        refused |= x.ep > 1
     return np.where(refused, NONE, graphs)
 
 

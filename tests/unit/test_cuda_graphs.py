@@ -254,7 +254,8 @@ def test_slower_launches_are_never_faster_and_graphs_never_slower(
         ("0.3.0", "llama3-8b", {"cpu_offload": True}, NONE),
         ("0.3.0", "qwen3-30b-a3b", {"ep": 1}, FULL),
         ("0.3.0", "qwen3-30b-a3b", {"ep": 8}, NONE),
-        ("0.3.0", "qwen3-30b-a3b", {"ep": 8, "moe_dispatcher": "hybridep"}, FULL),
+        # its buffers would hold the worst case of routing
+        ("0.3.0", "qwen3-30b-a3b", {"ep": 8, "moe_dispatcher": "hybridep"}, NONE),
     ],
 )
 def test_what_torchtitan_captures_by_itself(

@@ -95,6 +95,8 @@ def _fsdp(
     Without PP every microbatch gathers in forward (and in backward under ZeRO-3) and reduces.
         forward wait = first gather + sum max(0, gather - forward)
         The backward waits likewise, for gather and reduction, and in the end for the last scatter.
+    The last unit, norm and head, stays gathered until its backward. ZeRO-3 under PP is TorchTitan's
+    `always`, which gathers it again.
 
     Under PP (reshard never) there is one gather and one reduction a step. The reduction comes after
     the last backward, with nothing to hide it. ZeRO-3 gathers in every forward and backward.
@@ -105,13 +107,15 @@ def _fsdp(
     to earlier ones or consumed in the backward, so nothing hides these copies and additions.
 
     Source: torch/distributed/fsdp/_fully_shard (implicit prefetch; foreach_reduce: non_blocking),
-    torch/distributed/pipelining/stage.py (perform_reduce_grad).
+    torch/distributed/pipelining/stage.py (perform_reduce_grad), torchtitan 0.2.2
+    models/llama3/infra/parallelize.py (apply_fsdp).
     """
     piped, zero3 = batch.pp > 1, batch.zero_stage == 3
     reduction = s.scatter + s.replicate
     gather = s.gather if s.host is None else s.gather + s.host.upload
     last = s.scatter if s.host is None else s.scatter + s.host.download
-    regather = np.where(zero3, s.gather, 0.0)
+    regather = np.where(zero3, s.gather, np.zeros(len(batch)))
+    regather[-1] = np.where(piped, regather[-1], 0.0)
     reduced = np.where(piped, 0.0, reduction)
     busy = regather + reduced
     if s.host is not None:
