@@ -49,13 +49,6 @@ def _step(draft: Draft, release: Release) -> list[str]:
     arguments = ["--cuda-graph-impl", WHOLE_STEP, unchecked]
     if not draft.model.is_moe:
         return arguments
-    if draft.layout.moe_dispatcher != "hybridep":
-        draft.gap(
-            "moe_dispatcher",
-            draft.layout.moe_dispatcher,
-            "makes the host wait, which no graph of a whole step holds",
-            f"use hybridep, or set {GRAPHS} to partial",
-        )
     capacity = draft.training.moe_imbalance or RANK_CAPACITY
     draft.notes.append(
         f"--moe-expert-rank-capacity-factor {capacity:g} makes room for so many times the rows of "

@@ -74,6 +74,7 @@ def read_job(values: object, *, allow_files: bool = True) -> Job:
                 trainer=training.trainer,
                 num_gpus=cluster.num_gpus,
                 trainer_version=training.trainer_version,
+                cuda_graphs=training.cuda_graphs,
             ),
         )
     if faults or model is None or cluster is None or training is None:

@@ -104,8 +104,15 @@ CUDA_GRAPH_RULES: tuple[Rule, ...] = (
         field="moe_dispatcher",
         reads=frozenset({"ep", "moe_dispatcher"}),
         # torchtitan 0.3 trainer.py, _validate_cuda_graphs: HybridEP with
-        # non_blocking_capacity_factor
-        applies=lambda c: c.model.is_moe and _capturing("torchtitan", "full")(c),
+        # non_blocking_capacity_factor; Megatron-LM core 0.18 docs/user-guide/features/
+        # cuda_graph.md and paged_stash.md: HybridEP with moe_expert_rank_capacity_factor
+        applies=lambda c: (
+            c.model.is_moe
+            and (
+                _capturing("torchtitan", "full")(c)
+                or _capturing("megatron", "full", since="0.18")(c)
+            )
+        ),
         broken=_eager_dispatch,
         rule=lambda x, c: (
             f"{_name(c)} captures expert parallelism only where the host does not wait for the "

@@ -60,13 +60,15 @@ def resolve_layout(
     trainer: str,
     num_gpus: int,
     trainer_version: str | None = None,
+    cuda_graphs: str | None = None,
     field: str = "layout",
 ) -> Layout:
     """A fully set layout from what a person typed, completed by the trainer's defaults.
 
     Unset degrees are 1; unset `dp_shard` is what the others leave of num_gpus. A product that
     differs from num_gpus is not an error here: it is a violation, so that an estimate can report
-    it. Raises SpecError for malformed values.
+    it. A graph of a whole step holds no dispatch that the host waits for, so that there HybridEP is
+    the default (`rules.cuda_graphs`). Raises SpecError for malformed values.
     """
     given = check_layout_values(values, field)
     rules = TRAINERS[trainer]
@@ -76,6 +78,10 @@ def resolve_layout(
     }
     layout.update(dict.fromkeys(("dp_replicate", "cp", "tp", "pp", "ep"), 1))
     layout.update(given)
+    released = rules.at(rules.release(trainer_version))
+    if cuda_graphs == "full" and _integer(layout["ep"]) > 1 and "moe_dispatcher" not in given:
+        static = "hybridep" in released.moe_dispatchers
+        layout["moe_dispatcher"] = "hybridep" if static else layout["moe_dispatcher"]
     held = 1
     for axis in ("dp_replicate", "cp", "tp", "pp"):
         held *= _integer(layout[axis])

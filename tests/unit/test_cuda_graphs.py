@@ -12,6 +12,7 @@ from planner.columns import LayoutBatch
 from planner.cost.cost_inputs import CostInputs
 from planner.cost.layer.context import CostContext, OpCost, cost
 from planner.cost.layer.host_time import REFILL_LAUNCHES, host_time
+from planner.cost.layer.unit_costs import trainer_code
 from planner.cost.memory.graph_pools import fixed_gradients, private_bytes
 from planner.cost.memory.rank_bytes import rank_shapes
 from planner.cost.price import Pricer, Prices
@@ -202,7 +203,9 @@ def _price(
 
 @pytest.mark.parametrize("model", ["llama3-8b", "qwen3-30b-a3b"])
 def test_graphs_of_a_step_remove_launches_and_waits_and_nothing_else(model: str) -> None:
-    layout = {"ep": 8} if model.startswith("qwen") else {"tp": 4}
+    layout: dict[str, Any] = {"tp": 4}
+    if model.startswith("qwen"):
+        layout = {"ep": 8, "moe_dispatcher": "hybridep"}
     slow = {"launch_seconds": 1e-3}
     none, full = (
         _price(model, layout, slow, cuda_graphs=graphs, trainer_version="0.18")
@@ -315,7 +318,7 @@ def refused(model: str, layout: dict[str, Any], **training: Any) -> list[Violati
         ),
         (
             {"cuda_graphs": "full", "trainer": "torchtitan", "trainer_version": "0.3.0"},
-            "qwen3-30b-a3b", {"ep": 8}, "moe_dispatcher", "alltoall makes it wait",
+            "qwen3-30b-a3b", {"ep": 8, "moe_dispatcher": "alltoall"}, "moe_dispatcher", "alltoall makes it wait",
         ),
         (
             {"cuda_graphs": "full", "trainer": "torchtitan", "trainer_version": "0.3.0"},
@@ -345,20 +348,44 @@ def test_what_graphs_allow() -> None:
     assert all(rule.reads for rule in CUDA_GRAPH_RULES)
 
 
+@pytest.mark.parametrize(
+    ("graphs", "version", "layout", "dispatcher"),
+    [
+        ("full", "0.18", {"ep": 8}, "hybridep"),
+        ("full", "0.18", {"ep": 1}, "alltoall"),
+        ("full", "0.18", {"ep": 8, "moe_dispatcher": "alltoall"}, "alltoall"),
+        ("partial", "0.18", {"ep": 8}, "alltoall"),
+        ("full", "0.14", {"ep": 8}, "alltoall"),
+    ],
+)
+def test_a_captured_step_dispatches_without_the_host(
+    graphs: str, version: str, layout: dict[str, Any], dispatcher: str
+) -> None:
+    _, batch = job_of("qwen3-30b-a3b", layout, cuda_graphs=graphs, trainer_version=version)
+    assert batch.row(0).moe_dispatcher == dispatcher
+    found = refused("qwen3-30b-a3b", layout, cuda_graphs=graphs, trainer_version=version)
+    told = layout.get("moe_dispatcher") == "alltoall"
+    assert ["moe_dispatcher"] * told == [one.field for one in found if version == "0.18"]
+
+
 def test_what_routing_sizes_is_the_experts_path() -> None:
     """Of a layer's operations, all between permutation and return, without shared experts."""
-    model = job_of("qwen3-30b-a3b")[0].model
+    job = job_of("qwen3-30b-a3b")[0]
+    model, code = job.model, trainer_code(job.training, job.rules)
     kind = next(kind for kind, _ in model.distinct_layers() if kind.moe)
     context = replace(eager(), graphs=np.array([PARTIAL]))
     stays = []
-    for op in layer_ops(model, kind, flash=True):
+    ops = layer_ops(model, kind, True, code)
+    for op in ops:
         found: OpCost = cost(context, forward_kernels=np.full(1, 1000.0))
         seconds = host_time(context, (op,), [found], np.zeros((1, 1)), is_layer=True)
         if seconds["launch_forward_seconds"][0] > 10 * LAUNCH:
             stays.append(op)
     names = [op.name for op in stays]
-    assert names[0] == "permute"
-    assert names[-1] == "unpermute"
+    assert {"router", "routing"}.isdisjoint(names)
+    assert {"dispatch", "combine"} < set(names)
+    places = [place for place, op in enumerate(ops) if op.name in names]
+    assert places == list(range(places[0], places[-1] + 1))
     assert {type(op) for op in stays} == {Elementwise, Collective, Gemm}
     assert all("expert" in op.name for op in stays if isinstance(op, Gemm))
 
