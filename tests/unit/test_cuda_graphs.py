@@ -318,7 +318,8 @@ def refused(model: str, layout: dict[str, Any], **training: Any) -> list[Violati
         ),
         (
             {"cuda_graphs": "full", "trainer": "torchtitan", "trainer_version": "0.3.0"},
-            "qwen3-30b-a3b", {"ep": 8, "moe_dispatcher": "alltoall"}, "moe_dispatcher", "alltoall makes it wait",
+            "qwen3-30b-a3b", {"ep": 8, "moe_dispatcher": "alltoall"}, "moe_dispatcher",
+            "alltoall makes it wait",
         ),
         (
             {"cuda_graphs": "full", "trainer": "torchtitan", "trainer_version": "0.3.0"},

@@ -319,7 +319,8 @@ CASES = [
         "pp is 2"),
     Case("CUDA graphs exclude CPU offload", {"cpu_offload": True}, {},
         {**TITAN_03, "cuda_graphs": "full"}, "offloaded gradients"),
-    Case("CUDA graphs need a dispatcher that the host does not wait for", {"ep": 2, "moe_dispatcher": "alltoall"}, {"ep": 1},
+    Case("CUDA graphs need a dispatcher that the host does not wait for",
+        {"ep": 2, "moe_dispatcher": "alltoall"}, {"ep": 1},
         {"model": "qwen3-30b-a3b", **TITAN_03, "cuda_graphs": "full"}, "alltoall makes it wait"),
 ]  # fmt: skip
 
