@@ -9,7 +9,8 @@ it. The promises:
 
 - the answer is a measured layout if there is one, and no measurement is faster than its own;
 - measured layouts are in the order of their measurements, and all that fitted are listed;
-- the best so far never gets worse while probes are added, and is the answer's step in the end.
+- the best so far never gets worse while probes are added, and is the answer's step in the end;
+- what nobody measured is measured by the first probe after number 1's.
 """
 
 import argparse
@@ -19,20 +20,33 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise, product
 
 import numpy as np
-from landscapes import JOBS, NOISE_SD, generate
+from landscapes import JOBS, NOISE_SD, generate, prepared
 from replay_strategies import JOB, START_SECONDS, STEPS, ProxyRun, Truth
 from replay_sweeps import published_sweeps
 
+from planner.calibration.basis import unmeasured
+from planner.search.bounds import OOM_LIMIT
 from planner.specs.measurement import Measured, Measurement
 from planner.study.ask_tell import Event, StudyResult, run
 from planner.study.fidelity_options import ProbeCost
+from planner.study.isolating import isolating
 from planner.study.measured_search import listed
 from planner.study.study import Budget, Proposal, StudySettings
 
 SEEDS, PROBES, TOP_K = 5, 8, 3
 ERRORS = (0.05, 0.30)
 NOISES = (NOISE_SD, 0.10)  # a quiet cluster, and a shared one
+SURPRISES = (-0.1, 0.15)  # what nobody measured is faster, or slower, than the model says
+SURPRISING_ERROR = 0.05
 CLOSE = 1e-12  # of a step, between two ways to add the same numbers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Number 1 on paper, and the layout beside it that isolates what nobody measured, by rows."""
+
+    first: int
+    isolating: tuple[int, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +54,7 @@ class Played:
     """One study.
 
     told: row and step seconds of every run of a layout itself, in order; None for out of memory.
+    pair: where some candidates rest on what nobody measured.
     """
 
     name: str
@@ -47,6 +62,7 @@ class Played:
     told: Sequence[tuple[int, float | None]]
     events: Sequence[Event]
     proxy_runs: int
+    pair: Pair | None = None
 
 
 @dataclass(kw_only=True)
@@ -77,7 +93,15 @@ class Machine:
         return Measurement(id=name, created_at="", job=JOB, measured=numbers)
 
 
-def play(truth: Truth, seed: int, *, probes: int, tolerance: float, parallel: int = 1) -> Played:
+def play(
+    truth: Truth,
+    seed: int,
+    *,
+    probes: int,
+    tolerance: float,
+    parallel: int = 1,
+    pair: Pair | None = None,
+) -> Played:
     """Plays one study to its end.
 
     tolerance: the regret at which it stops; below 0 it spends all its probes.
@@ -91,6 +115,8 @@ def play(truth: Truth, seed: int, *, probes: int, tolerance: float, parallel: in
         fidelities=fidelities,
         parallel=parallel,
         cost=ProbeCost(start_seconds=START_SECONDS, steps=STEPS),
+        first=None if pair is None else pair.first,
+        isolating=None if pair is None else pair.isolating,
     )
     outcome = run(truth.candidates, settings, machine.measure, on_event=events.append)
     return Played(
@@ -99,6 +125,28 @@ def play(truth: Truth, seed: int, *, probes: int, tolerance: float, parallel: in
         told=machine.told,
         events=events,
         proxy_runs=machine.proxy_runs,
+        pair=pair,
+    )
+
+
+def surprising(name: str, seed: int, off: float) -> tuple[Truth, Pair]:
+    """A landscape whose layouts that rest on what nobody measured take exp(off) times as long.
+
+    Number 1 does without, and the fastest of the others is the fastest on paper.
+    """
+    pricer, candidates = prepared(name)
+    rests = unmeasured(candidates.batch, pricer, pricer.calibration).any(axis=1)
+    truth = Truth.of_landscape(generate(name, SURPRISING_ERROR, seed), NOISE_SD)
+    fits = (candidates.prior.oom_probability <= OOM_LIMIT) & ~truth.out_of_memory
+    first, paper = (int(np.flatnonzero(fits & mask)[0]) for mask in (~rests, rests))
+    found = isolating(pricer, candidates.batch.row(first), candidates.batch.row(paper))
+    assert found is not None, "the fastest of the others rests on something"
+    row = candidates.find(found.layout)
+    return (
+        replace(
+            truth, name=f"{name}, off by {off:+.0%}", log_seconds=truth.log_seconds + off * rests
+        ),
+        Pair(first=first, isolating=(paper if row is None else row, found.reason)),
     )
 
 
@@ -110,6 +158,11 @@ def violations(played: Played, top_k: int = TOP_K) -> list[str]:
             times.pop(row, None)  # it ran out of memory
         elif row in times or not any(row == other and step is None for other, step in played.told):
             times[row] = min(seconds, times.get(row, np.inf))
+    if played.pair is not None and [row for row, _ in played.told[:2]] != [
+        played.pair.first,
+        played.pair.isolating[0],
+    ]:
+        return ["what nobody measured was not measured after number 1"]
     shown = listed(played.outcome, top_k)
     best = [
         event.best_seconds
@@ -156,6 +209,9 @@ def studies(seeds: int, probes: int) -> Iterator[tuple[str, Played]]:
         for truth in sweeps:
             noisy = replace(truth, noise_sd=noise)
             yield "published sweeps", play(noisy, seed, probes=probes, tolerance=-1.0)
+    for seed, name, off in product(range(seeds), JOBS, SURPRISES):
+        truth, pair = surprising(name, seed, off)
+        yield "unmeasured mechanisms", play(truth, seed, probes=probes, tolerance=0.01, pair=pair)
     for seed, error, noise in product(range(seeds), ERRORS, NOISES):
         for name in JOBS:
             truth = Truth.of_landscape(generate(name, error, seed), noise)

@@ -343,3 +343,20 @@ def test_replayed_studies_stand_by_what_they_measured(
         dataclasses.replace(played, outcome=swapped, events=played.events[::-1])
     )
     assert any("answer" in line for line in broken), "another answer would be told"
+
+
+@pytest.mark.parametrize("off", replay_studies.SURPRISES)
+def test_what_nobody_measured_is_measured_second_and_found(off: float) -> None:
+    """Of layouts that are all 10% faster, or 15% slower, than the model says."""
+    truth, pair = replay_studies.surprising(SMALL, 1, off)
+    played = replay_studies.play(truth, 1, probes=6, tolerance=-1.0, pair=pair)
+    assert replay_studies.violations(played) == []
+    times = [seconds for _, seconds in played.told[:2]]
+    assert times[0] is not None
+    assert times[1] is not None
+    answer = played.outcome.ranked[0].row
+    assert truth.log_seconds[answer] <= np.log(min(times[0], times[1])) + 3 * truth.noise_sd
+    without = dataclasses.replace(played, told=[played.told[0], *played.told[2:]])
+    assert replay_studies.violations(without) == [
+        "what nobody measured was not measured after number 1"
+    ]
