@@ -11,7 +11,8 @@ import torch
 from planner.calibration.kernels import KernelShape
 from probes.kernels.base import Prepared, Unavailable, dtype_of, random
 
-FLOAT8 = {"float8-tensorwise", "float8-rowwise", "float8-delayed"}
+ROWWISE = {"float8-rowwise", "float8-rowwise-gw-hp"}
+FLOAT8 = {"float8-tensorwise", "float8-delayed", *ROWWISE}
 MULTIPLE = 16  # sizes that a float8 product needs (aten/src/ATen/native/cuda/Blas.cpp)
 
 
@@ -43,7 +44,7 @@ def _float8(m: int, n: int, k: int, recipe: str, device: torch.device) -> Callab
         raise Unavailable(f"a float8 product needs multiples of {MULTIPLE}, not n {n} and k {k}")
     left = random(m, k, dtype=torch.float8_e4m3fn, device=device)
     right = random(n, k, dtype=torch.float8_e4m3fn, device=device)
-    rowwise = recipe == "float8-rowwise"
+    rowwise = recipe in ROWWISE
     scales = (
         (torch.ones(m, 1, device=device), torch.ones(1, n, device=device))
         if rowwise

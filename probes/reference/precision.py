@@ -12,7 +12,8 @@ from torch import nn
 from planner.specs.layout import Layout
 from probes.reference.model import Transformer
 
-LOW = ("float8-tensorwise", "float8-rowwise", "float8-blockwise", "mxfp8")
+ROWWISE = {"float8-rowwise": "rowwise", "float8-rowwise-gw-hp": "rowwise_with_gw_hp"}
+LOW = ("float8-tensorwise", *ROWWISE, "float8-blockwise", "mxfp8")
 # multiple of both widths of a converted matrix; 16 for the other recipes (torch._scaled_mm)
 DIVISOR = {"float8-blockwise": 128, "mxfp8": 32}
 
@@ -72,8 +73,8 @@ def _convert(model: Transformer, layout: Layout, *, emulate: bool) -> None:
 def _float8(layout: Layout, *, emulate: bool) -> Any:
     from torchao.float8 import Float8LinearConfig
 
-    if layout.precision == "float8-rowwise":
-        config = Float8LinearConfig.from_recipe_name("rowwise")
+    if layout.precision in ROWWISE:
+        config = Float8LinearConfig.from_recipe_name(ROWWISE[layout.precision])
         return config if not emulate else Float8LinearConfig(**{**vars(config), "emulate": True})
     return Float8LinearConfig(
         enable_fsdp_float8_all_gather=layout.float8_all_gather, emulate=emulate

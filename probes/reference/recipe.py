@@ -237,6 +237,16 @@ def _beyond(task: ProbeTask, job: Job, layout: Layout) -> Iterator[Fault]:
         yield Fault(
             "layout.zero_stage", 3, rule, "use zero_stage 2, or pp_schedule Interleaved1F1B or 1F1B"
         )
+    rule = "is not in the reference program"
+    if layout.moe_dispatcher != "alltoall" and layout.ep > 1:
+        remedy = "use alltoall, or probe with trainer torchtitan"
+        yield Fault("layout.moe_dispatcher", layout.moe_dispatcher, rule, remedy)
+    if job.training.cuda_graphs in ("partial", "full"):
+        remedy = "leave cuda_graphs out, or probe with trainer torchtitan"
+        yield Fault("training.cuda_graphs", job.training.cuda_graphs, rule, remedy)
+    if job.training.chunked_loss:
+        remedy = "leave chunked_loss out, or probe with trainer torchtitan"
+        yield Fault("training.chunked_loss", True, rule, remedy)
     if layout.precision in ("float8-delayed", "nvfp4"):
         yield Fault(
             "layout.precision",

@@ -76,6 +76,18 @@ def test_every_catalogue_model_is_built_with_its_parameters(name: str) -> None:
         ({"param_dtype": "bfloat16"}, {"training": {"trainer": "megatron"}}, "trainer"),
         ({}, {"model": "tied", "training": {"seq_len": 2048}}, "seq_len"),
         ({}, {"training": {"overlap": {"dp": False}}}, "overlap"),
+        ({}, {"training": {"chunked_loss": True}}, "chunked_loss"),
+        (
+            {},
+            {
+                "training": {
+                    "cuda_graphs": "full",
+                    "trainer": "torchtitan",
+                    "trainer_version": "0.3",
+                }
+            },
+            "cuda_graphs",
+        ),
     ],
 )
 def test_what_cannot_run_is_refused_with_its_field(
