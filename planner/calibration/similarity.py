@@ -125,7 +125,11 @@ def _axes(x: LayoutBatch, global_batch_size: int) -> dict[str, list[_Axis]]:
             _Axis(values=x.split, loss=0.05),
         ],
         "bubble": [_Axis(values=bubble, length=0.6)],
-        "ep": [_Axis(values=_log2(x.ep), length=3.0), _Axis(values=_log2(x.etp), length=3.0)],
+        "ep": [
+            _Axis(values=_log2(x.ep), length=3.0),
+            _Axis(values=_log2(x.etp), length=3.0),
+            _Axis(values=x.moe_dispatcher * (x.ep > 1), loss=0.25),
+        ],
         "tokens": [
             _Axis(values=np.log2(x.micro_batch_size / x.cp), length=3.0),
             _Axis(values=_log2(rounds), length=6.0),

@@ -11,7 +11,7 @@ from planner.cost.pipeline.stages import stage_layers
 from planner.export.base import Draft, Export, overlay_gaps, safe_name, train_steps
 from planner.export.commands import Launch, read_flags
 from planner.export.megatron_graphs import environment, graph_arguments
-from planner.export.megatron_model import model_arguments
+from planner.export.megatron_model import dispatcher_arguments, model_arguments
 from planner.export.megatron_read import (
     CP_TYPES,
     FP8_RECIPES,
@@ -99,6 +99,7 @@ def export(
     )
     arguments = (
         *(word for group in groups for word in group(draft)),
+        *dispatcher_arguments(draft, release),
         *graph_arguments(draft, release),
     )
     expandable = (

@@ -14,7 +14,11 @@ from planner.export.megatron_network import (
     router_arguments,
 )
 from planner.specs.model import ModelSpec
+from planner.trainers.megatron import MEGATRON
 from planner.trainers.megatron_models import lacking
+from planner.trainers.release import Release
+
+FLEXIBLE = ("deepep", "hybridep")  # backends of the dispatcher `flex`
 
 
 def model_arguments(draft: Draft) -> list[str]:
@@ -55,7 +59,8 @@ def model_arguments(draft: Draft) -> list[str]:
     if model.qk_norm == "head":
         arguments.append("--qk-layernorm")
     arguments += _mla(model) if model.uses_mla else _attention(model)
-    arguments += [*_experts(model), *router_arguments(draft)] if model.is_moe else []
+    if model.is_moe:
+        arguments += [*_experts(model), *router_arguments(draft)]
     if model.is_moe and draft.layout.param_dtype == "bfloat16" and draft.layout.precision != "fp16":
         arguments.append("--moe-grouped-gemm")  # it refuses any other dtype
     _check(draft)
@@ -101,6 +106,36 @@ def _mla(model: ModelSpec) -> list[str]:
     ]
 
 
+def dispatcher_arguments(draft: Draft, release: Release) -> list[str]:
+    """The token dispatcher, by release, and the overlap of its exchange.
+
+    Source: Megatron-Core transformer/transformer_config.py: 0.12 (moe_enable_deepep), 0.14
+    (overlap_moe_expert_parallel_comm), 0.16 (moe_flex_dispatcher_backend).
+    """
+    if not draft.model.is_moe:
+        if draft.layout.moe_dispatcher != "alltoall":
+            draft.inert("moe_dispatcher", "means nothing without experts")
+        return []
+    name, able = draft.layout.moe_dispatcher, MEGATRON.at(release).moe_dispatchers
+    arguments = ["--moe-token-dispatcher-type", name]
+    if name in able and name in FLEXIBLE:
+        arguments = ["--moe-token-dispatcher-type", "flex"] + (
+            ["--moe-enable-deepep"]
+            if release.before("0.16")
+            else ["--moe-flex-dispatcher-backend", name]
+        )
+    elif name not in able:
+        draft.gap(
+            "moe_dispatcher",
+            name,
+            f"is not in Megatron-LM core {release.number}",
+            f"use {', '.join(sorted(able))}",
+        )
+    if draft.training.overlap.ep and draft.layout.ep > 1:
+        arguments.append("--overlap-moe-expert-parallel-comm")
+    return arguments
+
+
 def _experts(model: ModelSpec) -> list[str]:
     arguments = [
         "--num-experts",
@@ -109,8 +144,6 @@ def _experts(model: ModelSpec) -> list[str]:
         str(model.num_experts_per_tok),
         "--moe-ffn-hidden-size",
         str(model.moe_intermediate_size),
-        "--moe-token-dispatcher-type",
-        "alltoall",
     ]
     if model.shared_expert_intermediate_size:
         arguments += [

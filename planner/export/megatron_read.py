@@ -67,6 +67,7 @@ def read_arguments(words: Words, num_layers: int, num_gpus: int) -> dict[str, ob
         "cp": whole(words, "context_parallel_size", 1),
         "ep": whole(words, "expert_model_parallel_size", 1),
         "etp": whole(words, "expert_tensor_parallel_size", experts_over_tp),
+        "moe_dispatcher": _dispatcher(words),
         "micro_batch_size": whole(words, "micro_batch_size"),
         "cp_method": next((name for name, known in CP_TYPES.items() if known == kind), "ulysses"),
         "sequence_parallel": "sequence_parallel" in words,
@@ -84,6 +85,18 @@ def read_arguments(words: Words, num_layers: int, num_gpus: int) -> dict[str, ob
         **_recompute(words, num_layers),
         **_precision(words),
     }
+
+
+def _dispatcher(words: Words) -> str:
+    """Megatron's own default is allgather; `flex` has two backends, of which DeepEP is the older.
+
+    Without experts it means nothing: the usual one.
+    """
+    if "num_experts" not in words:
+        return "alltoall"
+    kind = word(words, "moe_token_dispatcher_type") or "allgather"
+    backend = word(words, "moe_flex_dispatcher_backend") or "deepep"
+    return backend if kind == "flex" else "alltoall" if kind == "alltoall_seq" else kind
 
 
 def _data_parallel(words: Words, num_gpus: int) -> dict[str, object]:

@@ -389,3 +389,38 @@ def test_graphs_and_expandable_segments() -> None:
     assert not [gap for gap in new.gaps if gap.blocking]
     assert "NCCL_GRAPH_REGISTER=0" in new.files["launch.sh"]
     assert "NCCL_GRAPH_REGISTER" not in make(job={"cuda_graphs": "partial"}).files["launch.sh"]
+
+
+@pytest.mark.parametrize(
+    ("version", "name", "said"),
+    [
+        ("0.14", "alltoall", ["--moe-token-dispatcher-type", "alltoall"]),
+        ("0.14", "allgather", ["--moe-token-dispatcher-type", "allgather"]),
+        ("0.14", "deepep", ["--moe-token-dispatcher-type", "flex", "--moe-enable-deepep"]),
+        ("0.16", "deepep",
+         ["--moe-token-dispatcher-type", "flex", "--moe-flex-dispatcher-backend", "deepep"]),
+        ("0.16", "hybridep",
+         ["--moe-token-dispatcher-type", "flex", "--moe-flex-dispatcher-backend", "hybridep"]),
+    ],
+)  # fmt: skip
+def test_dispatchers_by_release_there_and_back(version: str, name: str, said: list[str]) -> None:
+    job = {"trainer_version": version}
+    exported = make("qwen3-30b-a3b", job, 16, ep=8, moe_dispatcher=name)
+    assert " ".join(said) in " ".join(exported.arguments)
+    assert parse_back(exported).moe_dispatcher == name
+    assert "moe_dispatcher" not in [gap.fault.field for gap in exported.gaps]
+
+
+def test_a_dispatcher_that_the_release_lacks_is_a_gap() -> None:
+    exported = make(
+        "qwen3-30b-a3b", {"trainer_version": "0.14"}, 16, ep=8, moe_dispatcher="hybridep"
+    )
+    (gap,) = [gap for gap in exported.gaps if gap.fault.field == "moe_dispatcher"]
+    assert gap.blocking
+    assert parse_back(exported).moe_dispatcher == "hybridep"
+
+
+def test_the_exchange_overlaps_where_the_job_says_so() -> None:
+    job = {"overlap": {"ep": True}}
+    assert "--overlap-moe-expert-parallel-comm" in flags_of(make("qwen3-30b-a3b", job, 16, ep=8))
+    assert "--overlap-moe-expert-parallel-comm" not in flags_of(make("qwen3-30b-a3b", {}, 16, ep=8))

@@ -51,6 +51,10 @@ GROUPS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("cp",), ("context_parallel_size",)),
     (("ep",), ("expert_model_parallel_size",)),
     (("etp",), ("expert_tensor_parallel_size",)),
+    (
+        ("moe_dispatcher",),
+        ("moe_token_dispatcher_type", "moe_flex_dispatcher_backend", "moe_enable_deepep"),
+    ),
     (("cp_method",), ("cp_comm_type",)),
     (("sequence_parallel",), ("sequence_parallel",)),
     (("async_tp",), ("tp_comm_overlap",)),
@@ -176,8 +180,11 @@ class StatedMegatron:
             "dp": "overlap_grad_reduce" in words or sharded,
             "pp": "no_overlap_p2p_communication" not in words,
         }
-        if not all(overlap.values()):
-            training["overlap"] = {name: False for name, on in overlap.items() if not on}
+        changed = {name: False for name, on in overlap.items() if not on}
+        if "overlap_moe_expert_parallel_comm" in words:
+            changed["ep"] = True
+        if changed:
+            training["overlap"] = changed
         backend = word(words, "attention_backend")
         if backend in ATTENTION_KERNELS:
             training["attention_kernel"] = ATTENTION_KERNELS[backend]
@@ -199,16 +206,11 @@ class StatedMegatron:
 
     def _notes(self, layout: Mapping[str, object]) -> list[str]:
         words = self.words
-        dispatcher = word(words, "moe_token_dispatcher_type") or "allgather"
         method, count = word(words, "recompute_method"), word(words, "recompute_num_layers")
         rows = (
             (
                 bool(self.skipped),
                 f"not read, since only running it tells: {'; '.join(self.skipped)}",
-            ),
-            (
-                "num_experts" in words and dispatcher != "alltoall",
-                f"the {dispatcher} dispatcher is priced as alltoall",
             ),
             (
                 method == "uniform" and count not in (None, "1"),
