@@ -35,6 +35,7 @@ from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
 from planner.trainers.registry import training_release
 from planner.version import MODEL_VERSION
+from planner.work.axes import busiest_load
 
 COVERAGE = 0.9
 FITS_BELOW = 0.05
@@ -189,17 +190,36 @@ class _Columns:
             memory=self._memory(row),
             time=self._time(row),
             basis=self._basis(row),
+            moe_imbalance=self._moe_imbalance(row),
             warnings=[
                 text
                 for text in (
                     training_release(pricer.training).note,
                     unknown_family(pricer.cluster.gpu),
                     *_unpriced(pricer.model),
+                    self._predicted_load(row),
                 )
                 if text
             ],
             model_version=MODEL_VERSION,
             calibration_id=pricer.calibration.id,
+        )
+
+    def _moe_imbalance(self, row: int) -> float | None:
+        layout = self.layouts[row]
+        if layout.ep == 1 or not self.pricer.model.is_moe:
+            return None
+        one = LayoutBatch.from_layouts([layout])
+        return float(busiest_load(one, self.pricer.model, self.pricer.training)[0])
+
+    def _predicted_load(self, row: int) -> str:
+        """What the numbers take for the busiest expert rank, where the job does not say."""
+        load = self._moe_imbalance(row)
+        if load is None or self.pricer.training.moe_imbalance is not None:
+            return ""
+        return (
+            f"the busiest expert rank takes {load:.2f} times the mean load, as random routing "
+            "gives; training.moe_imbalance states another"
         )
 
     def _redone_share(self, row: int) -> float:

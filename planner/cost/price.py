@@ -20,6 +20,7 @@ from planner.cost.machine.knobs import Calibration, kernels_at
 from planner.cost.machine.profile import KernelProfile, Profile
 from planner.cost.machine.shipped import shipped_calibration
 from planner.cost.memory.allocator import reserved_bytes
+from planner.cost.memory.dispatch_buffers import dispatch_buffer_bytes
 from planner.cost.memory.peak import PeakMemory, expandable_segments, rank_memory
 from planner.cost.memory.rank_bytes import rank_shapes
 from planner.cost.network.topology import Fabric
@@ -114,7 +115,11 @@ class Pricer(PreparedJob):
             (getattr(batch, axis) > 1).astype(np.float64)
             for axis in ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep")
         )
-        outside = self.cluster.gpu.context_bytes + self.profile.communicator_bytes * groups
+        outside = (
+            self.cluster.gpu.context_bytes
+            + self.profile.communicator_bytes * groups
+            + dispatch_buffer_bytes(batch, self.model, self.cluster, self.training)
+        )
         room = self.cluster.usable_memory_bytes - outside
         shares = (self._fragmentation, self.profile.fragmentation_floor)
         reserved, least = reserved_bytes(

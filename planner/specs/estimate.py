@@ -106,6 +106,8 @@ class Estimate(BaseModel):
 
     oom_probability, fits: of what a plan may use of the GPU; fits up to 5%.
     oom_probability_full_card: of all of it, without the share that `memory_fraction` keeps free.
+    moe_imbalance: load of the busiest expert rank over the mean that the numbers take, stated
+        (`training.moe_imbalance`) or predicted; None where experts are not spread over ranks.
     warnings: what the numbers assume for lack of data.
     unsupported: what keeps the trainer from running this job with any layout (model, vendor,
         optimizer); the numbers then say what the hardware could do.
@@ -132,6 +134,7 @@ class Estimate(BaseModel):
     memory: Memory | None = None
     time: TimeBreakdown | None = None
     basis: dict[str, Basis] | None = None
+    moe_imbalance: float | None = None
     warnings: list[str] = []
     model_version: str
     calibration_id: str

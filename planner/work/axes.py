@@ -113,11 +113,11 @@ def _expert_sizes(
     columns: tuple[FloatColumn, FloatColumn],
 ) -> dict[str, FloatColumn]:
     tokens, sp = columns
-    ep, etp = batch.ep.astype(np.float64), batch.etp.astype(np.float64)
-    own = tokens / np.where(etp > 1, 1.0, sp)
+    ep = batch.ep.astype(np.float64)
+    own = tokens / np.where(batch.etp > 1, 1.0, sp)
     local = model.num_experts / ep
     copies = own * model.num_experts_per_tok
-    load = busiest(training, copies, ep)
+    load = busiest_load(batch, model, training)
     routed = copies * load
     gathers = rules.framework.gathers_cut_rows
     sent = (tokens / sp if gathers else own) * model.num_experts_per_tok
@@ -140,14 +140,13 @@ def _expert_sizes(
     }
 
 
-def busiest(training: TrainingSpec, copies: FloatColumn, ep: FloatColumn) -> FloatColumn:
-    """Load of the busiest of `ep` ranks over the mean, stated or expected, (U,).
-
-    copies (U,): token copies that a rank receives on average.
-    """
-    if training.moe_imbalance is None:
-        return expected_imbalance(copies, ep)
-    return np.full_like(copies, training.moe_imbalance)
+def busiest_load(batch: LayoutBatch, model: ModelSpec, training: TrainingSpec) -> FloatColumn:
+    """Load of the busiest expert rank over the mean, stated or expected, (U,)."""
+    if training.moe_imbalance is not None:
+        return np.full(len(batch), training.moe_imbalance)
+    shards = np.where(batch.sequence_parallel & (batch.etp == 1), batch.tp, 1) * batch.cp
+    own = batch.micro_batch_size * (training.seq_len / shards)
+    return expected_imbalance(own * model.num_experts_per_tok, batch.ep.astype(np.float64))
 
 
 def overlapping_exchange(batch: LayoutBatch) -> BoolColumn:

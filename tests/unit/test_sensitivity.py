@@ -64,8 +64,12 @@ def test_every_field_has_a_step_and_every_step_is_one(
     expected -= set() if layout.virtual_stages > 1 else {"virtual_stages"}
     expected -= set() if layout.cp > 1 else {"cp_method"}
     expected -= set() if layout.ep > 1 else {"moe_dispatcher"}
+    loads = [step for step in steps if step.field == "training.moe_imbalance"]
+    expected |= {"training.moe_imbalance"} if layout.ep > 1 else set()
     assert fields == expected
     for step in steps:
+        if step in loads:
+            continue
         changed = {
             name
             for name in Layout.model_fields
@@ -89,6 +93,8 @@ def test_steps_are_priced_as_the_search_prices_them_or_refused_by_a_rule(
     layout = layout_of(pricer, **values)
     base = pricer.price(LayoutBatch.from_layouts([layout])).step_seconds[0]
     for step in sensitivity(pricer, layout):
+        if step.field not in Layout.model_fields:
+            continue
         broken = violations(step.layout, pricer.model, pricer.cluster, pricer.training)
         if broken:
             assert step.refused == f"{broken[0].rule}; {broken[0].remedy}"
@@ -97,6 +103,25 @@ def test_steps_are_priced_as_the_search_prices_them_or_refused_by_a_rule(
             price = pricer.price(LayoutBatch.from_layouts([step.layout]))
             assert step.step_ratio == pytest.approx(price.step_seconds[0] / base)
             assert step.device_bytes == pytest.approx(price.device_bytes[0])
+
+
+def test_an_uneven_load_of_experts_slows_the_step_and_takes_memory() -> None:
+    pricer = pricer_of("mixtral-8x7b", 64, moe_imbalance=1.0)
+    layout = layout_of(pricer, ep=8)
+    even, doubled = (
+        step for step in sensitivity(pricer, layout) if step.field == "training.moe_imbalance"
+    )
+    assert (even.old, even.new, doubled.new, even.step_ratio) == (1.0, 1.0, 2.0, 1.0)
+    assert even.device_bytes is not None
+    assert doubled.device_bytes is not None
+    assert doubled.step_ratio is not None
+    # experts and their exchange take more than half of such a step
+    assert 1.5 < doubled.step_ratio < 2.0
+    assert doubled.device_bytes > even.device_bytes
+    stated = pricer_of("mixtral-8x7b", 64, moe_imbalance=2.0)
+    assert doubled.step_seconds == pytest.approx(
+        float(stated.price(LayoutBatch.from_layouts([layout])).step_seconds[0])
+    )
 
 
 def test_steps_of_degrees_go_both_ways() -> None:

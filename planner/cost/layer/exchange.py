@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.columns import BoolColumn, FloatColumn
+from planner.columns import FloatColumn
 from planner.cost.layer.context import AXES, CostContext, OpCost, cost
 from planner.specs.layout import MOE_DISPATCHERS
 from planner.specs.model import ModelSpec
@@ -144,8 +144,14 @@ def _seconds(
     """Seconds forward and backward with this dispatcher, (U,) each."""
     (degree, stride), sizes = group, context.sizes
     if kind in DISPATCHERS:
+        fabric, tokens = context.fabric, sizes["tokens_sent"] / model.num_experts_per_tok
         seconds = kernel_seconds(
-            context, model, DISPATCHERS[kind](context.device.gpu.family), degree, stride
+            tokens * sizes["hidden"] * context.width_bytes("compute"),
+            (model.num_experts_per_tok, model.topk_group if model.n_group else 0),
+            DISPATCHERS[kind](context.device.gpu.family),
+            group,
+            fabric.gpus[0],
+            (fabric.bandwidth[0], fabric.bandwidth[min(1, len(fabric.bandwidth) - 1)]),
         )
         return seconds, seconds
     if kind == ALLGATHER:
@@ -164,26 +170,25 @@ def _seconds(
 
 
 def kernel_seconds(
-    context: CostContext,
-    model: ModelSpec,
+    sent_bytes: FloatColumn,
+    routing: tuple[int, int],
     kernels: Kernels,
-    degree: FloatColumn,
-    stride: FloatColumn,
+    group: tuple[FloatColumn, FloatColumn],
+    domain: float,
+    bandwidth: tuple[float, float],
 ) -> FloatColumn:
     """Seconds of one dispatch or combine, (U,).
 
-    The busiest rank receives its imbalance more than the mean. Group-limited routing (DeepSeek-V3)
-    bounds the nodes of a token by its groups.
+    sent_bytes (U,): of the tokens, each once; the busiest rank's are its imbalance more.
+    routing: experts of a token; groups of experts (DeepSeek-V3), which bound its nodes, or 0.
+    group: degree and stride of the ranks.
+    domain: GPUs of the innermost level.
+    bandwidth: of that level and of the next.
     """
-    fabric, sizes = context.fabric, context.sizes
-    tokens = sizes["tokens_sent"] / model.num_experts_per_tok
-    sent = tokens * sizes["hidden"] * context.width_bytes("compute")
-    inside = np.clip(np.floor(fabric.gpus[0] / stride), 1.0, degree)
-    nodes = reached(np.ceil(degree / inside), model.num_experts_per_tok)
-    ranks = reached(degree, model.num_experts_per_tok)
-    if model.n_group:
-        nodes = np.minimum(nodes, float(model.topk_group))
-    own = kernels.own_seconds + ranks / (kernels.inner * fabric.bandwidth[0])
-    across: BoolColumn = degree > inside
-    outer = nodes / (kernels.outer * fabric.bandwidth[min(1, len(fabric.bandwidth) - 1)])
-    return np.asarray(kernels.base_seconds + sent * np.maximum(own, np.where(across, outer, 0.0)))
+    (top_k, groups), (degree, stride) = routing, group
+    inside = np.clip(np.floor(domain / stride), 1.0, degree)
+    nodes, ranks = reached(np.ceil(degree / inside), top_k), reached(degree, top_k)
+    nodes = np.minimum(nodes, float(groups)) if groups else nodes
+    own = kernels.own_seconds + ranks / (kernels.inner * bandwidth[0])
+    across = np.where(degree > inside, nodes / (kernels.outer * bandwidth[1]), 0.0)
+    return np.asarray(kernels.base_seconds + sent_bytes * np.maximum(own, across))

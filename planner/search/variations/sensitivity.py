@@ -4,6 +4,7 @@ Each step shows what it does to time and memory, or the rule that forbids it.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from planner.calibration.intervals import oom_probability
 from planner.columns import LayoutBatch
@@ -18,10 +19,12 @@ from planner.search.variations.splits import shifted
 from planner.specs.layout import CP_METHODS, DTYPES, MOE_DISPATCHERS, Layout, format_ac, parse_ac
 from planner.specs.plan import SensitivityStep
 from planner.trainers.registry import training_release
+from planner.work.axes import busiest_load
 
 # from saving all to saving least
 AC_BY_STRENGTH = ("none", "selective-layer-2", "selective-op", "selective-attention", "full")
 BUDGET_STEP = 0.1
+LOADS = (1.0, 2.0)  # of the busiest expert rank over the mean
 FLAGS = (
     "sequence_parallel",
     "async_tp",
@@ -74,7 +77,30 @@ def sensitivity(pricer: Pricer, layout: Layout) -> list[SensitivityStep]:
         else:
             step["refused"] = f"{broken[index][0].rule}; {broken[index][0].remedy}"
         steps.append(SensitivityStep.model_validate(step))
-    return steps
+    return [*steps, *_loads(pricer, layout)]
+
+
+def _loads(pricer: Pricer, layout: Layout) -> Iterator[SensitivityStep]:
+    """What an even and a doubled load of the busiest expert rank do: no choice, but it decides."""
+    if layout.ep == 1 or not pricer.model.is_moe:
+        return
+    one = LayoutBatch.from_layouts([layout])
+    now = float(busiest_load(one, pricer.model, pricer.training)[0])
+    seconds = float(pricer.price(one).step_seconds[0])
+    for load in LOADS:
+        training = pricer.training.model_copy(update={"moe_imbalance": load})
+        prices = replace(pricer, training=training).price(one)
+        fits = oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes)
+        yield SensitivityStep(
+            field="training.moe_imbalance",
+            old=round(now, 2),
+            new=load,
+            layout=layout,
+            step_seconds=float(prices.step_seconds[0]),
+            step_ratio=float(prices.step_seconds[0]) / seconds,
+            device_bytes=float(prices.device_bytes[0]),
+            fits=bool(fits[0] <= OOM_LIMIT),
+        )
 
 
 def _changes(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
