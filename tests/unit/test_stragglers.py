@@ -15,7 +15,7 @@ from planner.intake.machines import read_cluster
 from planner.intake.models import read_model
 from planner.trainers.registry import resolve_layout
 
-BUSY = ("compute", "recompute", "tp", "cp", "ep")
+BUSY = ("compute", "recompute", "tp", "cp", "ep", "launches", "waits")
 
 
 def test_the_share_is_the_expected_largest_delay_beyond_the_mean() -> None:
