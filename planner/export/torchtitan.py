@@ -52,6 +52,7 @@ from planner.specs.layout import Layout, parse_ac
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
 from planner.trainers.registry import TRAINERS, release_of, version_under
+from planner.trainers.release import GRAPH_TRAINER
 from planner.trainers.titan_defaults import DEFAULTS
 from planner.trainers.titan_models import WITH_PIPELINE, Flavor, class_for, find_flavor, lacking
 from planner.trainers.titan_networks import differences
@@ -106,6 +107,15 @@ def export(
         draft.notes.append(
             "TorchTitan itself needs GPUs: on a CPU pool `planner-cli probe` runs this layout "
             "with the reference program."
+        )
+    if release.named.distribution == GRAPH_TRAINER:
+        draft.gap(
+            "training.trainer_version",
+            release.named.text,
+            "is written for the core trainer: experiments/graph_trainer takes --module "
+            "graph_trainer.MODEL --config graph_trainer_CONFIG with the same flags for "
+            "parallelism, and --compile.memory_policy for recomputation",
+            "change these two by hand, or leave graph_trainer out of trainer_version",
         )
     draft.check_common()
     draft.notes.append(YOURS)

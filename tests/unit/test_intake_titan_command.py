@@ -239,3 +239,16 @@ def test_the_loss_and_the_dispatcher_in_a_module() -> None:
     )
     assert job.layout is not None
     assert (job.training.chunked_loss, job.layout) == (False, chosen)
+
+
+def test_the_graph_trainer_is_read_as_a_program_of_its_own() -> None:
+    text = (
+        "torchrun --nproc_per_node 8 -m torchtitan.train --module graph_trainer.deepseek_v3"
+        " --config graph_trainer_deepseek_v3_16b --compile.memory_policy full"
+    )
+    job = job_of_text("launch.sh", text, {}, cluster={"gpu": "h100-sxm-80gb", "num_gpus": 8})
+    assert job.layout is not None
+    assert job.training.trainer_version == "0.3.0, graph_trainer"
+    assert (job.layout.compile, job.layout.ac, job.layout.ep) == (True, "full", 8)
+    made = export(job.layout, job.model, job.cluster, job.training)
+    assert [fault.field for fault in made.blockers] == ["training.trainer_version"]

@@ -119,6 +119,21 @@ def test_precisions_of_a_day(trainer: str, text: str | None, has: str, lacks: st
     assert lacks not in rules.precisions
 
 
+def test_the_graph_trainer_has_rules_of_its_own() -> None:
+    rules = TRAINERS["torchtitan"]
+    for text, chunked, graphs in (
+        ("torchtitan 2026-03-12, graph_trainer", False, "none"),
+        ("torchtitan 2026-06 branch, graph_trainer", False, "full"),
+        ("torchtitan 2026-08-01 graph_trainer", True, "full"),
+        ("0.3.0, graph_trainer", True, "full"),
+        ("torchtitan 2026-06-11 branch", True, "none"),
+    ):
+        at = rules.at(release_of("torchtitan", text))
+        assert (at.chunked_loss, at.default_cuda_graphs) == (chunked, graphs), text
+        assert at.always_compiles == ("graph" in text)
+    assert release_of("torchtitan", "0.3.0, graph_trainer").exact
+
+
 def test_an_estimate_warns_of_the_release_taken() -> None:
     job = {
         "model": "llama3-8b",

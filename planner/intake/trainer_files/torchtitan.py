@@ -27,6 +27,7 @@ from planner.intake.trainer_files.statement import Machine, Run, StatedModel
 from planner.intake.trainer_files.titan_flavors import model_of
 from planner.intake.trainer_files.titan_module import read_module
 from planner.specs.model import ModelSpec
+from planner.trainers.release import GRAPH_TRAINER
 from planner.trainers.titan_defaults import CONFIGS_03, DEFAULTS, DISPATCHERS_03, FORMER_NAMES
 
 SHARD = SAME_KEYS["dp_shard"]
@@ -62,12 +63,23 @@ class StatedTitan:
     @property
     def version(self) -> str | None:
         """The release that the text names, else the newest of its line that we export for."""
-        return self.stated_version or {"0.2": "0.2.2", "0.3": "0.3.0"}[self.line]
+        known = self.stated_version or {"0.2": "0.2.2", "0.3": "0.3.0"}[self.line]
+        return f"{known}, {GRAPH_TRAINER}" if self._graph else known
+
+    @property
+    def _graph(self) -> bool:
+        """Whether it runs the trainer in experiments/graph_trainer."""
+        return str(self.given.get("module", "")).startswith(GRAPH_TRAINER)
+
+    @property
+    def _config(self) -> str:
+        """The function of the registry; the graph trainer's are the core trainer's by a prefix."""
+        return str(self.given.get("config", "")).removeprefix(f"{GRAPH_TRAINER}_")
 
     @property
     def settings(self) -> dict[str, object]:
         """Every setting: the given ones, then 0.3's --config, then the release's defaults."""
-        config = CONFIGS_03.get(str(self.given.get("config"))) if self.line == "0.3" else None
+        config = CONFIGS_03.get(self._config) if self.line == "0.3" else None
         return {**DEFAULTS[self.line], **({} if config is None else config[3]), **self.given}
 
     @property
@@ -83,7 +95,7 @@ class StatedTitan:
                 str(settings["model.flavor"]),
                 str(settings.get("model.hf_assets_path", "")),
             )
-        module, config = str(self.given.get("module", "")), str(self.given.get("config", ""))
+        module, config = str(self.given.get("module", "")), self._config
         if config in CONFIGS_03:
             return model_of(
                 CONFIGS_03[config][0],
@@ -110,6 +122,9 @@ class StatedTitan:
             **self._precision(settings),
             **self._dispatcher(settings),
         }
+        if self._graph:  # experiments/graph_trainer/configs.py: it always compiles
+            policy = settings.get("compile.memory_policy", "default")
+            layout |= {"compile": True, "ac": "full" if policy == "full" else "selective-op"}
         notes, refusals = self._aside(settings, layout)
         local, asked = (
             _int(settings, T + "local_batch_size"),
@@ -146,7 +161,7 @@ class StatedTitan:
     def _precision(self, settings: Mapping[str, object]) -> dict[str, object]:
         if self.line == "0.2":
             return read_precision_02(settings)
-        config = CONFIGS_03.get(str(settings.get("config")))
+        config = CONFIGS_03.get(self._config)
         if config is not None:
             return {"precision": config[2], "float8_all_gather": False}
         return read_precision_03(self.modules.get(str(settings.get("module"))))
@@ -155,7 +170,7 @@ class StatedTitan:
         """How 0.3 sends tokens to experts, which its model's module says; 0.2 has a setting."""
         if self.line == "0.2":
             return {}
-        own = DISPATCHERS_03.get(str(settings.get("config")))
+        own = DISPATCHERS_03.get(self._config)
         if own is not None:
             return {"moe_dispatcher": own}
         return read_dispatcher_03(self.modules.get(str(settings.get("module"))))
