@@ -63,10 +63,11 @@ def _line(calibration: "Calibration", *, in_use: bool) -> CalibrationLine:
         in_use=in_use,
         runs=len(calibration.fitted),
         run_sd=calibration.run_sd,
-        group_sd=calibration.group_sd,
+        stack_sd=calibration.stack_sd,
+        unit_sd=calibration.unit_sd,
         memory_sd=calibration.memory_sd,
         memory_sd_bytes=calibration.memory_sd_bytes,
-        time_factor=dict(calibration.time_factor),
+        own_runs=dict(calibration.own_runs),
         knobs=[
             value for index, knob in enumerate(KNOBS) for value in _values(calibration, knob, index)
         ],

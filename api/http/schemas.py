@@ -176,9 +176,11 @@ class CalibrationLine(BaseModel):
     """One calibration.
 
     runs: measured runs it rests on.
-    run_sd, group_sd, memory_sd: deviations of log measured over predicted.
-    time_factor: by trainer, stretch of time intervals so that they cover runs left out of the fit
-        ("" for other trainers).
+    run_sd, stack_sd, unit_sd: scales of log measured over predicted step time, of a run, of what
+        all runs of a stack share, and of what those of one of its units share besides.
+    memory_sd, memory_sd_bytes: deviation of log measured over predicted bytes.
+    own_runs: runs of one's own that set an offset, by unit ("torchtitan on h100-sxm-80gb, bf16,
+        dense").
     trainer, gpu, software: what it was learned for here; null for what ships.
     """
 
@@ -186,10 +188,11 @@ class CalibrationLine(BaseModel):
     in_use: bool
     runs: int
     run_sd: float
-    group_sd: float
+    stack_sd: float
+    unit_sd: float
     memory_sd: float
     memory_sd_bytes: float
-    time_factor: dict[str, float]
+    own_runs: dict[str, int]
     knobs: list[KnobValue]
     trainer: str | None = None
     gpu: str | None = None

@@ -8,21 +8,28 @@ from rich.text import Text
 from api.render.grid import Column, grid, number
 from planner.calibration.accuracy import BASELINE_MFU, Errors, Summary
 from planner.calibration.outcome import Compared
-from planner.calibration.report import Figures, Report
+from planner.calibration.report import AfterOwnRuns, Figures, Report
 from planner.units import counted
 
-COLUMNS = ("rows", "time", "seen", "bias", "p90", "40%", "mem", "resv", "in90", "oom", "refu")
+COLUMNS = (
+    "rows", "units", "time", "rows'", "seen", "bias", "p90", "40%", "mem", "resv", "in90", "oom",
+    "refu",
+)  # fmt: skip
 # where there is no room
 DROPPED = {
-    name: place for place, name in enumerate(("refu", "oom", "resv", "mem", "40%", "bias", "seen"))
+    name: place
+    for place, name in enumerate(
+        ("refu", "oom", "resv", "mem", "40%", "bias", "p90", "rows'", "seen", "units")
+    )
 }
 NOTES = (
-    "time: mean of |predicted / measured - 1| of the step time, predicted without the run's "
-    "source; bias, p90 of the same.",
+    "units: one source, trainer, GPU and number format, dense or with experts.",
+    "time: mean over units of |predicted / measured - 1| of the step time, predicted without the "
+    "run's source; rows': the same over rows; bias, p90 of the same over rows.",
     "seen: the same error where the calibration has seen the run (in sample).",
     f"40%: error of the baseline, step time at {BASELINE_MFU:.0%} of the dense bf16 peak.",
     "mem, resv: error of peak allocated and reserved bytes.  in90: measured steps inside the "
-    "90% interval.",
+    "90% interval, mean over units.",
     "oom: runs out of memory that are called a fit.  refu: runs that did fit and are called a "
     "misfit.",
 )
@@ -41,14 +48,14 @@ def accuracy_view(report: Report, width: int) -> RenderableType:
 
 def headlines(report: Report) -> list[str]:
     """The figures that matter, one sentence a line."""
-    lines = []
+    lines = [_after(one) for one in report.own_runs if one.runs]
     for by, summary in report.left_out.items():
         complete = report.complete[by]
-        name = "source" if by == "group" else by
-        lines.append(
-            f"Left out by {name}: step time {_sentence(summary)}; complete rows "
-            f"{_sentence(complete)}."
-        )
+        line = f"step time {_sentence(summary)}; complete rows {_sentence(complete)}."
+        if by == "group":
+            lines.insert(0, f"A cluster never seen, its trainer measured elsewhere: {line}")
+        else:
+            lines.append(f"Left out by {by}: {line}")
     if not report.left_out and report.headline.overall.rows:
         lines.append(
             f"Rows that calibration {report.calibration_id} has not seen: step time "
@@ -64,9 +71,21 @@ def _sentence(summary: Summary) -> str:
     if summary.time is None:
         return "not measured"
     covered = "-" if summary.coverage is None else f"{summary.coverage:.0%}"
+    over = f"{summary.time.mape:.1%} over {counted(summary.time.rows, 'run')} ({covered} inside)"
+    units = summary.units
+    if units is None:
+        return over
     return (
-        f"{summary.time.mape:.1%} over {counted(summary.time.rows, 'run')}, {covered} inside the "
-        "90% interval"
+        f"off by {units.mape:.1%} over {counted(units.units, 'unit')} (median {units.median:.1%}), "
+        f"{units.coverage:.0%} inside the 90% interval; {over}"
+    )
+
+
+def _after(one: AfterOwnRuns) -> str:
+    return (
+        f"After {counted(one.runs, 'run')} of one's own: the rest of {counted(one.units, 'unit')} "
+        f"off by {one.error:.1%} (median {one.median:.1%}), {one.coverage:.0%} inside the 90% "
+        "interval."
     )
 
 
@@ -112,17 +131,19 @@ def _by_name(figures: Figures | None) -> dict[str, Summary]:
 def _cells(summary: Summary, name: str, seen: Summary | None) -> tuple[str, ...]:
     time = summary.time
     spread = ("-",) * 2 if time is None else (f"{time.bias:+.1%}", f"{time.p90:.1%}")
-    covered = "-" if summary.coverage is None else f"{summary.coverage:.0%}"
+    units = summary.units
     return (
         name,
         str(summary.rows),
+        "-" if units is None else str(units.units),
+        "-" if units is None else f"{units.mape:.1%}",
         _mape(time),
         _mape(seen.time if seen else None),
         *spread,
         _mape(summary.baseline),
         _mape(summary.allocated),
         _mape(summary.reserved),
-        covered,
+        "-" if units is None else f"{units.coverage:.0%}",
         str(summary.out_of_memory_missed),
         str(summary.refused),
     )

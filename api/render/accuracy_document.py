@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from api.render.accuracy import COLUMNS, NOTES, headlines, row_cells, table_rows
 from planner.calibration.outcome import Compared
 from planner.calibration.report import Report
+from planner.units import counted
 
 GIB_PER_BYTE = 2.0**-30
 # Rows believed to say something else than the layout does; they stay in every figure.
@@ -23,7 +24,10 @@ def document(report: Report) -> str:
     )
     lines = ["# Accuracy", "", written, ""]
     lines += [f"- {line}" for line in headlines(report)]
+    lines += ["", "![Predicted against measured by unit](accuracy.svg)", ""]
+    lines += ["## How far off, by trainer, GPU and number format", "", *_kinds(report), ""]
     lines += [
+        "## Every group of rows",
         "",
         *_table(
             ("rows of", *COLUMNS), [cells for cells in table_rows(report) if cells is not None]
@@ -48,6 +52,29 @@ def document(report: Report) -> str:
     )
     lines += _table(names, [_row(row) for row in report.rows])
     return "\n".join(lines) + "\n"
+
+
+def _kinds(report: Report) -> list[str]:
+    """What a user asks: off by how much where it was never run, and after runs of one's own."""
+    after = {one.runs: one.kinds for one in report.own_runs if one.runs}
+    names = ("trainer, GPU, format", "units", "rows", "never seen", "in 90%")
+    cells = []
+    for summary in report.headline.groups["kind"]:
+        if summary.units is None:
+            continue
+        kind = summary.name.removeprefix("kind ")
+        own = [after[count].get(kind) for count in after]
+        cells.append(
+            (
+                kind,
+                str(summary.units.units),
+                str(summary.rows),
+                f"{summary.units.mape:.1%}",
+                f"{summary.units.coverage:.0%}",
+                *("-" if error is None else f"{error:.1%}" for error in own),
+            )
+        )
+    return _table((*names, *(f"after {counted(count, 'own run')}" for count in after)), cells)
 
 
 def _row(row: Compared) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from planner.calibration.mechanisms import used_by
 from planner.calibration.outcome import Compared, ComparedRow, rounded, rounded_or_none
+from planner.cost.machine.stacks import stack_name, unit_name
 
 if TYPE_CHECKING:  # reading a stored report does not need the modules that price layouts
     from planner.specs.estimate import Estimate
@@ -170,7 +171,51 @@ LABELS: dict[str, Callable[[Row], str]] = {
     "complete": lambda row: str(row.job.labels.get("complete", "-")),
     "model": lambda row: row.job.model.name,
     "family": lambda row: family_of(row.job.model.name),
-}  # group is the source; family the model's; platform the trainer on the GPU's family
+    "kind": lambda row: _unit(row, ""),
+    "unit": lambda row: _unit(row, str(row.job.labels.get("group", "-"))),
+}
+# group is the source; family the model's; platform the trainer on the GPU's family; unit and kind
+# are those of `cost.machine.stacks`, with and without the source
+
+
+def _unit(row: Row, source: str) -> str:
+    stack = stack_name(row.job.training.trainer, row.job.cluster.gpu.name, source)
+    precision = row.job.layout.precision if row.job.layout else "-"
+    return unit_name(stack, precision, row.job.model)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitErrors:
+    """Errors of step time over units, each counting once (`cost.machine.stacks`).
+
+    coverage: mean over units of the share of their steps inside the 90% interval.
+    """
+
+    units: int
+    mape: float
+    median: float
+    coverage: float
+
+    @classmethod
+    def of(cls, rows: "Sequence[ComparedRow]") -> "UnitErrors | None":
+        """None where no row has a measured step."""
+        by_unit: dict[str, list[ComparedRow]] = {}
+        for row in rows:
+            if row.predicted_seconds and row.measured_seconds:
+                by_unit.setdefault(row.label("unit"), []).append(row)
+        if not by_unit:
+            return None
+        errors = [
+            np.mean([abs((r.predicted_seconds or 0) / (r.measured_seconds or 1) - 1) for r in unit])
+            for unit in by_unit.values()
+        ]
+        covered = [np.mean([bool(_inside(row)) for row in unit]) for unit in by_unit.values()]
+        return cls(
+            units=len(errors),
+            mape=float(np.mean(errors)),
+            median=float(np.median(errors)),
+            coverage=float(np.mean(covered)),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,6 +258,7 @@ class Summary:
     rows: int
     unanswered: int
     time: Errors | None
+    units: UnitErrors | None
     baseline: Errors | None
     allocated: Errors | None
     reserved: Errors | None
@@ -237,6 +283,7 @@ def summarise(rows: Sequence[ComparedRow], name: str) -> Summary:
         rows=len(rows),
         unanswered=len(rows) - len(answered),
         time=Errors.of((row.predicted_seconds, row.measured_seconds) for row in answered),
+        units=UnitErrors.of(answered),
         baseline=Errors.of((row.baseline_seconds, row.measured_seconds) for row in answered),
         allocated=Errors.of(
             (row.predicted_allocated_bytes, row.measured_allocated_bytes) for row in answered

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from planner.calibration.outcome import Compared
+from planner.calibration.outcome import Compared, OwnRuns, rounded
 from planner.version import MODEL_VERSION
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ class Comparison:
     rows: as the calibration predicts them.
     left_out: the same rows in the same order, predicted by a fit without their source, model or
         GPU. Empty if the fit could not be repeated, because some of its runs are missing.
+    own_runs: by number of own runs, by unit: how the rest of a unit is predicted after them.
     rows_digest: of the text that the rows were read from; see `digest_of`.
     """
 
@@ -37,6 +38,7 @@ class Comparison:
     rows_digest: str
     rows: tuple[Compared, ...]
     left_out: Mapping[str, tuple[Compared, ...]]
+    own_runs: Mapping[int, Mapping[str, OwnRuns]]
 
     @classmethod
     def of(
@@ -61,6 +63,7 @@ class Comparison:
             rows_digest=rows_digest,
             rows=compared_of(rows),
             left_out={by: compared_of(found) for by, found in out.items()},
+            own_runs={} if fitted is None else fitted.after_own_runs(),
         )
 
     def as_document(self) -> str:
@@ -69,7 +72,13 @@ class Comparison:
         lines = [
             json.dumps(self._line(place), ensure_ascii=False) for place in range(len(self.rows))
         ]
-        stamp = json.dumps({**head, "rows_digest": self.rows_digest})
+        own = {
+            str(count): {
+                unit: [rounded(one.error), rounded(one.coverage)] for unit, one in units.items()
+            }
+            for count, units in self.own_runs.items()
+        }
+        stamp = json.dumps({**head, "rows_digest": self.rows_digest, "own_runs": own})
         return f'{stamp[:-1]}, "rows": [\n' + ",\n".join(lines) + "\n]}\n"
 
     def _line(self, place: int) -> dict[str, Any]:
@@ -94,6 +103,13 @@ class Comparison:
             **{key: document[key] for key in ("calibration_id", "model_version", "rows_digest")},
             rows=rows,
             left_out=out,
+            own_runs={
+                int(count): {
+                    unit: OwnRuns(error=error, coverage=coverage)
+                    for unit, (error, coverage) in units.items()
+                }
+                for count, units in document["own_runs"].items()
+            },
         )
 
     def stale(self, calibration_id: str, rows_digest: str | None) -> list[str]:

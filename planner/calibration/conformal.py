@@ -1,8 +1,7 @@
-"""Conformal prediction: intervals with the coverage that they claim.
+"""Conformal prediction of memory: intervals with the coverage that they claim.
 
-Deviations are stretched until runs that the fit has not seen fall inside.
-Source: Vovk, Gammerman, Shafer 2005; by group: Barber et al. 2021. A score is |log measured - log
-predicted| over the deviation, both from a fit without the run's source. Letters: R runs.
+Deviations are stretched until measured peaks fall inside.
+Source: Vovk, Gammerman, Shafer 2005.
 """
 
 from collections import Counter
@@ -12,61 +11,15 @@ import numpy as np
 
 from planner.calibration.accuracy import Row
 from planner.calibration.intervals import TWO_SIDED_90
-from planner.columns import FloatColumn
 from planner.units import GIB
 
 COVERAGE = 0.9
-LEAST_SOURCES = 3  # that a trainer's own stretch needs; else it has that of all
 # The least deviation, however many runs agree: a relative part, and the bytes by which contexts and
 # communicators differ between drivers; judgement.
 MEMORY_FLOOR = (0.02, 0.5 * GIB)
 MEMORY_PRIOR = (0.05, 0.5 * GIB)  # before any run; judgement
 LEAST_MEMORY_RUNS = 10
 Unit = tuple[str, str, str, bool]
-
-
-def stretch(scores: FloatColumn, sources: Sequence[str]) -> float:
-    """Factor on the deviation that covers 90% of the scores.
-
-    Each source counts by the root of its number of runs.
-    """
-    if not len(scores):
-        return 1.0
-    names, number = np.unique(np.array(sources), return_inverse=True)
-    sizes = np.bincount(number, minlength=len(names))
-    weight = 1.0 / np.sqrt(sizes[number])
-    order = np.argsort(scores)
-    share = np.cumsum(weight[order]) / weight.sum()
-    place = min(int(np.searchsorted(share, COVERAGE)), len(scores) - 1)
-    return float(scores[order][place] / TWO_SIDED_90)
-
-
-def stretches(
-    scores: FloatColumn, trainers: Sequence[str], sources: Sequence[str]
-) -> dict[str, float]:
-    """The stretch of each trainer with runs of LEAST_SOURCES sources; "" is for all others."""
-    out = {"": stretch(scores, sources)}
-    for trainer in sorted(set(trainers)):
-        mine = np.array([name == trainer for name in trainers])
-        places = [source for source, yes in zip(sources, mine, strict=True) if yes]
-        if len(set(places)) >= LEAST_SOURCES:
-            out[trainer] = stretch(scores[mine], places)
-    return {name: round(value, 3) for name, value in out.items()}
-
-
-def held_out_stretch(
-    scores: FloatColumn, trainers: Sequence[str], sources: Sequence[str]
-) -> FloatColumn:
-    """The stretch that each run would get only from runs of other sources, (R,)."""
-    out = np.ones(len(scores))
-    names = np.array(sources)
-    for source in sorted(set(sources)):
-        other = names != source
-        pick = [i for i, yes in enumerate(other) if yes]
-        found = stretches(scores[other], [trainers[i] for i in pick], [sources[i] for i in pick])
-        for row in np.flatnonzero(~other):
-            out[row] = found.get(trainers[int(row)], found[""])
-    return out
 
 
 def memory_deviation(rows: Sequence[Row]) -> tuple[float, float]:

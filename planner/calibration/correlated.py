@@ -56,10 +56,7 @@ class CorrelatedErrors:
     def of(
         cls, batch: LayoutBatch, spread: TimeSpread, global_batch_size: int
     ) -> "CorrelatedErrors":
-        """The errors of the logs of these layouts' step times.
-
-        What all runs on one cluster have in common is left out.
-        """
+        """The errors of the logs of these layouts' step times."""
         return cls(
             sd=spread.own_sd,
             factor=spread.loadings.T,

@@ -1,26 +1,34 @@
 """Fits a calibration to measured runs: maximum a posteriori, with a Laplace posterior.
 
-    log measured = log f(knobs) + offset(source) + noise
+    log measured = log f(knobs) + offset(stack) + offset(unit) + noise
 
-f is the cost model. The fit is Gauss-Newton with Huber weights. A source's offset (its cluster, its
-software's age) keeps many runs of one place from outvoting the rest. So do a source's own shifts in
-the knobs that differ from place to place (hosts, networks).
-Letters: R runs, P unknowns (knobs' shared and own shifts, then those of sources), J derivative of
-log seconds (R, P).
+f is the cost model. A stack is one trainer on one GPU in one source, a unit its runs in one number
+format, dense or with experts (`cost.machine.stacks`). Their offsets hold what such runs have in
+common and the model does not know, so that sixty runs of one place do not outvote the rest. So do a
+stack's own shifts in the knobs that differ from place to place (hosts, networks). Noise and offsets
+follow Student's t (`student`), whose scales are estimated from the runs.
+
+The knobs are found by Gauss-Newton steps that are halved until they help, the rest in each step by
+expectation maximisation.
+Source of the scales: Dempster, Laird and Rubin 1977, section 4.4 (variance components); with t:
+`student.weights`.
+Letters: R runs, P unknowns (knobs' shared and own shifts, then those of stacks and units), J
+derivative of log seconds (R, P).
 """
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from planner.calibration import student
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.machine.device import FP16
 from planner.cost.machine.knobs import (
     KNOBS,
-    OWN_SHARE,
+    PLACE,
     PLACE_SD,
     VENDOR_ATTENTION,
     Calibration,
@@ -28,17 +36,18 @@ from planner.cost.machine.knobs import (
     kernels_at,
     profile_at,
 )
+from planner.cost.machine.stacks import STACK, UNIT, stack_name, unit_name
 from planner.cost.price import Pricer
 from planner.cost.refine import refine
 from planner.specs.job import Job
 from planner.trainers.registry import TRAINERS
 
-HUBER = 2.0  # beyond this many standard deviations a run counts linearly
 STEP = 0.03
-ROUNDS, REWEIGHTINGS = 3, 12
-# how the first half of a source's own key begins: "source" for its offset, "source <knob>"
-# for a shift
-SOURCE = "source"
+# A round that gains less log likelihood than ENOUGH ends the fit. HALVINGS: of a step that does not
+# help.
+ENOUGH, MOST_ROUNDS, HALVINGS = 0.1, 15, 4
+SWEEPS = 40  # of expectation maximisation
+PLACE_KEY = "place "  # begins the first half of the key of a stack's own shift in a knob
 FINGERPRINT_DIGITS = 12
 
 
@@ -58,37 +67,51 @@ class Runs:
 class Data:
     """All runs, in groups that are priced together.
 
-    Holds measured log seconds (R,), and the source of each run (R).
+    log_seconds (R,): measured. stacks, units (R): their names.
     """
 
     groups: tuple[Runs, ...]
     log_seconds: FloatColumn
-    sources: tuple[str, ...]
+    stacks: tuple[str, ...]
+    units: tuple[str, ...]
 
     @classmethod
-    def of(cls, jobs: Sequence[Job], step_seconds: Sequence[float]) -> "Data":
+    def of(cls, jobs: Sequence[Job], step_seconds: Sequence[float], *, own: bool = False) -> "Data":
         """From jobs with layouts and their measured step seconds.
 
         A job's `group` label is its source; a job without one is its own source.
+        own: runs of one's own, whose stacks are those that estimates ask for.
         """
         places: dict[tuple[object, ...], list[int]] = {}
         for row, job in enumerate(jobs):
             places.setdefault((job.model, job.cluster.model_dump_json(), job.training), []).append(
                 row
             )
-        groups = []
-        for rows in places.values():
-            layouts = [layout for row in rows if (layout := jobs[row].layout) is not None]
-            groups.append(
-                Runs(
-                    job=jobs[rows[0]], batch=LayoutBatch.from_layouts(layouts), rows=np.array(rows)
-                )
+        layouts = [job.layout for job in jobs if job.layout is not None]
+        groups = [
+            Runs(
+                job=jobs[rows[0]],
+                batch=LayoutBatch.from_layouts([layouts[row] for row in rows]),
+                rows=np.array(rows),
             )
-        sources = tuple(str(job.labels.get("group", row)) for row, job in enumerate(jobs))
+            for rows in places.values()
+        ]
+        stacks = tuple(
+            stack_name(
+                job.training.trainer,
+                job.cluster.gpu.name,
+                "" if own else str(job.labels.get("group", row)),
+            )
+            for row, job in enumerate(jobs)
+        )
         return cls(
             groups=tuple(groups),
             log_seconds=np.log(np.asarray(step_seconds, dtype=np.float64)),
-            sources=sources,
+            stacks=stacks,
+            units=tuple(
+                unit_name(stack, layout.precision, job.model)
+                for stack, layout, job in zip(stacks, layouts, jobs, strict=True)
+            ),
         )
 
     def take(self, keep: BoolColumn) -> "Data":
@@ -101,8 +124,13 @@ class Data:
                 groups.append(
                     replace(group, batch=group.batch.take(inside), rows=number[group.rows[inside]])
                 )
-        sources = tuple(source for source, kept in zip(self.sources, keep, strict=True) if kept)
-        return Data(groups=tuple(groups), log_seconds=self.log_seconds[keep], sources=sources)
+        stacks, units = (
+            tuple(name for name, kept in zip(names, keep, strict=True) if kept)
+            for names in (self.stacks, self.units)
+        )
+        return Data(
+            groups=tuple(groups), log_seconds=self.log_seconds[keep], stacks=stacks, units=units
+        )
 
     def scopes(self, scope: str) -> list[str]:
         """Trainers or GPU families that occur."""
@@ -125,18 +153,33 @@ def fingerprint(job: Job, step_seconds: float) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Scales:
+    """Scales of log seconds: of a run, of a stack's offset and of a unit's, see `Calibration`."""
+
+    run: float
+    stack: float
+    unit: float
+
+    @property
+    def new_place(self) -> float:
+        """Of one run of a stack that nobody has measured."""
+        return float(np.sqrt(self.run**2 + self.stack**2 + self.unit**2))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Unknowns:
     """What is solved for: keys (P), prior mean (P,) and prior precision (P, P).
 
-    A source's own unknowns come last.
+    Knobs come first. The precision of fresh offsets is 0 here: `levels` says where they are, and
+    their scale is estimated.
+    levels: rows of P of the stacks' and of the units' fresh offsets.
     place_sd (K,): by how much each knob differs from place to place.
     """
 
     keys: tuple[Key, ...]
     mean: FloatColumn
     precision: FloatColumn
-    run_sd: float
-    group_sd: float
+    levels: tuple[IntColumn, IntColumn]
     place_sd: FloatColumn
 
     @classmethod
@@ -149,34 +192,51 @@ class Unknowns:
         for knob in KNOBS:
             for scope in ("", *data.scopes(knob.scope)):
                 if (knob.name, scope) not in prior.keys:
-                    fresh.append(((knob.name, scope), knob.sd * (OWN_SHARE if scope else 1.0)))
+                    fresh.append(((knob.name, scope), knob.variance(scope) ** -1.0))
         place_sd = prior.place * PLACE_SD
-        differing = [
-            (f"{SOURCE} {knob.name}", float(sd))
+        stacks, units = sorted(set(data.stacks)), sorted(set(data.units))
+        fresh += [
+            ((PLACE_KEY + knob.name, stack), float(sd) ** -2.0)
+            for stack in stacks
             for knob, sd in zip(KNOBS, place_sd, strict=True)
             if sd > 0
         ]
-        own = [(SOURCE, prior.group_sd), *differing]
-        fresh += [((name, source), sd) for source in sorted(set(data.sources)) for name, sd in own]
+        fresh += [
+            ((level, name), 0.0)
+            for level, names in ((STACK, stacks), (UNIT, units))
+            for name in names
+            if (level, name) not in prior.keys
+        ]
         known = len(prior.keys)
-        precision = np.diag(
-            np.concatenate([np.zeros(known), np.array([sd for _, sd in fresh]) ** -2.0])
-        )
+        precision = np.diag(np.concatenate([np.zeros(known), [value for _, value in fresh]]))
         if known:
             precision[:known, :known] = np.linalg.inv(prior.covariance)
+        keys = (*prior.keys, *(key for key, _ in fresh))
+        stack_rows, unit_rows = (
+            np.array([row for row in range(known, len(keys)) if keys[row][0] == level], dtype=int)
+            for level in (STACK, UNIT)
+        )
         return cls(
-            keys=(*prior.keys, *(key for key, _ in fresh)),
+            keys=keys,
             mean=np.concatenate([prior.shifts, np.zeros(len(fresh))]),
             precision=precision,
-            run_sd=prior.run_sd,
-            group_sd=prior.group_sd,
+            levels=(stack_rows, unit_rows),
             place_sd=place_sd,
         )
 
     @property
     def of_knobs(self) -> BoolColumn:
-        """Mask of keys that are not one source's own."""
-        return np.array([not knob.startswith(SOURCE) for knob, _ in self.keys])
+        """Mask of keys that are knobs' shifts."""
+        return np.array([knob in PLACE for knob, _ in self.keys])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solution:
+    """Unknowns (P,), their covariance (P, P), and the scales."""
+
+    x: FloatColumn
+    covariance: FloatColumn
+    scales: Scales
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +244,8 @@ class Linear:
     """The model linearised at x0, with everything that `solve` needs.
 
     log seconds = predicted + derivatives_k . (x - x0) + offsets
+    at (P,): x0; 0 for offsets, which enter the prediction only here.
+    gradient (R, K): derivative of log seconds by each knob.
     """
 
     unknowns: Unknowns
@@ -193,44 +255,92 @@ class Linear:
     predicted: FloatColumn
     measured: FloatColumn
 
-    def solve(self, keep: BoolColumn | None = None) -> tuple[FloatColumn, FloatColumn]:
-        """(unknowns (P,), covariance (P, P)) given the runs that `keep` selects."""
+    def solve(
+        self, scales: Scales, keep: BoolColumn | None = None, *, estimate: bool = True
+    ) -> Solution:
+        """The unknowns given the runs that `keep` selects.
+
+        scales: where to start; they are estimated too unless told otherwise.
+        """
         kept = np.ones(len(self.measured), dtype=np.bool_) if keep is None else keep
         u, j = self.unknowns, self.derivatives[kept]
-        # A source's own unknowns enter the prediction only here, so their part of x0
-        # counts as zero.
-        target = (self.measured - self.predicted)[kept] + j @ np.where(u.of_knobs, self.at, 0.0)
-        x = self.at.copy()
-        for _ in range(REWEIGHTINGS):
-            residual = np.abs(target - j @ x)
-            weight = np.minimum(1.0, HUBER * u.run_sd / np.maximum(residual, 1e-12)) / u.run_sd**2
-            information = j.T @ (weight[:, None] * j) + u.precision
-            x = np.asarray(
-                np.linalg.solve(information, j.T @ (weight * target) + u.precision @ u.mean),
-                dtype=np.float64,
-            )
-        return np.asarray(x), np.asarray(np.linalg.inv(information))
+        target = (self.measured - self.predicted)[kept] + j @ self.at
+        # offsets of stacks without a run do not tell how large offsets are
+        levels = [rows[np.abs(j[:, rows]).any(axis=0)] for rows in u.levels]
+        run, offsets = scales.run**2, [scales.stack**2, scales.unit**2]
+        weight = np.ones(len(target))
+        heavy = [np.ones(len(rows)) for rows in u.levels]
+        for _ in range(SWEEPS):
+            precision = u.precision.copy()
+            for rows, weights, variance in zip(u.levels, heavy, offsets, strict=True):
+                precision[rows, rows] = weights / variance
+            information = (j.T * (weight / run)) @ j + precision
+            covariance = np.asarray(np.linalg.inv(information), dtype=np.float64)
+            x = covariance @ (j.T @ (weight / run * target) + u.precision @ u.mean)
+            squared = (target - j @ x) ** 2 + np.einsum("rp,pq,rq->r", j, covariance, j)
+            weight = student.weights(squared / run)
+            run = float((weight * squared).mean()) if estimate else run
+            for place, (rows, found) in enumerate(zip(u.levels, levels, strict=True)):
+                seconds = x[rows] ** 2 + np.diag(covariance)[rows]
+                heavy[place] = student.weights(seconds / offsets[place])
+                inside = np.isin(rows, found)
+                if estimate and inside.any():
+                    offsets[place] = float((heavy[place] * seconds)[inside].mean())
+        found_scales = Scales(run=run**0.5, stack=offsets[0] ** 0.5, unit=offsets[1] ** 0.5)
+        return Solution(x=np.asarray(x), covariance=covariance, scales=found_scales)
 
-    def left_out(self, labels: Sequence[str]) -> tuple[FloatColumn, FloatColumn]:
-        """(log seconds (R,), their standard deviation (R,)) predicted by runs with other labels.
+    def loss(self, scales: Scales, shifts: FloatColumn, predicted: FloatColumn) -> float:
+        """Negative log posterior, less a constant, at knobs' shifts that predict these log seconds.
 
-        A new run's plan cannot know a source's own shifts. They are left out of the prediction and
-        counted in the deviation.
+        The offsets are the best at these scales.
         """
-        names = np.array(labels)
-        log_seconds, deviation = np.zeros(len(names)), np.zeros(len(names))
-        knobs = self.unknowns.of_knobs
-        for label in sorted(set(labels)):
-            out = names == label
-            x, covariance = self.solve(~out)
-            j = self.derivatives[out][:, knobs]
-            log_seconds[out] = self.predicted[out] + j @ (x - self.at)[knobs]
-            inside = np.einsum("rp,pq,rq->r", j, covariance[np.ix_(knobs, knobs)], j)
-            places = (self.gradient[out] ** 2) @ self.unknowns.place_sd**2
-            deviation[out] = np.sqrt(
-                inside + places + self.unknowns.run_sd**2 + self.unknowns.group_sd**2
-            )
-        return log_seconds, deviation
+        u, knobs = self.unknowns, self.unknowns.of_knobs
+        fixed = replace(
+            self,
+            at=np.zeros(len(self.at)),
+            derivatives=np.where(knobs, 0.0, self.derivatives),
+            predicted=predicted,
+        )
+        x = np.where(knobs, 0.0, fixed.solve(scales, estimate=False).x)
+        x[knobs] = shifts
+        away = x - u.mean
+        total = 0.5 * float(away @ u.precision @ away)
+        residual = self.measured - predicted - fixed.derivatives @ x
+        total += student.loss((residual / scales.run) ** 2)
+        for rows, scale in zip(u.levels, (scales.stack, scales.unit), strict=True):
+            total += student.loss((x[rows] / scale) ** 2)
+        return total
+
+    def left_out(
+        self, folds: Sequence[BoolColumn], scales: Scales
+    ) -> tuple[FloatColumn, FloatColumn, list[Solution]]:
+        """(log seconds (R,), their scales (R,), solution of each fold) without the fold's runs.
+
+        A plan for a new place cannot know its offsets. They are left out of the prediction and
+        counted in the scale.
+        """
+        log_seconds, deviation = np.zeros(len(self.measured)), np.zeros(len(self.measured))
+        found = []
+        for out in folds:
+            solution = self.solve(scales, ~out)
+            log_seconds[out], spread = self.elsewhere(solution, out)
+            deviation[out] = np.sqrt(np.diag(spread))
+            found.append(solution)
+        return log_seconds, deviation, found
+
+    def elsewhere(self, solution: Solution, out: BoolColumn) -> tuple[FloatColumn, FloatColumn]:
+        """(log seconds (N,), squared scales (N, N)) of runs as if each unit's place were new.
+
+        The runs of `out` are taken to be of one unit; the diagonal holds for any.
+        """
+        knobs, place_sd = self.unknowns.of_knobs, self.unknowns.place_sd
+        j, gradient = self.derivatives[out][:, knobs], self.gradient[out]
+        inside = j @ solution.covariance[np.ix_(knobs, knobs)] @ j.T
+        places = (gradient * place_sd**2) @ gradient.T
+        s = solution.scales
+        shared = s.stack**2 + s.unit**2
+        log_seconds = self.predicted[out] + j @ (solution.x - self.at)[knobs]
+        return log_seconds, inside + places + shared + s.run**2 * np.eye(len(j))
 
 
 def predict(data: Data, calibration: Calibration, *, simulated: bool = True) -> FloatColumn:
@@ -294,27 +404,62 @@ def _touches(knob: str, group: Runs) -> bool:
     }.get(knob, True)
 
 
-def fit(data: Data, prior: Calibration | None = None) -> tuple[Calibration, Linear]:
+def fit(
+    data: Data, prior: Calibration | None = None, *, own: bool = False
+) -> tuple[Calibration, Linear]:
     """Fits a calibration to these runs; returns it with its linearisation.
 
     prior: the calibration to start from; unless given, the prior before any run.
+    own: the runs are one's own: what their stacks have in common stays in the calibration, and the
+        scales stay as they are.
     """
     start = prior or Calibration.prior()
     unknowns = Unknowns.of(data, start)
     knobs = unknowns.of_knobs
-    keys = tuple(key for key, mine in zip(unknowns.keys, knobs, strict=True) if mine)
-    believed = np.asarray(np.linalg.inv(unknowns.precision), dtype=np.float64)[np.ix_(knobs, knobs)]
-    calibration = replace(start, keys=keys, shifts=unknowns.mean[knobs], covariance=believed)
-    for _ in range(ROUNDS):
-        linear = linearise(data, calibration, unknowns)
-        x, covariance = linear.solve()
-        calibration = replace(
-            calibration, shifts=x[knobs], covariance=covariance[np.ix_(knobs, knobs)]
-        )
-    linear = linearise(data, calibration, unknowns)
+    scales = Scales(run=start.run_sd, stack=start.stack_sd, unit=start.unit_sd)
+    shifts = unknowns.mean[knobs]
+    at = _at(start, unknowns, shifts)
+    linear = linearise(data, at, unknowns)
+    for _ in range(MOST_ROUNDS):
+        solution = linear.solve(scales, estimate=not own)
+        scales = solution.scales
+        before = linear.loss(scales, shifts, linear.predicted)
+        gain = 0.0
+        for halving in range(HALVINGS):
+            tried = shifts + 0.5**halving * (solution.x[knobs] - shifts)
+            predicted = predict(data, _at(start, unknowns, tried))
+            gain = before - linear.loss(scales, tried, predicted)
+            if gain > 0.0:
+                shifts = tried
+                break
+        if gain <= 0.0:
+            break
+        linear = linearise(data, _at(start, unknowns, shifts), unknowns)
+        if gain < ENOUGH:
+            break
+    solution = linear.solve(scales, estimate=not own)
+    keys = np.array([own or mine for mine in knobs]) & np.array(
+        [not name.startswith(PLACE_KEY) for name, _ in unknowns.keys]
+    )
+    values = solution.x.copy()
+    values[knobs] = shifts
     return replace(
-        calibration, sensitivity=linear.gradient.T @ linear.gradient / len(data.log_seconds)
+        start,
+        keys=tuple(key for key, mine in zip(unknowns.keys, keys, strict=True) if mine),
+        shifts=values[keys],
+        covariance=solution.covariance[np.ix_(keys, keys)],
+        sensitivity=linear.gradient.T @ linear.gradient / len(data.log_seconds),
+        run_sd=solution.scales.run,
+        stack_sd=solution.scales.stack,
+        unit_sd=solution.scales.unit,
     ), linear
+
+
+def _at(start: Calibration, unknowns: Unknowns, shifts: FloatColumn) -> Calibration:
+    """The calibration with these shifts of knobs and no offsets."""
+    knobs = unknowns.of_knobs
+    keys = tuple(key for key, mine in zip(unknowns.keys, knobs, strict=True) if mine)
+    return replace(start, keys=keys, shifts=shifts, covariance=np.eye(len(keys)))
 
 
 def _pricer(job: Job, shifts: FloatColumn) -> Pricer:
@@ -338,28 +483,30 @@ def _log_seconds(pricer: Pricer, batch: LayoutBatch, simulated: bool) -> FloatCo
 def _by_key(data: Data, unknowns: Unknowns, gradient: FloatColumn) -> FloatColumn:
     """Derivatives (R, P) of every unknown from those by knob (R, K).
 
-    A run depends on the shared shift, its trainer's or family's own, and its source's.
+    A run depends on the shared shift, its trainer's or family's own, its stack's and its unit's.
     """
-    place = {knob.name: index for index, knob in enumerate(KNOBS)}
     scope = {knob.name: knob.scope for knob in KNOBS}
-    names: Mapping[str, list[str]] = {kind: [""] * len(gradient) for kind in ("trainer", "family")}
+    names: dict[str, list[str]] = {
+        STACK: list(data.stacks),
+        UNIT: list(data.units),
+        "trainer": [""] * len(gradient),
+        "family": [""] * len(gradient),
+    }
     for group in data.groups:
-        for kind, column in names.items():
-            for row in group.rows:
-                column[int(row)] = _scope(group.job, kind)
+        for row in group.rows:
+            for kind in ("trainer", "family"):
+                names[kind][int(row)] = _scope(group.job, kind)
+    column = {kind: np.array(values) for kind, values in names.items()}
     out = np.zeros((len(gradient), len(unknowns.keys)))
-    for index, (knob, own) in enumerate(unknowns.keys):
-        if knob.startswith(SOURCE):
-            mine = np.array(data.sources) == own
-            out[:, index] = (
-                mine
-                if knob == SOURCE
-                else gradient[:, place[knob.removeprefix(f"{SOURCE} ")]] * mine
-            )
+    for index, (name, own) in enumerate(unknowns.keys):
+        if name in (STACK, UNIT):
+            out[:, index] = column[name] == own
+        elif name.startswith(PLACE_KEY):
+            moved = gradient[:, PLACE[name.removeprefix(PLACE_KEY)]]
+            out[:, index] = moved * (column[STACK] == own)
         else:
-            out[:, index] = gradient[:, place[knob]] * (
-                np.array(names[scope[knob]]) == own if own else 1.0
-            )
+            mine = column[scope[name]] == own if own else 1.0
+            out[:, index] = gradient[:, PLACE[name]] * mine
     return out
 
 

@@ -1,19 +1,23 @@
 """Held-out predictions: measured runs predicted by a calibration that has not seen them.
 
-The fit is repeated without the run's source, model or GPU.
+The fit is repeated without the run's source, model or GPU, in the linearisation at its solution.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from planner.calibration import student
 from planner.calibration.accuracy import Row
-from planner.calibration.conformal import held_out_stretch
-from planner.calibration.fit import Data, Linear, Unknowns, fingerprint, linearise
-from planner.calibration.intervals import TWO_SIDED_90
-from planner.columns import FloatColumn
+from planner.calibration.fit import Data, Linear, Scales, Solution, Unknowns, fingerprint, linearise
+from planner.calibration.outcome import OwnRuns
+from planner.columns import BoolColumn, IntColumn
 from planner.cost.machine.knobs import Calibration
+
+OWN_RUNS = (1, 3, 4)
+MOST_CHOICES = 30  # of own runs within a unit that are tried
+SEED = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +29,9 @@ class Fitted:
 
     rows: tuple[Row, ...]
     places: tuple[int, ...]
+    data: Data
     linear: Linear
-    sources: tuple[str, ...]
+    scales: Scales
 
     @classmethod
     def find(cls, rows: Sequence[Row], calibration: Calibration) -> "Fitted | None":
@@ -44,24 +49,89 @@ class Fitted:
         mine = [rows[index] for index in places]
         data = Data.of([row.job for row in mine], [row.measured_seconds or 0.0 for row in mine])
         linear = linearise(data, calibration, Unknowns.of(data, Calibration.prior()))
-        return cls(rows=tuple(mine), places=tuple(places), linear=linear, sources=data.sources)
+        scales = Scales(
+            run=calibration.run_sd, stack=calibration.stack_sd, unit=calibration.unit_sd
+        )
+        return cls(rows=tuple(mine), places=tuple(places), data=data, linear=linear, scales=scales)
+
+    def folds(self, by: str) -> list[BoolColumn]:
+        """Masks (R,) of the runs that are left out together, by one of `accuracy.LABELS`.
+
+        By source ("group") the trainer stays in the fit: a trainer is a knob of its own, and
+        users ask about trainers that have been measured. Where a trainer has one source only, one
+        of its units is left out after the other; where that has one unit only, one of its models.
+        """
+        labels = np.array([row.label(by) for row in self.rows])
+        trainers = np.array([row.job.training.trainer for row in self.rows])
+        units = np.array(self.data.units)
+        models = np.array([row.job.model.name for row in self.rows])
+        found = []
+        for label in sorted(set(labels)):
+            for trainer in sorted(set(trainers[labels == label])) if by == "group" else [""]:
+                out = (labels == label) & ((trainers == trainer) if trainer else True)
+                if not trainer or (trainers[~out] == trainer).any():
+                    found.append(out)
+                    continue
+                finer = units if len(set(units[out])) > 1 else models
+                found += [out & (finer == name) for name in sorted(set(finer[out]))]
+        return found
 
     def left_out(self, rows: Sequence[Row], by: str) -> list[Row]:
         """All rows, with new predictions for those of the fit.
 
-        Their step time and its interval are predicted by the runs with another label `by`.
+        Their step time and its interval are predicted by the runs of other folds.
         """
-        log_seconds, deviation = self.linear.left_out([row.label(by) for row in self.rows])
-        scores = np.abs(log_seconds - self.linear.measured) / deviation
-        stretch = held_out_stretch(
-            scores, [row.job.training.trainer for row in self.rows], self.sources
-        )
+        log_seconds, scale, _ = self.linear.left_out(self.folds(by), self.scales)
         out = list(rows)
-        for place, log_second, sd in zip(
-            self.places, log_seconds, stretch * deviation, strict=True
-        ):
-            out[place] = _with_time(rows[place], np.array([log_second]), float(sd))
+        for place, log_second, sd in zip(self.places, log_seconds, scale, strict=True):
+            out[place] = _with_time(rows[place], float(log_second), float(sd))
         return out
+
+    def after_own_runs(self) -> Mapping[int, Mapping[str, OwnRuns]]:
+        """By number of own runs, by unit: how the rest of the unit is predicted after them.
+
+        The calibration has not seen the unit's source (`folds`). Every run is tried as the one own
+        run, and MOST_CHOICES random choices of more. 0 own runs: all of the unit.
+        """
+        folds = self.folds("group")
+        _, _, solutions = self.linear.left_out(folds, self.scales)
+        chance = np.random.default_rng(SEED)
+        found: dict[int, dict[str, list[OwnRuns]]] = {count: {} for count in (0, *OWN_RUNS)}
+        for out, solution in zip(folds, solutions, strict=True):
+            units = np.array(self.data.units)
+            for unit in sorted(set(units[out])):
+                here = out & (units == unit)
+                for count, into in found.items():
+                    if here.sum() > count:
+                        into.setdefault(unit, []).append(self._rest(solution, here, count, chance))
+        return {
+            count: {unit: OwnRuns.mean(parts) for unit, parts in into.items()}
+            for count, into in found.items()
+        }
+
+    def _rest(
+        self, solution: Solution, here: BoolColumn, count: int, chance: np.random.Generator
+    ) -> OwnRuns:
+        """The mean over choices of own runs; a Gaussian's condition on what they show."""
+        log_seconds, spread = self.linear.elsewhere(solution, here)
+        missed = log_seconds - self.linear.measured[here]
+        errors, inside = [], []
+        for own in _choices(len(missed), count, chance):
+            rest = np.setdiff1d(np.arange(len(missed)), own)
+            gain = np.linalg.solve(spread[np.ix_(own, own)], spread[np.ix_(own, rest)])
+            left = missed[rest] - missed[own] @ gain
+            scale = np.sqrt(np.diag(spread)[rest] - (spread[np.ix_(own, rest)] * gain).sum(axis=0))
+            errors.append(np.abs(np.expm1(left)).mean())
+            inside.append((np.abs(left) <= student.TWO_SIDED_90 * scale).mean())
+        return OwnRuns(error=float(np.mean(errors)), coverage=float(np.mean(inside)))
+
+
+def _choices(runs: int, count: int, chance: np.random.Generator) -> list[IntColumn]:
+    if count == 0:
+        return [np.zeros(0, dtype=np.int64)]
+    if count == 1:
+        return [np.array([row]) for row in range(runs)]
+    return [chance.choice(runs, count, replace=False) for _ in range(MOST_CHOICES)]
 
 
 def is_fitted(row: Row, calibration: Calibration) -> bool:
@@ -72,11 +142,11 @@ def is_fitted(row: Row, calibration: Calibration) -> bool:
     )
 
 
-def _with_time(row: Row, log_second: FloatColumn, deviation: float) -> Row:
+def _with_time(row: Row, log_second: float, scale: float) -> Row:
     if row.estimate.interval is None:
         return row
     low, middle, high = (
-        float(np.exp(log_second[0] + side * TWO_SIDED_90 * deviation)) for side in (-1.0, 0.0, 1.0)
+        float(np.exp(log_second + side * student.TWO_SIDED_90 * scale)) for side in (-1.0, 0.0, 1.0)
     )
     interval = row.estimate.interval.model_copy(update={"step_seconds": (low, high)})
     return replace(

@@ -3,11 +3,12 @@
 The calibration's posterior is pushed through the cost model. The logarithm of the step time of
 layout n is
 
-    mean_n + sum_d loading_dn z_d + shared + own_n
+    mean_n + sum_d loading_dn z_d + own_n
 
-with z, shared and own normal: what the posterior moves along its D principal directions, what all
-runs on one cluster have in common, and what is a layout's own.
-Letters: N layouts, D directions, W draws.
+What the posterior moves along its principal directions, and what the runs of one stack and unit
+have in common (`cost.machine.stacks`), are shared; the rest is a layout's own. The sum follows
+Student's t with four degrees of freedom (`student`), and every deviation here is its scale.
+Letters: N layouts, D directions and offsets.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,13 +16,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.calibration import student
 from planner.calibration.basis import widening
 from planner.columns import FloatColumn, LayoutBatch
 from planner.cost.machine.knobs import kernels_at, profile_at
 from planner.cost.machine.profile import Profile
+from planner.cost.machine.stacks import stack_name, unit_names
 from planner.cost.price import Pricer, Prices
 from planner.specs.cluster import ClusterSpec
 
+JITTER = 1e-9  # on the diagonal of a covariance that one's own runs may have left without variance
 TWO_SIDED_90 = 1.6448536269514722  # 95th percentile of the standard normal
 # Judgements of how much a run on fewer GPUs shows about a layout, checked on laws other than ours
 # (`benchmarks/replay.py --proxy-runs`). What a larger world adds is mostly exposed communication,
@@ -46,60 +50,58 @@ def proxy_run_sd(whole: ClusterSpec, small: ClusterSpec, added: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeSpread:
-    """Deviations of log step seconds.
+    """Scales of log step seconds.
 
-    loadings (D, N): along each direction.
+    loadings (D, N): along each direction, then those of the offsets of stack and units.
     own_sd (N,): of each layout's own error.
-    shared_sd: one number for all layouts of a job.
     """
 
     loadings: FloatColumn
     own_sd: FloatColumn
-    shared_sd: float
 
     @property
     def sd(self) -> FloatColumn:
-        """Standard deviation of each layout by itself, (N,)."""
-        return np.asarray(
-            np.sqrt((self.loadings**2).sum(axis=0) + self.own_sd**2 + self.shared_sd**2)
-        )
+        """Scale of each layout by itself, (N,)."""
+        return np.asarray(np.sqrt((self.loadings**2).sum(axis=0) + self.own_sd**2))
 
     @classmethod
     def join(cls, parts: "Sequence[TimeSpread]") -> "TimeSpread":
         """The spread of all layouts of these parts, in order.
 
-        The parts share their directions and what is common.
+        The parts share their directions and offsets.
         """
         loadings, own = (
             np.concatenate([getattr(part, name) for part in parts], axis=-1)
             for name in ("loadings", "own_sd")
         )
-        return cls(loadings=loadings, own_sd=own, shared_sd=max(part.shared_sd for part in parts))
+        return cls(loadings=loadings, own_sd=own)
 
     def take(self, places: list[int]) -> "TimeSpread":
         """The spread of some layouts."""
-        return TimeSpread(
-            loadings=self.loadings[:, places], own_sd=self.own_sd[places], shared_sd=self.shared_sd
-        )
+        return TimeSpread(loadings=self.loadings[:, places], own_sd=self.own_sd[places])
 
 
 def time_spread(pricer: Pricer, batch: LayoutBatch, prices: Prices) -> TimeSpread:
     """Pushes the posterior of the pricer's calibration through the model.
 
-    It moves one principal direction at a time, by one deviation. A layout's own error is wider
-    where it uses what was not measured (`basis.widening`).
+    It moves one principal direction at a time, by one deviation, and with it the offsets that
+    one's own runs have tied to it. A layout's own error is wider where it uses what was not
+    measured (`basis.widening`).
     """
-    trainer, calibration = pricer.training.trainer, pricer.calibration
-    _, rest = calibration.directions(trainer, pricer.cluster.gpu.family)
+    trainer, gpu, calibration = pricer.training.trainer, pricer.cluster.gpu, pricer.calibration
+    directions, rest = calibration.directions(trainer, gpu.family)
+    stack = stack_name(trainer, gpu.name)
+    names = unit_names(stack, pricer.model)
+    offsets = calibration.offsets(trainer, gpu.family, stack, names)
     base, moved = np.log(prices.step_seconds), list(moved_pricers(pricer))
     loadings = np.zeros((len(moved), len(batch)))
     for index, one in enumerate(moved):
-        loadings[index] = np.log(one.price(batch).step_seconds) - base
-    stretch = calibration.stretch(trainer)
-    own = stretch * np.sqrt(rest + calibration.run_sd**2)
-    doubt = widening(batch, pricer, calibration)
+        with_offset = (offsets.slopes @ directions[index])[batch.precision]
+        loadings[index] = np.log(one.price(batch).step_seconds) - base + with_offset
+    apart = np.linalg.cholesky(offsets.covariance + JITTER * np.eye(len(names)))
     return TimeSpread(
-        loadings=stretch * loadings, own_sd=own * doubt, shared_sd=stretch * calibration.group_sd
+        loadings=np.concatenate([loadings, apart.T[:, batch.precision]]),
+        own_sd=np.sqrt(rest + calibration.run_sd**2) * widening(batch, pricer, calibration),
     )
 
 
@@ -143,11 +145,12 @@ class Spread:
 def spread(pricer: Pricer, batch: LayoutBatch, prices: Prices, step_seconds: FloatColumn) -> Spread:
     """Intervals of N prices."""
 
-    def around(values: FloatColumn, sd: FloatColumn | float) -> Pair:
-        return values * np.exp(-TWO_SIDED_90 * sd), values * np.exp(TWO_SIDED_90 * sd)
+    def around(values: FloatColumn, sd: FloatColumn, width: float = TWO_SIDED_90) -> Pair:
+        return values * np.exp(-width * sd), values * np.exp(width * sd)
 
+    time_sd = time_spread(pricer, batch, prices).sd
     return Spread(
-        step_seconds=around(step_seconds, time_spread(pricer, batch, prices).sd),
+        step_seconds=around(step_seconds, time_sd, student.TWO_SIDED_90),
         peak_allocated_bytes=around(
             prices.peak_allocated_bytes,
             memory_deviation(pricer.profile, prices.peak_allocated_bytes),

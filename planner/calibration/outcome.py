@@ -85,6 +85,26 @@ class Compared:
         return self.used
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnRuns:
+    """The rest of a unit after some runs of one's own in it.
+
+    error: mean of |predicted / measured - 1| of the step time.
+    coverage: share inside the 90% interval.
+    """
+
+    error: float
+    coverage: float
+
+    @classmethod
+    def mean(cls, parts: "Sequence[OwnRuns]") -> "OwnRuns":
+        """The mean of both figures."""
+        return cls(
+            error=sum(part.error for part in parts) / len(parts),
+            coverage=sum(part.coverage for part in parts) / len(parts),
+        )
+
+
 def rounded(value: float) -> float:
     """Rounds to DIGITS significant digits."""
     return float(f"{value:.{DIGITS}g}")

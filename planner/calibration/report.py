@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from statistics import fmean, median
 from typing import Any
 
 from planner.calibration.accuracy import (
@@ -17,9 +18,9 @@ from planner.calibration.accuracy import (
     sweeps,
 )
 from planner.calibration.comparison import Comparison
-from planner.calibration.outcome import Compared, ComparedRow
+from planner.calibration.outcome import Compared, ComparedRow, OwnRuns
 
-GROUPINGS = ("complete", "trainer", "platform", "gpu", "family", "group")
+GROUPINGS = ("kind", "complete", "trainer", "platform", "gpu", "family", "group")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +53,28 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AfterOwnRuns:
+    """How the rest of a unit is predicted after `runs` runs of one's own in it, mean over units.
+
+    kinds: the error by trainer, GPU, format and whether with experts, mean over sources.
+    """
+
+    runs: int
+    units: int
+    error: float
+    median: float
+    coverage: float
+    kinds: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """The accuracy report.
 
     headline: of predictions that have not seen the run.
     in_sample: of the shipped calibration; None if it was fitted to none of the rows.
     num_fitted: rows that the calibration was fitted to.
+    own_runs: how far the rest is off after runs of one's own.
     left_out: summary of all rows by what was left out (source, model, GPU). Empty if the fit could
         not be repeated; headline then covers only the unseen rows.
     """
@@ -68,6 +85,7 @@ class Report:
     in_sample: Figures | None
     left_out: dict[str, Summary]
     complete: dict[str, Summary]
+    own_runs: list[AfterOwnRuns]
     rows: tuple[Compared, ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -91,6 +109,7 @@ def report(found: Comparison, keep: Callable[[ComparedRow], bool] = lambda _: Tr
             in_sample=seen,
             left_out={},
             complete={},
+            own_runs=[],
             rows=tuple(unseen),
         )
     out = {by: [row for row in members if keep(row)] for by, members in found.left_out.items()}
@@ -104,8 +123,33 @@ def report(found: Comparison, keep: Callable[[ComparedRow], bool] = lambda _: Tr
             by: summarise(complete(members), f"left out by {by}, complete rows")
             for by, members in out.items()
         },
+        own_runs=_after_own_runs(found, out["group"]),
         rows=tuple(out["group"]),
     )
+
+
+def _after_own_runs(found: Comparison, rows: Sequence[ComparedRow]) -> list[AfterOwnRuns]:
+    """For the units of these rows."""
+    kind_of = {row.label("unit"): row.label("kind") for row in rows}
+    results = []
+    for count, units in found.own_runs.items():
+        known = {unit: one for unit, one in units.items() if unit in kind_of}
+        kinds: dict[str, list[float]] = {}
+        for unit, one in known.items():
+            kinds.setdefault(kind_of[unit], []).append(one.error)
+        if known:
+            mean = OwnRuns.mean(list(known.values()))
+            results.append(
+                AfterOwnRuns(
+                    runs=count,
+                    units=len(known),
+                    error=mean.error,
+                    median=median(one.error for one in known.values()),
+                    coverage=mean.coverage,
+                    kinds={kind: fmean(errors) for kind, errors in kinds.items()},
+                )
+            )
+    return results
 
 
 def complete(rows: Sequence[ComparedRowT]) -> list[ComparedRowT]:

@@ -1,13 +1,16 @@
 """Updates a calibration with one's own runs and timed kernels.
 
-The shipped posterior is the prior; the data move the knobs of trainer and GPU. On one's own cluster
-the offset of a source is no nuisance, nor are the differences of its hosts and networks: they are
-what one wants to know. So here they are part of the knobs.
+The shipped posterior is the prior. On one's own cluster what a stack's runs have in common is no
+nuisance: it is what one wants to know, and most of what one run shows. It stays in the calibration
+as the offset of that stack and unit, and no other stack follows it. The knobs of trainer and GPU
+move by what the offset does not explain, and the differences of hosts and networks are part of
+them.
 Letters: P unknowns, L kinds of kernels.
 """
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -35,7 +38,6 @@ from planner.specs.measurement import Measurement
 # Runs of the layout itself. An emulated rank's communication comes from the model, and so does what
 # a proxy run adds to its small runs, which are measurements too.
 TEACHING = frozenset({"probed", "published"})
-NO_OFFSET = 1e-3  # standard deviation of an offset that must not take anything from the knobs
 ID_DIGITS = 10
 
 
@@ -56,8 +58,7 @@ def learn(
     """The calibration after these runs and kernels; the same one when none of them has a time.
 
     Repeated runs of one layout are averaged: what the model misses about it is the same each time.
-    The deviation that all runs of one place share falls as 1 / sqrt(1 / group_sd^2 + n / run_sd^2)
-    with n distinct layouts. The same runs give the same id. Runs that the calibration was already
+    The same runs give the same id. Runs that the calibration was already
     fitted to are not used again.
     """
     by_layout: dict[tuple[str, str], list[Measurement]] = {}
@@ -73,15 +74,15 @@ def learn(
     believed = calibration.at_one_place(scopes)
     for scope in scopes:
         believed = _told_by_kernels(believed, [run for run in timed if _scopes(run.job) == scope])
-    shared = calibration.group_sd
     if jobs:
         seconds = [
             math.exp(float(np.mean([math.log(run.measured.step_seconds or 1.0) for run in runs])))
             for runs in by_layout.values()
         ]
-        data = replace(Data.of(jobs, seconds), sources=("own",) * len(jobs))
-        believed, _ = fit(data, replace(believed, group_sd=NO_OFFSET))
-        shared = (calibration.group_sd**-2.0 + len(jobs) / calibration.run_sd**2) ** -0.5
+        data = Data.of(jobs, seconds, own=True)
+        believed, _ = fit(data, believed, own=True)
+        runs = Counter(calibration.own_runs) + Counter(data.units)
+        believed = replace(believed, own_runs=dict(sorted(runs.items())))
     fingerprints = sorted(
         timing_fingerprint(run.job.cluster.gpu.name, timing)
         for run in timed
@@ -92,7 +93,6 @@ def learn(
     return replace(
         believed,
         id=f"{calibration.id}+{len(jobs)}-{digest}",
-        group_sd=shared,
         sensitivity=calibration.sensitivity,
         seen=calibration.seen | seen(jobs),
         fitted=calibration.fitted | set(fingerprints),
@@ -137,7 +137,10 @@ def _told_by_kernels(calibration: Calibration, runs: Sequence[KernelRun]) -> Cal
         return calibration
     felt = np.array([np.mean(gradients[kind], axis=0) for kind in ratios])
     mine = [scope in ("", trainer, family) for _, scope in calibration.keys]
-    slopes = felt[:, [PLACE[knob] for knob, _ in calibration.keys]] * np.array(mine)
+    slopes = np.zeros((len(felt), len(mine)))
+    for index, (knob, _) in enumerate(calibration.keys):
+        if mine[index] and knob in PLACE:
+            slopes[:, index] = felt[:, PLACE[knob]]
     spread = slopes @ calibration.covariance @ slopes.T
     seen_values = [
         within_reach(

@@ -86,7 +86,7 @@ def _mean_seconds(
     )
     late = straggler_share(job.cluster.num_gpus, job.profile.straggler_delay)
     mean = num_microbatches(batch, job.training) * (least[inverse] - hidden) / batch.pp
-    return np.asarray((1.0 + late) * mean)
+    return np.asarray(job.own_factor[batch.precision] * (1.0 + late) * mean)
 
 
 def _least_units(

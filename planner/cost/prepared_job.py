@@ -29,6 +29,8 @@ class PreparedJob:
     """Everything but the layouts: specs, profile, device, fabric, recipes.
 
     recipes: how each precision computes under this trainer's release.
+    own_factor: factor on the step's seconds that one's own runs of this stack showed, by precision
+        code; 1 without any.
     """
 
     model: ModelSpec
@@ -40,6 +42,7 @@ class PreparedJob:
     device: Device
     fabric: Fabric
     recipes: tuple[Recipe, ...]
+    own_factor: FloatColumn
 
     @property
     def optimizer_step(self) -> OptimizerStep:

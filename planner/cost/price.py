@@ -19,6 +19,7 @@ from planner.cost.machine.device import Device
 from planner.cost.machine.knobs import Calibration, kernels_at
 from planner.cost.machine.profile import KernelProfile, Profile
 from planner.cost.machine.shipped import shipped_calibration
+from planner.cost.machine.stacks import stack_name, unit_names
 from planner.cost.memory.allocator import reserved_bytes
 from planner.cost.memory.dispatch_buffers import dispatch_buffer_bytes
 from planner.cost.memory.peak import PeakMemory, expandable_segments, rank_memory
@@ -41,6 +42,7 @@ class Prices:
 
     parts: seconds (N,) by PARTS, of the busiest rank; they sum to step_seconds.
     least_device_bytes: what device_bytes shrinks to under memory pressure.
+    own_factor (N,): that of `PreparedJob`; `stage_seconds` are before it.
     rank (R, N): pipeline ranks priced.
     rank_reserved_bytes (R, N): what each of them reserves.
     """
@@ -55,6 +57,7 @@ class Prices:
     rank_reserved_bytes: FloatColumn
     rank: IntColumn
     stage_seconds: StageSeconds
+    own_factor: FloatColumn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +87,8 @@ class Pricer(PreparedJob):
         profile = profile or calibration.profile(trainer, gpu.family)
         kernels = kernels or kernels_at(gpu, calibration.shift(trainer, gpu.family))
         attention = TRAINERS[trainer].fused_attention(training, gpu, mla=model.uses_mla)
+        stack = stack_name(trainer, gpu.name)
+        units = unit_names(stack, model)
         return cls(
             model=model,
             cluster=cluster,
@@ -94,6 +99,7 @@ class Pricer(PreparedJob):
             device=Device.build(cluster, kernels, profile, attention[0]),
             fabric=Fabric.build(cluster, profile.intra_node, profile.inter_node),
             recipes=TRAINERS[training.trainer].recipes(training.trainer_version),
+            own_factor=np.exp(calibration.offsets(trainer, gpu.family, stack, units).mean),
         )
 
     def price(self, batch: LayoutBatch, *, every_rank: bool = False) -> Prices:
@@ -126,9 +132,10 @@ class Pricer(PreparedJob):
             memory.allocated + memory.pools, memory.cached, memory.moving, room, shares
         )
         peak_reserved = reserved.max(axis=0)
+        factor = self.own_factor[batch.precision]
         return Prices(
-            step_seconds=seconds,
-            parts=parts,
+            step_seconds=factor * seconds,
+            parts={name: factor * part for name, part in parts.items()},
             peak_allocated_bytes=memory.allocated.max(axis=0),
             peak_reserved_bytes=peak_reserved,
             device_bytes=peak_reserved + outside,
@@ -137,6 +144,7 @@ class Pricer(PreparedJob):
             rank_reserved_bytes=reserved,
             rank=inputs.rank,
             stage_seconds=stage_seconds,
+            own_factor=factor,
         )
 
     def lower_bounds(self, batch: LayoutBatch) -> tuple[FloatColumn, FloatColumn]:

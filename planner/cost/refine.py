@@ -38,10 +38,9 @@ def refine(pricer: Pricer, batch: LayoutBatch, prices: Prices) -> Refined:
         joined = SCHEDULES.of_code(int(batch.pp_schedule[rows[0]])).synchronous_end
         played = play(pricer, batch, prices, rows, send_scales=(1.0, 0.0)).step_seconds_C(joined)
         makespan, without_sends = played[: len(rows)], played[len(rows) :]
-        bubble[rows] = np.maximum(without_sends - prices.stage_seconds.busy[rows], 0.0)
-        sends[rows] = np.maximum(
-            makespan - np.maximum(without_sends, prices.stage_seconds.busy[rows]), 0.0
-        )
+        busy, factor = prices.stage_seconds.busy[rows], prices.own_factor[rows]
+        bubble[rows] = factor * np.maximum(without_sends - busy, 0.0)
+        sends[rows] = factor * np.maximum(makespan - np.maximum(without_sends, busy), 0.0)
     step = prices.step_seconds - prices.parts["bubble"] - prices.parts["pp"] + bubble + sends
     return Refined(step_seconds=step, bubble_seconds=bubble, send_seconds=sends)
 

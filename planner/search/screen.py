@@ -224,7 +224,10 @@ class _Pool:
                     part,
                     prices.step_seconds
                     - np.maximum(
-                        prices.stage_seconds.busy + prices.parts["straggler"] - mean[rows], 0.0
+                        prices.own_factor * prices.stage_seconds.busy
+                        + prices.parts["straggler"]
+                        - mean[rows],
+                        0.0,
                     ),
                     fits,
                 )

@@ -73,14 +73,13 @@ class Prior:
     ) -> "Prior":
         """The calibration's posterior as a prior.
 
-        Its directions, and what all runs on a cluster have in common, are shared; the rest is
-        each candidate's own.
+        Its directions and the offsets of stack and units are shared; the rest is each candidate's
+        own.
         """
-        common = np.full((len(step_seconds), 1), spread.shared_sd)
         return cls(
             log_seconds=np.log(step_seconds),
             sd=spread.own_sd,
-            factor=np.concatenate([spread.loadings.T, common], axis=1),
+            factor=spread.loadings.T,
             oom_probability=oom,
             memory_sd=memory_sd,
         )

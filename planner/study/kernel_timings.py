@@ -43,6 +43,7 @@ class StudyKernels:
     alone: predicted seconds of each kernel in isolation.
     gradient: derivative of the logarithm of `alone` by each knob, (K,).
     directions (D, K), covariance (K, K): of the knobs.
+    num_factors: columns of the candidates' shared errors, directions first.
     fitted: fingerprints of timings that the calibration was fitted to.
     """
 
@@ -50,8 +51,8 @@ class StudyKernels:
     alone: Mapping[KernelShape, float]
     gradient: Mapping[KernelShape, FloatColumn]
     directions: FloatColumn
+    num_factors: int
     covariance: FloatColumn
-    stretch: float
     gpu: str
     fitted: frozenset[str]
 
@@ -68,8 +69,8 @@ class StudyKernels:
             alone=dict(zip(shapes, shape_seconds(alone(pricer), shapes).tolist(), strict=True)),
             gradient=dict(zip(shapes, alone_gradient(pricer, shapes), strict=True)),
             directions=calibration.directions(trainer, gpu.family)[0],
+            num_factors=candidates.prior.factor.shape[1],
             covariance=calibration.effective_covariance(trainer, gpu.family),
-            stretch=calibration.stretch(trainer),
             gpu=gpu.name,
             fitted=calibration.fitted,
         )
@@ -77,15 +78,16 @@ class StudyKernels:
     def effect(self, name: str, shapes: Iterable[KernelShape]) -> KernelEffect:
         """What timings of these shapes show together, each weighted by its share of a step.
 
-        The last loading, of what all layouts share, is 0. Errors of the knobs outside the
-        directions are noise of the effect.
+        The last loadings, of offsets that all runs of a unit share, are 0. Errors of the knobs
+        outside the directions are noise of the effect.
         """
         known = [shape for shape in shapes if shape in self.used]
         gradient = self._mean(known, lambda shape: self.gradient[shape])
         loading = self.directions @ gradient
         beside = max(float(gradient @ self.covariance @ gradient - loading @ loading), 0.0)
-        sd = float(np.sqrt(alone_sd(known) ** 2 + self.stretch**2 * beside))
-        return KernelEffect(name=name, loading=(*(self.stretch * loading).tolist(), 0.0), sd=sd)
+        sd = float(np.sqrt(alone_sd(known) ** 2 + beside))
+        offsets = [0.0] * (self.num_factors - len(loading))
+        return KernelEffect(name=name, loading=(*loading.tolist(), *offsets), sd=sd)
 
     def observed(self, timings: Sequence[KernelTiming]) -> tuple[ObservedEffect, ...]:
         """What these timings show, by kind of kernel; the newest of a shape counts.

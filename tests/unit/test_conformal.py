@@ -1,4 +1,4 @@
-"""Stretched deviations: which score is the one that 90% lie under, counted by hand."""
+"""The deviation of memory, counted by hand."""
 
 from types import SimpleNamespace
 
@@ -10,45 +10,10 @@ from planner.calibration.conformal import (
     LEAST_MEMORY_RUNS,
     MEMORY_FLOOR,
     MEMORY_PRIOR,
-    held_out_stretch,
     memory_deviation,
-    stretch,
-    stretches,
 )
 from planner.calibration.intervals import TWO_SIDED_90
 from planner.units import GIB
-
-
-def of_score(score: float) -> float:
-    return pytest.approx(score / TWO_SIDED_90, abs=5e-4)  # type: ignore[no-any-return]
-
-
-def test_it_is_the_least_score_that_nine_in_ten_do_not_exceed() -> None:
-    scores = np.arange(20.0, 0.0, -1.0)
-    assert stretch(scores, [str(number) for number in range(20)]) == of_score(18.0)
-    assert stretch(scores[:4], ["a"] * 4) == of_score(20.0)
-
-
-@pytest.mark.parametrize(("runs", "score"), [(100, 5.0), (400, 1.0)])
-def test_a_source_counts_by_the_root_of_its_runs(runs: int, score: float) -> None:
-    """Of 100 runs at 1 and two sources at 5 the first hold 10 / 12; of 400 they hold 20 / 22."""
-    scores = np.array([1.0] * runs + [5.0, 5.0])
-    assert stretch(scores, ["large"] * runs + ["b", "c"]) == of_score(score)
-
-
-def test_a_trainer_has_its_own_from_three_sources_on() -> None:
-    scores = np.array([1.0, 1.0, 1.0, 8.0, 8.0])
-    trainers, sources = ["fsdp"] * 3 + ["megatron"] * 2, ["a", "b", "c", "a", "b"]
-    assert stretches(scores, trainers, sources) == {"": of_score(8.0), "fsdp": of_score(1.0)}
-    assert stretches(scores, trainers, ["a", "b", "a", "a", "b"]) == {"": of_score(8.0)}
-
-
-def test_held_out_runs_are_stretched_by_their_trainer_elsewhere_or_by_all() -> None:
-    scores = np.array([1.0, 2.0, 3.0, 4.0, 9.0])
-    trainers, sources = ["fsdp"] * 4 + ["megatron"], ["a", "b", "c", "d", "e"]
-    expected = [4.0, 4.0, 4.0, 3.0, 4.0]
-    found = held_out_stretch(scores, trainers, sources)
-    assert found.tolist() == [of_score(score) for score in expected]
 
 
 def run(number: int, predicted: float, measured: float) -> Row:

@@ -9,7 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planner.calibration.fit import Data, fingerprint, fit, predict
+from planner.calibration import student
+from planner.calibration.fit import (
+    Data,
+    Linear,
+    Scales,
+    Unknowns,
+    fingerprint,
+    fit,
+    linearise,
+    predict,
+)
 from planner.cost.machine.knobs import DIRECTIONS, KNOBS, OWN_SHARE, PLACE, Calibration, profile_at
 from planner.cost.machine.shipped import from_document, shipped_calibration, to_document
 from planner.intake.jobs import read_job
@@ -49,10 +59,10 @@ def shifted(shift: float, knob: str = "compute") -> Calibration:
     )
 
 
-def made_with(shift: float) -> Data:
-    """Runs of a trainer whose kernels are e^shift faster than the prior says."""
+def made_with(shift: float, knob: str = "compute") -> Data:
+    """Runs of a trainer one of whose knobs is this far from the prior."""
     silent = Data.of(JOBS, [1.0] * len(JOBS))
-    return replace(silent, log_seconds=predict(silent, shifted(shift)))
+    return replace(silent, log_seconds=predict(silent, shifted(shift, knob)))
 
 
 @pytest.mark.parametrize("shift", [-0.15, 0.15])
@@ -102,7 +112,7 @@ def test_a_source_with_an_offset_of_its_own_does_not_move_the_knobs_for_all() ->
     heard six times.
     """
     data = made_with(0.15)
-    alone, _ = fit(replace(data, sources=("one",) * len(JOBS)))
+    alone, _ = fit(replace(data, stacks=("one",) * len(JOBS), units=("one",) * len(JOBS)))
     many, _ = fit(data)
     place = PLACE["compute"]
     assert alone.shift("torchtitan", "hopper")[place] < many.shift("torchtitan", "hopper")[place]
@@ -124,14 +134,85 @@ def test_a_fit_goes_on_from_a_calibration() -> None:
 def test_left_out_runs_are_predicted_by_the_others() -> None:
     data = made_with(0.2)
     _, linear = fit(data)
-    log_seconds, deviation = linear.left_out([str(row) for row in range(len(JOBS))])
+    scales = Scales(run=0.05, stack=0.1, unit=0.1)
+    each = [np.arange(len(JOBS)) == row for row in range(len(JOBS))]
+    log_seconds, deviation, _ = linear.left_out(each, scales)
     silent = predict(data, Calibration.prior())
     assert (
         np.abs(log_seconds - data.log_seconds).max() < 0.5 * np.abs(silent - data.log_seconds).max()
     )
-    everything_out, unsure = linear.left_out(["all"] * len(JOBS))
+    everything_out, unsure, _ = linear.left_out([np.ones(len(JOBS), dtype=bool)], scales)
     assert everything_out == pytest.approx(silent, abs=0.03)
     assert (unsure > deviation).all()
+
+
+@pytest.mark.slow
+def test_a_fit_ends_where_one_more_round_moves_nothing() -> None:
+    """Also where a share saturates, whose shift swings from round to round undamped."""
+    data = made_with(0.2, "dp_hidden")
+    data = replace(data, log_seconds=data.log_seconds + 0.3 * np.array([1, -1, 1, -1, 1, -1]))
+    found, _ = fit(data)
+    unknowns = Unknowns.of(data, Calibration.prior())
+    scales = Scales(run=found.run_sd, stack=found.stack_sd, unit=found.unit_sd)
+    again = linearise(data, found, unknowns).solve(scales)
+    knobs = unknowns.of_knobs
+    sd = np.sqrt(np.diag(again.covariance)[knobs])
+    assert np.abs(again.x[knobs] - found.shifts).max() < 0.1 * sd.max()
+
+
+STACKS, UNITS_EACH, RUNS_EACH = 30, 2, 8
+
+
+def synthetic(run: float, stack: float, unit: float) -> Linear:
+    """Runs whose misses have these scales and that no knob explains."""
+    chance = np.random.default_rng(3)
+    count = STACKS * UNITS_EACH * RUNS_EACH
+    names = np.arange(count) // RUNS_EACH
+    misses = (
+        stack * chance.standard_normal(STACKS)[names // UNITS_EACH]
+        + unit * chance.standard_normal(STACKS * UNITS_EACH)[names]
+        + run * chance.standard_normal(count)
+    )
+    unknowns = Unknowns.of(
+        replace(
+            Data.of(JOBS[:1], [1.0]),
+            stacks=tuple(str(name) for name in names // UNITS_EACH),
+            units=tuple(str(name) for name in names),
+        ),
+        replace(Calibration.prior(), place=0.0),
+    )
+    derivatives = np.zeros((count, len(unknowns.keys)))
+    for column, (level, own) in enumerate(unknowns.keys):
+        if level in ("stack", "unit"):
+            labels = names // UNITS_EACH if level == "stack" else names
+            derivatives[:, column] = [str(label) == own for label in labels]
+    return Linear(
+        unknowns=unknowns,
+        at=np.zeros(len(unknowns.keys)),
+        derivatives=derivatives,
+        gradient=np.zeros((count, len(KNOBS))),
+        predicted=np.zeros(count),
+        measured=misses,
+    )
+
+
+@pytest.mark.parametrize(("run", "stack", "unit"), [(0.05, 0.15, 0.1), (0.1, 0.05, 0.2)])
+def test_the_scales_of_misses_are_found(run: float, stack: float, unit: float) -> None:
+    """A t scale with four degrees of freedom of normal data is about 0.85 of its deviation."""
+    found = synthetic(run, stack, unit).solve(Scales(run=0.3, stack=0.3, unit=0.3)).scales
+    assert found.run == pytest.approx(0.85 * run, rel=0.15)
+    assert found.unit == pytest.approx(0.85 * unit, rel=0.35)
+    assert found.stack == pytest.approx(0.85 * stack, rel=0.5)
+
+
+def test_intervals_of_left_out_units_hold_what_they_claim() -> None:
+    linear = synthetic(0.05, 0.15, 0.1)
+    names = np.arange(len(linear.measured)) // (UNITS_EACH * RUNS_EACH)
+    log_seconds, scale, _ = linear.left_out(
+        [names == name for name in range(STACKS)], Scales(run=0.1, stack=0.1, unit=0.1)
+    )
+    inside = np.abs(log_seconds - linear.measured) <= student.TWO_SIDED_90 * scale
+    assert 0.85 <= inside.mean() <= 0.97
 
 
 def test_directions_carry_the_spread_of_predictions() -> None:
@@ -155,10 +236,11 @@ def test_a_document_reads_back() -> None:
     assert again.keys == shipped.keys
     assert again.shifts == pytest.approx(shipped.shifts)
     assert again.covariance == pytest.approx(shipped.covariance)
-    assert (again.seen, again.fitted, again.time_factor) == (
-        shipped.seen,
-        shipped.fitted,
-        shipped.time_factor,
+    mine = replace(shipped, own_runs={"torchtitan on h100-sxm-80gb, bf16, dense": 2})
+    assert from_document(to_document(mine)).own_runs == mine.own_runs
+    assert (again.seen, again.fitted) == (shipped.seen, shipped.fitted)
+    assert (again.run_sd, again.stack_sd, again.unit_sd) == pytest.approx(
+        (shipped.run_sd, shipped.stack_sd, shipped.unit_sd)
     )
 
 

@@ -10,13 +10,7 @@ import pytest
 
 from planner.calibration.accuracy import Row
 from planner.calibration.basis import WIDER, basis, memory_basis, seen
-from planner.calibration.conformal import (
-    MEMORY_PRIOR,
-    held_out_stretch,
-    memory_coverage,
-    stretch,
-    stretches,
-)
+from planner.calibration.conformal import MEMORY_PRIOR, memory_coverage
 from planner.calibration.conformal import memory_deviation as fitted_deviation
 from planner.calibration.correlated import CorrelatedErrors
 from planner.calibration.intervals import (
@@ -188,28 +182,6 @@ def test_all_of_the_card_is_less_of_a_risk_than_the_share_that_a_plan_may_use() 
         usable, card = found.oom_probability[0], found.oom_probability_full_card[0]
         assert card == pytest.approx(usable) if share == 1.0 else card < usable
         assert card == oom_probability(p.profile, whole, prices.least_device_bytes)
-
-
-def test_a_stretch_covers_nine_in_ten() -> None:
-    scores = np.abs(np.random.default_rng(0).standard_normal(5000)) * 1.7
-    sources = [str(i % 50) for i in range(5000)]
-    assert stretch(scores, sources) == pytest.approx(1.7, rel=0.05)
-    assert stretch(np.zeros(0), []) == 1.0
-
-
-def test_a_large_source_does_not_outvote_the_others() -> None:
-    scores = np.concatenate([np.full(400, 0.1), np.full(20, 5.0)])
-    sources = ["large"] * 400 + [str(i) for i in range(20)]
-    assert stretch(scores, sources) > 1.0
-    assert stretch(scores, ["one"] * 420) < 1.0
-
-
-def test_a_run_is_not_stretched_by_its_own_source() -> None:
-    scores = np.array([1.0, 1.0, 1.0, 9.0])
-    sources, trainers = ["a", "b", "c", "d"], ["x"] * 4
-    held_out = held_out_stretch(scores, trainers, sources)
-    assert held_out[3] == pytest.approx(1.0 / TWO_SIDED_90, abs=1e-3)
-    assert stretches(scores, trainers, sources)["x"] == pytest.approx(9.0 / TWO_SIDED_90, abs=1e-3)
 
 
 def test_basis_tells_what_was_measured() -> None:

@@ -6,8 +6,8 @@ part. A trainer or family that was never measured moves with the others, with mo
 Letters: K knobs, P unknowns (shared and own shifts), D directions.
 """
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ from planner.cost.machine.profile import (
     kernel_profile,
     software_profile,
 )
+from planner.cost.machine.stacks import STACK, UNIT
 from planner.specs.gpu import GpuSpec
 from planner.specs.gpu_families import KERNEL_ROWS, is_known_family
 from planner.trainers.registry import TRAINERS
@@ -200,10 +201,10 @@ class Calibration:
     sensitivity (K, K): mean of g g' over the fitted runs; g is the derivative of log seconds by
     each
         knob.
-    run_sd, group_sd: standard deviations of log seconds: of a run around the model, and of what all
-        runs of one source have in common.
-    time_factor: by trainer, stretch of the time interval that covered runs left out of the fit (""
-        for others).
+    run_sd, stack_sd, unit_sd: scales of log seconds, estimated from the runs: of a run around the
+        model, of what all runs of one stack have in common, and of what those of one of its units
+        have besides (`stacks`). All are scales of a Student t (`calibration.student`).
+    own_runs: runs of one's own that it has seen, by unit.
     memory_sd, memory_sd_bytes: of measured over predicted bytes, see `Profile`.
     seen: (trainer, GPU family, feature) that were measured.
     fitted: fingerprints of the runs.
@@ -216,13 +217,14 @@ class Calibration:
     covariance: FloatColumn
     sensitivity: FloatColumn
     run_sd: float
-    group_sd: float
-    time_factor: Mapping[str, float]
+    stack_sd: float
+    unit_sd: float
     memory_sd: float
     memory_sd_bytes: float
     seen: frozenset[tuple[str, str, str]]
     fitted: frozenset[str]
     place: float = 1.0
+    own_runs: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def prior(cls) -> "Calibration":
@@ -233,9 +235,9 @@ class Calibration:
             shifts=np.zeros(0),
             covariance=np.zeros((0, 0)),
             sensitivity=np.eye(len(KNOBS)) / len(KNOBS),
-            run_sd=0.06,
-            group_sd=0.01,
-            time_factor={},
+            run_sd=0.05,
+            stack_sd=0.10,
+            unit_sd=0.10,
             memory_sd=0.05,
             memory_sd_bytes=0.5 * GIB,
             seen=frozenset(),
@@ -257,16 +259,23 @@ class Calibration:
         """
         return self._effective(trainer, family)[1]
 
-    def _effective(self, trainer: str, family: str) -> tuple[FloatColumn, FloatColumn]:
+    def _pick(self, trainer: str, family: str) -> FloatColumn:
+        """Which keys' shifts each knob sums, (K, P)."""
         pick = np.zeros((len(KNOBS), len(self.keys)))
-        unseen = (self.place * place_sd(family)) ** 2
         for index, knob in enumerate(KNOBS):
             for scope in ("", knob.own(trainer, family)):
                 at = self._at.get((knob.name, scope))
-                if at is None:
-                    unseen[index] += knob.variance(scope)
-                else:
+                if at is not None:
                     pick[index, at] = 1.0
+        return pick
+
+    def _effective(self, trainer: str, family: str) -> tuple[FloatColumn, FloatColumn]:
+        pick = self._pick(trainer, family)
+        unseen = (self.place * place_sd(family)) ** 2
+        for index, knob in enumerate(KNOBS):
+            for scope in ("", knob.own(trainer, family)):
+                if (knob.name, scope) not in self._at:
+                    unseen[index] += knob.variance(scope)
         return np.asarray(pick @ self.shifts), np.asarray(
             pick @ self.covariance @ pick.T + np.diag(unseen)
         )
@@ -319,6 +328,42 @@ class Calibration:
         moved = profile_at(trainer, self.shift(trainer, family))
         return replace(moved, memory_sd=self.memory_sd, memory_sd_bytes=self.memory_sd_bytes)
 
-    def stretch(self, trainer: str) -> float:
-        """Factor on the predictive standard deviation of this trainer's step times."""
-        return self.time_factor.get(trainer, self.time_factor.get("", 1.0))
+    def offsets(self, trainer: str, family: str, stack: str, units: Sequence[str]) -> "Offsets":
+        """What units of a stack have in common beyond the knobs."""
+        centre = np.zeros((len(units), len(self.keys)))
+        same = np.array([[float(one == two) for two in units] for one in units])
+        unseen = self.unit_sd**2 * same
+        if (STACK, stack) in self._at:
+            centre[:, self._at[STACK, stack]] = 1.0
+        else:
+            unseen = unseen + self.stack_sd**2
+        for place, unit in enumerate(units):
+            at = self._at.get((UNIT, unit))
+            if at is not None:
+                centre[place, at] = 1.0
+                unseen[place, place] -= self.unit_sd**2
+        if not centre.any():
+            return Offsets(np.zeros(len(units)), unseen, np.zeros((len(units), len(KNOBS))))
+        pick = self._pick(trainer, family)
+        together = centre @ self.covariance @ pick.T
+        knobs = self.effective_covariance(trainer, family)
+        slopes = np.linalg.solve(knobs, together.T).T
+        covariance = centre @ self.covariance @ centre.T + unseen - slopes @ together.T
+        return Offsets(
+            np.asarray(centre @ self.shifts), 0.5 * (covariance + covariance.T), np.asarray(slopes)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Offsets:
+    """Log seconds that runs of U units of one stack have on top of the model.
+
+    mean (U,): 0 unless a run of one's own was seen.
+    covariance (U, U): given the knobs.
+    slopes (U, K): by how much an offset moves with each knob's shift, because a run that was seen
+        leaves little doubt of their sum.
+    """
+
+    mean: FloatColumn
+    covariance: FloatColumn
+    slopes: FloatColumn

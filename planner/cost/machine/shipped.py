@@ -15,6 +15,7 @@ from planner.columns import FloatColumn
 from planner.cost.machine.knobs import KNOBS, PLACE, Calibration
 
 DIGITS = 5
+DEFAULTS = Calibration.prior()  # of what documents of earlier versions do not hold
 
 
 @lru_cache(maxsize=1)
@@ -36,13 +37,14 @@ def from_document(document: Mapping[str, Any]) -> Calibration:
         covariance=covariance,
         sensitivity=_by_knob(document),
         run_sd=document["run_sd"],
-        group_sd=document["group_sd"],
-        time_factor=document["time_factor"],
+        stack_sd=document.get("stack_sd", DEFAULTS.stack_sd),
+        unit_sd=document.get("unit_sd", DEFAULTS.unit_sd),
         memory_sd=document["memory_sd"],
         memory_sd_bytes=document["memory_sd_bytes"],
         seen=frozenset((trainer, family, feature) for trainer, family, feature in document["seen"]),
         fitted=frozenset(document["fitted"]),
         place=document.get("place", 1.0),
+        own_runs=document.get("own_runs", {}),
     )
 
 
@@ -65,9 +67,10 @@ def to_document(calibration: Calibration) -> dict[str, Any]:
     return {
         "id": calibration.id,
         "run_sd": calibration.run_sd,
-        "group_sd": calibration.group_sd,
+        "stack_sd": calibration.stack_sd,
+        "unit_sd": calibration.unit_sd,
         "place": calibration.place,
-        "time_factor": dict(calibration.time_factor),
+        "own_runs": dict(calibration.own_runs),
         "memory_sd": calibration.memory_sd,
         "memory_sd_bytes": calibration.memory_sd_bytes,
         "keys": [list(key) for key in calibration.keys],

@@ -179,7 +179,7 @@ def covariance(job: Job, choices: list[PlanCandidate]) -> FloatColumn:
     batch = LayoutBatch.from_layouts([choice.layout for choice in choices])
     errors = CorrelatedErrors.of(batch, spread, job.training.global_batch_size)
     rows = np.arange(len(batch))
-    return np.asarray(errors.between(rows, rows) + spread.shared_sd**2)
+    return errors.between(rows, rows)
 
 
 def best_first(scores: FloatColumn, step_seconds: FloatColumn) -> IntColumn:
