@@ -11,6 +11,7 @@ from planner.calibration.basis import basis, memory_basis
 from planner.calibration.intervals import Spread, oom_probability, spread
 from planner.columns import FloatColumn, LayoutBatch
 from planner.cost.machine.knobs import Calibration
+from planner.cost.machine.stacks import stack_name, unit_name
 from planner.cost.memory.peak import rows as memory_rows
 from planner.cost.pipeline.schedule_columns import num_microbatches
 from planner.cost.price import Pricer, Prices
@@ -24,6 +25,7 @@ from planner.specs.estimate import (
     Basis,
     Estimate,
     Interval,
+    LearnedFactor,
     Memory,
     StageMemory,
     TimeBreakdown,
@@ -34,6 +36,7 @@ from planner.specs.kernel_families import unknown_family
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
 from planner.trainers.registry import training_release
+from planner.units import counted
 from planner.version import MODEL_VERSION
 from planner.work.axes import busiest_load
 
@@ -191,6 +194,7 @@ class _Columns:
             time=self._time(row),
             basis=self._basis(row),
             moe_imbalance=self._moe_imbalance(row),
+            learned=self._learned(row),
             warnings=[
                 text
                 for text in (
@@ -220,6 +224,26 @@ class _Columns:
         return (
             f"the busiest expert rank takes {load:.2f} times the mean load, as random routing "
             "gives; training.moe_imbalance states another"
+        )
+
+    def _learned(self, row: int) -> LearnedFactor | None:
+        """What one's own runs did to this row's seconds."""
+        pricer = self.pricer
+        stack = stack_name(pricer.training.trainer, pricer.cluster.gpu.name)
+        unit = unit_name(stack, self.layouts[row].precision, pricer.model)
+        seen = pricer.calibration.own_runs
+        runs = seen.get(unit, 0)
+        alike = sum(count for name, count in seen.items() if name.startswith(f"{stack}, ")) - runs
+        if not runs + alike:
+            return None
+        factor = float(self.prices.own_factor[row])
+        found = [counted(runs, "run")] if runs else []
+        found += [f"{counted(alike, 'run')} of other kinds"] if alike else []
+        return LearnedFactor(
+            runs=runs,
+            runs_alike=alike,
+            factor=factor,
+            statement=f"calibrated by {' and '.join(found)} of yours: x{factor:.2f}",
         )
 
     def _redone_share(self, row: int) -> float:

@@ -135,13 +135,14 @@ def _speed_rows(estimate: Estimate, step_seconds: float | None) -> tuple[tuple[s
         estimate.step_seconds,
         estimate.interval,
     )
+    learned = f", {estimate.learned.statement}" if estimate.learned else ""
     if step_seconds is None or step is None:
         return (
             ("throughput", f"{rate(tokens)} tokens/s/GPU", rate_interval(estimate)),
             (
                 "step",
                 seconds(step),
-                interval_of(interval.step_seconds if interval else None, "seconds"),
+                f"{interval_of(interval.step_seconds if interval else None, 'seconds')}{learned}",
             ),
             (
                 "MFU",

@@ -101,6 +101,23 @@ class TimeBreakdown(BaseModel):
         )
 
 
+class LearnedFactor(BaseModel):
+    """What one's own runs of this stack taught.
+
+    runs: own runs in this number format, dense or with experts as asked.
+    runs_alike: own runs of the same trainer and GPU otherwise; they count by part.
+    factor: on the step's seconds.
+    statement: the same for people, such as "calibrated by 1 run of yours: x1.08".
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    runs: int
+    runs_alike: int
+    factor: float
+    statement: str
+
+
 class Estimate(BaseModel):
     """One answer. Where `valid` is false, the numbers are null and `violations` says why.
 
@@ -108,6 +125,7 @@ class Estimate(BaseModel):
     oom_probability_full_card: of all of it, without the share that `memory_fraction` keeps free.
     moe_imbalance: load of the busiest expert rank over the mean that the numbers take, stated
         (`training.moe_imbalance`) or predicted; None where experts are not spread over ranks.
+    learned: null unless the calibration has seen a run of one's own of this trainer and GPU.
     warnings: what the numbers assume for lack of data.
     unsupported: what keeps the trainer from running this job with any layout (model, vendor,
         optimizer); the numbers then say what the hardware could do.
@@ -135,6 +153,7 @@ class Estimate(BaseModel):
     time: TimeBreakdown | None = None
     basis: dict[str, Basis] | None = None
     moe_imbalance: float | None = None
+    learned: LearnedFactor | None = None
     warnings: list[str] = []
     model_version: str
     calibration_id: str

@@ -57,7 +57,7 @@ def test_one_uncertain_knob_spreads_predictions_by_its_derivative() -> None:
     )
     covariance = np.diag([0.01 if key == ("compute", "") else 0.0 for key in keys])
     calibration = replace(
-        Calibration.prior(), keys=keys, shifts=np.zeros(len(keys)), covariance=covariance
+        Calibration.prior(), keys=keys, shifts=np.zeros(len(keys)), covariance=covariance, place=0.0
     )
     p = pricer(calibration=calibration)
     found = time_spread(p, batch(), p.price(batch()))

@@ -12,6 +12,7 @@ from planner.calibration.update import KernelRun, learn
 from planner.columns import LayoutBatch
 from planner.cost.machine.shipped import shipped_calibration
 from planner.cost.price import Pricer
+from planner.estimates import estimate_job
 from planner.intake.jobs import read_job
 from planner.specs.job import Job
 from planner.specs.measurement import Measured, Measurement
@@ -56,6 +57,58 @@ def test_a_slower_machine_is_learnt_and_serves_another_model() -> None:
     before, after = predicted(other), predicted(other, learnt)
     assert 1.10 * before < after < 1.02 * SLOWER * before
     assert learnt.id.startswith(f"{shipped_calibration().id}+3-")
+
+
+@pytest.mark.parametrize("percent", [-30, -14, 8, 14, 40])
+def test_one_run_of_a_stack_that_is_uniformly_off_corrects_the_rest(percent: int) -> None:
+    """The rest, other models and layouts, is then off by less than a quarter of it."""
+    shipped = shipped_calibration()
+    off = 1.0 + percent / 100.0
+    learnt = learn(shipped, [measurement("a", job(), off)])
+    for other in (job(ac="full"), job(tp=2), job("qwen3-8b"), job("llama3-8b", compile=True)):
+        rest = np.log(off * predicted(other) / predicted(other, learnt))
+        assert abs(rest) < abs(np.log(off)) / 4, other.layout
+
+
+def test_what_one_run_teaches_is_shown_and_stays_with_its_stack() -> None:
+    learnt = learn(shipped_calibration(), [measurement("a", job(), 1.08)])
+    told = estimate_job(job(ac="full"), learnt).learned
+    assert told is not None
+    assert (told.runs, told.runs_alike) == (1, 0)
+    assert told.factor == pytest.approx(1.08, abs=0.03)
+    assert told.statement == f"calibrated by 1 run of yours: x{told.factor:.2f}"
+    other_format = estimate_job(job(precision="float8-rowwise", compile=True), learnt).learned
+    assert other_format is not None
+    assert (other_format.runs, other_format.runs_alike) == (0, 1)
+    assert 1.0 < other_format.factor < told.factor
+    assert estimate_job(job(ac="full")).learned is None
+    elsewhere = read_job({**job().request, "cluster": {"gpu": "h200-sxm-141gb", "num_gpus": 8}})
+    assert estimate_job(elsewhere, learnt).learned is None
+    moved = np.log(predicted(elsewhere, learnt) / predicted(elsewhere))
+    assert abs(moved) < 0.25 * np.log(1.08)
+
+
+def test_the_interval_after_own_runs_is_that_of_the_exact_conditional() -> None:
+    """Knobs and offset are each as unsure as before, but hardly their sum: the layout that ran."""
+    shipped = shipped_calibration()
+    learnt = learn(shipped, [measurement("a", job(), 1.08)])
+    sd = {}
+    for name, calibration in (("before", shipped), ("after", learnt)):
+        pricer = Pricer.build(job().model, job().cluster, job().training, calibration)
+        batch = LayoutBatch.from_layouts([job().layout])  # type: ignore[list-item]
+        sd[name] = float(time_spread(pricer, batch, pricer.price(batch)).sd[0])
+    run = shipped.run_sd
+    shared = sd["before"] ** 2 - run**2
+    exact = np.sqrt(shared * run**2 / (shared + run**2) + run**2)
+    assert sd["after"] == pytest.approx(exact, rel=0.15)
+
+
+def test_a_second_import_goes_on_from_the_first() -> None:
+    first = learn(shipped_calibration(), RUNS[:1])
+    both, together = learn(first, RUNS[1:]), learn(shipped_calibration(), RUNS)
+    (unit,) = both.own_runs
+    assert (both.own_runs, together.own_runs) == ({unit: 3}, {unit: 3})
+    assert predicted(job(), both) == pytest.approx(predicted(job(), together), rel=0.01)
 
 
 def test_learning_makes_surer() -> None:
