@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.calibration import student
+from planner.calibration.attention_doubt import attention_sd
 from planner.calibration.basis import widening
 from planner.columns import FloatColumn, LayoutBatch
 from planner.cost.machine.knobs import kernels_at, profile_at
@@ -52,7 +53,8 @@ def proxy_run_sd(whole: ClusterSpec, small: ClusterSpec, added: float) -> float:
 class TimeSpread:
     """Scales of log step seconds.
 
-    loadings (D, N): along each direction, then those of the offsets of stack and units.
+    loadings (D, N): along each direction, then those of the offsets of stack and units, then that
+        of the attention kernel where the job does not tell it.
     own_sd (N,): of each layout's own error.
     """
 
@@ -100,9 +102,23 @@ def time_spread(pricer: Pricer, batch: LayoutBatch, prices: Prices) -> TimeSprea
         loadings[index] = np.log(one.price(batch).step_seconds) - base + with_offset
     apart = np.linalg.cholesky(offsets.covariance + JITTER * np.eye(len(names)))
     return TimeSpread(
-        loadings=np.concatenate([loadings, apart.T[:, batch.precision]]),
+        loadings=np.concatenate(
+            [loadings, apart.T[:, batch.precision], attention_sd(pricer, batch)[None]]
+        ),
         own_sd=np.sqrt(rest + calibration.run_sd**2) * widening(batch, pricer, calibration),
     )
+
+
+def interval_sd(pricer: Pricer, batch: LayoutBatch, prices: Prices) -> FloatColumn:
+    """Scale of each layout's log step seconds where it stands by itself, (N,).
+
+    What is not measured (`basis.widening`) widens all of it: kinds of runs that no fitted run is of
+    were off twice as far. Between layouts of one job it widens their own errors alone.
+    """
+    spread = time_spread(pricer, batch, prices)
+    wider = widening(batch, pricer, pricer.calibration)
+    shared = (spread.loadings**2).sum(axis=0)
+    return np.asarray(np.sqrt(wider**2 * shared + spread.own_sd**2))
 
 
 def moved_pricers(pricer: Pricer) -> Iterator[Pricer]:
@@ -148,7 +164,7 @@ def spread(pricer: Pricer, batch: LayoutBatch, prices: Prices, step_seconds: Flo
     def around(values: FloatColumn, sd: FloatColumn, width: float = TWO_SIDED_90) -> Pair:
         return values * np.exp(-width * sd), values * np.exp(width * sd)
 
-    time_sd = time_spread(pricer, batch, prices).sd
+    time_sd = interval_sd(pricer, batch, prices)
     return Spread(
         step_seconds=around(step_seconds, time_sd, student.TWO_SIDED_90),
         peak_allocated_bytes=around(

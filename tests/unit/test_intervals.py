@@ -47,8 +47,8 @@ def batch() -> LayoutBatch:
 
 
 def test_one_uncertain_knob_spreads_predictions_by_its_derivative() -> None:
-    """Only `compute` uncertain: every loading is the change of log seconds for one deviation of
-    it.
+    """Only `compute` uncertain: the loadings are the change of log seconds for one deviation of it,
+    and the offsets of stack and unit.
     """
     keys = tuple(
         (knob.name, scope)
@@ -68,7 +68,9 @@ def test_one_uncertain_knob_spreads_predictions_by_its_derivative() -> None:
         .step_seconds
     )
     expected = np.log(moved / p.price(batch()).step_seconds)
-    assert np.sqrt((found.loadings**2).sum(axis=0)) == pytest.approx(expected, rel=0.15)
+    offsets = calibration.stack_sd**2 + calibration.unit_sd**2
+    by_knob = np.sqrt((found.loadings**2).sum(axis=0) - offsets)
+    assert by_knob == pytest.approx(expected, rel=0.15)
     assert found.own_sd == pytest.approx(WIDER * calibration.run_sd)
 
 
@@ -78,7 +80,7 @@ def test_errors_of_layouts_share_what_the_posterior_moves_and_are_as_alike_as_th
     errors = CorrelatedErrors.of(batch(), found, p.training.global_batch_size)
     together = errors.between(np.arange(len(batch())), np.arange(len(batch())))
     shared = found.loadings.T @ found.loadings
-    assert np.sqrt(np.diag(together) + found.shared_sd**2) == pytest.approx(found.sd)
+    assert np.sqrt(np.diag(together)) == pytest.approx(found.sd)
     assert (together >= shared - 1e-12).all(), "own errors are never against each other"
     assert (together - shared <= found.own_sd[:, None] * found.own_sd[None, :] * (1 + 1e-9)).all()
     assert found.take([2, 0]).sd == pytest.approx(found.sd[[2, 0]])
