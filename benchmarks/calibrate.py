@@ -73,8 +73,8 @@ def main() -> None:
         f"{calibration.unit_sd:.3f}"
     )
     print(
-        f"memory deviation {relative:.3f} and {fixed / 2**30:.2f} GiB, where those of other sources "
-        f"hold {memory_coverage(peaks) or 0.0:.0%} of a unit's peaks"
+        f"memory deviation {relative:.3f} and {fixed / 2**30:.2f} GiB, where those of other "
+        f"sources hold {memory_coverage(peaks) or 0.0:.0%} of a unit's peaks"
     )
     if options.write:
         SHIPPED.write_text(json.dumps(shipped, separators=(",", ":")) + "\n", encoding="utf-8")

@@ -11,6 +11,7 @@ import numpy as np
 
 from planner.calibration.accuracy import Row
 from planner.calibration.intervals import TWO_SIDED_90
+from planner.columns import FloatColumn
 from planner.units import GIB
 
 COVERAGE = 0.9

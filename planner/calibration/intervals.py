@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.calibration import student
-from planner.calibration.attention_doubt import attention_sd
 from planner.calibration.basis import widening
+from planner.calibration.kernel_doubt import attention_sd, unmeasured_gpu_sd
 from planner.columns import FloatColumn, LayoutBatch
 from planner.cost.machine.knobs import kernels_at, profile_at
 from planner.cost.machine.profile import Profile
@@ -53,8 +53,8 @@ def proxy_run_sd(whole: ClusterSpec, small: ClusterSpec, added: float) -> float:
 class TimeSpread:
     """Scales of log step seconds.
 
-    loadings (D, N): along each direction, then those of the offsets of stack and units, then that
-        of the attention kernel where the job does not tell it.
+    loadings (D, N): along each direction, then those of the offsets of stack and units, then those
+        of an unknown attention kernel and of a GPU that no run was measured on (`kernel_doubt`).
     own_sd (N,): of each layout's own error.
     """
 
@@ -101,10 +101,9 @@ def time_spread(pricer: Pricer, batch: LayoutBatch, prices: Prices) -> TimeSprea
         with_offset = (offsets.slopes @ directions[index])[batch.precision]
         loadings[index] = np.log(one.price(batch).step_seconds) - base + with_offset
     apart = np.linalg.cholesky(offsets.covariance + JITTER * np.eye(len(names)))
+    doubts = (attention_sd(pricer, batch), np.full(len(batch), unmeasured_gpu_sd(calibration, gpu)))
     return TimeSpread(
-        loadings=np.concatenate(
-            [loadings, apart.T[:, batch.precision], attention_sd(pricer, batch)[None]]
-        ),
+        loadings=np.vstack([loadings, apart.T[:, batch.precision], *doubts]),
         own_sd=np.sqrt(rest + calibration.run_sd**2) * widening(batch, pricer, calibration),
     )
 

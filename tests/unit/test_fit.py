@@ -196,7 +196,7 @@ def synthetic(run: float, stack: float, unit: float) -> Linear:
     )
 
 
-@pytest.mark.parametrize(("run", "stack", "unit"), [(0.05, 0.15, 0.1), (0.1, 0.05, 0.2)])
+@pytest.mark.parametrize(("run", "stack", "unit"), [(0.05, 0.15, 0.1), (0.1, 0.3, 0.1)])
 def test_the_scales_of_misses_are_found(run: float, stack: float, unit: float) -> None:
     """A t scale with four degrees of freedom of normal data is about 0.85 of its deviation."""
     found = synthetic(run, stack, unit).solve(Scales(run=0.3, stack=0.3, unit=0.3)).scales

@@ -20,6 +20,7 @@ from planner.calibration.intervals import (
     spread,
     time_spread,
 )
+from planner.calibration.kernel_doubt import attention_sd, unmeasured_gpu_sd
 from planner.columns import LayoutBatch
 from planner.cost.machine.knobs import KNOBS, OWN_SHARE, PLACE, Calibration
 from planner.cost.machine.shipped import shipped_calibration
@@ -69,7 +70,8 @@ def test_one_uncertain_knob_spreads_predictions_by_its_derivative() -> None:
     )
     expected = np.log(moved / p.price(batch()).step_seconds)
     offsets = calibration.stack_sd**2 + calibration.unit_sd**2
-    by_knob = np.sqrt((found.loadings**2).sum(axis=0) - offsets)
+    by_kernel = attention_sd(p, batch()) ** 2 + unmeasured_gpu_sd(calibration, p.cluster.gpu) ** 2
+    by_knob = np.sqrt((found.loadings**2).sum(axis=0) - offsets - by_kernel)
     assert by_knob == pytest.approx(expected, rel=0.15)
     assert found.own_sd == pytest.approx(WIDER * calibration.run_sd)
 
