@@ -52,7 +52,7 @@ from planner.specs.layout import Layout, parse_ac
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
 from planner.trainers.registry import TRAINERS, release_of, version_under
-from planner.trainers.release import GRAPH_TRAINER
+from planner.trainers.release import GRAPH_TRAINER, Releases
 from planner.trainers.titan_defaults import DEFAULTS
 from planner.trainers.titan_models import WITH_PIPELINE, Flavor, class_for, find_flavor, lacking
 from planner.trainers.titan_networks import differences
@@ -65,6 +65,8 @@ WRITTEN = tuple(
     if release_of("torchtitan", known.number).since(OLDEST)
 )
 """The releases whose settings we write."""
+PYTHON_CONFIGS = Releases(since="0.3", since_day="2026-03-01")
+"""With configurations in Python: pull request 2207 of February 2026 edits config/configs.py."""
 CONFIG_FILE = "train.toml"
 AC_COMMAND = "activation-checkpoint:"
 LIST_FLAGS = frozenset(
@@ -91,6 +93,8 @@ def export(
     """
     release = release_of("torchtitan", version or version_under(training, "torchtitan"))
     number = release.number if release.since(OLDEST) else OLDEST
+    if PYTHON_CONFIGS.hold(release):
+        number = WRITTEN[-1]
     draft = Draft(layout=layout, model=model, cluster=cluster, training=training, version=number)
     if number != release.number or not release.exact:
         draft.notes.append(

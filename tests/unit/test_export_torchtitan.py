@@ -205,6 +205,22 @@ def test_dispatchers_are_its_comm_backends() -> None:
     assert "moe_comm_backend='hybridep'" in new.files["planner_job.py"]
 
 
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("torchtitan 2026-02-25", "0.2.2"),
+        ("torchtitan 2026-05-27", "0.3.0"),  # configured in Python by then
+        ("torchtitan 2026-10-01", "0.3.0"),
+        ("9.9", "0.3.0"),
+        ("2025-06-14", "0.2.0"),
+    ],
+)
+def test_a_day_is_written_in_the_settings_of_its_time(text: str, number: str) -> None:
+    made = make(text, name="llama3.1-8b")
+    assert made.version == number
+    assert any(text in note for note in made.notes)
+
+
 def test_the_loss_is_in_chunks_where_the_release_has_them() -> None:
     whole = make("0.3.0", name="llama3.1-8b", job={"chunked_loss": False})
     assert "loss=CrossEntropyLoss.Config(" in whole.files["planner_job.py"]
