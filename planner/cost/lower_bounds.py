@@ -121,6 +121,15 @@ def _least_units(
     return replace(unit, costs=replace(unit.costs, **kept)), inverse, least
 
 
+def _least_in_flight(batch: LayoutBatch, m: FloatColumn) -> FloatColumn:
+    """Microbatches in flight on a mean rank, beside whole gradients, (N,).
+
+    One less where all may be in flight at the first backward, when there is no gradient.
+    """
+    most = np.minimum(m, (batch.pp + 1) / 2.0)
+    return np.where((batch.pp > 1) & (m <= 2.0 * batch.pp), np.maximum(most - 1.0, 0.0), most)
+
+
 def _device_bytes(
     job: PreparedJob, batch: LayoutBatch, unit: SummedCosts, at_unit: IntColumn
 ) -> FloatColumn:
@@ -169,11 +178,13 @@ def _device_bytes(
         last_layer_bytes=np.where(alone, unit.costs.transient_bytes[:-2].max(axis=0)[at_unit], 0.0),
         next_layer_bytes=zero,
         second_layer_bytes=zero,
-        in_flight=np.minimum(m, (batch.pp + 1) / 2.0),
+        in_flight=_least_in_flight(batch, m),
         held_bytes=zero,
         boundary_bytes=zero,
         stream_bytes=zero,
         logits_bytes=np.where(alone, unit.costs.logits_bytes[at_unit], 0.0),
+        waiting_loss_bytes=zero,
+        all_in_flight=zero,
         chunks_bytes=zero,
         leftover_bytes=zero,
         working_bytes=zero,

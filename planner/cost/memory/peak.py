@@ -74,10 +74,13 @@ class RankShapes:
         (`layer_phases`).
     in_flight: microbatches whose activations are saved (a count).
     held_bytes: saved besides those of `in_flight`, where weight gradients are computed later.
-    boundary_bytes: stage inputs saved for one microbatch.
+    boundary_bytes: stage inputs saved for one microbatch; less than 0 where they are buffers of
+        `received_bytes`.
     received_bytes: buffers that a pipeline allocates for what all microbatches receive.
     stream_bytes: one activation between two layers.
     logits_bytes: at the loss; 0 without the head.
+    waiting_loss_bytes: of losses whose backward has not begun, while one runs.
+    all_in_flight: 1 where the first backward of a pipeline comes after the last forward, else 0.
     chunks_bytes: what a chunked loss holds besides logits while it runs; 0 for a whole one.
     leftover_bytes: of the logits, freed before the peak of the loss and still cached.
     working_bytes: most that a layer's forward computes and frees.
@@ -113,6 +116,8 @@ class RankShapes:
     received_bytes: FloatColumn
     stream_bytes: FloatColumn
     logits_bytes: FloatColumn
+    waiting_loss_bytes: FloatColumn
+    all_in_flight: FloatColumn
     chunks_bytes: FloatColumn
     leftover_bytes: FloatColumn
     working_bytes: FloatColumn
@@ -455,7 +460,18 @@ def _phases(
     FSDPParamGroup.post_backward.
     """
     received, microbatch = shapes.received_bytes, shapes.saved_bytes + shapes.boundary_bytes
-    saved = shapes.in_flight * microbatch + shapes.held_bytes
+    whole = shapes.in_flight * microbatch + shapes.held_bytes
+    # Before the first backward there is no gradient, in the last layer's its own alone; after the
+    # first microbatch there is one less.
+    own = widths.reduce * shapes.largest_local
+    saved, in_layer = (
+        whole
+        - np.where(
+            waits, shapes.all_in_flight * np.clip(gradients[0] - present, 0.0, microbatch), 0.0
+        )
+        for present in (0.0, own)
+    )
+    saved = saved + shapes.waiting_loss_bytes
     all_copies = widths.resident * shapes.gathered
     root = widths.gathered * shapes.root_gathered
     received_root = received + root + widths.compute * shapes.root_head
@@ -481,7 +497,7 @@ def _phases(
         logits=0.0,
         buffers=head_gathered + widths.gathered * shapes.largest_gathered,
     )
-    below_head = saved - shapes.head_saved_bytes
+    below_head = in_layer + shapes.waiting_loss_bytes - shapes.head_saved_bytes
     layer_copies = np.where(
         widths.piped, all_copies, widths.resident * (shapes.gathered - shapes.head_gathered)
     )
@@ -500,7 +516,7 @@ def _phases(
         buffers=received_root,
     )
     # The microbatch that runs backward has passed its layers; those in flight have not.
-    others = saved - microbatch
+    others = whole - microbatch
     table_copy = widths.resident * np.maximum(shapes.embedding_local, shapes.root_gathered)
     table_copy = np.where(widths.piped, all_copies, table_copy)
     yield PhaseBytes(

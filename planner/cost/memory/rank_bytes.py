@@ -37,11 +37,11 @@ def rank_shapes(inputs: CostInputs) -> RankShapes:
     )
     graphs = cuda_graphs.captured(batch, inputs.job.rules_context)
     in_flight = np.array([_in_flight(inputs, r) for r in range(len(units))])
-    boundary = np.where(
-        (batch.pp > 1) & rules.framework.keeps_stage_inputs,
-        unit.costs.boundary_bytes[at_unit] * batch.virtual_stages,
-        0.0,
+    # A stage's input is the buffer that received it, which `received_bytes` counts.
+    inputs_kept = batch.virtual_stages * float(rules.framework.keeps_stage_inputs) - (
+        (batch.virtual_stages - units[:, -2]) * float(rules.framework.buffers_every_receive)
     )
+    boundary = np.where(batch.pp > 1, unit.costs.boundary_bytes[at_unit] * inputs_kept, 0.0)
     stream = np.broadcast_to(unit.costs.boundary_bytes[at_unit], in_flight.shape)
     chunked = chunks_loss(inputs.job.training, rules)
     widths = Widths.of(batch, inputs.m, rules, chunked)
@@ -126,6 +126,8 @@ def rank_shapes(inputs: CostInputs) -> RankShapes:
             unit.costs.logits_bytes[at_unit]
             + np.where(batch.pp > 1, unit.costs.leftover_bytes[at_unit], 0.0)
         ),
+        waiting_loss_bytes=head * _waiting_losses(inputs, in_flight),
+        all_in_flight=np.where(batch.pp > 1, in_flight >= inputs.m, False) * 1.0,
         leftover_bytes=head * unit.costs.leftover_bytes[at_unit],
         graph_bytes=graph_pools.private_bytes(graphs, last, stream),
         working_bytes=_largest(holds, unit.costs.working_bytes[:-2, at_unit]),
@@ -161,6 +163,19 @@ def _chunked_head(
         + head * (widths.prefetched - widths.gathered) * largest_gathered,
         held + total + head * widths.prefetched * largest_gathered,
     )
+
+
+def _waiting_losses(inputs: CostInputs, in_flight: FloatColumn) -> FloatColumn:
+    """Bytes of the losses that wait for their backward besides the one that runs, (R, N).
+
+    A schedule that runs all forwards first (GPipe) holds those of all microbatches: the log-softmax
+    in fp32 and the 16-bit logits, which are the stage's output.
+    Source: torch/distributed/pipelining/stage.py (forward_one_chunk: fwd_cache, output_chunks).
+    """
+    batch, costs, at_unit = inputs.batch, inputs.unit.costs, inputs.at_unit
+    others = np.where((batch.pp > 1) & (batch.virtual_stages == 1), in_flight - 1.0, 0.0)
+    logits, leftover = costs.logits_bytes[at_unit], costs.leftover_bytes[at_unit]
+    return others * np.where(leftover > 0, 3.0 * leftover, logits / 2.0)
 
 
 def _largest(holds: BoolColumn | None, field: FloatColumn) -> FloatColumn:
