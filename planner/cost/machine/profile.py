@@ -241,7 +241,7 @@ KERNELS: Mapping[str, KernelProfile] = {
         **_power("cdna3"),
         source="micro.csv: achievable GEMM of MI300X, 0.51 of the peak in its best shape; the rest "
         "judgement",
-        rates_sd=0.15,
+        rates_sd=0.2,
     ),
     "cdna4": KernelProfile(
         gemm={
