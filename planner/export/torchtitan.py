@@ -51,7 +51,7 @@ from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import Layout, parse_ac
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
-from planner.trainers.registry import TRAINERS, release_of, version_under
+from planner.trainers.registry import TRAINERS, release_of, runs_under, version_under
 from planner.trainers.release import GRAPH_TRAINER, Releases
 from planner.trainers.titan_defaults import DEFAULTS
 from planner.trainers.titan_models import WITH_PIPELINE, Flavor, class_for, find_flavor, lacking
@@ -102,7 +102,7 @@ def export(
             "we write."
         )
     priced = release_of("torchtitan", version_under(training, "torchtitan"))
-    if training.trainer == "torchtitan" and priced.number != number:
+    if runs_under(training, "torchtitan", Releases()) and priced.number != number:
         draft.notes.append(
             f"Priced for TorchTitan {priced.number}, whose loss, CUDA graphs and attention may "
             f"differ from {number}'s: give training.trainer_version to plan for the one you run."
