@@ -97,7 +97,9 @@ KNOBS: tuple[Knob, ...] = (
     # GEMM, and the copies take SMs or memory bandwidth from it. Judgement.
     Knob(name="tp_hidden", prior=0.65, sd=0.7, scope="trainer", share=True),
     Knob(name="async_tp_hidden", prior=0.65, sd=0.5, scope="trainer", share=True),
-    Knob(name="ep_hidden", prior=0.35, sd=1.0, scope="trainer", share=True),
+    # Only where `training.overlap.ep` is on: the exchange of one microbatch runs under another's
+    # compute, of which launches and the pipeline's ends leave some exposed; judgement.
+    Knob(name="ep_hidden", prior=0.70, sd=1.0, scope="trainer", share=True),
     Knob(name="cp_hidden", prior=0.60, sd=1.0, scope="trainer", share=True),
     Knob(name="dp_hidden", prior=0.80, sd=0.7, scope="trainer", share=True),
     Knob(name="overlap_slowdown", prior=0.12, sd=0.5, scope="trainer"),

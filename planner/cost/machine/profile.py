@@ -345,7 +345,7 @@ class Profile:
     overlap_slowdown: float = 0.12
     tp_hidden: float = 0.65
     async_tp_hidden: float = 0.65
-    ep_hidden: float = 0.35
+    ep_hidden: float = 0.70
     cp_hidden: float = 0.60
     pair_ep_hidden: float = 0.8
     pair_tp_hidden: float = 0.0
