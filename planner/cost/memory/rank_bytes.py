@@ -228,10 +228,10 @@ def _held_bytes(
     batch, held_bytes, extra = inputs.batch, inputs.unit.costs.held_bytes, np.zeros_like(in_flight)
     for schedule, rows in split_schedules(batch):
         pp, v, count = batch.pp[rows], batch.virtual_stages[rows], inputs.m[rows].astype(np.int64)
-        whole_bytes = saved[:, rows] + boundary[rows]
+        whole_bytes = saved[:, rows] + boundary[:, rows]
         half_bytes = (
             on_ranks(_late(inputs.units[:, :, rows], v), held_bytes[:, inputs.at_unit[rows]])
-            + boundary[rows]
+            + boundary[:, rows]
         )
         for r in range(len(inputs.units)):
             peak_candidates = schedule.peak_candidates(inputs.rank[r, rows], pp, v, count)
