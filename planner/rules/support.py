@@ -104,7 +104,7 @@ def check_supported(contexts: Iterable[Context]) -> None:
         able = trainers_that_can(context.model, context.cluster, context.training)
         raise UnsupportedError(
             "; ".join(one.rule for one in found),
-            remedy=_remedy(context, able),
+            remedy=found[0].remedy if len(found) == 1 else _remedy(context, able),
             field=found[0].field,
             could=[
                 one.trainer if one.version is None else f"{one.trainer} {one.version}"

@@ -17,11 +17,12 @@ from planner.cost.memory.graph_pools import fixed_gradients, private_bytes
 from planner.cost.memory.rank_bytes import rank_shapes
 from planner.cost.price import Pricer, Prices
 from planner.cost.step_seconds import PARTS
+from planner.errors import UnsupportedError
 from planner.intake.jobs import read_job
 from planner.rules import violations
 from planner.rules.base import Context
 from planner.rules.cuda_graphs import CUDA_GRAPH_RULES, FULL, NONE, PARTIAL, captured
-from planner.rules.support import obstacles
+from planner.rules.support import check_supported, obstacles
 from planner.specs.estimate import Violation
 from planner.work.blocks import layer_ops
 from planner.work.feed_forward import ROUTING_SINGLES
@@ -338,6 +339,13 @@ def test_what_graphs_exclude_is_one_error(
     assert [one.field for one in found] == [field]
     assert words in found[0].rule
     assert not refused(model, layout, **{**training, "cuda_graphs": "none"})
+
+
+def test_a_job_that_no_layout_can_capture_says_what_its_trainer_could() -> None:
+    pricer, _ = job_of("qwen3-30b-a3b", cuda_graphs="full", trainer_version="0.16")
+    with pytest.raises(UnsupportedError) as error:
+        check_supported([pricer.rules_context])
+    assert "use partial or none; or set training.trainer to torchtitan" in error.value.remedy
 
 
 def test_what_graphs_allow() -> None:
