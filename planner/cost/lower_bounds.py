@@ -4,6 +4,7 @@ Letters: N layouts, U distinct rows, K + 2 units (layers by kind, embedding, hea
 """
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from planner.cost.pipeline.schedule_columns import by_schedule, num_microbatches
 from planner.cost.prepared_job import PreparedJob
 from planner.cost.stragglers import straggler_share
 from planner.precision import TWO_BYTES, column
-from planner.specs.layout import CP_METHODS
+from planner.specs.layout import CP_METHODS, MOE_DISPATCHERS
 
 
 def lower_bounds(job: PreparedJob, batch: LayoutBatch) -> tuple[FloatColumn, FloatColumn]:
@@ -101,18 +102,20 @@ def _least_units(
     )
     batch = replace(batch, async_tp=batch.async_tp | (batch.tp > 1), float8_all_gather=narrow)
     rows, inverse = distinct_rows(job, batch)
-    first, *others = sorted(job.rules.cp_methods)
-    unit = units_at(job, replace(rows, cp_method=np.full(len(rows), CP_METHODS.index(first))))
+    first, *others = product(sorted(job.rules.cp_methods), sorted(job.rules.moe_dispatchers))
+    unit = units_at(job, _with_methods(rows, *first))
     least = job.unit_counts @ unit.total
-    split = np.flatnonzero(rows.cp > 1)
     kept = {
         name: getattr(unit.costs, name).copy()
         for name in ("saved_bytes", "transient_bytes", "logits_bytes")
     }
-    for method in others if len(split) else ():
-        tried = units_at(
-            job, replace(rows.take(split), cp_method=np.full(len(split), CP_METHODS.index(method)))
-        )
+    for method, dispatcher in others:
+        differs = (rows.cp > 1) | (method == first[0])
+        differs &= (rows.ep > 1) | (dispatcher == first[1])
+        split = np.flatnonzero(differs)
+        if not len(split):
+            continue
+        tried = units_at(job, _with_methods(rows.take(split), method, dispatcher))
         least[split] = np.minimum(least[split], job.unit_counts @ tried.total)
         for name, column_bytes in kept.items():
             column_bytes[..., split] = np.minimum(
@@ -128,6 +131,12 @@ def _least_in_flight(batch: LayoutBatch, m: FloatColumn) -> FloatColumn:
     """
     most = np.minimum(m, (batch.pp + 1) / 2.0)
     return np.where((batch.pp > 1) & (m <= 2.0 * batch.pp), np.maximum(most - 1.0, 0.0), most)
+
+
+def _with_methods(rows: LayoutBatch, cp_method: str, dispatcher: str) -> LayoutBatch:
+    methods = np.full(len(rows), CP_METHODS.index(cp_method))
+    dispatchers = np.where(rows.ep > 1, MOE_DISPATCHERS.index(dispatcher), rows.moe_dispatcher)
+    return replace(rows, cp_method=methods, moe_dispatcher=dispatchers)
 
 
 def _device_bytes(
