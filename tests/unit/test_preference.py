@@ -72,7 +72,7 @@ def chosen(
 
     def spread_of(near: np.ndarray) -> TimeSpread:
         count = len(near)
-        return TimeSpread(loadings=np.zeros((1, count)), own_sd=np.full(count, own), shared_sd=0.1)
+        return TimeSpread(loadings=np.zeros((1, count)), own_sd=np.full(count, own))
 
     return prefer(batch, weighed, expected, 64, spread_of)
 
@@ -123,7 +123,7 @@ def test_the_risk_of_running_out_of_memory_is_lost_throughput() -> None:
 def test_what_nobody_measured_has_to_bring_more_than_its_own_doubt() -> None:
     full = PLAIN | {"ac": "full", "compile": True}
     batch = layouts(full, BUDGET)
-    spread = TimeSpread(loadings=np.zeros((1, 2)), own_sd=np.full(2, 0.06), shared_sd=0.1)
+    spread = TimeSpread(loadings=np.zeros((1, 2)), own_sd=np.full(2, 0.06))
     doubt = difference_sd(CorrelatedErrors.of(batch, spread, 64), weigh(batch), 0)[1]
     gain = float(UNPROVEN + max(doubt, WORTH * 2))
     assert chosen([full, BUDGET], [10.0, 10.0 * np.exp(-gain + 0.001)]) == 0
@@ -150,7 +150,7 @@ def test_leaders_are_the_best_of_each_number_of_points() -> None:
 
 def test_near_twins_are_told_apart_sooner_than_strangers() -> None:
     batch = layouts(BUDGET, BUDGET | {"ac": "memory-budget-0.52"}, PIPED)
-    spread = TimeSpread(loadings=np.zeros((1, 3)), own_sd=np.full(3, 0.06), shared_sd=0.1)
+    spread = TimeSpread(loadings=np.zeros((1, 3)), own_sd=np.full(3, 0.06))
     weighed = weigh(batch)
     sd = difference_sd(CorrelatedErrors.of(batch, spread, 64), weighed, 0)
     assert sd[0] == 0.0
@@ -159,7 +159,7 @@ def test_near_twins_are_told_apart_sooner_than_strangers() -> None:
 
 def test_what_only_one_of_two_rests_on_unmeasured_keeps_them_from_being_told_apart() -> None:
     batch = layouts(PLAIN | {"ac": "full", "compile": True}, BUDGET, BUDGET | {"zero_stage": 2})
-    spread = TimeSpread(loadings=np.zeros((1, 3)), own_sd=np.full(3, 1e-6), shared_sd=0.1)
+    spread = TimeSpread(loadings=np.zeros((1, 3)), own_sd=np.full(3, 1e-6))
     weighed = weigh(batch)
     errors = CorrelatedErrors.of(batch, spread, 64)
     assert difference_sd(errors, weighed, 0) == pytest.approx([0.0, UNPROVEN, UNPROVEN], abs=1e-5)
