@@ -20,6 +20,9 @@ from planner.cost.stragglers import straggler_share
 from planner.precision import TWO_BYTES, column
 from planner.specs.layout import CP_METHODS, MOE_DISPATCHERS
 
+_LEAST = ("saved_bytes", "transient_bytes", "logits_bytes")
+_MOST = ("exposed_forward", "exposed_backward")  # overlapped pairs hide no more than that
+
 
 def lower_bounds(job: PreparedJob, batch: LayoutBatch) -> tuple[FloatColumn, FloatColumn]:
     """Lower bounds (step seconds, device bytes), (N,) each.
@@ -105,10 +108,7 @@ def _least_units(
     first, *others = product(sorted(job.rules.cp_methods), sorted(job.rules.moe_dispatchers))
     unit = units_at(job, _with_methods(rows, *first))
     least = job.unit_counts @ unit.total
-    kept = {
-        name: getattr(unit.costs, name).copy()
-        for name in ("saved_bytes", "transient_bytes", "logits_bytes")
-    }
+    kept = {name: getattr(unit.costs, name).copy() for name in (*_LEAST, *_MOST)}
     for method, dispatcher in others:
         differs = (rows.cp > 1) | (method == first[0])
         differs &= (rows.ep > 1) | (dispatcher == first[1])
@@ -117,10 +117,9 @@ def _least_units(
             continue
         tried = units_at(job, _with_methods(rows.take(split), method, dispatcher))
         least[split] = np.minimum(least[split], job.unit_counts @ tried.total)
-        for name, column_bytes in kept.items():
-            column_bytes[..., split] = np.minimum(
-                column_bytes[..., split], getattr(tried.costs, name)
-            )
+        for name, found in kept.items():
+            better = np.minimum if name in _LEAST else np.maximum
+            found[..., split] = better(found[..., split], getattr(tried.costs, name))
     return replace(unit, costs=replace(unit.costs, **kept)), inverse, least
 
 
