@@ -10,10 +10,14 @@ import numpy as np
 
 from planner.calibration import student
 from planner.calibration.accuracy import Row
+from planner.calibration.basis import WIDER
 from planner.calibration.fit import Data, Linear, Scales, Solution, Unknowns, fingerprint, linearise
+from planner.calibration.kernel_doubt import UNMEASURED_GPU_SD, attention_sd
+from planner.calibration.mechanisms import used_by
 from planner.calibration.outcome import OwnRuns
-from planner.columns import BoolColumn, IntColumn
+from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.machine.knobs import Calibration
+from planner.cost.price import Pricer
 
 OWN_RUNS = (1, 3, 4)
 MOST_CHOICES = 30  # of own runs within a unit that are tried
@@ -25,6 +29,8 @@ class Fitted:
     """The rows that the calibration was fitted to, and the model linearised there.
 
     places: of those rows among all rows.
+    used (R): the mechanisms that each row uses (`basis`).
+    kernel_sd (R,): deviation from not knowing the attention kernel (`kernel_doubt`).
     """
 
     rows: tuple[Row, ...]
@@ -32,6 +38,8 @@ class Fitted:
     data: Data
     linear: Linear
     scales: Scales
+    used: tuple[frozenset[str], ...]
+    kernel_sd: FloatColumn
 
     @classmethod
     def find(cls, rows: Sequence[Row], calibration: Calibration) -> "Fitted | None":
@@ -52,7 +60,15 @@ class Fitted:
         scales = Scales(
             run=calibration.run_sd, stack=calibration.stack_sd, unit=calibration.unit_sd
         )
-        return cls(rows=tuple(mine), places=tuple(places), data=data, linear=linear, scales=scales)
+        return cls(
+            rows=tuple(mine),
+            places=tuple(places),
+            data=data,
+            linear=linear,
+            scales=scales,
+            used=tuple(_used(row) for row in mine),
+            kernel_sd=np.array([_kernel_sd(row, calibration) for row in mine]),
+        )
 
     def folds(self, by: str) -> list[BoolColumn]:
         """Masks (R,) of the runs that are left out together, by one of `accuracy.LABELS`.
@@ -81,7 +97,11 @@ class Fitted:
 
         Their step time and its interval are predicted by the runs of other folds.
         """
-        log_seconds, scale, _ = self.linear.left_out(self.folds(by), self.scales)
+        folds = self.folds(by)
+        log_seconds, scale, _ = self.linear.left_out(folds, self.scales)
+        for fold in folds:
+            doubt = np.hypot(self.kernel_sd[fold], self._gpu_sd(fold))
+            scale[fold] = self._wider(fold, ~fold) * np.hypot(scale[fold], doubt)
         out = list(rows)
         for place, log_second, sd in zip(self.places, log_seconds, scale, strict=True):
             out[place] = _with_time(rows[place], float(log_second), float(sd))
@@ -103,27 +123,73 @@ class Fitted:
                 here = out & (units == unit)
                 for count, into in found.items():
                     if here.sum() > count:
-                        into.setdefault(unit, []).append(self._rest(solution, here, count, chance))
+                        into.setdefault(unit, []).append(
+                            self._rest(solution, out, here, count, chance)
+                        )
         return {
             count: {unit: OwnRuns.mean(parts) for unit, parts in into.items()}
             for count, into in found.items()
         }
 
     def _rest(
-        self, solution: Solution, here: BoolColumn, count: int, chance: np.random.Generator
+        self,
+        solution: Solution,
+        out: BoolColumn,
+        here: BoolColumn,
+        count: int,
+        chance: np.random.Generator,
     ) -> OwnRuns:
         """The mean over choices of own runs; a Gaussian's condition on what they show."""
         log_seconds, spread = self.linear.elsewhere(solution, here)
+        doubt = self.kernel_sd[here]
+        spread = spread + doubt[:, None] * doubt + self._gpu_sd(out)[here[out]][:, None] ** 2
+        places = np.flatnonzero(here)
         missed = log_seconds - self.linear.measured[here]
         errors, inside = [], []
         for own in _choices(len(missed), count, chance):
+            known = ~out
+            known[places[own]] = True
             rest = np.setdiff1d(np.arange(len(missed)), own)
             gain = np.linalg.solve(spread[np.ix_(own, own)], spread[np.ix_(own, rest)])
             left = missed[rest] - missed[own] @ gain
             scale = np.sqrt(np.diag(spread)[rest] - (spread[np.ix_(own, rest)] * gain).sum(axis=0))
             errors.append(np.abs(np.expm1(left)).mean())
+            scale *= self._wider(here, known)[rest]
             inside.append((np.abs(left) <= student.TWO_SIDED_90 * scale).mean())
         return OwnRuns(error=float(np.mean(errors)), coverage=float(np.mean(inside)))
+
+    def _wider(self, rows: BoolColumn, known: BoolColumn) -> FloatColumn:
+        """`basis.widening` of these rows, where the runs `known` are all that was seen, (N,)."""
+        measured: dict[tuple[str, str], set[str]] = {}
+        for place in np.flatnonzero(known):
+            measured.setdefault(self._setting(int(place)), set()).update(self.used[place])
+        found = [
+            self.used[place] <= measured.get(self._setting(int(place)), set())
+            for place in np.flatnonzero(rows)
+        ]
+        return np.where(found, 1.0, WIDER)
+
+    def _setting(self, place: int) -> tuple[str, str]:
+        job = self.rows[place].job
+        return job.training.trainer, job.cluster.gpu.family
+
+    def _gpu_sd(self, fold: BoolColumn) -> FloatColumn:
+        """`kernel_doubt.unmeasured_gpu_sd` of the fold's rows where the others were seen, (N,)."""
+        gpus = np.array([row.job.cluster.gpu.name for row in self.rows])
+        return np.where(np.isin(gpus[fold], gpus[~fold]), 0.0, UNMEASURED_GPU_SD)
+
+
+def _used(row: Row) -> frozenset[str]:
+    layout = row.job.layout
+    return frozenset(one.name for one in used_by(layout, row.job)) if layout else frozenset()
+
+
+def _kernel_sd(row: Row, calibration: Calibration) -> float:
+    job = row.job
+    if job.layout is None:
+        return 0.0
+    pricer = Pricer.build(job.model, job.cluster, job.training, calibration)
+    return float(attention_sd(pricer, LayoutBatch.from_layouts([job.layout]))[0])
 
 
 def _choices(runs: int, count: int, chance: np.random.Generator) -> list[IntColumn]:
