@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.calibration.fit import SOURCE, Data, fit, predict
+from planner.calibration.fit import Data, fit
 from planner.cost.machine.shipped import shipped_calibration
 from planner.estimates import estimate_job
 from planner.intake.jobs import read_job
@@ -108,8 +108,8 @@ def memory_of(estimate: Estimate, stage: int | None) -> tuple[float | None, floa
 def calibrated(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Step seconds of the real runs, predicted by a calibration on their other half.
 
-    It starts from the shipped calibration. The other half's offset of its source (the row's
-    `group`: this machine) counts too, since these runs come from the same machine.
+    It starts from the shipped calibration; what the other half shows of this machine's stack stays
+    in it.
     """
     real = [
         row
@@ -118,24 +118,14 @@ def calibrated(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     ]
     if len(real) < 4:
         return {}
-    data = Data.of(
-        [read_job(row) for row in real], [row["measured"]["step_seconds"] for row in real]
-    )
+    jobs = [read_job(row) for row in real]
+    data = Data.of(jobs, [row["measured"]["step_seconds"] for row in real], own=True)
     half = np.arange(len(real)) % 2 == 0
     seconds = np.zeros(len(real))
     for taught in (half, ~half):
-        calibration, linear = fit(data.take(taught), shipped_calibration())
-        unknowns, _ = linear.solve()
-        offsets = {
-            key[1]: unknowns[index]
-            for index, key in enumerate(linear.unknowns.keys)
-            if key[0] == SOURCE
-        }
-        held = data.take(~taught)
-        seconds[~taught] = np.exp(
-            predict(held, calibration)
-            + np.array([offsets.get(source, 0.0) for source in held.sources])
-        )
+        calibration, _ = fit(data.take(taught), shipped_calibration(), own=True)
+        for row in np.flatnonzero(~taught):
+            seconds[row] = estimate_job(jobs[row], calibration).step_seconds or np.nan
     return {row["id"]: float(value) for row, value in zip(real, seconds, strict=True)}
 
 

@@ -18,11 +18,12 @@ import pytest
 from benchmarks import gpu_survey, predicted_against_measured
 from benchmarks.survey_grid import cases, fake_cases
 from planner.calibration.coverage import NEAR
-from planner.calibration.fit import SOURCE, Data
+from planner.calibration.fit import Data
 from planner.cost.machine.knobs import Calibration
 from planner.estimates import estimate_job
 from planner.intake.jobs import read_job
 from planner.intake.measurements import read_measurement
+from planner.specs.job import Job
 from probes.pools import nvidia
 from probes.protocol import Failed
 from tests.conftest import ROOT, needed
@@ -349,23 +350,23 @@ def test_no_run_teaches_what_judges_it(monkeypatch: pytest.MonkeyPatch) -> None:
         row["measured"]["step_seconds"] = float(index)
     taught, judged = [], []
 
-    def fit(data: Data, prior: Calibration) -> tuple[Calibration, SimpleNamespace]:
+    def fit(data: Data, prior: Calibration, *, own: bool) -> tuple[Calibration, None]:
+        assert own
         taught.append(set(np.exp(data.log_seconds).round(6)))
-        offsets = SimpleNamespace(keys=((SOURCE, "own-test"),))
-        return prior, SimpleNamespace(solve=lambda: (np.array([0.5]), None), unknowns=offsets)
+        return prior, None
 
-    def predict(data: Data, calibration: Calibration) -> np.ndarray:
-        judged.append(set(np.exp(data.log_seconds).round(6)))
-        return np.zeros(len(data.log_seconds))
+    def estimate(job: Job, calibration: Calibration) -> SimpleNamespace:
+        judged.append((len(taught), job.id))
+        return SimpleNamespace(step_seconds=float(len(taught)))
 
     monkeypatch.setattr(predicted_against_measured, "fit", fit)
-    monkeypatch.setattr(predicted_against_measured, "predict", predict)
+    monkeypatch.setattr(predicted_against_measured, "estimate_job", estimate)
     found = predicted_against_measured.calibrated(rows)
     assert [len(part) for part in taught] == [4, 3]
-    assert all(not (mine & theirs) for mine, theirs in zip(taught, judged, strict=True))
-    assert judged[0] | judged[1] == {float(index) for index in range(1, 8)}
-    # the machine's own offset, learned from the other half
-    assert list(found.values()) == pytest.approx([np.exp(0.5)] * 7)
+    names = [row["id"] for row in rows]
+    assert judged == [(1, name) for name in names[1::2]] + [(2, name) for name in names[::2]]
+    assert taught == [{1.0, 3.0, 5.0, 7.0}, {2.0, 4.0, 6.0}]
+    assert list(found.values()) == [2.0, 1.0] * 3 + [2.0]
 
 
 def test_memory_alone_is_a_row_of_the_table() -> None:

@@ -356,7 +356,7 @@ def test_answer_survives_json() -> None:
 
 def independent(count: int, sd: float) -> TimeSpread:
     """Deviations that layouts do not share, beside one that all of them do."""
-    return TimeSpread(loadings=np.zeros((1, count)), own_sd=np.full(count, sd), shared_sd=0.3)
+    return TimeSpread(loadings=np.full((1, count), 0.3), own_sd=np.full(count, sd))
 
 
 def searched(objective: str) -> SearchSpec:
@@ -365,7 +365,7 @@ def searched(objective: str) -> SearchSpec:
 
 def covariance(spread: TimeSpread) -> np.ndarray:
     """Of layouts whose own errors have nothing in common."""
-    return spread.loadings.T @ spread.loadings + np.diag(spread.own_sd**2) + spread.shared_sd**2
+    return spread.loadings.T @ spread.loadings + np.diag(spread.own_sd**2)
 
 
 def test_regret_of_two_layouts_in_closed_form() -> None:
@@ -394,8 +394,8 @@ def test_regret_of_two_layouts_in_closed_form() -> None:
 
 def test_what_layouts_load_on_alike_is_no_regret() -> None:
     scores = np.array([1.0, 1.03, 1.08])
-    alike = TimeSpread(loadings=np.array([[0.2, 0.2, 0.2]]), own_sd=np.zeros(3), shared_sd=0.1)
-    unlike = TimeSpread(loadings=np.array([[0.2, -0.2, 0.0]]), own_sd=np.zeros(3), shared_sd=0.1)
+    alike = TimeSpread(loadings=np.array([[0.2, 0.2, 0.2]]), own_sd=np.zeros(3))
+    unlike = TimeSpread(loadings=np.array([[0.2, -0.2, 0.0]]), own_sd=np.zeros(3))
     same, different = (
         regret(scores, covariance(spread), searched("time")) for spread in (alike, unlike)
     )
