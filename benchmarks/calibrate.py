@@ -17,7 +17,7 @@ from planner.calibration.basis import seen
 from planner.calibration.conformal import memory_coverage, memory_deviation
 from planner.calibration.fit import Data, fingerprint, fit
 from planner.cost.machine.knobs import KNOBS
-from planner.cost.machine.shipped import to_document
+from planner.cost.machine.shipped import shipped_calibration, to_document
 from planner.estimates import estimate_job
 from planner.intake.jobs import read_job
 
@@ -39,6 +39,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--write", action="store_true")
+    parser.add_argument(
+        "--afresh", action="store_true", help="begin at the priors, not at what ships"
+    )
     parser.add_argument("--id", default="public-2026-11-22", help="name of the calibration")
     options = parser.parse_args()
     rows = measured_rows()
@@ -49,7 +52,7 @@ def main() -> None:
         if "step_seconds" in row["measured"]
     ]
     data = Data.of([job for job, _ in timed], [seconds for _, seconds in timed])
-    calibration, linear = fit(data)
+    calibration, linear = fit(data, begin=None if options.afresh else shipped_calibration())
     peaks = [Row.build(job, estimate_job(job)) for job in jobs]
     relative, fixed = memory_deviation(peaks)
     shipped = {

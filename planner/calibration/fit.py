@@ -8,6 +8,9 @@ common and the model does not know, so that sixty runs of one place do not outvo
 stack's own shifts in the knobs that differ from place to place (hosts, networks). Noise and offsets
 follow Student's t (`student`), whose scales are estimated from the runs.
 
+Runs of one unit are alike: neighbouring layouts of one model, whose errors the model's form makes
+and not chance. So n of them count as sqrt(n) runs.
+
 The knobs are found by Gauss-Newton steps that are halved until they help, the rest in each step by
 expectation maximisation.
 Source of the scales: Dempster, Laird and Rubin 1977, section 4.4 (variance components); with t:
@@ -45,8 +48,8 @@ from planner.trainers.registry import TRAINERS
 STEP = 0.03
 # A round that gains less log likelihood than ENOUGH ends the fit. HALVINGS: of a step that does not
 # help.
-ENOUGH, MOST_ROUNDS, HALVINGS = 0.1, 15, 4
-SWEEPS = 40  # of expectation maximisation
+ENOUGH, MOST_ROUNDS, HALVINGS = 0.5, 15, 4
+SWEEPS = 25  # of expectation maximisation
 PLACE_KEY = "place "  # begins the first half of the key of a stack's own shift in a knob
 FINGERPRINT_DIGITS = 12
 
@@ -246,6 +249,7 @@ class Linear:
     log seconds = predicted + derivatives_k . (x - x0) + offsets
     at (P,): x0; 0 for offsets, which enter the prediction only here.
     gradient (R, K): derivative of log seconds by each knob.
+    units (R): names.
     """
 
     unknowns: Unknowns
@@ -254,6 +258,7 @@ class Linear:
     gradient: FloatColumn
     predicted: FloatColumn
     measured: FloatColumn
+    units: tuple[str, ...]
 
     def solve(
         self, scales: Scales, keep: BoolColumn | None = None, *, estimate: bool = True
@@ -268,18 +273,21 @@ class Linear:
         # offsets of stacks without a run do not tell how large offsets are
         levels = [rows[np.abs(j[:, rows]).any(axis=0)] for rows in u.levels]
         run, offsets = scales.run**2, [scales.stack**2, scales.unit**2]
+        alike = _counts(self.units, kept) ** -0.5
         weight = np.ones(len(target))
         heavy = [np.ones(len(rows)) for rows in u.levels]
         for _ in range(SWEEPS):
             precision = u.precision.copy()
             for rows, weights, variance in zip(u.levels, heavy, offsets, strict=True):
                 precision[rows, rows] = weights / variance
-            information = (j.T * (weight / run)) @ j + precision
+            counted = alike * weight / run
+            information = (j.T * counted) @ j + precision
             covariance = np.asarray(np.linalg.inv(information), dtype=np.float64)
-            x = covariance @ (j.T @ (weight / run * target) + u.precision @ u.mean)
+            x = covariance @ (j.T @ (counted * target) + u.precision @ u.mean)
             squared = (target - j @ x) ** 2 + np.einsum("rp,pq,rq->r", j, covariance, j)
             weight = student.weights(squared / run)
-            run = float((weight * squared).mean()) if estimate else run
+            if estimate:
+                run = float((alike * weight * squared).sum() / alike.sum())
             for place, (rows, found) in enumerate(zip(u.levels, levels, strict=True)):
                 seconds = x[rows] ** 2 + np.diag(covariance)[rows]
                 heavy[place] = student.weights(seconds / offsets[place])
@@ -306,7 +314,9 @@ class Linear:
         away = x - u.mean
         total = 0.5 * float(away @ u.precision @ away)
         residual = self.measured - predicted - fixed.derivatives @ x
-        total += student.loss((residual / scales.run) ** 2)
+        everything = np.ones(len(residual), dtype=np.bool_)
+        alike = _counts(self.units, everything) ** -0.5
+        total += student.loss((residual / scales.run) ** 2, alike)
         for rows, scale in zip(u.levels, (scales.stack, scales.unit), strict=True):
             total += student.loss((x[rows] / scale) ** 2)
         return total
@@ -343,6 +353,12 @@ class Linear:
         return log_seconds, inside + places + shared + s.run**2 * np.eye(len(j))
 
 
+def _counts(units: Sequence[str], kept: BoolColumn) -> FloatColumn:
+    """How many of the kept runs are of the same unit as each of them, (N,)."""
+    _, number, counts = np.unique(np.array(units)[kept], return_inverse=True, return_counts=True)
+    return np.asarray(counts[number], dtype=np.float64)
+
+
 def predict(data: Data, calibration: Calibration, *, simulated: bool = True) -> FloatColumn:
     """Log step seconds of all runs, (R,)."""
     out = np.zeros(len(data.log_seconds))
@@ -376,6 +392,7 @@ def linearise(data: Data, calibration: Calibration, unknowns: Unknowns) -> Linea
         gradient=gradient,
         predicted=predict(data, calibration),
         measured=data.log_seconds,
+        units=data.units,
     )
 
 
@@ -405,19 +422,28 @@ def _touches(knob: str, group: Runs) -> bool:
 
 
 def fit(
-    data: Data, prior: Calibration | None = None, *, own: bool = False
+    data: Data,
+    prior: Calibration | None = None,
+    *,
+    own: bool = False,
+    begin: Calibration | None = None,
 ) -> tuple[Calibration, Linear]:
     """Fits a calibration to these runs; returns it with its linearisation.
 
     prior: the calibration to start from; unless given, the prior before any run.
     own: the runs are one's own: what their stacks have in common stays in the calibration, and the
         scales stay as they are.
+    begin: a calibration whose knobs the search begins at; it ends sooner there, at the same place.
     """
     start = prior or Calibration.prior()
     unknowns = Unknowns.of(data, start)
     knobs = unknowns.of_knobs
     scales = Scales(run=start.run_sd, stack=start.stack_sd, unit=start.unit_sd)
     shifts = unknowns.mean[knobs]
+    if begin is not None:
+        known = dict(zip(begin.keys, begin.shifts, strict=True))
+        names = [key for key, mine in zip(unknowns.keys, knobs, strict=True) if mine]
+        shifts = np.array([known.get(key, mean) for key, mean in zip(names, shifts, strict=True)])
     at = _at(start, unknowns, shifts)
     linear = linearise(data, at, unknowns)
     for _ in range(MOST_ROUNDS):

@@ -32,9 +32,12 @@ def weights(squared: FloatColumn) -> FloatColumn:
     return np.asarray((DEGREES + 1.0) / (DEGREES + squared))
 
 
-def loss(squared: FloatColumn) -> float:
-    """Negative log likelihood of these squared deviations in scales, less its constant."""
-    return float(0.5 * (DEGREES + 1.0) * np.log1p(squared / DEGREES).sum())
+def loss(squared: FloatColumn, counts: FloatColumn | float = 1.0) -> float:
+    """Negative log likelihood of these squared deviations in scales, less its constant.
+
+    counts: for how many observations each one stands.
+    """
+    return float(0.5 * (DEGREES + 1.0) * (counts * np.log1p(squared / DEGREES)).sum())
 
 
 TWO_SIDED_90 = quantile(0.95)

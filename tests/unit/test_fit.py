@@ -193,6 +193,7 @@ def synthetic(run: float, stack: float, unit: float) -> Linear:
         gradient=np.zeros((count, len(KNOBS))),
         predicted=np.zeros(count),
         measured=misses,
+        units=tuple(str(name) for name in names),
     )
 
 
