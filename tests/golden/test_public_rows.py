@@ -15,6 +15,7 @@ import pytest
 from api.cli.accuracy import read_rows
 from planner.calibration.accuracy import Row, mean_over_sweeps, regret, summarise
 from planner.calibration.held_out import Fitted
+from planner.calibration.outcome import OwnRuns
 from planner.calibration.report import complete
 from planner.cost.machine.shipped import shipped_calibration
 
@@ -27,13 +28,16 @@ SLACK = 0.002
 
 def figures(rows: list[Row]) -> dict[str, float]:
     """Mean absolute relative errors of step time and memory, first as predicted without the row's
-    source, then in sample; regret of the first pick; runs out of memory that are called a fit, and
-    runs that did fit and are refused.
+    source, then in sample; the same over units, and of the rest of a unit after own runs; by how
+    much 90% intervals hold more or less than 90% of a unit; regret of the first pick; runs out of
+    memory that are called a fit, and runs that did fit and are refused.
     """
     fitted = Fitted.find(rows, shipped_calibration())
     assert fitted is not None
     out = fitted.left_out(rows, "group")
     unseen, everything = summarise(out, "left out"), summarise(rows, "all")
+    assert unseen.units is not None
+    after = fitted.after_own_runs()
     errors = {
         "left_out_all": unseen.time,
         "left_out_complete": summarise(complete(out), "complete").time,
@@ -46,6 +50,11 @@ def figures(rows: list[Row]) -> dict[str, float]:
     regret_at_1 = mean_over_sweeps(out, lambda members: regret(members, 1))
     assert regret_at_1 is not None
     shares = {
+        "left_out_units": unseen.units.mape,
+        "left_out_units_median": unseen.units.median,
+        "left_out_units_coverage_off": abs(unseen.units.coverage - 0.9),
+        "after_1_own_run": OwnRuns.mean(list(after[1].values())).error,
+        "after_4_own_runs": OwnRuns.mean(list(after[4].values())).error,
         "regret_at_1": regret_at_1,
         "missed_oom": float(everything.out_of_memory_missed),
         "refused": everything.refused / len(rows),
@@ -76,7 +85,7 @@ def test_every_row_is_answered(rows: list[Row]) -> None:
         if line.strip()
     ]
     assert [row.job.id for row in rows] == given
-    assert len(given) == len(set(given)) >= 374
+    assert len(given) == len(set(given)) >= 633
     refused = {
         row.job.id: [f"{v.field}: {v.rule}" for v in row.estimate.violations]
         for row in rows

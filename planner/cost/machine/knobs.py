@@ -90,7 +90,8 @@ class Knob:
 # Priors are judgements made before any run was evaluated, except where a source is named.
 KNOBS: tuple[Knob, ...] = (
     Knob(name="compute", prior=0.80, sd=0.12, scope="trainer"),
-    Knob(name="low_precision", prior=1.0, sd=0.05, scope="trainer"),
+    # Kernels of one recipe deviate from the curves by 7 to 11% (micro.csv), and its casts as much.
+    Knob(name="low_precision", prior=1.0, sd=0.12, scope="trainer"),
     Knob(name="attention", prior=1.0, sd=0.15, scope="trainer"),
     Knob(name="elementwise", prior=1.0, sd=0.25, scope="trainer"),
     # Both are shares of what a mechanism could hide: chunks of 1 / n run below the rate of a whole
