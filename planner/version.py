@@ -1,3 +1,3 @@
 """Version of the cost model: changes whenever the same job would be answered differently."""
 
-MODEL_VERSION = "0.1.0"
+MODEL_VERSION = "0.2.0"
