@@ -172,6 +172,8 @@ def changed_flavor_02(
     """
     module, shipped = flavor.module, f'{_TABLE_02[flavor.module]}["{flavor.flavor}"]'
     pairs = model_args_02(model, module, fields)
+    if "num_hidden_layers" in fields:
+        pairs.append(("n_layers", model.num_hidden_layers))
     moe = moe_args_02(model, fields) if model.is_moe else []
     if plain_attention:
         pairs += [("use_flex_attn", False)] if version == "0.2.0" else [("attn_type", "sdpa")]

@@ -211,6 +211,8 @@ def _changes(draft: Draft, flavor: Flavor) -> dict[str, object]:
             for field, value in changes.items()
             if field not in ("n_group", "topk_group")
         }
+    if flavor.num_layers is not None:
+        changes["num_hidden_layers"] = flavor.num_layers
     if changes:
         names = ", ".join(changes)
         draft.notes.append(

@@ -6,7 +6,7 @@ Sources: torchtitan 0.2.2 models/{llama3,llama4,qwen3,deepseek_v3,gpt_oss}/__ini
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.specs.model import ModelSpec
 from planner.trainers.release import Release
@@ -27,6 +27,7 @@ class Flavor:
     config: function of the 0.3 registry that sets nothing that a flag cannot undo; None where there
         is none, or where it has a float8 converter built in.
     flex: 0.2 runs it with FlexAttention, which excludes CP there.
+    num_layers: of a model that differs from it in nothing else; None as shipped.
     """
 
     module: str
@@ -35,6 +36,7 @@ class Flavor:
     config: str | None = None
     flex: bool = False
     long_context: str | None = None
+    num_layers: int | None = None
 
 
 def _llama(
@@ -94,6 +96,15 @@ FLAVORS: Mapping[Shape, Flavor] = {
     ),
 }
 
+# Classes that no model is registered with from its shapes alone (`class_for`). A copy of a shipped
+# flavor still takes another n_layers (0.2.2 models/{llama4,gpt_oss}/model/args.py), as in the runs
+# of Llama 4 Scout cut to 2 layers in torchao's prototype/moe_training/README.md.
+SHIPPED_ALONE = frozenset({"llama4", "gpt_oss"})
+_OF_ANY_DEPTH = {
+    (shape[0], *shape[2:]): flavor
+    for shape, flavor in FLAVORS.items()
+    if flavor.module in SHIPPED_ALONE and "0.2" in flavor.versions
+}
 WITH_PIPELINE = {
     "0.2": frozenset({"llama3", "llama4", "deepseek_v3"}),
     "0.3": frozenset({"llama3", "qwen3", "deepseek_v3", "gpt_oss"}),
@@ -137,11 +148,14 @@ def find_flavor(model: ModelSpec, line: str) -> Flavor | None:
     """The model that TorchTitan ships with these shapes; None where there is none.
 
     line: "0.2" or "0.3".
-    Its other numbers may differ (`titan_networks.differences`); an export then changes them. It
-    does not count where the given model has something that no setting can express
-    (`titan_networks.shipped_lacks`).
+    Its other numbers may differ (`titan_networks.differences`), and in 0.2 the layers of some
+    (`SHIPPED_ALONE`); an export then changes them. It does not count where the given model has
+    something that no setting can express (`titan_networks.shipped_lacks`).
     """
-    flavor = FLAVORS.get(shape_of(model))
+    shape = shape_of(model)
+    flavor = FLAVORS.get(shape)
+    if flavor is None and line == "0.2" and (whole := _OF_ANY_DEPTH.get((shape[0], *shape[2:]))):
+        flavor = replace(whole, num_layers=model.num_hidden_layers)
     if flavor is None or line not in flavor.versions:
         return None
     exotic = (

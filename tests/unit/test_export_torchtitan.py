@@ -19,6 +19,7 @@ from planner.errors import SpecError, UnknownNameError
 from planner.export import export as export_to
 from planner.export.base import Export, write_toml
 from planner.export.torchtitan import export, parse_back
+from planner.intake.models import read_model
 from planner.specs.layout import Layout
 from planner.trainers.registry import TRAINERS
 from planner.trainers.titan_models import FLAVORS, even_split, find_flavor, uniform_layers_per_stage
@@ -406,6 +407,24 @@ def test_a_model_torchtitan_does_not_ship_brings_its_module() -> None:
         assert said["experimental"]["custom_import"] == said["model"]["name"] == "planner_model"
         ast.parse(exported.files["planner_model.py"])
         assert exported.blockers == ()
+
+
+@pytest.mark.parametrize(
+    ("base", "module", "flavor"),
+    [("llama4-scout", "llama4", "17bx16e"), ("gpt-oss-20b", "gpt_oss", "20b")],
+)
+def test_a_shipped_model_cut_in_depth_is_its_flavor_with_fewer_layers(
+    base: str, module: str, flavor: str
+) -> None:
+    cut = read_model({"base": base, "name": "cut", "num_hidden_layers": 2})
+    found = find_flavor(cut, "0.2")
+    assert found is not None
+    assert (found.module, found.flavor, found.num_layers) == (module, flavor, 2)
+    exported = export(layout(8), cut, cluster(8), training(), "0.2.2")
+    assert exported.blockers == ()
+    assert "n_layers=2," in exported.files["planner_model.py"]
+    wider = read_model({"base": base, "name": "wider", "hidden_size": 2 * cut.hidden_size})
+    assert find_flavor(wider, "0.2") is None
 
 
 def test_a_model_without_a_class_is_a_blocker_with_a_reason() -> None:
