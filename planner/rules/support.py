@@ -175,7 +175,10 @@ def _attention_faults(c: Context, name: str) -> Iterable[tuple[str, object, str,
         rule = f"{kernel} attention has no kernels for {gpu.name}"
         yield field, kernel, rule, remedy
     elif kernel not in c.released.attention_kernels:
-        rule = f"{name} has no setting for {kernel} attention: it brings {' or '.join(brought)}"
+        rule = (
+            f"{name} has no setting for {kernel} attention, and on {gpu.name} it attends with "
+            f"{' or '.join(brought)}"
+        )
         yield field, kernel, rule, remedy
 
 

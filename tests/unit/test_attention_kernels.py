@@ -101,7 +101,7 @@ def test_a_kernel_that_is_named_is_known() -> None:
         ("fsdp", B200, "flash3", "flash3 attention has no kernels"),
         ("fsdp", "v100-sxm-32gb", "cudnn", "cudnn attention has no kernels"),
         ("megatron", MI300X, "cudnn", "cudnn attention has no kernels"),
-        ("torchtitan", H100, "flash3", "it brings cudnn"),
+        ("torchtitan", H100, "flash3", "attends with cudnn"),
         ("torchtitan", H100, "unfused", "has no setting for unfused attention"),
     ],
 )

@@ -70,7 +70,8 @@ def context(asked: Job) -> Context:
         ),
         (
             job(attention_kernel="unfused"),
-            "TorchTitan 0.2 attends with a flash kernel",
+            "TorchTitan 0.2 has no setting for unfused attention, and on h100-sxm-80gb it attends "
+            "with cudnn",
             ("megatron 0.14", "fsdp"),
         ),
     ],
