@@ -28,7 +28,7 @@ from planner.precision import PRECISIONS
 from planner.rules import Context, broken_rules, violations
 from planner.rules.features import gpu_precisions
 from planner.schedules import SCHEDULES
-from planner.specs.layout import AC_KINDS, CP_METHODS
+from planner.specs.layout import AC_KINDS, CP_METHODS, MOE_DISPATCHERS
 from planner.trainers.registry import TRAINERS
 
 SEED, NUM_JOBS, ROWS = 20261103, 500, 80
@@ -134,14 +134,19 @@ def random_layouts(draw: np.random.Generator, context: Context, count: int) -> L
     ac_kind = pick(AC_KINDS, known.ac_kinds)
     compiled = flag(0.4 if context.trainer.compiles else 0.03)
     value = np.where(ac_kind == AC_KINDS.index("selective-layer"), draw.integers(1, 5, count), 0.0)
+    ep = draw.choice((1, 2, 4, 8) if moe else (1,) * 30 + (2,), count)
+    # one rank keeps its tokens: of the others nearly every draw would be illegal
+    dispatcher = pick(MOE_DISPATCHERS, context.released.moe_dispatchers)
+    dispatcher[(ep == 1) & ~flag(0.05)] = MOE_DISPATCHERS.index("alltoall")
     return LayoutBatch(
         dp_replicate=replicas,
         dp_shard=dp_shard,
         cp=cp,
         tp=tp,
         pp=pp,
-        ep=draw.choice((1, 2, 4, 8) if moe else (1,) * 30 + (2,), count),
+        ep=ep,
         etp=np.where(flag(0.1 if moe else 0.02), tp, 1),
+        moe_dispatcher=dispatcher,
         zero_stage=pick((0, 1, 2, 3), known.zero_stages),
         sequence_parallel=flag(0.8),
         async_tp=flag(0.3) & compiled & (tp > 1),
@@ -193,6 +198,11 @@ def test_enough_layouts_of_everything_were_drawn() -> None:
     assert {(job.context.cluster.gpu.name, job.context.training.trainer) for job in jobs()} == set(
         itertools.product(gpu_names(), TRAINERS)
     )
+    dispatchers = [
+        {MOE_DISPATCHERS[code] for job in jobs() for code in getattr(job, name).moe_dispatcher}
+        for name in ("batch", "legal_batch")
+    ]
+    assert dispatchers == [set(MOE_DISPATCHERS)] * 2
     num_legal = sum(int(job.legal.sum()) for job in jobs())
     assert num_legal > 8_000
     assert 0.2 < num_legal / (NUM_JOBS * ROWS) < 0.8
