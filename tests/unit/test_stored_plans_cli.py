@@ -15,7 +15,12 @@ from api.input.names import plan_id_of
 from api.storage.records import PlanLabels, TaskRecord
 from api.wiring import Wiring, wire
 from planner.errors import SpecError
+from planner.intake.jobs import read_job
+from planner.plan.recommend import recommend
+from planner.ports import Ports
 from planner.specs.plan import Plan
+from tests.conftest import JOB
+from tests.unit.test_search import Fixed
 
 IDS = ("plan-1aaa00001-x", "plan-1aaa00002-y", "plan-1bbb00000-z")  # oldest first
 Told = Callable[..., str]
@@ -155,10 +160,16 @@ def test_a_ranked_layout_is_priced_as_the_plan_did(told: Told, plan: Plan) -> No
         assert estimate["step_seconds"] == pytest.approx(
             plan.ranked[rank - 1].estimate.step_seconds, rel=1e-9
         )
-    piped = next(entry for entry in plan.ranked if entry.layout.pp > 1)
-    simulated = json.loads(told("simulate", "--plan", "1b", "--rank", str(piped.rank), "--json"))
+
+
+def test_a_ranked_pipeline_is_played_out_as_the_plan_priced_it(told: Told, wiring: Wiring) -> None:
+    asked = read_job({**JOB, "search": {"top_k": 1, "fix": {"pp": 2}}})
+    piped = recommend(asked, ports=Ports(clock=Fixed(), ids=Fixed()))
+    labels = PlanLabels(job_hash="x", model="llama3-8b", gpu="h100-sxm-80gb")
+    wiring.store.save_plan(piped.model_copy(update={"id": "plan-1ddd"}), labels)
+    simulated = json.loads(told("simulate", "--plan", "1d", "--rank", "1", "--json"))
     assert simulated["estimate"]["step_seconds"] == pytest.approx(
-        piped.estimate.step_seconds, rel=1e-9
+        piped.ranked[0].estimate.step_seconds, rel=1e-9
     )
 
 
