@@ -138,7 +138,12 @@ def _stage_costs(
         np.concatenate([scale * hops[:, hop_S] for scale in send_scales])
         for hops in s.sends.take(rows).hop_seconds(pp)
     )
-    boundary = np.tile(s.sends.payload_bytes[rows], len(send_scales))[:, None]
+    # A stage's input is the buffer that received it; torch allocates these for the whole step.
+    framework = pricer.rules.framework
+    received_S = float(framework.buffers_every_receive) * (np.arange(units_CSK.shape[1]) > 0)
+    boundary = np.tile(s.sends.payload_bytes[rows], len(send_scales))[:, None] * (
+        float(framework.keeps_stage_inputs) - received_S
+    )
     return StageCosts(
         forward_seconds_CS=on_stages(s.forward[:, rows]),
         input_grad_seconds_CS=on_stages(s.input_grad[:, rows]),

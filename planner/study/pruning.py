@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.columns import BoolColumn, Column, LayoutBatch
+from planner.columns import BoolColumn, Column, FloatColumn, LayoutBatch
+from planner.cost.pipeline.schedule_columns import by_schedule
 from planner.schedules import SCHEDULES
 from planner.specs.layout import AC_KINDS, DTYPES
 
@@ -91,11 +92,18 @@ def _order(batch: LayoutBatch, row: int, global_batch_size: int, direction: int)
 
     Gradients that accumulate over microbatches need memory that a single one does not, so the two
     are not compared. Neither are ZeRO stages under a pipeline, where two gathered layers may be
-    the whole stage.
+    the whole stage. Nor is a larger microbatch above a smaller one where a rank holds all of them
+    at once: beside the gradients, which the first backward leaves, there is one less, and that one
+    is larger.
     """
-    accumulates = global_batch_size > batch.micro_batch_size * batch.dp_replicate * batch.dp_shard
+    count = global_batch_size / (batch.micro_batch_size * batch.dp_replicate * batch.dp_shard)
+    accumulates = count > 1
     mask = (accumulates == accumulates[row]) & (
         (batch.pp == 1) | (batch.zero_stage == batch.zero_stage[row])
+    )
+    at_once = _all_in_flight(batch, count)
+    mask &= (batch.micro_batch_size == batch.micro_batch_size[row]) | ~(
+        at_once if direction > 0 else at_once[row]
     )
     mask &= np.asarray(
         batch.dp_replicate * batch.dp_shard == batch.dp_replicate[row] * batch.dp_shard[row]
@@ -113,6 +121,17 @@ def _order(batch: LayoutBatch, row: int, global_batch_size: int, direction: int)
         mask=mask & _checkpointing(batch, row, direction) & _schedule(batch, row, direction),
         reference=row,
     )
+
+
+def _all_in_flight(batch: LayoutBatch, count: FloatColumn) -> BoolColumn:
+    """Whether the first rank of a pipeline, which holds most, runs all forwards first, (N,)."""
+    m = count.astype(np.int64)
+    held = by_schedule(
+        batch,
+        lambda s, rows: s.in_flight(0, batch.pp[rows], batch.virtual_stages[rows], m[rows]),
+        0.0,
+    )
+    return np.asarray((batch.pp > 1) & (held >= m))
 
 
 def _checkpointing(batch: LayoutBatch, row: int, direction: int) -> BoolColumn:

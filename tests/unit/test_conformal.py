@@ -17,11 +17,21 @@ from planner.units import GIB
 
 
 def run(number: int, predicted: float, measured: float) -> Row:
-    labels = {"complete": True, "measured": {"peak_allocated_bytes": measured}}
+    job = SimpleNamespace(
+        labels={
+            "complete": True,
+            "group": "one source",
+            "measured": {"peak_allocated_bytes": measured},
+        },
+        id=number,
+        layout=None,
+        cluster=SimpleNamespace(gpu=SimpleNamespace(name="h100-sxm-80gb")),
+        model=SimpleNamespace(is_moe=False),
+    )
     estimate = SimpleNamespace(
         peak_allocated_bytes=predicted, peak_reserved_bytes=None, memory=None
     )
-    return Row.build(SimpleNamespace(labels=labels, id=number), estimate)  # type: ignore[arg-type]
+    return Row.build(job, estimate)  # type: ignore[arg-type]
 
 
 def test_runs_that_agree_leave_the_floor_and_too_few_the_prior() -> None:

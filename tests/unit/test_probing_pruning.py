@@ -158,6 +158,21 @@ def test_one_microbatch_is_not_compared_with_several() -> None:
     assert not pruning.at_least(batch, 0, 64).mask[1]
 
 
+def test_a_larger_microbatch_is_not_compared_where_all_are_held_at_once() -> None:
+    """GPipe always holds all at once, 1F1B on two stages with up to two microbatches; beside the
+    gradients there is one less.
+    """
+    piped: dict[str, object] = {"pp": 2, "dp_replicate": 1, "pp_schedule": "1F1B"}
+    batch = pair(piped, micro_batch_size=4)
+    assert pruning.at_least(batch, 0, 64).mask[1]
+    assert not pruning.at_least(batch, 0, 32).mask[1]
+    assert pruning.at_most(batch, 1, 64).mask[0]
+    assert not pruning.at_most(batch, 1, 32).mask[0]
+    batch = pair(piped | {"pp_schedule": "GPipe"}, micro_batch_size=4)
+    assert pruning.at_least(batch, 0, 64).mask.tolist() == [True, False]
+    assert pruning.at_most(batch, 1, 64).mask.tolist() == [False, True]
+
+
 def test_fewer_shards_of_the_same_ranks_need_more() -> None:
     batch = variants()
     wider = LayoutBatch.concatenate(

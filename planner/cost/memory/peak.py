@@ -461,14 +461,11 @@ def _phases(
     """
     received, microbatch = shapes.received_bytes, shapes.saved_bytes + shapes.boundary_bytes
     whole = shapes.in_flight * microbatch + shapes.held_bytes
-    # Before the first backward there is no gradient, in the last layer's its own alone; after the
-    # first microbatch there is one less.
-    own = widths.reduce * shapes.largest_local
-    saved, in_layer = (
-        whole
-        - np.where(
-            waits, shapes.all_in_flight * np.clip(gradients[0] - present, 0.0, microbatch), 0.0
-        )
+    # Before the first backward there is no gradient, in the last layer's its own and the head's;
+    # after the first microbatch there are all, and one microbatch less. The fuller moment counts.
+    own = widths.reduce * (shapes.largest_local + shapes.head_local)
+    (saved, absent), (in_layer, absent_in_layer) = (
+        _first_backward(whole, microbatch, gradients[0] - present, shapes.all_in_flight * waits)
         for present in (0.0, own)
     )
     saved = saved + shapes.waiting_loss_bytes
@@ -485,14 +482,14 @@ def _phases(
     )
     yield PhaseBytes(
         copies=all_copies,
-        gradients=gradients[0],
+        gradients=gradients[0] - absent,
         activations=saved + shapes.chunks_bytes,
         logits=shapes.logits_bytes,
         buffers=head_gathered + np.maximum(gathering, 0.0),
     )
     yield PhaseBytes(
         copies=all_copies,
-        gradients=gradients[1],
+        gradients=gradients[1] - absent,
         activations=saved + shapes.head_bytes,
         logits=0.0,
         buffers=head_gathered + widths.gathered * shapes.largest_gathered,
@@ -503,14 +500,14 @@ def _phases(
     )
     yield PhaseBytes(
         copies=layer_copies,
-        gradients=gradients[2],
+        gradients=gradients[2] - absent_in_layer,
         activations=below_head + shapes.last_layer_bytes,
         logits=0.0,
         buffers=received_root + widths.reduced * shapes.head_local,
     )
     yield PhaseBytes(
         copies=layer_copies,
-        gradients=gradients[3],
+        gradients=gradients[3] - absent_in_layer,
         activations=below_head + shapes.next_layer_bytes,
         logits=0.0,
         buffers=received_root,
@@ -546,6 +543,18 @@ def _phases(
     yield PhaseBytes(
         copies=0.0, gradients=gradients[7], activations=0.0, logits=0.0, buffers=received
     )
+
+
+def _first_backward(
+    whole: FloatColumn, microbatch: FloatColumn, missing: FloatColumn, all_in_flight: FloatColumn
+) -> tuple[FloatColumn, FloatColumn]:
+    """(activations saved, gradients that are not there yet) where no gradient or no freed one is.
+
+    Either the `missing` gradients are not there yet, or one microbatch is saved no more.
+    """
+    missing = all_in_flight * np.maximum(missing, 0.0)
+    freed = missing > microbatch
+    return np.where(freed, whole - microbatch, whole), np.where(freed, 0.0, missing)
 
 
 def _embedding_bytes(shapes: RankShapes, widths: Widths, waits: BoolColumn) -> FloatColumn:

@@ -168,12 +168,14 @@ def _chunked_head(
 def _waiting_losses(inputs: CostInputs, in_flight: FloatColumn) -> FloatColumn:
     """Bytes of the losses that wait for their backward besides the one that runs, (R, N).
 
-    A schedule that runs all forwards first (GPipe) holds those of all microbatches: the log-softmax
-    in fp32 and the 16-bit logits, which are the stage's output.
+    A schedule that runs all forwards first (GPipe, LoopedBFS) holds those of all microbatches: the
+    log-softmax in fp32 and the 16-bit logits, which are the stage's output. Where else a rank has
+    several stages, no loss waits at the last.
     Source: torch/distributed/pipelining/stage.py (forward_one_chunk: fwd_cache, output_chunks).
     """
     batch, costs, at_unit = inputs.batch, inputs.unit.costs, inputs.at_unit
-    others = np.where((batch.pp > 1) & (batch.virtual_stages == 1), in_flight - 1.0, 0.0)
+    waits = (batch.pp > 1) & ((batch.virtual_stages == 1) | (in_flight >= inputs.m))
+    others = np.where(waits, in_flight - 1.0, 0.0)
     logits, leftover = costs.logits_bytes[at_unit], costs.leftover_bytes[at_unit]
     return others * np.where(leftover > 0, 3.0 * leftover, logits / 2.0)
 

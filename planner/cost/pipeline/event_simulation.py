@@ -112,7 +112,8 @@ class Simulation:
     span_seconds_CR: from a rank's first start to its last end.
     busy_seconds_CR: sum of its items.
     bubble_seconds_CR: makespan minus busy.
-    peak_saved_bytes_CR: most saved activations and transients at any time.
+    peak_saved_bytes_CR: most saved activations and transients at any time, without what lies in
+        buffers of the whole step.
     last_forward_seconds_CR: when a rank's last forward ended. Its growth with the microbatches is
         the rank's own pace.
     simulated_microbatches: fewer than the layout's where the steady middle was extrapolated.
