@@ -8,7 +8,7 @@ so that legal and illegal layouts both abound.
 
 import itertools
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -206,6 +206,25 @@ def test_enough_layouts_of_everything_were_drawn() -> None:
     num_legal = sum(int(job.legal.sum()) for job in jobs())
     assert num_legal > 8_000
     assert 0.2 < num_legal / (NUM_JOBS * ROWS) < 0.8
+
+
+def test_a_dispatcher_is_the_releases_own_and_costs_nothing_where_no_token_leaves() -> None:
+    stayed = 0
+    for job in jobs():
+        has = [MOE_DISPATCHERS.index(name) for name in job.context.released.moe_dispatchers]
+        batch, c = job.legal_batch, job.context
+        assert not c.model.is_moe or np.isin(batch.moe_dispatcher, has).all(), job.name
+        alltoall = MOE_DISPATCHERS.index("alltoall")
+        inert = np.flatnonzero((batch.ep == 1) & (batch.moe_dispatcher != alltoall))
+        if job.prices is None or not len(inert):
+            continue
+        stayed += len(inert)
+        plain = replace(batch, moe_dispatcher=np.full(len(batch), alltoall)).take(inert)
+        prices = Pricer.build(c.model, c.cluster, c.training).price(plain)
+        for name in ("step_seconds", "device_bytes"):
+            got, expected = getattr(job.prices, name)[inert], getattr(prices, name)
+            assert np.allclose(got, expected, rtol=1e-9, equal_nan=True), job.name
+    assert stayed > 100
 
 
 def test_every_legal_layout_is_priced_in_full() -> None:
