@@ -140,8 +140,8 @@ def test_failures_can_make_fewer_gpus_the_faster_choice() -> None:
 
 def test_one_size_ranks_by_expected_step_time() -> None:
     """The mean of a log-normal: of two equal predictions the surer one comes first, behind the
-    fastest on paper. Of what nobody measured only a layout's own error is wider here, and in its
-    estimate all of it (`intervals.interval_sd`).
+    fastest on paper and the best without unmeasured mechanisms. Between layouts what nobody
+    measured widens their own errors alone; in an estimate it widens all (`intervals.interval_sd`).
     """
     plan = plan_of("throughput", 8, prefer="fastest")
     job = read_job(plan.job)
@@ -150,7 +150,10 @@ def test_one_size_ranks_by_expected_step_time() -> None:
     sd = time_spread(pricer, batch, pricer.price(batch)).sd
     assert np.ptp(sd) > 0.01
     steps = np.array([entry.estimate.step_seconds or 0.0 for entry in plan.ranked])
-    expected = (steps * np.exp(sd**2 / 2))[1:]
+    ahead = {1, plan.best_measured.rank} if plan.best_measured else {1}
+    behind = [place for place, entry in enumerate(plan.ranked) if entry.rank not in ahead]
+    expected = (steps * np.exp(sd**2 / 2))[behind]
+    assert len(expected) >= 4
     assert expected == pytest.approx(np.sort(expected), rel=2e-3)
     assert all(entry.estimate.time_sd >= sd[place] for place, entry in enumerate(plan.ranked))
     assert steps[0] == min(steps)
