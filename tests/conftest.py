@@ -28,9 +28,9 @@ JOB: dict[str, Any] = {
 LAYOUT = {"dp_shard": 8, "ac": "full"}
 # Its fastest layout recomputes by a memory budget, which no run behind the calibration used.
 UNMEASURED_JOB: dict[str, Any] = {
-    "model": "llama3-70b",
-    "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},
-    "training": {"seq_len": 8192, "global_batch_size": 128},
+    "model": "llama3-8b",
+    "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
+    "training": {"seq_len": 8192, "global_batch_size": 64},
     "search": {
         "fix": {"tp": 1, "cp": 1, "pp": 1, "precision": "bf16", "dp_replicate": 1, "compile": True},
         "prefer": "fastest",
