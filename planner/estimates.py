@@ -4,6 +4,7 @@ Rules come first, then the price of a batch of one, then its simulated schedule.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -226,6 +227,13 @@ class _Columns:
             "gives; training.moe_imbalance states another"
         )
 
+    @cached_property
+    def _as_shipped(self) -> FloatColumn:
+        """Step seconds under the calibration that ships, (N,)."""
+        pricer = Pricer.build(self.pricer.model, self.pricer.cluster, self.pricer.training)
+        prices = pricer.price(self.batch)
+        return refine(pricer, self.batch, prices).step_seconds
+
     def _learned(self, row: int) -> LearnedFactor | None:
         """What one's own runs did to this row's seconds."""
         pricer = self.pricer
@@ -236,7 +244,7 @@ class _Columns:
         alike = sum(count for name, count in seen.items() if name.startswith(f"{stack}, ")) - runs
         if not runs + alike:
             return None
-        factor = float(self.prices.own_factor[row])
+        factor = float(self.refined.step_seconds[row] / self._as_shipped[row])
         found = [counted(runs, "run")] if runs else []
         found += [f"{counted(alike, 'run')} of other kinds"] if alike else []
         return LearnedFactor(

@@ -65,6 +65,7 @@ def _line(calibration: "Calibration", *, in_use: bool) -> CalibrationLine:
         run_sd=calibration.run_sd,
         stack_sd=calibration.stack_sd,
         unit_sd=calibration.unit_sd,
+        own_run_sd=calibration.own_run_sd,
         memory_sd=calibration.memory_sd,
         memory_sd_bytes=calibration.memory_sd_bytes,
         own_runs=dict(calibration.own_runs),

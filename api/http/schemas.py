@@ -178,6 +178,7 @@ class CalibrationLine(BaseModel):
     runs: measured runs it rests on.
     run_sd, stack_sd, unit_sd: scales of log measured over predicted step time, of a run, of what
         all runs of a stack share, and of what those of one of its units share besides.
+    own_run_sd: scale of a run of one's own about its stack's offset.
     memory_sd, memory_sd_bytes: deviation of log measured over predicted bytes.
     own_runs: runs of one's own that set an offset, by unit ("torchtitan on h100-sxm-80gb, bf16,
         dense").
@@ -190,6 +191,7 @@ class CalibrationLine(BaseModel):
     run_sd: float
     stack_sd: float
     unit_sd: float
+    own_run_sd: float
     memory_sd: float
     memory_sd_bytes: float
     own_runs: dict[str, int]

@@ -261,11 +261,17 @@ class Linear:
     units: tuple[str, ...]
 
     def solve(
-        self, scales: Scales, keep: BoolColumn | None = None, *, estimate: bool = True
+        self,
+        scales: Scales,
+        keep: BoolColumn | None = None,
+        *,
+        estimate: bool = True,
+        alike: bool = True,
     ) -> Solution:
         """The unknowns given the runs that `keep` selects.
 
         scales: where to start; they are estimated too unless told otherwise.
+        alike: runs of one unit count as the root of their number; otherwise all of them fully.
         """
         kept = np.ones(len(self.measured), dtype=np.bool_) if keep is None else keep
         u, j = self.unknowns, self.derivatives[kept]
@@ -273,21 +279,21 @@ class Linear:
         # offsets of stacks without a run do not tell how large offsets are
         levels = [rows[np.abs(j[:, rows]).any(axis=0)] for rows in u.levels]
         run, offsets = scales.run**2, [scales.stack**2, scales.unit**2]
-        alike = _counts(self.units, kept) ** -0.5
+        counts = _counts(self.units, kept) ** (-0.5 if alike else 0.0)
         weight = np.ones(len(target))
         heavy = [np.ones(len(rows)) for rows in u.levels]
         for _ in range(SWEEPS):
             precision = u.precision.copy()
             for rows, weights, variance in zip(u.levels, heavy, offsets, strict=True):
                 precision[rows, rows] = weights / variance
-            counted = alike * weight / run
+            counted = counts * weight / run
             information = (j.T * counted) @ j + precision
             covariance = np.asarray(np.linalg.inv(information), dtype=np.float64)
             x = covariance @ (j.T @ (counted * target) + u.precision @ u.mean)
             squared = (target - j @ x) ** 2 + np.einsum("rp,pq,rq->r", j, covariance, j)
             weight = student.weights(squared / run)
             if estimate:
-                run = float((alike * weight * squared).sum() / alike.sum())
+                run = float((counts * weight * squared).sum() / counts.sum())
             for place, (rows, found) in enumerate(zip(u.levels, levels, strict=True)):
                 seconds = x[rows] ** 2 + np.diag(covariance)[rows]
                 heavy[place] = student.weights(seconds / offsets[place])
@@ -438,7 +444,8 @@ def fit(
     start = prior or Calibration.prior()
     unknowns = Unknowns.of(data, start)
     knobs = unknowns.of_knobs
-    scales = Scales(run=start.run_sd, stack=start.stack_sd, unit=start.unit_sd)
+    run_sd = start.own_run_sd if own else start.run_sd
+    scales = Scales(run=run_sd, stack=start.stack_sd, unit=start.unit_sd)
     shifts = unknowns.mean[knobs]
     if begin is not None:
         known = dict(zip(begin.keys, begin.shifts, strict=True))
@@ -464,6 +471,8 @@ def fit(
         if gain < ENOUGH:
             break
     solution = linear.solve(scales, estimate=not own)
+    found = solution.scales
+    within = start.own_run_sd if own else linear.solve(found, alike=False).scales.run
     keys = np.array([own or mine for mine in knobs]) & np.array(
         [not name.startswith(PLACE_KEY) for name, _ in unknowns.keys]
     )
@@ -475,9 +484,10 @@ def fit(
         shifts=values[keys],
         covariance=solution.covariance[np.ix_(keys, keys)],
         sensitivity=linear.gradient.T @ linear.gradient / len(data.log_seconds),
-        run_sd=solution.scales.run,
-        stack_sd=solution.scales.stack,
-        unit_sd=solution.scales.unit,
+        run_sd=start.run_sd if own else found.run,
+        stack_sd=found.stack,
+        unit_sd=found.unit,
+        own_run_sd=within,
     ), linear
 
 

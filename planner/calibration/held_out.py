@@ -38,6 +38,7 @@ class Fitted:
     data: Data
     linear: Linear
     scales: Scales
+    own_run_sd: float
     used: tuple[frozenset[str], ...]
     kernel_sd: FloatColumn
 
@@ -66,6 +67,7 @@ class Fitted:
             data=data,
             linear=linear,
             scales=scales,
+            own_run_sd=calibration.own_run_sd,
             used=tuple(_used(row) for row in mine),
             kernel_sd=np.array([_kernel_sd(row, calibration) for row in mine]),
         )
@@ -140,7 +142,9 @@ class Fitted:
         chance: np.random.Generator,
     ) -> OwnRuns:
         """The mean over choices of own runs; a Gaussian's condition on what they show."""
-        log_seconds, spread = self.linear.elsewhere(solution, here)
+        noise = replace(solution, scales=replace(solution.scales, run=self.own_run_sd))
+        log_seconds, spread = self.linear.elsewhere(noise, here)
+        beside = solution.scales.run**2 - self.own_run_sd**2
         doubt = self.kernel_sd[here]
         spread = spread + doubt[:, None] * doubt + self._gpu_sd(out)[here[out]][:, None] ** 2
         places = np.flatnonzero(here)
@@ -152,7 +156,8 @@ class Fitted:
             rest = np.setdiff1d(np.arange(len(missed)), own)
             gain = np.linalg.solve(spread[np.ix_(own, own)], spread[np.ix_(own, rest)])
             left = missed[rest] - missed[own] @ gain
-            scale = np.sqrt(np.diag(spread)[rest] - (spread[np.ix_(own, rest)] * gain).sum(axis=0))
+            left_over = np.diag(spread)[rest] - (spread[np.ix_(own, rest)] * gain).sum(axis=0)
+            scale = np.sqrt(np.maximum(left_over + beside, 0.0))
             errors.append(np.abs(np.expm1(left)).mean())
             scale *= self._wider(here, known)[rest]
             inside.append((np.abs(left) <= student.TWO_SIDED_90 * scale).mean())

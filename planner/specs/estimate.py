@@ -106,7 +106,7 @@ class LearnedFactor(BaseModel):
 
     runs: own runs in this number format, dense or with experts as asked.
     runs_alike: own runs of the same trainer and GPU otherwise; they count by part.
-    factor: on the step's seconds.
+    factor: of the step's seconds to those that the calibration that ships predicts.
     statement: the same for people, such as "calibrated by 1 run of yours: x1.08".
     """
 

@@ -240,8 +240,8 @@ def test_a_document_reads_back() -> None:
     mine = replace(shipped, own_runs={"torchtitan on h100-sxm-80gb, bf16, dense": 2})
     assert from_document(to_document(mine)).own_runs == mine.own_runs
     assert (again.seen, again.fitted) == (shipped.seen, shipped.fitted)
-    assert (again.run_sd, again.stack_sd, again.unit_sd) == pytest.approx(
-        (shipped.run_sd, shipped.stack_sd, shipped.unit_sd)
+    assert (again.run_sd, again.stack_sd, again.unit_sd, again.own_run_sd) == pytest.approx(
+        (shipped.run_sd, shipped.stack_sd, shipped.unit_sd, shipped.own_run_sd)
     )
 
 

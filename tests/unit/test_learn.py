@@ -84,8 +84,9 @@ def test_what_one_run_teaches_is_shown_and_stays_with_its_stack() -> None:
     assert estimate_job(job(ac="full")).learned is None
     elsewhere = read_job({**job().request, "cluster": {"gpu": "h200-sxm-141gb", "num_gpus": 8}})
     assert estimate_job(elsewhere, learnt).learned is None
+    # by the knobs alone, which one run moves by part
     moved = np.log(predicted(elsewhere, learnt) / predicted(elsewhere))
-    assert abs(moved) < 0.25 * np.log(1.08)
+    assert abs(moved) < 0.5 * np.log(1.08)
 
 
 def test_the_interval_after_own_runs_is_that_of_the_exact_conditional() -> None:
@@ -97,9 +98,9 @@ def test_the_interval_after_own_runs_is_that_of_the_exact_conditional() -> None:
         pricer = Pricer.build(job().model, job().cluster, job().training, calibration)
         batch = LayoutBatch.from_layouts([job().layout])  # type: ignore[list-item]
         sd[name] = float(time_spread(pricer, batch, pricer.price(batch)).sd[0])
-    run = shipped.run_sd
+    own, run = shipped.own_run_sd, shipped.run_sd
     shared = sd["before"] ** 2 - run**2
-    exact = np.sqrt(shared * run**2 / (shared + run**2) + run**2)
+    exact = np.sqrt(shared * own**2 / (shared + own**2) + run**2)
     assert sd["after"] == pytest.approx(exact, rel=0.15)
 
 

@@ -207,6 +207,8 @@ class Calibration:
     run_sd, stack_sd, unit_sd: scales of log seconds, estimated from the runs: of a run around the
         model, of what all runs of one stack have in common, and of what those of one of its units
         have besides (`stacks`). All are scales of a Student t (`calibration.student`).
+    own_run_sd: scale of what the runs of one stack scatter by among each other, where all of them
+        count fully: the noise of a run of one's own about its stack's offset.
     own_runs: runs of one's own that it has seen, by unit.
     memory_sd, memory_sd_bytes: of measured over predicted bytes, see `Profile`.
     seen: (trainer, GPU family, feature) that were measured.
@@ -222,6 +224,7 @@ class Calibration:
     run_sd: float
     stack_sd: float
     unit_sd: float
+    own_run_sd: float
     memory_sd: float
     memory_sd_bytes: float
     seen: frozenset[tuple[str, str, str]]
@@ -241,6 +244,7 @@ class Calibration:
             run_sd=0.05,
             stack_sd=0.10,
             unit_sd=0.10,
+            own_run_sd=0.035,
             memory_sd=0.05,
             memory_sd_bytes=0.5 * GIB,
             seen=frozenset(),
