@@ -164,6 +164,18 @@ def schedule_is(codes: IntColumn, holds: Callable[[Schedule], bool]) -> BoolColu
     return np.array([holds(schedule) for schedule in SCHEDULES.values()], dtype=np.bool_)[codes]
 
 
+def in_order(summands: Sequence[NDArray[np.float64]] | NDArray[np.float64]) -> NDArray[np.float64]:
+    """The sum over the first axis, in order; 0 of nothing.
+
+    `np.sum` adds in pairs where the other axes hold one number, and the order of a matrix product
+    follows its width: a row alone would differ in its last bit from the same row among others.
+    """
+    total = np.array(summands[0] if len(summands) else 0.0, dtype=np.float64)
+    for summand in summands[1:]:
+        total += summand
+    return total
+
+
 def _renumbered(batch: LayoutBatch, splits: tuple[tuple[int, ...], ...]) -> IntColumn:
     places = np.array(
         [splits.index(split) for split in batch.splits] + [TRAINER_SPLIT], dtype=np.int64

@@ -8,7 +8,7 @@ from itertools import product
 
 import numpy as np
 
-from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
+from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch, in_order
 from planner.cost import chunks, deduplicated
 from planner.cost.cost_inputs import SummedCosts, distinct_rows, units_at
 from planner.cost.data_parallel import sharding
@@ -66,7 +66,7 @@ def layout_lower_bounds(job: PreparedJob, batch: LayoutBatch) -> FloatColumn:
         0.0,
     )
     return _mean_seconds(
-        job, batch, unit, inverse, job.unit_counts @ unit.total, overlaps=paired > 0
+        job, batch, unit, inverse, _of_all_units(job, unit.total), overlaps=paired > 0
     )
 
 
@@ -86,7 +86,7 @@ def _mean_seconds(
     """
     overlaps = batch.pp > 1 if overlaps is None else overlaps
     hidden = np.where(
-        overlaps, (job.unit_counts @ pairs.most_saved(unit.costs, job.profile))[inverse], 0.0
+        overlaps, _of_all_units(job, pairs.most_saved(unit.costs, job.profile))[inverse], 0.0
     )
     late = straggler_share(job.cluster.num_gpus, job.profile.straggler_delay)
     mean = num_microbatches(batch, job.training) * (least[inverse] - hidden) / batch.pp
@@ -107,7 +107,7 @@ def _least_units(
     rows, inverse = distinct_rows(job, batch)
     first, *others = product(sorted(job.rules.cp_methods), sorted(job.rules.moe_dispatchers))
     unit = units_at(job, _with_methods(rows, *first))
-    least = job.unit_counts @ unit.total
+    least = _of_all_units(job, unit.total)
     kept = {name: getattr(unit.costs, name).copy() for name in (*_LEAST, *_MOST)}
     for method, dispatcher in others:
         differs = (rows.cp > 1) | (method == first[0])
@@ -116,11 +116,16 @@ def _least_units(
         if not len(split):
             continue
         tried = units_at(job, _with_methods(rows.take(split), method, dispatcher))
-        least[split] = np.minimum(least[split], job.unit_counts @ tried.total)
+        least[split] = np.minimum(least[split], _of_all_units(job, tried.total))
         for name, found in kept.items():
             better = np.minimum if name in _LEAST else np.maximum
             found[..., split] = better(found[..., split], getattr(tried.costs, name))
     return replace(unit, costs=replace(unit.costs, **kept)), inverse, least
+
+
+def _of_all_units(job: PreparedJob, values: FloatColumn) -> FloatColumn:
+    """Sum of (K + 2, U) over the model's units, (U,)."""
+    return in_order(job.unit_counts[:, None] * values)
 
 
 def _least_in_flight(batch: LayoutBatch, m: FloatColumn) -> FloatColumn:
@@ -147,17 +152,14 @@ def _device_bytes(
     batch = replace(batch, zero_stage=np.where(batch.zero_stage == 0, 0, fullest))
     shard_rows, at_shard = deduplicated.distinct(batch, sharding.KEY)
     dense, expert = sharding.unit_parameters(job.model, shard_rows)
-    local = (counts @ (dense + expert))[at_shard] / batch.pp
-    shard = (counts @ sharding.kept_shards(shard_rows, dense, expert, job.cluster.rank_order))[
-        at_shard
-    ] / batch.pp
-    quantised = (
-        counts @ sharding.quantised_elements(shard_rows, dense, expert, job.optimizer_step)
-    )[at_shard] / batch.pp
-    gathered = (counts @ sharding.gathered_elements(shard_rows, dense, expert, job.optimizer_step))[
-        at_shard
-    ] / batch.pp
-    saved = (counts @ unit.costs.saved_bytes)[at_unit] / batch.pp
+    local = _of_all_units(job, dense + expert)[at_shard] / batch.pp
+    kept = sharding.kept_shards(shard_rows, dense, expert, job.cluster.rank_order)
+    shard = _of_all_units(job, kept)[at_shard] / batch.pp
+    elements = sharding.quantised_elements(shard_rows, dense, expert, job.optimizer_step)
+    quantised = _of_all_units(job, elements)[at_shard] / batch.pp
+    elements = sharding.gathered_elements(shard_rows, dense, expert, job.optimizer_step)
+    gathered = _of_all_units(job, elements)[at_shard] / batch.pp
+    saved = _of_all_units(job, unit.costs.saved_bytes)[at_unit] / batch.pp
     alone = batch.pp == 1
     uneven = 1.0 - np.where(alone, 0.0, np.minimum(1.0, batch.pp / counts[:-2].sum()))
     zero = np.zeros(len(batch))

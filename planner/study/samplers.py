@@ -261,13 +261,15 @@ class CostModelSampler(FiniteSampler):
         """The measured layout that may be the fastest when it runs once more.
 
         None if that is worth no more than `least`. The worth of a layout d behind the fastest, with
-        its own variance v and noise t, is E[max(0, s Z - d)], s = v / sqrt(v + t).
+        its own variance v and noise t, is E[max(0, s Z - d)], s = v / sqrt(v + t). The fastest is
+        one that ran, or one under way where that is expected to be faster.
         """
         timed = self.knowledge.repeatable()
         best = self.knowledge.records[posterior.winner].log_seconds if timed else None
         if best is None:
             return None
-        gap = np.array([record.log_seconds or 0.0 for record in timed]) - best
+        under_way = [float(posterior.log_seconds[row]) for row in self.knowledge.pending]
+        gap = np.array([record.log_seconds or 0.0 for record in timed]) - min([best, *under_way])
         variance = np.array([record.variance or 0.0 for record in timed])
         worth = normal.expected_excess(gap, variance / np.sqrt(variance + RUN_SD**2))
         place = int(np.argmax(worth))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.columns import BoolColumn, FloatColumn, LayoutBatch
+from planner.columns import BoolColumn, FloatColumn, LayoutBatch, in_order
 from planner.specs.layout import AC_KINDS
 from planner.work.liveness import (
     backward_peak,
@@ -138,9 +138,7 @@ def kept(
         np.where(kind == SELECTIVE_LAYER, own, saved)
         for own in _by_place(period, layer_input, every, recomputation)
     )
-    gradients = np.sum(
-        [bytes_of(gradient) for gradient in (LAYER_INPUT, *weight_gradients(ops))], axis=0
-    )
+    gradients = in_order([bytes_of(gradient) for gradient in (LAYER_INPUT, *weight_gradients(ops))])
     return Kept(
         saved_bytes=saved,
         transient_bytes=np.maximum(peak - last, 0.0),
@@ -190,7 +188,7 @@ def _held_besides(
     unread = [
         kept_bytes for index, kept_bytes in _kept_outputs(ops, batch, bytes_of) if never[index]
     ]
-    return np.asarray(held + np.where(batch.ac_kind == SELECTIVE_OP, np.sum(unread, axis=0), 0.0))
+    return np.asarray(held + np.where(batch.ac_kind == SELECTIVE_OP, in_order(unread), 0.0))
 
 
 def graph_share(batch: LayoutBatch) -> FloatColumn:
@@ -232,26 +230,16 @@ def needed_again(ops: Sequence[Op]) -> FloatColumn:
 def _union_bytes(
     ops: Sequence[Op], bytes_of: Callable[[Tensor], FloatColumn], fused: BoolColumn
 ) -> FloatColumn:
-    return np.asarray(
-        np.sum(
-            [tensor_bytes(tensor, bytes_of, fused) for tensor in saved_tensors(ops).values()],
-            axis=0,
-        )
+    return in_order(
+        [tensor_bytes(tensor, bytes_of, fused) for tensor in saved_tensors(ops).values()]
     )
 
 
 def _passing_bytes(ops: Sequence[Op], bytes_of: Callable[[Tensor], FloatColumn]) -> FloatColumn:
     """Bytes of GEMM outputs that backward never reads, such as partial sums that TP reduces."""
     read = saved_tensors(ops)
-    return np.asarray(
-        np.sum(
-            [
-                bytes_of(op.output)
-                for op in ops
-                if isinstance(op, Gemm) and op.output.name not in read
-            ],
-            axis=0,
-        )
+    return in_order(
+        [bytes_of(op.output) for op in ops if isinstance(op, Gemm) and op.output.name not in read]
     )
 
 
@@ -259,7 +247,7 @@ def _core_bytes(ops: Sequence[Op], bytes_of: Callable[[Tensor], FloatColumn]) ->
     """Bytes that only the core attention saves: probabilities and masks, or flash's statistics."""
     cores = [op for op in ops if isinstance(op, Attention)]
     inner = [t for op in cores for t in op.saves if t.name not in ("q", "k", "v", "attention_out")]
-    return np.asarray(np.sum([bytes_of(t) for t in inner], axis=0))
+    return in_order([bytes_of(t) for t in inner])
 
 
 def _selective_op(

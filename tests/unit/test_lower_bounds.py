@@ -96,9 +96,23 @@ def test_memory_counts_states_and_activations_of_a_mean_rank(trainer: str) -> No
         assert device > gathered * states + p.cluster.gpu.context_bytes
 
 
-def test_columns_are_bounded_row_by_row() -> None:
-    p = pricer()
-    rows = [batch_of(p, dp_shard=16, micro_batch_size=1), batch_of(p, tp=8, dp_shard=2)]
+MOE_ROWS = (
+    {"dp_shard": 16, "ac": "none"},
+    {"tp": 2, "dp_shard": 8, "ep": 8, "ac": "selective-op"},
+    {"pp": 2, "dp_shard": 8, "ep": 2, "ac": "full"},
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "given"),
+    [
+        ("llama3-8b", ({"dp_shard": 16, "micro_batch_size": 1}, {"tp": 8, "dp_shard": 2})),
+        ("mixtral-8x7b", MOE_ROWS),
+    ],
+)
+def test_columns_are_bounded_row_by_row(model: str, given: tuple[dict[str, Any], ...]) -> None:
+    p = pricer(model=read_model(model))
+    rows = [batch_of(p, **layout) for layout in given]
     together = LayoutBatch.concatenate([*rows, rows[0]])
     seconds, device = p.lower_bounds(together)
     alone = [p.lower_bounds(row) for row in (*rows, rows[0])]

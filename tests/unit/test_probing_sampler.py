@@ -26,6 +26,7 @@ from planner.specs.job import SearchSpec
 from planner.study.candidates import Candidates, JobSize, Prior
 from planner.study.posterior import Knowledge
 from planner.study.samplers import (
+    LEAST_REPEAT_GAIN,
     CostModelSampler,
     FieldSpace,
     SnappedSampler,
@@ -250,6 +251,21 @@ def test_noise_is_settled_by_a_second_look() -> None:
     assert again.repeat
     assert again.row in (0, 1)
     assert "to tell it from its rival" in again.reason
+
+
+def test_no_second_look_beside_a_faster_one_under_way() -> None:
+    """What two slower layouts settle between them is worth nothing if a third beats both."""
+    candidates, seconds = few(4), np.array([2.0, 2.2, 2.201, 4.0])
+    candidates = replace(candidates, prior=replace(candidates.prior, log_seconds=seconds))
+    knowledge, machine = Knowledge(candidates), Machine(candidates, seconds)
+    for number, row in enumerate((1, 2, 3)):
+        knowledge.observe(row, machine.timed(row, number))
+    sampler = CostModelSampler(knowledge)
+    again = sampler._repeat(knowledge.posterior(), LEAST_REPEAT_GAIN)
+    assert again is not None
+    assert again.row == 2
+    knowledge.expect(0)
+    assert sampler._repeat(knowledge.posterior(), LEAST_REPEAT_GAIN) is None
 
 
 def test_the_tree_starts_warm_with_the_models_picks() -> None:

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from planner.columns import FloatColumn
+from planner.columns import FloatColumn, in_order
 from planner.cost.layer.context import CostContext, OpCost
 from planner.rules.cuda_graphs import FULL, PARTIAL
 from planner.trainers.registry import training_release
@@ -65,9 +65,9 @@ def host_time(
     forward_OU = eager_OU * [c.forward_kernels * module + c.singles * single for c in costs]
     backward_OU = eager_OU * [c.backward_kernels * module + c.singles * single for c in costs]
     kernels_OU = np.array([c.forward + c.exposed_forward.sum(axis=0) for c in costs])
-    weight_grad = np.sum([c.weight_grad for c in costs], axis=0)
-    grads = weight_grad + np.sum([c.input_grad for c in costs], axis=0)
-    exposed = np.sum([c.exposed_backward.sum(axis=0) for c in costs], axis=0)
+    weight_grad = in_order([c.weight_grad for c in costs])
+    grads = weight_grad + in_order([c.input_grad for c in costs])
+    exposed = in_order([c.exposed_backward.sum(axis=0) for c in costs])
     waits_OU = np.array([c.waits for c in costs]) * (
         0.0 if blocks else REFILL_LAUNCHES * single * (context.graphs != FULL)
     )
@@ -76,16 +76,16 @@ def host_time(
     def beyond(device: FloatColumn, host: FloatColumn) -> FloatColumn:
         return host if blocks else np.maximum(0.0, host - device)
 
-    waits, waits_again = waits_OU.sum(axis=0), (redone_OU * waits_OU).sum(axis=0)
-    again = (redone_OU * forward_OU).sum(axis=0)
+    waits, waits_again = in_order(waits_OU), in_order(redone_OU * waits_OU)
+    again = in_order(redone_OU * forward_OU)
     backward = beyond(
-        grads + exposed + (redone_OU * kernels_OU).sum(axis=0) + waits_again,
-        backward_OU.sum(axis=0) + again + replays,
+        grads + exposed + in_order(redone_OU * kernels_OU) + waits_again,
+        in_order(backward_OU) + again + replays,
     )
     share = weight_grad / np.maximum(grads, 1e-12)
     return {
         "launch_forward_seconds": beyond(
-            kernels_OU.sum(axis=0) + waits, forward_OU.sum(axis=0) + replays
+            in_order(kernels_OU) + waits, in_order(forward_OU) + replays
         ),
         "launch_input_grad_seconds": (1.0 - share) * backward,
         "launch_weight_grad_seconds": share * backward,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from planner.columns import BoolColumn, FloatColumn, LayoutBatch
+from planner.columns import BoolColumn, FloatColumn, LayoutBatch, in_order
 from planner.cost.layer.context import AXES, CostContext, OpCost, cost
 from planner.cost.layer.exchange import exchange_cost, under_shared_experts
 from planner.cost.layer.gemm import amax_seconds, gemm_cost, kept_weights_bytes
@@ -266,11 +266,12 @@ def _layer(
         redone = np.zeros_like(forward)
     flops = np.array([c.flops for c in costs])
     exposed_forward = np.array([c.exposed_forward for c in costs])
+    exposed_again = in_order(redone[:, None] * exposed_forward)
     totals = {
-        "forward_seconds": forward.sum(axis=0),
-        "input_grad_seconds": np.sum([c.input_grad for c in costs], axis=0),
-        "weight_grad_seconds": np.sum([c.weight_grad for c in costs], axis=0),
-        "recompute_seconds": (redone * forward).sum(axis=0),
+        "forward_seconds": in_order(forward),
+        "input_grad_seconds": in_order([c.input_grad for c in costs]),
+        "weight_grad_seconds": in_order([c.weight_grad for c in costs]),
+        "recompute_seconds": in_order(redone * forward),
         **host_time(context, ops, costs, redone, is_layer=is_layer),
         "saved_bytes": saved,
         "transient_bytes": transient,
@@ -278,13 +279,12 @@ def _layer(
         "next_bytes": following,
         "second_bytes": second,
         "working_bytes": working,
-        "forward_flops": flops.sum(axis=0),
-        "recompute_flops": (redone * flops).sum(axis=0),
-        "exposed_forward": exposed_forward.sum(axis=0),
-        "exposed_backward": np.sum([c.exposed_backward for c in costs], axis=0)
-        + (redone[:, None] * exposed_forward).sum(axis=0),
+        "forward_flops": in_order(flops),
+        "recompute_flops": in_order(redone * flops),
+        "exposed_forward": in_order(exposed_forward),
+        "exposed_backward": in_order([c.exposed_backward for c in costs]) + exposed_again,
     }
-    again = totals["recompute_seconds"] + (redone[:, None] * exposed_forward).sum(axis=(0, 1))
+    again = totals["recompute_seconds"] + in_order(exposed_again)
     return totals | {
         "held_bytes": held_bytes(context, ops, saved),
         "redone_seconds": redone_seconds(context, ops, again),

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from planner.columns import FloatColumn
+from planner.columns import FloatColumn, in_order
 from planner.cost.layer.context import CostContext
 from planner.work.ops import Elementwise, Gemm, Op
 
@@ -42,12 +42,12 @@ def held_bytes(context: CostContext, ops: Sequence[Op], saved_bytes: FloatColumn
     kept = (
         saved_bytes if context.rules.framework.splits_backward_by_group else _inputs(context, ops)
     )
-    return np.asarray(kept + np.sum(incoming, axis=0)) if incoming else np.zeros(len(context.batch))
+    return np.asarray(kept + in_order(incoming)) if incoming else np.zeros(len(context.batch))
 
 
 def _inputs(context: CostContext, ops: Sequence[Op]) -> FloatColumn:
     sources = {op.saves[0].name: op.saves[0] for op in ops if isinstance(op, Gemm)}
-    return np.asarray(np.sum([context.bytes_of(tensor) for tensor in sources.values()], axis=0))
+    return in_order([context.bytes_of(tensor) for tensor in sources.values()])
 
 
 def redone_seconds(
