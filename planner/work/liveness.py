@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from planner.columns import BoolColumn, FloatColumn
+from planner.columns import BoolColumn, FloatColumn, in_order
 from planner.work.ops import Attention, Collective, Elementwise, Gemm, Op, Tensor
 
 Alive = Counter[Tensor]
@@ -72,7 +72,8 @@ def _most(
 ) -> FloatColumn:
     tensors, table = instants
     sizes = np.array([tensor_bytes(tensor, bytes_of, fused) for tensor in tensors])
-    return np.asarray((table @ sizes).max(axis=0))
+    alive = [table[:, [place]] * size for place, size in enumerate(sizes)]
+    return np.asarray(in_order(alive).max(axis=0))
 
 
 @lru_cache(maxsize=512)
