@@ -284,10 +284,10 @@ def _layer(
         "exposed_forward": in_order(exposed_forward),
         "exposed_backward": in_order([c.exposed_backward for c in costs]) + exposed_again,
     }
-    again = totals["recompute_seconds"] + in_order(exposed_again)
+    redone_again = totals["recompute_seconds"] + in_order(exposed_again)
     return totals | {
         "held_bytes": held_bytes(context, ops, saved),
-        "redone_seconds": redone_seconds(context, ops, again),
+        "redone_seconds": redone_seconds(context, ops, redone_again),
     }
 
 
