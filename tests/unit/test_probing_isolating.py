@@ -22,9 +22,9 @@ from planner.study.study import Proposal
 from planner.trainers.registry import resolve_layout
 
 REQUEST: dict[str, Any] = {
-    "model": "llama3-70b",
-    "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},
-    "training": {"seq_len": 8192, "global_batch_size": 128},
+    "model": "llama3-8b",
+    "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
+    "training": {"seq_len": 8192, "global_batch_size": 64},
     "search": {
         "fix": {"tp": 1, "cp": 1, "pp": 1, "precision": "bf16", "dp_replicate": 1, "compile": True},
         "top_k": 3,
@@ -41,12 +41,16 @@ CALIBRATION = replace(
 
 
 def layout(**values: object) -> Layout:
-    given = {"dp_shard": 64, "compile": True, "micro_batch_size": 2, **values}
-    return resolve_layout(given, trainer="torchtitan", num_gpus=64)
+    given = {"dp_shard": 8, "compile": True, "micro_batch_size": 2, **values}
+    return resolve_layout(given, trainer="torchtitan", num_gpus=8)
 
 
 def pricer() -> Pricer:
     return Pricer.build(JOB.model, JOB.cluster, JOB.training, CALIBRATION)
+
+
+def seconds(one: Layout) -> float:
+    return float(pricer().price(batch_of(one)).step_seconds[0])
 
 
 class Fixed:
@@ -68,7 +72,7 @@ class Pool:
         for one in asked:
             self.asked.append(one)
             assert one.layout is not None
-            step = float(pricer().price(batch_of(one.layout)).step_seconds[0])
+            step = seconds(one.layout)
             step *= self.factor if one.layout.ac.startswith("memory-budget") else 1.0
             job = read_job({**REQUEST, "layout": one.layout.model_dump(mode="json")})
             numbers = Measured(rung="probed", step_seconds=step, gpu_seconds=10.0, steps=10)
@@ -85,7 +89,7 @@ class Pool:
             read_job(values),
             ports=Ports(clock=Fixed(), ids=Fixed()),
             calibration=CALIBRATION,
-            probing=Probing(measure=self.measure, num_devices=64),
+            probing=Probing(measure=self.measure, num_devices=8),
         )
 
 
@@ -97,12 +101,13 @@ def batch_of(one: Layout) -> Any:
 
 def test_the_pair_differs_in_as_little_as_the_mechanism_needs() -> None:
     first = layout(ac="full")
-    paper = layout(ac="memory-budget-0.06", micro_batch_size=1)
+    paper = layout(ac="memory-budget-0.45", micro_batch_size=1)
+    assert seconds(paper) < seconds(first)
     found = isolating(pricer(), first, paper)
     assert found is not None
-    assert found.layout == first.model_copy(update={"ac": "memory-budget-0.06"})
+    assert found.layout == first.model_copy(update={"ac": "memory-budget-0.45"})
     assert found.reason == (
-        "number 1 but for ac memory-budget-0.06: measures memory-budget recomputation, "
+        "number 1 but for ac memory-budget-0.45: measures memory-budget recomputation, "
         "which no run behind the calibration used"
     )
 
@@ -122,7 +127,10 @@ def test_nothing_to_isolate_where_all_is_measured_or_number_1_measures_it_itself
 
 def test_what_needs_more_changes_is_measured_as_the_fastest_on_paper_has_it() -> None:
     first = layout(ac="none", micro_batch_size=1)  # budgets cannot beat it at its own sizes
-    paper = layout(ac="memory-budget-0.04", micro_batch_size=2)
+    paper = layout(ac="memory-budget-0.5", micro_batch_size=2)
+    assert (
+        seconds(paper) < seconds(first) < seconds(paper.model_copy(update={"micro_batch_size": 1}))
+    )
     found = isolating(pricer(), first, paper)
     assert found is not None
     assert found.layout == paper
