@@ -118,7 +118,7 @@ def test_every_option_that_only_prints_works_from_it(
         save=None,
         json=False,
     )
-    assert "Left out by source" in capsys.readouterr().out
+    assert "A cluster never seen" in capsys.readouterr().out
     assert "## Every row" in (tmp_path / "fsdp.md").read_text(encoding="utf-8")
 
 
