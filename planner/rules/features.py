@@ -447,6 +447,15 @@ _SWITCH_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
+        key="a dispatcher without experts",
+        field="moe_dispatcher",
+        reads=frozenset({"moe_dispatcher"}),
+        applies=lambda c: not c.model.is_moe,
+        broken=lambda x, c: x.moe_dispatcher != MOE_DISPATCHERS.index("alltoall"),
+        rule=lambda x, c: f"{c.model.name} has no experts to dispatch tokens to",
+        remedy=lambda x, c: "leave moe_dispatcher out",
+    ),
+    Rule(
         key="trainer does not compile",
         field="compile",
         reads=frozenset({"compile"}),

@@ -293,13 +293,15 @@ def _memory_budget(
 ) -> tuple[FloatColumn, FloatColumn]:
     """Fractional knapsack: save the tensors that cost most seconds per byte to recompute.
 
-    Tensors are saved until least + X (all - least) bytes are used, where X is the budget.
+    Tensors are saved until least + X (all - least) bytes are used, where X is the budget. What
+    backward does not read (`needed_again`) is never recomputed, so it is not worth saving.
     """
+    needed = needed_again(ops)
     redone = np.ones((len(ops), len(budget)))
     makers = [
         (i, op.output)
         for i, op in enumerate(ops)
-        if isinstance(op, Gemm | Attention | Elementwise) and op.output is not None
+        if isinstance(op, Gemm | Attention | Elementwise) and op.output is not None and needed[i]
     ]
     total = _union_bytes(ops, bytes_of, fused)
     room = least + budget * np.maximum(total - least, 0.0)

@@ -8,7 +8,7 @@ so that legal and illegal layouts both abound.
 
 import itertools
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -208,23 +208,15 @@ def test_enough_layouts_of_everything_were_drawn() -> None:
     assert 0.2 < num_legal / (NUM_JOBS * ROWS) < 0.8
 
 
-def test_a_dispatcher_is_the_releases_own_and_costs_nothing_without_experts() -> None:
-    stayed = 0
+def test_a_dispatcher_is_the_releases_own_and_needs_experts() -> None:
+    refused = 0
     for job in jobs():
-        has = [MOE_DISPATCHERS.index(name) for name in job.context.released.moe_dispatchers]
-        batch, c = job.legal_batch, job.context
-        assert not c.model.is_moe or np.isin(batch.moe_dispatcher, has).all(), job.name
-        alltoall = MOE_DISPATCHERS.index("alltoall")
-        inert = np.flatnonzero(batch.moe_dispatcher != alltoall)
-        if c.model.is_moe or job.prices is None or not len(inert):
-            continue
-        stayed += len(inert)
-        plain = replace(batch, moe_dispatcher=np.full(len(batch), alltoall)).take(inert)
-        prices = Pricer.build(c.model, c.cluster, c.training).price(plain)
-        for name in ("step_seconds", "device_bytes"):
-            got, expected = getattr(job.prices, name)[inert], getattr(prices, name)
-            assert np.allclose(got, expected, rtol=1e-9, equal_nan=True), job.name
-    assert stayed > 100
+        c = job.context
+        own = c.released.moe_dispatchers if c.model.is_moe else {"alltoall"}
+        has = [MOE_DISPATCHERS.index(name) for name in own]
+        assert np.isin(job.legal_batch.moe_dispatcher, has).all(), job.name
+        refused += int((~np.isin(job.batch.moe_dispatcher, has)).sum())
+    assert refused > 100
 
 
 def test_every_legal_layout_is_priced_in_full() -> None:
@@ -412,4 +404,4 @@ def test_simulation_is_finite_for_every_schedule_and_precision() -> None:
             for pair in itertools.product(rules.schedules, rules.precisions)
         }
     )
-    assert len(SCHEDULES) == len(SCHEDULES)
+    assert {SCHEDULES.names[code] for code, _ in done} == set(SCHEDULES)

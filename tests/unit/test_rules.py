@@ -175,6 +175,7 @@ CASES = [
         {**MOE, "trainer_version": "0.3.0"}, "2 ranks"),
     Case("ep x etp does not divide its ranks", {"dp_replicate": 8, "dp_shard": 2, "ep": 4},
          {"dp_replicate": 4, "dp_shard": 4, "ep": 4}, MOE),
+    Case("a dispatcher without experts", {"moe_dispatcher": "deepep"}, {}, {}, "has no experts"),
     Case("trainer lacks the dispatcher", {"ep": 2, "moe_dispatcher": "hybridep"}, {"ep": 2},
         {**MOE, **MEGATRON, "trainer_version": "0.15"}, "0.15 has no moe_dispatcher hybridep"),
     Case("the dispatcher does not run on this cluster", {"ep": 2, "moe_dispatcher": "deepep"},
