@@ -149,6 +149,8 @@ def _data_parallel(
         gather=s.gather_seconds[:, at],
         scatter=s.scatter_seconds[:, at],
         replicate=s.replicate_seconds[:, at],
+        gather_copy=s.gather_copy_seconds[:, at],
+        scatter_copy=s.scatter_copy_seconds[:, at],
         host=_host_copies(inputs),
     )
     return exposed_data_parallel(

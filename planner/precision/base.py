@@ -41,6 +41,8 @@ class Recipe:
     peak: which dense peak of the GPU applies.
     gain_key: the kernel profile's achieved share of it.
     forward, input_grad, weight_grad: whether that product runs in low precision.
+    gradients_as: recipe whose kernels compute the two backward products; "" for its own.
+    rescaled, eager_rescaled: bytes moved per element of these products to scale them afterwards.
     experts: recipe of grouped products ("" if 16-bit).
     experts_alone: experts are quantised only without pipeline and context parallelism.
     dense_only: the library converts no model that has experts.
@@ -48,6 +50,8 @@ class Recipe:
         `bf16_tail`.
     scale, cast: bytes moved per element to find scales, and to scale, round and write; in fused
         kernels.
+    scale_fuses: bytes per element of this that torch.compile spares, because the kernel that makes
+        the tensor finds its largest value; not where that kernel is a matmul or attention.
     eager_scale, eager_cast: the same kernel by kernel.
     transposed: added to `cast` on GPUs that multiply fp8 only along rows (Ada, Hopper).
     padding: moved per element to pad the groups of grouped products, and again to unpad their
@@ -78,12 +82,16 @@ class Recipe:
     forward: bool = True
     input_grad: bool = True
     weight_grad: bool = True
+    gradients_as: str = ""
+    rescaled: float = 0.0
+    eager_rescaled: float = 0.0
     experts: str
     experts_alone: bool = False
     dense_only: bool = False
     bf16_layers: float = 0.0
     scale: Operands = NOTHING
     cast: Operands = NOTHING
+    scale_fuses: Operands = NOTHING
     eager_scale: Operands = NOTHING
     eager_cast: Operands = NOTHING
     transposed: Operands = NOTHING

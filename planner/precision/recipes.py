@@ -39,6 +39,9 @@ _FP16 = Recipe(name="fp16", peak="fp16", gain_key="gemm_bf16", experts="")
 _TENSORWISE = Recipe(
     name="float8-tensorwise", peak="fp8", gain_key="gemm_fp8", experts="float8-rowwise",
     scale=Operands(2, 2, 2), cast=Operands(3, 3, 4, 3, 3),
+    # Inductor fuses a reduction with the pointwise kernel before it (torchao's own count of bytes,
+    # testing/training/roofline_utils.py, fuse_with_prev).
+    scale_fuses=Operands(input=2, gradient=2),
     eager_scale=Operands(EAGER_AMAX, EAGER_AMAX, 2 * EAGER_AMAX, EAGER_AMAX, EAGER_AMAX),
     eager_cast=Operands(EAGER_CAST, EAGER_CAST, 2 * EAGER_CAST + COPY, EAGER_CAST + COPY,
         EAGER_CAST + COPY),
@@ -47,11 +50,15 @@ _TENSORWISE = Recipe(
     step_amax=1, wire_bytes=1, multiple=16, rows_multiple=16, fallback_multiple=16,
     small=((4096, 1024),),
 )  # fmt: skip
+# The backward multiplies with fast accumulation off, where torch's rowwise kernel is so slow that
+# torchao calls cuBLAS's tensorwise one and scales its result (float8_ops.py addmm_float8_unwrapped;
+# compiled still a kernel of its own, torchao issue 2184). Eager, the fp32 products of the scales
+# are written and read besides.
 _ROWWISE = replace(
     _TENSORWISE, name="float8-rowwise", gain_key="gemm_fp8_rowwise", scale=Operands(2, 2, 4, 2, 2),
     cast=Operands(3, 3, 6, 3, 3),
     column_amax=Operands(gradient=1, weight_again=1), row_amax=Operands(input=1, weight=1),
-    step_amax=0, wire_bytes=2,
+    step_amax=0, wire_bytes=2, gradients_as="float8-tensorwise", rescaled=4, eager_rescaled=12,
     small=((math.inf, 2048), (1024, math.inf), (2048, 4096)),
 )  # fmt: skip
 # A weight is scaled per tensor for the gradient of its input. The weight's gradient is a 16-bit

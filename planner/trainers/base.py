@@ -99,8 +99,8 @@ class TrainerRules:
     attention: which attention kernel its releases bring, newest first.
     attention_kernels: values of the training field of that name that it can be told; "flash" and
         what the release brings are always among what it runs.
-    early_stop: recomputation is torch's non-reentrant checkpoint, which stops early; Megatron's own
-        runs the whole layer again.
+    early_stop: eager recomputation stops once backward has what it needs, as torch's non-reentrant
+        checkpoint does by default; otherwise it runs the whole layer again.
     repeats_kv_until: last release and month in which keys and values were copied to all query heads
         (repeat_kv) before attention.
     composite_norm_until: last release and month of the trainer that ran on a torch whose RMSNorm is

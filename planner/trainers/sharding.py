@@ -18,6 +18,8 @@ class Sharding:
         are reduced once a step.
     gradients_in_master_dtype: the optimizer reads gradients in `master_dtype`; otherwise in the
         dtype in which they accumulate.
+    copies_buffers: a gather arrives in one buffer and is copied out of it into the unit's weights,
+        and gradients are copied into the buffer that is reduced, both on the stream that computes.
     offloads_shards: CPU offload keeps the shards themselves on the host and copies each one as its
         unit runs; otherwise it moves the optimizer alone, which copies within its step.
     casts_shards: a rank quantises its shard before a low-precision gather.
@@ -32,6 +34,7 @@ class Sharding:
     keeps_copies: bool
     reduces_by_unit: bool
     gradients_in_master_dtype: bool
+    copies_buffers: bool
     offloads_shards: bool
     casts_shards: bool
     gathers_quantised_experts: bool
@@ -47,6 +50,7 @@ FSDP2 = Sharding(
     keeps_copies=False,
     reduces_by_unit=True,
     gradients_in_master_dtype=True,
+    copies_buffers=True,
     offloads_shards=True,
     casts_shards=True,
     gathers_quantised_experts=False,
@@ -61,6 +65,7 @@ DISTRIBUTED_OPTIMIZER = Sharding(
     keeps_copies=True,
     reduces_by_unit=False,
     gradients_in_master_dtype=False,
+    copies_buffers=False,
     offloads_shards=False,
     casts_shards=False,
     gathers_quantised_experts=True,

@@ -138,6 +138,11 @@ TORCHTITAN = TrainerRules(
             releases=Releases(since="0.3", since_day="2026-04-27"),
             fields={"chunked_loss": True, "chunks_loss": True},
         ),
+        # pull request 1580 (activation_checkpoint.early_stop, False by default); it waited for
+        # torch's 160781, merged at the end of August
+        Change(
+            releases=Releases(since="0.2.0", since_day="2025-09-01"), fields={"early_stop": False}
+        ),
         # models/llama4/infra/parallelize.py: 0.2.0 compiles the whole block with graph breaks,
         # 0.2.1 its children without dispatch and combine, 0.3 (distributed/compile.py) the whole
         # block

@@ -53,8 +53,8 @@ class Kept:
 class Recomputation:
     """How a trainer recomputes.
 
-    early_stop: recomputation ends once the last tensor that backward needs is there
-        (`needed_again`).
+    early_stop: eager recomputation ends once the last tensor that backward needs is there
+        (`needed_again`); compiled recomputation always does.
     num_layers: of the model.
     """
 
@@ -127,13 +127,12 @@ def kept(
         ],
         redone_budget,
     )
-    if recomputation.early_stop:
-        redone = redone * needed_again(ops)[:, None]
-    backward, again = (
-        most(tuple(ops), bytes_of, fused) for most in (backward_peak, recomputation_peak)
-    )
+    stops = _stops_early(batch, recomputation.early_stop)
+    redone = redone * np.where(stops, needed_again(ops)[:, None], 1.0)
+    backward = backward_peak(tuple(ops), bytes_of, fused)
+    again = recomputation_peak(tuple(ops), bytes_of, fused, stops)
     peak = np.where(kind == NONE, backward, np.maximum(backward, again))
-    peak = peak + _held_besides(ops, batch, bytes_of, fused, recomputation.early_stop)
+    peak = peak + _held_besides(ops, batch, bytes_of, fused, stops)
     last, before, first = (
         np.where(kind == SELECTIVE_LAYER, own, saved)
         for own in _by_place(period, layer_input, every, recomputation)
@@ -148,6 +147,11 @@ def kept(
         working_bytes=np.maximum(every + _passing_bytes(ops, bytes_of) - saved, 0.0),
         redone=redone,
     )
+
+
+def _stops_early(batch: LayoutBatch, early_stop: bool) -> BoolColumn:
+    """Rows whose recomputation runs no further than backward needs, (U,): compiled ones always."""
+    return np.asarray(batch.compile | early_stop)
 
 
 def _by_place(
@@ -168,7 +172,7 @@ def _held_besides(
     batch: LayoutBatch,
     bytes_of: Callable[[Tensor], FloatColumn],
     fused: BoolColumn,
-    early_stop: bool,
+    stops: BoolColumn,
 ) -> FloatColumn:
     """What a checkpoint holds through the layer's backward though backward does not read it, (U,).
 
@@ -182,13 +186,12 @@ def _held_besides(
         else np.zeros(len(batch))
     )
     held = np.where(batch.ac_kind == NONE, 0.0, bytes_of(LAYER_INPUT) - read)
-    if not early_stop:
-        return held
     never = needed_again(ops) == 0.0
     unread = [
         kept_bytes for index, kept_bytes in _kept_outputs(ops, batch, bytes_of) if never[index]
     ]
-    return np.asarray(held + np.where(batch.ac_kind == SELECTIVE_OP, in_order(unread), 0.0))
+    early = stops & (batch.ac_kind == SELECTIVE_OP)
+    return np.asarray(held + np.where(early, in_order(unread), 0.0))
 
 
 def graph_share(batch: LayoutBatch) -> FloatColumn:

@@ -205,6 +205,7 @@ def moe(model: ModelSpec, normed: Tensor, code: Code) -> tuple[Op, ...]:
             (routed_out,),
             (output,),
             held,
+            (output, output) if shared else (output,),
         ),
         *_at_border("tp_exit", bool(shared), code),
     )
@@ -279,11 +280,13 @@ def _permutation(
     reads: tuple[Tensor, ...],
     makes: tuple[Tensor, ...],
     held: tuple[Tensor, ...] = (),
+    results: tuple[Tensor, ...] = (),
 ) -> Elementwise:
     """Rows put into the experts' order or back, scaled by their scores or not.
 
     Scaling by scores in fp32 has three gradients at once in backward: the incoming one, and its
     products with score and row.
+    results: of it and of the shared expert, while that is held.
     held: what recomputation holds here besides all that it saves. Where rows are put back, their
         gradient is moved twice.
     """
@@ -306,4 +309,5 @@ def _permutation(
         workspace=(scaled,) * 3 if scaled else moved,
         casts=scaled is not None,
         forward_workspace=held,
+        forward_results=results,
     )

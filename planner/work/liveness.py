@@ -56,13 +56,20 @@ def backward_peak(
 
 
 def recomputation_peak(
-    ops: tuple[Op, ...], bytes_of: Callable[[Tensor], FloatColumn], fused: BoolColumn
+    ops: tuple[Op, ...],
+    bytes_of: Callable[[Tensor], FloatColumn],
+    fused: BoolColumn,
+    stops: BoolColumn,
 ) -> FloatColumn:
     """Most bytes alive at once while the unit's forward is repeated for its backward, (U,).
 
     They are all that it saves, its gradient and workspace.
+    stops (U,): it stops once it has what backward needs; otherwise it runs to the unit's end.
     """
-    return _most(_recomputation_instants(ops), bytes_of, fused)
+    short, whole = (
+        _most(_recomputation_instants(ops, runs_on), bytes_of, fused) for runs_on in (False, True)
+    )
+    return np.where(stops, short, whole)
 
 
 def _most(
@@ -85,12 +92,17 @@ def _backward_instants(ops: tuple[Op, ...]) -> tuple[tuple[Tensor, ...], FloatCo
 
 
 @lru_cache(maxsize=512)
-def _recomputation_instants(ops: tuple[Op, ...]) -> tuple[tuple[Tensor, ...], FloatColumn]:
+def _recomputation_instants(
+    ops: tuple[Op, ...], runs_on: bool
+) -> tuple[tuple[Tensor, ...], FloatColumn]:
     last = next(op for op in reversed(ops) if _results(op))
     always = Counter(_size(tensor) for tensor in (*saved_tensors(ops).values(), *_results(last)))
     return _table(
         [
-            always + Counter(_size(t) for t in op.forward_workspace)
+            always
+            + Counter(
+                _size(t) for t in (*op.forward_workspace, *(op.forward_results if runs_on else ()))
+            )
             for op in ops
             if isinstance(op, Elementwise)
         ]

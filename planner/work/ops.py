@@ -87,6 +87,7 @@ class Elementwise:
     workspace: gradients between its own eager kernels.
     casts: these replace the incoming gradient, which is free by then.
     forward_workspace: what recomputation holds when it comes here, besides all that it saves.
+    forward_results: what it holds besides where it runs on to the layer's end.
     """
 
     name: str
@@ -108,6 +109,7 @@ class Elementwise:
     waits: int = 0
     compiles: bool = True
     forward_workspace: tuple[Tensor, ...] = ()
+    forward_results: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,14 +46,18 @@ def apply(model: Transformer, mode: str, model_experts: int) -> None:
         assert isinstance(layer, Block)
         if kind == "selective-attention":
             core = layer.attention.get_submodule("core")
-            layer.attention.core = checkpoint_wrapper(core, preserve_rng_state=False)
+            layer.attention.core = checkpoint_wrapper(
+                core, preserve_rng_state=False, early_stop=False
+            )
         elif kind == "selective-op":
             context = op_contexts(model.spec.hidden_size, model_experts)
             model.layers[name] = checkpoint_wrapper(
-                layer, context_fn=context, preserve_rng_state=False
+                layer, context_fn=context, preserve_rng_state=False, early_stop=False
             )
         elif kind == "full" or (int(name) + 1) % int(number) == 0:
-            model.layers[name] = checkpoint_wrapper(layer, preserve_rng_state=False)
+            model.layers[name] = checkpoint_wrapper(
+                layer, preserve_rng_state=False, early_stop=False
+            )
 
 
 def op_contexts(hidden: int, num_experts: int) -> Callable[[], tuple[Any, Any]]:

@@ -9,6 +9,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -16,8 +17,10 @@ from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.columns import LayoutBatch
+from planner.cost.data_parallel.sharding import unit_shards
 from planner.cost.memory.peak import PeakMemory
 from planner.trainers.registry import resolve_layout
 from planner.work.pieces import LOSS_CHUNKS
@@ -55,7 +58,9 @@ def checkpointed(layer: nn.Module, ac: str, index: int) -> nn.Module:
     if ac == "none" or (ac.startswith("selective-layer-") and index % int(ac.rsplit("-", 1)[1])):
         return layer
     context = {"context_fn": selective_op} if ac == "selective-op" else {}
-    wrapped: nn.Module = checkpoint_wrapper(layer, preserve_rng_state=False, **context)
+    wrapped: nn.Module = checkpoint_wrapper(
+        layer, preserve_rng_state=False, early_stop=False, **context
+    )
     return wrapped
 
 
@@ -223,3 +228,44 @@ def test_peak_in_single_precision(world: int, ac: str) -> None:
     )
     seen = torch_peak(sizes, ac, 1, layout)
     assert our_peak(sizes, world, ac, 1, layout) == pytest.approx(seen, rel=0.02), sizes
+
+
+class BufferCopies(TorchDispatchMode):
+    """Bytes that FSDP reads and writes between its units' tensors and its buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gathered = self.reduced = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function == torch.ops.fsdp.split_with_sizes_copy.default:
+            self.gathered += 2 * args[0].nbytes
+        elif function == torch.ops.fsdp.chunk_cat.default:
+            self.reduced += sum(grad.nbytes for grad in args[0]) + kwargs["out"].nbytes
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("reduce_dtype", ["float32", "bfloat16"])
+def test_copies_out_of_and_into_buffers_are_those_that_fsdp_makes(
+    world: int, reduce_dtype: str
+) -> None:
+    layout = {"zero_stage": 2, "param_dtype": "bfloat16", "reduce_dtype": reduce_dtype}
+    sizes = drawn(7)
+    mesh = init_device_mesh("cpu", (world,))
+    model = sharded(Model(sizes), mesh, "none", layout)
+    ids = torch.zeros(sizes.batch, sizes.seq, dtype=torch.int64)
+    run_step(model, ids)
+    with BufferCopies() as seen:
+        run_step(model, ids)
+    p = pricer(sizes, world, global_batch_size=sizes.batch * world)
+    given = {"micro_batch_size": sizes.batch, **layout}
+    batch = LayoutBatch.from_layouts([resolve_layout(given, trainer="torchtitan", num_gpus=world)])
+    shards = unit_shards(batch, p.optimizer_step, p.fabric, p.profile, p.cluster.rank_order)
+    counts = np.array([*(count for _, count in p.model.distinct_layers()), 1, 1])
+    ours = [
+        (counts * seconds[:, 0]).sum() * p.device.memory_rate
+        for seconds in (shards.gather_copy_seconds, shards.scatter_copy_seconds)
+    ]
+    assert ours == pytest.approx([seen.gathered, seen.reduced], rel=0.02)

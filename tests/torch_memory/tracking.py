@@ -62,7 +62,9 @@ def run_layer(layer: Callable[..., Tensor], ac: str, index: int) -> Callable[...
     """The layer under an AC mode of the planner; index counts from 1, as TorchTitan's every-Nth
     rule does.
     """
-    whole = partial(checkpoint, layer, use_reentrant=False, preserve_rng_state=False)
+    whole = partial(
+        checkpoint, layer, use_reentrant=False, preserve_rng_state=False, early_stop=False
+    )
     if ac == "full" or (
         ac.startswith("selective-layer-") and index % int(ac.rsplit("-", 1)[1]) == 0
     ):

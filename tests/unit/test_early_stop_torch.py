@@ -4,6 +4,7 @@ relies on it.
 
 import pytest
 
+from planner.trainers.registry import TRAINERS
 from tests.conftest import needed
 
 torch = needed("torch")
@@ -12,7 +13,7 @@ pytestmark = pytest.mark.torch
 HIDDEN, FFN, ROWS = 16, 64, 8
 
 
-def matmuls(use_reentrant: bool) -> int:
+def matmuls(use_reentrant: bool, **options: bool) -> int:
     """Products of one forward and backward of a checkpointed residual MLP block whose layers each
     keep only their input.
     """
@@ -31,7 +32,7 @@ def matmuls(use_reentrant: bool) -> int:
     x = torch.randn(ROWS, HIDDEN, requires_grad=True)
     with Counter():
         checkpoint(
-            lambda y: y + down(torch.relu(up(y))), x, use_reentrant=use_reentrant
+            lambda y: y + down(torch.relu(up(y))), x, use_reentrant=use_reentrant, **options
         ).sum().backward()
     return count
 
@@ -39,6 +40,13 @@ def matmuls(use_reentrant: bool) -> int:
 def test_the_non_reentrant_form_stops_before_the_last_product() -> None:
     forward, backward = 2, 4
     assert matmuls(use_reentrant=False) == forward + backward + 1
+
+
+def test_torchtitan_asks_it_to_run_on() -> None:
+    """As 0.2 does by default (activation_checkpoint.early_stop)."""
+    assert matmuls(use_reentrant=False, early_stop=False) == 2 + 4 + 2
+    titan = TRAINERS["torchtitan"]
+    assert [titan.at(titan.release(v)).early_stop for v in ("0.1.0", "0.2.2")] == [True, False]
 
 
 def test_the_reentrant_form_runs_the_whole_layer_again() -> None:

@@ -33,6 +33,8 @@ def columns(
         "gather": gather,
         "scatter": scatter,
         "replicate": replicate,
+        "gather_copy": 0.0,
+        "scatter_copy": 0.0,
     }
     return UnitColumns(**{name: np.full((3, 1), value) for name, value in given.items()})
 
@@ -294,3 +296,27 @@ def test_ulysses_exchanges_its_own_tokens_of_queries_keys_values_and_outputs() -
 
 def test_one_rank_passes_nothing_on() -> None:
     assert context("allgather", cp=1)[1] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("layout", "gathers", "reductions"),
+    [
+        ({"dp_shard": 64, "zero_stage": 3}, 2.0, 1.0),
+        ({"dp_shard": 64, "zero_stage": 2}, 1.0, 1.0),
+        ({"dp_shard": 16, "pp": 4, "zero_stage": 2}, 0.25, 0.25),
+    ],
+)
+def test_copies_of_buffers_are_paid_for_every_gather_and_reduction(
+    layout: dict[str, Any], gathers: float, reductions: float
+) -> None:
+    """The head is gathered once a microbatch; a pipeline gathers and reduces once a step."""
+    microbatches, out, into = 4.0, 0.3, 0.7
+    seconds = columns(100.0, 100.0, 0.1, 0.2)
+    copied = replace(seconds, gather_copy=np.full((3, 1), out), scatter_copy=np.full((3, 1), into))
+    with_copies, without = (exposed(s, microbatches, **layout) for s in (copied, seconds))
+    head_gathers = min(gathers, 1.0)
+    expected = microbatches * (
+        out * ((LAYERS + 1) * gathers + head_gathers) + into * (LAYERS + 2) * reductions
+    )
+    assert (with_copies.fsdp - without.fsdp)[0, 0] == pytest.approx(expected, rel=1e-12)
+    assert with_copies.hidden == pytest.approx(without.hidden)

@@ -429,8 +429,8 @@ def test_every_second_layer_keeps_half_of_it_all() -> None:
 
 
 def test_recomputed_flops_of_each_mode() -> None:
-    """full: the forward of the layers but its last product (w2); selective-op: wk, wo and w3; none:
-    nothing. Megatron redoes w2 too.
+    """full: the whole forward of a layer, but for its last product (w2) where recomputation stops
+    early, as compiled and as in torchtitan 0.1; selective-op: wk, wo and w3; none: nothing.
     """
     last = 2.0 * T8 * HID * FFN
     for ac, redone in (
@@ -440,10 +440,14 @@ def test_recomputed_flops_of_each_mode() -> None:
         ("selective-layer-4", None),
     ):
         s = llama(ac=ac).stage_seconds
-        whole = s.forward_flops[0, 0] - last
+        whole = s.forward_flops[0, 0]
         expected = {"full": whole, "selective-layer-4": whole / 4}.get(ac, redone)
         assert s.recompute_flops[0, 0] == pytest.approx(expected, rel=1e-12)
         assert (s.recompute_flops[1:] == 0).all(), "embedding and head are outside checkpointing"
+    old = pricer("llama3-8b", num_gpus=8, seq_len=T8, trainer_version="0.1.0")
+    for stopped in (llama(ac="full", compile=True), price(old, ac="full")):
+        s = stopped.stage_seconds
+        assert s.recompute_flops[0, 0] == pytest.approx(s.forward_flops[0, 0] - last, rel=1e-12)
     megatron = price(
         pricer("llama3-8b", num_gpus=8, seq_len=T8, trainer="megatron"), ac="full", zero_stage=1
     ).stage_seconds

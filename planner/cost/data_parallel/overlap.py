@@ -19,6 +19,7 @@ class UnitColumns:
     forward, backward: compute of one microbatch, exposed TP, CP and EP included.
     gather: of parameters.
     scatter, replicate: reduce-scatter and replica all-reduce of gradients.
+    gather_copy, scatter_copy: copies out of and into their buffers, beside which nothing runs.
     host: None where FSDP offloads nothing.
     """
 
@@ -27,6 +28,8 @@ class UnitColumns:
     gather: FloatColumn
     scatter: FloatColumn
     replicate: FloatColumn
+    gather_copy: FloatColumn
+    scatter_copy: FloatColumn
     host: "HostCopies | None" = None
 
 
@@ -48,7 +51,7 @@ class HostCopies:
 class ExposedSeconds:
     """Seconds that a rank waits in a step, (R, N).
 
-    fsdp: for gathers and scatters.
+    fsdp: for gathers and scatters, and while it copies out of and into their buffers.
     dp: for the replica all-reduce.
     hidden: communication under compute, which nobody waits for.
     """
@@ -101,6 +104,9 @@ def _fsdp(
     Under PP (reshard never) there is one gather and one reduction a step. The reduction comes after
     the last backward, with nothing to hide it. ZeRO-3 gathers in every forward and backward.
 
+    Copies out of a gather's buffer and into that of a reduction run on the stream that computes, so
+    each gather and each reduction adds its own.
+
     With CPU offload a gather waits for its upload and a download for its reduction, each pair on a
     stream of its own. PCIe carries both directions at once, so a unit's backward hides max(network,
     upload + gather, reduction + download). The host waits while it copies gradients that are added
@@ -114,8 +120,9 @@ def _fsdp(
     reduction = s.scatter + s.replicate
     gather = s.gather if s.host is None else s.gather + s.host.upload
     last = s.scatter if s.host is None else s.scatter + s.host.download
-    regather = np.where(zero3, s.gather, np.zeros(len(batch)))
-    regather[-1] = np.where(piped, regather[-1], 0.0)
+    regathers = np.where(zero3, np.ones_like(s.gather), 0.0)
+    regathers[-1] = np.where(piped, regathers[-1], 0.0)
+    regather = regathers * s.gather
     reduced = np.where(piped, 0.0, reduction)
     busy = regather + reduced
     if s.host is not None:
@@ -140,11 +147,15 @@ def _fsdp(
         )
         + tail
     )
+    reductions = np.where(piped, 1.0, num_microbatches)
+    copies = rounds * _on_ranks(units, s.gather_copy * (1.0 + regathers)) + reductions * _on_ranks(
+        units, s.scatter_copy
+    )
     if s.host is not None:
         waits = waits + _while_the_host_waits(units, s, s.host, batch, num_microbatches, overlaps)
-    wire = rounds * _on_ranks(units, s.gather + np.where(once, 0.0, regather)) + np.where(
-        piped, 1.0, num_microbatches
-    ) * _on_ranks(units, reduction)
+    wire = rounds * _on_ranks(
+        units, s.gather + np.where(once, 0.0, regather)
+    ) + reductions * _on_ranks(units, reduction)
     piped_replicas = np.where(piped, _on_ranks(units, s.replicate), 0.0)
     replicas = np.minimum(
         waits,
@@ -152,7 +163,9 @@ def _fsdp(
     )
     replicas = np.where(piped, 0.0, replicas)
     hidden = np.maximum(0.0, wire - waits - piped_replicas)
-    return ExposedSeconds(fsdp=waits - replicas, dp=replicas + piped_replicas, hidden=hidden)
+    return ExposedSeconds(
+        fsdp=waits - replicas + copies, dp=replicas + piped_replicas, hidden=hidden
+    )
 
 
 def _while_the_host_waits(

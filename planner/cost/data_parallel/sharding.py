@@ -56,6 +56,8 @@ class UnitShards:
     scatter_seconds: reduce-scatter of its gradients there.
     replicate_seconds: all-reduce of gradient shards over dp_replicate (HSDP), or of all gradients
         (DDP).
+    gather_copy_seconds, scatter_copy_seconds: on the stream that computes, copies out of the buffer
+        of a gather, and of gradients into that of a reduction.
     upload_seconds, download_seconds: copies over PCIe of the shard and of its gradient, where FSDP
         keeps both on the host.
     accumulate_seconds: adding the gradient there.
@@ -73,6 +75,8 @@ class UnitShards:
     gather_seconds: FloatColumn
     scatter_seconds: FloatColumn
     replicate_seconds: FloatColumn
+    gather_copy_seconds: FloatColumn
+    scatter_copy_seconds: FloatColumn
     upload_seconds: FloatColumn
     download_seconds: FloatColumn
     accumulate_seconds: FloatColumn
@@ -172,6 +176,7 @@ def unit_shards(
         + _casts_of_shards(batch, parts[0][0] * quantised[0], quantised[0], step, (seconds, fsdp)),
         scatter_seconds=scatter,
         replicate_seconds=replicate,
+        **_buffer_copies(batch, (dense, expert), wires, step, rank_order),
         **_offload(batch, shard, step),
         update_seconds=step.seconds(batch, shard, low)
         + _exchange(batch, shard, step, (seconds, fsdp)),
@@ -260,6 +265,42 @@ def _casts_of_shards(
         "all-reduce", np.where((quantised > 0) & own, SCALE_BYTES, 0.0), degree, stride
     )
     return np.asarray(moved / step.device.memory_rate + counts * reductions)
+
+
+def _buffer_copies(
+    batch: LayoutBatch,
+    parameters: tuple[FloatColumn, FloatColumn],
+    wires: tuple[FloatColumn, FloatColumn],
+    step: OptimizerStep,
+    rank_order: tuple[str, ...],
+) -> dict[str, FloatColumn]:
+    """Seconds of copies between a unit's tensors and the buffers of its collectives, (K + 2, U).
+
+    A gather's buffer is read and written once more. Gradients are read in the compute dtype and
+    written in that of the reduction. Experts that are cut along their second dimension, because
+    more ranks share them than there are experts, take one more pass in each direction.
+    parameters, wires: (outside routed experts, inside); elements, and bytes of a gathered one.
+    Source: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py (foreach_all_gather_copy_out,
+    foreach_reduce); torchtitan models/llama4/infra/parallelize.py (_experts_shard_placement_fn).
+    """
+    gathered, reduced = np.zeros_like(parameters[0]), np.zeros_like(parameters[0])
+    if step.rules.sharding.copies_buffers:
+        compute = np.where(batch.param_dtype == 0, 2.0, 4.0)
+        summed = np.where(batch.reduce_dtype == 0, 2.0, 4.0)
+        for count, wire, axis in zip(parameters, wires, ("fsdp", "efsdp"), strict=True):
+            degree, _ = axes.group(axis, batch, rank_order)
+            sharded = count * ((batch.zero_stage > 0) & (degree > 1))
+            second = (
+                2.0 * compute * (degree * batch.ep > step.model.num_experts)
+                if axis == "efsdp"
+                else 0.0
+            )
+            gathered = gathered + sharded * (2.0 * wire + second)
+            reduced = reduced + sharded * (compute + summed + second)
+    return {
+        "gather_copy_seconds": step.device.moved_seconds(gathered),
+        "scatter_copy_seconds": step.device.moved_seconds(reduced),
+    }
 
 
 def _offload(batch: LayoutBatch, shard: FloatColumn, step: OptimizerStep) -> dict[str, FloatColumn]:

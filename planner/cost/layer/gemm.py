@@ -3,7 +3,7 @@
 Letters: U distinct layouts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -19,13 +19,18 @@ FORWARD, BACKWARD = ("input", "weight"), ("gradient", "weight_again", "input_aga
 
 
 def gemm_cost(
-    context: CostContext, op: Gemm, share: FloatColumn, read_before: BoolColumn
+    context: CostContext,
+    op: Gemm,
+    share: FloatColumn,
+    read_before: BoolColumn,
+    fuses: Collection[str] = (),
 ) -> OpCost:
     """Cost of a linear layer's three GEMMs, each in the precision that its recipe says.
 
     Forward r x d x c, input gradient r x c x d, weight gradient d x r x c.
     share: of the layers in which the recipe quantises this GEMM.
     read_before: an earlier operation has quantised the same tensor.
+    fuses: operands ("input", "gradient") that pointwise kernels make.
     """
     r, c, d, b = shape = tuple(
         context.product(dims) for dims in (op.rows, op.cols, op.depth, op.batch)
@@ -47,18 +52,20 @@ def gemm_cost(
     q, seconds = context.quantises(op), {}
     does = {name: share * q.products[name] for name in gemms}
     for name, sizes in gemms.items():
-        low = _product_seconds(
-            context, op, name, sizes, np.where(does[name] > 0, q.precision, high)
-        )
+        code = q.precision if name == "forward" else q.gradient_precision
+        low = _product_seconds(context, op, name, sizes, np.where(does[name] > 0, code, high))
+        if name != "forward":
+            low = low + context.device.moved_seconds(
+                np.where(does[name] > 0, q.rescaled, 0.0) * b * sizes[0] * sizes[1]
+            )
         mixed = bool(((does[name] > 0) & (does[name] < 1)).any())
         seconds[name] = (
             does[name] * low + (1.0 - does[name]) * _product_seconds(context, op, name, sizes, high)
             if mixed
             else low
         )
-    return _quantised_cost(
-        context, op, does, shape, seconds, np.where(q.shared & read_before, 0.0, 1.0)
-    )
+    first = np.where(q.shared & read_before, 0.0, 1.0)
+    return _quantised_cost(context, op, does, shape, seconds, first, fuses)
 
 
 def _quantised_cost(
@@ -68,6 +75,7 @@ def _quantised_cost(
     shape: tuple[FloatColumn, ...],
     seconds: Mapping[str, FloatColumn],
     first: FloatColumn,
+    fuses: Collection[str],
 ) -> OpCost:
     """Cost of a layer's GEMMs with quantised operands.
 
@@ -75,6 +83,7 @@ def _quantised_cost(
     does: share of the layers in which each GEMM is quantised.
     shape: (r, c, d, b).
     first: 1 where the input is quantised here.
+    fuses: see `gemm_cost`.
     """
     q, (r, c, d, b) = context.quantises(op), shape
     inputs, weights = b * r * d, b * d * c
@@ -93,7 +102,9 @@ def _quantised_cost(
     }
     casts = {
         name: (
-            q.moves.get(name, zero) * quantised[name] + q.turned.get(name, zero) * elements[name]
+            (q.moves.get(name, zero) - (q.spared.get(name, zero) if name in fuses else 0.0))
+            * quantised[name]
+            + q.turned.get(name, zero) * elements[name]
         )
         / context.device.memory_rate
         for name in q.moves.keys() | q.turned.keys()
@@ -140,7 +151,7 @@ def _product_seconds(
     groups = context.product(op.batch)
     if op.role != "expert":
         return context.device.gemm_seconds(*sizes, groups, precision)
-    return context.device.grouped_gemm_seconds(
+    return context.device.profile.experts * context.device.grouped_gemm_seconds(
         *sizes,
         groups,
         precision,

@@ -23,7 +23,16 @@ from planner.work.quantised import QuantisedModel
 TRANSPOSING = ("ada", "hopper", "rtx-blackwell")
 WEIGHTS = ("weight", "weight_again")
 PRODUCTS = ("forward", "input_grad", "weight_grad")
-PARTS = ("scale", "cast", "transposed", "eager_scale", "eager_cast", "column_amax", "row_amax")
+PARTS = (
+    "scale",
+    "cast",
+    "scale_fuses",
+    "transposed",
+    "eager_scale",
+    "eager_cast",
+    "column_amax",
+    "row_amax",
+)
 GATHERED = {"input": "tp_wire_bytes", "gradient": "tp_gradient_wire_bytes"}
 
 
@@ -32,9 +41,13 @@ class Quantisation:
     """Columns of one batch under one trainer's recipes, for linear layers or for routed experts.
 
     precision: row of the recipes and of the device's rates.
+    gradient_precision: the same for the two backward products.
+    rescaled: bytes moved per element of these to scale them afterwards.
     low: whether anything computes in fewer than 16 bits.
     products: whether each of a layer's three GEMMs is quantised.
     moves: bytes moved per element of each operand, for scales and casts together.
+    spared: of these, bytes that are not moved where the kernel that makes the operand is compiled
+        and finds its scale.
     turned: the same for transposed copies.
     shard: share of an operand that is quantised where TP gathers it. It is one rank's share if the
         operand is gathered quantised.
@@ -46,9 +59,12 @@ class Quantisation:
 
     model: QuantisedModel
     precision: IntColumn
+    gradient_precision: IntColumn
+    rescaled: FloatColumn
     low: BoolColumn
     products: Mapping[str, FloatColumn]
     moves: Mapping[str, FloatColumn]
+    spared: Mapping[str, FloatColumn]
     turned: Mapping[str, FloatColumn]
     shard: Mapping[str, FloatColumn]
     column_amax: Mapping[str, FloatColumn]
@@ -70,6 +86,7 @@ class Quantisation:
         arrive = _weights_arrive_quantised(batch, recipes)
         found: dict[str, dict[str, FloatColumn]] = {
             "moves": {},
+            "spared": {},
             "turned": {},
             "column_amax": {},
             "row_amax": {},
@@ -81,6 +98,9 @@ class Quantisation:
         return cls(
             model=model,
             precision=codes,
+            gradient_precision=_gradients_as(recipes)[codes],
+            rescaled=low
+            * np.where(fused, *(column(f, codes, recipes) for f in ("rescaled", "eager_rescaled"))),
             low=low,
             **found,
             kernels=low * np.where(fused, *(t[codes] for t in _kernels(recipes))),
@@ -101,7 +121,7 @@ class Quantisation:
     ) -> "Quantisation":
         """Columns for routed experts, by the recipe of grouped GEMMs.
 
-        Their weights are gathered in 16 bits.
+        Their weights are gathered in 16 bits, and their backward has grouped kernels of its own.
         """
         recipes, high = model.recipes, PRECISIONS.names.index("bf16")
         own = np.array(
@@ -114,11 +134,14 @@ class Quantisation:
             batch.pp * batch.cp > 1
         )
         codes = np.where(refused, high, own)
-        return cls.build(
+        built = cls.build(
             replace(batch, precision=codes, float8_all_gather=np.zeros_like(batch.compile)),
             model,
             fused,
             device,
+        )
+        return replace(
+            built, gradient_precision=built.precision, rescaled=np.zeros_like(built.rescaled)
         )
 
     @property
@@ -159,10 +182,17 @@ def _tables(
         compiled, turned = parts["scale"] + parts["cast"], float(transposing) * parts["transposed"]
         eager = parts["eager_scale"] + parts["eager_cast"]
         found["moves", operand] = compiled, np.where(eager > 0, eager, compiled)
+        found["spared", operand] = parts["scale_fuses"], np.zeros(len(every))
         found["turned", operand] = turned, np.where(eager > 0, 0.0, turned)
         for name in ("column_amax", "row_amax"):
             found[name, operand] = parts[name], parts[name]
     return {key: pair for key, pair in found.items() if pair[0].any() or pair[1].any()}
+
+
+@lru_cache(maxsize=64)
+def _gradients_as(recipes: tuple[Recipe, ...]) -> IntColumn:
+    names = [recipe.gradients_as or recipe.name for recipe in recipes]
+    return np.array([PRECISIONS.names.index(name) for name in names])
 
 
 @lru_cache(maxsize=64)

@@ -15,7 +15,7 @@ from planner.columns import BoolColumn, FloatColumn, LayoutBatch, in_order
 from planner.cost.layer.context import AXES, CostContext, OpCost, cost
 from planner.cost.layer.exchange import exchange_cost, under_shared_experts
 from planner.cost.layer.gemm import amax_seconds, gemm_cost, kept_weights_bytes
-from planner.cost.layer.host_time import host_time
+from planner.cost.layer.host_time import ROUTED, host_time
 from planner.cost.layer.tp_hidden import Cover, covers, hidden_seconds, hidden_shares
 from planner.cost.layer.weight_grads import held_bytes, redone_seconds
 from planner.cost.machine.device import SINGLE, Device
@@ -245,7 +245,8 @@ def _layer(
     costs = _op_costs(context, ops, model)
     forward = np.array([c.forward for c in costs])
     if any(not isinstance(op, Collective) and op.saves for op in ops):
-        again = Recomputation(context.rules.early_stop, model.num_hidden_layers)
+        release = context.rules.at(training_release(context.training))
+        again = Recomputation(release.early_stop, model.num_hidden_layers)
         keeps = kept(ops, context.batch, context.bytes_of, forward, context.fused, again)
         weights, stays = kept_weights_bytes(context, ops), graph_share(context.batch)
         saved, transient = (
@@ -294,16 +295,25 @@ def _layer(
 def _op_costs(context: CostContext, ops: Sequence[Op], model: ModelSpec) -> list[OpCost]:
     """Costs of operations in order.
 
-    Fused kernels quantise a tensor that several layers read only once, for the first of them.
+    Fused kernels quantise a tensor that several layers read only once, for the first of them. What
+    is neither read nor made by attention comes from a pointwise kernel.
     """
     gemms: dict[str, OpCost] = {}
     read: dict[str, BoolColumn] = {}
+    beside_attention = {
+        name
+        for op in ops
+        if isinstance(op, Attention)
+        for name in (op.output.name, *(tensor.name for tensor in op.reads))
+    }
     for op in ops:
         if isinstance(op, Gemm):
             share = context.quantises(op).share(op)
             source = op.saves[0].name
             before = read.get(source, np.zeros(len(share), dtype=np.bool_))
-            gemms[op.name] = gemm_cost(context, op, share, before)
+            ends = {"input": source, "gradient": op.output.name}
+            fuses = {end for end, name in ends.items() if name not in beside_attention}
+            gemms[op.name] = gemm_cost(context, op, share, before, fuses)
             read[source] = before | (share > 0)
     beside = covers(ops, gemms, len(context.batch)) if context.tp_hidden else {}
     costs = [
@@ -403,6 +413,7 @@ def _elementwise_cost(context: CostContext, op: Elementwise) -> OpCost:
         context.product(op.dims)
         * context.width_bytes(op.width)
         * context.device.profile.elementwise
+        * (context.device.profile.experts if op.dims[0] in ROUTED else 1.0)
     )
     fused = context.fused & (op.compiles | context.rules.fused_kernels)
     runs = (one > 0).astype(np.float64)
