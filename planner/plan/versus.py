@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 
 from planner.calibration.correlated import CorrelatedErrors
-from planner.calibration.intervals import time_spread
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.errors import Fault
@@ -17,7 +16,7 @@ from planner.intake.current import Current, read_again
 from planner.intake.trainer_files.canonical import canonical, really_changed
 from planner.intake.trainer_files.rewrite import Rewritten, rewrite
 from planner.plan.explain import difference
-from planner.search.choice.preference import MOST_GIVEN_UP, SURE, Weighed, difference_sd
+from planner.search.choice.preference import MOST_GIVEN_UP, SURE, difference_sd, spread_within_stack
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import Estimate, Violation
 from planner.specs.job import Job
@@ -90,10 +89,9 @@ def versus_current(
 def _gain_sd(pricer: Pricer, layout: Layout, winner: Layout) -> float:
     """Standard deviation of log(current step / winner's step), as in the choice of number 1."""
     batch = LayoutBatch.from_layouts([layout, winner])
-    errors = CorrelatedErrors.of(
-        batch, time_spread(pricer, batch, pricer.price(batch)), pricer.training.global_batch_size
-    )
-    return float(difference_sd(errors, Weighed.of(batch, pricer), 1)[0])
+    spread = spread_within_stack(pricer, batch)
+    errors = CorrelatedErrors.of(batch, spread, pricer.training.global_batch_size)
+    return float(difference_sd(errors, 1)[0])
 
 
 def _tells_apart(times: float, sd: float) -> bool:

@@ -11,22 +11,27 @@ import pytest
 
 from planner.calibration.basis import unmeasured
 from planner.calibration.correlated import CorrelatedErrors
-from planner.calibration.intervals import TimeSpread
+from planner.calibration.intervals import TimeSpread, time_spread
 from planner.calibration.mechanisms import MECHANISMS, WEIGHTY, points, used_by
 from planner.columns import LayoutBatch
+from planner.cost.machine.knobs import Calibration
 from planner.cost.machine.shipped import shipped_calibration
+from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
 from planner.ports import Ports
 from planner.search.choice import preference
 from planner.search.choice.preference import (
     MOST_GIVEN_UP,
+    RISK,
     UNPROVEN,
     WORTH,
     Weighed,
     difference_sd,
     leaders,
     prefer,
+    spread_within_stack,
+    widest_group,
 )
 from planner.specs.layout import Layout
 from planner.specs.plan import Plan
@@ -40,14 +45,20 @@ NODE = read_job(
     }
 )
 PLAIN = {"dp_shard": 8, "ac": "none"}
-PIPED = {"dp_shard": 4, "pp": 2, "ac": "none"}
+PIPED_ALONE = {"dp_shard": 4, "pp": 2}
+PIPED = PIPED_ALONE | {"ac": "none"}
 BUDGET = {"dp_shard": 8, "ac": "memory-budget-0.5", "compile": True}
-ALL_BUT_BUDGETS = replace(
-    shipped_calibration(),
-    seen=frozenset(
-        ("torchtitan", "hopper", one.name) for one in MECHANISMS if one.name != "ac memory-budget"
-    ),
-)
+
+
+def all_but(*lacking: str) -> Calibration:
+    """A calibration whose runs used every mechanism except these."""
+    used = (one.name for one in MECHANISMS if one.name not in lacking)
+    return replace(
+        shipped_calibration(), seen=frozenset(("torchtitan", "hopper", name) for name in used)
+    )
+
+
+ALL_BUT_BUDGETS = all_but("ac memory-budget")
 
 
 def layouts(*values: dict) -> LayoutBatch:
@@ -58,21 +69,32 @@ def layout(values: dict) -> Layout:
     return resolve_layout(values, trainer="torchtitan", num_gpus=8)
 
 
-def weigh(batch: LayoutBatch) -> Weighed:
-    return Weighed(points=points(batch, NODE), unmeasured=unmeasured(batch, NODE, ALL_BUT_BUDGETS))
+def weigh(batch: LayoutBatch, calibration: Calibration) -> Weighed:
+    return Weighed(points=points(batch, NODE), unmeasured=unmeasured(batch, NODE, calibration))
+
+
+def errors(batch: LayoutBatch, calibration: Calibration | None = None) -> CorrelatedErrors:
+    """Of these layouts of one node."""
+    pricer = Pricer.build(NODE.model, NODE.cluster, NODE.training, calibration)
+    return CorrelatedErrors.of(batch, spread_within_stack(pricer, batch), 64)
 
 
 def chosen(
-    values: list[dict], seconds: list[float], oom: list[float] | None = None, own: float = 0.06
+    values: list[dict],
+    seconds: list[float],
+    oom: list[float] | None = None,
+    own: float = 0.06,
+    calibration: Calibration = ALL_BUT_BUDGETS,
 ) -> int:
     """The place of the layout that comes first."""
     batch = layouts(*values)
-    weighed = weigh(batch)
+    weighed = weigh(batch, calibration)
     expected = weighed.expected(np.array(seconds), np.array(oom or [0.0] * len(seconds)))
 
     def spread_of(near: np.ndarray) -> TimeSpread:
         count = len(near)
-        return TimeSpread(loadings=np.zeros((1, count)), own_sd=np.full(count, own))
+        unproven = UNPROVEN * weighed.unmeasured[near].T
+        return TimeSpread(loadings=unproven, own_sd=np.full(count, own))
 
     return prefer(batch, weighed, expected, 64, spread_of)
 
@@ -85,18 +107,19 @@ def test_the_faster_comes_first_where_nothing_else_differs() -> None:
 
 
 def test_a_pipeline_that_gains_less_than_it_must_bring_stands_back() -> None:
-    gain = WORTH * 2 - 0.005
+    """Half a point less is as much: its groups are narrower."""
+    gain = WORTH * 1.5 - 0.001
     assert chosen([PLAIN, PIPED], [10.0, 10.0 * np.exp(-gain)]) == 0
 
 
 def test_a_pipeline_that_brings_enough_comes_first() -> None:
-    gain = WORTH * 2 + 0.005
+    gain = WORTH * 1.5 + 0.001
     assert chosen([PLAIN, PIPED], [10.0, 10.0 * np.exp(-gain)]) == 1
 
 
 def test_what_can_be_told_apart_is_not_given_up() -> None:
     """The same gain, once from a model that hardly errs."""
-    gain = WORTH * 2 - 0.005
+    gain = WORTH * 1.5 - 0.001
     assert chosen([PLAIN, PIPED], [10.0, 10.0 * np.exp(-gain)], own=0.005) == 1
 
 
@@ -115,27 +138,67 @@ def test_nobody_gives_up_more_than_the_limit_for_simplicity() -> None:
 
 
 def test_the_risk_of_running_out_of_memory_is_lost_throughput() -> None:
+    """Twice: the run that dies, and what passes until another one runs."""
     safe, tight = PLAIN, PLAIN | {"zero_stage": 2}
-    assert chosen([safe, tight], [10.0, 9.8], [0.0, 0.01]) == 1
-    assert chosen([safe, tight], [10.0, 9.8], [0.0, 0.04]) == 0
+    gain = RISK * 0.015
+    assert chosen([safe, tight], [10.0, 10.0 * np.exp(-gain - 0.001)], [0.0, 0.015]) == 1
+    assert chosen([safe, tight], [10.0, 10.0 * np.exp(-gain + 0.001)], [0.0, 0.015]) == 0
+    assert pytest.approx(WORTH) == 0.01 * RISK
+
+
+def test_of_equals_the_one_with_the_narrowest_groups_comes_first() -> None:
+    """Less than half a point apart is equal; a longer pipeline has as many points."""
+    short, long = PIPED | {"zero_stage": 2}, PIPED | {"dp_shard": 2, "pp": 4, "zero_stage": 2}
+    assert widest_group(layouts(short, long)).tolist() == [2, 4]
+    assert np.ptp(points(layouts(short, long), NODE)) == 0
+    half = WORTH / 2.0
+    assert chosen([long, short], [10.0 * np.exp(-half + 0.001), 10.0]) == 1
+    assert chosen([long, short], [10.0 * np.exp(-half - 0.001), 10.0]) == 0
+    assert chosen([long, short], [10.0 * np.exp(-half + 0.001), 10.0], own=0.005) == 0
+
+
+def test_among_equals_with_groups_as_wide_the_lowest_value_comes_first() -> None:
+    assert chosen([PLAIN, PLAIN | {"ac": "full"}], [10.0, 9.999]) == 1
+    assert chosen([PLAIN, PLAIN | {"ac": "full"}], [9.999, 10.0]) == 0
+
+
+def test_a_group_is_as_wide_as_what_keeps_in_step() -> None:
+    """Whoever meets once a step does not."""
+    for wide, values in {
+        8: {"dp_shard": 8},
+        4: {"dp_shard": 4, "pp": 2, "zero_stage": 3},
+        2: {"dp_shard": 4, "pp": 2, "zero_stage": 2},
+        1: {"dp_shard": 8, "zero_stage": 1},
+    }.items():
+        assert widest_group(layouts(values)).tolist() == [wide]
+    assert widest_group(layouts({"dp_shard": 2, "cp": 4})).tolist() == [8]
+    assert widest_group(layouts({"dp_shard": 2, "tp": 4})).tolist() == [4]
+    assert widest_group(layouts({"dp_shard": 8, "zero_stage": 1, "ep": 4})).tolist() == [4]
 
 
 def test_what_nobody_measured_has_to_bring_more_than_its_own_doubt() -> None:
-    full = PLAIN | {"ac": "full", "compile": True}
-    batch = layouts(full, BUDGET)
-    spread = TimeSpread(loadings=np.zeros((1, 2)), own_sd=np.full(2, 0.06))
-    doubt = difference_sd(CorrelatedErrors.of(batch, spread, 64), weigh(batch), 0)[1]
-    gain = float(UNPROVEN + max(doubt, WORTH * 2))
-    assert chosen([full, BUDGET], [10.0, 10.0 * np.exp(-gain + 0.001)]) == 0
-    assert chosen([full, BUDGET], [10.0, 10.0 * np.exp(-gain - 0.001)]) == 1
+    """With as many points as the best measured one, which is a pipeline here."""
+    piped = PIPED | {"compile": True}
+    assert np.ptp(points(layouts(piped, BUDGET), NODE)) == 0
+    gain = 2.0 * UNPROVEN  # what is lost of it, and what is in doubt
+    assert chosen([piped, BUDGET], [10.0, 10.0 * np.exp(-gain + 0.001)]) == 0
+    assert chosen([piped, BUDGET], [10.0, 10.0 * np.exp(-gain - 0.001)]) == 1
 
 
-def test_doubt_is_no_reason_to_stay_with_5_percent() -> None:
-    """Where the model hardly knows, no small gain of an unmeasured mechanism is real."""
-    full = PLAIN | {"ac": "full", "compile": True}
-    gain = UNPROVEN + MOST_GIVEN_UP + 0.02
-    assert chosen([full, BUDGET], [10.0, 10.0 * np.exp(-gain)], own=0.01) == 1
-    assert chosen([full, BUDGET], [10.0, 10.0 * np.exp(-gain)], own=0.3) == 0
+def test_the_doubt_of_two_unmeasured_mechanisms_is_larger_by_the_root_of_two() -> None:
+    piped, both = PIPED | {"compile": True}, BUDGET | {"dp_replicate": 2, "dp_shard": 4}
+    lacking = all_but("ac memory-budget", "hsdp")
+    for gain, place in ((1.3 * UNPROVEN, 0), (1.5 * UNPROVEN, 1)):
+        seconds = [10.0, 10.0 * np.exp(-2.0 * UNPROVEN - gain)]
+        assert chosen([piped, both], seconds, calibration=lacking) == place
+
+
+def test_what_errs_both_ways_keeps_nothing_back() -> None:
+    """How far any two layouts err against each other is no doubt of the unmeasured one's own."""
+    piped = PIPED | {"compile": True}
+    gain = 2.0 * UNPROVEN + 0.005
+    for own in (0.01, 0.06, 0.3):
+        assert chosen([piped, BUDGET], [10.0, 10.0 * np.exp(-gain)], own=own) == 1
 
 
 def test_what_all_candidates_rest_on_keeps_none_back() -> None:
@@ -149,21 +212,49 @@ def test_leaders_are_the_best_of_each_number_of_points() -> None:
 
 
 def test_near_twins_are_told_apart_sooner_than_strangers() -> None:
-    batch = layouts(BUDGET, BUDGET | {"ac": "memory-budget-0.52"}, PIPED)
-    spread = TimeSpread(loadings=np.zeros((1, 3)), own_sd=np.full(3, 0.06))
-    weighed = weigh(batch)
-    sd = difference_sd(CorrelatedErrors.of(batch, spread, 64), weighed, 0)
+    """With the shipped calibration: budgets of one layout by 1%, a pipeline by less than 5%."""
+    batch = layouts(BUDGET, BUDGET | {"ac": "memory-budget-0.52"}, BUDGET | PIPED_ALONE)
+    sd = difference_sd(errors(batch), 0)
     assert sd[0] == 0.0
-    assert sd[1] < 0.015 < 0.04 < sd[2]
+    assert sd[1] < 0.01 < 0.02 < sd[2] < 0.05
+
+
+def test_layouts_of_a_stack_differ_by_what_its_runs_scatter_by() -> None:
+    """Each alone is off by more, and by more yet where nobody measured."""
+    shipped = shipped_calibration()
+    batch = layouts(PLAIN, PIPED, BUDGET)
+    pricer = Pricer.build(NODE.model, NODE.cluster, NODE.training, shipped)
+    among, alone = (
+        spread_within_stack(pricer, batch),
+        time_spread(pricer, batch, pricer.price(batch)),
+    )
+    rest = shipped.directions("torchtitan", "hopper")[1]
+    assert among.own_sd == pytest.approx(np.sqrt(rest + shipped.own_run_sd**2))
+    assert shipped.own_run_sd < shipped.run_sd
+    assert np.all(among.own_sd < alone.own_sd)
+
+
+def test_what_all_layouts_of_a_job_share_keeps_none_of_them_apart() -> None:
+    """A cluster larger than any measured one widens each estimate, not their difference."""
+    batch = layouts(PLAIN | {"dp_shard": 8}, PLAIN | {"zero_stage": 2})
+    here, large = (
+        spread_within_stack(
+            Pricer.build(NODE.model, NODE.cluster.with_num_gpus(count), NODE.training), batch
+        )
+        for count in (8, 16_384)
+    )
+    assert here.own_sd == pytest.approx(large.own_sd)
 
 
 def test_what_only_one_of_two_rests_on_unmeasured_keeps_them_from_being_told_apart() -> None:
-    batch = layouts(PLAIN | {"ac": "full", "compile": True}, BUDGET, BUDGET | {"zero_stage": 2})
-    spread = TimeSpread(loadings=np.zeros((1, 3)), own_sd=np.full(3, 1e-6))
-    weighed = weigh(batch)
-    errors = CorrelatedErrors.of(batch, spread, 64)
-    assert difference_sd(errors, weighed, 0) == pytest.approx([0.0, UNPROVEN, UNPROVEN], abs=1e-5)
-    assert difference_sd(errors, weighed, 1) == pytest.approx([UNPROVEN, 0.0, 0.0], abs=1e-5)
+    full = PLAIN | {"ac": "full", "compile": True}
+    batch = layouts(full, BUDGET, BUDGET | {"zero_stage": 2})
+    pricer = Pricer.build(NODE.model, NODE.cluster, NODE.training, ALL_BUT_BUDGETS)
+    count = Weighed.of(batch, pricer).unmeasured.shape[1]
+    unproven = spread_within_stack(pricer, batch).loadings[-count:]
+    assert np.linalg.norm(unproven, axis=0) == pytest.approx([0.0, UNPROVEN, UNPROVEN])
+    assert np.linalg.norm(unproven[:, 1] - unproven[:, 2]) == 0.0
+    assert difference_sd(errors(batch, ALL_BUT_BUDGETS), 0)[1] > UNPROVEN
 
 
 # ---- the plan ------------------------------------------------------------------------------------
@@ -269,6 +360,7 @@ def test_the_numbers_of_the_rule_are_those_of_the_decision() -> None:
         f"{WORTH:.0%}",
         f"{UNPROVEN:.0%}",
         f"{preference.SURE:g} standard deviation",
+        f"(1 - P)^{RISK:g}",
     ):
         assert value in text
     families = ("precision ", "schedule ", "dispatcher ")  # one row of the decision for many

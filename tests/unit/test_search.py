@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.calibration.intervals import oom_probability, time_spread
+from planner.calibration.intervals import oom_probability
 from planner.columns import LayoutBatch
 from planner.cost.chunks import CHUNK
 from planner.cost.price import Pricer
@@ -28,7 +28,7 @@ from planner.search import bounds as cell_bounds
 from planner.search import screen
 from planner.search.choice import pareto
 from planner.search.choice.pareto import STRUCTURE
-from planner.search.choice.preference import Weighed
+from planner.search.choice.preference import Weighed, spread_within_stack
 from planner.search.space.domains import domains_of
 from planner.search.space.enumerate import Space, build_space
 from planner.search.variations.neighbours import neighbours
@@ -334,7 +334,7 @@ def test_ranked_layouts_are_legal_fit_and_stand_in_order(shown: Plan) -> None:
         assert entry.reasons
     layouts = LayoutBatch.from_layouts([entry.layout for entry in shown.ranked])
     pricer = Pricer.build(job.model, job.cluster, job.training)
-    unsure = time_spread(pricer, layouts, pricer.price(layouts)).sd
+    unsure = spread_within_stack(pricer, layouts).sd
     oom = np.array([entry.estimate.oom_probability or 0.0 for entry in shown.ranked])
     steps = np.array([entry.estimate.step_seconds or 0.0 for entry in shown.ranked])
     expected = Weighed.of(layouts, pricer).expected(steps, oom) * np.exp(unsure**2 / 2.0)

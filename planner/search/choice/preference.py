@@ -2,32 +2,34 @@
 
 docs/decisions/0006 gives the reasons.
 
-1. Expected seconds are predicted seconds / (1 - P(out of memory)): a run that crashes has trained
-    nothing. They are UNPROVEN longer, and as much less certain, for every mechanism that no run
-    behind the calibration used: a part of an unmeasured gain will not be real.
+1. Expected seconds are predicted seconds / (1 - P(out of memory))^RISK: a run that crashes has
+    trained nothing, and somebody has to start another. They are UNPROVEN longer, and as much less
+    certain, for every mechanism that no run behind the calibration used: a part of an unmeasured
+    gain will not be real.
 2. A layout cannot be told from the best if it is slower by less than SURE deviations of
     the *difference* of the two predictions, and by less than MOST_GIVEN_UP however certain
     the model is.
-3. Of those, the one with the lowest  log(expected seconds) + WORTH x points  comes first: a
-    mechanism has to gain WORTH per point.
+3. Of those, the one with the lowest value  log(expected seconds) + WORTH x points  comes first: a
+    mechanism has to gain WORTH per point. Points are whole, so values less than half a point apart
+    are equal: of equals the one whose widest group of ranks is narrowest comes first.
 4. If that one rests on what nobody measured, it stays only if it is faster than the best layout
-    that does not by more than SURE deviations of their difference, which is its own doubt:
-    predictions of unmeasured mechanisms are wider (`calibration.basis.widening`).
+    that does not by more than SURE deviations of what its mechanisms alone leave in doubt.
 
-Errors of two layouts are correlated. What the calibration's posterior shares cancels, and so does
-most of a layout's own error if the two layouts are similar (`calibration.similarity`). Two budgets
-of one layout can be distinguished at 1%, a pipeline and plain FSDP at about 5%.
+All candidates run on one stack, so two predictions err against each other by less than each errs by
+itself (`spread_within_stack`). What the calibration's posterior shares cancels, and so does most of
+a layout's own error if the two layouts are similar (`calibration.similarity`). Two budgets of one
+layout can be distinguished at 1%, a pipeline and plain FSDP at about 5%.
 Letters: N candidates, K of them near the best.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from planner.calibration.basis import unmeasured_mechanisms, uses
 from planner.calibration.correlated import CorrelatedErrors
-from planner.calibration.intervals import TimeSpread
+from planner.calibration.intervals import TimeSpread, time_spread
 from planner.calibration.mechanisms import points
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.price import Pricer
@@ -35,6 +37,9 @@ from planner.cost.price import Pricer
 SURE = 1.0  # deviations: with a probability of five in six the one ahead is truly faster
 MOST_GIVEN_UP = 0.05  # judgement: nobody gives up more than this for a simpler launch
 WORTH = 0.02  # judgement: what a point has to gain
+# Judgement: what a run that dies of memory costs, in runs: itself, and as much until somebody has
+# found out, changed the layout and got the GPUs again. One percent of risk weighs as one point.
+RISK = 2.0
 # judgement: the share of a predicted gain that is lost if the mechanism is unmeasured
 UNPROVEN = 0.03
 PER_CLASS = 8  # candidates with equally many points that are compared
@@ -74,12 +79,12 @@ class Weighed:
         return Weighed(points=self.points[rows], unmeasured=self.unmeasured[rows])
 
     def expected(self, scores: FloatColumn, oom: FloatColumn) -> FloatColumn:
-        """Scores (seconds, dollars, joules) over the chance to finish, (N,).
+        """Scores (seconds, dollars, joules) over the chance to finish to the power of RISK, (N,).
 
         They are longer for unmeasured mechanisms.
         """
         unproven = np.exp(UNPROVEN * self.unmeasured.sum(axis=1))
-        return np.asarray(scores * unproven / np.maximum(1.0 - oom, 1e-9))
+        return np.asarray(scores * unproven / np.maximum(1.0 - oom, 1e-9) ** RISK)
 
 
 def leaders(scores: FloatColumn, points: IntColumn, count: int = PER_CLASS) -> IntColumn:
@@ -93,15 +98,42 @@ def leaders(scores: FloatColumn, points: IntColumn, count: int = PER_CLASS) -> I
     return np.asarray(order[place < count])
 
 
-def difference_sd(errors: CorrelatedErrors, weighed: Weighed, row: int) -> FloatColumn:
-    """Standard deviation of log(time of each layout / time of this one), (N,).
+def spread_within_stack(pricer: Pricer, batch: LayoutBatch) -> TimeSpread:
+    """Scales of log step seconds of N layouts of one job, for comparing them with each other.
 
-    weighed: of the same layouts.
+    They run on one stack. So a layout's own error is what the runs of one stack scatter by among
+    each other (`Calibration.own_run_sd`), not what runs of all stacks scatter by around the model.
+    What was not measured does not widen it: `basis.WIDER` is how far whole stacks were off, which
+    the layouts of a job share. An unmeasured mechanism is a direction that moves the layouts that
+    use it by UNPROVEN.
     """
+    found = time_spread(pricer, batch, pricer.price(batch))
+    trainer, family = pricer.training.trainer, pricer.cluster.gpu.family
+    _, rest = pricer.calibration.directions(trainer, family)
+    unproven = UNPROVEN * Weighed.of(batch, pricer).unmeasured.T
+    return replace(
+        found,
+        loadings=np.vstack([found.loadings, unproven]),
+        own_sd=np.full(len(batch), np.sqrt(rest + pricer.calibration.own_run_sd**2)),
+    )
+
+
+def difference_sd(errors: CorrelatedErrors, row: int) -> FloatColumn:
+    """Standard deviation of log(time of each layout / time of this one), (N,)."""
     squared = errors.variance + errors.variance[row] - 2.0 * errors.column(row)
-    unproven = (weighed.unmeasured != weighed.unmeasured[row]).sum(axis=1)
-    squared = np.maximum(squared, 0.0) + UNPROVEN**2 * unproven
-    return np.asarray(np.sqrt(squared))
+    return np.asarray(np.sqrt(np.maximum(squared, 0.0)))
+
+
+def widest_group(x: LayoutBatch) -> IntColumn:
+    """Ranks of the widest group that each layout keeps in step, (N,).
+
+    Tensor, context and pipeline ranks, those that experts are spread over, and those that the
+    weights of a microbatch are gathered from. Who meets once a step does not count: replicas, and
+    the shards of a pipeline that keeps its weights (ZeRO 1 and 2).
+    """
+    once = (x.zero_stage < 2) | ((x.zero_stage == 2) & (x.pp > 1))
+    gathered = np.where(once, 1, x.dp_shard * x.cp)
+    return np.asarray(np.max([x.tp, x.cp, x.pp, x.ep * x.etp, gathered], axis=0))
 
 
 def prefer(
@@ -123,11 +155,11 @@ def prefer(
     first, proven = simplest(expected), weighed.proven & np.isfinite(expected)
     if proven[first] or not proven.any():
         return first
-    pair = np.array([first, simplest(np.where(proven, expected, np.inf))])
-    errors = CorrelatedErrors.of(layouts.take(pair), spread_of(pair), global_batch_size)
-    mean = np.log(expected[pair]) + errors.variance / 2.0
-    doubt = SURE * difference_sd(errors, weighed.take(pair), 0)[1]
-    return int(pair[0] if mean[1] - mean[0] > doubt else pair[1])
+    measured = simplest(np.where(proven, expected, np.inf))
+    gain = np.log(expected[measured] / expected[first])
+    apart = int((weighed.unmeasured[first] != weighed.unmeasured[measured]).sum())
+    doubt = UNPROVEN * np.sqrt(apart)
+    return first if gain > SURE * doubt else measured
 
 
 def _simplest(
@@ -140,15 +172,14 @@ def _simplest(
     """Row of the simplest of those that cannot be told from the best (rules 1 to 3)."""
     near = np.flatnonzero(expected <= expected.min() * (1.0 + MOST_GIVEN_UP))
     near = near[leaders(expected[near], weighed.points[near])]
-    weighed = weighed.take(near)
-    points = weighed.points
-    spread = spread_of(near)
-    errors = CorrelatedErrors.of(layouts.take(near), spread, global_batch_size)
+    points, batch = weighed.points[near], layouts.take(near)
+    errors = CorrelatedErrors.of(batch, spread_of(near), global_batch_size)
     # A less certain prediction counts as slower: the mean of a log-normal is exp(sd^2 / 2)
     # times its median.
     mean = np.log(expected[near]) + (errors.variance - errors.variance.min()) / 2.0
     best = int(np.lexsort((points, mean))[0])
-    tolerance = np.minimum(SURE * difference_sd(errors, weighed, best), np.log1p(MOST_GIVEN_UP))
+    tolerance = np.minimum(SURE * difference_sd(errors, best), np.log1p(MOST_GIVEN_UP))
     value = np.where(mean - mean[best] <= tolerance, mean + WORTH * points, np.inf)
-    chosen = int(np.lexsort((points, np.round(value, 9)))[0])
+    unequal = value > value.min() + WORTH / 2.0
+    chosen = np.lexsort((points, np.round(value, 9), widest_group(batch), unequal))[0]
     return int(near[chosen])

@@ -10,11 +10,11 @@ import numpy as np
 
 from planner.calibration.basis import rests_on, unmeasured_mechanisms
 from planner.calibration.correlated import CorrelatedErrors
-from planner.calibration.intervals import TimeSpread, time_spread
+from planner.calibration.intervals import TimeSpread
 from planner.calibration.mechanisms import Mechanism, used_by
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.search.choice import pareto
-from planner.search.choice.preference import Weighed, difference_sd, prefer
+from planner.search.choice.preference import difference_sd, prefer, spread_within_stack
 from planner.search.one_size import OneSize, PlanCandidate
 from planner.specs.gpu import MAX_GPUS
 from planner.specs.job import Job
@@ -110,8 +110,7 @@ def _preferred(job: Job, at_size: OneSize, among: BoolColumn) -> int:
     batch = LayoutBatch.from_layouts([layout for *_, layout in at_size.candidates])
 
     def spread_of(near: IntColumn) -> TimeSpread:
-        some = batch.take(near)
-        return time_spread(at_size.pricer, some, at_size.pricer.price(some))
+        return spread_within_stack(at_size.pricer, batch.take(near))
 
     return prefer(batch, at_size.weighed, scores, job.training.global_batch_size, spread_of)
 
@@ -157,7 +156,7 @@ def _by_expectation(job: Job, choices: list[PlanCandidate]) -> list[PlanCandidat
 
 
 def deviations(choices: list[PlanCandidate]) -> TimeSpread:
-    """The uncertainty of each choice's step time, and what the choices share.
+    """The uncertainty of each choice's step time among the others, and what the choices share.
 
     The directions are the same at every size.
     """
@@ -165,7 +164,7 @@ def deviations(choices: list[PlanCandidate]) -> TimeSpread:
     for at_size in {id(choice.at_size): choice.at_size for choice in choices}.values():
         places = [place for place, choice in enumerate(choices) if choice.at_size is at_size]
         batch = LayoutBatch.from_layouts([choices[place].layout for place in places])
-        found = time_spread(at_size.pricer, batch, at_size.pricer.price(batch))
+        found = spread_within_stack(at_size.pricer, batch)
         spreads.update((place, found.take([index])) for index, place in enumerate(places))
     return TimeSpread.join([spreads[place] for place in range(len(choices))])
 
@@ -289,7 +288,7 @@ def _lacking(choice: PlanCandidate) -> tuple[Mechanism, ...]:
 def _difference_sd(job: Job, first: PlanCandidate, second: PlanCandidate) -> float:
     pair = LayoutBatch.from_layouts([first.layout, second.layout])
     errors = CorrelatedErrors.of(pair, deviations([first, second]), job.training.global_batch_size)
-    return float(difference_sd(errors, Weighed.of(pair, second.at_size.pricer), 0)[1])
+    return float(difference_sd(errors, 0)[1])
 
 
 def _statement(found: FastestOnPaper, words: str) -> str:
