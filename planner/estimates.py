@@ -338,7 +338,9 @@ def model_flops_utilisation(
 ) -> float | None:
     """TorchTitan's count of flops over the dense bf16 peak.
 
-    A GPU without bf16 counts by its fp16 peak; None where it has neither.
+    The peak is that of bf16 in every format, as in torchtitan 0.2 (components/metrics.py), so steps
+    whose products are in 8 or 4 bits may exceed 1. A GPU without bf16 counts by its fp16 peak;
+    None where it has neither.
     """
     peak = cluster.gpu.peak_flops_per_second.get("bf16") or cluster.gpu.peak_flops_per_second.get(
         "fp16"

@@ -84,6 +84,7 @@ def bar(
         TextColumn,
         TimeElapsedColumn,
     )
+    from rich.table import Column
 
     from api.cli.output import note
 
@@ -93,11 +94,16 @@ def bar(
         BarColumn(bar_width=20),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        TextColumn("{task.fields[words]}", markup=False),
+        # takes what the others leave: long words are cut, the count never is
+        TextColumn(
+            "{task.fields[words]}",
+            markup=False,
+            table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
+        ),
     )
     watched = sys.stderr.isatty()
     with Progress(
-        *columns, console=Console(stderr=True), disable=not watched, transient=True
+        *columns, console=Console(stderr=True), disable=not watched, transient=True, expand=True
     ) as shown:
         line = shown.add_task(unit, total=None, words="planning on paper")
 

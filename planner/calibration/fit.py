@@ -272,6 +272,8 @@ class Linear:
 
         scales: where to start; they are estimated too unless told otherwise.
         alike: runs of one unit count as the root of their number; otherwise all of them fully.
+
+        Without a run nothing is learnt: the unknowns are their prior, the scales those given.
         """
         kept = np.ones(len(self.measured), dtype=np.bool_) if keep is None else keep
         u, j = self.unknowns, self.derivatives[kept]
@@ -292,7 +294,7 @@ class Linear:
             x = covariance @ (j.T @ (counted * target) + u.precision @ u.mean)
             squared = (target - j @ x) ** 2 + np.einsum("rp,pq,rq->r", j, covariance, j)
             weight = student.weights(squared / run)
-            if estimate:
+            if estimate and len(target):
                 run = float((counts * weight * squared).sum() / counts.sum())
             for place, (rows, found) in enumerate(zip(u.levels, levels, strict=True)):
                 seconds = x[rows] ** 2 + np.diag(covariance)[rows]

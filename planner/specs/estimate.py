@@ -123,6 +123,7 @@ class Estimate(BaseModel):
 
     oom_probability, fits: of what a plan may use of the GPU; fits up to 5%.
     oom_probability_full_card: of all of it, without the share that `memory_fraction` keeps free.
+    mfu, hfu: over the dense bf16 peak in every format; products in 8 or 4 bits may exceed 1.
     moe_imbalance: load of the busiest expert rank over the mean that the numbers take, stated
         (`training.moe_imbalance`) or predicted; None where experts are not spread over ranks.
     learned: null unless the calibration has seen a run of one's own of this trainer and GPU.

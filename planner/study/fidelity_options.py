@@ -168,15 +168,22 @@ class Fidelities:
             shows_memory=fidelity.shows_memory,
         )
 
-    def evaluations(self, fidelity: LowFidelity, row: int) -> list[Evaluation]:
-        """The options of this fidelity with their costs."""
+    def evaluations(self, fidelity: LowFidelity, row: int, *, log_error: float) -> list[Evaluation]:
+        """The options of this fidelity with their costs.
+
+        log_error: log of the layout's expected over its predicted step seconds, which its
+            low-fidelity runs share.
+        """
+        slower = float(np.exp(log_error))
         start = self.low_fidelity_start_seconds()
         return [
             Evaluation(
                 name=fidelity.name,
                 num_gpus=option.num_gpus,
                 gpu_seconds=(
-                    option.num_gpus * option.runs * (start + self.cost.steps * option.step_seconds)
+                    option.num_gpus
+                    * option.runs
+                    * (start + self.cost.steps * slower * option.step_seconds)
                 ),
                 sd=option.sd,
                 shows_memory=fidelity.shows_memory,

@@ -524,7 +524,7 @@ class ProbeStudy:
                 continue
             affordable = [
                 one
-                for one in self.fidelities.evaluations(fidelity, row)
+                for one in self._evaluations(fidelity, row)
                 if one.gpu_seconds <= self._share_left()
             ]
             found = judged(affordable) if affordable else None
@@ -537,6 +537,10 @@ class ProbeStudy:
         under_way = sum(one.row is not None and not one.counts for one in self._running.values())
         quota = LOW_FIDELITY_PER_PROBE * self.settings.budget.probes
         return [] if self.spent.low_fidelity + under_way >= quota else self.fidelities.left(row)
+
+    def _evaluations(self, fidelity: LowFidelity, row: int) -> list[Evaluation]:
+        error = float(self.knowledge.posterior().time.mean[row])
+        return self.fidelities.evaluations(fidelity, row, log_error=error)
 
     def _prospect(self, row: int) -> Prospect:
         posterior = self.knowledge.posterior()
@@ -640,7 +644,7 @@ class ProbeStudy:
             else [
                 one
                 for fidelity in self._fidelities_left(row)
-                for one in self.fidelities.evaluations(fidelity, row)
+                for one in self._evaluations(fidelity, row)
             ]
         )
         rates = [

@@ -18,6 +18,7 @@ from planner.calibration.held_out import Fitted
 from planner.calibration.outcome import OwnRuns
 from planner.calibration.report import complete
 from planner.cost.machine.shipped import shipped_calibration
+from planner.precision import PRECISIONS
 
 pytestmark = pytest.mark.slow
 
@@ -94,6 +95,18 @@ def test_every_row_is_answered(rows: list[Row]) -> None:
     assert refused == {}
 
 
+def most_mfu(row: Row) -> float:
+    """The MFU of a step that does nothing but the recipe's products, at the recipe's own peak.
+
+    MFU counts over the dense bf16 peak in every format. Four published NVFP4 runs of Llama 3.1 405B
+    on GB200 measured 1.13 to 1.24 of it.
+    """
+    peaks = row.job.cluster.gpu.peak_flops_per_second
+    assert row.job.layout is not None
+    own = peaks[PRECISIONS[row.job.layout.precision].torchao.peak]
+    return own / (peaks.get("bf16") or peaks["fp16"])
+
+
 def test_every_answer_is_whole(rows: list[Row]) -> None:
     for row in rows:
         e = row.estimate
@@ -113,7 +126,7 @@ def test_every_answer_is_whole(rows: list[Row]) -> None:
         assert (
             (e.peak_allocated_bytes or 0) <= (e.peak_reserved_bytes or 0) <= (e.device_bytes or 0)
         ), row.job.id
-        assert e.mfu is None or 0 < e.mfu < 1, row.job.id
+        assert e.mfu is None or 0 < e.mfu < most_mfu(row), row.job.id
         assert max(stage.peak_reserved_bytes for stage in e.memory.stages) == pytest.approx(
             e.peak_reserved_bytes
         ), row.job.id

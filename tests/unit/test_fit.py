@@ -206,6 +206,17 @@ def test_the_scales_of_misses_are_found(run: float, stack: float, unit: float) -
     assert found.stack == pytest.approx(0.85 * stack, rel=0.5)
 
 
+def test_without_a_run_nothing_is_learnt() -> None:
+    linear, given = synthetic(0.05, 0.15, 0.1), Scales(run=0.3, stack=0.2, unit=0.1)
+    found = linear.solve(given, np.zeros(len(linear.measured), dtype=bool))
+    scales = found.scales
+    assert (scales.run, scales.stack, scales.unit) == pytest.approx((0.3, 0.2, 0.1))
+    assert found.x == pytest.approx(linear.unknowns.mean)
+    log_seconds, deviation, _ = linear.left_out([np.ones(len(linear.measured), dtype=bool)], given)
+    assert log_seconds == pytest.approx(linear.predicted)
+    assert deviation == pytest.approx(np.sqrt(0.3**2 + 0.2**2 + 0.1**2))
+
+
 def test_intervals_of_left_out_units_hold_what_they_claim() -> None:
     linear = synthetic(0.05, 0.15, 0.1)
     names = np.arange(len(linear.measured)) // (UNITS_EACH * RUNS_EACH)

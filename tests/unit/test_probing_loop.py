@@ -1084,6 +1084,24 @@ def test_a_candidate_is_one_trial_whatever_failed_on_the_way() -> None:
     assert len(params) == len(set(params))
 
 
+def test_a_look_at_what_is_slower_than_predicted_costs_as_much_more() -> None:
+    """Its steps are those of the same model on the same machine; its start is not."""
+    way = FidelityOption(num_gpus=2, runs=1, step_seconds=3.0, sd=0.02)
+    look = replace(rung("imitated", num_gpus=2), options=lambda _: (way,))
+    study = ProbeStudy(
+        small(), settings(fidelities=(look,), cost=ProbeCost(start_seconds=60.0, steps=13))
+    )
+    (before,) = study._evaluations(look, 1)
+    assert before.gpu_seconds == pytest.approx(2 * (60.0 + 13 * 3.0))
+    machine = Machine(small(), small().prior.log_seconds + np.log(2.0))
+    after_the_first(study, machine)
+    slower = float(np.exp(study.knowledge.posterior().time.mean[1]))
+    assert slower > 1.5, "one run teaches that all are slower"
+    start = study.fidelities.low_fidelity_start_seconds()
+    (after,) = study._evaluations(look, 1)
+    assert after.gpu_seconds == pytest.approx(2 * (start + 13 * slower * 3.0))
+
+
 def test_quick_starts_of_looks_promise_nothing_for_the_layouts() -> None:
     study = ProbeStudy(small(), settings(cost=ProbeCost(start_seconds=60.0, steps=13)))
     before = study._costs()[0]

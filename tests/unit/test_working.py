@@ -1,6 +1,7 @@
 """What is shown while a command works: on a terminal, and only there; and how far a sweep is."""
 
 import io
+import re
 import sys
 from pathlib import Path
 
@@ -8,8 +9,9 @@ import pytest
 
 from api.cli.accuracy import PUBLIC_ROWS
 from api.cli.root import run
-from api.cli.studying import sweep_stand
+from api.cli.studying import bar, sweep_stand
 from api.cli.working import working
+from api.jobs.observer import Observer
 
 JOB = [
     "--model",
@@ -102,6 +104,15 @@ def test_commands_that_take_long_say_so_on_a_terminal(
     terminal.truncate(0)
     assert run([*line, "--json"]) == 0
     assert words not in terminal.getvalue()
+
+
+def test_long_words_leave_the_count_of_layouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    terminal, observer = watched(monkeypatch), Observer()
+    with bar(observer, "layouts", sweep_stand):
+        observer.on_event({"message": "a long layout " * 20, "layouts": 2, "layouts_left": 1})
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue())
+    assert re.search(r"layouts .* 2/3 .* a long layout a.*…", shown)
 
 
 def test_a_sweep_counts_layouts() -> None:
