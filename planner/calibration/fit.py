@@ -8,6 +8,10 @@ common and the model does not know, so that sixty runs of one place do not outvo
 stack's own shifts in the knobs that differ from place to place (hosts, networks). Noise and offsets
 follow Student's t (`student`), whose scales are estimated from the runs.
 
+A stack that lies far from all others does so for reasons that the model does not know, and they
+touch each of its runs. So its runs count as little as its offset does: offset and runs share the
+scale of their Student t, as in its multivariate form.
+
 Runs of one unit are alike: neighbouring layouts of one model, whose errors the model's form makes
 and not chance. So n of them count as sqrt(n) runs.
 
@@ -267,11 +271,13 @@ class Linear:
         *,
         estimate: bool = True,
         alike: bool = True,
+        strange: bool = True,
     ) -> Solution:
         """The unknowns given the runs that `keep` selects.
 
         scales: where to start; they are estimated too unless told otherwise.
         alike: runs of one unit count as the root of their number; otherwise all of them fully.
+        strange: runs of a stack far from all others count less (`_trusted`). Not so one's own.
 
         Without a run nothing is learnt: the unknowns are their prior, the scales those given.
         """
@@ -284,28 +290,33 @@ class Linear:
         counts = _counts(self.units, kept) ** (-0.5 if alike else 0.0)
         weight = np.ones(len(target))
         heavy = [np.ones(len(rows)) for rows in u.levels]
+        trusted = np.ones(len(target))
         for _ in range(SWEEPS):
             precision = u.precision.copy()
             for rows, weights, variance in zip(u.levels, heavy, offsets, strict=True):
                 precision[rows, rows] = weights / variance
-            counted = counts * weight / run
+            counted = counts * weight * trusted / run
             information = (j.T * counted) @ j + precision
             covariance = np.asarray(np.linalg.inv(information), dtype=np.float64)
             x = covariance @ (j.T @ (counted * target) + u.precision @ u.mean)
             squared = (target - j @ x) ** 2 + np.einsum("rp,pq,rq->r", j, covariance, j)
             weight = student.weights(squared / run)
             if estimate and len(target):
-                run = float((counts * weight * squared).sum() / counts.sum())
+                run = float((counts * weight * trusted * squared).sum() / counts.sum())
             for place, (rows, found) in enumerate(zip(u.levels, levels, strict=True)):
                 seconds = x[rows] ** 2 + np.diag(covariance)[rows]
                 heavy[place] = student.weights(seconds / offsets[place])
                 inside = np.isin(rows, found)
                 if estimate and inside.any():
                     offsets[place] = float((heavy[place] * seconds)[inside].mean())
+            if strange:
+                trusted = _trusted(j[:, u.levels[0]], heavy[0])
         found_scales = Scales(run=run**0.5, stack=offsets[0] ** 0.5, unit=offsets[1] ** 0.5)
         return Solution(x=np.asarray(x), covariance=covariance, scales=found_scales)
 
-    def loss(self, scales: Scales, shifts: FloatColumn, predicted: FloatColumn) -> float:
+    def loss(
+        self, scales: Scales, shifts: FloatColumn, predicted: FloatColumn, *, strange: bool = True
+    ) -> float:
         """Negative log posterior, less a constant, at knobs' shifts that predict these log seconds.
 
         The offsets are the best at these scales.
@@ -317,13 +328,17 @@ class Linear:
             derivatives=np.where(knobs, 0.0, self.derivatives),
             predicted=predicted,
         )
-        x = np.where(knobs, 0.0, fixed.solve(scales, estimate=False).x)
+        x = np.where(knobs, 0.0, fixed.solve(scales, estimate=False, strange=strange).x)
         x[knobs] = shifts
         away = x - u.mean
         total = 0.5 * float(away @ u.precision @ away)
         residual = self.measured - predicted - fixed.derivatives @ x
         everything = np.ones(len(residual), dtype=np.bool_)
         alike = _counts(self.units, everything) ** -0.5
+        if strange:
+            stacks = u.levels[0]
+            weights = student.weights((x[stacks] / scales.stack) ** 2)
+            alike = alike * _trusted(self.derivatives[:, stacks], weights)
         total += student.loss((residual / scales.run) ** 2, alike)
         for rows, scale in zip(u.levels, (scales.stack, scales.unit), strict=True):
             total += student.loss((x[rows] / scale) ** 2)
@@ -359,6 +374,14 @@ class Linear:
         shared = s.stack**2 + s.unit**2
         log_seconds = self.predicted[out] + j @ (solution.x - self.at)[knobs]
         return log_seconds, inside + places + shared + s.run**2 * np.eye(len(j))
+
+
+def _trusted(inside: FloatColumn, weights: FloatColumn) -> FloatColumn:
+    """How much each run counts by its stack's offset, (R,), at most 1.
+
+    inside (R, S): 1 where a run is of a stack. weights (S,): Student's, of the offsets.
+    """
+    return np.where(inside.any(axis=1), np.minimum(inside @ weights, 1.0), 1.0)
 
 
 def _counts(units: Sequence[str], kept: BoolColumn) -> FloatColumn:
@@ -457,14 +480,14 @@ def fit(
     at = _at(start, unknowns, shifts)
     linear = linearise(data, at, unknowns)
     for _ in range(MOST_ROUNDS):
-        solution = linear.solve(scales, estimate=not own)
+        solution = linear.solve(scales, estimate=not own, strange=not own)
         scales = solution.scales
-        before = linear.loss(scales, shifts, linear.predicted)
+        before = linear.loss(scales, shifts, linear.predicted, strange=not own)
         gain = 0.0
         for halving in range(HALVINGS):
             tried = shifts + 0.5**halving * (solution.x[knobs] - shifts)
             predicted = predict(data, _at(start, unknowns, tried))
-            gain = before - linear.loss(scales, tried, predicted)
+            gain = before - linear.loss(scales, tried, predicted, strange=not own)
             if gain > 0.0:
                 shifts = tried
                 break
@@ -473,7 +496,7 @@ def fit(
         linear = linearise(data, _at(start, unknowns, shifts), unknowns)
         if gain < ENOUGH:
             break
-    solution = linear.solve(scales, estimate=not own)
+    solution = linear.solve(scales, estimate=not own, strange=not own)
     found = solution.scales
     within = start.own_run_sd if own else linear.solve(found, alike=False).scales.run
     keys = np.array([own or mine for mine in knobs]) & np.array(

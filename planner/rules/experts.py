@@ -72,6 +72,9 @@ def _cannot_dispatch(x: LayoutBatch, c: Context) -> BoolColumn:
     return np.asarray(np.array(lacks)[x.moe_dispatcher])
 
 
+# deep_ep/buffer.py, get_dispatch_config: it asserts that the group is of one of these sizes, and
+# neither trainer brings a configuration of its own. Releases before 1.2 lack 48 and 96.
+DEEPEP_SIZES = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 144, 160)
 DEEPEP_NODE = 8  # csrc/kernels/configs.cuh, NUM_MAX_NVL_PEERS
 ONE_COPY = frozenset({"deepep", "hybridep"})
 _TITAN_02, _TITAN_03 = under("torchtitan", before="0.3"), under("torchtitan", since="0.3")
@@ -160,6 +163,19 @@ EXPERT_RULES: tuple[Rule, ...] = (
         broken=lambda x, c: _one_copy(x) & (x.ep == 1),
         rule=lambda x, c: f"{x.moe_dispatcher} exchanges tokens between ranks, and ep is 1",
         remedy=lambda x, c: "set moe_dispatcher to alltoall, or ep above 1",
+    ),
+    Rule(
+        key="DeepEP has no configuration for the group",
+        field="moe_dispatcher",
+        reads=frozenset({"moe_dispatcher", "ep"}),
+        applies=lambda c: c.model.is_moe,
+        broken=lambda x, c: (
+            (x.moe_dispatcher == MOE_DISPATCHERS.index("deepep"))
+            & (x.ep > 1)
+            & ~np.isin(x.ep, DEEPEP_SIZES)
+        ),
+        rule=lambda x, c: f"deepep has no configuration for groups of ep={x.ep} ranks",
+        remedy=lambda x, c: f"make ep one of {choices(DEEPEP_SIZES)}, or use alltoall",
     ),
     # torchtitan 0.2.2 models/deepseek_v3/infra/parallelize.py: "DeepEP with Expert Tensor
     # Parallelism (ETP) is not supported yet"
