@@ -447,7 +447,6 @@ def _touches(knob: str, group: Runs) -> bool:
         fused = job.training.attention_kernel != "unfused"
         return fused and (knob == "vendor") == (kernel in VENDOR_ATTENTION)
     return {
-        "experts": job.model.is_moe,
         "inter_node": job.cluster.num_nodes > 1,
         "straggler_delay": job.cluster.num_gpus > 1,
     }.get(knob, True)

@@ -86,7 +86,7 @@ def exchange_cost(context: CostContext, op: Collective, model: ModelSpec) -> OpC
     for kind in np.unique(batch.moe_dispatcher[applies]):
         rows = applies & (batch.moe_dispatcher == kind)
         there, back = (
-            np.where(rows, seconds * context.device.profile.experts * (1.0 - hidden), 0.0)
+            np.where(rows, seconds * (1.0 - hidden), 0.0)
             for seconds in _seconds(context, op, model, int(kind), (degree, stride))
         )
         forward[place] += there

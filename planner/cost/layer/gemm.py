@@ -151,7 +151,7 @@ def _product_seconds(
     groups = context.product(op.batch)
     if op.role != "expert":
         return context.device.gemm_seconds(*sizes, groups, precision)
-    return context.device.profile.experts * context.device.grouped_gemm_seconds(
+    return context.device.grouped_gemm_seconds(
         *sizes,
         groups,
         precision,

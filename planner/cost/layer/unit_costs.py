@@ -15,7 +15,7 @@ from planner.columns import BoolColumn, FloatColumn, LayoutBatch, in_order
 from planner.cost.layer.context import AXES, CostContext, OpCost, cost
 from planner.cost.layer.exchange import exchange_cost, under_shared_experts
 from planner.cost.layer.gemm import amax_seconds, gemm_cost, kept_weights_bytes
-from planner.cost.layer.host_time import ROUTED, host_time
+from planner.cost.layer.host_time import host_time
 from planner.cost.layer.tp_hidden import Cover, covers, hidden_seconds, hidden_shares
 from planner.cost.layer.weight_grads import held_bytes, redone_seconds
 from planner.cost.machine.device import SINGLE, Device
@@ -413,7 +413,6 @@ def _elementwise_cost(context: CostContext, op: Elementwise) -> OpCost:
         context.product(op.dims)
         * context.width_bytes(op.width)
         * context.device.profile.elementwise
-        * (context.device.profile.experts if op.dims[0] in ROUTED else 1.0)
     )
     fused = context.fused & (op.compiles | context.rules.fused_kernels)
     runs = (one > 0).astype(np.float64)

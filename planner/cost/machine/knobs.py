@@ -94,9 +94,6 @@ KNOBS: tuple[Knob, ...] = (
     Knob(name="low_precision", prior=1.0, sd=0.12, scope="trainer"),
     Knob(name="attention", prior=1.0, sd=0.15, scope="trainer"),
     Knob(name="elementwise", prior=1.0, sd=0.25, scope="trainer"),
-    # Rows are counted as if routers were as even as stated; those of early training are not, and
-    # every rank waits for the fullest one (a tenth to a half more rows). Judgement.
-    Knob(name="experts", prior=1.0, sd=0.25, scope="trainer"),
     # Both are shares of what a mechanism could hide: chunks of 1 / n run below the rate of a whole
     # GEMM, and the copies take SMs or memory bandwidth from it. Judgement.
     Knob(name="tp_hidden", prior=0.65, sd=0.7, scope="trainer", share=True),

@@ -298,8 +298,6 @@ class Profile:
     compute: matrix kernels.
     low_precision: matrix kernels below 16 bits, besides.
     attention: attention kernels.
-    experts: seconds of routed experts' work and exchange over what balanced rows take, besides
-        the stated imbalance.
     elementwise: measured over counted traffic of memory-bound operations.
     unaligned_head_slowdown: of unfused attention whose head size is no multiple of 8.
 
@@ -338,7 +336,6 @@ class Profile:
     compute: float = 0.80
     low_precision: float = 1.0
     attention: float = 1.0
-    experts: float = 1.0
     elementwise: float = 1.0
     launch_seconds: float = 9e-6
     fused_launch_seconds: float = 40e-6
