@@ -80,7 +80,7 @@ def step_seconds(inputs: CostInputs) -> tuple[FloatColumn, dict[str, FloatColumn
     optimizer = _optimizer_seconds(inputs)
     early = np.where(inputs.batch.optimizer_in_backward, inputs.job.profile.early_step_share, 0.0)
     optimizer = optimizer + early * m * on_ranks(inputs.units, input_grad + alone)
-    outside = exposed.fsdp + exposed.dp + slowed + optimizer
+    outside = exposed.fsdp + exposed.dp + exposed.copies + slowed + optimizer
     per_microbatch = on_ranks(inputs.units, forward + input_grad + weight_grad)
     late = straggler_share(inputs.job.cluster.num_gpus, inputs.job.profile.straggler_delay)
     busiest = np.argmax((1.0 + late) * m * per_microbatch + outside, axis=0)
@@ -120,9 +120,8 @@ def step_seconds(inputs: CostInputs) -> tuple[FloatColumn, dict[str, FloatColumn
     busy = m * per_microbatch[pick] - own * relief.saved
     parts["straggler"] = late * busy
     step = busy + parts["straggler"] + outside[pick] + bubble + send_waits + parts["other"]
-    parts["compute"] = busy - sum(
-        parts[name] for name in ("recompute", "tp", "cp", "ep", "launches", "waits")
-    )
+    inside = ("recompute", "tp", "cp", "ep", "launches", "waits")
+    parts["compute"] = busy + exposed.copies[pick] - sum(parts[name] for name in inside)
     stage_seconds = StageSeconds(
         forward=forward,
         input_grad=input_grad,

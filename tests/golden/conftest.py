@@ -1,7 +1,7 @@
 """Published figures that today's physics and calibration miss: known, listed, to be mended.
 
 They are strict: whoever mends one has to take it off the list. docs/STATUS.md says where to look
-first (float8 of TorchTitan on H100, copies of FSDP2's gathers).
+first.
 """
 
 import pytest
@@ -11,16 +11,9 @@ TITAN_FLOAT8 = (
 )
 EXPERTS_PATH = "Megatron's experts across nodes are off since their path is priced kernel by kernel"
 DENSE = "since the clock, stragglers and the calibration moved: slightly beyond what stood before"
-EXPERTS_EVERYWHERE = "all experts on every rank are predicted 5% faster than EP 8"
-DEEPEP_RANKS = "DeepEP asserts on EP 256 (get_dispatch_config, up to 160), which no rule knows"
 KNOWN = {
     "test_fact[effect-compile-float8-8b]": TITAN_FLOAT8,
-    "test_fact[layout-70b-256]": TITAN_FLOAT8,
-    "test_fact[layout-70b-64]": TITAN_FLOAT8,
-    "test_fact[layout-float8-layers]": TITAN_FLOAT8,
-    "test_fact[measured-70b-256-float8-async]": TITAN_FLOAT8,
     "test_fact[measured-70b-256-float8]": TITAN_FLOAT8,
-    "test_fact[measured-8b-8-compile-float8]": TITAN_FLOAT8,
     "test_fact[rule-tp-across-nodes]": DENSE,
     "test_products_alone_are_met_within_their_deviation[A100-SXM-80GB]": DENSE,
     "test_the_mean_error_is_no_worse_than_calculons": DENSE,
@@ -30,8 +23,6 @@ KNOWN = {
         f"test_megatrons_moe_and_cp_rows_are_expressed_and_priced[mbr-{row}]": EXPERTS_PATH
         for row in ("024", "026", "048", "052")
     },
-    "test_number_one_is_what_an_expert_would_run[Qwen3 235B on 256 H100]": EXPERTS_EVERYWHERE,
-    "test_number_one_is_what_an_expert_would_run[DeepSeek V3 on 2,048 H800]": DEEPEP_RANKS,
 }
 
 

@@ -51,13 +51,15 @@ class HostCopies:
 class ExposedSeconds:
     """Seconds that a rank waits in a step, (R, N).
 
-    fsdp: for gathers and scatters, and while it copies out of and into their buffers.
+    fsdp: for gathers and scatters.
     dp: for the replica all-reduce.
+    copies: of kernels that copy out of and into buffers of gathers and scatters.
     hidden: communication under compute, which nobody waits for.
     """
 
     fsdp: FloatColumn
     dp: FloatColumn
+    copies: FloatColumn
     hidden: FloatColumn
 
 
@@ -164,7 +166,7 @@ def _fsdp(
     replicas = np.where(piped, 0.0, replicas)
     hidden = np.maximum(0.0, wire - waits - piped_replicas)
     return ExposedSeconds(
-        fsdp=waits - replicas + copies, dp=replicas + piped_replicas, hidden=hidden
+        fsdp=waits - replicas, dp=replicas + piped_replicas, copies=copies, hidden=hidden
     )
 
 
@@ -209,4 +211,4 @@ def _once_a_step(
     dp = late * replicate / np.maximum(reduction, 1e-30)
     early = np.maximum(0.0, gather - forward)
     hidden = reduction - late + gather - early
-    return ExposedSeconds(fsdp=late - dp + early, dp=dp, hidden=hidden)
+    return ExposedSeconds(fsdp=late - dp + early, dp=dp, copies=np.zeros_like(dp), hidden=hidden)
