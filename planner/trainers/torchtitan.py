@@ -143,6 +143,12 @@ TORCHTITAN = TrainerRules(
         Change(
             releases=Releases(since="0.2.0", since_day="2025-09-01"), fields={"early_stop": False}
         ),
+        # With torch 2.13 the compiled loss holds the 16-bit logits and their gradient, nothing in
+        # fp32 (tests/unit/test_loss_bytes_torch.py); nightlies before 2.10 were never measured.
+        Change(
+            releases=Releases(since="0.2.2", since_day="2026-01-01"),
+            fields={"fused_loss_bytes": 4.0},
+        ),
         # models/llama4/infra/parallelize.py: 0.2.0 compiles the whole block with graph breaks,
         # 0.2.1 its children without dispatch and combine, 0.3 (distributed/compile.py) the whole
         # block

@@ -397,7 +397,7 @@ def test_what_fixed_segments_keep_of_a_loss_and_a_table(expandable: bool) -> Non
 
 def test_a_compiled_loss_needs_8_bytes_a_logit_since_it_is_compiled() -> None:
     """torchtitan left the loss alone until February 2025."""
-    for version, width in (("2024-12-23", 12.0), ("2025-06-01", 8.0), ("0.2.2", 8.0)):
+    for version, width in (("2024-12-23", 12.0), ("2025-06-01", 8.0), ("0.2.2", 4.0)):
         logits = price(pricer(trainer_version=version), ac="full", compile=True).memory.logits[0, 0]
         assert float(logits) == width * 8192 * 128256, version
 
@@ -405,11 +405,11 @@ def test_a_compiled_loss_needs_8_bytes_a_logit_since_it_is_compiled() -> None:
 @pytest.mark.parametrize(
     ("training", "width"),
     [
-        ({}, 8.0),
-        ({"chunked_loss": True}, 1.0),
-        ({"trainer_version": "0.3.0"}, 1.0),
-        ({"trainer_version": "2026-06"}, 1.0),
-        ({"trainer_version": "0.3.0", "chunked_loss": False}, 8.0),
+        ({}, 4.0),
+        ({"chunked_loss": True}, 0.5),
+        ({"trainer_version": "0.3.0"}, 0.5),
+        ({"trainer_version": "2026-06"}, 0.5),
+        ({"trainer_version": "0.3.0", "chunked_loss": False}, 4.0),
     ],
 )
 def test_a_chunked_loss_has_the_logits_of_one_chunk_in_eight(
@@ -422,7 +422,7 @@ def test_a_chunked_loss_has_the_logits_of_one_chunk_in_eight(
         ),
     ).costs
     assert float(costs.logits_bytes[0]) == width * 8192 * 128256
-    assert float(costs.chunks_bytes[0]) == (4.0 * 8192 * 4096 if width == 1.0 else 0.0)
+    assert float(costs.chunks_bytes[0]) == (4.0 * 8192 * 4096 if width == 0.5 else 0.0)
 
 
 def test_deepspeed_adds_bf16_gradients_to_those_in_fp32() -> None:

@@ -245,8 +245,7 @@ def _layer(
     costs = _op_costs(context, ops, model)
     forward = np.array([c.forward for c in costs])
     if any(not isinstance(op, Collective) and op.saves for op in ops):
-        release = context.rules.at(training_release(context.training))
-        again = Recomputation(release.early_stop, model.num_hidden_layers)
+        again = Recomputation(context.rules.early_stop, model.num_hidden_layers)
         keeps = kept(ops, context.batch, context.bytes_of, forward, context.fused, again)
         weights, stays = kept_weights_bytes(context, ops), graph_share(context.batch)
         saved, transient = (
