@@ -6,8 +6,19 @@ Experts regroup the ranks of one pipeline stage: ep x etp of them hold one set o
 import numpy as np
 
 from planner.columns import BoolColumn, IntColumn, LayoutBatch
-from planner.rules.base import Context, Rule, choices, divides, divisors, in_set, under
-from planner.specs.layout import MOE_DISPATCHERS, Layout
+from planner.rules.base import (
+    Context,
+    Rule,
+    choices,
+    divides,
+    divisors,
+    in_set,
+    sharding_degree,
+    under,
+)
+from planner.schedules import SCHEDULES
+from planner.specs.layout import AC_KINDS, MOE_DISPATCHERS, Layout
+from planner.trainers.titan_models import line_of, module_of
 from planner.units import counted
 from planner.work.axes import overlapping_exchange
 
@@ -78,6 +89,7 @@ DEEPEP_SIZES = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 144, 160)
 DEEPEP_NODE = 8  # csrc/kernels/configs.cuh, NUM_MAX_NVL_PEERS
 ONE_COPY = frozenset({"deepep", "hybridep"})
 _TITAN_02, _TITAN_03 = under("torchtitan", before="0.3"), under("torchtitan", since="0.3")
+_TITAN_021 = under("torchtitan", since="0.2.1", before="0.3")
 EXPERT_RULES: tuple[Rule, ...] = (
     Rule(
         key="expert parallelism without experts",
@@ -218,6 +230,41 @@ EXPERT_RULES: tuple[Rule, ...] = (
             "set training.overlap.ep to false, or use Megatron-LM from 0.14 with interleaved "
             "stages or no pipeline, no full recomputation, and any dispatcher but allgather"
         ),
+    ),
+    # torchtitan 0.2.2 models/llama4/infra/parallelize.py and those that follow it: they ask for the
+    # mesh "fsdp", which parallel_dims.get_mesh refuses at size 1; qwen3's asks where there is one
+    Rule(
+        key="expert parallelism needs FSDP beside it",
+        field="ep",
+        reads=frozenset({"ep", "sharding_degree"}),
+        applies=lambda c: (
+            c.model.is_moe and _TITAN_021(c) and module_of(c.model, line_of(c.release)) != "qwen3"
+        ),
+        broken=lambda x, c: np.asarray((x.ep > 1) & (sharding_degree(x, c) == 1)),
+        rule=lambda x, c: (
+            f"TorchTitan {c.release.number} asks for the mesh of FSDP where ep={x.ep}, and "
+            "dp_shard x cp is 1"
+        ),
+        remedy=lambda x, c: "set dp_shard or cp to 2 or more, or ep to 1",
+    ),
+    # torchtitan distributed/dual_pipe_v.py, get_dual_pipe_v_flag:
+    # pipeline_parallel_expert_parallel_overlap is on by default; 0.3 has no such overlap
+    Rule(
+        key="DualPipeV's exchange excludes recomputation",
+        field="ac",
+        reads=frozenset({"ep", "pp", "pp_schedule", "ac_kind"}),
+        applies=lambda c: c.model.is_moe and _TITAN_021(c),
+        broken=lambda x, c: (
+            (x.ep > 1)
+            & (x.pp > 1)
+            & (x.pp_schedule == SCHEDULES.names.index("DualPipeV"))
+            & (x.ac_kind != AC_KINDS.index("none"))
+        ),
+        rule=lambda x, c: (
+            f"TorchTitan {c.release.number} refuses ac {x.ac} where DualPipeV overlaps the "
+            f"exchange of ep={x.ep}"
+        ),
+        remedy=lambda x, c: "set ac to none, or pp_schedule to ZBVZeroBubble",
     ),
     Rule(
         key="tp with ep needs sequence parallelism",

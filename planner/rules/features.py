@@ -7,7 +7,15 @@ import numpy as np
 
 from planner.columns import BoolColumn, IntColumn, LayoutBatch, schedule_is
 from planner.precision import PRECISIONS, Recipe, bf16_tail
-from planner.rules.base import Context, Rule, choices, in_set, sharding_degree, under
+from planner.rules.base import (
+    Context,
+    Rule,
+    choices,
+    in_set,
+    num_microbatches,
+    sharding_degree,
+    under,
+)
 from planner.specs.kernel_families import kernel_family
 from planner.specs.layout import AC_KINDS, CP_METHODS, DTYPES, MOE_DISPATCHERS, Layout
 from planner.specs.training import OPTIMIZER_STATE_BYTES
@@ -26,6 +34,8 @@ def splits_backward(codes: IntColumn) -> BoolColumn:
 
 
 _TITAN, _MEGATRON = under("torchtitan"), under("megatron")
+# 0.3 applies FSDP2 to every layout, over replicas too (distributed/fsdp.py)
+_TITAN_02 = under("torchtitan", before="0.3")
 
 
 def gpu_precisions(c: Context) -> tuple[str, ...]:
@@ -201,6 +211,58 @@ _ZERO_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
+        key="DDP reduces in the dtype of the parameters",
+        field="reduce_dtype",
+        reads=frozenset({"dp_replicate", "sharding_degree", "reduce_dtype", "master_dtype"}),
+        # models/llama3/infra/parallelize.py, apply_ddp: mixed_precision_reduce goes to FSDP alone
+        applies=_TITAN_02,
+        broken=lambda x, c: np.asarray(
+            (x.dp_replicate > 1) & (sharding_degree(x, c) == 1) & (x.reduce_dtype != x.master_dtype)
+        ),
+        rule=lambda x, c: (
+            f"dp_replicate={x.dp_replicate} without sharding is DDP, which reduces gradients in "
+            f"{x.master_dtype}, the dtype of the parameters"
+        ),
+        remedy=lambda x, c: f"set reduce_dtype to {x.master_dtype}, or dp_shard to 2 or more",
+    ),
+    Rule(
+        key="TorchTitan 0.2 mixes precisions in FSDP alone",
+        field="param_dtype",
+        reads=frozenset({"tp", "pp", "sharding_degree", "param_dtype", "master_dtype"}),
+        # distributed/utils.py, maybe_enable_amp: "Mixed precision training is disabled"
+        applies=_TITAN_02,
+        broken=lambda x, c: np.asarray(
+            (x.tp * x.pp > 1) & (sharding_degree(x, c) == 1) & (x.param_dtype != x.master_dtype)
+        ),
+        rule=lambda x, c: (
+            f"tp={x.tp} x pp={x.pp} without sharding computes in {x.master_dtype}, the dtype of "
+            f"the parameters: {_release(c)} casts to {x.param_dtype} in FSDP alone"
+        ),
+        remedy=lambda x, c: (
+            f"set dp_shard or cp to 2 or more, param_dtype to {x.master_dtype}, or "
+            "training.trainer_version to 0.3.0"
+        ),
+    ),
+    Rule(
+        key="ZeRO-3 excludes schedules that split the backward",
+        field="zero_stage",
+        reads=frozenset({"zero_stage", "pp", "pp_schedule", "sharding_degree"}),
+        applies=lambda c: c.trainer.framework.splits_backward_by_group,
+        # torch/distributed/pipelining/_backward.py, stage_backward_weight: it pairs gradients with
+        # the parameters that it finds then, which FSDP2 has swapped since the forward
+        broken=lambda x, c: (
+            (x.zero_stage == 3)
+            & (sharding_degree(x, c) > 1)
+            & (x.pp > 1)
+            & splits_backward(x.pp_schedule)
+        ),
+        rule=lambda x, c: (
+            f"{x.pp_schedule} goes back for weight gradients, and loses those of parameters that "
+            "zero_stage=3 has freed in between"
+        ),
+        remedy=lambda x, c: "set zero_stage to 2, or pp_schedule to Interleaved1F1B or 1F1B",
+    ),
+    Rule(
         key="ZeRO-2 and 3 exclude pipelines",
         field="zero_stage",
         reads=frozenset({"zero_stage", "pp"}),
@@ -368,6 +430,19 @@ _PRECISION_RULES: tuple[Rule, ...] = (
         broken=lambda x, c: np.asarray(x.float8_all_gather & (x.dp_shard == 1)),
         rule=lambda x, c: "float8_all_gather gathers FSDP's shards, and dp_shard is 1",
         remedy=lambda x, c: "set float8_all_gather to false, or dp_shard to 2 or more",
+    ),
+    Rule(
+        key="float8 all-gather needs the distributed optimizer",
+        field="float8_all_gather",
+        reads=frozenset({"float8_all_gather", "zero_stage"}),
+        # megatron/training/arguments.py: "--fp8-param-gather only supported with distributed
+        # optimizer"
+        applies=_MEGATRON,
+        broken=lambda x, c: np.asarray(x.float8_all_gather & (x.zero_stage == 0)),
+        rule=lambda x, c: (
+            "float8_all_gather is the distributed optimizer's, which zero_stage=0 does without"
+        ),
+        remedy=lambda x, c: "set zero_stage to 1, or float8_all_gather to false",
     ),
 )
 
@@ -548,6 +623,46 @@ _SWITCH_RULES: tuple[Rule, ...] = (
             f"optimizer_in_backward works with neither pp={x.pp} nor ep={x.ep} above 1"
         ),
         remedy=lambda x, c: "set optimizer_in_backward to false, or pp and ep to 1",
+    ),
+    Rule(
+        key="optimizer-in-backward would step once a microbatch",
+        field="optimizer_in_backward",
+        reads=frozenset({"optimizer_in_backward", "num_microbatches"}),
+        # components/optimizer.py, OptimizersInBackwardContainer: a hook on every parameter, which
+        # FSDP2 calls after each microbatch's reduction; train.py, train_step: one backward each
+        applies=_TITAN,
+        broken=lambda x, c: np.asarray(x.optimizer_in_backward & (num_microbatches(x, c) > 1)),
+        rule=lambda x, c: (
+            f"{_release(c)} steps the optimizer in every backward, and "
+            f"micro_batch_size={x.micro_batch_size} makes "
+            f"{x.num_microbatches(c.training.global_batch_size)} of them a step"
+        ),
+        remedy=lambda x, c: (
+            "set optimizer_in_backward to false, or micro_batch_size to "
+            f"{c.training.global_batch_size // x.dp_degree}"
+        ),
+    ),
+    Rule(
+        key="optimizer-in-backward excludes DDP",
+        field="optimizer_in_backward",
+        reads=frozenset({"optimizer_in_backward", "dp_replicate", "tp", "pp", "sharding_degree"}),
+        # torch/nn/parallel/distributed.py: the reducer's own hook follows those of a parameter's
+        # gradient, so that each replica steps by its own
+        applies=lambda c: c.trainer.framework.runtime == "torch",
+        broken=lambda x, c: np.asarray(
+            x.optimizer_in_backward
+            & (x.dp_replicate > 1)
+            & (sharding_degree(x, c) == 1)
+            & (x.tp * x.pp == 1)
+        ),
+        rule=lambda x, c: (
+            f"dp_replicate={x.dp_replicate} without sharding is DDP, which reduces a gradient "
+            "after optimizer_in_backward has used it: replicas would differ"
+        ),
+        remedy=lambda x, c: (
+            f"set optimizer_in_backward to false, or dp_shard to {x.dp_replicate} and dp_replicate "
+            "to 1"
+        ),
     ),
 )
 

@@ -112,7 +112,7 @@ CASES = [
     Case(
         "more pipeline stages than layers",
         {"pp": 16, "pp_schedule": "Interleaved1F1B", "virtual_stages": 3},
-        {"pp": 16, "pp_schedule": "Interleaved1F1B", "virtual_stages": 2},
+        {"pp": 16, "pp_schedule": "Interleaved1F1B", "virtual_stages": 2}, {"num_gpus": 32},
         text="48 stages exceed the 32 layers",
     ),
     Case("stages do not divide the layers", {"pp": 4}, {"pp": 2},
@@ -199,6 +199,12 @@ CASES = [
     Case("the exchange cannot overlap", {"ep": 2, "pp": 2},
         {"ep": 2, "pp": 2, "pp_schedule": "Interleaved1F1B", "virtual_stages": 2},
         {**MOE, **MEGATRON, "overlap": {"ep": True}}, "under compute"),
+    Case("expert parallelism needs FSDP beside it", {"tp": 16, "ep": 8}, {"tp": 8, "ep": 8},
+        {"model": "deepseek-v2-lite"}, "dp_shard x cp is 1"),
+    Case("DualPipeV's exchange excludes recomputation",
+        {"ep": 2, "pp": 2, "pp_schedule": "DualPipeV", "virtual_stages": 2, "ac": "full"},
+        {"ep": 2, "pp": 2, "pp_schedule": "DualPipeV", "virtual_stages": 2, "ac": "none"},
+        {"model": "deepseek-v2-lite"}, "refuses ac full"),
     Case("tp with ep needs sequence parallelism", {"tp": 2, "ep": 2, "sequence_parallel": False},
         {"tp": 2, "ep": 2}, {**MOE, **MEGATRON}),
     Case("trainer lacks the ZeRO stage", {"zero_stage": 1}, {"zero_stage": 2},
@@ -207,6 +213,16 @@ CASES = [
         {"zero_stage": 0, "dp_replicate": 16, "dp_shard": 1}, text="dp_shard x cp = 16"),
     Case("DDP combines with no other parallelism", {"dp_replicate": 8, "tp": 2, "dp_shard": 1},
          {"dp_replicate": 4, "tp": 2, "dp_shard": 2}),
+    Case("DDP reduces in the dtype of the parameters",
+        {"dp_replicate": 16, "dp_shard": 1, "zero_stage": 0, "reduce_dtype": "bfloat16"},
+        {"dp_replicate": 16, "dp_shard": 1, "zero_stage": 0}, text="gradients in float32"),
+    Case("TorchTitan 0.2 mixes precisions in FSDP alone", {"tp": 8, "pp": 2},
+        {"tp": 8, "dp_shard": 2}, text="computes in float32"),
+    Case("TorchTitan 0.2 mixes precisions in FSDP alone", {"tp": 8, "pp": 2},
+        {"tp": 8, "pp": 2, "master_dtype": "bfloat16"}),
+    Case("ZeRO-3 excludes schedules that split the backward",
+        {"pp": 2, "pp_schedule": "ZBVZeroBubble", "zero_stage": 3, "ac": "none"},
+        {"pp": 2, "pp_schedule": "ZBVZeroBubble", "zero_stage": 2, "ac": "none"}),
     Case("ZeRO-2 and 3 exclude pipelines", {"pp": 2, "zero_stage": 2}, {"pp": 2, "zero_stage": 1},
         {"trainer": "megatron-deepspeed"}),
     Case("CPU offload needs shards", {"dp_replicate": 16, "cpu_offload": True},
@@ -259,6 +275,9 @@ CASES = [
     Case("float8 all-gather needs dp_shard",
         {"dp_replicate": 16, "precision": "float8-tensorwise", "float8_all_gather": True},
          {"dp_replicate": 2, "precision": "float8-tensorwise", "float8_all_gather": True}),
+    Case("float8 all-gather needs the distributed optimizer",
+        {"precision": "float8-tensorwise", "float8_all_gather": True, "zero_stage": 0},
+        {"precision": "float8-tensorwise", "float8_all_gather": True, "zero_stage": 1}, MEGATRON),
     Case("trainer lacks the activation checkpointing", {"ac": "selective-attention"},
         {"ac": "full"}, text="torchtitan 0.2.2 has no"),
     Case("trainer lacks the activation checkpointing", {"ac": "selective-layer-2"},
@@ -309,11 +328,26 @@ CASES = [
     Case("optimizer-in-backward excludes gradient clipping", {"optimizer_in_backward": True}, {},
         text="max_grad_norm is 1"),
     Case("optimizer-in-backward excludes pipelines and experts",
-        {"pp": 2, "optimizer_in_backward": True}, {"optimizer_in_backward": True},
+        {"pp": 2, "optimizer_in_backward": True},
+        {"optimizer_in_backward": True, "micro_batch_size": 4},
          {"max_grad_norm": None}),
     Case("optimizer-in-backward excludes pipelines and experts",
-        {"ep": 2, "optimizer_in_backward": True}, {"optimizer_in_backward": True},
+        {"ep": 2, "optimizer_in_backward": True},
+        {"optimizer_in_backward": True, "micro_batch_size": 4},
          {**MOE, "max_grad_norm": None}),
+    Case("optimizer-in-backward would step once a microbatch",
+        {"optimizer_in_backward": True, "micro_batch_size": 2},
+        {"optimizer_in_backward": True, "micro_batch_size": 4}, {"max_grad_norm": None},
+        "makes 2 of them a step"),
+    *(
+        Case("optimizer-in-backward excludes DDP",
+            {"optimizer_in_backward": True, "micro_batch_size": 4, "dp_replicate": 16,
+                "dp_shard": 1, "zero_stage": 0},
+            {"optimizer_in_backward": True, "micro_batch_size": 4, "dp_replicate": 2,
+                "dp_shard": 8},
+            {"max_grad_norm": None, "trainer": trainer}, "replicas would differ")
+        for trainer in ("torchtitan", "fsdp")
+    ),
     Case("trainer always compiles", {"compile": False}, {"compile": True},
         {"trainer_version": "torchtitan 2026-05, graph_trainer"}, "compiles the whole step"),
     Case("CUDA graphs exclude recomputation", {"ac": "full"}, {},
@@ -351,7 +385,7 @@ def test_every_rule_has_a_case() -> None:
 
 
 def test_a_message_has_numbers_rule_and_remedy() -> None:
-    c = context()
+    c = context(num_gpus=32)
     (violation,) = violations(resolve(c, {"tp": 16}), c.model, c.cluster, c.training)
     assert (violation.field, violation.value) == ("tp", 16)
     assert (
@@ -396,7 +430,7 @@ def test_megatron_replicates_kv_heads() -> None:
 def test_mla_has_no_kv_head_limit() -> None:
     assert (
         broken_keys(
-            context({"base": "deepseek-v3", "num_key_value_heads": 1}, num_gpus=64), {"tp": 64}
+            context({"base": "deepseek-v3", "num_key_value_heads": 1}, num_gpus=128), {"tp": 64}
         )
         == set()
     )
