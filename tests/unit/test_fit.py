@@ -206,6 +206,22 @@ def test_the_scales_of_misses_are_found(run: float, stack: float, unit: float) -
     assert found.stack == pytest.approx(0.85 * stack, rel=0.5)
 
 
+def test_a_stack_far_from_all_others_moves_a_knob_less() -> None:
+    """Its runs differ along one knob; what they say of it counts as little as their offset."""
+    linear, given = synthetic(0.05, 0.15, 0.1), Scales(run=0.05, stack=0.15, unit=0.1)
+    here, sign = slice(0, UNITS_EACH * RUNS_EACH), np.tile([1.0, -1.0], UNITS_EACH * RUNS_EACH // 2)
+    derivatives, measured = linear.derivatives.copy(), linear.measured.copy()
+    derivatives[here, 0] = sign
+    moved = {}
+    for offset in (0.0, 1.5):
+        measured[here] = offset + 0.1 * sign
+        told = replace(linear, derivatives=derivatives, measured=measured.copy())
+        for strange in (True, False):
+            moved[offset, strange] = told.solve(given, estimate=False, strange=strange).x[0]
+    assert moved[1.5, True] < 0.6 * moved[0.0, True]
+    assert moved[1.5, False] == pytest.approx(moved[0.0, False], rel=0.2)
+
+
 def test_without_a_run_nothing_is_learnt() -> None:
     linear, given = synthetic(0.05, 0.15, 0.1), Scales(run=0.3, stack=0.2, unit=0.1)
     found = linear.solve(given, np.zeros(len(linear.measured), dtype=bool))
