@@ -31,7 +31,7 @@ from planner.units import GIB
 Scope = Literal["trainer", "family"]
 Key = tuple[str, str]  # knob, and trainer or family; "" for the shared part
 OWN_SHARE = 1.0  # standard deviation of an own shift over that of the shared one; judgement
-DIRECTIONS = 6
+DIRECTIONS = 7
 MOST_MEMORY_RATE = 0.97
 LARGEST_RATES_SD = 0.3  # of a GPU family without kernel timings; judgement
 # What a family without any timing adds to the variance, by how much measured families differ: in
