@@ -17,7 +17,7 @@ from planner.search.bounds import OOM_LIMIT
 from planner.search.choice import pareto
 from planner.search.one_size import OneSize, PlanCandidate, score_of
 from planner.specs.job import Job
-from planner.specs.layout import FieldValue, Layout
+from planner.specs.layout import Layout, changed_fields
 from planner.specs.plan import ConsideredLayout, Source
 
 MOST_CONSIDERED = 100  # layouts that fit, over all sizes; judgement: what a plot can show
@@ -41,6 +41,9 @@ def fitting_layouts(at_size: OneSize) -> Fitting:
     """Everything priced at this size that fits and was kept."""
     screened = at_size.screened
     known = {layout: (step, device) for step, device, layout in reversed(at_size.candidates)}
+    for one in at_size.sampled:
+        if one.step_seconds is not None and one.device_bytes is not None and one.fits:
+            known.setdefault(one.layout, (one.step_seconds, one.device_bytes))
     for row in np.flatnonzero(screened.oom <= OOM_LIMIT):
         numbers = float(screened.step_seconds[row]), float(screened.device_bytes[row])
         known.setdefault(screened.batch.row(int(row)), numbers)
@@ -170,12 +173,3 @@ def _priced(
         )
         for row in range(len(layouts))
     ]
-
-
-def changed_fields(base: Layout, layout: Layout) -> dict[str, FieldValue]:
-    """The fields of a layout that differ from those of another."""
-    return {
-        name: value
-        for name in Layout.model_fields
-        if (value := getattr(layout, name)) != getattr(base, name)
-    }

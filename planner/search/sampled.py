@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from planner.search.bounds import OOM_LIMIT
 from planner.specs.layout import Layout
 
 
@@ -18,6 +19,11 @@ class SampledTrial:
     oom_probability: float | None = None
     device_bytes: float | None = None
     refused: str | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether it is likely enough to fit."""
+        return self.oom_probability is not None and self.oom_probability <= OOM_LIMIT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
