@@ -24,8 +24,8 @@ from planner.specs.model import ModelSpec
 from planner.specs.plan import Plan
 from planner.specs.training import TrainingSpec
 
-if TYPE_CHECKING:  # Optuna is imported where a study is made
-    import optuna
+if TYPE_CHECKING:  # it imports Optuna
+    from planner.study.of_plan import Study
 
 Words = Mapping[str, Any]
 
@@ -87,7 +87,7 @@ def estimate_many(jobs: Iterable[Job | Words]) -> list[Estimate]:
     return priced([_job(job, {}) for job in jobs])
 
 
-def study_of(plan: Plan, values: str | None = None) -> "optuna.Study":
+def study_of(plan: Plan, values: str | None = None) -> "Study":
     """The Optuna study of a plan, in memory, for Optuna's own tools: `planner.study.of_plan`.
 
     values: `predicted`, `measured`, `time-memory` or `time-cost`; unless given, what was measured

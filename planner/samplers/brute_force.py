@@ -10,8 +10,10 @@ if TYPE_CHECKING:
 
 def make(seed: int, startup: int) -> "BaseSampler":
     """A sampler that repeats nothing until it has tried everything."""
+    import warnings
     from collections.abc import Sequence
 
+    from optuna.exceptions import ExperimentalWarning
     from optuna.samplers import BruteForceSampler
     from optuna.study import Study
     from optuna.trial import FrozenTrial, TrialState
@@ -28,7 +30,9 @@ def make(seed: int, startup: int) -> "BaseSampler":
         ) -> None:
             """Nothing."""
 
-    return Everything(seed=seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", category=ExperimentalWarning)
+        return Everything(seed=seed)
 
 
 BRUTE_FORCE = Sampler(name="brute-force", make=make)

@@ -1,4 +1,4 @@
-"""Optuna's CMA-ES, an evolution strategy over numbers; it needs cmaes.
+"""Optuna's CMA-ES, an evolution strategy over numbers.
 
 What is no number is random, and it does not look at memory: what does not fit is no better or worse
 to it than what does.
@@ -39,4 +39,4 @@ def make(seed: int, startup: int) -> "BaseSampler":
     return WithoutConstraints(seed=seed, n_startup_trials=startup, warn_independent_sampling=False)
 
 
-CMA_ES = Sampler(name="cma-es", make=make, needs=("cmaes",))
+CMA_ES = Sampler(name="cma-es", make=make)

@@ -28,6 +28,8 @@ from planner.specs.plan import ConsideredLayout, Plan, RankedLayout
 from planner.study.samplers import TRAINER_WORD
 from planner.study.trials import LEAST_MARGIN
 
+Study = optuna.Study
+
 # The form of constraints that every release of Optuna and its dashboard reads.
 CONSTRAINTS = "constraints"
 NUMBERS = (
@@ -72,7 +74,7 @@ class Entry:
     attributes: Mapping[str, Any] = field(default_factory=dict)
 
 
-def study_of(plan: Plan, values: str | None = None) -> optuna.Study:
+def study_of(plan: Plan, values: str | None = None) -> Study:
     """The study of a plan, in memory.
 
     values: one of VALUES; unless given, what was measured where the plan spent probes, else what
@@ -106,11 +108,6 @@ def study_of(plan: Plan, values: str | None = None) -> optuna.Study:
     for name, value in {**_about(plan, chosen), "fixed": fixed}.items():
         study.set_user_attr(name, value)
     return study
-
-
-def whole(plan: Plan) -> bool:
-    """Whether the plan was stored with what its search considered."""
-    return bool(plan.considered)
 
 
 # ---- what becomes a trial --------------------------------------------------------------------
