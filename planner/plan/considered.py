@@ -97,6 +97,7 @@ def _of_size(
     fitting = fitting_layouts(at_size)
     steps = dict(zip(fitting.layouts, fitting.step_seconds.tolist(), strict=True))
     ahead = [layout for size, layout in ranks if size == num_gpus]
+    ahead.append(PlanCandidate(at_size, at_size.first).layout)  # of `sizes`
     ahead += [fitting.layouts[row] for row in fitting.front(len(steps))] if steps else []
     smallest = job.search.objective == "memory"
     order = np.argsort(fitting.device_bytes if smallest else fitting.step_seconds, kind="stable")
