@@ -39,4 +39,4 @@ def make(seed: int, startup: int) -> "BaseSampler":
     return WithoutConstraints(seed=seed, n_startup_trials=startup, warn_independent_sampling=False)
 
 
-CMA_ES = Sampler(name="cma-es", make=make)
+CMA_ES = Sampler(name="cma-es", make=make, needs=("cmaes",), brought_by="the package cmaes")
