@@ -9,6 +9,7 @@ from optuna.trial import TrialState
 
 import planner
 from planner.errors import SpecError
+from planner.plan.considered import MOST_CONSIDERED
 from planner.search.bounds import OOM_LIMIT
 from planner.search.choice import pareto
 from planner.specs.layout import Layout
@@ -16,6 +17,7 @@ from planner.specs.measurement import Measured
 from planner.specs.plan import Plan
 from planner.study.ask_tell import one_at_a_time, run
 from planner.study.measured_search import summary
+from planner.study.of_plan import VALUES
 from planner.study.samplers import layout_of
 from planner.study.study import Budget, StudySettings
 from tests.conftest import JOB
@@ -86,8 +88,10 @@ def test_what_was_left_out_is_pruned_with_its_reason_and_number(plan: Plan) -> N
     assert refused.items() <= pruned.items()
 
 
-def test_a_layout_stands_once(plan: Plan) -> None:
+def test_a_layout_stands_once_and_not_too_many_do(plan: Plan) -> None:
     study = planner.study_of(plan)
+    fitting = [one for one in plan.considered if (one.oom_probability or 0.0) <= OOM_LIMIT]
+    assert MOST_CONSIDERED <= len(fitting) < MOST_CONSIDERED + 32
     layouts = [layout_in(study, trial) for trial in of_layouts(study)]
     assert len(set(layouts)) == len(layouts)
 
@@ -189,7 +193,7 @@ def test_a_plan_stored_before_has_its_ranked_layouts_and_its_front(plan: Plan) -
 
 
 def test_values_that_do_not_exist_are_refused(plan: Plan) -> None:
-    with pytest.raises(SpecError, match="use one of measured, predicted, time-memory, time-cost"):
+    with pytest.raises(SpecError, match=f"use one of {', '.join(VALUES)}"):
         planner.study_of(plan, "speed")
     with pytest.raises(SpecError, match="is of a plan that spent probes"):
         planner.study_of(plan, "measured")
