@@ -81,22 +81,25 @@ def _journal(path: Path) -> "BaseStorage":
 def write_study(study: "optuna.Study", storage: "BaseStorage", *, overwrite: bool) -> None:
     """Copies a study; what was written of one that could not be finished is removed.
 
-    Raises ConflictError where one of its name is there, unless it is to be overwritten.
+    Raises ConflictError where one of its name is there, unless it is to be overwritten, and
+    StoreError where the storage does not take it.
     """
     import optuna
 
     name = study.study_name
-    if name in {one.study_name for one in storage.get_all_studies()}:
-        if not overwrite:
-            raise ConflictError(f"a study {name} is there already; --overwrite replaces it")
+    if overwrite and name in {one.study_name for one in storage.get_all_studies()}:
         optuna.delete_study(study_name=name, storage=storage)
     try:
         optuna.copy_study(from_study_name=name, from_storage=study._storage, to_storage=storage)
+    except optuna.exceptions.DuplicatedStudyError:
+        there = f"a study {name} is there already; --overwrite replaces it"
+        raise ConflictError(there) from None
     except BaseException as error:
-        with suppress(KeyError, OSError):
+        with suppress(KeyError, OSError, optuna.exceptions.OptunaError):
             optuna.delete_study(study_name=name, storage=storage)
-        if isinstance(error, OSError):
-            raise StoreError(f"the study cannot be written ({error.strerror})") from error
+        if isinstance(error, OSError | optuna.exceptions.OptunaError):
+            reason = " ".join(str(error).split())
+            raise StoreError(f"the study cannot be written ({reason})") from error
         raise
 
 

@@ -14,7 +14,7 @@ from sqlalchemy import create_engine, text
 
 import planner
 from api.optuna_storage import counts_of, open_storage, write_study
-from planner.errors import ConflictError, SpecError
+from planner.errors import ConflictError, SpecError, StoreError
 from planner.specs.plan import Plan
 from tests.conftest import needed
 
@@ -147,8 +147,20 @@ def test_a_study_that_is_there_is_kept_unless_it_is_to_be_replaced(
     assert names == {few.id, f"{few.id}-time-memory"}
 
 
+@pytest.mark.parametrize(
+    ("broken", "told"),
+    [
+        (KeyboardInterrupt(), KeyboardInterrupt),
+        (OSError(28, "No space left on device"), StoreError),
+        (optuna.exceptions.StorageInternalError("disk is full"), StoreError),
+    ],
+)
 def test_half_a_study_is_not_left_behind(
-    few: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    few: Plan,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    broken: BaseException,
+    told: type[BaseException],
 ) -> None:
     storage = open_storage(None, tmp_path / "study.log")
     study = planner.study_of(few)
@@ -157,12 +169,12 @@ def test_half_a_study_is_not_left_behind(
 
     def breaking(self: Any, *arguments: Any, **named: Any) -> int:
         if len(added) == 3:
-            raise KeyboardInterrupt
+            raise broken
         added.append(add(self, *arguments, **named))
         return added[-1]
 
     monkeypatch.setattr(JournalStorage, "create_new_trial", breaking)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(told):
         write_study(study, storage, overwrite=False)
     assert storage.get_all_studies() == []
 
