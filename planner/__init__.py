@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         UnsupportedError,
     )
     from planner.intake.trainer_files.files import read_current
-    from planner.library import estimate, estimate_many, recommend
+    from planner.library import estimate, estimate_many, recommend, study_of
     from planner.specs.cluster import ClusterSpec
     from planner.specs.estimate import Estimate
     from planner.specs.job import Job
@@ -40,7 +40,7 @@ _HOMES = {
         "InfeasibleError", "PlannerError", "SpecError", "UnknownNameError", "UnsupportedError",
     ),
     "planner.intake.trainer_files.files": ("read_current",),
-    "planner.library": ("estimate", "estimate_many", "recommend"),
+    "planner.library": ("estimate", "estimate_many", "recommend", "study_of"),
     "planner.specs.cluster": ("ClusterSpec",),
     "planner.specs.estimate": ("Estimate",),
     "planner.specs.job": ("Job",),
@@ -69,6 +69,7 @@ __all__ = [
     "estimate_many",
     "read_current",
     "recommend",
+    "study_of",
 ]
 
 

@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from planner.errors import Fault, SpecError
 from planner.estimates import estimate_job
@@ -23,6 +23,9 @@ from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
 from planner.specs.plan import Plan
 from planner.specs.training import TrainingSpec
+
+if TYPE_CHECKING:  # it imports Optuna
+    from planner.study.of_plan import Study
 
 Words = Mapping[str, Any]
 
@@ -82,6 +85,19 @@ def estimate(
 def estimate_many(jobs: Iterable[Job | Words]) -> list[Estimate]:
     """One estimate a job, in order. Raises SpecError for the first malformed job."""
     return priced([_job(job, {}) for job in jobs])
+
+
+def study_of(plan: Plan, values: str | None = None) -> "Study":
+    """The Optuna study of a plan, in memory, for Optuna's own tools: `planner.study.of_plan`.
+
+    values: `predicted`, `measured`, `time-memory` or `time-cost`; unless given, what was measured
+    where the plan spent probes, else what was predicted.  `optuna.copy_study` writes it elsewhere.
+
+    Raises SpecError for other values, and for measured ones of a plan without probes.
+    """
+    from planner.study.of_plan import study_of as made
+
+    return made(plan, values)
 
 
 def _job(job: Job | Words | None, parts: Mapping[str, object]) -> Job:

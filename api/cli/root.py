@@ -24,6 +24,7 @@ from api.cli import (
     recommend,
     serve,
     simulate,
+    study,
     sweep,
     worker,
 )
@@ -57,6 +58,7 @@ for module in (
     calibrate,
     catalog,
     export,
+    study,
     accuracy,
     serve,
     worker,

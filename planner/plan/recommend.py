@@ -15,11 +15,11 @@ from planner.estimates import estimate_layouts
 from planner.export import export
 from planner.export.base import Export
 from planner.plan.advice import warnings_for
+from planner.plan.considered import considered, fitting_layouts
 from planner.plan.explain import BETTER, difference, next_bottleneck, regret, winner_reasons
 from planner.ports import Ports
 from planner.rules import Context
 from planner.rules.support import check_supported, fork_needed
-from planner.search.choice import pareto
 from planner.search.choice.ranking import (
     Ranking,
     after_probes,
@@ -33,7 +33,6 @@ from planner.search.choice.ranking import (
 from planner.search.infeasible.near_batch import near_batch
 from planner.search.infeasible.report import check_given, nothing_fits
 from planner.search.one_size import OneSize, PlanCandidate, Progress, rate, search_size
-from planner.search.screen import OOM_LIMIT
 from planner.search.space.conflicts import refused_choices
 from planner.search.variations.neighbours import Neighbour, neighbours
 from planner.search.variations.sensitivity import sensitivity
@@ -51,6 +50,7 @@ if TYPE_CHECKING:  # they import Optuna, which a plan on paper does not need to 
 
 # shown rejection reasons, if fewer layouts are found than asked for
 MOST_REASONS = 3
+MOST_ON_FRONT = 20
 SHOWN_REASONS = 16  # one for every field that a neighbour changes, and room for the other sentences
 
 
@@ -195,7 +195,7 @@ def _plan(
         job=job.request,
         created_at=ports.clock.now().isoformat(),
         ranked=entries,
-        pareto=_pareto(job, ranked),
+        pareto=_pareto(job, sizes, ranked),
         rejected=dict(total.most_common()),
         nearest_miss=None,
         searched=_searched(sizes, winner.at_size, seconds),
@@ -208,6 +208,7 @@ def _plan(
         seed=job.search.seed,
         model_version=MODEL_VERSION,
         calibration_id=winner.at_size.pricer.calibration.id,
+        considered=considered(job, [at_size for at_size in sizes if at_size.candidates], ranked),
         sensitivity=sensitivity(winner.at_size.pricer, winner.layout),
         sizes=_options([at_size for at_size in sizes if at_size.candidates]),
         regret=regret(
@@ -364,29 +365,23 @@ def _headline(entries: list[RankedLayout]) -> list[str]:
     ]
 
 
-def _pareto(job: Job, ranked: list[PlanCandidate]) -> list[ParetoPoint]:
-    """Throughput against headroom at the winner's size, over everything screened that fits."""
-    at_size = ranked[0].at_size
-    screened = at_size.screened
-    fits = np.flatnonzero(screened.oom <= OOM_LIMIT)
-    rows = fits[pareto.front(screened.step_seconds[fits], screened.device_bytes[fits])]
+def _pareto(job: Job, sizes: list[OneSize], ranked: list[PlanCandidate]) -> list[ParetoPoint]:
+    """Throughput against headroom at the winner's size, over everything priced that fits."""
+    cluster = ranked[0].at_size.pricer.cluster
+    on_paper = next(one for one in sizes if one.pricer.cluster.num_gpus == cluster.num_gpus)
+    fitting = fitting_layouts(on_paper)
     places = {choice.layout: index for index, choice in enumerate(ranked, start=1)}
-    tokens = job.training.global_batch_size * job.training.seq_len / at_size.pricer.cluster.num_gpus
-    points = []
-    for row in rows:
-        layout = screened.batch.row(int(row))
-        step = float(screened.step_seconds[row])
-        headroom = at_size.pricer.cluster.usable_memory_bytes - float(screened.device_bytes[row])
-        points.append(
-            ParetoPoint(
-                layout=layout,
-                tokens_per_second_per_gpu=tokens / step,
-                headroom_bytes=headroom,
-                step_seconds=step,
-                rank=places.get(layout),
-            )
+    tokens = job.training.global_batch_size * job.training.seq_len / cluster.num_gpus
+    return [
+        ParetoPoint(
+            layout=fitting.layouts[row],
+            tokens_per_second_per_gpu=tokens / float(fitting.step_seconds[row]),
+            headroom_bytes=cluster.usable_memory_bytes - float(fitting.device_bytes[row]),
+            step_seconds=float(fitting.step_seconds[row]),
+            rank=places.get(fitting.layouts[row]),
         )
-    return points
+        for row in fitting.front(MOST_ON_FRONT)
+    ]
 
 
 def _versus_current(job: Job, winner: PlanCandidate, estimate: Estimate) -> VersusCurrent | None:

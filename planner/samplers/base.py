@@ -19,7 +19,7 @@ class Sampler:
 
     make: an Optuna sampler from a seed and a number of startup trials. It samples what a search on
         paper cannot enumerate; in a study each sample becomes the nearest legal candidate.
-    needs: modules that Optuna imports for it, beyond the planner's own requirements.
+    needs: modules that Optuna imports for it, and brought_by what to install for them.
     warm_starts: a study first probes so many of the cost model's best, different candidates.
     by_posterior: a study proposes by the posterior of the cost model instead of `make`.
     """
@@ -27,6 +27,7 @@ class Sampler:
     name: str
     make: "Callable[[int, int], BaseSampler]"
     needs: tuple[str, ...] = ()
+    brought_by: str = "the probe extra"
     warm_starts: int = 0
     by_posterior: bool = False
 
@@ -35,6 +36,6 @@ class Sampler:
         missing = [module for module in self.needs if importlib.util.find_spec(module) is None]
         if missing:
             rule = f"needs {' and '.join(self.needs)}; not installed: {', '.join(missing)}"
-            remedy = "install the probe extra, or use cost-model or tpe"
+            remedy = f"install {self.brought_by}, or use cost-model or tpe"
             raise SpecError(Fault("search.sampler", self.name, rule, remedy))
         return self.make(seed, startup)

@@ -20,6 +20,7 @@ from planner.estimates import simulated_columns
 from planner.rules import Context
 from planner.search.bounds import OOM_LIMIT
 from planner.search.choice.preference import Weighed, leaders
+from planner.search.sampled import SampledTrial
 from planner.search.screen import Screened, screen
 from planner.search.space.enumerate import Space, build_space
 from planner.search.variations.budgets import best_budgets
@@ -55,6 +56,7 @@ class OneSize:
         simplest comes first.
     weighed: the mechanisms that they use.
     first: the candidate to put first (`ranking`).
+    sampled: what the sampler tried beyond enumeration, in its order.
     """
 
     pricer: Pricer
@@ -70,6 +72,7 @@ class OneSize:
     expected: FloatColumn = field(default_factory=lambda: np.zeros(0))
     weighed: Weighed | None = None
     first: int = 0
+    sampled: tuple[SampledTrial, ...] = ()
 
 
 class PlanCandidate(NamedTuple):
@@ -273,6 +276,7 @@ def _sample(job: Job, at_size: OneSize) -> None:
         "trials": sampled.num_trials,
         "seed": job.search.seed,
     }
+    at_size.sampled = sampled.trials
     at_size.num_simulated += sampled.num_trials
 
 
@@ -289,14 +293,14 @@ def rate(job: Job, at_size: OneSize, *, several: bool) -> None:
     at_size.oom = oom_probability(
         at_size.pricer.profile, at_size.pricer.cluster, prices.least_device_bytes
     )
-    at_size.scores = _score(job.search.objective, at_size.runs, device, several=several)
+    at_size.scores = score_of(job.search.objective, at_size.runs, device, several=several)
     at_size.weighed = Weighed.of(batch, at_size.pricer)
     at_size.expected = at_size.scores
     if job.search.simplest_first:
         at_size.expected = at_size.weighed.expected(at_size.scores, at_size.oom)
 
 
-def _score(
+def score_of(
     objective: str, runs: RunColumns, device_bytes: FloatColumn, *, several: bool
 ) -> FloatColumn:
     """What the objective minimises, (N,).

@@ -26,6 +26,7 @@ ROUND = 4 * CHUNK
 KEEP = 400
 NEAREST = 64
 UNEVEN = 128
+UNFIT = 32  # the fastest that do not fit, kept to be shown
 # Judgement: how much slower than the best a layout may be and still be worth pricing for
 # the Pareto front.
 PARETO_SLACK = 1.1
@@ -45,6 +46,7 @@ class Screened:
     uneven: of each structure the pipelined layout that could be fastest with another split of its
         layers, best first.
     balanced_seconds: their step times if all ranks computed equally long.
+    unfit: the fastest priced layouts that do not fit, fastest first.
     """
 
     batch: LayoutBatch
@@ -58,6 +60,7 @@ class Screened:
     cell_bounds: CellBounds
     uneven: LayoutBatch
     balanced_seconds: FloatColumn
+    unfit: LayoutBatch
 
 
 def screen(
@@ -174,6 +177,7 @@ class _Pool:
         self.best = np.inf
         self.structures: dict[int, float] = {}
         self.uneven: list[tuple[LayoutBatch, FloatColumn]] = []
+        self.unfit: list[tuple[LayoutBatch, FloatColumn]] = []
         self.num_priced = self.num_fitting = 0
 
     def limit(self, slack: float) -> float:
@@ -219,6 +223,7 @@ class _Pool:
                 )
             )
             self._note(part.take(chosen), value[chosen], fits[chosen])
+            self._note_unfit(part, prices.step_seconds, fits)
             if not self.smallest:
                 self._note_uneven(
                     part,
@@ -257,6 +262,18 @@ class _Pool:
             chosen = rows[np.sort(first)[:UNEVEN]]
             self.uneven.append((part.take(chosen), balanced[chosen]))
 
+    def _note_unfit(self, part: LayoutBatch, step_seconds: FloatColumn, fits: BoolColumn) -> None:
+        """Records the fastest that do not fit."""
+        rows = np.flatnonzero(~fits)
+        rows = rows[np.argsort(step_seconds[rows], kind="stable")[:UNFIT]]
+        self.unfit.append((part.take(rows), step_seconds[rows]))
+
+    def _fastest_unfit(self, nothing: LayoutBatch) -> LayoutBatch:
+        """What was recorded, fastest first."""
+        batch = LayoutBatch.concatenate([nothing, *(part for part, _ in self.unfit)])
+        step = np.concatenate([np.zeros(0), *(seconds for _, seconds in self.unfit)])
+        return batch.take(np.argsort(step, kind="stable")[:UNFIT])
+
     def _most_uneven(self, nothing: LayoutBatch) -> tuple[LayoutBatch, FloatColumn]:
         """What was recorded, best first."""
         batch = LayoutBatch.concatenate([nothing, *(part for part, _ in self.uneven)])
@@ -266,11 +283,13 @@ class _Pool:
 
     def result(self, cell_bounds: CellBounds, bounded_out: int, too_large: int) -> Screened:
         """The layouts found in all batches, fitting ones first, each group by step time."""
-        uneven, balanced = self._most_uneven(cell_bounds.cells.take(slice(0, 0)))
+        nothing_yet = cell_bounds.cells.take(slice(0, 0))
+        uneven, balanced = self._most_uneven(nothing_yet)
+        unfit = self._fastest_unfit(nothing_yet)
         if not self.parts:
             nothing = np.zeros(0)
             return Screened(
-                batch=cell_bounds.cells.take(slice(0, 0)),
+                batch=nothing_yet,
                 step_seconds=nothing,
                 device_bytes=nothing,
                 oom=nothing,
@@ -281,6 +300,7 @@ class _Pool:
                 cell_bounds=cell_bounds,
                 uneven=uneven,
                 balanced_seconds=balanced,
+                unfit=unfit,
             )
         batch = LayoutBatch.concatenate([part[0] for part in self.parts])
         step, device, oom = (np.concatenate([part[i] for part in self.parts]) for i in (1, 2, 3))
@@ -304,6 +324,7 @@ class _Pool:
             cell_bounds=cell_bounds,
             uneven=uneven,
             balanced_seconds=balanced,
+            unfit=unfit,
         )
 
 

@@ -14,7 +14,6 @@ from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
 from planner.specs.probe_trainers import ProbeTrainerName
 from planner.specs.training import TrainingSpec
-from planner.specs.validation import closest
 
 LABELS = ("group", "sweep", "complete", "source", "trust", "notes", "measured", "peer")
 KEYS = ("id", "model", "cluster", "training", "layout", "current", "search", "probe")
@@ -23,7 +22,7 @@ KEYS = ("id", "model", "cluster", "training", "layout", "current", "search", "pr
 def _known_sampler(name: str) -> str:
     """The name itself; raises ValueError "rule; remedy" for an unregistered sampler."""
     if name not in SAMPLERS:
-        raise ValueError(f"is not one of the known values; {closest(name, SAMPLERS)}")
+        raise ValueError(f"is no sampler; use one of {', '.join(SAMPLERS)}")
     return name
 
 

@@ -124,6 +124,35 @@ class Regret(BaseModel):
     statement: str
 
 
+class ConsideredLayout(BaseModel):
+    """A layout that the search priced or refused, for whoever looks at the study of a plan.
+
+    changed: the fields in which it differs from number 1.
+    rank: its place; None where it is not shown.
+    objective: what the plan minimises, of this layout.
+    cost, gpu_hours, time_to_train_seconds: of the whole run; cost in USD.
+    sampled_by: the sampler that tried it, beyond enumeration.
+    refused: the rule that forbids it; it has no numbers then.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    changed: dict[str, FieldValue]
+    num_gpus: int
+    rank: int | None = None
+    source: Source = "screened"
+    step_seconds: float | None = None
+    interval_seconds: tuple[float, float] | None = None
+    device_bytes: float | None = None
+    oom_probability: float | None = None
+    objective: float | None = None
+    time_to_train_seconds: float | None = None
+    cost: float | None = None
+    gpu_hours: float | None = None
+    sampled_by: str | None = None
+    refused: str | None = None
+
+
 class FittingChange(BaseModel):
     """One change to the request that makes `layout` fit: field, new value, and a sentence."""
 
@@ -256,6 +285,8 @@ class Plan(BaseModel):
     rests_on: what number 1 uses that no run behind the calibration used, as a sentence; None where
         runs used all of it.
     best_measured: the best layout that does without that, if anything that fits does.
+    considered: the best of what the search priced, the front and the nearest that do not fit among
+        them, and what a sampler tried; empty in plans that were stored before this field.
     num_parameters, num_active_parameters: of the model as parsed: all, and those that one token
         uses (without the experts it is not sent to). None in plans that were stored before these
         fields.
@@ -284,5 +315,6 @@ class Plan(BaseModel):
     best_measured: BestMeasured | None = None
     sensitivity: list[SensitivityStep] = []
     probing: dict[str, Any] | None = None
+    considered: list[ConsideredLayout] = []
     num_parameters: int | None = None
     num_active_parameters: int | None = None

@@ -335,7 +335,7 @@ def summary(outcome: StudyResult) -> dict[str, Any]:
             **{
                 key: value
                 for key, value in trial.user_attrs.items()
-                if isinstance(value, str | int | float)
+                if isinstance(value, str | int | float) or key in PAIRS
             },
         }
         for trial in outcome.study.get_trials(deepcopy=False)
@@ -360,6 +360,7 @@ def summary(outcome: StudyResult) -> dict[str, Any]:
 
 
 MOST_RULED_OUT = 20
+PAIRS = ("interval_seconds",)  # the attributes of a trial that are lists
 
 
 def _value(trial: Any) -> float | None:

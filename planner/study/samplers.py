@@ -5,6 +5,7 @@ parameters are always the fields of a legal candidate. Letters: N candidates, D 
 """
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -314,11 +315,14 @@ class SnappedSampler(FiniteSampler):
                 )
         relative = self.inner.infer_relative_search_space(study, trial)
         sampled = dict(self.inner.sample_relative(study, trial, relative))
-        for name, distribution in self.space.distributions.items():
+        fields, so_far = list(self.space.distributions), copy(trial)
+        for place, (name, distribution) in enumerate(self.space.distributions.items()):
             if distribution.single():
                 sampled[name] = _only(distribution)
             elif name not in sampled:
-                sampled[name] = self.inner.sample_independent(study, trial, name, distribution)
+                # what was chosen before it, as in a trial that asks for one after the other
+                so_far.params = {one: sampled[one] for one in fields[:place] if one in sampled}
+                sampled[name] = self.inner.sample_independent(study, so_far, name, distribution)
         row = self.space.nearest(sampled, allowed)
         return Pick(
             row=row,

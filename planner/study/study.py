@@ -7,11 +7,13 @@ Letters: N candidates.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import optuna
 from optuna.trial import TrialState
 
+from planner.calibration import student
 from planner.columns import BoolColumn, FloatColumn
 from planner.search.screen import OOM_LIMIT
 from planner.specs.layout import Layout
@@ -162,11 +164,13 @@ class ProbeStudy:
         self.knowledge.first = settings.first
         self.knowledge.first_measures = settings.first_measures
         self.spent = Spent(gpu_seconds=settings.gpu_seconds_before)
+        self._spent_on: dict[int, float] = {}
         self._observe_effects(settings.observed)
         self.trials = Trials(
             make_sampler(
                 settings.sampler, self.knowledge, seed=settings.seed, risk_limit=settings.risk_limit
-            )
+            ),
+            self._about,
         )
         self.ignored: list[str] = []
         self._running: dict[int, Proposal] = {}
@@ -178,6 +182,19 @@ class ProbeStudy:
         self._next = 0
         self._stale = False
         self.broken: str | None = None
+
+    def _about(self, row: int) -> dict[str, Any]:
+        """What the model predicted of a candidate, and the GPU-seconds of its evaluations here."""
+        prior = self.candidates.prior
+        seconds = float(np.exp(prior.log_seconds[row]))
+        sd = float(np.sqrt(prior.sd[row] ** 2 + (prior.factor[row] ** 2).sum()))
+        width = float(np.exp(student.TWO_SIDED_90 * sd))
+        return {
+            "predicted_step_seconds": seconds,
+            "interval_seconds": [seconds / width, seconds * width],
+            "oom_probability": float(prior.oom_probability[row]),
+            "gpu_seconds": self._spent_on.get(row, 0.0),
+        }
 
     # ---- from the database ---------------------------------------------------------------------
 
@@ -680,6 +697,7 @@ class ProbeStudy:
         cost = (
             measured.gpu_seconds if measured.gpu_seconds is not None else float(self._costs()[row])
         )
+        self._spent_on[row] = self._spent_on.get(row, 0.0) + cost
         interrupted = measured.failure == INTERRUPTED
         if measured.gpu_seconds is not None and not interrupted and measured.step_seconds:
             self.fidelities.observe_start(

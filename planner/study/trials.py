@@ -11,7 +11,7 @@ The constraint is memory over usable memory, less 1.
 """
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -29,10 +29,14 @@ class Trials:
     """Asks Optuna for trials and closes them.
 
     notes: by candidate, why it was asked and which measurement answered.
+    about: what was predicted of a candidate and spent on it, as attributes.
     """
 
-    def __init__(self, sampler: FiniteSampler) -> None:
+    def __init__(
+        self, sampler: FiniteSampler, about: Callable[[int], Mapping[str, Any]] = lambda _: {}
+    ) -> None:
         self.sampler = sampler
+        self.about = about
         self.study = self._empty()
         self.notes: dict[int, dict[str, Any]] = {}
 
@@ -47,7 +51,7 @@ class Trials:
         constraint = _constraint(record)
         if constraint is not None:
             trial.set_constraint(MEMORY_CONSTRAINT, constraint)
-        for name, value in {**self.notes[record.row], **_attributes(record)}.items():
+        for name, value in self._shown(record).items():
             trial.set_user_attr(name, value)
         if record.status == "ok":
             self.study.tell(trial, record.step_seconds)
@@ -56,7 +60,8 @@ class Trials:
 
     def close(self, trial: optuna.Trial, state: TrialState, attributes: dict[str, Any]) -> None:
         """Closes a trial that gave no record."""
-        for name, value in attributes.items():
+        about = self.about(self.sampler.picks[trial.number].row)
+        for name, value in {**about, **attributes}.items():
             trial.set_user_attr(name, value)
         self.study.tell(trial, state=state)
 
@@ -67,7 +72,7 @@ class Trials:
                 state=TrialState.FAIL,
                 params=self.sampler.space.parameters(row),
                 distributions=dict(self.sampler.space.distributions),
-                user_attrs=attributes,
+                user_attrs={**self.about(row), **attributes},
             )
         )
 
@@ -105,9 +110,13 @@ class Trials:
             value=record.step_seconds,
             params=self.sampler.space.parameters(record.row),
             distributions=dict(self.sampler.space.distributions),
-            user_attrs={**self.notes.get(record.row, {}), **_attributes(record)},
+            user_attrs=self._shown(record),
             constraints=None if constraint is None else {MEMORY_CONSTRAINT: constraint},
         )
+
+    def _shown(self, record: Record) -> dict[str, Any]:
+        notes = self.notes.get(record.row, {})
+        return {**self.about(record.row), **notes, **_attributes(record)}
 
 
 def _state(record: Record) -> TrialState:
@@ -127,6 +136,11 @@ def _attributes(record: Record) -> dict[str, Any]:
         "runs": record.runs,
         "rung": record.fidelity,
     }
+    if record.step_seconds is not None:
+        attributes["measured_step_seconds"] = record.step_seconds
+    constraint = _constraint(record)
+    if constraint is not None:
+        attributes["memory_over_usable"] = constraint
     if record.variance is not None:
         attributes["log_seconds_sd"] = float(np.sqrt(record.variance))
     if record.message:

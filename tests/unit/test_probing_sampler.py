@@ -37,7 +37,9 @@ from planner.study.samplers import (
 from planner.study.study import Budget, ProbeStudy, StudySettings
 from tests.unit.probing_cases import Machine, small, subset
 
-AVAILABLE = [name for name in SAMPLERS if name != "gp" or importlib.util.find_spec("torch")]
+AVAILABLE = [
+    name for name, one in SAMPLERS.items() if all(map(importlib.util.find_spec, one.needs))
+]
 MUCH = Budget(probes=1000, gpu_seconds=1e12)
 
 
@@ -131,6 +133,14 @@ def test_gp_says_what_it_needs_and_what_is_missing(
         r"the probe extra",
     ):
         make_sampler("gp", Knowledge(small()), seed=0)
+
+
+def test_the_seven_samplers_and_what_cma_es_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {"cost-model", "tpe", "gp", "nsga2", "cma-es", "random", "brute-force"}
+    assert set(SAMPLERS) == names
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SpecError, match="not installed: cmaes; install the package cmaes"):
+        make_sampler("cma-es", Knowledge(small()), seed=0)
 
 
 def test_the_probe_extra_brings_what_gp_needs() -> None:

@@ -1,0 +1,67 @@
+"""`planner-cli study`: the Optuna study of a stored plan, for Optuna's own tools."""
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from api.cli.given import PlanId
+
+NAME = "study"
+
+
+def command(
+    plan_id: PlanId,
+    storage: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Database to write it to: sqlite:///study.db, ..."),
+    ] = None,
+    journal: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Journal file of Optuna to write it to, instead."),
+    ] = None,
+    values: Annotated[
+        str | None,
+        typer.Option(
+            help="What its trials minimise: measured, predicted, time-memory or time-cost; unless "
+            "given, measured where the plan spent probes, else predicted."
+        ),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a study of that name.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
+) -> None:
+    """Write the study of a plan for optuna-dashboard and Optuna's plots."""
+    import json as encoder
+
+    from api.cli.output import note, say
+    from api.input.names import plan_id_of
+    from api.optuna_storage import counts_of, open_storage, without_password, write_study
+    from api.wiring import wire
+    from planner.errors import SpecError
+    from planner.library import study_of
+    from planner.units import counted
+
+    wiring = wire()
+    plan = wiring.store.get_plan(plan_id_of(wiring, plan_id))
+    try:
+        study = study_of(plan, values)
+    except SpecError as error:
+        raise error.renamed(lambda name: f"--{name}") from None
+    write_study(study, open_storage(storage, journal), overwrite=overwrite)
+    counts, place = counts_of(study), str(journal) if storage is None else without_password(storage)
+    if not plan.considered:
+        note(
+            f"{plan.id} was stored before plans kept what their search considered: the study has "
+            "its ranked layouts, its front and the counts of the others"
+        )
+    if json:
+        say(encoder.dumps({"study": study.study_name, "storage": place, "trials": counts}))
+        return
+    words = ", ".join(
+        f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count
+    )
+    say(f"{study.study_name}: {counted(sum(counts.values()), 'trial')} ({words})")
+    say(f"optuna-dashboard {shlex.quote(place)}")

@@ -1,0 +1,74 @@
+"""`planner-cli study` in a process of its own: a plan on paper, one with probes, and refusals."""
+
+import json
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState
+
+from planner.study.samplers import layout_of
+from tests.conftest import Cli
+
+JOB = ("--model", "llama3.2-1b", "--gpu", "h100-sxm-80gb", "--num-gpus", "8", "--seq-len", "8192",
+       "--global-batch-size", "64", "--fix", "precision=bf16", "--fix", "pp=1")  # fmt: skip
+
+
+def test_a_stored_plan_is_a_study_of_optuna(cli: Cli, tmp_path: Path) -> None:
+    made = cli("recommend", *JOB, "--top-k", "3", "--sampler", "random", "--json")
+    assert made.returncode == 0, made.stderr
+    plan = json.loads(made.stdout)
+    journal = tmp_path / "study.log"
+    done = cli("study", plan["id"][:-3], "--journal", journal)
+    assert done.returncode == 0, done.stderr
+    first, then = done.stdout.splitlines()
+    assert first.startswith(f"{plan['id']}: ")
+    assert then == f"optuna-dashboard {journal}"
+
+    storage = JournalStorage(JournalFileBackend(str(journal)))
+    study = optuna.load_study(study_name=plan["id"], storage=storage)
+    for entry, trial in zip(plan["ranked"], study.trials, strict=False):
+        layout = layout_of({**study.user_attrs["fixed"], **trial.params})
+        assert layout.model_dump(mode="json") == entry["layout"]
+        assert trial.values == [entry["estimate"]["step_seconds"]]
+    assert any(trial.user_attrs.get("sampled_by") == "random" for trial in study.trials)
+    assert any(trial.state is TrialState.PRUNED for trial in study.trials)
+    count = len(study.trials)
+
+    again = cli("study", plan["id"], "--journal", journal)
+    assert (again.returncode, again.stdout) == (2, "")
+    assert again.stderr == (
+        f"error: a study {plan['id']} is there already; --overwrite replaces it\n"
+    )
+    replaced = cli("study", plan["id"], "--journal", journal, "--overwrite", "--json")
+    assert replaced.returncode == 0, replaced.stderr
+    told = json.loads(replaced.stdout)
+    assert (told["study"], told["storage"]) == (plan["id"], str(journal))
+    assert sum(told["trials"].values()) == count
+
+    database = f"sqlite:///{tmp_path / 'study.db'}"
+    front = cli("study", plan["id"], "--storage", database, "--values", "time-memory")
+    assert front.returncode == 0, front.stderr
+    loaded = optuna.load_study(study_name=f"{plan['id']}-time-memory", storage=database)
+    ours = {point["step_seconds"] for point in plan["pareto"]}
+    assert ours <= {trial.values[0] for trial in loaded.best_trials}
+
+
+@pytest.mark.slow
+def test_what_cannot_be_written_is_one_line(cli: Cli, sqlite_url: str) -> None:
+    made = cli("recommend", *JOB, "--top-k", "1", "--json")
+    name = json.loads(made.stdout)["id"]
+    for arguments, message in (
+        (("study", name), "exactly one of --storage and --journal is needed"),
+        (("study", name, "--storage", sqlite_url), "holds another program's tables"),
+        (("study", name, "--journal", "x.log", "--values", "measured"), "that spent probes"),
+        (("study", "plan-nope", "--journal", "x.log"), "plan-nope"),
+        (("recommend", *JOB, "--sampler", "cmaes"),
+         "use one of cost-model, tpe, gp, nsga2, cma-es, random, brute-force"),
+    ):  # fmt: skip
+        done = cli(*arguments)
+        assert (done.returncode, done.stdout) == (2, ""), done.stderr
+        assert done.stderr.count("\n") == 1
+        assert message in done.stderr

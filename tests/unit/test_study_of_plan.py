@@ -1,0 +1,255 @@
+"""The Optuna study of a plan: its trials are what the plan ranked, considered and refused."""
+
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+import planner
+from planner.errors import SpecError
+from planner.plan.considered import MOST_CONSIDERED
+from planner.search.bounds import OOM_LIMIT
+from planner.search.choice import pareto
+from planner.specs.layout import Layout
+from planner.specs.measurement import Measured
+from planner.specs.plan import Plan
+from planner.study.ask_tell import one_at_a_time, run
+from planner.study.measured_search import summary
+from planner.study.of_plan import VALUES
+from planner.study.samplers import layout_of
+from planner.study.study import Budget, StudySettings
+from tests.conftest import JOB
+from tests.unit.probing_cases import Machine, small
+from tests.unit.test_measured_plan import Pool
+
+
+def layout_in(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> Layout:
+    return layout_of({**study.user_attrs["fixed"], **trial.params})
+
+
+def of_layouts(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
+    return [trial for trial in study.trials if trial.params]
+
+
+def test_the_first_trials_are_the_ranked_layouts(plan: Plan) -> None:
+    study = planner.study_of(plan)
+    assert study.study_name == plan.id
+    for entry, trial in zip(plan.ranked, study.trials, strict=False):
+        assert layout_in(study, trial) == entry.layout
+        assert trial.value == pytest.approx(entry.estimate.step_seconds, rel=1e-9)
+        attributes = trial.user_attrs
+        assert attributes["rank"] == entry.rank
+        assert attributes["predicted_step_seconds"] == trial.value
+        assert entry.estimate.interval is not None
+        assert attributes["interval_seconds"] == pytest.approx(entry.estimate.interval.step_seconds)
+        assert attributes["device_bytes"] == pytest.approx(entry.estimate.device_bytes, rel=1e-9)
+        assert (attributes["gpu_seconds"], attributes["reasons"]) == (0.0, entry.reasons)
+
+
+def test_parameters_have_the_names_of_the_layouts_fields(plan: Plan) -> None:
+    study = planner.study_of(plan)
+    names = {name for trial in study.trials for name in trial.params}
+    assert names | study.user_attrs["fixed"].keys() == set(Layout.model_fields)
+    assert not names & study.user_attrs["fixed"].keys()
+    assert {"dp_shard", "ac"} <= names
+
+
+def test_memory_is_a_constraint_and_the_best_trial_the_fastest_that_fits(plan: Plan) -> None:
+    study = planner.study_of(plan)
+    complete = [one for one in study.trials if one.state is TrialState.COMPLETE]
+    for trial in complete:
+        over = trial.user_attrs["oom_probability"] - OOM_LIMIT
+        assert trial.system_attrs["constraints"] == [over]  # as Optuna 4 and its dashboard read it
+        assert list(trial.constraints.values()) == [over]
+    unfit = [one for one in complete if one.user_attrs["oom_probability"] > OOM_LIMIT]
+    fastest = min(one.value for one in complete if one not in unfit if one.value is not None)
+    assert study.best_value == fastest
+    # those that were kept would be faster if they only fitted
+    assert min(one.value for one in unfit if one.value is not None) < fastest
+
+
+def test_what_was_left_out_is_pruned_with_its_reason_and_number(plan: Plan) -> None:
+    study = planner.study_of(plan)
+    counts = {
+        trial.user_attrs["reason"]: trial.user_attrs["layouts"]
+        for trial in study.trials
+        if not trial.params
+    }
+    assert counts == plan.rejected
+    refused = {step.layout: step.refused for step in plan.sensitivity if step.refused is not None}
+    pruned = {
+        layout_in(study, trial): trial.user_attrs["reason"]
+        for trial in of_layouts(study)
+        if trial.state is TrialState.PRUNED
+    }
+    assert refused
+    assert refused.items() <= pruned.items()
+
+
+def test_a_layout_stands_once_and_not_too_many_do(plan: Plan) -> None:
+    study = planner.study_of(plan)
+    fitting = [one for one in plan.considered if (one.oom_probability or 0.0) <= OOM_LIMIT]
+    assert MOST_CONSIDERED <= len(fitting) < MOST_CONSIDERED + 32
+    layouts = [layout_in(study, trial) for trial in of_layouts(study)]
+    assert len(set(layouts)) == len(layouts)
+
+
+def test_the_same_plan_gives_the_same_study(plan: Plan) -> None:
+    again = Plan.model_validate_json(plan.model_dump_json())
+    for values in (None, "time-memory", "time-cost"):
+        first, second = planner.study_of(plan, values), planner.study_of(again, values)
+        assert first.trials == second.trials
+        assert first.user_attrs == second.user_attrs
+
+
+def test_what_a_sampler_tried_is_there(plan: Plan) -> None:
+    sampled = [
+        trial
+        for trial in planner.study_of(plan).trials
+        if trial.user_attrs.get("sampled_by") == "cost-model"
+    ]
+    assert plan.searched.study is not None
+    assert 0 < len(sampled) <= plan.searched.study["trials"]
+
+
+def test_the_front_is_the_plans_front(plan: Plan) -> None:
+    study = planner.study_of(plan, "time-memory")
+    assert study.study_name == f"{plan.id}-time-memory"
+    assert study.metric_names == ["step_seconds", "device_bytes"]
+    assert plan.ranked[0].estimate.usable_bytes is not None
+    usable = plan.ranked[0].estimate.usable_bytes
+    theirs = {tuple(trial.values): layout_in(study, trial) for trial in study.best_trials}
+    ours = {(p.step_seconds, usable - p.headroom_bytes): p.layout for p in plan.pareto}
+    assert len(ours) > 3
+    assert ours.keys() <= theirs.keys()  # a plan shows at most 20 points
+    fitting = [
+        trial.values
+        for trial in study.trials
+        if trial.state is TrialState.COMPLETE and trial.user_attrs["oom_probability"] <= OOM_LIMIT
+    ]
+    step, device = np.array(fitting).T
+    rows = pareto.front(step, device, most=len(step))
+    assert theirs.keys() == {(step[row], device[row]) for row in rows}
+    assert len(ours) == min(len(rows), 20)
+
+
+def test_the_front_of_time_and_cost_is_the_plans_over_its_sizes(several_sizes: Plan) -> None:
+    study = planner.study_of(several_sizes, "time-cost")
+    options = {(one.num_gpus, one.layout): one for one in several_sizes.sizes}
+    shown = {
+        key: trial
+        for trial in of_layouts(study)
+        if (key := ((layout := layout_in(study, trial)).num_gpus, layout)) in options
+    }
+    assert shown.keys() == options.keys()
+    values = {key: tuple(trial.values) for key, trial in shown.items()}
+    assert values == {
+        key: pytest.approx((one.time_to_train_seconds, one.cost)) for key, one in options.items()
+    }
+    beaten = {
+        key
+        for key, (time, cost) in values.items()
+        for other in values.values()
+        if other[0] <= time and other[1] <= cost and other != (time, cost)
+    }
+    assert {key for key, one in options.items() if not one.on_front} == beaten
+    assert planner.study_of(several_sizes).metric_names == ["seconds_per_token"]
+
+
+@pytest.fixture(scope="module")
+def several_sizes() -> Plan:
+    search = {"fix": {"precision": "bf16", "tp": 1, "cp": 1, "pp": 1}, "top_k": 2}
+    cluster = {**JOB["cluster"], "num_gpus": [8, 16]}
+    return planner.recommend({**JOB, "cluster": cluster, "search": search})
+
+
+@pytest.mark.parametrize(
+    ("objective", "name"),
+    [("memory", "device_bytes"), ("cost", "cost_usd"), ("energy", "joules_per_token")],
+)
+def test_the_value_is_what_the_plan_minimises(objective: str, name: str) -> None:
+    search = {"objective": objective, "top_k": 3, "prefer": "fastest",
+              "fix": {"precision": "bf16", "tp": 1, "cp": 1, "pp": 1}}  # fmt: skip
+    plan = planner.recommend({**JOB, "search": search})
+    study = planner.study_of(plan)
+    assert study.metric_names == [name]
+    assert study.best_value == study.trials[0].value
+    without = planner.study_of(plan.model_copy(update={"considered": []}))
+    assert without.trials[0].value == pytest.approx(study.best_value, rel=1e-6)
+
+
+def test_a_plan_stored_before_has_its_ranked_layouts_and_its_front(plan: Plan) -> None:
+    values = plan.model_dump(mode="json")
+    del values["considered"]
+    older = planner.study_of(Plan.model_validate(values))
+    newer = planner.study_of(plan)
+    for old, new in zip(older.trials[: len(plan.ranked)], newer.trials, strict=False):
+        assert layout_in(older, old) == layout_in(newer, new)
+        assert old.value == new.value
+    complete = {layout_in(older, t) for t in older.trials if t.state is TrialState.COMPLETE}
+    assert complete == {one.layout for one in (*plan.ranked, *plan.pareto)}
+
+
+def test_values_that_do_not_exist_are_refused(plan: Plan) -> None:
+    with pytest.raises(SpecError, match=f"use one of {', '.join(VALUES)}"):
+        planner.study_of(plan, "speed")
+    with pytest.raises(SpecError, match="is of a plan that spent probes"):
+        planner.study_of(plan, "measured")
+
+
+# ---- plans that spent probes ---------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def probed() -> Plan:
+    return Pool(1, noise_sd=0.02).plan(3)
+
+
+def test_a_plan_with_probes_has_them_as_trials(probed: Plan) -> None:
+    study = planner.study_of(probed)
+    assert (study.study_name, study.metric_names) == (probed.id, ["step_seconds"])
+    assert probed.probing is not None
+    complete = [one for one in study.trials if one.state is TrialState.COMPLETE]
+    measured = {
+        entry.layout: entry.measurement["step_seconds"]
+        for entry in probed.ranked
+        if entry.measurement
+    }
+    assert {layout_in(study, one): one.value for one in complete} == pytest.approx(measured)
+    for trial in complete:
+        attributes = trial.user_attrs
+        low, high = attributes["interval_seconds"]
+        assert low < attributes["predicted_step_seconds"] < high
+        assert attributes["measured_step_seconds"] == trial.value
+        assert attributes["asked_because"]
+    spent = sum(one.user_attrs.get("gpu_seconds", 0.0) for one in study.trials)
+    assert spent == pytest.approx(probed.probing["gpu_seconds"])
+
+
+def test_its_predictions_are_a_study_beside_it(probed: Plan) -> None:
+    study = planner.study_of(probed, "predicted")
+    assert study.study_name == f"{probed.id}-predicted"
+    first = study.trials[0].user_attrs
+    assert first["measured_step_seconds"] != first["predicted_step_seconds"]
+    assert planner.study_of(probed, "measured").study_name == probed.id
+
+
+def test_probes_that_ran_out_of_memory_or_failed(probed: Plan) -> None:
+    candidates = small()
+    machine = Machine.wrong_by(candidates, 0.1)
+    settings = StudySettings(budget=Budget(probes=4, gpu_seconds=1e12), tolerance=-1.0)
+    machine.outcomes = {
+        row: Measured(status="oom", message="no room") if row % 2 else Measured(status="failed")
+        for row in range(len(candidates))
+    }
+    probing: dict[str, Any] = summary(run(candidates, settings, one_at_a_time(machine.run)))
+    shown = planner.study_of(probed.model_copy(update={"probing": probing})).trials
+    states = [trial.state for trial in shown if trial.params]
+    assert {TrialState.PRUNED, TrialState.FAIL} & set(states)
+    for trial in shown:
+        if trial.user_attrs.get("status") == "oom":
+            assert trial.state is TrialState.PRUNED
+            assert trial.system_attrs["constraints"][0] > 0
+            assert trial.user_attrs["reason"]
