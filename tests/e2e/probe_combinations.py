@@ -4,8 +4,8 @@ and writes each one's losses and norms.
     torchrun --nproc-per-node N tests/e2e/probe_combinations.py TASKS.json OUT.json [BACKEND]
 
 BACKEND: of torch.compile, where it is not the default.
-A task may have `despite`: fields of the layout that are set after the rules were asked, to show what
-they keep from happening. Its optimizer in backward then steps as often as TorchTitan's hook.
+A task may have `despite`: fields of the layout that are set after the rules were asked, to show
+what they keep from happening. Its optimizer in backward then steps as often as TorchTitan's hook.
 """
 
 import json

@@ -8,7 +8,6 @@ docs/feature-pairs.md is the table.
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +20,6 @@ from tests.e2e.test_probe_program_losses import run
 needed("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 # The compiler's front end and autograd, without the seconds that C++ takes for every layer.
-BROKEN: Any = {}
 BACKEND = "aot_eager_decomp_partition"
 KV_HEADS = 4  # ulysses within TP
 FP16_CPU = {"base": "cpu", "name": "cpu-fp16", "peak_flops": dict.fromkeys(
@@ -33,6 +31,22 @@ RUNNING = {
     if cell(TORCH, one, other).kind == "runs"
 }
 NAMED = {feature.name: feature for feature in features()}
+IN_BACKWARD = {"optimizer_in_backward": True}
+
+
+def legal(*names: str, **training: Any) -> Job:
+    job = joined(*(NAMED[name] for name in names))
+    assert job is not None
+    return replace(job, training=training)
+
+
+# What the rules refuse though nothing would raise: the job as far as it is legal, and the rest.
+BROKEN: Mapping[str, tuple[Job, dict[str, Any]]] = {
+    "DDP x optimizer in backward": (legal("DDP", max_grad_norm=None), IN_BACKWARD),
+    "gradient accumulation x optimizer in backward": (
+        legal("FSDP ZeRO-3", "gradient accumulation", max_grad_norm=None), IN_BACKWARD),
+    "FSDP ZeRO-3 x ZBVZeroBubble": (legal("FSDP ZeRO-2", "ZBVZeroBubble"), {"zero_stage": 3}),
+}  # fmt: skip
 Results = Callable[[int], Mapping[str, Any]]
 
 
@@ -67,9 +81,10 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
                 if job is not None and job.ranks == ranks
             }
             if ranks == 1:
-                tasks |= dict(alone(job) for job in RUNNING.values() if job is not None)
+                legal_jobs = [job for job in RUNNING.values() if job is not None]
+                tasks |= dict(map(alone, [*legal_jobs, *(job for job, _ in BROKEN.values())]))
             tasks |= {
-                name: {**task_of(job, ranks), "despite": despite}
+                f"despite {name}": {**task_of(job, ranks), "despite": despite}
                 for name, (job, despite) in BROKEN.items()
                 if job.ranks == ranks
             }
@@ -88,3 +103,13 @@ def test_a_pair_trains_as_one_rank_does(name: str, results: Results) -> None:
     expected = results(1)[alone(job)[0]]["losses"]
     assert found["losses"] == pytest.approx(expected, rel=job.tolerance)
     assert len(set(expected)) == len(expected)
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_refused_pair_would_train_another_model(name: str, results: Results) -> None:
+    job, _ = BROKEN[name]
+    found = results(job.ranks)[f"despite {name}"]
+    assert "error" not in found, found["error"]
+    expected = results(1)[alone(job)[0]]["losses"]
+    off = max(abs(a / b - 1) for a, b in zip(found["losses"], expected, strict=True))
+    assert found["apart"] or off > 10 * job.tolerance
