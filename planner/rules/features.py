@@ -246,16 +246,11 @@ _ZERO_RULES: tuple[Rule, ...] = (
     Rule(
         key="ZeRO-3 excludes schedules that split the backward",
         field="zero_stage",
-        reads=frozenset({"zero_stage", "pp", "pp_schedule", "sharding_degree"}),
+        reads=frozenset({"zero_stage", "pp", "pp_schedule"}),
         applies=lambda c: c.trainer.framework.splits_backward_by_group,
         # torch/distributed/pipelining/_backward.py, stage_backward_weight: it pairs gradients with
         # the parameters that it finds then, which FSDP2 has swapped since the forward
-        broken=lambda x, c: (
-            (x.zero_stage == 3)
-            & (sharding_degree(x, c) > 1)
-            & (x.pp > 1)
-            & splits_backward(x.pp_schedule)
-        ),
+        broken=lambda x, c: (x.zero_stage == 3) & (x.pp > 1) & splits_backward(x.pp_schedule),
         rule=lambda x, c: (
             f"{x.pp_schedule} goes back for weight gradients, and loses those of parameters that "
             "zero_stage=3 has freed in between"

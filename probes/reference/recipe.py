@@ -95,12 +95,11 @@ class ReferenceRecipe:
     def uses_ddp(self) -> bool:
         """Whether it runs under DistributedDataParallel: only plain replicas do.
 
-        Every other layout runs under FSDP2, with replicas as its outer mesh axis. DDP steps after
-        its reduction, so an optimizer inside the backward needs FSDP2 too.
+        Every other layout runs under FSDP2, with replicas as its outer mesh axis.
         """
         x = self.layout
         alone = x.dp_shard * x.cp * x.tp * x.pp == 1
-        return alone and x.dp_replicate > 1 and not x.optimizer_in_backward and not (x.ep > 1)
+        return alone and x.dp_replicate > 1 and not (x.ep > 1)
 
     @property
     def tokens_per_step(self) -> int:
@@ -226,16 +225,6 @@ def _beyond(task: ProbeTask, job: Job, layout: Layout) -> Iterator[Fault]:
             layout.ac,
             rule,
             "use ac none or full, or pp_schedule Interleaved1F1B or 1F1B",
-        )
-    if layout.pp > 1 and layout.zero_stage == 3 and SCHEDULES[layout.pp_schedule].splits_backward:
-        # torch 2.13: stage_backward_weight pairs gradients with the parameters that it then finds,
-        # and FSDP2 has swapped them since
-        rule = (
-            f"frees parameters between the two parts of {layout.pp_schedule}'s backward, and "
-            "torch then loses weight gradients"
-        )
-        yield Fault(
-            "layout.zero_stage", 3, rule, "use zero_stage 2, or pp_schedule Interleaved1F1B or 1F1B"
         )
     rule = "is not in the reference program"
     if layout.moe_dispatcher != "alltoall" and layout.ep > 1:

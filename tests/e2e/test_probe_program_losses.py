@@ -49,8 +49,6 @@ CASES: dict[int, dict[str, Case]] = {
         "fsdp-zero2": ({"dp_shard": 2, "zero_stage": 2}, on()),
         "ddp": ({"dp_replicate": 2, "zero_stage": 0}, on()),
         "ddp-accumulation": ({"dp_replicate": 2, "zero_stage": 0, "micro_batch_size": 2}, on()),
-        "replicas-optimizer-in-backward": ({"dp_replicate": 2, "zero_stage": 0, **IN_BACKWARD},
-            on(**NO_CLIP)),
         "fsdp-optimizer-in-backward": ({"dp_shard": 2, **IN_BACKWARD}, on(**NO_CLIP)),
         "fsdp-accumulation": ({"dp_shard": 2, "micro_batch_size": 2}, on()),
         "fsdp-selective-op": ({"dp_shard": 2, "ac": "selective-op"}, on()),
@@ -120,7 +118,7 @@ CASES: dict[int, dict[str, Case]] = {
 Runs = Callable[[int], Mapping[str, Any]]
 
 
-def run(world: int, tasks: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def run(world: int, tasks: Mapping[str, Any], folder: Path, *options: str) -> dict[str, Any]:
     """One torchrun job; each task's losses and norms by name."""
     given, out = folder / f"tasks{world}.json", folder / f"out{world}.json"
     given.write_text(json.dumps(tasks))
@@ -134,6 +132,7 @@ def run(world: int, tasks: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         str(ROOT / "tests" / "e2e" / "probe_combinations.py"),
         str(given),
         str(out),
+        *options,
     ]
     environment = {**clean_environment(), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

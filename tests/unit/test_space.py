@@ -240,7 +240,7 @@ def test_offload_is_a_second_pass() -> None:
         ({}, {"precision": "nvfp4"}, "trainer lacks the precision"),
         ({"gpu": "a100-sxm-80gb"}, {"precision": "float8-rowwise"}, "GPU lacks the precision"),
         ({}, {"tp": 1, "async_tp": True}, "async TP needs sequence-parallel TP"),
-        ({}, {"pp": 8}, None),
+        ({"trainer": "fsdp"}, {"pp": 8}, None),
         (
             {},
             {"pp": 8, "pp_schedule": "ZBVZeroBubble", "virtual_stages": 2},

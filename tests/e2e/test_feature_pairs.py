@@ -1,0 +1,115 @@
+"""Every pair of features that plain torch has trains the same model as one rank without them.
+
+Real torchrun, gloo, 1, 2, 4 and 8 processes; all pairs of a world share one job. The third loss
+holds only if two updates do. Pairs that the rules refuse as silently wrong are shown to be so.
+docs/feature-pairs.md is the table.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from benchmarks.feature_pairs import GLOBAL_BATCH, PLAIN, TORCH, Job, cell, features, joined, pairs
+from tests.conftest import needed
+from tests.e2e.probe_jobs import MODELS, task
+from tests.e2e.test_probe_program_losses import run
+
+needed("torch")
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+# The compiler's front end and autograd, without the seconds that C++ takes for every layer.
+BACKEND = "aot_eager_decomp_partition"
+KV_HEADS = 4  # ulysses within TP
+FP16_CPU = {"base": "cpu", "name": "cpu-fp16", "peak_flops": dict.fromkeys(
+    ("fp32", "bf16", "fp16"), "0.2 TFLOP/s")}  # fmt: skip
+ROUNDED = ("precision", "param_dtype", "reduce_dtype", "master_dtype")
+RUNNING = {
+    f"{one.name} x {other.name}": joined(one, other)
+    for one, other in pairs()
+    if cell(TORCH, one, other).kind == "runs"
+}
+NAMED = {feature.name: feature for feature in features()}
+IN_BACKWARD = {"optimizer_in_backward": True}
+
+
+def legal(*names: str, **training: Any) -> Job:
+    job = joined(*(NAMED[name] for name in names))
+    assert job is not None
+    return replace(job, training=training)
+
+
+# What the rules refuse though nothing would raise: the job as far as it is legal, and the rest.
+BROKEN: Mapping[str, tuple[Job, dict[str, Any]]] = {
+    "DDP x optimizer in backward": (legal("DDP", max_grad_norm=None), IN_BACKWARD),
+    "gradient accumulation x optimizer in backward": (
+        legal("FSDP ZeRO-3", "gradient accumulation", max_grad_norm=None), IN_BACKWARD),
+    "FSDP ZeRO-3 x ZBVZeroBubble": (legal("FSDP ZeRO-2", "ZBVZeroBubble"), {"zero_stage": 3}),
+}  # fmt: skip
+Results = Callable[[int], Mapping[str, Any]]
+
+
+def task_of(job: Job, ranks: int) -> dict[str, Any]:
+    size = {"num_hidden_layers": job.layers, "num_key_value_heads": KV_HEADS}
+    model = {**MODELS["moe" if job.moe else "llama"], **size}
+    training = {"global_batch_size": GLOBAL_BATCH, **job.training}
+    made = task(dict(job.layout), num_gpus=ranks, model=model, training=training)
+    made["job"]["cluster"]["gpu"] = FP16_CPU
+    return made
+
+
+def alone(job: Job) -> tuple[str, dict[str, Any]]:
+    """Name and task of the plain run: one rank, one microbatch, the pair's dtypes."""
+    layout = {name: job.layout[name] for name in ROUNDED if name in job.layout}
+    plain = replace(job, layout={**PLAIN, **layout, "micro_batch_size": GLOBAL_BATCH})
+    name = json.dumps([job.moe, job.layers, dict(job.training), layout], sort_keys=True)
+    return f"alone {name}", task_of(plain, 1)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """Losses by name of one world, each world's job run once."""
+    kept: dict[int, Mapping[str, Any]] = {}
+    folder = tmp_path_factory.mktemp("pairs")
+
+    def of(ranks: int) -> Mapping[str, Any]:
+        if ranks not in kept:
+            tasks = {
+                name: task_of(job, ranks)
+                for name, job in RUNNING.items()
+                if job is not None and job.ranks == ranks
+            }
+            if ranks == 1:
+                legal_jobs = [job for job in RUNNING.values() if job is not None]
+                tasks |= dict(map(alone, [*legal_jobs, *(job for job, _ in BROKEN.values())]))
+            tasks |= {
+                f"despite {name}": {**task_of(job, ranks), "despite": despite}
+                for name, (job, despite) in BROKEN.items()
+                if job.ranks == ranks
+            }
+            kept[ranks] = run(ranks, tasks, folder, BACKEND)
+        return kept[ranks]
+
+    return of
+
+
+@pytest.mark.parametrize("name", RUNNING)
+def test_a_pair_trains_as_one_rank_does(name: str, results: Results) -> None:
+    job = RUNNING[name]
+    assert job is not None
+    found = results(job.ranks).get(name, {"error": "an earlier pair broke the job"})
+    assert "error" not in found, found["error"]
+    expected = results(1)[alone(job)[0]]["losses"]
+    assert found["losses"] == pytest.approx(expected, rel=job.tolerance)
+    assert len(set(expected)) == len(expected)
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_refused_pair_would_train_another_model(name: str, results: Results) -> None:
+    job, _ = BROKEN[name]
+    found = results(job.ranks)[f"despite {name}"]
+    assert "error" not in found, found["error"]
+    expected = results(1)[alone(job)[0]]["losses"]
+    off = max(abs(a / b - 1) for a, b in zip(found["losses"], expected, strict=True))
+    assert found["apart"] or off > 10 * job.tolerance
