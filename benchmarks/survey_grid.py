@@ -161,6 +161,7 @@ REST: tuple[Run, ...] = (
     (THREE, 2048, 8, "none", False, {}),
     (ONE, 8192, 1, "none", False, {"param_dtype": "float32"}),
     (ONE, 4096, 4, "selective-op", True, {"reduce_dtype": "bfloat16"}),
+    (EIGHT, 8192, 4, "none", True, BF16_STATES),
 )  # fmt: skip
 
 

@@ -310,7 +310,7 @@ class _Columns:
             float(self.refined.send_seconds[row]),
         )
         return TimeBreakdown(
-            compute_seconds=parts["compute"],
+            compute_seconds=parts["compute"] + parts["copies"],
             launch_seconds=parts["launches"],
             host_wait_seconds=parts["waits"],
             exposed_communication_seconds={

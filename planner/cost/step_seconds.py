@@ -26,6 +26,7 @@ from planner.schedules import Schedule
 
 PARTS = (
     "compute",
+    "copies",
     "recompute",
     "tp",
     "cp",
@@ -121,7 +122,8 @@ def step_seconds(inputs: CostInputs) -> tuple[FloatColumn, dict[str, FloatColumn
     parts["straggler"] = late * busy
     step = busy + parts["straggler"] + outside[pick] + bubble + send_waits + parts["other"]
     inside = ("recompute", "tp", "cp", "ep", "launches", "waits")
-    parts["compute"] = busy + exposed.copies[pick] - sum(parts[name] for name in inside)
+    parts["compute"] = busy - sum(parts[name] for name in inside)
+    parts["copies"] = exposed.copies[pick]
     stage_seconds = StageSeconds(
         forward=forward,
         input_grad=input_grad,

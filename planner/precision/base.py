@@ -50,8 +50,9 @@ class Recipe:
         `bf16_tail`.
     scale, cast: bytes moved per element to find scales, and to scale, round and write; in fused
         kernels.
-    scale_fuses: bytes per element of this that torch.compile spares, because the kernel that makes
-        the tensor finds its largest value; not where that kernel is a matmul or attention.
+    scale_fuses: bytes per element of an input or a gradient that torch.compile spares of this,
+        because the kernel that makes the tensor finds its largest value; not where that kernel is a
+        matmul or attention.
     eager_scale, eager_cast: the same kernel by kernel.
     transposed: added to `cast` on GPUs that multiply fp8 only along rows (Ada, Hopper).
     padding: moved per element to pad the groups of grouped products, and again to unpad their
@@ -91,7 +92,7 @@ class Recipe:
     bf16_layers: float = 0.0
     scale: Operands = NOTHING
     cast: Operands = NOTHING
-    scale_fuses: Operands = NOTHING
+    scale_fuses: float = 0.0
     eager_scale: Operands = NOTHING
     eager_cast: Operands = NOTHING
     transposed: Operands = NOTHING

@@ -41,7 +41,7 @@ _TENSORWISE = Recipe(
     scale=Operands(2, 2, 2), cast=Operands(3, 3, 4, 3, 3),
     # Inductor fuses a reduction with the pointwise kernel before it (torchao's own count of bytes,
     # testing/training/roofline_utils.py, fuse_with_prev).
-    scale_fuses=Operands(input=2, gradient=2),
+    scale_fuses=2,
     eager_scale=Operands(EAGER_AMAX, EAGER_AMAX, 2 * EAGER_AMAX, EAGER_AMAX, EAGER_AMAX),
     eager_cast=Operands(EAGER_CAST, EAGER_CAST, 2 * EAGER_CAST + COPY, EAGER_CAST + COPY,
         EAGER_CAST + COPY),

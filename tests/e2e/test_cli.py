@@ -161,7 +161,7 @@ NOTHING_FITS = {
         "--num-gpus",
         "8",
         "--seq-len",
-        "131072",
+        "524288",
         "--global-batch-size",
         "8",
     ),

@@ -129,7 +129,7 @@ def test_nothing_fits_is_409_with_the_nearest_miss(
 ) -> None:
     job |= {
         "cluster": {"gpu": "l4", "num_gpus": 8},
-        "training": {"seq_len": 131072, "global_batch_size": 8},
+        "training": {"seq_len": 524288, "global_batch_size": 8},
     }
     body = is_problem(sqlite_client.post("/plan", json=job), 409)
     assert body["type"] == "nothing_fits"

@@ -131,6 +131,8 @@ def random_layouts(draw: np.random.Generator, context: Context, count: int) -> L
     virtual = np.where(single, 1, np.where(v_shaped, 2, draw.choice((2, 2, 2, 4, 5), count)))
     moe = context.model.is_moe
     precision = pick(PRECISIONS, known.precisions & frozenset(gpu_precisions(context)))
+    stage = pick((0, 1, 2, 3), known.zero_stages)
+    splits = schedule_is(schedule, lambda entry: entry.splits_backward)
     ac_kind = pick(AC_KINDS, known.ac_kinds)
     compiled = flag(0.4 if context.trainer.compiles else 0.03)
     value = np.where(ac_kind == AC_KINDS.index("selective-layer"), draw.integers(1, 5, count), 0.0)
@@ -147,7 +149,8 @@ def random_layouts(draw: np.random.Generator, context: Context, count: int) -> L
         ep=ep,
         etp=np.where(flag(0.1 if moe else 0.02), tp, 1),
         moe_dispatcher=dispatcher,
-        zero_stage=pick((0, 1, 2, 3), known.zero_stages),
+        # stage 3 with a split backward is refused: all but a few of these take another
+        zero_stage=np.where(splits & (pp > 1) & ~flag(0.2), np.minimum(stage, 2), stage),
         sequence_parallel=flag(0.8),
         async_tp=flag(0.3) & compiled & (tp > 1),
         cp_method=pick(CP_METHODS, known.cp_methods),

@@ -396,7 +396,7 @@ class TestImitated:
                 "tp x cp x pp is 16; use at least 16",
             ),
             (
-                {"tp": 8, "pp": 8},
+                {"tp": 8, "pp": 8, "param_dtype": "float32"},
                 {"imitate_gpus": 8},
                 "tp x cp x pp is 64; leave it out to run the layout itself",
             ),

@@ -218,7 +218,7 @@ def test_a_layout_in_json_is_compared_as_before(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "layout.json"
-    path.write_text('{"tp": 8}')
+    path.write_text('{"tp": 4}')
     arguments = [
         "--model",
         "llama3-8b",
@@ -232,7 +232,7 @@ def test_a_layout_in_json_is_compared_as_before(
         "--json",
     ]
     versus = json.loads(answered(capsys, "recommend", *arguments))["versus_current"]
-    assert (versus["source"], versus["diff"], versus["layout"]["tp"]) == (None, "", 8)
+    assert (versus["source"], versus["diff"], versus["layout"]["tp"]) == (None, "", 4)
     assert versus["times_as_fast"] > 1
 
 

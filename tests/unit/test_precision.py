@@ -139,6 +139,8 @@ def outcome(
 # One change of every field that decides anything, and a layout for which it decides. `name` is the
 # row's key.
 CHANGES: dict[str, tuple[Case, Any]] = {
+    "gradients_as": (FUSED, "float8-rowwise"), "rescaled": (FUSED, 4.0),
+    "eager_rescaled": (EAGER, 12.0), "scale_fuses": (FUSED, 0.0),
     "peak": (EAGER, "bf16"), "gain_key": (FUSED, "gemm_fp8_rowwise"), "forward": (FUSED, False),
     "input_grad": (FUSED, False),
     "weight_grad": (FUSED, False), "experts": (EXPERTS, ""), "experts_alone": (RINGED, False),

@@ -130,7 +130,9 @@ def test_one_node_stands_less_well_for_many() -> None:
 
 
 def test_the_fewest_are_those_on_which_the_whole_depth_fits() -> None:
+    """TorchTitan 0.3 shards in any layout: 0.2 would compute in fp32 on 8, without FSDP."""
     values = job("llama3-70b", 256, {"dp_shard": 32, "tp": 8, "ac": "full"})
+    values["training"] |= {"trainer_version": "0.3.0"}
     found, _, row = imitations(values, 256)
     fewest = found.options(row)[0].num_gpus
     assert fewest > 8, "one replica is on 8"

@@ -31,7 +31,7 @@ JOBS: dict[str, dict[str, Any]] = {
     },
     "8B, short of memory": {
         "model": "llama3.1-8b",
-        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8, "memory_fraction": 0.85},
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8, "memory_fraction": 0.80},
         "training": {"seq_len": 8192, "global_batch_size": 128},
     },
     "70B, where everything is cut": {

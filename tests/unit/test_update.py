@@ -270,6 +270,8 @@ def waits(
         gather=nothing,
         scatter=one,
         replicate=nothing,
+        gather_copy=nothing,
+        scatter_copy=nothing,
         host=host,
     )
     units = np.ones((1, 3, 1))

@@ -102,8 +102,7 @@ def _quantised_cost(
     }
     casts = {
         name: (
-            (q.moves.get(name, zero) - (q.spared.get(name, zero) if name in fuses else 0.0))
-            * quantised[name]
+            (q.moves.get(name, zero) - (q.spared if name in fuses else 0.0)) * quantised[name]
             + q.turned.get(name, zero) * elements[name]
         )
         / context.device.memory_rate

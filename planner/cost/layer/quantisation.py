@@ -23,16 +23,7 @@ from planner.work.quantised import QuantisedModel
 TRANSPOSING = ("ada", "hopper", "rtx-blackwell")
 WEIGHTS = ("weight", "weight_again")
 PRODUCTS = ("forward", "input_grad", "weight_grad")
-PARTS = (
-    "scale",
-    "cast",
-    "scale_fuses",
-    "transposed",
-    "eager_scale",
-    "eager_cast",
-    "column_amax",
-    "row_amax",
-)
+PARTS = ("scale", "cast", "transposed", "eager_scale", "eager_cast", "column_amax", "row_amax")
 GATHERED = {"input": "tp_wire_bytes", "gradient": "tp_gradient_wire_bytes"}
 
 
@@ -46,8 +37,8 @@ class Quantisation:
     low: whether anything computes in fewer than 16 bits.
     products: whether each of a layer's three GEMMs is quantised.
     moves: bytes moved per element of each operand, for scales and casts together.
-    spared: of these, bytes that are not moved where the kernel that makes the operand is compiled
-        and finds its scale.
+    spared: of these, bytes that are not moved where the kernel that makes an input or a gradient
+        is compiled and finds its scale.
     turned: the same for transposed copies.
     shard: share of an operand that is quantised where TP gathers it. It is one rank's share if the
         operand is gathered quantised.
@@ -64,7 +55,7 @@ class Quantisation:
     low: BoolColumn
     products: Mapping[str, FloatColumn]
     moves: Mapping[str, FloatColumn]
-    spared: Mapping[str, FloatColumn]
+    spared: FloatColumn
     turned: Mapping[str, FloatColumn]
     shard: Mapping[str, FloatColumn]
     column_amax: Mapping[str, FloatColumn]
@@ -86,7 +77,6 @@ class Quantisation:
         arrive = _weights_arrive_quantised(batch, recipes)
         found: dict[str, dict[str, FloatColumn]] = {
             "moves": {},
-            "spared": {},
             "turned": {},
             "column_amax": {},
             "row_amax": {},
@@ -101,6 +91,7 @@ class Quantisation:
             gradient_precision=_gradients_as(recipes)[codes],
             rescaled=low
             * np.where(fused, *(column(f, codes, recipes) for f in ("rescaled", "eager_rescaled"))),
+            spared=low * np.where(fused, column("scale_fuses", codes, recipes), 0.0),
             low=low,
             **found,
             kernels=low * np.where(fused, *(t[codes] for t in _kernels(recipes))),
@@ -182,7 +173,6 @@ def _tables(
         compiled, turned = parts["scale"] + parts["cast"], float(transposing) * parts["transposed"]
         eager = parts["eager_scale"] + parts["eager_cast"]
         found["moves", operand] = compiled, np.where(eager > 0, eager, compiled)
-        found["spared", operand] = parts["scale_fuses"], np.zeros(len(every))
         found["turned", operand] = turned, np.where(eager > 0, 0.0, turned)
         for name in ("column_amax", "row_amax"):
             found[name, operand] = parts[name], parts[name]

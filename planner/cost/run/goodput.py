@@ -344,7 +344,9 @@ def run_columns(
 
 def busy_seconds(prices: Prices) -> FloatColumn:
     """Seconds of a step that the critical rank spends in compute kernels, (N,)."""
-    return prices.parts["compute"] + prices.parts["recompute"] + prices.parts["optimizer"]
+    return np.asarray(
+        sum(prices.parts[name] for name in ("compute", "copies", "recompute", "optimizer"))
+    )
 
 
 def run_estimate(pricer: Pricer, columns: RunColumns, row: int) -> RunEstimate:
