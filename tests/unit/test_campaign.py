@@ -40,7 +40,12 @@ World = Callable[[ProbeTask], Outcome]
 def job(
     model: str, num_gpus: int, layout: dict[str, Any], *, seq_len: int = 4096, batch: int = 4
 ) -> dict[str, Any]:
-    training = {"seq_len": seq_len, "global_batch_size": num_gpus * batch}
+    """Of TorchTitan 0.3, which shards in any layout: 0.2 computes in fp32 where TP is alone."""
+    training = {
+        "seq_len": seq_len,
+        "global_batch_size": num_gpus * batch,
+        "trainer_version": "0.3.0",
+    }
     return {
         "model": model,
         "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": num_gpus},
@@ -307,7 +312,9 @@ class TestImitated:
 
     def test_noise_is_magnified_by_the_distance(self) -> None:
         # On one node: what more nodes add is the model's own doubt, and drowns the noise.
-        proxy = plan_proxy_runs(read_job(job("llama3-8b", 8, {"dp_shard": 8, "ac": "full"})), 1)
+        values = job("llama3-8b", 8, {"dp_shard": 8, "ac": "full"})
+        values["training"] |= {"trainer_version": "0.2.2"}
+        proxy = plan_proxy_runs(read_job(values), 1)
         assert proxy is not None
         assert len(proxy.runs) == 2
 
@@ -396,7 +403,7 @@ class TestImitated:
                 "tp x cp x pp is 16; use at least 16",
             ),
             (
-                {"tp": 8, "pp": 8, "param_dtype": "float32"},
+                {"tp": 8, "pp": 8},
                 {"imitate_gpus": 8},
                 "tp x cp x pp is 64; leave it out to run the layout itself",
             ),
