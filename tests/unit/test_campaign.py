@@ -45,6 +45,7 @@ def job(
         "seq_len": seq_len,
         "global_batch_size": num_gpus * batch,
         "trainer_version": "0.3.0",
+        "chunked_loss": False,
     }
     return {
         "model": model,

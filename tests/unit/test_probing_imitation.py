@@ -26,7 +26,7 @@ CASES = [
     ("llama3-8b", 64, {"dp_shard": 64, "ac": "full"}, 64),
     ("llama3-8b", 512, {"dp_replicate": 64, "dp_shard": 8, "ac": "full"}, 512),
     ("llama3-70b", 256, {"dp_shard": 32, "tp": 8, "ac": "full"}, 256),
-    ("llama3-70b", 256, {"dp_shard": 32, "tp": 8, "ac": "full"}, 8),
+    ("llama3-70b", 256, {"dp_shard": 64, "tp": 4, "ac": "full"}, 8),
     ("llama3-70b", 512, {"dp_shard": 16, "tp": 8, "pp": 4, "ac": "full"}, 512),
     ("mixtral-8x7b", 128, {"dp_shard": 128, "ep": 8, "ac": "full"}, 128),
 ]
