@@ -49,6 +49,7 @@ def command(
         body = {
             "estimate": played.estimate.model_dump(mode="json"),
             "makespan_seconds": played.makespan_seconds,
+            "pipeline_seconds": played.pipeline_seconds,
             "bubble_share": played.bubble_share,
         }
         typer.echo(json_module.dumps(body, indent=2))

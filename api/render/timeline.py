@@ -35,7 +35,7 @@ def timeline_view(played: PipelineTimeline) -> RenderableType:
         )
     step = played.estimate.step_seconds or 0.0
     pipeline = (
-        f"The pipeline takes {format_seconds(played.makespan_seconds)} of a step of "
+        f"The pipeline takes {format_seconds(played.pipeline_seconds)} of a step of "
         f"{format_seconds(step)}"
     )
     return Group(

@@ -27,8 +27,12 @@ MOST_ACTIONS = 200_000
 class PipelineTimeline:
     """One simulated step.
 
-    The estimate, the Chrome trace (Perfetto opens it), the compute-only CSV that torch loads, and
-    the idle share by rank.
+    The estimate, the Chrome trace (Perfetto opens it) and the compute-only CSV that torch loads.
+    makespan_seconds: from the first rank's start to the last rank's end.
+    pipeline_seconds: the pipeline's share of a step, as the estimate counts it: the makespan, or
+        the longest rank's span where ranks go on to the next step without waiting for each other
+        (`Schedule.synchronous_end`).
+    bubble_share: idle share of it by rank.
     """
 
     estimate: Estimate
@@ -36,6 +40,7 @@ class PipelineTimeline:
     csv: str
     bubble_share: tuple[float, ...]
     makespan_seconds: float
+    pipeline_seconds: float
 
 
 def timeline(job: Job) -> PipelineTimeline:
@@ -77,11 +82,13 @@ def timeline(job: Job) -> PipelineTimeline:
         keep_times=True,
     )
     schedule = SCHEDULES[job.layout.pp_schedule]
-    makespan = float(simulation.makespan_seconds_C[0])
+    joined = schedule.synchronous_end
+    pipeline = float(simulation.step_seconds_C(joined)[0])
     return PipelineTimeline(
         estimate=estimate,
         trace=chrome_trace(simulation),
         csv=to_csv(schedule.actions(job.layout.pp, job.layout.virtual_stages, count)),
-        bubble_share=tuple(float(idle) / makespan for idle in simulation.bubble_seconds_CR[0]),
-        makespan_seconds=makespan,
+        bubble_share=tuple(simulation.bubble_seconds_CR(joined)[0] / pipeline),
+        makespan_seconds=float(simulation.makespan_seconds_C[0]),
+        pipeline_seconds=pipeline,
     )

@@ -77,7 +77,7 @@ def test_a_timeline_respects_work_order_and_inputs(
                 line.rank_A[source] != line.rank_A[k]
             )
             assert np.all(start >= line.end_seconds_AC[source] + hop - 1e-9)
-    assert np.all(result.bubble_seconds_CR >= -1e-9)
+    assert np.all(result.bubble_seconds_CR(entry.synchronous_end) >= -1e-9)
     assert np.all(result.span_seconds_CR <= result.makespan_seconds_C[:, None] + 1e-9)
     assert np.allclose(
         line.kept_bytes_AC[

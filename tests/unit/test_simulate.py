@@ -75,7 +75,7 @@ def run(csv: str, given: StageCosts) -> Simulation:
 def test_one_stage_is_the_sum_of_its_work() -> None:
     result = run("0F0,0B0,0F1,0B1\n", costs([[1.0], [3.0]]))
     assert result.makespan_seconds_C.tolist() == [6.0, 18.0]
-    assert result.bubble_seconds_CR.tolist() == [[0.0], [0.0]]
+    assert result.bubble_seconds_CR(True).tolist() == [[0.0], [0.0]]
 
 
 def test_two_stages_by_hand() -> None:
@@ -98,7 +98,7 @@ def test_two_stages_by_hand() -> None:
     }
     assert result.makespan_seconds_C.tolist() == [16.0]
     assert result.busy_seconds_CR.tolist() == [[6.0, 12.0]]
-    assert result.bubble_seconds_CR.tolist() == [[10.0, 4.0]]
+    assert result.bubble_seconds_CR(True).tolist() == [[10.0, 4.0]]
     assert result.span_seconds_CR.tolist() == [[16.0, 12.0]]
 
 

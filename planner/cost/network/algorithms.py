@@ -257,11 +257,16 @@ def direct(operation: str, place: Placement, links: Links) -> Line:
     m: members inside the level below, whose share stays there.
     r: rounds of `Links.peers` peers (one for the closed form).
     Grids and trees: see `exchange_seconds_per_byte`.
-    Broadcast: the root sends n - 1 copies.
-    Source: Thakur et al. 2005 (all-to-all); a switch is non-blocking.
+    Broadcast: the root sends each other member its own part P / (n - 1), which that one passes on
+    to the rest as it arrives, t = 2 a r + P / B (a r + P / B for two): bus bandwidth is P / t, as
+    in nccl-tests doc/PERFORMANCE.md. NCCL itself runs a ring (src/graph/tuning.cc).
+    Source: Thakur et al. 2005 (all-to-all; broadcast by scatter and all-gather); a switch is
+    non-blocking.
     """
     n, trips = place.degree, TRIPS.get(operation, 1.0)
+    broadcasts = operation == "broadcast"
     rounds = np.ceil((n - 1.0) / links.peers) if np.isfinite(links.peers) else np.ones_like(n)
+    rounds = rounds * np.where(broadcasts & (n > 2), 2.0, 1.0)
     latency, per_byte = np.zeros_like(n), np.zeros_like(n)
     for level in range(len(links.bandwidth)):
         crossed = place.crossed[level]
@@ -278,13 +283,13 @@ def direct(operation: str, place: Placement, links: Links) -> Line:
                 0.0,
             ),
         )
-    copies = n if operation == "broadcast" else np.ones_like(n)
+    parts = n / np.maximum(n - 1.0, 1.0) if broadcasts else np.ones_like(n)
     return Line(
         steps=trips * rounds,
         latency_seconds=links.base_seconds + trips * rounds * latency,
-        seconds_per_byte=trips * per_byte * copies
-        + np.where(copies > 1, 0.0, links.copy_seconds_per_byte / n),
-        wire_share=trips * (n - 1.0) / n * copies,
+        seconds_per_byte=trips * per_byte * parts
+        + (0.0 if broadcasts else links.copy_seconds_per_byte / n),
+        wire_share=trips * (n - 1.0) / n * parts,
         applies=n > 1,
     )
 

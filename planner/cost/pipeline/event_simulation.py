@@ -111,7 +111,6 @@ class Simulation:
 
     span_seconds_CR: from a rank's first start to its last end.
     busy_seconds_CR: sum of its items.
-    bubble_seconds_CR: makespan minus busy.
     peak_saved_bytes_CR: most saved activations and transients at any time, without what lies in
         buffers of the whole step.
     last_forward_seconds_CR: when a rank's last forward ended. Its growth with the microbatches is
@@ -127,10 +126,9 @@ class Simulation:
     simulated_microbatches: int
     timeline: Timeline | None = None
 
-    @property
-    def bubble_seconds_CR(self) -> Floats:
-        """Idle seconds of each rank until the last rank ends."""
-        return self.makespan_seconds_C[:, None] - self.busy_seconds_CR
+    def bubble_seconds_CR(self, synchronous_end: bool) -> Floats:
+        """Idle seconds of each rank in a step of `step_seconds_C`."""
+        return self.step_seconds_C(synchronous_end)[:, None] - self.busy_seconds_CR
 
     def step_seconds_C(self, synchronous_end: bool) -> Floats:
         """Pipeline share of a step.
