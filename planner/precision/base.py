@@ -72,6 +72,7 @@ class Recipe:
     tp_wire_bytes, tp_gradient_wire_bytes: of an input's or gradient's element that TP all-gathers.
     multiple: of the local sides that weights need.
     rows_multiple: of the rows that inputs need.
+    group_multiple: of the rows of each expert in grouped products, which the trainer pads to it.
     fallback_multiple: a layer whose whole weight has sides that are no multiples of it stays in 16
         bits (0: none does).
     small: a layer whose (K, N) lies within one of these boxes stays in 16 bits.
@@ -114,6 +115,7 @@ class Recipe:
     tp_gradient_wire_bytes: float = 2.0
     multiple: int = 1
     rows_multiple: int = 1
+    group_multiple: int = 1
     fallback_multiple: int = 0
     small: tuple[tuple[float, float], ...] = ()
 

@@ -32,6 +32,12 @@ EAGER_AMAX, EAGER_CAST, COPY = 6.0, 27.0, 2.0
 EAGER_MX = 25.0
 # A copy in 16 bits. Source: Megatron-LM core/transformer/moe/experts.py (Fp8Padding, Fp8Unpadding).
 PADDING = 4.0
+# Rows of each expert are padded to (`group_multiple`), from the sources:
+# torchtitan components/quantization/__init__.py (FP8_GROUP_ALIGNMENT_SIZE, MXFP8_...): 16 bytes of
+# fp8, and a block of mxfp8, as the weight's gradient sums over rows; torchao's blocks of 128.
+# Transformer Engine pytorch/quantization.py get_align_size_for_quantization, and Megatron-LM
+# core/fp8_utils.py get_fp8_align_size, core/fp4_utils.py get_fp4_align_size.
+FP8_ROWS, MX_ROWS, BLOCK_ROWS, NV_ROWS = 16, 32, 128, 128
 
 _BF16 = Recipe(name="bf16", peak="bf16", gain_key="gemm_bf16", experts="")
 _FP16 = Recipe(name="fp16", peak="fp16", gain_key="gemm_bf16", experts="")
@@ -47,7 +53,8 @@ _TENSORWISE = Recipe(
         EAGER_CAST + COPY),
     fused_kernels=2, eager_kernels=10, column_amax=Operands(weight=1, gradient=1),
     row_amax=Operands(input=1, weight=1),
-    step_amax=1, wire_bytes=1, multiple=16, rows_multiple=16, fallback_multiple=16,
+    step_amax=1, wire_bytes=1, multiple=16, rows_multiple=16, group_multiple=FP8_ROWS,
+    fallback_multiple=16,
     small=((4096, 1024),),
 )  # fmt: skip
 # The backward multiplies with fast accumulation off, where torch's rowwise kernel is so slow that
@@ -77,13 +84,14 @@ _DELAYED = Recipe(
     weight_once=True,
     padding=PADDING, step_amax=2, saved_bytes=1, weight_copy_bytes=1, weight_copies=2, wire_bytes=1,
     tp_wire_bytes=1, tp_gradient_wire_bytes=1, multiple=16, rows_multiple=8,
+    group_multiple=FP8_ROWS,
 )  # fmt: skip
 _BLOCKWISE = Recipe(
     name="float8-blockwise", peak="fp8", gain_key="gemm_fp8_blockwise", experts="float8-blockwise",
     scale=Operands(BLOCK, BLOCK, 2 * BLOCK, BLOCK, BLOCK), cast=Operands(3, 3, 6, 3, 3),
     eager_scale=Operands(BLOCK, BLOCK, 2 * BLOCK, BLOCK, BLOCK), eager_cast=Operands(3, 3, 6, 3, 3),
     fused_kernels=1, eager_kernels=1,
-    multiple=128, rows_multiple=128,
+    multiple=128, rows_multiple=128, group_multiple=BLOCK_ROWS,
 )  # fmt: skip
 _MXFP8 = Recipe(
     name="mxfp8", peak="fp8", gain_key="gemm_mxfp8", experts="mxfp8",
@@ -91,7 +99,8 @@ _MXFP8 = Recipe(
     cast=Operands(3, 3, 3 + MX_COLUMNS, MX_COLUMNS, MX_COLUMNS),
     eager_scale=Operands(MX_SCALE, MX_SCALE, 2 * MX_SCALE, MX_SCALE, MX_SCALE),
     eager_cast=Operands(EAGER_MX, EAGER_MX, EAGER_MX + MX_COLUMNS, MX_COLUMNS, MX_COLUMNS),
-    fused_kernels=2, eager_kernels=8, multiple=32, rows_multiple=32, fallback_multiple=16,
+    fused_kernels=2, eager_kernels=8, multiple=32, rows_multiple=32, group_multiple=MX_ROWS,
+    fallback_multiple=16,
 )  # fmt: skip
 _NVFP4 = Recipe(
     name="nvfp4", peak="fp4", gain_key="gemm_fp4", experts="", bf16_layers=0.15,
@@ -123,7 +132,7 @@ _TE_MXFP8 = replace(
     scale=Operands(2 * MX_SCALE, 2 * MX_SCALE, 2 * MX_SCALE),
     fused_kernels=2, saved_bytes=1 + MX, weight_copy_bytes=2 * (1 + MX), weight_copies=1,
     wire_bytes=2, tp_wire_bytes=1 + MX,
-    tp_gradient_wire_bytes=1 + MX, multiple=32, rows_multiple=32,
+    tp_gradient_wire_bytes=1 + MX, multiple=32, rows_multiple=32, group_multiple=MX_ROWS,
 )  # fmt: skip
 _TE_NVFP4 = replace(
     _TE_BLOCKS, name="nvfp4", peak="fp4", gain_key="gemm_fp4", experts="nvfp4",
@@ -131,7 +140,7 @@ _TE_NVFP4 = replace(
     cast=Operands(2 + 2 * FP4, 2 + 2 * FP4, 2 + 2 * FP4), fused_kernels=3,
     column_amax=Operands(input=1), row_amax=Operands(gradient=1),
     saved_bytes=FP4, weight_copy_bytes=2 * FP4, weight_copies=1, wire_bytes=2, tp_wire_bytes=FP4,
-    tp_gradient_wire_bytes=FP4,
+    tp_gradient_wire_bytes=FP4, group_multiple=NV_ROWS,
 )  # fmt: skip
 
 # Rows of kernel profiles with fp8 units whose kernels somebody timed. Blocks of 128 came with

@@ -108,8 +108,9 @@ class TrainerRules:
     composite_norm_since: month before which its configurations named a fused kernel.
     compiles_exchange: torch.compile covers what runs between the router and the experts.
     overlaps_exchange: it can run the exchange of experts under another microbatch's compute.
-    expert_alignment: rows added to each expert's tokens so that the grouped matmul is aligned
-        (TOKEN_GROUP_ALIGN_SIZE_M).
+    expert_alignment: rows added to each expert's tokens so that the grouped matmul is aligned in
+        any precision (TOKEN_GROUP_ALIGN_SIZE_M in 16 bits), or `Recipe.group_multiple` where that
+        is more; 0 where only quantised experts are padded.
     gradient_dtype: dtype of gradients between microbatches.
     fused_sums: the GEMM that computes a weight's gradient adds it to them; otherwise a separate
         kernel does.

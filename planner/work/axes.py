@@ -9,10 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, LayoutBatch
+from planner.precision import column
 from planner.specs.layout import AC_KINDS, CP_METHODS, MOE_DISPATCHERS
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
 from planner.trainers.base import TrainerRules
+from planner.work.expert_precision import expert_precision
 
 ULYSSES = CP_METHODS.index("ulysses")
 ALLTOALL = CP_METHODS.index("alltoall")
@@ -134,10 +136,24 @@ def _expert_sizes(
             0.0,
         ),
         "tokens_regrouped": np.where((ep > 1) | (rules.expert_alignment > 0), routed, 0.0),
-        "tokens_grouped": routed + rules.expert_alignment * local,
+        "tokens_grouped": routed + local * _padding_rows(batch, training, rules),
         "tokens_exchanged": np.where(ep > 1, routed, 0.0),
         "tokens_per_expert": routed / local,
     }
+
+
+def _padding_rows(batch: LayoutBatch, training: TrainingSpec, rules: TrainerRules) -> FloatColumn:
+    """Rows that pad one expert's group, (U,).
+
+    A trainer that pads in any precision allocates a whole multiple an expert, because the host does
+    not read the counts (torchtitan models/moe/utils.py _permute). Another rounds each count up, by
+    (multiple - 1) / 2 rows on average (Megatron-LM core/transformer/moe/experts.py, Fp8Padding).
+    """
+    recipes = rules.recipes(training.trainer_version)
+    multiple = column("group_multiple", expert_precision(batch, recipes), recipes)
+    if rules.expert_alignment:
+        return np.maximum(multiple, rules.expert_alignment)
+    return np.asarray((multiple - 1.0) / 2.0)
 
 
 def busiest_load(batch: LayoutBatch, model: ModelSpec, training: TrainingSpec) -> FloatColumn:

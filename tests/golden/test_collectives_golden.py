@@ -51,7 +51,11 @@ def test_closed_forms_of_one_level(n: int, size: float) -> None:
         ),
         ("broadcast", "ring"): ((n - 1) * LATENCY + size / BANDWIDTH, n - 1, 1),
         ("all-reduce", "tree"): (2 * log * (size / BANDWIDTH + LATENCY), 2 * log, 2 * log),
-        ("broadcast", "switch"): ((2 if n > 2 else 1) * LATENCY + size / BANDWIDTH, min(n - 1, 2), 1),
+        ("broadcast", "switch"): (
+            (2 if n > 2 else 1) * LATENCY + size / BANDWIDTH,
+            min(n - 1, 2),
+            1,
+        ),
         ("broadcast", "tree"): (log * (size / BANDWIDTH + LATENCY), log, log),
         ("all-to-all", "pairwise"): (
             (n - 1) * LATENCY + (n - 1) / n * size / BANDWIDTH,

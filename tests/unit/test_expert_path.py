@@ -60,6 +60,31 @@ def test_rows_by_hand(trainer: str, layout: dict[str, Any], rows: tuple[float, .
     assert [found[f"tokens_{name}"] / COPIES for name in names] == list(rows)
 
 
+@pytest.mark.parametrize(
+    ("trainer", "layout", "rows"),
+    [
+        # torchtitan 0.2.2: bf16 8, fp8 16, mxfp8 32 rows are allocated for every expert
+        ("torchtitan", {"precision": "bf16"}, 8),
+        ("torchtitan", {"precision": "float8-rowwise"}, 16),
+        ("torchtitan", {"precision": "float8-tensorwise"}, 16),
+        ("torchtitan", {"precision": "mxfp8"}, 32),
+        # its float8 experts refuse pipelines and CP (quantization/float8.py), and stay in bf16
+        ("torchtitan", {"precision": "float8-rowwise", "cp": 2}, 8),
+        ("torchtitan", {"precision": "mxfp8", "cp": 2}, 32),
+        # Megatron-LM rounds quantised counts up, to 16, mxfp8 32, nvfp4 128
+        ("megatron", {"precision": "bf16"}, 0),
+        ("megatron", {"precision": "float8-delayed"}, 7.5),
+        ("megatron", {"precision": "float8-blockwise"}, 7.5),
+        ("megatron", {"precision": "mxfp8"}, 15.5),
+        ("megatron", {"precision": "nvfp4"}, 63.5),
+    ],
+)
+def test_padding_rows_follow_the_kernel(trainer: str, layout: dict[str, Any], rows: float) -> None:
+    found = sizes(trainer, **({"ep": 8} | layout))
+    padding = found["tokens_grouped"] - found["tokens_routed"]
+    assert padding == pytest.approx(rows * EXPERTS / 8, abs=1e-6)
+
+
 def test_an_imbalance_is_of_the_busiest_rank_alone() -> None:
     found = sizes("torchtitan", ep=8)
     assert found["tokens_routed"] == 1.5 * found["tokens_copied"]

@@ -62,7 +62,7 @@ def test_equal_stages_idle_as_the_closed_form_says(entry: Schedule) -> None:
 
 
 @pytest.mark.parametrize("pp", [2, 4, 8])
-@pytest.mark.parametrize("f, i, w", [(1.0, 1.0, 1.0), (1.0, 1.2, 0.8), (1.0, 1.5, 0.5)])
+@pytest.mark.parametrize(("f", "i", "w"), [(1.0, 1.0, 1.0), (1.0, 1.2, 0.8), (1.0, 1.5, 0.5)])
 def test_zero_bubble_closed_forms(pp: int, f: float, i: float, w: float) -> None:
     """Qi et al. (arXiv 2401.10241), table 1: 1F1B (p - 1)(F + B + W), ZB-H1 (p - 1)(F + B - W),
     ZB-H2 (p - 1)(F + B - 2 W); theirs is B what ours is I.

@@ -13,6 +13,7 @@ from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.machine.device import Device
 from planner.precision import PRECISIONS, TWO_BYTES, Operands, Recipe, column
 from planner.specs.kernel_families import kernel_family
+from planner.work.expert_precision import expert_precision
 from planner.work.ops import Gemm
 from planner.work.quantised import QuantisedModel
 
@@ -114,19 +115,12 @@ class Quantisation:
 
         Their weights are gathered in 16 bits, and their backward has grouped kernels of its own.
         """
-        recipes, high = model.recipes, PRECISIONS.names.index("bf16")
-        own = np.array(
-            [
-                PRECISIONS.names.index(recipe.experts) if recipe.experts else high
-                for recipe in recipes
-            ]
-        )[batch.precision]
-        refused = (column("experts_alone", batch.precision, recipes) > 0) & (
-            batch.pp * batch.cp > 1
-        )
-        codes = np.where(refused, high, own)
         built = cls.build(
-            replace(batch, precision=codes, float8_all_gather=np.zeros_like(batch.compile)),
+            replace(
+                batch,
+                precision=expert_precision(batch, model.recipes),
+                float8_all_gather=np.zeros_like(batch.compile),
+            ),
             model,
             fused,
             device,
