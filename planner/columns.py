@@ -54,7 +54,7 @@ class LayoutBatch:
     """N layouts. Integers and codes are int64, flags bool, `ac_value` float64.
 
     ac_kind: index into AC_KINDS.
-    ac_value: N of selective-layer-N or X of memory-budget-X, else 0.
+    ac_value: N of selective-layer-N, block-N and uniform-N or X of memory-budget-X, else 0.
     split: index into `splits` (layers per stage, first stage first), or TRAINER_SPLIT.
     """
 

@@ -14,6 +14,7 @@ from planner.columns import FloatColumn, LayoutBatch
 from planner.cost.machine.knobs import Calibration
 from planner.cost.machine.stacks import stack_name, unit_name
 from planner.cost.memory.peak import rows as memory_rows
+from planner.cost.pipeline import stages
 from planner.cost.pipeline.schedule_columns import num_microbatches
 from planner.cost.price import Pricer, Prices
 from planner.cost.refine import Refined, refine
@@ -263,7 +264,9 @@ class _Columns:
             self.prices.stage_seconds.forward_flops[:, row],
             self.prices.stage_seconds.recompute_flops[:, row],
         )
-        counts = np.array([count for _, count in self.pricer.model.distinct_layers()] + [1.0, 1.0])
+        counts = stages.rank_units(self.batch, row, self.pricer.model, self.pricer.rules).sum(
+            axis=0
+        )
         return float(counts @ redone / (3.0 * (counts @ flops)))
 
     def _interval(self, row: int) -> Interval:

@@ -35,7 +35,7 @@ WIDE = 256
 # times as long; one node and 8,192 tokens are the ordinary case.
 NODES = (1, 4, 16, 64, 256, 1024)
 TOKENS = (8192, 32768, 131072, 524288)
-AC_POINTS = {"selective-layer": 1, "memory-budget": 2}
+AC_POINTS = {"selective-layer": 1, "memory-budget": 2, "block": 1, "uniform": 1}
 AC_WORDS = {
     "none": "no recomputation",
     "full": "full recomputation",
@@ -43,6 +43,8 @@ AC_WORDS = {
     "selective-layer": "checkpointing of every n-th layer",
     "selective-attention": "recomputation of attention alone",
     "memory-budget": "memory-budget recomputation",
+    "block": "recomputation of a part of each stage's layers",
+    "uniform": "recomputation of several layers at once",
 }
 PRECISION_POINTS = {"bf16": 0, "fp16": 0, "mxfp8": 2, "nvfp4": 2}  # else 1: float8
 DISPATCHER_POINTS = {"deepep": 1, "hybridep": 1}  # a library of its own to build

@@ -16,7 +16,14 @@ from planner.specs.layout import AC_KINDS
 
 # Share of full recomputation that the fixed policies recompute; judgement. Only distances between
 # policies follow from it.
-REDONE = {"none": 0.0, "full": 1.0, "selective-op": 0.2, "selective-attention": 0.1}
+REDONE = {
+    "none": 0.0,
+    "full": 1.0,
+    "selective-op": 0.2,
+    "selective-attention": 0.1,
+    "block": 0.5,  # of how many layers N are, the columns do not say
+    "uniform": 1.0,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,8 @@ Letters: N layouts, U distinct rows, R pipeline ranks priced, K + 2 units (layer
 embedding, head).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -17,6 +18,9 @@ from planner.cost.pipeline import stages
 from planner.cost.pipeline.schedule_columns import num_microbatches
 from planner.cost.prepared_job import PreparedJob
 from planner.rules import cuda_graphs
+from planner.work.checkpointing import BLOCK, FULL, NONE
+
+ColumnsT = TypeVar("ColumnsT", layers.UnitCosts, sharding.UnitShards)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +43,36 @@ class SummedCosts:
         return self.forward + self.input_grad + self.weight_grad
 
 
-def units_at(job: PreparedJob, rows: LayoutBatch) -> SummedCosts:
-    """Costs of the units at U rows, some thousand rows at a time."""
+def units_at(job: PreparedJob, rows: LayoutBatch, blocks: int = NONE) -> SummedCosts:
+    """Costs of the units at U rows, some thousand rows at a time.
+
+    blocks: the mode in which layouts under block-N are taken.
+    """
+    costs = _costs_at(job, _in_mode(rows, blocks))
+    return _summed(costs)
+
+
+def _in_mode(rows: LayoutBatch, mode: int) -> LayoutBatch:
+    """The rows with this mode of all their layers in place of block-N."""
+    blocks = rows.ac_kind == BLOCK
+    if not blocks.any():
+        return rows
+    return replace(
+        rows,
+        ac_kind=np.where(blocks, mode, rows.ac_kind),
+        ac_value=np.where(blocks, 0.0, rows.ac_value),
+    )
+
+
+def _costs_at(job: PreparedJob, rows: LayoutBatch) -> layers.UnitCosts:
     parts = [
         layers.unit_costs(job.context(rows.take(part)), job.model)
         for part in chunks.slices(len(rows), chunks.CACHED_ROWS)
     ]
-    costs = parts[0] if len(parts) == 1 else layers.UnitCosts.concatenate(parts)
+    return parts[0] if len(parts) == 1 else layers.UnitCosts.concatenate(parts)
+
+
+def _summed(costs: layers.UnitCosts) -> SummedCosts:
     forward = costs.forward_seconds + costs.exposed_forward.sum(axis=0)
     input_grad = (
         costs.input_grad_seconds + costs.recompute_seconds + costs.exposed_backward.sum(axis=0)
@@ -76,6 +103,10 @@ def distinct_rows(job: PreparedJob, batch: LayoutBatch) -> tuple[LayoutBatch, In
 class CostInputs:
     """What the prices of N layouts of one job are made of.
 
+    Where a layout of the batch has block-N, layers count by kind and mode: the first K kinds
+    are layers in their layout's mode (none under block-N), the K behind them those that block-N
+    recomputes. K then stands for both.
+
     m (N,): microbatches.
     units (R, K + 2, N): units that each rank holds.
     rank (R, N): its place in the pipeline.
@@ -101,10 +132,27 @@ class CostInputs:
 
         every_rank: for all pipeline ranks instead of the deciding ones.
         """
-        unit_rows, at_unit = distinct_rows(job, batch)
+        blocks = stages.block_layers(batch)
+        alike = batch if blocks is None else _without_count(batch)
+        unit_rows, at_unit = distinct_rows(job, alike)
         shard_rows, at_shard = deduplicated.distinct(batch, sharding.KEY)
-        pipe_rows, at_pipe = deduplicated.distinct(batch, stages.KEY)
-        held = stages.rank_layers(pipe_rows, job.model, job.rules, every_rank=every_rank)
+        pipe_rows, at_pipe = deduplicated.distinct(
+            batch, stages.KEY if blocks is None else stages.KEY_OF_BLOCKS
+        )
+        held = stages.rank_layers(
+            pipe_rows,
+            job.model,
+            job.rules,
+            every_rank=every_rank,
+            blocks=stages.block_layers(pipe_rows),
+        )
+        unit = units_at(job, unit_rows)
+        shards = sharding.unit_shards(
+            shard_rows, job.optimizer_step, job.fabric, job.profile, job.cluster.rank_order
+        )
+        if blocks is not None:
+            again = _costs_at(job, _in_mode(unit_rows, FULL))
+            unit, shards = _summed(_of_both(unit.costs, again)), _of_both(shards, shards)
         return cls(
             job=job,
             batch=batch,
@@ -112,13 +160,30 @@ class CostInputs:
             units=held.units[:, :, at_pipe],
             rank=held.rank[:, at_pipe],
             mean_units=held.mean_units[:, at_pipe],
-            unit=units_at(job, unit_rows),
+            unit=unit,
             at_unit=at_unit,
-            shards=sharding.unit_shards(
-                shard_rows, job.optimizer_step, job.fabric, job.profile, job.cluster.rank_order
-            ),
+            shards=shards,
             at_shard=at_shard,
         )
+
+
+def _of_both(first: ColumnsT, second: ColumnsT) -> ColumnsT:
+    """(..., K + 2, U) twice -> (..., 2 K + 2, U): layers of both, embedding and head of the first.
+
+    What has no units, (U,), is the first's.
+    """
+    found: dict[str, FloatColumn] = {}
+    for field in fields(first):
+        values, others = getattr(first, field.name), getattr(second, field.name)
+        if values.ndim > 1:
+            parts = [values[..., :-2, :], others[..., :-2, :], values[..., -2:, :]]
+            found[field.name] = np.concatenate(parts, axis=-2)
+    return replace(first, **found)
+
+
+def _without_count(batch: LayoutBatch) -> LayoutBatch:
+    """The batch with N of block-N left out: how many layers, not what one of them costs."""
+    return replace(batch, ac_value=np.where(batch.ac_kind == BLOCK, 0.0, batch.ac_value))
 
 
 def on_ranks(units: FloatColumn, field: FloatColumn) -> FloatColumn:

@@ -19,6 +19,7 @@ from planner.cost.prepared_job import PreparedJob
 from planner.cost.stragglers import straggler_share
 from planner.precision import TWO_BYTES, column
 from planner.specs.layout import CP_METHODS, MOE_DISPATCHERS
+from planner.work.checkpointing import BLOCK, FULL
 
 _LEAST = ("saved_bytes", "transient_bytes", "logits_bytes")
 _MOST = ("exposed_forward", "exposed_backward")  # overlapped pairs hide no more than that
@@ -120,6 +121,13 @@ def _least_units(
         for name, found in kept.items():
             better = np.minimum if name in _LEAST else np.maximum
             found[..., split] = better(found[..., split], getattr(tried.costs, name))
+    blocks = np.flatnonzero(rows.ac_kind == BLOCK)
+    if len(blocks):  # their time is that of no recomputation, their memory that of full
+        tried = units_at(job, rows.take(blocks), FULL)
+        for name in _LEAST:
+            kept[name][..., blocks] = np.minimum(
+                kept[name][..., blocks], getattr(tried.costs, name)
+            )
     return replace(unit, costs=replace(unit.costs, **kept)), inverse, least
 
 

@@ -117,10 +117,13 @@ def _stage_costs(
 ) -> StageCosts:
     first = int(rows[0])
     schedule = SCHEDULES.of_code(int(batch.pp_schedule[first]))
+    blocks = stages.block_layers(batch)
     units_CSK = np.array(
         [
             stages.stage_units(
-                stages.layers_of_stages(batch, int(row), pricer.model, pricer.rules), pricer.model
+                stages.layers_of_stages(batch, int(row), pricer.model, pricer.rules),
+                pricer.model,
+                None if blocks is None else int(blocks[row]),
             )
             for row in rows
         ]

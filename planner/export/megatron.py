@@ -277,21 +277,18 @@ def _recompute(draft: Draft) -> list[str]:
         ]
     if kind == "selective-attention":
         return ["--recompute-granularity", "selective", "--recompute-modules", "core_attn"]
-    if kind == "selective-layer":
-        stages = layout.pp * layout.virtual_stages
-        count = max(1, -(-draft.model.num_hidden_layers // stages) // int(number))
-        rule = f"recomputes every n-th layer; Megatron-LM the first {count} of each stage"
-        draft.gap("ac", layout.ac, rule, "nothing to do", blocking=False)
+    if kind in ("block", "uniform"):
         return [
             "--recompute-granularity",
             "full",
             "--recompute-method",
-            "block",
+            kind,
             "--recompute-num-layers",
-            str(count),
+            str(int(number)),
         ]
     if kind != "none":
-        draft.gap("ac", layout.ac, "is not in Megatron-LM", "use none, full or selective-attention")
+        remedy = "use none, full, selective-attention, block-N or uniform-N"
+        draft.gap("ac", layout.ac, "is not in Megatron-LM", remedy)
     return []
 
 

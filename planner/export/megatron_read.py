@@ -201,9 +201,10 @@ def _recompute(words: Words, num_layers: int) -> dict[str, object]:
         1, whole(words, "num_virtual_stages_per_pipeline_rank", 1)
     )
     here, count = -(-num_layers // stages), whole(words, "recompute_num_layers", 1)
-    if word(words, "recompute_method") == "block" and count < here:
-        return {"ac": f"selective-layer-{max(2, here // max(1, count))}" if count else "none"}
-    return {"ac": "full"}
+    method = word(words, "recompute_method")
+    if method == "block" and count < here:
+        return {"ac": f"block-{count}" if count else "none"}
+    return {"ac": f"uniform-{min(count, here)}" if method == "uniform" and count > 1 else "full"}
 
 
 def _precision(words: Words) -> dict[str, object]:

@@ -266,7 +266,7 @@ def _only_03(draft: Draft) -> Settings:
             "leave it out",
             blocking=False,
         )
-    if parse_ac(layout.ac)[0] in ("selective-layer", "selective-attention"):
+    if parse_ac(layout.ac)[0] in ("selective-layer", "selective-attention", "block", "uniform"):
         draft.gap(
             "ac",
             layout.ac,

@@ -15,7 +15,7 @@ from planner.specs.training import CUDA_GRAPHS
 
 NONE, PARTIAL, FULL = (CUDA_GRAPHS.index(name) for name in ("none", "partial", "full"))
 NO_AC, HYBRIDEP = AC_KINDS.index("none"), MOE_DISPATCHERS.index("hybridep")
-WHOLE_LAYERS = [AC_KINDS.index(kind) for kind in ("full", "selective-layer")]
+WHOLE_LAYERS = [AC_KINDS.index(kind) for kind in ("full", "selective-layer", "block", "uniform")]
 OFF = "set training.cuda_graphs to none"
 
 

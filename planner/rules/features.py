@@ -5,7 +5,7 @@ They cover ZeRO, precision, recomputation, compile and the rest.
 
 import numpy as np
 
-from planner.columns import BoolColumn, IntColumn, LayoutBatch, schedule_is
+from planner.columns import TRAINER_SPLIT, BoolColumn, IntColumn, LayoutBatch, schedule_is
 from planner.precision import PRECISIONS, Recipe, bf16_tail
 from planner.rules.base import (
     Context,
@@ -24,6 +24,7 @@ from planner.work.quantised import local_shape, low_share, products
 
 TENSORWISE, MXFP8 = PRECISIONS.names.index("float8-tensorwise"), PRECISIONS.names.index("mxfp8")
 MEMORY_BUDGET, SELECTIVE_OP = AC_KINDS.index("memory-budget"), AC_KINDS.index("selective-op")
+BLOCK, UNIFORM = AC_KINDS.index("block"), AC_KINDS.index("uniform")
 
 SINGLES = frozenset({"fp32", "tf32"})
 
@@ -441,6 +442,18 @@ _PRECISION_RULES: tuple[Rule, ...] = (
     ),
 )
 
+
+def _largest_stage(x: LayoutBatch, c: Context) -> IntColumn:
+    """Layers of the largest stage, (N,).
+
+    A split that does not divide counts embedding and head as layers.
+    """
+    layers, stages = c.model.num_hidden_layers, x.pp * x.virtual_stages
+    usual = np.where(layers % stages == 0, layers // stages, -(-(layers + 2) // stages))
+    own = np.array([*(max(split, default=0) for split in x.splits), 0], dtype=np.int64)[x.split]
+    return np.asarray(np.where(x.split == TRAINER_SPLIT, usual, own))
+
+
 _SWITCH_RULES: tuple[Rule, ...] = (
     Rule(
         key="trainer lacks the activation checkpointing",
@@ -451,6 +464,17 @@ _SWITCH_RULES: tuple[Rule, ...] = (
         remedy=lambda x, c: (
             f"use {choices(kind for kind in AC_KINDS if kind in c.released.ac_kinds)}"
         ),
+    ),
+    Rule(
+        key="block-N and uniform-N count layers of a stage",
+        field="ac",
+        reads=frozenset({"ac_kind", "ac_value", "pp", "virtual_stages", "split"}),
+        broken=lambda x, c: (
+            ((x.ac_kind == BLOCK) & (x.ac_value >= _largest_stage(x, c)))
+            | ((x.ac_kind == UNIFORM) & (x.ac_value > _largest_stage(x, c)))
+        ),
+        rule=lambda x, c: f"{x.ac} is as many layers as a stage has, or more",
+        remedy=lambda x, c: "set ac to full, or fewer layers",
     ),
     Rule(
         key="trainer always compiles",

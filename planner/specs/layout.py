@@ -27,7 +27,10 @@ AC_KINDS = (
     "selective-layer",
     "selective-attention",
     "memory-budget",
+    "block",
+    "uniform",
 )
+COUNTED_AC = {"selective-layer": 1, "block": 1, "uniform": 2}  # the least N of each
 DTYPES = ("bfloat16", "float32")
 
 
@@ -63,7 +66,8 @@ def parse_ac(text: str) -> tuple[str, float]:
     """(kind, number) of an activation checkpointing mode.
 
     ("selective-layer", 2) for "selective-layer-2", ("memory-budget", 0.5) for "memory-budget-0.5",
-    and (kind, 0) for the rest. Raises ValueError "rule; remedy" for anything else.
+    ("block", 4) for "block-4", and (kind, 0) for the rest. Raises ValueError "rule; remedy" for
+    anything else.
     """
     if text in ("none", "full", "selective-op", "selective-attention"):
         return text, 0.0
@@ -72,20 +76,20 @@ def parse_ac(text: str) -> tuple[str, float]:
         value = float(number)
     except ValueError:
         value = -1.0
-    if kind == "selective-layer" and value == int(value) and 1 <= value <= MAX_DEGREE:
+    if kind in COUNTED_AC and value == int(value) and COUNTED_AC[kind] <= value <= MAX_DEGREE:
         return kind, value
     if kind == "memory-budget" and 0.0 <= value <= 1.0:
         return kind, value
     known = (
-        "none, full, selective-op, selective-layer-N (N >= 1), selective-attention or "
-        "memory-budget-X (X from 0 to 1)"
+        "none, full, selective-op, selective-layer-N (N >= 1), selective-attention, "
+        "memory-budget-X (X from 0 to 1), block-N (N >= 1) or uniform-N (N >= 2)"
     )
     raise ValueError(f"is no activation checkpointing mode; use {known}")
 
 
 def format_ac(kind: str, number: float) -> str:
     """The mode's one spelling, inverse of `parse_ac`; memory budgets have four decimals."""
-    if kind == "selective-layer":
+    if kind in COUNTED_AC:
         return f"{kind}-{int(number)}"
     if kind == "memory-budget":
         return f"{kind}-{number:.4f}".rstrip("0").rstrip(".")

@@ -42,8 +42,17 @@ ORDERED: Mapping[str, tuple[int, str]] = {
     "optimizer_in_backward": (-1, "without the optimizer in backward all gradients live at once"),
 }
 # Full recomputation saves least, none saves most; the selective kinds lie between and are not
-# compared with each other.
-KEPT = {"full": 0, "selective-op": 1, "selective-layer": 1, "selective-attention": 1, "none": 2}
+# compared with each other. uniform-N saves fewer inputs than full, but holds N layers in backward.
+KEPT = {
+    "full": 0,
+    "selective-op": 1,
+    "selective-layer": 1,
+    "selective-attention": 1,
+    "block": 1,
+    "none": 2,
+}
+FEWER_KEEPS_MORE = [AC_KINDS.index(kind) for kind in ("block",)]  # a larger N recomputes more
+NOT_COMPARED = AC_KINDS.index("uniform")
 WIDE = DTYPES.index("float32")
 GPIPE, ONE_F_ONE_B = SCHEDULES.names.index("GPipe"), SCHEDULES.names.index("1F1B")
 
@@ -136,9 +145,13 @@ def _all_in_flight(batch: LayoutBatch, count: FloatColumn) -> BoolColumn:
 
 def _checkpointing(batch: LayoutBatch, row: int, direction: int) -> BoolColumn:
     """Same kind with at least its N or budget; or a kind that saves more."""
-    same = (batch.ac_kind == batch.ac_kind[row]) & (
-        direction * (batch.ac_value - batch.ac_value[row]) >= 0
+    sign = np.where(np.isin(batch.ac_kind, FEWER_KEEPS_MORE), -direction, direction)
+    more = np.where(
+        batch.ac_kind == NOT_COMPARED,
+        batch.ac_value == batch.ac_value[row],
+        sign * (batch.ac_value - batch.ac_value[row]) >= 0,
     )
+    same = (batch.ac_kind == batch.ac_kind[row]) & more
     kept = np.array([KEPT.get(kind, -1) for kind in AC_KINDS])[batch.ac_kind]
     comparable = (kept >= 0) & (kept[row] >= 0)
     return np.asarray(same | (comparable & (direction * (kept - kept[row]) > 0)))

@@ -76,7 +76,7 @@ FSDP = replace(
             "mxfp8",
         }
     ),
-    ac_kinds=frozenset(AC_KINDS),
+    ac_kinds=frozenset(AC_KINDS) - {"block", "uniform"},
     cp_methods=frozenset({"allgather", "alltoall", "ulysses"}),
     seq_divisor_always=False,
     searched_ac=("none", "selective-op", "full"),

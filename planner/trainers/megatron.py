@@ -116,7 +116,8 @@ MEGATRON = TrainerRules(
     expandable_segments=False,
     zero_stages=frozenset({0, 1, 2, 3}),
     precisions=PRECISIONS,
-    ac_kinds=frozenset({"none", "full", "selective-attention", "selective-layer"}),
+    # --recompute-method block | uniform, --recompute-num-layers
+    ac_kinds=frozenset({"none", "full", "selective-attention", "block", "uniform"}),
     cp_methods=frozenset({"allgather", "alltoall", "ulysses"}),
     moe_dispatchers=_DISPATCHERS,
     # core 0.16 transformer_config.py (cuda_graph_impl, cuda_graph_scope; the default is none, and

@@ -19,6 +19,8 @@ from planner.work.expert_precision import expert_precision
 ULYSSES = CP_METHODS.index("ulysses")
 ALLTOALL = CP_METHODS.index("alltoall")
 ALLGATHER = CP_METHODS.index("allgather")
+# modes that recompute whole layers, experts and exchange included
+WHOLE_LAYERS = [AC_KINDS.index(kind) for kind in ("full", "block", "uniform")]
 SENDS_COPIES = MOE_DISPATCHERS.index("alltoall")
 
 
@@ -170,7 +172,7 @@ def overlapping_exchange(batch: LayoutBatch) -> BoolColumn:
     return np.asarray(
         (batch.ep > 1)
         & ((batch.pp == 1) | (batch.virtual_stages > 1))
-        & (batch.ac_kind != AC_KINDS.index("full"))
+        & ~np.isin(batch.ac_kind, WHOLE_LAYERS)
         & (batch.moe_dispatcher != MOE_DISPATCHERS.index("allgather"))
     )
 

@@ -20,7 +20,9 @@ from planner.work.liveness import (
 )
 from planner.work.ops import Attention, Collective, Elementwise, Gemm, Op, Tensor
 
-NONE, FULL, SELECTIVE_OP, SELECTIVE_LAYER, SELECTIVE_ATTENTION, MEMORY_BUDGET = range(len(AC_KINDS))
+(
+    NONE, FULL, SELECTIVE_OP, SELECTIVE_LAYER, SELECTIVE_ATTENTION, MEMORY_BUDGET, BLOCK, UNIFORM,
+) = range(len(AC_KINDS))  # fmt: skip
 LAYER_INPUT = Tensor(name="x", dims=("tokens_sp", "hidden"))
 CORE_ATTENTION = frozenset({"attention", "softmax_dropout"})
 
@@ -72,13 +74,18 @@ def kept(
 ) -> Kept:
     """What each row's mode saves of a layer and what it recomputes.
 
+    block-N is no mode of a layer: some of a stage's layers have none and the others full
+    checkpointing (`cost_inputs`). uniform-N saves the input of every N-th layer and recomputes N
+    layers at once, so that backward holds what N layers save.
+
     bytes_of: bytes (U,) of a tensor.
     seconds (len(ops), U): forward seconds of each op, for the memory budget.
     fused (U,): kernels are fused, so that eager-only tensors are not saved.
     Sources: torchtitan 0.2.2 distributed/activation_checkpoint.py (save list and every second
         matmul),
     Korthikanti 2022 (selective attention), torch._functorch.partitioners
-    (activation_memory_budget).
+    (activation_memory_budget); Megatron-LM core 0.14 transformer/transformer_block.py
+    (_checkpointed_forward) for uniform-N.
     """
     size = len(batch)
     zero, one = np.zeros(size), np.ones(size)
@@ -100,6 +107,7 @@ def kept(
             kind == SELECTIVE_OP,
             kind == SELECTIVE_LAYER,
             kind == SELECTIVE_ATTENTION,
+            kind == UNIFORM,
         ],
         [
             every,
@@ -107,13 +115,14 @@ def kept(
             saved_op,
             every + (layer_input - every) * checkpointed,
             every - _core_bytes(ops, bytes_of),
+            layer_input / period,
         ],
         saved_budget,
     )
     redone = np.select(
         [
             (kind == NONE)[None],
-            (kind == FULL)[None],
+            ((kind == FULL) | (kind == UNIFORM))[None],
             (kind == SELECTIVE_OP)[None],
             (kind == SELECTIVE_LAYER)[None],
             (kind == SELECTIVE_ATTENTION)[None],
@@ -128,14 +137,24 @@ def kept(
         redone_budget,
     )
     stops = _stops_early(batch, recomputation.early_stop)
-    redone = redone * np.where(stops, needed_again(ops)[:, None], 1.0)
+    needed = needed_again(ops)[:, None]
+    # of layers that are recomputed together, only the last one's recomputation stops early
+    needed = np.where(kind == UNIFORM, 1.0 + (needed - 1.0) / period, needed)
+    redone = redone * np.where(stops, needed, 1.0)
     backward = backward_peak(tuple(ops), bytes_of, fused)
     again = recomputation_peak(tuple(ops), bytes_of, fused, stops)
     peak = np.where(kind == NONE, backward, np.maximum(backward, again))
+    peak = peak + np.where(kind == UNIFORM, (period - 1.0) * every, 0.0)
     peak = peak + _held_besides(ops, batch, bytes_of, fused, stops)
     last, before, first = (
-        np.where(kind == SELECTIVE_LAYER, own, saved)
-        for own in _by_place(period, layer_input, every, recomputation)
+        np.select([kind == SELECTIVE_LAYER, kind == UNIFORM], [own, together], saved)
+        for own, together in zip(
+            _by_place(period, layer_input, every, recomputation),
+            # `peak` has all layers that were recomputed together: their one input is saved, the
+            # last one is freed when the one before it runs, and two are left for the second
+            (layer_input, every, (2.0 - period) * every),
+            strict=True,
+        )
     )
     gradients = in_order([bytes_of(gradient) for gradient in (LAYER_INPUT, *weight_gradients(ops))])
     return Kept(

@@ -28,7 +28,7 @@ from planner.precision import PRECISIONS
 from planner.rules import Context, broken_rules, violations
 from planner.rules.features import gpu_precisions
 from planner.schedules import SCHEDULES
-from planner.specs.layout import AC_KINDS, CP_METHODS, MOE_DISPATCHERS
+from planner.specs.layout import AC_KINDS, COUNTED_AC, CP_METHODS, MOE_DISPATCHERS
 from planner.trainers.registry import TRAINERS
 
 SEED, NUM_JOBS, ROWS = 20261103, 500, 80
@@ -135,7 +135,9 @@ def random_layouts(draw: np.random.Generator, context: Context, count: int) -> L
     splits = schedule_is(schedule, lambda entry: entry.splits_backward)
     ac_kind = pick(AC_KINDS, known.ac_kinds)
     compiled = flag(0.4 if context.trainer.compiles else 0.03)
-    value = np.where(ac_kind == AC_KINDS.index("selective-layer"), draw.integers(1, 5, count), 0.0)
+    counted = np.isin(ac_kind, [AC_KINDS.index(kind) for kind in COUNTED_AC])
+    least = np.array([COUNTED_AC.get(kind, 0) for kind in AC_KINDS])[ac_kind]
+    value = np.where(counted, least + draw.integers(0, 4, count), 0.0)
     ep = draw.choice((1, 2, 4, 8) if moe else (1,) * 30 + (2,), count)
     # one rank keeps its tokens: of the others nearly every draw would be illegal
     dispatcher = pick(MOE_DISPATCHERS, context.released.moe_dispatchers)

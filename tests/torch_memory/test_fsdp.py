@@ -55,7 +55,12 @@ def drawn(number: int) -> Sizes:
 
 
 def checkpointed(layer: nn.Module, ac: str, index: int) -> nn.Module:
-    if ac == "none" or (ac.startswith("selective-layer-") and index % int(ac.rsplit("-", 1)[1])):
+    kind, _, count = ac.rpartition("-")
+    if (
+        ac == "none"
+        or (kind == "selective-layer" and index % int(count))
+        or (kind == "block" and index > int(count))
+    ):
         return layer
     context = {"context_fn": selective_op} if ac == "selective-op" else {}
     wrapped: nn.Module = checkpoint_wrapper(
@@ -159,6 +164,18 @@ def test_peak(world: int, ac: str, stage: int, number: int) -> None:
     sizes = drawn(100 * number + 10 * stage + len(ac))
     reduce_dtype = ("float32", "bfloat16")[number % 2]
     layout = {"zero_stage": stage, "param_dtype": "bfloat16", "reduce_dtype": reduce_dtype}
+    seen = torch_peak(sizes, ac, 1, layout)
+    assert our_peak(sizes, world, ac, 1, layout) == pytest.approx(seen, rel=0.02), sizes
+
+
+@pytest.mark.parametrize("ac", ["block-1", "block-2"])
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("number", range(5))
+def test_peak_of_a_stage_that_recomputes_its_first_layers(
+    world: int, ac: str, stage: int, number: int
+) -> None:
+    sizes = drawn(5000 + 10 * number + stage)
+    layout = {"zero_stage": stage, "param_dtype": "bfloat16", "reduce_dtype": "float32"}
     seen = torch_peak(sizes, ac, 1, layout)
     assert our_peak(sizes, world, ac, 1, layout) == pytest.approx(seen, rel=0.02), sizes
 

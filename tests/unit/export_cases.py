@@ -63,6 +63,11 @@ def layouts(draw: Any, num_layers: int) -> Layout:
     ac = st.one_of(
         st.sampled_from(["none", "full", "selective-op", "selective-attention"]),
         st.integers(1, 9).map(lambda n: f"selective-layer-{n}"),
+        *(
+            st.integers(2, 9).map(lambda n, kind=kind: f"{kind}-{n}")
+            for kind in ("block", "uniform")
+            if num_layers // (pp * virtual) > 9  # fewer layers of a stage are read as full
+        ),
         st.integers(0, 1000).map(lambda n: f"memory-budget-{n / 1000:g}"),
     )
     return Layout(

@@ -188,7 +188,11 @@ def test_zero_bubble_is_the_forks() -> None:
 
 @pytest.mark.parametrize(
     ("ac", "words"),
-    [("full", ["full", "uniform", "1"]), ("selective-layer-4", ["full", "block", "5"])],
+    [
+        ("full", ["full", "uniform", "1"]),
+        ("block-5", ["full", "block", "5"]),
+        ("uniform-4", ["full", "uniform", "4"]),
+    ],
 )
 def test_recomputation(ac: str, words: list[str]) -> None:
     said = flags_of(make(pp=4, tp=8, ac=ac))
@@ -196,6 +200,7 @@ def test_recomputation(ac: str, words: list[str]) -> None:
         said[flag][0]
         for flag in ("--recompute-granularity", "--recompute-method", "--recompute-num-layers")
     ] == words
+    assert parse_back(make(pp=4, tp=8, ac=ac)).ac == ac
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ USES: dict[str, tuple[dict, dict]] = {
         for kind, number, other in (
             ("none", "", "full"), ("full", "", "none"), ("selective-op", "", "full"),
             ("selective-layer", "-2", "full"), ("selective-attention", "", "full"),
-            ("memory-budget", "-0.5", "full"),
+            ("memory-budget", "-0.5", "full"), ("block", "-2", "full"), ("uniform", "-2", "full"),
         )
     },
     "optimizer adamw": ({}, {"optimizer": "sgd"}),

@@ -188,8 +188,17 @@ def test_fewer_shards_of_the_same_ranks_need_more() -> None:
     assert "fewer shards" in order.reason(wider, 1)
 
 
-def test_every_kind_of_checkpointing_but_budgets_has_its_place() -> None:
-    assert set(pruning.KEPT) == set(AC_KINDS) - {"memory-budget"}
+def test_every_kind_of_checkpointing_has_its_place_or_is_not_compared() -> None:
+    assert set(pruning.KEPT) == set(AC_KINDS) - {"memory-budget", "uniform"}
+
+
+def test_fewer_recomputed_layers_keep_more() -> None:
+    batch = pair({"ac": "block-4"}, ac="block-2")
+    assert pruning.at_least(batch, 0, 64).mask.tolist() == [True, True]
+    assert pruning.at_most(batch, 0, 64).mask.tolist() == [True, False]
+    several = pair({"ac": "uniform-4"}, ac="uniform-2")
+    assert pruning.at_least(several, 0, 64).mask.tolist() == [True, False]
+    assert pruning.at_most(several, 0, 64).mask.tolist() == [True, False]
 
 
 def pair(first: dict[str, object], **changes: object) -> LayoutBatch:

@@ -3,6 +3,7 @@
 Letters: N layouts, R pipeline ranks priced, K + 2 units (layers by kind, embedding, head).
 """
 
+from dataclasses import replace
 from functools import reduce
 
 import numpy as np
@@ -14,6 +15,7 @@ from planner.cost.memory import graph_pools
 from planner.cost.memory.peak import LayerNeeds, RankShapes, Widths, layer_phases
 from planner.cost.pipeline.schedule_columns import by_schedule, split_schedules
 from planner.rules import cuda_graphs
+from planner.work.checkpointing import BLOCK
 
 
 def rank_shapes(inputs: CostInputs) -> RankShapes:
@@ -24,7 +26,7 @@ def rank_shapes(inputs: CostInputs) -> RankShapes:
         column[:, at_shard] for column in (shards.local, shards.shard, shards.gathered)
     )
     saved, transient = unit.costs.saved_bytes[:, at_unit], unit.costs.transient_bytes[:, at_unit]
-    holds = None if (units[:, :-2] > 0).all() else units[:, :-2] > 0
+    holds = _held_kinds(inputs)
     head, held_local, narrow = (
         units[:, -1],
         on_ranks(units, local),
@@ -45,18 +47,19 @@ def rank_shapes(inputs: CostInputs) -> RankShapes:
     stream = np.broadcast_to(unit.costs.boundary_bytes[at_unit], in_flight.shape)
     chunked = chunks_loss(inputs.job.training, rules)
     widths = Widths.of(batch, inputs.m, rules, chunked)
-    phases = layer_phases(
-        LayerNeeds(
-            running=transient[:-2],
-            done=unit.costs.done_bytes[:-2, at_unit],
-            following=unit.costs.next_bytes[:-2, at_unit],
-            second=unit.costs.second_bytes[:-2, at_unit],
-            reduced=shards.together[:-2, at_shard],
-            shard=shard[:-2],
-            gathered=gathered[:-2],
-        ),
-        widths,
+    needs = LayerNeeds(
+        running=transient[:-2],
+        done=unit.costs.done_bytes[:-2, at_unit],
+        following=unit.costs.next_bytes[:-2, at_unit],
+        second=unit.costs.second_bytes[:-2, at_unit],
+        reduced=shards.together[:-2, at_shard],
+        shard=shard[:-2],
+        gathered=gathered[:-2],
     )
+    needs, first_saved, working = _in_blocks(
+        inputs, needs, saved[:-2], unit.costs.working_bytes[:-2, at_unit]
+    )
+    phases = layer_phases(needs, widths)
     last, following, second = (_largest(holds, phase) for phase in phases)
     largest_shard = _largest(holds, shard[:-2])
     largest_gathered = _largest(holds, gathered[:-2])
@@ -82,7 +85,7 @@ def rank_shapes(inputs: CostInputs) -> RankShapes:
         widths.prefetched * (own_table * gathered[-2] - largest_gathered)
         - widths.resident * largest_gathered
     )
-    first = table + widths.master * largest_shard - _largest(holds, saved[:-2])
+    first = table + widths.master * largest_shard - _largest(holds, first_saved)
     second = np.where(several, second + np.maximum(first, 0.0), 0.0)
     return RankShapes(
         local=held_local,
@@ -130,7 +133,66 @@ def rank_shapes(inputs: CostInputs) -> RankShapes:
         all_in_flight=np.where(batch.pp > 1, in_flight >= inputs.m, False) * 1.0,
         leftover_bytes=head * unit.costs.leftover_bytes[at_unit],
         graph_bytes=graph_pools.private_bytes(graphs, last, stream),
-        working_bytes=_largest(holds, unit.costs.working_bytes[:-2, at_unit]),
+        working_bytes=_largest(holds, working),
+    )
+
+
+def _held_kinds(inputs: CostInputs) -> BoolColumn | None:
+    """Whether a rank holds layers of each kind, (R, K, N); None where all hold all.
+
+    Without block-N, the kinds that it recomputes are those of the layout's mode again.
+    """
+    holds = inputs.units[:, :-2] > 0
+    blocks = inputs.batch.ac_kind == BLOCK
+    if blocks.any():
+        kinds = holds.shape[1] // 2
+        holds[:, kinds:] = np.where(blocks, holds[:, kinds:], holds[:, :kinds])
+    return None if holds.all() else holds
+
+
+def _in_blocks(
+    inputs: CostInputs, needs: LayerNeeds, saved: FloatColumn, working: FloatColumn
+) -> tuple[LayerNeeds, FloatColumn, FloatColumn]:
+    """(needs, what the first layer saves, what a layer's forward frees), (K, N) each, by place.
+
+    block-N recomputes the first N layers of each stage, so that the layers behind them, which run
+    backward first, recompute nothing. A kind that does not stand in a place does not count there.
+    saved, working: of layers of each kind.
+    """
+    batch = inputs.batch
+    blocks = batch.ac_kind == BLOCK
+    if not blocks.any():
+        return needs, saved, working
+    kinds = len(saved) // 2
+    others = inputs.units[:, :kinds].sum(axis=1).min(axis=0) / batch.virtual_stages
+    least = np.full_like(saved, -np.inf)
+    whole, redone = saved[:kinds], saved[kinds:]
+    second = needs.second[:kinds] - whole + redone
+
+    # behind one that recomputes nothing, the first layer's backward needs its recomputation besides
+    more = needs.running[kinds:] + redone - needs.running[:kinds] - whole
+    first = redone - np.where(batch.ac_value > 1, 0.0, more)
+
+    def at(place: FloatColumn, recomputed: BoolColumn, field: FloatColumn) -> FloatColumn:
+        """`field` where the kind may stand in this place of a layout with block-N."""
+        is_redone = np.arange(2 * kinds)[:, None] >= kinds
+        return np.where(blocks & (recomputed != is_redone), least, np.where(blocks, place, field))
+
+    after_one = np.concatenate([needs.following[:kinds], needs.following[kinds:] + redone - whole])
+    return (
+        replace(
+            needs,
+            running=at(needs.running, others < 1, needs.running),
+            done=at(needs.done, others < 1, needs.done),
+            following=at(
+                np.where(others < 1, needs.following, after_one), others < 2, needs.following
+            ),
+            second=at(
+                np.concatenate([second, needs.second[kinds:]]), batch.ac_value > 1, needs.second
+            ),
+        ),
+        at(np.concatenate([whole, first]), blocks, saved),
+        at(working, others < 1, working),
     )
 
 

@@ -12,8 +12,10 @@ from planner.columns import TRAINER_SPLIT, FloatColumn, IntColumn, LayoutBatch
 from planner.schedules import SCHEDULES, Schedule
 from planner.specs.model import ModelSpec
 from planner.trainers.base import TrainerRules
+from planner.work.checkpointing import BLOCK
 
 KEY = ("pp", "virtual_stages", "pp_schedule", "split")
+KEY_OF_BLOCKS = (*KEY, "ac_kind", "ac_value")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,40 +74,63 @@ def layers_of_stages(
     )
 
 
+def block_layers(batch: LayoutBatch) -> IntColumn | None:
+    """Layers that each stage recomputes under block-N, (N,), 0 under any other mode.
+
+    None if no layout of the batch has block-N.
+    """
+    blocks = batch.ac_kind == BLOCK
+    return np.where(blocks, batch.ac_value, 0).astype(np.int64) if blocks.any() else None
+
+
 @lru_cache(maxsize=4096)
-def stage_units(sizes: tuple[int, ...], model: ModelSpec) -> FloatColumn:
+def stage_units(sizes: tuple[int, ...], model: ModelSpec, blocks: int | None = None) -> FloatColumn:
     """Units of each stage, (S, K + 2): layers by kind, embedding, head.
 
     The first stage holds the embedding, the last one the head.
+    blocks: the first layers of each stage that count apart, as K more kinds behind the K: (S, 2 K +
+        2).
     """
     kinds = [kind for kind, _ in model.distinct_layers()]
     order = np.array([kinds.index(kind) for kind in model.layer_kinds()])
-    units = np.zeros((len(sizes), len(kinds) + 2))
+    num_kinds = len(kinds) * (1 if blocks is None else 2)
+    units = np.zeros((len(sizes), num_kinds + 2))
     ends = np.cumsum(sizes)
     for stage, (size, end) in enumerate(zip(sizes, ends, strict=True)):
-        units[stage, : len(kinds)] = np.bincount(order[end - size : end], minlength=len(kinds))
+        here = order[end - size : end]
+        apart = np.arange(size) < (blocks or 0)
+        units[stage, :num_kinds] = np.bincount(here + len(kinds) * apart, minlength=num_kinds)
     units[0, -2] = 1.0
     units[-1, -1] = 1.0
     return units
 
 
 def rank_units(batch: LayoutBatch, row: int, model: ModelSpec, rules: TrainerRules) -> FloatColumn:
-    """Units of every pipeline rank of one layout, (pp, K + 2)."""
-    sizes = layers_of_stages(batch, row, model, rules)
+    """Units of every pipeline rank of one layout, (pp, K + 2).
+
+    (pp, 2 K + 2) where a layout of the batch has block-N.
+    """
+    sizes, blocks = layers_of_stages(batch, row, model, rules), block_layers(batch)
     return _rank_units(
         int(batch.pp[row]),
         int(batch.virtual_stages[row]),
         SCHEDULES.of_code(int(batch.pp_schedule[row])),
         sizes,
         model,
+        None if blocks is None else int(blocks[row]),
     )
 
 
 @lru_cache(maxsize=8192)
 def _rank_units(
-    pp: int, virtual: int, schedule: Schedule, sizes: tuple[int, ...], model: ModelSpec
+    pp: int,
+    virtual: int,
+    schedule: Schedule,
+    sizes: tuple[int, ...],
+    model: ModelSpec,
+    blocks: int | None = None,
 ) -> FloatColumn:
-    stages = stage_units(sizes, model)
+    stages = stage_units(sizes, model, blocks)
     ranks = np.zeros((pp, stages.shape[1]))
     holders = (
         schedule.stage_rank(np.arange(len(stages)), pp, virtual)
@@ -118,16 +143,26 @@ def _rank_units(
 
 @lru_cache(maxsize=8192)
 def _first_of_each_kind(
-    pp: int, virtual: int, schedule: Schedule, sizes: tuple[int, ...], model: ModelSpec
+    pp: int,
+    virtual: int,
+    schedule: Schedule,
+    sizes: tuple[int, ...],
+    model: ModelSpec,
+    blocks: int | None,
 ) -> IntColumn:
     _, first = np.unique(
-        _rank_units(pp, virtual, schedule, sizes, model), axis=0, return_index=True
+        _rank_units(pp, virtual, schedule, sizes, model, blocks), axis=0, return_index=True
     )
     return np.sort(first)
 
 
 def rank_layers(
-    batch: LayoutBatch, model: ModelSpec, rules: TrainerRules, *, every_rank: bool
+    batch: LayoutBatch,
+    model: ModelSpec,
+    rules: TrainerRules,
+    *,
+    every_rank: bool,
+    blocks: IntColumn | None = None,
 ) -> RankLayers:
     """Units of the ranks that can decide time or memory, for U pipelines.
 
@@ -135,6 +170,7 @@ def rank_layers(
     in flight. So the deciding ranks are the first of each kind. R is the largest number of them in
     any pipeline; shorter lists repeat their last rank.
     every_rank: units of all ranks instead.
+    blocks: see `block_layers`; with it all have 2 K kinds of layers.
     """
     keys = [
         (
@@ -143,6 +179,7 @@ def rank_layers(
             SCHEDULES.of_code(int(batch.pp_schedule[row])),
             layers_of_stages(batch, row, model, rules),
             model,
+            None if blocks is None else int(blocks[row]),
         )
         for row in range(len(batch))
     ]

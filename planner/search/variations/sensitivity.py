@@ -16,7 +16,15 @@ from planner.schedules import SCHEDULES
 from planner.search.bounds import OOM_LIMIT
 from planner.search.space.domains import VIRTUAL_STAGES
 from planner.search.variations.splits import shifted
-from planner.specs.layout import CP_METHODS, DTYPES, MOE_DISPATCHERS, Layout, format_ac, parse_ac
+from planner.specs.layout import (
+    COUNTED_AC,
+    CP_METHODS,
+    DTYPES,
+    MOE_DISPATCHERS,
+    Layout,
+    format_ac,
+    parse_ac,
+)
 from planner.specs.plan import SensitivityStep
 from planner.trainers.registry import training_release
 from planner.work.axes import busiest_load
@@ -172,8 +180,9 @@ def _checkpointing(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change
     if kind == "memory-budget":
         tenths = [round(number + step, 2) for step in (-BUDGET_STEP, BUDGET_STEP)]
         texts = [format_ac(kind, budget) for budget in tenths if 0.0 <= budget <= 1.0]
-    elif kind == "selective-layer":
-        texts = [format_ac(kind, every) for every in (number - 1, number + 1) if every >= 1]
+    elif kind in COUNTED_AC:
+        counts = (number - 1, number + 1)
+        texts = [format_ac(kind, count) for count in counts if count >= COUNTED_AC[kind]]
     else:
         known = [
             text
