@@ -36,7 +36,9 @@ def attention_sd(pricer: Pricer, batch: LayoutBatch) -> FloatColumn:
     if len(kernels) == 1 or training.attention_kernel == "unfused":
         return np.zeros(len(batch))
     cluster, curves, profile = pricer.cluster, pricer.device.kernels, pricer.profile
-    devices = (Device.build(cluster, curves, profile, kernel) for kernel in kernels)
+    devices = (
+        Device.build(cluster, curves, profile, kernel, tf32=pricer.rules.tf32) for kernel in kernels
+    )
     logs = [np.log(replace(pricer, device=one).price(batch).step_seconds) for one in devices]
     return np.asarray(np.std(logs, axis=0))
 

@@ -96,7 +96,9 @@ class Pricer(PreparedJob):
             rules=TRAINERS[trainer].at(training_release(training)),
             calibration=calibration,
             profile=profile,
-            device=Device.build(cluster, kernels, profile, attention[0]),
+            device=Device.build(
+                cluster, kernels, profile, attention[0], tf32=TRAINERS[trainer].tf32
+            ),
             fabric=Fabric.build(cluster, profile.intra_node, profile.inter_node),
             recipes=TRAINERS[training.trainer].recipes(training.trainer_version),
             own_factor=np.exp(calibration.offsets(trainer, gpu.family, stack, units).mean),

@@ -96,6 +96,9 @@ class TrainerRules:
         before the next step begins. Otherwise every tensor is split.
     fused_kernels: norms, activations and rotary run as fused kernels without torch.compile
         (Transformer Engine, flash-attn).
+    tf32: its products in fp32 run as TF32 where the GPU has it. torch's do not
+        (torch.backends.cuda.matmul.allow_tf32 is off by default since 1.12), unless a trainer sets
+        torch.set_float32_matmul_precision.
     attention: which attention kernel its releases bring, newest first.
     attention_kernels: values of the training field of that name that it can be told; "flash" and
         what the release brings are always among what it runs.
@@ -185,6 +188,7 @@ class TrainerRules:
     recipes_in: Callable[[Release], tuple[Recipe, ...]]
     whole_owners: bool
     fused_kernels: bool
+    tf32: bool
     attention: tuple[AttentionRow, ...]
     attention_kernels: frozenset[str]
     early_stop: bool

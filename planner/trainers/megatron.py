@@ -137,6 +137,8 @@ MEGATRON = TrainerRules(
     recipes_in=_recipes,
     whole_owners=False,
     fused_kernels=True,
+    # Transformer Engine common/gemm/cublaslt_gemm.cu: "default to tf32"
+    tf32=True,
     # --attention-backend flash | fused | unfused; Transformer Engine takes flash-attn 3 on Hopper
     # where it is installed (dot_product_attention/utils.py get_attention_backend)
     attention=TRANSFORMER_ENGINE,

@@ -48,6 +48,7 @@ MEGATRON_DEEPSPEED = replace(
     attention=FLASH_ATTN,
     attention_kernels=frozenset({"flash2", "unfused"}),
     fused_sums=False,
+    tf32=False,
     placeholders_since="",
     # deepspeed/runtime/bf16_optimizer.py (update_hp_grads), pipe/engine.py (_exec_backward_pass)
     gradients_apart=True,

@@ -243,9 +243,10 @@ def grouped_over_loop(experts: int, tokens: int, hidden: int, width: int) -> flo
     )
 
 
-def axis_position(axis: str) -> float:
-    """Place of an axis from the inside out, in the default order of ranks."""
-    return float(read_cluster("h100-64").rank_order.index(axis))
+def axes_in_order(axes: list[str]) -> float:
+    """1 where these axes, from the inside out, stand so in the default order of ranks."""
+    order = [axis for axis in read_cluster("h100-64").rank_order if axis in axes]
+    return float(order == axes)
 
 
 def default_zero_stage(pp: int) -> float:
@@ -276,7 +277,7 @@ FORMULAS: Mapping[str, Callable[..., float]] = {
         collective_over_closed_form, hierarchical_over_closed_form,
         bubble_over_ideal, tensor_parallel_collectives, pipeline_bytes, forward_flops_over_2nt,
         causal_attention_share,
-        nvlink_both_directions, inter_node, grouped_over_loop, axis_position, default_zero_stage,
+        nvlink_both_directions, inter_node, grouped_over_loop, axes_in_order, default_zero_stage,
         float8_speedup_of,
     )
 }  # fmt: skip

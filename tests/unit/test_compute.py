@@ -23,6 +23,8 @@ from planner.cost.machine.device import (
 )
 from planner.cost.machine.knobs import KNOBS
 from planner.cost.machine.profile import KERNELS, kernel_profile, software_profile
+from planner.cost.price import Pricer
+from planner.intake.jobs import read_job
 from planner.intake.machines import load_gpu, read_cluster
 from planner.precision import PRECISIONS, torchao
 from planner.specs.gpu_families import SILICON
@@ -291,13 +293,25 @@ def test_what_generations_lack(name: str, absent: set[str]) -> None:
     )
 
 
-def test_fp32_runs_on_tf32_cores_where_there_are_any() -> None:
-    on = device()
-    share = on.kernels.gemm["gemm_bf16"] * on.profile.compute
-    assert on.linear_rate[SINGLE] == pytest.approx(on.gpu.peak_flops_per_second["tf32"] * share)
-    old = device("v100-sxm-32gb")
-    share = old.kernels.gemm["gemm_bf16"] * old.profile.compute
-    assert old.linear_rate[SINGLE] == pytest.approx(old.gpu.peak_flops_per_second["fp32"] * share)
+@pytest.mark.parametrize("gpu", ["h100-sxm-80gb", "v100-sxm-32gb"])
+@pytest.mark.parametrize("trainer", ["torchtitan", "megatron"])
+def test_fp32_runs_on_tf32_cores_where_the_trainer_asks_for_them(trainer: str, gpu: str) -> None:
+    """torch leaves TF32 off, Transformer Engine takes it; Volta has none."""
+    job = read_job(
+        {
+            "model": "gpt2",
+            "cluster": {"gpu": gpu, "num_gpus": 1},
+            "training": {"seq_len": 1024, "global_batch_size": 8, "trainer": trainer},
+        }
+    )
+    on = Pricer.build(job.model, job.cluster, job.training).device
+    peaks = on.gpu.peak_flops_per_second
+    dtype = "tf32" if trainer == "megatron" and "tf32" in peaks else "fp32"
+    half = "bf16" if "bf16" in peaks else "fp16"
+    rate = on.linear_rate[PRECISIONS.names.index(half)]
+    assert rate / on.linear_rate[SINGLE] == pytest.approx(peaks[half] / peaks[dtype])
+    attention = peaks["tf32"] / 3 if "tf32" in peaks and dtype == "fp32" else peaks[dtype]
+    assert on.single_attention == pytest.approx(peaks[half] / attention)
 
 
 # ---- attention and streaming ---------------------------------------------------------------------

@@ -148,7 +148,7 @@ CHANGES: dict[str, tuple[Case, Any]] = {
     "bf16_layers": (NVFP4, 0.5),
     "scale": (FUSED, None), "cast": (FUSED, None), "eager_scale": (EAGER, None),
     "eager_cast": (EAGER, None), "transposed": (DELAYED, None),
-    "padding": (GROUPED, 0.0), "fused_kernels": (FUSED, 200.0), "eager_kernels": (EAGER, 200.0),
+    "padding": (GROUPED, 0.0), "group_multiple": (GROUPED, 128), "fused_kernels": (FUSED, 200.0), "eager_kernels": (EAGER, 200.0),
     "weight_once": (DELAYED, False),
     "column_amax": (FUSED, None), "row_amax": (FUSED, None), "step_amax": (GATHERED, 9.0),
     "gather_amax": (GATHERED, True),

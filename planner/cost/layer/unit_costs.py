@@ -385,11 +385,7 @@ def _flash_cost(
     merged = 4.0 * 4.0 * s["tokens"] * s["heads"] * model.v_dim * np.where(pieces > 1, pieces, 0.0)
     merging = context.device.moved_seconds(merged)
     length = 2.0 * attended / pieces
-    slower = np.where(
-        context.batch.param_dtype == 0,
-        1.0,
-        context.device.linear_rate[context.device.half] / context.device.linear_rate[SINGLE],
-    )
+    slower = np.where(context.batch.param_dtype == 0, 1.0, context.device.single_attention)
     head = float(model.v_dim)
     forward = slower * context.device.attention_seconds(
         flops, length, backward=False, head_size=head

@@ -30,7 +30,11 @@ BF16, FP16 = 0, 1
 WIDE_HEAD = 128.0
 LEAST_POWER = 0.01  # a limit below what the board draws anyway still clocks
 BEFORE_GROUPED = frozenset({"volta", "ampere", "ada"})
-SINGLE = -1  # last row of the rates, for param_dtype float32: TF32 where the GPU has it
+# torch's memory-efficient attention multiplies fp32 by three products of TF32 halves
+# (aten/src/ATen/native/transformers/cuda/mem_eff_attention/gemm_kernel_utils.h,
+# OpMultiplyAddFastF32).
+PRODUCTS_OF_3XTF32 = 3.0
+SINGLE = -1  # last row of the rates, for param_dtype float32
 
 
 def dynamic_power(gpu: GpuSpec, kernels: KernelProfile, limit_watts: float) -> float:
@@ -71,6 +75,7 @@ class Device:
     linear_half_depth: the depth at which it reaches half of that.
     operand_bytes: of an element that it reads.
     attention: the curve of its generation; the rates are FLOP/s at long context.
+    single_attention: seconds of fused attention in fp32 over those in 16 bits.
     half: precision code of its 16-bit format.
     """
 
@@ -83,6 +88,7 @@ class Device:
     attention: AttentionCurve
     attention_forward_rate: float
     attention_backward_rate: float
+    single_attention: float
     memory_rate: float
     num_sms: int
     half: int
@@ -94,10 +100,13 @@ class Device:
         kernels: KernelProfile,
         profile: Profile,
         generation: str = "flash2",
+        *,
+        tf32: bool = False,
     ) -> "Device":
         """Rates of this cluster's GPU at its power limit.
 
         generation: of fused attention, see `trainers.attention`.
+        tf32: the trainer's products in fp32 run as TF32 where the GPU has it.
         """
         gpu = cluster.gpu
         limit = cluster.power_limit_watts or gpu.power_limit_watts
@@ -114,7 +123,8 @@ class Device:
             )
             rates.append(peak * share * clock * software if known and peak and share else np.nan)
             halves.append(kernels.gemm_half_depth.get(recipe.gain_key, 1.0))
-        single = peaks.get("tf32") or peaks.get("fp32")
+        vector, rounded = peaks.get("fp32", 0.0), peaks.get("tf32", 0.0)
+        single = (tf32 and rounded) or vector or rounded
         rates.append(
             single * kernels.gemm["gemm_bf16"] * clock * profile.compute if single else np.nan
         )
@@ -132,6 +142,7 @@ class Device:
             linear_half_depth=np.array(halves),
             operand_bytes=np.array(operand_bytes),
             attention=attention,
+            single_attention=half_precision / (max(single, rounded / PRODUCTS_OF_3XTF32) or np.nan),
             attention_forward_rate=speed * attention.forward,
             attention_backward_rate=speed * attention.backward,
             memory_rate=gpu.memory_bandwidth_bytes_per_second * kernels.memory,
