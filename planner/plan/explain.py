@@ -11,6 +11,7 @@ import numpy as np
 from planner.columns import FloatColumn, LayoutBatch
 from planner.cost.price import Pricer
 from planner.errors import Fault, SpecError
+from planner.plan.sharding_reasons import sharding_reasons
 from planner.precision import NOTHING, PRECISIONS, TWO_BYTES, Recipe, bf16_tail
 from planner.search.variations.neighbours import Neighbour, fastest
 from planner.specs.estimate import Estimate
@@ -235,7 +236,8 @@ def winner_reasons(
 ) -> list[str]:
     """Why the winner won.
 
-    Bottleneck, memory, faster layouts that do not fit, closest alternatives.
+    Bottleneck, memory, why it shards or splits, faster layouts that do not fit, closest
+    alternatives.
     """
     usable = pricer.cluster.usable_memory_bytes
     refused = sorted(
@@ -250,6 +252,7 @@ def winner_reasons(
     return [
         f"bottleneck is {bottleneck(estimate)}",
         memory_sentence(pricer, layout, estimate),
+        *sharding_reasons(pricer, layout),
         *precision_sentences(pricer, layout, estimate),
         *(
             f"{_change(n, usable)}: {times_as_fast(1.0 / n.step_ratio)}, but does not fit"

@@ -51,7 +51,7 @@ if TYPE_CHECKING:  # they import Optuna, which a plan on paper does not need to 
 # shown rejection reasons, if fewer layouts are found than asked for
 MOST_REASONS = 3
 MOST_ON_FRONT = 20
-SHOWN_REASONS = 16  # one for every field that a neighbour changes, and room for the other sentences
+SHOWN_REASONS = 18  # one for every field that a neighbour changes, and room for the other sentences
 
 
 def recommend(

@@ -47,7 +47,7 @@ TABLES = Path(__file__).parent / "source_tables.md"
 UNCHECKED = {  # statements without a figure of the planner's, and where their subject is tested
     "Fit first: TP inside a node (to 8), then PP or FSDP across nodes": "test_sharding_reasons.py",
     "then DP for scale": "test_sharding_reasons.py",
-    "accumulate when the batch allows": "test_sharding_reasons.py",
+    "accumulate when the batch allows": "every divisor of the batch is tried (test_space.py)",
     "beyond the critical batch size more DP stops paying": "the job states its batch",
     "large scale: over 30% of interruptions are GPU faults, so checkpoint and recover": (
         "test_goodput_golden.py"

@@ -1,0 +1,140 @@
+"""Why a layout shards, in the order of the rule of thumb: replicas if they fit, then FSDP, then TP
+and PP.
+
+Source: the project's documents, tests/golden/source_tables.md, "Rules of thumb": fit first, TP
+inside a node, then PP or FSDP across nodes, then DP for scale. A sentence stands only where the
+step before it in that order does not fit or cannot run: a layout that splits for speed has none.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.columns import LayoutBatch
+from planner.cost.price import Pricer
+from planner.specs.layout import Layout
+from planner.units import counted, format_bytes
+
+SHARDS = {1: "the optimizer states", 2: "gradients and optimizer states", 3: "all three"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Need:
+    """Bytes that the fullest rank of a layout needs.
+
+    states: weights, gradients and optimizer states.
+    device: everything.
+    """
+
+    states: float
+    device: float
+
+
+def sharding_reasons(pricer: Pricer, layout: Layout) -> Iterator[str]:
+    """The sentences that explain this layout's replicas, shards and splits."""
+    if layout.cpu_offload or layout.num_gpus == 1:
+        return
+    usable = pricer.cluster.usable_memory_bytes
+    room, split = f"{format_bytes(usable)} usable", layout.tp * layout.pp > 1
+    kept = _need(pricer, _replicated(layout))
+    part = f"one rank's part (tp {layout.tp} x pp {layout.pp})" if split else "one replica"
+    states = f"the weights, gradients and optimizer states of {part} take"
+    if _shards(layout) and kept.device > usable:
+        lean = _need(pricer, _lean(_replicated(layout)))
+        if lean.device > usable:
+            scale = f", with {layout.dp_replicate} replicas for scale"
+            yield (
+                f"fit first: {states} {format_bytes(kept.states)}, with the leanest activations "
+                f"{format_bytes(lean.device)} of {room}, so DDP does not fit and "
+                f"{_sharder(pricer, layout)} shards {SHARDS[layout.zero_stage]} over "
+                f"{counted(_shard_ranks(layout), 'GPU')}"
+                f"{scale if layout.dp_replicate > 1 else ''}"
+            )
+    elif layout.dp_degree > 1 and not _shards(layout) and not split and layout.ep == 1:
+        yield (
+            f"fit first: {states} {format_bytes(kept.states)}, with activations "
+            f"{format_bytes(kept.device)} of {room}: it fits, so DDP replicates it for scale"
+        )
+    if split:
+        yield from _split_reasons(pricer, layout)
+
+
+def _split_reasons(pricer: Pricer, layout: Layout) -> Iterator[str]:
+    """Why TP and PP: FSDP over all GPUs does not fit, or has more ranks than the batch feeds."""
+    usable, alone = pricer.cluster.usable_memory_bytes, _unsplit(pricer, layout)
+    need, ranks = _need(pricer, _lean(alone)), alone.dp_degree
+    batch = pricer.training.global_batch_size
+    inside = "inside a node" if layout.tp <= pricer.cluster.fabric[0].gpus else "across nodes"
+    splits = " and ".join(
+        text
+        for text, degree in (
+            (f"TP {layout.tp} {inside}", layout.tp),
+            (f"PP {layout.pp}", layout.pp),
+        )
+        if degree > 1
+    )
+    if need.device > usable:
+        yield (
+            f"fit first: sharded by {_sharder(pricer, alone)} alone, over "
+            f"{counted(_shard_ranks(alone), 'GPU')}, the leanest microbatch still takes "
+            f"{format_bytes(need.device)} of {format_bytes(usable)} usable, so the layers are "
+            f"split by {splits}"
+        )
+    elif ranks > batch:
+        yield (
+            f"a batch of {counted(batch, 'sequence')} feeds no more than {batch} of the {ranks} "
+            f"ranks that data parallelism alone would have, so the others go to {splits}"
+        )
+
+
+def _need(pricer: Pricer, layout: Layout) -> _Need:
+    prices = pricer.price(LayoutBatch.from_layouts([layout]), every_rank=True)
+    memory = prices.memory
+    shape = memory.resident.shape
+    gradients = np.max([np.broadcast_to(p.gradients, shape) for p in memory.phases()], axis=0)
+    states = memory.resident + memory.optimizer + gradients
+    return _Need(states=float(states.max()), device=float(prices.device_bytes[0]))
+
+
+def _shards(layout: Layout) -> bool:
+    return layout.zero_stage > 0 and _shard_ranks(layout) > 1
+
+
+def _shard_ranks(layout: Layout) -> int:
+    return layout.dp_shard * layout.cp
+
+
+def _sharder(pricer: Pricer, layout: Layout) -> str:
+    if layout.zero_stage >= 2 and pricer.rules.framework.runtime == "torch":
+        return "FSDP2"
+    return f"ZeRO-{layout.zero_stage}"
+
+
+def _replicated(layout: Layout) -> Layout:
+    """Every rank of data parallelism keeps all that its part of the model has."""
+    whole = {"dp_replicate": layout.dp_degree, "dp_shard": 1, "ep": 1, "etp": 1, "zero_stage": 0}
+    return layout.model_copy(update=whole)
+
+
+def _unsplit(pricer: Pricer, layout: Layout) -> Layout:
+    """The ranks of TP and PP share the work of FSDP, or of the trainer's own sharding, instead."""
+    return layout.model_copy(
+        update={
+            "dp_shard": layout.dp_shard * layout.tp * layout.pp,
+            "tp": 1,
+            "pp": 1,
+            "etp": 1,
+            "virtual_stages": 1,
+            "pp_schedule": "1F1B",
+            "layers_per_stage": None,
+            "sequence_parallel": False,
+            "async_tp": False,
+            "zero_stage": max(layout.zero_stage, pricer.rules.zero_stage),
+        }
+    )
+
+
+def _lean(layout: Layout) -> Layout:
+    """One sequence at a time, with everything recomputed."""
+    return layout.model_copy(update={"micro_batch_size": 1, "ac": "full"})

@@ -1,0 +1,91 @@
+"""DDP if it fits, then FSDP2, then TP and PP: said only where it is why."""
+
+from typing import Any
+
+import pytest
+
+from planner.cost.price import Pricer
+from planner.intake.jobs import read_job
+from planner.plan.explain import winner_reasons
+from planner.plan.sharding_reasons import sharding_reasons
+
+
+def reasons(
+    model: str, num_gpus: int, layout: dict[str, Any], batch: int = 64, **training: Any
+) -> list[str]:
+    job = read_job(
+        {
+            "model": model,
+            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": num_gpus},
+            "training": {"seq_len": 8192, "global_batch_size": batch, **training},
+            "layout": layout,
+        }
+    )
+    assert job.layout is not None
+    return list(sharding_reasons(Pricer.build(job.model, job.cluster, job.training), job.layout))
+
+
+def test_replicas_that_fit_stay_whole() -> None:
+    """1.24 billion parameters: fp32 weights, gradients and two moments are 18.4 GiB."""
+    (line,) = reasons("llama3.2-1b", 8, {"dp_replicate": 8, "dp_shard": 1, "zero_stage": 0})
+    assert float(line.split(" one replica take ")[1].split(" GiB")[0]) >= 18.4
+    assert "one replica take" in line
+    assert line.endswith("it fits, so DDP replicates it for scale")
+
+
+def test_shards_without_need_are_not_explained_by_need() -> None:
+    assert reasons("llama3.2-1b", 8, {"dp_shard": 8}) == []
+    assert reasons("llama3.2-1b", 8, {"tp": 8, "dp_shard": 1, "param_dtype": "float32"}) == []
+    assert reasons("llama3.2-1b", 1, {}) == []
+
+
+def test_a_replica_that_does_not_fit_is_sharded() -> None:
+    """8.03 billion parameters x 16 bytes = 119.7 GiB, and 16-bit copies of DDP's compute."""
+    (line,) = reasons("llama3-8b", 8, {"dp_shard": 8})
+    assert "DDP does not fit and FSDP2 shards all three over 8 GPUs" in line
+    assert float(line.split(" one replica take ")[1].split(" GiB")[0]) >= 119.6
+    assert line.endswith("over 8 GPUs")
+    (line,) = reasons("llama3-8b", 64, {"dp_shard": 8, "dp_replicate": 8})
+    assert line.endswith("over 8 GPUs, with 8 replicas for scale")
+
+
+def test_splits_are_explained_where_fsdp_alone_does_not_fit() -> None:
+    (line,) = reasons("llama3.1-405b", 64, {"dp_shard": 1, "tp": 8, "pp": 8, "ac": "full"})
+    assert "sharded by FSDP2 alone, over 64 GPUs" in line
+    assert line.endswith("so the layers are split by TP 8 inside a node and PP 8")
+
+
+@pytest.mark.parametrize(("batch", "says"), [(64, False), (16, True)])
+def test_splits_are_explained_where_the_batch_is_too_small(batch: int, says: bool) -> None:
+    """70B fits on 64 GPUs by FSDP alone, so TP is for speed, unless 64 ranks had no sequence."""
+    lines = reasons("llama3-70b", 64, {"dp_shard": 8, "tp": 8, "ac": "full"}, batch)
+    assert (
+        any("a batch of 16 sequences feeds no more than 16 of the 64" in x for x in lines) == says
+    )
+    assert not any("alone, over" in x for x in lines)
+
+
+def test_the_words_are_the_trainers() -> None:
+    lines = reasons(
+        "gpt3-175b", 64, {"dp_shard": 2, "tp": 8, "pp": 4, "ac": "full"}, trainer="megatron"
+    )
+    assert "ZeRO-1 shards the optimizer states over 2 GPUs" in lines[0]
+    assert "FSDP2" not in " ".join(lines)
+
+
+def test_number_one_says_it() -> None:
+    from planner.estimates import estimate_layouts
+
+    job = read_job(
+        {
+            "model": "llama3-8b",
+            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
+            "training": {"seq_len": 8192, "global_batch_size": 64},
+            "layout": {"dp_shard": 8},
+        }
+    )
+    assert job.layout is not None
+    pricer = Pricer.build(job.model, job.cluster, job.training)
+    (estimate,) = estimate_layouts(pricer, [job.layout], job_id=job.id)
+    lines = winner_reasons(pricer, job.layout, estimate, [])
+    assert sum(line.startswith("fit first: ") for line in lines) == 1
