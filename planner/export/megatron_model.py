@@ -47,7 +47,7 @@ def model_arguments(draft: Draft) -> list[str]:
         "--attention-dropout",
         "0.0",
         "--hidden-dropout",
-        "0.0",
+        str(model.residual_dropout),
     ]
     arguments += [*_positions(model), *rope_arguments(draft), *norm_arguments(model)]
     arguments += {"swiglu": ["--swiglu"], "squared-relu": ["--squared-relu"], "gelu": []}[model.mlp]

@@ -153,7 +153,11 @@ def name_what_is_left_out(draft: Draft) -> None:
             "attn_temperature_tuning",
             f"is not in Megatron-LM: it begins at position {TEMPERATURE_FROM}",
         ),
-        (model.dropout > 0, "dropout", "is left out: none is priced"),
+        (
+            model.dropout > model.residual_dropout,
+            "dropout",
+            "of attention and embedding is left out: none is priced",
+        ),
         (
             model.n_group > 1 and model.topk_method == "group_limited_greedy",
             "topk_method",

@@ -72,6 +72,7 @@ class Network(BaseModel):
     embedding_multiplier, residual_multiplier, logits_multiplier: factors of the embedding, of what
         each block adds, and of the logits.
     dropout: the largest dropout probability of the config.
+    residual_dropout: that behind attention and feed-forward, before the sum with the residual.
 
     scoring_func: softmax or sigmoid of the router's logits.
     norm_topk_prob: the chosen experts' scores are divided by their sum.
@@ -116,6 +117,7 @@ class Network(BaseModel):
     residual_multiplier: Number = 1.0
     logits_multiplier: Number = 1.0
     dropout: Weight = 0.0
+    residual_dropout: Weight = 0.0
 
     scoring_func: str | None = None
     norm_topk_prob: StrictBool | None = None

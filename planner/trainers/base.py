@@ -96,6 +96,8 @@ class TrainerRules:
         before the next step begins. Otherwise every tensor is split.
     fused_kernels: norms, activations and rotary run as fused kernels without torch.compile
         (Transformer Engine, flash-attn).
+    drops_residual: it trains with the dropout that a model states behind attention and feed-forward
+        (`ModelSpec.residual_dropout`); otherwise its models have none.
     tf32: its products in fp32 run as TF32 where the GPU has it. torch's do not
         (torch.backends.cuda.matmul.allow_tf32 is off by default since 1.12), unless a trainer sets
         torch.set_float32_matmul_precision.
@@ -188,6 +190,7 @@ class TrainerRules:
     recipes_in: Callable[[Release], tuple[Recipe, ...]]
     whole_owners: bool
     fused_kernels: bool
+    drops_residual: bool
     tf32: bool
     attention: tuple[AttentionRow, ...]
     attention_kernels: frozenset[str]

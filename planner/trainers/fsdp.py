@@ -82,6 +82,7 @@ FSDP = replace(
     searched_ac=("none", "selective-op", "full"),
     recipes_in=_recipes,
     repeats_kv_until=NEVER,  # flash-attn and SDPA take grouped heads without copies
+    drops_residual=True,  # models of their own, transformers' among them
     # a model's own loss: fp32 logits, their log-softmax and its gradient; nobody compiles it
     fused_loss_bytes=12.0,
     # fully_shard, or an auto-wrap policy, for the layers and then for the model

@@ -40,6 +40,7 @@ INTERNEVO = replace(
     attention_kernels=frozenset({"flash2", "unfused"}),
     gradient_dtype="bfloat16",
     fused_sums=False,
+    drops_residual=False,
     tf32=False,  # torch.nn.functional.linear, in 16 bits
     placeholders_since="",
     memory_extra_sd=0.05,  # judgement

@@ -139,6 +139,7 @@ MEGATRON = TrainerRules(
     fused_kernels=True,
     # Transformer Engine common/gemm/cublaslt_gemm.cu: "default to tf32"
     tf32=True,
+    drops_residual=True,  # training/arguments.py --hidden-dropout
     # --attention-backend flash | fused | unfused; Transformer Engine takes flash-attn 3 on Hopper
     # where it is installed (dot_product_attention/utils.py get_attention_backend)
     attention=TRANSFORMER_ENGINE,

@@ -209,6 +209,7 @@ TORCHTITAN = TrainerRules(
     recipes_in=_recipes,
     whole_owners=False,
     fused_kernels=False,
+    drops_residual=False,
     tf32=False,
     # SDPA and FlexAttention are chosen in the model's code; only 0.3's `varlen` is a setting
     attention=TORCHTITAN_SDPA,

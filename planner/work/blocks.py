@@ -76,12 +76,17 @@ def layer_ops(model: ModelSpec, kind: LayerKind, flash: bool, code: Code = PLAIN
             Tensor(name="attention_out", dims=("tokens", "heads", "v_dim")),
         ),
         tp_exit("attention_sum", "wo_full", "wo_out", first),
-        _residual("attention_residual", (stream, *_sandwich(model, first)), middle, first),
+        _residual(
+            "attention_residual",
+            (stream, *_sandwich(model, first), *_dropout_mask("attention", model, code)),
+            middle,
+            first,
+        ),
         _norm(model, "mlp_norm", middle, code) if own_norm else _shared_norm(model, code),
         *feed_forward,
         _residual(
             "mlp_residual",
-            (middle, *_sandwich(model, second)),
+            (middle, *_sandwich(model, second), *_dropout_mask("mlp", model, code)),
             Tensor(name="y", dims=HIDDEN_SP),
             second,
             *_shared_sum(model, kind),
@@ -233,6 +238,15 @@ def _sandwich(model: ModelSpec, branch: Tensor) -> tuple[Tensor, ...]:
     )
 
 
+def _dropout_mask(name: str, model: ModelSpec, code: Code) -> tuple[Tensor, ...]:
+    """What dropout of a branch saves before the residual sum: a byte an element.
+
+    Source: Korthikanti et al. 2022, section 4.1; torch's native_dropout saves a boolean mask.
+    """
+    drops = code.drops_residual and model.residual_dropout > 0
+    return (Tensor(name=f"{name}_mask", dims=HIDDEN_SP, width="byte"),) * drops
+
+
 def _shared_sum(model: ModelSpec, kind: LayerKind) -> tuple[Tensor, ...]:
     return (
         (Tensor(name="shared_sum", dims=HIDDEN_SP),)
@@ -245,14 +259,15 @@ def _residual(
     name: str, held: tuple[Tensor, ...], output: Tensor, *branches: Tensor
 ) -> Elementwise:
     stream, *kept = held
+    masks = 0.5 * sum(tensor.width == "byte" for tensor in kept)  # a byte of a 16-bit element's two
     return Elementwise(
         name=name,
         dims=HIDDEN_SP,
         kernels=1,
-        forward_moves=3.0,
-        backward_moves=2.0,
-        fused_forward_moves=1.0,
-        fused_backward_moves=1.0,
+        forward_moves=3.0 + masks,
+        backward_moves=2.0 + masks,
+        fused_forward_moves=1.0 + masks,
+        fused_backward_moves=1.0 + masks,
         saves=tuple(kept),
         reads=(stream, *branches),
         makes=(output,),

@@ -26,6 +26,7 @@ class Code:
     chunks_loss: head and loss run on LOSS_CHUNKS parts of the tokens, one after the other.
     expert_path: whose kernels permute tokens, a key of `expert_path.PATHS`.
     compiles_exchange: torch.compile covers what runs between the router and the experts.
+    drops_residual: the model's dropout behind attention and feed-forward runs.
     """
 
     composite_norm: bool = False
@@ -34,6 +35,7 @@ class Code:
     chunks_loss: bool = False
     expert_path: str = "torch"
     compiles_exchange: bool = True
+    drops_residual: bool = False
 
 
 PLAIN = Code()

@@ -53,9 +53,10 @@ def accumulation_steps(global_batch: int, local_batch: int, dp: int) -> float:
     return float(layout.num_microbatches(global_batch))
 
 
-def layer_activations(tp: int, sp: bool, ac: str) -> float:
-    """Saved bytes of one layer of GPT-3 175B over tokens x hidden size, unfused attention, 16
-    bit.
+def layer_activations(tp: int, sp: bool, ac: str, dropout: float) -> float:
+    """Saved bytes of one layer of GPT-3 175B over tokens x hidden size, unfused attention, 16 bit.
+
+    dropout: probability on the two residual branches.
     """
     layout = {"tp": tp, "pp": 8, "sequence_parallel": sp, "ac": ac}
     training = {
@@ -66,7 +67,16 @@ def layer_activations(tp: int, sp: bool, ac: str) -> float:
     }
     _, job, prices = _priced(
         {
-            "model": "gpt3-175b",
+            "model": {
+                "model_type": "gpt2",
+                "n_embd": 12288,
+                "n_layer": 96,
+                "n_head": 96,
+                "n_positions": 2048,
+                "vocab_size": 51200,
+                "activation_function": "gelu",
+                "resid_pdrop": dropout,
+            },
             "cluster": {"gpu": "a100-sxm-80gb", "num_gpus": 64},
             "training": training,
             "layout": layout,

@@ -300,9 +300,9 @@ def test_recipes_follow_the_layouts_precisions_and_never_save_more_than_bf16(
 
 
 # ---- saved activations: Korthikanti et al. 2022 --------------------------------------------------
-# Their layer keeps 34 s b h + 5 a s^2 b bytes. Ours has no dropout on the two residual branches (no
-# model in the catalogue is --- trained with it any more), whose masks are 1 s b h each: 32 s b h.
-# The mask of the attention dropout is in both (the 5). ---
+# Their layer keeps 34 s b h + 5 a s^2 b bytes, of which 1 s b h each are the masks of dropout on
+# the two residual branches. The catalogue's GPT-3 has none; facts/memory-activations-* have both.
+# The mask of the attention dropout is in both (the 5).
 
 
 def gpt3(tp: int = 1, num_gpus: int = 8, trainer: str = "megatron", **layout: Any) -> float:

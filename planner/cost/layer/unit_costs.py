@@ -163,6 +163,7 @@ def trainer_code(training: TrainingSpec, rules: TrainerRules) -> Code:
         chunks_loss=chunks_loss(training, rules),
         expert_path=rules.framework.expert_path,
         compiles_exchange=rules.at(training_release(training)).compiles_exchange,
+        drops_residual=rules.drops_residual,
     )
 
 

@@ -39,6 +39,7 @@ def inline_keys(model: ModelSpec) -> dict[str, object]:
         name
         for name, field in Network.model_fields.items()
         if getattr(model, name) == field.default
+        and (name != "residual_dropout" or not model.dropout)  # which else means this one too
     )
     keys: dict[str, object] = {
         name: list(value) if isinstance(value, tuple) else value

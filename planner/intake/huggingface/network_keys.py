@@ -8,7 +8,7 @@ the repositories of DeepSeek-V3 and Kimi-K2 for their own code.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from pydantic import ValidationError
 
@@ -26,13 +26,12 @@ _SOFTMAX: dict[str, object] = {"scoring_func": "softmax"}
 _NOAUX: dict[str, object] = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
 _GEMMA: dict[str, object] = {"norm_plus_one": True, "embedding_multiplier": "sqrt(hidden_size)"}
 _GEMMA_DEFAULTS = {**_LLAMA, "hidden_act": "gelu_pytorch_tanh"}
+_RESIDUAL_DROPOUTS = ("hidden_dropout", "resid_pdrop", "residual_dropout")
 _DROPOUTS = (
+    *_RESIDUAL_DROPOUTS,
     "attention_dropout",
-    "hidden_dropout",
     "attn_pdrop",
     "embd_pdrop",
-    "resid_pdrop",
-    "residual_dropout",
     "embedding_dropout",
 )
 _CHOSEN_SOFTMAX = {
@@ -238,6 +237,11 @@ def complete(given: Values, family_defaults: Values, *, published: bool) -> dict
     return {**family_defaults, **defaults, **stated, **fixed}
 
 
+def _rates(values: Values, keys: Iterable[str]) -> list[float]:
+    found = (values.get(key) for key in keys)
+    return [float(rate) for rate in found if isinstance(rate, (int, float))]
+
+
 def network_fields(values: Values) -> dict[str, object]:
     """Fields of `Network` from checked canonical keys that `complete` returned."""
     rope = _rope(values)
@@ -257,12 +261,9 @@ def network_fields(values: Values) -> dict[str, object]:
     act = values.get("hidden_act")
     if isinstance(act, str):
         fields["hidden_act"] = ACTIVATIONS.get(act, act)
-    dropped = [
-        values[key] for key in (*_DROPOUTS, "dropout") if isinstance(values.get(key), (int, float))
-    ]
-    fields["dropout"] = max(
-        (float(rate) for rate in dropped if isinstance(rate, (int, float))), default=0.0
-    )
+    fields["dropout"] = max(_rates(values, (*_DROPOUTS, "dropout")), default=0.0)
+    behind_branches = _rates(values, _RESIDUAL_DROPOUTS) or _rates(values, ("dropout",))
+    fields["residual_dropout"] = max(behind_branches, default=0.0)
     fields["rope_mask"] = _rope_mask(values)
     for key in ("unread_keys", "left_out"):
         named = values.get(key)
