@@ -40,7 +40,7 @@ def sharding_reasons(pricer: Pricer, layout: Layout) -> Iterator[str]:
     kept = _need(pricer, _replicated(layout))
     part = f"one rank's part (tp {layout.tp} x pp {layout.pp})" if split else "one replica"
     states = f"the weights, gradients and optimizer states of {part} take"
-    if _shards(layout) and kept.device > usable:
+    if _shards(layout):
         lean = _need(pricer, _lean(_replicated(layout)))
         if lean.device > usable:
             scale = f", with {layout.dp_replicate} replicas for scale"
