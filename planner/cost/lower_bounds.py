@@ -18,7 +18,7 @@ from planner.cost.pipeline.schedule_columns import by_schedule, num_microbatches
 from planner.cost.prepared_job import PreparedJob
 from planner.cost.stragglers import straggler_share
 from planner.precision import TWO_BYTES, column
-from planner.specs.layout import CP_METHODS, MOE_DISPATCHERS
+from planner.specs.layout import CP_METHODS, MOE_DISPATCHERS, WITHOUT_EP
 from planner.work.checkpointing import BLOCK, FULL
 
 _LEAST = ("saved_bytes", "transient_bytes", "logits_bytes")
@@ -112,7 +112,7 @@ def _least_units(
     kept = {name: getattr(unit.costs, name).copy() for name in (*_LEAST, *_MOST)}
     for method, dispatcher in others:
         differs = (rows.cp > 1) | (method == first[0])
-        differs &= (rows.ep > 1) | (dispatcher == first[1])
+        differs &= (rows.ep > 1) | (dispatcher in (*WITHOUT_EP, first[1]))
         split = np.flatnonzero(differs)
         if not len(split):
             continue
@@ -147,7 +147,8 @@ def _least_in_flight(batch: LayoutBatch, m: FloatColumn) -> FloatColumn:
 
 def _with_methods(rows: LayoutBatch, cp_method: str, dispatcher: str) -> LayoutBatch:
     methods = np.full(len(rows), CP_METHODS.index(cp_method))
-    dispatchers = np.where(rows.ep > 1, MOE_DISPATCHERS.index(dispatcher), rows.moe_dispatcher)
+    apart = (rows.ep > 1) | (dispatcher in WITHOUT_EP)
+    dispatchers = np.where(apart, MOE_DISPATCHERS.index(dispatcher), rows.moe_dispatcher)
     return replace(rows, cp_method=methods, moe_dispatcher=dispatchers)
 
 

@@ -35,14 +35,35 @@ def refine(pricer: Pricer, batch: LayoutBatch, prices: Prices) -> Refined:
     """Simulated seconds of every layout; for one without a pipeline, those of its price."""
     bubble, sends = prices.parts["bubble"].copy(), prices.parts["pp"].copy()
     for rows in groups(pricer, batch):
-        joined = SCHEDULES.of_code(int(batch.pp_schedule[rows[0]])).synchronous_end
-        played = play(pricer, batch, prices, rows, send_scales=(1.0, 0.0)).step_seconds_C(joined)
-        makespan, without_sends = played[: len(rows)], played[len(rows) :]
+        seconds = _makespans(pricer, batch, prices, rows, (1.0, 0.0))
+        makespan, without_sends = seconds[: len(rows)], seconds[len(rows) :]
         busy, factor = prices.stage_seconds.busy[rows], prices.own_factor[rows]
         bubble[rows] = factor * np.maximum(without_sends - busy, 0.0)
         sends[rows] = factor * np.maximum(makespan - np.maximum(without_sends, busy), 0.0)
     step = prices.step_seconds - prices.parts["bubble"] - prices.parts["pp"] + bubble + sends
     return Refined(step_seconds=step, bubble_seconds=bubble, send_seconds=sends)
+
+
+def simulated_step_seconds(pricer: Pricer, batch: LayoutBatch, prices: Prices) -> FloatColumn:
+    """`Refined.step_seconds` by one simulation, without telling bubble and sends apart, (N,)."""
+    idle = prices.parts["bubble"] + prices.parts["pp"]
+    step = prices.step_seconds - idle
+    for rows in groups(pricer, batch):
+        waits = _makespans(pricer, batch, prices, rows, (1.0,)) - prices.stage_seconds.busy[rows]
+        idle[rows] = prices.own_factor[rows] * np.maximum(waits, 0.0)
+    return np.asarray(step + idle)
+
+
+def _makespans(
+    pricer: Pricer,
+    batch: LayoutBatch,
+    prices: Prices,
+    rows: IntColumn,
+    send_scales: tuple[float, ...],
+) -> FloatColumn:
+    joined = SCHEDULES.of_code(int(batch.pp_schedule[rows[0]])).synchronous_end
+    played = play(pricer, batch, prices, rows, send_scales=send_scales, memory=False)
+    return played.step_seconds_C(joined)
 
 
 def groups(pricer: Pricer, batch: LayoutBatch) -> list[IntColumn]:
@@ -87,12 +108,14 @@ def play(
     *,
     send_scales: tuple[float, ...] = (1.0,),
     keep_times: bool = False,
+    memory: bool = True,
 ) -> Simulation:
     """The simulation of layouts `rows`, which share schedule, pp, virtual stages and microbatches.
 
     send_scales: the layouts are simulated once for each factor on their sends, one after the other
         along C.
     keep_times: record when each action ran.
+    memory: as in `event_simulation.replay`.
     """
     first = int(rows[0])
     schedule = SCHEDULES.of_code(int(batch.pp_schedule[first]))
@@ -105,6 +128,7 @@ def play(
         costs,
         transport=transport_of(pricer.training, schedule.name),
         times=keep_times,
+        memory=memory,
     )
 
 

@@ -114,9 +114,9 @@ EXPERT_RULES: tuple[Rule, ...] = (
     Rule(
         key="etp is neither 1 nor tp",
         field="etp",
-        reads=frozenset({"ep", "etp", "tp"}),
+        reads=frozenset({"etp", "tp"}),
         applies=lambda c: c.model.is_moe and c.trainer.etp_one_or_tp,
-        broken=lambda x, c: np.asarray((x.ep > 1) & (x.etp != 1) & (x.etp != x.tp)),
+        broken=lambda x, c: np.asarray((x.etp != 1) & (x.etp != x.tp)),
         rule=lambda x, c: f"etp={x.etp} is neither 1 nor tp={x.tp}, as {c.trainer.name} needs",
         remedy=lambda x, c: f"set etp to 1 or {x.tp}",
     ),

@@ -12,9 +12,10 @@ import numpy as np
 from planner.calibration.intervals import oom_probability
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.price import Pricer
-from planner.work.checkpointing import NONE
+from planner.work.checkpointing import MEMORY_BUDGET, NONE
 
 OOM_LIMIT = 0.05
+BUDGETS, COARSE = 100, 8  # memory budgets are multiples of 1 / BUDGETS
 BAND = 2**16  # cells share most of their work: larger bands repeat less of it
 
 
@@ -29,6 +30,7 @@ class CellBounds:
     def __init__(self, pricer: Pricer, cells: LayoutBatch) -> None:
         self.pricer, self.cells = pricer, cells
         self.seconds, self.device_bytes = np.full(len(cells), np.nan), np.full(len(cells), np.nan)
+        self.budgets = np.full(len(cells), -1)
         if len(cells) <= BAND:
             self.know(np.arange(len(cells)))
             self.coarse_bound_seconds = self.seconds
@@ -42,6 +44,28 @@ class CellBounds:
             replace(self.cells.take(rows), ac_kind=none, ac_value=nothing)
         )
 
+    def largest_budgets(self, rows: IntColumn) -> IntColumn:
+        """Largest memory budget of these cells at which their memory bound fits, in hundredths.
+
+        To within COARSE, and never too small. Their layouts cannot have more.
+        """
+        rows_left = rows[self.budgets[rows] < 0]
+        low, high = np.full(len(rows_left), 0), np.full(len(rows_left), BUDGETS + COARSE)
+        cells = self.cells.take(rows_left)
+        while len(cells) and (high - low > COARSE).any():
+            middle = (low + high) // 2
+            _, device = self.pricer.lower_bounds(
+                replace(
+                    cells,
+                    ac_kind=np.full(len(cells), MEMORY_BUDGET),
+                    ac_value=np.minimum(middle / BUDGETS, 1.0),
+                )
+            )
+            fits = self._fit(device)
+            low, high = np.where(fits, middle, low), np.where(fits, high, middle)
+        self.budgets[rows_left] = np.minimum(high, BUDGETS)
+        return self.budgets[rows]
+
     def know(self, rows: IntColumn) -> None:
         """Computes these cells' own bounds."""
         rows = rows[np.isnan(self.seconds[rows])]
@@ -54,9 +78,10 @@ class CellBounds:
     def may_fit(self, rows: IntColumn) -> BoolColumn:
         """Whether the memory bounds of these cells fit."""
         self.know(rows)
+        return self._fit(self.device_bytes[rows])
+
+    def _fit(self, device_bytes: FloatColumn) -> BoolColumn:
         return (
-            oom_probability(
-                self.pricer.profile, self.pricer.cluster, np.maximum(self.device_bytes[rows], 1.0)
-            )
+            oom_probability(self.pricer.profile, self.pricer.cluster, np.maximum(device_bytes, 1.0))
             <= OOM_LIMIT
         )

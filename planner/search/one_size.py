@@ -14,7 +14,7 @@ from planner.calibration.intervals import oom_probability
 from planner.columns import FloatColumn, LayoutBatch
 from planner.cost.machine.knobs import Calibration
 from planner.cost.price import Pricer
-from planner.cost.refine import first_groups, refine
+from planner.cost.refine import first_groups, simulated_step_seconds
 from planner.cost.run.goodput import RunColumns, busy_seconds, run_columns
 from planner.estimates import simulated_columns
 from planner.rules import Context
@@ -23,8 +23,8 @@ from planner.search.choice.preference import Weighed, leaders
 from planner.search.sampled import SampledTrial
 from planner.search.screen import Screened, screen
 from planner.search.space.enumerate import Space, build_space
-from planner.search.variations.budgets import best_budgets
-from planner.search.variations.splits import uneven
+from planner.search.variations.budgets import best_budgets, split_classes, takes_budget
+from planner.search.variations.splits import SplitSearch, under_any_split
 from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job
 from planner.specs.layout import Layout
@@ -35,8 +35,9 @@ SIMULATED = 300
 # all its layouts
 SIMULATED_GROUPS = 16
 BUDGETS_SIMULATED = 40
-SPLIT_SEEDS = 3  # per pipeline
-SPLIT_SLACK = 1.06  # judgement: an uneven split has gained up to 5% over the trainer's own
+UNSEEN = 0.998  # a layout that gains less is not looked for
+POLISHED = 2  # of the classes of one pipeline
+NEAR = 1.01  # judgement: what closed forms and the simulation of one pipeline's layouts differ by
 SAMPLED_SEEDS = 4
 SAMPLED_TRIALS = 32
 LEAST_WANTED = 10
@@ -73,6 +74,11 @@ class OneSize:
     weighed: Weighed | None = None
     first: int = 0
     sampled: tuple[SampledTrial, ...] = ()
+
+    @property
+    def best_seconds(self) -> float:
+        """Simulated step of the fastest candidate."""
+        return self.candidates[0][0]
 
 
 class PlanCandidate(NamedTuple):
@@ -181,22 +187,25 @@ def _simulate(job: Job, at_size: OneSize, space: Space) -> None:
     best = screened.batch.take(np.union1d(chosen, simplest))
     if job.search.objective != "memory" and _free_budgets(job, pricer):
         shown = screened.step_seconds[: _wanted(job)]
-        worth = float(max(SPLIT_SLACK * screened.step_seconds[0], shown[-1]))
+        worth = float(max(screened.step_seconds[0], shown[-1]))
         best = LayoutBatch.concatenate(
             [best, best_budgets(pricer, space, screened.cell_bounds, worth, BUDGETS_SIMULATED)]
         )
     _consider(at_size, best)
     if "layers_per_stage" not in {*job.search.fix, *job.search.allow}:
-        _consider(at_size, uneven(pricer, _worth_splitting(at_size)))
+        _split(at_size, space, budgets=_free_budgets(job, pricer))
     _sample(job, at_size)
 
 
-def _consider(at_size: OneSize, batch: LayoutBatch) -> None:
-    """Simulates these layouts and adds those that fit to the candidates."""
+def _consider(at_size: OneSize, batch: LayoutBatch) -> FloatColumn:
+    """Simulates these layouts and adds those that fit to the candidates.
+
+    Returns their step seconds, infinite where they do not fit.
+    """
     if not len(batch):
-        return
+        return np.zeros(0)
     prices = at_size.pricer.price(batch)
-    step = refine(at_size.pricer, batch, prices).step_seconds
+    step = simulated_step_seconds(at_size.pricer, batch, prices)
     fits = (
         oom_probability(at_size.pricer.profile, at_size.pricer.cluster, prices.least_device_bytes)
         <= OOM_LIMIT
@@ -207,30 +216,34 @@ def _consider(at_size: OneSize, batch: LayoutBatch) -> None:
     ]
     at_size.candidates.sort(key=lambda candidate: candidate[0])
     at_size.num_simulated += len(batch)
+    return np.where(fits, step, np.inf)
 
 
-def _worth_splitting(at_size: OneSize) -> list[Layout]:
-    """The layouts of every pipeline that another split of their layers may make the winner.
-
-    The most promising pipelines come first: by their step with equal ranks, or with a budget
-    by their step.
-    """
-    best, screened = at_size.candidates[0][0] if at_size.candidates else 0.0, at_size.screened
-    wanted = [
-        screened.uneven.row(int(row)) for row in np.flatnonzero(screened.balanced_seconds < best)
-    ]
-    wanted += [
-        layout
-        for step, _, layout in at_size.candidates
-        if layout.pp > 1 and step <= SPLIT_SLACK * best
-    ]
-    found: dict[tuple[object, ...], dict[Layout, None]] = {}
-    for layout in wanted:
-        found.setdefault((layout.pp_schedule, layout.pp, layout.virtual_stages), {}).setdefault(
-            layout
-        )
-    pipelines = list(found.values())[:SIMULATED_GROUPS]
-    return [layout for layouts in pipelines for layout in list(layouts)[:SPLIT_SEEDS]]
+def _split(at_size: OneSize, space: Space, *, budgets: bool) -> None:
+    """Looks for better splits, and budgets with them, in every class that a bound leaves open."""
+    pricer, screened = at_size.pricer, at_size.screened
+    if not at_size.candidates:
+        return
+    limit = UNSEEN * at_size.best_seconds
+    classes = screened.pipelined.take(screened.floor_seconds < limit)
+    if budgets:
+        classes = classes.take(~takes_budget(pricer, classes))
+    floor, fits = under_any_split(pricer, classes, limit)
+    fits &= floor < limit
+    classes, floor = classes.take(fits), floor[fits]
+    open_budget = np.zeros(len(classes), dtype=np.bool_)
+    if budgets:
+        more, their_floor = split_classes(pricer, space, screened.cell_bounds, limit)
+        classes = LayoutBatch.concatenate([classes, more])
+        floor = np.concatenate([floor, their_floor])
+        open_budget = np.arange(len(classes)) >= len(open_budget)
+    search = SplitSearch(pricer, classes, open_budget, floor)
+    while len(found := search.next(UNSEEN * at_size.best_seconds)):
+        step = _consider(at_size, found)
+        near = np.argsort(step, kind="stable")[:POLISHED]
+        near = near[step[near] < NEAR * at_size.best_seconds]
+        if len(near):
+            _consider(at_size, search.polished(found.take(near)))
 
 
 def _free_budgets(job: Job, pricer: Pricer) -> bool:

@@ -18,6 +18,7 @@ from planner.search.bounds import BAND, OOM_LIMIT, CellBounds
 from planner.search.choice.pareto import STRUCTURE
 from planner.search.choice.preference import Weighed, leaders
 from planner.search.space.enumerate import Space
+from planner.search.variations.splits import floors
 
 __all__ = ["OOM_LIMIT", "Screened", "screen"]
 
@@ -25,7 +26,7 @@ __all__ = ["OOM_LIMIT", "Screened", "screen"]
 ROUND = 4 * CHUNK
 KEEP = 400
 NEAREST = 64
-UNEVEN = 128
+SPLIT_SLACK = 1.12  # judgement: another split has gained up to 8% over the trainer's own
 UNFIT = 32  # the fastest that do not fit, kept to be shown
 # Judgement: how much slower than the best a layout may be and still be worth pricing for
 # the Pareto front.
@@ -43,9 +44,9 @@ class Screened:
     cell_bounds: lower bounds of the cells, as far as they were needed.
     num_priced, num_fitting: of all layouts priced.
     bounded_out: layouts whose lower bound showed that they cannot matter.
-    uneven: of each structure the pipelined layout that could be fastest with another split of its
-        layers, best first.
-    balanced_seconds: their step times if all ranks computed equally long.
+    pipelined: pipelined layouts, fitting or not, that another split of their layers may make faster
+        than the fastest here.
+    floor_seconds: their least step under any split (`variations.splits.floors`).
     unfit: the fastest priced layouts that do not fit, fastest first.
     """
 
@@ -58,8 +59,8 @@ class Screened:
     bounded_out: int
     out_of_memory: int
     cell_bounds: CellBounds
-    uneven: LayoutBatch
-    balanced_seconds: FloatColumn
+    pipelined: LayoutBatch
+    floor_seconds: FloatColumn
     unfit: LayoutBatch
 
 
@@ -176,7 +177,7 @@ class _Pool:
         self.parts: list[tuple[LayoutBatch, FloatColumn, FloatColumn, FloatColumn]] = []
         self.best = np.inf
         self.structures: dict[int, float] = {}
-        self.uneven: list[tuple[LayoutBatch, FloatColumn]] = []
+        self.pipelined: list[tuple[LayoutBatch, FloatColumn]] = []
         self.unfit: list[tuple[LayoutBatch, FloatColumn]] = []
         self.num_priced = self.num_fitting = 0
 
@@ -225,17 +226,10 @@ class _Pool:
             self._note(part.take(chosen), value[chosen], fits[chosen])
             self._note_unfit(part, prices.step_seconds, fits)
             if not self.smallest:
-                self._note_uneven(
-                    part,
-                    prices.step_seconds
-                    - np.maximum(
-                        prices.own_factor * prices.stage_seconds.busy
-                        + prices.parts["straggler"]
-                        - mean[rows],
-                        0.0,
-                    ),
-                    fits,
-                )
+                floor = floors(pricer, part, prices, mean[rows])
+                worth = ~fits | (prices.step_seconds < SPLIT_SLACK * self.best)
+                below = np.flatnonzero((part.pp > 1) & (floor < self.best) & worth)
+                self.pipelined.append((part.take(below), floor[below]))
 
     def _note(self, kept: LayoutBatch, value: FloatColumn, fits: BoolColumn) -> None:
         """Records the best value of every structure that fits."""
@@ -250,18 +244,6 @@ class _Pool:
             key = hash(tuple(int(getattr(kept, name)[rows[row]]) for name in STRUCTURE))
             self.structures[key] = min(self.structures.get(key, np.inf), float(best[index]))
 
-    def _note_uneven(self, part: LayoutBatch, balanced: FloatColumn, fits: BoolColumn) -> None:
-        """Records the best of every structure by its step with equal ranks.
-
-        Only those that beat the best so far count.
-        """
-        rows = np.flatnonzero(fits & (part.pp > 1) & (balanced < self.best))
-        rows = rows[np.argsort(balanced[rows], kind="stable")]
-        if len(rows):
-            first, _ = keyed.unique_rows([getattr(part, name)[rows] for name in STRUCTURE])
-            chosen = rows[np.sort(first)[:UNEVEN]]
-            self.uneven.append((part.take(chosen), balanced[chosen]))
-
     def _note_unfit(self, part: LayoutBatch, step_seconds: FloatColumn, fits: BoolColumn) -> None:
         """Records the fastest that do not fit."""
         rows = np.flatnonzero(~fits)
@@ -274,17 +256,16 @@ class _Pool:
         step = np.concatenate([np.zeros(0), *(seconds for _, seconds in self.unfit)])
         return batch.take(np.argsort(step, kind="stable")[:UNFIT])
 
-    def _most_uneven(self, nothing: LayoutBatch) -> tuple[LayoutBatch, FloatColumn]:
-        """What was recorded, best first."""
-        batch = LayoutBatch.concatenate([nothing, *(part for part, _ in self.uneven)])
-        balanced = np.concatenate([np.zeros(0), *(seconds for _, seconds in self.uneven)])
-        order = np.argsort(balanced, kind="stable")[:UNEVEN]
-        return batch.take(order), balanced[order]
+    def _worth_splitting(self, nothing: LayoutBatch) -> tuple[LayoutBatch, FloatColumn]:
+        """The pipelined layouts with floors below the best, and those floors."""
+        batch = LayoutBatch.concatenate([nothing, *(part for part, _ in self.pipelined)])
+        floor = np.concatenate([np.zeros(0), *(seconds for _, seconds in self.pipelined)])
+        return batch.take(floor < self.best), floor[floor < self.best]
 
     def result(self, cell_bounds: CellBounds, bounded_out: int, too_large: int) -> Screened:
         """The layouts found in all batches, fitting ones first, each group by step time."""
         nothing_yet = cell_bounds.cells.take(slice(0, 0))
-        uneven, balanced = self._most_uneven(nothing_yet)
+        pipelined, floor = self._worth_splitting(nothing_yet)
         unfit = self._fastest_unfit(nothing_yet)
         if not self.parts:
             nothing = np.zeros(0)
@@ -298,8 +279,8 @@ class _Pool:
                 bounded_out=bounded_out,
                 out_of_memory=too_large,
                 cell_bounds=cell_bounds,
-                uneven=uneven,
-                balanced_seconds=balanced,
+                pipelined=pipelined,
+                floor_seconds=floor,
                 unfit=unfit,
             )
         batch = LayoutBatch.concatenate([part[0] for part in self.parts])
@@ -322,8 +303,8 @@ class _Pool:
             bounded_out=bounded_out,
             out_of_memory=too_large + self.num_priced - self.num_fitting,
             cell_bounds=cell_bounds,
-            uneven=uneven,
-            balanced_seconds=balanced,
+            pipelined=pipelined,
+            floor_seconds=floor,
             unfit=unfit,
         )
 

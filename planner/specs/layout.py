@@ -20,6 +20,8 @@ ZeroStage = Annotated[int, Field(strict=True, ge=0, le=3)]
 
 CP_METHODS = ("allgather", "alltoall", "ulysses")
 MOE_DISPATCHERS = ("alltoall", "deepep", "hybridep", "allgather")
+# what tells them apart where no token leaves its rank: "alltoall" permutes once more
+WITHOUT_EP = ("alltoall", "allgather")
 AC_KINDS = (
     "none",
     "full",

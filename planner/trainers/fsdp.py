@@ -79,6 +79,8 @@ FSDP = replace(
     ac_kinds=frozenset(AC_KINDS) - {"block", "uniform"},
     cp_methods=frozenset({"allgather", "alltoall", "ulysses"}),
     seq_divisor_always=False,
+    # torch's parallelize_module cuts experts over the mesh that cuts the rest, or not at all
+    etp_one_or_tp=True,
     searched_ac=("none", "selective-op", "full"),
     recipes_in=_recipes,
     repeats_kv_until=NEVER,  # flash-attn and SDPA take grouped heads without copies

@@ -38,6 +38,8 @@ MEGATRON_DEEPSPEED = replace(
     zero_2_under_pp=False,
     # DeepSpeed pipe/module.py partition_layers
     split="uneven",
+    # deepspeed moe/layer.py: enable_expert_tensor_parallelism, on or off
+    etp_one_or_tp=True,
     ep_over_replicas=False,
     framework=replace(
         MEGATRON_FRAMEWORK,

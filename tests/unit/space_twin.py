@@ -83,11 +83,6 @@ def steps_once(x: LayoutBatch, c: Context) -> np.ndarray:
     return ~x.optimizer_in_backward | once
 
 
-def expert_degree_pays(x: LayoutBatch, c: Context) -> np.ndarray:
-    needs_ep = c.training.trainer in ("torchtitan", "fsdp")
-    return (x.etp == 1) | ((x.etp == x.tp) & ((x.ep > 1) | (not needs_ep)))
-
-
 def states_fit(x: LayoutBatch, c: Context) -> np.ndarray:
     """AdamW's two states in the master dtype at most float32, beside master weights, fit.
 
@@ -112,15 +107,16 @@ WANTED: dict[str, Callable[[LayoutBatch, Context], np.ndarray]] = {
     "cp": lambda x, c: (x.cp == 1) | (c.training.seq_len / x.cp >= FLASH_TILE),
     "micro_batch_size": lambda x, c: (x.micro_batch_size == 1) | large_micro_batch(x, c),
     "precision": states_fit,
-    "etp": expert_degree_pays,
     "pp_schedule": schedule_pays,
     "virtual_stages": stages_pay,
     "zero_stage": lambda x, c: np.where(
-        sharding_degree(x, c) > 1, x.zero_stage > 0, x.zero_stage == 0
+        (sharding_degree(x, c) > 1) | (x.cpu_offload & (x.zero_stage > 0)),
+        x.zero_stage > 0,
+        x.zero_stage == 0,
     ),
     "cp_method": lambda x, c: (x.cp > 1) | (names_of(x.cp_method, CP_METHODS) == "allgather"),
     "moe_dispatcher": lambda x, c: (
-        (x.ep > 1) | (names_of(x.moe_dispatcher, MOE_DISPATCHERS) == "alltoall")
+        (x.ep > 1) | np.isin(names_of(x.moe_dispatcher, MOE_DISPATCHERS), ["alltoall", "allgather"])
     ),
     "sequence_parallel": lambda x, c: (x.tp > 1) | ~x.sequence_parallel,
     "optimizer_in_backward": steps_once,

@@ -214,13 +214,25 @@ def _levels(needs_DN: Rows) -> list[int]:
 
 
 def replay(
-    schedule: CompiledSchedule, costs: StageCosts, *, num_microbatches: int, times: bool = False
+    schedule: CompiledSchedule,
+    costs: StageCosts,
+    *,
+    num_microbatches: int,
+    times: bool = False,
+    memory: bool = True,
 ) -> Simulation:
-    """One step of this schedule for every candidate, nothing extrapolated."""
+    """One step of this schedule for every candidate, nothing extrapolated.
+
+    memory: whether peak bytes are wanted; without, and without times, they are 0.
+    """
     seconds_KC = _work_table(schedule, costs)
     duration_NC = seconds_KC[schedule.work_N]
     end_NC = _end_seconds(schedule, duration_NC)
-    kept_bytes, peak_RC = _kept_bytes(schedule, costs)
+    kept_bytes, peak_RC = (
+        _kept_bytes(schedule, costs)
+        if memory or times
+        else ([], np.zeros((schedule.num_ranks, end_NC.shape[1])))
+    )
     ranks = [np.flatnonzero(schedule.rank_N == rank) for rank in range(schedule.num_ranks)]
     last_R = np.array([nodes[-1] for nodes in ranks])
     first_R = np.array([nodes[0] for nodes in ranks])

@@ -64,11 +64,13 @@ def simulate(
     *,
     transport: Transport = IDEAL,
     times: bool = False,
+    memory: bool = True,
 ) -> Simulation:
     """One step of a schedule for C candidates that share it.
 
     shape: (pp, virtual stages, microbatches).
     times: record when each action ran; nothing is extrapolated then.
+    memory: as in `replay`.
 
     Long steps are replayed with fewer microbatches m2 < m and continued along a line, because the
     middle of the order repeats:
@@ -92,7 +94,7 @@ def simulate(
     ):
         upper = num_microbatches - (num_microbatches - few) // stride * stride
         short, long = (
-            replay(line.steady(count, stride), costs, num_microbatches=count)
+            replay(line.steady(count, stride), costs, num_microbatches=count, memory=memory)
             for count in (upper - stride, upper)
         )
         answer, gap = _continued(short, long, num_microbatches)
@@ -101,7 +103,7 @@ def simulate(
         few *= 4
     whole = times or line.per_microbatch * num_microbatches <= DIRECT_ACTIONS
     chosen = line.compiled(num_microbatches) if whole else line.steady(num_microbatches, stride)
-    return replay(chosen, costs, num_microbatches=num_microbatches, times=times)
+    return replay(chosen, costs, num_microbatches=num_microbatches, times=times, memory=memory)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

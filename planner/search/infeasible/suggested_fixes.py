@@ -5,6 +5,7 @@ Each change is checked by a search.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -20,14 +21,14 @@ from planner.specs.gpu import MAX_GPUS
 from planner.specs.job import Job
 from planner.specs.layout import FieldValue, Layout
 from planner.specs.plan import FittingChange
-from planner.specs.training import TrainingSpec
+from planner.specs.training import OPTIMIZER_STATE_BYTES, TrainingSpec
 from planner.units import counted, format_bytes
 
 ROUND = 4096
 # judgement: layouts priced before a change is given up, nearest to fitting by their lower bound
 MOST_PRICED = 100_000
 SHORTEST_SEQUENCE = 256
-STEPS_BETWEEN = 8
+PARTS_BETWEEN = 8  # lengths between two halvings that are checked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +180,11 @@ def _more_gpus(request: Request) -> Iterator[FittingChange]:
 
 
 def _fewest(request: Request, *, offloads: bool) -> tuple[int, tuple[Layout, float] | None]:
-    """Doubles until something fits, then searches between the last two sizes."""
+    """The smallest size on which something fits.
+
+    Doubles until something fits, then checks every size below that in turn: more GPUs that divide
+    fewer things may fit less.
+    """
     count = request.cluster.num_gpus
     found = None
     while found is None and count * 2 <= MAX_GPUS:
@@ -187,27 +192,30 @@ def _fewest(request: Request, *, offloads: bool) -> tuple[int, tuple[Layout, flo
         found = _at_size(request, count, offloads)
     if found is None:
         return count, None
-    for between in _sizes_between(count // 2, count, request.cluster.gpus_per_node):
-        fewer = _at_size(request, between, offloads)
-        if fewer is not None:
-            return between, fewer
+    for smaller in _sizes_between(request.cluster, count):
+        if offloads or smaller >= _least_gpus(request):
+            fewer = _at_size(request, smaller, offloads)
+            if fewer is not None:
+                return smaller, fewer
     return count, found
 
 
-def _sizes_between(low: int, high: int, per_node: int) -> list[int]:
-    """Whole nodes at even distances between two sizes, and the powers of two among them.
+def _sizes_between(cluster: ClusterSpec, high: int) -> list[int]:
+    """All numbers of whole nodes above the cluster's size and below `high`; doublings in a node."""
+    low, per_node = cluster.num_gpus, cluster.gpus_per_node
+    inside = (low << doubling for doubling in range(1, per_node.bit_length()))
+    nodes = range((low // per_node + 1) * per_node, high, per_node)
+    return sorted({size for size in inside if size < min(high, per_node)} | set(nodes))
 
-    Powers of two divide most models and batches.
+
+def _least_gpus(request: Request) -> int:
+    """GPUs below which master weights and optimizer states alone exceed all devices together.
+
+    Without offload every rank holds its shard of both, 1 / num_gpus at the least.
     """
-    even = {
-        -(-(low + part * (high - low) // STEPS_BETWEEN) // per_node) * per_node
-        for part in range(1, STEPS_BETWEEN)
-    }
-    return sorted(
-        size
-        for size in even | {per_node << doubling for doubling in range(MAX_GPUS.bit_length())}
-        if low < size < high
-    )
+    training = request.job.training
+    least = request.job.model.total_parameters() * OPTIMIZER_STATE_BYTES[training.optimizer] / 2.0
+    return int(least // request.cluster.usable_memory_bytes)
 
 
 def _at_size(request: Request, count: int, offloads: bool) -> tuple[Layout, float] | None:
@@ -239,24 +247,30 @@ def _larger_gpu(request: Request) -> Iterator[FittingChange]:
 
 
 def _shorter(request: Request) -> Iterator[FittingChange]:
-    """The longest sequence, halved step by step, at which it fits.
+    """The longest sequence at which it fits.
 
-    None if not even a very short one fits.
+    It is halved until something fits. Every eighth of the way back is then checked, longest first.
     """
-    training = request.job.training
-    lengths = []
-    while training.seq_len % 2 == 0 and training.seq_len // 2 >= SHORTEST_SEQUENCE:
-        training = training.model_copy(update={"seq_len": training.seq_len // 2})
-        lengths.append(training)
-    if not lengths or first_fitting(request.with_training(lengths[-1])) is None:
+    asked = request.job.training.seq_len
+    halves = [asked]
+    while halves[-1] % 2 == 0 and halves[-1] // 2 >= SHORTEST_SEQUENCE:
+        halves.append(halves[-1] // 2)
+    if len(halves) == 1 or _at_length(request, halves[-1]) is None:
         return
-    for shorter in lengths:
-        found = first_fitting(request.with_training(shorter))
-        if found is not None:
-            yield _change(
-                "training.seq_len",
-                shorter.seq_len,
-                f"shorten seq_len to {shorter.seq_len:,}",
-                found,
-            )
-            return
+    longer, half, found = next(
+        (longer, half, found)
+        for longer, half in pairwise(halves)
+        if (found := _at_length(request, half)) is not None
+    )
+    length, step = half, max(1, half // PARTS_BETWEEN)
+    for between in range(longer - step, half, -step):
+        better = _at_length(request, between)
+        if better is not None:
+            length, found = between, better
+            break
+    yield _change("training.seq_len", length, f"shorten seq_len to {length:,}", found)
+
+
+def _at_length(request: Request, seq_len: int) -> tuple[Layout, float] | None:
+    training = request.job.training.model_copy(update={"seq_len": seq_len})
+    return first_fitting(request.with_training(training))

@@ -23,6 +23,7 @@ from planner.specs.layout import (
     AC_KINDS,
     CP_METHODS,
     MOE_DISPATCHERS,
+    WITHOUT_EP,
     Layout,
     check_layout_values,
     parse_ac,
@@ -145,12 +146,6 @@ def _steps_once(x: LayoutBatch, c: Context) -> BoolColumn:
     )
 
 
-def _etp(x: LayoutBatch, c: Context) -> BoolColumn:
-    return np.asarray(
-        (x.etp == 1) | ((x.etp == x.tp) & ((x.ep > 1) | ~np.bool_(c.trainer.etp_one_or_tp)))
-    )
-
-
 def _microbatch_pays(x: LayoutBatch, c: Context) -> BoolColumn:
     """Lists microbatches of 1, and larger ones that fit, fill the pipeline and are still useful.
 
@@ -216,10 +211,6 @@ KEEPS: Mapping[str, Keep] = {
         "smaller microbatch does not; or GEMMs of so many rows have long saturated and hide "
             "any gather. 1 always stays",
     ),
-    "etp": Keep(
-        reads=frozenset({"tp", "ep", "etp"}), mask=_etp,
-        reason="1 and tp are what trainers document; without ep TorchTitan ignores etp",
-    ),
     "pp_schedule": Keep(
         reads=frozenset({"pp", "pp_schedule", "ac_kind"}), mask=_pays,
         reason="ignored at pp 1; a split backward under activation checkpointing recomputes twice "
@@ -232,10 +223,11 @@ KEEPS: Mapping[str, Keep] = {
             "layers where others of the same pp do",
     ),
     "zero_stage": Keep(
-        reads=frozenset({"zero_stage", "sharding_degree"}), mask=lambda x,
-        c: (sharding_degree(x, c) > 1) == (x.zero_stage > 0),
-        reason="with one sharding rank every stage is stage 0; with more, sharding the optimizer "
-            "costs no traffic and saves memory",
+        reads=frozenset({"zero_stage", "sharding_degree", "cpu_offload"}), mask=lambda x,
+        c: np.where(x.cpu_offload & (x.zero_stage > 0), True,
+                    (sharding_degree(x, c) > 1) == (x.zero_stage > 0)),
+        reason="with one sharding rank every stage is stage 0, but that offload may need another; "
+            "with more, sharding the optimizer costs no traffic and saves memory",
     ),
     "cp_method": Keep(
         reads=frozenset({"cp", "cp_method"}), mask=lambda x,
@@ -244,8 +236,9 @@ KEEPS: Mapping[str, Keep] = {
     ),
     "moe_dispatcher": Keep(
         reads=frozenset({"ep", "moe_dispatcher"}), mask=lambda x,
-        c: (x.ep > 1) | (x.moe_dispatcher == MOE_DISPATCHERS.index("alltoall")),
-        reason="ignored at ep 1",
+        c: (x.ep > 1)
+        | np.isin(x.moe_dispatcher, [MOE_DISPATCHERS.index(name) for name in WITHOUT_EP]),
+        reason="at ep 1 the others do what alltoall does",
     ),
     "sequence_parallel": Keep(
         reads=frozenset({"tp", "sequence_parallel"}), mask=lambda x,
@@ -296,7 +289,10 @@ def _cell_domains(c: Context) -> dict[str, tuple[Values, str]]:
             _divisors(model.num_experts) if model.is_moe else (1,),
             "every divisor of the experts",
         ),
-        "etp": (gpus if model.is_moe else (1,), "1 or tp"),
+        "etp": (
+            gpus if model.is_moe else (1,),
+            "every divisor; rules know who takes 1 and tp alone",
+        ),
         "micro_batch_size": (
             _divisors(c.training.global_batch_size),
             "every divisor of the local batch",

@@ -17,11 +17,13 @@ from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.chunks import CHUNK
 from planner.cost.price import Pricer
 from planner.rules import Context, legal_mask
-from planner.search.bounds import OOM_LIMIT, CellBounds
+from planner.search.bounds import COARSE, OOM_LIMIT, CellBounds
 from planner.search.space.enumerate import Space
-from planner.work.checkpointing import FULL, MEMORY_BUDGET
+from planner.search.variations.splits import under_any_split
+from planner.work.checkpointing import FULL, MEMORY_BUDGET, NONE
 
 ROUND = 2 * CHUNK  # layouts expanded at once
+SLACK = 1.12  # judgement: another split has gained up to 8% over the trainer's own
 STEPS = 100  # budgets are multiples of 1 / STEPS
 # Judgement: a budget with one chance in 200 of running out of memory loses less by that than a
 # smaller one loses in time.
@@ -65,9 +67,8 @@ def _best_of(
     while first < len(cells) and bare[first] < limit:
         reached = ends[first - 1] if first else 0
         last = max(first + 1, int(np.searchsorted(ends, reached + ROUND, side="right")))
-        more, their_seconds = largest_budgets(
-            pricer, _bases(pricer, space.expand(cells[first:last]), limit), limit, keep
-        )
+        bases = _bases(pricer, space, cell_bounds, cells[first:last], limit)
+        more, their_seconds = largest_budgets(pricer, bases, limit, keep)
         found, seconds = (
             LayoutBatch.concatenate([found, more]),
             np.concatenate([seconds, their_seconds]),
@@ -92,14 +93,21 @@ def _worth(
     return rows[fits], bare[fits]
 
 
-def _bases(pricer: Pricer, batch: LayoutBatch, limit: float) -> LayoutBatch:
-    """The layouts that may have a budget and whose bound without recomputation is low enough."""
+def _bases(
+    pricer: Pricer, space: Space, cell_bounds: CellBounds, cells: IntColumn, limit: float
+) -> LayoutBatch:
+    """The layouts of these cells that may have a budget, with the largest that their bound fits.
+
+    Only those whose lower bound on time is then below the limit.
+    """
+    most = cell_bounds.largest_budgets(cells)
+    near = pricer.time_lower_bounds(_with_budget(space.cells.take(cells), most)) < limit
+    cells, most = cells[near], most[near]
+    batch = _with_budget(space.expand(cells), np.repeat(most, space.cell_sizes[cells]))
     batch = batch.take(batch.compile)
     if not len(batch):
         return batch
-    batch = batch.take(
-        pricer.layout_lower_bounds(_with_budget(batch, np.full(len(batch), STEPS))) < limit
-    )
+    batch = batch.take(pricer.layout_lower_bounds(batch) < limit)
     context = Context(model=pricer.model, cluster=pricer.cluster, training=pricer.training)
     return batch.take(legal_mask(_with_budget(batch, np.full(len(batch), 1)), context))
 
@@ -108,6 +116,79 @@ def _with_budget(batch: LayoutBatch, hundredths: IntColumn) -> LayoutBatch:
     return replace(
         batch, ac_kind=np.full(len(batch), MEMORY_BUDGET), ac_value=np.round(hundredths / STEPS, 2)
     )
+
+
+def split_classes(
+    pricer: Pricer, space: Space, cell_bounds: CellBounds, limit: float
+) -> tuple[LayoutBatch, FloatColumn]:
+    """(pipelined layouts with the largest budget that may fit, their floors), below the limit.
+
+    One for each class of layouts that differ in their split and budget alone (`splits`). It is left
+    out if a floor under its step under any split is above the limit, or if its step with the
+    trainer's own split, and the largest budget that fits then, is above SLACK times the limit.
+    """
+    rows = np.flatnonzero((space.cells.ac_kind == FULL) & (space.cells.pp > 1))
+    if not len(rows):
+        return space.cells.take(rows), np.zeros(0)
+    cells, _ = _worth(rows, cell_bounds, limit)
+    ends = np.cumsum(space.cell_sizes[cells])
+    found = [space.cells.take(slice(0, 0))]
+    for part in np.split(cells, np.searchsorted(ends, np.arange(ROUND, ends[-1:].sum(), ROUND))):
+        bases = _bases(pricer, space, cell_bounds, part, limit)
+        found.append(_near_with_own_split(pricer, bases, limit))
+    return _largest_under_any_split(pricer, LayoutBatch.concatenate(found), limit)
+
+
+def _near_with_own_split(pricer: Pricer, batch: LayoutBatch, limit: float) -> LayoutBatch:
+    """Those that the trainer's own split and a smaller budget keep within SLACK of the limit.
+
+    Those that do not fit with any budget stay: another split may make them fit.
+    """
+    high = np.round(batch.ac_value * STEPS).astype(np.int64)
+    low = np.zeros(len(batch), dtype=np.int64)
+    seconds, _ = _price(pricer, batch)
+    alive = seconds < SLACK * limit
+    while True:
+        batch, low, high = batch.take(alive), low[alive], high[alive]
+        if not len(batch) or not (high - low > COARSE).any():
+            return _with_budget(batch, high)
+        seconds, fits = _price(pricer, _with_budget(batch, (low + high) // 2))
+        alive = fits | (seconds < SLACK * limit)
+        low, high = np.where(fits, (low + high) // 2, low), np.where(fits, high, (low + high) // 2)
+
+
+def _largest_under_any_split(
+    pricer: Pricer, batch: LayoutBatch, limit: float
+) -> tuple[LayoutBatch, FloatColumn]:
+    """The largest budget with which each may fit under any split, and its floor, below the limit.
+
+    Their own budget is one that does not fit with the trainer's split.
+    """
+    low = np.round(batch.ac_value * STEPS).astype(np.int64)
+    high = np.full(len(batch), STEPS)
+    floor, fits = under_any_split(pricer, _with_budget(batch, high), limit)
+    low = np.where(fits & (floor < limit), high, low)
+    alive = floor < limit
+    while True:
+        batch, low, high, floor = batch.take(alive), low[alive], high[alive], floor[alive]
+        if not len(batch) or not (high - low > COARSE).any():
+            return _with_budget(batch, high), floor
+        middle = (low + high) // 2
+        their_floor, fits = under_any_split(pricer, _with_budget(batch, middle), limit)
+        low, high = np.where(fits, middle, low), np.where(fits, high, middle)
+        floor = np.where(fits, floor, their_floor)
+        alive = floor < limit
+
+
+def takes_budget(pricer: Pricer, batch: LayoutBatch) -> BoolColumn:
+    """Whether another layout of the same class has a budget that does what this one does, (N,).
+
+    A whole budget is no recomputation, budget 0 is full recomputation.
+    """
+    context = Context(model=pricer.model, cluster=pricer.cluster, training=pricer.training)
+    ends = (batch.ac_kind == NONE) | (batch.ac_kind == FULL)
+    some = np.full(len(batch), STEPS // 2)
+    return np.asarray(ends & batch.compile & legal_mask(_with_budget(batch, some), context))
 
 
 def largest_budgets(
