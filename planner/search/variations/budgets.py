@@ -100,6 +100,8 @@ def _bases(
 
     Only those whose lower bound on time is then below the limit.
     """
+    if not len(cells):
+        return space.cells.take(cells)
     most = cell_bounds.largest_budgets(cells)
     near = pricer.time_lower_bounds(_with_budget(space.cells.take(cells), most)) < limit
     cells, most = cells[near], most[near]
