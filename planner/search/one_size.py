@@ -5,7 +5,7 @@ It screens everything, simulates the best, samples what cannot be enumerated, an
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +23,7 @@ from planner.search.choice.preference import Weighed, leaders
 from planner.search.sampled import SampledTrial
 from planner.search.screen import Screened, screen
 from planner.search.space.enumerate import Space, build_space
+from planner.search.variations.beyond import Beyond
 from planner.search.variations.budgets import best_budgets, split_classes, takes_budget
 from planner.search.variations.splits import SplitSearch, under_any_split
 from planner.specs.cluster import ClusterSpec
@@ -39,7 +40,21 @@ UNSEEN = 0.998  # a layout that gains less is not looked for
 POLISHED = 2  # of the classes of one pipeline
 NEAR = 1.01  # judgement: what closed forms and the simulation of one pipeline's layouts differ by
 SAMPLED_SEEDS = 4
-SAMPLED_TRIALS = 32
+SAMPLED_TRIALS = 64
+STRUCTURE = (
+    "pp",
+    "pp_schedule",
+    "virtual_stages",
+    "tp",
+    "cp",
+    "ep",
+    "micro_batch_size",
+    "precision",
+)
+LEAST_GAIN = 0.002  # judgement: less is not worth a look
+NOTHING_BEYOND = (
+    "no pipeline is near the best, and what is recomputed without one is searched exactly"
+)
 LEAST_WANTED = 10
 
 Progress = Callable[[str], None]
@@ -114,12 +129,18 @@ class PlanCandidate(NamedTuple):
 
 
 def search_size(
-    job: Job, cluster: ClusterSpec, say: Progress, calibration: Calibration | None = None
+    job: Job,
+    cluster: ClusterSpec,
+    say: Progress,
+    calibration: Calibration | None = None,
+    *,
+    samples: bool = True,
 ) -> OneSize:
     """Searches at one size, on the device first.
 
     If nothing fits, it searches with CPU offload. If still nothing fits, it lists
     what came closest.
+    samples: also sample the space beyond enumeration.
     """
     pricer = Pricer.build(job.model, cluster, job.training, calibration)
     passes: list[dict[str, bool]] = (
@@ -153,6 +174,8 @@ def search_size(
     )
     if best.num_fitting:
         _simulate(job, at_size, space)
+        if samples:
+            _sample(job, at_size)
     return at_size
 
 
@@ -175,10 +198,7 @@ def _wanted(job: Job) -> int:
 
 
 def _simulate(job: Job, at_size: OneSize, space: Space) -> None:
-    """Simulates the best screened layouts, with and without memory budgets.
-
-    Then it samples further layouts.
-    """
+    """Simulates the best screened layouts, with and without memory budgets."""
     pricer, screened = at_size.pricer, at_size.screened
     chosen = first_groups(pricer, screened.batch, SIMULATED, SIMULATED_GROUPS)
     weighed = Weighed.of(screened.batch, pricer)
@@ -194,7 +214,6 @@ def _simulate(job: Job, at_size: OneSize, space: Space) -> None:
     _consider(at_size, best)
     if "layers_per_stage" not in {*job.search.fix, *job.search.allow}:
         _split(at_size, space, budgets=_free_budgets(job, pricer))
-    _sample(job, at_size)
 
 
 def _consider(at_size: OneSize, batch: LayoutBatch) -> FloatColumn:
@@ -259,24 +278,23 @@ def _free_budgets(job: Job, pricer: Pricer) -> bool:
 
 
 def _sample(job: Job, at_size: OneSize) -> None:
-    free = {"ac", "layers_per_stage"} - set(job.search.fix)
-    budgets = _free_budgets(job, at_size.pricer)
-    splits = "layers_per_stage" in free and any(
-        layout.pp > 1 for _, _, layout in at_size.candidates[:SAMPLED_SEEDS]
-    )
-    if not (budgets or splits):
+    """Lets the sampler look around the best layouts, where that can gain anything."""
+    if not at_size.candidates:
+        return
+    beyond = beyond_enumeration(job, at_size)
+    best = at_size.candidates[0][0]
+    at_size.study = {"sampler": job.search.sampler, "seed": job.search.seed, "trials": 0}
+    if not beyond.layouts:
+        at_size.study["reason"] = NOTHING_BEYOND
         return
     from planner.search.paper_study import sample_beyond
 
-    seeds = [layout for _, _, layout in at_size.candidates[:SAMPLED_SEEDS]]
     sampled = sample_beyond(
-        at_size.pricer,
-        seeds,
+        beyond,
         name=job.search.sampler,
         seed=job.search.seed,
         num_trials=SAMPLED_TRIALS,
-        budgets=budgets,
-        splits=splits,
+        best_seconds=best,
     )
     for layout in sampled.layouts[:SAMPLED_SEEDS]:
         ((step, _, share),) = simulated_columns(at_size.pricer, [layout])
@@ -284,13 +302,37 @@ def _sample(job: Job, at_size: OneSize) -> None:
             (step, (1.0 + share) * at_size.pricer.cluster.usable_memory_bytes, layout)
         )
     at_size.candidates.sort(key=lambda item: item[0])
-    at_size.study = {
-        "sampler": job.search.sampler,
+    at_size.study |= {
         "trials": sampled.num_trials,
-        "seed": job.search.seed,
+        "pruned": sampled.num_refused,
+        "gain": best / at_size.candidates[0][0] - 1.0,
     }
     at_size.sampled = sampled.trials
-    at_size.num_simulated += sampled.num_trials
+    at_size.num_simulated += sampled.num_trials - sampled.num_refused
+
+
+def beyond_enumeration(job: Job, at_size: OneSize) -> Beyond:
+    """The space that the sampler walks: without layouts where nothing can be gained there.
+
+    It starts from the fastest layout of each structure. A layout stays out if its lower bound
+    without recomputation is no LEAST_GAIN below the best: no variant of it can be faster.
+    """
+    pricer, best = at_size.pricer, at_size.candidates[0][0]
+    fixed = {*job.search.fix, *job.search.allow}
+    splits = "layers_per_stage" not in fixed and pricer.rules.writes_splits
+    first: dict[tuple[object, ...], Layout] = {}
+    for _, _, layout in at_size.candidates:
+        if layout.pp > 1:
+            first.setdefault(tuple(getattr(layout, name) for name in STRUCTURE), layout)
+    seeds = list(first.values())[: 4 * SAMPLED_SEEDS]
+    if seeds:
+        bare = [layout.model_copy(update={"ac": "none"}) for layout in seeds]
+        least = pricer.layout_lower_bounds(LayoutBatch.from_layouts(bare))
+        seeds = [seeds[row] for row in np.flatnonzero(least < (1.0 - LEAST_GAIN) * best)]
+    beyond = Beyond(
+        pricer=pricer, layouts=seeds[:SAMPLED_SEEDS], budgets="ac" not in fixed, splits=splits
+    )
+    return beyond if beyond.ranges else replace(beyond, layouts=())
 
 
 def rate(job: Job, at_size: OneSize, *, several: bool) -> None:

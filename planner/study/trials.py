@@ -18,10 +18,10 @@ import numpy as np
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from planner.search.sampled import MEMORY_CONSTRAINT
 from planner.study.posterior import Record
 from planner.study.samplers import FiniteSampler, Pick
 
-MEMORY_CONSTRAINT = "device_over_usable"
 LEAST_MARGIN = 1e-6  # out of memory is infeasible even if the report names no excess
 
 
