@@ -7,24 +7,40 @@ For every job the enumerated search gives its best layout; each method then walk
 (`planner.search.variations.beyond`) with equally many layouts priced, and the gain is that of the
 fastest layout that fits, in the exact simulation. Coordinate descent tries both neighbours of one
 coordinate after the other, from the best layout, and starts again from a random point when it is
-stuck.
+stuck. The last column is no walk: the best candidates with their pipeline ranks inside the
+data-parallel ones, which Megatron-LM alone can be told.
 """
 
 import argparse
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
+from planner.cost.price import Pricer
 from planner.errors import PlannerError
+from planner.estimates import simulated_columns
 from planner.intake.jobs import read_job
+from planner.search.bounds import OOM_LIMIT
 from planner.search.one_size import OneSize, beyond_enumeration, search_size
 from planner.search.paper_study import sample_beyond
 from planner.search.sampled import Priced
 from planner.search.variations.beyond import Beyond
 from planner.specs.job import Job
 
-DESCENT = "coordinate descent"
+DESCENT, ORDER = "coordinate descent", "pipeline ranks inside data ranks"
+PP_INSIDE = ("tp", "cp", "pp", "dp_shard", "dp_replicate")  # Megatron-LM --use-tp-pp-dp-mapping
+REORDERED = 40  # candidates that are priced in the other order
+INTRO = """# What lies beyond enumeration
+
+The search enumerates degrees, modes and schedules, bisects how much is recomputed and bounds what
+another split of layers can gain (docs/decisions/0002). What is left is to vary splits and
+recomputation together, in any chunk of any rank (`planner/search/variations/beyond.py`). This page
+is written by `python benchmarks/beyond_enumeration.py --markdown docs/beyond-enumeration.md`: what
+each method finds there, against the best that the search has without it, in the exact simulation.
+
+"""
 STEPS = (1, -1, 5, -5, 20, -20)
 
 
@@ -99,7 +115,9 @@ def gains(
     if not at_size.candidates:
         return None
     beyond, best = beyond_enumeration(job, at_size), at_size.candidates[0][0]
-    found: dict[str, list[float]] = {name: [] for name in (*samplers, DESCENT)}
+    found: dict[str, list[float]] = {name: [] for name in (*samplers, DESCENT, ORDER)}
+    if job.training.trainer == "megatron":
+        found[ORDER] = [reordered_gain(job, at_size)]
     for seed in range(seeds) if beyond.layouts else ():
         for name in samplers:
             sampled = sample_beyond(
@@ -109,6 +127,15 @@ def gains(
             found[name].append(gain_of(at_size, min(steps, default=best)))
         found[DESCENT].append(gain_of(at_size, descend(beyond, best, trials, seed).best_seconds))
     return at_size, beyond, found
+
+
+def reordered_gain(job: Job, at_size: OneSize) -> float:
+    """Gain of the best pipelined candidate whose pipeline ranks lie inside the data ranks."""
+    cluster = replace(job.cluster, rank_order=PP_INSIDE)
+    pricer = Pricer.build(job.model, cluster, job.training)
+    piped = [layout for _, _, layout in at_size.candidates if layout.pp > 1][:REORDERED]
+    steps = [step for step, oom, _ in simulated_columns(pricer, piped) if oom <= OOM_LIMIT]
+    return gain_of(at_size, min(steps, default=float("inf")))
 
 
 def main() -> None:
@@ -121,24 +148,43 @@ def main() -> None:
     options = parser.parse_args()
     samplers = options.samplers.split(",")
     lines = [
-        "| job | enumerated best | " + " | ".join((*samplers, DESCENT)) + " |",
-        "|---|---|" + "--:|" * (len(samplers) + 1),
+        "| job | best without it | " + " | ".join((*samplers, DESCENT, ORDER)) + " |",
+        "|---|---|" + "--:|" * (len(samplers) + 2),
     ]
+    walked, every = 0, dict[str, list[float]]()
     for name, job in jobs():
         found = gains(job, samplers, options.trials, options.seeds)
         if found is None:
             continue
         at_size, beyond, by_method = found
         best = at_size.candidates[0]
-        cells = [
-            f"{mean(values):.2%} ({max(values):.2%})" if values else "nothing to vary"
-            for values in by_method.values()
-        ]
+        cells = [_cell(values) for values in by_method.values()]
         lines.append(f"| {name} | {best[2].short()}, {best[0]:.3f} s | " + " | ".join(cells) + " |")
         print(lines[-1], flush=True)
-        del beyond
+        walked += bool(beyond.layouts)
+        for method, values in by_method.items():
+            every.setdefault(method, []).append(mean(values) if values else 0.0)
+    summary = [
+        f"{len(lines) - 2} jobs; a bound leaves something to gain in {walked} of them ('-': in "
+        f"none). {options.trials} layouts for each method, mean (largest) of {options.seeds} "
+        "seeds.",
+        "Mean and largest gain over all jobs: "
+        + "; ".join(
+            f"{method} {mean(values):.2%}, {max(values):.2%}" for method, values in every.items()
+        )
+        + ".",
+    ]
+    print("\n".join(summary))
     if options.markdown:
-        options.markdown.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        text = INTRO + "\n".join([*summary, "", *lines]) + "\n"
+        options.markdown.write_text(text, encoding="utf-8")
+
+
+def _cell(values: list[float]) -> str:
+    if not values:
+        return "-"
+    alone = f"{mean(values):.2%}"
+    return alone if len(values) == 1 else f"{alone} ({max(values):.2%})"
 
 
 if __name__ == "__main__":

@@ -402,8 +402,23 @@ def searched_line(plan: Plan) -> Text:
         f"{s.simulated:,} simulated, the best of these and variants of them (memory budgets, "
         "splits of layers)"
     )
-    text = f"{looked}; {simulated}, in {format_seconds(s.seconds)}."
+    text = f"{looked}; {simulated}, in {format_seconds(s.seconds)}.{_sampled(s.study)}"
     return Text(text, style="dim")
+
+
+def _sampled(study: Mapping[str, Any] | None) -> str:
+    """What sampling beyond enumeration found, or why it did not run."""
+    if study is None:
+        return ""
+    if not study["trials"] and "reason" in study:
+        return f" Nothing was sampled beyond these: {study['reason']}."
+    gain = float(study.get("gain", 0.0))
+    found = f"a layout {gain:.1%} faster" if gain >= 0.0005 else "nothing faster"
+    tried = counted(study["trials"], "variant")
+    return (
+        f" Sampler {study['sampler']} tried {tried} of splits and recomputation together and found "
+        f"{found}."
+    )
 
 
 def _kept(plan: Plan) -> Text:

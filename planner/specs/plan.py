@@ -186,6 +186,9 @@ class Searched(BaseModel):
 
     simulated: the best that fit, and variants of them (memory budgets, layer splits) that were not
         priced before.
+    study: the sampling beyond enumeration (`planner.search.variations.beyond`): sampler, seed,
+        trials and, of them, pruned; gain, by how much its best is faster than the enumerated best;
+        or reason, why there were no trials.
     """
 
     model_config = ConfigDict(frozen=True)
