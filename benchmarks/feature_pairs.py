@@ -115,7 +115,8 @@ def joined(*chosen: Feature) -> Job | None:
         training=training,
         moe=any(feature.moe for feature in chosen),
         tolerance=max(feature.tolerance for feature in chosen),
-        layers=4 if layout.get("pp", 1) > 1 else 2,
+        # a stage of two layers where only a part of them is recomputed
+        layers=(4 if layout.get("pp", 1) > 1 else 2) * (1 + layout["ac"].startswith("block")),
     )
 
 

@@ -44,7 +44,7 @@ def apply(model: Transformer, mode: str, model_experts: int) -> None:
     torch._functorch.config.unsafe_treat_script_objects_as_zero_size = True
     if kind in ("none", "memory-budget"):
         return
-    for name, layer in list(model.layers.items()):
+    for place, (name, layer) in enumerate(list(model.layers.items())):
         assert isinstance(layer, Block)
         if kind == "selective-attention":
             core = layer.attention.get_submodule("core")
@@ -56,7 +56,11 @@ def apply(model: Transformer, mode: str, model_experts: int) -> None:
             model.layers[name] = checkpoint_wrapper(
                 layer, context_fn=context, preserve_rng_state=False, early_stop=False
             )
-        elif kind == "full" or (int(name) + 1) % int(number) == 0:
+        elif (
+            kind == "full"
+            or (kind == "block" and place < number)
+            or (kind == "selective-layer" and (int(name) + 1) % int(number) == 0)
+        ):
             model.layers[name] = checkpoint_wrapper(
                 layer, preserve_rng_state=False, early_stop=False
             )
