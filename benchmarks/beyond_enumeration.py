@@ -23,7 +23,7 @@ from planner.errors import PlannerError
 from planner.estimates import simulated_columns
 from planner.intake.jobs import read_job
 from planner.search.bounds import OOM_LIMIT
-from planner.search.one_size import OneSize, beyond_enumeration, search_size
+from planner.search.one_size import OneSize, beyond_enumeration, search_size, worth_sampling
 from planner.search.paper_study import sample_beyond
 from planner.search.sampled import Priced
 from planner.search.variations.beyond import Beyond
@@ -161,13 +161,13 @@ def main() -> None:
         cells = [_cell(values) for values in by_method.values()]
         lines.append(f"| {name} | {best[2].short()}, {best[0]:.3f} s | " + " | ".join(cells) + " |")
         print(lines[-1], flush=True)
-        walked += bool(beyond.layouts)
+        walked += worth_sampling(beyond, best[0]) is None
         for method, values in by_method.items():
             every.setdefault(method, []).append(mean(values) if values else 0.0)
     summary = [
-        f"{len(lines) - 2} jobs; a bound leaves something to gain in {walked} of them ('-': in "
-        f"none). {options.trials} layouts for each method, mean (largest) of {options.seeds} "
-        "seeds.",
+        f"{len(lines) - 2} jobs ('-': no pipeline near the best). A search samples by itself in "
+        f"{walked} of them, where anything is left to gain; here all walk. {options.trials} "
+        f"layouts for each method, mean (largest) of {options.seeds} seeds.",
         "Mean and largest gain over all jobs: "
         + "; ".join(
             f"{method} {mean(values):.2%}, {max(values):.2%}" for method, values in every.items()

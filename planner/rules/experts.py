@@ -121,6 +121,20 @@ EXPERT_RULES: tuple[Rule, ...] = (
         remedy=lambda x, c: f"set etp to 1 or {x.tp}",
     ),
     Rule(
+        key="experts are cut over more ranks than tp",
+        field="etp",
+        reads=frozenset({"etp", "tp"}),
+        applies=lambda c: c.model.is_moe and not c.trainer.etp_one_or_tp,
+        # core/transformer/moe/token_dispatcher.py gathers over expert-tensor ranks; those that are
+        # no TP ranks of each other hold different tokens
+        broken=lambda x, c: np.asarray(x.tp % x.etp != 0),
+        rule=lambda x, c: (
+            f"etp={x.etp} cuts experts over ranks that hold different tokens (tp={x.tp}); "
+            "gathering those is not priced"
+        ),
+        remedy=lambda x, c: f"set etp to 1 or {x.tp}",
+    ),
+    Rule(
         key="TorchTitan 0.3 never splits experts over TP",
         field="etp",
         reads=frozenset({"ep", "etp"}),

@@ -443,7 +443,7 @@ _PRECISION_RULES: tuple[Rule, ...] = (
 )
 
 
-def _largest_stage(x: LayoutBatch, c: Context) -> IntColumn:
+def largest_stage(x: LayoutBatch, c: Context) -> IntColumn:
     """Layers of the largest stage, (N,).
 
     A split that does not divide counts embedding and head as layers.
@@ -470,8 +470,8 @@ _SWITCH_RULES: tuple[Rule, ...] = (
         field="ac",
         reads=frozenset({"ac_kind", "ac_value", "pp", "virtual_stages", "split"}),
         broken=lambda x, c: (
-            ((x.ac_kind == BLOCK) & (x.ac_value >= _largest_stage(x, c)))
-            | ((x.ac_kind == UNIFORM) & (x.ac_value > _largest_stage(x, c)))
+            ((x.ac_kind == BLOCK) & (x.ac_value >= largest_stage(x, c)))
+            | ((x.ac_kind == UNIFORM) & (x.ac_value > largest_stage(x, c)))
         ),
         rule=lambda x, c: f"{x.ac} is as many layers as a stage has, or more",
         remedy=lambda x, c: "set ac to full, or fewer layers",

@@ -24,7 +24,7 @@ from planner.search.sampled import SampledTrial
 from planner.search.screen import Screened, screen
 from planner.search.space.enumerate import Space, build_space
 from planner.search.variations.beyond import Beyond
-from planner.search.variations.budgets import best_budgets, split_classes, takes_budget
+from planner.search.variations.budgets import best_budgets, dialled, split_classes, takes_budget
 from planner.search.variations.splits import SplitSearch, under_any_split
 from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job
@@ -42,19 +42,9 @@ NEAR = 1.01  # judgement: what closed forms and the simulation of one pipeline's
 SAMPLED_SEEDS = 4
 SAMPLED_TRIALS = 64
 STRUCTURE = (
-    "pp",
-    "pp_schedule",
-    "virtual_stages",
-    "tp",
-    "cp",
-    "ep",
-    "micro_batch_size",
-    "precision",
-)
+    "pp", "pp_schedule", "virtual_stages", "tp", "cp", "ep", "micro_batch_size", "precision",
+)  # fmt: skip
 LEAST_GAIN = 0.002  # judgement: less is not worth a look
-NOTHING_BEYOND = (
-    "no pipeline is near the best, and what is recomputed without one is searched exactly"
-)
 LEAST_WANTED = 10
 
 Progress = Callable[[str], None]
@@ -205,7 +195,7 @@ def _simulate(job: Job, at_size: OneSize, space: Space) -> None:
     expected = weighed.expected(screened.step_seconds, screened.oom)
     simplest = leaders(expected, weighed.points)
     best = screened.batch.take(np.union1d(chosen, simplest))
-    if job.search.objective != "memory" and _free_budgets(job, pricer):
+    if job.search.objective != "memory" and _free_recomputation(job) and dialled(pricer):
         shown = screened.step_seconds[: _wanted(job)]
         worth = float(max(screened.step_seconds[0], shown[-1]))
         best = LayoutBatch.concatenate(
@@ -270,11 +260,11 @@ def _free_budgets(job: Job, pricer: Pricer) -> bool:
 
     The trainer must have them, and the user must have left activation checkpointing open.
     """
-    return (
-        "memory-budget" in pricer.rules.ac_kinds
-        and "ac" not in job.search.fix
-        and "ac" not in job.search.allow
-    )
+    return "memory-budget" in pricer.rules.ac_kinds and _free_recomputation(job)
+
+
+def _free_recomputation(job: Job) -> bool:
+    return "ac" not in job.search.fix and "ac" not in job.search.allow
 
 
 def _sample(job: Job, at_size: OneSize) -> None:
@@ -284,8 +274,9 @@ def _sample(job: Job, at_size: OneSize) -> None:
     beyond = beyond_enumeration(job, at_size)
     best = at_size.candidates[0][0]
     at_size.study = {"sampler": job.search.sampler, "seed": job.search.seed, "trials": 0}
-    if not beyond.layouts:
-        at_size.study["reason"] = NOTHING_BEYOND
+    reason = worth_sampling(beyond, best)
+    if reason is not None:
+        at_size.study["reason"] = reason
         return
     from planner.search.paper_study import sample_beyond
 
@@ -312,27 +303,40 @@ def _sample(job: Job, at_size: OneSize) -> None:
 
 
 def beyond_enumeration(job: Job, at_size: OneSize) -> Beyond:
-    """The space that the sampler walks: without layouts where nothing can be gained there.
-
-    It starts from the fastest layout of each structure. A layout stays out if its lower bound
-    without recomputation is no LEAST_GAIN below the best: no variant of it can be faster.
-    """
-    pricer, best = at_size.pricer, at_size.candidates[0][0]
+    """The space around the fastest pipelined layout of each structure."""
     fixed = {*job.search.fix, *job.search.allow}
-    splits = "layers_per_stage" not in fixed and pricer.rules.writes_splits
     first: dict[tuple[object, ...], Layout] = {}
     for _, _, layout in at_size.candidates:
         if layout.pp > 1:
             first.setdefault(tuple(getattr(layout, name) for name in STRUCTURE), layout)
-    seeds = list(first.values())[: 4 * SAMPLED_SEEDS]
-    if seeds:
-        bare = [layout.model_copy(update={"ac": "none"}) for layout in seeds]
-        least = pricer.layout_lower_bounds(LayoutBatch.from_layouts(bare))
-        seeds = [seeds[row] for row in np.flatnonzero(least < (1.0 - LEAST_GAIN) * best)]
     beyond = Beyond(
-        pricer=pricer, layouts=seeds[:SAMPLED_SEEDS], budgets="ac" not in fixed, splits=splits
+        pricer=at_size.pricer,
+        layouts=tuple(first.values())[:SAMPLED_SEEDS],
+        budgets="ac" not in fixed,
+        splits="layers_per_stage" not in fixed and at_size.pricer.rules.writes_splits,
     )
     return beyond if beyond.ranges else replace(beyond, layouts=())
+
+
+def worth_sampling(beyond: Beyond, best_seconds: float) -> str | None:
+    """Why nothing is to be gained beyond enumeration, or None if something may be.
+
+    Memory budgets are searched with splits (`variations.splits`), and splits where nothing is
+    recomputed. What that leaves is block-N under another split than the trainer's, for layouts that
+    recompute and whose floor without recomputation is below the best (`LEAST_GAIN`).
+    """
+    if not beyond.layouts:
+        return "no pipeline is near the best"
+    if "memory-budget" in beyond.pricer.rules.ac_kinds:
+        return "splits and memory budgets are searched together"
+    redone = [layout for layout in beyond.layouts if layout.ac != "none"]
+    if not redone:
+        return "the best pipelines recompute nothing, and their splits are searched"
+    bare = [layout.model_copy(update={"ac": "none"}) for layout in redone]
+    least = beyond.pricer.layout_lower_bounds(LayoutBatch.from_layouts(bare))
+    if least.min() >= (1.0 - LEAST_GAIN) * best_seconds:
+        return "a lower bound leaves no gain"
+    return None
 
 
 def rate(job: Job, at_size: OneSize, *, several: bool) -> None:

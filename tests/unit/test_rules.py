@@ -166,6 +166,8 @@ CASES = [
         "ep=16 does not divide 8 experts"),
     Case("etp is neither 1 nor tp", {"tp": 4, "ep": 2, "etp": 2}, {"tp": 4, "ep": 2, "etp": 4}, MOE,
         "neither 1 nor tp=4"),
+    Case("experts are cut over more ranks than tp", {"tp": 2, "ep": 2, "etp": 4},
+        {"tp": 2, "ep": 2, "etp": 2}, {**MOE, **MEGATRON}),
     Case("TorchTitan 0.3 never splits experts over TP", {"tp": 2, "ep": 2, "etp": 2},
         {"tp": 2, "ep": 2}, {**MOE, **TITAN_03}, "etp=2"),
     Case("etp does not divide the expert width", {"ep": 2, "etp": 3}, {"ep": 2, "etp": 1},

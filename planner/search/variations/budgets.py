@@ -1,4 +1,8 @@
-"""Activation memory budgets: how much to recompute, for the layouts where it can matter.
+"""How much to recompute, for the layouts where it can matter.
+
+A trainer is told by a memory budget (torch.compile's partitioner) or by the layers of each stage
+that it recomputes (Megatron-LM's block-N). Below, a budget is either: the share, in hundredths,
+that is not recomputed.
 
 Budgets are too many to enumerate with the rest. A budget between 0 and 1 costs between full and no
 recomputation in time, and the other way round in memory. Every cell of the space with full
@@ -7,6 +11,7 @@ recomputation must beat the best so far. The largest budget that fits is found b
 layouts at once; those whose smallest budget that does not fit is too slow drop out.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -17,14 +22,16 @@ from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.chunks import CHUNK
 from planner.cost.price import Pricer
 from planner.rules import Context, legal_mask
+from planner.rules.features import largest_stage
 from planner.search.bounds import COARSE, OOM_LIMIT, CellBounds
 from planner.search.space.enumerate import Space
 from planner.search.variations.splits import under_any_split
-from planner.work.checkpointing import FULL, MEMORY_BUDGET, NONE
+from planner.work.checkpointing import BLOCK, FULL, MEMORY_BUDGET, NONE
 
 ROUND = 2 * CHUNK  # layouts expanded at once
 SLACK = 1.12  # judgement: another split has gained up to 8% over the trainer's own
 STEPS = 100  # budgets are multiples of 1 / STEPS
+Dial = Callable[[LayoutBatch, IntColumn], LayoutBatch]  # the layouts with these budgets
 # Judgement: a budget with one chance in 200 of running out of memory loses less by that than a
 # smaller one loses in time.
 SAFE_RISK = 0.005
@@ -34,7 +41,7 @@ FEW_POINTS = 2  # cells with more mechanisms than this are not simple, however s
 def best_budgets(
     pricer: Pricer, space: Space, cell_bounds: CellBounds, worth_seconds: float, keep: int
 ) -> LayoutBatch:
-    """The `keep` fastest fitting layouts with a memory budget that can beat `worth_seconds`.
+    """The `keep` fastest fitting layouts with a budget that can beat `worth_seconds`.
 
     As many simple ones are added; the batch may be empty. Each layout comes with the largest budget
     that fits at all and with the largest that is safe.
@@ -42,12 +49,29 @@ def best_budgets(
     """
     full = np.flatnonzero(space.cells.ac_kind == FULL)
     simple = full[points(space.cells.take(full), pricer) <= FEW_POINTS]
-    found = [
-        _best_of(pricer, space, cell_bounds, rows, worth_seconds, keep) for rows in (full, simple)
-    ]
-    fastest = LayoutBatch.concatenate(found)
-    safe, _ = largest_budgets(pricer, fastest, np.inf, len(fastest), risk=SAFE_RISK)
-    return LayoutBatch.concatenate([fastest, safe])
+    empty, all_found = space.cells.take(slice(0, 0)), []
+    for dial in _dials(pricer):
+        found = [
+            _best_of(pricer, space, cell_bounds, rows, worth_seconds, keep, dial)
+            for rows in (full, simple)
+        ]
+        fastest = LayoutBatch.concatenate(found)
+        safe, _ = largest_budgets(pricer, fastest, np.inf, len(fastest), dial, risk=SAFE_RISK)
+        all_found += [fastest, safe]
+    return LayoutBatch.concatenate([empty, *all_found])
+
+
+def dialled(pricer: Pricer) -> bool:
+    """Whether the trainer can be told how much to recompute."""
+    return bool(_dials(pricer))
+
+
+def _dials(pricer: Pricer) -> list[Dial]:
+    known = {
+        "memory-budget": _with_budget,
+        "block": lambda batch, hundredths: _with_blocks(pricer, batch, hundredths),
+    }
+    return [dial for kind, dial in known.items() if kind in pricer.rules.ac_kinds]
 
 
 def _best_of(
@@ -57,6 +81,7 @@ def _best_of(
     rows: IntColumn,
     worth_seconds: float,
     keep: int,
+    dial: Dial,
 ) -> LayoutBatch:
     """The `keep` fastest layouts of these cells at their largest budget that fits."""
     if not len(rows):
@@ -67,8 +92,9 @@ def _best_of(
     while first < len(cells) and bare[first] < limit:
         reached = ends[first - 1] if first else 0
         last = max(first + 1, int(np.searchsorted(ends, reached + ROUND, side="right")))
-        bases = _bases(pricer, space, cell_bounds, cells[first:last], limit)
-        more, their_seconds = largest_budgets(pricer, bases, limit, keep)
+        find = _bases if dial is _with_budget else _bases_of_blocks
+        bases = find(pricer, space, cell_bounds, cells[first:last], limit)
+        more, their_seconds = largest_budgets(pricer, bases, limit, keep, dial)
         found, seconds = (
             LayoutBatch.concatenate([found, more]),
             np.concatenate([seconds, their_seconds]),
@@ -112,6 +138,27 @@ def _bases(
     batch = batch.take(pricer.layout_lower_bounds(batch) < limit)
     context = Context(model=pricer.model, cluster=pricer.cluster, training=pricer.training)
     return batch.take(legal_mask(_with_budget(batch, np.full(len(batch), 1)), context))
+
+
+def _bases_of_blocks(
+    pricer: Pricer, space: Space, cell_bounds: CellBounds, cells: IntColumn, limit: float
+) -> LayoutBatch:
+    """The same for block-N: the layouts whose bound without recomputation is below the limit."""
+    batch = space.expand(cells)
+    bare = replace(batch, ac_kind=np.full(len(batch), NONE))
+    batch = batch.take(pricer.layout_lower_bounds(bare) < limit)
+    context = Context(model=pricer.model, cluster=pricer.cluster, training=pricer.training)
+    return batch.take(
+        legal_mask(_with_blocks(pricer, batch, np.full(len(batch), STEPS // 2)), context)
+    )
+
+
+def _with_blocks(pricer: Pricer, batch: LayoutBatch, hundredths: IntColumn) -> LayoutBatch:
+    """The layouts with the budgets as layers of each stage, rounded to more recomputation."""
+    layers = largest_stage(batch, pricer.rules_context)
+    count = np.ceil((1.0 - hundredths / STEPS) * layers)
+    kind = np.where(count >= layers, FULL, np.where(count > 0, BLOCK, NONE))
+    return replace(batch, ac_kind=kind, ac_value=np.where(kind == BLOCK, count, 0.0))
 
 
 def _with_budget(batch: LayoutBatch, hundredths: IntColumn) -> LayoutBatch:
@@ -194,7 +241,13 @@ def takes_budget(pricer: Pricer, batch: LayoutBatch) -> BoolColumn:
 
 
 def largest_budgets(
-    pricer: Pricer, bases: LayoutBatch, limit: float, keep: int, *, risk: float = OOM_LIMIT
+    pricer: Pricer,
+    bases: LayoutBatch,
+    limit: float,
+    keep: int,
+    dial: Dial = _with_budget,
+    *,
+    risk: float = OOM_LIMIT,
 ) -> tuple[LayoutBatch, FloatColumn]:
     """The largest budget below 1 that fits, for each base that can beat the limit.
 
@@ -205,9 +258,9 @@ def largest_budgets(
     `high`, which does not; the step at `high` bounds it from below. A base that fits without
     recomputation needs no budget, and budget 0 is full recomputation.
     """
-    seconds, fits = _price(pricer, _with_budget(bases, np.full(len(bases), 0)))
+    seconds, fits = _price(pricer, dial(bases, np.full(len(bases), 0)))
     bases, low_seconds = bases.take(fits), seconds[fits]
-    high_seconds, fits = _price(pricer, _with_budget(bases, np.full(len(bases), STEPS)))
+    high_seconds, fits = _price(pricer, dial(bases, np.full(len(bases), STEPS)))
     open_rows = ~fits & (high_seconds < limit)
     bases, low_seconds, high_seconds = (
         bases.take(open_rows),
@@ -217,7 +270,7 @@ def largest_budgets(
     low, high = np.full(len(bases), 0), np.full(len(bases), STEPS)
     while len(bases) and (high - low > 1).any():
         middle = (low + high) // 2
-        seconds, fits = _price(pricer, _with_budget(bases, middle), risk)
+        seconds, fits = _price(pricer, dial(bases, middle), risk)
         low, low_seconds = np.where(fits, middle, low), np.where(fits, seconds, low_seconds)
         high, high_seconds = np.where(fits, high, middle), np.where(fits, high_seconds, seconds)
         limit = (
@@ -228,7 +281,7 @@ def largest_budgets(
         alive = high_seconds <= limit
         bases, low, high = bases.take(alive), low[alive], high[alive]
         low_seconds, high_seconds = low_seconds[alive], high_seconds[alive]
-    return _with_budget(bases, low).take(low > 0), low_seconds[low > 0]
+    return dial(bases, low).take(low > 0), low_seconds[low > 0]
 
 
 def _price(

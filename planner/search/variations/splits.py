@@ -202,7 +202,8 @@ class Climb:
         splits: list[Split] = []
         for row in range(len(own)):
             split = stages.layers_of_stages(own, row, self.pricer.model, self.pricer.rules)
-            starts = dict.fromkeys(_sloped(split, slope, self._ranks(row)) for slope in SLOPES)
+            ranks = tuple(self._ranks(row).tolist())
+            starts = dict.fromkeys(_sloped(split, slope, ranks) for slope in SLOPES)
             splits += starts
             owners += [row] * len(starts)
         at = np.array(owners, dtype=np.int64)
@@ -350,8 +351,10 @@ class Climb:
         return np.array(owners, dtype=np.int64), tried, np.array(budget, dtype=np.int64)
 
 
-def _sloped(split: Split, slope: float, rank_S: IntColumn) -> Split:
+@lru_cache(maxsize=4096)
+def _sloped(split: Split, slope: float, ranks_of_stages: tuple[int, ...]) -> Split:
     """The split with `slope` layers more on each rank than on the one before it."""
+    rank_S = np.array(ranks_of_stages)
     sizes, ranks = np.array(split), int(rank_S.max()) + 1
     wanted = np.round(slope * (np.arange(ranks) - (ranks - 1) / 2.0)).astype(np.int64)
     wanted[-1] -= wanted.sum()
