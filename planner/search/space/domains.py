@@ -415,7 +415,8 @@ def domains_of(
             given[name] = _read(name, _listed(name, values), "search.allow", faults)
     if faults:
         raise SpecError(faults)
-    domains = default_domains(context, offload=offload, oversized=oversized)
+    offloads = any(given.get("cpu_offload", ()))  # its states need not fit the device
+    domains = default_domains(context, offload=offload, oversized=oversized or offloads)
     for name, chosen in given.items():
         domains[name] = replace(
             domains[name], values=chosen, reason="given", keep=None, first_legal=False, given=True

@@ -200,12 +200,21 @@ class Climb:
         own = replace(self.classes, split=np.full(len(self.classes), TRAINER_SPLIT))
         owners: list[int] = []
         splits: list[Split] = []
-        for row in range(len(own)):
-            split = stages.layers_of_stages(own, row, self.pricer.model, self.pricer.rules)
+        own_splits = [
+            stages.layers_of_stages(own, row, self.pricer.model, self.pricer.rules)
+            for row in range(len(own))
+        ]
+        for row, split in enumerate(own_splits):
             ranks = tuple(self._ranks(row).tolist())
             starts = dict.fromkeys(_sloped(split, slope, ranks) for slope in SLOPES)
             splits += starts
             owners += [row] * len(starts)
+        own_budget = (self.classes.ac_value * STEPS).astype(np.int64)
+        _, _, loads, _ = self._judged(self._at(np.arange(len(own)), own_splits, own_budget), False)
+        for row, split in enumerate(own_splits):
+            pp = int(self.classes.pp[row])
+            splits.append(_balanced(split, self._ranks(row), loads[:pp, row]))
+            owners.append(row)
         at = np.array(owners, dtype=np.int64)
         hundredths = self._largest_budgets(at, splits)
         return self._climbed(at, splits, hundredths, exact=False, limit=limit)
@@ -366,6 +375,26 @@ def _sloped(split: Split, slope: float, ranks_of_stages: tuple[int, ...]) -> Spl
             sizes[here[place]] += 1 if more else -1
     found = tuple(int(size) for size in sizes)
     return found if _possible(found) else split
+
+
+def _balanced(split: Split, rank_S: IntColumn, loads: FloatColumn) -> Split:
+    """The split after moves of single layers from the busiest to the idlest rank.
+
+    loads: seconds of each rank. A layer takes what the rank with least beside its layers shows.
+    """
+    sizes, loads = np.array(split), loads.copy()
+    held = np.bincount(rank_S, weights=sizes, minlength=len(loads))
+    layer = float((loads / np.maximum(held, 1.0)).min())
+    for _ in range(int(sizes.sum())):
+        most, least = int(np.argmax(loads)), int(np.argmin(loads))
+        giving, taking = np.flatnonzero(rank_S == most), np.flatnonzero(rank_S == least)
+        giver = giving[np.argmax(_spare(sizes)[giving])]
+        if loads[least] + layer >= loads[most] or not _spare(sizes)[giver]:
+            break
+        sizes[giver] -= 1
+        sizes[taking[np.argmin(sizes[taking])]] += 1
+        loads[[most, least]] += (-layer, layer)
+    return tuple(int(size) for size in sizes)
 
 
 def _spare(sizes: IntColumn) -> IntColumn:
