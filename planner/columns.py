@@ -16,6 +16,7 @@ from planner.specs.layout import (
     AC_KINDS,
     CP_METHODS,
     DTYPES,
+    FLAGS,
     MOE_DISPATCHERS,
     Layout,
     format_ac,
@@ -36,16 +37,6 @@ CODES: Mapping[str, Sequence[str]] = {
     "reduce_dtype": DTYPES,
     "master_dtype": DTYPES,
 }
-FLAGS = frozenset(
-    {
-        "sequence_parallel",
-        "async_tp",
-        "float8_all_gather",
-        "compile",
-        "optimizer_in_backward",
-        "cpu_offload",
-    }
-)
 TRAINER_SPLIT = -1
 
 

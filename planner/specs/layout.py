@@ -242,32 +242,13 @@ def check_layout_values(values: object, field: str = "layout") -> dict[str, obje
     return {name: getattr(checked, name) for name in probe}
 
 
+INTEGERS, FLAGS = (
+    tuple(name for name, info in Layout.model_fields.items() if info.annotation is kind)
+    for kind in (int, bool)
+)  # fields, in the order of the contract's table
 _NEUTRAL: dict[str, object] = {
-    **dict.fromkeys(
-        (
-            "dp_replicate",
-            "dp_shard",
-            "cp",
-            "tp",
-            "pp",
-            "ep",
-            "etp",
-            "virtual_stages",
-            "micro_batch_size",
-        ),
-        1,
-    ),
-    **dict.fromkeys(
-        (
-            "sequence_parallel",
-            "async_tp",
-            "float8_all_gather",
-            "compile",
-            "optimizer_in_backward",
-            "cpu_offload",
-        ),
-        False,
-    ),
+    **dict.fromkeys(INTEGERS, 1),
+    **dict.fromkeys(FLAGS, False),
     "moe_dispatcher": "alltoall",
     "zero_stage": 3,
     "cp_method": "allgather",

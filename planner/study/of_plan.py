@@ -23,7 +23,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from planner.errors import Fault, SpecError
 from planner.search.bounds import OOM_LIMIT
-from planner.specs.layout import Layout, changed_fields
+from planner.specs.layout import INTEGERS, Layout, changed_fields
 from planner.specs.plan import ConsideredLayout, Plan, RankedLayout
 from planner.study.samplers import TRAINER_WORD
 from planner.study.trials import LEAST_MARGIN
@@ -32,18 +32,6 @@ Study = optuna.Study
 
 # The form of constraints that every release of Optuna and its dashboard reads.
 CONSTRAINTS = "constraints"
-NUMBERS = (
-    "dp_replicate",
-    "dp_shard",
-    "cp",
-    "tp",
-    "pp",
-    "ep",
-    "etp",
-    "zero_stage",
-    "virtual_stages",
-    "micro_batch_size",
-)
 OBJECTIVES: Mapping[str, str] = {
     "throughput": "step_seconds",
     "memory": "device_bytes",
@@ -334,7 +322,7 @@ def _distributions(
         found = dict.fromkeys(row[name] for row in rows)
         if len(found) == 1:
             fixed[name] = rows[0][name]
-        elif name in NUMBERS:
+        elif name in INTEGERS:
             low, high = min(found), max(found)
             distributions[name] = IntDistribution(low, high, log=low > 0)
         else:

@@ -15,20 +15,12 @@ from optuna.samplers import BaseSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from planner.columns import (
-    CODES,
-    FLAGS,
-    TRAINER_SPLIT,
-    BoolColumn,
-    Column,
-    FloatColumn,
-    LayoutBatch,
-)
+from planner.columns import CODES, TRAINER_SPLIT, BoolColumn, Column, FloatColumn, LayoutBatch
 from planner.samplers import SAMPLERS
 from planner.samplers.base import STARTUP_TRIALS
 from planner.search.choice import pareto
 from planner.search.screen import OOM_LIMIT
-from planner.specs.layout import AC_KINDS, Layout, format_ac
+from planner.specs.layout import AC_KINDS, FLAGS, Layout, format_ac
 from planner.study import normal
 from planner.study.posterior import RUN_SD, Knowledge, StudyPosterior
 

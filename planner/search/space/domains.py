@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from planner.columns import CODES, FLAGS, TRAINER_SPLIT, BoolColumn, Column, LayoutBatch
+from planner.columns import CODES, TRAINER_SPLIT, BoolColumn, Column, LayoutBatch
 from planner.errors import Fault, SpecError
 from planner.precision import PRECISIONS
 from planner.rules import Context
@@ -22,6 +22,7 @@ from planner.specs.job import SearchSpec
 from planner.specs.layout import (
     AC_KINDS,
     CP_METHODS,
+    FLAGS,
     MOE_DISPATCHERS,
     WITHOUT_EP,
     Layout,
