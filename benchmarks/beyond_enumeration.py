@@ -47,7 +47,12 @@ STEPS = (1, -1, 5, -5, 20, -20)
 def jobs() -> Iterator[tuple[str, Job]]:
     """Dense models and mixtures, small clusters and large ones, under both trainers."""
     cases = [
+        ("llama3-8b", "l40s", 8, 8192, 64),
+        ("llama3-8b", "a100-sxm-40gb", 8, 32768, 16),
         ("llama3-8b", "a100-sxm-40gb", 16, 8192, 64),
+        ("llama2-13b", "a100-sxm-40gb", 8, 4096, 128),
+        ("llama3-70b", "a100-sxm-40gb", 64, 8192, 128),
+        ("llama3-70b", "l40s", 128, 4096, 512),
         ("llama3-8b", "h100-sxm-80gb", 64, 32768, 64),
         ("llama3-70b", "h100-sxm-80gb", 32, 8192, 128),
         ("llama3-70b", "h100-sxm-80gb", 64, 8192, 128),

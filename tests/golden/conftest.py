@@ -11,9 +11,7 @@ TITAN_FLOAT8 = (
 )
 EXPERTS_PATH = "Megatron's experts across nodes are off since their path is priced kernel by kernel"
 DENSE = "since the clock, stragglers and the calibration moved: slightly beyond what stood before"
-RISKY = "2.2% of risk for 4% of speed: more than the table grants"
 KNOWN = {
-    "test_number_one_is_what_an_expert_would_run[1B on four RTX 4090]": RISKY,
     "test_fact[effect-compile-float8-8b]": TITAN_FLOAT8,
     "test_fact[measured-70b-256-float8]": TITAN_FLOAT8,
     "test_fact[rule-tp-across-nodes]": DENSE,

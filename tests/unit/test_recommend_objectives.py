@@ -15,6 +15,7 @@ from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
 from planner.ports import Ports
+from planner.search.choice.preference import spread_within_stack
 from planner.specs.plan import Plan
 
 
@@ -152,7 +153,8 @@ def test_one_size_ranks_by_expected_step_time() -> None:
     steps = np.array([entry.estimate.step_seconds or 0.0 for entry in plan.ranked])
     ahead = {1, plan.best_measured.rank} if plan.best_measured else {1}
     behind = [place for place, entry in enumerate(plan.ranked) if entry.rank not in ahead]
-    expected = (steps * np.exp(sd**2 / 2))[behind]
+    among_each_other = spread_within_stack(pricer, batch).sd
+    expected = (steps * np.exp(among_each_other**2 / 2))[behind]
     assert len(expected) >= 4
     assert expected == pytest.approx(np.sort(expected), rel=2e-3)
     assert all(entry.estimate.time_sd >= sd[place] for place, entry in enumerate(plan.ranked))
