@@ -14,7 +14,6 @@ data-parallel ones, which Megatron-LM alone can be told.
 import argparse
 import random
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
@@ -136,7 +135,7 @@ def gains(
 
 def reordered_gain(job: Job, at_size: OneSize) -> float:
     """Gain of the best pipelined candidate whose pipeline ranks lie inside the data ranks."""
-    cluster = replace(job.cluster, rank_order=PP_INSIDE)
+    cluster = job.cluster.model_copy(update={"rank_order": PP_INSIDE})
     pricer = Pricer.build(job.model, cluster, job.training)
     piped = [layout for _, _, layout in at_size.candidates if layout.pp > 1][:REORDERED]
     steps = [step for step, oom, _ in simulated_columns(pricer, piped) if oom <= OOM_LIMIT]

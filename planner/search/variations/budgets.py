@@ -92,8 +92,7 @@ def _best_of(
     while first < len(cells) and bare[first] < limit:
         reached = ends[first - 1] if first else 0
         last = max(first + 1, int(np.searchsorted(ends, reached + ROUND, side="right")))
-        find = _bases if dial is _with_budget else _bases_of_blocks
-        bases = find(pricer, space, cell_bounds, cells[first:last], limit)
+        bases = _near(pricer, space.expand(cells[first:last]), limit, dial)
         more, their_seconds = largest_budgets(pricer, bases, limit, keep, dial)
         found, seconds = (
             LayoutBatch.concatenate([found, more]),
@@ -140,17 +139,16 @@ def _bases(
     return batch.take(legal_mask(_with_budget(batch, np.full(len(batch), 1)), context))
 
 
-def _bases_of_blocks(
-    pricer: Pricer, space: Space, cell_bounds: CellBounds, cells: IntColumn, limit: float
-) -> LayoutBatch:
-    """The same for block-N: the layouts whose bound without recomputation is below the limit."""
-    batch = space.expand(cells)
-    bare = replace(batch, ac_kind=np.full(len(batch), NONE))
+def _near(pricer: Pricer, batch: LayoutBatch, limit: float, dial: Dial) -> LayoutBatch:
+    """Those that may have a budget and whose bound without recomputation is below the limit."""
+    if dial is _with_budget:
+        batch = batch.take(batch.compile)
+    if not len(batch):
+        return batch
+    bare = replace(batch, ac_kind=np.full(len(batch), NONE), ac_value=np.zeros(len(batch)))
     batch = batch.take(pricer.layout_lower_bounds(bare) < limit)
     context = Context(model=pricer.model, cluster=pricer.cluster, training=pricer.training)
-    return batch.take(
-        legal_mask(_with_blocks(pricer, batch, np.full(len(batch), STEPS // 2)), context)
-    )
+    return batch.take(legal_mask(dial(batch, np.full(len(batch), STEPS // 2)), context))
 
 
 def _with_blocks(pricer: Pricer, batch: LayoutBatch, hundredths: IntColumn) -> LayoutBatch:
