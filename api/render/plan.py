@@ -366,7 +366,7 @@ def launch_commands(
                 "export",
                 plan.id,
                 "--rank",
-                f"{entry.rank}{UNMEASURED if entry.unmeasured else ''}",
+                str(entry.rank),
                 *to,
                 "--save-dir",
                 folder,

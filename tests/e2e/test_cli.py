@@ -1,6 +1,7 @@
 """The real command line in a subprocess: the main job, and what happens when things go wrong."""
 
 import json
+import shlex
 import signal
 import socket
 import subprocess
@@ -80,6 +81,11 @@ def test_what_number_1_rests_on_is_said_under_it(cli: Cli, tmp_path: Path) -> No
     plan_id = done.stdout.split("Kept as ")[1].split(";")[0]
     explained = cli("explain", plan_id)
     assert "rests on memory-budget recomputation" in explained.stdout.splitlines()[1]
+    pasted = done.stdout.split("planner-cli export ")[1].split("\n  cd ")[0].replace("\\\n", "")
+    *words_of_export, folder = shlex.split(pasted)
+    exported = cli("export", *words_of_export, tmp_path / folder)
+    assert exported.returncode == 0, exported.stderr
+    assert (tmp_path / folder / "train.toml").is_file()
 
 
 def test_recommend_as_json_is_the_stored_plan(
