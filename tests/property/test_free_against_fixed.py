@@ -5,7 +5,6 @@ import pytest
 
 from benchmarks.free_against_fixed import compared
 
-
 # docs/STATUS.md, "Known wrong or weak"; to be mended, then the mark goes
 OFFLOAD = pytest.mark.xfail(reason="CPU offload is searched only if nothing fits without it")
 
