@@ -183,7 +183,7 @@ def _fewest(request: Request, *, offloads: bool) -> tuple[int, tuple[Layout, flo
     """The smallest size on which something fits.
 
     Doubles until something fits, then checks every size below that in turn: more GPUs that divide
-    fewer things may fit less.
+    fewer things may fit less. Where there are more than MOST_SIZES, it halves them first.
     """
     count = request.cluster.num_gpus
     found = None
@@ -192,12 +192,23 @@ def _fewest(request: Request, *, offloads: bool) -> tuple[int, tuple[Layout, flo
         found = _at_size(request, count, offloads)
     if found is None:
         return count, None
-    for smaller in _sizes_between(request.cluster, count):
+    sizes = _sizes_between(request.cluster, count)
+    while len(sizes) > MOST_SIZES:
+        middle = len(sizes) // 2
+        fewer = _at_size(request, sizes[middle], offloads)
+        if fewer is None:
+            sizes = sizes[middle + 1 :]
+        else:
+            count, found, sizes = sizes[middle], fewer, sizes[:middle]
+    for smaller in sizes:
         if offloads or smaller >= _least_gpus(request):
             fewer = _at_size(request, smaller, offloads)
             if fewer is not None:
                 return smaller, fewer
     return count, found
+
+
+MOST_SIZES = 12  # judgement: a search each
 
 
 def _sizes_between(cluster: ClusterSpec, high: int) -> list[int]:
