@@ -15,7 +15,7 @@ from planner.cost.price import Pricer
 from planner.work.checkpointing import MEMORY_BUDGET, NONE
 
 OOM_LIMIT = 0.05
-BUDGETS, COARSE = 100, 8  # memory budgets are multiples of 1 / BUDGETS
+STEPS, COARSE = 100, 8  # memory budgets are multiples of 1 / STEPS
 BAND = 2**16  # cells share most of their work: larger bands repeat less of it
 
 
@@ -50,7 +50,7 @@ class CellBounds:
         To within COARSE, and never too small. Their layouts cannot have more.
         """
         rows_left = rows[self.budgets[rows] < 0]
-        low, high = np.full(len(rows_left), 0), np.full(len(rows_left), BUDGETS + COARSE)
+        low, high = np.full(len(rows_left), 0), np.full(len(rows_left), STEPS + COARSE)
         cells = self.cells.take(rows_left)
         while len(cells) and (high - low > COARSE).any():
             middle = (low + high) // 2
@@ -58,12 +58,12 @@ class CellBounds:
                 replace(
                     cells,
                     ac_kind=np.full(len(cells), MEMORY_BUDGET),
-                    ac_value=np.minimum(middle / BUDGETS, 1.0),
+                    ac_value=np.minimum(middle / STEPS, 1.0),
                 )
             )
             fits = self._fit(device)
             low, high = np.where(fits, middle, low), np.where(fits, high, middle)
-        self.budgets[rows_left] = np.minimum(high, BUDGETS)
+        self.budgets[rows_left] = np.minimum(high, STEPS)
         return self.budgets[rows]
 
     def know(self, rows: IntColumn) -> None:

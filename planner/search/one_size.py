@@ -16,7 +16,6 @@ from planner.cost.machine.knobs import Calibration
 from planner.cost.price import Pricer
 from planner.cost.refine import first_groups, simulated_step_seconds
 from planner.cost.run.goodput import RunColumns, busy_seconds, run_columns
-from planner.estimates import simulated_columns
 from planner.rules import Context
 from planner.search.bounds import OOM_LIMIT
 from planner.search.choice.preference import Weighed, leaders
@@ -272,7 +271,7 @@ def _sample(job: Job, at_size: OneSize) -> None:
     if not at_size.candidates:
         return
     beyond = beyond_enumeration(job, at_size)
-    best = at_size.candidates[0][0]
+    best = at_size.best_seconds
     at_size.study = {"sampler": job.search.sampler, "seed": job.search.seed, "trials": 0}
     reason = worth_sampling(beyond, best)
     if reason is not None:
@@ -287,16 +286,16 @@ def _sample(job: Job, at_size: OneSize) -> None:
         num_trials=SAMPLED_TRIALS,
         best_seconds=best,
     )
-    for layout in sampled.layouts[:SAMPLED_SEEDS]:
-        ((step, _, share),) = simulated_columns(at_size.pricer, [layout])
-        at_size.candidates.append(
-            (step, (1.0 + share) * at_size.pricer.cluster.usable_memory_bytes, layout)
-        )
+    at_size.candidates += [
+        (trial.step_seconds, trial.device_bytes, trial.layout)
+        for trial in sampled.fastest[:SAMPLED_SEEDS]
+        if trial.step_seconds is not None and trial.device_bytes is not None
+    ]
     at_size.candidates.sort(key=lambda item: item[0])
     at_size.study |= {
         "trials": sampled.num_trials,
         "pruned": sampled.num_refused,
-        "gain": best / at_size.candidates[0][0] - 1.0,
+        "gain": best / at_size.best_seconds - 1.0,
     }
     at_size.sampled = sampled.trials
     at_size.num_simulated += sampled.num_trials - sampled.num_refused

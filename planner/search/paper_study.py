@@ -40,7 +40,7 @@ def sample_beyond(
         for trial, answer in zip(asked, answers, strict=True):
             _tell(study, trial, answer, beyond.pricer.cluster.usable_memory_bytes)
         tried += answers
-    return Sampled(layouts=tuple(priced.fitting()), trials=tuple(tried))
+    return Sampled(fastest=tuple(priced.fitting()), trials=tuple(tried))
 
 
 def _study(name: str, seed: int) -> optuna.Study:

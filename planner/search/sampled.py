@@ -38,9 +38,9 @@ class SampledTrial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
-    """Sampled layouts that fit, fastest first, and all trials in the order of the sampler."""
+    """The trials whose layouts fit, fastest first, and all trials in the order of the sampler."""
 
-    layouts: tuple[Layout, ...]
+    fastest: tuple[SampledTrial, ...]
     trials: tuple[SampledTrial, ...]
 
     @property
@@ -110,11 +110,7 @@ class Priced:
                 self.best_seconds = min(self.best_seconds, step)
         self.num_priced += len(layouts)
 
-    def fitting(self) -> list[Layout]:
-        """The layouts that were simulated and fit, fastest first."""
-        fits = {
-            layout: trial.step_seconds
-            for layout, trial in self.known.items()
-            if trial.fits and trial.step_seconds is not None
-        }
-        return sorted(fits, key=lambda layout: fits[layout])
+    def fitting(self) -> list[SampledTrial]:
+        """Each layout that was simulated and fits, fastest first."""
+        fits = [trial for trial in self.known.values() if trial.fits]
+        return sorted(fits, key=lambda trial: trial.step_seconds or np.inf)

@@ -18,7 +18,7 @@ from planner.search.bounds import BAND, OOM_LIMIT, CellBounds
 from planner.search.choice.pareto import STRUCTURE
 from planner.search.choice.preference import Weighed, leaders
 from planner.search.space.enumerate import Space
-from planner.search.variations.splits import floors
+from planner.search.variations.splits import SPLIT_SLACK, floors
 
 __all__ = ["OOM_LIMIT", "Screened", "screen"]
 
@@ -26,7 +26,6 @@ __all__ = ["OOM_LIMIT", "Screened", "screen"]
 ROUND = 4 * CHUNK
 KEEP = 400
 NEAREST = 64
-SPLIT_SLACK = 1.12  # judgement: another split has gained up to 8% over the trainer's own
 UNFIT = 32  # the fastest that do not fit, kept to be shown
 # Judgement: how much slower than the best a layout may be and still be worth pricing for
 # the Pareto front.

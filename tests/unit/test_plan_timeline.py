@@ -44,19 +44,23 @@ def test_the_busiest_ranks_idle_share_is_the_estimates_bubble(entry: Schedule) -
     assert (played.makespan_seconds > played.pipeline_seconds) == (not entry.synchronous_end)
 
 
+def equal_stages(pp: int, virtual: int, f: float, i: float, w: float) -> StageCosts:
+    """Stages that all compute equally long; a rank takes f, i and w for a microbatch."""
+    share = np.ones((1, pp * virtual)) / virtual
+    return StageCosts(
+        forward_seconds_CS=f * share,
+        input_grad_seconds_CS=i * share,
+        weight_grad_seconds_CS=w * share,
+        send_seconds_CS=0.0 * share,
+        saved_bytes_CS=share,
+    )
+
+
 @ALL
 def test_equal_stages_idle_as_the_closed_form_says(entry: Schedule) -> None:
     v = 1 if entry.single_stage else 2
     f, i, w = 1.0, 1.2, 0.8
-    ones = np.ones((1, PP * v)) / v
-    costs = StageCosts(
-        forward_seconds_CS=f * ones,
-        input_grad_seconds_CS=i * ones,
-        weight_grad_seconds_CS=w * ones,
-        send_seconds_CS=0.0 * ones,
-        saved_bytes_CS=ones,
-    )
-    played = replay(compiled(entry, PP, v, M), costs, num_microbatches=M)
+    played = replay(compiled(entry, PP, v, M), equal_stages(PP, v, f, i, w), num_microbatches=M)
     idle = played.bubble_seconds_CR(entry.synchronous_end)
     assert idle.max() == pytest.approx(float(entry.bubble_seconds(PP, v, M, f, i, w)), abs=1e-9)
 
@@ -69,14 +73,7 @@ def test_zero_bubble_closed_forms(pp: int, f: float, i: float, w: float) -> None
     """
     for name, weight_grads in (("1F1B", 1.0), ("ZB-1p", -1.0), ("ZB-2p", -2.0)):
         entry = SCHEDULES[name]
-        ones = np.ones((1, pp))
-        costs = StageCosts(
-            forward_seconds_CS=f * ones,
-            input_grad_seconds_CS=i * ones,
-            weight_grad_seconds_CS=w * ones,
-            send_seconds_CS=0.0 * ones,
-            saved_bytes_CS=ones,
-        )
+        costs = equal_stages(pp, 1, f, i, w)
         played = replay(compiled(entry, pp, 1, M), costs, num_microbatches=M)
         idle = float(played.bubble_seconds_CR(entry.synchronous_end).max())
         assert idle == pytest.approx((pp - 1) * (f + i + weight_grads * w), abs=1e-9)

@@ -23,14 +23,12 @@ from planner.cost.chunks import CHUNK
 from planner.cost.price import Pricer
 from planner.rules import Context, legal_mask
 from planner.rules.features import largest_stage
-from planner.search.bounds import COARSE, OOM_LIMIT, CellBounds
+from planner.search.bounds import COARSE, OOM_LIMIT, STEPS, CellBounds
 from planner.search.space.enumerate import Space
-from planner.search.variations.splits import under_any_split
+from planner.search.variations.splits import SPLIT_SLACK, under_any_split
 from planner.work.checkpointing import BLOCK, FULL, MEMORY_BUDGET, NONE
 
 ROUND = 2 * CHUNK  # layouts expanded at once
-SLACK = 1.12  # judgement: another split has gained up to 8% over the trainer's own
-STEPS = 100  # budgets are multiples of 1 / STEPS
 Dial = Callable[[LayoutBatch, IntColumn], LayoutBatch]  # the layouts with these budgets
 # Judgement: a budget with one chance in 200 of running out of memory loses less by that than a
 # smaller one loses in time.
@@ -172,7 +170,7 @@ def split_classes(
 
     One for each class of layouts that differ in their split and budget alone (`splits`). It is left
     out if a floor under its step under any split is above the limit, or if its step with the
-    trainer's own split, and the largest budget that fits then, is above SLACK times the limit.
+    trainer's own split, and the largest budget that fits then, is above SPLIT_SLACK times it.
     """
     rows = np.flatnonzero((space.cells.ac_kind == FULL) & (space.cells.pp > 1))
     if not len(rows):
@@ -187,20 +185,20 @@ def split_classes(
 
 
 def _near_with_own_split(pricer: Pricer, batch: LayoutBatch, limit: float) -> LayoutBatch:
-    """Those that the trainer's own split and a smaller budget keep within SLACK of the limit.
+    """Those that the trainer's own split and a smaller budget keep within SPLIT_SLACK of the limit.
 
     Those that do not fit with any budget stay: another split may make them fit.
     """
     high = np.round(batch.ac_value * STEPS).astype(np.int64)
     low = np.zeros(len(batch), dtype=np.int64)
     seconds, _ = _price(pricer, batch)
-    alive = seconds < SLACK * limit
+    alive = seconds < SPLIT_SLACK * limit
     while True:
         batch, low, high = batch.take(alive), low[alive], high[alive]
         if not len(batch) or not (high - low > COARSE).any():
             return _with_budget(batch, high)
         seconds, fits = _price(pricer, _with_budget(batch, (low + high) // 2))
-        alive = fits | (seconds < SLACK * limit)
+        alive = fits | (seconds < SPLIT_SLACK * limit)
         low, high = np.where(fits, (low + high) // 2, low), np.where(fits, high, (low + high) // 2)
 
 

@@ -25,13 +25,12 @@ from planner.cost.price import Pricer, Prices
 from planner.cost.refine import simulated_step_seconds
 from planner.rules import Context, legal_mask
 from planner.schedules import SCHEDULES
-from planner.search.bounds import COARSE, OOM_LIMIT
+from planner.search.bounds import COARSE, OOM_LIMIT, STEPS
 from planner.specs.layout import Layout
 from planner.work.checkpointing import MEMORY_BUDGET, NONE
 
-MAX_SHIFT = 2  # layers that a sampler moves off an outer stage
+SPLIT_SLACK = 1.12  # judgement: another split has gained up to 8% over the trainer's own
 HIDDEN = 0.5  # of the bubble: see above
-STEPS = 100  # budgets are multiples of 1 / STEPS
 CLASSES = 64  # searched at once
 CLIMBED = 1.05  # judgement: moves gain no more over the best start, its bubble apart
 PLATEAU = 1e-4  # what ranks below the busiest count: of two equal steps the more even one leads on
