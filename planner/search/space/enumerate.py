@@ -10,7 +10,7 @@ Letters: N cells, C classes of a component, T rows of its table, V values of a d
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,6 +23,7 @@ from planner.specs.job import SearchSpec
 from planner.trainers.registry import resolve_layout
 
 Columns = dict[str, Column]
+Mask = Callable[[LayoutBatch, Context], BoolColumn]
 DEGREES = ("tp", "cp", "pp", "dp_replicate", "dp_shard")
 MAX_TRIED = 20_000
 LOOKUP_LIMIT = 1 << 22  # values up to here are ranked by a table, larger ones by sorting
@@ -133,26 +134,47 @@ def enumerate_space(
 class _Component:
     """Free fields tied together by rules.
 
-    It holds their crossed table, and what the rules read of the cell.
+    It holds their crossed table, and the rules and keeps that read it.
     """
 
     domains: tuple[Domain, ...]
     shape: tuple[int, ...]
     table: Columns
     rules: tuple[Rule, ...]
-    reads: tuple[str, ...]
+    reads: frozenset[str]
 
-    def kept(self, legal: BoolColumn, batch: LayoutBatch, context: Context) -> BoolColumn:
-        """The legal rows that the domains list, (C, T)."""
-        kept = legal.copy()
-        for domain in self.domains:
-            if domain.keep is not None:
-                kept &= domain.keep.mask(batch, context)
+    @property
+    def keeps(self) -> tuple[Keep, ...]:
+        """What the domains leave out."""
+        return tuple(domain.keep for domain in self.domains if domain.keep is not None)
+
+    def first_legal(self, kept: BoolColumn) -> BoolColumn:
+        """The kept rows, with one value of each domain that lists the first legal one alone."""
         grid = kept.reshape(len(kept), *self.shape)
         for axis, domain in enumerate(self.domains, start=1):
             if domain.first_legal:
                 grid = grid & (np.cumsum(grid, axis=axis) == 1)
         return grid.reshape(kept.shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Verdict:
+    """What one rule or keep says of each cell's expansions.
+
+    Cells that read the same to it are one case, and so are cells of which it says the same.
+
+    cases: case of each cell (N,).
+    holds: what it says, (cases, parts of the table that it tells apart).
+    parts: part of each table row (T,).
+    """
+
+    cases: IntColumn
+    holds: BoolColumn
+    parts: IntColumn
+
+    def of(self, cells: IntColumn) -> BoolColumn:
+        """What it says of each table row, for these cells, (C, T)."""
+        return np.asarray(self.holds[self.cases[cells]][:, self.parts])
 
 
 class _Builder:
@@ -264,12 +286,12 @@ class _Builder:
         alive = np.ones(self.num_rows, dtype=np.bool_)
         for rule in [rule for rule in self.rules if columns_of(rule.reads) <= known]:
             self.rules.remove(rule)
-            broken = rule.broken(batch, self.context) & alive
+            broken = self._of_cells(rule.reads, rule.broken, batch) & alive
             self.rejected[rule.key] += int(broken.sum())
             alive &= ~broken
         for keep in [keep for keep in self.keeps if columns_of(keep.reads) <= known]:
             self.keeps.remove(keep)
-            kept = keep.mask(batch, self.context)
+            kept = self._of_cells(keep.reads, keep.mask, batch)
             if keep.counted:
                 self.rejected[keep.counted] += int((alive & ~kept).sum())
             alive &= kept
@@ -279,6 +301,14 @@ class _Builder:
         ]:
             self.pending.remove(component)
             self._resolve(component)
+
+    def _of_cells(self, reads: frozenset[str], mask: Mask, known: LayoutBatch) -> BoolColumn:
+        """The mask of each row, worked out once for each distinct case of what it reads, (N,)."""
+        columns = [self._read(name, known) for name in reads - self.constants.keys()]
+        cases, firsts = _classes(columns, self.num_rows)
+        first = {name: column[firsts] for name, column in self.rows.items()}
+        values = mask(self._batch({**self.constants, **first}), self.context)
+        return np.asarray(np.broadcast_to(values, len(firsts))[cases])
 
     def _take(self, alive: BoolColumn) -> None:
         if not alive.all():
@@ -327,24 +357,24 @@ class _Builder:
         ties: list[Rule | Keep] = [*rules, *(domain.keep for domain in domains if domain.keep)]
         reads = {name for tie in ties for name in tie.reads} - table.keys() - self.constants.keys()
         return _Component(
-            domains=domains, shape=shape, table=table, rules=rules, reads=tuple(sorted(reads))
+            domains=domains, shape=shape, table=table, rules=rules, reads=frozenset(reads)
         )
 
     def _resolve(self, component: _Component) -> None:
         """Finds the classes of the rows; drops and counts rows without a legal expansion."""
         known = self._batch({**self.constants, **self.rows})
-        classes, firsts = _classes(
-            [self._read(name, known) for name in component.reads], self.num_rows
-        )
-        cases = {name: column[firsts][:, None] for name, column in self.rows.items()}
-        batch = self._batch({**self.constants, **cases, **component.table})
+        rules = [self._verdict(rule, rule.broken, component, known) for rule in component.rules]
+        keeps = [self._verdict(keep, keep.mask, component, known) for keep in component.keeps]
+        classes, firsts = _classes([one.cases for one in (*rules, *keeps)], self.num_rows)
         legal = np.ones((len(firsts), _length(component.table)), dtype=np.bool_)
         first_broken = np.full(legal.shape, len(component.rules))
-        for index, rule in enumerate(component.rules):
-            broken = rule.broken(batch, self.context) & legal
+        for index, rule in enumerate(rules):
+            broken = rule.of(firsts) & legal
             first_broken[broken] = index
             legal &= ~broken
-        kept = component.kept(legal, batch, self.context)
+        for keep in keeps:
+            legal &= keep.of(firsts)
+        kept = component.first_legal(legal)
         counts = kept.sum(axis=1)
         self._count_empty(
             component, first_broken, np.bincount(classes, minlength=len(firsts)) * (counts == 0)
@@ -361,6 +391,25 @@ class _Builder:
             )
         )
         self._take(counts[classes] > 0)
+
+    def _verdict(
+        self, tie: Rule | Keep, mask: Mask, component: _Component, known: LayoutBatch
+    ) -> _Verdict:
+        """The mask once for each distinct case of what it reads of the cell and of the table."""
+        table = component.table
+        of_cell = tie.reads - table.keys() - self.constants.keys()
+        cases, firsts = _classes([self._read(name, known) for name in of_cell], self.num_rows)
+        parts, heads = _classes([table[name] for name in table.keys() & tie.reads], _length(table))
+        crossed = {
+            **self.constants,
+            **{name: column[firsts][:, None] for name, column in self.rows.items()},
+            **{name: column[heads] for name, column in table.items()},
+        }
+        values = np.broadcast_to(
+            mask(self._batch(crossed), self.context), (len(firsts), len(heads))
+        )
+        alike, same = np.unique(values, axis=0, return_inverse=True)
+        return _Verdict(cases=same.reshape(-1)[cases], holds=alike, parts=parts)
 
     def _read(self, name: str, batch: LayoutBatch) -> IntColumn:
         values = (
@@ -441,7 +490,7 @@ def _ranks(values: IntColumn) -> tuple[IntColumn, int]:
     """Each value's rank among the distinct values, and the number of distinct values."""
     if len(values) == 0:
         return values.astype(np.int64), 0
-    if int(values.max()) >= LOOKUP_LIMIT:
+    if values.dtype.kind not in "iu" or int(values.max()) >= LOOKUP_LIMIT:
         distinct, ranks = np.unique(values, return_inverse=True)
         return ranks, len(distinct)
     present = np.zeros(int(values.max()) + 1, dtype=np.bool_)
