@@ -1,6 +1,6 @@
 """Is a search ever worse than itself with some fields fixed?
 
-    python benchmarks/free_against_fixed.py [--jobs N] [--fixes N] [--seed N] [--first N]
+    python -m benchmarks.free_against_fixed [--jobs N] [--fixes N] [--seed N] [--first N]
 
 Draws random jobs, and for each of them random fixes: the values of one to three fields of a layout
 that the trainer can run and that fits. The fastest layout that a search without `search.fix` finds

@@ -19,6 +19,7 @@ from planner.columns import CODES, TRAINER_SPLIT, BoolColumn, IntColumn, LayoutB
 from planner.cost.layer.unit_costs import chunks_loss
 from planner.rules.base import Context
 from planner.rules.cuda_graphs import captured
+from planner.rules.pipeline import spelled_out
 from planner.schedules import SCHEDULES, Schedule
 from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import AC_KINDS, Layout
@@ -253,12 +254,11 @@ def _pipelines() -> Iterator[Mechanism]:
             _schedule_points(schedule),
             f"the schedule {schedule.name}",
         )
-    yield _layout(
-        "own split",
-        lambda x: (x.pp > 1) & (x.split != TRAINER_SPLIT),
-        1,
-        "a layer split of its own",
-    )
+    yield Mechanism(
+        name="own split", words="a layer split of its own", points=1,
+        used=lambda x, s: np.asarray((x.pp > 1) & (
+            (x.split != TRAINER_SPLIT) | spelled_out(x, _context(s)))),
+    )  # fmt: skip
 
 
 def _mixtures() -> Iterator[Mechanism]:

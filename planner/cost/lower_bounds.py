@@ -10,18 +10,21 @@ import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch, in_order
 from planner.cost import chunks, deduplicated
-from planner.cost.cost_inputs import SummedCosts, distinct_rows, units_at
+from planner.cost.cost_inputs import SummedCosts, distinct_rows, on_ranks, units_at
 from planner.cost.data_parallel import sharding
+from planner.cost.data_parallel.overlap import exposed_data_parallel, host_copies, unit_columns
 from planner.cost.layer import forward_backward_overlap as pairs
 from planner.cost.memory.peak import RankShapes, rank_memory
 from planner.cost.pipeline.schedule_columns import by_schedule, num_microbatches
 from planner.cost.prepared_job import PreparedJob
 from planner.cost.stragglers import straggler_share
 from planner.precision import TWO_BYTES, column
+from planner.schedules import Schedule
 from planner.specs.layout import CP_METHODS, MOE_DISPATCHERS, WITHOUT_EP
 from planner.work.checkpointing import BLOCK, FULL
 
 _LEAST = ("saved_bytes", "transient_bytes", "logits_bytes")
+SPLIT_HIDES = 0.5  # of the bubble, at most: `search.variations.splits`
 _MOST = ("exposed_forward", "exposed_backward")  # overlapped pairs hide no more than that
 
 
@@ -31,8 +34,9 @@ def lower_bounds(job: PreparedJob, batch: LayoutBatch) -> tuple[FloatColumn, Flo
     They hold for every schedule, ZeRO stage and split of the layouts. Async TP, every CP method and
     gathers in low precision are tried, since they only save.
     Time: a step takes at least as long as its busiest rank computes (exposed TP, CP, EP included),
-        with waits for stragglers in proportion, and the busiest rank takes at least the mean.
-        Bubble, data-parallel waits, optimizer and fixed costs are not negative.
+        with waits for stragglers in proportion, and the busiest rank takes at least the mean. It
+        takes no less than its data-parallel communication either. Then comes the optimizer.
+        Bubble and fixed costs are not negative.
     Memory: the worst rank holds at least the mean of fully sharded states, of gradients that
         accumulate, and of activations of (pp + 1) / 2 microbatches (the mean of 1F1B, which no
         schedule undercuts), less one layer for uneven splits. Buffers are left out, and in a
@@ -43,31 +47,139 @@ def lower_bounds(job: PreparedJob, batch: LayoutBatch) -> tuple[FloatColumn, Flo
         _device_bytes(job, batch.take(part), unit, inverse[part])
         for part in chunks.slices(len(batch))
     ]
-    return _mean_seconds(job, batch, unit, inverse, least), np.concatenate([np.zeros(0), *device])
+    return _cell_seconds(job, batch, unit, inverse, least), np.concatenate([np.zeros(0), *device])
 
 
 def time_lower_bounds(job: PreparedJob, batch: LayoutBatch) -> FloatColumn:
     """The step seconds of `lower_bounds`, (N,)."""
-    return _mean_seconds(job, batch, *_least_units(job, batch))
+    return _cell_seconds(job, batch, *_least_units(job, batch))
 
 
-def layout_lower_bounds(job: PreparedJob, batch: LayoutBatch) -> FloatColumn:
-    """Lower bounds of the step seconds of exactly these layouts, (N,).
+def step_lower_bounds(job: PreparedJob, batch: LayoutBatch) -> tuple[FloatColumn, FloatColumn]:
+    """(lower bounds of the step of exactly these layouts, what a mean rank computes in it), (N,).
 
-    They hold for the layouts' own options. Only schedules that overlap pairs hide communication.
+    They hold for the layouts' own options under any split of the layers. The busiest rank takes at
+    least the mean of compute, data-parallel waits (which are convex in what a rank holds) and
+    optimizer. Idle seconds count as far as no split hides them, where weight gradients are not
+    computed separately and no pairs overlap.
     """
     rows, inverse = distinct_rows(job, batch)
     unit = units_at(job, rows)
-    count = num_microbatches(batch, job.training)
-    paired = by_schedule(
+    batch_m = num_microbatches(batch, job.training)
+    pairs_of = _overlapped_pairs(batch, batch_m)
+    compute = _mean_seconds(
+        job, batch, unit, inverse, _of_all_units(job, unit.total), overlaps=pairs_of > 0
+    )
+    rows, at_shard = deduplicated.distinct(batch, sharding.KEY)
+    shards = _shards(job, rows)
+    held = np.asarray(job.unit_counts[:, None] / batch.pp)[None]
+    sums = shards.sum_seconds[:, at_shard] * (batch_m - 1.0) / batch_m
+    forward, input_grad, weight_grad = (
+        seconds[:, inverse] for seconds in (unit.forward, unit.input_grad, unit.weight_grad)
+    )
+    host = host_copies(shards, at_shard, job.rules, batch)
+    exposed = exposed_data_parallel(
+        held,
+        unit_columns(shards, at_shard, forward, input_grad + weight_grad + sums, host),
+        batch,
+        batch_m,
+        job.training,
+        job.rules,
+        job.profile.dp_hidden,
+    )
+    outside = exposed.fsdp + exposed.dp + exposed.copies
+    outside = outside + on_ranks(held, batch_m * sums + shards.update_seconds[:, at_shard])
+    f, i, w = (on_ranks(held, s)[0] for s in (forward, input_grad, weight_grad + sums))
+
+    def idle(schedule: Schedule, at: IntColumn) -> FloatColumn:
+        if schedule.splits_backward:
+            return np.zeros(len(at))
+        pp, v, m = batch.pp[at], batch.virtual_stages[at], batch_m[at].astype(np.int64)
+        return np.asarray(schedule.bubble_seconds(pp, v, m, f[at], i[at], w[at]))
+
+    bubble = np.where(pairs_of > 0, 0.0, by_schedule(batch, idle, 0.0))
+    more = outside[0] + shards.step_seconds[at_shard] + (1.0 - SPLIT_HIDES) * bubble
+    return compute + job.own_factor[batch.precision] * more, compute
+
+
+def layout_lower_bounds(job: PreparedJob, batch: LayoutBatch) -> FloatColumn:
+    """What a mean rank computes in a step of exactly these layouts, (N,).
+
+    Only schedules that overlap pairs hide communication.
+    """
+    rows, inverse = distinct_rows(job, batch)
+    unit = units_at(job, rows)
+    overlaps = _overlapped_pairs(batch, num_microbatches(batch, job.training)) > 0
+    return _mean_seconds(
+        job, batch, unit, inverse, _of_all_units(job, unit.total), overlaps=overlaps
+    )
+
+
+def _overlapped_pairs(batch: LayoutBatch, m: FloatColumn) -> FloatColumn:
+    return by_schedule(
         batch,
         lambda s, at: s.pairs_on_critical_path(
-            batch.pp[at], batch.virtual_stages[at], count[at].astype(np.int64)
+            batch.pp[at], batch.virtual_stages[at], m[at].astype(np.int64)
         ),
         0.0,
     )
-    return _mean_seconds(
-        job, batch, unit, inverse, _of_all_units(job, unit.total), overlaps=paired > 0
+
+
+def _shards(job: PreparedJob, rows: LayoutBatch) -> sharding.UnitShards:
+    return sharding.unit_shards(
+        rows, job.optimizer_step, job.fabric, job.profile, job.cluster.rank_order
+    )
+
+
+def _cell_seconds(
+    job: PreparedJob, batch: LayoutBatch, unit: SummedCosts, inverse: IntColumn, least: FloatColumn
+) -> FloatColumn:
+    """A step of the fastest of each cell's options, at least, (N,)."""
+    hidden = _hidden_by_pairs(job, batch, unit, inverse, batch.pp > 1)
+    compute = _mean_seconds(job, batch, unit, inverse, least)
+    network, update = _least_data_parallel(job, batch)
+    factor = job.own_factor[batch.precision]
+    return np.maximum(compute, factor * (network - hidden)) + factor * update
+
+
+def _least_data_parallel(job: PreparedJob, batch: LayoutBatch) -> tuple[FloatColumn, FloatColumn]:
+    """(seconds of a mean rank's network in a step, of its optimizer), (N,), at the least.
+
+    Every ZeRO stage is tried that shards where the layout's does, and gathers in both widths.
+    """
+    m = num_microbatches(batch, job.training)
+    network, update = np.full((2, len(batch)), np.inf)
+    low = batch.float8_all_gather
+    for stage, wide in product(job.rules.sharding.stages, (False, True) if low.any() else (True,)):
+        options = replace(
+            batch,
+            zero_stage=np.where(batch.zero_stage == 0, 0, stage),
+            float8_all_gather=low & (not wide),
+        )
+        rows, at = deduplicated.distinct(options, sharding.KEY)
+        shards = _shards(job, rows)
+        each, once = (np.asarray(part / rows.pp)[at] for part in _network(job, rows, shards))
+        own = _of_all_units(job, shards.update_seconds) / rows.pp + shards.step_seconds
+        network, update = np.minimum(network, m * each + once), np.minimum(update, own[at])
+    return network, update
+
+
+def _network(
+    job: PreparedJob, rows: LayoutBatch, shards: sharding.UnitShards
+) -> tuple[FloatColumn, FloatColumn]:
+    """Seconds on the network of all units, (each microbatch, once a step), (U,) each.
+
+    As `overlap.exposed_data_parallel` counts them.
+    """
+    gather = _of_all_units(job, shards.gather_seconds)
+    reduction = _of_all_units(job, shards.scatter_seconds + shards.replicate_seconds)
+    if not job.rules.sharding.reduces_by_unit:
+        return np.zeros(len(rows)), gather + reduction
+    piped, zero3 = rows.pp > 1, rows.zero_stage == 3
+    again = np.where(zero3, gather - np.where(piped, 0.0, shards.gather_seconds[-1]), 0.0)
+    every = np.where(piped & ~zero3, 0.0, gather + again)
+    return every + np.where(piped, 0.0, reduction), (
+        np.where(piped & ~zero3, gather, 0.0) + np.where(piped, reduction, 0.0)
     )
 
 
@@ -86,12 +198,22 @@ def _mean_seconds(
     overlaps (N,): layouts whose schedules overlap pairs; unless given, every one with a pipeline.
     """
     overlaps = batch.pp > 1 if overlaps is None else overlaps
-    hidden = np.where(
-        overlaps, _of_all_units(job, pairs.most_saved(unit.costs, job.profile))[inverse], 0.0
-    )
     late = straggler_share(job.cluster.num_gpus, job.profile.straggler_delay)
-    mean = num_microbatches(batch, job.training) * (least[inverse] - hidden) / batch.pp
+    mean = num_microbatches(batch, job.training) * least[inverse] / batch.pp
+    mean = mean - _hidden_by_pairs(job, batch, unit, inverse, overlaps)
     return np.asarray(job.own_factor[batch.precision] * (1.0 + late) * mean)
+
+
+def _hidden_by_pairs(
+    job: PreparedJob,
+    batch: LayoutBatch,
+    unit: SummedCosts,
+    inverse: IntColumn,
+    overlaps: BoolColumn,
+) -> FloatColumn:
+    """Seconds of a step that overlapped pairs hide on a mean rank, (N,), at the most."""
+    most = _of_all_units(job, pairs.most_saved(unit.costs, job.profile))[inverse]
+    return np.where(overlaps, num_microbatches(batch, job.training) * most / batch.pp, 0.0)
 
 
 def _least_units(

@@ -157,8 +157,12 @@ class Pricer(PreparedJob):
         """The step seconds of `lower_bounds`, (N,)."""
         return lower_bounds.time_lower_bounds(self, batch)
 
+    def step_lower_bounds(self, batch: LayoutBatch) -> tuple[FloatColumn, FloatColumn]:
+        """(lower bounds of exactly these layouts' steps, what a mean rank computes), (N,)."""
+        return lower_bounds.step_lower_bounds(self, batch)
+
     def layout_lower_bounds(self, batch: LayoutBatch) -> FloatColumn:
-        """Lower bounds of the step seconds of exactly these layouts, (N,)."""
+        """What a mean rank of exactly these layouts computes in a step, (N,)."""
         return lower_bounds.layout_lower_bounds(self, batch)
 
     @property

@@ -11,9 +11,9 @@ from planner.columns import BoolColumn, FloatColumn, IntColumn
 from planner.cost.cost_inputs import CostInputs, on_ranks
 from planner.cost.data_parallel.overlap import (
     ExposedSeconds,
-    HostCopies,
-    UnitColumns,
     exposed_data_parallel,
+    host_copies,
+    unit_columns,
 )
 from planner.cost.layer import forward_backward_overlap as pairs
 from planner.cost.layer import unit_costs as layers
@@ -143,36 +143,15 @@ def step_seconds(inputs: CostInputs) -> tuple[FloatColumn, dict[str, FloatColumn
 def _data_parallel(
     inputs: CostInputs, forward: FloatColumn, backward: FloatColumn
 ) -> ExposedSeconds:
-    s, at = inputs.shards, inputs.at_shard
-    seconds = UnitColumns(
-        forward=forward,
-        backward=backward,
-        gather=s.gather_seconds[:, at],
-        scatter=s.scatter_seconds[:, at],
-        replicate=s.replicate_seconds[:, at],
-        gather_copy=s.gather_copy_seconds[:, at],
-        scatter_copy=s.scatter_copy_seconds[:, at],
-        host=_host_copies(inputs),
-    )
+    s, at, batch, rules = inputs.shards, inputs.at_shard, inputs.batch, inputs.job.rules
     return exposed_data_parallel(
         inputs.units,
-        seconds,
-        inputs.batch,
+        unit_columns(s, at, forward, backward, host_copies(s, at, rules, batch)),
+        batch,
         inputs.m,
         inputs.job.training,
-        inputs.job.rules,
+        rules,
         inputs.job.profile.dp_hidden,
-    )
-
-
-def _host_copies(inputs: CostInputs) -> HostCopies | None:
-    s, at = inputs.shards, inputs.at_shard
-    if not (inputs.job.rules.sharding.offloads_shards and inputs.batch.cpu_offload.any()):
-        return None
-    return HostCopies(
-        upload=s.upload_seconds[:, at],
-        download=s.download_seconds[:, at],
-        accumulate=s.accumulate_seconds[:, at],
     )
 
 

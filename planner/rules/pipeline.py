@@ -63,10 +63,20 @@ def divides_layers(stages: IntColumn, c: Context) -> BoolColumn:
     return fits
 
 
-def _uneven_split(x: LayoutBatch, c: Context) -> BoolColumn:
+def _uneven(x: LayoutBatch, c: Context) -> BoolColumn:
+    """Whether the trainer's own split cannot be even. (N,)."""
     stages = num_stages(x)
     own = (x.pp > 1) & (x.split == TRAINER_SPLIT) & (stages <= _most_stages(c))
-    return np.asarray(own & ~divides_layers(stages, c) & _without_layout(x, c))
+    return np.asarray(own & ~divides_layers(stages, c))
+
+
+def spelled_out(x: LayoutBatch, c: Context) -> BoolColumn:
+    """Whether a trainer that splits evenly must be told every stage's layers. (N,)."""
+    return np.asarray(_uneven(x, c) & np.bool_(c.trainer.split == "even"))
+
+
+def _uneven_split(x: LayoutBatch, c: Context) -> BoolColumn:
+    return np.asarray(_uneven(x, c) & _without_layout(x, c))
 
 
 def _uneven_remedy(x: Layout, c: Context) -> str:

@@ -43,6 +43,7 @@ SAMPLED_TRIALS = 64
 STRUCTURE = (
     "pp", "pp_schedule", "virtual_stages", "tp", "cp", "ep", "micro_batch_size", "precision",
 )  # fmt: skip
+MOST_OFFLOADED = 2**17  # cells: judgement, a pass over more takes longer than offload is worth
 LEAST_GAIN = 0.002  # judgement: less is not worth a look
 LEAST_WANTED = 10
 
@@ -125,57 +126,72 @@ def search_size(
     *,
     samples: bool = True,
 ) -> OneSize:
-    """Searches at one size, on the device first.
+    """Searches at one size: on the device, and with CPU offload what can beat that.
 
-    If nothing fits, it searches with CPU offload. If still nothing fits, it lists
-    what came closest.
+    If nothing fits either way, it lists what came closest.
     samples: also sample the space beyond enumeration.
     """
     pricer = Pricer.build(job.model, cluster, job.training, calibration)
-    passes: list[dict[str, bool]] = (
-        [{}, {"offload": True}, {"oversized": True}]
-        if "cpu_offload" not in job.search.fix
-        else [{}, {"oversized": True}]
-    )
-    rejected: Counter[str] = Counter()
-    num_layouts = 0
-    best: Screened | None = None
-    for number, options in enumerate(passes):
-        space, screened = _screen(job, pricer, **options)
-        if number == 0 or screened.num_fitting:
-            rejected = Counter(space.rejected)
-        num_layouts = max(num_layouts, space.num_layouts)
-        best = screened if best is None or len(screened.batch) else best
-        if screened.num_fitting:
-            break
-    assert best is not None
+    space, screened = _screen(job, pricer)
+    rejected, num_layouts = Counter(space.rejected), space.num_layouts
+    offloads = "cpu_offload" not in {*job.search.fix, *job.search.allow}
+    if not screened.num_fitting:
+        for options in ({"offload": True}, {"oversized": True})[0 if offloads else 1 :]:
+            space, found = _screen(job, pricer, **options)
+            num_layouts = max(num_layouts, space.num_layouts)
+            screened = found if len(found.batch) else screened
+            if found.num_fitting:
+                rejected = Counter(space.rejected)
+                break
+        offloads = False
     say(
         f"{counted(num_layouts, 'legal layout')} on {counted(cluster.num_gpus, 'GPU')}, "
-        f"{best.num_priced:,} priced, {best.num_fitting:,} fit"
+        f"{screened.num_priced:,} priced, {screened.num_fitting:,} fit"
     )
-    rejected["out of memory"] += best.out_of_memory
-    rejected["slower than the best by a proven bound"] += best.bounded_out
+    rejected["out of memory"] += screened.out_of_memory
+    rejected["slower than the best by a proven bound"] += screened.bounded_out
     at_size = OneSize(
         pricer=pricer,
-        screened=best,
+        screened=screened,
         num_layouts=num_layouts,
         rejected={k: v for k, v in rejected.items() if v},
     )
-    if best.num_fitting:
-        _simulate(job, at_size, space)
+    if screened.num_fitting:
+        _simulate(job, at_size, space, screened)
+        if offloads and job.search.objective != "memory" and len(space.cells) <= MOST_OFFLOADED:
+            _offload(job, at_size)
         if samples:
             _sample(job, at_size)
     return at_size
 
 
 def _screen(
-    job: Job, pricer: Pricer, *, offload: bool = False, oversized: bool = False
+    job: Job,
+    pricer: Pricer,
+    *,
+    offload: bool = False,
+    oversized: bool = False,
+    limit_seconds: float = np.inf,
 ) -> tuple[Space, Screened]:
     context = Context(model=job.model, cluster=pricer.cluster, training=job.training)
     space = build_space(context, job.search, offload=offload, oversized=oversized)
     return space, screen(
-        pricer, space, count=_wanted(job), smallest=job.search.objective == "memory"
+        pricer,
+        space,
+        count=_wanted(job),
+        smallest=job.search.objective == "memory",
+        limit_seconds=limit_seconds,
     )
+
+
+def _offload(job: Job, at_size: OneSize) -> None:
+    """Adds what is faster with states on the host than anything without.
+
+    States that leave the device make room for less recomputation, or for a simpler layout.
+    """
+    limit = UNSEEN * at_size.best_seconds
+    space, screened = _screen(job, at_size.pricer, offload=True, limit_seconds=limit)
+    _simulate(job, at_size, space, screened, limit)
 
 
 def _wanted(job: Job) -> int:
@@ -186,23 +202,28 @@ def _wanted(job: Job) -> int:
     return max(job.search.top_k, LEAST_WANTED)
 
 
-def _simulate(job: Job, at_size: OneSize, space: Space) -> None:
-    """Simulates the best screened layouts, with and without memory budgets."""
-    pricer, screened = at_size.pricer, at_size.screened
+def _simulate(
+    job: Job, at_size: OneSize, space: Space, screened: Screened, limit_seconds: float = np.inf
+) -> None:
+    """Simulates the best screened layouts of the space, with and without memory budgets.
+
+    limit_seconds: slower layouts are not wanted.
+    """
+    pricer = at_size.pricer
     chosen = first_groups(pricer, screened.batch, SIMULATED, SIMULATED_GROUPS)
     weighed = Weighed.of(screened.batch, pricer)
     expected = weighed.expected(screened.step_seconds, screened.oom)
     simplest = leaders(expected, weighed.points)
     best = screened.batch.take(np.union1d(chosen, simplest))
     if job.search.objective != "memory" and _free_recomputation(job) and dialled(pricer):
-        shown = screened.step_seconds[: _wanted(job)]
-        worth = float(max(screened.step_seconds[0], shown[-1]))
+        shown = screened.step_seconds[: min(_wanted(job), screened.num_fitting)]
+        worth = float(min(limit_seconds, shown.max(initial=0.0) if len(shown) else np.inf))
         best = LayoutBatch.concatenate(
             [best, best_budgets(pricer, space, screened.cell_bounds, worth, BUDGETS_SIMULATED)]
         )
     _consider(at_size, best)
     if "layers_per_stage" not in {*job.search.fix, *job.search.allow}:
-        _split(at_size, space, budgets=_free_budgets(job, pricer))
+        _split(at_size, space, screened, budgets=_free_budgets(job, pricer))
 
 
 def _consider(at_size: OneSize, batch: LayoutBatch) -> FloatColumn:
@@ -227,9 +248,9 @@ def _consider(at_size: OneSize, batch: LayoutBatch) -> FloatColumn:
     return np.where(fits, step, np.inf)
 
 
-def _split(at_size: OneSize, space: Space, *, budgets: bool) -> None:
+def _split(at_size: OneSize, space: Space, screened: Screened, *, budgets: bool) -> None:
     """Looks for better splits, and budgets with them, in every class that a bound leaves open."""
-    pricer, screened = at_size.pricer, at_size.screened
+    pricer = at_size.pricer
     if not at_size.candidates:
         return
     limit = UNSEEN * at_size.best_seconds

@@ -18,7 +18,7 @@ from planner.search.bounds import BAND, OOM_LIMIT, CellBounds
 from planner.search.choice.pareto import STRUCTURE
 from planner.search.choice.preference import Weighed, leaders
 from planner.search.space.enumerate import Space
-from planner.search.variations.splits import SPLIT_SLACK, floors
+from planner.search.variations.splits import SPLIT_SLACK, balanced, floors
 
 __all__ = ["OOM_LIMIT", "Screened", "screen"]
 
@@ -71,6 +71,7 @@ def screen(
     smallest: bool = False,
     slack: float = PARETO_SLACK,
     keep: int = KEEP,
+    limit_seconds: float = np.inf,
 ) -> Screened:
     """Prices the space, lowest bound first, until the answer is certain.
 
@@ -78,19 +79,20 @@ def screen(
     A cell is skipped when its lower bound on memory cannot fit, or when its lower bound on what is
     minimised is above both limits.
     smallest: minimise device bytes instead of step seconds.
+    limit_seconds: slower layouts are not wanted.
     """
     cell_bounds = CellBounds(pricer, space.cells)
     queue = _Queue(cell_bounds, smallest)
     pool = _Pool(keep, count, smallest)
     while True:
-        limit = pool.limit(slack)
+        limit = min(pool.limit(slack), limit_seconds)
         cells = queue.next(limit, space.cell_sizes, ROUND if np.isfinite(limit) else ROUND // 8)
         if not len(cells):
             break
         pool.add(pricer, space.expand(cells), limit)
     too_large = int(space.cell_sizes[queue.too_large()].sum())
     bounded_out = space.num_layouts - pool.num_priced - too_large
-    if not pool.num_fitting and too_large:
+    if not pool.num_fitting and too_large and np.isinf(limit_seconds):
         pool.add(pricer, space.expand(queue.smallest(NEAREST)), np.inf)
     return pool.result(cell_bounds, bounded_out=bounded_out, too_large=too_large)
 
@@ -194,12 +196,10 @@ class _Pool:
 
     def add(self, pricer: Pricer, batch: LayoutBatch, limit: float) -> None:
         """Prices layouts whose own bound is within the limit; keeps what may matter."""
-        mean = (
-            np.zeros(len(batch))
-            if self.smallest or not len(batch)
-            else pricer.layout_lower_bounds(batch)
-        )
-        batch, mean = batch.take(mean <= limit), mean[mean <= limit]
+        bound, mean = np.zeros((2, len(batch)))
+        if len(batch) and not self.smallest:
+            bound, mean = pricer.step_lower_bounds(batch)
+        batch, mean = batch.take(bound <= limit), mean[bound <= limit]
         for rows in _chunks(np.arange(len(batch)), CHUNK):
             part = batch.take(rows)
             prices = pricer.price(part)
@@ -225,8 +225,8 @@ class _Pool:
             self._note(part.take(chosen), value[chosen], fits[chosen])
             self._note_unfit(part, prices.step_seconds, fits)
             if not self.smallest:
-                floor = floors(pricer, part, prices, mean[rows])
-                worth = ~fits | (prices.step_seconds < SPLIT_SLACK * self.best)
+                floor = floors(prices, mean[rows])
+                worth = ~fits | (balanced(prices, mean[rows]) < SPLIT_SLACK * self.best)
                 below = np.flatnonzero((part.pp > 1) & (floor < self.best) & worth)
                 self.pipelined.append((part.take(below), floor[below]))
 

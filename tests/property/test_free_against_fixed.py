@@ -5,13 +5,8 @@ import pytest
 
 from benchmarks.free_against_fixed import compared
 
-# docs/STATUS.md, "Known wrong or weak"; to be mended, then the mark goes
-OFFLOAD = pytest.mark.xfail(reason="CPU offload is searched only if nothing fits without it")
 
-
-@pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(n, marks=[pytest.mark.slow, OFFLOAD]) for n in (1, 2))]
-)
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
 def test_nothing_fixed_is_as_good_as_anything_fixed(seed: int) -> None:
     jobs, fixes = (2, 2) if seed == 0 else (20, 3)
     rng = np.random.default_rng(seed)

@@ -70,9 +70,10 @@ def divided(c: Context, parts: np.ndarray) -> np.ndarray:
 
 
 def stages_pay(x: LayoutBatch, c: Context) -> np.ndarray:
-    """Megatron splits evenly: where ranks can, stages must too."""
+    """Megatron before 0.13 only splits evenly: where ranks can, stages must too."""
     uneven = divided(c, x.pp) & ~divided(c, x.pp * x.virtual_stages)
-    if c.training.trainer != "megatron":
+    release = (c.training.trainer_version or "99").split(".")
+    if c.training.trainer != "megatron" or [int(part) for part in release] >= [0, 13]:
         uneven[:] = False
     return np.where(x.pp > 1, ~uneven, x.virtual_stages == 1)
 

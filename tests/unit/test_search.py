@@ -268,7 +268,10 @@ def test_layout_floors_are_below_their_very_layouts() -> None:
         pricer, _ = random_job(seed)
         batch = whole(seed).batch.take(slice(0, None, 7))
         own = pricer.layout_lower_bounds(batch)
-        assert (own <= whole(seed).step[::7] * (1 + 1e-12)).all()
+        step, compute = pricer.step_lower_bounds(batch)
+        np.testing.assert_allclose(compute, own, rtol=1e-12)
+        assert (own <= step).all()
+        assert (step <= whole(seed).step[::7] * (1 + 1e-12)).all()
         assert (own > 0).all()
 
 

@@ -48,6 +48,13 @@ def search(**values: Any) -> SearchSpec:
             "gpu": "a100-sxm-80gb",
             "num_gpus": 12,
         },
+        {"model": TINY | {"num_hidden_layers": 7}, "trainer": "megatron", "num_gpus": 2},
+        {
+            "model": TINY | {"num_hidden_layers": 7},
+            "trainer": "megatron",
+            "trainer_version": "0.12.0",
+            "num_gpus": 2,
+        },
         {"model": TINY_MOE, "num_gpus": 4},
         {"model": TINY_MOE, "trainer": "megatron", "num_gpus": 4},
         pytest.param(

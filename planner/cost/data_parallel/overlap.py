@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.columns import FloatColumn, LayoutBatch
+from planner.columns import FloatColumn, IntColumn, LayoutBatch
+from planner.cost.data_parallel.sharding import UnitShards
 from planner.specs.training import TrainingSpec
 from planner.trainers.base import TrainerRules
 
@@ -61,6 +62,39 @@ class ExposedSeconds:
     dp: FloatColumn
     copies: FloatColumn
     hidden: FloatColumn
+
+
+def unit_columns(
+    shards: UnitShards,
+    at: IntColumn,
+    forward: FloatColumn,
+    backward: FloatColumn,
+    host: HostCopies | None,
+) -> UnitColumns:
+    """The columns of N layouts; `at` is the row of shards of each."""
+    return UnitColumns(
+        forward=forward,
+        backward=backward,
+        gather=shards.gather_seconds[:, at],
+        scatter=shards.scatter_seconds[:, at],
+        replicate=shards.replicate_seconds[:, at],
+        gather_copy=shards.gather_copy_seconds[:, at],
+        scatter_copy=shards.scatter_copy_seconds[:, at],
+        host=host,
+    )
+
+
+def host_copies(
+    shards: UnitShards, at: IntColumn, rules: TrainerRules, batch: LayoutBatch
+) -> HostCopies | None:
+    """The copies of N layouts; None where FSDP offloads nothing."""
+    if not (rules.sharding.offloads_shards and batch.cpu_offload.any()):
+        return None
+    return HostCopies(
+        upload=shards.upload_seconds[:, at],
+        download=shards.download_seconds[:, at],
+        accumulate=shards.accumulate_seconds[:, at],
+    )
 
 
 def exposed_data_parallel(

@@ -33,15 +33,15 @@ from planner.specs.training import OPTIMIZER_STATE_BYTES
 
 # Crossed one after another, so that a rule prunes as soon as all fields it reads are known.
 CELL_FIELDS = (
-    "tp", "cp", "pp", "dp_replicate", "dp_shard", "ep", "etp", "micro_batch_size", "ac",
-    "precision", "param_dtype", "reduce_dtype",
+    "tp", "cp", "pp", "dp_replicate", "dp_shard", "sequence_parallel", "ep", "etp",
+    "micro_batch_size", "ac", "precision", "param_dtype", "reduce_dtype",
     "master_dtype",
 )  # fmt: skip
 # Expanded cell by cell.
 FREE_FIELDS = (
     "pp_schedule", "virtual_stages", "layers_per_stage", "zero_stage", "cp_method",
     "moe_dispatcher",
-    "sequence_parallel", "compile", "async_tp",
+    "compile", "async_tp",
     "float8_all_gather", "optimizer_in_backward", "cpu_offload",
 )  # fmt: skip
 assert {*CELL_FIELDS, *FREE_FIELDS} == set(Layout.model_fields)
@@ -132,9 +132,9 @@ def _pays(x: LayoutBatch, c: Context) -> BoolColumn:
 
 
 def _stages_pay(x: LayoutBatch, c: Context) -> BoolColumn:
-    """Leaves out uneven stages if the trainer splits evenly and the layers allow even stages."""
+    """Leaves out uneven stages of trainers that only split evenly, if even ones are possible."""
     even = (
-        np.bool_(c.trainer.split != "even")
+        np.bool_(c.trainer.split != "even" or c.released.writes_splits)
         | ~divides_layers(x.pp, c)
         | divides_layers(x.pp * x.virtual_stages, c)
     )
@@ -220,8 +220,8 @@ KEEPS: Mapping[str, Keep] = {
     ),
     "virtual_stages": Keep(
         reads=frozenset({"pp", "virtual_stages"}), mask=_stages_pay,
-        reason="ignored at pp 1; of a trainer that splits evenly, stages that do not divide the "
-            "layers where others of the same pp do",
+        reason="ignored at pp 1; of trainers that only split evenly, stages that do not divide "
+            "the layers where others of the same pp do",
     ),
     "zero_stage": Keep(
         reads=frozenset({"zero_stage", "sharding_degree", "cpu_offload"}), mask=lambda x,
@@ -286,6 +286,10 @@ def _cell_domains(c: Context) -> dict[str, tuple[Values, str]]:
             axis: (gpus, "every way to factor num_gpus")
             for axis in ("tp", "cp", "pp", "dp_replicate", "dp_shard")
         },
+        "sequence_parallel": (
+            (True, False),
+            "off only pays where latency outweighs the repeated norms",
+        ),
         "ep": (
             _divisors(model.num_experts) if model.is_moe else (1,),
             "every divisor of the experts",
@@ -345,7 +349,6 @@ def _free_domains(c: Context, offload: bool) -> dict[str, tuple[Values, str]]:
             tuple(name for name in MOE_DISPATCHERS if name in c.released.moe_dispatchers),
             "all of the trainer's",
         ),
-        "sequence_parallel": ((True, False), "same bytes on the wire, less memory"),
         "compile": ((True, False), "fuses pointwise kernels: less time, less memory"),
         "async_tp": ((False, True), "pays only where GEMMs are long enough to hide chunks"),
         "float8_all_gather": (
@@ -353,13 +356,13 @@ def _free_domains(c: Context, offload: bool) -> dict[str, tuple[Values, str]]:
             "half the bytes of FSDP's all-gather",
         ),
         "optimizer_in_backward": ((False, True), "frees gradients early, costs 1 to 2% of time"),
-        "cpu_offload": ((offload,), "slow: a second pass when nothing fits on the device"),
+        "cpu_offload": ((offload,), "slow: a second pass, for what beats all on the device"),
     }
 
 
 # carries STATES; a keep applies as soon as all columns it reads are known
 STATES_FIELD = "precision"
-_FIRST_LEGAL = frozenset({"sequence_parallel", "compile", "float8_all_gather"})
+_FIRST_LEGAL = frozenset({"compile", "float8_all_gather"})
 
 
 def _keep(name: str, bounded: bool) -> Keep | None:

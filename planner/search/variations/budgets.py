@@ -25,7 +25,7 @@ from planner.rules import Context, legal_mask
 from planner.rules.features import largest_stage
 from planner.search.bounds import COARSE, OOM_LIMIT, STEPS, CellBounds
 from planner.search.space.enumerate import Space
-from planner.search.variations.splits import SPLIT_SLACK, under_any_split
+from planner.search.variations.splits import SPLIT_SLACK, balanced, under_any_split
 from planner.work.checkpointing import BLOCK, FULL, MEMORY_BUDGET, NONE
 
 ROUND = 2 * CHUNK  # layouts expanded at once
@@ -116,23 +116,32 @@ def _worth(
     return rows[fits], bare[fits]
 
 
-def _bases(
+def _with_largest_budgets(
     pricer: Pricer, space: Space, cell_bounds: CellBounds, cells: IntColumn, limit: float
-) -> LayoutBatch:
-    """The layouts of these cells that may have a budget, with the largest that their bound fits.
+) -> tuple[IntColumn, IntColumn]:
+    """(cells that may have a budget, the largest that their bound fits, in hundredths).
 
     Only those whose lower bound on time is then below the limit.
     """
     if not len(cells):
-        return space.cells.take(cells)
+        return cells, cells
     most = cell_bounds.largest_budgets(cells)
     near = pricer.time_lower_bounds(_with_budget(space.cells.take(cells), most)) < limit
-    cells, most = cells[near], most[near]
+    return cells[near], most[near]
+
+
+def _bases(
+    pricer: Pricer, space: Space, cells: IntColumn, most: IntColumn, limit: float
+) -> LayoutBatch:
+    """The layouts of these cells that may have a budget, with the cells' largest.
+
+    Only those whose lower bound on time is then below the limit.
+    """
     batch = _with_budget(space.expand(cells), np.repeat(most, space.cell_sizes[cells]))
     batch = batch.take(batch.compile)
     if not len(batch):
         return batch
-    batch = batch.take(pricer.layout_lower_bounds(batch) < limit)
+    batch = batch.take(pricer.step_lower_bounds(batch)[0] < limit)
     context = Context(model=pricer.model, cluster=pricer.cluster, training=pricer.training)
     return batch.take(legal_mask(_with_budget(batch, np.full(len(batch), 1)), context))
 
@@ -144,7 +153,7 @@ def _near(pricer: Pricer, batch: LayoutBatch, limit: float, dial: Dial) -> Layou
     if not len(batch):
         return batch
     bare = replace(batch, ac_kind=np.full(len(batch), NONE), ac_value=np.zeros(len(batch)))
-    batch = batch.take(pricer.layout_lower_bounds(bare) < limit)
+    batch = batch.take(pricer.step_lower_bounds(bare)[0] < limit)
     context = Context(model=pricer.model, cluster=pricer.cluster, training=pricer.training)
     return batch.take(legal_mask(dial(batch, np.full(len(batch), STEPS // 2)), context))
 
@@ -176,28 +185,31 @@ def split_classes(
     if not len(rows):
         return space.cells.take(rows), np.zeros(0)
     cells, _ = _worth(rows, cell_bounds, limit)
+    cells, most = _with_largest_budgets(pricer, space, cell_bounds, cells, limit)
     ends = np.cumsum(space.cell_sizes[cells])
+    places = np.searchsorted(ends, np.arange(ROUND, ends[-1:].sum(), ROUND))
     found = [space.cells.take(slice(0, 0))]
-    for part in np.split(cells, np.searchsorted(ends, np.arange(ROUND, ends[-1:].sum(), ROUND))):
-        bases = _bases(pricer, space, cell_bounds, part, limit)
+    for part, budgets in zip(np.split(cells, places), np.split(most, places), strict=True):
+        bases = _bases(pricer, space, part, budgets, limit)
         found.append(_near_with_own_split(pricer, bases, limit))
     return _largest_under_any_split(pricer, LayoutBatch.concatenate(found), limit)
 
 
 def _near_with_own_split(pricer: Pricer, batch: LayoutBatch, limit: float) -> LayoutBatch:
-    """Those that the trainer's own split and a smaller budget keep within SPLIT_SLACK of the limit.
+    """Those that equally long ranks and a smaller budget keep within SPLIT_SLACK of the limit.
 
     Those that do not fit with any budget stay: another split may make them fit.
     """
     high = np.round(batch.ac_value * STEPS).astype(np.int64)
     low = np.zeros(len(batch), dtype=np.int64)
-    seconds, _ = _price(pricer, batch)
+    mean = pricer.layout_lower_bounds(batch) if len(batch) else np.zeros(0)
+    seconds, _ = _price(pricer, batch, mean=mean)
     alive = seconds < SPLIT_SLACK * limit
     while True:
-        batch, low, high = batch.take(alive), low[alive], high[alive]
+        batch, low, high, mean = batch.take(alive), low[alive], high[alive], mean[alive]
         if not len(batch) or not (high - low > COARSE).any():
             return _with_budget(batch, high)
-        seconds, fits = _price(pricer, _with_budget(batch, (low + high) // 2))
+        seconds, fits = _price(pricer, _with_budget(batch, (low + high) // 2), mean=mean)
         alive = fits | (seconds < SPLIT_SLACK * limit)
         low, high = np.where(fits, (low + high) // 2, low), np.where(fits, high, (low + high) // 2)
 
@@ -281,14 +293,17 @@ def largest_budgets(
 
 
 def _price(
-    pricer: Pricer, batch: LayoutBatch, risk: float = OOM_LIMIT
+    pricer: Pricer, batch: LayoutBatch, risk: float = OOM_LIMIT, mean: FloatColumn | None = None
 ) -> tuple[FloatColumn, BoolColumn]:
-    """(step seconds, whether it fits), (N,)."""
+    """(step seconds, whether it fits), (N,).
+
+    mean (N,): if given, the steps are those of equally long ranks (`splits.balanced`).
+    """
     seconds, fits = np.zeros(len(batch)), np.zeros(len(batch), dtype=np.bool_)
     for start in range(0, len(batch), CHUNK):
         rows = slice(start, start + CHUNK)
         prices = pricer.price(batch.take(rows))
-        seconds[rows] = prices.step_seconds
+        seconds[rows] = prices.step_seconds if mean is None else balanced(prices, mean[rows])
         fits[rows] = (
             oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes) <= risk
         )

@@ -20,6 +20,7 @@ import numpy as np
 from planner.calibration.intervals import oom_probability
 from planner.columns import TRAINER_SPLIT, BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.chunks import CHUNK
+from planner.cost.lower_bounds import SPLIT_HIDES
 from planner.cost.pipeline import stages
 from planner.cost.price import Pricer, Prices
 from planner.cost.refine import simulated_step_seconds
@@ -29,9 +30,9 @@ from planner.search.bounds import COARSE, OOM_LIMIT, STEPS
 from planner.specs.layout import Layout
 from planner.work.checkpointing import MEMORY_BUDGET, NONE
 
-SPLIT_SLACK = 1.12  # judgement: another split has gained up to 8% over the trainer's own
-HIDDEN = 0.5  # of the bubble: see above
-CLASSES = 64  # searched at once
+# Judgement: another split has gained up to 8% over equally long ranks under the trainer's own.
+SPLIT_SLACK = 1.12
+CLASSES = 128  # searched at once
 CLIMBED = 1.05  # judgement: moves gain no more over the best start, its bubble apart
 PLATEAU = 1e-4  # what ranks below the busiest count: of two equal steps the more even one leads on
 SLOPES = (0.0, 0.5, 1.0, 2.0)  # layers that each rank holds more than the one before it, at first
@@ -72,14 +73,21 @@ def shifted(pricer: Pricer, layout: Layout, first: int, last: int) -> Split:
     return tuple(int(size) for size in sizes)
 
 
-def floors(pricer: Pricer, batch: LayoutBatch, prices: Prices, mean: FloatColumn) -> FloatColumn:
-    """The step of each pipelined layout under any split of its layers, at the least, (N,).
+def balanced(prices: Prices, mean: FloatColumn) -> FloatColumn:
+    """The step of each pipelined layout if all its ranks computed equally long, (N,).
 
     mean: what a mean rank computes in a step, `Pricer.layout_lower_bounds`.
     """
     own = prices.own_factor * prices.stage_seconds.busy + prices.parts["straggler"]
-    idle = HIDDEN * prices.parts["bubble"] + prices.parts["pp"]
-    return np.asarray(prices.step_seconds - np.maximum(own - mean, 0.0) - idle)
+    return np.asarray(prices.step_seconds - np.maximum(own - mean, 0.0))
+
+
+def floors(prices: Prices, mean: FloatColumn) -> FloatColumn:
+    """The step of each pipelined layout under any split of its layers, at the least, (N,).
+
+    mean: as in `balanced`.
+    """
+    return balanced(prices, mean) - SPLIT_HIDES * prices.parts["bubble"] - prices.parts["pp"]
 
 
 def under_any_split(
@@ -96,7 +104,7 @@ def under_any_split(
     for rows in _pieces(np.argsort(batch.pp, kind="stable")):
         part = batch.take(rows)
         prices = pricer.price(part)
-        floor[rows] = floors(pricer, part, prices, pricer.layout_lower_bounds(part))
+        floor[rows] = floors(prices, pricer.layout_lower_bounds(part))
         fits[rows] = fitting(pricer, prices.least_device_bytes)
     left = np.flatnonzero((floor < limit) & ~fits)
     for rows in _pieces(left[np.argsort(batch.pp[left], kind="stable")]):
@@ -314,7 +322,7 @@ class Climb:
             fits = fitting(self.pricer, prices.least_device_bytes)
             worth = step * (1.0 + PLATEAU * uneven)
             value[rows] = np.where(fits, worth, UNFIT * prices.least_device_bytes)
-            idle[rows] = HIDDEN * prices.parts["bubble"] + prices.parts["pp"]
+            idle[rows] = SPLIT_HIDES * prices.parts["bubble"] + prices.parts["pp"]
         return value, idle, loads, filled
 
     def _largest_budgets(self, owners: IntColumn, splits: Sequence[Split]) -> IntColumn:
