@@ -31,6 +31,7 @@ SHORT_OF_MEMORY: dict[str, Any] = {
     "model": "llama3-8b",
     "cluster": {"gpu": "l40s", "num_gpus": 8},
     "training": {"seq_len": 8192, "global_batch_size": 64, "trainer": "megatron"},
+    "search": {"fix": {"cpu_offload": False, "pp": 8}},  # else nothing has to be recomputed
 }
 # Its fastest layout recomputes by a memory budget, which no run behind the calibration used.
 UNMEASURED_JOB: dict[str, Any] = {

@@ -292,7 +292,7 @@ def seeds() -> Iterator[list[int]]:
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 def test_sampler(seeds: list[int]) -> None:
     """`recommend` samples splits with recomputation by it, and a study proposes what it samples."""
-    search = {"sampler": "quasi-random", "seed": 3}
+    search = {**SHORT_OF_MEMORY["search"], "sampler": "quasi-random", "seed": 3}
     plan = planner.recommend({**SHORT_OF_MEMORY, "search": search})
     assert plan.searched.study is not None
     assert (plan.searched.study["sampler"], seeds) == ("quasi-random", [3])
