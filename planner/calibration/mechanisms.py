@@ -232,6 +232,7 @@ def _tensor_and_context_parallel() -> Iterator[Mechanism]:
     yield _layout(
         "tp without sp",
         lambda x: (x.tp > 1) & ~x.sequence_parallel,
+        1,
         words="tensor parallelism without sequence parallelism",
     )
     yield Mechanism(
