@@ -816,7 +816,7 @@ def on_eight() -> dict[str, Any]:
     such a one would be run, not imitated.
     """
     job = at_size(8, max_probes=2)
-    return {**job, "search": {**job["search"], "fix": {"dp_replicate": 1}}}
+    return {**job, "search": {**job["search"], "fix": {"dp_replicate": 1, "cpu_offload": False}}}
 
 
 @pytest.mark.slow
