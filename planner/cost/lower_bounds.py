@@ -23,8 +23,8 @@ from planner.schedules import Schedule
 from planner.specs.layout import CP_METHODS, MOE_DISPATCHERS, WITHOUT_EP
 from planner.work.checkpointing import BLOCK, FULL
 
-_LEAST = ("saved_bytes", "transient_bytes", "logits_bytes")
 SPLIT_HIDES = 0.5  # of the bubble, at most: `search.variations.splits`
+_LEAST = ("saved_bytes", "transient_bytes", "logits_bytes")
 _MOST = ("exposed_forward", "exposed_backward")  # overlapped pairs hide no more than that
 
 
@@ -65,15 +65,15 @@ def step_lower_bounds(job: PreparedJob, batch: LayoutBatch) -> tuple[FloatColumn
     """
     rows, inverse = distinct_rows(job, batch)
     unit = units_at(job, rows)
-    batch_m = num_microbatches(batch, job.training)
-    pairs_of = _overlapped_pairs(batch, batch_m)
+    m = num_microbatches(batch, job.training)
+    paired = _overlapped_pairs(batch, m)
     compute = _mean_seconds(
-        job, batch, unit, inverse, _of_all_units(job, unit.total), overlaps=pairs_of > 0
+        job, batch, unit, inverse, _of_all_units(job, unit.total), overlaps=paired > 0
     )
     rows, at_shard = deduplicated.distinct(batch, sharding.KEY)
     shards = _shards(job, rows)
     held = np.asarray(job.unit_counts[:, None] / batch.pp)[None]
-    sums = shards.sum_seconds[:, at_shard] * (batch_m - 1.0) / batch_m
+    sums = shards.sum_seconds[:, at_shard] * (m - 1.0) / m
     forward, input_grad, weight_grad = (
         seconds[:, inverse] for seconds in (unit.forward, unit.input_grad, unit.weight_grad)
     )
@@ -82,22 +82,22 @@ def step_lower_bounds(job: PreparedJob, batch: LayoutBatch) -> tuple[FloatColumn
         held,
         unit_columns(shards, at_shard, forward, input_grad + weight_grad + sums, host),
         batch,
-        batch_m,
+        m,
         job.training,
         job.rules,
         job.profile.dp_hidden,
     )
     outside = exposed.fsdp + exposed.dp + exposed.copies
-    outside = outside + on_ranks(held, batch_m * sums + shards.update_seconds[:, at_shard])
+    outside = outside + on_ranks(held, m * sums + shards.update_seconds[:, at_shard])
     f, i, w = (on_ranks(held, s)[0] for s in (forward, input_grad, weight_grad + sums))
 
     def idle(schedule: Schedule, at: IntColumn) -> FloatColumn:
         if schedule.splits_backward:
             return np.zeros(len(at))
-        pp, v, m = batch.pp[at], batch.virtual_stages[at], batch_m[at].astype(np.int64)
-        return np.asarray(schedule.bubble_seconds(pp, v, m, f[at], i[at], w[at]))
+        pp, v, count = batch.pp[at], batch.virtual_stages[at], m[at].astype(np.int64)
+        return np.asarray(schedule.bubble_seconds(pp, v, count, f[at], i[at], w[at]))
 
-    bubble = np.where(pairs_of > 0, 0.0, by_schedule(batch, idle, 0.0))
+    bubble = np.where(paired > 0, 0.0, by_schedule(batch, idle, 0.0))
     more = outside[0] + shards.step_seconds[at_shard] + (1.0 - SPLIT_HIDES) * bubble
     return compute + job.own_factor[batch.precision] * more, compute
 
