@@ -7,7 +7,7 @@ are made: `prepared_job`, `cost_inputs`, then `step_seconds` and `rank_shapes`. 
 Letters: N layouts, R pipeline ranks priced.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from planner.trainers.registry import TRAINERS, training_release
 
 # the month of torch 2.1, which has expandable segments
 TORCH_2_1 = "2023-10"
+WHOLE = 0.05  # of a layer: what rounding and fragments may hide; judgement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +112,49 @@ class Pricer(PreparedJob):
         """
         inputs = CostInputs.of(self, batch, every_rank=every_rank)
         seconds, parts, stage_seconds = step_seconds(inputs)
+        memory, outside, reserved, least = self._memory(inputs)
+        peak_reserved = reserved.max(axis=0)
+        factor = self.own_factor[batch.precision]
+        return Prices(
+            step_seconds=factor * seconds,
+            parts={name: factor * part for name, part in parts.items()},
+            peak_allocated_bytes=memory.allocated.max(axis=0),
+            peak_reserved_bytes=peak_reserved,
+            device_bytes=peak_reserved + outside,
+            least_device_bytes=least.max(axis=0) + outside,
+            memory=memory,
+            rank_reserved_bytes=reserved,
+            rank=inputs.rank,
+            stage_seconds=stage_seconds,
+            own_factor=factor,
+        )
+
+    def most_layers(self, batch: LayoutBatch, device_bytes: float) -> FloatColumn:
+        """Layers of each kind that each pipeline rank has room for, (K, R, N), at the most.
+
+        All of them count as layers of that kind. A rank's bytes are the largest of sums that grow
+        evenly with its layers, so what one layer more adds is more than any layer less saves.
+        device_bytes: how much of a device may be used.
+        """
+        inputs = CostInputs.of(self, batch, every_rank=True)
+        _, outside, _, least = self._memory(inputs)
+        kinds = len(self.unit_counts) - 2
+        layers = inputs.units[:, :-2].sum(axis=1)
+        found = []
+        for kind in range(inputs.units.shape[1] - 2 - kinds, inputs.units.shape[1] - 2):
+            units = inputs.units.copy()
+            units[:, kind] += 1.0
+            _, _, _, more = self._memory(replace(inputs, units=units))
+            each = np.maximum(more - least, 1.0)
+            found.append(layers + np.floor((device_bytes - outside - least) / each + WHOLE))
+        there = np.arange(len(layers))[:, None] < batch.pp
+        return np.where(there, np.maximum(np.array(found), 0.0), 0.0)
+
+    def _memory(
+        self, inputs: CostInputs
+    ) -> tuple[PeakMemory, FloatColumn, FloatColumn, FloatColumn]:
+        """(allocated, bytes outside of the allocator (N,), reserved, the least of it), (R, N)."""
+        batch = inputs.batch
         memory = rank_memory(
             rank_shapes(inputs),
             batch,
@@ -133,21 +177,7 @@ class Pricer(PreparedJob):
         reserved, least = reserved_bytes(
             memory.allocated + memory.pools, memory.cached, memory.moving, room, shares
         )
-        peak_reserved = reserved.max(axis=0)
-        factor = self.own_factor[batch.precision]
-        return Prices(
-            step_seconds=factor * seconds,
-            parts={name: factor * part for name, part in parts.items()},
-            peak_allocated_bytes=memory.allocated.max(axis=0),
-            peak_reserved_bytes=peak_reserved,
-            device_bytes=peak_reserved + outside,
-            least_device_bytes=least.max(axis=0) + outside,
-            memory=memory,
-            rank_reserved_bytes=reserved,
-            rank=inputs.rank,
-            stage_seconds=stage_seconds,
-            own_factor=factor,
-        )
+        return memory, outside, reserved, least
 
     def lower_bounds(self, batch: LayoutBatch) -> tuple[FloatColumn, FloatColumn]:
         """Lower bounds (step seconds, device bytes), (N,) each: see `lower_bounds.lower_bounds`."""

@@ -24,7 +24,8 @@ from planner.search.screen import Screened, screen
 from planner.search.space.enumerate import Space, build_space
 from planner.search.variations.beyond import Beyond
 from planner.search.variations.budgets import best_budgets, dialled, split_classes, takes_budget
-from planner.search.variations.splits import SplitSearch, under_any_split
+from planner.search.variations.floors import floors_with_room
+from planner.search.variations.splits import SplitSearch
 from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job
 from planner.specs.layout import Layout
@@ -257,9 +258,8 @@ def _split(at_size: OneSize, space: Space, screened: Screened, *, budgets: bool)
     classes = screened.pipelined.take(screened.floor_seconds < limit)
     if budgets:
         classes = classes.take(~takes_budget(pricer, classes))
-    floor, fits = under_any_split(pricer, classes, limit)
-    fits &= floor < limit
-    classes, floor = classes.take(fits), floor[fits]
+    floor = floors_with_room(pricer, classes, limit)
+    classes, floor = classes.take(floor < limit), floor[floor < limit]
     open_budget = np.zeros(len(classes), dtype=np.bool_)
     if budgets:
         more, their_floor = split_classes(pricer, space, screened.cell_bounds, limit)

@@ -18,7 +18,7 @@ from planner.search.bounds import BAND, OOM_LIMIT, CellBounds
 from planner.search.choice.pareto import STRUCTURE
 from planner.search.choice.preference import Weighed, leaders
 from planner.search.space.enumerate import Space
-from planner.search.variations.splits import SPLIT_SLACK, balanced, floors
+from planner.search.variations.floors import floors
 
 __all__ = ["OOM_LIMIT", "Screened", "screen"]
 
@@ -45,7 +45,7 @@ class Screened:
     bounded_out: layouts whose lower bound showed that they cannot matter.
     pipelined: pipelined layouts, fitting or not, that another split of their layers may make faster
         than the fastest here.
-    floor_seconds: their least step under any split (`variations.splits.floors`).
+    floor_seconds: their least step under any split (`variations.floors`).
     unfit: the fastest priced layouts that do not fit, fastest first.
     """
 
@@ -225,9 +225,8 @@ class _Pool:
             self._note(part.take(chosen), value[chosen], fits[chosen])
             self._note_unfit(part, prices.step_seconds, fits)
             if not self.smallest:
-                floor = floors(prices, mean[rows])
-                worth = ~fits | (balanced(prices, mean[rows]) < SPLIT_SLACK * self.best)
-                below = np.flatnonzero((part.pp > 1) & (floor < self.best) & worth)
+                floor = floors(pricer, part, prices, mean[rows])
+                below = np.flatnonzero((part.pp > 1) & (floor < self.best))
                 self.pipelined.append((part.take(below), floor[below]))
 
     def _note(self, kept: LayoutBatch, value: FloatColumn, fits: BoolColumn) -> None:

@@ -23,9 +23,9 @@ from planner.cost.chunks import CHUNK
 from planner.cost.price import Pricer
 from planner.rules import Context, legal_mask
 from planner.rules.features import largest_stage
-from planner.search.bounds import COARSE, OOM_LIMIT, STEPS, CellBounds
+from planner.search.bounds import OOM_LIMIT, STEPS, CellBounds
 from planner.search.space.enumerate import Space
-from planner.search.variations.splits import SPLIT_SLACK, balanced, under_any_split
+from planner.search.variations.floors import open_classes
 from planner.work.checkpointing import BLOCK, FULL, MEMORY_BUDGET, NONE
 
 ROUND = 2 * CHUNK  # layouts expanded at once
@@ -175,11 +175,9 @@ def _with_budget(batch: LayoutBatch, hundredths: IntColumn) -> LayoutBatch:
 def split_classes(
     pricer: Pricer, space: Space, cell_bounds: CellBounds, limit: float
 ) -> tuple[LayoutBatch, FloatColumn]:
-    """(pipelined layouts with the largest budget that may fit, their floors), below the limit.
+    """(pipelined layouts with a promising budget, their floors), below the limit.
 
-    One for each class of layouts that differ in their split and budget alone (`splits`). It is left
-    out if a floor under its step under any split is above the limit, or if its step with the
-    trainer's own split, and the largest budget that fits then, is above SPLIT_SLACK times it.
+    One for each class of layouts that differ in their split and budget alone (`floors`).
     """
     rows = np.flatnonzero((space.cells.ac_kind == FULL) & (space.cells.pp > 1))
     if not len(rows):
@@ -190,51 +188,11 @@ def split_classes(
     places = np.searchsorted(ends, np.arange(ROUND, ends[-1:].sum(), ROUND))
     found = [space.cells.take(slice(0, 0))]
     for part, budgets in zip(np.split(cells, places), np.split(most, places), strict=True):
-        bases = _bases(pricer, space, part, budgets, limit)
-        found.append(_near_with_own_split(pricer, bases, limit))
-    return _largest_under_any_split(pricer, LayoutBatch.concatenate(found), limit)
-
-
-def _near_with_own_split(pricer: Pricer, batch: LayoutBatch, limit: float) -> LayoutBatch:
-    """Those that equally long ranks and a smaller budget keep within SPLIT_SLACK of the limit.
-
-    Those that do not fit with any budget stay: another split may make them fit.
-    """
-    high = np.round(batch.ac_value * STEPS).astype(np.int64)
-    low = np.zeros(len(batch), dtype=np.int64)
-    mean = pricer.layout_lower_bounds(batch) if len(batch) else np.zeros(0)
-    seconds, _ = _price(pricer, batch, mean=mean)
-    alive = seconds < SPLIT_SLACK * limit
-    while True:
-        batch, low, high, mean = batch.take(alive), low[alive], high[alive], mean[alive]
-        if not len(batch) or not (high - low > COARSE).any():
-            return _with_budget(batch, high)
-        seconds, fits = _price(pricer, _with_budget(batch, (low + high) // 2), mean=mean)
-        alive = fits | (seconds < SPLIT_SLACK * limit)
-        low, high = np.where(fits, (low + high) // 2, low), np.where(fits, high, (low + high) // 2)
-
-
-def _largest_under_any_split(
-    pricer: Pricer, batch: LayoutBatch, limit: float
-) -> tuple[LayoutBatch, FloatColumn]:
-    """The largest budget with which each may fit under any split, and its floor, below the limit.
-
-    Their own budget is one that does not fit with the trainer's split.
-    """
-    low = np.round(batch.ac_value * STEPS).astype(np.int64)
-    high = np.full(len(batch), STEPS)
-    floor, fits = under_any_split(pricer, _with_budget(batch, high), limit)
-    low = np.where(fits & (floor < limit), high, low)
-    alive = floor < limit
-    while True:
-        batch, low, high, floor = batch.take(alive), low[alive], high[alive], floor[alive]
-        if not len(batch) or not (high - low > COARSE).any():
-            return _with_budget(batch, high), floor
-        middle = (low + high) // 2
-        their_floor, fits = under_any_split(pricer, _with_budget(batch, middle), limit)
-        low, high = np.where(fits, middle, low), np.where(fits, high, middle)
-        floor = np.where(fits, floor, their_floor)
-        alive = floor < limit
+        found.append(_bases(pricer, space, part, budgets, limit))
+    bases = LayoutBatch.concatenate(found)
+    if not len(bases):
+        return bases, np.zeros(0)
+    return open_classes(pricer, bases, np.round(bases.ac_value * STEPS).astype(np.int64), limit)
 
 
 def takes_budget(pricer: Pricer, batch: LayoutBatch) -> BoolColumn:
@@ -293,17 +251,14 @@ def largest_budgets(
 
 
 def _price(
-    pricer: Pricer, batch: LayoutBatch, risk: float = OOM_LIMIT, mean: FloatColumn | None = None
+    pricer: Pricer, batch: LayoutBatch, risk: float = OOM_LIMIT
 ) -> tuple[FloatColumn, BoolColumn]:
-    """(step seconds, whether it fits), (N,).
-
-    mean (N,): if given, the steps are those of equally long ranks (`splits.balanced`).
-    """
+    """(step seconds, whether it fits), (N,)."""
     seconds, fits = np.zeros(len(batch)), np.zeros(len(batch), dtype=np.bool_)
     for start in range(0, len(batch), CHUNK):
         rows = slice(start, start + CHUNK)
         prices = pricer.price(batch.take(rows))
-        seconds[rows] = prices.step_seconds if mean is None else balanced(prices, mean[rows])
+        seconds[rows] = prices.step_seconds
         fits[rows] = (
             oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes) <= risk
         )

@@ -17,21 +17,18 @@ from functools import lru_cache
 
 import numpy as np
 
-from planner.calibration.intervals import oom_probability
 from planner.columns import TRAINER_SPLIT, BoolColumn, FloatColumn, IntColumn, LayoutBatch
-from planner.cost.chunks import CHUNK
 from planner.cost.lower_bounds import SPLIT_HIDES
 from planner.cost.pipeline import stages
-from planner.cost.price import Pricer, Prices
+from planner.cost.price import Pricer
 from planner.cost.refine import simulated_step_seconds
 from planner.rules import Context, legal_mask
 from planner.schedules import SCHEDULES
-from planner.search.bounds import COARSE, OOM_LIMIT, STEPS
+from planner.search.bounds import COARSE, STEPS
+from planner.search.variations.floors import fitting, pieces, with_budget
 from planner.specs.layout import Layout
-from planner.work.checkpointing import MEMORY_BUDGET, NONE
+from planner.work.checkpointing import MEMORY_BUDGET
 
-# Judgement: another split has gained up to 8% over equally long ranks under the trainer's own.
-SPLIT_SLACK = 1.12
 CLASSES = 128  # searched at once
 CLIMBED = 1.05  # judgement: moves gain no more over the best start, its bubble apart
 PLATEAU = 1e-4  # what ranks below the busiest count: of two equal steps the more even one leads on
@@ -71,88 +68,6 @@ def shifted(pricer: Pricer, layout: Layout, first: int, last: int) -> Split:
         sizes[place] += 1 if moved > 0 else -1
         del step
     return tuple(int(size) for size in sizes)
-
-
-def balanced(prices: Prices, mean: FloatColumn) -> FloatColumn:
-    """The step of each pipelined layout if all its ranks computed equally long, (N,).
-
-    mean: what a mean rank computes in a step, `Pricer.layout_lower_bounds`.
-    """
-    own = prices.own_factor * prices.stage_seconds.busy + prices.parts["straggler"]
-    return np.asarray(prices.step_seconds - np.maximum(own - mean, 0.0))
-
-
-def floors(prices: Prices, mean: FloatColumn) -> FloatColumn:
-    """The step of each pipelined layout under any split of its layers, at the least, (N,).
-
-    mean: as in `balanced`.
-    """
-    return balanced(prices, mean) - SPLIT_HIDES * prices.parts["bubble"] - prices.parts["pp"]
-
-
-def under_any_split(
-    pricer: Pricer, batch: LayoutBatch, limit: float
-) -> tuple[FloatColumn, BoolColumn]:
-    """(floor of each layout's step, whether it may fit), (N,), under any split of its layers.
-
-    Those with floors above the limit are not looked at further and count as fitting.
-    A rank whose layers take M bytes has room for U / M times as many. If all ranks together have
-    room for less than the model, no split fits. Bytes that do not go with layers make the room
-    larger than it is, on ranks with too much; ROOM is for those with too little.
-    """
-    floor, fits = np.full(len(batch), np.inf), np.zeros(len(batch), dtype=np.bool_)
-    for rows in _pieces(np.argsort(batch.pp, kind="stable")):
-        part = batch.take(rows)
-        prices = pricer.price(part)
-        floor[rows] = floors(prices, pricer.layout_lower_bounds(part))
-        fits[rows] = fitting(pricer, prices.least_device_bytes)
-    left = np.flatnonzero((floor < limit) & ~fits)
-    for rows in _pieces(left[np.argsort(batch.pp[left], kind="stable")]):
-        part = batch.take(rows)
-        prices = pricer.price(part, every_rank=True)
-        outside = prices.device_bytes - prices.peak_reserved_bytes
-        shrunk = (prices.least_device_bytes - outside) / prices.peak_reserved_bytes
-        room = (most_device_bytes(pricer) - outside) / (shrunk * prices.rank_reserved_bytes)
-        held = (_layers_of_ranks(pricer, part) * room).sum(axis=0)
-        fits[rows] = held > ROOM * pricer.model.num_hidden_layers
-    return floor, fits | (floor >= limit)
-
-
-def _pieces(rows: IntColumn) -> list[IntColumn]:
-    return [rows[start : start + CHUNK] for start in range(0, len(rows), CHUNK)]
-
-
-def _layers_of_ranks(pricer: Pricer, batch: LayoutBatch) -> FloatColumn:
-    """Layers of every rank, (p, N), 0 beyond a pipeline's last."""
-    held = np.zeros((int(batch.pp.max()), len(batch)))
-    codes = np.stack([batch.pp_schedule, batch.pp, batch.virtual_stages, batch.split])
-    _, first, inverse = np.unique(codes, axis=1, return_index=True, return_inverse=True)
-    for place, row in enumerate(first.tolist()):
-        units = stages.rank_units(batch, row, pricer.model, pricer.rules)
-        held[: len(units), inverse.ravel() == place] = units[:, :-2].sum(axis=1)[:, None]
-    return held
-
-
-def most_device_bytes(pricer: Pricer) -> float:
-    """The most device bytes that are likely enough to fit."""
-    low, high = 0.0, 2.0 * float(pricer.cluster.usable_memory_bytes)
-    for _ in range(BISECTIONS):
-        middle = (low + high) / 2.0
-        if fitting(pricer, np.array([middle]))[0]:
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-def with_budget(batch: LayoutBatch, hundredths: IntColumn) -> LayoutBatch:
-    """The layouts with these memory budgets; a whole one is no recomputation at all."""
-    none = hundredths >= STEPS
-    return replace(
-        batch,
-        ac_kind=np.where(none, NONE, MEMORY_BUDGET),
-        ac_value=np.where(none, 0.0, np.round(hundredths / STEPS, 2)),
-    )
 
 
 class SplitSearch:
@@ -303,7 +218,7 @@ class Climb:
         ranks = int(self.classes.pp.max())
         value, idle = np.zeros(len(batch)), np.zeros(len(batch))
         loads, filled = np.zeros((ranks, len(batch))), np.zeros((ranks, len(batch)))
-        for rows in _pieces(np.arange(len(batch))):
+        for rows in pieces(np.arange(len(batch))):
             part = batch.take(rows)
             prices = self.pricer.price(part, every_rank=True)
             seconds = prices.stage_seconds
@@ -333,7 +248,7 @@ class Climb:
             batch = self._at(owners, splits, middle)
             device = [
                 self.pricer.price(batch.take(rows)).least_device_bytes
-                for rows in _pieces(np.arange(len(batch)))
+                for rows in pieces(np.arange(len(batch)))
             ]
             fits = fitting(self.pricer, np.concatenate(device))
             low, high = np.where(fits, middle, low), np.where(fits, high, middle)
@@ -444,11 +359,6 @@ def _all_pairs(split: Split) -> list[tuple[int, int, int]]:
     ends = {0, len(split) - 1, split.index(max(split)), split.index(min(split))}
     those = range(len(split)) if len(split) <= ALL_PAIRS else sorted(ends)
     return [(giver, taker, 1) for giver in those for taker in those if giver != taker]
-
-
-def fitting(pricer: Pricer, device_bytes: FloatColumn) -> BoolColumn:
-    """Whether layouts are likely enough to fit, (N,)."""
-    return np.asarray(oom_probability(pricer.profile, pricer.cluster, device_bytes) <= OOM_LIMIT)
 
 
 def _best_of_each(owners: IntColumn, value: FloatColumn, count: int) -> IntColumn:

@@ -1,0 +1,259 @@
+"""Floors under the step of a class: all layouts that differ in their split and memory budget alone.
+
+A split can do no more than let all ranks compute equally long, hide half of their idle time, and
+fill each of them with whole layers as far as its memory goes. Ranks in front, with most
+microbatches in flight, hold few layers unless much is recomputed; what they cannot hold makes
+others longer. So a class with a budget between b and c takes no less than the layers of the fullest
+rank with the room that b leaves, each in the time that c leaves it. `open_classes` halves the range
+of budgets until that bound is above the limit or the range is COARSE.
+Letters: N layouts, R pipeline ranks, K kinds of layers, and all of them together as one more.
+"""
+
+from dataclasses import dataclass, fields, replace
+from typing import TypeVar
+
+import numpy as np
+
+from planner.calibration.intervals import oom_probability
+from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
+from planner.cost.chunks import CHUNK
+from planner.cost.lower_bounds import SPLIT_HIDES
+from planner.cost.pipeline.schedule_columns import by_schedule, num_microbatches
+from planner.cost.price import Pricer, Prices
+from planner.cost.stragglers import straggler_share
+from planner.search.bounds import COARSE, OOM_LIMIT, STEPS
+from planner.work.checkpointing import MEMORY_BUDGET, NONE
+
+BISECTIONS = 30
+
+ColumnsT = TypeVar("ColumnsT", "Pace", "Fullest")
+
+
+@dataclass(frozen=True, slots=True)
+class Fullest:
+    """The fullest rank of N pipelines under the most even split that memory allows, (K + 1, N).
+
+    layers: of one kind (the last: of any) on it, at the least; infinite where they find no room.
+    ranks: how many ranks hold as many, if none holds more.
+    """
+
+    layers: FloatColumn
+    ranks: FloatColumn
+
+    @classmethod
+    def of(cls, counts: FloatColumn, most: FloatColumn, pp: IntColumn) -> "Fullest":
+        """From layers of each kind, (K + 1,), and the room of each rank, (K + 1, R, N)."""
+        counts = counts[:, None]
+        low, high = np.ceil(counts / pp) - 1.0, np.broadcast_to(counts, (len(counts), len(pp)))
+        while (high - low > 1.0).any():
+            middle = np.floor((low + high) / 2.0)
+            enough = np.minimum(most, middle[:, None]).sum(axis=1) >= counts
+            low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+        spare = np.minimum(most, high[:, None]).sum(axis=1) - counts
+        ranks = (most >= high[:, None]).sum(axis=1) - spare
+        return cls(np.where(spare < 0.0, np.inf, high), np.maximum(ranks, 1.0))
+
+    @classmethod
+    def anywhere(cls, counts: FloatColumn, pp: IntColumn) -> "Fullest":
+        """Where every rank has room."""
+        layers = np.ceil(counts[:, None] / pp)
+        return cls(layers, counts[:, None] - (layers - 1.0) * pp)
+
+    def take(self, rows: IntColumn | BoolColumn) -> "Fullest":
+        """Those of some rows."""
+        return Fullest(self.layers[:, rows], self.ranks[:, rows])
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast N layouts are under any split, as far as their budget decides, (N,) or (K + 1, N).
+
+    shared: a step with its compute shared evenly, idle seconds counted as far as no split hides
+        them.
+    outside: what of it is not compute or idle.
+    layer: seconds that one layer on the fullest rank adds to a step.
+    before: seconds that one in the first stage of a rank before it adds: its first microbatch
+        forward, its last backward. None where weight gradients wait.
+    stages (N,): on each rank.
+    """
+
+    shared: FloatColumn
+    outside: FloatColumn
+    layer: FloatColumn
+    before: FloatColumn
+    stages: FloatColumn
+
+    @classmethod
+    def of(cls, pricer: Pricer, batch: LayoutBatch, prices: Prices, mean: FloatColumn) -> "Pace":
+        """From the prices of the batch.
+
+        mean (N,): what a mean rank computes in a step, `Pricer.layout_lower_bounds`.
+        """
+        own = prices.own_factor * prices.stage_seconds.busy + prices.parts["straggler"]
+        bubble = prices.parts["bubble"]
+        outside = prices.step_seconds - own - bubble - prices.parts["pp"]
+        seconds, kinds = prices.stage_seconds, len(pricer.unit_counts) - 2
+        each = (seconds.forward + seconds.input_grad + seconds.weight_grad)[:kinds]
+        each = np.concatenate([each, each.min(axis=0, keepdims=True)]) * prices.own_factor
+        m = num_microbatches(batch, pricer.training)
+        ordered = by_schedule(batch, lambda s, at: np.full(len(at), not s.splits_backward), 0.0)
+        paired = by_schedule(
+            batch,
+            lambda s, at: s.pairs_on_critical_path(
+                batch.pp[at], batch.virtual_stages[at], m[at].astype(np.int64)
+            ),
+            0.0,
+        )
+        late = 1.0 + straggler_share(pricer.cluster.num_gpus, pricer.profile.straggler_delay)
+        return cls(
+            shared=outside + np.minimum(own, mean) + (1.0 - SPLIT_HIDES) * bubble,
+            outside=outside,
+            layer=np.where(paired > 0, 0.0, late * m * each),
+            before=np.where((ordered > 0) & ~(paired > 0), each, 0.0),
+            stages=batch.virtual_stages.astype(np.float64),
+        )
+
+    def take(self, rows: IntColumn | BoolColumn) -> "Pace":
+        """Those of some rows."""
+        return Pace(*(getattr(self, field.name)[..., rows] for field in fields(self)))
+
+    def floor(self, fullest: Fullest) -> FloatColumn:
+        """The step, (N,), at the least; infinite where layers find no room.
+
+        Either the fullest rank holds no more, and the last of those that hold as many works after
+        the others and ends before them, or some rank holds one layer more. Of several stages the
+        first of the others holds a layer at least, but for that with the embedding.
+        """
+        room = np.isfinite(fullest.layers)
+        layers = np.where(room, fullest.layers, 0.0)
+        others = fullest.ranks - 1.0
+        earlier = np.where(self.stages == 1.0, others * layers, np.maximum(others - 1.0, 0.0))
+        alike = layers * self.layer + earlier * self.before
+        longest = np.minimum(alike, (layers + 1.0) * self.layer).max(axis=0)
+        return np.where(room.all(axis=0), np.maximum(self.shared, self.outside + longest), np.inf)
+
+
+def floors(pricer: Pricer, batch: LayoutBatch, prices: Prices, mean: FloatColumn) -> FloatColumn:
+    """The step of each pipelined layout under any split of its layers, at the least, (N,).
+
+    Whatever its memory; `mean` as in `Pace.of`.
+    """
+    anywhere = Fullest.anywhere(_counts(pricer), batch.pp)
+    return Pace.of(pricer, batch, prices, mean).floor(anywhere)
+
+
+def open_classes(
+    pricer: Pricer, classes: LayoutBatch, most: IntColumn, limit: float
+) -> tuple[LayoutBatch, FloatColumn]:
+    """(the classes with floors below the limit, those floors), each with its most promising budget.
+
+    most (N,): the largest budget, in hundredths, that each may have.
+    """
+    owner = np.arange(len(classes))
+    low, high = np.zeros(len(classes), dtype=np.int64), most
+    pace = _paces(pricer, with_budget(classes, high))
+    near = pace.floor(Fullest.anywhere(_counts(pricer), classes.pp)) < limit
+    owner, low, high, pace = owner[near], low[near], high[near], pace.take(near)
+    fullest = _fullest(pricer, with_budget(classes.take(owner), low))
+    while True:
+        floor = pace.floor(fullest)
+        near = floor < limit
+        owner, low, high, floor = owner[near], low[near], high[near], floor[near]
+        pace, fullest = pace.take(near), fullest.take(near)
+        wide = np.flatnonzero(high - low > COARSE)
+        if not len(wide):
+            break
+        done = np.flatnonzero(high - low <= COARSE)
+        middle = (low[wide] + high[wide]) // 2
+        there = with_budget(classes.take(owner[wide]), middle)
+        paces, fullests = _paces(pricer, there), _fullest(pricer, there)
+        keep = np.concatenate([done, wide, wide])
+        pace = _joined(pace.take(done), paces, pace.take(wide))
+        fullest = _joined(fullest.take(done), fullest.take(wide), fullests)
+        owner = owner[keep]
+        low = np.concatenate([low[done], low[wide], middle])
+        high = np.concatenate([high[done], middle, high[wide]])
+    order = np.lexsort((floor, owner))
+    _, first = np.unique(owner[order], return_index=True)
+    best = order[first]
+    return with_budget(classes.take(owner[best]), high[best]), floor[best]
+
+
+def floors_with_room(pricer: Pricer, batch: LayoutBatch, limit: float) -> FloatColumn:
+    """The step of each layout under any split that fits, at the least, (N,).
+
+    Infinite where none does, and where it is above the limit.
+    """
+    floor = np.full(len(batch), np.inf)
+    pace = _paces(pricer, batch)
+    near = np.flatnonzero(pace.floor(Fullest.anywhere(_counts(pricer), batch.pp)) < limit)
+    floor[near] = pace.take(near).floor(_fullest(pricer, batch.take(near)))
+    return floor
+
+
+def with_budget(batch: LayoutBatch, hundredths: IntColumn) -> LayoutBatch:
+    """The layouts with these memory budgets; a whole one is no recomputation at all."""
+    none = hundredths >= STEPS
+    return replace(
+        batch,
+        ac_kind=np.where(none, NONE, MEMORY_BUDGET),
+        ac_value=np.where(none, 0.0, np.round(hundredths / STEPS, 2)),
+    )
+
+
+def _joined(*parts: ColumnsT) -> ColumnsT:
+    return type(parts[0])(
+        *(
+            np.concatenate([getattr(part, field.name) for part in parts], axis=-1)
+            for field in fields(parts[0])
+        )
+    )
+
+
+def _counts(pricer: Pricer) -> FloatColumn:
+    """Layers of each kind and of all, (K + 1,)."""
+    counts = pricer.unit_counts[:-2]
+    return np.append(counts, counts.sum())
+
+
+def _paces(pricer: Pricer, batch: LayoutBatch) -> Pace:
+    parts = []
+    for start in range(0, max(len(batch), 1), CHUNK):
+        part = batch.take(slice(start, start + CHUNK))
+        parts.append(Pace.of(pricer, part, pricer.price(part), pricer.layout_lower_bounds(part)))
+    return _joined(*parts)
+
+
+def _fullest(pricer: Pricer, batch: LayoutBatch) -> Fullest:
+    """The fullest rank of each layout, with the room that its own budget leaves."""
+    counts, device = _counts(pricer), most_device_bytes(pricer)
+    order = np.argsort(batch.pp, kind="stable")
+    layers, ranks = np.zeros((2, len(counts), len(batch)))
+    for rows in pieces(order):
+        part = batch.take(rows)
+        room = pricer.most_layers(part, device)
+        found = Fullest.of(counts, np.concatenate([room, room.max(axis=0, keepdims=True)]), part.pp)
+        layers[:, rows], ranks[:, rows] = found.layers, found.ranks
+    return Fullest(layers, ranks)
+
+
+def pieces(rows: IntColumn) -> list[IntColumn]:
+    """The rows in parts that are priced at once."""
+    return [rows[start : start + CHUNK] for start in range(0, len(rows), CHUNK)]
+
+
+def most_device_bytes(pricer: Pricer) -> float:
+    """The most device bytes that are likely enough to fit."""
+    low, high = 0.0, 2.0 * float(pricer.cluster.usable_memory_bytes)
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2.0
+        if fitting(pricer, np.array([middle]))[0]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def fitting(pricer: Pricer, device_bytes: FloatColumn) -> BoolColumn:
+    """Whether layouts are likely enough to fit, (N,)."""
+    return np.asarray(oom_probability(pricer.profile, pricer.cluster, device_bytes) <= OOM_LIMIT)
