@@ -20,6 +20,8 @@ from planner.cost.prepared_job import PreparedJob
 from planner.rules import cuda_graphs
 from planner.work.checkpointing import BLOCK, FULL, NONE
 
+STAGE_COUNTS = ("pp", "virtual_stages")  # a unit asks only whether there are several
+
 ColumnsT = TypeVar("ColumnsT", layers.UnitCosts, sharding.UnitShards)
 
 
@@ -44,12 +46,11 @@ class SummedCosts:
 
 
 def units_at(job: PreparedJob, rows: LayoutBatch, blocks: int = NONE) -> SummedCosts:
-    """Costs of the units at U rows, some thousand rows at a time.
+    """Costs of the units at U rows of `distinct_rows`; what the job remembers is not priced again.
 
     blocks: the mode in which layouts under block-N are taken.
     """
-    costs = _costs_at(job, _in_mode(rows, blocks))
-    return _summed(costs)
+    return _summed(_costs_at(job, _in_mode(rows, blocks)))
 
 
 def _in_mode(rows: LayoutBatch, mode: int) -> LayoutBatch:
@@ -65,11 +66,25 @@ def _in_mode(rows: LayoutBatch, mode: int) -> LayoutBatch:
 
 
 def _costs_at(job: PreparedJob, rows: LayoutBatch) -> layers.UnitCosts:
-    parts = [
-        layers.unit_costs(job.context(rows.take(part)), job.model)
-        for part in chunks.slices(len(rows), chunks.CACHED_ROWS)
-    ]
-    return parts[0] if len(parts) == 1 else layers.UnitCosts.concatenate(parts)
+    def price(missing: IntColumn) -> list[layers.UnitCosts]:
+        return [
+            layers.unit_costs(job.context(rows.take(missing[part])), job.model)
+            for part in chunks.slices(len(missing), chunks.CACHED_ROWS)
+        ]
+
+    values, several = _key(job)
+    columns = [getattr(rows, name) for name in values + several]
+    return job.known_units.at(deduplicated.hashes(columns), price)
+
+
+def _key(job: PreparedJob) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """`layers.key`, with the columns that CUDA graphs read."""
+    values, several = layers.key(
+        job.cluster.rank_order, job.model, job.recipes, overlaps_exchange=job.training.overlap.ep
+    )
+    read = dict.fromkeys((*values, *several, *cuda_graphs.columns_read(job.rules_context)))
+    several = tuple(name for name in read if name in STAGE_COUNTS and name not in values)
+    return tuple(name for name in read if name not in several), several
 
 
 def _summed(costs: layers.UnitCosts) -> SummedCosts:
@@ -86,17 +101,13 @@ def _summed(costs: layers.UnitCosts) -> SummedCosts:
 
 
 def distinct_rows(job: PreparedJob, batch: LayoutBatch) -> tuple[LayoutBatch, IntColumn]:
-    """(the U rows of the batch whose units differ in cost, row of each layout (N,))."""
-    names = (
-        *layers.key(
-            job.cluster.rank_order,
-            job.model,
-            job.recipes,
-            overlaps_exchange=job.training.overlap.ep,
-        ),
-        *cuda_graphs.columns_read(job.rules_context),
-    )
-    return deduplicated.distinct(batch, tuple(dict.fromkeys(names)))
+    """(the U rows of the batch whose units differ in cost, row of each layout (N,)).
+
+    Where a unit's cost depends on whether there are several stages, the rows have 2 of them.
+    """
+    values, several = _key(job)
+    batch = replace(batch, **{name: np.minimum(getattr(batch, name), 2) for name in several})
+    return deduplicated.distinct(batch, values + several)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

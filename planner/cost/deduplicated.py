@@ -7,6 +7,7 @@ U = N = 1.
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.columns import Column, IntColumn, LayoutBatch
 
@@ -15,24 +16,32 @@ _MIXERS = np.random.default_rng(20261121).integers(1, 2**63, size=64, dtype=np.u
 )
 
 
-def unique_rows(columns: Sequence[Column]) -> tuple[IntColumn, IntColumn]:
-    """(first row of each distinct combination (U,), index of every row's combination (N,)).
+def hashes(columns: Sequence[Column]) -> NDArray[np.uint64]:
+    """A 64-bit multilinear hash of every row.
 
-    A 64-bit multilinear hash distinguishes combinations: 10^5 of them clash with probability below
-    10^-9.
+    10^5 distinct combinations clash with probability below 10^-9.
     """
     mixed = np.zeros(len(columns[0]), dtype=np.uint64)
     for mixer, column in zip(_MIXERS, columns, strict=False):
+        column = np.ascontiguousarray(column)
         bits = column.view(np.uint64) if column.dtype == np.float64 else column.astype(np.uint64)
         mixed += (bits + np.uint64(0x9E3779B97F4A7C15)) * mixer
     mixed ^= mixed >> np.uint64(29)
-    if len(mixed) == 1:
+    return mixed
+
+
+def unique_rows(columns: Sequence[Column]) -> tuple[IntColumn, IntColumn]:
+    """(first row of each distinct combination (U,), index of every row's combination (N,)).
+
+    Combinations are told apart by their hashes.
+    """
+    if len(columns[0]) == 1:
         return np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
-    _, first, inverse = np.unique(mixed, return_index=True, return_inverse=True)
+    _, first, inverse = np.unique(hashes(columns), return_index=True, return_inverse=True)
     return first, inverse
 
 
 def distinct(batch: LayoutBatch, names: Sequence[str]) -> tuple[LayoutBatch, IntColumn]:
     """(batch of the U distinct rows by these fields, inverse (N,))."""
-    first, inverse = unique_rows([np.ascontiguousarray(getattr(batch, name)) for name in names])
+    first, inverse = unique_rows([getattr(batch, name) for name in names])
     return batch.take(first), inverse

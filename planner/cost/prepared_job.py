@@ -1,11 +1,12 @@
 """A job whose layout is open, with all that a price reads of it looked up once."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from planner.columns import FloatColumn, LayoutBatch
 from planner.cost.data_parallel.optimizer_step import OptimizerStep
+from planner.cost.known_units import KnownUnits
 from planner.cost.layer import unit_costs as layers
 from planner.cost.layer.context import CostContext
 from planner.cost.layer.quantisation import Quantisation
@@ -31,6 +32,7 @@ class PreparedJob:
     recipes: how each precision computes under this trainer's release.
     own_factor: factor on the step's seconds that one's own runs of this stack showed, by precision
         code; 1 without any.
+    known_units: costs already computed.
     """
 
     model: ModelSpec
@@ -43,6 +45,7 @@ class PreparedJob:
     fabric: Fabric
     recipes: tuple[Recipe, ...]
     own_factor: FloatColumn
+    known_units: KnownUnits = field(default_factory=KnownUnits, compare=False, repr=False)
 
     @property
     def optimizer_step(self) -> OptimizerStep:

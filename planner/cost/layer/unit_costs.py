@@ -48,8 +48,8 @@ def key(
     recipes: tuple[Recipe, ...],
     *,
     overlaps_exchange: bool,
-) -> tuple[str, ...]:
-    """Layout fields that a unit's costs depend on.
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Layout fields that a unit's costs depend on: (their values, whether they are above 1).
 
     They are those of its own work, and the axes inside tp and cp, which place the groups of both.
     overlaps_exchange: `training.overlap.ep`, which not every pipeline allows.
@@ -60,7 +60,7 @@ def key(
         overlaps_exchange or any(recipe.experts_alone for recipe in recipes)
     )
     more = ("pp",) * asks_for_pp + ("virtual_stages",) * overlaps_exchange
-    return _KEY + places + tuple(name for name in more if name not in places)
+    return _KEY + places, tuple(name for name in more if name not in places)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

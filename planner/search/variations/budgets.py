@@ -190,8 +190,6 @@ def split_classes(
     for part, budgets in zip(np.split(cells, places), np.split(most, places), strict=True):
         found.append(_bases(pricer, space, part, budgets, limit))
     bases = LayoutBatch.concatenate(found)
-    if not len(bases):
-        return bases, np.zeros(0)
     return open_classes(pricer, bases, np.round(bases.ac_value * STEPS).astype(np.int64), limit)
 
 

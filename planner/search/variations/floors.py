@@ -151,6 +151,8 @@ def open_classes(
     """
     owner = np.arange(len(classes))
     low, high = np.zeros(len(classes), dtype=np.int64), most
+    if not len(classes):
+        return classes, np.zeros(0)
     pace = _paces(pricer, with_budget(classes, high))
     near = pace.floor(Fullest.anywhere(_counts(pricer), classes.pp)) < limit
     owner, low, high, pace = owner[near], low[near], high[near], pace.take(near)
@@ -185,6 +187,8 @@ def floors_with_room(pricer: Pricer, batch: LayoutBatch, limit: float) -> FloatC
     Infinite where none does, and where it is above the limit.
     """
     floor = np.full(len(batch), np.inf)
+    if not len(batch):
+        return floor
     pace = _paces(pricer, batch)
     near = np.flatnonzero(pace.floor(Fullest.anywhere(_counts(pricer), batch.pp)) < limit)
     floor[near] = pace.take(near).floor(_fullest(pricer, batch.take(near)))
@@ -218,7 +222,7 @@ def _counts(pricer: Pricer) -> FloatColumn:
 
 def _paces(pricer: Pricer, batch: LayoutBatch) -> Pace:
     parts = []
-    for start in range(0, max(len(batch), 1), CHUNK):
+    for start in range(0, len(batch), CHUNK):
         part = batch.take(slice(start, start + CHUNK))
         parts.append(Pace.of(pricer, part, pricer.price(part), pricer.layout_lower_bounds(part)))
     return _joined(*parts)

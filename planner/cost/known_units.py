@@ -1,0 +1,79 @@
+"""Costs of units that a job has priced already, since layouts share most of their work.
+
+A search meets the same work again and again: in bounds, in prices, under one budget after another.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.columns import FloatColumn, IntColumn
+from planner.cost.layer.unit_costs import UnitCosts
+
+MOST_ROWS = 2**16  # about a kilobyte each; beyond it all are forgotten
+FIRST_ROWS = 2**10
+
+Price = Callable[[IntColumn], Sequence[UnitCosts]]
+
+
+class KnownUnits:
+    """Unit costs by the hash of what they depend on (`deduplicated.hashes`).
+
+    U: known rows, in the order in which they were priced; `room` is what the columns have place
+    for. One thread's: a price may not use it beside another.
+    """
+
+    def __init__(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        self.hashes: NDArray[np.uint64] = np.zeros(0, dtype=np.uint64)
+        self.places = np.zeros(0, dtype=np.int64)
+        self.columns: dict[str, FloatColumn] = {}
+        self.count = self.room = 0
+
+    def at(self, hashes: NDArray[np.uint64], price: Price) -> UnitCosts:
+        """Costs of these rows.
+
+        price: those of the rows at some indices, in parts.
+        """
+        found = np.searchsorted(self.hashes, hashes)
+        found = np.minimum(found, max(len(self.hashes) - 1, 0))
+        missing = (
+            np.flatnonzero(self.hashes[found] != hashes)
+            if len(self.hashes)
+            else np.arange(len(hashes))
+        )
+        if len(missing) > MOST_ROWS // 2:  # too many to be remembered
+            return UnitCosts.concatenate(price(np.arange(len(hashes))))
+        if len(missing):
+            if self.count + len(missing) > MOST_ROWS:
+                self._forget()
+                missing = np.arange(len(hashes))
+            self._add(hashes[missing], price(missing))
+            found = np.searchsorted(self.hashes, hashes)
+        rows = self.places[found]
+        return UnitCosts(**{name: column[..., rows] for name, column in self.columns.items()})
+
+    def _add(self, hashes: NDArray[np.uint64], parts: Sequence[UnitCosts]) -> None:
+        new = self.count + len(hashes)
+        if new > self.room:
+            self.room = max(new, 2 * self.room, FIRST_ROWS)
+            for field in fields(UnitCosts):
+                kept = self.columns.get(field.name)
+                shape = getattr(parts[0], field.name).shape[:-1]
+                self.columns[field.name] = np.empty((*shape, self.room))
+                if kept is not None:
+                    self.columns[field.name][..., : self.count] = kept[..., : self.count]
+        at = self.count
+        for part in parts:
+            size = len(part.boundary_bytes)
+            for name, column in self.columns.items():
+                column[..., at : at + size] = getattr(part, name)
+            at += size
+        order = np.argsort(np.concatenate([self.hashes, hashes]), kind="stable")
+        self.hashes = np.concatenate([self.hashes, hashes])[order]
+        self.places = np.concatenate([self.places, np.arange(self.count, new)])[order]
+        self.count = new
