@@ -18,6 +18,7 @@ from planner.specs.layout import (
     DTYPES,
     FLAGS,
     MOE_DISPATCHERS,
+    SHARES,
     Layout,
     format_ac,
     parse_ac,
@@ -42,7 +43,8 @@ TRAINER_SPLIT = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutBatch:
-    """N layouts. Integers and codes are int64, flags bool, `ac_value` float64.
+    """N layouts. Integers and codes are int64, flags bool, `ac_value` and shares
+    float64.
 
     ac_kind: index into AC_KINDS.
     ac_value: N of selective-layer-N, block-N and uniform-N or X of memory-budget-X, else 0.
@@ -75,10 +77,16 @@ class LayoutBatch:
     compile: BoolColumn
     optimizer_in_backward: BoolColumn
     cpu_offload: BoolColumn
+    optimizer_offload_fraction: FloatColumn
     splits: tuple[tuple[int, ...], ...] = ()
 
     def __len__(self) -> int:
         return len(self.tp)
+
+    @property
+    def host_share(self) -> FloatColumn:
+        """Share of the optimizer's states and update on the host, (N,)."""
+        return np.where(self.cpu_offload, self.optimizer_offload_fraction, 0.0)
 
     def columns(self) -> Iterator[tuple[str, Column]]:
         """(name, column) of every field but the table of splits."""
@@ -120,7 +128,7 @@ class LayoutBatch:
             values = [getattr(layout, f.name) for layout in layouts]
             if f.name in CODES:
                 values = [CODES[f.name].index(value) for value in values]
-            columns[f.name] = np.array(values, dtype=np.bool_ if f.name in FLAGS else np.int64)
+            columns[f.name] = np.array(values, dtype=dtype_of(f.name))
         return cls(**columns, splits=splits)
 
     @classmethod
@@ -148,6 +156,11 @@ class LayoutBatch:
         for name in ("ac_kind", "ac_value", "split"):
             del values[name]
         return Layout.model_validate(values)
+
+
+def dtype_of(name: str) -> type[np.generic]:
+    """The dtype of a field's column."""
+    return np.bool_ if name in FLAGS else np.float64 if name in SHARES else np.int64
 
 
 def schedule_is(codes: IntColumn, holds: Callable[[Schedule], bool]) -> BoolColumn:

@@ -356,13 +356,14 @@ class _Kernels:
         )
 
     def optimizer(self) -> _Run:
-        """The optimizer's step over the parameters of one rank, mean over pipeline ranks."""
+        """The optimizer's step on the device of one rank, mean over pipeline ranks."""
         batch, pricer = self.batch, self.pricer
         dense, expert = unit_parameters(pricer.model, batch)
         counts = np.array([count for _, count in pricer.model.distinct_layers()] + [1.0, 1.0])
         owned = counts @ kept_shards(batch, dense, expert, self._rank_order()) / batch.pp
+        owned = owned * (1.0 - batch.host_share)
         sizes, dtypes = {"parameters": owned}, ["float32"] * len(batch)
-        calls = np.where(batch.cpu_offload, 0.0, 1.0)
+        calls = np.where(batch.host_share < 1.0, 1.0, 0.0)
         return _Run(
             kind="optimizer",
             name=pricer.training.optimizer,

@@ -147,6 +147,8 @@ class Data:
 def fingerprint(job: Job, step_seconds: float) -> str:
     """A short name of a run: what was trained, where, how, and how long a step took."""
     layout = None if job.layout is None else job.layout.model_dump(mode="json")
+    if layout is not None and layout["optimizer_offload_fraction"] == 1.0:
+        del layout["optimizer_offload_fraction"]  # a field that came after the first fingerprints
     parts = [
         job.model.name,
         job.cluster.gpu.name,

@@ -343,7 +343,10 @@ def _rest(draft: Draft) -> list[str]:
         )
     if layout.optimizer_in_backward:
         draft.gap("optimizer_in_backward", True, "is not in Megatron-LM", "set it to false")
+    share = layout.optimizer_offload_fraction
     if not layout.cpu_offload:
+        if share != 1.0:
+            draft.inert("optimizer_offload_fraction", "means nothing without cpu_offload")
         return []
     draft.notes.append(
         "--optimizer-cpu-offload moves optimizer states, not parameters and gradients as FSDP2's "
@@ -354,7 +357,8 @@ def _rest(draft: Draft) -> list[str]:
         if draft.training.optimizer == "adamw-bf16-states"
         else ["--use-precision-aware-optimizer"]
     )
-    return ["--optimizer-cpu-offload", *aware]
+    fraction = [] if share == 1.0 else ["--optimizer-offload-fraction", f"{share:g}"]
+    return ["--optimizer-cpu-offload", *fraction, *aware]
 
 
 def _training(draft: Draft) -> list[str]:

@@ -74,7 +74,7 @@ def read_arguments(words: Words, num_layers: int, num_gpus: int) -> dict[str, ob
         "async_tp": "tp_comm_overlap" in words,
         "compile": False,
         "optimizer_in_backward": False,
-        "cpu_offload": "optimizer_cpu_offload" in words,
+        **_offload(words),
         "master_dtype": "float32",
         "reduce_dtype": "bfloat16" if "grad_reduce_in_bf16" in words else "float32",
     }
@@ -85,6 +85,27 @@ def read_arguments(words: Words, num_layers: int, num_gpus: int) -> dict[str, ob
         **_recompute(words, num_layers),
         **_precision(words),
     }
+
+
+def _offload(words: Words) -> dict[str, object]:
+    """Megatron's own share is all; a share of nothing is no offload."""
+    if "optimizer_cpu_offload" not in words:
+        return {"cpu_offload": False}
+    text = word(words, "optimizer_offload_fraction") or "1"
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0.0 <= share <= 1.0:
+        raise SpecError(
+            Fault(
+                "--optimizer-offload-fraction",
+                text,
+                "is no share from 0 to 1",
+                "correct the arguments",
+            )
+        )
+    return {"cpu_offload": share > 0.0, "optimizer_offload_fraction": share or 1.0}
 
 
 def _dispatcher(words: Words) -> str:

@@ -62,6 +62,14 @@ def layout_settings(draft: Draft, line: str) -> Settings:
     """Every field of the layout that this line has a setting for; the others become gaps."""
     layout = draft.layout
     settings: Settings = {key: getattr(layout, name) for name, key in SAME_KEYS.items()}
+    if layout.optimizer_offload_fraction != 1.0:
+        draft.gap(
+            "optimizer_offload_fraction",
+            layout.optimizer_offload_fraction,
+            "is Megatron-LM's; TorchTitan moves all shards to the host or none",
+            "use 1",
+            blocking=layout.cpu_offload,
+        )
     settings["compile.components"] = ["model", "loss"]
     settings[ASYNC_TP[line]] = layout.async_tp
     settings[P + "fsdp_reshard_after_forward"] = _reshard(draft)

@@ -27,6 +27,7 @@ MEMORY_BUDGET, SELECTIVE_OP = AC_KINDS.index("memory-budget"), AC_KINDS.index("s
 BLOCK, UNIFORM = AC_KINDS.index("block"), AC_KINDS.index("uniform")
 
 SINGLES = frozenset({"fp32", "tf32"})
+HOST_TOO_SMALL = "host memory too small for CPU offload"
 
 
 def splits_backward(codes: IntColumn) -> BoolColumn:
@@ -155,7 +156,7 @@ def peer_gpus(c: Context) -> int:
 
 
 def node_bytes(c: Context) -> float:
-    """Bytes that CPU offload keeps in one node's host memory for one replica.
+    """Bytes that whole CPU offload keeps in one node's host memory for one replica.
 
     These are fp32 parameters and gradients, and optimizer states.
     """
@@ -288,17 +289,46 @@ _ZERO_RULES: tuple[Rule, ...] = (
         remedy=lambda x, c: "set cpu_offload to false, or raise dp_shard and zero_stage",
     ),
     Rule(
-        key="host memory too small for CPU offload",
+        key=HOST_TOO_SMALL,
         field="cpu_offload",
-        reads=frozenset({"cpu_offload", "dp_replicate"}),
+        reads=frozenset({"cpu_offload", "dp_replicate", "optimizer_offload_fraction"}),
         broken=lambda x, c: np.asarray(
-            x.cpu_offload & (node_bytes(c) * x.dp_replicate > c.cluster.host_memory_bytes)
+            x.cpu_offload
+            & (
+                node_bytes(c) * x.dp_replicate * x.optimizer_offload_fraction
+                > c.cluster.host_memory_bytes
+            )
         ),
         rule=lambda x, c: (
-            f"needs {format_bytes(node_bytes(c) * x.dp_replicate)} of host memory in each node, "
-            f"which has {format_bytes(c.cluster.host_memory_bytes)}"
+            f"needs {format_bytes(node_bytes(c) * x.dp_replicate * x.optimizer_offload_fraction)} "
+            f"of host memory in each node, which has {format_bytes(c.cluster.host_memory_bytes)}"
         ),
-        remedy=lambda x, c: "set cpu_offload to false, use more nodes, or lower dp_replicate",
+        remedy=lambda x, c: (
+            "set cpu_offload to false, use more nodes, or lower dp_replicate"
+            + (" or optimizer_offload_fraction" if c.released.offloads_partly else "")
+        ),
+    ),
+    Rule(
+        key="trainer offloads all states or none",
+        field="optimizer_offload_fraction",
+        reads=frozenset({"optimizer_offload_fraction"}),
+        applies=lambda c: not c.released.offloads_partly,
+        broken=lambda x, c: np.asarray(x.optimizer_offload_fraction < 1.0),
+        rule=lambda x, c: (
+            f"{_release(c)} moves all optimizer states to the host or none, not a share of "
+            f"{x.optimizer_offload_fraction:g}"
+        ),
+        remedy=lambda x, c: "set optimizer_offload_fraction to 1",
+    ),
+    Rule(
+        key="a share of CPU offload without it",
+        field="optimizer_offload_fraction",
+        reads=frozenset({"cpu_offload", "optimizer_offload_fraction"}),
+        broken=lambda x, c: np.asarray(~x.cpu_offload & (x.optimizer_offload_fraction < 1.0)),
+        rule=lambda x, c: (
+            f"{x.optimizer_offload_fraction:g} is a share of what cpu_offload moves, which is false"
+        ),
+        remedy=lambda x, c: "set cpu_offload to true, or optimizer_offload_fraction to 1",
     ),
 )
 

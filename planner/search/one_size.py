@@ -6,7 +6,7 @@ It screens everything, simulates the best, samples what cannot be enumerated, an
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from planner.cost.price import Pricer
 from planner.cost.refine import first_groups, simulated_step_seconds
 from planner.cost.run.goodput import RunColumns, busy_seconds, run_columns
 from planner.rules import Context
+from planner.rules.features import HOST_TOO_SMALL
 from planner.search.bounds import OOM_LIMIT
 from planner.search.choice.preference import Weighed, leaders
 from planner.search.sampled import SampledTrial
@@ -25,6 +26,7 @@ from planner.search.space.enumerate import Space, build_space
 from planner.search.variations.beyond import Beyond
 from planner.search.variations.budgets import best_budgets, dialled, split_classes, takes_budget
 from planner.search.variations.floors import floors_with_room
+from planner.search.variations.host_share import STEPS, best_shares, largest_share, smallest_shares
 from planner.search.variations.splits import SplitSearch
 from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job
@@ -35,10 +37,11 @@ SIMULATED = 300
 # distinct (schedule, pp, stages, microbatches) among them; each is simulated once for
 # all its layouts
 SIMULATED_GROUPS = 16
-BUDGETS_SIMULATED = 40
+BUDGETS_SIMULATED = SHARES_SIMULATED = 40
 UNSEEN = 0.998  # a layout that gains less is not looked for
 POLISHED = 2  # of the classes of one pipeline
 NEAR = 1.02  # what closed forms differ by from the simulation (benchmarks/screening.py)
+SHARES_SPLIT = 16
 SAMPLED_SEEDS = 4
 SAMPLED_TRIALS = 64
 STRUCTURE = (
@@ -137,7 +140,11 @@ def search_size(
     rejected, num_layouts = Counter(space.rejected), space.num_layouts
     offloads = "cpu_offload" not in {*job.search.fix, *job.search.allow}
     if not screened.num_fitting:
-        for options in ({"offload": True}, {"oversized": True})[0 if offloads else 1 :]:
+        hosted: tuple[_Options, ...] = ({"offload": True},) if offloads else ()
+        most = largest_share(pricer.rules_context)
+        if offloads and 0.0 < most < 1.0 and _takes_shares(job, pricer):
+            hosted += ({"offload": True, "share": most},)
+        for options in (*hosted, _Options(oversized=True)):
             space, found = _screen(job, pricer, **options)
             num_layouts = max(num_layouts, space.num_layouts)
             screened = found if len(found.batch) else screened
@@ -160,10 +167,20 @@ def search_size(
     if screened.num_fitting:
         _simulate(job, at_size, space, screened)
         if offloads and job.search.objective != "memory" and len(space.cells) <= MOST_OFFLOADED:
-            _offload(job, at_size)
+            space = _offload(job, at_size)
+        if _takes_shares(job, pricer) and len(space.cells) <= MOST_OFFLOADED:
+            _share(job, at_size, space)
         if samples:
             _sample(job, at_size)
     return at_size
+
+
+class _Options(TypedDict, total=False):
+    """How a second pass looks."""
+
+    offload: bool
+    oversized: bool
+    share: float
 
 
 def _screen(
@@ -172,10 +189,10 @@ def _screen(
     *,
     offload: bool = False,
     oversized: bool = False,
+    share: float = 1.0,
     limit_seconds: float = np.inf,
 ) -> tuple[Space, Screened]:
-    context = Context(model=job.model, cluster=pricer.cluster, training=job.training)
-    space = build_space(context, job.search, offload=offload, oversized=oversized)
+    space = _space(job, pricer, offload=offload, oversized=oversized, share=share)
     return space, screen(
         pricer,
         space,
@@ -185,14 +202,72 @@ def _screen(
     )
 
 
-def _offload(job: Job, at_size: OneSize) -> None:
-    """Adds what is faster with states on the host than anything without.
+def _space(
+    job: Job, pricer: Pricer, *, offload: bool, oversized: bool = False, share: float = 1.0
+) -> Space:
+    """The space of the job. share: of the states on the host, where the user leaves it open."""
+    context = Context(model=job.model, cluster=pricer.cluster, training=job.training)
+    search = job.search
+    if share < 1.0:
+        fix = {**search.fix, "optimizer_offload_fraction": share}
+        search = search.model_copy(update={"fix": fix})
+    return build_space(context, search, offload=offload, oversized=oversized)
+
+
+def _offload(job: Job, at_size: OneSize) -> Space:
+    """Adds what is faster with states on the host than anything without; returns their space.
 
     States that leave the device make room for less recomputation, or for a simpler layout.
     """
     limit = UNSEEN * at_size.best_seconds
     space, screened = _screen(job, at_size.pricer, offload=True, limit_seconds=limit)
     _simulate(job, at_size, space, screened, limit)
+    return space
+
+
+def _takes_shares(job: Job, pricer: Pricer) -> bool:
+    """Whether a share of the optimizer's states may lie on the host."""
+    search = job.search
+    return (
+        pricer.rules_context.released.offloads_partly
+        and search.objective != "memory"
+        and "optimizer_offload_fraction" not in {*search.fix, *search.allow}
+        and search.fix.get("cpu_offload", True) is True
+        and True in search.allow.get("cpu_offload", [True])
+    )
+
+
+def _share(job: Job, at_size: OneSize, space: Space) -> None:
+    """Adds what is faster with the smallest share of its states on the host that makes it fit.
+
+    Splits of layers are climbed for the best of them.
+    space: of layouts with CPU offload.
+    """
+    pricer = at_size.pricer
+    if space.rejected.get(HOST_TOO_SMALL):  # a share may leave room
+        space = _space(job, pricer, offload=True, share=1.0 / STEPS)
+    limit = NEAR * at_size.best_seconds
+    whole = [layout for _, _, layout in at_size.candidates if layout.cpu_offload]
+    found = best_shares(pricer, space, limit, SHARES_SIMULATED)
+    if whole:
+        less, _ = smallest_shares(pricer, LayoutBatch.from_layouts(whole), limit)
+        found = LayoutBatch.concatenate([found, less])
+    step = _consider(at_size, found)
+    if "layers_per_stage" in {*job.search.fix, *job.search.allow}:
+        return
+    near = np.argsort(step, kind="stable")
+    near = near[(step[near] < NEAR * at_size.best_seconds) & (found.pp[near] > 1)][:SHARES_SPLIT]
+    if len(near):
+        classes = found.take(near)
+        closed = np.zeros(len(near), dtype=np.bool_)
+        search = SplitSearch(pricer, classes, closed, np.zeros(len(near)))
+        less, _ = smallest_shares(pricer, search.next(limit), limit)
+        step = _consider(at_size, less)
+        first = np.argsort(step, kind="stable")[:POLISHED]
+        if len(first):
+            polished = search.polished(less.take(first))
+            less, _ = smallest_shares(pricer, polished, limit)
+            _consider(at_size, LayoutBatch.concatenate([polished, less]))
 
 
 def _wanted(job: Job) -> int:

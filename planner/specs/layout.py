@@ -14,6 +14,7 @@ from planner.specs.validation import build, closest
 MAX_DEGREE = 2**20
 Degree = Annotated[int, Field(strict=True, ge=1, le=MAX_DEGREE)]
 Flag = Annotated[bool, Field(strict=True)]
+Share = Annotated[float, Field(strict=True, gt=0.0, le=1.0)]
 # The value of one field. Types are listed so that JSON's lists come back as tuples.
 FieldValue = bool | int | float | str | tuple[int, ...] | None
 ZeroStage = Annotated[int, Field(strict=True, ge=0, le=3)]
@@ -102,7 +103,9 @@ class Layout(BaseModel):
     """A fully set layout.
 
     dp_replicate x dp_shard x cp x tp x pp is num_gpus. The axes `ep` and `etp` regroup the same
-    ranks for experts. moe_dispatcher has a default for layouts stored before it was a field.
+    ranks for experts. optimizer_offload_fraction is the share of the optimizer's states, and of its
+    update, that cpu_offload moves to the host. It and moe_dispatcher have defaults for layouts
+    stored before they were fields.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -132,6 +135,7 @@ class Layout(BaseModel):
     compile: Flag
     optimizer_in_backward: Flag
     cpu_offload: Flag
+    optimizer_offload_fraction: Share = 1.0
 
     @field_validator("ac")
     @classmethod
@@ -212,11 +216,13 @@ class Layout(BaseModel):
             for name, dtype in dtypes
             if dtype != ("bfloat16" if name == "params" else "float32")
         ]
+        host_share = self.optimizer_offload_fraction
+        share = "" if host_share == 1.0 else f" {host_share:g}"
         flags = (
             ("no-sp", self.tp > 1 and not self.sequence_parallel),
             ("compile", self.compile),
             ("async-tp", self.async_tp),
-            ("offload", self.cpu_offload),
+            (f"offload{share}", self.cpu_offload),
             ("opt-in-bwd", self.optimizer_in_backward),
         )
         return " · ".join([*parts, *(name for name, on in flags if on)])
@@ -242,13 +248,14 @@ def check_layout_values(values: object, field: str = "layout") -> dict[str, obje
     return {name: getattr(checked, name) for name in probe}
 
 
-INTEGERS, FLAGS = (
+INTEGERS, FLAGS, SHARES = (
     tuple(name for name, info in Layout.model_fields.items() if info.annotation is kind)
-    for kind in (int, bool)
+    for kind in (int, bool, float)
 )  # fields, in the order of the contract's table
 _NEUTRAL: dict[str, object] = {
     **dict.fromkeys(INTEGERS, 1),
     **dict.fromkeys(FLAGS, False),
+    **dict.fromkeys(SHARES, 1.0),
     "moe_dispatcher": "alltoall",
     "zero_stage": 3,
     "cp_method": "allgather",

@@ -20,6 +20,7 @@ ADDED_LATER: Mapping[str, object] = {
     "cuda_graphs": None,
     "chunked_loss": None,
     "moe_dispatcher": "alltoall",
+    "optimizer_offload_fraction": 1.0,
 }
 Status = Literal["ok", "oom", "failed"]
 Rung = Literal["emulated", "imitated", "probed", "published"]

@@ -18,12 +18,17 @@ from datetime import datetime
 from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
 from optuna.trial import FrozenTrial, TrialState
 
 from planner.errors import Fault, SpecError
 from planner.search.bounds import OOM_LIMIT
-from planner.specs.layout import INTEGERS, Layout, changed_fields
+from planner.specs.layout import INTEGERS, SHARES, Layout, changed_fields
 from planner.specs.plan import ConsideredLayout, Plan, RankedLayout
 from planner.study.samplers import TRAINER_WORD
 from planner.study.trials import LEAST_MARGIN
@@ -325,6 +330,8 @@ def _distributions(
         elif name in INTEGERS:
             low, high = min(found), max(found)
             distributions[name] = IntDistribution(low, high, log=low > 0)
+        elif name in SHARES:
+            distributions[name] = FloatDistribution(min(found), max(found))
         else:
             distributions[name] = CategoricalDistribution(sorted(found, key=str))
     return distributions, fixed

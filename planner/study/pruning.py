@@ -39,6 +39,7 @@ ORDERED: Mapping[str, tuple[int, str]] = {
     "dp_shard": (-1, "the same ranks in fewer shards hold larger ones"),
     "sequence_parallel": (-1, "without sequence parallelism norms keep whole activations"),
     "cpu_offload": (-1, "without offload the states stay on the device"),
+    "optimizer_offload_fraction": (-1, "a smaller share on the host leaves more on the device"),
     "optimizer_in_backward": (-1, "without the optimizer in backward all gradients live at once"),
 }
 # Full recomputation saves least, none saves most; the selective kinds lie between and are not
@@ -121,7 +122,7 @@ def _order(batch: LayoutBatch, row: int, global_batch_size: int, direction: int)
         column: Column = getattr(batch, name)
         mask &= column == column[row]
     for name, (sign, _) in ORDERED.items():
-        values = np.asarray(getattr(batch, name), dtype=np.int64)
+        values = np.asarray(getattr(batch, name), dtype=np.float64)
         mask &= direction * sign * (values - values[row]) >= 0
     for name in DTYPE_FIELDS:
         wide = np.asarray(getattr(batch, name) == WIDE, dtype=np.int64)

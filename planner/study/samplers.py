@@ -20,12 +20,12 @@ from planner.samplers import SAMPLERS
 from planner.samplers.base import STARTUP_TRIALS
 from planner.search.choice import pareto
 from planner.search.screen import OOM_LIMIT
-from planner.specs.layout import AC_KINDS, FLAGS, Layout, format_ac
+from planner.specs.layout import AC_KINDS, FLAGS, SHARES, Layout, format_ac
 from planner.study import normal
 from planner.study.posterior import RUN_SD, Knowledge, StudyPosterior
 
 TRAINER_WORD = "trainer"  # of a split of layers that the trainer makes
-WORDS = ("ac", "layers_per_stage", *CODES, *sorted(FLAGS))
+WORDS = ("ac", "layers_per_stage", *CODES, *sorted(FLAGS), *SHARES)
 Space = dict[str, BaseDistribution]
 # Judgement: a probe repeats a measured layout only if that is expected to gain this much, so that
 # ties within noise end the study instead.
@@ -117,7 +117,7 @@ def _words(batch: LayoutBatch, name: str) -> tuple[Column, tuple[Any, ...]]:
             for code in distinct
         )
     return codes, tuple(CODES[name][code] for code in distinct) if name in CODES else tuple(
-        bool(value) for value in distinct
+        value.item() for value in distinct
     )
 
 

@@ -89,6 +89,8 @@ MEGATRON = TrainerRules(
         # docs/user-guide/features/paged_stash.md: moe_expert_rank_capacity_factor came with 0.18;
         # before it the host reads how many rows each expert gets, unless tokens are dropped
         Change(releases=Releases(before="0.18"), fields={"captures_dropless": False}),
+        # core 0.12 optimizer_config.py (optimizer_offload_fraction)
+        Change(releases=Releases(before="0.12"), fields={"offloads_partly": False}),
         # core 0.12 transformer_config.py (moe_enable_deepep), 0.16 (moe_flex_dispatcher_backend)
         Change(
             releases=Releases(since="0.12"), fields={"moe_dispatchers": _DISPATCHERS | {"deepep"}}
@@ -123,6 +125,7 @@ MEGATRON = TrainerRules(
     # core 0.16 transformer_config.py (cuda_graph_impl, cuda_graph_scope; the default is none, and
     # Megatron Bridge keeps it, docs/training/cuda-graphs.md)
     cuda_graphs=frozenset({"none", "partial", "full"}),
+    offloads_partly=True,
     # core 0.16 transformer_config.py (num_query_groups; account_for_embedding_in_pipeline_split,
     # account_for_loss_in_pipeline_split), moe_layer.py (sequence parallelism with experts)
     replicates_kv_heads=True,

@@ -34,6 +34,8 @@ MEGATRON_DEEPSPEED = replace(
     precisions=frozenset({"bf16", "fp16", "float8-delayed"}),
     replicates_kv_heads=False,
     sp_with_experts=False,
+    # DeepSpeed runtime/zero/offload_config.py: `ratio` is of ZeRO-3 alone
+    offloads_partly=False,
     # DeepSpeed engine.py: ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism
     zero_2_under_pp=False,
     # DeepSpeed pipe/module.py partition_layers

@@ -135,6 +135,7 @@ def random_layouts(draw: np.random.Generator, context: Context, count: int) -> L
     splits = schedule_is(schedule, lambda entry: entry.splits_backward)
     ac_kind = pick(AC_KINDS, known.ac_kinds)
     compiled = flag(0.4 if context.trainer.compiles else 0.03)
+    offloaded = flag(0.1)
     counted = np.isin(ac_kind, [AC_KINDS.index(kind) for kind in COUNTED_AC])
     least = np.array([COUNTED_AC.get(kind, 0) for kind in AC_KINDS])[ac_kind]
     value = np.where(counted, least + draw.integers(0, 4, count), 0.0)
@@ -173,7 +174,8 @@ def random_layouts(draw: np.random.Generator, context: Context, count: int) -> L
         master_dtype=flag(0.8).astype(np.int64),
         compile=compiled,
         optimizer_in_backward=flag(0.05),
-        cpu_offload=flag(0.1),
+        cpu_offload=offloaded,
+        optimizer_offload_fraction=np.where(offloaded & flag(0.3), draw.random(count), 1.0),
     )
 
 

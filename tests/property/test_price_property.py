@@ -180,6 +180,25 @@ def test_compile_and_async_tp_are_never_slower_and_offload_never_faster(row: Lay
 
 
 @SETTINGS
+@given(row=layouts(), share=st.floats(0.05, 1.0))
+def test_a_share_of_offload_lies_between_none_and_all(row: Layout, share: float) -> None:
+    """Memory is affine in the share where one phase decides; time and memory are monotone."""
+    given = {"zero_stage": 1, "compile": False, "async_tp": False, "precision": "bf16"}
+    cluster = read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": NUM_GPUS})
+    training = read_training({"seq_len": 4096, "global_batch_size": 256, "trainer": "megatron"})
+    p = Pricer.build(MODELS["llama3-8b"], cluster, training)
+    none = row.model_copy(update=given | {"cpu_offload": False, "float8_all_gather": False})
+    whole = none.model_copy(update={"cpu_offload": True})
+    some = whole.model_copy(update={"optimizer_offload_fraction": share})
+    prices = price(p, none, some, whole)
+    seconds, device = prices.step_seconds, prices.device_bytes
+    assert seconds[0] <= seconds[1] * (1 + 1e-9) <= seconds[2] * (1 + 2e-9)
+    assert device[0] >= device[1] * (1 - 1e-9) >= device[2] * (1 - 2e-9)
+    between = (1.0 - share) * device[0] + share * device[2]
+    assert device[1] <= between * (1 + 1e-9)
+
+
+@SETTINGS
 @given(row=layouts())
 def test_checkpointing_trades_memory_for_time(row: Layout) -> None:
     p = pricer()

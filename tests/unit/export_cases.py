@@ -96,6 +96,7 @@ def layouts(draw: Any, num_layers: int) -> Layout:
         compile=draw(flag),
         optimizer_in_backward=draw(flag),
         cpu_offload=draw(flag),
+        optimizer_offload_fraction=draw(st.integers(1, 20)) / 20,
     )
 
 
@@ -117,4 +118,5 @@ OTHER: dict[str, object] = {
     "float8_all_gather": True, "param_dtype": "float32",
     "reduce_dtype": "bfloat16", "master_dtype": "bfloat16", "compile": False,
     "optimizer_in_backward": True, "cpu_offload": True, "moe_dispatcher": "deepep",
+    "optimizer_offload_fraction": 0.25,
 }  # fmt: skip

@@ -97,6 +97,7 @@ def test_a_layout_of_the_trainers_own_words_has_no_blocker(data: st.DataObject) 
             "zero_stage": max(2, chosen.zero_stage) if sharded else 0,
             "pp_schedule": chosen.pp_schedule if chosen.pp_schedule in rules.schedules else "1F1B",
             "sequence_parallel": chosen.tp > 1,
+            "optimizer_offload_fraction": 1.0,
             "layers_per_stage": None
             if chosen.layers_per_stage == (1, 2, 3)
             else chosen.layers_per_stage,

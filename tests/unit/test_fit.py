@@ -24,6 +24,7 @@ from planner.cost.machine.knobs import DIRECTIONS, KNOBS, OWN_SHARE, PLACE, Cali
 from planner.cost.machine.shipped import from_document, shipped_calibration, to_document
 from planner.intake.jobs import read_job
 from planner.specs.job import Job
+from planner.specs.measurement import Measured, Measurement
 
 PUBLIC = Path(__file__).parents[2] / "benchmarks" / "measured" / "public.jsonl"
 
@@ -287,6 +288,24 @@ def test_the_shipped_calibration_is_a_posterior() -> None:
         variance = shipped.effective_covariance("megatron", "hopper")[index, index]
         assert variance <= ((1 + OWN_SHARE**2) * knob.sd**2 + knob.place_sd**2) * 1.001, knob.name
     assert profile_at("torchtitan", np.zeros(len(KNOBS))).compute == KNOBS[PLACE["compute"]].prior
+
+
+def test_a_field_that_came_later_changes_no_stored_name() -> None:
+    """Names from before optimizer_offload_fraction was a field."""
+    question = {
+        "model": "llama3-8b",
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
+        "training": {"seq_len": 4096, "global_batch_size": 64, "trainer": "megatron"},
+    }
+    names = []
+    for share in (1.0, 0.5):
+        layout = {"tp": 2, "cpu_offload": True, "optimizer_offload_fraction": share}
+        job = read_job({**question, "layout": layout})
+        run = Measurement(id="m", created_at="2026-01-01", job=job, measured=Measured())
+        names.append((fingerprint(job, 1.5), run.key().layout_hash[:16]))
+    assert names[0] == ("526cf49760a8", "ba079c11bef2c8b9")
+    assert names[1][0] != names[0][0]
+    assert names[1][1] != names[0][1]
 
 
 def test_a_fingerprint_tells_runs_apart() -> None:

@@ -6,7 +6,8 @@ from export_cases import MODELS, layout, model
 from hypothesis import strategies as st
 
 from planner.errors import SpecError
-from planner.export.megatron_read import read_layout
+from planner.export.commands import read_flags
+from planner.export.megatron_read import read_arguments, read_layout
 from planner.intake.current import read
 from planner.intake.trainer_files.megatron import StatedMegatron, edited_script, megatron_changes
 from planner.specs.current import CurrentSpec
@@ -50,6 +51,32 @@ def test_an_example_script() -> None:
         8192,
         256,
     )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "offload", "share"),
+    [
+        ("", False, 1.0),
+        ("--optimizer-cpu-offload", True, 1.0),
+        ("--optimizer-cpu-offload --optimizer-offload-fraction 0.35", True, 0.35),
+        ("--optimizer-cpu-offload --optimizer-offload-fraction 0", False, 1.0),
+        ("--optimizer-offload-fraction 0.35", False, 1.0),
+    ],
+)
+def test_the_share_of_the_optimizer_on_the_host(
+    arguments: str, offload: bool, share: float
+) -> None:
+    words = read_flags(f"--micro-batch-size 1 {arguments}".split())
+    found = read_arguments({k[2:].replace("-", "_"): v for k, v in words.items()}, 32, 8)
+    assert found["cpu_offload"] is offload
+    assert found.get("optimizer_offload_fraction", 1.0) == share
+
+
+@pytest.mark.parametrize("text", ["half", "1.5", "-0.1", "nan"])
+def test_a_share_that_is_none_is_refused(text: str) -> None:
+    words = {"micro_batch_size": ["1"], "optimizer_cpu_offload": []}
+    with pytest.raises(SpecError, match="no share from 0 to 1"):
+        read_arguments({**words, "optimizer_offload_fraction": [text]}, 32, 8)
 
 
 @pytest.mark.parametrize(

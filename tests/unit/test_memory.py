@@ -125,6 +125,15 @@ def test_offload_leaves_no_state_on_the_device() -> None:
     assert float((megatron.parameters + megatron.gradients)[0, 0]) == PARAMETERS * 6
 
 
+@pytest.mark.parametrize("share", [0.05, 0.4, 1.0])
+def test_a_share_of_offload_leaves_the_other_states_on_the_device(share: float) -> None:
+    """Masters and two moments in fp32, less the share; parameters and gradients stay."""
+    m = memory(shapes(), cpu_offload=True, optimizer_offload_fraction=share)
+    kept = (1.0 - share) * 12 * PARAMETERS / RANKS
+    assert float(m.optimizer[0, 0]) == pytest.approx(kept)
+    assert float(m.allocated[0, 0]) == pytest.approx(PARAMETERS * 6 + kept)
+
+
 @pytest.mark.parametrize(
     ("optimizer", "bytes_each"),
     [("adamw", 8.0), ("adamw-bf16-states", 4.0), ("sgd", 4.0), ("adafactor", 0.1), ("muon", 4.2)],

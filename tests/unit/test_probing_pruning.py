@@ -117,6 +117,7 @@ def variants(**changes: list[object]) -> LayoutBatch:
         ("zero_stage", 0, 3),
         ("sequence_parallel", False, None),
         ("cpu_offload", None, True),
+        ("optimizer_offload_fraction", 0.5, None),
         ("optimizer_in_backward", None, True),
         ("ac", "none", "full"),
         ("reduce_dtype", None, "bfloat16"),

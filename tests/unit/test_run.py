@@ -123,6 +123,9 @@ def test_staged_copies_need_host_memory() -> None:
     pricer, batch = case(dp_shard=64, cpu_offload=True)
     offloaded = run.save_costs(pricer, batch, STEP, "sync").host_bytes[0]
     assert offloaded == pytest.approx(8 * staged.gpu_bytes[0] * 16 / 12)
+    pricer, batch = case(dp_shard=64, cpu_offload=True, optimizer_offload_fraction=0.25)
+    share = run.save_costs(pricer, batch, STEP, "sync").host_bytes[0]
+    assert share == pytest.approx(0.25 * offloaded)
 
 
 def test_too_little_host_memory_is_said() -> None:

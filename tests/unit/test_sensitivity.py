@@ -22,6 +22,7 @@ TAKES_ALONG: dict[str, set[str]] = {
     "tp": {"dp_shard", "sequence_parallel", "async_tp", "etp"},
     "pp": {"dp_shard", "virtual_stages", "pp_schedule"},
     "pp_schedule": {"virtual_stages", "layers_per_stage"}, "precision": {"float8_all_gather"},
+    "cpu_offload": {"optimizer_offload_fraction"},
 }  # fmt: skip
 
 
@@ -47,6 +48,8 @@ CASES = [
                            "micro_batch_size": 2}),
     ("mixtral-8x7b", 64, {}, {"tp": 2, "ep": 4, "cp": 2, "ac": "selective-layer-2"}),
     ("llama3-8b", 8, {"trainer": "megatron"}, {"tp": 2, "pp": 2, "ac": "full"}),
+    ("llama3-8b", 8, {"trainer": "megatron"},
+        {"tp": 2, "pp": 2, "cpu_offload": True, "optimizer_offload_fraction": 0.5}),
 ]  # fmt: skip
 
 
@@ -64,6 +67,7 @@ def test_every_field_has_a_step_and_every_step_is_one(
     expected -= set() if layout.virtual_stages > 1 else {"virtual_stages"}
     expected -= set() if layout.cp > 1 else {"cp_method"}
     expected -= set() if layout.ep > 1 else {"moe_dispatcher"}
+    expected -= set() if layout.cpu_offload else {"optimizer_offload_fraction"}
     loads = [step for step in steps if step.field == "training.moe_imbalance"]
     expected |= {"training.moe_imbalance"} if layout.ep > 1 else set()
     assert fields == expected

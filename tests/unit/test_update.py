@@ -252,6 +252,21 @@ def test_megatron_copies_gradients_down_and_parameters_up_around_its_update() ->
     assert waits[0, 0] == pytest.approx(least, rel=1e-3)
 
 
+@pytest.mark.parametrize("share", [0.001, 0.05, 0.5, 1.0])
+def test_the_device_updates_what_is_not_on_the_host_at_the_same_time(share: float) -> None:
+    pricer, batch = case(
+        {"trainer": "megatron"}, cpu_offload=True, dp_shard=16, optimizer_offload_fraction=share
+    )
+    step, owned = pricer.optimizer_step, np.full((3, 1), 1e9)
+    moved = 1e9 * float(step.bytes_per_parameter(batch)[0])
+    copies = share * 8e9 / pricer.cluster.pcie_bandwidth_bytes_per_second
+    host = share * moved / HOST_STREAM_BYTES_PER_SECOND
+    device = (1.0 - share) * moved / pricer.device.memory_rate
+    assert (host > device) == (share > 0.01)
+    seconds = step.seconds(batch, owned, 0 * owned)[1, 0]
+    assert seconds == pytest.approx(copies + max(host, device))
+
+
 def column(*seconds: float) -> FloatColumn:
     return np.array(seconds)[:, None]
 

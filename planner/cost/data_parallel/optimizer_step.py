@@ -1,6 +1,6 @@
 """What ends a step: gradient norm and clipping, the optimizer's update, new scales for the weights.
 
-The update runs on the device or on the host.
+The update runs on the device, on the host, or in shares on both.
 Letters: N layouts, U layouts that differ in `sharding.KEY`. (K + 2, U): the model's distinct
 layers, then the embedding, then the head.
 """
@@ -72,20 +72,29 @@ class OptimizerStep:
 
         owned: parameters that a rank updates.
         quantised: parameters of the rank, unsharded, that GEMMs read quantised.
-        Nothing hides an update on the host (`cpu_offload`). `cost.data_parallel.overlap` decides
-        how much of FSDP's copies over PCIe is hidden. Megatron copies gradients down before its
-        update and parameters up after it.
-        Source: FSDP2 CPUOffloadPolicy; Megatron optimizer/cpu_offloading.
+        The host updates its share s of the parameters (`host_share`), the device the others at the
+        same time; nothing else hides an update on the host.
+
+            copies down + max(host's update of s, device's update of 1 - s) + copies up
+
+        `cost.data_parallel.overlap` decides how much of FSDP's copies over PCIe is hidden. Megatron
+        copies gradients down before its update and parameters up after it, each on the stream that
+        computes unless --overlap-cpu-optimizer-d2h-h2d is given. It moves whole tensors to the host
+        until they are a share of at least s: one tensor's shard more, at most.
+        Source: FSDP2 CPUOffloadPolicy; Megatron-LM core/optimizer/cpu_offloading/
+        hybrid_optimizer.py (step: the device's kernels are queued before the host steps;
+        _get_sub_optimizer_param_groups).
         """
         moved = owned * self.bytes_per_parameter(batch)
-        on_device = self.device.moved_seconds(moved)
+        share = batch.host_share
         copied = (
             0.0
             if self.rules.sharding.offloads_shards
-            else owned * 8.0 / self.cluster.pcie_bandwidth_bytes_per_second
+            else share * owned * 8.0 / self.cluster.pcie_bandwidth_bytes_per_second
         )
-        on_host = moved / HOST_STREAM_BYTES_PER_SECOND + copied
-        update = np.where(batch.cpu_offload, on_host, on_device)
+        on_host = share * moved / HOST_STREAM_BYTES_PER_SECOND
+        on_device = self.device.moved_seconds((1.0 - share) * moved)
+        update = np.maximum(on_host, on_device) + copied
         if self.training.optimizer == "muon":
             update[:-2] += (
                 owned[:-2]

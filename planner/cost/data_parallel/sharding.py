@@ -27,7 +27,7 @@ from planner.work.quantised import quantised_model
 KEY = (
     "dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "etp", "zero_stage", "precision",
     "float8_all_gather", "param_dtype",
-    "reduce_dtype", "master_dtype", "cpu_offload",
+    "reduce_dtype", "master_dtype", "cpu_offload", "optimizer_offload_fraction",
 )  # fmt: skip
 # Bytes per element. An fp32 shard is scaled, clamped and cast operation by operation (21 bytes),
 # less FSDP's cast to 16 bits (6), which is priced nowhere. Its own scale takes abs and max of it

@@ -349,7 +349,7 @@ def rank_memory(
     Megatron-LM's distributed optimizer.
     """
     widths = Widths.of(batch, num_microbatches, rules)
-    on_device = np.where(batch.cpu_offload, 0.0, 1.0)
+    on_device = 1.0 - batch.host_share
     side_stream: tuple[FloatColumn, ...] = ()
     if rules.sharding.keeps_copies:
         parameters, optimizer, buffer = _distributed(shapes, batch, widths, training, rules)

@@ -190,7 +190,7 @@ def save_costs(
     }[mode]
     staged = np.zeros_like(on_gpu) if mode == "sync" else on_gpu
     gradients = held * np.where(batch.master_dtype == 0, 2.0, 4.0)
-    offloaded = np.where(batch.cpu_offload, on_gpu + gradients, 0.0)
+    offloaded = batch.host_share * (on_gpu + gradients)
     return Saves(
         saved_bytes=total,
         gpu_bytes=on_gpu,

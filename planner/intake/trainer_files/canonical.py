@@ -20,6 +20,8 @@ def canonical(layout: Layout, num_layers: int, trainer: str) -> Layout:
         plain |= {"layers_per_stage": None}
     if layout.cp == 1:
         plain |= {"cp_method": "allgather"}
+    if not layout.cpu_offload:
+        plain |= {"optimizer_offload_fraction": 1.0}
     if layout.tp == 1:
         plain |= {"sequence_parallel": False, "async_tp": False}
     if layout.ep == 1:

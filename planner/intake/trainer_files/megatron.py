@@ -89,7 +89,10 @@ GROUPS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
         ("fp8_format", "fp8", "fp8_recipe", "fp8_param_gather", "fp4_format", "bf16", "fp16"),
     ),
     (("reduce_dtype",), ("grad_reduce_in_bf16", "accumulate_allreduce_grads_in_fp32")),
-    (("cpu_offload",), ("optimizer_cpu_offload",)),
+    (
+        ("cpu_offload", "optimizer_offload_fraction"),
+        ("optimizer_cpu_offload", "optimizer_offload_fraction"),
+    ),
 )  # fmt: skip
 _RELEVANT = (
     frozenset(name for _, names in GROUPS for name in names)

@@ -34,6 +34,7 @@ SETTLED = (
     "compile",
     "optimizer_in_backward",
     "cpu_offload",
+    "optimizer_offload_fraction",
 )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from planner.columns import CODES, TRAINER_SPLIT, BoolColumn, Column, LayoutBatch
+from planner.columns import CODES, TRAINER_SPLIT, BoolColumn, Column, LayoutBatch, dtype_of
 from planner.errors import Fault, SpecError
 from planner.precision import PRECISIONS
 from planner.rules import Context
@@ -22,7 +22,6 @@ from planner.specs.job import SearchSpec
 from planner.specs.layout import (
     AC_KINDS,
     CP_METHODS,
-    FLAGS,
     MOE_DISPATCHERS,
     WITHOUT_EP,
     Layout,
@@ -43,6 +42,7 @@ FREE_FIELDS = (
     "moe_dispatcher",
     "compile", "async_tp",
     "float8_all_gather", "optimizer_in_backward", "cpu_offload",
+    "optimizer_offload_fraction",
 )  # fmt: skip
 assert {*CELL_FIELDS, *FREE_FIELDS} == set(Layout.model_fields)
 
@@ -113,7 +113,7 @@ class Domains:
             return {
                 name: np.array([CODES[name].index(str(value)) for value in values], dtype=np.int64)
             }
-        return {name: np.array(values, dtype=np.bool_ if name in FLAGS else np.int64)}
+        return {name: np.array(values, dtype=dtype_of(name))}
 
 
 # ---- what is left out, and why -------------------------------------------------------------------
@@ -357,6 +357,7 @@ def _free_domains(c: Context, offload: bool) -> dict[str, tuple[Values, str]]:
         ),
         "optimizer_in_backward": ((False, True), "frees gradients early, costs 1 to 2% of time"),
         "cpu_offload": ((offload,), "slow: a second pass, for what beats all on the device"),
+        "optimizer_offload_fraction": ((1.0,), "the least that fits is a later stage's"),
     }
 
 

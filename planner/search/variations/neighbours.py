@@ -102,6 +102,8 @@ def _variants(pricer: Pricer, layout: Layout) -> Iterator[tuple[str, object, obj
                 update: dict[str, object] = {name: new}
                 if name == "precision" and new != "float8-tensorwise":
                     update["float8_all_gather"] = False
+                if name == "cpu_offload":
+                    update["optimizer_offload_fraction"] = 1.0
                 yield name, old, new, layout.model_copy(update=update)
     if layout.pp > 1:
         yield from _schedule_changes(layout)

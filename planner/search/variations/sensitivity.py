@@ -31,7 +31,7 @@ from planner.work.axes import busiest_load
 
 # from saving all to saving least
 AC_BY_STRENGTH = ("none", "selective-layer-2", "selective-op", "selective-attention", "full")
-BUDGET_STEP = 0.1
+BUDGET_STEP = SHARE_STEP = 0.1
 LOADS = (1.0, 2.0)  # of the busiest expert rank over the mean
 FLAGS = (
     "sequence_parallel",
@@ -241,7 +241,16 @@ def _split(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
 def _flag(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
     new = not getattr(layout, name)
     if layout.tp > 1 or name not in ("sequence_parallel", "async_tp"):
-        yield new, _with(layout, **{name: new})
+        whole = {"optimizer_offload_fraction": 1.0} if name == "cpu_offload" else {}
+        yield new, _with(layout, **{name: new}, **whole)
+
+
+def _share(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
+    """A tenth less and a tenth more of the states on the host."""
+    old = getattr(layout, name)
+    for new in (round(old - SHARE_STEP, 4), min(round(old + SHARE_STEP, 4), 1.0)):
+        if layout.cpu_offload and 0.0 < new != old:
+            yield new, _with(layout, **{name: new})
 
 
 def _dtype(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
@@ -257,6 +266,6 @@ _BY_FIELD: Mapping[str, Callable[[Pricer, Layout, str], Iterator[Change]]] = {
     "micro_batch_size": _micro_batch, "virtual_stages": _stages, "zero_stage": _zero,
     "ac": _checkpointing, "precision": _precision,
     "pp_schedule": _schedule, "cp_method": _method, "moe_dispatcher": _dispatcher,
-    "layers_per_stage": _split,
+    "layers_per_stage": _split, "optimizer_offload_fraction": _share,
 }  # fmt: skip
 assert set(_BY_FIELD) == set(Layout.model_fields)
