@@ -25,12 +25,14 @@ class CellBounds:
     coarse_bound_seconds (N,): lower bound on step time by which cells are ordered, for any
         checkpointing; the cells' own bounds if all are known.
     seconds, device_bytes (N,): the cell's own bounds if they are known, else NaN.
+    bare_seconds (N,): lower bound without recomputation, likewise.
     """
 
     def __init__(self, pricer: Pricer, cells: LayoutBatch) -> None:
         self.pricer, self.cells = pricer, cells
         self.seconds, self.device_bytes = np.full(len(cells), np.nan), np.full(len(cells), np.nan)
         self.budgets = np.full(len(cells), -1)
+        self.bare_seconds = np.full(len(cells), np.nan)
         if len(cells) <= BAND:
             self.know(np.arange(len(cells)))
             self.coarse_bound_seconds = self.seconds
@@ -39,10 +41,13 @@ class CellBounds:
 
     def bare(self, rows: IntColumn) -> FloatColumn:
         """Lower bound on the step time of these cells without recomputation."""
-        none, nothing = np.broadcast_to(NONE, len(rows)), np.broadcast_to(0.0, len(rows))
-        return self.pricer.time_lower_bounds(
-            replace(self.cells.take(rows), ac_kind=none, ac_value=nothing)
-        )
+        left = rows[np.isnan(self.bare_seconds[rows])]
+        if len(left):
+            none, nothing = np.broadcast_to(NONE, len(left)), np.broadcast_to(0.0, len(left))
+            self.bare_seconds[left] = self.pricer.time_lower_bounds(
+                replace(self.cells.take(left), ac_kind=none, ac_value=nothing)
+            )
+        return self.bare_seconds[rows]
 
     def largest_budgets(self, rows: IntColumn) -> IntColumn:
         """Largest memory budget of these cells at which their memory bound fits, in hundredths.

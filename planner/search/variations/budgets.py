@@ -84,76 +84,65 @@ def _best_of(
     """The `keep` fastest layouts of these cells at their largest budget that fits."""
     if not len(rows):
         return space.cells.take(slice(0, 0))
-    cells, bare = _worth(rows, cell_bounds, worth_seconds)
-    ends = np.cumsum(space.cell_sizes[cells])
+    cells, most, least = _worth(pricer, space, cell_bounds, rows, worth_seconds, dial)
     found, seconds, limit, first = space.cells.take(slice(0, 0)), np.zeros(0), worth_seconds, 0
-    while first < len(cells) and bare[first] < limit:
-        reached = ends[first - 1] if first else 0
-        last = max(first + 1, int(np.searchsorted(ends, reached + ROUND, side="right")))
-        bases = _near(pricer, space.expand(cells[first:last]), limit, dial)
+    while first < len(cells) and least[first] < limit:
+        parts = [space.cells.take(slice(0, 0))]
+        while first < len(cells) and least[first] < limit and sum(map(len, parts)) < CHUNK:
+            last = first + _round(space.cell_sizes[cells[first:]])
+            these = slice(first, last)
+            parts.append(_bases(pricer, space, cells[these], most[these], limit, dial))
+            first = last
+        bases = LayoutBatch.concatenate(parts)
         more, their_seconds = largest_budgets(pricer, bases, limit, keep, dial)
         found, seconds = (
             LayoutBatch.concatenate([found, more]),
             np.concatenate([seconds, their_seconds]),
         )
         order = np.argsort(seconds, kind="stable")[:keep]
-        found, seconds, first = found.take(order), seconds[order], last
+        found, seconds = found.take(order), seconds[order]
         limit = float(seconds[-1]) if len(seconds) == keep else limit
     return found
 
 
-def _worth(
-    rows: IntColumn, cell_bounds: CellBounds, worth_seconds: float
-) -> tuple[IntColumn, FloatColumn]:
-    """(cells that may be worth a budget, their time without recomputation), fastest first.
+def _round(sizes: IntColumn) -> int:
+    """How many of these cells, from the first, make ROUND layouts; at least one."""
+    return max(1, int(np.searchsorted(np.cumsum(sizes), ROUND, side="right")))
 
-    Those are cells that may fit and whose time without recomputation is below `worth_seconds`.
+
+def _worth(
+    pricer: Pricer, space: Space, cell_bounds: CellBounds, rows: IntColumn, limit: float, dial: Dial
+) -> tuple[IntColumn, IntColumn, FloatColumn]:
+    """(cells that may be worth a budget, the largest they may have, their least step with it).
+
+    Those are cells that may fit and whose step is below the limit with the largest budget, in
+    hundredths, that their memory bound allows; fastest first. Of block-N any may be allowed.
     """
     bare = cell_bounds.bare(rows)
-    order = np.argsort(bare, kind="stable")[: int((bare < worth_seconds).sum())]
-    rows, bare = rows[order], bare[order]
+    rows, bare = rows[bare < limit], bare[bare < limit]
     fits = cell_bounds.may_fit(rows)
-    return rows[fits], bare[fits]
-
-
-def _with_largest_budgets(
-    pricer: Pricer, space: Space, cell_bounds: CellBounds, cells: IntColumn, limit: float
-) -> tuple[IntColumn, IntColumn]:
-    """(cells that may have a budget, the largest that their bound fits, in hundredths).
-
-    Only those whose lower bound on time is then below the limit.
-    """
-    if not len(cells):
-        return cells, cells
-    most = cell_bounds.largest_budgets(cells)
-    near = pricer.time_lower_bounds(_with_budget(space.cells.take(cells), most)) < limit
-    return cells[near], most[near]
+    rows, least = rows[fits], bare[fits]
+    most = np.full(len(rows), STEPS)
+    if dial is _with_budget and len(rows):
+        most = cell_bounds.largest_budgets(rows)
+        least = pricer.time_lower_bounds(_with_budget(space.cells.take(rows), most))
+    order = np.argsort(least, kind="stable")[: int((least < limit).sum())]
+    return rows[order], most[order], least[order]
 
 
 def _bases(
-    pricer: Pricer, space: Space, cells: IntColumn, most: IntColumn, limit: float
+    pricer: Pricer, space: Space, cells: IntColumn, most: IntColumn, limit: float, dial: Dial
 ) -> LayoutBatch:
     """The layouts of these cells that may have a budget, with the cells' largest.
 
     Only those whose lower bound on time is then below the limit.
     """
-    batch = _with_budget(space.expand(cells), np.repeat(most, space.cell_sizes[cells]))
-    batch = batch.take(batch.compile)
-    if not len(batch):
-        return batch
-    batch = batch.take(pricer.step_lower_bounds(batch)[0] < limit)
-    context = Context(model=pricer.model, cluster=pricer.cluster, training=pricer.training)
-    return batch.take(legal_mask(_with_budget(batch, np.full(len(batch), 1)), context))
-
-
-def _near(pricer: Pricer, batch: LayoutBatch, limit: float, dial: Dial) -> LayoutBatch:
-    """Those that may have a budget and whose bound without recomputation is below the limit."""
+    batch = dial(space.expand(cells), np.repeat(most, space.cell_sizes[cells]))
     if dial is _with_budget:
         batch = batch.take(batch.compile)
     if not len(batch):
         return batch
-    bare = replace(batch, ac_kind=np.full(len(batch), NONE), ac_value=np.zeros(len(batch)))
-    batch = batch.take(pricer.step_lower_bounds(bare)[0] < limit)
+    batch = batch.take(pricer.step_lower_bounds(batch)[0] < limit)
     context = Context(model=pricer.model, cluster=pricer.cluster, training=pricer.training)
     return batch.take(legal_mask(dial(batch, np.full(len(batch), STEPS // 2)), context))
 
@@ -182,13 +171,13 @@ def split_classes(
     rows = np.flatnonzero((space.cells.ac_kind == FULL) & (space.cells.pp > 1))
     if not len(rows):
         return space.cells.take(rows), np.zeros(0)
-    cells, _ = _worth(rows, cell_bounds, limit)
-    cells, most = _with_largest_budgets(pricer, space, cell_bounds, cells, limit)
-    ends = np.cumsum(space.cell_sizes[cells])
-    places = np.searchsorted(ends, np.arange(ROUND, ends[-1:].sum(), ROUND))
-    found = [space.cells.take(slice(0, 0))]
-    for part, budgets in zip(np.split(cells, places), np.split(most, places), strict=True):
-        found.append(_bases(pricer, space, part, budgets, limit))
+    cells, most, _ = _worth(pricer, space, cell_bounds, rows, limit, _with_budget)
+    found, first = [space.cells.take(slice(0, 0))], 0
+    while first < len(cells):
+        last = first + _round(space.cell_sizes[cells[first:]])
+        these = slice(first, last)
+        found.append(_bases(pricer, space, cells[these], most[these], limit, _with_budget))
+        first = last
     bases = LayoutBatch.concatenate(found)
     return open_classes(pricer, bases, np.round(bases.ac_value * STEPS).astype(np.int64), limit)
 
