@@ -4,7 +4,7 @@ It screens everything, simulates the best, samples what cannot be enumerated, an
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypedDict
 
@@ -24,7 +24,13 @@ from planner.search.sampled import SampledTrial
 from planner.search.screen import Screened, screen
 from planner.search.space.enumerate import Space, build_space
 from planner.search.variations.beyond import Beyond
-from planner.search.variations.budgets import best_budgets, dialled, split_classes, takes_budget
+from planner.search.variations.budgets import (
+    Budgeted,
+    best_budgets,
+    budgeted,
+    split_classes,
+    takes_budget,
+)
 from planner.search.variations.floors import floors_with_room
 from planner.search.variations.host_share import STEPS, best_shares, largest_share, smallest_shares
 from planner.search.variations.splits import SplitSearch
@@ -291,15 +297,15 @@ def _simulate(
     expected = weighed.expected(screened.step_seconds, screened.oom)
     simplest = leaders(expected, weighed.points)
     best = screened.batch.take(np.union1d(chosen, simplest))
-    if job.search.objective != "memory" and _free_recomputation(job) and dialled(pricer):
+    bases: list[Budgeted] = []
+    if job.search.objective != "memory" and _free_recomputation(job):
         shown = screened.step_seconds[: min(_wanted(job), screened.num_fitting)]
         worth = float(min(limit_seconds, shown.max(initial=0.0) if len(shown) else np.inf))
-        best = LayoutBatch.concatenate(
-            [best, best_budgets(pricer, space, screened.cell_bounds, worth, BUDGETS_SIMULATED)]
-        )
+        bases = budgeted(pricer, space, screened.cell_bounds, worth)
+        best = LayoutBatch.concatenate([best, best_budgets(pricer, bases, BUDGETS_SIMULATED)])
     _consider(at_size, best)
     if "layers_per_stage" not in {*job.search.fix, *job.search.allow}:
-        _split(at_size, space, screened, budgets=_free_budgets(job, pricer))
+        _split(job, at_size, space, screened, bases)
 
 
 def _consider(at_size: OneSize, batch: LayoutBatch) -> FloatColumn:
@@ -324,9 +330,15 @@ def _consider(at_size: OneSize, batch: LayoutBatch) -> FloatColumn:
     return np.where(fits, step, np.inf)
 
 
-def _split(at_size: OneSize, space: Space, screened: Screened, *, budgets: bool) -> None:
-    """Looks for better splits, and budgets with them, in every class that a bound leaves open."""
+def _split(
+    job: Job, at_size: OneSize, space: Space, screened: Screened, bases: Sequence[Budgeted]
+) -> None:
+    """Looks for better splits, and budgets with them, in every class that a bound leaves open.
+
+    bases: layouts with budgets, as far as they are known.
+    """
     pricer = at_size.pricer
+    budgets = "memory-budget" in pricer.rules.ac_kinds and _free_recomputation(job)
     if not at_size.candidates:
         return
     limit = UNSEEN * at_size.best_seconds
@@ -337,7 +349,10 @@ def _split(at_size: OneSize, space: Space, screened: Screened, *, budgets: bool)
     classes, floor = classes.take(floor < limit), floor[floor < limit]
     open_budget = np.zeros(len(classes), dtype=np.bool_)
     if budgets:
-        more, their_floor = split_classes(pricer, space, screened.cell_bounds, limit)
+        reach = [one for one in bases if one.worth >= limit]
+        if not reach:
+            reach = budgeted(pricer, space, screened.cell_bounds, limit)
+        more, their_floor = split_classes(pricer, reach[0], limit)
         classes = LayoutBatch.concatenate([classes, more])
         floor = np.concatenate([floor, their_floor])
         open_budget = np.arange(len(classes)) >= len(open_budget)
@@ -348,14 +363,6 @@ def _split(at_size: OneSize, space: Space, screened: Screened, *, budgets: bool)
         near = near[step[near] < NEAR * at_size.best_seconds]
         if len(near):
             _consider(at_size, search.polished(found.take(near)))
-
-
-def _free_budgets(job: Job, pricer: Pricer) -> bool:
-    """Whether memory budgets may be tried.
-
-    The trainer must have them, and the user must have left activation checkpointing open.
-    """
-    return "memory-budget" in pricer.rules.ac_kinds and _free_recomputation(job)
 
 
 def _free_recomputation(job: Job) -> bool:

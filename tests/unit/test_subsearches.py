@@ -18,7 +18,7 @@ from planner.rules import Context
 from planner.search.bounds import OOM_LIMIT
 from planner.search.screen import screen
 from planner.search.space.enumerate import build_space
-from planner.search.variations.budgets import best_budgets
+from planner.search.variations.budgets import best_budgets, budgeted
 from planner.specs.job import SearchSpec
 from planner.specs.layout import Layout, parse_ac
 from planner.specs.plan import RankedLayout
@@ -111,7 +111,8 @@ def test_the_budget_is_the_largest_that_fits() -> None:
         build_space(context, SearchSpec()),
     )
     screened = screen(pricer, space, count=10)
-    found = best_budgets(pricer, space, screened.cell_bounds, float(screened.step_seconds[9]), 20)
+    worth = float(screened.step_seconds[9])
+    found = best_budgets(pricer, budgeted(pricer, space, screened.cell_bounds, worth), 20)
     assert 5 < len(found) <= 4 * 20  # as many simple ones, each with its safe budget too
     for row in range(5):
         layout = found.row(row)

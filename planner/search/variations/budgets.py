@@ -11,8 +11,8 @@ recomputation must beat the best so far. The largest budget that fits is found b
 layouts at once; those whose smallest budget that does not fit is too slow drop out.
 """
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -36,32 +36,19 @@ SAFE_RISK = 0.005
 FEW_POINTS = 2  # cells with more mechanisms than this are not simple, however small their budget
 
 
-def best_budgets(
-    pricer: Pricer, space: Space, cell_bounds: CellBounds, worth_seconds: float, keep: int
-) -> LayoutBatch:
-    """The `keep` fastest fitting layouts with a budget that can beat `worth_seconds`.
+def best_budgets(pricer: Pricer, budgeted: Sequence["Budgeted"], keep: int) -> LayoutBatch:
+    """The `keep` fastest fitting layouts with a budget that can beat what is worth it.
 
     As many simple ones are added; the batch may be empty. Each layout comes with the largest budget
     that fits at all and with the largest that is safe.
-    cell_bounds: lower bounds of the space's cells.
     """
-    full = np.flatnonzero(space.cells.ac_kind == FULL)
-    simple = full[points(space.cells.take(full), pricer) <= FEW_POINTS]
-    empty, all_found = space.cells.take(slice(0, 0)), []
-    for dial in _dials(pricer):
-        found = [
-            _best_of(pricer, space, cell_bounds, rows, worth_seconds, keep, dial)
-            for rows in (full, simple)
-        ]
+    all_found = []
+    for bases in budgeted:
+        found = [bases.fastest(keep), bases.fastest(keep, simple=True)]
         fastest = LayoutBatch.concatenate(found)
-        safe, _ = largest_budgets(pricer, fastest, np.inf, len(fastest), dial, risk=SAFE_RISK)
+        safe, _ = largest_budgets(pricer, fastest, np.inf, len(fastest), bases.dial, risk=SAFE_RISK)
         all_found += [fastest, safe]
-    return LayoutBatch.concatenate([empty, *all_found])
-
-
-def dialled(pricer: Pricer) -> bool:
-    """Whether the trainer can be told how much to recompute."""
-    return bool(_dials(pricer))
+    return LayoutBatch.concatenate(all_found)
 
 
 def _dials(pricer: Pricer) -> list[Dial]:
@@ -72,79 +59,119 @@ def _dials(pricer: Pricer) -> list[Dial]:
     return [dial for kind, dial in known.items() if kind in pricer.rules.ac_kinds]
 
 
-def _best_of(
-    pricer: Pricer,
-    space: Space,
-    cell_bounds: CellBounds,
-    rows: IntColumn,
-    worth_seconds: float,
-    keep: int,
-    dial: Dial,
-) -> LayoutBatch:
-    """The `keep` fastest layouts of these cells at their largest budget that fits."""
-    if not len(rows):
-        return space.cells.take(slice(0, 0))
-    cells, most, least = _worth(pricer, space, cell_bounds, rows, worth_seconds, dial)
-    found, seconds, limit, first = space.cells.take(slice(0, 0)), np.zeros(0), worth_seconds, 0
-    while first < len(cells) and least[first] < limit:
-        parts = [space.cells.take(slice(0, 0))]
-        while first < len(cells) and least[first] < limit and sum(map(len, parts)) < CHUNK:
-            last = first + _round(space.cell_sizes[cells[first:]])
-            these = slice(first, last)
-            parts.append(_bases(pricer, space, cells[these], most[these], limit, dial))
+class Budgeted:
+    """The layouts that may be worth a budget, expanded as far as anybody asked, fastest cell first.
+
+    Cells are those that may fit with full recomputation and whose step is below `worth_seconds`
+    with the largest budget that their memory bound allows.
+    cells, most, least: rows of the space, their largest budget in hundredths (of block-N any), the
+        least step that they then take.
+    """
+
+    def __init__(
+        self,
+        pricer: Pricer,
+        space: Space,
+        cell_bounds: CellBounds,
+        worth_seconds: float,
+        dial: Dial,
+    ) -> None:
+        self.pricer, self.space, self.worth, self.dial = pricer, space, worth_seconds, dial
+        rows = np.flatnonzero(space.cells.ac_kind == FULL)
+        bare = cell_bounds.bare(rows)
+        rows, least = rows[bare < worth_seconds], bare[bare < worth_seconds]
+        fits = cell_bounds.may_fit(rows)
+        rows, least = rows[fits], least[fits]
+        most = np.full(len(rows), STEPS)
+        if dial is _with_budget and len(rows):
+            most = cell_bounds.largest_budgets(rows)
+            least = pricer.time_lower_bounds(_with_budget(space.cells.take(rows), most))
+        order = np.argsort(least, kind="stable")[: int((least < worth_seconds).sum())]
+        self.cells, self.most, self.least = rows[order], most[order], least[order]
+        few = points(space.cells.take(self.cells), pricer) <= FEW_POINTS
+        self.simple = few if len(rows) else np.zeros(0, dtype=np.bool_)
+        self.rounds: list[_Round] = []
+
+    def _rounds(self) -> Iterator["_Round"]:
+        """All rounds, those known first."""
+        yield from self.rounds
+        first = sum(len(one.cells) for one in self.rounds)
+        while first < len(self.cells):
+            ends = np.cumsum(self.space.cell_sizes[self.cells[first:]])
+            last = first + max(1, int(np.searchsorted(ends, ROUND, side="right")))
+            self.rounds.append(self._round(np.arange(first, last)))
+            yield self.rounds[-1]
             first = last
-        bases = LayoutBatch.concatenate(parts)
-        more, their_seconds = largest_budgets(pricer, bases, limit, keep, dial)
-        found, seconds = (
-            LayoutBatch.concatenate([found, more]),
-            np.concatenate([seconds, their_seconds]),
-        )
-        order = np.argsort(seconds, kind="stable")[:keep]
-        found, seconds = found.take(order), seconds[order]
-        limit = float(seconds[-1]) if len(seconds) == keep else limit
-    return found
+
+    def _round(self, cells: IntColumn) -> "_Round":
+        """The layouts of these cells that may have a budget, with the cells' largest."""
+        sizes = self.space.cell_sizes[self.cells[cells]]
+        batch = self.dial(self.space.expand(self.cells[cells]), np.repeat(self.most[cells], sizes))
+        simple, seconds = np.repeat(self.simple[cells], sizes), np.zeros(0)
+        if self.dial is _with_budget:
+            batch, simple = batch.take(batch.compile), simple[batch.compile]
+        if len(batch):
+            seconds, _ = self.pricer.step_lower_bounds(batch)
+            near = seconds < self.worth
+            batch, simple, seconds = batch.take(near), simple[near], seconds[near]
+            legal = legal_mask(
+                self.dial(batch, np.full(len(batch), STEPS // 2)), self.pricer.rules_context
+            )
+            batch, simple, seconds = batch.take(legal), simple[legal], seconds[legal]
+        return _Round(cells=cells, batch=batch, simple=simple, seconds=seconds)
+
+    def fastest(self, keep: int, *, simple: bool = False) -> LayoutBatch:
+        """The `keep` fastest layouts, each at its largest budget that fits.
+
+        simple: only cells with few mechanisms.
+        """
+        nothing = self.space.cells.take(slice(0, 0))
+        found, seconds, limit, waiting = nothing, np.zeros(0), self.worth, nothing
+        rounds = self._rounds()
+        while True:
+            one = next(rounds, None)
+            done = one is None or self.least[one.cells[0]] >= limit
+            if one is not None and not done:
+                wanted = (one.seconds < limit) & (one.simple | (not simple))
+                waiting = LayoutBatch.concatenate([waiting, one.batch.take(wanted)])
+            if len(waiting) and (done or len(waiting) >= CHUNK):
+                more, their_seconds = largest_budgets(self.pricer, waiting, limit, keep, self.dial)
+                found = LayoutBatch.concatenate([found, more])
+                seconds = np.concatenate([seconds, their_seconds])
+                order = np.argsort(seconds, kind="stable")[:keep]
+                found, seconds, waiting = found.take(order), seconds[order], nothing
+                limit = float(seconds[-1]) if len(seconds) == keep else limit
+            if done:
+                return found
+
+    def pipelined(self, limit: float) -> LayoutBatch:
+        """All pipelined layouts whose lower bound is below the limit, with a budget each."""
+        parts = [self.space.cells.take(slice(0, 0))]
+        for one in self._rounds():
+            if self.least[one.cells[0]] >= limit:
+                break
+            parts.append(one.batch.take((one.batch.pp > 1) & (one.seconds < limit)))
+        return LayoutBatch.concatenate(parts)
 
 
-def _round(sizes: IntColumn) -> int:
-    """How many of these cells, from the first, make ROUND layouts; at least one."""
-    return max(1, int(np.searchsorted(np.cumsum(sizes), ROUND, side="right")))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Round:
+    """Cells expanded at once, by their place among all: their layouts and what bounds them.
 
-
-def _worth(
-    pricer: Pricer, space: Space, cell_bounds: CellBounds, rows: IntColumn, limit: float, dial: Dial
-) -> tuple[IntColumn, IntColumn, FloatColumn]:
-    """(cells that may be worth a budget, the largest they may have, their least step with it).
-
-    Those are cells that may fit and whose step is below the limit with the largest budget, in
-    hundredths, that their memory bound allows; fastest first. Of block-N any may be allowed.
+    simple (N,): whether the layout's cell is. seconds (N,): lower bound of the layout's step.
     """
-    bare = cell_bounds.bare(rows)
-    rows, bare = rows[bare < limit], bare[bare < limit]
-    fits = cell_bounds.may_fit(rows)
-    rows, least = rows[fits], bare[fits]
-    most = np.full(len(rows), STEPS)
-    if dial is _with_budget and len(rows):
-        most = cell_bounds.largest_budgets(rows)
-        least = pricer.time_lower_bounds(_with_budget(space.cells.take(rows), most))
-    order = np.argsort(least, kind="stable")[: int((least < limit).sum())]
-    return rows[order], most[order], least[order]
+
+    cells: IntColumn
+    batch: LayoutBatch
+    simple: BoolColumn
+    seconds: FloatColumn
 
 
-def _bases(
-    pricer: Pricer, space: Space, cells: IntColumn, most: IntColumn, limit: float, dial: Dial
-) -> LayoutBatch:
-    """The layouts of these cells that may have a budget, with the cells' largest.
-
-    Only those whose lower bound on time is then below the limit.
-    """
-    batch = dial(space.expand(cells), np.repeat(most, space.cell_sizes[cells]))
-    if dial is _with_budget:
-        batch = batch.take(batch.compile)
-    if not len(batch):
-        return batch
-    batch = batch.take(pricer.step_lower_bounds(batch)[0] < limit)
-    context = Context(model=pricer.model, cluster=pricer.cluster, training=pricer.training)
-    return batch.take(legal_mask(dial(batch, np.full(len(batch), STEPS // 2)), context))
+def budgeted(
+    pricer: Pricer, space: Space, cell_bounds: CellBounds, worth_seconds: float
+) -> list[Budgeted]:
+    """One for each way in which the trainer can be told how much to recompute."""
+    return [Budgeted(pricer, space, cell_bounds, worth_seconds, dial) for dial in _dials(pricer)]
 
 
 def _with_blocks(pricer: Pricer, batch: LayoutBatch, hundredths: IntColumn) -> LayoutBatch:
@@ -161,25 +188,14 @@ def _with_budget(batch: LayoutBatch, hundredths: IntColumn) -> LayoutBatch:
     )
 
 
-def split_classes(
-    pricer: Pricer, space: Space, cell_bounds: CellBounds, limit: float
-) -> tuple[LayoutBatch, FloatColumn]:
+def split_classes(pricer: Pricer, bases: Budgeted, limit: float) -> tuple[LayoutBatch, FloatColumn]:
     """(pipelined layouts with a promising budget, their floors), below the limit.
 
     One for each class of layouts that differ in their split and budget alone (`floors`).
     """
-    rows = np.flatnonzero((space.cells.ac_kind == FULL) & (space.cells.pp > 1))
-    if not len(rows):
-        return space.cells.take(rows), np.zeros(0)
-    cells, most, _ = _worth(pricer, space, cell_bounds, rows, limit, _with_budget)
-    found, first = [space.cells.take(slice(0, 0))], 0
-    while first < len(cells):
-        last = first + _round(space.cell_sizes[cells[first:]])
-        these = slice(first, last)
-        found.append(_bases(pricer, space, cells[these], most[these], limit, _with_budget))
-        first = last
-    bases = LayoutBatch.concatenate(found)
-    return open_classes(pricer, bases, np.round(bases.ac_value * STEPS).astype(np.int64), limit)
+    classes = bases.pipelined(limit)
+    most = np.round(classes.ac_value * STEPS).astype(np.int64)
+    return open_classes(pricer, classes, most, limit)
 
 
 def takes_budget(pricer: Pricer, batch: LayoutBatch) -> BoolColumn:
