@@ -78,6 +78,7 @@ class LayoutBatch:
     optimizer_in_backward: BoolColumn
     cpu_offload: BoolColumn
     optimizer_offload_fraction: FloatColumn
+    activation_offload_layers: IntColumn
     splits: tuple[tuple[int, ...], ...] = ()
 
     def __len__(self) -> int:

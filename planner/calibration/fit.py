@@ -47,6 +47,7 @@ from planner.cost.machine.stacks import STACK, UNIT, stack_name, unit_name
 from planner.cost.price import Pricer
 from planner.cost.refine import refine
 from planner.specs.job import Job
+from planner.specs.measurement import ADDED_LATER
 from planner.trainers.registry import TRAINERS
 
 STEP = 0.03
@@ -147,8 +148,10 @@ class Data:
 def fingerprint(job: Job, step_seconds: float) -> str:
     """A short name of a run: what was trained, where, how, and how long a step took."""
     layout = None if job.layout is None else job.layout.model_dump(mode="json")
-    if layout is not None and layout["optimizer_offload_fraction"] == 1.0:
-        del layout["optimizer_offload_fraction"]  # a field that came after the first fingerprints
+    if layout is not None:  # fields that came after the first fingerprints
+        for name in ("optimizer_offload_fraction", "activation_offload_layers"):
+            if layout[name] == ADDED_LATER[name]:
+                del layout[name]
     parts = [
         job.model.name,
         job.cluster.gpu.name,

@@ -294,6 +294,12 @@ def _program() -> Iterator[Mechanism]:
         "the optimizer in the backward",
     )
     yield _layout("cpu offload", lambda x: x.cpu_offload, 2, "CPU offload")
+    yield _layout(
+        "activation offload",
+        lambda x: x.activation_offload_layers > 0,
+        2,
+        "activations on the host",
+    )
 
 
 def _jobs() -> Iterator[Mechanism]:

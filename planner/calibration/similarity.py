@@ -152,6 +152,7 @@ def _axes(x: LayoutBatch, global_batch_size: int) -> dict[str, list[_Axis]]:
             _Axis(values=x.optimizer_in_backward, loss=0.1),
             _Axis(values=x.cpu_offload, loss=0.35),
             _Axis(values=x.optimizer_offload_fraction, length=2.0),
+            _Axis(values=_log2(1 + x.activation_offload_layers), length=6.0),
         ],
     }
 

@@ -14,6 +14,7 @@ from planner.cost.cost_inputs import SummedCosts, distinct_rows, on_ranks, units
 from planner.cost.data_parallel import sharding
 from planner.cost.data_parallel.overlap import exposed_data_parallel, host_copies, unit_columns
 from planner.cost.layer import forward_backward_overlap as pairs
+from planner.cost.memory import host_activations
 from planner.cost.memory.peak import RankShapes, rank_memory
 from planner.cost.pipeline.schedule_columns import by_schedule, num_microbatches
 from planner.cost.prepared_job import PreparedJob
@@ -291,6 +292,10 @@ def _device_bytes(
     elements = sharding.gathered_elements(shard_rows, dense, expert, job.optimizer_step)
     gathered = _of_all_units(job, elements)[at_shard] / batch.pp
     saved = _of_all_units(job, unit.costs.saved_bytes)[at_unit] / batch.pp
+    gone = host_activations.away(batch, job.model.num_hidden_layers)
+    if gone.any():
+        of_layers = in_order(counts[:-2, None] * unit.costs.saved_bytes[:-2])[at_unit] / batch.pp
+        saved = saved - gone * of_layers
     alone = batch.pp == 1
     uneven = 1.0 - np.where(alone, 0.0, np.minimum(1.0, batch.pp / counts[:-2].sum()))
     zero = np.zeros(len(batch))

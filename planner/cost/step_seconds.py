@@ -18,6 +18,7 @@ from planner.cost.data_parallel.overlap import (
 from planner.cost.layer import forward_backward_overlap as pairs
 from planner.cost.layer import unit_costs as layers
 from planner.cost.layer.context import AXES
+from planner.cost.memory.host_activations import exposed_copies
 from planner.cost.network.sends import Sends, transport_of
 from planner.cost.pipeline.schedule_columns import by_schedule, split_schedules
 from planner.cost.stragglers import straggler_share
@@ -81,7 +82,8 @@ def step_seconds(inputs: CostInputs) -> tuple[FloatColumn, dict[str, FloatColumn
     optimizer = _optimizer_seconds(inputs)
     early = np.where(inputs.batch.optimizer_in_backward, inputs.job.profile.early_step_share, 0.0)
     optimizer = optimizer + early * m * on_ranks(inputs.units, input_grad + alone)
-    outside = exposed.fsdp + exposed.dp + exposed.copies + slowed + optimizer
+    copies = exposed.copies + m * exposed_copies(inputs, forward, input_grad + alone)
+    outside = exposed.fsdp + exposed.dp + copies + slowed + optimizer
     per_microbatch = on_ranks(inputs.units, forward + input_grad + weight_grad)
     late = straggler_share(inputs.job.cluster.num_gpus, inputs.job.profile.straggler_delay)
     busiest = np.argmax((1.0 + late) * m * per_microbatch + outside, axis=0)
@@ -123,7 +125,7 @@ def step_seconds(inputs: CostInputs) -> tuple[FloatColumn, dict[str, FloatColumn
     step = busy + parts["straggler"] + outside[pick] + bubble + send_waits + parts["other"]
     inside = ("recompute", "tp", "cp", "ep", "launches", "waits")
     parts["compute"] = busy - sum(parts[name] for name in inside)
-    parts["copies"] = exposed.copies[pick]
+    parts["copies"] = copies[pick]
     stage_seconds = StageSeconds(
         forward=forward,
         input_grad=input_grad,

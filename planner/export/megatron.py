@@ -34,7 +34,7 @@ YOURS = (
     "stand for your own."
 )
 FORKS = {"amd": "ROCm/Megatron-LM"}
-NVFP4_SINCE = "0.15"  # megatron/core/fp4_utils.py
+NEWER = "0.15"  # megatron/core/fp4_utils.py; --cpu-offloading-num-layers
 ZERO_BUBBLE_PENDING = {"ZB-1p": 1, "ZB-2p": 2}
 # What counts as a layer besides the layers themselves: nothing, the loss, or embedding and loss.
 # Source: transformer_config.py, get_num_layers_to_build.
@@ -72,7 +72,8 @@ def export(
     or a distribution.
     """
     release = release_of("megatron", version or version_under(training, "megatron"))
-    newer = NVFP4_SINCE if layout.precision == "nvfp4" and release.since(NVFP4_SINCE) else WRITTEN
+    asks = layout.precision == "nvfp4" or layout.activation_offload_layers > 0
+    newer = NEWER if asks and release.since(NEWER) else WRITTEN
     draft = Draft(layout=layout, model=model, cluster=cluster, training=training, version=newer)
     if release.number != newer or not release.exact:
         draft.notes.append(
@@ -303,7 +304,7 @@ def _precision(draft: Draft) -> list[str]:
             "computes in 16 bits or fewer; float32 parameters do not",
             "use param_dtype bfloat16",
         )
-    elif name in FP8_RECIPES or (name == "nvfp4" and draft.version == NVFP4_SINCE):
+    elif name in FP8_RECIPES or (name == "nvfp4" and draft.version == NEWER):
         arguments += PRECISIONS[name].megatron_arguments
     elif name not in ("bf16", "fp16"):
         draft.gap(
@@ -343,11 +344,22 @@ def _rest(draft: Draft) -> list[str]:
         )
     if layout.optimizer_in_backward:
         draft.gap("optimizer_in_backward", True, "is not in Megatron-LM", "set it to false")
+    arguments = []
+    if layout.activation_offload_layers:
+        arguments = ["--cpu-offloading-num-layers", str(layout.activation_offload_layers)]
+        if draft.version != NEWER:
+            draft.gap(
+                "activation_offload_layers",
+                layout.activation_offload_layers,
+                f"has no argument in Megatron-LM core {draft.version}",
+                f"use 0, or export for {NEWER}",
+            )
+            arguments = []
     share = layout.optimizer_offload_fraction
     if not layout.cpu_offload:
         if share != 1.0:
             draft.inert("optimizer_offload_fraction", "means nothing without cpu_offload")
-        return []
+        return arguments
     draft.notes.append(
         "--optimizer-cpu-offload moves optimizer states, not parameters and gradients as FSDP2's "
         "offload does."
@@ -358,7 +370,7 @@ def _rest(draft: Draft) -> list[str]:
         else ["--use-precision-aware-optimizer"]
     )
     fraction = [] if share == 1.0 else ["--optimizer-offload-fraction", f"{share:g}"]
-    return ["--optimizer-cpu-offload", *fraction, *aware]
+    return [*arguments, "--optimizer-cpu-offload", *fraction, *aware]
 
 
 def _training(draft: Draft) -> list[str]:

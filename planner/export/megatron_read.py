@@ -75,6 +75,7 @@ def read_arguments(words: Words, num_layers: int, num_gpus: int) -> dict[str, ob
         "compile": False,
         "optimizer_in_backward": False,
         **_offload(words),
+        "activation_offload_layers": whole(words, "cpu_offloading_num_layers", 0),
         "master_dtype": "float32",
         "reduce_dtype": "bfloat16" if "grad_reduce_in_bf16" in words else "float32",
     }

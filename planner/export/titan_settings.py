@@ -70,6 +70,13 @@ def layout_settings(draft: Draft, line: str) -> Settings:
             "use 1",
             blocking=layout.cpu_offload,
         )
+    if layout.activation_offload_layers:
+        draft.gap(
+            "activation_offload_layers",
+            layout.activation_offload_layers,
+            "has no setting in TorchTitan",
+            "use 0",
+        )
     settings["compile.components"] = ["model", "loss"]
     settings[ASYNC_TP[line]] = layout.async_tp
     settings[P + "fsdp_reshard_after_forward"] = _reshard(draft)

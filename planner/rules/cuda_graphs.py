@@ -121,6 +121,16 @@ CUDA_GRAPH_RULES: tuple[Rule, ...] = (
         remedy=lambda x, c: f"{OFF}, or moe_dispatcher to hybridep",
     ),
     Rule(
+        key="CUDA graphs exclude activation offload",
+        field="activation_offload_layers",
+        reads=frozenset({"activation_offload_layers"}),
+        # core 0.15 transformer_config.py: "CUDA graphs not supported with CPU offloading."
+        applies=_capturing("megatron", "partial", "full"),
+        broken=lambda x, c: np.asarray(x.activation_offload_layers > 0),
+        rule=lambda x, c: f"{_name(c)} has no CUDA graphs with activations on the host",
+        remedy=lambda x, c: f"{OFF}, or activation_offload_layers to 0",
+    ),
+    Rule(
         key="CUDA graphs exclude CPU offload",
         field="cpu_offload",
         reads=frozenset({"cpu_offload"}),

@@ -321,6 +321,47 @@ _ZERO_RULES: tuple[Rule, ...] = (
         remedy=lambda x, c: "set optimizer_offload_fraction to 1",
     ),
     Rule(
+        key="trainer keeps activations on the device",
+        field="activation_offload_layers",
+        reads=frozenset({"activation_offload_layers"}),
+        applies=lambda c: not c.released.offloads_activations,
+        broken=lambda x, c: np.asarray(x.activation_offload_layers > 0),
+        rule=lambda x, c: f"{_release(c)} cannot move the activations of layers to the host",
+        remedy=lambda x, c: "set activation_offload_layers to 0",
+    ),
+    Rule(
+        key="activation offload keeps one layer",
+        field="activation_offload_layers",
+        reads=frozenset({"activation_offload_layers"}),
+        # core/transformer/transformer_config.py: "CPU offloading can be done only for layers less
+        # than ..."
+        applies=lambda c: c.released.offloads_activations,
+        broken=lambda x, c: np.asarray(x.activation_offload_layers >= c.model.num_hidden_layers),
+        rule=lambda x, c: (
+            f"{x.activation_offload_layers} is not below the {c.model.num_hidden_layers} layers of "
+            f"{c.model.name}"
+        ),
+        remedy=lambda x, c: (
+            f"set activation_offload_layers to at most {c.model.num_hidden_layers - 1}"
+        ),
+    ),
+    Rule(
+        key="activation offload excludes pipelines and recomputation",
+        field="activation_offload_layers",
+        reads=frozenset({"activation_offload_layers", "pp", "ac_kind"}),
+        # the same: "Currently there is no support for Pipeline parallelism with CPU offloading",
+        # "CPU offloading does not work when activation recomputation is enabled"
+        applies=lambda c: c.released.offloads_activations,
+        broken=lambda x, c: np.asarray(
+            (x.activation_offload_layers > 0) & ((x.pp > 1) | (x.ac_kind != AC_KINDS.index("none")))
+        ),
+        rule=lambda x, c: (
+            f"{_release(c)} moves activations to the host only without pipeline and recomputation; "
+            f"pp is {x.pp} and ac {x.ac}"
+        ),
+        remedy=lambda x, c: "set activation_offload_layers to 0, or pp to 1 and ac to none",
+    ),
+    Rule(
         key="a share of CPU offload without it",
         field="optimizer_offload_fraction",
         reads=frozenset({"cpu_offload", "optimizer_offload_fraction"}),

@@ -32,7 +32,14 @@ from planner.search.variations.budgets import (
     takes_budget,
 )
 from planner.search.variations.floors import floors_with_room
-from planner.search.variations.host_share import STEPS, best_shares, largest_share, smallest_shares
+from planner.search.variations.offload import (
+    STATES,
+    activations,
+    best_of_both,
+    best_offloaded,
+    largest_share,
+    least_offloaded,
+)
 from planner.search.variations.splits import SplitSearch
 from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job
@@ -43,11 +50,11 @@ SIMULATED = 300
 # distinct (schedule, pp, stages, microbatches) among them; each is simulated once for
 # all its layouts
 SIMULATED_GROUPS = 16
-BUDGETS_SIMULATED = SHARES_SIMULATED = 40
+BUDGETS_SIMULATED = SIMULATED_OFFLOADED = 40
 UNSEEN = 0.998  # a layout that gains less is not looked for
 POLISHED = 2  # of the classes of one pipeline
 NEAR = 1.02  # what closed forms differ by from the simulation (benchmarks/screening.py)
-SHARES_SPLIT = 16
+OFFLOADED_SPLIT = 16
 SAMPLED_SEEDS = 4
 SAMPLED_TRIALS = 64
 STRUCTURE = (
@@ -143,6 +150,7 @@ def search_size(
     """
     pricer = Pricer.build(job.model, cluster, job.training, calibration)
     space, screened = _screen(job, pricer)
+    on_device = space
     rejected, num_layouts = Counter(space.rejected), space.num_layouts
     offloads = "cpu_offload" not in {*job.search.fix, *job.search.allow}
     if not screened.num_fitting:
@@ -174,8 +182,8 @@ def search_size(
         _simulate(job, at_size, space, screened)
         if offloads and job.search.objective != "memory" and len(space.cells) <= MOST_OFFLOADED:
             space = _offload(job, at_size)
-        if _takes_shares(job, pricer) and len(space.cells) <= MOST_OFFLOADED:
-            _share(job, at_size, space)
+        if job.search.objective != "memory" and len(space.cells) <= MOST_OFFLOADED:
+            _offload_less(job, at_size, on_device, space)
         if samples:
             _sample(job, at_size)
     return at_size
@@ -236,43 +244,54 @@ def _takes_shares(job: Job, pricer: Pricer) -> bool:
     search = job.search
     return (
         pricer.rules_context.released.offloads_partly
-        and search.objective != "memory"
         and "optimizer_offload_fraction" not in {*search.fix, *search.allow}
         and search.fix.get("cpu_offload", True) is True
         and True in search.allow.get("cpu_offload", [True])
     )
 
 
-def _share(job: Job, at_size: OneSize, space: Space) -> None:
-    """Adds what is faster with the smallest share of its states on the host that makes it fit.
+def _offload_less(job: Job, at_size: OneSize, on_device: Space, on_host: Space) -> None:
+    """Adds what is faster with the least on the host that makes it fit.
 
-    Splits of layers are climbed for the best of them.
-    space: of layouts with CPU offload.
+    That is a share of the optimizer's states, activations of some layers, or both. Splits of layers
+    are climbed for the best of them.
+    on_host: the space of layouts with CPU offload.
     """
-    pricer = at_size.pricer
-    if space.rejected.get(HOST_TOO_SMALL):  # a share may leave room
-        space = _space(job, pricer, offload=True, share=1.0 / STEPS)
-    limit = NEAR * at_size.best_seconds
-    whole = [layout for _, _, layout in at_size.candidates if layout.cpu_offload]
-    found = best_shares(pricer, space, limit, SHARES_SIMULATED)
-    if whole:
-        less, _ = smallest_shares(pricer, LayoutBatch.from_layouts(whole), limit)
-        found = LayoutBatch.concatenate([found, less])
+    pricer, fixed = at_size.pricer, {*job.search.fix, *job.search.allow}
+    limit, shares = NEAR * at_size.best_seconds, _takes_shares(job, pricer)
+    found = on_host.cells.take(slice(0, 0))
+    if shares:
+        if on_host.rejected.get(HOST_TOO_SMALL):  # a share may leave room
+            on_host = _space(job, pricer, offload=True, share=1.0 / STATES.steps)
+        whole = [layout for _, _, layout in at_size.candidates if layout.cpu_offload]
+        found = best_offloaded(pricer, on_host, STATES, limit, SIMULATED_OFFLOADED)
+        if whole:
+            less, _ = least_offloaded(pricer, LayoutBatch.from_layouts(whole), STATES, limit)
+            found = LayoutBatch.concatenate([found, less])
+    layers = pricer.rules_context.released.offloads_activations
+    if layers and "activation_offload_layers" not in fixed:
+        dial = activations(pricer)
+        found = LayoutBatch.concatenate(
+            [found, best_offloaded(pricer, on_device, dial, limit, SIMULATED_OFFLOADED)]
+        )
+        if shares:
+            both = best_of_both(pricer, on_host, dial, limit, SIMULATED_OFFLOADED)
+            found = LayoutBatch.concatenate([found, both])
     step = _consider(at_size, found)
-    if "layers_per_stage" in {*job.search.fix, *job.search.allow}:
+    if not shares or "layers_per_stage" in fixed:
         return
     near = np.argsort(step, kind="stable")
-    near = near[(step[near] < NEAR * at_size.best_seconds) & (found.pp[near] > 1)][:SHARES_SPLIT]
+    near = near[(step[near] < NEAR * at_size.best_seconds) & (found.pp[near] > 1)][:OFFLOADED_SPLIT]
     if len(near):
         classes = found.take(near)
         closed = np.zeros(len(near), dtype=np.bool_)
         search = SplitSearch(pricer, classes, closed, np.zeros(len(near)))
-        less, _ = smallest_shares(pricer, search.next(limit), limit)
+        less, _ = least_offloaded(pricer, search.next(limit), STATES, limit)
         step = _consider(at_size, less)
         first = np.argsort(step, kind="stable")[:POLISHED]
         if len(first):
             polished = search.polished(less.take(first))
-            less, _ = smallest_shares(pricer, polished, limit)
+            less, _ = least_offloaded(pricer, polished, STATES, limit)
             _consider(at_size, LayoutBatch.concatenate([polished, less]))
 
 

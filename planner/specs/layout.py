@@ -14,6 +14,7 @@ from planner.specs.validation import build, closest
 MAX_DEGREE = 2**20
 Degree = Annotated[int, Field(strict=True, ge=1, le=MAX_DEGREE)]
 Flag = Annotated[bool, Field(strict=True)]
+Layers = Annotated[int, Field(strict=True, ge=0, le=MAX_DEGREE)]
 Share = Annotated[float, Field(strict=True, gt=0.0, le=1.0)]
 # The value of one field. Types are listed so that JSON's lists come back as tuples.
 FieldValue = bool | int | float | str | tuple[int, ...] | None
@@ -104,8 +105,9 @@ class Layout(BaseModel):
 
     dp_replicate x dp_shard x cp x tp x pp is num_gpus. The axes `ep` and `etp` regroup the same
     ranks for experts. optimizer_offload_fraction is the share of the optimizer's states, and of its
-    update, that cpu_offload moves to the host. It and moe_dispatcher have defaults for layouts
-    stored before they were fields.
+    update, that cpu_offload moves to the host. activation_offload_layers is how many layers keep
+    their activations there. These two and moe_dispatcher have defaults for layouts stored before
+    they were fields.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -136,6 +138,7 @@ class Layout(BaseModel):
     optimizer_in_backward: Flag
     cpu_offload: Flag
     optimizer_offload_fraction: Share = 1.0
+    activation_offload_layers: Layers = 0
 
     @field_validator("ac")
     @classmethod
@@ -223,6 +226,7 @@ class Layout(BaseModel):
             ("compile", self.compile),
             ("async-tp", self.async_tp),
             (f"offload{share}", self.cpu_offload),
+            (f"offload-act {self.activation_offload_layers}", self.activation_offload_layers > 0),
             ("opt-in-bwd", self.optimizer_in_backward),
         )
         return " · ".join([*parts, *(name for name, on in flags if on)])
@@ -256,6 +260,7 @@ _NEUTRAL: dict[str, object] = {
     **dict.fromkeys(INTEGERS, 1),
     **dict.fromkeys(FLAGS, False),
     **dict.fromkeys(SHARES, 1.0),
+    "activation_offload_layers": 0,
     "moe_dispatcher": "alltoall",
     "zero_stage": 3,
     "cp_method": "allgather",

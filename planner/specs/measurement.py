@@ -21,6 +21,7 @@ ADDED_LATER: Mapping[str, object] = {
     "chunked_loss": None,
     "moe_dispatcher": "alltoall",
     "optimizer_offload_fraction": 1.0,
+    "activation_offload_layers": 0,
 }
 Status = Literal["ok", "oom", "failed"]
 Rung = Literal["emulated", "imitated", "probed", "published"]

@@ -40,6 +40,7 @@ ORDERED: Mapping[str, tuple[int, str]] = {
     "sequence_parallel": (-1, "without sequence parallelism norms keep whole activations"),
     "cpu_offload": (-1, "without offload the states stay on the device"),
     "optimizer_offload_fraction": (-1, "a smaller share on the host leaves more on the device"),
+    "activation_offload_layers": (-1, "fewer layers on the host leave more activations"),
     "optimizer_in_backward": (-1, "without the optimizer in backward all gradients live at once"),
 }
 # Full recomputation saves least, none saves most; the selective kinds lie between and are not

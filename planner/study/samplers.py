@@ -90,7 +90,7 @@ class FieldSpace:
             return CategoricalDistribution(self.words[name][1])
         column = getattr(self.batch, name)
         low, high = int(column.min()), int(column.max())
-        return IntDistribution(low, high, log=name != "zero_stage" and low < high)
+        return IntDistribution(low, high, log=name != "zero_stage" and 0 < low < high)
 
 
 def layout_of(parameters: Mapping[str, Any]) -> Layout:

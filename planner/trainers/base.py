@@ -70,6 +70,7 @@ class TrainerRules:
     always_compiles: it has no other way.
     chunks_loss: it can compute the loss in chunks.
     steps_in_backward: it offers optimizer-in-backward.
+    offloads_activations: it can keep the activations of some layers on the host.
     offloads_partly: CPU offload can leave a share of the optimizer's states on the device.
     replicates_kv_heads: tp may be a multiple of the KV heads.
     seq_divisor_always: seq_len must divide by 2 x cp x tp, even where cp = 1 or nothing shards
@@ -176,6 +177,7 @@ class TrainerRules:
     chunks_loss: bool = False
     steps_in_backward: bool = False
     offloads_partly: bool = False
+    offloads_activations: bool = False
     replicates_kv_heads: bool = False
     seq_divisor_always: bool = False
     etp_one_or_tp: bool = False
@@ -292,4 +294,5 @@ COMMON: Mapping[str, object] = {
     "optimizer_in_backward": False,
     "cpu_offload": False,
     "optimizer_offload_fraction": 1.0,
+    "activation_offload_layers": 0,
 }

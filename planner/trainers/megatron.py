@@ -91,6 +91,9 @@ MEGATRON = TrainerRules(
         Change(releases=Releases(before="0.18"), fields={"captures_dropless": False}),
         # core 0.12 optimizer_config.py (optimizer_offload_fraction)
         Change(releases=Releases(before="0.12"), fields={"offloads_partly": False}),
+        # training/arguments.py (--cpu-offloading-num-layers); before core 0.15 weights moved too
+        # (model_parallel_config.py, cpu_offloading_weights)
+        Change(releases=Releases(before="0.15"), fields={"offloads_activations": False}),
         # core 0.12 transformer_config.py (moe_enable_deepep), 0.16 (moe_flex_dispatcher_backend)
         Change(
             releases=Releases(since="0.12"), fields={"moe_dispatchers": _DISPATCHERS | {"deepep"}}
@@ -126,6 +129,7 @@ MEGATRON = TrainerRules(
     # Megatron Bridge keeps it, docs/training/cuda-graphs.md)
     cuda_graphs=frozenset({"none", "partial", "full"}),
     offloads_partly=True,
+    offloads_activations=True,
     # core 0.16 transformer_config.py (num_query_groups; account_for_embedding_in_pipeline_split,
     # account_for_loss_in_pipeline_split), moe_layer.py (sequence parallelism with experts)
     replicates_kv_heads=True,

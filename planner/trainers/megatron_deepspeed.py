@@ -36,6 +36,7 @@ MEGATRON_DEEPSPEED = replace(
     sp_with_experts=False,
     # DeepSpeed runtime/zero/offload_config.py: `ratio` is of ZeRO-3 alone
     offloads_partly=False,
+    offloads_activations=False,
     # DeepSpeed engine.py: ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism
     zero_2_under_pp=False,
     # DeepSpeed pipe/module.py partition_layers

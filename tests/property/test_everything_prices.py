@@ -176,6 +176,7 @@ def random_layouts(draw: np.random.Generator, context: Context, count: int) -> L
         optimizer_in_backward=flag(0.05),
         cpu_offload=offloaded,
         optimizer_offload_fraction=np.where(offloaded & flag(0.3), draw.random(count), 1.0),
+        activation_offload_layers=np.where(flag(0.1), draw.integers(1, 9, count), 0),
     )
 
 

@@ -97,6 +97,7 @@ def layouts(draw: Any, num_layers: int) -> Layout:
         optimizer_in_backward=draw(flag),
         cpu_offload=draw(flag),
         optimizer_offload_fraction=draw(st.integers(1, 20)) / 20,
+        activation_offload_layers=draw(st.integers(0, 40)),
     )
 
 
@@ -118,5 +119,5 @@ OTHER: dict[str, object] = {
     "float8_all_gather": True, "param_dtype": "float32",
     "reduce_dtype": "bfloat16", "master_dtype": "bfloat16", "compile": False,
     "optimizer_in_backward": True, "cpu_offload": True, "moe_dispatcher": "deepep",
-    "optimizer_offload_fraction": 0.25,
+    "optimizer_offload_fraction": 0.25, "activation_offload_layers": 8,
 }  # fmt: skip

@@ -210,6 +210,22 @@ def test_context_parallel_communication(method: str, word: str) -> None:
     assert flags_of(make(tp=8, cp=2, cp_method=method))["--cp-comm-type"] == [word]
 
 
+def test_activations_leave_in_releases_that_can_be_told() -> None:
+    for version, flags in (("0.14", None), ("0.15", ["12"]), ("0.18", ["12"])):
+        chosen = layout(8, "megatron", tp=8, activation_offload_layers=12)
+        made = export(chosen, model("llama3-8b"), cluster(8), training(), version)
+        assert flags_of(made).get("--cpu-offloading-num-layers") == flags
+        assert [f.field for f in made.blockers] == ([] if flags else ["activation_offload_layers"])
+        assert parse_back(made) == chosen
+
+
+def test_a_share_of_the_states_is_said() -> None:
+    said = flags_of(make(tp=8, cpu_offload=True, optimizer_offload_fraction=0.35))
+    assert said["--optimizer-offload-fraction"] == ["0.35"]
+    assert "--optimizer-cpu-offload" in said
+    assert "--optimizer-offload-fraction" not in flags_of(make(tp=8, cpu_offload=True))
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [

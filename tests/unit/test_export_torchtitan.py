@@ -98,6 +98,7 @@ def test_a_layout_of_the_trainers_own_words_has_no_blocker(data: st.DataObject) 
             "pp_schedule": chosen.pp_schedule if chosen.pp_schedule in rules.schedules else "1F1B",
             "sequence_parallel": chosen.tp > 1,
             "optimizer_offload_fraction": 1.0,
+            "activation_offload_layers": 0,
             "layers_per_stage": None
             if chosen.layers_per_stage == (1, 2, 3)
             else chosen.layers_per_stage,

@@ -291,7 +291,7 @@ def test_the_shipped_calibration_is_a_posterior() -> None:
 
 
 def test_a_field_that_came_later_changes_no_stored_name() -> None:
-    """Names from before optimizer_offload_fraction was a field."""
+    """Names from before optimizer_offload_fraction and activation_offload_layers were fields."""
     question = {
         "model": "llama3-8b",
         "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},

@@ -60,6 +60,7 @@ USES: dict[str, tuple[dict, dict]] = {
     "compile": ({"compile": True}, {}),
     "optimizer in backward": ({"optimizer_in_backward": True}, {}),
     "cpu offload": ({"cpu_offload": True}, {}),
+    "activation offload": ({"activation_offload_layers": 8}, {}),
     "mla": (MIXTURE, DENSE),
     "sliding window": ({"model": "gpt-oss-20b"}, DENSE),
     "chunked loss": ({"chunked_loss": True}, {}),

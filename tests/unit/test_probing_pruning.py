@@ -118,6 +118,7 @@ def variants(**changes: list[object]) -> LayoutBatch:
         ("sequence_parallel", False, None),
         ("cpu_offload", None, True),
         ("optimizer_offload_fraction", 0.5, None),
+        ("activation_offload_layers", None, 4),
         ("optimizer_in_backward", None, True),
         ("ac", "none", "full"),
         ("reduce_dtype", None, "bfloat16"),

@@ -65,6 +65,7 @@ class Case:
 
 DS3 = {"model": "deepseek-v3", "num_gpus": 64}
 MOE = {"model": "mixtral-8x7b"}
+MEGATRON_15 = {**MEGATRON, "trainer_version": "0.15"}
 CASES = [
     Case("degrees do not multiply to num_gpus", {"tp": 4, "dp_shard": 8}, {"tp": 4, "dp_shard": 4},
         text="= 32 ranks on 16 GPUs"),
@@ -376,6 +377,20 @@ CASES = [
     Case("trainer offloads all states or none",
         {"cpu_offload": True, "optimizer_offload_fraction": 0.5}, {"cpu_offload": True},
         {**MEGATRON, "trainer_version": "0.11"}, "0.11 moves all"),
+    Case("trainer keeps activations on the device", {"activation_offload_layers": 8}, {}, {},
+        "cannot move the activations"),
+    Case("trainer keeps activations on the device", {"activation_offload_layers": 8}, {},
+        MEGATRON, "megatron 0.14 cannot"),
+    Case("activation offload keeps one layer", {"activation_offload_layers": 32},
+        {"activation_offload_layers": 31}, MEGATRON_15, "32 is not below the 32 layers"),
+    Case("activation offload excludes pipelines and recomputation",
+        {"activation_offload_layers": 8, "pp": 2}, {"activation_offload_layers": 8}, MEGATRON_15,
+        "pp is 2"),
+    Case("activation offload excludes pipelines and recomputation",
+        {"activation_offload_layers": 8, "ac": "full"}, {"activation_offload_layers": 8},
+        MEGATRON_15, "ac full"),
+    Case("CUDA graphs exclude activation offload", {"activation_offload_layers": 8}, {},
+        {**MEGATRON_15, "cuda_graphs": "partial"}, "0.15 has no CUDA graphs with activations"),
     Case("a share of CPU offload without it", {"optimizer_offload_fraction": 0.5},
         {"cpu_offload": True, "optimizer_offload_fraction": 0.5}, MEGATRON,
         "cpu_offload moves, which is false"),

@@ -48,6 +48,8 @@ CASES = [
                            "micro_batch_size": 2}),
     ("mixtral-8x7b", 64, {}, {"tp": 2, "ep": 4, "cp": 2, "ac": "selective-layer-2"}),
     ("llama3-8b", 8, {"trainer": "megatron"}, {"tp": 2, "pp": 2, "ac": "full"}),
+    ("llama3-8b", 8, {"trainer": "megatron", "trainer_version": "0.16"},
+        {"tp": 2, "activation_offload_layers": 10}),
     ("llama3-8b", 8, {"trainer": "megatron"},
         {"tp": 2, "pp": 2, "cpu_offload": True, "optimizer_offload_fraction": 0.5}),
 ]  # fmt: skip
@@ -68,6 +70,7 @@ def test_every_field_has_a_step_and_every_step_is_one(
     expected -= set() if layout.cp > 1 else {"cp_method"}
     expected -= set() if layout.ep > 1 else {"moe_dispatcher"}
     expected -= set() if layout.cpu_offload else {"optimizer_offload_fraction"}
+    expected -= set() if "trainer_version" in training else {"activation_offload_layers"}
     loads = [step for step in steps if step.field == "training.moe_imbalance"]
     expected |= {"training.moe_imbalance"} if layout.ep > 1 else set()
     assert fields == expected

@@ -11,7 +11,7 @@ import numpy as np
 from planner.columns import BoolColumn, FloatColumn, IntColumn
 from planner.cost.cost_inputs import CostInputs, on_ranks
 from planner.cost.layer.unit_costs import chunks_loss
-from planner.cost.memory import graph_pools
+from planner.cost.memory import graph_pools, host_activations
 from planner.cost.memory.peak import LayerNeeds, RankShapes, Widths, layer_phases
 from planner.cost.pipeline.schedule_columns import by_schedule, split_schedules
 from planner.rules import cuda_graphs
@@ -79,6 +79,9 @@ def rank_shapes(inputs: CostInputs) -> RankShapes:
     root = rules.ends_in_root & (batch.pp == 1) & (batch.zero_stage > 0)
     own_head, own_table = (np.where(root, 0.0, units[:, place]) for place in (-1, -2))
     kept, all_saved = on_ranks(units, shard), on_ranks(units, saved)
+    gone = host_activations.away(batch, inputs.job.model.num_hidden_layers)
+    if gone.any():
+        all_saved = all_saved - gone * on_ranks(units[:, :-2], saved[:-2])
     # The first layer's backward prefetches the embedding instead of a layer. One more shard waits,
     # and the activations of one layer less are saved.
     table = (

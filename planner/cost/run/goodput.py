@@ -12,6 +12,7 @@ import numpy as np
 from planner.columns import FloatColumn, LayoutBatch
 from planner.cost import deduplicated
 from planner.cost.data_parallel import sharding
+from planner.cost.memory.host_activations import host_bytes
 from planner.cost.pipeline import stages
 from planner.cost.price import Pricer, Prices
 from planner.cost.run.energy_and_price import (
@@ -190,7 +191,7 @@ def save_costs(
     }[mode]
     staged = np.zeros_like(on_gpu) if mode == "sync" else on_gpu
     gradients = held * np.where(batch.master_dtype == 0, 2.0, 4.0)
-    offloaded = batch.host_share * (on_gpu + gradients)
+    offloaded = batch.host_share * (on_gpu + gradients) + host_bytes(pricer, batch)
     return Saves(
         saved_bytes=total,
         gpu_bytes=on_gpu,

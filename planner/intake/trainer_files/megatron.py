@@ -93,6 +93,7 @@ GROUPS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
         ("cpu_offload", "optimizer_offload_fraction"),
         ("optimizer_cpu_offload", "optimizer_offload_fraction"),
     ),
+    (("activation_offload_layers",), ("cpu_offloading_num_layers",)),
 )  # fmt: skip
 _RELEVANT = (
     frozenset(name for _, names in GROUPS for name in names)

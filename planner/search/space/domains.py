@@ -42,7 +42,7 @@ FREE_FIELDS = (
     "moe_dispatcher",
     "compile", "async_tp",
     "float8_all_gather", "optimizer_in_backward", "cpu_offload",
-    "optimizer_offload_fraction",
+    "optimizer_offload_fraction", "activation_offload_layers",
 )  # fmt: skip
 assert {*CELL_FIELDS, *FREE_FIELDS} == set(Layout.model_fields)
 
@@ -358,6 +358,7 @@ def _free_domains(c: Context, offload: bool) -> dict[str, tuple[Values, str]]:
         "optimizer_in_backward": ((False, True), "frees gradients early, costs 1 to 2% of time"),
         "cpu_offload": ((offload,), "slow: a second pass, for what beats all on the device"),
         "optimizer_offload_fraction": ((1.0,), "the least that fits is a later stage's"),
+        "activation_offload_layers": ((0,), "the fewest that fit are a later stage's"),
     }
 
 

@@ -253,6 +253,16 @@ def _share(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
             yield new, _with(layout, **{name: new})
 
 
+def _layers_away(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
+    """An eighth of the layers less and more, where activations may leave."""
+    old, most = getattr(layout, name), pricer.model.num_hidden_layers - 1
+    able = pricer.rules.at(training_release(pricer.training)).offloads_activations
+    step = max(most // 8, 1)
+    for new in {max(old - step, 0), min(old + step, most)} - {old}:
+        if old or (able and layout.pp == 1 and layout.ac == "none"):
+            yield new, _with(layout, **{name: new})
+
+
 def _dtype(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
     for new in DTYPES:
         if new != getattr(layout, name):
@@ -267,5 +277,6 @@ _BY_FIELD: Mapping[str, Callable[[Pricer, Layout, str], Iterator[Change]]] = {
     "ac": _checkpointing, "precision": _precision,
     "pp_schedule": _schedule, "cp_method": _method, "moe_dispatcher": _dispatcher,
     "layers_per_stage": _split, "optimizer_offload_fraction": _share,
+    "activation_offload_layers": _layers_away,
 }  # fmt: skip
 assert set(_BY_FIELD) == set(Layout.model_fields)

@@ -1,4 +1,4 @@
-"""The smallest share of the optimizer's states on the host that makes a layout fit."""
+"""The least on the host that makes a layout fit: of the optimizer's states, of activations."""
 
 from typing import Any
 
@@ -13,7 +13,15 @@ from planner.rules import Context
 from planner.search.bounds import OOM_LIMIT
 from planner.search.one_size import OneSize, search_size
 from planner.search.space.enumerate import build_space
-from planner.search.variations.host_share import STEPS, best_shares, smallest_shares, with_share
+from planner.search.variations.offload import (
+    STATES,
+    STEPS,
+    activations,
+    best_offloaded,
+    least_offloaded,
+    with_layers,
+    with_share,
+)
 from planner.specs.job import SearchSpec
 
 TIGHT: dict[str, Any] = {
@@ -60,7 +68,7 @@ def test_bisection_finds_what_trying_every_share_finds() -> None:
         least = seconds[first, np.arange(len(batch))]
         wanted = np.flatnonzero(fits[STEPS] & (first > 0) & (least < limit))
         assert len(set(first[wanted])) > 3
-        found, their_seconds = smallest_shares(pricer, batch, limit)
+        found, their_seconds = least_offloaded(pricer, batch, STATES, limit)
         assert their_seconds.tolist() == least[wanted].tolist()
         assert found.optimizer_offload_fraction == pytest.approx(first[wanted] / STEPS)
         assert found.cpu_offload.all()
@@ -70,11 +78,11 @@ def test_the_best_of_the_space_are_those_of_all_its_layouts() -> None:
     pricer, batch = offloaded()
     context = Context(model=pricer.model, cluster=pricer.cluster, training=pricer.training)
     space = build_space(context, SearchSpec(), offload=True)
-    _, seconds = smallest_shares(pricer, batch, np.inf)
-    best = best_shares(pricer, space, np.inf, 20)
+    _, seconds = least_offloaded(pricer, batch, STATES, np.inf)
+    best = best_offloaded(pricer, space, STATES, np.inf, 20)
     assert pricer.price(best).step_seconds == pytest.approx(np.sort(seconds)[:20])
     near = float(np.sort(seconds)[4])
-    assert len(best_shares(pricer, space, near, 20)) < 20
+    assert len(best_offloaded(pricer, space, STATES, near, 20)) < 20
 
 
 def test_a_share_wins_where_all_is_more_than_needed() -> None:
@@ -105,6 +113,52 @@ def test_where_the_host_cannot_hold_all_a_share_is_found() -> None:
     shares = [x.optimizer_offload_fraction for _, _, x in narrow.candidates]
     assert shares
     assert max(shares) <= 0.9
+
+
+LONG: dict[str, Any] = {
+    "model": "llama3-8b",
+    "cluster": {"gpu": "a100-sxm-40gb", "num_gpus": 8},
+    "training": {"seq_len": 32768, "global_batch_size": 16, "trainer": "megatron"},
+}
+
+
+def long(version: str, **search: Any) -> OneSize:
+    training = {**LONG["training"], "trainer_version": version}
+    job = read_job({**LONG, "training": training, "search": {"prefer": "fastest", **search}})
+    return search_size(job, job.cluster, lambda line: None, samples=False)
+
+
+def test_activations_leave_where_the_release_can_be_told() -> None:
+    best = long("0.16")
+    layout = best.candidates[0][2]
+    assert layout.activation_offload_layers > 0
+    assert (layout.pp, layout.ac) == (1, "none")
+    kept = long("0.16", fix={"activation_offload_layers": 0})
+    assert kept.best_seconds > 1.01 * best.best_seconds
+    assert not any(x.activation_offload_layers for _, _, x in long("0.14").candidates)
+
+
+def test_the_fewest_layers_are_those_of_trying_every_number() -> None:
+    training = {**LONG["training"], "trainer_version": "0.16"}
+    job = read_job({**LONG, "training": training})
+    pricer = Pricer.build(job.model, job.cluster, job.training)
+    context = Context(model=job.model, cluster=job.cluster, training=job.training)
+    batch = build_space(context, SearchSpec(), oversized=True).expand(slice(None))
+    dial = activations(pricer)
+    batch = batch.take(dial.takes(batch))
+    seconds, fits = [], []
+    for layers in range(32):
+        prices = pricer.price(with_layers(batch, np.full(len(batch), layers)))
+        risk = oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes)
+        seconds.append(prices.step_seconds)
+        fits.append(risk <= OOM_LIMIT)
+    assert (np.diff(seconds, axis=0) >= 0.0).all()
+    first = np.argmax(fits, axis=0)
+    wanted = np.flatnonzero(fits[31] & (first > 0))
+    assert len(set(first[wanted])) > 3
+    found, their_seconds = least_offloaded(pricer, batch, dial, np.inf)
+    assert found.activation_offload_layers.tolist() == first[wanted].tolist()
+    assert their_seconds.tolist() == np.array(seconds)[first[wanted], wanted].tolist()
 
 
 def test_where_all_fits_or_the_user_says_so_no_share_is_tried() -> None:
