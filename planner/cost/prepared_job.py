@@ -45,7 +45,9 @@ class PreparedJob:
     fabric: Fabric
     recipes: tuple[Recipe, ...]
     own_factor: FloatColumn
-    known_units: KnownUnits = field(default_factory=KnownUnits, compare=False, repr=False)
+    known_units: KnownUnits = field(
+        default_factory=KnownUnits, init=False, compare=False, repr=False
+    )  # of this job alone: `replace` makes another
 
     @property
     def optimizer_step(self) -> OptimizerStep:
