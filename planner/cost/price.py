@@ -45,6 +45,7 @@ class Prices:
     least_device_bytes: what device_bytes shrinks to under memory pressure.
     own_factor (N,): that of `PreparedJob`; `stage_seconds` are before it.
     rank (R, N): pipeline ranks priced.
+    rank_units (R, K + 2, N): units that each of them holds.
     rank_reserved_bytes (R, N): what each of them reserves.
     """
 
@@ -57,6 +58,7 @@ class Prices:
     memory: PeakMemory
     rank_reserved_bytes: FloatColumn
     rank: IntColumn
+    rank_units: FloatColumn
     stage_seconds: StageSeconds
     own_factor: FloatColumn
 
@@ -125,6 +127,7 @@ class Pricer(PreparedJob):
             memory=memory,
             rank_reserved_bytes=reserved,
             rank=inputs.rank,
+            rank_units=inputs.units,
             stage_seconds=stage_seconds,
             own_factor=factor,
         )

@@ -18,6 +18,7 @@ from functools import lru_cache
 import numpy as np
 
 from planner.columns import TRAINER_SPLIT, BoolColumn, FloatColumn, IntColumn, LayoutBatch
+from planner.cost.cost_inputs import on_ranks
 from planner.cost.lower_bounds import SPLIT_HIDES
 from planner.cost.pipeline import stages
 from planner.cost.price import Pricer
@@ -215,17 +216,18 @@ class Climb:
         Seconds of a step; of two equal ones the more even pipeline leads on. Those that do not fit
         come behind, fewest bytes first.
         """
-        ranks = int(self.classes.pp.max())
+        most = int(self.classes.pp.max())
         value, idle = np.zeros(len(batch)), np.zeros(len(batch))
-        loads, filled = np.zeros((ranks, len(batch))), np.zeros((ranks, len(batch)))
+        loads, filled = np.zeros((most, len(batch))), np.zeros((most, len(batch)))
         for rows in pieces(np.arange(len(batch))):
             part = batch.take(rows)
             prices = self.pricer.price(part, every_rank=True)
             seconds = prices.stage_seconds
             per_unit = seconds.forward + seconds.input_grad + seconds.weight_grad
-            for place in range(len(part)):
-                units = stages.rank_units(part, place, self.pricer.model, self.pricer.rules)
-                loads[: len(units), rows[place]] = units @ per_unit[:, place]
+            ranks = np.arange(len(prices.rank))[:, None]
+            loads[: len(ranks), rows] = np.where(
+                ranks < part.pp, on_ranks(prices.rank_units, per_unit), 0.0
+            )
             filled[: len(prices.rank_reserved_bytes), rows] = prices.rank_reserved_bytes
             step = (
                 simulated_step_seconds(self.pricer, part, prices) if exact else prices.step_seconds
