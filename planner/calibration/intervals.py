@@ -13,6 +13,7 @@ Letters: N layouts, D directions and offsets.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -127,19 +128,20 @@ def moved_pricers(pricer: Pricer) -> Iterator[Pricer]:
     """
     trainer, gpu, calibration = pricer.training.trainer, pricer.cluster.gpu, pricer.calibration
     centre = calibration.shift(trainer, gpu.family)
-    for direction in calibration.directions(trainer, gpu.family)[0]:
-        profile, kernels = (
-            profile_at(trainer, centre + direction),
-            kernels_at(gpu, centre + direction),
-        )
-        yield Pricer.build(
-            pricer.model,
-            pricer.cluster,
-            pricer.training,
-            calibration,
-            profile=profile,
-            kernels=kernels,
-        )
+    for index, direction in enumerate(calibration.directions(trainer, gpu.family)[0]):
+        yield pricer.variant(("moved", index), partial(_moved, pricer, centre + direction))
+
+
+def _moved(pricer: Pricer, knobs: FloatColumn) -> Pricer:
+    trainer, gpu = pricer.training.trainer, pricer.cluster.gpu
+    return Pricer.build(
+        pricer.model,
+        pricer.cluster,
+        pricer.training,
+        pricer.calibration,
+        profile=profile_at(trainer, knobs),
+        kernels=kernels_at(gpu, knobs),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

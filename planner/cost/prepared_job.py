@@ -32,7 +32,7 @@ class PreparedJob:
     recipes: how each precision computes under this trainer's release.
     own_factor: factor on the step's seconds that one's own runs of this stack showed, by precision
         code; 1 without any.
-    known_units: costs already computed.
+    known_units: costs already computed; a changed copy (`dataclasses.replace`) starts without.
     """
 
     model: ModelSpec

@@ -7,7 +7,8 @@ are made: `prepared_job`, `cost_inputs`, then `step_seconds` and `rank_shapes`. 
 Letters: N layouts, R pipeline ranks priced.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -65,7 +66,14 @@ class Prices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pricer(PreparedJob):
-    """Prices the layouts of one job."""
+    """Prices the layouts of one job.
+
+    variants: pricers like this one, with other recipes or another profile, by what they are for.
+    """
+
+    variants: dict[Hashable, "Pricer"] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
 
     @classmethod
     def build(
@@ -106,6 +114,12 @@ class Pricer(PreparedJob):
             recipes=TRAINERS[training.trainer].recipes(training.trainer_version),
             own_factor=np.exp(calibration.offsets(trainer, gpu.family, stack, units).mean),
         )
+
+    def variant(self, key: Hashable, build: Callable[[], "Pricer"]) -> "Pricer":
+        """The pricer known by this key; built once, so that it remembers what it priced."""
+        if key not in self.variants:
+            self.variants[key] = build()
+        return self.variants[key]
 
     def price(self, batch: LayoutBatch, *, every_rank: bool = False) -> Prices:
         """Time and memory of N layouts.

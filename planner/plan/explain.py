@@ -5,6 +5,7 @@ Every sentence is read from an estimate or a priced neighbour.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -47,6 +48,16 @@ AGAINST_BEST = {
     "energy": "number 1 takes {} the energy of the truly best",
 }
 REGRET_DRAWS = 4000
+WITHOUT_CASTS: Mapping[str, Any] = {
+    "scale": NOTHING,
+    "cast": NOTHING,
+    "eager_scale": NOTHING,
+    "eager_cast": NOTHING,
+    "transposed": NOTHING,
+    "fused_kernels": 0.0,
+    "eager_kernels": 0.0,
+    "padding": 0.0,
+}
 
 
 def time_parts(estimate: Estimate) -> dict[str, float]:
@@ -182,27 +193,15 @@ def _precision(pricer: Pricer, layout: Layout, recipe: Recipe, step: float) -> I
     if high or tail:
         kept = [*high, *([f"the last {tail} of {layers} layers"] if tail else [])]
         yield f"{recipe.name} leaves {', '.join(kept)} in 16 bits, as {pricer.rules.name} does"
-    casts = replace(
-        recipe,
-        scale=NOTHING,
-        cast=NOTHING,
-        eager_scale=NOTHING,
-        eager_cast=NOTHING,
-        transposed=NOTHING,
-        fused_kernels=0.0,
-        eager_kernels=0.0,
-        padding=0.0,
-    )
-    seconds = _seconds(pricer, layout, recipe) - _seconds(pricer, layout, casts)
+    own = pricer.price(LayoutBatch.from_layouts([layout])).step_seconds[0]
+    seconds = own - _seconds(pricer, layout, recipe, **WITHOUT_CASTS)
     if seconds > NOTICEABLE * step:
         yield (
             f"scaling and casting for {recipe.name} takes {format_seconds(seconds)} a step "
             f"({seconds / step:.1%})"
         )
     if layout.tp > 1 and recipe.tp_wire_bytes >= TWO_BYTES:
-        seconds = _seconds(pricer, layout, recipe) - _seconds(
-            pricer, layout, replace(recipe, tp_wire_bytes=1.0)
-        )
+        seconds = own - _seconds(pricer, layout, recipe, tp_wire_bytes=1.0)
         if seconds > NOTICEABLE * step:
             yield (
                 f"TP all-gathers stay in 16 bits under {recipe.name}: in 8 bits a step would take "
@@ -210,12 +209,12 @@ def _precision(pricer: Pricer, layout: Layout, recipe: Recipe, step: float) -> I
             )
 
 
-def _seconds(pricer: Pricer, layout: Layout, recipe: Recipe) -> float:
-    """Screened step of a layout if its precision had this recipe."""
-    recipes = tuple(recipe if known.name == recipe.name else known for known in pricer.recipes)
-    return float(
-        replace(pricer, recipes=recipes).price(LayoutBatch.from_layouts([layout])).step_seconds[0]
-    )
+def _seconds(pricer: Pricer, layout: Layout, recipe: Recipe, **changes: Any) -> float:
+    """Screened step of a layout if its precision's recipe had these changes."""
+    changed = replace(recipe, **changes)
+    recipes = tuple(changed if known.name == recipe.name else known for known in pricer.recipes)
+    recast = pricer.variant((recipe.name, *changes), lambda: replace(pricer, recipes=recipes))
+    return float(recast.price(LayoutBatch.from_layouts([layout])).step_seconds[0])
 
 
 def _change(neighbour: Neighbour, usable_bytes: float) -> str:
