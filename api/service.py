@@ -29,7 +29,7 @@ def make_plan(
     allow_files: bool,
     progress: Callable[[str], None] | None = None,
 ) -> "Plan":
-    """Plans without probes and keeps the plan.
+    """Plans without probes and keeps the plan; what this process answered before, at once.
 
     Raises SpecError, InfeasibleError; StoreError before any work is done.
     """
@@ -44,12 +44,18 @@ def make_plan(
     from api.calibration.read import learned
     from planner.plan.recommend import recommend
 
-    plan = recommend(job, ports=wiring.ports, progress=progress, calibration=learned(wiring, job))
+    calibration, job_hash = learned(wiring, job), hash_of_job(job.request)
+    question = (job_hash, "" if calibration is None else calibration.id)
+    ports = wiring.ports
+    known = wiring.answered.again(question)
+    if known is None:
+        plan = recommend(job, ports=ports, progress=progress, calibration=calibration)
+        wiring.answered.keep(question, plan)
+    else:
+        own = {"id": ports.ids.new_id("plan"), "created_at": ports.clock.now().isoformat()}
+        plan = known.model_copy(update={**own, "job": job.request})
     store.save_plan(
-        plan,
-        PlanLabels(
-            job_hash=hash_of_job(job.request), model=job.model.name, gpu=job.cluster.gpu.name
-        ),
+        plan, PlanLabels(job_hash=job_hash, model=job.model.name, gpu=job.cluster.gpu.name)
     )
     return plan
 

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from api.answered import Answered
 from api.identity import TimeOrderedIds
 from planner.ports import Clock, IdFactory, Ports
 
@@ -42,6 +43,11 @@ class Wiring:
     def ports(self) -> Ports:
         """What the use cases are given."""
         return Ports(clock=self.clock, ids=self.ids)
+
+    @cached_property
+    def answered(self) -> Answered:
+        """Plans that this process made."""
+        return Answered()
 
     @cached_property
     def engine(self) -> "Engine":

@@ -1,0 +1,74 @@
+"""The same question asked twice of one process."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from api.answered import MOST_PLANS, Answered
+from api.service import make_plan
+from api.settings import Settings
+from api.wiring import Wiring
+from planner.specs.plan import Plan
+
+JOB: dict[str, Any] = {
+    "model": "llama3.2-1b",
+    "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 2},
+    "training": {"seq_len": 2048, "global_batch_size": 8},
+    "search": {"fix": {"tp": 1, "cp": 1, "pp": 1}},
+}
+
+
+class Times:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def now(self) -> datetime:
+        self.count += 1
+        return datetime(2026, 1, 1, 0, 0, self.count % 60, tzinfo=UTC)
+
+
+class Numbered:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def new_id(self, prefix: str) -> str:
+        self.count += 1
+        return f"{prefix}-{self.count}"
+
+
+@pytest.fixture
+def wiring(tmp_path: Any) -> Wiring:
+    settings = Settings(database_url=f"sqlite:///{tmp_path}/plans.db")
+    return Wiring(settings=settings, clock=Times(), ids=Numbered())
+
+
+def _rest(plan: Plan) -> dict[str, Any]:
+    return plan.model_dump(mode="json", exclude={"id", "created_at", "job", "searched"})
+
+
+def test_the_second_answer_is_not_searched_for(
+    wiring: Wiring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = make_plan(wiring, JOB, allow_files=False)
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("searched again")
+
+    monkeypatch.setattr("planner.plan.recommend.recommend", never)
+    second = make_plan(wiring, {**JOB, "id": "again"}, allow_files=False)
+    assert second.id != first.id
+    assert second.created_at != first.created_at
+    assert second.job["id"] == "again"
+    assert _rest(second) == _rest(first)
+    assert wiring.store.get_plan(second.id).id == second.id
+    with pytest.raises(AssertionError, match="searched again"):
+        make_plan(wiring, {**JOB, "search": {"fix": {"tp": 2}}}, allow_files=False)
+
+
+def test_the_oldest_questions_are_forgotten(wiring: Wiring) -> None:
+    plan, known = make_plan(wiring, JOB, allow_files=False), Answered()
+    for number in range(MOST_PLANS + 1):
+        known.keep((str(number), ""), plan)
+    assert known.again(("0", "")) is None
+    assert known.again((str(MOST_PLANS), "")) is plan
