@@ -7,6 +7,7 @@ import pytest
 
 from planner.calibration.intervals import oom_probability
 from planner.columns import LayoutBatch
+from planner.cost.memory.host_activations import host_bytes
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
 from planner.rules import Context
@@ -23,6 +24,7 @@ from planner.search.variations.offload import (
     with_share,
 )
 from planner.specs.job import SearchSpec
+from planner.units import GIB
 
 TIGHT: dict[str, Any] = {
     "model": "llama2-13b",
@@ -136,6 +138,16 @@ def test_activations_leave_where_the_release_can_be_told() -> None:
     kept = long("0.16", fix={"activation_offload_layers": 0})
     assert kept.best_seconds > 1.01 * best.best_seconds
     assert not any(x.activation_offload_layers for _, _, x in long("0.14").candidates)
+
+
+def test_activations_stay_where_the_host_cannot_hold_them() -> None:
+    cluster = {**LONG["cluster"], "host_memory": "64 GiB"}
+    training = {**LONG["training"], "trainer_version": "0.16"}
+    job = read_job({**LONG, "cluster": cluster, "training": training})
+    found = search_size(job, job.cluster, lambda line: None, samples=False)
+    batch = LayoutBatch.from_layouts([layout for _, _, layout in found.candidates])
+    assert (8 * host_bytes(found.pricer, batch) <= 64 * GIB).all()
+    assert long("0.16").candidates[0][2] not in [layout for _, _, layout in found.candidates]
 
 
 def test_the_fewest_layers_are_those_of_trying_every_number() -> None:
