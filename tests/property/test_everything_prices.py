@@ -104,6 +104,7 @@ def random_layouts(draw: np.random.Generator, context: Context, count: int) -> L
     one stage: see DEFECTS.
     """
     known, num_gpus = context.trainer, context.cluster.num_gpus
+    own = np.random.default_rng(SEED)  # of the newest fields: the others' draws stay what they were
 
     def pick(every: tuple[object, ...], sensible: frozenset[object]) -> np.ndarray:
         inside = np.array(
@@ -135,7 +136,6 @@ def random_layouts(draw: np.random.Generator, context: Context, count: int) -> L
     splits = schedule_is(schedule, lambda entry: entry.splits_backward)
     ac_kind = pick(AC_KINDS, known.ac_kinds)
     compiled = flag(0.4 if context.trainer.compiles else 0.03)
-    offloaded = flag(0.1)
     counted = np.isin(ac_kind, [AC_KINDS.index(kind) for kind in COUNTED_AC])
     least = np.array([COUNTED_AC.get(kind, 0) for kind in AC_KINDS])[ac_kind]
     value = np.where(counted, least + draw.integers(0, 4, count), 0.0)
@@ -174,9 +174,19 @@ def random_layouts(draw: np.random.Generator, context: Context, count: int) -> L
         master_dtype=flag(0.8).astype(np.int64),
         compile=compiled,
         optimizer_in_backward=flag(0.05),
-        cpu_offload=offloaded,
-        optimizer_offload_fraction=np.where(offloaded & flag(0.3), draw.random(count), 1.0),
-        activation_offload_layers=np.where(flag(0.1), draw.integers(1, 9, count), 0),
+        cpu_offload=(offloaded := flag(0.1)),
+        optimizer_offload_fraction=np.where(
+            offloaded & (own.random(count) < (0.5 if context.released.offloads_partly else 0.05)),
+            own.random(count),
+            1.0,
+        ),
+        # few of these are legal: without pipeline and recomputation, where the release has it
+        activation_offload_layers=np.where(
+            (pp == 1)
+            & (own.random(count) < (0.3 if context.released.offloads_activations else 0.01)),
+            own.integers(1, 9, count),
+            0,
+        ),
     )
 
 
