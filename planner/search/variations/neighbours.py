@@ -11,7 +11,7 @@ import numpy as np
 from planner.calibration.intervals import oom_probability
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
-from planner.rules import Context, violations
+from planner.rules import Context, legal_mask
 from planner.schedules import SCHEDULES
 from planner.search.bounds import OOM_LIMIT
 from planner.search.space.domains import default_domains
@@ -41,11 +41,13 @@ def neighbours(pricer: Pricer, layout: Layout) -> list[Neighbour]:
 
     Degrees double or halve at the expense of dp_shard.
     """
-    changes = [
-        (f, old, new, variant)
-        for f, old, new, variant in _variants(pricer, layout)
-        if not violations(variant, pricer.model, pricer.cluster, pricer.training)
-    ]
+    variants = list(_variants(pricer, layout))
+    if not variants:
+        return []
+    legal = legal_mask(
+        LayoutBatch.from_layouts([variant for *_, variant in variants]), pricer.rules_context
+    )
+    changes = [change for change, allowed in zip(variants, legal, strict=True) if allowed]
     if not changes:
         return []
     batch = LayoutBatch.from_layouts([layout, *(variant for *_, variant in changes)])

@@ -6,11 +6,13 @@ Each step shows what it does to time and memory, or the rule that forbids it.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from planner.calibration.intervals import oom_probability
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.precision import PRECISIONS
-from planner.rules import violations
+from planner.rules import legal_mask, violations
 from planner.rules.base import divisors
 from planner.schedules import SCHEDULES
 from planner.search.bounds import OOM_LIMIT
@@ -55,11 +57,8 @@ def sensitivity(pricer: Pricer, layout: Layout) -> list[SensitivityStep]:
         for name in Layout.model_fields
         for new, variant in _changes(pricer, layout, name)
     ]
-    broken = [
-        violations(variant, pricer.model, pricer.cluster, pricer.training)
-        for _, _, variant in changes
-    ]
-    legal = [index for index, faults in enumerate(broken) if not faults]
+    variants = LayoutBatch.from_layouts([variant for _, _, variant in changes])
+    legal = np.flatnonzero(legal_mask(variants, pricer.rules_context)).tolist()
     prices = pricer.price(
         LayoutBatch.from_layouts([layout, *(changes[index][2] for index in legal)])
     )
@@ -83,7 +82,8 @@ def sensitivity(pricer: Pricer, layout: Layout) -> list[SensitivityStep]:
             }
             step["device_bytes"] = float(prices.device_bytes[row])
         else:
-            step["refused"] = f"{broken[index][0].rule}; {broken[index][0].remedy}"
+            broken = violations(variant, pricer.model, pricer.cluster, pricer.training)[0]
+            step["refused"] = f"{broken.rule}; {broken.remedy}"
         steps.append(SensitivityStep.model_validate(step))
     return [*steps, *_loads(pricer, layout)]
 

@@ -1,0 +1,316 @@
+"""How fast the planner is, and beside a peer.
+
+    python benchmarks/speed.py [--only NAME ...] [--peer PYTHON] [--write]
+
+One table of jobs, shell to prompt: wall and CPU seconds of `planner-cli recommend` with an empty
+database, its peak memory, legal layouts that it decided a CPU second; then the layouts a CPU second
+that the cost model prices on one core, sampled from the whole space of the job; then other
+questions (several sizes, many estimates, the accuracy report, a plan asked twice of one process).
+
+A yardstick, a fixed loop of NumPy, runs before and after each row. Seconds are divided by it and
+compared with the last committed table (`docs/speed.json`), so that a slow machine cancels; --write
+replaces that table and docs/speed.md. --peer names a Python with llm-analysis from PyPI: it prices
+the same layouts of the same job one by one, as its API does (`LLMAnalysis.training`), and the row
+says how many a CPU second. It counts fewer effects; what is compared is only the time.
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).parents[1]
+TABLE, PAGE = ROOT / "docs" / "speed.json", ROOT / "docs" / "speed.md"
+SAMPLE, PEER_SAMPLE = 100_000, 200
+JOBS: dict[str, tuple[str, str, str, int, int]] = {
+    "Llama 3 8B, 8 H100": ("llama3-8b", "h100-sxm-80gb", "8", 8192, 64),
+    "Llama 3 70B, 256 H100": ("llama3-70b", "h100-sxm-80gb", "256", 8192, 512),
+    "Llama 3 405B, 512 H100": ("llama3-405b", "h100-sxm-80gb", "512", 8192, 512),
+    "Llama 3 405B, 16,384 H100": ("llama3-405b", "h100-sxm-80gb", "16384", 8192, 2048),
+    "Qwen3 235B, 256 H100": ("qwen3-235b-a22b", "h100-sxm-80gb", "256", 4096, 2048),
+    "Kimi K2, 1,024 H100": ("kimi-k2", "h100-sxm-80gb", "1024", 4096, 8192),
+    "DeepSeek V3, 2,048 H800": ("deepseek-v3", "h800-sxm-80gb", "2048", 4096, 15360),
+    "DeepSeek V3, 2,048 H100": ("deepseek-v3", "h100-sxm-80gb", "2048", 4096, 15360),
+}
+SIZES = "Llama 3 70B, 64..16384 H100"
+ESTIMATES = "10,000 estimates"
+ACCURACY = "accuracy"
+TWICE = "the same plan again"
+PEER = r"""
+import json, sys, time
+from llm_analysis.analysis import ActivationRecomputation, DSZeRO, LLMAnalysis
+from llm_analysis.config import ModelConfig, ParallelismConfig, get_gpu_config_by_name
+asked = json.load(sys.stdin)
+model = ModelConfig(**asked["model"])
+gpu = get_gpu_config_by_name("a100-sxm-80gb")
+began = time.process_time()
+for one in asked["layouts"]:
+    ranks = ParallelismConfig(tp_size=one["tp"], pp_size=one["pp"], dp_size=one["dp"], sp_size=1)
+    try:
+        LLMAnalysis(model, gpu, parallelism_config=ranks, flops_efficiency=0.5,
+                    hbm_memory_efficiency=0.9).training(
+            batch_size_per_gpu=one["microbatch"], global_batch_size=asked["batch"],
+            seq_len=asked["seq_len"], ds_zero=DSZeRO(one["zero"]),
+            activation_recomputation=ActivationRecomputation[one["ac"]])
+    except AssertionError:
+        pass  # it refuses what does not fit, after pricing it
+print(json.dumps(time.process_time() - began))
+"""
+
+
+def arguments(job: tuple[str, str, str, int, int]) -> list[str]:
+    """The job as flags of `planner-cli recommend`."""
+    model, gpu, size, length, batch = job
+    flags = ("--model", "--gpu", "--num-gpus", "--seq-len", "--global-batch-size")
+    return [text for pair in zip(flags, (model, gpu, size, str(length), str(batch)), strict=True)
+            for text in pair]  # fmt: skip
+
+
+def yardstick() -> float:
+    """CPU seconds of a fixed loop of the kind of work that pricing is."""
+    values, began = np.linspace(0.1, 1.0, 4096), time.process_time()
+    for _ in range(6000):
+        values = np.maximum(values * 1.0001, 0.1) + np.sqrt(values) * 1e-9
+    return time.process_time() - began
+
+
+def run(command: list[str], stdin: str | None = None) -> tuple[dict[str, float], str]:
+    """(wall seconds, CPU seconds, peak megabytes; standard output) of one command of the CLI."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = os.environ | {
+            "PLANNER_DATABASE_URL": f"sqlite:///{folder}/plans.db",
+            "PYTHONPATH": str(ROOT),
+        }
+        began = time.perf_counter()
+        output = Path(folder) / "output"
+        with output.open("w") as out:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "api.cli", *command],
+                stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.DEVNULL,
+                env=environment,
+                text=True,
+            )
+            if process.stdin is not None:
+                process.stdin.write(stdin or "")
+                process.stdin.close()
+            _, status, usage = os.wait4(process.pid, 0)
+        wall = time.perf_counter() - began
+        if status:
+            raise SystemExit(f"planner-cli {' '.join(command)} failed")
+        cpu = usage.ru_utime + usage.ru_stime
+        return {"wall": wall, "cpu": cpu, "peak": usage.ru_maxrss / 1024.0}, output.read_text()
+
+
+def recommended(job: tuple[str, str, str, int, int]) -> dict[str, Any]:
+    """A plan of the job: seconds, memory, layouts decided, number one."""
+    used, output = run(["recommend", *arguments(job), "--json"])
+    plan = json.loads(output)
+    legal = plan["searched"]["valid"]
+    return used | {"legal": legal, "decided": legal / used["cpu"], "first": plan["headline"][0]}
+
+
+def estimates() -> dict[str, Any]:
+    """10,000 jobs of one model through `planner-cli estimate --jobs -`."""
+    cluster = {"gpu": "h100-sxm-80gb", "num_gpus": 64}
+    training = {"seq_len": 8192, "global_batch_size": 1024}
+    base = {"model": "llama3-8b", "cluster": cluster, "training": training}
+    lines = []
+    for number in range(10_000):
+        tp, ac = 2 ** (number % 4), ("none", "full", "selective-op")[number // 4 % 3]
+        shard = 64 // tp // 2 ** (number // 12 % 3)
+        layout = {
+            "tp": tp,
+            "dp_shard": shard,
+            "dp_replicate": 64 // tp // shard,
+            "ac": ac,
+            "micro_batch_size": 2 ** (number // 36 % 3),
+        }
+        lines.append(json.dumps({**base, "id": number, "layout": layout}))
+    used, output = run(["estimate", "--jobs", "-"], "\n".join(lines) + "\n")
+    valid = sum(json.loads(line)["valid"] for line in output.splitlines())
+    return used | {"first": f"{len(output.splitlines()):,} answers, {valid:,} legal"}
+
+
+def twice() -> dict[str, Any]:
+    """The main job of the README asked twice of one process, as POST /plan does: the second."""
+    from api.identity import TimeOrderedIds
+    from api.service import make_plan
+    from api.settings import Settings
+    from api.wiring import SystemClock, Wiring
+
+    model, gpu, size, length, batch = JOBS["Llama 3 70B, 256 H100"]
+    job = {
+        "model": model,
+        "cluster": {"gpu": gpu, "num_gpus": int(size)},
+        "training": {"seq_len": length, "global_batch_size": batch},
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        wiring = Wiring(
+            settings=Settings(database_url=f"sqlite:///{folder}/plans.db"),
+            clock=SystemClock(),
+            ids=TimeOrderedIds(),
+        )
+        make_plan(wiring, job, allow_files=False)
+        wall, cpu = time.perf_counter(), time.process_time()
+        plan = make_plan(wiring, job, allow_files=False)
+        cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024.0
+    return {"wall": wall, "cpu": cpu, "peak": peak, "first": plan.headline[0]}
+
+
+def priced(job: tuple[str, str, str, int, int], peer: str | None) -> dict[str, Any]:
+    """Layouts a CPU second, priced by the cost model on one core, and by the peer."""
+    from planner.cost.chunks import CHUNK
+    from planner.cost.price import Pricer
+    from planner.intake.jobs import read_job
+    from planner.rules import Context
+    from planner.search.space.enumerate import build_space
+
+    name, gpu, size, length, global_batch = job
+    read = read_job(
+        {
+            "model": name,
+            "cluster": {"gpu": gpu, "num_gpus": int(size)},
+            "training": {"seq_len": length, "global_batch_size": global_batch},
+        }
+    )
+    context = Context(model=read.model, cluster=read.cluster, training=read.training)
+    space = build_space(context, read.search)
+    order = np.random.default_rng(0).permutation(len(space.cells))
+    enough = int(np.searchsorted(np.cumsum(space.cell_sizes[order]), SAMPLE)) + 1
+    batch = space.expand(np.sort(order[:enough])).take(slice(0, SAMPLE))
+    pricer = Pricer.build(read.model, read.cluster, read.training)
+    began = time.process_time()
+    for start in range(0, len(batch), CHUNK):
+        pricer.price(batch.take(slice(start, start + CHUNK)))
+    ours = len(batch) / (time.process_time() - began)
+    return {"priced": ours, "peer": None if peer is None else _peer(peer, read, batch)}
+
+
+def _peer(python: str, job: Any, batch: Any) -> float | None:
+    """Layouts a CPU second of the peer; None for what it does not model."""
+    model = job.model
+    if model.is_moe:
+        return None
+    rows = [batch.row(row) for row in range(0, len(batch), max(len(batch) // PEER_SAMPLE, 1))]
+    layouts = [
+        {
+            "tp": one.tp,
+            "pp": one.pp,
+            "dp": one.dp_degree * one.cp,
+            "zero": one.zero_stage,
+            "microbatch": one.micro_batch_size,
+            "ac": "FULL" if one.ac == "full" else "NONE",
+        }
+        for one in rows
+    ]
+    asked = {
+        "model": {
+            "name": model.name,
+            "num_layers": model.num_hidden_layers,
+            "n_head": model.num_attention_heads,
+            "hidden_dim": model.hidden_size,
+            "vocab_size": model.vocab_size,
+            "max_seq_len": job.training.seq_len,
+            "num_key_value_heads": model.num_key_value_heads,
+            # it takes whole multiples of the hidden size only
+            "expansion_ratio": round(model.intermediate_size / model.hidden_size),
+        },
+        "layouts": layouts,
+        "batch": job.training.global_batch_size,
+        "seq_len": job.training.seq_len,
+    }
+    done = subprocess.run(
+        [python, "-c", PEER], input=json.dumps(asked), capture_output=True, text=True, check=True
+    )
+    return len(layouts) / float(done.stdout.splitlines()[-1])
+
+
+def rows(only: list[str], peer: str | None) -> dict[str, dict[str, Any]]:
+    """Every row by its name."""
+    sizes = ("llama3-70b", "h100-sxm-80gb", "64..16384", 8192, 2048)
+    asked: dict[str, Callable[[], dict[str, Any]]] = {
+        **{
+            name: lambda job=job: recommended(job) | priced(job, peer)  # type: ignore[misc]
+            for name, job in JOBS.items()
+        },
+        SIZES: lambda: recommended(sizes),
+        ESTIMATES: estimates,
+        ACCURACY: lambda: run(["accuracy"])[0],
+        TWICE: twice,
+    }
+    found = {}
+    for name, measure in asked.items():
+        if only and name not in only:
+            continue
+        before = yardstick()
+        row = measure()
+        row["yardsticks"] = row["cpu"] / ((before + yardstick()) / 2.0)
+        found[name] = row
+        print(line(name, row, {}), flush=True)
+    return found
+
+
+HEAD = (
+    "| asked | wall s | CPU s | peak MB | decided a CPU second | priced a CPU second "
+    "| llm-analysis | against last |\n|---|--:|--:|--:|--:|--:|--:|--:|"
+)
+
+
+def line(name: str, row: dict[str, Any], last: dict[str, dict[str, Any]]) -> str:
+    """One line of the table."""
+
+    def count(key: str) -> str:
+        return f"{row[key]:,.0f}" if row.get(key) else ""
+
+    ratio = row["yardsticks"] / last[name]["yardsticks"] if name in last else None
+    against = "" if ratio is None else f"{ratio:.2f}"
+    return (
+        f"| {name} | {row['wall']:.2f} | {row['cpu']:.2f} | {row['peak']:,.0f} | "
+        f"{count('decided')} | {count('priced')} | {count('peer')} | {against} |"
+    )
+
+
+def main() -> None:
+    """Prints the table, and writes it with --write."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--only", action="append", default=[], metavar="NAME")
+    parser.add_argument("--peer", metavar="PYTHON")
+    parser.add_argument("--write", action="store_true")
+    given = parser.parse_args()
+    last = json.loads(TABLE.read_text()) if TABLE.exists() else {}
+    found = rows(given.only, given.peer)
+    table = "\n".join([HEAD, *(line(name, row, last) for name, row in found.items())])
+    print("\n" + table)
+    if given.write:
+        for name, row in found.items():
+            if row.get("peer") is None and last.get(name, {}).get("peer"):
+                row["peer"] = last[name]["peer"]
+        TABLE.write_text(json.dumps(last | found, indent=1) + "\n")
+        whole = "\n".join([HEAD, *(line(name, row, last) for name, row in (last | found).items())])
+        PAGE.write_text(f"{INTRODUCTION}\n{whole}\n")
+
+
+INTRODUCTION = """# Speed
+
+`python benchmarks/speed.py --peer PYTHON --write` prints and writes this table. Two cores; one is
+used. Wall and CPU seconds are from shell to prompt with an empty database. "Decided" counts the
+legal layouts of the job, nearly all by bounds; "priced" is the cost model alone on one core, over a
+sample of the whole space. llm-analysis 0.2.2 prices the same layouts one by one, dense models only,
+and counts fewer effects. The last column divides seconds by those of a fixed loop on the same
+machine and compares with the table committed before: below 1 is faster.
+"""
+
+if __name__ == "__main__":
+    main()
