@@ -15,6 +15,7 @@ from planner.intake.jobs import read_job
 from planner.search.one_size import NEAR
 from planner.search.variations.floors import (
     Fullest,
+    Pace,
     fitting,
     floors,
     floors_with_room,
@@ -146,3 +147,20 @@ def test_pipelines_with_room_put_whole_layers_on_ranks() -> None:
     found = Fullest.anywhere(np.array([58.0, 61.0]), np.array([16]))
     assert found.layers[:, 0].tolist() == [4.0, 4.0]
     assert found.ranks[:, 0].tolist() == [10.0, 13.0]
+
+
+@pytest.mark.parametrize(
+    ("stages", "ranks", "seconds"), [(1.0, 3.0, 48.0), (2.0, 3.0, 41.0), (1.0, 9.0, 50.0)]
+)
+def test_ranks_before_the_fullest_count_once(stages: float, ranks: float, seconds: float) -> None:
+    """Four layers of 10 s on each of 3 ranks, 1 s a layer before them; at most a fifth layer."""
+    one = np.ones(1)
+    pace = Pace(
+        shared=0.0 * one,
+        outside=0.0 * one,
+        layer=10.0 * one[None],
+        before=one[None],
+        stages=stages * one,
+    )
+    fullest = Fullest(layers=4.0 * one[None], ranks=ranks * one[None])
+    assert pace.floor(fullest)[0] == seconds
