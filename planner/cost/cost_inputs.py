@@ -77,6 +77,21 @@ def _costs_at(job: PreparedJob, rows: LayoutBatch) -> layers.UnitCosts:
     return job.known_units.at(deduplicated.hashes(columns), price)
 
 
+def shards_at(job: PreparedJob, rows: LayoutBatch) -> sharding.UnitShards:
+    """Shards of the units at U rows; what the job remembers is not priced again."""
+
+    def price(missing: IntColumn) -> list[sharding.UnitShards]:
+        these = rows.take(missing)
+        return [
+            sharding.unit_shards(
+                these, job.optimizer_step, job.fabric, job.profile, job.cluster.rank_order
+            )
+        ]
+
+    columns = [getattr(rows, name) for name in sharding.KEY]
+    return job.known_shards.at(deduplicated.hashes(columns), price)
+
+
 def _key(job: PreparedJob) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """`layers.key`, with the columns that CUDA graphs read."""
     values, several = layers.key(
@@ -158,9 +173,7 @@ class CostInputs:
             blocks=stages.block_layers(pipe_rows),
         )
         unit = units_at(job, unit_rows)
-        shards = sharding.unit_shards(
-            shard_rows, job.optimizer_step, job.fabric, job.profile, job.cluster.rank_order
-        )
+        shards = shards_at(job, shard_rows)
         if blocks is not None:
             again = _costs_at(job, _in_mode(unit_rows, FULL))
             unit, shards = _summed(_of_both(unit.costs, again)), _of_both(shards, shards)

@@ -10,7 +10,7 @@ import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch, in_order
 from planner.cost import chunks, deduplicated
-from planner.cost.cost_inputs import SummedCosts, distinct_rows, on_ranks, units_at
+from planner.cost.cost_inputs import SummedCosts, distinct_rows, on_ranks, shards_at, units_at
 from planner.cost.data_parallel import sharding
 from planner.cost.data_parallel.overlap import exposed_data_parallel, host_copies, unit_columns
 from planner.cost.layer import forward_backward_overlap as pairs
@@ -72,7 +72,7 @@ def step_lower_bounds(job: PreparedJob, batch: LayoutBatch) -> tuple[FloatColumn
         job, batch, unit, inverse, _of_all_units(job, unit.total), overlaps=paired > 0
     )
     rows, at_shard = deduplicated.distinct(batch, sharding.KEY)
-    shards = _shards(job, rows)
+    shards = shards_at(job, rows)
     held = np.asarray(job.unit_counts[:, None] / batch.pp)[None]
     sums = shards.sum_seconds[:, at_shard] * (m - 1.0) / m
     forward, input_grad, weight_grad = (
@@ -126,12 +126,6 @@ def _overlapped_pairs(batch: LayoutBatch, m: FloatColumn) -> FloatColumn:
     )
 
 
-def _shards(job: PreparedJob, rows: LayoutBatch) -> sharding.UnitShards:
-    return sharding.unit_shards(
-        rows, job.optimizer_step, job.fabric, job.profile, job.cluster.rank_order
-    )
-
-
 def _cell_seconds(
     job: PreparedJob, batch: LayoutBatch, unit: SummedCosts, inverse: IntColumn, least: FloatColumn
 ) -> FloatColumn:
@@ -158,7 +152,7 @@ def _least_data_parallel(job: PreparedJob, batch: LayoutBatch) -> tuple[FloatCol
             float8_all_gather=low & (not wide),
         )
         rows, at = deduplicated.distinct(options, sharding.KEY)
-        shards = _shards(job, rows)
+        shards = shards_at(job, rows)
         each, once = (np.asarray(part / rows.pp)[at] for part in _network(job, rows, shards))
         own = _of_all_units(job, shards.update_seconds) / rows.pp + shards.step_seconds
         network, update = np.minimum(network, m * each + once), np.minimum(update, own[at])

@@ -6,7 +6,8 @@ import numpy as np
 
 from planner.columns import FloatColumn, LayoutBatch
 from planner.cost.data_parallel.optimizer_step import OptimizerStep
-from planner.cost.known_units import KnownUnits
+from planner.cost.data_parallel.sharding import UnitShards
+from planner.cost.known_rows import KnownRows
 from planner.cost.layer import unit_costs as layers
 from planner.cost.layer.context import CostContext
 from planner.cost.layer.quantisation import Quantisation
@@ -32,7 +33,8 @@ class PreparedJob:
     recipes: how each precision computes under this trainer's release.
     own_factor: factor on the step's seconds that one's own runs of this stack showed, by precision
         code; 1 without any.
-    known_units: costs already computed; a changed copy (`dataclasses.replace`) starts without.
+    known_units, known_shards: rows already computed; a changed copy (`dataclasses.replace`) starts
+        without.
     """
 
     model: ModelSpec
@@ -45,9 +47,12 @@ class PreparedJob:
     fabric: Fabric
     recipes: tuple[Recipe, ...]
     own_factor: FloatColumn
-    known_units: KnownUnits = field(
-        default_factory=KnownUnits, init=False, compare=False, repr=False
-    )  # of this job alone: `replace` makes another
+    known_units: KnownRows[layers.UnitCosts] = field(
+        default_factory=lambda: KnownRows(layers.UnitCosts), init=False, compare=False, repr=False
+    )
+    known_shards: KnownRows[UnitShards] = field(
+        default_factory=lambda: KnownRows(UnitShards), init=False, compare=False, repr=False
+    )
 
     @property
     def optimizer_step(self) -> OptimizerStep:

@@ -7,7 +7,7 @@ then the embedding, then the head.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -112,16 +112,6 @@ class UnitCosts:
     chunks_bytes: FloatColumn
     chunk_logits_bytes: FloatColumn
     boundary_bytes: FloatColumn
-
-    @classmethod
-    def concatenate(cls, parts: Sequence["UnitCosts"]) -> "UnitCosts":
-        """The same units, with the layouts of all parts one after the other."""
-        return cls(
-            **{
-                f.name: np.concatenate([getattr(part, f.name) for part in parts], axis=-1)
-                for f in fields(cls)
-            }
-        )
 
 
 def unit_costs(context: CostContext, model: ModelSpec) -> UnitCosts:

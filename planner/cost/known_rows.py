@@ -1,31 +1,35 @@
-"""Costs of units that a job has priced already, since layouts share most of their work.
+"""Rows that a job has priced already, since layouts share most of their work.
 
-A search meets the same work again and again: in bounds, in prices, under one budget after another.
+A search meets the same units and the same shards again and again: in bounds, in prices, under one
+budget after another.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.columns import FloatColumn, IntColumn
+from planner.cost.data_parallel.sharding import UnitShards
 from planner.cost.layer.unit_costs import UnitCosts
 
 MOST_ROWS = 2**16  # about a kilobyte each; beyond it all are forgotten
 FIRST_ROWS = 2**10
 
-Price = Callable[[IntColumn], Sequence[UnitCosts]]
+RowsT = TypeVar("RowsT", UnitCosts, UnitShards)
 
 
-class KnownUnits:
-    """Unit costs by the hash of what they depend on (`deduplicated.hashes`).
+class KnownRows(Generic[RowsT]):
+    """Columns of one kind by the hash of what they depend on (`deduplicated.hashes`).
 
     U: known rows, in the order in which they were priced; `room` is what the columns have place
     for. One thread's: a price may not use it beside another.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kind: type[RowsT]) -> None:
+        self.kind: type[RowsT] = kind
         self._forget()
 
     def _forget(self) -> None:
@@ -34,8 +38,10 @@ class KnownUnits:
         self.columns: dict[str, FloatColumn] = {}
         self.count = self.room = 0
 
-    def at(self, hashes: NDArray[np.uint64], price: Price) -> UnitCosts:
-        """Costs of these rows.
+    def at(
+        self, hashes: NDArray[np.uint64], price: Callable[[IntColumn], Sequence[RowsT]]
+    ) -> RowsT:
+        """The columns of these rows.
 
         price: those of the rows at some indices, in parts.
         """
@@ -47,7 +53,7 @@ class KnownUnits:
             else np.arange(len(hashes))
         )
         if len(missing) > MOST_ROWS // 2:  # too many to be remembered
-            return UnitCosts.concatenate(price(np.arange(len(hashes))))
+            return self._joined(price(np.arange(len(hashes))))
         if len(missing):
             if self.count + len(missing) > MOST_ROWS:
                 self._forget()
@@ -55,13 +61,22 @@ class KnownUnits:
             self._add(hashes[missing], price(missing))
             found = np.searchsorted(self.hashes, hashes)
         rows = self.places[found]
-        return UnitCosts(**{name: column[..., rows] for name, column in self.columns.items()})
+        return self.kind(**{name: column[..., rows] for name, column in self.columns.items()})
 
-    def _add(self, hashes: NDArray[np.uint64], parts: Sequence[UnitCosts]) -> None:
+    def _joined(self, parts: Sequence[RowsT]) -> RowsT:
+        names = [field.name for field in fields(self.kind)]
+        return self.kind(
+            **{
+                name: np.concatenate([getattr(part, name) for part in parts], axis=-1)
+                for name in names
+            }
+        )
+
+    def _add(self, hashes: NDArray[np.uint64], parts: Sequence[RowsT]) -> None:
         new = self.count + len(hashes)
         if new > self.room:
             self.room = max(new, 2 * self.room, FIRST_ROWS)
-            for field in fields(UnitCosts):
+            for field in fields(self.kind):
                 kept = self.columns.get(field.name)
                 shape = getattr(parts[0], field.name).shape[:-1]
                 self.columns[field.name] = np.empty((*shape, self.room))
@@ -69,9 +84,11 @@ class KnownUnits:
                     self.columns[field.name][..., : self.count] = kept[..., : self.count]
         at = self.count
         for part in parts:
-            size = len(part.boundary_bytes)
+            size = 0
             for name, column in self.columns.items():
-                column[..., at : at + size] = getattr(part, name)
+                values: FloatColumn = getattr(part, name)
+                size = values.shape[-1]
+                column[..., at : at + size] = values
             at += size
         order = np.argsort(np.concatenate([self.hashes, hashes]), kind="stable")
         self.hashes = np.concatenate([self.hashes, hashes])[order]

@@ -1,4 +1,4 @@
-"""Unit costs that a job remembers."""
+"""Unit costs and shards that a job remembers."""
 
 from dataclasses import fields, replace
 
@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from planner.columns import LayoutBatch
-from planner.cost import known_units
-from planner.cost.cost_inputs import distinct_rows, units_at
+from planner.cost import known_rows
+from planner.cost.cost_inputs import distinct_rows, shards_at, units_at
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
 from planner.rules import Context
@@ -59,13 +59,24 @@ def test_what_is_remembered_is_what_was_priced() -> None:
 def test_too_many_are_forgotten_and_priced_again(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = some_rows(fresh())
     whole = units_at(fresh(), rows).costs
-    monkeypatch.setattr(known_units, "MOST_ROWS", 64)
+    monkeypatch.setattr(known_rows, "MOST_ROWS", 64)
     pricer = fresh()
     for start in range(0, len(rows), 16):
         part = units_at(pricer, rows.take(slice(start, start + 16))).costs
         assert np.array_equal(part.forward_seconds, whole.forward_seconds[:, start : start + 16])
         assert pricer.known_units.count <= 64
     assert same(units_at(pricer, rows).costs, whole)
+
+
+def test_shards_are_remembered_too() -> None:
+    pricer, rows = fresh(), some_rows(fresh())
+    first = shards_at(pricer, rows)
+    count = pricer.known_shards.count
+    assert same(first, shards_at(pricer, rows))
+    assert pricer.known_shards.count == count
+    alone = shards_at(fresh(), rows.take(np.array([7])))
+    assert np.array_equal(alone.gather_seconds[:, 0], first.gather_seconds[:, 7])
+    assert alone.step_seconds[0] == first.step_seconds[7]
 
 
 def test_a_changed_job_starts_without() -> None:
