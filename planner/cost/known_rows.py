@@ -78,8 +78,8 @@ class KnownRows(Generic[RowsT]):
             self.room = max(new, 2 * self.room, FIRST_ROWS)
             for field in fields(self.kind):
                 kept = self.columns.get(field.name)
-                shape = getattr(parts[0], field.name).shape[:-1]
-                self.columns[field.name] = np.empty((*shape, self.room))
+                first: FloatColumn = getattr(parts[0], field.name)
+                self.columns[field.name] = np.empty((*first.shape[:-1], self.room))
                 if kept is not None:
                     self.columns[field.name][..., : self.count] = kept[..., : self.count]
         at = self.count
