@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from api.identity import hash_of_job
-from api.input.jobs import check_one_size, parse_job
+from api.input.jobs import check_one_size, completed, parse_job
 from api.storage.records import PlanLabels, StoredEstimate
 from api.wiring import Wiring
 from planner.errors import Fault, PlannerError, SpecError
@@ -13,6 +13,7 @@ from planner.errors import Fault, PlannerError, SpecError
 if TYPE_CHECKING:
     from planner.cost.machine.knobs import Calibration
     from planner.export.base import Export
+    from planner.intake.jobs import JobReader
     from planner.specs.estimate import Estimate
     from planner.specs.job import Job
     from planner.specs.plan import Plan
@@ -80,9 +81,12 @@ def refusal(values: object, error: PlannerError) -> Refusal:
     )
 
 
-def parse_for_estimate(values: object, *, allow_files: bool) -> "Job":
-    """A job with a layout. Raises SpecError."""
-    job = parse_job(values, allow_files=allow_files)
+def parse_for_estimate(values: object, reader: "JobReader") -> "Job":
+    """A job with a layout. Raises SpecError.
+
+    reader: of the batch that it belongs to.
+    """
+    job = reader.read(completed(values))
     if job.layout is None:
         raise SpecError(
             Fault(
@@ -96,46 +100,52 @@ def parse_for_estimate(values: object, *, allow_files: bool) -> "Job":
     return job
 
 
+class Estimates:
+    """Answers to one batch of jobs after another; what they share is read and priced once.
+
+    Nothing is kept.
+    allow_files: False for what came over a network.
+    calibration_of: what to price each job with; None for the shipped calibration.
+    """
+
+    def __init__(
+        self, *, allow_files: bool, calibration_of: "CalibrationOf" = lambda _: None
+    ) -> None:
+        from planner.estimates import Estimator
+        from planner.intake.jobs import JobReader
+
+        self._reader = JobReader(allow_files=allow_files)
+        self._estimator = Estimator(calibration_of)
+
+    def of(self, jobs: Sequence[object]) -> "list[Estimate | Refusal]":
+        """One answer an element, in order; a malformed element does not disturb the others."""
+        parsed = list(self._parsed(jobs))
+        sound = [job for job in parsed if not isinstance(job, Refusal)]
+        answers = iter(zip(sound, self._estimator.estimates(sound), strict=True))
+        return [
+            entry if isinstance(entry, Refusal) else _answer(*next(answers)) for entry in parsed
+        ]
+
+    def _parsed(self, jobs: Sequence[object]) -> "Iterator[Job | Refusal]":
+        for values in jobs:
+            if isinstance(values, Refusal):
+                yield values
+                continue
+            try:
+                yield parse_for_estimate(values, self._reader)
+            except PlannerError as error:
+                yield refusal(values, error)
+
+
+def _answer(job: "Job", answer: "Estimate | PlannerError") -> "Estimate | Refusal":
+    return Refusal(job.id, answer) if isinstance(answer, PlannerError) else answer
+
+
 def estimate_many(
     jobs: Sequence[object], *, allow_files: bool, calibration_of: "CalibrationOf" = lambda _: None
 ) -> "list[Estimate | Refusal]":
-    """One answer an element, in order; a malformed element does not disturb the others.
-
-    Nothing is kept.
-
-    calibration_of: what to price each job with; None for the shipped calibration.
-    """
-    from planner.estimates import estimate_jobs
-
-    parsed = list(_parsed(jobs, allow_files))
-    sound = [job for job in parsed if not isinstance(job, Refusal)]
-    try:
-        answers: list[Estimate | Refusal] = list(estimate_jobs(sound, calibration_of))
-    except PlannerError:
-        answers = [_estimate_or_refusal(job, calibration_of) for job in sound]
-    remaining = iter(answers)
-    return [entry if isinstance(entry, Refusal) else next(remaining) for entry in parsed]
-
-
-def _parsed(jobs: Sequence[object], allow_files: bool) -> "Iterator[Job | Refusal]":
-    for values in jobs:
-        try:
-            yield (
-                values
-                if isinstance(values, Refusal)
-                else parse_for_estimate(values, allow_files=allow_files)
-            )
-        except PlannerError as error:
-            yield refusal(values, error)
-
-
-def _estimate_or_refusal(job: "Job", calibration_of: "CalibrationOf") -> "Estimate | Refusal":
-    from planner.estimates import estimate_jobs
-
-    try:
-        return estimate_jobs([job], calibration_of)[0]
-    except PlannerError as error:
-        return Refusal(job.id, error)
+    """The answers to one batch (`Estimates`)."""
+    return Estimates(allow_files=allow_files, calibration_of=calibration_of).of(jobs)
 
 
 def estimate_one(wiring: Wiring, values: object, *, allow_files: bool) -> "tuple[str, Estimate]":
@@ -143,7 +153,9 @@ def estimate_one(wiring: Wiring, values: object, *, allow_files: bool) -> "tuple
 
     Raises SpecError for a malformed job, StoreError before any work is done.
     """
-    job = parse_for_estimate(values, allow_files=allow_files)
+    from planner.intake.jobs import JobReader
+
+    job = parse_for_estimate(values, JobReader(allow_files=allow_files))
     store = wiring.store
     from api.calibration.read import learned
     from planner.estimates import estimate_jobs

@@ -4,27 +4,25 @@ Rules come first, then the price of a batch of one, then its simulated schedule.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
+from typing import TypeVar
 
 import numpy as np
 
 from planner.calibration.basis import basis, memory_basis
 from planner.calibration.intervals import Spread, oom_probability, spread
-from planner.columns import FloatColumn, LayoutBatch
+from planner.columns import FloatColumn, IntColumn, LayoutBatch, in_order
 from planner.cost.machine.knobs import Calibration
 from planner.cost.machine.stacks import stack_name, unit_name
 from planner.cost.memory.peak import rows as memory_rows
-from planner.cost.pipeline import stages
-from planner.cost.pipeline.schedule_columns import num_microbatches
-from planner.cost.price import Pricer, Prices
-from planner.cost.refine import Refined, refine
+from planner.cost.price import Pricer
+from planner.cost.refine import refine
 from planner.cost.step_seconds import PARTS
-from planner.errors import Fault, SpecError
-from planner.rules import Context, violations
+from planner.errors import Fault, PlannerError, SpecError
+from planner.rules import violations_of
 from planner.rules.support import obstacles
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import (
-    Basis,
     Estimate,
     Interval,
     LearnedFactor,
@@ -44,16 +42,26 @@ from planner.work.axes import busiest_load
 
 COVERAGE = 0.9
 FITS_BELOW = 0.05
+MOST_PRICERS = 8  # each remembers units of up to some ten megabytes; judgement
+MOST_RANKS = 2**14  # pipeline ranks priced at once, so that a column stays in a core's cache
+
+CalibrationOf = Callable[[Job], Calibration | None]
+Rates = TypeVar("Rates", float, FloatColumn)  # of one layout or of many
 
 
 def estimate_jobs(
-    jobs: Sequence[Job], calibration_of: Callable[[Job], Calibration | None] = lambda _: None
+    jobs: Sequence[Job], calibration_of: CalibrationOf = lambda _: None
 ) -> list[Estimate]:
     """One estimate per job, in order, each under its calibration (None: the shipped one).
 
     Raises SpecError when a job has no layout.
     """
-    return [estimate_job(job, calibration_of(job)) for job in jobs]
+    answers = []
+    for answer in Estimator(calibration_of).estimates(jobs):
+        if isinstance(answer, PlannerError):
+            raise answer
+        answers.append(answer)
+    return answers
 
 
 def estimate_job(job: Job, calibration: Calibration | None = None) -> Estimate:
@@ -61,6 +69,69 @@ def estimate_job(job: Job, calibration: Calibration | None = None) -> Estimate:
 
     Raises SpecError when the job has no layout.
     """
+    return estimate_jobs([job], lambda _: calibration)[0]
+
+
+class Estimator:
+    """Estimates of one batch of jobs after another.
+
+    Jobs that share the objects of model, cluster, training and calibration, as those of one
+    `JobReader` do, are priced together. The pricers of the last MOST_PRICERS such groups are kept:
+    they remember what their units cost. Every answer is that of the job alone, to the last bit.
+    calibration_of: what to price each job with; None for the shipped calibration.
+    """
+
+    def __init__(self, calibration_of: CalibrationOf = lambda _: None) -> None:
+        self.calibration_of = calibration_of
+        self._pricers: dict[_Parts, Pricer] = {}
+
+    def estimates(self, jobs: Sequence[Job]) -> list[Estimate | PlannerError]:
+        """One answer a job, in order; the error of a job that cannot be priced."""
+        groups: dict[_Parts, list[int]] = {}
+        answers: list[Estimate | PlannerError | None] = [None] * len(jobs)
+        for place, job in enumerate(jobs):
+            groups.setdefault(_Parts(job, self.calibration_of(job)), []).append(place)
+        for parts, places in groups.items():
+            found = self._of_group(parts, [jobs[place] for place in places])
+            for place, answer in zip(places, found, strict=True):
+                answers[place] = answer
+        return [answer for answer in answers if answer is not None]
+
+    def _of_group(self, parts: "_Parts", jobs: Sequence[Job]) -> Sequence[Estimate | PlannerError]:
+        try:
+            layouts = [_layout(job) for job in jobs]
+            return estimate_layouts(self._pricer(parts), layouts, [job.id for job in jobs])
+        except PlannerError as error:
+            if len(jobs) == 1:
+                return [error]
+            return [answer for job in jobs for answer in self._of_group(parts, [job])]
+
+    def _pricer(self, parts: "_Parts") -> Pricer:
+        """The pricer of a group, the last to be forgotten."""
+        pricer = self._pricers.pop(parts, None) or Pricer.build(
+            parts.job.model, parts.job.cluster, parts.job.training, parts.calibration
+        )
+        self._pricers[parts] = pricer
+        if len(self._pricers) > MOST_PRICERS:
+            del self._pricers[next(iter(self._pricers))]
+        return pricer
+
+
+class _Parts:
+    """What the jobs of one group have in common, told apart by identity, which costs no look."""
+
+    def __init__(self, job: Job, calibration: Calibration | None) -> None:
+        self.job, self.calibration = job, calibration
+        self.key = (id(job.model), id(job.cluster), id(job.training), id(calibration))
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Parts) and self.key == other.key
+
+
+def _layout(job: Job) -> Layout:
     if job.layout is None:
         raise SpecError(
             Fault(
@@ -70,34 +141,44 @@ def estimate_job(job: Job, calibration: Calibration | None = None) -> Estimate:
                 "add the layout to price, or ask for a plan",
             )
         )
-    pricer = Pricer.build(job.model, job.cluster, job.training, calibration)
-    return estimate_layouts(pricer, [job.layout], job_id=job.id)[0]
+    return job.layout
 
 
 def estimate_layouts(
-    pricer: Pricer, layouts: Sequence[Layout], *, job_id: str | int | None = None
+    pricer: Pricer, layouts: Sequence[Layout], job_ids: Sequence[str | int | None] = ()
 ) -> list[Estimate]:
-    """Estimates of many layouts of one job, in order; the legal ones are priced together."""
-    lacking = obstacles(
-        Context(model=pricer.model, cluster=pricer.cluster, training=pricer.training)
-    )
-    broken = [
-        violations(layout, pricer.model, pricer.cluster, pricer.training) for layout in layouts
+    """Estimates of many layouts of one job, in order; the legal ones are priced together.
+
+    job_ids: of each layout; all None unless given.
+    """
+    context = pricer.rules_context
+    lacking = obstacles(context)
+    ids = job_ids or [None] * len(layouts)
+    batch = LayoutBatch.from_layouts(layouts)
+    broken = violations_of(layouts, batch, context)
+    answers = [
+        _refused(faults, job_id, pricer, lacking)
+        for faults, job_id in zip(broken, ids, strict=True)
     ]
-    legal = [index for index, faults in enumerate(broken) if not faults]
-    answers = [_refused(faults, job_id, pricer) for faults in broken]
-    if legal:
-        batch = LayoutBatch.from_layouts([layouts[index] for index in legal])
-        prices = pricer.price(batch, every_rank=True)
-        refined = refine(pricer, batch, prices)
-        columns = _Columns(pricer, [layouts[index] for index in legal], batch, prices, refined)
-        for row, index in enumerate(legal):
-            answers[index] = columns.estimate(row, job_id)
-    return (
-        [answer.model_copy(update={"unsupported": lacking}) for answer in answers]
-        if lacking
-        else answers
-    )
+    legal = np.array([row for row, faults in enumerate(broken) if not faults], dtype=np.int64)
+    for rows in _priced_together(batch, legal):
+        columns = _Columns(pricer, [layouts[row] for row in rows], batch.take(rows))
+        for place, row in enumerate(rows):
+            answers[row] = columns.estimate(place, ids[row], lacking)
+    return answers
+
+
+def _priced_together(batch: LayoutBatch, rows: IntColumn) -> Iterator[IntColumn]:
+    """Rows in parts whose columns of every rank hold at most MOST_RANKS numbers, padding with it.
+
+    Pipelines of one length stand together, so that little is padded.
+    """
+    rows = rows[np.argsort(batch.pp[rows], kind="stable")]
+    while len(rows):
+        held = batch.pp[rows] * np.arange(1, len(rows) + 1)
+        count = max(1, int(np.searchsorted(held, MOST_RANKS, side="right")))
+        yield rows[:count]
+        rows = rows[count:]
 
 
 def simulated_columns(
@@ -117,12 +198,18 @@ def simulated_columns(
     return [(float(a), float(b), float(c)) for a, b, c in zip(step, oom, share, strict=True)]
 
 
-def _refused(faults: Sequence[Violation], job_id: str | int | None, pricer: Pricer) -> Estimate:
+def _refused(
+    faults: Sequence[Violation],
+    job_id: str | int | None,
+    pricer: Pricer,
+    lacking: Sequence[Violation],
+) -> Estimate:
     note = training_release(pricer.training).note
     return Estimate(
         id=job_id,
         valid=False,
         violations=list(faults),
+        unsupported=list(lacking),
         warnings=[note] if note else [],
         model_version=MODEL_VERSION,
         calibration_id=pricer.calibration.id,
@@ -144,49 +231,59 @@ def _unpriced(model: ModelSpec) -> Iterator[str]:
 
 
 class _Columns:
-    """Priced and simulated columns, read row by row into estimates."""
+    """Priced and simulated columns, read row by row into estimates.
 
-    def __init__(
-        self,
-        pricer: Pricer,
-        layouts: Sequence[Layout],
-        batch: LayoutBatch,
-        prices: Prices,
-        refined: Refined,
-    ) -> None:
-        self.pricer, self.layouts, self.batch, self.prices, self.refined = (
-            pricer,
-            layouts,
-            batch,
-            prices,
-            refined,
+    What a row shares with many (its mechanisms' basis, the job's warnings) is said once.
+    """
+
+    def __init__(self, pricer: Pricer, layouts: Sequence[Layout], batch: LayoutBatch) -> None:
+        self.pricer, self.layouts, self.batch = pricer, layouts, batch
+        self.prices = pricer.price(batch, every_rank=True)
+        self.refined = refine(pricer, batch, self.prices)
+        self.spread: Spread = spread(pricer, batch, self.prices, self.refined.step_seconds)
+        training, cluster = pricer.training, pricer.cluster
+        tokens = training.global_batch_size * training.seq_len / cluster.num_gpus
+        self.tokens_per_second_per_gpu = tokens / self.refined.step_seconds
+        self.mfu = model_flops_utilisation(
+            pricer.model, cluster, self.tokens_per_second_per_gpu, training.seq_len
         )
-        self.spread: Spread = spread(pricer, batch, prices, refined.step_seconds)
-        self.m = num_microbatches(batch, pricer.training)
+        self.memory_parts = memory_rows(self.prices.memory)
+        self.redone_share = self._redone_share()
+        self.basis = basis(pricer.calibration, pricer, batch)
+        self.memory_basis = memory_basis(pricer.calibration, pricer.training.trainer)
+        self.warnings = [
+            text
+            for text in (
+                training_release(pricer.training).note,
+                unknown_family(pricer.cluster.gpu),
+                *_unpriced(pricer.model),
+            )
+            if text
+        ]
+        self.busiest_load = (
+            busiest_load(batch, pricer.model, pricer.training) if pricer.model.is_moe else None
+        )
 
-    def estimate(self, row: int, job_id: str | int | None) -> Estimate:
+    def estimate(
+        self, row: int, job_id: str | int | None, lacking: Sequence[Violation]
+    ) -> Estimate:
         """The estimate of one row."""
         pricer, prices = self.pricer, self.prices
-        step = float(self.refined.step_seconds[row])
-        tokens = (
-            pricer.training.global_batch_size
-            * pricer.training.seq_len
-            / pricer.cluster.num_gpus
-            / step
-        )
-        mfu = model_flops_utilisation(pricer.model, pricer.cluster, tokens, pricer.training.seq_len)
+        mfu = None if self.mfu is None else float(self.mfu[row])
         probability = float(self.spread.oom_probability[row])
+        load = self._moe_imbalance(row)
         return Estimate(
             id=job_id,
             valid=True,
             violations=[],
+            unsupported=list(lacking),
             fits=probability <= FITS_BELOW,
             oom_probability=probability,
             oom_probability_full_card=float(self.spread.oom_probability_full_card[row]),
-            step_seconds=step,
-            tokens_per_second_per_gpu=tokens,
+            step_seconds=float(self.refined.step_seconds[row]),
+            tokens_per_second_per_gpu=float(self.tokens_per_second_per_gpu[row]),
             mfu=mfu,
-            hfu=None if mfu is None else mfu * (1.0 + self._redone_share(row)),
+            hfu=None if mfu is None else mfu * (1.0 + float(self.redone_share[row])),
             peak_allocated_bytes=float(prices.peak_allocated_bytes[row]),
             peak_reserved_bytes=float(prices.peak_reserved_bytes[row]),
             device_bytes=float(prices.device_bytes[row]),
@@ -194,53 +291,44 @@ class _Columns:
             interval=self._interval(row),
             memory=self._memory(row),
             time=self._time(row),
-            basis=self._basis(row),
-            moe_imbalance=self._moe_imbalance(row),
+            basis={**self.basis[row], "memory": self.memory_basis},
+            moe_imbalance=load,
             learned=self._learned(row),
-            warnings=[
-                text
-                for text in (
-                    training_release(pricer.training).note,
-                    unknown_family(pricer.cluster.gpu),
-                    *_unpriced(pricer.model),
-                    self._predicted_load(row),
-                )
-                if text
-            ],
+            warnings=[*self.warnings, *self._predicted_load(load)],
             model_version=MODEL_VERSION,
             calibration_id=pricer.calibration.id,
         )
 
     def _moe_imbalance(self, row: int) -> float | None:
-        layout = self.layouts[row]
-        if layout.ep == 1 or not self.pricer.model.is_moe:
+        if self.busiest_load is None or self.layouts[row].ep == 1:
             return None
-        one = LayoutBatch.from_layouts([layout])
-        return float(busiest_load(one, self.pricer.model, self.pricer.training)[0])
+        return float(self.busiest_load[row])
 
-    def _predicted_load(self, row: int) -> str:
+    def _predicted_load(self, load: float | None) -> Iterator[str]:
         """What the numbers take for the busiest expert rank, where the job does not say."""
-        load = self._moe_imbalance(row)
-        if load is None or self.pricer.training.moe_imbalance is not None:
-            return ""
-        return (
-            f"the busiest expert rank takes {load:.2f} times the mean load, as random routing "
-            "gives; training.moe_imbalance states another"
-        )
+        if load is not None and self.pricer.training.moe_imbalance is None:
+            yield (
+                f"the busiest expert rank takes {load:.2f} times the mean load, as random routing "
+                "gives; training.moe_imbalance states another"
+            )
 
     @cached_property
     def _as_shipped(self) -> FloatColumn:
         """Step seconds under the calibration that ships, (N,)."""
-        pricer = Pricer.build(self.pricer.model, self.pricer.cluster, self.pricer.training)
-        prices = pricer.price(self.batch)
-        return refine(pricer, self.batch, prices).step_seconds
+        job = self.pricer
+        shipped = job.variant(
+            "shipped", partial(Pricer.build, job.model, job.cluster, job.training)
+        )
+        return refine(shipped, self.batch, shipped.price(self.batch)).step_seconds
 
     def _learned(self, row: int) -> LearnedFactor | None:
         """What one's own runs did to this row's seconds."""
         pricer = self.pricer
+        seen = pricer.calibration.own_runs
+        if not seen:
+            return None
         stack = stack_name(pricer.training.trainer, pricer.cluster.gpu.name)
         unit = unit_name(stack, self.layouts[row].precision, pricer.model)
-        seen = pricer.calibration.own_runs
         runs = seen.get(unit, 0)
         alike = sum(count for name, count in seen.items() if name.startswith(f"{stack}, ")) - runs
         if not runs + alike:
@@ -255,19 +343,19 @@ class _Columns:
             statement=f"calibrated by {' and '.join(found)} of yours: x{factor:.2f}",
         )
 
-    def _redone_share(self, row: int) -> float:
-        """Recomputed over required flops.
+    def _redone_share(self) -> FloatColumn:
+        """Recomputed over required flops, (N,).
 
         A step requires three forwards: one for the forward, two for the backward.
         """
-        flops, redone = (
-            self.prices.stage_seconds.forward_flops[:, row],
-            self.prices.stage_seconds.recompute_flops[:, row],
+        seconds, units = self.prices.stage_seconds, self.prices.rank_units
+        held = np.arange(len(units))[:, None] < self.batch.pp  # without the ranks that pad
+        counts = (units * held[:, None]).sum(axis=0)
+        redone, forward = (
+            in_order(counts * seconds.recompute_flops),
+            in_order(counts * seconds.forward_flops),
         )
-        counts = stages.rank_units(self.batch, row, self.pricer.model, self.pricer.rules).sum(
-            axis=0
-        )
-        return float(counts @ redone / (3.0 * (counts @ flops)))
+        return redone / (3.0 * forward)
 
     def _interval(self, row: int) -> Interval:
         def pair(low: FloatColumn, high: FloatColumn) -> tuple[float, float]:
@@ -282,29 +370,25 @@ class _Columns:
         )
 
     def _memory(self, row: int) -> Memory:
-        parts = memory_rows(self.prices.memory)
-        reserved = self.prices.rank_reserved_bytes[:, row]
-        stages = []
-        for rank in range(int(self.batch.pp[row])):
-            here = {name: float(column[rank, row]) for name, column in parts.items()}
-            stages.append(
-                StageMemory(
-                    peak_allocated_bytes=here["allocated"],
-                    peak_reserved_bytes=float(reserved[rank]),
-                    parameters_bytes=here["parameters"],
-                    gradients_bytes=here["gradients"],
-                    optimizer_bytes=here["optimizer"],
-                    activations_bytes=here["activations"],
-                    logits_bytes=here["logits"],
-                    communication_buffers_bytes=here["buffers"],
-                    workspace_bytes=here["workspace"],
-                    fragmentation_bytes=float(reserved[rank]) - here["allocated"],
-                )
+        ranks = slice(int(self.batch.pp[row]))
+        reserved = self.prices.rank_reserved_bytes[ranks, row].tolist()
+        here = {name: column[ranks, row].tolist() for name, column in self.memory_parts.items()}
+        stages = [
+            StageMemory(
+                peak_allocated_bytes=here["allocated"][rank],
+                peak_reserved_bytes=reserved[rank],
+                parameters_bytes=here["parameters"][rank],
+                gradients_bytes=here["gradients"][rank],
+                optimizer_bytes=here["optimizer"][rank],
+                activations_bytes=here["activations"][rank],
+                logits_bytes=here["logits"][rank],
+                communication_buffers_bytes=here["buffers"][rank],
+                workspace_bytes=here["workspace"][rank],
+                fragmentation_bytes=reserved[rank] - here["allocated"][rank],
             )
-        return Memory(
-            worst_stage=int(np.argmax([stage.peak_reserved_bytes for stage in stages])),
-            stages=stages,
-        )
+            for rank in range(len(reserved))
+        ]
+        return Memory(worst_stage=reserved.index(max(reserved)), stages=stages)
 
     def _time(self, row: int) -> TimeBreakdown:
         parts = {name: float(self.prices.parts[name][row]) for name in PARTS}
@@ -326,19 +410,10 @@ class _Columns:
             other_seconds=parts["other"],
         )
 
-    def _basis(self, row: int) -> dict[str, Basis]:
-        """The basis of every mechanism, and of memory.
-
-        Memory rests on how torch allocates and is checked against published peaks.
-        """
-        pricer = self.pricer
-        of = basis(pricer.calibration, pricer, self.layouts[row])
-        return {**of, "memory": memory_basis(pricer.calibration, pricer.training.trainer)}
-
 
 def model_flops_utilisation(
-    model: ModelSpec, cluster: ClusterSpec, tokens_per_second_per_gpu: float, seq_len: int
-) -> float | None:
+    model: ModelSpec, cluster: ClusterSpec, tokens_per_second_per_gpu: Rates, seq_len: int
+) -> Rates | None:
     """TorchTitan's count of flops over the dense bf16 peak.
 
     The peak is that of bf16 in every format, as in torchtitan 0.2 (components/metrics.py), so steps

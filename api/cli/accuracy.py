@@ -191,9 +191,12 @@ def read_rows(path: str | None) -> "tuple[list[Row], list[tuple[int, str]]]":
 
 def _read(text: str, done: "Callable[[], None]") -> "tuple[list[Row], list[tuple[int, str]]]":
     from api.input.text import read_json
-    from api.service import Refusal, estimate_many, parse_for_estimate
+    from api.service import Estimates, Refusal, parse_for_estimate
     from planner.calibration.accuracy import Row
     from planner.errors import PlannerError
+    from planner.intake.jobs import JobReader
+
+    reader, estimates = JobReader(), Estimates(allow_files=True)
 
     rows: list[Row] = []
     malformed: list[tuple[int, str]] = []
@@ -202,11 +205,11 @@ def _read(text: str, done: "Callable[[], None]") -> "tuple[list[Row], list[tuple
         if not line.strip():
             continue
         try:
-            job = parse_for_estimate(read_json(line, "job"), allow_files=True)
+            job = parse_for_estimate(read_json(line, "job"), reader)
         except PlannerError as error:
             malformed.append((number, str(error)))
             continue
-        (answer,) = estimate_many([job.request], allow_files=True)
+        (answer,) = estimates.of([job.request])
         if isinstance(answer, Refusal):
             malformed.append((number, str(answer.error)))
         else:

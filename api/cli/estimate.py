@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from api.wiring import Wiring
 
 NAME = "estimate"
-CHUNK = 256
+FIRST_CHUNK, MOST_CHUNK = 64, 4096  # jobs answered at once; each chunk is 4 times the one before
 MAX_LINE_BYTES = 10_000_000
 
 
@@ -98,16 +98,18 @@ def _many(path: str) -> None:
     from api.cli.output import note
     from api.cli.working import working
     from api.errors import fault
-    from api.service import Refusal, estimate_many
+    from api.service import Estimates, Refusal
     from api.wiring import wire
     from planner.units import counted
 
     learnt = CalibrationLookup(wire())
+    estimates = Estimates(allow_files=True, calibration_of=learnt)
     num_readable = 0
     chunk: list[object] = []
+    size = FIRST_CHUNK
 
     def answer() -> None:
-        for entry in estimate_many(chunk, allow_files=True, calibration_of=learnt):
+        for entry in estimates.of(chunk):
             line = (
                 json.dumps(entry.as_dict(), default=str)
                 if isinstance(entry, Refusal)
@@ -123,9 +125,10 @@ def _many(path: str) -> None:
         for num_lines, value in enumerate(_lines(path), start=1):
             num_readable += not isinstance(value, Refusal)
             chunk.append(value)
-            if len(chunk) >= CHUNK:
+            if len(chunk) >= size:
                 shown.say(f"{num_lines:,} lines")
                 answer()
+                size = min(4 * size, MOST_CHUNK)
         shown.say(counted(num_lines, "line"))
         answer()
     if learnt.shipped_alone:

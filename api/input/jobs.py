@@ -13,9 +13,9 @@ def parse_job(values: object, *, allow_files: bool) -> "Job":
     """The job that a person or a program wrote. allow_files: False for what came over a network.
     Raises SpecError.
     """
-    from planner.intake.jobs import read_job
+    from planner.intake.jobs import JobReader
 
-    return read_job(completed(values), allow_files=allow_files)
+    return JobReader(allow_files=allow_files).read(completed(values))
 
 
 def completed(values: object) -> object:

@@ -48,8 +48,24 @@ def read_json(text: str | bytes, field: str, within: str = "") -> Any:
         raise fault(
             field, _glimpse(text), f"is not valid JSON ({error})", "correct the JSON"
         ) from None
-    check_plain(value, field, within)
+    if not _surely_plain(text):
+        check_plain(value, field, within)
     return value
+
+
+def _surely_plain(text: str) -> bool:
+    """Whether `check_plain` cannot refuse the value of a JSON text with finite numbers.
+
+    Short of walking through it: no value is shorter than a character, no level has fewer than one
+    bracket, and without a backslash texts hold the characters that are written.
+    """
+    return (
+        len(text) <= MAX_VALUES
+        and text.count("{") + text.count("[") <= MAX_DEPTH
+        and text.isascii()
+        and "\\" not in text
+        and not CONTROL.search(text)
+    )
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -57,8 +57,10 @@ def _has_peak(job: Job) -> bool:
     return any(measured.get(key) for key in ("peak_allocated_bytes", "peak_reserved_bytes"))
 
 
-def basis(calibration: Calibration, setting: Setting, layout: Layout) -> Mapping[str, Basis]:
-    """The basis of each mechanism of a layout.
+def basis(
+    calibration: Calibration, setting: Setting, batch: LayoutBatch
+) -> list[Mapping[str, Basis]]:
+    """The basis of each mechanism that each of N layouts uses.
 
     calibrated: runs of this trainer on this GPU family used it; for a kernel of the GPU, which
         software does not change, runs of any trainer on the family.
@@ -75,7 +77,13 @@ def basis(calibration: Calibration, setting: Setting, layout: Layout) -> Mapping
             name: "calibrated" if kind == "calibrated" else "extrapolated"
             for name, kind in stands.items()
         }
-    return {mechanism.name: stands[mechanism.name] for mechanism in used_by(layout, setting)}
+    used = uses(batch, setting, MECHANISMS)
+    alike, found = np.unique(used, axis=0, return_inverse=True)
+    each = [
+        {one.name: stands[one.name] for one, here in zip(MECHANISMS, row, strict=True) if here}
+        for row in alike
+    ]
+    return [each[place] for place in found.ravel()]
 
 
 def memory_basis(calibration: Calibration, trainer: str) -> Basis:

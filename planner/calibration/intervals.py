@@ -20,7 +20,7 @@ import numpy as np
 from planner.calibration import student
 from planner.calibration.basis import widening
 from planner.calibration.kernel_doubt import attention_sd, unmeasured_gpu_sd
-from planner.columns import FloatColumn, LayoutBatch
+from planner.columns import FloatColumn, LayoutBatch, in_order
 from planner.cost.machine.knobs import kernels_at, profile_at
 from planner.cost.machine.profile import Profile
 from planner.cost.machine.stacks import stack_name, unit_names
@@ -65,7 +65,7 @@ class TimeSpread:
     @property
     def sd(self) -> FloatColumn:
         """Scale of each layout by itself, (N,)."""
-        return np.asarray(np.sqrt((self.loadings**2).sum(axis=0) + self.own_sd**2))
+        return np.asarray(np.sqrt(in_order(self.loadings**2) + self.own_sd**2))
 
     @classmethod
     def join(cls, parts: "Sequence[TimeSpread]") -> "TimeSpread":
@@ -100,7 +100,7 @@ def time_spread(pricer: Pricer, batch: LayoutBatch, prices: Prices) -> TimeSprea
     loadings = np.zeros((len(moved), len(batch)))
     for index, one in enumerate(moved):
         with_offset = (offsets.slopes @ directions[index])[batch.precision]
-        loadings[index] = np.log(one.price(batch).step_seconds) - base + with_offset
+        loadings[index] = np.log(one.step_seconds(batch)) - base + with_offset
     apart = np.linalg.cholesky(offsets.covariance + JITTER * np.eye(len(names)))
     doubts = (attention_sd(pricer, batch), np.full(len(batch), unmeasured_gpu_sd(calibration, gpu)))
     return TimeSpread(
@@ -117,7 +117,7 @@ def interval_sd(pricer: Pricer, batch: LayoutBatch, prices: Prices) -> FloatColu
     """
     spread = time_spread(pricer, batch, prices)
     wider = widening(batch, pricer, pricer.calibration)
-    shared = (spread.loadings**2).sum(axis=0)
+    shared = in_order(spread.loadings**2)
     return np.asarray(np.sqrt(wider**2 * shared + spread.own_sd**2))
 
 

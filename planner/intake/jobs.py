@@ -1,13 +1,15 @@
 """Reads a job as a person writes it (command line, file or request); reports all faults at once."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar, cast
 
 from planner.catalog.models import is_model_name
 from planner.errors import Fault, SpecError, UnknownNameError
 from planner.intake.huggingface.model_document import inline_keys
 from planner.intake.machines import cluster_request, read_cluster
 from planner.intake.models import read_model
+from planner.specs.cluster import ClusterSpec
 from planner.specs.current import CurrentSpec
 from planner.specs.job import KEYS, LABELS, Job, ProbeSpec, SearchSpec
 from planner.specs.model import ModelSpec
@@ -16,88 +18,153 @@ from planner.specs.validation import build, closest
 from planner.trainers.registry import TRAINERS, resolve_layout
 from planner.trainers.release import torch_release
 
+MOST_PARTS = 256  # distinct models, clusters and trainings that a reader remembers
+MOST_CHARACTERS = 100_000  # of a part that it remembers beside others
+PartT = TypeVar("PartT")
+
 
 def read_job(values: object, *, allow_files: bool = True) -> Job:
     """The checked job; raises SpecError with the faults of every part.
 
     allow_files: whether model and cluster may be paths; False for requests from a network.
     """
-    if not isinstance(values, Mapping):
-        raise SpecError(
-            Fault(
-                "job",
-                values,
-                "must be a mapping of keys to values",
-                f"known keys: {', '.join(KEYS)}",
+    return JobReader(allow_files=allow_files).read(values)
+
+
+class JobReader:
+    """Reads the jobs of one batch; parts that they have in the same words are read once.
+
+    So they share one model, one cluster and one training, by which a batch is priced
+    (`estimates.Estimator`). A file is read once, too: a reader lasts no longer than its batch.
+    allow_files: as in `read_job`.
+    """
+
+    def __init__(self, *, allow_files: bool = True) -> None:
+        self.allow_files = allow_files
+        self._known: dict[tuple[str, str], object] = {}
+
+    def read(self, values: object) -> Job:
+        """The checked job; raises SpecError with the faults of every part."""
+        if not isinstance(values, Mapping):
+            raise SpecError(
+                Fault(
+                    "job",
+                    values,
+                    "must be a mapping of keys to values",
+                    f"known keys: {', '.join(KEYS)}",
+                )
             )
+        faults = list(_unlike_a_job(values))
+        model, named = self._part("model", values, faults, self._model) or (None, None)
+        cluster, machine = self._part("cluster", values, faults, self._cluster) or (None, None)
+        training = self._part("training", values, faults, read_training)
+        search = self._part("search", values, faults, _search) or SearchSpec()
+        probe = self._part("probe", values, faults, _probe)
+        current = self._part("current", values, faults, _current)
+        if current is not None and values.get("layout") is None:
+            faults.append(
+                Fault(
+                    "current",
+                    current.name,
+                    "was not read into a layout",
+                    "send it with `recommend --current`, or POST /plan",
+                )
+            )
+        layout = None
+        if cluster is not None and training is not None and values.get("layout") is not None:
+            try:
+                layout = resolve_layout(
+                    values["layout"],
+                    trainer=training.trainer,
+                    num_gpus=cluster.num_gpus,
+                    trainer_version=training.trainer_version,
+                    cuda_graphs=training.cuda_graphs,
+                )
+            except SpecError as error:
+                faults.extend(error.faults)
+        if faults or model is None or cluster is None or training is None:
+            raise SpecError(faults)
+        request = {
+            **values,
+            "model": named,
+            "cluster": machine,
+            "training": {**values["training"], "seq_len": training.seq_len},  # "8k" as a number
+        }
+        return Job.model_construct(  # every part has been checked
+            id=values.get("id"),
+            model=model,
+            cluster=cluster,
+            training=training,
+            layout=layout,
+            current=current,
+            search=search,
+            probe=probe,
+            labels={key: values[key] for key in LABELS if key in values},
+            request=request,
         )
-    faults = [
-        Fault(str(k), values[k], "unknown key", closest(str(k), KEYS + LABELS))
-        for k in values
-        if k not in KEYS + LABELS
-    ]
-    faults += [
-        Fault(k, None, "is required", f"add {k}")
-        for k in ("model", "cluster", "training")
-        if values.get(k) is None
-    ]
+
+    def _part(
+        self,
+        key: str,
+        values: Mapping[Any, Any],
+        faults: list[Fault],
+        parser: Callable[[object], PartT],
+    ) -> PartT | None:
+        """The parsed part; None when it is absent, or faulty, which goes into `faults`."""
+        value = values.get(key)
+        if value is None:
+            return None
+        try:
+            return self._read_once(key, value, parser)
+        except SpecError as error:
+            faults.extend(error.faults)
+            return None
+
+    def _read_once(self, key: str, value: object, parser: Callable[[object], PartT]) -> PartT:
+        try:
+            text = json.dumps(value)
+        except (TypeError, ValueError):  # no JSON, as a specification that is one already
+            return parser(value)
+        if (key, text) not in self._known:
+            if len(self._known) >= MOST_PARTS or len(text) > MOST_CHARACTERS:
+                self._known.clear()
+            self._known[key, text] = parser(value)
+        return cast(PartT, self._known[key, text])
+
+    def _model(self, asked: object) -> tuple[ModelSpec, object]:
+        """(the model, what names it without a file)."""
+        model = read_model(asked, allow_files=self.allow_files)
+        return model, _standing_alone(asked, model)
+
+    def _cluster(self, asked: object) -> tuple[ClusterSpec, object]:
+        """(the cluster, what names it without a file)."""
+        machine = cluster_request(asked, allow_files=self.allow_files)
+        return read_cluster(machine, allow_files=False), machine
+
+
+def _unlike_a_job(values: Mapping[Any, Any]) -> Iterator[Fault]:
+    """Faults of the keys and the id."""
+    for key in values:
+        if key not in KEYS + LABELS:
+            yield Fault(str(key), values[key], "unknown key", closest(str(key), KEYS + LABELS))
+    for key in ("model", "cluster", "training"):
+        if values.get(key) is None:
+            yield Fault(key, None, "is required", f"add {key}")
     job_id = values.get("id")
     if isinstance(job_id, bool) or not isinstance(job_id, str | int | None):
-        faults.append(Fault("id", job_id, "must be a text or an integer", "quote it"))
-    parts = _Parts(values, faults)
-    model = parts.parse("model", lambda value: read_model(value, allow_files=allow_files))
-    machine = parts.parse("cluster", lambda value: cluster_request(value, allow_files=allow_files))
-    cluster = (
-        None
-        if machine is None
-        else parts.parse("cluster", lambda _: read_cluster(machine, allow_files=False))
-    )
-    training = parts.parse("training", read_training)
-    search = parts.parse("search", lambda value: build(SearchSpec, value, "search")) or SearchSpec()
-    probe = parts.parse("probe", lambda value: build(ProbeSpec, value, "probe"))
-    current = parts.parse("current", lambda value: build(CurrentSpec, value, "current"))
-    if current is not None and values.get("layout") is None:
-        faults.append(
-            Fault(
-                "current",
-                current.name,
-                "was not read into a layout",
-                "send it with `recommend --current`, or POST /plan",
-            )
-        )
-    layout = None
-    if cluster is not None and training is not None:
-        layout = parts.parse(
-            "layout",
-            lambda value: resolve_layout(
-                value,
-                trainer=training.trainer,
-                num_gpus=cluster.num_gpus,
-                trainer_version=training.trainer_version,
-                cuda_graphs=training.cuda_graphs,
-            ),
-        )
-    if faults or model is None or cluster is None or training is None:
-        raise SpecError(faults)
-    labels = {key: values[key] for key in LABELS if key in values}
-    request = {
-        **values,
-        "model": _standing_alone(values["model"], model),
-        "cluster": machine,
-        "training": {**values["training"], "seq_len": training.seq_len},  # "8k" as a number
-    }
-    return Job(
-        id=job_id,
-        model=model,
-        cluster=cluster,
-        training=training,
-        layout=layout,
-        current=current,
-        search=search,
-        probe=probe,
-        labels=labels,
-        request=request,
-    )
+        yield Fault("id", job_id, "must be a text or an integer", "quote it")
+
+
+def _search(values: object) -> SearchSpec:
+    return build(SearchSpec, values, "search")
+
+
+def _probe(values: object) -> ProbeSpec:
+    return build(ProbeSpec, values, "probe")
+
+
+def _current(values: object) -> CurrentSpec:
+    return build(CurrentSpec, values, "current")
 
 
 def read_training(values: object, field: str = "training") -> TrainingSpec:
@@ -128,21 +195,3 @@ def _unknown_software(values: Mapping[Any, Any], field: str) -> Iterator[Fault]:
 def _standing_alone(asked: object, model: ModelSpec) -> object:
     """The model as it was asked for; where that is a file, the shapes in it."""
     return inline_keys(model) if isinstance(asked, str) and not is_model_name(asked) else asked
-
-
-class _Parts:
-    """Parses one part after another and collects faults instead of stopping at the first."""
-
-    def __init__(self, values: Mapping[Any, Any], faults: list[Fault]) -> None:
-        self.values, self.faults = values, faults
-
-    def parse(self, key: str, parser: Any) -> Any:
-        """The parsed part; None when it is absent or faulty."""
-        value = self.values.get(key)
-        if value is None:
-            return None
-        try:
-            return parser(value)
-        except SpecError as error:
-            self.faults.extend(error.faults)
-            return None

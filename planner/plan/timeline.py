@@ -58,7 +58,7 @@ def timeline(job: Job) -> PipelineTimeline:
             )
         )
     pricer = Pricer.build(job.model, job.cluster, job.training)
-    (estimate,) = estimate_layouts(pricer, [job.layout], job_id=job.id)
+    (estimate,) = estimate_layouts(pricer, [job.layout], [job.id])
     if not estimate.valid:
         raise SpecError(
             [Fault(f"layout.{v.field}", v.value, v.rule, v.remedy) for v in estimate.violations]

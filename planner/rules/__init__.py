@@ -5,7 +5,7 @@ The search applies them to millions of candidates (`broken_rules`, `legal_mask`)
 What is merely unwise is no rule.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -54,15 +54,29 @@ def violations(
 ) -> list[Violation]:
     """Every rule that one layout breaks; empty for a legal one."""
     context = Context(model=model, cluster=cluster, training=training)
-    return [
-        Violation(
-            field=rule.field,
-            value=getattr(layout, rule.field),
-            rule=rule.rule(layout, context),
-            remedy=rule.remedy(layout, context),
-        )
-        for rule, _ in broken_rules(LayoutBatch.from_layouts([layout]), context)
-    ]
+    return violations_of([layout], LayoutBatch.from_layouts([layout]), context)[0]
+
+
+def violations_of(
+    layouts: Sequence[Layout], batch: LayoutBatch, context: Context
+) -> list[list[Violation]]:
+    """Every rule that each of N layouts breaks, in order; empty for legal ones.
+
+    batch: the same layouts as columns.
+    """
+    found: list[list[Violation]] = [[] for _ in layouts]
+    for rule, mask in broken_rules(batch, context):
+        for row in np.flatnonzero(mask).tolist():
+            layout = layouts[row]
+            found[row].append(
+                Violation(
+                    field=rule.field,
+                    value=getattr(layout, rule.field),
+                    rule=rule.rule(layout, context),
+                    remedy=rule.remedy(layout, context),
+                )
+            )
+    return found
 
 
 __all__ = [
@@ -75,4 +89,5 @@ __all__ = [
     "legal_mask",
     "rules_for",
     "violations",
+    "violations_of",
 ]

@@ -9,6 +9,7 @@ import pytest
 
 from planner.calibration.basis import basis
 from planner.catalog.clusters import gpu_names
+from planner.columns import LayoutBatch
 from planner.cost.machine.knobs import LARGEST_RATES_SD, PLACE_SD, place_sd, rates_sd
 from planner.cost.machine.profile import KERNELS
 from planner.cost.machine.shipped import shipped_calibration
@@ -183,7 +184,7 @@ def test_a_measured_unknown_family_is_calibrated_where_it_was_measured():
     )
     asked = job({**NEW, "family": "rubin"})
     assert asked.layout is not None
-    found = basis(taught, asked, asked.layout)
+    found = basis(taught, asked, LayoutBatch.from_layouts([asked.layout]))[0]
     assert found["compute"] == "calibrated"
     assert found["fsdp"] == "extrapolated"
 

@@ -205,7 +205,7 @@ def test_basis_tells_what_was_measured() -> None:
 
     def of(asked: Job) -> dict[str, str]:
         assert asked.layout is not None
-        return dict(basis(calibration, asked, asked.layout))
+        return dict(basis(calibration, asked, LayoutBatch.from_layouts([asked.layout]))[0])
 
     assert set(of(measured).values()) == {"calibrated"}
     assert of(job("torchtitan", "a100-sxm-80gb", tp=2))["tp"] == "interpolated"

@@ -1,6 +1,7 @@
 """The one list of mechanisms: which layouts use each, and what measured runs say of it."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -124,6 +125,12 @@ OF_TRAINING = {
 }
 
 
+def basis_of(calibration: Calibration, asked: Job) -> Mapping[str, str]:
+    """The basis of a job's own layout."""
+    assert asked.layout is not None
+    return basis(calibration, asked, LayoutBatch.from_layouts([asked.layout]))[0]
+
+
 def job(**values: object) -> Job:
     num_gpus = values.pop("num_gpus", 8)
     trainer = values.pop("trainer", "torchtitan")
@@ -190,11 +197,11 @@ def test_a_run_marks_it_as_measured_and_taking_the_run_away_unmarks_it(name: str
     known = seen([asked])
     batch = LayoutBatch.from_layouts([asked.layout])
     with_run = replace_seen(*known)
-    assert basis(with_run, asked, asked.layout)[name] == "calibrated"
+    assert basis_of(with_run, asked)[name] == "calibrated"
     assert rests_on(asked.layout, asked, with_run) == ()
     assert widening(batch, asked, with_run).tolist() == [1.0]
     broken = replace_seen(*(triple for triple in known if triple[2] != name))
-    assert basis(broken, asked, asked.layout)[name] == "extrapolated"
+    assert basis_of(broken, asked)[name] == "extrapolated"
     assert [one.name for one in rests_on(asked.layout, asked, broken)] == [name]
     assert widening(batch, asked, broken).tolist() == [WIDER]
 
@@ -206,7 +213,7 @@ def test_runs_of_the_trainer_elsewhere_or_of_others_here_are_something_but_not_a
     batch = LayoutBatch.from_layouts([asked.layout])
     for run in (elsewhere, other):
         calibration = replace_seen(*seen([run]))
-        assert basis(calibration, asked, asked.layout)["tp"] == "interpolated"
+        assert basis_of(calibration, asked)["tp"] == "interpolated"
         assert unmeasured_mechanisms(calibration, asked) != ()
         assert "tp" not in {one.name for one in rests_on(asked.layout, asked, calibration)}
         assert widening(batch, asked, calibration).tolist() == [WIDER]
@@ -218,8 +225,8 @@ def test_an_attention_kernel_is_the_gpus_whoever_ran_it() -> None:
     other = job(attention_kernel="cudnn", trainer="megatron")
     elsewhere = job(attention_kernel="cudnn", gpu="a100-sxm-80gb")
     assert asked.layout is not None
-    assert basis(replace_seen(*seen([other])), asked, asked.layout)[name] == "calibrated"
-    assert basis(replace_seen(*seen([elsewhere])), asked, asked.layout)[name] == "interpolated"
+    assert basis_of(replace_seen(*seen([other])), asked)[name] == "calibrated"
+    assert basis_of(replace_seen(*seen([elsewhere])), asked)[name] == "interpolated"
 
 
 def test_a_run_on_many_nodes_shows_what_happens_on_fewer() -> None:
@@ -227,7 +234,7 @@ def test_a_run_on_many_nodes_shows_what_happens_on_fewer() -> None:
     fewer, more = job(num_gpus=8 * 64), job(num_gpus=8 * 512)
     assert fewer.layout is not None
     assert more.layout is not None
-    assert set(basis(calibration, fewer, fewer.layout).values()) == {"calibrated"}
+    assert set(basis_of(calibration, fewer).values()) == {"calibrated"}
     assert [one.name for one in rests_on(more.layout, more, calibration)] == ["more than 256 nodes"]
 
 

@@ -8,7 +8,8 @@ for its inputs. A transfer waits for its sender, its receiver and its stream's p
 """
 
 import itertools
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,6 +90,19 @@ class StageCosts:
                     raise ValueError(
                         f"{f.name} has shape {column.shape}, forward_seconds_CS {shape}"
                     )
+
+    def take(self, rows: Rows) -> "StageCosts":
+        """Those of some candidates."""
+        pair = self.pair and replace(self.pair, **_columns_at(self.pair, rows))
+        return replace(self, **_columns_at(self, rows), pair=pair)
+
+
+def _columns_at(record: StageCosts | PairSeconds, rows: Rows) -> dict[str, Any]:
+    return {
+        f.name: column[rows]
+        for f in fields(record)
+        if isinstance(column := getattr(record, f.name), np.ndarray)
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 Orders are compiled once. The middle of a long step repeats, so only a part of it is replayed.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
 import numpy as np
@@ -65,12 +65,14 @@ def simulate(
     transport: Transport = IDEAL,
     times: bool = False,
     memory: bool = True,
+    least: int = 0,
 ) -> Simulation:
     """One step of a schedule for C candidates that share it.
 
     shape: (pp, virtual stages, microbatches).
     times: record when each action ran; nothing is extrapolated then.
     memory: as in `replay`.
+    least: microbatches to replay at least, where fewer did not settle.
 
     Long steps are replayed with fewer microbatches m2 < m and continued along a line, because the
     middle of the order repeats:
@@ -80,13 +82,14 @@ def simulate(
     once for equal stages with sends shorter than the work they hide behind. Another rank may become
     the bottleneck later, because its own pace (busy or waiting for a neighbour) is slower than the
     slope. Then the answer is the middle of both lines, and a gap of more than
-    EXTRAPOLATION_TOLERANCE is settled by replaying more.
+    EXTRAPOLATION_TOLERANCE is settled by replaying more of that candidate alone, so that no answer
+    depends on the other candidates.
     """
     pp, virtual_stages, num_microbatches = shape
     line = _Line(schedule=schedule, pp=pp, virtual_stages=virtual_stages, transport=transport)
     repeats = schedule.repeats_after(pp, virtual_stages, num_microbatches)
     stride = repeats if repeats > 1 else pp
-    few = max(4 * pp, DIRECT_ACTIONS // 2 // line.per_microbatch)
+    few = max(4 * pp, DIRECT_ACTIONS // 2 // line.per_microbatch, least)
     while (
         not times
         and few + stride <= num_microbatches
@@ -97,8 +100,19 @@ def simulate(
             replay(line.steady(count, stride), costs, num_microbatches=count, memory=memory)
             for count in (upper - stride, upper)
         )
-        answer, gap = _continued(short, long, num_microbatches)
-        if gap <= EXTRAPOLATION_TOLERANCE:
+        answer, gap_C = _continued(short, long, num_microbatches)
+        unsettled = np.flatnonzero(gap_C > EXTRAPOLATION_TOLERANCE)
+        if len(unsettled) < len(gap_C):
+            if len(unsettled):
+                more = simulate(
+                    schedule,
+                    shape,
+                    costs.take(unsettled),
+                    transport=transport,
+                    memory=memory,
+                    least=4 * few,
+                )
+                _put(answer, unsettled, more)
             return answer
         few *= 4
     whole = times or line.per_microbatch * num_microbatches <= DIRECT_ACTIONS
@@ -195,8 +209,8 @@ def stretched(
 
 def _continued(
     short: Simulation, long: Simulation, num_microbatches: int
-) -> tuple[Simulation, float]:
-    """(both simulations continued to `num_microbatches`, largest relative gap between the two)."""
+) -> tuple[Simulation, Floats]:
+    """(both simulations continued to `num_microbatches`, relative gap between the two (C,))."""
     further = num_microbatches - long.simulated_microbatches
     stride = long.simulated_microbatches - short.simulated_microbatches
 
@@ -221,7 +235,15 @@ def _continued(
         last_forward_seconds_CR=forward_CR,
         simulated_microbatches=long.simulated_microbatches,
     )
-    return answer, float(np.max((fast_C - slow_C) / np.maximum(slow_C, np.finfo(np.float64).tiny)))
+    return answer, (fast_C - slow_C) / np.maximum(slow_C, np.finfo(np.float64).tiny)
+
+
+def _put(answer: Simulation, rows: NDArray[np.int64], found: Simulation) -> None:
+    """Writes the answers of some candidates over those of all."""
+    for f in fields(Simulation):
+        column = getattr(answer, f.name)
+        if isinstance(column, np.ndarray):
+            column[rows] = getattr(found, f.name)
 
 
 __all__ = [
