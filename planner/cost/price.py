@@ -146,11 +146,6 @@ class Pricer(PreparedJob):
             own_factor=factor,
         )
 
-    def step_seconds(self, batch: LayoutBatch) -> FloatColumn:
-        """The step seconds of `price`, (N,)."""
-        seconds, _, _ = step_seconds(CostInputs.of(self, batch, every_rank=False))
-        return self.own_factor[batch.precision] * seconds
-
     def most_layers(self, batch: LayoutBatch, device_bytes: float) -> FloatColumn:
         """Layers of each kind that each pipeline rank has room for, (K, R, N), at the most.
 
