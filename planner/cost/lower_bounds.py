@@ -3,7 +3,8 @@
 Letters: N layouts, U distinct rows, K + 2 units (layers by kind, embedding, head).
 """
 
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -20,7 +21,7 @@ from planner.cost.pipeline.schedule_columns import by_schedule, num_microbatches
 from planner.cost.prepared_job import PreparedJob
 from planner.cost.stragglers import straggler_share
 from planner.precision import TWO_BYTES, column
-from planner.schedules import Schedule
+from planner.schedules import SCHEDULES, Schedule
 from planner.specs.layout import CP_METHODS, MOE_DISPATCHERS, WITHOUT_EP
 from planner.work.checkpointing import BLOCK, FULL
 
@@ -29,7 +30,54 @@ _LEAST = ("saved_bytes", "transient_bytes", "logits_bytes")
 _MOST = ("exposed_forward", "exposed_backward")  # overlapped pairs hide no more than that
 
 
-def lower_bounds(job: PreparedJob, batch: LayoutBatch) -> tuple[FloatColumn, FloatColumn]:
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """What the schedules of N cells hide and leave idle at the least, (N,).
+
+    overlaps: whether one of them overlaps pairs of microbatches.
+    microbatches: how many microbatches' seconds a rank waits in a step with the best of them.
+    """
+
+    overlaps: BoolColumn
+    microbatches: FloatColumn
+
+    @classmethod
+    def of_any(cls, batch: LayoutBatch) -> "Idle":
+        """That of cells whose schedules are not known."""
+        return cls(batch.pp > 1, np.zeros(len(batch)))
+
+    @classmethod
+    def of(
+        cls, job: PreparedJob, cells: LayoutBatch, schedules: Iterable[tuple[int, IntColumn]]
+    ) -> "Idle":
+        """That of cells with these schedules: (code, most stages a rank has, 0 for none, (N,))."""
+        overlaps, least = np.zeros(len(cells), dtype=np.bool_), np.full(len(cells), np.inf)
+        m = num_microbatches(cells, job.training).astype(np.int64)
+        for code, stages in schedules:
+            rows = np.flatnonzero((stages > 0) & (cells.pp > 1))
+            schedule = SCHEDULES.of_code(code)
+            pp, virtual, count = cells.pp[rows], stages[rows], m[rows]
+            paired = schedule.pairs_on_critical_path(pp, virtual, count) > 0
+            overlaps[rows] |= paired
+            one, none = np.ones(len(rows)), np.zeros(len(rows))
+            idle = none if schedule.splits_backward else np.min(
+                [
+                    schedule.bubble_seconds(pp, virtual, count, *seconds)
+                    for seconds in ((one, none, none), (none, one, none), (none, none, one))
+                ],
+                axis=0,
+            )  # fmt: skip
+            least[rows] = np.minimum(least[rows], np.where(paired, 0.0, idle))
+        return cls(overlaps, np.where(np.isfinite(least), least, 0.0))
+
+    def take(self, rows: IntColumn) -> "Idle":
+        """That of some cells."""
+        return Idle(self.overlaps[rows], self.microbatches[rows])
+
+
+def lower_bounds(
+    job: PreparedJob, batch: LayoutBatch, idle: Idle | None = None
+) -> tuple[FloatColumn, FloatColumn]:
     """Lower bounds (step seconds, device bytes), (N,) each.
 
     They hold for every schedule, ZeRO stage and split of the layouts. Async TP, every CP method and
@@ -48,12 +96,16 @@ def lower_bounds(job: PreparedJob, batch: LayoutBatch) -> tuple[FloatColumn, Flo
         _device_bytes(job, batch.take(part), unit, inverse[part])
         for part in chunks.slices(len(batch))
     ]
-    return _cell_seconds(job, batch, unit, inverse, least), np.concatenate([np.zeros(0), *device])
+    seconds = _cell_seconds(job, batch, unit, inverse, least, idle)
+    return seconds, np.concatenate([np.zeros(0), *device])
 
 
-def time_lower_bounds(job: PreparedJob, batch: LayoutBatch) -> FloatColumn:
+def time_lower_bounds(
+    job: PreparedJob, batch: LayoutBatch, idle: Idle | None = None
+) -> FloatColumn:
     """The step seconds of `lower_bounds`, (N,)."""
-    return _cell_seconds(job, batch, *_least_units(job, batch))
+    unit, inverse, least = _least_units(job, batch)
+    return _cell_seconds(job, batch, unit, inverse, least, idle)
 
 
 def step_lower_bounds(job: PreparedJob, batch: LayoutBatch) -> tuple[FloatColumn, FloatColumn]:
@@ -127,14 +179,21 @@ def _overlapped_pairs(batch: LayoutBatch, m: FloatColumn) -> FloatColumn:
 
 
 def _cell_seconds(
-    job: PreparedJob, batch: LayoutBatch, unit: SummedCosts, inverse: IntColumn, least: FloatColumn
+    job: PreparedJob,
+    batch: LayoutBatch,
+    unit: SummedCosts,
+    inverse: IntColumn,
+    least: FloatColumn,
+    idle: Idle | None,
 ) -> FloatColumn:
     """A step of the fastest of each cell's options, at least, (N,)."""
-    hidden = _hidden_by_pairs(job, batch, unit, inverse, batch.pp > 1)
-    compute = _mean_seconds(job, batch, unit, inverse, least)
+    idle = Idle.of_any(batch) if idle is None else idle
+    hidden = _hidden_by_pairs(job, batch, unit, inverse, idle.overlaps)
+    compute = _mean_seconds(job, batch, unit, inverse, least, idle.overlaps)
     network, update = _least_data_parallel(job, batch)
     factor = job.own_factor[batch.precision]
-    return np.maximum(compute, factor * (network - hidden)) + factor * update
+    bubble = (1.0 - SPLIT_HIDES) * idle.microbatches * least[inverse] / batch.pp
+    return np.maximum(compute, factor * (network - hidden)) + factor * (update + bubble)
 
 
 def _least_data_parallel(job: PreparedJob, batch: LayoutBatch) -> tuple[FloatColumn, FloatColumn]:
@@ -184,15 +243,14 @@ def _mean_seconds(
     unit: SummedCosts,
     inverse: IntColumn,
     least: FloatColumn,
-    overlaps: BoolColumn | None = None,
+    overlaps: BoolColumn,
 ) -> FloatColumn:
     """What a mean rank computes in a step, (N,), less all that overlapped pairs can hide.
 
     Waits for stragglers are in proportion to it.
 
-    overlaps (N,): layouts whose schedules overlap pairs; unless given, every one with a pipeline.
+    overlaps (N,): layouts whose schedules overlap pairs.
     """
-    overlaps = batch.pp > 1 if overlaps is None else overlaps
     late = straggler_share(job.cluster.num_gpus, job.profile.straggler_delay)
     mean = num_microbatches(batch, job.training) * least[inverse] / batch.pp
     mean = mean - _hidden_by_pairs(job, batch, unit, inverse, overlaps)

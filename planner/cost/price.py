@@ -16,6 +16,7 @@ from planner.columns import FloatColumn, IntColumn, LayoutBatch
 from planner.cost import lower_bounds
 from planner.cost.chunks import keep_freed_pages
 from planner.cost.cost_inputs import CostInputs
+from planner.cost.lower_bounds import Idle
 from planner.cost.machine.device import Device
 from planner.cost.machine.knobs import Calibration, kernels_at
 from planner.cost.machine.profile import KernelProfile, Profile
@@ -196,13 +197,15 @@ class Pricer(PreparedJob):
         )
         return memory, outside, reserved, least
 
-    def lower_bounds(self, batch: LayoutBatch) -> tuple[FloatColumn, FloatColumn]:
+    def lower_bounds(
+        self, batch: LayoutBatch, idle: Idle | None = None
+    ) -> tuple[FloatColumn, FloatColumn]:
         """Lower bounds (step seconds, device bytes), (N,) each: see `lower_bounds.lower_bounds`."""
-        return lower_bounds.lower_bounds(self, batch)
+        return lower_bounds.lower_bounds(self, batch, idle)
 
-    def time_lower_bounds(self, batch: LayoutBatch) -> FloatColumn:
+    def time_lower_bounds(self, batch: LayoutBatch, idle: Idle | None = None) -> FloatColumn:
         """The step seconds of `lower_bounds`, (N,)."""
-        return lower_bounds.time_lower_bounds(self, batch)
+        return lower_bounds.time_lower_bounds(self, batch, idle)
 
     def step_lower_bounds(self, batch: LayoutBatch) -> tuple[FloatColumn, FloatColumn]:
         """(lower bounds of exactly these layouts' steps, what a mean rank computes), (N,)."""

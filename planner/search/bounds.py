@@ -11,6 +11,7 @@ import numpy as np
 
 from planner.calibration.intervals import oom_probability
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
+from planner.cost.lower_bounds import Idle
 from planner.cost.price import Pricer
 from planner.work.checkpointing import MEMORY_BUDGET, NONE
 
@@ -24,12 +25,14 @@ class CellBounds:
 
     coarse_bound_seconds (N,): lower bound on step time by which cells are ordered, for any
         checkpointing; the cells' own bounds if all are known.
+    idle: what their schedules hide and leave idle; unless given, nothing is known of them.
     seconds, device_bytes (N,): the cell's own bounds if they are known, else NaN.
     bare_seconds (N,): lower bound without recomputation, likewise.
     """
 
-    def __init__(self, pricer: Pricer, cells: LayoutBatch) -> None:
+    def __init__(self, pricer: Pricer, cells: LayoutBatch, idle: Idle | None = None) -> None:
         self.pricer, self.cells = pricer, cells
+        self.idle = Idle.of_any(cells) if idle is None else idle
         self.seconds, self.device_bytes = np.full(len(cells), np.nan), np.full(len(cells), np.nan)
         self.budgets = np.full(len(cells), -1)
         self.bare_seconds = np.full(len(cells), np.nan)
@@ -45,7 +48,7 @@ class CellBounds:
         if len(left):
             none, nothing = np.broadcast_to(NONE, len(left)), np.broadcast_to(0.0, len(left))
             self.bare_seconds[left] = self.pricer.time_lower_bounds(
-                replace(self.cells.take(left), ac_kind=none, ac_value=nothing)
+                replace(self.cells.take(left), ac_kind=none, ac_value=nothing), self.idle.take(left)
             )
         return self.bare_seconds[rows]
 
@@ -77,7 +80,7 @@ class CellBounds:
         for start in range(0, len(rows), BAND):
             part = rows[start : start + BAND]
             self.seconds[part], self.device_bytes[part] = self.pricer.lower_bounds(
-                self.cells.take(part)
+                self.cells.take(part), self.idle.take(part)
             )
 
     def may_fit(self, rows: IntColumn) -> BoolColumn:

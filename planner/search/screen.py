@@ -13,6 +13,7 @@ from planner.calibration.intervals import oom_probability
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost import deduplicated as keyed
 from planner.cost.chunks import CHUNK
+from planner.cost.lower_bounds import Idle
 from planner.cost.price import Pricer
 from planner.search.bounds import BAND, OOM_LIMIT, CellBounds
 from planner.search.choice.pareto import STRUCTURE
@@ -81,7 +82,8 @@ def screen(
     smallest: minimise device bytes instead of step seconds.
     limit_seconds: slower layouts are not wanted.
     """
-    cell_bounds = CellBounds(pricer, space.cells)
+    idle = Idle.of(pricer, space.cells, space.schedules())
+    cell_bounds = CellBounds(pricer, space.cells, idle)
     queue = _Queue(cell_bounds, smallest)
     pool = _Pool(keep, count, smallest)
     while True:

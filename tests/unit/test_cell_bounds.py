@@ -33,10 +33,10 @@ class Counting:
         self.profile, self.cluster = PRICER.profile, PRICER.cluster
         self.asked: list[list[int]] = []
 
-    def time_lower_bounds(self, batch: LayoutBatch) -> np.ndarray:
+    def time_lower_bounds(self, batch: LayoutBatch, _: object = None) -> np.ndarray:
         return batch.micro_batch_size + np.where(batch.ac_kind > 0, 9.0, 0.0) + batch.ac_value
 
-    def lower_bounds(self, batch: LayoutBatch) -> tuple[np.ndarray, np.ndarray]:
+    def lower_bounds(self, batch: LayoutBatch, _: object = None) -> tuple[np.ndarray, np.ndarray]:
         self.asked.append(batch.micro_batch_size.tolist())
         return self.time_lower_bounds(batch), batch.micro_batch_size * BYTES
 

@@ -10,7 +10,7 @@ Letters: N cells, C classes of a component, T rows of its table, V values of a d
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -93,6 +93,37 @@ class Space:
             name: column[repeated] for name, column in self.cells.columns() if name not in columns
         }
         return LayoutBatch(**kept, **columns, splits=self.cells.splits)
+
+    def schedules(self) -> Iterator[tuple[int, IntColumn]]:
+        """(a schedule, the most stages a rank has in any layout of each cell with it (N,)).
+
+        0 where a cell has no such layout.
+        """
+        named, staged = (
+            next((one for one in self.expansions if name in one.table), None)
+            for name in ("pp_schedule", "virtual_stages")
+        )
+        codes = self.cells.pp_schedule if named is None else named.table["pp_schedule"]
+        for code in np.unique(codes).tolist():
+            most = self._most_stages(staged, staged.table["virtual_stages"]) if staged else None
+            if named is not None and named is staged:
+                stages = np.where(codes == code, named.table["virtual_stages"], 0)
+                yield code, self._most_stages(named, stages)
+                continue
+            most = self.cells.virtual_stages if most is None else most
+            there = (
+                self.cells.pp_schedule == code
+                if named is None
+                else self._most_stages(named, (codes == code).astype(np.int64)) > 0
+            )
+            yield code, np.where(there, most, 0)
+
+    def _most_stages(self, expansion: Expansion, stages: IntColumn) -> IntColumn:
+        """The largest of these (T,) in any expansion of each cell, (N,)."""
+        owner = np.repeat(np.arange(len(expansion.counts)), expansion.counts)
+        most = np.zeros(len(expansion.counts), dtype=np.int64)
+        np.maximum.at(most, owner, stages[expansion.rows])
+        return most[expansion.classes]
 
 
 def build_space(
