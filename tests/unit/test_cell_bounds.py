@@ -7,12 +7,15 @@ import pytest
 
 from planner.calibration.intervals import TWO_SIDED_90, memory_deviation
 from planner.columns import LayoutBatch
+from planner.cost.lower_bounds import Idle
 from planner.cost.price import Pricer
-from planner.intake.jobs import read_training
+from planner.intake.jobs import read_job, read_training
 from planner.intake.machines import read_cluster
 from planner.intake.models import read_model
+from planner.rules import Context
 from planner.search import bounds
 from planner.search.bounds import CellBounds
+from planner.search.space.enumerate import Space, build_space
 from planner.trainers.registry import resolve_layout
 
 PRICER = Pricer.build(
@@ -45,6 +48,57 @@ def cells(*sizes: int) -> LayoutBatch:
     given = [{"micro_batch_size": size, "ac": "full"} for size in sizes]
     rows = [resolve_layout(one, trainer="torchtitan", num_gpus=8) for one in given]
     return LayoutBatch.from_layouts(rows)
+
+
+def small_space(trainer: str, fix: dict[str, Any]) -> tuple[Pricer, Space]:
+    job = read_job(
+        {
+            "model": "mixtral-8x7b",
+            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
+            "training": {"seq_len": 4096, "global_batch_size": 32, "trainer": trainer},
+            "search": {"fix": {"cp": 1, "precision": "bf16", **fix}},
+        }
+    )
+    context = Context(model=job.model, cluster=job.cluster, training=job.training)
+    pricer = Pricer.build(job.model, job.cluster, job.training)
+    return pricer, build_space(context, job.search)
+
+
+SPACES: dict[str, tuple[str, dict[str, Any]]] = {
+    "torchtitan": ("torchtitan", {}),
+    "megatron": ("megatron", {}),
+    "one schedule": ("torchtitan", {"pp_schedule": "Interleaved1F1B"}),
+    "two stages a rank": ("torchtitan", {"virtual_stages": 2}),
+    "both": ("torchtitan", {"pp_schedule": "DualPipeV", "virtual_stages": 2}),
+}
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_schedules_of_cells_are_those_of_their_layouts(name: str) -> None:
+    _, space = small_space(*SPACES[name])
+    layouts = space.expand(slice(None))
+    owner = np.repeat(np.arange(len(space.cells)), space.cell_sizes)
+    found = dict(space.schedules())
+    assert set(np.unique(layouts.pp_schedule).tolist()) <= set(found)
+    for code, stages in found.items():
+        most = np.zeros(len(space.cells), dtype=np.int64)
+        of_it = layouts.pp_schedule == code
+        np.maximum.at(most, owner[of_it], layouts.virtual_stages[of_it])
+        assert (stages >= most).all()
+        assert ((stages > 0) == (most > 0)).all()
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_a_cell_bounds_all_its_layouts(name: str) -> None:
+    pricer, space = small_space(*SPACES[name])
+    idle = Idle.of(pricer, space.cells, space.schedules())
+    bounds_of_cells, _ = pricer.lower_bounds(space.cells, idle)
+    loose, _ = pricer.lower_bounds(space.cells)
+    assert (bounds_of_cells >= loose * (1.0 - 1e-12)).all()
+    order = np.random.default_rng(2).permutation(len(space.cells))[:600]
+    own, _ = pricer.step_lower_bounds(space.expand(order))
+    of_cells = np.repeat(bounds_of_cells[order], space.cell_sizes[order])
+    assert (of_cells <= own * (1.0 + 1e-9)).all()
 
 
 def bounds_of(pricer: Any, *sizes: int) -> CellBounds:
