@@ -17,7 +17,7 @@ from planner.work.checkpointing import MEMORY_BUDGET, NONE
 
 OOM_LIMIT = 0.05
 STEPS, COARSE = 100, 8  # memory budgets are multiples of 1 / STEPS
-BAND = 2**16  # cells share most of their work: larger bands repeat less of it
+BAND = 2**14  # cells whose own bounds are computed at once
 
 
 class CellBounds:
