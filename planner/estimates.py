@@ -154,10 +154,11 @@ def estimate_layouts(
     context = pricer.rules_context
     lacking = obstacles(context)
     ids = job_ids or [None] * len(layouts)
+    note = training_release(pricer.training).note
     batch = LayoutBatch.from_layouts(layouts)
     broken = violations_of(layouts, batch, context)
     answers = [
-        _refused(faults, job_id, pricer, lacking)
+        _refused(faults, job_id, pricer, lacking, note)
         for faults, job_id in zip(broken, ids, strict=True)
     ]
     legal = np.array([row for row, faults in enumerate(broken) if not faults], dtype=np.int64)
@@ -203,8 +204,8 @@ def _refused(
     job_id: str | int | None,
     pricer: Pricer,
     lacking: Sequence[Violation],
+    note: str | None,
 ) -> Estimate:
-    note = training_release(pricer.training).note
     return Estimate(
         id=job_id,
         valid=False,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 NAME = "estimate"
 FIRST_CHUNK, MOST_CHUNK = 64, 4096  # jobs answered at once; each chunk is 4 times the one before
+COLLECT_AFTER = 200_000  # objects more than before
 MAX_LINE_BYTES = 10_000_000
 
 
@@ -92,6 +93,7 @@ def _one(wiring: "Wiring", values: dict[str, Any], *, as_json: bool) -> None:
 
 def _many(path: str) -> None:
     """Prints answers chunk by chunk: a long file needs little memory and answers come soon."""
+    import gc
     import json
 
     from api.calibration.read import CalibrationLookup
@@ -102,6 +104,8 @@ def _many(path: str) -> None:
     from api.wiring import wire
     from planner.units import counted
 
+    # answers hold no circles, so that looking for some among thousands of them is mostly in vain
+    gc.set_threshold(COLLECT_AFTER)
     learnt = CalibrationLookup(wire())
     estimates = Estimates(allow_files=True, calibration_of=learnt)
     num_readable = 0

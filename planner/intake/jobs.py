@@ -21,6 +21,7 @@ from planner.trainers.release import torch_release
 MOST_PARTS = 256  # distinct models, clusters and trainings that a reader remembers
 MOST_CHARACTERS = 100_000  # of a part that it remembers beside others
 PartT = TypeVar("PartT")
+_NO_SEARCH = SearchSpec()
 
 
 def read_job(values: object, *, allow_files: bool = True) -> Job:
@@ -58,7 +59,7 @@ class JobReader:
         model, named = self._part("model", values, faults, self._model) or (None, None)
         cluster, machine = self._part("cluster", values, faults, self._cluster) or (None, None)
         training = self._part("training", values, faults, read_training)
-        search = self._part("search", values, faults, _search) or SearchSpec()
+        search = self._part("search", values, faults, _search) or _NO_SEARCH
         probe = self._part("probe", values, faults, _probe)
         current = self._part("current", values, faults, _current)
         if current is not None and values.get("layout") is None:

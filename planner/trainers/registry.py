@@ -78,8 +78,8 @@ def resolve_layout(
     }
     layout.update(dict.fromkeys(("dp_replicate", "cp", "tp", "pp", "ep"), 1))
     layout.update(given)
-    released = rules.at(rules.release(trainer_version))
     if cuda_graphs == "full" and _integer(layout["ep"]) > 1 and "moe_dispatcher" not in given:
+        released = rules.at(rules.release(trainer_version))
         static = "hybridep" in released.moe_dispatchers
         layout["moe_dispatcher"] = "hybridep" if static else layout["moe_dispatcher"]
     held = 1
