@@ -206,8 +206,10 @@ def knowledge_gradient(
     variance: of what is measured.
     sd: of the measurement itself.
     """
+    best = int(np.argmin(log_seconds))
     spread = covariance / np.sqrt(variance + sd**2)
-    reach = float(np.abs(spread).max(initial=0.0)) * float(np.abs(NODES).max())
-    near = log_seconds <= log_seconds.min() + 2.0 * reach
-    least = np.array([np.min(log_seconds[near] + spread[near] * node) for node in NODES])
-    return max(float(log_seconds.min() - WEIGHTS @ least), 0.0)
+    apart = spread - spread[best]  # what all share changes no winner
+    reach = np.abs(apart) * float(np.abs(NODES).max())
+    near = np.flatnonzero(log_seconds - reach <= log_seconds[best])
+    moved = log_seconds[near, None] + apart[near, None] * NODES
+    return max(float(log_seconds[best] - WEIGHTS @ moved.min(axis=0)), 0.0)

@@ -640,12 +640,17 @@ class ProbeStudy:
     def _micro_rate(self, probe: MicroProbe) -> float:
         """Gain per GPU-second of its most informative effect, a lower bound of all together."""
         posterior = self.knowledge.posterior()
-        values = [0.0]
-        for effect in probe.effects:
-            covariance, variance = posterior.time.along(effect.loading)
-            values.append(
-                knowledge_gradient(posterior.log_seconds, covariance, variance, effect.sd)
+        if not probe.effects:
+            return 0.0
+        covariances, variances = posterior.time.along_each(
+            [effect.loading for effect in probe.effects]
+        )
+        values = [
+            knowledge_gradient(posterior.log_seconds, covariance, float(variance), effect.sd)
+            for effect, covariance, variance in zip(
+                probe.effects, covariances, variances, strict=True
             )
+        ]
         return max(values) / probe.gpu_seconds
 
     def _candidate_rate(self, row: int) -> float:

@@ -45,7 +45,7 @@ class ErrorPosterior:
     mean (N,): expected error.
     scale: see the module.
     seen: the observations.
-    columns: n of (N,), prior covariance of every candidate with each observation, before scaling.
+    columns (n, N): prior covariance of every candidate with each observation, before scaling.
     lower (n, n): Cholesky factor of the covariance of the observations, noise included.
     """
 
@@ -53,7 +53,7 @@ class ErrorPosterior:
     seen: tuple[Observation, ...]
     mean: FloatColumn
     scale: float
-    columns: tuple[FloatColumn, ...]
+    columns: FloatColumn
     lower: FloatColumn
 
     def variance(self, rows: IntColumn | slice = slice(None)) -> FloatColumn:
@@ -70,25 +70,31 @@ class ErrorPosterior:
     def with_row(self, row: int) -> FloatColumn:
         """Covariance of every candidate's error with that of one, (N,)."""
         column = self.field.column(row)
-        if not self.columns:
-            return np.asarray(self.scale**2 * column)
-        gain = _solved(self.lower, self.scale**2 * np.array([known[row] for known in self.columns]))
-        return np.asarray(self.scale**2 * (column - _weighed(gain, self.columns, len(column))))
+        gain = _solved(self.lower, self.scale**2 * self.columns[:, row])
+        return np.asarray(self.scale**2 * (column - gain @ self.columns))
 
     def along(self, loading: Sequence[float]) -> tuple[FloatColumn, float]:
         """Covariance with every candidate's error (N,), and variance, of a weighted sum.
 
         loading (Q,): weights of the shared directions in the sum.
         """
-        weights = np.array(loading)
-        column = self.field.factor @ weights
-        observed = Observation(row=None, value=0.0, variance=0.0, loading=tuple(loading))
+        effects, variances = self.along_each([loading])
+        return effects[0], float(variances[0])
+
+    def along_each(self, loadings: Sequence[Sequence[float]]) -> tuple[FloatColumn, FloatColumn]:
+        """`along` for E weighted sums: (E, N) and (E,)."""
+        weights = np.array(loadings)
+        columns = weights @ self.field.factor.T
         inner = self.scale**2 * np.array(
-            [_entry(self.field, column, observed, other) for other in self.seen]
-        )
-        gain = _solved(self.lower, inner)
-        effect = self.scale**2 * (column - _weighed(gain, self.columns, len(column)))
-        return effect, float(max(self.scale**2 * weights @ weights - gain @ inner, JITTER))
+            [
+                columns[:, one.row] if one.row is not None else weights @ np.array(one.loading)
+                for one in self.seen
+            ]
+        ).reshape(len(self.seen), len(weights))
+        gains = _solved(self.lower, inner)
+        effects = self.scale**2 * (columns - gains.T @ self.columns)
+        own = self.scale**2 * (weights**2).sum(axis=1) - (gains * inner).sum(axis=0)
+        return effects, np.maximum(own, JITTER)
 
     def at_most(self, rows: IntColumn) -> FloatColumn:
         """Upper bound of the variance of these rows, (A,): that after the first FEW observations.
@@ -97,9 +103,9 @@ class ErrorPosterior:
         """
         few = self.columns[:FEW]
         prior = self.scale**2 * self.field.variance[rows]
-        if not few:
+        if not len(few):
             return np.asarray(np.maximum(prior, JITTER))
-        cross = self.scale**2 * np.stack([column[rows] for column in few])
+        cross = self.scale**2 * few[:, rows]
         white = _whitened(self.lower[: len(few), : len(few)], cross)
         return np.asarray(
             np.maximum(prior - np.einsum("nr,nr->r", white, white), JITTER) * (1.0 + ROUNDING)
@@ -111,9 +117,7 @@ class ErrorPosterior:
 
     def _cross(self, rows: IntColumn | slice) -> FloatColumn:
         """Covariance of observations and rows, (n, A)."""
-        if not self.columns:
-            return np.zeros((0, len(self.mean[rows])))
-        return np.asarray(self.scale**2 * np.stack([column[rows] for column in self.columns]))
+        return np.asarray(self.scale**2 * self.columns[:, rows])
 
 
 def condition(prior: CorrelatedErrors, seen: Sequence[Observation]) -> ErrorPosterior:
@@ -122,7 +126,7 @@ def condition(prior: CorrelatedErrors, seen: Sequence[Observation]) -> ErrorPost
     The scale is exp of the mean of its logarithm, over the posterior on SCALES.
     """
     count = len(seen)
-    columns = tuple(_column(prior, one) for one in seen)
+    columns = np.array([_column(prior, one) for one in seen]).reshape(count, len(prior.sd))
     inner = np.array(
         [[_entry(prior, columns[i], seen[i], other) for other in seen] for i in range(count)]
     ).reshape(count, count)
@@ -130,7 +134,7 @@ def condition(prior: CorrelatedErrors, seen: Sequence[Observation]) -> ErrorPost
     noise = np.diag([one.variance + JITTER for one in seen]) if count else np.zeros((0, 0))
     scale = _scale(inner, noise, values)
     lower = np.linalg.cholesky(scale**2 * inner + noise)
-    mean = scale**2 * _weighed(_solved(lower, values), columns, len(prior.sd))
+    mean = scale**2 * (_solved(lower, values) @ columns)
     return ErrorPosterior(
         field=prior, seen=tuple(seen), mean=mean, scale=scale, columns=columns, lower=lower
     )
@@ -144,14 +148,6 @@ def _whitened(lower: FloatColumn, values: FloatColumn) -> FloatColumn:
 def _solved(lower: FloatColumn, values: FloatColumn) -> FloatColumn:
     """(L L^T)^-1 values."""
     return np.asarray(np.linalg.solve(lower.T, np.linalg.solve(lower, values)))
-
-
-def _weighed(weights: FloatColumn, columns: Sequence[FloatColumn], count: int) -> FloatColumn:
-    """Sum of columns (N,) by weight."""
-    total = np.zeros(count)
-    for weight, column in zip(weights, columns, strict=True):
-        total += weight * column
-    return total
 
 
 def _column(prior: CorrelatedErrors, one: Observation) -> FloatColumn:
