@@ -18,6 +18,7 @@ from planner.work.checkpointing import MEMORY_BUDGET, NONE
 OOM_LIMIT = 0.05
 STEPS, COARSE = 100, 8  # memory budgets are multiples of 1 / STEPS
 BAND = 2**14  # cells whose own bounds are computed at once
+AT_ONCE = 2**16  # cells bounded without recomputation, so that their columns take 100 MB
 
 
 class CellBounds:
@@ -45,10 +46,11 @@ class CellBounds:
     def bare(self, rows: IntColumn) -> FloatColumn:
         """Lower bound on the step time of these cells without recomputation."""
         left = rows[np.isnan(self.bare_seconds[rows])]
-        if len(left):
-            none, nothing = np.broadcast_to(NONE, len(left)), np.broadcast_to(0.0, len(left))
-            self.bare_seconds[left] = self.pricer.time_lower_bounds(
-                replace(self.cells.take(left), ac_kind=none, ac_value=nothing), self.idle.take(left)
+        for start in range(0, len(left), AT_ONCE):
+            part = left[start : start + AT_ONCE]
+            none, nothing = np.broadcast_to(NONE, len(part)), np.broadcast_to(0.0, len(part))
+            self.bare_seconds[part] = self.pricer.time_lower_bounds(
+                replace(self.cells.take(part), ac_kind=none, ac_value=nothing), self.idle.take(part)
             )
         return self.bare_seconds[rows]
 

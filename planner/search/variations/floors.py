@@ -25,6 +25,7 @@ from planner.search.bounds import COARSE, OOM_LIMIT, STEPS
 from planner.work.checkpointing import MEMORY_BUDGET, NONE
 
 BISECTIONS = 30
+RANKS_AT_ONCE = 2**16  # whose memory is priced together
 
 ColumnsT = TypeVar("ColumnsT", "Pace", "Fullest")
 
@@ -231,14 +232,26 @@ def _paces(pricer: Pricer, batch: LayoutBatch) -> Pace:
 def _fullest(pricer: Pricer, batch: LayoutBatch) -> Fullest:
     """The fullest rank of each layout, with the room that its own budget leaves."""
     counts, device = _counts(pricer), most_device_bytes(pricer)
-    order = np.argsort(batch.pp, kind="stable")
     layers, ranks = np.zeros((2, len(counts), len(batch)))
-    for rows in pieces(order):
+    for rows in _alike(batch.pp):
         part = batch.take(rows)
         room = pricer.most_layers(part, device)
         found = Fullest.of(counts, np.concatenate([room, room.max(axis=0, keepdims=True)]), part.pp)
         layers[:, rows], ranks[:, rows] = found.layers, found.ranks
     return Fullest(layers, ranks)
+
+
+def _alike(pp: IntColumn) -> list[IntColumn]:
+    """All rows by pp, in parts of at most RANKS_AT_ONCE ranks."""
+    order = np.argsort(pp, kind="stable")
+    values, first = np.unique(pp[order], return_index=True)
+    parts = np.split(order, first[1:])
+    sizes = [max(RANKS_AT_ONCE // int(value), 1) for value in values]
+    return [
+        part[start : start + size]
+        for part, size in zip(parts, sizes, strict=True)
+        for start in range(0, len(part), size)
+    ]
 
 
 def pieces(rows: IntColumn) -> list[IntColumn]:
