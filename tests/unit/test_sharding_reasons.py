@@ -86,6 +86,6 @@ def test_number_one_says_it() -> None:
     )
     assert job.layout is not None
     pricer = Pricer.build(job.model, job.cluster, job.training)
-    (estimate,) = estimate_layouts(pricer, [job.layout], job_id=job.id)
+    (estimate,) = estimate_layouts(pricer, [job.layout], [job.id])
     lines = winner_reasons(pricer, job.layout, estimate, [])
     assert sum(line.startswith("fit first: ") for line in lines) == 1
