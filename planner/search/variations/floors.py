@@ -244,9 +244,9 @@ def _fullest(pricer: Pricer, batch: LayoutBatch) -> Fullest:
 def _alike(pp: IntColumn) -> list[IntColumn]:
     """All rows by pp, in parts of at most RANKS_AT_ONCE ranks."""
     order = np.argsort(pp, kind="stable")
-    values, first = np.unique(pp[order], return_index=True)
-    parts = np.split(order, first[1:])
-    sizes = [max(RANKS_AT_ONCE // int(value), 1) for value in values]
+    _, first, counts = np.unique(pp[order], return_index=True, return_counts=True)
+    parts = [order[start : start + count] for start, count in zip(first, counts, strict=True)]
+    sizes = [max(RANKS_AT_ONCE // int(pp[part[0]]), 1) for part in parts]
     return [
         part[start : start + size]
         for part, size in zip(parts, sizes, strict=True)
