@@ -21,7 +21,7 @@ from planner.cost.price import Pricer
 from planner.errors import PlannerError
 from planner.estimates import simulated_columns
 from planner.intake.jobs import read_job
-from planner.search.bounds import OOM_LIMIT
+from planner.search.fit import OOM_LIMIT
 from planner.search.one_size import OneSize, beyond_enumeration, search_size, worth_sampling
 from planner.search.paper_study import sample_beyond
 from planner.search.sampled import Priced

@@ -29,7 +29,7 @@ from planner.errors import PlannerError
 from planner.intake.jobs import read_job
 from planner.rules import Context, violations
 from planner.rules.base import divisors
-from planner.search.bounds import OOM_LIMIT
+from planner.search.fit import OOM_LIMIT
 from planner.search.one_size import search_size
 from planner.search.space.domains import default_domains
 from planner.search.space.enumerate import build_space

@@ -19,7 +19,7 @@ from planner.calibration.intervals import proxy_run_sd
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
-from planner.search.screen import OOM_LIMIT
+from planner.search.fit import OOM_LIMIT
 from planner.specs.layout import AC_KINDS
 from planner.specs.measurement import Measured, Measurement
 from planner.study.candidates import Candidates

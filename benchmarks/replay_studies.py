@@ -25,7 +25,7 @@ from replay_strategies import JOB, START_SECONDS, STEPS, ProxyRun, Truth
 from replay_sweeps import published_sweeps
 
 from planner.calibration.basis import unmeasured
-from planner.search.bounds import OOM_LIMIT
+from planner.search.fit import OOM_LIMIT
 from planner.specs.measurement import Measured, Measurement
 from planner.study.ask_tell import Event, StudyResult, run
 from planner.study.fidelity_options import ProbeCost

@@ -21,12 +21,10 @@ from planner.calibration import student
 from planner.calibration.basis import widening
 from planner.calibration.kernel_doubt import attention_sd, unmeasured_gpu_sd
 from planner.columns import FloatColumn, LayoutBatch, in_order
-from planner.cost.cost_inputs import CostInputs
 from planner.cost.machine.knobs import kernels_at, profile_at
 from planner.cost.machine.profile import Profile
 from planner.cost.machine.stacks import stack_name, unit_names
 from planner.cost.price import Pricer, Prices
-from planner.cost.step_seconds import step_seconds
 from planner.specs.cluster import ClusterSpec
 
 JITTER = 1e-9  # on the diagonal of a covariance that one's own runs may have left without variance
@@ -102,19 +100,13 @@ def time_spread(pricer: Pricer, batch: LayoutBatch, prices: Prices) -> TimeSprea
     loadings = np.zeros((len(moved), len(batch)))
     for index, one in enumerate(moved):
         with_offset = (offsets.slopes @ directions[index])[batch.precision]
-        loadings[index] = np.log(_step_seconds(one, batch)) - base + with_offset
+        loadings[index] = np.log(one.step_seconds(batch)) - base + with_offset
     apart = np.linalg.cholesky(offsets.covariance + JITTER * np.eye(len(names)))
     doubts = (attention_sd(pricer, batch), np.full(len(batch), unmeasured_gpu_sd(calibration, gpu)))
     return TimeSpread(
         loadings=np.vstack([loadings, apart.T[:, batch.precision], *doubts]),
         own_sd=np.sqrt(rest + calibration.run_sd**2) * widening(batch, pricer, calibration),
     )
-
-
-def _step_seconds(pricer: Pricer, batch: LayoutBatch) -> FloatColumn:
-    """The step seconds of a price without its memory, (N,)."""
-    seconds, _, _ = step_seconds(CostInputs.of(pricer, batch, every_rank=False))
-    return pricer.own_factor[batch.precision] * seconds
 
 
 def interval_sd(pricer: Pricer, batch: LayoutBatch, prices: Prices) -> FloatColumn:

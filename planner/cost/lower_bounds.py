@@ -17,7 +17,7 @@ from planner.cost.data_parallel.overlap import exposed_data_parallel, host_copie
 from planner.cost.layer import forward_backward_overlap as pairs
 from planner.cost.memory import host_activations
 from planner.cost.memory.peak import RankShapes, rank_memory
-from planner.cost.pipeline.schedule_columns import by_schedule, num_microbatches
+from planner.cost.pipeline.schedule_columns import by_schedule, critical_pairs, num_microbatches
 from planner.cost.prepared_job import PreparedJob
 from planner.cost.stragglers import straggler_share
 from planner.precision import TWO_BYTES, column
@@ -119,7 +119,7 @@ def step_lower_bounds(job: PreparedJob, batch: LayoutBatch) -> tuple[FloatColumn
     rows, inverse = distinct_rows(job, batch)
     unit = units_at(job, rows)
     m = num_microbatches(batch, job.training)
-    paired = _overlapped_pairs(batch, m)
+    paired = critical_pairs(batch, m)
     compute = _mean_seconds(
         job, batch, unit, inverse, _of_all_units(job, unit.total), overlaps=paired > 0
     )
@@ -162,19 +162,9 @@ def layout_lower_bounds(job: PreparedJob, batch: LayoutBatch) -> FloatColumn:
     """
     rows, inverse = distinct_rows(job, batch)
     unit = units_at(job, rows)
-    overlaps = _overlapped_pairs(batch, num_microbatches(batch, job.training)) > 0
+    overlaps = critical_pairs(batch, num_microbatches(batch, job.training)) > 0
     return _mean_seconds(
         job, batch, unit, inverse, _of_all_units(job, unit.total), overlaps=overlaps
-    )
-
-
-def _overlapped_pairs(batch: LayoutBatch, m: FloatColumn) -> FloatColumn:
-    return by_schedule(
-        batch,
-        lambda s, at: s.pairs_on_critical_path(
-            batch.pp[at], batch.virtual_stages[at], m[at].astype(np.int64)
-        ),
-        0.0,
     )
 
 

@@ -147,6 +147,11 @@ class Pricer(PreparedJob):
             own_factor=factor,
         )
 
+    def step_seconds(self, batch: LayoutBatch) -> FloatColumn:
+        """The step of every layout, (N,), without the work on its memory."""
+        seconds, _, _ = step_seconds(CostInputs.of(self, batch, every_rank=False))
+        return np.asarray(self.own_factor[batch.precision] * seconds)
+
     def most_layers(self, batch: LayoutBatch, device_bytes: float) -> FloatColumn:
         """Layers of each kind that each pipeline rank has room for, (K, R, N), at the most.
 

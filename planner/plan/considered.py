@@ -13,8 +13,8 @@ from planner.calibration.intervals import spread
 from planner.columns import FloatColumn, IntColumn, LayoutBatch
 from planner.cost.refine import refine
 from planner.cost.run.goodput import busy_seconds, run_columns
-from planner.search.bounds import OOM_LIMIT
 from planner.search.choice import pareto
+from planner.search.fit import OOM_LIMIT
 from planner.search.one_size import OneSize, PlanCandidate, score_of
 from planner.specs.job import Job
 from planner.specs.layout import Layout, changed_fields

@@ -9,13 +9,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.calibration.intervals import oom_probability
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.lower_bounds import Idle
 from planner.cost.price import Pricer
+from planner.search.fit import fitting
 from planner.work.checkpointing import MEMORY_BUDGET, NONE
 
-OOM_LIMIT = 0.05
 STEPS, COARSE = 100, 8  # memory budgets are multiples of 1 / STEPS
 BAND = 2**14  # cells whose own bounds are computed at once
 AT_ONCE = 2**16  # cells bounded without recomputation, so that their columns take 100 MB
@@ -71,7 +70,7 @@ class CellBounds:
                     ac_value=np.minimum(middle / STEPS, 1.0),
                 )
             )
-            fits = self._fit(device)
+            fits = fitting(self.pricer, device)
             low, high = np.where(fits, middle, low), np.where(fits, high, middle)
         self.budgets[rows_left] = np.minimum(high, STEPS)
         return self.budgets[rows]
@@ -88,10 +87,4 @@ class CellBounds:
     def may_fit(self, rows: IntColumn) -> BoolColumn:
         """Whether the memory bounds of these cells fit."""
         self.know(rows)
-        return self._fit(self.device_bytes[rows])
-
-    def _fit(self, device_bytes: FloatColumn) -> BoolColumn:
-        return (
-            oom_probability(self.pricer.profile, self.pricer.cluster, np.maximum(device_bytes, 1.0))
-            <= OOM_LIMIT
-        )
+        return fitting(self.pricer, self.device_bytes[rows])

@@ -18,8 +18,8 @@ from planner.cost.refine import first_groups, simulated_step_seconds
 from planner.cost.run.goodput import RunColumns, busy_seconds, run_columns
 from planner.rules import Context
 from planner.rules.features import HOST_TOO_SMALL
-from planner.search.bounds import OOM_LIMIT
 from planner.search.choice.preference import Weighed, leaders
+from planner.search.fit import fitting
 from planner.search.sampled import SampledTrial
 from planner.search.screen import Screened, screen
 from planner.search.space.enumerate import Space, build_space
@@ -338,10 +338,7 @@ def _consider(at_size: OneSize, batch: LayoutBatch) -> FloatColumn:
         return np.zeros(0)
     prices = at_size.pricer.price(batch)
     step = simulated_step_seconds(at_size.pricer, batch, prices)
-    fits = (
-        oom_probability(at_size.pricer.profile, at_size.pricer.cluster, prices.least_device_bytes)
-        <= OOM_LIMIT
-    )
+    fits = fitting(at_size.pricer, prices.least_device_bytes)
     at_size.candidates += [
         (float(step[row]), float(prices.device_bytes[row]), batch.row(int(row)))
         for row in np.flatnonzero(fits)

@@ -8,7 +8,7 @@ import numpy as np
 from planner.columns import LayoutBatch
 from planner.estimates import simulated_columns
 from planner.rules import violations
-from planner.search.bounds import OOM_LIMIT
+from planner.search.fit import OOM_LIMIT
 from planner.search.variations.beyond import Beyond, Point
 from planner.specs.layout import Layout
 

@@ -15,13 +15,12 @@ from planner.cost import deduplicated as keyed
 from planner.cost.chunks import CHUNK
 from planner.cost.lower_bounds import Idle
 from planner.cost.price import Pricer
-from planner.search.bounds import BAND, OOM_LIMIT, CellBounds
+from planner.search.bounds import BAND, CellBounds
 from planner.search.choice.pareto import STRUCTURE
 from planner.search.choice.preference import Weighed, leaders
+from planner.search.fit import OOM_LIMIT
 from planner.search.space.enumerate import Space
 from planner.search.variations.floors import floors
-
-__all__ = ["OOM_LIMIT", "Screened", "screen"]
 
 # layouts bounded at once; an eighth of it is priced at once until a layout fits
 ROUND = 4 * CHUNK

@@ -16,7 +16,7 @@ from planner.cost.chunks import CHUNK
 from planner.cost.price import Pricer
 from planner.cost.refine import refine
 from planner.errors import InfeasibleError
-from planner.search.screen import OOM_LIMIT
+from planner.search.fit import OOM_LIMIT
 from planner.search.space.enumerate import Space
 from planner.specs.layout import Layout
 from planner.specs.measurement import Measured

@@ -14,7 +14,7 @@ from planner.calibration.mechanisms import Mechanism
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.rules import Context, legal_mask
-from planner.search.screen import OOM_LIMIT
+from planner.search.fit import OOM_LIMIT
 from planner.specs.layout import Layout
 
 MOST_CHANGED = 2  # fields; what needs more is measured as the fastest on paper has it

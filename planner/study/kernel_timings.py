@@ -24,7 +24,7 @@ from planner.calibration.kernels import (
 )
 from planner.columns import FloatColumn
 from planner.cost.price import Pricer
-from planner.search.screen import OOM_LIMIT
+from planner.search.fit import OOM_LIMIT
 from planner.study.candidates import Candidates
 from planner.study.fidelity import KernelEffect, MicroProbe, ObservedEffect
 

@@ -27,7 +27,7 @@ from optuna.distributions import (
 from optuna.trial import FrozenTrial, TrialState
 
 from planner.errors import Fault, SpecError
-from planner.search.bounds import OOM_LIMIT
+from planner.search.fit import OOM_LIMIT
 from planner.specs.layout import INTEGERS, SHARES, Layout, changed_fields
 from planner.specs.plan import ConsideredLayout, Plan, RankedLayout
 from planner.study.samplers import TRAINER_WORD

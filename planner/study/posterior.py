@@ -11,7 +11,7 @@ import numpy as np
 
 from planner.calibration.correlated import MEMORY, TIME, CorrelatedErrors
 from planner.columns import BoolColumn, FloatColumn, IntColumn
-from planner.search.screen import OOM_LIMIT
+from planner.search.fit import OOM_LIMIT
 from planner.specs.measurement import Measured
 from planner.study import normal, pruning
 from planner.study.candidates import MEMORY_KINDS, Candidates

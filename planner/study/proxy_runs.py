@@ -17,7 +17,7 @@ from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.errors import SpecError
 from planner.rules import violations
-from planner.search.screen import OOM_LIMIT
+from planner.search.fit import OOM_LIMIT
 from planner.specs.layout import Layout
 from planner.study.candidates import Candidates
 from planner.study.fidelity_options import FidelityOption, LowFidelity

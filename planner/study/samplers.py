@@ -19,7 +19,7 @@ from planner.columns import CODES, TRAINER_SPLIT, BoolColumn, Column, FloatColum
 from planner.samplers import SAMPLERS
 from planner.samplers.base import STARTUP_TRIALS
 from planner.search.choice import pareto
-from planner.search.screen import OOM_LIMIT
+from planner.search.fit import OOM_LIMIT
 from planner.specs.layout import AC_KINDS, FLAGS, SHARES, Layout, format_ac
 from planner.study import normal
 from planner.study.posterior import RUN_SD, Knowledge, StudyPosterior

@@ -15,7 +15,7 @@ from optuna.trial import TrialState
 
 from planner.calibration import student
 from planner.columns import BoolColumn, FloatColumn
-from planner.search.screen import OOM_LIMIT
+from planner.search.fit import OOM_LIMIT
 from planner.specs.layout import Layout
 from planner.specs.measurement import Measured, Measurement
 from planner.study.candidates import Candidates

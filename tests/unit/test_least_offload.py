@@ -11,7 +11,7 @@ from planner.cost.memory.host_activations import host_bytes
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
 from planner.rules import Context
-from planner.search.bounds import OOM_LIMIT
+from planner.search.fit import OOM_LIMIT
 from planner.search.one_size import OneSize, search_size
 from planner.search.space.enumerate import build_space
 from planner.search.variations.offload import (

@@ -12,7 +12,7 @@ from planner.cost.refine import refine
 from planner.errors import InfeasibleError
 from planner.intake.jobs import read_job
 from planner.rules import Context, legal_mask
-from planner.search.screen import OOM_LIMIT
+from planner.search.fit import OOM_LIMIT
 from planner.search.space.enumerate import build_space
 from planner.specs.measurement import Measured
 from planner.study.candidates import RISKIEST, SLACK, Prior, enumerate_candidates

@@ -20,7 +20,7 @@ from planner.rules import Context
 from planner.samplers import SAMPLERS
 from planner.samplers.gp import GP
 from planner.samplers.tpe import TPE
-from planner.search.screen import OOM_LIMIT
+from planner.search.fit import OOM_LIMIT
 from planner.search.space.enumerate import build_space
 from planner.specs.job import SearchSpec
 from planner.study.candidates import Candidates, JobSize, Prior

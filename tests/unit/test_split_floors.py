@@ -12,14 +12,13 @@ from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.cost.refine import simulated_step_seconds
 from planner.intake.jobs import read_job
+from planner.search.fit import fitting, most_device_bytes
 from planner.search.one_size import NEAR
 from planner.search.variations.floors import (
     Fullest,
     Pace,
-    fitting,
     floors,
     floors_with_room,
-    most_device_bytes,
     open_classes,
     with_budget,
 )

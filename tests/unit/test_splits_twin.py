@@ -14,7 +14,7 @@ from planner.cost.price import Pricer
 from planner.cost.refine import refine
 from planner.intake.jobs import read_job
 from planner.rules import Context, legal_mask
-from planner.search.bounds import OOM_LIMIT
+from planner.search.fit import OOM_LIMIT
 from planner.search.one_size import search_size
 from planner.specs.layout import Layout
 

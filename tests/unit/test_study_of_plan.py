@@ -10,8 +10,8 @@ from optuna.trial import TrialState
 import planner
 from planner.errors import SpecError
 from planner.plan.considered import MOST_CONSIDERED
-from planner.search.bounds import OOM_LIMIT
 from planner.search.choice import pareto
+from planner.search.fit import OOM_LIMIT
 from planner.specs.layout import Layout
 from planner.specs.measurement import Measured
 from planner.specs.plan import Plan

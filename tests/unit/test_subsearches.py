@@ -15,7 +15,7 @@ from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
 from planner.ports import Ports
 from planner.rules import Context
-from planner.search.bounds import OOM_LIMIT
+from planner.search.fit import OOM_LIMIT
 from planner.search.screen import screen
 from planner.search.space.enumerate import build_space
 from planner.search.variations.budgets import best_budgets, budgeted

@@ -33,6 +33,17 @@ def by_schedule(
     return out
 
 
+def critical_pairs(batch: LayoutBatch, m: FloatColumn) -> FloatColumn:
+    """Overlapped pairs on the critical path of each layout (`Schedule.pairs_on_critical_path`)."""
+    return by_schedule(
+        batch,
+        lambda s, at: s.pairs_on_critical_path(
+            batch.pp[at], batch.virtual_stages[at], m[at].astype(np.int64)
+        ),
+        0.0,
+    )
+
+
 def split_schedules(batch: LayoutBatch) -> list[tuple[Schedule, IntColumn]]:
     """Schedules of the batch that compute weight gradients separately, each with its rows."""
     found = [(SCHEDULES.of_code(int(code)), code) for code in np.unique(batch.pp_schedule)]

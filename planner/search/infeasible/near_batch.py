@@ -13,7 +13,7 @@ from planner.cost.price import Pricer
 from planner.cost.refine import refine
 from planner.rules import Context
 from planner.rules.base import divisors
-from planner.search.bounds import OOM_LIMIT
+from planner.search.fit import OOM_LIMIT
 from planner.search.screen import screen
 from planner.search.space.enumerate import build_space
 from planner.specs.job import SearchSpec

@@ -9,12 +9,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from planner.calibration.intervals import oom_probability
 from planner.cost.price import Pricer
 from planner.errors import SpecError
 from planner.intake.machines import catalogue_gpus
 from planner.rules import Context
-from planner.search.bounds import OOM_LIMIT
+from planner.search.fit import fitting
 from planner.search.space.enumerate import Space, build_space
 from planner.specs.cluster import ClusterSpec, resolve
 from planner.specs.gpu import MAX_GPUS
@@ -98,9 +97,7 @@ def _first(pricer: Pricer, space: Space) -> tuple[Layout, float] | None:
         return None
     _, device = pricer.lower_bounds(space.cells)
     order = np.argsort(device, kind="stable")
-    order = order[
-        oom_probability(pricer.profile, pricer.cluster, np.maximum(device[order], 1.0)) <= OOM_LIMIT
-    ]
+    order = order[fitting(pricer, device[order])]
     priced, start = 0, 0
     while start < len(order) and priced < MOST_PRICED:
         stop = start + max(
@@ -109,12 +106,7 @@ def _first(pricer: Pricer, space: Space) -> tuple[Layout, float] | None:
         batch = space.expand(order[start:stop])
         prices = pricer.price(batch)
         best = int(np.argmin(prices.least_device_bytes))
-        if (
-            oom_probability(
-                pricer.profile, pricer.cluster, prices.least_device_bytes[best : best + 1]
-            )[0]
-            <= OOM_LIMIT
-        ):
+        if fitting(pricer, prices.least_device_bytes)[best]:
             return batch.row(best), float(prices.device_bytes[best])
         priced, start = priced + len(batch), stop
     return None

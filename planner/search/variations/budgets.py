@@ -16,14 +16,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.calibration.intervals import oom_probability
 from planner.calibration.mechanisms import points
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.chunks import CHUNK
 from planner.cost.price import Pricer
 from planner.rules import Context, legal_mask
 from planner.rules.features import largest_stage
-from planner.search.bounds import OOM_LIMIT, STEPS, CellBounds
+from planner.search.bounds import STEPS, CellBounds
+from planner.search.fit import OOM_LIMIT, priced_and_fitting
 from planner.search.space.enumerate import Space
 from planner.search.variations.floors import open_classes
 from planner.work.checkpointing import BLOCK, FULL, MEMORY_BUDGET, NONE
@@ -229,9 +229,9 @@ def largest_budgets(
     `high`, which does not; the step at `high` bounds it from below. A base that fits without
     recomputation needs no budget, and budget 0 is full recomputation.
     """
-    seconds, fits = _price(pricer, dial(bases, np.full(len(bases), 0)))
+    seconds, fits = priced_and_fitting(pricer, dial(bases, np.full(len(bases), 0)))
     bases, low_seconds = bases.take(fits), seconds[fits]
-    high_seconds, fits = _price(pricer, dial(bases, np.full(len(bases), STEPS)))
+    high_seconds, fits = priced_and_fitting(pricer, dial(bases, np.full(len(bases), STEPS)))
     open_rows = ~fits & (high_seconds < limit)
     bases, low_seconds, high_seconds = (
         bases.take(open_rows),
@@ -241,7 +241,7 @@ def largest_budgets(
     low, high = np.full(len(bases), 0), np.full(len(bases), STEPS)
     while len(bases) and (high - low > 1).any():
         middle = (low + high) // 2
-        seconds, fits = _price(pricer, dial(bases, middle), risk)
+        seconds, fits = priced_and_fitting(pricer, dial(bases, middle), risk)
         low, low_seconds = np.where(fits, middle, low), np.where(fits, seconds, low_seconds)
         high, high_seconds = np.where(fits, high, middle), np.where(fits, high_seconds, seconds)
         limit = (
@@ -253,18 +253,3 @@ def largest_budgets(
         bases, low, high = bases.take(alive), low[alive], high[alive]
         low_seconds, high_seconds = low_seconds[alive], high_seconds[alive]
     return dial(bases, low).take(low > 0), low_seconds[low > 0]
-
-
-def _price(
-    pricer: Pricer, batch: LayoutBatch, risk: float = OOM_LIMIT
-) -> tuple[FloatColumn, BoolColumn]:
-    """(step seconds, whether it fits), (N,)."""
-    seconds, fits = np.zeros(len(batch)), np.zeros(len(batch), dtype=np.bool_)
-    for start in range(0, len(batch), CHUNK):
-        rows = slice(start, start + CHUNK)
-        prices = pricer.price(batch.take(rows))
-        seconds[rows] = prices.step_seconds
-        fits[rows] = (
-            oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes) <= risk
-        )
-    return seconds, fits

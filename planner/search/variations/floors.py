@@ -14,17 +14,16 @@ from typing import TypeVar
 
 import numpy as np
 
-from planner.calibration.intervals import oom_probability
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.chunks import CHUNK
 from planner.cost.lower_bounds import SPLIT_HIDES
-from planner.cost.pipeline.schedule_columns import by_schedule, num_microbatches
+from planner.cost.pipeline.schedule_columns import by_schedule, critical_pairs, num_microbatches
 from planner.cost.price import Pricer, Prices
 from planner.cost.stragglers import straggler_share
-from planner.search.bounds import COARSE, OOM_LIMIT, STEPS
+from planner.search.bounds import COARSE, STEPS
+from planner.search.fit import most_device_bytes
 from planner.work.checkpointing import MEMORY_BUDGET, NONE
 
-BISECTIONS = 30
 RANKS_AT_ONCE = 2**16  # whose memory is priced together
 
 ColumnsT = TypeVar("ColumnsT", "Pace", "Fullest")
@@ -98,13 +97,7 @@ class Pace:
         each = np.concatenate([each, each.min(axis=0, keepdims=True)]) * prices.own_factor
         m = num_microbatches(batch, pricer.training)
         ordered = by_schedule(batch, lambda s, at: np.full(len(at), not s.splits_backward), 0.0)
-        paired = by_schedule(
-            batch,
-            lambda s, at: s.pairs_on_critical_path(
-                batch.pp[at], batch.virtual_stages[at], m[at].astype(np.int64)
-            ),
-            0.0,
-        )
+        paired = critical_pairs(batch, m)
         late = 1.0 + straggler_share(pricer.cluster.num_gpus, pricer.profile.straggler_delay)
         return cls(
             shared=outside + np.minimum(own, mean) + (1.0 - SPLIT_HIDES) * bubble,
@@ -257,20 +250,3 @@ def _alike(pp: IntColumn) -> list[IntColumn]:
 def pieces(rows: IntColumn) -> list[IntColumn]:
     """The rows in parts that are priced at once."""
     return [rows[start : start + CHUNK] for start in range(0, len(rows), CHUNK)]
-
-
-def most_device_bytes(pricer: Pricer) -> float:
-    """The most device bytes that are likely enough to fit."""
-    low, high = 0.0, 2.0 * float(pricer.cluster.usable_memory_bytes)
-    for _ in range(BISECTIONS):
-        middle = (low + high) / 2.0
-        if fitting(pricer, np.array([middle]))[0]:
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-def fitting(pricer: Pricer, device_bytes: FloatColumn) -> BoolColumn:
-    """Whether layouts are likely enough to fit, (N,)."""
-    return np.asarray(oom_probability(pricer.profile, pricer.cluster, device_bytes) <= OOM_LIMIT)

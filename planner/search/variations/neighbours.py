@@ -8,12 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.calibration.intervals import oom_probability
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.rules import Context, legal_mask
 from planner.schedules import SCHEDULES
-from planner.search.bounds import OOM_LIMIT
+from planner.search.fit import fitting
 from planner.search.space.domains import default_domains
 from planner.specs.layout import Layout
 
@@ -52,7 +51,7 @@ def neighbours(pricer: Pricer, layout: Layout) -> list[Neighbour]:
         return []
     batch = LayoutBatch.from_layouts([layout, *(variant for *_, variant in changes)])
     prices = pricer.price(batch)
-    oom = oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes)
+    fits = fitting(pricer, prices.least_device_bytes)
     ratio = prices.step_seconds / prices.step_seconds[0]
     return [
         Neighbour(
@@ -62,7 +61,7 @@ def neighbours(pricer: Pricer, layout: Layout) -> list[Neighbour]:
             layout=variant,
             step_ratio=float(ratio[i]),
             device_bytes=float(prices.device_bytes[i]),
-            fits=bool(oom[i] <= OOM_LIMIT),
+            fits=bool(fits[i]),
         )
         for i, (f, old, new, variant) in enumerate(changes, start=1)
     ]

@@ -12,14 +12,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.calibration.intervals import oom_probability
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.chunks import CHUNK
 from planner.cost.memory.host_activations import host_bytes
 from planner.cost.price import Pricer
 from planner.rules import Context, legal_mask
 from planner.rules.features import node_bytes
-from planner.search.bounds import OOM_LIMIT
+from planner.search.fit import fitting, priced_and_fitting
 from planner.search.space.enumerate import Space
 from planner.work.checkpointing import NONE
 
@@ -112,7 +111,7 @@ def _best(
         last = max(first + 1, int(np.searchsorted(ends, reached + ROUND, side="right")))
         part = cells[first:last][bound[first:last] < limit]
         _, device = pricer.lower_bounds(_all_at(dial, space.cells.take(part), dial.steps))
-        bases = space.expand(part[_fits(pricer, np.maximum(device, 1.0))])
+        bases = space.expand(part[fitting(pricer, device)])
         bases = bases.take(dial.takes(bases))
         if len(bases):
             bases = bases.take(pricer.step_lower_bounds(_all_at(dial, bases, 0))[0] < limit)
@@ -134,17 +133,17 @@ def least_offloaded(
     those that need more host memory than there is.
     """
     if len(bases):
-        seconds, fits = _priced(pricer, _all_at(dial, bases, 0))
+        seconds, fits = priced_and_fitting(pricer, _all_at(dial, bases, 0))
         bases = bases.take(~fits & (seconds < limit))
     if len(bases):
-        seconds, fits = _priced(pricer, _all_at(dial, bases, dial.steps))
+        seconds, fits = priced_and_fitting(pricer, _all_at(dial, bases, dial.steps))
         bases, seconds = bases.take(fits), seconds[fits]
     if not len(bases):
         return bases, np.zeros(0)
     low, high = np.zeros(len(bases), dtype=np.int64), np.full(len(bases), dial.steps)
     while len(bases) and (high - low > 1).any():
         middle = (low + high + 1) // 2
-        tried, fits = _priced(pricer, dial.at(bases, middle))
+        tried, fits = priced_and_fitting(pricer, dial.at(bases, middle))
         seconds, high, low = (
             np.where(fits, tried, seconds),
             np.where(fits, middle, high),
@@ -159,20 +158,6 @@ def least_offloaded(
 
 def _all_at(dial: Dial, batch: LayoutBatch, step: int) -> LayoutBatch:
     return dial.at(batch, np.full(len(batch), step))
-
-
-def _priced(pricer: Pricer, batch: LayoutBatch) -> tuple[FloatColumn, BoolColumn]:
-    """(step seconds, whether it fits), (N,)."""
-    seconds, fits = np.zeros(len(batch)), np.zeros(len(batch), dtype=np.bool_)
-    for start in range(0, len(batch), CHUNK):
-        rows = slice(start, start + CHUNK)
-        prices = pricer.price(batch.take(rows))
-        seconds[rows], fits[rows] = prices.step_seconds, _fits(pricer, prices.least_device_bytes)
-    return seconds, fits
-
-
-def _fits(pricer: Pricer, device_bytes: FloatColumn) -> BoolColumn:
-    return oom_probability(pricer.profile, pricer.cluster, device_bytes) <= OOM_LIMIT
 
 
 def _host_holds(pricer: Pricer, batch: LayoutBatch) -> BoolColumn:

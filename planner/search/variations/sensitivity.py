@@ -8,14 +8,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.calibration.intervals import oom_probability
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.precision import PRECISIONS
 from planner.rules import legal_mask, violations
 from planner.rules.base import divisors
 from planner.schedules import SCHEDULES
-from planner.search.bounds import OOM_LIMIT
+from planner.search.fit import fitting
 from planner.search.space.domains import VIRTUAL_STAGES
 from planner.search.variations.splits import shifted
 from planner.specs.layout import (
@@ -62,7 +61,7 @@ def sensitivity(pricer: Pricer, layout: Layout) -> list[SensitivityStep]:
     prices = pricer.price(
         LayoutBatch.from_layouts([layout, *(changes[index][2] for index in legal)])
     )
-    fits = oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes) <= OOM_LIMIT
+    fits = fitting(pricer, prices.least_device_bytes)
     rows = {index: row for row, index in enumerate(legal, start=1)}
     steps = []
     for index, (name, new, variant) in enumerate(changes):
@@ -98,7 +97,7 @@ def _loads(pricer: Pricer, layout: Layout) -> Iterator[SensitivityStep]:
     for load in LOADS:
         training = pricer.training.model_copy(update={"moe_imbalance": load})
         prices = replace(pricer, training=training).price(one)
-        fits = oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes)
+        fits = fitting(pricer, prices.least_device_bytes)
         yield SensitivityStep(
             field="training.moe_imbalance",
             old=round(now, 2),
@@ -107,7 +106,7 @@ def _loads(pricer: Pricer, layout: Layout) -> Iterator[SensitivityStep]:
             step_seconds=float(prices.step_seconds[0]),
             step_ratio=float(prices.step_seconds[0]) / seconds,
             device_bytes=float(prices.device_bytes[0]),
-            fits=bool(fits[0] <= OOM_LIMIT),
+            fits=bool(fits[0]),
         )
 
 

@@ -26,7 +26,8 @@ from planner.cost.refine import simulated_step_seconds
 from planner.rules import Context, legal_mask
 from planner.schedules import SCHEDULES
 from planner.search.bounds import COARSE, STEPS
-from planner.search.variations.floors import fitting, pieces, with_budget
+from planner.search.fit import fitting
+from planner.search.variations.floors import pieces, with_budget
 from planner.specs.layout import Layout
 from planner.work.checkpointing import MEMORY_BUDGET
 

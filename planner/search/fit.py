@@ -1,0 +1,44 @@
+"""Which layouts are likely enough to fit on their devices."""
+
+import numpy as np
+
+from planner.calibration.intervals import oom_probability
+from planner.columns import BoolColumn, FloatColumn, LayoutBatch
+from planner.cost.chunks import slices
+from planner.cost.price import Pricer
+
+OOM_LIMIT = 0.05  # the largest P(out of memory) of a layout that fits
+BISECTIONS = 30
+
+
+def fitting(pricer: Pricer, device_bytes: FloatColumn, risk: float = OOM_LIMIT) -> BoolColumn:
+    """Whether layouts that need these bytes at the least run out of memory rarely enough, (N,).
+
+    risk: the largest P(out of memory) allowed.
+    """
+    least = np.maximum(device_bytes, 1.0)
+    return np.asarray(oom_probability(pricer.profile, pricer.cluster, least) <= risk)
+
+
+def priced_and_fitting(
+    pricer: Pricer, batch: LayoutBatch, risk: float = OOM_LIMIT
+) -> tuple[FloatColumn, BoolColumn]:
+    """(step seconds by closed forms, whether it fits), (N,)."""
+    seconds, fits = np.zeros(len(batch)), np.zeros(len(batch), dtype=np.bool_)
+    for rows in slices(len(batch)):
+        prices = pricer.price(batch.take(rows))
+        seconds[rows] = prices.step_seconds
+        fits[rows] = fitting(pricer, prices.least_device_bytes, risk)
+    return seconds, fits
+
+
+def most_device_bytes(pricer: Pricer) -> float:
+    """The most device bytes that fit."""
+    low, high = 0.0, 2.0 * float(pricer.cluster.usable_memory_bytes)
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2.0
+        if fitting(pricer, np.array([middle]))[0]:
+            low = middle
+        else:
+            high = middle
+    return low
