@@ -11,6 +11,7 @@ from planner.errors import (
     ConflictError,
     Fault,
     InfeasibleError,
+    MissingPackageError,
     NotFoundError,
     PartedError,
     PlannerError,
@@ -63,12 +64,6 @@ class NotReadyError(StoreError):
     """The database is there, but not at the revision that this version needs."""
 
     kind = "not_ready"
-
-
-class MissingPackageError(PartedError):
-    """A package of one of our extras that is not installed."""
-
-    kind = "missing_package"
 
 
 class StoredError(PartedError):

@@ -7,6 +7,7 @@ PlannerError
     UnsupportedError   ... but its trainer cannot run it; names what could
   MissingDataError     no peak or calibration for this op, dtype and GPU     -> HTTP 422, exit 2
   ProbeError           a probe or a backend failed                           -> HTTP 502, exit 4
+  MissingPackageError  a package of one of our extras is not installed     -> HTTP 503, exit 4
   StoreError           storage: NotFoundError (404), ConflictError (409)
 
 `api/errors.py` is the only table from these to HTTP status and exit code.
@@ -194,6 +195,12 @@ class PartedError(PlannerError):
             "message": message if parted else remedy,
             "remedy": remedy if parted else None,
         }
+
+
+class MissingPackageError(PartedError):
+    """A package of one of our extras that is not installed."""
+
+    kind = "missing_package"
 
 
 class StoreError(PartedError):

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from api.cli.plotting import Plot
+
 if TYPE_CHECKING:
     from planner.calibration.accuracy import Row
     from planner.calibration.comparison import Comparison
@@ -52,6 +54,7 @@ def command(
             help="With --recompute: write what was computed here, as the report that ships."
         ),
     ] = None,
+    plot: Plot = None,
     json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
 ) -> None:
     """Errors of time and memory on measured runs, predicted without having seen them; by trainer,
@@ -66,10 +69,12 @@ def command(
     import json as json_module
 
     from api.cli.output import make_console, show
+    from api.cli.plotting import check_plot, write_plot
     from api.cli.simulate import write_text
     from api.errors import fault
     from planner.calibration.report import report
 
+    check_plot(plot)
     wanted = [_wanted(text) for text in where or ()]
     anew = recompute or jobs is not None
     if save is not None and not anew:
@@ -88,6 +93,10 @@ def command(
         from api.render.accuracy_document import document
 
         write_text(markdown, document(result), "--markdown")
+    if plot is not None:
+        from planner.calibration.drawing import chart_of
+
+        write_plot(plot, chart_of(result.rows, "Predicted against measured, left out by source"))
     if json:
         body = {"malformed": malformed, **result.as_dict()}
         typer.echo(

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from api.cli.plotting import PlotOrText
 from api.cli.typed import (
     complete_cluster,
     complete_gpu,
@@ -108,6 +109,7 @@ def command(
     save_dir: Annotated[
         Path | None, typer.Option(help="Write the plan and runnable files of every rank here.")
     ] = None,
+    plot: PlotOrText = None,
     json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
 ) -> None:
     """Rank the layouts that train MODEL fastest on this cluster."""
@@ -118,6 +120,7 @@ def command(
     gc.disable()
     from api.cli.flags import JobFlags, check_complete, parse_checkpoint
     from api.cli.output import note
+    from api.cli.plotting import check_plot, plot_plan
     from api.cli.saving import check_target, save_plan
     from api.cli.working import working
     from api.service import make_plan
@@ -155,6 +158,7 @@ def command(
     if save_dir is not None:
         save_dir = save_dir.expanduser()
         check_target(save_dir)
+    check_plot(plot, text=not json)
     interrupted = False
     if values.get("probe") is None:
         with working("looking at all layouts", quiet=json) as shown:
@@ -170,6 +174,7 @@ def command(
         typer.echo(plan.model_dump_json(indent=2))
     else:
         print_plan(plan, str(save_dir) if save_dir is not None else None)
+    plot_plan(plot, plan)
     _exit(plan, interrupted)
 
 

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from api.cli.plotting import Plot
 from api.cli.typed import complete_sweep
 
 if TYPE_CHECKING:
@@ -151,18 +152,23 @@ def list_(json: Json = False) -> None:
 
 
 @app.command()
-def show(sweep_id: Id, json: Json = False) -> None:
+def show(sweep_id: Id, plot: Plot = None, json: Json = False) -> None:
     """A sweep with its newest runs and their reports."""
     import json as encoder
 
     from api.cli.output import say
+    from api.cli.plotting import check_plot, write_plot
     from api.input.names import sweep_id_of
     from api.jobs.sweeps import sweep_detail
+    from api.render.charts import sweep_chart
     from api.render.sweep import report_lines
     from api.wiring import wire
 
+    check_plot(plot)
     wiring = wire()
     detail = sweep_detail(wiring, wiring.sweeps.get(sweep_id_of(wiring, sweep_id)))
+    if plot is not None:
+        write_plot(plot, sweep_chart(detail))
     if json:
         say(encoder.dumps(detail, indent=2))
         return

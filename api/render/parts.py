@@ -1,25 +1,18 @@
 """What an estimate's memory and time consist of, as parts of a bar."""
 
 from api.render.bars import BarPart
+from planner.specs import estimate_parts
 from planner.specs.estimate import Estimate
 from planner.units import format_bytes, format_seconds
 
-NEGLIGIBLE = 0.0005
-MEMORY_PARTS = (
-    ("parameters", "P", "parameters_bytes"), ("gradients", "G", "gradients_bytes"),
-    ("optimizer", "O", "optimizer_bytes"),
-    ("activations", "A", "activations_bytes"), ("logits", "L", "logits_bytes"),
-    ("buffers", "B", "communication_buffers_bytes"),
-    ("workspace", "W", "workspace_bytes"), ("fragmentation", "F", "fragmentation_bytes"),
-)  # fmt: skip
-TIME_PARTS = (
-    ("compute", "C", "compute_seconds"), ("recompute", "R", "recompute_seconds"),
-    ("launches", "l", "launch_seconds"), ("host waits", "w", "host_wait_seconds"),
-    ("bubble", "b", "bubble_seconds"),
-    ("optimizer", "O", "optimizer_seconds"), ("straggler", "s", "straggler_seconds"),
-    ("other", "o", "other_seconds"),
-)  # fmt: skip
-AXIS_LETTERS = {"tp": "T", "cp": "X", "ep": "E", "pp": "P", "fsdp": "F", "dp": "D"}
+LETTERS = {
+    "parameters": "P", "gradients": "G", "activations": "A", "logits": "L", "buffers": "B",
+    "workspace": "W", "fragmentation": "F", "context": "x",
+    "compute": "C", "recompute": "R", "launches": "l", "host waits": "w", "bubble": "b",
+    "optimizer": "O", "straggler": "s", "other": "o",
+    "tp comm": "T", "cp comm": "X", "ep comm": "E", "pp comm": "P", "fsdp comm": "F",
+    "dp comm": "D",
+}  # fmt: skip
 BOTTLENECKS = {
     "recompute": "recomputing activations", "bubble": "the pipeline bubble",
     "optimizer": "the optimizer step",
@@ -35,37 +28,18 @@ BOTTLENECKS = {
 
 def memory_parts(estimate: Estimate) -> list[BarPart]:
     """Parts of the worst pipeline rank's device memory, in bytes; they sum to device_bytes."""
-    if estimate.memory is None:
-        return []
-    stage = estimate.memory.stages[estimate.memory.worst_stage]
-    sizes = [(name, letter, float(getattr(stage, field))) for name, letter, field in MEMORY_PARTS]
-    beyond = (estimate.device_bytes or 0.0) - sum(size for _, _, size in sizes)
-    sizes.append(("context", "x", max(0.0, beyond)))
-    total = sum(size for _, _, size in sizes) or 1.0
     return [
-        BarPart(name, letter, size, format_bytes(size))
-        for name, letter, size in sizes
-        if size / total > NEGLIGIBLE
+        BarPart(name, LETTERS[name], size, format_bytes(size))
+        for name, size in estimate_parts.memory_parts(estimate)
     ]
 
 
 def time_parts(estimate: Estimate) -> list[BarPart]:
     """Parts of one step on the critical path, in seconds; they sum to step_seconds."""
-    if estimate.time is None:
-        return []
-    sizes = [
-        (name, letter, float(getattr(estimate.time, field))) for name, letter, field in TIME_PARTS
-    ]
-    exposed = [
-        (f"{axis} comm", AXIS_LETTERS.get(axis, "c"), seconds)
-        for axis, seconds in estimate.time.exposed_communication_seconds.items()
-    ]
     total = estimate.step_seconds or 1.0
-    ordered = [*sizes[:2], *exposed, *sizes[2:]]
     return [
-        BarPart(name, letter, size, f"{format_seconds(size)} ({size / total:.0%})")
-        for name, letter, size in ordered
-        if size / total > NEGLIGIBLE
+        BarPart(name, LETTERS[name], size, f"{format_seconds(size)} ({size / total:.0%})")
+        for name, size in estimate_parts.time_parts(estimate)
     ]
 
 

@@ -43,11 +43,16 @@ def sweep_line(line: Mapping[str, Any]) -> str:
         else f", predicted {line['predicted_step_seconds']:.4g} s"
     )
     change = "" if line["change"] is None else f", {line['change']:+.1%} since the last run"
-    versions = "".join(
-        f", {name} {old} -> {new}"
-        for name, (old, new) in (line.get("versions_changed") or {}).items()
-    )
+    versions = "".join(f", {one}" for one in versions_changed(line))
     return (
         f"{line['layout']} [{line['why']}]: {line['step_seconds']:.4g} "
         f"s{predicted}{change}{versions}"
     )
+
+
+def versions_changed(line: Mapping[str, Any]) -> list[str]:
+    """The software that changed since the last run, as "torch 2.9 -> 2.10"."""
+    return [
+        f"{name} {old} -> {new}"
+        for name, (old, new) in (line.get("versions_changed") or {}).items()
+    ]

@@ -8,17 +8,20 @@ from typing import Any
 
 import numpy as np
 
+from planner.charts.chart import Chart
+from planner.charts.timeline import Span
+from planner.charts.timeline import timeline as drawn
 from planner.columns import LayoutBatch
 from planner.cost.pipeline.schedule_columns import num_microbatches
 from planner.cost.price import Pricer
 from planner.cost.refine import play
 from planner.errors import Fault, SpecError
 from planner.estimates import estimate_layouts
-from planner.export.trace import chrome_trace
+from planner.export.trace import MICROSECONDS_PER_SECOND, chrome_trace
 from planner.schedules import SCHEDULES, to_csv
 from planner.specs.estimate import Estimate
 from planner.specs.job import Job
-from planner.units import counted
+from planner.units import counted, format_seconds
 
 MOST_ACTIONS = 200_000
 
@@ -41,6 +44,30 @@ class PipelineTimeline:
     bubble_share: tuple[float, ...]
     makespan_seconds: float
     pipeline_seconds: float
+
+    def spans(self) -> list[Span]:
+        """Every action of every rank, from the trace."""
+        return [
+            Span(
+                rank=event["tid"],
+                action=event["name"],
+                kind=event["cat"],
+                stage=event["args"]["stage"],
+                microbatch=event["args"]["microbatch"],
+                start_seconds=event["ts"] / MICROSECONDS_PER_SECOND,
+                end_seconds=(event["ts"] + event["dur"]) / MICROSECONDS_PER_SECOND,
+            )
+            for event in self.trace["traceEvents"]
+            if event["ph"] == "X"
+        ]
+
+    def plot(self) -> Chart:
+        """Which rank does what when."""
+        idle = max(self.bubble_share)
+        subtitle = (
+            f"{format_seconds(self.makespan_seconds)}, the idlest rank waits {idle:.1%} of it"
+        )
+        return Chart(drawn(self.spans(), title="One step of the pipeline", subtitle=subtitle))
 
 
 def timeline(job: Job) -> PipelineTimeline:

@@ -4,12 +4,18 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, computed_field
 
+from planner.charts import bars, table
+from planner.charts.chart import Chart
+from planner.charts.pareto import Point, pareto
 from planner.specs.estimate import Estimate, Violation
+from planner.specs.estimate_parts import memory_parts, time_parts
 from planner.specs.layout import FieldValue, Layout
 from planner.specs.run import RunEstimate
+from planner.units import format_bytes, format_seconds
 
+PlotKind = Literal["pareto", "memory", "time"]
 Source = Literal["screened", "simulated", "emulated", "probed"]
 SOURCES: Mapping[Source, str] = MappingProxyType({
     "screened": "priced by closed form",
@@ -19,7 +25,19 @@ SOURCES: Mapping[Source, str] = MappingProxyType({
 })  # fmt: skip
 
 
-class RankedLayout(BaseModel):
+class Labelled(BaseModel):
+    """Something about a layout, which has its label beside it for who only shows it."""
+
+    layout: Layout
+
+    @computed_field(description="The layout in one line, as every table shows it.")  # type: ignore[prop-decorator]
+    @property
+    def label(self) -> str:
+        """The layout in one line."""
+        return self.layout.short()
+
+
+class RankedLayout(Labelled):
     """One layout of the answer, with its price, its reasons in words, and what to paste.
 
     measurement: what probes measured for it.
@@ -50,7 +68,7 @@ class RankedLayout(BaseModel):
         return paper / expected if paper and expected else 1.0
 
 
-class ParetoPoint(BaseModel):
+class ParetoPoint(Labelled):
     """A layout that no other beats in both throughput and memory headroom."""
 
     model_config = ConfigDict(frozen=True)
@@ -62,7 +80,7 @@ class ParetoPoint(BaseModel):
     rank: int | None = None
 
 
-class SizeOption(BaseModel):
+class SizeOption(Labelled):
     """The best layout on one number of GPUs by the objective, for the tokens of its `run`.
 
     tokens_per_second: of the whole job, after goodput.
@@ -83,7 +101,7 @@ class SizeOption(BaseModel):
     on_front: bool
 
 
-class SensitivityStep(BaseModel):
+class SensitivityStep(Labelled):
     """What one step in one field would change for layout number 1, all else equal.
 
     dp_shard makes room for a degree.
@@ -153,7 +171,7 @@ class ConsideredLayout(BaseModel):
     refused: str | None = None
 
 
-class FittingChange(BaseModel):
+class FittingChange(Labelled):
     """One change to the request that makes `layout` fit: field, new value, and a sentence."""
 
     model_config = ConfigDict(frozen=True)
@@ -165,7 +183,7 @@ class FittingChange(BaseModel):
     device_bytes: float
 
 
-class NearestMiss(BaseModel):
+class NearestMiss(Labelled):
     """The layout that came closest to fitting, and the smallest changes that make one fit.
 
     Each change suffices by itself.
@@ -202,7 +220,7 @@ class Searched(BaseModel):
     study: dict[str, Any] | None = None
 
 
-class VersusCurrent(BaseModel):
+class VersusCurrent(Labelled):
     """The winner against the current layout.
 
     times_as_fast: its step time over the winner's, for the same batch; None where it cannot run.
@@ -240,7 +258,7 @@ class VersusCurrent(BaseModel):
     notes: list[str] = []
 
 
-class FastestOnPaper(BaseModel):
+class FastestOnPaper(Labelled):
     """The layout with the lowest prediction, where a simpler one comes first.
 
     The two cannot be told apart (docs/decisions/0006).
@@ -266,7 +284,7 @@ class FastestOnPaper(BaseModel):
     statement: str
 
 
-class BestMeasured(BaseModel):
+class BestMeasured(Labelled):
     """The best layout that does without the unmeasured mechanisms of number 1.
 
     times_as_long: its objective over number 1's, both as predicted.
@@ -321,3 +339,139 @@ class Plan(BaseModel):
     considered: list[ConsideredLayout] = []
     num_parameters: int | None = None
     num_active_parameters: int | None = None
+
+    # ---- looking at it -----------------------------------------------------------------------
+
+    def points(self) -> list[Point]:
+        """Throughput and memory of the ranked layouts, then of the others that were considered."""
+        return [*map(_ranked_point, self.ranked), *self._considered_points()]
+
+    def _considered_points(self) -> list[Point]:
+        first = self.ranked[0]
+        rate, step = first.estimate.tokens_per_second_per_gpu, first.estimate.step_seconds
+        if rate is None or step is None:
+            return []
+        tokens, base = rate * step * first.num_gpus, first.layout.model_dump()
+        return [
+            Point(
+                layout=Layout(**{**base, **one.changed}).short(),
+                rank=None,
+                num_gpus=one.num_gpus,
+                tokens_per_second_per_gpu=tokens / one.step_seconds / one.num_gpus,
+                interval=_rates(tokens / one.num_gpus, one.interval_seconds),
+                device_bytes=one.device_bytes,
+                memory_interval=None,
+                fits=(one.oom_probability or 0.0) <= OOM_LIMIT,
+            )
+            for one in self.considered
+            if one.rank is None and one.step_seconds and one.device_bytes is not None
+        ]
+
+    def plot(self, kind: PlotKind = "pareto") -> Chart:
+        """A chart: `pareto` (throughput against memory), `memory` or `time` (what they consist of).
+
+        A notebook shows it; `.svg()`, `.png()` and `.html()` draw it, with the extra `plot`.
+        """
+        usable = self.ranked[0].estimate.usable_bytes
+        if kind == "pareto":
+            return Chart(
+                pareto(
+                    self.points(),
+                    usable,
+                    title="Throughput against memory",
+                    subtitle=f"number 1: {self.ranked[0].label}",
+                )
+            )
+        if kind == "memory":
+            memory = [_bar(one, memory_parts(one.estimate)) for one in self.ranked]
+            return Chart(bars.memory(memory, usable, title="Memory of the fullest GPU"))
+        return Chart(
+            bars.time(
+                [_bar(one, time_parts(one.estimate)) for one in self.ranked],
+                title="Time of one step, as predicted",
+            )
+        )
+
+    def columns(self) -> dict[str, list[object]]:
+        """The ranked layouts as columns: every field of the layout and the main figures, SI."""
+        rows = [
+            {
+                "rank": one.rank,
+                "label": one.label,
+                "num_gpus": one.num_gpus,
+                **one.layout.model_dump(mode="json"),
+                **{name: getattr(one.estimate, name) for name in COLUMNS},
+                "expected_step_seconds": one.expected_step_seconds,
+                "measured_step_seconds": (one.measurement or {}).get("step_seconds"),
+                "source": one.source,
+            }
+            for one in self.ranked
+        ]
+        return {name: [row[name] for row in rows] for name in rows[0]}
+
+    def to_frame(self) -> Any:
+        """`columns` as a pandas data frame. Raises MissingPackageError without pandas."""
+        return table.frame(self.columns())
+
+    def _shown(self) -> tuple[str, dict[str, list[str]], str, str]:
+        cells = [
+            (
+                str(one.rank),
+                one.label,
+                f"{(one.estimate.tokens_per_second_per_gpu or 0.0) * one.expected_speedup:,.0f}",
+                f"{(one.estimate.mfu or 0.0) * one.expected_speedup:.1%}",
+                format_seconds(one.expected_step_seconds or one.estimate.step_seconds or 0.0),
+                format_bytes(one.estimate.device_bytes or 0.0),
+                one.source,
+            )
+            for one in self.ranked
+        ]
+        named = dict(zip(SHOWN, map(list, zip(*cells, strict=True)), strict=True))
+        notes = "; ".join(self.warnings) or f"plan {self.id}, calibration {self.calibration_id}"
+        return (self.headline or [self.id])[0], named, "layout", notes
+
+    def __rich__(self) -> Any:
+        """A table, for `rich.print`."""
+        return table.rich_table(*self._shown())
+
+    def _repr_html_(self) -> str:
+        """A table, for notebooks."""
+        return table.html_table(*self._shown())
+
+
+OOM_LIMIT = 0.05  # what fits, in the contract
+COLUMNS = (
+    "fits", "oom_probability", "step_seconds", "tokens_per_second_per_gpu", "mfu", "hfu",
+    "peak_allocated_bytes", "peak_reserved_bytes", "device_bytes",
+)  # fmt: skip
+SHOWN = ("#", "layout", "tok/s/GPU", "MFU", "step", "memory", "source")
+
+
+def _rates(tokens: float, interval: tuple[float, float] | None) -> tuple[float, float] | None:
+    """The interval of tokens a second from that of a step."""
+    return None if interval is None else (tokens / interval[1], tokens / interval[0])
+
+
+def _bar(one: RankedLayout, parts: list[tuple[str, float]]) -> bars.Bar:
+    return bars.Bar(rank=one.rank, layout=one.label, parts=parts)
+
+
+def _ranked_point(one: RankedLayout) -> Point:
+    """Intervals of memory are those of what the allocator reserves; the rest is known."""
+    estimate, interval = one.estimate, one.estimate.interval
+    rate, step = estimate.tokens_per_second_per_gpu or 0.0, estimate.step_seconds or 1.0
+    device = estimate.device_bytes or 0.0
+    beside = device - (estimate.peak_reserved_bytes or 0.0)
+    reserved = None if interval is None else interval.peak_reserved_bytes
+    measured = (one.measurement or {}).get("step_seconds")
+    return Point(
+        layout=one.label,
+        rank=one.rank,
+        num_gpus=one.num_gpus,
+        tokens_per_second_per_gpu=rate,
+        interval=_rates(rate * step, None if interval is None else interval.step_seconds),
+        device_bytes=device,
+        memory_interval=None if reserved is None else (reserved[0] + beside, reserved[1] + beside),
+        fits=bool(estimate.fits),
+        measured_tokens_per_second_per_gpu=rate * step / measured if measured else None,
+    )

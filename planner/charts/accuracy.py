@@ -1,0 +1,111 @@
+"""Predicted against measured step times, with a band around where they are equal."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from planner.charts.chart import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILION,
+    YELLOW,
+    Spec,
+    spec_of,
+)
+from planner.units import counted
+
+BAND = 0.10
+COLOURS = (BLUE, ORANGE, GREEN, VERMILION, SKY, PURPLE, YELLOW, GREY)
+SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPoint:
+    """One measured run and its prediction. low_seconds, high_seconds: the 90% interval."""
+
+    id: str
+    layout: str
+    model: str
+    trainer: str
+    gpu: str
+    measured_seconds: float
+    predicted_seconds: float
+    low_seconds: float | None = None
+    high_seconds: float | None = None
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less one."""
+        return self.predicted_seconds / self.measured_seconds - 1.0
+
+
+def within_band(runs: Sequence[RunPoint]) -> int:
+    """How many are predicted within the band."""
+    return sum(abs(run.error) <= BAND for run in runs)
+
+
+def accuracy(runs: Sequence[RunPoint], *, title: str) -> Spec:
+    """The chart, both axes logarithmic."""
+    rows = [{**asdict(run), "error": run.error} for run in runs]
+    ends = [run.measured_seconds for run in runs] or [1.0]
+    band = [
+        {"at": at, "below": at * (1.0 - BAND), "above": at * (1.0 + BAND)}
+        for at in (min(ends) / 1.1, max(ends) * 1.1)
+    ]
+    trainers = sorted({run.trainer for run in runs})
+    subtitle = f"{within_band(runs):,} of {counted(len(runs), 'run')} within {BAND:.0%} (the band)"
+    log = {"type": "log", "nice": False}
+    axis = {"format": "~g"}
+    x = {"type": "quantitative", "scale": log, "axis": axis, "title": "measured seconds of a step"}
+    y = {"type": "quantitative", "scale": log, "axis": axis, "title": "predicted seconds"}
+
+    def by_trainer(values: Sequence[str]) -> Spec:
+        chosen = [values[place % len(values)] for place in range(len(trainers))]
+        scale = {"domain": trainers, "range": chosen}
+        return {"field": "trainer", "type": "nominal", "scale": scale, "title": None}
+
+    body = {
+        "datasets": {"runs": rows, "band": band},
+        "layer": [
+            {
+                "data": {"name": "band"},
+                "mark": {"type": "area", "opacity": 0.18, "color": GREY},
+                "encoding": {"x": {"field": "at", **x}, "y": {"field": "below", **y},
+                             "y2": {"field": "above"}},
+            },
+            {
+                "data": {"name": "band"},
+                "mark": {"type": "line", "color": GREY, "strokeWidth": 1},
+                "encoding": {"x": {"field": "at", **x}, "y": {"field": "at", **y}},
+            },
+            {
+                "data": {"name": "runs"},
+                "transform": [{"filter": "datum.low_seconds != null"}],
+                "mark": {"type": "rule", "opacity": 0.3},
+                "encoding": {"x": {"field": "measured_seconds", **x},
+                             "y": {"field": "low_seconds", **y}, "y2": {"field": "high_seconds"},
+                             "color": by_trainer(COLOURS)},
+            },
+            {
+                "data": {"name": "runs"},
+                "mark": {"type": "point", "filled": True, "opacity": 0.75, "size": 34},
+                "encoding": {
+                    "x": {"field": "measured_seconds", **x},
+                    "y": {"field": "predicted_seconds", **y},
+                    "color": by_trainer(COLOURS),
+                    "shape": by_trainer(SHAPES),
+                    "tooltip": [
+                        {"field": "id"}, {"field": "model"}, {"field": "gpu", "title": "GPU"},
+                        {"field": "trainer"}, {"field": "layout"},
+                        {"field": "measured_seconds", "title": "measured, s", "format": ".4g"},
+                        {"field": "predicted_seconds", "title": "predicted, s", "format": ".4g"},
+                        {"field": "error", "format": "+.1%"},
+                    ],
+                },
+            },
+        ],
+    }  # fmt: skip
+    return spec_of(title, subtitle, body)

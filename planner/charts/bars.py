@@ -1,0 +1,105 @@
+"""What the memory and the time of layouts consist of: one stacked bar a layout."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from planner.charts.chart import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILION,
+    YELLOW,
+    Spec,
+    spec_of,
+)
+from planner.units import GIB, format_bytes
+
+BAR_STEP = 26
+# A part has the same colour on every chart; what waits or is lost is grey.
+MEMORY_COLOURS: Mapping[str, str] = MappingProxyType({
+    "parameters": BLUE, "gradients": SKY, "optimizer": GREEN, "activations": ORANGE,
+    "logits": YELLOW, "buffers": PURPLE, "workspace": VERMILION, "fragmentation": GREY,
+    "context": "#666666",
+})  # fmt: skip
+TIME_COLOURS: Mapping[str, str] = MappingProxyType({
+    "compute": BLUE, "recompute": SKY, "tp comm": ORANGE, "cp comm": YELLOW,
+    "ep comm": VERMILION, "pp comm": "#B8860B", "fsdp comm": PURPLE, "dp comm": "#8A4F9E",
+    "launches": "#44AA99", "host waits": "#88CCAA", "bubble": GREY, "optimizer": GREEN,
+    "straggler": "#666666", "other": "#BBBBBB",
+})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """One layout of a plan and its parts in their order: bytes, or seconds."""
+
+    rank: int
+    layout: str
+    parts: Sequence[tuple[str, float]]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row a part."""
+        whole = sum(size for _, size in self.parts) or 1.0
+        return [
+            {
+                "rank": self.rank,
+                "number": f"#{self.rank}",
+                "layout": self.layout,
+                "part": name,
+                "order": place,
+                "size": size,
+                "share": size / whole,
+            }
+            for place, (name, size) in enumerate(self.parts)
+        ]
+
+
+def memory(bars: Sequence[Bar], usable_bytes: float | None, *, title: str) -> Spec:
+    """Device memory of the fullest GPU. usable_bytes: what a plan may use, drawn as a limit."""
+    rows = [{**row, "gib": row["size"] / GIB} for bar in bars for row in bar.rows()]
+    subtitle = "" if usable_bytes is None else f"the line is at {format_bytes(usable_bytes)} usable"
+    body = _bars(rows, "gib", "device memory, GiB", MEMORY_COLOURS, ".2f")
+    if usable_bytes is not None:
+        body["datasets"]["limit"] = [{"gib": usable_bytes / GIB}]
+        rule = {"type": "rule", "color": VERMILION, "strokeDash": [2, 2], "strokeWidth": 2}
+        x = {"field": "gib", "type": "quantitative"}
+        body["layer"].append({"data": {"name": "limit"}, "mark": rule, "encoding": {"x": x}})
+    return spec_of(title, subtitle, body, height={"step": BAR_STEP})
+
+
+def time(bars: Sequence[Bar], *, title: str) -> Spec:
+    """Seconds of one step on the critical path."""
+    rows = [{**row, "seconds": row["size"]} for bar in bars for row in bar.rows()]
+    body = _bars(rows, "seconds", "seconds of one step", TIME_COLOURS, ".4s")
+    return spec_of(title, "", body, height={"step": BAR_STEP})
+
+
+def _bars(
+    rows: list[dict[str, Any]], field: str, title: str, colours: Mapping[str, str], shown: str
+) -> Spec:
+    present = [name for name in colours if any(row["part"] == name for row in rows)]
+    scale = {"domain": present, "range": [colours[name] for name in present]}
+    y = {"field": "number", "type": "nominal", "sort": None, "title": None}
+    mark = {
+        "mark": {"type": "bar", "stroke": "white", "strokeWidth": 0.5},
+        "data": {"name": "parts"},
+        "encoding": {
+            "y": y,
+            "x": {"field": field, "type": "quantitative", "title": title, "stack": "zero"},
+            "color": {"field": "part", "type": "nominal", "scale": scale, "title": None},
+            "order": {"field": "order"},
+            "tooltip": [
+                {"field": "number", "title": "number"},
+                {"field": "layout"},
+                {"field": "part"},
+                {"field": field, "title": title, "format": shown},
+                {"field": "share", "format": ".1%"},
+            ],
+        },
+    }
+    return {"datasets": {"parts": rows}, "layer": [mark]}

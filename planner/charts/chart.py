@@ -1,0 +1,96 @@
+"""A chart: its Vega-Lite specification, and what it is drawn as.
+
+Source: https://vega.github.io/vega-lite/docs/
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from planner.errors import Fault, MissingPackageError, SpecError
+
+Spec = dict[str, Any]
+
+SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
+MIME = "application/vnd.vegalite.v6+json"
+WIDTH, HEIGHT = 720, 400
+PNG_SCALE = 2.0
+
+# Okabe and Ito 2008, told apart with every kind of colour vision.
+BLUE, SKY, GREEN, YELLOW = "#0072B2", "#56B4E9", "#009E73", "#F0E442"
+ORANGE, VERMILION, PURPLE, GREY = "#E69F00", "#D55E00", "#CC79A7", "#999999"
+
+CONFIG: Spec = {
+    "font": "system-ui, 'DejaVu Sans', sans-serif",
+    "background": "white",
+    "view": {"stroke": None},
+    "axis": {"grid": True, "gridOpacity": 0.4, "domain": False, "ticks": False, "labelPadding": 6},
+    "title": {"anchor": "start", "fontSize": 14, "subtitleFontSize": 11, "offset": 12},
+    "legend": {"orient": "bottom", "title": None, "labelLimit": 0, "symbolOpacity": 1},
+}
+
+
+def spec_of(title: str, subtitle: str, body: Mapping[str, Any], *, height: object = HEIGHT) -> Spec:
+    """What every chart has in common, around its data and layers."""
+    return {
+        "$schema": SCHEMA,
+        "title": {"text": title, **({"subtitle": subtitle} if subtitle else {})},
+        "description": f"{title}. {subtitle}".removesuffix(" "),
+        "width": WIDTH,
+        "height": height,
+        "autosize": {"type": "fit-x", "contains": "padding"},
+        "config": CONFIG,
+        **body,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A specification that draws itself; in a notebook by being the last value of a cell."""
+
+    spec: Spec
+
+    def svg(self) -> str:
+        """As a vector drawing. Raises MissingPackageError."""
+        return str(_converter().vegalite_to_svg(self.spec))
+
+    def png(self, scale: float = PNG_SCALE) -> bytes:
+        """As pixels. Raises MissingPackageError."""
+        return bytes(_converter().vegalite_to_png(self.spec, scale=scale))
+
+    def html(self) -> str:
+        """As a page that asks nothing of the network. Raises MissingPackageError."""
+        return str(_converter().vegalite_to_html(self.spec, bundle=True))
+
+    def drawn(self, suffix: str) -> bytes:
+        """As a file of this suffix: .svg, .png or .html. Raises SpecError for another."""
+        kinds: dict[str, Callable[[], bytes]] = {
+            ".svg": lambda: self.svg().encode(),
+            ".png": self.png,
+            ".html": lambda: self.html().encode(),
+        }
+        if suffix.lower() not in kinds:
+            remedy = f"name a file that ends in {', '.join(kinds)}"
+            raise SpecError(Fault("plot", suffix or None, "is no format of a chart", remedy))
+        return kinds[suffix.lower()]()
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
+        """What a notebook shows: the drawing, and the specification where it can draw that."""
+        bundle: dict[str, Any] = {MIME: self.spec, "text/plain": self.spec["description"]}
+        try:
+            return {**bundle, "image/svg+xml": self.svg()}
+        except MissingPackageError:
+            return bundle
+
+
+def javascript() -> str:
+    """Vega, Vega-Lite and Vega-Embed as one script. Raises MissingPackageError."""
+    return str(_converter().javascript_bundle())
+
+
+def _converter() -> Any:
+    try:
+        return import_module("vl_convert")
+    except ImportError:
+        raise MissingPackageError("no vl_convert here; pip install 'planner[plot]'") from None

@@ -1,0 +1,192 @@
+"""Throughput against memory: what a plan considered, with intervals and what was measured."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from planner.charts.chart import BLUE, GREEN, GREY, ORANGE, VERMILION, Spec, spec_of
+from planner.units import GIB, counted, format_bytes
+
+FIRST, RANKED, OTHER, UNFIT, MEASURED = (
+    "number 1", "other ranked", "considered", "does not fit", "measured",
+)  # fmt: skip
+COLOURS = {FIRST: VERMILION, RANKED: BLUE, OTHER: GREY, UNFIT: ORANGE, MEASURED: GREEN}
+SHAPES = {FIRST: "circle", RANKED: "circle", OTHER: "circle", UNFIT: "cross", MEASURED: "diamond"}
+FARTHEST = 1.25  # times the usable memory; judgement
+X_TITLE, Y_TITLE = "device memory of the fullest GPU, GiB", "tokens/s/GPU"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One layout.
+
+    rank: None where the plan does not show it.
+    tokens_per_second_per_gpu, device_bytes: as predicted, with the ends of their intervals.
+    measured_tokens_per_second_per_gpu: of a probe; None without one.
+    """
+
+    layout: str
+    rank: int | None
+    num_gpus: int
+    tokens_per_second_per_gpu: float
+    interval: tuple[float, float] | None
+    device_bytes: float
+    memory_interval: tuple[float, float] | None
+    fits: bool
+    measured_tokens_per_second_per_gpu: float | None = None
+
+    @property
+    def series(self) -> str:
+        """Its kind, as the legend says it."""
+        if not self.fits:
+            return UNFIT
+        return OTHER if self.rank is None else FIRST if self.rank == 1 else RANKED
+
+    def row(self) -> dict[str, Any]:
+        """Its data: SI numbers, and memory in GiB too."""
+        low, high = self.interval or (None, None)
+        least, most = self.memory_interval or (None, None)
+        return {
+            **{key: value for key, value in asdict(self).items() if not key.endswith("interval")},
+            "series": self.series,
+            "low": low,
+            "high": high,
+            "gib": self.device_bytes / GIB,
+            "low_gib": None if least is None else least / GIB,
+            "high_gib": None if most is None else most / GIB,
+        }
+
+
+def front(points: Sequence[Point]) -> list[Point]:
+    """Those that fit and that no other beats in both throughput and memory, least memory first."""
+    found: list[Point] = []
+    fitting = [point for point in points if point.fits]
+    for point in sorted(fitting, key=lambda p: (p.device_bytes, -p.tokens_per_second_per_gpu)):
+        if not found or point.tokens_per_second_per_gpu > found[-1].tokens_per_second_per_gpu:
+            found.append(point)
+    return found
+
+
+def shown(points: Sequence[Point], usable_bytes: float | None) -> tuple[list[Point], int]:
+    """(points to draw, how many are left out): what is far from fitting would take all the room."""
+    if usable_bytes is None:
+        return list(points), 0
+    near = [point for point in points if point.device_bytes <= FARTHEST * usable_bytes]
+    return near, len(points) - len(near)
+
+
+def pareto(
+    points: Sequence[Point], usable_bytes: float | None, *, title: str, subtitle: str = ""
+) -> Spec:
+    """The chart. usable_bytes: what a plan may use of a GPU, drawn as a limit."""
+    points, left_out = shown(points, usable_bytes)
+    if left_out:
+        beyond = (
+            f"{counted(left_out, 'layout')} beyond {FARTHEST:g} times the usable memory left out"
+        )
+        subtitle = f"{subtitle}; {beyond}".removeprefix("; ")
+    rows = [point.row() for point in points]
+    measured = [
+        {**row, "series": MEASURED} for row in rows if row["measured_tokens_per_second_per_gpu"]
+    ]
+    series = [name for name in COLOURS if any(row["series"] == name for row in [*rows, *measured])]
+    # what the plan ranks lies above what it only considered
+    rows.sort(key=lambda row: (row["rank"] is not None, -(row["rank"] or 0)))
+    limit = (
+        [] if usable_bytes is None else [{"gib": usable_bytes / GIB, "text": _usable(usable_bytes)}]
+    )
+    body = {
+        "datasets": {
+            "points": rows,
+            "measured": measured,
+            "front": [point.row() for point in front(points)],
+            "limit": limit,
+        },
+        "encoding": {"x": _x("gib"), "y": _y("tokens_per_second_per_gpu")},
+        "layer": [
+            *_limit(),
+            {
+                "data": {"name": "front"},
+                "mark": {"type": "line", "strokeDash": [4, 3], "color": GREY, "opacity": 0.8},
+            },
+            _interval({"y": _y("low"), "y2": {"field": "high"}}, "datum.low != null"),
+            _interval({"x": _x("low_gib"), "x2": {"field": "high_gib"}}, "datum.low_gib != null"),
+            _marks("points", "tokens_per_second_per_gpu", series),
+            _marks("measured", "measured_tokens_per_second_per_gpu", series),
+            {
+                "data": {"name": "points"},
+                "transform": [{"filter": "datum.rank != null"}],
+                "mark": {"type": "text", "dx": 10, "dy": -8, "fontSize": 11},
+                "encoding": {"text": {"field": "rank", "type": "quantitative"}},
+            },
+        ],
+    }
+    return spec_of(title, subtitle, body)
+
+
+def _usable(num_bytes: float) -> str:
+    return f"usable {format_bytes(num_bytes)}"
+
+
+def _x(field: str) -> Spec:
+    scale = {"zero": False, "nice": True}
+    return {"field": field, "type": "quantitative", "title": X_TITLE, "scale": scale}
+
+
+def _y(field: str) -> Spec:
+    axis = {"format": ",.0f"}
+    return {
+        "field": field, "type": "quantitative", "title": Y_TITLE, "axis": axis,
+        "scale": {"zero": False},
+    }  # fmt: skip
+
+
+def _limit() -> list[Spec]:
+    text = {"type": "text", "align": "right", "baseline": "top", "dx": -5, "fontSize": 11}
+    at_top = {"y": {"value": 0}, "text": {"field": "text"}}
+    return [
+        {
+            "data": {"name": "limit"},
+            "mark": {"type": "rule", "color": VERMILION, "strokeDash": [2, 2]},
+            "encoding": {"y": None},
+        },
+        {"data": {"name": "limit"}, "mark": text, "encoding": at_top},
+    ]
+
+
+def _interval(encoding: Spec, drawn: str) -> Spec:
+    return {
+        "data": {"name": "points"},
+        "transform": [{"filter": f"datum.rank != null && {drawn}"}],
+        "mark": {"type": "rule", "opacity": 0.35, "strokeWidth": 1.5},
+        "encoding": {**encoding, "color": {"field": "series", "type": "nominal"}},
+    }
+
+
+def _marks(data: str, y: str, series: Sequence[str]) -> Spec:
+    def told_by(values: dict[str, str]) -> Spec:
+        scale = {"domain": list(series), "range": [values[name] for name in series]}
+        return {"field": "series", "type": "nominal", "scale": scale, "title": None}
+
+    ranked = {"test": "datum.rank != null", "value": 90}
+    return {
+        "data": {"name": data},
+        "mark": {"type": "point", "filled": True, "opacity": 0.9},
+        "encoding": {
+            "y": _y(y),
+            "color": told_by(COLOURS),
+            "shape": told_by(SHAPES),
+            "size": {"condition": ranked, "value": 36},
+            "tooltip": [
+                {"field": "rank", "title": "number"},
+                {"field": "layout"},
+                {"field": "num_gpus", "title": "GPUs", "format": ","},
+                {"field": "tokens_per_second_per_gpu", "title": "tokens/s/GPU", "format": ",.0f"},
+                {"field": "low", "title": "at least, 90%", "format": ",.0f"},
+                {"field": "high", "title": "at most, 90%", "format": ",.0f"},
+                {"field": "measured_tokens_per_second_per_gpu", "title": "measured",
+                 "format": ",.0f"},
+                {"field": "gib", "title": "memory, GiB", "format": ".1f"},
+            ],
+        },
+    }  # fmt: skip

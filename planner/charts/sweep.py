@@ -1,0 +1,97 @@
+"""A sweep over time: each layout's step against its first measured one."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from planner.charts.accuracy import COLOURS, SHAPES
+from planner.charts.chart import GREY, Spec, spec_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepPoint:
+    """One measured layout of one run.
+
+    at: when the run was due, ISO 8601.
+    change: against the run before; versions: of software that changed since, in words.
+    """
+
+    at: str
+    run: str
+    job: str
+    layout: str
+    step_seconds: float
+    predicted_seconds: float | None
+    change: float | None
+    versions: str
+
+    @property
+    def series(self) -> str:
+        """The line that it is a point of."""
+        return f"{self.job}: {self.layout}"
+
+
+def over_time(points: Sequence[SweepPoint], *, title: str) -> Spec:
+    """The chart: above 100% a layout is slower than it was at first."""
+    ordered = sorted(points, key=lambda point: point.at)
+    first: dict[str, float] = {}
+    for point in ordered:
+        first.setdefault(point.series, point.step_seconds)
+    rows = [
+        {
+            **asdict(point),
+            "series": point.series,
+            "relative": point.step_seconds / first[point.series],
+        }
+        for point in ordered
+    ]
+    names = list(first)
+
+    def by_series(values: Sequence[str]) -> Spec:
+        chosen = [values[place % len(values)] for place in range(len(names))]
+        legend = {"columns": 1, "labelLimit": 680}
+        scale = {"domain": names, "range": chosen}
+        return {"field": "series", "type": "nominal", "scale": scale, "legend": legend}
+
+    x = {"field": "at", "type": "temporal", "title": "run of the sweep"}
+    y = {
+        "field": "relative", "type": "quantitative", "title": "step time over its first",
+        "axis": {"format": ".0%"}, "scale": {"zero": False},
+    }  # fmt: skip
+    tooltip = [
+        {"field": "at", "type": "temporal", "title": "due", "format": "%Y-%m-%d %H:%M"},
+        {"field": "job"}, {"field": "layout"},
+        {"field": "step_seconds", "title": "step, s", "format": ".4g"},
+        {"field": "predicted_seconds", "title": "predicted, s", "format": ".4g"},
+        {"field": "change", "title": "since the last run", "format": "+.1%"},
+        {"field": "versions", "title": "versions changed"},
+    ]  # fmt: skip
+    body = {
+        "datasets": {"points": rows, "base": [{"relative": 1.0}]},
+        "layer": [
+            {
+                "data": {"name": "base"},
+                "mark": {"type": "rule", "color": GREY, "strokeDash": [3, 3]},
+                "encoding": {"y": y},
+            },
+            {
+                "data": {"name": "points"},
+                "mark": {"type": "line"},
+                "encoding": {"x": x, "y": y, "color": by_series(COLOURS)},
+            },
+            {
+                "data": {"name": "points"},
+                "mark": {"type": "point", "filled": True, "size": 60},
+                "encoding": {
+                    "x": x, "y": y, "color": by_series(COLOURS), "shape": by_series(SHAPES),
+                    "tooltip": tooltip,
+                },
+            },
+            {
+                "data": {"name": "points"},
+                "transform": [{"filter": "datum.versions != ''"}],
+                "mark": {"type": "point", "size": 220, "strokeWidth": 1.5},
+                "encoding": {"x": x, "y": y, "color": by_series(COLOURS)},
+            },
+        ],
+    }  # fmt: skip
+    return spec_of(title, "a ring marks a change of software versions", body)
