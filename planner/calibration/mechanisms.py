@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from planner.columns import CODES, TRAINER_SPLIT, BoolColumn, IntColumn, LayoutBatch
-from planner.cost.layer.unit_costs import chunks_loss
+from planner.cost.layer.trainer_kernels import chunks_loss
 from planner.rules.base import Context
 from planner.rules.cuda_graphs import captured
 from planner.rules.pipeline import spelled_out

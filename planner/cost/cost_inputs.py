@@ -5,6 +5,7 @@ Letters: N layouts, U distinct rows, R pipeline ranks priced, K + 2 units (layer
 embedding, head).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
@@ -14,11 +15,12 @@ from planner.columns import FloatColumn, IntColumn, LayoutBatch
 from planner.cost import chunks, deduplicated
 from planner.cost.data_parallel import sharding
 from planner.cost.layer import unit_costs as layers
+from planner.cost.layer.unit_work import Savings, UnitWork, savings, unit_work
 from planner.cost.pipeline import stages
 from planner.cost.pipeline.schedule_columns import num_microbatches
 from planner.cost.prepared_job import PreparedJob
 from planner.rules import cuda_graphs
-from planner.work.checkpointing import BLOCK, FULL, NONE
+from planner.work.checkpointing import BLOCK, FULL, MEMORY_BUDGET, NONE
 
 STAGE_COUNTS = ("pp", "virtual_stages")  # a unit asks only whether there are several
 
@@ -66,15 +68,41 @@ def _in_mode(rows: LayoutBatch, mode: int) -> LayoutBatch:
 
 
 def _costs_at(job: PreparedJob, rows: LayoutBatch) -> layers.UnitCosts:
-    def price(missing: IntColumn) -> list[layers.UnitCosts]:
-        return [
-            layers.unit_costs(job.context(rows.take(missing[part])), job.model)
-            for part in chunks.slices(len(missing), chunks.CACHED_ROWS)
-        ]
+    """What units cost at U rows, of which those that differ in checkpointing alone are one."""
 
+    def work(missing: IntColumn) -> list[UnitWork]:
+        return [unit_work(job.context(rows.take(part)), job.model) for part in _parts(missing)]
+
+    def what_is_saved(missing: IntColumn) -> list[Savings]:
+        these = budgeted[missing]
+        return [savings(job.context(rows.take(part)), job.model) for part in _parts(these)]
+
+    hashes = deduplicated.hashes([getattr(rows, name) for name in _without_mode(job)])
+    budgeted = np.flatnonzero(rows.ac_kind == MEMORY_BUDGET)
+    return layers.unit_costs(
+        job.known_work.at(hashes, work),
+        job.known_savings.at(hashes[budgeted], what_is_saved) if len(budgeted) else None,
+        rows,
+        job.model,
+        job.training,
+        job.rules,
+    )
+
+
+def _parts(rows: IntColumn) -> Iterator[IntColumn]:
+    """Rows in parts that are priced at once."""
+    return (rows[part] for part in chunks.slices(len(rows), chunks.CACHED_ROWS))
+
+
+def _without_mode(job: PreparedJob) -> tuple[str, ...]:
+    """The columns of `_key` that the work of a unit depends on before checkpointing is chosen.
+
+    What of a step runs under another microbatch's compute, or in a graph, can depend on it.
+    """
     values, several = _key(job)
-    columns = [getattr(rows, name) for name in values + several]
-    return job.known_units.at(deduplicated.hashes(columns), price)
+    if job.training.overlap.ep or "ac_kind" in cuda_graphs.columns_read(job.rules_context):
+        return values + several
+    return tuple(name for name in values + several if name not in layers.MODE)
 
 
 def shards_at(job: PreparedJob, rows: LayoutBatch) -> sharding.UnitShards:

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from planner.columns import FloatColumn, IntColumn
 from planner.cost.data_parallel.sharding import UnitShards
-from planner.cost.layer.unit_costs import UnitCosts
+from planner.cost.layer.unit_work import Savings, UnitWork
 
-MOST_ROWS = 2**16  # about a kilobyte each; beyond it all are forgotten
+MOST_ROWS = 2**15  # about two kilobytes each; beyond it all are forgotten
 FIRST_ROWS = 2**10
 
-RowsT = TypeVar("RowsT", UnitCosts, UnitShards)
+RowsT = TypeVar("RowsT", UnitWork, Savings, UnitShards)
 
 
 class KnownRows(Generic[RowsT]):
@@ -41,33 +41,35 @@ class KnownRows(Generic[RowsT]):
     def at(
         self, hashes: NDArray[np.uint64], price: Callable[[IntColumn], Sequence[RowsT]]
     ) -> RowsT:
-        """The columns of these rows.
+        """The columns of these rows, which may name one several times.
 
         price: those of the rows at some indices, in parts.
         """
-        found = np.searchsorted(self.hashes, hashes)
-        found = np.minimum(found, max(len(self.hashes) - 1, 0))
-        missing = (
-            np.flatnonzero(self.hashes[found] != hashes)
-            if len(self.hashes)
-            else np.arange(len(hashes))
-        )
+        distinct, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
+        places, missing = self._places(distinct)
         if len(missing) > MOST_ROWS // 2:  # too many to be remembered
-            return self._joined(price(np.arange(len(hashes))))
+            return self._joined(price(first), inverse)
         if len(missing):
             if self.count + len(missing) > MOST_ROWS:
                 self._forget()
-                missing = np.arange(len(hashes))
-            self._add(hashes[missing], price(missing))
-            found = np.searchsorted(self.hashes, hashes)
-        rows = self.places[found]
+                missing = np.arange(len(distinct))
+            self._add(distinct[missing], price(first[missing]))
+            places, _ = self._places(distinct)
+        rows = places[inverse]
         return self.kind(**{name: column[..., rows] for name, column in self.columns.items()})
 
-    def _joined(self, parts: Sequence[RowsT]) -> RowsT:
+    def _places(self, hashes: NDArray[np.uint64]) -> tuple[IntColumn, IntColumn]:
+        """(where these rows stand, indices of those that are not known)."""
+        if not len(self.hashes):
+            return np.zeros(len(hashes), dtype=np.int64), np.arange(len(hashes))
+        found = np.minimum(np.searchsorted(self.hashes, hashes), len(self.hashes) - 1)
+        return self.places[found], np.flatnonzero(self.hashes[found] != hashes)
+
+    def _joined(self, parts: Sequence[RowsT], rows: IntColumn) -> RowsT:
         names = [field.name for field in fields(self.kind)]
         return self.kind(
             **{
-                name: np.concatenate([getattr(part, name) for part in parts], axis=-1)
+                name: np.concatenate([getattr(part, name) for part in parts], axis=-1)[..., rows]
                 for name in names
             }
         )

@@ -8,9 +8,10 @@ from planner.columns import FloatColumn, LayoutBatch
 from planner.cost.data_parallel.optimizer_step import OptimizerStep
 from planner.cost.data_parallel.sharding import UnitShards
 from planner.cost.known_rows import KnownRows
-from planner.cost.layer import unit_costs as layers
 from planner.cost.layer.context import CostContext
 from planner.cost.layer.quantisation import Quantisation
+from planner.cost.layer.trainer_kernels import fused_kernels
+from planner.cost.layer.unit_work import Savings, UnitWork
 from planner.cost.machine.device import Device
 from planner.cost.machine.knobs import Calibration
 from planner.cost.machine.profile import Profile
@@ -33,8 +34,8 @@ class PreparedJob:
     recipes: how each precision computes under this trainer's release.
     own_factor: factor on the step's seconds that one's own runs of this stack showed, by precision
         code; 1 without any.
-    known_units, known_shards: rows already computed; a changed copy (`dataclasses.replace`) starts
-        without.
+    known_work, known_savings, known_shards: rows already computed; a changed copy
+        (`dataclasses.replace`) starts without.
     """
 
     model: ModelSpec
@@ -47,8 +48,11 @@ class PreparedJob:
     fabric: Fabric
     recipes: tuple[Recipe, ...]
     own_factor: FloatColumn
-    known_units: KnownRows[layers.UnitCosts] = field(
-        default_factory=lambda: KnownRows(layers.UnitCosts), init=False, compare=False, repr=False
+    known_work: KnownRows[UnitWork] = field(
+        default_factory=lambda: KnownRows(UnitWork), init=False, compare=False, repr=False
+    )
+    known_savings: KnownRows[Savings] = field(
+        default_factory=lambda: KnownRows(Savings), init=False, compare=False, repr=False
     )
     known_shards: KnownRows[UnitShards] = field(
         default_factory=lambda: KnownRows(UnitShards), init=False, compare=False, repr=False
@@ -79,7 +83,7 @@ class PreparedJob:
     def context(self, rows: LayoutBatch) -> CostContext:
         """What the costs of a layer's operations depend on at these rows."""
         fused, quantised = (
-            layers.fused_kernels(rows, self.rules),
+            fused_kernels(rows, self.rules),
             quantised_model(self.model, self.recipes),
         )
         quantisation = Quantisation.build(rows, quantised, fused, self.device)

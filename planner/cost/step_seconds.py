@@ -18,6 +18,7 @@ from planner.cost.data_parallel.overlap import (
 from planner.cost.layer import forward_backward_overlap as pairs
 from planner.cost.layer import unit_costs as layers
 from planner.cost.layer.context import AXES
+from planner.cost.layer.trainer_kernels import fused_kernels
 from planner.cost.memory.host_activations import exposed_copies
 from planner.cost.network.sends import Sends, transport_of
 from planner.cost.pipeline.schedule_columns import by_schedule, split_schedules
@@ -161,7 +162,7 @@ def _sends(inputs: CostInputs) -> Sends:
     return Sends(
         batch=inputs.batch,
         payload_bytes=inputs.unit.costs.boundary_bytes[inputs.at_unit],
-        fused=layers.fused_kernels(inputs.batch, inputs.job.rules),
+        fused=fused_kernels(inputs.batch, inputs.job.rules),
         training=inputs.job.training,
         cluster=inputs.job.cluster,
         device=inputs.job.device,

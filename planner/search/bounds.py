@@ -10,6 +10,8 @@ from dataclasses import replace
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
+from planner.cost.deduplicated import unique_rows
+from planner.cost.layer.unit_costs import MODE
 from planner.cost.lower_bounds import Idle
 from planner.cost.price import Pricer
 from planner.search.fit import fitting
@@ -45,13 +47,23 @@ class CellBounds:
     def bare(self, rows: IntColumn) -> FloatColumn:
         """Lower bound on the step time of these cells without recomputation."""
         left = rows[np.isnan(self.bare_seconds[rows])]
-        for start in range(0, len(left), AT_ONCE):
-            part = left[start : start + AT_ONCE]
-            none, nothing = np.broadcast_to(NONE, len(part)), np.broadcast_to(0.0, len(part))
-            self.bare_seconds[part] = self.pricer.time_lower_bounds(
-                replace(self.cells.take(part), ac_kind=none, ac_value=nothing), self.idle.take(part)
-            )
+        if len(left):
+            names = [name for name, _ in self.cells.columns() if name not in MODE]
+            columns = [getattr(self.cells, name)[left] for name in names]
+            idle = self.idle.take(left)
+            first, alike = unique_rows([*columns, idle.overlaps, idle.microbatches])
+            seconds, in_place = np.empty(len(first)), np.argsort(first)  # neighbours share work
+            for start in range(0, len(first), AT_ONCE):
+                part = in_place[start : start + AT_ONCE]
+                seconds[part] = self._bare(left[first[part]])
+            self.bare_seconds[left] = seconds[alike]
         return self.bare_seconds[rows]
+
+    def _bare(self, rows: IntColumn) -> FloatColumn:
+        none, nothing = np.broadcast_to(NONE, len(rows)), np.broadcast_to(0.0, len(rows))
+        return self.pricer.time_lower_bounds(
+            replace(self.cells.take(rows), ac_kind=none, ac_value=nothing), self.idle.take(rows)
+        )
 
     def largest_budgets(self, rows: IntColumn) -> IntColumn:
         """Largest memory budget of these cells at which their memory bound fits, in hundredths.

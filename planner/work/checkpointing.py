@@ -5,11 +5,11 @@ Letters: U rows of a batch; a mode is the pair of columns (ac_kind, ac_value).
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
-from planner.columns import BoolColumn, FloatColumn, LayoutBatch, in_order
+from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch, in_order
 from planner.specs.layout import AC_KINDS
 from planner.work.liveness import (
     backward_peak,
@@ -28,204 +28,278 @@ CORE_ATTENTION = frozenset({"attention", "softmax_dropout"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
-    """What a mode does to one layer.
+class Choices:
+    """Bytes that the modes of one layer choose between, (U,); no mode changes them.
 
-    saved_bytes (U,): saved from forward to backward, the mean over layers for selective-layer-N.
-    transient_bytes (U,): needed besides while the last layer runs backward: what is recomputed,
-        gradients, kernels' buffers.
-    done_bytes, next_bytes (U,): when it is done, and while the layer before it runs backward, less
-    what
-        the last one saved.
-    second_bytes (U,): while the second layer runs backward, with all that it and the first one
-    save. working_bytes (U,): what its forward computes and frees again.
-    redone: share of each op's forward that backward repeats, (len(ops), U).
+    every_bytes: all that its operations save for backward.
+    layer_input_bytes: what full checkpointing saves.
+    selective_bytes: what selective-op saves.
+    core_bytes: what only the core attention saves.
+    backward_peak_bytes: most alive in its backward.
+    recomputation_peak_bytes: the same while its forward is repeated.
+    unsaved_input_bytes: its input, where no operation saves it.
+    unread_bytes: outputs that selective-op saves and recomputation does not reach before it stops.
+    gradient_bytes: of its input and its weights.
+    passing_bytes: outputs of GEMMs that backward never reads.
     """
 
-    saved_bytes: FloatColumn
-    transient_bytes: FloatColumn
-    done_bytes: FloatColumn
-    next_bytes: FloatColumn
-    second_bytes: FloatColumn
-    working_bytes: FloatColumn
-    redone: FloatColumn
+    every_bytes: FloatColumn
+    layer_input_bytes: FloatColumn
+    selective_bytes: FloatColumn
+    core_bytes: FloatColumn
+    backward_peak_bytes: FloatColumn
+    recomputation_peak_bytes: FloatColumn
+    unsaved_input_bytes: FloatColumn
+    unread_bytes: FloatColumn
+    gradient_bytes: FloatColumn
+    passing_bytes: FloatColumn
+
+    @classmethod
+    def nothing(cls, size: int) -> "Choices":
+        """Those of a unit that saves nothing."""
+        return Choices(**{field.name: np.zeros(size) for field in fields(Choices)})
 
 
 @dataclass(frozen=True, slots=True)
-class Recomputation:
-    """How a trainer recomputes.
+class Shares:
+    """The share of each operation that backward repeats, (len(ops), U).
 
-    early_stop: eager recomputation ends once the last tensor that backward needs is there
-        (`needed_again`); compiled recomputation always does.
-    num_layers: of the model.
+    needed, selective, core: under full checkpointing, selective-op and selective-attention.
     """
 
-    early_stop: bool
-    num_layers: int
+    needed: FloatColumn
+    selective: FloatColumn
+    core: FloatColumn
 
 
-def kept(
+def choices_of(
     ops: Sequence[Op],
     batch: LayoutBatch,
     bytes_of: Callable[[Tensor], FloatColumn],
-    seconds: FloatColumn,
     fused: BoolColumn,
-    recomputation: Recomputation,
-) -> Kept:
-    """What each row's mode saves of a layer and what it recomputes.
+    early_stop: bool,
+) -> tuple[Choices, Shares]:
+    """What the modes of a layer of these operations choose between, and what they repeat.
+
+    bytes_of: bytes (U,) of a tensor.
+    fused (U,): kernels are fused, so that eager-only tensors are not saved.
+    early_stop: eager recomputation ends once the last tensor that backward needs is there
+        (`needed_again`); compiled recomputation always does.
+    Sources: torchtitan 0.2.2 distributed/activation_checkpoint.py (save list and every second
+        matmul), Korthikanti 2022 (selective attention).
+    """
+    stops = np.asarray(batch.compile | early_stop)
+    again, nothing = needed_again(ops), np.zeros(len(batch))
+    needed = np.where(stops, again[:, None], 1.0)
+    selective_bytes, redone = _selective_op(ops, batch, bytes_of)
+    core = np.array([1.0 if op.name in CORE_ATTENTION else 0.0 for op in ops])[:, None]
+    saved = saved_tensors(ops)
+    layer_input, read = bytes_of(LAYER_INPUT), nothing
+    if LAYER_INPUT.name in saved:
+        read = tensor_bytes(saved[LAYER_INPUT.name], bytes_of, fused)
+    unread = [size for index, size in _kept_outputs(ops, batch, bytes_of) if again[index] == 0.0]
+    gradients = (LAYER_INPUT, *weight_gradients(ops))
+    choices = Choices(
+        every_bytes=in_order([tensor_bytes(one, bytes_of, fused) for one in saved.values()]),
+        layer_input_bytes=layer_input,
+        selective_bytes=selective_bytes,
+        core_bytes=in_order([nothing, *map(bytes_of, _of_core(ops))]),
+        backward_peak_bytes=backward_peak(tuple(ops), bytes_of, fused),
+        recomputation_peak_bytes=recomputation_peak(tuple(ops), bytes_of, fused, stops),
+        unsaved_input_bytes=layer_input - read,
+        unread_bytes=np.where(stops, in_order([nothing, *unread]), 0.0),
+        gradient_bytes=in_order([bytes_of(gradient) for gradient in gradients]),
+        passing_bytes=in_order([nothing, *map(bytes_of, _passing(ops))]),
+    )
+    return choices, Shares(needed=needed, selective=redone * needed, core=core * needed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What modes save of a layer; all have one shape.
+
+    saved: from forward to backward, the mean over layers for selective-layer-N.
+    transient: needed besides while the last layer runs backward: what is recomputed, gradients,
+        kernels' buffers.
+    done, following: when it is done, and while the layer before it runs backward, less what the
+        last one saved.
+    second: while the second layer runs backward, with all that it and the first one save.
+    working: what its forward computes and frees again.
+    """
+
+    saved: FloatColumn
+    transient: FloatColumn
+    done: FloatColumn
+    following: FloatColumn
+    second: FloatColumn
+    working: FloatColumn
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """How rows checkpoint: (ac_kind, ac_value), and the layers of the model.
 
     block-N is no mode of a layer: some of a stage's layers have none and the others full
     checkpointing (`cost_inputs`). uniform-N saves the input of every N-th layer and recomputes N
     layers at once, so that backward holds what N layers save.
-
-    bytes_of: bytes (U,) of a tensor.
-    seconds (len(ops), U): forward seconds of each op, for the memory budget.
-    fused (U,): kernels are fused, so that eager-only tensors are not saved.
-    Sources: torchtitan 0.2.2 distributed/activation_checkpoint.py (save list and every second
-        matmul),
-    Korthikanti 2022 (selective attention), torch._functorch.partitioners
-    (activation_memory_budget); Megatron-LM core 0.14 transformer/transformer_block.py
-    (_checkpointed_forward) for uniform-N.
+    Source: Megatron-LM core 0.14 transformer/transformer_block.py (_checkpointed_forward).
     """
-    size = len(batch)
-    zero, one = np.zeros(size), np.ones(size)
-    every = _union_bytes(ops, bytes_of, fused)
-    layer_input = bytes_of(LAYER_INPUT)
-    saved_op, redone_op = _selective_op(ops, batch, bytes_of)
-    saved_budget, redone_budget = layer_input, redone_op
-    if np.any(batch.ac_kind == MEMORY_BUDGET):
-        saved_budget, redone_budget = _memory_budget(
-            ops, bytes_of, seconds, fused, np.clip(batch.ac_value, 0, 1), layer_input
+
+    kind: IntColumn
+    value: FloatColumn
+    num_layers: int
+
+    @property
+    def period(self) -> FloatColumn:
+        """N of selective-layer-N and uniform-N."""
+        return np.maximum(self.value, 1.0)
+
+    @property
+    def checkpointed(self) -> FloatColumn:
+        """The share of layers that selective-layer-N checkpoints."""
+        return np.floor(self.num_layers / self.period) / self.num_layers
+
+    @property
+    def budget(self) -> FloatColumn:
+        """The share of what could be saved that a memory budget saves."""
+        return np.clip(self.value, 0.0, 1.0)
+
+    @property
+    def graph_share(self) -> FloatColumn:
+        """Share of a layer's autograd graph that stays from forward to backward.
+
+        It applies to what operations save besides their inputs.
+        """
+        kind = self.kind
+        whole = (kind == NONE) | (kind == SELECTIVE_ATTENTION)
+        return np.select(
+            [whole, kind == SELECTIVE_LAYER, kind == MEMORY_BUDGET],
+            [np.ones_like(self.value), 1.0 - 1.0 / self.period, self.budget],
+            0.0,
         )
-    core = np.array([1.0 if op.name in CORE_ATTENTION else 0.0 for op in ops])[:, None]
-    kind, period = batch.ac_kind, np.maximum(batch.ac_value, 1.0)
-    checkpointed = np.floor(recomputation.num_layers / period) / recomputation.num_layers
-    saved = np.select(
-        [
+
+    def kept(self, of: Choices) -> Kept:
+        """What the modes save; `of` has their shape."""
+        kind, period = self.kind, self.period
+        every, layer_input = of.every_bytes, of.layer_input_bytes
+        saved = np.select(
+            [
+                kind == NONE,
+                kind == FULL,
+                kind == SELECTIVE_OP,
+                kind == SELECTIVE_LAYER,
+                kind == SELECTIVE_ATTENTION,
+                kind == UNIFORM,
+            ],
+            [
+                every,
+                layer_input,
+                of.selective_bytes,
+                every + (layer_input - every) * self.checkpointed,
+                every - of.core_bytes,
+                layer_input / period,
+            ],
+            room(of, self.budget),
+        )
+        peak = np.where(
             kind == NONE,
-            kind == FULL,
-            kind == SELECTIVE_OP,
-            kind == SELECTIVE_LAYER,
-            kind == SELECTIVE_ATTENTION,
-            kind == UNIFORM,
-        ],
-        [
-            every,
-            layer_input,
-            saved_op,
-            every + (layer_input - every) * checkpointed,
-            every - _core_bytes(ops, bytes_of),
-            layer_input / period,
-        ],
-        saved_budget,
-    )
-    redone = np.select(
-        [
-            (kind == NONE)[None],
-            ((kind == FULL) | (kind == UNIFORM))[None],
-            (kind == SELECTIVE_OP)[None],
-            (kind == SELECTIVE_LAYER)[None],
-            (kind == SELECTIVE_ATTENTION)[None],
-        ],
-        [
-            zero[None] * core,
-            one[None] + zero[None] * core,
-            redone_op,
-            checkpointed[None] + zero[None] * core,
-            core * one[None],
-        ],
-        redone_budget,
-    )
-    stops = _stops_early(batch, recomputation.early_stop)
-    needed = needed_again(ops)[:, None]
-    # of layers that are recomputed together, only the last one's recomputation stops early
-    needed = np.where(kind == UNIFORM, 1.0 + (needed - 1.0) / period, needed)
-    redone = redone * np.where(stops, needed, 1.0)
-    backward = backward_peak(tuple(ops), bytes_of, fused)
-    again = recomputation_peak(tuple(ops), bytes_of, fused, stops)
-    peak = np.where(kind == NONE, backward, np.maximum(backward, again))
-    peak = peak + np.where(kind == UNIFORM, (period - 1.0) * every, 0.0)
-    peak = peak + _held_besides(ops, batch, bytes_of, fused, stops)
-    last, before, first = (
-        np.select([kind == SELECTIVE_LAYER, kind == UNIFORM], [own, together], saved)
-        for own, together in zip(
-            _by_place(period, layer_input, every, recomputation),
-            # `peak` has all layers that were recomputed together: their one input is saved, the
-            # last one is freed when the one before it runs, and two are left for the second
-            (layer_input, every, (2.0 - period) * every),
-            strict=True,
+            of.backward_peak_bytes,
+            np.maximum(of.backward_peak_bytes, of.recomputation_peak_bytes)
+            + of.unsaved_input_bytes,
         )
+        peak = peak + np.where(kind == UNIFORM, (period - 1.0) * every, 0.0)
+        peak = peak + np.where(kind == SELECTIVE_OP, of.unread_bytes, 0.0)
+        # `peak` has all layers that were recomputed together: their one input is saved, the last
+        # one is freed when the one before it runs, and two are left for the second
+        together = (layer_input, every, (2.0 - period) * every)
+        last, before, first = (
+            np.select([kind == SELECTIVE_LAYER, kind == UNIFORM], [own, several], saved)
+            for own, several in zip(self._by_place(of), together, strict=True)
+        )
+        return Kept(
+            saved=saved,
+            transient=np.maximum(peak - last, 0.0),
+            done=of.gradient_bytes - last,
+            following=peak - before - last,
+            second=peak + first,
+            working=np.maximum(every + of.passing_bytes - saved, 0.0),
+        )
+
+    def _by_place(self, of: Choices) -> tuple[FloatColumn, FloatColumn, FloatColumn]:
+        """What the last layer, the one before it and the first save under selective-layer-N.
+
+        selective-layer-N checkpoints every N-th layer.
+        Source: torchtitan distributed/activation_checkpoint.py (_apply_layer_sac counts from one).
+        """
+        places = (self.num_layers, max(self.num_layers - 1, 1), 1)
+        last, before, first = (
+            np.where(place % self.period == 0, of.layer_input_bytes, of.every_bytes)
+            for place in places
+        )
+        return last, before, first
+
+    def repeated(
+        self, everything: FloatColumn, full: FloatColumn, selective: FloatColumn, core: FloatColumn
+    ) -> FloatColumn:
+        """What the backward repeats of a quantity, but for memory budgets (`redone_by_budget`).
+
+        everything, full, selective, core: its sum over all operations, and over those that a full,
+            a selective-op and a selective-attention checkpoint repeats.
+        Of layers that are recomputed together, only the last one's recomputation stops early.
+        """
+        kind = self.kind
+        share = np.select(
+            [kind == FULL, kind == SELECTIVE_LAYER, kind == UNIFORM],
+            [1.0, self.checkpointed, 1.0 / self.period],
+            0.0,
+        )
+        rest = np.where(kind == UNIFORM, 1.0 - 1.0 / self.period, 0.0)
+        return np.asarray(
+            share * full
+            + rest * everything
+            + (kind == SELECTIVE_OP) * selective
+            + (kind == SELECTIVE_ATTENTION) * core
+        )
+
+
+def room(of: Choices, budget: FloatColumn) -> FloatColumn:
+    """Bytes that a memory budget lets a layer save: least + X (all - least)."""
+    return np.asarray(
+        of.layer_input_bytes + budget * np.maximum(of.every_bytes - of.layer_input_bytes, 0.0)
     )
-    gradients = in_order([bytes_of(gradient) for gradient in (LAYER_INPUT, *weight_gradients(ops))])
-    return Kept(
-        saved_bytes=saved,
-        transient_bytes=np.maximum(peak - last, 0.0),
-        done_bytes=gradients - last,
-        next_bytes=peak - before - last,
-        second_bytes=peak + first,
-        working_bytes=np.maximum(every + _passing_bytes(ops, bytes_of) - saved, 0.0),
-        redone=redone,
-    )
 
 
-def _stops_early(batch: LayoutBatch, early_stop: bool) -> BoolColumn:
-    """Rows whose recomputation runs no further than backward needs, (U,): compiled ones always."""
-    return np.asarray(batch.compile | early_stop)
+def makers(ops: Sequence[Op]) -> list[tuple[int, Tensor]]:
+    """(index, result) of the operations whose results a memory budget can save.
 
-
-def _by_place(
-    period: FloatColumn, layer_input: FloatColumn, every: FloatColumn, recomputation: Recomputation
-) -> tuple[FloatColumn, FloatColumn, FloatColumn]:
-    """What the last layer, the one before it and the first save under selective-layer-N, (U,) each.
-
-    selective-layer-N checkpoints every N-th layer.
-    Source: torchtitan distributed/activation_checkpoint.py (_apply_layer_sac counts from one).
+    What backward does not read (`needed_again`) is never recomputed, so it is not worth saving.
     """
-    places = (recomputation.num_layers, max(recomputation.num_layers - 1, 1), 1)
-    last, before, first = (np.where(place % period == 0, layer_input, every) for place in places)
-    return last, before, first
-
-
-def _held_besides(
-    ops: Sequence[Op],
-    batch: LayoutBatch,
-    bytes_of: Callable[[Tensor], FloatColumn],
-    fused: BoolColumn,
-    stops: BoolColumn,
-) -> FloatColumn:
-    """What a checkpoint holds through the layer's backward though backward does not read it, (U,).
-
-    They are the layer's input where no operation saves it, and saved outputs that recomputation
-    does not reach before it stops.
-    """
-    every = saved_tensors(ops)
-    read = (
-        tensor_bytes(every[LAYER_INPUT.name], bytes_of, fused)
-        if LAYER_INPUT.name in every
-        else np.zeros(len(batch))
-    )
-    held = np.where(batch.ac_kind == NONE, 0.0, bytes_of(LAYER_INPUT) - read)
-    never = needed_again(ops) == 0.0
-    unread = [
-        kept_bytes for index, kept_bytes in _kept_outputs(ops, batch, bytes_of) if never[index]
+    needed = needed_again(ops)
+    return [
+        (index, op.output)
+        for index, op in enumerate(ops)
+        if isinstance(op, Gemm | Attention | Elementwise)
+        and op.output is not None
+        and needed[index]
     ]
-    early = stops & (batch.ac_kind == SELECTIVE_OP)
-    return np.asarray(held + np.where(early, in_order(unread), 0.0))
 
 
-def graph_share(batch: LayoutBatch) -> FloatColumn:
-    """Share of a layer's autograd graph that stays from forward to backward, (U,).
+def saved_by_budget(
+    sizes: FloatColumn, again: FloatColumn, least: FloatColumn, most: FloatColumn
+) -> FloatColumn:
+    """What need not be repeated where `most` bytes are saved: a fractional knapsack, (Q, ...).
 
-    It applies to what operations save besides their inputs.
+    sizes (M, ...), again (M, Q, ...): bytes of results and what repeating them takes, those first
+        that cost most seconds per byte.
+    least, most (...): bytes that are saved in any case, and with these.
+    Source: torch._functorch.partitioners (activation_memory_budget).
     """
-    kind, value = batch.ac_kind, batch.ac_value
-    whole = (kind == NONE) | (kind == SELECTIVE_ATTENTION)
-    period, budget = np.maximum(value, 1.0), np.clip(value, 0.0, 1.0)
-    return np.select(
-        [whole, kind == SELECTIVE_LAYER, kind == MEMORY_BUDGET],
-        [np.ones(len(batch)), 1.0 - 1.0 / period, budget],
-        0.0,
-    )
+    saved, spared = least.copy(), np.zeros(again.shape[1:])
+    for size, one in zip(sizes, again, strict=True):
+        share = np.clip((most - saved) / np.maximum(size, 1.0), 0.0, 1.0)
+        saved += share * size
+        spared += share * one
+    return spared
 
 
 def needed_again(ops: Sequence[Op]) -> FloatColumn:
@@ -249,27 +323,16 @@ def needed_again(ops: Sequence[Op]) -> FloatColumn:
     return np.array([1.0 if index < keepers[-1] + runs else 0.0 for index in range(len(ops))])
 
 
-def _union_bytes(
-    ops: Sequence[Op], bytes_of: Callable[[Tensor], FloatColumn], fused: BoolColumn
-) -> FloatColumn:
-    return in_order(
-        [tensor_bytes(tensor, bytes_of, fused) for tensor in saved_tensors(ops).values()]
-    )
-
-
-def _passing_bytes(ops: Sequence[Op], bytes_of: Callable[[Tensor], FloatColumn]) -> FloatColumn:
-    """Bytes of GEMM outputs that backward never reads, such as partial sums that TP reduces."""
+def _passing(ops: Sequence[Op]) -> list[Tensor]:
+    """Outputs of GEMMs that backward never reads, such as partial sums that TP reduces."""
     read = saved_tensors(ops)
-    return in_order(
-        [bytes_of(op.output) for op in ops if isinstance(op, Gemm) and op.output.name not in read]
-    )
+    return [op.output for op in ops if isinstance(op, Gemm) and op.output.name not in read]
 
 
-def _core_bytes(ops: Sequence[Op], bytes_of: Callable[[Tensor], FloatColumn]) -> FloatColumn:
-    """Bytes that only the core attention saves: probabilities and masks, or flash's statistics."""
+def _of_core(ops: Sequence[Op]) -> list[Tensor]:
+    """What only the core attention saves: probabilities and masks, or flash's statistics."""
     cores = [op for op in ops if isinstance(op, Attention)]
-    inner = [t for op in cores for t in op.saves if t.name not in ("q", "k", "v", "attention_out")]
-    return in_order([bytes_of(t) for t in inner])
+    return [t for op in cores for t in op.saves if t.name not in ("q", "k", "v", "attention_out")]
 
 
 def _selective_op(
@@ -303,40 +366,3 @@ def _kept_outputs(
             yield index, bytes_of(op.output) + bytes_of(op.statistics)
         elif isinstance(op, Collective) and op.site == "tp_exit":
             yield index, np.where(scattered, bytes_of(op.tensor) / batch.tp, 0.0)
-
-
-def _memory_budget(
-    ops: Sequence[Op],
-    bytes_of: Callable[[Tensor], FloatColumn],
-    seconds: FloatColumn,
-    fused: BoolColumn,
-    budget: FloatColumn,
-    least: FloatColumn,
-) -> tuple[FloatColumn, FloatColumn]:
-    """Fractional knapsack: save the tensors that cost most seconds per byte to recompute.
-
-    Tensors are saved until least + X (all - least) bytes are used, where X is the budget. What
-    backward does not read (`needed_again`) is never recomputed, so it is not worth saving.
-    """
-    needed = needed_again(ops)
-    redone = np.ones((len(ops), len(budget)))
-    makers = [
-        (i, op.output)
-        for i, op in enumerate(ops)
-        if isinstance(op, Gemm | Attention | Elementwise) and op.output is not None and needed[i]
-    ]
-    total = _union_bytes(ops, bytes_of, fused)
-    room = least + budget * np.maximum(total - least, 0.0)
-    saved = least.copy()
-    sizes = np.array([bytes_of(tensor) for _, tensor in makers])
-    worth = np.array([seconds[i] for i, _ in makers]) / np.maximum(sizes, 1.0)
-    order = np.argsort(-worth, axis=0, kind="stable")
-    places = np.array([i for i, _ in makers])
-    columns = np.arange(len(budget))
-    for rank in range(len(makers)):
-        pick = order[rank]
-        size = sizes[pick, columns]
-        share = np.clip((room - saved) / np.maximum(size, 1.0), 0.0, 1.0)
-        saved = saved + share * size
-        redone[places[pick], columns] = 1.0 - share
-    return room, np.where((budget >= 1.0)[None], 0.0, redone)

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.columns import LayoutBatch
+from planner.columns import FloatColumn, LayoutBatch, in_order
 from planner.cost.cost_inputs import CostInputs
 from planner.cost.layer.context import CostContext, OpCost, cost
-from planner.cost.layer.host_time import REFILL_LAUNCHES, host_time
-from planner.cost.layer.unit_costs import trainer_code
+from planner.cost.layer.host_time import REFILL_LAUNCHES, UnitSeconds, host_time, launches
+from planner.cost.layer.trainer_kernels import trainer_code
 from planner.cost.memory.graph_pools import fixed_gradients, private_bytes
 from planner.cost.memory.rank_bytes import rank_shapes
 from planner.cost.price import Pricer, Prices
@@ -81,14 +81,33 @@ def added(
         cost(context, **{name: np.full(1, value) for name, value in given.items()})
         for given in costs
     ]
-    found = host_time(
-        context,
-        ops or (OPERATION,) * len(costs),
-        made,
-        np.full((len(costs), 1), redone),
-        is_layer=True,
-    )
+    found = of_operations(context, ops or (OPERATION,) * len(costs), made, redone)
     return tuple(float(found[name][0]) for name in NAMES)
+
+
+def of_operations(
+    context: CostContext, ops: tuple[Op, ...], costs: list[OpCost], redone: float = 0.0
+) -> dict[str, FloatColumn]:
+    """The host time of a layer of these operations, this share of which the backward repeats."""
+    host = launches(context, ops, costs, is_layer=True)
+    forward = in_order([c.forward + c.exposed_forward.sum(axis=0) for c in costs])
+    launched, waits = in_order(host.forward_OU), in_order(host.waits_OU)
+    return host_time(
+        context.training,
+        UnitSeconds(
+            forward=forward,
+            again=redone * forward,
+            input_grad=in_order([c.input_grad for c in costs]),
+            weight_grad=in_order([c.weight_grad for c in costs]),
+            exposed_backward=in_order([c.exposed_backward.sum(axis=0) for c in costs]),
+            launch_forward=launched,
+            launch_again=redone * launched,
+            launch_backward=host.backward,
+            wait_forward=waits,
+            wait_again=redone * waits,
+            replays=host.replays,
+        ),
+    )
 
 
 @pytest.mark.parametrize("kernel_seconds", [0.0, 4e-6, 10e-6, 50e-6])
@@ -103,12 +122,8 @@ def test_communication_that_nothing_hides_gives_the_host_time_to_run_ahead() -> 
     context = eager()
     half = np.zeros((3, 1))
     half[0] = LAUNCH / 2
-    found = host_time(
-        context,
-        (OPERATION,),
-        [cost(context, exposed_forward=half, forward_kernels=np.ones(1))],
-        np.zeros((1, 1)),
-        is_layer=True,
+    found = of_operations(
+        context, (OPERATION,), [cost(context, exposed_forward=half, forward_kernels=np.ones(1))]
     )
     assert found["launch_forward_seconds"][0] == pytest.approx(LAUNCH / 2)
 
@@ -387,7 +402,7 @@ def test_what_routing_sizes_is_the_experts_path() -> None:
     ops = layer_ops(model, kind, True, code)
     for op in ops:
         found: OpCost = cost(context, forward_kernels=np.full(1, 1000.0))
-        seconds = host_time(context, (op,), [found], np.zeros((1, 1)), is_layer=True)
+        seconds = of_operations(context, (op,), [found])
         if seconds["launch_forward_seconds"][0] > 10 * LAUNCH:
             stays.append(op)
     names = [op.name for op in stays]

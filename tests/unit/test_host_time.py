@@ -10,7 +10,7 @@ import pytest
 
 from planner.columns import LayoutBatch
 from planner.cost.data_parallel import sharding
-from planner.cost.layer.unit_costs import composite_norm
+from planner.cost.layer.trainer_kernels import composite_norm
 from planner.cost.network.collectives import collective_seconds
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job, read_training

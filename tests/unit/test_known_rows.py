@@ -1,4 +1,4 @@
-"""Unit costs and shards that a job remembers."""
+"""Work of units and shards that a job remembers."""
 
 from dataclasses import fields, replace
 
@@ -8,10 +8,12 @@ import pytest
 from planner.columns import LayoutBatch
 from planner.cost import known_rows
 from planner.cost.cost_inputs import distinct_rows, shards_at, units_at
+from planner.cost.layer.unit_work import unit_work
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
 from planner.rules import Context
 from planner.search.space.enumerate import build_space
+from planner.work.checkpointing import FULL, MEMORY_BUDGET, NONE, SELECTIVE_OP
 
 
 def some_rows(pricer: Pricer, count: int = 500) -> LayoutBatch:
@@ -47,24 +49,54 @@ def same(first: object, second: object) -> bool:
 def test_what_is_remembered_is_what_was_priced() -> None:
     pricer, rows = fresh(), some_rows(fresh())
     first = units_at(pricer, rows).costs
-    count = pricer.known_units.count
+    count = pricer.known_work.count
     again = units_at(pricer, rows.take(np.arange(len(rows))[::-1])).costs
-    assert pricer.known_units.count == count == len(rows)
+    assert pricer.known_work.count == count < len(rows)
     assert same(first, units_at(pricer, rows).costs)
     assert np.array_equal(again.forward_seconds[:, ::-1], first.forward_seconds)
     alone = units_at(fresh(), rows.take(np.array([7]))).costs
     assert np.array_equal(alone.saved_bytes[:, 0], first.saved_bytes[:, 7])
 
 
+def test_checkpointing_shares_the_work_of_a_unit() -> None:
+    """A memory budget, and full recomputation, of one layout: its operations are priced once."""
+    pricer, rows = fresh(), some_rows(fresh(), 1)
+    for kind, value in [(NONE, 0.0), (FULL, 0.0), (SELECTIVE_OP, 0.0), *budgets()]:
+        alike = replace(rows, ac_kind=np.array([kind]), ac_value=np.array([value]))
+        found = units_at(pricer, alike).costs
+        assert same(found, units_at(fresh(), alike).costs)
+    assert (pricer.known_work.count, pricer.known_savings.count) == (1, 1)
+
+
+def budgets() -> list[tuple[int, float]]:
+    return [(MEMORY_BUDGET, share) for share in (0.0, 0.3, 0.7, 1.0)]
+
+
+def test_budgets_and_modes_of_one_call_share_it_too() -> None:
+    pricer, row = fresh(), some_rows(fresh(), 1)
+    kinds, values = zip(*budgets(), (NONE, 0.0), strict=True)
+    rows = replace(
+        row.take(np.zeros(len(kinds), dtype=np.int64)),
+        ac_kind=np.array(kinds),
+        ac_value=np.array(values),
+    )
+    together = units_at(pricer, rows).costs
+    assert (pricer.known_work.count, pricer.known_savings.count) == (1, 1)
+    for place in range(len(rows)):
+        alone = units_at(fresh(), rows.take(np.array([place]))).costs
+        assert np.array_equal(alone.recompute_seconds[:, 0], together.recompute_seconds[:, place])
+        assert np.array_equal(alone.saved_bytes[:, 0], together.saved_bytes[:, place])
+
+
 def test_too_many_are_forgotten_and_priced_again(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = some_rows(fresh())
     whole = units_at(fresh(), rows).costs
-    monkeypatch.setattr(known_rows, "MOST_ROWS", 64)
+    monkeypatch.setattr(known_rows, "MOST_ROWS", 32)
     pricer = fresh()
     for start in range(0, len(rows), 16):
         part = units_at(pricer, rows.take(slice(start, start + 16))).costs
         assert np.array_equal(part.forward_seconds, whole.forward_seconds[:, start : start + 16])
-        assert pricer.known_units.count <= 64
+        assert pricer.known_work.count <= 32
     assert same(units_at(pricer, rows).costs, whole)
 
 
@@ -83,7 +115,7 @@ def test_a_changed_job_starts_without() -> None:
     pricer, rows = fresh(), some_rows(fresh())
     units_at(pricer, rows)
     longer = replace(pricer, training=pricer.training.model_copy(update={"seq_len": 8192}))
-    assert longer.known_units.count == 0
+    assert longer.known_work.count == 0
     assert (units_at(longer, rows).forward > units_at(pricer, rows).forward).any()
 
 
@@ -93,6 +125,4 @@ def test_units_ask_of_pipelines_only_whether_there_are_several_stages() -> None:
     deeper = replace(rows, pp=np.where(rows.pp > 1, 8, rows.pp))
     assert len(np.unique(distinct_rows(pricer, deeper)[0].pp)) <= 2
     context = pricer.context
-    from planner.cost.layer.unit_costs import unit_costs
-
-    assert same(unit_costs(context(rows), pricer.model), unit_costs(context(deeper), pricer.model))
+    assert same(unit_work(context(rows), pricer.model), unit_work(context(deeper), pricer.model))

@@ -8,7 +8,7 @@ import pytest
 from planner.columns import LayoutBatch
 from planner.cost.cost_inputs import CostInputs
 from planner.cost.layer.forward_backward_overlap import pair_columns, relief
-from planner.cost.layer.unit_costs import _attention_cost
+from planner.cost.layer.op_costs import _attention_cost
 from planner.cost.network.sends import transport_of
 from planner.cost.price import Pricer
 from planner.cost.step_seconds import PARTS, StageSeconds, step_seconds

@@ -9,7 +9,7 @@ import pytest
 from planner.columns import LayoutBatch
 from planner.cost.layer.context import CostContext
 from planner.cost.layer.tp_hidden import Cover, covers, hidden_seconds, hidden_shares
-from planner.cost.layer.unit_costs import trainer_code
+from planner.cost.layer.trainer_kernels import trainer_code
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_training
 from planner.intake.machines import read_cluster

@@ -27,6 +27,7 @@ class CostContext:
     """What the costs of a layer's operations depend on besides the operation itself.
 
     graphs (U,): what is captured, index into CUDA_GRAPHS.
+    known: products and bytes asked for already. What is handed out may not be changed.
     tp_hidden: by mechanism the share hidden of what it can hide of TP communication, (U,).
     """
 
@@ -43,6 +44,9 @@ class CostContext:
     graphs: IntColumn
     tp_hidden: tuple[tuple[Mechanism, FloatColumn], ...] = ()
     amax_seconds: FloatColumn = field(default_factory=lambda: np.zeros(1))
+    known: dict[tuple[str, ...], FloatColumn] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
 
     def quantises(self, op: Gemm) -> Quantisation:
         """The precision recipes of this GEMM: those of linear layers or of routed experts."""
@@ -65,13 +69,22 @@ class CostContext:
 
     def product(self, dims: Sequence[str]) -> FloatColumn:
         """Elements of a tensor with these dimensions, (U,)."""
-        total = np.ones(len(self.batch))
-        for name in dims:
-            total = total * self.sizes[name]
-        return total
+        found = self.known.get(tuple(dims))
+        if found is None:
+            found = np.ones(len(self.batch))
+            for name in dims:
+                found = found * self.sizes[name]
+            self.known[tuple(dims)] = found
+        return found
 
     def width_bytes(self, width: str) -> FloatColumn:
         """Bytes of one element of this width, (U,)."""
+        found = self.known.get(("width", width))
+        if found is None:
+            found = self.known["width", width] = self._width_bytes(width)
+        return found
+
+    def _width_bytes(self, width: str) -> FloatColumn:
         compute = np.where(self.batch.param_dtype == 0, 2.0, 4.0)
         if width == "linear":
             return self.quantisation.saved_bytes(compute)
@@ -83,7 +96,11 @@ class CostContext:
 
     def bytes_of(self, tensor: Tensor) -> FloatColumn:
         """Bytes of a tensor on one rank, (U,)."""
-        return self.product(tensor.dims) * self.width_bytes(tensor.width)
+        found = self.known.get(("bytes", tensor.width, *tensor.dims))
+        if found is None:
+            found = self.product(tensor.dims) * self.width_bytes(tensor.width)
+            self.known["bytes", tensor.width, *tensor.dims] = found
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

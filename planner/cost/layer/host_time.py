@@ -20,12 +20,14 @@ Letters: O operations of the unit, U distinct layouts.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from planner.columns import FloatColumn, in_order
 from planner.cost.layer.context import CostContext, OpCost
 from planner.rules.cuda_graphs import FULL, PARTIAL
+from planner.specs.training import TrainingSpec
 from planner.trainers.registry import training_release
 from planner.work.ops import Attention, Collective, Elementwise, Gemm, Op
 
@@ -41,56 +43,93 @@ ROUTED = frozenset(
 )  # fmt: skip
 
 
-def host_time(
-    context: CostContext,
-    ops: Sequence[Op],
-    costs: Sequence[OpCost],
-    redone_OU: FloatColumn,
-    *,
-    is_layer: bool,
-) -> dict[str, FloatColumn]:
-    """Seconds that launches and waits add to one microbatch of a unit, (U,) each.
+@dataclass(frozen=True, slots=True)
+class Launches:
+    """Seconds of the host for one microbatch of a unit.
 
-    redone_OU: share of each operation that the backward computes again. The layer's backward
-        follows at once, so both share one queue.
+    forward_OU: launches of each operation's forward, which a recomputation repeats.
+    waits_OU: its waits for the device.
+    backward (U,): launches of all backwards but for recomputation.
+    replays (U,): of the graphs that captured the rest, in each direction.
+    """
+
+    forward_OU: FloatColumn
+    waits_OU: FloatColumn
+    backward: FloatColumn
+    replays: FloatColumn
+
+
+def launches(
+    context: CostContext, ops: Sequence[Op], costs: Sequence[OpCost], *, is_layer: bool
+) -> Launches:
+    """What the host has to launch for one microbatch of a unit.
+
     is_layer: not the embedding or the head, which `partial` leaves out.
     """
     single, module = context.device.profile.launch_seconds, _module_seconds(context)
     release = training_release(context.training)
-    blocks, routers = release.named.launches_block, context.rules.at(release).captures_routing
+    routers = context.rules.at(release).captures_routing
     by_layer = is_layer & (context.graphs == PARTIAL)
-    eager_OU = np.array([~by_layer | _stays_eager(op, routers) for op in ops]) & (
-        context.graphs != FULL
-    )
-    forward_OU = eager_OU * [c.forward_kernels * module + c.singles * single for c in costs]
+    captures = context.graphs != FULL
+    eager_OU = np.array([~by_layer | _stays_eager(op, routers) for op in ops]) & captures
     backward_OU = eager_OU * [c.backward_kernels * module + c.singles * single for c in costs]
-    kernels_OU = np.array([c.forward + c.exposed_forward.sum(axis=0) for c in costs])
-    weight_grad = in_order([c.weight_grad for c in costs])
-    grads = weight_grad + in_order([c.input_grad for c in costs])
-    exposed = in_order([c.exposed_backward.sum(axis=0) for c in costs])
-    waits_OU = np.array([c.waits for c in costs]) * (
-        0.0 if blocks else REFILL_LAUNCHES * single * (context.graphs != FULL)
+    refill = 0.0 if release.named.launches_block else REFILL_LAUNCHES * single * captures
+    return Launches(
+        forward_OU=eager_OU * [c.forward_kernels * module + c.singles * single for c in costs],
+        waits_OU=np.array([c.waits for c in costs]) * refill,
+        backward=in_order(backward_OU),
+        replays=module * by_layer,
     )
-    replays = module * by_layer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitSeconds:
+    """One microbatch of units: what the device works, and what the host does; all of one shape.
+
+    forward, again: kernels and communication that nothing hides, in forward and recomputed.
+    input_grad, weight_grad, exposed_backward: the same of the rest of the backward.
+    launch_forward, launch_again, launch_backward: the host's launches for these.
+    wait_forward, wait_again: its waits for the device, in forward and in recomputation.
+    replays: of captured graphs, in each direction.
+    """
+
+    forward: FloatColumn
+    again: FloatColumn
+    input_grad: FloatColumn
+    weight_grad: FloatColumn
+    exposed_backward: FloatColumn
+    launch_forward: FloatColumn
+    launch_again: FloatColumn
+    launch_backward: FloatColumn
+    wait_forward: FloatColumn
+    wait_again: FloatColumn
+    replays: FloatColumn
+
+
+def host_time(training: TrainingSpec, unit: UnitSeconds) -> dict[str, FloatColumn]:
+    """Seconds that launches and waits add to one microbatch of units.
+
+    The layer's backward follows its recomputation at once, so both share one queue.
+    """
+    blocks = training_release(training).named.launches_block
 
     def beyond(device: FloatColumn, host: FloatColumn) -> FloatColumn:
         return host if blocks else np.maximum(0.0, host - device)
 
-    waits, waits_again = in_order(waits_OU), in_order(redone_OU * waits_OU)
-    again = in_order(redone_OU * forward_OU)
+    grads = unit.weight_grad + unit.input_grad
     backward = beyond(
-        grads + exposed + in_order(redone_OU * kernels_OU) + waits_again,
-        in_order(backward_OU) + again + replays,
+        grads + unit.exposed_backward + unit.again + unit.wait_again,
+        unit.launch_backward + unit.launch_again + unit.replays,
     )
-    share = weight_grad / np.maximum(grads, 1e-12)
+    share = unit.weight_grad / np.maximum(grads, 1e-12)
     return {
         "launch_forward_seconds": beyond(
-            in_order(kernels_OU) + waits, in_order(forward_OU) + replays
+            unit.forward + unit.wait_forward, unit.launch_forward + unit.replays
         ),
         "launch_input_grad_seconds": (1.0 - share) * backward,
         "launch_weight_grad_seconds": share * backward,
-        "wait_forward_seconds": waits,
-        "wait_backward_seconds": waits_again,
+        "wait_forward_seconds": unit.wait_forward,
+        "wait_backward_seconds": unit.wait_again,
     }
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from planner.columns import FloatColumn, in_order
 from planner.cost.layer.context import CostContext
+from planner.trainers.base import TrainerRules
 from planner.work.ops import Elementwise, Gemm, Op
 
 
@@ -27,36 +28,31 @@ def parameter_groups(ops: Sequence[Op]) -> tuple[Gemm | Elementwise, ...]:
     )
 
 
-def held_bytes(context: CostContext, ops: Sequence[Op], saved_bytes: FloatColumn) -> FloatColumn:
-    """Bytes of one microbatch of a unit that stay from I until W, (U,).
+def incoming_bytes(context: CostContext, ops: Sequence[Op]) -> FloatColumn:
+    """Bytes of gradients that wait from I until W, (U,).
 
-    torch: what the forward saved, and the gradients coming into each group of parameters.
-    Megatron: the inputs of GEMMs, each once, and the gradients of their outputs.
+    torch: those coming into each group of parameters; Megatron: those of GEMMs' outputs.
     """
-    groups = (
-        parameter_groups(ops)
-        if context.rules.framework.splits_backward_by_group
-        else tuple(op for op in ops if isinstance(op, Gemm))
-    )
-    incoming = [context.bytes_of(op.output) for op in groups if op.output is not None]
-    kept = (
-        saved_bytes if context.rules.framework.splits_backward_by_group else _inputs(context, ops)
-    )
-    return np.asarray(kept + in_order(incoming)) if incoming else np.zeros(len(context.batch))
+    nothing = np.zeros(len(context.batch))
+    incoming = [context.bytes_of(op.output) for op in _waiting(context, ops) if op.output]
+    return in_order([nothing, *incoming])
 
 
-def _inputs(context: CostContext, ops: Sequence[Op]) -> FloatColumn:
+def input_bytes(context: CostContext, ops: Sequence[Op]) -> FloatColumn:
+    """Bytes of the inputs of GEMMs, each once, (U,)."""
     sources = {op.saves[0].name: op.saves[0] for op in ops if isinstance(op, Gemm)}
-    return in_order([context.bytes_of(tensor) for tensor in sources.values()])
+    return in_order([np.zeros(len(context.batch)), *map(context.bytes_of, sources.values())])
 
 
-def redone_seconds(
-    context: CostContext, ops: Sequence[Op], recompute_seconds: FloatColumn
-) -> FloatColumn:
-    """Seconds that W spends on recomputing one microbatch of a unit, exchanges included, (U,).
+def repeats(rules: TrainerRules, ops: Sequence[Op]) -> int:
+    """How often W recomputes a checkpointed unit, exchanges included.
 
-    A checkpointed unit is recomputed once for each group of parameters.
+    Once for each group of parameters.
     """
-    return recompute_seconds * (
-        len(parameter_groups(ops)) if context.rules.framework.splits_backward_by_group else 0.0
-    )
+    return len(parameter_groups(ops)) if rules.framework.splits_backward_by_group else 0
+
+
+def _waiting(context: CostContext, ops: Sequence[Op]) -> tuple[Gemm | Elementwise, ...]:
+    if context.rules.framework.splits_backward_by_group:
+        return parameter_groups(ops)
+    return tuple(op for op in ops if isinstance(op, Gemm))

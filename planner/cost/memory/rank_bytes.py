@@ -10,7 +10,7 @@ import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn
 from planner.cost.cost_inputs import CostInputs, on_ranks
-from planner.cost.layer.unit_costs import chunks_loss
+from planner.cost.layer.trainer_kernels import chunks_loss
 from planner.cost.memory import graph_pools, host_activations
 from planner.cost.memory.peak import LayerNeeds, RankShapes, Widths, layer_phases
 from planner.cost.pipeline.schedule_columns import by_schedule, split_schedules

@@ -1,0 +1,210 @@
+"""Seconds, launches and communication of each operation of a unit, for one microbatch on one rank.
+
+Checkpointing does not change them. Letters: U layouts. Arrays are (U,).
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from planner.columns import BoolColumn, FloatColumn
+from planner.cost.layer.context import AXES, CostContext, OpCost, cost
+from planner.cost.layer.exchange import exchange_cost, under_shared_experts
+from planner.cost.layer.gemm import gemm_cost
+from planner.cost.layer.tp_hidden import Cover, covers, hidden_seconds
+from planner.cost.machine.device import SINGLE
+from planner.specs.model import ModelSpec
+from planner.work import axes
+from planner.work.ops import Attention, Collective, Elementwise, Gemm, Op
+
+# the call, the collective, its stream events and the copy that packs it; judgement
+COLLECTIVE_LAUNCHES = 4.0
+
+
+def op_costs(context: CostContext, ops: Sequence[Op], model: ModelSpec) -> list[OpCost]:
+    """Costs of operations in order.
+
+    Fused kernels quantise a tensor that several layers read only once, for the first of them. What
+    is neither read nor made by attention comes from a pointwise kernel.
+    """
+    gemms: dict[str, OpCost] = {}
+    read: dict[str, BoolColumn] = {}
+    beside_attention = {
+        name
+        for op in ops
+        if isinstance(op, Attention)
+        for name in (op.output.name, *(tensor.name for tensor in op.reads))
+    }
+    for op in ops:
+        if isinstance(op, Gemm):
+            share = context.quantises(op).share(op)
+            source = op.saves[0].name
+            before = read.get(source, np.zeros(len(share), dtype=np.bool_))
+            ends = {"input": source, "gradient": op.output.name}
+            fuses = {end for end, name in ends.items() if name not in beside_attention}
+            gemms[op.name] = gemm_cost(context, op, share, before, fuses)
+            read[source] = before | (share > 0)
+    beside = covers(ops, gemms, len(context.batch)) if context.tp_hidden else {}
+    costs = [
+        gemms[op.name] if isinstance(op, Gemm) else _op_cost(context, op, model, beside)
+        for op in ops
+    ]
+    return under_shared_experts(ops, costs) if context.rules.framework.hides_combine else costs
+
+
+def _op_cost(
+    context: CostContext,
+    op: Attention | Elementwise | Collective,
+    model: ModelSpec,
+    beside: Mapping[str, Cover],
+) -> OpCost:
+    if isinstance(op, Attention):
+        return _attention_cost(context, op, model)
+    if isinstance(op, Elementwise):
+        return _elementwise_cost(context, op)
+    if op.site == "ep_exchange":
+        return exchange_cost(context, op, model)
+    return _collective_cost(context, op, beside.get(op.name))
+
+
+def _attention_cost(context: CostContext, op: Attention, model: ModelSpec) -> OpCost:
+    """Cost of attention, fused (`_flash_cost`) or as two batched GEMMs.
+
+    Flops: 2 T ctx heads (d_qk + d_v), with the mean context of a causal (windowed) mask. The
+        backward
+    takes 2.5 times as many in a flash kernel.
+    Unfused: two batched GEMMs over the full square, and the backward of each.
+    Source: FlashAttention-2 (Dao 2023).
+    """
+    s = context.sizes
+    tokens, heads, widths = s["tokens"], s["heads"], float(model.qk_head_dim + model.v_dim)
+    seq = float(context.training.seq_len)
+    window = float(min(op.window, seq)) if op.window else seq
+    attended = np.full_like(tokens, window - window * window / (2.0 * seq))
+    if context.training.attention_kernel != "unfused":
+        return _flash_cost(context, 2.0 * tokens * attended * heads * widths, attended, model)
+    rows, batch = np.full_like(tokens, seq), tokens / seq * heads
+    depth = np.full_like(tokens, float(model.qk_head_dim))
+    slow = context.device.profile.unaligned_head_slowdown if model.qk_head_dim % 8 else 1.0
+    half = np.where(context.batch.param_dtype == 0, context.device.half, SINGLE)
+    scores = context.device.gemm_seconds(rows, rows, depth, batch, half)
+    values = context.device.gemm_seconds(rows, depth, rows, batch, half)
+    both = slow * (scores + values)
+    two = np.full_like(tokens, 2.0)
+    return cost(
+        context,
+        forward=both,
+        input_grad=2.0 * both,
+        forward_kernels=two,
+        backward_kernels=2 * two,
+        flops=2.0 * tokens * seq * heads * widths,
+    )
+
+
+def _flash_cost(
+    context: CostContext, flops: FloatColumn, attended: FloatColumn, model: ModelSpec
+) -> OpCost:
+    """Cost of fused attention.
+
+    Under context parallelism other than Ulysses it runs as `cp` shorter pieces, whose outputs are
+    merged by their log-sum-exp: four fp32 passes over the output for each piece.
+    Source: torch/distributed/tensor/experimental/_attention.py (_SDPAMerger).
+    """
+    s = context.sizes
+    pieces = np.where(context.batch.cp_method == axes.ULYSSES, 1.0, context.batch.cp)
+    merged = 4.0 * 4.0 * s["tokens"] * s["heads"] * model.v_dim * np.where(pieces > 1, pieces, 0.0)
+    merging = context.device.moved_seconds(merged)
+    length = 2.0 * attended / pieces
+    slower = np.where(context.batch.param_dtype == 0, 1.0, context.device.single_attention)
+    head = float(model.v_dim)
+    forward = slower * context.device.attention_seconds(
+        flops, length, backward=False, head_size=head
+    )
+    backward = slower * context.device.attention_seconds(
+        2.5 * flops, length, backward=True, head_size=head
+    )
+    return cost(
+        context,
+        forward=forward + merging,
+        input_grad=backward + merging,
+        forward_kernels=3.0 * pieces,
+        backward_kernels=6.0 * pieces,
+        flops=flops,
+    )
+
+
+def _elementwise_cost(context: CostContext, op: Elementwise) -> OpCost:
+    one = (
+        context.product(op.dims)
+        * context.width_bytes(op.width)
+        * context.device.profile.elementwise
+    )
+    fused = context.fused & (op.compiles | context.rules.fused_kernels)
+    runs = (one > 0).astype(np.float64)
+    return cost(
+        context,
+        forward=context.device.moved_seconds(
+            one * np.where(fused, op.fused_forward_moves, op.forward_moves)
+        ),
+        input_grad=context.device.moved_seconds(
+            one * np.where(fused, op.fused_backward_moves, op.backward_moves)
+        ),
+        forward_kernels=runs * np.where(fused, 1.0, op.kernels),
+        backward_kernels=runs * np.where(fused, 1.0, 1.5 * op.kernels),
+        singles=runs * np.where(fused & ~context.batch.compile, float(op.singles), 0.0),
+        waits=np.where((context.batch.ep > 1) | context.rules.fused_kernels, float(op.waits), 0.0),
+    )
+
+
+def _collective_cost(context: CostContext, op: Collective, beside: Cover | None) -> OpCost:
+    """Communication of one border; what a mechanism hides of it is left out."""
+    size = len(context.batch)
+    forward, backward = np.zeros((len(AXES), size)), np.zeros((len(AXES), size))
+    payload = context.bytes_of(op.tensor)
+    for rule in axes.SITES[op.site]:
+        applies = rule.applies(context.batch)
+        if not applies.any():
+            continue
+        degree, stride = axes.group(rule.axis, context.batch, context.rank_order)
+        place = AXES.index("tp" if rule.axis == "etp" else rule.axis)
+        exposed = np.where(applies, 1.0 - _hidden(context, rule.axis), 0.0)
+        cover = beside if rule.axis == "tp" else None
+        moved = payload * degree if rule.of_parts else payload
+        for target, operation in ((forward, rule.forward), (backward, rule.backward)):
+            if operation is not None:
+                quantised = (
+                    rule.axis == "tp"
+                    and operation == "all-gather"
+                    and op.linear
+                    and context.quantisation.active
+                )
+                operand = "input" if op.site == "tp_enter" else "gradient"
+                wire = (
+                    moved * context.quantisation.tp_wire(operand, context.width_bytes("compute"))
+                    if quantised
+                    else moved
+                )
+                seconds = context.collective_seconds(operation, wire, degree, stride)
+                if cover is not None:
+                    seconds = seconds - hidden_seconds(
+                        context, op, cover, seconds, backward=target is backward
+                    )
+                target[place] += exposed * seconds
+    used = (forward.sum(axis=0) > 0).astype(np.float64)
+    return cost(
+        context,
+        exposed_forward=forward,
+        exposed_backward=backward,
+        singles=COLLECTIVE_LAUNCHES * used,
+    )
+
+
+def _hidden(context: CostContext, axis: str) -> FloatColumn:
+    """Share of an axis's communication that runs under compute, (U,).
+
+    For TP see `tp_hidden.hidden_seconds`.
+    """
+    profile, size = context.device.profile, len(context.batch)
+    if axis == "cp":
+        return np.where(context.batch.cp_method == axes.ALLTOALL, profile.cp_hidden, 0.0)
+    return np.zeros(size)

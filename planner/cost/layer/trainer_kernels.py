@@ -1,0 +1,63 @@
+"""Which kernels a run's software has: what they fuse, and what eager ones save."""
+
+import numpy as np
+
+from planner.columns import BoolColumn, LayoutBatch
+from planner.specs.training import TrainingSpec
+from planner.trainers.base import TrainerRules
+from planner.trainers.registry import training_release
+from planner.trainers.release import torch_release
+from planner.work.pieces import Code
+
+FUSED_NORM_SINCE = (2, 8)
+
+
+def trainer_code(training: TrainingSpec, rules: TrainerRules) -> Code:
+    """What this run's software saves in eager mode."""
+    return Code(
+        composite_norm=composite_norm(training, rules),
+        repeats_kv=repeats_kv(training, rules),
+        scores_first=rules.framework.scores_first,
+        chunks_loss=chunks_loss(training, rules),
+        expert_path=rules.framework.expert_path,
+        compiles_exchange=rules.at(training_release(training)).compiles_exchange,
+        drops_residual=rules.drops_residual,
+    )
+
+
+def chunks_loss(training: TrainingSpec, rules: TrainerRules) -> bool:
+    """Whether head and loss run on chunks of the tokens.
+
+    Where the job does not say, the trainer's release does.
+    """
+    return rules.chunked_loss if training.chunked_loss is None else training.chunked_loss
+
+
+def composite_norm(training: TrainingSpec, rules: TrainerRules) -> bool:
+    """Whether eager RMSNorm runs as a chain of kernels that saves fp32 copies.
+
+    It does in torch before 2.8 (aten::_fused_rms_norm is later). Where torch's release is not
+    given, the trainer's release or the date of its commit decides (`composite_norm_until`).
+    """
+    if rules.fused_kernels:
+        return False
+    if training.torch_version is None:
+        month = training_release(training).named.month
+        fused_before = len(month) > len("2024") and month < rules.composite_norm_since
+        return not fused_before and training_release(training).not_after(
+            *rules.composite_norm_until
+        )
+    return torch_release(training.torch_version) < FUSED_NORM_SINCE
+
+
+def repeats_kv(training: TrainingSpec, rules: TrainerRules) -> bool:
+    """Whether keys and values are copied to all query heads.
+
+    The trainer's release decides, or the date of its commit (`repeats_kv_until`).
+    """
+    return training_release(training).not_after(*rules.repeats_kv_until)
+
+
+def fused_kernels(batch: LayoutBatch, rules: TrainerRules) -> BoolColumn:
+    """Whether memory-bound operations run fused: by torch.compile or by the trainer's kernels."""
+    return np.asarray(batch.compile | rules.fused_kernels)
