@@ -26,7 +26,7 @@ $(VENV)/.base: pyproject.toml setup.py
 $(VENV)/.test: pyproject.toml setup.py constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $$(grep '^torch==' constraints.txt)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,server,postgres]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs,server,postgres]'
 	touch $@
 
 # TorchTitan's own dependencies stay out of the environment: the tests run it in processes of its own.

@@ -80,8 +80,9 @@ class Settings(BaseSettings):
     """What an operator may set.
 
     database_url: SQLAlchemy URL of SQLite or PostgreSQL.
-    api_keys: see parse_api_keys; empty: no keys are asked for, and only loopback addresses are
-        served.
+    api_keys: `name:scope+scope:SHA-256 of the secret`, several at commas; empty: no keys are asked
+        for, and only loopback addresses are served.
+    host, port: where the service listens.
     max_body_bytes: of one request.
     planning_threads: plans computed at once.
     probe_folder: files of running and failed probes; for Slurm a folder that all nodes share.

@@ -113,8 +113,8 @@ def find_machine() -> Machine:
         if nvidia.is_same_gpu(load_gpu(name), gpu):
             return Machine(gpu=name, name=gpu.name, devices=(gpu.uuid,))
     sys.exit(
-        f"{gpu.name} is not in the catalogue; add planner/catalog/gpus/NAME.yaml (README, 'Each "
-        "kind of change has one home')"
+        f"{gpu.name} is not in the catalogue; add planner/catalog/gpus/NAME.yaml (CONTRIBUTING, "
+        "'Where each kind of change goes')"
     )
 
 

@@ -98,7 +98,20 @@ NETWORK_LATENCY_SECONDS: Mapping[Network, float] = {"efa": 18e-6}
 
 
 class LevelRequest(Frozen):
-    """One level of `cluster.fabric` as typed; None means the GPU's default fabric."""
+    """One level of `cluster.fabric` as typed; None means the GPU's default fabric.
+
+    name: as plans and traces call the level.
+    gpus: GPUs that one group of the level joins; innermost gpus_per_node, outermost all.
+    bandwidth: of one GPU, one direction; bytes/s, or with a unit: "400 Gb/s".
+    latency: of one step; seconds, or with a unit: "5 us".
+    topology: a ring joins neighbours only, a tree has switches in levels, a mesh joins all pairs, a
+        torus is a grid with wrap-around.
+    shape: sizes of a torus or of a grid of a mesh.
+    oversubscription: divides the bandwidth where all GPUs send at once.
+    peer_memory: whether its GPUs read each other's memory, which async TP needs; left out, it is
+        taken to be so where the level is faster than PCIe.
+    network: between nodes; each kind has its own latency.
+    """
 
     name: str | None = None
     gpus: Count | None = None
@@ -116,7 +129,22 @@ class LevelRequest(Frozen):
 
 
 class ClusterRequest(Frozen):
-    """`cluster` as typed, without the GPU; None means the GPU's default, or that of `resolve`."""
+    """`cluster` as typed, without the GPU; None means the GPU's default, or that of `resolve`.
+
+    num_gpus: a number; for plans also a range "64..1024", which doubles, or a list [64, 96].
+    gpus_per_node: 8 unless given, or num_gpus where that is less.
+    fabric: levels from inner to outer; what a level leaves out is the GPU's default.
+    power_limit: of one GPU; watts, or with a unit: "700 W".
+    reserved_memory: bytes of each GPU that a plan leaves alone, or with a unit: "2 GiB".
+    memory_fraction: share of a GPU's memory that a plan may use.
+    host_memory: bytes of one node, or with a unit: "2 TiB".
+    pcie_bandwidth: of one GPU, one direction; bytes/s, or with a unit.
+    storage_bandwidth: what the cluster writes to shared storage; bytes/s, or with a unit.
+    mtbf_gpu_hours: mean GPU-hours between interruptions.
+    price_per_gpu_hour: in USD.
+    carbon_intensity: grams of CO2 a kilowatt-hour; the world's average unless given.
+    rank_order: the axes as ranks are placed, innermost first.
+    """
 
     num_gpus: Annotated[tuple[int, ...], BeforeValidator(parse_num_gpus)]
     gpus_per_node: Count | None = None

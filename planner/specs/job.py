@@ -34,6 +34,13 @@ SamplerName = Annotated[
 class SearchSpec(BaseModel):
     """The contract's `search`: how many answers, what is fixed, what may vary, what is optimised.
 
+    top_k: how many layouts to rank.
+    fix: layout fields with the one value that they must have.
+    allow: layout fields with the values that they may have, beyond what is searched otherwise too.
+    objective: what is best: most tokens a second, least memory, or least time, price or energy of
+        the whole run.
+    sampler: who proposes the next layout to probe, and layouts beyond enumeration.
+    seed: of the sampler; the same job and seed give the same plan.
     prefer: which layout comes first: the `simplest` of those that cannot be told from the best, or
         the `fastest` on paper.
     """
@@ -58,7 +65,14 @@ class SearchSpec(BaseModel):
 
 
 class ProbeSpec(BaseModel):
-    """The contract's `probe`: the budget for measuring, and where."""
+    """The contract's `probe`: the budget for measuring, and where.
+
+    max_probes: runs of whole layouts.
+    max_gpu_seconds: everything that is spent, failures too.
+    pool: where probes run: `local`, `slurm`, `slurm:PARTITION` or `replay:FILE`.
+    trainer: the program that runs: plain torch, or TorchTitan itself.
+    steps: timed steps of a probe, after 3 to warm up.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

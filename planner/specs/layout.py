@@ -104,10 +104,41 @@ class Layout(BaseModel):
     """A fully set layout.
 
     dp_replicate x dp_shard x cp x tp x pp is num_gpus. The axes `ep` and `etp` regroup the same
-    ranks for experts. optimizer_offload_fraction is the share of the optimizer's states, and of its
-    update, that cpu_offload moves to the host. activation_offload_layers is how many layers keep
-    their activations there. These two and moe_dispatcher have defaults for layouts stored before
-    they were fields.
+    ranks for experts.
+
+    dp_replicate: data parallelism with whole copies: DDP, or the outer part of HSDP.
+    dp_shard: data parallelism that shards states: FSDP and ZeRO shard over dp_shard x cp.
+    cp: context parallelism: ranks that share one sequence.
+    tp: tensor parallelism: ranks that share each matrix.
+    pp: pipeline parallelism: ranks that share the layers.
+    ep: expert parallelism: ranks that share the experts.
+    etp: tensor parallelism inside experts; TorchTitan: 1 or tp.
+    moe_dispatcher: the library that exchanges tokens between experts.
+    zero_stage: 0 is DDP; 1 shards the optimizer, 2 the gradients too and keeps parameters gathered
+        until backward, 3 gathers them again in backward.
+    sequence_parallel: norms and residuals are cut over TP ranks along the sequence.
+    async_tp: TP's communication in pieces under its products; needs compile.
+    cp_method: all keys and values gathered, passed round a ring, or heads exchanged (Ulysses).
+    pp_schedule: the order in which stages work; names are torch's, ZB-1p and ZB-2p those of a fork
+        of Megatron-LM.
+    virtual_stages: stages a pipeline rank: 1 for GPipe, 1F1B and ZB, 2 for ZBV and DualPipeV.
+    layers_per_stage: layers of each stage; null: the trainer's own split.
+    micro_batch_size: sequences of a microbatch on one data-parallel rank.
+    ac: activation checkpointing: none, full, selective-op, selective-layer-N (every Nth layer),
+        selective-attention, memory-budget-X (X from 0 to 1), block-N or uniform-N (Megatron-LM's).
+    precision: the recipe of matrix products: operands, scales, and which layers.
+    float8_all_gather: FSDP gathers weights in float8; float8-tensorwise only.
+    param_dtype: parameters as computed with.
+    reduce_dtype: gradients as they are reduced.
+    master_dtype: parameters as the optimizer keeps them.
+    compile: torch.compile a block.
+    optimizer_in_backward: each parameter is updated as soon as its gradient is there.
+    cpu_offload: parameters, gradients and optimizer states live on the host.
+    optimizer_offload_fraction: the share of the optimizer's states, and of its update, that
+        cpu_offload moves to the host.
+    activation_offload_layers: how many layers keep their activations on the host.
+
+    The last two and moe_dispatcher have defaults for layouts stored before they were fields.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -29,7 +29,11 @@ class Measure(BaseModel):
 
 
 class SweepBudget(BaseModel):
-    """What one run of the sweep may spend, over all its jobs."""
+    """What one run of the sweep may spend, over all its jobs.
+
+    max_probes: runs of layouts.
+    max_gpu_seconds: everything that is spent, failures too.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -40,10 +44,18 @@ class SweepBudget(BaseModel):
 class SweepSpec(BaseModel):
     """A sweep as a person writes it.
 
+    name: how lists and reports call it.
     jobs: written out; or models x clusters x trainings, crossed.
+    models, clusters, trainings: values of a job's `model`, `cluster` and `training`.
+    measure: which layouts of each job.
+    budget: of one run of the sweep.
     schedule: five cron fields, UTC; None: only on request.
     missed: what happens to scheduled times that passed while no worker ran: `skip` waits for the
         next, `catch-up` makes them up once.
+    pool: where probes run, as in a job's `probe`.
+    trainer: the program that runs, as in a job's `probe`.
+    steps: timed steps of a probe.
+    retries: how often a failure that may pass is tried again.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -28,6 +28,9 @@ PositiveCount = Annotated[int, Field(strict=True, gt=0)]
 class Overlap(BaseModel):
     """Which communication may run under compute; False means that the run switched it off.
 
+    dp: gathers and reductions of parameters and gradients.
+    tp: exchanges of tensor parallelism, where the trainer hides any.
+    pp: sends between pipeline stages.
     ep: the exchange of experts runs under another microbatch's compute, which trainers leave off by
         default (Megatron-LM's --overlap-moe-expert-parallel-comm).
     """
@@ -44,7 +47,12 @@ NO_OVERLAP = Overlap(dp=False, tp=False, pp=False)
 
 
 class Checkpointing(BaseModel):
-    """Distributed checkpoints: one save every `interval_steps` steps."""
+    """Distributed checkpoints: one save every `interval_steps` steps.
+
+    interval_steps: steps from one save to the next.
+    mode: `sync` waits for storage, `async` for the copy to the host; `async-pinned` copies under
+        the next forward and backward.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -57,15 +65,25 @@ class TrainingSpec(BaseModel):
 
     seq_len: tokens; "8k" is 8,192 and "1M" 1,048,576.
     global_batch_size: sequences per step.
-    trainer: a name of `planner.trainers.registry`; intake checks it.
+    trainer: the software whose rules, defaults and efficiency apply: torchtitan, megatron,
+        megatron-deepspeed, fsdp or internevo.
+    trainer_version: its release, a date or a commit; an unknown number counts as the newest before.
+    torch_version: the release of torch.
     attention_kernel: `flash` is the generation that the trainer's release brings.
     cuda_graphs: `partial` captures layers, `full` the whole step; None: what the trainer's release
         does by itself.
     chunked_loss: the loss runs on chunks of the tokens, so that whole logits never exist; None: as
         the trainer's release does.
+    optimizer: what states it keeps; `adamw-bf16-states` keeps both moments in 16 bits.
+    max_grad_norm: norm that gradients are clipped to; null: no clipping.
     total_tokens: tokens of the whole run, for time and cost ("15T" works too).
+    checkpoint: how often the run saves, and how; unless given, the interval of most goodput.
+    vocab_parallel_loss: the loss is computed on logits cut over TP ranks; None: as the trainer
+        does.
     moe_imbalance: load of the busiest expert rank over the mean (1 = balanced); None: the model
         predicts it.
+    expandable_segments: torch's allocator setting; None: as the trainer sets it.
+    overlap: communication that the run has switched off.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
