@@ -89,6 +89,50 @@ def measured_groups() -> str:
     return table(("group", "published by", "runs of", "rows", "complete"), lines)
 
 
+def peers() -> str:
+    """Published predictions of other tools beside ours, on the same rows."""
+    from planner.calibration.shipped import shipped_comparison
+
+    found = shipped_comparison()
+    unseen = {row.id: row for row in found.left_out["group"]}
+    seen = {row.id: row for row in found.rows}
+    by_peer: dict[str, list[Mapping[str, Any]]] = {}
+    for line in ROWS.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        if "peer" in row:
+            by_peer.setdefault(row["peer"]["name"], []).append(row)
+    lines = []
+    for name, rows in sorted(by_peer.items()):
+        errors: dict[str, list[float]] = {}
+        for row in rows:
+            for what in ("step_seconds", "peak_allocated_bytes"):
+                kind = what.removeprefix("step_").removeprefix("peak_")
+                truth = row["measured"][what]
+                ours = f"predicted_{kind}"
+                errors.setdefault(f"peer {kind}", []).append(_off(row["peer"][what], truth))
+                errors.setdefault(f"unseen {kind}", []).append(
+                    _off(getattr(unseen[row["id"]], ours), truth)
+                )
+                errors.setdefault(f"seen {kind}", []).append(
+                    _off(getattr(seen[row["id"]], ours), truth)
+                )
+        whose = f"{name}, {len(rows)} rows of `{rows[0]['group']}`"
+        for label, key in (
+            (whose, "peer"),
+            ("planner, without that source", "unseen"),
+            ("planner, as shipped", "seen"),
+        ):
+            time, memory = errors[f"{key} seconds"], errors[f"{key} allocated_bytes"]
+            lines.append(
+                (label, f"{sum(time) / len(time):.1%}", f"{sum(memory) / len(memory):.1%}")
+            )
+    return table(("predicted by", "step time off by", "allocated memory off by"), lines)
+
+
+def _off(predicted: float, measured: float) -> float:
+    return abs(predicted / measured - 1.0)
+
+
 # ---- fields of a job -----------------------------------------------------------------------------
 
 
@@ -386,6 +430,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "extension-points": extension_points,
     "accuracy": accuracy,
     "measured-groups": measured_groups,
+    "peers": peers,
     "job-model": model_fields,
     "settings": settings,
     "command-line": command_line,
