@@ -14,8 +14,10 @@ from api.http import problems
 from api.http.metrics import Counted, Metrics
 from api.http.routes import (
     catalog,
+    charts,
     estimates,
     health,
+    jobs,
     measurements,
     operations,
     plans,
@@ -55,13 +57,22 @@ def create_app(settings: Settings | None = None, wiring: Wiring | None = None) -
         if "engine" in outside.__dict__:
             outside.engine.dispose()
 
-    app = FastAPI(title="planner", version=_version(), description=ABOUT, lifespan=lifespan)
+    app = FastAPI(
+        title="planner",
+        version=_version(),
+        description=ABOUT,
+        lifespan=lifespan,
+        docs_url=None,  # FastAPI's own pages load their scripts from another host
+        redoc_url=None,
+    )
     app.state.wiring = outside
     app.state.metrics = Metrics(_version())
     app.add_middleware(Counted, metrics=app.state.metrics)
     problems.install(app)
     for module in (
         plans,
+        charts,
+        jobs,
         estimates,
         simulations,
         probes,
@@ -73,6 +84,7 @@ def create_app(settings: Settings | None = None, wiring: Wiring | None = None) -
         web,
     ):
         app.include_router(module.router)
+    web.mount_files(app)
     return app
 
 

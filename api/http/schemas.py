@@ -44,6 +44,26 @@ class JobBody(BaseModel):
     )
 
 
+class TextBody(BaseModel):
+    """A text to read as a job. name: of the file it comes from, which tells TOML from YAML."""
+
+    text: str
+    name: str | None = None
+
+
+class Explained(BaseModel):
+    """Why a layout of a plan, or how it differs from another of the plan.
+
+    changed: fields with their values in `versus` and in `rank`, where two are compared.
+    """
+
+    id: str
+    rank: int
+    versus: int | None
+    lines: list[str]
+    changed: dict[str, tuple[Any, Any]]
+
+
 class Problem(BaseModel):
     """RFC 9457 problem details, with the planner's error object: field, value, message, remedy."""
 

@@ -1,6 +1,6 @@
 """A user's file behind `--current` and `--job`: a trainer's file or log, or a job or layout."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +40,26 @@ def _text(path: str, field: str) -> str:
 
 
 def _trainers(path: str, text: str) -> dict[str, Any] | None:
-    from planner.intake.current import format_of
-    from planner.intake.trainer_files.files import beside, gather
+    from planner.intake.trainer_files.files import beside
 
     place = Path(path).expanduser()
     name = "standard input" if path == "-" else place.name
+    return read_current_text(name, text, beside(place))
+
+
+def read_current_text(
+    name: str, text: str, lookup: Callable[[str], str | None] = lambda _: None
+) -> dict[str, Any] | None:
+    """The job's `current` for a text; None where it is no trainer's. Raises SpecError.
+
+    lookup: the text of a file that it names; unless given, no file is read.
+    """
+    from planner.intake.current import format_of
+    from planner.intake.trainer_files.files import gather
+
     if format_of(text, name) == "torchtitan-log":
         return _log(name, text)
-    return gather(name, text, beside(place))
+    return gather(name, text, lookup)
 
 
 def _log(name: str, text: str) -> dict[str, Any]:

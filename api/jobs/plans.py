@@ -19,7 +19,15 @@ def page_of_plans(wiring: Wiring, cursor: str | None, limit: int) -> Page[PlanLi
 
     A study's plan has the id and the time of its study, so it takes its place when it is made.
     """
-    stored = wiring.store.list_plans(cursor, limit)
+    return _page(wiring, wiring.store.list_plans(cursor, limit), cursor, limit)
+
+
+def open_plans(wiring: Wiring, cursor: str | None, limit: int) -> Page[PlanLine]:
+    """Plans that probes are still spent on, newest first."""
+    return _page(wiring, Page(items=[], next_cursor=None), cursor, limit)
+
+
+def _page(wiring: Wiring, stored: Page[PlanLine], cursor: str | None, limit: int) -> Page[PlanLine]:
     studies = [
         wiring.tasks.list(TaskFilter(kind="study", state=state), cursor, limit) for state in OPEN
     ]

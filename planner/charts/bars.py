@@ -86,7 +86,7 @@ def _bars(
     scale = {"domain": present, "range": [colours[name] for name in present]}
     y = {"field": "number", "type": "nominal", "sort": None, "title": None}
     mark = {
-        "mark": {"type": "bar", "stroke": "white", "strokeWidth": 0.5},
+        "mark": {"type": "bar"},
         "data": {"name": "parts"},
         "encoding": {
             "y": y,

@@ -1,17 +1,19 @@
 """Throughput against memory: what a plan considered, with intervals and what was measured."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from planner.charts.chart import BLUE, GREEN, GREY, ORANGE, VERMILION, Spec, spec_of
 from planner.units import GIB, counted, format_bytes
 
+Axis = Callable[[str], Spec]
 FIRST, RANKED, OTHER, UNFIT, MEASURED = (
     "number 1", "other ranked", "considered", "does not fit", "measured",
 )  # fmt: skip
 COLOURS = {FIRST: VERMILION, RANKED: BLUE, OTHER: GREY, UNFIT: ORANGE, MEASURED: GREEN}
 SHAPES = {FIRST: "circle", RANKED: "circle", OTHER: "circle", UNFIT: "cross", MEASURED: "diamond"}
+MARGIN = 0.12  # of the range of values; judgement
 FARTHEST = 1.25  # times the usable memory; judgement
 X_TITLE, Y_TITLE = "device memory of the fullest GPU, GiB", "tokens/s/GPU"
 
@@ -80,11 +82,12 @@ def pareto(
 ) -> Spec:
     """The chart. usable_bytes: what a plan may use of a GPU, drawn as a limit."""
     points, left_out = shown(points, usable_bytes)
+    subtitle = f"{subtitle}; lines are 90% intervals".removeprefix("; ")
     if left_out:
         beyond = (
             f"{counted(left_out, 'layout')} beyond {FARTHEST:g} times the usable memory left out"
         )
-        subtitle = f"{subtitle}; {beyond}".removeprefix("; ")
+        subtitle += f"; {beyond}"
     rows = [point.row() for point in points]
     measured = [
         {**row, "series": MEASURED} for row in rows if row["measured_tokens_per_second_per_gpu"]
@@ -95,6 +98,7 @@ def pareto(
     limit = (
         [] if usable_bytes is None else [{"gib": usable_bytes / GIB, "text": _usable(usable_bytes)}]
     )
+    x, y = _axes(points, usable_bytes)
     body = {
         "datasets": {
             "points": rows,
@@ -102,17 +106,17 @@ def pareto(
             "front": [point.row() for point in front(points)],
             "limit": limit,
         },
-        "encoding": {"x": _x("gib"), "y": _y("tokens_per_second_per_gpu")},
+        "encoding": {"x": x("gib"), "y": y("tokens_per_second_per_gpu")},
         "layer": [
             *_limit(),
             {
                 "data": {"name": "front"},
                 "mark": {"type": "line", "strokeDash": [4, 3], "color": GREY, "opacity": 0.8},
             },
-            _interval({"y": _y("low"), "y2": {"field": "high"}}, "datum.low != null"),
-            _interval({"x": _x("low_gib"), "x2": {"field": "high_gib"}}, "datum.low_gib != null"),
-            _marks("points", "tokens_per_second_per_gpu", series),
-            _marks("measured", "measured_tokens_per_second_per_gpu", series),
+            _interval({"y": y("low"), "y2": {"field": "high"}}, "datum.low != null"),
+            _interval({"x": x("low_gib"), "x2": {"field": "high_gib"}}, "datum.low_gib != null"),
+            _marks("points", y("tokens_per_second_per_gpu"), series),
+            _marks("measured", y("measured_tokens_per_second_per_gpu"), series),
             {
                 "data": {"name": "points"},
                 "transform": [{"filter": "datum.rank != null"}],
@@ -128,17 +132,33 @@ def _usable(num_bytes: float) -> str:
     return f"usable {format_bytes(num_bytes)}"
 
 
-def _x(field: str) -> Spec:
-    scale = {"zero": False, "nice": True}
-    return {"field": field, "type": "quantitative", "title": X_TITLE, "scale": scale}
+def _domain(values: Sequence[float]) -> Spec:
+    """A scale that holds the values with room around them; intervals may reach beyond it."""
+    low, high = min(values), max(values)
+    room = MARGIN * (high - low or high)
+    return {"domain": [low - room, high + room], "zero": False, "nice": False}
 
 
-def _y(field: str) -> Spec:
-    axis = {"format": ",.0f"}
-    return {
-        "field": field, "type": "quantitative", "title": Y_TITLE, "axis": axis,
-        "scale": {"zero": False},
-    }  # fmt: skip
+def _axes(points: Sequence[Point], usable_bytes: float | None) -> tuple[Axis, Axis]:
+    """What makes an encoding of a field on each axis."""
+    sizes = [point.device_bytes / GIB for point in points]
+    limit = [] if usable_bytes is None else [usable_bytes / GIB]
+    rates = [point.tokens_per_second_per_gpu for point in points]
+    measured = [point.measured_tokens_per_second_per_gpu for point in points]
+    x_scale = _domain([*sizes, *limit] or [1.0])
+    y_scale = _domain([*rates, *(rate for rate in measured if rate)] or [1.0])
+
+    def x(field: str) -> Spec:
+        axis = {"tickCount": 8}
+        return {"field": field, "type": "quantitative", "title": X_TITLE, "scale": x_scale,
+                "axis": axis}  # fmt: skip
+
+    def y(field: str) -> Spec:
+        axis = {"format": ",.0f", "tickCount": 7}
+        return {"field": field, "type": "quantitative", "title": Y_TITLE, "scale": y_scale,
+                "axis": axis}  # fmt: skip
+
+    return x, y
 
 
 def _limit() -> list[Spec]:
@@ -158,12 +178,12 @@ def _interval(encoding: Spec, drawn: str) -> Spec:
     return {
         "data": {"name": "points"},
         "transform": [{"filter": f"datum.rank != null && {drawn}"}],
-        "mark": {"type": "rule", "opacity": 0.35, "strokeWidth": 1.5},
+        "mark": {"type": "rule", "opacity": 0.4, "strokeWidth": 1.5, "clip": True},
         "encoding": {**encoding, "color": {"field": "series", "type": "nominal"}},
     }
 
 
-def _marks(data: str, y: str, series: Sequence[str]) -> Spec:
+def _marks(data: str, encoding: Spec, series: Sequence[str]) -> Spec:
     def told_by(values: dict[str, str]) -> Spec:
         scale = {"domain": list(series), "range": [values[name] for name in series]}
         return {"field": "series", "type": "nominal", "scale": scale, "title": None}
@@ -173,7 +193,7 @@ def _marks(data: str, y: str, series: Sequence[str]) -> Spec:
         "data": {"name": data},
         "mark": {"type": "point", "filled": True, "opacity": 0.9},
         "encoding": {
-            "y": _y(y),
+            "y": encoding,
             "color": told_by(COLOURS),
             "shape": told_by(SHAPES),
             "size": {"condition": ranked, "value": 36},

@@ -18,6 +18,7 @@ from api.settings import Settings
 from api.storage.records import CalibrationRecord, TaskRecord
 from api.wiring import Wiring
 from planner.cost.machine.shipped import shipped_calibration, to_document
+from tests.conftest import ROOT
 
 SWEEP: dict[str, Any] = {
     "name": "nightly", "schedule": "0 2 * * *",
@@ -240,11 +241,22 @@ def test_the_web_page_is_open_and_asks_only_paths_that_exist(sqlite_url: str) ->
         page = client.get("/")
         assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
         assert "connect-src 'self'" in page.headers["content-security-policy"]
-        assert not re.findall(r"https?://", page.text), "nothing comes from elsewhere"
-        assert "innerHTML" not in page.text, "what the service says is text"
+        assert "unsafe" not in page.headers["content-security-policy"]
+        assert (
+            client.get("/docs").headers["content-security-policy"].startswith("default-src 'none'")
+        )
+        names = [path.name for path in (ROOT / "api" / "web").iterdir()]
+        files = {name: client.get(f"/web/{name}") for name in names}
+        assert {answer.status_code for answer in files.values()} == {200}
+        scripts = "".join(answer.text for answer in files.values())
+        assert not re.findall(r"https?://", scripts), "nothing comes from elsewhere"
+        assert "innerHTML" not in scripts, "what the service says is text"
         paths = client.get("/openapi.json").json()["paths"]
-        asked = {f"/{path}" for path in re.findall(r"""ask\(["`]([a-z]+)""", page.text)}
-        assert asked == {"/plan", "/plans", "/catalog"}
+        asked = {f"/{path}" for path in re.findall(r"""(?:ask|paged)\(["`]([a-z]+)""", scripts)}
+        assert asked == {
+            "/plan", "/plans", "/catalog", "/jobs", "/probes", "/sweeps", "/accuracy",
+            "/calibrations",
+        }  # fmt: skip
         assert all(
             any(path == known or known.startswith(f"{path}/") for known in paths) for path in asked
         )

@@ -1,86 +1,487 @@
 """The web page in a real browser, on the real service."""
 
-import html
+import json
 import re
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from io import StringIO
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from rich.console import Console
+from sqlalchemy.orm import Session
 
-from tests.conftest import JOB, UNMEASURED_JOB, clean_environment, missing
+from api.jobs.leases import claimed_by, new_lease
+from api.settings import Settings
+from api.storage.records import SweepRecord, TaskRecord
+from api.storage.tables import PlanRow
+from api.wiring import Wiring, wire
+from tests.conftest import JOB, ROOT, UNMEASURED_JOB, clean_environment, missing, needed
+from tests.stand_ins.browser import PROGRAM, Browser
 
-BROWSER = next(
-    (
-        path
-        for name in ("chromium", "chromium-browser", "google-chrome")
-        if (path := shutil.which(name))
-    ),
-    None,
-)
-if BROWSER is None:
+if PROGRAM is None:
     missing("Chromium", "apt-get install chromium")
+needed("vl_convert")
+needed("fastapi_offline")
+
+PIPELINE: dict[str, Any] = {
+    **JOB,
+    "search": {"fix": {"pp": 4, "tp": 1, "cp": 1, "dp_replicate": 1, "ac": "full"}, "top_k": 3},
+}
+DRAWN = "[...document.querySelectorAll('.chart')].every(c => c.querySelector('svg, canvas'))"
+LAYOUT = "fsdp 8 · mbs 1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """A service with something of everything in its database."""
+
+    url: str
+    wiring: Wiring
+    plan: dict[str, Any]
+    pipeline: dict[str, Any]
+    unmeasured: dict[str, Any]
+    sweep_id: str
+    study: TaskRecord
+
+    def get(self, path: str) -> Any:
+        answer = httpx.get(f"{self.url}/{path}", timeout=300.0)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    with tempfile.TemporaryDirectory() as folder:
+        database = f"sqlite:///{folder}/x.db"
+        workers = {"PLANNER_TASK_WORKERS": "0", "PLANNER_PROBE_WORKERS": "0"}
+        environment = {**clean_environment(), **workers, "PLANNER_DATABASE_URL": database}
+        arguments = [sys.executable, "-m", "api.cli", "serve", "--port", "0"]
+        with subprocess.Popen(
+            arguments, env=environment, stderr=subprocess.PIPE, text=True
+        ) as running:
+            assert running.stderr is not None
+            said = next(line for line in running.stderr if "running on" in line)
+            url = re.findall(r"http://[\d.:]+", said)[0]
+            wiring = wire(Settings(database_url=database))
+            plans = [
+                httpx.post(f"{url}/plan", json=job, timeout=300.0).json()
+                for job in (JOB, PIPELINE, UNMEASURED_JOB)
+            ]
+            lines = (ROOT / "benchmarks" / "measured" / "public.jsonl").read_text().splitlines()
+            rows = [json.loads(line) for line in lines[:6]]
+            assert httpx.post(f"{url}/measurements", json=rows).status_code == 201
+            yield Site(
+                url=url,
+                wiring=wiring,
+                plan=plans[0],
+                pipeline=plans[1],
+                unmeasured=plans[2],
+                sweep_id=stored_sweep(wiring),
+                study=stored_study(wiring),
+            )
+            wiring.engine.dispose()
+            running.terminate()
+            running.stderr.read()
+
+
+def stored_sweep(wiring: Wiring) -> str:
+    """A sweep that ran twice, the second time slower."""
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    wiring.sweeps.add(SweepRecord(id="sweep-1", created_at=now, name="nightly", spec={"jobs": []}))
+    for day, step, change in ((1, 2.0, None), (2, 2.5, 0.25)):
+        line = {
+            "layout": LAYOUT, "why": "anchor", "predicted_step_seconds": 1.9, "status": "ok",
+            "step_seconds": step, "change": change, "message": None,
+        }  # fmt: skip
+        job = {
+            "model": "llama3-8b", "gpu": "l4", "num_gpus": 8, "layouts": [line],
+            "winner": LAYOUT, "winner_before": None, "new_winner": False,
+        }  # fmt: skip
+        headline = f"1 of 1 layout measured on day {day}"
+        report = {"headline": headline, "probes": 1, "gpu_seconds": 9.0, "jobs": [job]}
+        due = now + timedelta(days=day)
+        run = TaskRecord(
+            id=f"sweep-run-{day}", kind="sweep", created_at=due, request={}, state="done",
+            parent_id="sweep-1", due_at=due, result=report,
+        )  # fmt: skip
+        wiring.tasks.add([run])
+    return "sweep-1"
+
+
+def stored_study(wiring: Wiring) -> TaskRecord:
+    """A study that somebody else runs."""
+    record = TaskRecord(
+        id="plan-study", kind="study", created_at=wiring.clock.now(), request=JOB, job_hash="x"
+    )
+    held = claimed_by(record, new_lease(wiring.clock))
+    wiring.tasks.add([held])
+    return held
 
 
 @pytest.fixture
-def service(tmp_path: Path) -> Iterator[str]:
-    """URL of `planner-cli serve`."""
-    environment = {**clean_environment(), "PLANNER_DATABASE_URL": f"sqlite:///{tmp_path / 'x.db'}"}
-    arguments = [sys.executable, "-m", "api.cli", "serve", "--port", "0"]
-    with subprocess.Popen(arguments, env=environment, stderr=subprocess.PIPE, text=True) as running:
-        assert running.stderr is not None
-        said = next(line for line in running.stderr if "running on" in line)
-        yield re.findall(r"http://[\d.:]+", said)[0]
-        running.terminate()
-        running.stderr.read()
+def browser(tmp_path: Path) -> Iterator[Browser]:
+    with Browser(tmp_path) as opened:
+        opened.look()
+        yield opened
 
 
-def shown(url: str, folder: Path) -> str:
-    """The page after its scripts, as the browser has it."""
-    assert BROWSER is not None
-    options = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        f"--user-data-dir={folder / 'browser'}",
-        "--virtual-time-budget=20000",
-    ]
-    done = subprocess.run(
-        [BROWSER, *options, "--dump-dom", url],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
+Open = Callable[[str], None]
+
+
+@pytest.fixture
+def opened(site: Site, browser: Browser) -> Open:
+    """Opens a part of the page and waits until all of it is there."""
+
+    def go(route: str) -> None:
+        browser.open(f"{site.url}/#/{route}")
+        kind = route.partition("/")[0]
+        browser.wait(f"document.querySelector('main').dataset.shown?.startsWith('{kind}/')")
+        browser.wait(DRAWN)
+
+    return go
+
+
+def routes(site: Site) -> list[str]:
+    plans = [f"plan/{plan['id']}" for plan in (site.plan, site.pipeline, site.unmeasured)]
+    others = ["plans", "new", "studies", "sweeps", f"sweep/{site.sweep_id}", "accuracy"]
+    return [*plans, *others, "calibrations", f"plan/{site.study.id}"]
+
+
+def cells(browser: Browser, table: str) -> list[list[str]]:
+    """Texts of a table's body, row by row."""
+    found: list[list[str]] = browser.value(
+        f"[...document.querySelectorAll('{table} tbody tr')]"
+        ".map(row => [...row.children].map(cell => cell.innerText))"
     )
-    return html.unescape(done.stdout)
+    return found
 
 
-def test_a_plan_is_shown_by_its_address(service: str, tmp_path: Path) -> None:
-    plan = httpx.post(f"{service}/plan", json=JOB, timeout=300.0).json()
-    page = shown(f"{service}/#{plan['id']}", tmp_path)
-    assert plan["headline"][0] in page
-    ranked = page[page.index('<tbody id="ranked">') : page.index("Why number 1")]
-    assert ranked.count("<tr>") == len(plan["ranked"])
-    layouts = re.findall(r"<td>\d+\*?</td><td>([^<]*)</td>", ranked)
-    assert len(set(layouts)) == len(plan["ranked"]), "no two layouts read alike"
-    for entry in plan["ranked"]:
-        assert f"{round(entry['estimate']['tokens_per_second_per_gpu']):,}" in ranked
+# ---- one plan ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("address", ["#/plan/{}", "#{}"])
+def test_a_plan_is_shown_by_its_address(site: Site, browser: Browser, address: str) -> None:
+    plan = site.plan
+    browser.open(f"{site.url}/{address.format(plan['id'])}")
+    browser.wait("document.querySelector('#ranked')")
+    rows = cells(browser, "#ranked")
+    assert [row[1] for row in rows] == [entry["label"] for entry in plan["ranked"]]
+    assert len({row[1] for row in rows}) == len(rows), "no two layouts read alike"
+    for row, entry in zip(rows, plan["ranked"], strict=True):
+        assert row[2] == f"{round(entry['estimate']['tokens_per_second_per_gpu']):,}"
+        assert row[5] == f"{entry['estimate']['device_bytes'] / 2**30:.1f} GiB"
+    page = browser.text("main")
     assert all(reason in page for reason in plan["ranked"][0]["reasons"])
-    assert "train.toml" in page
-    assert plan["id"] in page[page.index('<tbody id="stored">') :]
+    assert plan["ranked"][0]["label"] == browser.text("h1")
+    assert "train.toml" in browser.text("#files")
 
 
-def test_what_number_1_rests_on_stands_under_it(service: str, tmp_path: Path) -> None:
-    plan = httpx.post(f"{service}/plan", json=UNMEASURED_JOB, timeout=300.0).json()
-    page = shown(f"{service}/#{plan['id']}", tmp_path)
-    assert f'<p id="rests">It {plan["rests_on"]}.</p>' in page
-    assert "<td>1*</td>" in page
-    assert "<td>2</td>" in page
+def test_the_words_are_those_of_the_command_line(
+    site: Site, browser: Browser, opened: Open
+) -> None:
+    from api.render.plan import plan_view
+    from planner.specs.plan import Plan
+
+    console = Console(width=200, file=StringIO(), record=True)
+    console.print(plan_view(Plan.model_validate(site.plan), 200, letters=True))
+    shown = console.export_text()
+    opened(f"plan/{site.plan['id']}")
+    for row in cells(browser, "#ranked"):
+        for cell in (row[1], row[2], row[4], row[5]):
+            assert cell in shown
 
 
-def test_an_unknown_plan_is_said(service: str, tmp_path: Path) -> None:
-    page = shown(f"{service}/#plan-nope", tmp_path)
-    assert "no plan of id 'plan-nope'" in page
+def test_charts_draw_what_the_api_says(site: Site, browser: Browser, opened: Open) -> None:
+    opened(f"plan/{site.plan['id']}")
+    charts = [site.get(f"plans/{site.plan['id']}/charts/{kind}") for kind in
+              ("pareto", "memory", "time")]  # fmt: skip
+    pareto, memory, time = (
+        f"document.querySelectorAll('figure')[{place}].querySelectorAll" for place in range(3)
+    )
+    points = charts[0]["datasets"]["points"]
+    assert browser.value(f"{pareto}('.mark-symbol.role-mark path').length") == len(points)
+    numbers = browser.value(f"[...{pareto}('.mark-text.role-mark text')].map(t => t.textContent)")
+    assert {str(entry["rank"]) for entry in site.plan["ranked"]} <= set(numbers)
+    for bars, chart in ((memory, charts[1]), (time, charts[2])):
+        parts = len(chart["datasets"]["parts"])
+        assert browser.value(f"{bars}('.mark-rect.role-mark path').length") == parts
+    assert browser.messages == []
+
+
+def test_a_pipeline_is_drawn_in_time(site: Site, browser: Browser, opened: Open) -> None:
+    opened(f"plan/{site.pipeline['id']}")
+    browser.wait("document.querySelector('#timeline svg')")
+    ranks = [entry["rank"] for entry in site.pipeline["ranked"] if entry["layout"]["pp"] > 1]
+    spec = site.get(f"plans/{site.pipeline['id']}/charts/timeline?rank={ranks[0]}")
+    drawn = browser.value("document.querySelectorAll('#timeline .mark-rect.role-mark path').length")
+    assert drawn == len(spec["datasets"]["spans"]) > 0
+
+
+def test_any_two_layouts_are_compared(site: Site, browser: Browser, opened: Open) -> None:
+    opened(f"plan/{site.plan['id']}")
+    browser.wait("document.querySelector('#compared table')")
+    browser.value(
+        "(() => { const [, second] = document.querySelectorAll('.row select');"
+        "second.value = '3'; second.dispatchEvent(new Event('change')); })()"
+    )
+    browser.wait("document.querySelector('#compared th:nth-child(3)').innerText === '#3'")
+    explained = site.get(f"plans/{site.plan['id']}/explain?rank=3&versus=1")
+    marked = browser.value(
+        "[...document.querySelectorAll('#compared tr.differs th')].map(th => th.innerText)"
+    )
+    assert marked == [*explained["changed"]]
+    assert marked, "two ranked layouts differ"
+    assert all(line in browser.text("#compared") for line in explained["lines"][2:])
+
+
+def test_what_number_1_rests_on_stands_under_it(site: Site, browser: Browser, opened: Open) -> None:
+    opened(f"plan/{site.unmeasured['id']}")
+    assert f"It {site.unmeasured['rests_on']}." in browser.text("#resting")
+    assert cells(browser, "#ranked")[0][0] == "1*"
+
+
+def test_an_unknown_plan_is_said(site: Site, browser: Browser, opened: Open) -> None:
+    opened("plan/plan-nope")
+    assert "no plan of id 'plan-nope'" in browser.text("main")
+
+
+# ---- the other views -----------------------------------------------------------------------------
+
+
+def test_accuracy_shows_every_measured_run(site: Site, browser: Browser, opened: Open) -> None:
+    opened("accuracy")
+    found = site.get("accuracy")
+    assert len(found["runs"]) > 3
+    drawn = "document.querySelectorAll('.chart .mark-symbol.role-mark path').length"
+    assert browser.value(drawn) == len(found["runs"])
+    assert len(cells(browser, "main")) == len(found["runs"])
+    assert f"{found['within_band']} of {len(found['runs'])} runs" in browser.text("main")
+    for run in found["runs"]:
+        assert run["error"] == pytest.approx(run["predicted_seconds"] / run["measured_seconds"] - 1)
+
+
+def test_a_sweep_is_shown_over_time(site: Site, browser: Browser, opened: Open) -> None:
+    opened("sweeps")
+    assert "nightly" in browser.text("main")
+    opened(f"sweep/{site.sweep_id}")
+    page = browser.text("main")
+    assert "measured on day 1" in page
+    assert "+25.0%" in page
+    spec = site.get(f"sweeps/{site.sweep_id}/chart")
+    assert [row["relative"] for row in spec["datasets"]["points"]] == [1.0, 1.25]
+
+
+def test_calibrations_are_listed(site: Site, browser: Browser, opened: Open) -> None:
+    opened("calibrations")
+    items = site.get("calibrations")["items"]
+    assert [row[0] for row in cells(browser, "main > table")] == [item["id"] for item in items]
+
+
+def test_a_study_is_followed_as_it_goes(site: Site, browser: Browser, opened: Open) -> None:
+    opened("studies")
+    assert site.study.id in browser.text("main")
+    opened(f"plan/{site.study.id}")
+    body = {
+        "event": "told", "layout": LAYOUT, "message": "measured 1.23 s", "probes": 1,
+        "probes_left": 4, "best_step_seconds": 1.23, "expected_regret": 0.05,
+        "gpu_seconds_left": 100.0,
+    }  # fmt: skip
+    site.wiring.tasks.add_event(site.study, body, site.wiring.clock.now())
+    browser.wait("document.querySelector('main').innerText.includes('measured 1.23 s')")
+    assert "1 of 5" in browser.text("main")
+    browser.value("[...document.querySelectorAll('main button')].at(-1).click()")
+    for _ in range(200):
+        if site.wiring.tasks.get(site.study.id).cancel_requested:
+            break
+        browser.value("new Promise(done => setTimeout(done, 50))")
+    assert site.wiring.tasks.get(site.study.id).cancel_requested
+
+
+def test_of_ten_thousand_plans_a_page_is_loaded_at_a_time(
+    site: Site, browser: Browser, opened: Open
+) -> None:
+    old = datetime(2020, 1, 1, tzinfo=UTC)
+    with Session(site.wiring.engine.execution_options(planner_writes=True)) as session:
+        session.execute(
+            PlanRow.__table__.insert(),
+            [
+                {
+                    "id": f"plan-old-{number:05}", "created_at": old + timedelta(seconds=number),
+                    "job_hash": "x", "model": "llama3-8b", "gpu": "l4", "num_gpus": 8,
+                    "layout": LAYOUT, "tokens_per_second_per_gpu": 1.0, "status": "done",
+                    "seed": 0, "model_version": "0", "calibration_id": "x", "body": {},
+                }
+                for number in range(10_000)
+            ],
+        )  # fmt: skip
+        session.commit()
+    opened("plans")
+    assert len(cells(browser, "main")) == 50
+    assert site.plan["id"] in browser.text("main"), "the newest come first"
+    browser.value("document.querySelector('main > button').click()")
+    browser.wait("document.querySelectorAll('main tbody tr').length === 100")
+    shown = [row[-1] for row in cells(browser, "main")]
+    assert len(set(shown)) == 100
+    lists = [url for url in browser.requests if "/plans?" in url]
+    assert len(lists) == 2, "only what is shown was asked for"
+
+
+# ---- a new plan ----------------------------------------------------------------------------------
+
+
+def test_every_field_of_a_job_can_be_given(site: Site, browser: Browser, opened: Open) -> None:
+    opened("new")
+    schema = site.get("jobs/schema")
+    named = browser.value(
+        "[...document.querySelectorAll('details .fields')].map(part =>"
+        "[...part.querySelectorAll('label')].map(label => label.firstChild.textContent))"
+    )
+    expected = []
+    for part, shape in schema["properties"].items():
+        if part == "id":
+            continue
+        mapping = next((one for one in shape.get("anyOf", ()) if one["type"] == "object"), shape)
+        own = [part] if "anyOf" in shape else []
+        expected.append([name.replace("_", " ") for name in (*own, *mapping["properties"])])
+    assert named == expected
+
+
+def test_the_form_plans_and_the_address_is_that_of_the_plan(
+    site: Site, browser: Browser, opened: Open
+) -> None:
+    opened("new")
+    for name, typed in (("num gpus", "8"), ("global batch size", "64")):
+        browser.value(
+            "(() => { const label = [...document.querySelectorAll('form label')]"
+            f".find(label => label.firstChild.textContent === '{name}');"
+            "const input = label.querySelector('input');"
+            f"input.value = '{typed}'; input.dispatchEvent(new Event('change')); }})()"
+        )
+    job = json.loads(browser.value("document.querySelector('textarea').value"))
+    assert job["cluster"]["num_gpus"] == 8, "the text follows the form"
+    browser.value("document.querySelector('button.main').click()")
+    browser.wait("location.hash.startsWith('#/plan/') && document.querySelector('#ranked')")
+    plan = site.get(f"plans/{browser.value('location.hash').rpartition('/')[2]}")
+    assert plan["job"]["training"] == {"seq_len": 8192, "global_batch_size": 64}
+    assert [row[1] for row in cells(browser, "#ranked")] == [
+        entry["label"] for entry in plan["ranked"]
+    ]
+
+
+def typed_text(browser: Browser, text: str) -> None:
+    browser.value(
+        "(() => { const area = document.querySelector('textarea');"
+        f"area.value = {json.dumps(text)}; area.dispatchEvent(new Event('change')); }})()"
+    )
+
+
+def test_a_job_in_yaml_and_a_trainers_file_are_read(
+    site: Site, browser: Browser, opened: Open
+) -> None:
+    opened("new")
+    typed_text(browser, "model: mixtral-8x7b\ncluster: {gpu: l4, num_gpus: 16}\n"
+                        "training: {seq_len: 4k, global_batch_size: 32}\n")  # fmt: skip
+    browser.wait("document.querySelector('#job input').value === 'mixtral-8x7b'")
+    typed_text(browser, '[training]\nseq_len = 4096\n[model]\nname = "llama3"\nflavor = "8B"\n')
+    browser.wait("document.querySelector('#status').innerText.includes('torchtitan-toml')")
+    job = json.loads(browser.value("document.querySelector('textarea').value"))
+    assert job["current"]["format"] == "torchtitan-toml"
+    assert job["cluster"] == {"gpu": "l4", "num_gpus": 16}, "what was said before stays"
+
+
+def test_what_is_wrong_is_said_beside_the_form(site: Site, browser: Browser, opened: Open) -> None:
+    opened("new")
+    typed_text(browser, json.dumps({**JOB, "cluster": {"gpu": "h1000", "num_gpus": 8}}))
+    browser.value("document.querySelector('button.main').click()")
+    browser.wait("document.querySelector('[role=alert]').innerText.includes('h1000')")
+    assert "cluster.gpu" in browser.text("[role=alert]")
+
+
+# ---- for everyone --------------------------------------------------------------------------------
+
+
+def test_nothing_is_asked_of_another_host_and_no_script_fails(
+    site: Site, browser: Browser, opened: Open
+) -> None:
+    for route in routes(site):
+        opened(route)
+    browser.open(f"{site.url}/docs")
+    browser.wait("document.querySelectorAll('.opblock').length > 20")
+    outside = [url for url in browser.requests
+               if not url.startswith((f"{site.url}/", "data:", "about:"))]  # fmt: skip
+    assert len(browser.requests) > 30
+    assert outside == []
+    assert browser.messages == [], "neither an exception nor a breach of the policy"
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_no_view_scrolls_sideways(site: Site, browser: Browser, opened: Open, width: int) -> None:
+    browser.look(width=width)
+    for route in routes(site):
+        opened(route)
+        wide = browser.value("document.documentElement.scrollWidth")
+        assert wide <= width, f"{route} is {wide} wide"
+
+
+LUMINANCE = """(() => {
+  const parts = (text) => text.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map((v) => v / 255)
+    .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const ground = (e) => { for (; e; e = e.parentElement) {
+    const c = parts(getComputedStyle(e).backgroundColor);
+    if (c.length === 3 || c[3] > 0) return c; }
+    return [255, 255, 255]; };
+  return [...document.querySelectorAll('main *')]
+    .filter((e) => [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim())
+      && !e.closest('svg, option') && e.checkVisibility())
+    .map((e) => { const [a, b] = [light(parts(getComputedStyle(e).color)), light(ground(e))];
+      return [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), e.outerHTML.slice(0, 80)]; })
+    .filter(([ratio]) => ratio < 4.5);
+})()"""
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_text_is_read_in_both_schemes(
+    site: Site, browser: Browser, opened: Open, dark: bool
+) -> None:
+    """Contrast of at least 4.5:1. Source: WCAG 2.2, success criterion 1.4.3."""
+    browser.look(dark=dark)
+    for route in routes(site):
+        opened(route)
+        assert browser.value(LUMINANCE) == [], route
+    opened(f"plan/{site.plan['id']}")
+    ground = browser.value("getComputedStyle(document.body).backgroundColor")
+    assert (ground == "rgb(255, 255, 255)") is not dark
+    ink = browser.value("getComputedStyle(document.querySelector('.role-axis-label text')).fill")
+    assert (max(map(int, re.findall(r"\d+", ink))) > 128) is dark
+
+
+def test_headings_labels_and_tables_are_there_for_a_screen_reader(
+    site: Site, browser: Browser, opened: Open
+) -> None:
+    for route in routes(site):
+        opened(route)
+        levels = browser.value("[...document.querySelectorAll('h1,h2,h3')].map(h => +h.tagName[1])")
+        assert levels.count(1) == 1, route
+        assert all(after - before <= 1 for before, after in pairwise(levels))
+        assert browser.value(
+            "[...document.querySelectorAll('input,select,textarea')].filter(e => !e.labels.length)"
+            ".length") == 0, route  # fmt: skip
+        assert browser.value("[...document.querySelectorAll('table')]"
+                             ".some(t => !t.caption?.textContent)") is False, route  # fmt: skip
+        assert browser.value("[...document.querySelectorAll('thead th')]"
+                             ".filter(t => t.scope !== 'col').length") == 0, route  # fmt: skip
+        assert browser.value("[...document.querySelectorAll('[role=img]')]"
+                             ".filter(e => !e.ariaLabel).length") == 0, route  # fmt: skip
+        assert browser.value("document.activeElement.tagName") in ("MAIN", "BODY")
+        current = browser.value("document.querySelectorAll('nav [aria-current]').length")
+        assert current == 1, route

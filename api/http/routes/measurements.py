@@ -7,6 +7,7 @@ from fastapi import APIRouter, Body, Query, Request
 from fastapi.responses import Response
 from starlette.background import BackgroundTask
 
+from api.calibration.own_runs import OwnAccuracy, own_accuracy
 from api.calibration.update import update_from_measurements
 from api.errors import fault
 from api.http.bodies import JSON, CheckedByPlanner, StrictRequest, strict_route
@@ -15,6 +16,7 @@ from api.http.routes.parameters import Cursor, PageSize, Text, problems
 from api.http.schemas import MeasurementList, MeasurementsStored, RowBody
 from api.http.security import Prober, Reader
 from api.input.measurements import filter_of, of_rows, read_measurements, row_of, store_new, to_csv
+from api.storage.paging import MAX_PAGE
 
 CSV = "text/csv"
 router = APIRouter(tags=["measurements"], route_class=strict_route(also=(CSV,)))
@@ -56,6 +58,13 @@ async def list_measurements(
         return Response(to_csv(page.items), media_type=CSV, headers=headers)
     body = {"items": [row_of(one) for one in page.items], "next_cursor": page.next_cursor}
     return Response(json.dumps(body, default=str), media_type=JSON)
+
+
+@router.get("/accuracy", responses=problems(401, 403, 422, 503))
+async def accuracy_here(request: Request, _: Reader, limit: PageSize = MAX_PAGE) -> OwnAccuracy:
+    """The newest measured runs beside what the calibration that ships predicts of them."""
+    wiring = wiring_of(request)
+    return await in_thread(request, lambda: own_accuracy(wiring, limit))
 
 
 @router.get(

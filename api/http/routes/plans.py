@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import anyio
-from fastapi import APIRouter, Header, Request
+from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
 from api.http.bodies import JSON, REQUIRED, JobJson, strict_route
@@ -14,10 +14,10 @@ from api.http.events import MEDIA_TYPE as EVENTS
 from api.http.events import follow, follow_study
 from api.http.requests import answer_once, in_thread, wiring_of
 from api.http.routes.parameters import Cursor, PageSize, problems
-from api.http.schemas import PlanAccepted, PlanState
+from api.http.schemas import Explained, PlanAccepted, PlanState
 from api.http.security import Planner, Reader, require_scope
 from api.input.names import plan_id_of
-from api.jobs.plans import page_of_plans, state_of, study_of
+from api.jobs.plans import entry_of, open_plans, page_of_plans, state_of, study_of
 from api.jobs.probes import probes_of
 from api.jobs.studies import ask_study
 from api.service import make_plan
@@ -64,10 +64,15 @@ async def post_plan(request: Request, key: Planner, job: JobJson = None) -> Resp
 
 @router.get("/plans", responses=problems(401, 403, 422, 503))
 async def list_plans(
-    request: Request, _: Reader, cursor: Cursor = None, limit: PageSize = 50
+    request: Request,
+    _: Reader,
+    open: Annotated[bool, Query(description="Only those that probes are still spent on.")] = False,
+    cursor: Cursor = None,
+    limit: PageSize = 50,
 ) -> Page[PlanLine]:
     """Stored plans, and those that probes are still spent on, newest first."""
-    return await in_thread(request, lambda: page_of_plans(wiring_of(request), cursor, limit))
+    read = open_plans if open else page_of_plans
+    return await in_thread(request, lambda: read(wiring_of(request), cursor, limit))
 
 
 @router.get(
@@ -93,6 +98,30 @@ async def get_plan(request: Request, plan_id: str, _: Reader) -> Response:
             return json.dumps(state_of(task))
 
     return Response(await in_thread(request, work), media_type=JSON)
+
+
+@router.get("/plans/{plan_id}/explain", responses=problems(401, 403, 404, 422, 503))
+async def explain_plan(
+    request: Request,
+    plan_id: str,
+    _: Reader,
+    rank: Annotated[int, Query()] = 1,
+    versus: Annotated[int | None, Query()] = None,
+) -> Explained:
+    """Why the layout of this rank, or what it gains and loses against that of rank `versus`."""
+    wiring = wiring_of(request)
+
+    def work() -> Explained:
+        from planner.plan.explain import changed_fields, explain
+
+        plan = wiring.store.get_plan(plan_id_of(wiring, plan_id, "plan_id"))
+        lines, changed = explain(plan, rank, versus), {}
+        if versus is not None:
+            pair = entry_of(plan, versus, "versus").layout, entry_of(plan, rank).layout
+            changed = changed_fields(*pair)
+        return Explained(id=plan.id, rank=rank, versus=versus, lines=lines, changed=changed)
+
+    return await in_thread(request, work)
 
 
 @router.get(

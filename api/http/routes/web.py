@@ -1,33 +1,85 @@
-"""GET /: the web page.
+"""GET /: the web page; GET /docs: every route, to try out. All their files come from here.
 
-It holds no data of its own: it asks the service, with the key that its user types.
+The pages hold no data of their own: they ask the service, with the key that their user types.
 """
 
+import hashlib
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 
-from fastapi import APIRouter
-from fastapi.responses import HTMLResponse
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.responses import HTMLResponse, Response
+from starlette.staticfiles import StaticFiles
 
-PAGE = Path(__file__).parents[2] / "web" / "index.html"
-HEADERS = {
-    "content-security-policy": (
-        "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
-        "connect-src 'self'; form-action 'self'; "
-        "base-uri 'none'; frame-ancestors 'none'"
-    ),
-    "x-content-type-options": "nosniff",
-    "cache-control": "no-cache",
-}
+from api.errors import need
+from api.http.requests import in_thread
+from api.http.routes.parameters import problems
+from planner.charts.chart import javascript
+
+FOLDER = Path(__file__).parents[2] / "web"
+STRICT = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+# Swagger UI writes styles into its elements
+WITH_STYLES = STRICT.replace("style-src 'self'", "style-src 'self' 'unsafe-inline'")
+SWAGGER = "fastapi_offline"  # a package that carries its files
 router = APIRouter(tags=["web"])
 
 
 @router.get("/", response_class=HTMLResponse)
 async def page() -> HTMLResponse:
-    """A form for a job, its ranked plan with reasons and files, and the stored plans."""
-    return HTMLResponse(_text(), headers=HEADERS)
+    """What the database holds, to look at: plans, studies, sweeps, accuracy, calibrations."""
+    return _html("index.html", STRICT)
+
+
+@router.get("/docs", include_in_schema=False)
+async def docs() -> HTMLResponse:
+    """Swagger UI on this service's OpenAPI document."""
+    need(SWAGGER, extra="server")
+    return _html("docs.html", WITH_STYLES)
+
+
+@router.get(
+    "/web/vega.js",
+    response_class=Response,
+    responses={200: {"content": {"text/javascript": {}}}, **problems(503)},
+)
+async def vega(request: Request) -> Response:
+    """Vega, Vega-Lite and Vega-Embed, which draw the charts of the page."""
+    text, tag = await in_thread(request, _vega)
+    headers = {"etag": tag, "cache-control": "no-cache", "x-content-type-options": "nosniff"}
+    if request.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers=headers)
+    return Response(text, headers=headers, media_type="text/javascript")
+
+
+def mount_files(app: FastAPI) -> None:
+    """Serves the scripts and styles of both pages; their routes come first."""
+    found = find_spec(SWAGGER)
+    if found is not None and found.origin is not None:
+        swagger = Path(found.origin).parent / "static"
+        app.mount("/web/swagger", StaticFiles(directory=swagger), name="swagger")
+    app.mount("/web", StaticFiles(directory=FOLDER), name="web")
+
+
+def _html(name: str, policy: str) -> HTMLResponse:
+    headers = {
+        "content-security-policy": policy,
+        "x-content-type-options": "nosniff",
+        "referrer-policy": "no-referrer",
+        "cache-control": "no-cache",
+    }
+    return HTMLResponse(_text(name), headers=headers)
+
+
+@lru_cache(maxsize=2)
+def _text(name: str) -> str:
+    return (FOLDER / name).read_text(encoding="utf-8")
 
 
 @lru_cache(maxsize=1)
-def _text() -> str:
-    return PAGE.read_text(encoding="utf-8")
+def _vega() -> tuple[str, str]:
+    text = javascript()
+    return text, f'"{hashlib.sha256(text.encode()).hexdigest()[:16]}"'

@@ -1,0 +1,64 @@
+"""Charts as Vega-Lite specifications with their data inside: of a plan, of a sweep."""
+
+import json
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
+
+from api.http.bodies import JSON
+from api.http.requests import in_thread, wiring_of
+from api.http.routes.parameters import problems
+from api.http.security import Reader
+from api.input.names import plan_id_of, sweep_id_of
+from api.jobs.plans import entry_of, job_of
+from api.jobs.sweeps import sweep_detail
+from api.render.charts import sweep_chart
+from planner.charts.chart import Chart
+
+router = APIRouter(tags=["charts"])
+PlanChart = Literal["pareto", "memory", "time", "timeline"]
+MOST_RUNS = 200
+SPECIFICATION = {
+    "description": "A Vega-Lite specification",
+    "content": {JSON: {"schema": {"type": "object"}}},
+}
+ANSWERS: dict[int | str, dict[str, Any]] = {200: SPECIFICATION, **problems(401, 403, 404, 422, 503)}
+
+
+@router.get("/plans/{plan_id}/charts/{kind}", response_model=None, responses=ANSWERS)
+async def plan_chart(
+    request: Request, plan_id: str, kind: PlanChart, _: Reader, rank: Annotated[int, Query()] = 1
+) -> Response:
+    """Throughput against memory, what memory or time consist of, or one rank's pipeline in time.
+
+    rank: of the layout whose `timeline` is drawn, which has pp of 2 or more.
+    """
+    wiring = wiring_of(request)
+
+    def work() -> Chart:
+        plan = wiring.store.get_plan(plan_id_of(wiring, plan_id, "plan_id"))
+        if kind != "timeline":
+            return plan.plot(kind)
+        from api.input.jobs import parse_job
+        from planner.plan.timeline import timeline
+
+        return timeline(parse_job(job_of(plan, entry_of(plan, rank)), allow_files=False)).plot()
+
+    return _answer(await in_thread(request, work))
+
+
+@router.get("/sweeps/{sweep_id}/chart", response_model=None, responses=ANSWERS)
+async def sweep_over_time(request: Request, sweep_id: str, _: Reader) -> Response:
+    """Step times of a sweep's layouts over its newest runs, against the first of them."""
+    wiring = wiring_of(request)
+
+    def work() -> Chart:
+        sweep = wiring.sweeps.get(sweep_id_of(wiring, sweep_id, "sweep_id"))
+        return sweep_chart(sweep_detail(wiring, sweep, MOST_RUNS))
+
+    return _answer(await in_thread(request, work))
+
+
+def _answer(chart: Chart) -> Response:
+    return Response(json.dumps(chart.spec), media_type=JSON)

@@ -1,0 +1,48 @@
+"""GET /jobs/schema, POST /jobs/read: how a job is written, and what a pasted text means."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Request
+from fastapi.responses import Response
+
+from api.errors import fault
+from api.http.bodies import JSON, REQUIRED, CheckedByPlanner, strict_route
+from api.http.requests import answer_once
+from api.http.routes.parameters import problems
+from api.http.schemas import TextBody
+from api.http.security import Planner, Reader
+from api.input.pasted import PastedJob, read_pasted
+from api.job_schema import job_schema
+
+router = APIRouter(tags=["jobs"], route_class=strict_route())
+TextJson = Annotated[Any, CheckedByPlanner(TextBody), Body()]
+
+
+@router.get("/jobs/schema", responses=problems(401, 403))
+async def get_schema(_: Reader) -> dict[str, Any]:
+    """The JSON schema of a job, with a line of help for every field."""
+    return job_schema()
+
+
+@router.post(
+    "/jobs/read",
+    response_model=None,
+    responses={200: {"model": PastedJob}, **problems(401, 403, 413, 415, 422)},
+    openapi_extra=REQUIRED,
+)
+async def read_text(request: Request, key: Planner, body: TextJson = None) -> Response:
+    """The job that a text means, and what it still lacks. Nothing is planned or kept.
+
+    The text is a job in YAML or JSON, a config.json, a layout, a TorchTitan TOML, command or log,
+    or a Megatron-LM argument script.
+    """
+    if not isinstance(body, dict) or not isinstance(body.get("text"), str):
+        raise fault("text", None, "is required", 'send {"name": "train.toml", "text": "..."}')
+    name = body.get("name") or "pasted"
+    if not isinstance(name, str) or len(name) > 400:
+        raise fault("name", None, "must be a text of at most 400 characters", "shorten it")
+
+    def work() -> Response:
+        return Response(read_pasted(body["text"], name).model_dump_json(), media_type=JSON)
+
+    return await answer_once(request, key, work)

@@ -1,0 +1,4 @@
+"use strict";
+addEventListener("DOMContentLoaded", () => {
+  SwaggerUIBundle({ url: "openapi.json", dom_id: "#swagger-ui", deepLinking: true, validatorUrl: null });
+});

@@ -1,0 +1,155 @@
+"""A real Chromium, driven over the pipe of its DevTools protocol: no package, no port.
+
+Source: https://chromedevtools.github.io/devtools-protocol/
+"""
+
+import base64
+import json
+import os
+import select
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+PROGRAM = next(
+    (
+        path
+        for name in ("chromium", "chromium-browser", "google-chrome")
+        if (path := shutil.which(name))
+    ),
+    None,
+)
+OPTIONS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-extensions",
+    "--disable-background-networking", "--remote-debugging-pipe",
+)  # fmt: skip
+SECONDS = 60.0
+
+
+class Browser:
+    """One tab. requests: addresses that it asked for. messages: errors of scripts and policies."""
+
+    def __init__(self, folder: Path) -> None:
+        assert PROGRAM is not None
+        theirs, self._out = os.pipe()
+        self._in, answers = os.pipe()
+        # the browser reads commands from descriptor 3 and writes answers to 4
+        words = [PROGRAM, *OPTIONS, f"--user-data-dir={folder / 'browser'}", "about:blank"]
+        script = f'exec "$@" 3<&{theirs} 4>&{answers}'
+        self._process = subprocess.Popen(
+            ["bash", "-c", script, "bash", *words],
+            pass_fds=(theirs, answers),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(theirs)
+        os.close(answers)
+        self._waiting = b""
+        self._number = 0
+        self._session: str | None = None
+        self.requests: list[str] = []
+        self.messages: list[str] = []
+
+    def __enter__(self) -> "Browser":
+        (target,) = [
+            one for one in self._call("Target.getTargets")["targetInfos"] if one["type"] == "page"
+        ]
+        attached = self._call("Target.attachToTarget", targetId=target["targetId"], flatten=True)
+        self._session = attached["sessionId"]
+        for domain in ("Page", "Network", "Runtime", "Log"):
+            self._call(f"{domain}.enable")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._process.kill()
+        self._process.wait()
+        os.close(self._in)
+        os.close(self._out)
+
+    def look(self, *, width: int = 1440, height: int = 1000, dark: bool = False) -> None:
+        """The window's size and the scheme of colours that its user prefers."""
+        self._call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width, height=height, deviceScaleFactor=1, mobile=width < 600,
+        )  # fmt: skip
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self._call("Emulation.setEmulatedMedia", features=[scheme])
+
+    def open(self, url: str) -> None:
+        """Goes there; `wait` for what is to be seen."""
+        self._call("Page.navigate", url="about:blank")
+        self._call("Page.navigate", url=url)
+
+    def value(self, expression: str) -> Any:
+        """What a JavaScript expression gives; a promise is awaited. Raises AssertionError."""
+        found = self._call(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
+        assert "exceptionDetails" not in found, found["exceptionDetails"]
+        return found["result"].get("value")
+
+    def wait(self, expression: str) -> None:
+        """Until the expression is true. Raises AssertionError after SECONDS."""
+        end = time.monotonic() + SECONDS
+        # what is not there yet is no error
+        asked = f"(() => {{ try {{ return Boolean({expression}); }} catch {{ return false; }} }})()"
+        while not self.value(asked):
+            assert time.monotonic() < end, f"never true: {expression}\n{self.messages}"
+            time.sleep(0.05)
+
+    def text(self, selector: str = "body") -> str:
+        """What is read in an element."""
+        return str(self.value(f"document.querySelector({json.dumps(selector)}).innerText"))
+
+    def picture(self, *, whole: bool = True) -> bytes:
+        """The page as PNG. whole: beyond the window too."""
+        shot = self._call("Page.captureScreenshot", format="png", captureBeyondViewport=whole,
+                          **({"clip": self._clip()} if whole else {}))  # fmt: skip
+        return base64.b64decode(shot["data"])
+
+    def _clip(self) -> dict[str, Any]:
+        size = self._call("Page.getLayoutMetrics")["cssContentSize"]
+        return {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
+
+    def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        self._number += 1
+        body: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
+        if self._session is not None:
+            body["sessionId"] = self._session
+        os.write(self._out, json.dumps(body).encode() + b"\0")
+        while True:
+            message = self._read()
+            if message.get("id") == self._number:
+                assert "error" not in message, f"{method}: {message['error']}"
+                result: dict[str, Any] = message["result"]
+                return result
+            self._heard(message)
+
+    def _heard(self, message: dict[str, Any]) -> None:
+        method, body = message.get("method"), message.get("params", {})
+        if method == "Network.requestWillBeSent":
+            self.requests.append(body["request"]["url"])
+        elif method == "Runtime.exceptionThrown":
+            details = body["exceptionDetails"]
+            self.messages.append(str(details.get("exception", details).get("description", details)))
+        elif method == "Log.entryAdded" and body["entry"]["level"] == "error":
+            self.messages.append(f"{body['entry']['text']} {body['entry'].get('url', '')}")
+
+    def _read(self) -> dict[str, Any]:
+        while b"\0" not in self._waiting:
+            ready, _, _ = select.select([self._in], [], [], SECONDS)
+            assert ready, "the browser says nothing"
+            chunk = os.read(self._in, 1 << 20)
+            assert chunk, "the browser has ended"
+            self._waiting += chunk
+        line, _, self._waiting = self._waiting.partition(b"\0")
+        message: dict[str, Any] = json.loads(line)
+        return message
