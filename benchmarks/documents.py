@@ -264,7 +264,7 @@ def _masked(text: str, numbers_vary: bool) -> str:
 
 def play(text: str, session: Session) -> Iterator[tuple[Block, str]]:
     """Runs a page. Yields every block that shows what is not so, with what it should show."""
-    python_end, python_printed = -1, ""  # of the last Python block
+    python_end, python_printed = 0, ""  # of the last Python block
     for block in blocks(text):
         if block.reason is not None:
             continue
@@ -279,7 +279,7 @@ def play(text: str, session: Session) -> Iterator[tuple[Block, str]]:
                 yield block, renewed
         elif block.language == "python":
             python_end, python_printed = block.end, session.execute(block)
-        elif block.language == "text" and not text[python_end : block.start].strip():
+        elif block.language == "text" and python_end and not text[python_end : block.start].strip():
             vary = block.attributes.get("numbers") == "vary"
             if not alike(block.text, python_printed, numbers_vary=vary):
                 yield block, python_printed

@@ -160,6 +160,11 @@ def test_files_commands_and_python_share_the_page() -> None:
     assert stale(page.replace("\n4\n", "\n5\n"))[0] == page
 
 
+def test_a_text_that_no_python_printed_stands_as_it_is() -> None:
+    page = "```text\ny = f(x)\n```\n```python\nprint(1)\n```\nand\n```text\nz\n```\n"
+    assert stale(page) == (page, [])
+
+
 def test_ids_stand_for_the_newest() -> None:
     with Session.opened() as session:
         session.run("echo kept as plan-1m83tnqaa-ky2jcrvm")
