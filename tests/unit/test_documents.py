@@ -1,5 +1,5 @@
 """Pages: what is generated is what the code says, every block is run or says why it is not, links
-lead somewhere, and the site builds. `tests/e2e/test_documents.py` runs the blocks.
+lead somewhere, and the site builds. `tests/e2e/test_pages_run.py` runs the blocks.
 """
 
 import json
