@@ -15,7 +15,7 @@ from planner.columns import FloatColumn, IntColumn
 from planner.cost.data_parallel.sharding import UnitShards
 from planner.cost.layer.unit_work import Savings, UnitWork
 
-MOST_ROWS = 2**15  # about two kilobytes each; beyond it all are forgotten
+MOST_ROWS = 2**14  # about two kilobytes each; beyond it all are forgotten
 FIRST_ROWS = 2**10
 
 RowsT = TypeVar("RowsT", UnitWork, Savings, UnitShards)

@@ -19,7 +19,7 @@ from planner.work.checkpointing import MEMORY_BUDGET, NONE
 
 STEPS, COARSE = 100, 8  # memory budgets are multiples of 1 / STEPS
 BAND = 2**14  # cells whose own bounds are computed at once
-AT_ONCE = 2**16  # cells bounded without recomputation, so that their columns take 100 MB
+AT_ONCE = 2**15  # cells bounded without recomputation, so that their columns take 50 MB
 
 
 class CellBounds:
