@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from api.cli.given import PlanId
+from api.cli.plotting import PlotOrText
 
 if TYPE_CHECKING:
     from api.wiring import Wiring
@@ -39,14 +40,17 @@ def list_plans(
 
 def show_plan(
     plan_id: PlanId,
+    plot: PlotOrText = None,
     json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
 ) -> None:
     """Print a stored plan again, as `recommend` printed it."""
+    from api.cli.plotting import check_plot, plot_plan
     from api.cli.recommend import print_plan
     from api.input.names import plan_id_of
     from api.wiring import wire
     from planner.errors import NotFoundError
 
+    check_plot(plot, text=not json)
     wiring = wire()
     name = plan_id_of(wiring, plan_id)
     try:
@@ -57,8 +61,9 @@ def show_plan(
         raise
     if json:
         typer.echo(plan.model_dump_json(indent=2))
-        return
-    print_plan(plan)
+    else:
+        print_plan(plan)
+    plot_plan(plot, plan)
 
 
 def _say_study(wiring: "Wiring", name: str, *, as_json: bool) -> bool:

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from api.cli.given import PlanOption, RankOption, layout_given
+from api.cli.plotting import Plot
 
 NAME = "simulate"
 
@@ -23,21 +24,26 @@ def command(
     csv: Annotated[
         Path | None, typer.Option(help="Write torch's pipeline schedule CSV here.")
     ] = None,
+    plot: Plot = None,
     json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
 ) -> None:
     """Play out one step of a pipeline: who waits when, and what each stage holds."""
     import json as json_module
 
     from api.cli.output import make_console, note, show
+    from api.cli.plotting import check_plot, write_plot
     from api.cli.working import working
     from api.input.jobs import check_one_size, parse_job
     from api.wiring import wire
     from planner.plan.timeline import timeline
 
+    check_plot(plot)
     parsed = parse_job(layout_given(wire(), job, plan, rank), allow_files=True)
     check_one_size(parsed)
     with working("playing out the step", quiet=json):
         played = timeline(parsed)
+    if plot is not None:
+        write_plot(plot, played.plot())
     for flag, path, text in (
         ("--trace", trace, None if trace is None else json_module.dumps(played.trace)),
         ("--csv", csv, played.csv),

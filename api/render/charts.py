@@ -1,10 +1,12 @@
 """Charts of what the database holds."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from api.render.probing import REALLY
 from api.render.sweep import versions_changed
 from planner.charts.chart import Chart
+from planner.charts.study import StudyPoint, progress
 from planner.charts.sweep import SweepPoint, over_time
 
 
@@ -29,3 +31,24 @@ def sweep_points(detail: Mapping[str, Any]) -> Iterator[SweepPoint]:
 def sweep_chart(detail: Mapping[str, Any]) -> Chart:
     """How the measured layouts of a sweep changed from run to run."""
     return Chart(over_time(list(sweep_points(detail)), title=f"Sweep {detail['name']}"))
+
+
+def study_points(events: Iterable[Mapping[str, Any]]) -> Iterator[StudyPoint]:
+    """Every result of a study's events (`api.jobs.study_probes.event_body`) with a best so far."""
+    for number, body in enumerate(events, start=1):
+        if body["event"] == "told" and body["best_step_seconds"] is not None:
+            yield StudyPoint(
+                number=number,
+                layout=body["layout"] or "",
+                message=body["message"],
+                probes=body["probes"],
+                gpu_seconds=body["gpu_seconds"],
+                best_step_seconds=body["best_step_seconds"],
+                expected_regret=body["expected_regret"],
+                ran=body["best_rung"] in REALLY,
+            )
+
+
+def study_chart(events: Iterable[Mapping[str, Any]]) -> Chart:
+    """The best step of a study so far, result by result."""
+    return Chart(progress(list(study_points(events)), title="Best so far"))

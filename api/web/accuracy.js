@@ -2,7 +2,7 @@
 import { ask } from "./api.js";
 import { chart } from "./charts.js";
 import { el, table } from "./dom.js";
-import { count, percent, seconds, signed } from "./format.js";
+import { count, seconds, signed } from "./format.js";
 
 const COLUMNS = [
   { name: "Layout", head: true, wide: true, of: (run) => run.layout },
@@ -21,7 +21,7 @@ export async function accuracy() {
   }
   return [
     el("h1", {}, "Predicted against measured"),
-    el("p", { class: "lede" }, `${found.within_band} of ${found.runs.length} runs measured here are within ${percent(found.band, 0)} of what the calibration that ships predicts; it has learned nothing from them.`),
+    el("p", { class: "lede" }, "Runs stored here beside what the calibration that ships predicts, which has learned nothing from them. Marked: further off than the band."),
     found.refused ? el("p", { class: "note" }, `${found.refused} more are given no prediction.`) : null,
     chart(found.chart),
     table("Every run, newest first.", COLUMNS, found.runs, (run) => (Math.abs(run.error) > found.band ? "differs" : null)),

@@ -14,13 +14,13 @@ export function el(name, properties = {}, ...children) {
 
 /**
  * A table that becomes a list of cards on narrow screens.
- * columns: {name, of: (row) => text or element, number, wide, head}; `head` is the row's header.
+ * columns: {name, of: (row) => text or element, number, wide, short, head}; `head` is the row's header.
  */
 export function table(caption, columns, rows, kindOf = () => null) {
-  const cells = (row) => columns.map(({ name, of, number, wide, head }) =>
+  const cells = (row) => columns.map(({ name, of, number, wide, short, head }) =>
     el(head ? "th" : "td", {
       role: head ? "rowheader" : "cell", scope: head ? "row" : null, "data-label": name,
-      class: [number && "number", wide && "wide"].filter(Boolean).join(" ") || null,
+      class: [number && "number", wide && "wide", short && "short"].filter(Boolean).join(" ") || null,
     }, of(row) ?? "-"));
   return el("table", { class: "stacks", role: "table" },
     el("caption", {}, caption),

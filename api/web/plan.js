@@ -27,6 +27,7 @@ export async function onePlan(id, signal) {
 
 async function shown(plan) {
   const [pareto, memory, time] = await Promise.all(["pareto", "memory", "time"].map((kind) => ask(path(plan, `/charts/${kind}`))));
+  const progress = plan.probing ? await ask(path(plan, "/charts/progress")).catch(() => null) : null;
   const first = plan.ranked[0];
   return [
     el("h1", {}, first.label),
@@ -35,6 +36,7 @@ async function shown(plan) {
     figures(first),
     ranked(plan),
     chart(pareto),
+    progress ? chart(progress) : null,
     el("div", { class: "pair" }, chart(memory), chart(time)),
     ...pipeline(plan), ...why(plan), ...compare(plan), ...current(plan), ...warnings(plan), ...sizes(plan), ...wholeRun(first), ...files(plan),
     el("h2", {}, "How it was found"),
@@ -84,7 +86,7 @@ function ranked(plan) {
     { name: "Step", number: true, of: (one) => seconds(one.expected_step_seconds ?? one.estimate.step_seconds) },
     { name: "Memory", number: true, of: (one) => bytes(one.estimate.device_bytes) },
     { name: "Out of memory", number: true, of: (one) => risk(one.estimate.oom_probability) },
-    { name: "Source", of: (one) => one.source },
+    { name: "Source", short: true, of: (one) => one.source },
   ];
   const sources = Object.keys(SOURCES).filter((name) => plan.ranked.some((one) => one.source === name)).map((name) => `${name}: ${SOURCES[name]}`);
   const unmeasured = [...new Set(plan.ranked.flatMap((one) => one.unmeasured))];

@@ -7,9 +7,9 @@ export const PLAN_COLUMNS = [
   { name: "Job", head: true, wide: true, of: (plan) => el("a", { href: `#/plan/${encodeURIComponent(plan.id)}` }, `${plan.model} on ${count(plan.num_gpus)} x ${plan.gpu}`) },
   { name: "Layout", wide: true, of: (plan) => plan.layout ?? el("span", { class: "badge" }, plan.status) },
   { name: "tok/s/GPU", number: true, of: (plan) => rate(plan.tokens_per_second_per_gpu) },
-  { name: "Made (UTC)", of: (plan) => moment(plan.created_at) },
-  { name: "State", of: (plan) => plan.status },
-  { name: "Id", of: (plan) => el("code", {}, plan.id) },
+  { name: "Made (UTC)", short: true, of: (plan) => moment(plan.created_at) },
+  { name: "State", short: true, of: (plan) => plan.status },
+  { name: "Id", short: true, of: (plan) => el("code", {}, plan.id) },
 ];
 
 /** path of a list: its first page, and a button for each page after it. */

@@ -11,7 +11,7 @@ const PROBE_COLUMNS = [
   { name: "State", of: (probe) => el("span", { class: "badge" }, probe.failure ? `${probe.state}: ${probe.failure}` : probe.state) },
   { name: "Progress", of: (probe) => probe.message ?? probe.progress },
   { name: "Plan", of: (probe) => (probe.plan_id ? el("a", { href: `#/plan/${encodeURIComponent(probe.plan_id)}` }, probe.plan_id) : null) },
-  { name: "Asked (UTC)", of: (probe) => moment(probe.created_at) },
+  { name: "Asked (UTC)", short: true, of: (probe) => moment(probe.created_at) },
 ];
 
 export async function studies() {
@@ -29,6 +29,18 @@ const WORDS = { asked: "probe", told: "measured", stopped: "stopped" };
 /** A study as it goes; `ended` is called with its last event. */
 export function liveStudy(plan, signal, ended) {
   const figures = el("div", { "aria-live": "polite" });
+  const drawing = el("div", {});
+  let waiting = false;
+  // many results may come at once, at the start all of them: they are drawn together
+  const redraw = () => {
+    if (waiting) return;
+    waiting = true;
+    setTimeout(async () => {
+      waiting = false;
+      const spec = await ask(`plans/${encodeURIComponent(plan.id)}/charts/progress`).catch(() => null);
+      if (spec?.datasets.points.length && !signal.aborted) drawing.replaceChildren(chart(spec));
+    }, 200);
+  };
   const log = el("tbody", { role: "rowgroup" });
   const probes = el("tbody", { role: "rowgroup" });
   const known = new Map();
@@ -42,6 +54,7 @@ export function liveStudy(plan, signal, ended) {
         ["Expected regret", percent(data.expected_regret)],
         ["GPU-seconds left", count(data.gpu_seconds_left)],
       ]));
+      if (data.event === "told") redraw();
       log.prepend(el("tr", { role: "row" }, cell("", WORDS[data.event] ?? data.event), cell("Layout", data.layout, true), cell("What happened", data.message), cell("At (UTC)", moment(data.at))));
     } else if (name === "probe") {
       const row = el("tr", { role: "row" }, cell("Probe", data.id, true), cell("State", data.state), cell("Progress", data.message ?? data.progress));
@@ -57,7 +70,7 @@ export function liveStudy(plan, signal, ended) {
   return [
     el("h1", {}, `Study ${plan.id}`),
     el("p", { class: "lede" }, `${plan.status}${plan.progress ? `: ${plan.progress}` : ""}`),
-    plan.message ? bullets([plan.message], "wrong") : null, figures, ["queued", "running"].includes(plan.status) ? cancel : null,
+    plan.message ? bullets([plan.message], "wrong") : null, figures, drawing, ["queued", "running"].includes(plan.status) ? cancel : null,
     el("table", { class: "stacks", role: "table" }, el("caption", {}, "What the study did, newest first."), head("", "Layout", "What happened", "At (UTC)"), log),
     el("table", { class: "stacks", role: "table" }, el("caption", {}, "Its probes."), head("Probe", "State", "Progress"), probes),
   ].filter(Boolean);

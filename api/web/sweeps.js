@@ -8,9 +8,9 @@ import { paged } from "./plans.js";
 const COLUMNS = [
   { name: "Sweep", head: true, wide: true, of: (sweep) => el("a", { href: `#/sweep/${encodeURIComponent(sweep.id)}` }, sweep.name) },
   { name: "State", of: (sweep) => sweep.state },
-  { name: "Next (UTC)", of: (sweep) => moment(sweep.next_due_at) },
+  { name: "Next (UTC)", short: true, of: (sweep) => moment(sweep.next_due_at) },
   { name: "Newest run", wide: true, of: (sweep) => sweep.runs[0]?.message ?? sweep.runs[0]?.state },
-  { name: "Id", of: (sweep) => el("code", {}, sweep.id) },
+  { name: "Id", short: true, of: (sweep) => el("code", {}, sweep.id) },
 ];
 
 export async function sweeps() {

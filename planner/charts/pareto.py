@@ -178,7 +178,7 @@ def _interval(encoding: Spec, drawn: str) -> Spec:
     return {
         "data": {"name": "points"},
         "transform": [{"filter": f"datum.rank != null && {drawn}"}],
-        "mark": {"type": "rule", "opacity": 0.4, "strokeWidth": 1.5, "clip": True},
+        "mark": {"type": "rule", "opacity": 0.5, "strokeWidth": 1, "clip": True},
         "encoding": {**encoding, "color": {"field": "series", "type": "nominal"}},
     }
 

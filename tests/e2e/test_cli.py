@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import LAYOUT, UNMEASURED_JOB, Cli, clean_environment, one_fast
+from tests.conftest import LAYOUT, UNMEASURED_JOB, Cli, clean_environment, needed, one_fast
 
 MAIN_JOB = (
     "--model",
@@ -116,6 +116,29 @@ def test_recommend_as_json_is_the_stored_plan(
 
 
 @pytest.mark.slow
+def test_a_plan_a_pipeline_and_the_accuracy_are_drawn(cli: Cli, tmp_path: Path) -> None:
+    needed("vl_convert")
+    size = ("--gpu", "h100-sxm-80gb", "--num-gpus", "8", "--seq-len", "8192")
+    job = ("--model", "llama3-8b", *size, "--global-batch-size", "64")
+    made = cli("recommend", *job, "--fix", "pp=2", "--plot", tmp_path / "plan.svg", "--json")
+    assert made.returncode == 0, made.stderr
+    plan = json.loads(made.stdout)
+    assert "drew" in made.stderr
+    drawn = (tmp_path / "plan.svg").read_text()
+    assert plan["ranked"][0]["label"] in drawn
+    again = cli("show", plan["id"], "--plot", "-")
+    assert "tokens/s/GPU\n" in again.stdout
+    done = cli("simulate", "--plan", plan["id"], "--plot", tmp_path / "step.html")
+    assert done.returncode == 0, done.stderr
+    assert "pipeline rank" in (tmp_path / "step.html").read_text()
+    done = cli("accuracy", "--plot", tmp_path / "accuracy.png")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+    refused = cli("recommend", *job, "--plot", "plan.gif")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "--plot" in refused.stderr
+
+
 def test_the_same_question_has_the_same_answer(cli: Cli) -> None:
     plans = [
         json.loads(cli("recommend", *MAIN_JOB, "--seed", "7", "--json").stdout) for _ in range(2)

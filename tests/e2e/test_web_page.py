@@ -293,10 +293,12 @@ def test_a_study_is_followed_as_it_goes(site: Site, browser: Browser, opened: Op
         "event": "told", "layout": LAYOUT, "message": "measured 1.23 s", "probes": 1,
         "probes_left": 4, "best_step_seconds": 1.23, "expected_regret": 0.05,
         "gpu_seconds_left": 100.0,
+        "gpu_seconds": 10.0, "best_rung": "probed",
     }  # fmt: skip
     site.wiring.tasks.add_event(site.study, body, site.wiring.clock.now())
     browser.wait("document.querySelector('main').innerText.includes('measured 1.23 s')")
     assert "1 of 5" in browser.text("main")
+    browser.wait("document.querySelector('.chart svg')")
     browser.value("[...document.querySelectorAll('main button')].at(-1).click()")
     for _ in range(200):
         if site.wiring.tasks.get(site.study.id).cancel_requested:

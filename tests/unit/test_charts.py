@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from api.render.charts import sweep_chart
+from api.render.charts import study_chart, sweep_chart
 from planner.calibration.drawing import chart_of, runs_of
 from planner.calibration.shipped import shipped_comparison
 from planner.charts import bars
@@ -207,6 +207,28 @@ def test_a_sweep_is_drawn_against_its_first_run() -> None:
     assert [row["relative"] for row in rows] == [1.0, 1.5]
     assert [row["versions"] for row in rows] == ["", "torch 2.9 -> 2.10"]
     assert "nightly" in drawn(chart)
+
+
+def test_a_study_is_drawn_result_by_result() -> None:
+    def event(kind: str, best: float | None, rung: str | None, spent: float) -> dict[str, Any]:
+        return {
+            "event": kind, "layout": "fsdp 8", "message": "m", "probes": 1, "gpu_seconds": spent,
+            "best_step_seconds": best, "best_rung": rung, "expected_regret": 0.1,
+        }  # fmt: skip
+
+    chart = study_chart(
+        [
+            event("asked", None, None, 0.0),
+            event("told", None, None, 5.0),
+            event("told", 2.0, "imitated", 10.0),
+            event("asked", 2.0, "imitated", 10.0),
+            event("told", 1.5, "probed", 30.0),
+        ]
+    )
+    rows = data(chart, "points")
+    assert [(row["gpu_seconds"], row["best_step_seconds"]) for row in rows] == [(10, 2), (30, 1.5)]
+    assert [row["best"] for row in rows] == ["expected from smaller runs", "ran itself"]
+    assert "after 2 results" in drawn(chart)
 
 
 def test_charts_become_files(plan: Plan) -> None:

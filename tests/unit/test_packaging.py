@@ -27,7 +27,11 @@ NAMES = {
     "prometheus_client": "prometheus-client",
     "pydantic_settings": "pydantic-settings",
 }
-BROUGHT_ALONG = {"starlette": "fastapi", "anyio": "fastapi"}  # parts of it that its users import
+BROUGHT_ALONG = {
+    "starlette": "fastapi",
+    "anyio": "fastapi",
+    "PIL": "matplotlib",
+}  # parts of it that its users import
 # optional, each absence a line of its own; see the probe program
 WHERE_A_GPU_IS = {"torchao", "pynvml", "torchtitan", "triton"}
 MISSING_ON_PURPOSE = {"a_package_that_nobody_has"}

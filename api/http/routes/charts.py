@@ -11,13 +11,14 @@ from api.http.requests import in_thread, wiring_of
 from api.http.routes.parameters import problems
 from api.http.security import Reader
 from api.input.names import plan_id_of, sweep_id_of
-from api.jobs.plans import entry_of, job_of
+from api.jobs.plans import entry_of, job_of, study_of
 from api.jobs.sweeps import sweep_detail
-from api.render.charts import sweep_chart
+from api.render.charts import study_chart, sweep_chart
 from planner.charts.chart import Chart
+from planner.errors import NotFoundError
 
 router = APIRouter(tags=["charts"])
-PlanChart = Literal["pareto", "memory", "time", "timeline"]
+PlanChart = Literal["pareto", "memory", "time", "timeline", "progress"]
 MOST_RUNS = 200
 SPECIFICATION = {
     "description": "A Vega-Lite specification",
@@ -33,10 +34,16 @@ async def plan_chart(
     """Throughput against memory, what memory or time consist of, or one rank's pipeline in time.
 
     rank: of the layout whose `timeline` is drawn, which has pp of 2 or more.
+    progress: the best step while probes are spent, also before there is a plan.
     """
     wiring = wiring_of(request)
 
     def work() -> Chart:
+        if kind == "progress":
+            study = study_of(wiring, plan_id)
+            if study is None:
+                raise NotFoundError(f"no study makes plan {plan_id!r}; only one with probes has it")
+            return study_chart(event.body for event in wiring.tasks.events(study.id))
         plan = wiring.store.get_plan(plan_id_of(wiring, plan_id, "plan_id"))
         if kind != "timeline":
             return plan.plot(kind)

@@ -1,0 +1,64 @@
+"""A study as it probes: the best step so far against the GPU-seconds spent."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from planner.charts.chart import BLUE, ORANGE, Spec, spec_of
+from planner.units import counted
+
+REAL, EXPECTED = "ran itself", "expected from smaller runs"
+HEIGHT = 240
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyPoint:
+    """The study after one result.
+
+    ran: whether the best layout so far ran itself.
+    """
+
+    number: int
+    layout: str
+    message: str
+    probes: int
+    gpu_seconds: float
+    best_step_seconds: float
+    expected_regret: float | None
+    ran: bool
+
+
+def progress(points: Sequence[StudyPoint], *, title: str) -> Spec:
+    """The chart: a step line that falls while probes find something faster."""
+    rows = [{**asdict(point), "best": REAL if point.ran else EXPECTED} for point in points]
+    x = {"field": "gpu_seconds", "type": "quantitative", "title": "GPU-seconds spent"}
+    y = {
+        "field": "best_step_seconds", "type": "quantitative", "title": "best step so far, s",
+        "scale": {"zero": False},
+    }  # fmt: skip
+    shown = [name for name in (REAL, EXPECTED) if any(row["best"] == name for row in rows)]
+    colours = {REAL: BLUE, EXPECTED: ORANGE}
+    scale = {"domain": shown, "range": [colours[name] for name in shown]}
+    told_by = {"field": "best", "type": "nominal", "title": None}
+    body = {
+        "datasets": {"points": rows},
+        "data": {"name": "points"},
+        "encoding": {"x": x, "y": y},
+        "layer": [
+            {"mark": {"type": "line", "interpolate": "step-after", "color": BLUE}},
+            {
+                "mark": {"type": "point", "filled": True, "size": 60},
+                "encoding": {
+                    "color": {**told_by, "scale": scale},
+                    "shape": {**told_by, "scale": {"domain": shown}},
+                    "tooltip": [
+                        {"field": "layout"}, {"field": "message"}, {"field": "probes"},
+                        {"field": "best_step_seconds", "title": "best step, s", "format": ".4g"},
+                        {"field": "expected_regret", "title": "expected regret", "format": ".1%"},
+                        {"field": "gpu_seconds", "title": "GPU-seconds", "format": ",.0f"},
+                    ],
+                },
+            },
+        ],
+    }  # fmt: skip
+    subtitle = f"after {counted(len(points), 'result')}"
+    return spec_of(title, subtitle, body, height=HEIGHT)
