@@ -219,7 +219,7 @@ class Session:
     def execute(self, block: Block) -> str:
         """What a Python block prints."""
         printed = io.StringIO()
-        text = block.text
+        text = block.text.replace(f":{PORT}", f":{self.port}")
         for kind, found in self.newest.items():
             text = text.replace(f"{kind.upper()}_ID", found)
         with contextlib.redirect_stdout(printed):

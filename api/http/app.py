@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 import anyio
 from fastapi import FastAPI
 
-from api.http import problems
+from api.http import openapi, problems
 from api.http.metrics import Counted, Metrics
 from api.http.routes import (
     catalog,
@@ -85,6 +85,7 @@ def create_app(settings: Settings | None = None, wiring: Wiring | None = None) -
     ):
         app.include_router(module.router)
     web.mount_files(app)
+    openapi.install(app)
     return app
 
 

@@ -8,7 +8,8 @@ from fastapi.responses import Response
 
 from api.catalog import catalog_entry, catalog_list, kind_of
 from api.errors import UnknownEntryError
-from api.http.bodies import JSON
+from api.http import etags
+from api.http.etags import NOT_MODIFIED
 from api.http.paging import page_of
 from api.http.requests import in_thread
 from api.http.routes.parameters import Cursor, PageSize, problems
@@ -33,12 +34,12 @@ async def get_list(
 @router.get(
     "/catalog/{kind}/{name:path}",
     response_model=None,
-    responses={200: {"model": dict[str, Any]}, **problems(401, 403, 404)},
+    responses={200: {"model": dict[str, Any]}, **NOT_MODIFIED, **problems(401, 403, 404)},
 )
 async def get_entry(request: Request, kind: str, name: str, _: Reader) -> Response:
     """One entry in full, with its sources. Aliases such as Hugging Face ids are names too."""
     entry = await in_thread(request, lambda: _found(catalog_entry, kind, name))
-    return Response(json.dumps(entry, default=str), media_type=JSON)
+    return etags.answer(request, json.dumps(entry, default=str))
 
 
 def _found(read: Any, kind: str, *names: str) -> Any:

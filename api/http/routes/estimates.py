@@ -6,7 +6,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Request
 from fastapi.responses import Response
 
+from api.http import etags
 from api.http.bodies import JSON, REQUIRED, CheckedByPlanner, strict_route
+from api.http.etags import NOT_MODIFIED
 from api.http.requests import answer_once, in_thread, wiring_of
 from api.http.routes.parameters import problems
 from api.http.schemas import JobBody
@@ -57,9 +59,9 @@ def _many(wiring: Wiring, jobs: Any) -> Response:
 @router.get(
     "/estimates/{estimate_id}",
     response_model=None,
-    responses={200: {"model": Estimate}, **problems(401, 403, 404, 503)},
+    responses={200: {"model": Estimate}, **NOT_MODIFIED, **problems(401, 403, 404, 503)},
 )
 async def get_estimate(request: Request, estimate_id: str, _: Reader) -> Response:
     """One stored estimate, as it was answered."""
     kept = await in_thread(request, lambda: wiring_of(request).store.get_estimate(estimate_id))
-    return Response(kept.estimate.model_dump_json(), media_type=JSON)
+    return etags.answer(request, kept.estimate.model_dump_json())

@@ -10,7 +10,9 @@ from starlette.background import BackgroundTask
 from api.calibration.own_runs import OwnAccuracy, own_accuracy
 from api.calibration.update import update_from_measurements
 from api.errors import fault
+from api.http import etags
 from api.http.bodies import JSON, CheckedByPlanner, StrictRequest, strict_route
+from api.http.etags import NOT_MODIFIED
 from api.http.requests import answer_once, in_thread, wiring_of
 from api.http.routes.parameters import Cursor, PageSize, Text, problems
 from api.http.schemas import MeasurementList, MeasurementsStored, RowBody
@@ -70,12 +72,12 @@ async def accuracy_here(request: Request, _: Reader, limit: PageSize = MAX_PAGE)
 @router.get(
     "/measurements/{measurement_id}",
     response_model=None,
-    responses={200: {"model": dict[str, Any]}, **problems(401, 403, 404, 503)},
+    responses={200: {"model": dict[str, Any]}, **NOT_MODIFIED, **problems(401, 403, 404, 503)},
 )
 async def get_measurement(request: Request, measurement_id: str, _: Reader) -> Response:
     """One measurement as a row."""
     found = await in_thread(request, lambda: wiring_of(request).measurements.get(measurement_id))
-    return Response(json.dumps(row_of(found), default=str), media_type=JSON)
+    return etags.answer(request, json.dumps(row_of(found), default=str))
 
 
 @router.post(

@@ -9,7 +9,9 @@ import anyio
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
+from api.http import etags
 from api.http.bodies import JSON, REQUIRED, JobJson, strict_route
+from api.http.etags import NOT_MODIFIED
 from api.http.events import MEDIA_TYPE as EVENTS
 from api.http.events import follow, follow_study
 from api.http.requests import answer_once, in_thread, wiring_of
@@ -78,7 +80,7 @@ async def list_plans(
 @router.get(
     "/plans/{plan_id}",
     response_model=None,
-    responses={200: {"model": Plan}, **problems(401, 403, 404, 422, 503)},
+    responses={200: {"model": Plan}, **NOT_MODIFIED, **problems(401, 403, 404, 422, 503)},
 )
 async def get_plan(request: Request, plan_id: str, _: Reader) -> Response:
     """One stored plan, by its id or a beginning that it alone has.
@@ -97,7 +99,7 @@ async def get_plan(request: Request, plan_id: str, _: Reader) -> Response:
                 raise
             return json.dumps(state_of(task))
 
-    return Response(await in_thread(request, work), media_type=JSON)
+    return etags.answer(request, await in_thread(request, work))
 
 
 @router.get("/plans/{plan_id}/explain", responses=problems(401, 403, 404, 422, 503))

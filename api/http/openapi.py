@@ -1,0 +1,103 @@
+"""The OpenAPI document: what FastAPI finds in the routes, and what holds for many of them at once.
+
+Errors are problem details, every POST takes an Idempotency-Key, what has an ETag can be asked for
+again, and a job is described field by field (`api.job_schema`).
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from api.http.bodies import JSON
+from api.http.problems import MEDIA_TYPE
+from api.http.requests import MAX_KEY_LENGTH
+from api.job_schema import job_schema
+
+Document = dict[str, Any]
+JOB = "JobBody"
+FIRST_ERROR, NOT_MODIFIED = 400, "304"
+IDEMPOTENCY_KEY: Document = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "required": False,
+    "schema": {"type": "string", "minLength": 1, "maxLength": MAX_KEY_LENGTH},
+    "description": "A text of your choice, such as a UUID. The same key with the same body gets "
+    "the same answer for a day, and the work is done once.",
+}
+IF_NONE_MATCH: Document = {
+    "name": "If-None-Match",
+    "in": "header",
+    "required": False,
+    "schema": {"type": "string"},
+    "description": "The ETag of what you hold: 304 if it is still the same.",
+}
+ETAG: Document = {"description": "Names this very answer.", "schema": {"type": "string"}}
+BEARER = (
+    "One of the keys in PLANNER_API_KEYS, with the scope that the operation names. A service that "
+    "only its own machine can reach may run without keys."
+)
+
+
+def install(app: FastAPI) -> None:
+    """Makes `app.openapi()` answer this document."""
+
+    def openapi() -> Document:
+        if app.openapi_schema is None:
+            app.openapi_schema = _document(app)
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _document(app: FastAPI) -> Document:
+    found = get_openapi(
+        title=app.title, version=app.version, description=app.description, routes=app.routes
+    )
+    for method, operation in _operations(found):
+        parameters = operation.setdefault("parameters", [])
+        if method == "post":
+            parameters.append(IDEMPOTENCY_KEY)
+        if NOT_MODIFIED in operation["responses"]:
+            parameters.append(IF_NONE_MATCH)
+            operation["responses"]["200"]["headers"] = {"ETag": ETAG}
+        for status, response in operation["responses"].items():
+            content = response.get("content", {})
+            if int(status) >= FIRST_ERROR and JSON in content:
+                content[MEDIA_TYPE] = content.pop(JSON)
+    schemas = found["components"]["schemas"]
+    schemas[JOB] = {**_job(schemas), "example": schemas[JOB]["example"]}
+    for scheme in found["components"]["securitySchemes"].values():
+        scheme["description"] = BEARER
+    return found
+
+
+def _operations(document: Document) -> Iterator[tuple[str, Document]]:
+    for path in document["paths"].values():
+        yield from path.items()
+
+
+def _job(schemas: Document) -> Document:
+    """The job's schema; what it refers to joins `schemas` under names of its own."""
+    job = job_schema()
+    parts = job.pop("$defs", {})
+    job.pop("$schema", None)
+    for name, part in parts.items():
+        schemas[f"Job{name}"] = _referring(part)
+    referring: Document = _referring(job)
+    return referring
+
+
+def _referring(part: Any) -> Any:
+    """The same with references into the document's components."""
+    if isinstance(part, list):
+        return [_referring(one) for one in part]
+    if not isinstance(part, dict):
+        return part
+    return {
+        name: value.replace("#/$defs/", "#/components/schemas/Job")
+        if name == "$ref"
+        else _referring(value)
+        for name, value in part.items()
+    }

@@ -1,0 +1,140 @@
+"""The typed client against the real app; an OpenAPI document that says what the app does."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from api.client import Client, ServiceError
+from api.http.app import create_app
+from api.settings import Settings
+from api.storage.engine import make_engine, normalise_url
+from api.storage.migrate import upgrade
+from planner.specs.estimate import Estimate
+from planner.specs.plan import Plan
+from tests.conftest import LAYOUT
+
+
+@pytest.fixture
+def app(database_url: str) -> Iterator[TestClient]:
+    engine = make_engine(normalise_url(database_url))
+    upgrade(engine)
+    engine.dispose()
+    with TestClient(
+        create_app(Settings(database_url=database_url)), raise_server_exceptions=False
+    ) as found:
+        yield found
+
+
+@pytest.fixture
+def client(app: TestClient) -> Iterator[Client]:
+    with Client("http://testserver", transport=app._transport) as found:
+        yield found
+
+
+def test_plans_and_estimates_come_as_the_planner_s_own_types(
+    client: Client, job: dict[str, Any]
+) -> None:
+    plan = client.plan({**job, "search": {"top_k": 2}})
+    assert isinstance(plan, Plan)
+    assert client.get_plan(plan.id) == plan
+    assert client.get_plan(plan.id) == plan  # by its ETag
+    assert [line.id for line in client.plans()] == [plan.id]
+    assert list(client.plans(open=True)) == []
+    told = client.explain(plan.id, rank=2, versus=1)
+    assert told.changed
+    assert told.lines
+    assert client.cancel_plan(plan.id).status == "done"
+    assert [event.name for event in client.events(plan.id)][-1] == "done"
+    one = client.estimate({**job, "layout": LAYOUT})
+    assert one.valid
+    same, wrong = client.estimate_many([{**job, "layout": plan.ranked[0].layout}, {"model": 1}])
+    assert isinstance(same, Estimate)
+    assert isinstance(wrong, dict)
+    assert same.step_seconds == pytest.approx(plan.ranked[0].estimate.step_seconds, rel=1e-3)
+    assert wrong["error"]["field"]
+
+
+def test_the_rest_of_the_service(client: Client, job: dict[str, Any]) -> None:
+    names = [line["name"] for line in client.catalog("gpus")]
+    assert client.catalog_entry("gpus", names[0])["name"] == names[0]
+    assert client.catalog_entry("models", "meta-llama/Llama-3.1-8B")["name"] == "llama3.1-8b"
+    assert next(client.calibrations()).in_use
+    assert client.job_schema()["title"] == "Job"
+    row = {**job, "layout": LAYOUT, "measured": {"step_seconds": 9.0, "status": "ok"}}
+    stored = client.store_measurements(row)
+    assert [found["id"] for found in client.measurements(gpu="h100-sxm-80gb")] == stored.new
+    assert client.store_measurements(row).known == stored.new
+    assert list(client.measurements(status="oom")) == []
+    assert list(client.probes()) == list(client.sweeps()) == []
+    assert client.collective(
+        {"op": "all-reduce", "size": "1 GiB", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16}}
+    ).seconds
+    with pytest.raises(ServiceError) as error:
+        client.get_probe("probe-none")
+    assert error.value.status == 404
+
+
+def test_an_etag_saves_the_answer(app: TestClient, job: dict[str, Any]) -> None:
+    plan = app.post("/plan", json={**job, "search": {"top_k": 1}}).json()
+    first = app.get(f"/plans/{plan['id']}")
+    tag = first.headers["etag"]
+    for held in (tag, f"W/{tag}", f'"other", {tag}', "*"):
+        again = app.get(f"/plans/{plan['id']}", headers={"if-none-match": held})
+        assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
+    other = app.get(f"/plans/{plan['id']}", headers={"if-none-match": '"other"'})
+    assert (other.status_code, other.json()) == (200, plan)
+
+
+def test_every_reference_of_the_document_resolves_and_errors_are_problems(app: TestClient) -> None:
+    document = app.get("/openapi.json").json()
+    references = list(_values(document, "$ref"))
+    assert len(references) > 100
+    for reference in references:
+        place: Any = document
+        for part in reference.removeprefix("#/").split("/"):
+            assert part in place, reference
+            place = place[part]
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            names = {one["name"] for one in operation.get("parameters", [])}
+            assert ("Idempotency-Key" in names) == (method == "post"), (method, path)
+            assert ("If-None-Match" in names) == ("304" in operation["responses"])
+            for status, response in operation["responses"].items():
+                if int(status) >= 400:
+                    assert set(response["content"]) == {"application/problem+json"}, (method, path)
+
+
+def test_a_job_is_described_field_by_field(app: TestClient) -> None:
+    schemas = app.get("/openapi.json").json()["components"]["schemas"]
+    job = schemas["JobBody"]
+    assert job["required"] == ["model", "cluster", "training"]
+    training = job["properties"]["training"]
+    assert "seq_len" in _names(training)
+    assert "ac" in job["properties"]["layout"]["properties"]
+
+
+def test_an_idempotency_key_repeats_the_answer_that_the_document_promises(
+    app: TestClient, job: dict[str, Any]
+) -> None:
+    headers = {"idempotency-key": "once"}
+    answers = [
+        app.post("/plan", json={**job, "search": {"top_k": 1}}, headers=headers) for _ in range(2)
+    ]
+    assert answers[0].json() == answers[1].json()
+
+
+def _values(part: Any, name: str) -> Iterator[str]:
+    for key, value in part.items() if isinstance(part, dict) else enumerate(part):
+        if key == name and isinstance(value, str):
+            yield value
+        elif isinstance(value, dict | list):
+            yield from _values(value, name)
+
+
+def _names(schema: Any) -> set[str]:
+    found = set(schema.get("properties", {}))
+    for one in schema.get("anyOf", []):
+        found |= _names(one)
+    return found
