@@ -1,11 +1,13 @@
 """The web page in a real browser, on the real service."""
 
+import hashlib
 import json
 import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from io import StringIO
@@ -57,39 +59,47 @@ class Site:
         return answer.json()
 
 
+@contextmanager
+def service(folder: str, **settings: str) -> Iterator[str]:
+    """The address of `planner-cli serve`, which leaves studies and probes to others."""
+    own = {
+        "PLANNER_DATABASE_URL": f"sqlite:///{folder}/x.db",
+        "PLANNER_TASK_WORKERS": "0",
+        "PLANNER_PROBE_WORKERS": "0",
+        **settings,
+    }
+    arguments = [sys.executable, "-m", "api.cli", "serve", "--port", "0"]
+    with subprocess.Popen(
+        arguments, env={**clean_environment(), **own}, stderr=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stderr is not None
+        said = next(line for line in running.stderr if "running on" in line)
+        yield re.findall(r"http://[\d.:]+", said)[0]
+        running.terminate()
+        running.stderr.read()
+
+
 @pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
-    with tempfile.TemporaryDirectory() as folder:
-        database = f"sqlite:///{folder}/x.db"
-        workers = {"PLANNER_TASK_WORKERS": "0", "PLANNER_PROBE_WORKERS": "0"}
-        environment = {**clean_environment(), **workers, "PLANNER_DATABASE_URL": database}
-        arguments = [sys.executable, "-m", "api.cli", "serve", "--port", "0"]
-        with subprocess.Popen(
-            arguments, env=environment, stderr=subprocess.PIPE, text=True
-        ) as running:
-            assert running.stderr is not None
-            said = next(line for line in running.stderr if "running on" in line)
-            url = re.findall(r"http://[\d.:]+", said)[0]
-            wiring = wire(Settings(database_url=database))
-            plans = [
-                httpx.post(f"{url}/plan", json=job, timeout=300.0).json()
-                for job in (JOB, PIPELINE, UNMEASURED_JOB)
-            ]
-            lines = (ROOT / "benchmarks" / "measured" / "public.jsonl").read_text().splitlines()
-            rows = [json.loads(line) for line in lines[:6]]
-            assert httpx.post(f"{url}/measurements", json=rows).status_code == 201
-            yield Site(
-                url=url,
-                wiring=wiring,
-                plan=plans[0],
-                pipeline=plans[1],
-                unmeasured=plans[2],
-                sweep_id=stored_sweep(wiring),
-                study=stored_study(wiring),
-            )
-            wiring.engine.dispose()
-            running.terminate()
-            running.stderr.read()
+    with tempfile.TemporaryDirectory() as folder, service(folder) as url:
+        wiring = wire(Settings(database_url=f"sqlite:///{folder}/x.db"))
+        plans = [
+            httpx.post(f"{url}/plan", json=job, timeout=300.0).json()
+            for job in (JOB, PIPELINE, UNMEASURED_JOB)
+        ]
+        lines = (ROOT / "benchmarks" / "measured" / "public.jsonl").read_text().splitlines()
+        rows = [json.loads(line) for line in lines[:6]]
+        assert httpx.post(f"{url}/measurements", json=rows).status_code == 201
+        yield Site(
+            url=url,
+            wiring=wiring,
+            plan=plans[0],
+            pipeline=plans[1],
+            unmeasured=plans[2],
+            sweep_id=stored_sweep(wiring),
+            study=stored_study(wiring),
+        )
+        wiring.engine.dispose()
 
 
 def stored_sweep(wiring: Wiring) -> str:
@@ -405,6 +415,21 @@ def test_what_is_wrong_is_said_beside_the_form(site: Site, browser: Browser, ope
     browser.value("document.querySelector('button.main').click()")
     browser.wait("document.querySelector('[role=alert]').innerText.includes('h1000')")
     assert "cluster.gpu" in browser.text("[role=alert]")
+
+
+def test_where_there_are_keys_the_page_asks_for_one(browser: Browser, tmp_path: Path) -> None:
+    keys = f"reader:read:{hashlib.sha256(b'secret').hexdigest()}"
+    with service(str(tmp_path), PLANNER_API_KEYS=keys) as url:
+        browser.open(f"{url}/#/sweeps")
+        browser.wait("document.querySelector('h1').innerText === 'This service has keys'")
+        browser.value(
+            "(() => { const input = document.querySelector('#key input');"
+            "input.value = 'secret';"
+            "input.dispatchEvent(new Event('change', {bubbles: true})); })()"
+        )
+        browser.wait("document.querySelector('h1').innerText === 'Sweeps'")
+        browser.open(f"{url}/#/studies")
+        browser.wait("document.querySelector('h1').innerText === 'Studies'")
 
 
 # ---- for everyone --------------------------------------------------------------------------------

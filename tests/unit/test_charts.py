@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from api.render.charts import study_chart, sweep_chart
+from api.render.charts import study_chart, sweep_chart, sweep_points
 from planner.calibration.drawing import chart_of, runs_of
 from planner.calibration.shipped import shipped_comparison
 from planner.charts import bars
 from planner.charts.accuracy import BAND, RunPoint, accuracy, within_band
 from planner.charts.chart import Chart
 from planner.charts.pareto import FARTHEST, Point, front, pareto, shown
+from planner.charts.sweep import over_time
 from planner.charts.terminal import scatter
 from planner.charts.timeline import MOST_DRAWN, Span
 from planner.charts.timeline import timeline as drawn_timeline
@@ -163,9 +164,10 @@ def run(measured: float, predicted: float) -> RunPoint:
 
 def test_the_band_is_what_it_says() -> None:
     runs = [run(1.0, 1.0 + BAND - 0.001), run(1.0, 1.0 + BAND + 0.001), run(2.0, 1.9)]
+    runs.append(run(1.0, 1.0 - BAND - 0.001))
     assert within_band(runs) == 2
     spec = accuracy(runs, title="t")
-    assert spec["title"]["subtitle"].startswith("2 of 3 runs within 10%")
+    assert spec["title"]["subtitle"].startswith("2 of 4 runs within 10%")
     for end in spec["datasets"]["band"]:
         assert end["below"] / end["at"] == pytest.approx(0.9)
         assert end["above"] / end["at"] == pytest.approx(1.1)
@@ -205,6 +207,8 @@ def test_a_sweep_is_drawn_against_its_first_run() -> None:
     chart = sweep_chart(sweep_detail())
     rows = data(chart, "points")
     assert [row["relative"] for row in rows] == [1.0, 1.5]
+    points = list(sweep_points(sweep_detail()))
+    assert chart.spec == over_time(points, title="Sweep nightly")
     assert [row["versions"] for row in rows] == ["", "torch 2.9 -> 2.10"]
     assert "nightly" in drawn(chart)
 
