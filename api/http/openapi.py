@@ -81,11 +81,10 @@ def _operations(document: Document) -> Iterator[tuple[str, Document]]:
 def _job(schemas: Document) -> Document:
     """The job's schema; what it refers to joins `schemas` under names of its own."""
     job = job_schema()
-    parts = job.pop("$defs", {})
-    job.pop("$schema", None)
-    for name, part in parts.items():
+    for name, part in job.get("$defs", {}).items():
         schemas[f"Job{name}"] = _referring(part)
-    referring: Document = _referring(job)
+    own = {name: part for name, part in job.items() if name not in ("$defs", "$schema")}
+    referring: Document = _referring(own)
     return referring
 
 
