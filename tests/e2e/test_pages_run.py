@@ -31,7 +31,7 @@ def test_the_page_shows_what_its_commands_print(name: str) -> None:
         [sys.executable, "-m", "benchmarks.documents", "--check", name],
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=1500,
         check=False,
         cwd=ROOT,
         env=clean_environment(),
