@@ -246,9 +246,12 @@ def cut(printed: str, lines: str | None) -> str:
     return "\n".join(kept) + "\n"
 
 
-def alike(shown: str, printed: str, *, numbers_vary: bool) -> bool:
-    """Whether a page's output is what was printed, but for what differs between runs."""
-    pieces = re.split(rf"^ *{re.escape(ANYTHING)}$", shown, flags=re.M)
+def alike(shown: str, printed: str, *, numbers_vary: bool, cut_out: bool = False) -> bool:
+    """Whether a page's output is what was printed, but for what differs between runs.
+
+    cut_out: `printed` is cut already, so that `...` in both is the same place.
+    """
+    pieces = [shown] if cut_out else re.split(rf"^ *{re.escape(ANYTHING)}$", shown, flags=re.M)
     pattern = ".*".join(re.escape(_masked(piece, numbers_vary)) for piece in pieces)
     return re.fullmatch(pattern, _masked(printed, numbers_vary), re.S) is not None
 
@@ -293,7 +296,9 @@ def _ran(block: Block, session: Session) -> Iterator[str]:
         printed = cut(session.run(command.line, code), attributes.get("lines"))
         vary = attributes.get("numbers") == "vary"
         free = not command.shown.strip() and "lines" not in attributes
-        true = free or alike(command.shown, printed, numbers_vary=vary)
+        true = free or alike(
+            command.shown, printed, numbers_vary=vary, cut_out="lines" in attributes
+        )
         yield f"$ {command.line}\n{command.shown if true else printed}"
 
 

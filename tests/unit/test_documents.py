@@ -206,6 +206,11 @@ def test_lines_are_cut_out(lines: str | None, kept: str) -> None:
     assert cut("1\n2\n3\n4\n5\n", lines) == kept
 
 
+def test_other_lines_than_shown_are_found() -> None:
+    page = '```console lines=":1,3"\n$ seq 3\n1\n...\n```\n'
+    assert stale(page)[0] == page.replace("...", "...\n3")
+
+
 def test_rows_of_the_measured_groups_are_explained() -> None:
     rows = (ROOT / "benchmarks" / "measured" / "public.jsonl").read_text().splitlines()
     groups = {json.loads(row)["group"] for row in rows}
