@@ -62,6 +62,14 @@ class RankedLayout(Labelled):
     unmeasured: list[str] = []
 
     @property
+    def measured_step_seconds(self) -> float | None:
+        """Of the layout itself; None where only smaller runs or single ranks stood for it."""
+        if self.measurement is None or self.source != "probed":
+            return None
+        seconds: float | None = self.measurement.get("step_seconds")
+        return seconds
+
+    @property
     def expected_speedup(self) -> float:
         """How much faster than the cost model predicts it should run; 1 without probes."""
         paper, expected = self.estimate.step_seconds, self.expected_step_seconds
@@ -402,7 +410,7 @@ class Plan(BaseModel):
                 **one.layout.model_dump(mode="json"),
                 **{name: getattr(one.estimate, name) for name in COLUMNS},
                 "expected_step_seconds": one.expected_step_seconds,
-                "measured_step_seconds": (one.measurement or {}).get("step_seconds"),
+                "measured_step_seconds": one.measured_step_seconds,
                 "source": one.source,
             }
             for one in self.ranked
@@ -463,7 +471,7 @@ def _ranked_point(one: RankedLayout) -> Point:
     device = estimate.device_bytes or 0.0
     beside = device - (estimate.peak_reserved_bytes or 0.0)
     reserved = None if interval is None else interval.peak_reserved_bytes
-    measured = (one.measurement or {}).get("step_seconds")
+    measured = one.measured_step_seconds
     return Point(
         layout=one.label,
         rank=one.rank,

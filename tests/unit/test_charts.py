@@ -110,6 +110,10 @@ def test_a_measured_layout_is_a_mark_of_its_own(plan: Plan) -> None:
     assert row["measured_tokens_per_second_per_gpu"] == pytest.approx(half)
     assert "measured" in drawn(chart)
     assert data(plan.plot(), "measured") == []
+    emulated = probed.model_copy(update={"source": "emulated"})
+    stood_for = plan.model_copy(update={"ranked": [emulated]})
+    assert data(stood_for.plot(), "measured") == [], "single ranks are not the layout"
+    assert stood_for.columns()["measured_step_seconds"] == [None]
 
 
 @pytest.mark.parametrize(("kind", "whole"), [("memory", "device_bytes"), ("time", "step_seconds")])
