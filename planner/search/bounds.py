@@ -48,16 +48,20 @@ class CellBounds:
         """Lower bound on the step time of these cells without recomputation."""
         left = rows[np.isnan(self.bare_seconds[rows])]
         if len(left):
-            names = [name for name, _ in self.cells.columns() if name not in MODE]
-            columns = [getattr(self.cells, name)[left] for name in names]
-            idle = self.idle.take(left)
-            first, alike = unique_rows([*columns, idle.overlaps, idle.microbatches])
+            first, alike = self._alike(left)
             seconds, in_place = np.empty(len(first)), np.argsort(first)  # neighbours share work
             for start in range(0, len(first), AT_ONCE):
                 part = in_place[start : start + AT_ONCE]
                 seconds[part] = self._bare(left[first[part]])
             self.bare_seconds[left] = seconds[alike]
         return self.bare_seconds[rows]
+
+    def _alike(self, rows: IntColumn) -> tuple[IntColumn, IntColumn]:
+        """(one of each kind of these cells but for checkpointing, the kind of each cell)."""
+        whole = len(rows) == len(self.cells)  # then nothing is copied
+        known = [column for name, column in self.cells.columns() if name not in MODE]
+        columns = [*known, self.idle.overlaps, self.idle.microbatches]
+        return unique_rows([column if whole else column[rows] for column in columns])
 
     def _bare(self, rows: IntColumn) -> FloatColumn:
         none, nothing = np.broadcast_to(NONE, len(rows)), np.broadcast_to(0.0, len(rows))

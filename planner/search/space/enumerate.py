@@ -479,7 +479,7 @@ class _Builder:
         undecided = [*self.rules, *self.keeps, *self.pending]
         assert not undecided, "a rule reads a column that no domain supplies"
         expansions = tuple(
-            replace(e, classes=self.rows.pop(f"class {index}"))
+            replace(e, classes=self.rows.pop(f"class {index}").astype(np.int32))
             for index, e in enumerate(self.expansions)
         )
         columns = {
