@@ -232,12 +232,13 @@ def job_fields() -> dict[str, Callable[[], str]]:
 def model_fields() -> str:
     """Fields of an inline model, in the words of Hugging Face's config.json."""
     from planner.specs.model import ModelSpec
+    from planner.specs.network import Network
 
     said = notes(ModelSpec)
     schema = ModelSpec.model_json_schema()["properties"]
     rows = [
         (f"`{name}`", _type(schema[name]), _default(ModelSpec, name), said.get(name, ""))
-        for name in ModelSpec.model_fields
+        for name in sorted(ModelSpec.model_fields, key=Network.model_fields.__contains__)
         if name not in ("unread_keys", "left_out")
     ]
     return table(("field", "values", "default", "meaning"), rows)
