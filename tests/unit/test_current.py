@@ -18,7 +18,6 @@ from api.http.app import create_app
 from api.settings import Settings
 from planner.errors import SpecError
 from planner.intake.trainer_files.titan_printed import printed_run
-from tests.conftest import ROOT
 
 LOGS = FOLDER.parent / "titan_logs"
 FEW = [
@@ -262,15 +261,3 @@ def test_over_http_a_text_is_a_job(sqlite_url: str) -> None:
         assert answer.json()["job"]["layout"]["dp_shard"] == 8
         missing = client.post("/plan", json={"current": {"name": "train.toml", "text": text}})
         assert (missing.status_code, missing.json()["field"]) == (422, "cluster.gpu")
-
-
-def test_the_how_to_shows_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    """Its settings and words; figures move with the calibration, and are taken over by hand."""
-    page = (ROOT / "docs" / "how-to" / "start-from-your-own-config.md").read_text()
-    blocks = re.findall(r"```\n(.*?)```", page, re.DOTALL)
-    given = ["--gpu", "h100-sxm-80gb", "--num-gpus", "8", "--allow", "precision=bf16"]
-    shown = answered(capsys, "recommend", "--current", str(FOLDER / "train.toml"), *given)
-    assert blocks[1] == shown[shown.index("--- a/") :]
-    without_figures = [re.sub(r"[\d.,]+", "#", line).split() for line in blocks[0].splitlines()]
-    printed = [re.sub(r"[\d.,]+", "#", line).split() for line in shown.splitlines()]
-    assert [line for line in without_figures if line not in printed] == []
