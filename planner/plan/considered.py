@@ -11,10 +11,10 @@ import numpy as np
 
 from planner.calibration.intervals import spread
 from planner.columns import FloatColumn, IntColumn, LayoutBatch
-from planner.cost.refine import refine
+from planner.cost.refine import simulated_step_seconds
 from planner.cost.run.goodput import busy_seconds, run_columns
 from planner.search.choice import pareto
-from planner.search.fit import OOM_LIMIT
+from planner.search.fit import OOM_LIMIT, fitting
 from planner.search.one_size import OneSize, PlanCandidate, score_of
 from planner.specs.job import Job
 from planner.specs.layout import Layout, changed_fields
@@ -140,12 +140,20 @@ def _priced(
     *,
     several: bool,
 ) -> list[ConsideredLayout]:
-    """The numbers of legal layouts. steps: of those that have a step time already."""
+    """The numbers of legal layouts.
+
+    steps: of those that have a step time already. What does not fit is not simulated for this.
+    """
     pricer = at_size.pricer
     batch = LayoutBatch.from_layouts(layouts)
     prices = pricer.price(batch)
-    refined = refine(pricer, batch, prices).step_seconds
-    step = np.array([steps.get(layout, float(refined[row])) for row, layout in enumerate(layouts)])
+    fits = fitting(pricer, prices.least_device_bytes)
+    step = np.array([steps.get(layout, np.nan) for layout in layouts])
+    step = np.where(np.isnan(step) & ~fits, prices.step_seconds, step)
+    new = np.flatnonzero(np.isnan(step))
+    if len(new):
+        others = batch.take(new)
+        step[new] = simulated_step_seconds(pricer, others, pricer.price(others))
     doubt = spread(pricer, batch, prices, step)
     runs = run_columns(pricer, batch, step, busy_seconds(prices))
     device = np.round(prices.device_bytes)
@@ -154,9 +162,9 @@ def _priced(
     simulated = {layout for *_, layout in at_size.candidates}
     sources: list[Source] = [
         "simulated"
-        if layout.pp > 1 and (layout in simulated or layout not in steps)
+        if layout.pp > 1 and (layout in simulated or (fits[row] and layout not in steps))
         else "screened"
-        for layout in layouts
+        for row, layout in enumerate(layouts)
     ]
     return [
         ConsideredLayout(
