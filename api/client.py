@@ -27,7 +27,7 @@ from api.http.schemas import (
     Problem,
 )
 from api.storage.records import PlanLine
-from planner.errors import MissingPackageError, PlannerError
+from planner.errors import MissingPackageError, PlannerError, how_to_install
 from planner.specs.collective import CollectiveAnswer
 from planner.specs.estimate import Estimate
 from planner.specs.plan import Plan
@@ -35,7 +35,7 @@ from planner.specs.plan import Plan
 try:
     import httpx
 except ModuleNotFoundError:
-    raise MissingPackageError("no httpx here; pip install 'planner[client]'") from None
+    raise MissingPackageError(f"no httpx here; {how_to_install('client')}") from None
 
 Job = Mapping[str, Any]
 PAGE = 200

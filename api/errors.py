@@ -18,6 +18,7 @@ from planner.errors import (
     ProbeError,
     SpecError,
     StoreError,
+    how_to_install,
 )
 
 EXIT_OK, EXIT_BUG, EXIT_REQUEST, EXIT_NOTHING_FITS, EXIT_BACKEND, EXIT_INTERRUPTED = (
@@ -137,4 +138,4 @@ def need(*modules: str, extra: str) -> None:
     """Raises MissingPackageError, which says what to install, where one of the modules is not."""
     for module in modules:
         if find_spec(module) is None:
-            raise MissingPackageError(f"no {module} here; pip install 'planner[{extra}]'")
+            raise MissingPackageError(f"no {module} here; {how_to_install(extra)}")

@@ -203,6 +203,11 @@ class MissingPackageError(PartedError):
     kind = "missing_package"
 
 
+def how_to_install(extra: str) -> str:
+    """What puts an extra there. The package is on no registry, where another bears its name."""
+    return f"pip install '.[{extra}]' in planner's checkout"
+
+
 class StoreError(PartedError):
     """The database could not do what was asked."""
 

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from planner.errors import ProbeError
+from planner.errors import ProbeError, how_to_install
 from planner.specs.job import Job
 from probes.trainers import trainer_of
 
 CHECK_SECONDS = 300.0  # importing torch from a cold network disk takes minutes
 STANDS_SECONDS = 120.0  # an answer without a problem is reused for this long
-EXTRA = "pip install 'planner[probe]'"
+EXTRA = how_to_install("probe")
 CUDA_TORCH = "install a build of torch for this machine's driver"
 TAIL_CHARACTERS = 300
 

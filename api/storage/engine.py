@@ -12,7 +12,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlch
 from sqlalchemy.pool import StaticPool
 
 from api.errors import fault
-from planner.errors import StoreError
+from planner.errors import StoreError, how_to_install
 
 BUSY_TIMEOUT_SECONDS = 30.0
 POSTGRES = "postgresql+psycopg"
@@ -77,7 +77,9 @@ def make_engine(url: URL) -> Engine:
             connect_args={"connect_timeout": POSTGRES_CONNECT_SECONDS},
         )
     except (NoSuchModuleError, ModuleNotFoundError):
-        raise StoreError("PostgreSQL needs the psycopg driver: install planner[postgres]") from None
+        raise StoreError(
+            f"PostgreSQL needs the psycopg driver; {how_to_install('postgres')}"
+        ) from None
 
 
 def _make_folder(path: Path) -> None:
@@ -129,6 +131,6 @@ def store_errors(engine: Engine) -> Iterator[None]:
         ) from error
     except ModuleNotFoundError as error:
         raise StoreError(
-            f"database {shown(engine)}: driver {error.name} is not installed; install "
-            "planner[postgres]"
+            f"database {shown(engine)}: driver {error.name} is not installed; "
+            f"{how_to_install('postgres')}"
         ) from None

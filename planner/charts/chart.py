@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from planner.errors import Fault, MissingPackageError, SpecError
+from planner.errors import Fault, MissingPackageError, SpecError, how_to_install
 
 Spec = dict[str, Any]
 
@@ -93,4 +93,4 @@ def _converter() -> Any:
     try:
         return import_module("vl_convert")
     except ImportError:
-        raise MissingPackageError("no vl_convert here; pip install 'planner[plot]'") from None
+        raise MissingPackageError(f"no vl_convert here; {how_to_install('plot')}") from None

@@ -362,7 +362,7 @@ def test_without_torch_nothing_is_spent_or_stored_and_the_extra_is_named(
         assert (done.returncode, done.stdout) == (4, ""), (arguments, done.stderr)
         (line,) = done.stderr.splitlines()
         assert "cannot import torch (No module named 'torch')" in line
-        assert "pip install 'planner[probe]'" in line
+        assert "pip install '.[probe]' in planner's checkout" in line
     wiring = wire(settings_of(sqlite_url, surroundings))
     assert not wiring.tasks.list().items
     assert not wiring.probes.list().items
@@ -693,7 +693,7 @@ def test_over_http_without_torch_a_plan_with_probes_is_a_failed_backend(
             502,
             "application/problem+json",
         )
-        assert "pip install 'planner[probe]'" in answer.text
+        assert "pip install '.[probe]' in planner's checkout" in answer.text
         assert client.get("/plans").json()["items"] == []
 
 

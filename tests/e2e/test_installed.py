@@ -132,7 +132,7 @@ def test_a_fresh_environment_with_the_base_alone_plans(constraints: str, tmp_pat
     assert run(planner, "recommend", "--help").returncode == 0
     refused = run(planner, "serve")
     assert (refused.returncode, refused.stderr.count("\n")) == (4, 1)
-    assert "pip install 'planner[server]'" in refused.stderr
+    assert "pip install '.[server]' in planner's checkout" in refused.stderr
     done = run(*pip, "pytest", "hypothesis", "httpx")
     assert done.returncode == 0, done.stderr
     tests = [ROOT / "tests" / "unit" / f"{name}.py" for name in CORE]

@@ -259,7 +259,7 @@ def test_a_notebook_is_shown_the_drawing_or_at_least_the_specification(
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     assert chart.spec in chart._repr_mimebundle_().values()
     assert "image/svg+xml" not in chart._repr_mimebundle_()
-    with pytest.raises(MissingPackageError, match=r"pip install 'planner\[plot\]'"):
+    with pytest.raises(MissingPackageError, match=r"pip install '\.\[plot\]'"):
         chart.svg()
 
 

@@ -90,7 +90,7 @@ def outside(*folders: str) -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("folders", "extras"),
     [
-        (("planner", "api"), ("postgres", "server")),
+        (("planner", "api"), ("client", "postgres", "server")),
         (("probes",), ("probe",)),
         (("tests", "benchmarks"), ("dev", "postgres", "probe", "server")),
     ],
@@ -230,7 +230,7 @@ sys.exit(run(sys.argv[1:]))
     refused = cli("serve")
     assert (refused.returncode, refused.stderr) == (
         4,
-        "error: no fastapi here; pip install 'planner[server]'\n",
+        "error: no fastapi here; pip install '.[server]' in planner's checkout\n",
     )
 
 

@@ -67,11 +67,15 @@ def test_what_is_missing_is_named_with_the_extra_that_brings_it_and_asked_again(
     for _ in range(2):
         with pytest.raises(ProbeError) as caught:
             local.check(NEED)
-    assert "cannot import torch (no such); pip install 'planner[probe]'" in str(caught.value)
+    assert "cannot import torch (no such); pip install '.[probe]' in planner's checkout" in str(
+        caught.value
+    )
     assert "PLANNER_PROBE_PYTHON" in str(caught.value), "it is not our interpreter that lacks it"
     assert "\n" not in str(caught.value)
     assert asked(tmp_path) == 2, "somebody may have installed it meanwhile"
-    assert preflight.remedy("torch", sys.executable) == "pip install 'planner[probe]'"
+    assert (
+        preflight.remedy("torch", sys.executable) == "pip install '.[probe]' in planner's checkout"
+    )
 
 
 @pytest.mark.parametrize(
@@ -124,7 +128,7 @@ def test_the_program_of_the_check_says_what_cannot_be_imported(tmp_path: Path) -
         said = problem_in(done, sys.executable)
         assert said is not None
         assert words in said
-        assert said.endswith("; pip install 'planner[probe]'"), package
+        assert said.endswith("; pip install '.[probe]' in planner's checkout"), package
 
 
 def test_a_program_that_cannot_be_imported_stops_probes_too(
