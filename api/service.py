@@ -55,9 +55,7 @@ def make_plan(
     else:
         own = {"id": ports.ids.new_id("plan"), "created_at": ports.clock.now().isoformat()}
         plan = known.model_copy(update={**own, "job": job.request})
-    store.save_plan(
-        plan, PlanLabels(job_hash=job_hash, model=job.model.name, gpu=job.cluster.gpu.name)
-    )
+    store.save_plan(plan, PlanLabels.of(job, job_hash))
     return plan
 
 

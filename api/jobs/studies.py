@@ -114,12 +114,7 @@ def run_study(
         claimed.release()
         return None
     state: EndState = "cancelled" if claimed.cancelled else "done"
-    labels = PlanLabels(
-        job_hash=hash_of_job(job.request),
-        model=job.model.name,
-        gpu=job.cluster.gpu.name,
-        status=state,
-    )
+    labels = PlanLabels.of(job, hash_of_job(job.request), state)
     stopped = (plan.probing or {}).get("stopped")
     claimed.finish(TaskEnd(state=state, message=stopped, plan=(plan, labels)))
     return plan

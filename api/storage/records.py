@@ -12,6 +12,7 @@ from typing import Any, Generic, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from planner.specs.estimate import Estimate
+from planner.specs.job import Job
 from planner.specs.measurement import Measurement
 from planner.specs.plan import Plan
 
@@ -37,6 +38,8 @@ class PlanLine(BaseModel):
         on it.
     layout, tokens_per_second_per_gpu, model_version: null until there is a plan.
     tokens_per_second_per_gpu: expected of number 1, measurements counted where probes were spent.
+    seq_len, global_batch_size, trainer: of its job; null until there is a plan, and where an
+        earlier version kept it.
     """
 
     model_config = ConfigDict(frozen=True, from_attributes=True)
@@ -46,6 +49,9 @@ class PlanLine(BaseModel):
     model: str
     gpu: str
     num_gpus: int
+    seq_len: int | None = None
+    global_batch_size: int | None = None
+    trainer: str | None = None
     layout: str | None = None
     tokens_per_second_per_gpu: float | None = None
     status: str
@@ -63,7 +69,23 @@ class PlanLabels:
     job_hash: str
     model: str
     gpu: str
+    seq_len: int
+    global_batch_size: int
+    trainer: str
     status: str = "done"
+
+    @classmethod
+    def of(cls, job: Job, job_hash: str, status: str = "done") -> "PlanLabels":
+        """Those of this job's plan."""
+        return cls(
+            job_hash=job_hash,
+            model=job.model.name,
+            gpu=job.cluster.gpu.name,
+            seq_len=job.training.seq_len,
+            global_batch_size=job.training.global_batch_size,
+            trainer=job.training.trainer,
+            status=status,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

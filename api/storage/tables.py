@@ -78,6 +78,9 @@ class PlanRow(Base):
     model: Mapped[str]
     gpu: Mapped[str]
     num_gpus: Mapped[int] = mapped_column(Integer)
+    seq_len: Mapped[int | None] = mapped_column(BigInteger)
+    global_batch_size: Mapped[int | None] = mapped_column(BigInteger)
+    trainer: Mapped[str | None]
     layout: Mapped[str]
     tokens_per_second_per_gpu: Mapped[float | None]
     status: Mapped[str] = mapped_column(String(16))

@@ -3,8 +3,11 @@ import { ask } from "./api.js";
 import { el, table } from "./dom.js";
 import { count, moment, rate } from "./format.js";
 
+/** What the job trains with; nothing of a plan that an earlier version kept. */
+const training = (plan) => (plan.seq_len ? `, ${count(plan.seq_len)} tokens x ${count(plan.global_batch_size)} sequences, ${plan.trainer}` : "");
+
 export const PLAN_COLUMNS = [
-  { name: "Job", head: true, wide: true, of: (plan) => el("a", { href: `#/plan/${encodeURIComponent(plan.id)}` }, `${plan.model} on ${count(plan.num_gpus)} x ${plan.gpu}`) },
+  { name: "Job", head: true, wide: true, of: (plan) => el("a", { href: `#/plan/${encodeURIComponent(plan.id)}` }, `${plan.model} on ${count(plan.num_gpus)} x ${plan.gpu}${training(plan)}`) },
   { name: "Layout", wide: true, of: (plan) => plan.layout ?? el("span", { class: "badge" }, plan.status) },
   { name: "tok/s/GPU", number: true, of: (plan) => rate(plan.tokens_per_second_per_gpu) },
   { name: "Made (UTC)", short: true, of: (plan) => moment(plan.created_at) },

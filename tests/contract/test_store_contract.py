@@ -11,15 +11,16 @@ import pytest
 from api.storage.engine import make_engine, normalise_url
 from api.storage.idempotency import CLAIM_SECONDS, KEEP_SECONDS, IdempotencyStore, KeptAnswer
 from api.storage.migrate import upgrade
-from api.storage.records import PlanLabels, StoredEstimate
+from api.storage.records import StoredEstimate
 from api.storage.store import SqlStore
 from planner.errors import ConflictError, NotFoundError, SpecError, StoreError
 from planner.estimates import estimate_jobs
 from planner.intake.jobs import read_job
 from planner.specs.plan import Plan
+from tests.stand_ins.plan_labels import plan_labels
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, 123456, tzinfo=UTC)
-LABELS = PlanLabels(job_hash="0" * 64, model="llama3-8b", gpu="h100-sxm-80gb")
+LABELS = plan_labels("llama3-8b", "h100-sxm-80gb")
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
@@ -48,7 +49,7 @@ class TestPlans:
         odd = plan.model_copy(
             update={"job": {"notes": "ünï \0 \U0001f600 'quoted' %s", "n": 2**60, "x": 0.1}}
         )
-        store.save_plan(odd, PlanLabels(job_hash="0" * 64, model="m\0\ud800ü" * 100, gpu="g"))
+        store.save_plan(odd, plan_labels("m\0\ud800ü" * 100, "g"))
         assert store.get_plan(odd.id).job == odd.job
 
     def test_an_unknown_id_is_not_found(self, store: SqlStore) -> None:

@@ -70,6 +70,8 @@ def test_a_plan_is_made_kept_and_listed(client: TestClient, job: dict[str, Any])
     assert client.get(answer.headers["location"]).json() == plan
     listed = client.get("/plans").json()
     assert ([item["id"] for item in listed["items"]], listed["next_cursor"]) == ([plan["id"]], None)
+    told = {"seq_len": 8192, "global_batch_size": 64, "trainer": "torchtitan"}
+    assert told.items() <= listed["items"][0].items()
 
 
 def test_a_plan_says_what_its_first_layout_rests_on(sqlite_client: TestClient) -> None:

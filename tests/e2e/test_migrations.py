@@ -17,9 +17,12 @@ from api.storage.migrate import (
     ensure_current,
     upgrade,
 )
+from api.storage.store import SqlStore
 from api.storage.tables import Base
 from planner.errors import StoreError
+from planner.specs.plan import Plan
 from tests.conftest import ROOT, Cli, clean_environment
+from tests.stand_ins.plan_labels import plan_labels
 
 TABLES = set(Base.metadata.tables)
 
@@ -38,6 +41,24 @@ def test_up_down_up(database_url: str) -> None:
         assert set(inspect(engine).get_table_names()) >= TABLES | {VERSION_TABLE}
         assert downgrade(engine, "base") is None
         assert not set(inspect(engine).get_table_names()) & TABLES
+    engine.dispose()
+
+
+def test_a_plan_of_an_older_version_stays_and_is_listed_without_its_training(
+    database_url: str, plan: Plan
+) -> None:
+    engine = make_engine(normalise_url(database_url))
+    upgrade(engine)
+    store = SqlStore(engine)
+    store.save_plan(plan, plan_labels())
+    assert store.list_plans().items[0].seq_len == 8192
+    downgrade(engine, "0003")
+    with engine.connect() as connection:
+        assert connection.scalar(text("SELECT count(*) FROM plan_layouts")) == len(plan.ranked)
+    upgrade(engine)
+    line = store.list_plans().items[0]
+    assert (line.id, line.seq_len, line.global_batch_size, line.trainer) == (plan.id, *[None] * 3)
+    assert store.get_plan(plan.id) == plan
     engine.dispose()
 
 

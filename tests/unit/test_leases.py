@@ -23,12 +23,13 @@ from api.jobs.leases import (
     take_over,
 )
 from api.storage.engine import make_engine, normalise_url
-from api.storage.records import PlanLabels, TaskEnd, TaskFilter, TaskRecord
+from api.storage.records import TaskEnd, TaskFilter, TaskRecord
 from api.storage.store import SqlStore
 from api.storage.tables import Base
 from api.storage.tasks import SqlTaskStore
 from planner.errors import ConflictError, NotFoundError, StoreError
 from planner.specs.plan import Plan
+from tests.stand_ins.plan_labels import plan_labels
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 NOBODY = 2**22 + 1  # above the highest process id that Linux gives out
@@ -184,7 +185,7 @@ def test_a_plan_is_stored_with_the_end_of_its_study_or_not_at_all(
     taken = take_over(queue, clock, loser.record)
     assert taken is not None
     named = plan.model_copy(update={"id": "plan-1"})
-    end = TaskEnd(state="done", plan=(named, PlanLabels(job_hash="0" * 64, model="m", gpu="g")))
+    end = TaskEnd(state="done", plan=(named, plan_labels("m", "g")))
     with pytest.raises(ConflictError, match="was lost"):
         loser.finish(end)
     with pytest.raises(NotFoundError):

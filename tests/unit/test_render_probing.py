@@ -278,7 +278,7 @@ def test_sources_that_are_shown_are_explained_and_no_others(plan: Plan) -> None:
     ]
     assert {name for name in SOURCES if f"{name}: {SOURCES[name]}" in line} == shown
     described = str(RankedLayout.model_fields["source"].description)
-    page = (ROOT / "api" / "web" / "index.html").read_text(encoding="utf-8")
+    page = (ROOT / "api" / "web" / "plan.js").read_text(encoding="utf-8")
     for name, means in SOURCES.items():
         assert f"{name}: {means}" in described
         assert f'{name}: "{means}"' in page

@@ -12,7 +12,7 @@ import pytest
 
 from api.cli.root import run
 from api.input.names import plan_id_of
-from api.storage.records import PlanLabels, TaskRecord
+from api.storage.records import TaskRecord
 from api.wiring import Wiring, wire
 from planner.errors import SpecError
 from planner.intake.jobs import read_job
@@ -20,6 +20,7 @@ from planner.plan.recommend import recommend
 from planner.ports import Ports
 from planner.specs.plan import Plan
 from tests.conftest import JOB
+from tests.stand_ins.plan_labels import plan_labels
 from tests.unit.test_search import Fixed
 
 IDS = ("plan-1aaa00001-x", "plan-1aaa00002-y", "plan-1bbb00000-z")  # oldest first
@@ -33,7 +34,7 @@ def wiring(monkeypatch: pytest.MonkeyPatch, sqlite_url: str, plan: Plan) -> Wiri
     found = wire()
     for number, name in enumerate(IDS):
         made = datetime(2026, 11, 20 + number, tzinfo=UTC)
-        labels = PlanLabels(job_hash="x", model="llama3-8b", gpu="h100-sxm-80gb")
+        labels = plan_labels("llama3-8b", "h100-sxm-80gb")
         found.store.save_plan(
             plan.model_copy(update={"id": name, "created_at": made.isoformat()}), labels
         )
@@ -130,7 +131,7 @@ def test_a_beginning_of_several_names_them(told: Told) -> None:
 
 
 def test_an_id_that_is_a_beginning_too_is_itself(wiring: Wiring, plan: Plan) -> None:
-    labels = PlanLabels(job_hash="x", model="m", gpu="g")
+    labels = plan_labels("m", "g")
     wiring.store.save_plan(plan.model_copy(update={"id": "plan-1bbb"}), labels)
     assert plan_id_of(wiring, "plan-1bbb") == "plan-1bbb"
     with pytest.raises(SpecError, match="2 plans"):
@@ -165,7 +166,7 @@ def test_a_ranked_layout_is_priced_as_the_plan_did(told: Told, plan: Plan) -> No
 def test_a_ranked_pipeline_is_played_out_as_the_plan_priced_it(told: Told, wiring: Wiring) -> None:
     asked = read_job({**JOB, "search": {"top_k": 1, "fix": {"pp": 2}}})
     piped = recommend(asked, ports=Ports(clock=Fixed(), ids=Fixed()))
-    labels = PlanLabels(job_hash="x", model="llama3-8b", gpu="h100-sxm-80gb")
+    labels = plan_labels("llama3-8b", "h100-sxm-80gb")
     wiring.store.save_plan(piped.model_copy(update={"id": "plan-1ddd"}), labels)
     simulated = json.loads(told("simulate", "--plan", "1d", "--rank", "1", "--json"))
     assert simulated["estimate"]["step_seconds"] == pytest.approx(
