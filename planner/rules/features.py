@@ -289,6 +289,15 @@ _ZERO_RULES: tuple[Rule, ...] = (
         remedy=lambda x, c: "set cpu_offload to false, or raise dp_shard and zero_stage",
     ),
     Rule(
+        key="offload needs a device beside the host",
+        field="cpu_offload",
+        reads=frozenset({"cpu_offload"}),
+        applies=lambda c: c.cluster.gpu.vendor == "cpu",
+        broken=lambda x, c: np.asarray(x.cpu_offload),
+        rule=lambda x, c: "cpu_offload moves states to the host, which here is the device",
+        remedy=lambda x, c: "set cpu_offload to false",
+    ),
+    Rule(
         key=HOST_TOO_SMALL,
         field="cpu_offload",
         reads=frozenset({"cpu_offload", "dp_replicate", "optimizer_offload_fraction"}),

@@ -232,6 +232,8 @@ CASES = [
         {"dp_replicate": 8, "cpu_offload": True}),
     Case("CPU offload needs shards", {"zero_stage": 0, "cpu_offload": True},
         {"zero_stage": 1, "cpu_offload": True}, MEGATRON),
+    Case("offload needs a device beside the host", {"cpu_offload": True}, {"cpu_offload": False},
+        {"gpu": "cpu"}, "the host, which here is the device"),
     Case("host memory too small for CPU offload", {"cpu_offload": True}, {"cpu_offload": False},
          {"gpu": "l4", "model": "llama3.1-405b"}, "of host memory in each node"),
     Case("host memory too small for CPU offload",
@@ -513,12 +515,14 @@ def test_rules_read_what_they_say() -> None:
         {"trainer": trainer, "attention_kernel": kernel, **VERSIONS.get((trainer, kernel), {})}
         for trainer, kernel in itertools.product(sorted(TRAINERS), ("flash", "unfused"))
     ]
-    capturing = [
+    special = [
         case.job
         for case in CASES
-        if {"cuda_graphs", "overlap"} & case.job.keys() or "graph_trainer" in str(case.job)
+        if {"cuda_graphs", "overlap"} & case.job.keys()
+        or "graph_trainer" in str(case.job)
+        or case.job.get("gpu") == "cpu"
     ]
-    for model, job in itertools.product(models, [*plain, *capturing]):
+    for model, job in itertools.product(models, [*plain, *special]):
         c = context(**{**job, "model": model})
         for rule in rules_for(c):
             spy = Spy(LayoutBatch.from_layouts([resolve(c, {})]))
