@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         UnsupportedError,
     )
     from planner.intake.trainer_files.files import read_current
-    from planner.library import estimate, estimate_many, recommend, study_of
+    from planner.library import EstimateList, estimate, estimate_many, recommend, study_of
     from planner.specs.cluster import ClusterSpec
     from planner.specs.estimate import Estimate
     from planner.specs.job import Job
@@ -40,7 +40,7 @@ _HOMES = {
         "InfeasibleError", "PlannerError", "SpecError", "UnknownNameError", "UnsupportedError",
     ),
     "planner.intake.trainer_files.files": ("read_current",),
-    "planner.library": ("estimate", "estimate_many", "recommend", "study_of"),
+    "planner.library": ("EstimateList", "estimate", "estimate_many", "recommend", "study_of"),
     "planner.specs.cluster": ("ClusterSpec",),
     "planner.specs.estimate": ("Estimate",),
     "planner.specs.job": ("Job",),
@@ -54,6 +54,7 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = [
     "ClusterSpec",
     "Estimate",
+    "EstimateList",
     "InfeasibleError",
     "Job",
     "Layout",

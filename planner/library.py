@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from planner.charts import table
 from planner.errors import Fault, SpecError
 from planner.estimates import estimate_job
 from planner.estimates import estimate_jobs as priced
@@ -21,13 +22,15 @@ from planner.specs.estimate import Estimate
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
-from planner.specs.plan import Plan
+from planner.specs.plan import COLUMNS, Plan
 from planner.specs.training import TrainingSpec
+from planner.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:  # it imports Optuna
     from planner.study.of_plan import Study
 
 Words = Mapping[str, Any]
+SHOWN = ("job", "layout", "tok/s/GPU", "step", "memory", "fits")
 
 
 def recommend(
@@ -82,9 +85,68 @@ def estimate(
     return estimate_job(_job(job, parts))
 
 
-def estimate_many(jobs: Iterable[Job | Words]) -> list[Estimate]:
-    """One estimate a job, in order. Raises SpecError for the first malformed job."""
-    return priced([_job(job, {}) for job in jobs])
+class EstimateList(list[Estimate]):
+    """Estimates of many jobs, in their order: a list that is also a table.
+
+    jobs: what was asked, one an estimate.
+    """
+
+    def __init__(self, estimates: Iterable[Estimate], jobs: Iterable[Job]) -> None:
+        super().__init__(estimates)
+        self.jobs = list(jobs)
+
+    def columns(self) -> dict[str, list[object]]:
+        """Model, GPUs, layout and main figures as columns, SI; None where a layout is not legal."""
+        rows = [
+            {
+                "id": one.id,
+                "model": job.model.name,
+                "num_gpus": job.cluster.num_gpus,
+                "layout": "" if job.layout is None else job.layout.short(),
+                "valid": one.valid,
+                **{name: getattr(one, name) for name in COLUMNS},
+                "violation": one.violations[0].rule if one.violations else None,
+            }
+            for one, job in zip(self, self.jobs, strict=True)
+        ]
+        return {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
+
+    def to_frame(self) -> Any:
+        """`columns` as a pandas data frame. Raises MissingPackageError without pandas."""
+        return table.frame(self.columns())
+
+    def _shown(self) -> tuple[str, dict[str, list[str]], str, str]:
+        cells = [
+            (
+                f"{job.model.name}, {job.cluster.num_gpus:,} GPUs",
+                "" if job.layout is None else job.layout.short(),
+                f"{one.tokens_per_second_per_gpu or 0.0:,.0f}" if one.valid else "-",
+                format_seconds(one.step_seconds or 0.0) if one.valid else "-",
+                format_bytes(one.device_bytes or 0.0) if one.valid else "-",
+                ("yes" if one.fits else "no") if one.valid else one.violations[0].rule,
+            )
+            for one, job in zip(self, self.jobs, strict=True)
+        ]
+        columns = zip(*cells, strict=True) if cells else [()] * len(SHOWN)
+        named = dict(zip(SHOWN, map(list, columns), strict=True))
+        return f"{len(self):,} estimates", named, "layout", "fits: within what a plan may use"
+
+    def __rich__(self) -> Any:
+        """A table, for `rich.print`."""
+        return table.rich_table(*self._shown())
+
+    def _repr_html_(self) -> str:
+        """A table, for notebooks."""
+        return table.html_table(*self._shown())
+
+
+def estimate_many(jobs: Iterable[Job | Words]) -> EstimateList:
+    """One estimate a job, in order, as a list that is also a table.
+
+    Raises SpecError for the first malformed job.
+    """
+    asked = [_job(job, {}) for job in jobs]
+    return EstimateList(priced(asked), asked)
 
 
 def study_of(plan: Plan, values: str | None = None) -> "Study":

@@ -40,6 +40,24 @@ def test_many_are_estimated_in_order() -> None:
     assert planner.estimate_many(jobs) == [estimate_job(read_job(job)) for job in jobs]
 
 
+def test_many_estimates_are_a_table_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    layouts = [{"dp_shard": 8}, {"tp": 3}]
+    many = planner.estimate_many([{**JOB, "layout": layout} for layout in layouts])
+    columns = many.columns()
+    assert str(columns["layout"][0]).startswith("fsdp 8 · ")
+    assert columns["step_seconds"] == [many[0].step_seconds, None]
+    assert columns["valid"] == [True, False]
+    assert columns["violation"] == [None, many[1].violations[0].rule]
+    page = many._repr_html_()
+    for told in ("2 estimates", "fsdp 8", many[1].violations[0].rule.split(";")[0][:20]):
+        assert told in page
+    assert many.__rich__().row_count == 2
+    monkeypatch.setattr("planner.charts.table.frame", lambda columns: columns)
+    assert many.to_frame() == columns
+    assert planner.estimate_many([]).columns() == {}
+    assert planner.estimate_many([]).__rich__().row_count == 0
+
+
 def test_a_whole_job_and_its_parts_are_not_mixed() -> None:
     with pytest.raises(planner.SpecError, match="beside a whole job"):
         planner.recommend(JOB, model="llama3-8b")
