@@ -104,6 +104,7 @@ def run_study(
         try:
             job = read_job(record.request, allow_files=False)
             plan = _plan(StudyProbes(wiring=wiring, job=job, observer=observer, claimed=claimed))
+            claimed.renew()  # tells of a cancellation that came after the last heartbeat
         except StoreError:
             raise
         except PlannerError as error:

@@ -2,9 +2,11 @@
 
 import pytest
 
-from api.jobs.studies import ask_study
+from api.jobs.observer import Observer
+from api.jobs.studies import ask_study, run_study
 from api.settings import Settings
 from api.wiring import Wiring, wire
+from planner.specs.plan import Plan
 from tests.conftest import JOB
 
 ASKED = {**JOB, "probe": {"max_probes": 1}}
@@ -35,3 +37,20 @@ def test_a_command_leaves_a_study_alone_that_somebody_works_on(wiring: Wiring) -
     second = ask_study(wiring, ASKED, allow_files=False, ours=True)
     assert first.id != second.id
     assert {first.fencing_token, second.fencing_token} == {1}
+
+
+def test_a_cancellation_between_two_heartbeats_is_no_less_one(
+    wiring: Wiring, monkeypatch: pytest.MonkeyPatch, plan: Plan
+) -> None:
+    study = ask_study(wiring, ASKED, allow_files=False, ours=True)
+
+    def cancelled_while_it_plans(_: object) -> Plan:
+        wiring.tasks.cancel(study.id, wiring.clock.now())
+        return plan.model_copy(update={"id": study.id})
+
+    monkeypatch.setattr("api.jobs.leases.HEARTBEAT_SECONDS", 1000.0)
+    monkeypatch.setattr("api.jobs.studies._plan", cancelled_while_it_plans)
+    assert run_study(wiring, study, Observer()) is not None
+    assert wiring.tasks.get(study.id).state == "cancelled"
+    (line,) = wiring.store.list_plans().items
+    assert (line.id, line.status) == (study.id, "cancelled")
