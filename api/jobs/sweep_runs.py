@@ -66,6 +66,7 @@ def run_sweep(
             check_sweep(wiring, spec)
             run = SweepRun(wiring=wiring, spec=spec, observer=observer, claimed=claimed)
             report = run.report()
+            claimed.renew()  # tells of a cancellation that came after the last heartbeat
         except PlannerError as error:
             message = "; ".join(lines_of(error))
             return claimed.finish(TaskEnd(state="failed", failure=error.kind, message=message))
