@@ -25,6 +25,8 @@ from api.http.schemas import (
     ProbeLine,
     ProbesAccepted,
     Problem,
+    SweepDetail,
+    SweepRunAccepted,
 )
 from api.storage.records import PlanLine
 from planner.errors import MissingPackageError, PlannerError, how_to_install
@@ -200,21 +202,33 @@ class Client:
         """Stores rows, all or none. A text is CSV."""
         return MeasurementsStored.model_validate_json(self._post("/measurements", rows))
 
-    def add_sweep(self, spec: Mapping[str, Any]) -> dict[str, Any]:
+    def add_sweep(self, spec: Mapping[str, Any]) -> SweepDetail:
         """Stores a sweep; workers run it by its schedule."""
-        return self._object(self._post("/sweeps", spec))
+        return SweepDetail.model_validate_json(self._post("/sweeps", spec))
 
-    def sweeps(self) -> Iterator[dict[str, Any]]:
+    def sweeps(self) -> Iterator[SweepDetail]:
         """Stored sweeps, newest first, each with its newest run."""
-        return self._all("/sweeps", dict[str, Any])
+        return self._all("/sweeps", SweepDetail)
 
-    def get_sweep(self, sweep_id: str) -> dict[str, Any]:
+    def get_sweep(self, sweep_id: str) -> SweepDetail:
         """One sweep with its newest runs and their reports."""
-        return self._object(self._get(f"/sweeps/{sweep_id}"))
+        return SweepDetail.model_validate_json(self._get(f"/sweeps/{sweep_id}"))
 
-    def run_sweep(self, sweep_id: str) -> dict[str, Any]:
+    def run_sweep(self, sweep_id: str) -> SweepRunAccepted:
         """Queues a run for the next free worker."""
-        return self._object(self._post(f"/sweeps/{sweep_id}/run"))
+        return SweepRunAccepted.model_validate_json(self._post(f"/sweeps/{sweep_id}/run"))
+
+    def pause_sweep(self, sweep_id: str) -> SweepDetail:
+        """No more runs until it is resumed."""
+        return SweepDetail.model_validate_json(self._post(f"/sweeps/{sweep_id}/pause"))
+
+    def resume_sweep(self, sweep_id: str) -> SweepDetail:
+        """Runs again from the next moment of its schedule on."""
+        return SweepDetail.model_validate_json(self._post(f"/sweeps/{sweep_id}/resume"))
+
+    def cancel_sweep(self, sweep_id: str) -> SweepDetail:
+        """Never again; its reports stay."""
+        return SweepDetail.model_validate_json(self._send("DELETE", f"/sweeps/{sweep_id}").text)
 
     # ---- what is known ----
 

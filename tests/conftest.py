@@ -13,9 +13,12 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
+
+if TYPE_CHECKING:
+    from fastapi.testclient import TestClient
 
 # a shell that starts tests in the background ignores it for all of them
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -257,6 +260,25 @@ def database_url(request: pytest.FixtureRequest) -> str:
     """A fresh, empty database of each kind that is supported."""
     url: str = request.getfixturevalue(f"{request.param}_url")
     return url
+
+
+@pytest.fixture
+def app(database_url: str) -> "Iterator[TestClient]":
+    """The service over a migrated database of each kind."""
+    from fastapi.testclient import TestClient
+
+    from api.http.app import create_app
+    from api.settings import Settings
+    from api.storage.engine import make_engine, normalise_url
+    from api.storage.migrate import upgrade
+
+    engine = make_engine(normalise_url(database_url))
+    upgrade(engine)
+    engine.dispose()
+    with TestClient(
+        create_app(Settings(database_url=database_url)), raise_server_exceptions=False
+    ) as served:
+        yield served
 
 
 @pytest.fixture(scope="session")

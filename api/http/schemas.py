@@ -1,9 +1,11 @@
 """Shapes of HTTP bodies that are not the planner's own: for the OpenAPI page and for lists."""
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from api.storage.records import JobState, SweepState
 
 
 class JobBody(BaseModel):
@@ -174,6 +176,85 @@ class PlanState(BaseModel):
     id: str
     status: str
     cancelled_probes: list[str]
+
+
+Moment = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
+
+
+class SweepLayout(BaseModel):
+    """One layout of a sweep's run.
+
+    why: "anchor", "rank N", or "least sure" with its uncertainty.
+    change: of its step since the run before, 0.02 is 2% slower; changed: whether that counts.
+    versions_changed: of software since then, (before, now) by name.
+    """
+
+    layout: str
+    why: str
+    predicted_step_seconds: float | None
+    status: Literal["ok", "oom", "failed", "skipped"]
+    step_seconds: float | None
+    change: float | None
+    changed: bool = False
+    message: str | None
+    failure: str | None = None
+    measurement_id: str | None = None
+    software: dict[str, str] = {}
+    versions_changed: dict[str, tuple[str | None, str | None]] = {}
+
+
+class SweepJob(BaseModel):
+    """One job of a sweep's run. failure, error: why it has no layouts."""
+
+    model: str
+    gpu: str
+    num_gpus: int
+    layouts: list[SweepLayout]
+    winner: str | None
+    winner_before: str | None = None
+    new_winner: bool
+    failure: str | None = None
+    error: str | None = None
+
+
+class SweepReport(BaseModel):
+    """What a run of a sweep measured."""
+
+    headline: str
+    probes: int
+    gpu_seconds: float
+    jobs: list[SweepJob]
+
+
+class SweepRunState(BaseModel):
+    """One run of a sweep. report: null until it ends."""
+
+    id: str
+    due_at: Moment | None
+    state: JobState
+    progress: str | None
+    message: str | None
+    report: SweepReport | None
+
+
+class SweepDetail(BaseModel):
+    """A sweep with its newest runs. spec: as it was written."""
+
+    id: str
+    name: str
+    created_at: Moment
+    state: SweepState
+    spec: dict[str, Any]
+    next_due_at: Moment | None
+    runs: list[SweepRunState]
+
+
+class SweepRunAccepted(BaseModel):
+    """A run is queued for the next free worker."""
+
+    id: str
+    sweep: str
+    state: str
 
 
 class KnobValue(BaseModel):

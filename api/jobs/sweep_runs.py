@@ -124,11 +124,7 @@ class SweepRun:
                 done[record.job_hash, record.layout].append(record)
         jobs = [self._job(index, values, done) for index, values in enumerate(self.spec.jobs)]
         lines = [line for job in jobs for line in job["layouts"]]
-        changed = [
-            line
-            for line in lines
-            if line.get("change") is not None and abs(line["change"]) > CHANGED
-        ]
+        changed = [line for line in lines if line["changed"]]
         failed = [line for line in lines if line["status"] in ("failed", "oom")] + [
             job for job in jobs if job.get("error")
         ]
@@ -239,6 +235,7 @@ class SweepRun:
             "status": "skipped",
             "step_seconds": None,
             "change": None,
+            "changed": False,
             "message": None,
         }
         if isinstance(requested, str):
@@ -272,6 +269,7 @@ class SweepRun:
             "measurement_id": measurement.id,
             "software": dict(measurement.software),
             "change": change,
+            "changed": change is not None and abs(change) > CHANGED,
             "versions_changed": versions,
             "message": measurement.measured.message,
         }

@@ -9,7 +9,16 @@ import { plans } from "./plans.js";
 import { studies } from "./studies.js";
 import { oneSweep, sweeps } from "./sweeps.js";
 
-const ROUTES = { plans, plan: onePlan, new: newPlan, studies, sweeps, sweep: oneSweep, accuracy, calibrations };
+const ROUTES = {
+  plans,
+  plan: onePlan,
+  new: newPlan,
+  studies,
+  sweeps,
+  sweep: oneSweep,
+  accuracy,
+  calibrations,
+};
 const SECTION = { plan: "plans", sweep: "sweeps" };
 const main = document.getElementById("main");
 let leave = null;
@@ -17,12 +26,14 @@ let leave = null;
 async function show(first = false) {
   const [, name = "plans", ...rest] = location.hash.replace(/^#\/?/, "/").split("/");
   // an address of before: the id of a plan alone
-  const [route, id] = name in ROUTES ? [name, rest.join("/")] : name ? ["plan", name] : ["plans", ""];
+  const [route, id] =
+    name in ROUTES ? [name, rest.join("/")] : name ? ["plan", name] : ["plans", ""];
   leave?.abort();
   leave = new AbortController();
   const { signal } = leave;
   for (const link of document.querySelectorAll("nav a")) {
-    if (link.getAttribute("href") === `#/${SECTION[route] ?? route}`) link.setAttribute("aria-current", "page");
+    if (link.getAttribute("href") === `#/${SECTION[route] ?? route}`)
+      link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
   tell("Loading …");
@@ -34,8 +45,11 @@ async function show(first = false) {
   } catch (error) {
     if (signal.aborted) return;
     const needsKey = error.status === 401;
-    main.replaceChildren(el("h1", {}, needsKey ? "This service has keys" : "That did not work"), el("p", { class: "wrong" }, error.message),
-      needsKey ? el("p", {}, "Type yours into the field at the top.") : null);
+    main.replaceChildren(
+      el("h1", {}, needsKey ? "This service has keys" : "That did not work"),
+      el("p", { class: "wrong" }, error.message),
+      needsKey ? el("p", {}, "Type yours into the field at the top.") : null,
+    );
     tell("");
   }
   document.title = `${main.querySelector("h1")?.textContent ?? "planner"} · planner`;
@@ -46,6 +60,9 @@ async function show(first = false) {
 const form = document.getElementById("key");
 form.key.value = key.get();
 form.addEventListener("submit", (event) => event.preventDefault());
-form.key.addEventListener("change", () => { key.set(form.key.value); show(); });
+form.key.addEventListener("change", () => {
+  key.set(form.key.value);
+  show();
+});
 addEventListener("hashchange", () => show());
 show(true);

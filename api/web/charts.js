@@ -18,10 +18,22 @@ function vega() {
 
 function inked(config, width) {
   const style = getComputedStyle(document.documentElement);
-  const [ink, soft, line] = ["--ink", "--soft", "--line"].map((name) => style.getPropertyValue(name).trim());
+  const [ink, soft, line] = ["--ink", "--soft", "--line"].map((name) =>
+    style.getPropertyValue(name).trim(),
+  );
   return {
-    ...config, background: null, text: { ...config.text, color: ink }, rule: { color: soft },
-    axis: { ...config.axis, labelColor: soft, titleColor: soft, titleFontWeight: "normal", gridColor: line, gridOpacity: 1 },
+    ...config,
+    background: null,
+    text: { ...config.text, color: ink },
+    rule: { color: soft },
+    axis: {
+      ...config.axis,
+      labelColor: soft,
+      titleColor: soft,
+      titleFontWeight: "normal",
+      gridColor: line,
+      gridOpacity: 1,
+    },
     legend: { ...config.legend, labelColor: ink, columns: Math.max(2, Math.floor(width / 125)) },
     title: { ...config.title, color: ink, subtitleColor: soft },
   };
@@ -33,8 +45,12 @@ async function embed(place, spec) {
   const { title, ...untitled } = spec; // the page has the title as a caption
   const shown = { ...untitled, width: "container", config: inked(spec.config, place.clientWidth) };
   await embedded(place, shown, {
-    actions: false, ast: true, defaultStyle: false, renderer: marks > MANY ? "canvas" : "svg",
-    tooltip: { disableDefaultStyle: true }, logLevel: 1,
+    actions: false,
+    ast: true,
+    defaultStyle: false,
+    renderer: marks > MANY ? "canvas" : "svg",
+    tooltip: { disableDefaultStyle: true },
+    logLevel: 1,
   });
 }
 
@@ -43,9 +59,16 @@ export function chart(spec) {
   const place = el("div", { class: "chart", role: "img", "aria-label": spec.description });
   const entry = { place, spec };
   drawn.add(entry);
-  requestAnimationFrame(() => embed(place, spec).catch((error) => place.replaceChildren(error.message)));
-  return el("figure", {}, el("figcaption", {}, spec.title.text),
-    spec.title.subtitle ? el("p", { class: "note" }, spec.title.subtitle) : null, place);
+  requestAnimationFrame(() =>
+    embed(place, spec).catch((error) => place.replaceChildren(error.message)),
+  );
+  return el(
+    "figure",
+    {},
+    el("figcaption", {}, spec.title.text),
+    spec.title.subtitle ? el("p", { class: "note" }, spec.title.subtitle) : null,
+    place,
+  );
 }
 
 dark.addEventListener("change", () => {

@@ -1,4 +1,9 @@
 "use strict";
 addEventListener("DOMContentLoaded", () => {
-  SwaggerUIBundle({ url: "openapi.json", dom_id: "#swagger-ui", deepLinking: true, validatorUrl: null });
+  SwaggerUIBundle({
+    url: "openapi.json",
+    dom_id: "#swagger-ui",
+    deepLinking: true,
+    validatorUrl: null,
+  });
 });

@@ -1,15 +1,27 @@
 // Numbers as the command line writes them.
-const UNITS = [["TiB", 2 ** 40], ["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]];
+const UNITS = [
+  ["TiB", 2 ** 40],
+  ["GiB", 2 ** 30],
+  ["MiB", 2 ** 20],
+  ["KiB", 2 ** 10],
+];
 
 export const none = "-";
 const missing = (value) => value === null || value === undefined;
-const three = (value) => (Math.abs(value) >= 99.95 ? Math.round(Number(value.toPrecision(3))).toLocaleString("en") : String(Number(value.toPrecision(3))));
+const three = (value) =>
+  Math.abs(value) >= 99.95
+    ? Math.round(Number(value.toPrecision(3))).toLocaleString("en")
+    : String(Number(value.toPrecision(3)));
 
-export const rate = (value) => (missing(value) ? none : value >= 100 ? Math.round(value).toLocaleString("en") : three(value));
-export const percent = (share, digits = 1) => (missing(share) ? none : `${(100 * share).toFixed(digits)}%`);
-export const risk = (share) => (missing(share) ? none : share < 0.001 ? "under 0.1%" : percent(share));
+export const rate = (value) =>
+  missing(value) ? none : value >= 100 ? Math.round(value).toLocaleString("en") : three(value);
+export const percent = (share, digits = 1) =>
+  missing(share) ? none : `${(100 * share).toFixed(digits)}%`;
+export const risk = (share) =>
+  missing(share) ? none : share < 0.001 ? "under 0.1%" : percent(share);
 export const count = (value) => (missing(value) ? none : Math.round(value).toLocaleString("en"));
-export const money = (dollars) => (missing(dollars) ? none : dollars >= 100 ? `$${count(dollars)}` : `$${dollars.toFixed(2)}`);
+export const money = (dollars) =>
+  missing(dollars) ? none : dollars >= 100 ? `$${count(dollars)}` : `$${dollars.toFixed(2)}`;
 export const moment = (text) => (text ? `${text.slice(0, 10)} ${text.slice(11, 16)}` : none);
 
 export function bytes(value) {
@@ -23,7 +35,11 @@ export function seconds(value) {
   if (value >= 2 * 86400) return `${(value / 86400).toFixed(1)} d`;
   if (value >= 2 * 3600) return `${(value / 3600).toFixed(1)} h`;
   if (value >= 999.5) return `${Math.round(value)} s`;
-  const [unit, size] = [["s", 1], ["ms", 1e-3], ["us", 1e-6]].find(([, size]) => value >= 0.9995 * size) ?? ["us", 1e-6];
+  const [unit, size] = [
+    ["s", 1],
+    ["ms", 1e-3],
+    ["us", 1e-6],
+  ].find(([, size]) => value >= 0.9995 * size) ?? ["us", 1e-6];
   return `${three(value / size)} ${unit}`;
 }
 
@@ -32,6 +48,9 @@ export const energy = (joules) => {
   const kwh = joules / 3.6e6;
   return kwh >= 1000 ? `${three(kwh / 1000)} MWh` : `${three(kwh)} kWh`;
 };
-export const mass = (grams) => (missing(grams) ? none : grams >= 1e6 ? `${three(grams / 1e6)} t` : `${three(grams / 1e3)} kg`);
-export const signed = (share) => (missing(share) ? none : `${share > 0 ? "+" : ""}${percent(share)}`);
-export const value = (any) => (any === null ? "none" : typeof any === "object" ? JSON.stringify(any) : String(any));
+export const mass = (grams) =>
+  missing(grams) ? none : grams >= 1e6 ? `${three(grams / 1e6)} t` : `${three(grams / 1e3)} kg`;
+export const signed = (share) =>
+  missing(share) ? none : `${share > 0 ? "+" : ""}${percent(share)}`;
+export const value = (any) =>
+  any === null ? "none" : typeof any === "object" ? JSON.stringify(any) : String(any);

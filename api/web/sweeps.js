@@ -6,7 +6,12 @@ import { moment, seconds, signed } from "./format.js";
 import { paged } from "./plans.js";
 
 const COLUMNS = [
-  { name: "Sweep", head: true, wide: true, of: (sweep) => el("a", { href: `#/sweep/${encodeURIComponent(sweep.id)}` }, sweep.name) },
+  {
+    name: "Sweep",
+    head: true,
+    wide: true,
+    of: (sweep) => el("a", { href: `#/sweep/${encodeURIComponent(sweep.id)}` }, sweep.name),
+  },
   { name: "State", of: (sweep) => sweep.state },
   { name: "Next (UTC)", short: true, of: (sweep) => moment(sweep.next_due_at) },
   { name: "Newest run", wide: true, of: (sweep) => sweep.runs[0]?.message ?? sweep.runs[0]?.state },
@@ -15,31 +20,76 @@ const COLUMNS = [
 
 export async function sweeps() {
   const list = await paged("sweeps", "Stored sweeps, newest first.", COLUMNS);
-  return [el("h1", {}, "Sweeps"), ...(list ?? [el("p", {}, "There are none yet: ", el("code", {}, "planner-cli sweep schedule FILE"), " or POST /sweeps adds one.")])];
+  return [
+    el("h1", {}, "Sweeps"),
+    ...(list ?? [
+      el(
+        "p",
+        {},
+        "There are none yet: ",
+        el("code", {}, "planner-cli sweep schedule FILE"),
+        " or POST /sweeps adds one.",
+      ),
+    ]),
+  ];
 }
 
 const LINES = [
   { name: "Layout", head: true, wide: true, of: (line) => line.layout },
   { name: "Job", of: (line) => line.job },
   { name: "Why", of: (line) => line.why },
-  { name: "Step", number: true, of: (line) => (line.status === "ok" ? seconds(line.step_seconds) : line.status) },
+  {
+    name: "Step",
+    number: true,
+    of: (line) => (line.status === "ok" ? seconds(line.step_seconds) : line.status),
+  },
   { name: "Predicted", number: true, of: (line) => seconds(line.predicted_step_seconds) },
   { name: "Since the last run", number: true, of: (line) => signed(line.change) },
-  { name: "Message", of: (line) => line.message ?? (Object.entries(line.versions_changed ?? {}).map(([name, [old, now]]) => `${name} ${old} -> ${now}`).join(", ") || null) },
+  {
+    name: "Message",
+    of: (line) =>
+      line.message ??
+      (Object.entries(line.versions_changed ?? {})
+        .map(([name, [old, now]]) => `${name} ${old} -> ${now}`)
+        .join(", ") ||
+        null),
+  },
 ];
 
 export async function oneSweep(id) {
   const path = `sweeps/${encodeURIComponent(id)}`;
   const [sweep, drawing] = await Promise.all([ask(path), ask(`${path}/chart`)]);
   const runs = sweep.runs.map((run) => {
-    const lines = (run.report?.jobs ?? []).flatMap((job) => job.layouts.map((line) => ({ ...line, job: `${job.model} on ${job.num_gpus} x ${job.gpu}` })));
-    const winners = (run.report?.jobs ?? []).filter((job) => job.new_winner).map((job) => `new winner of ${job.model}: ${job.winner} (before: ${job.winner_before})`);
-    return el("section", {}, el("h2", {}, `${moment(run.due_at)}: ${run.report?.headline ?? run.progress ?? run.message ?? run.state}`), bullets(winners),
-      lines.length ? table(`${run.id}, ${run.state}`, LINES, lines, (line) => (Math.abs(line.change ?? 0) > 0.05 ? "differs" : null)) : null);
+    const lines = (run.report?.jobs ?? []).flatMap((job) =>
+      job.layouts.map((line) => ({ ...line, job: `${job.model} on ${job.num_gpus} x ${job.gpu}` })),
+    );
+    const winners = (run.report?.jobs ?? [])
+      .filter((job) => job.new_winner)
+      .map((job) => `new winner of ${job.model}: ${job.winner} (before: ${job.winner_before})`);
+    return el(
+      "section",
+      {},
+      el(
+        "h2",
+        {},
+        `${moment(run.due_at)}: ${run.report?.headline ?? run.progress ?? run.message ?? run.state}`,
+      ),
+      bullets(winners),
+      lines.length
+        ? table(`${run.id}, ${run.state}`, LINES, lines, (line) =>
+            line.changed ? "differs" : null,
+          )
+        : null,
+    );
   });
   return [
     el("h1", {}, `Sweep ${sweep.name}`),
-    el("p", { class: "lede" }, `${sweep.state}${sweep.next_due_at ? `, next at ${moment(sweep.next_due_at)} UTC` : ""}`),
-    drawing.datasets.points.length ? chart(drawing) : el("p", {}, "Nothing was measured yet."), ...runs,
+    el(
+      "p",
+      { class: "lede" },
+      `${sweep.state}${sweep.next_due_at ? `, next at ${moment(sweep.next_due_at)} UTC` : ""}`,
+    ),
+    drawing.datasets.points.length ? chart(drawing) : el("p", {}, "Nothing was measured yet."),
+    ...runs,
   ];
 }

@@ -3,23 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from planner.charts.chart import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILION,
-    YELLOW,
-    Spec,
-    spec_of,
-)
+from planner.charts.chart import GREY, PALETTE, SHAPES, Spec, spec_of
 from planner.units import counted
 
 BAND = 0.10
-COLOURS = (BLUE, ORANGE, GREEN, VERMILION, SKY, PURPLE, YELLOW, GREY)
-SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +74,7 @@ def accuracy(runs: Sequence[RunPoint], *, title: str) -> Spec:
                 "mark": {"type": "rule", "opacity": 0.3},
                 "encoding": {"x": {"field": "measured_seconds", **x},
                              "y": {"field": "low_seconds", **y}, "y2": {"field": "high_seconds"},
-                             "color": by_trainer(COLOURS)},
+                             "color": by_trainer(PALETTE)},
             },
             {
                 "data": {"name": "runs"},
@@ -95,7 +82,7 @@ def accuracy(runs: Sequence[RunPoint], *, title: str) -> Spec:
                 "encoding": {
                     "x": {"field": "measured_seconds", **x},
                     "y": {"field": "predicted_seconds", **y},
-                    "color": by_trainer(COLOURS),
+                    "color": by_trainer(PALETTE),
                     "shape": by_trainer(SHAPES),
                     "tooltip": [
                         {"field": "id"}, {"field": "model"}, {"field": "gpu", "title": "GPU"},

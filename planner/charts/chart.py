@@ -20,6 +20,9 @@ PNG_SCALE = 2.0
 # Okabe and Ito 2008, told apart with every kind of colour vision.
 BLUE, SKY, GREEN, YELLOW = "#0072B2", "#56B4E9", "#009E73", "#F0E442"
 ORANGE, VERMILION, PURPLE, GREY = "#E69F00", "#D55E00", "#CC79A7", "#999999"
+# of things that have no colour of their own: the first, the second, ...
+PALETTE = (BLUE, ORANGE, GREEN, VERMILION, SKY, PURPLE, YELLOW, GREY)
+SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
 
 CONFIG: Spec = {
     "font": "system-ui, 'DejaVu Sans', sans-serif",

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from planner.charts.accuracy import COLOURS, SHAPES
-from planner.charts.chart import GREY, Spec, spec_of
+from planner.charts.chart import GREY, PALETTE, SHAPES, Spec, spec_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,13 +75,13 @@ def over_time(points: Sequence[SweepPoint], *, title: str) -> Spec:
             {
                 "data": {"name": "points"},
                 "mark": {"type": "line"},
-                "encoding": {"x": x, "y": y, "color": by_series(COLOURS)},
+                "encoding": {"x": x, "y": y, "color": by_series(PALETTE)},
             },
             {
                 "data": {"name": "points"},
                 "mark": {"type": "point", "filled": True, "size": 60},
                 "encoding": {
-                    "x": x, "y": y, "color": by_series(COLOURS), "shape": by_series(SHAPES),
+                    "x": x, "y": y, "color": by_series(PALETTE), "shape": by_series(SHAPES),
                     "tooltip": tooltip,
                 },
             },
@@ -90,7 +89,7 @@ def over_time(points: Sequence[SweepPoint], *, title: str) -> Spec:
                 "data": {"name": "points"},
                 "transform": [{"filter": "datum.versions != ''"}],
                 "mark": {"type": "point", "size": 220, "strokeWidth": 1.5},
-                "encoding": {"x": x, "y": y, "color": by_series(COLOURS)},
+                "encoding": {"x": x, "y": y, "color": by_series(PALETTE)},
             },
         ],
     }  # fmt: skip

@@ -7,24 +7,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from api.client import Client, ServiceError
-from api.http.app import create_app
-from api.settings import Settings
-from api.storage.engine import make_engine, normalise_url
-from api.storage.migrate import upgrade
 from planner.specs.estimate import Estimate
 from planner.specs.plan import Plan
 from tests.conftest import LAYOUT
-
-
-@pytest.fixture
-def app(database_url: str) -> Iterator[TestClient]:
-    engine = make_engine(normalise_url(database_url))
-    upgrade(engine)
-    engine.dispose()
-    with TestClient(
-        create_app(Settings(database_url=database_url)), raise_server_exceptions=False
-    ) as found:
-        yield found
 
 
 @pytest.fixture
@@ -74,6 +59,25 @@ def test_the_rest_of_the_service(client: Client, job: dict[str, Any]) -> None:
     with pytest.raises(ServiceError) as error:
         client.get_probe("probe-none")
     assert error.value.status == 404
+
+
+def test_sweeps_come_typed(client: Client) -> None:
+    job = {
+        "model": "llama3.2-1b",
+        "cluster": {"gpu": "cpu", "num_gpus": 1},
+        "training": {"seq_len": 32, "global_batch_size": 1},
+    }
+    spec = {"name": "nightly", "jobs": [job], "schedule": "0 3 * * *"}
+    made = client.add_sweep(spec)
+    assert (made.name, made.state, made.runs) == ("nightly", "active", [])
+    assert client.get_sweep(made.id) == made
+    assert [sweep.id for sweep in client.sweeps()] == [made.id]
+    assert client.pause_sweep(made.id).state == "paused"
+    assert client.resume_sweep(made.id).next_due_at == made.next_due_at
+    assert client.cancel_sweep(made.id).state == "cancelled"
+    with pytest.raises(ServiceError) as error:
+        client.run_sweep(made.id)
+    assert error.value.status == 409
 
 
 def test_an_etag_saves_the_answer(app: TestClient, job: dict[str, Any]) -> None:

@@ -33,22 +33,11 @@ KEYS = ",".join(
 
 
 @pytest.fixture
-def client(database_url: str) -> Iterator[TestClient]:
-    engine = make_engine(normalise_url(database_url))
-    upgrade(engine)
-    engine.dispose()
-    with TestClient(
-        create_app(Settings(database_url=database_url)), raise_server_exceptions=False
-    ) as client:
-        yield client
-
-
-@pytest.fixture
 def sqlite_client(sqlite_url: str) -> Iterator[TestClient]:
     with TestClient(
         create_app(Settings(database_url=sqlite_url)), raise_server_exceptions=False
-    ) as client:
-        yield client
+    ) as served:
+        yield served
 
 
 def is_problem(answer: httpx.Response, status: int) -> dict[str, Any]:
@@ -62,13 +51,13 @@ def is_problem(answer: httpx.Response, status: int) -> dict[str, Any]:
     return body
 
 
-def test_a_plan_is_made_kept_and_listed(client: TestClient, job: dict[str, Any]) -> None:
-    answer = client.post("/plan", json={**job, "id": "ünï", "search": {"top_k": 2}})
+def test_a_plan_is_made_kept_and_listed(app: TestClient, job: dict[str, Any]) -> None:
+    answer = app.post("/plan", json={**job, "id": "ünï", "search": {"top_k": 2}})
     assert answer.status_code == 200, answer.text
     plan = answer.json()
     assert answer.headers["location"] == f"/plans/{plan['id']}"
-    assert client.get(answer.headers["location"]).json() == plan
-    listed = client.get("/plans").json()
+    assert app.get(answer.headers["location"]).json() == plan
+    listed = app.get("/plans").json()
     assert ([item["id"] for item in listed["items"]], listed["next_cursor"]) == ([plan["id"]], None)
     told = {"seq_len": 8192, "global_batch_size": 64, "trainer": "torchtitan"}
     assert told.items() <= listed["items"][0].items()
@@ -100,12 +89,12 @@ def test_pages_of_plans(sqlite_client: TestClient, job: dict[str, Any]) -> None:
     is_problem(sqlite_client.get("/plans", params={"limit": "x"}), 422)
 
 
-def test_an_estimate_is_made_and_kept(client: TestClient, job: dict[str, Any]) -> None:
-    answer = client.post("/estimate", json={**job, "layout": LAYOUT})
+def test_an_estimate_is_made_and_kept(app: TestClient, job: dict[str, Any]) -> None:
+    answer = app.post("/estimate", json={**job, "layout": LAYOUT})
     assert answer.status_code == 200, answer.text
     assert answer.json()["id"] == answer.headers["location"].rpartition("/")[2]
-    assert client.get(answer.headers["location"]).json() == answer.json()
-    impossible = client.post("/estimate", json={**job, "id": 5, "layout": {"tp": 3}})
+    assert app.get(answer.headers["location"]).json() == answer.json()
+    impossible = app.post("/estimate", json={**job, "id": 5, "layout": {"tp": 3}})
     assert (impossible.status_code, impossible.json()["valid"], impossible.json()["id"]) == (
         200,
         False,
@@ -113,9 +102,9 @@ def test_an_estimate_is_made_and_kept(client: TestClient, job: dict[str, Any]) -
     )
 
 
-def test_a_list_of_estimates_answers_every_element(client: TestClient, job: dict[str, Any]) -> None:
+def test_a_list_of_estimates_answers_every_element(app: TestClient, job: dict[str, Any]) -> None:
     good = {**job, "layout": LAYOUT}
-    answer = client.post(
+    answer = app.post(
         "/estimate",
         json=[{**good, "id": "a"}, 7, {"id": "b"}, {**job, "id": "c"}, {**good, "id": "d"}],
     )
@@ -123,7 +112,7 @@ def test_a_list_of_estimates_answers_every_element(client: TestClient, job: dict
     body = answer.json()
     assert [element["id"] for element in body] == ["a", None, "b", "c", "d"]
     assert ["error" in element for element in body] == [False, True, True, True, False]
-    assert client.post("/estimate", json=[]).json() == []
+    assert app.post("/estimate", json=[]).json() == []
 
 
 def test_nothing_fits_is_409_with_the_nearest_miss(
@@ -217,11 +206,11 @@ def test_a_bug_shows_no_traceback(
     assert "secret" not in json.dumps(is_problem(sqlite_client.post("/plan", json=job), 500))
 
 
-def test_idempotency(client: TestClient, job: dict[str, Any]) -> None:
+def test_idempotency(app: TestClient, job: dict[str, Any]) -> None:
     headers = {"idempotency-key": "k1"}
     job |= {"search": {"top_k": 1}}
-    first = client.post("/plan", json=job, headers=headers)
-    again = client.post("/plan", json=job, headers=headers)
+    first = app.post("/plan", json=job, headers=headers)
+    again = app.post("/plan", json=job, headers=headers)
     assert (again.status_code, again.json(), again.headers["location"]) == (
         200,
         first.json(),
@@ -229,25 +218,25 @@ def test_idempotency(client: TestClient, job: dict[str, Any]) -> None:
     )
     assert again.headers["idempotent-replayed"] == "true"
     assert (
-        client.post("/plan", json=job, headers={"idempotency-key": "k2"}).json()["id"]
+        app.post("/plan", json=job, headers={"idempotency-key": "k2"}).json()["id"]
         != first.json()["id"]
     )
-    assert len(client.get("/plans").json()["items"]) == 2
+    assert len(app.get("/plans").json()["items"]) == 2
     assert (
         "another request"
-        in is_problem(client.post("/plan", json={**job, "id": 1}, headers=headers), 409)["message"]
+        in is_problem(app.post("/plan", json={**job, "id": 1}, headers=headers), 409)["message"]
     )
     # no layout: 422, kept as well
-    wrong = [client.post("/estimate", json=job, headers=headers) for _ in range(2)]
+    wrong = [app.post("/estimate", json=job, headers=headers) for _ in range(2)]
     assert is_problem(wrong[0], 422) == is_problem(wrong[1], 422)
-    is_problem(client.post("/plan", json=job, headers={"idempotency-key": "x" * 300}), 422)
+    is_problem(app.post("/plan", json=job, headers={"idempotency-key": "x" * 300}), 422)
 
 
-def test_idempotency_of_requests_at_the_same_time(client: TestClient, job: dict[str, Any]) -> None:
+def test_idempotency_of_requests_at_the_same_time(app: TestClient, job: dict[str, Any]) -> None:
     answers: list[httpx.Response] = []
 
     def post() -> None:
-        answers.append(client.post("/plan", json=job, headers={"idempotency-key": "race"}))
+        answers.append(app.post("/plan", json=job, headers={"idempotency-key": "race"}))
 
     threads = [threading.Thread(target=post) for _ in range(4)]
     for thread in threads:
@@ -256,7 +245,7 @@ def test_idempotency_of_requests_at_the_same_time(client: TestClient, job: dict[
         thread.join()
     assert {answer.status_code for answer in answers} <= {200, 409}
     assert len({answer.json()["id"] for answer in answers if answer.status_code == 200}) == 1
-    assert len(client.get("/plans").json()["items"]) == 1
+    assert len(app.get("/plans").json()["items"]) == 1
 
 
 def test_a_bug_does_not_burn_the_key(
@@ -271,10 +260,10 @@ def test_a_bug_does_not_burn_the_key(
 
 def test_keys_and_scopes(sqlite_url: str, job: dict[str, Any]) -> None:
     settings = Settings(database_url=sqlite_url, api_keys=KEYS)
-    with TestClient(create_app(settings), raise_server_exceptions=False) as client:
+    with TestClient(create_app(settings), raise_server_exceptions=False) as app:
 
         def ask(method: str, path: str, secret: str | None, **more: Any) -> httpx.Response:
-            return client.request(
+            return app.request(
                 method,
                 path,
                 headers={"authorization": f"Bearer {secret}"} if secret else {},
@@ -286,7 +275,7 @@ def test_keys_and_scopes(sqlite_url: str, job: dict[str, Any]) -> None:
             is_problem(answer, 401)
             assert answer.headers["www-authenticate"] == "Bearer"
         for header in (b"Basic reader", b"Bearer", b"Bearer \xfc\xff", b"reader"):
-            is_problem(client.get("/plans", headers={"authorization": header}), 401)
+            is_problem(app.get("/plans", headers={"authorization": header}), 401)
         for body in ({"content": b"{"}, {"content": b"x" * 10_000_000}, {"json": []}):
             is_problem(ask("POST", "/plan", None, **body), 401)  # before its body is read
         is_problem(ask("POST", "/plan", "reader", json=job), 403)
@@ -294,8 +283,8 @@ def test_keys_and_scopes(sqlite_url: str, job: dict[str, Any]) -> None:
             assert ask("POST", "/plan", secret, json=job).status_code == 200
             assert ask("GET", "/plans", secret).status_code == 200
         assert ask("GET", "/catalog/gpus", "reader").status_code == 200
-        assert client.get("/healthz").status_code == 200
-        assert client.get("/readyz").status_code == 200
+        assert app.get("/healthz").status_code == 200
+        assert app.get("/readyz").status_code == 200
 
 
 def test_catalog(sqlite_client: TestClient) -> None:
@@ -329,16 +318,16 @@ def test_openapi_names_every_route(sqlite_client: TestClient) -> None:
 def test_readiness_follows_the_database(postgres_url: str, job: dict[str, Any]) -> None:
     with TestClient(
         create_app(Settings(database_url=postgres_url)), raise_server_exceptions=False
-    ) as client:
-        assert client.get("/healthz").status_code == 200
-        assert "db upgrade" in is_problem(client.get("/readyz"), 503)["detail"]
-        assert is_problem(client.post("/plan", json=job), 503)["type"] == "not_ready"
+    ) as app:
+        assert app.get("/healthz").status_code == 200
+        assert "db upgrade" in is_problem(app.get("/readyz"), 503)["detail"]
+        assert is_problem(app.post("/plan", json=job), 503)["type"] == "not_ready"
         engine = make_engine(normalise_url(postgres_url))
         upgrade(engine)
         engine.dispose()
         newest = ScriptDirectory.from_config(alembic_config()).get_current_head()
-        assert client.get("/readyz").json() == {"status": "ready", "database_revision": newest}
-        assert client.post("/plan", json=job).status_code == 200
+        assert app.get("/readyz").json() == {"status": "ready", "database_revision": newest}
+        assert app.post("/plan", json=job).status_code == 200
 
 
 def test_a_sender_that_leaves_early_is_no_bug(

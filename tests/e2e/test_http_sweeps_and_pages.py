@@ -252,7 +252,7 @@ def test_the_web_page_is_open_and_asks_only_paths_that_exist(sqlite_url: str) ->
         assert not re.findall(r"https?://", scripts), "nothing comes from elsewhere"
         assert "innerHTML" not in scripts, "what the service says is text"
         paths = client.get("/openapi.json").json()["paths"]
-        asked = {f"/{path}" for path in re.findall(r"""(?:ask|paged)\(["`]([a-z]+)""", scripts)}
+        asked = {f"/{path}" for path in re.findall(r"""(?:ask|paged)\(\s*["`]([a-z]+)""", scripts)}
         assert asked == {
             "/plan", "/plans", "/catalog", "/jobs", "/probes", "/sweeps", "/accuracy",
             "/calibrations",

@@ -111,10 +111,11 @@ def test_what_has_an_etag_is_fetched_once() -> None:
         sent.append(request.headers.get("if-none-match"))
         if sent[-1] == '"a"':
             return httpx.Response(304, headers={"etag": '"a"'})
-        return httpx.Response(200, json={"id": "sweep-1"}, headers={"etag": '"a"'})
+        return httpx.Response(200, json={"name": "l4"}, headers={"etag": '"a"'})
 
     client, _ = asked(handler)
-    assert client.get_sweep("sweep-1") == client.get_sweep("sweep-1") == {"id": "sweep-1"}
+    found = [client.catalog_entry("gpus", "l4") for _ in range(2)]
+    assert found == [{"name": "l4"}] * 2
     assert sent == [None, '"a"']
 
 

@@ -10,6 +10,7 @@ from fastapi.responses import Response
 from api.http.bodies import JSON, REQUIRED, CheckedByPlanner, strict_route
 from api.http.requests import answer_once, in_thread, wiring_of
 from api.http.routes.parameters import Cursor, PageSize, problems
+from api.http.schemas import SweepDetail, SweepRunAccepted
 from api.http.security import Prober, Reader
 from api.input.names import sweep_id_of
 from api.jobs.sweeps import (
@@ -21,6 +22,7 @@ from api.jobs.sweeps import (
     sweep_detail,
 )
 from api.settings import ApiKey
+from api.storage.records import Page
 from planner.specs.sweep import SweepSpec
 
 router = APIRouter(tags=["sweeps"], route_class=strict_route(within="sweep."))
@@ -31,7 +33,7 @@ SweepJson = Annotated[Any, CheckedByPlanner(SweepSpec), Body()]
     "/sweeps",
     response_model=None,
     status_code=201,
-    responses=problems(401, 403, 409, 413, 415, 422, 503),
+    responses={201: {"model": SweepDetail}, **problems(401, 403, 409, 413, 415, 422, 503)},
     openapi_extra=REQUIRED,
 )
 async def post_sweep(request: Request, key: Prober, spec: SweepJson = None) -> Response:
@@ -49,7 +51,12 @@ async def post_sweep(request: Request, key: Prober, spec: SweepJson = None) -> R
     return await answer_once(request, key, work)
 
 
-@router.get("/sweeps", responses=problems(401, 403, 422, 503))
+@router.get(
+    "/sweeps",
+    response_model=Page[SweepDetail],
+    response_model_exclude_unset=True,
+    responses=problems(401, 403, 422, 503),
+)
 async def list_sweeps(
     request: Request, _: Reader, cursor: Cursor = None, limit: PageSize = 50
 ) -> dict[str, Any]:
@@ -66,7 +73,12 @@ async def list_sweeps(
     return await in_thread(request, work)
 
 
-@router.get("/sweeps/{sweep_id}", responses=problems(401, 403, 404, 422, 503))
+@router.get(
+    "/sweeps/{sweep_id}",
+    response_model=SweepDetail,
+    response_model_exclude_unset=True,
+    responses=problems(401, 403, 404, 422, 503),
+)
 async def get_sweep(request: Request, sweep_id: str, _: Reader) -> dict[str, Any]:
     """One sweep with its newest runs and their reports."""
     wiring = wiring_of(request)
@@ -80,7 +92,7 @@ async def get_sweep(request: Request, sweep_id: str, _: Reader) -> dict[str, Any
     "/sweeps/{sweep_id}/run",
     response_model=None,
     status_code=202,
-    responses=problems(401, 403, 404, 409, 422, 503),
+    responses={202: {"model": SweepRunAccepted}, **problems(401, 403, 404, 409, 422, 503)},
 )
 async def run_sweep_now(request: Request, sweep_id: str, key: Prober) -> Response:
     """Queues a run for the next free worker."""
@@ -98,7 +110,7 @@ async def run_sweep_now(request: Request, sweep_id: str, key: Prober) -> Respons
 @router.post(
     "/sweeps/{sweep_id}/pause",
     response_model=None,
-    responses=problems(401, 403, 404, 409, 422, 503),
+    responses={200: {"model": SweepDetail}, **problems(401, 403, 404, 409, 422, 503)},
 )
 async def pause(request: Request, sweep_id: str, key: Prober) -> Response:
     """No more runs until it is resumed: queued ones are cancelled, a running one goes on."""
@@ -111,7 +123,7 @@ async def pause(request: Request, sweep_id: str, key: Prober) -> Response:
 @router.post(
     "/sweeps/{sweep_id}/resume",
     response_model=None,
-    responses=problems(401, 403, 404, 409, 422, 503),
+    responses={200: {"model": SweepDetail}, **problems(401, 403, 404, 409, 422, 503)},
 )
 async def resume(request: Request, sweep_id: str, key: Prober) -> Response:
     """Runs again from the next moment of its schedule on."""
@@ -130,7 +142,12 @@ async def _once(
     )
 
 
-@router.delete("/sweeps/{sweep_id}", responses=problems(401, 403, 404, 503))
+@router.delete(
+    "/sweeps/{sweep_id}",
+    response_model=SweepDetail,
+    response_model_exclude_unset=True,
+    responses=problems(401, 403, 404, 503),
+)
 async def delete_sweep(request: Request, sweep_id: str, _: Prober) -> dict[str, Any]:
     """Never again; what runs of it is asked to stop. Its reports stay."""
     wiring = wiring_of(request)

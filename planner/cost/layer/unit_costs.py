@@ -6,14 +6,14 @@ Letters: U layouts that differ in the fields of `key`, K distinct layers. Arrays
 then the embedding, then the head.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
 from planner.columns import FloatColumn, IntColumn, LayoutBatch, in_order
 from planner.cost.layer.host_time import UnitSeconds, host_time
 from planner.cost.layer.trainer_kernels import fused_kernels
-from planner.cost.layer.unit_work import COMMUNICATION, QUANTITIES, Savings, UnitWork
+from planner.cost.layer.unit_work import COMMUNICATION, QUANTITIES, EndBytes, Savings, UnitWork
 from planner.cost.machine.device import Device
 from planner.precision import PRECISIONS, Recipe
 from planner.specs.model import ModelSpec
@@ -52,7 +52,7 @@ def key(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnitCosts:
+class UnitCosts(EndBytes):
     """One microbatch of each unit on one rank; (K + 2, U) unless said otherwise.
 
     forward_seconds, input_grad_seconds, weight_grad_seconds, recompute_seconds: kernels alone.
@@ -68,11 +68,6 @@ class UnitCosts:
     held_bytes: bytes that wait for weight gradients computed later (`cost.layer.weight_grads`).
     redone_seconds: what these weight gradients recompute.
     forward_flops, recompute_flops: of matmuls and attention.
-    logits_bytes (U,): at the peak of the loss.
-    leftover_bytes (U,): of logits freed by then and still cached.
-    chunks_bytes (U,): hidden states of a chunked loss, and their gradient; 0 for a whole one.
-    chunk_logits_bytes (U,): gradient of one chunk's logits.
-    boundary_bytes (U,): activation handed to the next stage.
     """
 
     forward_seconds: FloatColumn
@@ -96,11 +91,6 @@ class UnitCosts:
     redone_seconds: FloatColumn
     forward_flops: FloatColumn
     recompute_flops: FloatColumn
-    logits_bytes: FloatColumn
-    leftover_bytes: FloatColumn
-    chunks_bytes: FloatColumn
-    chunk_logits_bytes: FloatColumn
-    boundary_bytes: FloatColumn
 
 
 def unit_costs(
@@ -164,11 +154,7 @@ def unit_costs(
         redone_seconds=redone * work.weight_groups,
         forward_flops=work.again_all[1],
         recompute_flops=flops,
-        logits_bytes=work.logits_bytes,
-        leftover_bytes=work.leftover_bytes,
-        chunks_bytes=work.chunks_bytes,
-        chunk_logits_bytes=work.chunk_logits_bytes,
-        boundary_bytes=work.boundary_bytes,
+        **{field.name: getattr(work, field.name) for field in fields(EndBytes)},
     )
 
 

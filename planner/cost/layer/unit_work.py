@@ -35,11 +35,29 @@ QUANTITIES = ("seconds", "flops", "tp", "cp", "ep", "launches", "waits")
 COMMUNICATION = slice(2, 5)
 
 
+@dataclass(frozen=True, kw_only=True)  # slots are those of the classes that have them
+class EndBytes:
+    """Bytes at the ends of a stage, (U,): of the loss, and of what is handed on.
+
+    logits_bytes: at the peak of the loss.
+    leftover_bytes: of logits freed by then and still cached.
+    chunks_bytes: hidden states of a chunked loss, and their gradient; 0 for a whole one.
+    chunk_logits_bytes: gradient of one chunk's logits.
+    boundary_bytes: activation handed to the next stage.
+    """
+
+    logits_bytes: FloatColumn
+    leftover_bytes: FloatColumn
+    chunks_bytes: FloatColumn
+    chunk_logits_bytes: FloatColumn
+    boundary_bytes: FloatColumn
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnitWork(Choices):
+class UnitWork(Choices, EndBytes):
     """One microbatch of each unit on one rank; (K + 2, U) unless said otherwise.
 
-    Bytes that modes choose between are those of `Choices`.
+    Bytes that modes choose between are those of `Choices`, those of ends are (U,).
     forward_seconds, input_grad_seconds, weight_grad_seconds: kernels alone.
     exposed_forward, exposed_backward (3 axes tp, cp, ep; K + 2; U): seconds of communication that
         nothing hides.
@@ -50,11 +68,6 @@ class UnitWork(Choices):
     weight_bytes: quantised weights that autograd saves.
     incoming_bytes, input_bytes, weight_groups: of weight gradients that are computed later
         (`weight_grads`).
-    logits_bytes (U,): at the peak of the loss.
-    leftover_bytes (U,): of logits freed by then and still cached.
-    chunks_bytes (U,): hidden states of a chunked loss, and their gradient; 0 for a whole one.
-    chunk_logits_bytes (U,): gradient of one chunk's logits.
-    boundary_bytes (U,): activation handed to the next stage.
     """
 
     forward_seconds: FloatColumn
@@ -74,11 +87,6 @@ class UnitWork(Choices):
     incoming_bytes: FloatColumn
     input_bytes: FloatColumn
     weight_groups: FloatColumn
-    logits_bytes: FloatColumn
-    leftover_bytes: FloatColumn
-    chunks_bytes: FloatColumn
-    chunk_logits_bytes: FloatColumn
-    boundary_bytes: FloatColumn
 
     def layers_at(self, rows: IntColumn) -> Choices:
         """What the modes of layers at some rows choose between, (K, their U) each."""

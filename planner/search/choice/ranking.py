@@ -3,6 +3,7 @@
 `preference` decides which one comes first; the others follow by their expected scores.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -19,6 +20,7 @@ from planner.search.one_size import OneSize, PlanCandidate
 from planner.specs.gpu import MAX_GPUS
 from planner.specs.job import Job
 from planner.specs.plan import BestMeasured, FastestOnPaper
+from planner.units import SAME_SPEED
 
 NOTICEABLE = 0.005
 WORSE = {
@@ -292,9 +294,8 @@ def _difference_sd(job: Job, first: PlanCandidate, second: PlanCandidate) -> flo
 
 
 def _statement(found: FastestOnPaper, words: str) -> str:
-    gain = (
-        f"{found.times_as_fast:.3f}" if found.times_as_fast < 1.01 else f"{found.times_as_fast:.2f}"
-    )
+    alike = math.log(found.times_as_fast) < SAME_SPEED
+    gain = f"The same within {SAME_SPEED:.1%}" if alike else f"{found.times_as_fast:.2f} {words}"
     adds = f"; it adds {enumerated(found.adds)}" if found.adds else ""
     unmeasured = found.unmeasured
     if unmeasured and len(unmeasured) < len(found.adds):
@@ -302,7 +303,7 @@ def _statement(found: FastestOnPaper, words: str) -> str:
     elif unmeasured:
         adds += ", which no run behind the calibration used"
     return (
-        f"{gain} {words} on paper ({found.tokens_per_second_per_gpu:,.0f} tokens/s/GPU), out "
+        f"{gain} on paper ({found.tokens_per_second_per_gpu:,.0f} tokens/s/GPU), out "
         "of memory with "
         f"probability {found.oom_probability:.1%}{adds}. Predictions of two such layouts are "
         "off against each "
