@@ -1,16 +1,13 @@
 """Claiming jobs of a queue: leases, the heartbeats that renew them, and owners that crashed."""
 
 import logging
-import os
-import platform
 import threading
-from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
+from api.jobs.owners import has_crashed, owner
 from api.storage.records import JobEnd, JobRecord, Lease
 from planner.errors import ConflictError, PlannerError
-from planner.ports import Clock
 
 if TYPE_CHECKING:
     from api.storage.queue import SqlQueue
@@ -23,28 +20,9 @@ End = TypeVar("End", bound=JobEnd)
 log = logging.getLogger("planner.leases")
 
 
-def owner() -> str:
-    """Who we are: host, process, thread."""
-    return f"{platform.node()}:{os.getpid()}:{threading.get_ident()}"
-
-
-def new_lease(clock: Clock) -> Lease:
+def new_lease() -> Lease:
     """A lease of ours from now on."""
-    return Lease(owner=owner(), now=clock.now(), seconds=LEASE_SECONDS)
-
-
-def claimed_by(record: Record, lease: Lease) -> Record:
-    """A new job as its caller stores it to run it itself: never queued, so no worker takes it."""
-    return replace(
-        record,
-        state="running",
-        attempts=1,
-        owner=lease.owner,
-        fencing_token=1,
-        heartbeat_at=lease.now,
-        started_at=lease.now,
-        lease_until=lease.now + timedelta(seconds=lease.seconds),
-    )
+    return Lease(owner=owner(), seconds=LEASE_SECONDS)
 
 
 @dataclass
@@ -57,7 +35,6 @@ class Claimed(Generic[Record, End]):
 
     queue: "SqlQueue[Record, Any, End]"
     record: Record
-    clock: Clock
     stop: threading.Event = field(default_factory=threading.Event)
     columns: dict[str, str] = field(default_factory=dict)
     cancelled: bool = False
@@ -82,7 +59,7 @@ class Claimed(Generic[Record, End]):
     def renew(self) -> None:
         """Sends one heartbeat. The lease outlasts several that the database does not take."""
         try:
-            asked = self.queue.heartbeat(self.record, new_lease(self.clock), **self.columns)
+            asked = self.queue.heartbeat(self.record, new_lease(), **self.columns)
         except ConflictError:
             self.lost = True
             self.stop.set()
@@ -95,11 +72,11 @@ class Claimed(Generic[Record, End]):
 
     def finish(self, end: End) -> Record:
         """Stores the end, and what comes with it. Raises ConflictError where the lease was lost."""
-        return self.queue.finish(self.record, end, self.clock.now())
+        return self.queue.finish(self.record, end)
 
     def release(self) -> Record:
         """Puts it back into the queue; the attempt does not count. Raises ConflictError."""
-        return self.queue.release(self.record, counts=False)
+        return self.queue.release(self.record)
 
     def _renew_until_done(self) -> None:
         while not self._done.wait(HEARTBEAT_SECONDS):
@@ -109,48 +86,29 @@ class Claimed(Generic[Record, End]):
 # ---- owners that crashed -------------------------------------------------------------------------
 
 
-def abandoned(
-    queue: "SqlQueue[Record, Any, Any]", clock: Clock, *, check_processes: bool
-) -> list[Record]:
+def abandoned(queue: "SqlQueue[Record, Any, Any]", *, check_processes: bool) -> list[Record]:
     """Running jobs whose lease has expired.
 
-    check_processes: also those whose owner was a process of this host that no longer exists.
+    check_processes: also those whose owner was a process of this machine that no longer exists.
     """
-    found = {record.id: record for record in queue.expired(clock.now())}
+    found = {record.id: record for record in queue.expired()}
     if check_processes:
         running = queue.list(limit=RUNNING_CHECKED, wanted=queue.filter_class(state="running"))
         found |= {record.id: record for record in running.items if has_crashed(record.owner)}
     return list(found.values())
 
 
-def is_abandoned(record: JobRecord, now: datetime) -> bool:
+def is_abandoned(queue: "SqlQueue[Record, Any, Any]", record: Record) -> bool:
     """Whether nobody works on a running job any more: its lease expired or its owner crashed."""
-    expired = record.lease_until is not None and record.lease_until < now
-    return expired or has_crashed(record.owner)
+    return has_crashed(record.owner) or queue.has_expired(record)
 
 
-def has_crashed(name: str | None) -> bool:
-    """Whether an owner was a process of this host that no longer exists, of whatever user."""
-    host, _, rest = (name or "").partition(":")
-    pid = rest.partition(":")[0]
-    if host != platform.node() or not pid.isdigit():
-        return False
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return False
-
-
-def take_over(queue: "SqlQueue[Record, Any, Any]", clock: Clock, record: Record) -> Record | None:
+def take_over(
+    queue: "SqlQueue[Record, Any, Any]", record: Record, *, counts: bool = False
+) -> Record | None:
     """An abandoned job, now ours; None where somebody else was quicker, or its owner lives.
 
-    Also before its lease expires: that of a crashed owner is replaced from its end on.
+    That of a crashed owner is ours before its lease expires. counts: whether it is an attempt.
     """
-    lease = new_lease(clock)
-    if record.lease_until is not None:
-        after = record.lease_until + timedelta(microseconds=1)
-        lease = replace(lease, now=max(lease.now, after))
-    return queue.take_over(record.id, lease)
+    crashed = has_crashed(record.owner)
+    return queue.take_over(record, new_lease(), crashed=crashed, counts=counts)

@@ -12,8 +12,10 @@ from typing import Any, Literal
 
 from api.errors import fault, lines_of
 from api.input.names import plan_id_of
-from api.jobs.leases import Claimed, abandoned, claimed_by, new_lease, take_over
+from api.jobs.leases import Claimed, abandoned, new_lease, take_over
 from api.jobs.plans import job_of
+from api.storage.probes import most_gpu_seconds
+from api.storage.queue import LOST_WORKERS, lost_workers
 from api.storage.records import ProbeEnd, ProbeFilter, ProbeRecord
 from api.wiring import Wiring
 from planner.calibration.kernels import KernelShape
@@ -36,7 +38,6 @@ SERVICE_ATTEMPTS = 2
 OOM, BACKEND = "oom", "backend"
 JOB_OPTIONS = ("pool", "trainer", "steps")
 PAGE = 200  # probes read at once
-MOST_RANKS, MOST_DEPTHS = 3, 2  # runs of an emulation, of a proxy run, one after the other
 log = logging.getLogger("planner.probes")
 
 
@@ -136,7 +137,6 @@ def enqueue(
 
     A probe that is ours is never queued, so nobody else runs what a crashed command left.
     """
-    lease = new_lease(wiring.clock)
     records = [
         ProbeRecord(
             id=wiring.ids.new_id(PREFIX),
@@ -151,12 +151,11 @@ def enqueue(
             plan_id=one.plan_id,
             plan_rank=one.plan_rank,
             max_attempts=max_attempts,
+            gpu_seconds=most_gpu_seconds(one.request.model_dump(), one.num_gpus),
         )
         for one in requested
     ]
-    stored = [claimed_by(record, lease) if ours else record for record in records]
-    wiring.probes.add(stored)
-    return stored
+    return wiring.probes.add(records, lease=new_lease() if ours else None)
 
 
 def probes_of(wiring: Wiring, parent_id: str) -> list[ProbeRecord]:
@@ -171,21 +170,6 @@ def probes_of(wiring: Wiring, parent_id: str) -> list[ProbeRecord]:
             return found[::-1]
 
 
-def gpu_seconds_of(record: ProbeRecord) -> float:
-    """GPU-seconds that a probe used, by its runs' own account.
-
-    Without results: from its start to its end, at most its time limit, because the end of a
-    crashed owner is noticed late.
-    """
-    if record.results or record.started_at is None or record.finished_at is None:
-        return sum(float(result["gpu_seconds"]) for result in record.results)
-    emulated, proxy_gpus = record.request.get("emulate"), record.request.get("imitate_gpus")
-    runs = MOST_RANKS if emulated else MOST_DEPTHS if proxy_gpus else 1
-    limit = float(record.request["time_limit_seconds"]) * runs
-    gpus = 1 if emulated else min(record.num_gpus, proxy_gpus or record.num_gpus)
-    return min((record.finished_at - record.started_at).total_seconds(), limit) * gpus
-
-
 # ---- one probe -----------------------------------------------------------------------------------
 
 
@@ -196,7 +180,7 @@ def run_probe(
 
     release_when_stopped: a probe that we stopped, and nobody cancelled, goes back into the queue.
     """
-    claimed = Claimed(wiring.probes, record, wiring.clock, watch.stop)
+    claimed = Claimed(wiring.probes, record, watch.stop)
 
     def progress(message: str) -> None:
         claimed.report(message)
@@ -273,8 +257,8 @@ def recover(wiring: Wiring, *, check_processes: bool = False) -> list[ProbeRecor
     A result in the probe's folder is kept. Else it goes back to the queue, or has failed.
     """
     concluded = []
-    for crashed in abandoned(wiring.probes, wiring.clock, check_processes=check_processes):
-        ours = take_over(wiring.probes, wiring.clock, crashed)
+    for crashed in abandoned(wiring.probes, check_processes=check_processes):
+        ours = take_over(wiring.probes, crashed)
         if ours is not None:
             with contextlib.suppress(ConflictError):
                 concluded.append(_conclude(wiring, crashed, ours))
@@ -282,7 +266,7 @@ def recover(wiring: Wiring, *, check_processes: bool = False) -> list[ProbeRecor
 
 
 def _conclude(wiring: Wiring, crashed: ProbeRecord, ours: ProbeRecord) -> ProbeRecord:
-    claimed = Claimed(wiring.probes, ours, wiring.clock)
+    claimed = Claimed(wiring.probes, ours)
     result = _result_left(ours)
     # one of several runs is not the answer
     whole = result is not None and result.task.id == ours.id
@@ -294,15 +278,16 @@ def _conclude(wiring: Wiring, crashed: ProbeRecord, ours: ProbeRecord) -> ProbeR
     if ours.cancel_requested:
         message = "cancelled after its owner had crashed"
         return claimed.finish(ProbeEnd(state="cancelled", failure=interrupted, message=message))
-    if ours.attempts < ours.max_attempts:
-        return wiring.probes.release(ours, counts=True)
     results = () if result is None else (result.model_dump(mode="json"),)
     kind = interrupted
     message = f"its runner ({crashed.owner}) died; everything that it had started was ended"
     outcome = None if result is None else result.outcome
     if outcome is not None and outcome.status == "failed" and outcome.kind.value != interrupted:
         kind, message = outcome.kind.value, outcome.message
-    return claimed.finish(ProbeEnd(state="failed", results=results, failure=kind, message=message))
+    elif ours.max_attempts > 1:
+        kind, message = LOST_WORKERS, lost_workers(ours.attempts, crashed.owner)
+    end = ProbeEnd(state="failed", results=results, failure=kind, message=message)
+    return wiring.probes.retry(ours, end)
 
 
 def _result_left(record: ProbeRecord) -> ProbeResult | None:

@@ -10,7 +10,7 @@ from api.calibration.update import calibration_for_study
 from api.errors import fault, lines_of
 from api.identity import hash_of_job
 from api.input.jobs import parse_job
-from api.jobs.leases import Claimed, claimed_by, is_abandoned, new_lease, take_over
+from api.jobs.leases import Claimed, is_abandoned, new_lease, take_over
 from api.jobs.observer import Observer
 from api.jobs.probes import pool_of, recover
 from api.jobs.study_probes import StudyProbes
@@ -48,9 +48,7 @@ def ask_study(wiring: "Wiring", values: object, *, allow_files: bool, ours: bool
         request=dict(job.request),
         job_hash=job_hash,
     )
-    stored = claimed_by(record, new_lease(wiring.clock)) if ours else record
-    wiring.tasks.add([stored])
-    return stored
+    return wiring.tasks.add([record], lease=new_lease() if ours else None)[0]
 
 
 def check_pool(wiring: "Wiring", job: Job, *, allow_files: bool, wait: bool) -> None:
@@ -75,12 +73,12 @@ def _unfinished(wiring: "Wiring", job_hash: str) -> TaskRecord | None:
         return wiring.tasks.list(wanted).items
 
     for task in studies("running"):
-        if is_abandoned(task, wiring.clock.now()):
-            ours = take_over(wiring.tasks, wiring.clock, task)
+        if is_abandoned(wiring.tasks, task):
+            ours = take_over(wiring.tasks, task, counts=True)
             if ours is not None:
                 return ours
     for task in studies("queued"):
-        return wiring.tasks.claim(new_lease(wiring.clock), job_id=task.id)
+        return wiring.tasks.claim(new_lease(), job_id=task.id)
     return None
 
 
@@ -100,7 +98,7 @@ def run_study(
     as it is: another process owns it, or it goes on once the database answers.
     """
     recover(wiring, check_processes=True)
-    with Claimed(wiring.tasks, record, wiring.clock, observer.stop) as claimed:
+    with Claimed(wiring.tasks, record, observer.stop) as claimed:
         try:
             job = read_job(record.request, allow_files=False)
             plan = _plan(StudyProbes(wiring=wiring, job=job, observer=observer, claimed=claimed))

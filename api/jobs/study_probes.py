@@ -10,7 +10,8 @@ from api.errors import lines_of
 from api.jobs.leases import Claimed
 from api.jobs.observer import Observer
 from api.jobs.plans import job_with_layout, job_without_layout
-from api.jobs.probes import BACKEND, RequestedProbe, enqueue, gpu_seconds_of, probes_of, run_all
+from api.jobs.probes import BACKEND, RequestedProbe, enqueue, probes_of, run_all
+from api.storage.probes import gpu_seconds_of
 from api.storage.records import ProbeRecord, TaskEnd, TaskEvent, TaskRecord
 from planner.errors import PlannerError
 from planner.specs.job import Job

@@ -11,9 +11,10 @@ from api.errors import StoredError, lines_of
 from api.jobs.leases import Claimed
 from api.jobs.observer import Observer
 from api.jobs.plans import job_with_layout
-from api.jobs.probes import RequestedProbe, enqueue, gpu_seconds_of, probes_of, recover, run_all
+from api.jobs.probes import RequestedProbe, enqueue, probes_of, recover, run_all
 from api.jobs.sweeps import check_sweep
 from api.render.sweep import sweep_line
+from api.storage.probes import gpu_seconds_of
 from api.storage.records import ProbeRecord, TaskEnd, TaskFilter, TaskRecord
 from planner.errors import PlannerError, ProbeError, SpecError
 from planner.intake.jobs import read_job
@@ -61,7 +62,7 @@ def run_sweep(
     """
     recover(wiring, check_processes=True)
     spec = SweepSpec.model_validate(dict(record.request))
-    with Claimed(wiring.tasks, record, wiring.clock, observer.stop) as claimed:
+    with Claimed(wiring.tasks, record, observer.stop) as claimed:
         try:
             check_sweep(wiring, spec)
             run = SweepRun(wiring=wiring, spec=spec, observer=observer, claimed=claimed)

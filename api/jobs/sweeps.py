@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from api.errors import fault, need
-from api.jobs.leases import claimed_by, is_abandoned, new_lease, take_over
+from api.jobs.leases import is_abandoned, new_lease, take_over
 from api.jobs.probes import pool_of
 from api.storage.records import JobState, SweepRecord, TaskFilter, TaskRecord
 from planner.errors import ConflictError, PlannerError
@@ -95,7 +95,7 @@ def _cancel_runs(wiring: "Wiring", sweep_id: str, *states: JobState) -> None:
     for state in states:
         wanted = TaskFilter(kind="sweep", state=state, parent_id=sweep_id)
         for task in wiring.tasks.list(wanted).items:
-            wiring.tasks.cancel(task.id, wiring.clock.now())
+            wiring.tasks.cancel(task.id)
 
 
 # ---- the schedule --------------------------------------------------------------------------------
@@ -164,13 +164,12 @@ def run_now(wiring: "Wiring", sweep: SweepRecord, *, ours: bool) -> TaskRecord:
     if ours:
         running = TaskFilter(kind="sweep", state="running", parent_id=sweep.id)
         for left in wiring.tasks.list(running).items:
-            taken = take_over(wiring.tasks, wiring.clock, left) if is_abandoned(left, now) else None
-            if taken is not None:
-                return taken
+            if is_abandoned(wiring.tasks, left):
+                taken = take_over(wiring.tasks, left, counts=True)
+                if taken is not None:
+                    return taken
     task = _task(wiring, sweep, now)
-    stored = claimed_by(task, new_lease(wiring.clock)) if ours else task
-    wiring.tasks.add([stored])
-    return stored
+    return wiring.tasks.add([task], lease=new_lease() if ours else None)[0]
 
 
 def _task(wiring: "Wiring", sweep: SweepRecord, due_at: datetime) -> TaskRecord:

@@ -1,6 +1,7 @@
 """Background workers: studies and runs of sweeps from the queue, sweeps that come due, probes."""
 
 import contextlib
+import errno
 import logging
 import threading
 from abc import ABC, abstractmethod
@@ -8,13 +9,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from api.calibration.update import update_from_probes
-from api.jobs.leases import Claimed, abandoned, new_lease, take_over
+from api.jobs.leases import abandoned, new_lease, take_over
 from api.jobs.observer import Observer
 from api.jobs.plans import subject_of
 from api.jobs.probes import BACKEND, recover, run_probe
 from api.jobs.studies import run_study
 from api.jobs.sweep_runs import run_sweep
 from api.jobs.sweeps import schedule_due
+from api.storage.queue import LOST_WORKERS, lost_workers
 from api.storage.records import (
     OPEN,
     JobEnd,
@@ -26,7 +28,7 @@ from api.storage.records import (
     TaskFilter,
     TaskRecord,
 )
-from planner.errors import PlannerError
+from planner.errors import ConflictError, PlannerError, StoreError
 from probes.launch import Watch
 
 if TYPE_CHECKING:
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
     from api.wiring import Wiring
 
 IDLE_SECONDS = 2.0
+# what a machine lacks for now; the job is tried again
+SHORT_OF = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+MACHINE = "machine"  # the failure of a job that the machine could not run
 Record = TypeVar("Record", bound=JobRecord)
 End = TypeVar("End", bound=JobEnd)
 
@@ -42,10 +47,12 @@ class Workers(ABC, Generic[Record, End]):
     """Threads that claim and run one job after the other; a stop puts what runs back.
 
     noun: what they run, in the log and the threads' names.
+    bug: the failure of a job in which our own code failed.
     report: called with a line when a job starts and when it ends.
     """
 
     noun: ClassVar[str]
+    bug: ClassVar[str]
 
     def __init__(
         self, wiring: "Wiring", number: int, report: Callable[[str], None] = lambda _: None
@@ -54,6 +61,7 @@ class Workers(ABC, Generic[Record, End]):
         self.log = logging.getLogger(f"planner.{self.noun}s")
         self._stop, self._wake = threading.Event(), threading.Event()
         self._running: set[threading.Event] = set()  # what stops each
+        self._unreleased: list[Record] = []  # the database did not answer when they were given up
         # not Thread.join: interrupted by Ctrl-C, it takes the thread for ended (bpo-45274)
         self._ended = [threading.Event() for _ in range(number)]
         self._threads = [
@@ -99,13 +107,14 @@ class Workers(ABC, Generic[Record, End]):
         """What it is, for a line."""
 
     @abstractmethod
-    def _bug(self, message: str) -> End:
-        """The end of a job in which our own code failed."""
+    def _failed(self, failure: str, message: str) -> End:
+        """The end of a job that failed so."""
 
     def _serve(self, ended: threading.Event) -> None:
         try:
             while not self._stop.is_set():
                 try:
+                    self._release_the_given_up()
                     record = self._claim_next()
                 except PlannerError as error:
                     self.log.warning("no %s can be claimed: %s", self.noun, error)
@@ -126,13 +135,15 @@ class Workers(ABC, Generic[Record, End]):
         try:
             self.report(f"{record.id} starts: {self._about(record)}")
             self._work(record, stop)
+        except StoreError as error:
+            self.log.warning("%s: %s", record.id, error)
+            if not isinstance(error, ConflictError):  # then it is somebody else's
+                self._unreleased.append(record)
         except PlannerError as error:
             self.log.warning("%s: %s", record.id, error)
         except Exception as error:
-            self.log.exception("%s: a bug of ours", record.id)
-            end = self._bug(f"a bug of ours: {type(error).__name__}: {error}")
             with contextlib.suppress(PlannerError):
-                Claimed(self.queue, record, self.wiring.clock).finish(end)
+                self._give_up(record, error)
         finally:
             self._running.discard(stop)
             with contextlib.suppress(PlannerError):
@@ -140,11 +151,29 @@ class Workers(ABC, Generic[Record, End]):
                 message = f": {now.message}" if now.message else ""
                 self.report(f"{record.id} is {now.state}{message}")
 
+    def _give_up(self, record: Record, error: Exception) -> None:
+        """Ends a job that raised; one that the machine could not run is tried again."""
+        if isinstance(error, OSError) and error.errno in SHORT_OF:
+            message = f"{error.strerror}: {error.filename or 'no file named'}"
+            self.log.warning("%s: %s", record.id, message)
+            self.queue.retry(record, self._failed(MACHINE, message))
+        else:
+            self.log.exception("%s: a bug of ours", record.id, exc_info=error)
+            message = f"a bug of ours: {type(error).__name__}: {error}"
+            self.queue.finish(record, self._failed(self.bug, message))
+
+    def _release_the_given_up(self) -> None:
+        """Puts back what the database did not let us put back when it failed; no attempt counts."""
+        while self._unreleased:
+            with contextlib.suppress(ConflictError):  # somebody else has it by now
+                self.queue.release(self._unreleased[-1])
+            self._unreleased.pop()
+
 
 class TaskWorkers(Workers[TaskRecord, TaskEnd]):
-    """Workers that schedule sweeps, take over abandoned tasks, and run studies and sweeps."""
+    """Workers that schedule sweeps, queue abandoned tasks again, and run studies and sweeps."""
 
-    noun = "task"
+    noun, bug = "task", "bug"
 
     @property
     def queue(self) -> "SqlQueue[TaskRecord, Any, TaskEnd]":
@@ -153,16 +182,17 @@ class TaskWorkers(Workers[TaskRecord, TaskEnd]):
 
     def _claim_next(self) -> TaskRecord | None:
         schedule_due(self.wiring)
-        for task in abandoned(self.queue, self.wiring.clock, check_processes=True):
-            ours = take_over(self.queue, self.wiring.clock, task)
+        for task in abandoned(self.queue, check_processes=True):
+            ours = take_over(self.queue, task)
             if ours is not None:
-                return ours
-        return self.queue.claim(new_lease(self.wiring.clock))
+                message = lost_workers(task.attempts, task.owner)
+                self.queue.retry(ours, self._failed(LOST_WORKERS, message))
+        return self.queue.claim(new_lease())
 
     def _work(self, record: TaskRecord, stop: threading.Event) -> None:
         observer = Observer(stop=stop)
         if self._stop.is_set():
-            self.queue.release(record, counts=False)
+            self.queue.release(record)
         elif record.kind == "study":
             run_study(self.wiring, record, observer, release_when=self._stop.is_set)
         else:
@@ -174,14 +204,14 @@ class TaskWorkers(Workers[TaskRecord, TaskEnd]):
         model, gpu, num_gpus = subject_of(record)
         return f"a study of {model} on {num_gpus} {gpu}"
 
-    def _bug(self, message: str) -> TaskEnd:
-        return TaskEnd(state="failed", failure="bug", message=message)
+    def _failed(self, failure: str, message: str) -> TaskEnd:
+        return TaskEnd(state="failed", failure=failure, message=message)
 
 
 class ProbeWorkers(Workers[ProbeRecord, ProbeEnd]):
     """Workers that end abandoned probes, measure queued ones, and update the calibration."""
 
-    noun = "probe"
+    noun, bug = "probe", BACKEND
 
     @property
     def queue(self) -> "SqlQueue[ProbeRecord, Any, ProbeEnd]":
@@ -190,7 +220,7 @@ class ProbeWorkers(Workers[ProbeRecord, ProbeEnd]):
 
     def _claim_next(self) -> ProbeRecord | None:
         recover(self.wiring)
-        return self.queue.claim(new_lease(self.wiring.clock))
+        return self.queue.claim(new_lease())
 
     def _work(self, record: ProbeRecord, stop: threading.Event) -> None:
         ended = run_probe(self.wiring, record, Watch(stop=stop), release_when_stopped=True)
@@ -199,8 +229,8 @@ class ProbeWorkers(Workers[ProbeRecord, ProbeEnd]):
     def _about(self, record: ProbeRecord) -> str:
         return f"{record.layout} of {record.model} on {record.num_gpus} {record.gpu}"
 
-    def _bug(self, message: str) -> ProbeEnd:
-        return ProbeEnd(state="failed", failure=BACKEND, message=message)
+    def _failed(self, failure: str, message: str) -> ProbeEnd:
+        return ProbeEnd(state="failed", failure=failure, message=message)
 
 
 def is_idle(wiring: "Wiring") -> bool:

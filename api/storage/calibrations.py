@@ -6,13 +6,12 @@ from typing import Any
 
 from sqlalchemy import Engine, select
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Session
 
 from api.storage.common import plain_text, row_of
-from api.storage.engine import store_errors
 from api.storage.paging import read_page
 from api.storage.records import CalibrationRecord, Page
 from api.storage.tables import CalibrationRow
+from api.storage.transactions import reading, writing
 
 
 class SqlCalibrationStore:
@@ -20,7 +19,6 @@ class SqlCalibrationStore:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._writer = engine.execution_options(planner_writes=True)
 
     def save(self, record: CalibrationRecord) -> None:
         """Stores it; one of the same id stays, because equal runs give equal calibrations."""
@@ -29,17 +27,17 @@ class SqlCalibrationStore:
             "software": dict(record.software),
             "document": dict(record.document),
         }
-        with store_errors(self.engine), Session(self._writer) as session:
-            session.add(CalibrationRow(**values))
+        with writing(self.engine) as session:
             try:
-                session.commit()
+                with session.begin_nested():
+                    session.add(CalibrationRow(**values))
             except IntegrityError:
-                session.rollback()
+                pass
 
     def get(self, calibration_id: str) -> CalibrationRecord:
         """The calibration of this id. Raises NotFoundError."""
         remedy = "GET /calibrations lists them"
-        with store_errors(self.engine), Session(self.engine) as session:
+        with reading(self.engine) as session:
             return _record(row_of(session, CalibrationRow, calibration_id, "calibration", remedy))
 
     def latest(
@@ -53,7 +51,7 @@ class SqlCalibrationStore:
         if until is not None:
             query = query.where(table.created_at <= until)
         query = query.order_by(table.created_at.desc(), table.id.desc()).limit(1)
-        with store_errors(self.engine), Session(self.engine) as session:
+        with reading(self.engine) as session:
             row = session.scalars(query).first()
             return None if row is None else _record(row)
 

@@ -6,7 +6,7 @@ from sqlalchemy import Engine, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from api.storage.engine import store_errors
+from api.storage.transactions import reading
 from planner.errors import ConflictError, NotFoundError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def ids_starting(engine: Engine, table: Any, beginning: str, limit: int) -> list
         .order_by(table.id.desc())
         .limit(limit)
     )
-    with store_errors(engine), Session(engine) as session:
+    with reading(engine) as session:
         return list(session.scalars(query))
 
 

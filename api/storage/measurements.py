@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from sqlalchemy import Engine, select
-from sqlalchemy.orm import Session
 
 from api.storage.common import flush_new, plain_text, row_of
-from api.storage.engine import store_errors
 from api.storage.paging import read_page
 from api.storage.records import MeasurementFilter, Page
 from api.storage.tables import MeasurementRow
+from api.storage.transactions import reading, writing
 from planner.intake.measurements import read_measurement
 from planner.specs.measurement import Measurement
 
@@ -20,20 +19,18 @@ class SqlMeasurementStore:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._writer = engine.execution_options(planner_writes=True)
 
     def add(self, measurements: Sequence[Measurement]) -> None:
         """Stores all or none. Raises ConflictError when an id is taken."""
         rows = [measurement_row(measurement) for measurement in measurements]
-        with store_errors(self.engine), Session(self._writer) as session:
+        with writing(self.engine) as session:
             session.add_all(rows)
             flush_new(session, ", ".join(measurement.id for measurement in measurements[:3]))
-            session.commit()
 
     def get(self, measurement_id: str) -> Measurement:
         """The measurement as it was stored. Raises NotFoundError."""
         remedy = "`planner-cli measurements list` shows the ids"
-        with store_errors(self.engine), Session(self.engine) as session:
+        with reading(self.engine) as session:
             return _measurement(
                 row_of(session, MeasurementRow, measurement_id, "measurement", remedy)
             )
@@ -47,7 +44,7 @@ class SqlMeasurementStore:
     def matching(self, job_hash: str) -> Sequence[Measurement]:
         """Measurements of this question, oldest first."""
         query = select(MeasurementRow).where(MeasurementRow.job_hash == plain_text(job_hash))
-        with store_errors(self.engine), Session(self.engine) as session:
+        with reading(self.engine) as session:
             rows = session.scalars(query.order_by(MeasurementRow.created_at, MeasurementRow.id))
             return tuple(_measurement(row) for row in rows)
 

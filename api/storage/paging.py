@@ -8,12 +8,12 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from sqlalchemy import Engine, select, tuple_
-from sqlalchemy.orm import Session, load_only
+from sqlalchemy.orm import load_only
 
 from api.errors import fault
 from api.storage.common import is_id, plain_text
-from api.storage.engine import store_errors
 from api.storage.records import Page
+from api.storage.transactions import reading
 
 MAX_PAGE = 200
 Item = TypeVar("Item")
@@ -44,7 +44,7 @@ def read_page(
             query = query.where(getattr(table, name) == plain_text(value))
     if cursor is not None:
         query = query.where(tuple_(table.created_at, table.id) < tuple_(*read_cursor(cursor)))
-    with store_errors(engine), Session(engine) as session:
+    with reading(engine) as session:
         rows = session.scalars(query.limit(limit + 1)).all()
         last = rows[limit - 1] if len(rows) > limit else None
         return Page(

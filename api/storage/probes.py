@@ -1,5 +1,6 @@
 """The queue of probes in SQL; see `api.storage.queue` for leases and fencing."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -10,6 +11,30 @@ from api.storage.measurements import measurement_row
 from api.storage.queue import SqlQueue
 from api.storage.records import ProbeEnd, ProbeFilter, ProbeRecord
 from api.storage.tables import ProbeRow
+
+MOST_RANKS, MOST_DEPTHS = 3, 2  # runs of an emulation, of a proxy run, one after the other
+
+
+def most_gpu_seconds(request: Mapping[str, Any], num_gpus: int) -> float:
+    """GPU-seconds that a probe uses at most: its time limit, on its GPUs, for all its runs."""
+    emulated, proxy_gpus = request.get("emulate"), request.get("imitate_gpus")
+    runs = MOST_RANKS if emulated else MOST_DEPTHS if proxy_gpus else 1
+    gpus = 1 if emulated else min(num_gpus, proxy_gpus or num_gpus)
+    return float(request["time_limit_seconds"]) * runs * gpus
+
+
+def gpu_seconds_of(record: ProbeRecord) -> float:
+    """GPU-seconds that a probe used, by its runs' own account.
+
+    Without results: from its start to its end, at most its time limit, because the end of a
+    crashed owner is noticed late.
+    """
+    if record.results or record.started_at is None or record.finished_at is None:
+        return sum(float(result["gpu_seconds"]) for result in record.results)
+    most = most_gpu_seconds(record.request, record.num_gpus)
+    emulated, proxy_gpus = record.request.get("emulate"), record.request.get("imitate_gpus")
+    gpus = 1 if emulated else min(record.num_gpus, proxy_gpus or record.num_gpus)
+    return min((record.finished_at - record.started_at).total_seconds() * gpus, most)
 
 
 class SqlProbeStore(SqlQueue[ProbeRecord, ProbeFilter, ProbeEnd]):
@@ -30,6 +55,9 @@ class SqlProbeStore(SqlQueue[ProbeRecord, ProbeFilter, ProbeEnd]):
             "results": [dict(result) for result in end.results],
             "measurement_id": end.measurements[0].id if end.measurements else None,
         }
+
+    def _used_gpu_seconds(self, record: ProbeRecord, end: ProbeEnd) -> float | None:
+        return gpu_seconds_of(record) if "time_limit_seconds" in record.request else None
 
     def _record(self, row: ProbeRow) -> ProbeRecord:
         record = super()._record(row)

@@ -64,6 +64,7 @@ class PlanLabels:
 
     job_hash: of the job without its id and labels, so that equal questions have equal hashes.
     status: "done"; "cancelled" for the best so far of a study that somebody ended.
+    asked_by: the key, as of a job of a queue.
     """
 
     job_hash: str
@@ -73,9 +74,12 @@ class PlanLabels:
     global_batch_size: int
     trainer: str
     status: str = "done"
+    asked_by: str | None = None
 
     @classmethod
-    def of(cls, job: Job, job_hash: str, status: str = "done") -> "PlanLabels":
+    def of(
+        cls, job: Job, job_hash: str, status: str = "done", asked_by: str | None = None
+    ) -> "PlanLabels":
         """Those of this job's plan."""
         return cls(
             job_hash=job_hash,
@@ -85,6 +89,7 @@ class PlanLabels:
             global_batch_size=job.training.global_batch_size,
             trainer=job.training.trainer,
             status=status,
+            asked_by=asked_by,
         )
 
 
@@ -139,10 +144,9 @@ OPEN: tuple[JobState, ...] = ("queued", "running")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """A claim on a queued job. It expires `seconds` after the owner's last heartbeat, at `now`."""
+    """A claim on a job. It expires `seconds` after the last heartbeat, by the database's clock."""
 
     owner: str
-    now: datetime
     seconds: float
 
 
@@ -151,8 +155,13 @@ class JobRecord:
     """A job of a queue: what every kind has in common.
 
     request: what was asked.
+    asked_by: name of the key that asked for it, "cli:USER" for the command line; None of older
+        ones.
     attempts: claims so far, of max_attempts.
-    owner: the process that runs it, "host:pid:thread".
+    not_before: a queued job waits until then, after an attempt that took its worker down.
+    gpu_seconds: the most that it may use, and once it has ended what it used; None where that is
+        not known.
+    owner: the process that runs it, as `api.jobs.owners` names it.
     fencing_token: rises with every claim; only the owner with the newest may write.
     lease_until: the owner counts as crashed after this time.
     failure: class of what went wrong, with the root cause in `message`.
@@ -161,9 +170,12 @@ class JobRecord:
     id: str
     created_at: datetime
     request: Mapping[str, Any]
+    asked_by: str | None = None
     state: JobState = "queued"
     attempts: int = 0
     max_attempts: int = 1
+    not_before: datetime | None = None
+    gpu_seconds: float | None = None
     owner: str | None = None
     fencing_token: int = 0
     heartbeat_at: datetime | None = None
@@ -178,11 +190,12 @@ class JobRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class JobEnd:
-    """How a job ended."""
+    """How a job ended. gpu_seconds: what it used, where that is known."""
 
     state: EndState
     failure: str | None = None
     message: str | None = None
+    gpu_seconds: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,10 +237,12 @@ class ProbeFilter:
     """Which probes to list; None is any."""
 
     state: JobState | None = None
+    failure: str | None = None
     model: str | None = None
     gpu: str | None = None
     plan_id: str | None = None
     pool: str | None = None
+    asked_by: str | None = None
 
 
 TaskKind = Literal["study", "sweep"]
@@ -263,8 +278,10 @@ class TaskFilter:
 
     kind: TaskKind | None = None
     state: JobState | None = None
+    failure: str | None = None
     parent_id: str | None = None
     job_hash: str | None = None
+    asked_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,6 +291,37 @@ class TaskEvent:
     number: int
     created_at: datetime
     body: Mapping[str, Any]
+
+
+# ---- who did what --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditEvent:
+    """One line of the audit trail.
+
+    asked_by: name of the key, "cli:USER" for the command line; None where nobody is known.
+    action: what was done, such as "probe.asked".
+    subject: id of what it was done to; of a refusal the request.
+    gpu_seconds: what it may use, or has used once it has ended.
+    """
+
+    id: int
+    at: datetime
+    asked_by: str | None
+    action: str
+    subject: str
+    gpu_seconds: float | None
+    detail: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditFilter:
+    """Which events to list; None is any."""
+
+    asked_by: str | None = None
+    action: str | None = None
+    subject: str | None = None
 
 
 # ---- sweeps --------------------------------------------------------------------------------------
@@ -287,6 +335,7 @@ class SweepRecord:
 
     spec: as `planner.intake.sweeps` reads it.
     next_due_at: next scheduled time; None without a schedule, or when the sweep is not active.
+    asked_by: the key that stored it.
     """
 
     id: str
@@ -295,3 +344,4 @@ class SweepRecord:
     spec: Mapping[str, Any]
     state: SweepState = "active"
     next_due_at: datetime | None = None
+    asked_by: str | None = None

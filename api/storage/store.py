@@ -9,10 +9,10 @@ from sqlalchemy.orm import Session
 
 from api.identity import hash_of_job
 from api.storage.common import flush_new, plain_text, row_of
-from api.storage.engine import store_errors
 from api.storage.paging import read_page
 from api.storage.records import Page, PlanLabels, PlanLine, StoredEstimate
 from api.storage.tables import EstimateRow, PlanLayoutRow, PlanRow
+from api.storage.transactions import reading, writing
 from planner.specs.estimate import Estimate
 from planner.specs.plan import Plan, RankedLayout
 
@@ -22,17 +22,15 @@ class SqlStore:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._writer = engine.execution_options(planner_writes=True)
 
     def save_plan(self, plan: Plan, labels: PlanLabels) -> None:
         """Stores the plan under its id. Raises ConflictError when the id is taken."""
-        with store_errors(self.engine), Session(self._writer) as session:
+        with writing(self.engine) as session:
             add_plan(session, plan, labels)
-            session.commit()
 
     def get_plan(self, plan_id: str) -> Plan:
         """The plan as it was stored. Raises NotFoundError."""
-        with store_errors(self.engine), Session(self.engine) as session:
+        with reading(self.engine) as session:
             row = row_of(session, PlanRow, plan_id, "plan", "`planner-cli plans` lists them")
             return Plan.model_validate(row.body)
 
@@ -45,15 +43,14 @@ class SqlStore:
 
     def save_estimates(self, estimates: Sequence[StoredEstimate]) -> None:
         """Stores all or none. Raises ConflictError when an id is taken."""
-        with store_errors(self.engine), Session(self._writer) as session:
+        with writing(self.engine) as session:
             session.add_all(_estimate_row(stored) for stored in estimates)
             flush_new(session, ", ".join(stored.id for stored in estimates[:3]))
-            session.commit()
 
     def get_estimate(self, estimate_id: str) -> StoredEstimate:
         """The estimate as it was stored. Raises NotFoundError."""
         remedy = "give the one in the location of POST /estimate"
-        with store_errors(self.engine), Session(self.engine) as session:
+        with reading(self.engine) as session:
             row = row_of(session, EstimateRow, estimate_id, "estimate", remedy)
             return StoredEstimate(
                 id=row.id,

@@ -9,11 +9,11 @@ from sqlalchemy import Engine, select, update
 from sqlalchemy.orm import Session
 
 from api.storage.common import flush_new, plain_text, row_of
-from api.storage.engine import store_errors
 from api.storage.paging import read_page
 from api.storage.records import Page, SweepRecord, SweepState, TaskRecord
 from api.storage.tables import SweepRow, TaskRow
 from api.storage.tasks import task_values
+from api.storage.transactions import reading, writing
 from planner.errors import ConflictError
 
 
@@ -22,19 +22,17 @@ class SqlSweepStore:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._writer = engine.execution_options(planner_writes=True)
 
     def add(self, record: SweepRecord) -> None:
         """Stores it. Raises ConflictError when the id is taken."""
         values = {**asdict(record), "name": plain_text(record.name), "spec": dict(record.spec)}
-        with store_errors(self.engine), Session(self._writer) as session:
+        with writing(self.engine) as session:
             session.add(SweepRow(**values))
             flush_new(session, record.id)
-            session.commit()
 
     def get(self, sweep_id: str) -> SweepRecord:
         """The sweep as it stands. Raises NotFoundError."""
-        with store_errors(self.engine), Session(self.engine) as session:
+        with reading(self.engine) as session:
             return _record(_row(session, sweep_id))
 
     def list(self, cursor: str | None = None, limit: int = 50) -> Page[SweepRecord]:
@@ -48,7 +46,7 @@ class SqlSweepStore:
             .where(SweepRow.state == "active", SweepRow.next_due_at <= now)
             .order_by(SweepRow.next_due_at, SweepRow.id)
         )
-        with store_errors(self.engine), Session(self.engine) as session:
+        with reading(self.engine) as session:
             return tuple(_record(row) for row in session.scalars(query))
 
     def advance(
@@ -65,24 +63,22 @@ class SqlSweepStore:
             SweepRow.next_due_at == sweep.next_due_at,
         )
         moving = update(SweepRow).where(*unchanged).values(next_due_at=next_due_at)
-        with store_errors(self.engine), Session(self._writer) as session:
+        with writing(self.engine) as session:
             if session.execute(moving.returning(SweepRow.id)).first() is None:
                 return False
             if task is not None:
                 session.add(TaskRow(**task_values(task)))
                 flush_new(session, f"a run of {sweep.id} for {task.due_at}")
-            session.commit()
         return True
 
     def change(self, sweep_id: str, state: SweepState, next_due_at: datetime | None) -> SweepRecord:
         """Pauses, resumes or cancels it. Raises NotFoundError; ConflictError once cancelled."""
-        with store_errors(self.engine), Session(self._writer) as session:
+        with writing(self.engine) as session:
             row = _row(session, sweep_id, lock=True)
             if row.state == "cancelled" and state != "cancelled":
                 raise ConflictError(f"sweep {sweep_id} was cancelled; schedule it anew")
             row.state, row.next_due_at = state, next_due_at
             record = _record(row)
-            session.commit()
         return record
 
 

@@ -70,7 +70,10 @@ class PlanRow(Base):
     """A plan. `body` is the whole answer; the other columns are what lists and filters need."""
 
     __tablename__ = "plans"
-    __table_args__ = (Index("ix_plans_created_at_id", "created_at", "id"),)
+    __table_args__ = (
+        Index("ix_plans_created_at_id", "created_at", "id"),
+        Index("ix_plans_asked_by_created_at", "asked_by", "created_at"),
+    )
 
     id: Mapped[str] = mapped_column(String(ID_LENGTH), primary_key=True)
     created_at: Mapped[datetime]
@@ -87,6 +90,7 @@ class PlanRow(Base):
     seed: Mapped[int] = mapped_column(BigInteger)
     model_version: Mapped[str]
     calibration_id: Mapped[str]
+    asked_by: Mapped[str | None]
     body: Mapped[dict[str, Any]]
 
 
@@ -149,6 +153,7 @@ class MeasurementRow(Base):
     peak_allocated_bytes: Mapped[float | None]
     peak_reserved_bytes: Mapped[float | None]
     device_bytes: Mapped[float | None]
+    asked_by: Mapped[str | None]
     body: Mapped[dict[str, Any]]
 
 
@@ -166,6 +171,9 @@ class LeasedRow(Base):
     state: Mapped[str] = mapped_column(String(16))
     attempts: Mapped[int] = mapped_column(Integer)
     max_attempts: Mapped[int] = mapped_column(Integer)
+    asked_by: Mapped[str | None]
+    not_before: Mapped[datetime | None]
+    gpu_seconds: Mapped[float | None]
     owner: Mapped[str | None]
     fencing_token: Mapped[int] = mapped_column(BigInteger)
     heartbeat_at: Mapped[datetime | None]
@@ -185,6 +193,7 @@ class ProbeRow(LeasedRow):
     __table_args__ = (
         Index("ix_probes_created_at_id", "created_at", "id"),
         Index("ix_probes_state_created_at", "state", "created_at"),
+        Index("ix_probes_asked_by_created_at", "asked_by", "created_at"),
     )
 
     job_hash: Mapped[str] = mapped_column(String(HASH_LENGTH), index=True)
@@ -209,6 +218,7 @@ class TaskRow(LeasedRow):
     __table_args__ = (
         Index("ix_tasks_created_at_id", "created_at", "id"),
         Index("ix_tasks_state_created_at", "state", "created_at"),
+        Index("ix_tasks_asked_by_created_at", "asked_by", "created_at"),
         UniqueConstraint("parent_id", "due_at", name="uq_tasks_parent_id_due_at"),
     )
 
@@ -247,6 +257,7 @@ class SweepRow(Base):
     spec: Mapped[dict[str, Any]]
     state: Mapped[str] = mapped_column(String(16))
     next_due_at: Mapped[datetime | None]
+    asked_by: Mapped[str | None]
 
 
 class CalibrationRow(Base):
@@ -270,10 +281,25 @@ class CalibrationRow(Base):
     document: Mapped[dict[str, Any]]
 
 
-class IdempotencyRow(Base):
-    """The answer given under an Idempotency-Key.
+class AuditRow(Base):
+    """One line of the audit trail: who did what, when, for how many GPU-seconds."""
 
-    status: null while the first request is being answered.
+    __tablename__ = "audit_events"
+    __table_args__ = (Index("ix_audit_events_asked_by_id", "asked_by", "id"),)
+
+    id: Mapped[int] = mapped_column(BigInteger().with_variant(Integer, "sqlite"), primary_key=True)
+    at: Mapped[datetime]
+    asked_by: Mapped[str | None]
+    action: Mapped[str] = mapped_column(String(32))
+    subject: Mapped[str]
+    gpu_seconds: Mapped[float | None]
+    detail: Mapped[str | None]
+
+
+class IdempotencyRow(Base):
+    """The answer given under an Idempotency-Key, stored with what the request made.
+
+    status: null in what older versions left of a request that was never answered.
     """
 
     __tablename__ = "idempotency_keys"

@@ -9,11 +9,11 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from api.storage.common import plain_text
-from api.storage.engine import store_errors
 from api.storage.queue import SqlQueue
 from api.storage.records import TaskEnd, TaskEvent, TaskFilter, TaskRecord
 from api.storage.store import add_plan
 from api.storage.tables import PlanRow, TaskEventRow, TaskRow
+from api.storage.transactions import reading, writing
 
 KEPT_EVENTS = 10_000
 
@@ -29,13 +29,12 @@ class SqlTaskStore(SqlQueue[TaskRecord, TaskFilter, TaskEnd]):
 
         The row is locked meanwhile, so that nobody takes the task over.
         """
-        with store_errors(self.engine), Session(self._writer) as session:
+        with writing(self.engine) as session:
             self._lock(session, claimed)
             newest = select(func.max(TaskEventRow.number)).where(TaskEventRow.task_id == claimed.id)
             number = (session.scalar(newest) or 0) + 1
             event = TaskEvent(number=number, created_at=now, body=dict(body))
             session.add(TaskEventRow(task_id=claimed.id, **asdict(event)))
-            session.commit()
         return event
 
     def events(self, task_id: str, after: int = 0, limit: int = KEPT_EVENTS) -> Sequence[TaskEvent]:
@@ -43,7 +42,7 @@ class SqlTaskStore(SqlQueue[TaskRecord, TaskFilter, TaskEnd]):
         query = select(TaskEventRow).where(
             TaskEventRow.task_id == plain_text(task_id), TaskEventRow.number > after
         )
-        with store_errors(self.engine), Session(self.engine) as session:
+        with reading(self.engine) as session:
             rows = session.scalars(query.order_by(TaskEventRow.number).limit(limit))
             return tuple(
                 TaskEvent(number=row.number, created_at=row.created_at, body=row.body)
@@ -58,6 +57,9 @@ class SqlTaskStore(SqlQueue[TaskRecord, TaskFilter, TaskEnd]):
         if end.plan is not None and session.get(PlanRow, end.plan[0].id) is None:
             add_plan(session, *end.plan)
         return {"result": None if end.result is None else dict(end.result)}
+
+    def _used_gpu_seconds(self, record: TaskRecord, end: TaskEnd) -> float | None:
+        return end.gpu_seconds
 
 
 def task_values(record: TaskRecord) -> dict[str, Any]:

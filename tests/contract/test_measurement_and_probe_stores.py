@@ -20,6 +20,7 @@ from planner.errors import ConflictError, NotFoundError, SpecError
 from planner.intake.jobs import read_job
 from planner.specs.measurement import Measured, Measurement, question_hash
 from tests.conftest import JOB, LAYOUT
+from tests.stand_ins.ageing import age
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, 123456, tzinfo=UTC)
 SOFTWARE = {"torch": "2.11.0", "gpu_name": "NVIDIA H100 80GB HBM3"}
@@ -165,8 +166,8 @@ def record(number: int = 1, **values: Any) -> ProbeRecord:
     return replace(base, **values)
 
 
-def lease(owner: str = "host:1", after: float = 0.0, seconds: float = 30.0) -> Lease:
-    return Lease(owner=owner, now=NOW + timedelta(seconds=after), seconds=seconds)
+def lease(owner: str = "host:1", seconds: float = 30.0) -> Lease:
+    return Lease(owner=owner, seconds=seconds)
 
 
 class TestProbes:
@@ -186,7 +187,7 @@ class TestProbes:
 
     @pytest.mark.parametrize("unknown", UNKNOWN)
     def test_an_unknown_id_is_not_found(self, store: SqlProbeStore, unknown: str) -> None:
-        for call in (store.get, lambda probe_id: store.cancel(probe_id, NOW)):
+        for call in (store.get, lambda probe_id: store.cancel(probe_id)):
             with pytest.raises(NotFoundError):
                 call(unknown)
 
@@ -196,14 +197,16 @@ class TestProbes:
         assert [claim and claim.id[-1] for claim in claims] == ["1", "2", "4", None]
         first = claims[0]
         assert first is not None
-        assert (
-            first.state,
-            first.owner,
-            first.fencing_token,
-            first.attempts,
-            first.started_at,
-        ) == ("running", "host:0", 1, 1, NOW)
-        assert first.lease_until == NOW + timedelta(seconds=30)
+        assert (first.state, first.owner, first.fencing_token, first.attempts) == (
+            "running",
+            "host:0",
+            1,
+            1,
+        )
+        assert first.started_at is not None
+        assert first.lease_until is not None
+        length = (first.lease_until - first.started_at).total_seconds()
+        assert length == pytest.approx(30.0, abs=0.1)
 
     def test_one_is_claimed_by_name(self, store: SqlProbeStore) -> None:
         store.add([record(1), record(2)])
@@ -235,29 +238,28 @@ class TestProbes:
 
     def test_a_heartbeat_prolongs_and_tells_of_a_wish_to_cancel(self, store: SqlProbeStore) -> None:
         held = self.claimed(store)
-        assert store.heartbeat(held, lease(after=10), progress="step 3 of 10", folder="/x") is False
+        age(store.engine, 20)
+        assert store.heartbeat(held, lease(), progress="step 3 of 10", folder="/x") is False
         here = store.get(held.id)
-        assert (here.heartbeat_at, here.progress, here.folder) == (
-            NOW + timedelta(seconds=10),
-            "step 3 of 10",
-            "/x",
-        )
-        assert store.expired(NOW + timedelta(seconds=35)) == ()
-        assert store.cancel(held.id, NOW).state == "running"
-        assert store.heartbeat(held, lease(after=11)) is True
+        assert (here.progress, here.folder) == ("step 3 of 10", "/x")
+        age(store.engine, 20)
+        assert store.expired() == ()
+        assert store.cancel(held.id).state == "running"
+        assert store.heartbeat(held, lease()) is True
 
     def test_a_lost_lease_writes_nothing(self, store: SqlProbeStore) -> None:
         dead = self.claimed(store)
-        assert store.take_over(dead.id, lease("host:2", after=29)) is None
-        assert [probe.id for probe in store.expired(NOW + timedelta(seconds=31))] == [dead.id]
-        heir = store.take_over(dead.id, lease("host:2", after=31))
+        assert store.take_over(dead, lease("host:2"), crashed=False) is None
+        age(store.engine, 31)
+        assert [probe.id for probe in store.expired()] == [dead.id]
+        heir = store.take_over(dead, lease("host:2"), crashed=False)
         assert heir is not None
         assert (heir.fencing_token, heir.attempts, heir.owner) == (2, 1, "host:2")
         end = ProbeEnd(state="done", measurements=(measurement(),))
         calls = (
-            lambda: store.heartbeat(dead, lease(after=32)),
-            lambda: store.finish(dead, end, NOW),
-            lambda: store.release(dead, counts=True),
+            lambda: store.heartbeat(dead, lease()),
+            lambda: store.finish(dead, end),
+            lambda: store.release(dead),
         )
         for call in calls:
             with pytest.raises(ConflictError, match="lease"):
@@ -270,14 +272,13 @@ class TestProbes:
         held = self.claimed(store)
         SqlMeasurementStore(engine).add([measurement(7)])
         with pytest.raises(ConflictError):
-            store.finish(held, ProbeEnd(state="done", measurements=(measurement(7),)), NOW)
+            store.finish(held, ProbeEnd(state="done", measurements=(measurement(7),)))
         assert store.get(held.id).state == "running"
         done = store.finish(
             held,
             ProbeEnd(
                 state="done", results=({"x": "ü"},), measurements=(measurement(1), measurement(2))
             ),
-            NOW + timedelta(seconds=9),
         )
         assert (done.state, done.measurement_id, done.results, done.lease_until) == (
             "done",
@@ -285,17 +286,17 @@ class TestProbes:
             ({"x": "ü"},),
             None,
         )
-        assert done.finished_at == NOW + timedelta(seconds=9)
+        assert done.finished_at is not None
         assert [
             SqlMeasurementStore(engine).get(f"measurement-00{number}") for number in (1, 2)
         ] == [measurement(1), measurement(2)]
         with pytest.raises(ConflictError):
-            store.finish(held, ProbeEnd(state="failed"), NOW)
+            store.finish(held, ProbeEnd(state="failed"))
 
     def test_a_failure_keeps_its_class_and_words(self, store: SqlProbeStore) -> None:
         held = self.claimed(store)
         end = ProbeEnd(state="failed", failure="killed", message="rank 3 \0 died")
-        failed = store.finish(held, end, NOW)
+        failed = store.finish(held, end)
         assert (failed.state, failed.failure, failed.message, failed.measurement_id) == (
             "failed",
             "killed",
@@ -303,24 +304,46 @@ class TestProbes:
             None,
         )
 
-    @pytest.mark.parametrize(("counts", "attempts"), [(True, 2), (False, 1)])
-    def test_a_released_probe_is_claimed_again(
-        self, store: SqlProbeStore, counts: bool, attempts: int
-    ) -> None:
+    def test_a_released_probe_is_claimed_again(self, store: SqlProbeStore) -> None:
         held = self.claimed(store)
-        released = store.release(held, counts=counts)
-        assert (released.state, released.owner, released.attempts) == ("queued", None, attempts - 1)
+        released = store.release(held)
+        assert (released.state, released.owner, released.attempts) == ("queued", None, 0)
         again = store.claim(lease("host:2"))
         assert again is not None
-        assert (again.fencing_token, again.attempts) == (2, attempts)
+        assert (again.fencing_token, again.attempts) == (2, 1)
+
+    def test_a_probe_whose_worker_was_lost_waits_and_ends_with_its_attempts(
+        self, store: SqlProbeStore
+    ) -> None:
+        lost = ProbeEnd(state="failed", failure="lost_workers", message="twice")
+        held = self.claimed(store, max_attempts=2)
+        waiting = store.retry(held, lost)
+        assert (waiting.state, waiting.attempts, waiting.message) == ("queued", 1, "twice")
+        assert store.claim(lease()) is None
+        age(store.engine, 10)
+        again = store.claim(lease())
+        assert again is not None
+        ended = store.retry(again, lost)
+        assert (ended.state, ended.failure, ended.attempts) == ("failed", "lost_workers", 2)
+        assert store.requeue(ended.id, None).attempts == 0
+
+    def test_a_sleeper_past_its_lease_stores_no_measurement(
+        self, store: SqlProbeStore, engine: Engine
+    ) -> None:
+        held = self.claimed(store)
+        age(engine, 31)
+        with pytest.raises(ConflictError, match="was lost"):
+            store.finish(held, ProbeEnd(state="done", measurements=(measurement(1),)))
+        assert SqlMeasurementStore(engine).list().items == []
+        assert store.get(held.id).state == "running"
 
     def test_cancel_of_queued_and_of_ended(self, store: SqlProbeStore) -> None:
         store.add([record(1)])
-        assert store.cancel("probe-001", NOW).state == "cancelled"
+        assert store.cancel("probe-001").state == "cancelled"
         assert store.claim(lease()) is None
         held = self.claimed(store, number=2)
-        store.finish(held, ProbeEnd(state="done"), NOW)
-        assert store.cancel(held.id, NOW).state == "done"
+        store.finish(held, ProbeEnd(state="done"))
+        assert store.cancel(held.id).state == "done"
 
     def test_pages_and_filters(self, store: SqlProbeStore) -> None:
         store.add([record(number, plan_id="plan-1" if number % 2 else None) for number in range(5)])

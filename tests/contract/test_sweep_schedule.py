@@ -136,14 +136,15 @@ def test_a_run_of_ours_is_never_up_for_a_worker(
     sweep, add = stored(wiring), wiring.tasks.add
     taken: list[TaskRecord | None] = []
 
-    def add_and_look(tasks: Sequence[TaskRecord]) -> None:
-        add(tasks)
-        taken.append(wiring.tasks.claim(new_lease(wiring.clock)))
+    def add_and_look(tasks: Sequence[TaskRecord], **how: Any) -> list[TaskRecord]:
+        made = add(tasks, **how)
+        taken.append(wiring.tasks.claim(new_lease()))
+        return made
 
     monkeypatch.setattr(wiring.tasks, "add", add_and_look)
     held = run_now(wiring, sweep, ours=True)
     assert taken == [None]
-    assert wiring.tasks.heartbeat(held, new_lease(wiring.clock)) is False
+    assert wiring.tasks.heartbeat(held, new_lease()) is False
 
 
 @pytest.mark.parametrize(

@@ -25,13 +25,13 @@ from pydantic import SecretStr
 from api.cli import root
 from api.errors import codes_of
 from api.http.app import create_app
-from api.jobs.leases import take_over
+from api.jobs.leases import LEASE_SECONDS, take_over
 from api.jobs.observer import Observer
-from api.jobs.probes import gpu_seconds_of
 from api.jobs.studies import ask_study, run_study
 from api.jobs.sweep_runs import failure_in, run_sweep
 from api.jobs.sweeps import add_sweep, run_now
 from api.settings import Settings
+from api.storage.probes import gpu_seconds_of
 from api.storage.records import ProbeFilter, TaskEnd
 from api.wiring import Wiring, wire
 from planner.cost.machine.shipped import shipped_calibration
@@ -41,6 +41,7 @@ from planner.plan.recommend import recommend
 from planner.specs.plan import Plan
 from tests.conftest import ROOT, Cli, clean_environment, needed
 from tests.stand_ins import light_python, worker
+from tests.stand_ins.ageing import age
 
 TINY = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -273,7 +274,7 @@ def test_a_study_that_cannot_begin_ends_with_the_reason(
         request={**JOB, **changed},
     )
     for one in wiring.tasks.list().items:
-        wiring.tasks.cancel(one.id, wiring.clock.now())
+        wiring.tasks.cancel(one.id)
     wiring.tasks.add([study])
     said = cli("worker", "--once", env=surroundings)
     ended = wiring.tasks.get("plan-lost")
@@ -293,7 +294,8 @@ def test_who_has_lost_a_study_stores_neither_plan_nor_event(
     loser.stop.set()
 
     def lose() -> None:
-        heirs.append(take_over(wiring.tasks, wiring.clock, held))
+        age(wiring.engine, LEASE_SECONDS + 1.0)
+        heirs.append(take_over(wiring.tasks, held))
 
     def recommend_and_lose(*arguments: Any, **named: Any) -> Plan:
         plan = recommend(*arguments, **named)
@@ -461,9 +463,7 @@ def test_a_winner_that_was_faster_and_is_not_measured_again_has_no_heir(
     for number, seconds in enumerate((0.01, 1.0)):
         job = {"winner": "another", "layouts": [{"layout": "another", "step_seconds": seconds}]}
         run = run_now(wiring, sweep, ours=True)
-        wiring.tasks.finish(
-            run, TaskEnd(state="done", result={"headline": "", "jobs": [job]}), wiring.clock.now()
-        )
+        wiring.tasks.finish(run, TaskEnd(state="done", result={"headline": "", "jobs": [job]}))
         report = json.loads(cli("sweep", "run", sweep.id, "--json", env=surroundings).stdout)
         assert report["jobs"][0]["winner_before"] == "another"
         assert report["jobs"][0]["new_winner"] is bool(number)

@@ -141,7 +141,7 @@ def test_cancelling_a_plan_ends_its_probes(client: TestClient, job: dict[str, An
     plan = client.post("/plan", json={**job, "search": {"top_k": 1}}).json()
     store = wiring_of(client).probes
     store.add([probe_of(plan["id"], 1), probe_of(plan["id"], 2), probe_of("plan-other", 3)])
-    store.claim(Lease(owner="us", now=datetime.now(UTC), seconds=600.0), job_id="probe-2")
+    store.claim(Lease(owner="us", seconds=600.0), job_id="probe-2")
     ended = client.delete(f"/plans/{plan['id']}").json()
     assert sorted(ended["cancelled_probes"]) == ["probe-1", "probe-2"]
     assert (

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -19,25 +18,18 @@ import pytest
 from api.jobs.leases import LEASE_SECONDS
 from api.jobs.probes import recover
 from api.storage.records import ProbeRecord
-from api.wiring import SystemClock, Wiring
-from planner.ports import Clock
+from api.wiring import Wiring
 from probes import guardian
 from probes.protocol import ProbeTask
 from tests.conftest import ROOT, clean_environment, needed
 from tests.stand_ins import worker
+from tests.stand_ins.ageing import age
 from tests.stand_ins.runners import JOB, light_wiring
 
 KILLS, SEED, AT_ONCE = 50, 20261121, 4
 REAL_TORCHRUN_EVERY = 10
 LIMIT_SECONDS = 300.0  # for what has to happen, on however busy a machine
 VICTIMS = ("runner", "launcher", "worker", "guardian")
-
-
-class Later(SystemClock):
-    """The time after all leases of now have ended."""
-
-    def now(self) -> datetime:
-        return datetime.now(UTC) + timedelta(seconds=2 * LEASE_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -58,8 +50,8 @@ def kills() -> Iterator[Kill]:
         yield Kill(number, victim, chance.uniform(0.0, most), light)
 
 
-def wiring(folder: Path, kill: Kill, clock: Clock | None = None) -> Wiring:
-    return light_wiring(folder, folder / f"probes-{kill.number}", light=kill.light, clock=clock)
+def wiring(folder: Path, kill: Kill) -> Wiring:
+    return light_wiring(folder, folder / f"probes-{kill.number}", light=kill.light)
 
 
 class Runners:
@@ -204,7 +196,8 @@ def test_fifty_random_kills_leave_nothing_and_a_true_record(tmp_path: Path) -> N
             ended = list(workers.map(lambda kill: one(runners, tmp_path, kill), kills()))
     finally:
         runners.close()
-    outside = wiring(tmp_path, Kill(0, "", 0.0, True), Later())
+    outside = wiring(tmp_path, Kill(0, "", 0.0, True))
+    age(outside.engine, 2 * LEASE_SECONDS)
     recover(outside)
     records = [outside.probes.get(probe_id) for _, probe_id, _ in ended]
     for (kill, _, hit), record in zip(ended, records, strict=True):

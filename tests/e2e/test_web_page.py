@@ -20,7 +20,7 @@ import pytest
 from rich.console import Console
 from sqlalchemy.orm import Session
 
-from api.jobs.leases import claimed_by, new_lease
+from api.jobs.leases import new_lease
 from api.settings import Settings
 from api.storage.records import SweepRecord, TaskRecord
 from api.storage.tables import PlanRow
@@ -131,9 +131,7 @@ def stored_study(wiring: Wiring) -> TaskRecord:
     record = TaskRecord(
         id="plan-study", kind="study", created_at=wiring.clock.now(), request=JOB, job_hash="x"
     )
-    held = claimed_by(record, new_lease(wiring.clock))
-    wiring.tasks.add([held])
-    return held
+    return wiring.tasks.add([record], lease=new_lease())[0]
 
 
 @pytest.fixture

@@ -84,13 +84,10 @@ def timed(
         pool="local",
     )
     wiring.probes.add([record])
-    now = datetime.now(UTC)
-    held = wiring.probes.claim(Lease(owner="here", now=now, seconds=60.0), job_id=record.id)
+    held = wiring.probes.claim(Lease(owner="here", seconds=60.0), job_id=record.id)
     assert held is not None
     wiring.probes.finish(
-        held,
-        ProbeEnd(state="done", results=({"gpu_seconds": 9.0, "outcome": {"timings": rows}},)),
-        now,
+        held, ProbeEnd(state="done", results=({"gpu_seconds": 9.0, "outcome": {"timings": rows}},))
     )
     return wiring.probes.get(record.id)
 

@@ -1,4 +1,7 @@
-"""Leases: a claim is fenced, renewed and lost; a lost lease stops the work; who has crashed."""
+"""Leases: a claim is fenced, renewed and lost; a lost lease stops the work; who has crashed.
+
+The database's clock decides; tests make what it holds older.
+"""
 
 import os
 import platform
@@ -11,44 +14,27 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from api.jobs import leases
-from api.jobs.leases import (
-    LEASE_SECONDS,
-    Claimed,
-    abandoned,
-    claimed_by,
-    has_crashed,
-    is_abandoned,
-    new_lease,
-    take_over,
-)
+from api.jobs import leases, owners
+from api.jobs.leases import LEASE_SECONDS, Claimed, abandoned, is_abandoned, new_lease, take_over
+from api.jobs.owners import Process, has_crashed, owner
 from api.storage.engine import make_engine, normalise_url
-from api.storage.records import TaskEnd, TaskFilter, TaskRecord
+from api.storage.queue import (
+    FIRST_DELAY_SECONDS,
+    LONGEST_DELAY_SECONDS,
+    LOST_WORKERS,
+    delay_seconds,
+)
+from api.storage.records import Lease, TaskEnd, TaskFilter, TaskRecord
 from api.storage.store import SqlStore
 from api.storage.tables import Base
 from api.storage.tasks import SqlTaskStore
 from planner.errors import ConflictError, NotFoundError, StoreError
 from planner.specs.plan import Plan
+from tests.stand_ins.ageing import age
 from tests.stand_ins.plan_labels import plan_labels
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 NOBODY = 2**22 + 1  # above the highest process id that Linux gives out
-
-
-@dataclass
-class Clock:
-    time: datetime = NOW
-
-    def now(self) -> datetime:
-        return self.time
-
-    def wait(self, seconds: float) -> None:
-        self.time += timedelta(seconds=seconds)
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture
@@ -71,83 +57,115 @@ def task(number: int = 1, **fields: Any) -> TaskRecord:
     return replace(record, **fields)
 
 
-def claim(queue: SqlTaskStore, clock: Clock, **fields: Any) -> Claimed[TaskRecord, TaskEnd]:
+def claim(queue: SqlTaskStore, **fields: Any) -> Claimed[TaskRecord, TaskEnd]:
     queue.add([task(**fields)])
-    record = queue.claim(new_lease(clock))
+    record = queue.claim(new_lease())
     assert record is not None
-    return Claimed(queue, record, clock)
+    return Claimed(queue, record)
+
+
+def seconds_of(record: TaskRecord) -> float:
+    """From its heartbeat to its end."""
+    assert record.lease_until is not None
+    assert record.heartbeat_at is not None
+    return (record.lease_until - record.heartbeat_at).total_seconds()
 
 
 # ---- the queue -----------------------------------------------------------------------------------
 
 
-def test_the_oldest_is_claimed_first_and_only_once(queue: SqlTaskStore, clock: Clock) -> None:
+def test_the_oldest_is_claimed_first_and_only_once(queue: SqlTaskStore) -> None:
     queue.add([task(3), task(1), task(2)])
-    claimed = [queue.claim(new_lease(clock)) for _ in range(4)]
+    claimed = [queue.claim(new_lease()) for _ in range(4)]
     assert [one and one.id for one in claimed] == ["plan-1", "plan-2", "plan-3", None]
     first = claimed[0]
     assert first is not None
     assert (first.state, first.fencing_token, first.attempts) == ("running", 1, 1)
-    assert first.lease_until == NOW + timedelta(seconds=LEASE_SECONDS)
+    assert seconds_of(first) == pytest.approx(LEASE_SECONDS, abs=0.01)
 
 
-def test_a_job_that_is_ours_from_the_start_is_as_one_that_was_claimed(
-    queue: SqlTaskStore, clock: Clock
-) -> None:
-    queue.add([task(1), claimed_by(task(2), new_lease(clock))])
-    claimed, ours = queue.claim(new_lease(clock)), queue.get("plan-2")
+def test_a_job_that_is_ours_from_the_start_is_as_one_that_was_claimed(queue: SqlTaskStore) -> None:
+    queue.add([task(1)])
+    (ours,) = queue.add([task(2)], lease=new_lease())
+    claimed = queue.claim(new_lease())
     assert claimed is not None
-    assert replace(claimed, id="", created_at=NOW) == replace(ours, id="", created_at=NOW)
-    assert queue.claim(new_lease(clock)) is None
+    alike = [
+        (one.state, one.attempts, one.owner, one.fencing_token, round(seconds_of(one), 1))
+        for one in (claimed, ours, queue.get("plan-2"))
+    ]
+    assert alike[0] == alike[1] == alike[2]
+    assert queue.claim(new_lease()) is None
 
 
 def test_a_lease_expires_after_its_seconds_and_a_heartbeat_renews_it(
-    queue: SqlTaskStore, clock: Clock
+    engine: Engine, queue: SqlTaskStore
 ) -> None:
-    claimed = claim(queue, clock)
-    clock.wait(LEASE_SECONDS)
-    assert queue.expired(clock.now()) == ()
+    claimed = claim(queue)
+    age(engine, LEASE_SECONDS / 2)
+    assert queue.expired() == ()
     claimed.renew()
-    clock.wait(LEASE_SECONDS)
-    assert queue.expired(clock.now()) == ()
-    clock.wait(0.001)
-    assert [one.id for one in queue.expired(clock.now())] == ["plan-1"]
+    age(engine, LEASE_SECONDS / 2)
+    assert queue.expired() == ()
+    age(engine, LEASE_SECONDS / 2)
+    assert [one.id for one in queue.expired()] == ["plan-1"]
 
 
-def test_only_an_expired_lease_is_taken_over_and_once(queue: SqlTaskStore, clock: Clock) -> None:
-    claimed = claim(queue, clock)
-    assert queue.take_over(claimed.record.id, new_lease(clock)) is None
-    clock.wait(LEASE_SECONDS + 1.0)
-    taken = queue.take_over(claimed.record.id, new_lease(clock))
+def test_only_an_expired_lease_is_taken_over_and_once(engine: Engine, queue: SqlTaskStore) -> None:
+    claimed = claim(queue)
+    assert take_over(queue, claimed.record) is None
+    age(engine, LEASE_SECONDS + 1.0)
+    taken = take_over(queue, claimed.record)
     assert taken is not None
     assert (taken.fencing_token, taken.attempts) == (2, 1)
-    assert queue.take_over(claimed.record.id, new_lease(clock)) is None
+    assert take_over(queue, claimed.record) is None
 
 
-def test_the_lease_of_a_crashed_owner_is_taken_over_before_it_expires(
-    queue: SqlTaskStore, clock: Clock
+def test_a_clock_that_is_ahead_takes_no_lease(
+    queue: SqlTaskStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    claimed = claim(queue, clock)
-    taken = take_over(queue, clock, claimed.record)
+    claimed = claim(queue)
+    monkeypatch.setattr("time.time", lambda: 4e9)
+    monkeypatch.setattr("api.wiring.SystemClock.now", lambda _: NOW + timedelta(days=365))
+    assert abandoned(queue, check_processes=True) == []
+    assert take_over(queue, claimed.record) is None
+
+
+def crashed(process: Process | None = None) -> str:
+    """The name of a process of this machine that is gone."""
+    return str(replace(process or our_process(), pid=NOBODY))
+
+
+def our_process() -> Process:
+    process = Process.parse(owner())
+    assert process is not None
+    return process
+
+
+def test_the_lease_of_a_crashed_owner_is_taken_over_before_it_expires(queue: SqlTaskStore) -> None:
+    (left,) = queue.add([task()], lease=Lease(owner=crashed(), seconds=LEASE_SECONDS))
+    taken = take_over(queue, left)
     assert taken is not None
     assert taken.fencing_token == 2
-    assert take_over(queue, clock, claimed.record) is None, "its new owner's lease lasts longer"
+    assert take_over(queue, left) is None, "it has a new owner"
 
 
-def test_a_renewed_lease_is_not_taken_over(queue: SqlTaskStore, clock: Clock) -> None:
-    claimed = claim(queue, clock)
-    clock.wait(1.0)
+def test_a_renewed_lease_is_not_taken_over(engine: Engine, queue: SqlTaskStore) -> None:
+    claimed = claim(queue)
+    age(engine, LEASE_SECONDS + 1.0)
+    (found,) = abandoned(queue, check_processes=False)
     claimed.renew()  # after whoever takes over looked
-    assert take_over(queue, clock, claimed.record) is None
+    assert take_over(queue, found) is None
 
 
-def test_who_lost_the_lease_writes_nothing(queue: SqlTaskStore, clock: Clock) -> None:
-    loser = claim(queue, clock)
-    taken = take_over(queue, clock, loser.record)
+def test_who_lost_the_lease_writes_nothing(engine: Engine, queue: SqlTaskStore) -> None:
+    loser = claim(queue)
+    age(engine, LEASE_SECONDS + 1.0)
+    taken = take_over(queue, loser.record)
     writes = (
         lambda: loser.finish(TaskEnd(state="done")),
         loser.release,
-        lambda: queue.heartbeat(loser.record, new_lease(clock)),
+        lambda: queue.retry(loser.record, TaskEnd(state="failed")),
+        lambda: queue.heartbeat(loser.record, new_lease()),
         lambda: queue.add_event(loser.record, {}, NOW),
     )
     for write in writes:
@@ -157,32 +175,46 @@ def test_who_lost_the_lease_writes_nothing(queue: SqlTaskStore, clock: Clock) ->
     assert queue.events("plan-1") == ()
 
 
-def test_an_ended_job_is_not_written_again(queue: SqlTaskStore, clock: Clock) -> None:
-    claimed = claim(queue, clock)
+def test_who_slept_past_its_lease_stores_nothing(
+    engine: Engine, queue: SqlTaskStore, plan: Plan
+) -> None:
+    sleeper = claim(queue)
+    age(engine, LEASE_SECONDS + 1.0)
+    named = plan.model_copy(update={"id": "plan-1"})
+    end = TaskEnd(state="done", plan=(named, plan_labels("m", "g")))
+    for write in (lambda: sleeper.finish(end), lambda: queue.add_event(sleeper.record, {}, NOW)):
+        with pytest.raises(ConflictError, match="was lost, it ended at"):
+            write()
+    with pytest.raises(NotFoundError):
+        SqlStore(engine).get_plan("plan-1")
+    sleeper.renew()  # nobody took it over meanwhile
+    assert (sleeper.lost, sleeper.finish(end).state) == (False, "done")
+
+
+def test_an_ended_job_is_not_written_again(queue: SqlTaskStore) -> None:
+    claimed = claim(queue)
     claimed.finish(TaskEnd(state="done"))
     with pytest.raises(ConflictError, match="is done"):
         claimed.finish(TaskEnd(state="failed"))
     assert queue.get("plan-1").state == "done"
 
 
-@pytest.mark.parametrize(("counts", "attempts"), [(True, 1), (False, 0)])
-def test_a_released_job_waits_without_an_owner(
-    queue: SqlTaskStore, clock: Clock, counts: bool, attempts: int
-) -> None:
-    claimed = claim(queue, clock)
-    released = queue.release(claimed.record, counts=counts)
+def test_a_released_job_waits_without_an_owner(queue: SqlTaskStore) -> None:
+    claimed = claim(queue)
+    released = claimed.release()
     assert (released.state, released.owner, released.lease_until) == ("queued", None, None)
-    assert released.attempts == attempts
-    again = queue.claim(new_lease(clock))
+    assert released.attempts == 0
+    again = queue.claim(new_lease())
     assert again is not None
     assert again.fencing_token == 2
 
 
 def test_a_plan_is_stored_with_the_end_of_its_study_or_not_at_all(
-    engine: Engine, queue: SqlTaskStore, clock: Clock, plan: Plan
+    engine: Engine, queue: SqlTaskStore, plan: Plan
 ) -> None:
-    loser = claim(queue, clock)
-    taken = take_over(queue, clock, loser.record)
+    loser = claim(queue)
+    age(engine, LEASE_SECONDS + 1.0)
+    taken = take_over(queue, loser.record)
     assert taken is not None
     named = plan.model_copy(update={"id": "plan-1"})
     end = TaskEnd(state="done", plan=(named, plan_labels("m", "g")))
@@ -190,33 +222,94 @@ def test_a_plan_is_stored_with_the_end_of_its_study_or_not_at_all(
         loser.finish(end)
     with pytest.raises(NotFoundError):
         SqlStore(engine).get_plan("plan-1")
-    assert queue.finish(taken, end, NOW).state == "done"
+    assert queue.finish(taken, end).state == "done"
     assert SqlStore(engine).get_plan("plan-1") == named
+
+
+# ---- attempts ------------------------------------------------------------------------------------
+
+
+def test_a_job_that_takes_its_workers_down_waits_longer_each_time_and_then_has_failed(
+    engine: Engine, queue: SqlTaskStore
+) -> None:
+    queue.add([task(1), task(2)])
+    delays = []
+    for attempt in (1, 2, 3):
+        record = queue.claim(new_lease(), job_id="plan-1")
+        assert record is not None
+        assert record.attempts == attempt
+        age(engine, LEASE_SECONDS + 1.0)
+        taken = take_over(queue, record)
+        assert taken is not None
+        ended = queue.retry(taken, TaskEnd(state="failed", failure=LOST_WORKERS, message="lost"))
+        if attempt < 3:
+            assert (ended.state, ended.attempts) == ("queued", attempt)
+            assert ended.not_before is not None
+            assert taken.heartbeat_at is not None
+            delays.append((ended.not_before - taken.heartbeat_at).total_seconds())
+            other = queue.claim(new_lease())  # it starves nobody while it waits
+            assert (other and other.id) == ("plan-2" if attempt == 1 else None)
+    assert (ended.state, ended.failure, ended.attempts) == ("failed", LOST_WORKERS, 3)
+    assert FIRST_DELAY_SECONDS / 2 - 0.1 < delays[0] <= FIRST_DELAY_SECONDS + 0.5 < delays[1] + 1.5
+    assert queue.claim(new_lease(), job_id="plan-1") is None
+    again = queue.requeue("plan-1", "alice")
+    assert (again.state, again.attempts, again.failure) == ("queued", 0, None)
+    with pytest.raises(ConflictError, match="only a failed one"):
+        queue.requeue("plan-1", "alice")
+    assert queue.claim(new_lease(), job_id="plan-1") is not None
+
+
+def test_a_job_that_waits_is_claimed_after_its_delay(engine: Engine, queue: SqlTaskStore) -> None:
+    claimed = claim(queue)
+    queue.retry(claimed.record, TaskEnd(state="failed"))
+    assert queue.claim(new_lease()) is None
+    age(engine, LONGEST_DELAY_SECONDS)
+    again = queue.claim(new_lease())
+    assert again is not None
+    assert (again.attempts, again.not_before) == (2, None)
+
+
+def test_delays_double_are_spread_and_end_somewhere() -> None:
+    assert [delay_seconds(attempts, 1.0) for attempts in (1, 2, 3)] == [2.0, 4.0, 8.0]
+    assert delay_seconds(1, 0.0) == 1.0
+    assert delay_seconds(60, 1.0) == LONGEST_DELAY_SECONDS
+
+
+def test_a_cancelled_job_without_an_owner_ends(queue: SqlTaskStore) -> None:
+    claimed = claim(queue)
+    queue.cancel("plan-1")
+    end = TaskEnd(state="cancelled", message="cancelled after its owner had crashed")
+    assert queue.retry(claimed.record, end).state == "cancelled"
 
 
 # ---- renewing ------------------------------------------------------------------------------------
 
 
-def test_a_heartbeat_stores_progress(queue: SqlTaskStore, clock: Clock) -> None:
-    claimed = claim(queue, clock)
+def test_a_heartbeat_stores_progress(engine: Engine, queue: SqlTaskStore) -> None:
+    claimed = claim(queue)
     claimed.report("probe 1 of 3")
-    clock.wait(5.0)
+    age(engine, 5.0)
     claimed.renew()
-    now = queue.get("plan-1")
-    assert (now.progress, now.heartbeat_at) == ("probe 1 of 3", NOW + timedelta(seconds=5.0))
+    now, before = queue.get("plan-1"), claimed.record.heartbeat_at
+    assert now.progress == "probe 1 of 3"
+    assert now.heartbeat_at is not None
+    assert before is not None
+    assert now.heartbeat_at >= before
+    assert seconds_of(now) == pytest.approx(LEASE_SECONDS, abs=0.01)
     assert not claimed.stop.is_set()
 
 
-def test_a_lost_lease_stops_the_work(queue: SqlTaskStore, clock: Clock) -> None:
-    claimed = claim(queue, clock)
-    take_over(queue, clock, claimed.record)
+def test_a_lost_lease_stops_the_work(engine: Engine, queue: SqlTaskStore) -> None:
+    claimed = claim(queue)
+    age(engine, LEASE_SECONDS + 1.0)
+    take_over(queue, claimed.record)
     claimed.renew()
     assert (claimed.stop.is_set(), claimed.lost, claimed.cancelled) == (True, True, False)
 
 
-def test_a_wish_to_cancel_stops_the_work(queue: SqlTaskStore, clock: Clock) -> None:
-    claimed = claim(queue, clock)
-    assert queue.cancel("plan-1", NOW).state == "running"
+def test_a_wish_to_cancel_stops_the_work(queue: SqlTaskStore) -> None:
+    claimed = claim(queue)
+    assert queue.cancel("plan-1").state == "running"
     claimed.renew()
     assert (claimed.stop.is_set(), claimed.lost, claimed.cancelled) == (True, False, True)
 
@@ -232,21 +325,21 @@ class Failing:
         raise StoreError("the database is down")
 
 
-def test_a_database_that_does_not_answer_stops_nothing(clock: Clock) -> None:
+def test_a_database_that_does_not_answer_stops_nothing() -> None:
     failing: Any = Failing()
-    claimed: Claimed[TaskRecord, TaskEnd] = Claimed(failing, task(), clock)
+    claimed: Claimed[TaskRecord, TaskEnd] = Claimed(failing, task())
     claimed.renew()
     assert (failing.calls, claimed.stop.is_set(), claimed.lost) == ([1], False, False)
 
 
 def test_the_lease_is_renewed_while_the_work_runs_and_not_after(
-    monkeypatch: pytest.MonkeyPatch, clock: Clock
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(leases, "HEARTBEAT_SECONDS", 0.0)
     renewed, failing = threading.Event(), Failing()
     monkeypatch.setattr(failing, "heartbeat", lambda *_, **__: bool(renewed.set()))
     queue: Any = failing
-    with Claimed(queue, task(), clock):
+    with Claimed(queue, task()):
         assert renewed.wait(60.0)
     renewed.clear()
     assert not [one for one in threading.enumerate() if one.name == "lease of plan-1"]
@@ -260,50 +353,77 @@ def test_a_lease_outlasts_several_heartbeats() -> None:
 # ---- owners that crashed -------------------------------------------------------------------------
 
 
+def other(**parts: Any) -> str:
+    return str(replace(our_process(), **parts))
+
+
+def test_we_are_a_process_of_this_machine_with_a_name_of_our_own() -> None:
+    process = our_process()
+    assert (process.host, process.pid) == (platform.node(), os.getpid())
+    assert process.boot
+    assert process.namespace.isdigit()
+    assert process.start.isdigit()
+    assert owner() == owner()
+    assert not has_crashed(owner())
+
+
+def test_a_process_of_this_machine_that_is_not_there_has_crashed() -> None:
+    assert has_crashed(other(pid=NOBODY))
+    assert has_crashed(other(start="1")), "another process has its number now"
+
+
 @pytest.mark.parametrize(
-    ("owner", "crashed"),
-    [
-        (f"{platform.node()}:{NOBODY}:1", True),
-        (f"{platform.node()}:{os.getpid()}:1", False),
-        (f"elsewhere-{platform.node()}:{NOBODY}:1", False),
-        (f"{platform.node()}:x:1", False),
-        ("", False),
-        (None, False),
-    ],
-    ids=["gone", "this one", "another host", "no number", "empty", "none"],
+    "name",
+    [f"{platform.node()}:{NOBODY}:1", f"{platform.node()}:x:1:2:3:4", "", None],
+    ids=["of an older version", "no number", "empty", "none"],
 )
-def test_a_process_of_this_host_that_is_not_there_has_crashed(
-    owner: str | None, crashed: bool
-) -> None:
-    assert has_crashed(owner) is crashed
+def test_whoever_we_cannot_tell_about_counts_as_alive(name: str | None) -> None:
+    assert has_crashed(name) is False
 
 
-def test_a_process_of_another_user_has_not_crashed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: int) -> None:
-        raise PermissionError
+@pytest.mark.parametrize("part", ["boot", "namespace"])
+def test_a_process_of_another_container_or_machine_of_our_name_counts_as_alive(part: str) -> None:
+    assert has_crashed(other(pid=NOBODY, **{part: "4026539999"})) is False
 
-    monkeypatch.setattr(os, "kill", refuse)
-    assert has_crashed(f"{platform.node()}:1:1") is False
+
+def test_without_a_process_table_nobody_counts_as_crashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = other(pid=NOBODY)
+    monkeypatch.setattr(owners, "_read", lambda _: "")
+    owners._this.cache_clear()
+    try:
+        assert has_crashed(gone) is False
+    finally:
+        monkeypatch.undo()
+        owners._this.cache_clear()
+
+
+def test_a_process_that_ended_and_was_not_waited_for_has_crashed() -> None:
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        assert has_crashed(other(pid=pid))
+    finally:
+        os.waitpid(pid, 0)
 
 
 def test_abandoned_are_the_expired_and_where_asked_the_crashed(
-    queue: SqlTaskStore, clock: Clock
+    engine: Engine, queue: SqlTaskStore
 ) -> None:
-    crashed = f"{platform.node()}:{NOBODY}:1"
-    expired = claim(queue, clock, number=1)
-    clock.wait(LEASE_SECONDS + 1.0)
-    lease = new_lease(clock)
-    queue.add(
-        [claimed_by(task(2), replace(lease, owner=crashed)), claimed_by(task(3), lease), task(4)]
-    )
+    expired = claim(queue, number=1)
+    age(engine, LEASE_SECONDS + 1.0)
+    queue.add([task(2)], lease=Lease(owner=crashed(), seconds=LEASE_SECONDS))
+    queue.add([task(3)], lease=new_lease())
+    queue.add([task(4)])
 
     def found(*, check_processes: bool) -> list[str]:
-        return [one.id for one in abandoned(queue, clock, check_processes=check_processes)]
+        return [one.id for one in abandoned(queue, check_processes=check_processes)]
 
     assert found(check_processes=False) == [expired.record.id]
     assert found(check_processes=True) == [expired.record.id, "plan-2"]
     running = queue.list(TaskFilter(state="running")).items
-    assert sorted(one.id for one in running if is_abandoned(one, clock.now())) == [
+    assert sorted(one.id for one in running if is_abandoned(queue, one)) == [
         expired.record.id,
         "plan-2",
     ]

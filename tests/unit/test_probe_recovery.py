@@ -17,21 +17,22 @@ NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 class Queue:
     """Notes what becomes of a claimed probe."""
 
-    counted: bool | None = None
+    retried = False
 
-    def finish(self, record: ProbeRecord, end: ProbeEnd, now: datetime) -> ProbeRecord:
+    def finish(self, record: ProbeRecord, end: ProbeEnd) -> ProbeRecord:
         return replace(
             record,
             state=end.state,
             failure=end.failure,
             message=end.message,
             results=end.results,
-            finished_at=now,
+            finished_at=NOW,
         )
 
-    def release(self, record: ProbeRecord, *, counts: bool) -> ProbeRecord:
-        self.counted = counts
-        return replace(record, state="queued")
+    def retry(self, record: ProbeRecord, end: ProbeEnd) -> ProbeRecord:
+        self.retried = True
+        left = record.attempts < record.max_attempts
+        return replace(record, state="queued") if left else self.finish(record, end)
 
 
 def left(run: str = "probe-1", status: str = "ok", kind: str = "crash") -> Any:
@@ -55,7 +56,7 @@ def concluded(
     values = {
         "id": "probe-1", "created_at": NOW, "request": {}, "job_hash": "", "model": "llama3-8b",
         "gpu": "h100", "num_gpus": 8, "layout": "", "pool": "local", "state": "running",
-        "attempts": 1, "max_attempts": 2, "owner": new_lease(clock).owner, **fields,
+        "attempts": 1, "max_attempts": 2, "owner": new_lease().owner, **fields,
     }  # fmt: skip
     record = ProbeRecord(**values)
     monkeypatch.setattr(probes, "_result_left", lambda ours: result)
@@ -66,11 +67,17 @@ def concluded(
 def test_an_attempt_that_is_left_is_made_and_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     queue = Queue()
     assert concluded(monkeypatch, queue=queue).state == "queued"
-    assert queue.counted is True
+    assert queue.retried
 
 
 def test_the_last_attempt_has_failed_with_its_owner(monkeypatch: pytest.MonkeyPatch) -> None:
     found = concluded(monkeypatch, attempts=2)
+    assert (found.state, found.failure, found.results) == ("failed", "lost_workers", ())
+    assert "its worker was lost in 2 attempts (the last was host:1:1)" in str(found.message)
+
+
+def test_the_only_attempt_of_a_command_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = concluded(monkeypatch, max_attempts=1)
     assert (found.state, found.failure, found.results) == ("failed", "interrupted", ())
     assert str(found.message).startswith("its runner (host:1:1) died")
 
@@ -92,7 +99,7 @@ def test_the_result_of_one_of_several_runs_is_not_the_answer(
 ) -> None:
     assert concluded(monkeypatch, left("probe-1-rank0")).state == "queued"
     found = concluded(monkeypatch, left("probe-1-rank0"), attempts=2)
-    assert (found.state, found.failure) == ("failed", "interrupted")
+    assert (found.state, found.failure) == ("failed", "lost_workers")
     assert found.results == ({"run": "probe-1-rank0"},)
 
 

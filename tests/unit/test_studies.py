@@ -45,7 +45,7 @@ def test_a_cancellation_between_two_heartbeats_is_no_less_one(
     study = ask_study(wiring, ASKED, allow_files=False, ours=True)
 
     def cancelled_while_it_plans(_: object) -> Plan:
-        wiring.tasks.cancel(study.id, wiring.clock.now())
+        wiring.tasks.cancel(study.id)
         return plan.model_copy(update={"id": study.id})
 
     monkeypatch.setattr("api.jobs.leases.HEARTBEAT_SECONDS", 1000.0)

@@ -184,9 +184,9 @@ async def cancel_plan(request: Request, plan_id: str, _: Planner) -> PlanState:
         if task is None:
             wiring.store.get_plan(plan_id)
         else:
-            task = wiring.tasks.cancel(plan_id, wiring.clock.now())
+            task = wiring.tasks.cancel(plan_id)
         ended = [
-            wiring.probes.cancel(record.id, wiring.clock.now())
+            wiring.probes.cancel(record.id)
             for record in probes_of(wiring, plan_id)
             if record.state in OPEN
         ]

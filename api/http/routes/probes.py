@@ -133,9 +133,7 @@ async def get_probe(request: Request, probe_id: str, _: Reader) -> ProbeDetail:
 async def cancel_probe(request: Request, probe_id: str, _: Prober) -> ProbeDetail:
     """Cancels a queued probe; a running one ends at its next heartbeat."""
     wiring = wiring_of(request)
-    return await in_thread(
-        request, lambda: _detail(wiring.probes.cancel(probe_id, wiring.clock.now()))
-    )
+    return await in_thread(request, lambda: _detail(wiring.probes.cancel(probe_id)))
 
 
 def _line(record: ProbeRecord) -> dict[str, Any]:

@@ -1,0 +1,81 @@
+"""The audit trail: who asked for, ran, cancelled and imported what, written with the thing."""
+
+from dataclasses import fields
+from typing import Any
+
+from sqlalchemy import Engine, select
+from sqlalchemy.orm import Session
+
+from api.storage.clock import database_time
+from api.storage.common import plain_text
+from api.storage.paging import check_limit, decoded, encoded, unknown_cursor
+from api.storage.records import AuditEvent, AuditFilter, Page
+from api.storage.tables import AuditRow
+from api.storage.transactions import reading, writing
+
+DETAIL_CHARACTERS = 1000
+
+
+def note(
+    session: Session,
+    asked_by: str | None,
+    action: str,
+    subject: str,
+    *,
+    gpu_seconds: float | None = None,
+    detail: str | None = None,
+) -> None:
+    """Adds a line to a transaction."""
+    session.add(
+        AuditRow(
+            at=database_time(),
+            asked_by=None if asked_by is None else plain_text(asked_by),
+            action=action,
+            subject=plain_text(subject),
+            gpu_seconds=gpu_seconds,
+            detail=None if detail is None else plain_text(detail, DETAIL_CHARACTERS),
+        )
+    )
+
+
+class SqlAuditTrail:
+    """Reads the trail, and notes what no other store writes."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def add(self, asked_by: str | None, action: str, subject: str, detail: str) -> None:
+        """Stores one line."""
+        with writing(self.engine) as session:
+            note(session, asked_by, action, subject, detail=detail)
+
+    def list(
+        self, wanted: AuditFilter, cursor: str | None = None, limit: int = 50
+    ) -> Page[AuditEvent]:
+        """The wanted lines, newest first."""
+        check_limit(limit)
+        query = select(AuditRow).order_by(AuditRow.id.desc()).limit(limit + 1)
+        for field in fields(wanted):
+            value = getattr(wanted, field.name)
+            if value is not None:
+                query = query.where(getattr(AuditRow, field.name) == plain_text(value))
+        if cursor is not None:
+            query = query.where(AuditRow.id < _place(cursor))
+        with reading(self.engine) as session:
+            rows = session.scalars(query).all()
+            return Page(
+                items=[_event(row) for row in rows[:limit]],
+                next_cursor=encoded(str(rows[limit - 1].id)) if len(rows) > limit else None,
+            )
+
+
+def _place(cursor: str) -> int:
+    place = decoded(cursor)
+    if not place.isascii() or not place.isdigit() or len(place) > 18:
+        raise unknown_cursor(cursor)
+    return int(place)
+
+
+def _event(row: AuditRow) -> AuditEvent:
+    values: dict[str, Any] = {field.name: getattr(row, field.name) for field in fields(AuditEvent)}
+    return AuditEvent(**values)
