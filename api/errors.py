@@ -67,6 +67,25 @@ class NotReadyError(StoreError):
     kind = "not_ready"
 
 
+class UnavailableError(StoreError):
+    """The database did not answer in time; the same request may succeed later.
+
+    retry_after_seconds: when asking again may help.
+    """
+
+    kind = "database_unavailable"
+
+    def __init__(self, message: str, *, retry_after_seconds: float) -> None:
+        self.retry_after_seconds = retry_after_seconds
+        super().__init__(message)
+
+
+class UnreadableError(StoreError):
+    """Something stored by another version, or changed by hand, that this version cannot read."""
+
+    kind = "unreadable"
+
+
 class StoredError(PartedError):
     """An error that ended a stored job, with the kind and message that were stored."""
 
@@ -89,6 +108,7 @@ TABLE: dict[type[PlannerError], ErrorCodes] = {
     ProbeError: ErrorCodes(HTTPStatus.BAD_GATEWAY, EXIT_BACKEND),
     MissingPackageError: ErrorCodes(HTTPStatus.SERVICE_UNAVAILABLE, EXIT_BACKEND),
     StoreError: ErrorCodes(HTTPStatus.SERVICE_UNAVAILABLE, EXIT_BACKEND),
+    UnreadableError: ErrorCodes(HTTPStatus.GONE, EXIT_BACKEND),
     NotFoundError: ErrorCodes(HTTPStatus.NOT_FOUND, EXIT_REQUEST),
     ConflictError: ErrorCodes(HTTPStatus.CONFLICT, EXIT_REQUEST),
     UnauthenticatedError: ErrorCodes(HTTPStatus.UNAUTHORIZED, EXIT_REQUEST),

@@ -80,6 +80,9 @@ class Settings(BaseSettings):
     """What an operator may set.
 
     database_url: SQLAlchemy URL of SQLite or PostgreSQL.
+    database_timeout_seconds: for a statement, a lock or a free connection; then 503, to be tried
+        again.
+    database_connections: of one process, at most.
     api_keys: `name:scope+scope:SHA-256 of the secret`, several at commas; empty: no keys are asked
         for, and only loopback addresses are served.
     host, port: where the service listens.
@@ -97,6 +100,8 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="PLANNER_", extra="ignore")
 
     database_url: str = Field(default_factory=default_database_url, min_length=1)
+    database_timeout_seconds: float = Field(default=10.0, gt=0, le=3600)
+    database_connections: int = Field(default=20, gt=0, le=1000)
     api_keys: SecretStr = SecretStr("")
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)

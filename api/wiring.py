@@ -52,9 +52,11 @@ class Wiring:
     @cached_property
     def engine(self) -> "Engine":
         """The database of the settings, not yet checked. Raises SpecError for a wrong URL."""
-        from api.storage.engine import make_engine, normalise_url
+        from api.storage.engine import Limits, make_engine, normalise_url
 
-        return make_engine(normalise_url(self.settings.database_url))
+        settings = self.settings
+        limits = Limits(settings.database_timeout_seconds, settings.database_connections)
+        return make_engine(normalise_url(settings.database_url), limits)
 
     @cached_property
     def store(self) -> "SqlStore":

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from collections.abc import Mapping
 from http import HTTPStatus
 
@@ -10,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from api.errors import codes_of, lines_of
+from api.errors import UnavailableError, codes_of, lines_of
 from planner.errors import Fault, PlannerError, SpecError
 
 MEDIA_TYPE = "application/problem+json"
@@ -25,6 +26,8 @@ def problem(request: Request, error: PlannerError) -> Response:
     """The answer to an error of the planner's tree."""
     status = codes_of(error).status
     headers = {"www-authenticate": "Bearer"} if status == HTTPStatus.UNAUTHORIZED else {}
+    if isinstance(error, UnavailableError):
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_seconds)))
     return _response(
         request, status, {**error.as_dict(), "detail": "; ".join(lines_of(error))}, headers
     )

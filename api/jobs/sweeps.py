@@ -1,12 +1,14 @@
 """Sweeps as both edges keep them: stored, scheduled, paused, cancelled; `sweep_runs` runs them."""
 
+import logging
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from api.errors import fault, need
+from api.errors import UnreadableError, fault, need
 from api.jobs.leases import is_abandoned, new_lease, take_over
 from api.jobs.probes import pool_of
+from api.storage.common import readable
 from api.storage.records import JobState, SweepRecord, TaskFilter, TaskRecord
 from planner.errors import ConflictError, PlannerError
 from planner.intake.jobs import read_job
@@ -17,6 +19,7 @@ from probes.preflight import Need
 if TYPE_CHECKING:
     from api.wiring import Wiring
 
+log = logging.getLogger("planner.sweeps")
 PREFIX, RUN_PREFIX = "sweep", "sweep-run"
 PAGE = 200
 MISSED_SECONDS = 3600.0  # a scheduled time this long past was missed
@@ -129,7 +132,13 @@ def schedule_due(wiring: "Wiring") -> list[TaskRecord]:
     made = []
     now = wiring.clock.now()
     for sweep in wiring.sweeps.due(now):
-        spec = SweepSpec.model_validate(dict(sweep.spec))
+        try:
+            with readable("sweep", sweep.id):
+                spec = SweepSpec.model_validate(dict(sweep.spec))
+        except UnreadableError as error:
+            log.warning("%s is paused: %s", sweep.id, error)
+            wiring.sweeps.change(sweep.id, "paused", None)
+            continue
         due_at = _due_at(sweep, spec, now)
         task = None if due_at is None else _task(wiring, sweep, due_at)
         if wiring.sweeps.advance(sweep, next_due(spec.schedule, now), task) and task is not None:

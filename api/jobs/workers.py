@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from api.calibration.update import update_from_probes
+from api.errors import UnavailableError
 from api.jobs.leases import abandoned, new_lease, take_over
 from api.jobs.observer import Observer
 from api.jobs.plans import subject_of
@@ -119,6 +120,9 @@ class Workers(ABC, Generic[Record, End]):
                 except PlannerError as error:
                     self.log.warning("no %s can be claimed: %s", self.noun, error)
                     record = None
+                except Exception:  # one job that nobody can read must not end all work
+                    self.log.exception("no %s can be claimed", self.noun)
+                    record = None
                 if record is None:
                     self._wake.wait(IDLE_SECONDS)
                     self._wake.clear()
@@ -137,8 +141,11 @@ class Workers(ABC, Generic[Record, End]):
             self._work(record, stop)
         except StoreError as error:
             self.log.warning("%s: %s", record.id, error)
-            if not isinstance(error, ConflictError):  # then it is somebody else's
+            if isinstance(error, UnavailableError):
                 self._unreleased.append(record)
+            elif not isinstance(error, ConflictError):  # then it is somebody else's
+                with contextlib.suppress(PlannerError):
+                    self.queue.retry(record, self._failed(error.kind, str(error)))
         except PlannerError as error:
             self.log.warning("%s: %s", record.id, error)
         except Exception as error:

@@ -1,19 +1,25 @@
 """What all stores share: new rows, look-ups by id, and text that both databases hold."""
 
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import Engine, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from api.errors import UnreadableError
 from api.storage.transactions import reading
-from planner.errors import ConflictError, NotFoundError
+from planner.errors import ConflictError, NotFoundError, SpecError
 
 if TYPE_CHECKING:
     from api.storage.tables import Base
 
 SHOWN_CHARACTERS = 200
 Row = TypeVar("Row", bound="Base")
+Item = TypeVar("Item")
+log = logging.getLogger("planner.storage")
 
 
 def flush_new(session: Session, what: str) -> None:
@@ -37,6 +43,31 @@ def row_of(
     if row is None:
         raise NotFoundError(f"no {what} of id {row_id[:SHOWN_CHARACTERS]!r}; {remedy}")
     return row
+
+
+@contextmanager
+def readable(what: str, row_id: str) -> Iterator[None]:
+    """Raises UnreadableError where a stored row is not what this version stores."""
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, AttributeError, SpecError) as error:
+        why = " ".join(str(error).split())[:SHOWN_CHARACTERS]
+        raise UnreadableError(
+            f"{what} {row_id} was stored in a form that this version cannot read ({why}); use the "
+            "version that stored it, or make it again"
+        ) from error
+
+
+def all_readable(rows: Iterable[Any], item_of: Callable[[Any], Item]) -> Iterator[Item]:
+    """Each row as `item_of` makes it; one that cannot be read is left out, and the log says so."""
+    for row in rows:
+        try:
+            with readable(type(row).__tablename__, row.id):
+                item = item_of(row)
+        except UnreadableError as error:
+            log.warning("left out of a list: %s", error)
+        else:
+            yield item
 
 
 def ids_starting(engine: Engine, table: Any, beginning: str, limit: int) -> list[str]:

@@ -1,22 +1,41 @@
 """Engines: one URL in, a SQLAlchemy engine with the habits of its database out."""
 
 import json
+import os
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DBAPIError,
+    DisconnectionError,
+    InterfaceError,
+    NoSuchModuleError,
+    OperationalError,
+    SQLAlchemyError,
+)
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import StaticPool
 
-from api.errors import fault
+from api.errors import UnavailableError, fault
 from planner.errors import StoreError, how_to_install
 
-BUSY_TIMEOUT_SECONDS = 30.0
+_PASSING = (  # primary codes of SQLite
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_CANTOPEN,
+)
+RETRY_AFTER_SECONDS = 5.0
+MIGRATION_SECONDS = 30.0  # that a migration of SQLite waits for others
 POSTGRES = "postgresql+psycopg"
-POSTGRES_CONNECT_SECONDS = 10
 MEMORY_NAMES = (None, "", ":memory:")
 _DRIVERS = {
     "postgresql": POSTGRES,
@@ -25,6 +44,27 @@ _DRIVERS = {
     "sqlite": "sqlite",
     "sqlite+pysqlite": "sqlite",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long one process waits for the database, and how many connections it holds at most.
+
+    seconds: for one statement, for a lock, for a free connection.
+    """
+
+    seconds: float = 10.0
+    connections: int = 20
+
+    @property
+    def pool(self) -> dict[str, Any]:
+        """SQLAlchemy's options."""
+        kept = min(self.connections, 5)
+        return {
+            "pool_size": kept,
+            "max_overflow": self.connections - kept,
+            "pool_timeout": self.seconds,
+        }
 
 
 def normalise_url(text: str) -> URL:
@@ -52,7 +92,7 @@ def is_memory(url: URL) -> bool:
     return url.get_backend_name() == "sqlite" and url.database in MEMORY_NAMES
 
 
-def make_engine(url: URL) -> Engine:
+def make_engine(url: URL, limits: Limits = Limits()) -> Engine:
     """An engine that has not connected yet; the folder of a SQLite file is created.
 
     Raises StoreError.
@@ -60,22 +100,28 @@ def make_engine(url: URL) -> Engine:
     dumps = partial(json.dumps, allow_nan=False, separators=(",", ":"))
     if url.get_backend_name() == "sqlite":
         options: dict[str, Any] = {
-            "connect_args": {"timeout": BUSY_TIMEOUT_SECONDS, "check_same_thread": False}
+            "connect_args": {"timeout": limits.seconds, "check_same_thread": False}
         }
         if is_memory(url):
             options["poolclass"] = StaticPool
         else:
             _make_folder(Path(str(url.database)))
+            options |= limits.pool
         engine = create_engine(url, json_serializer=dumps, **options)
-        _set_up_sqlite(engine)
+        _set_up_sqlite(engine, limits)
+        if not is_memory(url):
+            _mind_the_file(engine, Path(str(url.database)))
         return engine
     try:
-        return create_engine(
+        engine = create_engine(
             url,
             json_serializer=dumps,
             pool_pre_ping=True,
-            connect_args={"connect_timeout": POSTGRES_CONNECT_SECONDS},
+            connect_args={"connect_timeout": max(2, min(10, round(limits.seconds)))},
+            **limits.pool,
         )
+        _bound_postgres(engine, limits)
+        return engine
     except (NoSuchModuleError, ModuleNotFoundError):
         raise StoreError(
             f"PostgreSQL needs the psycopg driver; {how_to_install('postgres')}"
@@ -92,7 +138,50 @@ def _make_folder(path: Path) -> None:
         ) from None
 
 
-def _set_up_sqlite(engine: Engine) -> None:
+def _bound_postgres(engine: Engine, limits: Limits) -> None:
+    """Makes its connections `api.storage.postgres.BoundedConnection`s."""
+
+    def connect(_: object, __: object, args: list[Any], named: dict[str, Any]) -> Any:
+        from api.storage.postgres import connect
+
+        return connect(limits.seconds, *args, **named)
+
+    event.listen(engine, "do_connect", connect)
+
+
+def _mind_the_file(engine: Engine, path: Path) -> None:
+    """Notices that the file of a database was moved, deleted or put back under open connections.
+
+    Else what is written would go to a file that nobody finds, or a new empty one would be made.
+    """
+    known: list[tuple[int, int]] = []  # device and inode of the file that we have used
+
+    def on_connect(dbapi_connection: Any, record: Any) -> None:
+        record.info["file"] = _identity(path)
+        known[:] = [record.info["file"] or (0, 0)]
+
+    def before_connect(_: object, __: object, ___: object, ____: object) -> None:
+        if known and _identity(path) is None:
+            raise sqlite3.OperationalError(f"the file {path} is gone; put it back")
+
+    def on_checkout(_: object, record: Any, __: object) -> None:
+        if record.info.get("file") != _identity(path):
+            raise DisconnectionError
+
+    event.listen(engine, "do_connect", before_connect)
+    event.listen(engine, "connect", on_connect)
+    event.listen(engine, "checkout", on_checkout)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _set_up_sqlite(engine: Engine, limits: Limits) -> None:
     """Turns foreign keys on, and begins transactions when SQLAlchemy says so.
 
     Where `planner_writes` is set they begin as writers (BEGIN IMMEDIATE).
@@ -100,7 +189,7 @@ def _set_up_sqlite(engine: Engine) -> None:
 
     def on_connect(dbapi_connection: Any, _: object) -> None:
         dbapi_connection.isolation_level = None
-        dbapi_connection.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT_SECONDS * 1000)}")
+        dbapi_connection.execute(f"PRAGMA busy_timeout = {int(limits.seconds * 1000)}")
         dbapi_connection.execute("PRAGMA foreign_keys = ON")
         dbapi_connection.execute("PRAGMA synchronous = NORMAL")
 
@@ -117,6 +206,15 @@ def shown(engine: Engine) -> str:
     return engine.url.render_as_string(hide_password=True)
 
 
+def _may_pass(error: SQLAlchemyError, cause: BaseException) -> bool:
+    """Whether the same statement may succeed later: nobody answered, or not in time."""
+    if isinstance(cause, sqlite3.OperationalError):
+        code = getattr(cause, "sqlite_errorcode", None)  # none of our own
+        return code is None or code & 0xFF in _PASSING
+    passing = OperationalError | InterfaceError | PoolTimeout | DisconnectionError
+    return isinstance(error, passing)
+
+
 @contextmanager
 def store_errors(engine: Engine) -> Iterator[None]:
     """Turns the database's own errors into StoreError, which says where and what, in one line."""
@@ -125,6 +223,12 @@ def store_errors(engine: Engine) -> Iterator[None]:
     except SQLAlchemyError as error:
         cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
         first = next(iter(str(cause).strip().splitlines()), type(cause).__name__)
+        if _may_pass(error, cause):
+            raise UnavailableError(
+                f"database {shown(engine)} did not answer: {first}; ask again in a few seconds; if "
+                "it lasts, check PLANNER_DATABASE_URL, or run `planner-cli doctor`",
+                retry_after_seconds=RETRY_AFTER_SECONDS,
+            ) from error
         raise StoreError(
             f"database {shown(engine)}: {first}; check PLANNER_DATABASE_URL, or run `planner-cli "
             "doctor`"

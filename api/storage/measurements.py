@@ -5,7 +5,7 @@ from datetime import datetime
 
 from sqlalchemy import Engine, select
 
-from api.storage.common import flush_new, plain_text, row_of
+from api.storage.common import all_readable, flush_new, plain_text, readable, row_of
 from api.storage.paging import read_page
 from api.storage.records import MeasurementFilter, Page
 from api.storage.tables import MeasurementRow
@@ -46,7 +46,7 @@ class SqlMeasurementStore:
         query = select(MeasurementRow).where(MeasurementRow.job_hash == plain_text(job_hash))
         with reading(self.engine) as session:
             rows = session.scalars(query.order_by(MeasurementRow.created_at, MeasurementRow.id))
-            return tuple(_measurement(row) for row in rows)
+            return tuple(all_readable(rows, _measurement))
 
 
 def measurement_row(measurement: Measurement) -> MeasurementRow:
@@ -74,6 +74,10 @@ def measurement_row(measurement: Measurement) -> MeasurementRow:
 
 
 def _measurement(row: MeasurementRow) -> Measurement:
-    return read_measurement(
-        row.body["row"], measurement_id=row.id, created_at=row.body["created_at"], allow_files=False
-    )
+    with readable("measurement", row.id):
+        return read_measurement(
+            row.body["row"],
+            measurement_id=row.id,
+            created_at=row.body["created_at"],
+            allow_files=False,
+        )

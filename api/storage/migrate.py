@@ -24,7 +24,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import OperationalError
 
 from api.errors import NotReadyError
-from api.storage.engine import BUSY_TIMEOUT_SECONDS, is_memory, shown, store_errors
+from api.storage.engine import MIGRATION_SECONDS, is_memory, shown, store_errors
 from api.storage.tables import Base
 from planner.errors import StoreError
 
@@ -159,7 +159,9 @@ def _locked(engine: Engine) -> Iterator[Connection]:
         ):
             yield connection
         return
-    with engine.begin() as connection:
+    from api.storage.postgres import unbounded
+
+    with engine.begin() as connection, unbounded(connection.connection.dbapi_connection):
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": LOCK_KEY})
         yield connection
 
@@ -169,7 +171,7 @@ def _use_wal(engine: Engine) -> None:
 
     It is kept in the file, so once is enough; the switch itself does not wait for locks.
     """
-    deadline = time.monotonic() + BUSY_TIMEOUT_SECONDS
+    deadline = time.monotonic() + MIGRATION_SECONDS
     while True:
         try:
             connection = engine.raw_connection()

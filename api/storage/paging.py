@@ -11,7 +11,7 @@ from sqlalchemy import Engine, select, tuple_
 from sqlalchemy.orm import load_only
 
 from api.errors import fault
-from api.storage.common import is_id, plain_text
+from api.storage.common import all_readable, is_id, plain_text
 from api.storage.records import Page
 from api.storage.transactions import reading
 
@@ -31,6 +31,8 @@ def read_page(
 ) -> Page[Item]:
     """At most `limit` rows after the cursor, each as `item_of` makes it. Raises SpecError.
 
+    Rows that this version cannot read are left out.
+
     wanted: a filter, whose fields that are not None are the values of columns of the same names.
     columns: names of those to load; all where none is given.
     """
@@ -48,7 +50,7 @@ def read_page(
         rows = session.scalars(query.limit(limit + 1)).all()
         last = rows[limit - 1] if len(rows) > limit else None
         return Page(
-            items=[item_of(row) for row in rows[:limit]],
+            items=list(all_readable(rows[:limit], item_of)),
             next_cursor=None if last is None else cursor_of(last.created_at, last.id),
         )
 

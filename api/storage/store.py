@@ -8,13 +8,15 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from api.identity import hash_of_job
-from api.storage.common import flush_new, plain_text, row_of
+from api.storage.common import flush_new, plain_text, readable, row_of
 from api.storage.paging import read_page
 from api.storage.records import Page, PlanLabels, PlanLine, StoredEstimate
 from api.storage.tables import EstimateRow, PlanLayoutRow, PlanRow
 from api.storage.transactions import reading, writing
 from planner.specs.estimate import Estimate
 from planner.specs.plan import Plan, RankedLayout
+
+PLANS = "`planner-cli plans` lists them"
 
 
 class SqlStore:
@@ -31,8 +33,14 @@ class SqlStore:
     def get_plan(self, plan_id: str) -> Plan:
         """The plan as it was stored. Raises NotFoundError."""
         with reading(self.engine) as session:
-            row = row_of(session, PlanRow, plan_id, "plan", "`planner-cli plans` lists them")
-            return Plan.model_validate(row.body)
+            row = row_of(session, PlanRow, plan_id, "plan", PLANS)
+            with readable("plan", row.id):
+                return Plan.model_validate(row.body)
+
+    def asked_by(self, plan_id: str) -> str | None:
+        """The key that asked for a plan, also for one that cannot be read. Raises NotFoundError."""
+        with reading(self.engine) as session:
+            return row_of(session, PlanRow, plan_id, "plan", PLANS).asked_by
 
     def list_plans(self, cursor: str | None = None, limit: int = 50) -> Page[PlanLine]:
         """A line a plan, newest first."""
@@ -52,11 +60,10 @@ class SqlStore:
         remedy = "give the one in the location of POST /estimate"
         with reading(self.engine) as session:
             row = row_of(session, EstimateRow, estimate_id, "estimate", remedy)
+            with readable("estimate", row.id):
+                estimate = Estimate.model_validate(row.estimate)
             return StoredEstimate(
-                id=row.id,
-                created_at=row.created_at,
-                job=row.job,
-                estimate=Estimate.model_validate(row.estimate),
+                id=row.id, created_at=row.created_at, job=row.job, estimate=estimate
             )
 
 
@@ -80,6 +87,7 @@ def _plan_row(plan: Plan, labels: PlanLabels) -> PlanRow:
         seq_len=labels.seq_len,
         global_batch_size=labels.global_batch_size,
         trainer=labels.trainer,
+        asked_by=None if labels.asked_by is None else plain_text(labels.asked_by),
         layout=winner.layout.short(),
         tokens_per_second_per_gpu=None if on_paper is None else on_paper * winner.expected_speedup,
         status=labels.status,

@@ -13,5 +13,6 @@ PageSize = Annotated[int, Query(ge=1, le=MAX_PAGE)]
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """OpenAPI entries of these errors."""
-    return {status: {"model": Problem} for status in statuses}
+    """OpenAPI entries of these errors. What is not found (404) may be there unreadable (410)."""
+    also = (410,) if 404 in statuses else ()
+    return {status: {"model": Problem} for status in sorted({*statuses, *also})}

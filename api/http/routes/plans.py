@@ -182,7 +182,7 @@ async def cancel_plan(request: Request, plan_id: str, _: Planner) -> PlanState:
     def work() -> PlanState:
         task = study_of(wiring, plan_id)
         if task is None:
-            wiring.store.get_plan(plan_id)
+            wiring.store.asked_by(plan_id)
         else:
             task = wiring.tasks.cancel(plan_id)
         ended = [

@@ -1,0 +1,221 @@
+"""A database that is locked, frozen, gone or of another version: one clear error, then recovery."""
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import Engine, text, update
+
+from api.errors import UnavailableError, UnreadableError
+from api.http.app import create_app
+from api.jobs.sweeps import schedule_due
+from api.settings import Settings
+from api.storage.engine import Limits, make_engine, normalise_url
+from api.storage.migrate import upgrade
+from api.storage.records import SweepRecord, TaskRecord
+from api.storage.store import SqlStore
+from api.storage.tables import PlanRow
+from api.storage.tasks import SqlTaskStore
+from api.wiring import Wiring
+from planner.errors import StoreError
+from planner.specs.plan import Plan
+from tests.stand_ins.plan_labels import plan_labels
+
+SECONDS = 0.5  # that an engine of these tests waits
+MOST_SECONDS = 20.0  # on however busy a machine, and far below waiting for ever
+
+
+@pytest.fixture
+def engine(database_url: str) -> Iterator[Engine]:
+    made = make_engine(normalise_url(database_url), Limits(seconds=SECONDS, connections=2))
+    upgrade(made)
+    yield made
+    made.dispose()
+
+
+def task(name: str = "plan-1") -> TaskRecord:
+    return TaskRecord(id=name, kind="study", created_at=datetime.now(UTC), request={})
+
+
+def is_refused_in_time(engine: Engine, words: str) -> None:
+    started = time.monotonic()
+    with pytest.raises(UnavailableError, match=words) as raised:
+        SqlTaskStore(engine).add([task()])
+    assert time.monotonic() - started < MOST_SECONDS
+    assert "ask again in a few seconds" in str(raised.value)
+    assert raised.value.retry_after_seconds > 0
+
+
+def test_a_locked_database_is_given_up_and_used_again(engine: Engine, database_url: str) -> None:
+    other = make_engine(normalise_url(database_url))
+    with other.connect().execution_options(planner_writes=True) as holder, holder.begin():
+        if other.dialect.name == "postgresql":
+            holder.execute(text("LOCK TABLE tasks IN ACCESS EXCLUSIVE MODE"))
+        is_refused_in_time(engine, "lock")
+    SqlTaskStore(engine).add([task()])
+    other.dispose()
+
+
+def test_no_free_connection_is_given_up(engine: Engine) -> None:
+    if engine.dialect.name == "sqlite":
+        with engine.connect(), engine.connect():
+            is_refused_in_time(engine, "QueuePool limit")
+    else:
+        with engine.connect() as one, engine.connect() as two:
+            one.execute(text("SELECT 1"))
+            two.execute(text("SELECT 1"))
+            is_refused_in_time(engine, "QueuePool limit")
+    SqlTaskStore(engine).add([task()])
+
+
+def test_a_slow_statement_is_ended(postgres_url: str) -> None:
+    engine = make_engine(normalise_url(postgres_url), Limits(seconds=SECONDS))
+    started = time.monotonic()
+    with pytest.raises(Exception, match="statement timeout"), engine.connect() as connection:
+        connection.execute(text("SELECT pg_sleep(600)"))
+    assert time.monotonic() - started < MOST_SECONDS
+    engine.dispose()
+
+
+def test_a_migration_may_take_longer_than_a_statement(postgres_url: str) -> None:
+    from api.storage.migrate import _locked
+
+    engine = make_engine(normalise_url(postgres_url), Limits(seconds=SECONDS))
+    with _locked(engine) as connection:
+        connection.execute(text("SELECT pg_sleep(1.2)"))
+    with engine.connect() as connection:
+        assert connection.scalar(text("SHOW statement_timeout")) == "500ms"
+    engine.dispose()
+
+
+def test_a_frozen_server_is_given_up(postgres_url: str) -> None:
+    engine = make_engine(normalise_url(postgres_url), Limits(seconds=SECONDS))
+    upgrade(engine)
+    with engine.connect() as connection:
+        pid = connection.scalar(text("SELECT pg_backend_pid()"))
+    assert isinstance(pid, int)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        started = time.monotonic()
+        SqlTaskStore(engine).add([task()])  # the pool finds out, and connects anew
+        assert time.monotonic() - started < MOST_SECONDS
+        with engine.connect() as connection:
+            other = connection.scalar(text("SELECT pg_backend_pid()"))
+            assert isinstance(other, int)
+            os.kill(other, signal.SIGSTOP)  # in the middle of a transaction
+            try:
+                with pytest.raises(Exception, match="no answer within"):
+                    connection.execute(text("SELECT 1"))
+            finally:
+                os.kill(other, signal.SIGCONT)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert SqlTaskStore(engine).get("plan-1").state == "queued"
+    engine.dispose()
+
+
+def test_a_server_that_ends_our_connections_is_asked_again(postgres_url: str) -> None:
+    engine, other = (make_engine(normalise_url(postgres_url)) for _ in range(2))
+    upgrade(engine)
+    SqlTaskStore(engine).add([task()])
+    ending = text(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    )
+    with other.connect() as connection:
+        connection.execute(ending).all()
+    assert SqlTaskStore(engine).get("plan-1").state == "queued"
+    for one in (engine, other):
+        one.dispose()
+
+
+# ---- the service ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def client(sqlite_url: str) -> Iterator[TestClient]:
+    settings = Settings(database_url=sqlite_url, probe_workers=0, database_timeout_seconds=SECONDS)
+    with TestClient(create_app(settings), raise_server_exceptions=False) as made:
+        yield made
+
+
+def wiring_of(client: TestClient) -> Wiring:
+    wiring: Wiring = client.app.state.wiring  # type: ignore[attr-defined]
+    return wiring
+
+
+def test_a_file_that_is_gone_is_503_and_used_again_when_it_is_back(
+    client: TestClient, tmp_path: Path, plan: Plan
+) -> None:
+    wiring_of(client).store.save_plan(plan, plan_labels())
+    here, away = tmp_path / "planner.db", tmp_path / "away"
+    with wiring_of(client).engine.connect() as connection:
+        connection.execute(text("PRAGMA wal_checkpoint(TRUNCATE)"))
+    away.mkdir()
+    for file in tmp_path.glob("planner.db*"):
+        shutil.move(file, away / file.name)
+    answer = client.get("/plans")
+    assert (answer.status_code, answer.json()["type"]) == (503, "database_unavailable")
+    assert int(answer.headers["retry-after"]) >= 1
+    assert not here.exists(), "an empty database in its place would hide the loss"
+    shutil.move(away / "planner.db", here)
+    assert [one["id"] for one in client.get("/plans").json()["items"]] == [plan.id]
+
+
+def test_a_plan_that_cannot_be_read_is_410_and_the_others_are_listed(
+    client: TestClient, plan: Plan
+) -> None:
+    store = wiring_of(client).store
+    for name in ("plan-a", "plan-b"):
+        store.save_plan(plan.model_copy(update={"id": name}), plan_labels())
+    with wiring_of(client).engine.begin() as connection:
+        connection.execute(update(PlanRow).where(PlanRow.id == "plan-a").values(body={"old": 1}))
+    for path in ("/plans/plan-a", "/plans/plan-a/explain", "/plans/plan-a/charts/pareto"):
+        answer = client.get(path)
+        assert (answer.status_code, answer.json()["type"]) == (410, "unreadable"), path
+        assert "use the version that stored it" in answer.json()["remedy"]
+    assert client.get("/plans/plan-b").status_code == 200
+    assert {one["id"] for one in client.get("/plans").json()["items"]} == {"plan-a", "plan-b"}
+    assert client.delete("/plans/plan-a").status_code == 200
+
+
+def test_measurements_that_cannot_be_read_are_left_out(client: TestClient) -> None:
+    from tests.contract.test_measurement_and_probe_stores import measurement
+
+    store = wiring_of(client).measurements
+    store.add([measurement(1), measurement(2)])
+    with wiring_of(client).engine.begin() as connection:
+        connection.execute(text("UPDATE measurements SET body = '{}' WHERE id = 'measurement-001'"))
+    assert [one["id"] for one in client.get("/measurements").json()["items"]] == ["measurement-002"]
+    assert client.get("/measurements/measurement-001").status_code == 410
+    assert len(store.matching(measurement(1).key().job_hash)) == 1
+
+
+def test_a_sweep_that_cannot_be_read_is_paused_and_stops_no_other(sqlite_url: str) -> None:
+    from api.wiring import wire
+
+    wiring = wire(Settings(database_url=sqlite_url))
+    broken = SweepRecord(
+        id="sweep-1",
+        created_at=datetime.now(UTC),
+        name="old",
+        spec={"old": 1},
+        next_due_at=datetime(2026, 1, 1, tzinfo=UTC),
+    )
+    wiring.sweeps.add(broken)
+    assert schedule_due(wiring) == []
+    assert wiring.sweeps.get("sweep-1").state == "paused"
+
+
+def test_a_table_that_is_not_there_is_no_matter_of_time(sqlite_url: str) -> None:
+    engine = make_engine(normalise_url(sqlite_url))
+    with pytest.raises(StoreError, match="no such table") as raised:
+        SqlStore(engine).get_plan("plan-1")
+    assert not isinstance(raised.value, UnavailableError | UnreadableError)
+    engine.dispose()
