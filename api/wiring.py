@@ -72,7 +72,7 @@ class Wiring:
         """Kept answers, on the same database."""
         from api.storage.idempotency import IdempotencyStore
 
-        return IdempotencyStore(self.store.engine, self.clock)
+        return IdempotencyStore(self.store.engine)
 
     @cached_property
     def measurements(self) -> "SqlMeasurementStore":

@@ -1,23 +1,23 @@
 """Answers kept under an Idempotency-Key, so that a request sent twice is done once.
 
-A key is claimed before the work and filled with the answer after it. A claim whose owner crashed
-is taken over after CLAIM_SECONDS; answers are forgotten after KEEP_SECONDS.
+An answer is kept in the transaction that stores what the request made (`one_transaction`): after
+a crash both are there, and the repeated request gets the answer, or neither is, and it is done
+anew. Of two that are done at the same time one is stored; the other gets its answer. Answers are
+forgotten after KEEP_SECONDS.
 """
 
 from dataclasses import dataclass
-from datetime import timedelta
 
-from sqlalchemy import Engine, delete, insert, update
+from sqlalchemy import Engine, delete
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from api.storage.engine import store_errors
+from api.storage.clock import database_time
 from api.storage.tables import IdempotencyRow
+from api.storage.transactions import reading, writing
 from planner.errors import ConflictError
-from planner.ports import Clock
 from planner.units import DAY
 
-CLAIM_SECONDS = 600.0
 KEEP_SECONDS = DAY
 
 
@@ -31,78 +31,68 @@ class KeptAnswer:
     body: str
 
 
+class AnsweredMeanwhile(Exception):
+    """The same request was answered while we worked on it. answer: what it was given."""
+
+    def __init__(self, answer: KeptAnswer) -> None:
+        super().__init__("answered meanwhile")
+        self.answer = answer
+
+
 class IdempotencyStore:
-    """Claims keys and keeps answers. All methods raise StoreError when the database fails."""
+    """Keeps answers. All methods raise StoreError when the database fails."""
 
-    def __init__(self, engine: Engine, clock: Clock) -> None:
-        self.engine, self.clock = engine, clock
-        self._writer = engine.execution_options(planner_writes=True)
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
 
-    def claim(self, key_hash: str, request_hash: str) -> KeptAnswer | None:
-        """The kept answer, or None: the key is now ours and the work is to be done.
+    def kept(self, key_hash: str, request_hash: str) -> KeptAnswer | None:
+        """The kept answer; None where the work is to be done.
 
-        Raises ConflictError when the key was used for another request, or its first request is
-        still being answered.
+        Raises ConflictError where the key was used for another request.
         """
-        now = self.clock.now()
-        with store_errors(self.engine), Session(self._writer, expire_on_commit=False) as session:
-            session.execute(
-                delete(IdempotencyRow).where(
-                    IdempotencyRow.created_at < now - timedelta(seconds=KEEP_SECONDS)
-                )
-            )
-            stale = (
-                IdempotencyRow.status.is_(None),
-                IdempotencyRow.created_at < now - timedelta(seconds=CLAIM_SECONDS),
-            )
-            session.execute(
-                delete(IdempotencyRow).where(IdempotencyRow.key_hash == key_hash, *stale)
-            )
+        with reading(self.engine) as session:
+            return _kept(session, key_hash, request_hash)
+
+    def keep(self, key_hash: str, request_hash: str, answer: KeptAnswer) -> None:
+        """Keeps an answer, with all that an open transaction has written.
+
+        Raises AnsweredMeanwhile, and ConflictError as `kept` does; what was written is then to be
+        undone.
+        """
+        old = IdempotencyRow.created_at < database_time(-KEEP_SECONDS)
+        left = (IdempotencyRow.key_hash == key_hash, IdempotencyRow.status.is_(None))
+        row = IdempotencyRow(
+            key_hash=key_hash,
+            request_hash=request_hash,
+            created_at=database_time(),
+            status=answer.status,
+            headers={**answer.headers, "content-type": answer.content_type},
+            body=answer.body,
+        )
+        with writing(self.engine) as session:
+            session.execute(delete(IdempotencyRow).where(old))
+            session.execute(delete(IdempotencyRow).where(*left))
             try:
                 with session.begin_nested():
-                    session.execute(
-                        insert(IdempotencyRow).values(
-                            key_hash=key_hash, request_hash=request_hash, created_at=now
-                        )
-                    )
-                session.commit()
-                return None
+                    session.add(row)
             except IntegrityError:
-                row = session.get(IdempotencyRow, key_hash)
-                session.commit()
-                return _answer(row, request_hash)
-
-    def keep(self, key_hash: str, answer: KeptAnswer) -> None:
-        """Fills a claimed key with its answer."""
-        headers = {**answer.headers, "content-type": answer.content_type}
-        values = {"status": answer.status, "headers": headers, "body": answer.body}
-        with store_errors(self.engine), Session(self._writer) as session:
-            session.execute(
-                update(IdempotencyRow).where(IdempotencyRow.key_hash == key_hash).values(**values)
-            )
-            session.commit()
-
-    def release(self, key_hash: str) -> None:
-        """Gives an unanswered claim back, so that the request may be sent again."""
-        with store_errors(self.engine), Session(self._writer) as session:
-            session.execute(
-                delete(IdempotencyRow).where(
-                    IdempotencyRow.key_hash == key_hash, IdempotencyRow.status.is_(None)
-                )
-            )
-            session.commit()
+                other = _kept(session, key_hash, request_hash)
+                if other is None:  # forgotten in this very moment
+                    raise
+                raise AnsweredMeanwhile(other) from None
 
 
-def _answer(row: IdempotencyRow | None, request_hash: str) -> KeptAnswer:
-    if row is not None and row.request_hash != request_hash:
+def _kept(session: Session, key_hash: str, request_hash: str) -> KeptAnswer | None:
+    fresh = IdempotencyRow.created_at >= database_time(-KEEP_SECONDS)
+    found = session.query(IdempotencyRow).where(IdempotencyRow.key_hash == key_hash, fresh).first()
+    # an older version noted a request before it was answered; its process is gone
+    if found is None or found.status is None:
+        return None
+    if found.request_hash != request_hash:
         raise ConflictError(
             "this Idempotency-Key was used for another request; use a new key for a new request"
         )
-    if row is None or row.status is None:
-        raise ConflictError(
-            "the first request with this Idempotency-Key is still being answered; repeat it later"
-        )
-    headers = {str(name): str(value) for name, value in (row.headers or {}).items()}
+    headers = {str(name): str(value) for name, value in (found.headers or {}).items()}
     return KeptAnswer(
-        row.status, headers, headers.pop("content-type", "application/json"), row.body or ""
+        found.status, headers, headers.pop("content-type", "application/json"), found.body or ""
     )

@@ -9,14 +9,17 @@ from typing import Any
 import pytest
 
 from api.storage.engine import make_engine, normalise_url
-from api.storage.idempotency import CLAIM_SECONDS, KEEP_SECONDS, IdempotencyStore, KeptAnswer
+from api.storage.idempotency import KEEP_SECONDS, AnsweredMeanwhile, IdempotencyStore, KeptAnswer
 from api.storage.migrate import upgrade
 from api.storage.records import StoredEstimate
 from api.storage.store import SqlStore
+from api.storage.tables import IdempotencyRow
+from api.storage.transactions import one_transaction, writing
 from planner.errors import ConflictError, NotFoundError, SpecError, StoreError
 from planner.estimates import estimate_jobs
 from planner.intake.jobs import read_job
 from planner.specs.plan import Plan
+from tests.stand_ins.ageing import age
 from tests.stand_ins.plan_labels import plan_labels
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, 123456, tzinfo=UTC)
@@ -161,51 +164,80 @@ class TestEstimates:
 class TestIdempotency:
     answer = KeptAnswer(200, {"location": "/plans/1"}, "application/json", '{"ü": 1}')
 
-    class Clock:
-        moment = NOW
-
-        def now(self) -> datetime:
-            return self.moment
-
     @pytest.fixture
-    def clock(self) -> Clock:
-        return self.Clock()
+    def keys(self, store: SqlStore) -> IdempotencyStore:
+        return IdempotencyStore(store.engine)
 
-    @pytest.fixture
-    def keys(self, store: SqlStore, clock: Clock) -> IdempotencyStore:
-        return IdempotencyStore(store.engine, clock)
-
-    def test_a_new_key_is_ours_and_its_answer_is_kept(self, keys: IdempotencyStore) -> None:
-        assert keys.claim("key", "request") is None
-        keys.keep("key", self.answer)
-        assert keys.claim("key", "request") == self.answer
-        keys.release("key")
-        assert keys.claim("key", "request") == self.answer
-
-    def test_another_request_under_the_same_key_conflicts(self, keys: IdempotencyStore) -> None:
-        keys.claim("key", "request")
+    def test_an_answer_is_kept_for_its_request(self, keys: IdempotencyStore) -> None:
+        assert keys.kept("key", "request") is None
+        keys.keep("key", "request", self.answer)
+        assert keys.kept("key", "request") == self.answer
         with pytest.raises(ConflictError, match="another request"):
-            keys.claim("key", "other")
-        keys.keep("key", self.answer)
+            keys.kept("key", "other")
         with pytest.raises(ConflictError, match="another request"):
-            keys.claim("key", "other")
+            keys.keep("key", "other", self.answer)
 
-    def test_a_key_in_work_conflicts_until_released(self, keys: IdempotencyStore) -> None:
-        keys.claim("key", "request")
-        with pytest.raises(ConflictError, match="still being answered"):
-            keys.claim("key", "request")
-        keys.release("key")
-        assert keys.claim("key", "request") is None
-
-    def test_a_dead_claim_is_taken_over_and_old_answers_are_forgotten(
-        self, keys: IdempotencyStore, clock: Clock
+    def test_the_second_of_two_at_the_same_time_gets_the_first_answer_and_stores_nothing(
+        self, keys: IdempotencyStore, store: SqlStore, plan: Plan
     ) -> None:
-        keys.claim("key", "request")
-        clock.moment = NOW + timedelta(seconds=CLAIM_SECONDS + 1)
-        assert keys.claim("key", "request") is None
-        keys.keep("key", self.answer)
-        clock.moment += timedelta(seconds=KEEP_SECONDS + 1)
-        assert keys.claim("key", "other") is None
+        keys.keep("key", "request", self.answer)
+        mine = KeptAnswer(200, {}, "application/json", "mine")
+
+        def work() -> None:
+            with one_transaction(store.engine):
+                store.save_plan(plan, LABELS)
+                keys.keep("key", "request", mine)
+
+        with pytest.raises(AnsweredMeanwhile) as raised:
+            work()
+        assert raised.value.answer == self.answer
+        assert store.list_plans().items == []
+
+    def test_what_was_made_and_its_answer_are_stored_together_or_not_at_all(
+        self, keys: IdempotencyStore, store: SqlStore, plan: Plan
+    ) -> None:
+        def crash() -> None:
+            with one_transaction(store.engine):
+                store.save_plan(plan, LABELS)
+                assert store.get_plan(plan.id) == plan, "what we wrote ourselves is seen"
+                keys.keep("key", "request", self.answer)
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            crash()
+        assert (store.list_plans().items, keys.kept("key", "request")) == ([], None)
+        with one_transaction(store.engine):
+            store.save_plan(plan, LABELS)
+            with one_transaction(store.engine):
+                keys.keep("key", "request", self.answer)
+        assert len(store.list_plans().items) == 1
+        assert keys.kept("key", "request") == self.answer
+
+    def test_a_write_that_fails_inside_leaves_the_others(
+        self, keys: IdempotencyStore, store: SqlStore, plan: Plan
+    ) -> None:
+        with one_transaction(store.engine):
+            store.save_plan(plan, LABELS)
+            with pytest.raises(ConflictError):
+                store.save_plan(plan, LABELS)
+            keys.keep("key", "request", self.answer)
+        assert len(store.list_plans().items) == 1
+
+    def test_what_an_older_version_left_unanswered_is_done(
+        self, keys: IdempotencyStore, store: SqlStore
+    ) -> None:
+        with writing(store.engine) as session:
+            session.add(IdempotencyRow(key_hash="key", request_hash="request", created_at=NOW))
+        assert keys.kept("key", "request") is None
+        keys.keep("key", "request", self.answer)
+        assert keys.kept("key", "request") == self.answer
+
+    def test_old_answers_are_forgotten(self, keys: IdempotencyStore, store: SqlStore) -> None:
+        keys.keep("key", "request", self.answer)
+        age(store.engine, KEEP_SECONDS + 1)
+        assert keys.kept("key", "other") is None
+        keys.keep("key", "other", self.answer)
+        assert keys.kept("key", "other") == self.answer
 
 
 def test_a_store_that_is_gone_says_so(sqlite_url: str, plan: Plan) -> None:

@@ -4,15 +4,17 @@ from datetime import timedelta
 
 from sqlalchemy import Engine, select
 
-from api.storage.tables import ProbeRow, TaskRow
+from api.storage.tables import IdempotencyRow, ProbeRow, TaskRow
 from api.storage.transactions import writing
 
 MOMENTS = ("heartbeat_at", "lease_until", "not_before", "started_at")
 
 
 def age(engine: Engine, seconds: float) -> None:
-    """Moves all moments of all jobs so far into the past."""
+    """Moves all moments of all jobs and kept answers so far into the past."""
     with writing(engine) as session:
+        for kept in session.scalars(select(IdempotencyRow)):
+            kept.created_at -= timedelta(seconds=seconds)
         for table in (ProbeRow, TaskRow):
             for row in session.scalars(select(table)):
                 for name in MOMENTS:

@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,23 +19,16 @@ from api.http.requests import answer_once
 from api.http.security import asking_key
 from api.settings import ApiKey, Settings
 from api.storage.engine import make_engine, normalise_url
-from api.storage.idempotency import CLAIM_SECONDS, KEEP_SECONDS, IdempotencyStore, KeptAnswer
+from api.storage.idempotency import KEEP_SECONDS, IdempotencyStore, KeptAnswer
 from api.storage.paging import MAX_PAGE, cursor_of, read_cursor
 from api.storage.probes import SqlProbeStore
 from api.storage.records import ProbeFilter, ProbeRecord
 from api.storage.tables import Base
 from planner.errors import ConflictError, PlannerError, SpecError
+from tests.stand_ins.ageing import age
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 ANSWER = KeptAnswer(200, {"location": "/plans/1"}, "application/json", "{}")
-
-
-@dataclass
-class Clock:
-    time: datetime = NOW
-
-    def now(self) -> datetime:
-        return self.time
 
 
 @pytest.fixture
@@ -112,37 +104,21 @@ def test_a_list_in_memory_is_read_page_by_page() -> None:
 
 
 def test_a_kept_answer_is_given_to_the_same_request_alone(engine: Engine) -> None:
-    store = IdempotencyStore(engine, Clock())
-    assert store.claim("key", "request") is None
-    with pytest.raises(ConflictError, match="still being answered"):
-        store.claim("key", "request")
-    store.keep("key", ANSWER)
-    assert store.claim("key", "request") == ANSWER
+    store = IdempotencyStore(engine)
+    assert store.kept("key", "request") is None
+    store.keep("key", "request", ANSWER)
+    assert store.kept("key", "request") == ANSWER
     with pytest.raises(ConflictError, match="another request"):
-        store.claim("key", "other")
+        store.kept("key", "other")
 
 
-def test_a_released_key_is_free_and_an_answered_one_is_not_released(engine: Engine) -> None:
-    store = IdempotencyStore(engine, Clock())
-    store.claim("key", "request")
-    store.release("key")
-    assert store.claim("key", "request") is None
-    store.keep("key", ANSWER)
-    store.release("key")
-    assert store.claim("key", "request") == ANSWER
-
-
-def test_a_claim_whose_owner_crashed_and_an_old_answer_are_forgotten(engine: Engine) -> None:
-    clock = Clock()
-    store = IdempotencyStore(engine, clock)
-    store.claim("crashed", "request")
-    store.claim("answered", "request")
-    store.keep("answered", ANSWER)
-    clock.time = NOW + timedelta(seconds=CLAIM_SECONDS + 1)
-    assert store.claim("crashed", "request") is None
-    assert store.claim("answered", "request") == ANSWER
-    clock.time = NOW + timedelta(seconds=KEEP_SECONDS + 1)
-    assert store.claim("answered", "other") is None
+def test_old_answers_are_forgotten(engine: Engine) -> None:
+    store = IdempotencyStore(engine)
+    store.keep("key", "request", ANSWER)
+    age(engine, KEEP_SECONDS - 10)
+    assert store.kept("key", "request") == ANSWER
+    age(engine, 20)
+    assert store.kept("key", "request") is None
 
 
 def asked(wiring: Any, *, headers: dict[str, str], body: bytes = b"{}") -> StrictRequest:
@@ -169,7 +145,7 @@ def asked(wiring: Any, *, headers: dict[str, str], body: bytes = b"{}") -> Stric
 def test_only_an_answer_that_is_no_bug_is_kept(engine: Engine) -> None:
     from fastapi.responses import JSONResponse
 
-    wiring = SimpleNamespace(idempotency=IdempotencyStore(engine, Clock()), settings=Settings())
+    wiring = SimpleNamespace(idempotency=IdempotencyStore(engine), settings=Settings())
     key, calls = ApiKey("me", frozenset({"plan"}), ""), [500, 200, 200]
 
     def post(body: bytes = b"{}") -> int:
