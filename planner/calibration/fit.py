@@ -140,9 +140,31 @@ class Data:
             groups=tuple(groups), log_seconds=self.log_seconds[keep], stacks=stacks, units=units
         )
 
-    def scopes(self, scope: str) -> list[str]:
-        """Trainers or GPU families that occur."""
-        return sorted({_scope(group.job, scope) for group in self.groups})
+    @property
+    def names(self) -> "Names":
+        """What each run is of."""
+        places = {int(row): group.job for group in self.groups for row in group.rows}
+        jobs = [places[row] for row in range(len(self.log_seconds))]
+        return Names(
+            trainers=tuple(job.training.trainer for job in jobs),
+            families=tuple(job.cluster.gpu.family for job in jobs),
+            stacks=self.stacks,
+            units=self.units,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """Trainer, GPU family, stack and unit of each run, (R) each."""
+
+    trainers: tuple[str, ...]
+    families: tuple[str, ...]
+    stacks: tuple[str, ...]
+    units: tuple[str, ...]
+
+    def of(self, scope: str) -> tuple[str, ...]:
+        """Trainers or GPU families, (R)."""
+        return self.trainers if scope == "trainer" else self.families
 
 
 def fingerprint(job: Job, step_seconds: float) -> str:
@@ -195,18 +217,18 @@ class Unknowns:
     place_sd: FloatColumn
 
     @classmethod
-    def of(cls, data: Data, prior: Calibration) -> "Unknowns":
-        """Every shift that the runs can move.
+    def of(cls, names: Names, prior: Calibration) -> "Unknowns":
+        """Every shift that runs of these names can move.
 
         Those that the prior calibration has start from its posterior.
         """
         fresh: list[tuple[Key, float]] = []
         for knob in KNOBS:
-            for scope in ("", *data.scopes(knob.scope)):
+            for scope in ("", *sorted(set(names.of(knob.scope)))):
                 if (knob.name, scope) not in prior.keys:
                     fresh.append(((knob.name, scope), knob.variance(scope) ** -1.0))
         place_sd = prior.place * PLACE_SD
-        stacks, units = sorted(set(data.stacks)), sorted(set(data.units))
+        stacks, units = sorted(set(names.stacks)), sorted(set(names.units))
         fresh += [
             ((PLACE_KEY + knob.name, stack), float(sd) ** -2.0)
             for stack in stacks
@@ -215,8 +237,8 @@ class Unknowns:
         ]
         fresh += [
             ((level, name), 0.0)
-            for level, names in ((STACK, stacks), (UNIT, units))
-            for name in names
+            for level, found in ((STACK, stacks), (UNIT, units))
+            for name in found
             if (level, name) not in prior.keys
         ]
         known = len(prior.keys)
@@ -405,10 +427,22 @@ def predict(data: Data, calibration: Calibration, *, simulated: bool = True) -> 
 
 
 def linearise(data: Data, calibration: Calibration, unknowns: Unknowns) -> Linear:
-    """Linearises the model around a calibration that has all of `unknowns`' knobs.
+    """Linearises the model around a calibration that has all of `unknowns`' knobs."""
+    gradient = gradient_of(data, calibration)
+    at = dict(zip(calibration.keys, calibration.shifts, strict=True))
+    return Linear(
+        unknowns=unknowns,
+        at=np.array([at.get(key, 0.0) for key in unknowns.keys]),
+        derivatives=by_key(data.names, unknowns, gradient),
+        gradient=gradient,
+        predicted=predict(data, calibration),
+        measured=data.log_seconds,
+        units=data.units,
+    )
 
-    Derivatives are forward differences of the screened price.
-    """
+
+def gradient_of(data: Data, calibration: Calibration) -> FloatColumn:
+    """Derivative of log seconds by each knob, (R, K): forward differences of the screened price."""
     base = predict(data, calibration, simulated=False)
     gradient = np.zeros((len(base), len(KNOBS)))
     for group in data.groups:
@@ -420,16 +454,7 @@ def linearise(data: Data, calibration: Calibration, unknowns: Unknowns) -> Linea
             moved[index] += STEP
             ahead = _log_seconds(_pricer(group.job, moved), group.batch, simulated=False)
             gradient[group.rows, index] = (ahead - base[group.rows]) / STEP
-    at = dict(zip(calibration.keys, calibration.shifts, strict=True))
-    return Linear(
-        unknowns=unknowns,
-        at=np.array([at.get(key, 0.0) for key in unknowns.keys]),
-        derivatives=_by_key(data, unknowns, gradient),
-        gradient=gradient,
-        predicted=predict(data, calibration),
-        measured=data.log_seconds,
-        units=data.units,
-    )
+    return gradient
 
 
 def _touches(knob: str, group: Runs) -> bool:
@@ -472,7 +497,7 @@ def fit(
     begin: a calibration whose knobs the search begins at; it ends sooner there, at the same place.
     """
     start = prior or Calibration.prior()
-    unknowns = Unknowns.of(data, start)
+    unknowns = Unknowns.of(data.names, start)
     knobs = unknowns.of_knobs
     run_sd = start.own_run_sd if own else start.run_sd
     scales = Scales(run=run_sd, stack=start.stack_sd, unit=start.unit_sd)
@@ -546,23 +571,18 @@ def _log_seconds(pricer: Pricer, batch: LayoutBatch, simulated: bool) -> FloatCo
     )
 
 
-def _by_key(data: Data, unknowns: Unknowns, gradient: FloatColumn) -> FloatColumn:
+def by_key(names: Names, unknowns: Unknowns, gradient: FloatColumn) -> FloatColumn:
     """Derivatives (R, P) of every unknown from those by knob (R, K).
 
     A run depends on the shared shift, its trainer's or family's own, its stack's and its unit's.
     """
     scope = {knob.name: knob.scope for knob in KNOBS}
-    names: dict[str, list[str]] = {
-        STACK: list(data.stacks),
-        UNIT: list(data.units),
-        "trainer": [""] * len(gradient),
-        "family": [""] * len(gradient),
+    column = {
+        STACK: np.array(names.stacks),
+        UNIT: np.array(names.units),
+        "trainer": np.array(names.trainers),
+        "family": np.array(names.families),
     }
-    for group in data.groups:
-        for row in group.rows:
-            for kind in ("trainer", "family"):
-                names[kind][int(row)] = _scope(group.job, kind)
-    column = {kind: np.array(values) for kind, values in names.items()}
     out = np.zeros((len(gradient), len(unknowns.keys)))
     for index, (name, own) in enumerate(unknowns.keys):
         if name in (STACK, UNIT):
@@ -574,10 +594,6 @@ def _by_key(data: Data, unknowns: Unknowns, gradient: FloatColumn) -> FloatColum
             mine = column[scope[name]] == own if own else 1.0
             out[:, index] = gradient[:, PLACE[name]] * mine
     return out
-
-
-def _scope(job: Job, scope: str) -> str:
-    return job.training.trainer if scope == "trainer" else job.cluster.gpu.family
 
 
 def _scopes_of(job: Job) -> tuple[str, str]:

@@ -57,7 +57,7 @@ class Fitted:
             return None
         mine = [rows[index] for index in places]
         data = Data.of([row.job for row in mine], [row.measured_seconds or 0.0 for row in mine])
-        linear = linearise(data, calibration, Unknowns.of(data, Calibration.prior()))
+        linear = linearise(data, calibration, Unknowns.of(data.names, Calibration.prior()))
         scales = Scales(
             run=calibration.run_sd, stack=calibration.stack_sd, unit=calibration.unit_sd
         )

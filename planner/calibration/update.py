@@ -16,8 +16,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.calibration.basis import seen
-from planner.calibration.fit import Data, fingerprint, fit
 from planner.calibration.kernels import (
     KernelShape,
     KernelTiming,
@@ -29,6 +27,7 @@ from planner.calibration.kernels import (
     timing_fingerprint,
     within_reach,
 )
+from planner.calibration.own_runs import PricedRun, priced, with_runs
 from planner.columns import FloatColumn
 from planner.cost.machine.knobs import PLACE, Calibration
 from planner.cost.price import Pricer
@@ -55,46 +54,52 @@ class KernelRun:
 def learn(
     calibration: Calibration, measurements: Sequence[Measurement], kernels: Sequence[KernelRun] = ()
 ) -> Calibration:
-    """The calibration after these runs and kernels; the same one when none of them has a time.
+    """The calibration after these runs and kernels; the same one when none of them has a time."""
+    return learn_priced(
+        calibration, priced(calibration, [one for one in measurements if teaches(one)]), kernels
+    )
+
+
+def learn_priced(
+    calibration: Calibration, runs: Sequence[PricedRun], kernels: Sequence[KernelRun] = ()
+) -> Calibration:
+    """The same of runs that are priced at this calibration's knobs already.
 
     Repeated runs of one layout are averaged: what the model misses about it is the same each time.
     The same runs give the same id. Runs that the calibration was already
     fitted to are not used again.
     """
-    by_layout: dict[tuple[str, str], list[Measurement]] = {}
-    for measurement in sorted(measurements, key=lambda one: one.id):
-        if _teaches(measurement) and not _known(calibration, measurement):
-            key = measurement.key()
-            by_layout.setdefault((key.job_hash, key.layout_hash), []).append(measurement)
+    by_layout: dict[str, list[PricedRun]] = {}
+    for run in sorted(runs, key=lambda one: one.id):
+        if run.fingerprint not in calibration.fitted:
+            by_layout.setdefault(run.layout, []).append(run)
     timed = [run for run in kernels if run.timings]
     if not by_layout and not timed:
         return calibration
-    jobs: list[Job] = [runs[0].job for runs in by_layout.values()]
-    scopes = sorted({_scopes(job) for job in (*jobs, *(run.job for run in timed))})
+    used = [run for alike in by_layout.values() for run in alike]
+    scopes = sorted(
+        {(run.trainer, run.family) for run in used} | {_scopes(run.job) for run in timed}
+    )
     believed = calibration.at_one_place(scopes)
     for scope in scopes:
         believed = _told_by_kernels(believed, [run for run in timed if _scopes(run.job) == scope])
-    if jobs:
-        seconds = [
-            math.exp(float(np.mean([math.log(run.measured.step_seconds or 1.0) for run in runs])))
-            for runs in by_layout.values()
-        ]
-        data = Data.of(jobs, seconds, own=True)
-        believed, _ = fit(data, believed, own=True)
-        runs = Counter(calibration.own_runs) + Counter(data.units)
-        believed = replace(believed, own_runs=dict(sorted(runs.items())))
+    if by_layout:
+        believed = with_runs(calibration, believed, list(by_layout.values()))
+        units = Counter(alike[0].unit for alike in by_layout.values())
+        own = Counter(calibration.own_runs) + units
+        believed = replace(believed, own_runs=dict(sorted(own.items())))
     fingerprints = sorted(
         timing_fingerprint(run.job.cluster.gpu.name, timing)
         for run in timed
         for timing in run.timings
     )
-    taught = "".join([*(run.id for runs in by_layout.values() for run in runs), *fingerprints])
+    taught = "".join([*(run.id for run in used), *fingerprints])
     digest = hashlib.sha256(f"{calibration.id}{taught}".encode()).hexdigest()[:ID_DIGITS]
     return replace(
         believed,
-        id=f"{calibration.id}+{len(jobs)}-{digest}",
+        id=f"{calibration.id}+{len(by_layout)}-{digest}",
         sensitivity=calibration.sensitivity,
-        seen=calibration.seen | seen(jobs),
+        seen=calibration.seen.union(*(run.seen for run in used)),
         fitted=calibration.fitted | set(fingerprints),
     )
 
@@ -173,17 +178,12 @@ def _scopes(job: Job) -> tuple[str, str]:
     return job.training.trainer, job.cluster.gpu.family
 
 
-def _teaches(measurement: Measurement) -> bool:
+def teaches(measurement: Measurement) -> bool:
+    """Whether learning can use it: a run of the layout itself that gave a step time."""
     measured = measurement.measured
     return (
         measured.status == "ok"
         and bool(measured.step_seconds)
         and measured.rung in TEACHING
         and measurement.job.layout is not None
-    )
-
-
-def _known(calibration: Calibration, measurement: Measurement) -> bool:
-    return (
-        fingerprint(measurement.job, measurement.measured.step_seconds or 0.0) in calibration.fitted
     )

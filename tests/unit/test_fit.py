@@ -153,7 +153,7 @@ def test_a_fit_ends_where_one_more_round_moves_nothing() -> None:
     data = made_with(0.2, "dp_hidden")
     data = replace(data, log_seconds=data.log_seconds + 0.3 * np.array([1, -1, 1, -1, 1, -1]))
     found, _ = fit(data)
-    unknowns = Unknowns.of(data, Calibration.prior())
+    unknowns = Unknowns.of(data.names, Calibration.prior())
     scales = Scales(run=found.run_sd, stack=found.stack_sd, unit=found.unit_sd)
     again = linearise(data, found, unknowns).solve(scales)
     knobs = unknowns.of_knobs
@@ -176,7 +176,7 @@ def synthetic(run: float, stack: float, unit: float) -> Linear:
     )
     unknowns = Unknowns.of(
         replace(
-            Data.of(JOBS[:1], [1.0]),
+            Data.of(JOBS[:1], [1.0]).names,
             stacks=tuple(str(name) for name in names // UNITS_EACH),
             units=tuple(str(name) for name in names),
         ),

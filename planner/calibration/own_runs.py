@@ -1,0 +1,188 @@
+"""Runs of one's own as learning reads them: priced once, and never again.
+
+What a run says of the knobs depends on its job, its layout and the model alone, so it is found once
+and kept: a further run costs the pricing of that run.
+Letters: R runs, K knobs, P unknowns.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from planner.calibration.basis import Seen, seen
+from planner.calibration.fit import (
+    PLACE_KEY,
+    Data,
+    Linear,
+    Names,
+    Scales,
+    Unknowns,
+    by_key,
+    fingerprint,
+    gradient_of,
+    predict,
+)
+from planner.columns import FloatColumn
+from planner.cost.machine.knobs import KNOBS, PLACE, Calibration
+from planner.specs.job import Job
+from planner.specs.measurement import Measurement
+
+DIGITS = 8  # of what is kept
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedRun:
+    """A measured run with what the model says of it at a calibration's knobs.
+
+    layout: names its job and layout; runs of the same are averaged.
+    log_seconds: predicted, simulated. gradient (K): its derivative by each knob.
+    fingerprint: see `fit.fingerprint`.
+    """
+
+    id: str
+    layout: str
+    trainer: str
+    family: str
+    stack: str
+    unit: str
+    fingerprint: str
+    step_seconds: float
+    log_seconds: float
+    gradient: tuple[float, ...]
+    seen: Seen
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON form of what was priced, without what only this run measured."""
+        return {
+            "trainer": self.trainer,
+            "family": self.family,
+            "stack": self.stack,
+            "unit": self.unit,
+            "fingerprint": self.fingerprint,
+            "log_seconds": round(self.log_seconds, DIGITS),
+            "knobs": [knob.name for knob in KNOBS],
+            "gradient": [round(value, DIGITS) for value in self.gradient],
+            "seen": sorted(map(list, self.seen)),
+        }
+
+    @classmethod
+    def from_dict(
+        cls, values: Any, *, run_id: str, layout: str, step_seconds: float
+    ) -> "PricedRun | None":
+        """What `as_dict` made; None where it was made with other knobs than today's."""
+        if values["knobs"] != [knob.name for knob in KNOBS]:
+            return None
+        texts = {name: str(values[name]) for name in ("trainer", "family", "stack", "unit")}
+        return cls(
+            id=run_id,
+            layout=layout,
+            fingerprint=str(values["fingerprint"]),
+            step_seconds=step_seconds,
+            log_seconds=float(values["log_seconds"]),
+            gradient=tuple(map(float, values["gradient"])),
+            seen=frozenset((one, two, three) for one, two, three in values["seen"]),
+            **texts,
+        )
+
+
+def layout_of(measurement: Measurement) -> str:
+    """Names the job and layout of a run."""
+    key = measurement.key()
+    return f"{key.job_hash}{key.layout_hash}"
+
+
+def priced(calibration: Calibration, measurements: Sequence[Measurement]) -> list[PricedRun]:
+    """These runs, which have a layout and step seconds, priced at this calibration's knobs."""
+    jobs: dict[str, Job] = {}
+    layouts = [layout_of(one) for one in measurements]
+    for layout, one in zip(layouts, measurements, strict=True):
+        jobs.setdefault(layout, one.job)
+    if not jobs:
+        return []
+    data = Data.of(list(jobs.values()), [1.0] * len(jobs), own=True)
+    log_seconds, gradient = predict(data, calibration), gradient_of(data, calibration)
+    row = {layout: index for index, layout in enumerate(jobs)}
+    names = data.names
+    found = []
+    for layout, one in zip(layouts, measurements, strict=True):
+        at, seconds = row[layout], one.measured.step_seconds or 0.0
+        found.append(
+            PricedRun(
+                id=one.id,
+                layout=layout,
+                trainer=names.trainers[at],
+                family=names.families[at],
+                stack=names.stacks[at],
+                unit=names.units[at],
+                fingerprint=fingerprint(one.job, seconds),
+                step_seconds=seconds,
+                log_seconds=float(log_seconds[at]),
+                gradient=tuple(map(float, gradient[at])),
+                seen=seen([one.job]),
+            )
+        )
+    return found
+
+
+def with_runs(
+    calibration: Calibration, believed: Calibration, by_layout: Sequence[Sequence[PricedRun]]
+) -> Calibration:
+    """The calibration after these runs: one linear solve around where they were priced.
+
+    calibration: at whose knobs they were priced. believed: what is known without them, with every
+    shift of their trainers and families.
+    by_layout: runs of each layout, whose logarithms are averaged.
+
+    Pricing again at the knobs found, as a fit to hundreds of stacks does, moves what is then
+    predicted by less than a run's own noise (`tests/unit/test_own_runs.py`), and would price every
+    run again for each that is added.
+    """
+    firsts = [runs[0] for runs in by_layout]
+    names = Names(
+        trainers=tuple(run.trainer for run in firsts),
+        families=tuple(run.family for run in firsts),
+        stacks=tuple(run.stack for run in firsts),
+        units=tuple(run.unit for run in firsts),
+    )
+    unknowns = Unknowns.of(names, believed)
+    gradient = np.array([run.gradient for run in firsts], dtype=np.float64)
+    shifts = dict(zip(believed.keys, believed.shifts, strict=True))
+    at = [shifts[key] if key[0] in PLACE else 0.0 for key in unknowns.keys]  # offsets begin at 0
+    linear = Linear(
+        unknowns=unknowns,
+        at=np.array(at),
+        derivatives=by_key(names, unknowns, gradient),
+        gradient=gradient,
+        predicted=_predicted(firsts, gradient, calibration, believed),
+        measured=np.array(
+            [np.mean([np.log(run.step_seconds) for run in runs]) for runs in by_layout]
+        ),
+        units=names.units,
+    )
+    scales = Scales(run=believed.own_run_sd, stack=believed.stack_sd, unit=believed.unit_sd)
+    solution = linear.solve(scales, estimate=False, strange=False)
+    keep = np.array([not name.startswith(PLACE_KEY) for name, _ in unknowns.keys])
+    return replace(
+        believed,
+        keys=tuple(key for key, kept in zip(unknowns.keys, keep, strict=True) if kept),
+        shifts=solution.x[keep],
+        covariance=solution.covariance[np.ix_(keep, keep)],
+    )
+
+
+def _predicted(
+    runs: Sequence[PricedRun], gradient: FloatColumn, calibration: Calibration, now: Calibration
+) -> FloatColumn:
+    """Log seconds at the knobs of `now`, of runs priced at those of `calibration`, (R,)."""
+    moved = {
+        scopes: now.shift(*scopes) - calibration.shift(*scopes)
+        for scopes in {(run.trainer, run.family) for run in runs}
+    }
+    return np.array(
+        [
+            run.log_seconds + float(slopes @ moved[run.trainer, run.family])
+            for run, slopes in zip(runs, gradient, strict=True)
+        ]
+    )

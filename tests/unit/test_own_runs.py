@@ -1,0 +1,101 @@
+"""Runs priced once: what they teach is what a fit that prices them again teaches, and what was
+kept of them teaches the same.
+"""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planner.calibration import update
+from planner.calibration.fit import Data, fit
+from planner.calibration.own_runs import PricedRun, priced
+from planner.calibration.update import learn, learn_priced
+from planner.columns import LayoutBatch
+from planner.cost.machine.knobs import Calibration
+from planner.cost.machine.shipped import shipped_calibration
+from planner.cost.price import Pricer
+from planner.intake.jobs import read_job
+from planner.specs.job import Job
+from planner.specs.measurement import Measured, Measurement
+
+
+def job(model: str = "llama3-8b", **layout: Any) -> Job:
+    return read_job(
+        {
+            "model": model,
+            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
+            "training": {"seq_len": 8192, "global_batch_size": 16},
+            "layout": layout,
+        }
+    )
+
+
+def seconds(asked: Job, calibration: Calibration | None = None) -> float:
+    assert asked.layout is not None
+    pricer = Pricer.build(asked.model, asked.cluster, asked.training, calibration)
+    return float(pricer.price(LayoutBatch.from_layouts([asked.layout])).step_seconds[0])
+
+
+def run(name: str, asked: Job, factor: float) -> Measurement:
+    return Measurement(
+        id=name,
+        created_at="2026-01-01T00:00:00+00:00",
+        job=asked,
+        measured=Measured(rung="probed", step_seconds=factor * seconds(asked)),
+    )
+
+
+LAYOUTS: list[dict[str, Any]] = [{}, {"ac": "full"}, {"tp": 2}, {"compile": True}]
+OTHERS = [job("qwen3-8b"), job(tp=4), job("llama3.2-3b", ac="full")]
+
+
+@pytest.mark.parametrize("factor", [0.75, 1.2, 2.0])
+def test_one_solve_is_as_good_as_a_fit_that_prices_again(factor: float) -> None:
+    """Within the noise of one run, for layouts that ran and for others."""
+    jobs = [job(**layout) for layout in LAYOUTS]
+    ratios = factor * np.exp(0.03 * np.random.default_rng(1).standard_normal(len(jobs)))
+    runs = [
+        run(f"m-{i}", one, ratio) for i, (one, ratio) in enumerate(zip(jobs, ratios, strict=True))
+    ]
+    shipped = shipped_calibration()
+    learnt = learn(shipped, runs)
+    times = [one.measured.step_seconds or 0.0 for one in runs]
+    start = shipped.at_one_place([("torchtitan", jobs[0].cluster.gpu.family)])
+    again, _ = fit(Data.of(jobs, times, own=True), start, own=True)
+    for asked in (*jobs, *OTHERS):
+        assert seconds(asked, learnt) == pytest.approx(
+            seconds(asked, again), rel=shipped.own_run_sd / 2 * abs(np.log(factor)) / np.log(1.2)
+        )
+
+
+def test_what_is_kept_of_a_run_teaches_the_same_and_prices_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shipped = shipped_calibration()
+    runs = [run(f"m-{i}", job(**layout), 1.2) for i, layout in enumerate(LAYOUTS[:2])]
+    whole = learn(shipped, runs)
+    kept = [
+        PricedRun.from_dict(
+            json.loads(json.dumps(one.as_dict())),
+            run_id=one.id,
+            layout=one.layout,
+            step_seconds=one.step_seconds,
+        )
+        for one in priced(shipped, runs)
+    ]
+    known = [one for one in kept if one is not None]
+    assert len(known) == len(runs)
+    monkeypatch.setattr(Pricer, "build", None)
+    again = learn_priced(shipped, known)
+    assert again.id == whole.id
+    assert again.seen == whole.seen
+    assert again.shifts == pytest.approx(whole.shifts, abs=1e-6)
+
+
+def test_what_was_priced_with_other_knobs_is_priced_anew() -> None:
+    (one,) = priced(shipped_calibration(), [run("m", job(), 1.2)])
+    older = {**one.as_dict(), "knobs": ["compute"], "gradient": [1.0]}
+    assert PricedRun.from_dict(older, run_id="m", layout="", step_seconds=1.0) is None
+    assert update.learn_priced(shipped_calibration(), []) is shipped_calibration()
