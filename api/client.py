@@ -202,6 +202,14 @@ class Client:
         """Stores rows, all or none. A text is CSV."""
         return MeasurementsStored.model_validate_json(self._post("/measurements", rows))
 
+    def delete_measurement(self, measurement_id: str) -> None:
+        """Deletes a measurement, and what was learnt from it."""
+        self._send("DELETE", f"/measurements/{measurement_id}")
+
+    def share_measurement(self, measurement_id: str) -> dict[str, Any]:
+        """Lets a measurement count for everyone's plans; returns its row."""
+        return self._object(self._post(f"/measurements/{measurement_id}/share"))
+
     def add_sweep(self, spec: Mapping[str, Any]) -> SweepDetail:
         """Stores a sweep; workers run it by its schedule."""
         return SweepDetail.model_validate_json(self._post("/sweeps", spec))

@@ -1,5 +1,6 @@
 """Names and hashes: one module owns how objects are identified."""
 
+import getpass
 import hashlib
 import json
 import os
@@ -50,3 +51,11 @@ def hash_of(*parts: bytes) -> str:
         digest.update(len(part).to_bytes(8, "big"))
         digest.update(part)
     return digest.hexdigest()
+
+
+def local_user() -> str:
+    """Who runs this process, as stored rows name it."""
+    try:
+        return f"cli:{getpass.getuser()}"
+    except (KeyError, OSError):  # a container's user without a name
+        return f"cli:{os.getuid()}"

@@ -28,9 +28,12 @@ def make_plan(
     values: object,
     *,
     allow_files: bool,
+    owner: str = "",
     progress: Callable[[str], None] | None = None,
 ) -> "Plan":
     """Plans without probes and keeps the plan; what this process answered before, at once.
+
+    owner: whose own measurements count besides the shared ones.
 
     Raises SpecError, InfeasibleError; StoreError before any work is done.
     """
@@ -45,7 +48,7 @@ def make_plan(
     from api.calibration.read import learned
     from planner.plan.recommend import recommend
 
-    calibration, job_hash = learned(wiring, job), hash_of_job(job.request)
+    calibration, job_hash = learned(wiring, job, owner), hash_of_job(job.request)
     question = (job_hash, "" if calibration is None else calibration.id)
     ports = wiring.ports
     known = wiring.answered.again(question)
@@ -146,8 +149,10 @@ def estimate_many(
     return Estimates(allow_files=allow_files, calibration_of=calibration_of).of(jobs)
 
 
-def estimate_one(wiring: Wiring, values: object, *, allow_files: bool) -> "tuple[str, Estimate]":
-    """(id under which it is kept, estimate).
+def estimate_one(
+    wiring: Wiring, values: object, *, allow_files: bool, owner: str = ""
+) -> "tuple[str, Estimate]":
+    """(id under which it is kept, estimate). owner: see `make_plan`.
 
     Raises SpecError for a malformed job, StoreError before any work is done.
     """
@@ -158,19 +163,22 @@ def estimate_one(wiring: Wiring, values: object, *, allow_files: bool) -> "tuple
     from api.calibration.read import learned
     from planner.estimates import estimate_jobs
 
-    kept = _to_keep(wiring, job.request, estimate_jobs([job], lambda one: learned(wiring, one))[0])
+    estimate = estimate_jobs([job], lambda one: learned(wiring, one, owner))[0]
+    kept = _to_keep(wiring, job.request, estimate)
     store.save_estimates([kept])
     return kept.id, kept.estimate
 
 
 def estimate_and_keep(
-    wiring: Wiring, jobs: Sequence[object], *, allow_files: bool
+    wiring: Wiring, jobs: Sequence[object], *, allow_files: bool, owner: str = ""
 ) -> "list[Estimate | Refusal]":
-    """Like estimate_many; well-formed elements are kept."""
+    """Like estimate_many; well-formed elements are kept. owner: see `make_plan`."""
     store = wiring.store
     from api.calibration.read import CalibrationLookup
 
-    answers = estimate_many(jobs, allow_files=allow_files, calibration_of=CalibrationLookup(wiring))
+    answers = estimate_many(
+        jobs, allow_files=allow_files, calibration_of=CalibrationLookup(wiring, owner)
+    )
     kept: list[StoredEstimate | Refusal] = [
         answer
         if isinstance(answer, Refusal)

@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from api.settings import Settings
     from api.storage.calibrations import SqlCalibrationStore
     from api.storage.idempotency import IdempotencyStore
+    from api.storage.learning import SqlLearningStore
     from api.storage.measurements import SqlMeasurementStore
     from api.storage.probes import SqlProbeStore
     from api.storage.store import SqlStore
     from api.storage.sweeps import SqlSweepStore
     from api.storage.tasks import SqlTaskStore
+    from api.turns import Turns
     from probes.pools.protocol import Pool
 
 
@@ -107,7 +109,21 @@ class Wiring:
         """What was learnt, on the same database. Raises StoreError."""
         from api.storage.calibrations import SqlCalibrationStore
 
-        return SqlCalibrationStore(self.store.engine)
+        return SqlCalibrationStore(self.store.engine, learning_basis())
+
+    @cached_property
+    def learning(self) -> "SqlLearningStore":
+        """What learning reads and keeps, on the same database. Raises StoreError."""
+        from api.storage.learning import SqlLearningStore
+
+        return SqlLearningStore(self.store.engine, learning_basis())
+
+    @cached_property
+    def teaching(self) -> "Turns":
+        """Whose turn it is to update a calibration."""
+        from api.turns import Turns
+
+        return Turns()
 
     def pool(self, name: str, *, files: bool = True) -> "Pool":
         """The pool of this name, as `probes.pools` registers it.
@@ -125,6 +141,14 @@ class Wiring:
         )
         settings = PoolSettings(launch=launch, leases=self.settings.lease_folder)
         return open_pool(name, settings, files=files)
+
+
+def learning_basis() -> str:
+    """What the prices of stored runs depend on besides the run: the model and its shipped knobs."""
+    from planner.cost.machine.shipped import shipped_calibration
+    from planner.version import MODEL_VERSION
+
+    return f"{MODEL_VERSION} {shipped_calibration().id}"
 
 
 def wire(settings: "Settings | None" = None) -> Wiring:

@@ -44,13 +44,13 @@ def calibration_page(wiring: "Wiring", cursor: str | None, limit: int) -> "Page[
 def _stored_line(wiring: "Wiring", record: "CalibrationRecord") -> CalibrationLine:
     from planner.cost.machine.shipped import from_document
 
-    newest = wiring.calibrations.latest(record.trainer, record.gpu)
-    in_use = newest is not None and newest.id == record.id and rests_on_shipped(record)
+    in_use = record.superseded_at is None and rests_on_shipped(record)
     own = {
         "runs": record.num_runs,
         "trainer": record.trainer,
         "gpu": record.gpu,
         "software": dict(record.software),
+        "owner": record.owner or None,
     }
     return _line(from_document(record.document), in_use=in_use).model_copy(update=own)
 

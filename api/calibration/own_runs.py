@@ -52,7 +52,8 @@ class OwnAccuracy(BaseModel):
 def own_accuracy(wiring: Wiring, limit: int) -> OwnAccuracy:
     """Of the newest measurements that gave a step time, at most `limit`."""
     found = wiring.measurements.list(MeasurementFilter(status="ok"), None, limit).items
-    measured = [(one, seconds) for one in found if (seconds := _seconds(one)) is not None]
+    believed = [one for one in found if one.refused is None]
+    measured = [(one, seconds) for one in believed if (seconds := _seconds(one)) is not None]
     answers = Estimator().estimates([one.job for one, _ in measured])
     runs: list[OwnRun] = []
     points: list[RunPoint] = []

@@ -1,73 +1,86 @@
 """What the database says about calibrations: the newest, and the runs that they were made from."""
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from api.input.measurements import all_of
-from api.storage.records import CalibrationRecord, MeasurementFilter, ProbeFilter, ProbeRecord
+from api.storage.records import CalibrationRecord, ProbeRecord, RunRow, Subject
 from planner.calibration.kernels import KernelShape, KernelTiming
-from planner.calibration.update import KernelRun, learn
+from planner.calibration.own_runs import PricedRun, priced
+from planner.calibration.plausible import implausible
+from planner.calibration.update import KernelRun, learn_priced
 from planner.cost.machine.shipped import from_document, shipped_calibration, to_document
-from planner.errors import SpecError, StoreError
+from planner.errors import NotFoundError, SpecError, StoreError
 from probes.campaign import ProbeRequest
 
 if TYPE_CHECKING:
     from api.wiring import Wiring
     from planner.cost.machine.knobs import Calibration
     from planner.specs.job import Job
-    from planner.specs.measurement import Measurement
 
-MOST_RUNS = 2000  # newest measurements that a calibration is made from
-PROBE_PAGES, PAGE = 10, 200  # of the newest probes, among which timed kernels are sought
 log = logging.getLogger("planner.learning")
 
 
-def learned(wiring: "Wiring", job: "Job", *, until: datetime | None = None) -> "Calibration | None":
-    """The newest calibration of the job's trainer on its GPU; None for the shipped one.
+def learned(
+    wiring: "Wiring", job: "Job", owner: str = "", *, until: datetime | None = None
+) -> "Calibration | None":
+    """The calibration in use of the job's trainer on its GPU; None for the shipped one.
 
-    until: the newest of then, so that work resumed after an interruption sees what it saw before.
+    owner: whose own runs count besides the shared ones.
+    until: the one in use then, so that work resumed after an interruption sees what it saw before.
     """
-    record = _newest(wiring, job, until)
+    record = _in_use(wiring, job, owner, until)
     return None if record is None else from_document(record.document)
 
 
 def learned_without(
-    wiring: "Wiring", job: "Job", excluded: Collection[str], *, until: datetime | None = None
+    wiring: "Wiring",
+    job: "Job",
+    excluded: Collection[str],
+    owner: str = "",
+    *,
+    until: datetime | None = None,
 ) -> "tuple[Calibration | None, CalibrationRecord | None]":
-    """(the newest calibration as it is without these measurements, its record where it is new).
+    """(the calibration in use as it is without these measurements, its record where it is new).
 
     A study counts its own measurements itself, so its calibration must not know them. The record
-    is dated just before the newest, which stays the newest when this one is stored.
+    is one that was never in use.
     """
-    newest = _newest(wiring, job, until)
+    newest = _in_use(wiring, job, owner, until)
     if newest is None:
         return None, None
-    trainer, gpu = newest.trainer, newest.gpu
-    runs = [run for run in runs_of(wiring, trainer, gpu) if dict(run.software) == newest.software]
-    if not any(run.id in excluded for run in runs):
+    rows = wiring.learning.inputs(newest.subject, newest.software).runs
+    if not any(row.id in excluded for row in rows):
         return from_document(newest.document), None
     then = newest.created_at
-    others = [run for run in runs if run.id not in excluded and _measured_at(run) <= then]
-    kernels = kernel_runs_of(wiring, trainer, gpu, newest.software, until=then)
-    calibration = learn(shipped_calibration(), others, kernels)
+    others = [row for row in rows if row.id not in excluded and row.created_at <= then]
+    kernels = kernel_runs_of(wiring, newest.subject, newest.software, until=then)
+    calibration = learn_priced(shipped_calibration(), priced_runs(wiring, others), kernels)
     if calibration is shipped_calibration():
         return None, None
     return calibration, replace(
         newest,
         id=calibration.id,
-        created_at=then - timedelta(microseconds=1),
+        superseded_at=then,
+        built_from=None,
         num_runs=len(others),
         document=to_document(calibration),
     )
 
 
-def _newest(wiring: "Wiring", job: "Job", until: datetime | None) -> CalibrationRecord | None:
-    """The newest record that rests on the calibration that ships today."""
-    record = wiring.calibrations.latest(job.training.trainer, job.cluster.gpu.name, until=until)
-    return record if record is not None and rests_on_shipped(record) else None
+def _in_use(
+    wiring: "Wiring", job: "Job", owner: str, until: datetime | None
+) -> CalibrationRecord | None:
+    """The owner's record, or everyone's; only one that rests on what ships today."""
+    trainer, gpu = job.training.trainer, job.cluster.gpu.name
+    for whose in dict.fromkeys((owner, "")):
+        subject = Subject(trainer=trainer, gpu=gpu, owner=whose)
+        record = wiring.calibrations.latest(subject, until=until)
+        if record is not None and rests_on_shipped(record):
+            return record
+    return None
 
 
 def rests_on_shipped(record: CalibrationRecord) -> bool:
@@ -79,10 +92,12 @@ def rests_on_shipped(record: CalibrationRecord) -> bool:
 class CalibrationLookup:
     """The learned calibration of each job of a batch; a trainer and GPU is looked up once.
 
+    owner: see `learned`.
     shipped_alone: why only the shipped calibration is used, where the database gave no answer.
     """
 
     wiring: "Wiring"
+    owner: str = ""
     shipped_alone: str | None = None
     _known: "dict[tuple[str, str], Calibration | None]" = field(default_factory=dict)
 
@@ -95,7 +110,7 @@ class CalibrationLookup:
 
     def _found(self, job: "Job") -> "Calibration | None":
         try:
-            return learned(self.wiring, job)
+            return learned(self.wiring, job, self.owner)
         except StoreError as error:
             self.shipped_alone = str(error)
             return None
@@ -104,58 +119,67 @@ class CalibrationLookup:
 # ---- what calibrations are made from -------------------------------------------------------------
 
 
-def runs_of(
-    wiring: "Wiring", trainer: str, gpu: str, software_hash: str | None = None
-) -> "list[Measurement]":
-    """The newest MOST_RUNS measured runs of this trainer on this GPU, newest first."""
-    wanted = MeasurementFilter(gpu=gpu, software_hash=software_hash, status="ok")
-    return [
-        run
-        for _, run in zip(range(MOST_RUNS), all_of(wiring, wanted), strict=False)
-        if run.job.training.trainer == trainer
-    ]
+def priced_runs(wiring: "Wiring", rows: "Sequence[RunRow]") -> list[PricedRun]:
+    """These runs as learning reads them. What was not priced yet is priced and kept.
 
-
-def _measured_at(run: "Measurement") -> datetime:
-    """When it was measured; in UTC where it does not say."""
-    moment = datetime.fromisoformat(run.created_at)
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    One that turns out to be impossible is refused from now on, and left out.
+    """
+    found: dict[str, PricedRun] = {}
+    for row in rows:
+        known = row.priced and PricedRun.from_dict(
+            row.priced, run_id=row.id, layout=row.layout, step_seconds=row.step_seconds
+        )
+        if known:
+            found[row.id] = known
+    fresh = []
+    for row in rows:
+        if row.id in found:
+            continue
+        try:
+            run = wiring.measurements.get(row.id)
+        except (NotFoundError, SpecError) as error:  # deleted since, or today's rules refuse it
+            log.warning("%s is left out: %s", row.id, error)
+            continue
+        if reasons := implausible(run):
+            wiring.measurements.refuse(run.id, "; ".join(reasons))
+        else:
+            fresh.append(run)
+    now = priced(shipped_calibration(), fresh)
+    if now:
+        wiring.learning.keep({run.id: run.as_dict() for run in now})
+    found |= {run.id: run for run in now}
+    return [found[row.id] for row in rows if row.id in found]
 
 
 def kernel_runs_of(
     wiring: "Wiring",
-    trainer: str,
-    gpu: str,
+    subject: Subject,
     software: Mapping[str, str],
+    ids: Sequence[str] | None = None,
     *,
     until: datetime | None = None,
 ) -> list[KernelRun]:
     """Kernels timed for this trainer's jobs on this GPU, oldest first.
 
     Only under versions that do not contradict these.
+    ids: of probes that timed kernels, newest first; where they are left out, all.
     """
     found = []
-    for probe in kernel_probes(wiring, gpu):
+    ids = wiring.learning.inputs(subject).kernel_probes if ids is None else ids
+    for probe in map(wiring.probes.get, reversed(ids)):
         late = until is not None and probe.finished_at is not None and probe.finished_at > until
         if late or not timed_rows(probe) or not agree(software_of(probe), software):
             continue
         job = job_of_kernels(probe)
-        if job is not None and job.training.trainer == trainer:
+        if job is not None and job.training.trainer == subject.trainer:
             found.append(KernelRun(job=job, timings=timings_of(probe)))
     return found
 
 
-def kernel_probes(wiring: "Wiring", gpu: str | None) -> list[ProbeRecord]:
-    """Probes that timed kernels, on this GPU where one is named, oldest first."""
-    found: list[ProbeRecord] = []
-    cursor = None
-    for _ in range(PROBE_PAGES):
-        page = wiring.probes.list(ProbeFilter(gpu=gpu, state="done"), cursor, PAGE)
-        found += [probe for probe in page.items if probe.request.get("kernels")]
-        cursor = page.next_cursor
-        if cursor is None:
-            break
-    return found[::-1]
+def kernel_probes(wiring: "Wiring", gpu: str) -> list[ProbeRecord]:
+    """The newest probes that timed kernels on this GPU, oldest first."""
+    ids = wiring.learning.inputs(Subject(trainer="", gpu=gpu)).kernel_probes
+    return [wiring.probes.get(one) for one in reversed(ids)]
 
 
 def timings_of(probe: ProbeRecord) -> tuple[KernelTiming, ...]:

@@ -1,24 +1,28 @@
 """Updating calibrations: after every measurement and every timed kernel.
 
-The calibration of its trainer, GPU and software is made anew and stored; plans use the newest.
+The calibration of a trainer on a GPU is made anew from the runs that the database holds of it, and
+taken into use if the database still holds the same ones then. Runs that are not shared make a
+calibration of their owner's besides.
 """
 
+import hashlib
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from api.calibration.read import (
-    agree,
     job_of_kernels,
+    kernel_probes,
     kernel_runs_of,
     learned_without,
-    runs_of,
+    priced_runs,
     software_of,
     timed_rows,
 )
-from api.storage.records import CalibrationRecord, ProbeRecord
-from planner.calibration.update import learn
+from api.storage.records import CalibrationRecord, LearningInputs, ProbeRecord, Subject
+from planner.calibration.update import learn_priced
 from planner.cost.machine.shipped import shipped_calibration, to_document
 from planner.errors import PlannerError
 from planner.units import counted
@@ -29,99 +33,145 @@ if TYPE_CHECKING:
     from planner.specs.job import Job
     from planner.specs.measurement import Measurement
 
+# Of making a calibration while others store runs. Each of them updates it too, so the last one
+# succeeds.
+MOST_ATTEMPTS = 20
+OWNER_DIGITS = 8
 log = logging.getLogger("planner.learning")
 
 
 def calibration_for_study(
-    wiring: "Wiring", job: "Job", excluded: Collection[str], *, until: datetime | None
+    wiring: "Wiring", job: "Job", excluded: Collection[str], owner: str, *, until: datetime | None
 ) -> "Calibration | None":
     """What `learned_without` gives, stored, so that the plan's calibration is found by its id."""
-    calibration, record = learned_without(wiring, job, excluded, until=until)
+    calibration, record = learned_without(wiring, job, excluded, owner, until=until)
     if record is not None:
         wiring.calibrations.save(record)
     return calibration
 
 
+def all_measured(wiring: "Wiring", gpu: str | None) -> list[tuple[str, str]]:
+    """(trainer, GPU) of all runs and timed kernels; of one GPU where it is named."""
+    found = set(wiring.learning.measured(gpu))
+    for timed in wiring.learning.timed_gpus(gpu):
+        jobs = map(job_of_kernels, kernel_probes(wiring, timed))
+        found |= {(job.training.trainer, timed) for job in jobs if job is not None}
+    return sorted(found)
+
+
 def update_calibrations(
-    wiring: "Wiring",
-    measurements: "Iterable[Measurement]" = (),
-    kernels: Iterable[ProbeRecord] = (),
+    wiring: "Wiring", about: Iterable[tuple[str, str]], *, anew: bool = False
 ) -> list[CalibrationRecord]:
-    """Makes and stores the calibration of every trainer, GPU and software among these.
+    """Brings the calibrations of these (trainer, GPU) up to date; returns those that are new.
 
-    Returns the new ones.
-
-    kernels: probes that timed kernels. They count for runs whose versions do not contradict
-        theirs; where all do, they wait for a run that does not; where there is no run, they make
-        a calibration alone.
+    Everyone's, and that of every owner of runs that are not shared.
+    anew: also those that are up to date.
     """
-    updated = {
-        (one.job.training.trainer, one.job.cluster.gpu.name, one.key().software_hash): dict(
-            one.software
-        )
-        for one in measurements
-    }
-    for probe in kernels:
-        job = job_of_kernels(probe)
-        if job is None:
-            continue
-        trainer, gpu = job.training.trainer, probe.gpu
-        runs = runs_of(wiring, trainer, gpu)
-        run = next((run for run in runs if agree(software_of(probe), run.software)), None)
-        if run is not None:
-            updated[trainer, gpu, run.key().software_hash] = dict(run.software)
-        elif not runs:
-            updated[trainer, gpu, ""] = software_of(probe)
     made = []
-    for (trainer, gpu, software_hash), software in sorted(
-        updated.items(), key=lambda item: item[0]
-    ):
-        runs = runs_of(wiring, trainer, gpu, software_hash) if software_hash else []
-        calibration = learn(
-            shipped_calibration(), runs, kernel_runs_of(wiring, trainer, gpu, software)
-        )
-        if calibration is shipped_calibration():
-            continue
-        record = CalibrationRecord(
-            id=calibration.id,
-            created_at=wiring.clock.now(),
-            trainer=trainer,
-            gpu=gpu,
-            software=software,
-            num_runs=len(runs),
-            document=to_document(calibration),
-        )
-        wiring.calibrations.save(record)
-        made.append(record)
-        log.info("calibration %s of %s on %s from %d runs", record.id, trainer, gpu, len(runs))
+    for trainer, gpu in sorted(set(about)):
+        for owner in ("", *wiring.learning.owners(trainer, gpu)):
+            subject = Subject(trainer=trainer, gpu=gpu, owner=owner)
+            with wiring.teaching.turn(subject) as ours:
+                record = _update(wiring, subject, anew) if ours else None
+            if record is not None:
+                made.append(record)
     return made
 
 
-def update_from_measurements(wiring: "Wiring", ids: Sequence[str]) -> list[CalibrationRecord]:
-    """The calibrations made from these stored measurements, and stored.
+def _update(wiring: "Wiring", subject: Subject, anew: bool) -> CalibrationRecord | None:
+    """The subject's new calibration, in use; None where it stays, or where it has none."""
+    for _ in range(MOST_ATTEMPTS):
+        inputs = wiring.learning.inputs(subject)
+        before = wiring.calibrations.latest(subject)
+        if before is not None and before.built_from == inputs.digest and not anew:
+            return None
+        record = _made(wiring, subject, inputs)
+        if record is None and before is None:
+            return None
+        if not wiring.calibrations.put_in_use(subject, record, inputs, wiring.clock.now()):
+            continue  # others have stored or deleted runs meanwhile
+        if record is not None and before is not None and record.id == before.id and not anew:
+            return None
+        about = f"{subject.trainer} on {subject.gpu}"
+        if record is None:
+            log.info("%s has nothing to learn from any more", about)
+        else:
+            log.info("calibration %s of %s from %d runs", record.id, about, record.num_runs)
+        return record
+    log.warning("the runs of %s change too fast to learn from; the next one tries again", subject)
+    return None
 
-    Where that fails the measurements stay, and count the next time.
+
+def _made(wiring: "Wiring", subject: Subject, inputs: LearningInputs) -> CalibrationRecord | None:
+    """A calibration from these runs and kernels; None where nothing teaches.
+
+    Kernels count for runs whose versions do not contradict theirs; where all do, they wait for a
+    run that does not; where there is no run, they make a calibration alone.
+    """
+    software = inputs.software
+    if not inputs.runs:
+        if subject.owner:  # everyone's serves as well
+            return None
+        software = _software_of_kernels(wiring, subject, inputs.kernel_probes)
+    runs = priced_runs(wiring, inputs.runs)
+    kernels = kernel_runs_of(wiring, subject, software, inputs.kernel_probes)
+    calibration = learn_priced(shipped_calibration(), runs, kernels)
+    if calibration is shipped_calibration():
+        return None
+    if subject.owner:  # the same runs may be everyone's later
+        whose = hashlib.sha256(subject.owner.encode()).hexdigest()[:OWNER_DIGITS]
+        calibration = replace(calibration, id=f"{calibration.id}-{whose}")
+    return CalibrationRecord(
+        id=calibration.id,
+        created_at=wiring.clock.now(),
+        trainer=subject.trainer,
+        gpu=subject.gpu,
+        owner=subject.owner,
+        software=software,
+        num_runs=len(runs),
+        document=to_document(calibration),
+        built_from=inputs.digest,
+    )
+
+
+def _software_of_kernels(
+    wiring: "Wiring", subject: Subject, ids: Sequence[str]
+) -> "dict[str, str]":
+    """That of the newest kernels that were timed for this trainer."""
+    for probe in map(wiring.probes.get, ids):
+        job = job_of_kernels(probe) if timed_rows(probe) else None
+        if job is not None and job.training.trainer == subject.trainer:
+            return software_of(probe)
+    return {}
+
+
+def update_from_measurements(
+    wiring: "Wiring", measurements: "Iterable[Measurement]"
+) -> list[CalibrationRecord]:
+    """The calibrations that these measurements change, brought up to date.
+
+    They were stored, deleted or shared. Where that fails they count the next time.
     """
     return _attempt(
-        lambda: update_calibrations(wiring, [wiring.measurements.get(one) for one in ids])
+        wiring, [(one.job.training.trainer, one.job.cluster.gpu.name) for one in measurements]
     )
 
 
 def update_from_probes(wiring: "Wiring", probes: Sequence[ProbeRecord]) -> list[CalibrationRecord]:
-    """The calibrations made from what these ended probes measured, and stored.
+    """The same of what these ended probes measured."""
+    about = []
+    for probe in probes:
+        timed = bool(probe.request.get("kernels")) and bool(timed_rows(probe))
+        if timed or probe.measurement_id is not None:
+            job = job_of_kernels(probe)
+            if job is not None:
+                about.append((job.training.trainer, probe.gpu))
+    return _attempt(wiring, about)
 
-    Where that fails the results stay stored, and count the next time.
-    """
-    ids = [probe.measurement_id for probe in probes if probe.measurement_id is not None]
-    kernels = [probe for probe in probes if probe.request.get("kernels") and timed_rows(probe)]
-    return _attempt(
-        lambda: update_calibrations(wiring, [wiring.measurements.get(one) for one in ids], kernels)
-    )
 
-
-def _attempt(update: Callable[[], list[CalibrationRecord]]) -> list[CalibrationRecord]:
+def _attempt(wiring: "Wiring", about: Iterable[tuple[str, str]]) -> list[CalibrationRecord]:
     try:
-        return update()
+        return update_calibrations(wiring, about)
     except PlannerError as error:
         log.warning("no calibration was updated: %s", error)
         return []

@@ -31,16 +31,13 @@ def command(
     import json as encoder
 
     from api.calibration.grid import gpu_of, grid_of, knobs_moved
-    from api.calibration.read import kernel_probes
-    from api.calibration.update import update_calibrations
+    from api.calibration.update import all_measured, update_calibrations
     from api.cli.output import note, say
     from api.cli.studying import bar, sweep_stand
     from api.cli.working import working
-    from api.input.measurements import all_of
     from api.jobs.observer import Observer
     from api.jobs.sweep_runs import failure_in, failure_of, run_sweep
     from api.jobs.sweeps import add_sweep, run_now
-    from api.storage.records import MeasurementFilter
     from api.wiring import wire
     from planner.intake.machines import load_gpu
     from planner.units import counted
@@ -59,8 +56,7 @@ def command(
         if failure is not None:
             raise failure
     with working("learning from all measurements", quiet=json):
-        measurements = all_of(wiring, MeasurementFilter(gpu=gpu))
-        made = update_calibrations(wiring, measurements, kernel_probes(wiring, gpu))
+        made = update_calibrations(wiring, all_measured(wiring, gpu), anew=True)
     if json:
         rows = [
             {

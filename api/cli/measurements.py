@@ -1,13 +1,20 @@
 """`planner-cli measurements`: what was measured, in and out."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from api.cli.typed import complete_gpu, complete_model
 
-app = typer.Typer(help="What was measured: import, export, list.", rich_markup_mode=None)
+if TYPE_CHECKING:
+    from api.wiring import Wiring
+    from planner.specs.measurement import Measurement
+
+app = typer.Typer(
+    help="What was measured: import, export, list, delete, share.", rich_markup_mode=None
+)
 SHOWN = 10  # measurements of an import, each with its prediction
 Json = Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")]
 Model = Annotated[
@@ -20,7 +27,7 @@ Rung = Annotated[str | None, typer.Option(help="Only probed, imitated, emulated 
 
 @app.callback()
 def _group() -> None:
-    """What was measured: import, export, list."""
+    """What was measured: import, export, list, delete, share."""
 
 
 @app.command("import")
@@ -50,6 +57,7 @@ def import_(
     from api.cli.output import note, say
     from api.cli.working import working
     from api.errors import fault
+    from api.identity import local_user
     from api.input.measurements import FORMATS, read_file, store_new
     from api.input.text import read_mapping_file
     from api.render.comparison import beside
@@ -63,16 +71,17 @@ def import_(
         measurements = read_file(
             wiring, file, next((known for known in FORMATS if known == format), None), given
         )
-        stored = store_new(wiring, measurements)
+        stored = store_new(wiring, measurements, asked_by=local_user(), shared=True)
         learnt = update_from_measurements(wiring, stored.new)
     for record in learnt:
         note(line_about(record))
-    fresh = [one for one in measurements if one.id in set(stored.new)]
+    fresh = [one for one in stored.new if one.refused is None]
     if json:
         compared = [one.as_dict() for one in beside(fresh[:SHOWN])]
         body = {
-            "new": stored.new,
+            "new": [one.id for one in stored.new],
             "known": stored.known,
+            "refused": stored.refused,
             "calibrations": [record.id for record in learnt],
         }
         say(encoder.dumps({**body, "compared": compared}))
@@ -81,6 +90,10 @@ def import_(
         f"{len(stored.new)} stored"
         + (f", {len(stored.known)} were there already" if stored.known else "")
     )
+    for name, reason in list(stored.refused.items())[:SHOWN]:
+        note(f"not believed, stored but counted for nothing: {name}: {reason}")
+    if len(stored.refused) > SHOWN:
+        note(f"and {len(stored.refused) - SHOWN:,} more are not believed")
     for one in beside(fresh[:SHOWN]):
         said = one.sentence()
         say(f"  {one.id}" + (f": {said}" if said else ""))
@@ -144,7 +157,7 @@ def list_(
 
     from api.cli.output import make_console, note, say, show
     from api.cli.working import working
-    from api.input.measurements import filter_of, row_of
+    from api.input.measurements import filter_of, shown_row
     from api.render.comparison import beside
     from api.render.probe import measurements_table
     from api.wiring import wire
@@ -159,7 +172,7 @@ def list_(
         say(
             encoder.dumps(
                 {
-                    "items": [row_of(one) for one in page.items],
+                    "items": [shown_row(one) for one in page.items],
                     "compared": compared,
                     "next_cursor": page.next_cursor,
                 },
@@ -171,3 +184,61 @@ def list_(
     show(measurements_table(page.items, predicted, console.width), console)
     if page.next_cursor is not None:
         note(f"more: --cursor {page.next_cursor}")
+    for one in page.items:
+        if one.refused is not None:
+            note(f"not believed: {one.id}: {one.refused}")
+
+
+@app.command("delete")
+def delete(
+    measurement_id: Annotated[str, typer.Argument(metavar="MEASUREMENT_ID")], json: Json = False
+) -> None:
+    """Delete a stored measurement and learn again without it."""
+    _after(lambda wiring: [wiring.measurements.delete(measurement_id)], "deleted", json)
+
+
+@app.command("share")
+def share(
+    measurement_id: Annotated[
+        str | None, typer.Argument(metavar="[MEASUREMENT_ID]", help="Only this one.")
+    ] = None,
+    owner: Annotated[str | None, typer.Option(help="All that this key has stored.")] = None,
+    json: Json = False,
+) -> None:
+    """Let measurements that a key imported count for everyone's plans."""
+    from api.errors import fault
+
+    if (measurement_id is None) == (owner is None):
+        rule, remedy = "or --owner is needed, not both", "name one measurement, or one key"
+        raise fault("MEASUREMENT_ID", measurement_id, rule, remedy)
+
+    def shared(wiring: "Wiring") -> "list[Measurement]":
+        if measurement_id is not None:
+            wiring.measurements.get(measurement_id)  # or says that there is none
+        ids = wiring.measurements.share(measurement_id=measurement_id, asked_by=owner)
+        return [wiring.measurements.get(one) for one in ids]
+
+    _after(shared, "shared", json)
+
+
+def _after(work: "Callable[[Wiring], list[Measurement]]", verb: str, json: bool) -> None:
+    """Does it, learns from what is stored then, and says both."""
+    import json as encoder
+
+    from api.calibration.update import line_about, update_from_measurements
+    from api.cli.output import note, say
+    from api.cli.working import working
+    from api.wiring import wire
+    from planner.units import counted
+
+    wiring = wire()
+    with working("learning again", quiet=json):
+        done = work(wiring)
+        learnt = update_from_measurements(wiring, done)
+    if json:
+        ids = [record.id for record in learnt]
+        say(encoder.dumps({verb: [one.id for one in done], "calibrations": ids}))
+        return
+    for record in learnt:
+        note(line_about(record))
+    say(f"{counted(len(done), 'measurement')} {verb}")

@@ -153,10 +153,14 @@ class RowBody(BaseModel):
 
 
 class MeasurementsStored(BaseModel):
-    """Ids that are new, and ids that were there already with the same content."""
+    """Ids that are new, and ids that were there already with the same content.
+
+    refused: why new ones are not believed, by id: they are kept, and count for nothing.
+    """
 
     new: list[str]
     known: list[str]
+    refused: dict[str, str] = {}
 
 
 class PlanAccepted(BaseModel):
@@ -284,6 +288,7 @@ class CalibrationLine(BaseModel):
     own_runs: runs of one's own that set an offset, by unit ("torchtitan on h100-sxm-80gb, bf16,
         dense").
     trainer, gpu, software: what it was learned for here; null for what ships.
+    owner: the key whose plans alone it counts for; null for everyone's.
     """
 
     id: str
@@ -300,6 +305,7 @@ class CalibrationLine(BaseModel):
     trainer: str | None = None
     gpu: str | None = None
     software: dict[str, str] | None = None
+    owner: str | None = None
 
 
 class CatalogList(BaseModel):

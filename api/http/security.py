@@ -88,3 +88,4 @@ def _key_of(request: Request, sent: HTTPAuthorizationCredentials | None) -> ApiK
 Reader = Annotated[ApiKey, Security(asking_key, scopes=["read"])]
 Planner = Annotated[ApiKey, Security(asking_key, scopes=["plan"])]
 Prober = Annotated[ApiKey, Security(asking_key, scopes=["probe"])]
+Admin = Annotated[ApiKey, Security(asking_key, scopes=["admin"])]

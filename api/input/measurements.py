@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -19,9 +20,13 @@ from api.errors import fault
 from api.input.text import MAX_FILE_BYTES, check_plain, read_json, read_text
 from api.storage.records import MeasurementFilter
 from api.wiring import Wiring
+from planner.calibration.plausible import CLOCK_MARGIN, MEMORY_MARGIN, implausible
+from planner.catalog.clusters import gpu_names
 from planner.errors import ConflictError, Fault, NotFoundError, SpecError
+from planner.intake.machines import load_gpu
 from planner.intake.measurements import read_measurement
 from planner.intake.near_files import with_near_file
+from planner.specs.gpu import GpuSpec
 from planner.specs.measurement import Measurement, Rung, Status
 
 Format = Literal["rows", "csv", "torchtitan", "tensorboard"]
@@ -29,15 +34,24 @@ FORMATS: tuple[Format, ...] = ("rows", "csv", "torchtitan", "tensorboard")
 ID_LENGTH = 64
 PAGE = 200
 ROWS = re.compile(r"\s*(?:\{|\[\s*(?:\{|\]))")  # a log may begin with a bracket too: "[rank0]:"
+# what `shown_row` adds to `measured`; the same row imported again may hold it
+STORED = ("asked_by", "shared", "refused")
+AHEAD = timedelta(days=1)  # by which the clock of who measured may be wrong
+REASON_CHARACTERS = 1000
 OPEN_PARTS = ("model", "cluster", "training", "layout", "measured")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """Ids that are new in the database, and ids that it had already, with the same content."""
+    """New measurements, and ids that the database had already, with the same content."""
 
-    new: tuple[str, ...]
+    new: tuple[Measurement, ...]
     known: tuple[str, ...]
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """Why new ones are not believed, by id."""
+        return {one.id: one.refused for one in self.new if one.refused is not None}
 
 
 def guess_format(path: Path, text: str | None) -> Format:
@@ -165,11 +179,11 @@ def _of_row(wiring: Wiring, row: object, where: str, allow_files: bool) -> Measu
         and asked.isascii()
         and asked.isprintable()
     )
-    content = hashlib.sha256(json.dumps(row, sort_keys=True).encode()).hexdigest()
+    content = hashlib.sha256(json.dumps(_written(row), sort_keys=True).encode()).hexdigest()
     name = str(asked) if usable else f"measurement-{content[:24]}"
     created_at = _moment(at) if isinstance(at, str) else wiring.clock.now().isoformat()
     values = (
-        {**row, "measured": {k: v for k, v in measured.items() if k != "created_at"}}
+        {**row, "measured": {k: v for k, v in measured.items() if k not in ("created_at", *STORED)}}
         if isinstance(measured, Mapping)
         else row
     )
@@ -178,9 +192,15 @@ def _of_row(wiring: Wiring, row: object, where: str, allow_files: bool) -> Measu
     )
 
 
-def _moment(text: str) -> str:
-    from datetime import datetime
+def _written(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The row without what `shown_row` adds."""
+    measured = row.get("measured")
+    if not isinstance(measured, Mapping):
+        return row
+    return {**row, "measured": {key: measured[key] for key in measured if key not in STORED}}
 
+
+def _moment(text: str) -> str:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -195,8 +215,41 @@ def _moment(text: str) -> str:
     return text
 
 
-def store_new(wiring: Wiring, measurements: Sequence[Measurement]) -> Stored:
+def checked(measurement: Measurement, now: datetime) -> Measurement:
+    """The measurement; refused, with the reason, where it cannot be true.
+
+    Refused ones are kept and shown. They teach nothing and rank no plan.
+    """
+    reasons = implausible(measurement)
+    gpu = measurement.job.cluster.gpu
+    if gpu.name in gpu_names():
+        reasons += _not_as_known(gpu, load_gpu(gpu.name))
+    measured_at = datetime.fromisoformat(measurement.created_at)
+    if measured_at.tzinfo is not None and measured_at > now + AHEAD:
+        reasons.append(f"it was measured in the future, at {measurement.created_at}")
+    if not reasons:
+        return measurement
+    return measurement.model_copy(update={"refused": "; ".join(reasons)[:REASON_CHARACTERS]})
+
+
+def _not_as_known(gpu: GpuSpec, known: GpuSpec) -> list[str]:
+    """How a GPU described in the row is more than the catalogue's of that name."""
+    more = [
+        f"peak_flops.{dtype}"
+        for dtype, peak in gpu.peak_flops_per_second.items()
+        if peak > known.peak_flops_per_second.get(dtype, 0.0) * CLOCK_MARGIN
+    ]
+    if gpu.memory_bytes > known.memory_bytes * MEMORY_MARGIN:
+        more.append("memory")
+    return [f"its {gpu.name} has more {', '.join(more)} than the catalogue's"] if more else []
+
+
+def store_new(
+    wiring: Wiring, measurements: Sequence[Measurement], *, asked_by: str, shared: bool
+) -> Stored:
     """Stores what is not there yet; the same import twice changes nothing.
+
+    asked_by: who stores them. shared: whether they count for others' plans.
 
     Raises ConflictError for an id with other content.
     """
@@ -209,7 +262,8 @@ def store_new(wiring: Wiring, measurements: Sequence[Measurement]) -> Stored:
         except NotFoundError:
             before = None
         if before is None:
-            new[one.id] = one
+            mine = one.model_copy(update={"asked_by": asked_by, "shared": shared})
+            new[one.id] = checked(mine, wiring.clock.now())
         elif _content(before) == _content(one):
             known.append(one.id)
         else:
@@ -218,7 +272,7 @@ def store_new(wiring: Wiring, measurements: Sequence[Measurement]) -> Stored:
                 "leave its id out"
             )
     store.add(list(new.values()))
-    return Stored(new=tuple(new), known=tuple(known))
+    return Stored(new=tuple(new.values()), known=tuple(known))
 
 
 def _content(measurement: Measurement) -> dict[str, Any]:
@@ -233,6 +287,7 @@ def filter_of(
     status: str | None = None,
     rung: str | None = None,
     job_hash: str | None = None,
+    asked_by: str | None = None,
 ) -> MeasurementFilter:
     """Which measurements to list; model and gpu by any name of the catalogue.
 
@@ -254,6 +309,7 @@ def filter_of(
         status=status,
         rung=rung,
         job_hash=job_hash,
+        asked_by=asked_by,
     )
 
 
@@ -279,6 +335,15 @@ def row_of(measurement: Measurement) -> dict[str, Any]:
         "id": measurement.id,
         "measured": {**row["measured"], "created_at": measurement.created_at},
     }
+
+
+def shown_row(measurement: Measurement) -> dict[str, Any]:
+    """The row with what the database says of it: whose it is, and why it is not believed."""
+    row = row_of(measurement)
+    stored = dict(
+        zip(STORED, (measurement.asked_by, measurement.shared, measurement.refused), strict=True)
+    )
+    return {**row, "measured": {**row["measured"], **stored}}
 
 
 def json_rows(text: str) -> Iterator[tuple[str, object]]:

@@ -7,10 +7,12 @@ import platform
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from api.errors import fault, lines_of
+from api.input.measurements import checked
 from api.input.names import plan_id_of
 from api.jobs.leases import Claimed, abandoned, new_lease, take_over
 from api.jobs.plans import job_of
@@ -196,7 +198,9 @@ def run_probe(
             answer = _measure(
                 wiring, record, Watch(stop=watch.stop, progress=progress, folder=folder)
             )
-            end = end_of(answer, stopped=watch.stop.is_set())
+            end = end_of(
+                answer, wiring.clock.now(), stopped=watch.stop.is_set(), asked_by=record.asked_by
+            )
         except PlannerError as error:
             end = ProbeEnd(
                 state="cancelled" if watch.stop.is_set() else "failed",
@@ -215,27 +219,32 @@ def _measure(wiring: Wiring, record: ProbeRecord, watch: Watch) -> ProbeAnswer:
     return Campaign.of(request, job, record.id, pool.capacity(job.cluster)).run(pool, watch)
 
 
-def end_of(answer: ProbeAnswer, *, stopped: bool) -> ProbeEnd:
-    """How a probe with this answer ended. Out of memory is an answer: done, with its class."""
+def end_of(answer: ProbeAnswer, now: datetime, *, stopped: bool, asked_by: str | None) -> ProbeEnd:
+    """How a probe with this answer ended. Out of memory is an answer: done, with its class.
+
+    Numbers that cannot be true are stored as refused.
+    """
+    measurements = tuple(
+        checked(one.model_copy(update={"asked_by": asked_by}), now) for one in answer.measurements
+    )
     results = tuple(result.model_dump(mode="json") for result in answer.results)
     failed = answer.failed
     if failed is None:
         return ProbeEnd(
             state="done",
             results=results,
-            measurements=answer.measurements,
-            message="; ".join(answer.notes) or None,
+            measurements=measurements,
+            message="; ".join(
+                [*answer.notes, *(one.refused for one in measurements if one.refused)]
+            )
+            or None,
         )
     outcome = failed.outcome
     if isinstance(outcome, OutOfMemory):
         message = f"out of memory on rank {outcome.rank}: {outcome.message}"
         ended: Literal["done", "failed"] = "done" if answer.measurements else "failed"
         return ProbeEnd(
-            state=ended,
-            results=results,
-            measurements=answer.measurements,
-            failure=OOM,
-            message=message,
+            state=ended, results=results, measurements=measurements, failure=OOM, message=message
         )
     assert outcome.status == "failed", "what is measured has not failed"
     interrupted = outcome.kind == FailureKind.INTERRUPTED and stopped
@@ -273,7 +282,9 @@ def _conclude(wiring: Wiring, crashed: ProbeRecord, ours: ProbeRecord) -> ProbeR
     if result is not None and whole and result.outcome.status in ("ok", OOM):
         failed = None if result.outcome.status == "ok" else result
         answer = ProbeAnswer(results=(result,), measurements=(result.measurement(),), failed=failed)
-        return claimed.finish(end_of(answer, stopped=False))
+        return claimed.finish(
+            end_of(answer, wiring.clock.now(), stopped=False, asked_by=ours.asked_by)
+        )
     interrupted = FailureKind.INTERRUPTED.value
     if ours.cancel_requested:
         message = "cancelled after its owner had crashed"

@@ -157,7 +157,9 @@ def _plan(probes: StudyProbes) -> "Plan":
         job,
         ports=wiring.ports,
         progress=probes.observer.on_message,
-        calibration=calibration_for_study(wiring, job, counted_here, until=record.started_at),
+        calibration=calibration_for_study(
+            wiring, job, counted_here, record.asked_by or "", until=record.started_at
+        ),
         probing=probing,
         plan_id=record.id,
     )

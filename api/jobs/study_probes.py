@@ -36,6 +36,7 @@ KERNEL_SECONDS = 180.0
 OF_THE_MACHINE = frozenset({FailureKind.IMPORT, FailureKind.LOST_GPU, BACKEND})
 # as `planner.study.study` knows it, which is not imported for a plan without probes
 BROKEN = "environment"
+IMPLAUSIBLE = "implausible"  # it ran, and its numbers cannot be true
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +161,8 @@ class StudyProbes:
         if record.request.get("kernels"):
             return None
         if record.measurement_id is not None:
-            return self.wiring.measurements.get(record.measurement_id)
+            found = self.wiring.measurements.get(record.measurement_id)
+            return found if found.refused is None else _not_believed(found)
         if record.state not in ("failed", "cancelled"):
             return None
         request, job = ProbeRequest.from_user(record.request, allow_files=False)
@@ -234,8 +236,9 @@ class StudyProbes:
 
     def measured_before(self) -> Iterator[Measurement]:
         """Runs of the same question from before, on this kind of machine."""
+        owner = self.claimed.record.asked_by or ""
         for num_gpus in self.job.cluster.num_gpus_choices:
-            for one in self.wiring.measurements.matching(question_hash(self.job, num_gpus)):
+            for one in self.wiring.measurements.matching(question_hash(self.job, num_gpus), owner):
                 if one.measured.status in ("ok", "oom"):
                     yield one
 
@@ -288,6 +291,18 @@ def _without_blame(measurement: Measurement) -> Measurement:
     if measurement.measured.failure not in OF_THE_MACHINE:
         return measurement
     numbers = measurement.measured.model_copy(update={"failure": FailureKind.INTERRUPTED.value})
+    return measurement.model_copy(update={"measured": numbers})
+
+
+def _not_believed(measurement: Measurement) -> Measurement:
+    """The measurement without its numbers: they rank no layout."""
+    numbers = Measured(
+        status="failed",
+        rung=measurement.measured.rung,
+        failure=IMPLAUSIBLE,
+        message=measurement.refused,
+        gpu_seconds=measurement.measured.gpu_seconds,
+    )
     return measurement.model_copy(update={"measured": numbers})
 
 

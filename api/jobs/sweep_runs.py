@@ -12,6 +12,7 @@ from api.jobs.leases import Claimed
 from api.jobs.observer import Observer
 from api.jobs.plans import job_with_layout
 from api.jobs.probes import RequestedProbe, enqueue, probes_of, recover, run_all
+from api.jobs.study_probes import IMPLAUSIBLE
 from api.jobs.sweeps import check_sweep
 from api.render.sweep import sweep_line
 from api.storage.probes import gpu_seconds_of
@@ -30,6 +31,7 @@ from probes.protocol import FailureKind
 
 if TYPE_CHECKING:
     from api.wiring import Wiring
+    from planner.cost.machine.knobs import Calibration
     from planner.specs.plan import Plan
 
 CANDIDATES = 30  # best layouts among which the least sure are sought
@@ -157,11 +159,7 @@ class SweepRun:
             "num_gpus": job.cluster.num_gpus,
         }
         try:
-            plan = recommend(
-                job,
-                ports=self.wiring.ports,
-                calibration=learned(self.wiring, job, until=self.claimed.record.started_at),
-            )
+            plan = recommend(job, ports=self.wiring.ports, calibration=self._learned(job))
         except PlannerError as error:
             return {
                 **name,
@@ -255,6 +253,9 @@ class SweepRun:
                 "message": record.message,
             }
         measurement = self.wiring.measurements.get(record.measurement_id)
+        if measurement.refused is not None:
+            refused = {"failure": IMPLAUSIBLE, "message": measurement.refused}
+            return {**line, "status": "failed", "measurement_id": measurement.id, **refused}
         seconds = measurement.measured.step_seconds
         before = self._before(measurement)
         change = (
@@ -327,11 +328,17 @@ class SweepRun:
             update_from_probes(self.wiring, [record])
         return record
 
+    def _learned(self, job: Job) -> "Calibration | None":
+        record = self.claimed.record
+        return learned(self.wiring, job, record.asked_by or "", until=record.started_at)
+
     def _before(self, measurement: Measurement) -> Measurement | None:
         """The newest earlier measurement of the same question, layout and rung."""
         same = [
             one
-            for one in self.wiring.measurements.matching(measurement.key().job_hash)
+            for one in self.wiring.measurements.matching(
+                measurement.key().job_hash, self.claimed.record.asked_by or ""
+            )
             if one.key().layout_hash == measurement.key().layout_hash
             and one.measured.rung == measurement.measured.rung
             and (one.created_at, one.id) < (measurement.created_at, measurement.id)

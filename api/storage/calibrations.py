@@ -1,38 +1,76 @@
 """Stored calibrations in SQL, for SQLite and PostgreSQL alike."""
 
+import hashlib
 from dataclasses import asdict, fields
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Engine, select
+from sqlalchemy import ColumnElement, Engine, func, or_, select, update
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
 
 from api.storage.common import plain_text, row_of
+from api.storage.learning import read_inputs
 from api.storage.paging import read_page
-from api.storage.records import CalibrationRecord, Page
+from api.storage.records import CalibrationRecord, LearningInputs, Page, Subject
 from api.storage.tables import CalibrationRow
 from api.storage.transactions import reading, writing
 
 
 class SqlCalibrationStore:
-    """Keeps calibrations."""
+    """Keeps calibrations, one in use for each subject.
 
-    def __init__(self, engine: Engine) -> None:
+    basis: see `SqlLearningStore`.
+    """
+
+    def __init__(self, engine: Engine, basis: str) -> None:
         self.engine = engine
+        self.basis = basis
 
     def save(self, record: CalibrationRecord) -> None:
         """Stores it; one of the same id stays, because equal runs give equal calibrations."""
-        values = {
-            **asdict(record),
-            "software": dict(record.software),
-            "document": dict(record.document),
-        }
         with writing(self.engine) as session:
             try:
                 with session.begin_nested():
-                    session.add(CalibrationRow(**values))
+                    session.add(CalibrationRow(**_values(record)))
             except IntegrityError:
                 pass
+
+    def put_in_use(
+        self,
+        subject: Subject,
+        record: CalibrationRecord | None,
+        inputs: LearningInputs,
+        now: datetime,
+    ) -> bool:
+        """Takes this one into use instead of the one before; None: the subject has none any more.
+
+        False, and nothing has changed, where the database holds other runs by now than those that
+        it was made from: whoever made it has to make it anew.
+        """
+        table = CalibrationRow
+        with writing(self.engine) as session:
+            self._lock(session, subject)
+            if read_inputs(session, subject, self.basis).digest != inputs.digest:
+                return False
+            kept = None if record is None else session.get(table, record.id)
+            session.execute(
+                update(table)
+                .where(*_of(subject), table.superseded_at.is_(None))
+                .values(superseded_at=now)
+            )
+            if record is not None and kept is None:
+                session.add(table(**_values(record)))
+            elif record is not None and kept is not None:
+                kept.superseded_at, kept.built_from = None, record.built_from
+        return True
+
+    def _lock(self, session: Session, subject: Subject) -> None:
+        """One writer of a subject at a time; SQLite has one writer anyway."""
+        if self.engine.dialect.name == "postgresql":
+            name = f"{subject.owner}\n{subject.trainer}\n{subject.gpu}".encode()
+            key = int.from_bytes(hashlib.sha256(name).digest()[:8], "big", signed=True)
+            session.execute(select(func.pg_advisory_xact_lock(key)))
 
     def get(self, calibration_id: str) -> CalibrationRecord:
         """The calibration of this id. Raises NotFoundError."""
@@ -41,15 +79,19 @@ class SqlCalibrationStore:
             return _record(row_of(session, CalibrationRow, calibration_id, "calibration", remedy))
 
     def latest(
-        self, trainer: str, gpu: str, *, until: datetime | None = None
+        self, subject: Subject, *, until: datetime | None = None
     ) -> CalibrationRecord | None:
-        """The newest of this trainer on this GPU, stored by `until`; None where there is none."""
+        """The one in use; None where there is none.
+
+        until: the one that was in use then.
+        """
         table = CalibrationRow
-        query = select(table).where(
-            table.trainer == plain_text(trainer), table.gpu == plain_text(gpu)
-        )
-        if until is not None:
-            query = query.where(table.created_at <= until)
+        query = select(table).where(*_of(subject))
+        if until is None:
+            query = query.where(table.superseded_at.is_(None))
+        else:
+            later = or_(table.superseded_at.is_(None), table.superseded_at > until)
+            query = query.where(table.created_at <= until, later)
         query = query.order_by(table.created_at.desc(), table.id.desc()).limit(1)
         with reading(self.engine) as session:
             row = session.scalars(query).first()
@@ -58,6 +100,19 @@ class SqlCalibrationStore:
     def list(self, cursor: str | None = None, limit: int = 50) -> Page[CalibrationRecord]:
         """All calibrations, newest first."""
         return read_page(self.engine, CalibrationRow, _record, cursor, limit)
+
+
+def _of(subject: Subject) -> tuple[ColumnElement[bool], ...]:
+    table = CalibrationRow
+    return (
+        table.trainer == plain_text(subject.trainer),
+        table.gpu == plain_text(subject.gpu),
+        table.owner == plain_text(subject.owner),
+    )
+
+
+def _values(record: CalibrationRecord) -> dict[str, Any]:
+    return {**asdict(record), "software": dict(record.software), "document": dict(record.document)}
 
 
 def _record(row: CalibrationRow) -> CalibrationRecord:

@@ -3,15 +3,18 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine, delete, select, update
 
 from api.storage.common import all_readable, flush_new, plain_text, readable, row_of
+from api.storage.learning import believed_by
 from api.storage.paging import read_page
 from api.storage.records import MeasurementFilter, Page
-from api.storage.tables import MeasurementRow
+from api.storage.tables import MeasurementRow, PricedRunRow, ProbeRow
 from api.storage.transactions import reading, writing
 from planner.intake.measurements import read_measurement
 from planner.specs.measurement import Measurement
+
+REMEDY = "`planner-cli measurements list` shows the ids"
 
 
 class SqlMeasurementStore:
@@ -29,10 +32,9 @@ class SqlMeasurementStore:
 
     def get(self, measurement_id: str) -> Measurement:
         """The measurement as it was stored. Raises NotFoundError."""
-        remedy = "`planner-cli measurements list` shows the ids"
         with reading(self.engine) as session:
             return _measurement(
-                row_of(session, MeasurementRow, measurement_id, "measurement", remedy)
+                row_of(session, MeasurementRow, measurement_id, "measurement", REMEDY)
             )
 
     def list(
@@ -41,12 +43,50 @@ class SqlMeasurementStore:
         """The wanted measurements, newest first."""
         return read_page(self.engine, MeasurementRow, _measurement, cursor, limit, wanted=wanted)
 
-    def matching(self, job_hash: str) -> Sequence[Measurement]:
-        """Measurements of this question, oldest first."""
-        query = select(MeasurementRow).where(MeasurementRow.job_hash == plain_text(job_hash))
+    def matching(self, job_hash: str, owner: str = "") -> Sequence[Measurement]:
+        """Measurements of this question that count for this owner's plans, oldest first."""
+        query = select(MeasurementRow).where(
+            MeasurementRow.job_hash == plain_text(job_hash), *believed_by(owner)
+        )
         with reading(self.engine) as session:
             rows = session.scalars(query.order_by(MeasurementRow.created_at, MeasurementRow.id))
             return tuple(all_readable(rows, _measurement))
+
+    def delete(self, measurement_id: str) -> Measurement:
+        """Removes it, and what pricing it found; the probe that measured it stays without it.
+
+        Raises NotFoundError.
+        """
+        with writing(self.engine) as session:
+            row = row_of(session, MeasurementRow, measurement_id, "measurement", REMEDY, lock=True)
+            found = _measurement(row)
+            for table, column in (
+                (update(ProbeRow).values(measurement_id=None), ProbeRow.measurement_id),
+                (delete(PricedRunRow), PricedRunRow.measurement_id),
+                (delete(MeasurementRow), MeasurementRow.id),
+            ):
+                session.execute(table.where(column == measurement_id))
+        return found
+
+    def share(
+        self, *, measurement_id: str | None = None, asked_by: str | None = None
+    ) -> Sequence[str]:
+        """Lets this one, or all that somebody stored, count for everyone; returns their ids."""
+        table = MeasurementRow
+        query = update(table).where(~table.shared).values(shared=True).returning(table.id)
+        if measurement_id is not None:
+            query = query.where(table.id == plain_text(measurement_id))
+        if asked_by is not None:
+            query = query.where(table.asked_by == plain_text(asked_by))
+        with writing(self.engine) as session:
+            ids = session.scalars(query).all()
+        return sorted(ids)
+
+    def refuse(self, measurement_id: str, reason: str) -> None:
+        """From now on it is not believed, for this reason."""
+        query = update(MeasurementRow).where(MeasurementRow.id == measurement_id)
+        with writing(self.engine) as session:
+            session.execute(query.values(refused=reason))
 
 
 def measurement_row(measurement: Measurement) -> MeasurementRow:
@@ -70,6 +110,10 @@ def measurement_row(measurement: Measurement) -> MeasurementRow:
         peak_reserved_bytes=numbers.peak_reserved_bytes,
         device_bytes=numbers.device_bytes,
         body={"created_at": measurement.created_at, "row": measurement.as_row()},
+        trainer=plain_text(measurement.job.training.trainer),
+        asked_by=None if measurement.asked_by is None else plain_text(measurement.asked_by),
+        shared=measurement.shared,
+        refused=measurement.refused,
     )
 
 

@@ -117,6 +117,44 @@ class MeasurementFilter:
     job_hash: str | None = None
     layout_hash: str | None = None
     software_hash: str | None = None
+    asked_by: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What a calibration is about: a trainer on a GPU, for everyone or for one owner's plans."""
+
+    trainer: str
+    gpu: str
+    owner: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRow:
+    """A stored run that a calibration may be made from.
+
+    layout: names its job and layout. priced: what pricing it found; None where nobody has.
+    """
+
+    id: str
+    created_at: datetime
+    layout: str
+    step_seconds: float
+    priced: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearningInputs:
+    """What a calibration is made from, as it stands in the database.
+
+    runs: newest first, of the software of the newest; only shared ones and the owner's.
+    software: of these runs. kernel_probes: ids, newest first. digest: of all of it.
+    """
+
+    software: Mapping[str, str]
+    runs: tuple[RunRow, ...]
+    kernel_probes: tuple[str, ...]
+    digest: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +162,9 @@ class CalibrationRecord:
     """The calibration that runs of one trainer on one GPU under one software gave.
 
     document: the posterior, JSON-safe.
+    owner: for whose plans; empty for everyone's.
+    built_from: digest of what it was made from.
+    superseded_at: None while it is in use.
     """
 
     id: str
@@ -133,6 +174,14 @@ class CalibrationRecord:
     software: Mapping[str, str]
     num_runs: int
     document: Mapping[str, Any]
+    owner: str = ""
+    built_from: str | None = None
+    superseded_at: datetime | None = None
+
+    @property
+    def subject(self) -> Subject:
+        """What it is about."""
+        return Subject(trainer=self.trainer, gpu=self.gpu, owner=self.owner)
 
 
 # ---- the queues ----------------------------------------------------------------------------------

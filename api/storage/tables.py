@@ -18,6 +18,7 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
     UniqueConstraint,
+    true,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -129,12 +130,16 @@ class EstimateRow(Base):
 
 
 class MeasurementRow(Base):
-    """One run of one layout. `body` is the whole row; the other columns are for look-ups."""
+    """One run of one layout. `body` is the whole row; the other columns are for look-ups.
+
+    shared: whether it counts for others. refused: why it is not believed.
+    """
 
     __tablename__ = "measurements"
     __table_args__ = (
         Index("ix_measurements_created_at_id", "created_at", "id"),
         Index("ix_measurements_key", "model", "gpu", "software_hash", "layout_hash"),
+        Index("ix_measurements_learning", "gpu", "trainer", "created_at", "id"),
     )
 
     id: Mapped[str] = mapped_column(String(ID_LENGTH), primary_key=True)
@@ -155,6 +160,24 @@ class MeasurementRow(Base):
     device_bytes: Mapped[float | None]
     asked_by: Mapped[str | None]
     body: Mapped[dict[str, Any]]
+    trainer: Mapped[str] = mapped_column(server_default="")
+    shared: Mapped[bool] = mapped_column(Boolean, server_default=true())
+    refused: Mapped[str | None]
+
+
+class PricedRunRow(Base):
+    """What the model says of a measured run, priced once.
+
+    basis: the model's version and the calibration at whose knobs it was priced.
+    """
+
+    __tablename__ = "priced_runs"
+
+    measurement_id: Mapped[str] = mapped_column(
+        String(ID_LENGTH), ForeignKey("measurements.id", ondelete="CASCADE"), primary_key=True
+    )
+    basis: Mapped[str]
+    document: Mapped[dict[str, Any]]
 
 
 class LeasedRow(Base):
@@ -264,6 +287,9 @@ class CalibrationRow(Base):
     """A calibration from the runs of one trainer on one GPU under one software.
 
     document: the whole posterior.
+    owner: for whose plans; empty for everyone's.
+    built_from: hash of the runs and timed kernels that it was made from.
+    superseded_at: null while it is in use.
     """
 
     __tablename__ = "calibrations"
@@ -279,6 +305,9 @@ class CalibrationRow(Base):
     software: Mapped[dict[str, Any]]
     num_runs: Mapped[int] = mapped_column(Integer)
     document: Mapped[dict[str, Any]]
+    owner: Mapped[str] = mapped_column(server_default="")
+    built_from: Mapped[str | None] = mapped_column(String(HASH_LENGTH))
+    superseded_at: Mapped[datetime | None]
 
 
 class AuditRow(Base):

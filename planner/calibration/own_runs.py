@@ -29,8 +29,6 @@ from planner.cost.machine.knobs import KNOBS, PLACE, Calibration
 from planner.specs.job import Job
 from planner.specs.measurement import Measurement
 
-DIGITS = 8  # of what is kept
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PricedRun:
@@ -61,9 +59,9 @@ class PricedRun:
             "stack": self.stack,
             "unit": self.unit,
             "fingerprint": self.fingerprint,
-            "log_seconds": round(self.log_seconds, DIGITS),
+            "log_seconds": self.log_seconds,
             "knobs": [knob.name for knob in KNOBS],
-            "gradient": [round(value, DIGITS) for value in self.gradient],
+            "gradient": list(self.gradient),
             "seen": sorted(map(list, self.seen)),
         }
 

@@ -99,6 +99,11 @@ def _asked(spec: BaseModel) -> dict[str, object]:
     return {k: v for k, v in found if k not in ADDED_LATER or v != ADDED_LATER[k]}
 
 
+def software_hash(software: Mapping[str, str]) -> str:
+    """SHA-256 of the versions that a run ran under."""
+    return _hash(dict(software))
+
+
 def _hash(value: object) -> str:
     return hashlib.sha256(
         json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
@@ -112,6 +117,8 @@ class Measurement(BaseModel):
         trainer version).
     created_at: ISO 8601, UTC.
     source: where it comes from (a probe's id, a file, a publication).
+    asked_by: who stored it, or asked for the probe. shared: whether it counts for others.
+    refused: why its numbers are not believed; it is kept and shown, and counts for nothing.
     """
 
     model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
@@ -122,6 +129,9 @@ class Measurement(BaseModel):
     measured: Measured
     software: Mapping[str, str] = {}
     source: str = ""
+    asked_by: str | None = None
+    shared: bool = True
+    refused: str | None = None
 
     def as_row(self) -> dict[str, Any]:
         """The row that `planner.intake.measurements.read_measurement` reads back to the same."""
@@ -146,5 +156,5 @@ class Measurement(BaseModel):
             gpu=self.job.cluster.gpu.name,
             num_gpus=self.job.cluster.num_gpus,
             layout_hash=_hash(None if layout is None else _asked(layout)),
-            software_hash=_hash(dict(self.software)),
+            software_hash=software_hash(self.software),
         )

@@ -12,10 +12,13 @@ from sqlalchemy import Engine
 
 from api.storage.calibrations import SqlCalibrationStore
 from api.storage.engine import make_engine, normalise_url
+from api.storage.learning import SqlLearningStore
+from api.storage.measurements import SqlMeasurementStore
 from api.storage.migrate import upgrade
 from api.storage.records import (
     CalibrationRecord,
     Lease,
+    Subject,
     SweepRecord,
     TaskEnd,
     TaskFilter,
@@ -24,6 +27,9 @@ from api.storage.records import (
 from api.storage.sweeps import SqlSweepStore
 from api.storage.tasks import SqlTaskStore
 from planner.errors import ConflictError, NotFoundError, SpecError
+from planner.intake.jobs import read_job
+from planner.specs.measurement import Measured, Measurement
+from tests.conftest import JOB, LAYOUT
 from tests.stand_ins.ageing import age
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, 123456, tzinfo=UTC)
@@ -194,35 +200,126 @@ class TestSweeps:
         assert [each.id for each in sweeps.list().items] == ["sweep-1"]
 
 
+H100 = Subject(trainer="torchtitan", gpu="h100-sxm-80gb")
+
+
+def measurement(number: int) -> Measurement:
+    return Measurement(
+        id=f"measurement-{number:03d}",
+        created_at=(NOW + timedelta(seconds=number)).isoformat(),
+        job=read_job({**JOB, "layout": LAYOUT}),
+        measured=Measured(rung="probed", step_seconds=2.5),
+        software={"torch": "2.13"},
+    )
+
+
+def calibration(number: int, subject: Subject = H100) -> CalibrationRecord:
+    return CalibrationRecord(
+        id=f"c-{number}",
+        created_at=NOW + timedelta(seconds=number),
+        trainer=subject.trainer,
+        gpu=subject.gpu,
+        owner=subject.owner,
+        software={"torch": "2.13"},
+        num_runs=number,
+        document={"shifts": [0.1]},
+    )
+
+
 class TestCalibrations:
-    def test_the_newest_of_a_trainer_and_gpu(self, engine: Engine) -> None:
-        store = SqlCalibrationStore(engine)
-        for number, gpu in enumerate(("h100-sxm-80gb", "h100-sxm-80gb", "cpu")):
-            store.save(
-                CalibrationRecord(
-                    id=f"c-{number}",
-                    created_at=NOW + timedelta(seconds=number),
-                    trainer="torchtitan",
-                    gpu=gpu,
-                    software={"torch": "2.13"},
-                    num_runs=number,
-                    document={"shifts": [0.1]},
-                )
-            )
-        latest = store.latest("torchtitan", "h100-sxm-80gb")
+    @pytest.fixture
+    def store(self, engine: Engine) -> SqlCalibrationStore:
+        return SqlCalibrationStore(engine, "basis")
+
+    @pytest.fixture
+    def learning(self, engine: Engine) -> SqlLearningStore:
+        return SqlLearningStore(engine, "basis")
+
+    def test_the_one_in_use_of_a_subject(
+        self, store: SqlCalibrationStore, learning: SqlLearningStore
+    ) -> None:
+        for number, subject in enumerate((H100, H100, replace(H100, gpu="cpu"))):
+            put = calibration(number, subject)
+            assert store.put_in_use(subject, put, learning.inputs(subject), put.created_at)
+        latest = store.latest(H100)
         assert latest is not None
         assert (latest.id, latest.document, latest.software) == (
             "c-1",
             {"shifts": [0.1]},
             {"torch": "2.13"},
         )
-        assert store.latest("megatron", "cpu") is None
-        then = store.latest("torchtitan", "h100-sxm-80gb", until=NOW + timedelta(seconds=0.5))
+        assert store.get("c-0").superseded_at == NOW + timedelta(seconds=1)
+        assert store.latest(Subject(trainer="megatron", gpu="cpu")) is None
+        assert store.latest(replace(H100, owner="ann")) is None
+        then = store.latest(H100, until=NOW + timedelta(seconds=0.5))
         assert then is not None
         assert then.id == "c-0"
-        assert store.latest("torchtitan", "h100-sxm-80gb", until=NOW - timedelta(days=1)) is None
+        assert store.latest(H100, until=NOW - timedelta(days=1)) is None
         assert [each.id for each in store.list(limit=2).items] == ["c-2", "c-1"]
         store.save(replace(latest, num_runs=99))
         assert store.get("c-1").num_runs == 1
         with pytest.raises(NotFoundError):
             store.get("c-9")
+
+    def test_one_before_may_be_in_use_again_or_none(
+        self, store: SqlCalibrationStore, learning: SqlLearningStore
+    ) -> None:
+        inputs = learning.inputs(H100)
+        for at, number in enumerate((0, 1, 0)):
+            assert store.put_in_use(H100, calibration(number), inputs, NOW + timedelta(seconds=at))
+        latest = store.latest(H100)
+        assert latest is not None
+        assert (latest.id, latest.superseded_at) == ("c-0", None)
+        assert store.put_in_use(H100, None, inputs, NOW + timedelta(seconds=9))
+        assert store.latest(H100) is None
+
+    def test_one_of_older_runs_is_refused(
+        self, engine: Engine, store: SqlCalibrationStore, learning: SqlLearningStore
+    ) -> None:
+        older = learning.inputs(H100)
+        runs = SqlMeasurementStore(engine)
+        runs.add([measurement(1)])
+        assert not store.put_in_use(H100, calibration(1), older, NOW)
+        assert store.latest(H100) is None
+        newer = learning.inputs(H100)
+        assert [run.id for run in newer.runs] == ["measurement-001"]
+        assert store.put_in_use(H100, calibration(2), newer, NOW)
+        runs.delete("measurement-001")
+        assert not store.put_in_use(H100, calibration(3), newer, NOW)
+
+    def test_runs_that_do_not_count_are_no_inputs(
+        self, engine: Engine, learning: SqlLearningStore
+    ) -> None:
+        runs = SqlMeasurementStore(engine)
+        told = [
+            {"refused": "impossible"},
+            {"asked_by": "ann", "shared": False},
+            {"measured": Measured(status="oom", rung="probed")},
+            {"measured": Measured(rung="emulated", step_seconds=2.0)},
+            {},
+        ]
+        runs.add([measurement(n).model_copy(update=each) for n, each in enumerate(told)])
+        assert [run.id for run in learning.inputs(H100).runs] == ["measurement-004"]
+        anns = learning.inputs(replace(H100, owner="ann")).runs
+        assert [run.id for run in anns] == ["measurement-004", "measurement-001"]
+        assert learning.owners("torchtitan", "h100-sxm-80gb") == ["ann"]
+        assert runs.share(asked_by="bob") == []
+        assert runs.share(asked_by="ann") == ["measurement-001"]
+        assert len(learning.inputs(H100).runs) == 2
+        runs.refuse("measurement-004", "impossible")
+        assert [run.id for run in learning.inputs(H100).runs] == ["measurement-001"]
+        assert runs.get("measurement-004").refused == "impossible"
+
+    def test_what_pricing_found_is_kept_until_its_basis_changes_or_its_run_goes(
+        self, engine: Engine, learning: SqlLearningStore
+    ) -> None:
+        runs = SqlMeasurementStore(engine)
+        runs.add([measurement(1)])
+        for found in ({"a": 1}, {"a": 2}):
+            learning.keep({"measurement-001": found, "measurement-009": found})
+        (run,) = learning.inputs(H100).runs
+        assert run.priced == {"a": 2}
+        (other,) = SqlLearningStore(engine, "newer").inputs(H100).runs
+        assert other.priced is None
+        runs.delete("measurement-001")
+        assert learning.inputs(H100).runs == ()

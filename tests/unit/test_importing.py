@@ -271,7 +271,7 @@ class TestRows:
         wiring.measurements.add([probed])
         for text, format in ((json.dumps(row_of(probed)), "rows"), (to_csv([probed]), "csv")):
             back = read_measurements(wiring, text, format)  # type: ignore[arg-type]
-            assert store_new(wiring, back).known == ("probe-1",)
+            assert store_new(wiring, back, asked_by="me", shared=True).known == ("probe-1",)
             assert back[0].job.training.max_grad_norm is None
 
     def test_filters_take_any_name_and_refuse_what_is_no_status(self) -> None:

@@ -2,6 +2,8 @@
 under the versions that they share.
 """
 
+import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from api.calibration import read, update
 from api.calibration.read import learned, learned_without
 from api.calibration.update import (
     calibration_for_study,
@@ -16,12 +19,15 @@ from api.calibration.update import (
     update_from_measurements,
     update_from_probes,
 )
+from api.input.measurements import Stored, store_new
 from api.settings import Settings
-from api.storage.records import Lease, ProbeEnd, ProbeRecord
+from api.storage.records import CalibrationRecord, Lease, ProbeEnd, ProbeRecord, Subject
 from api.wiring import Wiring, wire
 from planner.calibration.kernels import KernelShape, alone, shape_seconds
+from planner.calibration.own_runs import PricedRun, priced
 from planner.calibration.update import learn
 from planner.columns import LayoutBatch
+from planner.cost.machine.knobs import Calibration
 from planner.cost.machine.shipped import shipped_calibration
 from planner.cost.price import Pricer
 from planner.errors import NotFoundError
@@ -106,6 +112,10 @@ def run(name: str, factor: float, versions: dict[str, str], job: Job = JOB) -> M
     )
 
 
+def update_from(wiring: Wiring, *ids: str) -> list[CalibrationRecord]:
+    return update_from_measurements(wiring, [wiring.measurements.get(one) for one in ids])
+
+
 def test_timed_kernels_move_the_next_plan(wiring: Wiring) -> None:
     before = seconds_of(JOB, wiring)
     (record,) = update_from_probes(wiring, [timed(wiring, 1)])
@@ -128,13 +138,13 @@ def test_timed_kernels_move_the_next_plan(wiring: Wiring) -> None:
 def test_kernels_join_the_runs_under_their_versions_and_lose_none(wiring: Wiring) -> None:
     with_trainer = {**VERSIONS, "trainer_version": "0.2.2"}
     wiring.measurements.add([run("m-1", 1.2, with_trainer)])
-    (alone_,) = update_from_measurements(wiring, ["m-1"])
+    (alone_,) = update_from(wiring, "m-1")
     (both,) = update_from_probes(wiring, [timed(wiring, 1)])
     assert (both.num_runs, both.software) == (1, with_trainer)
     assert both.id != alone_.id
     assert both.id.startswith(f"{shipped_calibration().id}+1-")
     wiring.measurements.add([run("m-2", 1.2, with_trainer)])
-    (later,) = update_from_measurements(wiring, ["m-2"])
+    (later,) = update_from(wiring, "m-2")
     assert later.num_runs == 2
     assert len(set(later.document["fitted"]) - shipped_calibration().fitted) == len(SHAPES), (
         "kernels teach with every later run"
@@ -145,7 +155,7 @@ def test_kernels_under_other_versions_or_of_another_trainer_stay_out(wiring: Wir
     timed(wiring, 1, versions={**VERSIONS, "torch": "2.10.0"})
     timed(wiring, 2, trainer="megatron")
     wiring.measurements.add([run("m-1", 1.2, {**VERSIONS, "trainer_version": "0.2.2"})])
-    (record,) = update_from_measurements(wiring, ["m-1"])
+    (record,) = update_from(wiring, "m-1")
     assert set(record.document["fitted"]) == shipped_calibration().fitted
 
 
@@ -153,11 +163,11 @@ def test_kernels_whose_versions_contradict_every_run_wait_and_displace_nothing(
     wiring: Wiring,
 ) -> None:
     wiring.measurements.add([run("m-1", 1.3, {"torch": "2.10.0"})])
-    (taught,) = update_from_measurements(wiring, ["m-1"])
+    (taught,) = update_from(wiring, "m-1")
     after = seconds_of(JOB, wiring)
     assert update_from_probes(wiring, [timed(wiring, 1, factor=1.0)]) == []
     assert seconds_of(JOB, wiring) == after
-    latest = wiring.calibrations.latest("torchtitan", GPU)
+    latest = wiring.calibrations.latest(Subject(trainer="torchtitan", gpu=GPU))
     assert latest is not None
     assert latest.id == taught.id
 
@@ -174,7 +184,7 @@ def test_kernels_join_a_run_that_does_not_name_its_torch(wiring: Wiring) -> None
 def test_what_a_study_counts_itself_is_left_out_of_its_calibration(wiring: Wiring) -> None:
     """Else the study would be twice as sure of what it knows."""
     wiring.measurements.add([run("m-1", 1.3, VERSIONS), run("m-2", 1.0, VERSIONS, OTHER)])
-    (newest,) = update_from_measurements(wiring, ["m-1", "m-2"])
+    (newest,) = update_from(wiring, "m-1", "m-2")
     whole, (without_first, unstored) = learned(wiring, JOB), learned_without(wiring, JOB, {"m-1"})
     assert whole is not None
     assert without_first is not None
@@ -185,11 +195,11 @@ def test_what_a_study_counts_itself_is_left_out_of_its_calibration(wiring: Wirin
     assert unstored is not None
     with pytest.raises(NotFoundError):  # a read writes nothing
         wiring.calibrations.get(alone_.id)
-    assert calibration_for_study(wiring, JOB, {"m-1"}, until=None) is not None
+    assert calibration_for_study(wiring, JOB, {"m-1"}, "", until=None) is not None
     assert wiring.calibrations.get(alone_.id).num_runs == 1, (
         "a plan's calibration is found by its id"
     )
-    latest = wiring.calibrations.latest("torchtitan", GPU)
+    latest = wiring.calibrations.latest(Subject(trainer="torchtitan", gpu=GPU))
     assert latest is not None
     assert latest.id == newest.id
     assert learned_without(wiring, JOB, {"m-1", "m-2"}) == (None, None)
@@ -207,7 +217,7 @@ def test_kernels_of_a_job_that_is_none_any_more_are_passed_over(wiring: Wiring) 
         )
     assert "llama3-8c" in str(wiring.probes.get(lost.id).request)
     wiring.measurements.add([run("m-1", 1.2, VERSIONS)])
-    (record,) = update_from_measurements(wiring, ["m-1"])
+    (record,) = update_from(wiring, "m-1")
     assert set(record.document["fitted"]) == shipped_calibration().fitted
     assert update_from_probes(wiring, [wiring.probes.get(lost.id)]) == []
 
@@ -216,3 +226,148 @@ def test_a_probe_that_timed_nothing_teaches_nothing(wiring: Wiring) -> None:
     silent = replace(timed(wiring, 1), results=({"gpu_seconds": 1.0, "outcome": {"timings": []}},))
     assert update_from_probes(wiring, [silent]) == []
     assert learned(wiring, JOB) is None
+
+
+# ---- what may be learnt --------------------------------------------------------------------------
+
+FAST = read_job({**BARE, "layout": {"ac": "full", "micro_batch_size": 2}})
+
+
+def stored(wiring: Wiring, *runs: Measurement, owner: str = "ann", shared: bool = True) -> Stored:
+    kept = store_new(wiring, runs, asked_by=owner, shared=shared)
+    update_from_measurements(wiring, kept.new)
+    return kept
+
+
+def test_runs_that_cannot_be_are_kept_with_the_reason_and_move_nobodys_plans(
+    wiring: Wiring,
+) -> None:
+    before = seconds_of(JOB, wiring)
+    fast = [
+        run(f"m-{i}", 1.0, VERSIONS, FAST).model_copy(
+            update={"measured": Measured(rung="probed", step_seconds=1e-6)}
+        )
+        for i in range(36)
+    ]
+    kept = stored(wiring, *fast)
+    assert len(kept.refused) == len(fast)
+    found = wiring.measurements.get("m-0")
+    assert found.asked_by == "ann"
+    assert "faster than 8 mi300x-192gb can multiply its matrices" in (found.refused or "")
+    assert learned(wiring, JOB) is None
+    assert seconds_of(JOB, wiring) == before
+    assert wiring.measurements.matching(found.key().job_hash) == ()
+
+
+def test_a_row_of_before_the_check_is_refused_when_it_is_first_read(wiring: Wiring) -> None:
+    impossible = Measured(rung="probed", step_seconds=1e-6)
+    wiring.measurements.add([run("m-1", 1.0, VERSIONS).model_copy(update={"measured": impossible})])
+    assert update_from(wiring, "m-1") == []
+    assert wiring.measurements.get("m-1").refused is not None
+
+
+def test_what_is_deleted_is_forgotten(wiring: Wiring) -> None:
+    before = seconds_of(JOB, wiring)
+    stored(wiring, run("m-1", 1.3, VERSIONS))
+    stored(wiring, run("m-2", 2.0, VERSIONS, OTHER))
+    with_both = wiring.calibrations.latest(Subject(trainer="torchtitan", gpu=GPU))
+    gone = wiring.measurements.delete("m-2")
+    (again,) = update_from_measurements(wiring, [gone])
+    alone_ = learn(shipped_calibration(), [run("m-1", 1.3, VERSIONS)])
+    assert again.id == alone_.id
+    assert with_both is not None
+    assert wiring.calibrations.get(with_both.id).superseded_at is not None
+    assert update_from_measurements(wiring, [wiring.measurements.delete("m-1")]) == []
+    assert seconds_of(JOB, wiring) == before
+    with pytest.raises(NotFoundError):
+        wiring.measurements.get("m-1")
+
+
+def test_a_keys_runs_teach_its_own_plans_until_they_are_shared(wiring: Wiring) -> None:
+    stored(wiring, run("m-1", 1.3, VERSIONS), owner="ann", shared=False)
+    assert learned(wiring, JOB) is None
+    assert learned(wiring, JOB, "bob") is None
+    mine = learned(wiring, JOB, "ann")
+    assert mine is not None
+    assert wiring.calibrations.get(mine.id).owner == "ann"
+    stored(wiring, run("m-2", 1.0, VERSIONS, OTHER), owner="root")
+    everyones, anns = learned(wiring, JOB), learned(wiring, JOB, "ann")
+    assert everyones is not None
+    assert anns is not None
+    runs = {one.id: wiring.calibrations.get(one.id).num_runs for one in (everyones, anns)}
+    assert list(runs.values()) == [1, 2], "shared runs count for everyone, one's own besides"
+    (found,) = [wiring.measurements.get(one) for one in wiring.measurements.share(asked_by="ann")]
+    update_from_measurements(wiring, [found])
+    shared = learned(wiring, JOB, "bob")
+    assert shared is not None
+    assert wiring.calibrations.get(shared.id).num_runs == 2
+
+
+# ---- one writer ----------------------------------------------------------------------------------
+
+
+def test_a_calibration_from_older_runs_never_replaces_a_newer_one(
+    wiring: Wiring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slow teacher reads, the fast one stores a run and teaches, the slow one stores."""
+    stored(wiring, run("m-1", 1.3, VERSIONS))
+    slow, made = wire(wiring.settings), update._made
+    fresh = [run("m-2", 1.0, VERSIONS, OTHER), run("m-3", 1.0, VERSIONS, FAST)]
+
+    def overtaken(*given: Any) -> CalibrationRecord | None:
+        record = made(*given)
+        if given[0] is slow and fresh:
+            stored(wiring, fresh.pop())
+        return record
+
+    monkeypatch.setattr(update, "_made", overtaken)
+    update.update_calibrations(slow, [("torchtitan", GPU)], anew=True)
+    latest = wiring.calibrations.latest(Subject(trainer="torchtitan", gpu=GPU))
+    assert latest is not None
+    assert latest.num_runs == 3
+    assert latest.built_from == wiring.learning.inputs(latest.subject).digest
+
+
+def test_many_teachers_at_once_end_with_every_run(wiring: Wiring) -> None:
+    layouts = [
+        {"micro_batch_size": size, "ac": ac} for size in (1, 2, 4) for ac in ("none", "full")
+    ]
+    jobs = [read_job({**BARE, "layout": layout}) for layout in layouts]
+    runs = [run(f"m-{i}", 1.2, VERSIONS, job) for i, job in enumerate(jobs)]
+    others = [wire(wiring.settings) for _ in runs]
+    start = threading.Barrier(len(runs))
+
+    def teach(mine: Wiring, one: Measurement) -> None:
+        start.wait()
+        stored(mine, one)
+
+    assert wiring.store is not None  # makes the tables before they race
+    threads = [threading.Thread(target=teach, args=pair) for pair in zip(others, runs, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    latest = wiring.calibrations.latest(Subject(trainer="torchtitan", gpu=GPU))
+    assert latest is not None
+    assert latest.num_runs == len(runs)
+
+
+def test_an_update_that_would_change_nothing_makes_nothing(
+    wiring: Wiring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored(wiring, run("m-1", 1.3, VERSIONS))
+    monkeypatch.setattr(update, "learn_priced", None)
+    assert update_from(wiring, "m-1") == []
+
+
+def test_a_run_is_priced_once(wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored(wiring, run("m-1", 1.3, VERSIONS))
+    asked: list[str] = []
+
+    def counted(calibration: Calibration, runs: Sequence[Measurement]) -> list[PricedRun]:
+        asked.extend(one.id for one in runs)
+        return priced(calibration, runs)
+
+    monkeypatch.setattr(read, "priced", counted)
+    stored(wiring, run("m-2", 1.0, VERSIONS, OTHER))
+    assert asked == ["m-2"]

@@ -37,21 +37,21 @@ async def post_estimate(request: Request, key: Planner, jobs: JobsJson = None) -
     """
     wiring = wiring_of(request)
     work = _many if isinstance(jobs, list) else _one
-    return await answer_once(request, key, lambda: work(wiring, jobs))
+    return await answer_once(request, key, lambda: work(wiring, jobs, key.name))
 
 
-def _one(wiring: Wiring, job: Any) -> Response:
-    kept_id, estimate = estimate_one(wiring, job, allow_files=False)
+def _one(wiring: Wiring, job: Any, owner: str) -> Response:
+    kept_id, estimate = estimate_one(wiring, job, allow_files=False, owner=owner)
     headers = {"location": f"/estimates/{kept_id}"}
     return Response(estimate.model_dump_json(), headers=headers, media_type=JSON)
 
 
-def _many(wiring: Wiring, jobs: Any) -> Response:
+def _many(wiring: Wiring, jobs: Any, owner: str) -> Response:
     lines = [
         json.dumps(answer.as_dict(), default=str)
         if isinstance(answer, Refusal)
         else answer.model_dump_json()
-        for answer in estimate_and_keep(wiring, jobs, allow_files=False)
+        for answer in estimate_and_keep(wiring, jobs, allow_files=False, owner=owner)
     ]
     return Response("[" + ",".join(lines) + "]", media_type=JSON)
 

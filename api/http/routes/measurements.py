@@ -1,4 +1,4 @@
-"""GET and POST /measurements, GET /measurements/{id}: rows in JSON or CSV."""
+"""Measurements: GET and POST of rows in JSON or CSV, DELETE of one, sharing one."""
 
 import json
 from typing import Annotated, Any, Literal
@@ -16,8 +16,15 @@ from api.http.etags import NOT_MODIFIED
 from api.http.requests import answer_once, in_thread, wiring_of
 from api.http.routes.parameters import Cursor, PageSize, Text, problems
 from api.http.schemas import MeasurementList, MeasurementsStored, RowBody
-from api.http.security import Prober, Reader
-from api.input.measurements import filter_of, of_rows, read_measurements, row_of, store_new, to_csv
+from api.http.security import Admin, Prober, Reader, require_scope
+from api.input.measurements import (
+    filter_of,
+    of_rows,
+    read_measurements,
+    shown_row,
+    store_new,
+    to_csv,
+)
 from api.storage.paging import MAX_PAGE
 
 CSV = "text/csv"
@@ -43,6 +50,7 @@ async def list_measurements(
     status: Annotated[Literal["ok", "oom", "failed"] | None, Query()] = None,
     rung: Annotated[Literal["emulated", "imitated", "probed", "published"] | None, Query()] = None,
     job_hash: Text = None,
+    asked_by: Text = None,
     format: Annotated[Literal["json", "csv"] | None, Query()] = None,
     cursor: Cursor = None,
     limit: PageSize = 50,
@@ -51,14 +59,16 @@ async def list_measurements(
 
     In CSV the cursor is a header.
     """
-    wanted = filter_of(model=model, gpu=gpu, status=status, rung=rung, job_hash=job_hash)
+    wanted = filter_of(
+        model=model, gpu=gpu, status=status, rung=rung, job_hash=job_hash, asked_by=asked_by
+    )
     page = await in_thread(
         request, lambda: wiring_of(request).measurements.list(wanted, cursor, limit)
     )
     if format == "csv" or (format is None and CSV in request.headers.get("accept", "")):
         headers = {CURSOR: page.next_cursor} if page.next_cursor is not None else {}
         return Response(to_csv(page.items), media_type=CSV, headers=headers)
-    body = {"items": [row_of(one) for one in page.items], "next_cursor": page.next_cursor}
+    body = {"items": [shown_row(one) for one in page.items], "next_cursor": page.next_cursor}
     return Response(json.dumps(body, default=str), media_type=JSON)
 
 
@@ -77,7 +87,7 @@ async def accuracy_here(request: Request, _: Reader, limit: PageSize = MAX_PAGE)
 async def get_measurement(request: Request, measurement_id: str, _: Reader) -> Response:
     """One measurement as a row."""
     found = await in_thread(request, lambda: wiring_of(request).measurements.get(measurement_id))
-    return etags.answer(request, json.dumps(row_of(found), default=str))
+    return etags.answer(request, json.dumps(shown_row(found), default=str))
 
 
 @router.post(
@@ -90,7 +100,8 @@ async def get_measurement(request: Request, measurement_id: str, _: Reader) -> R
 async def post_measurements(request: Request, key: Prober, rows: RowsJson = None) -> Response:
     """A row, a list of rows, or CSV, stored all or none; the calibration is updated after it.
 
-    Rows that are there already change nothing.
+    Rows that are there already change nothing. Rows that cannot be true are stored as `refused`.
+    Rows of a key without the scope `admin` count for that key's plans alone until they are shared.
     """
     assert isinstance(request, StrictRequest), "the routes here read strict bodies"
     wiring, csv = wiring_of(request), request.media_type == CSV
@@ -103,15 +114,56 @@ async def post_measurements(request: Request, key: Prober, rows: RowsJson = None
             listed = rows if isinstance(rows, list) else [rows]
             named = ((f"row {number}", row) for number, row in enumerate(listed, start=1))
             measurements = of_rows(wiring, named, allow_files=False)
-        stored = store_new(wiring, measurements)
+        shared = key.may("admin")
+        stored = store_new(wiring, measurements, asked_by=key.name, shared=shared)
+        body = MeasurementsStored(
+            new=[one.id for one in stored.new], known=list(stored.known), refused=stored.refused
+        )
         return Response(
-            MeasurementsStored(new=list(stored.new), known=list(stored.known)).model_dump_json(),
+            body.model_dump_json(),
             201,
             media_type=JSON,
             background=BackgroundTask(update_from_measurements, wiring, stored.new),
         )
 
     return await answer_once(request, key, work)
+
+
+@router.delete(
+    "/measurements/{measurement_id}",
+    status_code=204,
+    response_class=Response,
+    responses=problems(401, 403, 404, 503),
+)
+async def delete_measurement(request: Request, measurement_id: str, key: Prober) -> Response:
+    """Deletes one, and learns again without it. A key deletes its own, an admin's any."""
+    wiring = wiring_of(request)
+
+    def work() -> Response:
+        if wiring.measurements.get(measurement_id).asked_by != key.name:
+            require_scope(key, "admin")
+        update_from_measurements(wiring, [wiring.measurements.delete(measurement_id)])
+        return Response(status_code=204)
+
+    return await in_thread(request, work)
+
+
+@router.post(
+    "/measurements/{measurement_id}/share",
+    response_model=None,
+    responses={200: {"model": dict[str, Any]}, **problems(401, 403, 404, 503)},
+)
+async def share_measurement(request: Request, measurement_id: str, key: Admin) -> Response:
+    """Lets one count for everyone's plans, not its owner's alone."""
+    wiring = wiring_of(request)
+
+    def work() -> Response:
+        wiring.measurements.share(measurement_id=measurement_id)
+        found = wiring.measurements.get(measurement_id)
+        update_from_measurements(wiring, [found])
+        return Response(json.dumps(shown_row(found), default=str), media_type=JSON)
+
+    return await in_thread(request, work)
 
 
 def _text(raw: bytes) -> str:

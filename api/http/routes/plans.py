@@ -57,7 +57,7 @@ async def post_plan(request: Request, key: Planner, job: JobJson = None) -> Resp
             request.app.state.task_workers.wake()
             body = PlanAccepted(id=study.id, status=study.state).model_dump_json()
             return Response(body, 202, {"location": f"/plans/{study.id}"}, media_type=JSON)
-        plan = make_plan(wiring, job, allow_files=False)
+        plan = make_plan(wiring, job, allow_files=False, owner=key.name)
         headers = {"location": f"/plans/{plan.id}"}
         return Response(plan.model_dump_json(), headers=headers, media_type=JSON)
 

@@ -1,0 +1,158 @@
+"""What learning reads and keeps in SQL: the runs that count, and what pricing them found."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Engine, Select, delete, or_, select
+from sqlalchemy.orm import Session
+
+from api.storage.common import plain_text
+from api.storage.records import LearningInputs, RunRow, Subject
+from api.storage.tables import MeasurementRow, PricedRunRow, ProbeRow
+from api.storage.transactions import reading, writing
+from planner.calibration.update import TEACHING
+from planner.specs.measurement import software_hash
+
+MOST_RUNS = 500  # newest runs that a calibration is made from
+MOST_KERNEL_PROBES = 200  # newest probes of kernels that it is made from
+NO_KERNELS = ("[]", "null")  # JSON of a request that times none
+
+
+class SqlLearningStore:
+    """The runs and timed kernels that calibrations are made from.
+
+    basis: of what pricing found; what was found on another is not used.
+    """
+
+    def __init__(self, engine: Engine, basis: str) -> None:
+        self.engine = engine
+        self.basis = basis
+
+    def inputs(self, subject: Subject, software: Mapping[str, str] | None = None) -> LearningInputs:
+        """What a calibration of this subject is made from now.
+
+        software: of the runs; where it is left out, that of the newest run.
+        """
+        with reading(self.engine) as session:
+            return read_inputs(session, subject, self.basis, software)
+
+    def keep(self, found: Mapping[str, Mapping[str, Any]]) -> None:
+        """Keeps what pricing these runs found, by id; of a run that is gone, nothing."""
+        with writing(self.engine) as session:
+            ids = select(MeasurementRow.id).where(MeasurementRow.id.in_(found)).with_for_update()
+            there = session.scalars(ids).all()
+            session.execute(delete(PricedRunRow).where(PricedRunRow.measurement_id.in_(there)))
+            session.add_all(
+                PricedRunRow(measurement_id=one, basis=self.basis, document=dict(found[one]))
+                for one in there
+            )
+
+    def measured(self, gpu: str | None) -> list[tuple[str, str]]:
+        """(trainer, GPU) of all measurements; of one GPU where it is named."""
+        query = select(MeasurementRow.trainer, MeasurementRow.gpu).distinct()
+        if gpu is not None:
+            query = query.where(MeasurementRow.gpu == plain_text(gpu))
+        with reading(self.engine) as session:
+            return [(row.trainer, row.gpu) for row in session.execute(query)]
+
+    def timed_gpus(self, gpu: str | None) -> Sequence[str]:
+        """GPUs that kernels were timed on; only this one where it is named."""
+        query = select(ProbeRow.gpu).where(*_timed()).distinct()
+        if gpu is not None:
+            query = query.where(ProbeRow.gpu == plain_text(gpu))
+        with reading(self.engine) as session:
+            return session.scalars(query).all()
+
+    def owners(self, trainer: str, gpu: str) -> Sequence[str]:
+        """Who has runs of this trainer on this GPU that are not shared."""
+        table = MeasurementRow
+        query = (
+            select(table.asked_by)
+            .where(
+                table.trainer == plain_text(trainer),
+                table.gpu == plain_text(gpu),
+                table.shared.is_(False),
+            )
+            .distinct()
+            .order_by(table.asked_by)
+        )
+        with reading(self.engine) as session:
+            return [name for name in session.scalars(query) if name]
+
+
+def read_inputs(
+    session: Session, subject: Subject, basis: str, software: Mapping[str, str] | None = None
+) -> LearningInputs:
+    """The inputs as this transaction sees them."""
+    table = MeasurementRow
+    chosen: str | None
+    if software is None:
+        newest = session.execute(
+            _counting(select(table.software_hash, table.body), subject).limit(1)
+        ).first()
+        chosen = None if newest is None else newest.software_hash
+        software = {} if newest is None else newest.body["row"]["measured"].get("software") or {}
+    else:
+        chosen = software_hash(software)
+    runs: tuple[RunRow, ...] = ()
+    if chosen is not None:
+        columns = (table.id, table.created_at, table.job_hash, table.layout_hash)
+        query = select(*columns, table.step_seconds, PricedRunRow.document).outerjoin(
+            PricedRunRow, (PricedRunRow.measurement_id == table.id) & (PricedRunRow.basis == basis)
+        )
+        query = _counting(query.where(table.software_hash == chosen), subject).limit(MOST_RUNS)
+        runs = tuple(
+            RunRow(
+                id=row.id,
+                created_at=row.created_at,
+                layout=f"{row.job_hash}{row.layout_hash}",
+                step_seconds=row.step_seconds,
+                priced=row.document,
+            )
+            for row in session.execute(query)
+        )
+    kernels = tuple(session.scalars(_kernel_probes(subject.gpu)))
+    text = "\n".join([basis, chosen or "", *sorted(run.id for run in runs), "", *sorted(kernels)])
+    return LearningInputs(
+        software={str(key): str(value) for key, value in software.items()},
+        runs=runs,
+        kernel_probes=kernels,
+        digest=hashlib.sha256(text.encode()).hexdigest(),
+    )
+
+
+def _counting(query: Select[Any], subject: Subject) -> Select[Any]:
+    """The query, of runs that teach this subject, newest first."""
+    table = MeasurementRow
+    return query.where(
+        table.trainer == plain_text(subject.trainer),
+        table.gpu == plain_text(subject.gpu),
+        table.status == "ok",
+        table.rung.in_(TEACHING),
+        table.step_seconds > 0,
+        *believed_by(subject.owner),
+    ).order_by(table.created_at.desc(), table.id.desc())
+
+
+def believed_by(owner: str) -> tuple[ColumnElement[bool], ...]:
+    """Measurements that count for this owner's plans: believed, and shared or the owner's own."""
+    table = MeasurementRow
+    everyone = table.shared.is_(True)
+    mine = or_(everyone, table.asked_by == owner) if owner else everyone
+    return table.refused.is_(None), mine
+
+
+def _kernel_probes(gpu: str) -> Select[Any]:
+    return (
+        select(ProbeRow.id)
+        .where(ProbeRow.gpu == plain_text(gpu), *_timed())
+        .order_by(ProbeRow.created_at.desc(), ProbeRow.id.desc())
+        .limit(MOST_KERNEL_PROBES)
+    )
+
+
+def _timed() -> tuple[ColumnElement[bool], ...]:
+    """Probes that have timed kernels."""
+    kernels = ProbeRow.request["kernels"].as_string()
+    return ProbeRow.state == "done", kernels.is_not(None), kernels.not_in(NO_KERNELS)
