@@ -150,9 +150,9 @@ def update_from_measurements(
 ) -> list[CalibrationRecord]:
     """The calibrations that these measurements change, brought up to date.
 
-    They were stored, deleted or shared. Where that fails they count the next time.
+    They were stored or shared. Where that fails they count the next time.
     """
-    return _attempt(
+    return update_about(
         wiring, [(one.job.training.trainer, one.job.cluster.gpu.name) for one in measurements]
     )
 
@@ -166,10 +166,11 @@ def update_from_probes(wiring: "Wiring", probes: Sequence[ProbeRecord]) -> list[
             job = job_of_kernels(probe)
             if job is not None:
                 about.append((job.training.trainer, probe.gpu))
-    return _attempt(wiring, about)
+    return update_about(wiring, about)
 
 
-def _attempt(wiring: "Wiring", about: Iterable[tuple[str, str]]) -> list[CalibrationRecord]:
+def update_about(wiring: "Wiring", about: Iterable[tuple[str, str]]) -> list[CalibrationRecord]:
+    """The same of what was stored, shared or deleted of these (trainer, GPU)."""
     try:
         return update_calibrations(wiring, about)
     except PlannerError as error:

@@ -1,6 +1,6 @@
 """`planner-cli measurements`: what was measured, in and out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +10,6 @@ from api.cli.typed import complete_gpu, complete_model
 
 if TYPE_CHECKING:
     from api.wiring import Wiring
-    from planner.specs.measurement import Measurement
 
 app = typer.Typer(
     help="What was measured: import, export, list, delete, share.", rich_markup_mode=None
@@ -91,9 +90,9 @@ def import_(
         + (f", {len(stored.known)} were there already" if stored.known else "")
     )
     for name, reason in list(stored.refused.items())[:SHOWN]:
-        note(f"not believed, stored but counted for nothing: {name}: {reason}")
+        say(f"  {name}: not believed, counts for nothing: {reason}")
     if len(stored.refused) > SHOWN:
-        note(f"and {len(stored.refused) - SHOWN:,} more are not believed")
+        say(f"  and {len(stored.refused) - SHOWN:,} more that are not believed")
     for one in beside(fresh[:SHOWN]):
         said = one.sentence()
         say(f"  {one.id}" + (f": {said}" if said else ""))
@@ -194,7 +193,11 @@ def delete(
     measurement_id: Annotated[str, typer.Argument(metavar="MEASUREMENT_ID")], json: Json = False
 ) -> None:
     """Delete a stored measurement and learn again without it."""
-    _after(lambda wiring: [wiring.measurements.delete(measurement_id)], "deleted", json)
+
+    def deleted(wiring: "Wiring") -> "tuple[list[str], list[tuple[str, str]]]":
+        return [measurement_id], [wiring.measurements.delete(measurement_id)]
+
+    _after(deleted, "deleted", json)
 
 
 @app.command("share")
@@ -212,20 +215,26 @@ def share(
         rule, remedy = "or --owner is needed, not both", "name one measurement, or one key"
         raise fault("MEASUREMENT_ID", measurement_id, rule, remedy)
 
-    def shared(wiring: "Wiring") -> "list[Measurement]":
+    def shared(wiring: "Wiring") -> "tuple[Sequence[str], list[tuple[str, str]]]":
         if measurement_id is not None:
             wiring.measurements.get(measurement_id)  # or says that there is none
         ids = wiring.measurements.share(measurement_id=measurement_id, asked_by=owner)
-        return [wiring.measurements.get(one) for one in ids]
+        found = [wiring.measurements.get(one) for one in ids]
+        return ids, [(one.job.training.trainer, one.job.cluster.gpu.name) for one in found]
 
     _after(shared, "shared", json)
 
 
-def _after(work: "Callable[[Wiring], list[Measurement]]", verb: str, json: bool) -> None:
-    """Does it, learns from what is stored then, and says both."""
+def _after(
+    work: "Callable[[Wiring], tuple[Sequence[str], list[tuple[str, str]]]]", verb: str, json: bool
+) -> None:
+    """Does it, learns from what is stored then, and says both.
+
+    work: returns ids, and the (trainer, GPU) that it changed.
+    """
     import json as encoder
 
-    from api.calibration.update import line_about, update_from_measurements
+    from api.calibration.update import line_about, update_about
     from api.cli.output import note, say
     from api.cli.working import working
     from api.wiring import wire
@@ -233,11 +242,11 @@ def _after(work: "Callable[[Wiring], list[Measurement]]", verb: str, json: bool)
 
     wiring = wire()
     with working("learning again", quiet=json):
-        done = work(wiring)
-        learnt = update_from_measurements(wiring, done)
+        done, about = work(wiring)
+        learnt = update_about(wiring, about)
     if json:
         ids = [record.id for record in learnt]
-        say(encoder.dumps({verb: [one.id for one in done], "calibrations": ids}))
+        say(encoder.dumps({verb: list(done), "calibrations": ids}))
         return
     for record in learnt:
         note(line_about(record))

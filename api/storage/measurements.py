@@ -37,6 +37,11 @@ class SqlMeasurementStore:
                 row_of(session, MeasurementRow, measurement_id, "measurement", REMEDY)
             )
 
+    def asked_by(self, measurement_id: str) -> str | None:
+        """Who stored it. Raises NotFoundError."""
+        with reading(self.engine) as session:
+            return row_of(session, MeasurementRow, measurement_id, "measurement", REMEDY).asked_by
+
     def list(
         self, wanted: MeasurementFilter | None = None, cursor: str | None = None, limit: int = 50
     ) -> Page[Measurement]:
@@ -52,14 +57,14 @@ class SqlMeasurementStore:
             rows = session.scalars(query.order_by(MeasurementRow.created_at, MeasurementRow.id))
             return tuple(all_readable(rows, _measurement))
 
-    def delete(self, measurement_id: str) -> Measurement:
+    def delete(self, measurement_id: str) -> tuple[str, str]:
         """Removes it, and what pricing it found; the probe that measured it stays without it.
 
-        Raises NotFoundError.
+        Returns its trainer and GPU. Raises NotFoundError.
         """
         with writing(self.engine) as session:
             row = row_of(session, MeasurementRow, measurement_id, "measurement", REMEDY, lock=True)
-            found = _measurement(row)
+            found = (row.trainer, row.gpu)
             for table, column in (
                 (update(ProbeRow).values(measurement_id=None), ProbeRow.measurement_id),
                 (delete(PricedRunRow), PricedRunRow.measurement_id),
@@ -119,9 +124,11 @@ def measurement_row(measurement: Measurement) -> MeasurementRow:
 
 def _measurement(row: MeasurementRow) -> Measurement:
     with readable("measurement", row.id):
-        return read_measurement(
+        found = read_measurement(
             row.body["row"],
             measurement_id=row.id,
             created_at=row.body["created_at"],
             allow_files=False,
         )
+    own = {"asked_by": row.asked_by, "shared": row.shared, "refused": row.refused}
+    return found.model_copy(update=own)

@@ -16,6 +16,7 @@ from api.calibration.read import learned, learned_without
 from api.calibration.update import (
     calibration_for_study,
     line_about,
+    update_about,
     update_from_measurements,
     update_from_probes,
 )
@@ -271,13 +272,12 @@ def test_what_is_deleted_is_forgotten(wiring: Wiring) -> None:
     stored(wiring, run("m-1", 1.3, VERSIONS))
     stored(wiring, run("m-2", 2.0, VERSIONS, OTHER))
     with_both = wiring.calibrations.latest(Subject(trainer="torchtitan", gpu=GPU))
-    gone = wiring.measurements.delete("m-2")
-    (again,) = update_from_measurements(wiring, [gone])
+    (again,) = update_about(wiring, [wiring.measurements.delete("m-2")])
     alone_ = learn(shipped_calibration(), [run("m-1", 1.3, VERSIONS)])
     assert again.id == alone_.id
     assert with_both is not None
     assert wiring.calibrations.get(with_both.id).superseded_at is not None
-    assert update_from_measurements(wiring, [wiring.measurements.delete("m-1")]) == []
+    assert update_about(wiring, [wiring.measurements.delete("m-1")]) == []
     assert seconds_of(JOB, wiring) == before
     with pytest.raises(NotFoundError):
         wiring.measurements.get("m-1")

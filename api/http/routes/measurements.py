@@ -8,7 +8,7 @@ from fastapi.responses import Response
 from starlette.background import BackgroundTask
 
 from api.calibration.own_runs import OwnAccuracy, own_accuracy
-from api.calibration.update import update_from_measurements
+from api.calibration.update import update_about, update_from_measurements
 from api.errors import fault
 from api.http import etags
 from api.http.bodies import JSON, CheckedByPlanner, StrictRequest, strict_route
@@ -140,9 +140,9 @@ async def delete_measurement(request: Request, measurement_id: str, key: Prober)
     wiring = wiring_of(request)
 
     def work() -> Response:
-        if wiring.measurements.get(measurement_id).asked_by != key.name:
+        if wiring.measurements.asked_by(measurement_id) != key.name:
             require_scope(key, "admin")
-        update_from_measurements(wiring, [wiring.measurements.delete(measurement_id)])
+        update_about(wiring, [wiring.measurements.delete(measurement_id)])
         return Response(status_code=204)
 
     return await in_thread(request, work)

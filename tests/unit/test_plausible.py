@@ -1,0 +1,95 @@
+"""What a run cannot have measured, and that every published run can be."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.calibration.plausible import implausible, least_step_seconds
+from planner.intake.jobs import read_job
+from planner.intake.measurements import read_measurement
+from planner.specs.measurement import Measured, Measurement
+from tests.conftest import ROOT
+
+ROWS = Path(ROOT) / "benchmarks" / "measured" / "public.jsonl"
+DAY = "2026-01-01T00:00:00+00:00"
+TOKENS_PER_GPU = 8192 * 16 / 8
+
+
+def reasons(cluster: dict[str, Any] | None = None, **numbers: Any) -> str:
+    job = read_job(
+        {
+            "model": "llama3-8b",
+            "cluster": cluster or {"gpu": "h100-sxm-80gb", "num_gpus": 8},
+            "training": {"seq_len": 8192, "global_batch_size": 16},
+            "layout": {"ac": "full"},
+        }
+    )
+    measured = Measured.model_validate({"rung": "probed", **numbers})
+    return "; ".join(implausible(Measurement(id="m", created_at=DAY, job=job, measured=measured)))
+
+
+def test_every_published_run_can_be() -> None:
+    rows = [json.loads(line) for line in ROWS.read_text().splitlines()]
+    found = [
+        (row["id"], why)
+        for row in rows
+        if (why := implausible(read_measurement(row, measurement_id="m", created_at=DAY)))
+    ]
+    assert len(rows) > 600
+    assert found == []
+
+
+def test_the_least_step_is_the_matrices_at_the_peak() -> None:
+    """6 x 7.5 billion x 131,072 tokens over 8 x 989.4 TFLOP/s, with clocks a tenth above."""
+    job = read_job(
+        {
+            "model": "llama3-8b",
+            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
+            "training": {"seq_len": 8192, "global_batch_size": 16},
+            "layout": {},
+        }
+    )
+    parameters = 8_030_261_248 - 128_256 * 4096
+    assert least_step_seconds(job) == pytest.approx(
+        6 * parameters * 131_072 / (8 * 989.4e12 * 1.1), rel=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("numbers", "word"),
+    [
+        ({"step_seconds": 1e-6}, "faster than"),
+        ({"tokens_per_second_per_gpu": 1e9}, "faster than"),
+        ({"step_seconds": 0.0}, "no time"),
+        ({"step_seconds": 2.0, "tokens_per_second_per_gpu": 5000}, "a step has 131072"),
+        ({"step_seconds": 2.0, "steps": 0}, "steps=0"),
+        ({"status": "oom", "peak_reserved_bytes": 120e9}, "more than the 79.2 GiB"),
+        ({"step_seconds": 2.0, "device_bytes": 120e9}, "more than the 79.2 GiB"),
+        (
+            {"step_seconds": 2.0, "peak_allocated_bytes": 60e9, "peak_reserved_bytes": 40e9},
+            "more than",
+        ),
+    ],
+)
+def test_what_cannot_be_is_named(numbers: dict[str, Any], word: str) -> None:
+    assert word in reasons(**numbers)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        {"step_seconds": 2.0},
+        {"step_seconds": 2.0, "tokens_per_second_per_gpu": TOKENS_PER_GPU / 2.1},
+        {"status": "oom"},
+        {"status": "failed", "failure": "hang"},
+        {"rung": "emulated", "step_seconds": 0.4, "tokens_per_second_per_gpu": 1.0},
+    ],
+)
+def test_what_can_be_is_believed(numbers: dict[str, Any]) -> None:
+    assert reasons(**numbers) == ""
+
+
+def test_the_cpu_pool_has_no_stated_limits() -> None:
+    assert reasons({"gpu": "cpu", "num_gpus": 8}, step_seconds=1e-3, device_bytes=64e9) == ""
