@@ -49,10 +49,35 @@ class BodyTooLargeError(SpecError):
     kind = "body_too_large"
 
 
+class SlowBodyError(SpecError):
+    """A body that does not come."""
+
+    kind = "request_timeout"
+
+
 class MediaTypeError(SpecError):
     """A body that does not call itself JSON."""
 
     kind = "unsupported_media_type"
+
+
+class TooManyRequestsError(PartedError):
+    """More than the service takes at once, or from one key.
+
+    retry_after_seconds: when asking again may help.
+    """
+
+    kind = "too_many_requests"
+
+    def __init__(self, message: str, *, retry_after_seconds: float) -> None:
+        self.retry_after_seconds = retry_after_seconds
+        super().__init__(message)
+
+
+class PlanningError(PartedError):
+    """A plan that did not end within the time that the service gives it, or whose process died."""
+
+    kind = "planning_failed"
 
 
 class UnknownEntryError(SpecError):
@@ -115,7 +140,10 @@ TABLE: dict[type[PlannerError], ErrorCodes] = {
     ForbiddenError: ErrorCodes(HTTPStatus.FORBIDDEN, EXIT_REQUEST),
     UnknownEntryError: ErrorCodes(HTTPStatus.NOT_FOUND, EXIT_REQUEST),
     BodyTooLargeError: ErrorCodes(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, EXIT_REQUEST),
+    SlowBodyError: ErrorCodes(HTTPStatus.REQUEST_TIMEOUT, EXIT_REQUEST),
     MediaTypeError: ErrorCodes(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, EXIT_REQUEST),
+    TooManyRequestsError: ErrorCodes(HTTPStatus.TOO_MANY_REQUESTS, EXIT_BACKEND),
+    PlanningError: ErrorCodes(HTTPStatus.SERVICE_UNAVAILABLE, EXIT_BACKEND),
     PlannerError: ErrorCodes(HTTPStatus.INTERNAL_SERVER_ERROR, EXIT_BUG),
 }
 

@@ -1,16 +1,22 @@
 """The use cases as both edges call them: parse, ask the planner, keep the answer."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from api.errors import fault
 from api.identity import hash_of_job
 from api.input.jobs import check_one_size, completed, parse_job
+from api.input.text import read_json
 from api.storage.records import PlanLabels, StoredEstimate
 from api.wiring import Wiring
 from planner.errors import Fault, PlannerError, SpecError
+from planner.ports import Ports
+from planner.units import MEGA
 
 if TYPE_CHECKING:
+    from api.answered import Question
     from planner.cost.machine.knobs import Calibration
     from planner.export.base import Export
     from planner.intake.jobs import JobReader
@@ -20,7 +26,85 @@ if TYPE_CHECKING:
 
     CalibrationOf = Callable[[Job], Calibration | None]
 
+Answer: TypeAlias = "Estimate | Refusal"
+
 ESTIMATE_PREFIX = "estimate"
+MAX_LINE_BYTES = int(10 * MEGA)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaperQuestion:
+    """What a plan on paper depends on.
+
+    values: the job as it was asked. calibration: learnt for it; None for the shipped one.
+    """
+
+    values: object
+    job: "Job"
+    job_hash: str
+    calibration: "Calibration | None"
+
+    @property
+    def key(self) -> "Question":
+        """Names the question: the same key, the same answer."""
+        return self.job_hash, "" if self.calibration is None else self.calibration.id
+
+
+def ask_on_paper(
+    wiring: Wiring, values: object, *, allow_files: bool, owner: str = ""
+) -> PaperQuestion:
+    """The question of a job without probes.
+
+    owner: whose own measurements count besides the shared ones.
+
+    Raises SpecError; StoreError before any work is done.
+    """
+    job = parse_job(values, allow_files=allow_files)
+    if job.probe is not None:
+        raise SpecError(
+            Fault(
+                "probe", "given", "a plan on paper has no probes", "remove it, or ask for a study"
+            )
+        )
+    _ = wiring.store
+    from api.calibration.read import learned
+
+    return PaperQuestion(
+        values=values, job=job, job_hash=hash_of_job(job.request), calibration=learned(wiring, job)
+    )
+
+
+def plan_on_paper(values: object, calibration: "Calibration | None") -> "Plan":
+    """The plan of a job that came over a network, in whatever process; nothing is stored.
+
+    Raises SpecError, InfeasibleError.
+    """
+    from api.identity import TimeOrderedIds
+    from api.wiring import SystemClock
+    from planner.plan.recommend import recommend
+
+    job = parse_job(values, allow_files=False)
+    ports = Ports(clock=SystemClock(), ids=TimeOrderedIds())
+    return recommend(job, ports=ports, calibration=calibration)
+
+
+def known_plan(wiring: Wiring, question: PaperQuestion) -> "Plan | None":
+    """The answer that this process gave before, under an id of its own."""
+    known = wiring.answered.again(question.key)
+    return None if known is None else renamed(wiring, question, known)
+
+
+def renamed(wiring: Wiring, question: PaperQuestion, plan: "Plan") -> "Plan":
+    """The plan under a new id, as of now, with the job as this question asks it."""
+    ports = wiring.ports
+    own = {"id": ports.ids.new_id("plan"), "created_at": ports.clock.now().isoformat()}
+    return plan.model_copy(update={**own, "job": question.job.request})
+
+
+def keep_plan(wiring: Wiring, question: PaperQuestion, plan: "Plan") -> None:
+    """Stores the answer and remembers it. Raises StoreError."""
+    wiring.answered.keep(question.key, plan)
+    wiring.store.save_plan(plan, PlanLabels.of(question.job, question.job_hash))
 
 
 def make_plan(
@@ -33,32 +117,19 @@ def make_plan(
 ) -> "Plan":
     """Plans without probes and keeps the plan; what this process answered before, at once.
 
-    owner: whose own measurements count besides the shared ones.
+    owner: see `ask_on_paper`.
 
     Raises SpecError, InfeasibleError; StoreError before any work is done.
     """
-    job = parse_job(values, allow_files=allow_files)
-    if job.probe is not None:
-        raise SpecError(
-            Fault(
-                "probe", "given", "a plan on paper has no probes", "remove it, or ask for a study"
-            )
-        )
-    store = wiring.store
-    from api.calibration.read import learned
-    from planner.plan.recommend import recommend
+    question = ask_on_paper(wiring, values, allow_files=allow_files, owner=owner)
+    plan = known_plan(wiring, question)
+    if plan is None:
+        from planner.plan.recommend import recommend
 
-    calibration, job_hash = learned(wiring, job, owner), hash_of_job(job.request)
-    question = (job_hash, "" if calibration is None else calibration.id)
-    ports = wiring.ports
-    known = wiring.answered.again(question)
-    if known is None:
-        plan = recommend(job, ports=ports, progress=progress, calibration=calibration)
-        wiring.answered.keep(question, plan)
-    else:
-        own = {"id": ports.ids.new_id("plan"), "created_at": ports.clock.now().isoformat()}
-        plan = known.model_copy(update={**own, "job": job.request})
-    store.save_plan(plan, PlanLabels.of(job, job_hash))
+        plan = recommend(
+            question.job, ports=wiring.ports, progress=progress, calibration=question.calibration
+        )
+    keep_plan(wiring, question, plan)
     return plan
 
 
@@ -80,6 +151,23 @@ def refusal(values: object, error: PlannerError) -> Refusal:
     return Refusal(
         job_id if isinstance(job_id, str | int) and not isinstance(job_id, bool) else None, error
     )
+
+
+def job_lines(lines: Iterable[bytes]) -> Iterator[Any]:
+    """The value of every line; a Refusal of one that is no JSON object."""
+    for number, line in enumerate(lines, start=1):
+        field = f"line {number}"
+        try:
+            if len(line) > MAX_LINE_BYTES:
+                raise fault(
+                    field, None, f"is longer than {MAX_LINE_BYTES:,} bytes", "write one job a line"
+                )
+            value = read_json(line, field)
+            if not isinstance(value, dict):
+                raise fault(field, value, "is no JSON object", "write one job a line")
+            yield value
+        except SpecError as error:
+            yield Refusal(None, error)
 
 
 def parse_for_estimate(values: object, reader: "JobReader") -> "Job":
@@ -152,7 +240,7 @@ def estimate_many(
 def estimate_one(
     wiring: Wiring, values: object, *, allow_files: bool, owner: str = ""
 ) -> "tuple[str, Estimate]":
-    """(id under which it is kept, estimate). owner: see `make_plan`.
+    """(id under which it is kept, estimate). owner: see `ask_on_paper`.
 
     Raises SpecError for a malformed job, StoreError before any work is done.
     """
@@ -169,24 +257,25 @@ def estimate_one(
     return kept.id, kept.estimate
 
 
-def estimate_and_keep(
-    wiring: Wiring, jobs: Sequence[object], *, allow_files: bool, owner: str = ""
-) -> "list[Estimate | Refusal]":
-    """Like estimate_many; well-formed elements are kept. owner: see `make_plan`."""
-    store = wiring.store
-    from api.calibration.read import CalibrationLookup
-
-    answers = estimate_many(
-        jobs, allow_files=allow_files, calibration_of=CalibrationLookup(wiring, owner)
-    )
+def keep_estimates(
+    wiring: Wiring, jobs: Sequence[object], answers: "Sequence[Answer]"
+) -> "list[Answer]":
+    """The answers to these jobs, each well-formed one stored and named. Raises StoreError."""
     kept: list[StoredEstimate | Refusal] = [
         answer
         if isinstance(answer, Refusal)
         else _to_keep(wiring, values if isinstance(values, dict) else {}, answer)
         for values, answer in zip(jobs, answers, strict=True)
     ]
-    store.save_estimates([entry for entry in kept if isinstance(entry, StoredEstimate)])
+    wiring.store.save_estimates([entry for entry in kept if isinstance(entry, StoredEstimate)])
     return [entry.estimate if isinstance(entry, StoredEstimate) else entry for entry in kept]
+
+
+def line_of(answer: "Answer") -> str:
+    """One line of JSON: the estimate, or the error object of a malformed job."""
+    if isinstance(answer, Refusal):
+        return json.dumps(answer.as_dict(), default=str)
+    return answer.model_dump_json()
 
 
 def _to_keep(wiring: Wiring, request: dict[str, Any], estimate: "Estimate") -> StoredEstimate:

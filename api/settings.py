@@ -1,5 +1,6 @@
 """Settings from the environment: `PLANNER_` and the name of the field, in capitals."""
 
+import os
 import re
 import sys
 import tempfile
@@ -11,6 +12,7 @@ from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from api.errors import fault
+from api.logs import LogFormat, LogLevel
 from planner.errors import Fault, SpecError
 from planner.units import MEGA
 
@@ -76,6 +78,11 @@ def default_probe_folder() -> Path:
     return Path(user_cache_dir("planner", appauthor=False)) / "probes"
 
 
+def default_processes() -> int:
+    """One a core, four at most: a search of a large model needs half a gigabyte."""
+    return min(4, os.cpu_count() or 1)
+
+
 class Settings(BaseSettings):
     """What an operator may set.
 
@@ -86,8 +93,18 @@ class Settings(BaseSettings):
     api_keys: `name:scope+scope:SHA-256 of the secret`, several at commas; empty: no keys are asked
         for, and only loopback addresses are served.
     host, port: where the service listens.
+    allowed_hosts: names by which the service is asked, several at commas. Empty: any name where
+        keys are needed, else names that no public DNS holds.
     max_body_bytes: of one request.
-    planning_threads: plans computed at once.
+    request_seconds: that a client may take to send the head of a request, and again its body.
+    most_connections: at once; more are closed.
+    requests_per_second: of one key, over ten seconds.
+    log_format: `text`, or `json` for a collector of logs.
+    log_level: debug, info, warning or error.
+    planning_processes: plans computed at once, each in a process of its own.
+    planning_seconds: after which a plan on paper is given up.
+    most_waiting_plans, most_waiting_plans_per_key: plans that wait for a process; more are refused
+        for the time being.
     probe_folder: files of running and failed probes; for Slurm a folder that all nodes share.
     lease_folder: locks on this machine's GPUs; the same for all its users.
     probe_workers: probes that the service runs at once; 0 leaves them to other processes on the
@@ -105,14 +122,28 @@ class Settings(BaseSettings):
     api_keys: SecretStr = SecretStr("")
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
+    allowed_hosts: str = ""
     max_body_bytes: int = Field(default=int(2 * MEGA), gt=0)
-    planning_threads: int = Field(default=4, gt=0, le=1024)
+    request_seconds: float = Field(default=30.0, gt=0, allow_inf_nan=False)
+    most_connections: int = Field(default=2000, gt=0)
+    requests_per_second: int = Field(default=100, gt=0)
+    log_format: LogFormat = "text"
+    log_level: LogLevel = "info"
+    planning_processes: int = Field(default_factory=default_processes, gt=0, le=256)
+    planning_seconds: float = Field(default=300.0, gt=0, allow_inf_nan=False)
+    most_waiting_plans: int = Field(default=64, ge=0)
+    most_waiting_plans_per_key: int = Field(default=16, ge=0)
     probe_folder: Path = Field(default_factory=default_probe_folder)
     lease_folder: Path = Path(tempfile.gettempdir()) / "planner-leases"
     probe_workers: int = Field(default=1, ge=0, le=64)
     task_workers: int = Field(default=1, ge=0, le=16)
     probe_python: str = sys.executable
     probe_program: str = "probes.worker"
+
+    @cached_property
+    def host_names(self) -> frozenset[str]:
+        """The parsed `allowed_hosts`, in lower case."""
+        return frozenset(name for name in re.split(r"[,\s]+", self.allowed_hosts.lower()) if name)
 
     @cached_property
     def keys(self) -> tuple[ApiKey, ...]:

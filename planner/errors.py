@@ -43,6 +43,10 @@ class PlannerError(Exception):
 
     kind = "planner_error"
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickled as it stands: constructors take other things than the message."""
+        return _as_it_was, (type(self), self.args, self.__dict__)
+
     def as_dict(self) -> dict[str, object]:
         """The error object of the contract: type, field, value, message, remedy."""
         return {
@@ -52,6 +56,14 @@ class PlannerError(Exception):
             "message": str(self),
             "remedy": None,
         }
+
+
+def _as_it_was(
+    kind: type[PlannerError], args: tuple[object, ...], state: dict[str, object]
+) -> PlannerError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error
 
 
 class SpecError(PlannerError):

@@ -83,6 +83,17 @@ def _in_use(
     return None
 
 
+def learned_by_gpu(wiring: "Wiring", owner: str) -> "dict[tuple[str, str], Calibration]":
+    """All that `learned` answers to this owner, by trainer and GPU."""
+    found: dict[tuple[str, str], Calibration] = {}
+    for whose in ("", owner):
+        for subject in wiring.calibrations.subjects(whose):
+            record = wiring.calibrations.latest(subject)
+            if record is not None and rests_on_shipped(record):
+                found[subject.trainer, subject.gpu] = from_document(record.document)
+    return found
+
+
 def rests_on_shipped(record: CalibrationRecord) -> bool:
     """Whether a calibration was made from the one that ships today."""
     return record.id.startswith(f"{shipped_calibration().id}+")

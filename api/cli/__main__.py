@@ -2,4 +2,5 @@
 
 from api.cli import main
 
-main()
+if __name__ == "__main__":  # a planning process imports this file too
+    main()

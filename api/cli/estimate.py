@@ -17,13 +17,11 @@ from api.cli.given import (
 )
 
 if TYPE_CHECKING:
-    from api.service import Refusal
     from api.wiring import Wiring
 
 NAME = "estimate"
 FIRST_CHUNK, MOST_CHUNK = 64, 4096  # jobs answered at once; each chunk is 4 times the one before
 COLLECT_AFTER = 200_000  # objects more than before
-MAX_LINE_BYTES = 10_000_000
 
 
 def command(
@@ -94,13 +92,12 @@ def _one(wiring: "Wiring", values: dict[str, Any], *, as_json: bool) -> None:
 def _many(path: str) -> None:
     """Prints answers chunk by chunk: a long file needs little memory and answers come soon."""
     import gc
-    import json
 
     from api.calibration.read import CalibrationLookup
     from api.cli.output import note
     from api.cli.working import working
     from api.errors import fault
-    from api.service import Estimates, Refusal
+    from api.service import Estimates, Refusal, job_lines, line_of
     from api.wiring import wire
     from planner.units import counted
 
@@ -114,19 +111,14 @@ def _many(path: str) -> None:
 
     def answer() -> None:
         for entry in estimates.of(chunk):
-            line = (
-                json.dumps(entry.as_dict(), default=str)
-                if isinstance(entry, Refusal)
-                else entry.model_dump_json()
-            )
-            sys.stdout.write(line + "\n")
+            sys.stdout.write(line_of(entry) + "\n")
         sys.stdout.flush()
         chunk.clear()
 
     num_lines = 0
     # answers on the same terminal are progress enough
     with working("pricing", quiet=sys.stdout.isatty()) as shown:
-        for num_lines, value in enumerate(_lines(path), start=1):
+        for num_lines, value in enumerate(job_lines(_raw_lines(path)), start=1):
             num_readable += not isinstance(value, Refusal)
             chunk.append(value)
             if len(chunk) >= size:
@@ -141,28 +133,6 @@ def _many(path: str) -> None:
         raise fault(
             "--jobs", path, "holds no line that could be read", "write one JSON object a line"
         )
-
-
-def _lines(path: str) -> "Iterator[Any | Refusal]":
-    """The value of every line; a line that is no JSON object is a Refusal."""
-    from api.errors import fault
-    from api.input.text import read_json
-    from api.service import Refusal
-    from planner.errors import SpecError
-
-    for number, line in enumerate(_raw_lines(path), start=1):
-        field = f"line {number}"
-        try:
-            if len(line) > MAX_LINE_BYTES:
-                raise fault(
-                    field, None, f"is longer than {MAX_LINE_BYTES:,} bytes", "write one job a line"
-                )
-            value = read_json(line, field)
-            if not isinstance(value, dict):
-                raise fault(field, value, "is no JSON object", "write one job a line")
-            yield value
-        except SpecError as error:
-            yield Refusal(None, error)
 
 
 def _raw_lines(path: str) -> Iterator[bytes]:
@@ -196,6 +166,8 @@ def _raw_lines(path: str) -> Iterator[bytes]:
 
 def _bounded(stream: IO[bytes]) -> Iterator[bytes]:
     """Lines without their end; an overlong line is cut where its length is known to be too much."""
+    from api.service import MAX_LINE_BYTES
+
     while line := stream.readline(MAX_LINE_BYTES + 2):
         rest = line
         while not rest.endswith(b"\n") and len(rest) > MAX_LINE_BYTES:

@@ -16,13 +16,13 @@ def command(
     ] = None,
 ) -> None:
     """Serve POST /plan and the rest; OpenAPI at /docs."""
-    from api.errors import EXIT_BUG, need
+    from api.errors import need
 
-    need("fastapi", "uvicorn", "prometheus_client", extra="server")
-    import uvicorn
-
+    need("fastapi", "uvicorn", "prometheus_client", "limits", extra="server")
     from api.http.app import create_app
     from api.http.security import refuse_open_door
+    from api.http.server import serve
+    from api.logs import set_up
     from api.settings import load_settings
 
     settings = load_settings()
@@ -31,12 +31,10 @@ def command(
     )
     refuse_open_door(chosen)
     check_address(chosen.host, chosen.port)
-    server = uvicorn.Server(
-        uvicorn.Config(create_app(chosen), host=chosen.host, port=chosen.port, server_header=False)
-    )
-    server.run()  # ends in KeyboardInterrupt after Ctrl-C
-    if not server.started:
-        raise typer.Exit(EXIT_BUG)
+    set_up(chosen.log_format, chosen.log_level)
+    code = serve(create_app(chosen), chosen)
+    if code:
+        raise typer.Exit(code)
 
 
 def check_address(host: str, port: int) -> None:

@@ -17,16 +17,17 @@ def command(
     """Run probes, studies and sweeps from the database; sweeps start when their schedule says.
     Stops gently on SIGTERM and Ctrl-C.
     """
-    import logging
     import signal
     import threading
 
     from api.cli.output import note
     from api.jobs.workers import ProbeWorkers, TaskWorkers, is_idle
+    from api.logs import set_up
+    from api.storage.engine import shown
     from api.wiring import wire
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     wiring = wire()
+    set_up(wiring.settings.log_format, wiring.settings.log_level)
     _ = wiring.store
     stopped = threading.Event()
     received: list[int] = []
@@ -41,7 +42,7 @@ def command(
         TaskWorkers(wiring, tasks, note),
         ProbeWorkers(wiring, probes, note),
     ]
-    note(f"working on {wiring.engine.url.render_as_string(hide_password=True)}")
+    note(f"working on {shown(wiring.engine)}")
     for worker in workers:
         worker.start()
     while not stopped.wait(1.0):

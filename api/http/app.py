@@ -3,6 +3,7 @@
 `uvicorn --factory api.http.app:create_app` does too; then mind the address yourself.
 """
 
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -11,7 +12,11 @@ import anyio
 from fastapi import FastAPI
 
 from api.http import openapi, problems
-from api.http.metrics import Counted, Metrics
+from api.http.access import Noted
+from api.http.metrics import Metrics
+from api.http.origin import OwnSite
+from api.http.rates import Rates
+from api.http.requests import limiters
 from api.http.routes import (
     catalog,
     charts,
@@ -26,6 +31,7 @@ from api.http.routes import (
     sweeps,
     web,
 )
+from api.http.turns import Turns
 from api.jobs.workers import ProbeWorkers, TaskWorkers
 from api.settings import Settings
 from api.wiring import Wiring, wire
@@ -45,15 +51,26 @@ def create_app(settings: Settings | None = None, wiring: Wiring | None = None) -
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.limiter = anyio.CapacityLimiter(outside.settings.planning_threads)
+        app.state.limiters = limiters()
+        app.state.turns = Turns(
+            processes=outside.settings.planning_processes,
+            most_waiting=outside.settings.most_waiting_plans,
+            most_waiting_per_key=outside.settings.most_waiting_plans_per_key,
+            seconds=outside.settings.planning_seconds,
+        )
         await anyio.to_thread.run_sync(_first_use, outside)
         app.state.probe_workers = ProbeWorkers(outside, outside.settings.probe_workers)
         app.state.probe_workers.start()
         app.state.task_workers = TaskWorkers(outside, outside.settings.task_workers)
         app.state.task_workers.start()
+        app.state.workers = (app.state.task_workers, app.state.probe_workers)
         yield
-        await anyio.to_thread.run_sync(app.state.task_workers.stop)
-        await anyio.to_thread.run_sync(app.state.probe_workers.stop)
+        app.state.stopping.set()
+        for workers in app.state.workers:
+            workers.halt()
+        for workers in app.state.workers:
+            await anyio.to_thread.run_sync(workers.stop)
+        await anyio.to_thread.run_sync(app.state.turns.close)
         if "engine" in outside.__dict__:
             outside.engine.dispose()
 
@@ -67,7 +84,11 @@ def create_app(settings: Settings | None = None, wiring: Wiring | None = None) -
     )
     app.state.wiring = outside
     app.state.metrics = Metrics(_version())
-    app.add_middleware(Counted, metrics=app.state.metrics)
+    app.state.stopping = threading.Event()
+    settings = outside.settings
+    app.state.rates = Rates(settings.requests_per_second)
+    app.add_middleware(OwnSite, names=settings.host_names, keys=bool(settings.keys))
+    app.add_middleware(Noted, metrics=app.state.metrics)  # the last one is the first to see it
     problems.install(app)
     for module in (
         plans,

@@ -3,13 +3,14 @@
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
 
+import anyio
 from fastapi import Body, Request, Response
 from fastapi.routing import APIRoute
 from pydantic import GetJsonSchemaHandler, TypeAdapter
 from pydantic.json_schema import JsonSchemaValue
 from starlette.requests import ClientDisconnect
 
-from api.errors import BodyTooLargeError, MediaTypeError, fault
+from api.errors import BodyTooLargeError, MediaTypeError, SlowBodyError, fault
 from api.http.schemas import JobBody
 from api.http.security import require_key
 from api.input.text import read_json
@@ -54,15 +55,20 @@ class StrictRequest(Request):
     async def _read(self) -> bytes:
         limit = self.app.state.wiring.settings.max_body_bytes
         chunks, total = [], 0
+        seconds = self.app.state.wiring.settings.request_seconds
         try:
-            async for chunk in self.stream():
-                total += len(chunk)
-                if total <= limit:
-                    chunks.append(chunk)
-                elif total > DRAINED_BYTES:
-                    # what is over the limit is read and dropped, so that the sender gets the
-                    # answer; but not without end
-                    break
+            with anyio.fail_after(seconds):
+                async for chunk in self.stream():
+                    total += len(chunk)
+                    if total <= limit:
+                        chunks.append(chunk)
+                    elif total > DRAINED_BYTES:
+                        # what is over the limit is read and dropped, so that the sender gets the
+                        # answer; but not without end
+                        break
+        except TimeoutError:
+            rule = f"had not come whole after {seconds:.0f} s"
+            raise SlowBodyError(Fault("body", None, rule, "send it faster")) from None
         except ClientDisconnect:
             raise fault("body", None, "ended before all of it had come", "send it again") from None
         if total > limit:

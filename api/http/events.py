@@ -53,6 +53,7 @@ async def follow(
     status: str,
     read: Callable[[], Awaitable[list[ProbeRecord]]],
     wait: Callable[[float], Awaitable[None]],
+    stopping: Callable[[], bool] = bool,
 ) -> AsyncIterator[str]:
     """A `probe` event for every probe of the plan and every change of one, then `done`.
 
@@ -67,7 +68,7 @@ async def follow(
         ended = not any(record.state in OPEN for record in records)
         return Snapshot(probes=records, ended=status if ended else None)
 
-    async for event in _changes(plan_id, snapshot, wait):
+    async for event in _changes(plan_id, snapshot, wait, stopping):
         yield event
 
 
@@ -77,6 +78,7 @@ async def follow_study(
     study: Callable[[int], Awaitable[tuple[str, Sequence[TaskEvent]]]],
     wait: Callable[[float], Awaitable[None]],
     after: int = 0,
+    stopping: Callable[[], bool] = bool,
 ) -> AsyncIterator[str]:
     """`study` and `probe` events of a plan that spends probes, then `done` with its end.
 
@@ -90,7 +92,7 @@ async def follow_study(
         after = events[-1].number if events else after
         return Snapshot(probes=await read(), ended=None if state in OPEN else state, events=events)
 
-    async for event in _changes(plan_id, snapshot, wait):
+    async for event in _changes(plan_id, snapshot, wait, stopping):
         yield event
 
 
@@ -98,8 +100,9 @@ async def _changes(
     plan_id: str,
     snapshot: Callable[[], Awaitable[Snapshot]],
     wait: Callable[[float], Awaitable[None]],
+    stopping: Callable[[], bool],
 ) -> AsyncIterator[str]:
-    """What changes from snapshot to snapshot, until one shows the end.
+    """What changes from snapshot to snapshot, until one shows the end or the service stops.
 
     A comment is sent where nothing changes for long, because proxies close a silent connection.
     """
@@ -122,4 +125,6 @@ async def _changes(
         silent += 1
         if silent % KEEP_ALIVE_POLLS == 0:
             yield ": still here\n\n"
+        if stopping():
+            return  # the client comes back, and says which event it had
         await wait(POLL_SECONDS)

@@ -1,8 +1,5 @@
 """What a Prometheus server may scrape: requests by route, their time, requests being answered."""
 
-import time
-from http import HTTPStatus
-
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
     CollectorRegistry,
@@ -14,11 +11,8 @@ from prometheus_client import (
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MEDIA_TYPE = CONTENT_TYPE_LATEST
-# one label for all paths that are no route: a scanner must not make a time series each
-UNKNOWN_PATH = "unknown"
 SECONDS = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
 
 
@@ -54,35 +48,3 @@ class Metrics:
     def text(self) -> bytes:
         """Prometheus' exposition format."""
         return generate_latest(self.registry)
-
-
-class Counted:
-    """ASGI middleware that counts and times every request under its route's template."""
-
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        self.app, self.metrics = app, metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        status = HTTPStatus.INTERNAL_SERVER_ERROR.value
-        started = time.perf_counter()
-
-        async def watched(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        self.metrics.open.inc()
-        try:
-            await self.app(scope, receive, watched)
-        finally:
-            self.metrics.open.dec()
-            path = getattr(scope.get("route"), "path", UNKNOWN_PATH)
-            self.metrics.requests.labels(scope["method"], path, str(status)).inc()
-            self.metrics.seconds.labels(scope["method"], path).observe(
-                time.perf_counter() - started
-            )

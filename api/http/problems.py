@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from api.errors import UnavailableError, codes_of, lines_of
+from api.errors import TooManyRequestsError, UnavailableError, codes_of, lines_of
 from planner.errors import Fault, PlannerError, SpecError
 
 MEDIA_TYPE = "application/problem+json"
@@ -26,7 +26,7 @@ def problem(request: Request, error: PlannerError) -> Response:
     """The answer to an error of the planner's tree."""
     status = codes_of(error).status
     headers = {"www-authenticate": "Bearer"} if status == HTTPStatus.UNAUTHORIZED else {}
-    if isinstance(error, UnavailableError):
+    if isinstance(error, TooManyRequestsError | UnavailableError):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_seconds)))
     return _response(
         request, status, {**error.as_dict(), "detail": "; ".join(lines_of(error))}, headers
@@ -39,7 +39,13 @@ def _response(
     members: Mapping[str, object],
     headers: dict[str, str] | None = None,
 ) -> Response:
-    body = {"title": status.phrase, "status": int(status), "instance": request.url.path, **members}
+    body = {
+        "title": status.phrase,
+        "status": int(status),
+        "instance": request.url.path,
+        "request_id": request_id.get() or None,
+        **members,
+    }
     return Response(
         json.dumps(body, default=str), status_code=status, media_type=MEDIA_TYPE, headers=headers
     )
@@ -90,7 +96,7 @@ def install(app: FastAPI) -> None:
             "field": None,
             "value": None,
             "message": "a bug of ours",
-            "remedy": "report it with the time of this request",
+            "remedy": "report it with the id of this request",
             "detail": "the service failed; its log has the details",
         }
         return _response(request, HTTPStatus.INTERNAL_SERVER_ERROR, members)

@@ -1,15 +1,18 @@
-"""Running slow work in threads, and doing a repeated POST once."""
+"""Where the work of a request is done, and doing a repeated POST once."""
 
 from collections.abc import Callable
+from enum import Enum
 from typing import TypeVar
 
 import anyio
 from fastapi import Request
 from fastapi.responses import Response
+from starlette.requests import ClientDisconnect
 
 from api.errors import fault
 from api.http.bodies import StrictRequest
 from api.http.problems import problem
+from api.http.turns import Turns
 from api.identity import hash_of
 from api.settings import ApiKey
 from api.storage.idempotency import AnsweredMeanwhile, IdempotencyStore, KeptAnswer
@@ -23,39 +26,138 @@ PASSING = (408, 429)  # answers that the same request need not get again
 Result = TypeVar("Result")
 
 
+class Threads(Enum):
+    """Threads beside the event loop, by what they do, so that none waits for another kind.
+
+    The value is how many. READS wait for the database, PRICES compute for milliseconds.
+    """
+
+    HEALTH = 2
+    EVENTS = 4
+    READS = 16
+    PRICES = 4
+
+
+def limiters() -> dict[Threads, anyio.CapacityLimiter]:
+    """One of each kind, for one app."""
+    return {kind: anyio.CapacityLimiter(kind.value) for kind in Threads}
+
+
 def wiring_of(request: Request) -> Wiring:
     """The outside world of this app."""
     wiring: Wiring = request.app.state.wiring
     return wiring
 
 
-async def in_thread(request: Request, work: Callable[[], Result]) -> Result:
-    """Runs CPU-bound or blocking work beside the event loop, at most `planning_threads` at once."""
-    return await anyio.to_thread.run_sync(work, limiter=request.app.state.limiter)
+async def in_thread(
+    request: Request, work: Callable[[], Result], threads: Threads = Threads.READS
+) -> Result:
+    """Runs blocking work beside the event loop."""
+    return await anyio.to_thread.run_sync(work, limiter=request.app.state.limiters[threads])
 
 
-async def answer_once(request: Request, key: ApiKey, work: Callable[[], Response]) -> Response:
+async def in_turn(
+    request: Request,
+    key: ApiKey,
+    work: Callable[..., Result],
+    *args: object,
+    admitted: bool = False,
+) -> "Result | PlannerError":
+    """What `work` answers, in a process when it is the key's turn (`Turns`), or its refusal.
+
+    admitted: it waits for its turn, however many others do.
+    The process is ended when the client goes. Raises TooManyRequestsError, PlanningError and
+    ClientDisconnect.
+    """
+    turns: Turns = request.app.state.turns
+    answers: list[Result | PlannerError] = []
+    refused: list[PlannerError] = []
+
+    async def ask(scope: anyio.CancelScope) -> None:
+        try:
+            answers.append(await turns.run(key.name, _or_refusal, work, args, admitted=admitted))
+        except PlannerError as error:
+            refused.append(error)
+        scope.cancel()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(ask, group.cancel_scope)
+        await _gone(request)
+        group.cancel_scope.cancel()
+    if refused:
+        raise refused[0]
+    if not answers:
+        raise ClientDisconnect
+    return answers[0]
+
+
+def _or_refusal(work: Callable[..., Result], args: tuple[object, ...]) -> "Result | PlannerError":
+    """A refusal is an answer: the process that gave it is sound."""
+    try:
+        return work(*args)
+    except PlannerError as error:
+        return error
+
+
+async def _gone(request: Request) -> None:
+    """Returns when the client has gone. The body was read before."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def kept_answer(request: Request, key: ApiKey) -> Response | None:
+    """What was answered under the request's Idempotency-Key; None where the work is to be done."""
+    name = _idempotency_key(request)
+    if name is None:
+        return None
+    raw = await _body(request)
+    key_hash = _hash(request, key, name)
+    store = wiring_of(request).idempotency
+    kept = await in_thread(request, lambda: store.kept(key_hash, hash_of(raw)))
+    return None if kept is None else _again(kept)
+
+
+async def answer_once(
+    request: Request, key: ApiKey, work: Callable[[], Response], threads: Threads = Threads.PRICES
+) -> Response:
     """The answer of `work`, in a thread; the kept answer where the Idempotency-Key was used before.
 
     Same key and same body: the same answer, the work is not done again. Same key and another body:
     409. An answer of 5xx, 408 or 429 is not kept. Keys are remembered for a day, per API key and
     path. What the work stores and its answer are one transaction.
     """
-    raw = await request.body() if isinstance(request, StrictRequest) else b""
-    return await in_thread(request, lambda: _answer_once(request, key, raw, work))
+    raw = await _body(request)
+    return await in_thread(request, lambda: _answer_once(request, key, raw, work), threads)
+
+
+async def _body(request: Request) -> bytes:
+    return await request.body() if isinstance(request, StrictRequest) else b""
+
+
+def _idempotency_key(request: Request) -> str | None:
+    name = request.headers.get("idempotency-key")
+    if name is not None and not 0 < len(name) <= MAX_KEY_LENGTH:
+        rule = f"must have 1 to {MAX_KEY_LENGTH} characters"
+        raise fault("idempotency-key", name, rule, "use for example a UUID")
+    return name
+
+
+def _hash(request: Request, key: ApiKey, name: str) -> str:
+    return hash_of(key.name.encode(), request.url.path.encode(), name.encode())
+
+
+def _again(kept: KeptAnswer) -> Response:
+    headers = {**kept.headers, "idempotent-replayed": "true"}
+    return Response(kept.body, kept.status, headers, media_type=kept.content_type)
 
 
 def _answer_once(
     request: Request, key: ApiKey, raw: bytes, work: Callable[[], Response]
 ) -> Response:
-    name = request.headers.get("idempotency-key")
+    name = _idempotency_key(request)
     if name is None:
         return work()
-    if not 0 < len(name) <= MAX_KEY_LENGTH:
-        rule = f"must have 1 to {MAX_KEY_LENGTH} characters"
-        raise fault("idempotency-key", name, rule, "use for example a UUID")
-    store = wiring_of(request).idempotency
-    key_hash = hash_of(key.name.encode(), request.url.path.encode(), name.encode())
+    store, key_hash = wiring_of(request).idempotency, _hash(request, key, name)
     request_hash = hash_of(raw)
     kept = store.kept(key_hash, request_hash)
     if kept is not None:
@@ -71,11 +173,6 @@ def _answer_once(
     except AnsweredMeanwhile as other:
         return _again(other.answer)
     return answer
-
-
-def _again(kept: KeptAnswer) -> Response:
-    headers = {**kept.headers, "idempotent-replayed": "true"}
-    return Response(kept.body, kept.status, headers, media_type=kept.content_type)
 
 
 def _keep(store: IdempotencyStore, key_hash: str, request_hash: str, answer: Response) -> None:

@@ -322,8 +322,17 @@ class Health(BaseModel):
     status: Literal["ok"] = "ok"
 
 
+class ReadinessPart(BaseModel):
+    """One thing that the service needs. message: what is wrong, and what to do about it."""
+
+    name: Literal["database", "disk", "planning", "workers"]
+    ready: bool
+    message: str | None = None
+
+
 class Readiness(BaseModel):
-    """The database can be reached and is at the revision that this version needs."""
+    """Every part is ready: requests can be answered."""
 
     status: Literal["ready"] = "ready"
     database_revision: str
+    parts: list[ReadinessPart]

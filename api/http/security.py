@@ -9,6 +9,7 @@ from fastapi import Depends, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
 
 from api.errors import ForbiddenError, UnauthenticatedError, fault
+from api.http.rates import Rates
 from api.settings import ApiKey, Settings
 
 ANYONE = ApiKey("anyone", frozenset({"admin"}), "")
@@ -54,8 +55,11 @@ async def asking_key(
 ) -> ApiKey:
     """Dependency: the key that asks, which must have the route's scopes."""
     key = _key_of(request, sent)
+    request.state.key = key.name
     for scope in scopes.scopes:
         require_scope(key, scope)
+    if key is not ANYONE:
+        request.app.state.rates.note_request(key.name)
     return key
 
 
@@ -81,6 +85,8 @@ def _key_of(request: Request, sent: HTTPAuthorizationCredentials | None) -> ApiK
     digest = hashlib.sha256(secret.encode()).hexdigest()
     found = [key for key in settings.keys if hmac.compare_digest(key.secret_sha256, digest)]
     if not found:
+        rates: Rates = request.app.state.rates
+        rates.note_guess("-" if request.client is None else request.client.host)
         raise UnauthenticatedError("this API key is not known; check the secret")
     return found[0]
 

@@ -81,14 +81,23 @@ class Workers(ABC, Generic[Record, End]):
         """Says that there is work."""
         self._wake.set()
 
-    def stop(self) -> None:
-        """Ends what runs, puts it back into the queue, and waits until that is done."""
+    def halt(self) -> None:
+        """Starts nothing more, and tells what runs to end."""
         self._stop.set()
         self._wake.set()
         for stop in list(self._running):
             stop.set()
+
+    def stop(self) -> None:
+        """Ends what runs, puts it back into the queue, and waits until that is done."""
+        self.halt()
         for ended in self._ended:
             ended.wait()
+
+    @property
+    def alive(self) -> bool:
+        """Whether every thread that was started still serves."""
+        return all(thread.is_alive() for thread in self._threads)
 
     @property
     @abstractmethod

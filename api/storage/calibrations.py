@@ -1,6 +1,7 @@
 """Stored calibrations in SQL, for SQLite and PostgreSQL alike."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import asdict, fields
 from datetime import datetime
 from typing import Any
@@ -96,6 +97,18 @@ class SqlCalibrationStore:
         with reading(self.engine) as session:
             row = session.scalars(query).first()
             return None if row is None else _record(row)
+
+    def subjects(self, owner: str) -> "Sequence[Subject]":
+        """What calibrations in use are of, of this owner."""
+        table = CalibrationRow
+        query = select(table.trainer, table.gpu, table.owner).where(
+            table.superseded_at.is_(None), table.owner == plain_text(owner)
+        )
+        with reading(self.engine) as session:
+            return [
+                Subject(trainer=trainer, gpu=gpu, owner=owner)
+                for trainer, gpu, owner in session.execute(query)
+            ]
 
     def list(self, cursor: str | None = None, limit: int = 50) -> Page[CalibrationRecord]:
         """All calibrations, newest first."""

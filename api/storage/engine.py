@@ -202,8 +202,8 @@ def _set_up_sqlite(engine: Engine, limits: Limits) -> None:
 
 
 def shown(engine: Engine) -> str:
-    """The engine's URL as it may be shown: without its password."""
-    return engine.url.render_as_string(hide_password=True)
+    """The engine's URL as it may be shown: without its password, which may stand in its query."""
+    return engine.url.set(query={}).render_as_string(hide_password=True)
 
 
 def _may_pass(error: SQLAlchemyError, cause: BaseException) -> bool:

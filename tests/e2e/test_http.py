@@ -202,7 +202,7 @@ def test_a_bug_shows_no_traceback(
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr("api.http.routes.plans.make_plan", broken)
+    monkeypatch.setattr("api.http.routes.plans.ask_on_paper", broken)
     assert "secret" not in json.dumps(is_problem(sqlite_client.post("/plan", json=job), 500))
 
 
@@ -271,7 +271,7 @@ def test_a_bug_does_not_burn_the_key(
 ) -> None:
     headers = {"idempotency-key": "k"}
     with monkeypatch.context() as patch:
-        patch.setattr("api.http.routes.plans.make_plan", lambda *_, **__: 1 / 0)
+        patch.setattr("api.http.routes.plans.ask_on_paper", lambda *_, **__: 1 / 0)
         is_problem(sqlite_client.post("/plan", json=job, headers=headers), 500)
     assert sqlite_client.post("/plan", json=job, headers=headers).status_code == 200
 
@@ -344,7 +344,11 @@ def test_readiness_follows_the_database(postgres_url: str, job: dict[str, Any]) 
         upgrade(engine)
         engine.dispose()
         newest = ScriptDirectory.from_config(alembic_config()).get_current_head()
-        assert app.get("/readyz").json() == {"status": "ready", "database_revision": newest}
+        ready = app.get("/readyz").json()
+        assert (ready["status"], ready["database_revision"]) == ("ready", newest)
+        assert {part["name"]: part["ready"] for part in ready["parts"]} == {
+            "database": True, "disk": True, "planning": True, "workers": True,
+        }  # fmt: skip
         assert app.post("/plan", json=job).status_code == 200
 
 

@@ -15,7 +15,8 @@ from sqlalchemy import Engine
 from api.errors import BodyTooLargeError, ForbiddenError, MediaTypeError, UnauthenticatedError
 from api.http.bodies import StrictRequest
 from api.http.paging import page_of
-from api.http.requests import answer_once
+from api.http.rates import Rates
+from api.http.requests import answer_once, limiters
 from api.http.security import asking_key
 from api.settings import ApiKey, Settings
 from api.storage.engine import make_engine, normalise_url
@@ -126,7 +127,7 @@ def asked(wiring: Any, *, headers: dict[str, str], body: bytes = b"{}") -> Stric
         return {"type": "http.request", "body": body, "more_body": False}
 
     sent = {"content-type": "application/json", **headers}
-    state = SimpleNamespace(wiring=wiring, limiter=None)
+    state = SimpleNamespace(wiring=wiring, limiters=limiters())
     return StrictRequest(
         {
             "type": "http",
@@ -185,7 +186,7 @@ def test_a_body_is_json_of_a_sane_size(
 
 def key_for(secret: str | None, *scopes: str, keys: str = "") -> ApiKey:
     wiring = SimpleNamespace(settings=Settings(api_keys=cast(Any, keys)))
-    app = SimpleNamespace(state=SimpleNamespace(wiring=wiring))
+    app = SimpleNamespace(state=SimpleNamespace(wiring=wiring, rates=Rates(100)))
     sent = (
         None
         if secret is None

@@ -26,11 +26,13 @@ NAMES = {
     "psycopg": "psycopg",
     "prometheus_client": "prometheus-client",
     "pydantic_settings": "pydantic-settings",
+    "pythonjsonlogger": "python-json-logger",
 }
 BROUGHT_ALONG = {
     "starlette": "fastapi",
     "anyio": "fastapi",
     "PIL": "matplotlib",
+    "h11": "uvicorn",
 }  # parts of it that its users import
 # optional, each absence a line of its own; see the probe program
 WHERE_A_GPU_IS = {"torchao", "pynvml", "torchtitan", "triton"}

@@ -1,23 +1,29 @@
 """POST /estimate, GET /estimates/{id}."""
 
-import json
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Request
-from fastapi.responses import Response
+from fastapi.responses import Response, StreamingResponse
 
+from api.calibration.read import learned_by_gpu
 from api.http import etags
-from api.http.bodies import JSON, REQUIRED, CheckedByPlanner, strict_route
+from api.http.bodies import JSON, REQUIRED, CheckedByPlanner, StrictRequest, strict_route
 from api.http.etags import NOT_MODIFIED
-from api.http.requests import answer_once, in_thread, wiring_of
+from api.http.requests import answer_once, in_thread, in_turn, kept_answer, wiring_of
 from api.http.routes.parameters import problems
 from api.http.schemas import JobBody
 from api.http.security import Planner, Reader
-from api.service import Refusal, estimate_and_keep, estimate_one
+from api.service import Answer, estimate_many, estimate_one, job_lines, keep_estimates, line_of
+from api.settings import ApiKey
 from api.wiring import Wiring
+from planner.errors import PlannerError
 from planner.specs.estimate import Estimate
 
-router = APIRouter(tags=["estimates"], route_class=strict_route())
+JSON_LINES = "application/jsonl"
+FIRST_CHUNK, MOST_CHUNK = 64, 1024  # jobs priced before the next lines are sent
+LINES: dict[str, Any] = {"schema": {"type": "string"}, "example": '{"model": "llama3-8b", ...}\n'}
+router = APIRouter(tags=["estimates"], route_class=strict_route(also=(JSON_LINES,)))
 JobsJson = Annotated[Any, CheckedByPlanner(JobBody | list[JobBody]), Body()]
 
 
@@ -25,19 +31,37 @@ JobsJson = Annotated[Any, CheckedByPlanner(JobBody | list[JobBody]), Body()]
     "/estimate",
     response_model=None,
     responses={
-        200: {"model": Estimate | list[Estimate]},
-        **problems(401, 403, 409, 413, 415, 422, 503),
+        200: {"model": Estimate | list[Estimate], "content": {JSON_LINES: LINES}},
+        **problems(401, 403, 409, 413, 415, 422, 429, 503),
     },
-    openapi_extra=REQUIRED,
+    openapi_extra={**REQUIRED, "requestBody": {"required": True, "content": {JSON_LINES: LINES}}},
 )
 async def post_estimate(request: Request, key: Planner, jobs: JobsJson = None) -> Response:
     """A job with a layout, or a list of them, priced.
 
-    In a list a malformed element is answered by its error object.
+    In a list a malformed element is answered by its error object. Lists may also be JSON lines:
+    sent as such (`Content-Type: application/jsonl`) or asked for (`Accept`), they are answered line
+    by line as they are priced, and not kept: sending one again asks the same question.
     """
+    assert isinstance(request, StrictRequest), "the routes here read strict bodies"
     wiring = wiring_of(request)
-    work = _many if isinstance(jobs, list) else _one
-    return await answer_once(request, key, lambda: work(wiring, jobs, key.name))
+    given: Sequence[object] | None = jobs if isinstance(jobs, list) else None
+    if request.media_type == JSON_LINES:
+        given = list(job_lines((await request.body()).splitlines()))
+    if given is None:
+        return await answer_once(request, key, lambda: _one(wiring, jobs, key.name))
+    if request.media_type == JSON_LINES or JSON_LINES in request.headers.get("accept", ""):
+        return await _streamed(request, key, given)
+    kept = await kept_answer(request, key)
+    if kept is not None:
+        return kept
+    answers = await _priced(request, key, given)
+
+    def keep() -> Response:
+        shown = keep_estimates(wiring, given, answers)
+        return Response("[" + ",".join(map(line_of, shown)) + "]", media_type=JSON)
+
+    return await answer_once(request, key, keep)
 
 
 def _one(wiring: Wiring, job: Any, owner: str) -> Response:
@@ -46,14 +70,47 @@ def _one(wiring: Wiring, job: Any, owner: str) -> Response:
     return Response(estimate.model_dump_json(), headers=headers, media_type=JSON)
 
 
-def _many(wiring: Wiring, jobs: Any, owner: str) -> Response:
-    lines = [
-        json.dumps(answer.as_dict(), default=str)
-        if isinstance(answer, Refusal)
-        else answer.model_dump_json()
-        for answer in estimate_and_keep(wiring, jobs, allow_files=False, owner=owner)
-    ]
-    return Response("[" + ",".join(lines) + "]", media_type=JSON)
+async def _streamed(request: Request, key: ApiKey, jobs: Sequence[object]) -> Response:
+    """Lines as they are priced. Where there is no room for the first ones, none are sent."""
+    chunks = _chunks(jobs)
+    first = await _priced(request, key, next(chunks, ()))
+
+    async def lines() -> AsyncIterator[str]:
+        yield "".join(f"{line_of(answer)}\n" for answer in first)
+        for chunk in chunks:
+            answers = await _priced(request, key, chunk, admitted=True)
+            yield "".join(f"{line_of(answer)}\n" for answer in answers)
+
+    return StreamingResponse(lines(), media_type=JSON_LINES)
+
+
+def _chunks(jobs: Sequence[object]) -> Iterator[Sequence[object]]:
+    """All of them, few at first, so that the first lines come soon."""
+    start, size = 0, FIRST_CHUNK
+    while start < len(jobs):
+        yield jobs[start : start + size]
+        start, size = start + size, min(4 * size, MOST_CHUNK)
+
+
+async def _priced(
+    request: Request, key: ApiKey, jobs: Sequence[object], *, admitted: bool = False
+) -> Sequence[Answer]:
+    """One answer an element. admitted: it may wait, however many others do."""
+    wiring = wiring_of(request)
+    learnt = await in_thread(request, lambda: learned_by_gpu(wiring, key.name))
+    found = await in_turn(request, key, _prices, jobs, learnt, admitted=admitted)
+    if isinstance(found, PlannerError):
+        raise found
+    return found
+
+
+def _prices(jobs: Sequence[object], learnt: Mapping[tuple[str, str], Any]) -> list[Answer]:
+    """Runs in the other process."""
+    return estimate_many(
+        jobs,
+        allow_files=False,
+        calibration_of=lambda job: learnt.get((job.training.trainer, job.cluster.gpu.name)),
+    )
 
 
 @router.get(

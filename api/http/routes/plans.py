@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import anyio
 from fastapi import APIRouter, Header, Query, Request
@@ -14,7 +14,7 @@ from api.http.bodies import JSON, REQUIRED, JobJson, strict_route
 from api.http.etags import NOT_MODIFIED
 from api.http.events import MEDIA_TYPE as EVENTS
 from api.http.events import follow, follow_study
-from api.http.requests import answer_once, in_thread, wiring_of
+from api.http.requests import Threads, answer_once, in_thread, in_turn, kept_answer, wiring_of
 from api.http.routes.parameters import Cursor, PageSize, problems
 from api.http.schemas import Explained, PlanAccepted, PlanState
 from api.http.security import Planner, Reader, require_scope
@@ -22,9 +22,10 @@ from api.input.names import plan_id_of
 from api.jobs.plans import entry_of, open_plans, page_of_plans, state_of, study_of
 from api.jobs.probes import probes_of
 from api.jobs.studies import ask_study
-from api.service import make_plan
+from api.service import PaperQuestion, ask_on_paper, keep_plan, known_plan, plan_on_paper, renamed
+from api.settings import ApiKey
 from api.storage.records import OPEN, Page, PlanLine, ProbeRecord, TaskEvent
-from planner.errors import NotFoundError
+from planner.errors import NotFoundError, PlannerError, SpecError
 from planner.specs.plan import Plan
 
 router = APIRouter(tags=["plans"], route_class=strict_route())
@@ -38,7 +39,7 @@ NUMBER = re.compile(r"[0-9]{1,9}")
     responses={
         200: {"model": Plan},
         202: {"model": PlanAccepted},
-        **problems(401, 403, 409, 413, 415, 422, 502, 503),
+        **problems(401, 403, 409, 413, 415, 422, 429, 502, 503),
     },
     openapi_extra=REQUIRED,
 )
@@ -49,19 +50,56 @@ async def post_plan(request: Request, key: Planner, job: JobJson = None) -> Resp
     GET `location` (or its events) shows how far it is. It needs the scope `probe` too.
     """
     wiring = wiring_of(request)
+    if isinstance(job, Mapping) and job.get("probe") is not None:
+        require_scope(key, "probe")
 
-    def work() -> Response:
-        if isinstance(job, Mapping) and job.get("probe") is not None:
-            require_scope(key, "probe")
+        def queue() -> Response:
             study = ask_study(wiring, job, allow_files=False, ours=False)
             request.app.state.task_workers.wake()
             body = PlanAccepted(id=study.id, status=study.state).model_dump_json()
             return Response(body, 202, {"location": f"/plans/{study.id}"}, media_type=JSON)
-        plan = make_plan(wiring, job, allow_files=False, owner=key.name)
+
+        return await answer_once(request, key, queue)
+
+    kept = await kept_answer(request, key)
+    if kept is not None:
+        return kept
+    found = await _planned(request, key, job)
+
+    def keep() -> Response:
+        if isinstance(found, PlannerError):
+            raise found
+        question, plan = found
+        keep_plan(wiring, question, plan)
         headers = {"location": f"/plans/{plan.id}"}
         return Response(plan.model_dump_json(), headers=headers, media_type=JSON)
 
-    return await answer_once(request, key, work)
+    return await answer_once(request, key, keep)
+
+
+async def _planned(
+    request: Request, key: ApiKey, job: Any
+) -> tuple[PaperQuestion, Plan] | PlannerError:
+    """The question and its answer, or why there is none."""
+    wiring = wiring_of(request)
+
+    def ask() -> tuple[PaperQuestion, Plan | None] | PlannerError:
+        try:
+            question = ask_on_paper(wiring, job, allow_files=False, owner=key.name)
+        except SpecError as error:
+            return error
+        return question, known_plan(wiring, question)
+
+    asked = await in_thread(request, ask, Threads.PRICES)
+    if isinstance(asked, PlannerError):
+        return asked
+    question, plan = asked
+    if plan is None:
+        answer = await in_turn(request, key, plan_on_paper, job, question.calibration)
+        if isinstance(answer, PlannerError):
+            return answer
+        plan = renamed(wiring, question, answer)
+    return question, plan
 
 
 @router.get("/plans", responses=problems(401, 403, 422, 503))
@@ -154,17 +192,20 @@ async def get_events(
         await in_thread(request, lambda: wiring.store.get_plan(plan_id))
 
     async def read() -> list[ProbeRecord]:
-        return await in_thread(request, lambda: probes_of(wiring, plan_id))
+        return await in_thread(request, lambda: probes_of(wiring, plan_id), Threads.EVENTS)
 
     async def study(after: int) -> tuple[str, Sequence[TaskEvent]]:
         return await in_thread(
-            request, lambda: (wiring.tasks.get(plan_id).state, wiring.tasks.events(plan_id, after))
+            request,
+            lambda: (wiring.tasks.get(plan_id).state, wiring.tasks.events(plan_id, after)),
+            Threads.EVENTS,
         )
 
+    stopping = request.app.state.stopping.is_set
     stream = (
-        follow(plan_id, DONE, read, anyio.sleep)
+        follow(plan_id, DONE, read, anyio.sleep, stopping)
         if task is None
-        else follow_study(plan_id, read, study, anyio.sleep, after)
+        else follow_study(plan_id, read, study, anyio.sleep, after, stopping)
     )
     return StreamingResponse(
         stream, media_type=EVENTS, headers={"cache-control": "no-store", "x-accel-buffering": "no"}

@@ -8,16 +8,17 @@ from fastapi.responses import Response
 
 from api.collectives import CollectiveRequest, ask_collective
 from api.http.bodies import JSON, REQUIRED, CheckedByPlanner, JobJson, strict_route
-from api.http.requests import answer_once
+from api.http.requests import answer_once, in_turn, kept_answer
 from api.http.routes.parameters import problems
 from api.http.security import Planner
 from api.input.jobs import check_one_size, parse_job
+from planner.errors import PlannerError
 from planner.plan.timeline import timeline
 from planner.specs.collective import CollectiveAnswer
 
 router = APIRouter(tags=["simulations"], route_class=strict_route())
 CollectiveJson = Annotated[Any, CheckedByPlanner(CollectiveRequest), Body()]
-ERRORS = problems(401, 403, 409, 413, 415, 422, 503)
+ERRORS = problems(401, 403, 409, 413, 415, 422, 429, 503)
 TRACE_SCHEMA = {
     "type": "object",
     "properties": {"traceEvents": {"type": "array"}, "displayTimeUnit": {"type": "string"}},
@@ -59,10 +60,21 @@ async def post_simulate(request: Request, key: Planner, job: JobJson = None) -> 
 
     The job's layout has pp of 2 or more.
     """
+    kept = await kept_answer(request, key)
+    if kept is not None:
+        return kept
+    found = await in_turn(request, key, _trace, job)
 
     def work() -> Response:
-        parsed = parse_job(job, allow_files=False)
-        check_one_size(parsed)
-        return Response(json.dumps(timeline(parsed).trace), media_type=JSON)
+        if isinstance(found, PlannerError):
+            raise found
+        return Response(found, media_type=JSON)
 
     return await answer_once(request, key, work)
+
+
+def _trace(job: Any) -> str:
+    """Runs in the other process."""
+    parsed = parse_job(job, allow_files=False)
+    check_one_size(parsed)
+    return json.dumps(timeline(parsed).trace)

@@ -1,0 +1,134 @@
+"""The server under the app: uvicorn with limits on connections, on slow clients and on its end."""
+
+import asyncio
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+from functools import partial
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import h11
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from api.errors import EXIT_BUG
+
+if TYPE_CHECKING:
+    from api.settings import Settings
+
+FILES_BESIDE = 200  # open files that are not connections: the database, probes, planning
+MOST_FILES = 65_536
+KEEP_ALIVE_SECONDS = 15
+# SIGTERM: answers in flight may end, then what runs is put back, then the process ends anyhow
+GRACE_SECONDS, LAST_SECONDS = 4, 9.0
+SWITCH_SECONDS = 0.001  # a thread that computes lets the event loop run this often
+
+
+class PatientProtocol(H11Protocol):
+    """uvicorn's protocol, with a limit on how long a request's head may take to come.
+
+    A client that sends half a request and waits holds a connection; so does one that opens
+    thousands. Both are closed.
+    """
+
+    def __init__(self, *args: Any, head_seconds: float, most_connections: int, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.head_seconds, self.most_connections = head_seconds, most_connections
+        self._waiting: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begins to wait for a request."""
+        super().connection_made(transport)
+        if len(self.connections) > self.most_connections:
+            transport.abort()
+        else:
+            self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        """Goes on waiting until the head of a request is whole."""
+        super().data_received(data)
+        if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
+            self._wait()
+        else:
+            self._done()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing to wait for."""
+        self._done()
+        super().connection_lost(exc)
+
+    def _wait(self) -> None:
+        if self._waiting is None:
+            self._waiting = self.loop.call_later(self.head_seconds, self._too_slow)
+
+    def _done(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+
+    def _too_slow(self) -> None:
+        self._waiting = None
+        if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
+            self.transport.abort()
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, which tells the app at once that it is to end, and ends in any case."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
+        super().__init__(config)
+        self.app = app
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Also lets a planning process import what a plan needs."""
+        await super().startup(sockets)
+        if self.started:
+            self._warming = asyncio.create_task(self.app.state.turns.warm())
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """No new probe starts, event streams end, and what hangs does not keep the process."""
+        self.app.state.stopping.set()
+        for workers in self.app.state.workers:
+            workers.halt()
+        last = threading.Timer(LAST_SECONDS, os._exit, (128 + signal.Signals(sig),))
+        last.daemon = True
+        last.start()
+        super().handle_exit(sig, frame)
+
+
+def serve(app: FastAPI, settings: "Settings") -> int:
+    """Serves until it is told to end. The exit code."""
+    sys.setswitchinterval(SWITCH_SECONDS)
+    protocol = partial(
+        PatientProtocol,
+        head_seconds=settings.request_seconds,
+        most_connections=_most_connections(settings.most_connections),
+    )
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        http=protocol,  # type: ignore[arg-type]
+        ws="none",
+        server_header=False,
+        access_log=False,  # `api.http.access` writes it
+        log_config=None,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+    )
+    server = Server(config, app)
+    server.run()  # ends in KeyboardInterrupt after Ctrl-C
+    return 0 if server.started else EXIT_BUG
+
+
+def _most_connections(wanted: int) -> int:
+    """What the limit on open files leaves, which is raised as far as it goes."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = MOST_FILES if most == resource.RLIM_INFINITY else min(most, MOST_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
+    return max(1, min(wanted, files - FILES_BESIDE))

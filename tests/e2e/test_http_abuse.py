@@ -1,0 +1,267 @@
+"""What a service meets: slow and vanished clients, pages of other sites, its own end."""
+
+import hashlib
+import json
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi.testclient import TestClient
+
+from api.http.app import create_app
+from api.settings import Settings
+from tests.served import LONG_JOB, Served, served
+
+KEYS = ",".join(
+    f"{name}:{scopes}:{hashlib.sha256(name.encode()).hexdigest()}"
+    for name, scopes in {"reader": "read", "boss": "admin"}.items()
+)
+
+
+@pytest.fixture
+def service(sqlite_url: str, tmp_path: Path) -> Iterator[Served]:
+    chosen = {"request_seconds": 1, "log_format": "json", "planning_processes": 1}
+    with served(sqlite_url, tmp_path, **chosen) as running:
+        yield running
+
+
+@pytest.fixture
+def client(sqlite_url: str) -> Iterator[TestClient]:
+    settings = Settings(database_url=sqlite_url, probe_workers=0, task_workers=0)
+    with TestClient(create_app(settings), raise_server_exceptions=False) as client:
+        yield client
+
+
+def until(holds: Callable[[], Any], seconds: float = 120) -> Any:
+    for _ in range(int(seconds / 0.02)):
+        found = holds()
+        if found:
+            return found
+        time.sleep(0.02)
+    raise AssertionError("it never came true")
+
+
+def closed(connection: socket.socket) -> bool:
+    """Whether the other side ends it, whatever it says before."""
+    connection.settimeout(60)
+    try:
+        while connection.recv(65536):
+            pass
+    except ConnectionResetError:
+        pass
+    return True
+
+
+# ---- slow and vanished clients -------------------------------------------------------------------
+
+
+def test_half_a_request_is_not_waited_for(service: Served) -> None:
+    silent, half, second = service.connect(), service.connect(), service.connect()
+    half.sendall(b"GET /healthz HTTP/1.1\r\nHost: loc")
+    # a whole request first: the connection stays open for the next one, which never comes whole
+    second.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert b"200 OK" in second.recv(65536)
+    second.sendall(b"GET /healthz HT")
+    for connection in (silent, half, second):
+        assert closed(connection)
+    assert httpx.get(f"{service.url}/healthz").status_code == 200
+
+
+def test_dribbling_does_not_buy_time(service: Served) -> None:
+    connection = service.connect()
+    stop = threading.Event()
+
+    def dribble() -> None:
+        try:
+            for letter in b"GET /healthz HTTP/1.1\r\nX: " + b"x" * 10_000:
+                connection.send(bytes([letter]))
+                if stop.wait(0.05):
+                    return
+        except OSError:
+            pass
+
+    thread = threading.Thread(target=dribble)
+    thread.start()
+    assert closed(connection)
+    stop.set()
+    thread.join()
+
+
+def test_a_body_that_never_comes_is_408(service: Served) -> None:
+    connection = service.connect()
+    head = "POST /plan HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    connection.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+    answer = connection.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 408 "), answer
+    assert b"application/problem+json" in answer
+
+
+def test_work_ends_with_its_client(service: Served) -> None:
+    before = until(service.planning)
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{service.url}/plan", json=LONG_JOB, timeout=2)
+    until(lambda: not before & service.planning())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_ends_soon_whatever_is_open(service: Served, number: int) -> None:
+    outcomes: list[object] = []
+
+    def plan() -> None:
+        try:
+            outcomes.append(httpx.post(f"{service.url}/plan", json=LONG_JOB, timeout=120))
+        except httpx.HTTPError as error:
+            outcomes.append(error)
+
+    thread = threading.Thread(target=plan)
+    thread.start()
+    half = service.connect()
+    half.sendall(b"GET / HT")
+    until(service.planning)
+    time.sleep(0.5)  # the plan is being made, whatever is measured after it
+    started = time.monotonic()
+    service.process.send_signal(number)
+    service.process.wait(timeout=60)
+    assert time.monotonic() - started < 20, "10 s of its own, twice that on a busy machine"
+    thread.join()
+    assert len(outcomes) == 1
+    until(lambda: not service.planning())
+
+
+# ---- other sites, other names --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:8000", 200), ("localhost", 200), ("[::1]:80", 200), ("login1", 200),
+        ("planner.localhost", 200), ("10.0.0.7", 200),
+        ("evil.example", 403), ("evil.example:8000", 403), ("127.0.0.1.evil.example", 403),
+    ],
+)  # fmt: skip
+def test_it_is_asked_by_its_own_name(client: TestClient, host: str, status: int) -> None:
+    assert client.get("/plans", headers={"host": host}).status_code == status
+
+
+def test_names_can_be_given(sqlite_url: str) -> None:
+    settings = Settings(database_url=sqlite_url, allowed_hosts="plan.example, 127.0.0.1")
+    with TestClient(create_app(settings)) as client:
+        asked = {
+            host: client.get("/plans", headers={"host": host}).status_code
+            for host in ("Plan.Example:443", "127.0.0.1", "localhost")
+        }
+    assert asked == {"Plan.Example:443": 200, "127.0.0.1": 200, "localhost": 403}
+
+
+def test_with_keys_any_name_does(sqlite_url: str) -> None:
+    settings = Settings(database_url=sqlite_url, api_keys=KEYS)  # type: ignore[arg-type]
+    with TestClient(create_app(settings)) as client:
+        assert client.get("/healthz", headers={"host": "plan.example"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "refused"),
+    [
+        ({"origin": "https://evil.example"}, True),
+        ({"origin": "null"}, True),
+        ({"sec-fetch-site": "cross-site"}, True),
+        ({"sec-fetch-site": "same-site"}, True),
+        ({"origin": "http://testserver"}, False),
+        ({"sec-fetch-site": "same-origin"}, False),
+        ({"sec-fetch-site": "none"}, False),
+        ({}, False),
+    ],
+)
+def test_a_page_elsewhere_changes_nothing(
+    client: TestClient, headers: dict[str, str], refused: bool
+) -> None:
+    answer = client.post("/sweeps/sweep-none/run", headers=headers)
+    assert (answer.status_code == 403) == refused, answer.text
+    assert client.get("/plans", headers=headers).status_code == 200
+
+
+# ---- what is said of requests --------------------------------------------------------------------
+
+
+def test_requests_have_names(client: TestClient) -> None:
+    given = client.get("/plans/none", headers={"x-request-id": "job-17.a"})
+    assert given.headers["x-request-id"] == given.json()["request_id"] == "job-17.a"
+    made = client.get("/plans", headers={"x-request-id": 'a"}\x1b[2J'}).headers["x-request-id"]
+    assert len(made) == 32, "what could forge a line of the log is replaced"
+
+
+def test_the_log_is_a_line_a_request(service: Served) -> None:
+    path = "/plans/%0aforged%1b[2J"
+    httpx.get(f"{service.url}{path}", headers={"x-request-id": "one"})
+    found = until(
+        lambda: [line for line in map(json.loads, _json_lines(service)) if "one" in str(line)]
+    )
+    about = {name: found[0][name] for name in ("method", "status", "key", "request_id", "path")}
+    assert about == {
+        "method": "GET", "status": 404, "key": "anyone", "request_id": "one",
+        "path": "/plans/\nforged\x1b[2J",
+    }  # fmt: skip
+
+
+def _json_lines(service: Served) -> list[str]:
+    return [line for line in service.log.splitlines() if line.startswith("{")]
+
+
+def test_the_metrics_have_few_series(client: TestClient) -> None:
+    for number in range(20):
+        client.request(f"METHOD{number}", f"/path-{number}")
+    text = client.get("/metrics").text
+    assert "METHOD" not in text
+    assert 'method="unknown",path="unknown"' in text
+
+
+def test_readiness_shows_no_secret(tmp_path: Path) -> None:
+    url = "postgresql://me:one@127.0.0.1:1/planner?password=two&sslpassword=three"
+    settings = Settings(database_url=url, probe_workers=0, task_workers=0)
+    with TestClient(create_app(settings), raise_server_exceptions=False) as client:
+        ready, plans = client.get("/readyz"), client.get("/plans")
+    assert (ready.status_code, plans.status_code) == (503, 503)
+    assert "database: cannot be reached" in ready.json()["detail"]
+    for secret in ("one", "two", "three", "127.0.0.1"):
+        assert secret not in ready.text.replace("not_ready", "")
+    for secret in (":one", "two", "three"):
+        assert secret not in plans.text
+
+
+# ---- how much ------------------------------------------------------------------------------------
+
+
+def test_a_key_may_ask_so_often(sqlite_url: str) -> None:
+    settings = Settings(
+        database_url=sqlite_url,
+        api_keys=KEYS,  # type: ignore[arg-type]
+        requests_per_second=1,
+    )
+    with TestClient(create_app(settings)) as client:
+
+        def ask(secret: str) -> httpx.Response:
+            return client.get("/plans", headers={"authorization": f"Bearer {secret}"})
+
+        statuses = [ask("reader").status_code for _ in range(11)]
+        refused = ask("reader")
+        assert statuses == [200] * 10 + [429]
+        assert 1 <= int(refused.headers["retry-after"]) <= 10
+        assert refused.json()["type"] == "too_many_requests"
+        assert ask("boss").status_code == 200, "each key has its own"
+
+
+def test_keys_are_not_guessed(sqlite_url: str) -> None:
+    settings = Settings(database_url=sqlite_url, api_keys=KEYS)  # type: ignore[arg-type]
+    with TestClient(create_app(settings)) as client:
+
+        def ask(secret: str) -> int:
+            return client.get("/plans", headers={"authorization": f"Bearer {secret}"}).status_code
+
+        assert [ask(f"guess-{number}") for number in range(22)] == [401] * 20 + [429] * 2
+        assert ask("boss") == 200, "a known key is not refused for it"

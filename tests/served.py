@@ -1,0 +1,86 @@
+"""The real service in a process of its own, for tests that no test client can stand in for."""
+
+import contextlib
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from tests.conftest import clean_environment
+
+# a search of many seconds: what it is asked while others want answers
+LONG_JOB = {
+    "model": "deepseek-v3",
+    "cluster": {"gpu": "h800-sxm-80gb", "num_gpus": 2048},
+    "training": {"seq_len": 4096, "global_batch_size": 15360},
+}
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running service. log: where it writes."""
+
+    url: str
+    port: int
+    process: "subprocess.Popen[bytes]"
+    log_file: Path
+    connections: contextlib.ExitStack
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text()
+
+    def connect(self) -> socket.socket:
+        """A connection that has said nothing yet."""
+        address = ("127.0.0.1", self.port)
+        return self.connections.enter_context(socket.create_connection(address, timeout=60))
+
+    def planning(self) -> set[int]:
+        """Processes that it started to plan."""
+        command = ["pgrep", "-f", "spawn_main", "-P", str(self.process.pid)]
+        found = subprocess.run(command, capture_output=True, text=True, check=False)
+        return {int(line) for line in found.stdout.split()}
+
+
+@contextlib.contextmanager
+def served(database_url: str, folder: Path, **settings: object) -> Iterator[Served]:
+    """The service until the end of the block. settings: PLANNER_ variables in lower case."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    chosen = {"database_url": database_url, "probe_folder": folder / "probes", **settings}
+    log_file = folder / f"service-{port}.log"
+    with log_file.open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "api.cli", "serve", "--port", str(port)],
+            env={
+                **clean_environment(),
+                **{f"PLANNER_{name.upper()}": str(value) for name, value in chosen.items()},
+            },
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(6000):
+            try:
+                httpx.get(f"{url}/healthz", timeout=60).raise_for_status()
+                break
+            except httpx.TransportError:
+                assert process.poll() is None, log_file.read_text()
+                time.sleep(0.05)
+        with contextlib.ExitStack() as connections:
+            yield Served(url, port, process, log_file, connections)
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise

@@ -1,0 +1,204 @@
+"""Heavy work in processes: turns between keys, refusals, what ends a process."""
+
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import anyio
+import pytest
+
+from api.errors import PlanningError, TooManyRequestsError
+from api.http.turns import NICENESS, Turns
+from planner.errors import Fault, InfeasibleError, SpecError
+
+
+@pytest.fixture
+def turns() -> Iterator[Callable[..., Turns]]:
+    made: list[Turns] = []
+
+    def make(**changes: Any) -> Turns:
+        made.append(_turns(**changes))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def _turns(**changes: Any) -> Turns:
+    limits = {"processes": 1, "most_waiting": 8, "most_waiting_per_key": 4, "seconds": 60.0}
+    return Turns(**{**limits, **changes})
+
+
+def pid_of(_: str = "") -> int:
+    return os.getpid()
+
+
+def stamp(path: str, name: str) -> None:
+    with open(path, "a") as file:
+        file.write(f"{name}\n")
+
+
+def long_sleep(path: str) -> None:
+    with open(path, "w") as file:
+        file.write(str(os.getpid()))
+    time.sleep(600)
+
+
+def is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def niceness() -> int:
+    return os.nice(0)
+
+
+def refuse() -> None:
+    raise InfeasibleError("nothing fits", remedy="take more GPUs", nearest_miss={"tp": 8})
+
+
+def die() -> None:
+    os._exit(9)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():
+        await anyio.sleep(0.01)
+
+
+def running(test: Callable[[], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        with anyio.fail_after(120):
+            await test()
+
+    anyio.run(limited)
+
+
+def test_keys_take_turns_however_many_one_asks(turns: Any, tmp_path: Any) -> None:
+    path = str(tmp_path / "order")
+    line = turns(most_waiting_per_key=8)
+
+    async def test() -> None:
+        async with anyio.create_task_group() as group:
+            for name in ("a1", "a2", "a3", "a4", "b1", "c1", "b2"):
+                group.start_soon(line.run, name[0], stamp, path, name)
+                await anyio.sleep(0)  # they ask in this order
+
+    running(test)
+    with open(path) as file:
+        order = file.read().split()
+    # a1 was first; then each key in turn, and in its own order
+    assert order == ["a1", "a2", "b1", "c1", "a3", "b2", "a4"]
+    assert (line.running, line.waiting) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("limits", "keys", "whose"),
+    [
+        ({"most_waiting": 2}, ("a", "b", "c", "d"), "2 requests wait"),
+        ({"most_waiting_per_key": 1}, ("a", "a", "a"), "1 request of key a"),
+    ],
+)
+def test_a_line_has_an_end(
+    turns: Any, limits: dict[str, int], keys: tuple[str, ...], whose: str, tmp_path: Any
+) -> None:
+    line = turns(**limits)
+
+    async def test() -> None:
+        async with anyio.create_task_group() as group:
+            for key in keys[:-1]:
+                group.start_soon(line.run, key, long_sleep, str(tmp_path / "pid"))
+                await anyio.sleep(0)
+            with pytest.raises(TooManyRequestsError, match=whose) as raised:
+                await line.run(keys[-1], pid_of)
+            assert raised.value.retry_after_seconds > 0
+            group.cancel_scope.cancel()
+
+    running(test)
+    assert (line.running, line.waiting) == (0, 0), "who was let in has left"
+
+
+def test_what_was_let_in_may_wait_for_its_next_part(turns: Any, tmp_path: Any) -> None:
+    line = turns(most_waiting=0)
+    found: list[int] = []
+
+    async def part() -> None:
+        found.append(await line.run("a", pid_of, admitted=True))
+
+    async def test() -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(line.run, "a", niceness)
+            await anyio.sleep(0)
+            group.start_soon(part)
+
+    running(test)
+    assert len(found) == 1
+
+
+def test_cancelling_ends_the_process_and_hands_the_place_on(turns: Any, tmp_path: Any) -> None:
+    line, path = turns(), tmp_path / "pid"
+
+    async def test() -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(line.run, "a", long_sleep, str(path))
+            await until(lambda: path.exists() and bool(path.read_text()))
+            group.cancel_scope.cancel()
+        pid = int(path.read_text())
+        await until(lambda: not is_there(pid))
+        assert await line.run("b", pid_of) != pid
+
+    running(test)
+    assert (line.running, line.waiting) == (0, 0)
+
+
+def test_work_has_a_time(turns: Any, tmp_path: Any) -> None:
+    line = turns(seconds=0.2)
+
+    async def test() -> None:
+        with pytest.raises(PlanningError, match="PLANNER_PLANNING_SECONDS"):
+            await line.run("a", long_sleep, str(tmp_path / "pid"))
+
+    running(test)
+    assert line.running == 0
+
+
+def test_a_process_that_dies_is_said_and_replaced(turns: Any) -> None:
+    line = turns()
+
+    async def test() -> None:
+        with pytest.raises(PlanningError, match="memory"):
+            await line.run("a", die)
+        assert await line.run("a", niceness) == NICENESS, "it leaves the core to the answers"
+
+    running(test)
+
+
+def test_refusals_cross_whole(turns: Any) -> None:
+    async def test() -> None:
+        with pytest.raises(InfeasibleError) as raised:
+            await turns().run("a", refuse)
+        assert raised.value.as_dict()["nearest_miss"] == {"tp": 8}
+        assert raised.value.remedy == "take more GPUs"
+
+    running(test)
+
+
+def test_every_error_is_pickled_as_it_stands() -> None:
+    import pickle
+
+    for error in (
+        SpecError([Fault("a", 1, "is wrong", "mend it"), Fault("b", None, "is missing", "add")]),
+        TooManyRequestsError("much; later", retry_after_seconds=3.0),
+        SpecError(Fault("a", 1, "is wrong", "mend it")).renamed(str.upper),
+    ):
+        again = pickle.loads(pickle.dumps(error))
+        assert (type(again), str(again), again.as_dict()) == (
+            type(error),
+            str(error),
+            error.as_dict(),
+        )
