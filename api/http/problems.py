@@ -12,6 +12,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from api.errors import TooManyRequestsError, UnavailableError, codes_of, lines_of
+from api.logs import request_id
 from planner.errors import Fault, PlannerError, SpecError
 
 MEDIA_TYPE = "application/problem+json"
