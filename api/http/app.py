@@ -15,6 +15,7 @@ from api.http import openapi, problems
 from api.http.access import Noted
 from api.http.metrics import Metrics
 from api.http.origin import OwnSite
+from api.http.planning import Planning
 from api.http.rates import Rates
 from api.http.requests import limiters
 from api.http.routes import (
@@ -31,7 +32,6 @@ from api.http.routes import (
     sweeps,
     web,
 )
-from api.http.turns import Turns
 from api.jobs.workers import ProbeWorkers, TaskWorkers
 from api.settings import Settings
 from api.wiring import Wiring, wire
@@ -52,7 +52,7 @@ def create_app(settings: Settings | None = None, wiring: Wiring | None = None) -
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.limiters = limiters()
-        app.state.turns = Turns(
+        app.state.planning = Planning(
             processes=outside.settings.planning_processes,
             most_waiting=outside.settings.most_waiting_plans,
             most_waiting_per_key=outside.settings.most_waiting_plans_per_key,
@@ -70,7 +70,7 @@ def create_app(settings: Settings | None = None, wiring: Wiring | None = None) -
             workers.halt()
         for workers in app.state.workers:
             await anyio.to_thread.run_sync(workers.stop)
-        await anyio.to_thread.run_sync(app.state.turns.close)
+        await anyio.to_thread.run_sync(app.state.planning.close)
         if "engine" in outside.__dict__:
             outside.engine.dispose()
 

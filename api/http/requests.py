@@ -11,8 +11,8 @@ from starlette.requests import ClientDisconnect
 
 from api.errors import fault
 from api.http.bodies import StrictRequest
+from api.http.planning import Planning
 from api.http.problems import problem
-from api.http.turns import Turns
 from api.identity import hash_of
 from api.settings import ApiKey
 from api.storage.idempotency import AnsweredMeanwhile, IdempotencyStore, KeptAnswer
@@ -63,19 +63,19 @@ async def in_turn(
     *args: object,
     admitted: bool = False,
 ) -> "Result | PlannerError":
-    """What `work` answers, in a process when it is the key's turn (`Turns`), or its refusal.
+    """What `work` answers, in a process when it is the key's turn (`Planning`), or its refusal.
 
     admitted: it waits for its turn, however many others do.
     The process is ended when the client goes. Raises TooManyRequestsError, PlanningError and
     ClientDisconnect.
     """
-    turns: Turns = request.app.state.turns
+    planning: Planning = request.app.state.planning
     answers: list[Result | PlannerError] = []
     refused: list[PlannerError] = []
 
     async def ask(scope: anyio.CancelScope) -> None:
         try:
-            answers.append(await turns.run(key.name, _or_refusal, work, args, admitted=admitted))
+            answers.append(await planning.run(key.name, _or_refusal, work, args, admitted=admitted))
         except PlannerError as error:
             refused.append(error)
         scope.cancel()

@@ -88,7 +88,7 @@ class Server(uvicorn.Server):
         """Also lets a planning process import what a plan needs."""
         await super().startup(sockets)
         if self.started:
-            self._warming = asyncio.create_task(self.app.state.turns.warm())
+            self._warming = asyncio.create_task(self.app.state.planning.warm())
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """No new probe starts, event streams end, and what hangs does not keep the process."""

@@ -9,15 +9,15 @@ import anyio
 import pytest
 
 from api.errors import PlanningError, TooManyRequestsError
-from api.http.turns import NICENESS, Turns
+from api.http.planning import NICENESS, Planning
 from planner.errors import Fault, InfeasibleError, SpecError
 
 
 @pytest.fixture
-def turns() -> Iterator[Callable[..., Turns]]:
-    made: list[Turns] = []
+def turns() -> Iterator[Callable[..., Planning]]:
+    made: list[Planning] = []
 
-    def make(**changes: Any) -> Turns:
+    def make(**changes: Any) -> Planning:
         made.append(_turns(**changes))
         return made[-1]
 
@@ -26,9 +26,9 @@ def turns() -> Iterator[Callable[..., Turns]]:
         one.close()
 
 
-def _turns(**changes: Any) -> Turns:
+def _turns(**changes: Any) -> Planning:
     limits = {"processes": 1, "most_waiting": 8, "most_waiting_per_key": 4, "seconds": 60.0}
-    return Turns(**{**limits, **changes})
+    return Planning(**{**limits, **changes})
 
 
 def pid_of(_: str = "") -> int:

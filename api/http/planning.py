@@ -27,7 +27,7 @@ NEWEST = 0.2
 FIRST_SECONDS = 3.0  # a guess, until something has ended
 
 
-class Turns:
+class Planning:
     """Who works next: keys take turns, each in the order in which it asked.
 
     processes: how many work at once.
