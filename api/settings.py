@@ -3,7 +3,6 @@
 import os
 import re
 import sys
-import tempfile
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -81,6 +80,11 @@ def default_probe_folder() -> Path:
 def default_processes() -> int:
     """One a core, four at most: a search of a large model needs half a gigabyte."""
     return min(4, os.cpu_count() or 1)
+def default_lease_folder() -> Path:
+    """A folder of this user, see `probes.folder`."""
+    from probes.folder import lease_folder
+
+    return lease_folder()
 
 
 class Settings(BaseSettings):
@@ -106,12 +110,14 @@ class Settings(BaseSettings):
     most_waiting_plans, most_waiting_plans_per_key: plans that wait for a process; more are refused
         for the time being.
     probe_folder: files of running and failed probes; for Slurm a folder that all nodes share.
-    lease_folder: locks on this machine's GPUs; the same for all its users.
+    lease_folder: tokens of the probes that have this machine's devices; of this user alone.
     probe_workers: probes that the service runs at once; 0 leaves them to other processes on the
         same database.
     task_workers: the same of studies and sweep runs.
     probe_python: interpreter that has torch, where it is another than ours.
     probe_program: the reference program, a module or a file.
+    probe_environment: names of variables, with `*`, several at commas, that a probe gets besides
+        those by which programs find libraries, devices and networks.
     """
 
     model_config = SettingsConfigDict(env_prefix="PLANNER_", extra="ignore")
@@ -134,11 +140,12 @@ class Settings(BaseSettings):
     most_waiting_plans: int = Field(default=64, ge=0)
     most_waiting_plans_per_key: int = Field(default=16, ge=0)
     probe_folder: Path = Field(default_factory=default_probe_folder)
-    lease_folder: Path = Path(tempfile.gettempdir()) / "planner-leases"
+    lease_folder: Path = Field(default_factory=default_lease_folder)
     probe_workers: int = Field(default=1, ge=0, le=64)
     task_workers: int = Field(default=1, ge=0, le=16)
     probe_python: str = sys.executable
     probe_program: str = "probes.worker"
+    probe_environment: str = ""
 
     @cached_property
     def host_names(self) -> frozenset[str]:

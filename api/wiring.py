@@ -138,6 +138,7 @@ class Wiring:
             folder=self.settings.probe_folder,
             python=self.settings.probe_python,
             worker=self.settings.probe_program,
+            inherit=tuple(filter(None, self.settings.probe_environment.replace(",", " ").split())),
         )
         settings = PoolSettings(launch=launch, leases=self.settings.lease_folder)
         return open_pool(name, settings, files=files)

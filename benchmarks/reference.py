@@ -248,7 +248,9 @@ def settings() -> str:
     from api.settings import Settings
 
     said = notes(Settings)
-    kept = {"lease_folder": "`planner-leases` in the system's temporary folder"}
+    kept = {
+        "lease_folder": "`planner-leases` in `XDG_RUNTIME_DIR`, else `planner-leases-UID` in /tmp"
+    }
     own = {
         "database_url": "SQLite in the user's data folder",
         "probe_folder": "a folder in the user's cache",

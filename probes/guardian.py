@@ -73,20 +73,27 @@ def environment_of(pid: int) -> bytes:
     return Path(f"/proc/{pid}/environ").read_bytes()
 
 
+def owner_of(pid: int) -> int:
+    """The user that a process runs as. Raises OSError for one that has ended."""
+    return os.stat(f"/proc/{pid}").st_uid
+
+
 def bearers(
     token: str,
     table: Iterable[tuple[int, int]] | None = None,
     environment: Callable[[int], bytes] = environment_of,
+    owner: Callable[[int], int] = owner_of,
 ) -> set[int]:
     """Pids of our processes that carry the token in their environment, except this process.
 
-    They may stand anywhere in the process tree.
+    They may stand anywhere in the process tree. Another user's process is none of ours, whatever
+    it carries: who may read every environment could be told to kill it.
     """
     wanted = f"{TOKEN}={token}".encode()
     found = set()
     for pid, _ in processes() if table is None else table:
         with contextlib.suppress(OSError):
-            if wanted in environment(pid).split(b"\0"):
+            if owner(pid) == os.geteuid() and wanted in environment(pid).split(b"\0"):
                 found.add(pid)
     return found - {os.getpid()}
 
@@ -162,10 +169,19 @@ def ask_for_stacks(below: int) -> bool:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Writes a whole file or nothing."""
+    """Writes a whole file that only we may read, or nothing."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    partial.write_text(json.dumps(value), encoding="utf-8")
+    with contextlib.suppress(FileNotFoundError):
+        partial.unlink()
+    write_private(partial, json.dumps(value))
     os.replace(partial, path)
+
+
+def write_private(path: Path, text: str) -> None:
+    """Writes a new file that only we may read."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "w", encoding="utf-8") as stream:
+        stream.write(text)
 
 
 def runner_wants(*, other_parent: bool, line: bytes | None) -> str | None:
@@ -244,7 +260,9 @@ class Guardian:
         return None
 
     def _start(self, output: Any) -> int:
-        environment = {**self.spec["env"], TOKEN: self.spec["token"], GUARDIAN: str(os.getpid())}
+        given = {name: os.environ[name] for name in self.spec["inherit"] if name in os.environ}
+        ours = {TOKEN: self.spec["token"], GUARDIAN: str(os.getpid())}
+        environment = {**given, **self.spec["env"], **ours}
         child = subprocess.Popen(
             self.spec["argv"],
             env=environment,

@@ -15,8 +15,9 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from planner.errors import ProbeError
@@ -47,6 +48,20 @@ OF_OTHERS = frozenset(
         guardian.GUARDIAN,
     }
 )
+
+# Variables by which programs find libraries, caches, devices, networks and their own settings.
+NEEDED = (
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "LC_*", "TZ", "TERM"),
+    *("TMPDIR", "TEMP", "TMP", "XDG_*", "HOSTNAME", "LD_*", "LIBRARY_PATH", "CPATH", "CC", "CXX"),
+    *("PYTHON*", "VIRTUAL_ENV*", "CONDA_*", "MODULE*", "LOADEDMODULES", "LMOD_*", "NIX_*"),
+    *("CUDA*", "NVIDIA_*", "NCCL_*", "CUBLAS*", "CUDNN*", "NVTE_*", "NVSHMEM_*", "MPS_*"),
+    *("ROCM_*", "ROCR_*", "HIP_*", "HSA_*", "RCCL_*", "MIOPEN_*", "GPU_*", "AMD_*"),
+    *("TORCH*", "PYTORCH_*", "TRITON_*", "INDUCTOR_*", "GLOO_*", "FBGEMM_*", "HF_*"),
+    *("OMP_*", "MKL_*", "KMP_*", "GOMP_*", "OPENBLAS_*", "NUMEXPR_*", "MALLOC_*"),
+    *("UCX_*", "FI_*", "IB_*", "IBV_*", "MLX*", "OFI_*", "EFA_*", "SHARP_*", "MASTER_*"),
+    *("SLURM_*", "SLURMD_*", "SRUN_*", "OMPI_*", "PMI_*", "PMIX_*", "PRTE_*", "MPI_*", "MUNGE_*"),
+)
+SECRETS = ("SECRET", "TOKEN", "PASSWORD", "PASSWD", "CREDENTIAL", "API_KEY", "PRIVATE_KEY")
 
 Progress = Callable[[str], None]
 
@@ -104,6 +119,7 @@ class LaunchSettings:
     port: chooses a free port.
     port_tries: how many ports are tried.
     keep: how many folders of ended probes are left on disk.
+    inherit: patterns of variables that a probe gets besides `NEEDED`.
     """
 
     folder: Path
@@ -113,6 +129,7 @@ class LaunchSettings:
     port: Callable[[], int] = free_port
     port_tries: int = 3
     keep: int = 50
+    inherit: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +166,9 @@ class Watch:
 class GuardianSpec:
     """The guardian's orders (`probes.guardian`).
 
-    argv, env, cwd, output: the command.
+    argv, cwd, output: the command.
+    env: variables that we set for it. inherit: names of variables that it gets as the guardian has
+        them. Their values, which may be secrets, are never written to a file.
     end: file for how it ended.
     on_end: commands to run after any end but the command's own.
     watch_runner: end with the process that started the guardian.
@@ -157,6 +176,7 @@ class GuardianSpec:
 
     argv: list[str]
     env: dict[str, str]
+    inherit: list[str]
     cwd: str
     output: str
     end: str
@@ -208,6 +228,12 @@ class Launcher:
     def _once(
         self, task: ProbeTask, lease: DeviceLease, watch: Watch, time_limit_seconds: float
     ) -> ProbeResult:
+        with disk_errors(self.settings.folder):
+            return self._in_folder(task, lease, watch, time_limit_seconds)
+
+    def _in_folder(
+        self, task: ProbeTask, lease: DeviceLease, watch: Watch, time_limit_seconds: float
+    ) -> ProbeResult:
         gpus = 0 if task.fake_tensors else task.num_processes()
         begin = Begin.now(
             num_gpus=gpus, token=lease.token or uuid.uuid4().hex, gpu_name=lease.gpu_name
@@ -220,6 +246,7 @@ class Launcher:
                 self.settings.python, task, program, port=self.settings.port()
             ),
             env=environment(task, lease, program.env),
+            inherit=inherited(self.settings.inherit),
             cwd=str(folder),
             output=str(folder / LOG),
             end=str(folder / END),
@@ -228,6 +255,19 @@ class Launcher:
         )
         supervise(folder, spec, lease.locks, watch)
         return conclude(folder)
+
+
+@contextlib.contextmanager
+def disk_errors(folder: Path) -> Iterator[None]:
+    """Turns what the disk of a probe's files refuses into a ProbeError."""
+    try:
+        yield
+    except OSError as error:
+        raise ProbeError(
+            f"{error.filename or folder}: the probe's files cannot be written or read "
+            f"({error.strerror or error}); make room there, or set PLANNER_PROBE_FOLDER to another "
+            "disk, and start again"
+        ) from error
 
 
 def with_free_port(tries: int, once: Callable[[int], ProbeResult], watch: Watch) -> ProbeResult:
@@ -253,13 +293,13 @@ def prepare(
     tidy(settings)
     folder = new_folder(settings.folder.absolute(), task.id)
     watch.folder(folder)
-    (folder / TASK).write_text(task.model_dump_json(indent=2), encoding="utf-8")
+    guardian.write_private(folder / TASK, task.model_dump_json(indent=2))
     guardian.write_json(folder / BEGIN, asdict(begin))
     trainer = trainer_of(task.trainer, python=settings.python, worker=settings.worker)
     program = trainer.program(task)
     for name, text in () if isinstance(program, Failed) else program.files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text, encoding="utf-8")
+        (folder / name).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        guardian.write_private(folder / name, text)
     return folder, program
 
 
@@ -291,9 +331,28 @@ def new_folder(parent: Path, name: str) -> Path:
     raise ProbeError(f"{parent / name} and its successors exist already; remove them")
 
 
+def inherited(more: Sequence[str], environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Names of our variables that a probe needs: to find its libraries, devices and networks.
+
+    more: patterns that are added. Database URLs, API keys and whatever else the service runs with
+    stay here; of these patterns' secrets only what `more` names goes along.
+    """
+    return [
+        name
+        for name in environment
+        if name not in OF_OTHERS
+        and (
+            any(fnmatchcase(name, pattern) for pattern in more)
+            or (
+                any(fnmatchcase(name, pattern) for pattern in NEEDED)
+                and not any(word in name.upper() for word in SECRETS)
+            )
+        )
+    ]
+
+
 def environment(task: ProbeTask, lease: DeviceLease, extra: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a probe here: ours, with its devices, threads and package path."""
-    kept = {key: value for key, value in os.environ.items() if key not in OF_OTHERS}
+    """What we set for a probe here: its devices, threads and package path."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     threads = max(1, (os.cpu_count() or 1) // task.num_processes())
     ours = {
@@ -303,7 +362,7 @@ def environment(task: ProbeTask, lease: DeviceLease, extra: Mapping[str, str]) -
         "CUDA_VISIBLE_DEVICES": ",".join(lease.devices or ()),
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
     }
-    return {**kept, **ours, **extra}
+    return {**ours, **extra}
 
 
 def supervise(folder: Path, spec: GuardianSpec, locks: Sequence[int], watch: Watch) -> None:

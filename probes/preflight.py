@@ -7,6 +7,7 @@ will run the probes, so a torch in another environment does not count.
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -17,10 +18,12 @@ from typing import Any
 
 from planner.errors import ProbeError, how_to_install
 from planner.specs.job import Job
+from planner.units import GIB, format_bytes
 from probes.trainers import trainer_of
 
 CHECK_SECONDS = 300.0  # importing torch from a cold network disk takes minutes
 STANDS_SECONDS = 120.0  # an answer without a problem is reused for this long
+LEAST_FREE_BYTES = GIB / 16  # judgement: logs and a profile of every rank
 EXTRA = how_to_install("probe")
 CUDA_TORCH = "install a build of torch for this machine's driver"
 TAIL_CHARACTERS = 300
@@ -75,6 +78,11 @@ def check(need: Need, *, python: str, program: str, folder: Path, root: Path) ->
     _good_until[asked] = time.monotonic() + STANDS_SECONDS
 
 
+def free_bytes(folder: Path) -> int:
+    """What is left for us on the disk of a folder."""
+    return shutil.disk_usage(folder).free
+
+
 def check_folder(folder: Path) -> None:
     """Raises ProbeError if no probe folder can be created here."""
     reason = "it may not be written"
@@ -83,7 +91,15 @@ def check_folder(folder: Path) -> None:
     if not folder.is_dir():
         reason = "it is no folder" if folder.exists() else "it cannot be made"
     elif os.access(folder, os.W_OK | os.X_OK):
-        return
+        free = free_bytes(folder)
+        if free >= LEAST_FREE_BYTES:
+            return
+        reason = f"its disk has {format_bytes(free)} left, and a probe may need "
+        reason += format_bytes(LEAST_FREE_BYTES)
+        raise ProbeError(
+            f"{folder}: no room for probes ({reason}); free some, or set PLANNER_PROBE_FOLDER to "
+            "another disk, and start again"
+        )
     raise ProbeError(
         f"{folder}: no folder for probes ({reason}); set PLANNER_PROBE_FOLDER to a place that "
         "may be written"

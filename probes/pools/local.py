@@ -6,10 +6,9 @@ program uses.
 
 import contextlib
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -17,9 +16,10 @@ from planner.catalog.clusters import gpu_names
 from planner.errors import Fault, ProbeError, SpecError
 from planner.specs.cluster import ClusterSpec
 from planner.units import counted
+from probes.folder import lease_folder
 from probes.launch import DeviceLease, Launcher, Watch
 from probes.pools.capacity import Capacity, too_few
-from probes.pools.leases import LeaseLocks
+from probes.pools.leases import MACHINE, LeaseLocks
 from probes.pools.nvidia import Gpu, Survey, is_same_gpu, survey
 from probes.pools.protocol import PoolSettings
 from probes.preflight import Need
@@ -34,7 +34,8 @@ RETRY_SECONDS = 0.3  # between two attempts to get free devices
 class LocalSettings:
     """How this machine's devices are found and shared.
 
-    leases: folder of lock files, shared by all users of this machine.
+    leases: folder of this user's lock files.
+    machine: see `LeaseLocks`.
     survey: asks the driver which GPUs are there and who uses them.
     environment: where `CUDA_VISIBLE_DEVICES` is read; None is this process' own.
     cpu_slots: processes that run side by side on the CPU.
@@ -42,7 +43,8 @@ class LocalSettings:
         takes a short time to release what a killed process held.
     """
 
-    leases: Path = Path(tempfile.gettempdir()) / "planner-leases"
+    leases: Path = field(default_factory=lease_folder)
+    machine: str = MACHINE
     survey: Callable[[], Survey] = survey
     environment: Mapping[str, str] | None = None
     cpu_slots: int = max(1, os.cpu_count() or 1)
@@ -140,7 +142,7 @@ class LocalPool:
         announced = False
         foreign_since: float | None = None
         while True:
-            locks = LeaseLocks(self.settings.leases)
+            locks = LeaseLocks(self.settings.leases, machine=self.settings.machine)
             try:
                 free, foreign = self._take(locks, wanted)
                 if len(free) == wanted:
@@ -186,12 +188,12 @@ class LocalPool:
         """A lease on as many CPU slots as processes; on all slots for a probe that has more."""
         slots = min(wanted, self.settings.cpu_slots)
         while True:
-            locks = LeaseLocks(self.settings.leases)
+            locks = LeaseLocks(self.settings.leases, machine=self.settings.machine)
             try:
                 for number in range(self.settings.cpu_slots):
-                    if len(locks.descriptors) < slots:
+                    if len(locks) < slots:
                         locks.lock(f"cpu-{number}")
-                if len(locks.descriptors) == slots:
+                if len(locks) == slots:
                     yield DeviceLease(locks=locks.descriptors, token=locks.token)
                     return
             finally:

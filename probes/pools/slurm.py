@@ -24,7 +24,9 @@ from probes.launch import (
     GuardianSpec,
     LaunchSettings,
     Watch,
+    disk_errors,
     environment,
+    inherited,
     prepare,
     supervise,
     with_free_port,
@@ -143,15 +145,21 @@ class SlurmPool:
         return _checked(with_free_port(self.settings.port_tries, once, observer))
 
     def _once(self, task: ProbeTask, grid: NodeGrid, attempt: int, watch: Watch) -> ProbeResult:
+        with disk_errors(self.settings.folder):
+            return self._in_folder(task, grid, attempt, watch)
+
+    def _in_folder(
+        self, task: ProbeTask, grid: NodeGrid, attempt: int, watch: Watch
+    ) -> ProbeResult:
         begin = Begin.now(num_gpus=task.num_processes(), token=uuid.uuid4().hex)
         folder, program = prepare(self.settings, task, begin, watch)
         if isinstance(program, Failed):
             return write_result(folder, task, begin, program)
         name = f"planner-{begin.token[:12]}"
         env = environment(task, DeviceLease(), program.env)
-        env.pop("GLOO_SOCKET_IFNAME")  # the node chooses its interface and, below, its GPUs
+        chosen = {"GLOO_SOCKET_IFNAME"}  # the node chooses its interface and, below, its GPUs
         if task.device == "cuda":
-            env.pop("CUDA_VISIBLE_DEVICES")
+            chosen.add("CUDA_VISIBLE_DEVICES")
         inside = [
             self.settings.python,
             "-m",
@@ -161,7 +169,8 @@ class SlurmPool:
         ]
         spec = GuardianSpec(
             argv=[*self._srun_of(task, grid, name), *inside],
-            env=env,
+            env={name: value for name, value in env.items() if name not in chosen},
+            inherit=[name for name in inherited(self.settings.inherit) if name not in chosen],
             cwd=str(folder),
             output=str(folder / LOG),
             end=str(folder / END),

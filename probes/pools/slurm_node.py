@@ -52,7 +52,8 @@ def main() -> None:
     )
     spec = GuardianSpec(
         argv=argv,
-        env=dict(os.environ),
+        env={},
+        inherit=[name for name in os.environ if name != guardian.TOKEN],
         cwd=str(folder),
         output=str(folder / f"output.node{node}.log"),
         end=str(folder / f"end.node{node}.json"),

@@ -193,7 +193,10 @@ def test_program_of_a_probe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     trainers.register("stopwatch", Stopwatch)
     assert read_job(asked).probe is not None
     settings = LaunchSettings(folder=tmp_path / "probes")
-    pool = LocalPool(Launcher(settings), LocalSettings(leases=tmp_path / "leases", cpu_slots=2))
+    pool = LocalPool(
+        Launcher(settings),
+        LocalSettings(leases=tmp_path / "leases", machine=str(tmp_path), cpu_slots=2),
+    )
     result = pool.run(ProbeTask(id="probe-1", job=PROBE_JOB, device="cpu", trainer="stopwatch"))
     assert isinstance(result.outcome, MeasuredRun), result
     assert result.outcome.step_seconds == 0.25

@@ -42,7 +42,14 @@ class TestWhoBelongsToAProbe:
             os.getpid(): b"PLANNER_PROBE_TOKEN=abc\0",
         }
         table = [(pid, 1) for pid in environments]
-        assert bearers("abc", table, environments.__getitem__) == {11, 21}
+        assert bearers("abc", table, environments.__getitem__, lambda _: os.geteuid()) == {11, 21}
+
+    def test_another_users_process_is_none_of_ours(self) -> None:
+        owners = {11: os.geteuid(), 12: os.geteuid() + 1}
+        found = bearers(
+            "abc", [(11, 1), (12, 1)], lambda _: b"PLANNER_PROBE_TOKEN=abc", owners.__getitem__
+        )
+        assert found == {11}
 
     def test_who_cannot_be_read_is_passed_over(self) -> None:
         def environment(pid: int) -> bytes:
@@ -50,7 +57,7 @@ class TestWhoBelongsToAProbe:
                 raise PermissionError
             return b"PLANNER_PROBE_TOKEN=abc\0"
 
-        assert bearers("abc", [(10, 1), (11, 1)], environment) == {11}
+        assert bearers("abc", [(10, 1), (11, 1)], environment, lambda _: os.geteuid()) == {11}
 
     def test_bearers_and_descendants_are_both_killed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         alive = {11: "below", 77: "bearer"}
@@ -223,7 +230,8 @@ class TestHowItEnds:
         monkeypatch.setattr(guardian, "kill_all", kill_all)
         monkeypatch.setattr(guardian, "reap", reap)
         values = {
-            "argv": list(argv), "env": {}, "cwd": str(folder), "output": str(folder / "log"),
+            "argv": list(argv), "env": {}, "inherit": ["PATH"], "cwd": str(folder),
+            "output": str(folder / "log"),
             "end": str(folder / "end.json"), "token": "abc", "on_end": [], **spec,
         }  # fmt: skip
         well = world.guardian(**values).run()

@@ -1,19 +1,25 @@
 """Staying with a probe: who ends it, which folder and environment it gets, when a port clashes."""
 
+import errno
 import json
 import os
+import re
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from probes import guardian, launch
+from planner.errors import ProbeError
+from probes import guardian, launch, preflight
 from probes.folder import BEGIN, END, LOG, RESULT, TASK
 from probes.launch import (
+    SPEC,
     DeviceLease,
     GuardianSpec,
+    Launcher,
     LaunchSettings,
     Watch,
     environment,
@@ -44,7 +50,7 @@ DONE = MeasuredRun(
 def spec(folder: Path, *argv: str, **more: Any) -> GuardianSpec:
     values: dict[str, Any] = {"time_limit_seconds": 30.0, **more}
     return GuardianSpec(
-        argv=list(argv), env={}, cwd=str(folder), output=str(folder / LOG),
+        argv=list(argv), env={}, inherit=["PATH"], cwd=str(folder), output=str(folder / LOG),
         end=str(folder / END), token=f"token-of-{folder.name}", **values,
     )  # fmt: skip
 
@@ -64,6 +70,21 @@ class TestSupervise:
         supervise(tmp_path, one, (), watch)
         assert json.loads((tmp_path / END).read_text())["reason"] == "asked"
         assert guardian.bearers(one.token) == set()
+
+    def test_what_a_program_inherits_reaches_it_and_no_file(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("PLANNER_DATABASE_URL", "postgresql://u:hunter2@h/d")
+        monkeypatch.setenv("NEEDED_HERE", "swordfish")
+        one = replace(
+            spec(tmp_path, "/bin/sh", "-c", 'test -n "$NEEDED_HERE" && env -u NEEDED_HERE'),
+            inherit=["PATH", "NEEDED_HERE"],
+        )
+        supervise(tmp_path, one, (), Watch())
+        assert json.loads((tmp_path / END).read_text())["exit_code"] == 0
+        assert (tmp_path / SPEC).stat().st_mode & 0o777 == 0o600
+        written = "".join(path.read_text() for path in tmp_path.iterdir() if path.is_file())
+        assert not {"hunter2", "swordfish"} & set(re.findall(r"\w+", written))
 
     def test_an_interruption_ends_the_probe_before_it_goes_on(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -98,6 +119,28 @@ class TestSupervise:
         messages: list[str] = []
         launch._wait(Stuck(), tmp_path, 0.12, Watch(progress=messages.append))  # type: ignore[arg-type]
         assert set(messages) == {"step 3 of 9"}
+
+
+class TestDisk:
+    @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+    def test_a_full_disk_is_the_pools_error_and_names_the_remedy(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+    ) -> None:
+        def full(path: Path, text: str) -> None:
+            raise OSError(code, os.strerror(code), str(path))
+
+        monkeypatch.setattr(guardian, "write_private", full)
+        launcher = Launcher(LaunchSettings(folder=tmp_path / "probes"))
+        with pytest.raises(ProbeError, match=r"task\.json: .* make room there, or set PLANNER_PR"):
+            launcher.run(TASK_OF_TWO)
+
+    def test_a_disk_without_room_is_found_before_a_probe(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        preflight.check_folder(tmp_path)
+        monkeypatch.setattr(preflight, "free_bytes", lambda _: 4096)
+        with pytest.raises(ProbeError, match=r"no room for probes .* start again"):
+            preflight.check_folder(tmp_path)
 
 
 class TestPorts:
@@ -164,12 +207,21 @@ class TestFolders:
 
 class TestEnvironment:
     def test_devices_are_those_of_the_lease(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for name, value in (("RANK", "3"), (guardian.TOKEN, "old"), ("KEPT", "yes")):
-            monkeypatch.setenv(name, value)
         found = environment(TASK_OF_TWO, DeviceLease(devices=("GPU-1", "GPU-7")), {"EXTRA": "1"})
         assert found["CUDA_VISIBLE_DEVICES"] == "GPU-1,GPU-7"
-        assert (found["KEPT"], found["EXTRA"]) == ("yes", "1")
-        assert not {"RANK", guardian.TOKEN} & set(found)
+        assert found["EXTRA"] == "1"
+
+    def test_a_probe_gets_what_programs_need_and_no_secret_of_the_service(self) -> None:
+        ours = dict.fromkeys(
+            (
+                "PATH", "LD_LIBRARY_PATH", "NCCL_DEBUG", "SLURM_JOB_ID", "HF_HOME", "LC_ALL",
+                "RANK", guardian.TOKEN, "PLANNER_DATABASE_URL", "PLANNER_API_KEYS", "HF_TOKEN",
+                "AWS_SECRET_ACCESS_KEY", "PGPASSWORD", "MY_LICENCE", "SSH_AUTH_SOCK",
+            ), "value",
+        )  # fmt: skip
+        needed = ["PATH", "LD_LIBRARY_PATH", "NCCL_DEBUG", "SLURM_JOB_ID", "HF_HOME", "LC_ALL"]
+        assert launch.inherited((), ours) == needed
+        assert launch.inherited(("MY_*", "HF_TOKEN"), ours) == [*needed, "HF_TOKEN", "MY_LICENCE"]
 
     def test_without_devices_none_is_visible(self) -> None:
         assert environment(TASK_OF_TWO, DeviceLease(), {})["CUDA_VISIBLE_DEVICES"] == ""

@@ -192,7 +192,11 @@ def pool(
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     look = gpus if callable(gpus) else lambda: Survey(gpus=tuple(gpus))
     settings = LocalSettings(
-        leases=folder / "leases", survey=look, environment=environment, foreign_seconds=1.0
+        machine=str(folder),
+        leases=folder / "leases",
+        survey=look,
+        environment=environment,
+        foreign_seconds=1.0,
     )
     return LocalPool(launcher, settings), launcher
 
@@ -283,10 +287,11 @@ class TestLeases:
     def test_a_lease_ends_with_its_process(self, tmp_path: Path) -> None:
         holder = (
             "import sys, time\nfrom pathlib import Path\n"
-            "from probes.pools.leases import LeaseLocks\nlocks = LeaseLocks(Path(sys.argv[1]))\n"
+            "from probes.pools.leases import LeaseLocks\n"
+            "locks = LeaseLocks(Path(sys.argv[1]), machine=sys.argv[2])\n"
             "print(locks.lock('gpu-GPU-0'), flush=True)\ntime.sleep(60)\n"
         )
-        command = [sys.executable, "-c", holder, str(tmp_path / "leases")]
+        command = [sys.executable, "-c", holder, str(tmp_path / "leases"), str(tmp_path)]
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, text=True, env=clean_environment(), cwd=ROOT
         )
@@ -318,7 +323,7 @@ class TestLeases:
     def test_a_wait_can_be_ended(self, tmp_path: Path) -> None:
         here, launcher = pool(tmp_path)
         here.settings = replace(here.settings, cpu_slots=1)
-        busy = LeaseLocks(here.settings.leases)
+        busy = LeaseLocks(here.settings.leases, machine=here.settings.machine)
         assert busy.lock("cpu-0")
         stop = threading.Event()
         with pytest.raises(ProbeError, match="stopped while waiting"):

@@ -43,7 +43,7 @@ def left(run: str = "probe-1", status: str = "ok", kind: str = "crash") -> Any:
     return SimpleNamespace(
         task=SimpleNamespace(id=run),
         outcome=outcome,
-        measurement=lambda: None,
+        measurement=lambda: SimpleNamespace(model_copy=lambda update: None),
         model_dump=lambda mode: {"run": run},
     )
 
@@ -53,6 +53,7 @@ def concluded(
 ) -> ProbeRecord:
     """The record of a probe in its first of two attempts, unless said otherwise."""
     clock = SimpleNamespace(now=lambda: NOW)
+    monkeypatch.setattr(probes, "checked", lambda one, now: SimpleNamespace(refused=None))
     values = {
         "id": "probe-1", "created_at": NOW, "request": {}, "job_hash": "", "model": "llama3-8b",
         "gpu": "h100", "num_gpus": 8, "layout": "", "pool": "local", "state": "running",

@@ -1,0 +1,178 @@
+"""Locks on devices: between users, and nothing that another user put in their place is opened,
+written or believed.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from planner.errors import ProbeError
+from probes import guardian
+from probes.folder import lease_folder
+from probes.guardian import TOKEN
+from probes.pools.leases import LeaseLocks
+from tests.conftest import clean_environment
+
+OTHER_USER = 65534  # nobody
+GPU = "gpu-GPU-0"
+AS_ROOT = os.geteuid() == 0
+
+
+def locks(folder: Path, machine: Path) -> LeaseLocks:
+    return LeaseLocks(folder, machine=str(machine))
+
+
+@pytest.fixture
+def bystander() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that carries a token: of another user where we may start one."""
+    environment = {**clean_environment(), TOKEN: "copied"}
+    user = OTHER_USER if AS_ROOT else None
+    process = subprocess.Popen(["sleep", "60"], env=environment, user=user)
+    while b"sleep" not in Path(f"/proc/{process.pid}/cmdline").read_bytes():
+        time.sleep(0.01)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def planted(folder: Path) -> None:
+    """A lock file that names the bystander's token."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    (folder / f"{GPU}.lock").write_text(json.dumps({"token": "copied"}))
+
+
+def test_a_device_is_locked_once_and_free_again(tmp_path: Path) -> None:
+    first, second = locks(tmp_path / "a", tmp_path), locks(tmp_path / "a", tmp_path)
+    assert first.lock(GPU)
+    assert not second.lock(GPU)
+    assert (len(first), len(second)) == (1, 0)
+    first.release()
+    assert second.lock(GPU)
+    second.release()
+
+
+def test_users_with_folders_of_their_own_exclude_each_other_on_gpus(tmp_path: Path) -> None:
+    mine, theirs = locks(tmp_path / "mine", tmp_path), locks(tmp_path / "theirs", tmp_path)
+    assert mine.lock(GPU)
+    assert not theirs.lock(GPU)
+    assert theirs.lock("gpu-GPU-1")
+    mine.release()
+    assert theirs.lock(GPU)
+    theirs.release()
+
+
+def test_a_process_that_inherits_the_lock_keeps_it(tmp_path: Path) -> None:
+    """As the guardian does, when its runner dies."""
+    mine, other = locks(tmp_path / "a", tmp_path), locks(tmp_path / "b", tmp_path)
+    assert mine.lock(GPU)
+    heir = subprocess.Popen(["sleep", "60"], pass_fds=mine.descriptors)
+    mine.release()
+    assert not other.lock(GPU)
+    heir.kill()
+    heir.wait()
+    assert other.lock(GPU)
+    other.release()
+
+
+@pytest.mark.skipif(not AS_ROOT, reason="only root may become another user")
+def test_another_users_process_is_waited_for(tmp_path: Path) -> None:
+    theirs = Path(tempfile.gettempdir()) / f"planner-test-{os.getpid()}"
+    said, order = os.pipe(), os.pipe()
+    process = os.fork()  # another user may not read this Python's files
+    if process == 0:
+        os.setuid(OTHER_USER)
+        held = locks(theirs, tmp_path)
+        os.write(said[1], b"locked" if held.lock(GPU) else b"failed")
+        os.close(order[1])
+        os.read(order[0], 1)
+        os._exit(0)
+    assert os.read(said[0], 6) == b"locked"
+    mine = locks(tmp_path / "mine", tmp_path)
+    assert not mine.lock(GPU)
+    with pytest.raises(ProbeError, match="belongs to another user"):
+        locks(theirs, tmp_path / "elsewhere").lock(GPU)
+    os.close(order[1])
+    os.waitpid(process, 0)
+    assert mine.lock(GPU)
+    mine.release()
+    for descriptor in (*said, order[0]):
+        os.close(descriptor)
+    shutil.rmtree(theirs)
+
+
+@pytest.mark.parametrize("hard", [False, True])
+def test_a_link_to_a_file_of_ours_is_refused_and_the_file_stays(tmp_path: Path, hard: bool) -> None:
+    victim, folder = tmp_path / "precious", tmp_path / "leases"
+    victim.write_text("kept")
+    folder.mkdir(mode=0o700)
+    link = folder / f"{GPU}.lock"
+    link.hardlink_to(victim) if hard else link.symlink_to(victim)
+    with pytest.raises(ProbeError, match="PLANNER_LEASE_FOLDER"):
+        locks(folder, tmp_path).lock(GPU)
+    assert victim.read_text() == "kept"
+    link.unlink()
+    after = locks(folder, tmp_path)
+    assert after.lock(GPU), "what was refused holds no lock"
+    after.release()
+
+
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+    folder = tmp_path / "leases"
+    folder.mkdir(mode=0o700)
+    os.mkfifo(folder / f"{GPU}.lock")
+    with pytest.raises(ProbeError, match="not a file of ours alone"):
+        locks(folder, tmp_path).lock(GPU)
+
+
+def test_a_folder_that_others_may_write_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "leases"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    with pytest.raises(ProbeError, match="open to others"):
+        locks(folder, tmp_path).lock(GPU)
+    real = tmp_path / "real"
+    real.mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(real)
+    with pytest.raises(ProbeError, match="is a link or a file"):
+        locks(tmp_path / "link", tmp_path).lock(GPU)
+
+
+@pytest.mark.skipif(not AS_ROOT, reason="only root may give a file to another user")
+def test_a_token_that_another_user_wrote_kills_nobody(
+    tmp_path: Path, bystander: subprocess.Popen[bytes]
+) -> None:
+    folder = tmp_path / "leases"
+    planted(folder)
+    os.chown(folder / f"{GPU}.lock", OTHER_USER, OTHER_USER)
+    with pytest.raises(ProbeError, match="not a file of ours alone"):
+        locks(folder, tmp_path).lock(GPU)
+    assert bystander.poll() is None
+
+
+@pytest.mark.skipif(not AS_ROOT, reason="only root could kill another user's process")
+def test_another_users_process_is_none_of_ours_whatever_it_carries(
+    tmp_path: Path, bystander: subprocess.Popen[bytes]
+) -> None:
+    folder = tmp_path / "leases"
+    planted(folder)
+    mine = locks(folder, tmp_path)
+    assert mine.lock(GPU)
+    mine.release()
+    assert bystander.poll() is None
+    assert guardian.bearers("copied") == set()
+
+
+def test_leases_are_in_the_folder_of_the_session_or_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert lease_folder() == tmp_path / "planner-leases"
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "gone"))
+    assert lease_folder().name == f"planner-leases-{os.getuid()}"
