@@ -80,6 +80,8 @@ def default_probe_folder() -> Path:
 def default_processes() -> int:
     """One a core, four at most: a search of a large model needs half a gigabyte."""
     return min(4, os.cpu_count() or 1)
+
+
 def default_lease_folder() -> Path:
     """A folder of this user, see `probes.folder`."""
     from probes.folder import lease_folder
