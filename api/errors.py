@@ -92,6 +92,25 @@ class NotReadyError(StoreError):
     kind = "not_ready"
 
 
+class QuotaError(PartedError):
+    """More than a key may use. retry_after_seconds: when asking again may help."""
+
+    kind = "quota_exceeded"
+
+    def __init__(
+        self, name: str, used: float, more: float, limit: float, *, retry_after_seconds: float
+    ) -> None:
+        self.name, self.more, self.retry_after_seconds = name, more, retry_after_seconds
+        super().__init__(
+            f"quota {name} of this key is {limit:g}: {used:g} used, {more:g} asked for; ask for "
+            "less, wait, or let the operator raise PLANNER_QUOTAS"
+        )
+
+    def as_dict(self) -> dict[str, object]:
+        """The contract's error object; the field is the quota's name."""
+        return {**super().as_dict(), "field": self.name, "value": self.more}
+
+
 class UnavailableError(StoreError):
     """The database did not answer in time; the same request may succeed later.
 
@@ -137,6 +156,7 @@ TABLE: dict[type[PlannerError], ErrorCodes] = {
     NotFoundError: ErrorCodes(HTTPStatus.NOT_FOUND, EXIT_REQUEST),
     ConflictError: ErrorCodes(HTTPStatus.CONFLICT, EXIT_REQUEST),
     UnauthenticatedError: ErrorCodes(HTTPStatus.UNAUTHORIZED, EXIT_REQUEST),
+    QuotaError: ErrorCodes(HTTPStatus.TOO_MANY_REQUESTS, EXIT_BACKEND),
     ForbiddenError: ErrorCodes(HTTPStatus.FORBIDDEN, EXIT_REQUEST),
     UnknownEntryError: ErrorCodes(HTTPStatus.NOT_FOUND, EXIT_REQUEST),
     BodyTooLargeError: ErrorCodes(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, EXIT_REQUEST),

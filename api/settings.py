@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -13,10 +13,15 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from api.errors import fault
 from api.logs import LogFormat, LogLevel
 from planner.errors import Fault, SpecError
-from planner.units import MEGA
+from planner.units import DAY, MEGA
 
 SCOPES = frozenset({"read", "plan", "probe", "admin"})
 _SHA256 = re.compile(r"^[0-9a-f]{64}$")
+_NUMBER = re.compile(r"^[0-9]{1,12}$")
+_QUOTA_EXAMPLE = (
+    "write name:plans_per_day=100+queued_probes=5+gpu_seconds_per_day=3600, several separated by "
+    "commas"
+)
 _KEY_EXAMPLE = "write name:read+plan:SHA256-OF-THE-SECRET, several separated by commas"
 
 
@@ -63,6 +68,43 @@ def _parse_key(item: str) -> ApiKey:
     return ApiKey(parts[0], scopes, parts[2].lower())
 
 
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """What one key may use.
+
+    plans_per_day: plans, with probes or without.
+    queued_probes: at once.
+    gpu_seconds_per_day: used by its probes, and promised to what is open.
+    """
+
+    plans_per_day: int
+    queued_probes: int
+    gpu_seconds_per_day: float
+
+
+def parse_quotas(text: str, default: Quota) -> dict[str, Quota]:
+    """Quotas by key from "name:plans_per_day=100+queued_probes=5,...". Raises SpecError.
+
+    What is not named there is that of `default`.
+    """
+    found = {}
+    for item in re.split(r"[,\s]+", text.strip()):
+        if not item:
+            continue
+        name, _, limits = item.partition(":")
+        values: dict[str, float] = {}
+        for limit in limits.split("+"):
+            what, _, number = limit.partition("=")
+            if what not in Quota.__dataclass_fields__ or not _NUMBER.match(number):
+                rule = f"{limit or 'nothing'} is no quota"
+                raise fault("PLANNER_QUOTAS", item, rule, _QUOTA_EXAMPLE)
+            values[what] = float(number) if what.startswith("gpu_seconds") else int(number)
+        if not name or name in found:
+            raise fault("PLANNER_QUOTAS", item, "names no key, or one twice", _QUOTA_EXAMPLE)
+        found[name] = replace(default, **values)  # type: ignore[arg-type]
+    return found
+
+
 def default_database_url() -> str:
     """SQLite in the user's data folder."""
     from platformdirs import user_data_dir
@@ -98,6 +140,10 @@ class Settings(BaseSettings):
     database_connections: of one process, at most.
     api_keys: `name:scope+scope:SHA-256 of the secret`, several at commas; empty: no keys are asked
         for, and only loopback addresses are served.
+    plans_per_day: that one key may ask for.
+    queued_probes: that one key may have waiting at once.
+    gpu_seconds_per_day: that the probes of one key may use.
+    quotas: other limits of some keys, `name:plans_per_day=100+queued_probes=5`, several at commas.
     host, port: where the service listens.
     allowed_hosts: names by which the service is asked, several at commas. Empty: any name where
         keys are needed, else names that no public DNS holds.
@@ -128,6 +174,10 @@ class Settings(BaseSettings):
     database_timeout_seconds: float = Field(default=10.0, gt=0, le=3600)
     database_connections: int = Field(default=20, gt=0, le=1000)
     api_keys: SecretStr = SecretStr("")
+    plans_per_day: int = Field(default=10_000, ge=0)
+    queued_probes: int = Field(default=100, ge=0)
+    gpu_seconds_per_day: float = Field(default=8 * DAY, ge=0, allow_inf_nan=False)
+    quotas: str = ""
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
     allowed_hosts: str = ""
@@ -158,6 +208,20 @@ class Settings(BaseSettings):
     def keys(self) -> tuple[ApiKey, ...]:
         """The parsed keys. Raises SpecError."""
         return parse_api_keys(self.api_keys.get_secret_value())
+
+    @cached_property
+    def quotas_by_key(self) -> dict[str, Quota]:
+        """The parsed quotas of the keys that have their own. Raises SpecError."""
+        return parse_quotas(self.quotas, self.default_quota)
+
+    @property
+    def default_quota(self) -> Quota:
+        """That of every other key."""
+        return Quota(self.plans_per_day, self.queued_probes, self.gpu_seconds_per_day)
+
+    def quota_of(self, key: str) -> Quota:
+        """The quota of the key of this name."""
+        return self.quotas_by_key.get(key, self.default_quota)
 
 
 def load_settings() -> Settings:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
     from api.settings import Settings
+    from api.storage.audit import SqlAuditTrail
     from api.storage.calibrations import SqlCalibrationStore
     from api.storage.idempotency import IdempotencyStore
     from api.storage.learning import SqlLearningStore
@@ -103,6 +104,13 @@ class Wiring:
         from api.storage.sweeps import SqlSweepStore
 
         return SqlSweepStore(self.store.engine)
+
+    @cached_property
+    def audit(self) -> "SqlAuditTrail":
+        """Who did what, on the same database. Raises StoreError."""
+        from api.storage.audit import SqlAuditTrail
+
+        return SqlAuditTrail(self.store.engine)
 
     @cached_property
     def calibrations(self) -> "SqlCalibrationStore":

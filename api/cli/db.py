@@ -1,17 +1,19 @@
 """`planner-cli db`: the database."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 app = typer.Typer(
-    help="The database: bring it to the revision that this version needs.", rich_markup_mode=None
+    help="The database: bring it to the revision that this version needs, back it up, check it.",
+    rich_markup_mode=None,
 )
 
 
 @app.callback()
 def _group() -> None:
-    """The database: bring it to the revision that this version needs."""
+    """The database: bring it to the revision that this version needs, back it up, check it."""
 
 
 @app.command("upgrade")
@@ -37,3 +39,50 @@ def upgrade(
         f"{shown(engine)}: revision {after}"
         + (" already" if before == after else f", was {before or 'empty'}")
     )
+
+
+@app.command("backup")
+def backup(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file.")],
+    json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
+) -> None:
+    """Copy a SQLite database while it is in use. Of PostgreSQL: say how pg_dump does it."""
+    import json as encoder
+
+    from api.cli.output import say
+    from api.storage.backup import back_up
+    from api.storage.engine import shown
+    from api.wiring import wire
+    from planner.units import MEGA
+
+    engine = wire().engine
+    size = back_up(engine, file)
+    if json:
+        say(encoder.dumps({"database": shown(engine), "file": str(file), "bytes": size}))
+        return
+    say(f"{file}: {size / MEGA:,.1f} MB, whole; to restore it, stop everything and put it back")
+
+
+@app.command("check")
+def check(
+    json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
+) -> None:
+    """Say whether the database is consistent: its file, references, states, leases."""
+    import json as encoder
+
+    from api.cli.output import error_line, say
+    from api.errors import EXIT_BACKEND
+    from api.storage.backup import faults_in
+    from api.storage.engine import shown
+    from api.wiring import wire
+
+    engine = wire().store.engine
+    faults = faults_in(engine)
+    if json:
+        say(encoder.dumps({"database": shown(engine), "faults": faults}))
+    elif not faults:
+        say(f"{shown(engine)}: consistent")
+    for fault in faults if not json else ():
+        error_line(fault)
+    if faults:
+        raise typer.Exit(EXIT_BACKEND)

@@ -10,6 +10,7 @@ import typer
 
 from api.cli import (
     accuracy,
+    audit,
     calibrate,
     catalog,
     collective,
@@ -21,6 +22,7 @@ from api.cli import (
     measurements,
     plans,
     probe,
+    queue,
     recommend,
     serve,
     simulate,
@@ -63,12 +65,14 @@ for module in (
     serve,
     worker,
     doctor,
+    audit,
 ):
     app.command(module.NAME)(module.command)
 app.command("plans")(plans.list_plans)
 app.command("show")(plans.show_plan)
 app.add_typer(measurements.app, name="measurements")
 app.add_typer(sweep.app, name="sweep")
+app.add_typer(queue.app, name="queue")
 app.add_typer(db.app, name="db")
 
 

@@ -28,6 +28,7 @@ from api.http.routes import (
     operations,
     plans,
     probes,
+    queue,
     simulations,
     sweeps,
     web,
@@ -47,7 +48,7 @@ def create_app(settings: Settings | None = None, wiring: Wiring | None = None) -
     """The service on these settings, or on the environment's. Raises SpecError for wrong ones."""
     outside = wiring or wire(settings)
     # a wrong setting stops the start, not the first request
-    _ = outside.settings.keys, outside.engine
+    _ = outside.settings.keys, outside.settings.quotas_by_key, outside.engine
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -83,6 +84,7 @@ def create_app(settings: Settings | None = None, wiring: Wiring | None = None) -
         redoc_url=None,
     )
     app.state.wiring = outside
+    app.state.refusals = {}
     app.state.metrics = Metrics(_version())
     app.state.stopping = threading.Event()
     settings = outside.settings
@@ -101,6 +103,7 @@ def create_app(settings: Settings | None = None, wiring: Wiring | None = None) -
         measurements,
         catalog,
         operations,
+        queue,
         health,
         web,
     ):

@@ -9,9 +9,19 @@ from http import HTTPStatus
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
+from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 
-from api.errors import TooManyRequestsError, UnavailableError, codes_of, lines_of
+from api.asker import asker
+from api.errors import (
+    ForbiddenError,
+    QuotaError,
+    TooManyRequestsError,
+    UnavailableError,
+    codes_of,
+    lines_of,
+)
+from api.http.refusals import note_refusal
 from api.logs import request_id
 from planner.errors import Fault, PlannerError, SpecError
 
@@ -27,11 +37,14 @@ def problem(request: Request, error: PlannerError) -> Response:
     """The answer to an error of the planner's tree."""
     status = codes_of(error).status
     headers = {"www-authenticate": "Bearer"} if status == HTTPStatus.UNAUTHORIZED else {}
-    if isinstance(error, TooManyRequestsError | UnavailableError):
+    if isinstance(error, TooManyRequestsError | UnavailableError | QuotaError):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_seconds)))
-    return _response(
+    answer = _response(
         request, status, {**error.as_dict(), "detail": "; ".join(lines_of(error))}, headers
     )
+    if isinstance(error, ForbiddenError | QuotaError):
+        answer.background = BackgroundTask(note_refusal, request, asker().name, error)
+    return answer
 
 
 def _response(

@@ -8,6 +8,7 @@ from typing import Annotated
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
 
+from api.asker import Asker, set_asker
 from api.errors import ForbiddenError, UnauthenticatedError, fault
 from api.http.rates import Rates
 from api.settings import ApiKey, Settings
@@ -56,6 +57,8 @@ async def asking_key(
     """Dependency: the key that asks, which must have the route's scopes."""
     key = _key_of(request, sent)
     request.state.key = key.name
+    quota = None if key is ANYONE else request.app.state.wiring.settings.quota_of(key.name)
+    set_asker(Asker(key.name, admin=key.may("admin"), quota=quota))
     for scope in scopes.scopes:
         require_scope(key, scope)
     if key is not ANYONE:

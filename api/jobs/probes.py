@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from api.asker import asker
 from api.errors import fault, lines_of
 from api.input.measurements import checked
 from api.input.names import plan_id_of
@@ -18,7 +19,8 @@ from api.jobs.leases import Claimed, abandoned, new_lease, take_over
 from api.jobs.plans import job_of
 from api.storage.probes import most_gpu_seconds
 from api.storage.queue import LOST_WORKERS, lost_workers
-from api.storage.records import ProbeEnd, ProbeFilter, ProbeRecord
+from api.storage.quotas import check_quota
+from api.storage.records import ProbeEnd, ProbeFilter, ProbeRecord, TaskRecord
 from api.wiring import Wiring
 from planner.calibration.kernels import KernelShape
 from planner.errors import ConflictError, PlannerError, SpecError
@@ -33,6 +35,9 @@ from probes.outcome import conclude
 from probes.pools.protocol import Pool
 from probes.preflight import Need
 from probes.protocol import FailureKind, OutOfMemory, ProbeResult
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
 
 PREFIX = "probe"
 # a service that crashed during a probe runs it once more; a person's command does not
@@ -133,12 +138,19 @@ def check_ready(wiring: Wiring, requested: Sequence[RequestedProbe]) -> None:
 
 
 def enqueue(
-    wiring: Wiring, requested: Sequence[RequestedProbe], *, max_attempts: int, ours: bool = False
+    wiring: Wiring,
+    requested: Sequence[RequestedProbe],
+    *,
+    max_attempts: int,
+    ours: bool = False,
+    parent: TaskRecord | None = None,
 ) -> list[ProbeRecord]:
-    """Stores them, all or none: queued, or `ours` from the start.
+    """Stores them, all or none: queued, or `ours` from the start. Raises QuotaError.
 
     A probe that is ours is never queued, so nobody else runs what a crashed command left.
+    parent: the study or run of a sweep that asks; its budget was promised when it was stored.
     """
+    who = asker()
     records = [
         ProbeRecord(
             id=wiring.ids.new_id(PREFIX),
@@ -153,11 +165,27 @@ def enqueue(
             plan_id=one.plan_id,
             plan_rank=one.plan_rank,
             max_attempts=max_attempts,
+            asked_by=who.name if parent is None else parent.asked_by,
             gpu_seconds=most_gpu_seconds(one.request.model_dump(), one.num_gpus),
         )
         for one in requested
     ]
-    return wiring.probes.add(records, lease=new_lease() if ours else None)
+
+    def check(session: "Session") -> None:
+        if parent is None:
+            seconds = sum(record.gpu_seconds or 0.0 for record in records)
+            check_quota(session, who, probes=len(records), gpu_seconds=seconds)
+
+    return wiring.probes.add(records, lease=new_lease() if ours else None, check=check)
+
+
+def cancel_probe(wiring: Wiring, probe_id: str) -> ProbeRecord:
+    """Cancels a queued probe, asks the runner of a running one. Raises NotFoundError, and
+    ForbiddenError for somebody else's.
+    """
+    who = asker()
+    who.check_owner("probe", probe_id, wiring.probes.get(probe_id).asked_by)
+    return wiring.probes.cancel(probe_id, who.name)
 
 
 def probes_of(wiring: Wiring, parent_id: str) -> list[ProbeRecord]:

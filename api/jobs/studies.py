@@ -6,14 +6,17 @@ A study whose process crashed goes on with what it has measured.
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Literal
 
+from api.asker import asker
 from api.calibration.update import calibration_for_study
 from api.errors import fault, lines_of
 from api.identity import hash_of_job
 from api.input.jobs import parse_job
 from api.jobs.leases import Claimed, is_abandoned, new_lease, take_over
 from api.jobs.observer import Observer
-from api.jobs.probes import pool_of, recover
+from api.jobs.probes import pool_of, probes_of, recover
 from api.jobs.study_probes import StudyProbes
+from api.storage.probes import gpu_seconds_of
+from api.storage.quotas import check_quota
 from api.storage.records import EndState, PlanLabels, TaskEnd, TaskFilter, TaskRecord
 from planner.errors import PlannerError, StoreError
 from planner.intake.jobs import read_job
@@ -34,21 +37,29 @@ def ask_study(wiring: "Wiring", values: object, *, allow_files: bool, ours: bool
 
     ours: it is claimed by us from the start; else it waits in the queue.
 
-    Raises SpecError for a job or pool that cannot be.
+    Raises SpecError for a job or pool that cannot be, QuotaError.
     """
     job = parse_job(values, allow_files=allow_files)
     check_pool(wiring, job, allow_files=allow_files, wait=ours)  # before anything is stored
     job_hash = hash_of_job(job.request)
     if ours and (unfinished := _unfinished(wiring, job_hash)) is not None:
         return unfinished
+    assert job.probe is not None, "its pool was checked"
+    who, seconds = asker(), job.probe.max_gpu_seconds
     record = TaskRecord(
         id=wiring.ids.new_id(PREFIX),
         kind="study",
         created_at=wiring.clock.now(),
         request=dict(job.request),
         job_hash=job_hash,
+        asked_by=who.name,
+        gpu_seconds=seconds,
     )
-    return wiring.tasks.add([record], lease=new_lease() if ours else None)[0]
+    return wiring.tasks.add(
+        [record],
+        lease=new_lease() if ours else None,
+        check=lambda session: check_quota(session, who, plans=1, gpu_seconds=seconds),
+    )[0]
 
 
 def check_pool(wiring: "Wiring", job: Job, *, allow_files: bool, wait: bool) -> None:
@@ -113,9 +124,10 @@ def run_study(
         claimed.release()
         return None
     state: EndState = "cancelled" if claimed.cancelled else "done"
-    labels = PlanLabels.of(job, hash_of_job(job.request), state)
+    labels = PlanLabels.of(job, hash_of_job(job.request), state, record.asked_by)
+    used = sum(gpu_seconds_of(one) for one in probes_of(wiring, record.id))
     stopped = (plan.probing or {}).get("stopped")
-    claimed.finish(TaskEnd(state=state, message=stopped, plan=(plan, labels)))
+    claimed.finish(TaskEnd(state=state, message=stopped, plan=(plan, labels), gpu_seconds=used))
     return plan
 
 

@@ -70,7 +70,13 @@ class StudyProbes:
                 yield question, probe
             else:
                 requested.append((question, probe))
-        records = enqueue(self.wiring, [one for _, one in requested], max_attempts=1, ours=True)
+        records = enqueue(
+            self.wiring,
+            [one for _, one in requested],
+            max_attempts=1,
+            ours=True,
+            parent=self.claimed.record,
+        )
         watches = {
             record.id: Watch(stop=self.observer.stop, progress=self._progress_of(record))
             for record in records

@@ -79,6 +79,7 @@ def run_sweep(
         TaskEnd(
             state="cancelled" if observer.stop.is_set() else "done",
             result=report,
+            gpu_seconds=report["gpu_seconds"],
             message=report["headline"],
         )
     )
@@ -319,7 +320,9 @@ class SweepRun:
                 requested,
                 request=requested.request.model_copy(update={"time_limit_seconds": limit}),
             )
-            (stored,) = enqueue(self.wiring, [limited], max_attempts=1, ours=True)
+            (stored,) = enqueue(
+                self.wiring, [limited], max_attempts=1, ours=True, parent=self.claimed.record
+            )
             (record,) = run_all(
                 self.wiring, [stored], {stored.id: self._watch(requested.job.layout)}
             )

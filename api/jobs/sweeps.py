@@ -1,22 +1,30 @@
 """Sweeps as both edges keep them: stored, scheduled, paused, cancelled; `sweep_runs` runs them."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from api.errors import UnreadableError, fault, need
+from api.asker import Asker, asker
+from api.errors import QuotaError, UnreadableError, fault, need
 from api.jobs.leases import is_abandoned, new_lease, take_over
 from api.jobs.probes import pool_of
 from api.storage.common import readable
+from api.storage.quotas import check_quota
 from api.storage.records import JobState, SweepRecord, TaskFilter, TaskRecord
+from api.storage.transactions import one_transaction
 from planner.errors import ConflictError, PlannerError
 from planner.intake.jobs import read_job
 from planner.intake.sweeps import read_sweep
 from planner.specs.sweep import SweepSpec
+from planner.units import DAY
 from probes.preflight import Need
 
 if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
     from api.wiring import Wiring
 
 log = logging.getLogger("planner.sweeps")
@@ -31,12 +39,13 @@ MISSED_SECONDS = 3600.0  # a scheduled time this long past was missed
 def add_sweep(
     wiring: "Wiring", values: object, *, allow_files: bool, ours: bool = False
 ) -> SweepRecord:
-    """Stores a sweep; with a schedule, workers run it from now on. Raises SpecError.
+    """Stores a sweep; with a schedule, workers run it from now on. Raises SpecError, QuotaError.
 
     ours: we run it ourselves at once. A pool that can run nothing is then a ProbeError before
         anything is stored.
     """
     spec = read_sweep(values, allow_files=allow_files)
+    who = asker()
     now = wiring.clock.now()
     pool_of(wiring, spec.pool, allow_files=allow_files, field="sweep.pool")
     if ours:
@@ -47,7 +56,16 @@ def add_sweep(
         name=spec.name,
         spec=spec.model_dump(mode="json"),
         next_due_at=next_due(spec.schedule, now),
+        asked_by=who.name,
     )
+    if who.quota is not None and spec.budget.max_gpu_seconds > who.quota.gpu_seconds_per_day:
+        raise QuotaError(
+            "gpu_seconds_per_day",
+            0.0,
+            spec.budget.max_gpu_seconds,
+            who.quota.gpu_seconds_per_day,
+            retry_after_seconds=DAY,
+        )
     wiring.sweeps.add(record)
     return record
 
@@ -71,34 +89,54 @@ def check_sweep(wiring: "Wiring", spec: SweepSpec) -> None:
 def pause_sweep(wiring: "Wiring", sweep_id: str) -> SweepRecord:
     """No more runs until it is resumed: queued ones are cancelled, a running one goes on.
 
-    Raises NotFoundError, ConflictError.
+    Raises NotFoundError, ConflictError; ForbiddenError for somebody else's.
     """
-    sweep = wiring.sweeps.change(sweep_id, "paused", None)
-    _cancel_runs(wiring, sweep_id, "queued")
+    who = _owner(wiring, sweep_id)
+    with one_transaction(wiring.sweeps.engine):
+        sweep = wiring.sweeps.change(sweep_id, "paused", None, who.name)
+        _cancel_runs(wiring, sweep_id, "queued")
     return sweep
 
 
 def resume_sweep(wiring: "Wiring", sweep_id: str) -> SweepRecord:
-    """Runs again from the next time of its schedule on. Raises NotFoundError, ConflictError."""
+    """Runs again from the next time of its schedule on.
+
+    Raises NotFoundError, ConflictError; ForbiddenError for somebody else's.
+    """
+    who = _owner(wiring, sweep_id)
     due = next_due(wiring.sweeps.get(sweep_id).spec.get("schedule"), wiring.clock.now())
-    return wiring.sweeps.change(sweep_id, "active", due)
+    return wiring.sweeps.change(sweep_id, "active", due, who.name)
 
 
 def cancel_sweep(wiring: "Wiring", sweep_id: str) -> SweepRecord:
     """Never again: queued runs are cancelled, a running one is asked to stop.
 
-    Raises NotFoundError.
+    Raises NotFoundError; ForbiddenError for somebody else's.
     """
-    sweep = wiring.sweeps.change(sweep_id, "cancelled", None)
-    _cancel_runs(wiring, sweep_id, "queued", "running")
+    who = _owner(wiring, sweep_id)
+    with one_transaction(wiring.sweeps.engine):
+        sweep = wiring.sweeps.change(sweep_id, "cancelled", None, who.name)
+        _cancel_runs(wiring, sweep_id, "queued", "running")
     return sweep
+
+
+def _owner(wiring: "Wiring", sweep_id: str) -> Asker:
+    """Who asks, where the sweep is theirs. Raises NotFoundError, ForbiddenError."""
+    who = asker()
+    who.check_owner("sweep", sweep_id, wiring.sweeps.get(sweep_id).asked_by)
+    return who
 
 
 def _cancel_runs(wiring: "Wiring", sweep_id: str, *states: JobState) -> None:
     for state in states:
-        wanted = TaskFilter(kind="sweep", state=state, parent_id=sweep_id)
-        for task in wiring.tasks.list(wanted).items:
-            wiring.tasks.cancel(task.id)
+        wanted, cursor = TaskFilter(kind="sweep", state=state, parent_id=sweep_id), None
+        while True:
+            page = wiring.tasks.list(wanted, cursor, PAGE)
+            for task in page.items:
+                wiring.tasks.cancel(task.id, asker().name)
+            cursor = page.next_cursor
+            if cursor is None:
+                break
 
 
 # ---- the schedule --------------------------------------------------------------------------------
@@ -141,9 +179,26 @@ def schedule_due(wiring: "Wiring") -> list[TaskRecord]:
             continue
         due_at = _due_at(sweep, spec, now)
         task = None if due_at is None else _task(wiring, sweep, due_at)
-        if wiring.sweeps.advance(sweep, next_due(spec.schedule, now), task) and task is not None:
+        following = next_due(spec.schedule, now)
+        try:
+            moved = wiring.sweeps.advance(sweep, following, task, partial(_check, wiring, task))
+        except QuotaError as error:
+            log.warning("%s does not run for %s: %s", sweep.id, due_at, error)
+            wiring.audit.add(sweep.asked_by, "refused.quota_exceeded", sweep.id, str(error))
+            wiring.sweeps.advance(sweep, following, None)
+            continue
+        if moved and task is not None:
             made.append(task)
     return made
+
+
+def _check(wiring: "Wiring", task: TaskRecord | None, session: "Session") -> None:
+    """Raises QuotaError for a run that the key of its sweep may not have."""
+    keys = {key.name for key in wiring.settings.keys}
+    if task is not None and task.asked_by in keys:
+        quota = wiring.settings.quota_of(task.asked_by)
+        who = Asker(task.asked_by, admin=False, quota=quota)
+        check_quota(session, who, gpu_seconds=task.gpu_seconds or 0.0)
 
 
 def _due_at(sweep: SweepRecord, spec: SweepSpec, now: datetime) -> datetime | None:
@@ -165,8 +220,11 @@ def run_now(wiring: "Wiring", sweep: SweepRecord, *, ours: bool) -> TaskRecord:
 
     ours: a run that a crashed process left goes on instead.
 
-    Raises ConflictError for a sweep that was cancelled.
+    Raises ConflictError for a sweep that was cancelled, ForbiddenError for somebody else's,
+    QuotaError.
     """
+    who = asker()
+    who.check_owner("sweep", sweep.id, sweep.asked_by)
     if sweep.state == "cancelled":
         raise ConflictError(f"sweep {sweep.id} was cancelled; schedule it anew")
     now = wiring.clock.now()
@@ -177,8 +235,12 @@ def run_now(wiring: "Wiring", sweep: SweepRecord, *, ours: bool) -> TaskRecord:
                 taken = take_over(wiring.tasks, left, counts=True)
                 if taken is not None:
                     return taken
-    task = _task(wiring, sweep, now)
-    return wiring.tasks.add([task], lease=new_lease() if ours else None)[0]
+    task = replace(_task(wiring, sweep, now), asked_by=who.name)
+    return wiring.tasks.add(
+        [task],
+        lease=new_lease() if ours else None,
+        check=lambda session: check_quota(session, who, gpu_seconds=task.gpu_seconds or 0.0),
+    )[0]
 
 
 def _task(wiring: "Wiring", sweep: SweepRecord, due_at: datetime) -> TaskRecord:
@@ -189,7 +251,15 @@ def _task(wiring: "Wiring", sweep: SweepRecord, due_at: datetime) -> TaskRecord:
         request=dict(sweep.spec),
         parent_id=sweep.id,
         due_at=due_at,
+        asked_by=sweep.asked_by,
+        gpu_seconds=_most_gpu_seconds(sweep),
     )
+
+
+def _most_gpu_seconds(sweep: SweepRecord) -> float | None:
+    budget = sweep.spec.get("budget")
+    most = budget.get("max_gpu_seconds") if isinstance(budget, Mapping) else None
+    return float(most) if isinstance(most, int | float) else None
 
 
 # ---- reading -------------------------------------------------------------------------------------

@@ -198,6 +198,7 @@ class TaskWorkers(Workers[TaskRecord, TaskEnd]):
 
     def _claim_next(self) -> TaskRecord | None:
         schedule_due(self.wiring)
+        recover(self.wiring)
         for task in abandoned(self.queue, check_processes=True):
             ours = take_over(self.queue, task)
             if ours is not None:

@@ -5,6 +5,8 @@ from datetime import datetime
 
 from sqlalchemy import Engine, delete, select, update
 
+from api.asker import asker
+from api.storage.audit import note
 from api.storage.common import all_readable, flush_new, plain_text, readable, row_of
 from api.storage.learning import believed_by
 from api.storage.paging import read_page
@@ -29,6 +31,9 @@ class SqlMeasurementStore:
         with writing(self.engine) as session:
             session.add_all(rows)
             flush_new(session, ", ".join(measurement.id for measurement in measurements[:3]))
+            for measurement in measurements:
+                who = measurement.asked_by or asker().name
+                note(session, who, "measurement.imported", measurement.id)
 
     def get(self, measurement_id: str) -> Measurement:
         """The measurement as it was stored. Raises NotFoundError."""
@@ -71,6 +76,7 @@ class SqlMeasurementStore:
                 (delete(MeasurementRow), MeasurementRow.id),
             ):
                 session.execute(table.where(column == measurement_id))
+            note(session, asker().name, "measurement.deleted", measurement_id)
         return found
 
     def share(
@@ -85,6 +91,8 @@ class SqlMeasurementStore:
             query = query.where(table.asked_by == plain_text(asked_by))
         with writing(self.engine) as session:
             ids = session.scalars(query).all()
+            for one in ids:
+                note(session, asker().name, "measurement.shared", one)
         return sorted(ids)
 
     def refuse(self, measurement_id: str, reason: str) -> None:

@@ -241,8 +241,11 @@ class SqlQueue(ABC, Generic[Record, Filter, End]):
             }
             return self._record(self._write(session, claimed, values))
 
-    def requeue(self, job_id: str, by: str | None) -> Record:
-        """Gives a failed job new attempts. Raises NotFoundError; ConflictError for any other."""
+    def requeue(self, job_id: str, by: str | None, gpu_seconds: float | None = None) -> Record:
+        """Gives a failed job new attempts. Raises NotFoundError; ConflictError for any other.
+
+        gpu_seconds: the most that they may use.
+        """
         with writing(self.engine) as session:
             row = self._row(session, job_id, lock=True)
             if row.state != FAILED:
@@ -250,10 +253,10 @@ class SqlQueue(ABC, Generic[Record, Filter, End]):
                     f"{self.what} {job_id} is {row.state}; only a failed one can be queued again"
                 )
             row.state, row.attempts, row.not_before = QUEUED, 0, None
-            row.max_attempts = max(row.max_attempts, 1)
+            row.gpu_seconds = gpu_seconds
             row.finished_at = row.failure = row.message = row.owner = None
             row.cancel_requested = False
-            note(session, by, f"{self.what}.requeued", job_id)
+            note(session, by, f"{self.what}.requeued", job_id, gpu_seconds=gpu_seconds)
             session.flush()
             return self._record(row)
 

@@ -2,14 +2,18 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
+from api.asker import asker
 from api.identity import hash_of_job
+from api.storage.audit import note
 from api.storage.common import flush_new, plain_text, readable, row_of
 from api.storage.paging import read_page
+from api.storage.quotas import check_quota
 from api.storage.records import Page, PlanLabels, PlanLine, StoredEstimate
 from api.storage.tables import EstimateRow, PlanLayoutRow, PlanRow
 from api.storage.transactions import reading, writing
@@ -26,9 +30,22 @@ class SqlStore:
         self.engine = engine
 
     def save_plan(self, plan: Plan, labels: PlanLabels) -> None:
-        """Stores the plan under its id. Raises ConflictError when the id is taken."""
+        """Stores the plan under its id, as one of who asks.
+
+        Raises ConflictError when the id is taken, QuotaError for one plan too many.
+        """
+        who = asker()
         with writing(self.engine) as session:
-            add_plan(session, plan, labels)
+            check_quota(session, who, plans=1)
+            add_plan(session, plan, replace(labels, asked_by=who.name))
+            note(session, who.name, "plan.made", plan.id)
+
+    def check_plans_left(self) -> None:
+        """Raises QuotaError where who asks has no plan left today, before one is computed."""
+        who = asker()
+        if who.quota is not None:
+            with reading(self.engine) as session:
+                check_quota(session, who, plans=1)
 
     def get_plan(self, plan_id: str) -> Plan:
         """The plan as it was stored. Raises NotFoundError."""

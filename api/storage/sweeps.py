@@ -8,8 +8,10 @@ from typing import Any
 from sqlalchemy import Engine, select, update
 from sqlalchemy.orm import Session
 
+from api.storage.audit import note
 from api.storage.common import flush_new, plain_text, row_of
 from api.storage.paging import read_page
+from api.storage.queue import Check
 from api.storage.records import Page, SweepRecord, SweepState, TaskRecord
 from api.storage.tables import SweepRow, TaskRow
 from api.storage.tasks import task_values
@@ -29,6 +31,7 @@ class SqlSweepStore:
         with writing(self.engine) as session:
             session.add(SweepRow(**values))
             flush_new(session, record.id)
+            note(session, record.asked_by, "sweep.stored", record.id, detail=record.name)
 
     def get(self, sweep_id: str) -> SweepRecord:
         """The sweep as it stands. Raises NotFoundError."""
@@ -50,12 +53,16 @@ class SqlSweepStore:
             return tuple(_record(row) for row in session.scalars(query))
 
     def advance(
-        self, sweep: SweepRecord, next_due_at: datetime | None, task: TaskRecord | None
+        self,
+        sweep: SweepRecord,
+        next_due_at: datetime | None,
+        task: TaskRecord | None,
+        check: Check = lambda _: None,
     ) -> bool:
         """Moves the sweep from the scheduled time that it was read with to the next.
 
         Adds the task in the same transaction. False, and nothing is changed, if another process
-        was quicker.
+        was quicker. check: called in it before a task is added; raises what forbids it.
         """
         unchanged = (
             SweepRow.id == sweep.id,
@@ -67,17 +74,25 @@ class SqlSweepStore:
             if session.execute(moving.returning(SweepRow.id)).first() is None:
                 return False
             if task is not None:
+                check(session)
+                note(session, task.asked_by, "task.asked", task.id, gpu_seconds=task.gpu_seconds)
                 session.add(TaskRow(**task_values(task)))
                 flush_new(session, f"a run of {sweep.id} for {task.due_at}")
         return True
 
-    def change(self, sweep_id: str, state: SweepState, next_due_at: datetime | None) -> SweepRecord:
-        """Pauses, resumes or cancels it. Raises NotFoundError; ConflictError once cancelled."""
+    def change(
+        self, sweep_id: str, state: SweepState, next_due_at: datetime | None, by: str | None = None
+    ) -> SweepRecord:
+        """Pauses, resumes or cancels it. Raises NotFoundError; ConflictError once cancelled.
+
+        by: who asks, for the audit trail.
+        """
         with writing(self.engine) as session:
             row = _row(session, sweep_id, lock=True)
             if row.state == "cancelled" and state != "cancelled":
                 raise ConflictError(f"sweep {sweep_id} was cancelled; schedule it anew")
             row.state, row.next_due_at = state, next_due_at
+            note(session, by, f"sweep.{state}", sweep_id)
             record = _record(row)
         return record
 

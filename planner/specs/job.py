@@ -15,6 +15,7 @@ from planner.specs.model import ModelSpec
 from planner.specs.probe_trainers import ProbeTrainerName
 from planner.specs.training import TrainingSpec
 
+MOST_GPU_SECONDS = 1e9  # of one study or run of a sweep; 31 years of one GPU
 LABELS = ("group", "sweep", "complete", "source", "trust", "notes", "measured", "peer")
 KEYS = ("id", "model", "cluster", "training", "layout", "current", "search", "probe")
 
@@ -77,7 +78,7 @@ class ProbeSpec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_probes: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 5
-    max_gpu_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1800.0
+    max_gpu_seconds: Annotated[float, Field(gt=0, le=MOST_GPU_SECONDS)] = 1800.0
     pool: str = "local"
     trainer: ProbeTrainerName = "reference"
     steps: Annotated[int, Field(strict=True, ge=1, le=1000)] = 10

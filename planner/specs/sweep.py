@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from planner.specs.job import MOST_GPU_SECONDS
 from planner.specs.probe_trainers import ProbeTrainerName
 
 MOST_JOBS = 200
@@ -38,7 +39,7 @@ class SweepBudget(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_probes: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 20
-    max_gpu_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 3600.0
+    max_gpu_seconds: Annotated[float, Field(gt=0, le=MOST_GPU_SECONDS)] = 3600.0
 
 
 class SweepSpec(BaseModel):

@@ -128,6 +128,7 @@ def test_a_plan_without_probes_is_done_at_once(client: TestClient, job: dict[str
         "id": plan["id"],
         "status": "done",
         "cancelled_probes": [],
+        "message": "nothing was running for it: nothing was cancelled, and what is stored stays",
     }
     assert client.get(f"/plans/{plan['id']}").status_code == 200
     assert (

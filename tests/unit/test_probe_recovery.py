@@ -60,6 +60,7 @@ def concluded(
         "attempts": 1, "max_attempts": 2, "owner": new_lease().owner, **fields,
     }  # fmt: skip
     record = ProbeRecord(**values)
+    monkeypatch.setattr(probes, "checked", lambda one, now: SimpleNamespace(refused=None))
     monkeypatch.setattr(probes, "_result_left", lambda ours: result)
     wiring: Any = SimpleNamespace(probes=queue or Queue(), clock=clock)
     return probes._conclude(wiring, replace(record, owner="host:1:1"), record)

@@ -19,12 +19,13 @@ from api.http.routes.parameters import Cursor, PageSize, problems
 from api.http.schemas import Explained, PlanAccepted, PlanState
 from api.http.security import Planner, Reader, require_scope
 from api.input.names import plan_id_of
+from api.jobs.ending import end_plan
 from api.jobs.plans import entry_of, open_plans, page_of_plans, state_of, study_of
 from api.jobs.probes import probes_of
 from api.jobs.studies import ask_study
 from api.service import PaperQuestion, ask_on_paper, keep_plan, known_plan, plan_on_paper, renamed
 from api.settings import ApiKey
-from api.storage.records import OPEN, Page, PlanLine, ProbeRecord, TaskEvent
+from api.storage.records import Page, PlanLine, ProbeRecord, TaskEvent
 from planner.errors import NotFoundError, PlannerError, SpecError
 from planner.specs.plan import Plan
 
@@ -86,6 +87,7 @@ async def _planned(
     def ask() -> tuple[PaperQuestion, Plan | None] | PlannerError:
         try:
             question = ask_on_paper(wiring, job, allow_files=False, owner=key.name)
+            wiring.store.check_plans_left()
         except SpecError as error:
             return error
         return question, known_plan(wiring, question)
@@ -216,25 +218,19 @@ async def get_events(
 async def cancel_plan(request: Request, plan_id: str, _: Planner) -> PlanState:
     """Cancels what still runs for a plan: its study, its queued and running probes.
 
-    A plan that was answered stays.
+    A plan that was answered stays, and `message` says so. 403: another key asked for it, and this
+    one is no `admin`.
     """
     wiring = wiring_of(request)
 
     def work() -> PlanState:
-        task = study_of(wiring, plan_id)
-        if task is None:
-            wiring.store.asked_by(plan_id)
-        else:
-            task = wiring.tasks.cancel(plan_id)
-        ended = [
-            wiring.probes.cancel(record.id)
-            for record in probes_of(wiring, plan_id)
-            if record.state in OPEN
-        ]
+        ended = end_plan(wiring, plan_id)
+        study = ended.study
         return PlanState(
             id=plan_id,
-            status=DONE if task is None else task.state,
-            cancelled_probes=[record.id for record in ended],
+            status=DONE if study is None else study.state,
+            cancelled_probes=[record.id for record in ended.probes],
+            message=ended.message,
         )
 
     return await in_thread(request, work)

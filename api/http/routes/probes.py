@@ -18,6 +18,7 @@ from api.http.routes.parameters import Cursor, PageSize, Text, problems
 from api.http.schemas import JobBody, PlanProbes, ProbeDetail, ProbeLine, ProbesAccepted
 from api.http.security import Prober, Reader
 from api.input.names import probe_id_of
+from api.jobs import probes as jobs
 from api.jobs.probes import (
     PREFIX,
     SERVICE_ATTEMPTS,
@@ -26,7 +27,6 @@ from api.jobs.probes import (
     pool_of,
     probe_of_job,
     probes_of_plan,
-    recover,
 )
 from api.storage.records import Page, ProbeFilter, ProbeRecord
 from api.wiring import Wiring
@@ -43,7 +43,7 @@ JOB_KEYS = frozenset({"model", "cluster", "training"})
     status_code=202,
     responses={
         202: {"model": ProbesAccepted},
-        **problems(401, 403, 404, 409, 413, 415, 422, 502, 503),
+        **problems(401, 403, 404, 409, 413, 415, 422, 429, 502, 503),
     },
     openapi_extra=REQUIRED,
 )
@@ -98,7 +98,7 @@ async def list_probes(
     cursor: Cursor = None,
     limit: PageSize = 50,
 ) -> Page[ProbeLine]:
-    """Probes, newest first. Those whose runner crashed are ended first, so every state is true."""
+    """Probes, newest first. Workers end those whose runner crashed within seconds."""
     wiring = wiring_of(request)
     names = {
         "model": None if model is None else model_name_of(model),
@@ -107,7 +107,6 @@ async def list_probes(
     wanted = ProbeFilter(state=state, plan_id=plan, pool=pool, **names)
 
     def work() -> Page[ProbeLine]:
-        recover(wiring)
         page = wiring.probes.list(wanted, cursor, limit)
         return Page[ProbeLine](
             items=[ProbeLine(**_line(record)) for record in page.items],
@@ -123,7 +122,6 @@ async def get_probe(request: Request, probe_id: str, _: Reader) -> ProbeDetail:
     wiring = wiring_of(request)
 
     def work() -> ProbeDetail:
-        recover(wiring)
         return _detail(wiring.probes.get(probe_id_of(wiring, probe_id, "probe_id")))
 
     return await in_thread(request, work)
@@ -131,9 +129,12 @@ async def get_probe(request: Request, probe_id: str, _: Reader) -> ProbeDetail:
 
 @router.delete("/probes/{probe_id}", responses=problems(401, 403, 404, 503))
 async def cancel_probe(request: Request, probe_id: str, _: Prober) -> ProbeDetail:
-    """Cancels a queued probe; a running one ends at its next heartbeat."""
+    """Cancels a queued probe; a running one ends at its next heartbeat.
+
+    403: another key asked for it, and this one is no `admin`.
+    """
     wiring = wiring_of(request)
-    return await in_thread(request, lambda: _detail(wiring.probes.cancel(probe_id)))
+    return await in_thread(request, lambda: _detail(jobs.cancel_probe(wiring, probe_id)))
 
 
 def _line(record: ProbeRecord) -> dict[str, Any]:

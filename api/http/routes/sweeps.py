@@ -92,7 +92,7 @@ async def get_sweep(request: Request, sweep_id: str, _: Reader) -> dict[str, Any
     "/sweeps/{sweep_id}/run",
     response_model=None,
     status_code=202,
-    responses={202: {"model": SweepRunAccepted}, **problems(401, 403, 404, 409, 422, 503)},
+    responses={202: {"model": SweepRunAccepted}, **problems(401, 403, 404, 409, 422, 429, 503)},
 )
 async def run_sweep_now(request: Request, sweep_id: str, key: Prober) -> Response:
     """Queues a run for the next free worker."""
@@ -110,7 +110,7 @@ async def run_sweep_now(request: Request, sweep_id: str, key: Prober) -> Respons
 @router.post(
     "/sweeps/{sweep_id}/pause",
     response_model=None,
-    responses={200: {"model": SweepDetail}, **problems(401, 403, 404, 409, 422, 503)},
+    responses={200: {"model": SweepDetail}, **problems(401, 403, 404, 409, 422, 429, 503)},
 )
 async def pause(request: Request, sweep_id: str, key: Prober) -> Response:
     """No more runs until it is resumed: queued ones are cancelled, a running one goes on."""
@@ -123,7 +123,7 @@ async def pause(request: Request, sweep_id: str, key: Prober) -> Response:
 @router.post(
     "/sweeps/{sweep_id}/resume",
     response_model=None,
-    responses={200: {"model": SweepDetail}, **problems(401, 403, 404, 409, 422, 503)},
+    responses={200: {"model": SweepDetail}, **problems(401, 403, 404, 409, 422, 429, 503)},
 )
 async def resume(request: Request, sweep_id: str, key: Prober) -> Response:
     """Runs again from the next moment of its schedule on."""

@@ -1,0 +1,73 @@
+"""`planner-cli queue`: what waits and runs, what was given up, another try, an end."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from api.jobs.queues import QueuedJob
+
+app = typer.Typer(
+    help="Probes, studies and runs of sweeps: what waits, what was given up, another try.",
+    rich_markup_mode=None,
+)
+Json = Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")]
+JobId = Annotated[str, typer.Argument(metavar="ID", help="As `queue list` shows it.")]
+
+
+@app.callback()
+def _group() -> None:
+    """Probes, studies and runs of sweeps: what waits, what was given up, another try."""
+
+
+@app.command("list")
+def list_jobs(
+    failed: Annotated[
+        bool, typer.Option("--failed", help="What has failed, not what is open.")
+    ] = False,
+    limit: Annotated[int, typer.Option(help="At most so many, newest first.")] = 50,
+    json: Json = False,
+) -> None:
+    """List what waits or runs, newest first."""
+    import json as encoder
+
+    from api.cli.output import say
+    from api.jobs.queues import jobs_in
+    from api.render.queues import job_line
+    from api.wiring import wire
+
+    jobs = jobs_in(wire(), failed=failed)[:limit]
+    if json:
+        say(encoder.dumps([vars(job) for job in jobs], indent=2, default=str))
+        return
+    for job in jobs:
+        say(job_line(job))
+    if not jobs:
+        say("nothing has failed" if failed else "nothing waits or runs")
+
+
+@app.command("retry")
+def retry(job_id: JobId, json: Json = False) -> None:
+    """Queue a failed job again, with new attempts."""
+    from api.jobs.queues import retry
+    from api.wiring import wire
+
+    _say(retry(wire(), job_id), json=json)
+
+
+@app.command("cancel")
+def cancel(job_id: JobId, json: Json = False) -> None:
+    """Cancel a job that waits; one that runs is asked to end."""
+    from api.jobs.queues import cancel
+    from api.wiring import wire
+
+    _say(cancel(wire(), job_id), json=json)
+
+
+def _say(job: "QueuedJob", *, json: bool) -> None:
+    import json as encoder
+
+    from api.cli.output import say
+    from api.render.queues import job_line
+
+    say(encoder.dumps(vars(job), default=str) if json else job_line(job))

@@ -1,0 +1,127 @@
+"""Both queues together, for a person: what is open, what was given up, and another try."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal
+
+from api.asker import asker
+from api.jobs.plans import subject_of
+from api.storage.probes import most_gpu_seconds
+from api.storage.quotas import check_quota
+from api.storage.records import OPEN, JobState, ProbeFilter, ProbeRecord, TaskFilter, TaskRecord
+from api.storage.transactions import one_transaction, writing
+from planner.errors import NotFoundError
+
+if TYPE_CHECKING:
+    from api.wiring import Wiring
+
+MOST = 200  # newest of each state
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueuedJob:
+    """A job of either queue, as a line."""
+
+    id: str
+    kind: Literal["probe", "study", "sweep"]
+    created_at: datetime
+    state: JobState
+    about: str
+    asked_by: str | None
+    attempts: int
+    max_attempts: int
+    not_before: datetime | None
+    gpu_seconds: float | None
+    owner: str | None
+    failure: str | None
+    message: str | None
+
+
+def jobs_in(wiring: "Wiring", *, failed: bool) -> list[QueuedJob]:
+    """The newest jobs that are open, or that have failed, newest first."""
+    states: tuple[JobState, ...] = ("failed",) if failed else OPEN
+    found = [
+        line_of(record)
+        for state in states
+        for page in (
+            wiring.probes.list(ProbeFilter(state=state), None, MOST),
+            wiring.tasks.list(TaskFilter(state=state), None, MOST),
+        )
+        for record in page.items
+    ]
+    return sorted(found, key=lambda job: (job.created_at, job.id), reverse=True)
+
+
+def retry(wiring: "Wiring", job_id: str) -> QueuedJob:
+    """Gives a failed job new attempts.
+
+    Raises NotFoundError; ConflictError for one that has not failed; ForbiddenError for somebody
+    else's; QuotaError.
+    """
+    who, record = asker(), find(wiring, job_id)
+    who.check_owner("job", job_id, record.asked_by)
+    is_probe, seconds = isinstance(record, ProbeRecord), _most_gpu_seconds(record)
+    queue: Any = wiring.probes if is_probe else wiring.tasks
+    with one_transaction(queue.engine):
+        with writing(queue.engine) as session:
+            check_quota(session, who, probes=int(is_probe), gpu_seconds=seconds)
+        return line_of(queue.requeue(job_id, who.name, seconds))
+
+
+def cancel(wiring: "Wiring", job_id: str) -> QueuedJob:
+    """Cancels a job that waits, asks the owner of one that runs; an ended one stays as it is.
+
+    Raises NotFoundError; ForbiddenError for somebody else's.
+    """
+    who, record = asker(), find(wiring, job_id)
+    who.check_owner("job", job_id, record.asked_by)
+    queue: Any = wiring.probes if isinstance(record, ProbeRecord) else wiring.tasks
+    return line_of(queue.cancel(job_id, who.name))
+
+
+def _most_gpu_seconds(record: ProbeRecord | TaskRecord) -> float:
+    """What its next attempts may use; its record names what the last ones used."""
+    if isinstance(record, ProbeRecord):
+        return most_gpu_seconds(record.request, record.num_gpus)
+    budget = record.request.get("probe" if record.kind == "study" else "budget")
+    most = budget.get("max_gpu_seconds") if isinstance(budget, Mapping) else None
+    return float(most) if isinstance(most, int | float) else 0.0
+
+
+def find(wiring: "Wiring", job_id: str) -> ProbeRecord | TaskRecord:
+    """The probe, study or run of a sweep of this id. Raises NotFoundError."""
+    try:
+        return wiring.tasks.get(job_id)
+    except NotFoundError:
+        return wiring.probes.get(job_id)
+
+
+def line_of(record: ProbeRecord | TaskRecord) -> QueuedJob:
+    """A job as a line."""
+    kind: Literal["probe", "study", "sweep"]
+    if isinstance(record, ProbeRecord):
+        kind, about = (
+            "probe",
+            f"{record.layout} of {record.model} on {record.num_gpus} {record.gpu}",
+        )
+    elif record.kind == "study":
+        model, gpu, num_gpus = subject_of(record)
+        kind, about = "study", f"{model} on {num_gpus} {gpu}"
+    else:
+        kind, about = "sweep", f"{record.request.get('name', '')} of {record.parent_id}"
+    return QueuedJob(
+        id=record.id,
+        kind=kind,
+        created_at=record.created_at,
+        state=record.state,
+        about=about,
+        asked_by=record.asked_by,
+        attempts=record.attempts,
+        max_attempts=record.max_attempts,
+        not_before=record.not_before,
+        gpu_seconds=record.gpu_seconds,
+        owner=record.owner,
+        failure=record.failure,
+        message=record.message,
+    )
