@@ -11,7 +11,7 @@ from api.input.jobs import check_one_size, completed, parse_job
 from api.input.text import read_json
 from api.storage.records import PlanLabels, StoredEstimate
 from api.wiring import Wiring
-from planner.errors import Fault, PlannerError, SpecError
+from planner.errors import Fault, PlannerError, SpecError, StoreError
 from planner.ports import Ports
 from planner.units import MEGA
 
@@ -70,7 +70,10 @@ def ask_on_paper(
     from api.calibration.read import learned
 
     return PaperQuestion(
-        values=values, job=job, job_hash=hash_of_job(job.request), calibration=learned(wiring, job)
+        values=values,
+        job=job,
+        job_hash=hash_of_job(job.request),
+        calibration=learned(wiring, job, owner),
     )
 
 
@@ -114,10 +117,12 @@ def make_plan(
     allow_files: bool,
     owner: str = "",
     progress: Callable[[str], None] | None = None,
+    on_unstored: Callable[[StoreError], None] | None = None,
 ) -> "Plan":
     """Plans without probes and keeps the plan; what this process answered before, at once.
 
     owner: see `ask_on_paper`.
+    on_unstored: told why a finished plan could not be stored; else that is raised.
 
     Raises SpecError, InfeasibleError; StoreError before any work is done.
     """
@@ -129,7 +134,12 @@ def make_plan(
         plan = recommend(
             question.job, ports=wiring.ports, progress=progress, calibration=question.calibration
         )
-    keep_plan(wiring, question, plan)
+    try:
+        keep_plan(wiring, question, plan)
+    except StoreError as error:
+        if on_unstored is None:
+            raise
+        on_unstored(error)
     return plan
 
 

@@ -78,10 +78,18 @@ def parse_quantity(value: object, kind: str) -> float:
             raise ValueError(f"must be a number in SI units or a text such as {EXAMPLES[kind]}")
         number = float(match.group(1)) * factor
     else:
-        number = float(value)
+        number = to_float(value)
     if not math.isfinite(number):
         raise ValueError("must be a finite number")
     return number
+
+
+def to_float(value: float) -> float:
+    """The number; infinite where a whole number has more digits than a float holds."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def parse_count(value: object) -> object:

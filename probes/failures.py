@@ -139,6 +139,7 @@ class Evidence:
     log: output of the launcher and of all ranks.
     stacks: the stack of each rank, by rank.
     kernel: the lines that the kernel logged during the probe.
+    stopped: ranks that a signal had stopped at the end.
     """
 
     reason: str
@@ -148,6 +149,7 @@ class Evidence:
     log: str = ""
     stacks: Mapping[int, str] = field(default_factory=dict)
     kernel: str = ""
+    stopped: Sequence[int] = ()
 
 
 def read_errors(result: Path) -> tuple[RankError, ...]:
@@ -199,6 +201,8 @@ def classify(evidence: Evidence) -> OutOfMemory | Failed:
     lost = _hardware(evidence.kernel + "\n" + evidence.log)
     if lost is not None:
         return lost
+    if evidence.stopped and evidence.reason in ("exit", "time-limit"):
+        return _held(evidence)
     if evidence.reason != "exit":
         return _stopped(evidence)
     killed = None if WATCHDOG.search(evidence.log) else _killed(evidence)
@@ -316,6 +320,21 @@ def _hardware(text: str) -> Failed | None:
             )
     gone = DROPPED.search(text)
     return Failed(kind=FailureKind.LOST_GPU, rank=None, message=_shown(gone[0])) if gone else None
+
+
+def _held(evidence: Evidence) -> Failed:
+    """Ranks that a signal stopped and nobody continued: the others only waited for them."""
+    who = ", ".join(map(str, evidence.stopped))
+    message = (
+        f"rank {who} was stopped by a signal (SIGSTOP, or the batch system suspended it), and the "
+        "others waited; `kill -CONT` goes on, or run it again"
+    )
+    limit = evidence.reason == "time-limit"
+    return Failed(
+        kind=FailureKind.TIMEOUT if limit else FailureKind.HANG,
+        rank=evidence.stopped[0],
+        message=message,
+    )
 
 
 def _stopped(evidence: Evidence) -> Failed:

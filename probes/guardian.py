@@ -155,6 +155,18 @@ def reap() -> dict[int, int]:
     return ended
 
 
+def stopped_ranks(below: int) -> list[int]:
+    """Ranks below a process that a signal has stopped; the others wait for them, and say so."""
+    found = set()
+    for pid in descendants(below):
+        with contextlib.suppress(OSError, ValueError, IndexError, StopIteration):
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            if state in "Tt":
+                told = environment_of(pid).split(b"\0")
+                found.add(int(next(one for one in told if one.startswith(b"RANK=")).split(b"=")[1]))
+    return sorted(found)
+
+
 def ask_for_stacks(below: int) -> bool:
     """Asks every process that handles the signal to dump its stack. Returns whether any does."""
     asked = False
@@ -233,6 +245,7 @@ class Guardian:
         while (reason := self.reason_to_end(child)) is None:
             time.sleep(TICK_SECONDS)
         seconds = self.clock() - self.started
+        stopped = stopped_ranks(os.getpid())
         if reason == "time-limit" and ask_for_stacks(os.getpid()):
             time.sleep(STACKS_SECONDS)
         left = kill_all(self.spec["token"], below=os.getpid())
@@ -240,7 +253,8 @@ class Guardian:
             with contextlib.suppress(OSError, subprocess.SubprocessError):
                 subprocess.run(command, capture_output=True, timeout=ON_END_SECONDS, check=False)
         code = None if self.status is None else os.waitstatus_to_exitcode(self.status)
-        write_json(end, {"reason": reason, "exit_code": code, "seconds": seconds, "left": left})
+        told = {"reason": reason, "exit_code": code, "seconds": seconds, "left": left}
+        write_json(end, {**told, "stopped": stopped})
         return code == 0
 
     def reason_to_end(self, child: int) -> str | None:

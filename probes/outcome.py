@@ -10,7 +10,7 @@ import platform
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -69,13 +69,17 @@ class Begin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """How the guardian ended the probe. left: processes that it could not kill."""
+    """How the guardian ended the probe.
+
+    left: processes that it could not kill. stopped: ranks that a signal had stopped.
+    """
 
     reason: str
     seconds: float
     exit_code: int | None = None
     left: tuple[int, ...] = ()
     message: str = ""
+    stopped: tuple[int, ...] = ()
 
 
 def read_end(folder: Path, begin: Begin) -> End:
@@ -97,13 +101,14 @@ def read_end(folder: Path, begin: Begin) -> End:
     if not telling:
         last = max(path.stat().st_mtime for path in [folder, *folder.iterdir()])
         return End(reason="guardian-gone", seconds=max(0.0, last - begin.started))
-    return telling[0]
+    return replace(telling[0], stopped=tuple(sorted({one for end in nodes for one in end.stopped})))
 
 
 def _end(path: Path) -> End | None:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        return End(**{**values, "left": tuple(values["left"])})
+        lists = {name: tuple(values.get(name, ())) for name in ("left", "stopped")}
+        return End(**{**values, **lists})
     except (OSError, ValueError):
         return None
 
@@ -132,6 +137,7 @@ def conclude(folder: Path) -> ProbeResult:
         log=read_logs(folder),
         stacks=read_stacks(folder / RESULT),
         kernel=kernel_log(begin.started),
+        stopped=end.stopped,
     )
     trained = trainer_of(task.trainer).outcome(task, folder, evidence)
     if trained is not None:

@@ -1,6 +1,7 @@
 """What commands say: results to stdout, notes and errors to stderr."""
 
 import os
+import re
 import sys
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,8 @@ if TYPE_CHECKING:
 PIPED_WIDTH = 110
 MAX_WIDTH = 130
 MIN_WIDTH = 40
+# escapes, deletes, and what turns the direction of text; tabs and line ends stay
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 # for terminals that know no more
 ASCII = str.maketrans({"·": "-", "─": "-", "█": "#", "■": "#", "µ": "u", "×": "x"})
 
@@ -35,6 +38,8 @@ def flush_output() -> None:
 
 
 def _printable(text: str, encoding: str | None) -> str:
+    """The text as the stream can show it; a name that would act on the terminal is spelled."""
+    text = CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
     name = encoding or "utf-8"
     if not _knows_unicode(name):
         text = text.translate(ASCII)

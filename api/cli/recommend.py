@@ -119,12 +119,13 @@ def command(
     #     frees
     gc.disable()
     from api.cli.flags import JobFlags, check_complete, parse_checkpoint
-    from api.cli.output import note
+    from api.cli.output import error_line, note
     from api.cli.plotting import check_plot, plot_plan
     from api.cli.saving import check_target, save_plan
     from api.cli.working import working
     from api.service import make_plan
     from api.wiring import wire
+    from planner.errors import StoreError
 
     flags = JobFlags(
         job=job,
@@ -159,10 +160,12 @@ def command(
         save_dir = save_dir.expanduser()
         check_target(save_dir)
     check_plot(plot, text=not json)
-    interrupted = False
+    interrupted, unstored = False, list[StoreError]()
     if values.get("probe") is None:
         with working("looking at all layouts", quiet=json) as shown:
-            plan = make_plan(wire(), values, allow_files=True, progress=shown.say)
+            plan = make_plan(
+                wire(), values, allow_files=True, progress=shown.say, on_unstored=unstored.append
+            )
     else:
         from api.cli.studying import make_plan_with_probes
 
@@ -175,6 +178,9 @@ def command(
     else:
         print_plan(plan, str(save_dir) if save_dir is not None else None)
     plot_plan(plot, plan)
+    for error in unstored:
+        error_line(f"the plan above was not stored: {error}")
+        raise typer.Exit(4)
     _exit(plan, interrupted)
 
 

@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 
 from api.catalog import gpu_name_of, model_name_of
 from api.errors import fault
-from api.input.text import MAX_FILE_BYTES, check_plain, read_json, read_text
+from api.input.text import MAX_DEPTH, MAX_FILE_BYTES, check_plain, read_json, read_text
 from api.storage.records import MeasurementFilter
 from api.wiring import Wiring
 from planner.calibration.plausible import CLOCK_MARGIN, MEMORY_MARGIN, implausible
@@ -367,7 +367,17 @@ def json_rows(text: str) -> Iterator[tuple[str, object]]:
 def csv_rows(text: str) -> Iterator[tuple[str, object]]:
     """(where, row) of CSV with a header."""
     csv.field_size_limit(MAX_FILE_BYTES)
-    reader = csv.DictReader(io.StringIO(text))
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    try:
+        yield from _csv_rows(reader)
+    except csv.Error as error:
+        where = f"line {reader.line_num}"
+        raise fault(
+            where, None, f"is not CSV ({error})", "quote cells with RFC 4180's quotes"
+        ) from None
+
+
+def _csv_rows(reader: "csv.DictReader[str]") -> Iterator[tuple[str, object]]:
     for number, cells in enumerate(reader, start=2):
         if None in cells or None in cells.values():
             raise fault(
@@ -379,7 +389,7 @@ def csv_rows(text: str) -> Iterator[tuple[str, object]]:
         row: dict[str, Any] = {}
         for column, cell in cells.items():
             if cell != "":
-                _put(row, column.split("."), _value(cell))
+                _put(row, column.split("."), _value(cell, f"line {number} {column}"))
         yield f"line {number}", row
 
 
@@ -390,9 +400,12 @@ def _put(row: dict[str, Any], path: Sequence[str], value: object) -> None:
     row[path[-1]] = value
 
 
-def _value(cell: str) -> object:
+def _value(cell: str, where: str = "cell") -> object:
     try:
         return json.loads(cell)
+    except RecursionError:
+        rule = f"is nested deeper than {MAX_DEPTH} levels"
+        raise fault(where, None, rule, "remove the nesting") from None
     except ValueError:
         return cell
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 MAX_FILE_BYTES = 10_000_000
 MAX_DEPTH = 64
 MAX_VALUES = 200_000
+MAX_BITS = 1023  # of a whole number: what a float holds
+LONG_NUMBER = re.compile(r"[0-9]{300}")
 # would act on the terminal that shows it
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
@@ -65,6 +67,7 @@ def _surely_plain(text: str) -> bool:
         and text.isascii()
         and "\\" not in text
         and not CONTROL.search(text)
+        and not LONG_NUMBER.search(text)
     )
 
 
@@ -202,6 +205,9 @@ def check_plain(value: object, field: str, within: str = "") -> None:
             )
         if isinstance(item, float) and not math.isfinite(item):
             raise fault(where, str(item), "is not a finite number", "give a finite number")
+        if type(item) is int and item.bit_length() > MAX_BITS:
+            rule = f"is a whole number of {item.bit_length():,} bits"
+            raise fault(where, None, rule, f"give one of at most {MAX_BITS}")
         if isinstance(item, str) and not _is_unicode(item):
             raise fault(
                 where,

@@ -20,6 +20,7 @@ from planner.specs.gpu import GpuSpec, ScaleOut, ScaleUp
 from planner.specs.validation import build
 
 _MAX_CHARACTERS = 100_000
+MOST_VALUES = 10_000  # of a user's file
 
 
 def read_cluster(value: object, field: str = "cluster", *, allow_files: bool = True) -> ClusterSpec:
@@ -190,6 +191,19 @@ def _cluster(name: str) -> ClusterSpec:
     return read_cluster(keys, f"clusters/{name}.yaml")
 
 
+def _holds_more_than(most: int, document: object) -> bool:
+    """Whether a document has more values, each counted as often as an alias repeats it."""
+    seen, stack = 0, [document]
+    while stack and seen <= most:
+        item = stack.pop()
+        seen += 1
+        if isinstance(item, Mapping):
+            stack.extend(item.values())
+        elif isinstance(item, list):
+            stack.extend(item)
+    return seen > most
+
+
 def read_mapping(path: str, field: str) -> Mapping[object, object]:
     """The mapping in a user's YAML or JSON file.
 
@@ -199,9 +213,12 @@ def read_mapping(path: str, field: str) -> Mapping[object, object]:
     try:
         text = Path(path).read_text(encoding="utf-8")
         document = yaml.safe_load(text) if len(text) <= _MAX_CHARACTERS else None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         reason = str(error).splitlines()[0]
         raise SpecError(Fault(field, path, f"cannot be read ({reason})", remedy)) from None
+    if _holds_more_than(MOST_VALUES, document):
+        rule = f"holds more than {MOST_VALUES:,} values, what aliases repeat included"
+        raise SpecError(Fault(field, path, rule, "write out what the aliases mean"))
     inner = document.get("cluster", document) if isinstance(document, Mapping) else None
     if not isinstance(inner, Mapping):
         raise SpecError(Fault(field, path, "holds no mapping of keys to values", remedy))

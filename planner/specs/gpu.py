@@ -11,7 +11,20 @@ from typing import Annotated, Literal
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from planner.specs.gpu_families import SILICON, VENDORS
-from planner.units import EXAMPLES, GIB, GIGA, KIB, KILO, MEGA, MIB, PETA, TERA, TIB, parse_quantity
+from planner.units import (
+    EXAMPLES,
+    GIB,
+    GIGA,
+    KIB,
+    KILO,
+    MEGA,
+    MIB,
+    PETA,
+    TERA,
+    TIB,
+    parse_quantity,
+    to_float,
+)
 
 Topology = Literal["switch", "ring", "tree", "mesh", "torus"]
 DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8", "fp4")
@@ -54,7 +67,7 @@ def _quantity(kind: str, low: float, high: float, *, zero: bool = False) -> Befo
 def _number(rule: str, low: float, high: float, *, above_low: bool) -> BeforeValidator:
     def parse(value: object) -> float:
         known = isinstance(value, int | float) and not isinstance(value, bool)
-        number = float(value) if known else float("nan")  # type: ignore[arg-type]
+        number = to_float(value) if known else float("nan")  # type: ignore[arg-type]
         if not (low < number <= high if above_low else low <= number <= high):
             raise ValueError(f"must be {rule}; give a number in that range")
         return number

@@ -58,6 +58,12 @@ def test_a_key_teaches_itself_until_an_admin_shares_and_forgets(client: TestClie
     }
     assert step(client, "ann") > 1.5 * before
     assert step(client, "bob") == before
+    asked = {key: value for key, value in JOB.items() if key != "layout"}
+    asked |= {"search": {"top_k": 1, "fix": {"ac": "full", "compile": False}}}
+    plans = {
+        name: client.post("/plan", json=asked, headers=by(name)).json() for name in ("ann", "bob")
+    }
+    assert plans["ann"]["calibration_id"] != plans["bob"]["calibration_id"]
     for name, status in (("ann", 403), ("bob", 403), ("root", 200)):
         assert client.post("/measurements/a-1/share", headers=by(name)).status_code == status
     assert step(client, "bob") > 1.5 * before

@@ -13,7 +13,8 @@ from api.cli.root import run
 from api.cli.saving import write_folder
 from api.cli.simulate import write_text
 from api.render.plan import short_path
-from planner.errors import SpecError
+from api.storage.store import SqlStore
+from planner.errors import SpecError, StoreError
 
 
 @pytest.fixture(autouse=True)
@@ -476,3 +477,16 @@ def test_a_plan_is_exported_to_its_own_trainer(
     plan = json.loads(capsys.readouterr().out)
     assert run(["export", plan["id"], "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["trainer"] == format
+
+
+def test_a_finished_plan_is_answered_even_where_it_cannot_be_stored(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise StoreError("database /x.db: database or disk is full")
+
+    monkeypatch.setattr(SqlStore, "save_plan", full)
+    assert run(["recommend", *MAIN_JOB, "--top-k", "1", "--json"]) == 4
+    told = capsys.readouterr()
+    assert json.loads(told.out)["ranked"][0]["rank"] == 1
+    assert "error: the plan above was not stored: database /x.db" in told.err

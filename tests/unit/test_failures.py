@@ -365,3 +365,16 @@ def test_error_files_are_read_in_order_of_time(tmp_path: Path) -> None:
     (tmp_path / "result.json.rank4.stack").write_text("here")
     assert [error.rank for error in read_errors(result)] == [11, 0]
     assert read_stacks(result) == {4: "here"}
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"), [("time-limit", FailureKind.TIMEOUT), ("exit", FailureKind.HANG)]
+)
+def test_a_stopped_rank_is_named_and_not_the_one_that_waited_for_it(
+    reason: str, kind: FailureKind
+) -> None:
+    left = replace(EXIT, reason=reason, stacks={0: WAITING}, stopped=(2,))
+    outcome = failed(left)
+    assert (outcome.kind, outcome.rank) == (kind, 2)
+    assert "rank 2 was stopped by a signal" in outcome.message
+    assert failed(replace(left, reason="time-limit", stopped=())).rank != 2

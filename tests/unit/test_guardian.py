@@ -5,8 +5,10 @@ That they hold for real processes is for `tests/e2e/test_probe_kills.py`.
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -202,6 +204,23 @@ class TestWhenToEnd:
         new_parent(world)
         stop(world)
         assert one.reason_to_end(7) is None
+
+
+def test_a_rank_that_a_signal_stopped_is_seen() -> None:
+    ranks = [
+        subprocess.Popen(["sleep", "60"], env={"RANK": str(rank), "PATH": os.environ["PATH"]})
+        for rank in range(3)
+    ]
+    try:
+        os.kill(ranks[1].pid, signal.SIGSTOP)
+        deadline = time.monotonic() + 30.0
+        while guardian.stopped_ranks(os.getpid()) != [1] and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert guardian.stopped_ranks(os.getpid()) == [1]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
 
 
 class TestHowItEnds:

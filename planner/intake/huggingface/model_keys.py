@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from planner.errors import Fault
+from planner.units import to_float
 
 MAX_NAME_LENGTH = 200
 _TOKENS, _WIDTH, _SMALL = 2**31, 2**24, 2**16
@@ -268,7 +269,8 @@ def check_value(key: str, value: object) -> tuple[str, str] | None:
 
 
 def _check_number(key: str, value: object) -> tuple[str, str] | None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    known = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not isinstance(value, (int, float)) or not known or not math.isfinite(to_float(value)):
         return "must be a number", "give it without quotes"
     if value < 0 or (value == 0 and key in NUMBERS):
         return (

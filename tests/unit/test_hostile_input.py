@@ -1,0 +1,127 @@
+"""Texts and numbers that were made to break a reader: one clear error each."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.input.measurements import csv_rows
+from api.input.text import read_json, read_yaml
+from planner.errors import SpecError
+from planner.intake.jobs import read_job
+from tests.conftest import ROOT
+
+HUGE = 10**400
+JOB: dict[str, Any] = {
+    "model": "llama3-8b",
+    "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
+    "training": {"seq_len": 8192, "global_batch_size": 16},
+}
+LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n"
+    for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize("number", [HUGE, -HUGE], ids=["huge", "minus"])
+@pytest.mark.parametrize(
+    "where", ["power_limit", "mtbf_gpu_hours", "memory_fraction", "num_gpus", "pcie_bandwidth"]
+)
+def test_a_number_beyond_all_floats_is_a_fault_of_its_field(where: str, number: int) -> None:
+    with pytest.raises(SpecError) as raised:
+        read_job({**JOB, "cluster": {**JOB["cluster"], where: number}})
+    assert [fault.field for fault in raised.value.faults] == [f"cluster.{where}"]
+
+
+@pytest.mark.parametrize("key", ["rope_theta", "hidden_size"])
+def test_so_is_one_of_a_model(key: str) -> None:
+    with pytest.raises(SpecError, match=r"model\."):
+        read_job({**JOB, "model": {"base": "llama3-8b", key: HUGE}})
+
+
+def test_so_is_one_in_a_text() -> None:
+    with pytest.raises(SpecError, match="is a whole number of 1,329 bits"):
+        read_json(f'{{"notes": {HUGE}}}', "body")
+    with pytest.raises(SpecError, match="is a whole number of 1,329 bits"):
+        read_yaml(f"notes: {HUGE}", "--job")
+    assert read_json(f'{{"notes": "{HUGE}"}}', "body")["notes"] == str(HUGE), "text is text"
+
+
+def test_lines_of_csv_may_end_in_any_way() -> None:
+    for end in ("\n", "\r\n", "\r"):
+        found = [row for _, row in csv_rows(end.join(["id,notes", "a,1", "b,2", ""]))]
+        assert found == [{"id": "a", "notes": 1}, {"id": "b", "notes": 2}]
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        (f"a\n{'[' * 100_000}\n", "line 2 a is nested deeper than 64 levels"),
+        ('a\n"unclosed', "is not CSV"),
+        ('a\n"closed"and more\n', "is not CSV"),
+        ("a,b\n1\n", "has other columns"),
+    ],
+)
+def test_csv_that_is_none_says_where(text: str, rule: str) -> None:
+    with pytest.raises(SpecError) as raised:
+        list(csv_rows(text))
+    assert rule in str(raised.value)
+
+
+def test_aliases_that_multiply_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="holds more than 200,000 values"):
+        read_yaml(LAUGHS, "--job")
+    for text in (LAUGHS, "gpu: &a [*a]\n"):
+        file = tmp_path / "cluster.yaml"
+        file.write_text(f"{text}num_gpus: 8\n")
+        with pytest.raises(SpecError, match="what aliases repeat included"):
+            read_job({**JOB, "cluster": str(file)})
+
+
+def test_nothing_that_a_user_sends_is_unpickled_or_run() -> None:
+    """The service's own processes pass each other pickles; no file or body is read as one."""
+    patterns = (
+        r"\btorch\.load\((?!.*weights_only=True)",
+        r"\bpickle\b",
+        r"trust_remote_code\s*=\s*True",
+        r"\byaml\.(?:unsafe_load|full_load)\b",
+        r"\byaml\.load\([^)]*Loader=yaml\.(?:Unsafe|Full)?Loader",
+        r"\beval\(|\bexec\(",
+        r"shell\s*=\s*True",
+    )
+    files = [path for room in ("planner", "api", "probes") for path in (ROOT / room).rglob("*.py")]
+    assert len(files) > 300
+    found = [
+        f"{path}: {hit[0]}"
+        for path in files
+        for pattern in patterns
+        if (hit := re.search(pattern, path.read_text()))
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../../etc/passwd", "./config.json", "~/x.json"])
+@pytest.mark.parametrize("part", ["model", "cluster"])
+def test_no_path_of_a_request_is_opened(
+    path: str, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_text = Path.read_text
+
+    def opened(self: Path, *given: Any, **named: Any) -> str:
+        assert self.is_relative_to(ROOT), f"{self} was opened"  # the catalogue's own
+        return read_text(self, *given, **named)
+
+    monkeypatch.setattr(Path, "read_text", opened)
+    with pytest.raises(SpecError):
+        read_job({**JOB, part: path}, allow_files=False)
+
+
+def test_a_name_does_not_act_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    from api.cli.output import error_line, say
+
+    for write in (say, error_line):
+        write("a\x1b[2Jb\rc\u202ed\te")
+    out, err = capsys.readouterr()
+    assert out == "a\\x1b[2Jb\\rc\\u202ed\te\n"
+    assert err == f"error: {out}"
