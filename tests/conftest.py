@@ -186,6 +186,11 @@ def _as_server_user() -> tuple[Sequence[str], str | None]:
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[str]:
+    """The query part of URLs of a private PostgreSQL."""
+    yield from running_postgres()
+
+
+def running_postgres() -> Iterator[str]:
     """A private PostgreSQL in a temporary folder, reached over its Unix socket; yields the query
     part of its URLs.
     """

@@ -198,7 +198,7 @@ class TaskWorkers(Workers[TaskRecord, TaskEnd]):
 
     def _claim_next(self) -> TaskRecord | None:
         schedule_due(self.wiring)
-        recover(self.wiring)
+        recover(self.wiring, check_processes=True)
         for task in abandoned(self.queue, check_processes=True):
             ours = take_over(self.queue, task)
             if ours is not None:
@@ -236,7 +236,7 @@ class ProbeWorkers(Workers[ProbeRecord, ProbeEnd]):
         return self.wiring.probes
 
     def _claim_next(self) -> ProbeRecord | None:
-        recover(self.wiring)
+        recover(self.wiring, check_processes=True)
         return self.queue.claim(new_lease())
 
     def _work(self, record: ProbeRecord, stop: threading.Event) -> None:

@@ -1,0 +1,340 @@
+"""Kills the service and its workers at random moments under load, and looks at what is left.
+
+    python -m benchmarks.abuse.kills [--kills 100] [--seed 1] [--database sqlite|postgres|both]
+
+Starts the real service and two workers on a new database, each a process. Clients ask for plans
+under Idempotency-Keys until they are answered, for probes and for studies; one process after the
+other gets SIGKILL and is started again. Then everything is let come to rest, what was given up is
+queued again, and the table says what was lost, done twice or does not fit together. Exits 1 where
+anything was. Probes run a stand-in program that writes a line when it has run to completion.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+from sqlalchemy import func, select
+
+from api.jobs.queues import jobs_in, retry
+from api.settings import Settings
+from api.storage.backup import faults_in
+from api.storage.engine import make_engine, normalise_url
+from api.storage.migrate import upgrade
+from api.storage.records import ProbeFilter
+from api.storage.tables import AuditRow, MeasurementRow, PlanRow
+from api.storage.transactions import reading
+from api.wiring import Wiring, wire
+from tests.conftest import ROOT, clean_environment, running_postgres
+from tests.stand_ins import light_python, worker
+
+TINY: dict[str, Any] = {
+    "model": "debug-tiny",
+    "cluster": {"gpu": "cpu", "num_gpus": 1},
+    "training": {"seq_len": 64, "global_batch_size": 4},
+}
+PAPER = {**TINY, "search": {"top_k": 1}}
+PROBE = {**TINY, "layout": {"dp_shard": 1}, "notes": "sleep 0.2"}
+STUDY = {**TINY, "probe": {"max_probes": 1, "max_gpu_seconds": 300.0}}
+PROGRAM = """
+import json, os, runpy, sys
+task, log = sys.argv[1], {log!r}
+runpy.run_path({worker!r}, run_name="__main__")
+with open(task) as file:
+    line = json.load(file)["id"] + "\\n"
+handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+os.write(handle, line.encode())
+"""
+BETWEEN_SECONDS = (0.2, 2.0)  # from one kill to the next
+REST_SECONDS = 600.0  # within which everything has to come to rest
+MOST_OPEN_PROBES = 20
+ROUNDS = 5  # of queueing again what was given up
+SERVICE, WORKERS = "service", ("worker 1", "worker 2")
+
+
+@dataclass
+class Processes:
+    """The service and its workers; each can be killed and started again."""
+
+    environment: dict[str, str]
+    port: int
+    log: Path
+    running: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
+
+    def start(self, name: str) -> None:
+        """Starts it, or starts it again."""
+        command = ["serve", "--port", str(self.port)]
+        if name != SERVICE:
+            command = ["worker", "--tasks", "1", "--probes", "2"]
+        with self.log.open("ab") as log:
+            self.running[name] = subprocess.Popen(
+                [sys.executable, "-m", "api.cli", *command],
+                cwd=ROOT,
+                env=self.environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def kill(self, name: str) -> bool:
+        """SIGKILL; whether it was there."""
+        process = self.running[name]
+        was_there = process.poll() is None
+        process.kill()
+        process.wait()
+        return was_there
+
+    def stop(self) -> None:
+        """Ends all that is left of it."""
+        for process in self.running.values():
+            process.terminate()
+        for process in self.running.values():
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@dataclass
+class Asked:
+    """What the clients were promised.
+
+    plans: ids of answered plans by their key; studies, probes: accepted ids.
+    """
+
+    plans: dict[str, str] = field(default_factory=dict)
+    studies: list[str] = field(default_factory=list)
+    probes: list[str] = field(default_factory=list)
+    wrong: Counter[str] = field(default_factory=Counter)
+
+
+def ask(address: str, kind: str, asked: Asked, stop: threading.Event) -> None:
+    """One client, until it is told to stop: it repeats a request until that is answered."""
+    path, body = {
+        "plan": ("/plan", PAPER),
+        "study": ("/plan", STUDY),
+        "probe": ("/probes", {"job": PROBE, "time_limit_seconds": 60.0}),
+    }[kind]
+    for number in itertools.count():
+        if stop.is_set():
+            return
+        headers = {"idempotency-key": f"{kind}-{number}"}
+        answer = None
+        while answer is None or answer.status_code in (408, 429, 502, 503):
+            try:
+                answer = httpx.post(address + path, json=body, headers=headers, timeout=60.0)
+            except httpx.TransportError:
+                time.sleep(0.1)  # it was killed; the same request again
+        if answer.status_code not in (200, 202):
+            asked.wrong[f"{kind}: {answer.status_code} {answer.text[:80]}"] += 1
+            time.sleep(0.5)
+            continue
+        found = answer.json()["id"]
+        if kind == "plan":
+            asked.plans[headers["idempotency-key"]] = found
+        else:
+            (asked.studies if kind == "study" else asked.probes).append(found)
+        while not stop.is_set() and _is_full(address, kind):
+            time.sleep(0.5)
+
+
+def _is_full(address: str, kind: str) -> bool:
+    """Whether enough of this kind waits for the workers."""
+    if kind == "plan":
+        return False
+    try:
+        jobs = httpx.get(f"{address}/queue", params={"limit": 200}, timeout=30.0).json()
+    except (httpx.TransportError, ValueError):
+        return True
+    waiting = sum(isinstance(job, dict) and job["kind"] == kind for job in jobs)
+    return waiting >= (MOST_OPEN_PROBES if kind == "probe" else 2)
+
+
+def run(url: str, folder: Path, kills: int, seed: int) -> dict[str, object]:
+    """Load and kills on one database; what came of it."""
+    engine = make_engine(normalise_url(url))
+    upgrade(engine)
+    engine.dispose()
+    log, program = folder / "completed", folder / "program.py"
+    program.write_text(PROGRAM.format(log=str(log), worker=worker.__file__))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    surroundings = {
+        "PLANNER_DATABASE_URL": url,
+        "PLANNER_PROBE_WORKERS": "0",
+        "PLANNER_TASK_WORKERS": "0",
+        "PLANNER_PLANNING_PROCESSES": "1",
+        "PLANNER_PROBE_FOLDER": str(folder / "probes"),
+        "PLANNER_LEASE_FOLDER": str(folder / "leases"),
+        "PLANNER_PROBE_PROGRAM": str(program),
+        "PLANNER_PROBE_PYTHON": str(light_python.install(folder)),
+    }
+    processes = Processes({**clean_environment(), **surroundings}, port, folder / "log")
+    asked, stop, chance = Asked(), threading.Event(), random.Random(seed)
+    address, names = f"http://127.0.0.1:{port}", (SERVICE, *WORKERS)
+    clients = [
+        threading.Thread(target=ask, args=(address, kind, asked, stop), daemon=True)
+        for kind in ("plan", "probe", "study")
+    ]
+    hits: Counter[str] = Counter()
+    started = time.monotonic()
+    try:
+        for name in names:
+            processes.start(name)
+        for client in clients:
+            client.start()
+        _wait_until(lambda: bool(asked.plans and asked.probes and asked.studies), "first answers")
+        while sum(hits.values()) < kills:
+            time.sleep(chance.uniform(*BETWEEN_SECONDS))
+            name = chance.choice(names)
+            hits[name.split(" ")[0]] += processes.kill(name)
+            processes.start(name)
+        stop.set()
+        for client in clients:
+            client.join(REST_SECONDS)
+        wiring = wire(Settings(database_url=url))
+        given_up = _come_to_rest(wiring)
+        return {
+            **{f"kills of a {name}": number for name, number in sorted(hits.items())},
+            "seconds": round(time.monotonic() - started),
+            **_found(wiring, asked, log),
+            "jobs given up, and queued again by hand": given_up,
+        }
+    finally:
+        stop.set()
+        processes.stop()
+
+
+def _come_to_rest(wiring: Wiring) -> int:
+    """Waits until nothing is open; what was given up is queued again, as a person would."""
+    given_up = 0
+    for _ in range(ROUNDS):
+        _wait_until(lambda: not jobs_in(wiring, failed=False), "rest")
+        failed = jobs_in(wiring, failed=True)
+        if not failed:
+            break
+        for job in failed:
+            retry(wiring, job.id)
+        given_up += len(failed)
+    return given_up
+
+
+def _found(wiring: Wiring, asked: Asked, log: Path) -> dict[str, object]:
+    """What is in the database beside what was promised. Keys that end in ! have to be 0."""
+    completed = Counter(log.read_text().split()) if log.exists() else Counter()
+    with reading(wiring.store.engine) as session:
+        plans = set(session.scalars(select(PlanRow.id)))
+        made = session.scalars(select(AuditRow.subject).where(AuditRow.action == "plan.made")).all()
+        ends = Counter(
+            session.scalars(
+                select(AuditRow.subject).where(
+                    AuditRow.action == "probe.ended", AuditRow.detail.startswith("done")
+                )
+            )
+        )
+        measurements = session.scalar(select(func.count()).select_from(MeasurementRow)) or 0
+    done = {name for name in asked.probes if wiring.probes.get(name).state == "done"}
+    own = [name for name in completed if name.startswith("probe-")]
+    all_done = _all_done(wiring)
+    return {
+        "plans answered": len(asked.plans),
+        "studies accepted": len(asked.studies),
+        "probes accepted": len(asked.probes),
+        "plans answered and lost!": len(set(asked.plans.values()) - plans),
+        "plans made twice for one request!": len(made) - len(set(asked.plans.values())),
+        "studies accepted and without a plan!": len(set(asked.studies) - plans),
+        "probes accepted and not done!": len(set(asked.probes) - done),
+        "probes run to completion twice!": sum(completed[name] > 1 for name in own),
+        "probes ended twice!": sum(number > 1 for number in ends.values()),
+        "probes done without a measurement!": all_done - measurements,
+        "faults in the database!": len(faults_in(wiring.store.engine)),
+        "requests refused or failed!": sum(asked.wrong.values()),
+        **({"the first of them": next(iter(asked.wrong))} if asked.wrong else {}),
+    }
+
+
+def _all_done(wiring: Wiring) -> int:
+    """Probes that measured a layout."""
+    number, cursor = 0, None
+    while True:
+        page = wiring.probes.list(ProbeFilter(state="done"), cursor, 200)
+        number += sum(not record.request.get("kernels") for record in page.items)
+        cursor = page.next_cursor
+        if cursor is None:
+            return number
+
+
+def _wait_until(done: Any, what: str) -> None:
+    deadline = time.monotonic() + REST_SECONDS
+    while not done():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no {what} within {REST_SECONDS:.0f} s")
+        time.sleep(0.5)
+
+
+@contextmanager
+def database(kind: str, folder: Path) -> Iterator[str]:
+    """The URL of a new database."""
+    if kind == "sqlite":
+        yield f"sqlite:///{folder / 'planner.db'}"
+        return
+    import psycopg
+
+    with contextmanager(running_postgres)() as server:
+        admin = f"postgresql://planner@/postgres?{server}"
+        with psycopg.connect(admin, autocommit=True) as connection:
+            connection.execute("CREATE DATABASE kills")
+        yield f"postgresql://planner@/kills?{server}"
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--database", choices=("sqlite", "postgres", "both"), default="both")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    kinds = ("sqlite", "postgres") if given.database == "both" else (given.database,)
+    wrong = False
+    for kind in kinds:
+        with tempfile.TemporaryDirectory(prefix="planner-kills-") as name:
+            folder = Path(name)
+            with database(kind, folder) as url:
+                try:
+                    found = run(url, folder, given.kills, given.seed)
+                except TimeoutError:
+                    sys.stderr.write((folder / "log").read_text()[-4000:])
+                    raise
+        wrong |= any(number for key, number in found.items() if key.endswith("!"))
+        if given.json:
+            sys.stdout.write(json.dumps({"database": kind, **found}) + "\n")
+        else:
+            width = max(map(len, found))
+            lines = [f"{key.rstrip('!'):<{width}}  {value}" for key, value in found.items()]
+            sys.stdout.write("\n".join([kind, *lines, ""]) + "\n")
+        sys.stdout.flush()
+    return int(wrong)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    sys.exit(main())
