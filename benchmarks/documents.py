@@ -51,6 +51,7 @@ ANYTHING = "..."
 ID = re.compile(r"(?<![\w-])(?P<kind>plan|sweep|probe|measurement)-[a-z0-9]{6,}-[a-z0-9]{6,}")
 MASKS = (
     (ID, r"\g<kind>-ID"),
+    (re.compile(r'"request_id": ?"[0-9a-f]{32}"'), '"request_id": "ID"'),
     (re.compile(r"\bin [0-9.]+ m?s\."), "in TIME."),
     (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d)?(?:[.\d]*Z)?"), "DATE"),
 )

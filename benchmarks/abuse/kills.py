@@ -60,7 +60,7 @@ with open(task) as file:
 handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 os.write(handle, line.encode())
 """
-BETWEEN_SECONDS = (0.2, 2.0)  # from one kill to the next
+UP_SECONDS = (0.5, 9.0)  # that a process is given: some die while they start, most at work
 REST_SECONDS = 600.0  # within which everything has to come to rest
 MOST_OPEN_PROBES = 20
 ROUNDS = 5  # of queueing again what was given up
@@ -201,9 +201,11 @@ def run(url: str, folder: Path, kills: int, seed: int) -> dict[str, object]:
         for client in clients:
             client.start()
         _wait_until(lambda: bool(asked.plans and asked.probes and asked.studies), "first answers")
+        ends = {name: time.monotonic() + chance.uniform(*UP_SECONDS) for name in names}
         while sum(hits.values()) < kills:
-            time.sleep(chance.uniform(*BETWEEN_SECONDS))
-            name = chance.choice(names)
+            name = min(ends, key=ends.__getitem__)
+            time.sleep(max(0.0, ends[name] - time.monotonic()))
+            ends[name] = time.monotonic() + chance.uniform(*UP_SECONDS)
             hits[name.split(" ")[0]] += processes.kill(name)
             processes.start(name)
         stop.set()

@@ -1,8 +1,11 @@
 """A database that is locked, frozen, gone or of another version: one clear error, then recovery."""
 
+import errno
 import os
 import shutil
 import signal
+import sqlite3
+import threading
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -10,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import Engine, text, update
+from sqlalchemy import Engine, event, text, update
 
 from api.errors import UnavailableError, UnreadableError
 from api.http.app import create_app
@@ -211,6 +214,80 @@ def test_a_sweep_that_cannot_be_read_is_paused_and_stops_no_other(sqlite_url: st
     wiring.sweeps.add(broken)
     assert schedule_due(wiring) == []
     assert wiring.sweeps.get("sweep-1").state == "paused"
+
+
+def test_a_full_disk_is_503_and_what_is_there_stays(client: TestClient, plan: Plan) -> None:
+    wiring = wiring_of(client)
+    wiring.store.save_plan(plan, plan_labels())
+
+    def fill(dbapi_connection: sqlite3.Connection, _: object) -> None:
+        (pages,) = dbapi_connection.execute("PRAGMA page_count").fetchone()
+        dbapi_connection.execute(f"PRAGMA max_page_count = {pages}")
+
+    event.listen(wiring.engine, "connect", fill)
+    wiring.engine.dispose()
+    job = {
+        "model": "debug-tiny",
+        "cluster": {"gpu": "cpu", "num_gpus": 1},
+        "training": {"seq_len": 64, "global_batch_size": 4},
+        "search": {"top_k": 1},
+        "notes": "x" * 100_000,
+    }
+    answer = client.post("/plan", json=job)
+    assert (answer.status_code, answer.json()["type"]) == (503, "database_unavailable")
+    assert "full" in answer.json()["message"]
+    event.remove(wiring.engine, "connect", fill)
+    wiring.engine.dispose()
+    assert [one["id"] for one in client.get("/plans").json()["items"]] == [plan.id]
+    assert client.post("/plan", json=job).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("number", "left"), [(errno.ENOSPC, ("queued", None)), (errno.EPERM, ("failed", "bug"))]
+)
+def test_what_a_full_disk_stopped_is_tried_again(
+    sqlite_url: str, number: int, left: tuple[str, str | None]
+) -> None:
+    from api.jobs.leases import new_lease
+    from api.jobs.workers import TaskWorkers
+    from api.wiring import wire
+
+    wiring = wire(Settings(database_url=sqlite_url))
+    workers = TaskWorkers(wiring, 0)
+    wiring.tasks.add([task()])
+    held = wiring.tasks.claim(new_lease())
+    assert held is not None
+    workers._give_up(held, OSError(number, os.strerror(number), "/probes/x"))
+    now = wiring.tasks.get(held.id)
+    assert (now.state, now.failure) == left
+    if left[0] == "queued":
+        assert now.not_before is not None
+        assert "No space left on device: /probes/x" in str(now.message)
+
+
+def test_a_worker_goes_on_after_what_it_cannot_read(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from api.jobs import workers as module
+    from api.wiring import wire
+
+    wiring = wire(Settings(database_url=sqlite_url))
+    monkeypatch.setattr(module, "IDLE_SECONDS", 0.01)
+    workers, asked = module.TaskWorkers(wiring, 1), threading.Event()
+
+    def broken() -> None:
+        if calls:
+            asked.set()
+        calls.append(1)
+        raise KeyError("a row of another version")
+
+    calls: list[int] = []
+    monkeypatch.setattr(workers, "_claim_next", broken)
+    workers.start()
+    try:
+        assert asked.wait(60.0)
+    finally:
+        workers.stop()
 
 
 def test_a_table_that_is_not_there_is_no_matter_of_time(sqlite_url: str) -> None:
