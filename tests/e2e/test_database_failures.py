@@ -296,3 +296,32 @@ def test_a_table_that_is_not_there_is_no_matter_of_time(sqlite_url: str) -> None
         SqlStore(engine).get_plan("plan-1")
     assert not isinstance(raised.value, UnavailableError | UnreadableError)
     engine.dispose()
+
+
+def test_a_job_that_lost_its_database_goes_back_when_it_is_there_again(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from api.jobs.leases import new_lease
+    from api.jobs.workers import TaskWorkers
+    from api.wiring import wire
+
+    wiring = wire(Settings(database_url=sqlite_url))
+    workers = TaskWorkers(wiring, 0)
+    wiring.tasks.add([task()])
+    held = wiring.tasks.claim(new_lease())
+    assert held is not None
+
+    def gone(*_: object, **__: object) -> None:
+        raise UnavailableError("the database is gone", retry_after_seconds=1.0)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(workers, "_work", gone)
+        patch.setattr(wiring.tasks, "release", gone)
+        workers._run(held)
+        with pytest.raises(UnavailableError):
+            workers._release_the_given_up()
+    assert wiring.tasks.get(held.id).state == "running"
+    workers._release_the_given_up()
+    now = wiring.tasks.get(held.id)
+    assert (now.state, now.attempts) == ("queued", 0)
+    workers._release_the_given_up()  # once is enough

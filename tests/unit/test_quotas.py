@@ -1,0 +1,115 @@
+"""What one key may use, counted in SQL; whose things are whose."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+
+from api.asker import Asker, asker
+from api.errors import ForbiddenError, QuotaError
+from api.settings import Quota
+from api.storage.engine import make_engine, normalise_url
+from api.storage.probes import SqlProbeStore
+from api.storage.quotas import check_quota
+from api.storage.records import Lease, ProbeEnd, ProbeRecord, TaskEnd, TaskRecord
+from api.storage.tables import Base
+from api.storage.tasks import SqlTaskStore
+from api.storage.transactions import writing
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+LEASE = Lease(owner="us", seconds=60.0)
+ANN = Asker(
+    "ann", admin=False, quota=Quota(plans_per_day=2, queued_probes=2, gpu_seconds_per_day=100.0)
+)
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    made = make_engine(normalise_url("sqlite://"))
+    Base.metadata.create_all(made)
+    yield made
+    made.dispose()
+
+
+def probe(number: int, **fields: Any) -> ProbeRecord:
+    values = {
+        "id": f"probe-{number}", "created_at": NOW, "request": {"time_limit_seconds": 40.0},
+        "job_hash": "0" * 64, "model": "m", "gpu": "g", "num_gpus": 1, "layout": "l",
+        "pool": "local", "asked_by": "ann", "gpu_seconds": 40.0, **fields,
+    }  # fmt: skip
+    return ProbeRecord(**values)
+
+
+def study(**fields: Any) -> TaskRecord:
+    return TaskRecord(
+        id="plan-1", kind="study", created_at=NOW, request={}, asked_by="ann", **fields
+    )
+
+
+def may(engine: Engine, who: Asker = ANN, **more: Any) -> str | None:
+    """The quota that stands against it."""
+    try:
+        with writing(engine) as session:
+            check_quota(session, who, **more)
+    except QuotaError as error:
+        return error.name
+    return None
+
+
+def test_probes_count_while_they_wait(engine: Engine) -> None:
+    probes = SqlProbeStore(engine)
+    probes.add([probe(1), probe(2, asked_by="bob")])
+    assert may(engine, probes=1) is None
+    assert may(engine, probes=2) == "queued_probes"
+    probes.claim(LEASE, job_id="probe-1")
+    assert may(engine, probes=2) is None
+
+
+def test_seconds_count_as_promised_and_then_as_used(engine: Engine) -> None:
+    probes = SqlProbeStore(engine)
+    probes.add([probe(1)])
+    assert (may(engine, gpu_seconds=60.0), may(engine, gpu_seconds=60.1)) == (
+        None,
+        "gpu_seconds_per_day",
+    )
+    held = probes.claim(LEASE)
+    assert held is not None
+    probes.finish(held, ProbeEnd(state="done", results=({"gpu_seconds": 5.0},)))
+    assert (may(engine, gpu_seconds=95.0), may(engine, gpu_seconds=95.1)) == (
+        None,
+        "gpu_seconds_per_day",
+    )
+
+
+def test_an_open_study_counts_with_its_budget_and_then_with_its_probes(engine: Engine) -> None:
+    tasks, probes = SqlTaskStore(engine), SqlProbeStore(engine)
+    tasks.add([study(gpu_seconds=70.0)])
+    probes.add([probe(1, plan_id="plan-1")])
+    assert (may(engine, gpu_seconds=30.0), may(engine, gpu_seconds=30.1)) == (
+        None,
+        "gpu_seconds_per_day",
+    )
+    assert (may(engine, plans=1), may(engine, plans=2)) == (None, "plans_per_day")
+    held = tasks.claim(LEASE)
+    assert held is not None
+    tasks.finish(held, TaskEnd(state="done", gpu_seconds=40.0))
+    assert (may(engine, gpu_seconds=60.0), may(engine, gpu_seconds=60.1)) == (
+        None,
+        "gpu_seconds_per_day",
+    )
+
+
+def test_who_has_no_quota_is_not_limited(engine: Engine) -> None:
+    assert may(engine, Asker("boss", admin=True), gpu_seconds=1e12, plans=10**6) is None
+
+
+def test_a_key_changes_its_own_and_an_admin_everything() -> None:
+    ANN.check_owner("probe", "probe-1", "ann")
+    Asker("boss", admin=True).check_owner("probe", "probe-1", "ann")
+    for owner in ("bob", None):
+        with pytest.raises(ForbiddenError, match="not by ann"):
+            ANN.check_owner("probe", "probe-1", owner)
+    assert asker().name.startswith("cli:")
+    assert asker().admin
