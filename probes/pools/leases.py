@@ -106,7 +106,7 @@ class LeaseLocks:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            _check_folder(self.folder)
+            check_folder(self.folder)
             descriptor = os.open(path, flags, 0o600)
         except OSError as error:
             symlink = error.errno == errno.ELOOP
@@ -118,7 +118,7 @@ class LeaseLocks:
         raise _no_lease(path, "is not a file of ours alone")
 
 
-def _check_folder(folder: Path) -> None:
+def check_folder(folder: Path) -> None:
     """Raises ProbeError unless the folder is ours and closed to others."""
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode):

@@ -1,0 +1,290 @@
+"""What an installation has and lacks, part by part, each with what to do about it.
+
+Nothing here imports torch; it is asked in a process of its own, and only where somebody wants that.
+"""
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from planner.errors import PlannerError, ProbeError, how_to_install
+from planner.units import GIB, format_bytes
+
+if TYPE_CHECKING:
+    from api.wiring import Wiring
+
+State = Literal["ok", "warn", "fail"]
+OLDEST_PYTHON = (3, 11)
+NEEDED = ("planner", "numpy", "pydantic", "optuna", "sqlalchemy", "alembic", "typer", "rich")
+SERVICE = ("fastapi", "uvicorn")
+ASK_SECONDS = 5.0  # of a command that should answer at once
+IMPORT_SECONDS = 300.0  # importing torch from a cold network disk takes minutes
+# Judgements: room for a hundred plans and the logs of some probes; for those of one probe.
+LITTLE_BYTES, LEAST_BYTES = GIB, GIB / 16
+PROBING = "only for probes; plans on paper need none"
+ASK_TORCH = """\
+import json, torch
+cuda = torch.cuda.is_available()
+nccl = torch.cuda.nccl.version() if cuda and torch.distributed.is_nccl_available() else None
+print(json.dumps({"torch": torch.__version__, "built_for": torch.version.cuda or torch.version.hip,
+    "gpus": torch.cuda.device_count() if cuda else 0, "nccl": nccl and ".".join(map(str, nccl))}))
+"""
+ASK_VERSIONS = """\
+import json
+from importlib.metadata import distributions
+print(json.dumps({d.metadata["Name"].lower(): d.version for d in distributions()
+    if d.metadata["Name"] and d.metadata["Name"].lower().startswith(("torch", "nvidia-nccl"))}))
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One part. remedy: what to do, of a part that is not ok."""
+
+    name: str
+    state: State
+    detail: str
+    remedy: str | None = None
+
+
+def all_checks(wiring: "Wiring", *, torch: bool) -> list[Check]:
+    """Every part. torch: also imports torch, in the interpreter that probes run in."""
+    parts: tuple[Callable[[], Iterable[Check]], ...] = (
+        _python,
+        _packages,
+        lambda: _torch(wiring.settings.probe_python, imported=torch),
+        _gpus,
+        _slurm,
+        lambda: _database(database_report(wiring)),
+        lambda: _disks(wiring),
+        lambda: _leases(wiring.settings.lease_folder),
+        lambda: _door(wiring),
+    )
+    return [check for part in parts for check in part()]
+
+
+def _python() -> Iterable[Check]:
+    detail = f"{platform.python_version()} at {sys.executable}, {platform.platform()}"
+    if sys.version_info >= OLDEST_PYTHON:
+        yield Check(name="python", state="ok", detail=detail)
+    else:
+        oldest = ".".join(map(str, OLDEST_PYTHON))
+        yield Check(name="python", state="fail", detail=detail, remedy=f"install Python {oldest}")
+
+
+def _packages() -> Iterable[Check]:
+    """Those of the planner itself, and those that only the service needs."""
+    parts: tuple[tuple[str, tuple[str, ...], State, str], ...] = (
+        ("packages", NEEDED, "fail", "pip install . in the checkout"),
+        ("service", SERVICE, "warn", how_to_install("server")),
+    )
+    for name, wanted, state, remedy in parts:
+        found = {package: version_of(package) for package in wanted}
+        missing = [package for package, value in found.items() if value is None]
+        if missing:
+            detail = f"{', '.join(missing)} missing"
+            yield Check(name=name, state=state, detail=detail, remedy=remedy)
+        else:
+            detail = ", ".join(f"{package} {value}" for package, value in found.items())
+            yield Check(name=name, state="ok", detail=detail)
+
+
+def version_of(name: str) -> str | None:
+    """Installed version, without importing the package."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _torch(python: str, *, imported: bool) -> Iterable[Check]:
+    try:
+        found = _asked([python, "-c", ASK_VERSIONS], ASK_SECONDS)
+    except ProbeError as error:
+        remedy = "set PLANNER_PROBE_PYTHON to an interpreter that runs"
+        yield Check(name="torch", state="warn", detail=f"{python}: {error}", remedy=remedy)
+        return
+    if "torch" not in found:
+        detail = f"not installed in {python}; {PROBING}"
+        yield Check(name="torch", state="warn", detail=detail, remedy=how_to_install("probe"))
+        return
+    titan = f", torchtitan {found['torchtitan']}" if "torchtitan" in found else ""
+    yield Check(name="torch", state="ok", detail=f"{found['torch']}{titan} in {python}")
+    shipped = next((value for name, value in found.items() if name.startswith("nvidia-nccl")), None)
+    if not imported:
+        build = found["torch"].partition("+")[2] or "its default build"
+        yield Check(name="cuda", state="ok", detail=f"{build}; --torch asks torch itself")
+        yield Check(name="nccl", state="ok", detail=shipped or "as torch brings it")
+        return
+    try:
+        told = _asked([python, "-c", ASK_TORCH], IMPORT_SECONDS)
+    except ProbeError as error:
+        remedy = "import torch there by hand; install a build for this machine's driver"
+        yield Check(name="cuda", state="fail", detail=str(error), remedy=remedy)
+        return
+    built = told["built_for"] or "no GPU"
+    detail = f"torch {told['torch']}, built for {built}, sees {told['gpus']} GPUs"
+    if told["gpus"]:
+        yield Check(name="cuda", state="ok", detail=detail)
+        state: State = "ok" if told["nccl"] else "warn"
+        fix = None if told["nccl"] else "install a build of torch with NCCL"
+        yield Check(name="nccl", state=state, detail=told["nccl"] or "missing", remedy=fix)
+    else:
+        remedy = "install a build of torch for this machine's driver, or probe with gpu: cpu"
+        yield Check(name="cuda", state="warn", detail=f"{detail}; {PROBING}", remedy=remedy)
+
+
+def _asked(command: list[str], seconds: float) -> dict[str, Any]:
+    """The JSON that a command prints last. Raises ProbeError."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=seconds, check=False, cwd="/"
+        )
+        told: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        raise ProbeError(f"no answer within {seconds:g} s") from None
+    except (OSError, ValueError, IndexError) as error:
+        why = error.strerror if isinstance(error, OSError) else " ".join(done.stderr.split())[-200:]
+        raise ProbeError(why or "no answer") from None
+    return told
+
+
+def _gpus() -> Iterable[Check]:
+    from probes.pools.nvidia import survey
+
+    seen = survey()
+    if not seen.gpus:
+        detail = f"none ({seen.problem or 'nvidia-smi lists none'}); {PROBING}"
+        remedy = "probe on a machine with GPUs or through --pool slurm"
+        yield Check(name="gpus", state="warn", detail=detail, remedy=remedy)
+        return
+    kinds = sorted({gpu.name for gpu in seen.gpus})
+    detail = f"{len(seen.gpus)} x {', '.join(kinds)}, driver {seen.gpus[0].driver}"
+    used = [gpu for gpu in seen.gpus if gpu.foreign() is not None]
+    if used:
+        detail += "; " + "; ".join(f"GPU {gpu.index} is used by {gpu.foreign()}" for gpu in used)
+        remedy = "a probe waits for free GPUs; CUDA_VISIBLE_DEVICES says which it may take"
+        yield Check(name="gpus", state="warn", detail=detail, remedy=remedy)
+    else:
+        yield Check(name="gpus", state="ok", detail=detail)
+
+
+def _slurm() -> Iterable[Check]:
+    if shutil.which("sinfo") is None or shutil.which("srun") is None:
+        yield Check(name="slurm", state="ok", detail="not here; only --pool slurm needs it")
+        return
+    try:
+        command = ["sinfo", "--noheader", "--format=%P %D %T"]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=ASK_SECONDS, check=False
+        )
+        problem = done.stderr.strip().partition("\n")[0] if done.returncode else ""
+        told = "; ".join(line.strip() for line in done.stdout.splitlines())
+    except subprocess.TimeoutExpired:
+        problem, told = f"sinfo did not answer within {ASK_SECONDS:g} s", ""
+    if problem or not told:
+        remedy = "ask `sinfo` by hand; --pool local needs no Slurm"
+        detail = problem or "sinfo lists no partition"
+        yield Check(name="slurm", state="warn", detail=detail, remedy=remedy)
+    else:
+        yield Check(name="slurm", state="ok", detail=told)
+
+
+def database_report(wiring: "Wiring") -> dict[str, str | None]:
+    """The database's address without its password, its revision, and how it stands."""
+    from api.storage.engine import is_memory, normalise_url, shown
+    from api.storage.migrate import HEAD, current_revision
+
+    try:
+        url = normalise_url(wiring.settings.database_url)
+        on_disk = url.get_backend_name() == "sqlite" and not is_memory(url)
+        if on_disk and not Path(str(url.database)).exists():
+            state = "not created yet; the first plan creates it"
+            return {"url": url.render_as_string(), "state": state, "revision": None}
+        revision = current_revision(wiring.engine)
+    except PlannerError as error:
+        return {"url": None, "state": "unreachable", "detail": " ".join(str(error).split())}
+    state = "ready"
+    if revision != HEAD:
+        state = f"needs revision {HEAD}: run `planner-cli db upgrade`"
+        if on_disk:
+            state = f"needs revision {HEAD}: the next command brings it there"
+    return {"url": shown(wiring.engine), "state": state, "revision": revision}
+
+
+def _database(found: Mapping[str, str | None]) -> Iterable[Check]:
+    if found["state"] == "unreachable":
+        remedy = "start the database, or correct PLANNER_DATABASE_URL"
+        yield Check(name="database", state="fail", detail=str(found["detail"]), remedy=remedy)
+        return
+    detail = f"{found['url']} at revision {found['revision'] or 'none'}: {found['state']}"
+    if "db upgrade" in str(found["state"]):
+        remedy = "run `planner-cli db upgrade`"
+        yield Check(name="database", state="fail", detail=detail, remedy=remedy)
+    else:
+        yield Check(name="database", state="ok", detail=detail)
+
+
+def _disks(wiring: "Wiring") -> Iterable[Check]:
+    from api.storage.engine import is_memory, normalise_url
+
+    settings = wiring.settings
+    yield disk("probe folder", settings.probe_folder, "PLANNER_PROBE_FOLDER")
+    try:
+        url = normalise_url(settings.database_url)
+    except PlannerError:  # said of the database already
+        return
+    if url.get_backend_name() == "sqlite" and not is_memory(url):
+        yield disk("database folder", Path(str(url.database)).parent, "PLANNER_DATABASE_URL")
+
+
+def disk(name: str, folder: Path, setting: str) -> Check:
+    """Whether a folder can be written, or made, and has room."""
+    there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+    elsewhere = f"free some room, or set {setting} to another disk"
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        detail = f"{folder} cannot be written"
+        return Check(name=name, state="fail", detail=detail, remedy=f"set {setting} elsewhere")
+    free = shutil.disk_usage(there).free
+    detail = f"{folder}, {format_bytes(free)} free"
+    if free < LEAST_BYTES:
+        return Check(name=name, state="fail", detail=detail, remedy=elsewhere)
+    if free < LITTLE_BYTES:
+        return Check(name=name, state="warn", detail=detail, remedy=elsewhere)
+    return Check(name=name, state="ok", detail=detail)
+
+
+def _leases(folder: Path) -> Iterable[Check]:
+    from probes.pools.leases import check_folder
+
+    try:
+        if folder.exists() or folder.is_symlink():
+            check_folder(folder)
+        yield Check(name="leases", state="ok", detail=str(folder))
+    except PlannerError as error:
+        remedy = "set PLANNER_LEASE_FOLDER to a folder of yours, mode 700"
+        yield Check(name="leases", state="fail", detail=str(error), remedy=remedy)
+
+
+def _door(wiring: "Wiring") -> Iterable[Check]:
+    from api.http.security import refuse_open_door
+
+    settings = wiring.settings
+    address = f"{settings.host}:{settings.port}"
+    try:
+        refuse_open_door(settings)
+        keys = ", ".join(f"{key.name} ({'+'.join(sorted(key.scopes))})" for key in settings.keys)
+    except PlannerError as error:
+        remedy = "set PLANNER_API_KEYS, or PLANNER_HOST=127.0.0.1"
+        yield Check(name="keys", state="fail", detail=" ".join(str(error).split()), remedy=remedy)
+        return
+    detail = f"{address}, keys: {keys}" if keys else f"{address}, no keys: for this machine alone"
+    yield Check(name="keys", state="ok", detail=detail)

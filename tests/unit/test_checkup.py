@@ -1,0 +1,112 @@
+"""`planner-cli doctor`: each part ok, warn or fail, with what to do, and nothing of it slow."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api import checkup
+from api.checkup import all_checks, disk
+from api.cli.root import run
+from api.settings import Settings
+from api.wiring import wire
+from probes.pools import nvidia
+from probes.pools.nvidia import Survey
+from tests.conftest import ROOT, clean_environment
+from tests.unit.test_local_pool import H100
+
+
+def checks(tmp_path: Path, **settings: Any) -> dict[str, checkup.Check]:
+    values = {
+        "database_url": f"sqlite:///{tmp_path / 'x.db'}",
+        "probe_folder": tmp_path / "probes",
+        "lease_folder": tmp_path / "leases",
+        **settings,
+    }
+    return {one.name: one for one in all_checks(wire(Settings(**values)), torch=False)}
+
+
+def test_every_part_that_is_not_ok_says_what_to_do(tmp_path: Path) -> None:
+    found = checks(tmp_path, probe_python="/no/such/python")
+    assert {"python", "packages", "torch", "gpus", "slurm", "database", "keys"} <= set(found)
+    assert found["torch"].state == "warn"
+    assert "PLANNER_PROBE_PYTHON" in str(found["torch"].remedy)
+    for one in found.values():
+        assert (one.remedy is None) == (one.state == "ok"), one
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "word"),
+    [
+        ("database", {"database_url": "postgresql://127.0.0.1:1/x"}, "PLANNER_DATABASE_URL"),
+        ("keys", {"host": "0.0.0.0"}, "PLANNER_API_KEYS"),
+        ("probe folder", {"probe_folder": Path("/proc/none")}, "PLANNER_PROBE_FOLDER"),
+        ("leases", {"lease_folder": Path("/tmp")}, "mode 700"),
+    ],
+)
+def test_what_would_stop_the_service_fails(
+    tmp_path: Path, name: str, settings: dict[str, Any], word: str
+) -> None:
+    found = checks(tmp_path, **settings)[name]
+    assert found.state == "fail", found
+    assert word in str(found.remedy)
+
+
+def test_a_disk_is_judged_by_what_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Usage:
+        free = 0.0
+
+    monkeypatch.setattr(checkup.shutil, "disk_usage", lambda _: Usage)
+    states = []
+    for free in (2**20, 2**28, 2**40):
+        Usage.free = free
+        states.append(disk("d", tmp_path / "not" / "there", "PLANNER_X").state)
+    assert states == ["fail", "warn", "ok"]
+
+
+def test_gpus_in_use_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvidia, "survey", lambda: Survey(gpus=(H100,)))
+    assert checks(tmp_path)["gpus"].detail == "1 x NVIDIA H100 80GB HBM3, driver 550"
+
+
+def test_its_json_has_every_check_and_its_code_says_whether_one_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PLANNER_DATABASE_URL", f"sqlite:///{tmp_path / 'x.db'}")
+    monkeypatch.setenv("PLANNER_PROBE_FOLDER", str(tmp_path))
+    monkeypatch.setenv("PLANNER_LEASE_FOLDER", str(tmp_path / "leases"))
+    assert run(["doctor", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"]
+    assert {one["state"] for one in report["checks"]} <= {"ok", "warn"}
+    monkeypatch.setenv("PLANNER_HOST", "0.0.0.0")
+    assert run(["doctor"]) == 4
+    assert "fail  keys" in capsys.readouterr().out
+
+
+def test_torch_is_not_imported_here(tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom api.cli.root import run\nrun(['doctor', '--json'])\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    environment = {**clean_environment(), "PLANNER_DATABASE_URL": f"sqlite:///{tmp_path / 'x.db'}"}
+    began = os.times()
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, check=False
+    )
+    ended = os.times()
+    assert done.returncode == 0, done.stderr
+    used = ended.children_user + ended.children_system
+    assert used - began.children_user - began.children_system < 5.0, "seconds of CPU"
+
+
+def test_a_command_that_hangs_is_given_up() -> None:
+    began = time.monotonic()
+    with pytest.raises(checkup.ProbeError, match=r"no answer within 0\.2 s"):
+        checkup._asked([sys.executable, "-c", "import time; time.sleep(60)"], 0.2)
+    assert time.monotonic() - began < 30.0
