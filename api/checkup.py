@@ -25,6 +25,7 @@ State = Literal["ok", "warn", "fail"]
 OLDEST_PYTHON = (3, 11)
 NEEDED = ("planner", "numpy", "pydantic", "optuna", "sqlalchemy", "alembic", "typer", "rich")
 SERVICE = ("fastapi", "uvicorn")
+TRAINERS = ("torchtitan",)  # packages that bring a trainer
 ASK_SECONDS = 5.0  # of a command that should answer at once
 IMPORT_SECONDS = 300.0  # importing torch from a cold network disk takes minutes
 # Judgements: room for a hundred plans and the logs of some probes; for those of one probe.
@@ -116,8 +117,8 @@ def _torch(python: str, *, imported: bool) -> Iterable[Check]:
         detail = f"not installed in {python}; {PROBING}"
         yield Check(name="torch", state="warn", detail=detail, remedy=how_to_install("probe"))
         return
-    titan = f", torchtitan {found['torchtitan']}" if "torchtitan" in found else ""
-    yield Check(name="torch", state="ok", detail=f"{found['torch']}{titan} in {python}")
+    others = "".join(f", {name} {found[name]}" for name in TRAINERS if name in found)
+    yield Check(name="torch", state="ok", detail=f"{found['torch']}{others} in {python}")
     shipped = next((value for name, value in found.items() if name.startswith("nvidia-nccl")), None)
     if not imported:
         build = found["torch"].partition("+")[2] or "its default build"

@@ -21,7 +21,7 @@ def command(
     import sys
     from dataclasses import asdict
 
-    from api.checkup import NEEDED, SERVICE, all_checks, database_report, version_of
+    from api.checkup import NEEDED, SERVICE, TRAINERS, all_checks, database_report, version_of
     from api.cli.output import say
     from api.wiring import wire
 
@@ -33,7 +33,7 @@ def command(
             "python": f"{platform.python_version()} at {sys.executable}",
             "platform": platform.platform(),
             "packages": {name: version_of(name) for name in (*NEEDED, *SERVICE, "psycopg")},
-            "probe_packages": {name: version_of(name) for name in ("torch", "torchtitan")},
+            "probe_packages": {name: version_of(name) for name in ("torch", *TRAINERS)},
             "database": database_report(wiring),
             "ok": not failed,
             "checks": [asdict(check) for check in checks],
