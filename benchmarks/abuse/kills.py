@@ -60,7 +60,9 @@ with open(task) as file:
 handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 os.write(handle, line.encode())
 """
-UP_SECONDS = (0.5, 9.0)  # that a process is given: some die while they start, most at work
+# that a process is given: some die while they start, most at work; the service starts slower
+UP_SECONDS = {"service": (0.5, 20.0), "worker": (0.5, 8.0)}
+CLIENTS = ("plan", "plan", "plan", "probe", "study")
 REST_SECONDS = 600.0  # within which everything has to come to rest
 MOST_OPEN_PROBES = 20
 ROUNDS = 5  # of queueing again what was given up
@@ -124,7 +126,7 @@ class Asked:
     wrong: Counter[str] = field(default_factory=Counter)
 
 
-def ask(address: str, kind: str, asked: Asked, stop: threading.Event) -> None:
+def ask(address: str, kind: str, client: int, asked: Asked, stop: threading.Event) -> None:
     """One client, until it is told to stop: it repeats a request until that is answered."""
     path, body = {
         "plan": ("/plan", PAPER),
@@ -134,7 +136,7 @@ def ask(address: str, kind: str, asked: Asked, stop: threading.Event) -> None:
     for number in itertools.count():
         if stop.is_set():
             return
-        headers = {"idempotency-key": f"{kind}-{number}"}
+        headers = {"idempotency-key": f"{client}-{number}"}
         answer = None
         while answer is None or answer.status_code in (408, 429, 502, 503):
             try:
@@ -190,8 +192,8 @@ def run(url: str, folder: Path, kills: int, seed: int) -> dict[str, object]:
     asked, stop, chance = Asked(), threading.Event(), random.Random(seed)
     address, names = f"http://127.0.0.1:{port}", (SERVICE, *WORKERS)
     clients = [
-        threading.Thread(target=ask, args=(address, kind, asked, stop), daemon=True)
-        for kind in ("plan", "probe", "study")
+        threading.Thread(target=ask, args=(address, kind, number, asked, stop), daemon=True)
+        for number, kind in enumerate(CLIENTS)
     ]
     hits: Counter[str] = Counter()
     started = time.monotonic()
@@ -201,11 +203,11 @@ def run(url: str, folder: Path, kills: int, seed: int) -> dict[str, object]:
         for client in clients:
             client.start()
         _wait_until(lambda: bool(asked.plans and asked.probes and asked.studies), "first answers")
-        ends = {name: time.monotonic() + chance.uniform(*UP_SECONDS) for name in names}
+        ends = {name: _end_of(name, chance) for name in names}
         while sum(hits.values()) < kills:
             name = min(ends, key=ends.__getitem__)
             time.sleep(max(0.0, ends[name] - time.monotonic()))
-            ends[name] = time.monotonic() + chance.uniform(*UP_SECONDS)
+            ends[name] = _end_of(name, chance)
             hits[name.split(" ")[0]] += processes.kill(name)
             processes.start(name)
         stop.set()
@@ -222,6 +224,11 @@ def run(url: str, folder: Path, kills: int, seed: int) -> dict[str, object]:
     finally:
         stop.set()
         processes.stop()
+
+
+def _end_of(name: str, chance: random.Random) -> float:
+    """When a process that starts now is killed."""
+    return time.monotonic() + chance.uniform(*UP_SECONDS[name.split(" ")[0]])
 
 
 def _come_to_rest(wiring: Wiring) -> int:
