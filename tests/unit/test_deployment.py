@@ -1,0 +1,126 @@
+"""Units and the compose file that the pages show: they parse, and give no more than is needed."""
+
+import configparser
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from api.settings import Settings
+from tests.conftest import ROOT
+
+PAGES = ROOT / "docs" / "how-to"
+UNITS = {
+    "planner.service": "run-the-service.md",
+    "planner-worker.service": "run-the-service.md",
+    "planner-slurm.service": "probe-on-slurm.md",
+}
+SYSTEM = ("planner.service", "planner-worker.service")
+
+
+def shown(page: str, title: str) -> str:
+    """The file of this title that a page shows."""
+    text = (PAGES / page).read_text()
+    found = re.search(rf'^```\w+ title="{re.escape(title)}"\n(.*?)^```$', text, re.M | re.S)
+    assert found is not None, f"{page} shows no {title}"
+    return found[1]
+
+
+def unit(name: str) -> dict[str, list[str]]:
+    """The settings of a unit's section Service; one may stand there several times."""
+    found: dict[str, list[str]] = {}
+    section = shown(UNITS[name], name).partition("[Service]\n")[2].partition("\n[")[0]
+    for line in filter(None, section.splitlines()):
+        key, _, value = line.partition("=")
+        found.setdefault(key, []).append(value)
+    return found
+
+
+def variables(values: list[str]) -> set[str]:
+    return {pair.partition("=")[0] for value in values for pair in value.split()}
+
+
+@pytest.mark.parametrize("name", SYSTEM)
+def test_a_unit_gives_no_more_than_is_needed(name: str) -> None:
+    service = unit(name)
+    assert service["User"] == ["planner"]
+    assert service["NoNewPrivileges"] == ["yes"]
+    assert service["ProtectSystem"] == ["strict"]
+    assert service["ProtectHome"] == ["yes"]
+    assert service["CapabilityBoundingSet"] == [""]
+    assert service["UMask"] == ["0077"]
+    assert "PrivateNetwork" not in service, "leases on GPUs are names of the host's network"
+
+
+@pytest.mark.parametrize("name", sorted(UNITS))
+def test_a_unit_names_settings_that_there_are(name: str) -> None:
+    known = {f"PLANNER_{field.upper()}" for field in Settings.model_fields}
+    named = variables(unit(name)["Environment"])
+    assert named <= known, named - known
+    parser = configparser.ConfigParser()
+    parser.read_string("[all]\n" + shown("run-the-service.md", "environment"))
+    assert {key.upper() for key in parser["all"]} <= known
+
+
+@pytest.mark.parametrize("name", sorted(UNITS))
+def test_systemd_takes_the_unit(name: str, tmp_path: Path) -> None:
+    text = shown(UNITS[name], name)
+    assert set(re.findall(r"^\[(\w+)\]$", text, re.M)) == {"Unit", "Service", "Install"}
+    if shutil.which("systemd-analyze") is None:
+        return  # what it needs beyond the form above is systemd itself
+    file = tmp_path / name
+    file.write_text(re.sub(r"(?<==)/\S+/planner-cli", "/bin/true", text))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(file)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    about = [line for line in done.stderr.splitlines() if name in line]
+    assert about == []
+
+
+def compose() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(shown("run-in-containers.md", "compose.yaml"))
+    return found
+
+
+def test_the_compose_file_has_its_parts_and_no_rights() -> None:
+    services = compose()["services"]
+    assert set(services) == {"database", "migration", "service", "worker"}
+    for name in ("migration", "service", "worker"):
+        one = services[name]
+        assert one["cap_drop"] == ["ALL"]
+        assert one["security_opt"] == ["no-new-privileges:true"]
+        assert one["read_only"] is True
+        assert "user" not in one, "the image's own user is not root"
+        assert one["environment"]["PLANNER_DATABASE_URL"].startswith("postgresql+psycopg://")
+    assert "/healthz" in services["service"]["healthcheck"]["test"][-1]
+    assert services["worker"]["init"] is True
+    assert services["service"]["ports"] == ["127.0.0.1:8000:8000"]
+    images = (ROOT / "Dockerfile").read_text()
+    for one in services.values():
+        if "build" in one:
+            assert f" AS {one['build']['target']}\n" in images
+    assert re.findall(r"^USER (\w+)$", images, re.M)[-1] == "planner"
+
+
+def test_it_waits_for_what_it_needs_and_names_settings_that_there_are() -> None:
+    services = compose()["services"]
+    assert services["migration"]["depends_on"] == {"database": {"condition": "service_healthy"}}
+    done = {"migration": {"condition": "service_completed_successfully"}}
+    assert services["service"]["depends_on"] == services["worker"]["depends_on"] == done
+    known = {f"PLANNER_{field.upper()}" for field in Settings.model_fields}
+    for name in ("migration", "service", "worker"):
+        assert set(services[name]["environment"]) <= known
+    assert "healthcheck" in services["database"]
+    secrets = re.findall(r"\$\{(\w+)([^}]*)\}", shown("run-in-containers.md", "compose.yaml"))
+    assert {(name, rule) for name, rule in secrets} == {
+        ("DATABASE_PASSWORD", ":?"),
+        ("PLANNER_API_KEYS", ":?"),
+    }, "compose refuses to start without them"
