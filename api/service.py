@@ -16,7 +16,7 @@ from planner.ports import Ports
 from planner.units import MEGA
 
 if TYPE_CHECKING:
-    from api.answered import Question
+    from api.wiring import Question
     from planner.cost.machine.knobs import Calibration
     from planner.export.base import Export
     from planner.intake.jobs import JobReader
@@ -265,6 +265,15 @@ def estimate_one(
     kept = _to_keep(wiring, job.request, estimate)
     store.save_estimates([kept])
     return kept.id, kept.estimate
+
+
+def keep_estimate(wiring: Wiring, job: object, answer: "Answer") -> StoredEstimate:
+    """The answer to one job, stored and named. Raises what refused it, and StoreError."""
+    if isinstance(answer, Refusal):
+        raise answer.error
+    kept = _to_keep(wiring, job if isinstance(job, dict) else {}, answer)
+    wiring.store.save_estimates([kept])
+    return kept
 
 
 def keep_estimates(

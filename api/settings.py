@@ -154,9 +154,10 @@ class Settings(BaseSettings):
     log_format: `text`, or `json` for a collector of logs.
     log_level: debug, info, warning or error.
     planning_processes: plans computed at once, each in a process of its own.
-    planning_seconds: after which a plan on paper is given up.
-    most_waiting_plans, most_waiting_plans_per_key: plans that wait for a process; more are refused
-        for the time being.
+    pricing_processes: the same of estimates and simulations.
+    planning_seconds: after which either is given up.
+    most_waiting_plans, most_waiting_plans_per_key: requests that wait for a process of either kind;
+        more are refused for the time being.
     probe_folder: files of running and failed probes; for Slurm a folder that all nodes share.
     lease_folder: tokens of the probes that have this machine's devices; of this user alone.
     probe_workers: probes that the service runs at once; 0 leaves them to other processes on the
@@ -188,6 +189,7 @@ class Settings(BaseSettings):
     log_format: LogFormat = "text"
     log_level: LogLevel = "info"
     planning_processes: int = Field(default_factory=default_processes, gt=0, le=256)
+    pricing_processes: int = Field(default_factory=default_processes, gt=0, le=256)
     planning_seconds: float = Field(default=300.0, gt=0, allow_inf_nan=False)
     most_waiting_plans: int = Field(default=64, ge=0)
     most_waiting_plans_per_key: int = Field(default=16, ge=0)

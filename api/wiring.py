@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from api.answered import Answered
 from api.identity import TimeOrderedIds
+from api.remembered import Remembered
 from planner.ports import Clock, IdFactory, Ports
 
 if TYPE_CHECKING:
@@ -23,7 +23,12 @@ if TYPE_CHECKING:
     from api.storage.sweeps import SqlSweepStore
     from api.storage.tasks import SqlTaskStore
     from api.turns import Turns
+    from planner.specs.plan import Plan
     from probes.pools.protocol import Pool
+
+
+MOST_ANSWERED = 64
+Question = tuple[str, str]  # hash of the job, id of the calibration
 
 
 class SystemClock:
@@ -48,9 +53,9 @@ class Wiring:
         return Ports(clock=self.clock, ids=self.ids)
 
     @cached_property
-    def answered(self) -> Answered:
-        """Plans that this process made."""
-        return Answered()
+    def answered(self) -> "Remembered[Question, Plan]":
+        """Plans on paper that this process made; they depend on job and calibration alone."""
+        return Remembered(MOST_ANSWERED)
 
     @cached_property
     def engine(self) -> "Engine":

@@ -13,9 +13,9 @@ from fastapi import FastAPI
 
 from api.http import openapi, problems
 from api.http.access import Noted
+from api.http.lanes import open_lanes
 from api.http.metrics import Metrics
 from api.http.origin import OwnSite
-from api.http.planning import Planning
 from api.http.rates import Rates
 from api.http.requests import limiters
 from api.http.routes import (
@@ -44,6 +44,23 @@ ABOUT = (
 )
 
 
+MODULES = (
+    plans,
+    charts,
+    jobs,
+    estimates,
+    simulations,
+    probes,
+    sweeps,
+    measurements,
+    catalog,
+    operations,
+    queue,
+    health,
+    web,
+)
+
+
 def create_app(settings: Settings | None = None, wiring: Wiring | None = None) -> FastAPI:
     """The service on these settings, or on the environment's. Raises SpecError for wrong ones."""
     outside = wiring or wire(settings)
@@ -53,12 +70,7 @@ def create_app(settings: Settings | None = None, wiring: Wiring | None = None) -
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.limiters = limiters()
-        app.state.planning = Planning(
-            processes=outside.settings.planning_processes,
-            most_waiting=outside.settings.most_waiting_plans,
-            most_waiting_per_key=outside.settings.most_waiting_plans_per_key,
-            seconds=outside.settings.planning_seconds,
-        )
+        app.state.lanes = open_lanes(outside.settings)
         await anyio.to_thread.run_sync(_first_use, outside)
         app.state.probe_workers = ProbeWorkers(outside, outside.settings.probe_workers)
         app.state.probe_workers.start()
@@ -71,7 +83,8 @@ def create_app(settings: Settings | None = None, wiring: Wiring | None = None) -
             workers.halt()
         for workers in app.state.workers:
             await anyio.to_thread.run_sync(workers.stop)
-        await anyio.to_thread.run_sync(app.state.planning.close)
+        for lane in app.state.lanes.values():
+            await anyio.to_thread.run_sync(lane.close)
         if "engine" in outside.__dict__:
             outside.engine.dispose()
 
@@ -92,22 +105,9 @@ def create_app(settings: Settings | None = None, wiring: Wiring | None = None) -
     app.add_middleware(OwnSite, names=settings.host_names, keys=bool(settings.keys))
     app.add_middleware(Noted, metrics=app.state.metrics)  # the last one is the first to see it
     problems.install(app)
-    for module in (
-        plans,
-        charts,
-        jobs,
-        estimates,
-        simulations,
-        probes,
-        sweeps,
-        measurements,
-        catalog,
-        operations,
-        queue,
-        health,
-        web,
-    ):
+    for module in MODULES:
         app.include_router(module.router)
+    app.state.routes = [route for module in MODULES for route in module.router.routes]
     web.mount_files(app)
     openapi.install(app)
     return app

@@ -5,6 +5,7 @@ again, and a job is described field by field (`api.job_schema`).
 """
 
 from collections.abc import Iterator
+from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI
@@ -33,6 +34,8 @@ IF_NONE_MATCH: Document = {
     "schema": {"type": "string"},
     "description": "The ETag of what you hold: 304 if it is still the same.",
 }
+FASTAPI_S_OWN = {"$ref": "#/components/schemas/HTTPValidationError"}
+PROBLEM = {"$ref": "#/components/schemas/Problem"}
 ETAG: Document = {"description": "Names this very answer.", "schema": {"type": "string"}}
 BEARER = (
     "One of the keys in PLANNER_API_KEYS, with the scope that the operation names. A service that "
@@ -57,20 +60,35 @@ def _document(app: FastAPI) -> Document:
     )
     for method, operation in _operations(found):
         parameters = operation.setdefault("parameters", [])
+        answers = operation["responses"]
+        if "security" in operation:
+            also = (HTTPStatus.FORBIDDEN, HTTPStatus.TOO_MANY_REQUESTS)
+            answers.update({str(int(status)): _problem(status) for status in also})
         if method == "post":
             parameters.append(IDEMPOTENCY_KEY)
+            answers.setdefault("409", _problem(HTTPStatus.CONFLICT))
+        if "requestBody" in operation:
+            answers.setdefault("408", _problem(HTTPStatus.REQUEST_TIMEOUT))
         if NOT_MODIFIED in operation["responses"]:
             parameters.append(IF_NONE_MATCH)
             operation["responses"]["200"]["headers"] = {"ETag": ETAG}
         for status, response in operation["responses"].items():
+            if response.get("content", {}).get(JSON, {}).get("schema", {}) == FASTAPI_S_OWN:
+                response["content"] = {JSON: {"schema": PROBLEM}}
             content = response.get("content", {})
             if int(status) >= FIRST_ERROR and JSON in content:
                 content[MEDIA_TYPE] = content.pop(JSON)
     schemas = found["components"]["schemas"]
+    for unused in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(unused, None)
     schemas[JOB] = {**_job(schemas), "example": schemas[JOB]["example"]}
     for scheme in found["components"]["securitySchemes"].values():
         scheme["description"] = BEARER
     return found
+
+
+def _problem(status: HTTPStatus) -> Document:
+    return {"description": status.phrase, "content": {JSON: {"schema": PROBLEM}}}
 
 
 def _operations(document: Document) -> Iterator[tuple[str, Document]]:

@@ -11,6 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from api.asker import asker
 from api.errors import (
@@ -65,6 +66,16 @@ def _response(
     )
 
 
+def _methods(request: Request) -> set[str]:
+    """What the path of the request takes, in all routes that it matches."""
+    return {
+        method
+        for route in request.app.state.routes
+        if route.matches(request.scope)[0] is not Match.NONE
+        for method in getattr(route, "methods", None) or ()
+    }
+
+
 def install(app: FastAPI) -> None:
     """Makes every error of the app a problem."""
 
@@ -79,6 +90,9 @@ def install(app: FastAPI) -> None:
         if isinstance(error.__cause__, PlannerError):  # FastAPI's, for a body that cannot be read
             return problem(request, error.__cause__)
         status = HTTPStatus(error.status_code)
+        headers = dict(error.headers or {})
+        if status == HTTPStatus.METHOD_NOT_ALLOWED:
+            headers["allow"] = ", ".join(sorted(_methods(request)))
         kind = status.phrase.lower().replace(" ", "_").replace("-", "_")
         members = {
             "type": kind,
@@ -88,7 +102,7 @@ def install(app: FastAPI) -> None:
             "remedy": _REMEDIES.get(status),
             "detail": f"{request.method} {request.url.path}: {error.detail}",
         }
-        return _response(request, status, members, dict(error.headers or {}))
+        return _response(request, status, members, headers)
 
     @app.exception_handler(RequestValidationError)
     async def validation_error(request: Request, error: RequestValidationError) -> Response:

@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect
 
 from api.errors import fault
 from api.http.bodies import StrictRequest
-from api.http.planning import Planning
+from api.http.lanes import PRICING, Lane
 from api.http.problems import problem
 from api.identity import hash_of
 from api.settings import ApiKey
@@ -29,13 +29,13 @@ Result = TypeVar("Result")
 class Threads(Enum):
     """Threads beside the event loop, by what they do, so that none waits for another kind.
 
-    The value is how many. READS wait for the database, PRICES compute for milliseconds.
+    The value is how many. READS wait for the database, WRITES do too and read a request.
     """
 
     HEALTH = 2
     EVENTS = 4
     READS = 16
-    PRICES = 4
+    WRITES = 8
 
 
 def limiters() -> dict[Threads, anyio.CapacityLimiter]:
@@ -61,21 +61,23 @@ async def in_turn(
     key: ApiKey,
     work: Callable[..., Result],
     *args: object,
+    lane: str = PRICING,
     admitted: bool = False,
 ) -> "Result | PlannerError":
-    """What `work` answers, in a process when it is the key's turn (`Planning`), or its refusal.
+    """What `work` answers, in a process when it is the key's turn (`Lane`), or its refusal.
 
+    lane: PRICING for what takes milliseconds, PLANNING for seconds.
     admitted: it waits for its turn, however many others do.
     The process is ended when the client goes. Raises TooManyRequestsError, PlanningError and
     ClientDisconnect.
     """
-    planning: Planning = request.app.state.planning
+    chosen: Lane = request.app.state.lanes[lane]
     answers: list[Result | PlannerError] = []
     refused: list[PlannerError] = []
 
     async def ask(scope: anyio.CancelScope) -> None:
         try:
-            answers.append(await planning.run(key.name, _or_refusal, work, args, admitted=admitted))
+            answers.append(await chosen.run(key.name, _or_refusal, work, args, admitted=admitted))
         except PlannerError as error:
             refused.append(error)
         scope.cancel()
@@ -118,7 +120,7 @@ async def kept_answer(request: Request, key: ApiKey) -> Response | None:
 
 
 async def answer_once(
-    request: Request, key: ApiKey, work: Callable[[], Response], threads: Threads = Threads.PRICES
+    request: Request, key: ApiKey, work: Callable[[], Response], threads: Threads = Threads.WRITES
 ) -> Response:
     """The answer of `work`, in a thread; the kept answer where the Idempotency-Key was used before.
 

@@ -7,6 +7,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from api.storage.records import JobState, SweepState
 
+Pair = Annotated[list[Any], Field(min_length=2, max_length=2)]
+Moment = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
+
 
 class JobBody(BaseModel):
     """A job: the contract's section 1. Values are checked by the planner, all faults at once."""
@@ -63,7 +66,7 @@ class Explained(BaseModel):
     rank: int
     versus: int | None
     lines: list[str]
-    changed: dict[str, tuple[Any, Any]]
+    changed: dict[str, Pair]
 
 
 class Problem(BaseModel):
@@ -74,10 +77,20 @@ class Problem(BaseModel):
     status: int
     detail: str
     instance: str | None = None
+    request_id: str | None = None
     field: str | None = None
     value: Any = None
     message: str | None = None
     remedy: str | None = None
+
+
+class RefusedJob(BaseModel):
+    """The answer to a malformed element of a list. error: type, field, value, message, remedy."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: str | int | None
+    error: dict[str, Any]
 
 
 class PlanProbes(BaseModel):
@@ -184,9 +197,6 @@ class PlanState(BaseModel):
     message: str
 
 
-Moment = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
-
-
 class SweepLayout(BaseModel):
     """One layout of a sweep's run.
 
@@ -206,7 +216,7 @@ class SweepLayout(BaseModel):
     failure: str | None = None
     measurement_id: str | None = None
     software: dict[str, str] = {}
-    versions_changed: dict[str, tuple[str | None, str | None]] = {}
+    versions_changed: dict[str, Pair] = {}
 
 
 class SweepJob(BaseModel):

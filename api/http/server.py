@@ -85,10 +85,11 @@ class Server(uvicorn.Server):
         self.app = app
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Also lets a planning process import what a plan needs."""
+        """Also lets a process of each lane import what it needs."""
         await super().startup(sockets)
         if self.started:
-            self._warming = asyncio.create_task(self.app.state.planning.warm())
+            lanes = self.app.state.lanes.values()
+            self._warming = [asyncio.create_task(lane.warm()) for lane in lanes]
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """No new probe starts, event streams end, and what hangs does not keep the process."""

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from api.asker import asker
 from api.identity import hash_of_job
+from api.remembered import Remembered
 from api.storage.audit import note
 from api.storage.common import flush_new, plain_text, readable, row_of
 from api.storage.paging import read_page
@@ -20,6 +21,7 @@ from api.storage.transactions import reading, writing
 from planner.specs.estimate import Estimate
 from planner.specs.plan import Plan, RankedLayout
 
+MOST_PLANS = 64  # kept in memory
 PLANS = "`planner-cli plans` lists them"
 
 
@@ -28,6 +30,7 @@ class SqlStore:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self._plans: Remembered[str, Plan] = Remembered(MOST_PLANS)
 
     def save_plan(self, plan: Plan, labels: PlanLabels) -> None:
         """Stores the plan under its id, as one of who asks.
@@ -48,11 +51,19 @@ class SqlStore:
                 check_quota(session, who, plans=1)
 
     def get_plan(self, plan_id: str) -> Plan:
-        """The plan as it was stored. Raises NotFoundError."""
+        """The plan as it was stored. Raises NotFoundError.
+
+        A stored plan never changes, so the newest ones that were asked for are not read again.
+        """
+        known = self._plans.again(plan_id)
+        if known is not None:
+            return known
         with reading(self.engine) as session:
             row = row_of(session, PlanRow, plan_id, "plan", PLANS)
             with readable("plan", row.id):
-                return Plan.model_validate(row.body)
+                plan = Plan.model_validate(row.body)
+        self._plans.keep(plan_id, plan)
+        return plan
 
     def asked_by(self, plan_id: str) -> str | None:
         """The key that asked for a plan, also for one that cannot be read. Raises NotFoundError."""

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from api.answered import MOST_PLANS, Answered
+from api.remembered import Remembered
 from api.service import make_plan
 from api.settings import Settings
-from api.wiring import Wiring
+from api.wiring import MOST_ANSWERED, Wiring
 from planner.specs.plan import Plan
 
 JOB: dict[str, Any] = {
@@ -67,8 +67,8 @@ def test_the_second_answer_is_not_searched_for(
 
 
 def test_the_oldest_questions_are_forgotten(wiring: Wiring) -> None:
-    plan, known = make_plan(wiring, JOB, allow_files=False), Answered()
-    for number in range(MOST_PLANS + 1):
+    plan, known = make_plan(wiring, JOB, allow_files=False), Remembered(MOST_ANSWERED)
+    for number in range(MOST_ANSWERED + 1):
         known.keep((str(number), ""), plan)
     assert known.again(("0", "")) is None
-    assert known.again((str(MOST_PLANS), "")) is plan
+    assert known.again((str(MOST_ANSWERED), "")) is plan

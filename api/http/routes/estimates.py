@@ -12,17 +12,17 @@ from api.http.bodies import JSON, REQUIRED, CheckedByPlanner, StrictRequest, str
 from api.http.etags import NOT_MODIFIED
 from api.http.requests import answer_once, in_thread, in_turn, kept_answer, wiring_of
 from api.http.routes.parameters import problems
-from api.http.schemas import JobBody
+from api.http.schemas import JobBody, RefusedJob
 from api.http.security import Planner, Reader
-from api.service import Answer, estimate_many, estimate_one, job_lines, keep_estimates, line_of
+from api.service import Answer, estimate_many, job_lines, keep_estimate, keep_estimates, line_of
 from api.settings import ApiKey
-from api.wiring import Wiring
+from api.storage.records import StoredEstimate
 from planner.errors import PlannerError
 from planner.specs.estimate import Estimate
 
 JSON_LINES = "application/jsonl"
 FIRST_CHUNK, MOST_CHUNK = 64, 1024  # jobs priced before the next lines are sent
-LINES: dict[str, Any] = {"schema": {"type": "string"}, "example": '{"model": "llama3-8b", ...}\n'}
+LINES: dict[str, Any] = {"schema": {"description": "One JSON object a line"}}
 router = APIRouter(tags=["estimates"], route_class=strict_route(also=(JSON_LINES,)))
 JobsJson = Annotated[Any, CheckedByPlanner(JobBody | list[JobBody]), Body()]
 
@@ -31,7 +31,7 @@ JobsJson = Annotated[Any, CheckedByPlanner(JobBody | list[JobBody]), Body()]
     "/estimate",
     response_model=None,
     responses={
-        200: {"model": Estimate | list[Estimate], "content": {JSON_LINES: LINES}},
+        200: {"model": Estimate | list[Estimate | RefusedJob], "content": {JSON_LINES: LINES}},
         **problems(401, 403, 409, 413, 415, 422, 429, 503),
     },
     openapi_extra={**REQUIRED, "requestBody": {"required": True, "content": {JSON_LINES: LINES}}},
@@ -45,11 +45,9 @@ async def post_estimate(request: Request, key: Planner, jobs: JobsJson = None) -
     """
     assert isinstance(request, StrictRequest), "the routes here read strict bodies"
     wiring = wiring_of(request)
-    given: Sequence[object] | None = jobs if isinstance(jobs, list) else None
+    given: Sequence[object] = jobs if isinstance(jobs, list) else [jobs]
     if request.media_type == JSON_LINES:
         given = list(job_lines((await request.body()).splitlines()))
-    if given is None:
-        return await answer_once(request, key, lambda: _one(wiring, jobs, key.name))
     if request.media_type == JSON_LINES or JSON_LINES in request.headers.get("accept", ""):
         return await _streamed(request, key, given)
     kept = await kept_answer(request, key)
@@ -58,16 +56,17 @@ async def post_estimate(request: Request, key: Planner, jobs: JobsJson = None) -
     answers = await _priced(request, key, given)
 
     def keep() -> Response:
+        if not isinstance(jobs, list):
+            return _one(keep_estimate(wiring, jobs, answers[0]))
         shown = keep_estimates(wiring, given, answers)
         return Response("[" + ",".join(map(line_of, shown)) + "]", media_type=JSON)
 
     return await answer_once(request, key, keep)
 
 
-def _one(wiring: Wiring, job: Any, owner: str) -> Response:
-    kept_id, estimate = estimate_one(wiring, job, allow_files=False, owner=owner)
-    headers = {"location": f"/estimates/{kept_id}"}
-    return Response(estimate.model_dump_json(), headers=headers, media_type=JSON)
+def _one(kept: StoredEstimate) -> Response:
+    headers = {"location": f"/estimates/{kept.id}"}
+    return Response(kept.estimate.model_dump_json(), headers=headers, media_type=JSON)
 
 
 async def _streamed(request: Request, key: ApiKey, jobs: Sequence[object]) -> Response:

@@ -54,7 +54,7 @@ def _parts(request: Request) -> Iterator[ReadinessPart]:
     free = min(map(_free_bytes, folders))
     full = f"{format_bytes(free)} are free; make room for results and the database"
     yield _part("disk", full if free < FREE_BYTES else None)
-    busy = state.planning.waiting > 0 and state.planning.waiting >= state.planning.most_waiting
+    busy = any(0 < lane.waiting >= lane.most_waiting for lane in state.lanes.values())
     yield _part("planning", "no more plans can wait; ask again later" if busy else None)
     ended = not all(workers.alive for workers in state.workers)
     yield _part("workers", "a worker's thread has ended; restart the service" if ended else None)

@@ -14,6 +14,7 @@ from api.http.bodies import JSON, REQUIRED, JobJson, strict_route
 from api.http.etags import NOT_MODIFIED
 from api.http.events import MEDIA_TYPE as EVENTS
 from api.http.events import follow, follow_study
+from api.http.lanes import PLANNING
 from api.http.requests import Threads, answer_once, in_thread, in_turn, kept_answer, wiring_of
 from api.http.routes.parameters import Cursor, PageSize, problems
 from api.http.schemas import Explained, PlanAccepted, PlanState
@@ -92,12 +93,14 @@ async def _planned(
             return error
         return question, known_plan(wiring, question)
 
-    asked = await in_thread(request, ask, Threads.PRICES)
+    asked = await in_thread(request, ask, Threads.WRITES)
     if isinstance(asked, PlannerError):
         return asked
     question, plan = asked
     if plan is None:
-        answer = await in_turn(request, key, plan_on_paper, job, question.calibration)
+        answer = await in_turn(
+            request, key, plan_on_paper, job, question.calibration, lane=PLANNING
+        )
         if isinstance(answer, PlannerError):
             return answer
         plan = renamed(wiring, question, answer)
@@ -160,7 +163,7 @@ async def explain_plan(
         lines, changed = explain(plan, rank, versus), {}
         if versus is not None:
             pair = entry_of(plan, versus, "versus").layout, entry_of(plan, rank).layout
-            changed = changed_fields(*pair)
+            changed = {name: list(both) for name, both in changed_fields(*pair).items()}
         return Explained(id=plan.id, rank=rank, versus=versus, lines=lines, changed=changed)
 
     return await in_thread(request, work)

@@ -1,7 +1,8 @@
-"""Heavy work: in processes of its own, a few at once, in a line that is fair between keys.
+"""Work that keeps a core busy: in processes of its own, a few at once, in a line that is fair.
 
-A search keeps a core busy for seconds. In threads it would slow every other answer, and nothing
-could end it; a process is ended when its client goes, and the others answer meanwhile.
+A search takes seconds, an estimate tens of milliseconds. In threads they would slow every other
+answer, and nothing could end them; a process is ended when its client goes, and the others answer
+meanwhile. Estimates have a lane of their own, so that none waits for a search.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures.process import BrokenProcessPool
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 from pebble import ProcessExpired, ProcessPool
@@ -20,26 +21,39 @@ from pebble import ProcessExpired, ProcessPool
 from api.errors import PlanningError, TooManyRequestsError
 from planner.units import counted
 
+if TYPE_CHECKING:
+    from api.settings import Settings
+
 Result = TypeVar("Result")
-NICENESS = 10  # below the process that answers
+PLANNING, PRICING = "planning", "pricing"
 # of the mean time that work takes: how much the newest counts
 NEWEST = 0.2
 FIRST_SECONDS = 3.0  # a guess, until something has ended
 
 
-class Planning:
-    """Who works next: keys take turns, each in the order in which it asked.
+class Lane:
+    """A few processes and the line before them: keys take turns, each in the order of its asking.
 
+    name: of the lane, in metrics.
     processes: how many work at once.
     most_waiting: how many more may wait, of one key and of all.
     seconds: how long one may work.
+    niceness: of the processes, below the one that answers.
     """
 
     def __init__(
-        self, *, processes: int, most_waiting: int, most_waiting_per_key: int, seconds: float
+        self,
+        *,
+        name: str,
+        processes: int,
+        most_waiting: int,
+        most_waiting_per_key: int,
+        seconds: float,
+        niceness: int,
     ) -> None:
-        self.processes, self.seconds = processes, seconds
+        self.name, self.processes, self.seconds = name, processes, seconds
         self.most_waiting, self.most_waiting_per_key = most_waiting, most_waiting_per_key
+        self.niceness = niceness
         self.mean_seconds = FIRST_SECONDS
         self.running = 0
         self._lines: dict[str, deque[asyncio.Event]] = {}  # the first key is the next one
@@ -64,7 +78,7 @@ class Planning:
             started = time.monotonic()
             try:
                 with anyio.fail_after(self.seconds):
-                    future = pool.schedule(_beside, args=(work, args))
+                    future = pool.schedule(_beside, args=(self.niceness, work, args))
                     found: Result = await asyncio.wrap_future(future)
                     return found
             except TimeoutError:
@@ -153,10 +167,30 @@ class Planning:
             self._lines[key] = line  # it goes to the end
 
 
-def _beside(work: Callable[..., Result], args: tuple[object, ...]) -> Result:
+def open_lanes(settings: "Settings") -> dict[str, Lane]:
+    """PLANNING for searches, PRICING for what takes milliseconds."""
+    limits = {
+        "most_waiting": settings.most_waiting_plans,
+        "most_waiting_per_key": settings.most_waiting_plans_per_key,
+    }
+    niceness = {PLANNING: 10, PRICING: 5}
+    processes = {PLANNING: settings.planning_processes, PRICING: settings.pricing_processes}
+    return {
+        name: Lane(
+            name=name,
+            processes=processes[name],
+            seconds=settings.planning_seconds,
+            niceness=niceness[name],
+            **limits,
+        )
+        for name in (PLANNING, PRICING)
+    }
+
+
+def _beside(niceness: int, work: Callable[..., Result], args: tuple[object, ...]) -> Result:
     """Runs in the other process."""
     with contextlib.suppress(OSError):
-        os.nice(max(0, NICENESS - os.nice(0)))
+        os.nice(max(0, niceness - os.nice(0)))
     return work(*args)
 
 

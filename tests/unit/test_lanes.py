@@ -9,16 +9,16 @@ import anyio
 import pytest
 
 from api.errors import PlanningError, TooManyRequestsError
-from api.http.planning import NICENESS, Planning
+from api.http.lanes import Lane
 from planner.errors import Fault, InfeasibleError, SpecError
 
 
 @pytest.fixture
-def turns() -> Iterator[Callable[..., Planning]]:
-    made: list[Planning] = []
+def lane() -> Iterator[Callable[..., Lane]]:
+    made: list[Lane] = []
 
-    def make(**changes: Any) -> Planning:
-        made.append(_turns(**changes))
+    def make(**changes: Any) -> Lane:
+        made.append(_lane(**changes))
         return made[-1]
 
     yield make
@@ -26,9 +26,16 @@ def turns() -> Iterator[Callable[..., Planning]]:
         one.close()
 
 
-def _turns(**changes: Any) -> Planning:
-    limits = {"processes": 1, "most_waiting": 8, "most_waiting_per_key": 4, "seconds": 60.0}
-    return Planning(**{**limits, **changes})
+def _lane(**changes: Any) -> Lane:
+    limits = {
+        "name": "x",
+        "niceness": 7,
+        "processes": 1,
+        "most_waiting": 8,
+        "most_waiting_per_key": 4,
+        "seconds": 60.0,
+    }
+    return Lane(**{**limits, **changes})
 
 
 def pid_of(_: str = "") -> int:
@@ -79,9 +86,9 @@ def running(test: Callable[[], Awaitable[None]]) -> None:
     anyio.run(limited)
 
 
-def test_keys_take_turns_however_many_one_asks(turns: Any, tmp_path: Any) -> None:
+def test_keys_take_lane_however_many_one_asks(lane: Any, tmp_path: Any) -> None:
     path = str(tmp_path / "order")
-    line = turns(most_waiting_per_key=8)
+    line = lane(most_waiting_per_key=8)
 
     async def test() -> None:
         async with anyio.create_task_group() as group:
@@ -105,9 +112,9 @@ def test_keys_take_turns_however_many_one_asks(turns: Any, tmp_path: Any) -> Non
     ],
 )
 def test_a_line_has_an_end(
-    turns: Any, limits: dict[str, int], keys: tuple[str, ...], whose: str, tmp_path: Any
+    lane: Any, limits: dict[str, int], keys: tuple[str, ...], whose: str, tmp_path: Any
 ) -> None:
-    line = turns(**limits)
+    line = lane(**limits)
 
     async def test() -> None:
         async with anyio.create_task_group() as group:
@@ -123,8 +130,8 @@ def test_a_line_has_an_end(
     assert (line.running, line.waiting) == (0, 0), "who was let in has left"
 
 
-def test_what_was_let_in_may_wait_for_its_next_part(turns: Any, tmp_path: Any) -> None:
-    line = turns(most_waiting=0)
+def test_what_was_let_in_may_wait_for_its_next_part(lane: Any, tmp_path: Any) -> None:
+    line = lane(most_waiting=0)
     found: list[int] = []
 
     async def part() -> None:
@@ -140,8 +147,8 @@ def test_what_was_let_in_may_wait_for_its_next_part(turns: Any, tmp_path: Any) -
     assert len(found) == 1
 
 
-def test_cancelling_ends_the_process_and_hands_the_place_on(turns: Any, tmp_path: Any) -> None:
-    line, path = turns(), tmp_path / "pid"
+def test_cancelling_ends_the_process_and_hands_the_place_on(lane: Any, tmp_path: Any) -> None:
+    line, path = lane(), tmp_path / "pid"
 
     async def test() -> None:
         async with anyio.create_task_group() as group:
@@ -156,8 +163,8 @@ def test_cancelling_ends_the_process_and_hands_the_place_on(turns: Any, tmp_path
     assert (line.running, line.waiting) == (0, 0)
 
 
-def test_work_has_a_time(turns: Any, tmp_path: Any) -> None:
-    line = turns(seconds=0.2)
+def test_work_has_a_time(lane: Any, tmp_path: Any) -> None:
+    line = lane(seconds=0.2)
 
     async def test() -> None:
         with pytest.raises(PlanningError, match="PLANNER_PLANNING_SECONDS"):
@@ -167,21 +174,21 @@ def test_work_has_a_time(turns: Any, tmp_path: Any) -> None:
     assert line.running == 0
 
 
-def test_a_process_that_dies_is_said_and_replaced(turns: Any) -> None:
-    line = turns()
+def test_a_process_that_dies_is_said_and_replaced(lane: Any) -> None:
+    line = lane()
 
     async def test() -> None:
         with pytest.raises(PlanningError, match="memory"):
             await line.run("a", die)
-        assert await line.run("a", niceness) == NICENESS, "it leaves the core to the answers"
+        assert await line.run("a", niceness) == 7, "it leaves the core to the answers"
 
     running(test)
 
 
-def test_refusals_cross_whole(turns: Any) -> None:
+def test_refusals_cross_whole(lane: Any) -> None:
     async def test() -> None:
         with pytest.raises(InfeasibleError) as raised:
-            await turns().run("a", refuse)
+            await lane().run("a", refuse)
         assert raised.value.as_dict()["nearest_miss"] == {"tp": 8}
         assert raised.value.remedy == "take more GPUs"
 
