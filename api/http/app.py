@@ -70,7 +70,6 @@ def create_app(settings: Settings | None = None, wiring: Wiring | None = None) -
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.limiters = limiters()
-        app.state.lanes = open_lanes(outside.settings)
         await anyio.to_thread.run_sync(_first_use, outside)
         app.state.probe_workers = ProbeWorkers(outside, outside.settings.probe_workers)
         app.state.probe_workers.start()
@@ -98,7 +97,8 @@ def create_app(settings: Settings | None = None, wiring: Wiring | None = None) -
     )
     app.state.wiring = outside
     app.state.refusals = {}
-    app.state.metrics = Metrics(_version())
+    app.state.lanes = open_lanes(outside.settings)  # their processes start with the first work
+    app.state.metrics = Metrics(_version(), outside, app.state.lanes.values)
     app.state.stopping = threading.Event()
     settings = outside.settings
     app.state.rates = Rates(settings.requests_per_second)

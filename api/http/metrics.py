@@ -1,4 +1,8 @@
-"""What a Prometheus server may scrape: requests by route, their time, requests being answered."""
+"""What a Prometheus server may scrape: requests, work in processes, and what the database holds."""
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -9,17 +13,27 @@ from prometheus_client import (
     generate_latest,
 )
 from prometheus_client.gc_collector import GCCollector
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+from api.calibration.own_runs import own_accuracy
+from api.http.lanes import Lane
+from api.storage.numbers import StoredNumbers, stored_numbers
+from api.wiring import Wiring
+from planner.errors import StoreError
 
 MEDIA_TYPE = CONTENT_TYPE_LATEST
+FRESH_SECONDS = 10.0
+NEWEST_RUNS = 50
 SECONDS = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
 
 
 class Metrics:
     """The numbers of one app, in a registry of its own: several apps can live in one process."""
 
-    def __init__(self, version: str) -> None:
+    def __init__(self, version: str, wiring: Wiring, lanes: Callable[[], Iterable[Lane]]) -> None:
         self.registry = CollectorRegistry()
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.registry)
@@ -37,6 +51,15 @@ class Metrics:
         self.open = Gauge(
             "planner_http_requests_open", "Requests being answered.", registry=self.registry
         )
+        self.work = Histogram(
+            "planner_work_seconds",
+            "Time in a lane, with waiting: outcome is answered, busy, failed or gone (the client).",
+            ("lane", "outcome"),
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self.registry.register(_Lanes(lanes))
+        self.registry.register(DatabaseNumbers(wiring))
         info = Gauge(
             "planner_info",
             "Version of the service; always 1.",
@@ -48,3 +71,84 @@ class Metrics:
     def text(self) -> bytes:
         """Prometheus' exposition format."""
         return generate_latest(self.registry)
+
+
+class _Lanes(Collector):
+    """How many work and wait in each lane."""
+
+    def __init__(self, lanes: Callable[[], Iterable[Lane]]) -> None:
+        self.lanes = lanes
+
+    def collect(self) -> Iterator[Metric]:
+        """The numbers of this moment."""
+        gauges = {
+            "running": GaugeMetricFamily(
+                "planner_lane_running", "Requests being worked on.", labels=["lane"]
+            ),
+            "waiting": GaugeMetricFamily(
+                "planner_lane_waiting", "Requests that wait for a process.", labels=["lane"]
+            ),
+        }
+        for lane in self.lanes():
+            for name, gauge in gauges.items():
+                gauge.add_metric([lane.name], getattr(lane, name))
+        yield from gauges.values()
+
+
+class DatabaseNumbers(Collector):
+    """What the database holds, read at most every FRESH_SECONDS; nothing while it is down."""
+
+    def __init__(self, wiring: Wiring) -> None:
+        self.wiring = wiring
+        self._read_at = float("-inf")
+        self._numbers: StoredNumbers | None = None
+        self._error: tuple[str | None, float | None] = (None, None)
+
+    def collect(self) -> Iterator[Metric]:
+        """The numbers of a moment ago."""
+        if time.monotonic() - self._read_at > FRESH_SECONDS:
+            self._numbers, self._read_at = self._read(), time.monotonic()
+        found = self._numbers
+        up = GaugeMetricFamily("planner_database_up", "Whether the database answers.")
+        up.add_metric([], float(found is not None))
+        yield up
+        if found is None:
+            return
+        jobs = GaugeMetricFamily(
+            "planner_jobs", "Probes, studies and runs of sweeps.", labels=["kind", "state"]
+        )
+        for (kind, state), number in found.jobs.items():
+            jobs.add_metric([kind, state], number)
+        failures = GaugeMetricFamily(
+            "planner_probe_failures", "Probes without a result.", labels=["failure"]
+        )
+        for failure, number in found.failures.items():
+            failures.add_metric([failure], number)
+        yield from (jobs, failures)
+        for name, help_, value in (
+            ("planner_probe_gpu_seconds", "GPU-seconds that probes used.", found.gpu_seconds),
+            ("planner_plans", "Stored plans.", found.plans),
+            ("planner_measurements", "Stored measurements.", found.measurements),
+            ("planner_sweeps", "Stored sweeps.", found.sweeps),
+        ):
+            gauge = GaugeMetricFamily(name, help_)
+            gauge.add_metric([], value)
+            yield gauge
+        if self._error[1] is not None:
+            error = GaugeMetricFamily(
+                "planner_prediction_error_median",
+                f"Of the step time, over the newest {NEWEST_RUNS} measured runs, 0.1 is 10%.",
+            )
+            error.add_metric([], self._error[1])
+            yield error
+
+    def _read(self) -> StoredNumbers | None:
+        try:
+            found = stored_numbers(self.wiring.store.engine)
+            if found.newest_measurement != self._error[0]:  # pricing them costs more than counting
+                errors = [abs(run.error) for run in own_accuracy(self.wiring, NEWEST_RUNS).runs]
+                median = statistics.median(errors) if errors else None
+                self._error = (found.newest_measurement, median)
+        except StoreError:
+            return None
+        return found

@@ -1,5 +1,6 @@
 """Where the work of a request is done, and doing a repeated POST once."""
 
+import time
 from collections.abc import Callable
 from enum import Enum
 from typing import TypeVar
@@ -9,7 +10,7 @@ from fastapi import Request
 from fastapi.responses import Response
 from starlette.requests import ClientDisconnect
 
-from api.errors import fault
+from api.errors import TooManyRequestsError, fault
 from api.http.bodies import StrictRequest
 from api.http.lanes import PRICING, Lane
 from api.http.problems import problem
@@ -82,10 +83,17 @@ async def in_turn(
             refused.append(error)
         scope.cancel()
 
-    async with anyio.create_task_group() as group:
-        group.start_soon(ask, group.cancel_scope)
-        await _gone(request)
-        group.cancel_scope.cancel()
+    started, outcome = time.perf_counter(), "failed"
+    try:
+        async with anyio.create_task_group() as group:
+            group.start_soon(ask, group.cancel_scope)
+            await _gone(request)
+            group.cancel_scope.cancel()
+        busy = refused and isinstance(refused[0], TooManyRequestsError)
+        outcome = "busy" if busy else "failed" if refused else "answered" if answers else "gone"
+    finally:
+        work_seconds = request.app.state.metrics.work.labels(lane, outcome)
+        work_seconds.observe(time.perf_counter() - started)
     if refused:
         raise refused[0]
     if not answers:

@@ -89,6 +89,42 @@ def test_metrics_count_requests_by_route_and_never_by_path(
     assert "planner_http_requests_open 1.0" in lines
 
 
+def numbers(client: TestClient) -> dict[str, float]:
+    lines = (line for line in client.get("/metrics").text.splitlines() if line[:1] != "#")
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+
+def test_metrics_say_what_is_stored_and_worked_on(
+    client: TestClient, job: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.http.metrics.FRESH_SECONDS", -1.0)
+    before = numbers(client)
+    assert (before["planner_database_up"], before["planner_plans"]) == (1, 0)
+    assert before['planner_lane_running{lane="planning"}'] == 0
+    plan = client.post("/plan", json={**job, "search": {"top_k": 1}}).json()
+    wiring = wiring_of(client)
+    wiring.probes.add([probe_of(plan["id"], number) for number in range(3)])
+    wiring.probes.cancel("probe-1")
+    row = {**job, "layout": {"dp_shard": 8}, "measured": {"status": "ok", "step_seconds": 4.0}}
+    assert client.post("/measurements", json=[row]).status_code == 201
+    after = numbers(client)
+    assert after["planner_plans"] == after["planner_measurements"] == 1
+    assert after['planner_jobs{kind="probe",state="queued"}'] == 2
+    assert after['planner_jobs{kind="probe",state="cancelled"}'] == 1
+    assert after["planner_probe_gpu_seconds"] >= 0
+    assert after['planner_work_seconds_count{lane="planning",outcome="answered"}'] == 1
+    (run,) = client.get("/accuracy").json()["runs"]
+    assert after["planner_prediction_error_median"] == pytest.approx(abs(run["error"]))
+
+
+def test_metrics_outlive_the_database(postgres_url: str) -> None:
+    settings = Settings(database_url=postgres_url, probe_workers=0, task_workers=0)
+    with TestClient(create_app(settings)) as client:  # it was never migrated
+        found = numbers(client)
+    assert found["planner_database_up"] == 0
+    assert "planner_plans" not in found
+
+
 def test_metrics_and_calibrations_need_a_key_where_there_are_keys(sqlite_url: str) -> None:
     keys = f"reader:read:{hashlib.sha256(b'secret').hexdigest()}"
     with TestClient(

@@ -5,7 +5,7 @@ from fastapi.responses import Response
 
 from api.calibration.listing import calibration_page
 from api.http.metrics import MEDIA_TYPE, Metrics
-from api.http.requests import in_thread, wiring_of
+from api.http.requests import Threads, in_thread, wiring_of
 from api.http.routes.parameters import Cursor, PageSize, problems
 from api.http.schemas import CalibrationLine
 from api.http.security import Reader
@@ -20,11 +20,13 @@ router = APIRouter(tags=["operations"])
     responses={200: {"content": {"text/plain": {}}}, **problems(401, 403)},
 )
 async def metrics(request: Request, _: Reader) -> Response:
-    """Requests by route and status, their time, and the process, in Prometheus' format. With keys:
-    scope `read`, as a bearer token.
+    """Requests, work in processes, what is stored and queued, GPU-seconds, how far predictions of
+    the newest measured runs are off, and the process, in Prometheus' format. With keys: scope
+    `read`, as a bearer token.
     """
     numbers: Metrics = request.app.state.metrics
-    return Response(numbers.text(), media_type=MEDIA_TYPE)
+    text = await in_thread(request, numbers.text, Threads.HEALTH)
+    return Response(text, media_type=MEDIA_TYPE)
 
 
 @router.get("/calibrations", responses=problems(401, 403, 422, 503))
