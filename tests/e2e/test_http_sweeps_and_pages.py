@@ -198,11 +198,13 @@ def test_the_catalogue_is_read_page_by_page(client: TestClient, kind: str) -> No
 
 def test_calibrations_are_read_page_by_page(client: TestClient) -> None:
     shipped = shipped_calibration()
+    first = datetime(2026, 1, 1, tzinfo=UTC)
     for number in range(4):
         wiring_of(client).calibrations.save(
             CalibrationRecord(
                 id=f"{shipped.id}+{number}",
-                created_at=datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=number),
+                created_at=first + timedelta(seconds=number),
+                superseded_at=None if number == 3 else first + timedelta(seconds=number + 1),
                 trainer="fsdp",
                 gpu="cpu",
                 software={},

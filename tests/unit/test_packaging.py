@@ -189,6 +189,7 @@ def test_packages_are_found_by_the_patterns_that_install_them(name: str) -> None
 LEGITIMATE_SKIPS = {
     "real_torchtitan.py": 3,
     "test_export_real_torchtitan.py": 2,
+    "test_lease_locks.py": 3,  # of files that belong to another user
     "test_preflight.py": 1,
 }
 
