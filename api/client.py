@@ -244,6 +244,10 @@ class Client:
         """Calibrations, those in use first."""
         return self._all("/calibrations", CalibrationLine)
 
+    def add_entry(self, kind: str, name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
+        """Adds a model, GPU or cluster of one's own, which jobs mean as `own/NAME`."""
+        return self._object(self._post(f"/catalog/{kind}", {"name": name, "spec": spec}))
+
     def catalog(self, kind: str) -> list[dict[str, Any]]:
         """One line an entry of models, gpus, clusters, schedules or defaults."""
         return list(self._all(f"/catalog/{kind}", dict[str, Any]))

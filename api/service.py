@@ -9,6 +9,7 @@ from api.errors import fault
 from api.identity import hash_of_job
 from api.input.jobs import check_one_size, completed, parse_job
 from api.input.text import read_json
+from api.own_entries import with_own
 from api.storage.records import PlanLabels, StoredEstimate
 from api.wiring import Wiring
 from planner.errors import Fault, PlannerError, SpecError, StoreError
@@ -59,6 +60,7 @@ def ask_on_paper(
 
     Raises SpecError; StoreError before any work is done.
     """
+    values = with_own(wiring, values)
     job = parse_job(values, allow_files=allow_files)
     if job.probe is not None:
         raise SpecError(
@@ -163,6 +165,19 @@ def refusal(values: object, error: PlannerError) -> Refusal:
     )
 
 
+def meant(wiring: Wiring, job: object) -> object:
+    """A job of a batch with its own entries in place of their names; a Refusal where there is none.
+
+    Raises StoreError.
+    """
+    if isinstance(job, Refusal):
+        return job
+    try:
+        return with_own(wiring, job)
+    except SpecError as error:
+        return refusal(job, error)
+
+
 def job_lines(lines: Iterable[bytes]) -> Iterator[Any]:
     """The value of every line; a Refusal of one that is no JSON object."""
     for number, line in enumerate(lines, start=1):
@@ -256,6 +271,7 @@ def estimate_one(
     """
     from planner.intake.jobs import JobReader
 
+    values = with_own(wiring, values)
     job = parse_for_estimate(values, JobReader(allow_files=allow_files))
     store = wiring.store
     from api.calibration.read import learned

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from api.storage.idempotency import IdempotencyStore
     from api.storage.learning import SqlLearningStore
     from api.storage.measurements import SqlMeasurementStore
+    from api.storage.own_entries import SqlOwnEntries
     from api.storage.probes import SqlProbeStore
     from api.storage.store import SqlStore
     from api.storage.sweeps import SqlSweepStore
@@ -116,6 +117,13 @@ class Wiring:
         from api.storage.audit import SqlAuditTrail
 
         return SqlAuditTrail(self.store.engine)
+
+    @cached_property
+    def own_entries(self) -> "SqlOwnEntries":
+        """Models, GPUs and clusters of the users' own, on the same database. Raises StoreError."""
+        from api.storage.own_entries import SqlOwnEntries
+
+        return SqlOwnEntries(self.store.engine)
 
     @cached_property
     def calibrations(self) -> "SqlCalibrationStore":

@@ -1,6 +1,6 @@
 """`planner-cli catalog`: the models, GPUs, clusters, schedules and defaults known by name."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,16 +15,30 @@ def command(
         ),
     ],
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One entry in full.")] = None,
+    add: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Store this YAML or JSON (of a model also a config.json) as own/NAME; a next "
+            "version where the name is known.",
+        ),
+    ] = None,
+    own: Annotated[bool, typer.Option("--own", help="List the entries that were added.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
 ) -> None:
-    """List what is known by name, or show one entry with its sources."""
+    """List what is known by name, or show one entry with its sources; keep entries of your own."""
     import json as encoder
 
-    from api.catalog import catalog_entry, catalog_list
+    from api.catalog import catalog_entry
     from api.cli.output import make_console, say, show
 
+    if add is not None:
+        from api.cli.output import note
+
+        note(f"stored as {_added(kind, name, add)}")
+        return
     if name is not None:
-        entry = catalog_entry(kind, name)
+        entry = _own_entry(kind, name) if name.startswith("own/") else catalog_entry(kind, name)
         if json:
             typer.echo(encoder.dumps(entry, indent=2, default=str))
             return
@@ -39,7 +53,7 @@ def command(
             ).rstrip()
         )
         return
-    lines = catalog_list(kind)
+    lines = _lines(kind, own=own)
     if json:
         typer.echo(encoder.dumps({"items": lines}, indent=2, default=str))
         return
@@ -47,3 +61,41 @@ def command(
 
     console = make_console()
     show(catalog_table(kind, lines, console.width), console)
+
+
+def _lines(kind: str, *, own: bool) -> list[dict[str, Any]]:
+    from api.catalog import catalog_list, kind_of
+
+    if not own:
+        return catalog_list(kind)
+    from api.own_entries import own_line
+    from api.wiring import wire
+
+    kind_of(kind)
+    return [own_line(entry) for entry in wire().own_entries.list(kind)]
+
+
+def _own_entry(kind: str, name: str) -> dict[str, Any]:
+    from api.catalog import kind_of
+    from api.errors import fault
+    from api.own_entries import named_entry, own_entry
+    from api.wiring import wire
+
+    kind_of(kind)
+    found = named_entry(wire(), kind, name)
+    if found is None:
+        remedy = f"`planner-cli catalog {kind} --own` lists them"
+        raise fault("name", name, "no entry of this name was added", remedy)
+    return own_entry(found)
+
+
+def _added(kind: str, name: str | None, path: str) -> str:
+    from api.errors import fault
+    from api.input.text import read_mapping_file
+    from api.own_entries import KINDS, PREFIX, add_entry, full_name
+    from api.wiring import wire
+
+    if kind not in KINDS:
+        raise fault("kind", kind, "takes no entries", f"use {', '.join(KINDS)}")
+    wanted = None if name is None else name.removeprefix(PREFIX)
+    return full_name(add_entry(wire(), kind, wanted, read_mapping_file(path, "--add")))

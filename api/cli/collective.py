@@ -38,6 +38,8 @@ def command(
 ) -> None:
     """Price one collective: seconds, steps, bytes on the wire, the algorithm and why."""
     from api.collectives import ask_collective
+    from api.own_entries import with_own
+    from api.wiring import wire
 
     asked = {
         "op": op,
@@ -47,7 +49,7 @@ def command(
         "num_ranks": num_ranks,
         "stride": stride,
     }
-    answer = ask_collective(asked, allow_files=True)
+    answer = ask_collective(with_own(wire(), asked), allow_files=True)
     if json:
         typer.echo(answer.model_dump_json(indent=2))
         return

@@ -97,13 +97,14 @@ def _many(path: str) -> None:
     from api.cli.output import note
     from api.cli.working import working
     from api.errors import fault
-    from api.service import Estimates, Refusal, job_lines, line_of
+    from api.service import Estimates, Refusal, job_lines, line_of, meant
     from api.wiring import wire
     from planner.units import counted
 
     # answers hold no circles, so that looking for some among thousands of them is mostly in vain
     gc.set_threshold(COLLECT_AFTER)
-    learnt = CalibrationLookup(wire())
+    wiring = wire()
+    learnt = CalibrationLookup(wiring)
     estimates = Estimates(allow_files=True, calibration_of=learnt)
     num_readable = 0
     chunk: list[object] = []
@@ -120,7 +121,7 @@ def _many(path: str) -> None:
     with working("pricing", quiet=sys.stdout.isatty()) as shown:
         for num_lines, value in enumerate(job_lines(_raw_lines(path)), start=1):
             num_readable += not isinstance(value, Refusal)
-            chunk.append(value)
+            chunk.append(meant(wiring, value))
             if len(chunk) >= size:
                 shown.say(f"{num_lines:,} lines")
                 answer()

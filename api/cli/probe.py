@@ -97,6 +97,7 @@ def _asked(
     from api.errors import fault
     from api.input.text import read_mapping_file
     from api.jobs.probes import options_of, probe_of_job, probes_of_plan
+    from api.own_entries import with_own
 
     if (job is None) == (plan is None):
         raise fault(
@@ -107,7 +108,7 @@ def _asked(
         )
     if plan is not None:
         return probes_of_plan(wiring, plan, top_k, options)
-    values = read_mapping_file(str(job), "--job")
+    values = with_own(wiring, read_mapping_file(str(job), "--job"))
     return probe_of_job({**options_of(values), **options, "job": values}, allow_files=True)
 
 

@@ -34,11 +34,13 @@ def command(
     from api.cli.plotting import check_plot, write_plot
     from api.cli.working import working
     from api.input.jobs import check_one_size, parse_job
+    from api.own_entries import with_own
     from api.wiring import wire
     from planner.plan.timeline import timeline
 
     check_plot(plot)
-    parsed = parse_job(layout_given(wire(), job, plan, rank), allow_files=True)
+    wiring = wire()
+    parsed = parse_job(with_own(wiring, layout_given(wiring, job, plan, rank)), allow_files=True)
     check_one_size(parsed)
     with working("playing out the step", quiet=json):
         played = timeline(parsed)

@@ -320,6 +320,23 @@ class CalibrationLine(BaseModel):
     owner: str | None = None
 
 
+class EntryBody(BaseModel):
+    """An entry of one's own. spec: as a job writes a model, a GPU or a cluster."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "example": {
+                "name": "our-h100",
+                "spec": {"base": "h100-sxm-80gb", "power_limit": "500 W"},
+            }
+        },
+    )
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,39}$")
+    spec: dict[str, Any]
+
+
 class CatalogList(BaseModel):
     """A page of one part of the catalogue. next_cursor: as in every list; null on the last."""
 

@@ -18,6 +18,7 @@ from typing import Any, Literal, get_args
 from api.catalog import gpu_name_of, model_name_of
 from api.errors import fault
 from api.input.text import MAX_DEPTH, MAX_FILE_BYTES, check_plain, read_json, read_text
+from api.own_entries import with_own
 from api.storage.records import MeasurementFilter
 from api.wiring import Wiring
 from planner.calibration.plausible import CLOCK_MARGIN, MEMORY_MARGIN, implausible
@@ -146,7 +147,7 @@ def of_rows(
     found, faults = [], []
     for where, row in rows:
         try:
-            found.append(_of_row(wiring, row, where, allow_files))
+            found.append(_of_row(wiring, with_own(wiring, row), where, allow_files))
         except SpecError as error:
             faults += [
                 Fault(f"{where} {one.field}".strip(), one.value, one.rule, one.remedy)

@@ -15,6 +15,7 @@ from api.jobs.leases import Claimed, is_abandoned, new_lease, take_over
 from api.jobs.observer import Observer
 from api.jobs.probes import pool_of, probes_of, recover
 from api.jobs.study_probes import StudyProbes
+from api.own_entries import with_own
 from api.storage.probes import gpu_seconds_of
 from api.storage.quotas import check_quota
 from api.storage.records import EndState, PlanLabels, TaskEnd, TaskFilter, TaskRecord
@@ -39,7 +40,7 @@ def ask_study(wiring: "Wiring", values: object, *, allow_files: bool, ours: bool
 
     Raises SpecError for a job or pool that cannot be, QuotaError.
     """
-    job = parse_job(values, allow_files=allow_files)
+    job = parse_job(with_own(wiring, values), allow_files=allow_files)
     check_pool(wiring, job, allow_files=allow_files, wait=ours)  # before anything is stored
     job_hash = hash_of_job(job.request)
     if ours and (unfinished := _unfinished(wiring, job_hash)) is not None:

@@ -11,6 +11,7 @@ from api.asker import Asker, asker
 from api.errors import QuotaError, UnreadableError, fault, need
 from api.jobs.leases import is_abandoned, new_lease, take_over
 from api.jobs.probes import pool_of
+from api.own_entries import with_own
 from api.storage.common import readable
 from api.storage.quotas import check_quota
 from api.storage.records import JobState, SweepRecord, TaskFilter, TaskRecord
@@ -44,7 +45,7 @@ def add_sweep(
     ours: we run it ourselves at once. A pool that can run nothing is then a ProbeError before
         anything is stored.
     """
-    spec = read_sweep(values, allow_files=allow_files)
+    spec = read_sweep(with_own(wiring, values), allow_files=allow_files)
     who = asker()
     now = wiring.clock.now()
     pool_of(wiring, spec.pool, allow_files=allow_files, field="sweep.pool")

@@ -325,6 +325,22 @@ class AuditRow(Base):
     detail: Mapped[str | None]
 
 
+class CatalogEntryRow(Base):
+    """One version of a model, GPU or cluster of the users' own. It never changes.
+
+    spec: as a job writes it.
+    """
+
+    __tablename__ = "catalog_entries"
+
+    kind: Mapped[str] = mapped_column(String(16), primary_key=True)
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    version: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    created_at: Mapped[datetime]
+    asked_by: Mapped[str | None]
+    spec: Mapped[dict[str, Any]]
+
+
 class IdempotencyRow(Base):
     """The answer given under an Idempotency-Key, stored with what the request made.
 

@@ -14,7 +14,15 @@ from api.http.requests import answer_once, in_thread, in_turn, kept_answer, wiri
 from api.http.routes.parameters import problems
 from api.http.schemas import JobBody, RefusedJob
 from api.http.security import Planner, Reader
-from api.service import Answer, estimate_many, job_lines, keep_estimate, keep_estimates, line_of
+from api.service import (
+    Answer,
+    estimate_many,
+    job_lines,
+    keep_estimate,
+    keep_estimates,
+    line_of,
+    meant,
+)
 from api.settings import ApiKey
 from api.storage.records import StoredEstimate
 from planner.errors import PlannerError
@@ -96,8 +104,10 @@ async def _priced(
 ) -> Sequence[Answer]:
     """One answer an element. admitted: it may wait, however many others do."""
     wiring = wiring_of(request)
-    learnt = await in_thread(request, lambda: learned_by_gpu(wiring, key.name))
-    found = await in_turn(request, key, _prices, jobs, learnt, admitted=admitted)
+    learnt, asked = await in_thread(
+        request, lambda: (learned_by_gpu(wiring, key.name), [meant(wiring, job) for job in jobs])
+    )
+    found = await in_turn(request, key, _prices, asked, learnt, admitted=admitted)
     if isinstance(found, PlannerError):
         raise found
     return found

@@ -99,7 +99,7 @@ async def _planned(
     question, plan = asked
     if plan is None:
         answer = await in_turn(
-            request, key, plan_on_paper, job, question.calibration, lane=PLANNING
+            request, key, plan_on_paper, question.values, question.calibration, lane=PLANNING
         )
         if isinstance(answer, PlannerError):
             return answer

@@ -28,6 +28,7 @@ from api.jobs.probes import (
     probe_of_job,
     probes_of_plan,
 )
+from api.own_entries import with_own
 from api.storage.records import Page, ProbeFilter, ProbeRecord
 from api.wiring import Wiring
 from probes.campaign import ProbeRequest
@@ -53,7 +54,7 @@ async def post_probes(request: Request, key: Prober, values: ProbeJson = None) -
     202: queued; follow `location`.
     """
     wiring = wiring_of(request)
-    answer = await answer_once(request, key, lambda: _queued(wiring, values))
+    answer = await answer_once(request, key, lambda: _queued(wiring, with_own(wiring, values)))
     request.app.state.probe_workers.wake()
     return answer
 

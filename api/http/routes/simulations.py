@@ -8,10 +8,11 @@ from fastapi.responses import Response
 
 from api.collectives import CollectiveRequest, ask_collective
 from api.http.bodies import JSON, REQUIRED, CheckedByPlanner, JobJson, strict_route
-from api.http.requests import answer_once, in_turn, kept_answer
+from api.http.requests import answer_once, in_thread, in_turn, kept_answer, wiring_of
 from api.http.routes.parameters import problems
 from api.http.security import Planner
 from api.input.jobs import check_one_size, parse_job
+from api.own_entries import with_own
 from planner.errors import PlannerError
 from planner.plan.timeline import timeline
 from planner.specs.collective import CollectiveAnswer
@@ -35,9 +36,10 @@ async def post_collective(
     request: Request, key: Planner, question: CollectiveJson = None
 ) -> Response:
     """Seconds, steps and bytes of one operation, the algorithm and why."""
+    wiring = wiring_of(request)
 
     def work() -> Response:
-        answer = ask_collective(question, allow_files=False)
+        answer = ask_collective(with_own(wiring, question), allow_files=False)
         return Response(answer.model_dump_json(), media_type=JSON)
 
     return await answer_once(request, key, work)
@@ -63,7 +65,9 @@ async def post_simulate(request: Request, key: Planner, job: JobJson = None) -> 
     kept = await kept_answer(request, key)
     if kept is not None:
         return kept
-    found = await in_turn(request, key, _trace, job)
+    wiring = wiring_of(request)
+    asked = await in_thread(request, lambda: with_own(wiring, job))
+    found = await in_turn(request, key, _trace, asked)
 
     def work() -> Response:
         if isinstance(found, PlannerError):

@@ -1,0 +1,190 @@
+"""Models, GPUs and clusters of the users' own: read once, then meant by name.
+
+`own/NAME` is the newest version, `own/NAME@2` the second. In a job the name is replaced by what it
+means before anything else reads it: a stored plan holds the entry itself, so no later version
+changes it.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from api.errors import fault
+from planner.errors import SpecError
+
+if TYPE_CHECKING:
+    from api.storage.own_entries import OwnEntry
+    from api.wiring import Wiring
+
+PREFIX = "own/"
+MOST_VERSION_DIGITS = 6
+KINDS = {"models": ("model",), "gpus": ("gpu", "base"), "clusters": ("cluster",)}
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
+_MEANT = re.compile(rf"own/({_NAME.pattern})(?:@([1-9][0-9]{{0,{MOST_VERSION_DIGITS - 1}}}))?")
+# which part of the catalogue a string under this key names
+_KIND_OF_KEY = {
+    **{key: kind for kind, keys in KINDS.items() for key in keys},
+    "models": "models",
+    "clusters": "clusters",
+}
+
+
+def full_name(entry: "OwnEntry") -> str:
+    """What means this version."""
+    return f"{PREFIX}{entry.name}@{entry.version}"
+
+
+def add_entry(wiring: "Wiring", kind: str, name: object, spec: object) -> "OwnEntry":
+    """Checks and stores an entry: a new version, or the newest where it says the same.
+
+    spec: as a job writes it: keys of a config.json or of ours, a GPU's figures or its base with
+        some of them, a cluster. Raises SpecError with every fault, ForbiddenError.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        rule = "must be 1 to 40 of a-z, 0-9, dot, underscore and hyphen, with no sign in front"
+        raise fault("name", name, rule, "use for example our-moe-30b")
+    if not isinstance(spec, Mapping):
+        raise fault("spec", spec, "must be a mapping of keys to values", "send what a job has")
+    return wiring.own_entries.add(kind, name, _READERS[kind](with_own(wiring, spec)))
+
+
+def with_own(wiring: "Wiring", values: Any) -> Any:
+    """What was asked, with the entries in place of their names. Raises SpecError."""
+    return _replaced(wiring, values, "", "") if _mentions(values) else values
+
+
+def _mentions(values: Any) -> bool:
+    """Whether any text in it begins with the prefix."""
+    if isinstance(values, str):
+        return values.startswith(PREFIX)
+    if isinstance(values, Mapping):
+        return any(map(_mentions, values.values()))
+    return isinstance(values, list) and any(map(_mentions, values))
+
+
+def _replaced(wiring: "Wiring", value: Any, key: str, field: str) -> Any:
+    if isinstance(value, Mapping):
+        inside = f"{field}." if field else ""
+        return {
+            name: _replaced(wiring, one, str(name), f"{inside}{name}")
+            for name, one in value.items()
+        }
+    if isinstance(value, list):
+        return [_replaced(wiring, one, key, f"{field}.{at}") for at, one in enumerate(value)]
+    if isinstance(value, str) and value.startswith(PREFIX) and key in _KIND_OF_KEY:
+        return _meant(wiring, _KIND_OF_KEY[key], value, field)
+    return value
+
+
+def _meant(wiring: "Wiring", kind: str, text: str, field: str) -> dict[str, Any]:
+    entry = named_entry(wiring, kind, text)
+    if entry is None:
+        remedy = f"GET /catalog/{kind} lists them, POST /catalog/{kind} adds one"
+        raise fault(field, text, f"no such entry of your own {kind}", remedy)
+    return _named(entry)
+
+
+def named_entry(wiring: "Wiring", kind: str, text: str) -> "OwnEntry | None":
+    """The entry that `own/NAME` or `own/NAME@VERSION` means; None where there is none."""
+    found = _MEANT.fullmatch(text)
+    if found is None or kind not in KINDS:
+        return None
+    return wiring.own_entries.find(kind, found[1], int(found[2]) if found[2] else None)
+
+
+def _named(entry: "OwnEntry") -> dict[str, Any]:
+    """As a job writes it, under its full name; a cluster has none."""
+    return entry.spec if entry.kind == "clusters" else {**entry.spec, "name": full_name(entry)}
+
+
+# ---- what is stored: all of it, so that nothing that it is made from can change it ---------------
+
+
+def _model(spec: Mapping[str, Any]) -> dict[str, Any]:
+    from planner.intake.huggingface.model_document import inline_keys
+    from planner.intake.models import read_model
+
+    return _plain(inline_keys(read_model(spec, "spec", allow_files=False)))
+
+
+def _gpu(spec: Mapping[str, Any]) -> dict[str, Any]:
+    from planner.intake.machines import read_gpu
+
+    found: dict[str, Any] = read_gpu(spec, "spec").model_dump(mode="json", exclude={"aliases"})
+    return found
+
+
+def _cluster(spec: Mapping[str, Any]) -> dict[str, Any]:
+    from planner.intake.machines import read_cluster
+
+    try:
+        read_cluster(spec, "spec", allow_files=False)
+    except SpecError as error:
+        raise error.renamed(lambda name: name.replace("cluster.", "spec.")) from None
+    return _plain(dict(spec))
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(json.dumps(values))
+    return found
+
+
+_READERS = {"models": _model, "gpus": _gpu, "clusters": _cluster}
+
+
+def own_line(entry: "OwnEntry") -> dict[str, Any]:
+    """One line of a list."""
+    return {
+        "name": full_name(entry),
+        "version": entry.version,
+        "created_at": entry.created_at.isoformat(),
+        "asked_by": entry.asked_by,
+        **_ABOUT[entry.kind](entry.spec),
+    }
+
+
+def own_entry(entry: "OwnEntry") -> dict[str, Any]:
+    """One entry in full."""
+    return {**own_line(entry), "spec": entry.spec}
+
+
+def _about_model(spec: dict[str, Any]) -> dict[str, Any]:
+    from planner.intake.models import read_model
+
+    model = read_model(spec, allow_files=False)
+    return {
+        "parameters": model.total_parameters(),
+        "active_parameters": model.active_parameters(),
+        "num_hidden_layers": model.num_hidden_layers,
+        "hidden_size": model.hidden_size,
+        "num_experts": model.num_experts,
+        "vocab_size": model.vocab_size,
+    }
+
+
+def _about_gpu(spec: dict[str, Any]) -> dict[str, Any]:
+    from planner.intake.machines import read_gpu
+
+    gpu = read_gpu(spec)
+    return {
+        "memory_bytes": gpu.memory_bytes,
+        "memory_bandwidth_bytes_per_second": gpu.memory_bandwidth_bytes_per_second,
+        "bf16_flops_per_second": gpu.peak_flops_per_second.get("bf16"),
+        "fp8_flops_per_second": gpu.peak_flops_per_second.get("fp8"),
+        "power_limit_watts": gpu.power_limit_watts,
+    }
+
+
+def _about_cluster(spec: dict[str, Any]) -> dict[str, Any]:
+    from planner.intake.machines import read_cluster
+
+    cluster = read_cluster(spec, allow_files=False)
+    return {
+        "gpu": cluster.gpu.name,
+        "num_gpus": cluster.num_gpus,
+        "gpus_per_node": cluster.gpus_per_node,
+    }
+
+
+_ABOUT = {"models": _about_model, "gpus": _about_gpu, "clusters": _about_cluster}

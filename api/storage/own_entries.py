@@ -1,0 +1,99 @@
+"""Models, GPUs and clusters of the users' own, in SQL, for SQLite and PostgreSQL alike."""
+
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Engine, select
+from sqlalchemy.orm import Session
+
+from api.asker import asker
+from api.storage.audit import note
+from api.storage.clock import database_time
+from api.storage.common import flush_new, plain_text
+from api.storage.tables import CatalogEntryRow
+from api.storage.transactions import reading, writing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnEntry:
+    """One version of one entry. It never changes.
+
+    kind: models, gpus or clusters. spec: as a job writes it. asked_by: whose it is.
+    """
+
+    kind: str
+    name: str
+    version: int
+    created_at: datetime
+    asked_by: str | None
+    spec: dict[str, Any]
+
+
+class SqlOwnEntries:
+    """Keeps the entries, each in versions 1, 2, ... All methods raise StoreError."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def add(self, kind: str, name: str, spec: dict[str, Any]) -> OwnEntry:
+        """A new version, or the newest one where it says the same.
+
+        Raises ForbiddenError for somebody else's name, ConflictError where another version was
+        stored in this very moment.
+        """
+        who = asker()
+        with writing(self.engine) as session:
+            newest = _newest(session, kind, name)
+            if newest is not None:
+                who.check_owner("entry", name, newest.asked_by)
+                if newest.spec == spec:
+                    return _entry(newest)
+            version = 1 if newest is None else newest.version + 1
+            row = CatalogEntryRow(
+                kind=kind,
+                name=plain_text(name),
+                version=version,
+                created_at=database_time(),
+                asked_by=plain_text(who.name),
+                spec=spec,
+            )
+            session.add(row)
+            flush_new(session, f"version {version} of {name}")
+            note(session, who.name, "add_entry", f"{kind}/{name}@{version}")
+            session.refresh(row)
+            return _entry(row)
+
+    def find(self, kind: str, name: str, version: int | None = None) -> OwnEntry | None:
+        """One version, or the newest; None where there is none."""
+        with reading(self.engine) as session:
+            row = (
+                _newest(session, kind, name)
+                if version is None
+                else session.get(CatalogEntryRow, (kind, plain_text(name), version))
+            )
+            return None if row is None else _entry(row)
+
+    def list(self, kind: str) -> "list[OwnEntry]":
+        """The newest version of each name, by name."""
+        table = CatalogEntryRow
+        query = select(table).where(table.kind == kind).order_by(table.name, table.version)
+        with reading(self.engine) as session:
+            newest = {row.name: _entry(row) for row in session.scalars(query)}
+        return list(newest.values())
+
+
+def _newest(session: Session, kind: str, name: str) -> CatalogEntryRow | None:
+    table = CatalogEntryRow
+    query = (
+        select(table)
+        .where(table.kind == kind, table.name == plain_text(name))
+        .order_by(table.version.desc())
+        .limit(1)
+    )
+    return session.scalars(query).first()
+
+
+def _entry(row: CatalogEntryRow) -> OwnEntry:
+    values: dict[str, Any] = {field.name: getattr(row, field.name) for field in fields(OwnEntry)}
+    return OwnEntry(**values)
