@@ -138,7 +138,7 @@ def own_line(entry: "OwnEntry") -> dict[str, Any]:
     return {
         "name": full_name(entry),
         "version": entry.version,
-        "created_at": entry.created_at.isoformat(),
+        "created_at": entry.created_at.isoformat(timespec="seconds"),
         "asked_by": entry.asked_by,
         **_ABOUT[entry.kind](entry.spec),
     }

@@ -33,9 +33,7 @@ def command(
     from api.cli.output import make_console, say, show
 
     if add is not None:
-        from api.cli.output import note
-
-        note(f"stored as {_added(kind, name, add)}")
+        say(f"stored as {_added(kind, name, add)}")
         return
     if name is not None:
         entry = _own_entry(kind, name) if name.startswith("own/") else catalog_entry(kind, name)

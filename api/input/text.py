@@ -284,7 +284,12 @@ def read_text(path: str, field: str, remedy: str = "give the path of a YAML or J
 
 def read_mapping_file(path: str, field: str, within: str = "") -> dict[str, Any]:
     """The mapping in a YAML or JSON file. within: see `check_plain`. Raises SpecError."""
-    value = read_yaml(read_text(path, field), field, shown=path, within=within)
+    text = read_text(path, field)
+    value = (
+        read_json(text, field, within)  # in which 1e-5 is a number, as it is not in YAML 1.1
+        if path.endswith(".json")
+        else read_yaml(text, field, shown=path, within=within)
+    )
     if not isinstance(value, dict):
         shown = type(value).__name__ if value is not None else "nothing"
         raise fault(

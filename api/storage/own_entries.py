@@ -60,7 +60,7 @@ class SqlOwnEntries:
             )
             session.add(row)
             flush_new(session, f"version {version} of {name}")
-            note(session, who.name, "add_entry", f"{kind}/{name}@{version}")
+            note(session, who.name, "entry.added", f"{kind}/{name}@{version}")
             session.refresh(row)
             return _entry(row)
 

@@ -162,16 +162,19 @@ def test_the_command_line_has_them(cli: Cli, tmp_path: Path) -> None:
     tiny = tmp_path / "tiny.yaml"
     tiny.write_text(json.dumps(TINY))
 
-    def run(*arguments: str | Path) -> "tuple[str, str]":
+    def run(*arguments: str | Path) -> str:
         done = cli(*arguments)
         assert done.returncode == 0, done.stderr
-        return done.stdout, done.stderr
+        return done.stdout
 
-    assert "own/ours@1" in run("catalog", "models", "ours", "--add", tiny)[1]
-    assert "own/ours@1" in run("catalog", "models", "--own")[0]
-    assert "num_hidden_layers: 4" in run("catalog", "models", "own/ours")[0]
+    assert "own/ours@1" in run("catalog", "models", "ours", "--add", tiny)
+    assert "own/ours@1" in run("catalog", "models", "--own")
+    assert "num_hidden_layers: 4" in run("catalog", "models", "own/ours")
     asked = ("--gpu", "h100-sxm-80gb", "--num-gpus", "8", "--seq-len", "512")
-    plan = run("recommend", "--model", "own/ours", *asked, "--global-batch-size", "16", "--json")[0]
+    plan = run("recommend", "--model", "own/ours", *asked, "--global-batch-size", "16", "--json")
     assert json.loads(plan)["job"]["model"]["name"] == "own/ours@1"
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"model_type": "llama", "rms_norm_eps": 1e-05, **TINY}))
+    assert "own/config@1" in run("catalog", "models", "config", "--add", config)
     assert cli("catalog", "models", "own/none").returncode == 2
     assert cli("catalog", "defaults", "x", "--add", tiny).returncode == 2
