@@ -5,19 +5,22 @@ service's own error. It tries again what may pass on a second try; a POST carrie
 Idempotency-Key, so that nothing is done twice. What has an ETag is fetched once.
 """
 
+import itertools
 import json
 import random
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, TypeAdapter
 
 from api.http.schemas import (
+    AuditLine,
     CalibrationLine,
     Explained,
+    JobLine,
     MeasurementsStored,
     PlanAccepted,
     PlanState,
@@ -40,6 +43,7 @@ except ModuleNotFoundError:
     raise MissingPackageError(f"no httpx here; {how_to_install('client')}") from None
 
 Job = Mapping[str, Any]
+CSV, JSON_LINES = "text/csv", "application/jsonl"
 PAGE = 200
 MOST_KEPT = 64  # answers with an ETag
 AGAIN = frozenset({429, 502, 503, 504})  # statuses that another try may pass
@@ -165,6 +169,17 @@ class Client:
         answers = json.loads(self._post("/estimate", list(jobs)))
         return [one if "error" in one else Estimate.model_validate(one) for one in answers]
 
+    def estimate_lines(
+        self, jobs: Iterable[Job], at_once: int = 500
+    ) -> Iterator[Estimate | dict[str, Any]]:
+        """Any number of them, `at_once` a request, each as soon as it is there; nothing is kept."""
+        left = iter(jobs)
+        while chunk := list(itertools.islice(left, at_once)):
+            lines = "".join(f"{json.dumps(job, default=_plain)}\n" for job in chunk)
+            for line in self._post("/estimate", lines, media_type=JSON_LINES).splitlines():
+                one = json.loads(line)
+                yield one if "error" in one else Estimate.model_validate(one)
+
     def collective(self, question: Mapping[str, Any]) -> CollectiveAnswer:
         """Seconds and bytes of one operation on a cluster."""
         return CollectiveAnswer.model_validate_json(self._post("/collective", question))
@@ -238,6 +253,21 @@ class Client:
         """Never again; its reports stay."""
         return SweepDetail.model_validate_json(self._send("DELETE", f"/sweeps/{sweep_id}").text)
 
+    # ---- what waits, and who did what ----
+
+    def queue(self, failed: bool = False) -> list[JobLine]:
+        """Probes, studies and runs of sweeps that wait or run. failed: what was given up."""
+        text = self._get("/queue", failed=str(failed).lower(), limit=PAGE)
+        return TypeAdapter(list[JobLine]).validate_json(text)
+
+    def retry_job(self, job_id: str) -> JobLine:
+        """Gives a failed job new attempts."""
+        return JobLine.model_validate_json(self._post(f"/queue/{job_id}/retry"))
+
+    def audit(self, **wanted: str | None) -> Iterator[AuditLine]:
+        """The audit trail, newest first. wanted: asked_by, action, subject."""
+        return self._all("/audit", AuditLine, **wanted)
+
     # ---- what is known ----
 
     def calibrations(self) -> Iterator[CalibrationLine]:
@@ -289,10 +319,11 @@ class Client:
             self._kept[url] = answer.headers["etag"], answer.text
         return answer.text
 
-    def _post(self, path: str, body: Any = None) -> str:
+    def _post(self, path: str, body: Any = None, *, media_type: str = CSV) -> str:
+        """What is answered. media_type: of a body that is a text."""
         headers, content = {"idempotency-key": str(uuid.uuid4())}, None
         if isinstance(body, str):
-            headers["content-type"], content = "text/csv", body.encode()
+            headers["content-type"], content = media_type, body.encode()
         elif body is not None:
             headers["content-type"] = "application/json"
             content = json.dumps(body, default=_plain).encode()

@@ -61,6 +61,29 @@ def test_the_rest_of_the_service(client: Client, job: dict[str, Any]) -> None:
     assert error.value.status == 404
 
 
+def test_many_estimates_come_as_lines(client: Client, job: dict[str, Any]) -> None:
+    jobs = [{**job, "id": number, "layout": LAYOUT} for number in range(5)]
+    jobs[3] |= {"model": "none"}
+    answers = list(client.estimate_lines(jobs, at_once=2))
+    assert [one["error"]["type"] for one in answers if isinstance(one, dict)] == ["invalid_request"]
+    assert [one.id for one in answers if not isinstance(one, dict)] == [0, 1, 2, 4]
+    alone = client.estimate(jobs[0])
+    assert alone.model_dump() == answers[0].model_dump()  # type: ignore[union-attr]
+
+
+def test_who_did_what_and_what_waits(client: Client, job: dict[str, Any]) -> None:
+    plan = client.plan({**job, "search": {"top_k": 1}})
+    (made,) = client.audit(action="plan.made")
+    assert made.subject == plan.id
+    entry = client.add_entry("clusters", "pod", {"gpu": "h100-sxm-80gb", "num_gpus": 8})
+    assert client.catalog_entry("clusters", "own/pod")["spec"] == entry["spec"]
+    assert next(client.audit()).subject == "clusters/pod@1"
+    assert client.queue() == client.queue(failed=True) == []
+    with pytest.raises(ServiceError) as error:
+        client.retry_job("probe-none")
+    assert error.value.status == 404
+
+
 def test_sweeps_come_typed(client: Client) -> None:
     job = {
         "model": "llama3.2-1b",
