@@ -5,13 +5,8 @@
 Needs Chromium, and the extras `server` and `dev` (Pillow comes with matplotlib).
 """
 
-import os
-import re
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 
@@ -21,6 +16,7 @@ from PIL import Image
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from tests.served import served
 from tests.stand_ins.browser import Browser  # noqa: E402
 
 FOLDER = ROOT / "docs" / "pictures"
@@ -34,26 +30,13 @@ COLOURS = 64  # a page has few; a third of the bytes
 DRAWN = "[...document.querySelectorAll('.chart')].every(c => c.querySelector('svg, canvas'))"
 
 
-@contextmanager
-def service(folder: Path) -> Iterator[str]:
-    """Its address."""
-    environment = {**os.environ, "PLANNER_DATABASE_URL": f"sqlite:///{folder / 'x.db'}"}
-    arguments = [sys.executable, "-m", "api.cli", "serve", "--port", "0"]
-    with subprocess.Popen(
-        arguments, env=environment, cwd=ROOT, stderr=subprocess.PIPE, text=True
-    ) as running:
-        assert running.stderr is not None
-        said = next(line for line in running.stderr if "running on" in line)
-        try:
-            yield re.findall(r"http://[\d.:]+", said)[0]
-        finally:
-            running.terminate()
-            running.stderr.read()
-
-
 def main(target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as name, service(Path(name)) as url:
+    with (
+        tempfile.TemporaryDirectory() as name,
+        served(f"sqlite:///{name}/x.db", Path(name)) as site,
+    ):
+        url = site.url
         plans = [
             httpx.post(f"{url}/plan", json=job, timeout=300.0).json()["id"]
             for job in (JOB, PIPELINE)

@@ -90,7 +90,7 @@ def install(app: FastAPI) -> None:
         if isinstance(error.__cause__, PlannerError):  # FastAPI's, for a body that cannot be read
             return problem(request, error.__cause__)
         status = HTTPStatus(error.status_code)
-        headers = dict(error.headers or {})
+        headers = {name.lower(): value for name, value in (error.headers or {}).items()}
         if status == HTTPStatus.METHOD_NOT_ALLOWED:
             headers["allow"] = ", ".join(sorted(_methods(request)))
         kind = status.phrase.lower().replace(" ", "_").replace("-", "_")

@@ -384,16 +384,16 @@ def test_interrupted_is_130(tmp_path: Path, sqlite_url: str) -> None:
 
 def test_a_database_that_is_gone_is_exit_4_before_any_work(cli: Cli, tmp_path: Path) -> None:
     blocked = write(tmp_path, "file", "no folder")
-    for url in (
-        f"sqlite:///{blocked}/x.db",
-        f"sqlite:///{tmp_path}",
-        "postgresql://nobody:hunter2@127.0.0.1:1/x",
+    for url, kind in (
+        (f"sqlite:///{blocked}/x.db", "store_error"),
+        (f"sqlite:///{tmp_path}", "database_unavailable"),
+        ("postgresql://nobody:hunter2@127.0.0.1:1/x", "database_unavailable"),
     ):
         done = cli("recommend", *MAIN_JOB, "--json", env={"PLANNER_DATABASE_URL": url})
         assert (done.returncode, done.stderr.count("\n")) == (4, 1), done.stderr
         assert "PLANNER_DATABASE_URL" in done.stderr
         assert "hunter2" not in done.stderr + done.stdout
-        assert json.loads(done.stdout)["error"]["type"] == "store_error"
+        assert json.loads(done.stdout)["error"]["type"] == kind
 
 
 def test_doctor_and_catalog(cli: Cli) -> None:

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -69,14 +70,18 @@ def service(folder: str, **settings: str) -> Iterator[str]:
         **settings,
     }
     arguments = [sys.executable, "-m", "api.cli", "serve", "--port", "0"]
-    with subprocess.Popen(
-        arguments, env={**clean_environment(), **own}, stderr=subprocess.PIPE, text=True
-    ) as running:
-        assert running.stderr is not None
-        said = next(line for line in running.stderr if "running on" in line)
-        yield re.findall(r"http://[\d.:]+", said)[0]
+    log = Path(folder) / "service.log"  # no pipe: nobody reads it, and a full one stops the service
+    with (
+        log.open("w") as lines,
+        subprocess.Popen(
+            arguments, env={**clean_environment(), **own}, stderr=lines, text=True
+        ) as running,
+    ):
+        while not (found := re.findall(r"running on (http://[\d.:]+)", log.read_text())):
+            assert running.poll() is None, log.read_text()
+            time.sleep(0.05)
+        yield found[0]
         running.terminate()
-        running.stderr.read()
 
 
 @pytest.fixture(scope="module")
