@@ -16,7 +16,7 @@ from PIL import Image
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.served import served
+from tests.served import served  # noqa: E402
 from tests.stand_ins.browser import Browser  # noqa: E402
 
 FOLDER = ROOT / "docs" / "pictures"

@@ -41,7 +41,7 @@ NOT_RUN = {
     "docs/how-to/look-at-a-study.md": 1,
     "docs/how-to/probe-on-slurm.md": 2,
     "docs/how-to/run-in-containers.md": 5,
-    "docs/how-to/run-the-service.md": 4,
+    "docs/how-to/run-the-service.md": 5,
     "docs/how-to/survey-a-gpu.md": 1,
     "docs/tutorial.md": 1,
 }
