@@ -87,6 +87,9 @@ def test_files_are_read_and_used(page: str, title: str, block: Block) -> None:
     assert title in asked, "no command of the page uses it"
     if block.language == "ini":  # tests/unit/test_deployment.py reads units
         return
+    if title.endswith(".jsonl"):
+        assert [read_job(json.loads(line)).layout for line in block.text.splitlines()]
+        return
     content: Any = yaml.safe_load(block.text)
     if "trainings" in content:
         assert read_sweep(content).jobs
