@@ -117,7 +117,7 @@ class Lane:
 
     async def warm(self) -> None:
         """Starts one process and lets it import the planner, so that the first plan need not."""
-        with contextlib.suppress(TooManyRequestsError):
+        with contextlib.suppress(TooManyRequestsError, PlanningError):  # it ends before
             await self.run("", _imported)
 
     @contextlib.asynccontextmanager

@@ -10,7 +10,7 @@ from fastapi import Request
 from fastapi.responses import Response
 from starlette.requests import ClientDisconnect
 
-from api.errors import TooManyRequestsError, fault
+from api.errors import PlanningError, TooManyRequestsError, fault
 from api.http.bodies import StrictRequest
 from api.http.lanes import PRICING, Lane
 from api.http.problems import problem
@@ -24,6 +24,7 @@ from planner.errors import PlannerError
 MAX_KEY_LENGTH = 255
 KEPT_HEADERS = ("location",)
 PASSING = (408, 429)  # answers that the same request need not get again
+STOP_POLL_SECONDS, STOP_GRACE_SECONDS = 0.2, 2.0  # what is nearly done may end
 Result = TypeVar("Result")
 
 
@@ -69,8 +70,8 @@ async def in_turn(
 
     lane: PRICING for what takes milliseconds, PLANNING for seconds.
     admitted: it waits for its turn, however many others do.
-    The process is ended when the client goes. Raises TooManyRequestsError, PlanningError and
-    ClientDisconnect.
+    The process is ended when the client goes or the service stops. Raises TooManyRequestsError,
+    PlanningError and ClientDisconnect.
     """
     chosen: Lane = request.app.state.lanes[lane]
     answers: list[Result | PlannerError] = []
@@ -83,10 +84,18 @@ async def in_turn(
             refused.append(error)
         scope.cancel()
 
+    async def stop(scope: anyio.CancelScope) -> None:
+        while not request.app.state.stopping.is_set():
+            await anyio.sleep(STOP_POLL_SECONDS)
+        await anyio.sleep(STOP_GRACE_SECONDS)
+        refused.append(PlanningError("the service stops; ask again in a moment"))
+        scope.cancel()
+
     started, outcome = time.perf_counter(), "failed"
     try:
         async with anyio.create_task_group() as group:
             group.start_soon(ask, group.cancel_scope)
+            group.start_soon(stop, group.cancel_scope)
             await _gone(request)
             group.cancel_scope.cancel()
         busy = refused and isinstance(refused[0], TooManyRequestsError)
