@@ -126,7 +126,7 @@ async def _gone(request: Request) -> None:
 
 async def kept_answer(request: Request, key: ApiKey) -> Response | None:
     """What was answered under the request's Idempotency-Key; None where the work is to be done."""
-    name = _idempotency_key(request)
+    name = idempotency_key(request)
     if name is None:
         return None
     raw = await _body(request)
@@ -153,7 +153,8 @@ async def _body(request: Request) -> bytes:
     return await request.body() if isinstance(request, StrictRequest) else b""
 
 
-def _idempotency_key(request: Request) -> str | None:
+def idempotency_key(request: Request) -> str | None:
+    """The request's `Idempotency-Key`; None without one. Raises SpecError for one of no length."""
     name = request.headers.get("idempotency-key")
     if name is not None and not 0 < len(name) <= MAX_KEY_LENGTH:
         rule = f"must have 1 to {MAX_KEY_LENGTH} characters"
@@ -173,7 +174,7 @@ def _again(kept: KeptAnswer) -> Response:
 def _answer_once(
     request: Request, key: ApiKey, raw: bytes, work: Callable[[], Response]
 ) -> Response:
-    name = _idempotency_key(request)
+    name = idempotency_key(request)
     if name is None:
         return work()
     store, key_hash = wiring_of(request).idempotency, _hash(request, key, name)

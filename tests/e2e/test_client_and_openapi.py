@@ -71,6 +71,12 @@ def test_many_estimates_come_as_lines(client: Client, job: dict[str, Any]) -> No
     assert alone.model_dump() == answers[0].model_dump()  # type: ignore[union-attr]
 
 
+def test_lines_take_no_wrong_idempotency_key(app: TestClient) -> None:
+    headers = {"content-type": "application/jsonl", "idempotency-key": "k" * 256}
+    refused = app.post("/estimate", content="{}\n", headers=headers)
+    assert (refused.status_code, refused.json()["field"]) == (422, "idempotency-key")
+
+
 def test_who_did_what_and_what_waits(client: Client, job: dict[str, Any]) -> None:
     plan = client.plan({**job, "search": {"top_k": 1}})
     (made,) = client.audit(action="plan.made")

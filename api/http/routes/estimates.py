@@ -10,7 +10,14 @@ from api.calibration.read import learned_by_gpu
 from api.http import etags
 from api.http.bodies import JSON, REQUIRED, CheckedByPlanner, StrictRequest, strict_route
 from api.http.etags import NOT_MODIFIED
-from api.http.requests import answer_once, in_thread, in_turn, kept_answer, wiring_of
+from api.http.requests import (
+    answer_once,
+    idempotency_key,
+    in_thread,
+    in_turn,
+    kept_answer,
+    wiring_of,
+)
 from api.http.routes.parameters import problems
 from api.http.schemas import JobBody, RefusedJob
 from api.http.security import Planner, Reader
@@ -79,6 +86,7 @@ def _one(kept: StoredEstimate) -> Response:
 
 async def _streamed(request: Request, key: ApiKey, jobs: Sequence[object]) -> Response:
     """Lines as they are priced. Where there is no room for the first ones, none are sent."""
+    idempotency_key(request)  # a wrong one is wrong here too
     chunks = _chunks(jobs)
     first = await _priced(request, key, next(chunks, ()))
 
