@@ -118,7 +118,7 @@ class Lane:
     async def warm(self) -> None:
         """Starts one process and lets it import the planner, so that the first plan need not."""
         with contextlib.suppress(TooManyRequestsError, PlanningError):  # it ends before
-            await self.run("", _imported)
+            await self.run("", imported)
 
     @contextlib.asynccontextmanager
     async def _turn(self, key: str, admitted: bool) -> AsyncIterator[None]:
@@ -173,7 +173,7 @@ def open_lanes(settings: "Settings") -> dict[str, Lane]:
         "most_waiting": settings.most_waiting_plans,
         "most_waiting_per_key": settings.most_waiting_plans_per_key,
     }
-    niceness = {PLANNING: 10, PRICING: 5}
+    niceness = {PLANNING: 19, PRICING: 15}
     processes = {PLANNING: settings.planning_processes, PRICING: settings.pricing_processes}
     return {
         name: Lane(
@@ -194,7 +194,7 @@ def _beside(niceness: int, work: Callable[..., Result], args: tuple[object, ...]
     return work(*args)
 
 
-def _imported() -> None:
-    """Imports what a plan needs."""
+def imported() -> None:
+    """Imports what plans and estimates need, so that no request waits for it."""
     import planner.estimates
     import planner.plan.recommend  # noqa: F401

@@ -11,6 +11,7 @@ kind. Exits 1 for any answer but success or 429, or where a limit below is not h
 import argparse
 import asyncio
 import collections
+import json
 import random
 import sys
 import tempfile
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
+import aiohttp
 import numpy as np
 
 from tests.served import LONG_JOB, Served, served
@@ -69,17 +70,18 @@ class Counted:
         return "\n".join(lines)
 
 
-async def ask(client: httpx.AsyncClient, counted: Counted, kind: str, asked: Any) -> httpx.Response:
-    """Sends one request and notes how it went."""
+async def ask(client: aiohttp.ClientSession, counted: Counted, kind: str, asked: Any) -> bytes:
+    """Sends one request and notes how it went; what was answered."""
     started = time.perf_counter()
     method, path, body = asked
-    answer = await client.request(method, path, json=body)
-    counted.note(kind, str(answer.status_code), time.perf_counter() - started)
-    return answer
+    async with client.request(method, path, json=body) as answer:
+        found = await answer.read()
+    counted.note(kind, str(answer.status), time.perf_counter() - started)
+    return found
 
 
 async def one_client(
-    client: httpx.AsyncClient, counted: Counted, plan_id: str, until: float, seed: int
+    client: aiohttp.ClientSession, counted: Counted, plan_id: str, until: float, seed: int
 ) -> None:
     """A person or a script: asks, thinks, asks again."""
     chance = random.Random(seed)
@@ -99,12 +101,12 @@ async def one_client(
         }[kind]  # fmt: skip
         try:
             await ask(client, counted, kind, asked)
-        except httpx.HTTPError as error:
+        except aiohttp.ClientError as error:
             counted.note(kind, type(error).__name__, 0.0)
         await asyncio.sleep(chance.expovariate(1.0))
 
 
-async def long_plans(client: httpx.AsyncClient, counted: Counted, number: int) -> None:
+async def long_plans(client: aiohttp.ClientSession, counted: Counted, number: int) -> None:
     """Searches of many seconds at once, each of another batch so that none is known."""
 
     async def one(index: int) -> None:
@@ -115,7 +117,7 @@ async def long_plans(client: httpx.AsyncClient, counted: Counted, number: int) -
     await asyncio.gather(*(one(index) for index in range(number)))
 
 
-async def unloaded(client: httpx.AsyncClient) -> Counted:
+async def unloaded(client: aiohttp.ClientSession) -> Counted:
     """One question after the other."""
     counted = Counted()
     for index in range(40):
@@ -131,11 +133,12 @@ async def unloaded(client: httpx.AsyncClient) -> Counted:
     return counted
 
 
-async def loaded(client: httpx.AsyncClient, arguments: argparse.Namespace, plans: int) -> Counted:
+async def loaded(
+    client: aiohttp.ClientSession, arguments: argparse.Namespace, plans: int
+) -> Counted:
     """All clients at once, for the whole time."""
     counted = Counted()
-    answer = await client.post("/plan", json=PLAN)
-    plan_id = answer.raise_for_status().json()["id"]
+    plan_id = json.loads(await ask(client, Counted(), "plan", ("POST", "/plan", PLAN)))["id"]
     until = time.perf_counter() + arguments.seconds
     clients = [
         one_client(client, counted, plan_id, until, seed) for seed in range(arguments.clients)
@@ -146,9 +149,11 @@ async def loaded(client: httpx.AsyncClient, arguments: argparse.Namespace, plans
 
 async def measure(service: Served, arguments: argparse.Namespace) -> bool:
     """Prints everything; whether every limit holds."""
-    limits = httpx.Limits(max_connections=arguments.clients + 20)
+    # of a light client: a heavy one would keep a core busy itself, and wait for that
+    connector = aiohttp.TCPConnector(limit=arguments.clients + 20)
+    limit = aiohttp.ClientTimeout(total=600)
     sound = True
-    async with httpx.AsyncClient(base_url=service.url, timeout=600, limits=limits) as client:
+    async with aiohttp.ClientSession(service.url, timeout=limit, connector=connector) as client:
         alone = await unloaded(client)
         print(f"\none after the other\n{alone.table()}")
         for kind in ("estimate", "plan for 256 GPUs"):
