@@ -137,6 +137,26 @@ def test_it_ends_soon_whatever_is_open(service: Served, number: int) -> None:
     assert "Traceback" not in service.log
 
 
+def test_an_open_event_stream_ends_with_the_service(sqlite_url: str, tmp_path: Path) -> None:
+    study = {
+        "model": "llama3.2-1b",
+        "cluster": {"gpu": "cpu", "num_gpus": 1},
+        "training": {"seq_len": 32, "global_batch_size": 1},
+        "probe": {"max_probes": 1, "max_gpu_seconds": 60},
+    }
+    with served(sqlite_url, tmp_path, task_workers=0, probe_workers=0) as service:
+        asked = httpx.post(f"{service.url}/plan", json=study, timeout=120)
+        assert asked.status_code == 202, asked.text
+        url = f"{service.url}{asked.headers['location']}/events"
+        with httpx.stream("GET", url, timeout=120) as stream:
+            assert stream.status_code == 200
+            started = time.monotonic()
+            service.process.terminate()
+            assert stream.read() == b"", "it ends, and the client comes back later"
+            service.process.wait(timeout=60)
+        assert time.monotonic() - started < 20, "10 s of its own, twice that on a busy machine"
+
+
 # ---- other sites, other names --------------------------------------------------------------------
 
 
