@@ -17,10 +17,8 @@ from typing import Any, Self, TypeVar
 from pydantic import BaseModel, TypeAdapter
 
 from api.http.schemas import (
-    AuditLine,
     CalibrationLine,
     Explained,
-    JobLine,
     MeasurementsStored,
     PlanAccepted,
     PlanState,
@@ -31,7 +29,7 @@ from api.http.schemas import (
     SweepDetail,
     SweepRunAccepted,
 )
-from api.storage.records import PlanLine
+from api.storage.records import AuditEvent, PlanLine, QueuedJob
 from planner.errors import MissingPackageError, PlannerError, how_to_install
 from planner.specs.collective import CollectiveAnswer
 from planner.specs.estimate import Estimate
@@ -255,18 +253,18 @@ class Client:
 
     # ---- what waits, and who did what ----
 
-    def queue(self, failed: bool = False) -> list[JobLine]:
+    def queue(self, failed: bool = False) -> list[QueuedJob]:
         """Probes, studies and runs of sweeps that wait or run. failed: what was given up."""
         text = self._get("/queue", failed=str(failed).lower(), limit=PAGE)
-        return TypeAdapter(list[JobLine]).validate_json(text)
+        return TypeAdapter(list[QueuedJob]).validate_json(text)
 
-    def retry_job(self, job_id: str) -> JobLine:
+    def retry_job(self, job_id: str) -> QueuedJob:
         """Gives a failed job new attempts."""
-        return JobLine.model_validate_json(self._post(f"/queue/{job_id}/retry"))
+        return TypeAdapter(QueuedJob).validate_json(self._post(f"/queue/{job_id}/retry"))
 
-    def audit(self, **wanted: str | None) -> Iterator[AuditLine]:
+    def audit(self, **wanted: str | None) -> Iterator[AuditEvent]:
         """The audit trail, newest first. wanted: asked_by, action, subject."""
-        return self._all("/audit", AuditLine, **wanted)
+        return self._all("/audit", AuditEvent, **wanted)
 
     # ---- what is known ----
 

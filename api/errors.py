@@ -61,17 +61,18 @@ class MediaTypeError(SpecError):
     kind = "unsupported_media_type"
 
 
-class TooManyRequestsError(PartedError):
-    """More than the service takes at once, or from one key.
-
-    retry_after_seconds: when asking again may help.
-    """
-
-    kind = "too_many_requests"
+class PassingError(PartedError):
+    """What may succeed when it is asked again. retry_after_seconds: when that may help."""
 
     def __init__(self, message: str, *, retry_after_seconds: float) -> None:
         self.retry_after_seconds = retry_after_seconds
         super().__init__(message)
+
+
+class TooManyRequestsError(PassingError):
+    """More than the service takes at once, or from one key."""
+
+    kind = "too_many_requests"
 
 
 class PlanningError(PartedError):
@@ -92,18 +93,19 @@ class NotReadyError(StoreError):
     kind = "not_ready"
 
 
-class QuotaError(PartedError):
-    """More than a key may use. retry_after_seconds: when asking again may help."""
+class QuotaError(PassingError):
+    """More than a key may use."""
 
     kind = "quota_exceeded"
 
     def __init__(
         self, name: str, used: float, more: float, limit: float, *, retry_after_seconds: float
     ) -> None:
-        self.name, self.more, self.retry_after_seconds = name, more, retry_after_seconds
+        self.name, self.more = name, more
         super().__init__(
             f"quota {name} of this key is {limit:g}: {used:g} used, {more:g} asked for; ask for "
-            "less, wait, or let the operator raise PLANNER_QUOTAS"
+            "less, wait, or let the operator raise PLANNER_QUOTAS",
+            retry_after_seconds=retry_after_seconds,
         )
 
     def as_dict(self) -> dict[str, object]:
@@ -111,17 +113,10 @@ class QuotaError(PartedError):
         return {**super().as_dict(), "field": self.name, "value": self.more}
 
 
-class UnavailableError(StoreError):
-    """The database did not answer in time; the same request may succeed later.
-
-    retry_after_seconds: when asking again may help.
-    """
+class UnavailableError(PassingError, StoreError):
+    """The database did not answer in time."""
 
     kind = "database_unavailable"
-
-    def __init__(self, message: str, *, retry_after_seconds: float) -> None:
-        self.retry_after_seconds = retry_after_seconds
-        super().__init__(message)
 
 
 class UnreadableError(StoreError):

@@ -1,11 +1,12 @@
 """`planner-cli queue`: what waits and runs, what was given up, another try, an end."""
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
-    from api.jobs.queues import QueuedJob
+    from api.storage.records import QueuedJob
 
 app = typer.Typer(
     help="Probes, studies and runs of sweeps: what waits, what was given up, another try.",
@@ -38,7 +39,7 @@ def list_jobs(
 
     jobs = jobs_in(wire(), failed=failed)[:limit]
     if json:
-        say(encoder.dumps([vars(job) for job in jobs], indent=2, default=str))
+        say(encoder.dumps([asdict(job) for job in jobs], indent=2, default=str))
         return
     for job in jobs:
         say(job_line(job))
@@ -70,4 +71,4 @@ def _say(job: "QueuedJob", *, json: bool) -> None:
     from api.cli.output import say
     from api.render.queues import job_line
 
-    say(encoder.dumps(vars(job), default=str) if json else job_line(job))
+    say(encoder.dumps(asdict(job), default=str) if json else job_line(job))

@@ -46,11 +46,19 @@ class OwnSite:
                 f"this service is not asked as {host[:100]!r}; add the name to "
                 "PLANNER_ALLOWED_HOSTS, or ask 127.0.0.1"
             )
-        origin = headers.get("origin", "").partition("://")[2]
-        other = headers.get("sec-fetch-site") in ELSEWHERE or (origin and origin != host)
-        if method not in SAFE and (other or headers.get("origin") == "null"):
+        if method not in SAFE and self._from_elsewhere(host, headers):
             return ForbiddenError("a page of another site asks for this; open this service's own")
         return None
+
+    def _from_elsewhere(self, host: str, headers: Headers) -> bool:
+        """Whether a page of another site asks. A proxy may have changed `Host`, not the others."""
+        site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+        if site is not None:
+            return site in ELSEWHERE
+        if origin is None:
+            return False
+        asking = origin.partition("://")[2]  # "null" has none
+        return asking != host and _name(asking) not in self.names
 
     def _is_ours(self, name: str) -> bool:
         if self.names:

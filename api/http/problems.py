@@ -14,14 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from api.asker import asker
-from api.errors import (
-    ForbiddenError,
-    QuotaError,
-    TooManyRequestsError,
-    UnavailableError,
-    codes_of,
-    lines_of,
-)
+from api.errors import ForbiddenError, PassingError, QuotaError, codes_of, lines_of
 from api.http.refusals import note_refusal
 from api.logs import request_id
 from planner.errors import Fault, PlannerError, SpecError
@@ -38,7 +31,7 @@ def problem(request: Request, error: PlannerError) -> Response:
     """The answer to an error of the planner's tree."""
     status = codes_of(error).status
     headers = {"www-authenticate": "Bearer"} if status == HTTPStatus.UNAUTHORIZED else {}
-    if isinstance(error, TooManyRequestsError | UnavailableError | QuotaError):
+    if isinstance(error, PassingError):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_seconds)))
     answer = _response(
         request, status, {**error.as_dict(), "detail": "; ".join(lines_of(error))}, headers

@@ -345,50 +345,6 @@ class CatalogList(BaseModel):
     next_cursor: str | None
 
 
-class JobLine(BaseModel):
-    """A job of a queue.
-
-    kind: probe, study or sweep.
-    about: what it is, for a person.
-    asked_by: the key that asked; null of older ones.
-    not_before: when it is tried again, after an attempt that took its worker down.
-    gpu_seconds: the most that it may use, and once it has ended what it used.
-    """
-
-    id: str
-    kind: Literal["probe", "study", "sweep"]
-    created_at: datetime
-    state: Literal["queued", "running", "done", "failed", "cancelled"]
-    about: str
-    asked_by: str | None
-    attempts: int
-    max_attempts: int
-    not_before: datetime | None
-    gpu_seconds: float | None
-    owner: str | None
-    failure: str | None
-    message: str | None
-
-
-class AuditLine(BaseModel):
-    """One line of the audit trail.
-
-    asked_by: name of the key, "cli:USER" for the command line.
-    action: such as "probe.asked".
-    gpu_seconds: what it may use, or has used once it has ended.
-    """
-
-    model_config = ConfigDict(from_attributes=True)
-
-    id: int
-    at: datetime
-    asked_by: str | None
-    action: str
-    subject: str
-    gpu_seconds: float | None
-    detail: str | None
-
-
 class Health(BaseModel):
     """The process is up."""
 

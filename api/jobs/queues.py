@@ -1,15 +1,21 @@
 """Both queues together, for a person: what is open, what was given up, and another try."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from api.asker import asker
 from api.jobs.plans import subject_of
 from api.storage.probes import most_gpu_seconds
 from api.storage.quotas import check_quota
-from api.storage.records import OPEN, JobState, ProbeFilter, ProbeRecord, TaskFilter, TaskRecord
+from api.storage.records import (
+    OPEN,
+    JobState,
+    ProbeFilter,
+    ProbeRecord,
+    QueuedJob,
+    TaskFilter,
+    TaskRecord,
+)
 from api.storage.transactions import one_transaction, writing
 from planner.errors import NotFoundError
 
@@ -17,25 +23,6 @@ if TYPE_CHECKING:
     from api.wiring import Wiring
 
 MOST = 200  # newest of each state
-
-
-@dataclass(frozen=True, kw_only=True)
-class QueuedJob:
-    """A job of either queue, as a line."""
-
-    id: str
-    kind: Literal["probe", "study", "sweep"]
-    created_at: datetime
-    state: JobState
-    about: str
-    asked_by: str | None
-    attempts: int
-    max_attempts: int
-    not_before: datetime | None
-    gpu_seconds: float | None
-    owner: str | None
-    failure: str | None
-    message: str | None
 
 
 def jobs_in(wiring: "Wiring", *, failed: bool) -> list[QueuedJob]:

@@ -1,7 +1,6 @@
 """Jobs of the queues and the audit trail as lines."""
 
-from api.jobs.queues import QueuedJob
-from api.storage.records import AuditEvent
+from api.storage.records import AuditEvent, QueuedJob
 
 
 def job_line(job: QueuedJob) -> str:

@@ -342,6 +342,32 @@ class TaskEvent:
     body: Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuedJob:
+    """A job of either queue, as a line.
+
+    kind: probe, study or sweep.
+    about: what it is, for a person.
+    asked_by: the key that asked; None of older ones.
+    not_before: when it is tried again, after an attempt that took its worker down.
+    gpu_seconds: the most that it may use, and once it has ended what it used.
+    """
+
+    id: str
+    kind: Literal["probe", "study", "sweep"]
+    created_at: datetime
+    state: JobState
+    about: str
+    asked_by: str | None
+    attempts: int
+    max_attempts: int
+    not_before: datetime | None
+    gpu_seconds: float | None
+    owner: str | None
+    failure: str | None
+    message: str | None
+
+
 # ---- who did what --------------------------------------------------------------------------------
 
 

@@ -4,12 +4,9 @@ its own.
 
 import hashlib
 import json
-import socket
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -22,7 +19,8 @@ from api.http.app import create_app
 from api.settings import Settings
 from api.storage.engine import make_engine, normalise_url
 from api.storage.migrate import alembic_config, upgrade
-from tests.conftest import LAYOUT, UNMEASURED_JOB, clean_environment
+from tests.conftest import LAYOUT, UNMEASURED_JOB
+from tests.served import served
 
 PROBLEM = "application/problem+json"
 SECRETS = {"reader": "read", "planner": "plan+read", "boss": "admin"}
@@ -385,32 +383,12 @@ def test_a_sender_that_leaves_early_is_no_bug(
     assert not caplog.records
 
 
-@pytest.fixture
-def server(sqlite_url: str) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "api.cli", "serve", "--port", str(port)],
-        env={**clean_environment(), "PLANNER_DATABASE_URL": sqlite_url},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(6000):
-            try:
-                httpx.get(f"{url}/readyz", timeout=60).raise_for_status()
-                break
-            except httpx.TransportError:
-                time.sleep(0.05)
-        yield url
-    finally:
-        process.terminate()
-        process.communicate(timeout=300)
+def test_the_real_server(sqlite_url: str, tmp_path: Path, job: dict[str, Any]) -> None:
+    with served(sqlite_url, tmp_path) as service:
+        _takes_what_fits(service.url, job)
 
 
-def test_the_real_server(server: str, job: dict[str, Any]) -> None:
+def _takes_what_fits(server: str, job: dict[str, Any]) -> None:
     headers = {"content-type": "application/json"}
     big = b'{"notes": "' + b"x" * 10_000_000 + b'"}'
     assert (

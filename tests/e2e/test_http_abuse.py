@@ -179,6 +179,8 @@ def test_names_can_be_given(sqlite_url: str) -> None:
             host: client.get("/plans", headers={"host": host}).status_code
             for host in ("Plan.Example:443", "127.0.0.1", "localhost")
         }
+        behind = {"host": "127.0.0.1", "origin": "https://plan.example"}
+        assert client.post("/sweeps/sweep-none/run", headers=behind).status_code == 404
     assert asked == {"Plan.Example:443": 200, "127.0.0.1": 200, "localhost": 403}
 
 
@@ -198,6 +200,7 @@ def test_with_keys_any_name_does(sqlite_url: str) -> None:
         ({"origin": "http://testserver"}, False),
         ({"sec-fetch-site": "same-origin"}, False),
         ({"sec-fetch-site": "none"}, False),
+        ({"sec-fetch-site": "same-origin", "origin": "https://behind-a.proxy"}, False),
         ({}, False),
     ],
 )

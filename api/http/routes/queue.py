@@ -4,16 +4,17 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
+from pydantic import TypeAdapter
 
 from api.http.bodies import JSON
 from api.http.requests import answer_once, in_thread, wiring_of
 from api.http.routes.parameters import Cursor, PageSize, Text, problems
-from api.http.schemas import AuditLine, JobLine
 from api.http.security import Admin, Prober, Reader
 from api.jobs.queues import jobs_in, retry
-from api.storage.records import AuditFilter, Page
+from api.storage.records import AuditEvent, AuditFilter, Page, QueuedJob
 
 router = APIRouter(tags=["operations"])
+JOB = TypeAdapter(QueuedJob)
 
 
 @router.get("/queue", responses=problems(401, 403, 422, 503))
@@ -22,25 +23,23 @@ async def list_queue(
     _: Reader,
     failed: Annotated[bool, Query(description="What was given up, not what is open.")] = False,
     limit: PageSize = 50,
-) -> list[JobLine]:
+) -> list[QueuedJob]:
     """Probes, studies and runs of sweeps that wait or run, newest first, and what they wait for."""
     wiring = wiring_of(request)
-    return await in_thread(
-        request, lambda: [JobLine(**vars(job)) for job in jobs_in(wiring, failed=failed)[:limit]]
-    )
+    return await in_thread(request, lambda: jobs_in(wiring, failed=failed)[:limit])
 
 
 @router.post(
     "/queue/{job_id}/retry",
     response_model=None,
-    responses={200: {"model": JobLine}, **problems(401, 403, 404, 409, 422, 429, 503)},
+    responses={200: {"model": QueuedJob}, **problems(401, 403, 404, 409, 422, 429, 503)},
 )
 async def retry_job(request: Request, job_id: str, key: Prober) -> Response:
     """Gives a failed job new attempts. `Idempotency-Key` is honoured."""
     wiring = wiring_of(request)
 
     def work() -> Response:
-        return Response(JobLine(**vars(retry(wiring, job_id))).model_dump_json(), media_type=JSON)
+        return Response(JOB.dump_json(retry(wiring, job_id)), media_type=JSON)
 
     answer = await answer_once(request, key, work)
     for workers in (request.app.state.task_workers, request.app.state.probe_workers):
@@ -57,14 +56,10 @@ async def audit(
     subject: Text = None,
     cursor: Cursor = None,
     limit: PageSize = 50,
-) -> Page[AuditLine]:
+) -> Page[AuditEvent]:
     """Who asked for, ran, cancelled and imported what, when, for how many GPU-seconds.
 
     Newest first. It needs the scope `admin`.
     """
     wanted = AuditFilter(asked_by=asked_by, action=action, subject=subject)
-    page = await in_thread(request, lambda: wiring_of(request).audit.list(wanted, cursor, limit))
-    return Page[AuditLine](
-        items=[AuditLine.model_validate(event) for event in page.items],
-        next_cursor=page.next_cursor,
-    )
+    return await in_thread(request, lambda: wiring_of(request).audit.list(wanted, cursor, limit))
