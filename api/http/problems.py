@@ -11,6 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
 from api.asker import asker
@@ -20,6 +21,7 @@ from api.logs import request_id
 from planner.errors import Fault, PlannerError, SpecError
 
 MEDIA_TYPE = "application/problem+json"
+CLIENT_GONE = 499  # for the log: nobody reads this answer; nginx's number
 log = logging.getLogger("planner.api")
 _REMEDIES = {
     HTTPStatus.NOT_FOUND: "see /docs for the paths that exist",
@@ -109,6 +111,10 @@ def install(app: FastAPI) -> None:
             for item in error.errors()
         ]
         return problem(request, SpecError(faults))
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(request: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=CLIENT_GONE)
 
     @app.exception_handler(Exception)
     async def bug(request: Request, error: Exception) -> Response:
