@@ -8,6 +8,7 @@ a probe whose runner crashed.
 
 import contextlib
 import os
+import platform
 import shutil
 import socket
 import subprocess
@@ -155,11 +156,14 @@ class Watch:
     stop: set to end the probe.
     progress: callback for the last line of output, called from time to time.
     folder: callback for the probe's folder, once it exists.
+    avoid: names of hosts that it must not run on, for a pool that can choose
+        (`Capacity.avoids_hosts`).
     """
 
     stop: threading.Event = field(default_factory=threading.Event)
     progress: Progress = lambda _: None
     folder: Callable[[Path], None] = lambda _: None
+    avoid: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +227,8 @@ class Launcher:
                 task, devices, observer, task.time_limit_seconds - (time.monotonic() - started)
             )
 
-        return with_free_port(self.settings.port_tries, once, observer)
+        result = with_free_port(self.settings.port_tries, once, observer)
+        return result.model_copy(update={"hosts": [platform.node()]})
 
     def _once(
         self, task: ProbeTask, lease: DeviceLease, watch: Watch, time_limit_seconds: float

@@ -29,6 +29,8 @@ class FailureKind(StrEnum):
     IMPORT = "import-error"  # a package is missing or of the wrong version
     PORT = "port-in-use"
     LOST_GPU = "lost-gpu"  # Xid, fallen off the bus
+    LOST_NODE = "lost-node"  # a host of the pool went away under it
+    PREEMPTED = "preempted"  # the pool took its devices for somebody else
     INTERRUPTED = "interrupted"  # the runner was asked to stop
     CRASH = "crash"  # anything else, with its traceback
 
@@ -191,6 +193,7 @@ class ProbeResult(BaseModel):
 
     gpu_seconds: wall seconds x GPUs used, start included.
     complete: False for what a crashing run left.
+    hosts: the pool's hosts that it ran on; empty where the pool does not tell.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -203,6 +206,7 @@ class ProbeResult(BaseModel):
     gpu_seconds: float
     complete: bool = True
     notes: list[str] = []
+    hosts: list[str] = []
 
     @property
     def rung(self) -> Rung:
@@ -241,6 +245,8 @@ class ProbeResult(BaseModel):
             }
         else:
             numbers |= {"failure": out.kind.value, "message": out.message}
+        if self.hosts:
+            numbers["hosts"] = self.hosts
         return Measurement(
             id=self.task.id,
             created_at=self.started_at,

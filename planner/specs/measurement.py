@@ -41,6 +41,7 @@ class Measured(BaseModel):
         from fewer layers or replicas; `probed`: the layout itself; `published`: somebody else's
         run.
     failure: class of what went wrong (`probes.protocol.FailureKind`); `message` has its root cause.
+    hosts: names of the hosts that it ran on.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -57,6 +58,7 @@ class Measured(BaseModel):
     failure: str | None = None
     message: str | None = None
     gpu_seconds: Amount | None = None
+    hosts: list[str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,9 @@ class Capacity:
     emulates: it can run one rank of a larger layout in one process.
     fake_tensors: it can run a rank without a GPU, for memory and counts only.
     measures: False if results are looked up, so that nothing new can be measured.
+    at_once: devices that probes can use at the same time; None is all of them.
+    shared: every process that opens the pool uses the same devices, from whatever machine.
+    avoids_hosts: it keeps a probe off the hosts that its `Watch` names.
     """
 
     num_devices: int
@@ -32,6 +35,9 @@ class Capacity:
     emulates: bool = True
     fake_tensors: bool = True
     measures: bool = True
+    at_once: int | None = None
+    shared: bool = False
+    avoids_hosts: bool = False
 
 
 def too_few(wanted: int, capacity: Capacity) -> ProbeError:

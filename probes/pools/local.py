@@ -71,7 +71,8 @@ class LocalPool:
         Raises SpecError for a GPU other than this machine's.
         """
         if cluster.gpu.name == "cpu":
-            return Capacity(num_devices=MAX_CPU_PROCESSES, device="cpu")
+            slots = self.settings.cpu_slots
+            return Capacity(num_devices=MAX_CPU_PROCESSES, device="cpu", at_once=slots)
         seen = self.settings.survey()
         gpus = self._visible(seen)
         if not gpus:

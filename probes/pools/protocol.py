@@ -56,5 +56,8 @@ class Pool(Protocol):
         ...
 
     def run(self, task: ProbeTask, watch: Watch | None = None) -> ProbeResult:
-        """The result of one task. It takes a lease on its devices first, and waits for them."""
+        """The result of one task. It takes a lease on its devices first, and waits for them.
+
+        Several threads may call it at once, each with a task of its own.
+        """
         ...

@@ -104,7 +104,7 @@ class SlurmPool:
     def capacity(self, cluster: ClusterSpec) -> Capacity:
         """No limit of ours: Slurm reports what it has when a job is submitted."""
         device = "cpu" if cluster.gpu.name == "cpu" else "cuda"
-        return Capacity(num_devices=UNLIMITED, device=device, spans_nodes=True)
+        return Capacity(num_devices=UNLIMITED, device=device, spans_nodes=True, shared=True)
 
     def check(self, need: Need, *, wait: bool = True) -> None:
         """Raises ProbeError if no probe can run: Slurm's commands or its nodes' torch are missing.
