@@ -163,6 +163,9 @@ class Settings(BaseSettings):
     probe_workers: probes that the service runs at once; 0 leaves them to other processes on the
         same database.
     task_workers: the same of studies and sweep runs.
+    webhook_hosts: hosts that sweeps may post their reports to, `host` or `host:port`, several at
+        commas; empty: none.
+    webhook_secret: signs what is posted (Standard Webhooks); without one it is not signed.
     probe_python: interpreter that has torch, where it is another than ours.
     probe_program: the reference program, a module or a file.
     probe_environment: names of variables, with `*`, several at commas, that a probe gets besides
@@ -197,6 +200,8 @@ class Settings(BaseSettings):
     lease_folder: Path = Field(default_factory=default_lease_folder)
     probe_workers: int = Field(default=1, ge=0, le=64)
     task_workers: int = Field(default=1, ge=0, le=16)
+    webhook_hosts: str = ""
+    webhook_secret: SecretStr = SecretStr("")
     probe_python: str = sys.executable
     probe_program: str = "probes.worker"
     probe_environment: str = ""
@@ -205,6 +210,11 @@ class Settings(BaseSettings):
     def host_names(self) -> frozenset[str]:
         """The parsed `allowed_hosts`, in lower case."""
         return frozenset(name for name in re.split(r"[,\s]+", self.allowed_hosts.lower()) if name)
+
+    @cached_property
+    def webhook_places(self) -> frozenset[str]:
+        """The parsed `webhook_hosts`, in lower case."""
+        return frozenset(name for name in re.split(r"[,\s]+", self.webhook_hosts.lower()) if name)
 
     @cached_property
     def keys(self) -> tuple[ApiKey, ...]:

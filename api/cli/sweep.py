@@ -121,7 +121,7 @@ def schedule(file: File, json: Json = False) -> None:
     if json:
         say(encoder.dumps(sweep_detail(wiring, sweep), indent=2))
         return
-    say(f"{sweep.id}: {sweep.name}, next at {sweep.next_due_at:%Y-%m-%d %H:%M} UTC")
+    say(f"{sweep.id}: {sweep.name}{_next(sweep)}")
 
 
 @app.command("list")
@@ -147,8 +147,7 @@ def list_(json: Json = False) -> None:
         say(encoder.dumps(rows, indent=2))
         return
     for one in sweeps:
-        due = f", next at {one.next_due_at:%Y-%m-%d %H:%M} UTC" if one.next_due_at else ""
-        say(f"{one.id}  {one.state:9}  {one.name}{due}")
+        say(f"{one.id}  {one.state:9}  {one.name}{_next(one)}")
 
 
 @app.command()
@@ -166,16 +165,14 @@ def show(sweep_id: Id, plot: Plot = None, json: Json = False) -> None:
 
     check_plot(plot)
     wiring = wire()
-    detail = sweep_detail(wiring, wiring.sweeps.get(sweep_id_of(wiring, sweep_id)))
+    sweep = wiring.sweeps.get(sweep_id_of(wiring, sweep_id))
+    detail = sweep_detail(wiring, sweep)
     if plot is not None:
         write_plot(plot, sweep_chart(detail))
     if json:
         say(encoder.dumps(detail, indent=2))
         return
-    say(
-        f"{detail['id']}: {detail['name']}, {detail['state']}"
-        + (f", next at {detail['next_due_at']}" if detail["next_due_at"] else "")
-    )
+    say(f"{sweep.id}: {sweep.name}, {sweep.state}{_next(sweep)}")
     for run_ in detail["runs"]:
         say(
             f"{run_['id']} for {run_['due_at']}: {run_['state']}"
@@ -230,7 +227,13 @@ def _say_state(wiring: "Wiring", sweep: "SweepRecord", *, as_json: bool) -> None
     if as_json:
         say(encoder.dumps(sweep_detail(wiring, sweep), indent=2))
         return
-    say(
-        f"{sweep.id} is {sweep.state}"
-        + (f", next at {sweep.next_due_at:%Y-%m-%d %H:%M} UTC" if sweep.next_due_at else "")
-    )
+    say(f"{sweep.id} is {sweep.state}{_next(sweep)}")
+
+
+def _next(sweep: "SweepRecord") -> str:
+    """When it runs next, in its own time zone."""
+    from api.jobs.schedule import in_zone
+
+    if sweep.next_due_at is None:
+        return ""
+    return f", next at {in_zone(sweep.next_due_at, sweep.spec.get('time_zone', 'UTC'))}"

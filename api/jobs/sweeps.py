@@ -3,19 +3,20 @@
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from api.asker import Asker, asker
-from api.errors import QuotaError, UnreadableError, fault, need
+from api.errors import QuotaError, UnreadableError
 from api.jobs.leases import is_abandoned, new_lease, take_over
 from api.jobs.probes import pool_of
+from api.jobs.schedule import next_due, window_of
+from api.jobs.webhooks import check_webhook
 from api.own_entries import with_own
 from api.storage.common import readable
 from api.storage.quotas import check_quota
-from api.storage.records import JobState, SweepRecord, TaskFilter, TaskRecord
-from api.storage.transactions import one_transaction
+from api.storage.records import SweepRecord, TaskFilter, TaskRecord
 from planner.errors import ConflictError, PlannerError
 from planner.intake.jobs import read_job
 from planner.intake.sweeps import read_sweep
@@ -47,7 +48,12 @@ def add_sweep(
     """
     spec = read_sweep(with_own(wiring, values), allow_files=allow_files)
     who = asker()
-    now = wiring.clock.now()
+    now = wiring.sweeps.now()
+    due = next_due(spec.schedule, now, spec.time_zone)
+    if spec.budget.hours is not None:
+        window_of(spec.budget.hours)
+    if spec.webhook is not None:
+        check_webhook(wiring.settings, spec.webhook)
     pool_of(wiring, spec.pool, allow_files=allow_files, field="sweep.pool")
     if ours:
         check_sweep(wiring, spec)
@@ -56,7 +62,7 @@ def add_sweep(
         created_at=now,
         name=spec.name,
         spec=spec.model_dump(mode="json"),
-        next_due_at=next_due(spec.schedule, now),
+        next_due_at=due,
         asked_by=who.name,
     )
     if who.quota is not None and spec.budget.max_gpu_seconds > who.quota.gpu_seconds_per_day:
@@ -93,10 +99,7 @@ def pause_sweep(wiring: "Wiring", sweep_id: str) -> SweepRecord:
     Raises NotFoundError, ConflictError; ForbiddenError for somebody else's.
     """
     who = _owner(wiring, sweep_id)
-    with one_transaction(wiring.sweeps.engine):
-        sweep = wiring.sweeps.change(sweep_id, "paused", None, who.name)
-        _cancel_runs(wiring, sweep_id, "queued")
-    return sweep
+    return wiring.sweeps.change(sweep_id, "paused", None, who.name)
 
 
 def resume_sweep(wiring: "Wiring", sweep_id: str) -> SweepRecord:
@@ -105,7 +108,8 @@ def resume_sweep(wiring: "Wiring", sweep_id: str) -> SweepRecord:
     Raises NotFoundError, ConflictError; ForbiddenError for somebody else's.
     """
     who = _owner(wiring, sweep_id)
-    due = next_due(wiring.sweeps.get(sweep_id).spec.get("schedule"), wiring.clock.now())
+    spec = wiring.sweeps.get(sweep_id).spec
+    due = next_due(spec.get("schedule"), wiring.sweeps.now(), spec.get("time_zone", "UTC"))
     return wiring.sweeps.change(sweep_id, "active", due, who.name)
 
 
@@ -115,10 +119,7 @@ def cancel_sweep(wiring: "Wiring", sweep_id: str) -> SweepRecord:
     Raises NotFoundError; ForbiddenError for somebody else's.
     """
     who = _owner(wiring, sweep_id)
-    with one_transaction(wiring.sweeps.engine):
-        sweep = wiring.sweeps.change(sweep_id, "cancelled", None, who.name)
-        _cancel_runs(wiring, sweep_id, "queued", "running")
-    return sweep
+    return wiring.sweeps.change(sweep_id, "cancelled", None, who.name)
 
 
 def _owner(wiring: "Wiring", sweep_id: str) -> Asker:
@@ -128,39 +129,7 @@ def _owner(wiring: "Wiring", sweep_id: str) -> Asker:
     return who
 
 
-def _cancel_runs(wiring: "Wiring", sweep_id: str, *states: JobState) -> None:
-    for state in states:
-        wanted, cursor = TaskFilter(kind="sweep", state=state, parent_id=sweep_id), None
-        while True:
-            page = wiring.tasks.list(wanted, cursor, PAGE)
-            for task in page.items:
-                wiring.tasks.cancel(task.id, asker().name)
-            cursor = page.next_cursor
-            if cursor is None:
-                break
-
-
 # ---- the schedule --------------------------------------------------------------------------------
-
-
-def next_due(schedule: str | None, after: datetime) -> datetime | None:
-    """The first time of a cron schedule (UTC) after this one; None without a schedule.
-
-    Raises SpecError.
-    """
-    if schedule is None:
-        return None
-    need("cronsim", extra="server")
-    from cronsim import CronSim, CronSimError
-
-    try:
-        found: datetime = next(CronSim(schedule, after.astimezone(UTC)))
-    except (CronSimError, StopIteration):
-        remedy = 'write minute, hour, day, month and weekday, for example "0 2 * * *"'
-        raise fault(
-            "sweep.schedule", schedule, "is no cron schedule that ever comes due", remedy
-        ) from None
-    return found
 
 
 def schedule_due(wiring: "Wiring") -> list[TaskRecord]:
@@ -169,7 +138,7 @@ def schedule_due(wiring: "Wiring") -> list[TaskRecord]:
     What was missed for long is skipped or made up once, as the sweep says.
     """
     made = []
-    now = wiring.clock.now()
+    now = wiring.sweeps.now()
     for sweep in wiring.sweeps.due(now):
         try:
             with readable("sweep", sweep.id):
@@ -180,15 +149,16 @@ def schedule_due(wiring: "Wiring") -> list[TaskRecord]:
             continue
         due_at = _due_at(sweep, spec, now)
         task = None if due_at is None else _task(wiring, sweep, due_at)
-        following = next_due(spec.schedule, now)
+        following = next_due(spec.schedule, now, spec.time_zone)
+        check = partial(_check, wiring, task)
         try:
-            moved = wiring.sweeps.advance(sweep, following, task, partial(_check, wiring, task))
+            added = wiring.sweeps.advance(sweep, following, task, check, spec.overlap)
         except QuotaError as error:
             log.warning("%s does not run for %s: %s", sweep.id, due_at, error)
             wiring.audit.add(sweep.asked_by, "refused.quota_exceeded", sweep.id, str(error))
             wiring.sweeps.advance(sweep, following, None)
             continue
-        if moved and task is not None:
+        if added and task is not None:
             made.append(task)
     return made
 
@@ -210,9 +180,9 @@ def _due_at(sweep: SweepRecord, spec: SweepSpec, now: datetime) -> datetime | No
     assert sweep.next_due_at is not None, "only a sweep with a scheduled time comes due"
     fresh = now - timedelta(seconds=MISSED_SECONDS)
     due_at = sweep.next_due_at if sweep.next_due_at >= fresh or spec.missed == "catch-up" else None
-    later = next_due(spec.schedule, max(sweep.next_due_at, fresh))
+    later = next_due(spec.schedule, max(sweep.next_due_at, fresh), spec.time_zone)
     while later is not None and later <= now:
-        due_at, later = later, next_due(spec.schedule, later)
+        due_at, later = later, next_due(spec.schedule, later, spec.time_zone)
     return due_at
 
 
@@ -228,7 +198,7 @@ def run_now(wiring: "Wiring", sweep: SweepRecord, *, ours: bool) -> TaskRecord:
     who.check_owner("sweep", sweep.id, sweep.asked_by)
     if sweep.state == "cancelled":
         raise ConflictError(f"sweep {sweep.id} was cancelled; schedule it anew")
-    now = wiring.clock.now()
+    now = wiring.sweeps.now()
     if ours:
         running = TaskFilter(kind="sweep", state="running", parent_id=sweep.id)
         for left in wiring.tasks.list(running).items:
@@ -237,11 +207,12 @@ def run_now(wiring: "Wiring", sweep: SweepRecord, *, ours: bool) -> TaskRecord:
                 if taken is not None:
                     return taken
     task = replace(_task(wiring, sweep, now), asked_by=who.name)
-    return wiring.tasks.add(
-        [task],
-        lease=new_lease() if ours else None,
-        check=lambda session: check_quota(session, who, gpu_seconds=task.gpu_seconds or 0.0),
-    )[0]
+
+    def check(session: "Session") -> None:
+        wiring.sweeps.check_open(session, sweep.id)  # it may have been cancelled meanwhile
+        check_quota(session, who, gpu_seconds=task.gpu_seconds or 0.0)
+
+    return wiring.tasks.add([task], lease=new_lease() if ours else None, check=check)[0]
 
 
 def _task(wiring: "Wiring", sweep: SweepRecord, due_at: datetime) -> TaskRecord:
@@ -254,6 +225,7 @@ def _task(wiring: "Wiring", sweep: SweepRecord, due_at: datetime) -> TaskRecord:
         due_at=due_at,
         asked_by=sweep.asked_by,
         gpu_seconds=_most_gpu_seconds(sweep),
+        priority=_priority(sweep),
     )
 
 
@@ -261,6 +233,11 @@ def _most_gpu_seconds(sweep: SweepRecord) -> float | None:
     budget = sweep.spec.get("budget")
     most = budget.get("max_gpu_seconds") if isinstance(budget, Mapping) else None
     return float(most) if isinstance(most, int | float) else None
+
+
+def _priority(sweep: SweepRecord) -> int:
+    priority = sweep.spec.get("priority")
+    return priority if isinstance(priority, int) else 0
 
 
 # ---- reading -------------------------------------------------------------------------------------

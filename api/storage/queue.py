@@ -121,7 +121,9 @@ class SqlQueue(ABC, Generic[Record, Filter, End]):
         return read_page(self.engine, self.row_class, self._record, cursor, limit, wanted=wanted)
 
     def claim(self, lease: Lease, *, job_id: str | None = None) -> Record | None:
-        """The oldest queued job that need not wait, now running and ours; None where none is.
+        """The queued job of the highest priority, of equal ones the oldest, now running and ours.
+
+        None where none is, or all have to wait.
 
         job_id: the queued one of this id instead, whether it has to wait or not.
         """
@@ -131,8 +133,17 @@ class SqlQueue(ABC, Generic[Record, Filter, End]):
             query = query.where(table.id == plain_text(job_id))
         else:
             waited = or_(table.not_before.is_(None), table.not_before <= database_time())
-            query = query.where(waited)
-        return self._take(query.order_by(table.created_at, table.id), lease, counts=True)
+            query = query.where(waited, *self._may_start())
+        first = query.order_by(table.priority.desc(), table.created_at, table.id)
+        return self._take(first, lease, counts=True, fresh=True)
+
+    def _may_start(self) -> tuple[ColumnElement[bool], ...]:
+        """What else must hold of a queued job that a worker takes."""
+        return ()
+
+    def _waits(self, session: Session, row: Any) -> bool:
+        """Whether a job that was just chosen must wait after all; asked with its row locked."""
+        return False
 
     def take_over(
         self, abandoned: Record, lease: Lease, *, crashed: bool, counts: bool = False
@@ -150,12 +161,15 @@ class SqlQueue(ABC, Generic[Record, Filter, End]):
             query = query.where(table.lease_until < database_time())
         return self._take(query, lease, counts=counts)
 
-    def _take(self, query: Select[Any], lease: Lease, *, counts: bool) -> Record | None:
+    def _take(
+        self, query: Select[Any], lease: Lease, *, counts: bool, fresh: bool = False
+    ) -> Record | None:
+        """fresh: it was queued, so it may have to wait."""
         with writing(self.engine) as session:
             row: LeasedRow | None = session.scalars(
                 query.limit(1).with_for_update(skip_locked=True)
             ).first()
-            if row is None:
+            if row is None or (fresh and self._waits(session, row)):
                 return None
             self._claim(row, lease, counts=counts)
             session.flush()

@@ -214,6 +214,7 @@ class JobRecord:
     fencing_token: rises with every claim; only the owner with the newest may write.
     lease_until: the owner counts as crashed after this time.
     failure: class of what went wrong, with the root cause in `message`.
+    priority: of two that wait the one with the higher goes first.
     """
 
     id: str
@@ -235,6 +236,7 @@ class JobRecord:
     finished_at: datetime | None = None
     failure: str | None = None
     message: str | None = None
+    priority: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,6 +256,7 @@ class ProbeRecord(JobRecord):
     folder: "host:path" of its files.
     results: result files of its runs.
     failure: "oom", "backend" or a `probes.protocol.FailureKind`.
+    devices: that it occupies in its pool while it runs; None of older ones.
     """
 
     job_hash: str
@@ -267,6 +270,7 @@ class ProbeRecord(JobRecord):
     folder: str | None = None
     results: tuple[Mapping[str, Any], ...] = ()
     measurement_id: str | None = None
+    devices: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,6 +307,9 @@ class TaskRecord(JobRecord):
 
     parent_id, due_at: the sweep and its scheduled time; a scheduled time is run once.
     result: the report of a sweep's run; None for a study, whose plan is stored.
+    standing: how far a sweep's run is (`api.jobs.standing.Standing`).
+    notify_at: when the webhook of a sweep's run is called next; None where there is none to call.
+    notified: calls of it so far.
     """
 
     kind: TaskKind
@@ -311,14 +318,21 @@ class TaskRecord(JobRecord):
     parent_id: str | None = None
     due_at: datetime | None = None
     result: Mapping[str, Any] | None = None
+    standing: Mapping[str, Any] | None = None
+    notify_at: datetime | None = None
+    notified: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskEnd(JobEnd):
-    """How a task ended. plan: of a study, stored in the same transaction."""
+    """How a task ended. plan: of a study, stored in the same transaction.
+
+    notify: whether the webhook of its sweep is to be told.
+    """
 
     result: Mapping[str, Any] | None = None
     plan: tuple[Plan, PlanLabels] | None = None
+    notify: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -397,6 +411,21 @@ class AuditFilter:
     asked_by: str | None = None
     action: str | None = None
     subject: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuarantinedHost:
+    """A host that no run of this pool uses until then.
+
+    found_by: the run of a sweep that found it bad. evidence: sentences.
+    """
+
+    pool: str
+    host: str
+    since: datetime
+    until: datetime
+    found_by: str
+    evidence: tuple[str, ...]
 
 
 # ---- sweeps --------------------------------------------------------------------------------------

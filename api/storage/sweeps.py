@@ -9,14 +9,23 @@ from sqlalchemy import Engine, select, update
 from sqlalchemy.orm import Session
 
 from api.storage.audit import note
+from api.storage.clock import database_time
 from api.storage.common import flush_new, plain_text, row_of
 from api.storage.paging import read_page
 from api.storage.queue import Check
-from api.storage.records import Page, SweepRecord, SweepState, TaskRecord
+from api.storage.records import OPEN, JobState, Page, SweepRecord, SweepState, TaskRecord
 from api.storage.tables import SweepRow, TaskRow
-from api.storage.tasks import task_values
+from api.storage.tasks import cancel_runs, has_open_run, task_values
 from api.storage.transactions import reading, writing
 from planner.errors import ConflictError
+from planner.specs.sweep import Overlap
+
+# runs that end with a sweep that is put into a state
+ENDED_WITH: dict[SweepState, tuple[JobState, ...]] = {
+    "active": (),
+    "paused": ("queued",),
+    "cancelled": OPEN,
+}
 
 
 class SqlSweepStore:
@@ -42,6 +51,12 @@ class SqlSweepStore:
         """All sweeps, newest first."""
         return read_page(self.engine, SweepRow, _record, cursor, limit)
 
+    def now(self) -> datetime:
+        """The database's time: by it sweeps come due, whatever the clocks of workers say."""
+        with reading(self.engine) as session:
+            now: datetime = session.scalars(select(database_time())).one()
+        return now
+
     def due(self, now: datetime) -> Sequence[SweepRecord]:
         """Active sweeps whose scheduled time has come, earliest first."""
         query = (
@@ -58,11 +73,15 @@ class SqlSweepStore:
         next_due_at: datetime | None,
         task: TaskRecord | None,
         check: Check = lambda _: None,
+        overlap: Overlap = "queue",
     ) -> bool:
         """Moves the sweep from the scheduled time that it was read with to the next.
 
-        Adds the task in the same transaction. False, and nothing is changed, if another process
-        was quicker. check: called in it before a task is added; raises what forbids it.
+        Adds the task in the same transaction; returns whether it did. Where another process was
+        quicker nothing is changed.
+
+        check: called in it before a task is added; raises what forbids it.
+        overlap: where a run of the sweep waits or runs: `skip` adds none, `replace` cancels it.
         """
         unchanged = (
             SweepRow.id == sweep.id,
@@ -73,18 +92,30 @@ class SqlSweepStore:
         with writing(self.engine) as session:
             if session.execute(moving.returning(SweepRow.id)).first() is None:
                 return False
-            if task is not None:
-                check(session)
-                note(session, task.asked_by, "task.asked", task.id, gpu_seconds=task.gpu_seconds)
-                session.add(TaskRow(**task_values(task)))
-                flush_new(session, f"a run of {sweep.id} for {task.due_at}")
+            if task is None:
+                return False
+            if overlap == "replace":
+                cancel_runs(session, sweep.id, OPEN, None)
+            elif overlap == "skip" and has_open_run(session, sweep.id):
+                note(session, task.asked_by, "sweep.skipped", sweep.id, detail=str(task.due_at))
+                return False
+            check(session)
+            note(session, task.asked_by, "task.asked", task.id, gpu_seconds=task.gpu_seconds)
+            session.add(TaskRow(**task_values(task)))
+            flush_new(session, f"a run of {sweep.id} for {task.due_at}")
         return True
+
+    def check_open(self, session: Session, sweep_id: str) -> None:
+        """Raises ConflictError for a cancelled sweep; it stays as it is until the session ends."""
+        if _row(session, sweep_id, lock=True).state == "cancelled":
+            raise ConflictError(f"sweep {sweep_id} was cancelled; schedule it anew")
 
     def change(
         self, sweep_id: str, state: SweepState, next_due_at: datetime | None, by: str | None = None
     ) -> SweepRecord:
         """Pauses, resumes or cancels it. Raises NotFoundError; ConflictError once cancelled.
 
+        Its queued runs end with it, of a cancelled sweep also those that run: they are asked to.
         by: who asks, for the audit trail.
         """
         with writing(self.engine) as session:
@@ -93,6 +124,7 @@ class SqlSweepStore:
                 raise ConflictError(f"sweep {sweep_id} was cancelled; schedule it anew")
             row.state, row.next_due_at = state, next_due_at
             note(session, by, f"sweep.{state}", sweep_id)
+            cancel_runs(session, sweep_id, ENDED_WITH[state], by)
             record = _record(row)
         return record
 

@@ -183,7 +183,7 @@ class PricedRunRow(Base):
 class LeasedRow(Base):
     """What every queue has in common: a state, and a lease on it.
 
-    Only the owner with the newest fencing_token may write.
+    Only the owner with the newest fencing_token may write. priority: higher ones go first.
     """
 
     __abstract__ = True
@@ -207,13 +207,15 @@ class LeasedRow(Base):
     finished_at: Mapped[datetime | None]
     failure: Mapped[str | None] = mapped_column(String(32))
     message: Mapped[str | None]
+    priority: Mapped[int] = mapped_column(Integer, server_default="0")
 
 
 class ProbeRow(LeasedRow):
-    """One layout to measure."""
+    """One layout to measure. devices: that it occupies in its pool while it runs."""
 
     __tablename__ = "probes"
     __table_args__ = (
+        Index("ix_probes_pool_state", "pool", "state"),
         Index("ix_probes_created_at_id", "created_at", "id"),
         Index("ix_probes_state_created_at", "state", "created_at"),
         Index("ix_probes_asked_by_created_at", "asked_by", "created_at"),
@@ -232,10 +234,17 @@ class ProbeRow(LeasedRow):
     measurement_id: Mapped[str | None] = mapped_column(
         String(ID_LENGTH), ForeignKey("measurements.id")
     )
+    devices: Mapped[int | None] = mapped_column(Integer)
 
 
 class TaskRow(LeasedRow):
-    """A study of one job, or one run of a sweep. A sweep's scheduled time is run once."""
+    """A study of one job, or one run of a sweep. A sweep's scheduled time is run once.
+
+    pool, wants_gpus: where it waits for room, and for how much; null while it does not wait.
+    standing: how far it is, JSON-safe.
+    notify_at: when its end is to be told next; null where nobody is to be told, or all is said.
+    notified: attempts of that so far.
+    """
 
     __tablename__ = "tasks"
     __table_args__ = (
@@ -250,6 +259,11 @@ class TaskRow(LeasedRow):
     parent_id: Mapped[str | None] = mapped_column(String(ID_LENGTH), ForeignKey("sweeps.id"))
     due_at: Mapped[datetime | None]
     result: Mapped[dict[str, Any] | None] = mapped_column(JSON)
+    pool: Mapped[str | None]
+    wants_gpus: Mapped[int | None] = mapped_column(Integer)
+    standing: Mapped[dict[str, Any] | None] = mapped_column(JSON)
+    notify_at: Mapped[datetime | None]
+    notified: Mapped[int] = mapped_column(Integer, server_default="0")
 
 
 class TaskEventRow(Base):
@@ -281,6 +295,22 @@ class SweepRow(Base):
     state: Mapped[str] = mapped_column(String(16))
     next_due_at: Mapped[datetime | None]
     asked_by: Mapped[str | None]
+
+
+class QuarantinedHostRow(Base):
+    """A host of a pool that no run uses until then.
+
+    found_by: the run of a sweep that found it bad. evidence: sentences.
+    """
+
+    __tablename__ = "quarantined_hosts"
+
+    pool: Mapped[str] = mapped_column(primary_key=True)
+    host: Mapped[str] = mapped_column(primary_key=True)
+    since: Mapped[datetime]
+    until: Mapped[datetime]
+    found_by: Mapped[str]
+    evidence: Mapped[list[Any]]
 
 
 class CalibrationRow(Base):

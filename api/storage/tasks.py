@@ -5,12 +5,15 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import func, select
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, Exists, case, exists, func, literal, select, update
+from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
+from api.storage.audit import note
+from api.storage.clock import database_time
 from api.storage.common import plain_text
-from api.storage.queue import SqlQueue
-from api.storage.records import TaskEnd, TaskEvent, TaskFilter, TaskRecord
+from api.storage.queue import CANCELLED, QUEUED, RUNNING, SqlQueue
+from api.storage.records import OPEN, JobState, TaskEnd, TaskEvent, TaskFilter, TaskRecord
+from api.storage.room import take_turns
 from api.storage.store import add_plan
 from api.storage.tables import PlanRow, TaskEventRow, TaskRow
 from api.storage.transactions import reading, writing
@@ -49,6 +52,49 @@ class SqlTaskStore(SqlQueue[TaskRecord, TaskFilter, TaskEnd]):
                 for row in rows
             )
 
+    def stand(self, claimed: TaskRecord, standing: Mapping[str, Any]) -> None:
+        """Stores how far it is. Raises ConflictError where the lease was lost."""
+        with writing(self.engine) as session:
+            self._write(session, claimed, {"standing": dict(standing)}, expired=True)
+
+    def wait_for_room(self, claimed: TaskRecord, pool: str | None, gpus: int | None) -> None:
+        """Says that it waits for so many GPUs of a pool; None: it waits no more.
+
+        Raises ConflictError where the lease was lost.
+        """
+        with writing(self.engine) as session:
+            self._write(session, claimed, {"pool": pool, "wants_gpus": gpus}, expired=True)
+
+    def take_notification(self, wait_seconds: float) -> TaskRecord | None:
+        """A run whose end is to be told now; nobody else gets it for so many seconds."""
+        due = select(TaskRow).where(TaskRow.notify_at <= database_time())
+        with writing(self.engine) as session:
+            row = session.scalars(
+                due.order_by(TaskRow.notify_at).limit(1).with_for_update(skip_locked=True)
+            ).first()
+            if row is None:
+                return None
+            row.notify_at, row.notified = database_time(wait_seconds), row.notified + 1
+            session.flush()
+            return self._record(row)
+
+    def notify_again(self, task: TaskRecord, seconds: float | None) -> None:
+        """Tells it again after so many seconds; None: it was told, or is given up."""
+        later = None if seconds is None else database_time(seconds)
+        ours = (TaskRow.id == task.id, TaskRow.notified == task.notified)
+        with writing(self.engine) as session:
+            session.execute(update(TaskRow).where(*ours).values(notify_at=later))
+
+    def _may_start(self) -> tuple[ColumnElement[bool], ...]:
+        return (~_runs_already(TaskRow.parent_id),)
+
+    def _waits(self, session: Session, row: TaskRow) -> bool:
+        """One run of a sweep at a time: two workers may have chosen two at once."""
+        if row.parent_id is None:
+            return False
+        take_turns(session, f"runs of {row.parent_id}")
+        return bool(session.scalar(select(_runs_already(literal(row.parent_id)))))
+
     def _values(self, record: TaskRecord) -> dict[str, Any]:
         return task_values(record)
 
@@ -56,7 +102,9 @@ class SqlTaskStore(SqlQueue[TaskRecord, TaskFilter, TaskEnd]):
         # a plan of this id was stored by an earlier owner, of a version that stored it apart
         if end.plan is not None and session.get(PlanRow, end.plan[0].id) is None:
             add_plan(session, *end.plan)
-        return {"result": None if end.result is None else dict(end.result)}
+        result = None if end.result is None else dict(end.result)
+        notify = {"notify_at": database_time()} if end.notify else {}
+        return {"result": result, "pool": None, "wants_gpus": None, **notify}
 
     def _used_gpu_seconds(self, record: TaskRecord, end: TaskEnd) -> float | None:
         return end.gpu_seconds
@@ -65,4 +113,45 @@ class SqlTaskStore(SqlQueue[TaskRecord, TaskFilter, TaskEnd]):
 def task_values(record: TaskRecord) -> dict[str, Any]:
     """The columns of a new task."""
     result = None if record.result is None else dict(record.result)
-    return {**asdict(record), "request": dict(record.request), "result": result}
+    standing = None if record.standing is None else dict(record.standing)
+    own = {"request": dict(record.request), "result": result, "standing": standing}
+    return {**asdict(record), **own}
+
+
+def _runs_already(parent_id: ColumnElement[Any] | InstrumentedAttribute[Any]) -> Exists:
+    """Whether a run of the sweep of this id runs."""
+    other = aliased(TaskRow)
+    return exists(select(other.id).where(other.parent_id == parent_id, other.state == RUNNING))
+
+
+def has_open_run(session: Session, sweep_id: str) -> bool:
+    """Whether a run of this sweep waits or runs."""
+    query = select(TaskRow.id).where(TaskRow.parent_id == sweep_id, TaskRow.state.in_(OPEN))
+    return session.scalar(query.limit(1)) is not None
+
+
+def cancel_runs(
+    session: Session, sweep_id: str, states: Sequence[JobState], by: str | None
+) -> None:
+    """Ends the runs of a sweep in these states, all at once: queued ones are cancelled.
+
+    The owner of a running one is asked. One that a worker claims meanwhile counts as running.
+    """
+    queued = TaskRow.state == QUEUED
+    values = {
+        "cancel_requested": True,
+        "finished_at": case((queued, database_time()), else_=TaskRow.finished_at),
+        "gpu_seconds": case((queued, 0.0), else_=TaskRow.gpu_seconds),
+        "state": case((queued, CANCELLED), else_=TaskRow.state),
+    }
+    chosen = (TaskRow.parent_id == sweep_id, TaskRow.state.in_(states), ~TaskRow.cancel_requested)
+    ended = session.scalars(
+        update(TaskRow)
+        .where(*chosen)
+        .values(values)
+        .returning(TaskRow.id)
+        .execution_options(synchronize_session=False)
+    ).all()
+    session.expire_all()
+    for task_id in ended:
+        note(session, by, "task.cancelled", task_id)

@@ -15,6 +15,8 @@ from planner.specs.model import ModelSpec
 from planner.specs.probe_trainers import ProbeTrainerName
 from planner.specs.training import TrainingSpec
 
+# of several that wait, the highest goes first
+Priority = Annotated[int, Field(strict=True, ge=-100, le=100)]
 MOST_GPU_SECONDS = 1e9  # of one study or run of a sweep; 31 years of one GPU
 LABELS = ("group", "sweep", "complete", "source", "trust", "notes", "measured", "peer")
 KEYS = ("id", "model", "cluster", "training", "layout", "current", "search", "probe")
@@ -82,6 +84,7 @@ class ProbeSpec(BaseModel):
     pool: str = "local"
     trainer: ProbeTrainerName = "reference"
     steps: Annotated[int, Field(strict=True, ge=1, le=1000)] = 10
+    priority: Priority = 0
 
 
 class Job(BaseModel):

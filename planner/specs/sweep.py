@@ -7,10 +7,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from planner.specs.job import MOST_GPU_SECONDS
+from planner.specs.job import MOST_GPU_SECONDS, Priority
 from planner.specs.probe_trainers import ProbeTrainerName
+from planner.units import DAY
 
 MOST_JOBS = 200
+Overlap = Literal["skip", "queue", "replace"]
 Count = Annotated[int, Field(strict=True, ge=0, le=100)]
 
 
@@ -32,14 +34,17 @@ class Measure(BaseModel):
 class SweepBudget(BaseModel):
     """What one run of the sweep may spend, over all its jobs.
 
-    max_probes: runs of layouts.
-    max_gpu_seconds: everything that is spent, failures too.
+    max_probes: runs of layouts, those tried again too.
+    max_gpu_seconds: everything that is spent, failures too. A further probe starts while what is
+        left covers its whole time limit.
+    hours: of the day, in the sweep's time zone, in which probes may start, as "22:00-06:00".
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    max_probes: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 20
+    max_probes: Annotated[int, Field(strict=True, ge=1, le=100_000)] = 20
     max_gpu_seconds: Annotated[float, Field(gt=0, le=MOST_GPU_SECONDS)] = 3600.0
+    hours: str | None = None
 
 
 class SweepSpec(BaseModel):
@@ -50,13 +55,24 @@ class SweepSpec(BaseModel):
     models, clusters, trainings: values of a job's `model`, `cluster` and `training`.
     measure: which layouts of each job.
     budget: of one run of the sweep.
-    schedule: five cron fields, UTC; None: only on request.
+    schedule: five cron fields; None: only on request.
+    time_zone: of the schedule and of the budget's hours, a name of the IANA database. A time that
+        summer time leaves out comes at the next instant that exists, one that comes twice is taken
+        once.
     missed: what happens to scheduled times that passed while no worker ran: `skip` waits for the
         next, `catch-up` makes them up once.
+    overlap: what happens to a scheduled time that comes while a run of this sweep waits or runs:
+        `skip` leaves it out, `queue` runs it afterwards, `replace` ends the other one first.
+    priority: of several sweeps and studies that wait for a worker or for room in a pool, the
+        highest goes first.
     pool: where probes run, as in a job's `probe`.
     trainer: the program that runs, as in a job's `probe`.
     steps: timed steps of a probe.
-    retries: how often a failure that may pass is tried again.
+    time_limit_seconds: of one probe, its start included.
+    retries: how often a failure that may pass is tried again. A probe that the pool took away or
+        whose host was lost runs again without counting as one.
+    webhook: URL to which the report of every run is posted; its host must be one of the operator's
+        PLANNER_WEBHOOK_HOSTS.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -69,8 +85,13 @@ class SweepSpec(BaseModel):
     measure: Measure = Measure()
     budget: SweepBudget = SweepBudget()
     schedule: str | None = None
+    time_zone: Annotated[str, Field(min_length=1, max_length=64)] = "UTC"
     missed: Literal["skip", "catch-up"] = "skip"
+    overlap: Overlap = "skip"
+    priority: Priority = 0
     pool: str = "local"
     trainer: ProbeTrainerName = "reference"
     steps: Annotated[int, Field(strict=True, ge=1, le=1000)] = 10
+    time_limit_seconds: Annotated[float, Field(gt=0, le=DAY, allow_inf_nan=False)] = 600.0
     retries: Annotated[int, Field(strict=True, ge=0, le=5)] = 1
+    webhook: Annotated[str, Field(max_length=2000)] | None = None

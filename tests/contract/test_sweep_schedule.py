@@ -5,7 +5,7 @@ PostgreSQL.
 import re
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,16 @@ import pytest
 
 from api.jobs.leases import new_lease
 from api.jobs.observer import Observer
+from api.jobs.schedule import next_due
 from api.jobs.sweep_runs import run_sweep
-from api.jobs.sweeps import add_sweep, cancel_sweep, next_due, pause_sweep, run_now, schedule_due
+from api.jobs.sweeps import add_sweep, cancel_sweep, pause_sweep, run_now, schedule_due
 from api.render.sweep import report_lines
 from api.settings import Settings
 from api.storage.migrate import upgrade
-from api.storage.records import ProbeRecord, SweepRecord, TaskRecord
+from api.storage.records import ProbeRecord, SweepRecord, TaskEnd, TaskFilter, TaskRecord
+from api.storage.sweeps import SqlSweepStore
 from api.wiring import Wiring, wire
-from planner.errors import SpecError
+from planner.errors import ConflictError, SpecError
 from planner.intake.sweeps import read_sweep
 
 EVENING = datetime(2026, 3, 1, 20, 0, tzinfo=UTC)
@@ -46,8 +48,11 @@ class Clock:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock(EVENING)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The database's."""
+    made = Clock(EVENING)
+    monkeypatch.setattr(SqlSweepStore, "now", lambda _: made.time)
+    return made
 
 
 @pytest.fixture
@@ -55,7 +60,8 @@ def workers(database_url: str, clock: Clock) -> Iterator[list[Wiring]]:
     """Processes of their own, as far as the database can tell."""
     settings = Settings(database_url=database_url)
     ids = wire(settings).ids
-    made = [Wiring(settings=settings, clock=clock, ids=ids) for _ in range(4)]
+    wrong = Clock(EVENING + timedelta(days=400))  # of the worker; nobody asks it
+    made = [Wiring(settings=settings, clock=wrong, ids=ids) for _ in range(4)]
     upgrade(made[0].engine)
     yield made
     for worker in made:
@@ -250,3 +256,107 @@ def test_a_schedule_that_never_comes_is_refused(wiring: Wiring, tmp_path: Path) 
     for words in ("61 2 * * *", "0 2 31 2 *", "nightly"):
         with pytest.raises(SpecError, match="cron"):
             stored(wiring, schedule=words)
+
+
+def test_cancelling_a_sweep_ends_every_run_of_it(wiring: Wiring) -> None:
+    """Of hundreds that wait not one is left for a worker; who runs one is asked to stop."""
+    sweep = stored(wiring)
+    first = run_now(wiring, sweep, ours=False)
+    waiting = [
+        replace(first, id=f"{first.id}-{number}", due_at=EVENING + timedelta(minutes=number + 1))
+        for number in range(450)
+    ]
+    wiring.tasks.add(waiting)
+    held = wiring.tasks.claim(new_lease())
+    assert held is not None
+    cancel_sweep(wiring, sweep.id)
+    assert wiring.tasks.heartbeat(held, new_lease()) is True, "asked to stop"
+    assert wiring.tasks.list(TaskFilter(state="queued")).items == []
+    assert wiring.tasks.claim(new_lease()) is None
+
+
+def test_a_run_asked_for_while_its_sweep_is_cancelled_is_refused(wiring: Wiring) -> None:
+    sweep = stored(wiring)
+    cancel_sweep(wiring, sweep.id)
+    with pytest.raises(ConflictError, match="was cancelled"):
+        run_now(wiring, sweep, ours=False)  # as it was read before
+    assert wiring.tasks.list().items == []
+
+
+@pytest.mark.parametrize(
+    ("overlap", "states"),
+    [("skip", ["running"]), ("queue", ["running", "queued"]), ("replace", ["running", "queued"])],
+)
+def test_a_night_that_comes_while_the_last_one_runs(
+    wiring: Wiring, clock: Clock, overlap: str, states: list[str]
+) -> None:
+    sweep = stored(wiring, overlap=overlap)
+    clock.time = NIGHT
+    schedule_due(wiring)
+    held = wiring.tasks.claim(new_lease())
+    assert held is not None
+    clock.time = NIGHT + timedelta(days=1)
+    schedule_due(wiring)
+    runs = wiring.tasks.list(TaskFilter(parent_id=sweep.id)).items[::-1]
+    assert [run.state for run in runs] == states
+    assert wiring.sweeps.get(sweep.id).next_due_at == NIGHT + timedelta(days=2)
+    assert wiring.tasks.heartbeat(held, new_lease()) is (overlap == "replace")
+    assert wiring.tasks.claim(new_lease()) is None, "one run of a sweep at a time"
+    wiring.tasks.finish(held, TaskEnd(state="done"))
+    following = wiring.tasks.claim(new_lease())
+    assert (following is None) is (overlap == "skip")
+    clock.time = NIGHT + timedelta(days=2)
+    schedule_due(wiring)
+    assert len(wiring.tasks.list(TaskFilter(state="queued")).items) == 1
+
+
+def test_runs_of_one_sweep_are_never_claimed_at_once(workers: list[Wiring], clock: Clock) -> None:
+    sweep = stored(workers[0], overlap="queue")
+    for night in range(4):
+        clock.time = NIGHT + timedelta(days=night)
+        assert len(schedule_due(workers[0])) == 1
+    for left in range(4, 0, -1):
+        start, claimed = threading.Barrier(len(workers)), list[TaskRecord]()
+
+        def take(
+            worker: Wiring, start: threading.Barrier = start, claimed: list[TaskRecord] = claimed
+        ) -> None:
+            start.wait()
+            task = worker.tasks.claim(new_lease())
+            if task is not None:
+                claimed.append(task)
+
+        threads = [threading.Thread(target=take, args=(worker,)) for worker in workers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        (held,) = claimed
+        waiting = wiring_states(workers[0], sweep)
+        assert waiting.count("queued") == left - 1
+        workers[0].tasks.finish(held, TaskEnd(state="done"))
+
+
+def wiring_states(wiring: Wiring, sweep: SweepRecord) -> list[str]:
+    return [run.state for run in wiring.tasks.list(TaskFilter(parent_id=sweep.id)).items]
+
+
+def test_the_higher_priority_is_claimed_first(wiring: Wiring) -> None:
+    names = [run_now(wiring, stored(wiring, priority=p), ours=False).id for p in (0, -1, 5)]
+    taken = [wiring.tasks.claim(new_lease()) for _ in names]
+    assert [task.id for task in taken if task] == [names[2], names[0], names[1]]
+
+
+def test_a_night_of_another_zone(wiring: Wiring) -> None:
+    sweep = stored(wiring, time_zone="America/New_York")
+    assert sweep.next_due_at == datetime(2026, 3, 2, 7, 0, tzinfo=UTC)
+    for wrong in ({"time_zone": "Mars/Olympus"}, {"budget": {"hours": "late"}}):
+        with pytest.raises(SpecError, match=next(iter(wrong))):
+            stored(wiring, **wrong)
+
+
+def test_the_databases_clock_is_about_right(database_url: str) -> None:
+    wiring = wire(Settings(database_url=database_url))
+    upgrade(wiring.engine)
+    assert abs(wiring.sweeps.now() - datetime.now(UTC)) < timedelta(minutes=5)
+    wiring.engine.dispose()

@@ -1,0 +1,128 @@
+"""Telling another service how a run of a sweep ended: a signed POST, tried again until it is taken.
+
+Only hosts that the operator lists are called, so that nobody can make this service call the hosts
+of its own network. Redirects are not followed. The signature is that of Standard Webhooks
+(https://www.standardwebhooks.com): HMAC-SHA256 of "id.timestamp.body".
+"""
+
+import base64
+import hashlib
+import hmac
+import json
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from api.errors import fault, need
+from api.storage.records import TaskRecord
+from planner.errors import PlannerError
+from planner.units import HOUR
+
+if TYPE_CHECKING:
+    from api.settings import Settings
+    from api.wiring import Wiring
+
+log = logging.getLogger("planner.webhooks")
+SCHEMES = ("https", "http")
+TIMEOUT_SECONDS = 10.0
+TAKEN_SECONDS = 60.0  # nobody else tries it meanwhile
+FIRST_WAIT_SECONDS, MOST_TRIES = 10.0, 9  # the last one after about an hour and a half
+FIELD = "sweep.webhook"
+
+
+def check_webhook(settings: "Settings", url: str) -> str:
+    """The URL, where the operator allows its host. Raises SpecError."""
+    try:
+        parts = urlsplit(url)
+        place = f"{parts.hostname}:{parts.port}" if parts.port else str(parts.hostname)
+    except ValueError:
+        raise fault(FIELD, url, "is no URL", "write https://host/path") from None
+    if parts.scheme not in SCHEMES or not parts.hostname or parts.username is not None:
+        raise fault(FIELD, url, "is no URL of a web service", "write https://host/path")
+    if place.lower() not in settings.webhook_places:
+        allowed = ", ".join(sorted(settings.webhook_places)) or "none"
+        rule = f"its host {place} is not one of PLANNER_WEBHOOK_HOSTS ({allowed})"
+        raise fault(FIELD, url, rule, "ask the operator to add it")
+    need("httpx", extra="server")
+    return url
+
+
+def signature(secret: str, message_id: str, timestamp: int, body: bytes) -> str:
+    """The value of the header `webhook-signature`."""
+    signed = f"{message_id}.{timestamp}.".encode() + body
+    digest = hmac.new(secret.encode(), signed, hashlib.sha256).digest()
+    return f"v1,{base64.b64encode(digest).decode()}"
+
+
+def deliver_due(wiring: "Wiring") -> int:
+    """Calls every webhook that is due; returns how many took it."""
+    taken = 0
+    while True:
+        task = wiring.tasks.take_notification(TAKEN_SECONDS)
+        if task is None:
+            return taken
+        taken += deliver(wiring, task)
+
+
+def deliver(wiring: "Wiring", task: TaskRecord) -> bool:
+    """Calls the webhook of an ended run once; where that fails it is tried again later."""
+    why = _posted(wiring, task)
+    if why is None:
+        wiring.tasks.notify_again(task, None)
+        return True
+    left = task.notified < MOST_TRIES
+    wait = FIRST_WAIT_SECONDS * 2.0 ** (task.notified - 1)
+    log.warning(
+        "the webhook of %s did not take its report (%s); %s",
+        task.id,
+        why,
+        f"again in {min(wait, HOUR):.0f} s" if left else "given up",
+    )
+    wiring.tasks.notify_again(task, min(wait, HOUR) if left else None)
+    return False
+
+
+def _posted(wiring: "Wiring", task: TaskRecord) -> str | None:
+    """Why the webhook did not take the report; None where it did."""
+    import httpx
+
+    url = task.request.get("webhook")
+    if not isinstance(url, str):
+        return None  # the sweep has none; nobody is to be told
+    try:
+        check_webhook(wiring.settings, url)  # the operator may have changed the list
+    except PlannerError as error:
+        return str(error)
+    body = json.dumps(told(task)).encode()
+    timestamp = int(wiring.clock.now().timestamp())
+    headers = {
+        "content-type": "application/json",
+        "webhook-id": task.id,
+        "webhook-timestamp": str(timestamp),
+    }
+    secret = wiring.settings.webhook_secret.get_secret_value()
+    if secret:
+        headers["webhook-signature"] = signature(secret, task.id, timestamp, body)
+    try:
+        # no proxy of the environment: the list says which hosts are called
+        with httpx.Client(timeout=TIMEOUT_SECONDS, trust_env=False) as client:
+            answer = client.post(url, content=body, headers=headers)
+    except httpx.HTTPError as error:
+        return f"{type(error).__name__}: {error}"
+    return None if answer.is_success else f"HTTP {answer.status_code}"
+
+
+def told(task: TaskRecord) -> Mapping[str, Any]:
+    """What a webhook is sent."""
+    return {
+        "type": "sweep.run.ended",
+        "id": task.id,
+        "sweep": task.parent_id,
+        "name": task.request.get("name"),
+        "state": task.state,
+        "message": task.message,
+        "due_at": None if task.due_at is None else task.due_at.isoformat(),
+        "finished_at": None if task.finished_at is None else task.finished_at.isoformat(),
+        "report": None if task.result is None else dict(task.result),
+    }
