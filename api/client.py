@@ -19,6 +19,7 @@ from pydantic import BaseModel, TypeAdapter
 from api.http.schemas import (
     CalibrationLine,
     Explained,
+    HostReleased,
     MeasurementsStored,
     PlanAccepted,
     PlanState,
@@ -26,6 +27,7 @@ from api.http.schemas import (
     ProbeLine,
     ProbesAccepted,
     Problem,
+    QuarantineLine,
     SweepDetail,
     SweepRunAccepted,
 )
@@ -66,7 +68,10 @@ class UnreachableError(PlannerError):
 
 @dataclass(frozen=True, slots=True)
 class ServerEvent:
-    """One event of a plan that spends probes. number: of `study` events, to go on from."""
+    """One event of a plan that spends probes, or of a sweep's run.
+
+    number: of `study` events, to go on from.
+    """
 
     name: str
     data: Any
@@ -138,11 +143,14 @@ class Client:
 
     def events(self, plan_id: str, after: int = 0) -> Iterator[ServerEvent]:
         """What happens to a plan until it is done; a lost connection is taken up again."""
+        return self._follow(f"/plans/{plan_id}/events", after)
+
+    def _follow(self, path: str, after: int = 0) -> Iterator[ServerEvent]:
+        """Events until one is `done`."""
         lost = 0
         while True:
             headers = {"last-event-id": str(after)} if after else {}
             try:
-                path = f"/plans/{plan_id}/events"
                 with self._http.stream("GET", path, headers=headers, timeout=None) as answer:
                     if answer.is_error:
                         answer.read()
@@ -234,6 +242,19 @@ class Client:
     def get_sweep(self, sweep_id: str) -> SweepDetail:
         """One sweep with its newest runs and their reports."""
         return SweepDetail.model_validate_json(self._get(f"/sweeps/{sweep_id}"))
+
+    def sweep_events(self, sweep_id: str) -> Iterator[ServerEvent]:
+        """What happens to its newest run: `sweep` for every change, then `done`."""
+        return self._follow(f"/sweeps/{sweep_id}/events")
+
+    def quarantine(self, pool: str | None = None) -> list[QuarantineLine]:
+        """Hosts that no run uses for now, each with the evidence."""
+        found = self._get("/quarantine", pool=pool)
+        return TypeAdapter(list[QuarantineLine]).validate_json(found)
+
+    def release_host(self, host: str) -> HostReleased:
+        """Lets a host in again, in every pool."""
+        return HostReleased.model_validate_json(self._send("DELETE", f"/quarantine/{host}").text)
 
     def run_sweep(self, sweep_id: str) -> SweepRunAccepted:
         """Queues a run for the next free worker."""

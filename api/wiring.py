@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from api.storage.measurements import SqlMeasurementStore
     from api.storage.own_entries import SqlOwnEntries
     from api.storage.probes import SqlProbeStore
+    from api.storage.quarantine import SqlQuarantine
     from api.storage.store import SqlStore
     from api.storage.sweeps import SqlSweepStore
     from api.storage.tasks import SqlTaskStore
@@ -110,6 +111,13 @@ class Wiring:
         from api.storage.sweeps import SqlSweepStore
 
         return SqlSweepStore(self.store.engine)
+
+    @cached_property
+    def quarantine(self) -> "SqlQuarantine":
+        """Hosts that no run uses for a while, on the same database. Raises StoreError."""
+        from api.storage.quarantine import SqlQuarantine
+
+        return SqlQuarantine(self.store.engine)
 
     @cached_property
     def audit(self) -> "SqlAuditTrail":

@@ -256,6 +256,7 @@ def settings() -> str:
         "probe_folder": "a folder in the user's cache",
         "probe_python": "the one that runs planner-cli",
         "api_keys": "none",
+        "webhook_secret": "none",
     }
     rows = []
     for name in Settings.model_fields:

@@ -36,7 +36,8 @@ def command(
     from api.cli.studying import bar, sweep_stand
     from api.cli.working import working
     from api.jobs.observer import Observer
-    from api.jobs.sweep_runs import failure_in, failure_of, run_sweep
+    from api.jobs.sweep_report import failure_in, failure_of
+    from api.jobs.sweep_runs import run_sweep
     from api.jobs.sweeps import add_sweep, run_now
     from api.wiring import wire
     from planner.intake.machines import load_gpu

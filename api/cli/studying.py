@@ -126,8 +126,16 @@ def _stand(body: Mapping[str, Any]) -> Stand:
 
 def sweep_stand(body: Mapping[str, Any]) -> Stand:
     """How far a run of a sweep is, in layouts; of later jobs as many as are asked for."""
-    done, words = int(body["layouts"]), str(body["message"])
-    return Stand(done=done, total=done + int(body["layouts_left"]), words=words, line=words)
+    from api.jobs.standing import standing_line
+
+    message, standing = str(body["message"]), standing_line(body)
+    return Stand(
+        done=int(body["layouts"]),
+        total=int(body["num_layouts"]),
+        words=f"{standing} · {message}" if message else standing,
+        line=f"{message} ({standing})" if message else standing,
+        passing=not message,
+    )
 
 
 def _summary(body: Mapping[str, Any]) -> str:

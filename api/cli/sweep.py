@@ -53,8 +53,10 @@ def run(
     from api.input.names import sweep_id_of
     from api.input.text import read_mapping_file
     from api.jobs.observer import Observer
-    from api.jobs.sweep_runs import failure_in, failure_of, run_sweep
+    from api.jobs.sweep_report import failure_in, failure_of
+    from api.jobs.sweep_runs import run_sweep
     from api.jobs.sweeps import PREFIX, add_sweep, run_now
+    from api.jobs.webhooks import deliver_due
     from api.render.sweep import report_lines
     from api.wiring import wire
 
@@ -80,6 +82,7 @@ def run(
     if without_report is not None:
         raise without_report
     assert ended.result is not None, "a run has a report or a failure"
+    deliver_due(wiring)
     if json:
         say(
             encoder.dumps(
@@ -216,6 +219,46 @@ def cancel(sweep_id: Id, json: Json = False) -> None:
 
     wiring = wire()
     _say_state(wiring, cancel_sweep(wiring, sweep_id_of(wiring, sweep_id)), as_json=json)
+
+
+@app.command()
+def hosts(
+    release: Annotated[
+        str | None, typer.Option(metavar="HOST", help="Let this host in again first.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Hosts that runs found bad and that none uses for a day, with the evidence."""
+    import json as encoder
+
+    from api.asker import asker
+    from api.cli.output import note, say
+    from api.wiring import wire
+    from planner.units import counted
+
+    wiring = wire()
+    if release is not None:
+        pools = wiring.quarantine.release(release, asker().name)
+        note(f"{release} is let in again in {counted(pools, 'pool')}")
+    out = wiring.quarantine.active()
+    if json:
+        rows = [
+            {
+                "pool": one.pool,
+                "host": one.host,
+                "since": one.since.isoformat(),
+                "until": one.until.isoformat(),
+                "found_by": one.found_by,
+                "evidence": list(one.evidence),
+            }
+            for one in out
+        ]
+        say(encoder.dumps(rows, indent=2))
+        return
+    for one in out:
+        say(f"{one.host} of {one.pool}, until {one.until:%Y-%m-%d %H:%M} UTC by {one.found_by}")
+        for sentence in one.evidence:
+            say(f"  {sentence}")
 
 
 def _say_state(wiring: "Wiring", sweep: "SweepRecord", *, as_json: bool) -> None:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from api.storage.records import OPEN, ProbeRecord, TaskEvent
+from api.storage.records import OPEN, ProbeRecord, TaskEvent, TaskRecord
 
 MEDIA_TYPE = "text/event-stream"
 POLL_SECONDS = 1.0
@@ -94,6 +94,46 @@ async def follow_study(
 
     async for event in _changes(plan_id, snapshot, wait, stopping):
         yield event
+
+
+async def follow_run(
+    sweep_id: str,
+    read: Callable[[], Awaitable[TaskRecord | None]],
+    wait: Callable[[float], Awaitable[None]],
+    stopping: Callable[[], bool] = bool,
+) -> AsyncIterator[str]:
+    """A `sweep` event for every change of a sweep's newest run, then `done` with its end.
+
+    Of a sweep that never ran `done` comes at once. read: gives its newest run.
+    """
+    sent: dict[str, Any] = {}
+    silent = 0
+    while True:
+        run = await read()
+        now = {} if run is None else described_run(run)
+        if now != sent:
+            sent, silent = now, 0
+            yield encoded("sweep", now)
+        if run is None or run.state not in OPEN:
+            yield encoded("done", {"id": sweep_id, "status": now.get("state")})
+            return
+        silent += 1
+        if silent % KEEP_ALIVE_POLLS == 0:
+            yield ": still here\n\n"
+        if stopping():
+            return
+        await wait(POLL_SECONDS)
+
+
+def described_run(run: TaskRecord) -> dict[str, Any]:
+    """What a `sweep` event holds."""
+    return {
+        "run": run.id,
+        "state": run.state,
+        "progress": run.progress,
+        "message": run.message,
+        "standing": None if run.standing is None else dict(run.standing),
+    }
 
 
 async def _changes(

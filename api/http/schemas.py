@@ -203,6 +203,7 @@ class SweepLayout(BaseModel):
     why: "anchor", "rank N", or "least sure" with its uncertainty.
     change: of its step since the run before, 0.02 is 2% slower; changed: whether that counts.
     versions_changed: of software since then, (before, now) by name.
+    attempts: probes of it in this run. hosts: that the one that counts ran on.
     """
 
     layout: str
@@ -217,6 +218,8 @@ class SweepLayout(BaseModel):
     measurement_id: str | None = None
     software: dict[str, str] = {}
     versions_changed: dict[str, Pair] = {}
+    attempts: int = 0
+    hosts: list[str] = []
 
 
 class SweepJob(BaseModel):
@@ -233,23 +236,65 @@ class SweepJob(BaseModel):
     error: str | None = None
 
 
+class BadHostLine(BaseModel):
+    """A host that a run found bad, with the numbers."""
+
+    host: str
+    evidence: list[str]
+
+
 class SweepReport(BaseModel):
-    """What a run of a sweep measured."""
+    """What a run of a sweep measured.
+
+    retried: probes that ran again after a failure that may pass.
+    most_at_once: probes that ran side by side.
+    failures: layouts and jobs by the class of what went wrong.
+    quarantined: hosts that are kept out since.
+    """
 
     headline: str
     probes: int
     gpu_seconds: float
+    retried: int = 0
+    most_at_once: int = 0
+    failures: dict[str, int] = {}
+    quarantined: list[BadHostLine] = []
     jobs: list[SweepJob]
 
 
+class SweepStanding(BaseModel):
+    """How far a run of a sweep is.
+
+    layouts, num_layouts: measured or given up, of all; of jobs not yet planned as many are counted
+        as the sweep asks for.
+    jobs, num_jobs: planned so far, of all.
+    running: probes that run now. failures: layouts that gave no step time.
+    probes, gpu_seconds: spent, of max_probes and max_gpu_seconds.
+    quarantined: hosts that the run found bad.
+    """
+
+    layouts: int
+    num_layouts: int
+    jobs: int
+    num_jobs: int
+    running: int
+    failures: int
+    probes: int
+    max_probes: int
+    gpu_seconds: float
+    max_gpu_seconds: float
+    quarantined: list[str] = []
+
+
 class SweepRunState(BaseModel):
-    """One run of a sweep. report: null until it ends."""
+    """One run of a sweep. standing: null until it begins. report: null until it ends."""
 
     id: str
     due_at: Moment | None
     state: JobState
     progress: str | None
     message: str | None
+    standing: SweepStanding | None = None
     report: SweepReport | None
 
 
@@ -263,6 +308,27 @@ class SweepDetail(BaseModel):
     spec: dict[str, Any]
     next_due_at: Moment | None
     runs: list[SweepRunState]
+
+
+class QuarantineLine(BaseModel):
+    """A host that no run of this pool uses until then, unless it is let in before.
+
+    found_by: the run of a sweep that found it bad.
+    """
+
+    pool: str
+    host: str
+    since: Moment
+    until: Moment
+    found_by: str
+    evidence: list[str]
+
+
+class HostReleased(BaseModel):
+    """A host that is let in again. pools: in how many."""
+
+    host: str
+    pools: int
 
 
 class SweepRunAccepted(BaseModel):

@@ -21,6 +21,7 @@ from api.storage.probes import most_gpu_seconds
 from api.storage.queue import LOST_WORKERS, lost_workers
 from api.storage.quotas import check_quota
 from api.storage.records import ProbeEnd, ProbeFilter, ProbeRecord, TaskRecord
+from api.storage.room import Room
 from api.wiring import Wiring
 from planner.calibration.kernels import KernelShape
 from planner.errors import ConflictError, PlannerError, SpecError
@@ -67,6 +68,13 @@ class RequestedProbe:
             return max(KernelShape.from_dict(values).num_gpus for values in self.request.kernels)
         assert self.job.layout is not None, "a request's job has a layout"
         return self.job.layout.num_gpus
+
+    @property
+    def devices(self) -> int:
+        """Devices of the pool that it occupies."""
+        if self.request.emulate:
+            return 1
+        return min(self.num_gpus, self.request.imitate_gpus or self.num_gpus)
 
     @property
     def subject(self) -> str:
@@ -144,11 +152,13 @@ def enqueue(
     max_attempts: int,
     ours: bool = False,
     parent: TaskRecord | None = None,
+    room: Room | None = None,
 ) -> list[ProbeRecord]:
     """Stores them, all or none: queued, or `ours` from the start. Raises QuotaError.
 
     A probe that is ours is never queued, so nobody else runs what a crashed command left.
     parent: the study or run of a sweep that asks; its budget was promised when it was stored.
+    room: of the pool; NoRoomError where they do not fit in now.
     """
     who = asker()
     records = [
@@ -167,6 +177,8 @@ def enqueue(
             max_attempts=max_attempts,
             asked_by=who.name if parent is None else parent.asked_by,
             gpu_seconds=most_gpu_seconds(one.request.model_dump(), one.num_gpus),
+            priority=0 if parent is None else parent.priority,
+            devices=one.devices,
         )
         for one in requested
     ]
@@ -175,6 +187,9 @@ def enqueue(
         if parent is None:
             seconds = sum(record.gpu_seconds or 0.0 for record in records)
             check_quota(session, who, probes=len(records), gpu_seconds=seconds)
+        elif room is not None:
+            wanted = sum(record.devices or 0 for record in records)
+            room.check(session, wanted, task_id=parent.id, priority=parent.priority)
 
     return wiring.probes.add(records, lease=new_lease() if ours else None, check=check)
 
@@ -204,9 +219,16 @@ def probes_of(wiring: Wiring, parent_id: str) -> list[ProbeRecord]:
 
 
 def run_probe(
-    wiring: Wiring, record: ProbeRecord, watch: Watch, *, release_when_stopped: bool = False
+    wiring: Wiring,
+    record: ProbeRecord,
+    watch: Watch,
+    *,
+    release_when_stopped: bool = False,
+    pool: Pool | None = None,
 ) -> ProbeRecord:
     """Measures a claimed probe and stores its end. Raises ConflictError where the lease was lost.
+
+    pool: opened before, where many probes use it.
 
     release_when_stopped: a probe that we stopped, and nobody cancelled, goes back into the queue.
     """
@@ -223,9 +245,8 @@ def run_probe(
 
     with claimed:
         try:
-            answer = _measure(
-                wiring, record, Watch(stop=watch.stop, progress=progress, folder=folder)
-            )
+            watched = replace(watch, progress=progress, folder=folder)
+            answer = _measure(wiring, record, watched, pool)
             end = end_of(
                 answer, wiring.clock.now(), stopped=watch.stop.is_set(), asked_by=record.asked_by
             )
@@ -241,9 +262,9 @@ def run_probe(
     return claimed.finish(end)
 
 
-def _measure(wiring: Wiring, record: ProbeRecord, watch: Watch) -> ProbeAnswer:
+def _measure(wiring: Wiring, record: ProbeRecord, watch: Watch, pool: Pool | None) -> ProbeAnswer:
     request, job = ProbeRequest.from_user(record.request, allow_files=False)
-    pool = wiring.pool(request.pool)
+    pool = pool or wiring.pool(request.pool)
     return Campaign.of(request, job, record.id, pool.capacity(job.cluster)).run(pool, watch)
 
 

@@ -55,6 +55,7 @@ def ask_study(wiring: "Wiring", values: object, *, allow_files: bool, ours: bool
         job_hash=job_hash,
         asked_by=who.name,
         gpu_seconds=seconds,
+        priority=job.probe.priority,
     )
     return wiring.tasks.add(
         [record],

@@ -10,7 +10,8 @@ from api.errors import lines_of
 from api.jobs.leases import Claimed
 from api.jobs.observer import Observer
 from api.jobs.plans import job_with_layout, job_without_layout
-from api.jobs.probes import BACKEND, RequestedProbe, enqueue, probes_of, run_all
+from api.jobs.probes import BACKEND, RequestedProbe, probes_of, run_all
+from api.jobs.side_by_side import enqueue_in_room
 from api.storage.probes import gpu_seconds_of
 from api.storage.records import ProbeRecord, TaskEnd, TaskEvent, TaskRecord
 from planner.errors import PlannerError
@@ -70,13 +71,7 @@ class StudyProbes:
                 yield question, probe
             else:
                 requested.append((question, probe))
-        records = enqueue(
-            self.wiring,
-            [one for _, one in requested],
-            max_attempts=1,
-            ours=True,
-            parent=self.claimed.record,
-        )
+        records = enqueue_in_room(self.wiring, [one for _, one in requested], self.claimed)
         watches = {
             record.id: Watch(stop=self.observer.stop, progress=self._progress_of(record))
             for record in records

@@ -1,51 +1,46 @@
 """One run of a sweep: measures what its spec names of every job, compares, and reports."""
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from api.calibration.read import learned
 from api.calibration.update import update_from_probes
-from api.errors import StoredError, lines_of
+from api.errors import lines_of
+from api.jobs.bad_hosts import BadHost, HostWatch
 from api.jobs.leases import Claimed
 from api.jobs.observer import Observer
-from api.jobs.plans import job_with_layout
-from api.jobs.probes import RequestedProbe, enqueue, probes_of, recover, run_all
-from api.jobs.study_probes import IMPLAUSIBLE
+from api.jobs.probes import RequestedProbe, probes_of, recover
+from api.jobs.retries import hosts_of, next_try, step_of
+from api.jobs.schedule import is_within
+from api.jobs.side_by_side import SideBySide
+from api.jobs.standing import Standing
+from api.jobs.sweep_layouts import Wanted, wanted_of
+from api.jobs.sweep_report import Line, ReportedJob, SpentByRun, line_of, report_of
 from api.jobs.sweeps import check_sweep
 from api.render.sweep import sweep_line
 from api.storage.probes import gpu_seconds_of
-from api.storage.records import ProbeRecord, TaskEnd, TaskFilter, TaskRecord
-from planner.errors import PlannerError, ProbeError, SpecError
+from api.storage.records import ProbeRecord, TaskEnd, TaskRecord
+from planner.errors import PlannerError, StoreError
 from planner.intake.jobs import read_job
 from planner.specs.job import Job
-from planner.specs.layout import Layout
-from planner.specs.measurement import Measurement, question_hash
+from planner.specs.measurement import question_hash
 from planner.specs.sweep import SweepSpec
-from planner.trainers.registry import resolve_layout
-from planner.units import counted
-from probes.campaign import ProbeRequest
-from probes.launch import Watch
+from planner.units import DAY
 from probes.protocol import FailureKind
 
 if TYPE_CHECKING:
     from api.wiring import Wiring
     from planner.cost.machine.knobs import Calibration
-    from planner.specs.plan import Plan
 
-CANDIDATES = 30  # best layouts among which the least sure are sought
-CHANGED = 0.03  # relative change of a step that the headline counts; a judgement
-# failures that may not happen again
-PASSING = frozenset(
-    {
-        FailureKind.PORT,
-        FailureKind.KILLED,
-        FailureKind.LOST_GPU,
-        FailureKind.HANG,
-        FailureKind.CRASH,
-    }
-)
+POLL_SECONDS = 0.25  # between two looks for room, and at whether we were stopped
+STORED_SECONDS = 2.0  # between two standings that others can read
+SHOWN_SECONDS = 15.0  # between two lines while nothing ends
+LOOK_SECONDS = 5.0  # between two looks at the hosts
+OUT_SECONDS = DAY  # that a bad host is kept out, unless somebody lets it in
+MOST_OUT = 0.5  # of the hosts that were seen; where more look bad it is not the hosts
 
 
 def run_sweep(
@@ -61,18 +56,25 @@ def run_sweep(
 
     release_when: true where the worker itself is being stopped; the run then goes back into the
         queue.
+
+    Raises StoreError with the run as it is: another process owns it, or it goes on once the
+    database answers.
     """
     recover(wiring, check_processes=True)
     spec = SweepSpec.model_validate(dict(record.request))
+    notify = spec.webhook is not None
     with Claimed(wiring.tasks, record, observer.stop) as claimed:
         try:
             check_sweep(wiring, spec)
             run = SweepRun(wiring=wiring, spec=spec, observer=observer, claimed=claimed)
             report = run.report()
             claimed.renew()  # tells of a cancellation that came after the last heartbeat
+        except StoreError:
+            raise
         except PlannerError as error:
             message = "; ".join(lines_of(error))
-            return claimed.finish(TaskEnd(state="failed", failure=error.kind, message=message))
+            end = TaskEnd(state="failed", failure=error.kind, message=message, notify=notify)
+            return claimed.finish(end)
     if release_when() and not claimed.cancelled:
         return claimed.release()
     return claimed.finish(
@@ -81,359 +83,358 @@ def run_sweep(
             result=report,
             gpu_seconds=report["gpu_seconds"],
             message=report["headline"],
+            notify=notify,
         )
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """One layout to measure, and why."""
+@dataclass(eq=False, kw_only=True)
+class _Item:
+    """A layout of the run.
+
+    attempts: its probes that ended, oldest first. avoid: hosts that the next one keeps off.
+    line: what is reported of it, once it is known.
+    confirms: it runs once more elsewhere, because its host is suspected to be slow.
+    """
+
+    wanted: Wanted
+    attempts: list[ProbeRecord] = field(default_factory=list)
+    avoid: frozenset[str] = frozenset()
+    line: Line | None = None
+    confirms: bool = False
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Its question and its layout."""
+        return question_hash(self.wanted.job), self.wanted.layout.short()
+
+
+@dataclass(kw_only=True)
+class _JobOfRun:
+    """A job of the run with its layouts; or why it has none."""
 
     job: Job
-    layout: Layout
-    why: str
-    predicted_seconds: float | None
-
-
-# attempts that have ended, oldest first, by question and layout
-Done = defaultdict[tuple[str, str], list[ProbeRecord]]
+    items: list[_Item]
+    failure: str | None = None
+    error: str | None = None
 
 
 @dataclass(kw_only=True)
 class SweepRun:
     """A run in progress.
 
-    jobs, probes, layouts: done so far.
-    layouts_left: of the job at hand.
+    probes, gpu_seconds: spent, those that run included with what they may use.
     """
 
     wiring: "Wiring"
     spec: SweepSpec
     observer: Observer
     claimed: Claimed[TaskRecord, TaskEnd]
-    jobs: int = 0
     probes: int = 0
     gpu_seconds: float = 0.0
     layouts: int = 0
-    layouts_left: int = 0
+    failures: int = 0
+    retried: int = 0
+    most_at_once: int = 0
+    _jobs: list[_JobOfRun] = field(default_factory=list)
+    _pending: deque[_Item] = field(default_factory=deque)
+    _running: dict[str, _Item] = field(default_factory=dict)
+    _before: dict[tuple[str, str], list[ProbeRecord]] = field(default_factory=dict)
+    _hosts: HostWatch = field(default_factory=HostWatch)
+    _bad: list[BadHost] = field(default_factory=list)
+    _out: frozenset[str] = frozenset()
+    _last: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        pool = self.wiring.pool(self.spec.pool)
+        self._bench = SideBySide(
+            wiring=self.wiring, pool=pool, pool_name=self.spec.pool, claimed=self.claimed
+        )
 
     def report(self) -> dict[str, Any]:
         """Everything measured, job by job."""
-        before = probes_of(self.wiring, self.claimed.record.id)  # of a process that crashed
-        self.probes = sum(map(_counts, before))
-        self.gpu_seconds = sum(map(gpu_seconds_of, before))
-        done: Done = defaultdict(list)
-        for record in before:
-            if record.state in ("done", "failed") and _counts(record):
-                done[record.job_hash, record.layout].append(record)
-        jobs = [self._job(index, values, done) for index, values in enumerate(self.spec.jobs)]
-        lines = [line for job in jobs for line in job["layouts"]]
-        changed = [line for line in lines if line["changed"]]
-        failed = [line for line in lines if line["status"] in ("failed", "oom")] + [
-            job for job in jobs if job.get("error")
+        self._read_what_was_done()
+        ended: list[ProbeRecord] = []
+        try:
+            for number, values in enumerate(self.spec.jobs, start=1):
+                self._plan(number, values)
+                self._work(ended, wait=False)
+            self._work(ended, wait=True)
+        finally:
+            self._bench.end()
+            update_from_probes(self.wiring, ended)
+        self._bench.want_nothing()
+        self._stand(self._standing(), now=True)
+        reported = [
+            ReportedJob(
+                index=index,
+                job=one.job,
+                lines=[item.line for item in one.items if item.line is not None],
+                failure=one.failure,
+                error=one.error,
+            )
+            for index, one in enumerate(self._jobs)
         ]
-        winners = [job for job in jobs if job["new_winner"]]
-        headline = (
-            f"{sum(line['status'] == 'ok' for line in lines)} of "
-            f"{counted(len(lines), 'layout')} measured, "
-            f"{len(changed)} changed by more than {CHANGED:.0%}, "
-            f"{counted(len(winners), 'new winner')}, {counted(len(failed), 'failure')}"
+        spent = SpentByRun(
+            probes=self.probes,
+            gpu_seconds=self.gpu_seconds,
+            most_at_once=self.most_at_once,
+            retried=self.retried,
         )
-        return {
-            "headline": headline,
-            "probes": self.probes,
-            "gpu_seconds": round(self.gpu_seconds, 1),
-            "jobs": jobs,
-        }
+        return report_of(self.wiring, self.claimed.record, reported, spent, self._bad)
 
-    def _job(self, index: int, values: Mapping[str, Any], done: Done) -> dict[str, Any]:
-        from planner.plan.recommend import recommend
+    # ---- what there is to do --------------------------------------------------------------------
 
-        job, self.jobs = read_job(values, allow_files=False), index
-        self._report(
-            f"job {index + 1} of {len(self.spec.jobs)}: {job.model.name} on "
+    def _read_what_was_done(self) -> None:
+        """Counts what this run has measured already, under an owner that crashed.
+
+        Waits for probes of that owner: nobody may measure a layout while another still does.
+        """
+        while True:
+            before = probes_of(self.wiring, self.claimed.record.id)
+            if all(one.state != "running" for one in before) or self.observer.stop.is_set():
+                break
+            self.observer.on_message("waiting for probes that the last owner of this run left")
+            recover(self.wiring, check_processes=True)
+            self.observer.stop.wait(POLL_SECONDS)
+        for record in before:
+            self.gpu_seconds += gpu_seconds_of(record)
+            if _counts(record):
+                self.probes += 1
+                if record.state in ("done", "failed"):
+                    key = (record.job_hash, record.layout)
+                    self._before.setdefault(key, []).append(record)
+
+    def _plan(self, number: int, values: Mapping[str, Any]) -> None:
+        job = read_job(values, allow_files=False)
+        one = _JobOfRun(job=job, items=[])
+        self._jobs.append(one)
+        self._tell(
+            f"job {number} of {len(self.spec.jobs)}: {job.model.name} on "
             f"{job.cluster.num_gpus} {job.cluster.gpu.name}"
         )
-        name = {
-            "model": job.model.name,
-            "gpu": job.cluster.gpu.name,
-            "num_gpus": job.cluster.num_gpus,
-        }
         try:
-            plan = recommend(job, ports=self.wiring.ports, calibration=self._learned(job))
+            chosen = wanted_of(
+                self.spec,
+                job,
+                ports=self.wiring.ports,
+                calibration=self._learned(job),
+                run_id=self.claimed.record.id,
+            )
+            one.items = [_Item(wanted=wanted) for wanted in chosen]
+        except StoreError:
+            raise
         except PlannerError as error:
-            return {
-                **name,
-                "failure": error.kind,
-                "error": "; ".join(lines_of(error)),
-                "layouts": [],
-                "winner": None,
-                "new_winner": False,
-            }
-        lines = []
-        chosen = list(self._wanted(job, plan))
-        self.layouts_left = len(chosen)
-        for wanted in chosen:
-            lines.append(self._line(wanted, done))
-            self.layouts += 1
-            self.layouts_left -= 1
-            self._report(sweep_line(lines[-1]))
-        times = {line["layout"]: line["step_seconds"] for line in lines if line["step_seconds"]}
-        winner = min(times, key=times.__getitem__) if times else None
-        before, seconds_before = self._winner_before(index)
-        new = bool(
-            before
-            and winner
-            and before != winner
-            and times[winner] < times.get(before, seconds_before)
-        )
-        return {
-            **name,
-            "layouts": lines,
-            "winner": winner,
-            "winner_before": before,
-            "new_winner": new,
-        }
-
-    def _wanted(self, job: Job, plan: "Plan") -> Iterator[Wanted]:
-        """Baseline layouts first: changes are seen by them. Each layout once."""
-        measure, seen = self.spec.measure, set[Layout]()
-        ranked = [
-            (entry.layout, entry.estimate.step_seconds, entry.estimate.time_sd)
-            for entry in plan.ranked[:CANDIDATES]
-        ]
-        least_sure = sorted(ranked[measure.top_k :], key=lambda entry: -entry[2])[
-            : measure.informative
-        ]
-        baselines = [
-            resolve_layout(
-                values,
-                trainer=job.training.trainer,
-                num_gpus=job.cluster.num_gpus,
-                field="sweep.measure.anchors",
-            )
-            for values in measure.anchors
-        ]
-        for layout, seconds, why in (
-            *((layout, None, "anchor") for layout in baselines),
-            *(
-                (layout, seconds, f"rank {rank}")
-                for rank, (layout, seconds, _) in enumerate(ranked[: measure.top_k], start=1)
-            ),
-            *((layout, seconds, f"least sure ({sd:.0%})") for layout, seconds, sd in least_sure),
-        ):
-            if layout not in seen:
-                seen.add(layout)
-                yield Wanted(job=job, layout=layout, why=why, predicted_seconds=seconds)
-
-    def _line(self, wanted: Wanted, done: Done) -> dict[str, Any]:
-        requested = self._requested(wanted)
-        line: dict[str, Any] = {
-            "layout": wanted.layout.short(),
-            "why": wanted.why,
-            "predicted_step_seconds": wanted.predicted_seconds,
-            "status": "skipped",
-            "step_seconds": None,
-            "change": None,
-            "changed": False,
-            "message": None,
-        }
-        if isinstance(requested, str):
-            return {**line, "failure": SpecError.kind, "message": requested}
-        record = self._probe(requested, done[question_hash(requested.job), wanted.layout.short()])
-        if record is None:
-            return {
-                **line,
-                "message": "stopped" if self.observer.stop.is_set() else "the budget is spent",
-            }
-        if record.measurement_id is None:
-            return {
-                **line,
-                "status": "failed",
-                "failure": record.failure,
-                "message": record.message,
-            }
-        measurement = self.wiring.measurements.get(record.measurement_id)
-        if measurement.refused is not None:
-            refused = {"failure": IMPLAUSIBLE, "message": measurement.refused}
-            return {**line, "status": "failed", "measurement_id": measurement.id, **refused}
-        seconds = measurement.measured.step_seconds
-        before = self._before(measurement)
-        change = (
-            seconds / before.measured.step_seconds - 1.0
-            if seconds and before and before.measured.step_seconds
-            else None
-        )
-        versions = _versions(before, measurement) if before else {}
-        return {
-            **line,
-            "status": measurement.measured.status,
-            "step_seconds": seconds,
-            "measurement_id": measurement.id,
-            "software": dict(measurement.software),
-            "change": change,
-            "changed": change is not None and abs(change) > CHANGED,
-            "versions_changed": versions,
-            "message": measurement.measured.message,
-        }
-
-    def _requested(self, wanted: Wanted) -> RequestedProbe | str:
-        """The probe of this layout; why not, where the layout cannot be run."""
-        sizes = wanted.job.cluster.num_gpus_choices
-        if wanted.layout.num_gpus not in sizes:
-            return f"takes {wanted.layout.num_gpus} GPUs, the job has {', '.join(map(str, sizes))}"
-        request = {
-            "job": job_with_layout(wanted.job.request, wanted.layout, wanted.layout.num_gpus),
-            "pool": self.spec.pool,
-            "trainer": self.spec.trainer,
-            "steps": self.spec.steps,
-        }
-        try:
-            parsed, job = ProbeRequest.from_user(request, allow_files=False)
-        except PlannerError as error:
-            return "; ".join(lines_of(error))
-        return RequestedProbe(request=parsed, job=job, plan_id=self.claimed.record.id)
-
-    def _probe(
-        self, requested: RequestedProbe, before: Sequence[ProbeRecord]
-    ) -> ProbeRecord | None:
-        """Runs it, again after a passing failure; None where the budget or a stop forbids it.
-
-        before: its attempts in this run by a process that crashed.
-        """
-        record = before[-1] if before else None
-        assert requested.job.layout is not None, "a sweep measures layouts"
-        for _ in range(1 + self.spec.retries - len(before)):
-            if record is not None and record.failure not in PASSING:
-                return record
-            left = self.spec.budget.max_gpu_seconds - self.gpu_seconds
-            if (
-                self.observer.stop.is_set()
-                or self.probes >= self.spec.budget.max_probes
-                or left <= 0
-            ):
-                return record
-            limit = min(
-                requested.request.time_limit_seconds, max(1.0, left / requested.job.layout.num_gpus)
-            )
-            limited = replace(
-                requested,
-                request=requested.request.model_copy(update={"time_limit_seconds": limit}),
-            )
-            (stored,) = enqueue(
-                self.wiring, [limited], max_attempts=1, ours=True, parent=self.claimed.record
-            )
-            (record,) = run_all(
-                self.wiring, [stored], {stored.id: self._watch(requested.job.layout)}
-            )
-            self.probes += 1
-            self.gpu_seconds += gpu_seconds_of(record)
-            update_from_probes(self.wiring, [record])
-        return record
+            one.failure, one.error = error.kind, "; ".join(lines_of(error))
+            self.failures += 1
+            return
+        for item in one.items:
+            if isinstance(item.wanted.requested, str):
+                self._end(item)
+                continue
+            for record in self._before.pop(item.key, []):
+                item.attempts.append(record)
+                self._look_at(item, record)
+            self._go_on(item)
 
     def _learned(self, job: Job) -> "Calibration | None":
         record = self.claimed.record
         return learned(self.wiring, job, record.asked_by or "", until=record.started_at)
 
-    def _before(self, measurement: Measurement) -> Measurement | None:
-        """The newest earlier measurement of the same question, layout and rung."""
-        same = [
-            one
-            for one in self.wiring.measurements.matching(
-                measurement.key().job_hash, self.claimed.record.asked_by or ""
+    def _go_on(self, item: _Item) -> None:
+        """To its first probe, to its next one after a failure that may pass, or to its line."""
+        if not item.attempts:
+            self._pending.append(item)
+            return
+        again = None
+        if item.attempts[-1].state == "failed" and not item.confirms:
+            again = next_try(item.attempts, self.spec.retries)
+        if again is None:
+            self._end(item)
+        else:
+            item.avoid = again
+            self._pending.append(item)
+
+    # ---- doing it -------------------------------------------------------------------------------
+
+    def _work(self, ended: list[ProbeRecord], *, wait: bool) -> None:
+        """Starts what has room and takes what has ended; with `wait` until nothing is left."""
+        while True:
+            if self.observer.stop.is_set():
+                self._bench.stop()
+                self._give_up("stopped")
+            self._start()
+            took = False
+            for _, record in self._bench.ended(POLL_SECONDS if wait else 0.0):
+                took = True
+                ended.append(record)
+                self._take(record)
+                self._start()  # at once: the room is free
+            if self._is_time("look", LOOK_SECONDS) or not (self._running or self._pending):
+                self._confirm_suspects()
+            if self._is_time("shown", SHOWN_SECONDS) and self._running:
+                self._tell("", passing=True)
+            if not (self._running or self._pending) or not (wait or took):
+                return
+            if not self._running:  # others have the room
+                self.observer.stop.wait(POLL_SECONDS)
+
+    def _start(self) -> None:
+        """Starts probes in their order while pool, budget and hours allow."""
+        if self._pending and self._is_time("out", LOOK_SECONDS):
+            self._out = frozenset(one.host for one in self.wiring.quarantine.active(self.spec.pool))
+            self._hosts.known |= self._out
+        while self._pending:
+            item = self._pending[0]
+            assert not isinstance(item.wanted.requested, str), "what cannot run is not pending"
+            limited = self._limited(item.wanted.requested)
+            if isinstance(limited, str):
+                if not self._running:
+                    self._give_up(limited)
+                return
+            say = self._say(item.wanted.layout.short())
+            started = self._bench.start(limited, avoid=self._out | item.avoid, say=say)
+            if started is None:
+                return
+            self._pending.popleft()
+            self._running[started.id] = item
+            self.probes += 1
+            self.most_at_once = max(self.most_at_once, len(self._running))
+            self.retried += bool(item.attempts) and not item.confirms
+
+    def _limited(self, requested: RequestedProbe) -> RequestedProbe | str:
+        """The probe with the time that the budget leaves it; why there is none.
+
+        The last of a budget has what is left. Beside others a probe starts only where its whole
+        time limit is covered, so that the run never spends more than its budget.
+        """
+        budget, limit = self.spec.budget, requested.request.time_limit_seconds
+        if budget.hours is not None and not is_within(
+            budget.hours, self.wiring.sweeps.now(), self.spec.time_zone
+        ):
+            return f"outside the hours of the budget, {budget.hours} {self.spec.time_zone}"
+        promised = sum(
+            one.request.time_limit_seconds * one.devices for one in self._bench.running.values()
+        )
+        left = budget.max_gpu_seconds - self.gpu_seconds - promised
+        wanted = requested.devices
+        spent = self.probes >= budget.max_probes or left <= 0
+        if spent or (self._running and left < limit * wanted):
+            return "the budget is spent"
+        limit = min(limit, max(1.0, left / wanted))
+        own = requested.request.model_copy(update={"time_limit_seconds": limit})
+        return replace(requested, request=own)
+
+    def _take(self, record: ProbeRecord) -> None:
+        """What follows from a probe that ended."""
+        item = self._running.pop(record.id)
+        self.gpu_seconds += gpu_seconds_of(record)
+        self.probes -= not _counts(record)
+        item.attempts.append(record)
+        self._look_at(item, record)
+        self._go_on(item)
+
+    def _give_up(self, why: str) -> None:
+        """Ends all that wait, with what they have or with the reason."""
+        while self._pending:
+            self._end(self._pending.popleft(), why)
+
+    def _end(self, item: _Item, why: str = "") -> None:
+        first = item.line is None
+        item.line = line_of(self.wiring, self.claimed.record, item.wanted, item.attempts, why)
+        if first:
+            self.layouts += 1
+            self.failures += item.line["status"] in ("failed", "oom")
+        self._tell(sweep_line(item.line))
+
+    # ---- hosts ----------------------------------------------------------------------------------
+
+    def _look_at(self, item: _Item, record: ProbeRecord) -> None:
+        """Notes what the probe says of its hosts; those found bad are kept out from now on."""
+        hosts, seconds = hosts_of(record), step_of(record)
+        if record.measurement_id is None:
+            self._hosts.failed(item.key, hosts, record.failure)
+        else:
+            self._hosts.measured(item.key, hosts, seconds, item.wanted.predicted_seconds)
+        for bad in self._hosts.new_bad():
+            if len(self._hosts.known) > MOST_OUT * self._hosts.num_hosts:
+                continue
+            self._bad.append(bad)
+            self._out |= {bad.host}
+            self.wiring.quarantine.add(
+                self.spec.pool,
+                bad.host,
+                seconds=OUT_SECONDS,
+                found_by=self.claimed.record.id,
+                evidence=bad.evidence,
             )
-            if one.key().layout_hash == measurement.key().layout_hash
-            and one.measured.rung == measurement.measured.rung
-            and (one.created_at, one.id) < (measurement.created_at, measurement.id)
-            and one.measured.status == "ok"
-        ]
-        return same[-1] if same else None
+            self._tell(f"host {bad.host} is kept out: {'; '.join(bad.evidence)}")
 
-    def _winner_before(self, index: int) -> tuple[str | None, float]:
-        """(winner of this job in the newest run that ended before this one, its step time)."""
-        runs = self.wiring.tasks.list(
-            TaskFilter(kind="sweep", parent_id=self.claimed.record.parent_id, state="done")
-        ).items
-        for run in runs:
-            jobs = (run.result or {}).get("jobs", [])
-            if run.id != self.claimed.record.id and index < len(jobs) and jobs[index]["winner"]:
-                winner = str(jobs[index]["winner"])
-                return winner, next(
-                    float(line["step_seconds"])
-                    for line in jobs[index]["layouts"]
-                    if line["layout"] == winner
-                )
-        return None, float("inf")
+    def _confirm_suspects(self) -> None:
+        """Runs layouts of a suspected host once more elsewhere, where the pool can choose."""
+        if self.observer.stop.is_set() or not self._bench.avoids_hosts:
+            return
+        suspects = dict(self._hosts.to_confirm())
+        if not suspects:
+            return
+        items = {item.key: item for one in self._jobs for item in one.items}
+        for host, layouts in suspects.items():
+            for item in (items[layout] for layout in layouts if layout in items):
+                if not item.confirms and item.line is not None:
+                    item.confirms, item.avoid = True, frozenset({host})
+                    self._pending.append(item)
 
-    def _report(self, message: str) -> None:
-        self.claimed.report(message)
-        jobs_left = len(self.spec.jobs) - self.jobs
-        self.observer.on_event(
-            {
-                "event": "sweep",
-                "message": message,
-                "jobs": self.jobs,
-                "jobs_left": jobs_left,
-                "layouts": self.layouts,
-                "layouts_left": self._layouts_left(jobs_left),
-            }
+    # ---- saying how far it is -------------------------------------------------------------------
+
+    def _standing(self) -> Standing:
+        budget, measure = self.spec.budget, self.spec.measure
+        planned = sum(len(one.items) for one in self._jobs)
+        each = measure.top_k + measure.informative + len(measure.anchors)
+        return Standing(
+            layouts=self.layouts,
+            num_layouts=planned + each * (len(self.spec.jobs) - len(self._jobs)),
+            jobs=len(self._jobs),
+            num_jobs=len(self.spec.jobs),
+            running=len(self._running),
+            failures=self.failures,
+            probes=self.probes,
+            max_probes=budget.max_probes,
+            gpu_seconds=round(self.gpu_seconds, 1),
+            max_gpu_seconds=budget.max_gpu_seconds,
+            quarantined=tuple(one.host for one in self._bad),
         )
 
-    def _layouts_left(self, jobs_left: int) -> int:
-        """Layouts still to measure: this job's as chosen, of later jobs as many as are asked for.
+    def _tell(self, message: str, *, passing: bool = False) -> None:
+        """Tells who follows. passing: only how far it is; nothing ended."""
+        standing = self._standing()
+        if message:
+            self.claimed.report(message)
+        self._stand(standing)
+        event = "standing" if passing else "sweep"
+        self.observer.on_event({"event": event, "message": message, **standing.as_dict()})
+        self._last["shown"] = time.monotonic()
 
-        A later plan may have fewer.
-        """
-        measure = self.spec.measure
-        each = measure.top_k + measure.informative + len(measure.anchors)
-        begun = bool(self.layouts_left) or self.layouts > 0
-        return self.layouts_left + each * max(0, jobs_left - 1 if begun else jobs_left)
+    def _stand(self, standing: Standing, *, now: bool = False) -> None:
+        if now or self._is_time("stored", STORED_SECONDS):
+            self.wiring.tasks.stand(self.claimed.record, standing.as_dict())
 
-    def _watch(self, layout: Layout) -> Watch:
-        def progress(message: str) -> None:
-            line = f"{layout.short()}: {message}"
+    def _say(self, layout: str) -> Callable[[str], None]:
+        def say(message: str) -> None:
+            line = f"{layout}: {message}"
             self.claimed.report(line)
             self.observer.on_message(line)
 
-        return Watch(stop=self.observer.stop, progress=progress)
+        return say
+
+    def _is_time(self, what: str, seconds: float) -> bool:
+        """Whether so many seconds have passed since it was done last; then it is done now."""
+        now = time.monotonic()
+        if now - self._last.get(what, -seconds) < seconds:
+            return False
+        self._last[what] = now
+        return True
 
 
 def _counts(record: ProbeRecord) -> bool:
     """Whether a probe counts as one; one interrupted by a crash may be asked for again."""
     return record.failure != FailureKind.INTERRUPTED
-
-
-def _versions(before: Measurement, after: Measurement) -> dict[str, list[str | None]]:
-    """Software that differs: name -> [before, after]."""
-    names = sorted(set(before.software) | set(after.software))
-    pairs = {name: [before.software.get(name), after.software.get(name)] for name in names}
-    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
-
-
-def failure_in(result: Mapping[str, Any]) -> StoredError | None:
-    """Why a run measured nothing; None where it measured something, or was not allowed to.
-
-    The first probe that failed, else the first job without a plan, else the first layout that
-    cannot be run. A stop or a spent budget is no failure.
-    """
-    lines = [line for job in result["jobs"] for line in job["layouts"]]
-    if any(line["status"] in ("ok", "oom") for line in lines):
-        return None
-    for line in lines:
-        if line["status"] == "failed":
-            return StoredError(ProbeError.kind, str(line["message"]))
-    for job in result["jobs"]:
-        if job.get("error"):
-            return StoredError(str(job["failure"]), str(job["error"]))
-    if lines and all(line.get("failure") for line in lines):
-        return StoredError(str(lines[0]["failure"]), f"{lines[0]['layout']}: {lines[0]['message']}")
-    return None
-
-
-def failure_of(run: TaskRecord) -> StoredError | None:
-    """What ended a run without a report; None where it has one."""
-    return (
-        None
-        if run.result is not None
-        else StoredError(run.failure or ProbeError.kind, run.message or "the run gave no report")
-    )

@@ -271,6 +271,7 @@ def sweep_detail(wiring: "Wiring", sweep: SweepRecord, runs: int = 10) -> dict[s
                 "state": task.state,
                 "progress": task.progress,
                 "message": task.message,
+                "standing": None if task.standing is None else dict(task.standing),
                 "report": None if task.result is None else dict(task.result),
             }
             for task in tasks

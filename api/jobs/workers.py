@@ -17,6 +17,7 @@ from api.jobs.probes import BACKEND, recover, run_probe
 from api.jobs.studies import run_study
 from api.jobs.sweep_runs import run_sweep
 from api.jobs.sweeps import schedule_due
+from api.jobs.webhooks import deliver_due
 from api.storage.queue import LOST_WORKERS, lost_workers
 from api.storage.records import (
     OPEN,
@@ -198,6 +199,7 @@ class TaskWorkers(Workers[TaskRecord, TaskEnd]):
 
     def _claim_next(self) -> TaskRecord | None:
         schedule_due(self.wiring)
+        deliver_due(self.wiring)
         recover(self.wiring, check_processes=True)
         for task in abandoned(self.queue, check_processes=True):
             ours = take_over(self.queue, task)
@@ -214,6 +216,7 @@ class TaskWorkers(Workers[TaskRecord, TaskEnd]):
             run_study(self.wiring, record, observer, release_when=self._stop.is_set)
         else:
             run_sweep(self.wiring, record, observer, release_when=self._stop.is_set)
+            deliver_due(self.wiring)
 
     def _about(self, record: TaskRecord) -> str:
         if record.kind == "sweep":
@@ -251,10 +254,10 @@ class ProbeWorkers(Workers[ProbeRecord, ProbeEnd]):
 
 
 def is_idle(wiring: "Wiring") -> bool:
-    """Whether nothing is queued, running or due."""
+    """Whether nothing is queued, running or due, and no webhook is to be called yet."""
     for state in OPEN:
         if wiring.tasks.list(TaskFilter(state=state), None, 1).items:
             return False
         if wiring.probes.list(ProbeFilter(state=state), None, 1).items:
             return False
-    return not wiring.sweeps.due(wiring.clock.now())
+    return not wiring.sweeps.due(wiring.sweeps.now()) and not wiring.tasks.untold()

@@ -11,6 +11,8 @@ def report_lines(result: Mapping[str, Any]) -> Iterator[str]:
     yield str(result["headline"])
     spent = f"{counted(result['probes'], 'probe')}, {result['gpu_seconds']:.0f} GPU-seconds"
     yield "; ".join((spent, *_software(result)))
+    for bad in result.get("quarantined", ()):
+        yield f"host {bad['host']} is kept out for a day: {'; '.join(bad['evidence'])}"
     for job in result["jobs"]:
         yield f"{job['model']} on {job['num_gpus']} {job['gpu']}" + (
             f": {job['error']}" if job.get("error") else ""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import Engine, delete, select, update
+from sqlalchemy import Engine, delete, select, tuple_, update
 
 from api.asker import asker
 from api.storage.audit import note
@@ -61,6 +61,29 @@ class SqlMeasurementStore:
         with reading(self.engine) as session:
             rows = session.scalars(query.order_by(MeasurementRow.created_at, MeasurementRow.id))
             return tuple(all_readable(rows, _measurement))
+
+    def newest_before(self, measurement: Measurement, owner: str = "") -> Measurement | None:
+        """The newest earlier run of the same question, layout and rung that gave a step time.
+
+        Of those that count for this owner's plans.
+        """
+        key, table = measurement.key(), MeasurementRow
+        place = (datetime.fromisoformat(measurement.created_at), measurement.id)
+        query = (
+            select(table)
+            .where(
+                table.job_hash == key.job_hash,
+                table.layout_hash == key.layout_hash,
+                table.rung == measurement.measured.rung,
+                table.status == "ok",
+                tuple_(table.created_at, table.id) < tuple_(*place),
+                *believed_by(owner),
+            )
+            .order_by(table.created_at.desc(), table.id.desc())
+        )
+        with reading(self.engine) as session:
+            found = all_readable(session.scalars(query.limit(1)), _measurement)
+            return next(found, None)
 
     def delete(self, measurement_id: str) -> tuple[str, str]:
         """Removes it, and what pricing it found; the probe that measured it stays without it.

@@ -78,6 +78,12 @@ class SqlTaskStore(SqlQueue[TaskRecord, TaskFilter, TaskEnd]):
             session.flush()
             return self._record(row)
 
+    def untold(self) -> int:
+        """How many ended runs have a webhook that is still to be called."""
+        query = select(func.count()).where(TaskRow.notify_at.is_not(None))
+        with reading(self.engine) as session:
+            return int(session.scalar(query) or 0)
+
     def notify_again(self, task: TaskRecord, seconds: float | None) -> None:
         """Tells it again after so many seconds; None: it was told, or is given up."""
         later = None if seconds is None else database_time(seconds)

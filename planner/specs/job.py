@@ -75,6 +75,8 @@ class ProbeSpec(BaseModel):
     pool: where probes run: `local`, `slurm`, `slurm:PARTITION` or `replay:FILE`.
     trainer: the program that runs: plain torch, or TorchTitan itself.
     steps: timed steps of a probe, after 3 to warm up.
+    priority: of several studies and sweeps that wait for a worker or for room in a pool, the
+        highest goes first.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

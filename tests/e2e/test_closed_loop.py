@@ -28,7 +28,8 @@ from api.http.app import create_app
 from api.jobs.leases import LEASE_SECONDS, take_over
 from api.jobs.observer import Observer
 from api.jobs.studies import ask_study, run_study
-from api.jobs.sweep_runs import failure_in, run_sweep
+from api.jobs.sweep_report import failure_in
+from api.jobs.sweep_runs import run_sweep
 from api.jobs.sweeps import add_sweep, run_now
 from api.settings import Settings
 from api.storage.probes import gpu_seconds_of

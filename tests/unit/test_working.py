@@ -4,6 +4,7 @@ import io
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -106,24 +107,26 @@ def test_commands_that_take_long_say_so_on_a_terminal(
     assert words not in terminal.getvalue()
 
 
+STANDING: dict[str, Any] = {
+    "event": "sweep", "message": "w", "jobs": 1, "num_jobs": 2, "layouts": 2, "num_layouts": 6,
+    "running": 3, "failures": 1, "probes": 5, "max_probes": 20, "gpu_seconds": 120.0,
+    "max_gpu_seconds": 3600.0, "quarantined": [],
+}  # fmt: skip
+
+
 def test_long_words_leave_the_count_of_layouts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     terminal, observer = watched(monkeypatch), Observer()
     with bar(observer, "layouts", sweep_stand):
-        observer.on_event({"message": "a long layout " * 20, "layouts": 2, "layouts_left": 1})
+        observer.on_event({**STANDING, "message": "a long layout " * 20})
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue())
-    assert re.search(r"layouts .* 2/3 .* a long layout a.*…", shown)
+    assert re.search(r"layouts .* 2/6 .* 2 of 6 layouts, 3 running, 1 fail.*…", shown)
 
 
-def test_a_sweep_counts_layouts() -> None:
-    stand = sweep_stand(
-        {
-            "event": "sweep",
-            "message": "w",
-            "jobs": 0,
-            "jobs_left": 2,
-            "layouts": 1,
-            "layouts_left": 5,
-        }
-    )
-    assert (stand.done, stand.total, stand.words) == (1, 6, "w")
+def test_a_sweep_counts_layouts_and_says_what_it_has_spent() -> None:
+    words = "2 of 6 layouts, 3 running, 1 failure, 120 of 3600 GPU-seconds"
+    stand = sweep_stand(STANDING)
+    assert (stand.done, stand.total, stand.words, stand.passing) == (2, 6, f"{words} · w", False)
+    assert stand.line == f"w ({words})"
+    quiet = sweep_stand({**STANDING, "message": "", "quarantined": ["node07"]})
+    assert (quiet.line, quiet.passing) == (f"{words}, 1 host out", True)

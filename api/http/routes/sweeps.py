@@ -1,16 +1,24 @@
-"""POST /sweeps, GET /sweeps, GET and DELETE /sweeps/{id}, POST /sweeps/{id}/run, pause, resume."""
+"""POST /sweeps, GET /sweeps, GET and DELETE /sweeps/{id}, POST /sweeps/{id}/run, pause, resume.
+
+GET /sweeps/{id}/events, GET /quarantine, DELETE /quarantine/{host}.
+"""
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Request
-from fastapi.responses import Response
+import anyio
+from fastapi import APIRouter, Body, Query, Request
+from fastapi.responses import Response, StreamingResponse
 
+from api.asker import asker
 from api.http.bodies import JSON, REQUIRED, CheckedByPlanner, strict_route
-from api.http.requests import answer_once, in_thread, wiring_of
+from api.http.events import MEDIA_TYPE as EVENTS
+from api.http.events import follow_run
+from api.http.requests import Threads, answer_once, in_thread, wiring_of
 from api.http.routes.parameters import Cursor, PageSize, problems
-from api.http.schemas import SweepDetail, SweepRunAccepted
+from api.http.schemas import HostReleased, QuarantineLine, SweepDetail, SweepRunAccepted
 from api.http.security import Prober, Reader
 from api.input.names import sweep_id_of
 from api.jobs.sweeps import (
@@ -22,7 +30,7 @@ from api.jobs.sweeps import (
     sweep_detail,
 )
 from api.settings import ApiKey
-from api.storage.records import Page
+from api.storage.records import Page, TaskFilter, TaskRecord
 from planner.specs.sweep import SweepSpec
 
 router = APIRouter(tags=["sweeps"], route_class=strict_route(within="sweep."))
@@ -86,6 +94,67 @@ async def get_sweep(request: Request, sweep_id: str, _: Reader) -> dict[str, Any
         request,
         lambda: sweep_detail(wiring, wiring.sweeps.get(sweep_id_of(wiring, sweep_id, "sweep_id"))),
     )
+
+
+@router.get(
+    "/sweeps/{sweep_id}/events",
+    response_model=None,
+    responses={
+        200: {"description": "Server-sent events", "content": {EVENTS: {}}},
+        **problems(401, 403, 404, 503),
+    },
+)
+async def get_sweep_events(request: Request, sweep_id: str, _: Reader) -> Response:
+    """Server-sent events of the newest run: `sweep` for every change, and `done` at its end.
+
+    A `sweep` event holds the run's id, state, message and how far it is, as `standing` of
+    GET /sweeps/{id}. Whoever comes back is sent how it stands, so nothing has to be remembered.
+    """
+    wiring = wiring_of(request)
+    await in_thread(request, lambda: wiring.sweeps.get(sweep_id))
+
+    async def read() -> TaskRecord | None:
+        def newest() -> TaskRecord | None:
+            wanted = TaskFilter(kind="sweep", parent_id=sweep_id)
+            return next(iter(wiring.tasks.list(wanted, None, 1).items), None)
+
+        return await in_thread(request, newest, Threads.EVENTS)
+
+    stream = follow_run(sweep_id, read, anyio.sleep, request.app.state.stopping.is_set)
+    return StreamingResponse(
+        stream, media_type=EVENTS, headers={"cache-control": "no-store", "x-accel-buffering": "no"}
+    )
+
+
+@router.get("/quarantine", responses=problems(401, 403, 422, 503))
+async def list_quarantine(
+    request: Request,
+    _: Reader,
+    pool: Annotated[str | None, Query(description="Only hosts of this pool.")] = None,
+) -> list[QuarantineLine]:
+    """Hosts that runs of sweeps found bad and that none uses for a day, each with the evidence."""
+    wiring = wiring_of(request)
+
+    def work() -> list[QuarantineLine]:
+        return [QuarantineLine(**asdict(one)) for one in wiring.quarantine.active(pool)]
+
+    return await in_thread(request, work)
+
+
+@router.delete("/quarantine/{host}", responses=problems(401, 403, 404, 422, 503))
+async def release_host(
+    request: Request,
+    host: str,
+    _: Prober,
+    pool: Annotated[str | None, Query(description="In this pool alone.")] = None,
+) -> HostReleased:
+    """Lets a host in again before its day is over."""
+    wiring = wiring_of(request)
+
+    def work() -> HostReleased:
+        return HostReleased(host=host, pools=wiring.quarantine.release(host, asker().name, pool))
+
+    return await in_thread(request, work)
 
 
 @router.post(

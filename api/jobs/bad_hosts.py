@@ -1,0 +1,178 @@
+"""Which hosts of a pool are bad, by what probes of one run showed.
+
+Two kinds of evidence. Failures: a host on which far more probes fail than on the others. Slowness:
+a host whose steps are slower than expected is suspected; layouts that it ran then run once more
+elsewhere, and where they are faster there the host is to blame, not the layout.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from statistics import median
+
+from probes.protocol import FailureKind
+
+# failures that a host may be to blame for
+OF_THE_HOST = frozenset(
+    {FailureKind.LOST_GPU, FailureKind.LOST_NODE, FailureKind.HANG, FailureKind.KILLED}
+)
+FALSE_ALARMS = 0.001  # of a run in which every host is as good as the others
+FEWEST_FAILURES = 3
+FEWEST_STEPS = 3  # of a host, before it is suspected
+SUSPECT = 1.05  # times the expected step, in the median; a judgement
+SLOW = 1.10  # times the same layout's step elsewhere; a judgement
+PAIRS = 2  # layouts that were slower by so much
+SPREADS = 3.0  # standard errors of the median beyond the others'
+MAD_TO_SD = 1.4826  # of a normal distribution
+Layout = tuple[str, str]  # hash of the question, short name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadHost:
+    """A host to keep out, and why: sentences with the numbers."""
+
+    host: str
+    evidence: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A measured step: on which hosts, and log(measured / expected) where that is known."""
+
+    hosts: frozenset[str]
+    seconds: float
+    surprise: float | None
+
+
+@dataclass
+class HostWatch:
+    """What the probes of a run showed of its hosts.
+
+    known: hosts that were found bad already.
+    """
+
+    known: set[str] = field(default_factory=set)
+    _probes: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    _failed: dict[str, set[Layout]] = field(default_factory=lambda: defaultdict(set))
+    _steps: dict[Layout, list[_Step]] = field(default_factory=lambda: defaultdict(list))
+    _compared: set[Layout] = field(default_factory=set)  # that ran more than once
+    _touched: set[str] = field(default_factory=set)  # since we were asked last
+
+    def failed(self, layout: Layout, hosts: frozenset[str], kind: str | None) -> None:
+        """A probe that failed there."""
+        for host in hosts:
+            self._probes[host] += 1
+            if kind in OF_THE_HOST:
+                self._failed[host].add(layout)
+                self._touched.add(host)
+
+    def measured(
+        self,
+        layout: Layout,
+        hosts: frozenset[str],
+        seconds: float | None,
+        expected_seconds: float | None,
+    ) -> None:
+        """A probe that ran there; out of memory is one without a step."""
+        for host in hosts:
+            self._probes[host] += 1
+        if seconds and hosts:
+            surprise = math.log(seconds / expected_seconds) if expected_seconds else None
+            steps = self._steps[layout]
+            steps.append(_Step(hosts, seconds, surprise))
+            if len(steps) > 1:
+                self._compared.add(layout)
+                self._touched |= {host for step in steps for host in step.hosts}
+
+    @property
+    def num_hosts(self) -> int:
+        """Hosts that probes ran on so far."""
+        return len(self._probes)
+
+    def new_bad(self) -> list[BadHost]:
+        """Hosts found bad since the last time that this was asked."""
+        found = []
+        for host in sorted(self._touched - self.known):
+            evidence = (*self._too_many_failures(host), *self._slower_than_elsewhere(host))
+            if evidence:
+                found.append(BadHost(host=host, evidence=evidence))
+        self.known |= {one.host for one in found}
+        self._touched.clear()
+        return found
+
+    def to_confirm(self) -> Iterator[tuple[str, list[Layout]]]:
+        """Hosts that are suspected to be slow, with layouts to run once more elsewhere."""
+        steps = [step for each in self._steps.values() for step in each]
+        surprises = [(one.hosts, one.surprise) for one in steps if one.surprise is not None]
+        by_host: dict[str, list[float]] = defaultdict(list)
+        for hosts, surprise in surprises:
+            for host in hosts:
+                by_host[host].append(surprise)
+        usual = median(surprise for _, surprise in surprises) if surprises else 0.0
+        slower = (host for host, own in by_host.items() if median(own) > usual)
+        for host in sorted(set(slower) - self.known):
+            there = by_host[host]
+            others = [surprise for hosts, surprise in surprises if host not in hosts]
+            if len(there) < FEWEST_STEPS or len(others) < FEWEST_STEPS:
+                continue
+            middle = median(others)
+            spread = MAD_TO_SD * median(abs(one - middle) for one in others)
+            least = max(math.log(SUSPECT), SPREADS * 1.2533 * spread / math.sqrt(len(there)))
+            if median(there) - middle < least:
+                continue
+            alone = [
+                layout
+                for layout, each in self._steps.items()
+                if all(host in step.hosts for step in each)
+            ]
+            if alone:
+                yield host, alone[:PAIRS]
+
+    def _too_many_failures(self, host: str) -> tuple[str, ...]:
+        own = {
+            layout
+            for layout in self._failed[host]
+            if not any(layout in each for name, each in self._failed.items() if name != host)
+        }  # what fails elsewhere too is the layout's fault
+        failed, tried = len(own), self._probes[host]
+        if failed < FEWEST_FAILURES:
+            return ()
+        tried_elsewhere = sum(self._probes.values()) - tried
+        failed_elsewhere = sum(map(len, self._failed.values())) - len(self._failed[host])
+        rate = (failed_elsewhere + 1) / (tried_elsewhere + 2)
+        if at_least(failed, tried, rate) > FALSE_ALARMS / len(self._probes):
+            return ()
+        return (
+            f"{failed} of {tried} probes failed on it, {failed_elsewhere} of {tried_elsewhere} "
+            "elsewhere",
+        )
+
+    def _slower_than_elsewhere(self, host: str) -> tuple[str, ...]:
+        sentences = []
+        for layout in sorted(self._compared):
+            name, steps = layout[1], self._steps[layout]
+            here = [step.seconds for step in steps if host in step.hosts]
+            elsewhere = [step.seconds for step in steps if not step.hosts & {host, *self.known}]
+            if here and elsewhere and median(here) > SLOW * median(elsewhere):
+                more = median(here) / median(elsewhere) - 1.0
+                sentences.append(
+                    f"{name}: {median(here):.4g} s a step there, {median(elsewhere):.4g} s "
+                    f"elsewhere ({more:+.0%})"
+                )
+        return tuple(sentences) if len(sentences) >= PAIRS else ()
+
+
+def at_least(failed: int, tried: int, rate: float) -> float:
+    """P(at least `failed` of `tried` fail) where each fails with this probability."""
+    if rate >= 1.0:
+        return 1.0
+    logs = (
+        math.lgamma(tried + 1)
+        - math.lgamma(number + 1)
+        - math.lgamma(tried - number + 1)
+        + number * math.log(rate)
+        + (tried - number) * math.log1p(-rate)
+        for number in range(failed, tried + 1)
+    )
+    return min(1.0, math.fsum(map(math.exp, logs)))

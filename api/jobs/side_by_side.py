@@ -1,0 +1,187 @@
+"""Probes of one run side by side: started while the pool has room, and collected as they end."""
+
+import platform
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from api.jobs.leases import Claimed
+from api.jobs.probes import RequestedProbe, enqueue, run_probe
+from api.storage.records import ProbeRecord, TaskEnd, TaskRecord
+from api.storage.room import NoRoomError, Room
+from planner.specs.cluster import ClusterSpec
+from probes.launch import Watch
+from probes.pools.protocol import Pool
+
+if TYPE_CHECKING:
+    from api.wiring import Wiring
+
+POLL_SECONDS = 0.25  # between two looks for room
+MOST_AT_ONCE = 256  # probes of one run: each has a thread here, and a lease in the database
+Say = Callable[[str], None]
+
+
+def room_of(pool: Pool, name: str, cluster: ClusterSpec) -> Room:
+    """What a pool has for jobs on this cluster's GPU, for all who share it."""
+    capacity = pool.capacity(cluster)
+    devices = capacity.num_devices if capacity.at_once is None else capacity.at_once
+    host = None if capacity.shared else platform.node().replace(":", "-")
+    return Room(pool=name, devices=devices, host=host)
+
+
+def enqueue_in_room(
+    wiring: "Wiring", requested: Sequence[RequestedProbe], claimed: Claimed[TaskRecord, TaskEnd]
+) -> list[ProbeRecord]:
+    """Probes of a claimed task, ours, as soon as their pool has room for all of them.
+
+    A stop ends the waiting: they are stored, and end as soon as they start.
+    """
+    if not requested:
+        return []
+    first = requested[0]
+    name = first.request.pool
+    room: Room | None = room_of(wiring.pool(name), name, first.job.cluster)
+    waits = False
+    try:
+        while True:
+            try:
+                return enqueue(
+                    wiring, requested, max_attempts=1, ours=True, parent=claimed.record, room=room
+                )
+            except NoRoomError as error:
+                if not waits:
+                    waits = True
+                    wanted = sum(one.devices for one in requested)
+                    wiring.tasks.wait_for_room(claimed.record, name, wanted)
+                claimed.report(f"waits for room: {error}")
+                if claimed.stop.wait(POLL_SECONDS):
+                    room = None
+    finally:
+        if waits:
+            wiring.tasks.wait_for_room(claimed.record, None, None)
+
+
+@dataclass(slots=True)
+class _Ended:
+    """A probe that ended, or what its thread raised."""
+
+    probe_id: str
+    record: ProbeRecord | None = None
+    error: BaseException | None = None
+
+
+@dataclass(kw_only=True)
+class SideBySide:
+    """The probes of a claimed task that run now.
+
+    pool: opened once for all of them.
+    """
+
+    wiring: "Wiring"
+    pool: Pool
+    pool_name: str
+    claimed: Claimed[TaskRecord, TaskEnd]
+    running: dict[str, RequestedProbe] = field(default_factory=dict)
+    waits: bool = False
+    _stops: dict[str, threading.Event] = field(default_factory=dict)
+    _ended: "queue.SimpleQueue[_Ended]" = field(default_factory=queue.SimpleQueue)
+    _rooms: dict[str, Room] = field(default_factory=dict)
+    _avoids: list[bool] = field(default_factory=list)
+
+    def start(
+        self, requested: RequestedProbe, *, avoid: frozenset[str] = frozenset(), say: Say
+    ) -> ProbeRecord | None:
+        """Starts a probe; None while there is no room for it."""
+        room, taken = self._room(requested.job.cluster), self.devices
+        full = len(self.running) >= MOST_AT_ONCE
+        if full or (taken and taken + requested.devices > room.devices):
+            return None
+        try:
+            (record,) = enqueue(
+                self.wiring,
+                [requested],
+                max_attempts=1,
+                ours=True,
+                parent=self.claimed.record,
+                room=room,
+            )
+        except NoRoomError:
+            self._want(requested.devices)
+            return None
+        stop = threading.Event()
+        self.running[record.id], self._stops[record.id] = requested, stop
+        watch = Watch(stop=stop, progress=say, avoid=avoid)
+        threading.Thread(
+            target=self._run, args=(record, watch), name=f"probe {record.id}", daemon=True
+        ).start()
+        return record
+
+    @property
+    def devices(self) -> int:
+        """Devices that our probes occupy now."""
+        return sum(one.devices for one in self.running.values())
+
+    def ended(self, wait_seconds: float) -> Iterator[tuple[RequestedProbe, ProbeRecord]]:
+        """Probes that have ended, after waiting so long for the first of them.
+
+        Raises what running one of them raised.
+        """
+        while self.running:
+            try:
+                one = self._ended.get(timeout=wait_seconds)
+            except queue.Empty:
+                return
+            requested = self.running.pop(one.probe_id)
+            del self._stops[one.probe_id]
+            if one.record is None:
+                assert one.error is not None, "a thread ends with one or the other"
+                raise one.error
+            yield requested, one.record
+            wait_seconds = 0.0
+
+    @property
+    def avoids_hosts(self) -> bool:
+        """Whether the pool can keep probes off hosts, by all jobs that it was asked for so far."""
+        return bool(self._avoids) and all(self._avoids)
+
+    def stop(self) -> None:
+        """Tells all that run to end."""
+        for stop in list(self._stops.values()):
+            stop.set()
+
+    def end(self) -> None:
+        """Ends all that run and waits for them; what they raise is dropped."""
+        self.stop()
+        while self.running:
+            one = self._ended.get()
+            self.running.pop(one.probe_id, None)
+            self._stops.pop(one.probe_id, None)
+
+    def want_nothing(self) -> None:
+        """Says that no room is wanted any more."""
+        if self.waits:
+            self.waits = False
+            self.wiring.tasks.wait_for_room(self.claimed.record, None, None)
+
+    def _want(self, devices: int) -> None:
+        """Tells those of a lower priority, once, that we wait for room in this pool."""
+        if not self.waits:
+            self.waits = True
+            self.wiring.tasks.wait_for_room(self.claimed.record, self.pool_name, devices)
+
+    def _room(self, cluster: ClusterSpec) -> Room:
+        name = cluster.gpu.name
+        if name not in self._rooms:
+            self._avoids.append(self.pool.capacity(cluster).avoids_hosts)
+            self._rooms[name] = room_of(self.pool, self.pool_name, cluster)
+        return self._rooms[name]
+
+    def _run(self, record: ProbeRecord, watch: Watch) -> None:
+        ended = _Ended(record.id)
+        try:
+            ended.record = run_probe(self.wiring, record, watch, pool=self.pool)
+        except BaseException as error:
+            ended.error = error
+        self._ended.put(ended)

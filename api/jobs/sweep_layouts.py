@@ -1,0 +1,116 @@
+"""Which layouts a run of a sweep measures of each job, and why."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from api.errors import lines_of
+from api.jobs.plans import job_with_layout
+from api.jobs.probes import RequestedProbe
+from planner.errors import PlannerError
+from planner.estimates import estimate_jobs
+from planner.intake.jobs import read_job
+from planner.specs.job import Job
+from planner.specs.layout import Layout
+from planner.specs.sweep import SweepSpec
+from planner.trainers.registry import resolve_layout
+from probes.campaign import ProbeRequest
+
+if TYPE_CHECKING:
+    from planner.cost.machine.knobs import Calibration
+    from planner.ports import Ports
+
+CANDIDATES = 30  # best layouts among which the least sure are sought
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """One layout to measure, and why.
+
+    requested: its probe; or why it cannot be run.
+    predicted_seconds: of a step; None where the model has no number for it.
+    """
+
+    job: Job
+    layout: Layout
+    why: str
+    predicted_seconds: float | None
+    requested: RequestedProbe | str
+
+
+def wanted_of(
+    spec: SweepSpec, job: Job, *, ports: "Ports", calibration: "Calibration | None", run_id: str
+) -> Iterator[Wanted]:
+    """Baseline layouts first: changes are seen by them. Each layout once.
+
+    Raises what planning raises, where the sweep asks for layouts of the plan.
+    """
+    measure, seen = spec.measure, set[Layout]()
+    ranked: list[tuple[Layout, float | None, float]] = []
+    if measure.top_k or measure.informative:
+        from planner.plan.recommend import recommend
+
+        plan = recommend(job, ports=ports, calibration=calibration)
+        ranked = [
+            (entry.layout, entry.estimate.step_seconds, entry.estimate.time_sd)
+            for entry in plan.ranked[:CANDIDATES]
+        ]
+    least_sure = sorted(ranked[measure.top_k :], key=lambda entry: -entry[2])[: measure.informative]
+    for layout, seconds, why in (
+        *((layout, seconds, "anchor") for layout, seconds in _anchors(spec, job)),
+        *(
+            (layout, seconds, f"rank {rank}")
+            for rank, (layout, seconds, _) in enumerate(ranked[: measure.top_k], start=1)
+        ),
+        *((layout, seconds, f"least sure ({sd:.0%})") for layout, seconds, sd in least_sure),
+    ):
+        if layout not in seen:
+            seen.add(layout)
+            yield Wanted(
+                job=job,
+                layout=layout,
+                why=why,
+                predicted_seconds=seconds,
+                requested=_requested(spec, job, layout, run_id),
+            )
+
+
+def _anchors(spec: SweepSpec, job: Job) -> Iterator[tuple[Layout, float | None]]:
+    """The baseline layouts, with what the model predicts of them."""
+    layouts = [
+        resolve_layout(
+            values,
+            trainer=job.training.trainer,
+            num_gpus=job.cluster.num_gpus,
+            field="sweep.measure.anchors",
+        )
+        for values in spec.measure.anchors
+    ]
+    sizes = job.cluster.num_gpus_choices
+    jobs = [
+        read_job(job_with_layout(job.request, layout, layout.num_gpus), allow_files=False)
+        for layout in layouts
+        if layout.num_gpus in sizes
+    ]
+    estimates = iter(estimate_jobs(jobs))
+    for layout in layouts:
+        yield layout, next(estimates).step_seconds if layout.num_gpus in sizes else None
+
+
+def _requested(spec: SweepSpec, job: Job, layout: Layout, run_id: str) -> RequestedProbe | str:
+    """The probe of this layout; why not, where the layout cannot be run."""
+    sizes = job.cluster.num_gpus_choices
+    if layout.num_gpus not in sizes:
+        return f"takes {layout.num_gpus} GPUs, the job has {', '.join(map(str, sizes))}"
+    request = {
+        "job": job_with_layout(job.request, layout, layout.num_gpus),
+        "pool": spec.pool,
+        "trainer": spec.trainer,
+        "steps": spec.steps,
+        "time_limit_seconds": spec.time_limit_seconds,
+    }
+    try:
+        parsed, own_job = ProbeRequest.from_user(request, allow_files=False)
+    except PlannerError as error:
+        return "; ".join(lines_of(error))
+    return RequestedProbe(request=parsed, job=own_job, plan_id=run_id)

@@ -1,0 +1,220 @@
+"""The report of a run of a sweep: what was measured, what changed, who won, what failed."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from api.errors import StoredError
+from api.jobs.bad_hosts import BadHost
+from api.jobs.retries import hosts_of, step_of
+from api.jobs.study_probes import IMPLAUSIBLE
+from api.jobs.sweep_layouts import Wanted
+from api.storage.records import ProbeRecord, TaskFilter, TaskRecord
+from planner.errors import ProbeError, SpecError
+from planner.specs.job import Job
+from planner.specs.measurement import Measurement
+from planner.units import counted
+
+if TYPE_CHECKING:
+    from api.wiring import Wiring
+
+CHANGED = 0.03  # relative change of a step that the headline counts; a judgement
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportedJob:
+    """One job of a run: its lines, or why it has none."""
+
+    index: int
+    job: Job
+    lines: Sequence[Line]
+    failure: str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpentByRun:
+    """What a run has used. most_at_once: probes that ran side by side."""
+
+    probes: int
+    gpu_seconds: float
+    most_at_once: int
+    retried: int
+
+
+def line_of(
+    wiring: "Wiring", run: TaskRecord, wanted: Wanted, attempts: Sequence[ProbeRecord], why_not: str
+) -> Line:
+    """What is reported of one layout.
+
+    attempts: oldest first. why_not: why there is none, where there is none.
+    """
+    line: Line = {
+        "layout": wanted.layout.short(),
+        "why": wanted.why,
+        "predicted_step_seconds": wanted.predicted_seconds,
+        "status": "skipped",
+        "step_seconds": None,
+        "change": None,
+        "changed": False,
+        "message": None,
+        "attempts": len(attempts),
+    }
+    if isinstance(wanted.requested, str):
+        return {**line, "failure": SpecError.kind, "message": wanted.requested}
+    if not attempts:
+        return {**line, "message": why_not}
+    measured = [one for one in attempts if one.measurement_id is not None]
+    # of a layout that ran on several hosts its fastest run counts
+    record = min(measured or attempts[-1:], key=lambda one: step_of(one) or float("inf"))
+    line["hosts"] = sorted(hosts_of(record))
+    if record.measurement_id is None:
+        return {**line, "status": "failed", "failure": record.failure, "message": record.message}
+    measurement = wiring.measurements.get(record.measurement_id)
+    if measurement.refused is not None:
+        refused = {"failure": IMPLAUSIBLE, "message": measurement.refused}
+        return {**line, "status": "failed", "measurement_id": measurement.id, **refused}
+    return {**line, **_measured(wiring, run, measurement)}
+
+
+def _measured(wiring: "Wiring", run: TaskRecord, measurement: Measurement) -> Line:
+    seconds = measurement.measured.step_seconds
+    before = wiring.measurements.newest_before(measurement, run.asked_by or "")
+    change = (
+        seconds / before.measured.step_seconds - 1.0
+        if seconds and before and before.measured.step_seconds
+        else None
+    )
+    return {
+        "status": measurement.measured.status,
+        "step_seconds": seconds,
+        "measurement_id": measurement.id,
+        "software": dict(measurement.software),
+        "change": change,
+        "changed": change is not None and abs(change) > CHANGED,
+        "versions_changed": _versions(before, measurement) if before else {},
+        "message": measurement.measured.message,
+    }
+
+
+def _versions(before: Measurement, after: Measurement) -> dict[str, list[str | None]]:
+    """Software that differs: name -> [before, after]."""
+    names = sorted(set(before.software) | set(after.software))
+    pairs = {name: [before.software.get(name), after.software.get(name)] for name in names}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+# ---- the whole -----------------------------------------------------------------------------------
+
+
+def report_of(
+    wiring: "Wiring",
+    run: TaskRecord,
+    reported: Sequence[ReportedJob],
+    spent: SpentByRun,
+    bad: Sequence[BadHost],
+) -> dict[str, Any]:
+    """The report, JSON-safe."""
+    newest = _jobs_before(wiring, run)
+    jobs = [_job(one, newest) for one in reported]
+    lines = [line for job in jobs for line in job["layouts"]]
+    changed = [line for line in lines if line["changed"]]
+    failed = [line for line in lines if line["status"] in ("failed", "oom")]
+    planless = [job for job in jobs if job.get("error")]
+    winners = [job for job in jobs if job["new_winner"]]
+    headline = (
+        f"{sum(line['status'] == 'ok' for line in lines)} of "
+        f"{counted(len(lines), 'layout')} measured, "
+        f"{len(changed)} changed by more than {CHANGED:.0%}, "
+        f"{counted(len(winners), 'new winner')}, {counted(len(failed) + len(planless), 'failure')}"
+    )
+    if bad:
+        headline += f", {counted(len(bad), 'host')} in quarantine"
+    kinds = Counter("oom" if line["status"] == "oom" else str(line["failure"]) for line in failed)
+    kinds.update(str(job["failure"]) for job in planless)
+    return {
+        "headline": headline,
+        "probes": spent.probes,
+        "gpu_seconds": round(spent.gpu_seconds, 1),
+        "retried": spent.retried,
+        "most_at_once": spent.most_at_once,
+        "failures": dict(sorted(kinds.items())),
+        "quarantined": [{"host": one.host, "evidence": list(one.evidence)} for one in bad],
+        "jobs": jobs,
+    }
+
+
+def _job(one: ReportedJob, newest: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+    name = {
+        "model": one.job.model.name,
+        "gpu": one.job.cluster.gpu.name,
+        "num_gpus": one.job.cluster.num_gpus,
+    }
+    if one.error is not None:
+        nothing: Line = {"layouts": [], "winner": None, "new_winner": False}
+        return {**name, "failure": one.failure, "error": one.error, **nothing}
+    times = {line["layout"]: line["step_seconds"] for line in one.lines if line["step_seconds"]}
+    winner = min(times, key=times.__getitem__) if times else None
+    before, seconds_before = _winner_in(newest, one.index)
+    new = bool(
+        before and winner and before != winner and times[winner] < times.get(before, seconds_before)
+    )
+    won = {"winner": winner, "winner_before": before, "new_winner": new}
+    return {**name, "layouts": list(one.lines), **won}
+
+
+def _jobs_before(wiring: "Wiring", run: TaskRecord) -> list[Sequence[Mapping[str, Any]]]:
+    """The jobs of the reports of earlier runs of this sweep, newest first."""
+    wanted = TaskFilter(kind="sweep", parent_id=run.parent_id, state="done")
+    return [
+        (other.result or {}).get("jobs", [])
+        for other in wiring.tasks.list(wanted).items
+        if other.id != run.id
+    ]
+
+
+def _winner_in(runs: Sequence[Sequence[Mapping[str, Any]]], index: int) -> tuple[str | None, float]:
+    """(winner of this job in the newest run that had one, its step time)."""
+    for jobs in runs:
+        if index < len(jobs) and jobs[index]["winner"]:
+            winner = str(jobs[index]["winner"])
+            return winner, next(
+                float(line["step_seconds"])
+                for line in jobs[index]["layouts"]
+                if line["layout"] == winner
+            )
+    return None, float("inf")
+
+
+# ---- what kept it from measuring -----------------------------------------------------------------
+
+
+def failure_in(result: Mapping[str, Any]) -> StoredError | None:
+    """Why a run measured nothing; None where it measured something, or was not allowed to.
+
+    The first probe that failed, else the first job without a plan, else the first layout that
+    cannot be run. A stop or a spent budget is no failure.
+    """
+    lines = [line for job in result["jobs"] for line in job["layouts"]]
+    if any(line["status"] in ("ok", "oom") for line in lines):
+        return None
+    for line in lines:
+        if line["status"] == "failed":
+            return StoredError(ProbeError.kind, str(line["message"]))
+    for job in result["jobs"]:
+        if job.get("error"):
+            return StoredError(str(job["failure"]), str(job["error"]))
+    if lines and all(line.get("failure") for line in lines):
+        return StoredError(str(lines[0]["failure"]), f"{lines[0]['layout']}: {lines[0]['message']}")
+    return None
+
+
+def failure_of(run: TaskRecord) -> StoredError | None:
+    """What ended a run without a report; None where it has one."""
+    return (
+        None
+        if run.result is not None
+        else StoredError(run.failure or ProbeError.kind, run.message or "the run gave no report")
+    )
