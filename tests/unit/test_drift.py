@@ -1,0 +1,266 @@
+"""Drift in simulated nights: false alarms at most as often as promised, changes found and named,
+slow hosts and outliers told apart.
+"""
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planner.calibration.drift.findings import Drift
+from planner.calibration.drift.nights import Nights, Reading
+from planner.calibration.drift.replay import drift_of
+from planner.calibration.drift.threshold import threshold_of
+from planner.columns import FloatColumn
+from tests.conftest import ROOT, clean_environment
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import drift as simulated
+
+RUNS = 365.0
+
+
+def found_in(log_seconds: FloatColumn, **more: Any) -> Drift:
+    return drift_of(replace(simulated.nights_of(log_seconds), **more), RUNS)
+
+
+def noise(seed: int, layouts: int, nights: int, **kind: Any) -> FloatColumn:
+    drawn = replace(simulated.NORMAL, **kind).draw(np.random.default_rng(seed), layouts, nights)
+    return np.asarray(drawn)
+
+
+def torch_by_night(layouts: int, versions: list[str]) -> Mapping[tuple[int, int], dict[str, str]]:
+    return {
+        (layout, night): {"torch": version, "nccl": "2.27.3"}
+        for layout in range(layouts)
+        for night, version in enumerate(versions)
+    }
+
+
+# ---- false alarms --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", simulated.KINDS, ids=lambda kind: kind.name)
+def test_false_alarms_are_not_more_frequent_than_promised(kind: simulated.Noise) -> None:
+    """One a year: of ten years with more than sixteen, 95 in 10,000 have a rate of one."""
+    years = 10
+    assert simulated.false_alarms(kind, 6, years, seed=3) <= 16
+
+
+def test_hosts_raise_no_false_alarms_either() -> None:
+    assert simulated.false_alarms(simulated.NORMAL, 6, 5, hosts=simulated.NUM_HOSTS, seed=3) <= 10
+
+
+def test_the_threshold_rises_with_what_is_watched_and_with_the_rate() -> None:
+    assert threshold_of(365, 1) < threshold_of(365, 20) < threshold_of(3650, 20)
+    assert threshold_of(365, 10) == pytest.approx(threshold_of(3650, 1))
+
+
+def test_the_threshold_keeps_its_rate_where_noise_is_known() -> None:
+    """Its formula against a plain simulation: a scan of standard normal nights, known in scale."""
+    runs, rng, alarms, nights = 100.0, np.random.default_rng(1), 0, 0
+    limit = threshold_of(runs, 1, window=60)
+    for _ in range(150):
+        values = rng.normal(size=60)
+        sums = np.concatenate([[0.0], np.cumsum(values)])
+        for night in range(20, 61):
+            before = np.arange(3, night - 1)
+            after = night - before
+            gap = (sums[night] - sums[before]) / after - sums[before] / before
+            nights += 1
+            if np.max(np.abs(gap) / np.sqrt(1 / before + 1 / after)) > limit:
+                alarms += 1
+                break
+    assert 0.5 < alarms * runs / nights < 1.8
+
+
+# ---- power ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "layouts", "affected", "median"),
+    [(0.02, 6, 6, 5), (0.05, 6, 6, 3), (0.05, 1, 1, 5), (0.10, 6, 1, 3), (-0.04, 6, 6, 4)],
+)
+def test_a_step_is_found_within_days(
+    change: float, layouts: int, affected: int, median: float
+) -> None:
+    found = simulated.detection(
+        simulated.step(change), noise=simulated.NORMAL, layouts=layouts, affected=affected,
+        histories=20,
+    )  # fmt: skip
+    assert len(found.delays) == found.histories
+    assert np.median(found.delays) <= median
+    assert found.covered >= 15, "of 20 intervals of 90%"
+    assert found.first_night >= 15
+
+
+def test_a_slope_of_12_percent_over_three_versions_is_found_on_the_sixth_night() -> None:
+    """2% a night and nothing before it, as it went unnoticed against the last run alone."""
+    versions = ["2.10.0"] * 3 + ["2.11.0"] * 2 + ["2.12.0"] * 2
+    for seed in range(10):
+        slower = np.arange(7) * np.log(1.02) + noise(seed, 1, 7, sd=0.003)
+        (change, *_) = found_in(slower, software=torch_by_night(1, versions)).changes
+        assert change.found <= 6
+        assert 0.04 < change.low < change.change < 0.10
+        assert change.versions == {"torch": ("2.10.0", "2.11.0")}
+
+
+def test_the_version_that_changed_is_named_though_the_night_is_not_sure() -> None:
+    versions = ["2.11.0"] * 20 + ["2.12.0"] * 10
+    for seed in range(10):
+        seconds = noise(seed, 3, 30)
+        seconds[:, 20:] += np.log(1.03)
+        (change,) = found_in(seconds, software=torch_by_night(3, versions)).changes
+        assert (change.since, change.last_before, change.layouts) == (20, 19, (0, 1, 2))
+        assert change.versions == {"torch": ("2.11.0", "2.12.0")}
+        assert change.low < 0.03 < change.high
+
+
+def test_where_no_version_changed_none_is_named() -> None:
+    seconds = noise(1, 3, 30)
+    seconds[:, 20:] += np.log(1.04)
+    (change,) = found_in(seconds, software=torch_by_night(3, ["2.11.0"] * 30)).changes
+    assert (change.since, change.versions) == (20, {})
+
+
+def test_layouts_that_did_not_change_are_not_named() -> None:
+    seconds = noise(2, 6, 40)
+    seconds[:3, 25:] += np.log(1.05)
+    (change,) = found_in(seconds).changes
+    assert change.layouts == (0, 1, 2)
+
+
+def test_a_change_that_is_taken_back_is_two_changes() -> None:
+    seconds = noise(4, 3, 60)
+    seconds[:, 20:40] += np.log(1.05)
+    slower, faster = found_in(seconds).changes
+    assert (slower.since, faster.since) == (20, 40)
+    assert slower.change > 0.03
+    assert faster.change < -0.03
+
+
+def test_a_later_night_says_the_same_of_earlier_ones() -> None:
+    seconds = noise(5, 4, 80)
+    seconds[:, 30:] += np.log(1.03)
+    seconds[:2, 60:] += np.log(1.06)
+    whole = found_in(seconds).changes
+    early = found_in(seconds[:, :50]).changes
+    assert [(one.found, one.since) for one in whole if one.found < 50] == [
+        (one.found, one.since) for one in early
+    ]
+    assert found_in(seconds) == found_in(seconds)
+
+
+# ---- what is no drift ----------------------------------------------------------------------------
+
+
+def test_one_bad_night_is_an_outlier() -> None:
+    for seed in range(10):
+        seconds = noise(seed, 6, 40)
+        seconds[:, 39] += np.log(1.10)
+        on_the_night = found_in(seconds)
+        assert on_the_night.changes == ()
+        assert len(on_the_night.outliers) == 6
+        assert on_the_night.outliers[0].change == pytest.approx(0.10, abs=0.03)
+        later = np.hstack([seconds, noise(100 + seed, 6, 20)])
+        assert found_in(later).changes == ()
+
+
+def test_missing_nights_are_neither_drift_nor_a_fault() -> None:
+    seconds = noise(6, 5, 60)
+    gone = np.random.default_rng(7).random(seconds.shape) < 0.4
+    seconds[gone], seconds[:, 20:24] = np.nan, np.nan
+    assert found_in(seconds).changes == ()
+    seconds[:, 40:] += np.log(1.05)
+    (change,) = found_in(seconds).changes
+    assert abs(change.since - 40) <= 1
+    assert change.last_before < change.since
+
+
+@pytest.mark.parametrize("nights", [0, 1, 4])
+def test_too_few_nights_say_nothing(nights: int) -> None:
+    drift = found_in(noise(8, 3, nights))
+    assert (drift.changes, drift.hosts, drift.threshold) == ((), (), None)
+
+
+# ---- hosts ---------------------------------------------------------------------------------------
+
+
+def test_one_slow_host_is_no_drift() -> None:
+    for seed in range(5):
+        nights = simulated.host_history(np.random.default_rng([2, seed]), 0.05)
+        drift = drift_of(nights, RUNS)
+        (slow,) = drift.hosts
+        assert drift.changes == ()
+        assert (slow.host, slow.until) == ("host-0", None)
+        assert slow.low < 0.05 < slow.high
+        assert abs(slow.since - simulated.BEFORE) <= 3
+
+
+def test_a_host_that_was_repaired_counts_again() -> None:
+    rng = np.random.default_rng(9)
+    seconds = noise(9, 6, 70)
+    where = rng.integers(0, 4, size=seconds.shape)
+    slow = (where == 2) & (np.arange(70) >= 20) & (np.arange(70) < 45)
+    on = {f"host-{host}": where == host for host in range(4)}
+    (found,) = found_in(seconds + slow * np.log(1.05), on=on).hosts
+    assert found.host == "host-2"
+    assert found.until is not None
+    assert 40 <= found.until <= 50
+
+
+def test_a_stack_that_is_slower_on_all_hosts_is_drift() -> None:
+    rng = np.random.default_rng(10)
+    seconds = noise(10, 6, 50)
+    seconds[:, 30:] += np.log(1.04)
+    where = rng.integers(0, 4, size=seconds.shape)
+    drift = found_in(seconds, on={f"host-{host}": where == host for host in range(4)})
+    (change,) = drift.changes
+    assert drift.hosts == ()
+    assert (change.since, change.hosts) == (30, ("host-0", "host-1", "host-2", "host-3"))
+
+
+# ---- readings ------------------------------------------------------------------------------------
+
+
+def test_readings_become_nights() -> None:
+    def reading(layout: str, run: str, seconds: float, host: str) -> Reading:
+        return Reading(
+            layout=layout, job="j", run=run, at=f"2026-10-0{run}T02:00:00+00:00",
+            step_seconds=seconds, hosts=frozenset({host}), software={"torch": run},
+        )  # fmt: skip
+
+    nights = Nights.of(
+        [
+            reading("b", "2", 4.0, "x"),
+            reading("a", "1", 1.0, "x"),
+            reading("a", "2", 2.0, "y"),
+            reading("a", "2", 8.0, "x"),
+        ]
+    )
+    assert (nights.layouts, nights.runs) == (("a", "b"), ("1", "2"))
+    assert np.exp(nights.log_seconds[0]) == pytest.approx([1.0, 4.0])
+    assert np.isnan(nights.log_seconds[1, 0])
+    assert nights.on["x"].tolist() == [[True, True], [False, True]]
+    assert nights.software[0, 1] == {"torch": "2"}
+    assert nights.versions_changed([0, 1], 1) == {"torch": ("1", "2")}
+
+
+def test_drift_needs_neither_scipy_nor_torch() -> None:
+    """The service that reports it need not have them."""
+    code = (
+        "import sys, planner.calibration.drift.replay\n"
+        "assert not {'scipy', 'torch', 'optuna'} & set(sys.modules), sys.modules"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
