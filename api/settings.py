@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -168,6 +169,12 @@ class Settings(BaseSettings):
     webhook_secret: signs what is posted (Standard Webhooks); without one it is not signed.
     probe_python: interpreter that has torch, where it is another than ours.
     probe_program: the reference program, a module or a file.
+    slurm_account, slurm_qos, slurm_constraint, slurm_exclude: of every job on a Slurm cluster, as
+        sbatch takes them; empty leaves them to Slurm.
+    slurm_container_image: that probes run in, by srun's `--container-image` (Pyxis).
+    slurm_gpus_by: how Slurm is asked for GPUs, `gpus-per-node` or `gres`.
+    slurm_queue_seconds: that a job may wait for its nodes.
+    slurm_restarts: how often a probe runs again that lost its job to another job or with a node.
     probe_environment: names of variables, with `*`, several at commas, that a probe gets besides
         those by which programs find libraries, devices and networks.
     """
@@ -205,6 +212,14 @@ class Settings(BaseSettings):
     probe_python: str = sys.executable
     probe_program: str = "probes.worker"
     probe_environment: str = ""
+    slurm_account: str = ""
+    slurm_qos: str = ""
+    slurm_constraint: str = ""
+    slurm_exclude: str = ""
+    slurm_container_image: str = ""
+    slurm_gpus_by: Literal["gpus-per-node", "gres"] = "gpus-per-node"
+    slurm_queue_seconds: float = Field(default=3600.0, gt=0, allow_inf_nan=False)
+    slurm_restarts: int = Field(default=3, ge=0, le=100)
 
     @cached_property
     def host_names(self) -> frozenset[str]:

@@ -162,14 +162,26 @@ class Wiring:
         from probes.launch import LaunchSettings
         from probes.pools import open_pool
         from probes.pools.protocol import PoolSettings
+        from probes.pools.slurm_options import SlurmOptions
 
+        chosen = self.settings
         launch = LaunchSettings(
-            folder=self.settings.probe_folder,
-            python=self.settings.probe_python,
-            worker=self.settings.probe_program,
-            inherit=tuple(filter(None, self.settings.probe_environment.replace(",", " ").split())),
+            folder=chosen.probe_folder,
+            python=chosen.probe_python,
+            worker=chosen.probe_program,
+            inherit=tuple(filter(None, chosen.probe_environment.replace(",", " ").split())),
         )
-        settings = PoolSettings(launch=launch, leases=self.settings.lease_folder)
+        slurm = SlurmOptions(
+            account=chosen.slurm_account or None,
+            qos=chosen.slurm_qos or None,
+            constraint=chosen.slurm_constraint or None,
+            exclude=chosen.slurm_exclude or None,
+            container_image=chosen.slurm_container_image or None,
+            gpus_by=chosen.slurm_gpus_by,
+            queue_seconds=chosen.slurm_queue_seconds,
+            restarts=chosen.slurm_restarts,
+        )
+        settings = PoolSettings(launch=launch, leases=chosen.lease_folder, slurm=slurm)
         return open_pool(name, settings, files=files)
 
 

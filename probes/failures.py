@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from planner.units import parse_quantity
-from probes.protocol import Failed, FailureKind, OutOfMemory
+from probes.protocol import TAKEN_AWAY, Failed, FailureKind, OutOfMemory
 
 TEXT_CHARACTERS = 20_000
 SHOWN_FRAMES = 1
@@ -132,14 +132,15 @@ class RankError:
 class Evidence:
     """Everything left behind by a probe that gave no numbers.
 
-    reason: how it ended: exit, time-limit, asked, runner-gone, or guardian-gone if the guardian
-        wrote no reason.
+    reason: how it ended: exit, time-limit, asked, runner-gone, one of `TAKEN_AWAY`, or
+        guardian-gone if the guardian wrote no reason.
     exit_code: the launcher's; negative for a signal.
     errors: error files of ranks.
     log: output of the launcher and of all ranks.
     stacks: the stack of each rank, by rank.
     kernel: the lines that the kernel logged during the probe.
     stopped: ranks that a signal had stopped at the end.
+    message: what the pool says of the end.
     """
 
     reason: str
@@ -150,6 +151,7 @@ class Evidence:
     stacks: Mapping[int, str] = field(default_factory=dict)
     kernel: str = ""
     stopped: Sequence[int] = ()
+    message: str = ""
 
 
 def read_errors(result: Path) -> tuple[RankError, ...]:
@@ -338,6 +340,10 @@ def _held(evidence: Evidence) -> Failed:
 
 
 def _stopped(evidence: Evidence) -> Failed:
+    if evidence.reason in TAKEN_AWAY:
+        return Failed(
+            kind=FailureKind(evidence.reason), rank=None, message=_shown(evidence.message)
+        )
     if evidence.reason == "time-limit":
         where = "; ".join(
             f"rank {rank} was in {_place(stack)}" for rank, stack in sorted(evidence.stacks.items())
@@ -357,7 +363,7 @@ def _stopped(evidence: Evidence) -> Failed:
     return Failed(
         kind=FailureKind.INTERRUPTED,
         rank=None,
-        message=ENDED_BY.get(evidence.reason, "stopped on request"),
+        message=_shown(evidence.message) or ENDED_BY.get(evidence.reason, "stopped on request"),
     )
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 TASK, RESULT, BEGIN, END, LOG = "task.json", "result.json", "begin.json", "end.json", "output.log"
 NODE_ENDS, NODE_LOGS = "end.node*.json", "output.node*.log"
+NODE_STARTS = "guardian.node*.json"
+STOP = "stop"  # asks the guardians of all nodes to end the probe
 
 
 def lease_folder() -> Path:

@@ -7,7 +7,7 @@ starts the command. Then it waits for the first of:
 - the command's end;
 - the time limit;
 - the end of its runner (its standard input is closed, or it has another parent);
-- an order to stop.
+- an order to stop: a signal, a line from the runner, or a file that the spec names.
 
 Last it kills every descendant, and every process that carries the probe's token in its environment,
 until two searches in a row find none. Then it writes how the command ended.
@@ -33,6 +33,7 @@ TICK_SECONDS = 0.03
 STACKS_SECONDS = 0.7  # for the dumps of stuck ranks to reach their files
 # a process in the kernel's uninterruptible sleep (a hung driver) may outlive this; it is reported
 KILL_SECONDS = 20.0
+STOP_FILE_SECONDS = 1.0  # between two looks for the file that asks to stop
 CLEAN_SEARCHES = 2  # a process that forks during one search may be missed by it
 ON_END_SECONDS = 30.0
 STACK_SIGNAL = signal.SIGUSR1
@@ -225,6 +226,7 @@ class Guardian:
         self.spec, self.parent, self.clock, self.stdin = spec, parent, clock, stdin
         self.started, self.first_parent = clock(), parent()
         self.asked = False
+        self.looked = self.started  # for the file that asks to stop
         self.status: int | None = None
 
     def ask(self, number: int, frame: object) -> None:
@@ -264,6 +266,8 @@ class Guardian:
             return "exit"
         if self.asked:
             return "asked"
+        if self._stop_file():
+            return "asked"
         if self.spec["watch_runner"]:
             line = os.read(self.stdin, 16) if select.select([self.stdin], [], [], 0)[0] else None
             wanted = runner_wants(other_parent=self.parent() != self.first_parent, line=line)
@@ -272,6 +276,13 @@ class Guardian:
         if self.clock() - self.started > self.spec["time_limit_seconds"]:
             return "time-limit"
         return None
+
+    def _stop_file(self) -> bool:
+        """Whether the file is there that asks to stop; on a shared disk it reaches every node."""
+        if self.spec.get("stop") is None or self.clock() - self.looked < STOP_FILE_SECONDS:
+            return False
+        self.looked = self.clock()
+        return os.path.exists(self.spec["stop"])
 
     def _start(self, output: Any) -> int:
         given = {name: os.environ[name] for name in self.spec["inherit"] if name in os.environ}

@@ -176,6 +176,7 @@ class GuardianSpec:
     end: file for how it ended.
     on_end: commands to run after any end but the command's own.
     watch_runner: end with the process that started the guardian.
+    stop: end when this file is there.
     """
 
     argv: list[str]
@@ -188,6 +189,7 @@ class GuardianSpec:
     time_limit_seconds: float
     on_end: list[list[str]] = field(default_factory=list)
     watch_runner: bool = True
+    stop: str | None = None
 
 
 class Launcher:

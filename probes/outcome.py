@@ -41,6 +41,8 @@ class Begin:
 
     started: seconds since the epoch.
     token: carried by every process of the probe.
+    lost_seconds: of runs of the same probe that the pool ended before this one.
+    lost: a note for each of them.
     """
 
     started_at: str
@@ -48,6 +50,8 @@ class Begin:
     num_gpus: int
     token: str
     gpu_name: str | None = None
+    lost_seconds: float = 0.0
+    lost: tuple[str, ...] = ()
 
     @classmethod
     def now(cls, *, num_gpus: int, token: str, gpu_name: str | None = None) -> "Begin":
@@ -64,7 +68,8 @@ class Begin:
     @classmethod
     def read(cls, path: Path) -> "Begin":
         """Reads what the runner wrote."""
-        return cls(**json.loads(path.read_text(encoding="utf-8")))
+        values = json.loads(path.read_text(encoding="utf-8"))
+        return cls(**{**values, "lost": tuple(values.get("lost", ()))})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +94,8 @@ def read_end(folder: Path, begin: Begin) -> End:
     written. If every node had a guardian, the node that failed counts; the others were stopped
     because of it.
     """
-    own = _end(folder / END)
-    nodes = [end for path in sorted(folder.glob(NODE_ENDS)) if (end := _end(path)) is not None]
+    own = end_in(folder / END)
+    nodes = [end for path in sorted(folder.glob(NODE_ENDS)) if (end := end_in(path)) is not None]
     if own is not None and (own.reason != "exit" or not nodes):
         return own
     telling = (
@@ -104,7 +109,8 @@ def read_end(folder: Path, begin: Begin) -> End:
     return replace(telling[0], stopped=tuple(sorted({one for end in nodes for one in end.stopped})))
 
 
-def _end(path: Path) -> End | None:
+def end_in(path: Path) -> End | None:
+    """Reads an end file; None if it is not there, or not whole."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         lists = {name: tuple(values.get(name, ())) for name in ("left", "stopped")}
@@ -138,6 +144,7 @@ def conclude(folder: Path) -> ProbeResult:
         stacks=read_stacks(folder / RESULT),
         kernel=kernel_log(begin.started),
         stopped=end.stopped,
+        message=end.message,
     )
     trained = trainer_of(task.trainer).outcome(task, folder, evidence)
     if trained is not None:
@@ -165,9 +172,11 @@ def write_result(
 ) -> ProbeResult:
     """Returns the whole result, and writes it to the folder.
 
-    Times are the guardian's: from before the start until the program's end.
+    Times are the guardian's: from before the start until the program's end; and those of runs that
+    the pool ended before.
     """
     seconds = end.seconds if end is not None else max(0.0, time.time() - begin.started)
+    seconds += begin.lost_seconds
     result = ProbeResult(
         task=task,
         outcome=outcome,
@@ -176,7 +185,7 @@ def write_result(
         wall_seconds=seconds,
         gpu_seconds=seconds * begin.num_gpus,
         complete=outcome.status == "ok",
-        notes=[*notes, *_notes(folder, outcome, end)],
+        notes=[*notes, *begin.lost, *_notes(folder, outcome, end)],
     )
     partial = folder / f".{RESULT}.partial"
     partial.write_text(result.model_dump_json(indent=1), encoding="utf-8")

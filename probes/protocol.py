@@ -31,8 +31,23 @@ class FailureKind(StrEnum):
     LOST_GPU = "lost-gpu"  # Xid, fallen off the bus
     LOST_NODE = "lost-node"  # a host of the pool went away under it
     PREEMPTED = "preempted"  # the pool took its devices for somebody else
+    REQUEUED = "requeued"  # the batch system put its job back into the queue
+    ALLOCATION_ENDED = "allocation-ended"  # the job that it ran in came to its time limit
+    LAUNCH = "launch-failure"  # the batch system did not start it on all of its nodes
     INTERRUPTED = "interrupted"  # the runner was asked to stop
     CRASH = "crash"  # anything else, with its traceback
+
+
+# the pool took the probe's devices from it, which says nothing of the layout
+TAKEN_AWAY = frozenset(
+    {
+        FailureKind.LOST_NODE,
+        FailureKind.PREEMPTED,
+        FailureKind.REQUEUED,
+        FailureKind.ALLOCATION_ENDED,
+        FailureKind.LAUNCH,
+    }
+)
 
 
 class ProbeTask(BaseModel):

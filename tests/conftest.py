@@ -20,6 +20,8 @@ import pytest
 if TYPE_CHECKING:
     from fastapi.testclient import TestClient
 
+    from tests.slurm_cluster import SlurmCluster
+
 # a shell that starts tests in the background ignores it for all of them
 signal.signal(signal.SIGINT, signal.default_int_handler)
 ROOT = Path(__file__).resolve().parent.parent
@@ -287,8 +289,28 @@ def app(database_url: str) -> "Iterator[TestClient]":
 
 
 @pytest.fixture(scope="session")
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The configuration file of a running Slurm cluster of two nodes."""
+def slurm_cluster(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[SlurmCluster]":
+    """A running Slurm cluster of two nodes."""
     from tests.slurm_cluster import running_slurm
 
     yield from running_slurm(tmp_path_factory.mktemp("slurm"))
+
+
+@pytest.fixture
+def cluster(
+    slurm_cluster: "SlurmCluster", monkeypatch: pytest.MonkeyPatch
+) -> "Iterator[SlurmCluster]":
+    """The running cluster, which our commands ask. Idle again after the test, all daemons up."""
+    monkeypatch.setenv("SLURM_CONF", str(slurm_cluster.conf))
+    monkeypatch.setenv("PATH", slurm_cluster.environment["PATH"])
+    yield slurm_cluster
+    for name in ("slurmctld", "n1", "n2"):
+        if name not in slurm_cluster.daemons:
+            slurm_cluster.start(name)
+    slurm_cluster.wait_until_idle()
+
+
+@pytest.fixture(scope="session")
+def slurm(slurm_cluster: "SlurmCluster") -> Path:
+    """The configuration file of the running cluster."""
+    return slurm_cluster.conf

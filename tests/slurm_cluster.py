@@ -1,18 +1,20 @@
-"""A real Slurm of two nodes on this machine, started by the fixture `slurm`."""
+"""A real Slurm of two nodes on this machine, whose daemons a test may kill and start again."""
 
 import os
 import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.conftest import missing, needed
 
-PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "scancel", "squeue", "scontrol")
+PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scancel", "squeue", "scontrol")
 PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
-READY_SECONDS = 300.0
+LIMIT_SECONDS = 240.0  # for what has to happen, on however busy a machine
+# Two nodes with two "GPUs" each: character devices that every machine has.
+GPUS = "NodeName=n1,n2 Name=gpu File=/dev/full,/dev/zero\n"
 CONFIG = """\
 ClusterName=test
 SlurmctldHost=localhost(127.0.0.1)
@@ -20,7 +22,7 @@ SlurmctldPort={ports[0]}
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
 CredType=cred/munge
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
@@ -32,13 +34,21 @@ ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 MpiDefault=none
 SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
 SlurmdParameters=config_overrides
-EnforcePartLimits=ALL
+EnforcePartLimits=NO
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 ReturnToService=2
+SlurmdTimeout=20
 KillWait=3
-NodeName=n1 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4
-NodeName=n2 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4
-PartitionName=debug Nodes=n1,n2 Default=YES MaxTime=30 State=UP
+GresTypes=gpu
+NodeName=n1 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4 Gres=gpu:2
+NodeName=n2 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4 Gres=gpu:2
+PartitionName=debug Nodes=n1,n2 Default=YES MaxTime=30 PriorityTier=1 State=UP
+PartitionName=brief Nodes=n1,n2 MaxTime=1 PriorityTier=1 State=UP
+PartitionName=one Nodes=n1,n2 MaxNodes=1 PriorityTier=1 State=UP
+PartitionName=urgent Nodes=n1,n2 PriorityTier=10 State=UP
 """
 
 
@@ -52,86 +62,112 @@ def free_ports(number: int) -> list[int]:
     return ports
 
 
-def running_slurm(folder: Path) -> Iterator[Path]:
-    """The configuration file of a cluster of two nodes, which runs until the iterator goes on."""
-    lacking = [name for name in PROGRAMS if shutil.which(name, path=PATH) is None]
-    if lacking:
-        missing(", ".join(lacking), "apt-get install slurm-wlm")
-    needed("torch")
-    user = subprocess.run(["id", "-un"], capture_output=True, text=True, check=True).stdout.strip()
-    (folder / "slurm.conf").write_text(CONFIG.format(folder=folder, user=user, ports=free_ports(3)))
-    (folder / "state").mkdir()
-    key = folder / "munge.key"
-    key.write_bytes(os.urandom(128))
-    key.chmod(0o400)
-    environment = {**os.environ, "PATH": PATH, "SLURM_CONF": str(folder / "slurm.conf")}
-    munge = [
-        "--force",
-        "--foreground",
-        f"--socket={folder}/munge.socket",
-        f"--key-file={key}",
-        f"--pid-file={folder}/munge.pid",
-    ]
-    munge += [
-        f"--log-file={folder}/munge.log",
-        f"--seed-file={folder}/munge.seed",
-        "--num-threads=2",
-    ]
-    daemons = [
-        ["munged", *munge],
-        ["slurmctld", "-D", "-i"],
-        ["slurmd", "-D", "-N", "n1"],
-        ["slurmd", "-D", "-N", "n2"],
-    ]
-    started = []
-    try:
-        for command in daemons:
-            program = str(shutil.which(command[0], path=PATH))
-            out = (folder / f"{len(started)}.out").open("w")
-            started.append(
-                subprocess.Popen([program, *command[1:]], env=environment, stdout=out, stderr=out)
+class SlurmCluster:
+    """A cluster of the nodes n1 and n2. conf: its configuration file."""
+
+    def __init__(self, folder: Path) -> None:
+        lacking = [name for name in PROGRAMS if shutil.which(name, path=PATH) is None]
+        if lacking:
+            missing(", ".join(lacking), "apt-get install slurm-wlm")
+        needed("torch")
+        self.folder, self.conf = folder, folder / "slurm.conf"
+        self.environment = {**os.environ, "PATH": PATH, "SLURM_CONF": str(self.conf)}
+        self.user = subprocess.run(
+            ["id", "-un"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        self.conf.write_text(CONFIG.format(folder=folder, user=self.user, ports=free_ports(3)))
+        (folder / "gres.conf").write_text(GPUS)
+        (folder / "state").mkdir()
+        key = folder / "munge.key"
+        key.write_bytes(os.urandom(128))
+        key.chmod(0o400)
+        self.daemons: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str) -> None:
+        """Starts munged, slurmctld, or the slurmd of a node."""
+        folder = self.folder
+        munge = [f"--socket={folder}/munge.socket", f"--key-file={folder}/munge.key"]
+        munge += [f"--pid-file={folder}/munge.pid", f"--log-file={folder}/munge.log"]
+        munge += [f"--seed-file={folder}/munge.seed", "--num-threads=2"]
+        commands = {
+            "munged": ["munged", "--force", "--foreground", *munge],
+            "slurmctld": ["slurmctld", "-D", "-i"],
+        }
+        program, *arguments = commands.get(name, ["slurmd", "-D", "-N", name])
+        with (folder / f"{name}.out").open("a") as out:
+            self.daemons[name] = subprocess.Popen(
+                [str(shutil.which(program, path=PATH)), *arguments],
+                env=self.environment,
+                stdout=out,
+                stderr=out,
             )
-            out.close()
-            if command[0] == "munged":
-                _wait_for(folder / "munge.socket")
-        _wait_for_nodes(environment, folder)
-        yield folder / "slurm.conf"
-    finally:
-        subprocess.run(
-            ["scancel", "--user", user],
-            env=environment,
-            capture_output=True,
-            timeout=30,
-            check=False,
+        if name == "munged":
+            self.wait_for((folder / "munge.socket").exists, "munge")
+
+    def kill(self, name: str) -> None:
+        """Ends a daemon as a crash of its machine does."""
+        self.daemons[name].kill()
+        self.daemons.pop(name).wait(60)
+
+    def ask(self, *command: str) -> str:
+        """What one of Slurm's commands prints, and what it complains of."""
+        done = subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, check=False, timeout=120
         )
-        for process in reversed(started):
+        return done.stdout + done.stderr
+
+    def jobs(self) -> list[str]:
+        """Ids of the jobs in the queue."""
+        return self.ask("squeue", "--noheader", "--format=%i").split()
+
+    def wait_for(self, so: Callable[[], object], what: str) -> None:
+        """Waits until something is so. Raises AssertionError with Slurm's logs."""
+        deadline = time.monotonic() + LIMIT_SECONDS
+        while not so():
+            if time.monotonic() > deadline:
+                logs = "\n".join(
+                    f"{path.name}: {path.read_text(errors='replace')[-1500:]}"
+                    for path in self.folder.glob("*.log")
+                )
+                raise AssertionError(f"not so: {what}\n{self.ask('sinfo')}\n{logs}")
+            time.sleep(0.2)
+
+    def wait_until_idle(self) -> None:
+        """Waits until both nodes are idle and the queue is empty."""
+
+        def idle() -> bool:
+            nodes = self.ask("sinfo", "-h", "-N", "-p", "debug", "-o", "%N %T").split()
+            return nodes == ["n1", "idle", "n2", "idle"] and not self.jobs()
+
+        self.wait_for(idle, "both nodes are idle")
+
+    def stop(self) -> None:
+        """Ends all jobs and daemons."""
+        if "slurmctld" in self.daemons:
+            subprocess.run(
+                ["scancel", "--user", self.user],
+                env=self.environment,
+                capture_output=True,
+                timeout=60,
+                check=False,
+            )
+        for process in reversed(self.daemons.values()):
             process.terminate()
-        for process in started:
-            process.wait(30)
+        for process in self.daemons.values():
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:  # slurmd waits for its messages without end
+                process.kill()
+                process.wait(60)
 
 
-def _wait_for(path: Path) -> None:
-    deadline = time.monotonic() + READY_SECONDS
-    while not path.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-
-
-def _wait_for_nodes(environment: dict[str, str], folder: Path) -> None:
-    deadline = time.monotonic() + READY_SECONDS
-    seen = ""
-    while time.monotonic() < deadline:
-        asked = subprocess.run(
-            ["sinfo", "-h", "-N", "-o", "%N %T"],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        seen = asked.stdout + asked.stderr
-        if seen.split() == ["n1", "idle", "n2", "idle"]:
-            return
-        time.sleep(0.5)
-    logs = "\n".join(
-        f"{path.name}: {path.read_text(errors='replace')[-1500:]}" for path in folder.glob("*.log")
-    )
-    raise AssertionError(f"Slurm did not come up: {seen}\n{logs}")
+def running_slurm(folder: Path) -> Iterator[SlurmCluster]:
+    """A cluster of two nodes, which runs until the iterator goes on."""
+    cluster = SlurmCluster(folder)
+    try:
+        for name in ("munged", "slurmctld", "n1", "n2"):
+            cluster.start(name)
+        cluster.wait_until_idle()
+        yield cluster
+    finally:
+        cluster.stop()

@@ -20,11 +20,11 @@ from api.jobs.plans import job_of
 from api.storage.probes import most_gpu_seconds
 from api.storage.queue import LOST_WORKERS, lost_workers
 from api.storage.quotas import check_quota
-from api.storage.records import ProbeEnd, ProbeFilter, ProbeRecord, TaskRecord
+from api.storage.records import OPEN, ProbeEnd, ProbeFilter, ProbeRecord, TaskRecord
 from api.storage.room import Room
 from api.wiring import Wiring
 from planner.calibration.kernels import KernelShape
-from planner.errors import ConflictError, PlannerError, SpecError
+from planner.errors import ConflictError, NotFoundError, PlannerError, SpecError
 from planner.specs.job import Job
 from planner.specs.measurement import question_hash
 from planner.units import counted
@@ -312,7 +312,9 @@ def end_of(answer: ProbeAnswer, now: datetime, *, stopped: bool, asked_by: str |
 def recover(wiring: Wiring, *, check_processes: bool = False) -> list[ProbeRecord]:
     """Ends the probes that nobody works on any more (see `abandoned`); returns them.
 
-    A result in the probe's folder is kept. Else it goes back to the queue, or has failed.
+    A result in the probe's folder is kept. A probe that goes on without its runner, as on Slurm,
+    goes back to the queue for the next worker to await, if it may be attempted again or a sweep's
+    run wants it. Else it is ended, and goes back to the queue or has failed.
     """
     concluded = []
     for crashed in abandoned(wiring.probes, check_processes=check_processes):
@@ -325,6 +327,11 @@ def recover(wiring: Wiring, *, check_processes: bool = False) -> list[ProbeRecor
 
 def _conclude(wiring: Wiring, crashed: ProbeRecord, ours: ProbeRecord) -> ProbeRecord:
     claimed = Claimed(wiring.probes, ours)
+    pool = _pool_with(wiring, ours)
+    if pool is not None and not ours.cancel_requested and _is_awaited(wiring, ours):
+        return claimed.release()
+    if pool is not None:
+        pool.end_left(ours.id)
     result = _result_left(ours)
     # one of several runs is not the answer
     whole = result is not None and result.task.id == ours.id
@@ -348,6 +355,26 @@ def _conclude(wiring: Wiring, crashed: ProbeRecord, ours: ProbeRecord) -> ProbeR
         kind, message = LOST_WORKERS, lost_workers(ours.attempts, crashed.owner)
     end = ProbeEnd(state="failed", results=results, failure=kind, message=message)
     return wiring.probes.retry(ours, end)
+
+
+def _is_awaited(wiring: Wiring, record: ProbeRecord) -> bool:
+    """Whether somebody runs the probe again: any worker, or the next owner of a sweep's run."""
+    if record.max_attempts > 1 or record.plan_id is None:
+        return record.max_attempts > 1
+    try:
+        parent = wiring.tasks.get(record.plan_id)
+    except NotFoundError:  # a plan
+        return False
+    return parent.kind == "sweep" and parent.state in OPEN
+
+
+def _pool_with(wiring: Wiring, record: ProbeRecord) -> Pool | None:
+    """The pool in which a probe goes on whose runner crashed; None if it does not."""
+    try:
+        pool = wiring.pool(record.pool)
+        return pool if pool.is_left(record.id) else None
+    except PlannerError:  # it cannot be opened here, so it says nothing
+        return None
 
 
 def _result_left(record: ProbeRecord) -> ProbeResult | None:

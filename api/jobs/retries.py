@@ -32,6 +32,9 @@ AGAIN: Mapping[str, Again] = {
     FailureKind.CRASH: Again(elsewhere=True),
     FailureKind.PREEMPTED: Again(elsewhere=True, counts=False),
     FailureKind.LOST_NODE: Again(elsewhere=True, counts=False),
+    FailureKind.REQUEUED: Again(counts=False),
+    FailureKind.ALLOCATION_ENDED: Again(counts=False),
+    FailureKind.LAUNCH: Again(counts=False),
 }
 
 

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +10,9 @@ from api.calibration.read import learned
 from api.calibration.update import update_from_probes
 from api.errors import lines_of
 from api.jobs.bad_hosts import BadHost, HostWatch
-from api.jobs.leases import Claimed
+from api.jobs.leases import Claimed, new_lease
 from api.jobs.observer import Observer
-from api.jobs.probes import RequestedProbe, probes_of, recover
+from api.jobs.probes import RequestedProbe, probes_of, recover, run_all
 from api.jobs.retries import hosts_of, next_try, step_of
 from api.jobs.schedule import is_within
 from api.jobs.side_by_side import SideBySide
@@ -22,13 +22,14 @@ from api.jobs.sweep_report import Line, ReportedJob, SpentByRun, line_of, report
 from api.jobs.sweeps import check_sweep
 from api.render.sweep import sweep_line
 from api.storage.probes import gpu_seconds_of
-from api.storage.records import ProbeRecord, TaskEnd, TaskRecord
+from api.storage.records import OPEN, ProbeRecord, TaskEnd, TaskRecord
 from planner.errors import PlannerError, StoreError
 from planner.intake.jobs import read_job
 from planner.specs.job import Job
 from planner.specs.measurement import question_hash
 from planner.specs.sweep import SweepSpec
 from planner.units import DAY
+from probes.launch import Watch
 from probes.protocol import FailureKind
 
 if TYPE_CHECKING:
@@ -188,14 +189,16 @@ class SweepRun:
     def _read_what_was_done(self) -> None:
         """Counts what this run has measured already, under an owner that crashed.
 
-        Waits for probes of that owner: nobody may measure a layout while another still does.
+        Waits for probes of that owner: nobody may measure a layout while another still does. Those
+        that go on in the pool are ours from now on.
         """
         while True:
             before = probes_of(self.wiring, self.claimed.record.id)
-            if all(one.state != "running" for one in before) or self.observer.stop.is_set():
+            if all(one.state not in OPEN for one in before) or self.observer.stop.is_set():
                 break
             self.observer.on_message("waiting for probes that the last owner of this run left")
             recover(self.wiring, check_processes=True)
+            self._adopt([one for one in before if one.state == "queued"])
             self.observer.stop.wait(POLL_SECONDS)
         for record in before:
             self.gpu_seconds += gpu_seconds_of(record)
@@ -204,6 +207,15 @@ class SweepRun:
                 if record.state in ("done", "failed"):
                     key = (record.job_hash, record.layout)
                     self._before.setdefault(key, []).append(record)
+
+    def _adopt(self, queued: Sequence[ProbeRecord]) -> None:
+        """Awaits the probes that run without an owner; another worker may be quicker."""
+        claimed = [self.wiring.probes.claim(new_lease(), job_id=one.id) for one in queued]
+        ours = [one for one in claimed if one is not None]
+        watches = {
+            one.id: Watch(stop=self.observer.stop, progress=self._say(one.layout)) for one in ours
+        }
+        update_from_probes(self.wiring, run_all(self.wiring, ours, watches))
 
     def _plan(self, number: int, values: Mapping[str, Any]) -> None:
         job = read_job(values, allow_files=False)

@@ -21,7 +21,7 @@ from probes.launch import DeviceLease, Launcher, Watch
 from probes.pools.capacity import Capacity, too_few
 from probes.pools.leases import MACHINE, LeaseLocks
 from probes.pools.nvidia import Gpu, Survey, is_same_gpu, survey
-from probes.pools.protocol import PoolSettings
+from probes.pools.protocol import PoolSettings, WithoutQueue
 from probes.preflight import Need
 from probes.protocol import ProbeResult, ProbeTask
 
@@ -51,7 +51,7 @@ class LocalSettings:
     foreign_seconds: float = 5.0
 
 
-class LocalPool:
+class LocalPool(WithoutQueue):
     """Runs probes on this machine."""
 
     name: ClassVar[str] = "local"

@@ -3,15 +3,19 @@
 `tests/contract/test_pool_contract.py` runs one suite against each.
 """
 
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Protocol, Self
+from typing import ClassVar, Protocol, Self, TypeVar
 
 from planner.specs.cluster import ClusterSpec
 from probes.launch import LaunchSettings, Watch
 from probes.pools.capacity import Capacity
+from probes.pools.slurm_options import SlurmOptions
 from probes.preflight import Need
 from probes.protocol import ProbeResult, ProbeTask
+
+P = TypeVar("P")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,10 +24,12 @@ class PoolSettings:
 
     launch: how a probe is started.
     leases: folder of lock files, shared by all users of this machine.
+    slurm: of jobs on a Slurm cluster.
     """
 
     launch: LaunchSettings
     leases: Path
+    slurm: SlurmOptions = field(default_factory=SlurmOptions)
 
 
 class Pool(Protocol):
@@ -58,6 +64,43 @@ class Pool(Protocol):
     def run(self, task: ProbeTask, watch: Watch | None = None) -> ProbeResult:
         """The result of one task. It takes a lease on its devices first, and waits for them.
 
-        Several threads may call it at once, each with a task of its own.
+        Several threads may call it at once, each with a task of its own. Where a crashed process
+        left a run of a task of this id (`is_left`), the result is that run's.
         """
         ...
+
+    def hold(
+        self, name: str, cluster: ClusterSpec, num_devices: int, seconds: float
+    ) -> "AbstractContextManager[Pool]":
+        """The pool, with tasks running one after the other that wait for devices only once.
+
+        name: the same for who takes the work over after a crash.
+        num_devices: of the largest task. seconds: for all tasks together. A larger task, or one
+        that comes when the time is used up, waits for devices of its own.
+        """
+        ...
+
+    def is_left(self, task_id: str) -> bool:
+        """Whether a task that a crashed process started goes on, or ended unread, in this pool."""
+        ...
+
+    def end_left(self, task_id: str) -> None:
+        """Ends what `is_left` found, with every process; it is not left any more."""
+        ...
+
+
+class WithoutQueue:
+    """The part of a pool whose tasks wait in no queue and end with the process that runs them."""
+
+    def hold(
+        self: P, name: str, cluster: ClusterSpec, num_devices: int, seconds: float
+    ) -> "AbstractContextManager[P]":
+        """The pool itself, see `Pool.hold`."""
+        return nullcontext(self)
+
+    def is_left(self, task_id: str) -> bool:
+        """False: the guardian ends what its runner leaves."""
+        return False
+
+    def end_left(self, task_id: str) -> None:
+        """Does nothing."""

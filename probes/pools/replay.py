@@ -19,7 +19,7 @@ from planner.specs.cluster import ClusterSpec
 from planner.specs.measurement import Measured, Measurement
 from probes.launch import Watch
 from probes.pools.capacity import UNLIMITED, Capacity
-from probes.pools.protocol import PoolSettings
+from probes.pools.protocol import PoolSettings, WithoutQueue
 from probes.preflight import Need
 from probes.protocol import (
     Environment,
@@ -36,7 +36,7 @@ from probes.protocol import (
 Device = Literal["cuda", "cpu"]
 
 
-class ReplayPool:
+class ReplayPool(WithoutQueue):
     """Looks results up instead of measuring. Raises ProbeError for a task without a recording."""
 
     name: ClassVar[str] = "replay"

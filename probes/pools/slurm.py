@@ -1,40 +1,47 @@
-"""Probes through Slurm: one `srun` per probe, with a guardian here and one on each node.
+"""Probes through Slurm, each an `srun` inside a job of ours (`probes.pools.slurm_allocation`).
 
-The guardian here ends `srun` and cancels the job by its name when the time is up or the runner has
-ended. The guardian on a node starts torchrun, enforces the exact time limit (Slurm's are whole
-minutes), and ends every process when Slurm ends the step. All nodes must share the folder of
-probes. Exit codes pass through several programs and mean little, so the files decide.
+The job is submitted by sbatch and does not need us: a probe whose planner ends is found again by
+its name. The guardian on a node starts torchrun, enforces the exact time limit (Slurm's are whole
+minutes), and ends every process when Slurm ends the step or a file asks it to. All nodes must share
+the folder of probes. Exit codes pass through several programs and mean little, so the files decide;
+Slurm is asked why a probe ended that its own files do not explain.
 """
 
-import math
-import re
-import shutil
+import contextlib
+import json
+import os
 import subprocess
+import threading
 import uuid
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Self
 
 from planner.errors import ProbeError
 from planner.specs.cluster import ClusterSpec
-from probes.folder import END, LOG
+from probes import guardian
+from probes.folder import END, NODE_STARTS
 from probes.launch import (
     ROOT,
     DeviceLease,
-    GuardianSpec,
     LaunchSettings,
     Watch,
     disk_errors,
     environment,
     inherited,
     prepare,
-    supervise,
     with_free_port,
 )
-from probes.outcome import Begin, conclude, read_end, read_logs, write_result
+from probes.outcome import Begin, conclude, write_result
 from probes.pools.capacity import UNLIMITED, Capacity
 from probes.pools.nvidia import Gpu, is_same_gpu
-from probes.pools.protocol import PoolSettings
+from probes.pools.protocol import Pool, PoolSettings
+from probes.pools.slurm_allocation import FOLDER, Allocation
+from probes.pools.slurm_commands import REFUSED, Slurm, refusal
+from probes.pools.slurm_node import NODE_NAME
+from probes.pools.slurm_options import SlurmOptions
+from probes.pools.slurm_wait import OrderWait, SlurmPace
 from probes.preflight import (
     CHECK_SECONDS,
     Need,
@@ -44,14 +51,11 @@ from probes.preflight import (
     command,
     problem_in,
 )
-from probes.protocol import Failed, ProbeResult, ProbeTask
+from probes.programs import Program
+from probes.protocol import TAKEN_AWAY, Failed, ProbeResult, ProbeTask
 
-MINUTE = 60.0
-QUEUE_SECONDS = 3600.0
 SLACK_SECONDS = 120.0  # for Slurm to start the step, and for the nodes' guardians to end it
 CHECK_MINUTES = 10  # of the job that checks whether a node has torch
-COMMANDS = ("srun", "scancel")
-REFUSED = re.compile(r"^srun: (?:error|fatal): (?P<message>.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +66,11 @@ class NodeGrid:
     per_node: int
 
     @classmethod
-    def of(cls, task: ProbeTask) -> "NodeGrid":
-        """The grid for a task, by the GPUs of a node of its cluster.
+    def of(cls, processes: int, widest: int) -> "NodeGrid":
+        """The grid for so many processes on nodes of so many GPUs.
 
         Raises ProbeError if the processes do not fill whole nodes.
         """
-        processes, widest = task.num_processes(), task.parsed().cluster.gpus_per_node
         per_node = min(processes, widest)
         if processes % per_node:
             raise ProbeError(
@@ -76,12 +79,31 @@ class NodeGrid:
             )
         return cls(nodes=processes // per_node, per_node=per_node)
 
+    def holds(self, other: "NodeGrid") -> bool:
+        """Whether the other one fits into it."""
+        return other.nodes <= self.nodes and other.per_node <= self.per_node
+
+
+@dataclass(kw_only=True)
+class Held:
+    """An allocation that stays between probes; one of them runs in it at a time."""
+
+    allocation: Allocation
+    grid: NodeGrid
+    device: str
+    free: threading.Lock
+
+    def has_room(self, grid: NodeGrid, device: str, seconds: float) -> bool:
+        """Whether a task fits into it when it has just begun."""
+        lasts = seconds <= self.allocation.seconds
+        return lasts and device == self.device and self.grid.holds(grid)
+
 
 class SlurmPool:
     """Runs probes on a Slurm cluster.
 
     partition: where jobs go; None is Slurm's default.
-    queue_seconds: how long a job may wait for its nodes.
+    pace: how often files and Slurm are asked, and what is waited for how long.
     """
 
     name: ClassVar[str] = "slurm"
@@ -92,149 +114,265 @@ class SlurmPool:
         settings: LaunchSettings,
         *,
         partition: str | None = None,
-        queue_seconds: float = QUEUE_SECONDS,
+        options: SlurmOptions | None = None,
+        pace: SlurmPace | None = None,
     ) -> None:
-        self.settings, self.partition, self.queue_seconds = settings, partition, queue_seconds
+        self.settings, self.partition = settings, partition
+        self.options, self.pace = options or SlurmOptions(), pace or SlurmPace()
+        self.slurm = Slurm()
+        self._held: Held | None = None
 
     @classmethod
     def open(cls, settings: PoolSettings, option: str | None) -> Self:
         """The cluster that this machine submits to; the option is the partition."""
-        return cls(settings.launch, partition=option)
+        return cls(settings.launch, partition=option, options=settings.slurm)
 
     def capacity(self, cluster: ClusterSpec) -> Capacity:
         """No limit of ours: Slurm reports what it has when a job is submitted."""
         device = "cpu" if cluster.gpu.name == "cpu" else "cuda"
-        return Capacity(num_devices=UNLIMITED, device=device, spans_nodes=True, shared=True)
+        return Capacity(
+            num_devices=UNLIMITED, device=device, spans_nodes=True, shared=True, avoids_hosts=True
+        )
 
     def check(self, need: Need, *, wait: bool = True) -> None:
         """Raises ProbeError if no probe can run: Slurm's commands or its nodes' torch are missing.
 
         wait: also check a node.
         """
-        _check_commands()
+        self.slurm.check()
         check_folder(self.settings.folder.absolute())
+        self.check_container()
         if not wait:
             return
         check_trainer(need, self.settings.python)
         name = f"planner-check-{uuid.uuid4().hex[:12]}"
-        srun = self._srun(name, nodes=1, per_node=1, device=need.device, minutes=CHECK_MINUTES)
+        srun = [
+            *("srun", "--job-name", name, "--time", str(CHECK_MINUTES)),
+            *self.options.job(self.partition),
+            *self.options.nodes(1, 1, need.device),
+            *self.options.container([ROOT]),
+            *("--export=ALL", "--input=none"),
+        ]
         asking = command(self.settings.python, need.device, self.settings.worker)
+        seconds = self.options.queue_seconds + CHECK_SECONDS
         try:
-            done = ask([*srun, *asking], root=ROOT, seconds=self.queue_seconds + CHECK_SECONDS)
+            done = ask([*srun, *asking], root=ROOT, seconds=seconds)
         finally:
             # cancels nothing if the job has ended
             subprocess.run(["scancel", "--name", name], capture_output=True, check=False)
         refused = REFUSED.search(done.stderr)
         if refused is not None and not done.stdout:
-            raise _refused(refused["message"])
+            raise refusal(refused["message"])
         problem = problem_in(done, self.settings.python)
         if problem is not None:
             raise ProbeError(f"on a node of the cluster {problem}")
 
     def run(self, task: ProbeTask, watch: Watch | None = None) -> ProbeResult:
-        """Runs one probe to its end.
+        """Runs one probe to its end, again if it lost its job; or awaits the one left of this id.
 
-        Raises ProbeError with Slurm's message if it rejects the job.
+        Raises ProbeError with Slurm's message if it rejects the job, or has no nodes for it.
         """
-        _check_commands()
-        observer, grid = watch or Watch(), NodeGrid.of(task)
-
-        def once(attempt: int) -> ProbeResult:
-            return self._once(task, grid, attempt, observer)
-
-        return _checked(with_free_port(self.settings.port_tries, once, observer))
-
-    def _once(self, task: ProbeTask, grid: NodeGrid, attempt: int, watch: Watch) -> ProbeResult:
-        with disk_errors(self.settings.folder):
-            return self._in_folder(task, grid, attempt, watch)
-
-    def _in_folder(
-        self, task: ProbeTask, grid: NodeGrid, attempt: int, watch: Watch
-    ) -> ProbeResult:
-        begin = Begin.now(num_gpus=task.num_processes(), token=uuid.uuid4().hex)
-        folder, program = prepare(self.settings, task, begin, watch)
-        if isinstance(program, Failed):
-            return write_result(folder, task, begin, program)
-        name = f"planner-{begin.token[:12]}"
-        env = environment(task, DeviceLease(), program.env)
-        chosen = {"GLOO_SOCKET_IFNAME"}  # the node chooses its interface and, below, its GPUs
-        if task.device == "cuda":
-            chosen.add("CUDA_VISIBLE_DEVICES")
-        inside = [
-            self.settings.python,
-            "-m",
-            "probes.pools.slurm_node",
-            self.settings.worker,
-            str(attempt),
-        ]
-        spec = GuardianSpec(
-            argv=[*self._srun_of(task, grid, name), *inside],
-            env={name: value for name, value in env.items() if name not in chosen},
-            inherit=[name for name in inherited(self.settings.inherit) if name not in chosen],
-            cwd=str(folder),
-            output=str(folder / LOG),
-            end=str(folder / END),
-            token=begin.token,
-            time_limit_seconds=self.queue_seconds + task.time_limit_seconds + SLACK_SECONDS,
-            on_end=[["scancel", "--name", name]],
-        )
-        supervise(folder, spec, (), watch)
-        self._raise_if_it_never_ran(folder, begin, watch)
-        return conclude(folder)
-
-    def _raise_if_it_never_ran(self, folder: Path, begin: Begin, watch: Watch) -> None:
-        """Raises ProbeError with Slurm's own message, or because it had no nodes in time."""
-        if any(folder.glob("guardian.node*.json")) or watch.stop.is_set():
-            return
-        refused = REFUSED.search(read_logs(folder))
-        if refused is not None:
-            raise _refused(refused["message"])
-        if read_end(folder, begin).reason == "time-limit":
-            raise ProbeError(
-                f"Slurm had no nodes for it within {self.queue_seconds:g} s; ask it for what "
-                "waits (`squeue`)"
+        self.slurm.check()
+        self.check_container()
+        observer = watch or Watch()
+        grid = NodeGrid.of(task.num_processes(), task.parsed().cluster.gpus_per_node)
+        with (
+            disk_errors(self.settings.folder),
+            self._allocation(task, grid, observer.avoid) as allocation,
+        ):
+            return _checked(
+                with_free_port(
+                    self.settings.port_tries,
+                    lambda _: self._until_not_lost(task, grid, allocation, observer),
+                    observer,
+                )
             )
 
-    def _srun_of(self, task: ProbeTask, grid: NodeGrid, name: str) -> list[str]:
-        minutes = math.ceil((task.time_limit_seconds + SLACK_SECONDS) / MINUTE)
-        return self._srun(
-            name, nodes=grid.nodes, per_node=grid.per_node, device=task.device, minutes=minutes
-        )
+    @contextlib.contextmanager
+    def hold(
+        self, name: str, cluster: ClusterSpec, num_devices: int, seconds: float
+    ) -> Iterator[Pool]:
+        """The same pool, whose probes share one job; it asks for as long as the partition allows.
 
-    def _srun(
-        self, name: str, *, nodes: int, per_node: int, device: str, minutes: int
-    ) -> list[str]:
-        gpus = ["--gpus-per-node", str(per_node)] if device == "cuda" else []
-        partition = ["--partition", self.partition] if self.partition else []
+        See `Pool.hold`.
+        """
+        grid = NodeGrid.of(num_devices, cluster.gpus_per_node)
+        device = "cpu" if cluster.gpu.name == "cpu" else "cuda"
+        longest = self.slurm.longest_seconds(self.partition)
+        held = Held(
+            allocation=self._job(name, grid, device, min(seconds + SLACK_SECONDS, longest)),
+            grid=grid,
+            device=device,
+            free=threading.Lock(),
+        )
+        pool = SlurmPool(
+            self.settings, partition=self.partition, options=self.options, pace=self.pace
+        )
+        pool._held = held
+        try:
+            yield pool
+        finally:
+            with held.free:
+                held.allocation.close()
+
+    def is_left(self, task_id: str) -> bool:
+        """Whether a job is there that a crashed process submitted for this task."""
+        return self._job_of(task_id) is not None
+
+    def end_left(self, task_id: str) -> None:
+        """Ends what a crashed process left of this task; see `Pool.end_left`."""
+        allocation = self._job_of(task_id)
+        order = None if allocation is None else allocation.left(task_id, parts=True)
+        if allocation is not None and order is not None:
+            OrderWait(order, allocation, self.options, self.pace).end_it()
+            order.conclude()
+            if allocation.name == order.task_id:
+                allocation.close()
+
+    # ---- one probe -------------------------------------------------------------------------------
+
+    def _until_not_lost(
+        self, task: ProbeTask, grid: NodeGrid, allocation: Allocation, watch: Watch
+    ) -> ProbeResult:
+        """The result of the first run that was not lost with its job, or of the last allowed."""
+        result = self._once(task, grid, allocation, watch, None)
+        for _ in range(self.options.restarts):
+            outcome = result.outcome
+            lost = isinstance(outcome, Failed) and outcome.kind in TAKEN_AWAY
+            if not lost or watch.stop.is_set():
+                break
+            watch.progress("its job was lost; it runs again")
+            result = self._once(task, grid, allocation, watch, result)
+        return result
+
+    def _once(
+        self,
+        task: ProbeTask,
+        grid: NodeGrid,
+        allocation: Allocation,
+        watch: Watch,
+        lost: ProbeResult | None,
+    ) -> ProbeResult:
+        """One run in the allocation, or the end of the one that a process before us left in it."""
+        order = allocation.left(task.id)
+        if order is None:
+            begin = Begin.now(num_gpus=task.num_processes(), token=uuid.uuid4().hex)
+            if lost is not None:
+                begin = replace(begin, lost_seconds=lost.wall_seconds, lost=_note(lost))
+            folder, program = prepare(self.settings, task, begin, watch)
+            if isinstance(program, Failed):
+                return write_result(folder, task, begin, program)
+            srun = self._srun(task, grid, folder, program)
+            order = allocation.put(task.id, folder, srun, task.time_limit_seconds + SLACK_SECONDS)
+        else:
+            watch.folder(order.probe)
+        try:
+            end = OrderWait(order, allocation, self.options, self.pace).end(
+                task.time_limit_seconds, grid.nodes, watch
+            )
+            guardian.write_json(order.probe / END, asdict(end))
+            result = conclude(order.probe)
+            if isinstance(result.outcome, Failed) and result.outcome.kind in TAKEN_AWAY:
+                return result  # its hosts are no reason; Slurm itself avoids those that are down
+            return result.model_copy(update={"hosts": _hosts(order.probe)})
+        finally:
+            order.conclude()
+
+    def _srun(self, task: ProbeTask, grid: NodeGrid, folder: Path, program: Program) -> list[str]:
+        ours = environment(task, DeviceLease(), program.env)
+        ours.pop("GLOO_SOCKET_IFNAME")  # the node chooses its interface and, below, its GPUs
+        if task.device == "cuda":
+            ours.pop("CUDA_VISIBLE_DEVICES")
         return [
-            "srun",
-            "--job-name",
-            name,
-            "--nodes",
-            str(nodes),
-            "--ntasks-per-node",
-            "1",
-            "--time",
-            str(minutes),
-            *partition,
-            *gpus,
-            "--kill-on-bad-exit=1",
-            "--export=ALL",
-            "--input=none",
+            *("env", *(f"{name}={value}" for name, value in ours.items())),
+            *("srun", "--job-name", task.id, "--overlap", "--kill-on-bad-exit=1"),
+            *("--export=ALL", "--input=none"),
+            *self.options.nodes(grid.nodes, grid.per_node, task.device),
+            *self.options.container([ROOT, folder]),
+            *(self.settings.python, "-m", "probes.pools.slurm_node"),
+            *(self.settings.worker, str(grid.per_node)),
         ]
 
+    # ---- its allocation --------------------------------------------------------------------------
 
-def _check_commands() -> None:
-    missing = [name for name in COMMANDS if shutil.which(name) is None]
-    if missing:
-        raise ProbeError(
-            f"Slurm's {missing[0]} is not installed here; use --pool local, or a machine that "
-            "submits to the cluster"
+    @contextlib.contextmanager
+    def _allocation(
+        self, task: ProbeTask, grid: NodeGrid, avoid: frozenset[str]
+    ) -> Iterator[Allocation]:
+        """That of its own, or the held one if the task fits into it and may run on any host."""
+        seconds = task.time_limit_seconds + SLACK_SECONDS
+        held = self._held
+        if held is not None and not avoid and held.has_room(grid, task.device, seconds):
+            with held.free:
+                yield held.allocation
+            return
+        allocation = self._job(task.id, grid, task.device, seconds, avoid)
+        try:
+            yield allocation
+        finally:
+            allocation.close()
+
+    def _job(
+        self,
+        name: str,
+        grid: NodeGrid,
+        device: str,
+        seconds: float,
+        avoid: frozenset[str] = frozenset(),
+    ) -> Allocation:
+        """A job of this name and size; it exists once it has an order."""
+        mine = inherited(self.settings.inherit)
+        hidden = {"GLOO_SOCKET_IFNAME", "CUDA_VISIBLE_DEVICES"}
+        given = {
+            key: os.environ[key]
+            for key in mine
+            # of a job that we run in ourselves; they would contradict what we ask for
+            if key not in hidden and (not key.startswith("SLURM_") or key == "SLURM_CONF")
+        }
+        return Allocation(
+            slurm=self.slurm,
+            parent=self.settings.folder.absolute(),
+            name=name,
+            arguments=[
+                *self.options.job(self.partition, avoid),
+                *self.options.nodes(grid.nodes, grid.per_node, device),
+            ],
+            environment=given,
+            seconds=seconds,
         )
 
+    def _job_of(self, task_id: str) -> Allocation | None:
+        """The allocation that holds an unread order of this task, or of a part of this probe."""
+        grid = NodeGrid(nodes=1, per_node=1)
+        parent = self.settings.folder.absolute() / FOLDER
+        for path in parent.iterdir() if parent.is_dir() else ():
+            found = self._job(path.name, grid, "cpu", 0.0)
+            if found.left(task_id, parts=True) is not None:
+                return found
+        return None
 
-def _refused(message: str) -> ProbeError:
-    return ProbeError(f"Slurm: {message}; ask it for what it has (`sinfo`)")
+    def check_container(self) -> None:
+        """Raises ProbeError if probes shall run in an image and this Slurm has no containers."""
+        image = self.options.container_image
+        if image is not None and not self.slurm.has_option("--container-image"):
+            raise ProbeError(
+                f"this Slurm's srun has no --container-image, which {image} needs; install its "
+                "plugin Pyxis, or unset PLANNER_SLURM_CONTAINER_IMAGE"
+            )
+
+
+def _hosts(folder: Path) -> list[str]:
+    """Slurm's names of the nodes on which a probe was started."""
+    told = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob(NODE_STARTS)]
+    return sorted(one["env"][NODE_NAME] for one in told)
+
+
+def _note(lost: ProbeResult) -> tuple[str, ...]:
+    """What became of the runs before, for the notes of the next."""
+    outcome = lost.outcome
+    assert isinstance(outcome, Failed), "only failures run again"
+    before = [note for note in lost.notes if note.startswith("ran again")]
+    return (*before, f"ran again after {lost.wall_seconds:.0f} s: {outcome.message}")
 
 
 def _checked(result: ProbeResult) -> ProbeResult:

@@ -1,35 +1,38 @@
-"""`srun` starts this on every node: `python -m probes.pools.slurm_node WORKER ATTEMPT`.
+"""`srun` starts this on every node: `python -m probes.pools.slurm_node WORKER PROCESSES`.
 
 It runs in the probe's folder, works out torchrun's part in a rendezvous over all nodes, and becomes
 its guardian.
 """
 
 import os
-import re
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 from probes import guardian
-from probes.folder import BEGIN, RESULT, TASK
+from probes.folder import BEGIN, RESULT, STOP, TASK
 from probes.launch import TORCHRUN_FLAGS, GuardianSpec
 from probes.outcome import Begin
+from probes.pools.slurm_allocation import MASTER, STEP
 from probes.protocol import Failed, ProbeTask
 from probes.trainers import trainer_of
 
 FIRST_PORT, NUM_PORTS = 20_000, 12_000  # below the range that Linux gives to clients (32768 on)
 STRIDE = 101
+NODE_NAME = "SLURMD_NODENAME"
 
 
 def main() -> None:
     """Replaces itself with the guardian of this node's torchrun."""
-    worker, attempt = sys.argv[1], int(sys.argv[2])
+    worker, per_node = sys.argv[1], int(sys.argv[2])
     folder = Path.cwd()
     task = ProbeTask.model_validate_json((folder / TASK).read_text(encoding="utf-8"))
     begin = Begin.read(folder / BEGIN)
-    node, nodes = int(os.environ["SLURM_NODEID"]), int(os.environ["SLURM_NNODES"])
+    node, nodes = int(os.environ["SLURM_NODEID"]), int(os.environ["SLURM_STEP_NUM_NODES"])
+    problem = shortage(task, nodes, per_node, os.environ)
+    if problem is not None:
+        sys.exit(f"srun: error: {problem}")  # read as a failure of Slurm's to launch it
     program = trainer_of(task.trainer, worker=worker).program(task)
     assert not isinstance(program, Failed), "the runner has asked before"
     inside = ["-m", "probes.inside", RESULT, program.target, *program.arguments]
@@ -39,11 +42,11 @@ def main() -> None:
         "--node-rank",
         str(node),
         "--nproc-per-node",
-        str(task.num_processes() // nodes),
+        str(per_node),
         "--master-addr",
-        master_address(os.environ),
+        os.environ[MASTER],
         "--master-port",
-        str(master_port(int(os.environ["SLURM_JOB_ID"]), attempt)),
+        str(master_port(int(os.environ["SLURM_JOB_ID"]), int(os.environ[STEP]))),
     ]
     argv = (
         [sys.executable, *inside]
@@ -52,19 +55,37 @@ def main() -> None:
     )
     spec = GuardianSpec(
         argv=argv,
-        env={},
-        inherit=[name for name in os.environ if name != guardian.TOKEN],
+        env={NODE_NAME: os.environ[NODE_NAME]},
+        inherit=[name for name in os.environ if name not in (guardian.TOKEN, NODE_NAME)],
         cwd=str(folder),
         output=str(folder / f"output.node{node}.log"),
         end=str(folder / f"end.node{node}.json"),
         token=node_token(begin.token, node),
         watch_runner=False,
+        stop=str(folder / STOP),
         time_limit_seconds=task.time_limit_seconds,
     )
     path = folder / f"guardian.node{node}.json"
     guardian.write_json(path, asdict(spec))
     os.environ.pop(guardian.TOKEN, None)  # or it would find and end itself
     os.execv(sys.executable, [sys.executable, "-I", "-S", guardian.__file__, str(path)])
+
+
+def shortage(
+    task: ProbeTask, nodes: int, per_node: int, environment: Mapping[str, str]
+) -> str | None:
+    """What Slurm gave less than it was asked for; None if nothing."""
+    if nodes * per_node != task.num_processes():
+        return (
+            f"the step has {nodes} nodes, {task.num_processes()} processes need "
+            f"{task.num_processes() // per_node}"
+        )
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if task.device == "cuda" and visible is not None:
+        given = len([one for one in visible.split(",") if one])
+        if given < per_node:
+            return f"this node gives {given} GPUs, {per_node} were asked for"
+    return None
 
 
 def node_token(token: str, node: int) -> str:
@@ -75,22 +96,9 @@ def node_token(token: str, node: int) -> str:
     return f"{token}-{node}"
 
 
-def master_port(job: int, attempt: int) -> int:
-    """A port that all nodes derive alike, and another one for every job and attempt."""
-    return FIRST_PORT + (job * STRIDE + attempt) % NUM_PORTS
-
-
-def master_address(environment: Mapping[str, str]) -> str:
-    """Address of the job's first node, as Slurm knows it; its name if Slurm has no address."""
-    name = _scontrol("show", "hostnames", environment["SLURM_JOB_NODELIST"]).split()[0]
-    found = re.search(r"\bNodeAddr=(\S+)", _scontrol("show", "node", name, "--oneliner"))
-    return found[1] if found else name
-
-
-def _scontrol(*arguments: str) -> str:
-    return subprocess.run(
-        ["scontrol", *arguments], capture_output=True, text=True, check=True, timeout=60
-    ).stdout
+def master_port(job: int, order: int) -> int:
+    """A port that all nodes derive alike, and another one for every job and order in it."""
+    return FIRST_PORT + (job * STRIDE + order) % NUM_PORTS
 
 
 if __name__ == "__main__":

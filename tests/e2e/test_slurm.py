@@ -16,6 +16,7 @@ from probes.launch import LaunchSettings, Watch
 from probes.outcome import Begin
 from probes.pools.slurm import SlurmPool
 from probes.pools.slurm_node import master_port, node_token
+from probes.pools.slurm_options import SlurmOptions
 from probes.protocol import Failed, FailureKind, MeasuredRun, ProbeResult, ProbeTask
 from tests.conftest import Cli
 from tests.slurm_cluster import PATH
@@ -92,7 +93,8 @@ def test_a_gang_over_two_nodes_measures(pool: SlurmPool, slurm: Path) -> None:
         worker.STEP_SECONDS,
         pytest.approx(4 * result.wall_seconds),
     )
-    (folder,) = pool.settings.folder.iterdir()
+    assert result.hosts == ["n1", "n2"]
+    (folder,) = pool.settings.folder.glob("probe-*")
     assert {path.name for path in folder.glob("end.node*.json")} == {
         "end.node0.json",
         "end.node1.json",
@@ -131,7 +133,7 @@ def test_a_queue_without_end_is_left(pool: SlurmPool, slurm: Path) -> None:
     )
     try:
         _wait_until_it_runs(slurm)
-        pool.queue_seconds = -115.0  # with the probe's own limit and the slack for Slurm: 5 s
+        pool.options = SlurmOptions(queue_seconds=3.0)
         with pytest.raises(ProbeError, match=r"no nodes for it within .*squeue"):
             run(pool, "", limit=0.5)
     finally:
@@ -192,7 +194,7 @@ def test_planner_cli_probe_through_slurm(slurm: Path, cli: Cli, tmp_path: Path) 
 
 def test_without_slurm_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ProbeError, match="srun is not installed here; use --pool local"):
+    with pytest.raises(ProbeError, match="sbatch is not installed here; use --pool local"):
         SlurmPool(LaunchSettings(folder=tmp_path)).run(
             ProbeTask(id="x", job=TWO_NODES, device="cpu")
         )

@@ -119,6 +119,18 @@ def sleep(rank: int, seconds: str) -> None:
     time.sleep(float(seconds))
 
 
+def once(rank: int, _: str) -> None:
+    """Sleeps in the probe's first folder, and ends at once in those of later attempts."""
+    print("step 1 of 9", flush=True)
+    if "." not in Path.cwd().name:
+        time.sleep(600)
+
+
+def devices(rank: int, _: str) -> None:
+    """Says which GPUs it may use."""
+    print("devices", os.environ.get("CUDA_VISIBLE_DEVICES"), flush=True)
+
+
 def scatter(rank: int, seconds: str) -> None:
     """Children in sessions of their own, and orphans of theirs, that outlive their parent if nobody
     ends them.
@@ -166,7 +178,7 @@ def late(rank: int, code: str) -> None:
 
 BEHAVIOURS = {
     "oom": oom, "full": full, "victims": victims, "die": die, "nan": nan, "missing": missing,
-    "refuse": refuse, "sleep": sleep,
+    "refuse": refuse, "sleep": sleep, "once": once, "devices": devices,
     "scatter": scatter, "leave": leave, "late": late, "hang": hang, "allocate": allocate,
 }  # fmt: skip
 

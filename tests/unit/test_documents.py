@@ -39,7 +39,7 @@ NOT_RUN = {
     "README.md": 1,
     "CONTRIBUTING.md": 2,
     "docs/how-to/look-at-a-study.md": 1,
-    "docs/how-to/probe-on-slurm.md": 2,
+    "docs/how-to/probe-on-slurm.md": 3,
     "docs/how-to/run-in-containers.md": 5,
     "docs/how-to/run-the-service.md": 5,
     "docs/how-to/survey-a-gpu.md": 1,

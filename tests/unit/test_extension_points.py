@@ -45,11 +45,11 @@ def rented_pool(monkeypatch: pytest.MonkeyPatch) -> str:
     from probes.launch import Watch
     from probes.outcome import bare_environment
     from probes.pools.capacity import Capacity
-    from probes.pools.protocol import PoolSettings
+    from probes.pools.protocol import PoolSettings, WithoutQueue
     from probes.preflight import Need
     from probes.protocol import MeasuredRun, ProbeResult, ProbeTask, RankMemory
 
-    class RentedPool:
+    class RentedPool(WithoutQueue):
         name: ClassVar[str] = "rented"
         reads_files: ClassVar[bool] = False
 

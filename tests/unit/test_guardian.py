@@ -177,6 +177,17 @@ class TestWhenToEnd:
         happens(world)
         assert one.reason_to_end(7) == reason
 
+    def test_when_a_file_asks_for_it(self, world: World, tmp_path: Path) -> None:
+        """It is looked for once a second, as it may be on another machine's disk."""
+        one = world.guardian(stop=str(tmp_path / "stop"), watch_runner=False)
+        world.now = 1.5
+        assert one.reason_to_end(7) is None
+        (tmp_path / "stop").touch()
+        world.now = 2.0
+        assert one.reason_to_end(7) is None
+        world.now = 2.5
+        assert one.reason_to_end(7) == "asked"
+
     def test_when_the_pipe_is_closed(self, world: World) -> None:
         one = world.guardian()
         os.close(world.write_end)

@@ -17,7 +17,11 @@ NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 class Queue:
     """Notes what becomes of a claimed probe."""
 
-    retried = False
+    retried = released = False
+
+    def release(self, record: ProbeRecord) -> ProbeRecord:
+        self.released = True
+        return replace(record, state="queued")
 
     def finish(self, record: ProbeRecord, end: ProbeEnd) -> ProbeRecord:
         return replace(
@@ -49,9 +53,17 @@ def left(run: str = "probe-1", status: str = "ok", kind: str = "crash") -> Any:
 
 
 def concluded(
-    monkeypatch: pytest.MonkeyPatch, result: Any = None, queue: Queue | None = None, **fields: Any
+    monkeypatch: pytest.MonkeyPatch,
+    result: Any = None,
+    queue: Queue | None = None,
+    going_on: list[str] | None = None,
+    **fields: Any,
 ) -> ProbeRecord:
-    """The record of a probe in its first of two attempts, unless said otherwise."""
+    """The record of a probe in its first of two attempts, unless said otherwise.
+
+    going_on: ids of probes that go on in the pool; it is emptied of what is ended there.
+    """
+    jobs = [] if going_on is None else going_on
     clock = SimpleNamespace(now=lambda: NOW)
     monkeypatch.setattr(probes, "checked", lambda one, now: SimpleNamespace(refused=None))
     values = {
@@ -62,7 +74,8 @@ def concluded(
     record = ProbeRecord(**values)
     monkeypatch.setattr(probes, "checked", lambda one, now: SimpleNamespace(refused=None))
     monkeypatch.setattr(probes, "_result_left", lambda ours: result)
-    wiring: Any = SimpleNamespace(probes=queue or Queue(), clock=clock)
+    pool = SimpleNamespace(is_left=jobs.__contains__, end_left=jobs.remove)
+    wiring: Any = SimpleNamespace(probes=queue or Queue(), clock=clock, pool=lambda name: pool)
     return probes._conclude(wiring, replace(record, owner="host:1:1"), record)
 
 
@@ -112,3 +125,19 @@ def test_a_run_that_failed_says_how_once_no_attempt_is_left(
     assert concluded(monkeypatch, failed).state == "queued"
     found = concluded(monkeypatch, failed, attempts=2)
     assert (found.state, found.failure, found.message) == ("failed", "nccl", "as it ended")
+
+
+def test_a_probe_that_goes_on_in_its_pool_is_awaited_by_the_next_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is not tried again: the attempt still runs."""
+    queue, jobs = Queue(), ["probe-1"]
+    assert concluded(monkeypatch, queue=queue, going_on=jobs).state == "queued"
+    assert (queue.retried, queue.released, jobs) == (False, True, ["probe-1"])
+
+
+def test_what_nobody_awaits_is_ended_in_its_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    for fields in ({"max_attempts": 1}, {"cancel_requested": True}):
+        jobs = ["probe-1"]
+        found = concluded(monkeypatch, going_on=jobs, **fields)
+        assert (found.failure, jobs) == ("interrupted", [])

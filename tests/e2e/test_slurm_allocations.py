@@ -1,0 +1,148 @@
+"""One allocation for many probes, and GPUs, on a real Slurm with fake GPUs."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.errors import ProbeError
+from planner.intake.jobs import read_job
+from probes.launch import LaunchSettings, Watch
+from probes.pools.slurm import SlurmPool
+from probes.pools.slurm_options import SlurmOptions
+from probes.protocol import Failed, FailureKind, MeasuredRun, ProbeTask
+from tests.slurm_cluster import SlurmCluster
+from tests.stand_ins import worker
+from tests.stand_ins.runners import JOB
+
+pytestmark = pytest.mark.slow
+TWO_NODES: dict[str, Any] = {
+    **JOB,
+    "cluster": {"gpu": "cpu", "num_gpus": 4, "gpus_per_node": 2},
+    "layout": {"dp_shard": 4, "ac": "none"},
+}
+ON_GPUS: dict[str, Any] = {
+    **TWO_NODES,
+    "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 4, "gpus_per_node": 2},
+}
+
+
+@pytest.fixture
+def pool(cluster: SlurmCluster, tmp_path: Path) -> SlurmPool:
+    return SlurmPool(LaunchSettings(folder=tmp_path / "probes", worker=worker.__file__))
+
+
+def task(name: str, notes: str = "", limit: float = 60.0, **job: Any) -> ProbeTask:
+    whole = {**TWO_NODES, "notes": notes, **job}
+    return ProbeTask(id=f"probe-{name}", job=whole, device="cpu", time_limit_seconds=limit)
+
+
+def last_job(cluster: SlurmCluster) -> int:
+    """The id of the newest job, ended or not; jobs are numbered from 1."""
+    told = cluster.ask("squeue", "--noheader", "--states=all", "--format=%A")
+    return max(map(int, told.split()), default=0)
+
+
+CLUSTER = read_job(TWO_NODES).cluster
+
+
+def test_probes_in_one_allocation_wait_once(pool: SlurmPool, cluster: SlurmCluster) -> None:
+    before = last_job(cluster)
+    with pool.hold("night", CLUSTER, num_devices=4, seconds=900.0) as held:
+        first = held.run(task("a"))
+        failed = held.run(task("b", "sleep 600", limit=4.0))
+        killed = held.run(task("c", "die"))
+        small = {"cluster": {**TWO_NODES["cluster"], "num_gpus": 2}, "layout": {"dp_shard": 2}}
+        last = held.run(task("d", **small))
+        assert last_job(cluster) == before + 1
+        told = cluster.ask("scontrol", "show", "job", str(before + 1))
+        assert "JobName=planner-night" in told
+    assert [type(one.outcome) for one in (first, last)] == [MeasuredRun, MeasuredRun]
+    assert isinstance(failed.outcome, Failed)
+    assert failed.outcome.kind == FailureKind.TIMEOUT
+    assert isinstance(killed.outcome, Failed)
+    assert (killed.outcome.kind, killed.outcome.rank) == (FailureKind.KILLED, 1)
+    # each probe is charged for itself, not for the allocation
+    assert (first.gpu_seconds, last.gpu_seconds) == (
+        pytest.approx(4 * first.wall_seconds),
+        pytest.approx(2 * last.wall_seconds),
+    )
+    cluster.wait_for(lambda: not cluster.jobs(), "the allocation has ended with the last probe")
+    assert not list((pool.settings.folder / "allocations").iterdir())
+
+
+def test_an_allocation_that_ends_is_followed_by_another(
+    pool: SlurmPool, cluster: SlurmCluster
+) -> None:
+    before = last_job(cluster)
+    with pool.hold("night", CLUSTER, num_devices=4, seconds=900.0) as held:
+        assert isinstance(held.run(task("a")).outcome, MeasuredRun)
+        cluster.ask("scancel", str(before + 1))
+        cluster.wait_for(lambda: not cluster.jobs(), "the allocation has ended")
+        assert isinstance(held.run(task("b")).outcome, MeasuredRun)
+        # what the rest of its time does not cover gets a new one as well
+        assert isinstance(held.run(task("c", limit=900.0)).outcome, MeasuredRun)
+    assert last_job(cluster) == before + 3
+
+
+def test_a_stopped_probe_leaves_its_allocation_to_the_next(
+    pool: SlurmPool, cluster: SlurmCluster
+) -> None:
+    before = last_job(cluster)
+    stop = threading.Event()
+
+    def stop_when_it_runs(message: str) -> None:
+        if "step 1" in message:
+            stop.set()
+
+    with pool.hold("night", CLUSTER, num_devices=4, seconds=900.0) as held:
+        watch = Watch(stop=stop, progress=stop_when_it_runs)
+        outcome = held.run(task("a", "scatter 600"), watch).outcome
+        assert isinstance(outcome, Failed)
+        assert outcome.kind == FailureKind.INTERRUPTED
+        assert isinstance(held.run(task("b")).outcome, MeasuredRun)
+    assert last_job(cluster) == before + 1
+
+
+@pytest.mark.parametrize("gpus_by", ["gpus-per-node", "gres"])
+def test_gpus_are_asked_for_on_every_node(
+    pool: SlurmPool, cluster: SlurmCluster, gpus_by: Any
+) -> None:
+    pool.options = SlurmOptions(gpus_by=gpus_by)
+    whole = {**ON_GPUS, "notes": "devices"}
+    asked = ProbeTask(id="probe-g", job=whole, device="cuda", time_limit_seconds=60.0)
+    result = pool.run(asked)
+    assert isinstance(result.outcome, MeasuredRun), result
+    (folder,) = pool.settings.folder.glob("probe-*")
+    seen = [path.read_text() for path in sorted(folder.glob("output.node*.log"))]
+    assert ["devices 0,1" in text for text in seen] == [True, True]
+
+
+def test_gpus_that_no_node_has_are_refused(pool: SlurmPool) -> None:
+    wide = {**ON_GPUS, "cluster": {**ON_GPUS["cluster"], "num_gpus": 8, "gpus_per_node": 4}}
+    wide |= {"layout": {"dp_shard": 8}, "training": {"seq_len": 64, "global_batch_size": 8}}
+    with pytest.raises(ProbeError, match="Requested node configuration is not available"):
+        pool.run(ProbeTask(id="probe-w", job=wide, device="cuda"))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (SlurmOptions(constraint="h100"), "Invalid feature specification"),
+        (SlurmOptions(exclude="n1"), "(?i)node (?:configuration|count)"),
+        (SlurmOptions(container_image="image"), "has no --container-image"),
+    ],
+)
+def test_options_reach_slurm(pool: SlurmPool, options: SlurmOptions, said: str) -> None:
+    pool.options = options
+    with pytest.raises(ProbeError, match=said):
+        pool.run(task("a"))
+
+
+def test_account_and_qos_reach_slurm(pool: SlurmPool, cluster: SlurmCluster) -> None:
+    """Without slurmdbd Slurm takes any account, and knows no QOS."""
+    pool.options = SlurmOptions(account="lab")
+    assert isinstance(pool.run(task("a")).outcome, MeasuredRun)
+    told = cluster.ask("scontrol", "show", "job", str(last_job(cluster)))
+    assert "Account=lab" in told

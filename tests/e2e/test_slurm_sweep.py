@@ -1,0 +1,133 @@
+"""A sweep of real gloo probes on two nodes, whose node and worker are killed in the middle."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.jobs.sweeps import add_sweep, run_now
+from api.settings import Settings
+from api.storage.probes import gpu_seconds_of
+from api.storage.records import ProbeRecord
+from api.wiring import Wiring, wire
+from probes import guardian
+from probes.outcome import Begin
+from probes.pools.slurm_node import node_token
+from tests.conftest import ROOT, clean_environment, needed
+from tests.slurm_cluster import SlurmCluster
+
+pytestmark = pytest.mark.slow
+TINY = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 256, "model_type": "llama",
+    "name": "tiny",
+}  # fmt: skip
+LAYOUTS = [
+    {"dp_shard": 2, "ac": "none"},
+    {"dp_shard": 2, "ac": "full"},
+    {"dp_replicate": 2, "dp_shard": 1, "ac": "none"},
+    {"dp_shard": 1, "tp": 2, "ac": "none"},
+]
+SWEEP: dict[str, Any] = {
+    "name": "nightly", "models": [TINY],
+    "clusters": [{"gpu": "cpu", "num_gpus": 2, "gpus_per_node": 1}],
+    "trainings": [{"seq_len": 64, "global_batch_size": 8}],
+    "measure": {"top_k": 0, "anchors": LAYOUTS},
+    "steps": 40, "pool": "slurm:debug", "retries": 1, "time_limit_seconds": 240,
+}  # fmt: skip
+
+
+@pytest.fixture
+def environment(cluster: SlurmCluster, tmp_path: Path, sqlite_url: str) -> dict[str, str]:
+    needed("torch")
+    return {
+        **clean_environment(),
+        "PATH": cluster.environment["PATH"],
+        "SLURM_CONF": str(cluster.conf),
+        "PLANNER_DATABASE_URL": sqlite_url,
+        "PLANNER_PROBE_FOLDER": str(tmp_path / "probes"),
+        "PLANNER_LEASE_FOLDER": str(tmp_path / "leases"),
+    }
+
+
+@contextmanager
+def a_worker(environment: dict[str, str], *arguments: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """`planner-cli worker` in a process of its own, killed at the end if it still runs."""
+    command = [sys.executable, "-m", "api.cli", "worker", *arguments]
+    with subprocess.Popen(command, cwd=ROOT, env=environment) as worker:
+        try:
+            yield worker
+        finally:
+            worker.kill()
+
+
+def test_every_probe_is_accounted_for(
+    cluster: SlurmCluster, environment: dict[str, str], sqlite_url: str, tmp_path: Path
+) -> None:
+    wiring = wire(Settings(database_url=sqlite_url, probe_folder=tmp_path / "probes"))
+    sweep = add_sweep(wiring, SWEEP, allow_files=False)
+    run = run_now(wiring, sweep, ours=False)
+    with a_worker(environment) as worker:
+        cluster.wait_for(lambda: _states(wiring).count("done") >= 1, "the first probe is done")
+        cluster.wait_for(lambda: _has_begun(wiring, tmp_path), "a probe runs")
+        cluster.kill("n2")
+        os.kill(worker.pid, signal.SIGKILL)
+        worker.wait(60)
+    cluster.start("n2")
+    with a_worker(environment, "--once") as worker:
+        assert worker.wait(900) == 0
+    ended = wiring.tasks.get(run.id)
+    assert ended.state == "done", ended.message
+    report = ended.result
+    assert report is not None
+    lines = report["jobs"][0]["layouts"]
+    # once each: measured, or failed with its cause
+    assert len(lines) == len({line["layout"] for line in lines}) == len(LAYOUTS)
+    assert all(line["status"] == "ok" or line["failure"] for line in lines), lines
+    records = list(wiring.probes.list().items)
+    assert {one.state for one in records} <= {"done", "failed"}
+    assert all(one.state == "done" or one.failure for one in records)
+    measured = [one.layout for one in records if one.state == "done"]
+    assert len(measured) == len(set(measured))
+    spent = sum(gpu_seconds_of(one) for one in records)
+    assert report["gpu_seconds"] == pytest.approx(spent, abs=0.2)
+    assert sum(one["gpu_seconds"] for record in records for one in record.results) == (
+        pytest.approx(spent)
+    )
+    _nobody_is_left(tmp_path, cluster)
+
+
+def _states(wiring: Wiring) -> list[str]:
+    return [one.state for one in wiring.probes.list().items]
+
+
+def _has_begun(wiring: Wiring, folder: Path) -> bool:
+    """Whether both nodes have started a probe that has not ended."""
+    running: list[ProbeRecord] = [
+        one for one in wiring.probes.list().items if one.state == "running"
+    ]
+    return any(
+        len(list((folder / "probes" / one.id).glob("guardian.node*.json"))) == 2
+        and not list((folder / "probes" / one.id).glob("end*.json"))
+        for one in running
+    )
+
+
+def _nobody_is_left(folder: Path, cluster: SlurmCluster) -> None:
+    tokens = [
+        token
+        for path in (folder / "probes").glob("probe-*/begin.json")
+        for begin in [Begin.read(path)]
+        for token in (begin.token, node_token(begin.token, 0), node_token(begin.token, 1))
+    ]
+    assert tokens
+    cluster.wait_for(
+        lambda: not any(guardian.bearers(one) for one in tokens), "no process of a probe is left"
+    )
+    cluster.wait_for(lambda: not cluster.jobs(), "no job is left")

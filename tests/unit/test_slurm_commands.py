@@ -1,0 +1,183 @@
+"""What Slurm's commands say, as stand-ins of them print it; the real ones are in tests/e2e."""
+
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from planner.errors import ProbeError
+from probes.launch import LaunchSettings
+from probes.pools.protocol import PoolSettings
+from probes.pools.slurm import SlurmPool
+from probes.pools.slurm_commands import COMMANDS, NoControllerError, Slurm, job_state
+from probes.pools.slurm_options import SlurmOptions
+from probes.pools.slurm_wait import IN_VAIN
+
+PREEMPTED = (
+    "JobId=7 JobName=planner-probe-a UserId=ada(1000) JobState=PREEMPTED Reason=None "
+    "Restarts=0 RunTime=1-02:03:04 TimeLimit=1-00:00:00 StartTime=2026-11-20T10:00:00 "
+    "EndTime=2026-11-21T12:03:04 PreemptEligibleTime=2026-11-20T10:00:00 "
+    "PreemptTime=2026-11-21T12:03:00 NodeList=n[1-2] Comment=planner probe-a /shared/x"
+)
+WAITING = (
+    "JobId=8 JobName=x JobState=PENDING Reason=PartitionTimeLimit Restarts=2 RunTime=00:00:00 "
+    "EndTime=Unknown PreemptTime=None NodeList=(null)"
+)
+
+
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of commands that answer nothing, and the only one on the path but the shell's."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in COMMANDS:
+        answer(folder, name, "exit 0")
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    return folder
+
+
+def answer(folder: Path, name: str, script: str) -> None:
+    """Makes a command run a script of the shell."""
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+def says(folder: Path, name: str, text: str) -> None:
+    """Makes a command print a text."""
+    answer(folder, name, f"cat <<'END'\n{text}\nEND")
+
+
+def refuses(folder: Path, name: str, text: str) -> None:
+    """Makes a command fail with a text."""
+    answer(folder, name, f"cat >&2 <<'END'\n{text}\nEND\nexit 1")
+
+
+def test_a_job_is_read_as_scontrol_shows_it() -> None:
+    job = job_state(7, PREEMPTED)
+    assert (job.state, job.reason, job.restarts, job.nodes) == ("PREEMPTED", "", 0, "n[1-2]")
+    assert (job.has_ended, job.is_waiting, job.is_preempted) == (True, False, True)
+    assert job.seconds == 26 * 3600 + 3 * 60 + 4
+    assert job.ended is not None
+    waiting = job_state(8, WAITING)
+    assert (waiting.is_waiting, waiting.has_ended, waiting.is_preempted) == (True, False, False)
+    assert (waiting.reason, waiting.restarts, waiting.nodes) == ("PartitionTimeLimit", 2, "")
+    assert waiting.ended is None
+
+
+def test_a_job_that_slurm_forgot_is_looked_up_in_its_accounting(commands: Path) -> None:
+    forgotten = "slurm_load_jobs error: Invalid job id specified"
+    refuses(commands, "scontrol", forgotten)
+    refuses(commands, "sacct", "Slurm accounting storage is disabled")
+    assert Slurm().job(9) is None
+    lines = "PREEMPTED|40|2026-11-21T10:00:00|n1\nCANCELLED by 0|90|2026-11-21T12:00:00|n[1-2]"
+    says(commands, "sacct", lines)
+    job = Slurm().job(9)
+    assert job is not None
+    assert (job.state, job.seconds, job.nodes, job.restarts) == ("CANCELLED", 90.0, "n[1-2]", 1)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
+        "squeue: error: Socket timed out on send/recv operation",
+        "slurm_load_jobs error: Zero Bytes were transmitted or received",
+    ],
+)
+def test_a_controller_that_is_away_is_told_from_a_job_that_is_unknown(
+    commands: Path, text: str
+) -> None:
+    refuses(commands, "scontrol", text)
+    with pytest.raises(NoControllerError):
+        Slurm().job(9)
+
+
+def test_what_sbatch_refuses_is_an_error_in_its_words(commands: Path) -> None:
+    said = "sbatch: error: Batch job submission failed: Invalid account"
+    refuses(commands, "sbatch", said)
+    with pytest.raises(ProbeError, match=r"^Slurm: Batch job submission failed: Invalid account"):
+        Slurm().submit([], {"PATH": os.environ["PATH"]})
+    says(commands, "sbatch", "12;cluster")
+    assert Slurm().submit([], {"PATH": os.environ["PATH"]}) == 12
+
+
+def test_the_time_limit_of_a_partition(commands: Path) -> None:
+    says(
+        commands,
+        "scontrol",
+        "PartitionName=long Default=NO MaxTime=7-00:00:00 State=UP\n"
+        "PartitionName=day Default=YES MaxTime=1-00:00:00 State=UP",
+    )
+    assert Slurm().longest_seconds(None) == 86_400.0
+    says(commands, "scontrol", "PartitionName=free Default=NO MaxTime=UNLIMITED State=UP")
+    assert Slurm().longest_seconds("free") == math.inf
+
+
+def test_nodes_that_are_down_or_do_not_answer(commands: Path) -> None:
+    says(
+        commands,
+        "scontrol",
+        "NodeName=n1 Arch=x86_64 State=ALLOCATED ThreadsPerCore=1\n"
+        "NodeName=n2 Arch=x86_64 State=ALLOCATED* ThreadsPerCore=1\n"
+        "NodeName=n3 Arch=x86_64 State=DOWN+DRAIN ThreadsPerCore=1\n"
+        "NodeName=n4 Arch=x86_64 State=IDLE+DRAIN ThreadsPerCore=1",
+    )
+    assert Slurm().down_nodes("n[1-4]") == ["n2", "n3"]
+
+
+def test_options_become_arguments() -> None:
+    options = SlurmOptions(
+        account="lab", qos="high", constraint="h100&ib", exclude="n[3-4]", gpus_by="gres"
+    )
+    assert options.job("gpu") == [
+        *("--partition", "gpu", "--account", "lab", "--qos", "high"),
+        *("--constraint", "h100&ib", "--exclude", "n[3-4]"),
+    ]
+    assert options.job(None, {"n9", "n7"})[-2:] == ["--exclude", "n[3-4],n7,n9"]
+    assert options.nodes(2, 8, "cuda")[-2:] == ["--gres", "gpu:8"]
+    assert SlurmOptions().nodes(2, 8, "cuda")[-2:] == ["--gpus-per-node", "8"]
+    assert SlurmOptions().nodes(2, 8, "cpu") == [
+        *("--nodes", "2", "--ntasks", "2", "--ntasks-per-node", "1")
+    ]
+    assert SlurmOptions().job(None) == []
+
+
+def test_a_container_needs_a_plugin_of_srun(commands: Path, tmp_path: Path) -> None:
+    launch = LaunchSettings(folder=tmp_path / "probes")
+    options = SlurmOptions(container_image="nvcr.io#nvidia/pytorch:25.09-py3")
+    pool = SlurmPool.open(PoolSettings(launch=launch, leases=tmp_path, slurm=options), "gpu")
+    says(commands, "srun", "  --container=bundle  path of an OCI bundle")
+    with pytest.raises(ProbeError, match=r"has no --container-image, which nvcr\.io#nvidia"):
+        pool.check_container()
+    says(commands, "srun", "      --container-image=[USER@][REGISTRY#]IMAGE[:TAG]|PATH")
+    pool.check_container()
+    assert options.container([Path("/shared/probes"), Path("/opt/planner")]) == [
+        *("--container-image", "nvcr.io#nvidia/pytorch:25.09-py3"),
+        *("--container-mounts", "/shared/probes:/shared/probes,/opt/planner:/opt/planner"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("reason", "in_vain"),
+    [
+        ("PartitionTimeLimit", True),
+        ("PartitionNodeLimit", True),
+        ("PartitionConfig", True),
+        ("BadConstraints", True),
+        ("InvalidQOS", True),
+        ("QOSMaxNodePerJobLimit", True),
+        ("AssocMaxWallDurationPerJobLimit", True),
+        ("AccountNotAllowed", True),
+        ("DependencyNeverSatisfied", True),
+        ("Resources", False),
+        ("Priority", False),
+        ("QOSGrpGRES", False),
+        ("AssocGrpNodeLimit", False),
+        ("BeginTime", False),
+        ("ReqNodeNotAvail,_UnavailableNodes:n1", False),
+    ],
+)
+def test_reasons_for_which_a_job_waits_in_vain(reason: str, in_vain: bool) -> None:
+    assert (IN_VAIN.search(reason) is not None) is in_vain
