@@ -96,11 +96,9 @@ def time_spread(pricer: Pricer, batch: LayoutBatch, prices: Prices) -> TimeSprea
     stack = stack_name(trainer, gpu.name)
     names = unit_names(stack, pricer.model)
     offsets = calibration.offsets(trainer, gpu.family, stack, names)
-    base, moved = np.log(prices.step_seconds), list(moved_pricers(pricer))
-    loadings = np.zeros((len(moved), len(batch)))
-    for index, one in enumerate(moved):
-        with_offset = (offsets.slopes @ directions[index])[batch.precision]
-        loadings[index] = np.log(one.step_seconds(batch)) - base + with_offset
+    moved = pricer.step_seconds_on(list(moved_pricers(pricer)), batch)
+    with_offset = (offsets.slopes @ directions.T)[batch.precision].T
+    loadings = np.log(moved) - np.log(prices.step_seconds) + with_offset
     apart = np.linalg.cholesky(offsets.covariance + JITTER * np.eye(len(names)))
     doubts = (attention_sd(pricer, batch), np.full(len(batch), unmeasured_gpu_sd(calibration, gpu)))
     return TimeSpread(

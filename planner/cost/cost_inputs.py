@@ -7,7 +7,7 @@ embedding, head).
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -77,16 +77,18 @@ def _costs_at(job: PreparedJob, rows: LayoutBatch) -> layers.UnitCosts:
         these = budgeted[missing]
         return [savings(job.context(rows.take(part)), job.model) for part in _parts(these)]
 
-    hashes = deduplicated.hashes([getattr(rows, name) for name in _without_mode(job)])
     budgeted = np.flatnonzero(rows.ac_kind == MEMORY_BUDGET)
-    return layers.unit_costs(
-        job.known_work.at(hashes, work),
-        job.known_savings.at(hashes[budgeted], what_is_saved) if len(budgeted) else None,
-        rows,
-        job.model,
-        job.training,
-        job.rules,
-    )
+    saves = bool(len(budgeted))
+    found: Savings | None = None
+    if job.remembers:
+        hashes = deduplicated.hashes([getattr(rows, name) for name in _without_mode(job)])
+        work_at = job.known_work.at(hashes, work)
+        found = job.known_savings.at(hashes[budgeted], what_is_saved) if saves else None
+    else:
+        context = job.context(rows)
+        work_at = unit_work(context, job.model)
+        found = savings(context, job.model).take(budgeted) if saves else None
+    return layers.unit_costs(work_at, found, rows, job.model, job.training, job.rules)
 
 
 def _parts(rows: IntColumn) -> Iterator[IntColumn]:
@@ -116,6 +118,8 @@ def shards_at(job: PreparedJob, rows: LayoutBatch) -> sharding.UnitShards:
             )
         ]
 
+    if not job.remembers:
+        return price(np.arange(len(rows)))[0]
     columns = [getattr(rows, name) for name in sharding.KEY]
     return job.known_shards.at(deduplicated.hashes(columns), price)
 
@@ -154,8 +158,8 @@ def distinct_rows(job: PreparedJob, batch: LayoutBatch) -> tuple[LayoutBatch, In
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CostInputs:
-    """What the prices of N layouts of one job are made of.
+class CostRows:
+    """N layouts, and the distinct rows at which they are priced; nothing depends on the machine.
 
     Where a layout of the batch has block-N, layers count by kind and mode: the first K kinds
     are layers in their layout's mode (none under block-N), the K behind them those that block-N
@@ -165,8 +169,84 @@ class CostInputs:
     units (R, K + 2, N): units that each rank holds.
     rank (R, N): its place in the pipeline.
     mean_units (K + 2, N): units of a mean rank.
-    unit, shards: at distinct rows.
     at_unit, at_shard (N,): each layout's row there.
+    has_blocks: whether layers count by kind and mode.
+    """
+
+    batch: LayoutBatch
+    m: FloatColumn
+    units: FloatColumn
+    rank: IntColumn
+    mean_units: FloatColumn
+    unit_rows: LayoutBatch
+    at_unit: IntColumn
+    shard_rows: LayoutBatch
+    at_shard: IntColumn
+    has_blocks: bool
+
+    @classmethod
+    def of(cls, job: PreparedJob, batch: LayoutBatch, *, every_rank: bool) -> "CostRows":
+        """The rows of a batch.
+
+        every_rank: for all pipeline ranks instead of the deciding ones.
+        """
+        blocks = stages.block_layers(batch)
+        alike = batch if blocks is None else _without_count(batch)
+        unit_rows, at_unit = distinct_rows(job, alike)
+        shard_rows, at_shard = deduplicated.distinct(batch, sharding.KEY)
+        pipe_rows, at_pipe = deduplicated.distinct(
+            batch, stages.KEY if blocks is None else stages.KEY_OF_BLOCKS
+        )
+        held = stages.rank_layers(
+            pipe_rows,
+            job.model,
+            job.rules,
+            every_rank=every_rank,
+            blocks=stages.block_layers(pipe_rows),
+        )
+        return cls(
+            batch=batch,
+            m=num_microbatches(batch, job.training),
+            units=held.units[:, :, at_pipe],
+            rank=held.rank[:, at_pipe],
+            mean_units=held.mean_units[:, at_pipe],
+            unit_rows=unit_rows,
+            at_unit=at_unit,
+            shard_rows=shard_rows,
+            at_shard=at_shard,
+            has_blocks=blocks is not None,
+        )
+
+    def side_by_side(self, count: int) -> "CostRows":
+        """The same rows on `count` machines, those of the first machine first."""
+
+        def of_each(at: IntColumn, size: int) -> IntColumn:
+            return np.concatenate([at + machine * size for machine in range(count)])
+
+        tiled: dict[str, Any] = {
+            name: np.concatenate([getattr(self, name)] * count, axis=-1)
+            for name in ("m", "units", "rank", "mean_units")
+        }
+        return replace(
+            self,
+            **tiled,
+            batch=_tiled(self.batch, count),
+            unit_rows=_tiled(self.unit_rows, count),
+            at_unit=of_each(self.at_unit, len(self.unit_rows)),
+            shard_rows=_tiled(self.shard_rows, count),
+            at_shard=of_each(self.at_shard, len(self.shard_rows)),
+        )
+
+
+def _tiled(batch: LayoutBatch, count: int) -> LayoutBatch:
+    return batch.take(np.tile(np.arange(len(batch)), count))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostInputs:
+    """What the prices of N layouts of one job are made of: their rows, priced.
+
+    See `CostRows` for what is its own. unit, shards: at distinct rows.
     """
 
     job: PreparedJob
@@ -186,36 +266,34 @@ class CostInputs:
 
         every_rank: for all pipeline ranks instead of the deciding ones.
         """
-        blocks = stages.block_layers(batch)
-        alike = batch if blocks is None else _without_count(batch)
-        unit_rows, at_unit = distinct_rows(job, alike)
-        shard_rows, at_shard = deduplicated.distinct(batch, sharding.KEY)
-        pipe_rows, at_pipe = deduplicated.distinct(
-            batch, stages.KEY if blocks is None else stages.KEY_OF_BLOCKS
-        )
-        held = stages.rank_layers(
-            pipe_rows,
-            job.model,
-            job.rules,
-            every_rank=every_rank,
-            blocks=stages.block_layers(pipe_rows),
-        )
-        unit = units_at(job, unit_rows)
-        shards = shards_at(job, shard_rows)
-        if blocks is not None:
-            again = _costs_at(job, _in_mode(unit_rows, FULL))
+        rows = CostRows.of(job, batch, every_rank=every_rank)
+        return cls.at(rows, job, units_job=job, shards_job=job)
+
+    @classmethod
+    def at(
+        cls, rows: CostRows, job: PreparedJob, *, units_job: PreparedJob, shards_job: PreparedJob
+    ) -> "CostInputs":
+        """The cost inputs of these rows.
+
+        units_job, shards_job: the job as columns of units and of shards see it. It is the same, but
+            for machines side by side, whose numbers are columns.
+        """
+        unit = units_at(units_job, rows.unit_rows)
+        shards = shards_at(shards_job, rows.shard_rows)
+        if rows.has_blocks:
+            again = _costs_at(units_job, _in_mode(rows.unit_rows, FULL))
             unit, shards = _summed(_of_both(unit.costs, again)), _of_both(shards, shards)
         return cls(
             job=job,
-            batch=batch,
-            m=num_microbatches(batch, job.training),
-            units=held.units[:, :, at_pipe],
-            rank=held.rank[:, at_pipe],
-            mean_units=held.mean_units[:, at_pipe],
+            batch=rows.batch,
+            m=rows.m,
+            units=rows.units,
+            rank=rows.rank,
+            mean_units=rows.mean_units,
             unit=unit,
-            at_unit=at_unit,
+            at_unit=rows.at_unit,
             shards=shards,
-            at_shard=at_shard,
+            at_shard=rows.at_shard,
         )
 
 

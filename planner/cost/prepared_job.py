@@ -34,6 +34,8 @@ class PreparedJob:
     recipes: how each precision computes under this trainer's release.
     own_factor: factor on the step's seconds that one's own runs of this stack showed, by precision
         code; 1 without any.
+    remembers: whether rows that were computed are remembered. Machines side by side, whose profile
+        differs from row to row, do not.
     known_work, known_savings, known_shards: rows already computed; a changed copy
         (`dataclasses.replace`) starts without.
     """
@@ -48,6 +50,7 @@ class PreparedJob:
     fabric: Fabric
     recipes: tuple[Recipe, ...]
     own_factor: FloatColumn
+    remembers: bool = True
     known_work: KnownRows[UnitWork] = field(
         default_factory=lambda: KnownRows(UnitWork), init=False, compare=False, repr=False
     )

@@ -7,16 +7,17 @@ are made: `prepared_job`, `cost_inputs`, then `step_seconds` and `rank_shapes`. 
 Letters: N layouts, R pipeline ranks priced.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from planner.columns import FloatColumn, IntColumn, LayoutBatch
 from planner.cost import lower_bounds
-from planner.cost.chunks import keep_freed_pages
-from planner.cost.cost_inputs import CostInputs
+from planner.cost.chunks import CHUNK, keep_freed_pages, slices
+from planner.cost.cost_inputs import CostInputs, CostRows
 from planner.cost.lower_bounds import Idle
+from planner.cost.machine import side_by_side
 from planner.cost.machine.device import Device
 from planner.cost.machine.knobs import Calibration, kernels_at
 from planner.cost.machine.profile import KernelProfile, Profile
@@ -152,6 +153,24 @@ class Pricer(PreparedJob):
         seconds, _, _ = step_seconds(CostInputs.of(self, batch, every_rank=False))
         return np.asarray(self.own_factor[batch.precision] * seconds)
 
+    def step_seconds_on(self, machines: Sequence["Pricer"], batch: LayoutBatch) -> FloatColumn:
+        """The step of every layout on each of V machines, (V, N); see `machine.side_by_side`.
+
+        machines: pricers of this job, with other profiles and kernels.
+        """
+        own = np.array([one.own_factor[batch.precision] for one in machines])
+        size = max(CHUNK // len(machines), 1)
+        parts = [self._on_each(machines, batch.take(part)) for part in slices(len(batch), size)]
+        return np.asarray(own * np.concatenate(parts, axis=1)) if parts else own
+
+    def _on_each(self, machines: Sequence["Pricer"], batch: LayoutBatch) -> FloatColumn:
+        rows = CostRows.of(self, batch, every_rank=False)
+        sizes = len(batch), len(rows.unit_rows), len(rows.shard_rows)
+        job, units, shards = (_side_by_side(machines, size) for size in sizes)
+        rows = rows.side_by_side(len(machines))
+        seconds, _, _ = step_seconds(CostInputs.at(rows, job, units_job=units, shards_job=shards))
+        return seconds.reshape(len(machines), len(batch))
+
     def most_layers(self, batch: LayoutBatch, device_bytes: float) -> FloatColumn:
         """Layers of each kind that each pipeline rank has room for, (K, R, N), at the most.
 
@@ -232,3 +251,14 @@ class Pricer(PreparedJob):
         counted = self.rules.sharding.keeps_copies and release.not_before_month(TORCH_2_1)
         whole = counted or expandable_segments(self.training, self.rules)
         return self.profile.fragmentation_expandable if whole else self.profile.fragmentation
+
+
+def _side_by_side(machines: Sequence[Pricer], size: int) -> PreparedJob:
+    """One job on several machines, with `size` columns of each."""
+    return replace(
+        machines[0],
+        profile=side_by_side.profiles([one.profile for one in machines], size),
+        device=side_by_side.devices([one.device for one in machines], size),
+        fabric=side_by_side.fabrics([one.fabric for one in machines], size),
+        remembers=False,
+    )

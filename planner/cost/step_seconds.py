@@ -19,6 +19,7 @@ from planner.cost.layer import forward_backward_overlap as pairs
 from planner.cost.layer import unit_costs as layers
 from planner.cost.layer.context import AXES
 from planner.cost.layer.trainer_kernels import fused_kernels
+from planner.cost.machine import side_by_side
 from planner.cost.memory.host_activations import exposed_copies
 from planner.cost.network.sends import Sends, transport_of
 from planner.cost.pipeline.schedule_columns import by_schedule, split_schedules
@@ -185,7 +186,8 @@ def _with_redone(inputs: CostInputs, weight_grad: FloatColumn) -> FloatColumn:
 def _relief(inputs: CostInputs, overlaps: BoolColumn, here: FloatColumn) -> pairs.Relief:
     """What a pair saves, (N,), 0 where schedules overlap none."""
     rows = np.flatnonzero(overlaps)
-    columns = pairs.pair_columns(inputs.unit.costs, inputs.at_unit[rows], inputs.job.profile)
+    profile = side_by_side.taken(inputs.job.profile, rows)
+    columns = pairs.pair_columns(inputs.unit.costs, inputs.at_unit[rows], profile)
     return pairs.relief(columns, here[:, rows], inputs.batch.virtual_stages[rows]).spread(
         rows, len(overlaps)
     )

@@ -5,7 +5,6 @@ from functools import lru_cache
 import numpy as np
 
 
-@lru_cache(maxsize=256)
 def straggler_share(num_gpus: int, delay: float) -> float:
     """How much longer a step of n ranks computes than a mean rank does, as a share of its work.
 
@@ -19,4 +18,10 @@ def straggler_share(num_gpus: int, delay: float) -> float:
     scaling fall behind by 0.6% a doubling (TorchTitan's 8 to 128 GPUs), 0.7% (DGX Cloud's 8 to
     2,048), 0.9% (InternEvo's 8 to 1,024) and 1.6% (llm-foundry's 16 to 512).
     """
-    return float(delay * (1.0 / np.arange(2, num_gpus + 1)).sum())
+    return delay * _expected_delays(num_gpus)
+
+
+@lru_cache(maxsize=256)
+def _expected_delays(num_gpus: int) -> float:
+    """H_n - 1."""
+    return float((1.0 / np.arange(2, num_gpus + 1)).sum())

@@ -14,6 +14,7 @@ from functools import cache
 import numpy as np
 import pytest
 
+from planner.calibration.intervals import moved_pricers
 from planner.catalog.clusters import gpu_names
 from planner.catalog.models import model_names
 from planner.columns import BoolColumn, LayoutBatch, schedule_is
@@ -423,3 +424,15 @@ def test_simulation_is_finite_for_every_schedule_and_precision() -> None:
         }
     )
     assert {SCHEDULES.names[code] for code, _ in done} == set(SCHEDULES)
+
+
+def test_machines_side_by_side_are_each_machine_alone() -> None:
+    for job in jobs()[::3]:
+        if job.prices is None:
+            continue
+        c = job.context
+        alone = Pricer.build(c.model, c.cluster, c.training)
+        moved = [alone, *moved_pricers(alone)]
+        together = alone.step_seconds_on(moved, job.legal_batch)
+        each = [machine.step_seconds(job.legal_batch) for machine in moved]
+        assert np.array_equal(together, np.array(each)), job.name

@@ -62,20 +62,21 @@ class Relief:
 
 
 def pair_columns(costs: UnitCosts, at: IntColumn, profile: Profile) -> PairColumns:
-    """The columns of N layouts; `at` is the row of unit costs of each."""
+    """The columns of N layouts; `at` is the row of unit costs of each, the profile theirs."""
     shares = {"tp": profile.pair_tp_hidden, "ep": profile.pair_ep_hidden}
     forward = {
-        axis: share * costs.exposed_forward[AXES.index(axis)] for axis, share in shares.items()
+        axis: share * costs.exposed_forward[AXES.index(axis)][:, at]
+        for axis, share in shares.items()
     }
     backward = {
-        axis: np.minimum(share * costs.exposed_backward[AXES.index(axis)], forward[axis])
+        axis: np.minimum(share * costs.exposed_backward[AXES.index(axis)][:, at], forward[axis])
         for axis, share in shares.items()
     }
     return PairColumns(
-        forward_tp=forward["tp"][:, at],
-        forward_ep=forward["ep"][:, at],
-        backward_tp=backward["tp"][:, at],
-        backward_ep=backward["ep"][:, at],
+        forward_tp=forward["tp"],
+        forward_ep=forward["ep"],
+        backward_tp=backward["tp"],
+        backward_ep=backward["ep"],
         forward_cover=costs.forward_seconds[:, at],
         backward_cover=(
             costs.input_grad_seconds + costs.recompute_seconds + costs.weight_grad_seconds

@@ -106,6 +106,10 @@ class Savings:
     bytes: FloatColumn
     again: FloatColumn
 
+    def take(self, rows: IntColumn) -> "Savings":
+        """That of some layouts."""
+        return Savings(bytes=self.bytes[..., rows], again=self.again[..., rows])
+
 
 def unit_work(context: CostContext, model: ModelSpec) -> UnitWork:
     """The work of every unit of the model at the U layouts of `context`."""

@@ -71,8 +71,8 @@ def collective_seconds(
     stride: FloatColumn,
     fabric: Fabric,
     *,
-    base_seconds: float,
-    nvls_gain: float = 1.0,
+    base_seconds: float | FloatColumn,
+    nvls_gain: float | FloatColumn = 1.0,
 ) -> FloatColumn:
     """Seconds of one collective over groups of `degree` ranks `stride` apart; 0 for a group of one.
 
@@ -82,6 +82,7 @@ def collective_seconds(
     degree, stride (U,).
     base_seconds: the trainer's own time around a collective (launch, skew).
     nvls_gain: speed of in-switch reduction over the library's curve.
+    nvls_gain, base_seconds: columns (U,) where machines stand side by side.
     Lines are computed once per distinct group of a fabric. Assumes that the library chooses well:
     NCCL's tuner compares the same lines (src/graph/tuning.cc).
     """
@@ -93,9 +94,15 @@ def collective_seconds(
 
 
 def _lines(
-    operation: str, degree: FloatColumn, stride: FloatColumn, fabric: Fabric, nvls_gain: float
+    operation: str,
+    degree: FloatColumn,
+    stride: FloatColumn,
+    fabric: Fabric,
+    nvls_gain: float | FloatColumn,
 ) -> tuple[FloatColumn, FloatColumn]:
     """(latency, slope), each (A, U), of the lines that are fastest at some size."""
+    if not isinstance(nvls_gain, float) or fabric.each:
+        return _of_each(operation, degree, stride, fabric, nvls_gain)
     key = (operation, nvls_gain)
     codes = degree * _STRIDES + stride
     known: _Known | None = fabric.remembered.get(key)
@@ -108,6 +115,29 @@ def _lines(
     fabric.remembered[key] = known
     at = np.searchsorted(known.codes, codes)
     return known.latency[:, at], known.slope[:, at]
+
+
+def _of_each(
+    operation: str,
+    degree: FloatColumn,
+    stride: FloatColumn,
+    fabric: Fabric,
+    nvls_gain: float | FloatColumn,
+) -> tuple[FloatColumn, FloatColumn]:
+    """`_lines` of machines side by side. Shorter envelopes repeat their first line."""
+    size = len(degree) // len(fabric.each)
+    gains = np.broadcast_to(nvls_gain, len(degree))[::size]
+    found = [
+        _lines(operation, degree[:size], stride[:size], one, float(gain))
+        for one, gain in zip(fabric.each, gains, strict=True)
+    ]
+    width = max(len(latency) for latency, _ in found)
+    order = [np.where(np.arange(width) < len(lines), np.arange(width), 0) for lines, _ in found]
+    latency, slope = (
+        np.concatenate([one[kind][rows] for one, rows in zip(found, order, strict=True)], axis=1)
+        for kind in (0, 1)
+    )
+    return latency, slope
 
 
 def _placement(fabric: Fabric, codes: FloatColumn) -> Placement:
@@ -173,6 +203,16 @@ def send_seconds(
     degree: ranks of the chain (pipeline stages). With it, the result is the mean of degree - 1
         hops, of which ceil(degree x stride / g) - 1 leave a unit of g GPUs.
     """
+    if fabric.each:
+        parts = np.split(np.arange(len(stride)), len(fabric.each))
+        return np.concatenate(
+            [
+                send_seconds(
+                    payload_bytes[at], stride[at], one, None if degree is None else degree[at]
+                )
+                for one, at in zip(fabric.each, parts, strict=True)
+            ]
+        )
     inner = np.concatenate([[1.0], fabric.gpus[:-1]])
     if degree is None:
         if any(shape is not None for shape in fabric.shapes):

@@ -38,6 +38,8 @@ class Fabric:
     chained: the innermost level is a node, inside which trees run as a chain (NCCL).
     ordered: whether a level delivers in order, as NCCL's low-latency protocols need.
     peer_gpus: GPUs that read each other's memory; 1 where none can.
+    each: the fabrics of machines that stand side by side (`cost.machine.side_by_side`), each for an
+        equal share of the columns; empty for one machine.
     remembered: lines already computed.
     """
 
@@ -54,6 +56,7 @@ class Fabric:
     ordered: BoolColumn
     peer_gpus: int
     library: Library
+    each: tuple["Fabric", ...] = ()
     remembered: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
