@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from planner.columns import FloatColumn, LayoutBatch
-from planner.cost.price import Pricer
+from planner.columns import FloatColumn
 from planner.errors import Fault, SpecError
 from planner.plan.sharding_reasons import sharding_reasons
+from planner.plan.together import Together
 from planner.precision import NOTHING, PRECISIONS, TWO_BYTES, Recipe, bf16_tail
 from planner.search.variations.neighbours import Neighbour, fastest
 from planner.specs.estimate import Estimate
@@ -155,13 +155,13 @@ def regret(scores: FloatColumn, covariance: FloatColumn, search: SearchSpec) -> 
     )
 
 
-def memory_sentence(pricer: Pricer, layout: Layout, estimate: Estimate) -> str:
+def memory_sentence(together: Together, layout: Layout, estimate: Estimate) -> str:
     """When and at how much the worst rank's memory peaks, and how much may be used."""
     if estimate.memory is None or estimate.device_bytes is None or estimate.usable_bytes is None:
         return ""
     worst = estimate.memory.worst_stage
-    prices = pricer.price(LayoutBatch.from_layouts([layout]), every_rank=True)
-    phase = prices.memory.phase(worst, 0)
+    prices, row = together.price(layout)
+    phase = prices.memory.phase(worst, row)
     where = f" on pipeline rank {worst}" if len(estimate.memory.stages) > 1 else ""
     return (
         f"memory peaks{where} during {phase} at {format_bytes(estimate.device_bytes)} of "
@@ -171,18 +171,21 @@ def memory_sentence(pricer: Pricer, layout: Layout, estimate: Estimate) -> str:
     )
 
 
-def precision_sentences(pricer: Pricer, layout: Layout, estimate: Estimate) -> list[str]:
+def precision_sentences(together: Together, layout: Layout, estimate: Estimate) -> list[str]:
     """What low precision leaves in 16 bits, and what it costs besides its products.
 
     Empty for 16-bit layouts.
     """
-    recipe = pricer.recipes[PRECISIONS.names.index(layout.precision)]
+    recipe = together.pricer.recipes[PRECISIONS.names.index(layout.precision)]
     return (
-        list(_precision(pricer, layout, recipe, estimate.step_seconds or 1.0)) if recipe.low else []
+        list(_precision(together, layout, recipe, estimate.step_seconds or 1.0))
+        if recipe.low
+        else []
     )
 
 
-def _precision(pricer: Pricer, layout: Layout, recipe: Recipe, step: float) -> Iterator[str]:
+def _precision(together: Together, layout: Layout, recipe: Recipe, step: float) -> Iterator[str]:
+    pricer = together.pricer
     shares = quantised_model(pricer.model, pricer.recipes).shares
     high = [
         name
@@ -193,15 +196,15 @@ def _precision(pricer: Pricer, layout: Layout, recipe: Recipe, step: float) -> I
     if high or tail:
         kept = [*high, *([f"the last {tail} of {layers} layers"] if tail else [])]
         yield f"{recipe.name} leaves {', '.join(kept)} in 16 bits, as {pricer.rules.name} does"
-    own = pricer.price(LayoutBatch.from_layouts([layout])).step_seconds[0]
-    seconds = own - _seconds(pricer, layout, recipe, **WITHOUT_CASTS)
+    own = _seconds(together, layout, recipe)
+    seconds = own - _seconds(together, layout, recipe, **WITHOUT_CASTS)
     if seconds > NOTICEABLE * step:
         yield (
             f"scaling and casting for {recipe.name} takes {format_seconds(seconds)} a step "
             f"({seconds / step:.1%})"
         )
     if layout.tp > 1 and recipe.tp_wire_bytes >= TWO_BYTES:
-        seconds = own - _seconds(pricer, layout, recipe, tp_wire_bytes=1.0)
+        seconds = own - _seconds(together, layout, recipe, tp_wire_bytes=1.0)
         if seconds > NOTICEABLE * step:
             yield (
                 f"TP all-gathers stay in 16 bits under {recipe.name}: in 8 bits a step would take "
@@ -209,12 +212,14 @@ def _precision(pricer: Pricer, layout: Layout, recipe: Recipe, step: float) -> I
             )
 
 
-def _seconds(pricer: Pricer, layout: Layout, recipe: Recipe, **changes: Any) -> float:
+def _seconds(together: Together, layout: Layout, recipe: Recipe, **changes: Any) -> float:
     """Screened step of a layout if its precision's recipe had these changes."""
+    pricer, key = together.pricer, (recipe.name, *changes)
     changed = replace(recipe, **changes)
     recipes = tuple(changed if known.name == recipe.name else known for known in pricer.recipes)
-    recast = pricer.variant((recipe.name, *changes), lambda: replace(pricer, recipes=recipes))
-    return float(recast.price(LayoutBatch.from_layouts([layout])).step_seconds[0])
+    recast = pricer.variant(key, lambda: replace(pricer, recipes=recipes)) if changes else pricer
+    steps, row = together.steps(layout, key, lambda one: one.precision == layout.precision, recast)
+    return float(steps[row])
 
 
 def _change(neighbour: Neighbour, usable_bytes: float) -> str:
@@ -231,14 +236,14 @@ def _change(neighbour: Neighbour, usable_bytes: float) -> str:
 
 
 def winner_reasons(
-    pricer: Pricer, layout: Layout, estimate: Estimate, found: Sequence[Neighbour]
+    together: Together, layout: Layout, estimate: Estimate, found: Sequence[Neighbour]
 ) -> list[str]:
-    """Why the winner won.
+    """Why the winner won; `together` holds its layout and the others that are told of.
 
     Bottleneck, memory, why it shards or splits, faster layouts that do not fit, closest
     alternatives.
     """
-    usable = pricer.cluster.usable_memory_bytes
+    usable = together.pricer.cluster.usable_memory_bytes
     refused = sorted(
         (n for n in found if not n.fits and n.step_ratio < 1.0), key=lambda n: n.step_ratio
     )
@@ -250,9 +255,9 @@ def winner_reasons(
     ]
     return [
         f"bottleneck is {bottleneck(estimate)}",
-        memory_sentence(pricer, layout, estimate),
-        *sharding_reasons(pricer, layout),
-        *precision_sentences(pricer, layout, estimate),
+        memory_sentence(together, layout, estimate),
+        *sharding_reasons(together, layout),
+        *precision_sentences(together, layout, estimate),
         *(
             f"{_change(n, usable)}: {times_as_fast(1.0 / n.step_ratio)}, but does not fit"
             for n in sorted(tempting.values(), key=lambda n: n.step_ratio)

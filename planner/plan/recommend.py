@@ -17,6 +17,7 @@ from planner.export.base import Export
 from planner.plan.advice import warnings_for
 from planner.plan.considered import considered, fitting_layouts
 from planner.plan.explain import BETTER, difference, next_bottleneck, regret, winner_reasons
+from planner.plan.together import Together
 from planner.ports import Ports
 from planner.rules import Context
 from planner.rules.support import check_supported, fork_needed
@@ -182,8 +183,14 @@ def _plan(
     job: Job, ports: Ports, sizes: list[OneSize], ranked: list[PlanCandidate], seconds: float
 ) -> Plan:
     estimates = _estimates(ranked)
+    together = {
+        id(one.at_size): Together(
+            one.at_size.pricer, [other.layout for other in ranked if other.at_size is one.at_size]
+        )
+        for one in ranked
+    }
     entries = [
-        _entry(job, rank, choice, estimates[rank - 1])
+        _entry(job, rank, choice, estimates[rank - 1], together[id(choice.at_size)])
         for rank, choice in enumerate(ranked, start=1)
     ]
     winner = ranked[0]
@@ -305,9 +312,11 @@ def _run_warnings(winner: RankedLayout, sizes: list[OneSize]) -> list[str]:
     return [*(winner.run.warnings if winner.run is not None else []), *nothing]
 
 
-def _entry(job: Job, rank: int, choice: PlanCandidate, estimate: Estimate) -> RankedLayout:
+def _entry(
+    job: Job, rank: int, choice: PlanCandidate, estimate: Estimate, together: Together
+) -> RankedLayout:
     at_size, layout = choice.at_size, choice.layout
-    reasons = _reasons(job, rank, at_size, layout, estimate)
+    reasons = _reasons(job, rank, together, layout, estimate)
     exported = _exported(job, choice)
     return RankedLayout(
         rank=rank,
@@ -325,14 +334,15 @@ def _entry(job: Job, rank: int, choice: PlanCandidate, estimate: Estimate) -> Ra
 
 
 def _reasons(
-    job: Job, rank: int, at_size: OneSize, layout: Layout, estimate: Estimate
+    job: Job, rank: int, together: Together, layout: Layout, estimate: Estimate
 ) -> list[str]:
     """The winner's reasons in full, with the neighbours that the search allows.
 
     For the others: what costs them most and what they need.
     """
-    found = [n for n in neighbours(at_size.pricer, layout) if _allowed(job, n)] if rank == 1 else []
-    lines = winner_reasons(at_size.pricer, layout, estimate, found)[:SHOWN_REASONS]
+    found = neighbours(together.pricer, layout) if rank == 1 else []
+    allowed = [one for one in found if _allowed(job, one)]
+    lines = winner_reasons(together, layout, estimate, allowed)[:SHOWN_REASONS]
     following = next_bottleneck(estimate) if rank == 1 else ""
     return [lines[0], following, *lines[1:]] if following else lines
 

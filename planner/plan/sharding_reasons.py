@@ -6,13 +6,13 @@ inside a node, then PP or FSDP across nodes, then DP for scale. A sentence stand
 step before it in that order does not fit or cannot run: a layout that splits for speed has none.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
+from planner.plan.together import Together
 from planner.specs.layout import Layout
 from planner.units import counted, format_bytes
 
@@ -31,17 +31,18 @@ class _Need:
     device: float
 
 
-def sharding_reasons(pricer: Pricer, layout: Layout) -> Iterator[str]:
+def sharding_reasons(together: Together, layout: Layout) -> Iterator[str]:
     """The sentences that explain this layout's replicas, shards and splits."""
-    if layout.cpu_offload or layout.num_gpus == 1:
+    if not _is_explained(layout):
         return
+    pricer = together.pricer
     usable = pricer.cluster.usable_memory_bytes
     room, split = f"{format_bytes(usable)} usable", layout.tp * layout.pp > 1
-    kept = _need(pricer, _replicated(layout))
+    kept = _need(together, layout, _replicated)
     part = f"one rank's part (tp {layout.tp} x pp {layout.pp})" if split else "one replica"
     states = f"the weights, gradients and optimizer states of {part} take"
     if _shards(layout):
-        lean = _need(pricer, _lean(_replicated(layout)))
+        lean = _need(together, layout, _lean_replica)
         if lean.device > usable:
             scale = f", with {layout.dp_replicate} replicas for scale"
             yield (
@@ -57,13 +58,23 @@ def sharding_reasons(pricer: Pricer, layout: Layout) -> Iterator[str]:
             f"{format_bytes(kept.device)} of {room}: it fits, so DDP replicates it for scale"
         )
     if split:
-        yield from _split_reasons(pricer, layout)
+        yield from _split_reasons(together, layout)
 
 
-def _split_reasons(pricer: Pricer, layout: Layout) -> Iterator[str]:
+def _is_explained(layout: Layout) -> bool:
+    return not layout.cpu_offload and layout.num_gpus > 1
+
+
+def _split_reasons(together: Together, layout: Layout) -> Iterator[str]:
     """Why TP and PP: FSDP over all GPUs does not fit, or has more ranks than the batch feeds."""
-    usable, alone = pricer.cluster.usable_memory_bytes, _unsplit(pricer, layout)
-    need, ranks = _need(pricer, _lean(alone)), alone.dp_degree
+    pricer = together.pricer
+    usable, least = pricer.cluster.usable_memory_bytes, pricer.rules.zero_stage
+    alone = _unsplit(layout, least)
+
+    def lean_alone(one: Layout) -> Layout:
+        return _lean(_unsplit(one, least))
+
+    need, ranks = _need(together, layout, lean_alone), alone.dp_degree
     batch = pricer.training.global_batch_size
     inside = "inside a node" if layout.tp <= pricer.cluster.fabric[0].gpus else "across nodes"
     splits = " and ".join(
@@ -88,13 +99,13 @@ def _split_reasons(pricer: Pricer, layout: Layout) -> Iterator[str]:
         )
 
 
-def _need(pricer: Pricer, layout: Layout) -> _Need:
-    prices = pricer.price(LayoutBatch.from_layouts([layout]), every_rank=True)
+def _need(together: Together, layout: Layout, change: Callable[[Layout], Layout]) -> _Need:
+    prices, row = together.price(layout, change.__name__, change, concerns=_is_explained)
     memory = prices.memory
     shape = memory.resident.shape
     gradients = np.max([np.broadcast_to(p.gradients, shape) for p in memory.phases()], axis=0)
     states = memory.resident + memory.optimizer + gradients
-    return _Need(states=float(states.max()), device=float(prices.device_bytes[0]))
+    return _Need(states=float(states[:, row].max()), device=float(prices.device_bytes[row]))
 
 
 def _shards(layout: Layout) -> bool:
@@ -117,8 +128,11 @@ def _replicated(layout: Layout) -> Layout:
     return layout.model_copy(update=whole)
 
 
-def _unsplit(pricer: Pricer, layout: Layout) -> Layout:
-    """The ranks of TP and PP share the work of FSDP, or of the trainer's own sharding, instead."""
+def _unsplit(layout: Layout, zero_stage: int) -> Layout:
+    """The ranks of TP and PP share the work of FSDP, or of the trainer's own sharding, instead.
+
+    zero_stage: of the trainer's own sharding.
+    """
     return layout.model_copy(
         update={
             "dp_shard": layout.dp_shard * layout.tp * layout.pp,
@@ -130,9 +144,13 @@ def _unsplit(pricer: Pricer, layout: Layout) -> Layout:
             "layers_per_stage": None,
             "sequence_parallel": False,
             "async_tp": False,
-            "zero_stage": max(layout.zero_stage, pricer.rules.zero_stage),
+            "zero_stage": max(layout.zero_stage, zero_stage),
         }
     )
+
+
+def _lean_replica(layout: Layout) -> Layout:
+    return _lean(_replicated(layout))
 
 
 def _lean(layout: Layout) -> Layout:

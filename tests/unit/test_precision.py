@@ -21,6 +21,7 @@ from planner.estimates import estimate_layouts
 from planner.intake.jobs import read_job
 from planner.intake.models import load_model
 from planner.plan.explain import precision_sentences
+from planner.plan.together import Together
 from planner.precision import (
     NOTHING,
     PRECISIONS,
@@ -531,7 +532,8 @@ def test_saved_bytes_count_their_scales() -> None:
 def sentences(case: Case) -> str:
     pricer, layout = case.pricer(), case.job().layout
     assert layout is not None
-    return "; ".join(precision_sentences(pricer, layout, estimate_layouts(pricer, [layout])[0]))
+    (estimate,) = estimate_layouts(pricer, [layout])
+    return "; ".join(precision_sentences(Together(pricer, [layout]), layout, estimate))
 
 
 def test_a_plan_says_what_low_precision_leaves_and_costs() -> None:

@@ -8,6 +8,7 @@ from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
 from planner.plan.explain import winner_reasons
 from planner.plan.sharding_reasons import sharding_reasons
+from planner.plan.together import Together
 
 
 def reasons(
@@ -22,7 +23,8 @@ def reasons(
         }
     )
     assert job.layout is not None
-    return list(sharding_reasons(Pricer.build(job.model, job.cluster, job.training), job.layout))
+    pricer = Pricer.build(job.model, job.cluster, job.training)
+    return list(sharding_reasons(Together(pricer, [job.layout]), job.layout))
 
 
 def test_replicas_that_fit_stay_whole() -> None:
@@ -87,5 +89,5 @@ def test_number_one_says_it() -> None:
     assert job.layout is not None
     pricer = Pricer.build(job.model, job.cluster, job.training)
     (estimate,) = estimate_layouts(pricer, [job.layout], [job.id])
-    lines = winner_reasons(pricer, job.layout, estimate, [])
+    lines = winner_reasons(Together(pricer, [job.layout]), job.layout, estimate, [])
     assert sum(line.startswith("fit first: ") for line in lines) == 1
