@@ -5,6 +5,7 @@ the order of a proven lower bound on their step time; the search ends when the n
 than everything that will be kept.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +25,7 @@ from planner.search.variations.floors import floors
 
 # layouts bounded at once; an eighth of it is priced at once until a layout fits
 ROUND = 4 * CHUNK
+FIRST = 2048  # layouts priced before the limit is asked again; then twice as many, up to CHUNK
 KEEP = 400
 NEAREST = 64
 UNFIT = 32  # the fastest that do not fit, kept to be shown
@@ -85,16 +87,20 @@ def screen(
     cell_bounds = CellBounds(pricer, space.cells, idle)
     queue = _Queue(cell_bounds, smallest)
     pool = _Pool(keep, count, smallest)
+
+    def limit() -> float:
+        return min(pool.limit(slack), limit_seconds)
+
     while True:
-        limit = min(pool.limit(slack), limit_seconds)
-        cells = queue.next(limit, space.cell_sizes, ROUND if np.isfinite(limit) else ROUND // 8)
+        room = ROUND if np.isfinite(limit()) else ROUND // 8
+        cells = queue.next(limit(), space.cell_sizes, room)
         if not len(cells):
             break
         pool.add(pricer, space.expand(cells), limit)
     too_large = int(space.cell_sizes[queue.too_large()].sum())
     bounded_out = space.num_layouts - pool.num_priced - too_large
     if not pool.num_fitting and too_large and np.isinf(limit_seconds):
-        pool.add(pricer, space.expand(queue.smallest(NEAREST)), np.inf)
+        pool.add(pricer, space.expand(queue.smallest(NEAREST)), lambda: np.inf)
     return pool.result(cell_bounds, bounded_out=bounded_out, too_large=too_large)
 
 
@@ -195,40 +201,49 @@ class _Pool:
             min(ENOUGH * self.best, sorted(self.structures.values())[self.count - 1]),
         )
 
-    def add(self, pricer: Pricer, batch: LayoutBatch, limit: float) -> None:
-        """Prices layouts whose own bound is within the limit; keeps what may matter."""
+    def add(self, pricer: Pricer, batch: LayoutBatch, limit: Callable[[], float]) -> None:
+        """Prices layouts whose own bound is within the limit; keeps what may matter.
+
+        Those with the lowest bounds come first and a few at a time, since what they show lowers the
+        limit for the others. limit: as it stands when it is asked.
+        """
         bound, mean = np.zeros((2, len(batch)))
         if len(batch) and not self.smallest:
             bound, mean = pricer.step_lower_bounds(batch)
-        batch, mean = batch.take(bound <= limit), mean[bound <= limit]
-        for rows in _chunks(np.arange(len(batch)), CHUNK):
-            part = batch.take(rows)
-            prices = pricer.price(part)
-            oom = oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes)
-            fits = oom <= OOM_LIMIT
-            self.num_priced += len(part)
-            self.num_fitting += int(fits.sum())
-            value, other = (
-                (prices.device_bytes, prices.step_seconds)
-                if self.smallest
-                else (prices.step_seconds, prices.device_bytes)
+        order = np.argsort(bound, kind="stable")
+        start, size = 0, FIRST
+        while start < (within := int(np.searchsorted(bound[order], limit(), side="right"))):
+            rows = np.sort(order[start : min(start + size, within)])
+            self._price(pricer, batch.take(rows), mean[rows])
+            start, size = start + len(rows), min(2 * size, CHUNK)
+
+    def _price(self, pricer: Pricer, part: LayoutBatch, mean: FloatColumn) -> None:
+        prices = pricer.price(part)
+        oom = oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes)
+        fits = oom <= OOM_LIMIT
+        self.num_priced += len(part)
+        self.num_fitting += int(fits.sum())
+        value, other = (
+            (prices.device_bytes, prices.step_seconds)
+            if self.smallest
+            else (prices.step_seconds, prices.device_bytes)
+        )
+        chosen = _worth_keeping(value, other, prices.device_bytes, fits, self.keep)
+        chosen = np.union1d(chosen, _simplest(pricer, part, value, oom, fits))
+        self.parts.append(
+            (
+                part.take(chosen),
+                prices.step_seconds[chosen],
+                prices.device_bytes[chosen],
+                oom[chosen],
             )
-            chosen = _worth_keeping(value, other, prices.device_bytes, fits, self.keep)
-            chosen = np.union1d(chosen, _simplest(pricer, part, value, oom, fits))
-            self.parts.append(
-                (
-                    part.take(chosen),
-                    prices.step_seconds[chosen],
-                    prices.device_bytes[chosen],
-                    oom[chosen],
-                )
-            )
-            self._note(part.take(chosen), value[chosen], fits[chosen])
-            self._note_unfit(part, prices.step_seconds, fits)
-            if not self.smallest:
-                floor = floors(pricer, part, prices, mean[rows])
-                below = np.flatnonzero((part.pp > 1) & (floor < self.best))
-                self.pipelined.append((part.take(below), floor[below]))
+        )
+        self._note(part.take(chosen), value[chosen], fits[chosen])
+        self._note_unfit(part, prices.step_seconds, fits)
+        if not self.smallest:
+            floor = floors(pricer, part, prices, mean)
+            below = np.flatnonzero((part.pp > 1) & (floor < self.best))
+            self.pipelined.append((part.take(below), floor[below]))
 
     def _note(self, kept: LayoutBatch, value: FloatColumn, fits: BoolColumn) -> None:
         """Records the best value of every structure that fits."""
