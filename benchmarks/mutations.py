@@ -36,6 +36,8 @@ INDIRECT = {
     "planner/cost/network/sends": ("tests/unit/test_network.py", "tests/unit/test_simulate.py"),
     "planner/cost/lower_bounds": ("tests/property/test_price_property.py",),
     "planner/cost/step_seconds": ("tests/property/test_price_property.py",),
+    "planner/cost/machine/side_by_side": ("tests/property/test_everything_prices.py",),
+    "planner/cost/network/collectives": ("tests/property/test_everything_prices.py",),
     "planner/schedules/": ("tests/unit/test_schedules.py", "tests/unit/test_rules.py"),
     "api/jobs/": ("tests/unit/test_leases.py",),
     "api/storage/queue": ("tests/unit/test_leases.py",),
