@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from api.settings import Settings
     from api.storage.audit import SqlAuditTrail
     from api.storage.calibrations import SqlCalibrationStore
+    from api.storage.drift import SqlDriftStore
     from api.storage.idempotency import IdempotencyStore
     from api.storage.learning import SqlLearningStore
     from api.storage.measurements import SqlMeasurementStore
@@ -146,6 +147,13 @@ class Wiring:
         from api.storage.learning import SqlLearningStore
 
         return SqlLearningStore(self.store.engine, learning_basis())
+
+    @cached_property
+    def drift(self) -> "SqlDriftStore":
+        """Histories of layouts and what they showed, on the same database. Raises StoreError."""
+        from api.storage.drift import SqlDriftStore
+
+        return SqlDriftStore(self.store.engine)
 
     @cached_property
     def teaching(self) -> "Turns":

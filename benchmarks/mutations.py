@@ -39,6 +39,7 @@ INDIRECT = {
     "planner/cost/machine/side_by_side": ("tests/property/test_everything_prices.py",),
     "planner/cost/network/collectives": ("tests/property/test_everything_prices.py",),
     "planner/schedules/": ("tests/unit/test_schedules.py", "tests/unit/test_rules.py"),
+    "planner/calibration/drift/": ("tests/unit/test_drift.py",),
     "api/jobs/": ("tests/unit/test_leases.py",),
     "api/storage/queue": ("tests/unit/test_leases.py",),
 }

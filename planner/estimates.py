@@ -257,6 +257,7 @@ class _Columns:
             for text in (
                 training_release(pricer.training).note,
                 unknown_family(pricer.cluster.gpu),
+                self._stale(),
                 *_unpriced(pricer.model),
             )
             if text
@@ -337,11 +338,27 @@ class _Columns:
         factor = float(self.refined.step_seconds[row] / self._as_shipped[row])
         found = [counted(runs, "run")] if runs else []
         found += [f"{counted(alike, 'run')} of other kinds"] if alike else []
+        stale = pricer.calibration.stale
+        left_out = (
+            "" if stale is None else f"; {counted(stale.runs, 'older run')} left out as stale"
+        )
         return LearnedFactor(
             runs=runs,
             runs_alike=alike,
             factor=factor,
-            statement=f"calibrated by {' and '.join(found)} of yours: x{factor:.2f}",
+            statement=f"calibrated by {' and '.join(found)} of yours: x{factor:.2f}{left_out}",
+            stale_runs=0 if stale is None else stale.runs,
+            stale_since=None if stale is None else stale.since,
+        )
+
+    def _stale(self) -> str | None:
+        """What the calibration leaves out, and why."""
+        stale = self.pricer.calibration.stale
+        if stale is None:
+            return None
+        return (
+            f"{counted(stale.runs, 'run')} of yours from before {stale.since[:10]} are left out as "
+            f"stale: {stale.statement}; runs since then count, and intervals rest on them alone"
         )
 
     def _redone_share(self) -> FloatColumn:

@@ -45,14 +45,22 @@ def _stored_line(wiring: "Wiring", record: "CalibrationRecord") -> CalibrationLi
     from planner.cost.machine.shipped import from_document
 
     in_use = record.superseded_at is None and rests_on_shipped(record)
-    own = {
+    own: dict[str, object] = {
         "runs": record.num_runs,
         "trainer": record.trainer,
         "gpu": record.gpu,
         "software": dict(record.software),
         "owner": record.owner or None,
     }
-    return _line(from_document(record.document), in_use=in_use).model_copy(update=own)
+    calibration = from_document(record.document)
+    if calibration.stale is not None:
+        stale = calibration.stale
+        own |= {
+            "stale_runs": stale.runs,
+            "stale_since": stale.since,
+            "stale_because": stale.statement,
+        }
+    return _line(calibration, in_use=in_use).model_copy(update=own)
 
 
 def _line(calibration: "Calibration", *, in_use: bool) -> CalibrationLine:

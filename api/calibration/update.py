@@ -118,6 +118,7 @@ def _made(wiring: "Wiring", subject: Subject, inputs: LearningInputs) -> Calibra
     calibration = learn_priced(shipped_calibration(), runs, kernels)
     if calibration is shipped_calibration():
         return None
+    calibration = replace(calibration, stale=inputs.stale)
     if subject.owner:  # the same runs may be everyone's later
         whose = hashlib.sha256(subject.owner.encode()).hexdigest()[:OWNER_DIGITS]
         calibration = replace(calibration, id=f"{calibration.id}-{whose}")

@@ -65,6 +65,7 @@ def command(
                 "trainer": one.trainer,
                 "gpu": one.gpu,
                 "runs": one.num_runs,
+                "stale": one.document.get("stale"),
                 **knobs_moved(one),
             }
             for one in made
@@ -78,5 +79,8 @@ def command(
         )
     for one in made:
         say(f"{one.id}: {one.trainer} on {one.gpu}, {counted(one.num_runs, 'run')}")
+        stale = one.document.get("stale")
+        if stale:
+            say(f"  {counted(stale['runs'], 'older run')} left out as stale: {stale['statement']}")
         for knob, (before, after) in knobs_moved(one)["knobs"].items():
             say(f"  {knob:22s} {before:.3g} -> {after:.3g}")

@@ -243,6 +243,70 @@ class BadHostLine(BaseModel):
     evidence: list[str]
 
 
+class DriftChange(BaseModel):
+    """A change of step times between nights that is no noise.
+
+    change: 0.02 is 2% slower; low, high: its 90% interval.
+    since, run: its first run of the sweep. last_before: the run before that.
+    found: the run that found it; new: this one.
+    versions: of software that changed with it, (before, after) by name; empty where none did.
+    hosts: all that the layouts ran on since.
+    """
+
+    layouts: list[str]
+    change: float
+    low: float
+    high: float
+    since: str
+    run: str
+    last_before: str
+    found: str
+    new: bool
+    versions: dict[str, Pair]
+    hosts: list[str]
+    statement: str
+
+
+class DriftHost(BaseModel):
+    """A host on which layouts took longer than on others. until: null while it is slow."""
+
+    host: str
+    since: str
+    until: str | None
+    change: float
+    low: float
+    high: float
+    layouts: list[str]
+    statement: str
+
+
+class DriftOutlier(BaseModel):
+    """A step of this run far from those before: no drift unless it stays."""
+
+    layout: str
+    change: float
+
+
+class SweepDrift(BaseModel):
+    """What the history of a sweep's layouts says.
+
+    runs_per_false_alarm: as the sweep asks for. nights: runs that were looked at.
+    layouts: that were run often enough. series: those, groups of them, and hosts.
+    threshold: standard deviations that make a change. night_sd: of a log step time from run to run.
+        Both are null while there are too few runs.
+    """
+
+    runs_per_false_alarm: float
+    nights: int
+    layouts: int
+    series: int
+    threshold: float | None
+    night_sd: float | None
+    changes: list[DriftChange]
+    hosts: list[DriftHost]
+    outliers: list[DriftOutlier]
+
+
 class SweepReport(BaseModel):
     """What a run of a sweep measured.
 
@@ -250,6 +314,7 @@ class SweepReport(BaseModel):
     most_at_once: probes that ran side by side.
     failures: layouts and jobs by the class of what went wrong.
     quarantined: hosts that are kept out since.
+    drift: null where nothing was measured.
     """
 
     headline: str
@@ -259,6 +324,7 @@ class SweepReport(BaseModel):
     most_at_once: int = 0
     failures: dict[str, int] = {}
     quarantined: list[BadHostLine] = []
+    drift: SweepDrift | None = None
     jobs: list[SweepJob]
 
 
@@ -367,6 +433,8 @@ class CalibrationLine(BaseModel):
         dense").
     trainer, gpu, software: what it was learned for here; null for what ships.
     owner: the key whose plans alone it counts for; null for everyone's.
+    stale_runs: older runs that it leaves out, because a sweep found that step times have changed;
+        stale_since: when; stale_because: what changed.
     """
 
     id: str
@@ -384,6 +452,9 @@ class CalibrationLine(BaseModel):
     gpu: str | None = None
     software: dict[str, str] | None = None
     owner: str | None = None
+    stale_runs: int = 0
+    stale_since: str | None = None
+    stale_because: str | None = None
 
 
 class EntryBody(BaseModel):

@@ -10,6 +10,7 @@ from api.calibration.read import learned
 from api.calibration.update import update_from_probes
 from api.errors import lines_of
 from api.jobs.bad_hosts import BadHost, HostWatch
+from api.jobs.drift import with_drift
 from api.jobs.leases import Claimed, new_lease
 from api.jobs.observer import Observer
 from api.jobs.probes import RequestedProbe, probes_of, recover, run_all
@@ -68,7 +69,7 @@ def run_sweep(
         try:
             check_sweep(wiring, spec)
             run = SweepRun(wiring=wiring, spec=spec, observer=observer, claimed=claimed)
-            report = run.report()
+            report = with_drift(wiring, record, spec, run.report())
             claimed.renew()  # tells of a cancellation that came after the last heartbeat
         except StoreError:
             raise

@@ -7,7 +7,7 @@ from api.render.probing import REALLY
 from api.render.sweep import versions_changed
 from planner.charts.chart import Chart
 from planner.charts.study import StudyPoint, progress
-from planner.charts.sweep import SweepPoint, over_time
+from planner.charts.sweep import ChangePoint, SweepPoint, over_time
 
 
 def sweep_points(detail: Mapping[str, Any]) -> Iterator[SweepPoint]:
@@ -30,7 +30,29 @@ def sweep_points(detail: Mapping[str, Any]) -> Iterator[SweepPoint]:
 
 def sweep_chart(detail: Mapping[str, Any]) -> Chart:
     """How the measured layouts of a sweep changed from run to run."""
-    return Chart(over_time(list(sweep_points(detail)), title=f"Sweep {detail['name']}"))
+    points = list(sweep_points(detail))
+    return Chart(
+        over_time(
+            points,
+            title=f"Sweep {detail['name']}",
+            changes=list(change_points(detail, {point.run: point.at for point in points})),
+        )
+    )
+
+
+def change_points(detail: Mapping[str, Any], due: Mapping[str, str]) -> Iterator[ChangePoint]:
+    """What the newest report says of drift, within the runs that are shown.
+
+    due: when each run was due.
+    """
+    drift = next((run["report"]["drift"] for run in detail["runs"] if _has_drift(run)), None)
+    for change in drift["changes"] if drift else ():
+        if change["run"] in due:
+            yield ChangePoint(at=due[change["run"]], statement=change["statement"])
+
+
+def _has_drift(run: Mapping[str, Any]) -> bool:
+    return bool((run["report"] or {}).get("drift"))
 
 
 def study_points(events: Iterable[Mapping[str, Any]]) -> Iterator[StudyPoint]:

@@ -13,6 +13,7 @@ def report_lines(result: Mapping[str, Any]) -> Iterator[str]:
     yield "; ".join((spent, *_software(result)))
     for bad in result.get("quarantined", ()):
         yield f"host {bad['host']} is kept out for a day: {'; '.join(bad['evidence'])}"
+    yield from drift_lines(result)
     for job in result["jobs"]:
         yield f"{job['model']} on {job['num_gpus']} {job['gpu']}" + (
             f": {job['error']}" if job.get("error") else ""
@@ -21,6 +22,26 @@ def report_lines(result: Mapping[str, Any]) -> Iterator[str]:
             yield f"  new winner: {job['winner']} (before: {job['winner_before']})"
         for line in job["layouts"]:
             yield f"  {sweep_line(line)}"
+
+
+def drift_lines(result: Mapping[str, Any]) -> Iterator[str]:
+    """What the layouts' history says; nothing while they were run too seldom."""
+    drift = result.get("drift")
+    if not drift or drift["threshold"] is None:
+        return
+    yield (
+        f"drift: {counted(drift['layouts'], 'layout')} over {counted(drift['nights'], 'run')}, at "
+        f"most one false alarm in {drift['runs_per_false_alarm']:g} runs; they differ by "
+        f"{drift['night_sd']:.1%} from run to run"
+    )
+    for change in drift["changes"]:
+        yield f"  {'new' if change['new'] else 'stands'}: {change['statement']}"
+    for host in drift["hosts"]:
+        yield f"  {host['statement']}"
+    for outlier in drift["outliers"]:
+        yield f"  far off this time only: {outlier['layout']} {outlier['change']:+.1%}"
+    if not (drift["changes"] or drift["hosts"] or drift["outliers"]):
+        yield "  none"
 
 
 def _software(result: Mapping[str, Any]) -> Iterator[str]:

@@ -4,14 +4,15 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Engine, Select, delete, or_, select
+from sqlalchemy import ColumnElement, Engine, Select, and_, delete, func, or_, select
 from sqlalchemy.orm import Session
 
 from api.storage.common import plain_text
 from api.storage.records import LearningInputs, RunRow, Subject
-from api.storage.tables import MeasurementRow, PricedRunRow, ProbeRow
+from api.storage.tables import DriftRow, MeasurementRow, PricedRunRow, ProbeRow
 from api.storage.transactions import reading, writing
 from planner.calibration.update import TEACHING
+from planner.cost.machine.knobs import StaleRuns
 from planner.specs.measurement import software_hash
 
 MOST_RUNS = 500  # newest runs that a calibration is made from
@@ -96,12 +97,15 @@ def read_inputs(
     else:
         chosen = software_hash(software)
     runs: tuple[RunRow, ...] = ()
+    stale: StaleRuns | None = None
     if chosen is not None:
         columns = (table.id, table.created_at, table.job_hash, table.layout_hash)
         query = select(*columns, table.step_seconds, PricedRunRow.document).outerjoin(
             PricedRunRow, (PricedRunRow.measurement_id == table.id) & (PricedRunRow.basis == basis)
         )
-        query = _counting(query.where(table.software_hash == chosen), subject).limit(MOST_RUNS)
+        query = _counting(query.where(table.software_hash == chosen), subject)
+        stale, query = _left_out(session, subject, chosen, query)
+        query = query.limit(MOST_RUNS)
         runs = tuple(
             RunRow(
                 id=row.id,
@@ -114,12 +118,47 @@ def read_inputs(
         )
     kernels = tuple(session.scalars(_kernel_probes(subject.gpu)))
     text = "\n".join([basis, chosen or "", *sorted(run.id for run in runs), "", *sorted(kernels)])
+    if stale is not None:
+        text += f"\n{stale.runs} stale since {stale.since}"
     return LearningInputs(
         software={str(key): str(value) for key, value in software.items()},
         runs=runs,
         kernel_probes=kernels,
         digest=hashlib.sha256(text.encode()).hexdigest(),
+        stale=stale,
     )
+
+
+def _left_out(
+    session: Session, subject: Subject, software: str, query: Select[Any]
+) -> tuple[StaleRuns | None, Select[Any]]:
+    """(runs before a change of their step times, the query without them)."""
+    table, drift = MeasurementRow, DriftRow
+    found = session.scalars(
+        select(drift).where(
+            drift.trainer == plain_text(subject.trainer),
+            drift.gpu == plain_text(subject.gpu),
+            drift.software_hash == software,
+            drift.owner.in_(("", plain_text(subject.owner))),
+        )
+    ).all()
+    if not found:
+        return None, query
+    before = or_(
+        *(
+            and_(
+                table.created_at < one.since,
+                *([table.job_hash == one.job_hash] if one.job_hash else []),
+                *([table.layout_hash == one.layout_hash] if one.layout_hash else []),
+            )
+            for one in found
+        )
+    )
+    old = query.with_only_columns(table.id, maintain_column_froms=True).where(before).order_by(None)
+    count = session.scalar(select(func.count()).select_from(old.subquery())) or 0
+    newest = max(found, key=lambda one: one.since)
+    stale = StaleRuns(runs=count, since=newest.since.isoformat(), statement=newest.statement)
+    return (stale if count else None), query.where(~before)
 
 
 def _counting(query: Select[Any], subject: Subject) -> Select[Any]:

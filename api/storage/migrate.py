@@ -31,7 +31,7 @@ from planner.errors import StoreError
 if TYPE_CHECKING:
     from alembic.config import Config
 
-HEAD = "0008"
+HEAD = "0009"
 VERSION_TABLE = "planner_alembic_version"  # Optuna's tables use alembic_version
 LOCK_KEY = 7_526_752_397_146_001  # any number that nobody else uses in this PostgreSQL database
 RETRY_SECONDS = 0.05

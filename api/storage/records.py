@@ -11,6 +11,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
+from planner.cost.machine.knobs import StaleRuns
 from planner.specs.estimate import Estimate
 from planner.specs.job import Job
 from planner.specs.measurement import Measurement
@@ -149,12 +150,54 @@ class LearningInputs:
 
     runs: newest first, of the software of the newest; only shared ones and the owner's.
     software: of these runs. kernel_probes: ids, newest first. digest: of all of it.
+    stale: runs under the same software that are left out, because step times have changed since.
     """
 
     software: Mapping[str, str]
     runs: tuple[RunRow, ...]
     kernel_probes: tuple[str, ...]
     digest: str
+    stale: StaleRuns | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriftFinding:
+    """A change of step times that a sweep found, as learning needs it; fields as `DriftRow`."""
+
+    trainer: str
+    gpu: str
+    owner: str
+    software_hash: str
+    job_hash: str | None
+    layout_hash: str | None
+    since: datetime
+    statement: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryRow:
+    """One measured step of a layout, with what drift is told by.
+
+    run: of the sweep that asked for it; else its own id.
+    program: that ran.
+    """
+
+    id: str
+    created_at: datetime
+    job_hash: str
+    layout_hash: str
+    software_hash: str
+    model: str
+    trainer: str
+    gpu: str
+    num_gpus: int
+    layout: str
+    step_seconds: float
+    software: Mapping[str, str]
+    hosts: tuple[str, ...]
+    run: str
+    program: str
+    shared: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

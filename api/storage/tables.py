@@ -371,6 +371,33 @@ class CatalogEntryRow(Base):
     spec: Mapped[dict[str, Any]]
 
 
+class DriftRow(Base):
+    """A change of step times that a sweep found: what was learnt before it counts no more.
+
+    owner: for whose plans; empty for everyone's.
+    software_hash: of the runs since; those before under another are another stack anyway.
+    job_hash, layout_hash: of the one layout that changed; null for the whole stack.
+    since: of its first run.
+    """
+
+    __tablename__ = "drift_findings"
+    __table_args__ = (
+        Index("ix_drift_findings_gpu_trainer", "gpu", "trainer"),
+        Index("ix_drift_findings_sweep_id", "sweep_id"),
+    )
+
+    id: Mapped[int] = mapped_column(Integer, primary_key=True)
+    sweep_id: Mapped[str] = mapped_column(String(ID_LENGTH), ForeignKey("sweeps.id"))
+    trainer: Mapped[str]
+    gpu: Mapped[str]
+    owner: Mapped[str]
+    software_hash: Mapped[str] = mapped_column(String(HASH_LENGTH))
+    job_hash: Mapped[str | None] = mapped_column(String(HASH_LENGTH))
+    layout_hash: Mapped[str | None] = mapped_column(String(HASH_LENGTH))
+    since: Mapped[datetime]
+    statement: Mapped[str]
+
+
 class IdempotencyRow(Base):
     """The answer given under an Idempotency-Key, stored with what the request made.
 

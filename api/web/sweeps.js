@@ -56,6 +56,26 @@ const LINES = [
   },
 ];
 
+// What the layouts' history says, newest change first.
+function driftOf(drift) {
+  if (!drift || drift.threshold === null) return [];
+  const said = [
+    ...drift.changes.map((change) => `${change.new ? "new" : "stands"}: ${change.statement}`),
+    ...drift.hosts.map((host) => host.statement),
+    ...drift.outliers.map(
+      (outlier) => `far off this time only: ${outlier.layout} ${signed(outlier.change)}`,
+    ),
+  ];
+  const watched =
+    `${drift.layouts} layouts over ${drift.nights} runs, at most one false alarm in ` +
+    `${drift.runs_per_false_alarm} runs`;
+  return [
+    el("h3", {}, "Drift"),
+    el("p", {}, said.length ? watched : `${watched}: none`),
+    bullets(said),
+  ];
+}
+
 export async function oneSweep(id) {
   const path = `sweeps/${encodeURIComponent(id)}`;
   const [sweep, drawing] = await Promise.all([ask(path), ask(`${path}/chart`)]);
@@ -75,6 +95,7 @@ export async function oneSweep(id) {
         `${moment(run.due_at)}: ${run.report?.headline ?? run.progress ?? run.message ?? run.state}`,
       ),
       bullets(winners),
+      ...driftOf(run.report?.drift),
       lines.length
         ? table(`${run.id}, ${run.state}`, LINES, lines, (line) =>
             line.changed ? "differs" : null,

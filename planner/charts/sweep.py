@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from planner.charts.chart import GREY, PALETTE, SHAPES, Spec, spec_of
+from planner.charts.chart import GREY, PALETTE, SHAPES, VERMILION, Spec, spec_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,17 @@ class SweepPoint:
         return f"{self.job}: {self.layout}"
 
 
-def over_time(points: Sequence[SweepPoint], *, title: str) -> Spec:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangePoint:
+    """A change of step times that is no noise. at: its first run, ISO 8601."""
+
+    at: str
+    statement: str
+
+
+def over_time(
+    points: Sequence[SweepPoint], *, title: str, changes: Sequence[ChangePoint] = ()
+) -> Spec:
     """The chart: above 100% a layout is slower than it was at first."""
     ordered = sorted(points, key=lambda point: point.at)
     first: dict[str, float] = {}
@@ -65,12 +75,25 @@ def over_time(points: Sequence[SweepPoint], *, title: str) -> Spec:
         {"field": "versions", "title": "versions changed"},
     ]  # fmt: skip
     body = {
-        "datasets": {"points": rows, "base": [{"relative": 1.0}]},
+        "datasets": {"points": rows, "base": [{"relative": 1.0}],
+                     "changes": [asdict(change) for change in changes]},
         "layer": [
             {
                 "data": {"name": "base"},
                 "mark": {"type": "rule", "color": GREY, "strokeDash": [3, 3]},
                 "encoding": {"y": y},
+            },
+            {
+                "data": {"name": "changes"},
+                "mark": {"type": "rule", "color": VERMILION, "strokeWidth": 2},
+                "encoding": {
+                    "x": x,
+                    "tooltip": [
+                        {"field": "at", "type": "temporal", "title": "changed",
+                         "format": "%Y-%m-%d %H:%M"},
+                        {"field": "statement", "title": "by"},
+                    ],
+                },
             },
             {
                 "data": {"name": "points"},
@@ -93,4 +116,7 @@ def over_time(points: Sequence[SweepPoint], *, title: str) -> Spec:
             },
         ],
     }  # fmt: skip
-    return spec_of(title, "a ring marks a change of software versions", body)
+    marks = "a ring marks a change of software versions"
+    if changes:
+        marks += ", a line a change of step times that is no noise"
+    return spec_of(title, marks, body)

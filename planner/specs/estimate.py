@@ -108,6 +108,8 @@ class LearnedFactor(BaseModel):
     runs_alike: own runs of the same trainer and GPU otherwise; they count by part.
     factor: of the step's seconds to those that the calibration that ships predicts.
     statement: the same for people, such as "calibrated by 1 run of yours: x1.08".
+    stale_runs: older ones that are left out, because a sweep found that step times have changed;
+        stale_since: when, ISO 8601.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -116,6 +118,8 @@ class LearnedFactor(BaseModel):
     runs_alike: int
     factor: float
     statement: str
+    stale_runs: int = 0
+    stale_since: str | None = None
 
 
 class Estimate(BaseModel):

@@ -47,6 +47,18 @@ class SweepBudget(BaseModel):
     hours: str | None = None
 
 
+class DriftWatch(BaseModel):
+    """How sure a change of step times must be.
+
+    runs_per_false_alarm: runs of the sweep, in the mean, until one is reported though there is
+        none, over all its layouts; 365 is once in a year of nights.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    runs_per_false_alarm: Annotated[float, Field(ge=10, le=1e6, allow_inf_nan=False)] = 365.0
+
+
 class SweepSpec(BaseModel):
     """A sweep as a person writes it.
 
@@ -55,6 +67,7 @@ class SweepSpec(BaseModel):
     models, clusters, trainings: values of a job's `model`, `cluster` and `training`.
     measure: which layouts of each job.
     budget: of one run of the sweep.
+    drift: when a layout counts as slower or faster than on the nights before.
     schedule: five cron fields; None: only on request.
     time_zone: of the schedule and of the budget's hours, a name of the IANA database. A time that
         summer time leaves out comes at the next instant that exists, one that comes twice is taken
@@ -84,6 +97,7 @@ class SweepSpec(BaseModel):
     trainings: list[dict[str, Any]] = Field(default_factory=list)
     measure: Measure = Measure()
     budget: SweepBudget = SweepBudget()
+    drift: DriftWatch = DriftWatch()
     schedule: str | None = None
     time_zone: Annotated[str, Field(min_length=1, max_length=64)] = "UTC"
     missed: Literal["skip", "catch-up"] = "skip"

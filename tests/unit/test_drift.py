@@ -185,6 +185,7 @@ def test_missing_nights_are_neither_drift_nor_a_fault() -> None:
 def test_too_few_nights_say_nothing(nights: int) -> None:
     drift = found_in(noise(8, 3, nights))
     assert (drift.changes, drift.hosts, drift.threshold) == ((), (), None)
+    assert drift_of(Nights.of([]), RUNS).changes == ()
 
 
 # ---- hosts ---------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ class Outlier:
 class Drift:
     """What a history says.
 
-    series: layouts, groups of them, and hosts that were watched on the newest night.
+    series: layouts, groups of them, and hosts that are watched.
     threshold: in standard deviations; None while nothing has enough nights.
     night_sd: of a layout's log step time from night to night, median of all; None likewise.
     """

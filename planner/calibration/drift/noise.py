@@ -25,6 +25,7 @@ from planner.calibration.drift.scores import (
     WINDOW,
     as_normal,
     carried_share,
+    detrended,
     from_then_on,
     mean_rows,
     mean_variance,
@@ -77,7 +78,7 @@ class Noise:
         level = np.where(here, seconds, np.nan)
         self.level = median_rows(level)
         raw = self._scores(level, self.level, slice(None))
-        every = normal_steps(raw)
+        every = as_normal(detrended(steps) / self.scale[:, None], student.DEGREES)
         self.carried = carried_share(every, CARRIED, PRIOR_PAIRS)
         self.unit = float(np.sqrt(variance_of(every.reshape(1, -1), self.carried, 1.0)[0]))
         self.scores = raw / self.unit

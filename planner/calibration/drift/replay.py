@@ -67,7 +67,6 @@ class Replay:
         self.ended: list[tuple[str, int, int, int]] = []  # and until
         self.members = _families(nights.jobs)
         self.thresholds: dict[int, float] = {}
-        self.series = 0
 
     def advance(self, night: int) -> None:
         """Takes in one more night."""
@@ -105,9 +104,9 @@ class Replay:
         """Looks for a change and takes it in."""
         evidence = noise.evidence(self.members)
         families = int((evidence > 0).any(axis=1).sum())
-        self.series = families + self._num_hosts()
+        series = families + self._num_hosts()
         family, at = np.unravel_index(int(np.argmax(evidence)), evidence.shape)
-        if not families or evidence[family, at] <= self._threshold(self.series):
+        if not families or evidence[family, at] <= self._threshold(series):
             return False
         since = int(at) + noise.first
         layouts = noise.changed(self.members[family], since)
@@ -200,12 +199,13 @@ class Replay:
             return Drift(changes=(), hosts=(), outliers=(), series=0, threshold=None, night_sd=None)
         slow = [(host, *at, None) for host, at in self.slow.items()]
         sd = float(np.median(noise.layout_sd))
+        series = len(self.members) + self._num_hosts()
         return Drift(
             changes=tuple(self._changes()),
             hosts=tuple(self._host(sd, *one) for one in [*self.ended, *slow]),
             outliers=tuple(noise.outliers()),
-            series=self.series,
-            threshold=self._threshold(self.series) if self.series else None,
+            series=series,
+            threshold=self._threshold(series),
             night_sd=sd,
         )
 
@@ -326,4 +326,4 @@ def _families(jobs: Sequence[str]) -> BoolTable:
     rows = [tuple(index == own for index in range(count)) for own in range(count)]
     rows += [tuple(one == job for one in jobs) for job in dict.fromkeys(jobs)]
     rows.append((True,) * count)
-    return np.array(list(dict.fromkeys(rows)), dtype=np.bool_).reshape(-1, count)
+    return np.array(list(dict.fromkeys(rows)), dtype=np.bool_)

@@ -70,10 +70,7 @@ def settled(steps: FloatColumn) -> FloatColumn:
 
 
 def normal_steps(scores: FloatColumn) -> FloatColumn:
-    """Differences to the last score before over sqrt(2), (F, T), cut at WINSOR deviations.
-
-    A steady slope is taken off. NaN where there is none.
-    """
+    """Differences to the last score before over sqrt(2), (F, T), detrended; NaN where none."""
     count = scores.shape[1]
     known = np.isfinite(scores)
     place = np.where(known, np.arange(count), -1)
@@ -81,7 +78,11 @@ def normal_steps(scores: FloatColumn) -> FloatColumn:
     before = np.hstack([np.full((len(scores), 1), -1), before[:, :-1]])
     earlier = np.take_along_axis(scores, np.maximum(before, 0), axis=1)
     steps = np.where(known & (before >= 0), (scores - earlier) / np.sqrt(2.0), np.nan)
-    steps = settled(steps)
+    return detrended(settled(steps))
+
+
+def detrended(steps: FloatColumn) -> FloatColumn:
+    """Differences (F, T) without a steady slope, cut at WINSOR deviations."""
     count = np.isfinite(steps).sum(axis=1)[:, None]
     slope = np.where(count > 1, median_rows(steps)[:, None], 0.0)
     steps = (steps - slope) * np.sqrt(count / np.maximum(count - (count > 1), 1))

@@ -196,6 +196,18 @@ def _scaled(curve: AttentionCurve, factor: float, backward: float) -> AttentionC
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaleRuns:
+    """Runs of one's own that are left out, because step times have changed since.
+
+    runs: how many. since: ISO 8601, of the first run after the change. statement: what changed.
+    """
+
+    runs: int
+    since: str
+    statement: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
     """A posterior over the knobs.
@@ -214,6 +226,7 @@ class Calibration:
     seen: (trainer, GPU family, feature) that were measured.
     fitted: fingerprints of the runs.
     place: share of `Knob.place_sd` that is still unknown, 1 for a cluster never measured.
+    stale: runs of one's own that it leaves out.
     """
 
     id: str
@@ -231,6 +244,7 @@ class Calibration:
     fitted: frozenset[str]
     place: float = 1.0
     own_runs: Mapping[str, int] = field(default_factory=dict)
+    stale: StaleRuns | None = None
 
     @classmethod
     def prior(cls) -> "Calibration":

@@ -5,6 +5,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from planner.catalog.calibrations import calibration_text
 from planner.columns import FloatColumn
-from planner.cost.machine.knobs import KNOBS, PLACE, Calibration
+from planner.cost.machine.knobs import KNOBS, PLACE, Calibration, StaleRuns
 
 DIGITS = 5
 DEFAULTS = Calibration.prior()  # of what documents of earlier versions do not hold
@@ -46,6 +47,7 @@ def from_document(document: Mapping[str, Any]) -> Calibration:
         fitted=frozenset(document["fitted"]),
         place=document.get("place", 1.0),
         own_runs=document.get("own_runs", {}),
+        stale=StaleRuns(**document["stale"]) if document.get("stale") else None,
     )
 
 
@@ -82,6 +84,7 @@ def to_document(calibration: Calibration) -> dict[str, Any]:
         "sensitivity": [_rounded(row) for row in calibration.sensitivity],
         "seen": sorted(list(triple) for triple in calibration.seen),
         "fitted": sorted(calibration.fitted),
+        **({"stale": asdict(calibration.stale)} if calibration.stale else {}),
     }
 
 

@@ -1,0 +1,191 @@
+"""A sweep's history in a real database: what its report says of drift, and what is learnt then."""
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+
+from api.calibration.listing import calibration_page
+from api.calibration.read import learned
+from api.calibration.update import update_from_measurements
+from api.http.schemas import SweepDrift
+from api.input.jobs import parse_job
+from api.jobs.drift import with_drift
+from api.jobs.sweeps import add_sweep, sweep_detail
+from api.render.charts import sweep_chart
+from api.render.sweep import report_lines
+from api.settings import Settings
+from api.storage.engine import make_engine, normalise_url
+from api.storage.migrate import upgrade
+from api.storage.records import ProbeRecord, SweepRecord, TaskRecord
+from api.wiring import Wiring, wire
+from planner.estimates import estimate_jobs
+from planner.intake.measurements import read_measurement
+from planner.specs.measurement import question_hash
+from planner.specs.sweep import SweepSpec
+
+JOB: dict[str, Any] = {
+    "model": "llama3-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
+    "training": {"seq_len": 8192, "global_batch_size": 8},
+}  # fmt: skip
+LAYOUTS: tuple[dict[str, Any], ...] = (
+    {"dp_shard": 8, "ac": "full"},
+    {"dp_shard": 8, "ac": "selective-op"},
+)
+SWEEP = {"name": "nightly", "jobs": [JOB], "measure": {"anchors": list(LAYOUTS), "top_k": 0}}
+FIRST = datetime(2026, 10, 1, 2, tzinfo=UTC)
+SECONDS = (2.0, 1.6)
+
+
+@pytest.fixture
+def wiring(database_url: str) -> Iterator[Wiring]:
+    engine = make_engine(normalise_url(database_url))
+    upgrade(engine)
+    engine.dispose()
+    made = wire(Settings(database_url=database_url))
+    yield made
+    made.store.engine.dispose()
+
+
+class Nights:
+    """Runs of one sweep, as workers would have left them."""
+
+    def __init__(self, wiring: Wiring) -> None:
+        self.wiring = wiring
+        self.sweep: SweepRecord = add_sweep(wiring, SWEEP, allow_files=False)
+        self.rng = np.random.default_rng(1)
+
+    def run(self, night: int, slower: float, torch: str = "2.11.0") -> dict[str, Any]:
+        """One night's report; all layouts are slower than at first by this share."""
+        wiring, task = self.wiring, f"sweep-run-{night:03d}"
+        due = FIRST + timedelta(days=night)
+        record = TaskRecord(
+            id=task, kind="sweep", created_at=due, request=dict(self.sweep.spec),
+            parent_id=self.sweep.id, due_at=due, asked_by=self.sweep.asked_by,
+        )  # fmt: skip
+        lines, measurements, probes = [], [], []
+        for place, layout in enumerate(LAYOUTS):
+            name = f"probe-{night:03d}-{place}"
+            seconds = SECONDS[place] * (1 + slower) * float(np.exp(self.rng.normal(0, 0.004)))
+            software = {"torch": torch, "nccl": "2.27.3", "driver": "570.86"}
+            numbers = {
+                "rung": "probed", "step_seconds": seconds, "software": software,
+                "hosts": ["node-1"],
+            }  # fmt: skip
+            row = {**JOB, "layout": layout, "source": f"probe {name}", "measured": numbers}
+            at = due + timedelta(minutes=place)
+            measurement = read_measurement(row, measurement_id=name, created_at=at.isoformat())
+            measurements.append(measurement)
+            job, key = measurement.job, measurement.key()
+            assert job.layout is not None
+            probes.append(
+                ProbeRecord(
+                    id=name, created_at=at, request={"job": {**JOB, "layout": layout},
+                    "trainer": "torchtitan"}, job_hash=question_hash(job), model=key.model,
+                    gpu=key.gpu, num_gpus=8, layout=job.layout.short(), pool="local",
+                    plan_id=task, measurement_id=name, state="done",
+                )
+            )  # fmt: skip
+            lines.append({
+                "layout": job.layout.short(), "why": "anchor", "predicted_step_seconds": None,
+                "status": "ok", "step_seconds": seconds, "change": None, "changed": False,
+                "message": None, "measurement_id": name, "software": software,
+            })  # fmt: skip
+        wiring.measurements.add(measurements)
+        for probe in probes:
+            wiring.probes.add([probe])
+        update_from_measurements(wiring, measurements)
+        report = {
+            "headline": "2 of 2 layouts measured", "probes": 2, "gpu_seconds": 1.0,
+            "jobs": [{"model": "llama3-8b", "gpu": "h100-sxm-80gb", "num_gpus": 8,
+                      "layouts": lines, "winner": None, "winner_before": None,
+                      "new_winner": False}],
+        }  # fmt: skip
+        spec = SweepSpec.model_validate(dict(self.sweep.spec))
+        report = with_drift(wiring, record, spec, report)
+        (stored,) = wiring.tasks.add([record])
+        assert stored.id == task
+        self.reports = {**getattr(self, "reports", {}), task: report}
+        return report
+
+    def detail(self) -> dict[str, Any]:
+        """As a reader sees it, with the reports that runs gave."""
+        detail = sweep_detail(self.wiring, self.sweep, 200)
+        for run in detail["runs"]:
+            run["report"] = self.reports[run["id"]]
+        return detail
+
+
+def slower_by(nights: Nights, changes: Sequence[float], torch: Sequence[str]) -> dict[str, Any]:
+    report: dict[str, Any] = {}
+    for night, (change, version) in enumerate(zip(changes, torch, strict=True)):
+        report = nights.run(night, change, version)
+    return report
+
+
+def test_two_percent_a_night_over_three_versions_is_drift(wiring: Wiring) -> None:
+    """It was "0 changed" every night against the run before."""
+    nights = Nights(wiring)
+    versions = ["2.10.0"] * 3 + ["2.11.0"] * 2 + ["2.12.0"] * 2
+    report = slower_by(nights, [0.02 * night for night in range(7)], versions)
+    drift = SweepDrift.model_validate(report["drift"])
+    change = drift.changes[-1]
+    assert report["drift"]["changes"][-1]["versions"] == {"torch": ["2.10.0", "2.11.0"]}
+    assert change.low > 0.04
+    assert "slower" in change.statement
+    assert "first with torch 2.10.0 -> 2.11.0" in change.statement
+    assert len(change.layouts) == 2
+    text = "\n".join(report_lines(report))
+    assert "at most one false alarm in 365 runs" in text
+    assert change.statement in text
+    drawn = sweep_chart(nights.detail()).spec
+    assert change.statement in [mark["statement"] for mark in drawn["datasets"]["changes"]]
+
+
+def test_quiet_nights_are_no_drift_and_nothing_is_stale(wiring: Wiring) -> None:
+    report = slower_by(Nights(wiring), [0.0] * 12, ["2.11.0"] * 12)
+    assert report["drift"]["changes"] == []
+    assert report["headline"] == "2 of 2 layouts measured"
+    assert list(report_lines(report))[3] == "  none"
+    calibration = learned(wiring, parse_job(JOB, allow_files=False))
+    assert calibration is not None
+    assert calibration.stale is None
+
+
+def test_what_was_learnt_before_a_change_is_left_out_until_it_is_measured_anew(
+    wiring: Wiring,
+) -> None:
+    """No version changed, so the stack is the same one and only the sweep can tell."""
+    nights = Nights(wiring)
+    slower_by(nights, [0.0] * 12, ["2.11.0"] * 12)
+    job = parse_job({**JOB, "layout": LAYOUTS[0]}, allow_files=False)
+    before = learned(wiring, job)
+    assert before is not None
+    for night in range(12, 20):
+        report = nights.run(night, 0.10)
+    (change,) = report["drift"]["changes"]
+    assert change["versions"] == {}
+    assert "no version changed" in change["statement"]
+    assert "node-1" in change["statement"]
+    after = learned(wiring, job)
+    assert after is not None
+    assert after.stale is not None
+    assert (after.stale.runs, after.stale.since[:10]) == (24, "2026-10-13")
+    old, new = (
+        estimate_jobs([job], lambda _, found=calibration: found)[0]
+        for calibration in (before, after)
+    )
+    assert old.step_seconds is not None
+    assert new.step_seconds is not None
+    assert new.step_seconds > 1.07 * old.step_seconds, "it is not averaged with what was before"
+    assert new.learned is not None
+    assert new.learned.stale_runs == 24
+    assert "24 older runs left out as stale" in new.learned.statement
+    assert any("nightly found step times" in warning for warning in new.warnings)
+    assert not any("stale" in warning for warning in old.warnings)
+    shown = {line.id: line for line in calibration_page(wiring, None, 100).items}
+    assert shown[after.id].stale_runs == 24
+    assert shown[after.id].in_use
+    assert not shown[before.id].in_use
