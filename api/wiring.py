@@ -186,6 +186,7 @@ class Wiring:
             exclude=chosen.slurm_exclude or None,
             container_image=chosen.slurm_container_image or None,
             gpus_by=chosen.slurm_gpus_by,
+            gpus_at_once=chosen.slurm_gpus_at_once,
             queue_seconds=chosen.slurm_queue_seconds,
             restarts=chosen.slurm_restarts,
         )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from api.jobs.held_devices import HeldDevices
 from api.jobs.leases import Claimed
 from api.jobs.probes import RequestedProbe, enqueue, run_probe
 from api.storage.records import ProbeRecord, TaskEnd, TaskRecord
@@ -90,6 +91,9 @@ class SideBySide:
     _rooms: dict[str, Room] = field(default_factory=dict)
     _avoids: list[bool] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self._held = HeldDevices(self.pool, self.claimed.record.id)
+
     def start(
         self, requested: RequestedProbe, *, avoid: frozenset[str] = frozenset(), say: Say
     ) -> ProbeRecord | None:
@@ -114,7 +118,10 @@ class SideBySide:
         self.running[record.id], self._stops[record.id] = requested, stop
         watch = Watch(stop=stop, progress=say, avoid=avoid)
         threading.Thread(
-            target=self._run, args=(record, watch), name=f"probe {record.id}", daemon=True
+            target=self._run,
+            args=(record, requested, watch),
+            name=f"probe {record.id}",
+            daemon=True,
         ).start()
         return record
 
@@ -158,6 +165,7 @@ class SideBySide:
             one = self._ended.get()
             self.running.pop(one.probe_id, None)
             self._stops.pop(one.probe_id, None)
+        self._held.close()
 
     def want_nothing(self) -> None:
         """Says that no room is wanted any more."""
@@ -178,10 +186,11 @@ class SideBySide:
             self._rooms[name] = room_of(self.pool, self.pool_name, cluster)
         return self._rooms[name]
 
-    def _run(self, record: ProbeRecord, watch: Watch) -> None:
+    def _run(self, record: ProbeRecord, requested: RequestedProbe, watch: Watch) -> None:
         ended = _Ended(record.id)
         try:
-            ended.record = run_probe(self.wiring, record, watch, pool=self.pool)
+            with self._held.lent(requested) as pool:
+                ended.record = run_probe(self.wiring, record, watch, pool=pool)
         except BaseException as error:
             ended.error = error
         self._ended.put(ended)

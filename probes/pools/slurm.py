@@ -128,10 +128,15 @@ class SlurmPool:
         return cls(settings.launch, partition=option, options=settings.slurm)
 
     def capacity(self, cluster: ClusterSpec) -> Capacity:
-        """No limit of ours: Slurm reports what it has when a job is submitted."""
+        """No limit but the operator's: Slurm reports what it has when a job is submitted."""
         device = "cpu" if cluster.gpu.name == "cpu" else "cuda"
         return Capacity(
-            num_devices=UNLIMITED, device=device, spans_nodes=True, shared=True, avoids_hosts=True
+            num_devices=UNLIMITED,
+            device=device,
+            spans_nodes=True,
+            at_once=self.options.gpus_at_once,
+            shared=True,
+            avoids_hosts=True,
         )
 
     def check(self, need: Need, *, wait: bool = True) -> None:
@@ -176,17 +181,18 @@ class SlurmPool:
         self.check_container()
         observer = watch or Watch()
         grid = NodeGrid.of(task.num_processes(), task.parsed().cluster.gpus_per_node)
-        with (
-            disk_errors(self.settings.folder),
-            self._allocation(task, grid, observer.avoid) as allocation,
-        ):
-            return _checked(
-                with_free_port(
-                    self.settings.port_tries,
-                    lambda _: self._until_not_lost(task, grid, allocation, observer),
-                    observer,
+        with disk_errors(self.settings.folder):
+            left = self._await_left(task, grid, observer)
+            if left is not None and not _is_lost(left):
+                return _checked(left)
+            with self._allocation(task, grid, observer.avoid) as allocation:
+                return _checked(
+                    with_free_port(
+                        self.settings.port_tries,
+                        lambda _: self._until_not_lost(task, grid, allocation, observer, left),
+                        observer,
+                    )
                 )
-            )
 
     @contextlib.contextmanager
     def hold(
@@ -232,18 +238,31 @@ class SlurmPool:
     # ---- one probe -------------------------------------------------------------------------------
 
     def _until_not_lost(
-        self, task: ProbeTask, grid: NodeGrid, allocation: Allocation, watch: Watch
+        self,
+        task: ProbeTask,
+        grid: NodeGrid,
+        allocation: Allocation,
+        watch: Watch,
+        lost: ProbeResult | None,
     ) -> ProbeResult:
-        """The result of the first run that was not lost with its job, or of the last allowed."""
-        result = self._once(task, grid, allocation, watch, None)
+        """The result of the first run that was not lost with its job, or of the last allowed.
+
+        lost: a run before, in the allocation of a crashed process.
+        """
+        result = self._once(task, grid, allocation, watch, lost)
         for _ in range(self.options.restarts):
-            outcome = result.outcome
-            lost = isinstance(outcome, Failed) and outcome.kind in TAKEN_AWAY
-            if not lost or watch.stop.is_set():
+            if not _is_lost(result) or watch.stop.is_set():
                 break
             watch.progress("its job was lost; it runs again")
             result = self._once(task, grid, allocation, watch, result)
         return result
+
+    def _await_left(self, task: ProbeTask, grid: NodeGrid, watch: Watch) -> ProbeResult | None:
+        """The result of the run that a crashed process left in an allocation that it held."""
+        left = self._job_of(task.id)
+        if left is None or left.name == task.id or left.left(task.id) is None:
+            return None
+        return self._once(task, grid, left, watch, None)
 
     def _once(
         self,
@@ -272,7 +291,7 @@ class SlurmPool:
             )
             guardian.write_json(order.probe / END, asdict(end))
             result = conclude(order.probe)
-            if isinstance(result.outcome, Failed) and result.outcome.kind in TAKEN_AWAY:
+            if _is_lost(result):
                 return result  # its hosts are no reason; Slurm itself avoids those that are down
             return result.model_copy(update={"hosts": _hosts(order.probe)})
         finally:
@@ -365,6 +384,11 @@ def _hosts(folder: Path) -> list[str]:
     """Slurm's names of the nodes on which a probe was started."""
     told = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob(NODE_STARTS)]
     return sorted(one["env"][NODE_NAME] for one in told)
+
+
+def _is_lost(result: ProbeResult) -> bool:
+    """Whether the pool took the probe's devices from it."""
+    return isinstance(result.outcome, Failed) and result.outcome.kind in TAKEN_AWAY
 
 
 def _note(lost: ProbeResult) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ class SlurmOptions:
     container_image: for srun's `--container-image` (Pyxis).
     gpus_by: how GPUs are asked for, `gpus-per-node` or `gres`.
     queue_seconds: how long a job may wait for its nodes.
+    gpus_at_once: that our jobs may take together; None is as many as Slurm gives.
     restarts: how often a probe runs again whose job was preempted, requeued or lost a node.
     """
 
@@ -24,6 +25,7 @@ class SlurmOptions:
     container_image: str | None = None
     gpus_by: Literal["gpus-per-node", "gres"] = "gpus-per-node"
     queue_seconds: float = 3600.0
+    gpus_at_once: int | None = None
     restarts: int = 3
 
     def job(self, partition: str | None, avoid: Iterable[str] = ()) -> list[str]:

@@ -166,6 +166,16 @@ class TestPools:
         assert isinstance(outcome, Failed), outcome
         assert outcome.kind == FailureKind.INTERRUPTED
 
+    def test_tasks_run_on_what_is_held_for_them(self, subject: Subject) -> None:
+        cluster = read_job(JOB).cluster
+        with subject.pool.hold("held", cluster, num_devices=2, seconds=600.0) as held:
+            outcomes = [held.run(task("ok")).outcome for _ in range(2)]
+        assert [one.status for one in outcomes] == ["ok", "ok"]
+
+    def test_nothing_is_left_of_what_has_ended(self, subject: Subject) -> None:
+        assert not any(subject.pool.is_left(task(case).id) for case in CASES)
+        subject.pool.end_left("probe-ok")
+
     def test_what_cannot_be_run_is_an_error_not_a_result(self, subject: Subject) -> None:
         wide = {
             **JOB,

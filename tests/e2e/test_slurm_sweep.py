@@ -67,9 +67,13 @@ def a_worker(environment: dict[str, str], *arguments: str) -> Iterator["subproce
             worker.kill()
 
 
+@pytest.mark.parametrize("held", [False, True], ids=["job each", "one job"])
 def test_every_probe_is_accounted_for(
-    cluster: SlurmCluster, environment: dict[str, str], sqlite_url: str, tmp_path: Path
+    cluster: SlurmCluster, environment: dict[str, str], sqlite_url: str, tmp_path: Path, held: bool
 ) -> None:
+    """held: probes run one after the other in one allocation."""
+    if held:
+        environment["PLANNER_SLURM_GPUS_AT_ONCE"] = "2"
     wiring = wire(Settings(database_url=sqlite_url, probe_folder=tmp_path / "probes"))
     sweep = add_sweep(wiring, SWEEP, allow_files=False)
     run = run_now(wiring, sweep, ours=False)

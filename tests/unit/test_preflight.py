@@ -176,7 +176,7 @@ def test_slurm_without_its_commands_and_a_recording(
     monkeypatch.setenv("PATH", str(tmp_path))
     slurm = SlurmPool(LaunchSettings(folder=tmp_path, python=interpreter(tmp_path, "{}")))
     for wait in (False, True):
-        with pytest.raises(ProbeError, match="srun is not installed here; use --pool local"):
+        with pytest.raises(ProbeError, match="sbatch is not installed here; use --pool local"):
             slurm.check(NEED, wait=wait)
     ReplayPool([]).check(NEED)
 

@@ -1,0 +1,78 @@
+"""Devices that a run keeps between its probes."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from api.jobs.held_devices import HeldDevices
+from planner.errors import ProbeError
+
+
+class CountingPool:
+    """Notes what is held of it."""
+
+    fails = False
+
+    def __init__(self, at_once: int | None) -> None:
+        self.at_once, self.held, self.open = at_once, list[tuple[str, int, float]](), 0
+
+    def capacity(self, cluster: Any) -> Any:
+        return SimpleNamespace(at_once=self.at_once)
+
+    @contextmanager
+    def hold(self, name: str, cluster: Any, num_devices: int, seconds: float) -> Iterator[str]:
+        if self.fails:
+            raise ProbeError("the controller is away")
+        self.held.append((name, num_devices, seconds))
+        self.open += 1
+        yield name
+        self.open -= 1
+
+
+def probe(devices: int) -> Any:
+    cluster = SimpleNamespace(gpu=SimpleNamespace(name="h100"))
+    return SimpleNamespace(
+        job=SimpleNamespace(cluster=cluster),
+        devices=devices,
+        request=SimpleNamespace(time_limit_seconds=100.0),
+    )
+
+
+def test_a_part_is_lent_to_one_probe_at_a_time_and_again_to_the_next() -> None:
+    pool = CountingPool(at_once=32)
+    devices = HeldDevices(pool, "run-1")  # type: ignore[arg-type]
+    with devices.lent(probe(8)) as first, devices.lent(probe(8)) as second:
+        assert (first, second) == ("run-1-1", "run-1-2")
+    with devices.lent(probe(8)) as again, devices.lent(probe(16)) as larger:
+        assert again in ("run-1-1", "run-1-2")
+        assert larger == "run-1-3"
+    assert pool.held == [("run-1-1", 8, 800.0), ("run-1-2", 8, 800.0), ("run-1-3", 16, 800.0)]
+    assert pool.open == 3
+    devices.close()
+    assert pool.open == 0
+
+
+def test_a_failed_probe_gives_its_part_back() -> None:
+    pool = CountingPool(at_once=32)
+    devices = HeldDevices(pool, "run-1")  # type: ignore[arg-type]
+    with pytest.raises(KeyError), devices.lent(probe(8)):
+        raise KeyError("rope")
+    with devices.lent(probe(8)):
+        assert len(pool.held) == 1
+
+
+def test_where_nothing_can_be_held_the_pool_itself_says_why() -> None:
+    pool = CountingPool(at_once=32)
+    pool.fails = True
+    with HeldDevices(pool, "run-1").lent(probe(8)) as whole:  # type: ignore[arg-type]
+        assert whole is pool
+
+
+def test_without_a_limit_nothing_is_held() -> None:
+    pool = CountingPool(at_once=None)
+    with HeldDevices(pool, "run-1").lent(probe(8)) as whole:  # type: ignore[arg-type]
+        assert whole is pool
+    assert pool.held == []
