@@ -225,10 +225,12 @@ def run_probe(
     *,
     release_when_stopped: bool = False,
     pool: Pool | None = None,
+    requested: RequestedProbe | None = None,
 ) -> ProbeRecord:
     """Measures a claimed probe and stores its end. Raises ConflictError where the lease was lost.
 
-    pool: opened before, where many probes use it.
+    pool: opened before, where many probes use it. requested: what the record says, where it was
+        read before.
 
     release_when_stopped: a probe that we stopped, and nobody cancelled, goes back into the queue.
     """
@@ -246,7 +248,14 @@ def run_probe(
     with claimed:
         try:
             watched = replace(watch, progress=progress, folder=folder)
-            answer = _measure(wiring, record, watched, pool)
+            request, job = (
+                ProbeRequest.from_user(record.request, allow_files=False)
+                if requested is None
+                else (requested.request, requested.job)
+            )
+            used = pool or wiring.pool(request.pool)
+            campaign = Campaign.of(request, job, record.id, used.capacity(job.cluster))
+            answer = campaign.run(used, watched)
             end = end_of(
                 answer, wiring.clock.now(), stopped=watch.stop.is_set(), asked_by=record.asked_by
             )
@@ -260,12 +269,6 @@ def run_probe(
     if release_when_stopped and stopped_by_us:
         return claimed.release()
     return claimed.finish(end)
-
-
-def _measure(wiring: Wiring, record: ProbeRecord, watch: Watch, pool: Pool | None) -> ProbeAnswer:
-    request, job = ProbeRequest.from_user(record.request, allow_files=False)
-    pool = pool or wiring.pool(request.pool)
-    return Campaign.of(request, job, record.id, pool.capacity(job.cluster)).run(pool, watch)
 
 
 def end_of(answer: ProbeAnswer, now: datetime, *, stopped: bool, asked_by: str | None) -> ProbeEnd:

@@ -1,15 +1,17 @@
 """Which layouts a run of a sweep measures of each job, and why."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from api.errors import lines_of
 from api.jobs.plans import job_with_layout
 from api.jobs.probes import RequestedProbe
+from planner.columns import LayoutBatch
+from planner.cost.price import Pricer
 from planner.errors import PlannerError
-from planner.estimates import estimate_jobs
-from planner.intake.jobs import read_job
+from planner.rules import legal_mask
+from planner.rules.base import Context
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.sweep import SweepSpec
@@ -39,7 +41,12 @@ class Wanted:
 
 
 def wanted_of(
-    spec: SweepSpec, job: Job, *, ports: "Ports", calibration: "Calibration | None", run_id: str
+    spec: SweepSpec,
+    job: Job,
+    *,
+    ports: "Ports",
+    calibration: "Callable[[], Calibration | None]",
+    run_id: str,
 ) -> Iterator[Wanted]:
     """Baseline layouts first: changes are seen by them. Each layout once.
 
@@ -50,7 +57,7 @@ def wanted_of(
     if measure.top_k or measure.informative:
         from planner.plan.recommend import recommend
 
-        plan = recommend(job, ports=ports, calibration=calibration)
+        plan = recommend(job, ports=ports, calibration=calibration())
         ranked = [
             (entry.layout, entry.estimate.step_seconds, entry.estimate.time_sd)
             for entry in plan.ranked[:CANDIDATES]
@@ -86,15 +93,19 @@ def _anchors(spec: SweepSpec, job: Job) -> Iterator[tuple[Layout, float | None]]
         )
         for values in spec.measure.anchors
     ]
-    sizes = job.cluster.num_gpus_choices
-    jobs = [
-        read_job(job_with_layout(job.request, layout, layout.num_gpus), allow_files=False)
-        for layout in layouts
-        if layout.num_gpus in sizes
-    ]
-    estimates = iter(estimate_jobs(jobs))
+    seconds = dict[Layout, float]()
+    for size in job.cluster.num_gpus_choices:
+        cluster = job.cluster.with_num_gpus(size)
+        context = Context(model=job.model, cluster=cluster, training=job.training)
+        own = [layout for layout in layouts if layout.num_gpus == size]
+        legal = legal_mask(LayoutBatch.from_layouts(own), context) if own else ()
+        own = [layout for layout, fine in zip(own, legal, strict=True) if fine]
+        if own:
+            pricer = Pricer.build(job.model, cluster, job.training)
+            priced = pricer.step_seconds(LayoutBatch.from_layouts(own))
+            seconds |= dict(zip(own, priced.tolist(), strict=True))
     for layout in layouts:
-        yield layout, next(estimates).step_seconds if layout.num_gpus in sizes else None
+        yield layout, seconds.get(layout)
 
 
 def _requested(spec: SweepSpec, job: Job, layout: Layout, run_id: str) -> RequestedProbe | str:

@@ -4,10 +4,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from api.calibration.read import learned
-from api.calibration.update import update_from_probes
+from api.calibration.update import update_about
 from api.errors import lines_of
 from api.jobs.bad_hosts import BadHost, HostWatch
 from api.jobs.drift import with_drift
@@ -105,7 +106,7 @@ class _Item:
     line: Line | None = None
     confirms: bool = False
 
-    @property
+    @cached_property
     def key(self) -> tuple[str, str]:
         """Its question and its layout."""
         return question_hash(self.wanted.job), self.wanted.layout.short()
@@ -145,6 +146,7 @@ class SweepRun:
     _hosts: HostWatch = field(default_factory=HostWatch)
     _bad: list[BadHost] = field(default_factory=list)
     _out: frozenset[str] = frozenset()
+    _measured: set[tuple[str, str]] = field(default_factory=set)  # trainers on GPUs
     _last: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -156,15 +158,14 @@ class SweepRun:
     def report(self) -> dict[str, Any]:
         """Everything measured, job by job."""
         self._read_what_was_done()
-        ended: list[ProbeRecord] = []
         try:
             for number, values in enumerate(self.spec.jobs, start=1):
                 self._plan(number, values)
-                self._work(ended, wait=False)
-            self._work(ended, wait=True)
+                self._work(wait=False)
+            self._work(wait=True)
         finally:
             self._bench.end()
-            update_from_probes(self.wiring, ended)
+            update_about(self.wiring, self._measured)
         self._bench.want_nothing()
         self._stand(self._standing(), now=True)
         reported = [
@@ -231,7 +232,7 @@ class SweepRun:
                 self.spec,
                 job,
                 ports=self.wiring.ports,
-                calibration=self._learned(job),
+                calibration=lambda: self._learned(job),
                 run_id=self.claimed.record.id,
             )
             one.items = [_Item(wanted=wanted) for wanted in chosen]
@@ -270,7 +271,7 @@ class SweepRun:
 
     # ---- doing it -------------------------------------------------------------------------------
 
-    def _work(self, ended: list[ProbeRecord], *, wait: bool) -> None:
+    def _work(self, *, wait: bool) -> None:
         """Starts what has room and takes what has ended; with `wait` until nothing is left."""
         while True:
             if self.observer.stop.is_set():
@@ -280,7 +281,6 @@ class SweepRun:
             took = False
             for _, record in self._bench.ended(POLL_SECONDS if wait else 0.0):
                 took = True
-                ended.append(record)
                 self._take(record)
                 self._start()  # at once: the room is free
             if self._is_time("look", LOOK_SECONDS) or not (self._running or self._pending):
@@ -365,6 +365,8 @@ class SweepRun:
     def _look_at(self, item: _Item, record: ProbeRecord) -> None:
         """Notes what the probe says of its hosts; those found bad are kept out from now on."""
         hosts, seconds = hosts_of(record), step_of(record)
+        if record.measurement_id is not None:
+            self._measured.add((item.wanted.job.training.trainer, record.gpu))
         if record.measurement_id is None:
             self._hosts.failed(item.key, hosts, record.failure)
         else:

@@ -1,0 +1,279 @@
+"""Sweeps on simulated nodes whose faults are drawn: what runs at once, what runs again, which hosts
+are kept out, who goes first in a pool, and that every probe is accounted for, also after a kill.
+"""
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.jobs.leases import Claimed, new_lease
+from api.jobs.observer import Observer
+from api.jobs.probes import probes_of
+from api.jobs.side_by_side import enqueue_in_room
+from api.jobs.sweep_runs import run_sweep
+from api.jobs.sweeps import add_sweep, run_now
+from api.storage.records import ProbeFilter, TaskRecord
+from api.storage.room import NoRoomError, Room
+from api.storage.sweeps import SqlSweepStore
+from api.storage.transactions import writing
+from api.wiring import Wiring
+from benchmarks.sweep_scheduler import Bench, layouts
+from planner.errors import NotFoundError
+from probes.pools import BACKENDS
+from probes.pools.simulated import Faults, SimulatedCluster
+
+
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("probes.pools.BACKENDS", dict(BACKENDS))
+
+
+@pytest.fixture
+def bench(database_url: str, tmp_path: Path) -> Bench:
+    return Bench(folder=tmp_path, url=database_url, nodes=4, seed=3)
+
+
+@pytest.fixture
+def wiring(bench: Bench) -> Iterator[Wiring]:
+    made = bench.set_up(12, 1)
+    yield made
+    made.engine.dispose()
+
+
+def with_faults(bench: Bench, **faults: Any) -> None:
+    """Other faults, and other values of the cluster, from now on."""
+    path = bench.folder / "cluster.json"
+    cluster = SimulatedCluster.model_validate_json(path.read_text())
+    own = {name: faults.pop(name) for name in ("probe_seconds", "nodes") if name in faults}
+    changed = cluster.model_copy(update={"faults": Faults(**faults), **own})
+    path.write_text(changed.model_dump_json())
+
+
+def claimed(wiring: Wiring) -> TaskRecord:
+    task = wiring.tasks.claim(new_lease())
+    assert task is not None
+    return task
+
+
+def ended(wiring: Wiring) -> dict[str, Any]:
+    """The report of the queued run."""
+    run = run_sweep(wiring, claimed(wiring), Observer())
+    assert run.result is not None, run.message
+    return dict(run.result)
+
+
+def another(wiring: Wiring, bench: Bench, **values: Any) -> TaskRecord:
+    """A queued run of a sweep of the same jobs."""
+    spec = dict(wiring.sweeps.get(bench.sweeps[0]).spec)
+    sweep = add_sweep(wiring, {**spec, **values}, allow_files=True)
+    return run_now(wiring, sweep, ours=False)
+
+
+def lines(report: dict[str, Any]) -> list[dict[str, Any]]:
+    return [line for job in report["jobs"] for line in job["layouts"]]
+
+
+def test_as_many_run_at_once_as_the_pool_has_room_for(bench: Bench, wiring: Wiring) -> None:
+    with_faults(bench, probe_seconds=0.3)
+    report = ended(wiring)
+    assert report["most_at_once"] == bench.nodes
+    assert {line["status"] for line in lines(report)} == {"ok"}
+    assert bench.wrong(wiring) == []
+
+
+def test_probes_promise_no_more_than_the_budget(bench: Bench, wiring: Wiring) -> None:
+    """Of 2.5 time limits two run at once, and never more, however much room the pool has."""
+    ended(wiring)
+    with_faults(bench, probe_seconds=0.2)
+    budget = {"max_gpu_seconds": 2.5 * 8 * 100.0, "max_probes": 100}
+    another(wiring, bench, budget=budget, time_limit_seconds=100.0)
+    report = ended(wiring)
+    assert report["most_at_once"] == 2
+    assert report["gpu_seconds"] <= budget["max_gpu_seconds"]
+    assert {line["message"] for line in lines(report) if line["status"] == "skipped"} == {
+        "the budget is spent"
+    }
+
+
+def test_outside_its_hours_a_run_starts_nothing(
+    bench: Bench, wiring: Wiring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended(wiring)
+    clock = datetime(2026, 7, 1, 4, 30, tzinfo=UTC)  # 06:30 in Berlin
+    monkeypatch.setattr(SqlSweepStore, "now", lambda _: clock)
+    night = {"hours": "22:00-06:00", "max_gpu_seconds": 1e6}
+    another(wiring, bench, budget=night, time_zone="Europe/Berlin")
+    report = ended(wiring)
+    assert report["probes"] == 0
+    assert {line["message"] for line in lines(report)} == {
+        "outside the hours of the budget, 22:00-06:00 Europe/Berlin"
+    }
+    another(wiring, bench, budget=night, time_zone="UTC")
+    assert ended(wiring)["probes"] == 12
+
+
+def test_out_of_memory_is_a_result_and_never_tried_again(bench: Bench, wiring: Wiring) -> None:
+    with_faults(bench, oom=1.0)
+    report = ended(wiring)
+    assert (report["probes"], report["retried"], report["failures"]) == (12, 0, {"oom": 12})
+    assert {line["status"] for line in lines(report)} == {"oom"}
+
+
+def test_what_was_preempted_runs_again_and_does_not_count_as_a_retry(
+    bench: Bench, wiring: Wiring
+) -> None:
+    ended(wiring)
+    with_faults(bench, preempted=0.4)
+    another(wiring, bench, retries=0)
+    report = ended(wiring)
+    assert {line["status"] for line in lines(report)} == {"ok"}
+    assert report["retried"] == report["probes"] - 12 > 0
+
+
+def test_a_node_that_hangs_is_kept_out_for_all_and_let_in_by_command(
+    bench: Bench, wiring: Wiring
+) -> None:
+    ended(wiring)
+    with_faults(bench, bad_nodes=("node1",), hang=0.0)
+    spec = wiring.sweeps.get(bench.sweeps[0]).spec
+    anchors = layouts()[:40]
+    bench._record(list(spec["jobs"]), anchors)
+    # the recordings were read before, under the same name
+    (bench.folder / "recordings.jsonl").rename(bench.folder / "more.jsonl")
+    path = bench.folder / "cluster.json"
+    cluster = json.loads(path.read_text())
+    path.write_text(json.dumps({**cluster, "recordings": str(bench.folder / "more.jsonl")}))
+    run = another(wiring, bench, measure={"top_k": 0, "anchors": anchors}, retries=3)
+    report = ended(wiring)
+    assert [one["host"] for one in report["quarantined"]] == ["node1"]
+    assert "probes failed on it" in report["quarantined"][0]["evidence"][0]
+    assert "1 host in quarantine" in report["headline"]
+    (out,) = wiring.quarantine.active(bench.pool)
+    assert (out.host, out.found_by) == ("node1", run.id)
+    another(wiring, bench)
+    assert "node1" not in {host for line in lines(ended(wiring)) for host in line["hosts"]}
+    assert wiring.quarantine.release("node1", None) == 1
+    assert wiring.quarantine.active() == ()
+    with pytest.raises(NotFoundError, match="no host"):
+        wiring.quarantine.release("node1", None)
+
+
+def test_the_last_room_goes_to_one_of_two_workers(bench: Bench, wiring: Wiring) -> None:
+    """Two transactions that ask at once are told apart; a lease that ends gives the room back."""
+    run = claimed(wiring)
+    room = Room(pool="a pool", devices=8)
+    other = bench.wiring()
+    start, given = threading.Barrier(2), list[str]()
+    template = replace(_probe(), id="probe-x", plan_id=run.id, pool="a pool", devices=8, num_gpus=8)
+
+    def ask(wiring: Wiring, name: str) -> None:
+        start.wait()
+        try:
+            wiring.probes.add(
+                [replace(template, id=name)],
+                lease=new_lease(),
+                check=lambda session: room.check(session, 8, task_id=run.id, priority=0),
+            )
+        except NoRoomError:
+            return
+        given.append(name)
+
+    threads = [
+        threading.Thread(target=ask, args=(one, f"probe-{number}"))
+        for number, one in enumerate((wiring, other))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(given) == 1
+    with writing(wiring.engine) as session:
+        assert room.taken(session) == 8
+        assert replace(room, host="elsewhere").taken(session) == 0
+    other.engine.dispose()
+
+
+def test_who_has_a_higher_priority_is_let_go_first(bench: Bench, wiring: Wiring) -> None:
+    run = claimed(wiring)
+    high = another(wiring, bench, priority=5)
+    held = claimed(wiring)
+    assert (held.id, held.priority) == (high.id, 5)
+    room = Room(pool="a pool", devices=8)
+
+    def ask(task: TaskRecord) -> None:
+        with writing(wiring.engine) as session:
+            room.check(session, 8, task_id=task.id, priority=task.priority)
+
+    ask(run)
+    wiring.tasks.wait_for_room(held, "a pool", 8)
+    with pytest.raises(NoRoomError, match=f"{high.id} of a higher priority waits"):
+        ask(run)
+    ask(held)
+    wiring.tasks.wait_for_room(held, None, None)
+    ask(run)
+
+
+def test_a_study_waits_for_room_until_it_is_stopped(bench: Bench, wiring: Wiring) -> None:
+    run, stop = claimed(wiring), threading.Event()
+    stop.set()
+    taken = replace(_probe(), id="probe-t", pool=bench.pool, devices=32, num_gpus=32)
+    wiring.probes.add([taken], lease=new_lease())
+    requested = _requested(wiring, run)
+    (stored,) = enqueue_in_room(wiring, [requested], Claimed(wiring.tasks, run, stop))
+    assert stored.state == "running", "it ends as soon as it starts"
+
+
+def _probe() -> Any:
+    from api.storage.records import ProbeRecord
+
+    return ProbeRecord(
+        id="probe-0", created_at=datetime(2026, 1, 1, tzinfo=UTC), request={}, job_hash="",
+        model="m", gpu="h100-sxm-80gb", num_gpus=8, layout="l", pool="p",
+    )  # fmt: skip
+
+
+def _requested(wiring: Wiring, run: TaskRecord) -> Any:
+    from api.jobs.probes import probe_of_job
+
+    spec = run.request
+    job = {**spec["jobs"][0], "layout": spec["measure"]["anchors"][0]}
+    return probe_of_job({"job": job, "pool": spec["pool"]}, allow_files=False)[0]
+
+
+def test_progress_is_told_and_stored(bench: Bench, wiring: Wiring) -> None:
+    told: list[dict[str, Any]] = []
+    observer = Observer(on_event=lambda body: told.append(dict(body)))
+    run = run_sweep(wiring, claimed(wiring), observer)
+    standing = wiring.tasks.get(run.id).standing
+    assert standing is not None
+    assert (standing["layouts"], standing["num_layouts"], standing["running"]) == (12, 12, 0)
+    assert standing["gpu_seconds"] == 12 * 8 * 60.0
+    done = [body["layouts"] for body in told if body["event"] == "sweep"]
+    assert done == sorted(done)
+    assert done[-1] == 12
+
+
+@pytest.mark.slow
+def test_a_worker_killed_in_the_middle_loses_and_doubles_nothing(
+    database_url: str, tmp_path: Path
+) -> None:
+    bench = Bench(folder=tmp_path, url=database_url, nodes=16, seed=5, probe_seconds=0.05)
+    wiring = bench.set_up(400, 2)
+    bench.run(wiring, 2, kill=True)
+    assert bench.wrong(wiring) == []
+    interrupted = wiring.probes.list(ProbeFilter(failure="interrupted")).items
+    again = {(one.job_hash, one.layout) for one in interrupted}
+    done = {
+        (one.job_hash, one.layout)
+        for run in bench.runs(wiring)
+        for one in probes_of(wiring, run.id)
+        if one.failure != "interrupted"
+    }
+    assert again <= done, "what the kill interrupted ran again"
+    wiring.engine.dispose()
