@@ -242,17 +242,7 @@ def hosts(
         note(f"{release} is let in again in {counted(pools, 'pool')}")
     out = wiring.quarantine.active()
     if json:
-        rows = [
-            {
-                "pool": one.pool,
-                "host": one.host,
-                "since": one.since.isoformat(),
-                "until": one.until.isoformat(),
-                "found_by": one.found_by,
-                "evidence": list(one.evidence),
-            }
-            for one in out
-        ]
+        rows = [one.as_dict() for one in out]
         say(encoder.dumps(rows, indent=2))
         return
     for one in out:

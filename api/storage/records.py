@@ -470,6 +470,17 @@ class QuarantinedHost:
     found_by: str
     evidence: tuple[str, ...]
 
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-safe."""
+        return {
+            "pool": self.pool,
+            "host": self.host,
+            "since": self.since.isoformat(),
+            "until": self.until.isoformat(),
+            "found_by": self.found_by,
+            "evidence": list(self.evidence),
+        }
+
 
 # ---- sweeps --------------------------------------------------------------------------------------
 

@@ -56,6 +56,7 @@ const LINES = [
   },
 ];
 
+<<<<<<< HEAD
 // What the layouts' history says, newest change first.
 function driftOf(drift) {
   if (!drift || drift.threshold === null) return [];
@@ -74,6 +75,15 @@ function driftOf(drift) {
     el("p", {}, said.length ? watched : `${watched}: none`),
     bullets(said),
   ];
+=======
+function standing(now) {
+  const out = now.quarantined.length ? `, kept out: ${now.quarantined.join(", ")}` : "";
+  return (
+    `${now.layouts} of ${now.num_layouts} layouts, ${now.running} running, ` +
+    `${now.failures} failed, ${now.probes} of ${now.max_probes} probes, ` +
+    `${Math.round(now.gpu_seconds)} of ${Math.round(now.max_gpu_seconds)} GPU-seconds${out}`
+  );
+>>>>>>> 9b12a9f (Sweeps are followed by events, bad hosts are listed and let in, webhooks and faults are tested)
 }
 
 export async function oneSweep(id) {
@@ -86,6 +96,9 @@ export async function oneSweep(id) {
     const winners = (run.report?.jobs ?? [])
       .filter((job) => job.new_winner)
       .map((job) => `new winner of ${job.model}: ${job.winner} (before: ${job.winner_before})`);
+    const hosts = (run.report?.quarantined ?? []).map(
+      (bad) => `host ${bad.host} is kept out for a day: ${bad.evidence.join("; ")}`,
+    );
     return el(
       "section",
       {},
@@ -94,8 +107,13 @@ export async function oneSweep(id) {
         {},
         `${moment(run.due_at)}: ${run.report?.headline ?? run.progress ?? run.message ?? run.state}`,
       ),
+<<<<<<< HEAD
       bullets(winners),
       ...driftOf(run.report?.drift),
+=======
+      run.standing && !run.report ? el("p", {}, standing(run.standing)) : null,
+      bullets([...winners, ...hosts]),
+>>>>>>> 9b12a9f (Sweeps are followed by events, bad hosts are listed and let in, webhooks and faults are tested)
       lines.length
         ? table(`${run.id}, ${run.state}`, LINES, lines, (line) =>
             line.changed ? "differs" : null,

@@ -40,7 +40,7 @@ class Faults(BaseModel):
     """How often a probe meets which fault.
 
     oom: of a layout, each time it runs; the others come and go.
-    bad_nodes: names of nodes on which half of the probes hang.
+    bad_nodes: names of nodes on which `bad_share` of the probes hang.
     slow_nodes: names of nodes whose steps take `slow_by` times as long.
     """
 
@@ -52,6 +52,7 @@ class Faults(BaseModel):
     lost_node: Share = 0.0
     preempted: Share = 0.0
     bad_nodes: tuple[str, ...] = ()
+    bad_share: Share = 0.5
     slow_nodes: tuple[str, ...] = ()
     slow_by: Annotated[float, Field(ge=1.0)] = 1.3
 
@@ -155,7 +156,7 @@ class SimulatedPool:
         drawn = random.Random(f"{self.cluster.seed} {digest} {tried}")
         bad = set(nodes) & set(faults.bad_nodes)
         for kind, share in (
-            (FailureKind.HANG, 0.5 if bad else faults.hang),
+            (FailureKind.HANG, faults.bad_share if bad else faults.hang),
             (FailureKind.CRASH, faults.crash),
             (FailureKind.LOST_NODE, faults.lost_node),
             (FailureKind.PREEMPTED, faults.preempted),

@@ -140,7 +140,7 @@ def test_a_node_that_hangs_is_kept_out_for_all_and_let_in_by_command(
     bench: Bench, wiring: Wiring
 ) -> None:
     ended(wiring)
-    with_faults(bench, bad_nodes=("node1",), hang=0.0)
+    with_faults(bench, bad_nodes=("node1",), bad_share=1.0)
     spec = wiring.sweeps.get(bench.sweeps[0]).spec
     anchors = layouts()[:40]
     bench._record(list(spec["jobs"]), anchors)

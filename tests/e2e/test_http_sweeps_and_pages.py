@@ -3,6 +3,7 @@ on the real app.
 """
 
 import hashlib
+import json
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -14,8 +15,9 @@ from fastapi.testclient import TestClient
 from pydantic import SecretStr
 
 from api.http.app import create_app
+from api.jobs.leases import new_lease
 from api.settings import Settings
-from api.storage.records import CalibrationRecord, TaskRecord
+from api.storage.records import CalibrationRecord, TaskEnd, TaskRecord
 from api.wiring import Wiring
 from planner.cost.machine.shipped import shipped_calibration, to_document
 from tests.conftest import ROOT
@@ -81,6 +83,51 @@ def test_a_cancelled_sweep_runs_no_more(client: TestClient) -> None:
     refused = client.post(f"{where}/run")
     assert (refused.status_code, refused.json()["type"]) == (409, "conflict")
     assert client.get(where).json()["runs"] == []
+
+
+def test_the_newest_run_is_followed_to_its_end(client: TestClient) -> None:
+    where = client.post("/sweeps", json=SWEEP).headers["location"]
+    assert events(client, where) == [("done", {"id": where.split("/")[-1], "status": None})]
+    run = client.post(f"{where}/run").json()["id"]
+    wiring = wiring_of(client)
+    held = wiring.tasks.claim(new_lease())
+    assert held is not None
+    standing = {
+        "layouts": 1, "num_layouts": 3, "jobs": 1, "num_jobs": 1, "running": 2, "failures": 0,
+        "probes": 3, "max_probes": 20, "gpu_seconds": 60.0, "max_gpu_seconds": 3600.0,
+        "quarantined": ["node07"],
+    }  # fmt: skip
+    wiring.tasks.stand(held, standing)
+    assert client.get(where).json()["runs"][0]["standing"] == standing
+    wiring.tasks.finish(held, TaskEnd(state="done", message="1 of 3 layouts measured"))
+    change, done = events(client, where)
+    assert change[0] == "sweep"
+    assert (change[1]["run"], change[1]["state"], change[1]["standing"]) == (run, "done", standing)
+    assert done == ("done", {"id": where.split("/")[-1], "status": "done"})
+    assert client.get("/sweeps/sweep-nope/events").status_code == 404
+
+
+def events(client: TestClient, where: str) -> list[tuple[str, dict[str, Any]]]:
+    """What a sweep's stream says, until it ends."""
+    blocks = client.get(f"{where}/events").text.split("\n\n")
+    fields = [dict(line.split(": ", 1) for line in block.splitlines()) for block in blocks if block]
+    return [(one["event"], json.loads(one["data"])) for one in fields]
+
+
+def test_a_host_that_is_kept_out_is_listed_and_let_in(client: TestClient) -> None:
+    quarantine = wiring_of(client).quarantine
+    evidence = ["3 of 3 probes failed on it, 0 of 70 elsewhere"]
+    for pool, host in (("slurm", "n1"), ("slurm:b", "n1"), ("slurm", "n2")):
+        quarantine.add(pool, host, seconds=60.0, found_by="sweep-run-1", evidence=evidence)
+    quarantine.add("slurm", "n3", seconds=-1.0, found_by="sweep-run-1", evidence=evidence)
+    listed = client.get("/quarantine", params={"pool": "slurm"}).json()
+    assert [(one["host"], one["evidence"]) for one in listed] == [
+        ("n1", evidence),
+        ("n2", evidence),
+    ]
+    assert client.delete("/quarantine/n1").json() == {"host": "n1", "pools": 2}
+    assert [one["host"] for one in client.get("/quarantine").json()] == ["n2"]
+    assert client.delete("/quarantine/n1").status_code == 404
 
 
 # ---- lists ---------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ GET /sweeps/{id}/events, GET /quarantine, DELETE /quarantine/{host}.
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Annotated, Any
 
 import anyio
@@ -136,7 +135,7 @@ async def list_quarantine(
     wiring = wiring_of(request)
 
     def work() -> list[QuarantineLine]:
-        return [QuarantineLine(**asdict(one)) for one in wiring.quarantine.active(pool)]
+        return [QuarantineLine(**one.as_dict()) for one in wiring.quarantine.active(pool)]
 
     return await in_thread(request, work)
 

@@ -1,0 +1,202 @@
+"""Reports posted to a webhook: signed, tried again until taken, and never to a host that the
+operator did not list. On SQLite and PostgreSQL.
+"""
+
+import base64
+import hashlib
+import hmac
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+from sqlalchemy import update
+
+from api.jobs.leases import new_lease
+from api.jobs.sweeps import add_sweep, run_now
+from api.jobs.webhooks import MOST_TRIES, check_webhook, deliver_due
+from api.jobs.workers import is_idle
+from api.settings import Settings
+from api.storage.clock import database_time
+from api.storage.migrate import upgrade
+from api.storage.records import TaskEnd, TaskRecord
+from api.storage.tables import TaskRow
+from api.storage.transactions import writing
+from api.wiring import Wiring, wire
+from planner.errors import SpecError
+
+SECRET = "a secret of the operator"
+SWEEP: dict[str, Any] = {
+    "name": "nightly",
+    "jobs": [{"model": "debug-tiny", "cluster": {"gpu": "cpu", "num_gpus": 2},
+              "training": {"seq_len": 64, "global_batch_size": 8}}],
+}  # fmt: skip
+
+
+@dataclass
+class Receiver:
+    """A web service. answers: statuses that it gives, the last one from then on."""
+
+    url: str = ""
+    answers: list[int] = field(default_factory=lambda: [200])
+    received: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    kept = Receiver()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            kept.received.append((headers, body))
+            status = kept.answers.pop(0) if kept.answers[1:] else kept.answers[0]
+            self.send_response(status)
+            if status == 302:
+                self.send_header("location", "http://127.0.0.1:1/elsewhere")
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    kept.url = f"http://127.0.0.1:{server.server_port}/sweeps"
+    yield kept
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def wiring(database_url: str, receiver: Receiver) -> Iterator[Wiring]:
+    place = receiver.url.split("/")[2]
+    made = wire(
+        Settings(
+            database_url=database_url,
+            webhook_hosts=f"hooks.example.com, {place}",
+            webhook_secret=SecretStr(SECRET),
+        )
+    )
+    upgrade(made.engine)
+    yield made
+    made.engine.dispose()
+
+
+def ended_run(wiring: Wiring, url: str) -> TaskRecord:
+    sweep = add_sweep(wiring, {**SWEEP, "webhook": url}, allow_files=False)
+    run = run_now(wiring, sweep, ours=True)
+    report = {"headline": "1 of 1 layout measured", "jobs": []}
+    return wiring.tasks.finish(
+        run,
+        TaskEnd(state="done", result=report, message=report["headline"], notify=True),  # type: ignore[arg-type]
+    )
+
+
+def come_due(wiring: Wiring) -> None:
+    """Makes what waits to be told wait no longer."""
+    waiting = update(TaskRow).where(TaskRow.notify_at.is_not(None))
+    with writing(wiring.engine) as session:
+        session.execute(waiting.values(notify_at=database_time(-1.0)))
+
+
+def test_a_report_is_posted_once_and_signed(wiring: Wiring, receiver: Receiver) -> None:
+    run = ended_run(wiring, receiver.url)
+    assert not is_idle(wiring), "a webhook is still to be called"
+    assert deliver_due(wiring) == 1
+    assert deliver_due(wiring) == 0
+    assert is_idle(wiring)
+    ((headers, body),) = receiver.received
+    told = json.loads(body)
+    assert (told["id"], told["sweep"], told["state"]) == (run.id, run.parent_id, "done")
+    assert told["report"]["headline"] == "1 of 1 layout measured"
+    assert headers["webhook-id"] == run.id
+    signed = f"{run.id}.{headers['webhook-timestamp']}.".encode() + body
+    expected = base64.b64encode(hmac.new(SECRET.encode(), signed, hashlib.sha256).digest())
+    assert headers["webhook-signature"] == f"v1,{expected.decode()}"
+
+
+def test_a_receiver_that_fails_is_asked_again_later_and_given_up_at_last(
+    wiring: Wiring, receiver: Receiver
+) -> None:
+    receiver.answers = [503, 200]
+    ended_run(wiring, receiver.url)
+    assert deliver_due(wiring) == 0
+    assert deliver_due(wiring) == 0
+    assert len(receiver.received) == 1, "not at once"
+    come_due(wiring)
+    assert deliver_due(wiring) == 1
+    receiver.answers, receiver.received = [500], []
+    ended_run(wiring, receiver.url)
+    for _ in range(MOST_TRIES + 2):
+        deliver_due(wiring)
+        come_due(wiring)
+    assert len(receiver.received) == MOST_TRIES
+    assert wiring.tasks.untold() == 0
+
+
+def test_two_workers_tell_it_once(wiring: Wiring, receiver: Receiver) -> None:
+    ended_run(wiring, receiver.url)
+    other = Wiring(settings=wiring.settings, clock=wiring.clock, ids=wiring.ids)
+    threads = [threading.Thread(target=deliver_due, args=(one,)) for one in (wiring, other)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(receiver.received) == 1
+    other.engine.dispose()
+
+
+def test_a_redirect_is_not_followed(wiring: Wiring, receiver: Receiver) -> None:
+    receiver.answers = [302]
+    ended_run(wiring, receiver.url)
+    assert deliver_due(wiring) == 0
+    assert len(receiver.received) == 1
+
+
+def test_a_host_that_is_no_longer_listed_is_not_called(wiring: Wiring, receiver: Receiver) -> None:
+    ended_run(wiring, receiver.url)
+    narrowed = Settings(
+        database_url=wiring.settings.database_url, webhook_hosts="hooks.example.com"
+    )
+    other = Wiring(settings=narrowed, clock=wiring.clock, ids=wiring.ids)
+    assert deliver_due(other) == 0
+    assert receiver.received == []
+    other.engine.dispose()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://169.254.169.254/latest/meta-data",
+        "http://localhost:8000/",
+        "https://hooks.example.com.evil.test/",
+        "https://hooks.example.com@evil.test/",
+        "https://evil.test/?https://hooks.example.com",
+        "https://hooks.example.com:8443/",
+        "file:///etc/passwd",
+        "https://user:password@hooks.example.com/",
+        "hooks.example.com",
+        "http://[::1",
+    ],
+)
+def test_only_hosts_that_the_operator_lists(url: str) -> None:
+    settings = Settings(webhook_hosts="hooks.example.com")
+    assert check_webhook(settings, "https://HOOKS.example.com/x") is not None
+    with pytest.raises(SpecError, match=r"sweep\.webhook"):
+        check_webhook(settings, url)
+
+
+def test_without_a_list_no_sweep_has_a_webhook(wiring: Wiring) -> None:
+    bare = Settings(database_url=wiring.settings.database_url)
+    other = Wiring(settings=bare, clock=wiring.clock, ids=wiring.ids)
+    with pytest.raises(SpecError, match="PLANNER_WEBHOOK_HOSTS"):
+        add_sweep(other, {**SWEEP, "webhook": "https://hooks.example.com"}, allow_files=False)
+    other.engine.dispose()
+    assert wiring.tasks.claim(new_lease()) is None
