@@ -217,7 +217,7 @@ class SweepRun:
         watches = {
             one.id: Watch(stop=self.observer.stop, progress=self._say(one.layout)) for one in ours
         }
-        update_from_probes(self.wiring, run_all(self.wiring, ours, watches))
+        run_all(self.wiring, ours, watches)
 
     def _plan(self, number: int, values: Mapping[str, Any]) -> None:
         job = read_job(values, allow_files=False)

@@ -26,7 +26,7 @@ from planner.errors import ProbeError
 from planner.specs.cluster import ClusterSpec
 from probes.launch import Watch
 from probes.pools.capacity import Capacity
-from probes.pools.protocol import PoolSettings
+from probes.pools.protocol import PoolSettings, WithoutQueue
 from probes.pools.replay import ReplayPool
 from probes.preflight import Need
 from probes.protocol import Failed, FailureKind, MeasuredRun, OutOfMemory, ProbeResult, ProbeTask
@@ -80,7 +80,7 @@ class SimulatedCluster(BaseModel):
         return f"node{number:0{len(str(self.nodes - 1))}d}"
 
 
-class SimulatedPool:
+class SimulatedPool(WithoutQueue):
     """Runs a probe on whole nodes, as the file of the cluster says."""
 
     name: ClassVar[str] = "simulated"
