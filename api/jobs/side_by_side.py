@@ -190,9 +190,7 @@ class SideBySide:
         ended = _Ended(record.id)
         try:
             with self._held.lent(requested) as pool:
-                ended.record = run_probe(
-                    self.wiring, record, watch, pool=pool, requested=requested
-                )
+                ended.record = run_probe(self.wiring, record, watch, pool=pool, requested=requested)
         except BaseException as error:
             ended.error = error
         self._ended.put(ended)
