@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -158,12 +158,19 @@ class Watch:
     folder: callback for the probe's folder, once it exists.
     avoid: names of hosts that it must not run on, for a pool that can choose
         (`Capacity.avoids_hosts`).
+    rather_not: hosts that it keeps off while enough others are left.
     """
 
     stop: threading.Event = field(default_factory=threading.Event)
     progress: Progress = lambda _: None
     folder: Callable[[Path], None] = lambda _: None
     avoid: frozenset[str] = frozenset()
+    rather_not: frozenset[str] = frozenset()
+
+    def kept_off(self, hosts: Collection[str], wanted: int) -> frozenset[str]:
+        """The hosts to keep off where a probe wants so many of these."""
+        both = self.avoid | self.rather_not
+        return both if len(set(hosts) - both) >= wanted else self.avoid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ MOST_UNCOUNTED = 5  # a pool that takes every probe away must not keep a run for
 class Again:
     """How a probe runs again after a failure.
 
-    elsewhere: not on the hosts where it failed.
+    elsewhere: not on the hosts where it failed, while enough others are left.
     counts: whether it is one of the sweep's `retries`.
     """
 
@@ -30,7 +30,7 @@ AGAIN: Mapping[str, Again] = {
     FailureKind.LOST_GPU: Again(elsewhere=True),
     FailureKind.HANG: Again(elsewhere=True),
     FailureKind.CRASH: Again(elsewhere=True),
-    FailureKind.PREEMPTED: Again(elsewhere=True, counts=False),
+    FailureKind.PREEMPTED: Again(counts=False),
     FailureKind.LOST_NODE: Again(elsewhere=True, counts=False),
     FailureKind.REQUEUED: Again(counts=False),
     FailureKind.ALLOCATION_ENDED: Again(counts=False),

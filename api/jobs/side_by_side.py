@@ -95,9 +95,17 @@ class SideBySide:
         self._held = HeldDevices(self.pool, self.claimed.record.id)
 
     def start(
-        self, requested: RequestedProbe, *, avoid: frozenset[str] = frozenset(), say: Say
+        self,
+        requested: RequestedProbe,
+        *,
+        avoid: frozenset[str] = frozenset(),
+        rather_not: frozenset[str] = frozenset(),
+        say: Say,
     ) -> ProbeRecord | None:
-        """Starts a probe; None while there is no room for it."""
+        """Starts a probe; None while there is no room for it.
+
+        avoid, rather_not: hosts, as in `Watch`.
+        """
         room, taken = self._room(requested.job.cluster), self.devices
         full = len(self.running) >= MOST_AT_ONCE
         if full or (taken and taken + requested.devices > room.devices):
@@ -116,7 +124,7 @@ class SideBySide:
             return None
         stop = threading.Event()
         self.running[record.id], self._stops[record.id] = requested, stop
-        watch = Watch(stop=stop, progress=say, avoid=avoid)
+        watch = Watch(stop=stop, progress=say, avoid=avoid, rather_not=rather_not)
         threading.Thread(
             target=self._run,
             args=(record, requested, watch),

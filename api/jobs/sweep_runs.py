@@ -95,7 +95,8 @@ def run_sweep(
 class _Item:
     """A layout of the run.
 
-    attempts: its probes that ended, oldest first. avoid: hosts that the next one keeps off.
+    attempts: its probes that ended, oldest first. avoid: hosts that the next one keeps off, if it
+        confirms what was measured on them, and otherwise while enough others are left.
     line: what is reported of it, once it is known.
     confirms: it runs once more elsewhere, because its host is suspected to be slow.
     """
@@ -306,7 +307,12 @@ class SweepRun:
                     self._give_up(limited)
                 return
             say = self._say(item.wanted.layout.short())
-            started = self._bench.start(limited, avoid=self._out | item.avoid, say=say)
+            elsewhere, nowhere = (item.avoid, frozenset[str]())
+            if item.confirms:  # on the same host it would tell nothing
+                elsewhere, nowhere = nowhere, elsewhere
+            started = self._bench.start(
+                limited, avoid=self._out | nowhere, rather_not=elsewhere, say=say
+            )
             if started is None:
                 return
             self._pending.popleft()

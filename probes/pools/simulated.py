@@ -175,7 +175,8 @@ class SimulatedPool(WithoutQueue):
     def _nodes(self, wanted: int, watch: Watch) -> Iterator[list[str]]:
         """Waits for so many free nodes. Raises ProbeError where there can never be as many."""
         names = [self.cluster.node(number) for number in range(self.cluster.nodes)]
-        allowed = [name for name in names if name not in watch.avoid]
+        kept_off = watch.kept_off(names, wanted)
+        allowed = [name for name in names if name not in kept_off]
         if wanted > len(allowed):
             raise ProbeError(f"{wanted} nodes are wanted, {len(allowed)} may be used")
         while True:

@@ -185,7 +185,7 @@ class SlurmPool:
             left = self._await_left(task, grid, observer)
             if left is not None and not _is_lost(left):
                 return _checked(left)
-            with self._allocation(task, grid, observer.avoid) as allocation:
+            with self._allocation(task, grid, self._kept_off(observer, grid)) as allocation:
                 return _checked(
                     with_free_port(
                         self.settings.port_tries,
@@ -313,6 +313,13 @@ class SlurmPool:
         ]
 
     # ---- its allocation --------------------------------------------------------------------------
+
+    def _kept_off(self, watch: Watch, grid: NodeGrid) -> frozenset[str]:
+        """Hosts that a probe is kept off. Slurm refuses a job that too few nodes are left for."""
+        if not watch.rather_not:
+            return watch.avoid
+        hosts = self.slurm.hosts(self.partition, self.options.constraint)
+        return watch.kept_off(hosts - watch.avoid, grid.nodes)
 
     @contextlib.contextmanager
     def _allocation(

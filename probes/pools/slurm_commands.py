@@ -13,6 +13,7 @@ from planner.errors import ProbeError
 COMMANDS = ("sbatch", "srun", "scancel", "squeue", "scontrol")
 COMMAND_SECONDS = 60.0
 # what the commands say while the controller is away (src/common/slurm_errno.c, all releases)
+RUNS_JOBS = "alloc,comp,idle,mix"  # states of nodes that may take a job, now or later
 NO_CONTROLLER = re.compile(
     r"Unable to contact slurm controller|Socket timed out|Connection refused|Zero Bytes were "
     r"transmitted|slurm_receive_msg|backup controller"
@@ -118,6 +119,23 @@ class Slurm:
         told = self._ask(["scontrol", "show", "node", nodes, "--oneliner"])
         found = [dict(FIELD.findall(line)) for line in told.splitlines() if line.strip()]
         return [one["NodeName"] for one in found if re.search(r"\*|DOWN|FAIL", one["State"])]
+
+    def hosts(self, partition: str | None, constraint: str | None = None) -> set[str]:
+        """Names of a partition's nodes that run jobs, or of all. Raises NoControllerError.
+
+        constraint: only those with this feature. Where it names several, all nodes are told.
+        """
+        where = [] if partition is None else ["--partition", partition]
+        told = self._ask(
+            ["sinfo", "--Node", "--noheader", "--format=%N %f", f"--states={RUNS_JOBS}", *where]
+        )
+        nodes = [line.split(maxsplit=1) for line in told.splitlines() if line.strip()]
+        known = {feature for _, features in nodes for feature in features.split(",")}
+        return {
+            name
+            for name, features in nodes
+            if constraint not in known or constraint in features.split(",")
+        }
 
     def _accounted(self, job_id: int) -> JobState | None:
         """What the accounting knows of a job; None where there is none (slurmdbd)."""

@@ -125,6 +125,18 @@ def test_after_a_lost_node_it_runs_again(pool: SlurmPool, cluster: SlurmCluster)
     _nobody_is_left(pool)
 
 
+def test_a_retry_runs_where_it_failed_if_there_is_nowhere_else(
+    pool: SlurmPool, cluster: SlurmCluster
+) -> None:
+    watch = Watch(rather_not=frozenset({"n1", "n2"}))
+    result = pool.run(task("", 300.0), watch)
+    assert isinstance(result.outcome, MeasuredRun), result
+    one_node = {**JOB, "cluster": {"gpu": "cpu", "num_gpus": 2, "gpus_per_node": 2}}
+    small = ProbeTask(id="probe-y", job=one_node, device="cpu", time_limit_seconds=300.0)
+    result = pool.run(small, Watch(rather_not=frozenset({"n1"})))
+    assert set(result.hosts) == {"n2"}, result
+
+
 def test_a_requeued_job_runs_its_probe_again(pool: SlurmPool, cluster: SlurmCluster) -> None:
     running = Running(pool, task("once", 300.0))
     _runs(running, cluster)

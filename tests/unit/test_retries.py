@@ -7,6 +7,7 @@ import pytest
 
 from api.jobs.retries import AGAIN, MOST_UNCOUNTED, next_try
 from api.storage.records import ProbeRecord
+from probes.launch import Watch
 from probes.protocol import FailureKind
 
 FAILED = ProbeRecord(
@@ -37,8 +38,20 @@ def test_a_port_that_was_taken_is_no_reason_to_move() -> None:
     assert next_try(attempts(FailureKind.PORT), 1) == frozenset()
 
 
-@pytest.mark.parametrize("kind", [FailureKind.PREEMPTED, FailureKind.LOST_NODE])
-def test_what_the_pool_took_away_is_no_retry_and_has_an_end(kind: FailureKind) -> None:
-    assert next_try(attempts(kind), 0) == {"n1", "n2"}
+@pytest.mark.parametrize(
+    ("kind", "kept_off"),
+    [(FailureKind.PREEMPTED, frozenset()), (FailureKind.LOST_NODE, frozenset({"n1", "n2"}))],
+)
+def test_what_the_pool_took_away_is_no_retry_and_has_an_end(
+    kind: FailureKind, kept_off: frozenset[str]
+) -> None:
+    assert next_try(attempts(kind), 0) == kept_off
     assert next_try(attempts(kind, kind, FailureKind.HANG), 1) is not None
     assert next_try(attempts(*[kind] * (MOST_UNCOUNTED + 1)), 5) is None
+
+
+def test_hosts_of_a_failure_are_taken_again_where_no_others_are_left() -> None:
+    watch = Watch(avoid=frozenset({"n1"}), rather_not=frozenset({"n2", "n3"}))
+    assert watch.kept_off(["n1", "n2", "n3", "n4"], 1) == {"n1", "n2", "n3"}
+    assert watch.kept_off(["n1", "n2", "n3", "n4"], 2) == {"n1"}
+    assert watch.kept_off(["n1"], 1) == {"n1"}, "what is kept out stays out"
