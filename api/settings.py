@@ -173,6 +173,8 @@ class Settings(BaseSettings):
         sbatch takes them; empty leaves them to Slurm.
     slurm_container_image: that probes run in, by srun's `--container-image` (Pyxis).
     slurm_gpus_by: how Slurm is asked for GPUs, `gpus-per-node` or `gres`.
+    slurm_exclusive: a probe on all GPUs of its nodes asks for all their cores and memory too.
+    slurm_cpus_per_gpu, slurm_memory_gib_per_gpu: what other probes ask for; unset: Slurm's default.
     slurm_gpus_at_once: that our jobs on a Slurm cluster may take together; unset: as many as it
         gives. With a limit a sweep keeps its jobs from one probe to the next.
     slurm_queue_seconds: that a job may wait for its nodes.
@@ -220,6 +222,9 @@ class Settings(BaseSettings):
     slurm_exclude: str = ""
     slurm_container_image: str = ""
     slurm_gpus_by: Literal["gpus-per-node", "gres"] = "gpus-per-node"
+    slurm_exclusive: bool = True
+    slurm_cpus_per_gpu: int | None = Field(default=None, gt=0)
+    slurm_memory_gib_per_gpu: int | None = Field(default=None, gt=0)
     slurm_gpus_at_once: int | None = Field(default=None, gt=0)
     slurm_queue_seconds: float = Field(default=3600.0, gt=0, allow_inf_nan=False)
     slurm_restarts: int = Field(default=3, ge=0, le=100)

@@ -60,10 +60,11 @@ CHECK_MINUTES = 10  # of the job that checks whether a node has torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeGrid:
-    """How many nodes a probe gets, and processes on each."""
+    """How many nodes a probe gets, and processes on each. whole: one for each GPU of a node."""
 
     nodes: int
     per_node: int
+    whole: bool = False
 
     @classmethod
     def of(cls, processes: int, widest: int) -> "NodeGrid":
@@ -77,11 +78,12 @@ class NodeGrid:
                 f"{processes} processes do not fill nodes of {per_node}; give the job's "
                 "cluster gpus_per_node that divides them"
             )
-        return cls(nodes=processes // per_node, per_node=per_node)
+        return cls(nodes=processes // per_node, per_node=per_node, whole=per_node == widest)
 
     def holds(self, other: "NodeGrid") -> bool:
         """Whether the other one fits into it."""
-        return other.nodes <= self.nodes and other.per_node <= self.per_node
+        fits = other.nodes <= self.nodes and other.per_node <= self.per_node
+        return fits and (self.whole or not other.whole)
 
 
 @dataclass(kw_only=True)
@@ -362,6 +364,7 @@ class SlurmPool:
             arguments=[
                 *self.options.job(self.partition, avoid),
                 *self.options.nodes(grid.nodes, grid.per_node, device),
+                *self.options.share(grid.per_node, device, whole=grid.whole),
             ],
             environment=given,
             seconds=seconds,

@@ -13,6 +13,9 @@ class SlurmOptions:
     account, qos, constraint, exclude: as sbatch takes them.
     container_image: for srun's `--container-image` (Pyxis).
     gpus_by: how GPUs are asked for, `gpus-per-node` or `gres`.
+    exclusive: a probe on all GPUs of its nodes has them to itself, with all cores and memory.
+    cpus_per_gpu, memory_gib_per_gpu: what a probe gets of nodes that it shares. Slurm's own default
+        is often one core a node, on which no trainer runs as it would.
     queue_seconds: how long a job may wait for its nodes.
     gpus_at_once: that our jobs may take together; None is as many as Slurm gives.
     restarts: how often a probe runs again whose job was preempted, requeued or lost a node.
@@ -24,6 +27,9 @@ class SlurmOptions:
     exclude: str | None = None
     container_image: str | None = None
     gpus_by: Literal["gpus-per-node", "gres"] = "gpus-per-node"
+    exclusive: bool = True
+    cpus_per_gpu: int | None = None
+    memory_gib_per_gpu: int | None = None
     queue_seconds: float = 3600.0
     gpus_at_once: int | None = None
     restarts: int = 3
@@ -48,9 +54,24 @@ class SlurmOptions:
         asked = ["--nodes", str(num_nodes), "--ntasks", str(num_nodes), "--ntasks-per-node", "1"]
         if device != "cuda":
             return asked
+        if self.cpus_per_gpu is not None:
+            asked += ["--cpus-per-task", str(self.cpus_per_gpu * processes)]
         if self.gpus_by == "gres":
             return [*asked, "--gres", f"gpu:{processes}"]
         return [*asked, "--gpus-per-node", str(processes)]
+
+    def share(self, processes: int, device: str, *, whole: bool) -> list[str]:
+        """Arguments of sbatch for what a job gets of its nodes besides GPUs.
+
+        whole: the job takes all GPUs of its nodes.
+        """
+        if device != "cuda":
+            return []
+        if whole and self.exclusive:
+            return ["--exclusive", "--mem", "0"]  # exclusive means cores, not memory
+        if self.memory_gib_per_gpu is None:
+            return []
+        return ["--mem", f"{self.memory_gib_per_gpu * processes}G"]
 
     def container(self, mounts: Sequence[Path]) -> list[str]:
         """Arguments of srun for the container that a probe runs in, with these folders in it."""

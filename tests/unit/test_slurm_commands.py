@@ -9,7 +9,7 @@ import pytest
 from planner.errors import ProbeError
 from probes.launch import LaunchSettings
 from probes.pools.protocol import PoolSettings
-from probes.pools.slurm import SlurmPool
+from probes.pools.slurm import NodeGrid, SlurmPool
 from probes.pools.slurm_commands import COMMANDS, NoControllerError, Slurm, job_state
 from probes.pools.slurm_options import SlurmOptions
 from probes.pools.slurm_wait import IN_VAIN
@@ -142,6 +142,18 @@ def test_options_become_arguments() -> None:
         *("--nodes", "2", "--ntasks", "2", "--ntasks-per-node", "1")
     ]
     assert SlurmOptions().job(None) == []
+
+
+def test_a_probe_on_whole_nodes_has_their_cores_and_memory() -> None:
+    """Else Slurm may give eight GPUs one core, and the memory that goes with it."""
+    assert SlurmOptions().share(8, "cuda", whole=True) == ["--exclusive", "--mem", "0"]
+    assert SlurmOptions().share(2, "cuda", whole=False) == []
+    assert SlurmOptions().share(8, "cpu", whole=True) == []
+    shared = SlurmOptions(exclusive=False, cpus_per_gpu=12, memory_gib_per_gpu=200)
+    assert shared.share(8, "cuda", whole=True) == ["--mem", "1600G"]
+    assert "--cpus-per-task 24 --gpus-per-node 2" in " ".join(shared.nodes(1, 2, "cuda"))
+    assert NodeGrid.of(16, 8) == NodeGrid(nodes=2, per_node=8, whole=True)
+    assert not NodeGrid(nodes=1, per_node=8).holds(NodeGrid.of(8, 8))
 
 
 def test_a_container_needs_a_plugin_of_srun(commands: Path, tmp_path: Path) -> None:
