@@ -56,7 +56,6 @@ const LINES = [
   },
 ];
 
-<<<<<<< HEAD
 // What the layouts' history says, newest change first.
 function driftOf(drift) {
   if (!drift || drift.threshold === null) return [];
@@ -75,7 +74,8 @@ function driftOf(drift) {
     el("p", {}, said.length ? watched : `${watched}: none`),
     bullets(said),
   ];
-=======
+}
+
 function standing(now) {
   const out = now.quarantined.length ? `, kept out: ${now.quarantined.join(", ")}` : "";
   return (
@@ -83,7 +83,6 @@ function standing(now) {
     `${now.failures} failed, ${now.probes} of ${now.max_probes} probes, ` +
     `${Math.round(now.gpu_seconds)} of ${Math.round(now.max_gpu_seconds)} GPU-seconds${out}`
   );
->>>>>>> 9b12a9f (Sweeps are followed by events, bad hosts are listed and let in, webhooks and faults are tested)
 }
 
 export async function oneSweep(id) {
@@ -107,13 +106,9 @@ export async function oneSweep(id) {
         {},
         `${moment(run.due_at)}: ${run.report?.headline ?? run.progress ?? run.message ?? run.state}`,
       ),
-<<<<<<< HEAD
-      bullets(winners),
-      ...driftOf(run.report?.drift),
-=======
       run.standing && !run.report ? el("p", {}, standing(run.standing)) : null,
       bullets([...winners, ...hosts]),
->>>>>>> 9b12a9f (Sweeps are followed by events, bad hosts are listed and let in, webhooks and faults are tested)
+      ...driftOf(run.report?.drift),
       lines.length
         ? table(`${run.id}, ${run.state}`, LINES, lines, (line) =>
             line.changed ? "differs" : null,
