@@ -43,7 +43,7 @@ def with_drift(wiring: "Wiring", run: TaskRecord, spec: SweepSpec, report: Docum
         update_about(wiring, {(row.trainer, row.gpu) for row in history.rows.values()})
     document = history.document(drift, spec)
     new = [one for one in document["changes"] if one["new"]]
-    headline = report["headline"] + "".join(f"; {one['statement']}" for one in new)
+    headline = "; ".join([report["headline"], *(_in_short(one) for one in new)])
     return {**report, "headline": headline, "drift": document}
 
 
@@ -191,6 +191,12 @@ def _by(change: StepChange) -> str:
     low, high = sorted((abs(change.low), abs(change.high)))
     way = "slower" if change.change > 0 else "faster"
     return f"{abs(change.change):.1%} {way} ({low:.1%} to {high:.1%})"
+
+
+def _in_short(change: Document) -> str:
+    """The statement of a change for a headline: of several layouts it says how many."""
+    statement: str = change["statement"]
+    return statement if len(change["layouts"]) == 1 else statement.partition(" [")[0]
 
 
 def _statement(change: StepChange, labels: Sequence[str], since: datetime, last_good: str) -> str:

@@ -64,7 +64,7 @@ def over_time(
     x = {"field": "at", "type": "temporal", "title": "run of the sweep"}
     y = {
         "field": "relative", "type": "quantitative", "title": "step time over its first",
-        "axis": {"format": ".0%"}, "scale": {"zero": False},
+        "axis": {"format": ".1~%"}, "scale": {"zero": False},
     }  # fmt: skip
     tooltip = [
         {"field": "at", "type": "temporal", "title": "due", "format": "%Y-%m-%d %H:%M"},
