@@ -114,6 +114,7 @@ HELP: dict[str, dict[str, str]] = {
         "pool": "Where they run.",
         "trainer": "The program that is measured.",
         "steps": "Timed in each run.",
+        "priority": "Of what waits for the same pool, the highest goes first.",
     },
     "current": {
         "name": "Of the file.",

@@ -265,8 +265,9 @@ class OrderWait:
         if IN_VAIN.search(state.reason):
             self.allocation.give_up(self.order)
             raise ProbeError(
-                f"Slurm: job {self.job} would wait in vain ({state.reason}); ask it for what it "
-                "has (`sinfo`)"
+                f"Slurm: job {self.job} would wait in vain: the partition, account or QOS never "
+                f"allows what it asks for, or has too few nodes ({state.reason}); ask it for what "
+                "it has (`sinfo`)"
             )
         if waited > self.options.queue_seconds:
             self.allocation.give_up(self.order)
