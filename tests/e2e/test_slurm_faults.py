@@ -200,8 +200,10 @@ def test_a_controller_that_is_away_for_a_while(pool: SlurmPool, cluster: SlurmCl
 def test_what_a_partition_never_allows_is_not_waited_for(
     pool: SlurmPool, cluster: SlurmCluster, partition: str, reason: str
 ) -> None:
+    """Slurm first names the partition, and the limit once it has tried to schedule the job."""
     pool.partition = partition
-    with pytest.raises(ProbeError, match=rf"in vain.*\({reason}|[Nn]ode count|[Tt]ime limit"):
+    said = rf"in vain.*\((?:PartitionConfig|{reason})\)|[Nn]ode count|[Tt]ime limit"
+    with pytest.raises(ProbeError, match=said):
         pool.run(task("", 300.0))
     cluster.wait_for(lambda: not cluster.jobs(), "the job is cancelled")
 
