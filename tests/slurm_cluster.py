@@ -105,9 +105,17 @@ class SlurmCluster:
             self.wait_for((folder / "munge.socket").exists, "munge")
 
     def kill(self, name: str) -> None:
-        """Ends a daemon as a crash of its machine does."""
-        self.daemons[name].kill()
-        self.daemons.pop(name).wait(60)
+        """Ends a daemon as a crash of its machine does.
+
+        The controller saves its state before: one that forgets a running job gives its number to
+        the next one, and Slurm drains the node.
+        """
+        daemon = self.daemons.pop(name)
+        if name == "slurmctld":
+            daemon.terminate()
+        else:
+            daemon.kill()
+        daemon.wait(60)
 
     def ask(self, *command: str) -> str:
         """What one of Slurm's commands prints, and what it complains of."""
@@ -136,6 +144,7 @@ class SlurmCluster:
         """Waits until both nodes are idle and the queue is empty."""
 
         def idle() -> bool:
+            self.ask("scontrol", "update", "nodename=n[1-2]", "state=resume")  # what was drained
             nodes = self.ask("sinfo", "-h", "-N", "-p", "debug", "-o", "%N %T").split()
             return nodes == ["n1", "idle", "n2", "idle"] and not self.jobs()
 
