@@ -43,6 +43,7 @@ JOBS: dict[str, tuple[str, str, str, int, int]] = {
 }
 SIZES = "Llama 3 70B, 64..16384 H100"
 ESTIMATES = "10,000 estimates"
+ALONE = "one estimate, the process warm"
 ACCURACY = "accuracy"
 TWICE = "the same plan again"
 # Python's compiled modules, as an installation leaves them
@@ -144,6 +145,29 @@ def estimates() -> dict[str, Any]:
     used, output = run(["estimate", "--jobs", "-"], "\n".join(lines) + "\n")
     valid = sum(json.loads(line)["valid"] for line in output.splitlines())
     return used | {"first": f"{len(output.splitlines()):,} answers, {valid:,} legal"}
+
+
+def alone() -> dict[str, Any]:
+    """Estimates of the README's job asked one by one, as POST /estimate is: the median."""
+    from planner.estimates import estimate_job
+    from planner.intake.jobs import read_job
+
+    model, gpu, size, length, _ = JOBS["Llama 3 70B, 256 H100"]
+    walls, cpus = [], []
+    for number in range(30):
+        pp = 2 ** (number % 3)
+        job = {
+            "model": model,
+            "cluster": {"gpu": gpu, "num_gpus": int(size)},
+            "training": {"seq_len": length, "global_batch_size": 256 * (number + 1)},
+            "layout": {"tp": 8, "pp": pp, "dp_shard": 32 // pp, "ac": "full"},
+        }
+        wall, cpu = time.perf_counter(), time.process_time()
+        estimate_job(read_job(job))
+        cpus.append(time.process_time() - cpu)
+        walls.append(time.perf_counter() - wall)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024.0
+    return {"wall": float(np.median(walls)), "cpu": float(np.median(cpus)), "peak": peak}
 
 
 def twice() -> dict[str, Any]:
@@ -251,6 +275,7 @@ def rows(only: list[str], peer: str | None) -> dict[str, dict[str, Any]]:
         },
         SIZES: lambda: recommended(sizes),
         ESTIMATES: estimates,
+        ALONE: alone,
         ACCURACY: lambda: run(["accuracy"])[0],
         TWICE: twice,
     }
@@ -282,7 +307,7 @@ def line(name: str, row: dict[str, Any], last: dict[str, dict[str, Any]]) -> str
     ratio = row["yardsticks"] / last[name]["yardsticks"] if name in last else None
     against = "" if ratio is None else f"{ratio:.2f}"
     return (
-        f"| {name} | {row['wall']:.2f} | {row['cpu']:.2f} | {row['peak']:,.0f} | "
+        f"| {name} | {row['wall']:.3g} | {row['cpu']:.3g} | {row['peak']:,.0f} | "
         f"{count('decided')} | {count('priced')} | {count('peer')} | {against} |"
     )
 

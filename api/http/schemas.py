@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from api.jobs.standing import Standing
 from api.storage.records import JobState, SweepState
 
 Pair = Annotated[list[Any], Field(min_length=2, max_length=2)]
@@ -328,30 +329,6 @@ class SweepReport(BaseModel):
     jobs: list[SweepJob]
 
 
-class SweepStanding(BaseModel):
-    """How far a run of a sweep is.
-
-    layouts, num_layouts: measured or given up, of all; of jobs not yet planned as many are counted
-        as the sweep asks for.
-    jobs, num_jobs: planned so far, of all.
-    running: probes that run now. failures: layouts that gave no step time.
-    probes, gpu_seconds: spent, of max_probes and max_gpu_seconds.
-    quarantined: hosts that the run found bad.
-    """
-
-    layouts: int
-    num_layouts: int
-    jobs: int
-    num_jobs: int
-    running: int
-    failures: int
-    probes: int
-    max_probes: int
-    gpu_seconds: float
-    max_gpu_seconds: float
-    quarantined: list[str] = []
-
-
 class SweepRunState(BaseModel):
     """One run of a sweep. standing: null until it begins. report: null until it ends."""
 
@@ -360,7 +337,7 @@ class SweepRunState(BaseModel):
     state: JobState
     progress: str | None
     message: str | None
-    standing: SweepStanding | None = None
+    standing: Standing | None = None
     report: SweepReport | None
 
 

@@ -307,12 +307,10 @@ class SweepRun:
                     self._give_up(limited)
                 return
             say = self._say(item.wanted.layout.short())
-            elsewhere, nowhere = (item.avoid, frozenset[str]())
+            avoid, rather_not = self._out, item.avoid
             if item.confirms:  # on the same host it would tell nothing
-                elsewhere, nowhere = nowhere, elsewhere
-            started = self._bench.start(
-                limited, avoid=self._out | nowhere, rather_not=elsewhere, say=say
-            )
+                avoid, rather_not = avoid | item.avoid, frozenset()
+            started = self._bench.start(limited, avoid=avoid, rather_not=rather_not, say=say)
             if started is None:
                 return
             self._pending.popleft()

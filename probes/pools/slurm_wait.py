@@ -18,8 +18,8 @@ from probes.protocol import FailureKind
 # Slurm's reasons for which a job waits in vain, as every release spells them
 # (src/common/slurm_protocol_defs.c, job_state_reason). Limits of users and QOS in use pass.
 IN_VAIN = re.compile(
-    r"^(?:Partition(?:Config|NodeLimit|TimeLimit)|BadConstraints|AccountNotAllowed|InvalidAccount|InvalidQOS"
-    r"|QOSNotAllowed|DependencyNeverSatisfied|JobHeldAdmin|launch_failed_requeued_held"
+    r"^(?:Partition(?:Config|NodeLimit|TimeLimit)|BadConstraints|AccountNotAllowed|InvalidAccount"
+    r"|InvalidQOS|QOSNotAllowed|DependencyNeverSatisfied|JobHeldAdmin|launch_failed_requeued_held"
     r"|(?:Assoc|QOS)\w*Per(?:Job|Node)(?:Limit)?)$"
 )
 CAUSES = {
@@ -108,14 +108,14 @@ class OrderWait:
 
     def _ask_slurm(self) -> None:
         """Learns the job's state; a controller that is away is waited for."""
-        self._began = self.order.started  # what is said below is of a later moment
+        began = self.order.started  # what is said below is of a later moment
         try:
             if self.job is None:
                 self.job = self.allocation.submitted(self.order)
             state = self.allocation.slurm.job(self.job)
             # one answer is not enough where the controller has just come back
             self._unknown, self.state = state is None and self._asked is not None, state
-            self._answered = time.monotonic()
+            self._began, self._answered = began, time.monotonic()
         except NoControllerError:
             if self.order.started is None and self._silence() > self.pace.controller:
                 self.allocation.give_up(self.order)

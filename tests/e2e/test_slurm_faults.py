@@ -98,9 +98,12 @@ def test_a_lost_node_is_a_failure_of_its_own(pool: SlurmPool, cluster: SlurmClus
 def test_a_node_that_does_not_answer_holds_nobody_beyond_the_limit(
     pool: SlurmPool, cluster: SlurmCluster
 ) -> None:
-    """Slurm itself takes long to notice: here the controller is away as well."""
+    """Slurm itself takes long to notice: here the controller is away as well.
+
+    The limit is long enough for both nodes to start the probe on a busy machine.
+    """
     pool.options = SlurmOptions(restarts=0)
-    running = Running(pool, task("sleep 600", 5.0))
+    running = Running(pool, task("sleep 600", 60.0))
     _runs(running, cluster)
     cluster.kill("n2")
     cluster.kill("slurmctld")

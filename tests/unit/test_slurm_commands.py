@@ -10,9 +10,10 @@ from planner.errors import ProbeError
 from probes.launch import LaunchSettings
 from probes.pools.protocol import PoolSettings
 from probes.pools.slurm import NodeGrid, SlurmPool
+from probes.pools.slurm_allocation import Allocation, ProbeOrder
 from probes.pools.slurm_commands import COMMANDS, NoControllerError, Slurm, job_state
 from probes.pools.slurm_options import SlurmOptions
-from probes.pools.slurm_wait import IN_VAIN
+from probes.pools.slurm_wait import IN_VAIN, OrderWait, SlurmPace
 
 PREEMPTED = (
     "JobId=7 JobName=planner-probe-a UserId=ada(1000) JobState=PREEMPTED Reason=None "
@@ -92,6 +93,29 @@ def test_a_controller_that_is_away_is_told_from_a_job_that_is_unknown(
     refuses(commands, "scontrol", text)
     with pytest.raises(NoControllerError):
         Slurm().job(9)
+
+
+def test_what_a_controller_said_before_it_went_away_is_not_held_against_a_probe_that_began(
+    commands: Path, tmp_path: Path
+) -> None:
+    """The job waited, then began, and its controller does not answer: it was not put back."""
+    says(commands, "scontrol", WAITING)
+    allocation = Allocation(
+        slurm=Slurm(), parent=tmp_path, name="x", arguments=[], environment={}, seconds=60.0
+    )
+    order = ProbeOrder(1, "probe-a", tmp_path, tmp_path)
+    wait = OrderWait(order, allocation, SlurmOptions(), SlurmPace(), job=8)
+    wait._ask_slurm()
+    assert wait._lost() is None
+    (tmp_path / "started.1").write_text("2\n")
+    refuses(commands, "scontrol", "slurm_load_jobs error: Zero Bytes were transmitted or received")
+    wait._ask_slurm()
+    assert wait._lost() is None
+    says(commands, "scontrol", WAITING)
+    wait._ask_slurm()
+    lost = wait._lost()
+    assert lost is not None
+    assert (lost.reason, (tmp_path / "stop").exists()) == ("requeued", True)
 
 
 def test_what_sbatch_refuses_is_an_error_in_its_words(commands: Path) -> None:
