@@ -42,6 +42,7 @@ INDIRECT = {
     "planner/calibration/drift/": ("tests/unit/test_drift.py",),
     "api/jobs/": ("tests/unit/test_leases.py",),
     "api/storage/queue": ("tests/unit/test_leases.py",),
+    "api/storage/tasks": ("tests/contract/test_webhooks.py",),
 }
 
 

@@ -65,7 +65,6 @@ def run_sweep(
     """
     recover(wiring, check_processes=True)
     spec = SweepSpec.model_validate(dict(record.request))
-    notify = spec.webhook is not None
     with Claimed(wiring.tasks, record, observer.stop) as claimed:
         try:
             check_sweep(wiring, spec)
@@ -76,8 +75,7 @@ def run_sweep(
             raise
         except PlannerError as error:
             message = "; ".join(lines_of(error))
-            end = TaskEnd(state="failed", failure=error.kind, message=message, notify=notify)
-            return claimed.finish(end)
+            return claimed.finish(TaskEnd(state="failed", failure=error.kind, message=message))
     if release_when() and not claimed.cancelled:
         return claimed.release()
     return claimed.finish(
@@ -86,7 +84,6 @@ def run_sweep(
             result=report,
             gpu_seconds=report["gpu_seconds"],
             message=report["headline"],
-            notify=notify,
         )
     )
 

@@ -199,13 +199,13 @@ class TaskWorkers(Workers[TaskRecord, TaskEnd]):
 
     def _claim_next(self) -> TaskRecord | None:
         schedule_due(self.wiring)
-        deliver_due(self.wiring)
         recover(self.wiring, check_processes=True)
         for task in abandoned(self.queue, check_processes=True):
             ours = take_over(self.queue, task)
             if ours is not None:
                 message = lost_workers(task.attempts, task.owner)
                 self.queue.retry(ours, self._failed(LOST_WORKERS, message))
+        deliver_due(self.wiring)
         return self.queue.claim(new_lease())
 
     def _work(self, record: TaskRecord, stop: threading.Event) -> None:

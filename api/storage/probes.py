@@ -48,7 +48,7 @@ class SqlProbeStore(SqlQueue[ProbeRecord, ProbeFilter, ProbeEnd]):
         texts = {key: plain_text(values[key]) for key in ("model", "gpu", "layout", "pool")}
         return {**values, **texts, "request": dict(record.request), "results": list(record.results)}
 
-    def _end_values(self, session: Session, end: ProbeEnd) -> dict[str, Any]:
+    def _end_values(self, session: Session, claimed: ProbeRecord, end: ProbeEnd) -> dict[str, Any]:
         session.add_all(measurement_row(measurement) for measurement in end.measurements)
         flush_new(session, ", ".join(measurement.id for measurement in end.measurements[:3]))
         return {

@@ -67,7 +67,7 @@ class SqlQueue(ABC, Generic[Record, Filter, End]):
         """The columns of a new record."""
 
     @abstractmethod
-    def _end_values(self, session: Session, end: End) -> dict[str, Any]:
+    def _end_values(self, session: Session, claimed: Record, end: End) -> dict[str, Any]:
         """The columns that an end sets beside the common ones; adds the rows stored with it."""
 
     @abstractmethod
@@ -216,7 +216,7 @@ class SqlQueue(ABC, Generic[Record, Filter, End]):
             "failure": end.failure,
             "message": message,
             "progress": None,
-            **self._end_values(session, end),
+            **self._end_values(session, claimed, end),
         }
         row = self._write(session, claimed, values)
         row.gpu_seconds = self._used_gpu_seconds(self._record(row), end)

@@ -368,14 +368,10 @@ class TaskRecord(JobRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskEnd(JobEnd):
-    """How a task ended. plan: of a study, stored in the same transaction.
-
-    notify: whether the webhook of its sweep is to be told.
-    """
+    """How a task ended. plan: of a study, stored in the same transaction."""
 
     result: Mapping[str, Any] | None = None
     plan: tuple[Plan, PlanLabels] | None = None
-    notify: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,7 +67,8 @@ class SqlTaskStore(SqlQueue[TaskRecord, TaskFilter, TaskEnd]):
 
     def take_notification(self, wait_seconds: float) -> TaskRecord | None:
         """A run whose end is to be told now; nobody else gets it for so many seconds."""
-        due = select(TaskRow).where(TaskRow.notify_at <= database_time())
+        ended = TaskRow.state.not_in(OPEN)  # else it was queued again, and ends once more
+        due = select(TaskRow).where(TaskRow.notify_at <= database_time(), ended)
         with writing(self.engine) as session:
             row = session.scalars(
                 due.order_by(TaskRow.notify_at).limit(1).with_for_update(skip_locked=True)
@@ -104,12 +105,13 @@ class SqlTaskStore(SqlQueue[TaskRecord, TaskFilter, TaskEnd]):
     def _values(self, record: TaskRecord) -> dict[str, Any]:
         return task_values(record)
 
-    def _end_values(self, session: Session, end: TaskEnd) -> dict[str, Any]:
+    def _end_values(self, session: Session, claimed: TaskRecord, end: TaskEnd) -> dict[str, Any]:
         # a plan of this id was stored by an earlier owner, of a version that stored it apart
         if end.plan is not None and session.get(PlanRow, end.plan[0].id) is None:
             add_plan(session, *end.plan)
         result = None if end.result is None else dict(end.result)
-        notify = {"notify_at": database_time()} if end.notify else {}
+        told = claimed.request.get("webhook") is not None  # whoever ends it
+        notify = {"notify_at": database_time(), "notified": 0} if told else {}
         return {"result": result, "pool": None, "wants_gpus": None, **notify}
 
     def _used_gpu_seconds(self, record: TaskRecord, end: TaskEnd) -> float | None:

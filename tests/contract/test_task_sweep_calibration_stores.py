@@ -184,6 +184,20 @@ class TestSweeps:
         with pytest.raises(ConflictError):
             tasks.add([night(2)])
 
+    def test_a_run_that_waits_for_the_one_before_it_holds_up_nobody(self, engine: Engine) -> None:
+        tasks = SqlTaskStore(engine)
+        SqlSweepStore(engine).add(sweep())
+        following = replace(night(2), due_at=NOW + timedelta(days=1))
+        tasks.add([night(1), following, task(3)])
+        held = tasks.claim(lease("a"))
+        assert held is not None
+        other = tasks.claim(lease("b"))
+        assert [held.id, other and other.id] == ["plan-001", "plan-003"]
+        assert tasks.claim(lease("b")) is None
+        tasks.finish(held, TaskEnd(state="done"))
+        last = tasks.claim(lease("b"))
+        assert (last and last.id) == "plan-002"
+
     def test_pause_resume_cancel(self, engine: Engine) -> None:
         sweeps = SqlSweepStore(engine)
         sweeps.add(sweep())

@@ -19,11 +19,11 @@ from sqlalchemy import update
 from api.jobs.leases import new_lease
 from api.jobs.sweeps import add_sweep, run_now
 from api.jobs.webhooks import MOST_TRIES, check_webhook, deliver_due
-from api.jobs.workers import is_idle
+from api.jobs.workers import TaskWorkers, is_idle
 from api.settings import Settings
 from api.storage.clock import database_time
 from api.storage.migrate import upgrade
-from api.storage.records import TaskEnd, TaskRecord
+from api.storage.records import Lease, TaskEnd, TaskRecord
 from api.storage.tables import TaskRow
 from api.storage.transactions import writing
 from api.wiring import Wiring, wire
@@ -95,7 +95,7 @@ def ended_run(wiring: Wiring, url: str) -> TaskRecord:
     report = {"headline": "1 of 1 layout measured", "jobs": []}
     return wiring.tasks.finish(
         run,
-        TaskEnd(state="done", result=report, message=report["headline"], notify=True),  # type: ignore[arg-type]
+        TaskEnd(state="done", result=report, message=report["headline"]),  # type: ignore[arg-type]
     )
 
 
@@ -139,6 +139,51 @@ def test_a_receiver_that_fails_is_asked_again_later_and_given_up_at_last(
         come_due(wiring)
     assert len(receiver.received) == MOST_TRIES
     assert wiring.tasks.untold() == 0
+
+
+def lose_the_worker(wiring: Wiring, run: TaskRecord) -> None:
+    """Its only attempt, by a worker that is never heard of again."""
+    with writing(wiring.engine) as session:
+        session.execute(update(TaskRow).where(TaskRow.id == run.id).values(max_attempts=1))
+    assert wiring.tasks.claim(Lease(owner="another host", seconds=60.0), job_id=run.id) is not None
+    with writing(wiring.engine) as session:
+        expired = update(TaskRow).where(TaskRow.id == run.id)
+        session.execute(expired.values(lease_until=database_time(-1.0)))
+
+
+def test_a_run_that_lost_its_workers_is_told_by_the_one_that_finds_it(
+    wiring: Wiring, receiver: Receiver
+) -> None:
+    sweep = add_sweep(wiring, {**SWEEP, "webhook": receiver.url}, allow_files=False)
+    run = run_now(wiring, sweep, ours=False)
+    lose_the_worker(wiring, run)
+    assert TaskWorkers(wiring, 0)._claim_next() is None
+    ((_, body),) = receiver.received
+    told = json.loads(body)
+    assert (told["id"], told["state"], told["report"]) == (run.id, "failed", None)
+    assert "its worker was lost in 1 attempt" in told["message"]
+    assert is_idle(wiring)
+
+
+def test_a_run_that_is_queued_again_is_told_when_it_ends(
+    wiring: Wiring, receiver: Receiver
+) -> None:
+    receiver.answers = [503, 200]
+    sweep = add_sweep(wiring, {**SWEEP, "webhook": receiver.url}, allow_files=False)
+    run = run_now(wiring, sweep, ours=False)
+    lose_the_worker(wiring, run)
+    workers = TaskWorkers(wiring, 0)
+    assert workers._claim_next() is None
+    wiring.tasks.requeue(run.id, None)
+    come_due(wiring)
+    assert deliver_due(wiring) == 0
+    assert len(receiver.received) == 1, "it has not ended yet"
+    held = wiring.tasks.claim(new_lease(), job_id=run.id)
+    assert held is not None
+    wiring.tasks.finish(held, TaskEnd(state="done", message="1 of 1 layout measured"))
+    assert deliver_due(wiring) == 1
+    assert [json.loads(body)["state"] for _, body in receiver.received] == ["failed", "done"]
+    assert wiring.tasks.get(run.id).notified == 1, "the calls of its first end do not count"
 
 
 def test_two_workers_tell_it_once(wiring: Wiring, receiver: Receiver) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from planner.errors import ProbeError
-from probes.launch import LaunchSettings
+from probes.launch import LaunchSettings, Watch
 from probes.pools.protocol import PoolSettings
 from probes.pools.slurm import NodeGrid, SlurmPool
 from probes.pools.slurm_allocation import Allocation, ProbeOrder
@@ -55,6 +55,17 @@ def refuses(folder: Path, name: str, text: str) -> None:
     answer(folder, name, f"cat >&2 <<'END'\n{text}\nEND\nexit 1")
 
 
+def wait_of(folder: Path, queue_seconds: float = 60.0) -> OrderWait:
+    """The wait for job 8 and its only order, in this folder."""
+    allocation = Allocation(
+        slurm=Slurm(), parent=folder, name="x", arguments=[], environment={}, seconds=60.0
+    )
+    (folder / "job").write_text("8")
+    order = ProbeOrder(1, "probe-a", folder, folder)
+    options = SlurmOptions(queue_seconds=queue_seconds)
+    return OrderWait(order, allocation, options, SlurmPace(files=0.01), job=8)
+
+
 def test_a_job_is_read_as_scontrol_shows_it() -> None:
     job = job_state(7, PREEMPTED)
     assert (job.state, job.reason, job.restarts, job.nodes) == ("PREEMPTED", "", 0, "n[1-2]")
@@ -100,11 +111,7 @@ def test_what_a_controller_said_before_it_went_away_is_not_held_against_a_probe_
 ) -> None:
     """The job waited, then began, and its controller does not answer: it was not put back."""
     says(commands, "scontrol", WAITING)
-    allocation = Allocation(
-        slurm=Slurm(), parent=tmp_path, name="x", arguments=[], environment={}, seconds=60.0
-    )
-    order = ProbeOrder(1, "probe-a", tmp_path, tmp_path)
-    wait = OrderWait(order, allocation, SlurmOptions(), SlurmPace(), job=8)
+    wait = wait_of(tmp_path)
     wait._ask_slurm()
     assert wait._lost() is None
     (tmp_path / "started.1").write_text("2\n")
@@ -116,6 +123,49 @@ def test_what_a_controller_said_before_it_went_away_is_not_held_against_a_probe_
     lost = wait._lost()
     assert lost is not None
     assert (lost.reason, (tmp_path / "stop").exists()) == ("requeued", True)
+
+
+def test_a_job_that_waits_in_vain_is_cancelled_at_once(commands: Path, tmp_path: Path) -> None:
+    says(commands, "scontrol", WAITING)
+    cancelled = tmp_path / "cancelled"
+    answer(commands, "scancel", f"echo $@ >> '{cancelled}'")
+    with pytest.raises(ProbeError, match=r"would wait in vain.*PartitionTimeLimit"):
+        wait_of(tmp_path, queue_seconds=1e-3).end(60.0, 1, Watch())
+    assert cancelled.read_text().split()[-1] == "8"
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        ("PREEMPTED", "preempted"),
+        ("NODE_FAIL", "lost-node"),
+        ("TIMEOUT", "allocation-ended"),
+        ("CANCELLED", "asked"),
+    ],
+)
+def test_a_job_that_slurm_ended_under_its_probe_says_how(
+    commands: Path, tmp_path: Path, state: str, reason: str
+) -> None:
+    says(commands, "scontrol", PREEMPTED.replace("JobState=PREEMPTED", f"JobState={state}"))
+    (tmp_path / "started.1").write_text("0\n")
+    ended = wait_of(tmp_path).end(60.0, 1, Watch())
+    assert ended.reason == reason
+    assert "Slurm's job 8 on n[1-2]" in str(ended.message)
+
+
+def test_a_node_that_is_silent_does_not_hold_a_probe_beyond_its_limit(
+    commands: Path, tmp_path: Path
+) -> None:
+    """Its guardian should have ended it by then; both times are the file system's."""
+    wait, now = wait_of(tmp_path), 1_000_000.0
+    for name in ("started.1", "guardian.node0.json"):
+        (tmp_path / name).write_text("0\n")
+    os.utime(tmp_path / "guardian.node0.json", (now, now))
+    for seconds, reason in ((60.0 + wait.pace.end, None), (61.0 + wait.pace.end, "time-limit")):
+        (tmp_path / "heartbeat").touch()
+        os.utime(tmp_path / "heartbeat", (now + seconds, now + seconds))
+        ended = wait._overdue(60.0, 1)
+        assert (ended and ended.reason) == reason
 
 
 def test_what_sbatch_refuses_is_an_error_in_its_words(commands: Path) -> None:
