@@ -1,4 +1,4 @@
-"""Which hosts of a pool are bad, by what probes of one run showed.
+"""Which hosts of a pool are bad, by what probes of one run showed; and keeping them out.
 
 Two kinds of evidence. Failures: a host on which far more probes fail than on the others. Slowness:
 a host whose steps are slower than expected is suspected; layouts that it ran then run once more
@@ -10,8 +10,13 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from statistics import median
+from typing import TYPE_CHECKING, Any
 
+from planner.units import DAY
 from probes.protocol import FailureKind
+
+if TYPE_CHECKING:
+    from api.wiring import Wiring
 
 # failures that a host may be to blame for
 OF_THE_HOST = frozenset(
@@ -23,6 +28,8 @@ FEWEST_STEPS = 3  # of a host, before it is suspected
 SUSPECT = 1.05  # times the expected step, in the median; a judgement
 SLOW = 1.10  # times the same layout's step elsewhere; a judgement
 PAIRS = 2  # layouts that were slower by so much
+OUT_SECONDS = DAY  # that a bad host is kept out, unless somebody lets it in
+MOST_OUT = 0.5  # of the hosts that were seen; where more look bad it is not the hosts
 SPREADS = 3.0  # standard errors of the median beyond the others'
 MAD_TO_SD = 1.4826  # of a normal distribution
 Layout = tuple[str, str]  # hash of the question, short name
@@ -34,6 +41,17 @@ class BadHost:
 
     host: str
     evidence: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-safe form."""
+        return {"host": self.host, "evidence": list(self.evidence)}
+
+
+def keep_out(wiring: "Wiring", pool: str, bad: BadHost, run_id: str) -> None:
+    """No run uses this host of the pool for a while. run_id: of the one that found it."""
+    wiring.quarantine.add(
+        pool, bad.host, seconds=OUT_SECONDS, found_by=run_id, evidence=bad.evidence
+    )
 
 
 @dataclass(frozen=True, slots=True)

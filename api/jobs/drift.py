@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from api.calibration.update import update_about
+from api.jobs.bad_hosts import MOST_OUT, SLOW, BadHost, keep_out
 from api.storage.records import DriftFinding, HistoryRow, TaskRecord
 from planner.calibration.drift.findings import Drift, SlowHost, StepChange
 from planner.calibration.drift.nights import Nights, Reading
@@ -26,7 +27,7 @@ FEWEST_RUNS = FEWEST_BEFORE + FEWEST_AFTER  # that a layout needs to be watched
 def with_drift(wiring: "Wiring", run: TaskRecord, spec: SweepSpec, report: Document) -> Document:
     """The run's report with what its layouts' history says.
 
-    Calibrations forget what was measured before a change.
+    Calibrations forget what was measured before a change; slow hosts are kept out.
     """
     measured = [
         line["measurement_id"]
@@ -42,9 +43,19 @@ def with_drift(wiring: "Wiring", run: TaskRecord, spec: SweepSpec, report: Docum
         wiring.drift.replace(run.parent_id, list(history.findings(drift, run)))
         update_about(wiring, {(row.trainer, row.gpu) for row in history.rows.values()})
     document = history.document(drift, spec)
-    new = [one for one in document["changes"] if one["new"]]
-    headline = "; ".join([report["headline"], *(_in_short(one) for one in new)])
-    return {**report, "headline": headline, "drift": document}
+    new = [_in_short(one) for one in document["changes"] if one["new"]]
+    known = {one["host"] for one in report["quarantined"]}
+    bad = [one for one in history.bad_hosts(drift.hosts) if one.host not in known]
+    for one in bad:
+        keep_out(wiring, spec.pool, one, run.id)
+    if bad:
+        new.append(f"{counted(len(bad), 'slow host')} in quarantine")
+    return {
+        **report,
+        "headline": "; ".join([report["headline"], *new]),
+        "quarantined": report["quarantined"] + [one.as_dict() for one in bad],
+        "drift": document,
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +136,27 @@ class History:
                         f"{_by(change)} since then",
                     )
 
+    def bad_hosts(self, hosts: Sequence[SlowHost]) -> list[BadHost]:
+        """Those that are so much slower than others that no run should use them.
+
+        On the newest night too, and with software that others ran: else it may be that software.
+        """
+        found = [
+            BadHost(host=one.host, evidence=(self._slower(one),))
+            for one in hosts
+            if one.until is None
+            and one.newest is not None
+            and 1.0 + min(one.change, one.newest) > SLOW
+            and self.nights.ran_elsewhere(one.host, one.since)
+        ]
+        return found if len(found) <= MOST_OUT * len(self.nights.on) else []
+
+    def _slower(self, host: SlowHost) -> str:
+        return (
+            f"slower than others by {host.change:.1%} ({host.low:.1%} to {host.high:.1%}) since "
+            f"{self.nights.at[host.since][:10]}"
+        )
+
     # ---- the report ------------------------------------------------------------------------------
 
     def document(self, drift: Drift, spec: SweepSpec) -> Document:
@@ -175,9 +207,8 @@ class History:
             "low": host.low,
             "high": host.high,
             "layouts": [self._label(layout) for layout in host.layouts],
-            "statement": f"host {host.host} is slower than others by {host.change:.1%} "
-            f"({host.low:.1%} to {host.high:.1%}) since {since[:10]}{ended}; what it measured "
-            "then counts as no drift",
+            "statement": f"host {host.host} is {self._slower(host)}{ended}; what it measured then "
+            "counts as no drift",
         }
 
 

@@ -141,7 +141,7 @@ def report_of(
         "retried": spent.retried,
         "most_at_once": spent.most_at_once,
         "failures": dict(sorted(kinds.items())),
-        "quarantined": [{"host": one.host, "evidence": list(one.evidence)} for one in bad],
+        "quarantined": [one.as_dict() for one in bad],
         "jobs": jobs,
     }
 

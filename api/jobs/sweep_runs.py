@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from api.calibration.read import learned
 from api.calibration.update import update_about
 from api.errors import lines_of
-from api.jobs.bad_hosts import BadHost, HostWatch
+from api.jobs.bad_hosts import MOST_OUT, BadHost, HostWatch, keep_out
 from api.jobs.drift import with_drift
 from api.jobs.leases import Claimed, new_lease
 from api.jobs.observer import Observer
@@ -30,7 +30,6 @@ from planner.intake.jobs import read_job
 from planner.specs.job import Job
 from planner.specs.measurement import question_hash
 from planner.specs.sweep import SweepSpec
-from planner.units import DAY
 from probes.launch import Watch
 from probes.protocol import FailureKind
 
@@ -42,8 +41,6 @@ POLL_SECONDS = 0.25  # between two looks for room, and at whether we were stoppe
 STORED_SECONDS = 2.0  # between two standings that others can read
 SHOWN_SECONDS = 15.0  # between two lines while nothing ends
 LOOK_SECONDS = 5.0  # between two looks at the hosts
-OUT_SECONDS = DAY  # that a bad host is kept out, unless somebody lets it in
-MOST_OUT = 0.5  # of the hosts that were seen; where more look bad it is not the hosts
 
 
 def run_sweep(
@@ -377,13 +374,7 @@ class SweepRun:
                 continue
             self._bad.append(bad)
             self._out |= {bad.host}
-            self.wiring.quarantine.add(
-                self.spec.pool,
-                bad.host,
-                seconds=OUT_SECONDS,
-                found_by=self.claimed.record.id,
-                evidence=bad.evidence,
-            )
+            keep_out(self.wiring, self.spec.pool, bad, self.claimed.record.id)
             self._tell(f"host {bad.host} is kept out: {'; '.join(bad.evidence)}")
 
     def _confirm_suspects(self) -> None:

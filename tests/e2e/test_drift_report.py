@@ -57,8 +57,21 @@ class Nights:
         self.sweep: SweepRecord = add_sweep(wiring, SWEEP, allow_files=False)
         self.rng = np.random.default_rng(1)
 
-    def run(self, night: int, slower: float, torch: str = "2.11.0") -> dict[str, Any]:
-        """One night's report; all layouts are slower than at first by this share."""
+    def run(
+        self,
+        night: int,
+        slower: float,
+        torch: str = "2.11.0",
+        *,
+        hosts: Sequence[str] = ("node-1", "node-1"),
+        slow_host: float = 0.0,
+        slow_driver: str = "570.86",
+        reported: bool = True,
+    ) -> dict[str, Any]:
+        """One night's report; all layouts are slower than at first by this share.
+
+        hosts: of each layout. slow_host, slow_driver: of node-2. reported: else only stored.
+        """
         wiring, task = self.wiring, f"sweep-run-{night:03d}"
         due = FIRST + timedelta(days=night)
         record = TaskRecord(
@@ -69,10 +82,13 @@ class Nights:
         for place, layout in enumerate(LAYOUTS):
             name = f"probe-{night:03d}-{place}"
             seconds = SECONDS[place] * (1 + slower) * float(np.exp(self.rng.normal(0, 0.004)))
-            software = {"torch": torch, "nccl": "2.27.3", "driver": "570.86"}
+            driver = "570.86"
+            if hosts[place] == "node-2":
+                seconds, driver = seconds * (1 + slow_host), slow_driver
+            software = {"torch": torch, "nccl": "2.27.3", "driver": driver}
             numbers = {
                 "rung": "probed", "step_seconds": seconds, "software": software,
-                "hosts": ["node-1"],
+                "hosts": [hosts[place]],
             }  # fmt: skip
             row = {**JOB, "layout": layout, "source": f"probe {name}", "measured": numbers}
             at = due + timedelta(minutes=place)
@@ -96,9 +112,12 @@ class Nights:
         wiring.measurements.add(measurements)
         for probe in probes:
             wiring.probes.add([probe])
+        if not reported:
+            return {}
         update_from_measurements(wiring, measurements)
         report = {
             "headline": "2 of 2 layouts measured", "probes": 2, "gpu_seconds": 1.0,
+            "quarantined": [],
             "jobs": [{"model": "llama3-8b", "gpu": "h100-sxm-80gb", "num_gpus": 8,
                       "layouts": lines, "winner": None, "winner_before": None,
                       "new_winner": False}],
@@ -189,3 +208,56 @@ def test_what_was_learnt_before_a_change_is_left_out_until_it_is_measured_anew(
     assert shown[after.id].stale_runs == 24
     assert shown[after.id].in_use
     assert not shown[before.id].in_use
+
+
+# ---- slow hosts ----------------------------------------------------------------------------------
+
+
+def on_two_of_four(night: int) -> tuple[str, str]:
+    """Hosts of a night's layouts, in turns; node-2 runs one every night."""
+    other = f"node-{(1, 3, 4)[night % 3]}"
+    return ("node-2", other) if night % 2 else (other, "node-2")
+
+
+def test_a_host_that_is_slow_for_nights_is_kept_out_with_its_evidence(wiring: Wiring) -> None:
+    nights = Nights(wiring)
+    for night in range(12):
+        report = nights.run(night, 0.0, hosts=on_two_of_four(night), reported=night == 11)
+    assert (report["quarantined"], wiring.quarantine.active()) == ([], ())
+    for night in range(12, 18):
+        on = on_two_of_four(night)
+        report = nights.run(night, 0.0, hosts=on, slow_host=0.15, reported=night == 17)
+    (bad,) = report["quarantined"]
+    assert bad["host"] == "node-2"
+    assert bad["evidence"][0].startswith("slower than others by 1")
+    assert "since 2026-10-13" in bad["evidence"][0]
+    assert report["headline"] == "2 of 2 layouts measured; 1 slow host in quarantine"
+    (out,) = wiring.quarantine.active("local")
+    assert (out.host, out.found_by, list(out.evidence)) == (
+        "node-2",
+        "sweep-run-017",
+        bad["evidence"],
+    )
+    assert f"host node-2 is kept out for a day: {bad['evidence'][0]}" in list(report_lines(report))
+    # a night without it, and one on which it is fast again, say nothing new of it
+    wiring.quarantine.release("node-2", None)
+    assert nights.run(18, 0.0, hosts=("node-1", "node-3"))["quarantined"] == []
+    report = nights.run(19, 0.0, hosts=on_two_of_four(19))
+    assert [one["until"] for one in report["drift"]["hosts"]] == [None]
+    assert (report["quarantined"], wiring.quarantine.active()) == ([], ())
+
+
+@pytest.mark.parametrize(
+    ("slow_host", "driver"),
+    [pytest.param(0.15, "580.10", id="another driver"), pytest.param(0.05, "570.86", id="little")],
+)
+def test_a_host_with_software_of_its_own_or_little_slower_is_not_kept_out(
+    wiring: Wiring, slow_host: float, driver: str
+) -> None:
+    nights = Nights(wiring)
+    for night in range(18):
+        then = {"slow_host": slow_host, "slow_driver": driver} if night >= 12 else {}
+        on = on_two_of_four(night)
+        report = nights.run(night, 0.0, hosts=on, reported=night == 17, **then)  # type: ignore[arg-type]
+    assert [one["host"] for one in report["drift"]["hosts"]] == ["node-2"], "it is named"
+    assert (report["quarantined"], wiring.quarantine.active()) == ([], ())

@@ -28,7 +28,11 @@ class StepChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowHost:
-    """A host on which layouts take longer than on others. until: None while it is slow."""
+    """A host on which layouts take longer than on others.
+
+    until: None while it is slow.
+    newest: its change on the newest night; None where it measured nothing then.
+    """
 
     host: str
     found: int
@@ -37,6 +41,7 @@ class SlowHost:
     change: float
     low: float
     high: float
+    newest: float | None
     layouts: tuple[int, ...]
 
 

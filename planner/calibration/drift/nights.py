@@ -80,6 +80,16 @@ class Nights:
             software=software,
         )
 
+    def ran_elsewhere(self, host: str, since: int) -> bool:
+        """Whether every set of versions that a host measured with since ran on others too."""
+        here = set[frozenset[tuple[str, str]]]()
+        there = set[frozenset[tuple[str, str]]]()
+        for (layout, night), software in self.software.items():
+            if night >= since:
+                found = here if self.on[host][layout, night] else there
+                found.add(frozenset(software.items()))
+        return here <= there
+
     def versions_changed(
         self, layouts: Sequence[int], since: int
     ) -> dict[str, tuple[str | None, str | None]]:

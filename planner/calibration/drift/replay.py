@@ -292,6 +292,8 @@ class Replay:
         on = self.nights.on[host][:, since : last + 1]
         nights = int(on.any(axis=0).sum())
         half = student.TWO_SIDED_90 * sd / math.sqrt(max(1, nights))
+        end = len(self.nights.runs) - 1
+        newest = self._against_others(host, end, end)
         return SlowHost(
             host=host,
             found=found,
@@ -300,6 +302,7 @@ class Replay:
             change=float(np.expm1(change)),
             low=float(np.expm1(change - half)),
             high=float(np.expm1(change + half)),
+            newest=None if newest is None else float(np.expm1(newest)),
             layouts=tuple(int(one) for one in np.flatnonzero(on.any(axis=1))),
         )
 
