@@ -13,10 +13,11 @@ from api.jobs.plans import job_with_layout, job_without_layout
 from api.jobs.probes import BACKEND, RequestedProbe, probes_of, run_all
 from api.jobs.side_by_side import enqueue_in_room
 from api.storage.probes import gpu_seconds_of
-from api.storage.records import ProbeRecord, TaskEnd, TaskEvent, TaskRecord
+from api.storage.records import ProbeRecord, Subject, TaskEnd, TaskEvent, TaskRecord
 from planner.errors import PlannerError
 from planner.specs.job import Job
 from planner.specs.measurement import Measured, Measurement, Rung, question_hash
+from planner.units import counted
 from probes.campaign import Campaign, ProbeRequest
 from probes.launch import Watch
 from probes.preflight import Need
@@ -236,12 +237,21 @@ class StudyProbes:
         ]
 
     def measured_before(self) -> Iterator[Measurement]:
-        """Runs of the same question from before, on this kind of machine."""
-        owner = self.claimed.record.asked_by or ""
+        """Runs of the same question from before, on this kind of machine; not what is stale."""
+        subject = Subject(
+            trainer=self.job.training.trainer,
+            gpu=self.job.cluster.gpu.name,
+            owner=self.claimed.record.asked_by or "",
+        )
         for num_gpus in self.job.cluster.num_gpus_choices:
-            for one in self.wiring.measurements.matching(question_hash(self.job, num_gpus), owner):
-                if one.measured.status in ("ok", "oom"):
-                    yield one
+            question = question_hash(self.job, num_gpus)
+            found, stale = self.wiring.measurements.matching(question, subject)
+            if stale is not None:
+                self.observer.on_message(
+                    f"{counted(stale.runs, 'run')} of this job from before {stale.since[:10]} "
+                    f"{'are' if stale.runs > 1 else 'is'} left out as stale: {stale.statement}"
+                )
+            yield from (one for one in found if one.measured.status in ("ok", "oom"))
 
     def done_before(self) -> "DoneBefore":
         """What this study has measured already: it counts against its budget."""

@@ -104,7 +104,7 @@ def read_inputs(
             PricedRunRow, (PricedRunRow.measurement_id == table.id) & (PricedRunRow.basis == basis)
         )
         query = _counting(query.where(table.software_hash == chosen), subject)
-        stale, query = _left_out(session, subject, chosen, query)
+        stale, query = without_stale(session, subject, query, chosen)
         query = query.limit(MOST_RUNS)
         runs = tuple(
             RunRow(
@@ -129,36 +129,45 @@ def read_inputs(
     )
 
 
-def _left_out(
-    session: Session, subject: Subject, software: str, query: Select[Any]
+def without_stale(
+    session: Session, subject: Subject, query: Select[Any], software: str | None = None
 ) -> tuple[StaleRuns | None, Select[Any]]:
-    """(runs before a change of their step times, the query without them)."""
+    """(runs from before a change of their step times, the query without them).
+
+    What did not fit into memory has no step time, and is never stale.
+    software: the changes under these versions alone, where the query is of their runs.
+    """
     table, drift = MeasurementRow, DriftRow
-    found = session.scalars(
-        select(drift).where(
-            drift.trainer == plain_text(subject.trainer),
-            drift.gpu == plain_text(subject.gpu),
-            drift.software_hash == software,
-            drift.owner.in_(("", plain_text(subject.owner))),
-        )
-    ).all()
-    if not found:
-        return None, query
-    before = or_(
-        *(
-            and_(
-                table.created_at < one.since,
-                *([table.job_hash == one.job_hash] if one.job_hash else []),
-                *([table.layout_hash == one.layout_hash] if one.layout_hash else []),
-            )
-            for one in found
-        )
+    changes = select(drift).where(
+        drift.trainer == plain_text(subject.trainer),
+        drift.gpu == plain_text(subject.gpu),
+        drift.owner.in_(("", plain_text(subject.owner))),
     )
-    old = query.with_only_columns(table.id, maintain_column_froms=True).where(before).order_by(None)
-    count = session.scalar(select(func.count()).select_from(old.subquery())) or 0
-    newest = max(found, key=lambda one: one.since)
-    stale = StaleRuns(runs=count, since=newest.since.isoformat(), statement=newest.statement)
-    return (stale if count else None), query.where(~before)
+    if software is not None:
+        changes = changes.where(drift.software_hash == software)
+    found = session.scalars(changes).all()
+    newest_first = sorted(found, key=lambda one: one.since, reverse=True)
+    before = [
+        and_(
+            table.status == "ok",
+            table.created_at < one.since,
+            *([table.job_hash == one.job_hash] if one.job_hash else []),
+            *([table.layout_hash == one.layout_hash] if one.layout_hash else []),
+        )
+        for one in newest_first
+    ]
+    old = query.with_only_columns(table.id, maintain_column_froms=True).order_by(None)
+    count = select(func.count()).select_from(old.where(or_(False, *before)).subquery())
+    runs = session.scalar(count) or 0
+    if not runs:
+        return None, query
+    change = next(
+        one
+        for one, is_old in zip(newest_first, before, strict=True)
+        if session.scalars(old.where(is_old).limit(1)).first() is not None
+    )
+    stale = StaleRuns(runs=runs, since=change.since.isoformat(), statement=change.statement)
+    return stale, query.where(~or_(*before))
 
 
 def _counting(query: Select[Any], subject: Subject) -> Select[Any]:

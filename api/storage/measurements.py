@@ -8,11 +8,12 @@ from sqlalchemy import Engine, delete, select, tuple_, update
 from api.asker import asker
 from api.storage.audit import note
 from api.storage.common import all_readable, flush_new, plain_text, readable, row_of
-from api.storage.learning import believed_by
+from api.storage.learning import believed_by, without_stale
 from api.storage.paging import read_page
-from api.storage.records import MeasurementFilter, Page
+from api.storage.records import MeasurementFilter, Page, Subject
 from api.storage.tables import MeasurementRow, PricedRunRow, ProbeRow
 from api.storage.transactions import reading, writing
+from planner.cost.machine.knobs import StaleRuns
 from planner.intake.measurements import read_measurement
 from planner.specs.measurement import Measurement
 
@@ -53,14 +54,21 @@ class SqlMeasurementStore:
         """The wanted measurements, newest first."""
         return read_page(self.engine, MeasurementRow, _measurement, cursor, limit, wanted=wanted)
 
-    def matching(self, job_hash: str, owner: str = "") -> Sequence[Measurement]:
-        """Measurements of this question that count for this owner's plans, oldest first."""
+    def matching(
+        self, job_hash: str, subject: Subject
+    ) -> tuple[tuple[Measurement, ...], StaleRuns | None]:
+        """(measurements of this question that count for the owner's plans, what is left out).
+
+        Oldest first. Left out is what was measured before a sweep found that step times changed.
+        subject: what the question is about.
+        """
         query = select(MeasurementRow).where(
-            MeasurementRow.job_hash == plain_text(job_hash), *believed_by(owner)
+            MeasurementRow.job_hash == plain_text(job_hash), *believed_by(subject.owner)
         )
         with reading(self.engine) as session:
+            stale, query = without_stale(session, subject, query)
             rows = session.scalars(query.order_by(MeasurementRow.created_at, MeasurementRow.id))
-            return tuple(all_readable(rows, _measurement))
+            return tuple(all_readable(rows, _measurement)), stale
 
     def newest_before(self, measurement: Measurement, owner: str = "") -> Measurement | None:
         """The newest earlier run of the same question, layout and rung that gave a step time.

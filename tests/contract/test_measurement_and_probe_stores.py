@@ -11,11 +11,22 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
+from api.storage.drift import SqlDriftStore
 from api.storage.engine import is_memory, make_engine, normalise_url
 from api.storage.measurements import SqlMeasurementStore
 from api.storage.migrate import upgrade
 from api.storage.probes import SqlProbeStore
-from api.storage.records import Lease, MeasurementFilter, ProbeEnd, ProbeFilter, ProbeRecord
+from api.storage.records import (
+    DriftFinding,
+    Lease,
+    MeasurementFilter,
+    ProbeEnd,
+    ProbeFilter,
+    ProbeRecord,
+    Subject,
+    SweepRecord,
+)
+from api.storage.sweeps import SqlSweepStore
 from planner.errors import ConflictError, NotFoundError, SpecError
 from planner.intake.jobs import read_job
 from planner.specs.measurement import Measured, Measurement, question_hash
@@ -24,6 +35,7 @@ from tests.stand_ins.ageing import age
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, 123456, tzinfo=UTC)
 SOFTWARE = {"torch": "2.11.0", "gpu_name": "NVIDIA H100 80GB HBM3"}
+SUBJECT = Subject(trainer="torchtitan", gpu="h100-sxm-80gb")
 UNKNOWN = ("probe-nope", "", "\0", "ü", "x" * 10_000, "' OR 1=1 --")
 
 
@@ -139,8 +151,44 @@ class TestMeasurements:
         asked = question_hash(
             read_job({**JOB, "model": "meta-llama/Meta-Llama-3-8B", "search": {"top_k": 3}})
         )
-        assert [item.id[-1] for item in store.matching(asked)] == ["1", "3"]
-        assert store.matching("0" * 64) == ()
+        assert [item.id[-1] for item in store.matching(asked, SUBJECT)[0]] == ["1", "3"]
+        assert store.matching("0" * 64, SUBJECT) == ((), None)
+
+    def test_what_a_sweep_found_changed_since_is_no_measurement_of_now(
+        self, engine: Engine, store: SqlMeasurementStore
+    ) -> None:
+        """Layouts have changed alone, or all together; out of memory is what it was."""
+        other = {"dp_shard": 4, "tp": 2}
+        full = {"status": "oom", "step_seconds": None}
+        store.add([measurement(0), measurement(2, layout=other), measurement(4, **full)])
+        store.add([measurement(6), measurement(8, layout=other)])
+        key, at = measurement().key(), NOW + timedelta(seconds=3)
+        changed = DriftFinding(
+            trainer="torchtitan", gpu="h100-sxm-80gb", owner="", software_hash="another",
+            job_hash=key.job_hash, layout_hash=key.layout_hash, since=at, statement="7% slower",
+        )  # fmt: skip
+        SqlSweepStore(engine).add(
+            SweepRecord(id="sweep-1", created_at=NOW, name="nightly", spec={}, next_due_at=None)
+        )
+        drift = SqlDriftStore(engine)
+
+        def found(*findings: DriftFinding, subject: Subject = SUBJECT) -> tuple[str, int]:
+            drift.replace("sweep-1", findings)
+            left, stale = store.matching(key.job_hash, subject)
+            assert stale is None or (stale.since, stale.statement) == (at.isoformat(), "7% slower")
+            return "".join(item.id[-1] for item in left), 0 if stale is None else stale.runs
+
+        assert found() == ("02468", 0)
+        assert found(changed) == ("2468", 1)
+        later = NOW + timedelta(days=1)
+        elsewhere = replace(changed, job_hash="b" * 64, since=later, statement="another job")
+        assert found(changed, elsewhere) == ("2468", 1)
+        everything = replace(changed, job_hash=None, layout_hash=None)
+        assert found(everything) == ("468", 2)
+        assert found(replace(everything, gpu="a100-sxm-80gb")) == ("02468", 0)
+        ann = replace(everything, owner="ann")
+        assert found(ann) == ("02468", 0)
+        assert found(ann, subject=replace(SUBJECT, owner="ann")) == ("468", 2)
 
     @pytest.mark.parametrize(("cursor", "limit"), [("abc", 1), ("", 1), (None, 0), (None, 201)])
     def test_a_cursor_nobody_gave_and_a_wrong_limit_are_refused(

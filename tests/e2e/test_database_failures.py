@@ -189,7 +189,7 @@ def test_a_plan_that_cannot_be_read_is_410_and_the_others_are_listed(
 
 
 def test_measurements_that_cannot_be_read_are_left_out(client: TestClient) -> None:
-    from tests.contract.test_measurement_and_probe_stores import measurement
+    from tests.contract.test_measurement_and_probe_stores import SUBJECT, measurement
 
     store = wiring_of(client).measurements
     store.add([measurement(1), measurement(2)])
@@ -197,7 +197,7 @@ def test_measurements_that_cannot_be_read_are_left_out(client: TestClient) -> No
         connection.execute(text("UPDATE measurements SET body = '{}' WHERE id = 'measurement-001'"))
     assert [one["id"] for one in client.get("/measurements").json()["items"]] == ["measurement-002"]
     assert client.get("/measurements/measurement-001").status_code == 410
-    assert len(store.matching(measurement(1).key().job_hash)) == 1
+    assert len(store.matching(measurement(1).key().job_hash, SUBJECT)[0]) == 1
 
 
 def test_a_sweep_that_cannot_be_read_is_paused_and_stops_no_other(sqlite_url: str) -> None:

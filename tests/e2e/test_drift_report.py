@@ -13,6 +13,9 @@ from api.calibration.update import update_from_measurements
 from api.http.schemas import SweepDrift
 from api.input.jobs import parse_job
 from api.jobs.drift import with_drift
+from api.jobs.leases import Claimed
+from api.jobs.observer import Observer
+from api.jobs.study_probes import StudyProbes
 from api.jobs.sweeps import add_sweep, sweep_detail
 from api.render.charts import sweep_chart
 from api.render.sweep import report_lines
@@ -23,7 +26,7 @@ from api.storage.records import ProbeRecord, SweepRecord, TaskRecord
 from api.wiring import Wiring, wire
 from planner.estimates import estimate_jobs
 from planner.intake.measurements import read_measurement
-from planner.specs.measurement import question_hash
+from planner.specs.measurement import Measurement, question_hash
 from planner.specs.sweep import SweepSpec
 
 JOB: dict[str, Any] = {
@@ -208,6 +211,24 @@ def test_what_was_learnt_before_a_change_is_left_out_until_it_is_measured_anew(
     assert shown[after.id].stale_runs == 24
     assert shown[after.id].in_use
     assert not shown[before.id].in_use
+    known, said = known_to_a_study(wiring)
+    assert {one.created_at[:10] for one in known} == {f"2026-10-{day}" for day in range(13, 21)}
+    assert len(known) == 16
+    (line,) = said
+    assert line.startswith("24 runs of this job from before 2026-10-13 are left out as stale: the")
+
+
+def known_to_a_study(wiring: Wiring) -> tuple[list[Measurement], list[str]]:
+    """(runs of the job that a study asked for now takes as measured, what it says)."""
+    said: list[str] = []
+    task = TaskRecord(id="plan-1", kind="study", created_at=FIRST, request=JOB)
+    probes = StudyProbes(
+        wiring=wiring,
+        job=parse_job(JOB, allow_files=False),
+        observer=Observer(on_message=said.append),
+        claimed=Claimed(wiring.tasks, task),
+    )
+    return list(probes.measured_before()), said
 
 
 # ---- slow hosts ----------------------------------------------------------------------------------

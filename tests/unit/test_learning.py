@@ -257,7 +257,9 @@ def test_runs_that_cannot_be_are_kept_with_the_reason_and_move_nobodys_plans(
     assert "faster than 8 mi300x-192gb can multiply its matrices" in (found.refused or "")
     assert learned(wiring, JOB) is None
     assert seconds_of(JOB, wiring) == before
-    assert wiring.measurements.matching(found.key().job_hash) == ()
+    assert wiring.measurements.matching(
+        found.key().job_hash, Subject(trainer="torchtitan", gpu=GPU)
+    ) == ((), None)
 
 
 def test_a_row_of_before_the_check_is_refused_when_it_is_first_read(wiring: Wiring) -> None:
