@@ -92,12 +92,51 @@ def lower_bounds(
         pipeline logits and recomputation too.
     """
     unit, inverse, least = _least_units(job, batch)
-    device = [
-        _device_bytes(job, batch.take(part), unit, inverse[part])
-        for part in chunks.slices(len(batch))
-    ]
-    seconds = _cell_seconds(job, batch, unit, inverse, least, idle)
-    return seconds, np.concatenate([np.zeros(0), *device])
+    device = _device_bytes(job, _fully_sharded(job, batch), unit, inverse, _in_flight(job, batch))
+    return _cell_seconds(job, batch, unit, inverse, least, idle), device
+
+
+def cell_lower_bounds(
+    job: PreparedJob, batch: LayoutBatch, idle: Idle | None, most_bytes: float
+) -> tuple[FloatColumn, FloatColumn, FloatColumn]:
+    """`lower_bounds`, and how many microbatches a mean rank has room for in flight, (Z, N).
+
+    That is for each of the Z stages in which the trainer shards, at the most; -inf where nothing
+    fits. Bytes are the largest of sums that grow evenly with microbatches in flight, so what one
+    more adds, each further one adds at the least.
+    most_bytes: how much of a device may be used.
+    """
+    unit, inverse, least = _least_units(job, batch)
+    in_flight = _in_flight(job, batch)
+    room, device = [], np.zeros(0)
+    for stage in job.rules.sharding.stages:
+        either = np.stack([in_flight, in_flight + 1.0])
+        fewest, more = _device_bytes(job, _sharded(batch, stage), unit, inverse, either)
+        further = np.maximum(0.0, most_bytes - more) / np.maximum(more - fewest, 1.0)
+        room.append(np.where(fewest <= most_bytes, in_flight + 1.0 + further, -np.inf))
+        device = device if room[1:] else fewest
+    return _cell_seconds(job, batch, unit, inverse, least, idle), device, np.array(room)
+
+
+def least_in_flight(job: PreparedJob, batch: LayoutBatch) -> FloatColumn:
+    """Microbatches in flight on a mean rank of exactly these layouts, (N,), as `room` counts them.
+
+    One less where all are in flight at the first backward, when there is no gradient.
+    """
+    count = num_microbatches(batch, job.training)
+    columns = (batch.pp_schedule, batch.pp, batch.virtual_stages, count)
+    first, inverse = deduplicated.unique_rows(columns)
+    rows, m = batch.take(first), count[first]
+
+    def mean(schedule: Schedule, at: IntColumn) -> FloatColumn:
+        pp, v, microbatches = rows.pp[at], rows.virtual_stages[at], m[at].astype(np.int64)
+        rank = np.arange(pp.max(initial=1))[:, None]
+        held = schedule.in_flight(np.minimum(rank, pp - 1), pp, v, microbatches)
+        held = np.where(rank < pp, held, 0.0)
+        all_at_once = (held.max(axis=0) >= m[at]) | (m[at] <= 2.0 * pp)
+        return np.asarray(held.sum(axis=0) / pp - all_at_once)
+
+    return np.maximum(by_schedule(rows, mean, 1.0), 0.0)[inverse]
 
 
 def time_lower_bounds(
@@ -301,13 +340,23 @@ def _of_all_units(job: PreparedJob, values: FloatColumn) -> FloatColumn:
     return in_order(job.unit_counts[:, None] * values)
 
 
-def _least_in_flight(batch: LayoutBatch, m: FloatColumn) -> FloatColumn:
-    """Microbatches in flight on a mean rank, beside whole gradients, (N,).
+def _in_flight(job: PreparedJob, batch: LayoutBatch) -> FloatColumn:
+    """Microbatches in flight on a mean rank under any schedule, beside whole gradients, (N,).
 
     One less where all may be in flight at the first backward, when there is no gradient.
     """
+    m = num_microbatches(batch, job.training)
     most = np.minimum(m, (batch.pp + 1) / 2.0)
     return np.where((batch.pp > 1) & (m <= 2.0 * batch.pp), np.maximum(most - 1.0, 0.0), most)
+
+
+def _sharded(batch: LayoutBatch, stage: int) -> LayoutBatch:
+    """The layouts with this ZeRO stage where they shard."""
+    return replace(batch, zero_stage=np.where(batch.zero_stage == 0, 0, stage))
+
+
+def _fully_sharded(job: PreparedJob, batch: LayoutBatch) -> LayoutBatch:
+    return _sharded(batch, job.rules.sharding.stages[0])
 
 
 def _with_methods(rows: LayoutBatch, cp_method: str, dispatcher: str) -> LayoutBatch:
@@ -318,12 +367,28 @@ def _with_methods(rows: LayoutBatch, cp_method: str, dispatcher: str) -> LayoutB
 
 
 def _device_bytes(
-    job: PreparedJob, batch: LayoutBatch, unit: SummedCosts, at_unit: IntColumn
+    job: PreparedJob,
+    batch: LayoutBatch,
+    unit: SummedCosts,
+    at_unit: IntColumn,
+    in_flight: FloatColumn,
 ) -> FloatColumn:
-    """The least that a mean rank holds, (N,)."""
+    """The least that a mean rank holds with so many microbatches in flight, (..., N) each."""
+    parts = [
+        _part_bytes(job, batch.take(part), unit, at_unit[part], in_flight[..., part])
+        for part in chunks.slices(len(batch))
+    ]
+    return np.concatenate([in_flight[..., :0], *parts], axis=-1)
+
+
+def _part_bytes(
+    job: PreparedJob,
+    batch: LayoutBatch,
+    unit: SummedCosts,
+    at_unit: IntColumn,
+    in_flight: FloatColumn,
+) -> FloatColumn:
     counts, m = job.unit_counts, num_microbatches(batch, job.training)
-    fullest = np.full(len(batch), job.rules.sharding.stages[0])
-    batch = replace(batch, zero_stage=np.where(batch.zero_stage == 0, 0, fullest))
     shard_rows, at_shard = deduplicated.distinct(batch, sharding.KEY)
     dense, expert = sharding.unit_parameters(job.model, shard_rows)
     local = _of_all_units(job, dense + expert)[at_shard] / batch.pp
@@ -343,7 +408,7 @@ def _device_bytes(
     zero = np.zeros(len(batch))
     shapes = RankShapes(
         local=local,
-        shard=shard,
+        shard=np.broadcast_to(shard, in_flight.shape),
         fixed_shard=zero,
         largest_local=zero,
         head_local=zero,
@@ -366,7 +431,7 @@ def _device_bytes(
         last_layer_bytes=np.where(alone, unit.costs.transient_bytes[:-2].max(axis=0)[at_unit], 0.0),
         next_layer_bytes=zero,
         second_layer_bytes=zero,
-        in_flight=_least_in_flight(batch, m),
+        in_flight=in_flight,
         held_bytes=zero,
         boundary_bytes=zero,
         stream_bytes=zero,

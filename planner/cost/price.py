@@ -227,6 +227,16 @@ class Pricer(PreparedJob):
         """Lower bounds (step seconds, device bytes), (N,) each: see `lower_bounds.lower_bounds`."""
         return lower_bounds.lower_bounds(self, batch, idle)
 
+    def cell_lower_bounds(
+        self, batch: LayoutBatch, idle: Idle | None, most_bytes: float
+    ) -> tuple[FloatColumn, FloatColumn, FloatColumn]:
+        """See `lower_bounds.cell_lower_bounds`."""
+        return lower_bounds.cell_lower_bounds(self, batch, idle, most_bytes)
+
+    def least_in_flight(self, batch: LayoutBatch) -> FloatColumn:
+        """See `lower_bounds.least_in_flight`."""
+        return lower_bounds.least_in_flight(self, batch)
+
     def time_lower_bounds(self, batch: LayoutBatch, idle: Idle | None = None) -> FloatColumn:
         """The step seconds of `lower_bounds`, (N,)."""
         return lower_bounds.time_lower_bounds(self, batch, idle)

@@ -14,9 +14,10 @@ from planner.cost.deduplicated import unique_rows
 from planner.cost.layer.unit_costs import MODE
 from planner.cost.lower_bounds import Idle
 from planner.cost.price import Pricer
-from planner.search.fit import fitting
+from planner.search.fit import fitting, most_device_bytes
 from planner.work.checkpointing import MEMORY_BUDGET, NONE
 
+ROUNDING = 1e-9
 STEPS, COARSE = 100, 8  # memory budgets are multiples of 1 / STEPS
 BAND = 2**14  # cells whose own bounds are computed at once
 AT_ONCE = 2**15  # cells bounded without recomputation, so that their columns take 50 MB
@@ -30,12 +31,16 @@ class CellBounds:
     idle: what their schedules hide and leave idle; unless given, nothing is known of them.
     seconds, device_bytes (N,): the cell's own bounds if they are known, else NaN.
     bare_seconds (N,): lower bound without recomputation, likewise.
+    room (Z, N): microbatches that a mean rank has room for in flight, at the most, under each ZeRO
+        stage that a search tries; of cells whose own bounds are known.
     """
 
     def __init__(self, pricer: Pricer, cells: LayoutBatch, idle: Idle | None = None) -> None:
         self.pricer, self.cells = pricer, cells
         self.idle = Idle.of_any(cells) if idle is None else idle
         self.seconds, self.device_bytes = np.full(len(cells), np.nan), np.full(len(cells), np.nan)
+        self.room = np.full((len(pricer.rules.sharding.stages), len(cells)), np.inf)
+        self.most_bytes = most_device_bytes(pricer)
         self.budgets = np.full(len(cells), -1)
         self.bare_seconds = np.full(len(cells), np.nan)
         if len(cells) <= BAND:
@@ -96,9 +101,23 @@ class CellBounds:
         rows = rows[np.isnan(self.seconds[rows])]
         for start in range(0, len(rows), BAND):
             part = rows[start : start + BAND]
-            self.seconds[part], self.device_bytes[part] = self.pricer.lower_bounds(
-                self.cells.take(part), self.idle.take(part)
+            self.seconds[part], self.device_bytes[part], self.room[:, part] = (
+                self.pricer.cell_lower_bounds(
+                    self.cells.take(part), self.idle.take(part), self.most_bytes
+                )
             )
+
+    def has_room(self, rows: IntColumn, batch: LayoutBatch) -> BoolColumn:
+        """Whether layouts of these cells, one each, may fit with what their schedules hold, (N,).
+
+        A schedule that runs all forwards first holds many times what another one does.
+        """
+        stages = self.pricer.rules.sharding.stages
+        stage = np.zeros(len(batch), dtype=np.int64)
+        for place, value in enumerate(stages):
+            stage[batch.zero_stage == value] = place
+        room = self.room[stage, rows]
+        return np.asarray(self.pricer.least_in_flight(batch) <= (1.0 + ROUNDING) * room)
 
     def may_fit(self, rows: IntColumn) -> BoolColumn:
         """Whether the memory bounds of these cells fit."""

@@ -74,6 +74,7 @@ def screen(
     slack: float = PARETO_SLACK,
     keep: int = KEEP,
     limit_seconds: float = np.inf,
+    everything: bool = False,
 ) -> Screened:
     """Prices the space, lowest bound first, until the answer is certain.
 
@@ -82,6 +83,8 @@ def screen(
     minimised is above both limits.
     smallest: minimise device bytes instead of step seconds.
     limit_seconds: slower layouts are not wanted.
+    everything: also price layouts whose schedules hold more than there is room for. They are if
+        nothing fits, to see what comes closest.
     """
     idle = Idle.of(pricer, space.cells, space.schedules())
     cell_bounds = CellBounds(pricer, space.cells, idle)
@@ -91,13 +94,30 @@ def screen(
     def limit() -> float:
         return min(pool.limit(slack), limit_seconds)
 
+    without_room = 0
     while True:
         room = ROUND if np.isfinite(limit()) else ROUND // 8
         cells = queue.next(limit(), space.cell_sizes, room)
         if not len(cells):
             break
-        pool.add(pricer, space.expand(cells), limit)
-    too_large = int(space.cell_sizes[queue.too_large()].sum())
+        batch = space.expand(cells)
+        if not everything:
+            fits = cell_bounds.has_room(np.repeat(cells, space.cell_sizes[cells]), batch)
+            without_room += int((~fits).sum())
+            batch = batch.take(fits)
+        pool.add(pricer, batch, limit)
+    if without_room and not pool.num_fitting:
+        return screen(
+            pricer,
+            space,
+            count=count,
+            smallest=smallest,
+            slack=slack,
+            keep=keep,
+            limit_seconds=limit_seconds,
+            everything=True,
+        )
+    too_large = without_room + int(space.cell_sizes[queue.too_large()].sum())
     bounded_out = space.num_layouts - pool.num_priced - too_large
     if not pool.num_fitting and too_large and np.isinf(limit_seconds):
         pool.add(pricer, space.expand(queue.smallest(NEAREST)), lambda: np.inf)

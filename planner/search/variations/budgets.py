@@ -77,6 +77,7 @@ class Budgeted:
         dial: Dial,
     ) -> None:
         self.pricer, self.space, self.worth, self.dial = pricer, space, worth_seconds, dial
+        self.cell_bounds = cell_bounds
         rows = np.flatnonzero(space.cells.ac_kind == FULL)
         bare = cell_bounds.bare(rows)
         rows, least = rows[bare < worth_seconds], bare[bare < worth_seconds]
@@ -107,9 +108,11 @@ class Budgeted:
 
     def _round(self, cells: IntColumn) -> "_Round":
         """The layouts of these cells that may have a budget, with the cells' largest."""
-        sizes = self.space.cell_sizes[self.cells[cells]]
-        batch = self.dial(self.space.expand(self.cells[cells]), np.repeat(self.most[cells], sizes))
-        simple, seconds = np.repeat(self.simple[cells], sizes), np.zeros(0)
+        owner = np.repeat(cells, self.space.cell_sizes[self.cells[cells]])
+        batch = self.space.expand(self.cells[cells])
+        roomy = self.cell_bounds.has_room(self.cells[owner], batch)
+        batch, owner = batch.take(roomy), owner[roomy]
+        batch, simple, seconds = self.dial(batch, self.most[owner]), self.simple[owner], np.zeros(0)
         if self.dial is _with_budget:
             batch, simple = batch.take(batch.compile), simple[batch.compile]
         if len(batch):
