@@ -122,6 +122,28 @@ def test_the_floor_is_below_the_price(row: Layout) -> None:
     assert device[0] <= prices.device_bytes[0] * (1 + 1e-12)
 
 
+@pytest.mark.parametrize("model", list(MODELS))
+@SETTINGS
+@given(data=st.data())
+def test_what_fits_has_room_for_what_its_schedule_holds(model: str, data: st.DataObject) -> None:
+    """On a device as large as the layout needs, under any schedule, ZeRO stage and split."""
+    p, row = pricer(model), data.draw(layouts(model))
+    if row.pp > 1:
+        stages = row.pp * row.virtual_stages
+        size, more = divmod(MODELS[model].num_hidden_layers, stages)
+        even = [size + (stage < more) for stage in range(stages)]
+        moved = data.draw(st.lists(st.integers(-1, 1), min_size=stages, max_size=stages))
+        split = tuple(max(1, a + b) for a, b in zip(even[:-1], moved[:-1], strict=True))
+        last = MODELS[model].num_hidden_layers - sum(split)
+        if last > 0:
+            row = row.model_copy(update={"layers_per_stage": (*split, last)})
+    batch = LayoutBatch.from_layouts([row])
+    device = float(price(p, row).device_bytes[0])
+    _, _, room = p.cell_lower_bounds(batch, None, device)
+    place = p.rules.sharding.stages.index(row.zero_stage)
+    assert p.least_in_flight(batch)[0] <= room[place, 0] * (1 + 1e-9)
+
+
 @SETTINGS
 @given(row=layouts(), faster=st.floats(1.0, 8.0))
 def test_more_bandwidth_is_never_slower(row: Layout, faster: float) -> None:

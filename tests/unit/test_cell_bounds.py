@@ -15,6 +15,7 @@ from planner.intake.models import read_model
 from planner.rules import Context
 from planner.search import bounds
 from planner.search.bounds import CellBounds
+from planner.search.screen import PARETO_SLACK, screen
 from planner.search.space.enumerate import Space, build_space
 from planner.trainers.registry import resolve_layout
 
@@ -33,7 +34,7 @@ class Counting:
     """
 
     def __init__(self) -> None:
-        self.profile, self.cluster = PRICER.profile, PRICER.cluster
+        self.profile, self.cluster, self.rules = PRICER.profile, PRICER.cluster, PRICER.rules
         self.asked: list[list[int]] = []
 
     def time_lower_bounds(self, batch: LayoutBatch, _: object = None) -> np.ndarray:
@@ -43,6 +44,13 @@ class Counting:
         self.asked.append(batch.micro_batch_size.tolist())
         return self.time_lower_bounds(batch), batch.micro_batch_size * BYTES
 
+    def cell_lower_bounds(
+        self, batch: LayoutBatch, _: object, most_bytes: float
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        seconds, device = self.lower_bounds(batch)
+        stages = len(self.rules.sharding.stages)
+        return seconds, device, np.tile(most_bytes / device, (stages, 1))
+
 
 def cells(*sizes: int) -> LayoutBatch:
     given = [{"micro_batch_size": size, "ac": "full"} for size in sizes]
@@ -50,12 +58,17 @@ def cells(*sizes: int) -> LayoutBatch:
     return LayoutBatch.from_layouts(rows)
 
 
-def small_space(trainer: str, fix: dict[str, Any]) -> tuple[Pricer, Space]:
+DENSE: dict[str, Any] = {"model": "llama3-8b", "batch": 256}
+
+
+def small_space(
+    trainer: str, fix: dict[str, Any], *, model: str = "mixtral-8x7b", batch: int = 32
+) -> tuple[Pricer, Space]:
     job = read_job(
         {
-            "model": "mixtral-8x7b",
+            "model": model,
             "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
-            "training": {"seq_len": 4096, "global_batch_size": 32, "trainer": trainer},
+            "training": {"seq_len": 4096, "global_batch_size": batch, "trainer": trainer},
             "search": {"fix": {"cp": 1, "precision": "bf16", **fix}},
         }
     )
@@ -155,3 +168,48 @@ def test_a_bound_of_no_memory_fits() -> None:
     found = bounds_of(Counting(), 1)
     found.device_bytes[:] = 0.0
     assert found.may_fit(np.array([0])).tolist() == [True]
+
+
+@pytest.mark.parametrize("trainer", ["torchtitan", "megatron"])
+def test_layouts_without_room_are_none_that_fit(trainer: str) -> None:
+    pricer, space = small_space(trainer, {"tp": 1}, **DENSE)
+    some, all_of_them = (
+        screen(pricer, space, count=10, everything=everything) for everything in (False, True)
+    )
+    assert some.num_priced < all_of_them.num_priced
+    for each in (some, all_of_them):
+        assert each.num_fitting > 0
+        assert each.num_priced + each.bounded_out >= space.num_layouts - each.out_of_memory
+    near = [
+        [
+            (seconds, each.batch.row(row))
+            for row, seconds in enumerate(each.step_seconds)
+            if seconds <= PARETO_SLACK * each.step_seconds[0]
+        ]
+        for each in (some, all_of_them)
+    ]
+    assert near[0] == near[1]
+
+
+def test_a_schedule_that_runs_all_forwards_first_has_less_room() -> None:
+    shares = []
+    for schedule in ("GPipe", "1F1B"):
+        fix = {"tp": 1, "pp": 4, "pp_schedule": schedule}
+        pricer, space = small_space("torchtitan", fix, **DENSE)
+        cells, everything = space.cells, np.arange(len(space.cells))
+        own = CellBounds(pricer, cells, Idle.of(pricer, cells, space.schedules()))
+        own.know(everything)
+        owner = np.repeat(everything, space.cell_sizes)
+        shares.append(float(own.has_room(owner, space.expand(everything)).mean()))
+    assert shares[0] < shares[1] / 2.0
+
+
+def test_what_nothing_fits_for_is_priced_whole() -> None:
+    """Then the answer is what comes closest, whatever its schedule holds."""
+    pricer, space = small_space(
+        "torchtitan", {"pp": 4, "pp_schedule": "GPipe", "ac": "none"}, **DENSE
+    )
+    found, whole = (screen(pricer, space, count=3, everything=one) for one in (False, True))
+    assert found.num_fitting == 0
+    assert found.num_priced == whole.num_priced
+    np.testing.assert_array_equal(found.device_bytes, whole.device_bytes)
