@@ -15,8 +15,9 @@ from planner.cost.cost_inputs import SummedCosts, distinct_rows, on_ranks, shard
 from planner.cost.data_parallel import sharding
 from planner.cost.data_parallel.overlap import exposed_data_parallel, host_copies, unit_columns
 from planner.cost.layer import forward_backward_overlap as pairs
+from planner.cost.layer.unit_costs import UnitCosts
 from planner.cost.memory import host_activations
-from planner.cost.memory.peak import RankShapes, rank_memory
+from planner.cost.memory.peak import RankShapes, Widths, rank_memory
 from planner.cost.pipeline.schedule_columns import by_schedule, critical_pairs, num_microbatches
 from planner.cost.prepared_job import PreparedJob
 from planner.cost.stragglers import straggler_share
@@ -26,7 +27,7 @@ from planner.specs.layout import CP_METHODS, MOE_DISPATCHERS, WITHOUT_EP
 from planner.work.checkpointing import BLOCK, FULL
 
 SPLIT_HIDES = 0.5  # of the bubble, at most: `search.variations.splits`
-_LEAST = ("saved_bytes", "transient_bytes", "logits_bytes")
+_LEAST = ("saved_bytes", "transient_bytes", "logits_bytes", "boundary_bytes")
 _MOST = ("exposed_forward", "exposed_backward")  # overlapped pairs hide no more than that
 
 
@@ -398,6 +399,7 @@ def _part_bytes(
     quantised = _of_all_units(job, elements)[at_shard] / batch.pp
     elements = sharding.gathered_elements(shard_rows, dense, expert, job.optimizer_step)
     gathered = _of_all_units(job, elements)[at_shard] / batch.pp
+    running, stored = _running_layer(job, batch, m, unit.costs, at_unit, elements[:, at_shard])
     saved = _of_all_units(job, unit.costs.saved_bytes)[at_unit] / batch.pp
     gone = host_activations.away(batch, job.model.num_hidden_layers)
     if gone.any():
@@ -417,7 +419,7 @@ def _part_bytes(
         early_shard=zero,
         embedding_local=zero,
         embedding_whole=zero,
-        received_bytes=zero,
+        received_bytes=stored,
         gathered=gathered,
         largest_gathered=zero,
         head_gathered=zero,
@@ -428,7 +430,7 @@ def _part_bytes(
         saved_bytes=saved * uneven,
         head_saved_bytes=unit.costs.saved_bytes[-1, at_unit],
         head_bytes=zero,
-        last_layer_bytes=np.where(alone, unit.costs.transient_bytes[:-2].max(axis=0)[at_unit], 0.0),
+        last_layer_bytes=running,
         next_layer_bytes=zero,
         second_layer_bytes=zero,
         in_flight=in_flight,
@@ -445,3 +447,27 @@ def _part_bytes(
     )
     memory = rank_memory(shapes, batch, m, job.training, job.rules, job.profile.workspace_bytes)
     return memory.allocated + job.cluster.gpu.context_bytes
+
+
+def _running_layer(
+    job: PreparedJob,
+    batch: LayoutBatch,
+    m: FloatColumn,
+    costs: UnitCosts,
+    at_unit: IntColumn,
+    gathered: FloatColumn,
+) -> tuple[FloatColumn, FloatColumn]:
+    """(bytes of the layer that runs its backward, of receive buffers), on a mean rank, (N,) each.
+
+    The ends of a pipeline may hold no layer. Each microbatch has a buffer for what every stage
+    receives, where a trainer allocates them all.
+    gathered (K + 2, N): elements of each unit that are gathered.
+    """
+    widths = Widths.of(batch, m, job.rules)
+    layers = costs.transient_bytes[:-2][:, at_unit] + widths.gathered * gathered[:-2]
+    holding = np.maximum(batch.pp - 2.0, 1.0) / batch.pp
+    running = np.where(batch.pp == 1, layers.max(axis=0), holding * layers.min(axis=0))
+    if not job.rules.framework.buffers_every_receive:
+        return running, np.zeros(len(batch))
+    received = m * (2.0 - 2.0 / batch.pp) * costs.boundary_bytes[at_unit]
+    return running, np.where(batch.pp > 1, received, 0.0)
