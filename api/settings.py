@@ -164,6 +164,8 @@ class Settings(BaseSettings):
     probe_workers: probes that the service runs at once; 0 leaves them to other processes on the
         same database.
     task_workers: the same of studies and sweep runs.
+    audit_days: for which a line of the audit trail is kept; workers of studies and sweeps delete
+        older ones.
     webhook_hosts: hosts that sweeps may post their reports to, `host` or `host:port`, several at
         commas; empty: none.
     webhook_secret: signs what is posted (Standard Webhooks); without one it is not signed.
@@ -211,6 +213,7 @@ class Settings(BaseSettings):
     lease_folder: Path = Field(default_factory=default_lease_folder)
     probe_workers: int = Field(default=1, ge=0, le=64)
     task_workers: int = Field(default=1, ge=0, le=16)
+    audit_days: int = Field(default=365, gt=0, le=36_500)
     webhook_hosts: str = ""
     webhook_secret: SecretStr = SecretStr("")
     probe_python: str = sys.executable

@@ -3,7 +3,9 @@
 import contextlib
 import errno
 import logging
+import math
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
@@ -31,6 +33,7 @@ from api.storage.records import (
     TaskRecord,
 )
 from planner.errors import ConflictError, PlannerError, StoreError
+from planner.units import HOUR, counted
 from probes.launch import Watch
 
 if TYPE_CHECKING:
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from api.wiring import Wiring
 
 IDLE_SECONDS = 2.0
+PRUNE_SECONDS = HOUR  # between two prunings of the audit trail
 # what a machine lacks for now; the job is tried again
 SHORT_OF = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 MACHINE = "machine"  # the failure of a job that the machine could not run
@@ -188,9 +192,13 @@ class Workers(ABC, Generic[Record, End]):
 
 
 class TaskWorkers(Workers[TaskRecord, TaskEnd]):
-    """Workers that schedule sweeps, queue abandoned tasks again, and run studies and sweeps."""
+    """Workers that schedule sweeps, queue abandoned tasks again, and run studies and sweeps.
+
+    They also call webhooks and prune the audit trail.
+    """
 
     noun, bug = "task", "bug"
+    _pruned_at = -math.inf
 
     @property
     def queue(self) -> "SqlQueue[TaskRecord, Any, TaskEnd]":
@@ -206,7 +214,17 @@ class TaskWorkers(Workers[TaskRecord, TaskEnd]):
                 message = lost_workers(task.attempts, task.owner)
                 self.queue.retry(ours, self._failed(LOST_WORKERS, message))
         deliver_due(self.wiring)
+        self._prune_audit()
         return self.queue.claim(new_lease())
+
+    def _prune_audit(self) -> None:
+        """Deletes what the audit trail holds for longer than it should, now and then."""
+        now = time.monotonic()
+        if now - self._pruned_at >= PRUNE_SECONDS:
+            self._pruned_at = now
+            pruned = self.wiring.audit.prune(self.wiring.settings.audit_days)
+            if pruned:
+                self.log.info("deleted %s of the audit trail", counted(pruned, "old line"))
 
     def _work(self, record: TaskRecord, stop: threading.Event) -> None:
         observer = Observer(stop=stop)

@@ -3,7 +3,7 @@
 from dataclasses import fields
 from typing import Any
 
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine, delete, select
 from sqlalchemy.orm import Session
 
 from api.storage.clock import database_time
@@ -12,8 +12,10 @@ from api.storage.paging import check_limit, decoded, encoded, unknown_cursor
 from api.storage.records import AuditEvent, AuditFilter, Page
 from api.storage.tables import AuditRow
 from api.storage.transactions import reading, writing
+from planner.units import DAY
 
 DETAIL_CHARACTERS = 1000
+PRUNED_AT_ONCE = 1000
 
 
 def note(
@@ -39,7 +41,7 @@ def note(
 
 
 class SqlAuditTrail:
-    """Reads the trail, and notes what no other store writes."""
+    """Reads and prunes the trail, and notes what no other store writes."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -48,6 +50,24 @@ class SqlAuditTrail:
         """Stores one line."""
         with writing(self.engine) as session:
             note(session, asked_by, action, subject, detail=detail)
+
+    def prune(self, days: float) -> int:
+        """Deletes lines that are older than this; returns how many.
+
+        Numbers of lines rise with time, so only the first ones are looked at, some at a time so
+        that nobody else waits for long.
+        """
+        pruned = 0
+        first = select(AuditRow.id).order_by(AuditRow.id).limit(PRUNED_AT_ONCE)
+        old = (AuditRow.id.in_(first), AuditRow.at < database_time(-days * DAY))
+        while True:
+            with writing(self.engine) as session:
+                gone = len(
+                    session.scalars(delete(AuditRow).where(*old).returning(AuditRow.id)).all()
+                )
+            pruned += gone
+            if gone < PRUNED_AT_ONCE:
+                return pruned
 
     def list(
         self, wanted: AuditFilter, cursor: str | None = None, limit: int = 50

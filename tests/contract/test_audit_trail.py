@@ -1,0 +1,65 @@
+"""How long the audit trail is kept, on SQLite and PostgreSQL."""
+
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import update
+
+from api.jobs import workers as module
+from api.jobs.workers import TaskWorkers
+from api.settings import Settings
+from api.storage import audit
+from api.storage.clock import database_time
+from api.storage.migrate import upgrade
+from api.storage.records import AuditFilter
+from api.storage.tables import AuditRow
+from api.storage.transactions import writing
+from api.wiring import Wiring, wire
+from planner.units import DAY
+
+
+@pytest.fixture
+def wiring(database_url: str) -> Iterator[Wiring]:
+    made = wire(Settings(database_url=database_url, audit_days=30))
+    upgrade(made.engine)
+    yield made
+    made.engine.dispose()
+
+
+def note(wiring: Wiring, subject: str, days: float) -> None:
+    """A line of so many days ago."""
+    wiring.audit.add("ann", "plan.made", subject, "")
+    old = update(AuditRow).where(AuditRow.subject == subject)
+    with writing(wiring.engine) as session:
+        session.execute(old.values(at=database_time(-days * DAY)))
+
+
+def subjects(wiring: Wiring) -> list[str]:
+    return [line.subject for line in wiring.audit.list(AuditFilter()).items]
+
+
+def test_old_lines_go_however_many_there_are(
+    wiring: Wiring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit, "PRUNED_AT_ONCE", 2)
+    for number, days in enumerate((400, 90, 31, 30.1, 29.9, 0)):
+        note(wiring, f"plan-{number}", days)
+    assert wiring.audit.prune(30) == 4
+    assert subjects(wiring) == ["plan-5", "plan-4"]
+    assert wiring.audit.prune(30) == 0
+
+
+def test_a_worker_prunes_in_its_turn_and_seldom(
+    wiring: Wiring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note(wiring, "plan-1", 31)
+    note(wiring, "plan-2", 29)
+    workers = TaskWorkers(wiring, 0)
+    assert workers._claim_next() is None
+    assert subjects(wiring) == ["plan-2"]
+    note(wiring, "plan-3", 31)
+    workers._claim_next()
+    assert subjects(wiring) == ["plan-3", "plan-2"], "not at every turn"
+    monkeypatch.setattr(module, "PRUNE_SECONDS", 0.0)
+    workers._claim_next()
+    assert subjects(wiring) == ["plan-2"]
