@@ -91,9 +91,8 @@ class LayoutBatch:
 
     def columns(self) -> Iterator[tuple[str, Column]]:
         """(name, column) of every field but the table of splits."""
-        for f in fields(self):
-            if f.name != "splits":
-                yield f.name, getattr(self, f.name)
+        for name in COLUMNS:
+            yield name, getattr(self, name)
 
     def take(self, rows: Column | slice) -> "LayoutBatch":
         """The rows at these indices (or where this mask is true)."""
@@ -123,13 +122,13 @@ class LayoutBatch:
                 dtype=np.int64,
             ),
         }
-        for f in fields(cls):
-            if f.name in columns or f.name == "splits":
+        for name in COLUMNS:
+            if name in columns:
                 continue
-            values = [getattr(layout, f.name) for layout in layouts]
-            if f.name in CODES:
-                values = [CODES[f.name].index(value) for value in values]
-            columns[f.name] = np.array(values, dtype=dtype_of(f.name))
+            values = [getattr(layout, name) for layout in layouts]
+            if name in CODES:
+                values = [CODES[name].index(value) for value in values]
+            columns[name] = np.array(values, dtype=dtype_of(name))
         return cls(**columns, splits=splits)
 
     @classmethod
@@ -137,26 +136,33 @@ class LayoutBatch:
         """One batch of all rows; the tables of splits are merged."""
         splits = tuple(dict.fromkeys(split for batch in batches for split in batch.splits))
         columns: dict[str, Column] = {}
-        for f in fields(cls):
-            if f.name not in ("splits", "split"):
-                columns[f.name] = np.concatenate([getattr(batch, f.name) for batch in batches])
+        for name in COLUMNS:
+            if name != "split":
+                columns[name] = np.concatenate([getattr(batch, name) for batch in batches])
         columns["split"] = np.concatenate([_renumbered(batch, splits) for batch in batches])
         return cls(**columns, splits=splits)
 
     def row(self, index: int) -> Layout:
         """One layout as the object that users see."""
-        values: dict[str, object] = {}
-        for name, column in self.columns():
-            item = column[index].item()
-            values[name] = CODES[name][item] if name in CODES else item
-        kind = AC_KINDS[int(self.ac_kind[index])]
-        number = float(self.ac_value[index])
-        split = int(self.split[index])
-        values["ac"] = format_ac(kind, number)
-        values["layers_per_stage"] = None if split == TRAINER_SPLIT else self.splits[split]
-        for name in ("ac_kind", "ac_value", "split"):
-            del values[name]
-        return Layout.model_validate(values)
+        return self.take(np.array([index])).layouts()[0]
+
+    def layouts(self) -> list[Layout]:
+        """All layouts as the objects that users see; inverse of `from_layouts`."""
+        values: dict[str, list[Any]] = {name: column.tolist() for name, column in self.columns()}
+        for name, words in CODES.items():
+            values[name] = [words[code] for code in values[name]]
+        kinds, numbers, splits = (values.pop(name) for name in ("ac_kind", "ac_value", "split"))
+        values["ac"] = [
+            format_ac(AC_KINDS[kind], number) for kind, number in zip(kinds, numbers, strict=True)
+        ]
+        values["layers_per_stage"] = [
+            None if split == TRAINER_SPLIT else self.splits[split] for split in splits
+        ]
+        rows = zip(*values.values(), strict=True)
+        return [Layout.model_validate(dict(zip(values, row, strict=True))) for row in rows]
+
+
+COLUMNS = tuple(f.name for f in fields(LayoutBatch) if f.name != "splits")
 
 
 def dtype_of(name: str) -> type[np.generic]:

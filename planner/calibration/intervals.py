@@ -20,7 +20,7 @@ import numpy as np
 from planner.calibration import student
 from planner.calibration.basis import widening
 from planner.calibration.kernel_doubt import attention_sd, unmeasured_gpu_sd
-from planner.columns import FloatColumn, LayoutBatch, in_order
+from planner.columns import FloatColumn, IntColumn, LayoutBatch, in_order
 from planner.cost.machine.knobs import kernels_at, profile_at
 from planner.cost.machine.profile import Profile
 from planner.cost.machine.stacks import stack_name, unit_names
@@ -79,7 +79,7 @@ class TimeSpread:
         )
         return cls(loadings=loadings, own_sd=own)
 
-    def take(self, places: list[int]) -> "TimeSpread":
+    def take(self, places: IntColumn) -> "TimeSpread":
         """The spread of some layouts."""
         return TimeSpread(loadings=self.loadings[:, places], own_sd=self.own_sd[places])
 

@@ -82,8 +82,8 @@ def _costs_at(job: PreparedJob, rows: LayoutBatch) -> layers.UnitCosts:
     found: Savings | None = None
     if job.remembers:
         hashes = deduplicated.hashes([getattr(rows, name) for name in _without_mode(job)])
-        work_at = job.known_work.at(hashes, work)
-        found = job.known_savings.at(hashes[budgeted], what_is_saved) if saves else None
+        work_at = job.known.work.at(hashes, work)
+        found = job.known.savings.at(hashes[budgeted], what_is_saved) if saves else None
     else:
         context = job.context(rows)
         work_at = unit_work(context, job.model)
@@ -121,7 +121,7 @@ def shards_at(job: PreparedJob, rows: LayoutBatch) -> sharding.UnitShards:
     if not job.remembers:
         return price(np.arange(len(rows)))[0]
     columns = [getattr(rows, name) for name in sharding.KEY]
-    return job.known_shards.at(deduplicated.hashes(columns), price)
+    return job.known.shards.at(deduplicated.hashes(columns), price)
 
 
 def _key(job: PreparedJob) -> tuple[tuple[str, ...], tuple[str, ...]]:

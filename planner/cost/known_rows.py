@@ -4,6 +4,8 @@ A search meets the same units and the same shards again and again: in bounds, in
 budget after another.
 """
 
+import math
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Generic, TypeVar
@@ -24,8 +26,10 @@ RowsT = TypeVar("RowsT", UnitWork, Savings, UnitShards)
 class KnownRows(Generic[RowsT]):
     """Columns of one kind by the hash of what they depend on (`deduplicated.hashes`).
 
-    U: known rows, in the order in which they were priced; `room` is what the columns have place
-    for. One thread's: a price may not use it beside another.
+    hashes, places: of the known rows, in order, and where each stands in `matrix`, which holds the
+        columns below each other, (F, room), so that one gather fetches all. shapes: of each
+        column but for its rows.
+    One thread's: a price may not use it beside another.
     """
 
     def __init__(self, kind: type[RowsT]) -> None:
@@ -35,8 +39,9 @@ class KnownRows(Generic[RowsT]):
     def _forget(self) -> None:
         self.hashes: NDArray[np.uint64] = np.zeros(0, dtype=np.uint64)
         self.places = np.zeros(0, dtype=np.int64)
-        self.columns: dict[str, FloatColumn] = {}
-        self.count = self.room = 0
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.matrix: FloatColumn = np.zeros((0, 0))
+        self.count = 0
 
     def at(
         self, hashes: NDArray[np.uint64], price: Callable[[IntColumn], Sequence[RowsT]]
@@ -55,8 +60,13 @@ class KnownRows(Generic[RowsT]):
                 missing = np.arange(len(distinct))
             self._add(distinct[missing], price(first[missing]))
             places, _ = self._places(distinct)
-        rows = places[inverse]
-        return self.kind(**{name: column[..., rows] for name, column in self.columns.items()})
+        taken, start = np.take(self.matrix, places[inverse], axis=1), 0
+        columns: dict[str, FloatColumn] = {}
+        for name, shape in self.shapes.items():
+            end = start + math.prod(shape)
+            columns[name] = taken[start:end].reshape(*shape, len(inverse))
+            start = end
+        return self.kind(**columns)
 
     def _places(self, hashes: NDArray[np.uint64]) -> tuple[IntColumn, IntColumn]:
         """(where these rows stand, indices of those that are not known)."""
@@ -75,24 +85,51 @@ class KnownRows(Generic[RowsT]):
         )
 
     def _add(self, hashes: NDArray[np.uint64], parts: Sequence[RowsT]) -> None:
+        if not self.shapes:
+            self.shapes = {
+                field.name: getattr(parts[0], field.name).shape[:-1] for field in fields(self.kind)
+            }
         new = self.count + len(hashes)
-        if new > self.room:
-            self.room = max(new, 2 * self.room, FIRST_ROWS)
-            for field in fields(self.kind):
-                kept = self.columns.get(field.name)
-                first: FloatColumn = getattr(parts[0], field.name)
-                self.columns[field.name] = np.empty((*first.shape[:-1], self.room))
-                if kept is not None:
-                    self.columns[field.name][..., : self.count] = kept[..., : self.count]
+        if new > self.matrix.shape[1]:
+            kept = self.matrix[:, : self.count]
+            room = max(new, 2 * self.matrix.shape[1], FIRST_ROWS)
+            self.matrix = np.empty((sum(map(math.prod, self.shapes.values())), room))
+            self.matrix[: len(kept), : self.count] = kept
         at = self.count
         for part in parts:
-            size = 0
-            for name, column in self.columns.items():
-                values: FloatColumn = getattr(part, name)
-                size = values.shape[-1]
-                column[..., at : at + size] = values
+            values = [
+                getattr(part, name).reshape(math.prod(shape), -1)
+                for name, shape in self.shapes.items()
+            ]
+            size = values[0].shape[1]
+            np.concatenate(values, out=self.matrix[:, at : at + size])
             at += size
         order = np.argsort(np.concatenate([self.hashes, hashes]), kind="stable")
         self.hashes = np.concatenate([self.hashes, hashes])[order]
         self.places = np.concatenate([self.places, np.arange(self.count, new)])[order]
         self.count = new
+
+
+class KnownJob:
+    """What a job has priced already: units by their work and by what they save, and shards.
+
+    None of it depends on the batch size. So a search of the model, cluster and training of the
+    thread's last one goes on with what that knew (`go_on`).
+    """
+
+    def __init__(self) -> None:
+        self.work, self.savings = KnownRows(UnitWork), KnownRows(Savings)
+        self.shards = KnownRows(UnitShards)
+
+    def go_on(self, job: object, calibration: object) -> None:
+        """Knows what the last job of this thread knew, if that was the same but for its batch.
+
+        job, calibration: all that rows depend on; calibrations are the same if they are one object.
+        """
+        if getattr(_LAST, "job", None) == job and _LAST.calibration is calibration:
+            last: KnownJob = _LAST.known
+            self.work, self.savings, self.shards = last.work, last.savings, last.shards
+        _LAST.job, _LAST.calibration, _LAST.known = job, calibration, self
+
+
+_LAST = threading.local()

@@ -6,12 +6,10 @@ import numpy as np
 
 from planner.columns import FloatColumn, LayoutBatch
 from planner.cost.data_parallel.optimizer_step import OptimizerStep
-from planner.cost.data_parallel.sharding import UnitShards
-from planner.cost.known_rows import KnownRows
+from planner.cost.known_rows import KnownJob
 from planner.cost.layer.context import CostContext
 from planner.cost.layer.quantisation import Quantisation
 from planner.cost.layer.trainer_kernels import fused_kernels
-from planner.cost.layer.unit_work import Savings, UnitWork
 from planner.cost.machine.device import Device
 from planner.cost.machine.knobs import Calibration
 from planner.cost.machine.profile import Profile
@@ -36,8 +34,7 @@ class PreparedJob:
         code; 1 without any.
     remembers: whether rows that were computed are remembered. Machines side by side, whose profile
         differs from row to row, do not.
-    known_work, known_savings, known_shards: rows already computed; a changed copy
-        (`dataclasses.replace`) starts without.
+    known: rows already computed; a changed copy (`dataclasses.replace`) starts without.
     """
 
     model: ModelSpec
@@ -51,15 +48,7 @@ class PreparedJob:
     recipes: tuple[Recipe, ...]
     own_factor: FloatColumn
     remembers: bool = True
-    known_work: KnownRows[UnitWork] = field(
-        default_factory=lambda: KnownRows(UnitWork), init=False, compare=False, repr=False
-    )
-    known_savings: KnownRows[Savings] = field(
-        default_factory=lambda: KnownRows(Savings), init=False, compare=False, repr=False
-    )
-    known_shards: KnownRows[UnitShards] = field(
-        default_factory=lambda: KnownRows(UnitShards), init=False, compare=False, repr=False
-    )
+    known: KnownJob = field(default_factory=KnownJob, init=False, compare=False, repr=False)
 
     @property
     def optimizer_step(self) -> OptimizerStep:

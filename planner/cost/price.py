@@ -153,6 +153,11 @@ class Pricer(PreparedJob):
         seconds, _, _ = step_seconds(CostInputs.of(self, batch, every_rank=False))
         return np.asarray(self.own_factor[batch.precision] * seconds)
 
+    def least_device_bytes(self, batch: LayoutBatch) -> FloatColumn:
+        """`Prices.least_device_bytes` of every layout, (N,), without the work on its time."""
+        _, outside, _, least = self._memory(CostInputs.of(self, batch, every_rank=False))
+        return np.asarray(least.max(axis=0) + outside)
+
     def step_seconds_on(self, machines: Sequence["Pricer"], batch: LayoutBatch) -> FloatColumn:
         """The step of every layout on each of V machines, (V, N); see `machine.side_by_side`.
 

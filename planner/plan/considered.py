@@ -44,9 +44,12 @@ def fitting_layouts(at_size: OneSize) -> Fitting:
     for one in at_size.sampled:
         if one.step_seconds is not None and one.device_bytes is not None and one.fits:
             known.setdefault(one.layout, (one.step_seconds, one.device_bytes))
-    for row in np.flatnonzero(screened.oom <= OOM_LIMIT):
-        numbers = float(screened.step_seconds[row]), float(screened.device_bytes[row])
-        known.setdefault(screened.batch.row(int(row)), numbers)
+    rows = np.flatnonzero(screened.oom <= OOM_LIMIT)
+    numbers = zip(
+        screened.step_seconds[rows].tolist(), screened.device_bytes[rows].tolist(), strict=True
+    )
+    for layout, both in zip(screened.batch.take(rows).layouts(), numbers, strict=True):
+        known.setdefault(layout, both)
     # whole bytes: what differs by rounding alone is no point of a front
     return Fitting(
         layouts=list(known),
@@ -56,11 +59,11 @@ def fitting_layouts(at_size: OneSize) -> Fitting:
 
 
 def considered(
-    job: Job, sizes: Sequence[OneSize], ranked: Sequence[PlanCandidate]
+    job: Job, sizes: Sequence[OneSize], ranked: Sequence[PlanCandidate], fitting: Sequence[Fitting]
 ) -> list[ConsideredLayout]:
     """The ranked layouts in their order, then the others that fit by the objective.
 
-    Behind them what does not fit, and what a rule refused.
+    Behind them what does not fit, and what a rule refused. fitting: `fitting_layouts` of each size.
     """
     base = ranked[0].layout
     ranks = {
@@ -70,8 +73,8 @@ def considered(
     most = max(MOST_CONSIDERED // len(sizes), FEWEST_A_SIZE)
     found = [
         entry
-        for at_size in sizes
-        for entry in _of_size(job, at_size, base, ranks, most, len(sizes))
+        for at_size, fits in zip(sizes, fitting, strict=True)
+        for entry in _of_size(job, at_size, fits, base, ranks, most, len(sizes))
     ]
     return sorted(
         found,
@@ -88,13 +91,13 @@ def considered(
 def _of_size(
     job: Job,
     at_size: OneSize,
+    fitting: Fitting,
     base: Layout,
     ranks: dict[tuple[int, Layout], int],
     most: int,
     num_sizes: int,
 ) -> list[ConsideredLayout]:
     num_gpus = at_size.pricer.cluster.num_gpus
-    fitting = fitting_layouts(at_size)
     steps = dict(zip(fitting.layouts, fitting.step_seconds.tolist(), strict=True))
     ahead = [layout for size, layout in ranks if size == num_gpus]
     ahead.append(PlanCandidate(at_size, at_size.first).layout)  # of `sizes`
@@ -102,14 +105,13 @@ def _of_size(
     smallest = job.search.objective == "memory"
     order = np.argsort(fitting.device_bytes if smallest else fitting.step_seconds, kind="stable")
     best = list(dict.fromkeys([*ahead, *(fitting.layouts[row] for row in order)]))
-    unfit = at_size.screened.unfit
     tried = {trial.layout: trial for trial in at_size.sampled}
     priced = list(
         dict.fromkeys(
             [
                 *best[: max(most, len(set(ahead)))],
                 *(trial.layout for trial in tried.values() if trial.refused is None),
-                *(unfit.row(row) for row in range(len(unfit))),
+                *at_size.screened.unfit.layouts(),
             ]
         )
     )

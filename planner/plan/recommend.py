@@ -5,17 +5,18 @@ ones -> estimate, explain, export.
 """
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from planner.cost.machine.knobs import Calibration
 from planner.cost.run.goodput import run_estimate
 from planner.estimates import estimate_layouts
-from planner.export import export
+from planner.export import exports
 from planner.export.base import Export
 from planner.plan.advice import warnings_for
-from planner.plan.considered import considered, fitting_layouts
+from planner.plan.considered import Fitting, considered, fitting_layouts
 from planner.plan.explain import BETTER, difference, next_bottleneck, regret, winner_reasons
 from planner.plan.together import Together
 from planner.ports import Ports
@@ -48,6 +49,8 @@ from planner.version import MODEL_VERSION
 if TYPE_CHECKING:  # they import Optuna, which a plan on paper does not need to start
     from planner.study.ask_tell import Ranked, StudyResult
     from planner.study.measured_search import Probing
+
+Answer = TypeVar("Answer")
 
 # shown rejection reasons, if fewer layouts are found than asked for
 MOST_REASONS = 3
@@ -137,14 +140,19 @@ def _with_measurements(plan: Plan, outcome: "StudyResult", known: "list[Ranked]"
     return plan.model_copy(update={"ranked": entries, "probing": summary(outcome)})
 
 
-def _exported(job: Job, choice: PlanCandidate) -> Export | None:
+def _exports(job: Job, ranked: list[PlanCandidate]) -> list[Export | None]:
+    """What each choice pastes.
+
+    Another program's settings for a trainer that has none of its own, only if that can run the
+    layout.
+    """
     target = TRAINERS[job.training.trainer].export_format
-    exported = export(
-        choice.layout, job.model, choice.at_size.pricer.cluster, job.training, to=target
+    found = _by_size(
+        ranked,
+        lambda size, those: exports(those, job.model, size.pricer.cluster, job.training, to=target),
     )
-    # another program's settings for a trainer that has none of its own, only if that can
-    # run the layout
-    return None if target != job.training.trainer and exported.blockers else exported
+    own = target == job.training.trainer
+    return [exported if own or not exported.blockers else None for exported in found]
 
 
 def _options(sizes: list[OneSize]) -> list[SizeOption]:
@@ -182,7 +190,9 @@ def _options(sizes: list[OneSize]) -> list[SizeOption]:
 def _plan(
     job: Job, ports: Ports, sizes: list[OneSize], ranked: list[PlanCandidate], seconds: float
 ) -> Plan:
-    estimates = _estimates(ranked)
+    estimates, exports = _estimates(ranked), _exports(job, ranked)
+    with_candidates = [at_size for at_size in sizes if at_size.candidates]
+    fitting = [fitting_layouts(at_size) for at_size in with_candidates]
     together = {
         id(one.at_size): Together(
             one.at_size.pricer, [other.layout for other in ranked if other.at_size is one.at_size]
@@ -190,10 +200,18 @@ def _plan(
         for one in ranked
     }
     entries = [
-        _entry(job, rank, choice, estimates[rank - 1], together[id(choice.at_size)])
-        for rank, choice in enumerate(ranked, start=1)
+        _entry(job, rank, choice, estimate, together[id(choice.at_size)], exported)
+        for rank, (choice, estimate, exported) in enumerate(
+            zip(ranked, estimates, exports, strict=True), start=1
+        )
     ]
     winner = ranked[0]
+    num_gpus = winner.at_size.pricer.cluster.num_gpus
+    at_winner = next(
+        fits
+        for at_size, fits in zip(with_candidates, fitting, strict=True)
+        if at_size.pricer.cluster.num_gpus == num_gpus
+    )
     total = Counter[str]()
     for at_size in sizes:
         total.update(at_size.rejected)
@@ -202,7 +220,7 @@ def _plan(
         job=job.request,
         created_at=ports.clock.now().isoformat(),
         ranked=entries,
-        pareto=_pareto(job, sizes, ranked),
+        pareto=_pareto(job, ranked, at_winner),
         rejected=dict(total.most_common()),
         nearest_miss=None,
         searched=_searched(sizes, winner.at_size, seconds),
@@ -215,9 +233,9 @@ def _plan(
         seed=job.search.seed,
         model_version=MODEL_VERSION,
         calibration_id=winner.at_size.pricer.calibration.id,
-        considered=considered(job, [at_size for at_size in sizes if at_size.candidates], ranked),
+        considered=considered(job, with_candidates, ranked, fitting),
         sensitivity=sensitivity(winner.at_size.pricer, winner.layout),
-        sizes=_options([at_size for at_size in sizes if at_size.candidates]),
+        sizes=_options(with_candidates),
         regret=regret(
             np.array([choice.expected for choice in ranked]), covariance(job, ranked), job.search
         ),
@@ -228,16 +246,18 @@ def _plan(
 
 def _estimates(ranked: list[PlanCandidate]) -> list[Estimate]:
     """The estimate of every choice, priced together at each size."""
-    answers: dict[int, Estimate] = {}
+    return _by_size(ranked, lambda at_size, those: estimate_layouts(at_size.pricer, those))
+
+
+def _by_size(
+    ranked: list[PlanCandidate], ask: Callable[[OneSize, list[Layout]], Iterable[Answer]]
+) -> list[Answer]:
+    """The answer for every choice, asked of all layouts of a size together."""
+    answers: dict[int, Answer] = {}
     for at_size in {id(choice.at_size): choice.at_size for choice in ranked}.values():
         places = [index for index, choice in enumerate(ranked) if choice.at_size is at_size]
-        answers.update(
-            zip(
-                places,
-                estimate_layouts(at_size.pricer, [ranked[index].layout for index in places]),
-                strict=True,
-            )
-        )
+        found = ask(at_size, [ranked[index].layout for index in places])
+        answers.update(zip(places, found, strict=True))
     return [answers[index] for index in range(len(ranked))]
 
 
@@ -313,11 +333,15 @@ def _run_warnings(winner: RankedLayout, sizes: list[OneSize]) -> list[str]:
 
 
 def _entry(
-    job: Job, rank: int, choice: PlanCandidate, estimate: Estimate, together: Together
+    job: Job,
+    rank: int,
+    choice: PlanCandidate,
+    estimate: Estimate,
+    together: Together,
+    exported: Export | None,
 ) -> RankedLayout:
     at_size, layout = choice.at_size, choice.layout
     reasons = _reasons(job, rank, together, layout, estimate)
-    exported = _exported(job, choice)
     return RankedLayout(
         rank=rank,
         layout=layout,
@@ -375,11 +399,9 @@ def _headline(entries: list[RankedLayout]) -> list[str]:
     ]
 
 
-def _pareto(job: Job, sizes: list[OneSize], ranked: list[PlanCandidate]) -> list[ParetoPoint]:
+def _pareto(job: Job, ranked: list[PlanCandidate], fitting: Fitting) -> list[ParetoPoint]:
     """Throughput against headroom at the winner's size, over everything priced that fits."""
     cluster = ranked[0].at_size.pricer.cluster
-    on_paper = next(one for one in sizes if one.pricer.cluster.num_gpus == cluster.num_gpus)
-    fitting = fitting_layouts(on_paper)
     places = {choice.layout: index for index, choice in enumerate(ranked, start=1)}
     tokens = job.training.global_batch_size * job.training.seq_len / cluster.num_gpus
     return [

@@ -102,7 +102,10 @@ def _quantised(c: Context) -> list[tuple[int, Recipe]]:
 def _unaligned_weights(x: LayoutBatch, c: Context) -> BoolColumn:
     tp, etp = x.tp.astype(np.float64), x.etp.astype(np.float64)
     broken = np.zeros(np.broadcast_shapes(tp.shape, etp.shape, x.precision.shape), dtype=np.bool_)
+    present = set(np.unique(x.precision).tolist())
     for code, recipe in _quantised(c):
+        if code not in present:
+            continue
         for kind, _ in c.model.distinct_layers():
             for op in products(c.model, kind):
                 if low_share(recipe, op, c.model) > 0:

@@ -32,6 +32,12 @@ def priced_and_fitting(
     return seconds, fits
 
 
+def fits_at_all(pricer: Pricer, batch: LayoutBatch) -> BoolColumn:
+    """Whether each layout fits, (N,), whatever its time."""
+    parts = [pricer.least_device_bytes(batch.take(rows)) for rows in slices(len(batch))]
+    return fitting(pricer, np.concatenate([np.zeros(0), *parts]))
+
+
 def most_device_bytes(pricer: Pricer) -> float:
     """The most device bytes that fit."""
     low, high = 0.0, 2.0 * float(pricer.cluster.usable_memory_bytes)

@@ -18,7 +18,7 @@ from planner.cost.refine import first_groups, simulated_step_seconds
 from planner.cost.run.goodput import RunColumns, busy_seconds, run_columns
 from planner.rules import Context
 from planner.rules.features import HOST_TOO_SMALL
-from planner.search.choice.preference import Weighed, leaders
+from planner.search.choice.preference import Spreads, Weighed, leaders
 from planner.search.fit import fitting
 from planner.search.sampled import SampledTrial
 from planner.search.screen import Screened, screen
@@ -79,7 +79,9 @@ class OneSize:
     oom: P(out of memory).
     expected: the scores plus the cost of running out of memory and of unproven mechanisms, if the
         simplest comes first.
+    batch: their layouts as columns.
     weighed: the mechanisms that they use.
+    spreads: the uncertainty of their step times against each other.
     first: the candidate to put first (`ranking`).
     sampled: what the sampler tried beyond enumeration, in its order.
     """
@@ -95,7 +97,9 @@ class OneSize:
     scores: FloatColumn = field(default_factory=lambda: np.zeros(0))
     oom: FloatColumn = field(default_factory=lambda: np.zeros(0))
     expected: FloatColumn = field(default_factory=lambda: np.zeros(0))
+    batch: LayoutBatch | None = None
     weighed: Weighed | None = None
+    spreads: Spreads | None = None
     first: int = 0
     sampled: tuple[SampledTrial, ...] = ()
 
@@ -151,6 +155,8 @@ def search_size(
     samples: also sample the space beyond enumeration.
     """
     pricer = Pricer.build(job.model, cluster, job.training, calibration)
+    but_batch = job.training.model_copy(update={"global_batch_size": 0})
+    pricer.known.go_on((job.model, cluster, but_batch), pricer.calibration)
     space, screened = _screen(job, pricer)
     on_device = space
     rejected, num_layouts = Counter(space.rejected), space.num_layouts
@@ -313,11 +319,13 @@ def _simulate(
     limit_seconds: slower layouts are not wanted.
     """
     pricer = at_size.pricer
-    chosen = first_groups(pricer, screened.batch, SIMULATED, SIMULATED_GROUPS)
-    weighed = Weighed.of(screened.batch, pricer)
-    expected = weighed.expected(screened.step_seconds, screened.oom)
-    simplest = leaders(expected, weighed.points)
-    best = screened.batch.take(np.union1d(chosen, simplest))
+    best = screened.batch.take(slice(0, 0))
+    if screened.num_fitting or np.isinf(limit_seconds):
+        chosen = first_groups(pricer, screened.batch, SIMULATED, SIMULATED_GROUPS)
+        weighed = Weighed.of(screened.batch, pricer)
+        expected = weighed.expected(screened.step_seconds, screened.oom)
+        simplest = leaders(expected, weighed.points)
+        best = screened.batch.take(np.union1d(chosen, simplest))
     bases: list[Budgeted] = []
     if job.search.objective != "memory" and _free_recomputation(job):
         shown = screened.step_seconds[: min(_wanted(job), screened.num_fitting)]
@@ -339,10 +347,13 @@ def _consider(at_size: OneSize, batch: LayoutBatch) -> FloatColumn:
     prices = at_size.pricer.price(batch)
     step = simulated_step_seconds(at_size.pricer, batch, prices)
     fits = fitting(at_size.pricer, prices.least_device_bytes)
-    at_size.candidates += [
-        (float(step[row]), float(prices.device_bytes[row]), batch.row(int(row)))
-        for row in np.flatnonzero(fits)
-    ]
+    rows = np.flatnonzero(fits)
+    at_size.candidates += zip(
+        step[rows].tolist(),
+        prices.device_bytes[rows].tolist(),
+        batch.take(rows).layouts(),
+        strict=True,
+    )
     at_size.candidates.sort(key=lambda candidate: candidate[0])
     at_size.num_simulated += len(batch)
     return np.where(fits, step, np.inf)
@@ -473,6 +484,7 @@ def rate(job: Job, at_size: OneSize, *, several: bool) -> None:
         at_size.pricer.profile, at_size.pricer.cluster, prices.least_device_bytes
     )
     at_size.scores = score_of(job.search.objective, at_size.runs, device, several=several)
+    at_size.batch, at_size.spreads = batch, Spreads(at_size.pricer, batch)
     at_size.weighed = Weighed.of(batch, at_size.pricer)
     at_size.expected = at_size.scores
     if job.search.simplest_first:

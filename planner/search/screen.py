@@ -84,7 +84,7 @@ def screen(
     smallest: minimise device bytes instead of step seconds.
     limit_seconds: slower layouts are not wanted.
     everything: also price layouts whose schedules hold more than there is room for. They are if
-        nothing fits, to see what comes closest.
+        nothing fits and there is no limit, to see what comes closest.
     """
     idle = Idle.of(pricer, space.cells, space.schedules())
     cell_bounds = CellBounds(pricer, space.cells, idle)
@@ -106,16 +106,9 @@ def screen(
             without_room += int((~fits).sum())
             batch = batch.take(fits)
         pool.add(pricer, batch, limit)
-    if without_room and not pool.num_fitting:
+    if without_room and not pool.num_fitting and np.isinf(limit_seconds):
         return screen(
-            pricer,
-            space,
-            count=count,
-            smallest=smallest,
-            slack=slack,
-            keep=keep,
-            limit_seconds=limit_seconds,
-            everything=True,
+            pricer, space, count=count, smallest=smallest, slack=slack, keep=keep, everything=True
         )
     too_large = without_room + int(space.cell_sizes[queue.too_large()].sum())
     bounded_out = space.num_layouts - pool.num_priced - too_large

@@ -49,9 +49,9 @@ def same(first: object, second: object) -> bool:
 def test_what_is_remembered_is_what_was_priced() -> None:
     pricer, rows = fresh(), some_rows(fresh())
     first = units_at(pricer, rows).costs
-    count = pricer.known_work.count
+    count = pricer.known.work.count
     again = units_at(pricer, rows.take(np.arange(len(rows))[::-1])).costs
-    assert pricer.known_work.count == count < len(rows)
+    assert pricer.known.work.count == count < len(rows)
     assert same(first, units_at(pricer, rows).costs)
     assert np.array_equal(again.forward_seconds[:, ::-1], first.forward_seconds)
     alone = units_at(fresh(), rows.take(np.array([7]))).costs
@@ -65,7 +65,7 @@ def test_checkpointing_shares_the_work_of_a_unit() -> None:
         alike = replace(rows, ac_kind=np.array([kind]), ac_value=np.array([value]))
         found = units_at(pricer, alike).costs
         assert same(found, units_at(fresh(), alike).costs)
-    assert (pricer.known_work.count, pricer.known_savings.count) == (1, 1)
+    assert (pricer.known.work.count, pricer.known.savings.count) == (1, 1)
 
 
 def budgets() -> list[tuple[int, float]]:
@@ -81,7 +81,7 @@ def test_budgets_and_modes_of_one_call_share_it_too() -> None:
         ac_value=np.array(values),
     )
     together = units_at(pricer, rows).costs
-    assert (pricer.known_work.count, pricer.known_savings.count) == (1, 1)
+    assert (pricer.known.work.count, pricer.known.savings.count) == (1, 1)
     for place in range(len(rows)):
         alone = units_at(fresh(), rows.take(np.array([place]))).costs
         assert np.array_equal(alone.recompute_seconds[:, 0], together.recompute_seconds[:, place])
@@ -96,16 +96,16 @@ def test_too_many_are_forgotten_and_priced_again(monkeypatch: pytest.MonkeyPatch
     for start in range(0, len(rows), 16):
         part = units_at(pricer, rows.take(slice(start, start + 16))).costs
         assert np.array_equal(part.forward_seconds, whole.forward_seconds[:, start : start + 16])
-        assert pricer.known_work.count <= 32
+        assert pricer.known.work.count <= 32
     assert same(units_at(pricer, rows).costs, whole)
 
 
 def test_shards_are_remembered_too() -> None:
     pricer, rows = fresh(), some_rows(fresh())
     first = shards_at(pricer, rows)
-    count = pricer.known_shards.count
+    count = pricer.known.shards.count
     assert same(first, shards_at(pricer, rows))
-    assert pricer.known_shards.count == count
+    assert pricer.known.shards.count == count
     alone = shards_at(fresh(), rows.take(np.array([7])))
     assert np.array_equal(alone.gather_seconds[:, 0], first.gather_seconds[:, 7])
     assert alone.step_seconds[0] == first.step_seconds[7]
@@ -115,7 +115,7 @@ def test_a_changed_job_starts_without() -> None:
     pricer, rows = fresh(), some_rows(fresh())
     units_at(pricer, rows)
     longer = replace(pricer, training=pricer.training.model_copy(update={"seq_len": 8192}))
-    assert longer.known_work.count == 0
+    assert longer.known.work.count == 0
     assert (units_at(longer, rows).forward > units_at(pricer, rows).forward).any()
 
 

@@ -115,8 +115,7 @@ def simulate(
                 _put(answer, unsettled, more)
             return answer
         few *= 4
-    whole = times or line.per_microbatch * num_microbatches <= DIRECT_ACTIONS
-    chosen = line.compiled(num_microbatches) if whole else line.steady(num_microbatches, stride)
+    chosen = line.compiled(num_microbatches) if times else line.steady(num_microbatches, stride)
     return replay(chosen, costs, num_microbatches=num_microbatches, times=times, memory=memory)
 
 

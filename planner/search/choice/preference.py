@@ -118,6 +118,28 @@ def spread_within_stack(pricer: Pricer, batch: LayoutBatch) -> TimeSpread:
     )
 
 
+class Spreads:
+    """`spread_within_stack` of N layouts of one job, each worked out once, when it is asked for.
+
+    layouts: columns of all.
+    """
+
+    def __init__(self, pricer: Pricer, layouts: LayoutBatch) -> None:
+        self.pricer, self.layouts = pricer, layouts
+        self._places = np.full(len(layouts), -1)
+        self._known: list[TimeSpread] = []
+        self._count = 0
+
+    def at(self, rows: IntColumn) -> TimeSpread:
+        """Those of some rows, in their order."""
+        new = np.unique(rows[self._places[rows] < 0])
+        if len(new):
+            self._known.append(spread_within_stack(self.pricer, self.layouts.take(new)))
+            self._places[new] = np.arange(self._count, self._count + len(new))
+            self._count += len(new)
+        return TimeSpread.join(self._known).take(self._places[rows])
+
+
 def difference_sd(errors: CorrelatedErrors, row: int) -> FloatColumn:
     """Standard deviation of log(time of each layout / time of this one), (N,)."""
     squared = errors.variance + errors.variance[row] - 2.0 * errors.column(row)

@@ -15,7 +15,7 @@ from planner.calibration.intervals import TimeSpread
 from planner.calibration.mechanisms import Mechanism, used_by
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.search.choice import pareto
-from planner.search.choice.preference import difference_sd, prefer, spread_within_stack
+from planner.search.choice.preference import Spreads, difference_sd, prefer
 from planner.search.one_size import OneSize, PlanCandidate
 from planner.specs.gpu import MAX_GPUS
 from planner.specs.job import Job
@@ -109,12 +109,15 @@ def _preferred(job: Job, at_size: OneSize, among: BoolColumn) -> int:
     step = np.array([step for step, *_ in at_size.candidates])
     if not job.search.simplest_first or at_size.weighed is None:
         return int(best_first(scores, step)[0])
-    batch = LayoutBatch.from_layouts([layout for *_, layout in at_size.candidates])
+    batch, spreads = _columns(at_size)
+    return prefer(batch, at_size.weighed, scores, job.training.global_batch_size, spreads.at)
 
-    def spread_of(near: IntColumn) -> TimeSpread:
-        return spread_within_stack(at_size.pricer, batch.take(near))
 
-    return prefer(batch, at_size.weighed, scores, job.training.global_batch_size, spread_of)
+def _columns(at_size: OneSize) -> tuple[LayoutBatch, Spreads]:
+    """(layouts, their uncertainty) of the candidates, as `one_size.rate` left them."""
+    if at_size.batch is None or at_size.spreads is None:
+        raise ValueError("candidates are ranked after they are rated")
+    return at_size.batch, at_size.spreads
 
 
 def _proven(job: Job, chosen: PlanCandidate) -> PlanCandidate | None:
@@ -165,9 +168,8 @@ def deviations(choices: list[PlanCandidate]) -> TimeSpread:
     spreads: dict[int, TimeSpread] = {}
     for at_size in {id(choice.at_size): choice.at_size for choice in choices}.values():
         places = [place for place, choice in enumerate(choices) if choice.at_size is at_size]
-        batch = LayoutBatch.from_layouts([choices[place].layout for place in places])
-        found = spread_within_stack(at_size.pricer, batch)
-        spreads.update((place, found.take([index])) for index, place in enumerate(places))
+        found = _columns(at_size)[1].at(np.array([choices[place].row for place in places]))
+        spreads.update((place, found.take(np.array([i]))) for i, place in enumerate(places))
     return TimeSpread.join([spreads[place] for place in range(len(choices))])
 
 

@@ -23,7 +23,7 @@ from planner.cost.price import Pricer
 from planner.rules import Context, legal_mask
 from planner.rules.features import largest_stage
 from planner.search.bounds import STEPS, CellBounds
-from planner.search.fit import OOM_LIMIT, priced_and_fitting
+from planner.search.fit import OOM_LIMIT, fits_at_all, priced_and_fitting
 from planner.search.space.enumerate import Space
 from planner.search.variations.floors import open_classes
 from planner.work.checkpointing import BLOCK, FULL, MEMORY_BUDGET, NONE
@@ -33,6 +33,8 @@ Dial = Callable[[LayoutBatch, IntColumn], LayoutBatch]  # the layouts with these
 # Judgement: a budget with one chance in 200 of running out of memory loses less by that than a
 # smaller one loses in time.
 SAFE_RISK = 0.005
+AT_ONCE = 512  # layouts that are priced as quickly as one, nearly
+MOST_TRIED = 7  # budgets of one layout, three halvings
 FEW_POINTS = 2  # cells with more mechanisms than this are not simple, however small their budget
 
 
@@ -44,10 +46,9 @@ def best_budgets(pricer: Pricer, budgeted: Sequence["Budgeted"], keep: int) -> L
     """
     all_found = []
     for bases in budgeted:
-        found = [bases.fastest(keep), bases.fastest(keep, simple=True)]
-        fastest = LayoutBatch.concatenate(found)
-        safe, _ = largest_budgets(pricer, fastest, np.inf, len(fastest), bases.dial, risk=SAFE_RISK)
-        all_found += [fastest, safe]
+        fastest = LargestBudgets.joined([bases.fastest(keep), bases.fastest(keep, simple=True)])
+        safe = _safe(pricer, fastest, bases.dial)
+        all_found += [bases.dial(found.layouts, found.hundredths) for found in (fastest, safe)]
     return LayoutBatch.concatenate(all_found)
 
 
@@ -125,13 +126,13 @@ class Budgeted:
             batch, simple, seconds = batch.take(legal), simple[legal], seconds[legal]
         return _Round(cells=cells, batch=batch, simple=simple, seconds=seconds)
 
-    def fastest(self, keep: int, *, simple: bool = False) -> LayoutBatch:
+    def fastest(self, keep: int, *, simple: bool = False) -> "LargestBudgets":
         """The `keep` fastest layouts, each at its largest budget that fits.
 
         simple: only cells with few mechanisms.
         """
         nothing = self.space.cells.take(slice(0, 0))
-        found, seconds, limit, waiting = nothing, np.zeros(0), self.worth, nothing
+        found, limit, waiting = LargestBudgets.none(nothing), self.worth, nothing
         rounds = self._rounds()
         while True:
             one = next(rounds, None)
@@ -140,12 +141,11 @@ class Budgeted:
                 wanted = (one.seconds < limit) & (one.simple | (not simple))
                 waiting = LayoutBatch.concatenate([waiting, one.batch.take(wanted)])
             if len(waiting) and (done or len(waiting) >= CHUNK):
-                more, their_seconds = largest_budgets(self.pricer, waiting, limit, keep, self.dial)
-                found = LayoutBatch.concatenate([found, more])
-                seconds = np.concatenate([seconds, their_seconds])
-                order = np.argsort(seconds, kind="stable")[:keep]
-                found, seconds, waiting = found.take(order), seconds[order], nothing
-                limit = float(seconds[-1]) if len(seconds) == keep else limit
+                more = largest_budgets(self.pricer, waiting, limit, keep, self.dial)
+                found = LargestBudgets.joined([found, more])
+                found = found.take(np.argsort(found.seconds, kind="stable")[:keep])
+                waiting = nothing
+                limit = float(found.seconds[-1]) if len(found.seconds) == keep else limit
             if done:
                 return found
 
@@ -214,45 +214,113 @@ def takes_budget(pricer: Pricer, batch: LayoutBatch) -> BoolColumn:
     return np.asarray(ends & batch.compile & legal_mask(_with_budget(batch, some), context))
 
 
+@dataclass(frozen=True, slots=True)
+class LargestBudgets:
+    """Layouts, the largest budget of each that fits, and its step with it, (N,)."""
+
+    layouts: LayoutBatch
+    hundredths: IntColumn
+    seconds: FloatColumn
+
+    @classmethod
+    def none(cls, nothing: LayoutBatch) -> "LargestBudgets":
+        """Those of no layouts."""
+        return cls(nothing, np.zeros(0, dtype=np.int64), np.zeros(0))
+
+    @classmethod
+    def joined(cls, parts: Sequence["LargestBudgets"]) -> "LargestBudgets":
+        """Those of all parts."""
+        return cls(
+            LayoutBatch.concatenate([part.layouts for part in parts]),
+            np.concatenate([part.hundredths for part in parts]),
+            np.concatenate([part.seconds for part in parts]),
+        )
+
+    def take(self, rows: IntColumn | BoolColumn) -> "LargestBudgets":
+        """Those of some layouts."""
+        return LargestBudgets(self.layouts.take(rows), self.hundredths[rows], self.seconds[rows])
+
+
 def largest_budgets(
-    pricer: Pricer,
-    bases: LayoutBatch,
-    limit: float,
-    keep: int,
-    dial: Dial = _with_budget,
-    *,
-    risk: float = OOM_LIMIT,
-) -> tuple[LayoutBatch, FloatColumn]:
+    pricer: Pricer, bases: LayoutBatch, limit: float, keep: int, dial: Dial = _with_budget
+) -> LargestBudgets:
     """The largest budget below 1 that fits, for each base that can beat the limit.
 
-    Returns the layouts and their step seconds.
-    risk: the largest allowed P(out of memory).
-
-    Time falls and memory grows with the budget. The answer lies between `low`, which fits, and
-    `high`, which does not; the step at `high` bounds it from below. A base that fits without
-    recomputation needs no budget, and budget 0 is full recomputation.
+    Time falls and memory grows with the budget. The answer lies between one that fits and one that
+    does not; the step there bounds it from below. A base that fits without recomputation needs no
+    budget, and budget 0 is full recomputation.
     """
-    seconds, fits = priced_and_fitting(pricer, dial(bases, np.full(len(bases), 0)))
-    bases, low_seconds = bases.take(fits), seconds[fits]
-    high_seconds, fits = priced_and_fitting(pricer, dial(bases, np.full(len(bases), STEPS)))
-    open_rows = ~fits & (high_seconds < limit)
-    bases, low_seconds, high_seconds = (
-        bases.take(open_rows),
-        low_seconds[open_rows],
-        high_seconds[open_rows],
+    bases = bases.take(fits_at_all(pricer, dial(bases, np.full(len(bases), 0))))
+    seconds, fits = priced_and_fitting(pricer, dial(bases, np.full(len(bases), STEPS)))
+    left = ~fits & (seconds < limit)
+    return _bisected(
+        pricer,
+        bases.take(left),
+        np.full(int(left.sum()), STEPS),
+        seconds[left],
+        dial,
+        limit=limit,
+        keep=keep,
+        risk=OOM_LIMIT,
     )
-    low, high = np.full(len(bases), 0), np.full(len(bases), STEPS)
+
+
+def _safe(pricer: Pricer, fastest: LargestBudgets, dial: Dial) -> LargestBudgets:
+    """The largest budgets of these layouts that are safe, where some are."""
+    above, seconds = fastest.hundredths + 1, np.full(len(fastest.layouts), -np.inf)
+    return _bisected(
+        pricer, fastest.layouts, above, seconds, dial, limit=np.inf, keep=0, risk=SAFE_RISK
+    )
+
+
+def _bisected(
+    pricer: Pricer,
+    bases: LayoutBatch,
+    high: IntColumn,
+    high_seconds: FloatColumn,
+    dial: Dial,
+    *,
+    limit: float,
+    keep: int,
+    risk: float,
+) -> LargestBudgets:
+    """The largest budget below `high`, in hundredths, at which each base fits, where one does.
+
+    high_seconds: the step there, at the most. keep: how many are wanted, 0 for all; bases that
+        cannot be among them, or beat the limit, are left out.
+    risk: the largest allowed P(out of memory).
+    """
+    low, low_seconds = np.zeros(len(bases), dtype=np.int64), np.full(len(bases), np.inf)
     while len(bases) and (high - low > 1).any():
-        middle = (low + high) // 2
-        seconds, fits = priced_and_fitting(pricer, dial(bases, middle), risk)
-        low, low_seconds = np.where(fits, middle, low), np.where(fits, seconds, low_seconds)
-        high, high_seconds = np.where(fits, high, middle), np.where(fits, high_seconds, seconds)
-        limit = (
-            min(limit, float(np.partition(low_seconds, keep - 1)[keep - 1]))
-            if len(bases) >= keep
-            else limit
-        )
+        middles = _middles(low, high, len(bases))
+        tried = LayoutBatch.concatenate([dial(bases, middle) for middle in middles])
+        seconds, fits = priced_and_fitting(pricer, tried, risk)
+        seconds, fits = seconds.reshape(len(middles), -1), fits.reshape(len(middles), -1)
+        place, rows = np.zeros(len(bases), dtype=np.int64), np.arange(len(bases))
+        while place[0] < len(middles):  # all are in the same generation
+            fit, value, middle = fits[place, rows], seconds[place, rows], middles[place, rows]
+            low, low_seconds = np.where(fit, middle, low), np.where(fit, value, low_seconds)
+            high = np.where(fit, high, middle)
+            high_seconds = np.where(fit, high_seconds, value)
+            place = 2 * place + 1 + fit.astype(np.int64)
+        if 0 < keep <= len(bases):
+            limit = min(limit, float(np.partition(low_seconds, keep - 1)[keep - 1]))
         alive = high_seconds <= limit
         bases, low, high = bases.take(alive), low[alive], high[alive]
         low_seconds, high_seconds = low_seconds[alive], high_seconds[alive]
-    return dial(bases, low).take(low > 0), low_seconds[low > 0]
+    return LargestBudgets(bases, low, low_seconds).take(low > 0)
+
+
+def _middles(low: IntColumn, high: IntColumn, count: int) -> IntColumn:
+    """Budgets that a bisection of these ranges asks for next, whatever it finds, (T, N).
+
+    The first halves each range, the next two its halves, and so on, as in a heap; T is the most
+    with which no more than AT_ONCE layouts are priced, since few take as long as one.
+    """
+    found, ends = [(low + high) // 2], [(low, high)]
+    while len(found) < MOST_TRIED and count * (2 * len(found) + 1) <= AT_ONCE:
+        halves = ends[-(len(found) + 1) // 2 :]
+        for (first, last), middle in zip(halves, found[-len(halves) :], strict=True):
+            ends += [(first, middle), (middle, last)]
+        found += [(first + last) // 2 for first, last in ends[-2 * len(halves) :]]
+    return np.array(found)

@@ -25,6 +25,7 @@ from planner.search.fit import most_device_bytes
 from planner.work.checkpointing import MEMORY_BUDGET, NONE
 
 RANKS_AT_ONCE = 2**16  # whose memory is priced together
+FEW_RANKS = 2**12
 
 ColumnsT = TypeVar("ColumnsT", "Pace", "Fullest")
 
@@ -226,7 +227,7 @@ def _fullest(pricer: Pricer, batch: LayoutBatch) -> Fullest:
     """The fullest rank of each layout, with the room that its own budget leaves."""
     counts, device = _counts(pricer), most_device_bytes(pricer)
     layers, ranks = np.zeros((2, len(counts), len(batch)))
-    for rows in _alike(batch.pp):
+    for rows in _parts(batch.pp):
         part = batch.take(rows)
         room = pricer.most_layers(part, device)
         found = Fullest.of(counts, np.concatenate([room, room.max(axis=0, keepdims=True)]), part.pp)
@@ -234,17 +235,23 @@ def _fullest(pricer: Pricer, batch: LayoutBatch) -> Fullest:
     return Fullest(layers, ranks)
 
 
-def _alike(pp: IntColumn) -> list[IntColumn]:
-    """All rows by pp, in parts of at most RANKS_AT_ONCE ranks."""
+def _parts(pp: IntColumn) -> list[IntColumn]:
+    """All rows by pp, in parts of at most RANKS_AT_ONCE ranks (or of one row).
+
+    Pipelines of different lengths share a part as long as it has FEW_RANKS at most, counted as if
+    all were as long as the longest, since a price of few rows takes as long as one of many.
+    """
     order = np.argsort(pp, kind="stable")
-    _, first, counts = np.unique(pp[order], return_index=True, return_counts=True)
-    parts = [order[start : start + count] for start, count in zip(first, counts, strict=True)]
-    sizes = [max(RANKS_AT_ONCE // int(pp[part[0]]), 1) for part in parts]
-    return [
-        part[start : start + size]
-        for part, size in zip(parts, sizes, strict=True)
-        for start in range(0, len(part), size)
-    ]
+    parts: list[IntColumn] = []
+    start = 0
+    while start < len(order):
+        lengths = pp[order[start:]]
+        few = int((lengths * np.arange(1, len(lengths) + 1) <= FEW_RANKS).sum())
+        alike = int(np.searchsorted(lengths, lengths[0], side="right"))
+        size = max(few, min(alike, RANKS_AT_ONCE // int(lengths[0])), 1)
+        parts.append(order[start : start + size])
+        start += size
+    return parts
 
 
 def pieces(rows: IntColumn) -> list[IntColumn]:
