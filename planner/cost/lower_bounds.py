@@ -22,12 +22,15 @@ from planner.cost.pipeline.schedule_columns import by_schedule, critical_pairs, 
 from planner.cost.prepared_job import PreparedJob
 from planner.cost.stragglers import straggler_share
 from planner.precision import TWO_BYTES, column
+from planner.rules import cuda_graphs
 from planner.schedules import SCHEDULES, Schedule
 from planner.specs.layout import CP_METHODS, MOE_DISPATCHERS, WITHOUT_EP
+from planner.work.axes import ALLGATHER, ALLTOALL, ANY
 from planner.work.checkpointing import BLOCK, FULL
 
 SPLIT_HIDES = 0.5  # of the bubble, at most: `search.variations.splits`
 _LEAST = ("saved_bytes", "transient_bytes", "logits_bytes", "boundary_bytes")
+_WITHOUT_EP = tuple(map(MOE_DISPATCHERS.index, WITHOUT_EP))
 _MOST = ("exposed_forward", "exposed_backward")  # overlapped pairs hide no more than that
 
 
@@ -161,7 +164,12 @@ def step_lower_bounds(job: PreparedJob, batch: LayoutBatch) -> tuple[FloatColumn
     m = num_microbatches(batch, job.training)
     paired = critical_pairs(batch, m)
     compute = _mean_seconds(
-        job, batch, unit, inverse, _of_all_units(job, unit.total), overlaps=paired > 0
+        job,
+        batch,
+        pairs.most_saved(unit.costs, job.profile),
+        inverse,
+        _of_all_units(job, unit.total),
+        overlaps=paired > 0,
     )
     rows, at_shard = deduplicated.distinct(batch, sharding.KEY)
     shards = shards_at(job, rows)
@@ -203,9 +211,9 @@ def layout_lower_bounds(job: PreparedJob, batch: LayoutBatch) -> FloatColumn:
     rows, inverse = distinct_rows(job, batch)
     unit = units_at(job, rows)
     overlaps = critical_pairs(batch, num_microbatches(batch, job.training)) > 0
-    return _mean_seconds(
-        job, batch, unit, inverse, _of_all_units(job, unit.total), overlaps=overlaps
-    )
+    hidden = pairs.most_saved(unit.costs, job.profile)
+    total = _of_all_units(job, unit.total)
+    return _mean_seconds(job, batch, hidden, inverse, total, overlaps=overlaps)
 
 
 def _cell_seconds(
@@ -218,12 +226,13 @@ def _cell_seconds(
 ) -> FloatColumn:
     """A step of the fastest of each cell's options, at least, (N,)."""
     idle = Idle.of_any(batch) if idle is None else idle
-    hidden = _hidden_by_pairs(job, batch, unit, inverse, idle.overlaps)
-    compute = _mean_seconds(job, batch, unit, inverse, least, idle.overlaps)
+    hidden = pairs.shares_of_wires(unit.costs, job.profile)
+    compute = _mean_seconds(job, batch, hidden, inverse, least, idle.overlaps)
     network, update = _least_data_parallel(job, batch)
     factor = job.own_factor[batch.precision]
     bubble = (1.0 - SPLIT_HIDES) * idle.microbatches * least[inverse] / batch.pp
-    return np.maximum(compute, factor * (network - hidden)) + factor * (update + bubble)
+    alone = np.where(idle.overlaps, 0.0, network)  # what pairs hide may be waited for there
+    return np.maximum(compute, factor * alone) + factor * (update + bubble)
 
 
 def _least_data_parallel(job: PreparedJob, batch: LayoutBatch) -> tuple[FloatColumn, FloatColumn]:
@@ -270,7 +279,7 @@ def _network(
 def _mean_seconds(
     job: PreparedJob,
     batch: LayoutBatch,
-    unit: SummedCosts,
+    hidden: FloatColumn,
     inverse: IntColumn,
     least: FloatColumn,
     overlaps: BoolColumn,
@@ -279,24 +288,14 @@ def _mean_seconds(
 
     Waits for stragglers are in proportion to it.
 
+    hidden (K + 2, U): what pairs hide of each unit's microbatch, at the most.
     overlaps (N,): layouts whose schedules overlap pairs.
     """
     late = straggler_share(job.cluster.num_gpus, job.profile.straggler_delay)
     mean = num_microbatches(batch, job.training) * least[inverse] / batch.pp
-    mean = mean - _hidden_by_pairs(job, batch, unit, inverse, overlaps)
+    most = _of_all_units(job, hidden)[inverse]
+    mean = mean - np.where(overlaps, num_microbatches(batch, job.training) * most / batch.pp, 0.0)
     return np.asarray(job.own_factor[batch.precision] * (1.0 + late) * mean)
-
-
-def _hidden_by_pairs(
-    job: PreparedJob,
-    batch: LayoutBatch,
-    unit: SummedCosts,
-    inverse: IntColumn,
-    overlaps: BoolColumn,
-) -> FloatColumn:
-    """Seconds of a step that overlapped pairs hide on a mean rank, (N,), at the most."""
-    most = _of_all_units(job, pairs.most_saved(unit.costs, job.profile))[inverse]
-    return np.where(overlaps, num_microbatches(batch, job.training) * most / batch.pp, 0.0)
 
 
 def _least_units(
@@ -311,17 +310,17 @@ def _least_units(
     )
     batch = replace(batch, async_tp=batch.async_tp | (batch.tp > 1), float8_all_gather=narrow)
     rows, inverse = distinct_rows(job, batch)
-    first, *others = product(sorted(job.rules.cp_methods), sorted(job.rules.moe_dispatchers))
-    unit = units_at(job, _with_methods(rows, *first))
+    first, *others = product(_cp_methods(job), _dispatchers(job))
+    unit = units_at(job, _with_methods(job, rows, *first))
     least = _of_all_units(job, unit.total)
     kept = {name: getattr(unit.costs, name).copy() for name in (*_LEAST, *_MOST)}
     for method, dispatcher in others:
         differs = (rows.cp > 1) | (method == first[0])
-        differs &= (rows.ep > 1) | (dispatcher in (*WITHOUT_EP, first[1]))
+        differs &= (rows.ep > 1) | (dispatcher in _WITHOUT_EP) | (dispatcher == first[1])
         split = np.flatnonzero(differs)
         if not len(split):
             continue
-        tried = units_at(job, _with_methods(rows.take(split), method, dispatcher))
+        tried = units_at(job, _with_methods(job, rows.take(split), method, dispatcher))
         least[split] = np.minimum(least[split], _of_all_units(job, tried.total))
         for name, found in kept.items():
             better = np.minimum if name in _LEAST else np.maximum
@@ -360,11 +359,28 @@ def _fully_sharded(job: PreparedJob, batch: LayoutBatch) -> LayoutBatch:
     return _sharded(batch, job.rules.sharding.stages[0])
 
 
-def _with_methods(rows: LayoutBatch, cp_method: str, dispatcher: str) -> LayoutBatch:
-    methods = np.full(len(rows), CP_METHODS.index(cp_method))
-    apart = (rows.ep > 1) | (dispatcher in WITHOUT_EP)
-    dispatchers = np.where(apart, MOE_DISPATCHERS.index(dispatcher), rows.moe_dispatcher)
-    return replace(rows, cp_method=methods, moe_dispatcher=dispatchers)
+def _cp_methods(job: PreparedJob) -> list[int]:
+    """Codes of the CP methods to try: two that differ in communication alone count as one."""
+    codes = {CP_METHODS.index(name) for name in job.rules.cp_methods}
+    alike = {ALLGATHER, ALLTOALL}
+    return sorted(codes - alike | {ANY} if alike <= codes else codes)
+
+
+def _dispatchers(job: PreparedJob) -> list[int]:
+    """Codes of the dispatchers to try: any, where nothing but the exchange depends on it."""
+    codes = {MOE_DISPATCHERS.index(name) for name in job.rules.moe_dispatchers}
+    graphs = "moe_dispatcher" in cuda_graphs.columns_read(job.rules_context)
+    return [ANY] if len(codes) > 1 and not graphs else sorted(codes)
+
+
+def _with_methods(
+    job: PreparedJob, rows: LayoutBatch, cp_method: int, dispatcher: int
+) -> LayoutBatch:
+    without = dispatcher in _WITHOUT_EP
+    if dispatcher == ANY:
+        without = len(set(WITHOUT_EP) & job.rules.moe_dispatchers) > 1
+    dispatchers = np.where((rows.ep > 1) | without, dispatcher, rows.moe_dispatcher)
+    return replace(rows, cp_method=np.full(len(rows), cp_method), moe_dispatcher=dispatchers)
 
 
 def _device_bytes(

@@ -21,6 +21,9 @@ ALLTOALL = CP_METHODS.index("alltoall")
 ALLGATHER = CP_METHODS.index("allgather")
 # modes that recompute whole layers, experts and exchange included
 WHOLE_LAYERS = [AC_KINDS.index(kind) for kind in ("full", "block", "uniform")]
+# Of bounds alone, instead of a CP method that is not Ulysses, or of a dispatcher: each operation
+# takes the least that the trainer's own take.
+ANY = -1
 SENDS_COPIES = MOE_DISPATCHERS.index("alltoall")
 
 

@@ -75,7 +75,8 @@ def reached(places: FloatColumn, top_k: int) -> FloatColumn:
 def exchange_cost(context: CostContext, op: Collective, model: ModelSpec) -> OpCost:
     """Cost of one direction of the exchange: `dispatch` or `combine`.
 
-    Alltoall also exchanges the counts of tokens before it dispatches, in the forward alone.
+    Alltoall also exchanges the counts of tokens before it dispatches, in the forward alone. Of any
+    dispatcher (`axes.ANY`) it is the least that one of the trainer's takes.
     """
     batch, size = context.batch, len(context.batch)
     degree, stride = axes.group("ep", batch, context.rank_order)
@@ -83,19 +84,22 @@ def exchange_cost(context: CostContext, op: Collective, model: ModelSpec) -> OpC
     forward, backward = np.zeros((len(AXES), size)), np.zeros((len(AXES), size))
     place, dispatches = AXES.index("ep"), op.name == "dispatch"
     hidden = hidden_share(context)
-    for kind in np.unique(batch.moe_dispatcher[applies]):
+    asked = {int(kind) for kind in np.unique(batch.moe_dispatcher[applies])}
+    every = sorted(map(MOE_DISPATCHERS.index, context.rules.moe_dispatchers))
+    seconds = {}
+    for kind in sorted(asked - {axes.ANY}) if axes.ANY not in asked else every:
+        there, back = _seconds(context, op, model, kind, (degree, stride))
+        if dispatches and kind == ALLTOALL:
+            counts = np.full(size, COUNT_BYTES * model.num_experts)
+            counts = context.collective_seconds("all-to-all", counts, degree, stride)
+            seconds[kind] = there * (1.0 - hidden) + counts, back * (1.0 - hidden)
+        else:
+            seconds[kind] = there * (1.0 - hidden), back * (1.0 - hidden)
+    for kind in asked:
+        those = list(seconds.values()) if kind == axes.ANY else [seconds[kind]]
         rows = applies & (batch.moe_dispatcher == kind)
-        there, back = (
-            np.where(rows, seconds * (1.0 - hidden), 0.0)
-            for seconds in _seconds(context, op, model, int(kind), (degree, stride))
-        )
-        forward[place] += there
-        backward[place] += back
-    if dispatches:
-        counts = context.collective_seconds(
-            "all-to-all", np.full(size, COUNT_BYTES * model.num_experts), degree, stride
-        )
-        forward[place] += np.where(applies & (batch.moe_dispatcher == ALLTOALL), counts, 0.0)
+        for target, of_each in zip((forward, backward), zip(*those, strict=True), strict=True):
+            target[place] = np.where(rows, np.minimum.reduce(of_each), target[place])
     return cost(
         context,
         exposed_forward=forward,

@@ -111,3 +111,15 @@ def most_saved(costs: UnitCosts, profile: Profile) -> FloatColumn:
     return np.asarray(
         (1.0 - everywhere.slowdown) * (everywhere.forward_wire + everywhere.backward_wire)
     )
+
+
+def shares_of_wires(costs: UnitCosts, profile: Profile) -> FloatColumn:
+    """No less than `most_saved`, (K + 2, U), and never more than the communication takes.
+
+    What a unit takes less this grows with each part of its communication. So where costs have the
+    least of several methods, the difference is the least of theirs.
+    """
+    tp, ep = (AXES.index(name) for name in ("tp", "ep"))
+    wires = costs.exposed_forward + costs.exposed_backward
+    both = profile.pair_tp_hidden * wires[tp] + profile.pair_ep_hidden * wires[ep]
+    return np.asarray((1.0 - profile.overlap_slowdown) * both)

@@ -4,10 +4,11 @@ Checkpointing does not change them. Letters: U layouts. Arrays are (U,).
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 
 import numpy as np
 
-from planner.columns import BoolColumn, FloatColumn
+from planner.columns import BoolColumn, FloatColumn, LayoutBatch
 from planner.cost.layer.context import AXES, CostContext, OpCost, cost
 from planner.cost.layer.exchange import exchange_cost, under_shared_experts
 from planner.cost.layer.gemm import gemm_cost
@@ -157,7 +158,22 @@ def _elementwise_cost(context: CostContext, op: Elementwise) -> OpCost:
 
 
 def _collective_cost(context: CostContext, op: Collective, beside: Cover | None) -> OpCost:
-    """Communication of one border; what a mechanism hides of it is left out."""
+    """Communication of one border; what a mechanism hides of it is left out.
+
+    Of any CP method (`axes.ANY`) it is the least that gathering or passing round takes.
+    """
+    of_any = context.batch.cp_method == axes.ANY
+    if of_any.any() and any(rule.axis == "cp" for rule in axes.SITES[op.site]):
+        gathered, passed = (
+            _collective_cost(replace(context, batch=_with_method(context.batch, code)), op, beside)
+            for code in (axes.ALLGATHER, axes.ALLTOALL)
+        )
+        return OpCost(
+            **{
+                field.name: np.minimum(getattr(gathered, field.name), getattr(passed, field.name))
+                for field in fields(OpCost)
+            }
+        )
     size = len(context.batch)
     forward, backward = np.zeros((len(AXES), size)), np.zeros((len(AXES), size))
     payload = context.bytes_of(op.tensor)
@@ -197,6 +213,11 @@ def _collective_cost(context: CostContext, op: Collective, beside: Cover | None)
         exposed_backward=backward,
         singles=COLLECTIVE_LAUNCHES * used,
     )
+
+
+def _with_method(batch: LayoutBatch, code: int) -> LayoutBatch:
+    """The layouts with this CP method where any is meant."""
+    return replace(batch, cp_method=np.where(batch.cp_method == axes.ANY, code, batch.cp_method))
 
 
 def _hidden(context: CostContext, axis: str) -> FloatColumn:
