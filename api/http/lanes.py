@@ -7,6 +7,7 @@ meanwhile. Estimates have a lane of their own, so that none waits for a search.
 
 import asyncio
 import contextlib
+import gc
 import multiprocessing
 import os
 import time
@@ -28,6 +29,11 @@ Result = TypeVar("Result")
 PLANNING, PRICING = "planning", "pricing"
 # of the mean time that work takes: how much the newest counts
 NEWEST = 0.2
+SMALL_JOB = {
+    "model": "llama3-8b",
+    "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 32},
+    "training": {"seq_len": 8192, "global_batch_size": 64},
+}
 FIRST_SECONDS = 3.0  # a guess, until something has ended
 
 
@@ -39,6 +45,7 @@ class Lane:
     most_waiting: how many more may wait, of one key and of all.
     seconds: how long one may work.
     niceness: of the processes, below the one that answers.
+    warm_up: what its first process does before anybody asks.
     """
 
     def __init__(
@@ -50,10 +57,11 @@ class Lane:
         most_waiting_per_key: int,
         seconds: float,
         niceness: int,
+        warm_up: Callable[[], None] = lambda: None,
     ) -> None:
         self.name, self.processes, self.seconds = name, processes, seconds
         self.most_waiting, self.most_waiting_per_key = most_waiting, most_waiting_per_key
-        self.niceness = niceness
+        self.niceness, self.warm_up = niceness, warm_up
         self.mean_seconds = FIRST_SECONDS
         self.running = 0
         self._lines: dict[str, deque[asyncio.Event]] = {}  # the first key is the next one
@@ -116,9 +124,9 @@ class Lane:
             self._idle.append(pool)
 
     async def warm(self) -> None:
-        """Starts one process and lets it import the planner, so that the first plan need not."""
+        """Starts one process and lets it warm up, so that the first one who asks need not wait."""
         with contextlib.suppress(TooManyRequestsError, PlanningError):  # it ends before
-            await self.run("", imported)
+            await self.run("", self.warm_up)
 
     @contextlib.asynccontextmanager
     async def _turn(self, key: str, admitted: bool) -> AsyncIterator[None]:
@@ -174,6 +182,7 @@ def open_lanes(settings: "Settings") -> dict[str, Lane]:
         "most_waiting_per_key": settings.most_waiting_plans_per_key,
     }
     niceness = {PLANNING: 19, PRICING: 15}
+    warm_ups = {PLANNING: plan_once, PRICING: price_once}
     processes = {PLANNING: settings.planning_processes, PRICING: settings.pricing_processes}
     return {
         name: Lane(
@@ -181,6 +190,7 @@ def open_lanes(settings: "Settings") -> dict[str, Lane]:
             processes=processes[name],
             seconds=settings.planning_seconds,
             niceness=niceness[name],
+            warm_up=warm_ups[name],
             **limits,
         )
         for name in (PLANNING, PRICING)
@@ -198,3 +208,25 @@ def imported() -> None:
     """Imports what plans and estimates need, so that no request waits for it."""
     import planner.estimates
     import planner.plan.recommend  # noqa: F401
+
+
+def plan_once() -> None:
+    """Makes a small plan: tables are read, schedules compiled."""
+    import planner
+
+    planner.recommend(SMALL_JOB)
+    _keep()
+
+
+def price_once() -> None:
+    """Prices one layout, with what that imports."""
+    import planner
+
+    planner.estimate({**SMALL_JOB, "layout": {"dp_shard": 32}})
+    _keep()
+
+
+def _keep() -> None:
+    """What is there stays, so that no collection goes through it again."""
+    gc.collect()
+    gc.freeze()

@@ -126,7 +126,7 @@ async def unloaded(client: aiohttp.ClientSession) -> Counted:
             "training": {**ESTIMATE["training"], "global_batch_size": 64 + 64 * index},
         }
         await ask(client, counted, "estimate", ("POST", "/estimate", job))
-    for index in range(8):
+    for index in range(20):
         job = {**PLAN, "training": {**PLAN["training"], "global_batch_size": 256 * (index + 1)}}
         await ask(client, counted, "plan for 256 GPUs", ("POST", "/plan", job))
         await ask(client, counted, "same plan again", ("POST", "/plan", job))
