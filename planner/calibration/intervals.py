@@ -21,6 +21,8 @@ from planner.calibration import student
 from planner.calibration.basis import widening
 from planner.calibration.kernel_doubt import attention_sd, unmeasured_gpu_sd
 from planner.columns import FloatColumn, IntColumn, LayoutBatch, in_order
+from planner.cost.deduplicated import layout_hashes
+from planner.cost.known_rows import Steps
 from planner.cost.machine.knobs import kernels_at, profile_at
 from planner.cost.machine.profile import Profile
 from planner.cost.machine.stacks import stack_name, unit_names
@@ -96,7 +98,10 @@ def time_spread(pricer: Pricer, batch: LayoutBatch, prices: Prices) -> TimeSprea
     stack = stack_name(trainer, gpu.name)
     names = unit_names(stack, pricer.model)
     offsets = calibration.offsets(trainer, gpu.family, stack, names)
-    moved = pricer.step_seconds_on(list(moved_pricers(pricer)), batch)
+    moved = pricer.known_moved.at(
+        layout_hashes(batch),
+        lambda rows: [Steps(pricer.step_seconds_on(list(moved_pricers(pricer)), batch.take(rows)))],
+    ).seconds
     with_offset = (offsets.slopes @ directions.T)[batch.precision].T
     loadings = np.log(moved) - np.log(prices.step_seconds) + with_offset
     apart = np.linalg.cholesky(offsets.covariance + JITTER * np.eye(len(names)))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.columns import Column, IntColumn, LayoutBatch
+from planner.columns import TRAINER_SPLIT, Column, IntColumn, LayoutBatch
 
 _MIXERS = np.random.default_rng(20261121).integers(1, 2**63, size=64, dtype=np.uint64) | np.uint64(
     1
@@ -34,6 +34,12 @@ def hashes(columns: Sequence[Column]) -> NDArray[np.uint64]:
         mixed += np.multiply(bits, mixer, out=product)
     mixed ^= mixed >> np.uint64(29)
     return mixed
+
+
+def layout_hashes(batch: LayoutBatch) -> NDArray[np.uint64]:
+    """A 64-bit hash of every whole layout, which does not depend on the others in its batch."""
+    splits = np.array([*map(hash, batch.splits), TRAINER_SPLIT], dtype=np.int64)[batch.split]
+    return hashes([splits, *(column for name, column in batch.columns() if name != "split")])
 
 
 def unique_rows(columns: Sequence[Column]) -> tuple[IntColumn, IntColumn]:

@@ -7,7 +7,7 @@ budget after another.
 import math
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -20,7 +20,15 @@ from planner.cost.layer.unit_work import Savings, UnitWork
 MOST_ROWS = 2**14  # about two kilobytes each; beyond it all are forgotten
 FIRST_ROWS = 2**10
 
-RowsT = TypeVar("RowsT", UnitWork, Savings, UnitShards)
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Step seconds of U layouts on each of V machines, (V, U)."""
+
+    seconds: FloatColumn
+
+
+RowsT = TypeVar("RowsT", UnitWork, Savings, UnitShards, Steps)
 
 
 class KnownRows(Generic[RowsT]):

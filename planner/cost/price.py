@@ -16,6 +16,7 @@ from planner.columns import FloatColumn, IntColumn, LayoutBatch
 from planner.cost import lower_bounds
 from planner.cost.chunks import CHUNK, keep_freed_pages, slices
 from planner.cost.cost_inputs import CostInputs, CostRows
+from planner.cost.known_rows import KnownRows, Steps
 from planner.cost.lower_bounds import Idle
 from planner.cost.machine import side_by_side
 from planner.cost.machine.device import Device
@@ -71,10 +72,14 @@ class Pricer(PreparedJob):
     """Prices the layouts of one job.
 
     variants: pricers like this one, with other recipes or another profile, by what they are for.
+    known_moved: steps of layouts on machines with moved knobs, as far as intervals asked for them.
     """
 
     variants: dict[Hashable, "Pricer"] = field(
         default_factory=dict, init=False, compare=False, repr=False
+    )
+    known_moved: KnownRows[Steps] = field(
+        default_factory=lambda: KnownRows(Steps), init=False, compare=False, repr=False
     )
 
     @classmethod
