@@ -213,3 +213,11 @@ def test_what_nothing_fits_for_is_priced_whole() -> None:
     assert found.num_fitting == 0
     assert found.num_priced == whole.num_priced
     np.testing.assert_array_equal(found.device_bytes, whole.device_bytes)
+
+
+def test_what_nothing_fits_for_below_a_limit_is_not_looked_at_again() -> None:
+    pricer, space = small_space(
+        "torchtitan", {"pp": 4, "pp_schedule": "GPipe", "ac": "none"}, **DENSE
+    )
+    assert screen(pricer, space, count=3).num_priced > 0
+    assert screen(pricer, space, count=3, limit_seconds=1e3).num_priced == 0

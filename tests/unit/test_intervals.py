@@ -222,3 +222,31 @@ def test_knobs_have_priors_of_their_own_scale() -> None:
         assert knob.moved(0.1) > knob.prior > knob.moved(-0.1)
         assert not knob.share or knob.moved(10.0) < 1.0
     assert 0.0 < OWN_SHARE <= 1.0
+
+
+def test_steps_on_moved_machines_are_priced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever stands beside a layout; of two splits each has its own."""
+    given = {"dp_shard": 2, "pp": 4, "micro_batch_size": 1}
+    splits = ([8, 8, 8, 8], [9, 8, 8, 7], None)
+    first, second, third = (
+        LayoutBatch.from_layouts(
+            [
+                resolve_layout(
+                    given | ({} if one is None else {"layers_per_stage": one}),
+                    trainer="megatron",
+                    num_gpus=8,
+                )
+            ]
+        )
+        for one in splits
+    )
+    training = read_training({"seq_len": 4096, "global_batch_size": 64, "trainer": "megatron"})
+    here = Pricer.build(
+        read_model("llama3-8b"), read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": 8}), training
+    )
+    whole = LayoutBatch.concatenate([second, first, third])
+    together = time_spread(here, whole, here.price(whole)).loadings
+    monkeypatch.setattr(Pricer, "step_seconds_on", lambda *_: pytest.fail("they are known already"))
+    for place, one in enumerate((second, first, third)):
+        alone = time_spread(here, one, here.price(one)).loadings
+        np.testing.assert_allclose(alone[:, 0], together[:, place], rtol=1e-9)

@@ -126,3 +126,25 @@ def test_units_ask_of_pipelines_only_whether_there_are_several_stages() -> None:
     assert len(np.unique(distinct_rows(pricer, deeper)[0].pp)) <= 2
     context = pricer.context
     assert same(unit_work(context(rows), pricer.model), unit_work(context(deeper), pricer.model))
+
+
+def test_a_next_batch_size_goes_on_with_what_is_known() -> None:
+    rows = some_rows(fresh())
+    first, second, third = fresh(), fresh(), fresh()
+    calibration = first.calibration
+    first.known.go_on("a job", calibration)
+    units_at(first, rows)
+    second.known.go_on("a job", calibration)
+    assert second.known.work.count == first.known.work.count > 0
+    assert same(units_at(second, rows).costs, units_at(third, rows).costs)
+    third.known.go_on("another job", calibration)
+    second.known.go_on("another job", replace(calibration, id="another"))
+    assert third.known.work is not second.known.work
+
+
+def test_units_and_shards_do_not_depend_on_the_batch_size() -> None:
+    """Else a search could not go on with the rows of the last one."""
+    pricer, rows = fresh(), some_rows(fresh())
+    more = replace(pricer, training=pricer.training.model_copy(update={"global_batch_size": 6400}))
+    assert same(units_at(pricer, rows).costs, units_at(more, rows).costs)
+    assert same(shards_at(pricer, rows), shards_at(more, rows))

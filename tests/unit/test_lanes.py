@@ -1,5 +1,6 @@
 """Heavy work in processes: turns between keys, refusals, what ends a process."""
 
+import gc
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -9,7 +10,7 @@ import anyio
 import pytest
 
 from api.errors import PlanningError, TooManyRequestsError
-from api.http.lanes import Lane
+from api.http.lanes import Lane, plan_once, price_once
 from planner.errors import Fault, InfeasibleError, SpecError
 
 
@@ -45,6 +46,14 @@ def pid_of(_: str = "") -> int:
 def stamp(path: str, name: str) -> None:
     with open(path, "a") as file:
         file.write(f"{name}\n")
+
+
+def note_that_it_is_warm() -> None:
+    os.environ["WARM"] = "yes"
+
+
+def is_warm() -> bool:
+    return "WARM" in os.environ
 
 
 def long_sleep(path: str) -> None:
@@ -183,6 +192,25 @@ def test_a_process_that_dies_is_said_and_replaced(lane: Any) -> None:
         assert await line.run("a", niceness) == 7, "it leaves the core to the answers"
 
     running(test)
+
+
+def test_a_lane_warms_up_in_the_process_that_answers_first(lane: Any) -> None:
+    line = lane(warm_up=note_that_it_is_warm)
+
+    async def test() -> None:
+        assert not await line.run("a", is_warm)
+        await line.warm()
+        assert await line.run("a", is_warm)
+
+    running(test)
+
+
+@pytest.mark.parametrize("warm_up", [plan_once, price_once])
+def test_what_lanes_warm_up_with_is_a_job_that_has_an_answer(warm_up: Callable[[], None]) -> None:
+    frozen = gc.get_freeze_count()
+    warm_up()
+    assert gc.get_freeze_count() > frozen
+    gc.unfreeze()
 
 
 def test_refusals_cross_whole(lane: Any) -> None:

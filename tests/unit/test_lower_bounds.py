@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 from planner.columns import LayoutBatch
+from planner.cost import cost_inputs, lower_bounds
+from planner.cost.layer import forward_backward_overlap as pairs
+from planner.cost.layer.unit_work import unit_work
 from planner.cost.price import Pricer, Prices
 from planner.intake.jobs import read_training
 from planner.intake.machines import read_cluster
@@ -151,3 +154,91 @@ def test_columns_are_bounded_row_by_row(model: str, given: tuple[dict[str, Any],
     alone = [p.lower_bounds(row) for row in (*rows, rows[0])]
     np.testing.assert_array_equal(seconds, [found[0][0] for found in alone])
     np.testing.assert_array_equal(device, [found[1][0] for found in alone])
+
+
+METHODS = (  # the last is of TorchTitan alone
+    {"dp_shard": 4, "cp": 4, "ep": 1},
+    {"dp_shard": 16, "ep": 8},
+    {"dp_shard": 4, "cp": 4, "ep": 16},
+    {"dp_shard": 2, "pp": 2, "tp": 2, "cp": 2, "ep": 4},
+    {"dp_shard": 16, "ep": 8, "ac": "full"},
+    {"dp_shard": 8, "pp": 2, "ep": 8, "pp_schedule": "DualPipeV", "virtual_stages": 2},
+)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "given"),
+    [*(("torchtitan", one) for one in METHODS), *(("megatron", one) for one in METHODS[:-1])],
+)
+def test_any_dispatcher_and_cp_method_is_below_each(trainer: str, given: dict[str, Any]) -> None:
+    """And not far below the best of them."""
+    p = pricer(trainer, read_model("mixtral-8x7b"), sequence=16384)
+    rules = p.rules
+    ways = [
+        batch_of(p, **given, micro_batch_size=1, cp_method=method, moe_dispatcher=dispatcher)
+        for method in sorted(rules.cp_methods)
+        for dispatcher in sorted(rules.moe_dispatchers)
+        if given.get("ep", 1) > 1 or dispatcher in ("alltoall", "allgather")
+    ]
+    assert len(ways) > 1
+    bounds = np.array([p.lower_bounds(way) for way in ways])[:, :, 0]
+    exact = np.array([p.step_lower_bounds(way)[0][0] for way in ways])
+    device = np.array([p.price(way, every_rank=True).device_bytes[0] for way in ways])
+    assert np.ptp(bounds, axis=0) == pytest.approx(0.0)  # it is the cell's
+    assert bounds[0, 0] <= exact.min()
+    assert bounds[0, 0] > 0.9 * min(float(p.layout_lower_bounds(way)[0]) for way in ways)
+    assert bounds[0, 1] <= device.min()
+
+
+def test_dispatchers_are_tried_apart_where_graphs_depend_on_them() -> None:
+    """TorchTitan 0.3 captures experts under HybridEP alone: its launches cost nothing."""
+    spec = {"seq_len": 4096, "global_batch_size": 16, "trainer_version": "0.3.0"}
+    p = Pricer.build(read_model("mixtral-8x7b"), CLUSTER, read_training(spec))
+    ways = [
+        batch_of(p, dp_shard=16, ep=8, moe_dispatcher=name, micro_batch_size=1, compile=True)
+        for name in sorted(p.rules.moe_dispatchers)
+    ]
+    bound = {float(p.time_lower_bounds(way)[0]) for way in ways}
+    assert len(bound) == 1
+    assert bound.pop() <= min(float(p.step_lower_bounds(way)[0][0]) for way in ways)
+    assert all(code >= 0 for code in lower_bounds._dispatchers(p))
+
+
+def test_bounds_of_any_method_take_one_price_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    p = pricer(model=read_model("mixtral-8x7b"))
+    priced: list[int] = []
+
+    def counted(context: Any, model: ModelSpec) -> Any:
+        priced.append(len(context.batch))
+        return unit_work(context, model)
+
+    monkeypatch.setattr(cost_inputs, "unit_work", counted)
+    p.time_lower_bounds(batch_of(p, dp_shard=4, cp=4, ep=8))
+    assert priced == [1]
+
+
+DUAL = {"dp_shard": 8, "pp": 2, "ep": 8, "pp_schedule": "DualPipeV", "virtual_stages": 2}
+
+
+def test_what_pairs_hide_is_bounded_by_shares_of_their_wires() -> None:
+    """And that by the wires, so that the least of several methods stays the least without it."""
+    p = pricer(model=read_model("mixtral-8x7b"))
+    for one in ("alltoall", "deepep"):
+        batch = batch_of(p, **DUAL, micro_batch_size=1, moe_dispatcher=one)
+        unit = cost_inputs.units_at(p, cost_inputs.distinct_rows(p, batch)[0])
+        most, bound = (
+            count(unit.costs, p.profile) for count in (pairs.most_saved, pairs.shares_of_wires)
+        )
+        wires = unit.costs.exposed_forward + unit.costs.exposed_backward
+        assert np.all(most <= bound * (1 + 1e-12))
+        assert np.all(bound <= wires.sum(axis=0))
+        assert most.sum() > 0.0
+
+
+def test_network_that_pairs_may_hide_bounds_nothing() -> None:
+    """Of so short sequences that gathers take longer than all GEMMs."""
+    p = pricer(model=read_model("mixtral-8x7b"), sequence=128)
+    batch = batch_of(p, **DUAL, micro_batch_size=1, ac="none")
+    bound, price = p.time_lower_bounds(batch)[0], p.price(batch)
+    wires, compute = price.parts["optimizer"][0], p.layout_lower_bounds(batch)[0]
+    assert bound < 1.01 * (compute + wires) < price.step_seconds[0]

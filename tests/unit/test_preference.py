@@ -26,6 +26,7 @@ from planner.search.choice.preference import (
     RISK,
     UNPROVEN,
     WORTH,
+    Spreads,
     Weighed,
     difference_sd,
     leaders,
@@ -232,6 +233,24 @@ def test_layouts_of_a_stack_differ_by_what_its_runs_scatter_by() -> None:
     assert among.own_sd == pytest.approx(np.sqrt(rest + shipped.own_run_sd**2))
     assert shipped.own_run_sd < shipped.run_sd
     assert np.all(among.own_sd < alone.own_sd)
+
+
+def test_each_spread_is_worked_out_once_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = layouts(PLAIN, PIPED, BUDGET, PLAIN | {"ac": "full"})
+    pricer = Pricer.build(NODE.model, NODE.cluster, NODE.training)
+    whole, asked = spread_within_stack(pricer, batch), []
+
+    def counted(of: Pricer, those: LayoutBatch) -> TimeSpread:
+        asked.append(len(those))
+        return spread_within_stack(of, those)
+
+    monkeypatch.setattr(preference, "spread_within_stack", counted)
+    spreads = Spreads(pricer, batch)
+    for rows in ([2, 0], [0, 2, 2], [3, 0, 1]):
+        found = spreads.at(np.array(rows))
+        np.testing.assert_allclose(found.loadings, whole.loadings[:, rows], rtol=1e-12)
+        np.testing.assert_allclose(found.own_sd, whole.own_sd[rows], rtol=1e-12)
+    assert asked == [2, 2]
 
 
 def test_what_all_layouts_of_a_job_share_keeps_none_of_them_apart() -> None:

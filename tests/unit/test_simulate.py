@@ -192,6 +192,22 @@ def test_long_steps_are_continued_as_if_replayed_whole(
     assert continued or spread > 0
 
 
+@pytest.mark.parametrize("name", list(SCHEDULES))
+def test_short_steps_are_replayed_whole(name: str) -> None:
+    entry = SCHEDULES[name]
+    for pp, v, m in itertools.product((2, 4, 8), (1, 2, 4), (8, 16, 24, 37, 48)):
+        if entry.violation(pp, v, m):
+            continue
+        given = uneven(pp * v, 3, seed=m, spread=0.3)
+        whole = replay(compiled(entry, pp, v, m), given, num_microbatches=m)
+        if len(compiled(entry, pp, v, m).items) > DIRECT_ACTIONS:
+            continue
+        short = simulate(entry, (pp, v, m), given)
+        assert short.simulated_microbatches == m
+        for field in ("makespan_seconds_C", "busy_seconds_CR", "peak_saved_bytes_CR"):
+            np.testing.assert_allclose(getattr(short, field), getattr(whole, field), rtol=1e-12)
+
+
 def test_two_slow_neighbours_become_the_bottleneck_late() -> None:
     """1F1B: stages 0 and 1 wait for each other's sends and outlast the busier lone stage 15, but
     only after many microbatches.
