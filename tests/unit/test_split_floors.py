@@ -19,10 +19,10 @@ from planner.search.variations.floors import (
     RANKS_AT_ONCE,
     Fullest,
     Pace,
-    _parts,
     floors,
     floors_with_room,
     open_classes,
+    parts,
     with_budget,
 )
 from planner.specs.layout import Layout
@@ -171,13 +171,13 @@ def test_ranks_before_the_fullest_count_once(stages: float, ranks: float, second
 @pytest.mark.parametrize("size", [0, 1, 40, 3000])
 def test_every_pipeline_is_in_one_part_and_parts_have_room(size: int) -> None:
     pp = np.random.default_rng(size).choice([2, 4, 8, 16, 64, 2**17], size)
-    parts = _parts(pp)
-    assert sorted(np.concatenate([np.zeros(0, dtype=np.int64), *parts])) == list(range(size))
-    for part in parts:
+    found = parts(pp)
+    assert sorted(np.concatenate([np.zeros(0, dtype=np.int64), *found])) == list(range(size))
+    for part in found:
         ranks = len(part) * int(pp[part].max())
         alike = len(np.unique(pp[part])) == 1
         assert ranks <= FEW_RANKS or len(part) == 1 or (alike and ranks <= RANKS_AT_ONCE)
 
 
 def test_few_pipelines_of_all_lengths_are_one_part() -> None:
-    assert [len(part) for part in _parts(np.array([16, 2, 8, 4, 2]))] == [5]
+    assert [len(part) for part in parts(np.array([16, 2, 8, 4, 2]))] == [5]

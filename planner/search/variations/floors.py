@@ -25,7 +25,7 @@ from planner.search.fit import most_device_bytes
 from planner.work.checkpointing import MEMORY_BUDGET, NONE
 
 RANKS_AT_ONCE = 2**16  # whose memory is priced together
-FEW_RANKS = 2**12
+FEW_RANKS = 2**14
 
 ColumnsT = TypeVar("ColumnsT", "Pace", "Fullest")
 
@@ -227,7 +227,7 @@ def _fullest(pricer: Pricer, batch: LayoutBatch) -> Fullest:
     """The fullest rank of each layout, with the room that its own budget leaves."""
     counts, device = _counts(pricer), most_device_bytes(pricer)
     layers, ranks = np.zeros((2, len(counts), len(batch)))
-    for rows in _parts(batch.pp):
+    for rows in parts(batch.pp):
         part = batch.take(rows)
         room = pricer.most_layers(part, device)
         found = Fullest.of(counts, np.concatenate([room, room.max(axis=0, keepdims=True)]), part.pp)
@@ -235,7 +235,7 @@ def _fullest(pricer: Pricer, batch: LayoutBatch) -> Fullest:
     return Fullest(layers, ranks)
 
 
-def _parts(pp: IntColumn) -> list[IntColumn]:
+def parts(pp: IntColumn) -> list[IntColumn]:
     """All rows by pp, in parts of at most RANKS_AT_ONCE ranks (or of one row).
 
     Pipelines of different lengths share a part as long as it has FEW_RANKS at most, counted as if

@@ -27,7 +27,7 @@ from planner.rules import Context, legal_mask
 from planner.schedules import SCHEDULES
 from planner.search.bounds import COARSE, STEPS
 from planner.search.fit import fitting
-from planner.search.variations.floors import pieces, with_budget
+from planner.search.variations.floors import parts, pieces, with_budget
 from planner.specs.layout import Layout
 from planner.work.checkpointing import MEMORY_BUDGET
 
@@ -220,7 +220,7 @@ class Climb:
         most = int(self.classes.pp.max())
         value, idle = np.zeros(len(batch)), np.zeros(len(batch))
         loads, filled = np.zeros((most, len(batch))), np.zeros((most, len(batch)))
-        for rows in pieces(np.arange(len(batch))):
+        for rows in parts(batch.pp):
             part = batch.take(rows)
             prices = self.pricer.price(part, every_rank=True)
             seconds = prices.stage_seconds
