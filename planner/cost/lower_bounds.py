@@ -240,21 +240,18 @@ def _least_data_parallel(job: PreparedJob, batch: LayoutBatch) -> tuple[FloatCol
 
     Every ZeRO stage is tried that shards where the layout's does, and gathers in both widths.
     """
-    m = num_microbatches(batch, job.training)
-    network, update = np.full((2, len(batch)), np.inf)
-    low = batch.float8_all_gather
+    m, network = num_microbatches(batch, job.training), np.full(len(batch), np.inf)
+    alike, at = deduplicated.distinct(batch, sharding.KEY)
+    low, update = alike.float8_all_gather, np.full(len(alike), np.inf)
     for stage, wide in product(job.rules.sharding.stages, (False, True) if low.any() else (True,)):
-        options = replace(
-            batch,
-            zero_stage=np.where(batch.zero_stage == 0, 0, stage),
-            float8_all_gather=low & (not wide),
-        )
-        rows, at = deduplicated.distinct(options, sharding.KEY)
+        options = replace(_sharded(alike, stage), float8_all_gather=low & (not wide))
+        rows, at_row = deduplicated.distinct(options, sharding.KEY)
         shards = shards_at(job, rows)
-        each, once = (np.asarray(part / rows.pp)[at] for part in _network(job, rows, shards))
+        each, once = ((part / rows.pp)[at_row] for part in _network(job, rows, shards))
         own = _of_all_units(job, shards.update_seconds) / rows.pp + shards.step_seconds
-        network, update = np.minimum(network, m * each + once), np.minimum(update, own[at])
-    return network, update
+        network = np.minimum(network, m * each[at] + once[at])
+        update = np.minimum(update, own[at_row])
+    return network, update[at]
 
 
 def _network(
