@@ -151,26 +151,35 @@ def time_lower_bounds(
     return _cell_seconds(job, batch, unit, inverse, least, idle)
 
 
-def step_lower_bounds(job: PreparedJob, batch: LayoutBatch) -> tuple[FloatColumn, FloatColumn]:
+def step_lower_bounds(
+    job: PreparedJob, batch: LayoutBatch, limit_seconds: float = np.inf
+) -> tuple[FloatColumn, FloatColumn]:
     """(lower bounds of the step of exactly these layouts, what a mean rank computes in it), (N,).
 
     They hold for the layouts' own options under any split of the layers. The busiest rank takes at
     least the mean of compute, data-parallel waits (which are convex in what a rank holds) and
     optimizer. Idle seconds count as far as no split hides them, where weight gradients are not
     computed separately and no pairs overlap.
+    limit_seconds: of layouts that compute longer, that is the bound.
     """
     rows, inverse = distinct_rows(job, batch)
     unit = units_at(job, rows)
+    paired = critical_pairs(batch, num_microbatches(batch, job.training)) > 0
+    hidden = pairs.most_saved(unit.costs, job.profile)
+    total = _of_all_units(job, unit.total)
+    compute = _mean_seconds(job, batch, hidden, inverse, total, overlaps=paired)
+    near = np.flatnonzero(compute <= limit_seconds)
+    bound, part = compute.copy(), batch.take(near)
+    more = _beyond_compute(job, part, unit, inverse[near], paired[near])
+    bound[near] += job.own_factor[part.precision] * more
+    return bound, compute
+
+
+def _beyond_compute(
+    job: PreparedJob, batch: LayoutBatch, unit: SummedCosts, inverse: IntColumn, paired: BoolColumn
+) -> FloatColumn:
+    """Seconds of a step of exactly these layouts beyond what a mean rank computes, (N,)."""
     m = num_microbatches(batch, job.training)
-    paired = critical_pairs(batch, m)
-    compute = _mean_seconds(
-        job,
-        batch,
-        pairs.most_saved(unit.costs, job.profile),
-        inverse,
-        _of_all_units(job, unit.total),
-        overlaps=paired > 0,
-    )
     rows, at_shard = deduplicated.distinct(batch, sharding.KEY)
     shards = shards_at(job, rows)
     held = np.asarray(job.unit_counts[:, None] / batch.pp)[None]
@@ -198,9 +207,8 @@ def step_lower_bounds(job: PreparedJob, batch: LayoutBatch) -> tuple[FloatColumn
         pp, v, count = batch.pp[at], batch.virtual_stages[at], m[at].astype(np.int64)
         return np.asarray(schedule.bubble_seconds(pp, v, count, f[at], i[at], w[at]))
 
-    bubble = np.where(paired > 0, 0.0, by_schedule(batch, idle, 0.0))
-    more = outside[0] + shards.step_seconds[at_shard] + (1.0 - SPLIT_HIDES) * bubble
-    return compute + job.own_factor[batch.precision] * more, compute
+    bubble = np.where(paired, 0.0, by_schedule(batch, idle, 0.0))
+    return np.asarray(outside[0] + shards.step_seconds[at_shard] + (1.0 - SPLIT_HIDES) * bubble)
 
 
 def layout_lower_bounds(job: PreparedJob, batch: LayoutBatch) -> FloatColumn:

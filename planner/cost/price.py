@@ -251,9 +251,11 @@ class Pricer(PreparedJob):
         """The step seconds of `lower_bounds`, (N,)."""
         return lower_bounds.time_lower_bounds(self, batch, idle)
 
-    def step_lower_bounds(self, batch: LayoutBatch) -> tuple[FloatColumn, FloatColumn]:
+    def step_lower_bounds(
+        self, batch: LayoutBatch, limit_seconds: float = np.inf
+    ) -> tuple[FloatColumn, FloatColumn]:
         """(lower bounds of exactly these layouts' steps, what a mean rank computes), (N,)."""
-        return lower_bounds.step_lower_bounds(self, batch)
+        return lower_bounds.step_lower_bounds(self, batch, limit_seconds)
 
     def layout_lower_bounds(self, batch: LayoutBatch) -> FloatColumn:
         """What a mean rank of exactly these layouts computes in a step, (N,)."""

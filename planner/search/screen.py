@@ -222,7 +222,7 @@ class _Pool:
         """
         bound, mean = np.zeros((2, len(batch)))
         if len(batch) and not self.smallest:
-            bound, mean = pricer.step_lower_bounds(batch)
+            bound, mean = pricer.step_lower_bounds(batch, limit())
         order = np.argsort(bound, kind="stable")
         start, size = 0, FIRST
         while start < (within := int(np.searchsorted(bound[order], limit(), side="right"))):

@@ -242,3 +242,16 @@ def test_network_that_pairs_may_hide_bounds_nothing() -> None:
     bound, price = p.time_lower_bounds(batch)[0], p.price(batch)
     wires, compute = price.parts["optimizer"][0], p.layout_lower_bounds(batch)[0]
     assert bound < 1.01 * (compute + wires) < price.step_seconds[0]
+
+
+def test_what_computes_longer_than_the_limit_is_bounded_by_that_alone() -> None:
+    p = pricer()
+    batch = LayoutBatch.concatenate(
+        [batch_of(p, dp_shard=16, ac=ac, micro_batch_size=1) for ac in ("none", "full")]
+    )
+    whole, compute = p.step_lower_bounds(batch)
+    assert np.all(compute < whole)
+    limit = float(compute.mean())
+    found, same = p.step_lower_bounds(batch, limit)
+    np.testing.assert_array_equal(same, compute)
+    np.testing.assert_array_equal(found, np.where(compute <= limit, whole, compute))

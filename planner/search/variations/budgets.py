@@ -117,7 +117,7 @@ class Budgeted:
         if self.dial is _with_budget:
             batch, simple = batch.take(batch.compile), simple[batch.compile]
         if len(batch):
-            seconds, _ = self.pricer.step_lower_bounds(batch)
+            seconds, _ = self.pricer.step_lower_bounds(batch, self.worth)
             near = seconds < self.worth
             batch, simple, seconds = batch.take(near), simple[near], seconds[near]
             legal = legal_mask(

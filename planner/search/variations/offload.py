@@ -114,7 +114,8 @@ def _best(
         bases = space.expand(part[fitting(pricer, device)])
         bases = bases.take(dial.takes(bases))
         if len(bases):
-            bases = bases.take(pricer.step_lower_bounds(_all_at(dial, bases, 0))[0] < limit)
+            bound_of_each, _ = pricer.step_lower_bounds(_all_at(dial, bases, 0), limit)
+            bases = bases.take(bound_of_each < limit)
         more, their_seconds = least_offloaded(pricer, bases, dial, limit)
         found = LayoutBatch.concatenate([found, more])
         seconds = np.concatenate([seconds, their_seconds])
