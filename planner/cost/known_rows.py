@@ -5,7 +5,6 @@ budget after another.
 """
 
 import math
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Generic, TypeVar
@@ -121,23 +120,38 @@ class KnownRows(Generic[RowsT]):
 class KnownJob:
     """What a job has priced already: units by their work and by what they save, and shards.
 
-    None of it depends on the batch size. So a search of the model, cluster and training of the
-    thread's last one goes on with what that knew (`go_on`).
+    None of it depends on the batch size. So a search of the model, cluster and training that the
+    last finished one had goes on with what that knew. One thread's, as `KnownRows` are: who takes
+    it up has it alone until it is left again.
     """
 
     def __init__(self) -> None:
+        self.job: tuple[object, object] | None = None
+        self._start()
+
+    def _start(self) -> None:
         self.work, self.savings = KnownRows(UnitWork), KnownRows(Savings)
         self.shards = KnownRows(UnitShards)
 
     def go_on(self, job: object, calibration: object) -> None:
-        """Knows what the last job of this thread knew, if that was the same but for its batch.
+        """Takes up what was left last, if it is of the same job and calibration.
 
         job, calibration: all that rows depend on; calibrations are the same if they are one object.
         """
-        if getattr(_LAST, "job", None) == job and _LAST.calibration is calibration:
-            last: KnownJob = _LAST.known
-            self.work, self.savings, self.shards = last.work, last.savings, last.shards
-        _LAST.job, _LAST.calibration, _LAST.known = job, calibration, self
+        self.job = job, calibration
+        try:
+            (left_job, left_calibration), known = _LEFT.pop()
+        except IndexError:
+            return
+        if left_job == job and left_calibration is calibration:
+            self.work, self.savings, self.shards = known
+
+    def leave(self) -> None:
+        """Leaves what is known to the next, and starts anew."""
+        if self.job is not None:
+            _LEFT[:] = [(self.job, (self.work, self.savings, self.shards))]
+            self._start()
 
 
-_LAST = threading.local()
+Known = tuple[KnownRows[UnitWork], KnownRows[Savings], KnownRows[UnitShards]]
+_LEFT: list[tuple[tuple[object, object], Known]] = []

@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
+import planner
 from planner.columns import LayoutBatch
 from planner.cost import known_rows
 from planner.cost.cost_inputs import distinct_rows, shards_at, units_at
@@ -134,12 +135,45 @@ def test_a_next_batch_size_goes_on_with_what_is_known() -> None:
     calibration = first.calibration
     first.known.go_on("a job", calibration)
     units_at(first, rows)
+    count = first.known.work.count
+    first.known.leave()
+    assert first.known.work.count == 0
     second.known.go_on("a job", calibration)
-    assert second.known.work.count == first.known.work.count > 0
+    assert second.known.work.count == count > 0
     assert same(units_at(second, rows).costs, units_at(third, rows).costs)
-    third.known.go_on("another job", calibration)
-    second.known.go_on("another job", replace(calibration, id="another"))
-    assert third.known.work is not second.known.work
+    third.known.go_on("a job", calibration)
+    assert third.known.work is not second.known.work, "nobody else has it meanwhile"
+
+
+@pytest.mark.parametrize("other", ["job", "calibration"])
+def test_what_another_job_left_is_not_taken_up(other: str) -> None:
+    rows, first, second = some_rows(fresh()), fresh(), fresh()
+    first.known.go_on("a job", first.calibration)
+    units_at(first, rows)
+    first.known.leave()
+    second.known.go_on(
+        "another" if other == "job" else "a job",
+        replace(first.calibration) if other == "calibration" else first.calibration,
+    )
+    assert second.known.work.count == 0
+
+
+def test_a_plan_leaves_what_it_knew_to_the_next_batch_size() -> None:
+    def asked(batch: int) -> None:
+        planner.recommend(
+            model="llama3-8b",
+            cluster={"gpu": "h100-sxm-80gb", "num_gpus": 2},
+            training={"seq_len": 2048, "global_batch_size": batch},
+        )
+
+    asked(8)
+    ((_, (work, _, shards)),) = known_rows._LEFT
+    before = work.count
+    asked(16)
+    ((_, (again, _, _)),) = known_rows._LEFT
+    assert again is work
+    assert shards.count > 0
+    assert before <= work.count < 2 * before
 
 
 def test_units_and_shards_do_not_depend_on_the_batch_size() -> None:
