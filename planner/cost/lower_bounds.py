@@ -381,6 +381,10 @@ def _dispatchers(job: PreparedJob) -> list[int]:
 def _with_methods(
     job: PreparedJob, rows: LayoutBatch, cp_method: int, dispatcher: int
 ) -> LayoutBatch:
+    """The rows with this CP method and dispatcher (codes, or ANY).
+
+    Where no token leaves its rank, they keep theirs unless dispatchers differ even there.
+    """
     without = dispatcher in _WITHOUT_EP
     if dispatcher == ANY:
         without = len(set(WITHOUT_EP) & job.rules.moe_dispatchers) > 1

@@ -114,10 +114,10 @@ def most_saved(costs: UnitCosts, profile: Profile) -> FloatColumn:
 
 
 def shares_of_wires(costs: UnitCosts, profile: Profile) -> FloatColumn:
-    """No less than `most_saved`, (K + 2, U), and never more than the communication takes.
+    """An upper bound of `most_saved`, (K + 2, U): the shares of all communication that may hide.
 
-    What a unit takes less this grows with each part of its communication. So where costs have the
-    least of several methods, the difference is the least of theirs.
+    A unit's time less this never falls as its communication grows. So with each operation at the
+    least of several methods it bounds the time under every one of them from below.
     """
     tp, ep = (AXES.index(name) for name in ("tp", "ep"))
     wires = costs.exposed_forward + costs.exposed_backward
