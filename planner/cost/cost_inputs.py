@@ -15,12 +15,13 @@ from planner.columns import FloatColumn, IntColumn, LayoutBatch
 from planner.cost import chunks, deduplicated
 from planner.cost.data_parallel import sharding
 from planner.cost.layer import unit_costs as layers
-from planner.cost.layer.unit_work import Savings, UnitWork, savings, unit_work
+from planner.cost.layer.unit_work import Savings, SharedWork, UnitWork, savings, unit_work
 from planner.cost.pipeline import stages
 from planner.cost.pipeline.schedule_columns import num_microbatches
 from planner.cost.prepared_job import PreparedJob
 from planner.rules import cuda_graphs
 from planner.work.checkpointing import BLOCK, FULL, MEMORY_BUDGET, NONE
+from planner.work.experts import EXPERT_FIELDS
 
 STAGE_COUNTS = ("pp", "virtual_stages")  # a unit asks only whether there are several
 
@@ -71,7 +72,8 @@ def _costs_at(job: PreparedJob, rows: LayoutBatch) -> layers.UnitCosts:
     """What units cost at U rows, of which those that differ in checkpointing alone are one."""
 
     def work(missing: IntColumn) -> list[UnitWork]:
-        return [unit_work(job.context(rows.take(part)), job.model) for part in _parts(missing)]
+        parts = (rows.take(part) for part in _parts(missing))
+        return [unit_work(job.context(part), job.model, _shared(job, part)) for part in parts]
 
     def what_is_saved(missing: IntColumn) -> list[Savings]:
         these = budgeted[missing]
@@ -94,6 +96,22 @@ def _costs_at(job: PreparedJob, rows: LayoutBatch) -> layers.UnitCosts:
 def _parts(rows: IntColumn) -> Iterator[IntColumn]:
     """Rows in parts that are priced at once."""
     return (rows[part] for part in chunks.slices(len(rows), chunks.CACHED_ROWS))
+
+
+def _shared(job: PreparedJob, rows: LayoutBatch) -> SharedWork | None:
+    """What these rows share with others that place their experts elsewhere; None without any.
+
+    CUDA graphs that not every layout captures depend on experts too.
+    """
+    if not job.model.is_moe or cuda_graphs.by_layout(job.rules_context):
+        return None
+    values, _ = _key(job)
+    names = [name for name in values if name not in (*EXPERT_FIELDS, *layers.MODE)]
+
+    def price(missing: IntColumn) -> list[SharedWork]:
+        return [SharedWork.of(job.context(rows.take(missing)), job.model)]
+
+    return job.known.shared.at(deduplicated.hashes([getattr(rows, name) for name in names]), price)
 
 
 def _without_mode(job: PreparedJob) -> tuple[str, ...]:

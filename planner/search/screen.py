@@ -23,7 +23,7 @@ from planner.search.fit import OOM_LIMIT
 from planner.search.space.enumerate import Space
 from planner.search.variations.floors import floors
 
-# layouts bounded at once; an eighth of it is priced at once until a layout fits
+# layouts bounded at once; an eighth of it until a layout fits
 ROUND = 4 * CHUNK
 FIRST = 2048  # layouts priced before the limit is asked again; then twice as many, up to CHUNK
 KEEP = 400
@@ -97,15 +97,20 @@ def screen(
     without_room = 0
     while True:
         room = ROUND if np.isfinite(limit()) else ROUND // 8
-        cells = queue.next(limit(), space.cell_sizes, room)
-        if not len(cells):
+        parts: list[LayoutBatch] = []
+        while sum(map(len, parts)) < room:
+            cells = queue.next(limit(), space.cell_sizes, room)
+            if not len(cells):
+                break
+            batch = space.expand(cells)
+            if not everything:
+                fits = cell_bounds.has_room(np.repeat(cells, space.cell_sizes[cells]), batch)
+                without_room += int((~fits).sum())
+                batch = batch.take(fits)
+            parts.append(batch)
+        if not parts:
             break
-        batch = space.expand(cells)
-        if not everything:
-            fits = cell_bounds.has_room(np.repeat(cells, space.cell_sizes[cells]), batch)
-            without_room += int((~fits).sum())
-            batch = batch.take(fits)
-        pool.add(pricer, batch, limit)
+        pool.add(pricer, LayoutBatch.concatenate(parts), limit)
     if without_room and not pool.num_fitting and np.isinf(limit_seconds):
         return screen(
             pricer, space, count=count, smallest=smallest, slack=slack, keep=keep, everything=True

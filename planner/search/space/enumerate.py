@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.columns import BoolColumn, Column, IntColumn, LayoutBatch
+from planner.columns import BoolColumn, Column, IntColumn, LayoutBatch, taken
 from planner.rules import DERIVED, Context, Rule, columns_of, rules_for
 from planner.rules.degrees import PRODUCT_KEY
 from planner.search.space.domains import CELL_FIELDS, FREE_FIELDS, Domain, Domains, Keep, domains_of
@@ -90,7 +90,9 @@ class Space:
             columns.update(expansion.columns(repeated, rest % count))
             rest //= count
         kept = {
-            name: column[repeated] for name, column in self.cells.columns() if name not in columns
+            name: taken(column, repeated)
+            for name, column in self.cells.columns()
+            if name not in columns
         }
         return LayoutBatch(**kept, **columns, splits=self.cells.splits)
 
