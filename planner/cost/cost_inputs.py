@@ -72,8 +72,13 @@ def _costs_at(job: PreparedJob, rows: LayoutBatch) -> layers.UnitCosts:
     """What units cost at U rows, of which those that differ in checkpointing alone are one."""
 
     def work(missing: IntColumn) -> list[UnitWork]:
-        parts = (rows.take(part) for part in _parts(missing))
-        return [unit_work(job.context(part), job.model, _shared(job, part)) for part in parts]
+        shared = _shared(job, rows.take(missing))
+        return [
+            unit_work(
+                job.context(rows.take(missing[part])), job.model, shared and shared.take(part)
+            )
+            for part in chunks.slices(len(missing), chunks.CACHED_ROWS)
+        ]
 
     def what_is_saved(missing: IntColumn) -> list[Savings]:
         these = budgeted[missing]

@@ -41,14 +41,14 @@ class KnownRows(Generic[RowsT]):
 
     def __init__(self, kind: type[RowsT]) -> None:
         self.kind: type[RowsT] = kind
+        self.matrix: FloatColumn = np.zeros((0, 0))
         self._forget()
 
     def _forget(self) -> None:
         self.hashes: NDArray[np.uint64] = np.zeros(0, dtype=np.uint64)
         self.places = np.zeros(0, dtype=np.int64)
         self.shapes: dict[str, tuple[int, ...]] = {}
-        self.matrix: FloatColumn = np.zeros((0, 0))
-        self.count = 0
+        self.count = 0  # the matrix stays, to be filled anew
 
     def at(
         self, hashes: NDArray[np.uint64], price: Callable[[IntColumn], Sequence[RowsT]]
@@ -99,7 +99,7 @@ class KnownRows(Generic[RowsT]):
         new = self.count + len(hashes)
         if new > self.matrix.shape[1]:
             kept = self.matrix[:, : self.count]
-            room = max(new, 2 * self.matrix.shape[1], FIRST_ROWS)
+            room = max(new, 4 * self.matrix.shape[1], FIRST_ROWS)
             self.matrix = np.empty((sum(map(math.prod, self.shapes.values())), room))
             self.matrix[: len(kept), : self.count] = kept
         at = self.count

@@ -20,7 +20,7 @@ from planner.work.checkpointing import MEMORY_BUDGET, NONE
 ROUNDING = 1e-9
 STEPS, COARSE = 100, 8  # memory budgets are multiples of 1 / STEPS
 BAND = 2**14  # cells whose own bounds are computed at once
-AT_ONCE = 2**15  # cells bounded without recomputation, so that their columns take 50 MB
+AT_ONCE = 2**17  # cells bounded without recomputation, so that their columns take 50 MB
 
 
 class CellBounds:

@@ -15,6 +15,7 @@ from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost import deduplicated as keyed
 from planner.cost.chunks import CHUNK
 from planner.cost.lower_bounds import Idle
+from planner.cost.pipeline.schedule_columns import num_microbatches
 from planner.cost.price import Pricer
 from planner.search.bounds import BAND, CellBounds
 from planner.search.choice.pareto import STRUCTURE
@@ -86,8 +87,7 @@ def screen(
     everything: also price layouts whose schedules hold more than there is room for. They are if
         nothing fits and there is no limit, to see what comes closest.
     """
-    idle = Idle.of(pricer, space.cells, space.schedules())
-    cell_bounds = CellBounds(pricer, space.cells, idle)
+    cell_bounds = CellBounds(pricer, space.cells, idle_of(pricer, space))
     queue = _Queue(cell_bounds, smallest)
     pool = _Pool(keep, count, smallest)
 
@@ -120,6 +120,13 @@ def screen(
     if not pool.num_fitting and too_large and np.isinf(limit_seconds):
         pool.add(pricer, space.expand(queue.smallest(NEAREST)), lambda: np.inf)
     return pool.result(cell_bounds, bounded_out=bounded_out, too_large=too_large)
+
+
+def idle_of(pricer: Pricer, space: Space) -> Idle:
+    """What the schedules of each cell hide and leave idle."""
+    microbatches = num_microbatches(space.cells, pricer.training).astype(np.int64)
+    kinds, one_each = space.kinds([space.cells.pp, microbatches], ("pp_schedule", "virtual_stages"))
+    return Idle.of(pricer, one_each.cells, one_each.schedules()).take(kinds)
 
 
 class _Queue:

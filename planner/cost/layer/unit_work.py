@@ -133,6 +133,10 @@ class SharedWork:
             found += [columns[name].reshape(-1, len(context.batch)) for name in _names(whole)]
         return cls(np.concatenate(found))
 
+    def take(self, rows: slice) -> "SharedWork":
+        """That of some layouts."""
+        return SharedWork(self.columns[:, rows])
+
     def of_units(self, units: Sequence["_Unit"]) -> Iterator[dict[str, FloatColumn]]:
         """The columns of each unit by name."""
         start = 0

@@ -96,6 +96,20 @@ class Space:
         }
         return LayoutBatch(**kept, **columns, splits=self.cells.splits)
 
+    def kinds(
+        self, columns: Sequence[IntColumn], names: Sequence[str]
+    ) -> tuple[IntColumn, "Space"]:
+        """(kind of each cell (N,), one cell of each kind).
+
+        Cells of one kind are equal in these columns (N,) and in what their expansions allow of the
+        fields of these names.
+        """
+        of = [one.classes for one in self.expansions if not one.table.keys().isdisjoint(names)]
+        kinds, firsts = _classes([*columns, *of], len(self.cells))
+        expansions = tuple(replace(one, classes=one.classes[firsts]) for one in self.expansions)
+        cells, sizes = self.cells.take(firsts), self.cell_sizes[firsts]
+        return kinds, replace(self, cells=cells, cell_sizes=sizes, expansions=expansions)
+
     def schedules(self) -> Iterator[tuple[int, IntColumn]]:
         """(a schedule, the most stages a rank has in any layout of each cell with it (N,)).
 
