@@ -72,10 +72,10 @@ def _costs_at(job: PreparedJob, rows: LayoutBatch) -> layers.UnitCosts:
     """What units cost at U rows, of which those that differ in checkpointing alone are one."""
 
     def work(missing: IntColumn) -> list[UnitWork]:
-        shared = _shared(job, rows.take(missing))
+        common = shared(job, rows.take(missing))
         return [
             unit_work(
-                job.context(rows.take(missing[part])), job.model, shared and shared.take(part)
+                job.context(rows.take(missing[part])), job.model, common and common.take(part)
             )
             for part in chunks.slices(len(missing), chunks.CACHED_ROWS)
         ]
@@ -103,7 +103,7 @@ def _parts(rows: IntColumn) -> Iterator[IntColumn]:
     return (rows[part] for part in chunks.slices(len(rows), chunks.CACHED_ROWS))
 
 
-def _shared(job: PreparedJob, rows: LayoutBatch) -> SharedWork | None:
+def shared(job: PreparedJob, rows: LayoutBatch) -> SharedWork | None:
     """What these rows share with others that place their experts elsewhere; None without any.
 
     CUDA graphs that not every layout captures depend on experts too.
@@ -145,6 +145,12 @@ def shards_at(job: PreparedJob, rows: LayoutBatch) -> sharding.UnitShards:
         return price(np.arange(len(rows)))[0]
     columns = [getattr(rows, name) for name in sharding.KEY]
     return job.known.shards.at(deduplicated.hashes(columns), price)
+
+
+def unit_fields(job: PreparedJob) -> tuple[str, ...]:
+    """The layout fields that the cost of a unit depends on."""
+    values, several = _key(job)
+    return values + several
 
 
 def _key(job: PreparedJob) -> tuple[tuple[str, ...], tuple[str, ...]]:

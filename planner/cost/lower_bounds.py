@@ -217,14 +217,18 @@ def _beyond_compute(
     return np.asarray(outside[0] + shards.step_seconds[at_shard] + (1.0 - SPLIT_HIDES) * bubble)
 
 
-def layout_lower_bounds(job: PreparedJob, batch: LayoutBatch) -> FloatColumn:
+def layout_lower_bounds(
+    job: PreparedJob, batch: LayoutBatch, overlaps: BoolColumn | None = None
+) -> FloatColumn:
     """What a mean rank computes in a step of exactly these layouts, (N,).
 
-    Only schedules that overlap pairs hide communication.
+    overlaps (N,): whether they may overlap pairs, which hides communication; unless given, what
+        their own schedules do.
     """
     rows, inverse = distinct_rows(job, batch)
     unit = units_at(job, rows)
-    overlaps = critical_pairs(batch, num_microbatches(batch, job.training)) > 0
+    if overlaps is None:
+        overlaps = critical_pairs(batch, num_microbatches(batch, job.training)) > 0
     hidden = _of_all_units(job, pairs.most_saved(unit.costs, job.profile))
     total = _of_all_units(job, unit.total)
     return _mean_seconds(job, batch, hidden, inverse, total, overlaps=overlaps)

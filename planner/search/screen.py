@@ -26,6 +26,9 @@ from planner.search.variations.floors import floors
 
 # layouts bounded at once; an eighth of it until a layout fits
 ROUND = 4 * CHUNK
+WIDE = 4  # bands whose own bounds are computed at once when a limit is known
+EXPANDED = 4  # layouts of cells that are asked at once what they compute, for each one of those
+FEW = 2**13
 FIRST = 2048  # layouts priced before the limit is asked again; then twice as many, up to CHUNK
 KEEP = 400
 NEAREST = 64
@@ -99,12 +102,13 @@ def screen(
         room = ROUND if np.isfinite(limit()) else ROUND // 8
         parts: list[LayoutBatch] = []
         while sum(map(len, parts)) < room:
-            cells = queue.next(limit(), space.cell_sizes, room)
+            expanded = EXPANDED * room if np.isfinite(limit()) else room
+            cells = queue.next(limit(), space.cell_sizes, expanded)
             if not len(cells):
                 break
-            batch = space.expand(cells)
+            batch, owner = near_layouts(pricer, space, cells, cell_bounds, limit())
             if not everything:
-                fits = cell_bounds.has_room(np.repeat(cells, space.cell_sizes[cells]), batch)
+                fits = cell_bounds.has_room(owner, batch)
                 without_room += int((~fits).sum())
                 batch = batch.take(fits)
             parts.append(batch)
@@ -120,6 +124,23 @@ def screen(
     if not pool.num_fitting and too_large and np.isinf(limit_seconds):
         pool.add(pricer, space.expand(queue.smallest(NEAREST)), lambda: np.inf)
     return pool.result(cell_bounds, bounded_out=bounded_out, too_large=too_large)
+
+
+def near_layouts(
+    pricer: Pricer, space: Space, cells: IntColumn, cell_bounds: CellBounds, limit: float
+) -> tuple[LayoutBatch, IntColumn]:
+    """(layouts of these cells that do not compute longer than the limit, the cell of each).
+
+    What they compute is asked before fields are expanded on which it does not depend, unless there
+    are few.
+    """
+    if not np.isfinite(limit) or space.cell_sizes[cells].sum() < FEW:
+        return space.expand(cells), np.repeat(cells, space.cell_sizes[cells])
+    branches = space.branches(cells, pricer.unit_fields)
+    overlaps = cell_bounds.idle.overlaps[cells[branches.owner]]
+    computes = pricer.layout_lower_bounds(branches.batch, overlaps)
+    batch, place = branches.expand(computes <= limit)
+    return batch, cells[place]
 
 
 def idle_of(pricer: Pricer, space: Space) -> Idle:
@@ -173,11 +194,15 @@ class _Queue:
                 return cells
             if not bound <= limit or self.reached == len(self.order):
                 return self.order[:0]
-            self._reach()
+            self._reach(limit)
 
-    def _reach(self) -> None:
-        """Computes one more band; what fits joins the queue."""
-        rows = self.order[self.reached : self.reached + BAND]
+    def _reach(self, limit: float) -> None:
+        """Computes one more band, below the limit if there is one; what fits joins the queue."""
+        end = self.reached + BAND
+        if np.isfinite(limit):
+            below = np.searchsorted(self.loose[self.order], limit, side="right")
+            end = min(self.reached + WIDE * BAND, int(below))
+        rows = self.order[self.reached : end]
         self.reached += len(rows)
         fits = self.cell_bounds.may_fit(rows)
         self.known_too_large.append(rows[~fits])
