@@ -123,6 +123,7 @@ def command(
     from api.cli.plotting import check_plot, plot_plan
     from api.cli.saving import check_target, save_plan
     from api.cli.working import working
+    from api.second_core import second_core
     from api.service import make_plan
     from api.wiring import wire
     from planner.errors import StoreError
@@ -164,7 +165,12 @@ def command(
     if values.get("probe") is None:
         with working("looking at all layouts", quiet=json) as shown:
             plan = make_plan(
-                wire(), values, allow_files=True, progress=shown.say, on_unstored=unstored.append
+                wire(),
+                values,
+                allow_files=True,
+                progress=shown.say,
+                on_unstored=unstored.append,
+                beside=second_core(spinners=int(shown.shown is not None)),
             )
     else:
         from api.cli.studying import make_plan_with_probes
