@@ -1,5 +1,6 @@
 """`planner-cli`: one file a command; what is slow to import is imported when the command runs."""
 
+import gc
 import os
 import sys
 
@@ -13,6 +14,7 @@ def main() -> None:
         code = run(sys.argv[1:])
     except KeyboardInterrupt:  # before the command line was read
         code = 130
+    gc.freeze()  # else the interpreter looks for cycles in all that was imported before it ends
     sys.exit(code)
 
 
