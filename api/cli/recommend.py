@@ -18,8 +18,6 @@ from api.cli.typed import (
 if TYPE_CHECKING:
     from planner.specs.plan import Plan
 
-NAME = "recommend"
-
 
 def command(
     model: Annotated[
