@@ -8,6 +8,7 @@ import sys
 def main() -> None:
     """The console script."""
     open_closed_streams()
+    gc.disable()  # what imports make stays; longer commands enable it again
     try:
         from api.cli.root import run
 

@@ -111,11 +111,6 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
 ) -> None:
     """Rank the layouts that train MODEL fastest on this cluster."""
-    import gc
-
-    # one short answer: collecting the millions of objects that imports leave costs more than it
-    #     frees
-    gc.disable()
     from api.cli.flags import JobFlags, check_complete, parse_checkpoint
     from api.cli.output import error_line, note
     from api.cli.plotting import check_plot, plot_plan

@@ -1,6 +1,7 @@
 """The commands in one tree, and the one place where an error becomes text and an exit code."""
 
 import errno
+import gc
 import json
 import os
 import sys
@@ -46,6 +47,7 @@ COMMANDS = {
     "plans": ("list_plans", "plans"),
     "show": ("show_plan", "plans"),
 }
+SHORT = ("recommend",)  # one answer: to look for cycles costs more than it frees
 GROUPS = ("measurements", "sweep", "queue", "db")
 
 
@@ -74,6 +76,8 @@ def _root(
     ctx: typer.Context,
     version: bool = typer.Option(False, "--version", help="Print the version and leave."),
 ) -> None:
+    if ctx.invoked_subcommand not in SHORT:
+        gc.enable()
     if version:
         from importlib.metadata import PackageNotFoundError
         from importlib.metadata import version as version_of
