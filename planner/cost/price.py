@@ -42,29 +42,37 @@ WHOLE = 0.05  # of a layer: what rounding and fragments may hide; judgement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prices:
-    """Columns of N prices.
+class StepTimes:
+    """Columns of N steps, their time alone.
 
     parts: seconds (N,) by PARTS, of the busiest rank; they sum to step_seconds.
-    least_device_bytes: what device_bytes shrinks to under memory pressure.
     own_factor (N,): that of `PreparedJob`; `stage_seconds` are before it.
     rank (R, N): pipeline ranks priced.
     rank_units (R, K + 2, N): units that each of them holds.
-    rank_reserved_bytes (R, N): what each of them reserves.
     """
 
     step_seconds: FloatColumn
     parts: dict[str, FloatColumn]
+    rank: IntColumn
+    rank_units: FloatColumn
+    stage_seconds: StageSeconds
+    own_factor: FloatColumn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices(StepTimes):
+    """Columns of N prices.
+
+    least_device_bytes: what device_bytes shrinks to under memory pressure.
+    rank_reserved_bytes (R, N): what each of the ranks priced reserves.
+    """
+
     peak_allocated_bytes: FloatColumn
     peak_reserved_bytes: FloatColumn
     device_bytes: FloatColumn
     least_device_bytes: FloatColumn
     memory: PeakMemory
     rank_reserved_bytes: FloatColumn
-    rank: IntColumn
-    rank_units: FloatColumn
-    stage_seconds: StageSeconds
-    own_factor: FloatColumn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +155,20 @@ class Pricer(PreparedJob):
             least_device_bytes=least.max(axis=0) + outside,
             memory=memory,
             rank_reserved_bytes=reserved,
+            rank=inputs.rank,
+            rank_units=inputs.units,
+            stage_seconds=stage_seconds,
+            own_factor=factor,
+        )
+
+    def times(self, batch: LayoutBatch) -> StepTimes:
+        """Time of N layouts, that of `price`, without the work on their memory."""
+        inputs = CostInputs.of(self, batch, every_rank=False)
+        seconds, parts, stage_seconds = step_seconds(inputs)
+        factor = self.own_factor[batch.precision]
+        return StepTimes(
+            step_seconds=factor * seconds,
+            parts={name: factor * part for name, part in parts.items()},
             rank=inputs.rank,
             rank_units=inputs.units,
             stage_seconds=stage_seconds,
