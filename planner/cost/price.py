@@ -161,9 +161,9 @@ class Pricer(PreparedJob):
             own_factor=factor,
         )
 
-    def times(self, batch: LayoutBatch) -> StepTimes:
+    def times(self, batch: LayoutBatch, *, every_rank: bool = False) -> StepTimes:
         """Time of N layouts, that of `price`, without the work on their memory."""
-        inputs = CostInputs.of(self, batch, every_rank=False)
+        inputs = CostInputs.of(self, batch, every_rank=every_rank)
         seconds, parts, stage_seconds = step_seconds(inputs)
         factor = self.own_factor[batch.precision]
         return StepTimes(
