@@ -306,9 +306,9 @@ def _end_seconds(schedule: CompiledSchedule, duration_NC: Floats) -> Floats:
     ends[-1] = 0.0
     depth, bounds, needs_G = _level_by_level(schedule)
     for start, end in itertools.pairwise(bounds):
-        arrived = ends[needs_G[depth * start : depth * end]].reshape(depth, end - start, candidates)
+        arrived = ends.take(needs_G[depth * start : depth * end], axis=0)
         here = ends[start:end]
-        np.maximum.reduce(arrived, axis=0, out=here)
+        np.maximum.reduce(arrived.reshape(depth, end - start, candidates), axis=0, out=here)
         here += duration_NC[start:end]
     return ends[:-1]
 

@@ -396,10 +396,11 @@ def _packed(edges: Edges, num_nodes: int) -> Rows:
     node_G = np.concatenate([nodes for nodes, _ in edges])
     need_G = np.concatenate([needs for _, needs in edges])
     known = need_G >= 0
-    code = np.sort(node_G[known] * num_nodes + need_G[known])
+    code = np.sort(node_G[known] * num_nodes + need_G[known], kind="stable")  # of sorted runs
     code = code[np.diff(code, prepend=-1) > 0]
-    node, need = code // num_nodes, code % num_nodes
-    place = np.arange(len(node)) - np.searchsorted(node, node)
-    packed = np.full((max(1, int(place.max(initial=0)) + 1), num_nodes), -1, dtype=np.int64)
-    packed[place, node] = need
+    node = code // num_nodes
+    count_N = np.bincount(node, minlength=num_nodes)
+    place = np.arange(len(node)) - np.repeat(_starts(count_N), count_N)
+    packed = np.full((max(1, int(count_N.max(initial=0))), num_nodes), -1, dtype=np.int64)
+    packed[place, node] = code - node * num_nodes
     return packed
