@@ -243,14 +243,18 @@ class Climb:
         return self._at(Tried.of(kept, [splits[row] for row in kept], hundredths[kept]))
 
     def _faster(self, batch: LayoutBatch, value: FloatColumn) -> IntColumn:
-        """Rows whose step alone is below the value (N,): no other is worth more, whatever it fills.
+        """Rows whose step alone is below the value (N,), and whose deciding ranks fit.
 
-        Their time takes a fraction of what their memory does.
+        No other is worth more, whatever it fills. Times of deciding ranks take a fraction of what
+        times and memory of all ranks do. Value: that of layouts that fit.
         """
         step = [
             self.pricer.step_seconds(batch.take(rows)) for rows in pieces(np.arange(len(batch)))
         ]
-        return np.flatnonzero(np.concatenate(step) < value * (1.0 - LEAST_GAIN + ROUNDING))
+        rows = np.flatnonzero(np.concatenate(step) < value * (1.0 - LEAST_GAIN + ROUNDING))
+        device = [self.pricer.least_device_bytes(batch.take(part)) for part in pieces(rows)]
+        least = np.concatenate([np.zeros(0), *device])
+        return rows[fitting(self.pricer, least * (1.0 - ROUNDING))]
 
     def _judged(
         self, batch: LayoutBatch, exact: bool
