@@ -142,30 +142,31 @@ class Pricer(PreparedJob):
         every_rank: price all pipeline ranks instead of the deciding ones.
         """
         inputs = CostInputs.of(self, batch, every_rank=every_rank)
-        seconds, parts, stage_seconds = step_seconds(inputs)
+        times = self._times(inputs)
         memory, outside, reserved, least = self._memory(inputs)
         peak_reserved = reserved.max(axis=0)
-        factor = self.own_factor[batch.precision]
         return Prices(
-            step_seconds=factor * seconds,
-            parts={name: factor * part for name, part in parts.items()},
+            step_seconds=times.step_seconds,
+            parts=times.parts,
             peak_allocated_bytes=memory.allocated.max(axis=0),
             peak_reserved_bytes=peak_reserved,
             device_bytes=peak_reserved + outside,
             least_device_bytes=least.max(axis=0) + outside,
             memory=memory,
             rank_reserved_bytes=reserved,
-            rank=inputs.rank,
-            rank_units=inputs.units,
-            stage_seconds=stage_seconds,
-            own_factor=factor,
+            rank=times.rank,
+            rank_units=times.rank_units,
+            stage_seconds=times.stage_seconds,
+            own_factor=times.own_factor,
         )
 
     def times(self, batch: LayoutBatch, *, every_rank: bool = False) -> StepTimes:
         """Time of N layouts, that of `price`, without the work on their memory."""
-        inputs = CostInputs.of(self, batch, every_rank=every_rank)
+        return self._times(CostInputs.of(self, batch, every_rank=every_rank))
+
+    def _times(self, inputs: CostInputs) -> StepTimes:
         seconds, parts, stage_seconds = step_seconds(inputs)
-        factor = self.own_factor[batch.precision]
+        factor = self.own_factor[inputs.batch.precision]
         return StepTimes(
             step_seconds=factor * seconds,
             parts={name: factor * part for name, part in parts.items()},
