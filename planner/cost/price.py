@@ -43,29 +43,37 @@ WHOLE = 0.05  # of a layer: what rounding and fragments may hide; judgement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prices:
-    """Columns of N prices.
+class StepTimes:
+    """Columns of N steps, their time alone.
 
     parts: seconds (N,) by PARTS, of the busiest rank; they sum to step_seconds.
-    least_device_bytes: what device_bytes shrinks to under memory pressure.
     own_factor (N,): that of `PreparedJob`; `stage_seconds` are before it.
     rank (R, N): pipeline ranks priced.
     rank_units (R, K + 2, N): units that each of them holds.
-    rank_reserved_bytes (R, N): what each of them reserves.
     """
 
     step_seconds: FloatColumn
     parts: dict[str, FloatColumn]
+    rank: IntColumn
+    rank_units: FloatColumn
+    stage_seconds: StageSeconds
+    own_factor: FloatColumn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices(StepTimes):
+    """Columns of N prices.
+
+    least_device_bytes: what device_bytes shrinks to under memory pressure.
+    rank_reserved_bytes (R, N): what each of the ranks priced reserves.
+    """
+
     peak_allocated_bytes: FloatColumn
     peak_reserved_bytes: FloatColumn
     device_bytes: FloatColumn
     least_device_bytes: FloatColumn
     memory: PeakMemory
     rank_reserved_bytes: FloatColumn
-    rank: IntColumn
-    rank_units: FloatColumn
-    stage_seconds: StageSeconds
-    own_factor: FloatColumn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,19 +146,34 @@ class Pricer(PreparedJob):
         every_rank: price all pipeline ranks instead of the deciding ones.
         """
         inputs = CostInputs.of(self, batch, every_rank=every_rank)
-        seconds, parts, stage_seconds = step_seconds(inputs)
+        times = self._times(inputs)
         memory, outside, reserved, least = self._memory(inputs)
         peak_reserved = reserved.max(axis=0)
-        factor = self.own_factor[batch.precision]
         return Prices(
-            step_seconds=factor * seconds,
-            parts={name: factor * part for name, part in parts.items()},
+            step_seconds=times.step_seconds,
+            parts=times.parts,
             peak_allocated_bytes=memory.allocated.max(axis=0),
             peak_reserved_bytes=peak_reserved,
             device_bytes=peak_reserved + outside,
             least_device_bytes=least.max(axis=0) + outside,
             memory=memory,
             rank_reserved_bytes=reserved,
+            rank=times.rank,
+            rank_units=times.rank_units,
+            stage_seconds=times.stage_seconds,
+            own_factor=times.own_factor,
+        )
+
+    def times(self, batch: LayoutBatch, *, every_rank: bool = False) -> StepTimes:
+        """Time of N layouts, that of `price`, without the work on their memory."""
+        return self._times(CostInputs.of(self, batch, every_rank=every_rank))
+
+    def _times(self, inputs: CostInputs) -> StepTimes:
+        seconds, parts, stage_seconds = step_seconds(inputs)
+        factor = self.own_factor[inputs.batch.precision]
+        return StepTimes(
+            step_seconds=factor * seconds,
+            parts={name: factor * part for name, part in parts.items()},
             rank=inputs.rank,
             rank_units=inputs.units,
             stage_seconds=stage_seconds,

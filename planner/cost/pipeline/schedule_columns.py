@@ -26,11 +26,19 @@ def by_schedule(
     alone: the value of layouts without a pipeline.
     """
     out = np.full(len(batch), alone)
-    for code in np.unique(batch.pp_schedule):
-        rows = np.flatnonzero((batch.pp_schedule == code) & (batch.pp > 1))
-        if len(rows):
-            out[rows] = value(SCHEDULES.of_code(int(code)), rows)
+    for code, rows in _pipelined(batch):
+        out[rows] = value(SCHEDULES.of_code(code), rows)
     return out
+
+
+def _pipelined(batch: LayoutBatch) -> list[tuple[int, IntColumn]]:
+    """(code, rows) of each schedule that a pipeline of the batch has, in the order of codes."""
+    piped = np.flatnonzero(batch.pp > 1)
+    codes = batch.pp_schedule[piped]
+    there = np.flatnonzero(np.bincount(codes))
+    if len(there) == 1:
+        return [(int(there[0]), piped)]
+    return [(int(code), piped[codes == code]) for code in there]
 
 
 def critical_pairs(batch: LayoutBatch, m: FloatColumn) -> FloatColumn:
@@ -46,10 +54,5 @@ def critical_pairs(batch: LayoutBatch, m: FloatColumn) -> FloatColumn:
 
 def split_schedules(batch: LayoutBatch) -> list[tuple[Schedule, IntColumn]]:
     """Schedules of the batch that compute weight gradients separately, each with its rows."""
-    found = [(SCHEDULES.of_code(int(code)), code) for code in np.unique(batch.pp_schedule)]
-    split = [(schedule, code) for schedule, code in found if schedule.splits_backward]
-    rows = [
-        (schedule, np.flatnonzero((batch.pp_schedule == code) & (batch.pp > 1)))
-        for schedule, code in split
-    ]
-    return [(schedule, at) for schedule, at in rows if len(at)]
+    found = [(SCHEDULES.of_code(code), rows) for code, rows in _pipelined(batch)]
+    return [(schedule, rows) for schedule, rows in found if schedule.splits_backward]

@@ -19,7 +19,7 @@ from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.chunks import CHUNK
 from planner.cost.lower_bounds import SPLIT_HIDES
 from planner.cost.pipeline.schedule_columns import by_schedule, critical_pairs, num_microbatches
-from planner.cost.price import Pricer, Prices
+from planner.cost.price import Pricer, StepTimes
 from planner.cost.stragglers import straggler_share
 from planner.search.bounds import COARSE, STEPS
 from planner.search.fit import most_device_bytes
@@ -87,7 +87,7 @@ class Pace:
     stages: FloatColumn
 
     @classmethod
-    def of(cls, pricer: Pricer, batch: LayoutBatch, prices: Prices, mean: FloatColumn) -> "Pace":
+    def of(cls, pricer: Pricer, batch: LayoutBatch, prices: StepTimes, mean: FloatColumn) -> "Pace":
         """From the prices of the batch.
 
         mean (N,): what a mean rank computes in a step, `Pricer.layout_lower_bounds`.
@@ -130,7 +130,7 @@ class Pace:
         return np.where(room.all(axis=0), np.maximum(self.shared, self.outside + longest), np.inf)
 
 
-def floors(pricer: Pricer, batch: LayoutBatch, prices: Prices, mean: FloatColumn) -> FloatColumn:
+def floors(pricer: Pricer, batch: LayoutBatch, prices: StepTimes, mean: FloatColumn) -> FloatColumn:
     """The step of each pipelined layout under any split of its layers, at the least, (N,).
 
     Whatever its memory; `mean` as in `Pace.of`.
@@ -239,7 +239,7 @@ def _paces(pricer: Pricer, batch: LayoutBatch) -> Pace:
     parts = []
     for start in range(0, len(batch), CHUNK):
         part = batch.take(slice(start, start + CHUNK))
-        parts.append(Pace.of(pricer, part, pricer.price(part), pricer.layout_lower_bounds(part)))
+        parts.append(Pace.of(pricer, part, pricer.times(part), pricer.layout_lower_bounds(part)))
     return _joined(*parts)
 
 
