@@ -219,22 +219,19 @@ def _options(sizes: list[OneSize]) -> list[SizeOption]:
 def _plan(
     job: Job, ports: Ports, sizes: list[OneSize], ranked: list[PlanCandidate], seconds: float
 ) -> Plan:
-    estimates, exports = _estimates(ranked), _exports(job, ranked)
+    estimates, winner = _estimates(ranked), ranked[0]
     with_candidates = [at_size for at_size in sizes if at_size.candidates]
     fitting = [fitting_layouts(at_size) for at_size in with_candidates]
-    together = {
-        id(one.at_size): Together(
-            one.at_size.pricer, [other.layout for other in ranked if other.at_size is one.at_size]
-        )
-        for one in ranked
-    }
-    entries = [
-        _entry(job, rank, choice, estimate, together[id(choice.at_size)], exported)
-        for rank, (choice, estimate, exported) in enumerate(
-            zip(ranked, estimates, exports, strict=True), start=1
-        )
-    ]
-    winner = ranked[0]
+    # what is said of others than the ranked takes as long as what is said of these
+    entries, (others, moved, near) = both(
+        ports.beside,
+        lambda: _entries(job, ranked, estimates),
+        lambda: (
+            considered(job, with_candidates, ranked, fitting),
+            sensitivity(winner.at_size.pricer, winner.layout),
+            _near_batch(job, winner, estimates[0]),
+        ),
+    )
     num_gpus = winner.at_size.pricer.cluster.num_gpus
     at_winner = next(
         fits
@@ -256,14 +253,14 @@ def _plan(
         versus_current=None if job.layout is None else _versus_current(job, winner, estimates[0]),
         headline=_headline(entries),
         warnings=[
-            *_warnings(job, winner, estimates[0], entries[0], sizes),
+            *_warnings(job, winner, estimates[0], entries[0], sizes, near),
             *fewer_than_asked(job.search.top_k, len(ranked), sizes),
         ],
         seed=job.search.seed,
         model_version=MODEL_VERSION,
         calibration_id=winner.at_size.pricer.calibration.id,
-        considered=considered(job, with_candidates, ranked, fitting),
-        sensitivity=sensitivity(winner.at_size.pricer, winner.layout),
+        considered=others,
+        sensitivity=moved,
         sizes=_options(with_candidates),
         regret=regret(
             np.array([choice.expected for choice in ranked]), covariance(job, ranked), job.search
@@ -271,6 +268,24 @@ def _plan(
         num_parameters=job.model.total_parameters(),
         num_active_parameters=job.model.active_parameters(),
     )
+
+
+def _entries(
+    job: Job, ranked: list[PlanCandidate], estimates: list[Estimate]
+) -> list[RankedLayout]:
+    """The ranked layouts with their estimates, reasons and exports."""
+    together = {
+        id(one.at_size): Together(
+            one.at_size.pricer, [other.layout for other in ranked if other.at_size is one.at_size]
+        )
+        for one in ranked
+    }
+    return [
+        _entry(job, rank, choice, estimate, together[id(choice.at_size)], exported)
+        for rank, (choice, estimate, exported) in enumerate(
+            zip(ranked, estimates, _exports(job, ranked), strict=True), start=1
+        )
+    ]
 
 
 def _estimates(ranked: list[PlanCandidate]) -> list[Estimate]:
@@ -303,14 +318,20 @@ def _searched(sizes: list[OneSize], winner: OneSize, seconds: float) -> Searched
 
 
 def _warnings(
-    job: Job, winner: PlanCandidate, estimate: Estimate, entry: RankedLayout, sizes: list[OneSize]
+    job: Job,
+    winner: PlanCandidate,
+    estimate: Estimate,
+    entry: RankedLayout,
+    sizes: list[OneSize],
+    near: list[str],
 ) -> list[str]:
+    """What to know before launching the winner; near: what `_near_batch` says."""
     pricer = winner.at_size.pricer
     context = Context(model=job.model, cluster=pricer.cluster, training=job.training)
     return [
         *_about_trainer(context),
         *warnings_for(pricer, winner.layout, estimate),
-        *_near_batch(job, winner, estimate),
+        *near,
         *_run_warnings(entry, sizes),
         *refused_choices(context, job.search),
     ]
