@@ -21,6 +21,10 @@ _OFFSETS = np.append(
 )
 
 
+# Up to so many codes a row, a table of all codes is faster than sorting them.
+MOST_CODES_A_ROW = 64
+
+
 def hashes(columns: Sequence[Column]) -> NDArray[np.uint64]:
     """A 64-bit multilinear hash of every row.
 
@@ -31,6 +35,8 @@ def hashes(columns: Sequence[Column]) -> NDArray[np.uint64]:
     for mixer, column in zip(_MIXERS, columns, strict=False):
         column = np.ascontiguousarray(column)
         bits = column.view(np.uint64) if column.itemsize == 8 else column.astype(np.uint64)
+        if column.dtype == np.float64:  # small numbers differ in their highest bits alone
+            bits = bits ^ (bits >> np.uint64(32))
         mixed += np.multiply(bits, mixer, out=product)
     mixed ^= mixed >> np.uint64(29)
     return mixed
@@ -51,6 +57,26 @@ def unique_rows(columns: Sequence[Column]) -> tuple[IntColumn, IntColumn]:
         return np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
     _, first, inverse = np.unique(hashes(columns), return_index=True, return_inverse=True)
     return first, inverse
+
+
+def numbered(codes: IntColumn, count: int) -> tuple[IntColumn, IntColumn, IntColumn]:
+    """(distinct codes in order (U,), a row of each (U,), index of every row's code (N,)).
+
+    codes: from 0 to `count`, which is to be of the order of N for the sake of speed.
+    """
+    rows = np.arange(len(codes))
+    if count > MOST_CODES_A_ROW * len(codes) + MOST_CODES_A_ROW:
+        found, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
+        return found, first, inverse
+    there = np.zeros(count, dtype=np.bool_)
+    there[codes] = True
+    found = np.flatnonzero(there)
+    place = np.empty(count, dtype=np.int32)
+    place[found] = np.arange(len(found))
+    at = place[codes].astype(np.int64)
+    first = np.empty(len(found), dtype=np.int64)
+    first[at] = rows
+    return found, first, at
 
 
 def distinct(batch: LayoutBatch, names: Sequence[str]) -> tuple[LayoutBatch, IntColumn]:

@@ -117,7 +117,11 @@ def exposed_data_parallel(
 
 
 def _on_ranks(units: FloatColumn, field: FloatColumn) -> FloatColumn:
-    return np.asarray(np.einsum("rkn,kn->rn", units, field))
+    """Sum over units, in their order whatever R and N are."""
+    total: FloatColumn = units[:, 0] * field[0]
+    for unit in range(1, len(field)):
+        total += units[:, unit] * field[unit]
+    return total
 
 
 def _fsdp(

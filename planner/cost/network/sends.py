@@ -26,6 +26,15 @@ def transport_of(training: TrainingSpec, schedule: str) -> Transport:
     )
 
 
+def alike_sends(training: TrainingSpec, codes: IntColumn) -> list[list[int]]:
+    """The schedules of these codes, those together whose sends take the same time."""
+    alike: dict[tuple[bool, bool], list[int]] = {}
+    for code in codes.tolist():
+        transport = transport_of(training, SCHEDULES.of_code(code).name)
+        alike.setdefault((transport.splits, transport.synchronises), []).append(code)
+    return list(alike.values())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sends:
     """What the sends of N layouts depend on.

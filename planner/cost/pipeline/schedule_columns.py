@@ -19,18 +19,31 @@ def num_microbatches(batch: LayoutBatch, training: TrainingSpec) -> FloatColumn:
 
 
 def by_schedule(
-    batch: LayoutBatch, value: Callable[[Schedule, IntColumn], FloatColumn], alone: float
+    batch: LayoutBatch,
+    value: Callable[[Schedule, IntColumn], FloatColumn],
+    alone: float,
+    *,
+    shape: tuple[int, ...] | None = None,
 ) -> FloatColumn:
-    """A column filled schedule by schedule: value(schedule, rows) where pp > 1.
+    """Columns filled schedule by schedule: value(schedule, rows) where pp > 1.
 
     alone: the value of layouts without a pipeline.
+    shape: of the result, (..., N); (N,) if not given.
     """
-    out = np.full(len(batch), alone)
-    for code in np.unique(batch.pp_schedule):
-        rows = np.flatnonzero((batch.pp_schedule == code) & (batch.pp > 1))
-        if len(rows):
-            out[rows] = value(SCHEDULES.of_code(int(code)), rows)
+    out = np.full(len(batch) if shape is None else shape, alone)
+    for schedule, rows in schedule_rows(batch):
+        out[..., rows] = value(schedule, rows)
     return out
+
+
+def schedule_rows(batch: LayoutBatch) -> list[tuple[Schedule, IntColumn]]:
+    """The schedules of the batch's pipelines, in the order of their codes, each with its rows."""
+    piped = np.flatnonzero(batch.pp > 1)
+    code = batch.pp_schedule[piped].astype(np.uint8)
+    found = np.flatnonzero(np.bincount(code))
+    if len(found) == 1:
+        return [(SCHEDULES.of_code(int(found[0])), piped)]
+    return [(SCHEDULES.of_code(int(each)), piped[code == each]) for each in found]
 
 
 def critical_pairs(batch: LayoutBatch, m: FloatColumn) -> FloatColumn:
@@ -46,10 +59,4 @@ def critical_pairs(batch: LayoutBatch, m: FloatColumn) -> FloatColumn:
 
 def split_schedules(batch: LayoutBatch) -> list[tuple[Schedule, IntColumn]]:
     """Schedules of the batch that compute weight gradients separately, each with its rows."""
-    found = [(SCHEDULES.of_code(int(code)), code) for code in np.unique(batch.pp_schedule)]
-    split = [(schedule, code) for schedule, code in found if schedule.splits_backward]
-    rows = [
-        (schedule, np.flatnonzero((batch.pp_schedule == code) & (batch.pp > 1)))
-        for schedule, code in split
-    ]
-    return [(schedule, at) for schedule, at in rows if len(at)]
+    return [(s, rows) for s, rows in schedule_rows(batch) if s.splits_backward]

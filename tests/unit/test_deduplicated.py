@@ -1,0 +1,24 @@
+"""Distinct rows: told apart whatever their columns hold, and each row finds its own again."""
+
+import numpy as np
+import pytest
+
+from planner.cost.deduplicated import hashes, numbered, unique_rows
+
+
+def test_rows_that_differ_in_small_numbers_alone_are_told_apart() -> None:
+    """Of small numbers in float64 only the highest bits differ."""
+    layers, again, ends = (x.ravel().astype(float) for x in np.mgrid[:40, :40, :2])
+    assert len(np.unique(hashes([layers, again, ends]))) == 40 * 40 * 2
+    first, inverse = unique_rows([np.tile(layers, 2), np.tile(again, 2), np.tile(ends, 2)])
+    assert len(first) == 3200
+    assert (np.tile(layers, 2)[first][inverse] == np.tile(layers, 2)).all()
+
+
+@pytest.mark.parametrize("count", [50, 10**7])
+def test_codes_are_numbered_in_order(count: int) -> None:
+    codes = np.array([7, 3, 3, 49, 7, 0])
+    found, first, inverse = numbered(codes, count)
+    assert found.tolist() == [0, 3, 7, 49]
+    assert codes[first].tolist() == found.tolist()
+    assert inverse.tolist() == [2, 1, 1, 3, 2, 0]
