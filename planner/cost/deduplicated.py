@@ -59,24 +59,27 @@ def unique_rows(columns: Sequence[Column]) -> tuple[IntColumn, IntColumn]:
     return first, inverse
 
 
-def numbered(codes: IntColumn, count: int) -> tuple[IntColumn, IntColumn, IntColumn]:
-    """(distinct codes in order (U,), a row of each (U,), index of every row's code (N,)).
+def numbered(codes: IntColumn, count: int) -> tuple[IntColumn, IntColumn]:
+    """(distinct codes in order (U,), index of every code among them, like `codes`).
 
-    codes: from 0 to `count`, which is to be of the order of N for the sake of speed.
+    codes: from 0 to `count`, which is to be of the order of their number for the sake of speed.
     """
-    rows = np.arange(len(codes))
-    if count > MOST_CODES_A_ROW * len(codes) + MOST_CODES_A_ROW:
-        found, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
-        return found, first, inverse
+    if count > MOST_CODES_A_ROW * codes.size + MOST_CODES_A_ROW:
+        found, inverse = np.unique(codes, return_inverse=True)
+        return found, inverse.reshape(codes.shape)
     there = np.zeros(count, dtype=np.bool_)
     there[codes] = True
     found = np.flatnonzero(there)
-    place = np.empty(count, dtype=np.int32)
+    place = np.empty(count, dtype=np.int64)
     place[found] = np.arange(len(found))
-    at = place[codes].astype(np.int64)
-    first = np.empty(len(found), dtype=np.int64)
-    first[at] = rows
-    return found, first, at
+    return found, np.take(place, codes)
+
+
+def row_of_each(inverse: IntColumn, count: int) -> IntColumn:
+    """A row that has each of `count` distinct combinations, by every row's combination."""
+    rows = np.empty(count, dtype=np.int64)
+    rows[inverse] = np.arange(len(inverse))
+    return rows
 
 
 def distinct(batch: LayoutBatch, names: Sequence[str]) -> tuple[LayoutBatch, IntColumn]:

@@ -10,9 +10,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.columns import FloatColumn, IntColumn, LayoutBatch
+from planner.columns import Column, FloatColumn, IntColumn, LayoutBatch
 from planner.cost import deduplicated
+from planner.cost.pipeline.schedule_columns import schedule_rows
 from planner.cost.pipeline.stages import RankLayers
+from planner.schedules import Schedule
 from planner.work.checkpointing import BLOCK
 
 # what a load depends on beside the rows of its units and of its shards
@@ -58,6 +60,7 @@ class Pipelines:
     """T distinct pipelines, each with its number of microbatches; (T,) if not said.
 
     batch: of each a layout that has it.
+    schedules: of those with several stages, each with its rows.
     m: microbatches.
     rank (R, T): the ranks priced.
     tables, heads (R, T): 1 where the rank holds the embedding, the head.
@@ -65,11 +68,21 @@ class Pipelines:
     """
 
     batch: LayoutBatch
+    schedules: list[tuple[Schedule, IntColumn]]
     m: FloatColumn
     rank: IntColumn
     tables: FloatColumn
     heads: FloatColumn
     at: IntColumn
+
+    @property
+    def counts(self) -> IntColumn:
+        """The numbers of microbatches as integers, (T,)."""
+        return self.m.astype(np.int64)
+
+    def of_layouts(self, column: Column) -> Column:
+        """A column of pipelines (..., T) as one of layouts (..., N)."""
+        return np.take(column, self.at, axis=-1)
 
     def side_by_side(self, count: int) -> "Pipelines":
         """The same pipelines for layouts on `count` machines."""
@@ -172,14 +185,14 @@ class _Work:
         if differ:
             distinct, inverse = deduplicated.unique_rows(differ)
             codes, count = codes * len(distinct) + inverse, count * len(distinct)
-        _, first, at = deduplicated.numbered(codes, count)
+        found, at = deduplicated.numbered(codes, count)
         return cls(
             batch=batch,
             m=m,
             at_unit=at_unit,
             at_shard=at_shard,
             spared=spared,
-            first=first,
+            first=deduplicated.row_of_each(at, len(found)),
             at=at,
             at_pipe=at_pipe,
         )
@@ -191,9 +204,9 @@ class _Work:
         places (..., P): which of them, at each place of each pipeline.
         """
         distinct, inverse = deduplicated.unique_rows(list(units))
-        held = inverse[places]
-        codes = self.at * len(distinct) + held[..., self.at_pipe]
-        found, _, at = deduplicated.numbered(codes.ravel(), len(self.first) * len(distinct))
+        codes = np.take(inverse[places], self.at_pipe, axis=-1)
+        codes += self.at * len(distinct)
+        found, at = deduplicated.numbered(codes, len(self.first) * len(distinct))
         first = self.first[found // len(distinct)]
         loads = Loads(
             batch=self.batch.take(first),
@@ -203,17 +216,19 @@ class _Work:
             at_shard=self.at_shard[first],
             spared=self.spared[first],
         )
-        return loads, at.reshape(codes.shape)
+        return loads, at
 
 
 def _pipelines(batch: LayoutBatch, held: RankLayers, at_pipe: IntColumn, work: _Work) -> Pipelines:
     """The pipelines of a batch; `work` names its numbers of microbatches."""
     counts, inverse = np.unique(work.m[work.first], return_inverse=True)
     size = held.rank.shape[1] * len(counts)
-    _, first, at = deduplicated.numbered(at_pipe * len(counts) + inverse[work.at], size)
-    pipe = at_pipe[first]
+    found, at = deduplicated.numbered(at_pipe * len(counts) + inverse[work.at], size)
+    first = deduplicated.row_of_each(at, len(found))
+    pipe, rows = at_pipe[first], batch.take(first)
     return Pipelines(
-        batch=batch.take(first),
+        batch=rows,
+        schedules=schedule_rows(rows),
         m=work.m[first],
         rank=held.rank[:, pipe],
         tables=held.units[:, -2, pipe],

@@ -145,9 +145,12 @@ class Pricer(PreparedJob):
         memory, outside, reserved, least = self._memory(inputs)
         peak_reserved = reserved.max(axis=0)
         factor = self.own_factor[batch.precision]
+        if (self.own_factor != 1.0).any():
+            seconds = factor * seconds
+            parts = {name: factor * part for name, part in parts.items()}
         return Prices(
-            step_seconds=factor * seconds,
-            parts={name: factor * part for name, part in parts.items()},
+            step_seconds=seconds,
+            parts=parts,
             peak_allocated_bytes=memory.allocated.max(axis=0),
             peak_reserved_bytes=peak_reserved,
             device_bytes=peak_reserved + outside,

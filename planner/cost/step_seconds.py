@@ -24,7 +24,7 @@ from planner.cost.loads import Pipelines, sums
 from planner.cost.machine import side_by_side
 from planner.cost.memory.host_activations import exposed_copies
 from planner.cost.network.sends import Sends, alike_sends, transport_of
-from planner.cost.pipeline.schedule_columns import by_schedule, critical_pairs, split_schedules
+from planner.cost.pipeline.schedule_columns import by_schedule, critical_pairs, filled
 from planner.cost.prepared_job import PreparedJob
 from planner.cost.stragglers import straggler_share
 from planner.rules import cuda_graphs
@@ -116,11 +116,11 @@ class StageSeconds:
 class _Busy:
     """Seconds of each load, (L,).
 
-    Of one microbatch: forward, backward, and `redone` besides where weight gradients run later.
-    Of a step: outside of its microbatches. by_part: of a step by part.
+    busy: of all microbatches. redone: of one, besides, where weight gradients run later.
+    outside: of a step, outside of its microbatches. by_part: of a step by part.
     """
 
-    microbatch: FloatColumn
+    busy: FloatColumn
     redone: FloatColumn
     outside: FloatColumn
     by_part: dict[str, FloatColumn]
@@ -128,27 +128,28 @@ class _Busy:
 
 def step_seconds(inputs: CostInputs) -> tuple[FloatColumn, dict[str, FloatColumn], StageSeconds]:
     """(step seconds, parts, seconds of stages for the simulator)."""
-    pipes, m, job = inputs.loads.pipelines, inputs.m, inputs.job
-    load = _busy(inputs)
+    pipes, job = inputs.loads.pipelines, inputs.job
+    load, share = _busy(inputs), _split_share(pipes)
     late = straggler_share(job.cluster.num_gpus, job.profile.straggler_delay)
-    again = _split_share(pipes)[pipes.at] * m
+    again = pipes.of_layouts(share * pipes.m) if share.any() else None
     place, at = _busiest(inputs, load, again)
-    sends, bubble_of_mean = _mean_ranks(inputs, again / m)
-    own, relief = _overlapped_pairs(inputs, place, at)
-    bubble, hops = _bubble(inputs, bubble_of_mean, own, relief)
-    redone = again * load.redone[at]
-    parts = dict(zip(load.by_part, np.take(list(load.by_part.values()), at, axis=1), strict=True))
-    parts["recompute"] += redone
-    busy = m * load.microbatch[at] + redone
-    if own is not None:
+    sends, bubble_of_mean = _mean_ranks(inputs, share)
+    overlapped = _overlapped_pairs(inputs, place, at)
+    bubble, hops = _bubble(inputs, bubble_of_mean, overlapped)
+    parts = {name: np.take(seconds, at) for name, seconds in load.by_part.items()}
+    busy = np.take(load.busy, at)
+    if again is not None:
+        redone = again * np.take(load.redone, at)
+        parts["recompute"] += redone
+        busy += redone
+    if overlapped is not None:
+        own, relief = overlapped
         parts["tp"] -= own * relief.tp
         parts["ep"] -= own * relief.ep
         busy -= own * relief.saved
-    outside = load.outside[at]
+    outside = np.take(load.outside, at)
     parts["bubble"], parts["pp"], parts["straggler"] = bubble, hops * sends, late * busy
-    parts["other"] = job.profile.fixed_step_seconds + job.profile.launch_seconds * (
-        cuda_graphs.captured(inputs.batch, job.rules_context) == cuda_graphs.FULL
-    )
+    parts["other"] = _fixed_seconds(inputs)
     step = busy + parts["straggler"] + outside + bubble + parts["pp"] + parts["other"]
     parts["compute"] = busy - sum(parts[name] for name in INSIDE)
     return (
@@ -158,6 +159,17 @@ def step_seconds(inputs: CostInputs) -> tuple[FloatColumn, dict[str, FloatColumn
             inputs=inputs, outside=outside + parts["straggler"] + parts["other"], busy=busy
         ),
     )
+
+
+def _fixed_seconds(inputs: CostInputs) -> FloatColumn:
+    """Seconds of a step that depend on no layer, (N,); a graph of the step is launched once."""
+    profile, seconds = inputs.job.profile, np.zeros(len(inputs.m))
+    graphs = cuda_graphs.captured(inputs.loads.of_means.batch, inputs.job.rules_context)
+    whole = graphs == cuda_graphs.FULL
+    if whole.any():
+        seconds += profile.launch_seconds * whole[inputs.loads.at_mean]
+    seconds += profile.fixed_step_seconds
+    return seconds
 
 
 def _busy(inputs: CostInputs) -> _Busy:
@@ -193,7 +205,7 @@ def _busy(inputs: CostInputs) -> _Busy:
         for name, seconds in named.items()
     }
     return _Busy(
-        microbatch=sums(units, forward) + backward_seconds,
+        busy=m * (sums(units, forward) + backward_seconds),
         redone=sums(units, costs.redone_seconds[:, at]),
         outside=exposed.fsdp[0] + exposed.dp[0] + copies + slowed + optimizer,
         by_part=inside
@@ -206,26 +218,28 @@ def _busy(inputs: CostInputs) -> _Busy:
     )
 
 
-def _busiest(inputs: CostInputs, load: _Busy, again: FloatColumn) -> tuple[IntColumn, IntColumn]:
+def _busiest(
+    inputs: CostInputs, load: _Busy, again: FloatColumn | None
+) -> tuple[IntColumn, IntColumn]:
     """(the busiest of each layout's ranks, its load), (N,); the first of equal ones.
 
-    again: how many times a rank repeats `load.redone`.
+    again: how many times a rank repeats `load.redone`; None if nowhere.
     """
-    ranks, job, m = inputs.loads.at_rank, inputs.jobs.ranks, inputs.loads.of_ranks.m
+    ranks, job = inputs.loads.at_rank, inputs.jobs.ranks
     late = straggler_share(job.cluster.num_gpus, job.profile.straggler_delay)
-    step, redone = (1.0 + late) * m * load.microbatch + load.outside, (1.0 + late) * load.redone
-    repeats = again.any()
-    place, at = np.zeros(len(again), dtype=np.int64), ranks[0]
-    if len(ranks) > 1:
-        most, at = np.full(len(again), -np.inf), at.copy()
-        for rank, here in enumerate(ranks):
-            seconds = step[here]
-            if repeats:
-                seconds += again * redone[here]
-            longer = seconds > most
-            np.copyto(most, seconds, where=longer)
-            np.copyto(place, rank, where=longer)
-            np.copyto(at, here, where=longer)
+    step, redone = (1.0 + late) * load.busy + load.outside, (1.0 + late) * load.redone
+    place, at = np.zeros(len(inputs.m), dtype=np.int64), ranks[0]
+    if len(ranks) == 1:
+        return place, at
+    most, at = np.full(len(place), -np.inf), at.copy()
+    for rank, here in enumerate(ranks):
+        seconds = np.take(step, here)
+        if again is not None:
+            seconds += again * np.take(redone, here)
+        longer = seconds > most
+        np.copyto(most, seconds, where=longer)
+        np.copyto(place, rank, where=longer)
+        np.copyto(at, here, where=longer)
     return place, at
 
 
@@ -261,12 +275,13 @@ def _sends(
 
 def _split_share(pipes: Pipelines) -> FloatColumn:
     """How much of what weight gradients recompute is repeated by each pipeline, (T,)."""
-    share, batch = np.zeros(len(pipes.m)), pipes.batch
-    for schedule, rows in split_schedules(batch):
-        share[rows] = schedule.split_share(
-            batch.pp[rows], batch.virtual_stages[rows], pipes.m[rows].astype(np.int64)
-        )
-    return share
+    batch, count = pipes.batch, pipes.counts
+    return filled(
+        count.shape,
+        [(schedule, rows) for schedule, rows in pipes.schedules if schedule.splits_backward],
+        lambda s, rows: s.split_share(batch.pp[rows], batch.virtual_stages[rows], count[rows]),
+        0.0,
+    )
 
 
 def _mean_ranks(
@@ -274,7 +289,7 @@ def _mean_ranks(
 ) -> tuple[FloatColumn, tuple[FloatColumn, FloatColumn, FloatColumn]]:
     """(seconds of a send, seconds of a microbatch on a mean rank: F, I, W), (N,) each.
 
-    share: of what weight gradients recompute.
+    share (T,): of what weight gradients recompute.
     """
     mean, at, job = inputs.loads.of_means, inputs.loads.at_mean, inputs.jobs.means
     unit, m = inputs.unit, mean.m
@@ -285,57 +300,60 @@ def _mean_ranks(
     summed = inputs.shards.sum_seconds
     if summed.any():
         w += sums(mean.units, summed[:, mean.at_shard] * (m - 1.0) / m)
-    weight_grad = w[at]
+    weight_grad = np.take(w, at)
     if share.any():
-        redone = unit.costs.redone_seconds[:, mean.at_unit]
-        weight_grad += share * sums(mean.units, redone)[at]
-    sends = np.zeros(len(at))
+        redone = sums(mean.units, unit.costs.redone_seconds[:, mean.at_unit])
+        weight_grad += inputs.loads.pipelines.of_layouts(share) * np.take(redone, at)
     codes = inputs.batch.pp_schedule
-    for schedules in alike_sends(job.training, np.unique(codes)):
+    sends = np.zeros(len(at))
+    alike = alike_sends(job.training, np.flatnonzero(np.bincount(codes)))
+    for schedules in alike:
         batch = replace(mean.batch, pp_schedule=np.full(len(mean), schedules[0]))
-        seconds = _sends(job, batch, unit.costs, mean.at_unit).mean_seconds()[at]
-        sends = np.where(np.isin(codes, schedules), seconds, sends)
-    return sends, (f[at], i[at], weight_grad)
+        seconds = np.take(_sends(job, batch, unit.costs, mean.at_unit).mean_seconds(), at)
+        here = np.isin(codes, schedules) if len(alike) > 1 else True
+        np.copyto(sends, seconds, where=here)
+    return sends, (np.take(f, at), np.take(i, at), weight_grad)
 
 
 def _overlapped_pairs(
     inputs: CostInputs, place: IntColumn, at: IntColumn
-) -> tuple[FloatColumn | None, pairs.Relief]:
+) -> tuple[FloatColumn, pairs.Relief] | None:
     """(overlapped pairs of the busiest rank, what a pair saves), (N,); None where no rank has any.
 
     place, at: which rank that is, and its load.
     """
     pipes, load = inputs.loads.pipelines, inputs.loads.of_ranks
-    batch, m = pipes.batch, pipes.m.astype(np.int64)
-    own = by_schedule(
-        batch,
+    batch, m = pipes.batch, pipes.counts
+    own = filled(
+        pipes.rank.shape,
+        pipes.schedules,
         lambda s, rows: s.overlapped_pairs(
             pipes.rank[:, rows], batch.pp[rows], batch.virtual_stages[rows], m[rows]
         ),
         0.0,
-        shape=pipes.rank.shape,
     )
-    found = own[place, pipes.at] if own.any() else np.zeros(len(at))
+    if not own.any():
+        return None
+    found = own[place, pipes.at]
     rows = np.flatnonzero(found > 0)
     profile = side_by_side.taken(inputs.job.profile, rows)
     columns = pairs.pair_columns(inputs.unit.costs, inputs.at_unit[rows], profile)
     here = load.units[:, at[rows]]
     relief = pairs.relief(columns, here, inputs.batch.virtual_stages[rows])
-    return found if len(rows) else None, relief.spread(rows, len(at))
+    return found, relief.spread(rows, len(at))
 
 
 def _bubble(
     inputs: CostInputs,
     mean: tuple[FloatColumn, FloatColumn, FloatColumn],
-    own_pairs: FloatColumn | None,
-    relief: pairs.Relief,
+    overlapped: tuple[FloatColumn, pairs.Relief] | None,
 ) -> tuple[FloatColumn, FloatColumn]:
     """(idle seconds, sends that are waited for), (N,).
 
     Overlapped pairs of other ranks on the critical path shorten this rank's idle time.
     """
     pipes, batch, count = inputs.loads.pipelines, inputs.batch, inputs.m.astype(np.int64)
-    p, m = pipes.batch, pipes.m.astype(np.int64)
+    p, m = pipes.batch, pipes.counts
     f, i, w = mean
 
     def idle(schedule: Schedule, rows: IntColumn) -> FloatColumn:
@@ -347,7 +365,8 @@ def _bubble(
         return schedule.sends_on_critical_path(p.pp[rows], p.virtual_stages[rows], m[rows], exposed)
 
     bubble = by_schedule(batch, idle, 0.0)
-    if own_pairs is not None:
-        foreign = critical_pairs(p, pipes.m)[pipes.at] - own_pairs
-        bubble -= foreign * relief.saved
-    return np.maximum(bubble, 0.0), by_schedule(p, hops, 0.0)[pipes.at]
+    if overlapped is not None:
+        own, relief = overlapped
+        bubble -= (pipes.of_layouts(critical_pairs(p, pipes.m)) - own) * relief.saved
+    waited = filled(m.shape, pipes.schedules, hops, 0.0)
+    return np.maximum(bubble, 0.0), pipes.of_layouts(waited)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from planner.cost.deduplicated import hashes, numbered, unique_rows
+from planner.cost.deduplicated import hashes, numbered, row_of_each, unique_rows
 
 
 def test_rows_that_differ_in_small_numbers_alone_are_told_apart() -> None:
@@ -18,7 +18,9 @@ def test_rows_that_differ_in_small_numbers_alone_are_told_apart() -> None:
 @pytest.mark.parametrize("count", [50, 10**7])
 def test_codes_are_numbered_in_order(count: int) -> None:
     codes = np.array([7, 3, 3, 49, 7, 0])
-    found, first, inverse = numbered(codes, count)
+    found, inverse = numbered(codes, count)
+    first = row_of_each(inverse, len(found))
     assert found.tolist() == [0, 3, 7, 49]
     assert codes[first].tolist() == found.tolist()
     assert inverse.tolist() == [2, 1, 1, 3, 2, 0]
+    assert numbered(codes.reshape(2, 3), count)[1].tolist() == [[2, 1, 1], [3, 2, 0]]

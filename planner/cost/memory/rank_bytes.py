@@ -15,7 +15,7 @@ from planner.cost.layer.trainer_kernels import chunks_loss
 from planner.cost.loads import Loads, Pipelines, sums
 from planner.cost.memory import graph_pools, host_activations
 from planner.cost.memory.peak import LayerNeeds, RankShapes, Widths, layer_phases
-from planner.cost.pipeline.schedule_columns import by_schedule, split_schedules
+from planner.cost.pipeline.schedule_columns import filled
 from planner.rules import cuda_graphs
 from planner.work.checkpointing import BLOCK
 
@@ -125,23 +125,24 @@ def _by_place(inputs: CostInputs, saved: FloatColumn) -> dict[str, FloatColumn]:
     saved (L,): of one microbatch.
     """
     framework, pipes = inputs.job.rules.framework, inputs.loads.pipelines
-    batch, m, at = pipes.batch, pipes.m, inputs.loads.at_rank
+    batch, of_layouts = pipes.batch, pipes.of_layouts
     in_flight, piped = _in_flight(pipes), batch.pp > 1
-    all_in_flight = piped & (in_flight >= m)
+    all_in_flight = piped & (in_flight >= pipes.m)
     # A stage's input is the buffer that received it, which `received_bytes` counts.
     inputs_kept = batch.virtual_stages * float(framework.keeps_stage_inputs) - (
         (batch.virtual_stages - pipes.tables) * float(framework.buffers_every_receive)
     )
     stream = inputs.unit.costs.boundary_bytes[inputs.at_unit]
-    boundary = (piped * inputs_kept)[:, pipes.at] * stream
-    microbatches: FloatColumn = in_flight[:, pipes.at]
+    boundary = of_layouts(piped * inputs_kept) * stream
+    microbatches = of_layouts(in_flight)
+    all_at_once = all_in_flight.astype(np.float64)
     return {
         "in_flight": microbatches,
-        "all_in_flight": all_in_flight.astype(np.float64)[:, pipes.at],
+        "all_in_flight": of_layouts(all_at_once) if all_in_flight.any() else all_at_once[:, :1],
         "boundary_bytes": boundary,
-        "received_bytes": _received_microbatches(inputs)[:, pipes.at] * stream,
+        "received_bytes": of_layouts(_received_microbatches(inputs)) * stream,
         "waiting_loss_bytes": _waiting_losses(inputs, in_flight, all_in_flight),
-        "held_bytes": _held_bytes(inputs, microbatches, np.take(saved, at), boundary),
+        "held_bytes": _held_bytes(inputs, microbatches, saved, boundary),
     }
 
 
@@ -250,7 +251,8 @@ def _waiting_losses(
     waits = (pipes.batch.pp > 1) & ((pipes.batch.virtual_stages == 1) | all_in_flight)
     others = np.where(waits, in_flight - 1.0, 0.0) * pipes.heads
     logits, leftover = costs.logits_bytes, costs.leftover_bytes
-    return others[:, pipes.at] * np.where(leftover > 0, 3.0 * leftover, logits / 2.0)[at_unit]
+    waiting = np.where(leftover > 0, 3.0 * leftover, logits / 2.0)[at_unit]
+    return np.asarray(pipes.of_layouts(others) * waiting)
 
 
 def _largest(holds: BoolColumn | None, field: FloatColumn) -> FloatColumn:
@@ -268,14 +270,14 @@ def _largest(holds: BoolColumn | None, field: FloatColumn) -> FloatColumn:
 
 def _in_flight(pipes: Pipelines) -> FloatColumn:
     """Microbatches that the ranks of each pipeline hold at their peak, (R, T); 1 without one."""
-    batch, rank, count = pipes.batch, pipes.rank, pipes.m.astype(np.int64)
-    return by_schedule(
-        batch,
+    batch, rank, count = pipes.batch, pipes.rank, pipes.counts
+    return filled(
+        rank.shape,
+        pipes.schedules,
         lambda s, rows: s.in_flight(
             rank[:, rows], batch.pp[rows], batch.virtual_stages[rows], count[rows]
         ),
         1.0,
-        shape=rank.shape,
     )
 
 
@@ -298,35 +300,34 @@ def _held_bytes(
 ) -> FloatColumn:
     """Bytes, (R, N), that a rank holds at its fullest beyond its microbatches in flight.
 
-    Only where W runs separately from I.
+    Only where W runs separately from I; (R, 1) where it does nowhere.
+    saved (L,): of one microbatch.
     """
     pipes, load = inputs.loads.pipelines, inputs.loads.of_ranks
-    extra = np.zeros_like(in_flight)
-    split = split_schedules(pipes.batch)
+    split = [(schedule, rows) for schedule, rows in pipes.schedules if schedule.splits_backward]
     if not split:
-        return extra
-    held_bytes = inputs.unit.costs.held_bytes[:, load.at_unit]
+        return np.zeros((len(in_flight), 1))
+    extra = np.zeros_like(in_flight)
+    held_bytes, count = inputs.unit.costs.held_bytes[:, load.at_unit], pipes.counts
     held, of_head = sums(load.units, held_bytes), load.units[-1] * held_bytes[-1]
-    place = np.full(len(pipes.m), -1)
+    place = np.full(len(count), -1)
     for schedule, rows in split:
-        pp, v, count = (
-            pipes.batch.pp[rows],
-            pipes.batch.virtual_stages[rows],
-            pipes.m[rows].astype(np.int64),
-        )
+        pp, v = pipes.batch.pp[rows], pipes.batch.virtual_stages[rows]
         place[rows] = np.arange(len(rows))
-        layouts = np.flatnonzero(place[pipes.at] >= 0)
-        at, loads = place[pipes.at[layouts]], inputs.loads.at_rank[:, layouts]
+        of_each = np.take(place, pipes.at)
         place[rows] = -1
+        layouts = np.flatnonzero(of_each >= 0)
+        at, loads = of_each[layouts], inputs.loads.at_rank[:, layouts]
+        own = boundary[:, layouts]
         # Backward starts at the head, so each of its rank's stages counts as if it held the head:
         # its W run late.
-        half_bytes = held[loads] + (v[at] - 1) * of_head[loads] + boundary[:, layouts]
-        whole_bytes = saved[:, layouts] + boundary[:, layouts]
+        half_bytes = held[loads] + (v[at] - 1) * of_head[loads] + own
+        whole_bytes = saved[loads] + own
         fullest = reduce(
             np.maximum,
             [
-                whole[..., at] * whole_bytes + half[..., at] * half_bytes
-                for whole, half in schedule.peak_candidates(pipes.rank[:, rows], pp, v, count)
+                np.take(whole, at, axis=-1) * whole_bytes + np.take(half, at, axis=-1) * half_bytes
+                for whole, half in schedule.peak_candidates(pipes.rank[:, rows], pp, v, count[rows])
             ],
         )
         extra[:, layouts] = fullest - in_flight[:, layouts] * whole_bytes

@@ -119,7 +119,7 @@ def worst_phase(
     streams: None if `own` is not asked for.
     """
     moving, seconds = [], []
-    most = own = np.zeros(0)
+    most = own = saved = np.zeros(0)
     pair = np.zeros(0, dtype=np.int64)
     for index in range(len(phases) // 2):
         two = phases[2 * index : 2 * index + 2]
@@ -130,28 +130,33 @@ def worst_phase(
         seconds.append(later)
         added = by_place.activations[index] - by_place.absent[index]
         total = place(np.maximum(*totals)) + added
-        if not index:
-            most, pair = np.array(total), np.zeros(np.shape(total), dtype=np.int64)
-        else:
+        if index:
             worse = total > most
             np.copyto(most, total, where=worse)
             np.copyto(pair, index, where=worse)
+            np.copyto(saved, by_place.activations[index], where=worse)
+        else:
+            most, pair = np.array(total), np.zeros(np.shape(total), dtype=np.int64)
+            saved = np.broadcast_to(by_place.activations[0], most.shape).copy()
         if streams is not None:
-            apart = streams.apart[2 * index : 2 * index + 2]
-            ours = [total - other for total, other in zip(totals, apart, strict=True)]
+            ours = [
+                total - other
+                for total, other in zip(totals, streams.apart[2 * index :][:2], strict=True)
+            ]
             if not index:
                 ours[0] = ours[0] + streams.holes
             held = place(np.maximum(*ours)) + added
             own = np.maximum(own, held, out=own) if index else np.array(held)
     received = by_place.received
+    if received.any():
+        most, saved = most + received, saved + received
+        own = own + received if streams is not None else own
     return Worst(
-        bytes=most + received,
-        moving=chosen(pair, moving, place)
-        + np.choose(pair, [np.broadcast_to(x, pair.shape) for x in by_place.activations])
-        + received,
+        bytes=most,
+        moving=saved + chosen(pair, moving, place),
         pair=pair,
         seconds=seconds,
-        own=(most if streams is None else own) + received,
+        own=most if streams is None else own,
     )
 
 

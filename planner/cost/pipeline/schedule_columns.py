@@ -1,6 +1,6 @@
 """Columns that depend on the pipeline schedule: each schedule of a batch fills its own rows."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -19,19 +19,24 @@ def num_microbatches(batch: LayoutBatch, training: TrainingSpec) -> FloatColumn:
 
 
 def by_schedule(
-    batch: LayoutBatch,
-    value: Callable[[Schedule, IntColumn], FloatColumn],
-    alone: float,
-    *,
-    shape: tuple[int, ...] | None = None,
+    batch: LayoutBatch, value: Callable[[Schedule, IntColumn], FloatColumn], alone: float
 ) -> FloatColumn:
-    """Columns filled schedule by schedule: value(schedule, rows) where pp > 1.
+    """A column filled schedule by schedule: value(schedule, rows) where pp > 1.
 
     alone: the value of layouts without a pipeline.
-    shape: of the result, (..., N); (N,) if not given.
     """
-    out = np.full(len(batch) if shape is None else shape, alone)
-    for schedule, rows in schedule_rows(batch):
+    return filled((len(batch),), schedule_rows(batch), value, alone)
+
+
+def filled(
+    shape: tuple[int, ...],
+    schedules: Sequence[tuple[Schedule, IntColumn]],
+    value: Callable[[Schedule, IntColumn], FloatColumn],
+    alone: float,
+) -> FloatColumn:
+    """Columns (..., N) of this shape: value(schedule, rows) at its rows, else `alone`."""
+    out = np.full(shape, alone)
+    for schedule, rows in schedules:
         out[..., rows] = value(schedule, rows)
     return out
 
@@ -55,8 +60,3 @@ def critical_pairs(batch: LayoutBatch, m: FloatColumn) -> FloatColumn:
         ),
         0.0,
     )
-
-
-def split_schedules(batch: LayoutBatch) -> list[tuple[Schedule, IntColumn]]:
-    """Schedules of the batch that compute weight gradients separately, each with its rows."""
-    return [(s, rows) for s, rows in schedule_rows(batch) if s.splits_backward]
