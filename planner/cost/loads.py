@@ -242,6 +242,11 @@ def of_each(at: IntColumn, count: int, size: int) -> IntColumn:
     return np.concatenate([at + machine * size for machine in range(count)], axis=-1)
 
 
+def at_rows(columns: FloatColumn, rows: IntColumn) -> FloatColumn:
+    """columns[..., rows]; `take` is several times as fast as an index."""
+    return np.take(columns, rows, axis=-1)
+
+
 def sums(units: FloatColumn, field: FloatColumn) -> FloatColumn:
     """Sum over the units of each load: (K + 2, L), (..., K + 2, L) -> (..., L)."""
     total: FloatColumn = units[0] * field[..., 0, :]

@@ -20,7 +20,7 @@ from planner.cost.layer import forward_backward_overlap as pairs
 from planner.cost.layer import unit_costs as layers
 from planner.cost.layer.context import AXES
 from planner.cost.layer.trainer_kernels import fused_kernels
-from planner.cost.loads import Pipelines, sums
+from planner.cost.loads import Pipelines, at_rows, sums
 from planner.cost.machine import side_by_side
 from planner.cost.memory.host_activations import exposed_copies
 from planner.cost.network.sends import Sends, alike_sends, transport_of
@@ -28,7 +28,7 @@ from planner.cost.pipeline.schedule_columns import by_schedule, critical_pairs, 
 from planner.cost.prepared_job import PreparedJob
 from planner.cost.stragglers import straggler_share
 from planner.rules import cuda_graphs
-from planner.schedules import Schedule
+from planner.schedules import SCHEDULES, Schedule
 
 INSIDE = ("recompute", "tp", "cp", "ep", "launches", "waits")  # of microbatches, beside compute
 PARTS = (
@@ -176,14 +176,16 @@ def _busy(inputs: CostInputs) -> _Busy:
     load, unit, costs = inputs.loads.of_ranks, inputs.unit, inputs.unit.costs
     shards, profile = inputs.shards, inputs.jobs.ranks.profile
     units, at, at_shard, m = load.units, load.at_unit, load.at_shard, load.m
-    forward, backward = unit.forward[:, at], (unit.input_grad + unit.weight_grad)[:, at]
+    forward, backward = at_rows(unit.forward, at), at_rows(unit.input_grad + unit.weight_grad, at)
     if shards.sum_seconds.any():
-        backward += shards.sum_seconds[:, at_shard] * (m - 1.0) / m
+        backward += at_rows(shards.sum_seconds, at_shard) * (m - 1.0) / m
     exposed = _data_parallel(inputs, forward, backward)
     slowed = profile.overlap_slowdown * exposed.hidden[0]
     copies = exposed.copies[0] + m * exposed_copies(inputs, forward, backward)
     backward_seconds = sums(units, backward)
-    optimizer = sums(units, shards.update_seconds[:, at_shard]) + shards.step_seconds[at_shard]
+    optimizer = (
+        sums(units, at_rows(shards.update_seconds, at_shard)) + shards.step_seconds[at_shard]
+    )
     early = load.batch.optimizer_in_backward
     if early.any():
         optimizer += np.where(early, profile.early_step_share, 0.0) * m * backward_seconds
@@ -201,12 +203,12 @@ def _busy(inputs: CostInputs) -> _Busy:
     }
     zero = np.zeros(len(load))
     inside = {
-        name: m * sums(units, seconds[:, at]) if seconds.any() else zero
+        name: m * sums(units, at_rows(seconds, at)) if seconds.any() else zero
         for name, seconds in named.items()
     }
     return _Busy(
         busy=m * (sums(units, forward) + backward_seconds),
-        redone=sums(units, costs.redone_seconds[:, at]),
+        redone=sums(units, at_rows(costs.redone_seconds, at)),
         outside=exposed.fsdp[0] + exposed.dp[0] + copies + slowed + optimizer,
         by_part=inside
         | {
@@ -294,15 +296,15 @@ def _mean_ranks(
     mean, at, job = inputs.loads.of_means, inputs.loads.at_mean, inputs.jobs.means
     unit, m = inputs.unit, mean.m
     f, i, w = (
-        sums(mean.units, column[:, mean.at_unit])
+        sums(mean.units, at_rows(column, mean.at_unit))
         for column in (unit.forward, unit.input_grad, unit.weight_grad)
     )
     summed = inputs.shards.sum_seconds
     if summed.any():
-        w += sums(mean.units, summed[:, mean.at_shard] * (m - 1.0) / m)
+        w += sums(mean.units, at_rows(summed, mean.at_shard) * (m - 1.0) / m)
     weight_grad = np.take(w, at)
     if share.any():
-        redone = sums(mean.units, unit.costs.redone_seconds[:, mean.at_unit])
+        redone = sums(mean.units, at_rows(unit.costs.redone_seconds, mean.at_unit))
         weight_grad += inputs.loads.pipelines.of_layouts(share) * np.take(redone, at)
     codes = inputs.batch.pp_schedule
     sends = np.zeros(len(at))
@@ -310,8 +312,9 @@ def _mean_ranks(
     for schedules in alike:
         batch = replace(mean.batch, pp_schedule=np.full(len(mean), schedules[0]))
         seconds = np.take(_sends(job, batch, unit.costs, mean.at_unit).mean_seconds(), at)
-        here = np.isin(codes, schedules) if len(alike) > 1 else True
-        np.copyto(sends, seconds, where=here)
+        named = np.zeros(len(SCHEDULES), dtype=np.bool_)
+        named[schedules] = True
+        np.copyto(sends, seconds, where=named[codes] if len(alike) > 1 else True)
     return sends, (np.take(f, at), np.take(i, at), weight_grad)
 
 

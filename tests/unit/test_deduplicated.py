@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from planner.cost.deduplicated import hashes, numbered, row_of_each, unique_rows
+from planner.cost.deduplicated import _same_row, hashes, numbered, row_of_each, unique_rows
 
 
 def test_rows_that_differ_in_small_numbers_alone_are_told_apart() -> None:
@@ -24,3 +24,14 @@ def test_codes_are_numbered_in_order(count: int) -> None:
     assert codes[first].tolist() == found.tolist()
     assert inverse.tolist() == [2, 1, 1, 3, 2, 0]
     assert numbered(codes.reshape(2, 3), count)[1].tolist() == [[2, 1, 1], [3, 2, 0]]
+
+
+@pytest.mark.parametrize("alike", [8, 40, 64])
+def test_hashes_that_share_many_bits_are_told_apart(alike: int) -> None:
+    """Hashes whose first bits are equal share their first places in the table."""
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 2**63, size=200).astype(np.uint64) >> np.uint64(min(alike, 60))
+    codes = codes[rng.integers(0, 200, size=5000)]
+    same = _same_row(codes)
+    assert (codes[same] == codes).all()
+    assert len(np.unique(same)) == len(np.unique(codes))

@@ -175,7 +175,7 @@ def test_what_one_stream_freed_does_not_serve_another() -> None:
     """Totals 100 and 90; of them 10 and 40 are the side stream's; a hole of 20 at the first."""
     phases = [PhaseBytes(0.0, 0.0, total * ONE, 0.0, 0.0) for total in (100.0, 90.0)]
     streams = Streams((10 * ONE, 40 * ONE), 20.0)
-    nothing = PlaceBytes(activations=(0.0,), absent=(0.0,), received=0.0 * ONE)
+    nothing = PlaceBytes(activations=(0.0,), total=(0.0,), received=0.0 * ONE)
     worst = worst_phase(phases, nothing, streams, OnRanks(None))
     found = cached_bytes(worst.own, streams.most_apart + 3 * ONE, worst.bytes)
     assert found[0, 0] == max(100 - 10 + 20, 90 - 40) + 40 + 3 - 100
@@ -187,7 +187,7 @@ def test_of_two_loads_each_rank_reads_its_own_and_of_equal_phases_the_first_is_w
     phases = [PhaseBytes(1.0, 1.0, np.array(both), 0.0, 0.0) for both in by_load]
     saved = np.array([[3.0], [4.0], [7.0]])
     place = OnRanks(np.array([[0], [0], [1]]))
-    by_place = PlaceBytes(activations=(saved, 0.0), absent=(0.0, 0.0), received=10.0 + 0.0 * saved)
+    by_place = PlaceBytes(activations=(saved, 0.0), total=(saved, 0.0), received=10.0 + 0.0 * saved)
     worst = worst_phase(phases, by_place, None, place)
     assert worst.bytes.ravel().tolist() == [21.0, 21.0, 21.0]
     assert worst.moving.ravel().tolist() == [19.0, 19.0, 19.0]

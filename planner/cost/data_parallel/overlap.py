@@ -75,11 +75,11 @@ def unit_columns(
     return UnitColumns(
         forward=forward,
         backward=backward,
-        gather=shards.gather_seconds[:, at],
-        scatter=shards.scatter_seconds[:, at],
-        replicate=shards.replicate_seconds[:, at],
-        gather_copy=shards.gather_copy_seconds[:, at],
-        scatter_copy=shards.scatter_copy_seconds[:, at],
+        gather=np.take(shards.gather_seconds, at, axis=1),
+        scatter=np.take(shards.scatter_seconds, at, axis=1),
+        replicate=np.take(shards.replicate_seconds, at, axis=1),
+        gather_copy=np.take(shards.gather_copy_seconds, at, axis=1),
+        scatter_copy=np.take(shards.scatter_copy_seconds, at, axis=1),
         host=host,
     )
 
@@ -91,9 +91,9 @@ def host_copies(
     if not (rules.sharding.offloads_shards and batch.cpu_offload.any()):
         return None
     return HostCopies(
-        upload=shards.upload_seconds[:, at],
-        download=shards.download_seconds[:, at],
-        accumulate=shards.accumulate_seconds[:, at],
+        upload=np.take(shards.upload_seconds, at, axis=1),
+        download=np.take(shards.download_seconds, at, axis=1),
+        accumulate=np.take(shards.accumulate_seconds, at, axis=1),
     )
 
 

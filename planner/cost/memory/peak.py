@@ -459,22 +459,23 @@ def _by_place(
     microbatch = place(shapes.saved_bytes) + shapes.boundary_bytes
     whole = shapes.in_flight * microbatch + shapes.held_bytes
     others, losses = whole - microbatch, shapes.waiting_loss_bytes
-    at_head = in_layer = whole + losses
-    absent: tuple[FloatColumn | float, ...] = (0.0,) * 4
-    waiting = shapes.all_in_flight
+    saved: tuple[FloatColumn, ...] = (whole + losses,) * 2
+    total, waiting = saved, shapes.all_in_flight
     if waiting.any() and waits.any():
         # Before the first backward there is no gradient, in the last layer's its own and the
         # head's; after the first microbatch there are all, and one microbatch less. The fuller
         # moment counts.
         waiting = waiting * place(waits)
         own = widths.reduce * (shapes.largest_local + shapes.head_local)
-        (at_head, absent_at_head), (in_layer, absent_in_layer) = (
-            _first_backward(at_head, microbatch, waiting * place(np.maximum(missing, 0.0)))
-            for missing in (gradients, gradients - own)
-        )
-        absent = (absent_at_head, absent_in_layer, 0.0, 0.0)
+        missing = [
+            waiting * place(np.maximum(absent, 0.0)) for absent in (gradients, gradients - own)
+        ]
+        total = tuple(saved[0] - np.minimum(absent, microbatch) for absent in missing)
+        saved = tuple(saved[0] - microbatch * (absent > microbatch) for absent in missing)
     return PlaceBytes(
-        activations=(at_head, in_layer, others, 0.0), absent=absent, received=shapes.received_bytes
+        activations=(*saved, others, 0.0),
+        total=(*total, others, 0.0),
+        received=shapes.received_bytes,
     )
 
 
@@ -559,17 +560,6 @@ def _phases(
         buffers=np.where(waits, reduction, 0.0),
     )
     yield PhaseBytes(copies=0.0, gradients=gradients[7], activations=0.0, logits=0.0, buffers=0.0)
-
-
-def _first_backward(
-    saved: FloatColumn, microbatch: FloatColumn, missing: FloatColumn
-) -> tuple[FloatColumn, FloatColumn]:
-    """(activations saved, gradients that are not there yet) where no gradient or no freed one is.
-
-    Either the `missing` gradients are not there yet, or one microbatch is saved no more.
-    """
-    freed = missing > microbatch
-    return np.where(freed, saved - microbatch, saved), np.where(freed, 0.0, missing)
 
 
 def _embedding_bytes(shapes: RankShapes, widths: Widths, waits: BoolColumn) -> FloatColumn:

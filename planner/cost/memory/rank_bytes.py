@@ -12,7 +12,7 @@ import numpy as np
 from planner.columns import BoolColumn, FloatColumn
 from planner.cost.cost_inputs import CostInputs
 from planner.cost.layer.trainer_kernels import chunks_loss
-from planner.cost.loads import Loads, Pipelines, sums
+from planner.cost.loads import Loads, Pipelines, at_rows, sums
 from planner.cost.memory import graph_pools, host_activations
 from planner.cost.memory.peak import LayerNeeds, RankShapes, Widths, layer_phases
 from planner.cost.pipeline.schedule_columns import filled
@@ -26,28 +26,33 @@ def rank_shapes(inputs: CostInputs) -> RankShapes:
     batch, units, at_unit, at_shard = load.batch, load.units, load.at_unit, load.at_shard
     job = inputs.jobs.ranks
     rules, zero = job.rules, np.zeros(len(load))
-    local, shard = shards.local[:, at_shard], shards.shard[:, at_shard]
+    local, shard = at_rows(shards.local, at_shard), at_rows(shards.shard, at_shard)
     narrow = bool((shards.gathered != shards.local).any())
-    gathered = shards.gathered[:, at_shard] if narrow else local
-    saved, transient = unit.costs.saved_bytes[:, at_unit], unit.costs.transient_bytes[:, at_unit]
-    stream = unit.costs.boundary_bytes[at_unit]
+    gathered = at_rows(shards.gathered, at_shard) if narrow else local
+    saved, transient = (
+        at_rows(unit.costs.saved_bytes, at_unit),
+        at_rows(unit.costs.transient_bytes, at_unit),
+    )
+    stream = at_rows(unit.costs.boundary_bytes, at_unit)
     holds = _held_kinds(load)
     head, table, held_local = units[-1], units[-2], sums(units, local)
-    copies = sums(units, shards.copies_bytes[:, at_shard]) if rules.sharding.keeps_copies else zero
+    copies = (
+        sums(units, at_rows(shards.copies_bytes, at_shard)) if rules.sharding.keeps_copies else zero
+    )
     graphs = cuda_graphs.captured(batch, job.rules_context)
     chunked = chunks_loss(job.training, rules)
     widths = Widths.of(batch, load.m, rules, chunked)
     needs = LayerNeeds(
         running=transient[:-2],
-        done=unit.costs.done_bytes[:-2, at_unit],
-        following=unit.costs.next_bytes[:-2, at_unit],
-        second=unit.costs.second_bytes[:-2, at_unit],
-        reduced=shards.together[:-2, at_shard],
+        done=at_rows(unit.costs.done_bytes[:-2], at_unit),
+        following=at_rows(unit.costs.next_bytes[:-2], at_unit),
+        second=at_rows(unit.costs.second_bytes[:-2], at_unit),
+        reduced=at_rows(shards.together[:-2], at_shard),
         shard=shard[:-2],
         gathered=gathered[:-2],
     )
     needs, first_saved, working = _in_blocks(
-        load, needs, saved[:-2], unit.costs.working_bytes[:-2, at_unit]
+        load, needs, saved[:-2], at_rows(unit.costs.working_bytes[:-2], at_unit)
     )
     phases = layer_phases(needs, widths)
     last, following, second = (_largest(holds, phase) for phase in phases)
@@ -77,7 +82,7 @@ def rank_shapes(inputs: CostInputs) -> RankShapes:
     )
     first = prefetch + widths.master * largest_shard - _largest(holds, first_saved)
     second = np.where(several, second + np.maximum(first, 0.0), 0.0)
-    leftover = unit.costs.leftover_bytes[at_unit]
+    leftover = at_rows(unit.costs.leftover_bytes, at_unit)
     embedding = table * local[-2]
     return RankShapes(
         local=held_local,
@@ -96,7 +101,7 @@ def rank_shapes(inputs: CostInputs) -> RankShapes:
         largest_gathered=largest_gathered,
         head_gathered=np.where(root, 0.0, head_gathered + tied * gathered[-2]),
         copies_bytes=copies,
-        distinct=_largest(units > 0, shards.distinct[:, at_shard])
+        distinct=_largest(units > 0, at_rows(shards.distinct, at_shard))
         if rules.sharding.keeps_copies
         else zero,
         root_gathered=np.where(root, table * gathered[-2] + head * gathered[-1], 0.0),
@@ -110,7 +115,7 @@ def rank_shapes(inputs: CostInputs) -> RankShapes:
         second_layer_bytes=second,
         stream_bytes=stream,
         logits_bytes=head
-        * (unit.costs.logits_bytes[at_unit] + np.where(batch.pp > 1, leftover, 0.0)),
+        * (at_rows(unit.costs.logits_bytes, at_unit) + np.where(batch.pp > 1, leftover, 0.0)),
         leftover_bytes=head * leftover,
         graph_bytes=graph_pools.private_bytes(graphs, last, stream),
         working_bytes=_largest(holds, working),
@@ -132,7 +137,7 @@ def _by_place(inputs: CostInputs, saved: FloatColumn) -> dict[str, FloatColumn]:
     inputs_kept = batch.virtual_stages * float(framework.keeps_stage_inputs) - (
         (batch.virtual_stages - pipes.tables) * float(framework.buffers_every_receive)
     )
-    stream = inputs.unit.costs.boundary_bytes[inputs.at_unit]
+    stream = at_rows(inputs.unit.costs.boundary_bytes, inputs.at_unit)
     boundary = of_layouts(piped * inputs_kept) * stream
     microbatches = of_layouts(in_flight)
     all_at_once = all_in_flight.astype(np.float64)
@@ -308,7 +313,7 @@ def _held_bytes(
     if not split:
         return np.zeros((len(in_flight), 1))
     extra = np.zeros_like(in_flight)
-    held_bytes, count = inputs.unit.costs.held_bytes[:, load.at_unit], pipes.counts
+    held_bytes, count = at_rows(inputs.unit.costs.held_bytes, load.at_unit), pipes.counts
     held, of_head = sums(load.units, held_bytes), load.units[-1] * held_bytes[-1]
     place = np.full(len(count), -1)
     for schedule, rows in split:
@@ -317,12 +322,12 @@ def _held_bytes(
         of_each = np.take(place, pipes.at)
         place[rows] = -1
         layouts = np.flatnonzero(of_each >= 0)
-        at, loads = of_each[layouts], inputs.loads.at_rank[:, layouts]
-        own = boundary[:, layouts]
+        at, loads = of_each[layouts], np.take(inputs.loads.at_rank, layouts, axis=1)
+        own = at_rows(boundary, layouts)
         # Backward starts at the head, so each of its rank's stages counts as if it held the head:
         # its W run late.
-        half_bytes = held[loads] + (v[at] - 1) * of_head[loads] + own
-        whole_bytes = saved[loads] + own
+        half_bytes = np.take(held, loads) + (v[at] - 1) * np.take(of_head, loads) + own
+        whole_bytes = np.take(saved, loads) + own
         fullest = reduce(
             np.maximum,
             [
@@ -330,5 +335,5 @@ def _held_bytes(
                 for whole, half in schedule.peak_candidates(pipes.rank[:, rows], pp, v, count[rows])
             ],
         )
-        extra[:, layouts] = fullest - in_flight[:, layouts] * whole_bytes
+        extra[:, layouts] = fullest - at_rows(in_flight, layouts) * whole_bytes
     return extra

@@ -58,21 +58,22 @@ class PlaceBytes:
     """What a rank's place in its pipeline adds, (R, N), in each two phases of a step in turn.
 
     activations: saved.
-    absent: gradients that are not there yet.
+    total: the same less gradients that are not there yet.
     received: buffers of receives, in all phases.
     """
 
     activations: tuple[FloatColumn | float, ...]
-    absent: tuple[FloatColumn | float, ...]
+    total: tuple[FloatColumn | float, ...]
     received: FloatColumn
 
     def added(self, phases: Sequence[PhaseBytes], place: OnRanks) -> Iterator[PhaseBytes]:
         """The phases of loads as those of ranks."""
         for index, phase in enumerate(phases):
+            saved, total = self.activations[index // 2], self.total[index // 2]
             yield PhaseBytes(
                 copies=place(phase.copies),
-                gradients=place(phase.gradients) - self.absent[index // 2],
-                activations=place(phase.activations) + self.activations[index // 2],
+                gradients=place(phase.gradients) + (total - saved),
+                activations=place(phase.activations) + saved,
                 logits=place(phase.logits),
                 buffers=place(phase.buffers) + self.received,
             )
@@ -128,7 +129,7 @@ def worst_phase(
         later = totals[1] > totals[0]
         moving.append(np.where(later, here[1], here[0]))
         seconds.append(later)
-        added = by_place.activations[index] - by_place.absent[index]
+        added = by_place.total[index]
         total = place(np.maximum(*totals)) + added
         if index:
             worse = total > most
