@@ -95,7 +95,7 @@ def numbered(codes: IntColumn, count: int) -> tuple[IntColumn, IntColumn]:
     found = np.flatnonzero(there)
     place = np.empty(count, dtype=np.int64)
     place[found] = np.arange(len(found))
-    return found, np.take(place, codes)
+    return found, place.take(codes)
 
 
 def row_of_each(inverse: IntColumn, count: int) -> IntColumn:

@@ -82,7 +82,7 @@ class Pipelines:
 
     def of_layouts(self, column: Column) -> Column:
         """A column of pipelines (..., T) as one of layouts (..., N)."""
-        return np.take(column, self.at, axis=-1)
+        return column.take(self.at, axis=-1)
 
     def side_by_side(self, count: int) -> "Pipelines":
         """The same pipelines for layouts on `count` machines."""
@@ -125,7 +125,10 @@ class RankLoads:
         of_ranks, at_rank = work.loads(
             each, np.arange(num_ranks * num_pipes).reshape(num_ranks, -1)
         )
-        of_means, at_mean = work.loads(held.mean_units, np.arange(num_pipes))
+        if num_ranks == 1 and (held.units[0] == held.mean_units).all():
+            of_means, at_mean = of_ranks, at_rank[0]
+        else:
+            of_means, at_mean = work.loads(held.mean_units, np.arange(num_pipes))
         return cls(
             of_ranks=of_ranks,
             at_rank=at_rank,
@@ -204,7 +207,7 @@ class _Work:
         places (..., P): which of them, at each place of each pipeline.
         """
         distinct, inverse = deduplicated.unique_rows(list(units))
-        codes = np.take(inverse[places], self.at_pipe, axis=-1)
+        codes = inverse[places].take(self.at_pipe, axis=-1)
         codes += self.at * len(distinct)
         found, at = deduplicated.numbered(codes, len(self.first) * len(distinct))
         first = self.first[found // len(distinct)]
@@ -221,9 +224,9 @@ class _Work:
 
 def _pipelines(batch: LayoutBatch, held: RankLayers, at_pipe: IntColumn, work: _Work) -> Pipelines:
     """The pipelines of a batch; `work` names its numbers of microbatches."""
-    counts, inverse = np.unique(work.m[work.first], return_inverse=True)
+    counts, inverse = deduplicated.unique_rows([work.m[work.first]])
     size = held.rank.shape[1] * len(counts)
-    found, at = deduplicated.numbered(at_pipe * len(counts) + inverse[work.at], size)
+    found, at = deduplicated.numbered(at_pipe * len(counts) + inverse.take(work.at), size)
     first = deduplicated.row_of_each(at, len(found))
     pipe, rows = at_pipe[first], batch.take(first)
     return Pipelines(
@@ -244,7 +247,7 @@ def of_each(at: IntColumn, count: int, size: int) -> IntColumn:
 
 def at_rows(columns: FloatColumn, rows: IntColumn) -> FloatColumn:
     """columns[..., rows]; `take` is several times as fast as an index."""
-    return np.take(columns, rows, axis=-1)
+    return columns.take(rows, axis=-1)
 
 
 def sums(units: FloatColumn, field: FloatColumn) -> FloatColumn:

@@ -136,10 +136,10 @@ def step_seconds(inputs: CostInputs) -> tuple[FloatColumn, dict[str, FloatColumn
     sends, bubble_of_mean = _mean_ranks(inputs, share)
     overlapped = _overlapped_pairs(inputs, place, at)
     bubble, hops = _bubble(inputs, bubble_of_mean, overlapped)
-    parts = {name: np.take(seconds, at) for name, seconds in load.by_part.items()}
-    busy = np.take(load.busy, at)
+    parts = {name: seconds.take(at) for name, seconds in load.by_part.items()}
+    busy = load.busy.take(at)
     if again is not None:
-        redone = again * np.take(load.redone, at)
+        redone = again * load.redone.take(at)
         parts["recompute"] += redone
         busy += redone
     if overlapped is not None:
@@ -147,7 +147,7 @@ def step_seconds(inputs: CostInputs) -> tuple[FloatColumn, dict[str, FloatColumn
         parts["tp"] -= own * relief.tp
         parts["ep"] -= own * relief.ep
         busy -= own * relief.saved
-    outside = np.take(load.outside, at)
+    outside = load.outside.take(at)
     parts["bubble"], parts["pp"], parts["straggler"] = bubble, hops * sends, late * busy
     parts["other"] = _fixed_seconds(inputs)
     step = busy + parts["straggler"] + outside + bubble + parts["pp"] + parts["other"]
@@ -235,9 +235,9 @@ def _busiest(
         return place, at
     most, at = np.full(len(place), -np.inf), at.copy()
     for rank, here in enumerate(ranks):
-        seconds = np.take(step, here)
+        seconds = step.take(here)
         if again is not None:
-            seconds += again * np.take(redone, here)
+            seconds += again * redone.take(here)
         longer = seconds > most
         np.copyto(most, seconds, where=longer)
         np.copyto(place, rank, where=longer)
@@ -291,10 +291,15 @@ def _mean_ranks(
 ) -> tuple[FloatColumn, tuple[FloatColumn, FloatColumn, FloatColumn]]:
     """(seconds of a send, seconds of a microbatch on a mean rank: F, I, W), (N,) each.
 
+    0 where the batch has no pipeline.
+
     share (T,): of what weight gradients recompute.
     """
     mean, at, job = inputs.loads.of_means, inputs.loads.at_mean, inputs.jobs.means
     unit, m = inputs.unit, mean.m
+    if not inputs.loads.pipelines.schedules:
+        nothing = np.zeros(len(at))
+        return nothing, (nothing, nothing, nothing)
     f, i, w = (
         sums(mean.units, at_rows(column, mean.at_unit))
         for column in (unit.forward, unit.input_grad, unit.weight_grad)
@@ -302,20 +307,20 @@ def _mean_ranks(
     summed = inputs.shards.sum_seconds
     if summed.any():
         w += sums(mean.units, at_rows(summed, mean.at_shard) * (m - 1.0) / m)
-    weight_grad = np.take(w, at)
+    weight_grad = w.take(at)
     if share.any():
         redone = sums(mean.units, at_rows(unit.costs.redone_seconds, mean.at_unit))
-        weight_grad += inputs.loads.pipelines.of_layouts(share) * np.take(redone, at)
+        weight_grad += inputs.loads.pipelines.of_layouts(share) * redone.take(at)
     codes = inputs.batch.pp_schedule
     sends = np.zeros(len(at))
     alike = alike_sends(job.training, np.flatnonzero(np.bincount(codes)))
     for schedules in alike:
         batch = replace(mean.batch, pp_schedule=np.full(len(mean), schedules[0]))
-        seconds = np.take(_sends(job, batch, unit.costs, mean.at_unit).mean_seconds(), at)
+        seconds = _sends(job, batch, unit.costs, mean.at_unit).mean_seconds().take(at)
         named = np.zeros(len(SCHEDULES), dtype=np.bool_)
         named[schedules] = True
         np.copyto(sends, seconds, where=named[codes] if len(alike) > 1 else True)
-    return sends, (np.take(f, at), np.take(i, at), weight_grad)
+    return sends, (f.take(at), i.take(at), weight_grad)
 
 
 def _overlapped_pairs(

@@ -19,6 +19,8 @@ from planner.cost.pipeline.schedule_columns import filled
 from planner.rules import cuda_graphs
 from planner.work.checkpointing import BLOCK
 
+NOWHERE = -1e300  # bytes of a layer that stands nowhere: less than any other's, and 0 times it is 0
+
 
 def rank_shapes(inputs: CostInputs) -> RankShapes:
     """What each rank holds of every kind: of each load (L,), and by its place (R, N)."""
@@ -101,7 +103,7 @@ def rank_shapes(inputs: CostInputs) -> RankShapes:
         largest_gathered=largest_gathered,
         head_gathered=np.where(root, 0.0, head_gathered + tied * gathered[-2]),
         copies_bytes=copies,
-        distinct=_largest(units > 0, at_rows(shards.distinct, at_shard))
+        distinct=_largest((units > 0).astype(np.float64), at_rows(shards.distinct, at_shard))
         if rules.sharding.keeps_copies
         else zero,
         root_gathered=np.where(root, table * gathered[-2] + head * gathered[-1], 0.0),
@@ -151,8 +153,8 @@ def _by_place(inputs: CostInputs, saved: FloatColumn) -> dict[str, FloatColumn]:
     }
 
 
-def _held_kinds(load: Loads) -> BoolColumn | None:
-    """Whether a rank holds layers of each kind, (K, L); None where all hold all.
+def _held_kinds(load: Loads) -> FloatColumn | None:
+    """1 where a rank holds layers of a kind, else 0, (K, L); None where all hold all.
 
     Without block-N, the kinds that it recomputes are those of the layout's mode again.
     """
@@ -161,7 +163,7 @@ def _held_kinds(load: Loads) -> BoolColumn | None:
     if blocks.any():
         kinds = len(holds) // 2
         holds[kinds:] = np.where(blocks, holds[kinds:], holds[:kinds])
-    return None if holds.all() else holds
+    return None if holds.all() else holds.astype(np.float64)
 
 
 def _in_blocks(
@@ -178,7 +180,7 @@ def _in_blocks(
     if not blocks.any():
         return needs, saved, working
     kinds = len(saved) // 2
-    least = np.full_like(saved, -np.inf)
+    least = np.full_like(saved, NOWHERE)
     whole, redone = saved[:kinds], saved[kinds:]
     second = needs.second[:kinds] - whole + redone
 
@@ -260,17 +262,13 @@ def _waiting_losses(
     return np.asarray(pipes.of_layouts(others) * waiting)
 
 
-def _largest(holds: BoolColumn | None, field: FloatColumn) -> FloatColumn:
+def _largest(holds: FloatColumn | None, field: FloatColumn) -> FloatColumn:
     """Largest value over the layers that a rank holds; layers that it does not hold count as 0.
 
     (K, L) or None for all, (K, L) -> (L,). It goes unit by unit, because NumPy reduces a short axis
     slowly.
     """
-    columns = [
-        field[unit] if holds is None else np.where(holds[unit], field[unit], 0.0)
-        for unit in range(len(field))
-    ]
-    return reduce(np.maximum, columns)
+    return reduce(np.maximum, field if holds is None else field * holds)
 
 
 def _in_flight(pipes: Pipelines) -> FloatColumn:
@@ -319,19 +317,19 @@ def _held_bytes(
     for schedule, rows in split:
         pp, v = pipes.batch.pp[rows], pipes.batch.virtual_stages[rows]
         place[rows] = np.arange(len(rows))
-        of_each = np.take(place, pipes.at)
+        of_each = place.take(pipes.at)
         place[rows] = -1
         layouts = np.flatnonzero(of_each >= 0)
-        at, loads = of_each[layouts], np.take(inputs.loads.at_rank, layouts, axis=1)
+        at, loads = of_each[layouts], inputs.loads.at_rank.take(layouts, axis=1)
         own = at_rows(boundary, layouts)
         # Backward starts at the head, so each of its rank's stages counts as if it held the head:
         # its W run late.
-        half_bytes = np.take(held, loads) + (v[at] - 1) * np.take(of_head, loads) + own
-        whole_bytes = np.take(saved, loads) + own
+        half_bytes = held.take(loads) + (v[at] - 1) * of_head.take(loads) + own
+        whole_bytes = saved.take(loads) + own
         fullest = reduce(
             np.maximum,
             [
-                np.take(whole, at, axis=-1) * whole_bytes + np.take(half, at, axis=-1) * half_bytes
+                at_rows(whole, at) * whole_bytes + at_rows(half, at) * half_bytes
                 for whole, half in schedule.peak_candidates(pipes.rank[:, rows], pp, v, count[rows])
             ],
         )

@@ -27,7 +27,7 @@ class OnRanks:
         """The column on ranks; a number is one everywhere."""
         if self.at is None or np.ndim(column) == 0:
             return np.asarray(column)
-        return np.take(column, self.at)
+        return np.asarray(column).take(self.at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,5 +165,5 @@ def chosen(pair: IntColumn, columns: Sequence[Column], place: OnRanks) -> Column
     """On each rank the column of its pair of phases: (R, N), (L,) each -> (R, N)."""
     if place.at is None:
         return np.asarray(np.choose(pair, [np.broadcast_to(x, pair.shape) for x in columns]))
-    table = np.concatenate(np.broadcast_arrays(*columns))
-    return np.take(table, pair * (len(table) // len(columns)) + place.at)
+    table = np.concatenate(columns)
+    return table.take(pair * len(columns[0]) + place.at)
