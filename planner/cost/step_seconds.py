@@ -16,6 +16,7 @@ from planner.cost.data_parallel.overlap import (
     host_copies,
     unit_columns,
 )
+from planner.cost.data_parallel.sharding import UnitShards
 from planner.cost.layer import forward_backward_overlap as pairs
 from planner.cost.layer import unit_costs as layers
 from planner.cost.layer.context import AXES
@@ -87,9 +88,9 @@ class StageSeconds:
     @cached_property
     def weight_grad(self) -> FloatColumn:
         """Seconds of weight gradients."""
-        m, sums_of_shards = self.inputs.m, self.inputs.shards.sum_seconds
-        alone = self.inputs.unit.weight_grad[:, self.at]
-        return alone + sums_of_shards[:, self.inputs.at_shard] * (m - 1.0) / m
+        inputs = self.inputs
+        alone = inputs.unit.weight_grad[:, self.at]
+        return alone + _adding_up(inputs.shards, inputs.at_shard, inputs.m)
 
     @cached_property
     def saved_bytes(self) -> FloatColumn:
@@ -178,7 +179,7 @@ def _busy(inputs: CostInputs) -> _Busy:
     units, at, at_shard, m = load.units, load.at_unit, load.at_shard, load.m
     forward, backward = at_rows(unit.forward, at), at_rows(unit.input_grad + unit.weight_grad, at)
     if shards.sum_seconds.any():
-        backward += at_rows(shards.sum_seconds, at_shard) * (m - 1.0) / m
+        backward += _adding_up(shards, at_shard, m)
     exposed = _data_parallel(inputs, forward, backward)
     slowed = profile.overlap_slowdown * exposed.hidden[0]
     copies = exposed.copies[0] + m * exposed_copies(inputs, forward, backward)
@@ -218,6 +219,14 @@ def _busy(inputs: CostInputs) -> _Busy:
             "copies": copies,
         },
     )
+
+
+def _adding_up(shards: UnitShards, at_shard: IntColumn, m: FloatColumn) -> FloatColumn:
+    """Seconds of adding one microbatch's gradients to those of earlier ones, mean of all of them.
+
+    (K + 2, rows).
+    """
+    return at_rows(shards.sum_seconds, at_shard) * (m - 1.0) / m
 
 
 def _busiest(
@@ -296,7 +305,7 @@ def _mean_ranks(
     share (T,): of what weight gradients recompute.
     """
     mean, at, job = inputs.loads.of_means, inputs.loads.at_mean, inputs.jobs.means
-    unit, m = inputs.unit, mean.m
+    unit = inputs.unit
     if not inputs.loads.pipelines.schedules:
         nothing = np.zeros(len(at))
         return nothing, (nothing, nothing, nothing)
@@ -304,9 +313,8 @@ def _mean_ranks(
         sums(mean.units, at_rows(column, mean.at_unit))
         for column in (unit.forward, unit.input_grad, unit.weight_grad)
     )
-    summed = inputs.shards.sum_seconds
-    if summed.any():
-        w += sums(mean.units, at_rows(summed, mean.at_shard) * (m - 1.0) / m)
+    if inputs.shards.sum_seconds.any():
+        w += sums(mean.units, _adding_up(inputs.shards, mean.at_shard, mean.m))
     weight_grad = w.take(at)
     if share.any():
         redone = sums(mean.units, at_rows(unit.costs.redone_seconds, mean.at_unit))

@@ -140,6 +140,25 @@ def test_saved_activations_of_all_microbatches_in_flight_but_the_one_that_ran_ba
     assert ends.allocated[0, 0] == 2 * 11.0 + 5.0 + 100.0
 
 
+@pytest.mark.parametrize(
+    ("local", "allocated", "moving", "gradients"),
+    [(2.0, 33 + 1000 + 8 - 8, 33 + 1000, 0.0), (5.0, 22 + 1000 + 20, 22 + 1000, 20.0)],
+)
+def test_where_all_are_in_flight_gradients_or_one_microbatch_is_not_there(
+    local: float, allocated: float, moving: float, gradients: float
+) -> None:
+    """3 microbatches of 11 bytes at the loss, beside fp32 gradients of 8 or of 20 bytes."""
+    memory = peak(
+        "torchtitan", 3.0, layout={"pp": 2, "zero_stage": 2}, local=local, logits_bytes=1000.0,
+        in_flight=3.0, saved_bytes=10.0, boundary_bytes=1.0, all_in_flight=1.0,
+    )  # fmt: skip
+    assert memory.phase(0, 0) is Phase.LOSS
+    assert memory.allocated[0, 0] == allocated
+    assert memory.moving[0, 0] == moving
+    assert memory.gradients[0, 0] == gradients
+    assert memory.activations[0, 0] == moving - 1000
+
+
 def test_a_pipelines_first_reduction_needs_a_buffer_beside_its_whole_gradients() -> None:
     """Whole fp32 gradients of 100 parameters, a layer of 40 in the buffer, and its copy gone."""
     memory = peak(
