@@ -44,11 +44,12 @@ def filled(
 def schedule_rows(batch: LayoutBatch) -> list[tuple[Schedule, IntColumn]]:
     """The schedules of the batch's pipelines, in the order of their codes, each with its rows."""
     piped = np.flatnonzero(batch.pp > 1)
-    code = batch.pp_schedule[piped].astype(np.uint8)
-    found = np.flatnonzero(np.bincount(code))
-    if len(found) == 1:
-        return [(SCHEDULES.of_code(int(found[0])), piped)]
-    return [(SCHEDULES.of_code(int(each)), piped[code == each]) for each in found]
+    code = batch.pp_schedule.take(piped).astype(np.uint8)
+    counts = np.bincount(code)
+    ordered = piped.take(np.argsort(code, kind="stable"))  # of bytes, which is a count
+    found = np.flatnonzero(counts)
+    rows = np.split(ordered, np.cumsum(counts[found])[:-1])
+    return [(SCHEDULES.of_code(int(one)), at) for one, at in zip(found, rows, strict=False)]
 
 
 def critical_pairs(batch: LayoutBatch, m: FloatColumn) -> FloatColumn:
