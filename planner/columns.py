@@ -97,7 +97,7 @@ class LayoutBatch:
     def take(self, rows: Column | slice) -> "LayoutBatch":
         """The rows at these indices (or where this mask is true)."""
         return LayoutBatch(
-            **{name: column[rows] for name, column in self.columns()}, splits=self.splits
+            **{name: taken(column, rows) for name, column in self.columns()}, splits=self.splits
         )
 
     @classmethod
@@ -160,6 +160,14 @@ class LayoutBatch:
         ]
         rows = zip(*values.values(), strict=True)
         return [Layout.model_validate(dict(zip(values, row, strict=True))) for row in rows]
+
+
+def taken(column: Column, rows: Column | slice) -> Column:
+    """The column at these rows; one number for all rows (stride 0) stays one number."""
+    if isinstance(rows, slice) or column.strides != (0,) or not len(column):
+        return column[rows]
+    count = int(np.count_nonzero(rows)) if rows.dtype == np.bool_ else len(rows)
+    return np.broadcast_to(column[0], count)
 
 
 COLUMNS = tuple(f.name for f in fields(LayoutBatch) if f.name != "splits")

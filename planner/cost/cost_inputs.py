@@ -15,13 +15,14 @@ from planner.columns import FloatColumn, IntColumn, LayoutBatch
 from planner.cost import chunks, deduplicated
 from planner.cost.data_parallel import sharding
 from planner.cost.layer import unit_costs as layers
-from planner.cost.layer.unit_work import Savings, UnitWork, savings, unit_work
+from planner.cost.layer.unit_work import Savings, SharedWork, UnitWork, savings, unit_work
 from planner.cost.loads import RankLoads, of_each
 from planner.cost.pipeline import stages
 from planner.cost.pipeline.schedule_columns import num_microbatches
 from planner.cost.prepared_job import PreparedJob
 from planner.rules import cuda_graphs
 from planner.work.checkpointing import BLOCK, FULL, MEMORY_BUDGET, NONE
+from planner.work.experts import EXPERT_FIELDS
 
 STAGE_COUNTS = ("pp", "virtual_stages")  # a unit asks only whether there are several
 
@@ -72,7 +73,13 @@ def _costs_at(job: PreparedJob, rows: LayoutBatch) -> layers.UnitCosts:
     """What units cost at U rows, of which those that differ in checkpointing alone are one."""
 
     def work(missing: IntColumn) -> list[UnitWork]:
-        return [unit_work(job.context(rows.take(part)), job.model) for part in _parts(missing)]
+        common = shared(job, rows.take(missing))
+        return [
+            unit_work(
+                job.context(rows.take(missing[part])), job.model, common and common.take(part)
+            )
+            for part in chunks.slices(len(missing), chunks.CACHED_ROWS)
+        ]
 
     def what_is_saved(missing: IntColumn) -> list[Savings]:
         these = budgeted[missing]
@@ -95,6 +102,22 @@ def _costs_at(job: PreparedJob, rows: LayoutBatch) -> layers.UnitCosts:
 def _parts(rows: IntColumn) -> Iterator[IntColumn]:
     """Rows in parts that are priced at once."""
     return (rows[part] for part in chunks.slices(len(rows), chunks.CACHED_ROWS))
+
+
+def shared(job: PreparedJob, rows: LayoutBatch) -> SharedWork | None:
+    """What these rows share with others that place their experts elsewhere; None without any.
+
+    CUDA graphs that not every layout captures depend on experts too.
+    """
+    if not job.model.is_moe or cuda_graphs.by_layout(job.rules_context):
+        return None
+    values, _ = _key(job)
+    names = [name for name in values if name not in (*EXPERT_FIELDS, *layers.MODE)]
+
+    def price(missing: IntColumn) -> list[SharedWork]:
+        return [SharedWork.of(job.context(rows.take(missing)), job.model)]
+
+    return job.known.shared.at(deduplicated.hashes([getattr(rows, name) for name in names]), price)
 
 
 def _without_mode(job: PreparedJob) -> tuple[str, ...]:
@@ -123,6 +146,12 @@ def shards_at(job: PreparedJob, rows: LayoutBatch) -> sharding.UnitShards:
         return price(np.arange(len(rows)))[0]
     columns = [getattr(rows, name) for name in sharding.KEY]
     return job.known.shards.at(deduplicated.hashes(columns), price)
+
+
+def unit_fields(job: PreparedJob) -> tuple[str, ...]:
+    """The layout fields that the cost of a unit depends on."""
+    values, several = _key(job)
+    return values + several
 
 
 def _key(job: PreparedJob) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -33,11 +33,13 @@ def hashes(columns: Sequence[Column]) -> NDArray[np.uint64]:
     mixed = np.full(len(columns[0]), _OFFSETS[len(columns)])
     product = np.empty_like(mixed)
     for mixer, column in zip(_MIXERS, columns, strict=False):
+        if column.strides == (0,) and len(column):  # one number for all rows
+            column = column[:1]
         column = np.ascontiguousarray(column)
         bits = column.view(np.uint64) if column.itemsize == 8 else column.astype(np.uint64)
         if column.dtype == np.float64:  # small numbers differ in their highest bits alone
             bits = bits ^ (bits >> np.uint64(32))
-        mixed += np.multiply(bits, mixer, out=product)
+        mixed += np.multiply(bits, mixer, out=product[: len(bits)])
     mixed ^= mixed >> np.uint64(29)
     return mixed
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from planner.columns import FloatColumn, IntColumn
 from planner.cost.data_parallel.sharding import UnitShards
-from planner.cost.layer.unit_work import Savings, UnitWork
+from planner.cost.layer.unit_work import Savings, SharedWork, UnitWork
 
 MOST_ROWS = 2**14  # about two kilobytes each; beyond it all are forgotten
 FIRST_ROWS = 2**10
@@ -27,7 +27,7 @@ class Steps:
     seconds: FloatColumn
 
 
-RowsT = TypeVar("RowsT", UnitWork, Savings, UnitShards, Steps)
+RowsT = TypeVar("RowsT", UnitWork, SharedWork, Savings, UnitShards, Steps)
 
 
 class KnownRows(Generic[RowsT]):
@@ -41,14 +41,14 @@ class KnownRows(Generic[RowsT]):
 
     def __init__(self, kind: type[RowsT]) -> None:
         self.kind: type[RowsT] = kind
+        self.matrix: FloatColumn = np.zeros((0, 0))
         self._forget()
 
     def _forget(self) -> None:
         self.hashes: NDArray[np.uint64] = np.zeros(0, dtype=np.uint64)
         self.places = np.zeros(0, dtype=np.int64)
         self.shapes: dict[str, tuple[int, ...]] = {}
-        self.matrix: FloatColumn = np.zeros((0, 0))
-        self.count = 0
+        self.count = 0  # the matrix stays, to be filled anew
 
     def at(
         self, hashes: NDArray[np.uint64], price: Callable[[IntColumn], Sequence[RowsT]]
@@ -99,7 +99,7 @@ class KnownRows(Generic[RowsT]):
         new = self.count + len(hashes)
         if new > self.matrix.shape[1]:
             kept = self.matrix[:, : self.count]
-            room = max(new, 2 * self.matrix.shape[1], FIRST_ROWS)
+            room = max(new, 4 * self.matrix.shape[1], FIRST_ROWS)
             self.matrix = np.empty((sum(map(math.prod, self.shapes.values())), room))
             self.matrix[: len(kept), : self.count] = kept
         at = self.count
@@ -120,6 +120,8 @@ class KnownRows(Generic[RowsT]):
 class KnownJob:
     """What a job has priced already: units by their work and by what they save, and shards.
 
+    shared: what the work of units has in common where their experts are placed differently.
+
     None of it depends on the batch size. So a search of the model, cluster and training that the
     last finished one had goes on with what that knew. One thread's, as `KnownRows` are: who takes
     it up has it alone until it is left again.
@@ -131,7 +133,7 @@ class KnownJob:
 
     def _start(self) -> None:
         self.work, self.savings = KnownRows(UnitWork), KnownRows(Savings)
-        self.shards = KnownRows(UnitShards)
+        self.shards, self.shared = KnownRows(UnitShards), KnownRows(SharedWork)
 
     def go_on(self, job: object, calibration: object) -> None:
         """Takes up what was left last, if it is of the same job and calibration.
@@ -144,14 +146,14 @@ class KnownJob:
         except IndexError:
             return
         if left_job == job and left_calibration is calibration:
-            self.work, self.savings, self.shards = known
+            self.work, self.savings, self.shards, self.shared = known
 
     def leave(self) -> None:
         """Leaves what is known to the next, and starts anew."""
         if self.job is not None:
-            _LEFT[:] = [(self.job, (self.work, self.savings, self.shards))]
+            _LEFT[:] = [(self.job, (self.work, self.savings, self.shards, self.shared))]
             self._start()
 
 
-Known = tuple[KnownRows[UnitWork], KnownRows[Savings], KnownRows[UnitShards]]
+Known = tuple[KnownRows[UnitWork], KnownRows[Savings], KnownRows[UnitShards], KnownRows[SharedWork]]
 _LEFT: list[tuple[tuple[object, object], Known]] = []

@@ -97,7 +97,8 @@ def lower_bounds(
     """
     unit, inverse, least = _least_units(job, batch)
     device = _device_bytes(job, _fully_sharded(job, batch), unit, inverse, _in_flight(job, batch))
-    return _cell_seconds(job, batch, unit, inverse, least, idle), device
+    hidden = _hidden(job, unit)
+    return _cell_seconds(job, batch, hidden, inverse, least, idle), device
 
 
 def cell_lower_bounds(
@@ -119,7 +120,8 @@ def cell_lower_bounds(
         further = np.maximum(0.0, most_bytes - more) / np.maximum(more - fewest, 1.0)
         room.append(np.where(fewest <= most_bytes, in_flight + 1.0 + further, -np.inf))
         device = device if room[1:] else fewest
-    return _cell_seconds(job, batch, unit, inverse, least, idle), device, np.array(room)
+    hidden = _hidden(job, unit)
+    return _cell_seconds(job, batch, hidden, inverse, least, idle), device, np.array(room)
 
 
 def least_in_flight(job: PreparedJob, batch: LayoutBatch) -> FloatColumn:
@@ -147,8 +149,12 @@ def time_lower_bounds(
     job: PreparedJob, batch: LayoutBatch, idle: Idle | None = None
 ) -> FloatColumn:
     """The step seconds of `lower_bounds`, (N,)."""
-    unit, inverse, least = _least_units(job, batch)
-    return _cell_seconds(job, batch, unit, inverse, least, idle)
+    rows, inverse = _optimistic_rows(job, batch)
+    least, hidden = np.empty((2, len(rows)))
+    for part in chunks.slices(len(rows), chunks.CACHED_ROWS):
+        unit, least[part] = _least_at(job, rows.take(part))
+        hidden[part] = _hidden(job, unit)
+    return _cell_seconds(job, batch, hidden, inverse, least, idle)
 
 
 def step_lower_bounds(
@@ -165,7 +171,7 @@ def step_lower_bounds(
     rows, inverse = distinct_rows(job, batch)
     unit = units_at(job, rows)
     paired = critical_pairs(batch, num_microbatches(batch, job.training)) > 0
-    hidden = pairs.most_saved(unit.costs, job.profile)
+    hidden = _of_all_units(job, pairs.most_saved(unit.costs, job.profile))
     total = _of_all_units(job, unit.total)
     compute = _mean_seconds(job, batch, hidden, inverse, total, overlaps=paired)
     near = np.flatnonzero(compute <= limit_seconds)
@@ -211,30 +217,41 @@ def _beyond_compute(
     return np.asarray(outside[0] + shards.step_seconds[at_shard] + (1.0 - SPLIT_HIDES) * bubble)
 
 
-def layout_lower_bounds(job: PreparedJob, batch: LayoutBatch) -> FloatColumn:
+def layout_lower_bounds(
+    job: PreparedJob, batch: LayoutBatch, overlaps: BoolColumn | None = None
+) -> FloatColumn:
     """What a mean rank computes in a step of exactly these layouts, (N,).
 
-    Only schedules that overlap pairs hide communication.
+    overlaps (N,): whether they may overlap pairs, which hides communication; unless given, what
+        their own schedules do.
     """
     rows, inverse = distinct_rows(job, batch)
     unit = units_at(job, rows)
-    overlaps = critical_pairs(batch, num_microbatches(batch, job.training)) > 0
-    hidden = pairs.most_saved(unit.costs, job.profile)
+    if overlaps is None:
+        overlaps = critical_pairs(batch, num_microbatches(batch, job.training)) > 0
+    hidden = _of_all_units(job, pairs.most_saved(unit.costs, job.profile))
     total = _of_all_units(job, unit.total)
     return _mean_seconds(job, batch, hidden, inverse, total, overlaps=overlaps)
+
+
+def _hidden(job: PreparedJob, unit: SummedCosts) -> FloatColumn:
+    """What overlapped pairs hide of a microbatch on all units at the most, (U,)."""
+    return _of_all_units(job, pairs.shares_of_wires(unit.costs, job.profile))
 
 
 def _cell_seconds(
     job: PreparedJob,
     batch: LayoutBatch,
-    unit: SummedCosts,
+    hidden: FloatColumn,
     inverse: IntColumn,
     least: FloatColumn,
     idle: Idle | None,
 ) -> FloatColumn:
-    """A step of the fastest of each cell's options, at least, (N,)."""
+    """A step of the fastest of each cell's options, at least, (N,).
+
+    hidden, least (U,): as `_mean_seconds` and `_least_at` have them.
+    """
     idle = Idle.of_any(batch) if idle is None else idle
-    hidden = pairs.shares_of_wires(unit.costs, job.profile)
     compute = _mean_seconds(job, batch, hidden, inverse, least, idle.overlaps)
     network, update = _least_data_parallel(job, batch)
     factor = job.own_factor[batch.precision]
@@ -293,13 +310,14 @@ def _mean_seconds(
 
     Waits for stragglers are in proportion to it.
 
-    hidden (K + 2, U): what pairs hide of each unit's microbatch, at the most.
+    hidden (U,): what pairs hide of a microbatch on all units, at the most.
+    least (U,): seconds of a microbatch on all units.
     overlaps (N,): layouts whose schedules overlap pairs.
     """
     late = straggler_share(job.cluster.num_gpus, job.profile.straggler_delay)
-    mean = num_microbatches(batch, job.training) * least[inverse] / batch.pp
-    most = _of_all_units(job, hidden)[inverse]
-    mean = mean - np.where(overlaps, num_microbatches(batch, job.training) * most / batch.pp, 0.0)
+    m = num_microbatches(batch, job.training)
+    mean = m * least[inverse] / batch.pp
+    mean = mean - np.where(overlaps, m * hidden[inverse] / batch.pp, 0.0)
     return np.asarray(job.own_factor[batch.precision] * (1.0 + late) * mean)
 
 
@@ -310,11 +328,23 @@ def _least_units(
 
     Bytes and seconds are the least of what the layouts' options allow.
     """
+    rows, inverse = _optimistic_rows(job, batch)
+    unit, least = _least_at(job, rows)
+    return unit, inverse, least
+
+
+def _optimistic_rows(job: PreparedJob, batch: LayoutBatch) -> tuple[LayoutBatch, IntColumn]:
+    """`distinct_rows` of the layouts with async TP and gathers in low precision, where they can."""
     narrow = batch.float8_all_gather | (
         column("wire_bytes", batch.precision, job.recipes) < TWO_BYTES
     )
-    batch = replace(batch, async_tp=batch.async_tp | (batch.tp > 1), float8_all_gather=narrow)
-    rows, inverse = distinct_rows(job, batch)
+    return distinct_rows(
+        job, replace(batch, async_tp=batch.async_tp | (batch.tp > 1), float8_all_gather=narrow)
+    )
+
+
+def _least_at(job: PreparedJob, rows: LayoutBatch) -> tuple[SummedCosts, FloatColumn]:
+    """(units at U rows, seconds of all units together (U,)), with the best of all methods."""
     first, *others = product(_cp_methods(job), _dispatchers(job))
     unit = units_at(job, _with_methods(job, rows, *first))
     least = _of_all_units(job, unit.total)
@@ -337,7 +367,7 @@ def _least_units(
             kept[name][..., blocks] = np.minimum(
                 kept[name][..., blocks], getattr(tried.costs, name)
             )
-    return replace(unit, costs=replace(unit.costs, **kept)), inverse, least
+    return replace(unit, costs=replace(unit.costs, **kept)), least
 
 
 def _of_all_units(job: PreparedJob, values: FloatColumn) -> FloatColumn:

@@ -13,10 +13,10 @@ from functools import cached_property
 
 import numpy as np
 
-from planner.columns import FloatColumn, IntColumn, LayoutBatch
+from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost import lower_bounds
 from planner.cost.chunks import CHUNK, keep_freed_pages, slices
-from planner.cost.cost_inputs import CostInputs, CostRows, JobColumns
+from planner.cost.cost_inputs import CostInputs, CostRows, JobColumns, unit_fields
 from planner.cost.known_rows import KnownRows, Steps
 from planner.cost.lower_bounds import Idle
 from planner.cost.machine import side_by_side
@@ -271,9 +271,16 @@ class Pricer(PreparedJob):
         """(lower bounds of exactly these layouts' steps, what a mean rank computes), (N,)."""
         return lower_bounds.step_lower_bounds(self, batch, limit_seconds)
 
-    def layout_lower_bounds(self, batch: LayoutBatch) -> FloatColumn:
+    def layout_lower_bounds(
+        self, batch: LayoutBatch, overlaps: BoolColumn | None = None
+    ) -> FloatColumn:
         """What a mean rank of exactly these layouts computes in a step, (N,)."""
-        return lower_bounds.layout_lower_bounds(self, batch)
+        return lower_bounds.layout_lower_bounds(self, batch, overlaps)
+
+    @property
+    def unit_fields(self) -> tuple[str, ...]:
+        """The layout fields that the cost of a unit depends on."""
+        return unit_fields(self)
 
     @property
     def _fragmentation(self) -> float:

@@ -37,6 +37,11 @@ def captured(x: LayoutBatch, c: Context) -> IntColumn:
     return np.where(refused, NONE, graphs)
 
 
+def by_layout(c: Context) -> bool:
+    """Whether layouts of this job differ in what they capture."""
+    return c.training.cuda_graphs is None and c.released.default_cuda_graphs != "none"
+
+
 def columns_read(c: Context) -> tuple[str, ...]:
     """The columns that `captured` depends on."""
     limits = () if c.training.cuda_graphs else _limits(c, c.released.default_cuda_graphs)

@@ -19,8 +19,9 @@ from planner.work.checkpointing import MEMORY_BUDGET, NONE
 
 ROUNDING = 1e-9
 STEPS, COARSE = 100, 8  # memory budgets are multiples of 1 / STEPS
-BAND = 2**14  # cells whose own bounds are computed at once
-AT_ONCE = 2**15  # cells bounded without recomputation, so that their columns take 50 MB
+BAND = 2**14  # cells whose own bounds are computed before anything is priced
+KNOWN_AT_ONCE = 2**16  # the most of them, so that their columns take 50 MB
+AT_ONCE = 2**17  # cells bounded without recomputation, so that their columns take 50 MB
 
 
 class CellBounds:
@@ -99,8 +100,8 @@ class CellBounds:
     def know(self, rows: IntColumn) -> None:
         """Computes these cells' own bounds."""
         rows = rows[np.isnan(self.seconds[rows])]
-        for start in range(0, len(rows), BAND):
-            part = rows[start : start + BAND]
+        for start in range(0, len(rows), KNOWN_AT_ONCE):
+            part = rows[start : start + KNOWN_AT_ONCE]
             self.seconds[part], self.device_bytes[part], self.room[:, part] = (
                 self.pricer.cell_lower_bounds(
                     self.cells.take(part), self.idle.take(part), self.most_bytes

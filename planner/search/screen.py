@@ -15,6 +15,7 @@ from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost import deduplicated as keyed
 from planner.cost.chunks import CHUNK
 from planner.cost.lower_bounds import Idle
+from planner.cost.pipeline.schedule_columns import num_microbatches
 from planner.cost.price import Pricer
 from planner.search.bounds import BAND, CellBounds
 from planner.search.choice.pareto import STRUCTURE
@@ -23,8 +24,11 @@ from planner.search.fit import OOM_LIMIT
 from planner.search.space.enumerate import Space
 from planner.search.variations.floors import floors
 
-# layouts bounded at once; an eighth of it is priced at once until a layout fits
+# layouts bounded at once; an eighth of it until a layout fits
 ROUND = 4 * CHUNK
+WIDE = 4  # bands whose own bounds are computed at once when a limit is known
+EXPANDED = 4  # layouts of cells that are asked at once what they compute, for each one of those
+FEW = 2**13
 FIRST = 2048  # layouts priced before the limit is asked again; then twice as many, up to CHUNK
 KEEP = 400
 NEAREST = 64
@@ -86,8 +90,7 @@ def screen(
     everything: also price layouts whose schedules hold more than there is room for. They are if
         nothing fits and there is no limit, to see what comes closest.
     """
-    idle = Idle.of(pricer, space.cells, space.schedules())
-    cell_bounds = CellBounds(pricer, space.cells, idle)
+    cell_bounds = CellBounds(pricer, space.cells, idle_of(pricer, space))
     queue = _Queue(cell_bounds, smallest)
     pool = _Pool(keep, count, smallest)
 
@@ -97,15 +100,21 @@ def screen(
     without_room = 0
     while True:
         room = ROUND if np.isfinite(limit()) else ROUND // 8
-        cells = queue.next(limit(), space.cell_sizes, room)
-        if not len(cells):
+        parts: list[LayoutBatch] = []
+        while sum(map(len, parts)) < room:
+            expanded = EXPANDED * room if np.isfinite(limit()) else room
+            cells = queue.next(limit(), space.cell_sizes, expanded)
+            if not len(cells):
+                break
+            batch, owner = near_layouts(pricer, space, cells, cell_bounds, limit())
+            if not everything:
+                fits = cell_bounds.has_room(owner, batch)
+                without_room += int((~fits).sum())
+                batch = batch.take(fits)
+            parts.append(batch)
+        if not parts:
             break
-        batch = space.expand(cells)
-        if not everything:
-            fits = cell_bounds.has_room(np.repeat(cells, space.cell_sizes[cells]), batch)
-            without_room += int((~fits).sum())
-            batch = batch.take(fits)
-        pool.add(pricer, batch, limit)
+        pool.add(pricer, LayoutBatch.concatenate(parts), limit)
     if without_room and not pool.num_fitting and np.isinf(limit_seconds):
         return screen(
             pricer, space, count=count, smallest=smallest, slack=slack, keep=keep, everything=True
@@ -115,6 +124,30 @@ def screen(
     if not pool.num_fitting and too_large and np.isinf(limit_seconds):
         pool.add(pricer, space.expand(queue.smallest(NEAREST)), lambda: np.inf)
     return pool.result(cell_bounds, bounded_out=bounded_out, too_large=too_large)
+
+
+def near_layouts(
+    pricer: Pricer, space: Space, cells: IntColumn, cell_bounds: CellBounds, limit: float
+) -> tuple[LayoutBatch, IntColumn]:
+    """(layouts of these cells that do not compute longer than the limit, the cell of each).
+
+    What they compute is asked before fields are expanded on which it does not depend, unless there
+    are few.
+    """
+    if not np.isfinite(limit) or space.cell_sizes[cells].sum() < FEW:
+        return space.expand(cells), np.repeat(cells, space.cell_sizes[cells])
+    branches = space.branches(cells, pricer.unit_fields)
+    overlaps = cell_bounds.idle.overlaps[cells[branches.owner]]
+    computes = pricer.layout_lower_bounds(branches.batch, overlaps)
+    batch, place = branches.expand(computes <= limit)
+    return batch, cells[place]
+
+
+def idle_of(pricer: Pricer, space: Space) -> Idle:
+    """What the schedules of each cell hide and leave idle."""
+    microbatches = num_microbatches(space.cells, pricer.training).astype(np.int64)
+    kinds, one_each = space.kinds([space.cells.pp, microbatches], ("pp_schedule", "virtual_stages"))
+    return Idle.of(pricer, one_each.cells, one_each.schedules()).take(kinds)
 
 
 class _Queue:
@@ -161,11 +194,15 @@ class _Queue:
                 return cells
             if not bound <= limit or self.reached == len(self.order):
                 return self.order[:0]
-            self._reach()
+            self._reach(limit)
 
-    def _reach(self) -> None:
-        """Computes one more band; what fits joins the queue."""
-        rows = self.order[self.reached : self.reached + BAND]
+    def _reach(self, limit: float) -> None:
+        """Computes one more band, below the limit if there is one; what fits joins the queue."""
+        end = self.reached + BAND
+        if np.isfinite(limit):
+            below = np.searchsorted(self.loose[self.order], limit, side="right")
+            end = min(self.reached + WIDE * BAND, int(below))
+        rows = self.order[self.reached : end]
         self.reached += len(rows)
         fits = self.cell_bounds.may_fit(rows)
         self.known_too_large.append(rows[~fits])

@@ -78,31 +78,28 @@ def choices_of(
     bytes_of: Callable[[Tensor], FloatColumn],
     fused: BoolColumn,
     early_stop: bool,
-) -> tuple[Choices, Shares]:
-    """What the modes of a layer of these operations choose between, and what they repeat.
+) -> Choices:
+    """What the modes of a layer of these operations choose between.
 
     bytes_of: bytes (U,) of a tensor.
     fused (U,): kernels are fused, so that eager-only tensors are not saved.
-    early_stop: eager recomputation ends once the last tensor that backward needs is there
-        (`needed_again`); compiled recomputation always does.
+    early_stop: see `shares_of`.
     Sources: torchtitan 0.2.2 distributed/activation_checkpoint.py (save list and every second
         matmul), Korthikanti 2022 (selective attention).
     """
     stops = np.asarray(batch.compile | early_stop)
     again, nothing = needed_again(ops), np.zeros(len(batch))
-    needed = np.where(stops, again[:, None], 1.0)
-    selective_bytes, redone = _selective_op(ops, batch, bytes_of)
-    core = np.array([1.0 if op.name in CORE_ATTENTION else 0.0 for op in ops])[:, None]
     saved = saved_tensors(ops)
     layer_input, read = bytes_of(LAYER_INPUT), nothing
     if LAYER_INPUT.name in saved:
         read = tensor_bytes(saved[LAYER_INPUT.name], bytes_of, fused)
-    unread = [size for index, size in _kept_outputs(ops, batch, bytes_of) if again[index] == 0.0]
+    outputs = list(_kept_outputs(ops, batch, bytes_of))
+    unread = [size for index, size in outputs if again[index] == 0.0]
     gradients = (LAYER_INPUT, *weight_gradients(ops))
-    choices = Choices(
+    return Choices(
         every_bytes=in_order([tensor_bytes(one, bytes_of, fused) for one in saved.values()]),
         layer_input_bytes=layer_input,
-        selective_bytes=selective_bytes,
+        selective_bytes=in_order([layer_input, *(size for _, size in outputs)]),
         core_bytes=in_order([nothing, *map(bytes_of, _of_core(ops))]),
         backward_peak_bytes=backward_peak(tuple(ops), bytes_of, fused),
         recomputation_peak_bytes=recomputation_peak(tuple(ops), bytes_of, fused, stops),
@@ -111,7 +108,29 @@ def choices_of(
         gradient_bytes=in_order([bytes_of(gradient) for gradient in gradients]),
         passing_bytes=in_order([nothing, *map(bytes_of, _passing(ops))]),
     )
-    return choices, Shares(needed=needed, selective=redone * needed, core=core * needed)
+
+
+def shares_of(
+    ops: Sequence[Op],
+    part: slice,
+    batch: LayoutBatch,
+    bytes_of: Callable[[Tensor], FloatColumn],
+    early_stop: bool,
+) -> Shares:
+    """What the modes of a layer of these operations repeat, of the operations of one part of it.
+
+    TorchTitan's selective-op saves the outputs of some operations (`_kept_outputs`).
+    bytes_of: bytes (U,) of a tensor.
+    early_stop: eager recomputation ends once the last tensor that backward needs is there
+        (`needed_again`); compiled recomputation always does.
+    """
+    stops = np.asarray(batch.compile | early_stop)
+    needed = np.where(stops, needed_again(ops)[part, None], 1.0)
+    redone = np.ones((len(ops), len(batch)))
+    for index, kept_bytes in _kept_outputs(ops, batch, bytes_of, range(len(ops))[part]):
+        redone[index] = np.where(kept_bytes > 0, 0.0, 1.0)
+    core = np.array([1.0 if op.name in CORE_ATTENTION else 0.0 for op in ops[part]])[:, None]
+    return Shares(needed=needed, selective=redone[part] * needed, core=core * needed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -335,32 +354,27 @@ def _of_core(ops: Sequence[Op]) -> list[Tensor]:
     return [t for op in cores for t in op.saves if t.name not in ("q", "k", "v", "attention_out")]
 
 
-def _selective_op(
-    ops: Sequence[Op], batch: LayoutBatch, bytes_of: Callable[[Tensor], FloatColumn]
-) -> tuple[FloatColumn, FloatColumn]:
-    """TorchTitan's policy, which saves the outputs of some operations.
+def _kept_outputs(
+    ops: Sequence[Op],
+    batch: LayoutBatch,
+    bytes_of: Callable[[Tensor], FloatColumn],
+    part: range | None = None,
+) -> Iterator[tuple[int, FloatColumn]]:
+    """(index of an operation on selective-op's list, bytes of its output that are saved (U,)).
 
     They are the first, third, fifth and so on of the matmuls, attention, and reduce-scattered sums.
-    Grouped expert GEMMs are not in its save list, so they are recomputed.
+    Grouped expert GEMMs are not in TorchTitan's save list, so they are recomputed.
+    part: the operations that are asked for; unless given, all.
     """
-    saved = bytes_of(LAYER_INPUT)
-    redone = np.ones((len(ops), len(batch)))
-    for index, kept_bytes in _kept_outputs(ops, batch, bytes_of):
-        saved = saved + kept_bytes
-        redone[index] = np.where(kept_bytes > 0, 0.0, 1.0)
-    return saved, redone
-
-
-def _kept_outputs(
-    ops: Sequence[Op], batch: LayoutBatch, bytes_of: Callable[[Tensor], FloatColumn]
-) -> Iterator[tuple[int, FloatColumn]]:
-    """(index of an operation on the save list, bytes of its output that are saved (U,))."""
     num_matmuls = 0
     scattered = batch.sequence_parallel & (batch.tp > 1)
     for index, op in enumerate(ops):
-        if isinstance(op, Gemm) and op.role != "expert":
-            num_matmuls += 1
-            if num_matmuls % 2 == 1:
+        matmul = isinstance(op, Gemm) and op.role != "expert"
+        num_matmuls += matmul
+        if part is not None and index not in part:
+            continue
+        if isinstance(op, Gemm):
+            if matmul and num_matmuls % 2 == 1:
                 yield index, bytes_of(op.output)
         elif isinstance(op, Attention):
             yield index, bytes_of(op.output) + bytes_of(op.statistics)

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from planner.columns import BoolColumn, FloatColumn, in_order
+from planner.columns import BoolColumn, FloatColumn
 from planner.work.ops import Attention, Collective, Elementwise, Gemm, Op, Tensor
 
 Alive = Counter[Tensor]
@@ -77,10 +77,11 @@ def _most(
     bytes_of: Callable[[Tensor], FloatColumn],
     fused: BoolColumn,
 ) -> FloatColumn:
-    tensors, table = instants
-    sizes = np.array([tensor_bytes(tensor, bytes_of, fused) for tensor in tensors])
-    alive = [table[:, [place]] * size for place, size in enumerate(sizes)]
-    return np.asarray(in_order(alive).max(axis=0))
+    tensors, counts = instants
+    alive, one = np.zeros((2, len(counts), len(fused)))
+    for tensor, count in zip(tensors, counts.T, strict=True):
+        alive += np.multiply(count[:, None], tensor_bytes(tensor, bytes_of, fused), out=one)
+    return np.asarray(alive.max(axis=0))
 
 
 @lru_cache(maxsize=512)

@@ -14,8 +14,9 @@ from planner.intake.machines import read_cluster
 from planner.intake.models import read_model
 from planner.rules import Context
 from planner.search import bounds
+from planner.search import screen as screen_module
 from planner.search.bounds import CellBounds
-from planner.search.screen import PARETO_SLACK, screen
+from planner.search.screen import PARETO_SLACK, idle_of, near_layouts, screen
 from planner.search.space.enumerate import Space, build_space
 from planner.trainers.registry import resolve_layout
 
@@ -138,6 +139,7 @@ def test_own_bounds_are_worked_out_once_and_a_band_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(bounds, "BAND", 2)
+    monkeypatch.setattr(bounds, "KNOWN_AT_ONCE", 2)
     pricer = Counting()
     found = bounds_of(pricer, 5, 4, 3, 2, 1)
     found.know(np.array([3]))
@@ -221,3 +223,52 @@ def test_what_nothing_fits_for_below_a_limit_is_not_looked_at_again() -> None:
     )
     assert screen(pricer, space, count=3).num_priced > 0
     assert screen(pricer, space, count=3, limit_seconds=1e3).num_priced == 0
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_schedules_are_asked_of_one_cell_of_each_kind(name: str) -> None:
+    pricer, space = small_space(*SPACES[name])
+    by_kind = idle_of(pricer, space)
+    by_cell = Idle.of(pricer, space.cells, space.schedules())
+    assert np.array_equal(by_kind.overlaps, by_cell.overlaps)
+    assert np.array_equal(by_kind.microbatches, by_cell.microbatches)
+
+
+def same_layouts(first: LayoutBatch, second: LayoutBatch) -> bool:
+    pairs = zip(first.columns(), second.columns(), strict=True)
+    return all(np.array_equal(one, other) for (_, one), (_, other) in pairs)
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_branches_expand_to_the_layouts_of_their_cells_in_order(name: str) -> None:
+    pricer, space = small_space(*SPACES[name])
+    chosen = np.random.default_rng(3).permutation(len(space.cells))[:200]
+    branches = space.branches(chosen, pricer.unit_fields)
+    layouts, owner = branches.expand(np.ones(len(branches.batch), dtype=np.bool_))
+    assert same_layouts(layouts, space.expand(chosen))
+    assert np.array_equal(owner, np.repeat(np.arange(len(chosen)), space.cell_sizes[chosen]))
+    for place in range(0, len(branches.batch), 7):
+        alone = np.arange(len(branches.batch)) == place
+        some, cells_of = branches.expand(alone)
+        assert len(some)
+        assert (cells_of == branches.owner[place]).all()
+        for field in pricer.unit_fields:
+            assert (getattr(some, field) == getattr(branches.batch, field)[place]).all()
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_what_branches_leave_out_computes_longer_than_the_limit(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(screen_module, "FEW", 0)
+    pricer, space = small_space(*SPACES[name])
+    chosen = np.arange(len(space.cells))
+    bounds_of_cells = CellBounds(pricer, space.cells, idle_of(pricer, space))
+    everything = space.expand(chosen)
+    computes = pricer.layout_lower_bounds(everything)
+    limit = float(np.quantile(computes, 0.3))
+    near, owner = near_layouts(pricer, space, chosen, bounds_of_cells, limit)
+    kept = pricer.layout_lower_bounds(near) <= limit
+    assert kept.sum() == (computes <= limit).sum() <= len(near) < len(everything)
+    assert same_layouts(near.take(kept), everything.take(computes <= limit))
+    assert (space.cells.tp[owner] == near.tp).all()

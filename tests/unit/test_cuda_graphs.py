@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from planner.columns import FloatColumn, LayoutBatch, in_order
 from planner.cost.cost_inputs import CostInputs
 from planner.cost.layer.context import CostContext, OpCost, cost
-from planner.cost.layer.host_time import REFILL_LAUNCHES, UnitSeconds, host_time, launches
+from planner.cost.layer.host_time import REFILL_LAUNCHES, UnitSeconds, host_time, launches, replays
 from planner.cost.layer.trainer_kernels import trainer_code
 from planner.cost.memory.graph_pools import fixed_gradients, private_bytes
 from planner.cost.memory.rank_bytes import rank_shapes
@@ -102,10 +102,10 @@ def of_operations(
             exposed_backward=in_order([c.exposed_backward.sum(axis=0) for c in costs]),
             launch_forward=launched,
             launch_again=redone * launched,
-            launch_backward=host.backward,
+            launch_backward=in_order(host.backward_OU),
             wait_forward=waits,
             wait_again=redone * waits,
-            replays=host.replays,
+            replays=replays(context, is_layer=True),
         ),
     )
 

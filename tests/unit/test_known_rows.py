@@ -7,14 +7,16 @@ import pytest
 
 import planner
 from planner.columns import LayoutBatch
-from planner.cost import known_rows
+from planner.cost import cost_inputs, known_rows
 from planner.cost.cost_inputs import distinct_rows, shards_at, units_at
+from planner.cost.deduplicated import layout_hashes
 from planner.cost.layer.unit_work import unit_work
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
 from planner.rules import Context
 from planner.search.space.enumerate import build_space
 from planner.work.checkpointing import FULL, MEMORY_BUDGET, NONE, SELECTIVE_OP
+from planner.work.experts import EXPERT_DIMS
 
 
 def some_rows(pricer: Pricer, count: int = 500) -> LayoutBatch:
@@ -167,10 +169,10 @@ def test_a_plan_leaves_what_it_knew_to_the_next_batch_size() -> None:
         )
 
     asked(8)
-    ((_, (work, _, shards)),) = known_rows._LEFT
+    ((_, (work, _, shards, _)),) = known_rows._LEFT
     before = work.count
     asked(16)
-    ((_, (again, _, _)),) = known_rows._LEFT
+    ((_, (again, *_)),) = known_rows._LEFT
     assert again is work
     assert shards.count > 0
     assert before <= work.count < 2 * before
@@ -182,3 +184,48 @@ def test_units_and_shards_do_not_depend_on_the_batch_size() -> None:
     more = replace(pricer, training=pricer.training.model_copy(update={"global_batch_size": 6400}))
     assert same(units_at(pricer, rows).costs, units_at(more, rows).costs)
     assert same(shards_at(pricer, rows), shards_at(more, rows))
+
+
+@pytest.mark.parametrize("trainer", ["torchtitan", "megatron"])
+@pytest.mark.parametrize(
+    "model", ["mixtral-8x7b", "deepseek-v2", "qwen3-235b-a22b", "gpt-oss-120b", "llama4-maverick"]
+)
+def test_what_placements_of_experts_share_is_what_each_one_has(model: str, trainer: str) -> None:
+    job = read_job(
+        {
+            "model": model,
+            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 256},
+            "training": {"seq_len": 4096, "global_batch_size": 256, "trainer": trainer},
+        }
+    )
+    pricer = Pricer.build(job.model, job.cluster, job.training)
+    space = build_space(pricer.rules_context, job.search)
+    order = np.random.default_rng(1).permutation(len(space.cells))[:300]
+    rows = distinct_rows(pricer, space.expand(order))[0].take(slice(0, 2000))
+    alone, shared = unit_work(pricer.context(rows), pricer.model), cost_inputs.shared(pricer, rows)
+    assert shared is not None
+    assert pricer.known.shared.count < len(rows)
+    assert same(alone, unit_work(pricer.context(rows), pricer.model, shared))
+
+
+def test_dimensions_of_experts_are_those_that_depend_on_their_placement() -> None:
+    pricer, rows = fresh(), some_rows(fresh())
+    other = replace(
+        rows, ep=rows.ep * 2, etp=rows.etp * 2, moe_dispatcher=np.ones_like(rows.moe_dispatcher)
+    )
+    first, second = (pricer.context(these).sizes for these in (rows, other))
+    differ = {name for name in first if not np.array_equal(first[name], second[name])}
+    assert differ <= EXPERT_DIMS <= first.keys()
+
+
+def test_one_number_for_all_layouts_stays_one_number() -> None:
+    rows = some_rows(fresh())
+    same_tp = replace(rows, tp=np.broadcast_to(np.int64(4), len(rows)))
+    materialised = replace(rows, tp=np.full(len(rows), 4))
+    order = np.random.default_rng(2).permutation(len(rows))
+    mask = order > 100
+    for chosen in (order, mask, slice(3, 90)):
+        assert same_tp.take(chosen).tp.strides == (0,)
+        assert np.array_equal(same_tp.take(chosen).tp, materialised.take(chosen).tp)
+        first, second = (layout_hashes(one.take(chosen)) for one in (same_tp, materialised))
+        assert np.array_equal(first, second)

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.columns import FloatColumn, in_order
+from planner.columns import FloatColumn
 from planner.cost.layer.context import CostContext, OpCost
 from planner.rules.cuda_graphs import FULL, PARTIAL
 from planner.specs.training import TrainingSpec
@@ -49,14 +49,12 @@ class Launches:
 
     forward_OU: launches of each operation's forward, which a recomputation repeats.
     waits_OU: its waits for the device.
-    backward (U,): launches of all backwards but for recomputation.
-    replays (U,): of the graphs that captured the rest, in each direction.
+    backward_OU: launches of each operation's backward, recomputation left out.
     """
 
     forward_OU: FloatColumn
     waits_OU: FloatColumn
-    backward: FloatColumn
-    replays: FloatColumn
+    backward_OU: FloatColumn
 
 
 def launches(
@@ -72,14 +70,18 @@ def launches(
     by_layer = is_layer & (context.graphs == PARTIAL)
     captures = context.graphs != FULL
     eager_OU = np.array([~by_layer | _stays_eager(op, routers) for op in ops]) & captures
-    backward_OU = eager_OU * [c.backward_kernels * module + c.singles * single for c in costs]
     refill = 0.0 if release.named.launches_block else REFILL_LAUNCHES * single * captures
     return Launches(
         forward_OU=eager_OU * [c.forward_kernels * module + c.singles * single for c in costs],
         waits_OU=np.array([c.waits for c in costs]) * refill,
-        backward=in_order(backward_OU),
-        replays=module * by_layer,
+        backward_OU=eager_OU * [c.backward_kernels * module + c.singles * single for c in costs],
     )
+
+
+def replays(context: CostContext, *, is_layer: bool) -> FloatColumn:
+    """Seconds of the host for replaying what graphs captured of a unit, in each direction, (U,)."""
+    by_layer = is_layer & (context.graphs == PARTIAL)
+    return np.asarray(_module_seconds(context) * by_layer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

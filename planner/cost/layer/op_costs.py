@@ -22,17 +22,20 @@ from planner.work.ops import Attention, Collective, Elementwise, Gemm, Op
 COLLECTIVE_LAUNCHES = 4.0
 
 
-def op_costs(context: CostContext, ops: Sequence[Op], model: ModelSpec) -> list[OpCost]:
+def op_costs(
+    context: CostContext, ops: Sequence[Op], model: ModelSpec, whole: Sequence[Op] | None = None
+) -> list[OpCost]:
     """Costs of operations in order.
 
     Fused kernels quantise a tensor that several layers read only once, for the first of them. What
     is neither read nor made by attention comes from a pointwise kernel.
+    whole: the unit that they are a part of, unless they are all of it.
     """
     gemms: dict[str, OpCost] = {}
     read: dict[str, BoolColumn] = {}
     beside_attention = {
         name
-        for op in ops
+        for op in (ops if whole is None else whole)
         if isinstance(op, Attention)
         for name in (op.output.name, *(tensor.name for tensor in op.reads))
     }

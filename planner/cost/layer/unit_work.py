@@ -9,15 +9,16 @@ model's distinct layers in the order of `ModelSpec.distinct_layers()`, then the 
 head.
 """
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from planner.columns import FloatColumn, IntColumn, in_order
-from planner.cost.layer.context import CostContext, OpCost
+from planner.cost.layer.context import AXES, CostContext, OpCost
 from planner.cost.layer.gemm import amax_seconds, kept_weights_bytes
-from planner.cost.layer.host_time import Launches, launches
+from planner.cost.layer.host_time import Launches, launches, replays
 from planner.cost.layer.op_costs import op_costs
 from planner.cost.layer.tp_hidden import hidden_shares
 from planner.cost.layer.trainer_kernels import chunks_loss, trainer_code
@@ -26,7 +27,8 @@ from planner.specs.model import ModelSpec
 from planner.trainers.registry import training_release
 from planner.work import blocks
 from planner.work.axes import loss_is_parallel
-from planner.work.checkpointing import Choices, choices_of, makers
+from planner.work.checkpointing import Choices, choices_of, makers, shares_of
+from planner.work.experts import num_before_experts
 from planner.work.ops import Collective, Op
 from planner.work.pieces import HIDDEN, HIDDEN_SP, LOSS_CHUNKS
 
@@ -111,9 +113,50 @@ class Savings:
         return Savings(bytes=self.bytes[..., rows], again=self.again[..., rows])
 
 
-def unit_work(context: CostContext, model: ModelSpec) -> UnitWork:
-    """The work of every unit of the model at the U layouts of `context`."""
-    parts = [_summed(*unit) for unit in _units(context, model)]
+@dataclass(frozen=True, slots=True)
+class SharedWork:
+    """What layouts share that differ in how routed experts are placed alone; columns (F, U).
+
+    Of units without experts it is all their columns, of the others the sums over the operations
+    that come before anything which depends on experts (`num_before_experts`).
+    """
+
+    columns: FloatColumn
+
+    @classmethod
+    def of(cls, context: CostContext, model: ModelSpec) -> "SharedWork":
+        """That of the layouts of `context`, whatever they say of experts."""
+        found = []
+        for unit in _units(context, model):
+            whole = unit.first == len(unit.ops)
+            columns = _summed(unit) if whole else _sums(unit, slice(0, unit.first), {})
+            found += [columns[name].reshape(-1, len(context.batch)) for name in _names(whole)]
+        return cls(np.concatenate(found))
+
+    def take(self, rows: slice) -> "SharedWork":
+        """That of some layouts."""
+        return SharedWork(self.columns[:, rows])
+
+    def of_units(self, units: Sequence["_Unit"]) -> Iterator[dict[str, FloatColumn]]:
+        """The columns of each unit by name."""
+        start = 0
+        for unit in units:
+            columns = {}
+            for name, shape in _names(unit.first == len(unit.ops)).items():
+                end = start + math.prod(shape)
+                columns[name] = self.columns[start:end].reshape(*shape, -1)
+                start = end
+            yield columns
+
+
+def unit_work(context: CostContext, model: ModelSpec, shared: SharedWork | None = None) -> UnitWork:
+    """The work of every unit of the model at the U layouts of `context`.
+
+    shared: of these layouts, if it is known already.
+    """
+    units = list(_units(context, model))
+    known = [{} for _ in units] if shared is None else list(shared.of_units(units))
+    parts = [_columns(_completed(unit, begun)) for unit, begun in zip(units, known, strict=True)]
     stacked = {name: np.stack([part[name] for part in parts], axis=-2) for name in parts[0]}
     logits, leftover = _logits_bytes(context)
     chunks, chunk_logits = _chunks_bytes(context)
@@ -129,7 +172,7 @@ def unit_work(context: CostContext, model: ModelSpec) -> UnitWork:
 
 def savings(context: CostContext, model: ModelSpec) -> Savings:
     """What memory budgets can save at the U layouts of `context`."""
-    found = [_sorted_by_worth(*unit) for unit in _units(context, model) if unit[-1]]
+    found = [_sorted_by_worth(unit) for unit in _units(context, model) if unit.is_layer]
     most, size = max(len(sizes) for sizes, _ in found), len(context.batch)
     bytes_ = np.zeros((most, len(found), size))
     again = np.zeros((most, len(QUANTITIES), len(found), size))
@@ -139,18 +182,38 @@ def savings(context: CostContext, model: ModelSpec) -> Savings:
     return Savings(bytes=bytes_, again=again)
 
 
-def _units(
-    context: CostContext, model: ModelSpec
-) -> Iterator[tuple[CostContext, Sequence[Op], list[OpCost], bool]]:
-    """(context, operations, their costs, whether it is a layer) of each unit."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Unit:
+    """Operations of one unit, and what they are priced with.
+
+    first: how many come before anything that depends on experts.
+    """
+
+    context: CostContext
+    model: ModelSpec
+    ops: tuple[Op, ...]
+    is_layer: bool
+    first: int
+
+    def costs(self, part: slice) -> list[OpCost]:
+        """Costs of the operations of one part."""
+        return op_costs(self.context, self.ops[part], self.model, whole=self.ops)
+
+
+def _units(context: CostContext, model: ModelSpec) -> Iterator[_Unit]:
     flash = context.training.attention_kernel != "unfused"
     code = trainer_code(context.training, context.rules)
+    layers = [blocks.layer_ops(model, kind, flash, code) for kind, _ in model.distinct_layers()]
+    ends = [blocks.embedding_ops(), blocks.head_ops(model, code)]
     context = replace(context, amax_seconds=amax_seconds(context), tp_hidden=hidden_shares(context))
-    for kind, _ in model.distinct_layers():
-        ops = blocks.layer_ops(model, kind, flash, code)
-        yield context, ops, op_costs(context, ops, model), True
-    for ops in (blocks.embedding_ops(), blocks.head_ops(model, code)):
-        yield context, ops, op_costs(context, ops, model), False
+    for place, ops in enumerate([*layers, *ends]):
+        yield _Unit(
+            context=context,
+            model=model,
+            ops=ops,
+            is_layer=place < len(layers),
+            first=num_before_experts(ops),
+        )
 
 
 def _quantities(costs: Sequence[OpCost], host: Launches) -> FloatColumn:
@@ -164,56 +227,115 @@ def _quantities(costs: Sequence[OpCost], host: Launches) -> FloatColumn:
     )
 
 
-def _summed(
-    context: CostContext, ops: Sequence[Op], costs: list[OpCost], is_layer: bool
-) -> dict[str, FloatColumn]:
-    """The columns of one unit, (U,), (3, U) or (Q, U)."""
-    host = launches(context, ops, costs, is_layer=is_layer)
-    quantities = _quantities(costs, host)
-    each = [quantities[:, index] for index in range(len(ops))]
-    everything = in_order(each)
-    if any(not isinstance(op, Collective) and op.saves for op in ops):
-        choices, shares = choices_of(
-            ops, context.batch, context.bytes_of, context.fused, context.rules.early_stop
+def _completed(unit: _Unit, begun: dict[str, FloatColumn]) -> dict[str, FloatColumn]:
+    """All columns of one unit; begun: those of `SharedWork`, or none."""
+    if not begun or unit.first < len(unit.ops):
+        return _summed(unit, begun)
+    return begun
+
+
+def _columns(summed: dict[str, FloatColumn]) -> dict[str, FloatColumn]:
+    """The columns of one unit by the names of `UnitWork`."""
+    everything = summed["again_all"]
+    return {
+        **summed,
+        "forward_seconds": everything[QUANTITIES.index("seconds")],
+        "exposed_forward": everything[COMMUNICATION],
+        "launch_forward_seconds": everything[QUANTITIES.index("launches")],
+        "wait_seconds": everything[QUANTITIES.index("waits")],
+    }
+
+
+def _summed(unit: _Unit, begun: dict[str, FloatColumn] | None = None) -> dict[str, FloatColumn]:
+    """What one unit's columns are made of, (U,), (3, U) or (Q, U): see `_names`.
+
+    begun: sums over its first operations, if they are known.
+    """
+    context = unit.context
+    if _saves(unit.ops):
+        choices = choices_of(
+            unit.ops, context.batch, context.bytes_of, context.fused, context.rules.early_stop
         )
-        weights = kept_weights_bytes(context, ops)
-        again = [
-            in_order([one * share for one, share in zip(each, those, strict=True)])
-            for those in (shares.needed, shares.selective, shares.core)
-        ]
+        weights = kept_weights_bytes(context, unit.ops)
     else:
         choices = Choices.nothing(len(context.batch))
-        weights, again = np.zeros(len(context.batch)), [np.zeros_like(everything)] * 3
+        weights = np.zeros(len(context.batch))
     return {
-        "forward_seconds": everything[0],
-        "input_grad_seconds": in_order([c.input_grad for c in costs]),
-        "weight_grad_seconds": in_order([c.weight_grad for c in costs]),
-        "exposed_forward": everything[COMMUNICATION],
-        "exposed_backward": in_order([c.exposed_backward for c in costs]),
-        "launch_forward_seconds": in_order(host.forward_OU),
-        "launch_backward_seconds": host.backward,
-        "replay_seconds": host.replays,
-        "wait_seconds": in_order(host.waits_OU),
-        "again_all": everything,
-        "again_needed": again[0],
-        "again_selective": again[1],
-        "again_core": again[2],
+        **_sums(unit, slice(unit.first if begun else 0, len(unit.ops)), begun or {}),
+        "replay_seconds": replays(context, is_layer=unit.is_layer),
         "weight_bytes": weights,
-        "incoming_bytes": incoming_bytes(context, ops),
-        "input_bytes": input_bytes(context, ops),
-        "weight_groups": np.full(len(context.batch), float(repeats(context.rules, ops))),
+        "incoming_bytes": incoming_bytes(context, unit.ops),
+        "input_bytes": input_bytes(context, unit.ops),
+        "weight_groups": np.full(len(context.batch), float(repeats(context.rules, unit.ops))),
         **{field.name: getattr(choices, field.name) for field in fields(Choices)},
     }
 
 
-def _sorted_by_worth(
-    context: CostContext, ops: Sequence[Op], costs: list[OpCost], is_layer: bool
-) -> tuple[FloatColumn, FloatColumn]:
+_SUMS: Mapping[str, tuple[int, ...]] = {
+    "again_all": (len(QUANTITIES),),
+    "again_needed": (len(QUANTITIES),),
+    "again_selective": (len(QUANTITIES),),
+    "again_core": (len(QUANTITIES),),
+    "input_grad_seconds": (),
+    "weight_grad_seconds": (),
+    "exposed_backward": (len(AXES),),
+    "launch_backward_seconds": (),
+}
+_OF_WHOLE_UNITS = (
+    "replay_seconds", "weight_bytes", "incoming_bytes", "input_bytes", "weight_groups",
+    *(field.name for field in fields(Choices)),
+)  # fmt: skip
+
+
+def _names(whole: bool) -> Mapping[str, tuple[int, ...]]:
+    """Columns of a unit, or of the sums over its first operations, with their shape but for U."""
+    return {**_SUMS, **dict.fromkeys(_OF_WHOLE_UNITS, ())} if whole else _SUMS
+
+
+def _saves(ops: Sequence[Op]) -> bool:
+    return any(not isinstance(op, Collective) and op.saves for op in ops)
+
+
+def _sums(unit: _Unit, part: slice, begun: dict[str, FloatColumn]) -> dict[str, FloatColumn]:
+    """Sums over the operations up to the end of this part.
+
+    begun: those up to its beginning, to which this part's are added in order; empty if there is
+        nothing before.
+    """
+    context, ops, costs = unit.context, unit.ops[part], unit.costs(part)
+    host = launches(context, ops, costs, is_layer=unit.is_layer)
+    quantities = _quantities(costs, host)
+    each = [quantities[:, index] for index in range(len(ops))]
+    summands: dict[str, list[FloatColumn]] = {
+        "again_all": each,
+        "input_grad_seconds": [c.input_grad for c in costs],
+        "weight_grad_seconds": [c.weight_grad for c in costs],
+        "exposed_backward": [c.exposed_backward for c in costs],
+        "launch_backward_seconds": list(host.backward_OU),
+    }
+    names = ("again_needed", "again_selective", "again_core")
+    if _saves(unit.ops):
+        shares = shares_of(
+            unit.ops, part, context.batch, context.bytes_of, context.rules.early_stop
+        )
+        for name, those in zip(names, (shares.needed, shares.selective, shares.core), strict=True):
+            summands[name] = [one * share for one, share in zip(each, those, strict=True)]
+    else:
+        nothing = np.zeros_like(quantities[:, 0])
+        summands |= {name: [nothing] for name in names}
+    return {
+        name: in_order([*([begun[name]] if begun else []), *columns])
+        for name, columns in summands.items()
+    }
+
+
+def _sorted_by_worth(unit: _Unit) -> tuple[FloatColumn, FloatColumn]:
     """(bytes (M, U), what repeating takes (M, Q, U)) of what one layer's budget can save."""
-    host = launches(context, ops, costs, is_layer=is_layer)
-    made = makers(ops)
+    costs = unit.costs(slice(None))
+    host = launches(unit.context, unit.ops, costs, is_layer=unit.is_layer)
+    made = makers(unit.ops)
     places = [index for index, _ in made]
-    sizes = np.array([context.bytes_of(tensor) for _, tensor in made])
+    sizes = np.array([unit.context.bytes_of(tensor) for _, tensor in made])
     again = _quantities(costs, host)[:, places].swapaxes(0, 1)
     worth = again[:, 0] / np.maximum(sizes, 1.0)
     order = np.argsort(-worth, axis=0, kind="stable")

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.columns import BoolColumn, Column, IntColumn, LayoutBatch
+from planner.columns import BoolColumn, Column, IntColumn, LayoutBatch, taken
 from planner.rules import DERIVED, Context, Rule, columns_of, rules_for
 from planner.rules.degrees import PRODUCT_KEY
 from planner.search.space.domains import CELL_FIELDS, FREE_FIELDS, Domain, Domains, Keep, domains_of
@@ -54,6 +54,21 @@ class Expansion:
         row = self.rows[self.starts[self.classes[cells]] + choice]
         return {name: column[row] for name, column in self.table.items()}
 
+    def parts(self, names: Sequence[str]) -> tuple[IntColumn, IntColumn, IntColumn]:
+        """How the rows of each class differ in the fields of these names.
+
+        (part of each of `rows`, among those of its class; parts of each class (C,); choices that
+        come first in each part, class after class)
+        """
+        own = [column for name, column in self.table.items() if name in names]
+        values, _ = _classes(own, _length(self.table))
+        owner = np.repeat(np.arange(len(self.counts)), self.counts)
+        codes = owner * (int(values.max(initial=0)) + 1) + values[self.rows]
+        _, first, part = np.unique(codes, return_index=True, return_inverse=True)
+        number = np.bincount(owner[first], minlength=len(self.counts))
+        part -= (np.cumsum(number) - number)[owner]
+        return part, number, first - self.starts[owner[first]]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
@@ -90,9 +105,29 @@ class Space:
             columns.update(expansion.columns(repeated, rest % count))
             rest //= count
         kept = {
-            name: column[repeated] for name, column in self.cells.columns() if name not in columns
+            name: taken(column, repeated)
+            for name, column in self.cells.columns()
+            if name not in columns
         }
         return LayoutBatch(**kept, **columns, splits=self.cells.splits)
+
+    def branches(self, cells: IntColumn, names: Sequence[str]) -> "Branches":
+        """These cells, each once for every choice of the fields of these names."""
+        return Branches.of(self, cells, names)
+
+    def kinds(
+        self, columns: Sequence[IntColumn], names: Sequence[str]
+    ) -> tuple[IntColumn, "Space"]:
+        """(kind of each cell (N,), one cell of each kind).
+
+        Cells of one kind are equal in these columns (N,) and in what their expansions allow of the
+        fields of these names.
+        """
+        of = [one.classes for one in self.expansions if not one.table.keys().isdisjoint(names)]
+        kinds, firsts = _classes([*columns, *of], len(self.cells))
+        expansions = tuple(replace(one, classes=one.classes[firsts]) for one in self.expansions)
+        cells, sizes = self.cells.take(firsts), self.cell_sizes[firsts]
+        return kinds, replace(self, cells=cells, cell_sizes=sizes, expansions=expansions)
 
     def schedules(self) -> Iterator[tuple[int, IntColumn]]:
         """(a schedule, the most stages a rank has in any layout of each cell with it (N,)).
@@ -124,6 +159,85 @@ class Space:
         most = np.zeros(len(expansion.counts), dtype=np.int64)
         np.maximum.at(most, owner, stages[expansion.rows])
         return most[expansion.classes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Branches:
+    """Cells of a space with some of their free fields chosen: B branches.
+
+    A search bounds them before it expands what is left.
+    chosen: the cells. owner (B,): the place in `chosen` of each branch's cell; those of one cell
+        stand together. batch (B,): the branches, other free fields at a legal value.
+    parts: of each expansion, part of each of its rows and parts of each class (`Expansion.parts`).
+    """
+
+    space: Space
+    chosen: IntColumn
+    owner: IntColumn
+    batch: LayoutBatch
+    parts: tuple[tuple[IntColumn, IntColumn], ...]
+
+    @classmethod
+    def of(cls, space: Space, chosen: IntColumn, names: Sequence[str]) -> "Branches":
+        """See `Space.branches`."""
+        split = [expansion.parts(names) for expansion in space.expansions]
+        sizes = np.ones(len(chosen), dtype=np.int64)
+        for expansion, (_, number, _) in zip(space.expansions, split, strict=True):
+            sizes *= number[expansion.classes[chosen]]
+        owner = np.repeat(np.arange(len(chosen)), sizes)
+        rest = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        columns: Columns = {}
+        for expansion, (_, number, first) in zip(space.expansions, split, strict=True):
+            classes = expansion.classes[chosen[owner]]
+            choice = first[(np.cumsum(number) - number)[classes] + rest % number[classes]]
+            columns.update(expansion.columns(chosen[owner], choice))
+            rest //= number[classes]
+        kept = {
+            name: taken(column, chosen[owner])
+            for name, column in space.cells.columns()
+            if name not in columns
+        }
+        return cls(
+            space=space,
+            chosen=chosen,
+            owner=owner,
+            batch=LayoutBatch(**kept, **columns, splits=space.cells.splits),
+            parts=tuple((part, number) for part, number, _ in split),
+        )
+
+    def expand(self, near: BoolColumn) -> tuple[LayoutBatch, IntColumn]:
+        """(layouts of the branches that are near, the place in `chosen` of each one's cell).
+
+        In the order of `Space.expand`.
+        near (B,): the branches wanted.
+        """
+        space = self.space
+        sizes = space.cell_sizes[self.chosen]
+        place = np.repeat(np.arange(len(self.chosen)), sizes)
+        rest = np.arange(len(place)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        count = np.bincount(self.owner, minlength=len(self.chosen))
+        branch = np.repeat(np.cumsum(count) - count, sizes)
+        radix = np.ones(len(place), dtype=np.int64)
+        choices = []
+        for expansion, (part, number) in zip(space.expansions, self.parts, strict=True):
+            classes = expansion.classes[self.chosen][place]
+            choice = rest % expansion.counts[classes]
+            rest //= expansion.counts[classes]
+            branch += radix * part[expansion.starts[classes] + choice]
+            radix *= number[classes]
+            choices.append(choice)
+        rows = np.flatnonzero(near[branch])
+        place = place[rows]
+        cells = self.chosen[place]
+        columns: Columns = {}
+        for expansion, choice in zip(space.expansions, choices, strict=True):
+            columns.update(expansion.columns(cells, choice[rows]))
+        kept = {
+            name: taken(column, cells)
+            for name, column in space.cells.columns()
+            if name not in columns
+        }
+        return LayoutBatch(**kept, **columns, splits=space.cells.splits), place
 
 
 def build_space(

@@ -28,7 +28,7 @@ from planner.search.space.enumerate import Space
 from planner.search.variations.floors import open_classes
 from planner.work.checkpointing import BLOCK, FULL, MEMORY_BUDGET, NONE
 
-ROUND = 2 * CHUNK  # layouts expanded at once
+ROUND = 8 * CHUNK  # layouts of cells that are asked at once what they compute
 Dial = Callable[[LayoutBatch, IntColumn], LayoutBatch]  # the layouts with these budgets
 # Judgement: a budget with one chance in 200 of running out of memory loses less by that than a
 # smaller one loses in time.
@@ -109,13 +109,17 @@ class Budgeted:
 
     def _round(self, cells: IntColumn) -> "_Round":
         """The layouts of these cells that may have a budget, with the cells' largest."""
-        owner = np.repeat(cells, self.space.cell_sizes[self.cells[cells]])
-        batch = self.space.expand(self.cells[cells])
+        branches = self.space.branches(self.cells[cells], self.pricer.unit_fields)
+        tried = self.dial(branches.batch, self.most[cells[branches.owner]])
+        overlaps = self.cell_bounds.idle.overlaps[self.cells[cells[branches.owner]]]
+        near = self.pricer.layout_lower_bounds(tried, overlaps) < self.worth
+        if self.dial is _with_budget:
+            near &= tried.compile
+        batch, place = branches.expand(near)
+        owner = cells[place]
         roomy = self.cell_bounds.has_room(self.cells[owner], batch)
         batch, owner = batch.take(roomy), owner[roomy]
         batch, simple, seconds = self.dial(batch, self.most[owner]), self.simple[owner], np.zeros(0)
-        if self.dial is _with_budget:
-            batch, simple = batch.take(batch.compile), simple[batch.compile]
         if len(batch):
             seconds, _ = self.pricer.step_lower_bounds(batch, self.worth)
             near = seconds < self.worth
