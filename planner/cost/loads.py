@@ -210,14 +210,15 @@ class _Work:
         codes = inverse[places].take(self.at_pipe, axis=-1)
         codes += self.at * len(distinct)
         found, at = deduplicated.numbered(codes, len(self.first) * len(distinct))
-        first = self.first[found // len(distinct)]
+        way, what = np.divmod(found, len(distinct))
+        first = self.first.take(way)
         loads = Loads(
             batch=self.batch.take(first),
-            m=self.m[first],
-            units=units[:, distinct[found % len(distinct)]],
-            at_unit=self.at_unit[first],
-            at_shard=self.at_shard[first],
-            spared=self.spared[first],
+            m=self.m.take(first),
+            units=at_rows(units, distinct.take(what)),
+            at_unit=self.at_unit.take(first),
+            at_shard=self.at_shard.take(first),
+            spared=self.spared.take(first),
         )
         return loads, at
 
