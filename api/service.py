@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from api.errors import fault
@@ -18,6 +18,7 @@ from planner.units import MEGA
 
 if TYPE_CHECKING:
     from api.wiring import Question
+    from planner.beside import OtherCore
     from planner.cost.machine.knobs import Calibration
     from planner.export.base import Export
     from planner.intake.jobs import JobReader
@@ -120,10 +121,12 @@ def make_plan(
     owner: str = "",
     progress: Callable[[str], None] | None = None,
     on_unstored: Callable[[StoreError], None] | None = None,
+    beside: "OtherCore | None" = None,
 ) -> "Plan":
     """Plans without probes and keeps the plan; what this process answered before, at once.
 
     owner: see `ask_on_paper`.
+    beside: what runs half of a large search on another core, where nobody else wants that core.
     on_unstored: told why a finished plan could not be stored; else that is raised.
 
     Raises SpecError, InfeasibleError; StoreError before any work is done.
@@ -134,7 +137,10 @@ def make_plan(
         from planner.plan.recommend import recommend
 
         plan = recommend(
-            question.job, ports=wiring.ports, progress=progress, calibration=question.calibration
+            question.job,
+            ports=replace(wiring.ports, beside=beside),
+            progress=progress,
+            calibration=question.calibration,
         )
     try:
         keep_plan(wiring, question, plan)

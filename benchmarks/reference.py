@@ -272,9 +272,9 @@ def command_line() -> str:
     """Every command with its options, as typer declares them."""
     import typer
 
-    from api.cli.root import app
+    from api.cli.root import tree
 
-    root: Any = typer.main.get_command(app)
+    root: Any = typer.main.get_command(tree())
     return "\n".join(_commands(root, root.context_class(root, info_name="planner-cli"), 0))
 
 

@@ -96,6 +96,8 @@ class LayoutBatch:
 
     def take(self, rows: Column | slice) -> "LayoutBatch":
         """The rows at these indices (or where this mask is true)."""
+        if not isinstance(rows, slice) and rows.dtype == np.bool_:
+            rows = np.flatnonzero(rows)  # once, not for each column
         return LayoutBatch(
             **{name: taken(column, rows) for name, column in self.columns()}, splits=self.splits
         )
@@ -162,12 +164,11 @@ class LayoutBatch:
         return [Layout.model_validate(dict(zip(values, row, strict=True))) for row in rows]
 
 
-def taken(column: Column, rows: Column | slice) -> Column:
+def taken(column: Column, rows: IntColumn | slice) -> Column:
     """The column at these rows; one number for all rows (stride 0) stays one number."""
     if isinstance(rows, slice) or column.strides != (0,) or not len(column):
         return column[rows]
-    count = int(np.count_nonzero(rows)) if rows.dtype == np.bool_ else len(rows)
-    return np.broadcast_to(column[0], count)
+    return np.broadcast_to(column[0], len(rows))
 
 
 COLUMNS = tuple(f.name for f in fields(LayoutBatch) if f.name != "splits")

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
+from planner.beside import OtherCore
+
 
 class Clock(Protocol):
     """Tells the time."""
@@ -23,7 +25,11 @@ class IdFactory(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """The outside world as `recommend` is given it."""
+    """The outside world as `recommend` is given it.
+
+    beside: what runs half of a search on another core, if anything does.
+    """
 
     clock: Clock
     ids: IdFactory
+    beside: OtherCore | None = None

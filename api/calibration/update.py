@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from api.calibration.read import (
+from api.calibration.inputs import (
     job_of_kernels,
     kernel_probes,
     kernel_runs_of,

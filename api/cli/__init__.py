@@ -1,5 +1,6 @@
 """`planner-cli`: one file a command; what is slow to import is imported when the command runs."""
 
+import gc
 import os
 import sys
 
@@ -7,12 +8,14 @@ import sys
 def main() -> None:
     """The console script."""
     open_closed_streams()
+    gc.disable()  # what imports make stays; longer commands enable it again
     try:
         from api.cli.root import run
 
         code = run(sys.argv[1:])
     except KeyboardInterrupt:  # before the command line was read
         code = 130
+    gc.freeze()  # else the interpreter looks for cycles in all that was imported before it ends
     sys.exit(code)
 
 

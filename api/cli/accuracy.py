@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from planner.calibration.comparison import Comparison
     from planner.calibration.outcome import Compared, ComparedRow
 
-NAME = "accuracy"
 PUBLIC_ROWS = Path(__file__).parents[2] / "benchmarks" / "measured" / "public.jsonl"
 
 

@@ -4,8 +4,6 @@ from typing import Annotated
 
 import typer
 
-NAME = "audit"
-
 
 def command(
     asked_by: Annotated[

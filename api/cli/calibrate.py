@@ -7,8 +7,6 @@ import typer
 from api.cli.typed import complete_gpu, complete_pool
 from probes.pools import listed, pool_forms
 
-NAME = "calibrate"
-
 
 def command(
     gpu: Annotated[

@@ -4,8 +4,6 @@ from typing import Annotated, Any
 
 import typer
 
-NAME = "catalog"
-
 
 def command(
     kind: Annotated[

@@ -6,8 +6,6 @@ import typer
 
 from api.cli.typed import complete_cluster
 
-NAME = "collective"
-
 
 def command(
     op: Annotated[

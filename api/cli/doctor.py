@@ -4,8 +4,6 @@ from typing import Annotated
 
 import typer
 
-NAME = "doctor"
-
 
 def command(
     torch: Annotated[

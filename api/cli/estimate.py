@@ -19,7 +19,6 @@ from api.cli.given import (
 if TYPE_CHECKING:
     from api.wiring import Wiring
 
-NAME = "estimate"
 FIRST_CHUNK, MOST_CHUNK = 64, 4096  # jobs answered at once; each chunk is 4 times the one before
 COLLECT_AFTER = 200_000  # objects more than before
 

@@ -6,8 +6,6 @@ import typer
 
 from api.cli.given import PlanId
 
-NAME = "explain"
-
 
 def command(
     plan_id: PlanId,

@@ -8,8 +8,6 @@ import typer
 
 from api.cli.given import PlanId
 
-NAME = "export"
-
 
 def command(
     plan_id: PlanId,

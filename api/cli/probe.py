@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from planner.errors import PlannerError
     from probes.launch import Watch
 
-NAME = "probe"
-
 
 def command(
     job: Annotated[

@@ -18,8 +18,6 @@ from api.cli.typed import (
 if TYPE_CHECKING:
     from planner.specs.plan import Plan
 
-NAME = "recommend"
-
 
 def command(
     model: Annotated[
@@ -113,16 +111,12 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
 ) -> None:
     """Rank the layouts that train MODEL fastest on this cluster."""
-    import gc
-
-    # one short answer: collecting the millions of objects that imports leave costs more than it
-    #     frees
-    gc.disable()
     from api.cli.flags import JobFlags, check_complete, parse_checkpoint
     from api.cli.output import error_line, note
     from api.cli.plotting import check_plot, plot_plan
     from api.cli.saving import check_target, save_plan
     from api.cli.working import working
+    from api.second_core import second_core
     from api.service import make_plan
     from api.wiring import wire
     from planner.errors import StoreError
@@ -164,7 +158,12 @@ def command(
     if values.get("probe") is None:
         with working("looking at all layouts", quiet=json) as shown:
             plan = make_plan(
-                wire(), values, allow_files=True, progress=shown.say, on_unstored=unstored.append
+                wire(),
+                values,
+                allow_files=True,
+                progress=shown.say,
+                on_unstored=unstored.append,
+                beside=second_core(spinners=int(shown.shown is not None)),
             )
     else:
         from api.cli.studying import make_plan_with_probes

@@ -1,35 +1,15 @@
 """The commands in one tree, and the one place where an error becomes text and an exit code."""
 
 import errno
+import gc
 import json
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 import typer
 
-from api.cli import (
-    accuracy,
-    audit,
-    calibrate,
-    catalog,
-    collective,
-    db,
-    doctor,
-    estimate,
-    explain,
-    export,
-    measurements,
-    plans,
-    probe,
-    queue,
-    recommend,
-    serve,
-    simulate,
-    study,
-    sweep,
-    worker,
-)
 from api.cli.output import error_line, flush_output
 from planner.errors import PlannerError
 
@@ -42,45 +22,62 @@ ClickError: type[Exception] = next(
     cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException"
 )
 
-app = typer.Typer(
-    name=PROGRAM,
-    help="Finds the parallel layout that trains a large model fastest on a given cluster, and says "
-    "how sure it is.",
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-)
-for module in (
-    recommend,
-    estimate,
-    explain,
-    simulate,
-    collective,
-    probe,
-    calibrate,
-    catalog,
-    export,
-    study,
-    accuracy,
-    serve,
-    worker,
-    doctor,
-    audit,
-):
-    app.command(module.NAME)(module.command)
-app.command("plans")(plans.list_plans)
-app.command("show")(plans.show_plan)
-app.add_typer(measurements.app, name="measurements")
-app.add_typer(sweep.app, name="sweep")
-app.add_typer(queue.app, name="queue")
-app.add_typer(db.app, name="db")
+# (function, module of `api.cli`) by the word that names it, in the order of `--help`
+COMMANDS = {
+    **{
+        name: ("command", name)
+        for name in (
+            "recommend",
+            "estimate",
+            "explain",
+            "simulate",
+            "collective",
+            "probe",
+            "calibrate",
+            "catalog",
+            "export",
+            "study",
+            "accuracy",
+            "serve",
+            "worker",
+            "doctor",
+            "audit",
+        )
+    },
+    "plans": ("list_plans", "plans"),
+    "show": ("show_plan", "plans"),
+}
+SHORT = ("recommend",)  # one answer: to look for cycles costs more than it frees
+GROUPS = ("measurements", "sweep", "queue", "db")
 
 
-@app.callback(invoke_without_command=True)
+def tree(arguments: Sequence[str] = ()) -> typer.Typer:
+    """All commands; where the first argument names one, that one alone: importing takes time."""
+    app = typer.Typer(
+        name=PROGRAM,
+        help="Finds the parallel layout that trains a large model fastest on a given cluster, and "
+        "says how sure it is.",
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    )
+    app.callback(invoke_without_command=True)(_root)
+    known = (*COMMANDS, *GROUPS)
+    for name in arguments[:1] if arguments and arguments[0] in known else known:
+        if name in GROUPS:
+            app.add_typer(import_module(f"api.cli.{name}").app, name=name)
+        else:
+            function, module = COMMANDS[name]
+            app.command(name)(getattr(import_module(f"api.cli.{module}"), function))
+    return app
+
+
 def _root(
     ctx: typer.Context,
     version: bool = typer.Option(False, "--version", help="Print the version and leave."),
 ) -> None:
+    if ctx.invoked_subcommand not in SHORT:
+        gc.enable()
     if version:
         from importlib.metadata import PackageNotFoundError
         from importlib.metadata import version as version_of
@@ -99,10 +96,11 @@ def run(arguments: Sequence[str]) -> int:
 
     Nothing escapes as a traceback unless PLANNER_DEBUG is set.
     """
-    command = typer.main.get_command(app)
+    completing = COMPLETING in os.environ  # what could come next may be any command
+    command = typer.main.get_command(tree(() if completing else arguments))
     try:
         # the shell asks what could come next; the answer ends in SystemExit
-        if COMPLETING in os.environ:
+        if completing:
             command.main(list(arguments), prog_name=PROGRAM)
         with command.make_context(PROGRAM, list(arguments)) as context:
             command.invoke(context)

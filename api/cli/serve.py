@@ -4,8 +4,6 @@ from typing import Annotated
 
 import typer
 
-NAME = "serve"
-
 
 def command(
     host: Annotated[

@@ -8,8 +8,6 @@ import typer
 from api.cli.given import PlanOption, RankOption, layout_given
 from api.cli.plotting import Plot
 
-NAME = "simulate"
-
 
 def command(
     job: Annotated[

@@ -8,8 +8,6 @@ import typer
 
 from api.cli.given import PlanId
 
-NAME = "study"
-
 
 def command(
     plan_id: PlanId,

@@ -4,8 +4,6 @@ from typing import Annotated
 
 import typer
 
-NAME = "worker"
-
 
 def command(
     tasks: Annotated[int, typer.Option(min=1, help="Studies and sweep runs at once.")] = 1,

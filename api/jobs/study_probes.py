@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from api.calibration.read import kernel_probes, timings_of
+from api.calibration.inputs import kernel_probes, timings_of
 from api.calibration.update import update_from_probes
 from api.errors import lines_of
 from api.jobs.leases import Claimed

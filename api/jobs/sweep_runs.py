@@ -316,7 +316,7 @@ class SweepRun:
     def _limited(self, requested: RequestedProbe) -> RequestedProbe | str:
         """The probe with the time that the budget leaves it; why there is none.
 
-        The last of a budget has what is left. Beside others a probe starts only where its whole
+        The last of a budget has what is left. OtherCore others a probe starts only where its whole
         time limit is covered, so that the run never spends more than its budget.
         """
         budget, limit = self.spec.budget, requested.request.time_limit_seconds

@@ -6,16 +6,12 @@ The file name is the catalogue name.
 """
 
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib.resources import files
-from typing import TYPE_CHECKING
 
 import yaml
 
 from planner.errors import UnknownNameError
-
-if TYPE_CHECKING:
-    pass
 
 LABELS = frozenset({"aliases", "source", "notes"})
 # libyaml's parser where it is built in: ten times faster
@@ -23,24 +19,26 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @lru_cache(maxsize=2)
-def _documents(kind: str) -> dict[str, Mapping[str, object]]:
+def _names(kind: str) -> tuple[str, ...]:
+    """Catalogue names, sorted. No file is read for this."""
     folder = files("planner.catalog").joinpath(kind)
-    found = sorted(
-        (item for item in folder.iterdir() if item.name.endswith(".yaml")),
-        key=lambda item: item.name,
-    )
-    return {
-        item.name.removesuffix(".yaml"): yaml.load(item.read_text(encoding="utf-8"), Loader=_LOADER)
-        for item in found
-    }
+    found = sorted(item.name for item in folder.iterdir() if item.name.endswith(".yaml"))
+    return tuple(name.removesuffix(".yaml") for name in found)
+
+
+@cache
+def _document(kind: str, name: str) -> Mapping[str, object]:
+    text = files("planner.catalog").joinpath(f"{kind}/{name}.yaml").read_text(encoding="utf-8")
+    document: Mapping[str, object] = yaml.load(text, Loader=_LOADER)
+    return document
 
 
 @lru_cache(maxsize=2)
 def _aliases(kind: str) -> dict[str, str]:
-    """Every name of an entry, in lower case -> catalogue name."""
-    known = {name: name for name in _documents(kind)}
-    for name, document in _documents(kind).items():
-        typed = document.get("aliases", ())
+    """Every name of an entry, in lower case -> catalogue name. Reads every file."""
+    known = {name: name for name in _names(kind)}
+    for name in _names(kind):
+        typed = _document(kind, name).get("aliases", ())
         for alias in typed if isinstance(typed, list) else ():
             known.setdefault(_normal(str(alias)), name)
     return known
@@ -52,12 +50,12 @@ def _normal(name: str) -> str:
 
 def gpu_names() -> tuple[str, ...]:
     """Catalogue names of all GPUs, sorted."""
-    return tuple(_documents("gpus"))
+    return _names("gpus")
 
 
 def cluster_names() -> tuple[str, ...]:
     """Catalogue names of all clusters, sorted."""
-    return tuple(_documents("clusters"))
+    return _names("clusters")
 
 
 def gpu_aliases() -> Mapping[str, str]:
@@ -78,8 +76,10 @@ def catalogue_name(kind: str, name: str, field: str) -> str:
     kind: "gpus" or "clusters".
     Raises UnknownNameError naming the closest.
     """
-    known = _aliases(kind)
     typed = _normal(name)
+    if typed in _names(kind):
+        return typed
+    known = _aliases(kind)
     if typed not in known:
         what = {"gpus": "GPU", "clusters": "cluster"}[kind]
         raise UnknownNameError(field, name, known, what, also=UNKNOWN[kind])
@@ -88,9 +88,9 @@ def catalogue_name(kind: str, name: str, field: str) -> str:
 
 def cluster_document(name: str) -> Mapping[str, object]:
     """The cluster's file as written, with its source and notes. Raises UnknownNameError."""
-    return dict(_documents("clusters")[catalogue_name("clusters", name, "cluster")])
+    return dict(_document("clusters", catalogue_name("clusters", name, "cluster")))
 
 
 def gpu_document(name: str) -> Mapping[str, object]:
     """The GPU's file as written, with its sources. Raises UnknownNameError."""
-    return dict(_documents("gpus")[catalogue_name("gpus", name, "cluster.gpu")])
+    return dict(_document("gpus", catalogue_name("gpus", name, "cluster.gpu")))

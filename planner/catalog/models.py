@@ -10,7 +10,7 @@ published_parameters_exact: true for the weights' own count, false for a rounded
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib.resources import files
 
 import yaml
@@ -43,18 +43,18 @@ class ModelEntry:
 
 
 @lru_cache(maxsize=1)
-def _entries() -> dict[str, ModelEntry]:
+def _names() -> dict[str, str]:
+    """Lower-case name -> catalogue name, sorted. No file is read for this."""
     folder = files("planner.catalog").joinpath("models")
-    names = sorted(item.name for item in folder.iterdir() if item.name.endswith(".yaml"))
-    found = [
-        _entry(name.removesuffix(".yaml"), folder.joinpath(name).read_text(encoding="utf-8"))
-        for name in names
-    ]
-    return {entry.name: entry for entry in found}
+    found = sorted(item.name for item in folder.iterdir() if item.name.endswith(".yaml"))
+    names = [name.removesuffix(".yaml") for name in found]
+    return {name.lower(): name for name in names}
 
 
-def _entry(name: str, text: str) -> ModelEntry:
-    document = yaml.load(text, Loader=_LOADER)
+@cache
+def _entry(name: str) -> ModelEntry:
+    file = files("planner.catalog").joinpath(f"models/{name}.yaml")
+    document = yaml.load(file.read_text(encoding="utf-8"), Loader=_LOADER)
     published = document.get("published_parameters")
     return ModelEntry(
         name=name,
@@ -74,27 +74,36 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 @lru_cache(maxsize=1)
 def _names_and_aliases() -> dict[str, str]:
-    """Lower-case name or alias -> catalogue name."""
-    index = {alias.lower(): entry.name for entry in _entries().values() for alias in entry.aliases}
-    return {**index, **{name.lower(): name for name in _entries()}}
+    """Lower-case name or alias -> catalogue name. Reads every file."""
+    entries = [_entry(name) for name in _names().values()]
+    return {
+        **{alias.lower(): entry.name for entry in entries for alias in entry.aliases},
+        **_names(),
+    }
+
+
+def _named(text: str) -> str | None:
+    """The catalogue name that a text means; a name itself costs no reading of the other files."""
+    typed = text.strip().lower()
+    return _names().get(typed) or _names_and_aliases().get(typed)
 
 
 def model_names() -> list[str]:
     """Catalogue names of all models, sorted; without aliases."""
-    return sorted(_entries())
+    return sorted(_names().values())
 
 
 def is_model_name(text: str) -> bool:
     """Whether the catalogue has this name or alias, in any case."""
-    return text.strip().lower() in _names_and_aliases()
+    return _named(text) is not None
 
 
 def model_entry(name: str) -> ModelEntry:
     """The catalogue's entry for a name or alias, in any case. Raises UnknownNameError."""
-    found = _names_and_aliases().get(name.strip().lower())
+    found = _named(name)
     if found is None:
         raise UnknownNameError("model", name, _names_and_aliases(), "model")
-    return _entries()[found]
+    return _entry(found)
 
 
 def model_keys(name: str) -> Mapping[str, object]:

@@ -1,7 +1,6 @@
 """A plan's layouts as a table: on a terminal, in a notebook, as a data frame."""
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from importlib import import_module
 from typing import Any
 
@@ -33,6 +32,7 @@ def rich_table(title: str, columns: Mapping[str, Sequence[str]], left: str, note
 
 def html_table(title: str, columns: Mapping[str, Sequence[str]], left: str, notes: str) -> str:
     """For notebooks; it brings no style but alignment, so that dark themes stay dark."""
+    from html import escape  # its table of entities is large
 
     def cell(tag: str, name: str, text: str) -> str:
         side = "left" if name == left else "right"

@@ -13,6 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
+from planner.beside import OtherCore
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost import lower_bounds
 from planner.cost.chunks import CHUNK, keep_freed_pages, slices
@@ -43,23 +44,15 @@ WHOLE = 0.05  # of a layer: what rounding and fragments may hide; judgement
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prices:
-    """Columns of N prices.
+class StepTimes:
+    """Columns of N steps, their time alone.
 
     parts: seconds (N,) by PARTS, of the busiest rank; they sum to step_seconds.
-    least_device_bytes: what device_bytes shrinks to under memory pressure.
     own_factor (N,): that of `PreparedJob`; `stage_seconds` are before it.
-    rank_reserved_bytes (R, N): what each pipeline rank priced reserves.
     """
 
     step_seconds: FloatColumn
     parts: dict[str, FloatColumn]
-    peak_allocated_bytes: FloatColumn
-    peak_reserved_bytes: FloatColumn
-    device_bytes: FloatColumn
-    least_device_bytes: FloatColumn
-    memory: PeakMemory
-    rank_reserved_bytes: FloatColumn
     stage_seconds: StageSeconds
     own_factor: FloatColumn
 
@@ -72,6 +65,22 @@ class Prices:
     def rank_units(self) -> FloatColumn:
         """Units that each of them holds, (R, K + 2, N)."""
         return self.stage_seconds.inputs.units
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prices(StepTimes):
+    """Columns of N prices.
+
+    least_device_bytes: what device_bytes shrinks to under memory pressure.
+    rank_reserved_bytes (R, N): what each of the ranks priced reserves.
+    """
+
+    peak_allocated_bytes: FloatColumn
+    peak_reserved_bytes: FloatColumn
+    device_bytes: FloatColumn
+    least_device_bytes: FloatColumn
+    memory: PeakMemory
+    rank_reserved_bytes: FloatColumn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,10 +108,12 @@ class Pricer(PreparedJob):
         *,
         profile: Profile | None = None,
         kernels: KernelProfile | None = None,
+        beside: OtherCore | None = None,
     ) -> "Pricer":
         """A pricer for one job under a calibration, the shipped one unless given.
 
         profile, kernels: replace those of the calibration.
+        beside: see `PreparedJob`.
         """
         keep_freed_pages()
         if training_release(training).named.launches_block:  # no kernel runs beside another
@@ -126,6 +137,7 @@ class Pricer(PreparedJob):
             ),
             fabric=Fabric.build(cluster, profile.intra_node, profile.inter_node),
             recipes=TRAINERS[training.trainer].recipes(training.trainer_version),
+            beside=beside,
             own_factor=np.exp(calibration.offsets(trainer, gpu.family, stack, units).mean),
         )
 
@@ -141,24 +153,34 @@ class Pricer(PreparedJob):
         every_rank: price all pipeline ranks instead of the deciding ones.
         """
         inputs = CostInputs.of(self, batch, every_rank=every_rank)
-        seconds, parts, stage_seconds = step_seconds(inputs)
+        times = self._times(inputs)
         memory, outside, reserved, least = self._memory(inputs)
         peak_reserved = reserved.max(axis=0)
-        factor = self.own_factor[batch.precision]
-        if (self.own_factor != 1.0).any():
-            seconds = factor * seconds
-            parts = {name: factor * part for name, part in parts.items()}
         return Prices(
-            step_seconds=seconds,
-            parts=parts,
+            step_seconds=times.step_seconds,
+            parts=times.parts,
             peak_allocated_bytes=memory.allocated.max(axis=0),
             peak_reserved_bytes=peak_reserved,
             device_bytes=peak_reserved + outside,
             least_device_bytes=least.max(axis=0) + outside,
             memory=memory,
             rank_reserved_bytes=reserved,
-            stage_seconds=stage_seconds,
-            own_factor=factor,
+            stage_seconds=times.stage_seconds,
+            own_factor=times.own_factor,
+        )
+
+    def times(self, batch: LayoutBatch, *, every_rank: bool = False) -> StepTimes:
+        """Time of N layouts, that of `price`, without the work on their memory."""
+        return self._times(CostInputs.of(self, batch, every_rank=every_rank))
+
+    def _times(self, inputs: CostInputs) -> StepTimes:
+        seconds, parts, stage_seconds = step_seconds(inputs)
+        factor = self.own_factor[inputs.batch.precision]
+        if (self.own_factor != 1.0).any():
+            seconds = factor * seconds
+            parts = {name: factor * part for name, part in parts.items()}
+        return StepTimes(
+            step_seconds=seconds, parts=parts, stage_seconds=stage_seconds, own_factor=factor
         )
 
     def step_seconds(self, batch: LayoutBatch) -> FloatColumn:

@@ -14,7 +14,14 @@ from planner.cost.layer.forward_backward_overlap import pair_columns
 from planner.cost.network.sends import transport_of
 from planner.cost.pipeline import stages
 from planner.cost.pipeline.schedule_columns import num_microbatches
-from planner.cost.pipeline.simulate import PairSeconds, Simulation, StageCosts, simulate
+from planner.cost.pipeline.simulate import (
+    PairSeconds,
+    SimulatedPipeline,
+    Simulation,
+    StageCosts,
+    prepare,
+    simulate,
+)
 from planner.cost.price import Pricer, Prices
 from planner.schedules import SCHEDULES, Schedule
 
@@ -48,7 +55,9 @@ def simulated_step_seconds(pricer: Pricer, batch: LayoutBatch, prices: Prices) -
     """`Refined.step_seconds` by one simulation, without telling bubble and sends apart, (N,)."""
     idle = prices.parts["bubble"] + prices.parts["pp"]
     step = prices.step_seconds - idle
-    for rows in groups(pricer, batch):
+    together = groups(pricer, batch)
+    prepare([_pipeline(pricer, batch, rows) for rows in together])
+    for rows in together:
         waits = _makespans(pricer, batch, prices, rows, (1.0,)) - prices.stage_seconds.busy[rows]
         idle[rows] = prices.own_factor[rows] * np.maximum(waits, 0.0)
     return np.asarray(step + idle)
@@ -117,18 +126,27 @@ def play(
     keep_times: record when each action ran.
     memory: as in `event_simulation.replay`.
     """
-    first = int(rows[0])
-    schedule = SCHEDULES.of_code(int(batch.pp_schedule[first]))
-    pp, virtual = int(batch.pp[first]), int(batch.virtual_stages[first])
-    m = int(num_microbatches(batch.take(rows[:1]), pricer.training)[0])
-    costs = _stage_costs(pricer, batch, prices, rows, send_scales)
+    pipeline = _pipeline(pricer, batch, rows)
     return simulate(
-        schedule,
-        (pp, virtual, m),
-        costs,
-        transport=transport_of(pricer.training, schedule.name),
+        pipeline.schedule,
+        pipeline.shape,
+        _stage_costs(pricer, batch, prices, rows, send_scales),
+        transport=pipeline.transport,
         times=keep_times,
         memory=memory,
+    )
+
+
+def _pipeline(pricer: Pricer, batch: LayoutBatch, rows: IntColumn) -> SimulatedPipeline:
+    """The pipeline that layouts `rows` share."""
+    first = rows[:1]
+    schedule = SCHEDULES.of_code(int(batch.pp_schedule[first[0]]))
+    return SimulatedPipeline(
+        schedule,
+        int(batch.pp[first[0]]),
+        int(batch.virtual_stages[first[0]]),
+        int(num_microbatches(batch.take(first), pricer.training)[0]),
+        transport_of(pricer.training, schedule.name),
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from planner.cost.pipeline.simulate import Simulation, Timeline
-from planner.schedules.base import leaves
+from planner.schedules.actions import leaves
 from planner.units import MEGA
 
 Event = dict[str, object]

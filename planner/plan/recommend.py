@@ -5,11 +5,12 @@ ones -> estimate, explain, export.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from planner.beside import OtherCore, both
 from planner.cost.machine.knobs import Calibration
 from planner.cost.run.goodput import run_estimate
 from planner.estimates import estimate_layouts
@@ -38,6 +39,7 @@ from planner.search.one_size import OneSize, PlanCandidate, Progress, rate, sear
 from planner.search.space.conflicts import refused_choices
 from planner.search.variations.neighbours import Neighbour, neighbours
 from planner.search.variations.sensitivity import sensitivity
+from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import Estimate
 from planner.specs.job import Job
 from planner.specs.layout import Layout
@@ -83,7 +85,7 @@ def recommend(
         Context(model=job.model, cluster=cluster, training=job.training) for cluster in clusters
     )
     check_given(job, clusters)
-    sizes = [search_size(job, cluster, say, calibration) for cluster in clusters]
+    sizes = _search_sizes(job, clusters, say, calibration, ports.beside)
     fitting = [size for size in sizes if size.candidates]
     if not fitting:
         raise nothing_fits(job, sizes, say)
@@ -116,6 +118,31 @@ def recommend(
     for at_size in sizes:
         at_size.pricer.known.leave()
     return plan if outcome is None else _with_measurements(plan, outcome, known)
+
+
+def _search_sizes(
+    job: Job,
+    clusters: Sequence[ClusterSpec],
+    say: Progress,
+    calibration: Calibration | None,
+    beside: OtherCore | None,
+) -> list[OneSize]:
+    """The search at each size; every other one beside the rest, if something runs it."""
+    if beside is None or len(clusters) == 1:
+        return [search_size(job, one, say, calibration, beside=beside) for one in clusters]
+
+    def there() -> list[OneSize]:
+        found = [search_size(job, one, lambda _: None, calibration) for one in clusters[-2::-2]]
+        for at_size in found:  # what is known is too much to hand over
+            at_size.pricer.known.leave()
+        return found
+
+    here, others = both(
+        beside, lambda: [search_size(job, one, say, calibration) for one in clusters[::-2]], there
+    )
+    found = [*here, *others]
+    found[::2], found[1::2] = here, others
+    return found[::-1]
 
 
 def _with_preference(plan: Plan, job: Job, ranking: Ranking) -> Plan:

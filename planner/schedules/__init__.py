@@ -5,18 +5,16 @@ runtimes have it. Only the codes in columns of layouts come from the registry.
 """
 
 from planner.registry import Registry
-from planner.schedules.base import (
+from planner.schedules.actions import (
     Action,
     Item,
     Order,
     OverlappedPair,
-    Runtime,
-    Schedule,
-    ScheduleRule,
     leaves,
     parse_action,
     parse_item,
 )
+from planner.schedules.base import Runtime, Schedule, ScheduleRule
 from planner.schedules.dualpipe_v import DualPipeV
 from planner.schedules.gpipe import GPipe
 from planner.schedules.interleaved_1f1b import Interleaved1F1B

@@ -9,16 +9,16 @@ f, i, w: seconds of one microbatch over all stages of one rank for the forward, 
     and the weight gradient; b = i + w.
 """
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-Kind = Literal["F", "I", "W", "B"]
+from planner.schedules.actions import ActionColumns, Order, RankOrder, as_columns
+
 Runtime = Literal["torch", "megatron"]
 RUNTIMES: tuple[Runtime, ...] = ("torch", "megatron")
 Exposed = Literal["none", "receive", "send", "turn"]
@@ -30,82 +30,6 @@ IntLike = Ints | int
 FloatLike = Floats | float
 
 ZERO_BUBBLE_FORK = "sail-sg/zero-bubble-pipeline-parallelism"  # of Megatron-LM
-
-_NOTATION = re.compile(r"^(\d+)([FIWB])(\d+)$")
-_OVERLAPPED = re.compile(r"^\(([^;()]+);([^;()]+)\)OVERLAP_F_B$")
-_KINDS: dict[str, Kind] = {"F": "F", "I": "I", "W": "W", "B": "B"}
-
-
-class Action(NamedTuple):
-    """One piece of compute. "2F0", as PyTorch prints it, is stage 2's forward of microbatch 0.
-
-    kind: F forward, I gradient of the input, W gradient of the weights, B full backward (I and W in
-        one).
-    It is a NamedTuple because an order has thousands, and a frozen dataclass takes four times as
-    long to build.
-    """
-
-    stage: int
-    kind: Kind
-    microbatch: int
-
-    def __str__(self) -> str:
-        return f"{self.stage}{self.kind}{self.microbatch}"
-
-
-class OverlappedPair(NamedTuple):
-    """A forward and a full backward of two microbatches that run as one.
-
-    Each communicates under the other's compute. The pair starts when both inputs are there, and
-    sends both outputs when it has ended, as torch's OVERLAP_F_B does.
-    """
-
-    forward: Action
-    backward: Action
-
-    def __str__(self) -> str:
-        return f"({self.forward};{self.backward})OVERLAP_F_B"
-
-
-Item = Action | OverlappedPair
-RankOrder = tuple[Item, ...]
-Order = tuple[RankOrder, ...]
-
-
-def leaves(order: RankOrder) -> tuple[Action, ...]:
-    """The order's actions one by one, the two of an overlapped pair as forward, backward."""
-    return tuple(
-        action
-        for item in order
-        for action in (item if isinstance(item, OverlappedPair) else (item,))
-    )
-
-
-def parse_action(text: str) -> Action:
-    """An `Action` from PyTorch's notation. Raises ValueError for anything else."""
-    match = _NOTATION.match(text.strip())
-    if match is None:
-        raise ValueError(
-            f"{text!r} is no pipeline action; write stage, F I W or B, microbatch, such as 2F0"
-        )
-    return Action(int(match.group(1)), _KINDS[match.group(2)], int(match.group(3)))
-
-
-def parse_item(text: str) -> Item:
-    """An `Action`, or an `OverlappedPair` from torch's "(4F2;3B1)OVERLAP_F_B".
-
-    Raises ValueError for anything else.
-    """
-    match = _OVERLAPPED.match(text.strip())
-    if match is None:
-        return parse_action(text)
-    forward, backward = parse_action(match.group(1)), parse_action(match.group(2))
-    if (forward.kind, backward.kind) != ("F", "B"):
-        raise ValueError(
-            f"{text!r} is no overlapped pair; write a forward, then a full backward, such as "
-            "(4F2;3B1)OVERLAP_F_B"
-        )
-    return OverlappedPair(forward, backward)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,8 +82,11 @@ class Schedule(ABC):
     @abstractmethod
     def rank_order(
         self, rank: int, pp: int, virtual_stages: int, num_microbatches: int
-    ) -> RankOrder:
-        """The actions of one rank, first to last. Call only with a layout that `legal` accepts."""
+    ) -> RankOrder | ActionColumns:
+        """The actions of one rank, first to last. Call only with a layout that `legal` accepts.
+
+        One by one, or as columns, which a long order builds many times faster.
+        """
 
     @abstractmethod
     def rules(self, runtime: Runtime = "torch") -> tuple[ScheduleRule, ...]:
@@ -258,7 +185,13 @@ class Schedule(ABC):
 
     def actions(self, pp: int, virtual_stages: int, num_microbatches: int) -> Order:
         """One order of actions per pipeline rank. Call only with a layout that `legal` accepts."""
-        return tuple(
+        return tuple(rank.items() for rank in self.columns(pp, virtual_stages, num_microbatches))
+
+    def columns(
+        self, pp: int, virtual_stages: int, num_microbatches: int
+    ) -> tuple[ActionColumns, ...]:
+        """`actions` as columns."""
+        return as_columns(
             self.rank_order(rank, pp, virtual_stages, num_microbatches) for rank in range(pp)
         )
 

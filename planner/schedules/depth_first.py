@@ -8,9 +8,12 @@ Source: Narayanan et al. 2021 (PipeDream-Flush, interleaved); Qi et al. 2023 (W 
 torch 2.13 pipelining/schedules.py gives the same orders (tests/unit/test_schedules_torch.py).
 """
 
+from functools import lru_cache
+
 import numpy as np
 
-from planner.schedules.base import Action, Floats, IntLike, Ints, RankOrder, ScheduleRule
+from planner.schedules.actions import BACKWARD, FORWARD, INPUT_GRAD, WEIGHT_GRAD, ActionColumns
+from planner.schedules.base import Floats, IntLike, Ints, ScheduleRule
 
 
 def depth_first_order(
@@ -21,37 +24,43 @@ def depth_first_order(
     *,
     warmup: int,
     weight_delay: int | None,
-) -> RankOrder:
+) -> ActionColumns:
     """Actions of one rank: `warmup` forwards, then F and backward in turn, then other backwards.
 
     weight_delay: None for full backwards (B). With d, each I is followed by the W of d chunks
         earlier, and the remaining W come at the end.
+    Turn t is forward chunk t + warmup, backward chunk t and the weight gradient of chunk t - d.
+    Warm-up forwards have turns below 0.
     """
-    per_round = int(microbatches_per_round(pp, num_microbatches))
     chunks = virtual_stages * num_microbatches
-    slots = [
-        (
-            k // per_round % virtual_stages,
-            k // (per_round * virtual_stages) * per_round + k % per_round,
-        )
-        for k in range(chunks)
-    ]
-    forward = [Action(local * pp + rank, "F", microbatch) for local, microbatch in slots]
-    places = [((virtual_stages - 1 - local) * pp + rank, microbatch) for local, microbatch in slots]
-    order: list[Action] = forward[:warmup]
-    for done, (stage, microbatch) in enumerate(places):
-        order += forward[warmup + done : warmup + done + 1]
-        order.append(Action(stage, "B" if weight_delay is None else "I", microbatch))
-        if weight_delay is not None and done >= weight_delay:
-            order.append(
-                Action(places[done - weight_delay][0], "W", places[done - weight_delay][1])
-            )
-    if weight_delay is not None:
-        order += [
-            Action(stage, "W", microbatch)
-            for stage, microbatch in places[max(0, chunks - weight_delay) :]
-        ]
-    return tuple(order)
+    chunk_k, local_k, microbatch_k = _chunks(
+        int(microbatches_per_round(pp, num_microbatches)), virtual_stages, chunks
+    )
+    first_k, last_k = local_k * pp + rank, (virtual_stages - 1 - local_k) * pp + rank
+    parts = [(FORWARD, first_k, 3 * (chunk_k - warmup))]
+    if weight_delay is None:
+        parts.append((BACKWARD, last_k, 3 * chunk_k + 1))
+    else:
+        parts.append((INPUT_GRAD, last_k, 3 * chunk_k + 1))
+        parts.append((WEIGHT_GRAD, last_k, 3 * (chunk_k + weight_delay) + 2))
+    order = np.argsort(np.concatenate([turn_k for _, _, turn_k in parts]), kind="stable")
+    return ActionColumns(
+        np.concatenate([stage_k for _, stage_k, _ in parts])[order],
+        np.repeat([kind for kind, _, _ in parts], chunks)[order],
+        np.tile(microbatch_k, len(parts))[order],
+    )
+
+
+@lru_cache(maxsize=64)
+def _chunks(per_round: int, virtual_stages: int, chunks: int) -> tuple[Ints, Ints, Ints]:
+    """(number, local stage, microbatch) of each forward chunk, (k,)."""
+    chunk_k = np.arange(chunks)
+    local_k = chunk_k // per_round % virtual_stages
+    return (
+        chunk_k,
+        local_k,
+        chunk_k // (per_round * virtual_stages) * per_round + chunk_k % per_round,
+    )
 
 
 def microbatches_per_round(pp: IntLike, num_microbatches: IntLike) -> Ints:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.schedules.actions import ActionColumns
 from planner.schedules.base import (
     Exposed,
     FloatLike,
     Floats,
     IntLike,
-    RankOrder,
     Runtime,
     Schedule,
     ScheduleRule,
@@ -39,7 +39,7 @@ class DualPipeV(Schedule):
 
     def rank_order(
         self, rank: int, pp: int, virtual_stages: int, num_microbatches: int
-    ) -> RankOrder:
+    ) -> ActionColumns:
         """As ScheduleDualPipeV of torch, its eight steps in order."""
         order, beyond = VOrder(rank, pp), pp - rank - 1
         for _ in range(2 * beyond):
@@ -62,7 +62,7 @@ class DualPipeV(Schedule):
             order.add(1, "B")
             order.add_overlap(1, 0)
         _drain(order, rank, beyond)
-        return tuple(order.actions)
+        return order.columns()
 
     def rules(self, runtime: Runtime = "torch") -> tuple[ScheduleRule, ...]:
         """Exactly two stages per rank; at least as many microbatches as stages.

@@ -4,13 +4,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.schedules.actions import BACKWARD, FORWARD, ActionColumns
 from planner.schedules.base import (
-    Action,
     Exposed,
     FloatLike,
     Floats,
     IntLike,
-    RankOrder,
     Runtime,
     Schedule,
     ScheduleRule,
@@ -30,13 +29,17 @@ class GPipe(Schedule):
 
     def rank_order(
         self, rank: int, pp: int, virtual_stages: int, num_microbatches: int
-    ) -> RankOrder:
+    ) -> ActionColumns:
         """F0 .. F(m-1), B0 .. B(m-1).
 
         Backwards run in the same order as forwards, as in torch's ScheduleGPipe.
         """
-        forward = [Action(rank, "F", k) for k in range(num_microbatches)]
-        return (*forward, *(Action(rank, "B", k) for k in range(num_microbatches)))
+        each = np.arange(num_microbatches)
+        return ActionColumns(
+            np.full(2 * num_microbatches, rank),
+            np.repeat([FORWARD, BACKWARD], num_microbatches),
+            np.concatenate([each, each]),
+        )
 
     def rules(self, runtime: Runtime = "torch") -> tuple[ScheduleRule, ...]:
         """One stage per rank."""

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.schedules.actions import ActionColumns
 from planner.schedules.base import (
     Exposed,
     FloatLike,
     Floats,
     IntLike,
-    RankOrder,
     Runtime,
     Schedule,
     ScheduleRule,
@@ -41,7 +41,7 @@ class Interleaved1F1B(Schedule):
 
     def rank_order(
         self, rank: int, pp: int, virtual_stages: int, num_microbatches: int
-    ) -> RankOrder:
+    ) -> ActionColumns:
         """Warm-up of (v - 1) k + 2 (p - 1 - rank) chunks, then F B in turn.
 
         k: microbatches per round.

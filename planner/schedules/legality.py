@@ -6,7 +6,7 @@ Every microbatch runs once per stage, forward before backward, and nothing deadl
 from collections import Counter
 from collections.abc import Iterator
 
-from planner.schedules.base import Action, Item, Order, OverlappedPair, leaves
+from planner.schedules.actions import Action, Item, Order, OverlappedPair, leaves
 
 Singles = tuple[tuple[Action, ...], ...]
 

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.schedules.actions import BACKWARD, FORWARD, ActionColumns
 from planner.schedules.base import (
-    Action,
     Exposed,
     FloatLike,
     Floats,
     IntLike,
-    RankOrder,
     Runtime,
     Schedule,
     ScheduleRule,
@@ -36,20 +35,17 @@ class LoopedBFS(Schedule):
 
     def rank_order(
         self, rank: int, pp: int, virtual_stages: int, num_microbatches: int
-    ) -> RankOrder:
+    ) -> ActionColumns:
         """All F stage by stage, then all B from the last stage on.
 
         B takes microbatches in reverse, as in torch's ScheduleLoopedBFS.
         """
-        stages = range(rank, pp * virtual_stages, pp)
-        forward = [Action(stage, "F", k) for stage in stages for k in range(num_microbatches)]
-        return (
-            *forward,
-            *(
-                Action(stage, "B", k)
-                for stage in reversed(stages)
-                for k in reversed(range(num_microbatches))
-            ),
+        stage_k = np.repeat(np.arange(rank, pp * virtual_stages, pp), num_microbatches)
+        microbatch_k = np.tile(np.arange(num_microbatches), virtual_stages)
+        return ActionColumns(
+            np.concatenate([stage_k, stage_k[::-1]]),
+            np.repeat([FORWARD, BACKWARD], len(stage_k)),
+            np.concatenate([microbatch_k, microbatch_k[::-1]]),
         )
 
     def rules(self, runtime: Runtime = "torch") -> tuple[ScheduleRule, ...]:

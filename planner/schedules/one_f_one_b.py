@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.schedules.actions import ActionColumns
 from planner.schedules.base import (
     Exposed,
     FloatLike,
     Floats,
     IntLike,
-    RankOrder,
     Runtime,
     Schedule,
     ScheduleRule,
@@ -33,7 +33,7 @@ class OneFOneB(Schedule):
 
     def rank_order(
         self, rank: int, pp: int, virtual_stages: int, num_microbatches: int
-    ) -> RankOrder:
+    ) -> ActionColumns:
         """Warm-up min(m, p - 1 - rank), then F B in turn, then the remaining B."""
         return depth_first_order(
             rank,

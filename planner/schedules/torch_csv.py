@@ -7,7 +7,7 @@ reads the file; torch adds sends, receives and unshards itself.
 import csv
 import io
 
-from planner.schedules.base import Order, parse_item
+from planner.schedules.actions import Order, parse_item
 
 
 def to_csv(actions: Order) -> str:

@@ -5,7 +5,9 @@ They are stage `rank` on the way down and stage 2p - 1 - rank on the way up.
 
 from collections import Counter
 
-from planner.schedules.base import Action, Item, Kind, OverlappedPair
+import numpy as np
+
+from planner.schedules.actions import KINDS, WEIGHT_GRAD, ActionColumns, Kind
 
 
 class VOrder:
@@ -15,47 +17,53 @@ class VOrder:
     """
 
     def __init__(self, rank: int, pp: int) -> None:
-        self.actions: list[Item] = []
+        self._actions: list[tuple[int, int, int, bool]] = []
         self._stages = (rank, 2 * pp - 1 - rank)
         self._done: Counter[tuple[int, Kind]] = Counter()
         self._owed: list[tuple[int, int]] = []
 
-    def add(self, chunk: int, kind: Kind) -> None:
+    def add(self, chunk: int, kind: Kind, *, joined: bool = False) -> None:
         """Appends the next microbatch of this kind on this chunk.
 
         B counts as I and W; after I its W is owed.
+        joined: overlapped with the action before it.
         """
-        action = self._next(chunk, kind)
-        self.actions.append(action)
-        if kind == "I":
-            self._owed.append((action.stage, action.microbatch))
-
-    def add_overlap(self, forward_chunk: int, backward_chunk: int) -> None:
-        """Appends an overlapped pair: the next forward of one chunk, the next B of the other."""
-        self.actions.append(
-            OverlappedPair(self._next(forward_chunk, "F"), self._next(backward_chunk, "B"))
-        )
-
-    def _next(self, chunk: int, kind: Kind) -> Action:
         key: tuple[int, Kind] = (chunk, "I" if kind == "B" else kind)
         microbatch = self._done[key]
         self._done[key] += 1
-        return Action(self._stages[chunk], kind, microbatch)
+        self._actions.append((self._stages[chunk], KINDS.index(kind), microbatch, joined))
+        if kind == "I":
+            self._owed.append((self._stages[chunk], microbatch))
+
+    def add_overlap(self, forward_chunk: int, backward_chunk: int) -> None:
+        """Appends an overlapped pair: the next forward of one chunk, the next B of the other."""
+        self.add(forward_chunk, "F")
+        self.add(backward_chunk, "B", joined=True)
 
     def add_owed(self) -> None:
         """Appends the W that has been owed longest, or nothing."""
         if self._owed:
-            stage, microbatch = self._owed.pop(0)
-            self.actions.append(Action(stage, "W", microbatch))
+            self._weight_grad(0)
 
     def add_owed_of(self, chunk: int) -> bool:
         """Appends the W of this chunk that has been owed longest; False where none is owed."""
-        for index, (stage, microbatch) in enumerate(self._owed):
+        for index, (stage, _) in enumerate(self._owed):
             if stage == self._stages[chunk]:
-                del self._owed[index]
-                self.actions.append(Action(stage, "W", microbatch))
+                self._weight_grad(index)
                 return True
         return False
+
+    def _weight_grad(self, index: int) -> None:
+        stage, microbatch = self._owed.pop(index)
+        self._actions.append((stage, WEIGHT_GRAD, microbatch, False))
+
+    def columns(self, num_microbatches: int | None = None) -> ActionColumns:
+        """All that was appended; with a number, only for the microbatches below it."""
+        stage_A, kind_A, microbatch_A, joined_A = np.array(self._actions, dtype=np.int64).T
+        order = ActionColumns(
+            stage_A, kind_A, microbatch_A, joined_A > 0 if joined_A.any() else None
+        )
+        return order if num_microbatches is None else order.take(microbatch_A < num_microbatches)
 
     def count(self, chunk: int, kind: Kind) -> int:
         """How many actions of this kind the chunk has."""

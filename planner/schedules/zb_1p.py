@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.schedules.actions import ActionColumns
 from planner.schedules.base import (
     ZERO_BUBBLE_FORK,
     Exposed,
     FloatLike,
     Floats,
     IntLike,
-    RankOrder,
     Runtime,
     Schedule,
     ScheduleRule,
@@ -47,7 +47,7 @@ class ZB1p(Schedule):
 
     def rank_order(
         self, rank: int, pp: int, virtual_stages: int, num_microbatches: int
-    ) -> RankOrder:
+    ) -> ActionColumns:
         """Warm-up d (p - 1 - rank), then F I W in turn with W late by d rank microbatches."""
         return depth_first_order(
             rank,

@@ -7,16 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.schedules.actions import ActionColumns
 from planner.schedules.base import (
     Exposed,
     FloatLike,
     Floats,
     IntLike,
-    RankOrder,
     Runtime,
     Schedule,
     ScheduleRule,
-    leaves,
     two_stages_per_rank,
 )
 from planner.schedules.v_shape import VOrder
@@ -38,7 +37,7 @@ class ZBVZeroBubble(Schedule):
 
     def rank_order(
         self, rank: int, pp: int, virtual_stages: int, num_microbatches: int
-    ) -> RankOrder:
+    ) -> ActionColumns:
         """As ScheduleZBVZeroBubble of torch.
 
         The order is built for at least 2p - 1 microbatches, and those beyond m are left out.
@@ -55,11 +54,7 @@ class ZBVZeroBubble(Schedule):
                 order.add(chunk, "I")
                 order.add_owed()
         _cool_down(order, rank, pp)
-        return tuple(
-            action
-            for action in leaves(tuple(order.actions))
-            if action.microbatch < num_microbatches
-        )
+        return order.columns(num_microbatches)
 
     def rules(self, runtime: Runtime = "torch") -> tuple[ScheduleRule, ...]:
         """Exactly two stages per rank; torch puts no condition on the number of microbatches."""

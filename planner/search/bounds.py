@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from planner.beside import both
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
-from planner.cost.deduplicated import unique_rows
+from planner.cost.deduplicated import hashes, unique_rows
 from planner.cost.layer.unit_costs import MODE
 from planner.cost.lower_bounds import Idle
 from planner.cost.price import Pricer
@@ -20,6 +21,7 @@ from planner.work.checkpointing import MEMORY_BUDGET, NONE
 ROUNDING = 1e-9
 STEPS, COARSE = 100, 8  # memory budgets are multiples of 1 / STEPS
 BAND = 2**14  # cells whose own bounds are computed before anything is priced
+MANY = 2**15  # cells of which it pays to bound half beside the others
 KNOWN_AT_ONCE = 2**16  # the most of them, so that their columns take 50 MB
 AT_ONCE = 2**17  # cells bounded without recomputation, so that their columns take 50 MB
 
@@ -56,11 +58,33 @@ class CellBounds:
         if len(left):
             first, alike = self._alike(left)
             seconds, in_place = np.empty(len(first)), np.argsort(first)  # neighbours share work
-            for start in range(0, len(first), AT_ONCE):
-                part = in_place[start : start + AT_ONCE]
-                seconds[part] = self._bare(left[first[part]])
+            one, other = self.halves(left[first[in_place]])
+            here, there = both(
+                self.pricer.beside if len(first) >= MANY else None,
+                lambda: self._bare(left[first[in_place[one]]]),
+                lambda: self._bare(left[first[in_place[other]]]),
+            )
+            seconds[in_place[one]], seconds[in_place[other]] = here, there
             self.bare_seconds[left] = seconds[alike]
         return self.bare_seconds[rows]
+
+    def halves(self, rows: IntColumn) -> tuple[IntColumn, IntColumn]:
+        """Where these cells stand whose units one half, and the other half of a search prices.
+
+        Cells whose units cost the same fall into the same half.
+        """
+        names = [name for name in self.pricer.unit_fields if name not in MODE]
+        hashed = hashes([getattr(self.cells, name)[rows] for name in names])
+        odd = (hashed >> np.uint64(7)) % np.uint64(2) == 1
+        return np.flatnonzero(~odd), np.flatnonzero(odd)
+
+    def known_at(self, rows: IntColumn) -> tuple[FloatColumn, FloatColumn, FloatColumn]:
+        """Own bounds of these cells: (seconds, device bytes, room)."""
+        return self.seconds[rows], self.device_bytes[rows], self.room[:, rows]
+
+    def learn(self, rows: IntColumn, known: tuple[FloatColumn, FloatColumn, FloatColumn]) -> None:
+        """Takes over own bounds of these cells that somebody else worked out."""
+        self.seconds[rows], self.device_bytes[rows], self.room[:, rows] = known
 
     def _alike(self, rows: IntColumn) -> tuple[IntColumn, IntColumn]:
         """(one of each kind of these cells but for checkpointing, the kind of each cell)."""
@@ -70,10 +94,13 @@ class CellBounds:
         return unique_rows([column if whole else column[rows] for column in columns])
 
     def _bare(self, rows: IntColumn) -> FloatColumn:
-        none, nothing = np.broadcast_to(NONE, len(rows)), np.broadcast_to(0.0, len(rows))
-        return self.pricer.time_lower_bounds(
-            replace(self.cells.take(rows), ac_kind=none, ac_value=nothing), self.idle.take(rows)
-        )
+        parts = [np.zeros(0)]
+        for start in range(0, len(rows), AT_ONCE):
+            part = rows[start : start + AT_ONCE]
+            none, nothing = np.broadcast_to(NONE, len(part)), np.broadcast_to(0.0, len(part))
+            cells = replace(self.cells.take(part), ac_kind=none, ac_value=nothing)
+            parts.append(self.pricer.time_lower_bounds(cells, self.idle.take(part)))
+        return np.concatenate(parts)
 
     def largest_budgets(self, rows: IntColumn) -> IntColumn:
         """Largest memory budget of these cells at which their memory bound fits, in hundredths.
@@ -81,6 +108,15 @@ class CellBounds:
         To within COARSE, and never too small. Their layouts cannot have more.
         """
         rows_left = rows[self.budgets[rows] < 0]
+        one, other = self.halves(rows_left)
+        self.budgets[rows_left[one]], self.budgets[rows_left[other]] = both(
+            self.pricer.beside if len(rows_left) >= MANY // 8 else None,
+            lambda: self._largest_budgets(rows_left[one]),
+            lambda: self._largest_budgets(rows_left[other]),
+        )
+        return self.budgets[rows]
+
+    def _largest_budgets(self, rows_left: IntColumn) -> IntColumn:
         low, high = np.full(len(rows_left), 0), np.full(len(rows_left), STEPS + COARSE)
         cells = self.cells.take(rows_left)
         while len(cells) and (high - low > COARSE).any():
@@ -94,8 +130,7 @@ class CellBounds:
             )
             fits = fitting(self.pricer, device)
             low, high = np.where(fits, middle, low), np.where(fits, high, middle)
-        self.budgets[rows_left] = np.minimum(high, STEPS)
-        return self.budgets[rows]
+        return np.asarray(np.minimum(high, STEPS))
 
     def know(self, rows: IntColumn) -> None:
         """Computes these cells' own bounds."""

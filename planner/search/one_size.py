@@ -10,6 +10,7 @@ from typing import NamedTuple, TypedDict
 
 import numpy as np
 
+from planner.beside import OtherCore
 from planner.calibration.intervals import oom_probability
 from planner.columns import FloatColumn, LayoutBatch
 from planner.cost.machine.knobs import Calibration
@@ -148,13 +149,15 @@ def search_size(
     calibration: Calibration | None = None,
     *,
     samples: bool = True,
+    beside: OtherCore | None = None,
 ) -> OneSize:
     """Searches at one size: on the device, and with CPU offload what can beat that.
 
     If nothing fits either way, it lists what came closest.
     samples: also sample the space beyond enumeration.
+    beside: what runs half of a large search on another core.
     """
-    pricer = Pricer.build(job.model, cluster, job.training, calibration)
+    pricer = Pricer.build(job.model, cluster, job.training, calibration, beside=beside)
     but_batch = job.training.model_copy(update={"global_batch_size": 0})
     pricer.known.go_on((job.model, cluster, but_batch), pricer.calibration)
     space, screened = _screen(job, pricer)

@@ -5,11 +5,12 @@ the order of a proven lower bound on their step time; the search ends when the n
 than everything that will be kept.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from planner.beside import both
 from planner.calibration.intervals import oom_probability
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost import deduplicated as keyed
@@ -17,7 +18,7 @@ from planner.cost.chunks import CHUNK
 from planner.cost.lower_bounds import Idle
 from planner.cost.pipeline.schedule_columns import num_microbatches
 from planner.cost.price import Pricer
-from planner.search.bounds import BAND, CellBounds
+from planner.search.bounds import BAND, MANY, CellBounds
 from planner.search.choice.pareto import STRUCTURE
 from planner.search.choice.preference import Weighed, leaders
 from planner.search.fit import OOM_LIMIT
@@ -91,30 +92,23 @@ def screen(
         nothing fits and there is no limit, to see what comes closest.
     """
     cell_bounds = CellBounds(pricer, space.cells, idle_of(pricer, space))
-    queue = _Queue(cell_bounds, smallest)
-    pool = _Pool(keep, count, smallest)
-
-    def limit() -> float:
-        return min(pool.limit(slack), limit_seconds)
-
-    without_room = 0
-    while True:
-        room = ROUND if np.isfinite(limit()) else ROUND // 8
-        parts: list[LayoutBatch] = []
-        while sum(map(len, parts)) < room:
-            expanded = EXPANDED * room if np.isfinite(limit()) else room
-            cells = queue.next(limit(), space.cell_sizes, expanded)
-            if not len(cells):
-                break
-            batch, owner = near_layouts(pricer, space, cells, cell_bounds, limit())
-            if not everything:
-                fits = cell_bounds.has_room(owner, batch)
-                without_room += int((~fits).sum())
-                batch = batch.take(fits)
-            parts.append(batch)
-        if not parts:
+    whole = _Pass(
+        pricer=pricer,
+        space=space,
+        cell_bounds=cell_bounds,
+        queue=_Queue.of_all(cell_bounds, smallest),
+        pool=_Pool(keep, count, smallest),
+        slack=slack,
+        limit_seconds=limit_seconds,
+        everything=everything,
+    )
+    while whole.round():
+        if whole.left() >= MANY:
+            one, other = whole.halves()
+            for found in both(pricer.beside, one.finish, other.finish):
+                whole.join(found)
             break
-        pool.add(pricer, LayoutBatch.concatenate(parts), limit)
+    pool, queue, without_room = whole.pool, whole.queue, whole.without_room
     if without_room and not pool.num_fitting and np.isinf(limit_seconds):
         return screen(
             pricer, space, count=count, smallest=smallest, slack=slack, keep=keep, everything=True
@@ -124,6 +118,97 @@ def screen(
     if not pool.num_fitting and too_large and np.isinf(limit_seconds):
         pool.add(pricer, space.expand(queue.smallest(NEAREST)), lambda: np.inf)
     return pool.result(cell_bounds, bounded_out=bounded_out, too_large=too_large)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Pass:
+    """A pass over the cells of a queue, which puts what may matter into a pool.
+
+    slack, limit_seconds, everything: as `screen` has them.
+    without_room: layouts left out because their schedules hold more than there is room for.
+    """
+
+    pricer: Pricer
+    space: Space
+    cell_bounds: CellBounds
+    queue: "_Queue"
+    pool: "_Pool"
+    slack: float
+    limit_seconds: float
+    everything: bool
+    without_room: int = 0
+
+    def limit(self) -> float:
+        """The value beyond which a cell cannot matter."""
+        return min(self.pool.limit(self.slack), self.limit_seconds)
+
+    def round(self) -> bool:
+        """Prices the layouts of the next cells; False if none were left."""
+        room = ROUND if np.isfinite(self.limit()) else ROUND // 8
+        parts: list[LayoutBatch] = []
+        while sum(map(len, parts)) < room:
+            expanded = EXPANDED * room if np.isfinite(self.limit()) else room
+            cells = self.queue.next(self.limit(), self.space.cell_sizes, expanded)
+            if not len(cells):
+                break
+            batch, owner = near_layouts(
+                self.pricer, self.space, cells, self.cell_bounds, self.limit()
+            )
+            if not self.everything:
+                fits = self.cell_bounds.has_room(owner, batch)
+                self.without_room += int((~fits).sum())
+                batch = batch.take(fits)
+            parts.append(batch)
+        if parts:
+            self.pool.add(self.pricer, LayoutBatch.concatenate(parts), self.limit)
+        return bool(parts)
+
+    def left(self) -> int:
+        """How many cells may still matter; 0 as long as no limit says so."""
+        return self.queue.left(self.limit()) if np.isfinite(self.limit()) else 0
+
+    def halves(self) -> tuple["_Pass", "_Pass"]:
+        """Passes over the two halves of the cells that are left, with pools of their own."""
+        one, other = (
+            replace(self, queue=queue, pool=self.pool.fresh(), without_room=0)
+            for queue in self.queue.halves()
+        )
+        return one, other
+
+    def finish(self) -> "_Found":
+        """Takes up all cells that are left, and says what was found."""
+        while self.round():
+            pass
+        rows = np.concatenate([np.zeros(0, dtype=np.int64), *self.queue.known])
+        return _Found(
+            pool=self.pool,
+            rows=rows,
+            bounds=self.cell_bounds.known_at(rows),
+            too_large=self.queue.too_large(),
+            without_room=self.without_room,
+        )
+
+    def join(self, found: "_Found") -> None:
+        """Adds what a pass over a half has found."""
+        self.pool.join(found.pool)
+        self.cell_bounds.learn(found.rows, found.bounds)
+        self.queue.known_too_large.append(found.too_large)
+        self.without_room += found.without_room
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """What a pass over half of the cells found.
+
+    rows, bounds: cells whose own bounds it worked out, and these (`CellBounds.known_at`).
+    too_large: cells that cannot fit. without_room: see `_Pass`.
+    """
+
+    pool: "_Pool"
+    rows: IntColumn
+    bounds: tuple[FloatColumn, FloatColumn, FloatColumn]
+    too_large: IntColumn
+    without_room: int
 
 
 def near_layouts(
@@ -154,24 +239,42 @@ class _Queue:
     """The cells in the order of their own lower bound on what is minimised.
 
     Own bounds are computed band by band, in the order of a looser bound.
-    Letters: N cells; those before `reached` in the order of the looser bound are known.
+    known: the cells of each band. Those before `reached` in the order of the looser bound.
     """
 
-    def __init__(self, cell_bounds: CellBounds, smallest: bool) -> None:
-        self.cell_bounds, self.by_memory = cell_bounds, smallest
-        everything = np.arange(len(cell_bounds.cells))
+    def __init__(self, cell_bounds: CellBounds, loose: FloatColumn, by_memory: bool) -> None:
+        self.cell_bounds, self.by_memory, self.loose = cell_bounds, by_memory, loose
+        nothing = np.zeros(0, dtype=np.int64)
+        self.order, self.reached = nothing, 0
+        self.ready, self.values = nothing, np.zeros(0)
+        self.known, self.known_too_large = [nothing], [nothing]
+
+    @classmethod
+    def of_all(cls, cell_bounds: CellBounds, smallest: bool) -> "_Queue":
+        """The queue of all cells."""
         if smallest:
-            cell_bounds.know(everything)
-            self.loose = cell_bounds.device_bytes
-        else:
-            self.loose = cell_bounds.coarse_bound_seconds
-        self.order = np.argsort(self.loose, kind="stable")
-        self.reached = 0
-        self.ready, self.values, self.known_too_large = (
-            everything[:0],
-            np.zeros(0),
-            [everything[:0]],
-        )
+            cell_bounds.know(np.arange(len(cell_bounds.cells)))
+        loose = cell_bounds.device_bytes if smallest else cell_bounds.coarse_bound_seconds
+        queue = cls(cell_bounds, loose, smallest)
+        queue.order = np.argsort(loose, kind="stable")
+        return queue
+
+    def left(self, limit: float) -> int:
+        """How many cells have bounds up to `limit`, of which the own ones may not be known."""
+        waiting = int(np.searchsorted(self.values, limit, side="right"))
+        rest = self.loose[self.order[self.reached :]]
+        return waiting + int(np.searchsorted(rest, limit, side="right"))
+
+    def halves(self) -> Iterator["_Queue"]:
+        """Two queues of the cells that are left (`CellBounds.halves`)."""
+        rest = self.order[self.reached :]
+        for in_order, waiting in zip(
+            self.cell_bounds.halves(rest), self.cell_bounds.halves(self.ready), strict=True
+        ):
+            half = _Queue(self.cell_bounds, self.loose, self.by_memory)
+            half.order = rest[in_order]
+            half.ready, half.values = self.ready[waiting], self.values[waiting]
+            yield half
 
     def next(self, limit: float, sizes: IntColumn, room: int) -> IntColumn:
         """The next cells, about `room` layouts in all, with lower bounds up to `limit`.
@@ -204,6 +307,7 @@ class _Queue:
             end = min(self.reached + WIDE * BAND, int(below))
         rows = self.order[self.reached : end]
         self.reached += len(rows)
+        self.known.append(rows)
         fits = self.cell_bounds.may_fit(rows)
         self.known_too_large.append(rows[~fits])
         joined = np.concatenate([self.ready, rows[fits]])
@@ -238,6 +342,23 @@ class _Pool:
         self.pipelined: list[tuple[LayoutBatch, FloatColumn]] = []
         self.unfit: list[tuple[LayoutBatch, FloatColumn]] = []
         self.num_priced = self.num_fitting = 0
+
+    def fresh(self) -> "_Pool":
+        """An empty pool with the same limits."""
+        pool = _Pool(self.keep, self.count, self.smallest)
+        pool.best, pool.structures = self.best, dict(self.structures)
+        return pool
+
+    def join(self, other: "_Pool") -> None:
+        """Adds what another pool holds."""
+        self.parts += other.parts
+        self.pipelined += other.pipelined
+        self.unfit += other.unfit
+        self.best = min(self.best, other.best)
+        for key, value in other.structures.items():
+            self.structures[key] = min(self.structures.get(key, np.inf), value)
+        self.num_priced += other.num_priced
+        self.num_fitting += other.num_fitting
 
     def limit(self, slack: float) -> float:
         """Value beyond which a layout cannot matter.

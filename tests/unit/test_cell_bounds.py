@@ -36,6 +36,7 @@ class Counting:
 
     def __init__(self) -> None:
         self.profile, self.cluster, self.rules = PRICER.profile, PRICER.cluster, PRICER.rules
+        self.unit_fields, self.beside = PRICER.unit_fields, None
         self.asked: list[list[int]] = []
 
     def time_lower_bounds(self, batch: LayoutBatch, _: object = None) -> np.ndarray:

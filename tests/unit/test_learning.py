@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from api.calibration import read, update
-from api.calibration.read import learned, learned_without
+from api.calibration import inputs, update
+from api.calibration.inputs import learned_without
+from api.calibration.read import learned
 from api.calibration.update import (
     calibration_for_study,
     line_about,
@@ -370,6 +371,6 @@ def test_a_run_is_priced_once(wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -
         asked.extend(one.id for one in runs)
         return priced(calibration, runs)
 
-    monkeypatch.setattr(read, "priced", counted)
+    monkeypatch.setattr(inputs, "priced", counted)
     stored(wiring, run("m-2", 1.0, VERSIONS, OTHER))
     assert asked == ["m-2"]

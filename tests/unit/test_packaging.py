@@ -140,7 +140,7 @@ def test_images_run_commands_that_exist() -> None:
 
     from api.cli import root
 
-    known = set(get_command(root.app).commands)  # type: ignore[attr-defined]
+    known = set(get_command(root.tree()).commands)  # type: ignore[attr-defined]
     words = [
         json.loads(found)
         for found in re.findall(

@@ -62,7 +62,7 @@ def queue(seconds: list[float], device: list[float], limit: float, smallest: boo
         know=lambda rows: None,
         may_fit=lambda rows: needed[rows] <= limit,
     )
-    return _Queue(cell_bounds, smallest)
+    return _Queue.of_all(cell_bounds, smallest)
 
 
 def taken(cells: Any, limit: float = np.inf, room: int = 1) -> list[int]:

@@ -8,14 +8,16 @@ for its inputs. A transfer waits for its sender, its receiver and its stream's p
 """
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.pipeline.lowering import CROWDED, KINDS, Graph
-from planner.schedules.base import Item
+from planner.cost.pipeline.lowering import CROWDED, SENDS, Graph, RankColumns
+from planner.cost.pipeline.waves import waves
+from planner.schedules.actions import KINDS, ActionColumns, Item
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
@@ -166,10 +168,11 @@ class CompiledSchedule:
     reach_DN: for each node it waits for, how many nodes earlier that one stands; 0 for none.
     first_N: whether the node begins a level.
     rank_N: rank of an item, at least R for a transfer.
-    items, slot_A: every item and its node; empty in a schedule that `stretched` made.
+    order, slot_A: actions of each rank, and the node of each item; empty in a schedule that
+        `stretched` made.
     """
 
-    items: tuple[Item, ...]
+    order: tuple[ActionColumns, ...]
     num_ranks: int
     num_stages: int
     pairs: tuple[tuple[int, int], ...]
@@ -179,52 +182,48 @@ class CompiledSchedule:
     rank_N: Rows
     slot_A: Rows
 
-
-def compile_graph(graph: Graph) -> CompiledSchedule:
-    """Levels of a graph. Raises ValueError for one that deadlocks (see `check_legal`)."""
-    level_N = np.array(_levels(graph.needs_DN), dtype=np.int64)
-    sequence = np.lexsort((graph.rank_N, level_N))
-    slot_N = np.empty(len(sequence), dtype=np.int64)
-    slot_N[sequence] = np.arange(len(sequence))
-    needs_DN = graph.needs_DN[:, sequence]
-    return CompiledSchedule(
-        items=graph.items,
-        num_ranks=graph.num_ranks,
-        num_stages=graph.num_stages,
-        pairs=graph.pairs,
-        work_N=graph.work_N[sequence],
-        reach_DN=np.where(needs_DN >= 0, np.arange(len(sequence)) - slot_N[needs_DN], 0),
-        first_N=np.diff(level_N[sequence], prepend=-1) > 0,
-        rank_N=graph.rank_N[sequence],
-        slot_A=slot_N[: len(graph.items)],
-    )
+    @property
+    def items(self) -> tuple[Item, ...]:
+        """The order's items, rank after rank."""
+        return tuple(item for rank in self.order for item in rank.items())
 
 
-def _levels(needs_DN: Rows) -> list[int]:
-    """Longest chain of nodes before each node.
+def compile_graph(graph: Graph, orders: Sequence[RankColumns]) -> list[CompiledSchedule]:
+    """Each pipeline of a graph with its nodes in levels.
 
-    Raises ValueError where nodes wait for each other in a circle.
+    Raises ValueError for a graph that deadlocks (see `check_legal`).
     """
-    num_nodes = needs_DN.shape[1]
-    after = np.flatnonzero(needs_DN.ravel() >= 0)
-    need = needs_DN.ravel()[after]
-    by_need = np.argsort(need, kind="stable")
-    waiting = (after[by_need] % num_nodes).tolist()
-    starts = np.searchsorted(need[by_need], np.arange(num_nodes + 1)).tolist()
-    missing = (needs_DN >= 0).sum(axis=0).tolist()
-    level = [0] * num_nodes
-    ready = [node for node, count in enumerate(missing) if not count]
-    for node in ready:
-        beyond = level[node] + 1
-        for other in waiting[starts[node] : starts[node + 1]]:
-            if level[other] < beyond:
-                level[other] = beyond
-            if missing[other] == 1:
-                ready.append(other)
-            missing[other] -= 1
-    if len(ready) < num_nodes:
-        raise ValueError("the order deadlocks: ranks wait for each other in a circle")
-    return level
+    num_nodes = len(graph.work_N)
+    level_N = np.empty(num_nodes, dtype=np.int64)
+    for level, nodes in enumerate(waves(graph.needs_DN)):
+        level_N[nodes] = level
+    code_N = (graph.pipeline_N * (level_N.max() + 1) + level_N) * (graph.rank_N.max() + 1)
+    code_N = (code_N + graph.rank_N) * num_nodes + np.arange(num_nodes)
+    sequence = np.sort(code_N) % num_nodes
+    slot_N = np.empty(num_nodes, dtype=np.int64)
+    slot_N[sequence] = np.arange(num_nodes)
+    needs_DN = graph.needs_DN[:, sequence]
+    reach_DN = np.where(needs_DN >= 0, np.arange(num_nodes) - slot_N[needs_DN], 0)
+    work_N, rank_N, level_N = (of_N[sequence] for of_N in (graph.work_N, graph.rank_N, level_N))
+    found, item, node = [], 0, 0
+    for pipeline, size in enumerate(np.bincount(graph.pipeline_N).tolist()):
+        items, here = int(graph.items_P[pipeline]), slice(node, node + size)
+        reach = reach_DN[:, here]
+        found.append(
+            CompiledSchedule(
+                order=tuple(orders[pipeline]),
+                num_ranks=int(graph.ranks_P[pipeline]),
+                num_stages=int(graph.stages_P[pipeline]),
+                pairs=graph.pairs_P[pipeline],
+                work_N=work_N[here].copy(),
+                reach_DN=reach[: max(1, int(reach.any(axis=1).sum()))].copy(),
+                first_N=np.diff(level_N[here], prepend=-1) > 0,
+                rank_N=rank_N[here].copy(),
+                slot_A=slot_N[item : item + items] - node,
+            )
+        )
+        item, node = item + items, node + size
+    return found
 
 
 def replay(
@@ -247,16 +246,16 @@ def replay(
         if memory or times
         else ([], np.zeros((schedule.num_ranks, end_NC.shape[1])))
     )
-    ranks = [np.flatnonzero(schedule.rank_N == rank) for rank in range(schedule.num_ranks)]
-    last_R = np.array([nodes[-1] for nodes in ranks])
-    first_R = np.array([nodes[0] for nodes in ranks])
-    forwards = (schedule.work_N < schedule.num_stages) | (
-        schedule.work_N >= 6 * schedule.num_stages
-    )
-    last_forward_R = np.array([nodes[forwards[nodes]][-1] for nodes in ranks])
-    counts_RK = np.stack(
-        [np.bincount(schedule.work_N[nodes], minlength=len(seconds_KC)) for nodes in ranks]
-    ).astype(np.float64)
+    items = np.flatnonzero(schedule.rank_N < schedule.num_ranks)
+    work, rank = schedule.work_N[items], schedule.rank_N[items]
+    forward = (work < schedule.num_stages) | (work >= 6 * schedule.num_stages)
+    first_R, last_R, last_forward_R = np.empty((3, schedule.num_ranks), dtype=np.int64)
+    first_R[rank[::-1]] = items[::-1]
+    last_R[rank] = items  # of equal places the last one assigned stays
+    last_forward_R[rank[forward]] = items[forward]
+    shape_RK = schedule.num_ranks, len(seconds_KC)
+    counts_RK = np.bincount(rank * shape_RK[1] + work, minlength=shape_RK[0] * shape_RK[1])
+    counts_RK = counts_RK.reshape(shape_RK).astype(np.float64)
     timeline = None
     if times:
         timeline = Timeline(
@@ -307,9 +306,9 @@ def _end_seconds(schedule: CompiledSchedule, duration_NC: Floats) -> Floats:
     ends[-1] = 0.0
     depth, bounds, needs_G = _level_by_level(schedule)
     for start, end in itertools.pairwise(bounds):
-        arrived = ends[needs_G[depth * start : depth * end]].reshape(depth, end - start, candidates)
+        arrived = ends.take(needs_G[depth * start : depth * end], axis=0)
         here = ends[start:end]
-        np.maximum.reduce(arrived, axis=0, out=here)
+        np.maximum.reduce(arrived.reshape(depth, end - start, candidates), axis=0, out=here)
         here += duration_NC[start:end]
     return ends[:-1]
 
@@ -364,5 +363,4 @@ def _kept_bytes(schedule: CompiledSchedule, costs: StageCosts) -> tuple[list[Flo
     return kept, np.stack(peaks)
 
 
-assert CROWDED + 1 == 6
-assert max(KINDS.values()) == 3
+assert (len(KINDS), SENDS, CROWDED) == (4, 4, 5)

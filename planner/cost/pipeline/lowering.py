@@ -1,22 +1,28 @@
-"""A compute order and a transport, lowered to one graph of what each action and transfer waits for.
+"""Compute orders and a transport, lowered to one graph of what each action and transfer waits for.
 
-Letters: A items of the order, T transfers, N = A + T nodes, G edges, D most edges into one node, S
-stages, R ranks. A transfer carries an activation to the next stage or a gradient to the one before.
-Nodes are numbered items first, rank after rank, then transfers in the order of their receivers.
+Several pipelines are lowered together, because a few long columns take less time than many short
+ones. They are parts of one graph without an edge between them.
+Letters: P pipelines, A items of their orders, T transfers, N = A + T nodes, G edges, D most edges
+into one node, S stages of a pipeline, R its ranks. A transfer carries an activation to the next
+stage or a gradient to the one before. Nodes are numbered items first, rank after rank, then
+transfers in the order of their receivers. Ranks are numbered through all pipelines.
 """
 
-import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.schedules.base import Item, Order, OverlappedPair, leaves
+from planner.cost.pipeline.torch_rounds import entries_before, rounds
+from planner.schedules.actions import BACKWARD, FORWARD, INPUT_GRAD, WEIGHT_GRAD, ActionColumns
 from planner.trainers.transports import Transport
 
 Rows = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+RankColumns = Sequence[ActionColumns]
+"""The order of one pipeline, a rank an entry."""
 
-KINDS = {"F": 0, "I": 1, "W": 2, "B": 3}
 SENDS, CROWDED = 4, 5
 """Rows of work after those of F, I, W and B, S rows to a kind.
 
@@ -29,16 +35,19 @@ CROWDED: a transfer whose rank sends another with it.
 class Graph:
     """Nodes and what they wait for.
 
-    pairs: (stage of the forward, stage of the backward) of each kind of overlapped pair.
-    work_N: kind * S + stage, or 6 S + k for the k-th of `pairs`.
+    ranks_P, stages_P, items_P: how many each pipeline has.
+    pairs_P: (stage of the forward, stage of the backward) of each kind of overlapped pair.
+    pipeline_N: the pipeline of each node.
+    work_N: kind * S + stage, or 6 S + k for the k-th of its pipeline's pairs.
     needs_DN: nodes that must have ended before, -1 for none.
-    rank_N: rank of an item, R + sender x R + receiver of a transfer.
+    rank_N: rank of an item in its pipeline, R + sender x R + receiver of a transfer.
     """
 
-    items: tuple[Item, ...]
-    num_ranks: int
-    num_stages: int
-    pairs: tuple[tuple[int, int], ...]
+    ranks_P: Rows
+    stages_P: Rows
+    items_P: Rows
+    pairs_P: tuple[tuple[tuple[int, int], ...], ...]
+    pipeline_N: Rows
     work_N: Rows
     rank_N: Rows
     needs_DN: Rows
@@ -49,12 +58,18 @@ class _Parts:
     """Columns of the items (A), of their single actions (leaves) and of the transfers (T).
 
     Leaf arrays end in _l.
+    stage_l: in its pipeline; `first_stage_P` is added to number stages through all pipelines.
+    first_l: whether the leaf begins an item.
     """
 
+    ranks_P: Rows
+    stages_P: Rows
+    pipeline_A: Rows
     rank_A: Rows
     before_A: Rows
     after_A: Rows
     item_l: Rows
+    first_l: Mask
     stage_l: Rows
     kind_l: Rows
     source_l: Rows
@@ -81,18 +96,17 @@ Edges = list[tuple[Rows, Rows]]
 """(nodes, what each waits for) in pieces; a wait for -1 is none."""
 
 
-def lower(order: Order, transport: Transport) -> Graph:
-    """The graph of an order under a transport.
+def lower(orders: Sequence[RankColumns], transport: Transport) -> Graph:
+    """The graph of some pipelines' orders under a transport.
 
     Raises ValueError where an action's input is computed nowhere.
     """
-    items = tuple(item for rank in order for item in rank)
-    parts, num_stages = _parts(items, [len(rank) for rank in order])
+    parts = _parts(orders)
     crowded_T = np.zeros(len(parts.sender_T), dtype=np.bool_)
     node_T = parts.node_T
     local = (parts.source_l >= 0) & (parts.rank_A[parts.source_l] == parts.rank_A[parts.item_l])
     edges: Edges = [
-        (np.arange(len(items)), parts.before_A),
+        (np.arange(len(parts.rank_A)), parts.before_A),
         (parts.item_l[local], parts.source_l[local]),
         (node_T, parts.sender_T),
         (parts.receiver_T, node_T),
@@ -102,42 +116,75 @@ def lower(order: Order, transport: Transport) -> Graph:
         edges += turn_edges
     else:
         by_rounds = transport.receive == "lowered" or transport.stream == "pair"
-        sweep_A = _sweeps(parts, order) if by_rounds else np.zeros(0, dtype=np.int64)
+        round_A = _rounds(parts) if by_rounds else np.zeros(0, dtype=np.int64)
         edges += (
-            _posts(parts, transport, sweep_A)
+            _posts(parts, transport, round_A)
             + _holds(parts, transport)
-            + _queues(parts, transport, sweep_A)
+            + _queues(parts, transport, round_A)
         )
-    work_N, pairs = _work(items, parts, num_stages, crowded_T)
-    ranks = len(order)
+    pipeline_N = np.concatenate([parts.pipeline_A, parts.pipeline_A[parts.receiver_T]])
+    work_N, pairs_P = _work(parts, crowded_T)
+    first_rank_P = _starts(parts.ranks_P)
+    first_T, ranks_T = (
+        of_P[parts.pipeline_A[parts.receiver_T]] for of_P in (first_rank_P, parts.ranks_P)
+    )
+    link_T = ranks_T + (parts.from_T - first_T) * ranks_T + parts.to_T - first_T
     return Graph(
-        items=items,
-        num_ranks=ranks,
-        num_stages=num_stages,
-        pairs=pairs,
+        ranks_P=parts.ranks_P,
+        stages_P=parts.stages_P,
+        items_P=np.bincount(parts.pipeline_A, minlength=len(orders)),
+        pairs_P=pairs_P,
+        pipeline_N=pipeline_N,
         work_N=work_N,
-        rank_N=np.concatenate([parts.rank_A, ranks + parts.from_T * ranks + parts.to_T]),
+        rank_N=np.concatenate([parts.rank_A - first_rank_P[parts.pipeline_A], link_T]),
         needs_DN=_packed(edges, len(work_N)),
     )
 
 
-def _parts(items: tuple[Item, ...], lengths: list[int]) -> tuple[_Parts, int]:
-    rank_A = np.repeat(np.arange(len(lengths)), lengths)
-    index = np.arange(len(items))
-    first_A = np.concatenate([[True], rank_A[1:] != rank_A[:-1]])
-    width_A = np.array([len(item) for item in items]) == len(OverlappedPair._fields)
-    item_l = np.repeat(index, 1 + width_A) if width_A.any() else index
-    stages, kinds, microbatches = zip(*(leaves(items) if width_A.any() else items), strict=True)
-    stage_l, microbatch_l = np.array(stages, dtype=np.int64), np.array(microbatches, dtype=np.int64)
-    kind_l = np.array([KINDS[kind] for kind in kinds], dtype=np.int64)
-    num_stages = int(stage_l.max()) + 1
-    source_l = _sources(item_l, stage_l, kind_l, microbatch_l, num_stages)
-    leaf_T = np.flatnonzero((source_l >= 0) & (rank_A[source_l] != rank_A[item_l]))
-    parts = _Parts(
+def _starts(sizes: Rows) -> Rows:
+    """Where each of some consecutive pieces starts."""
+    return np.cumsum(sizes) - sizes
+
+
+def _parts(orders: Sequence[RankColumns]) -> _Parts:
+    columns = [rank for order in orders for rank in order]
+    ranks_P = np.array([len(order) for order in orders])
+    lengths = np.array([len(rank.stage_A) for rank in columns])
+    stage_l, kind_l, microbatch_l = (
+        np.concatenate(column)
+        for column in zip(
+            *((rank.stage_A, rank.kind_A, rank.microbatch_A) for rank in columns), strict=True
+        )
+    )
+    first_l = ~np.concatenate(
+        [
+            np.zeros(len(rank.stage_A), dtype=np.bool_) if rank.joined_A is None else rank.joined_A
+            for rank in columns
+        ]
+    )
+    item_l = np.cumsum(first_l) - 1
+    rank_l = np.repeat(np.arange(len(columns)), lengths)
+    pipeline_l = np.repeat(np.arange(len(orders)), ranks_P)[rank_l]
+    stages_P = 1 + np.maximum.reduceat(stage_l, np.searchsorted(pipeline_l, np.arange(len(orders))))
+    source_l = _sources(
+        item_l,
+        stage_l + _starts(stages_P)[pipeline_l],
+        kind_l,
+        microbatch_l,
+        ends=(stage_l == 0, stage_l == stages_P[pipeline_l] - 1),
+    )
+    rank_A, index = rank_l[first_l], np.arange(item_l[-1] + 1)
+    first_A = np.diff(rank_A, prepend=-1) != 0
+    leaf_T = np.flatnonzero((source_l >= 0) & (rank_A[source_l] != rank_l))
+    return _Parts(
+        ranks_P=ranks_P,
+        stages_P=stages_P,
+        pipeline_A=pipeline_l[first_l],
         rank_A=rank_A,
         before_A=np.where(first_A, -1, index - 1),
         after_A=np.where(np.append(first_A[1:], True), -1, index + 1),
         item_l=item_l,
+        first_l=first_l,
         stage_l=stage_l,
         kind_l=kind_l,
         source_l=source_l,
@@ -145,45 +192,69 @@ def _parts(items: tuple[Item, ...], lengths: list[int]) -> tuple[_Parts, int]:
         receiver_T=item_l[leaf_T],
         leaf_T=leaf_T,
     )
-    return parts, num_stages
 
 
 def _sources(
-    item_l: Rows, stage_l: Rows, kind_l: Rows, microbatch_l: Rows, num_stages: int
+    item_l: Rows, stage_l: Rows, kind_l: Rows, microbatch_l: Rows, ends: tuple[Mask, Mask]
 ) -> Rows:
-    """Item whose output each action takes from another stage, -1 for none."""
-    where = np.full((2, num_stages + 2, int(microbatch_l.max()) + 1), -1, dtype=np.int64)
-    forward, backward = kind_l == KINDS["F"], (kind_l == KINDS["I"]) | (kind_l == KINDS["B"])
+    """Item whose output each action takes from another stage, -1 for none.
+
+    stage_l: numbered through all pipelines.
+    ends: whether the stage is its pipeline's first one, and last one.
+    """
+    first_l, last_l = ends
+    shape = (2, int(stage_l.max()) + 3, int(microbatch_l.max()) + 1)
+    where = np.full(shape, -1, dtype=np.int64)
+    forward, backward = kind_l == FORWARD, (kind_l == INPUT_GRAD) | (kind_l == BACKWARD)
     where[0, stage_l[forward] + 1, microbatch_l[forward]] = item_l[forward]
     where[1, stage_l[backward] + 1, microbatch_l[backward]] = item_l[backward]
-    needs_input = (forward & (stage_l > 0)) | (backward & (stage_l < num_stages - 1))
+    needs_input = (forward & ~first_l) | (backward & ~last_l)
     found = np.where(forward, where[0, stage_l, microbatch_l], where[1, stage_l + 2, microbatch_l])
     if np.any(needs_input & (found < 0)):
         raise ValueError("an action waits for an input that no stage computes")
     return np.where(needs_input, found, -1)
 
 
-def _work(
-    items: tuple[Item, ...], parts: _Parts, num_stages: int, crowded_T: NDArray[np.bool_]
-) -> tuple[Rows, tuple[tuple[int, int], ...]]:
+def _work(parts: _Parts, crowded_T: Mask) -> tuple[Rows, tuple[tuple[tuple[int, int], ...], ...]]:
+    stages_l = parts.stages_P[parts.pipeline_A][parts.item_l]
     hop_T = np.where(
-        parts.kind_l[parts.leaf_T] == KINDS["F"],
+        parts.kind_l[parts.leaf_T] == FORWARD,
         parts.stage_l[parts.leaf_T] - 1,
         parts.stage_l[parts.leaf_T],
     )
-    work_A = np.empty(len(items), dtype=np.int64)
-    work_A[parts.item_l] = parts.kind_l * num_stages + parts.stage_l
-    pairs: dict[tuple[int, int], int] = {}
-    if len(parts.item_l) > len(items):
-        for index, item in enumerate(items):
-            if isinstance(item, OverlappedPair):
-                key = (item.forward.stage, item.backward.stage)
-                work_A[index] = 6 * num_stages + pairs.setdefault(key, len(pairs))
-    work_T = np.where(crowded_T, CROWDED, SENDS) * num_stages + hop_T
-    return np.concatenate([work_A, work_T]), tuple(pairs)
+    work_A = np.empty(len(parts.rank_A), dtype=np.int64)
+    work_A[parts.item_l] = parts.kind_l * stages_l + parts.stage_l
+    pairs: list[dict[tuple[int, int], int]] = [{} for _ in parts.ranks_P]
+    joined = np.flatnonzero(~parts.first_l)
+    if len(joined):
+        item, most = parts.item_l[joined], int(parts.stages_P.max())
+        code = (parts.pipeline_A[item] * most + parts.stage_l[joined - 1]) * most + parts.stage_l[
+            joined
+        ]
+        kinds, first, kind = np.unique(code, return_index=True, return_inverse=True)
+        number = np.empty(len(kinds), dtype=np.int64)
+        for place in np.argsort(first).tolist():
+            rest, backward = divmod(int(kinds[place]), most)
+            pipeline, forward = divmod(rest, most)
+            number[place] = len(pairs[pipeline])
+            pairs[pipeline][forward, backward] = len(pairs[pipeline])
+        work_A[item] = 6 * stages_l[joined] + number[kind]
+    work_T = np.where(crowded_T, CROWDED, SENDS) * stages_l[parts.leaf_T] + hop_T
+    return np.concatenate([work_A, work_T]), tuple(tuple(found) for found in pairs)
 
 
-def _posts(parts: _Parts, transport: Transport, sweep_A: Rows) -> Edges:
+def _rounds(parts: _Parts) -> Rows:
+    """Round in which torch's lowering pass comes to each item."""
+    stage_l = parts.stage_l + _starts(parts.stages_P)[parts.pipeline_A][parts.item_l]
+    source_DA = np.full((1 if parts.first_l.all() else 2, len(parts.rank_A)), -1, dtype=np.int64)
+    source_DA[0] = parts.source_l[parts.first_l]
+    source_DA[1:, parts.item_l[~parts.first_l]] = parts.source_l[~parts.first_l]
+    return rounds(
+        parts.rank_A, parts.before_A, source_DA, entries_before(parts.rank_A, parts.item_l, stage_l)
+    )
+
+
+def _posts(parts: _Parts, transport: Transport, round_A: Rows) -> Edges:
     """Transfers wait until the receiver has come to where it posts the receive."""
     node_T, receiver_T = parts.node_T, parts.receiver_T
     if transport.receive == "needed":
@@ -194,7 +265,7 @@ def _posts(parts: _Parts, transport: Transport, sweep_A: Rows) -> Edges:
     if transport.receive == "ahead":
         return [(node_T, _previous_of_direction(parts)[parts.leaf_T])]
     if transport.receive == "lowered":
-        return [(node_T, _lowered_posts(parts, sweep_A))]
+        return [(node_T, _lowered_posts(parts, round_A))]
     return []
 
 
@@ -212,9 +283,7 @@ def _behind_sends(parts: _Parts) -> Edges:
 
 def _previous_of_direction(parts: _Parts) -> Rows:
     """For each leaf the item of the forward (or backward) before it on its rank, -1 for none."""
-    direction_l = np.where(
-        parts.kind_l == KINDS["F"], 0, np.where(parts.kind_l == KINDS["W"], 2, 1)
-    )
+    direction_l = np.where(parts.kind_l == FORWARD, 0, np.where(parts.kind_l == WEIGHT_GRAD, 2, 1))
     code_l = parts.rank_A[parts.item_l] * 3 + direction_l
     sequence = np.argsort(code_l, kind="stable")
     same = code_l[sequence][1:] == code_l[sequence][:-1]
@@ -245,17 +314,18 @@ def _waiting(items: Rows, nodes: Rows) -> tuple[Rows, Rows]:
     return items[known], nodes[known]
 
 
-def _turns(parts: _Parts) -> tuple[Edges, NDArray[np.bool_]]:
+def _turns(parts: _Parts) -> tuple[Edges, Mask]:
     """Exchanges between turns: all sends of a turn and all receives of the next.
 
     The next turn waits for every one of them. A forward and the backward right after it are one
     turn, except on ranks that finish all forwards first.
     """
     forward_A = np.zeros(len(parts.rank_A), dtype=np.bool_)
-    forward_A[parts.item_l] = parts.kind_l == KINDS["F"]
+    forward_A[parts.item_l] = parts.kind_l == FORWARD
     starts = np.flatnonzero(parts.before_A < 0)
+    opens_A = np.diff(parts.pipeline_A, prepend=-1) > 0
     changes = np.add.reduceat(
-        (forward_A & ~np.append(True, forward_A[:-1])).astype(np.int64), starts
+        (forward_A & ~(np.append(True, forward_A[:-1]) | opens_A)).astype(np.int64), starts
     )
     alternates_A = (changes > 0)[parts.rank_A]
     before = parts.before_A
@@ -278,20 +348,20 @@ def _turns(parts: _Parts) -> tuple[Edges, NDArray[np.bool_]]:
     return edges, crowded
 
 
-def _queues(parts: _Parts, transport: Transport, sweep_A: Rows) -> Edges:
+def _queues(parts: _Parts, transport: Transport, round_A: Rows) -> Edges:
     """Each transfer waits for the one before it on its stream.
 
     On a link the sender's order counts, on a pair's stream the lowering order.
     """
     from_T, to_T = parts.from_T, parts.to_T
-    ranks = int(parts.rank_A.max()) + 1
+    ranks = int(parts.ranks_P.sum())
     if transport.stream == "link":
         return [
             _one_by_one(
                 from_T * ranks + to_T, parts.node_T, np.lexsort((parts.leaf_T, parts.sender_T))
             )
         ]
-    sequence = np.lexsort((parts.leaf_T, from_T, sweep_A[parts.sender_T]))
+    sequence = np.lexsort((parts.leaf_T, from_T, round_A[parts.sender_T]))
     return [
         _one_by_one(
             np.minimum(from_T, to_T) * ranks + np.maximum(from_T, to_T), parts.node_T, sequence
@@ -306,7 +376,7 @@ def _one_by_one(stream: Rows, node: Rows, sequence: Rows) -> tuple[Rows, Rows]:
     return node[ordered[1:][same]], node[ordered[:-1][same]]
 
 
-def _lowered_posts(parts: _Parts, sweep_A: Rows) -> Rows:
+def _lowered_posts(parts: _Parts, round_A: Rows) -> Rows:
     """Item of the receiver after which torch's lowering puts each receive, -1 for none.
 
     `_add_send_recv` goes round the ranks and gives each at most one action whose input has arrived.
@@ -315,84 +385,10 @@ def _lowered_posts(parts: _Parts, sweep_A: Rows) -> Rows:
     """
     lengths = np.bincount(parts.rank_A)
     starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
-    span = int(sweep_A.max()) + 2
-    done = sweep_A[parts.sender_T] - (parts.to_T > parts.from_T)
-    end = np.searchsorted(parts.rank_A * span + sweep_A, parts.to_T * span + done, side="right")
+    span = int(round_A.max()) + 2
+    done = round_A[parts.sender_T] - (parts.to_T > parts.from_T)
+    end = np.searchsorted(parts.rank_A * span + round_A, parts.to_T * span + done, side="right")
     return np.where(end > starts[parts.to_T], end - 1, -1)
-
-
-def _sweeps(parts: _Parts, order: Order) -> Rows:
-    """Round in which torch's lowering pass comes to each item.
-
-    An item comes after its rank's previous one and its inputs; lower ranks come first in a round.
-    """
-    inputs: list[tuple[int, ...]] = [()] * len(parts.rank_A)
-    known = parts.source_l >= 0
-    for receiver, source in zip(
-        parts.item_l[known].tolist(), parts.source_l[known].tolist(), strict=True
-    ):
-        inputs[receiver] += (source,)
-    rank_of, extra = parts.rank_A.tolist(), _slots(parts).tolist()
-    sweep = [-1] * len(inputs)
-    ends = np.cumsum([len(rank) for rank in order]).tolist()
-    position = [end - len(rank) for end, rank in zip(ends, order, strict=True)]
-    current = [-1] * len(order)
-    left = len(inputs)
-    while left:
-        before = left
-        for rank, end in enumerate(ends):
-            here, now = position[rank], current[rank]
-            while here < end:
-                soonest = now + 1 + extra[here]
-                for source in inputs[here]:
-                    if sweep[source] < 0:
-                        break
-                    soonest = max(soonest, sweep[source] + (rank_of[source] > rank))
-                else:
-                    sweep[here] = now = soonest
-                    here += 1
-                    continue
-                break
-            left -= here - position[rank]
-            position[rank], current[rank] = here, now
-        if left == before:
-            raise ValueError("the order deadlocks: ranks wait for each other in a circle")
-    return np.array(sweep, dtype=np.int64)
-
-
-ACTIVE_STAGES = 3
-"""Stages that `_add_unshard_reshard` keeps gathered."""
-
-
-def _slots(parts: _Parts) -> Rows:
-    """Entries that torch puts before each item.
-
-    They gather and release stages (`_add_unshard_reshard` keeps the next ACTIVE_STAGES distinct
-    stages of a rank gathered) and reduce a stage's gradients after its last action
-    (`_add_reduce_grad`).
-    """
-    slots = np.zeros(len(parts.rank_A), dtype=np.int64)
-    starts = np.append(np.flatnonzero(parts.before_A < 0), len(slots))
-    for start, end in itertools.pairwise(starts.tolist()):
-        first, last = np.searchsorted(parts.item_l, (start, end))
-        place, (stages, local) = (
-            parts.item_l[first:last] - start,
-            np.unique(parts.stage_l[first:last], return_inverse=True),
-        )
-        coming = np.full((len(stages), end - start), end)
-        coming[local, place] = place
-        coming = np.minimum.accumulate(coming[:, ::-1], axis=1)[:, ::-1]
-        soon = (
-            np.partition(coming, ACTIVE_STAGES - 1, axis=0)[ACTIVE_STAGES - 1]
-            if len(stages) > ACTIVE_STAGES
-            else end
-        )
-        wanted = (coming <= soon) & (coming < end)
-        slots[start:end] = (wanted ^ np.pad(wanted[:, :-1], ((0, 0), (1, 0)))).sum(axis=0)
-        done = np.zeros(end - start + 1, dtype=np.int64)
-        np.add.at(done, (coming < end).sum(axis=1), 1)
-        slots[start:end] += done[:-1]
-    return slots
 
 
 def _packed(edges: Edges, num_nodes: int) -> Rows:
@@ -400,10 +396,11 @@ def _packed(edges: Edges, num_nodes: int) -> Rows:
     node_G = np.concatenate([nodes for nodes, _ in edges])
     need_G = np.concatenate([needs for _, needs in edges])
     known = need_G >= 0
-    code = np.sort(node_G[known] * num_nodes + need_G[known])
+    code = np.sort(node_G[known] * num_nodes + need_G[known], kind="stable")  # of sorted runs
     code = code[np.diff(code, prepend=-1) > 0]
-    node, need = code // num_nodes, code % num_nodes
-    place = np.arange(len(node)) - np.searchsorted(node, node)
-    packed = np.full((max(1, int(place.max(initial=0)) + 1), num_nodes), -1, dtype=np.int64)
-    packed[place, node] = need
+    node = code // num_nodes
+    count_N = np.bincount(node, minlength=num_nodes)
+    place = np.arange(len(node)) - np.repeat(_starts(count_N), count_N)
+    packed = np.full((max(1, int(count_N.max(initial=0))), num_nodes), -1, dtype=np.int64)
+    packed[place, node] = code - node * num_nodes
     return packed

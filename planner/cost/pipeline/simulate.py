@@ -3,8 +3,9 @@
 Orders are compiled once. The middle of a long step repeats, so only a part of it is replayed.
 """
 
-from dataclasses import dataclass, fields, replace
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,9 @@ from planner.cost.pipeline.event_simulation import (
     replay,
 )
 from planner.cost.pipeline.lowering import lower
-from planner.schedules.base import Order, Schedule
+from planner.cost.pipeline.recently_used import RecentlyUsed
+from planner.schedules.actions import Order, as_columns
+from planner.schedules.base import Schedule
 from planner.trainers.transports import IDEAL, Transport
 
 Floats = NDArray[np.float64]
@@ -30,10 +33,55 @@ def compile_order(order: Order, transport: Transport = IDEAL) -> CompiledSchedul
 
     Raises ValueError for an order that deadlocks or lacks an input (see `check_legal`).
     """
-    return compile_graph(lower(order, transport))
+    columns = as_columns(order)
+    return compile_graph(lower([columns], transport), [columns])[0]
 
 
-@lru_cache(maxsize=512)
+class SimulatedPipeline(NamedTuple):
+    """A schedule with its numbers, under a transport."""
+
+    schedule: Schedule
+    pp: int
+    virtual_stages: int
+    num_microbatches: int
+    transport: Transport = IDEAL
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(pp, virtual stages, microbatches)."""
+        return self.pp, self.virtual_stages, self.num_microbatches
+
+    @property
+    def per_microbatch(self) -> int:
+        """Actions of one microbatch."""
+        return self.pp * self.virtual_stages * (3 if self.schedule.splits_backward else 2)
+
+    @property
+    def num_actions(self) -> int:
+        """Actions of the whole order."""
+        return self.per_microbatch * self.num_microbatches
+
+    @property
+    def stride(self) -> int:
+        """Microbatches after which the steady order repeats, waits between ranks included."""
+        repeats = self.schedule.repeats_after(self.pp, self.virtual_stages, self.num_microbatches)
+        return repeats if repeats > 1 else self.pp
+
+    @property
+    def legal(self) -> bool:
+        """Whether the schedule takes these numbers."""
+        return self.schedule.violation(*self.shape) is None
+
+    def with_microbatches(self, count: int) -> "SimulatedPipeline":
+        """The same with as many microbatches."""
+        return self._replace(num_microbatches=count)
+
+
+KEPT_NODES = 2**22
+"""Nodes of compiled orders that are kept, some 300 MB (judgement)."""
+KEPT: RecentlyUsed[tuple[SimulatedPipeline, int], CompiledSchedule] = RecentlyUsed(KEPT_NODES)
+
+
 def compiled(
     schedule: Schedule,
     pp: int,
@@ -42,7 +90,44 @@ def compiled(
     transport: Transport = IDEAL,
 ) -> CompiledSchedule:
     """The compiled order of a schedule, computed once."""
-    return compile_order(schedule.actions(pp, virtual_stages, num_microbatches), transport)
+    return compile_together(
+        [SimulatedPipeline(schedule, pp, virtual_stages, num_microbatches, transport)]
+    )[0]
+
+
+TOGETHER = 100_000
+"""Actions up to which orders are compiled together (judgement): 40 MB of columns."""
+
+
+def compile_together(pipelines: Sequence[SimulatedPipeline]) -> list[CompiledSchedule]:
+    """The compiled order of each pipeline, computed once.
+
+    Those under one transport are compiled together, which takes a fraction of the time.
+    """
+    known = {pipeline: KEPT.get((pipeline, 0)) for pipeline in pipelines}
+    found = {pipeline: made for pipeline, made in known.items() if made is not None}
+    missing = [pipeline for pipeline in known if pipeline not in found]
+    for transport in {pipeline.transport for pipeline in missing}:
+        alike = [pipeline for pipeline in missing if pipeline.transport == transport]
+        for group in _pieces(alike):
+            orders = [p.schedule.columns(*p.shape) for p in group]
+            made = compile_graph(lower(orders, transport), orders)
+            found.update(zip(group, made, strict=True))
+    for pipeline in missing:
+        KEPT.put((pipeline, 0), found[pipeline], len(found[pipeline].work_N))
+    return [found[pipeline] for pipeline in pipelines]
+
+
+def _pieces(pipelines: Sequence[SimulatedPipeline]) -> Iterator[list[SimulatedPipeline]]:
+    """The pipelines in groups of at most TOGETHER actions, or of one pipeline."""
+    group: list[SimulatedPipeline] = []
+    for pipeline in sorted(pipelines, key=lambda pipeline: pipeline.num_actions):
+        if group and sum(p.num_actions for p in (*group, pipeline)) > TOGETHER:
+            yield group
+            group = []
+        group.append(pipeline)
+    if group:
+        yield group
 
 
 DIRECT_ACTIONS = 4000
@@ -85,21 +170,14 @@ def simulate(
     EXTRAPOLATION_TOLERANCE is settled by replaying more of that candidate alone, so that no answer
     depends on the other candidates.
     """
-    pp, virtual_stages, num_microbatches = shape
-    line = _Line(schedule=schedule, pp=pp, virtual_stages=virtual_stages, transport=transport)
-    repeats = schedule.repeats_after(pp, virtual_stages, num_microbatches)
-    stride = repeats if repeats > 1 else pp
-    few = max(4 * pp, DIRECT_ACTIONS // 2 // line.per_microbatch, least)
-    while (
-        not times
-        and few + stride <= num_microbatches
-        and line.per_microbatch * num_microbatches > DIRECT_ACTIONS
-    ):
-        upper = num_microbatches - (num_microbatches - few) // stride * stride
+    pipeline, num_microbatches = SimulatedPipeline(schedule, *shape, transport), shape[2]
+    few = least
+    while not times and (counts := _replayed(pipeline, few)):
         short, long = (
-            replay(line.steady(count, stride), costs, num_microbatches=count, memory=memory)
-            for count in (upper - stride, upper)
+            replay(_steady(pipeline, count), costs, num_microbatches=count, memory=memory)
+            for count in counts
         )
+        few = 4 * _fewest(pipeline, few)
         answer, gap_C = _continued(short, long, num_microbatches)
         unsettled = np.flatnonzero(gap_C > EXTRAPOLATION_TOLERANCE)
         if len(unsettled) < len(gap_C):
@@ -110,53 +188,74 @@ def simulate(
                     costs.take(unsettled),
                     transport=transport,
                     memory=memory,
-                    least=4 * few,
+                    least=few,
                 )
                 _put(answer, unsettled, more)
             return answer
-        few *= 4
-    chosen = line.compiled(num_microbatches) if times else line.steady(num_microbatches, stride)
+    chosen = compile_together([pipeline])[0] if times else _steady(pipeline, num_microbatches)
     return replay(chosen, costs, num_microbatches=num_microbatches, times=times, memory=memory)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Line:
-    """Compiled orders of one pipeline for any number of microbatches."""
-
-    schedule: Schedule
-    pp: int
-    virtual_stages: int
-    transport: Transport
-
-    @property
-    def per_microbatch(self) -> int:
-        return self.pp * self.virtual_stages * (3 if self.schedule.splits_backward else 2)
-
-    def compiled(self, num_microbatches: int) -> CompiledSchedule:
-        return compiled(
-            self.schedule, self.pp, self.virtual_stages, num_microbatches, self.transport
-        )
-
-    def steady(self, num_microbatches: int, stride: int) -> CompiledSchedule:
-        """A compiled order for replays without times.
-
-        It is a short one with its steady block repeated, or left out once. Where no block repeats,
-        the whole order is compiled.
-        """
-        for least in (4 * self.pp, 5 * self.pp):
-            copies = (num_microbatches - least) // stride
-            if copies == 0 or copies < -1:
-                break
-            base = num_microbatches - copies * stride
-            result = (
-                stretched(self.compiled(base), base, stride, copies) if self.legal(base) else None
+def prepare(pipelines: Sequence[SimulatedPipeline]) -> None:
+    """Compiles together what `simulate` will first replay of each pipeline."""
+    compile_together(
+        [
+            pipeline.with_microbatches(
+                next(_bases(pipeline, count, pipeline.stride), (count, 0))[0]
             )
-            if result is not None:
-                return result
-        return self.compiled(num_microbatches)
+            for pipeline in pipelines
+            for count in _replayed(pipeline, 0) or (pipeline.num_microbatches,)
+        ]
+    )
 
-    def legal(self, num_microbatches: int) -> bool:
-        return self.schedule.violation(self.pp, self.virtual_stages, num_microbatches) is None
+
+def _fewest(pipeline: SimulatedPipeline, least: int) -> int:
+    """Microbatches to replay at least."""
+    return max(4 * pipeline.pp, DIRECT_ACTIONS // 2 // pipeline.per_microbatch, least)
+
+
+def _replayed(pipeline: SimulatedPipeline, least: int) -> tuple[int, ...]:
+    """The two numbers of microbatches from which a step is continued; none to replay it whole."""
+    few, count, stride = _fewest(pipeline, least), pipeline.num_microbatches, pipeline.stride
+    if few + stride > count or pipeline.num_actions <= DIRECT_ACTIONS:
+        return ()
+    upper = count - (count - few) // stride * stride
+    return upper - stride, upper
+
+
+def _bases(pipeline: SimulatedPipeline, count: int, stride: int) -> Iterator[tuple[int, int]]:
+    """(microbatches of a short order, times to repeat its steady block) that make `count`.
+
+    The block is of `stride` microbatches; -1 times is to leave it out.
+    """
+    for least in (4 * pipeline.pp, 5 * pipeline.pp):
+        copies = (count - least) // stride
+        if copies == 0 or copies < -1:
+            break
+        base = count - copies * stride
+        if pipeline.with_microbatches(base).legal:
+            yield base, copies
+
+
+def _steady(pipeline: SimulatedPipeline, count: int) -> CompiledSchedule:
+    """A compiled order of `count` microbatches for replays without times.
+
+    It is a short one with its steady block repeated, or left out once. Where no block repeats,
+    the whole order is compiled.
+    """
+    stride = pipeline.stride
+    key = (pipeline.with_microbatches(count), stride)
+    found = KEPT.get(key)
+    if found is None:
+        for base, copies in _bases(pipeline, count, stride):
+            (short,) = compile_together([pipeline.with_microbatches(base)])
+            found = stretched(short, base, stride, copies)
+            if found is not None:
+                break
+        else:
+            (found,) = compile_together([pipeline.with_microbatches(count)])
+        KEPT.put(key, found, len(found.work_N))
+    return found
 
 
 def stretched(
@@ -197,7 +296,7 @@ def stretched(
     )
     return replace(
         base,
-        items=(),
+        order=(),
         slot_A=np.empty(0, dtype=np.int64),
         work_N=work_N,
         rank_N=rank_N,
@@ -248,11 +347,14 @@ def _put(answer: Simulation, rows: NDArray[np.int64], found: Simulation) -> None
 __all__ = [
     "CompiledSchedule",
     "PairSeconds",
+    "SimulatedPipeline",
     "Simulation",
     "StageCosts",
     "Timeline",
     "compile_order",
+    "compile_together",
     "compiled",
+    "prepare",
     "replay",
     "simulate",
     "stretched",

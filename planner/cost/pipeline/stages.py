@@ -91,18 +91,26 @@ def stage_units(sizes: tuple[int, ...], model: ModelSpec, blocks: int | None = N
     blocks: the first layers of each stage that count apart, as K more kinds behind the K: (S, 2 K +
         2).
     """
-    kinds = [kind for kind, _ in model.distinct_layers()]
-    order = np.array([kinds.index(kind) for kind in model.layer_kinds()])
-    num_kinds = len(kinds) * (1 if blocks is None else 2)
-    units = np.zeros((len(sizes), num_kinds + 2))
-    ends = np.cumsum(sizes)
-    for stage, (size, end) in enumerate(zip(sizes, ends, strict=True)):
-        here = order[end - size : end]
-        apart = np.arange(size) < (blocks or 0)
-        units[stage, :num_kinds] = np.bincount(here + len(kinds) * apart, minlength=num_kinds)
+    until, num_kinds = _layers_until(model), len(model.distinct_layers())
+    count_S, end_S = np.array(sizes), np.cumsum(sizes)
+    apart_S = np.minimum(blocks or 0, count_S)
+    middle = until[end_S - count_S + apart_S]
+    held = [until[end_S] - middle]
+    if blocks is not None:
+        held.append(middle - until[end_S - count_S])
+    units = np.zeros((len(sizes), num_kinds * len(held) + 2))
+    units[:, :-2] = np.concatenate(held, axis=1)
     units[0, -2] = 1.0
     units[-1, -1] = 1.0
     return units
+
+
+@lru_cache(maxsize=64)
+def _layers_until(model: ModelSpec) -> IntColumn:
+    """Layers of each kind before each layer and before the end, (layers + 1, K)."""
+    kinds = [kind for kind, _ in model.distinct_layers()]
+    of_kind = np.array([[kind == other for other in kinds] for kind in model.layer_kinds()])
+    return np.concatenate([np.zeros((1, len(kinds)), dtype=np.int64), of_kind.cumsum(axis=0)])
 
 
 def rank_units(batch: LayoutBatch, row: int, model: ModelSpec, rules: TrainerRules) -> FloatColumn:

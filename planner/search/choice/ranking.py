@@ -248,7 +248,7 @@ def rests_on_nothing(job: Job, ranking: Ranking) -> str | None:
     sentence = f"rests on {enumerated([one.words for one in rests])}, {_nobody(first, rests)}"
     other = best_measured(ranking)
     if other is None or ranking.proven is None:
-        return f"{sentence}; nothing that fits does without: probe before booking"
+        return f"{sentence}; nothing that fits and comes near it does without: probe before booking"
     left = rests_on_unmeasured(ranking.proven)
     without = enumerated([one.words for one in rests if one not in left], "or")
     best = f"best without {without}" if left else "best fully measured"

@@ -322,6 +322,67 @@ class _Verdict:
         return np.asarray(self.holds[self.cases[cells]][:, self.parts])
 
 
+class _Rows:
+    """Columns of rows that are crossed with values and dropped, each gathered when it is read.
+
+    count: how many rows. A column read since the last `settle` is one of these rows, others are
+    those of the rows at `_at` before it.
+    """
+
+    def __init__(self) -> None:
+        self.count = 1
+        self._before: Columns = {}
+        self._at: IntColumn | None = None
+        self._now: Columns = {}
+
+    def names(self) -> frozenset[str]:
+        """The columns that are there."""
+        return frozenset((*self._before, *self._now))
+
+    def __getitem__(self, name: str) -> Column:
+        if name in self._before:
+            column = self._before.pop(name)
+            self._now[name] = column if self._at is None else column[self._at]
+        return self._now[name]
+
+    def __setitem__(self, name: str, column: Column) -> None:
+        self._now[name] = column
+
+    def pop(self, name: str) -> Column:
+        """The column, which is there no more."""
+        column = self[name]
+        del self._now[name]
+        return column
+
+    def at(self, places: IntColumn) -> Columns:
+        """All columns at few of the rows."""
+        before = places if self._at is None else self._at[places]
+        return {
+            **{name: column[before] for name, column in self._before.items()},
+            **{name: column[places] for name, column in self._now.items()},
+        }
+
+    def cross(self, columns: Columns) -> None:
+        """Every row with each of these values."""
+        self.settle()
+        count = _length(columns)
+        self._at = np.repeat(np.arange(self.count), count)
+        self._now = {name: np.tile(values, self.count) for name, values in columns.items()}
+        self.count *= count
+
+    def take(self, kept: IntColumn) -> None:
+        """Only these rows."""
+        self._at = kept if self._at is None else self._at[kept]
+        self._now = {name: column[kept] for name, column in self._now.items()}
+        self.count = len(kept)
+
+    def settle(self) -> Columns:
+        """All columns, as they are."""
+        columns = {name: self[name] for name in sorted(self.names())}
+        self._before, self._at, self._now = columns, None, {}
+        return columns
+
+
 class _Builder:
     """Crosses the domains one by one; drops what a rule excludes as soon as it can be checked."""
 
@@ -340,8 +401,7 @@ class _Builder:
         }
         self.impossible = any(_length(columns) == 0 for columns in self.values.values())
         self.rules = [rule for rule in self.rules if self._may_break(rule)]
-        self.rows: Columns = {}
-        self.num_rows = 1
+        self.rows = _Rows()
         self.expansions: list[Expansion] = []
         self.pending = self._components()
         of_rows = [
@@ -393,12 +453,7 @@ class _Builder:
         if name == "dp_shard" and not given:
             self.rows[name] = self.context.cluster.num_gpus // self._product()
         else:
-            count = _length(columns)
-            self.rows = {column: np.repeat(values, count) for column, values in self.rows.items()}
-            self.rows.update(
-                {column: np.tile(values, self.num_rows) for column, values in columns.items()}
-            )
-            self.num_rows *= count
+            self.rows.cross(columns)
         if name in DEGREES:
             self._factor(given)
         self._prune()
@@ -407,10 +462,12 @@ class _Builder:
 
     def _product(self) -> IntColumn:
         """Product of the degrees known so far."""
-        product = np.ones(self.num_rows, dtype=np.int64)
+        product = np.ones(self.rows.count, dtype=np.int64)
         for axis in DEGREES:
-            if axis in self.rows or axis in self.constants:
-                product = product * (self.rows[axis] if axis in self.rows else self.constants[axis])
+            if axis in self.rows.names():
+                product = product * self.rows[axis]
+            elif axis in self.constants:
+                product = product * self.constants[axis]
         return product
 
     def _factor(self, given: bool) -> None:
@@ -426,17 +483,16 @@ class _Builder:
 
     def _prune(self) -> None:
         """Applies the rules whose columns are known, then resolves the components that can be."""
-        known = self.rows.keys() | self.constants.keys()
-        batch = self._batch({**self.constants, **self.rows})
-        alive = np.ones(self.num_rows, dtype=np.bool_)
+        known = self.rows.names() | self.constants.keys()
+        alive = np.ones(self.rows.count, dtype=np.bool_)
         for rule in [rule for rule in self.rules if columns_of(rule.reads) <= known]:
             self.rules.remove(rule)
-            broken = self._of_cells(rule.reads, rule.broken, batch) & alive
+            broken = self._of_cells(rule.reads, rule.broken) & alive
             self.rejected[rule.key] += int(broken.sum())
             alive &= ~broken
         for keep in [keep for keep in self.keeps if columns_of(keep.reads) <= known]:
             self.keeps.remove(keep)
-            kept = self._of_cells(keep.reads, keep.mask, batch)
+            kept = self._of_cells(keep.reads, keep.mask)
             if keep.counted:
                 self.rejected[keep.counted] += int((alive & ~kept).sum())
             alive &= kept
@@ -447,18 +503,16 @@ class _Builder:
             self.pending.remove(component)
             self._resolve(component)
 
-    def _of_cells(self, reads: frozenset[str], mask: Mask, known: LayoutBatch) -> BoolColumn:
+    def _of_cells(self, reads: frozenset[str], mask: Mask) -> BoolColumn:
         """The mask of each row, worked out once for each distinct case of what it reads, (N,)."""
-        columns = [self._read(name, known) for name in reads - self.constants.keys()]
-        cases, firsts = _classes(columns, self.num_rows)
-        first = {name: column[firsts] for name, column in self.rows.items()}
-        values = mask(self._batch({**self.constants, **first}), self.context)
+        columns = [self._read(name) for name in sorted(reads - self.constants.keys())]
+        cases, firsts = _classes(columns, self.rows.count)
+        values = mask(self._batch({**self.constants, **self.rows.at(firsts)}), self.context)
         return np.asarray(np.broadcast_to(values, len(firsts))[cases])
 
     def _take(self, alive: BoolColumn) -> None:
         if not alive.all():
-            self.rows = {name: column[alive] for name, column in self.rows.items()}
-            self.num_rows = int(alive.sum())
+            self.rows.take(np.flatnonzero(alive))
 
     def _batch(self, columns: Mapping[str, Column]) -> LayoutBatch:
         """A batch in which columns still unknown hold one neutral value; no rule reads them."""
@@ -506,11 +560,18 @@ class _Builder:
         )
 
     def _resolve(self, component: _Component) -> None:
-        """Finds the classes of the rows; drops and counts rows without a legal expansion."""
-        known = self._batch({**self.constants, **self.rows})
-        rules = [self._verdict(rule, rule.broken, component, known) for rule in component.rules]
-        keeps = [self._verdict(keep, keep.mask, component, known) for keep in component.keeps]
-        classes, firsts = _classes([one.cases for one in (*rules, *keeps)], self.num_rows)
+        """Finds the classes of the rows; drops and counts rows without a legal expansion.
+
+        Rows that all rules and keeps read the same of are one kind, and are asked about once.
+        """
+        ties: tuple[Rule | Keep, ...] = (*component.rules, *component.keeps)
+        reads = {name for tie in ties for name in self._of_cell(tie, component)}
+        kinds, heads = _classes([self._read(name) for name in sorted(reads)], self.rows.count)
+        one_each = self.rows.at(heads)
+        rules = [self._verdict(rule, rule.broken, component, one_each) for rule in component.rules]
+        keeps = [self._verdict(keep, keep.mask, component, one_each) for keep in component.keeps]
+        classes, firsts = _classes([one.cases for one in (*rules, *keeps)], len(heads))
+        classes = classes[kinds]
         legal = np.ones((len(firsts), _length(component.table)), dtype=np.bool_)
         first_broken = np.full(legal.shape, len(component.rules))
         for index, rule in enumerate(rules):
@@ -537,17 +598,22 @@ class _Builder:
         )
         self._take(counts[classes] > 0)
 
+    def _of_cell(self, tie: Rule | Keep, component: _Component) -> frozenset[str]:
+        """What it reads of a cell, and not of the component's table."""
+        return tie.reads - component.table.keys() - self.constants.keys()
+
     def _verdict(
-        self, tie: Rule | Keep, mask: Mask, component: _Component, known: LayoutBatch
+        self, tie: Rule | Keep, mask: Mask, component: _Component, rows: Columns
     ) -> _Verdict:
-        """The mask once for each distinct case of what it reads of the cell and of the table."""
-        table = component.table
-        of_cell = tie.reads - table.keys() - self.constants.keys()
-        cases, firsts = _classes([self._read(name, known) for name in of_cell], self.num_rows)
+        """The mask once for each distinct case of what it reads of these rows and of the table."""
+        table, count = component.table, _length(rows) if rows else 1
+        known = self._batch({**self.constants, **rows})
+        of_cell = self._of_cell(tie, component)
+        cases, firsts = _classes([self._value(name, known, count) for name in of_cell], count)
         parts, heads = _classes([table[name] for name in table.keys() & tie.reads], _length(table))
         crossed = {
             **self.constants,
-            **{name: column[firsts][:, None] for name, column in self.rows.items()},
+            **{name: column[firsts][:, None] for name, column in rows.items()},
             **{name: column[heads] for name, column in table.items()},
         }
         values = np.broadcast_to(
@@ -556,11 +622,18 @@ class _Builder:
         alike, same = np.unique(values, axis=0, return_inverse=True)
         return _Verdict(cases=same.reshape(-1)[cases], holds=alike, parts=parts)
 
-    def _read(self, name: str, batch: LayoutBatch) -> IntColumn:
+    def _read(self, name: str) -> IntColumn:
+        """A column of all rows that rules read."""
+        needs = columns_of(frozenset({name})) & self.rows.names()
+        known = {**self.constants, **{needed: self.rows[needed] for needed in needs}}
+        return self._value(name, self._batch(known), self.rows.count)
+
+    def _value(self, name: str, batch: LayoutBatch, count: int) -> IntColumn:
+        """A column that rules read, of the `count` rows of a batch."""
         values = (
             DERIVED[name].value(batch, self.context) if name in DERIVED else getattr(batch, name)
         )
-        return np.broadcast_to(values, self.num_rows)
+        return np.broadcast_to(values, count)
 
     def _count_empty(self, component: _Component, first_broken: IntColumn, lost: IntColumn) -> None:
         """Counts lost rows under the rule that their most nearly legal table row breaks first.
@@ -590,6 +663,7 @@ class _Builder:
                 rejected=rejected,
                 expansions=(),
             )
+        num_rows = self.rows.count
         undecided = [*self.rules, *self.keeps, *self.pending]
         assert not undecided, "a rule reads a column that no domain supplies"
         expansions = tuple(
@@ -597,13 +671,10 @@ class _Builder:
             for index, e in enumerate(self.expansions)
         )
         columns = {
-            **{
-                name: np.broadcast_to(column, self.num_rows)
-                for name, column in self.constants.items()
-            },
-            **self.rows,
+            **{name: np.broadcast_to(column, num_rows) for name, column in self.constants.items()},
+            **self.rows.settle(),
         }
-        sizes = np.ones(self.num_rows, dtype=np.int64)
+        sizes = np.ones(num_rows, dtype=np.int64)
         for expansion in expansions:
             columns.update(expansion.columns(slice(None), 0))
             sizes *= expansion.sizes(slice(None))

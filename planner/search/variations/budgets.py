@@ -13,9 +13,11 @@ layouts at once; those whose smallest budget that does not fit is too slow drop 
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
+from planner.beside import both
 from planner.calibration.mechanisms import points
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.chunks import CHUNK
@@ -30,6 +32,7 @@ from planner.work.checkpointing import BLOCK, FULL, MEMORY_BUDGET, NONE
 
 ROUND = 8 * CHUNK  # layouts of cells that are asked at once what they compute
 Dial = Callable[[LayoutBatch, IntColumn], LayoutBatch]  # the layouts with these budgets
+MANY = 2**11  # cells of which it pays to search half beside the others
 # Judgement: a budget with one chance in 200 of running out of memory loses less by that than a
 # smaller one loses in time.
 SAFE_RISK = 0.005
@@ -46,7 +49,7 @@ def best_budgets(pricer: Pricer, budgeted: Sequence["Budgeted"], keep: int) -> L
     """
     all_found = []
     for bases in budgeted:
-        fastest = LargestBudgets.joined([bases.fastest(keep), bases.fastest(keep, simple=True)])
+        fastest = LargestBudgets.joined(bases.fastest(keep))
         safe = _safe(pricer, fastest, bases.dial)
         all_found += [bases.dial(found.layouts, found.hundredths) for found in (fastest, safe)]
     return LayoutBatch.concatenate(all_found)
@@ -94,17 +97,22 @@ class Budgeted:
         self.cells, self.most, self.least = rows[order], most[order], least[order]
         few = points(space.cells.take(self.cells), pricer) <= FEW_POINTS
         self.simple = few if len(rows) else np.zeros(0, dtype=np.bool_)
-        self.rounds: list[_Round] = []
+        halves = [np.arange(len(self.cells))]
+        if len(self.cells) >= MANY:
+            halves = list(cell_bounds.halves(self.cells))
+        self.places: list[IntColumn] = halves
+        self.rounds: list[list[_Round]] = [[] for _ in halves]
 
-    def _rounds(self) -> Iterator["_Round"]:
-        """All rounds, those known first."""
-        yield from self.rounds
-        first = sum(len(one.cells) for one in self.rounds)
-        while first < len(self.cells):
-            ends = np.cumsum(self.space.cell_sizes[self.cells[first:]])
+    def _rounds(self, half: int) -> Iterator["_Round"]:
+        """All rounds of one half of the cells, those known first."""
+        rounds, places = self.rounds[half], self.places[half]
+        yield from rounds
+        first = sum(len(one.cells) for one in rounds)
+        while first < len(places):
+            ends = np.cumsum(self.space.cell_sizes[self.cells[places[first:]]])
             last = first + max(1, int(np.searchsorted(ends, ROUND, side="right")))
-            self.rounds.append(self._round(np.arange(first, last)))
-            yield self.rounds[-1]
+            rounds.append(self._round(places[first:last]))
+            yield rounds[-1]
             first = last
 
     def _round(self, cells: IntColumn) -> "_Round":
@@ -130,14 +138,28 @@ class Budgeted:
             batch, simple, seconds = batch.take(legal), simple[legal], seconds[legal]
         return _Round(cells=cells, batch=batch, simple=simple, seconds=seconds)
 
-    def fastest(self, keep: int, *, simple: bool = False) -> "LargestBudgets":
-        """The `keep` fastest layouts, each at its largest budget that fits.
+    def fastest(self, keep: int) -> list["LargestBudgets"]:
+        """The `keep` fastest layouts, and of those with few mechanisms.
 
-        simple: only cells with few mechanisms.
+        Each is at its largest budget that fits.
         """
+        halves = [partial(self._fastest_of_half, half, keep) for half in range(len(self.places))]
+        found = both(self.pricer.beside, *halves) if len(halves) == 2 else (halves[0](),)
+        self.rounds = [rounds for rounds, _ in found]
+        of_each = zip(*(fastest for _, fastest in found), strict=True)
+        return [LargestBudgets.joined(parts).first(keep) for parts in of_each]
+
+    def _fastest_of_half(
+        self, half: int, keep: int
+    ) -> tuple[list["_Round"], list["LargestBudgets"]]:
+        fastest = [self._fastest(half, keep, simple=simple) for simple in (False, True)]
+        return self.rounds[half], fastest
+
+    def _fastest(self, half: int, keep: int, *, simple: bool) -> "LargestBudgets":
+        """The fastest of one half; simple: only cells with few mechanisms."""
         nothing = self.space.cells.take(slice(0, 0))
         found, limit, waiting = LargestBudgets.none(nothing), self.worth, nothing
-        rounds = self._rounds()
+        rounds = self._rounds(half)
         while True:
             one = next(rounds, None)
             done = one is None or self.least[one.cells[0]] >= limit
@@ -146,8 +168,7 @@ class Budgeted:
                 waiting = LayoutBatch.concatenate([waiting, one.batch.take(wanted)])
             if len(waiting) and (done or len(waiting) >= CHUNK):
                 more = largest_budgets(self.pricer, waiting, limit, keep, self.dial)
-                found = LargestBudgets.joined([found, more])
-                found = found.take(np.argsort(found.seconds, kind="stable")[:keep])
+                found = LargestBudgets.joined([found, more]).first(keep)
                 waiting = nothing
                 limit = float(found.seconds[-1]) if len(found.seconds) == keep else limit
             if done:
@@ -156,10 +177,11 @@ class Budgeted:
     def pipelined(self, limit: float) -> LayoutBatch:
         """All pipelined layouts whose lower bound is below the limit, with a budget each."""
         parts = [self.space.cells.take(slice(0, 0))]
-        for one in self._rounds():
-            if self.least[one.cells[0]] >= limit:
-                break
-            parts.append(one.batch.take((one.batch.pp > 1) & (one.seconds < limit)))
+        for half in range(len(self.places)):
+            for one in self._rounds(half):
+                if self.least[one.cells[0]] >= limit:
+                    break
+                parts.append(one.batch.take((one.batch.pp > 1) & (one.seconds < limit)))
         return LayoutBatch.concatenate(parts)
 
 
@@ -239,6 +261,10 @@ class LargestBudgets:
             np.concatenate([part.hundredths for part in parts]),
             np.concatenate([part.seconds for part in parts]),
         )
+
+    def first(self, count: int) -> "LargestBudgets":
+        """The fastest of them."""
+        return self.take(np.argsort(self.seconds, kind="stable")[:count])
 
     def take(self, rows: IntColumn | BoolColumn) -> "LargestBudgets":
         """Those of some layouts."""

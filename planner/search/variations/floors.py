@@ -14,11 +14,12 @@ from typing import TypeVar
 
 import numpy as np
 
+from planner.beside import both
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.chunks import CHUNK
 from planner.cost.lower_bounds import SPLIT_HIDES
 from planner.cost.pipeline.schedule_columns import by_schedule, critical_pairs, num_microbatches
-from planner.cost.price import Pricer, Prices
+from planner.cost.price import Pricer, StepTimes
 from planner.cost.stragglers import straggler_share
 from planner.search.bounds import COARSE, STEPS
 from planner.search.fit import most_device_bytes
@@ -26,6 +27,7 @@ from planner.work.checkpointing import MEMORY_BUDGET, NONE
 
 RANKS_AT_ONCE = 2**16  # whose memory is priced together
 FEW_RANKS = 2**14
+MANY = 2**12  # classes of which it pays to judge half beside the others
 
 ColumnsT = TypeVar("ColumnsT", "Pace", "Fullest")
 
@@ -85,7 +87,7 @@ class Pace:
     stages: FloatColumn
 
     @classmethod
-    def of(cls, pricer: Pricer, batch: LayoutBatch, prices: Prices, mean: FloatColumn) -> "Pace":
+    def of(cls, pricer: Pricer, batch: LayoutBatch, prices: StepTimes, mean: FloatColumn) -> "Pace":
         """From the prices of the batch.
 
         mean (N,): what a mean rank computes in a step, `Pricer.layout_lower_bounds`.
@@ -128,7 +130,7 @@ class Pace:
         return np.where(room.all(axis=0), np.maximum(self.shared, self.outside + longest), np.inf)
 
 
-def floors(pricer: Pricer, batch: LayoutBatch, prices: Prices, mean: FloatColumn) -> FloatColumn:
+def floors(pricer: Pricer, batch: LayoutBatch, prices: StepTimes, mean: FloatColumn) -> FloatColumn:
     """The step of each pipelined layout under any split of its layers, at the least, (N,).
 
     Whatever its memory; `mean` as in `Pace.of`.
@@ -144,10 +146,28 @@ def open_classes(
 
     most (N,): the largest budget, in hundredths, that each may have.
     """
+    odd = np.arange(len(classes)) % 2 == (1 if len(classes) >= MANY else 2)
+    one, other = np.flatnonzero(~odd), np.flatnonzero(odd)
+    here, there = both(
+        pricer.beside if len(other) else None,
+        lambda: _open_classes(pricer, classes.take(one), most[one], limit),
+        lambda: _open_classes(pricer, classes.take(other), most[other], limit),
+    )
+    order = np.argsort(np.concatenate([one[here[1]], other[there[1]]]))
+    return (
+        LayoutBatch.concatenate([here[0], there[0]]).take(order),
+        np.concatenate([here[2], there[2]])[order],
+    )
+
+
+def _open_classes(
+    pricer: Pricer, classes: LayoutBatch, most: IntColumn, limit: float
+) -> tuple[LayoutBatch, IntColumn, FloatColumn]:
+    """What `open_classes` returns, with the place of each class among all in between."""
     owner = np.arange(len(classes))
     low, high = np.zeros(len(classes), dtype=np.int64), most
     if not len(classes):
-        return classes, np.zeros(0)
+        return classes, owner, np.zeros(0)
     pace = _paces(pricer, with_budget(classes, high))
     near = pace.floor(Fullest.anywhere(_counts(pricer), classes.pp)) < limit
     owner, low, high, pace = owner[near], low[near], high[near], pace.take(near)
@@ -173,7 +193,7 @@ def open_classes(
     order = np.lexsort((floor, owner))
     _, first = np.unique(owner[order], return_index=True)
     best = order[first]
-    return with_budget(classes.take(owner[best]), high[best]), floor[best]
+    return with_budget(classes.take(owner[best]), high[best]), owner[best], floor[best]
 
 
 def floors_with_room(pricer: Pricer, batch: LayoutBatch, limit: float) -> FloatColumn:
@@ -219,7 +239,7 @@ def _paces(pricer: Pricer, batch: LayoutBatch) -> Pace:
     parts = []
     for start in range(0, len(batch), CHUNK):
         part = batch.take(slice(start, start + CHUNK))
-        parts.append(Pace.of(pricer, part, pricer.price(part), pricer.layout_lower_bounds(part)))
+        parts.append(Pace.of(pricer, part, pricer.times(part), pricer.layout_lower_bounds(part)))
     return _joined(*parts)
 
 

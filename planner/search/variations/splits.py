@@ -12,8 +12,7 @@ p / (1 - (1 - 1/m)^p) microbatches' work instead of m + p - 1, which is m + (p -
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import lru_cache
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,13 +20,25 @@ from planner.columns import TRAINER_SPLIT, BoolColumn, FloatColumn, IntColumn, L
 from planner.cost.cost_inputs import on_ranks
 from planner.cost.lower_bounds import SPLIT_HIDES
 from planner.cost.pipeline import stages
-from planner.cost.price import Pricer
+from planner.cost.price import Pricer, StepTimes
 from planner.cost.refine import simulated_step_seconds
 from planner.rules import Context, legal_mask
 from planner.schedules import SCHEDULES
 from planner.search.bounds import COARSE, STEPS
 from planner.search.fit import fitting
 from planner.search.variations.floors import parts, pieces, with_budget
+from planner.search.variations.split_moves import (
+    Holders,
+    Split,
+    all_pairs,
+    balanced,
+    even,
+    helpful_pairs,
+    holders_of,
+    moved,
+    possible,
+    sloped,
+)
 from planner.specs.layout import Layout
 from planner.work.checkpointing import MEMORY_BUDGET
 
@@ -36,17 +47,14 @@ CLIMBED = 1.05  # judgement: moves gain no more over the best start, its bubble 
 PLATEAU = 1e-4  # what ranks below the busiest count: of two equal steps the more even one leads on
 SLOPES = (0.0, 0.5, 1.0, 2.0)  # layers that each rank holds more than the one before it, at first
 BUDGET_STEPS = (0, 1, -1, 2, 4, 8)  # the first four where each is simulated
-AMOUNTS, SEVERAL = (1, 2, 4), 8  # layers moved at once, off a stage that has more than SEVERAL
 TAKERS = 3
 MOST_STEPS = 24
 LEAST_GAIN = 1e-6
 EVENNESS = 16
 ROOM = 0.97  # judgement
 BISECTIONS = 30
+ROUNDING = 1e-9
 UNFIT = 1e6  # seconds: beyond every step; times bytes of what does not fit
-ALL_PAIRS = 12  # stages up to which every single move is simulated
-
-Split = tuple[int, ...]
 
 
 def shifted(pricer: Pricer, layout: Layout, first: int, last: int) -> Split:
@@ -63,11 +71,11 @@ def shifted(pricer: Pricer, layout: Layout, first: int, last: int) -> Split:
         )
     sizes[0] -= first
     sizes[-1] -= last
-    moved = first + last
-    for step in range(abs(moved)):
+    inwards = first + last
+    for step in range(abs(inwards)):
         inner = sizes[1:-1]
-        place = 1 + int(np.argmin(inner) if moved > 0 else np.argmax(inner))
-        sizes[place] += 1 if moved > 0 else -1
+        place = 1 + int(np.argmin(inner) if inwards > 0 else np.argmax(inner))
+        sizes[place] += 1 if inwards > 0 else -1
         del step
     return tuple(int(size) for size in sizes)
 
@@ -86,8 +94,8 @@ class SplitSearch:
     ) -> None:
         context = Context(model=pricer.model, cluster=pricer.cluster, training=pricer.training)
         count = classes.pp * classes.virtual_stages
-        even = [_even(pricer.model.num_hidden_layers, int(number)) for number in count]
-        may = (count > 1) & legal_mask(_with_splits(classes, even), context)
+        evenly = [even(pricer.model.num_hidden_layers, int(number)) for number in count]
+        may = (count > 1) & legal_mask(_with_splits(classes, evenly), context)
         rows = np.flatnonzero(may)[np.argsort(floor[may], kind="stable")]
         self.pricer, self.classes = pricer, classes.take(rows)
         self.budgets, self.floor, self.reached = budgets[rows], floor[rows], 0
@@ -113,6 +121,34 @@ class SplitSearch:
         return Climb(self.pricer, layouts, budgets).exactly()
 
 
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """Splits and budgets to try, N of them.
+
+    owner (N,): whose class.
+    split (N,): place in `splits`, which are distinct.
+    budget (N,): in hundredths.
+    """
+
+    owner: IntColumn
+    split: IntColumn
+    splits: tuple[Split, ...]
+    budget: IntColumn
+
+    @classmethod
+    def of(cls, owner: IntColumn, splits: Sequence[Split], budget: IntColumn) -> "Tried":
+        """From a split each."""
+        places = {split: place for place, split in enumerate(dict.fromkeys(splits))}
+        at = np.array([places[split] for split in splits], dtype=np.int64)
+        return cls(owner, at, tuple(places), budget)
+
+    def take(self, rows: IntColumn) -> "Tried":
+        """Some of them."""
+        return replace(
+            self, owner=self.owner[rows], split=self.split[rows], budget=self.budget[rows]
+        )
+
+
 class Climb:
     """Steps from split to split, for C classes. S: stages of one of them, R: most ranks of any."""
 
@@ -129,19 +165,18 @@ class Climb:
             for row in range(len(own))
         ]
         for row, split in enumerate(own_splits):
-            ranks = tuple(self._ranks(row).tolist())
-            starts = dict.fromkeys(_sloped(split, slope, ranks) for slope in SLOPES)
+            starts = dict.fromkeys(sloped(split, slope, self._holders(row)) for slope in SLOPES)
             splits += starts
             owners += [row] * len(starts)
         own_budget = (self.classes.ac_value * STEPS).astype(np.int64)
-        _, _, loads, _ = self._judged(self._at(np.arange(len(own)), own_splits, own_budget), False)
+        loads = self._loads(self._at(Tried.of(np.arange(len(own)), own_splits, own_budget)))
         for row, split in enumerate(own_splits):
             pp = int(self.classes.pp[row])
-            splits.append(_balanced(split, self._ranks(row), loads[:pp, row]))
+            splits.append(balanced(split, self._holders(row), loads[:pp, row]))
             owners.append(row)
         at = np.array(owners, dtype=np.int64)
-        hundredths = self._largest_budgets(at, splits)
-        return self._climbed(at, splits, hundredths, exact=False, limit=limit)
+        tried = self._with_largest_budgets(Tried.of(at, splits, np.zeros(len(at), dtype=np.int64)))
+        return self._climbed(tried, exact=False, limit=limit)
 
     def exactly(self) -> LayoutBatch:
         """The best split and budget of each class by the simulation, from the classes' own on."""
@@ -151,61 +186,75 @@ class Climb:
             for row in rows.tolist()
         ]
         budget = np.where(batch.ac_kind == MEMORY_BUDGET, np.round(batch.ac_value * STEPS), STEPS)
-        return self._climbed(rows, splits, budget.astype(np.int64), exact=True, limit=np.inf)
+        tried = Tried.of(rows, splits, budget.astype(np.int64))
+        return self._climbed(tried, exact=True, limit=np.inf)
 
-    def _ranks(self, row: int) -> IntColumn:
-        """The rank of each stage of this class, (S,)."""
-        pp, virtual = int(self.classes.pp[row]), int(self.classes.virtual_stages[row])
-        schedule = SCHEDULES.of_code(int(self.classes.pp_schedule[row]))
-        return schedule.stage_rank(np.arange(pp * virtual), pp, virtual)
+    def _holders(self, row: int) -> Holders:
+        """The stages of each rank of this class."""
+        return holders_of(
+            SCHEDULES.of_code(int(self.classes.pp_schedule[row])),
+            int(self.classes.pp[row]),
+            int(self.classes.virtual_stages[row]),
+        )
 
-    def _at(self, owners: IntColumn, splits: Sequence[Split], hundredths: IntColumn) -> LayoutBatch:
-        batch = _with_splits(self.classes.take(owners), splits)
-        budgeted, rows = with_budget(batch, hundredths), self.budgets[owners]
+    def _at(self, tried: Tried) -> LayoutBatch:
+        batch = replace(self.classes.take(tried.owner), split=tried.split, splits=tried.splits)
+        budgeted, rows = with_budget(batch, tried.budget), self.budgets[tried.owner]
         return replace(
             batch,
             ac_kind=np.where(rows, budgeted.ac_kind, batch.ac_kind),
             ac_value=np.where(rows, budgeted.ac_value, batch.ac_value),
         )
 
-    def _climbed(
-        self,
-        owners: IntColumn,
-        tried: Sequence[Split],
-        budget: IntColumn,
-        *,
-        exact: bool,
-        limit: float,
-    ) -> LayoutBatch:
+    def _climbed(self, tried: Tried, *, exact: bool, limit: float) -> LayoutBatch:
         """From the best of these splits and budgets of each class up to where no move gains.
 
         limit: seconds; classes too far above are left out.
         """
         count = len(self.classes)
-        value, idle, loads, filled = self._judged(self._at(owners, tried, budget), exact)
-        here = _best_of_each(owners, value, count)
-        splits, hundredths = [tried[row] for row in here], budget[here]
+        value, idle, loads, filled = self._judged(self._at(tried), exact)
+        here = _best_of_each(tried.owner, value, count)
+        splits, hundredths = (
+            [tried.splits[place] for place in tried.split[here]],
+            tried.budget[here],
+        )
         value, idle = value[here], idle[here]
         loads, filled = loads[:, here], filled[:, here]
         active = np.flatnonzero(value - idle < CLIMBED * limit)
         for _ in range(MOST_STEPS):
             if not len(active):
                 break
-            owners, tried, budget = self._moves(splits, hundredths, loads, filled, active, exact)
-            found, their_idle, their_loads, their_filled = self._judged(
-                self._at(owners, tried, budget), exact
-            )
-            best = _best_of_each(owners, found, count)[active]
+            tried = self._moves(splits, hundredths, loads, filled, active, exact)
+            batch = self._at(tried)
+            if not exact:
+                rows = self._faster(batch, value[tried.owner])
+                tried, batch = tried.take(rows), batch.take(rows)
+                active = np.intersect1d(active, tried.owner)
+            found, their_idle, their_loads, their_filled = self._judged(batch, exact)
+            best = _best_of_each(tried.owner, found, count)[active]
             better = found[best] < value[active] * (1.0 - LEAST_GAIN)
             active, best = active[better], best[better]
-            for row, chosen in zip(active.tolist(), best.tolist(), strict=True):
-                splits[row] = tried[chosen]
-                loads[: len(their_loads), row] = their_loads[: len(loads), chosen]
-                filled[: len(their_filled), row] = their_filled[: len(filled), chosen]
-            hundredths[active], value[active] = budget[best], found[best]
+            for row, place in zip(active.tolist(), tried.split[best].tolist(), strict=True):
+                splits[row] = tried.splits[place]
+            loads[:, active], filled[:, active] = their_loads[:, best], their_filled[:, best]
+            hundredths[active], value[active] = tried.budget[best], found[best]
             idle[active] = their_idle[best]
         kept = np.flatnonzero((value - idle < limit) & (value < UNFIT))
-        return self._at(kept, [splits[row] for row in kept], hundredths[kept])
+        return self._at(Tried.of(kept, [splits[row] for row in kept], hundredths[kept]))
+
+    def _faster(self, batch: LayoutBatch, value: FloatColumn) -> IntColumn:
+        """Rows whose step alone is below the value (N,), and whose deciding ranks fit.
+
+        No other is worth more, whatever it fills. Times of deciding ranks take a fraction of what
+        times and memory of all ranks do. Value: that of layouts that fit.
+        """
+        step = [
+            self.pricer.step_seconds(batch.take(rows)) for rows in pieces(np.arange(len(batch)))
+        ]
+        rows = np.flatnonzero(np.concatenate(step) < value * (1.0 - LEAST_GAIN + ROUNDING))
+        device = [self.pricer.least_device_bytes(batch.take(part)) for part in pieces(rows)]
+        least = np.concatenate([np.zeros(0), *device])
+        return rows[fitting(self.pricer, least * (1.0 - ROUNDING))]
 
     def _judged(
         self, batch: LayoutBatch, exact: bool
@@ -217,19 +266,13 @@ class Climb:
         Seconds of a step; of two equal ones the more even pipeline leads on. Those that do not fit
         come behind, fewest bytes first.
         """
-        most = int(self.classes.pp.max())
         value, idle = np.zeros(len(batch)), np.zeros(len(batch))
-        loads, filled = np.zeros((most, len(batch))), np.zeros((most, len(batch)))
+        loads, filled = np.zeros((2, int(self.classes.pp.max()), len(batch)))
         for rows in parts(batch.pp):
             part = batch.take(rows)
             prices = self.pricer.price(part, every_rank=True)
-            seconds = prices.stage_seconds
-            per_unit = seconds.forward + seconds.input_grad + seconds.weight_grad
-            ranks = np.arange(len(prices.rank))[:, None]
-            loads[: len(ranks), rows] = np.where(
-                ranks < part.pp, on_ranks(prices.rank_units, per_unit), 0.0
-            )
-            filled[: len(prices.rank_reserved_bytes), rows] = prices.rank_reserved_bytes
+            _put(loads, rows, part.pp, _rank_seconds(prices))
+            _put(filled, rows, part.pp, prices.rank_reserved_bytes)
             step = (
                 simulated_step_seconds(self.pricer, part, prices) if exact else prices.step_seconds
             )
@@ -243,19 +286,29 @@ class Climb:
             idle[rows] = SPLIT_HIDES * prices.parts["bubble"] + prices.parts["pp"]
         return value, idle, loads, filled
 
-    def _largest_budgets(self, owners: IntColumn, splits: Sequence[Split]) -> IntColumn:
-        """The largest budget that fits, in hundredths, at least 0 and to within COARSE."""
-        low, high = np.zeros(len(owners), dtype=np.int64), np.full(len(owners), STEPS + COARSE)
-        while self.budgets[owners].any() and (high - low > COARSE).any():
+    def _loads(self, batch: LayoutBatch) -> FloatColumn:
+        """Seconds of each rank's own work on one microbatch, (R, N)."""
+        loads = np.zeros((int(self.classes.pp.max()), len(batch)))
+        for rows in parts(batch.pp):
+            part = batch.take(rows)
+            _put(loads, rows, part.pp, _rank_seconds(self.pricer.times(part, every_rank=True)))
+        return loads
+
+    def _with_largest_budgets(self, tried: Tried) -> Tried:
+        """With the largest budget that fits, at least 0 and to within COARSE, where it is open."""
+        count = len(tried.owner)
+        low, high = np.zeros(count, dtype=np.int64), np.full(count, STEPS + COARSE)
+        rows = np.flatnonzero(self.budgets[tried.owner])
+        while len(rows) and (high - low > COARSE).any():
             middle = (low + high) // 2
-            batch = self._at(owners, splits, middle)
+            batch = self._at(replace(tried, budget=middle))
             device = [
-                self.pricer.price(batch.take(rows)).least_device_bytes
+                self.pricer.least_device_bytes(batch.take(rows))
                 for rows in pieces(np.arange(len(batch)))
             ]
             fits = fitting(self.pricer, np.concatenate(device))
             low, high = np.where(fits, middle, low), np.where(fits, high, middle)
-        return np.minimum(low, STEPS)
+        return replace(tried, budget=np.minimum(low, STEPS))
 
     def _moves(
         self,
@@ -265,103 +318,58 @@ class Climb:
         filled: FloatColumn,
         active: IntColumn,
         exact: bool,
-    ) -> tuple[IntColumn, list[Split], IntColumn]:
-        """(class, split, budget) of every next step."""
+    ) -> Tried:
+        """Every next step."""
         owners: list[int] = []
-        tried: list[Split] = []
-        budget: list[int] = []
+        at: list[int] = []
+        places: dict[Split, int] = {}
+        extremes = self._extremes(active, loads, filled)
         for row in active.tolist():
-            split, rank_S, pp = splits[row], self._ranks(row), int(self.classes.pp[row])
-            pairs = _helpful_pairs(np.array(split), rank_S, loads[:pp, row], filled[:pp, row])
+            split = splits[row]
+            pairs = helpful_pairs(split, self._holders(row), *extremes[row])
             if exact:
-                pairs = list(dict.fromkeys([*pairs, *_all_pairs(split)]))
-            nexts = [split, *(_moved(split, *pair) for pair in pairs)]
-            steps = BUDGET_STEPS[: 4 if exact else None] if self.budgets[row] else (0,)
-            amounts = np.clip(hundredths[row] + np.array(steps), 0, STEPS).tolist()
-            for one in filter(_possible, nexts):
-                tried += [one] * len(amounts)
-                budget += amounts
-                owners += [row] * len(amounts)
-        return np.array(owners, dtype=np.int64), tried, np.array(budget, dtype=np.int64)
+                pairs = list(dict.fromkeys([*pairs, *all_pairs(split)]))
+            nexts = [split, *(moved(split, *pair) for pair in pairs)]
+            chosen = [places.setdefault(one, len(places)) for one in filter(possible, nexts)]
+            at += chosen
+            owners += [row] * len(chosen)
+        owner, steps = np.array(owners, dtype=np.int64), BUDGET_STEPS[: 4 if exact else None]
+        counts = np.where(self.budgets[owner], len(steps), 1)
+        which = np.repeat(np.arange(len(owner)), counts)
+        place = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return Tried(
+            owner=owner[which],
+            split=np.array(at, dtype=np.int64)[which],
+            splits=tuple(places),
+            budget=np.clip(hundredths[owner[which]] + np.array(steps)[place], 0, STEPS),
+        )
+
+    def _extremes(
+        self, rows: IntColumn, loads: FloatColumn, filled: FloatColumn
+    ) -> dict[int, tuple[tuple[int, int], set[int]]]:
+        """By class: (busiest rank, fullest rank), and the ranks that compute or hold least."""
+        found: dict[int, tuple[tuple[int, int], set[int]]] = {}
+        for pp in np.unique(self.classes.pp[rows]).tolist():
+            here = rows[self.classes.pp[rows] == pp]
+            held = np.stack([loads[:pp, here], filled[:pp, here]])
+            most = held.argmax(axis=1).T.tolist()
+            least = np.argsort(held, axis=1)[:, :TAKERS].reshape(-1, len(here)).T.tolist()
+            for row, (busiest, fullest), takers in zip(here.tolist(), most, least, strict=True):
+                found[row] = (busiest, fullest), set(takers)
+        return found
 
 
-@lru_cache(maxsize=4096)
-def _sloped(split: Split, slope: float, ranks_of_stages: tuple[int, ...]) -> Split:
-    """The split with `slope` layers more on each rank than on the one before it."""
-    rank_S = np.array(ranks_of_stages)
-    sizes, ranks = np.array(split), int(rank_S.max()) + 1
-    wanted = np.round(slope * (np.arange(ranks) - (ranks - 1) / 2.0)).astype(np.int64)
-    wanted[-1] -= wanted.sum()
-    for rank in np.flatnonzero(wanted).tolist():
-        here = np.flatnonzero(rank_S == rank)
-        for _ in range(abs(int(wanted[rank]))):
-            more = wanted[rank] > 0
-            place = np.argmin(sizes[here]) if more else np.argmax(_spare(sizes)[here])
-            sizes[here[place]] += 1 if more else -1
-    found = tuple(int(size) for size in sizes)
-    return found if _possible(found) else split
+def _rank_seconds(times: StepTimes) -> FloatColumn:
+    """Seconds of each rank's own work on one microbatch, (R, N)."""
+    seconds = times.stage_seconds
+    per_unit = seconds.forward + seconds.input_grad + seconds.weight_grad
+    return on_ranks(times.rank_units, per_unit)
 
 
-def _balanced(split: Split, rank_S: IntColumn, loads: FloatColumn) -> Split:
-    """The split after moves of single layers from the busiest to the idlest rank.
-
-    loads: seconds of each rank. A layer takes what the rank with least beside its layers shows.
-    """
-    sizes, loads = np.array(split), loads.copy()
-    held = np.bincount(rank_S, weights=sizes, minlength=len(loads))
-    layer = float((loads / np.maximum(held, 1.0)).min())
-    for _ in range(int(sizes.sum())):
-        most, least = int(np.argmax(loads)), int(np.argmin(loads))
-        giving, taking = np.flatnonzero(rank_S == most), np.flatnonzero(rank_S == least)
-        giver = giving[np.argmax(_spare(sizes)[giving])]
-        if loads[least] + layer >= loads[most] or not _spare(sizes)[giver]:
-            break
-        sizes[giver] -= 1
-        sizes[taking[np.argmin(sizes[taking])]] += 1
-        loads[[most, least]] += (-layer, layer)
-    return tuple(int(size) for size in sizes)
-
-
-def _spare(sizes: IntColumn) -> IntColumn:
-    """Layers that each stage can give away, (S,)."""
-    ends = np.isin(np.arange(len(sizes)), (0, len(sizes) - 1))
-    return np.asarray(sizes - ~ends)
-
-
-def _possible(split: Split) -> bool:
-    """Whether every stage holds a layer; the embedding or the head alone make one too."""
-    return min(split[0], split[-1]) >= 0 and min(split[1:-1], default=1) >= 1
-
-
-def _moved(split: Split, giver: int, taker: int, layers: int) -> Split:
-    sizes = list(split)
-    sizes[giver] -= layers
-    sizes[taker] += layers
-    return tuple(sizes)
-
-
-def _helpful_pairs(
-    split: IntColumn, rank_S: IntColumn, loads: FloatColumn, filled: FloatColumn
-) -> list[tuple[int, int, int]]:
-    """(stage that gives, stage that takes, layers): off the busiest and the fullest rank."""
-    found: dict[tuple[int, int, int], None] = {}
-    least = {*np.argsort(loads)[:TAKERS].tolist(), *np.argsort(filled)[:TAKERS].tolist()}
-    for most in (int(np.argmax(loads)), int(np.argmax(filled))):
-        here = np.flatnonzero(rank_S == most)
-        giver = int(here[np.argmax(_spare(split)[here])])
-        for rank in sorted(least - {most}):
-            here = np.flatnonzero(rank_S == rank)
-            taker = int(here[np.argmin(split[here])])
-            for layers in AMOUNTS if split[giver] > SEVERAL else AMOUNTS[:1]:
-                found[giver, taker, layers] = None
-    return list(found)
-
-
-def _all_pairs(split: Split) -> list[tuple[int, int, int]]:
-    """Every single move; of a long pipeline those between its ends and extreme stages."""
-    ends = {0, len(split) - 1, split.index(max(split)), split.index(min(split))}
-    those = range(len(split)) if len(split) <= ALL_PAIRS else sorted(ends)
-    return [(giver, taker, 1) for giver in those for taker in those if giver != taker]
+def _put(held: FloatColumn, rows: IntColumn, pp: IntColumn, of_rank: FloatColumn) -> None:
+    """Writes what the ranks (R, N) of some layouts hold; there is no rank from pp on."""
+    ranks = np.arange(len(of_rank))[:, None]
+    held[: len(ranks), rows] = np.where(ranks < pp, of_rank, 0.0)
 
 
 def _best_of_each(owners: IntColumn, value: FloatColumn, count: int) -> IntColumn:
@@ -373,16 +381,6 @@ def _best_of_each(owners: IntColumn, value: FloatColumn, count: int) -> IntColum
     return best
 
 
-@lru_cache(maxsize=512)
-def _even(layers: int, count: int) -> Split:
-    return tuple(layers // count + (stage < layers % count) for stage in range(count))
-
-
 def _with_splits(batch: LayoutBatch, splits: Sequence[Split]) -> LayoutBatch:
-    table = dict.fromkeys(splits)
-    places = {split: place for place, split in enumerate(table)}
-    return replace(
-        batch,
-        split=np.array([places[split] for split in splits], dtype=np.int64),
-        splits=tuple(table),
-    )
+    tried = Tried.of(np.arange(len(batch)), splits, np.zeros(len(batch), dtype=np.int64))
+    return replace(batch, split=tried.split, splits=tried.splits)

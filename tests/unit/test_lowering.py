@@ -1,0 +1,205 @@
+"""Orders lowered and laid out in levels: columns against actions one by one, many against one."""
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.cost.pipeline.event_simulation import CompiledSchedule
+from planner.cost.pipeline.lowering import Graph, RankColumns, lower
+from planner.cost.pipeline.simulate import (
+    KEPT,
+    SimulatedPipeline,
+    StageCosts,
+    compile_order,
+    compile_together,
+    prepare,
+    simulate,
+)
+from planner.cost.pipeline.torch_rounds import ACTIVE_STAGES, entries_before, rounds
+from planner.cost.pipeline.waves import waves
+from planner.schedules import SCHEDULES, Action, leaves
+from planner.schedules.actions import ActionColumns, as_columns
+from planner.trainers import transports
+from planner.trainers.transports import IDEAL, Transport
+
+SHAPES = [(2, 1, 5), (4, 1, 9), (2, 2, 4), (3, 3, 6), (4, 2, 8), (2, 5, 6), (4, 4, 4)]
+LEGAL = [
+    (entry, shape)
+    for entry, shape in itertools.product(SCHEDULES.values(), SHAPES)
+    if entry.violation(*shape) is None
+]
+TRANSPORTS = {
+    (row.transport.receive, row.transport.waits, row.transport.stream): row.transport
+    for row in (*transports.TORCH_ROWS, *transports.MEGATRON_ROWS)
+} | {("free", "none", "link"): IDEAL}
+
+
+@pytest.mark.parametrize("entry", SCHEDULES.values(), ids=lambda entry: entry.name)
+def test_columns_are_the_actions(entry: object) -> None:
+    for schedule, shape in LEGAL:
+        if schedule is entry:
+            for order, columns in zip(
+                schedule.actions(*shape), schedule.columns(*shape), strict=True
+            ):
+                again = ActionColumns.of(order)
+                assert again.items() == order == columns.items()
+                for name in ("stage_A", "kind_A", "microbatch_A"):
+                    assert np.array_equal(getattr(again, name), getattr(columns, name))
+                pairs = [
+                    np.zeros(0) if column.joined_A is None else np.flatnonzero(column.joined_A)
+                    for column in (again, columns)
+                ]
+                assert pairs[0].tolist() == pairs[1].tolist()
+
+
+def test_an_empty_rank_has_empty_columns() -> None:
+    assert ActionColumns.of(()).items() == ()
+    assert as_columns([(Action(0, "F", 0),)])[0].items() == (Action(0, "F", 0),)
+
+
+def same(one: CompiledSchedule, other: CompiledSchedule) -> bool:
+    return (
+        (one.num_ranks, one.num_stages, one.pairs, one.items)
+        == (other.num_ranks, other.num_stages, other.pairs, other.items)
+    ) and all(
+        np.array_equal(getattr(one, name), getattr(other, name))
+        for name in ("work_N", "reach_DN", "first_N", "rank_N", "slot_A")
+    )
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS.values(), ids=lambda t: f"{t.receive}-{t.waits}")
+def test_compiled_together_is_compiled_alone(transport: Transport) -> None:
+    KEPT.clear()
+    alone = {}
+    for entry, shape in LEGAL:
+        try:
+            alone[entry, shape] = compile_order(entry.actions(*shape), transport)
+        except ValueError:  # this runtime cannot run that order
+            continue
+    pipelines = [SimulatedPipeline(entry, *shape, transport) for entry, shape in alone]
+    assert len(pipelines) > 5
+    for made, single in zip(compile_together(pipelines), alone.values(), strict=True):
+        assert same(made, single)
+
+
+def test_prepared_pipelines_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    KEPT.clear()
+    calls: list[int] = []
+
+    def counted(orders: Sequence[RankColumns], transport: Transport) -> Graph:
+        calls.append(len(orders))
+        return lower(orders, transport)
+
+    monkeypatch.setattr("planner.cost.pipeline.simulate.lower", counted)
+    shapes = [("1F1B", (4, 1, 9)), ("1F1B", (8, 1, 700)), ("Interleaved1F1B", (4, 2, 8))]
+    pipelines = [SimulatedPipeline(SCHEDULES[name], *shape) for name, shape in shapes]
+    prepare(pipelines)
+    assert calls == [3]  # the short order from which the long one is stretched among them
+    for entry, *shape, how in pipelines:
+        one = np.ones((1, shape[0] * shape[1]))
+        costs = StageCosts(
+            forward_seconds_CS=one,
+            input_grad_seconds_CS=one,
+            weight_grad_seconds_CS=one,
+            send_seconds_CS=0.1 * one,
+            saved_bytes_CS=one,
+        )
+        simulate(entry, (shape[0], shape[1], shape[2]), costs, transport=how)
+    assert calls == [3]
+
+
+# ---- waves, and the rounds of torch's pass -----------------------------------------------------
+
+
+@given(st.data())
+def test_a_node_is_in_the_wave_of_its_longest_chain(data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, 30))
+    names = data.draw(st.permutations(range(count)))
+    needs_DN = np.full((3, count), -1)
+    depth = [0] * count
+    for place, node in enumerate(names):
+        for slot in range(3):
+            before = data.draw(st.integers(-1, place - 1))
+            if before >= 0:
+                needs_DN[slot, node] = names[before]
+                depth[node] = max(depth[node], depth[names[before]] + 1)
+    found = list(waves(needs_DN))
+    assert sorted(np.concatenate(found).tolist()) == list(range(count))
+    for wave, nodes in enumerate(found):
+        assert all(depth[node] == wave for node in nodes.tolist())
+
+
+def test_a_circle_has_no_waves() -> None:
+    with pytest.raises(ValueError, match="deadlocks"):
+        list(waves(np.array([[-1, 2, 1]])))
+
+
+def plain_entries(order: tuple[Action, ...]) -> list[int]:
+    """What `_add_unshard_reshard` and `_add_reduce_grad` put before each action of a rank."""
+    gathered: set[int] = set()
+    entries = []
+    last = {action.stage: place for place, action in enumerate(order)}
+    for place in range(len(order)):
+        coming = list(dict.fromkeys(action.stage for action in order[place:]))[:ACTIVE_STAGES]
+        entries.append(len(gathered ^ set(coming)) + (place - 1 in last.values()))
+        gathered = set(coming)
+    return entries
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), min_size=1), min_size=1))
+def test_entries_before_each_action(drawn: list[list[tuple[int, int]]]) -> None:
+    ranks = [
+        tuple(Action(stage + 6 * rank, "F", microbatch) for stage, microbatch in order)
+        for rank, order in enumerate(drawn)
+    ]
+    rank_A = np.repeat(np.arange(len(ranks)), [len(order) for order in ranks])
+    stage = np.array([action.stage for order in ranks for action in order])
+    found = entries_before(rank_A, np.arange(len(rank_A)), stage)
+    assert found.tolist() == [count for order in ranks for count in plain_entries(order)]
+
+
+@pytest.mark.parametrize(("entry", "shape"), LEGAL, ids=lambda x: getattr(x, "name", str(x)))
+def test_rounds_go_from_rank_to_rank(entry: object, shape: tuple[int, int, int]) -> None:
+    """Torch's pass played out: each round every rank in turn takes its next action if it may."""
+    schedule = next(known for known, _ in LEGAL if known is entry)
+    order, last = schedule.actions(*shape), shape[0] * shape[1] - 1
+    items = [item for rank in order for item in rank]
+    rank_A = np.repeat(np.arange(len(order)), [len(rank) for rank in order])
+    made = {
+        (action.stage, "F" if action.kind == "F" else "B", action.microbatch): place
+        for place, item in enumerate(items)
+        for action in leaves((item,))
+        if action.kind != "W"
+    }
+    inputs = [
+        [
+            made[action.stage + step, kind, action.microbatch]
+            for action in leaves((item,))
+            if action.kind != "W"
+            for kind, step in [("F", -1) if action.kind == "F" else ("B", 1)]
+            if 0 <= action.stage + step <= last
+        ]
+        for item in items
+    ]
+    entries = np.arange(len(items)) % 3
+    played = [-1] * len(items)
+    nexts = [int(np.searchsorted(rank_A, rank)) for rank in range(len(order))]
+    spent, turn = [0] * len(order), 0
+    while -1 in played:
+        for rank, place in enumerate(nexts):
+            if place == len(items) or rank_A[place] != rank:
+                continue
+            if spent[rank] < entries[place]:
+                spent[rank] += 1
+            elif all(played[source] >= 0 for source in inputs[place]):
+                played[place], spent[rank] = turn, 0
+                nexts[rank] += 1
+        turn += 1
+    source_DA = np.array([(*found, -1, -1)[:2] for found in inputs]).T
+    before_A = np.where(np.diff(rank_A, prepend=-1) != 0, -1, np.arange(len(items)) - 1)
+    assert rounds(rank_A, before_A, source_DA, entries).tolist() == played
