@@ -7,7 +7,7 @@ embedding, head).
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from planner.cost import chunks, deduplicated
 from planner.cost.data_parallel import sharding
 from planner.cost.layer import unit_costs as layers
 from planner.cost.layer.unit_work import Savings, SharedWork, UnitWork, savings, unit_work
+from planner.cost.loads import RankLoads, of_each
 from planner.cost.pipeline import stages
 from planner.cost.pipeline.schedule_columns import num_microbatches
 from planner.cost.prepared_job import PreparedJob
@@ -195,18 +196,14 @@ class CostRows:
     recomputes. K then stands for both.
 
     m (N,): microbatches.
-    units (R, K + 2, N): units that each rank holds.
-    rank (R, N): its place in the pipeline.
-    mean_units (K + 2, N): units of a mean rank.
+    loads: what their ranks run.
     at_unit, at_shard (N,): each layout's row there.
     has_blocks: whether layers count by kind and mode.
     """
 
     batch: LayoutBatch
     m: FloatColumn
-    units: FloatColumn
-    rank: IntColumn
-    mean_units: FloatColumn
+    loads: RankLoads
     unit_rows: LayoutBatch
     at_unit: IntColumn
     shard_rows: LayoutBatch
@@ -233,12 +230,11 @@ class CostRows:
             every_rank=every_rank,
             blocks=stages.block_layers(pipe_rows),
         )
+        m = num_microbatches(batch, job.training)
         return cls(
             batch=batch,
-            m=num_microbatches(batch, job.training),
-            units=held.units[:, :, at_pipe],
-            rank=held.rank[:, at_pipe],
-            mean_units=held.mean_units[:, at_pipe],
+            m=m,
+            loads=RankLoads.of(batch, m, at_unit, at_shard, (held, at_pipe)),
             unit_rows=unit_rows,
             at_unit=at_unit,
             shard_rows=shard_rows,
@@ -248,27 +244,41 @@ class CostRows:
 
     def side_by_side(self, count: int) -> "CostRows":
         """The same rows on `count` machines, those of the first machine first."""
-
-        def of_each(at: IntColumn, size: int) -> IntColumn:
-            return np.concatenate([at + machine * size for machine in range(count)])
-
-        tiled: dict[str, Any] = {
-            name: np.concatenate([getattr(self, name)] * count, axis=-1)
-            for name in ("m", "units", "rank", "mean_units")
-        }
+        sizes = len(self.unit_rows), len(self.shard_rows)
         return replace(
             self,
-            **tiled,
             batch=_tiled(self.batch, count),
+            m=np.tile(self.m, count),
+            loads=self.loads.side_by_side(count, *sizes),
             unit_rows=_tiled(self.unit_rows, count),
-            at_unit=of_each(self.at_unit, len(self.unit_rows)),
+            at_unit=of_each(self.at_unit, count, sizes[0]),
             shard_rows=_tiled(self.shard_rows, count),
-            at_shard=of_each(self.at_shard, len(self.shard_rows)),
+            at_shard=of_each(self.at_shard, count, sizes[1]),
         )
 
 
 def _tiled(batch: LayoutBatch, count: int) -> LayoutBatch:
     return batch.take(np.tile(np.arange(len(batch)), count))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobColumns:
+    """A job as different columns see it: the same, but for machines side by side.
+
+    Their numbers are columns: of layouts, of distinct units, of distinct shards, of loads of ranks
+    and of loads of mean ranks.
+    """
+
+    layouts: PreparedJob
+    units: PreparedJob
+    shards: PreparedJob
+    ranks: PreparedJob
+    means: PreparedJob
+
+    @classmethod
+    def alike(cls, job: PreparedJob) -> "JobColumns":
+        """A job on one machine."""
+        return cls(layouts=job, units=job, shards=job, ranks=job, means=job)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,12 +288,10 @@ class CostInputs:
     See `CostRows` for what is its own. unit, shards: at distinct rows.
     """
 
-    job: PreparedJob
+    jobs: JobColumns
     batch: LayoutBatch
     m: FloatColumn
-    units: FloatColumn
-    rank: IntColumn
-    mean_units: FloatColumn
+    loads: RankLoads
     unit: SummedCosts
     at_unit: IntColumn
     shards: sharding.UnitShards
@@ -295,35 +303,46 @@ class CostInputs:
 
         every_rank: for all pipeline ranks instead of the deciding ones.
         """
-        rows = CostRows.of(job, batch, every_rank=every_rank)
-        return cls.at(rows, job, units_job=job, shards_job=job)
+        return cls.at(CostRows.of(job, batch, every_rank=every_rank), JobColumns.alike(job))
 
     @classmethod
-    def at(
-        cls, rows: CostRows, job: PreparedJob, *, units_job: PreparedJob, shards_job: PreparedJob
-    ) -> "CostInputs":
-        """The cost inputs of these rows.
-
-        units_job, shards_job: the job as columns of units and of shards see it. It is the same, but
-            for machines side by side, whose numbers are columns.
-        """
-        unit = units_at(units_job, rows.unit_rows)
-        shards = shards_at(shards_job, rows.shard_rows)
+    def at(cls, rows: CostRows, jobs: JobColumns) -> "CostInputs":
+        """The cost inputs of these rows."""
+        unit = units_at(jobs.units, rows.unit_rows)
+        shards = shards_at(jobs.shards, rows.shard_rows)
         if rows.has_blocks:
-            again = _costs_at(units_job, _in_mode(rows.unit_rows, FULL))
+            again = _costs_at(jobs.units, _in_mode(rows.unit_rows, FULL))
             unit, shards = _summed(_of_both(unit.costs, again)), _of_both(shards, shards)
         return cls(
-            job=job,
+            jobs=jobs,
             batch=rows.batch,
             m=rows.m,
-            units=rows.units,
-            rank=rows.rank,
-            mean_units=rows.mean_units,
+            loads=rows.loads,
             unit=unit,
             at_unit=rows.at_unit,
             shards=shards,
             at_shard=rows.at_shard,
         )
+
+    @property
+    def job(self) -> PreparedJob:
+        """The job as columns of layouts see it."""
+        return self.jobs.layouts
+
+    @property
+    def units(self) -> FloatColumn:
+        """Units that each rank holds, (R, K + 2, N)."""
+        return self.loads.of_ranks.units[:, self.loads.at_rank].swapaxes(0, 1)
+
+    @property
+    def rank(self) -> IntColumn:
+        """Place of each rank in its pipeline, (R, N)."""
+        return self.loads.pipelines.rank[:, self.loads.pipelines.at]
+
+    @property
+    def mean_units(self) -> FloatColumn:
+        """Units of a mean rank, (K + 2, N)."""
+        return self.loads.of_means.units[:, self.loads.at_mean]
 
 
 def _of_both(first: ColumnsT, second: ColumnsT) -> ColumnsT:

@@ -21,6 +21,10 @@ _OFFSETS = np.append(
 )
 
 
+# Up to so many codes a row, a table of all codes is faster than sorting them.
+MOST_CODES_A_ROW = 64
+
+
 def hashes(columns: Sequence[Column]) -> NDArray[np.uint64]:
     """A 64-bit multilinear hash of every row.
 
@@ -33,6 +37,8 @@ def hashes(columns: Sequence[Column]) -> NDArray[np.uint64]:
             column = column[:1]
         column = np.ascontiguousarray(column)
         bits = column.view(np.uint64) if column.itemsize == 8 else column.astype(np.uint64)
+        if column.dtype == np.float64:  # small numbers differ in their highest bits alone
+            bits = bits ^ (bits >> np.uint64(32))
         mixed += np.multiply(bits, mixer, out=product[: len(bits)])
     mixed ^= mixed >> np.uint64(29)
     return mixed
@@ -51,8 +57,54 @@ def unique_rows(columns: Sequence[Column]) -> tuple[IntColumn, IntColumn]:
     """
     if len(columns[0]) == 1:
         return np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
-    _, first, inverse = np.unique(hashes(columns), return_index=True, return_inverse=True)
-    return first, inverse
+    codes = hashes(columns)
+    return numbered(_same_row(codes), len(codes))
+
+
+def _same_row(codes: NDArray[np.uint64]) -> IntColumn:
+    """For every hash the index of one that is equal, the same for all equal ones.
+
+    Hashes are put into a table by some of their bits; those that find another there are few and
+    are put into it again by other bits. Sorting takes four times as long.
+    """
+    bits = len(codes).bit_length() + 2
+    table = np.empty(1 << bits, dtype=np.int64)
+    same, rows = np.empty(len(codes), dtype=np.int64), np.arange(len(codes))
+    for shift in range(64 - bits, -1, -bits):
+        left = codes[rows] if len(rows) < len(codes) else codes
+        slots = ((left >> np.uint64(shift)) & np.uint64(len(table) - 1)).astype(np.int64)
+        table[slots] = rows
+        found = table[slots]
+        same[rows] = found
+        rows = rows[codes[found] != left]
+        if not len(rows):
+            return same
+    _, first, inverse = np.unique(codes[rows], return_index=True, return_inverse=True)
+    same[rows] = rows[first[inverse]]
+    return same
+
+
+def numbered(codes: IntColumn, count: int) -> tuple[IntColumn, IntColumn]:
+    """(distinct codes in order (U,), index of every code among them, like `codes`).
+
+    codes: from 0 to `count`, which is to be of the order of their number for the sake of speed.
+    """
+    if count > MOST_CODES_A_ROW * codes.size + MOST_CODES_A_ROW:
+        found, inverse = np.unique(codes, return_inverse=True)
+        return found, inverse.reshape(codes.shape)
+    there = np.zeros(count, dtype=np.bool_)
+    there[codes] = True
+    found = np.flatnonzero(there)
+    place = np.empty(count, dtype=np.int64)
+    place[found] = np.arange(len(found))
+    return found, place.take(codes)
+
+
+def row_of_each(inverse: IntColumn, count: int) -> IntColumn:
+    """A row that has each of `count` distinct combinations, by every row's combination."""
+    rows = np.empty(count, dtype=np.int64)
+    rows[inverse] = np.arange(len(inverse))
+    return rows
 
 
 def distinct(batch: LayoutBatch, names: Sequence[str]) -> tuple[LayoutBatch, IntColumn]:

@@ -9,6 +9,7 @@ Letters: N layouts, R pipeline ranks priced.
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from planner.beside import OtherCore
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost import lower_bounds
 from planner.cost.chunks import CHUNK, keep_freed_pages, slices
-from planner.cost.cost_inputs import CostInputs, CostRows, unit_fields
+from planner.cost.cost_inputs import CostInputs, CostRows, JobColumns, unit_fields
 from planner.cost.known_rows import KnownRows, Steps
 from planner.cost.lower_bounds import Idle
 from planner.cost.machine import side_by_side
@@ -42,25 +43,31 @@ TORCH_2_1 = "2023-10"
 WHOLE = 0.05  # of a layer: what rounding and fragments may hide; judgement
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StepTimes:
     """Columns of N steps, their time alone.
 
     parts: seconds (N,) by PARTS, of the busiest rank; they sum to step_seconds.
     own_factor (N,): that of `PreparedJob`; `stage_seconds` are before it.
-    rank (R, N): pipeline ranks priced.
-    rank_units (R, K + 2, N): units that each of them holds.
     """
 
     step_seconds: FloatColumn
     parts: dict[str, FloatColumn]
-    rank: IntColumn
-    rank_units: FloatColumn
     stage_seconds: StageSeconds
     own_factor: FloatColumn
 
+    @cached_property
+    def rank(self) -> IntColumn:
+        """Pipeline ranks priced, (R, N)."""
+        return self.stage_seconds.inputs.rank
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+    @cached_property
+    def rank_units(self) -> FloatColumn:
+        """Units that each of them holds, (R, K + 2, N)."""
+        return self.stage_seconds.inputs.units
+
+
+@dataclass(frozen=True, kw_only=True)
 class Prices(StepTimes):
     """Columns of N prices.
 
@@ -158,8 +165,6 @@ class Pricer(PreparedJob):
             least_device_bytes=least.max(axis=0) + outside,
             memory=memory,
             rank_reserved_bytes=reserved,
-            rank=times.rank,
-            rank_units=times.rank_units,
             stage_seconds=times.stage_seconds,
             own_factor=times.own_factor,
         )
@@ -171,13 +176,11 @@ class Pricer(PreparedJob):
     def _times(self, inputs: CostInputs) -> StepTimes:
         seconds, parts, stage_seconds = step_seconds(inputs)
         factor = self.own_factor[inputs.batch.precision]
+        if (self.own_factor != 1.0).any():
+            seconds = factor * seconds
+            parts = {name: factor * part for name, part in parts.items()}
         return StepTimes(
-            step_seconds=factor * seconds,
-            parts={name: factor * part for name, part in parts.items()},
-            rank=inputs.rank,
-            rank_units=inputs.units,
-            stage_seconds=stage_seconds,
-            own_factor=factor,
+            step_seconds=seconds, parts=parts, stage_seconds=stage_seconds, own_factor=factor
         )
 
     def step_seconds(self, batch: LayoutBatch) -> FloatColumn:
@@ -202,10 +205,14 @@ class Pricer(PreparedJob):
 
     def _on_each(self, machines: Sequence["Pricer"], batch: LayoutBatch) -> FloatColumn:
         rows = CostRows.of(self, batch, every_rank=False)
-        sizes = len(batch), len(rows.unit_rows), len(rows.shard_rows)
-        job, units, shards = (_side_by_side(machines, size) for size in sizes)
-        rows = rows.side_by_side(len(machines))
-        seconds, _, _ = step_seconds(CostInputs.at(rows, job, units_job=units, shards_job=shards))
+        jobs = JobColumns(
+            layouts=_side_by_side(machines, len(batch)),
+            units=_side_by_side(machines, len(rows.unit_rows)),
+            shards=_side_by_side(machines, len(rows.shard_rows)),
+            ranks=_side_by_side(machines, len(rows.loads.of_ranks)),
+            means=_side_by_side(machines, len(rows.loads.of_means)),
+        )
+        seconds, _, _ = step_seconds(CostInputs.at(rows.side_by_side(len(machines)), jobs))
         return seconds.reshape(len(machines), len(batch))
 
     def most_layers(self, batch: LayoutBatch, device_bytes: float) -> FloatColumn:
@@ -218,12 +225,13 @@ class Pricer(PreparedJob):
         inputs = CostInputs.of(self, batch, every_rank=True)
         _, outside, _, least = self._memory(inputs)
         kinds = len(self.unit_counts) - 2
-        layers = inputs.units[:, :-2].sum(axis=1)
-        found = []
-        for kind in range(inputs.units.shape[1] - 2 - kinds, inputs.units.shape[1] - 2):
-            units = inputs.units.copy()
-            units[:, kind] += 1.0
-            _, _, _, more = self._memory(replace(inputs, units=units))
+        loads, found = inputs.loads, []
+        layers = loads.of_ranks.units[:-2].sum(axis=0)[loads.at_rank]
+        for kind in range(len(loads.of_ranks.units) - 2 - kinds, len(loads.of_ranks.units) - 2):
+            units = loads.of_ranks.units.copy()
+            units[kind] += 1.0
+            one_more = replace(loads, of_ranks=replace(loads.of_ranks, units=units))
+            _, _, _, more = self._memory(replace(inputs, loads=one_more))
             each = np.maximum(more - least, 1.0)
             found.append(layers + np.floor((device_bytes - outside - least) / each + WHOLE))
         there = np.arange(len(layers))[:, None] < batch.pp
@@ -233,24 +241,25 @@ class Pricer(PreparedJob):
         self, inputs: CostInputs
     ) -> tuple[PeakMemory, FloatColumn, FloatColumn, FloatColumn]:
         """(allocated, bytes outside of the allocator (N,), reserved, the least of it), (R, N)."""
-        batch = inputs.batch
+        load, mean = inputs.loads.of_ranks, inputs.loads.of_means.batch
         memory = rank_memory(
             rank_shapes(inputs),
-            batch,
-            inputs.m,
+            load.batch,
+            load.m,
             self.training,
             self.rules,
             self.profile.workspace_bytes,
+            inputs.loads.at_rank,
         )
         groups = sum(
-            (getattr(batch, axis) > 1).astype(np.float64)
+            (getattr(mean, axis) > 1).astype(np.float64)
             for axis in ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep")
         )
         outside = (
             self.cluster.gpu.context_bytes
             + self.profile.communicator_bytes * groups
-            + dispatch_buffer_bytes(batch, self.model, self.cluster, self.training)
-        )
+            + dispatch_buffer_bytes(mean, self.model, self.cluster, self.training)
+        )[inputs.loads.at_mean]
         room = self.cluster.usable_memory_bytes - outside
         shares = (self._fragmentation, self.profile.fragmentation_floor)
         reserved, least = reserved_bytes(

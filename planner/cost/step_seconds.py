@@ -3,30 +3,35 @@
 Letters: N layouts, R pipeline ranks priced, K + 2 units (layers by kind, embedding, head).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
-from planner.columns import BoolColumn, FloatColumn, IntColumn
-from planner.cost.cost_inputs import CostInputs, on_ranks
+from planner.columns import FloatColumn, IntColumn, LayoutBatch
+from planner.cost.cost_inputs import CostInputs
 from planner.cost.data_parallel.overlap import (
     ExposedSeconds,
     exposed_data_parallel,
     host_copies,
     unit_columns,
 )
+from planner.cost.data_parallel.sharding import UnitShards
 from planner.cost.layer import forward_backward_overlap as pairs
 from planner.cost.layer import unit_costs as layers
 from planner.cost.layer.context import AXES
 from planner.cost.layer.trainer_kernels import fused_kernels
+from planner.cost.loads import Pipelines, at_rows, sums
 from planner.cost.machine import side_by_side
 from planner.cost.memory.host_activations import exposed_copies
-from planner.cost.network.sends import Sends, transport_of
-from planner.cost.pipeline.schedule_columns import by_schedule, split_schedules
+from planner.cost.network.sends import Sends, alike_sends, transport_of
+from planner.cost.pipeline.schedule_columns import by_schedule, critical_pairs, filled
+from planner.cost.prepared_job import PreparedJob
 from planner.cost.stragglers import straggler_share
 from planner.rules import cuda_graphs
-from planner.schedules import Schedule
+from planner.schedules import SCHEDULES, Schedule
 
+INSIDE = ("recompute", "tp", "cp", "ep", "launches", "waits")  # of microbatches, beside compute
 PARTS = (
     "compute",
     "copies",
@@ -46,200 +51,338 @@ PARTS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StageSeconds:
     """One microbatch on each unit (K + 2, N): what the simulator needs to time any stage.
 
-    costs, at: costs of the units at distinct rows and each layout's row, for what few layouts need.
-    sends: of the same N layouts.
+    Columns of units are gathered when they are asked for, which few layouts do.
     outside (N,): the busiest rank's data-parallel waits, optimizer, waits for stragglers and fixed
         seconds of a step.
     busy (N,): seconds of its microbatches.
     """
 
-    forward: FloatColumn
-    input_grad: FloatColumn
-    weight_grad: FloatColumn
-    saved_bytes: FloatColumn
-    costs: layers.UnitCosts
-    at: IntColumn
-    forward_flops: FloatColumn
-    recompute_flops: FloatColumn
-    sends: Sends
+    inputs: CostInputs
     outside: FloatColumn
     busy: FloatColumn
+
+    @property
+    def costs(self) -> layers.UnitCosts:
+        """Costs of the units at distinct rows."""
+        return self.inputs.unit.costs
+
+    @property
+    def at(self) -> IntColumn:
+        """Each layout's row of `costs`."""
+        return self.inputs.at_unit
+
+    @cached_property
+    def forward(self) -> FloatColumn:
+        """Seconds of the forward."""
+        return self.inputs.unit.forward[:, self.at]
+
+    @cached_property
+    def input_grad(self) -> FloatColumn:
+        """Seconds of the backward but for weight gradients."""
+        return self.inputs.unit.input_grad[:, self.at]
+
+    @cached_property
+    def weight_grad(self) -> FloatColumn:
+        """Seconds of weight gradients."""
+        inputs = self.inputs
+        alone = inputs.unit.weight_grad[:, self.at]
+        return alone + _adding_up(inputs.shards, inputs.at_shard, inputs.m)
+
+    @cached_property
+    def saved_bytes(self) -> FloatColumn:
+        """Bytes that the forward saves."""
+        return self.costs.saved_bytes[:, self.at]
+
+    @cached_property
+    def forward_flops(self) -> FloatColumn:
+        """Of matmuls and attention."""
+        return self.costs.forward_flops[:, self.at]
+
+    @cached_property
+    def recompute_flops(self) -> FloatColumn:
+        """Of them, those that the backward repeats."""
+        return self.costs.recompute_flops[:, self.at]
+
+    @cached_property
+    def sends(self) -> Sends:
+        """Of the same N layouts."""
+        return _sends(self.inputs.job, self.inputs.batch, self.costs, self.at)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Busy:
+    """Seconds of each load, (L,).
+
+    busy: of all microbatches. redone: of one, besides, where weight gradients run later.
+    outside: of a step, outside of its microbatches. by_part: of a step by part.
+    """
+
+    busy: FloatColumn
+    redone: FloatColumn
+    outside: FloatColumn
+    by_part: dict[str, FloatColumn]
 
 
 def step_seconds(inputs: CostInputs) -> tuple[FloatColumn, dict[str, FloatColumn], StageSeconds]:
     """(step seconds, parts, seconds of stages for the simulator)."""
-    costs, at, batch, m = inputs.unit.costs, inputs.at_unit, inputs.batch, inputs.m
-    forward, input_grad = inputs.unit.forward[:, at], inputs.unit.input_grad[:, at]
-    alone = (
-        inputs.unit.weight_grad[:, at]
-        + inputs.shards.sum_seconds[:, inputs.at_shard] * (m - 1.0) / m
+    pipes, job = inputs.loads.pipelines, inputs.job
+    load, share = _busy(inputs), _split_share(pipes)
+    late = straggler_share(job.cluster.num_gpus, job.profile.straggler_delay)
+    again = pipes.of_layouts(share * pipes.m) if share.any() else None
+    place, at = _busiest(inputs, load, again)
+    sends, bubble_of_mean = _mean_ranks(inputs, share)
+    overlapped = _overlapped_pairs(inputs, place, at)
+    bubble, hops = _bubble(inputs, bubble_of_mean, overlapped)
+    parts = {name: seconds.take(at) for name, seconds in load.by_part.items()}
+    busy = load.busy.take(at)
+    if again is not None:
+        redone = again * load.redone.take(at)
+        parts["recompute"] += redone
+        busy += redone
+    if overlapped is not None:
+        own, relief = overlapped
+        parts["tp"] -= own * relief.tp
+        parts["ep"] -= own * relief.ep
+        busy -= own * relief.saved
+    outside = load.outside.take(at)
+    parts["bubble"], parts["pp"], parts["straggler"] = bubble, hops * sends, late * busy
+    parts["other"] = _fixed_seconds(inputs)
+    step = busy + parts["straggler"] + outside + bubble + parts["pp"] + parts["other"]
+    parts["compute"] = busy - sum(parts[name] for name in INSIDE)
+    return (
+        step,
+        {name: parts[name] for name in PARTS},
+        StageSeconds(
+            inputs=inputs, outside=outside + parts["straggler"] + parts["other"], busy=busy
+        ),
     )
-    weight_grad = _with_redone(inputs, alone)
-    exposed = _data_parallel(inputs, forward, input_grad + alone)
-    slowed = inputs.job.profile.overlap_slowdown * exposed.hidden
-    optimizer = _optimizer_seconds(inputs)
-    early = np.where(inputs.batch.optimizer_in_backward, inputs.job.profile.early_step_share, 0.0)
-    optimizer = optimizer + early * m * on_ranks(inputs.units, input_grad + alone)
-    copies = exposed.copies + m * exposed_copies(inputs, forward, input_grad + alone)
-    outside = exposed.fsdp + exposed.dp + copies + slowed + optimizer
-    per_microbatch = on_ranks(inputs.units, forward + input_grad + weight_grad)
-    late = straggler_share(inputs.job.cluster.num_gpus, inputs.job.profile.straggler_delay)
-    busiest = np.argmax((1.0 + late) * m * per_microbatch + outside, axis=0)
-    pick = (busiest, np.arange(len(batch)))
-    sends = _sends(inputs)
-    here = inputs.units[busiest, :, np.arange(len(batch))].T
-    own = _overlapped_pairs(inputs, inputs.rank[pick])
-    relief = _relief(inputs, own > 0, here)
-    bubble, send_waits = _bubble(
-        inputs, forward, input_grad, weight_grad, sends.mean_seconds(), own, relief
+
+
+def _fixed_seconds(inputs: CostInputs) -> FloatColumn:
+    """Seconds of a step that depend on no layer, (N,); a graph of the step is launched once."""
+    profile, seconds = inputs.job.profile, np.zeros(len(inputs.m))
+    graphs = cuda_graphs.captured(inputs.loads.of_means.batch, inputs.job.rules_context)
+    whole = graphs == cuda_graphs.FULL
+    if whole.any():
+        seconds += profile.launch_seconds * whole[inputs.loads.at_mean]
+    seconds += profile.fixed_step_seconds
+    return seconds
+
+
+def _busy(inputs: CostInputs) -> _Busy:
+    load, unit, costs = inputs.loads.of_ranks, inputs.unit, inputs.unit.costs
+    shards, profile = inputs.shards, inputs.jobs.ranks.profile
+    units, at, at_shard, m = load.units, load.at_unit, load.at_shard, load.m
+    forward, backward = at_rows(unit.forward, at), at_rows(unit.input_grad + unit.weight_grad, at)
+    if shards.sum_seconds.any():
+        backward += _adding_up(shards, at_shard, m)
+    exposed = _data_parallel(inputs, forward, backward)
+    slowed = profile.overlap_slowdown * exposed.hidden[0]
+    copies = exposed.copies[0] + m * exposed_copies(inputs, forward, backward)
+    backward_seconds = sums(units, backward)
+    optimizer = (
+        sums(units, at_rows(shards.update_seconds, at_shard)) + shards.step_seconds[at_shard]
     )
-    parts = {
-        "recompute": m
-        * (here * (costs.recompute_seconds[:, at] + weight_grad - alone)).sum(axis=0),
-        "fsdp": exposed.fsdp[pick] + slowed[pick],
-        "dp": exposed.dp[pick],
-        "bubble": bubble,
-        "pp": send_waits,
-        "optimizer": optimizer[pick],
-        "other": inputs.job.profile.fixed_step_seconds
-        + inputs.job.profile.launch_seconds
-        * (cuda_graphs.captured(batch, inputs.job.rules_context) == cuda_graphs.FULL),
-    }
-    for index, axis in enumerate(AXES):
-        parts[axis] = m * (
-            here * (costs.exposed_forward + costs.exposed_backward)[index][:, at]
-        ).sum(axis=0)
-    parts["tp"], parts["ep"] = parts["tp"] - own * relief.tp, parts["ep"] - own * relief.ep
+    early = load.batch.optimizer_in_backward
+    if early.any():
+        optimizer += np.where(early, profile.early_step_share, 0.0) * m * backward_seconds
+    wires = costs.exposed_forward + costs.exposed_backward
     launches = (
         costs.launch_forward_seconds
         + costs.launch_input_grad_seconds
         + costs.launch_weight_grad_seconds
     )
-    waits = costs.wait_forward_seconds + costs.wait_backward_seconds
-    for name, seconds in (("launches", launches), ("waits", waits)):
-        parts[name] = m * (here * seconds[:, at]).sum(axis=0)
-    busy = m * per_microbatch[pick] - own * relief.saved
-    parts["straggler"] = late * busy
-    step = busy + parts["straggler"] + outside[pick] + bubble + send_waits + parts["other"]
-    inside = ("recompute", "tp", "cp", "ep", "launches", "waits")
-    parts["compute"] = busy - sum(parts[name] for name in inside)
-    parts["copies"] = copies[pick]
-    stage_seconds = StageSeconds(
-        forward=forward,
-        input_grad=input_grad,
-        weight_grad=alone,
-        saved_bytes=costs.saved_bytes[:, at],
-        costs=costs,
-        at=at,
-        sends=sends,
-        forward_flops=costs.forward_flops[:, at],
-        recompute_flops=costs.recompute_flops[:, at],
-        outside=outside[pick] + parts["straggler"] + parts["other"],
-        busy=busy,
+    named = {
+        "recompute": costs.recompute_seconds,
+        **dict(zip(AXES, wires, strict=True)),
+        "launches": launches,
+        "waits": costs.wait_forward_seconds + costs.wait_backward_seconds,
+    }
+    zero = np.zeros(len(load))
+    inside = {
+        name: m * sums(units, at_rows(seconds, at)) if seconds.any() else zero
+        for name, seconds in named.items()
+    }
+    return _Busy(
+        busy=m * (sums(units, forward) + backward_seconds),
+        redone=sums(units, at_rows(costs.redone_seconds, at)),
+        outside=exposed.fsdp[0] + exposed.dp[0] + copies + slowed + optimizer,
+        by_part=inside
+        | {
+            "fsdp": exposed.fsdp[0] + slowed,
+            "dp": exposed.dp[0],
+            "optimizer": optimizer,
+            "copies": copies,
+        },
     )
-    return step, parts, stage_seconds
+
+
+def _adding_up(shards: UnitShards, at_shard: IntColumn, m: FloatColumn) -> FloatColumn:
+    """Seconds of adding one microbatch's gradients to those of earlier ones, mean of all of them.
+
+    (K + 2, rows).
+    """
+    return at_rows(shards.sum_seconds, at_shard) * (m - 1.0) / m
+
+
+def _busiest(
+    inputs: CostInputs, load: _Busy, again: FloatColumn | None
+) -> tuple[IntColumn, IntColumn]:
+    """(the busiest of each layout's ranks, its load), (N,); the first of equal ones.
+
+    again: how many times a rank repeats `load.redone`; None if nowhere.
+    """
+    ranks, job = inputs.loads.at_rank, inputs.jobs.ranks
+    late = straggler_share(job.cluster.num_gpus, job.profile.straggler_delay)
+    step, redone = (1.0 + late) * load.busy + load.outside, (1.0 + late) * load.redone
+    place, at = np.zeros(len(inputs.m), dtype=np.int64), ranks[0]
+    if len(ranks) == 1:
+        return place, at
+    most, at = np.full(len(place), -np.inf), at.copy()
+    for rank, here in enumerate(ranks):
+        seconds = step.take(here)
+        if again is not None:
+            seconds += again * redone.take(here)
+        longer = seconds > most
+        np.copyto(most, seconds, where=longer)
+        np.copyto(place, rank, where=longer)
+        np.copyto(at, here, where=longer)
+    return place, at
 
 
 def _data_parallel(
     inputs: CostInputs, forward: FloatColumn, backward: FloatColumn
 ) -> ExposedSeconds:
-    s, at, batch, rules = inputs.shards, inputs.at_shard, inputs.batch, inputs.job.rules
+    load, s, job = inputs.loads.of_ranks, inputs.shards, inputs.jobs.ranks
+    host = host_copies(s, load.at_shard, job.rules, load.batch)
     return exposed_data_parallel(
-        inputs.units,
-        unit_columns(s, at, forward, backward, host_copies(s, at, rules, batch)),
-        batch,
-        inputs.m,
-        inputs.job.training,
-        rules,
-        inputs.job.profile.dp_hidden,
+        load.units[None],
+        unit_columns(s, load.at_shard, forward, backward, host),
+        load.batch,
+        load.m,
+        job.training,
+        job.rules,
+        job.profile.dp_hidden,
     )
 
 
-def _sends(inputs: CostInputs) -> Sends:
+def _sends(
+    job: PreparedJob, batch: LayoutBatch, costs: layers.UnitCosts, at_unit: IntColumn
+) -> Sends:
     return Sends(
-        batch=inputs.batch,
-        payload_bytes=inputs.unit.costs.boundary_bytes[inputs.at_unit],
-        fused=fused_kernels(inputs.batch, inputs.job.rules),
-        training=inputs.job.training,
-        cluster=inputs.job.cluster,
-        device=inputs.job.device,
-        fabric=inputs.job.fabric,
+        batch=batch,
+        payload_bytes=costs.boundary_bytes[at_unit],
+        fused=fused_kernels(batch, job.rules),
+        training=job.training,
+        cluster=job.cluster,
+        device=job.device,
+        fabric=job.fabric,
     )
 
 
-def _with_redone(inputs: CostInputs, weight_grad: FloatColumn) -> FloatColumn:
-    """Weight gradients, (K + 2, N), with what they recompute where they run separately from I."""
-    batch, result = inputs.batch, weight_grad
-    for schedule, rows in split_schedules(batch):
-        result = weight_grad.copy() if result is weight_grad else result
-        share = schedule.split_share(
-            batch.pp[rows], batch.virtual_stages[rows], inputs.m[rows].astype(np.int64)
-        )
-        result[:, rows] += share * inputs.unit.costs.redone_seconds[:, inputs.at_unit[rows]]
-    return result
-
-
-def _relief(inputs: CostInputs, overlaps: BoolColumn, here: FloatColumn) -> pairs.Relief:
-    """What a pair saves, (N,), 0 where schedules overlap none."""
-    rows = np.flatnonzero(overlaps)
-    profile = side_by_side.taken(inputs.job.profile, rows)
-    columns = pairs.pair_columns(inputs.unit.costs, inputs.at_unit[rows], profile)
-    return pairs.relief(columns, here[:, rows], inputs.batch.virtual_stages[rows]).spread(
-        rows, len(overlaps)
-    )
-
-
-def _overlapped_pairs(inputs: CostInputs, rank: IntColumn) -> FloatColumn:
-    batch, m = inputs.batch, inputs.m.astype(np.int64)
-    return by_schedule(
-        batch,
-        lambda s, rows: s.overlapped_pairs(
-            rank[rows], batch.pp[rows], batch.virtual_stages[rows], m[rows]
-        ),
+def _split_share(pipes: Pipelines) -> FloatColumn:
+    """How much of what weight gradients recompute is repeated by each pipeline, (T,)."""
+    batch, count = pipes.batch, pipes.counts
+    return filled(
+        count.shape,
+        [(schedule, rows) for schedule, rows in pipes.schedules if schedule.splits_backward],
+        lambda s, rows: s.split_share(batch.pp[rows], batch.virtual_stages[rows], count[rows]),
         0.0,
     )
 
 
+def _mean_ranks(
+    inputs: CostInputs, share: FloatColumn
+) -> tuple[FloatColumn, tuple[FloatColumn, FloatColumn, FloatColumn]]:
+    """(seconds of a send, seconds of a microbatch on a mean rank: F, I, W), (N,) each.
+
+    0 where the batch has no pipeline.
+
+    share (T,): of what weight gradients recompute.
+    """
+    mean, at, job = inputs.loads.of_means, inputs.loads.at_mean, inputs.jobs.means
+    unit = inputs.unit
+    if not inputs.loads.pipelines.schedules:
+        nothing = np.zeros(len(at))
+        return nothing, (nothing, nothing, nothing)
+    f, i, w = (
+        sums(mean.units, at_rows(column, mean.at_unit))
+        for column in (unit.forward, unit.input_grad, unit.weight_grad)
+    )
+    if inputs.shards.sum_seconds.any():
+        w += sums(mean.units, _adding_up(inputs.shards, mean.at_shard, mean.m))
+    weight_grad = w.take(at)
+    if share.any():
+        redone = sums(mean.units, at_rows(unit.costs.redone_seconds, mean.at_unit))
+        weight_grad += inputs.loads.pipelines.of_layouts(share) * redone.take(at)
+    codes = inputs.batch.pp_schedule
+    sends = np.zeros(len(at))
+    alike = alike_sends(job.training, np.flatnonzero(np.bincount(codes)))
+    for schedules in alike:
+        batch = replace(mean.batch, pp_schedule=np.full(len(mean), schedules[0]))
+        seconds = _sends(job, batch, unit.costs, mean.at_unit).mean_seconds().take(at)
+        named = np.zeros(len(SCHEDULES), dtype=np.bool_)
+        named[schedules] = True
+        np.copyto(sends, seconds, where=named[codes] if len(alike) > 1 else True)
+    return sends, (f.take(at), i.take(at), weight_grad)
+
+
+def _overlapped_pairs(
+    inputs: CostInputs, place: IntColumn, at: IntColumn
+) -> tuple[FloatColumn, pairs.Relief] | None:
+    """(overlapped pairs of the busiest rank, what a pair saves), (N,); None where no rank has any.
+
+    place, at: which rank that is, and its load.
+    """
+    pipes, load = inputs.loads.pipelines, inputs.loads.of_ranks
+    batch, m = pipes.batch, pipes.counts
+    own = filled(
+        pipes.rank.shape,
+        pipes.schedules,
+        lambda s, rows: s.overlapped_pairs(
+            pipes.rank[:, rows], batch.pp[rows], batch.virtual_stages[rows], m[rows]
+        ),
+        0.0,
+    )
+    if not own.any():
+        return None
+    found = own[place, pipes.at]
+    rows = np.flatnonzero(found > 0)
+    profile = side_by_side.taken(inputs.job.profile, rows)
+    columns = pairs.pair_columns(inputs.unit.costs, inputs.at_unit[rows], profile)
+    here = load.units[:, at[rows]]
+    relief = pairs.relief(columns, here, inputs.batch.virtual_stages[rows])
+    return found, relief.spread(rows, len(at))
+
+
 def _bubble(
     inputs: CostInputs,
-    forward: FloatColumn,
-    input_grad: FloatColumn,
-    weight_grad: FloatColumn,
-    send: FloatColumn,
-    own_pairs: FloatColumn,
-    relief: pairs.Relief,
+    mean: tuple[FloatColumn, FloatColumn, FloatColumn],
+    overlapped: tuple[FloatColumn, pairs.Relief] | None,
 ) -> tuple[FloatColumn, FloatColumn]:
-    """(idle seconds, seconds of waiting for sends), (N,).
+    """(idle seconds, sends that are waited for), (N,).
 
     Overlapped pairs of other ranks on the critical path shorten this rank's idle time.
     """
-    f, i, w = (
-        (inputs.mean_units * field).sum(axis=0) for field in (forward, input_grad, weight_grad)
-    )
-    batch, m = inputs.batch, inputs.m.astype(np.int64)
+    pipes, batch, count = inputs.loads.pipelines, inputs.batch, inputs.m.astype(np.int64)
+    p, m = pipes.batch, pipes.counts
+    f, i, w = mean
 
-    def bubble(schedule: Schedule, rows: IntColumn) -> FloatColumn:
+    def idle(schedule: Schedule, rows: IntColumn) -> FloatColumn:
         pp, v = batch.pp[rows], batch.virtual_stages[rows]
-        foreign = schedule.pairs_on_critical_path(pp, v, m[rows]) - own_pairs[rows]
-        idle = schedule.bubble_seconds(pp, v, m[rows], f[rows], i[rows], w[rows])
-        return np.maximum(idle - foreign * relief.saved[rows], 0.0)
+        return schedule.bubble_seconds(pp, v, count[rows], f[rows], i[rows], w[rows])
 
     def hops(schedule: Schedule, rows: IntColumn) -> FloatColumn:
         exposed = transport_of(inputs.job.training, schedule.name).exposed
-        return schedule.sends_on_critical_path(
-            batch.pp[rows], batch.virtual_stages[rows], m[rows], exposed
-        )
+        return schedule.sends_on_critical_path(p.pp[rows], p.virtual_stages[rows], m[rows], exposed)
 
-    return by_schedule(batch, bubble, 0.0), by_schedule(batch, hops, 0.0) * send
-
-
-def _optimizer_seconds(inputs: CostInputs) -> FloatColumn:
-    """Seconds a step of clipping, update, exchange and small reductions, (R, N)."""
-    return (
-        on_ranks(inputs.units, inputs.shards.update_seconds[:, inputs.at_shard])
-        + inputs.shards.step_seconds[inputs.at_shard]
-    )
+    bubble = by_schedule(batch, idle, 0.0)
+    if overlapped is not None:
+        own, relief = overlapped
+        bubble -= (pipes.of_layouts(critical_pairs(p, pipes.m)) - own) * relief.saved
+    waited = filled(m.shape, pipes.schedules, hops, 0.0)
+    return np.maximum(bubble, 0.0), pipes.of_layouts(waited)

@@ -18,6 +18,14 @@ from planner.cost.memory.peak import (
     layer_phases,
     rank_memory,
 )
+from planner.cost.memory.worst_phase import (
+    OnRanks,
+    PhaseBytes,
+    PlaceBytes,
+    Streams,
+    chosen,
+    worst_phase,
+)
 from planner.intake.jobs import read_training
 from planner.trainers.registry import TRAINERS, resolve_layout
 
@@ -132,6 +140,25 @@ def test_saved_activations_of_all_microbatches_in_flight_but_the_one_that_ran_ba
     assert ends.allocated[0, 0] == 2 * 11.0 + 5.0 + 100.0
 
 
+@pytest.mark.parametrize(
+    ("local", "allocated", "moving", "gradients"),
+    [(2.0, 33 + 1000 + 8 - 8, 33 + 1000, 0.0), (5.0, 22 + 1000 + 20, 22 + 1000, 20.0)],
+)
+def test_where_all_are_in_flight_gradients_or_one_microbatch_is_not_there(
+    local: float, allocated: float, moving: float, gradients: float
+) -> None:
+    """3 microbatches of 11 bytes at the loss, beside fp32 gradients of 8 or of 20 bytes."""
+    memory = peak(
+        "torchtitan", 3.0, layout={"pp": 2, "zero_stage": 2}, local=local, logits_bytes=1000.0,
+        in_flight=3.0, saved_bytes=10.0, boundary_bytes=1.0, all_in_flight=1.0,
+    )  # fmt: skip
+    assert memory.phase(0, 0) is Phase.LOSS
+    assert memory.allocated[0, 0] == allocated
+    assert memory.moving[0, 0] == moving
+    assert memory.gradients[0, 0] == gradients
+    assert memory.activations[0, 0] == moving - 1000
+
+
 def test_a_pipelines_first_reduction_needs_a_buffer_beside_its_whole_gradients() -> None:
     """Whole fp32 gradients of 100 parameters, a layer of 40 in the buffer, and its copy gone."""
     memory = peak(
@@ -165,5 +192,23 @@ def test_fragments_fill_what_room_there_is_and_under_pressure_a_floor_is_left() 
 
 def test_what_one_stream_freed_does_not_serve_another() -> None:
     """Totals 100 and 90; of them 10 and 40 are the side stream's; a hole of 20 at the first."""
-    found = cached_bytes([100 * ONE, 90 * ONE], [10 * ONE, 40 * ONE], [20.0, 0.0], 3 * ONE)
+    phases = [PhaseBytes(0.0, 0.0, total * ONE, 0.0, 0.0) for total in (100.0, 90.0)]
+    streams = Streams((10 * ONE, 40 * ONE), 20.0)
+    nothing = PlaceBytes(activations=(0.0,), total=(0.0,), received=0.0 * ONE)
+    worst = worst_phase(phases, nothing, streams, OnRanks(None))
+    found = cached_bytes(worst.own, streams.most_apart + 3 * ONE, worst.bytes)
     assert found[0, 0] == max(100 - 10 + 20, 90 - 40) + 40 + 3 - 100
+
+
+def test_of_two_loads_each_rank_reads_its_own_and_of_equal_phases_the_first_is_worst() -> None:
+    """Two loads, three ranks; what a rank has saved adds to the first two phases alone."""
+    by_load = ((5.0, 1.0), (5.0, 2.0), (9.0, 9.0), (0.0, 9.0))
+    phases = [PhaseBytes(1.0, 1.0, np.array(both), 0.0, 0.0) for both in by_load]
+    saved = np.array([[3.0], [4.0], [7.0]])
+    place = OnRanks(np.array([[0], [0], [1]]))
+    by_place = PlaceBytes(activations=(saved, 0.0), total=(saved, 0.0), received=10.0 + 0.0 * saved)
+    worst = worst_phase(phases, by_place, None, place)
+    assert worst.bytes.ravel().tolist() == [21.0, 21.0, 21.0]
+    assert worst.moving.ravel().tolist() == [19.0, 19.0, 19.0]
+    index = 2 * worst.pair + chosen(worst.pair, worst.seconds, place)
+    assert index.ravel().tolist() == [2, 0, 1]

@@ -75,11 +75,11 @@ def unit_columns(
     return UnitColumns(
         forward=forward,
         backward=backward,
-        gather=shards.gather_seconds[:, at],
-        scatter=shards.scatter_seconds[:, at],
-        replicate=shards.replicate_seconds[:, at],
-        gather_copy=shards.gather_copy_seconds[:, at],
-        scatter_copy=shards.scatter_copy_seconds[:, at],
+        gather=np.take(shards.gather_seconds, at, axis=1),
+        scatter=np.take(shards.scatter_seconds, at, axis=1),
+        replicate=np.take(shards.replicate_seconds, at, axis=1),
+        gather_copy=np.take(shards.gather_copy_seconds, at, axis=1),
+        scatter_copy=np.take(shards.scatter_copy_seconds, at, axis=1),
         host=host,
     )
 
@@ -91,9 +91,9 @@ def host_copies(
     if not (rules.sharding.offloads_shards and batch.cpu_offload.any()):
         return None
     return HostCopies(
-        upload=shards.upload_seconds[:, at],
-        download=shards.download_seconds[:, at],
-        accumulate=shards.accumulate_seconds[:, at],
+        upload=np.take(shards.upload_seconds, at, axis=1),
+        download=np.take(shards.download_seconds, at, axis=1),
+        accumulate=np.take(shards.accumulate_seconds, at, axis=1),
     )
 
 
@@ -117,7 +117,11 @@ def exposed_data_parallel(
 
 
 def _on_ranks(units: FloatColumn, field: FloatColumn) -> FloatColumn:
-    return np.asarray(np.einsum("rkn,kn->rn", units, field))
+    """Sum over units, in their order whatever R and N are."""
+    total: FloatColumn = units[:, 0] * field[0]
+    for unit in range(1, len(field)):
+        total += units[:, unit] * field[unit]
+    return total
 
 
 def _fsdp(
@@ -156,16 +160,13 @@ def _fsdp(
     reduction = s.scatter + s.replicate
     gather = s.gather if s.host is None else s.gather + s.host.upload
     last = s.scatter if s.host is None else s.scatter + s.host.download
-    regathers = np.where(zero3, np.ones_like(s.gather), 0.0)
-    regathers[-1] = np.where(piped, regathers[-1], 0.0)
-    regather = regathers * s.gather
-    reduced = np.where(piped, 0.0, reduction)
+    again = zero3.astype(np.float64)
+    regather, copied = s.gather * again, s.gather_copy * (1.0 + again)
+    regather[-1], copied[-1] = regather[-1] * piped, s.gather_copy[-1] * (1.0 + again * piped)
+    reduced = reduction * ~piped
     busy = regather + reduced
     if s.host is not None:
-        up, down = (
-            regather + np.where(zero3, s.host.upload, 0.0),
-            reduced + np.where(piped, 0.0, s.host.download),
-        )
+        up, down = (regather + s.host.upload * again, reduced + s.host.download * ~piped)
         busy = np.maximum(busy, np.maximum(up, down))
     wait_forward = np.maximum(0.0, gather - overlaps * s.forward)
     wait_backward = np.maximum(0.0, busy - overlaps * s.backward)
@@ -184,14 +185,12 @@ def _fsdp(
         + tail
     )
     reductions = np.where(piped, 1.0, num_microbatches)
-    copies = rounds * _on_ranks(units, s.gather_copy * (1.0 + regathers)) + reductions * _on_ranks(
-        units, s.scatter_copy
-    )
+    copies = rounds * _on_ranks(units, copied) + reductions * _on_ranks(units, s.scatter_copy)
     if s.host is not None:
         waits = waits + _while_the_host_waits(units, s, s.host, batch, num_microbatches, overlaps)
-    wire = rounds * _on_ranks(
-        units, s.gather + np.where(once, 0.0, regather)
-    ) + reductions * _on_ranks(units, reduction)
+    wire = rounds * _on_ranks(units, s.gather + regather * ~once) + reductions * _on_ranks(
+        units, reduction
+    )
     piped_replicas = np.where(piped, _on_ranks(units, s.replicate), 0.0)
     replicas = np.minimum(
         waits,

@@ -7,36 +7,23 @@ Source: c10/cuda/CUDACachingAllocator.cpp (get_pool, get_free_block, alloc_block
 release_cached_blocks, expandable segments).
 """
 
-from collections.abc import Sequence
-from functools import reduce
-
 import numpy as np
 
 from planner.columns import FloatColumn
 
 
-def cached_bytes(
-    totals: Sequence[FloatColumn],
-    apart: Sequence[FloatColumn],
-    holes: Sequence[FloatColumn | float],
-    gathers: FloatColumn,
-) -> FloatColumn:
-    """Bytes held beyond the largest of `totals`, by the allocator's rules.
+def cached_bytes(own: FloatColumn, others: FloatColumn, most: FloatColumn) -> FloatColumn:
+    """Bytes held beyond the most that is alive in any phase of a step, by the allocator's rules.
 
-    max(total - apart + holes) + max(apart) + gathers - max(total), over the phases of a step
-    totals: alive in each phase.
-    apart: of them, what another stream allocated: shards of gradients, which are the output of
-        FSDP's reductions.
-    holes: freed by then, but smaller than what is asked for next.
-    gathers: FSDP's all-gathers, on a third stream.
+    own: the most of any phase that the stream of the compute allocated, with holes: freed by then,
+        but smaller than what is asked for next.
+    others: the most that other streams allocated: shards of gradients, which are the output of
+        FSDP's reductions, and on a third stream its all-gathers.
+    most: alive in the worst phase.
     Source: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py (all_gather_copy_in_stream,
     reduce_scatter_stream).
     """
-    own = reduce(
-        np.maximum,
-        [total - other + hole for total, other, hole in zip(totals, apart, holes, strict=True)],
-    )
-    return np.asarray(own + reduce(np.maximum, apart) + gathers - reduce(np.maximum, totals))
+    return np.asarray(own + others - most)
 
 
 def reserved_bytes(

@@ -30,6 +30,8 @@ def dispatch_buffer_bytes(
     """
     row = ELEMENT_BYTES * model.hidden_size
     ep, used = batch.ep.astype(np.float64), (batch.ep > 1) & model.is_moe
+    if not used.any():
+        return np.zeros(len(batch))
     nodes = np.ceil(ep / min(cluster.fabric[0].gpus, NODE))
     chunks = CHANNELS * (
         NVLINK_TOKENS * np.minimum(ep, NODE) + np.where(nodes > 1, 2.0 * RDMA_TOKENS * nodes, 0.0)

@@ -8,13 +8,14 @@ small tensors stay, and the first layers of a mixture may be dense).
 Source: transformer_engine/pytorch/cpu_offload.py (AsyncDoubleBufferGroupOffloadHandler:
     layer_window_map, bulk_offload_group, bulk_reload_group); Megatron-LM core/extensions/
     transformer_engine.py (get_cpu_offload_context).
-Letters: N layouts, R pipeline ranks, K + 2 units (layers by kind, embedding, head).
+Letters: N layouts, L loads of ranks (`cost.loads`), K + 2 units (layers by kind, embedding, head).
 """
 
 import numpy as np
 
 from planner.columns import FloatColumn, LayoutBatch
-from planner.cost.cost_inputs import CostInputs, distinct_rows, on_ranks, units_at
+from planner.cost.cost_inputs import CostInputs, distinct_rows, units_at
+from planner.cost.loads import sums
 from planner.cost.prepared_job import PreparedJob
 
 # Layers whose copies are under way: one that leaves or arrives while another one is used.
@@ -30,18 +31,19 @@ def away(batch: LayoutBatch, num_layers: int) -> FloatColumn:
 def exposed_copies(
     inputs: CostInputs, forward: FloatColumn, backward: FloatColumn
 ) -> FloatColumn | float:
-    """Seconds of a microbatch that a rank waits for copies, (R, N); 0.0 where nothing moves.
+    """Seconds of a microbatch that a rank waits for copies, (L,); 0.0 where nothing moves.
 
-    forward, backward (K + 2, N): seconds of every unit.
+    forward, backward (K + 2, L): seconds of every unit.
     """
-    batch, job = inputs.batch, inputs.job
-    if not batch.activation_offload_layers.any():
+    load, job = inputs.loads.of_ranks, inputs.jobs.ranks
+    offloaded = load.batch.activation_offload_layers
+    if not offloaded.any():
         return 0.0
     saved, hides, hides_back = (
-        on_ranks(inputs.units[:, :-2], column[:-2])
-        for column in (inputs.unit.costs.saved_bytes[:, inputs.at_unit], forward, backward)
+        sums(load.units[:-2], column[:-2])
+        for column in (inputs.unit.costs.saved_bytes[:, load.at_unit], forward, backward)
     )
-    moved = np.minimum(batch.activation_offload_layers / job.model.num_hidden_layers, 1.0)
+    moved = np.minimum(offloaded / job.model.num_hidden_layers, 1.0)
     copies = moved * saved / job.cluster.pcie_bandwidth_bytes_per_second
     return np.asarray(np.maximum(copies - hides, 0.0) + np.maximum(copies - hides_back, 0.0))
 

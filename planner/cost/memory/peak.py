@@ -4,7 +4,7 @@ Letters: R ranks priced, K kinds of layer, N layouts; arrays are (R, N) if not s
 Eight phases compete (`Phase`). What lives in each is written down in `_phases`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -13,6 +13,15 @@ import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.memory.allocator import cached_bytes
+from planner.cost.memory.worst_phase import (
+    OnRanks,
+    PhaseBytes,
+    PlaceBytes,
+    Streams,
+    Worst,
+    chosen,
+    worst_phase,
+)
 from planner.specs.training import OPTIMIZER_STATE_BYTES, TrainingSpec
 from planner.trainers.base import TrainerRules
 from planner.trainers.registry import training_release
@@ -124,48 +133,50 @@ class RankShapes:
     graph_bytes: FloatColumn
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseBytes:
-    """Bytes alive in one phase, besides optimizer state and resident parameters.
-
-    copies: gathered parameters that stay from forward to backward.
-    gradients: shards, and whole gradients that wait.
-    activations: saved for backward, and what the running backward needs.
-    logits: at the loss.
-    buffers: of gathers, reductions and a pipeline's receives.
-    """
-
-    copies: FloatColumn | float
-    gradients: FloatColumn | float
-    activations: FloatColumn | float
-    logits: FloatColumn | float
-    buffers: FloatColumn | float
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakMemory:
     """Bytes in the worst phase of every rank; PARTS sum to `allocated`.
 
-    resident: parameters that never leave the device.
-    optimizer: states of the optimizer, with masters where they are separate from parameters.
-    workspace: of kernels.
+    still: parameters that never leave the device, states of the optimizer with masters where they
+        are separate from parameters; of loads.
     moving: activations, logits, buffers and workspace, which come and go within a step.
     cached: reserved besides by the caching allocator (`cost.memory.allocator`).
     pools: reserved besides for CUDA graphs (`graph_pools`).
-    worst: index of the worst phase in PHASES.
-    phases: recomputes the bytes of every phase. Only readers of single parts ask for them; a
-        search does not.
+    found: the worst phase.
+    place: how columns of loads are read on ranks.
+    phases: the bytes of every phase on ranks. Only readers of single parts ask for them; a search
+        does not.
     """
 
-    resident: FloatColumn
-    optimizer: FloatColumn
-    workspace: FloatColumn
+    still: tuple[FloatColumn, FloatColumn]
+    workspace_bytes: float
     moving: FloatColumn
     allocated: FloatColumn
     cached: FloatColumn
-    pools: FloatColumn
-    worst: IntColumn
+    pools: FloatColumn | float
+    found: Worst
+    place: OnRanks
     phases: Callable[[], Iterator[PhaseBytes]]
+
+    @property
+    def resident(self) -> FloatColumn:
+        """Parameters that never leave the device."""
+        return self.place(self.still[0])
+
+    @property
+    def optimizer(self) -> FloatColumn:
+        """States of the optimizer, with masters where they are separate from parameters."""
+        return self.place(self.still[1])
+
+    @property
+    def workspace(self) -> FloatColumn:
+        """Of kernels."""
+        return np.full_like(self.allocated, self.workspace_bytes)
+
+    @property
+    def worst(self) -> IntColumn:
+        """Index of the worst phase in PHASES."""
+        return 2 * self.found.pair + chosen(self.found.pair, self.found.seconds, self.place)
 
     def phase(self, rank: int, row: int) -> Phase:
         """The phase in which this rank of this layout peaks."""
@@ -341,9 +352,12 @@ def rank_memory(
     training: TrainingSpec,
     rules: TrainerRules,
     workspace_bytes: float,
+    at: IntColumn | None = None,
 ) -> PeakMemory:
     """Memory of every rank in its worst phase.
 
+    batch, num_microbatches: of the loads.
+    at (R, N): the load of each rank; None where columns of loads are those of ranks.
     Sources: Rajbhandari 2020 (ZeRO); FSDP2 (torch/distributed/fsdp/_fully_shard: unsharded
     accumulated gradients keep reduce_dtype, parameters of the next unit are prefetched);
     Megatron-LM's distributed optimizer.
@@ -365,18 +379,27 @@ def rank_memory(
     waits = (
         rules.sharding.reduces_by_unit & widths.piped & widths.accumulates & (batch.zero_stage > 0)
     )
-    phases = partial(_phases, shapes, widths, gradients, waits)
-    totals, moving, most, worst = _worst(phases(), optimizer.shape)
+    place = OnRanks(at)
+    by_place = _by_place(shapes, widths, gradients[0], waits, place)
+    phases = list(_phases(shapes, widths, gradients, waits))
+    if rules.sharding.keeps_copies:
+        found = worst_phase(phases, by_place, None, place)
+        cached = place(_large_requests(shapes, widths, training, rules))
+    else:
+        holes, gathers = _holes_and_gathers(shapes, batch, widths)
+        streams = Streams(side_stream, holes)
+        found = worst_phase(phases, by_place, streams, place)
+        cached = cached_bytes(found.own, place(streams.most_apart + gathers), found.bytes)
     return PeakMemory(
-        resident=parameters,
-        optimizer=optimizer,
-        workspace=np.full_like(optimizer, workspace_bytes),
-        moving=moving + workspace_bytes,
-        allocated=parameters + optimizer + most + workspace_bytes,
-        cached=_cached(shapes, batch, widths, totals, side_stream, (training, rules)),
-        pools=shapes.graph_bytes,
-        worst=worst,
-        phases=phases,
+        still=(parameters, optimizer),
+        workspace_bytes=workspace_bytes,
+        moving=found.moving + workspace_bytes,
+        allocated=place(parameters + optimizer + workspace_bytes) + found.bytes,
+        cached=cached,
+        pools=place(shapes.graph_bytes) if shapes.graph_bytes.any() else 0.0,
+        found=found,
+        place=place,
+        phases=partial(by_place.added, phases, place),
     )
 
 
@@ -386,56 +409,33 @@ def expandable_segments(training: TrainingSpec, rules: TrainerRules) -> bool:
     return rules.expandable_segments if given is None else given
 
 
-def _worst(
-    phases: Iterable[PhaseBytes], shape: tuple[int, ...]
-) -> tuple[list[FloatColumn], FloatColumn, FloatColumn, IntColumn]:
-    """(bytes of each phase, what moves in the worst one, its bytes, its index).
-
-    Of equal phases the first is the worst.
-    """
-    totals, moving, most, worst = (
-        [],
-        np.zeros(shape),
-        np.full(shape, -np.inf),
-        np.zeros(shape, dtype=np.int64),
-    )
-    for index, phase in enumerate(phases):
-        here = phase.activations + phase.logits + phase.buffers
-        total = here + phase.gradients + phase.copies
-        worse = total > most
-        np.copyto(most, total, where=worse)
-        np.copyto(moving, here, where=worse)
-        np.copyto(worst, index, where=worse)
-        totals.append(np.asarray(total))
-    return totals, moving, most, worst
-
-
-def _cached(
-    shapes: RankShapes,
-    batch: LayoutBatch,
-    widths: Widths,
-    totals: Sequence[FloatColumn],
-    side_stream: Sequence[FloatColumn],
-    run: tuple[TrainingSpec, TrainerRules],
+def _large_requests(
+    shapes: RankShapes, widths: Widths, training: TrainingSpec, rules: TrainerRules
 ) -> FloatColumn:
-    """Bytes that the caching allocator holds beyond the peak, by its rules (`cached_bytes`).
+    """Bytes that a distributed optimizer's allocator holds beyond the peak, (L,).
 
-    At the loss, what the last layer's forward freed is in pieces smaller than the logits. Two
-    all-gathers are alive, since one is prefetched. A distributed optimizer's step fills buffers
-    that stay, so that nothing of this applies to it. Its largest requests are left, where segments
-    cannot grow: 16-bit logits are cut from the block that was freed of their fp32 copy, so that the
-    next copy takes a new one; and the 16-bit gradient of the token table or of the head is larger
-    than what a layer frees.
+    Its step fills buffers that stay, so that the rules of `cached_bytes` do not apply. Its largest
+    requests are left, where segments cannot grow: 16-bit logits are cut from the block that was
+    freed of their fp32 copy, so that the next copy takes a new one; and the 16-bit gradient of the
+    token table or of the head is larger than what a layer frees.
     Source: Megatron-LM core/tensor_parallel/cross_entropy.py (calculate_logits_max: float()),
     layers.py (dummy of grad_weight), CUDACachingAllocator.cpp (get_free_block: the smallest block
     that is large enough; should_split).
     """
-    training, rules = run
-    if rules.sharding.keeps_copies:
-        if expandable_segments(training, rules):
-            return np.zeros_like(shapes.local)
-        copy = FP32_BYTES / rules.loss_bytes * shapes.logits_bytes
-        return copy + widths.compute * np.maximum(shapes.embedding_local, shapes.head_local)
+    if expandable_segments(training, rules):
+        return np.zeros_like(shapes.local)
+    copy = FP32_BYTES / rules.loss_bytes * shapes.logits_bytes
+    return np.asarray(copy + widths.compute * np.maximum(shapes.embedding_local, shapes.head_local))
+
+
+def _holes_and_gathers(
+    shapes: RankShapes, batch: LayoutBatch, widths: Widths
+) -> tuple[FloatColumn, FloatColumn]:
+    """(holes at the loss, all-gathers), (L,): FSDP's for `cached_bytes`.
+
+    At the loss, what the last layer's forward freed is in pieces smaller than the logits. Two
+    all-gathers are alive, since one is prefetched.
+    """
     loss = shapes.leftover_bytes + np.where(shapes.leftover_bytes > 0, shapes.working_bytes, 0.0)
     second = np.maximum(
         np.maximum(shapes.head_gathered, shapes.embedding_local),
@@ -444,13 +444,45 @@ def _cached(
     gathers = np.where(
         batch.zero_stage > 0, widths.compute * (shapes.largest_gathered + second), 0.0
     )
-    return cached_bytes(totals, side_stream, (loss, *(0.0,) * (len(PHASES) - 1)), gathers)
+    return loss, gathers
+
+
+def _by_place(
+    shapes: RankShapes, widths: Widths, gradients: FloatColumn, waits: BoolColumn, place: OnRanks
+) -> PlaceBytes:
+    """What a rank's place in its pipeline adds, by each two of PHASES.
+
+    The microbatch that runs backward has passed its layers in the second layer and the embedding;
+    those in flight have not. In the first reduction and the optimizer step none is in flight.
+    gradients: at the first backward.
+    """
+    microbatch = place(shapes.saved_bytes) + shapes.boundary_bytes
+    whole = shapes.in_flight * microbatch + shapes.held_bytes
+    others, losses = whole - microbatch, shapes.waiting_loss_bytes
+    saved: tuple[FloatColumn, ...] = (whole + losses,) * 2
+    total, waiting = saved, shapes.all_in_flight
+    if waiting.any() and waits.any():
+        # Before the first backward there is no gradient, in the last layer's its own and the
+        # head's; after the first microbatch there are all, and one microbatch less. The fuller
+        # moment counts.
+        waiting = waiting * place(waits)
+        own = widths.reduce * (shapes.largest_local + shapes.head_local)
+        missing = [
+            waiting * place(np.maximum(absent, 0.0)) for absent in (gradients, gradients - own)
+        ]
+        total = tuple(saved[0] - np.minimum(absent, microbatch) for absent in missing)
+        saved = tuple(saved[0] - microbatch * (absent > microbatch) for absent in missing)
+    return PlaceBytes(
+        activations=(*saved, others, 0.0),
+        total=(*total, others, 0.0),
+        received=shapes.received_bytes,
+    )
 
 
 def _phases(
     shapes: RankShapes, widths: Widths, gradients: tuple[FloatColumn, ...], waits: BoolColumn
 ) -> Iterator[PhaseBytes]:
-    """The bytes of each phase, in the order of PHASES.
+    """The bytes of each phase, (L,), in the order of PHASES, but for what `_by_place` adds.
 
     Backward frees the resident copy of every unit that it passes. A pipeline frees none, because
     its next microbatch needs them.
@@ -459,20 +491,10 @@ def _phases(
     Source: torch/distributed/pipelining/stage.py (perform_reduce_grad),
     FSDPParamGroup.post_backward.
     """
-    received, microbatch = shapes.received_bytes, shapes.saved_bytes + shapes.boundary_bytes
-    whole = shapes.in_flight * microbatch + shapes.held_bytes
-    # Before the first backward there is no gradient, in the last layer's its own and the head's;
-    # after the first microbatch there are all, and one microbatch less. The fuller moment counts.
-    own = widths.reduce * (shapes.largest_local + shapes.head_local)
-    (saved, absent), (in_layer, absent_in_layer) = (
-        _first_backward(whole, microbatch, gradients[0] - present, shapes.all_in_flight * waits)
-        for present in (0.0, own)
-    )
-    saved = saved + shapes.waiting_loss_bytes
     all_copies = widths.resident * shapes.gathered
     root = widths.gathered * shapes.root_gathered
-    received_root = received + root + widths.compute * shapes.root_head
-    head_gathered = received + root + widths.gathered * shapes.head_gathered
+    with_root = root + widths.compute * shapes.root_head
+    head_gathered = root + widths.gathered * shapes.head_gathered
     # The last gather of forward has its result and its copy at once. Where copies stay they add to
     # all others, before the head's activations and logits are there.
     gathering = np.where(
@@ -482,53 +504,50 @@ def _phases(
     )
     yield PhaseBytes(
         copies=all_copies,
-        gradients=gradients[0] - absent,
-        activations=saved + shapes.chunks_bytes,
+        gradients=gradients[0],
+        activations=shapes.chunks_bytes,
         logits=shapes.logits_bytes,
         buffers=head_gathered + np.maximum(gathering, 0.0),
     )
     yield PhaseBytes(
         copies=all_copies,
-        gradients=gradients[1] - absent,
-        activations=saved + shapes.head_bytes,
+        gradients=gradients[1],
+        activations=shapes.head_bytes,
         logits=0.0,
         buffers=head_gathered + widths.gathered * shapes.largest_gathered,
     )
-    below_head = in_layer + shapes.waiting_loss_bytes - shapes.head_saved_bytes
     layer_copies = np.where(
         widths.piped, all_copies, widths.resident * (shapes.gathered - shapes.head_gathered)
     )
     yield PhaseBytes(
         copies=layer_copies,
-        gradients=gradients[2] - absent_in_layer,
-        activations=below_head + shapes.last_layer_bytes,
+        gradients=gradients[2],
+        activations=shapes.last_layer_bytes - shapes.head_saved_bytes,
         logits=0.0,
-        buffers=received_root + widths.reduced * shapes.head_local,
+        buffers=with_root + widths.reduced * shapes.head_local,
     )
     yield PhaseBytes(
         copies=layer_copies,
-        gradients=gradients[3] - absent_in_layer,
-        activations=below_head + shapes.next_layer_bytes,
+        gradients=gradients[3],
+        activations=shapes.next_layer_bytes - shapes.head_saved_bytes,
         logits=0.0,
-        buffers=received_root,
+        buffers=with_root,
     )
-    # The microbatch that runs backward has passed its layers; those in flight have not.
-    others = whole - microbatch
     table_copy = widths.resident * np.maximum(shapes.embedding_local, shapes.root_gathered)
     table_copy = np.where(widths.piped, all_copies, table_copy)
     yield PhaseBytes(
         copies=table_copy,
         gradients=gradients[4],
-        activations=others + shapes.second_layer_bytes,
+        activations=shapes.second_layer_bytes,
         logits=0.0,
-        buffers=received_root,
+        buffers=with_root,
     )
     yield PhaseBytes(
         copies=table_copy,
         gradients=gradients[5],
-        activations=others + shapes.stream_bytes,
+        activations=shapes.stream_bytes,
         logits=0.0,
-        buffers=received + _embedding_bytes(shapes, widths, waits),
+        buffers=_embedding_bytes(shapes, widths, waits),
     )
     reduction = np.maximum(
         widths.reduce * shapes.largest_local - widths.resident * shapes.largest_gathered, 0.0
@@ -538,23 +557,9 @@ def _phases(
         gradients=np.where(waits, gradients[6], 0.0),
         activations=0.0,
         logits=0.0,
-        buffers=np.where(waits, received + reduction, 0.0),
+        buffers=np.where(waits, reduction, 0.0),
     )
-    yield PhaseBytes(
-        copies=0.0, gradients=gradients[7], activations=0.0, logits=0.0, buffers=received
-    )
-
-
-def _first_backward(
-    whole: FloatColumn, microbatch: FloatColumn, missing: FloatColumn, all_in_flight: FloatColumn
-) -> tuple[FloatColumn, FloatColumn]:
-    """(activations saved, gradients that are not there yet) where no gradient or no freed one is.
-
-    Either the `missing` gradients are not there yet, or one microbatch is saved no more.
-    """
-    missing = all_in_flight * np.maximum(missing, 0.0)
-    freed = missing > microbatch
-    return np.where(freed, whole - microbatch, whole), np.where(freed, 0.0, missing)
+    yield PhaseBytes(copies=0.0, gradients=gradients[7], activations=0.0, logits=0.0, buffers=0.0)
 
 
 def _embedding_bytes(shapes: RankShapes, widths: Widths, waits: BoolColumn) -> FloatColumn:

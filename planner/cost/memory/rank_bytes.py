@@ -1,6 +1,7 @@
 """The bytes of each kind that every pipeline rank holds, which `cost.memory.peak` makes a peak of.
 
-Letters: N layouts, R pipeline ranks priced, K + 2 units (layers by kind, embedding, head).
+Letters: N layouts, R pipeline ranks priced, K + 2 units (layers by kind, embedding, head), L loads,
+T pipelines (`cost.loads`).
 """
 
 from dataclasses import replace
@@ -8,113 +9,104 @@ from functools import reduce
 
 import numpy as np
 
-from planner.columns import BoolColumn, FloatColumn, IntColumn
-from planner.cost.cost_inputs import CostInputs, on_ranks
+from planner.columns import BoolColumn, FloatColumn
+from planner.cost.cost_inputs import CostInputs
 from planner.cost.layer.trainer_kernels import chunks_loss
+from planner.cost.loads import Loads, Pipelines, at_rows, sums
 from planner.cost.memory import graph_pools, host_activations
 from planner.cost.memory.peak import LayerNeeds, RankShapes, Widths, layer_phases
-from planner.cost.pipeline.schedule_columns import by_schedule, split_schedules
+from planner.cost.pipeline.schedule_columns import filled
 from planner.rules import cuda_graphs
 from planner.work.checkpointing import BLOCK
 
+NOWHERE = -1e300  # bytes of a layer that stands nowhere: less than any other's, and 0 times it is 0
+
 
 def rank_shapes(inputs: CostInputs) -> RankShapes:
-    """What each rank holds of every kind, (R, N)."""
-    batch, units, unit, at_unit = inputs.batch, inputs.units, inputs.unit, inputs.at_unit
-    shards, at_shard, rules = inputs.shards, inputs.at_shard, inputs.job.rules
-    local, shard, gathered = (
-        column[:, at_shard] for column in (shards.local, shards.shard, shards.gathered)
+    """What each rank holds of every kind: of each load (L,), and by its place (R, N)."""
+    load, unit, shards = inputs.loads.of_ranks, inputs.unit, inputs.shards
+    batch, units, at_unit, at_shard = load.batch, load.units, load.at_unit, load.at_shard
+    job = inputs.jobs.ranks
+    rules, zero = job.rules, np.zeros(len(load))
+    local, shard = at_rows(shards.local, at_shard), at_rows(shards.shard, at_shard)
+    narrow = bool((shards.gathered != shards.local).any())
+    gathered = at_rows(shards.gathered, at_shard) if narrow else local
+    saved, transient = (
+        at_rows(unit.costs.saved_bytes, at_unit),
+        at_rows(unit.costs.transient_bytes, at_unit),
     )
-    saved, transient = unit.costs.saved_bytes[:, at_unit], unit.costs.transient_bytes[:, at_unit]
-    holds = _held_kinds(inputs)
-    head, held_local, narrow = (
-        units[:, -1],
-        on_ranks(units, local),
-        bool((shards.gathered != shards.local).any()),
-    )
+    stream = at_rows(unit.costs.boundary_bytes, at_unit)
+    holds = _held_kinds(load)
+    head, table, held_local = units[-1], units[-2], sums(units, local)
     copies = (
-        on_ranks(units, shards.copies_bytes[:, at_shard])
-        if rules.sharding.keeps_copies
-        else np.zeros_like(held_local)
+        sums(units, at_rows(shards.copies_bytes, at_shard)) if rules.sharding.keeps_copies else zero
     )
-    graphs = cuda_graphs.captured(batch, inputs.job.rules_context)
-    in_flight = np.array([_in_flight(inputs, r) for r in range(len(units))])
-    # A stage's input is the buffer that received it, which `received_bytes` counts.
-    inputs_kept = batch.virtual_stages * float(rules.framework.keeps_stage_inputs) - (
-        (batch.virtual_stages - units[:, -2]) * float(rules.framework.buffers_every_receive)
-    )
-    boundary = np.where(batch.pp > 1, unit.costs.boundary_bytes[at_unit] * inputs_kept, 0.0)
-    stream = np.broadcast_to(unit.costs.boundary_bytes[at_unit], in_flight.shape)
-    chunked = chunks_loss(inputs.job.training, rules)
-    widths = Widths.of(batch, inputs.m, rules, chunked)
+    graphs = cuda_graphs.captured(batch, job.rules_context)
+    chunked = chunks_loss(job.training, rules)
+    widths = Widths.of(batch, load.m, rules, chunked)
     needs = LayerNeeds(
         running=transient[:-2],
-        done=unit.costs.done_bytes[:-2, at_unit],
-        following=unit.costs.next_bytes[:-2, at_unit],
-        second=unit.costs.second_bytes[:-2, at_unit],
-        reduced=shards.together[:-2, at_shard],
+        done=at_rows(unit.costs.done_bytes[:-2], at_unit),
+        following=at_rows(unit.costs.next_bytes[:-2], at_unit),
+        second=at_rows(unit.costs.second_bytes[:-2], at_unit),
+        reduced=at_rows(shards.together[:-2], at_shard),
         shard=shard[:-2],
         gathered=gathered[:-2],
     )
     needs, first_saved, working = _in_blocks(
-        inputs, needs, saved[:-2], unit.costs.working_bytes[:-2, at_unit]
+        load, needs, saved[:-2], at_rows(unit.costs.working_bytes[:-2], at_unit)
     )
     phases = layer_phases(needs, widths)
     last, following, second = (_largest(holds, phase) for phase in phases)
     largest_shard = _largest(holds, shard[:-2])
     largest_gathered = _largest(holds, gathered[:-2])
-    several = reduce(np.add, [units[:, kind] for kind in range(units.shape[1] - 2)]) > 2
+    several = reduce(np.add, units[:-2]) > 2
     following = following - np.where(several, 0.0, widths.prefetched * largest_gathered)
-    head_gathered, tied = (
-        head * gathered[-1],
-        head * units[:, -2] * inputs.job.model.tie_word_embeddings,
-    )
+    head_gathered, tied = head * gathered[-1], head * table * job.model.tie_word_embeddings
     head_local = head * local[-1] if narrow else head_gathered
-    head_bytes, chunks_bytes = head * transient[-1], np.zeros_like(held_local)
+    head_bytes, chunks_bytes = head * transient[-1], zero
     if chunked:
         head_bytes, chunks_bytes = _chunked_head(
             inputs, widths, head_local, largest_gathered, head * shard[-1]
         )
-        head_local = np.zeros_like(head_local)
+        head_local = zero
     root = rules.ends_in_root & (batch.pp == 1) & (batch.zero_stage > 0)
-    own_head, own_table = (np.where(root, 0.0, units[:, place]) for place in (-1, -2))
-    kept, all_saved = on_ranks(units, shard), on_ranks(units, saved)
-    gone = host_activations.away(batch, inputs.job.model.num_hidden_layers)
+    own_head, own_table = (np.where(root, 0.0, place) for place in (head, table))
+    kept, all_saved = sums(units, shard), sums(units, saved)
+    gone = host_activations.away(batch, job.model.num_hidden_layers)
     if gone.any():
-        all_saved = all_saved - gone * on_ranks(units[:, :-2], saved[:-2])
+        all_saved = all_saved - gone * sums(units[:-2], saved[:-2])
     # The first layer's backward prefetches the embedding instead of a layer. One more shard waits,
     # and the activations of one layer less are saved.
-    table = (
+    prefetch = (
         widths.prefetched * (own_table * gathered[-2] - largest_gathered)
         - widths.resident * largest_gathered
     )
-    first = table + widths.master * largest_shard - _largest(holds, first_saved)
+    first = prefetch + widths.master * largest_shard - _largest(holds, first_saved)
     second = np.where(several, second + np.maximum(first, 0.0), 0.0)
+    leftover = at_rows(unit.costs.leftover_bytes, at_unit)
+    embedding = table * local[-2]
     return RankShapes(
         local=held_local,
         shard=kept,
         fixed_shard=graph_pools.fixed_gradients(graphs, kept),
         late_shard=np.minimum(own_head * shard[-1] + largest_shard, kept),
         early_shard=np.maximum(
-            kept - units[:, -2] * shard[-2] - (head - own_head) * shard[-1] - 2.0 * largest_shard,
-            0.0,
+            kept - table * shard[-2] - (head - own_head) * shard[-1] - 2.0 * largest_shard, 0.0
         ),
         largest_local=_largest(holds, local[:-2]) if narrow else largest_gathered,
         head_local=np.where(root, 0.0, head_local),
         head_shard=own_head * shard[-1],
-        embedding_local=units[:, -2] * local[-2],
-        embedding_whole=units[:, -2]
-        * local[-2]
-        * (batch.tp if rules.framework.whole_table_gradient else 1.0),
-        received_bytes=_received_microbatches(inputs) * unit.costs.boundary_bytes[at_unit],
-        gathered=on_ranks(units, gathered) if narrow else held_local,
+        embedding_local=embedding,
+        embedding_whole=embedding * batch.tp if rules.framework.whole_table_gradient else embedding,
+        gathered=sums(units, gathered) if narrow else held_local,
         largest_gathered=largest_gathered,
         head_gathered=np.where(root, 0.0, head_gathered + tied * gathered[-2]),
         copies_bytes=copies,
-        distinct=_largest(units > 0, shards.distinct[:, at_shard])
+        distinct=_largest((units > 0).astype(np.float64), at_rows(shards.distinct, at_shard))
         if rules.sharding.keeps_copies
-        else np.zeros_like(held_local),
-        root_gathered=np.where(root, units[:, -2] * gathered[-2] + head * gathered[-1], 0.0),
+        else zero,
+        root_gathered=np.where(root, table * gathered[-2] + head * gathered[-1], 0.0),
         root_head=np.where(root, head * local[-1] + tied * local[-2], 0.0),
         saved_bytes=all_saved,
         head_saved_bytes=head * saved[-1],
@@ -123,52 +115,72 @@ def rank_shapes(inputs: CostInputs) -> RankShapes:
         last_layer_bytes=last,
         next_layer_bytes=following,
         second_layer_bytes=second,
-        in_flight=in_flight,
-        held_bytes=_held_bytes(inputs, in_flight, all_saved, boundary),
-        boundary_bytes=np.broadcast_to(boundary, in_flight.shape),
         stream_bytes=stream,
         logits_bytes=head
-        * (
-            unit.costs.logits_bytes[at_unit]
-            + np.where(batch.pp > 1, unit.costs.leftover_bytes[at_unit], 0.0)
-        ),
-        waiting_loss_bytes=head * _waiting_losses(inputs, in_flight),
-        all_in_flight=np.where(batch.pp > 1, in_flight >= inputs.m, False) * 1.0,
-        leftover_bytes=head * unit.costs.leftover_bytes[at_unit],
+        * (at_rows(unit.costs.logits_bytes, at_unit) + np.where(batch.pp > 1, leftover, 0.0)),
+        leftover_bytes=head * leftover,
         graph_bytes=graph_pools.private_bytes(graphs, last, stream),
         working_bytes=_largest(holds, working),
+        **_by_place(inputs, all_saved),
     )
 
 
-def _held_kinds(inputs: CostInputs) -> BoolColumn | None:
-    """Whether a rank holds layers of each kind, (R, K, N); None where all hold all.
+def _by_place(inputs: CostInputs, saved: FloatColumn) -> dict[str, FloatColumn]:
+    """What ranks hold by their place in the pipeline, (R, N).
+
+    Counts depend on pipelines alone, and bytes of each on loads.
+    saved (L,): of one microbatch.
+    """
+    framework, pipes = inputs.job.rules.framework, inputs.loads.pipelines
+    batch, of_layouts = pipes.batch, pipes.of_layouts
+    in_flight, piped = _in_flight(pipes), batch.pp > 1
+    all_in_flight = piped & (in_flight >= pipes.m)
+    # A stage's input is the buffer that received it, which `received_bytes` counts.
+    inputs_kept = batch.virtual_stages * float(framework.keeps_stage_inputs) - (
+        (batch.virtual_stages - pipes.tables) * float(framework.buffers_every_receive)
+    )
+    stream = at_rows(inputs.unit.costs.boundary_bytes, inputs.at_unit)
+    boundary = of_layouts(piped * inputs_kept) * stream
+    microbatches = of_layouts(in_flight)
+    all_at_once = all_in_flight.astype(np.float64)
+    return {
+        "in_flight": microbatches,
+        "all_in_flight": of_layouts(all_at_once) if all_in_flight.any() else all_at_once[:, :1],
+        "boundary_bytes": boundary,
+        "received_bytes": of_layouts(_received_microbatches(inputs)) * stream,
+        "waiting_loss_bytes": _waiting_losses(inputs, in_flight, all_in_flight),
+        "held_bytes": _held_bytes(inputs, microbatches, saved, boundary),
+    }
+
+
+def _held_kinds(load: Loads) -> FloatColumn | None:
+    """1 where a rank holds layers of a kind, else 0, (K, L); None where all hold all.
 
     Without block-N, the kinds that it recomputes are those of the layout's mode again.
     """
-    holds = inputs.units[:, :-2] > 0
-    blocks = inputs.batch.ac_kind == BLOCK
+    holds = load.units[:-2] > 0
+    blocks = load.batch.ac_kind == BLOCK
     if blocks.any():
-        kinds = holds.shape[1] // 2
-        holds[:, kinds:] = np.where(blocks, holds[:, kinds:], holds[:, :kinds])
-    return None if holds.all() else holds
+        kinds = len(holds) // 2
+        holds[kinds:] = np.where(blocks, holds[kinds:], holds[:kinds])
+    return None if holds.all() else holds.astype(np.float64)
 
 
 def _in_blocks(
-    inputs: CostInputs, needs: LayerNeeds, saved: FloatColumn, working: FloatColumn
+    load: Loads, needs: LayerNeeds, saved: FloatColumn, working: FloatColumn
 ) -> tuple[LayerNeeds, FloatColumn, FloatColumn]:
-    """(needs, what the first layer saves, what a layer's forward frees), (K, N) each, by place.
+    """(needs, what the first layer saves, what a layer's forward frees), (K, L) each, by place.
 
     block-N recomputes the first N layers of each stage, so that the layers behind them, which run
     backward first, recompute nothing. A kind that does not stand in a place does not count there.
     saved, working: of layers of each kind.
     """
-    batch = inputs.batch
+    batch, others = load.batch, load.spared
     blocks = batch.ac_kind == BLOCK
     if not blocks.any():
         return needs, saved, working
     kinds = len(saved) // 2
-    others = inputs.units[:, :kinds].sum(axis=1).min(axis=0) / batch.virtual_stages
-    least = np.full_like(saved, -np.inf)
+    least = np.full_like(saved, NOWHERE)
     whole, redone = saved[:kinds], saved[kinds:]
     second = needs.second[:kinds] - whole + redone
 
@@ -206,7 +218,7 @@ def _chunked_head(
     largest_gathered: FloatColumn,
     head_shard: FloatColumn,
 ) -> tuple[FloatColumn, FloatColumn]:
-    """(what the head's backward needs besides, what is there at the loss of a chunk), (R, N) each.
+    """(what the head's backward needs besides, what is there at the loss of a chunk), (L,) each.
 
     Both under a chunked loss. Head gradients of earlier chunks are a whole sum in the dtype of the
     reduction. With the last chunk it goes through the reduction's buffer, before the backward of
@@ -214,7 +226,8 @@ def _chunked_head(
     Source: torchtitan 0.3.0 components/loss.py (ChunkedLossWrapper: set_requires_gradient_sync),
     torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (post_backward).
     """
-    costs, at_unit, head = inputs.unit.costs, inputs.at_unit, inputs.units[:, -1]
+    load, costs = inputs.loads.of_ranks, inputs.unit.costs
+    at_unit, head = load.at_unit, load.units[-1]
     held = head * costs.chunks_bytes[at_unit]
     running = head * costs.chunk_logits_bytes[at_unit]
     total = widths.reduce * head_local
@@ -230,59 +243,59 @@ def _chunked_head(
     )
 
 
-def _waiting_losses(inputs: CostInputs, in_flight: FloatColumn) -> FloatColumn:
+def _waiting_losses(
+    inputs: CostInputs, in_flight: FloatColumn, all_in_flight: BoolColumn
+) -> FloatColumn:
     """Bytes of the losses that wait for their backward besides the one that runs, (R, N).
 
     A schedule that runs all forwards first (GPipe, LoopedBFS) holds those of all microbatches: the
     log-softmax in fp32 and the 16-bit logits, which are the stage's output. Where else a rank has
     several stages, no loss waits at the last.
+    in_flight, all_in_flight (R, T): of the pipelines.
     Source: torch/distributed/pipelining/stage.py (forward_one_chunk: fwd_cache, output_chunks).
     """
-    batch, costs, at_unit = inputs.batch, inputs.unit.costs, inputs.at_unit
-    waits = (batch.pp > 1) & ((batch.virtual_stages == 1) | (in_flight >= inputs.m))
-    others = np.where(waits, in_flight - 1.0, 0.0)
-    logits, leftover = costs.logits_bytes[at_unit], costs.leftover_bytes[at_unit]
-    return others * np.where(leftover > 0, 3.0 * leftover, logits / 2.0)
+    pipes, costs, at_unit = inputs.loads.pipelines, inputs.unit.costs, inputs.at_unit
+    waits = (pipes.batch.pp > 1) & ((pipes.batch.virtual_stages == 1) | all_in_flight)
+    others = np.where(waits, in_flight - 1.0, 0.0) * pipes.heads
+    logits, leftover = costs.logits_bytes, costs.leftover_bytes
+    waiting = np.where(leftover > 0, 3.0 * leftover, logits / 2.0)[at_unit]
+    return np.asarray(pipes.of_layouts(others) * waiting)
 
 
-def _largest(holds: BoolColumn | None, field: FloatColumn) -> FloatColumn:
+def _largest(holds: FloatColumn | None, field: FloatColumn) -> FloatColumn:
     """Largest value over the layers that a rank holds; layers that it does not hold count as 0.
 
-    (R, K, N) or None for all, (K, N) -> (R, N) or (N,). It goes unit by unit, because NumPy reduces
-    a short middle axis slowly.
+    (K, L) or None for all, (K, L) -> (L,). It goes unit by unit, because NumPy reduces a short axis
+    slowly.
     """
-    columns = [
-        field[unit] if holds is None else np.where(holds[:, unit], field[unit], 0.0)
-        for unit in range(len(field))
-    ]
-    return reduce(np.maximum, columns)
+    return reduce(np.maximum, field if holds is None else field * holds)
 
 
-def _in_flight(inputs: CostInputs, row: int) -> FloatColumn:
-    """Microbatches that one row of the ranks holds at its peak, (N,); 1 without a pipeline."""
-    batch, rank, count = inputs.batch, inputs.rank[row], inputs.m.astype(np.int64)
-    return by_schedule(
-        batch,
+def _in_flight(pipes: Pipelines) -> FloatColumn:
+    """Microbatches that the ranks of each pipeline hold at their peak, (R, T); 1 without one."""
+    batch, rank, count = pipes.batch, pipes.rank, pipes.counts
+    return filled(
+        rank.shape,
+        pipes.schedules,
         lambda s, rows: s.in_flight(
-            rank[rows], batch.pp[rows], batch.virtual_stages[rows], count[rows]
+            rank[:, rows], batch.pp[rows], batch.virtual_stages[rows], count[rows]
         ),
         1.0,
     )
 
 
 def _received_microbatches(inputs: CostInputs) -> FloatColumn:
-    """Activations that a rank has receive buffers for, (R, N).
+    """Activations that the ranks of each pipeline have receive buffers for, (R, T).
 
     torch's pipelines allocate one for what every microbatch brings to each stage: forward into all
     stages but the first, backward into all but the last. Elsewhere a microbatch's input counts
     while it is held.
     Source: torch/distributed/pipelining/stage.py (_create_act_recv_info, _create_grad_recv_info).
     """
-    batch, units = inputs.batch, inputs.units
-    ends = 2.0 * batch.virtual_stages - units[:, -2] - units[:, -1]
-    return np.where(
-        (batch.pp > 1) & inputs.job.rules.framework.buffers_every_receive, inputs.m * ends, 0.0
-    )
+    pipes = inputs.loads.pipelines
+    ends = 2.0 * pipes.batch.virtual_stages - pipes.tables - pipes.heads
+    buffered = (pipes.batch.pp > 1) & inputs.job.rules.framework.buffers_every_receive
+    return np.where(buffered, pipes.m * ends, 0.0)
 
 
 def _held_bytes(
@@ -290,31 +303,35 @@ def _held_bytes(
 ) -> FloatColumn:
     """Bytes, (R, N), that a rank holds at its fullest beyond its microbatches in flight.
 
-    Only where W runs separately from I.
+    Only where W runs separately from I; (R, 1) where it does nowhere.
+    saved (L,): of one microbatch.
     """
-    batch, held_bytes, extra = inputs.batch, inputs.unit.costs.held_bytes, np.zeros_like(in_flight)
-    for schedule, rows in split_schedules(batch):
-        pp, v, count = batch.pp[rows], batch.virtual_stages[rows], inputs.m[rows].astype(np.int64)
-        whole_bytes = saved[:, rows] + boundary[:, rows]
-        half_bytes = (
-            on_ranks(_late(inputs.units[:, :, rows], v), held_bytes[:, inputs.at_unit[rows]])
-            + boundary[:, rows]
+    pipes, load = inputs.loads.pipelines, inputs.loads.of_ranks
+    split = [(schedule, rows) for schedule, rows in pipes.schedules if schedule.splits_backward]
+    if not split:
+        return np.zeros((len(in_flight), 1))
+    extra = np.zeros_like(in_flight)
+    held_bytes, count = at_rows(inputs.unit.costs.held_bytes, load.at_unit), pipes.counts
+    held, of_head = sums(load.units, held_bytes), load.units[-1] * held_bytes[-1]
+    place = np.full(len(count), -1)
+    for schedule, rows in split:
+        pp, v = pipes.batch.pp[rows], pipes.batch.virtual_stages[rows]
+        place[rows] = np.arange(len(rows))
+        of_each = place.take(pipes.at)
+        place[rows] = -1
+        layouts = np.flatnonzero(of_each >= 0)
+        at, loads = of_each[layouts], inputs.loads.at_rank.take(layouts, axis=1)
+        own = at_rows(boundary, layouts)
+        # Backward starts at the head, so each of its rank's stages counts as if it held the head:
+        # its W run late.
+        half_bytes = held.take(loads) + (v[at] - 1) * of_head.take(loads) + own
+        whole_bytes = saved.take(loads) + own
+        fullest = reduce(
+            np.maximum,
+            [
+                at_rows(whole, at) * whole_bytes + at_rows(half, at) * half_bytes
+                for whole, half in schedule.peak_candidates(pipes.rank[:, rows], pp, v, count[rows])
+            ],
         )
-        for r in range(len(inputs.units)):
-            peak_candidates = schedule.peak_candidates(inputs.rank[r, rows], pp, v, count)
-            fullest = np.max(
-                [whole * whole_bytes[r] + half * half_bytes[r] for whole, half in peak_candidates],
-                axis=0,
-            )
-            extra[r, rows] = fullest - in_flight[r, rows] * whole_bytes[r]
+        extra[:, layouts] = fullest - at_rows(in_flight, layouts) * whole_bytes
     return extra
-
-
-def _late(units: FloatColumn, virtual_stages: IntColumn) -> FloatColumn:
-    """Units of a rank as if each of its stages held the head.
-
-    Backward starts at the head, so its stage is the one whose W run late.
-    """
-    units = units.copy()
-    units[:, -1] *= virtual_stages
-    return units

@@ -26,6 +26,15 @@ def transport_of(training: TrainingSpec, schedule: str) -> Transport:
     )
 
 
+def alike_sends(training: TrainingSpec, codes: IntColumn) -> list[list[int]]:
+    """The schedules of these codes, those together whose sends take the same time."""
+    alike: dict[tuple[bool, bool], list[int]] = {}
+    for code in codes.tolist():
+        transport = transport_of(training, SCHEDULES.of_code(code).name)
+        alike.setdefault((transport.splits, transport.synchronises), []).append(code)
+    return list(alike.values())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sends:
     """What the sends of N layouts depend on.
@@ -98,8 +107,12 @@ class Sends:
         return axes.group("pp", self.batch, self.cluster.rank_order)[1]
 
     def _by_schedule(self, field: str) -> BoolColumn:
-        named = np.array([getattr(transport_of(self.training, name), field) for name in SCHEDULES])
-        return named[self.batch.pp_schedule]
+        codes = self.batch.pp_schedule
+        named = np.zeros(len(SCHEDULES), dtype=np.bool_)
+        for code in np.flatnonzero(np.bincount(codes)):
+            schedule = SCHEDULES.of_code(int(code)).name
+            named[code] = getattr(transport_of(self.training, schedule), field)
+        return named[codes]
 
     def _splits(self) -> BoolColumn:
         """Whether the ranks of a TP group each send a share of the activation that all hold."""

@@ -1,6 +1,6 @@
 """Columns that depend on the pipeline schedule: each schedule of a batch fills its own rows."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -25,20 +25,31 @@ def by_schedule(
 
     alone: the value of layouts without a pipeline.
     """
-    out = np.full(len(batch), alone)
-    for code, rows in _pipelined(batch):
-        out[rows] = value(SCHEDULES.of_code(code), rows)
+    return filled((len(batch),), schedule_rows(batch), value, alone)
+
+
+def filled(
+    shape: tuple[int, ...],
+    schedules: Sequence[tuple[Schedule, IntColumn]],
+    value: Callable[[Schedule, IntColumn], FloatColumn],
+    alone: float,
+) -> FloatColumn:
+    """Columns (..., N) of this shape: value(schedule, rows) at its rows, else `alone`."""
+    out = np.full(shape, alone)
+    for schedule, rows in schedules:
+        out[..., rows] = value(schedule, rows)
     return out
 
 
-def _pipelined(batch: LayoutBatch) -> list[tuple[int, IntColumn]]:
-    """(code, rows) of each schedule that a pipeline of the batch has, in the order of codes."""
+def schedule_rows(batch: LayoutBatch) -> list[tuple[Schedule, IntColumn]]:
+    """The schedules of the batch's pipelines, in the order of their codes, each with its rows."""
     piped = np.flatnonzero(batch.pp > 1)
-    codes = batch.pp_schedule[piped]
-    there = np.flatnonzero(np.bincount(codes))
-    if len(there) == 1:
-        return [(int(there[0]), piped)]
-    return [(int(code), piped[codes == code]) for code in there]
+    code = batch.pp_schedule.take(piped).astype(np.uint8)
+    counts = np.bincount(code)
+    ordered = piped.take(np.argsort(code, kind="stable"))  # of bytes, which is a count
+    found = np.flatnonzero(counts)
+    rows = np.split(ordered, np.cumsum(counts[found])[:-1])
+    return [(SCHEDULES.of_code(int(one)), at) for one, at in zip(found, rows, strict=False)]
 
 
 def critical_pairs(batch: LayoutBatch, m: FloatColumn) -> FloatColumn:
@@ -50,9 +61,3 @@ def critical_pairs(batch: LayoutBatch, m: FloatColumn) -> FloatColumn:
         ),
         0.0,
     )
-
-
-def split_schedules(batch: LayoutBatch) -> list[tuple[Schedule, IntColumn]]:
-    """Schedules of the batch that compute weight gradients separately, each with its rows."""
-    found = [(SCHEDULES.of_code(code), rows) for code, rows in _pipelined(batch)]
-    return [(schedule, rows) for schedule, rows in found if schedule.splits_backward]

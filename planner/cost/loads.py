@@ -1,0 +1,259 @@
+"""What pipeline ranks of N layouts run, each distinct one once.
+
+Layouts that differ in schedule, stages or split alone have ranks that hold the same units and run
+them in the same way. What such a rank computes, communicates and keeps is found once: its load.
+Letters: N layouts, R pipeline ranks priced, K + 2 units (layers by kind, embedding, head), L loads,
+T pipelines with their numbers of microbatches.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planner.columns import Column, FloatColumn, IntColumn, LayoutBatch
+from planner.cost import deduplicated
+from planner.cost.pipeline.schedule_columns import schedule_rows
+from planner.cost.pipeline.stages import RankLayers
+from planner.schedules import Schedule
+from planner.work.checkpointing import BLOCK
+
+# what a load depends on beside the rows of its units and of its shards
+BESIDE = ("optimizer_in_backward", "activation_offload_layers")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loads:
+    """L loads; all columns are (L,) if not said.
+
+    batch: of each a layout that has it, whose schedule and stages do not count.
+    m: its microbatches.
+    units (K + 2, L): units held.
+    at_unit, at_shard: rows of its units and of its shards.
+    spared: how many layers, at least, each stage of the pipeline holds that block-N does not
+        recompute, up to 2; 0 where no layout has block-N.
+    """
+
+    batch: LayoutBatch
+    m: FloatColumn
+    units: FloatColumn
+    at_unit: IntColumn
+    at_shard: IntColumn
+    spared: FloatColumn
+
+    def __len__(self) -> int:
+        return len(self.m)
+
+    def side_by_side(self, count: int, num_unit_rows: int, num_shard_rows: int) -> "Loads":
+        """The same loads on `count` machines, those of the first machine first."""
+        return Loads(
+            batch=self.batch.take(np.tile(np.arange(len(self)), count)),
+            m=np.tile(self.m, count),
+            units=np.tile(self.units, count),
+            at_unit=of_each(self.at_unit, count, num_unit_rows),
+            at_shard=of_each(self.at_shard, count, num_shard_rows),
+            spared=np.tile(self.spared, count),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipelines:
+    """T distinct pipelines, each with its number of microbatches; (T,) if not said.
+
+    batch: of each a layout that has it.
+    schedules: of those with several stages, each with its rows.
+    m: microbatches.
+    rank (R, T): the ranks priced.
+    tables, heads (R, T): 1 where the rank holds the embedding, the head.
+    at (N,): each layout's pipeline.
+    """
+
+    batch: LayoutBatch
+    schedules: list[tuple[Schedule, IntColumn]]
+    m: FloatColumn
+    rank: IntColumn
+    tables: FloatColumn
+    heads: FloatColumn
+    at: IntColumn
+
+    @property
+    def counts(self) -> IntColumn:
+        """The numbers of microbatches as integers, (T,)."""
+        return self.m.astype(np.int64)
+
+    def of_layouts(self, column: Column) -> Column:
+        """A column of pipelines (..., T) as one of layouts (..., N)."""
+        return column.take(self.at, axis=-1)
+
+    def side_by_side(self, count: int) -> "Pipelines":
+        """The same pipelines for layouts on `count` machines."""
+        return replace(self, at=np.tile(self.at, count))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankLoads:
+    """The loads of N layouts.
+
+    of_ranks, at_rank (R, N): what their ranks run.
+    of_means, at_mean (N,): what their mean ranks would.
+    pipelines: in which they run.
+    """
+
+    of_ranks: Loads
+    at_rank: IntColumn
+    of_means: Loads
+    at_mean: IntColumn
+    pipelines: Pipelines
+
+    @classmethod
+    def of(
+        cls,
+        batch: LayoutBatch,
+        m: FloatColumn,
+        at_unit: IntColumn,
+        at_shard: IntColumn,
+        pipes: tuple[RankLayers, IntColumn],
+    ) -> "RankLoads":
+        """The loads of a batch.
+
+        at_unit, at_shard: rows of its units and of its shards, which decide `m` too.
+        pipes: units of ranks by pipeline, and each layout's pipeline.
+        """
+        held, at_pipe = pipes
+        work = _Work.of(batch, m, at_unit, at_shard, pipes)
+        num_ranks, num_units, num_pipes = held.units.shape
+        each = held.units.transpose(1, 0, 2).reshape(num_units, num_ranks * num_pipes)
+        of_ranks, at_rank = work.loads(
+            each, np.arange(num_ranks * num_pipes).reshape(num_ranks, -1)
+        )
+        if num_ranks == 1 and (held.units[0] == held.mean_units).all():
+            of_means, at_mean = of_ranks, at_rank[0]
+        else:
+            of_means, at_mean = work.loads(held.mean_units, np.arange(num_pipes))
+        return cls(
+            of_ranks=of_ranks,
+            at_rank=at_rank,
+            of_means=of_means,
+            at_mean=at_mean,
+            pipelines=_pipelines(batch, held, at_pipe, work),
+        )
+
+    def side_by_side(self, count: int, num_unit_rows: int, num_shard_rows: int) -> "RankLoads":
+        """The same loads on `count` machines, those of the first machine first."""
+        sizes = count, num_unit_rows, num_shard_rows
+        return RankLoads(
+            of_ranks=self.of_ranks.side_by_side(*sizes),
+            at_rank=of_each(self.at_rank, count, len(self.of_ranks)),
+            of_means=self.of_means.side_by_side(*sizes),
+            at_mean=of_each(self.at_mean, count, len(self.of_means)),
+            pipelines=self.pipelines.side_by_side(count),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
+    """Distinct ways in which layouts run their units: V of them.
+
+    first (V,): a layout of each. at (N,): each layout's way. at_pipe (N,): its pipeline.
+    """
+
+    batch: LayoutBatch
+    m: FloatColumn
+    at_unit: IntColumn
+    at_shard: IntColumn
+    spared: FloatColumn
+    first: IntColumn
+    at: IntColumn
+    at_pipe: IntColumn
+
+    @classmethod
+    def of(
+        cls,
+        batch: LayoutBatch,
+        m: FloatColumn,
+        at_unit: IntColumn,
+        at_shard: IntColumn,
+        pipes: tuple[RankLayers, IntColumn],
+    ) -> "_Work":
+        held, at_pipe = pipes
+        spared = np.zeros(len(batch))
+        beside = [getattr(batch, name) for name in BESIDE]
+        if (batch.ac_kind == BLOCK).any():
+            kinds = held.units.shape[1] // 2 - 1
+            others = held.units[:, :kinds].sum(axis=1).min(axis=0)[at_pipe] / batch.virtual_stages
+            spared = np.minimum(np.floor(others), 2.0)
+            beside += [batch.ac_value, spared]
+        codes, count = at_unit * (at_shard.max() + 1) + at_shard, (at_unit.max() + 1)
+        count = int(count * (at_shard.max() + 1))
+        differ = [column for column in beside if (column != column[0]).any()]
+        if differ:
+            distinct, inverse = deduplicated.unique_rows(differ)
+            codes, count = codes * len(distinct) + inverse, count * len(distinct)
+        found, at = deduplicated.numbered(codes, count)
+        return cls(
+            batch=batch,
+            m=m,
+            at_unit=at_unit,
+            at_shard=at_shard,
+            spared=spared,
+            first=deduplicated.row_of_each(at, len(found)),
+            at=at,
+            at_pipe=at_pipe,
+        )
+
+    def loads(self, units: FloatColumn, places: IntColumn) -> tuple[Loads, IntColumn]:
+        """(distinct loads, the load at each place of each layout (..., N)).
+
+        units (K + 2, H): what may be held.
+        places (..., P): which of them, at each place of each pipeline.
+        """
+        distinct, inverse = deduplicated.unique_rows(list(units))
+        codes = inverse[places].take(self.at_pipe, axis=-1)
+        codes += self.at * len(distinct)
+        found, at = deduplicated.numbered(codes, len(self.first) * len(distinct))
+        way, what = np.divmod(found, len(distinct))
+        first = self.first.take(way)
+        loads = Loads(
+            batch=self.batch.take(first),
+            m=self.m.take(first),
+            units=at_rows(units, distinct.take(what)),
+            at_unit=self.at_unit.take(first),
+            at_shard=self.at_shard.take(first),
+            spared=self.spared.take(first),
+        )
+        return loads, at
+
+
+def _pipelines(batch: LayoutBatch, held: RankLayers, at_pipe: IntColumn, work: _Work) -> Pipelines:
+    """The pipelines of a batch; `work` names its numbers of microbatches."""
+    counts, inverse = deduplicated.unique_rows([work.m[work.first]])
+    size = held.rank.shape[1] * len(counts)
+    found, at = deduplicated.numbered(at_pipe * len(counts) + inverse.take(work.at), size)
+    first = deduplicated.row_of_each(at, len(found))
+    pipe, rows = at_pipe[first], batch.take(first)
+    return Pipelines(
+        batch=rows,
+        schedules=schedule_rows(rows),
+        m=work.m[first],
+        rank=held.rank[:, pipe],
+        tables=held.units[:, -2, pipe],
+        heads=held.units[:, -1, pipe],
+        at=at,
+    )
+
+
+def of_each(at: IntColumn, count: int, size: int) -> IntColumn:
+    """Rows of each of `count` machines with `size` rows, along the last axis."""
+    return np.concatenate([at + machine * size for machine in range(count)], axis=-1)
+
+
+def at_rows(columns: FloatColumn, rows: IntColumn) -> FloatColumn:
+    """columns[..., rows]; `take` is several times as fast as an index."""
+    return columns.take(rows, axis=-1)
+
+
+def sums(units: FloatColumn, field: FloatColumn) -> FloatColumn:
+    """Sum over the units of each load: (K + 2, L), (..., K + 2, L) -> (..., L)."""
+    total: FloatColumn = units[0] * field[..., 0, :]
+    for unit in range(1, len(units)):
+        total += units[unit] * field[..., unit, :]
+    return total
