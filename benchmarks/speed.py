@@ -336,11 +336,11 @@ INTRODUCTION = """# Speed
 
 `python benchmarks/speed.py --peer PYTHON --write` prints and writes this table. Two cores; large
 searches use both, and CPU seconds are those of both. Wall and CPU seconds are from shell to prompt
-with an empty database and compiled modules, as an installation leaves them. "Decided" counts the legal layouts of the job, nearly all by bounds;
-"priced" is the cost model alone on one core, over a sample of the whole space. llm-analysis 0.2.2
-prices the same layouts one by one, dense models only, and counts fewer effects. The last column
-divides seconds by those of a fixed loop on the same machine and compares with the table committed
-before: below 1 is faster.
+with an empty database and compiled modules, as an installation leaves them. "Decided" counts the
+legal layouts of the job, nearly all by bounds; "priced" is the cost model alone on one core, over a
+sample of the whole space. llm-analysis 0.2.2 prices the same layouts one by one, dense models only,
+and counts fewer effects. The last column divides CPU seconds by those of a fixed loop on the same
+machine and compares with the table committed before: below 1 is faster.
 """
 
 if __name__ == "__main__":
