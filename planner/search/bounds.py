@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from planner.beside import both
-from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
+from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch, taken
 from planner.cost.deduplicated import hashes, unique_rows
 from planner.cost.layer.unit_costs import MODE
 from planner.cost.lower_bounds import Idle
@@ -88,10 +88,19 @@ class CellBounds:
 
     def _alike(self, rows: IntColumn) -> tuple[IntColumn, IntColumn]:
         """(one of each kind of these cells but for checkpointing, the kind of each cell)."""
-        whole = len(rows) == len(self.cells)  # then nothing is copied
         known = [column for name, column in self.cells.columns() if name not in MODE]
         columns = [*known, self.idle.overlaps, self.idle.microbatches]
-        return unique_rows([column if whole else column[rows] for column in columns])
+        if len(rows) < len(self.cells):
+            columns = [taken(column, rows) for column in columns]
+        # a cell's checkpointing differs first from its neighbour's, so most are alike already
+        changes = np.zeros(len(rows), dtype=np.bool_)
+        changes[:1] = True
+        for column in columns:
+            if column.strides != (0,):
+                changes[1:] |= column[1:] != column[:-1]
+        heads = np.flatnonzero(changes)
+        first, alike = unique_rows([taken(column, heads) for column in columns])
+        return heads[first], alike[np.cumsum(changes) - 1]
 
     def _bare(self, rows: IntColumn) -> FloatColumn:
         parts = [np.zeros(0)]

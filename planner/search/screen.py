@@ -171,7 +171,7 @@ class _Pass:
         """Passes over the two halves of the cells that are left, with pools of their own."""
         one, other = (
             replace(self, queue=queue, pool=self.pool.fresh(), without_room=0)
-            for queue in self.queue.halves()
+            for queue in self.queue.halves(self.limit())
         )
         return one, other
 
@@ -265,9 +265,10 @@ class _Queue:
         rest = self.loose[self.order[self.reached :]]
         return waiting + int(np.searchsorted(rest, limit, side="right"))
 
-    def halves(self) -> Iterator["_Queue"]:
-        """Two queues of the cells that are left (`CellBounds.halves`)."""
-        rest = self.order[self.reached :]
+    def halves(self, limit: float) -> Iterator["_Queue"]:
+        """Two queues of the cells that are left up to `limit` (`CellBounds.halves`)."""
+        end = int(np.searchsorted(self.loose[self.order], limit, side="right"))
+        rest = self.order[self.reached : max(end, self.reached)]
         for in_order, waiting in zip(
             self.cell_bounds.halves(rest), self.cell_bounds.halves(self.ready), strict=True
         ):

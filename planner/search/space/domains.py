@@ -33,8 +33,7 @@ from planner.specs.training import OPTIMIZER_STATE_BYTES
 # Crossed one after another, so that a rule prunes as soon as all fields it reads are known.
 CELL_FIELDS = (
     "tp", "cp", "pp", "dp_replicate", "dp_shard", "sequence_parallel", "ep", "etp",
-    "micro_batch_size", "ac", "precision", "param_dtype", "reduce_dtype",
-    "master_dtype",
+    "micro_batch_size", "precision", "param_dtype", "reduce_dtype", "master_dtype", "ac",
 )  # fmt: skip
 # Expanded cell by cell.
 FREE_FIELDS = (
