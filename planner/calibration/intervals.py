@@ -98,11 +98,8 @@ def time_spread(pricer: Pricer, batch: LayoutBatch, prices: Prices) -> TimeSprea
     stack = stack_name(trainer, gpu.name)
     names = unit_names(stack, pricer.model)
     offsets = calibration.offsets(trainer, gpu.family, stack, names)
-    moved = pricer.known_moved.at(
-        layout_hashes(batch),
-        lambda rows: [Steps(pricer.step_seconds_on(list(moved_pricers(pricer)), batch.take(rows)))],
-    ).seconds
     with_offset = (offsets.slopes @ directions.T)[batch.precision].T
+    moved = moved_step_seconds(pricer, batch)
     loadings = np.log(moved) - np.log(prices.step_seconds) + with_offset
     apart = np.linalg.cholesky(offsets.covariance + JITTER * np.eye(len(names)))
     doubts = (attention_sd(pricer, batch), np.full(len(batch), unmeasured_gpu_sd(calibration, gpu)))
@@ -122,6 +119,18 @@ def interval_sd(pricer: Pricer, batch: LayoutBatch, prices: Prices) -> FloatColu
     wider = widening(batch, pricer, pricer.calibration)
     shared = in_order(spread.loadings**2)
     return np.asarray(np.sqrt(wider**2 * shared + spread.own_sd**2))
+
+
+def moved_step_seconds(pricer: Pricer, batch: LayoutBatch) -> FloatColumn:
+    """Step seconds under each of `moved_pricers`, (D, N); a layout is priced once.
+
+    To ask is dearer than a hundred layouts more, so ask first for all that will be wanted.
+    """
+
+    def priced(rows: IntColumn) -> list[Steps]:
+        return [Steps(pricer.step_seconds_on(list(moved_pricers(pricer)), batch.take(rows)))]
+
+    return pricer.known_moved.at(layout_hashes(batch), priced).seconds
 
 
 def moved_pricers(pricer: Pricer) -> Iterator[Pricer]:

@@ -101,6 +101,12 @@ def lower_bounds(
     return _cell_seconds(job, batch, hidden, inverse, least, idle), device
 
 
+def device_lower_bounds(job: PreparedJob, batch: LayoutBatch) -> FloatColumn:
+    """The device bytes of `lower_bounds`, (N,)."""
+    unit, inverse, _ = _least_units(job, batch)
+    return _device_bytes(job, _fully_sharded(job, batch), unit, inverse, _in_flight(job, batch))
+
+
 def cell_lower_bounds(
     job: PreparedJob, batch: LayoutBatch, idle: Idle | None, most_bytes: float
 ) -> tuple[FloatColumn, FloatColumn, FloatColumn]:

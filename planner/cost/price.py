@@ -273,6 +273,10 @@ class Pricer(PreparedJob):
         """Lower bounds (step seconds, device bytes), (N,) each: see `lower_bounds.lower_bounds`."""
         return lower_bounds.lower_bounds(self, batch, idle)
 
+    def device_lower_bounds(self, batch: LayoutBatch) -> FloatColumn:
+        """The device bytes of `lower_bounds`, (N,)."""
+        return lower_bounds.device_lower_bounds(self, batch)
+
     def cell_lower_bounds(
         self, batch: LayoutBatch, idle: Idle | None, most_bytes: float
     ) -> tuple[FloatColumn, FloatColumn, FloatColumn]:

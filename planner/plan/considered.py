@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.calibration.intervals import spread
+from planner.calibration.intervals import moved_step_seconds, spread
 from planner.columns import FloatColumn, IntColumn, LayoutBatch
 from planner.cost.refine import simulated_step_seconds
 from planner.cost.run.goodput import busy_seconds, run_columns
@@ -70,7 +70,7 @@ def considered(
         (choice.at_size.pricer.cluster.num_gpus, choice.layout): place
         for place, choice in enumerate(ranked, start=1)
     }
-    most = max(MOST_CONSIDERED // len(sizes), FEWEST_A_SIZE)
+    most = most_of_size(len(sizes))
     found = [
         entry
         for at_size, fits in zip(sizes, fitting, strict=True)
@@ -88,6 +88,37 @@ def considered(
     )
 
 
+def most_of_size(num_sizes: int) -> int:
+    """How many layouts that fit are looked at of each size."""
+    return max(MOST_CONSIDERED // num_sizes, FEWEST_A_SIZE)
+
+
+def prepare_spread(job: Job, at_size: OneSize, fitting: Fitting, most: int) -> None:
+    """Prices for intervals at once what ranking and `considered` will ask for by and by."""
+    layouts = _looked_at(job, at_size, fitting, [], most)
+    if layouts:
+        moved_step_seconds(at_size.pricer, LayoutBatch.from_layouts(layouts))
+
+
+def _looked_at(
+    job: Job, at_size: OneSize, fitting: Fitting, first: Sequence[Layout], most: int
+) -> list[Layout]:
+    """The first ones, the front, the best of the others, then what was tried or does not fit."""
+    ahead = [*first, *(fitting.layouts[row] for row in fitting.front(len(fitting.layouts)))]
+    smallest = job.search.objective == "memory"
+    order = np.argsort(fitting.device_bytes if smallest else fitting.step_seconds, kind="stable")
+    best = list(dict.fromkeys([*ahead, *(fitting.layouts[row] for row in order)]))
+    return list(
+        dict.fromkeys(
+            [
+                *best[: max(most, len(set(ahead)))],
+                *(trial.layout for trial in at_size.sampled if trial.refused is None),
+                *at_size.screened.unfit.layouts(),
+            ]
+        )
+    )
+
+
 def _of_size(
     job: Job,
     at_size: OneSize,
@@ -101,20 +132,8 @@ def _of_size(
     steps = dict(zip(fitting.layouts, fitting.step_seconds.tolist(), strict=True))
     ahead = [layout for size, layout in ranks if size == num_gpus]
     ahead.append(PlanCandidate(at_size, at_size.first).layout)  # of `sizes`
-    ahead += [fitting.layouts[row] for row in fitting.front(len(steps))] if steps else []
-    smallest = job.search.objective == "memory"
-    order = np.argsort(fitting.device_bytes if smallest else fitting.step_seconds, kind="stable")
-    best = list(dict.fromkeys([*ahead, *(fitting.layouts[row] for row in order)]))
     tried = {trial.layout: trial for trial in at_size.sampled}
-    priced = list(
-        dict.fromkeys(
-            [
-                *best[: max(most, len(set(ahead)))],
-                *(trial.layout for trial in tried.values() if trial.refused is None),
-                *at_size.screened.unfit.layouts(),
-            ]
-        )
-    )
+    priced = _looked_at(job, at_size, fitting, ahead, most)
     entries = _priced(job, at_size, priced, steps, several=num_sizes > 1) if priced else []
     entries += [
         ConsideredLayout(changed={}, num_gpus=num_gpus, refused=trial.refused)

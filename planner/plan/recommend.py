@@ -17,7 +17,13 @@ from planner.estimates import estimate_layouts
 from planner.export import exports
 from planner.export.base import Export
 from planner.plan.advice import warnings_for
-from planner.plan.considered import Fitting, considered, fitting_layouts
+from planner.plan.considered import (
+    Fitting,
+    considered,
+    fitting_layouts,
+    most_of_size,
+    prepare_spread,
+)
 from planner.plan.explain import BETTER, difference, next_bottleneck, regret, winner_reasons
 from planner.plan.together import Together
 from planner.ports import Ports
@@ -91,6 +97,9 @@ def recommend(
         raise nothing_fits(job, sizes, say)
     for at_size in fitting:
         rate(job, at_size, several=len(sizes) > 1)
+    fits = [fitting_layouts(at_size) for at_size in fitting]
+    for at_size, layouts in zip(fitting, fits, strict=True):
+        prepare_spread(job, at_size, layouts, most_of_size(len(fitting)))
     ranking = rank(job, fitting)
     ranked = ranking.choices
     outcome: StudyResult | None = None
@@ -112,7 +121,8 @@ def recommend(
             ranked = [PlanCandidate(at_size, row) for row in range(len(known))]
             ranking = after_probes(ranked)
     say("explaining the winner")
-    plan = _plan(job, ports, sizes, ranked, (ports.clock.now() - started).total_seconds())
+    seconds = (ports.clock.now() - started).total_seconds()
+    plan = _plan(job, ports, sizes, fits, ranked, seconds)
     plan = _with_preference(plan, job, ranking)
     plan = plan if plan_id is None else plan.model_copy(update={"id": plan_id})
     for at_size in sizes:
@@ -217,11 +227,15 @@ def _options(sizes: list[OneSize]) -> list[SizeOption]:
 
 
 def _plan(
-    job: Job, ports: Ports, sizes: list[OneSize], ranked: list[PlanCandidate], seconds: float
+    job: Job,
+    ports: Ports,
+    sizes: list[OneSize],
+    fitting: list[Fitting],
+    ranked: list[PlanCandidate],
+    seconds: float,
 ) -> Plan:
     estimates, winner = _estimates(ranked), ranked[0]
     with_candidates = [at_size for at_size in sizes if at_size.candidates]
-    fitting = [fitting_layouts(at_size) for at_size in with_candidates]
     # what is said of others than the ranked takes as long as what is said of these
     entries, (others, moved, near) = both(
         ports.beside,

@@ -130,7 +130,7 @@ class CellBounds:
         cells = self.cells.take(rows_left)
         while len(cells) and (high - low > COARSE).any():
             middle = (low + high) // 2
-            _, device = self.pricer.lower_bounds(
+            device = self.pricer.device_lower_bounds(
                 replace(
                     cells,
                     ac_kind=np.full(len(cells), MEMORY_BUDGET),

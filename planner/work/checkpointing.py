@@ -62,14 +62,15 @@ class Choices:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """The share of each operation that backward repeats, (len(ops), U).
+    """The share of each operation that backward repeats, one for each operation.
 
+    It is one number where all layouts have the same, 0 or 1, else (U,).
     needed, selective, core: under full checkpointing, selective-op and selective-attention.
     """
 
-    needed: FloatColumn
-    selective: FloatColumn
-    core: FloatColumn
+    needed: tuple["FloatColumn | float", ...]
+    selective: tuple["FloatColumn | float", ...]
+    core: tuple["FloatColumn | float", ...]
 
 
 def choices_of(
@@ -125,12 +126,15 @@ def shares_of(
         (`needed_again`); compiled recomputation always does.
     """
     stops = np.asarray(batch.compile | early_stop)
-    needed = np.where(stops, needed_again(ops)[part, None], 1.0)
-    redone = np.ones((len(ops), len(batch)))
-    for index, kept_bytes in _kept_outputs(ops, batch, bytes_of, range(len(ops))[part]):
-        redone[index] = np.where(kept_bytes > 0, 0.0, 1.0)
-    core = np.array([1.0 if op.name in CORE_ATTENTION else 0.0 for op in ops[part]])[:, None]
-    return Shares(needed=needed, selective=redone[part] * needed, core=core * needed)
+    behind = 0.0 if stops.all() else np.where(stops, 0.0, 1.0)
+    needed = [1.0 if again else behind for again in needed_again(ops)]
+    selective, places = list(needed), range(len(ops))[part]
+    for index, kept_bytes in _kept_outputs(ops, batch, bytes_of, places):
+        selective[index] = np.where(kept_bytes > 0, 0.0, 1.0) * needed[index]
+    core = [
+        share if op.name in CORE_ATTENTION else 0.0 for op, share in zip(ops, needed, strict=True)
+    ]
+    return Shares(*(tuple(those[part]) for those in (needed, selective, core)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,6 +46,9 @@ class Counting:
         self.asked.append(batch.micro_batch_size.tolist())
         return self.time_lower_bounds(batch), batch.micro_batch_size * BYTES
 
+    def device_lower_bounds(self, batch: LayoutBatch) -> np.ndarray:
+        return self.lower_bounds(batch)[1]
+
     def cell_lower_bounds(
         self, batch: LayoutBatch, _: object, most_bytes: float
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

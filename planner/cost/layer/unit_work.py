@@ -319,14 +319,26 @@ def _sums(unit: _Unit, part: slice, begun: dict[str, FloatColumn]) -> dict[str, 
             unit.ops, part, context.batch, context.bytes_of, context.rules.early_stop
         )
         for name, those in zip(names, (shares.needed, shares.selective, shares.core), strict=True):
-            summands[name] = [one * share for one, share in zip(each, those, strict=True)]
+            summands[name] = _repeated(each, those)
     else:
-        nothing = np.zeros_like(quantities[:, 0])
-        summands |= {name: [nothing] for name in names}
+        summands |= {name: [] for name in names}
+    nothing = np.zeros_like(quantities[:, 0])
     return {
-        name: in_order([*([begun[name]] if begun else []), *columns])
+        name: in_order([*([begun[name]] if begun else []), *columns] or [nothing])
         for name, columns in summands.items()
     }
+
+
+def _repeated(
+    each: Sequence[FloatColumn], shares: Sequence[FloatColumn | float]
+) -> list[FloatColumn]:
+    """These quantities times their shares, without what is 0 times as much."""
+    pairs = zip(each, shares, strict=True)
+    return [
+        one if isinstance(share, float) else one * share
+        for one, share in pairs
+        if not (isinstance(share, float) and share == 0.0)
+    ]
 
 
 def _sorted_by_worth(unit: _Unit) -> tuple[FloatColumn, FloatColumn]:
