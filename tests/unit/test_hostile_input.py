@@ -80,7 +80,10 @@ def test_aliases_that_multiply_are_refused(tmp_path: Path) -> None:
 
 
 def test_nothing_that_a_user_sends_is_unpickled_or_run() -> None:
-    """The service's own processes pass each other pickles; no file or body is read as one."""
+    """The service's own processes pass each other pickles, and a forked copy its original through a
+    pipe that nobody else holds; no file or body is read as one.
+    """
+    pipe = ROOT / "api" / "second_core.py"
     patterns = (
         r"\btorch\.load\((?!.*weights_only=True)",
         r"\bpickle\b",
@@ -97,6 +100,7 @@ def test_nothing_that_a_user_sends_is_unpickled_or_run() -> None:
         for path in files
         for pattern in patterns
         if (hit := re.search(pattern, path.read_text()))
+        and not (path == pipe and hit[0] == "pickle")
     ]
     assert found == []
 
