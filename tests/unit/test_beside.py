@@ -11,11 +11,13 @@ import pytest
 
 from api.second_core import Forks, second_core
 from planner.beside import OtherCore, both
+from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
 from planner.ports import Ports
 from planner.search import bounds, screen
 from planner.search.one_size import OneSize, search_size
+from planner.search.space.enumerate import build_space
 from planner.search.variations import budgets, floors
 from planner.specs.job import Job
 
@@ -86,6 +88,30 @@ def test_a_search_in_halves_ranks_what_one_in_one_piece_does(
     assert [one for one in whole.candidates if one[0] < near] == [
         one for one in in_halves.candidates if one[0] < near
     ]
+
+
+@pytest.mark.parametrize("trainer", ["torchtitan", "megatron"])
+def test_a_screen_in_halves_keeps_what_one_in_one_piece_keeps(
+    trainer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = job(num_gpus=16, trainer=trainer)
+    beside = Counting()
+    pricer = Pricer.build(asked.model, asked.cluster, asked.training, beside=beside)
+    space = build_space(pricer.rules_context, asked.search)
+    monkeypatch.setattr(screen, "MANY", 2**40)
+    whole = screen.screen(pricer, space, count=10)
+    before = beside.started
+    monkeypatch.setattr(screen, "MANY", 1)
+    for module in (bounds, screen):
+        monkeypatch.setattr(module, "BAND", 32)
+    monkeypatch.setattr(screen, "ROUND", 64)
+    halved = screen.screen(pricer, space, count=10)
+    near = [one.step_seconds[: one.num_fitting] for one in (whole, halved)]
+    least = near[0].min()
+    assert beside.started > before
+    first, second = (np.sort(steps[steps <= 1.05 * least]) for steps in near)
+    assert len(first) > 3
+    assert np.array_equal(first, second)
 
 
 class Fixed:
