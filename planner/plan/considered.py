@@ -40,7 +40,9 @@ class Fitting:
 def fitting_layouts(at_size: OneSize) -> Fitting:
     """Everything priced at this size that fits and was kept."""
     screened = at_size.screened
-    known = {layout: (step, device) for step, device, layout in reversed(at_size.candidates)}
+    known: dict[Layout, tuple[float, float]] = {}
+    for step, device, layout in at_size.candidates:  # fastest first
+        known.setdefault(layout, (step, device))
     for one in at_size.sampled:
         if one.step_seconds is not None and one.device_bytes is not None and one.fits:
             known.setdefault(one.layout, (one.step_seconds, one.device_bytes))

@@ -357,9 +357,17 @@ def _consider(at_size: OneSize, batch: LayoutBatch) -> FloatColumn:
         batch.take(rows).layouts(),
         strict=True,
     )
-    at_size.candidates.sort(key=lambda candidate: candidate[0])
+    at_size.candidates.sort(key=_step)
     at_size.num_simulated += len(batch)
     return np.where(fits, step, np.inf)
+
+
+def _step(candidate: tuple[float, float, Layout]) -> float:
+    """Step seconds, by which equal ones stay in the order in which they were found.
+
+    A sum of the same numbers in another order differs in its last digits.
+    """
+    return float(f"{candidate[0]:.12g}")
 
 
 def _split(
@@ -426,7 +434,7 @@ def _sample(job: Job, at_size: OneSize) -> None:
         for trial in sampled.fastest[:SAMPLED_SEEDS]
         if trial.step_seconds is not None and trial.device_bytes is not None
     ]
-    at_size.candidates.sort(key=lambda item: item[0])
+    at_size.candidates.sort(key=_step)
     at_size.study |= {
         "trials": sampled.num_trials,
         "pruned": sampled.num_refused,

@@ -147,18 +147,21 @@ class _Pass:
         room = ROUND if np.isfinite(self.limit()) else ROUND // 8
         parts: list[LayoutBatch] = []
         while sum(map(len, parts)) < room:
-            expanded = EXPANDED * room if np.isfinite(self.limit()) else room
+            limit_seconds = np.inf if self.pool.smallest else self.limit()
+            expanded = EXPANDED * room if np.isfinite(limit_seconds) else room
             cells = self.queue.next(self.limit(), self.space.cell_sizes, expanded)
             if not len(cells):
                 break
             batch, owner = near_layouts(
-                self.pricer, self.space, cells, self.cell_bounds, self.limit()
+                self.pricer, self.space, cells, self.cell_bounds, limit_seconds
             )
             if not self.everything:
                 fits = self.cell_bounds.has_room(owner, batch)
                 self.without_room += int((~fits).sum())
                 batch = batch.take(fits)
             parts.append(batch)
+            if self.pool.smallest:  # every cell priced can lower the limit for the next
+                break
         if parts:
             self.pool.add(self.pricer, LayoutBatch.concatenate(parts), self.limit)
         return bool(parts)

@@ -60,9 +60,12 @@ def _close(column: FloatColumn, row: int, other: int, share: float) -> bool:
 def front(step_seconds: FloatColumn, device_bytes: FloatColumn, most: int = 20) -> IntColumn:
     """Rows that no other beats in both step time and memory, fastest first.
 
-    They are thinned evenly to `most`.
+    They are thinned evenly to `most`. Of rows that are equal but for rounding the first counts.
     """
-    order = np.lexsort((device_bytes, step_seconds))
+    steps, sizes = (
+        np.round(column / column.max(initial=1e-9), 9) for column in (step_seconds, device_bytes)
+    )
+    order = np.lexsort((sizes, steps))
     lowest = np.minimum.accumulate(device_bytes[order])
     on_front = np.concatenate([[True], device_bytes[order][1:] < lowest[:-1] * (1.0 - ROUNDING)])
     rows = order[on_front]
