@@ -3,6 +3,7 @@
 import os
 import pickle
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,20 +15,15 @@ LEAST_CORES = 2
 
 
 def second_core(*, spinners: int = 0) -> OtherCore | None:
-    """What runs work on another core; None where there is none, or where nothing can be forked.
+    """What runs work on another core; None where there is none, and on other systems than Linux.
 
+    Elsewhere libraries of the system do not survive a fork (macOS), or there is none (Windows).
     spinners: threads of this process that draw on the terminal. Nothing that a copy does asks for
         a lock of theirs.
     """
-    if not hasattr(os, "fork") or _cores() < LEAST_CORES:
+    if sys.platform != "linux" or len(os.sched_getaffinity(0)) < LEAST_CORES:
         return None
     return Forks(spinners)
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """A search in two halves: the same answer alone, beside itself, and in forked copies."""
 
 import os
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -199,3 +200,5 @@ def test_one_core_has_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     assert second_core() is None
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 3})
     assert second_core(spinners=1) == Forks(1)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert second_core() is None
