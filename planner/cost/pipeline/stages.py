@@ -150,7 +150,7 @@ def _rank_units(
 
 
 @lru_cache(maxsize=8192)
-def _first_of_each_kind(
+def _deciding_ranks(
     pp: int,
     virtual: int,
     schedule: Schedule,
@@ -158,10 +158,13 @@ def _first_of_each_kind(
     model: ModelSpec,
     blocks: int | None,
 ) -> IntColumn:
-    _, first = np.unique(
-        _rank_units(pp, virtual, schedule, sizes, model, blocks), axis=0, return_index=True
-    )
-    return np.sort(first)
+    units = _rank_units(pp, virtual, schedule, sizes, model, blocks)
+    _, first, kind = np.unique(units, axis=0, return_index=True, return_inverse=True)
+    if not schedule.splits_backward:
+        return np.sort(first)
+    last = np.zeros(len(first), dtype=np.int64)
+    np.maximum.at(last, kind.ravel(), np.arange(pp))
+    return np.unique(np.concatenate([first, last]))
 
 
 def rank_layers(
@@ -174,9 +177,11 @@ def rank_layers(
 ) -> RankLayers:
     """Units of the ranks that can decide time or memory, for U pipelines.
 
-    Ranks that hold the same units cost the same, and the earliest of them has the most microbatches
-    in flight. So the deciding ranks are the first of each kind. R is the largest number of them in
-    any pipeline; shorter lists repeat their last rank.
+    Ranks that hold the same units compute as long, and the earliest of them has the most
+    microbatches in flight. Where weight gradients wait, what waits grows from rank to rank as what
+    is in flight falls, so that one of both ends holds most. The deciding ranks are therefore the
+    first of each kind, and there the last of each kind too. R is the largest number of them in any
+    pipeline; shorter lists repeat their last rank.
     every_rank: units of all ranks instead.
     blocks: see `block_layers`; with it all have 2 K kinds of layers.
     """
@@ -192,7 +197,7 @@ def rank_layers(
         for row in range(len(batch))
     ]
     per_row = [_rank_units(*key) for key in keys]
-    chosen = [np.arange(key[0]) if every_rank else _first_of_each_kind(*key) for key in keys]
+    chosen = [np.arange(key[0]) if every_rank else _deciding_ranks(*key) for key in keys]
     length = max(len(ranks) for ranks in chosen)
     padded = [np.concatenate([ranks, np.full(length - len(ranks), ranks[-1])]) for ranks in chosen]
     return RankLayers(
