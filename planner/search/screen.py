@@ -26,8 +26,8 @@ from planner.search.space.enumerate import Space
 from planner.search.variations.floors import floors
 
 # layouts bounded at once; an eighth of it until a layout fits
-ROUND = 4 * CHUNK
-WIDE = 4  # bands whose own bounds are computed at once when a limit is known
+ROUND = 2 * CHUNK
+WIDE = 2  # bands whose own bounds are computed at once when a limit is known
 EXPANDED = 4  # layouts of cells that are asked at once what they compute, for each one of those
 FEW = 2**13
 FIRST = 2048  # layouts priced before the limit is asked again; then twice as many, up to CHUNK
