@@ -13,10 +13,10 @@ import httpx
 
 from tests.conftest import clean_environment
 
-# a search of many seconds: what it is asked while others want answers
+# searches of many seconds, one size after another: what is asked while others want answers
 LONG_JOB = {
     "model": "deepseek-v3",
-    "cluster": {"gpu": "h800-sxm-80gb", "num_gpus": 2048},
+    "cluster": {"gpu": "h800-sxm-80gb", "num_gpus": "256..16384"},
     "training": {"seq_len": 4096, "global_batch_size": 15360},
 }
 
