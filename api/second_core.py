@@ -1,15 +1,16 @@
-"""Half of a search on another core: a forked copy of this process, which answers through a pipe."""
+"""Half of a search on another core: a forked copy of this process, which answers through pipes."""
 
+import contextlib
 import os
 import pickle
 import signal
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import BinaryIO
 
-from planner.beside import OtherCore, Piece
+from planner.beside import OtherCore, Partner, Piece
 
 LEAST_CORES = 2
 
@@ -38,7 +39,7 @@ class Forks:
 
     def start(self, work: Callable[[], object]) -> Piece:
         """See `planner.beside.OtherCore`."""
-        if threading.active_count() > 1 + self.spinners:
+        if not self._can_copy():
             return _Later(work)
         reading, writing = os.pipe()
         process = os.fork()
@@ -47,6 +48,25 @@ class Forks:
             _answer(work, writing)
         os.close(writing)
         return _Fork(process=process, pipe=os.fdopen(reading, "rb"), work=work)
+
+    def partner(self, state: object) -> Partner | None:
+        """See `planner.beside.OtherCore`."""
+        if not self._can_copy():
+            return None
+        reading, answering = os.pipe()
+        hearing, asking = os.pipe()
+        process = os.fork()
+        if process == 0:
+            os.close(reading)
+            os.close(asking)
+            _serve(state, hearing, answering)
+        os.close(answering)
+        os.close(hearing)
+        questions, answers = os.fdopen(asking, "wb"), os.fdopen(reading, "rb")
+        return _Partner(process=process, questions=questions, answers=answers, state=state)
+
+    def _can_copy(self) -> bool:
+        return threading.active_count() <= 1 + self.spinners
 
 
 def _answer(work: Callable[[], object], pipe: int) -> None:
@@ -94,3 +114,82 @@ class _Fork:
         self.pipe.close()
         os.kill(self.process, signal.SIGKILL)
         os.waitpid(self.process, 0)
+
+
+Question = tuple[Callable[..., object], tuple[object, ...]]
+
+
+def _serve(state: object, hearing: int, answering: int) -> None:
+    """Answers in the copy, one question after another, until it is ended or fails."""
+    try:
+        with os.fdopen(hearing, "rb") as questions, os.fdopen(answering, "wb") as answers:
+            while True:
+                work, asked = pickle.load(questions)
+                answer = work(state, *asked)
+                pickle.dump(answer, answers, protocol=pickle.HIGHEST_PROTOCOL)
+                answers.flush()
+    finally:
+        os._exit(1)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Partner:
+    """A copy of this process that works on its copy of the state.
+
+    state: as it was when the copy was made. asked: all that was asked of it.
+    """
+
+    process: int
+    questions: BinaryIO
+    answers: BinaryIO
+    state: object
+    asked: list[Question] = field(default_factory=list)
+    gone: bool = False
+
+    def start(self, work: Callable[..., object], *asked: object) -> Piece:
+        """See `planner.beside.Partner`."""
+        self.asked.append((work, asked))
+        if not self.gone:
+            with contextlib.suppress(BrokenPipeError):
+                pickle.dump((work, asked), self.questions, protocol=pickle.HIGHEST_PROTOCOL)
+                self.questions.flush()
+        return _Answer(self)
+
+    def answer(self) -> object:
+        """The answer to the last question; of a copy that died or failed, it is found here."""
+        if not self.gone:
+            try:
+                return pickle.load(self.answers)
+            except EOFError:
+                self.stop()
+        answer: object = None
+        waiting, self.asked = self.asked, []
+        for work, asked in waiting:  # what was asked before changed the state
+            answer = work(self.state, *asked)
+        return answer
+
+    def stop(self) -> None:
+        """See `planner.beside.Partner`."""
+        if self.gone:
+            return
+        self.gone = True
+        os.kill(self.process, signal.SIGKILL)
+        os.waitpid(self.process, 0)
+        self.answers.close()
+        with contextlib.suppress(BrokenPipeError):
+            self.questions.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What a partner was asked last."""
+
+    partner: _Partner
+
+    def result(self) -> object:
+        """See `planner.beside.Piece`."""
+        return self.partner.answer()
+
+    def stop(self) -> None:
+        """See `planner.beside.Piece`."""
+        self.partner.stop()

@@ -10,6 +10,7 @@ from api.identity import hash_of_job
 from api.input.jobs import check_one_size, completed, parse_job
 from api.input.text import read_json
 from api.own_entries import with_own
+from api.plan_records import Here, PlanRecords
 from api.storage.records import PlanLabels, StoredEstimate
 from api.wiring import Wiring
 from planner.errors import Fault, PlannerError, SpecError, StoreError
@@ -53,11 +54,17 @@ class PaperQuestion:
 
 
 def ask_on_paper(
-    wiring: Wiring, values: object, *, allow_files: bool, owner: str = ""
+    wiring: Wiring,
+    values: object,
+    *,
+    allow_files: bool,
+    owner: str = "",
+    records: PlanRecords | None = None,
 ) -> PaperQuestion:
     """The question of a job without probes.
 
     owner: whose own measurements count besides the shared ones.
+    records: the database as this question reads it; that of the wiring unless given.
 
     Raises SpecError; StoreError before any work is done.
     """
@@ -69,14 +76,11 @@ def ask_on_paper(
                 "probe", "given", "a plan on paper has no probes", "remove it, or ask for a study"
             )
         )
-    _ = wiring.store
-    from api.calibration.read import learned
-
     return PaperQuestion(
         values=values,
         job=job,
         job_hash=hash_of_job(job.request),
-        calibration=learned(wiring, job, owner),
+        calibration=(records or Here(wiring)).learned(job, owner),
     )
 
 
@@ -107,10 +111,16 @@ def renamed(wiring: Wiring, question: PaperQuestion, plan: "Plan") -> "Plan":
     return plan.model_copy(update={**own, "job": question.job.request})
 
 
-def keep_plan(wiring: Wiring, question: PaperQuestion, plan: "Plan") -> None:
-    """Stores the answer and remembers it. Raises StoreError."""
+def keep_plan(
+    wiring: Wiring, question: PaperQuestion, plan: "Plan", records: PlanRecords | None = None
+) -> None:
+    """Stores the answer and remembers it. Raises StoreError.
+
+    records: as in `ask_on_paper`.
+    """
     wiring.answered.keep(question.key, plan)
-    wiring.store.save_plan(plan, PlanLabels.of(question.job, question.job_hash))
+    labels = PlanLabels.of(question.job, question.job_hash)
+    (records or Here(wiring)).save(plan, labels)
 
 
 def make_plan(
@@ -122,16 +132,17 @@ def make_plan(
     progress: Callable[[str], None] | None = None,
     on_unstored: Callable[[StoreError], None] | None = None,
     beside: "OtherCore | None" = None,
+    records: PlanRecords | None = None,
 ) -> "Plan":
     """Plans without probes and keeps the plan; what this process answered before, at once.
 
-    owner: see `ask_on_paper`.
+    owner, records: see `ask_on_paper`.
     beside: what runs half of a large search on another core, where nobody else wants that core.
     on_unstored: told why a finished plan could not be stored; else that is raised.
 
     Raises SpecError, InfeasibleError; StoreError before any work is done.
     """
-    question = ask_on_paper(wiring, values, allow_files=allow_files, owner=owner)
+    question = ask_on_paper(wiring, values, allow_files=allow_files, owner=owner, records=records)
     plan = known_plan(wiring, question)
     if plan is None:
         from planner.plan.recommend import recommend
@@ -143,7 +154,7 @@ def make_plan(
             calibration=question.calibration,
         )
     try:
-        keep_plan(wiring, question, plan)
+        keep_plan(wiring, question, plan, records)
     except StoreError as error:
         if on_unstored is None:
             raise

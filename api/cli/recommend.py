@@ -16,6 +16,7 @@ from api.cli.typed import (
 )
 
 if TYPE_CHECKING:
+    from planner.errors import StoreError
     from planner.specs.plan import Plan
 
 
@@ -115,10 +116,6 @@ def command(
     from api.cli.output import error_line, note
     from api.cli.plotting import check_plot, plot_plan
     from api.cli.saving import check_target, save_plan
-    from api.cli.working import working
-    from api.second_core import second_core
-    from api.service import make_plan
-    from api.wiring import wire
     from planner.errors import StoreError
 
     flags = JobFlags(
@@ -156,17 +153,10 @@ def command(
     check_plot(plot, text=not json)
     interrupted, unstored = False, list[StoreError]()
     if values.get("probe") is None:
-        with working("looking at all layouts", quiet=json) as shown:
-            plan = make_plan(
-                wire(),
-                values,
-                allow_files=True,
-                progress=shown.say,
-                on_unstored=unstored.append,
-                beside=second_core(spinners=int(shown.shown is not None)),
-            )
+        plan = _on_paper(values, unstored, quiet=json)
     else:
         from api.cli.studying import make_plan_with_probes
+        from api.wiring import wire
 
         plan, interrupted = make_plan_with_probes(wire(), values)
     if save_dir is not None:
@@ -181,6 +171,30 @@ def command(
         error_line(f"the plan above was not stored: {error}")
         raise typer.Exit(4)
     _exit(plan, interrupted)
+
+
+def _on_paper(values: object, unstored: "list[StoreError]", *, quiet: bool) -> "Plan":
+    """The plan without probes. unstored: gets the reason where it could not be stored."""
+    from api.cli.working import working
+    from api.plan_records import plan_records
+    from api.second_core import second_core
+    from api.service import make_plan
+    from api.wiring import wire
+
+    wiring = wire()
+    with (
+        plan_records(wiring, second_core()) as records,
+        working("looking at all layouts", quiet=quiet) as shown,
+    ):
+        return make_plan(
+            wiring,
+            values,
+            allow_files=True,
+            progress=shown.say,
+            on_unstored=unstored.append,
+            beside=second_core(spinners=int(shown.shown is not None)),
+            records=records,
+        )
 
 
 def print_plan(plan: "Plan", saved: str | None = None) -> None:

@@ -11,9 +11,8 @@ from api.storage.common import plain_text
 from api.storage.records import LearningInputs, RunRow, Subject
 from api.storage.tables import DriftRow, MeasurementRow, PricedRunRow, ProbeRow
 from api.storage.transactions import reading, writing
-from planner.calibration.update import TEACHING
 from planner.cost.machine.knobs import StaleRuns
-from planner.specs.measurement import software_hash
+from planner.specs.measurement import TEACHING, software_hash
 
 MOST_RUNS = 500  # newest runs that a calibration is made from
 MOST_KERNEL_PROBES = 200  # newest probes of kernels that it is made from

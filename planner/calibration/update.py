@@ -32,11 +32,8 @@ from planner.columns import FloatColumn
 from planner.cost.machine.knobs import PLACE, Calibration
 from planner.cost.price import Pricer
 from planner.specs.job import Job
-from planner.specs.measurement import Measurement
+from planner.specs.measurement import TEACHING, Measurement
 
-# Runs of the layout itself. An emulated rank's communication comes from the model, and so does what
-# a proxy run adds to its small runs, which are measurements too.
-TEACHING = frozenset({"probed", "published"})
 ID_DIGITS = 10
 
 

@@ -107,17 +107,18 @@ def device_lower_bounds(job: PreparedJob, batch: LayoutBatch) -> FloatColumn:
     return _device_bytes(job, _fully_sharded(job, batch), unit, inverse, _in_flight(job, batch))
 
 
-def cell_lower_bounds(
-    job: PreparedJob, batch: LayoutBatch, idle: Idle | None, most_bytes: float
-) -> tuple[FloatColumn, FloatColumn, FloatColumn]:
-    """`lower_bounds`, and how many microbatches a mean rank has room for in flight, (Z, N).
+def cell_device_bounds(
+    job: PreparedJob, batch: LayoutBatch, most_bytes: float
+) -> tuple[FloatColumn, FloatColumn]:
+    """(the device bytes of `lower_bounds` (N,), room (Z, N)).
 
-    That is for each of the Z stages in which the trainer shards, at the most; -inf where nothing
-    fits. Bytes are the largest of sums that grow evenly with microbatches in flight, so what one
-    more adds, each further one adds at the least.
+    Room is how many microbatches a mean rank has room for in flight, at the most, in each of the Z
+    stages in which the trainer shards; -inf where nothing fits. Bytes are the largest of sums that
+    grow evenly with microbatches in flight, so what one more adds, each further one adds at the
+    least.
     most_bytes: how much of a device may be used.
     """
-    unit, inverse, least = _least_units(job, batch)
+    unit, inverse, _ = _least_units(job, batch)
     in_flight = _in_flight(job, batch)
     room, device = [], np.zeros(0)
     for stage in job.rules.sharding.stages:
@@ -126,8 +127,7 @@ def cell_lower_bounds(
         further = np.maximum(0.0, most_bytes - more) / np.maximum(more - fewest, 1.0)
         room.append(np.where(fewest <= most_bytes, in_flight + 1.0 + further, -np.inf))
         device = device if room[1:] else fewest
-    hidden = _hidden(job, unit)
-    return _cell_seconds(job, batch, hidden, inverse, least, idle), device, np.array(room)
+    return device, np.array(room)
 
 
 def least_in_flight(job: PreparedJob, batch: LayoutBatch) -> FloatColumn:
@@ -155,12 +155,27 @@ def time_lower_bounds(
     job: PreparedJob, batch: LayoutBatch, idle: Idle | None = None
 ) -> FloatColumn:
     """The step seconds of `lower_bounds`, (N,)."""
+    hidden, inverse, least = _least_seconds(job, batch)
+    return _cell_seconds(job, batch, hidden, inverse, least, idle)
+
+
+def compute_lower_bounds(job: PreparedJob, batch: LayoutBatch, idle: Idle) -> FloatColumn:
+    """Those seconds of `time_lower_bounds` that neither network nor optimizer takes, (N,)."""
+    hidden, inverse, least = _least_seconds(job, batch)
+    compute = _mean_seconds(job, batch, hidden, inverse, least, idle.overlaps)
+    return np.asarray(compute + _bubble(job, batch, least[inverse], idle))
+
+
+def _least_seconds(
+    job: PreparedJob, batch: LayoutBatch
+) -> tuple[FloatColumn, IntColumn, FloatColumn]:
+    """(what pairs hide of a microbatch at most (U,), row of each layout (N,), its seconds (U,))."""
     rows, inverse = _optimistic_rows(job, batch)
     least, hidden = np.empty((2, len(rows)))
     for part in chunks.slices(len(rows), chunks.CACHED_ROWS):
         unit, least[part] = _least_at(job, rows.take(part))
         hidden[part] = _hidden(job, unit)
-    return _cell_seconds(job, batch, hidden, inverse, least, idle)
+    return hidden, inverse, least
 
 
 def step_lower_bounds(
@@ -261,9 +276,18 @@ def _cell_seconds(
     compute = _mean_seconds(job, batch, hidden, inverse, least, idle.overlaps)
     network, update = _least_data_parallel(job, batch)
     factor = job.own_factor[batch.precision]
-    bubble = (1.0 - SPLIT_HIDES) * idle.microbatches * least[inverse] / batch.pp
     alone = np.where(idle.overlaps, 0.0, network)  # what pairs hide may be waited for there
-    return np.maximum(compute, factor * alone) + factor * (update + bubble)
+    bubble = _bubble(job, batch, least[inverse], idle)
+    return np.maximum(compute, factor * alone) + factor * update + bubble
+
+
+def _bubble(job: PreparedJob, batch: LayoutBatch, least: FloatColumn, idle: Idle) -> FloatColumn:
+    """Seconds that a step waits with the best of the cells' schedules, at least, (N,).
+
+    least (N,): seconds of a microbatch on all units.
+    """
+    each = (1.0 - SPLIT_HIDES) * idle.microbatches * least / batch.pp
+    return np.asarray(job.own_factor[batch.precision] * each)
 
 
 def _least_data_parallel(job: PreparedJob, batch: LayoutBatch) -> tuple[FloatColumn, FloatColumn]:

@@ -277,11 +277,15 @@ class Pricer(PreparedJob):
         """The device bytes of `lower_bounds`, (N,)."""
         return lower_bounds.device_lower_bounds(self, batch)
 
-    def cell_lower_bounds(
-        self, batch: LayoutBatch, idle: Idle | None, most_bytes: float
-    ) -> tuple[FloatColumn, FloatColumn, FloatColumn]:
-        """See `lower_bounds.cell_lower_bounds`."""
-        return lower_bounds.cell_lower_bounds(self, batch, idle, most_bytes)
+    def cell_device_bounds(
+        self, batch: LayoutBatch, most_bytes: float
+    ) -> tuple[FloatColumn, FloatColumn]:
+        """See `lower_bounds.cell_device_bounds`."""
+        return lower_bounds.cell_device_bounds(self, batch, most_bytes)
+
+    def compute_lower_bounds(self, batch: LayoutBatch, idle: Idle) -> FloatColumn:
+        """See `lower_bounds.compute_lower_bounds`."""
+        return lower_bounds.compute_lower_bounds(self, batch, idle)
 
     def least_in_flight(self, batch: LayoutBatch) -> FloatColumn:
         """See `lower_bounds.least_in_flight`."""

@@ -9,9 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.beside import both
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch, taken
-from planner.cost.deduplicated import hashes, unique_rows
+from planner.cost.deduplicated import unique_rows
 from planner.cost.layer.unit_costs import MODE
 from planner.cost.lower_bounds import Idle
 from planner.cost.price import Pricer
@@ -21,7 +20,6 @@ from planner.work.checkpointing import MEMORY_BUDGET, NONE
 ROUNDING = 1e-9
 STEPS, COARSE = 100, 8  # memory budgets are multiples of 1 / STEPS
 BAND = 2**14  # cells whose own bounds are computed before anything is priced
-MANY = 2**15  # cells of which it pays to bound half beside the others
 KNOWN_AT_ONCE = 2**15  # the most of them, so that their columns take 50 MB
 AT_ONCE = 2**17  # cells bounded without recomputation, so that their columns take 50 MB
 
@@ -32,8 +30,9 @@ class CellBounds:
     coarse_bound_seconds (N,): lower bound on step time by which cells are ordered, for any
         checkpointing; the cells' own bounds if all are known.
     idle: what their schedules hide and leave idle; unless given, nothing is known of them.
-    seconds, device_bytes (N,): the cell's own bounds if they are known, else NaN.
-    bare_seconds (N,): lower bound without recomputation, likewise.
+    seconds, device_bytes (N,): the cell's own bounds if they are known, else NaN; seconds of those
+        that may fit alone.
+    bare_seconds (N,): lower bound without recomputation and network, likewise.
     room (Z, N): microbatches that a mean rank has room for in flight, at the most, under each ZeRO
         stage that a search tries; of cells whose own bounds are known.
     """
@@ -48,6 +47,7 @@ class CellBounds:
         self.bare_seconds = np.full(len(cells), np.nan)
         if len(cells) <= BAND:
             self.know(np.arange(len(cells)))
+            self._know_seconds(np.flatnonzero(np.isnan(self.seconds)))
             self.coarse_bound_seconds = self.seconds
         else:
             self.coarse_bound_seconds = self.bare(np.arange(len(cells)))
@@ -58,33 +58,9 @@ class CellBounds:
         if len(left):
             first, alike = self._alike(left)
             seconds, in_place = np.empty(len(first)), np.argsort(first)  # neighbours share work
-            one, other = self.halves(left[first[in_place]])
-            here, there = both(
-                self.pricer.beside if len(first) >= MANY else None,
-                lambda: self._bare(left[first[in_place[one]]]),
-                lambda: self._bare(left[first[in_place[other]]]),
-            )
-            seconds[in_place[one]], seconds[in_place[other]] = here, there
+            seconds[in_place] = self._bare(left[first[in_place]])
             self.bare_seconds[left] = seconds[alike]
         return self.bare_seconds[rows]
-
-    def halves(self, rows: IntColumn) -> tuple[IntColumn, IntColumn]:
-        """Where these cells stand whose units one half, and the other half of a search prices.
-
-        Cells whose units cost the same fall into the same half.
-        """
-        names = [name for name in self.pricer.unit_fields if name not in MODE]
-        hashed = hashes([getattr(self.cells, name)[rows] for name in names])
-        odd = (hashed >> np.uint64(7)) % np.uint64(2) == 1
-        return np.flatnonzero(~odd), np.flatnonzero(odd)
-
-    def known_at(self, rows: IntColumn) -> tuple[FloatColumn, FloatColumn, FloatColumn]:
-        """Own bounds of these cells: (seconds, device bytes, room)."""
-        return self.seconds[rows], self.device_bytes[rows], self.room[:, rows]
-
-    def learn(self, rows: IntColumn, known: tuple[FloatColumn, FloatColumn, FloatColumn]) -> None:
-        """Takes over own bounds of these cells that somebody else worked out."""
-        self.seconds[rows], self.device_bytes[rows], self.room[:, rows] = known
 
     def _alike(self, rows: IntColumn) -> tuple[IntColumn, IntColumn]:
         """(one of each kind of these cells but for checkpointing, the kind of each cell)."""
@@ -108,7 +84,7 @@ class CellBounds:
             part = rows[start : start + AT_ONCE]
             none, nothing = np.broadcast_to(NONE, len(part)), np.broadcast_to(0.0, len(part))
             cells = replace(self.cells.take(part), ac_kind=none, ac_value=nothing)
-            parts.append(self.pricer.time_lower_bounds(cells, self.idle.take(part)))
+            parts.append(self.pricer.compute_lower_bounds(cells, self.idle.take(part)))
         return np.concatenate(parts)
 
     def largest_budgets(self, rows: IntColumn) -> IntColumn:
@@ -116,18 +92,9 @@ class CellBounds:
 
         To within COARSE, and never too small. Their layouts cannot have more.
         """
-        rows_left = rows[self.budgets[rows] < 0]
-        one, other = self.halves(rows_left)
-        self.budgets[rows_left[one]], self.budgets[rows_left[other]] = both(
-            self.pricer.beside if len(rows_left) >= MANY // 8 else None,
-            lambda: self._largest_budgets(rows_left[one]),
-            lambda: self._largest_budgets(rows_left[other]),
-        )
-        return self.budgets[rows]
-
-    def _largest_budgets(self, rows_left: IntColumn) -> IntColumn:
-        low, high = np.full(len(rows_left), 0), np.full(len(rows_left), STEPS + COARSE)
-        cells = self.cells.take(rows_left)
+        left = rows[self.budgets[rows] < 0]
+        low, high = np.full(len(left), 0), np.full(len(left), STEPS + COARSE)
+        cells = self.cells.take(left)
         while len(cells) and (high - low > COARSE).any():
             middle = (low + high) // 2
             device = self.pricer.device_lower_bounds(
@@ -139,18 +106,25 @@ class CellBounds:
             )
             fits = fitting(self.pricer, device)
             low, high = np.where(fits, middle, low), np.where(fits, high, middle)
-        return np.asarray(np.minimum(high, STEPS))
+        self.budgets[left] = np.minimum(high, STEPS)
+        return self.budgets[rows]
 
     def know(self, rows: IntColumn) -> None:
-        """Computes these cells' own bounds."""
-        rows = rows[np.isnan(self.seconds[rows])]
+        """Computes these cells' own bounds on memory, and on time of those that may fit."""
+        rows = rows[np.isnan(self.device_bytes[rows])]
         for start in range(0, len(rows), KNOWN_AT_ONCE):
             part = rows[start : start + KNOWN_AT_ONCE]
-            self.seconds[part], self.device_bytes[part], self.room[:, part] = (
-                self.pricer.cell_lower_bounds(
-                    self.cells.take(part), self.idle.take(part), self.most_bytes
-                )
+            cells = self.cells.take(part)
+            self.device_bytes[part], self.room[:, part] = self.pricer.cell_device_bounds(
+                cells, self.most_bytes
             )
+            near = part[fitting(self.pricer, self.device_bytes[part])]
+            self._know_seconds(near)
+
+    def _know_seconds(self, rows: IntColumn) -> None:
+        if len(rows):
+            cells, idle = self.cells.take(rows), self.idle.take(rows)
+            self.seconds[rows] = self.pricer.time_lower_bounds(cells, idle)
 
     def has_room(self, rows: IntColumn, batch: LayoutBatch) -> BoolColumn:
         """Whether layouts of these cells, one each, may fit with what their schedules hold, (N,).

@@ -4,7 +4,8 @@ It screens everything, simulates the best, samples what cannot be enumerated, an
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypedDict
 
@@ -21,17 +22,13 @@ from planner.rules import Context
 from planner.rules.features import HOST_TOO_SMALL
 from planner.search.choice.preference import Spreads, Weighed, leaders
 from planner.search.fit import fitting
+from planner.search.parts import Parts, searched
+from planner.search.pool import Screened
 from planner.search.sampled import SampledTrial
-from planner.search.screen import Screened, screen
+from planner.search.screen import Wanted
 from planner.search.space.enumerate import Space, build_space
 from planner.search.variations.beyond import Beyond
-from planner.search.variations.budgets import (
-    Budgeted,
-    best_budgets,
-    budgeted,
-    split_classes,
-    takes_budget,
-)
+from planner.search.variations.budgets import takes_budget
 from planner.search.variations.floors import floors_with_room
 from planner.search.variations.offload import (
     STATES,
@@ -160,37 +157,40 @@ def search_size(
     pricer = Pricer.build(job.model, cluster, job.training, calibration, beside=beside)
     but_batch = job.training.model_copy(update={"global_batch_size": 0})
     pricer.known.go_on((job.model, cluster, but_batch), pricer.calibration)
-    space, screened = _screen(job, pricer)
-    on_device = space
-    rejected, num_layouts = Counter(space.rejected), space.num_layouts
     offloads = "cpu_offload" not in {*job.search.fix, *job.search.allow}
-    if not screened.num_fitting:
-        hosted: tuple[_Options, ...] = ({"offload": True},) if offloads else ()
-        most = largest_share(pricer.rules_context)
-        if offloads and 0.0 < most < 1.0 and _takes_shares(job, pricer):
-            hosted += ({"offload": True, "share": most},)
-        for options in (*hosted, _Options(oversized=True)):
-            space, found = _screen(job, pricer, **options)
-            num_layouts = max(num_layouts, space.num_layouts)
-            screened = found if len(found.batch) else screened
-            if found.num_fitting:
-                rejected = Counter(space.rejected)
-                break
-        offloads = False
-    say(
-        f"{counted(num_layouts, 'legal layout')} on {counted(cluster.num_gpus, 'GPU')}, "
-        f"{screened.num_priced:,} priced, {screened.num_fitting:,} fit"
-    )
-    rejected["out of memory"] += screened.out_of_memory
-    rejected["slower than the best by a proven bound"] += screened.bounded_out
-    at_size = OneSize(
-        pricer=pricer,
-        screened=screened,
-        num_layouts=num_layouts,
-        rejected={k: v for k, v in rejected.items() if v},
-    )
+    with ExitStack() as searches:
+        space, parts = searches.enter_context(_searched(job, pricer))
+        on_device, screened = space, parts.screened
+        rejected, num_layouts = Counter(space.rejected), space.num_layouts
+        if not screened.num_fitting:
+            hosted: tuple[_Options, ...] = ({"offload": True},) if offloads else ()
+            most = largest_share(pricer.rules_context)
+            if offloads and 0.0 < most < 1.0 and _takes_shares(job, pricer):
+                hosted += ({"offload": True, "share": most},)
+            for options in (*hosted, _Options(oversized=True)):
+                searches.close()
+                space, parts = searches.enter_context(_searched(job, pricer, **options))
+                num_layouts = max(num_layouts, space.num_layouts)
+                screened = parts.screened if len(parts.screened.batch) else screened
+                if screened.num_fitting:
+                    rejected = Counter(space.rejected)
+                    break
+            offloads = False
+        say(
+            f"{counted(num_layouts, 'legal layout')} on {counted(cluster.num_gpus, 'GPU')}, "
+            f"{screened.num_priced:,} priced, {screened.num_fitting:,} fit"
+        )
+        rejected["out of memory"] += screened.out_of_memory
+        rejected["slower than the best by a proven bound"] += screened.bounded_out
+        at_size = OneSize(
+            pricer=pricer,
+            screened=screened,
+            num_layouts=num_layouts,
+            rejected={k: v for k, v in rejected.items() if v},
+        )
+        if screened.num_fitting:
+            _simulate(job, at_size, parts)
     if screened.num_fitting:
-        _simulate(job, at_size, space, screened)
         if offloads and job.search.objective != "memory" and len(space.cells) <= MOST_OFFLOADED:
             space = _offload(job, at_size)
         if job.search.objective != "memory" and len(space.cells) <= MOST_OFFLOADED:
@@ -208,7 +208,8 @@ class _Options(TypedDict, total=False):
     share: float
 
 
-def _screen(
+@contextmanager
+def _searched(
     job: Job,
     pricer: Pricer,
     *,
@@ -216,15 +217,13 @@ def _screen(
     oversized: bool = False,
     share: float = 1.0,
     limit_seconds: float = np.inf,
-) -> tuple[Space, Screened]:
+) -> Iterator[tuple[Space, Parts]]:
     space = _space(job, pricer, offload=offload, oversized=oversized, share=share)
-    return space, screen(
-        pricer,
-        space,
-        count=_wanted(job),
-        smallest=job.search.objective == "memory",
-        limit_seconds=limit_seconds,
+    wanted = Wanted(
+        count=_wanted(job), smallest=job.search.objective == "memory", limit_seconds=limit_seconds
     )
+    with searched(pricer, space, wanted) as parts:
+        yield space, parts
 
 
 def _space(
@@ -245,8 +244,8 @@ def _offload(job: Job, at_size: OneSize) -> Space:
     States that leave the device make room for less recomputation, or for a simpler layout.
     """
     limit = UNSEEN * at_size.best_seconds
-    space, screened = _screen(job, at_size.pricer, offload=True, limit_seconds=limit)
-    _simulate(job, at_size, space, screened, limit)
+    with _searched(job, at_size.pricer, offload=True, limit_seconds=limit) as (space, parts):
+        _simulate(job, at_size, parts, limit)
     return space
 
 
@@ -314,14 +313,12 @@ def _wanted(job: Job) -> int:
     return max(job.search.top_k, LEAST_WANTED)
 
 
-def _simulate(
-    job: Job, at_size: OneSize, space: Space, screened: Screened, limit_seconds: float = np.inf
-) -> None:
-    """Simulates the best screened layouts of the space, with and without memory budgets.
+def _simulate(job: Job, at_size: OneSize, parts: Parts, limit_seconds: float = np.inf) -> None:
+    """Simulates the best screened layouts of a space, with and without memory budgets.
 
     limit_seconds: slower layouts are not wanted.
     """
-    pricer = at_size.pricer
+    pricer, screened = at_size.pricer, parts.screened
     best = screened.batch.take(slice(0, 0))
     if screened.num_fitting or np.isinf(limit_seconds):
         chosen = first_groups(pricer, screened.batch, SIMULATED, SIMULATED_GROUPS)
@@ -329,15 +326,13 @@ def _simulate(
         expected = weighed.expected(screened.step_seconds, screened.oom)
         simplest = leaders(expected, weighed.points)
         best = screened.batch.take(np.union1d(chosen, simplest))
-    bases: list[Budgeted] = []
     if job.search.objective != "memory" and _free_recomputation(job):
         shown = screened.step_seconds[: min(_wanted(job), screened.num_fitting)]
         worth = float(min(limit_seconds, shown.max(initial=0.0) if len(shown) else np.inf))
-        bases = budgeted(pricer, space, screened.cell_bounds, worth)
-        best = LayoutBatch.concatenate([best, best_budgets(pricer, bases, BUDGETS_SIMULATED)])
+        best = LayoutBatch.concatenate([best, parts.best_budgets(worth, BUDGETS_SIMULATED)])
     _consider(at_size, best)
     if "layers_per_stage" not in {*job.search.fix, *job.search.allow}:
-        _split(job, at_size, space, screened, bases)
+        _split(job, at_size, parts)
 
 
 def _consider(at_size: OneSize, batch: LayoutBatch) -> FloatColumn:
@@ -370,14 +365,9 @@ def _step(candidate: tuple[float, float, Layout]) -> float:
     return float(f"{candidate[0]:.12g}")
 
 
-def _split(
-    job: Job, at_size: OneSize, space: Space, screened: Screened, bases: Sequence[Budgeted]
-) -> None:
-    """Looks for better splits, and budgets with them, in every class that a bound leaves open.
-
-    bases: layouts with budgets, as far as they are known.
-    """
-    pricer = at_size.pricer
+def _split(job: Job, at_size: OneSize, parts: Parts) -> None:
+    """Looks for better splits, and budgets with them, in every class that a bound leaves open."""
+    pricer, screened = at_size.pricer, parts.screened
     budgets = "memory-budget" in pricer.rules.ac_kinds and _free_recomputation(job)
     if not at_size.candidates:
         return
@@ -389,10 +379,7 @@ def _split(
     classes, floor = classes.take(floor < limit), floor[floor < limit]
     open_budget = np.zeros(len(classes), dtype=np.bool_)
     if budgets:
-        reach = [one for one in bases if one.worth >= limit]
-        if not reach:
-            reach = budgeted(pricer, space, screened.cell_bounds, limit)
-        more, their_floor = split_classes(pricer, reach[0], limit)
+        more, their_floor = parts.split_classes(limit)
         classes = LayoutBatch.concatenate([classes, more])
         floor = np.concatenate([floor, their_floor])
         open_budget = np.arange(len(classes)) >= len(open_budget)

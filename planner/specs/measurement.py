@@ -25,6 +25,9 @@ ADDED_LATER: Mapping[str, object] = {
 }
 Status = Literal["ok", "oom", "failed"]
 Rung = Literal["emulated", "imitated", "probed", "published"]
+# Runs of the layout itself, from which a calibration learns. An emulated rank's communication comes
+# from the model, and so does what a proxy run adds to its small runs, which are measurements too.
+TEACHING: frozenset[Rung] = frozenset({"probed", "published"})
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 

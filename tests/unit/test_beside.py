@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from api.second_core import Forks, second_core
-from planner.beside import OtherCore, both
+from planner.beside import OtherCore, both, sides
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
 from planner.ports import Ports
-from planner.search import bounds, screen
+from planner.search import bounds, cell_queue, parts, screen
 from planner.search.one_size import OneSize, search_size
+from planner.search.screen import Wanted
 from planner.search.space.enumerate import build_space
-from planner.search.variations import budgets, floors
 from planner.specs.job import Job
 
 
@@ -29,19 +29,23 @@ class Counting:
 
     forks: Forks = field(default_factory=Forks)
     started: int = 0
+    partners: int = 0
 
     def start(self, work: Callable[[], object]) -> Any:
         self.started += 1
         return self.forks.start(work)
 
+    def partner(self, state: object) -> Any:
+        self.partners += 1
+        return self.forks.partner(state)
+
 
 @pytest.fixture
 def halves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small searches are halved too."""
+    """Small searches are in two parts too, whose cells are not all known at once."""
     monkeypatch.setattr(bounds, "BAND", 64)
-    monkeypatch.setattr(screen, "BAND", 64)
-    for module, many in ((bounds, 64), (screen, 64), (budgets, 8), (floors, 8)):
-        monkeypatch.setattr(module, "MANY", many)
+    monkeypatch.setattr(cell_queue, "BAND", 64)
+    monkeypatch.setattr(parts, "MANY", 64)
 
 
 def job(model: str = "mixtral-8x7b", num_gpus: object = 64, **training: object) -> Job:
@@ -62,57 +66,111 @@ def found(asked: Job, beside: OtherCore | None) -> OneSize:
     ("model", "trainer"), [("mixtral-8x7b", "torchtitan"), ("llama3-70b", "megatron")]
 )
 @pytest.mark.usefixtures("halves")
-def test_halves_beside_each_other_find_what_they_find_in_turn(model: str, trainer: str) -> None:
+def test_parts_beside_each_other_find_what_they_find_in_turn(model: str, trainer: str) -> None:
     asked, beside = job(model, trainer=trainer), Counting()
     alone, apart = found(asked, None), found(asked, beside)
-    assert beside.started >= 2
+    assert beside.partners >= 1
     assert alone.candidates == apart.candidates
     assert alone.rejected == apart.rejected
     one, other = alone.screened, apart.screened
     assert (one.num_priced, one.num_fitting) == (other.num_priced, other.num_fitting)
-    for name in ("seconds", "device_bytes", "bare_seconds", "budgets"):
-        values = (getattr(each.cell_bounds, name) for each in (one, other))
-        assert np.array_equal(*values, equal_nan=True)
+    assert np.array_equal(one.floor_seconds, other.floor_seconds)
 
 
-def test_a_search_in_halves_ranks_what_one_in_one_piece_does(
+def test_a_search_in_parts_ranks_what_one_in_one_piece_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked = job()
     whole = found(asked, None)
-    for module, many in ((bounds, 64), (screen, 64), (budgets, 8), (floors, 8)):
-        monkeypatch.setattr(module, "MANY", many)
+    monkeypatch.setattr(parts, "MANY", 64)
     monkeypatch.setattr(bounds, "BAND", 64)
-    monkeypatch.setattr(screen, "BAND", 64)
-    in_halves = found(asked, None)
+    monkeypatch.setattr(cell_queue, "BAND", 64)
+    in_parts = found(asked, None)
     near = 1.05 * whole.best_seconds
     assert [one for one in whole.candidates if one[0] < near] == [
-        one for one in in_halves.candidates if one[0] < near
+        one for one in in_parts.candidates if one[0] < near
     ]
 
 
 @pytest.mark.parametrize("trainer", ["torchtitan", "megatron"])
-def test_a_screen_in_halves_keeps_what_one_in_one_piece_keeps(
+def test_a_screen_in_parts_keeps_what_one_in_one_piece_keeps(
     trainer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = job(num_gpus=16, trainer=trainer)
     beside = Counting()
     pricer = Pricer.build(asked.model, asked.cluster, asked.training, beside=beside)
     space = build_space(pricer.rules_context, asked.search)
-    monkeypatch.setattr(screen, "MANY", 2**40)
-    whole = screen.screen(pricer, space, count=10)
-    before = beside.started
-    monkeypatch.setattr(screen, "MANY", 1)
-    for module in (bounds, screen):
+    monkeypatch.setattr(parts, "MANY", 2**40)
+    whole = parts.screen(pricer, space, Wanted(count=10))
+    assert not beside.partners
+    monkeypatch.setattr(parts, "MANY", 1)
+    for module in (bounds, cell_queue):
         monkeypatch.setattr(module, "BAND", 32)
     monkeypatch.setattr(screen, "ROUND", 64)
-    halved = screen.screen(pricer, space, count=10)
-    near = [one.step_seconds[: one.num_fitting] for one in (whole, halved)]
+    divided = parts.screen(pricer, space, Wanted(count=10))
+    near = [one.step_seconds[: one.num_fitting] for one in (whole, divided)]
     least = near[0].min()
-    assert beside.started > before
+    assert beside.partners == 1
     first, second = (np.sort(steps[steps <= 1.05 * least]) for steps in near)
     assert len(first) > 3
     assert np.array_equal(first, second)
+    for each in (whole, divided):
+        left_out = each.out_of_memory - (each.num_priced - each.num_fitting)
+        assert each.num_priced + each.bounded_out + left_out == space.num_layouts
+
+
+@dataclass
+class Tally:
+    """Remembers what was added to it, and in which process."""
+
+    total: int = 0
+
+    def add(self, number: int) -> tuple[int, int]:
+        self.total += number
+        return self.total, os.getpid()
+
+    def die_elsewhere(self, parent: int) -> int:
+        if os.getpid() != parent:
+            os._exit(9)
+        return self.total
+
+    def fail(self) -> int:
+        raise ValueError("tally")
+
+
+def test_a_partner_keeps_its_state_and_leaves_ours_alone() -> None:
+    mine, its = Tally(), Tally()
+    with sides(Forks(), [mine, its]) as both_of_them:
+        assert [total for total, _ in both_of_them.each(Tally.add, 3)] == [3, 3]
+        (_, here), (total, there) = both_of_them.each(Tally.add, 4)
+    assert total == 7
+    assert here == os.getpid() != there
+    assert (mine.total, its.total) == (7, 0)
+
+
+def test_what_a_dead_partner_was_asked_is_done_here_from_the_start() -> None:
+    its = Tally()
+    with sides(Forks(), [Tally(), its]) as both_of_them:
+        both_of_them.each(Tally.add, 3)
+        assert both_of_them.each(Tally.die_elsewhere, os.getpid()) == [3, 3]
+        assert both_of_them.each(Tally.add, 2) == [(5, os.getpid()), (5, os.getpid())]
+
+
+def test_one_state_alone_needs_no_partner() -> None:
+    beside = Counting()
+    with sides(beside, [Tally()]) as alone:
+        assert alone.each(Tally.add, 1) == [(1, os.getpid())]
+    assert not beside.partners
+
+
+def test_an_error_of_a_partner_is_raised_and_it_is_gone_in_the_end() -> None:
+    partner = Forks().partner(Tally())
+    assert partner is not None
+    with pytest.raises(ValueError, match="tally"):
+        partner.start(Tally.fail).result()
+    partner.stop()
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
 
 
 class Fixed:

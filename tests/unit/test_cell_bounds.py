@@ -16,7 +16,8 @@ from planner.rules import Context
 from planner.search import bounds
 from planner.search import screen as screen_module
 from planner.search.bounds import CellBounds
-from planner.search.screen import PARETO_SLACK, idle_of, near_layouts, screen
+from planner.search.parts import screen
+from planner.search.screen import PARETO_SLACK, Wanted, idle_of, near_layouts
 from planner.search.space.enumerate import Space, build_space
 from planner.trainers.registry import resolve_layout
 
@@ -42,19 +43,15 @@ class Counting:
     def time_lower_bounds(self, batch: LayoutBatch, _: object = None) -> np.ndarray:
         return batch.micro_batch_size + np.where(batch.ac_kind > 0, 9.0, 0.0) + batch.ac_value
 
-    def lower_bounds(self, batch: LayoutBatch, _: object = None) -> tuple[np.ndarray, np.ndarray]:
+    def compute_lower_bounds(self, batch: LayoutBatch, _: object) -> np.ndarray:
+        return self.time_lower_bounds(batch)
+
+    def cell_device_bounds(
+        self, batch: LayoutBatch, most_bytes: float
+    ) -> tuple[np.ndarray, np.ndarray]:
         self.asked.append(batch.micro_batch_size.tolist())
-        return self.time_lower_bounds(batch), batch.micro_batch_size * BYTES
-
-    def device_lower_bounds(self, batch: LayoutBatch) -> np.ndarray:
-        return self.lower_bounds(batch)[1]
-
-    def cell_lower_bounds(
-        self, batch: LayoutBatch, _: object, most_bytes: float
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        seconds, device = self.lower_bounds(batch)
-        stages = len(self.rules.sharding.stages)
-        return seconds, device, np.tile(most_bytes / device, (stages, 1))
+        device = batch.micro_batch_size * BYTES
+        return device, np.tile(most_bytes / device, (len(self.rules.sharding.stages), 1))
 
 
 def cells(*sizes: int) -> LayoutBatch:
@@ -180,7 +177,8 @@ def test_a_bound_of_no_memory_fits() -> None:
 def test_layouts_without_room_are_none_that_fit(trainer: str) -> None:
     pricer, space = small_space(trainer, {"tp": 1}, **DENSE)
     some, all_of_them = (
-        screen(pricer, space, count=10, everything=everything) for everything in (False, True)
+        screen(pricer, space, Wanted(count=10, everything=everything))
+        for everything in (False, True)
     )
     assert some.num_priced < all_of_them.num_priced
     for each in (some, all_of_them):
@@ -215,7 +213,7 @@ def test_what_nothing_fits_for_is_priced_whole() -> None:
     pricer, space = small_space(
         "torchtitan", {"pp": 4, "pp_schedule": "GPipe", "ac": "none"}, **DENSE
     )
-    found, whole = (screen(pricer, space, count=3, everything=one) for one in (False, True))
+    found, whole = (screen(pricer, space, Wanted(count=3, everything=one)) for one in (False, True))
     assert found.num_fitting == 0
     assert found.num_priced == whole.num_priced
     np.testing.assert_array_equal(found.device_bytes, whole.device_bytes)
@@ -225,8 +223,8 @@ def test_what_nothing_fits_for_below_a_limit_is_not_looked_at_again() -> None:
     pricer, space = small_space(
         "torchtitan", {"pp": 4, "pp_schedule": "GPipe", "ac": "none"}, **DENSE
     )
-    assert screen(pricer, space, count=3).num_priced > 0
-    assert screen(pricer, space, count=3, limit_seconds=1e3).num_priced == 0
+    assert screen(pricer, space, Wanted(count=3)).num_priced > 0
+    assert screen(pricer, space, Wanted(count=3, limit_seconds=1e3)).num_priced == 0
 
 
 @pytest.mark.parametrize("name", SPACES)

@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.search import screen
-from planner.search.screen import ENOUGH, _front_and_best, _Pool, _Queue, _worth_keeping
+from planner.search import cell_queue
+from planner.search.cell_queue import CellQueue
+from planner.search.pool import ENOUGH, Pool, _front_and_best, _worth_keeping
 
 
 def limit(best: float, structures: list[float], slack: float = 1.1, count: int = 2) -> float:
-    pool = _Pool(keep=4, count=count, smallest=False)
+    pool = Pool(keep=4, count=count, smallest=False)
     pool.best, pool.structures = best, dict(enumerate(structures))
     return pool.limit(slack)
 
@@ -62,7 +63,7 @@ def queue(seconds: list[float], device: list[float], limit: float, smallest: boo
         know=lambda rows: None,
         may_fit=lambda rows: needed[rows] <= limit,
     )
-    return _Queue.of_all(cell_bounds, smallest)
+    return CellQueue(cell_bounds, by_memory=smallest)
 
 
 def taken(cells: Any, limit: float = np.inf, room: int = 1) -> list[int]:
@@ -85,7 +86,7 @@ def test_bands_are_worked_out_as_far_as_the_limit_and_no_further(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By their looser bounds of 1 to 4 s; a cell is taken once no unknown one can be before it."""
-    monkeypatch.setattr(screen, "BAND", 1)
+    monkeypatch.setattr(cell_queue, "BAND", 1)
     cells = queue([2.0, 4.0, 6.0, 8.0], [10.0] * 4, limit=30.0)
     assert taken(cells, limit=3.5) == [0]
     assert cells.reached == 3

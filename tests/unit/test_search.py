@@ -25,10 +25,13 @@ from planner.ports import Ports
 from planner.rules import Context, violations
 from planner.samplers import SAMPLERS
 from planner.search import bounds as cell_bounds
-from planner.search import screen
+from planner.search import cell_queue, parts, screen
 from planner.search.choice import pareto
 from planner.search.choice.pareto import STRUCTURE
 from planner.search.choice.preference import Weighed, spread_within_stack
+from planner.search.fit import OOM_LIMIT
+from planner.search.pool import ENOUGH
+from planner.search.screen import Wanted
 from planner.search.space.domains import domains_of
 from planner.search.space.enumerate import Space, build_space
 from planner.search.variations.neighbours import neighbours
@@ -150,7 +153,7 @@ def every_price(pricer: Pricer, batch: LayoutBatch) -> tuple[np.ndarray, np.ndar
         np.concatenate([getattr(p, k) for p in parts])
         for k in ("step_seconds", "device_bytes", "least_device_bytes")
     )
-    return step, device, oom_probability(pricer.profile, pricer.cluster, least) <= screen.OOM_LIMIT
+    return step, device, oom_probability(pricer.profile, pricer.cluster, least) <= OOM_LIMIT
 
 
 def structures(batch: LayoutBatch, step: np.ndarray) -> dict[tuple[int, ...], float]:
@@ -177,7 +180,7 @@ def test_pruning_keeps_the_winner(seed: int, monkeypatch: pytest.MonkeyPatch) ->
     """Small rounds, so that bounds prune nearly everything."""
     monkeypatch.setattr(screen, "ROUND", 512)
     pricer, space = random_job(seed)
-    found, brute = screen.screen(pricer, space, count=TOP), whole(seed)
+    found, brute = parts.screen(pricer, space, Wanted(count=TOP)), whole(seed)
     assert found.num_priced <= len(brute.batch)
     assert bool(found.num_fitting) == bool(brute.fits.any())
     if brute.fits.any():
@@ -191,7 +194,7 @@ def lost_structures(seed: int) -> list[tuple[int, ...]]:
     screen misses or prices higher.
     """
     pricer, space = random_job(seed)
-    found, brute = screen.screen(pricer, space, count=TOP), whole(seed)
+    found, brute = parts.screen(pricer, space, Wanted(count=TOP)), whole(seed)
     best, kept = (
         structures(brute.batch.take(brute.fits), brute.step[brute.fits]),
         structures(found.batch, found.step_seconds),
@@ -199,7 +202,7 @@ def lost_structures(seed: int) -> list[tuple[int, ...]]:
     sought = [
         (key, seconds)
         for key, seconds in list(best.items())[:TOP]
-        if seconds <= screen.ENOUGH * min(best.values())
+        if seconds <= ENOUGH * min(best.values())
     ]
     return [key for key, seconds in sought if not kept.get(key, np.inf) <= seconds * (1 + 1e-12)]
 
@@ -214,11 +217,11 @@ def test_bounds_worked_out_band_by_band_end_in_the_same_answer(
 ) -> None:
     for seed in range(0, NUM_JOBS, 4):
         pricer, space = random_job(seed)
-        at_once = screen.screen(pricer, space, count=TOP, smallest=smallest)
+        at_once = parts.screen(pricer, space, Wanted(count=TOP, smallest=smallest))
         with monkeypatch.context() as patch:
             patch.setattr(cell_bounds, "BAND", 512)
-            patch.setattr(screen, "BAND", 512)
-            by_band = screen.screen(pricer, space, count=TOP, smallest=smallest)
+            patch.setattr(cell_queue, "BAND", 512)
+            by_band = parts.screen(pricer, space, Wanted(count=TOP, smallest=smallest))
         value = "device_bytes" if smallest else "step_seconds"
         assert getattr(by_band, value)[:TOP] == pytest.approx(
             getattr(at_once, value)[:TOP], rel=1e-12
@@ -240,7 +243,11 @@ def test_bounds_without_checkpointing_are_below_all_others(monkeypatch: pytest.M
             bounds = cell_bounds.CellBounds(pricer, space.cells)
         assert np.isnan(bounds.seconds).all()
         bounds.know(np.arange(len(space.cells)))
-        assert (bounds.coarse_bound_seconds <= bounds.seconds * (1 + 1e-12)).all()
+        own = pricer.time_lower_bounds(space.cells, bounds.idle)
+        known = ~np.isnan(bounds.seconds)
+        assert np.array_equal(known, bounds.may_fit(np.arange(len(space.cells))))
+        assert bounds.seconds[known] == pytest.approx(own[known], rel=1e-12)
+        assert (bounds.coarse_bound_seconds <= own * (1 + 1e-12)).all()
         assert (space.cells.ac_kind > 0).any()
 
 
@@ -297,7 +304,7 @@ def test_bounds_do_prune(monkeypatch: pytest.MonkeyPatch) -> None:
     pruned = 0
     for seed in range(5):
         pricer, space = random_job(seed)
-        pruned += screen.screen(pricer, space, count=TOP).num_priced < space.num_layouts / 2
+        pruned += parts.screen(pricer, space, Wanted(count=TOP)).num_priced < space.num_layouts / 2
     assert pruned >= 3
 
 

@@ -16,9 +16,9 @@ from planner.plan.recommend import recommend
 from planner.ports import Ports
 from planner.rules import Context
 from planner.search.fit import OOM_LIMIT
-from planner.search.screen import screen
+from planner.search.parts import searched
+from planner.search.screen import Wanted
 from planner.search.space.enumerate import build_space
-from planner.search.variations.budgets import best_budgets, budgeted
 from planner.specs.job import SearchSpec
 from planner.specs.layout import Layout, parse_ac
 from planner.specs.plan import RankedLayout
@@ -110,9 +110,8 @@ def test_the_budget_is_the_largest_that_fits() -> None:
         Pricer.build(job.model, job.cluster, job.training),
         build_space(context, SearchSpec()),
     )
-    screened = screen(pricer, space, count=10)
-    worth = float(screened.step_seconds[9])
-    found = best_budgets(pricer, budgeted(pricer, space, screened.cell_bounds, worth), 20)
+    with searched(pricer, space, Wanted(count=10)) as parts:
+        found = parts.best_budgets(float(parts.screened.step_seconds[9]), 20)
     assert 5 < len(found) <= 4 * 20  # as many simple ones, each with its safe budget too
     for row in range(5):
         layout = found.row(row)

@@ -14,7 +14,8 @@ from planner.cost.refine import refine
 from planner.rules import Context
 from planner.rules.base import divisors
 from planner.search.fit import OOM_LIMIT
-from planner.search.screen import screen
+from planner.search.parts import screen
+from planner.search.screen import Wanted
 from planner.search.space.enumerate import build_space
 from planner.specs.job import SearchSpec
 from planner.specs.layout import FieldValue, Layout
@@ -111,9 +112,8 @@ def _best(
     training = pricer.training.model_copy(update={"global_batch_size": size})
     other = Pricer.build(pricer.model, pricer.cluster, training, pricer.calibration)
     context = Context(model=other.model, cluster=other.cluster, training=training)
-    screened = screen(
-        other, build_space(context, _narrowed(search, winner)), count=1, slack=1.0, keep=REFINED
-    )
+    space = build_space(context, _narrowed(search, winner))
+    screened = screen(other, space, Wanted(count=1, slack=1.0, keep=REFINED))
     if not screened.num_fitting:
         return None
     rows = np.flatnonzero(screened.oom <= OOM_LIMIT)[:REFINED]

@@ -93,6 +93,16 @@ class Space:
         """How many layouts there are in all."""
         return int(self.cell_sizes.sum())
 
+    def take(self, cells: IntColumn) -> "Space":
+        """The space of these cells alone."""
+        expansions = tuple(replace(one, classes=one.classes[cells]) for one in self.expansions)
+        return replace(
+            self,
+            cells=self.cells.take(cells),
+            cell_sizes=self.cell_sizes[cells],
+            expansions=expansions,
+        )
+
     def expand(self, cells: Column | slice) -> LayoutBatch:
         """All layouts of these cells (indices, mask or slice), in the order of the cells."""
         chosen = np.arange(len(self.cells))[cells]
@@ -125,9 +135,7 @@ class Space:
         """
         of = [one.classes for one in self.expansions if not one.table.keys().isdisjoint(names)]
         kinds, firsts = _classes([*columns, *of], len(self.cells))
-        expansions = tuple(replace(one, classes=one.classes[firsts]) for one in self.expansions)
-        cells, sizes = self.cells.take(firsts), self.cell_sizes[firsts]
-        return kinds, replace(self, cells=cells, cell_sizes=sizes, expansions=expansions)
+        return kinds, self.take(firsts)
 
     def schedules(self) -> Iterator[tuple[int, IntColumn]]:
         """(a schedule, the most stages a rank has in any layout of each cell with it (N,)).

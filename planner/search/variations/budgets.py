@@ -13,11 +13,9 @@ layouts at once; those whose smallest budget that does not fit is too slow drop 
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
-from planner.beside import both
 from planner.calibration.mechanisms import points
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.chunks import CHUNK
@@ -32,7 +30,6 @@ from planner.work.checkpointing import BLOCK, FULL, MEMORY_BUDGET, NONE
 
 ROUND = 8 * CHUNK  # layouts of cells that are asked at once what they compute
 Dial = Callable[[LayoutBatch, IntColumn], LayoutBatch]  # the layouts with these budgets
-MANY = 2**11  # cells of which it pays to search half beside the others
 # Judgement: a budget with one chance in 200 of running out of memory loses less by that than a
 # smaller one loses in time.
 SAFE_RISK = 0.005
@@ -41,21 +38,16 @@ MOST_TRIED = 7  # budgets of one layout, three halvings
 FEW_POINTS = 2  # cells with more mechanisms than this are not simple, however small their budget
 
 
-def best_budgets(pricer: Pricer, budgeted: Sequence["Budgeted"], keep: int) -> LayoutBatch:
-    """The `keep` fastest fitting layouts with a budget that can beat what is worth it.
-
-    As many simple ones are added; the batch may be empty. Each layout comes with the largest budget
-    that fits at all and with the largest that is safe.
-    """
-    all_found = []
-    for bases in budgeted:
-        fastest = LargestBudgets.joined(bases.fastest(keep))
-        safe = _safe(pricer, fastest, bases.dial)
-        all_found += [bases.dial(found.layouts, found.hundredths) for found in (fastest, safe)]
-    return LayoutBatch.concatenate(all_found)
+def with_safe(pricer: Pricer, fastest: "LargestBudgets", dial: Dial) -> LayoutBatch:
+    """These layouts with the largest budget that fits at all, then with the largest safe one."""
+    safe = _safe(pricer, fastest, dial)
+    return LayoutBatch.concatenate(
+        [dial(found.layouts, found.hundredths) for found in (fastest, safe)]
+    )
 
 
-def _dials(pricer: Pricer) -> list[Dial]:
+def dials(pricer: Pricer) -> list[Dial]:
+    """The ways in which the trainer can be told how much to recompute."""
     known = {
         "memory-budget": _with_budget,
         "block": lambda batch, hundredths: _with_blocks(pricer, batch, hundredths),
@@ -97,32 +89,31 @@ class Budgeted:
         self.cells, self.most, self.least = rows[order], most[order], least[order]
         few = points(space.cells.take(self.cells), pricer) <= FEW_POINTS
         self.simple = few if len(rows) else np.zeros(0, dtype=np.bool_)
-        halves = [np.arange(len(self.cells))]
-        if len(self.cells) >= MANY:
-            halves = list(cell_bounds.halves(self.cells))
-        self.places: list[IntColumn] = halves
-        self.rounds: list[list[_Round]] = [[] for _ in halves]
+        self.known_rounds: list[_Round] = []
 
-    def _rounds(self, half: int) -> Iterator["_Round"]:
-        """All rounds of one half of the cells, those known first."""
-        rounds, places = self.rounds[half], self.places[half]
-        yield from rounds
-        first = sum(len(one.cells) for one in rounds)
-        while first < len(places):
-            ends = np.cumsum(self.space.cell_sizes[self.cells[places[first:]]])
-            last = first + max(1, int(np.searchsorted(ends, ROUND, side="right")))
-            rounds.append(self._round(places[first:last]))
-            yield rounds[-1]
+    def _rounds(self) -> Iterator["_Round"]:
+        """All rounds, those known first."""
+        yield from self.known_rounds
+        first = sum(len(one.cells) for one in self.known_rounds)
+        ends = np.cumsum(self.space.cell_sizes[self.cells])
+        while first < len(self.cells):
+            reached = int(ends[first - 1]) if first else 0
+            last = max(first + 1, int(np.searchsorted(ends, reached + ROUND, side="right")))
+            self.known_rounds.append(self._round(np.arange(first, last)))
+            yield self.known_rounds[-1]
             first = last
 
     def _round(self, cells: IntColumn) -> "_Round":
         """The layouts of these cells that may have a budget, with the cells' largest."""
         branches = self.space.branches(self.cells[cells], self.pricer.unit_fields)
-        tried = self.dial(branches.batch, self.most[cells[branches.owner]])
-        overlaps = self.cell_bounds.idle.overlaps[self.cells[cells[branches.owner]]]
-        near = self.pricer.layout_lower_bounds(tried, overlaps) < self.worth
-        if self.dial is _with_budget:
-            near &= tried.compile
+        near = np.ones(len(branches.batch), dtype=np.bool_)
+        if self.dial is _with_budget:  # torch.compile's partitioner reads it
+            near = np.array(branches.batch.compile)
+        rows = np.flatnonzero(near)
+        owner = cells[branches.owner[rows]]
+        tried = self.dial(branches.batch.take(rows), self.most[owner])
+        overlaps = self.cell_bounds.idle.overlaps[self.cells[owner]]
+        near[rows] = self.pricer.layout_lower_bounds(tried, overlaps) < self.worth
         batch, place = branches.expand(near)
         owner = cells[place]
         roomy = self.cell_bounds.has_room(self.cells[owner], batch)
@@ -138,28 +129,17 @@ class Budgeted:
             batch, simple, seconds = batch.take(legal), simple[legal], seconds[legal]
         return _Round(cells=cells, batch=batch, simple=simple, seconds=seconds)
 
-    def fastest(self, keep: int) -> list["LargestBudgets"]:
+    def fastest(self, keep: int) -> "list[LargestBudgets]":
         """The `keep` fastest layouts, and of those with few mechanisms.
 
         Each is at its largest budget that fits.
         """
-        halves = [partial(self._fastest_of_half, half, keep) for half in range(len(self.places))]
-        found = both(self.pricer.beside, *halves) if len(halves) == 2 else (halves[0](),)
-        self.rounds = [rounds for rounds, _ in found]
-        of_each = zip(*(fastest for _, fastest in found), strict=True)
-        return [LargestBudgets.joined(parts).first(keep) for parts in of_each]
+        return [self._fastest(keep, simple=simple) for simple in (False, True)]
 
-    def _fastest_of_half(
-        self, half: int, keep: int
-    ) -> tuple[list["_Round"], list["LargestBudgets"]]:
-        fastest = [self._fastest(half, keep, simple=simple) for simple in (False, True)]
-        return self.rounds[half], fastest
-
-    def _fastest(self, half: int, keep: int, *, simple: bool) -> "LargestBudgets":
-        """The fastest of one half; simple: only cells with few mechanisms."""
+    def _fastest(self, keep: int, *, simple: bool) -> "LargestBudgets":
         nothing = self.space.cells.take(slice(0, 0))
         found, limit, waiting = LargestBudgets.none(nothing), self.worth, nothing
-        rounds = self._rounds(half)
+        rounds = self._rounds()
         while True:
             one = next(rounds, None)
             done = one is None or self.least[one.cells[0]] >= limit
@@ -177,11 +157,10 @@ class Budgeted:
     def pipelined(self, limit: float) -> LayoutBatch:
         """All pipelined layouts whose lower bound is below the limit, with a budget each."""
         parts = [self.space.cells.take(slice(0, 0))]
-        for half in range(len(self.places)):
-            for one in self._rounds(half):
-                if self.least[one.cells[0]] >= limit:
-                    break
-                parts.append(one.batch.take((one.batch.pp > 1) & (one.seconds < limit)))
+        for one in self._rounds():
+            if self.least[one.cells[0]] >= limit:
+                break
+            parts.append(one.batch.take((one.batch.pp > 1) & (one.seconds < limit)))
         return LayoutBatch.concatenate(parts)
 
 
@@ -202,7 +181,7 @@ def budgeted(
     pricer: Pricer, space: Space, cell_bounds: CellBounds, worth_seconds: float
 ) -> list[Budgeted]:
     """One for each way in which the trainer can be told how much to recompute."""
-    return [Budgeted(pricer, space, cell_bounds, worth_seconds, dial) for dial in _dials(pricer)]
+    return [Budgeted(pricer, space, cell_bounds, worth_seconds, dial) for dial in dials(pricer)]
 
 
 def _with_blocks(pricer: Pricer, batch: LayoutBatch, hundredths: IntColumn) -> LayoutBatch:

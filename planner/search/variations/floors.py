@@ -14,7 +14,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from planner.beside import both
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.chunks import CHUNK
 from planner.cost.lower_bounds import SPLIT_HIDES
@@ -27,7 +26,6 @@ from planner.work.checkpointing import MEMORY_BUDGET, NONE
 
 RANKS_AT_ONCE = 2**16  # whose memory is priced together
 FEW_RANKS = 2**14
-MANY = 2**12  # classes of which it pays to judge half beside the others
 
 ColumnsT = TypeVar("ColumnsT", "Pace", "Fullest")
 
@@ -146,28 +144,10 @@ def open_classes(
 
     most (N,): the largest budget, in hundredths, that each may have.
     """
-    odd = np.arange(len(classes)) % 2 == (1 if len(classes) >= MANY else 2)
-    one, other = np.flatnonzero(~odd), np.flatnonzero(odd)
-    here, there = both(
-        pricer.beside if len(other) else None,
-        lambda: _open_classes(pricer, classes.take(one), most[one], limit),
-        lambda: _open_classes(pricer, classes.take(other), most[other], limit),
-    )
-    order = np.argsort(np.concatenate([one[here[1]], other[there[1]]]))
-    return (
-        LayoutBatch.concatenate([here[0], there[0]]).take(order),
-        np.concatenate([here[2], there[2]])[order],
-    )
-
-
-def _open_classes(
-    pricer: Pricer, classes: LayoutBatch, most: IntColumn, limit: float
-) -> tuple[LayoutBatch, IntColumn, FloatColumn]:
-    """What `open_classes` returns, with the place of each class among all in between."""
     owner = np.arange(len(classes))
     low, high = np.zeros(len(classes), dtype=np.int64), most
     if not len(classes):
-        return classes, owner, np.zeros(0)
+        return classes, np.zeros(0)
     pace = _paces(pricer, with_budget(classes, high))
     near = pace.floor(Fullest.anywhere(_counts(pricer), classes.pp)) < limit
     owner, low, high, pace = owner[near], low[near], high[near], pace.take(near)
@@ -193,7 +173,7 @@ def _open_classes(
     order = np.lexsort((floor, owner))
     _, first = np.unique(owner[order], return_index=True)
     best = order[first]
-    return with_budget(classes.take(owner[best]), high[best]), owner[best], floor[best]
+    return with_budget(classes.take(owner[best]), high[best]), floor[best]
 
 
 def floors_with_room(pricer: Pricer, batch: LayoutBatch, limit: float) -> FloatColumn:

@@ -1,0 +1,89 @@
+"""What a plan reads of the database, and leaves there.
+
+A command that makes one plan lets a copy of its process do both on a second core: it imports
+SQLAlchemy and opens the database while the command imports the search.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from api.storage.records import PlanLabels
+    from api.wiring import Wiring
+    from planner.beside import OtherCore, Partner
+    from planner.cost.machine.knobs import Calibration
+    from planner.specs.job import Job
+    from planner.specs.plan import Plan
+
+
+class PlanRecords(Protocol):
+    """The database as a plan needs it."""
+
+    def learned(self, job: "Job", owner: str) -> "Calibration | None":
+        """What was learnt for the job; None for the shipped calibration. Raises StoreError."""
+        ...
+
+    def save(self, plan: "Plan", labels: "PlanLabels") -> None:
+        """Stores a plan. Raises StoreError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """The database of this process."""
+
+    wiring: "Wiring"
+
+    def get_ready(self) -> None:
+        """Imports what the database needs, and touches nothing of it."""
+        import api.calibration.read
+        import api.storage.calibrations
+        import api.storage.migrate
+        import api.storage.store  # noqa: F401
+
+    def learned(self, job: "Job", owner: str) -> "Calibration | None":
+        """See `PlanRecords`."""
+        _ = self.wiring.store
+        from api.calibration.read import learned
+
+        return learned(self.wiring, job, owner)
+
+    def save(self, plan: "Plan", labels: "PlanLabels") -> None:
+        """See `PlanRecords`."""
+        self.wiring.store.save_plan(plan, labels)
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """The database as a copy of this process sees it."""
+
+    partner: "Partner"
+
+    def learned(self, job: "Job", owner: str) -> "Calibration | None":
+        """See `PlanRecords`."""
+        found: Calibration | None = self.partner.start(Here.learned, job, owner).result()  # type: ignore[assignment]
+        return found
+
+    def save(self, plan: "Plan", labels: "PlanLabels") -> None:
+        """See `PlanRecords`."""
+        self.partner.start(Here.save, plan, labels).result()
+
+
+@contextmanager
+def plan_records(wiring: "Wiring", core: "OtherCore | None") -> Iterator[PlanRecords]:
+    """The database for one plan, on a second core where there is one."""
+    here = Here(wiring)
+    partner = None if core is None else core.partner(here)
+    if partner is None:
+        yield here
+        return
+    try:
+        ready = partner.start(Here.get_ready)
+        import planner.plan.recommend  # noqa: F401  meanwhile
+
+        ready.result()
+        yield Beside(partner)
+    finally:
+        partner.stop()

@@ -1,0 +1,74 @@
+"""The cells of a search in the order in which they are taken up."""
+
+import numpy as np
+
+from planner.columns import IntColumn
+from planner.search.bounds import BAND, CellBounds
+
+WIDE = 2  # bands whose own bounds are computed at once when a limit is known
+
+
+class CellQueue:
+    """The cells in the order of their own lower bound on what is minimised.
+
+    Own bounds are computed band by band, in the order of a looser bound.
+    by_memory: device bytes are minimised, not seconds.
+    """
+
+    def __init__(self, cell_bounds: CellBounds, *, by_memory: bool) -> None:
+        if by_memory:
+            cell_bounds.know(np.arange(len(cell_bounds.cells)))
+        self.cell_bounds, self.by_memory = cell_bounds, by_memory
+        self.loose = cell_bounds.device_bytes if by_memory else cell_bounds.coarse_bound_seconds
+        self.order, self.reached = np.argsort(self.loose, kind="stable"), 0
+        self.ready, self.values = self.order[:0], np.zeros(0)
+        self.known_too_large = [self.order[:0]]
+
+    def next(self, limit: float, sizes: IntColumn, room: int) -> IntColumn:
+        """The next cells, about `room` layouts in all, with lower bounds up to `limit`.
+
+        Empty when no cells are left.
+        """
+        while True:
+            bound = (
+                self.loose[self.order[self.reached]] if self.reached < len(self.order) else np.inf
+            )
+            within = int(np.searchsorted(self.values, min(limit, bound), side="right"))
+            if within:
+                enough = int(np.searchsorted(np.cumsum(sizes[self.ready[:within]]), room))
+                taken = max(1, min(within, enough))
+                cells, self.ready, self.values = (
+                    self.ready[:taken],
+                    self.ready[taken:],
+                    self.values[taken:],
+                )
+                return cells
+            if not bound <= limit or self.reached == len(self.order):
+                return self.order[:0]
+            self._reach(limit)
+
+    def _reach(self, limit: float) -> None:
+        """Computes one more band, below the limit if there is one; what fits joins the queue."""
+        end = self.reached + BAND
+        if np.isfinite(limit):
+            below = np.searchsorted(self.loose[self.order], limit, side="right")
+            end = min(self.reached + WIDE * BAND, int(below))
+        rows = self.order[self.reached : end]
+        self.reached += len(rows)
+        fits = self.cell_bounds.may_fit(rows)
+        self.known_too_large.append(rows[~fits])
+        joined = np.concatenate([self.ready, rows[fits]])
+        values = (self.cell_bounds.device_bytes if self.by_memory else self.cell_bounds.seconds)[
+            joined
+        ]
+        order = np.lexsort((joined, values))
+        self.ready, self.values = joined[order], values[order]
+
+    def too_large(self) -> IntColumn:
+        """Cells known not to fit."""
+        return np.concatenate(self.known_too_large)
+
+    def smallest(self, count: int) -> IntColumn:
+        """The cells nearest to fitting, by their lower bound on memory."""
+        cells = self.too_large()
+        return cells[np.argsort(self.cell_bounds.device_bytes[cells], kind="stable")[:count]]

@@ -1,0 +1,202 @@
+"""A space in parts, each of which is searched by itself, on a second core where there is one.
+
+Cells whose units cost the same are in the same part, so that no unit is priced twice. Parts share
+nothing but what the best layouts take; a part tells that after each round. So a plan is the same
+wherever they run.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planner.beside import Sides, sides
+from planner.columns import FloatColumn, IntColumn, LayoutBatch
+from planner.cost.deduplicated import hashes
+from planner.cost.layer.unit_costs import MODE
+from planner.cost.price import Pricer
+from planner.search.pool import Pool, Screened
+from planner.search.screen import Screening, Wanted
+from planner.search.space.enumerate import Space
+from planner.search.variations.budgets import (
+    Budgeted,
+    LargestBudgets,
+    budgeted,
+    dials,
+    split_classes,
+    with_safe,
+)
+
+MANY = 2**14  # cells of a space that is searched in two parts
+
+
+def screen(pricer: Pricer, space: Space, wanted: Wanted) -> Screened:
+    """Prices the space, lowest bound first, until the answer is certain.
+
+    That is when `wanted.count` different layouts are certain, and `wanted.slack` times the best is
+    covered.
+    """
+    with searched(pricer, space, wanted) as parts:
+        return parts.screened
+
+
+@contextmanager
+def searched(pricer: Pricer, space: Space, wanted: Wanted) -> Iterator["Parts"]:
+    """The space in parts, screened.
+
+    Where nothing fits and there is no limit, layouts whose schedules hold more than there is room
+    for are priced after all, to see what comes closest.
+    """
+    with _screened(pricer, space, wanted) as parts:
+        left_out = parts.without_room and not parts.screened.num_fitting
+        if not left_out or wanted.everything or np.isfinite(wanted.limit_seconds):
+            yield parts
+            return
+    with _screened(pricer, space, replace(wanted, everything=True)) as parts:
+        yield parts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What a part knows of the best layouts. more: whether it has cells left."""
+
+    best: float
+    structures: dict[int, float]
+    more: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a part has found. too_large, without_room: layouts left out, see `Screening`."""
+
+    pool: Pool
+    too_large: int
+    without_room: int
+
+
+class Part:
+    """Some cells of a space, their screen and their budgets.
+
+    cells: which of them; None for all.
+    """
+
+    def __init__(
+        self, pricer: Pricer, space: Space, cells: IntColumn | None, wanted: Wanted
+    ) -> None:
+        self.pricer, self.space, self.cells, self.wanted = pricer, space, cells, wanted
+        self.screening: Screening | None = None
+        self.bases: list[Budgeted] = []
+
+    @property
+    def _begun(self) -> Screening:
+        if self.screening is None:
+            if self.cells is not None:
+                self.space = self.space.take(self.cells)
+            self.screening = Screening(self.pricer, self.space, self.wanted)
+        return self.screening
+
+    def round(self, best: float, structures: dict[int, float]) -> Known:
+        """Screens the next cells, knowing what all parts have found (`Pool.hear`)."""
+        screening = self._begun
+        screening.pool.hear(best, structures)
+        more = screening.round()
+        return Known(best=screening.pool.best, structures=screening.pool.structures, more=more)
+
+    def found(self) -> Found:
+        """What the rounds have found."""
+        screening = self._begun
+        return Found(
+            pool=screening.pool, too_large=screening.too_large, without_room=screening.without_room
+        )
+
+    def nearest(self) -> Found:
+        """The same with what comes nearest to fitting."""
+        self._begun.price_nearest()
+        return self.found()
+
+    def fastest_budgets(self, worth_seconds: float, keep: int) -> list[list[LargestBudgets]]:
+        """By dial: the `keep` fastest with a budget below what is worth it, and the simple ones."""
+        return [one.fastest(keep) for one in self._bases(worth_seconds)]
+
+    def split_classes(self, limit: float) -> tuple[LayoutBatch, FloatColumn]:
+        """See `budgets.split_classes`; for the first dial."""
+        reach = [one for one in self.bases if one.worth >= limit] or self._bases(limit)
+        return split_classes(self.pricer, reach[0], limit)
+
+    def _bases(self, worth_seconds: float) -> list[Budgeted]:
+        self.bases = budgeted(self.pricer, self.space, self._begun.cell_bounds, worth_seconds)
+        return self.bases
+
+
+class Parts:
+    """The parts of a space, and what their screens found together."""
+
+    def __init__(self, sides_of: Sides[Part], num_layouts: int) -> None:
+        self.sides, self.num_layouts = sides_of, num_layouts
+        self.screened, self.without_room = self._screen()
+
+    def _screen(self) -> tuple[Screened, int]:
+        best, structures, more = np.inf, dict[int, float](), True
+        while more:
+            known = self.sides.each(Part.round, best, structures)
+            best, more = min(one.best for one in known), any(one.more for one in known)
+            for one in known:
+                for key, value in one.structures.items():
+                    structures[key] = min(structures.get(key, np.inf), value)
+        part = self.sides.states[0]
+        found, wanted = self.sides.each(Part.found), part.wanted
+        too_large = sum(one.too_large for one in found)
+        num_fitting = sum(one.pool.num_fitting for one in found)
+        num_priced = sum(one.pool.num_priced for one in found)
+        bounded_out = self.num_layouts - num_priced - too_large
+        if not num_fitting and too_large and np.isinf(wanted.limit_seconds):
+            found = self.sides.each(Part.nearest)
+        pool = Pool(wanted.keep, wanted.count, wanted.smallest)
+        for part_of_it in found:
+            pool.join(part_of_it.pool)
+        nothing = part.space.cells.take(slice(0, 0))
+        return (
+            pool.result(part.pricer, nothing, bounded_out=bounded_out, too_large=too_large),
+            sum(one.without_room for one in found),
+        )
+
+    def best_budgets(self, worth_seconds: float, keep: int) -> LayoutBatch:
+        """The `keep` fastest fitting layouts with a budget that can beat what is worth it.
+
+        As many simple ones are added; the batch may be empty. Each layout comes with the largest
+        budget that fits at all and with the largest that is safe.
+        """
+        part = self.sides.states[0]
+        batches = [part.space.cells.take(slice(0, 0))]
+        of_parts = self.sides.each(Part.fastest_budgets, worth_seconds, keep)
+        for dial, of_dial in zip(dials(part.pricer), zip(*of_parts, strict=True), strict=True):
+            kinds = zip(*of_dial, strict=True)
+            fastest = [LargestBudgets.joined(kind).first(keep) for kind in kinds]
+            batches.append(with_safe(part.pricer, LargestBudgets.joined(fastest), dial))
+        return LayoutBatch.concatenate(batches)
+
+    def split_classes(self, limit: float) -> tuple[LayoutBatch, FloatColumn]:
+        """See `budgets.split_classes`."""
+        found = self.sides.each(Part.split_classes, limit)
+        return (
+            LayoutBatch.concatenate([classes for classes, _ in found]),
+            np.concatenate([floor for _, floor in found]),
+        )
+
+
+@contextmanager
+def _screened(pricer: Pricer, space: Space, wanted: Wanted) -> Iterator[Parts]:
+    parts = [Part(pricer, space, cells, wanted) for cells in _divided(pricer, space)]
+    with sides(pricer.beside, parts) as side_by_side:
+        yield Parts(side_by_side, space.num_layouts)
+
+
+def _divided(pricer: Pricer, space: Space) -> Sequence[IntColumn | None]:
+    """All cells, or those of each half of a large space."""
+    if len(space.cells) < MANY:
+        return [None]
+    names = [name for name in pricer.unit_fields if name not in MODE]
+    hashed = hashes([getattr(space.cells, name) for name in names])
+    odd = (hashed >> np.uint64(7)) % np.uint64(2) == 1
+    return np.flatnonzero(~odd), np.flatnonzero(odd)
