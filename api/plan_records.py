@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from api.storage.records import PlanLabels
     from api.wiring import Wiring
-    from planner.beside import OtherCore, Partner
+    from planner.beside import OtherCore, Partner, Piece
     from planner.cost.machine.knobs import Calibration
     from planner.specs.job import Job
     from planner.specs.plan import Plan
@@ -57,12 +57,16 @@ class Here:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """The database as a copy of this process sees it."""
+    """The database as a copy of this process sees it, once that is ready."""
 
     partner: "Partner"
+    ready: "Piece"
 
     def learned(self, job: "Job", owner: str) -> "Calibration | None":
         """See `PlanRecords`."""
+        import planner.plan.recommend  # noqa: F401  while the copy gets ready
+
+        self.ready.result()
         found: Calibration | None = self.partner.start(Here.learned, job, owner).result()  # type: ignore[assignment]
         return found
 
@@ -80,10 +84,6 @@ def plan_records(wiring: "Wiring", core: "OtherCore | None") -> Iterator[PlanRec
         yield here
         return
     try:
-        ready = partner.start(Here.get_ready)
-        import planner.plan.recommend  # noqa: F401  meanwhile
-
-        ready.result()
-        yield Beside(partner)
+        yield Beside(partner, partner.start(Here.get_ready))
     finally:
         partner.stop()

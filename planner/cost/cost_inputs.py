@@ -20,6 +20,7 @@ from planner.cost.loads import RankLoads, of_each
 from planner.cost.pipeline import stages
 from planner.cost.pipeline.schedule_columns import num_microbatches
 from planner.cost.prepared_job import PreparedJob
+from planner.precision import column
 from planner.rules import cuda_graphs
 from planner.work.checkpointing import BLOCK, FULL, MEMORY_BUDGET, NONE
 from planner.work.experts import EXPERT_FIELDS
@@ -182,9 +183,22 @@ def distinct_rows(job: PreparedJob, batch: LayoutBatch) -> tuple[LayoutBatch, In
 
     Where a unit's cost depends on whether there are several stages, the rows have 2 of them.
     """
-    values, several = _key(job)
-    batch = replace(batch, **{name: np.minimum(getattr(batch, name), 2) for name in several})
-    return deduplicated.distinct(batch, values + several)
+    return deduplicated.distinct(as_units_see(job, batch), unit_fields(job))
+
+
+def as_units_see(job: PreparedJob, batch: LayoutBatch) -> LayoutBatch:
+    """The batch with as few different numbers of stages as the costs of its units depend on."""
+    _, several = _key(job)
+    counts = {name: np.minimum(getattr(batch, name), 2) for name in several}
+    if several == ("pp",) and not _asks_for_stages(job):
+        asks = column("experts_alone", batch.precision, job.recipes) > 0
+        counts["pp"] = np.where(asks & (batch.cp == 1), counts["pp"], 1)
+    return replace(batch, **counts)
+
+
+def _asks_for_stages(job: PreparedJob) -> bool:
+    """Whether more than the precision of experts depends on several stages (`layers.key`)."""
+    return job.training.overlap.ep or "pp" in cuda_graphs.columns_read(job.rules_context)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from planner.beside import OtherCore
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost import lower_bounds
 from planner.cost.chunks import CHUNK, keep_freed_pages, slices
-from planner.cost.cost_inputs import CostInputs, CostRows, JobColumns, unit_fields
+from planner.cost.cost_inputs import CostInputs, CostRows, JobColumns, as_units_see, unit_fields
 from planner.cost.known_rows import KnownRows, Steps
 from planner.cost.lower_bounds import Idle
 from planner.cost.machine import side_by_side
@@ -306,6 +306,10 @@ class Pricer(PreparedJob):
     ) -> FloatColumn:
         """What a mean rank of exactly these layouts computes in a step, (N,)."""
         return lower_bounds.layout_lower_bounds(self, batch, overlaps)
+
+    def as_units_see(self, batch: LayoutBatch) -> LayoutBatch:
+        """See `cost_inputs.as_units_see`."""
+        return as_units_see(self, batch)
 
     @property
     def unit_fields(self) -> tuple[str, ...]:

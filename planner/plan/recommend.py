@@ -4,6 +4,7 @@ enumerate -> screen all -> simulate the best -> sample what cannot be enumerated
 ones -> estimate, explain, export.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
@@ -137,22 +138,34 @@ def _search_sizes(
     calibration: Calibration | None,
     beside: OtherCore | None,
 ) -> list[OneSize]:
-    """The search at each size; every other one beside the rest, if something runs it."""
+    """The search at each size; half of the work beside the rest, if something does it."""
     if beside is None or len(clusters) == 1:
         return [search_size(job, one, say, calibration, beside=beside) for one in clusters]
+    one_half, other_half = _halves([one.num_gpus for one in clusters])
 
     def there() -> list[OneSize]:
-        found = [search_size(job, one, lambda _: None, calibration) for one in clusters[-2::-2]]
+        found = [search_size(job, clusters[at], lambda _: None, calibration) for at in other_half]
         for at_size in found:  # what is known is too much to hand over
             at_size.pricer.known.leave()
         return found
 
     here, others = both(
-        beside, lambda: [search_size(job, one, say, calibration) for one in clusters[::-2]], there
+        beside, lambda: [search_size(job, clusters[at], say, calibration) for at in one_half], there
     )
-    found = [*here, *others]
-    found[::2], found[1::2] = here, others
-    return found[::-1]
+    found = dict(zip([*one_half, *other_half], [*here, *others], strict=True))
+    return [found[at] for at in range(len(clusters))]
+
+
+def _halves(sizes: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Places of the sizes in two halves whose searches take about as long.
+
+    A search is taken to last with the square root of the size; judgement.
+    """
+    halves: tuple[list[int], list[int]] = ([], [])
+    for place in sorted(range(len(sizes)), key=lambda at: -sizes[at]):
+        shorter = min(halves, key=lambda half: sum(math.sqrt(sizes[at]) for at in half))
+        shorter.append(place)
+    return halves
 
 
 def _with_preference(plan: Plan, job: Job, ranking: Ranking) -> Plan:

@@ -383,7 +383,7 @@ def _split(job: Job, at_size: OneSize, parts: Parts) -> None:
         classes = LayoutBatch.concatenate([classes, more])
         floor = np.concatenate([floor, their_floor])
         open_budget = np.arange(len(classes)) >= len(open_budget)
-    search = SplitSearch(pricer, classes, open_budget, floor)
+    search = SplitSearch(pricer, classes, open_budget, floor, parts.climbed)
     while len(found := search.next(UNSEEN * at_size.best_seconds)):
         step = _consider(at_size, found)
         near = np.argsort(step, kind="stable")[:POLISHED]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.beside import Sides, sides
-from planner.columns import FloatColumn, IntColumn, LayoutBatch
+from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.deduplicated import hashes
 from planner.cost.layer.unit_costs import MODE
 from planner.cost.price import Pricer
@@ -27,6 +27,7 @@ from planner.search.variations.budgets import (
     split_classes,
     with_safe,
 )
+from planner.search.variations.splits import climbed_splits
 
 MANY = 2**14  # cells of a space that is searched in two parts
 
@@ -79,12 +80,14 @@ class Part:
     """Some cells of a space, their screen and their budgets.
 
     cells: which of them; None for all.
+    share: which rows of what all parts are asked together this one takes.
     """
 
     def __init__(
-        self, pricer: Pricer, space: Space, cells: IntColumn | None, wanted: Wanted
+        self, pricer: Pricer, space: Space, cells: IntColumn | None, wanted: Wanted, share: slice
     ) -> None:
         self.pricer, self.space, self.cells, self.wanted = pricer, space, cells, wanted
+        self.share = share
         self.screening: Screening | None = None
         self.bases: list[Budgeted] = []
 
@@ -123,6 +126,16 @@ class Part:
         """See `budgets.split_classes`; for the first dial."""
         reach = [one for one in self.bases if one.worth >= limit] or self._bases(limit)
         return split_classes(self.pricer, reach[0], limit)
+
+    def climbed(
+        self, classes: LayoutBatch, budgets: BoolColumn, limit: float
+    ) -> tuple[IntColumn, LayoutBatch]:
+        """See `splits.climbed_splits`; for its own share of these classes."""
+        rows = np.arange(len(classes))[self.share]
+        if not len(rows):
+            return rows, classes.take(rows)
+        near, found = climbed_splits(self.pricer, classes.take(rows), budgets[rows], limit)
+        return rows[near], found
 
     def _bases(self, worth_seconds: float) -> list[Budgeted]:
         self.bases = budgeted(self.pricer, self.space, self._begun.cell_bounds, worth_seconds)
@@ -184,10 +197,25 @@ class Parts:
             np.concatenate([floor for _, floor in found]),
         )
 
+    def climbed(
+        self, classes: LayoutBatch, budgets: BoolColumn, limit: float
+    ) -> tuple[IntColumn, LayoutBatch]:
+        """See `splits.climbed_splits`; classes know nothing of each other."""
+        if self.sides.partner is None:  # shares would only be more to ask
+            return climbed_splits(self.sides.states[0].pricer, classes, budgets, limit)
+        found = self.sides.each(Part.climbed, classes, budgets, limit)
+        rows = np.concatenate([near for near, _ in found])
+        order = np.argsort(rows)
+        return rows[order], LayoutBatch.concatenate([batch for _, batch in found]).take(order)
+
 
 @contextmanager
 def _screened(pricer: Pricer, space: Space, wanted: Wanted) -> Iterator[Parts]:
-    parts = [Part(pricer, space, cells, wanted) for cells in _divided(pricer, space)]
+    divided = _divided(pricer, space)
+    parts = [
+        Part(pricer, space, cells, wanted, slice(place, None, len(divided)))
+        for place, cells in enumerate(divided)
+    ]
     with sides(pricer.beside, parts) as side_by_side:
         yield Parts(side_by_side, space.num_layouts)
 
@@ -196,7 +224,7 @@ def _divided(pricer: Pricer, space: Space) -> Sequence[IntColumn | None]:
     """All cells, or those of each half of a large space."""
     if len(space.cells) < MANY:
         return [None]
-    names = [name for name in pricer.unit_fields if name not in MODE]
-    hashed = hashes([getattr(space.cells, name) for name in names])
+    names, cells = set(pricer.unit_fields) - set(MODE), pricer.as_units_see(space.cells)
+    hashed = hashes([getattr(cells, name) for name in sorted(names)])
     odd = (hashed >> np.uint64(7)) % np.uint64(2) == 1
     return np.flatnonzero(~odd), np.flatnonzero(odd)

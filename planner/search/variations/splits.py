@@ -11,8 +11,9 @@ whose work shrinks by (1 - 1/m) from one to the next end their steps together, a
 p / (1 - (1 - 1/m)^p) microbatches' work instead of m + p - 1, which is m + (p - 1) / 2 at least.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -56,6 +57,8 @@ BISECTIONS = 30
 ROUNDING = 1e-9
 UNFIT = 1e6  # seconds: beyond every step; times bytes of what does not fit
 
+Climbing = Callable[[LayoutBatch, BoolColumn, float], tuple[IntColumn, LayoutBatch]]
+
 
 def shifted(pricer: Pricer, layout: Layout, first: int, last: int) -> Split:
     """The trainer's split with `first` and `last` layers moved to the inner stages.
@@ -87,10 +90,16 @@ class SplitSearch:
         that may fit under any split.
     budgets (C,): whether the class's budget is open.
     floor (C,): see `floors`.
+    climbed: what climbs from the trainer's splits of some classes; `climbed` here unless given.
     """
 
     def __init__(
-        self, pricer: Pricer, classes: LayoutBatch, budgets: BoolColumn, floor: FloatColumn
+        self,
+        pricer: Pricer,
+        classes: LayoutBatch,
+        budgets: BoolColumn,
+        floor: FloatColumn,
+        climbed: "Climbing | None" = None,
     ) -> None:
         context = Context(model=pricer.model, cluster=pricer.cluster, training=pricer.training)
         count = classes.pp * classes.virtual_stages
@@ -99,6 +108,7 @@ class SplitSearch:
         rows = np.flatnonzero(may)[np.argsort(floor[may], kind="stable")]
         self.pricer, self.classes = pricer, classes.take(rows)
         self.budgets, self.floor, self.reached = budgets[rows], floor[rows], 0
+        self.climbed = climbed or partial(climbed_splits, pricer)
 
     def next(self, limit: float) -> LayoutBatch:
         """The next classes with floors below the limit, each with its best split by closed forms.
@@ -112,13 +122,24 @@ class SplitSearch:
             if rows.stop <= rows.start:
                 break
             self.reached = rows.stop
-            found = Climb(self.pricer, self.classes.take(rows), self.budgets[rows]).by_price(limit)
+            _, found = self.climbed(self.classes.take(rows), self.budgets[rows], limit)
         return found
 
     def polished(self, layouts: LayoutBatch) -> LayoutBatch:
         """What single moves make of these layouts, each move simulated."""
         budgets = (layouts.ac_kind == MEMORY_BUDGET) & self.budgets.any()
-        return Climb(self.pricer, layouts, budgets).exactly()
+        _, found = Climb(self.pricer, layouts, budgets).exactly()
+        return found
+
+
+def climbed_splits(
+    pricer: Pricer, classes: LayoutBatch, budgets: BoolColumn, limit: float
+) -> tuple[IntColumn, LayoutBatch]:
+    """(classes near the limit, the best split and budget of each by closed forms).
+
+    budgets (C,): whether the class's budget is open.
+    """
+    return Climb(pricer, classes, budgets).by_price(limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +176,8 @@ class Climb:
     def __init__(self, pricer: Pricer, classes: LayoutBatch, budgets: BoolColumn) -> None:
         self.pricer, self.classes, self.budgets = pricer, classes, budgets
 
-    def by_price(self, limit: float) -> LayoutBatch:
-        """The best split and budget of each class by closed forms, where it is near the limit."""
+    def by_price(self, limit: float) -> tuple[IntColumn, LayoutBatch]:
+        """See `climbed_splits`."""
         own = replace(self.classes, split=np.full(len(self.classes), TRAINER_SPLIT))
         owners: list[int] = []
         splits: list[Split] = []
@@ -178,8 +199,8 @@ class Climb:
         tried = self._with_largest_budgets(Tried.of(at, splits, np.zeros(len(at), dtype=np.int64)))
         return self._climbed(tried, exact=False, limit=limit)
 
-    def exactly(self) -> LayoutBatch:
-        """The best split and budget of each class by the simulation, from the classes' own on."""
+    def exactly(self) -> tuple[IntColumn, LayoutBatch]:
+        """(all classes, the best split and budget of each by the simulation, from its own on)."""
         batch, rows = self.classes, np.arange(len(self.classes))
         splits = [
             stages.layers_of_stages(batch, row, self.pricer.model, self.pricer.rules)
@@ -206,8 +227,8 @@ class Climb:
             ac_value=np.where(rows, budgeted.ac_value, batch.ac_value),
         )
 
-    def _climbed(self, tried: Tried, *, exact: bool, limit: float) -> LayoutBatch:
-        """From the best of these splits and budgets of each class up to where no move gains.
+    def _climbed(self, tried: Tried, *, exact: bool, limit: float) -> tuple[IntColumn, LayoutBatch]:
+        """(classes, their layouts): from the best of these of each up to where no move gains.
 
         limit: seconds; classes too far above are left out.
         """
@@ -240,7 +261,7 @@ class Climb:
             hundredths[active], value[active] = tried.budget[best], found[best]
             idle[active] = their_idle[best]
         kept = np.flatnonzero((value - idle < limit) & (value < UNFIT))
-        return self._at(Tried.of(kept, [splits[row] for row in kept], hundredths[kept]))
+        return kept, self._at(Tried.of(kept, [splits[row] for row in kept], hundredths[kept]))
 
     def _faster(self, batch: LayoutBatch, value: FloatColumn) -> IntColumn:
         """Rows whose step alone is below the value (N,), and whose deciding ranks fit.
