@@ -49,6 +49,7 @@ SIMULATED = 300
 # all its layouts
 SIMULATED_GROUPS = 16
 BUDGETS_SIMULATED = SIMULATED_OFFLOADED = 40
+MEASURED = 8  # beside others that all use something unmeasured
 UNSEEN = 0.999  # a layout that gains less is not looked for
 POLISHED = 4  # of the classes of one pipeline
 # judgement: single moves, each simulated, have gained 9% over a split that closed forms chose
@@ -326,6 +327,9 @@ def _simulate(job: Job, at_size: OneSize, parts: Parts, limit_seconds: float = n
         expected = weighed.expected(screened.step_seconds, screened.oom)
         simplest = leaders(expected, weighed.points)
         best = screened.batch.take(np.union1d(chosen, simplest))
+        unmeasured = weighed.unmeasured.any(axis=1).all()
+        if unmeasured and screened.num_fitting and np.isinf(limit_seconds):
+            best = LayoutBatch.concatenate([best, parts.measured(MEASURED)])
     if job.search.objective != "memory" and _free_recomputation(job):
         shown = screened.step_seconds[: min(_wanted(job), screened.num_fitting)]
         worth = float(min(limit_seconds, shown.max(initial=0.0) if len(shown) else np.inf))

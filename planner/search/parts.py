@@ -13,9 +13,12 @@ import numpy as np
 
 from planner.beside import Sides, sides
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
+from planner.cost.chunks import CHUNK
 from planner.cost.deduplicated import hashes
 from planner.cost.layer.unit_costs import MODE
 from planner.cost.price import Pricer
+from planner.search.choice.preference import Weighed
+from planner.search.fit import priced_and_fitting
 from planner.search.pool import Pool, Screened
 from planner.search.screen import Screening, Wanted
 from planner.search.space.enumerate import Space
@@ -118,6 +121,29 @@ class Part:
         self._begun.price_nearest()
         return self.found()
 
+    def measured(self, layouts: LayoutBatch, keep: int) -> tuple[LayoutBatch, FloatColumn]:
+        """(the `keep` fastest that fit and use nothing unmeasured, of the cells of these; seconds).
+
+        That is of the cells that are this part's.
+        """
+        space, pricer = self._begun.space, self.pricer
+        free = {name for expansion in space.expansions for name in expansion.table}
+        names = [name for name, _ in space.cells.columns() if name not in free]
+        of_cells, wanted = (
+            hashes([getattr(batch, name) for name in names]) for batch in (space.cells, layouts)
+        )
+        batch = space.expand(np.flatnonzero(np.isin(of_cells, wanted)))
+        batch = batch.take(np.asarray(~Weighed.of(batch, pricer).unmeasured.any(axis=1)))
+        if not len(batch):
+            return batch, np.zeros(0)
+        bound, _ = pricer.step_lower_bounds(batch)
+        batch = batch.take(np.argsort(bound, kind="stable")[:CHUNK])
+        seconds, fits = priced_and_fitting(pricer, batch)
+        fastest = np.argsort(np.where(fits, seconds, np.inf), kind="stable")[
+            : min(keep, fits.sum())
+        ]
+        return batch.take(fastest), seconds[fastest]
+
     def fastest_budgets(self, worth_seconds: float, keep: int) -> list[list[LargestBudgets]]:
         """By dial: the `keep` fastest with a budget below what is worth it, and the simple ones."""
         return [one.fastest(keep) for one in self._bases(worth_seconds)]
@@ -173,6 +199,16 @@ class Parts:
             pool.result(part.pricer, nothing, bounded_out=bounded_out, too_large=too_large),
             sum(one.without_room for one in found),
         )
+
+    def measured(self, keep: int) -> LayoutBatch:
+        """The `keep` fastest that fit and use nothing unmeasured, of the cells of those screened.
+
+        They differ from those that are near the best in what a cell leaves open: schedule,
+        dispatcher, ZeRO stage, switches. It may be empty.
+        """
+        found = self.sides.each(Part.measured, self.screened.batch, keep)
+        order = np.argsort(np.concatenate([seconds for _, seconds in found]), kind="stable")
+        return LayoutBatch.concatenate([batch for batch, _ in found]).take(order[:keep])
 
     def best_budgets(self, worth_seconds: float, keep: int) -> LayoutBatch:
         """The `keep` fastest fitting layouts with a budget that can beat what is worth it.

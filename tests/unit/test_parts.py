@@ -1,0 +1,140 @@
+"""What the parts of a space are asked besides their screen."""
+
+from dataclasses import fields, replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planner.beside import sides
+from planner.cost.layer.unit_work import unit_work
+from planner.cost.price import Pricer
+from planner.intake.jobs import read_job
+from planner.schedules import SCHEDULES
+from planner.search import parts as parts_module
+from planner.search.choice.preference import Weighed
+from planner.search.fit import priced_and_fitting
+from planner.search.parts import Part, Parts, searched
+from planner.search.screen import Wanted
+from planner.search.space.enumerate import build_space
+from planner.work.checkpointing import FULL
+
+FREE = ("moe_dispatcher", "pp_schedule", "virtual_stages", "zero_stage", "compile", "async_tp")
+
+
+def pricer_of(model: str, num_gpus: int, gpu: str = "h100-sxm-80gb", **training: object) -> Pricer:
+    job = read_job(
+        {
+            "model": model,
+            "cluster": {"gpu": gpu, "num_gpus": num_gpus},
+            "training": {"seq_len": 4096, "global_batch_size": 1024, **training},
+        }
+    )
+    return Pricer.build(job.model, job.cluster, job.training)
+
+
+@pytest.mark.parametrize("many", [1, 2**40])
+def test_the_measured_beside_the_best_fit_and_come_from_their_cells(
+    many: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts_module, "MANY", many)
+    pricer = pricer_of("mixtral-8x7b", 64)
+    space = build_space(pricer.rules_context)
+    with searched(pricer, space, Wanted(count=10)) as parts:
+        screened, found = parts.screened, parts.measured(8)
+    assert 0 < len(found) <= 8
+    assert not Weighed.of(found, pricer).unmeasured.any()
+    seconds, fits = priced_and_fitting(pricer, found)
+    assert fits.all()
+    assert (np.diff(seconds) >= 0.0).all()
+    cells = {cell_of(screened.batch, row) for row in range(len(screened.batch))}
+    assert {cell_of(found, row) for row in range(len(found))} <= cells
+    # none of what the screen kept is measured, fits and is faster
+    kept, their_fits = priced_and_fitting(pricer, screened.batch)
+    of_kept = ~Weighed.of(screened.batch, pricer).unmeasured.any(axis=1) & their_fits
+    assert of_kept.any()
+    assert seconds[0] <= kept[of_kept].min() * (1.0 + 1e-12)
+
+
+def cell_of(batch: Any, row: int) -> tuple[object, ...]:
+    return tuple(column[row] for name, column in batch.columns() if name not in FREE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "gpu", "num_gpus", "batch"),
+    [("deepseek-v3", "h800-sxm-80gb", 2048, 15360), ("kimi-k2", "h100-sxm-80gb", 1024, 8192)],
+)
+def test_a_plan_that_rests_on_nothing_measured_names_the_best_that_does_not(
+    model: str, gpu: str, num_gpus: int, batch: int
+) -> None:
+    import planner
+
+    plan = planner.recommend(
+        model=model,
+        cluster={"gpu": gpu, "num_gpus": num_gpus},
+        training={"seq_len": 4096, "global_batch_size": batch},
+    )
+    assert "deepep" in (plan.rests_on or "")
+    assert plan.best_measured is not None
+    assert plan.ranked[plan.best_measured.rank - 1].unmeasured == []
+
+
+def test_units_of_pipelines_differ_only_where_experts_leave_their_precision() -> None:
+    """What is priced once for several numbers of stages costs the same for each of them."""
+    pricer = pricer_of("deepseek-v3", 256)
+    cells = build_space(pricer.rules_context).cells
+    rows = np.random.default_rng(5).permutation(len(cells))[:300]
+    batch = cells.take(rows)
+    assert len({int(pp > 1) for pp in batch.pp}) == 2
+    assert len({*product(batch.precision.tolist(), (batch.cp > 1).tolist())}) > 4
+    alike = pricer.as_units_see(batch)
+    assert (alike.pp < np.minimum(batch.pp, 2)).any()
+    own, shared = (unit_work(pricer.context(one), pricer.model) for one in (batch, alike))
+    for field in fields(own):
+        np.testing.assert_array_equal(getattr(own, field.name), getattr(shared, field.name))
+    wrong = replace(batch, pp=np.ones(len(batch), dtype=np.int64))
+    forgotten = unit_work(pricer.context(wrong), pricer.model)
+    assert not np.array_equal(own.forward_seconds, forgotten.forward_seconds)
+
+
+def test_shares_of_a_climb_end_where_one_climb_does() -> None:
+    """Classes know nothing of each other, so halves of them find the same."""
+    pricer = pricer_of("llama3-70b", 64)
+    space = build_space(pricer.rules_context)
+    layouts = space.expand(np.flatnonzero((space.cells.pp > 1) & (space.cells.ac_kind == FULL)))
+    layouts = layouts.take(layouts.pp_schedule == SCHEDULES.names.index("1F1B"))
+    classes = layouts.take(np.random.default_rng(2).permutation(len(layouts))[:21])
+    budgets = np.arange(21) % 3 == 0
+    with searched(pricer, space, Wanted(count=10)) as whole:
+        limit = 3.0 * float(whole.screened.step_seconds[0])
+        near, found = whole.climbed(classes, budgets, limit)
+
+    class Near:
+        """A partner that is no copy."""
+
+        def __init__(self, state: Part) -> None:
+            self.state, self.asked = state, 0
+
+        def start(self, work: Any, *asked: object) -> Any:
+            self.asked += 1
+            answer = work(self.state, *asked)
+            return type("Answer", (), {"result": staticmethod(lambda: answer)})
+
+        def partner(self, state: Any) -> Any:
+            return self
+
+        def stop(self) -> None:
+            pass
+
+    halves = [Part(pricer, space, None, Wanted(count=10), slice(at, None, 2)) for at in (0, 1)]
+    partner = Near(halves[1])
+    with sides(partner, halves) as both:  # type: ignore[arg-type]
+        divided = Parts.__new__(Parts)
+        divided.sides = both
+        their_near, their_found = divided.climbed(classes, budgets, limit)
+    assert partner.asked == 1
+    assert len(near) > 3
+    assert near.tolist() == their_near.tolist()
+    assert found.layouts() == their_found.layouts()
