@@ -31,7 +31,7 @@ class PlanRecords(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Here:
+class RecordsHere:
     """The database of this process."""
 
     wiring: "Wiring"
@@ -56,7 +56,7 @@ class Here:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class RecordsBeside:
     """The database as a copy of this process sees it, once that is ready."""
 
     partner: "Partner"
@@ -67,23 +67,23 @@ class Beside:
         import planner.plan.recommend  # noqa: F401  while the copy gets ready
 
         self.ready.result()
-        found: Calibration | None = self.partner.start(Here.learned, job, owner).result()  # type: ignore[assignment]
+        found: Calibration | None = self.partner.start(RecordsHere.learned, job, owner).result()  # type: ignore[assignment]
         return found
 
     def save(self, plan: "Plan", labels: "PlanLabels") -> None:
         """See `PlanRecords`."""
-        self.partner.start(Here.save, plan, labels).result()
+        self.partner.start(RecordsHere.save, plan, labels).result()
 
 
 @contextmanager
 def plan_records(wiring: "Wiring", core: "OtherCore | None") -> Iterator[PlanRecords]:
     """The database for one plan, on a second core where there is one."""
-    here = Here(wiring)
+    here = RecordsHere(wiring)
     partner = None if core is None else core.partner(here)
     if partner is None:
         yield here
         return
     try:
-        yield Beside(partner, partner.start(Here.get_ready))
+        yield RecordsBeside(partner, partner.start(RecordsHere.get_ready))
     finally:
         partner.stop()

@@ -10,7 +10,7 @@ from api.identity import hash_of_job
 from api.input.jobs import check_one_size, completed, parse_job
 from api.input.text import read_json
 from api.own_entries import with_own
-from api.plan_records import Here, PlanRecords
+from api.plan_records import PlanRecords, RecordsHere
 from api.storage.records import PlanLabels, StoredEstimate
 from api.wiring import Wiring
 from planner.errors import Fault, PlannerError, SpecError, StoreError
@@ -80,7 +80,7 @@ def ask_on_paper(
         values=values,
         job=job,
         job_hash=hash_of_job(job.request),
-        calibration=(records or Here(wiring)).learned(job, owner),
+        calibration=(records or RecordsHere(wiring)).learned(job, owner),
     )
 
 
@@ -120,7 +120,7 @@ def keep_plan(
     """
     wiring.answered.keep(question.key, plan)
     labels = PlanLabels.of(question.job, question.job_hash)
-    (records or Here(wiring)).save(plan, labels)
+    (records or RecordsHere(wiring)).save(plan, labels)
 
 
 def make_plan(

@@ -33,7 +33,7 @@ from planner.intake.models import read_model
 from planner.rules import Context
 from planner.schedules import SCHEDULES
 from planner.search.parts import screen
-from planner.search.screen import Wanted
+from planner.search.screen import Goal
 from planner.search.space.enumerate import Space, build_space
 from planner.specs.job import SearchSpec
 
@@ -150,7 +150,7 @@ def faithfulness(
                 spearman(prices.step_seconds[rows], simulated[rows]),
                 float(error.mean()),
             )
-    found = screen(pricer, space, Wanted(count=TOP_K, keep=first))
+    found = screen(pricer, space, Goal(count=TOP_K, keep=first))
     best = found.batch.take(slice(0, min(first, int((found.oom <= 0.05).sum()))))
     best_prices = pricer.price(best)
     best_simulated = refine(pricer, best, best_prices).step_seconds

@@ -23,9 +23,9 @@ from planner.rules.features import HOST_TOO_SMALL
 from planner.search.choice.preference import Spreads, Weighed, leaders
 from planner.search.fit import fitting
 from planner.search.parts import Parts, searched
-from planner.search.pool import Screened
 from planner.search.sampled import SampledTrial
-from planner.search.screen import Wanted
+from planner.search.screen import Goal
+from planner.search.shortlist import Screened
 from planner.search.space.enumerate import Space, build_space
 from planner.search.variations.beyond import Beyond
 from planner.search.variations.budgets import takes_budget
@@ -220,10 +220,10 @@ def _searched(
     limit_seconds: float = np.inf,
 ) -> Iterator[tuple[Space, Parts]]:
     space = _space(job, pricer, offload=offload, oversized=oversized, share=share)
-    wanted = Wanted(
+    goal = Goal(
         count=_wanted(job), smallest=job.search.objective == "memory", limit_seconds=limit_seconds
     )
-    with searched(pricer, space, wanted) as parts:
+    with searched(pricer, space, goal) as parts:
         yield space, parts
 
 

@@ -19,8 +19,8 @@ from planner.cost.layer.unit_costs import MODE
 from planner.cost.price import Pricer
 from planner.search.choice.preference import Weighed
 from planner.search.fit import priced_and_fitting
-from planner.search.pool import Pool, Screened
-from planner.search.screen import Screening, Wanted
+from planner.search.screen import Goal, Screening
+from planner.search.shortlist import Screened, Shortlist
 from planner.search.space.enumerate import Space
 from planner.search.variations.budgets import (
     Budgeted,
@@ -35,34 +35,34 @@ from planner.search.variations.splits import climbed_splits
 MANY = 2**14  # cells of a space that is searched in two parts
 
 
-def screen(pricer: Pricer, space: Space, wanted: Wanted) -> Screened:
+def screen(pricer: Pricer, space: Space, goal: Goal) -> Screened:
     """Prices the space, lowest bound first, until the answer is certain.
 
-    That is when `wanted.count` different layouts are certain, and `wanted.slack` times the best is
+    That is when `goal.count` different layouts are certain, and `goal.slack` times the best is
     covered.
     """
-    with searched(pricer, space, wanted) as parts:
+    with searched(pricer, space, goal) as parts:
         return parts.screened
 
 
 @contextmanager
-def searched(pricer: Pricer, space: Space, wanted: Wanted) -> Iterator["Parts"]:
+def searched(pricer: Pricer, space: Space, goal: Goal) -> Iterator["Parts"]:
     """The space in parts, screened.
 
     Where nothing fits and there is no limit, layouts whose schedules hold more than there is room
     for are priced after all, to see what comes closest.
     """
-    with _screened(pricer, space, wanted) as parts:
+    with _screened(pricer, space, goal) as parts:
         left_out = parts.without_room and not parts.screened.num_fitting
-        if not left_out or wanted.everything or np.isfinite(wanted.limit_seconds):
+        if not left_out or goal.everything or np.isfinite(goal.limit_seconds):
             yield parts
             return
-    with _screened(pricer, space, replace(wanted, everything=True)) as parts:
+    with _screened(pricer, space, replace(goal, everything=True)) as parts:
         yield parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class BestSoFar:
     """What a part knows of the best layouts. more: whether it has cells left."""
 
     best: float
@@ -74,7 +74,7 @@ class Known:
 class Found:
     """What a part has found. too_large, without_room: layouts left out, see `Screening`."""
 
-    pool: Pool
+    shortlist: Shortlist
     too_large: int
     without_room: int
 
@@ -87,9 +87,9 @@ class Part:
     """
 
     def __init__(
-        self, pricer: Pricer, space: Space, cells: IntColumn | None, wanted: Wanted, share: slice
+        self, pricer: Pricer, space: Space, cells: IntColumn | None, goal: Goal, share: slice
     ) -> None:
-        self.pricer, self.space, self.cells, self.wanted = pricer, space, cells, wanted
+        self.pricer, self.space, self.cells, self.goal = pricer, space, cells, goal
         self.share = share
         self.screening: Screening | None = None
         self.bases: list[Budgeted] = []
@@ -99,21 +99,25 @@ class Part:
         if self.screening is None:
             if self.cells is not None:
                 self.space = self.space.take(self.cells)
-            self.screening = Screening(self.pricer, self.space, self.wanted)
+            self.screening = Screening(self.pricer, self.space, self.goal)
         return self.screening
 
-    def round(self, best: float, structures: dict[int, float]) -> Known:
-        """Screens the next cells, knowing what all parts have found (`Pool.hear`)."""
+    def round(self, best: float, structures: dict[int, float]) -> BestSoFar:
+        """Screens the next cells, knowing what all parts have found (`Shortlist.hear`)."""
         screening = self._begun
-        screening.pool.hear(best, structures)
+        screening.shortlist.hear(best, structures)
         more = screening.round()
-        return Known(best=screening.pool.best, structures=screening.pool.structures, more=more)
+        return BestSoFar(
+            best=screening.shortlist.best, structures=screening.shortlist.structures, more=more
+        )
 
     def found(self) -> Found:
         """What the rounds have found."""
         screening = self._begun
         return Found(
-            pool=screening.pool, too_large=screening.too_large, without_room=screening.without_room
+            shortlist=screening.shortlist,
+            too_large=screening.too_large,
+            without_room=screening.without_room,
         )
 
     def nearest(self) -> Found:
@@ -129,19 +133,18 @@ class Part:
         space, pricer = self._begun.space, self.pricer
         free = {name for expansion in space.expansions for name in expansion.table}
         names = [name for name, _ in space.cells.columns() if name not in free]
-        of_cells, wanted = (
+        of_cells, asked = (
             hashes([getattr(batch, name) for name in names]) for batch in (space.cells, layouts)
         )
-        batch = space.expand(np.flatnonzero(np.isin(of_cells, wanted)))
+        batch = space.expand(np.flatnonzero(np.isin(of_cells, asked)))
         batch = batch.take(np.asarray(~Weighed.of(batch, pricer).unmeasured.any(axis=1)))
         if not len(batch):
             return batch, np.zeros(0)
         bound, _ = pricer.step_lower_bounds(batch)
         batch = batch.take(np.argsort(bound, kind="stable")[:CHUNK])
         seconds, fits = priced_and_fitting(pricer, batch)
-        fastest = np.argsort(np.where(fits, seconds, np.inf), kind="stable")[
-            : min(keep, fits.sum())
-        ]
+        rows = np.flatnonzero(fits)
+        fastest = rows[np.argsort(seconds[rows], kind="stable")[:keep]]
         return batch.take(fastest), seconds[fastest]
 
     def fastest_budgets(self, worth_seconds: float, keep: int) -> list[list[LargestBudgets]]:
@@ -184,19 +187,19 @@ class Parts:
                 for key, value in one.structures.items():
                     structures[key] = min(structures.get(key, np.inf), value)
         part = self.sides.states[0]
-        found, wanted = self.sides.each(Part.found), part.wanted
+        found, goal = self.sides.each(Part.found), part.goal
         too_large = sum(one.too_large for one in found)
-        num_fitting = sum(one.pool.num_fitting for one in found)
-        num_priced = sum(one.pool.num_priced for one in found)
+        num_fitting = sum(one.shortlist.num_fitting for one in found)
+        num_priced = sum(one.shortlist.num_priced for one in found)
         bounded_out = self.num_layouts - num_priced - too_large
-        if not num_fitting and too_large and np.isinf(wanted.limit_seconds):
+        if not num_fitting and too_large and np.isinf(goal.limit_seconds):
             found = self.sides.each(Part.nearest)
-        pool = Pool(wanted.keep, wanted.count, wanted.smallest)
+        shortlist = Shortlist(goal.keep, goal.count, goal.smallest)
         for part_of_it in found:
-            pool.join(part_of_it.pool)
+            shortlist.join(part_of_it.shortlist)
         nothing = part.space.cells.take(slice(0, 0))
         return (
-            pool.result(part.pricer, nothing, bounded_out=bounded_out, too_large=too_large),
+            shortlist.result(part.pricer, nothing, bounded_out=bounded_out, too_large=too_large),
             sum(one.without_room for one in found),
         )
 
@@ -246,10 +249,10 @@ class Parts:
 
 
 @contextmanager
-def _screened(pricer: Pricer, space: Space, wanted: Wanted) -> Iterator[Parts]:
+def _screened(pricer: Pricer, space: Space, goal: Goal) -> Iterator[Parts]:
     divided = _divided(pricer, space)
     parts = [
-        Part(pricer, space, cells, wanted, slice(place, None, len(divided)))
+        Part(pricer, space, cells, goal, slice(place, None, len(divided)))
         for place, cells in enumerate(divided)
     ]
     with sides(pricer.beside, parts) as side_by_side:

@@ -16,7 +16,7 @@ from planner.cost.pipeline.schedule_columns import num_microbatches
 from planner.cost.price import Pricer
 from planner.search.bounds import CellBounds
 from planner.search.cell_queue import CellQueue
-from planner.search.pool import Pool
+from planner.search.shortlist import Shortlist
 from planner.search.space.enumerate import Space
 
 # layouts bounded at once; an eighth of it until a layout fits
@@ -31,13 +31,13 @@ PARETO_SLACK = 1.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class Goal:
     """What a screen looks for.
 
     count: different layouts that must be certain, beside all within `slack` of the best.
     smallest: minimise device bytes instead of step seconds.
     keep: how many layouts are kept.
-    limit_seconds: slower layouts are not wanted.
+    limit_seconds: slower layouts are not goal.
     everything: also price layouts whose schedules hold more than there is room for.
     """
 
@@ -57,23 +57,23 @@ class Screening:
     without_room: layouts left out because their schedules hold more than there is room for.
     """
 
-    def __init__(self, pricer: Pricer, space: Space, wanted: Wanted) -> None:
-        self.pricer, self.space, self.wanted = pricer, space, wanted
+    def __init__(self, pricer: Pricer, space: Space, goal: Goal) -> None:
+        self.pricer, self.space, self.goal = pricer, space, goal
         self.cell_bounds = CellBounds(pricer, space.cells, idle_of(pricer, space))
-        self.queue = CellQueue(self.cell_bounds, by_memory=wanted.smallest)
-        self.pool = Pool(wanted.keep, wanted.count, wanted.smallest)
+        self.queue = CellQueue(self.cell_bounds, by_memory=goal.smallest)
+        self.shortlist = Shortlist(goal.keep, goal.count, goal.smallest)
         self.without_room = 0
 
     def limit(self) -> float:
         """The value beyond which a cell cannot matter."""
-        return min(self.pool.limit(self.wanted.slack), self.wanted.limit_seconds)
+        return min(self.shortlist.limit(self.goal.slack), self.goal.limit_seconds)
 
     def round(self) -> bool:
         """Prices the layouts of the next cells; False if none were left."""
         room = ROUND if np.isfinite(self.limit()) else ROUND // 8
         parts: list[LayoutBatch] = []
         while sum(map(len, parts)) < room:
-            limit_seconds = np.inf if self.pool.smallest else self.limit()
+            limit_seconds = np.inf if self.shortlist.smallest else self.limit()
             expanded = EXPANDED * room if np.isfinite(limit_seconds) else room
             cells = self.queue.next(self.limit(), self.space.cell_sizes, expanded)
             if not len(cells):
@@ -81,15 +81,15 @@ class Screening:
             batch, owner = near_layouts(
                 self.pricer, self.space, cells, self.cell_bounds, limit_seconds
             )
-            if not self.wanted.everything:
+            if not self.goal.everything:
                 fits = self.cell_bounds.has_room(owner, batch)
                 self.without_room += int((~fits).sum())
                 batch = batch.take(fits)
             parts.append(batch)
-            if self.pool.smallest:  # every cell priced can lower the limit for the next
+            if self.shortlist.smallest:  # every cell priced can lower the limit for the next
                 break
         if parts:
-            self.pool.add(self.pricer, LayoutBatch.concatenate(parts), self.limit)
+            self.shortlist.add(self.pricer, LayoutBatch.concatenate(parts), self.limit)
         return bool(parts)
 
     @property
@@ -101,7 +101,7 @@ class Screening:
     def price_nearest(self) -> None:
         """Prices the layouts that come nearest to fitting, where nothing fits."""
         nearest = self.space.expand(self.queue.smallest(NEAREST))
-        self.pool.add(self.pricer, nearest, lambda: np.inf)
+        self.shortlist.add(self.pricer, nearest, lambda: np.inf)
 
 
 def near_layouts(

@@ -139,7 +139,7 @@ def test_what_fits_has_room_for_what_its_schedule_holds(model: str, data: st.Dat
             row = row.model_copy(update={"layers_per_stage": (*split, last)})
     batch = LayoutBatch.from_layouts([row])
     device = float(price(p, row).device_bytes[0])
-    _, _, room = p.cell_lower_bounds(batch, None, device)
+    _, room = p.cell_device_bounds(batch, device)
     place = p.rules.sharding.stages.index(row.zero_stage)
     assert p.least_in_flight(batch)[0] <= room[place, 0] * (1 + 1e-9)
 

@@ -18,7 +18,7 @@ from planner.plan.recommend import recommend
 from planner.ports import Ports
 from planner.search import bounds, cell_queue, parts, screen
 from planner.search.one_size import OneSize, search_size
-from planner.search.screen import Wanted
+from planner.search.screen import Goal
 from planner.search.space.enumerate import build_space
 from planner.specs.job import Job
 
@@ -101,13 +101,13 @@ def test_a_screen_in_parts_keeps_what_one_in_one_piece_keeps(
     pricer = Pricer.build(asked.model, asked.cluster, asked.training, beside=beside)
     space = build_space(pricer.rules_context, asked.search)
     monkeypatch.setattr(parts, "MANY", 2**40)
-    whole = parts.screen(pricer, space, Wanted(count=10))
+    whole = parts.screen(pricer, space, Goal(count=10))
     assert not beside.partners
     monkeypatch.setattr(parts, "MANY", 1)
     for module in (bounds, cell_queue):
         monkeypatch.setattr(module, "BAND", 32)
     monkeypatch.setattr(screen, "ROUND", 64)
-    divided = parts.screen(pricer, space, Wanted(count=10))
+    divided = parts.screen(pricer, space, Goal(count=10))
     near = [one.step_seconds[: one.num_fitting] for one in (whole, divided)]
     least = near[0].min()
     assert beside.partners == 1
@@ -170,7 +170,7 @@ def test_an_error_of_a_partner_is_raised_and_it_is_gone_in_the_end() -> None:
         partner.start(Tally.fail).result()
     partner.stop()
     with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+        os.waitpid(partner.process, os.WNOHANG)  # type: ignore[attr-defined]
 
 
 class Fixed:

@@ -17,7 +17,7 @@ from planner.search import bounds
 from planner.search import screen as screen_module
 from planner.search.bounds import CellBounds
 from planner.search.parts import screen
-from planner.search.screen import PARETO_SLACK, Wanted, idle_of, near_layouts
+from planner.search.screen import PARETO_SLACK, Goal, idle_of, near_layouts
 from planner.search.space.enumerate import Space, build_space
 from planner.trainers.registry import resolve_layout
 
@@ -177,8 +177,7 @@ def test_a_bound_of_no_memory_fits() -> None:
 def test_layouts_without_room_are_none_that_fit(trainer: str) -> None:
     pricer, space = small_space(trainer, {"tp": 1}, **DENSE)
     some, all_of_them = (
-        screen(pricer, space, Wanted(count=10, everything=everything))
-        for everything in (False, True)
+        screen(pricer, space, Goal(count=10, everything=everything)) for everything in (False, True)
     )
     assert some.num_priced < all_of_them.num_priced
     for each in (some, all_of_them):
@@ -213,7 +212,7 @@ def test_what_nothing_fits_for_is_priced_whole() -> None:
     pricer, space = small_space(
         "torchtitan", {"pp": 4, "pp_schedule": "GPipe", "ac": "none"}, **DENSE
     )
-    found, whole = (screen(pricer, space, Wanted(count=3, everything=one)) for one in (False, True))
+    found, whole = (screen(pricer, space, Goal(count=3, everything=one)) for one in (False, True))
     assert found.num_fitting == 0
     assert found.num_priced == whole.num_priced
     np.testing.assert_array_equal(found.device_bytes, whole.device_bytes)
@@ -223,8 +222,8 @@ def test_what_nothing_fits_for_below_a_limit_is_not_looked_at_again() -> None:
     pricer, space = small_space(
         "torchtitan", {"pp": 4, "pp_schedule": "GPipe", "ac": "none"}, **DENSE
     )
-    assert screen(pricer, space, Wanted(count=3)).num_priced > 0
-    assert screen(pricer, space, Wanted(count=3, limit_seconds=1e3)).num_priced == 0
+    assert screen(pricer, space, Goal(count=3)).num_priced > 0
+    assert screen(pricer, space, Goal(count=3, limit_seconds=1e3)).num_priced == 0
 
 
 @pytest.mark.parametrize("name", SPACES)

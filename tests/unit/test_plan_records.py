@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from api.plan_records import Beside, Here, plan_records
+from api.plan_records import RecordsBeside, RecordsHere, plan_records
 from api.second_core import Forks
 from api.service import make_plan
 from api.settings import Settings
@@ -36,7 +36,7 @@ def test_a_plan_is_stored_once_wherever_the_database_is_open(
     core: Forks | None, wiring: Wiring
 ) -> None:
     with plan_records(wiring, core) as records:
-        assert isinstance(records, Here if core is None else Beside)
+        assert isinstance(records, RecordsHere if core is None else RecordsBeside)
         plan = make_plan(wiring, JOB, allow_files=False, records=records)
     assert engine_here(wiring) == (core is None)
     stored = wiring.store.get_plan(plan.id)
@@ -67,7 +67,7 @@ def test_what_a_dead_copy_was_to_store_is_stored_here(wiring: Wiring) -> None:
 
 
 def test_no_copy_is_left_behind(wiring: Wiring) -> None:
-    with pytest.raises(KeyboardInterrupt), plan_records(wiring, Forks()):
-        raise KeyboardInterrupt
+    with plan_records(wiring, Forks()) as records:
+        copy = records.partner.process  # type: ignore[union-attr]
     with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+        os.waitpid(copy, os.WNOHANG)

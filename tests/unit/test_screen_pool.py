@@ -8,11 +8,11 @@ import pytest
 
 from planner.search import cell_queue
 from planner.search.cell_queue import CellQueue
-from planner.search.pool import ENOUGH, Pool, _front_and_best, _worth_keeping
+from planner.search.shortlist import ENOUGH, Shortlist, _front_and_best, _worth_keeping
 
 
 def limit(best: float, structures: list[float], slack: float = 1.1, count: int = 2) -> float:
-    pool = Pool(keep=4, count=count, smallest=False)
+    pool = Shortlist(keep=4, count=count, smallest=False)
     pool.best, pool.structures = best, dict(enumerate(structures))
     return pool.limit(slack)
 

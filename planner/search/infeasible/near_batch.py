@@ -15,7 +15,7 @@ from planner.rules import Context
 from planner.rules.base import divisors
 from planner.search.fit import OOM_LIMIT
 from planner.search.parts import screen
-from planner.search.screen import Wanted
+from planner.search.screen import Goal
 from planner.search.space.enumerate import build_space
 from planner.specs.job import SearchSpec
 from planner.specs.layout import FieldValue, Layout
@@ -113,7 +113,7 @@ def _best(
     other = Pricer.build(pricer.model, pricer.cluster, training, pricer.calibration)
     context = Context(model=other.model, cluster=other.cluster, training=training)
     space = build_space(context, _narrowed(search, winner))
-    screened = screen(other, space, Wanted(count=1, slack=1.0, keep=REFINED))
+    screened = screen(other, space, Goal(count=1, slack=1.0, keep=REFINED))
     if not screened.num_fitting:
         return None
     rows = np.flatnonzero(screened.oom <= OOM_LIMIT)[:REFINED]

@@ -48,7 +48,7 @@ class Screened:
     unfit: LayoutBatch
 
 
-class Pool:
+class Shortlist:
     """The layouts found so far."""
 
     def __init__(self, keep: int, count: int, smallest: bool) -> None:
@@ -60,8 +60,8 @@ class Pool:
         self.unfit: list[tuple[LayoutBatch, FloatColumn]] = []
         self.num_priced = self.num_fitting = 0
 
-    def join(self, other: "Pool") -> None:
-        """Adds what another pool holds."""
+    def join(self, other: "Shortlist") -> None:
+        """Adds what another one holds."""
         self.parts += other.parts
         self.pipelined += other.pipelined
         self.unfit += other.unfit
