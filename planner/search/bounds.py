@@ -21,7 +21,7 @@ ROUNDING = 1e-9
 STEPS, COARSE = 100, 8  # memory budgets are multiples of 1 / STEPS
 BAND = 2**14  # cells whose own bounds are computed before anything is priced
 KNOWN_AT_ONCE = 2**15  # the most of them, so that their columns take 50 MB
-AT_ONCE = 2**17  # cells bounded without recomputation, so that their columns take 50 MB
+AT_ONCE = 2**16  # cells bounded without recomputation, so that their columns take 25 MB
 
 
 class CellBounds:

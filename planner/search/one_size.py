@@ -61,7 +61,6 @@ SAMPLED_TRIALS = 64
 STRUCTURE = (
     "pp", "pp_schedule", "virtual_stages", "tp", "cp", "ep", "micro_batch_size", "precision",
 )  # fmt: skip
-MOST_OFFLOADED = 2**17  # cells: judgement, a pass over more takes longer than offload is worth
 LEAST_GAIN = 0.002  # judgement: less is not worth a look
 LEAST_WANTED = 10
 
@@ -160,9 +159,9 @@ def search_size(
     pricer.known.go_on((job.model, cluster, but_batch), pricer.calibration)
     offloads = "cpu_offload" not in {*job.search.fix, *job.search.allow}
     with ExitStack() as searches:
-        space, parts = searches.enter_context(_searched(job, pricer))
-        on_device, screened = space, parts.screened
-        rejected, num_layouts = Counter(space.rejected), space.num_layouts
+        parts = searches.enter_context(_searched(job, pricer))
+        screened, on_device = parts.screened, parts.space
+        rejected, num_layouts = Counter(parts.rejected), parts.num_layouts
         if not screened.num_fitting:
             hosted: tuple[_Options, ...] = ({"offload": True},) if offloads else ()
             most = largest_share(pricer.rules_context)
@@ -170,11 +169,11 @@ def search_size(
                 hosted += ({"offload": True, "share": most},)
             for options in (*hosted, _Options(oversized=True)):
                 searches.close()
-                space, parts = searches.enter_context(_searched(job, pricer, **options))
-                num_layouts = max(num_layouts, space.num_layouts)
+                parts = searches.enter_context(_searched(job, pricer, **options))
+                num_layouts = max(num_layouts, parts.num_layouts)
                 screened = parts.screened if len(parts.screened.batch) else screened
                 if screened.num_fitting:
-                    rejected = Counter(space.rejected)
+                    rejected = Counter(parts.rejected)
                     break
             offloads = False
         say(
@@ -192,9 +191,10 @@ def search_size(
         if screened.num_fitting:
             _simulate(job, at_size, parts)
     if screened.num_fitting:
-        if offloads and job.search.objective != "memory" and len(space.cells) <= MOST_OFFLOADED:
+        space = parts.space
+        if offloads and job.search.objective != "memory" and space is not None:
             space = _offload(job, at_size)
-        if job.search.objective != "memory" and len(space.cells) <= MOST_OFFLOADED:
+        if job.search.objective != "memory" and space is not None and on_device is not None:
             _offload_less(job, at_size, on_device, space)
         if samples:
             _sample(job, at_size)
@@ -218,13 +218,16 @@ def _searched(
     oversized: bool = False,
     share: float = 1.0,
     limit_seconds: float = np.inf,
-) -> Iterator[tuple[Space, Parts]]:
-    space = _space(job, pricer, offload=offload, oversized=oversized, share=share)
+) -> Iterator[Parts]:
     goal = Goal(
         count=_wanted(job), smallest=job.search.objective == "memory", limit_seconds=limit_seconds
     )
-    with searched(pricer, space, goal) as parts:
-        yield space, parts
+
+    def build() -> Space:
+        return _space(job, pricer, offload=offload, oversized=oversized, share=share)
+
+    with searched(pricer, build, goal) as parts:
+        yield parts
 
 
 def _space(
@@ -239,15 +242,16 @@ def _space(
     return build_space(context, search, offload=offload, oversized=oversized)
 
 
-def _offload(job: Job, at_size: OneSize) -> Space:
-    """Adds what is faster with states on the host than anything without; returns their space.
+def _offload(job: Job, at_size: OneSize) -> Space | None:
+    """Adds what is faster with states on the host than anything without.
 
-    States that leave the device make room for less recomputation, or for a simpler layout.
+    States that leave the device make room for less recomputation, or for a simpler layout. Returns
+    their space, if it is not large.
     """
     limit = UNSEEN * at_size.best_seconds
-    with _searched(job, at_size.pricer, offload=True, limit_seconds=limit) as (space, parts):
+    with _searched(job, at_size.pricer, offload=True, limit_seconds=limit) as parts:
         _simulate(job, at_size, parts, limit)
-    return space
+    return parts.space
 
 
 def _takes_shares(job: Job, pricer: Pricer) -> bool:

@@ -5,7 +5,7 @@ nothing but what the best layouts take; a part tells that after each round. So a
 wherever they run.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -33,6 +33,7 @@ from planner.search.variations.budgets import (
 from planner.search.variations.splits import climbed_splits
 
 MANY = 2**14  # cells of a space that is searched in two parts
+KEPT_WHOLE = 2**17  # cells of the largest space that stays in memory beside its parts
 
 
 def screen(pricer: Pricer, space: Space, goal: Goal) -> Screened:
@@ -41,23 +42,24 @@ def screen(pricer: Pricer, space: Space, goal: Goal) -> Screened:
     That is when `goal.count` different layouts are certain, and `goal.slack` times the best is
     covered.
     """
-    with searched(pricer, space, goal) as parts:
+    with searched(pricer, lambda: space, goal) as parts:
         return parts.screened
 
 
 @contextmanager
-def searched(pricer: Pricer, space: Space, goal: Goal) -> Iterator["Parts"]:
+def searched(pricer: Pricer, build: Callable[[], Space], goal: Goal) -> Iterator["Parts"]:
     """The space in parts, screened.
 
     Where nothing fits and there is no limit, layouts whose schedules hold more than there is room
     for are priced after all, to see what comes closest.
+    build: makes the space; the parts of a large one leave nothing of it in memory but themselves.
     """
-    with _screened(pricer, space, goal) as parts:
+    with _screened(pricer, build, goal) as parts:
         left_out = parts.without_room and not parts.screened.num_fitting
         if not left_out or goal.everything or np.isfinite(goal.limit_seconds):
             yield parts
             return
-    with _screened(pricer, space, replace(goal, everything=True)) as parts:
+    with _screened(pricer, build, replace(goal, everything=True)) as parts:
         yield parts
 
 
@@ -79,6 +81,19 @@ class Found:
     without_room: int
 
 
+class Whole:
+    """A space until all its parts have taken their cells. build: makes it, again if it must be."""
+
+    def __init__(self, build: Callable[[], Space]) -> None:
+        self.build = build
+        self.space: Space | None = build()
+
+    def part(self, cells: IntColumn | None) -> Space:
+        """These cells; None for all."""
+        space = self.build() if self.space is None else self.space
+        return space if cells is None else space.take(cells)
+
+
 class Part:
     """Some cells of a space, their screen and their budgets.
 
@@ -87,18 +102,27 @@ class Part:
     """
 
     def __init__(
-        self, pricer: Pricer, space: Space, cells: IntColumn | None, goal: Goal, share: slice
+        self, pricer: Pricer, whole: Whole, cells: IntColumn | None, goal: Goal, share: slice
     ) -> None:
-        self.pricer, self.space, self.cells, self.goal = pricer, space, cells, goal
+        self.pricer, self.whole, self.cells, self.goal = pricer, whole, cells, goal
         self.share = share
+        self.space: Space | None = None
         self.screening: Screening | None = None
         self.bases: list[Budgeted] = []
 
+    def take(self) -> None:
+        """Takes its cells."""
+        self.space = self.whole.part(self.cells)
+
+    def drop_whole(self) -> None:
+        """All parts of this process have taken their cells."""
+        self.whole.space = None
+
     @property
     def _begun(self) -> Screening:
+        if self.space is None:
+            raise ValueError("a part is asked before it took its cells")
         if self.screening is None:
-            if self.cells is not None:
-                self.space = self.space.take(self.cells)
             self.screening = Screening(self.pricer, self.space, self.goal)
         return self.screening
 
@@ -167,15 +191,29 @@ class Part:
         return rows[near], found
 
     def _bases(self, worth_seconds: float) -> list[Budgeted]:
-        self.bases = budgeted(self.pricer, self.space, self._begun.cell_bounds, worth_seconds)
+        self.bases = budgeted(
+            self.pricer, self._begun.space, self._begun.cell_bounds, worth_seconds
+        )
         return self.bases
 
 
 class Parts:
-    """The parts of a space, and what their screens found together."""
+    """The parts of a space, and what their screens found together.
 
-    def __init__(self, sides_of: Sides[Part], num_layouts: int) -> None:
-        self.sides, self.num_layouts = sides_of, num_layouts
+    num_layouts, rejected: of the space.
+    space: the space itself, if it is not large.
+    """
+
+    def __init__(self, sides_of: Sides[Part], whole: Whole) -> None:
+        self.sides = sides_of
+        space = whole.part(None)
+        self.num_layouts, self.rejected = space.num_layouts, space.rejected
+        self.nothing = space.cells.take(np.arange(0))
+        self.space = space if len(space.cells) <= KEPT_WHOLE else None
+        del space
+        self.sides.each(Part.take)
+        if self.space is None:
+            self.sides.each(Part.drop_whole)
         self.screened, self.without_room = self._screen()
 
     def _screen(self) -> tuple[Screened, int]:
@@ -197,9 +235,10 @@ class Parts:
         shortlist = Shortlist(goal.keep, goal.count, goal.smallest)
         for part_of_it in found:
             shortlist.join(part_of_it.shortlist)
-        nothing = part.space.cells.take(slice(0, 0))
         return (
-            shortlist.result(part.pricer, nothing, bounded_out=bounded_out, too_large=too_large),
+            shortlist.result(
+                part.pricer, self.nothing, bounded_out=bounded_out, too_large=too_large
+            ),
             sum(one.without_room for one in found),
         )
 
@@ -220,7 +259,7 @@ class Parts:
         budget that fits at all and with the largest that is safe.
         """
         part = self.sides.states[0]
-        batches = [part.space.cells.take(slice(0, 0))]
+        batches = [self.nothing]
         of_parts = self.sides.each(Part.fastest_budgets, worth_seconds, keep)
         for dial, of_dial in zip(dials(part.pricer), zip(*of_parts, strict=True), strict=True):
             kinds = zip(*of_dial, strict=True)
@@ -249,14 +288,15 @@ class Parts:
 
 
 @contextmanager
-def _screened(pricer: Pricer, space: Space, goal: Goal) -> Iterator[Parts]:
-    divided = _divided(pricer, space)
+def _screened(pricer: Pricer, build: Callable[[], Space], goal: Goal) -> Iterator[Parts]:
+    whole = Whole(build)
+    divided = _divided(pricer, whole.part(None))
     parts = [
-        Part(pricer, space, cells, goal, slice(place, None, len(divided)))
+        Part(pricer, whole, cells, goal, slice(place, None, len(divided)))
         for place, cells in enumerate(divided)
     ]
     with sides(pricer.beside, parts) as side_by_side:
-        yield Parts(side_by_side, space.num_layouts)
+        yield Parts(side_by_side, whole)
 
 
 def _divided(pricer: Pricer, space: Space) -> Sequence[IntColumn | None]:

@@ -15,7 +15,7 @@ from planner.schedules import SCHEDULES
 from planner.search import parts as parts_module
 from planner.search.choice.preference import Weighed
 from planner.search.fit import priced_and_fitting
-from planner.search.parts import Part, Parts, searched
+from planner.search.parts import Part, Parts, Whole, searched
 from planner.search.screen import Goal
 from planner.search.space.enumerate import build_space
 from planner.work.checkpointing import FULL
@@ -41,7 +41,7 @@ def test_the_measured_beside_the_best_fit_and_come_from_their_cells(
     monkeypatch.setattr(parts_module, "MANY", many)
     pricer = pricer_of("mixtral-8x7b", 64)
     space = build_space(pricer.rules_context)
-    with searched(pricer, space, Goal(count=10)) as parts:
+    with searched(pricer, lambda: space, Goal(count=10)) as parts:
         screened, found = parts.screened, parts.measured(8)
     assert 0 < len(found) <= 8
     assert not Weighed.of(found, pricer).unmeasured.any()
@@ -107,7 +107,7 @@ def test_shares_of_a_climb_end_where_one_climb_does() -> None:
     layouts = layouts.take(layouts.pp_schedule == SCHEDULES.names.index("1F1B"))
     classes = layouts.take(np.random.default_rng(2).permutation(len(layouts))[:21])
     budgets = np.arange(21) % 3 == 0
-    with searched(pricer, space, Goal(count=10)) as whole:
+    with searched(pricer, lambda: space, Goal(count=10)) as whole:
         limit = 3.0 * float(whole.screened.step_seconds[0])
         near, found = whole.climbed(classes, budgets, limit)
 
@@ -128,7 +128,8 @@ def test_shares_of_a_climb_end_where_one_climb_does() -> None:
         def stop(self) -> None:
             pass
 
-    halves = [Part(pricer, space, None, Goal(count=10), slice(at, None, 2)) for at in (0, 1)]
+    whole_space = Whole(lambda: space)
+    halves = [Part(pricer, whole_space, None, Goal(count=10), slice(at, None, 2)) for at in (0, 1)]
     partner = Near(halves[1])
     with sides(partner, halves) as both:  # type: ignore[arg-type]
         divided = Parts.__new__(Parts)
