@@ -165,10 +165,23 @@ class LayoutBatch:
 
 
 def taken(column: Column, rows: IntColumn | slice) -> Column:
-    """The column at these rows; one number for all rows (stride 0) stays one number."""
+    """The column at these rows; one number for all rows (stride 0) stays one number.
+
+    A narrow column becomes as wide as the others, so that nothing counted with it overflows.
+    """
     if isinstance(rows, slice) or column.strides != (0,) or not len(column):
-        return column[rows]
+        return wide(column[rows])
     return np.broadcast_to(column[0], len(rows))
+
+
+def narrow(column: Column) -> Column:
+    """Whole numbers in half the memory, where many rows are kept and nothing is counted."""
+    return column.astype(np.int32) if column.dtype == np.int64 else column
+
+
+def wide(column: Column) -> Column:
+    """What `narrow` was given."""
+    return column.astype(np.int64) if column.dtype == np.int32 else column
 
 
 COLUMNS = tuple(f.name for f in fields(LayoutBatch) if f.name != "splits")

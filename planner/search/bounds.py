@@ -20,7 +20,7 @@ from planner.work.checkpointing import MEMORY_BUDGET, NONE
 ROUNDING = 1e-9
 STEPS, COARSE = 100, 8  # memory budgets are multiples of 1 / STEPS
 BAND = 2**14  # cells whose own bounds are computed before anything is priced
-KNOWN_AT_ONCE = 2**15  # the most of them, so that their columns take 50 MB
+KNOWN_AT_ONCE = 2**14  # the most of them, so that their columns take 25 MB
 AT_ONCE = 2**16  # cells bounded without recomputation, so that their columns take 25 MB
 
 
@@ -43,14 +43,15 @@ class CellBounds:
         self.seconds, self.device_bytes = np.full(len(cells), np.nan), np.full(len(cells), np.nan)
         self.room = np.full((len(pricer.rules.sharding.stages), len(cells)), np.inf)
         self.most_bytes = most_device_bytes(pricer)
-        self.budgets = np.full(len(cells), -1)
+        self.budgets = np.full(len(cells), -1, dtype=np.int16)
         self.bare_seconds = np.full(len(cells), np.nan)
         if len(cells) <= BAND:
             self.know(np.arange(len(cells)))
             self._know_seconds(np.flatnonzero(np.isnan(self.seconds)))
             self.coarse_bound_seconds = self.seconds
         else:
-            self.coarse_bound_seconds = self.bare(np.arange(len(cells)))
+            self.bare(np.arange(len(cells)))
+            self.coarse_bound_seconds = self.bare_seconds
 
     def bare(self, rows: IntColumn) -> FloatColumn:
         """Lower bound on the step time of these cells without recomputation."""
@@ -107,7 +108,7 @@ class CellBounds:
             fits = fitting(self.pricer, device)
             low, high = np.where(fits, middle, low), np.where(fits, high, middle)
         self.budgets[left] = np.minimum(high, STEPS)
-        return self.budgets[rows]
+        return self.budgets[rows].astype(np.int64)
 
     def know(self, rows: IntColumn) -> None:
         """Computes these cells' own bounds on memory, and on time of those that may fit."""

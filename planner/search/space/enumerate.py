@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.columns import BoolColumn, Column, IntColumn, LayoutBatch, taken
+from planner.columns import BoolColumn, Column, IntColumn, LayoutBatch, narrow, taken, wide
 from planner.rules import DERIVED, Context, Rule, columns_of, rules_for
 from planner.rules.degrees import PRODUCT_KEY
 from planner.search.space.domains import CELL_FIELDS, FREE_FIELDS, Domain, Domains, Keep, domains_of
@@ -74,7 +74,8 @@ class Expansion:
 class Space:
     """All legal layouts of a job.
 
-    cells (N,): each with its free fields at their first legal value.
+    cells (N,): each with its free fields at their first legal value; columns are `narrow`, those of
+        what is taken from them are not.
     cell_sizes (N,): layouts in each cell.
     rejected: candidates that a rule excluded, under the first rule that did.
 
@@ -96,9 +97,13 @@ class Space:
     def take(self, cells: IntColumn) -> "Space":
         """The space of these cells alone."""
         expansions = tuple(replace(one, classes=one.classes[cells]) for one in self.expansions)
+        columns = {
+            name: taken(column, cells) if column.strides == (0,) else column[cells]
+            for name, column in self.cells.columns()
+        }
         return replace(
             self,
-            cells=self.cells.take(cells),
+            cells=LayoutBatch(**columns, splits=self.cells.splits),
             cell_sizes=self.cell_sizes[cells],
             expansions=expansions,
         )
@@ -366,8 +371,8 @@ class _Rows:
         """All columns at few of the rows."""
         before = places if self._at is None else self._at[places]
         return {
-            **{name: column[before] for name, column in self._before.items()},
-            **{name: column[places] for name, column in self._now.items()},
+            **{name: wide(column[before]) for name, column in self._before.items()},
+            **{name: wide(column[places]) for name, column in self._now.items()},
         }
 
     def cross(self, columns: Columns) -> None:
@@ -459,9 +464,9 @@ class _Builder:
         if self.impossible or columns.keys() <= self.constants.keys():
             return
         if name == "dp_shard" and not given:
-            self.rows[name] = self.context.cluster.num_gpus // self._product()
+            self.rows[name] = narrow(self.context.cluster.num_gpus // self._product())
         else:
-            self.rows.cross(columns)
+            self.rows.cross({name: narrow(values) for name, values in columns.items()})
         if name in DEGREES:
             self._factor(given)
         self._prune()
@@ -593,7 +598,7 @@ class _Builder:
         self._count_empty(
             component, first_broken, np.bincount(classes, minlength=len(firsts)) * (counts == 0)
         )
-        self.rows[f"class {len(self.expansions)}"] = classes
+        self.rows[f"class {len(self.expansions)}"] = narrow(classes)
         starts = np.cumsum(counts) - counts
         self.expansions.append(
             Expansion(
@@ -633,7 +638,7 @@ class _Builder:
     def _read(self, name: str) -> IntColumn:
         """A column of all rows that rules read."""
         needs = columns_of(frozenset({name})) & self.rows.names()
-        known = {**self.constants, **{needed: self.rows[needed] for needed in needs}}
+        known = {**self.constants, **{needed: wide(self.rows[needed]) for needed in needs}}
         return self._value(name, self._batch(known), self.rows.count)
 
     def _value(self, name: str, batch: LayoutBatch, count: int) -> IntColumn:
@@ -675,7 +680,7 @@ class _Builder:
         undecided = [*self.rules, *self.keeps, *self.pending]
         assert not undecided, "a rule reads a column that no domain supplies"
         expansions = tuple(
-            replace(e, classes=self.rows.pop(f"class {index}").astype(np.int32))
+            replace(e, classes=self.rows.pop(f"class {index}"))
             for index, e in enumerate(self.expansions)
         )
         columns = {
@@ -684,7 +689,8 @@ class _Builder:
         }
         sizes = np.ones(num_rows, dtype=np.int64)
         for expansion in expansions:
-            columns.update(expansion.columns(slice(None), 0))
+            first = expansion.columns(slice(None), 0)
+            columns.update({name: narrow(column) for name, column in first.items()})
             sizes *= expansion.sizes(slice(None))
         return Space(
             cells=self._batch(columns), cell_sizes=sizes, rejected=rejected, expansions=expansions
