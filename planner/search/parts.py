@@ -81,7 +81,7 @@ class Found:
     without_room: int
 
 
-class Whole:
+class WholeSpace:
     """A space until all its parts have taken their cells. build: makes it, again if it must be."""
 
     def __init__(self, build: Callable[[], Space]) -> None:
@@ -102,7 +102,7 @@ class Part:
     """
 
     def __init__(
-        self, pricer: Pricer, whole: Whole, cells: IntColumn | None, goal: Goal, share: slice
+        self, pricer: Pricer, whole: WholeSpace, cells: IntColumn | None, goal: Goal, share: slice
     ) -> None:
         self.pricer, self.whole, self.cells, self.goal = pricer, whole, cells, goal
         self.share = share
@@ -204,7 +204,7 @@ class Parts:
     space: the space itself, if it is not large.
     """
 
-    def __init__(self, sides_of: Sides[Part], whole: Whole) -> None:
+    def __init__(self, sides_of: Sides[Part], whole: WholeSpace) -> None:
         self.sides = sides_of
         space = whole.part(None)
         self.num_layouts, self.rejected = space.num_layouts, space.rejected
@@ -289,7 +289,7 @@ class Parts:
 
 @contextmanager
 def _screened(pricer: Pricer, build: Callable[[], Space], goal: Goal) -> Iterator[Parts]:
-    whole = Whole(build)
+    whole = WholeSpace(build)
     divided = _divided(pricer, whole.part(None))
     parts = [
         Part(pricer, whole, cells, goal, slice(place, None, len(divided)))
