@@ -160,7 +160,7 @@ class _Partner:
         if not self.gone:
             try:
                 return pickle.load(self.answers)
-            except EOFError:
+            except (EOFError, pickle.UnpicklingError):  # it ended before or in its answer
                 self.stop()
         answer: object = None
         waiting, self.asked = self.asked, []

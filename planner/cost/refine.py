@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.beside import both
 from planner.columns import FloatColumn, IntColumn, LayoutBatch
 from planner.cost.layer.forward_backward_overlap import pair_columns
 from planner.cost.network.sends import transport_of
@@ -23,10 +22,8 @@ from planner.cost.pipeline.simulate import (
     prepare,
     simulate,
 )
-from planner.cost.price import Pricer, Prices
+from planner.cost.price import Pricer, Prices, StepTimes
 from planner.schedules import SCHEDULES, Schedule
-
-MANY = 2**13  # actions of which it pays to simulate half beside the others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,37 +51,23 @@ def refine(pricer: Pricer, batch: LayoutBatch, prices: Prices) -> Refined:
     return Refined(step_seconds=step, bubble_seconds=bubble, send_seconds=sends)
 
 
-def simulated_step_seconds(pricer: Pricer, batch: LayoutBatch, prices: Prices) -> FloatColumn:
+def simulated_step_seconds(pricer: Pricer, batch: LayoutBatch, prices: StepTimes) -> FloatColumn:
     """`Refined.step_seconds` by one simulation, without telling bubble and sends apart, (N,)."""
     idle = prices.parts["bubble"] + prices.parts["pp"]
     step = prices.step_seconds - idle
     together = groups(pricer, batch)
-    first = np.array([rows[0] for rows in together], dtype=np.int64)
-    microbatches = num_microbatches(batch, pricer.training)[first]
-    actions = batch.pp[first] * batch.virtual_stages[first] * microbatches
-    in_order = [together[place] for place in np.argsort(-actions, kind="stable")]
-
-    def makespans(part: list[IntColumn]) -> list[FloatColumn]:
-        prepare([_pipeline(pricer, batch, rows) for rows in part])
-        return [_makespans(pricer, batch, prices, rows, (1.0,)) for rows in part]
-
-    halves = (in_order, []) if actions.sum() < MANY else (in_order[::2], in_order[1::2])
-    found = both(
-        pricer.beside if halves[1] else None,
-        lambda: makespans(halves[0]),
-        lambda: makespans(halves[1]),
-    )
-    for part, seconds in zip(halves, found, strict=True):
-        for rows, makespan in zip(part, seconds, strict=True):
-            waits = makespan - prices.stage_seconds.busy[rows]
-            idle[rows] = prices.own_factor[rows] * np.maximum(waits, 0.0)
+    prepare([_pipeline(pricer, batch, rows) for rows in together])
+    for rows in together:
+        makespan = _makespans(pricer, batch, prices, rows, (1.0,))
+        waits = makespan - prices.stage_seconds.busy[rows]
+        idle[rows] = prices.own_factor[rows] * np.maximum(waits, 0.0)
     return np.asarray(step + idle)
 
 
 def _makespans(
     pricer: Pricer,
     batch: LayoutBatch,
-    prices: Prices,
+    prices: StepTimes,
     rows: IntColumn,
     send_scales: tuple[float, ...],
 ) -> FloatColumn:
@@ -130,7 +113,7 @@ def first_groups(pricer: Pricer, batch: LayoutBatch, most: int, most_groups: int
 def play(
     pricer: Pricer,
     batch: LayoutBatch,
-    prices: Prices,
+    prices: StepTimes,
     rows: IntColumn,
     *,
     send_scales: tuple[float, ...] = (1.0,),
@@ -171,7 +154,7 @@ def _pipeline(pricer: Pricer, batch: LayoutBatch, rows: IntColumn) -> SimulatedP
 def _stage_costs(
     pricer: Pricer,
     batch: LayoutBatch,
-    prices: Prices,
+    prices: StepTimes,
     rows: IntColumn,
     send_scales: tuple[float, ...],
 ) -> StageCosts:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple, TypedDict
 
 import numpy as np
@@ -338,20 +339,24 @@ def _simulate(job: Job, at_size: OneSize, parts: Parts, limit_seconds: float = n
         shown = screened.step_seconds[: min(_wanted(job), screened.num_fitting)]
         worth = float(min(limit_seconds, shown.max(initial=0.0) if len(shown) else np.inf))
         best = LayoutBatch.concatenate([best, parts.best_budgets(worth, BUDGETS_SIMULATED)])
-    _consider(at_size, best)
+    _consider(at_size, best, parts)
     if "layers_per_stage" not in {*job.search.fix, *job.search.allow}:
         _split(job, at_size, parts)
 
 
-def _consider(at_size: OneSize, batch: LayoutBatch) -> FloatColumn:
+def _consider(at_size: OneSize, batch: LayoutBatch, parts: Parts | None = None) -> FloatColumn:
     """Simulates these layouts and adds those that fit to the candidates.
 
     Returns their step seconds, infinite where they do not fit.
+    parts: what simulates them, on both cores where there are two.
     """
     if not len(batch):
         return np.zeros(0)
     prices = at_size.pricer.price(batch)
-    step = simulated_step_seconds(at_size.pricer, batch, prices)
+    simulated = (
+        partial(simulated_step_seconds, at_size.pricer) if parts is None else parts.simulated
+    )
+    step = simulated(batch, prices)
     fits = fitting(at_size.pricer, prices.least_device_bytes)
     rows = np.flatnonzero(fits)
     at_size.candidates += zip(
@@ -393,11 +398,11 @@ def _split(job: Job, at_size: OneSize, parts: Parts) -> None:
         open_budget = np.arange(len(classes)) >= len(open_budget)
     search = SplitSearch(pricer, classes, open_budget, floor, parts.climbed)
     while len(found := search.next(UNSEEN * at_size.best_seconds)):
-        step = _consider(at_size, found)
+        step = _consider(at_size, found, parts)
         near = np.argsort(step, kind="stable")[:POLISHED]
         near = near[step[near] < POLISHABLE * at_size.best_seconds]
         if len(near):
-            _consider(at_size, search.polished(found.take(near)))
+            _consider(at_size, search.polished(found.take(near)), parts)
 
 
 def _free_recomputation(job: Job) -> bool:

@@ -5,6 +5,7 @@ nothing but what the best layouts take; a part tells that after each round. So a
 wherever they run.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,7 +17,9 @@ from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.chunks import CHUNK
 from planner.cost.deduplicated import hashes
 from planner.cost.layer.unit_costs import MODE
-from planner.cost.price import Pricer
+from planner.cost.pipeline.schedule_columns import num_microbatches
+from planner.cost.price import Pricer, StepTimes
+from planner.cost.refine import groups, simulated_step_seconds
 from planner.search.choice.preference import Weighed
 from planner.search.fit import priced_and_fitting
 from planner.search.screen import Goal, Screening
@@ -181,14 +184,22 @@ class Part:
         return split_classes(self.pricer, reach[0], limit)
 
     def climbed(
-        self, classes: LayoutBatch, budgets: BoolColumn, limit: float
+        self, classes: LayoutBatch, budgets: BoolColumn, limit: float, exact: bool
     ) -> tuple[IntColumn, LayoutBatch]:
         """See `splits.climbed_splits`; for its own share of these classes."""
         rows = np.arange(len(classes))[self.share]
         if not len(rows):
             return rows, classes.take(rows)
-        near, found = climbed_splits(self.pricer, classes.take(rows), budgets[rows], limit)
+        near, found = climbed_splits(self.pricer, classes.take(rows), budgets[rows], limit, exact)
         return rows[near], found
+
+    def simulated(self, batch: LayoutBatch, share: IntColumn) -> tuple[IntColumn, FloatColumn]:
+        """(rows of its own share, their steps, see `refine.simulated_step_seconds`)."""
+        rows = np.flatnonzero(share == self.share.start)
+        own = batch.take(rows)
+        if not len(rows):
+            return rows, np.zeros(0)
+        return rows, simulated_step_seconds(self.pricer, own, self.pricer.times(own))
 
     def _bases(self, worth_seconds: float) -> list[Budgeted]:
         self.bases = budgeted(
@@ -199,6 +210,8 @@ class Part:
 
 class Parts:
     """The parts of a space, and what their screens found together.
+
+    pipelines: on which side each is simulated. actions: how many these have, by side.
 
     num_layouts, rejected: of the space.
     space: the space itself, if it is not large.
@@ -214,6 +227,8 @@ class Parts:
         self.sides.each(Part.take)
         if self.space is None:
             self.sides.each(Part.drop_whole)
+        self.pipelines: dict[tuple[int, ...], int] = {}
+        self.actions = [0.0] * len(self.sides.states)
         self.screened, self.without_room = self._screen()
 
     def _screen(self) -> tuple[Screened, int]:
@@ -276,15 +291,36 @@ class Parts:
         )
 
     def climbed(
-        self, classes: LayoutBatch, budgets: BoolColumn, limit: float
+        self, classes: LayoutBatch, budgets: BoolColumn, limit: float, exact: bool
     ) -> tuple[IntColumn, LayoutBatch]:
         """See `splits.climbed_splits`; classes know nothing of each other."""
         if self.sides.partner is None:  # shares would only be more to ask
-            return climbed_splits(self.sides.states[0].pricer, classes, budgets, limit)
-        found = self.sides.each(Part.climbed, classes, budgets, limit)
+            return climbed_splits(self.sides.states[0].pricer, classes, budgets, limit, exact)
+        found = self.sides.each(Part.climbed, classes, budgets, limit, exact)
         rows = np.concatenate([near for near, _ in found])
         order = np.argsort(rows)
         return rows[order], LayoutBatch.concatenate([batch for _, batch in found]).take(order)
+
+    def simulated(self, batch: LayoutBatch, prices: StepTimes) -> FloatColumn:
+        """See `refine.simulated_step_seconds`; a pipeline is always simulated on the same side."""
+        pricer = self.sides.states[0].pricer
+        if self.sides.partner is None:
+            return simulated_step_seconds(pricer, batch, prices)
+        share = np.full(len(batch), -1)
+        m = num_microbatches(batch, pricer.training)
+        for rows in groups(pricer, batch):
+            first = rows[0]
+            columns = (batch.pp_schedule, batch.pp, batch.virtual_stages, m)
+            pipeline = tuple(int(column[first]) for column in columns)
+            if pipeline not in self.pipelines:
+                side = self.actions.index(min(self.actions))
+                self.actions[side] += math.prod(pipeline[1:])
+                self.pipelines[pipeline] = side
+            share[rows] = self.pipelines[pipeline]
+        step = prices.step_seconds.copy()
+        for rows, seconds in self.sides.each(Part.simulated, batch, share):
+            step[rows] = seconds
+        return step
 
 
 @contextmanager

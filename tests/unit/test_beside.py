@@ -137,6 +137,21 @@ class Tally:
     def fail(self) -> int:
         raise ValueError("tally")
 
+    def die_in_the_answer(self, parent: int) -> "tuple[bytes, Deadly]":
+        return b"." * 2**20, Deadly(parent)
+
+
+@dataclass
+class Deadly:
+    """Ends the process that sends it, but for one."""
+
+    spared: int
+
+    def __reduce__(self) -> Any:
+        if os.getpid() != self.spared:
+            os._exit(9)
+        return Deadly, (self.spared,)
+
 
 def test_a_partner_keeps_its_state_and_leaves_ours_alone() -> None:
     mine, its = Tally(), Tally()
@@ -154,6 +169,14 @@ def test_what_a_dead_partner_was_asked_is_done_here_from_the_start() -> None:
         both_of_them.each(Tally.add, 3)
         assert both_of_them.each(Tally.die_elsewhere, os.getpid()) == [3, 3]
         assert both_of_them.each(Tally.add, 2) == [(5, os.getpid()), (5, os.getpid())]
+
+
+def test_what_a_partner_that_died_in_its_answer_was_asked_is_done_here() -> None:
+    with sides(Forks(), [Tally(), Tally()]) as both_of_them:
+        answers = both_of_them.each(Tally.die_in_the_answer, os.getpid())
+        assert [(len(dots), deadly.spared) for dots, deadly in answers] == 2 * [
+            (2**20, os.getpid())
+        ]
 
 
 def test_one_state_alone_needs_no_partner() -> None:

@@ -10,6 +10,7 @@ import pytest
 from planner.beside import sides
 from planner.cost.layer.unit_work import unit_work
 from planner.cost.price import Pricer
+from planner.cost.refine import simulated_step_seconds
 from planner.intake.jobs import read_job
 from planner.schedules import SCHEDULES
 from planner.search import parts as parts_module
@@ -99,7 +100,8 @@ def test_units_of_pipelines_differ_only_where_experts_leave_their_precision() ->
     assert not np.array_equal(own.forward_seconds, forgotten.forward_seconds)
 
 
-def test_shares_of_a_climb_end_where_one_climb_does() -> None:
+@pytest.mark.parametrize("exact", [False, True])
+def test_shares_of_a_climb_end_where_one_climb_does(exact: bool) -> None:
     """Classes know nothing of each other, so halves of them find the same."""
     pricer = pricer_of("llama3-70b", 64)
     space = build_space(pricer.rules_context)
@@ -109,7 +111,7 @@ def test_shares_of_a_climb_end_where_one_climb_does() -> None:
     budgets = np.arange(21) % 3 == 0
     with searched(pricer, lambda: space, Goal(count=10)) as whole:
         limit = 3.0 * float(whole.screened.step_seconds[0])
-        near, found = whole.climbed(classes, budgets, limit)
+        near, found = whole.climbed(classes, budgets, limit, exact)
 
     class Near:
         """A partner that is no copy."""
@@ -134,8 +136,13 @@ def test_shares_of_a_climb_end_where_one_climb_does() -> None:
     with sides(partner, halves) as both:  # type: ignore[arg-type]
         divided = Parts.__new__(Parts)
         divided.sides = both
-        their_near, their_found = divided.climbed(classes, budgets, limit)
-    assert partner.asked == 1
+        their_near, their_found = divided.climbed(classes, budgets, limit, exact)
+        divided.pipelines, divided.actions = {}, [0.0, 0.0]
+        prices = pricer.price(found)
+        simulated = divided.simulated(found, prices)
+    assert partner.asked == 2
+    assert {*divided.pipelines.values()} == {0, 1}
+    np.testing.assert_array_equal(simulated, simulated_step_seconds(pricer, found, prices))
     assert len(near) > 3
     assert near.tolist() == their_near.tolist()
     assert found.layouts() == their_found.layouts()

@@ -57,7 +57,7 @@ BISECTIONS = 30
 ROUNDING = 1e-9
 UNFIT = 1e6  # seconds: beyond every step; times bytes of what does not fit
 
-Climbing = Callable[[LayoutBatch, BoolColumn, float], tuple[IntColumn, LayoutBatch]]
+Climbing = Callable[[LayoutBatch, BoolColumn, float, bool], tuple[IntColumn, LayoutBatch]]
 
 
 def shifted(pricer: Pricer, layout: Layout, first: int, last: int) -> Split:
@@ -122,24 +122,26 @@ class SplitSearch:
             if rows.stop <= rows.start:
                 break
             self.reached = rows.stop
-            _, found = self.climbed(self.classes.take(rows), self.budgets[rows], limit)
+            _, found = self.climbed(self.classes.take(rows), self.budgets[rows], limit, False)
         return found
 
     def polished(self, layouts: LayoutBatch) -> LayoutBatch:
         """What single moves make of these layouts, each move simulated."""
         budgets = (layouts.ac_kind == MEMORY_BUDGET) & self.budgets.any()
-        _, found = Climb(self.pricer, layouts, budgets).exactly()
+        _, found = self.climbed(layouts, budgets, np.inf, True)
         return found
 
 
 def climbed_splits(
-    pricer: Pricer, classes: LayoutBatch, budgets: BoolColumn, limit: float
+    pricer: Pricer, classes: LayoutBatch, budgets: BoolColumn, limit: float, exact: bool
 ) -> tuple[IntColumn, LayoutBatch]:
-    """(classes near the limit, the best split and budget of each by closed forms).
+    """(classes near the limit, the best split and budget of each).
 
     budgets (C,): whether the class's budget is open.
+    exact: by single moves from the classes' own splits, each simulated, and not by closed forms.
     """
-    return Climb(pricer, classes, budgets).by_price(limit)
+    climb = Climb(pricer, classes, budgets)
+    return climb.exactly() if exact else climb.by_price(limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +179,7 @@ class Climb:
         self.pricer, self.classes, self.budgets = pricer, classes, budgets
 
     def by_price(self, limit: float) -> tuple[IntColumn, LayoutBatch]:
-        """See `climbed_splits`."""
+        """See `climbed_splits`; by closed forms."""
         own = replace(self.classes, split=np.full(len(self.classes), TRAINER_SPLIT))
         owners: list[int] = []
         splits: list[Split] = []
