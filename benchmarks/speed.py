@@ -365,7 +365,7 @@ def main() -> None:
 INTRODUCTION = """# Speed
 
 `python benchmarks/speed.py --peer PYTHON --write` prints and writes this table. Two cores: large
-searches use both, and CPU seconds and peak memory are those of both processes together. Wall and
+searches use both, and CPU seconds and peak memory are those of all its processes together. Wall and
 CPU seconds are from shell to prompt with an empty database and compiled modules, as an installation
 leaves them. "Decided" counts the legal layouts of the job, nearly all by bounds; "priced" is the
 cost model alone on one core, over a sample of the whole space. llm-analysis 0.2.2 prices the same
