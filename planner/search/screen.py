@@ -125,4 +125,5 @@ def idle_of(pricer: Pricer, space: Space) -> Idle:
     """What the schedules of each cell hide and leave idle."""
     microbatches = num_microbatches(space.cells, pricer.training).astype(np.int64)
     kinds, one_each = space.kinds([space.cells.pp, microbatches], ("pp_schedule", "virtual_stages"))
-    return Idle.of(pricer, one_each.cells, one_each.schedules()).take(kinds)
+    cells = one_each.cells.take(slice(None))
+    return Idle.of(pricer, cells, one_each.schedules()).take(kinds)

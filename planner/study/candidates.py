@@ -264,7 +264,7 @@ def _parts(pricer: Pricer, space: Space, slack: float) -> Iterator[_Part]:
     """
     if not len(space.cells):
         return
-    seconds, device = pricer.lower_bounds(space.cells)
+    seconds, device = pricer.lower_bounds(space.cells.take(slice(None)))
     possible = oom_probability(pricer.profile, pricer.cluster, np.maximum(device, 1.0)) <= RISKIEST
     order = np.argsort(np.where(possible, seconds, np.inf), kind="stable")[: int(possible.sum())]
     ends = np.cumsum(space.cell_sizes[order])

@@ -94,6 +94,7 @@ def layer_ops(model: ModelSpec, kind: LayerKind, flash: bool, code: Code = PLAIN
     )
 
 
+@lru_cache(maxsize=256)
 def head_ops(model: ModelSpec, code: Code = PLAIN) -> tuple[Op, ...]:
     """Final norm, vocabulary projection and cross entropy.
 
@@ -163,6 +164,7 @@ def _chunked_loss() -> tuple[Op, ...]:
     )
 
 
+@lru_cache(maxsize=1)
 def embedding_ops() -> tuple[Op, ...]:
     """Row gather forward, scatter-add backward; under TP the rows are summed over the group."""
     return (

@@ -14,7 +14,7 @@ def num_microbatches(batch: LayoutBatch, training: TrainingSpec) -> FloatColumn:
     return np.maximum(
         1.0,
         training.global_batch_size
-        / (batch.micro_batch_size * batch.dp_replicate * batch.dp_shard).astype(np.float64),
+        / (batch.micro_batch_size.astype(np.float64) * batch.dp_replicate * batch.dp_shard),
     )
 
 

@@ -83,7 +83,6 @@ def block_layers(batch: LayoutBatch) -> IntColumn | None:
     return np.where(blocks, batch.ac_value, 0).astype(np.int64) if blocks.any() else None
 
 
-@lru_cache(maxsize=4096)
 def stage_units(sizes: tuple[int, ...], model: ModelSpec, blocks: int | None = None) -> FloatColumn:
     """Units of each stage, (S, K + 2): layers by kind, embedding, head.
 
@@ -91,7 +90,30 @@ def stage_units(sizes: tuple[int, ...], model: ModelSpec, blocks: int | None = N
     blocks: the first layers of each stage that count apart, as K more kinds behind the K: (S, 2 K +
         2).
     """
-    until, num_kinds = _layers_until(model), len(model.distinct_layers())
+    return _stage_units(sizes, _kinds(model), blocks)
+
+
+class _Kinds:
+    """Kinds of layers of a model. Caches compare it as one object, which takes less than a model.
+
+    until (layers + 1, K): layers of each kind before each layer and before the end.
+    """
+
+    def __init__(self, model: ModelSpec) -> None:
+        kinds = [kind for kind, _ in model.distinct_layers()]
+        of_kind = np.array([[kind == other for other in kinds] for kind in model.layer_kinds()])
+        nothing = np.zeros((1, len(kinds)), dtype=np.int64)
+        self.until = np.concatenate([nothing, of_kind.cumsum(axis=0)])
+
+
+@lru_cache(maxsize=64)
+def _kinds(model: ModelSpec) -> _Kinds:
+    return _Kinds(model)
+
+
+@lru_cache(maxsize=4096)
+def _stage_units(sizes: tuple[int, ...], kinds: _Kinds, blocks: int | None) -> FloatColumn:
+    until, num_kinds = kinds.until, kinds.until.shape[1]
     count_S, end_S = np.array(sizes), np.cumsum(sizes)
     apart_S = np.minimum(blocks or 0, count_S)
     middle = until[end_S - count_S + apart_S]
@@ -105,14 +127,6 @@ def stage_units(sizes: tuple[int, ...], model: ModelSpec, blocks: int | None = N
     return units
 
 
-@lru_cache(maxsize=64)
-def _layers_until(model: ModelSpec) -> IntColumn:
-    """Layers of each kind before each layer and before the end, (layers + 1, K)."""
-    kinds = [kind for kind, _ in model.distinct_layers()]
-    of_kind = np.array([[kind == other for other in kinds] for kind in model.layer_kinds()])
-    return np.concatenate([np.zeros((1, len(kinds)), dtype=np.int64), of_kind.cumsum(axis=0)])
-
-
 def rank_units(batch: LayoutBatch, row: int, model: ModelSpec, rules: TrainerRules) -> FloatColumn:
     """Units of every pipeline rank of one layout, (pp, K + 2).
 
@@ -124,7 +138,7 @@ def rank_units(batch: LayoutBatch, row: int, model: ModelSpec, rules: TrainerRul
         int(batch.virtual_stages[row]),
         SCHEDULES.of_code(int(batch.pp_schedule[row])),
         sizes,
-        model,
+        _kinds(model),
         None if blocks is None else int(blocks[row]),
     )
 
@@ -135,10 +149,10 @@ def _rank_units(
     virtual: int,
     schedule: Schedule,
     sizes: tuple[int, ...],
-    model: ModelSpec,
+    kinds: _Kinds,
     blocks: int | None = None,
 ) -> FloatColumn:
-    stages = stage_units(sizes, model, blocks)
+    stages = _stage_units(sizes, kinds, blocks)
     ranks = np.zeros((pp, stages.shape[1]))
     holders = (
         schedule.stage_rank(np.arange(len(stages)), pp, virtual)
@@ -155,10 +169,10 @@ def _deciding_ranks(
     virtual: int,
     schedule: Schedule,
     sizes: tuple[int, ...],
-    model: ModelSpec,
+    kinds: _Kinds,
     blocks: int | None,
 ) -> IntColumn:
-    units = _rank_units(pp, virtual, schedule, sizes, model, blocks)
+    units = _rank_units(pp, virtual, schedule, sizes, kinds, blocks)
     _, first, kind = np.unique(units, axis=0, return_index=True, return_inverse=True)
     if not schedule.splits_backward:
         return np.sort(first)
@@ -185,13 +199,14 @@ def rank_layers(
     every_rank: units of all ranks instead.
     blocks: see `block_layers`; with it all have 2 K kinds of layers.
     """
+    kinds = _kinds(model)
     keys = [
         (
             int(batch.pp[row]),
             int(batch.virtual_stages[row]),
             SCHEDULES.of_code(int(batch.pp_schedule[row])),
             layers_of_stages(batch, row, model, rules),
-            model,
+            kinds,
             None if blocks is None else int(blocks[row]),
         )
         for row in range(len(batch))

@@ -95,7 +95,7 @@ def first_fitting(request: Request, *, offloads: bool = True) -> tuple[Layout, f
 def _first(pricer: Pricer, space: Space) -> tuple[Layout, float] | None:
     if not len(space.cells):
         return None
-    _, device = pricer.lower_bounds(space.cells)
+    _, device = pricer.lower_bounds(space.cells.take(slice(None)))
     order = np.argsort(device, kind="stable")
     order = order[fitting(pricer, device[order])]
     priced, start = 0, 0
