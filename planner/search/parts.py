@@ -35,7 +35,9 @@ from planner.search.variations.budgets import (
 )
 from planner.search.variations.splits import climbed_splits
 
-MANY = 2**14  # cells of a space that is searched in two parts
+# Cells of a space that is searched in two parts. Judgement: without a second core, two parts of a
+# smaller one take half as long again as one.
+MANY = 5 * 2**12
 KEPT_WHOLE = 2**17  # cells of the largest space that stays in memory beside its parts
 
 
