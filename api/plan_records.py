@@ -7,7 +7,7 @@ SQLAlchemy and opens the database while the command imports the search.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 if TYPE_CHECKING:
     from api.storage.records import PlanLabels
@@ -67,8 +67,8 @@ class RecordsBeside:
         import planner.plan.recommend  # noqa: F401  while the copy gets ready
 
         self.ready.result()
-        found: Calibration | None = self.partner.start(RecordsHere.learned, job, owner).result()  # type: ignore[assignment]
-        return found
+        found = self.partner.start(RecordsHere.learned, job, owner).result()
+        return cast("Calibration | None", found)
 
     def save(self, plan: "Plan", labels: "PlanLabels") -> None:
         """See `PlanRecords`."""
