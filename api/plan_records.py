@@ -1,7 +1,8 @@
 """What a plan reads of the database, and leaves there.
 
-A command that makes one plan lets a copy of its process do both on a second core: it imports
-SQLAlchemy and opens the database while the command imports the search.
+A command that makes one plan lets a copy of its process do both on a second core. The copy is made
+before anything is imported: it imports SQLAlchemy and opens the database while the command reads
+the job and imports the search.
 """
 
 from collections.abc import Iterator
@@ -30,29 +31,41 @@ class PlanRecords(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RecordsHere:
-    """The database of this process."""
+    """The database of this process.
 
-    wiring: "Wiring"
+    wiring: made from this process's settings unless given.
+    """
+
+    wiring: "Wiring | None" = None
+
+    def _wired(self) -> "Wiring":
+        if self.wiring is None:
+            from api.wiring import wire
+
+            self.wiring = wire()
+        return self.wiring
 
     def get_ready(self) -> None:
         """Imports what the database needs, and touches nothing of it."""
         import api.calibration.read
         import api.storage.calibrations
         import api.storage.migrate
-        import api.storage.store  # noqa: F401
+        import api.storage.store
+        import api.wiring  # noqa: F401
 
     def learned(self, job: "Job", owner: str) -> "Calibration | None":
         """See `PlanRecords`."""
-        _ = self.wiring.store
+        wiring = self._wired()
+        _ = wiring.store
         from api.calibration.read import learned
 
-        return learned(self.wiring, job, owner)
+        return learned(wiring, job, owner)
 
     def save(self, plan: "Plan", labels: "PlanLabels") -> None:
         """See `PlanRecords`."""
-        self.wiring.store.save_plan(plan, labels)
+        self._wired().store.save_plan(plan, labels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +89,13 @@ class RecordsBeside:
 
 
 @contextmanager
-def plan_records(wiring: "Wiring", core: "OtherCore | None") -> Iterator[PlanRecords]:
-    """The database for one plan, on a second core where there is one."""
+def plan_records(
+    core: "OtherCore | None", wiring: "Wiring | None" = None
+) -> "Iterator[PlanRecords]":
+    """The database for one plan, on a second core where there is one.
+
+    wiring: made from the settings of the process that opens the database unless given.
+    """
     here = RecordsHere(wiring)
     partner = None if core is None else core.partner(here)
     if partner is None:

@@ -174,6 +174,14 @@ def taken(column: Column, rows: IntColumn | slice) -> Column:
     return np.broadcast_to(column[0], len(rows))
 
 
+def distinct_values(*columns: NDArray[Any]) -> NDArray[Any]:
+    """The different values of these columns, in order; `np.unique` imports masked arrays first."""
+    values = np.concatenate([np.ravel(column) for column in columns])
+    values.sort()
+    first = np.append(True, values[1:] != values[:-1])[: len(values)]
+    return np.asarray(values[first])
+
+
 def narrow(column: Column) -> Column:
     """Whole numbers in half the memory, where many rows are kept and nothing is counted."""
     return column.astype(np.int32) if column.dtype == np.int64 else column

@@ -3,6 +3,13 @@
 import gc
 import os
 import sys
+from contextlib import contextmanager
+
+TYPE_CHECKING = False  # `typing` takes milliseconds to import
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from api.plan_records import PlanRecords
 
 
 def main() -> None:
@@ -10,13 +17,30 @@ def main() -> None:
     open_closed_streams()
     gc.disable()  # what imports make stays; longer commands enable it again
     try:
-        from api.cli.root import run
+        with _records(sys.argv[1:]) as records:
+            from api.cli.root import run
 
-        code = run(sys.argv[1:])
+            code = run(sys.argv[1:], records)
     except KeyboardInterrupt:  # before the command line was read
         code = 130
     gc.freeze()  # else the interpreter looks for cycles in all that was imported before it ends
     sys.exit(code)
+
+
+@contextmanager
+def _records(arguments: list[str]) -> "Iterator[PlanRecords | None]":
+    """What opens the database beside all else, for a command that asks for one plan."""
+    elsewhere = [word for word in arguments if word.startswith(("-h", "--help", "--probe"))]
+    if arguments[:1] != ["recommend"] or elsewhere:
+        yield None
+        return
+    from api.plan_records import plan_records
+    from api.second_core import second_core
+
+    # NumPy's library would start threads that wait busily for work, on the core that the copy needs
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    with plan_records(second_core()) as records:
+        yield records
 
 
 def open_closed_streams() -> None:

@@ -16,11 +16,13 @@ from api.cli.typed import (
 )
 
 if TYPE_CHECKING:
+    from api.plan_records import PlanRecords
     from planner.errors import StoreError
     from planner.specs.plan import Plan
 
 
 def command(
+    context: typer.Context,
     model: Annotated[
         str | None,
         typer.Option(
@@ -153,7 +155,7 @@ def command(
     check_plot(plot, text=not json)
     interrupted, unstored = False, list[StoreError]()
     if values.get("probe") is None:
-        plan = _on_paper(values, unstored, quiet=json)
+        plan = _on_paper(values, context.obj, unstored, quiet=json)
     else:
         from api.cli.studying import make_plan_with_probes
         from api.wiring import wire
@@ -173,19 +175,21 @@ def command(
     _exit(plan, interrupted)
 
 
-def _on_paper(values: object, unstored: "list[StoreError]", *, quiet: bool) -> "Plan":
-    """The plan without probes. unstored: gets the reason where it could not be stored."""
+def _on_paper(
+    values: object, records: "PlanRecords | None", unstored: "list[StoreError]", *, quiet: bool
+) -> "Plan":
+    """The plan without probes.
+
+    records: where it is kept; this process's own database unless given.
+    unstored: gets the reason where it could not be stored.
+    """
     from api.cli.working import working
-    from api.plan_records import plan_records
     from api.second_core import second_core
     from api.service import make_plan
     from api.wiring import wire
 
     wiring = wire()
-    with (
-        plan_records(wiring, second_core()) as records,
-        working("looking at all layouts", quiet=quiet) as shown,
-    ):
+    with working("looking at all layouts", quiet=quiet) as shown:
         return make_plan(
             wiring,
             values,

@@ -120,14 +120,16 @@ def cell_device_bounds(
     """
     unit, inverse, _ = _least_units(job, batch)
     in_flight = _in_flight(job, batch)
-    room, device = [], np.zeros(0)
-    for stage in job.rules.sharding.stages:
-        either = np.stack([in_flight, in_flight + 1.0])
-        fewest, more = _device_bytes(job, _sharded(batch, stage), unit, inverse, either)
+    device = _device_bytes(job, _fully_sharded(job, batch), unit, inverse, in_flight)
+    near = np.flatnonzero(device <= most_bytes)  # less sharding holds no less
+    room = np.full((len(job.rules.sharding.stages), len(batch)), -np.inf)
+    part, at_unit, held = batch.take(near), inverse[near], in_flight[near]
+    either = np.stack([held, held + 1.0])
+    for place, stage in enumerate(job.rules.sharding.stages):
+        fewest, more = _device_bytes(job, _sharded(part, stage), unit, at_unit, either)
         further = np.maximum(0.0, most_bytes - more) / np.maximum(more - fewest, 1.0)
-        room.append(np.where(fewest <= most_bytes, in_flight + 1.0 + further, -np.inf))
-        device = device if room[1:] else fewest
-    return device, np.array(room)
+        room[place, near] = np.where(fewest <= most_bytes, held + 1.0 + further, -np.inf)
+    return device, room
 
 
 def least_in_flight(job: PreparedJob, batch: LayoutBatch) -> FloatColumn:
@@ -295,18 +297,27 @@ def _least_data_parallel(job: PreparedJob, batch: LayoutBatch) -> tuple[FloatCol
 
     Every ZeRO stage is tried that shards where the layout's does, and gathers in both widths.
     """
-    m, network = num_microbatches(batch, job.training), np.full(len(batch), np.inf)
     alike, at = deduplicated.distinct(batch, sharding.KEY)
-    low, update = alike.float8_all_gather, np.full(len(alike), np.inf)
-    for stage, wide in product(job.rules.sharding.stages, (False, True) if low.any() else (True,)):
-        options = replace(_sharded(alike, stage), float8_all_gather=low & (not wide))
-        rows, at_row = deduplicated.distinct(options, sharding.KEY)
-        shards = shards_at(job, rows)
-        each, once = ((part / rows.pp)[at_row] for part in _network(job, rows, shards))
-        own = _of_all_units(job, shards.update_seconds) / rows.pp + shards.step_seconds
-        network = np.minimum(network, m * each[at] + once[at])
-        update = np.minimum(update, own[at_row])
-    return network, update[at]
+    low = alike.float8_all_gather
+    widths = (False, True) if low.any() else (True,)
+    tried = list(product(job.rules.sharding.stages, widths))
+    options = alike.take(np.tile(np.arange(len(alike)), len(tried)))
+    options = replace(
+        options,
+        zero_stage=np.concatenate([_sharded(alike, stage).zero_stage for stage, _ in tried]),
+        float8_all_gather=np.concatenate([low & (not wide) for _, wide in tried]),
+    )
+    rows, at_row = deduplicated.distinct(options, sharding.KEY)
+    shards = shards_at(job, rows)
+    own = _of_all_units(job, shards.update_seconds) / rows.pp + shards.step_seconds
+    each, once, update = (
+        part[at_row].reshape(len(tried), -1)
+        for part in (*(part / rows.pp for part in _network(job, rows, shards)), own)
+    )
+    m, network = num_microbatches(batch, job.training), np.full(len(batch), np.inf)
+    for of_option in range(len(tried)):
+        network = np.minimum(network, m * each[of_option, at] + once[of_option, at])
+    return network, update.min(axis=0)[at]
 
 
 def _network(

@@ -5,7 +5,7 @@ The search applies them to millions of candidates (`broken_rules`, `legal_mask`)
 What is merely unwise is no rule.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
@@ -41,11 +41,18 @@ def broken_rules(batch: LayoutBatch, context: Context) -> Iterator[tuple[Rule, B
             yield rule, mask
 
 
-def legal_mask(batch: LayoutBatch, context: Context) -> BoolColumn:
-    """True where no rule is broken. (N,)."""
+def legal_mask(
+    batch: LayoutBatch, context: Context, changed: Collection[str] | None = None
+) -> BoolColumn:
+    """True where no rule is broken. (N,).
+
+    changed: columns in which these layouts differ from legal ones, if that is known: only rules
+        that read one of them are asked.
+    """
     legal = np.ones(len(batch), dtype=np.bool_)
-    for _, mask in broken_rules(batch, context):
-        legal &= ~mask
+    for rule in rules_for(context):
+        if changed is None or not columns_of(rule.reads).isdisjoint(changed):
+            legal &= ~rule.broken(batch, context)
     return legal
 
 

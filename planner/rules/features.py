@@ -5,7 +5,14 @@ They cover ZeRO, precision, recomputation, compile and the rest.
 
 import numpy as np
 
-from planner.columns import TRAINER_SPLIT, BoolColumn, IntColumn, LayoutBatch, schedule_is
+from planner.columns import (
+    TRAINER_SPLIT,
+    BoolColumn,
+    IntColumn,
+    LayoutBatch,
+    distinct_values,
+    schedule_is,
+)
 from planner.precision import PRECISIONS, Recipe, bf16_tail
 from planner.rules.base import (
     Context,
@@ -102,7 +109,7 @@ def _quantised(c: Context) -> list[tuple[int, Recipe]]:
 def _unaligned_weights(x: LayoutBatch, c: Context) -> BoolColumn:
     tp, etp = x.tp.astype(np.float64), x.etp.astype(np.float64)
     broken = np.zeros(np.broadcast_shapes(tp.shape, etp.shape, x.precision.shape), dtype=np.bool_)
-    present = set(np.unique(x.precision).tolist())
+    present = set(distinct_values(x.precision).tolist())
     for code, recipe in _quantised(c):
         if code not in present:
             continue

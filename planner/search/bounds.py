@@ -2,9 +2,11 @@
 
 Recomputation only adds time, so a cell's time without it is a lower bound that it shares with all
 cells that differ only in checkpointing. That takes a quarter of the work, and is enough for cells
-above the limit at which the search ends. The others get their own bounds, band by band.
+above the limit at which the search ends. The others get their own bounds, band by band: first on
+what they compute, then on memory, and on all that a step takes if they may fit.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -110,22 +112,30 @@ class CellBounds:
         self.budgets[left] = np.minimum(high, STEPS)
         return self.budgets[rows].astype(np.int64)
 
+    def within(self, rows: IntColumn, limit_seconds: float) -> IntColumn:
+        """Those of these cells that compute no longer than the limit, recomputation included."""
+        computes = [
+            self.pricer.compute_lower_bounds(self.cells.take(part), self.idle.take(part))
+            for part in _parts(rows)
+        ]
+        return rows[np.concatenate([np.zeros(0), *computes]) <= limit_seconds]
+
     def know(self, rows: IntColumn) -> None:
         """Computes these cells' own bounds on memory, and on time of those that may fit."""
-        rows = rows[np.isnan(self.device_bytes[rows])]
-        for start in range(0, len(rows), KNOWN_AT_ONCE):
-            part = rows[start : start + KNOWN_AT_ONCE]
-            cells = self.cells.take(part)
+        self._know_memory(rows)
+        near = rows[np.isnan(self.seconds[rows])]
+        self._know_seconds(near[self.may_fit(near)])
+
+    def _know_memory(self, rows: IntColumn) -> None:
+        for part in _parts(rows[np.isnan(self.device_bytes[rows])]):
             self.device_bytes[part], self.room[:, part] = self.pricer.cell_device_bounds(
-                cells, self.most_bytes
+                self.cells.take(part), self.most_bytes
             )
-            near = part[fitting(self.pricer, self.device_bytes[part])]
-            self._know_seconds(near)
 
     def _know_seconds(self, rows: IntColumn) -> None:
-        if len(rows):
-            cells, idle = self.cells.take(rows), self.idle.take(rows)
-            self.seconds[rows] = self.pricer.time_lower_bounds(cells, idle)
+        for part in _parts(rows):
+            cells, idle = self.cells.take(part), self.idle.take(part)
+            self.seconds[part] = self.pricer.time_lower_bounds(cells, idle)
 
     def has_room(self, rows: IntColumn, batch: LayoutBatch) -> BoolColumn:
         """Whether layouts of these cells, one each, may fit with what their schedules hold, (N,).
@@ -141,5 +151,10 @@ class CellBounds:
 
     def may_fit(self, rows: IntColumn) -> BoolColumn:
         """Whether the memory bounds of these cells fit."""
-        self.know(rows)
+        self._know_memory(rows)
         return fitting(self.pricer, self.device_bytes[rows])
+
+
+def _parts(rows: IntColumn) -> Iterator[IntColumn]:
+    """Rows in parts whose own bounds are computed at once."""
+    return (rows[start : start + KNOWN_AT_ONCE] for start in range(0, len(rows), KNOWN_AT_ONCE))

@@ -55,6 +55,9 @@ class CellQueue:
             end = min(self.reached + WIDE * BAND, int(below))
         rows = self.order[self.reached : end]
         self.reached += len(rows)
+        if np.isfinite(limit) and not self.by_memory:
+            rows = self.cell_bounds.within(rows, limit)
+        self.cell_bounds.know(rows)
         fits = self.cell_bounds.may_fit(rows)
         self.known_too_large.append(rows[~fits])
         joined = np.concatenate([self.ready, rows[fits]])

@@ -14,7 +14,7 @@ import numpy as np
 
 from planner.beside import OtherCore
 from planner.calibration.intervals import oom_probability
-from planner.columns import FloatColumn, LayoutBatch
+from planner.columns import FloatColumn, LayoutBatch, distinct_values
 from planner.cost.machine.knobs import Calibration
 from planner.cost.price import Pricer
 from planner.cost.refine import first_groups, simulated_step_seconds
@@ -331,7 +331,7 @@ def _simulate(job: Job, at_size: OneSize, parts: Parts, limit_seconds: float = n
         weighed = Weighed.of(screened.batch, pricer)
         expected = weighed.expected(screened.step_seconds, screened.oom)
         simplest = leaders(expected, weighed.points)
-        best = screened.batch.take(np.union1d(chosen, simplest))
+        best = screened.batch.take(distinct_values(chosen, simplest))
         unmeasured = weighed.unmeasured.any(axis=1).all()
         if unmeasured and screened.num_fitting and np.isinf(limit_seconds):
             best = LayoutBatch.concatenate([best, parts.measured(MEASURED)])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.calibration.intervals import oom_probability
-from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
+from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch, distinct_values
 from planner.cost import deduplicated as keyed
 from planner.cost.chunks import CHUNK
 from planner.cost.price import Pricer
@@ -115,7 +115,7 @@ class Shortlist:
             else (prices.step_seconds, prices.device_bytes)
         )
         chosen = _worth_keeping(value, other, prices.device_bytes, fits, self.keep)
-        chosen = np.union1d(chosen, _simplest(pricer, part, value, oom, fits))
+        chosen = distinct_values(chosen, _simplest(pricer, part, value, oom, fits))
         self.parts.append(
             (
                 part.take(chosen),
@@ -192,7 +192,7 @@ class Shortlist:
         if fits.any():
             simple = _simplest(pricer, batch, value, oom, fits)
             kept = _front_and_best(order, other, fits, self.keep)
-            kept = order[np.isin(order, np.union1d(kept, simple))]
+            kept = order[np.isin(order, distinct_values(kept, simple))]
         return Screened(
             batch=batch.take(kept),
             step_seconds=step[kept],

@@ -140,7 +140,7 @@ class Release:
         """
         if len(self.named.month) > len("2025"):
             return self.named.month <= month
-        return self.named.number is not None and Version(self.number) <= Version(number)
+        return self.named.number is not None and _parsed(self.number) <= _parsed(number)
 
     def _place(self, number: str) -> int:
         """Its index in order of time, where Megatron's 3.0 comes before its 0.2.
@@ -150,7 +150,7 @@ class Release:
         found = (
             index
             for index, known in enumerate(self.history)
-            if _within(Version(known.number), number)
+            if _within(_parsed(known.number), number)
         )
         index = next(found, None)
         if index is None:
@@ -215,9 +215,15 @@ def _reached(release: Release, number: str, day: str, *, default: bool) -> bool:
     return release.since(number) if number else default
 
 
+@lru_cache(maxsize=1024)
+def _parsed(number: str) -> Version:
+    """A version number. Raises InvalidVersion."""
+    return Version(number)
+
+
 def _within(release: Version, line: str) -> bool:
     """Whether a release belongs to a line, or is exactly that release."""
-    wanted = Version(line).release
+    wanted = _parsed(line).release
     return release.release[: len(wanted)] == wanted
 
 
@@ -265,7 +271,7 @@ def _date(own: str, text: str) -> tuple[str, str]:
 
 def _version(text: str) -> Version | None:
     try:
-        return Version(text.rstrip("."))
+        return _parsed(text.rstrip("."))
     except InvalidVersion:
         return None
 
@@ -282,7 +288,7 @@ def release_in(trainer: str, history: tuple[Known, ...], default: str, text: str
             trainer=trainer, named=said, known=UNRELEASED, exact=True, history=(UNRELEASED,)
         )
     if said.number is not None:
-        known, exact = _numbered(history, Version(said.number.base_version))
+        known, exact = _numbered(history, _parsed(said.number.base_version))
     elif said.month:
         when = _month_after(said.month) if said.distribution == NEMO else said.when
         earlier = [known for known in history if known.day[: len(when)] <= when]
@@ -308,13 +314,13 @@ def _numbered(releases: tuple[Known, ...], number: Version) -> tuple[Known, bool
     same = [
         known
         for known in releases
-        if _within(Version(known.number), str(number)) or _within(number, known.number)
+        if _within(_parsed(known.number), str(number)) or _within(number, known.number)
     ]
     if same:
         return same[-1], True
-    earlier = [known for known in releases if Version(known.number) < number]
-    if earlier and number < max(Version(known.number) for known in releases):
-        return max(earlier, key=lambda known: Version(known.number)), False
+    earlier = [known for known in releases if _parsed(known.number) < number]
+    if earlier and number < max(_parsed(known.number) for known in releases):
+        return max(earlier, key=lambda known: _parsed(known.number)), False
     return (releases[-1] if earlier else releases[0]), False
 
 

@@ -116,10 +116,8 @@ def _table(instants: Sequence[Alive]) -> tuple[tuple[Tensor, ...], FloatColumn]:
     Points in time that another one covers are left out.
     """
     tensors = tuple(dict.fromkeys(tensor for instant in instants for tensor in instant))
-    table = np.array(
-        [[instant[tensor] for tensor in tensors] for instant in instants], dtype=np.float64
-    )
-    table = np.unique(table, axis=0)
+    distinct = {tuple(instant[tensor] for tensor in tensors) for instant in instants}
+    table = np.array(sorted(distinct), dtype=np.float64)
     covered = [
         any((table[other] >= row).all() for other in range(len(table)) if other != index)
         for index, row in enumerate(table)

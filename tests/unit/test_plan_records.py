@@ -42,7 +42,7 @@ def engine_here(wiring: Wiring) -> bool:
 def test_a_plan_is_stored_once_wherever_the_database_is_open(
     alone: bool, core: Forks, wiring: Wiring
 ) -> None:
-    with plan_records(wiring, None if alone else core) as records:
+    with plan_records(None if alone else core, wiring) as records:
         assert isinstance(records, RecordsHere if alone else RecordsBeside)
         plan = make_plan(wiring, JOB, allow_files=False, records=records)
     assert engine_here(wiring) == alone
@@ -56,7 +56,7 @@ def test_a_database_that_cannot_be_opened_is_said_before_any_work(
     (tmp_path / "file").touch()
     wiring = wire(Settings(database_url=f"sqlite:///{tmp_path}/file/plans.db"))
     said: list[str] = []
-    with plan_records(wiring, core) as records, pytest.raises(StoreError):
+    with plan_records(core, wiring) as records, pytest.raises(StoreError):
         make_plan(wiring, JOB, allow_files=False, records=records, progress=said.append)
     assert said == []
 
@@ -69,14 +69,14 @@ def test_what_a_dead_copy_was_to_store_is_stored_here(core: Forks, wiring: Wirin
             copies.append(records.partner.process)  # type: ignore[union-attr]
             os.kill(copies[0], signal.SIGKILL)
 
-    with plan_records(wiring, core) as records:
+    with plan_records(core, wiring) as records:
         plan = make_plan(wiring, JOB, allow_files=False, records=records, progress=kill)
     assert copies
     assert wiring.store.get_plan(plan.id).id == plan.id
 
 
 def test_no_copy_is_left_behind(core: Forks, wiring: Wiring) -> None:
-    with plan_records(wiring, core) as records:
+    with plan_records(core, wiring) as records:
         copy = records.partner.process  # type: ignore[union-attr]
     with pytest.raises(ChildProcessError):
         os.waitpid(copy, os.WNOHANG)

@@ -60,6 +60,7 @@ def queue(seconds: list[float], device: list[float], limit: float, smallest: boo
         seconds=own,
         coarse_bound_seconds=own / 2.0,
         device_bytes=needed,
+        within=lambda rows, most: rows[own[rows] <= most],
         know=lambda rows: None,
         may_fit=lambda rows: needed[rows] <= limit,
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.columns import FloatColumn, IntColumn
+from planner.columns import FloatColumn, IntColumn, distinct_values
 from planner.cost.network.algorithms import ALGORITHMS, Algorithm, Line
 from planner.cost.network.nccl import Protocol
 from planner.cost.network.topology import Fabric, Links, Placement
@@ -110,7 +110,7 @@ def _lines(
         at = np.minimum(np.searchsorted(known.codes, codes), len(known.codes) - 1)
         if (known.codes[at] == codes).all():
             return known.latency[:, at], known.slope[:, at]
-    every = np.unique(codes if known is None else np.concatenate([known.codes, codes]))
+    every = distinct_values(codes) if known is None else distinct_values(known.codes, codes)
     known = _envelope(operation, every, fabric, nvls_gain)
     fabric.remembered[key] = known
     at = np.searchsorted(known.codes, codes)

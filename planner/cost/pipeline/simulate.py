@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.columns import distinct_values
 from planner.cost.pipeline.event_simulation import (
     CompiledSchedule,
     PairSeconds,
@@ -270,7 +271,8 @@ def stretched(
     """
     stages, nodes = base.num_stages, len(base.work_N)
     transfers = int((base.rank_N >= base.num_ranks).sum()) // num_microbatches
-    kinds = 1 if base.pairs else len(np.unique(base.work_N[base.rank_N < base.num_ranks])) // stages
+    works = distinct_values(base.work_N[base.rank_N < base.num_ranks])
+    kinds = 1 if base.pairs else len(works) // stages
     block = stride * (transfers + kinds * stages)
     if 2 * block > nodes:
         return None

@@ -31,7 +31,7 @@ from planner.calibration.basis import unmeasured_mechanisms, uses
 from planner.calibration.correlated import CorrelatedErrors
 from planner.calibration.intervals import TimeSpread, time_spread
 from planner.calibration.mechanisms import points
-from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
+from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch, distinct_values
 from planner.cost.price import Pricer
 
 SURE = 1.0  # deviations: with a probability of five in six the one ahead is truly faster
@@ -132,7 +132,7 @@ class Spreads:
 
     def at(self, rows: IntColumn) -> TimeSpread:
         """Those of some rows, in their order."""
-        new = np.unique(rows[self._places[rows] < 0])
+        new = distinct_values(rows[self._places[rows] < 0])
         if len(new):
             self._known.append(spread_within_stack(self.pricer, self.layouts.take(new)))
             self._places[new] = np.arange(self._count, self._count + len(new))

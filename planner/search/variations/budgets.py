@@ -19,6 +19,7 @@ import numpy as np
 from planner.calibration.mechanisms import points
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.chunks import CHUNK
+from planner.cost.layer.unit_costs import MODE
 from planner.cost.price import Pricer
 from planner.rules import Context, legal_mask
 from planner.rules.features import largest_stage
@@ -124,7 +125,7 @@ class Budgeted:
             near = seconds < self.worth
             batch, simple, seconds = batch.take(near), simple[near], seconds[near]
             legal = legal_mask(
-                self.dial(batch, np.full(len(batch), STEPS // 2)), self.pricer.rules_context
+                self.dial(batch, np.full(len(batch), STEPS // 2)), self.pricer.rules_context, MODE
             )
             batch, simple, seconds = batch.take(legal), simple[legal], seconds[legal]
         return _Round(cells=cells, batch=batch, simple=simple, seconds=seconds)
@@ -216,7 +217,7 @@ def takes_budget(pricer: Pricer, batch: LayoutBatch) -> BoolColumn:
     context = Context(model=pricer.model, cluster=pricer.cluster, training=pricer.training)
     ends = (batch.ac_kind == NONE) | (batch.ac_kind == FULL)
     some = np.full(len(batch), STEPS // 2)
-    return np.asarray(ends & batch.compile & legal_mask(_with_budget(batch, some), context))
+    return np.asarray(ends & batch.compile & legal_mask(_with_budget(batch, some), context, MODE))
 
 
 @dataclass(frozen=True, slots=True)

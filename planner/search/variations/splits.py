@@ -17,7 +17,14 @@ from functools import partial
 
 import numpy as np
 
-from planner.columns import TRAINER_SPLIT, BoolColumn, FloatColumn, IntColumn, LayoutBatch
+from planner.columns import (
+    TRAINER_SPLIT,
+    BoolColumn,
+    FloatColumn,
+    IntColumn,
+    LayoutBatch,
+    distinct_values,
+)
 from planner.cost.cost_inputs import on_ranks
 from planner.cost.lower_bounds import SPLIT_HIDES
 from planner.cost.pipeline import stages
@@ -104,7 +111,7 @@ class SplitSearch:
         context = Context(model=pricer.model, cluster=pricer.cluster, training=pricer.training)
         count = classes.pp * classes.virtual_stages
         evenly = [even(pricer.model.num_hidden_layers, int(number)) for number in count]
-        may = (count > 1) & legal_mask(_with_splits(classes, evenly), context)
+        may = (count > 1) & legal_mask(_with_splits(classes, evenly), context, ("split",))
         rows = np.flatnonzero(may)[np.argsort(floor[may], kind="stable")]
         self.pricer, self.classes = pricer, classes.take(rows)
         self.budgets, self.floor, self.reached = budgets[rows], floor[rows], 0
@@ -252,7 +259,7 @@ class Climb:
             if not exact:
                 rows = self._faster(batch, value[tried.owner])
                 tried, batch = tried.take(rows), batch.take(rows)
-                active = np.intersect1d(active, tried.owner)
+                active = active[np.isin(active, tried.owner)]
             found, their_idle, their_loads, their_filled = self._judged(batch, exact)
             best = _best_of_each(tried.owner, found, count)[active]
             better = found[best] < value[active] * (1.0 - LEAST_GAIN)
@@ -372,7 +379,7 @@ class Climb:
     ) -> dict[int, tuple[tuple[int, int], set[int]]]:
         """By class: (busiest rank, fullest rank), and the ranks that compute or hold least."""
         found: dict[int, tuple[tuple[int, int], set[int]]] = {}
-        for pp in np.unique(self.classes.pp[rows]).tolist():
+        for pp in distinct_values(self.classes.pp[rows]).tolist():
             here = rows[self.classes.pp[rows] == pp]
             held = np.stack([loads[:pp, here], filled[:pp, here]])
             most = held.argmax(axis=1).T.tolist()
