@@ -99,7 +99,7 @@ class KnownRows(Generic[RowsT]):
         new = self.count + len(hashes)
         if new > self.matrix.shape[1]:
             kept = self.matrix[:, : self.count]
-            room = max(new, 4 * self.matrix.shape[1], FIRST_ROWS)
+            room = max(new, min(4 * new, MOST_ROWS), FIRST_ROWS)
             self.matrix = np.empty((sum(map(math.prod, self.shapes.values())), room))
             self.matrix[: len(kept), : self.count] = kept
         at = self.count

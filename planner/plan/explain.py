@@ -196,15 +196,15 @@ def _precision(together: Together, layout: Layout, recipe: Recipe, step: float) 
     if high or tail:
         kept = [*high, *([f"the last {tail} of {layers} layers"] if tail else [])]
         yield f"{recipe.name} leaves {', '.join(kept)} in 16 bits, as {pricer.rules.name} does"
-    own = _seconds(together, layout, recipe)
-    seconds = own - _seconds(together, layout, recipe, **WITHOUT_CASTS)
+    own = _seconds(together, layout)
+    seconds = own - _seconds(together, layout, **WITHOUT_CASTS)
     if seconds > NOTICEABLE * step:
         yield (
             f"scaling and casting for {recipe.name} takes {format_seconds(seconds)} a step "
             f"({seconds / step:.1%})"
         )
     if layout.tp > 1 and recipe.tp_wire_bytes >= TWO_BYTES:
-        seconds = own - _seconds(together, layout, recipe, tp_wire_bytes=1.0)
+        seconds = own - _seconds(together, layout, tp_wire_bytes=1.0)
         if seconds > NOTICEABLE * step:
             yield (
                 f"TP all-gathers stay in 16 bits under {recipe.name}: in 8 bits a step would take "
@@ -212,13 +212,15 @@ def _precision(together: Together, layout: Layout, recipe: Recipe, step: float) 
             )
 
 
-def _seconds(together: Together, layout: Layout, recipe: Recipe, **changes: Any) -> float:
-    """Screened step of a layout if its precision's recipe had these changes."""
-    pricer, key = together.pricer, (recipe.name, *changes)
-    changed = replace(recipe, **changes)
-    recipes = tuple(changed if known.name == recipe.name else known for known in pricer.recipes)
+def _seconds(together: Together, layout: Layout, **changes: Any) -> float:
+    """Screened step of a layout of low precision if all such recipes had these changes."""
+    pricer, key = together.pricer, ("recipes", *changes)
+    low = [recipe.low for recipe in pricer.recipes]
+    recipes = tuple(replace(known, **changes) if known.low else known for known in pricer.recipes)
     recast = pricer.variant(key, lambda: replace(pricer, recipes=recipes)) if changes else pricer
-    steps, row = together.steps(layout, key, lambda one: one.precision == layout.precision, recast)
+    steps, row = together.steps(
+        layout, key, lambda one: bool(low[PRECISIONS.names.index(one.precision)]), recast
+    )
     return float(steps[row])
 
 

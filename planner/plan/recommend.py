@@ -250,11 +250,13 @@ def _plan(
     estimates, winner = _estimates(ranked), ranked[0]
     with_candidates = [at_size for at_size in sizes if at_size.candidates]
     # what is said of others than the ranked takes as long as what is said of these
-    entries, (others, moved, near) = both(
+    (entries, others), (moved, near) = both(
         ports.beside,
-        lambda: _entries(job, ranked, estimates),
         lambda: (
+            _entries(job, ranked, estimates),
             considered(job, with_candidates, ranked, fitting),
+        ),
+        lambda: (
             sensitivity(winner.at_size.pricer, winner.layout),
             _near_batch(job, winner, estimates[0]),
         ),

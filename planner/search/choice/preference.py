@@ -184,6 +184,20 @@ def prefer(
     return first if gain > SURE * doubt else measured
 
 
+def asked_of(weighed: Weighed, expected: FloatColumn) -> IntColumn:
+    """Rows whose uncertainty `prefer` may ask for."""
+    among = [expected]
+    if weighed.proven.any():
+        among.append(np.where(weighed.proven, expected, np.inf))
+    return distinct_values(*(_near_the_best(weighed, one) for one in among))
+
+
+def _near_the_best(weighed: Weighed, expected: FloatColumn) -> IntColumn:
+    """Rows of the best for each number of points, as far as they may come first."""
+    near = np.flatnonzero(expected <= expected.min() * (1.0 + MOST_GIVEN_UP))
+    return near[leaders(expected[near], weighed.points[near])]
+
+
 def _simplest(
     layouts: LayoutBatch,
     weighed: Weighed,
@@ -192,8 +206,7 @@ def _simplest(
     spread_of: Callable[[IntColumn], TimeSpread],
 ) -> int:
     """Row of the simplest of those that cannot be told from the best (rules 1 to 3)."""
-    near = np.flatnonzero(expected <= expected.min() * (1.0 + MOST_GIVEN_UP))
-    near = near[leaders(expected[near], weighed.points[near])]
+    near = _near_the_best(weighed, expected)
     points, batch = weighed.points[near], layouts.take(near)
     errors = CorrelatedErrors.of(batch, spread_of(near), global_batch_size)
     # A less certain prediction counts as slower: the mean of a log-normal is exp(sd^2 / 2)

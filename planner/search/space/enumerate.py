@@ -10,7 +10,7 @@ Letters: N cells, C classes of a component, T rows of its table, V values of a d
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -370,6 +370,17 @@ class _Rows:
     def __setitem__(self, name: str, column: Column) -> None:
         self._now[name] = column
 
+    def uncrossed(self, name: str) -> Column | None:
+        """The column at the rows before the last crossing, of which there are fewer.
+
+        None of a column that came later or was read since.
+        """
+        return None if self._at is None else self._before.get(name)
+
+    def crossed(self, column: Column) -> Column:
+        """A column of the rows before the last crossing, at each row."""
+        return column if self._at is None else column[self._at]
+
     def pop(self, name: str) -> Column:
         """The column, which is there no more."""
         column = self[name]
@@ -527,8 +538,7 @@ class _Builder:
 
     def _of_cells(self, reads: frozenset[str], mask: Mask) -> BoolColumn:
         """The mask of each row, worked out once for each distinct case of what it reads, (N,)."""
-        columns = [self._read(name) for name in sorted(reads - self.constants.keys())]
-        cases, firsts = _classes(columns, self.rows.count)
+        cases, firsts = self._cases(reads)
         values = mask(self._batch({**self.constants, **self.rows.at(firsts)}), self.context)
         return np.asarray(np.broadcast_to(values, len(firsts))[cases])
 
@@ -588,7 +598,7 @@ class _Builder:
         """
         ties: tuple[Rule | Keep, ...] = (*component.rules, *component.keeps)
         reads = {name for tie in ties for name in self._of_cell(tie, component)}
-        kinds, heads = _classes([self._read(name) for name in sorted(reads)], self.rows.count)
+        kinds, heads = self._cases(reads)
         one_each = self.rows.at(heads)
         rules = [self._verdict(rule, rule.broken, component, one_each) for rule in component.rules]
         keeps = [self._verdict(keep, keep.mask, component, one_each) for keep in component.keeps]
@@ -643,6 +653,31 @@ class _Builder:
         )
         alike, same = np.unique(values, axis=0, return_inverse=True)
         return _Verdict(cases=same.reshape(-1)[cases], holds=alike, parts=parts)
+
+    def _cases(self, reads: Iterable[str]) -> tuple[IntColumn, IntColumn]:
+        """(which rows read the same (N,), the first row of each such case).
+
+        Columns that the last crossing repeated are told apart before it.
+        """
+        names = sorted(set(reads) - self.constants.keys())
+        early: list[IntColumn] = []
+        late: list[IntColumn] = []
+        for name in names:
+            needs = columns_of(frozenset({name})) & self.rows.names()
+            before = {
+                needed: wide(column)
+                for needed in needs
+                if (column := self.rows.uncrossed(needed)) is not None
+            }
+            if needs and len(before) == len(needs):
+                batch = self._batch({**self.constants, **before})
+                early.append(self._value(name, batch, _length(before)))
+            else:
+                late.append(self._read(name))
+        if early:
+            codes, _ = _classes(early, len(early[0]))
+            late.append(self.rows.crossed(codes))
+        return _classes(late, self.rows.count)
 
     def _read(self, name: str) -> IntColumn:
         """A column of all rows that rules read."""

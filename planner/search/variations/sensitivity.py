@@ -6,12 +6,10 @@ Each step shows what it does to time and memory, or the rule that forbids it.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.precision import PRECISIONS
-from planner.rules import legal_mask, violations
+from planner.rules import violations_of
 from planner.rules.base import divisors
 from planner.schedules import SCHEDULES
 from planner.search.fit import fitting
@@ -56,8 +54,9 @@ def sensitivity(pricer: Pricer, layout: Layout) -> list[SensitivityStep]:
         for name in Layout.model_fields
         for new, variant in _changes(pricer, layout, name)
     ]
-    variants = LayoutBatch.from_layouts([variant for _, _, variant in changes])
-    legal = np.flatnonzero(legal_mask(variants, pricer.rules_context)).tolist()
+    variants = [variant for _, _, variant in changes]
+    broken = violations_of(variants, LayoutBatch.from_layouts(variants), pricer.rules_context)
+    legal = [index for index, those in enumerate(broken) if not those]
     prices = pricer.price(
         LayoutBatch.from_layouts([layout, *(changes[index][2] for index in legal)])
     )
@@ -81,8 +80,8 @@ def sensitivity(pricer: Pricer, layout: Layout) -> list[SensitivityStep]:
             }
             step["device_bytes"] = float(prices.device_bytes[row])
         else:
-            broken = violations(variant, pricer.model, pricer.cluster, pricer.training)[0]
-            step["refused"] = f"{broken.rule}; {broken.remedy}"
+            first = broken[index][0]
+            step["refused"] = f"{first.rule}; {first.remedy}"
         steps.append(SensitivityStep.model_validate(step))
     return [*steps, *_loads(pricer, layout)]
 
