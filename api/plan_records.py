@@ -10,10 +10,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
 
+from api.storage.plan_values import PlanValues
+
 if TYPE_CHECKING:
-    from api.storage.records import PlanLabels
+    from api.storage.plan_values import PlanLabels
+    from api.storage.records import CalibrationRecord
     from api.wiring import Wiring
-    from planner.beside import OtherCore, Partner, Piece
+    from planner.beside import OtherCore, Partner
     from planner.cost.machine.knobs import Calibration
     from planner.specs.job import Job
     from planner.specs.plan import Plan
@@ -63,29 +66,47 @@ class RecordsHere:
 
         return learned(wiring, job, owner)
 
+    def in_use(self, trainer: str, gpu: str, owner: str) -> "list[CalibrationRecord]":
+        """The calibrations that may count. Raises StoreError."""
+        from api.calibration.read import subjects_of
+        from api.storage.calibrations import latest_calibration
+
+        engine = self._wired().store.engine
+        found = [latest_calibration(engine, one) for one in subjects_of(trainer, gpu, owner)]
+        return [record for record in found if record is not None]
+
     def save(self, plan: "Plan", labels: "PlanLabels") -> None:
         """See `PlanRecords`."""
-        self._wired().store.save_plan(plan, labels)
+        self.save_values(PlanValues.of(plan, labels))
+
+    def save_values(self, values: PlanValues) -> None:
+        """Stores a plan. Raises StoreError."""
+        self._wired().store.save_values(values)
 
 
 @dataclass(frozen=True, slots=True)
 class RecordsBeside:
-    """The database as a copy of this process sees it, once that is ready."""
+    """The database as a copy of this process sees it, which knows nothing of planning."""
 
     partner: "Partner"
-    ready: "Piece"
 
     def learned(self, job: "Job", owner: str) -> "Calibration | None":
         """See `PlanRecords`."""
-        import planner.plan.recommend  # noqa: F401  while the copy gets ready
+        asked = (job.training.trainer, job.cluster.gpu.name, owner)
+        piece = self.partner.start(RecordsHere.in_use, *asked)
+        import planner.plan.recommend  # noqa: F401  while the copy looks
 
-        self.ready.result()
-        found = self.partner.start(RecordsHere.learned, job, owner).result()
-        return cast("Calibration | None", found)
+        records = cast("list[CalibrationRecord]", piece.result())
+        if not records:
+            return None
+        from api.calibration.read import calibration_of, first_resting
+
+        record = first_resting(records)
+        return None if record is None else calibration_of(record)
 
     def save(self, plan: "Plan", labels: "PlanLabels") -> None:
         """See `PlanRecords`."""
-        self.partner.start(RecordsHere.save, plan, labels).result()
+        self.partner.start(RecordsHere.save_values, PlanValues.of(plan, labels)).result()
 
 
 @contextmanager
@@ -102,6 +123,7 @@ def plan_records(
         yield here
         return
     try:
-        yield RecordsBeside(partner, partner.start(RecordsHere.get_ready))
+        partner.start(RecordsHere.get_ready)
+        yield RecordsBeside(partner)
     finally:
         partner.stop()

@@ -137,6 +137,8 @@ class _Partner:
     """A copy of this process that works on its copy of the state.
 
     state: as it was when the copy was made. asked: all that was asked of it.
+    told: how many answers have come. done: how many were found here, since the copy is gone.
+    answered: those that nobody took yet, by their place in `asked`.
     """
 
     process: int
@@ -144,6 +146,9 @@ class _Partner:
     answers: BinaryIO
     state: object
     asked: list[Question] = field(default_factory=list)
+    told: int = 0
+    done: int = 0
+    answered: dict[int, object] = field(default_factory=dict)
     gone: bool = False
 
     def start(self, work: Callable[..., object], *asked: object) -> Piece:
@@ -153,20 +158,21 @@ class _Partner:
             with contextlib.suppress(BrokenPipeError):
                 pickle.dump((work, asked), self.questions, protocol=pickle.HIGHEST_PROTOCOL)
                 self.questions.flush()
-        return _Answer(self)
+        return _Answer(self, len(self.asked) - 1)
 
-    def answer(self) -> object:
-        """The answer to the last question; of a copy that died or failed, it is found here."""
-        if not self.gone:
+    def answer(self, place: int) -> object:
+        """The answer to this question; of a copy that died or failed, it is found here."""
+        while not self.gone and self.told <= place:
             try:
-                return pickle.load(self.answers)
+                self.answered[self.told] = pickle.load(self.answers)
+                self.told += 1
             except (EOFError, pickle.UnpicklingError):  # it ended before or in its answer
                 self.stop()
-        answer: object = None
-        waiting, self.asked = self.asked, []
-        for work, asked in waiting:  # what was asked before changed the state
-            answer = work(self.state, *asked)
-        return answer
+        while self.gone and self.done <= place:  # what was asked before changed the state
+            work, asked = self.asked[self.done]
+            self.answered[self.done] = work(self.state, *asked)
+            self.done += 1
+        return self.answered.pop(place)
 
     def stop(self) -> None:
         """See `planner.beside.Partner`."""
@@ -182,13 +188,14 @@ class _Partner:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What a partner was asked last."""
+    """What a partner was asked, by its place among all that it was asked."""
 
     partner: _Partner
+    place: int
 
     def result(self) -> object:
         """See `planner.beside.Piece`."""
-        return self.partner.answer()
+        return self.partner.answer(self.place)
 
     def stop(self) -> None:
         """See `planner.beside.Piece`."""

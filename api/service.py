@@ -11,13 +11,14 @@ from api.input.jobs import check_one_size, completed, parse_job
 from api.input.text import read_json
 from api.own_entries import with_own
 from api.plan_records import PlanRecords, RecordsHere
-from api.storage.records import PlanLabels, StoredEstimate
+from api.storage.plan_values import PlanLabels
 from api.wiring import Wiring
 from planner.errors import Fault, PlannerError, SpecError, StoreError
 from planner.ports import Ports
 from planner.units import MEGA
 
 if TYPE_CHECKING:
+    from api.storage.records import StoredEstimate
     from api.wiring import Question
     from planner.beside import OtherCore
     from planner.cost.machine.knobs import Calibration
@@ -300,7 +301,7 @@ def estimate_one(
     return kept.id, kept.estimate
 
 
-def keep_estimate(wiring: Wiring, job: object, answer: "Answer") -> StoredEstimate:
+def keep_estimate(wiring: Wiring, job: object, answer: "Answer") -> "StoredEstimate":
     """The answer to one job, stored and named. Raises what refused it, and StoreError."""
     if isinstance(answer, Refusal):
         raise answer.error
@@ -313,6 +314,8 @@ def keep_estimates(
     wiring: Wiring, jobs: Sequence[object], answers: "Sequence[Answer]"
 ) -> "list[Answer]":
     """The answers to these jobs, each well-formed one stored and named. Raises StoreError."""
+    from api.storage.records import StoredEstimate
+
     kept: list[StoredEstimate | Refusal] = [
         answer
         if isinstance(answer, Refusal)
@@ -330,10 +333,12 @@ def line_of(answer: "Answer") -> str:
     return answer.model_dump_json()
 
 
-def _to_keep(wiring: Wiring, request: dict[str, Any], estimate: "Estimate") -> StoredEstimate:
+def _to_keep(wiring: Wiring, request: dict[str, Any], estimate: "Estimate") -> "StoredEstimate":
     """An estimate to store; a job without an id gets the id under which it is kept."""
     new_id = wiring.ids.new_id(ESTIMATE_PREFIX)
     named = estimate if estimate.id is not None else estimate.model_copy(update={"id": new_id})
+    from api.storage.records import StoredEstimate
+
     return StoredEstimate(id=new_id, created_at=wiring.clock.now(), job=request, estimate=named)
 
 

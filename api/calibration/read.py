@@ -1,11 +1,11 @@
 """Which calibration of the database is in use: the newest that rests on the shipped one."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from api.storage.records import CalibrationRecord, Subject
-from planner.cost.machine.shipped import from_document, shipped_calibration
 from planner.errors import StoreError
 
 if TYPE_CHECKING:
@@ -23,20 +23,34 @@ def learned(
     until: the one in use then, so that work resumed after an interruption sees what it saw before.
     """
     record = in_use(wiring, job, owner, until)
-    return None if record is None else from_document(record.document)
+    return None if record is None else calibration_of(record)
 
 
 def in_use(
     wiring: "Wiring", job: "Job", owner: str, until: datetime | None
 ) -> CalibrationRecord | None:
     """The owner's record, or everyone's; only one that rests on what ships today."""
-    trainer, gpu = job.training.trainer, job.cluster.gpu.name
-    for whose in dict.fromkeys((owner, "")):
-        subject = Subject(trainer=trainer, gpu=gpu, owner=whose)
-        record = wiring.calibrations.latest(subject, until=until)
-        if record is not None and rests_on_shipped(record):
-            return record
-    return None
+    subjects = subjects_of(job.training.trainer, job.cluster.gpu.name, owner)
+    return first_resting(wiring.calibrations.latest(one, until=until) for one in subjects)
+
+
+def subjects_of(trainer: str, gpu: str, owner: str) -> tuple[Subject, ...]:
+    """Whose calibrations count for this owner: its own first, then everyone's."""
+    return tuple(
+        Subject(trainer=trainer, gpu=gpu, owner=whose) for whose in dict.fromkeys((owner, ""))
+    )
+
+
+def first_resting(records: Iterable[CalibrationRecord | None]) -> CalibrationRecord | None:
+    """The first that rests on what ships today; None if none does."""
+    return next((one for one in records if one is not None and rests_on_shipped(one)), None)
+
+
+def calibration_of(record: CalibrationRecord) -> "Calibration":
+    """What a record holds."""
+    from planner.cost.machine.shipped import from_document
+
+    return from_document(record.document)
 
 
 def learned_by_gpu(wiring: "Wiring", owner: str) -> "dict[tuple[str, str], Calibration]":
@@ -46,12 +60,14 @@ def learned_by_gpu(wiring: "Wiring", owner: str) -> "dict[tuple[str, str], Calib
         for subject in wiring.calibrations.subjects(whose):
             record = wiring.calibrations.latest(subject)
             if record is not None and rests_on_shipped(record):
-                found[subject.trainer, subject.gpu] = from_document(record.document)
+                found[subject.trainer, subject.gpu] = calibration_of(record)
     return found
 
 
 def rests_on_shipped(record: CalibrationRecord) -> bool:
     """Whether a calibration was made from the one that ships today."""
+    from planner.cost.machine.shipped import shipped_calibration
+
     return record.id.startswith(f"{shipped_calibration().id}+")
 
 

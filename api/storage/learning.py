@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import ColumnElement, Engine, Select, and_, delete, func, or_, select
 from sqlalchemy.orm import Session
@@ -11,8 +11,9 @@ from api.storage.common import plain_text
 from api.storage.records import LearningInputs, RunRow, Subject
 from api.storage.tables import DriftRow, MeasurementRow, PricedRunRow, ProbeRow
 from api.storage.transactions import reading, writing
-from planner.cost.machine.knobs import StaleRuns
-from planner.specs.measurement import TEACHING, software_hash
+
+if TYPE_CHECKING:
+    from planner.cost.machine.knobs import StaleRuns
 
 MOST_RUNS = 500  # newest runs that a calibration is made from
 MOST_KERNEL_PROBES = 200  # newest probes of kernels that it is made from
@@ -94,6 +95,8 @@ def read_inputs(
         chosen = None if newest is None else newest.software_hash
         software = {} if newest is None else newest.body["row"]["measured"].get("software") or {}
     else:
+        from planner.specs.measurement import software_hash
+
         chosen = software_hash(software)
     runs: tuple[RunRow, ...] = ()
     stale: StaleRuns | None = None
@@ -130,7 +133,7 @@ def read_inputs(
 
 def without_stale(
     session: Session, subject: Subject, query: Select[Any], software: str | None = None
-) -> tuple[StaleRuns | None, Select[Any]]:
+) -> "tuple[StaleRuns | None, Select[Any]]":
     """(runs from before a change of their step times, the query without them).
 
     What did not fit into memory has no step time, and is never stale.
@@ -165,12 +168,16 @@ def without_stale(
         for one, is_old in zip(newest_first, before, strict=True)
         if session.scalars(old.where(is_old).limit(1)).first() is not None
     )
+    from planner.cost.machine.knobs import StaleRuns
+
     stale = StaleRuns(runs=runs, since=change.since.isoformat(), statement=change.statement)
     return stale, query.where(~or_(*before))
 
 
 def _counting(query: Select[Any], subject: Subject) -> Select[Any]:
     """The query, of runs that teach this subject, newest first."""
+    from planner.specs.measurement import TEACHING
+
     table = MeasurementRow
     return query.where(
         table.trainer == plain_text(subject.trainer),

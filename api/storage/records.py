@@ -7,15 +7,17 @@ ConflictError for an id that exists already.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from planner.cost.machine.knobs import StaleRuns
-from planner.specs.estimate import Estimate
-from planner.specs.job import Job
-from planner.specs.measurement import Measurement
-from planner.specs.plan import Plan
+from api.storage.plan_values import PlanLabels
+
+if TYPE_CHECKING:  # to open a database takes no planner
+    from planner.cost.machine.knobs import StaleRuns
+    from planner.specs.estimate import Estimate
+    from planner.specs.measurement import Measurement
+    from planner.specs.plan import Plan
 
 Item = TypeVar("Item")
 
@@ -60,48 +62,13 @@ class PlanLine(BaseModel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanLabels:
-    """What a stored plan is found by.
-
-    job_hash: of the job without its id and labels, so that equal questions have equal hashes.
-    status: "done"; "cancelled" for the best so far of a study that somebody ended.
-    asked_by: the key, as of a job of a queue.
-    """
-
-    job_hash: str
-    model: str
-    gpu: str
-    seq_len: int
-    global_batch_size: int
-    trainer: str
-    status: str = "done"
-    asked_by: str | None = None
-
-    @classmethod
-    def of(
-        cls, job: Job, job_hash: str, status: str = "done", asked_by: str | None = None
-    ) -> "PlanLabels":
-        """Those of this job's plan."""
-        return cls(
-            job_hash=job_hash,
-            model=job.model.name,
-            gpu=job.cluster.gpu.name,
-            seq_len=job.training.seq_len,
-            global_batch_size=job.training.global_batch_size,
-            trainer=job.training.trainer,
-            status=status,
-            asked_by=asked_by,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StoredEstimate:
     """An estimate with the job that asked for it."""
 
     id: str
     created_at: datetime
     job: Mapping[str, Any]
-    estimate: Estimate
+    estimate: "Estimate"
 
 
 # ---- measurements and calibrations ---------------------------------------------------------------
@@ -157,7 +124,7 @@ class LearningInputs:
     runs: tuple[RunRow, ...]
     kernel_probes: tuple[str, ...]
     digest: str
-    stale: StaleRuns | None = None
+    stale: "StaleRuns | None" = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,7 +292,7 @@ class ProbeEnd(JobEnd):
     """
 
     results: tuple[Mapping[str, Any], ...] = ()
-    measurements: tuple[Measurement, ...] = ()
+    measurements: "tuple[Measurement, ...]" = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -371,7 +338,7 @@ class TaskEnd(JobEnd):
     """How a task ended. plan: of a study, stored in the same transaction."""
 
     result: Mapping[str, Any] | None = None
-    plan: tuple[Plan, PlanLabels] | None = None
+    plan: "tuple[Plan, PlanLabels] | None" = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime
+from typing import TYPE_CHECKING
 
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
@@ -14,12 +14,14 @@ from api.remembered import Remembered
 from api.storage.audit import note
 from api.storage.common import flush_new, plain_text, readable, row_of
 from api.storage.paging import read_page
+from api.storage.plan_values import PlanLabels, PlanValues
 from api.storage.quotas import check_quota
-from api.storage.records import Page, PlanLabels, PlanLine, StoredEstimate
+from api.storage.records import Page, PlanLine, StoredEstimate
 from api.storage.tables import EstimateRow, PlanLayoutRow, PlanRow
 from api.storage.transactions import reading, writing
-from planner.specs.estimate import Estimate
-from planner.specs.plan import Plan, RankedLayout
+
+if TYPE_CHECKING:
+    from planner.specs.plan import Plan
 
 MOST_PLANS = 64  # kept in memory
 PLANS = "`planner-cli plans` lists them"
@@ -32,16 +34,21 @@ class SqlStore:
         self.engine = engine
         self._plans: Remembered[str, Plan] = Remembered(MOST_PLANS)
 
-    def save_plan(self, plan: Plan, labels: PlanLabels) -> None:
+    def save_plan(self, plan: "Plan", labels: PlanLabels) -> None:
         """Stores the plan under its id, as one of who asks.
 
         Raises ConflictError when the id is taken, QuotaError for one plan too many.
         """
+        self.save_values(PlanValues.of(plan, labels))
+
+    def save_values(self, values: PlanValues) -> None:
+        """See `save_plan`."""
         who = asker()
+        labels = replace(values.labels, asked_by=who.name)
         with writing(self.engine) as session:
             check_quota(session, who, plans=1)
-            add_plan(session, plan, replace(labels, asked_by=who.name))
-            note(session, who.name, "plan.made", plan.id)
+            add_plan(session, replace(values, labels=labels))
+            note(session, who.name, "plan.made", values.id)
 
     def check_plans_left(self) -> None:
         """Raises QuotaError where who asks has no plan left today, before one is computed."""
@@ -50,11 +57,13 @@ class SqlStore:
             with reading(self.engine) as session:
                 check_quota(session, who, plans=1)
 
-    def get_plan(self, plan_id: str) -> Plan:
+    def get_plan(self, plan_id: str) -> "Plan":
         """The plan as it was stored. Raises NotFoundError.
 
         A stored plan never changes, so the newest ones that were asked for are not read again.
         """
+        from planner.specs.plan import Plan
+
         known = self._plans.again(plan_id)
         if known is not None:
             return known
@@ -85,6 +94,8 @@ class SqlStore:
 
     def get_estimate(self, estimate_id: str) -> StoredEstimate:
         """The estimate as it was stored. Raises NotFoundError."""
+        from planner.specs.estimate import Estimate
+
         remedy = "give the one in the location of POST /estimate"
         with reading(self.engine) as session:
             row = row_of(session, EstimateRow, estimate_id, "estimate", remedy)
@@ -95,34 +106,31 @@ class SqlStore:
             )
 
 
-def add_plan(session: Session, plan: Plan, labels: PlanLabels) -> None:
+def add_plan(session: Session, values: PlanValues) -> None:
     """Adds the plan and its ranked layouts to a transaction. Raises ConflictError."""
-    session.add(_plan_row(plan, labels))
-    flush_new(session, plan.id)
-    session.add_all(_layout_row(plan.id, entry) for entry in plan.ranked)
+    session.add(_plan_row(values))
+    flush_new(session, values.id)
+    session.add_all(PlanLayoutRow(plan_id=values.id, **one) for one in values.layouts)
 
 
-def _plan_row(plan: Plan, labels: PlanLabels) -> PlanRow:
-    winner = plan.ranked[0]
-    on_paper = winner.estimate.tokens_per_second_per_gpu
+def _plan_row(values: PlanValues) -> PlanRow:
+    labels = values.labels
     return PlanRow(
-        id=plan.id,
-        created_at=datetime.fromisoformat(plan.created_at),
+        id=values.id,
+        created_at=values.created_at,
         job_hash=labels.job_hash,
         model=plain_text(labels.model),
         gpu=plain_text(labels.gpu),
-        num_gpus=winner.num_gpus,
         seq_len=labels.seq_len,
         global_batch_size=labels.global_batch_size,
         trainer=labels.trainer,
         asked_by=None if labels.asked_by is None else plain_text(labels.asked_by),
-        layout=winner.layout.short(),
-        tokens_per_second_per_gpu=None if on_paper is None else on_paper * winner.expected_speedup,
         status=labels.status,
-        seed=plan.seed,
-        model_version=plan.model_version,
-        calibration_id=plan.calibration_id,
-        body=json.loads(plan.model_dump_json()),
+        seed=values.seed,
+        model_version=values.model_version,
+        calibration_id=values.calibration_id,
+        body=json.loads(values.body),
+        **values.winner,
     )
 
 
@@ -135,21 +143,4 @@ def _estimate_row(stored: StoredEstimate) -> EstimateRow:
         estimate=json.loads(stored.estimate.model_dump_json()),
         model_version=stored.estimate.model_version,
         calibration_id=stored.estimate.calibration_id,
-    )
-
-
-def _layout_row(plan_id: str, entry: RankedLayout) -> PlanLayoutRow:
-    estimate = entry.estimate
-    return PlanLayoutRow(
-        plan_id=plan_id,
-        rank=entry.rank,
-        layout=entry.layout.model_dump(mode="json"),
-        num_gpus=entry.num_gpus,
-        source=entry.source,
-        step_seconds=estimate.step_seconds,
-        tokens_per_second_per_gpu=estimate.tokens_per_second_per_gpu,
-        peak_allocated_bytes=estimate.peak_allocated_bytes,
-        peak_reserved_bytes=estimate.peak_reserved_bytes,
-        device_bytes=estimate.device_bytes,
-        oom_probability=estimate.oom_probability,
     )

@@ -179,6 +179,27 @@ def test_what_a_partner_that_died_in_its_answer_was_asked_is_done_here() -> None
         ]
 
 
+def test_a_partner_is_asked_several_things_before_it_answers() -> None:
+    its = Tally()
+    partner = Forks().partner(its)
+    assert partner is not None
+    pieces = [partner.start(Tally.add, number) for number in (1, 2, 3)]
+    assert [pieces[place].result()[0] for place in (1, 0, 2)] == [3, 1, 6]  # type: ignore[index]
+    partner.stop()
+    assert its.total == 0
+
+
+def test_of_several_things_asked_a_dead_partner_all_are_answered_here() -> None:
+    partner = Forks().partner(Tally())
+    assert partner is not None
+    first = partner.start(Tally.add, 1)
+    deadly = partner.start(Tally.die_elsewhere, os.getpid())
+    last = partner.start(Tally.add, 2)
+    assert first.result() == (1, partner.process)  # type: ignore[attr-defined]
+    assert last.result() == (3, os.getpid())
+    assert deadly.result() == 1
+
+
 def test_one_state_alone_needs_no_partner() -> None:
     beside = Counting()
     with sides(beside, [Tally()]) as alone:

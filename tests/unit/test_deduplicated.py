@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from planner.columns import distinct_values
 from planner.cost.deduplicated import _same_row, hashes, numbered, row_of_each, unique_rows
 
 
@@ -35,3 +36,10 @@ def test_hashes_that_share_many_bits_are_told_apart(alike: int) -> None:
     same = _same_row(codes)
     assert (codes[same] == codes).all()
     assert len(np.unique(same)) == len(np.unique(codes))
+
+
+def test_different_values_of_columns_come_in_order() -> None:
+    one, other = np.array([[3, 1], [3, 9]]), np.array([2, 9])
+    assert distinct_values(one, other).tolist() == np.union1d(one, other).tolist()
+    assert distinct_values(np.zeros(0, dtype=np.int64)).tolist() == []
+    assert one.tolist() == [[3, 1], [3, 9]]

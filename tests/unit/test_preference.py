@@ -28,6 +28,7 @@ from planner.search.choice.preference import (
     WORTH,
     Spreads,
     Weighed,
+    asked_of,
     difference_sd,
     leaders,
     prefer,
@@ -92,7 +93,10 @@ def chosen(
     weighed = weigh(batch, calibration)
     expected = weighed.expected(np.array(seconds), np.array(oom or [0.0] * len(seconds)))
 
+    prepared = asked_of(weighed, expected)
+
     def spread_of(near: np.ndarray) -> TimeSpread:
+        assert np.isin(near, prepared).all()
         count = len(near)
         unproven = UNPROVEN * weighed.unmeasured[near].T
         return TimeSpread(loadings=unproven, own_sd=np.full(count, own))

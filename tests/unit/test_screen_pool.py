@@ -93,6 +93,21 @@ def test_bands_are_worked_out_as_far_as_the_limit_and_no_further(
     assert cells.reached == 3
 
 
+def test_memory_is_asked_of_cells_that_compute_no_longer_than_the_limit() -> None:
+    cells = queue([1.0, 5.0, 3.0, 9.0], [10.0, 50.0, 40.0, 60.0], limit=30.0)
+    asked: list[int] = []
+    fits = cells.cell_bounds.may_fit
+
+    def may_fit(rows: Any) -> Any:
+        asked.extend(rows.tolist())
+        return fits(rows)
+
+    cells.cell_bounds.may_fit = may_fit  # type: ignore[method-assign]
+    assert taken(cells, limit=4.0) == [0]
+    assert sorted(asked) == [0, 2]
+    assert cells.too_large().tolist() == [2]
+
+
 def test_the_nearest_of_what_is_too_large_needs_least() -> None:
     cells = queue([1.0, 2.0, 3.0, 4.0], [90.0, 50.0, 10.0, 70.0], limit=30.0)
     assert taken(cells) == [2]

@@ -3,7 +3,7 @@ and that it repeats itself.
 """
 
 import importlib.util
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 from planner.calibration.intervals import oom_probability
 from planner.columns import LayoutBatch
 from planner.cost.chunks import CHUNK
+from planner.cost.layer.unit_costs import MODE
 from planner.cost.price import Pricer
 from planner.errors import SpecError
 from planner.estimates import simulated_columns
@@ -22,7 +23,7 @@ from planner.intake.machines import read_cluster
 from planner.intake.models import read_model
 from planner.plan.recommend import recommend
 from planner.ports import Ports
-from planner.rules import Context, violations
+from planner.rules import Context, legal_mask, violations
 from planner.samplers import SAMPLERS
 from planner.search import bounds as cell_bounds
 from planner.search import cell_queue, parts, screen
@@ -34,6 +35,7 @@ from planner.search.screen import Goal
 from planner.search.shortlist import ENOUGH
 from planner.search.space.domains import domains_of
 from planner.search.space.enumerate import Space, build_space
+from planner.search.variations.floors import with_budget
 from planner.search.variations.neighbours import neighbours
 from planner.search.variations.splits import shifted
 from planner.specs.job import SearchSpec
@@ -668,3 +670,19 @@ def test_gp_names_what_it_needs_and_cannot_find(
     )
     with pytest.raises(SpecError, match=f"needs torch and scipy; not installed: {missing}"):
         SAMPLERS["gp"].optuna_sampler(0)
+
+
+def test_rules_that_read_what_changed_are_enough_for_layouts_that_were_legal() -> None:
+    """Whatever the rest of a legal layout, another budget or split breaks no other rule."""
+    refused = 0
+    for seed in range(NUM_JOBS):
+        pricer, space = random_job(seed)
+        batch = space.expand(np.arange(min(len(space.cells), 300)))
+        budgets = with_budget(batch, np.full(len(batch), 50))
+        split = (1,) * int(batch.pp.max())
+        splits = replace(batch, split=np.zeros(len(batch), dtype=np.int64), splits=(split,))
+        for changed, columns in ((budgets, MODE), (splits, ("split",))):
+            everything = legal_mask(changed, pricer.rules_context)
+            assert (legal_mask(changed, pricer.rules_context, columns) == everything).all()
+            refused += int((~everything).sum())
+    assert refused
