@@ -27,7 +27,7 @@ from planner.search.parts import Parts, searched
 from planner.search.sampled import SampledTrial
 from planner.search.screen import Goal
 from planner.search.shortlist import Screened
-from planner.search.space.enumerate import Space, build_space
+from planner.search.space.enumerate import SpaceDraft, begin_space
 from planner.search.variations.beyond import Beyond
 from planner.search.variations.budgets import takes_budget
 from planner.search.variations.floors import floors_with_room
@@ -161,7 +161,7 @@ def search_size(
     offloads = "cpu_offload" not in {*job.search.fix, *job.search.allow}
     with ExitStack() as searches:
         parts = searches.enter_context(_searched(job, pricer))
-        screened, on_device = parts.screened, parts.space
+        screened, on_device = parts.screened, parts
         rejected, num_layouts = Counter(parts.rejected), parts.num_layouts
         if not screened.num_fitting:
             hosted: tuple[_Options, ...] = ({"offload": True},) if offloads else ()
@@ -192,11 +192,10 @@ def search_size(
         if screened.num_fitting:
             _simulate(job, at_size, parts)
     if screened.num_fitting:
-        space = parts.space
-        if offloads and job.search.objective != "memory" and space is not None:
-            space = _offload(job, at_size)
-        if job.search.objective != "memory" and space is not None and on_device is not None:
-            _offload_less(job, at_size, on_device, space)
+        if offloads and job.search.objective != "memory" and parts.is_small:
+            parts = _offload(job, at_size)
+        if job.search.objective != "memory" and parts.is_small and on_device.is_small:
+            _offload_less(job, at_size, on_device, parts)
         if samples:
             _sample(job, at_size)
     return at_size
@@ -224,7 +223,7 @@ def _searched(
         count=_wanted(job), smallest=job.search.objective == "memory", limit_seconds=limit_seconds
     )
 
-    def build() -> Space:
+    def build() -> SpaceDraft:
         return _space(job, pricer, offload=offload, oversized=oversized, share=share)
 
     with searched(pricer, build, goal) as parts:
@@ -233,26 +232,26 @@ def _searched(
 
 def _space(
     job: Job, pricer: Pricer, *, offload: bool, oversized: bool = False, share: float = 1.0
-) -> Space:
+) -> SpaceDraft:
     """The space of the job. share: of the states on the host, where the user leaves it open."""
     context = Context(model=job.model, cluster=pricer.cluster, training=job.training)
     search = job.search
     if share < 1.0:
         fix = {**search.fix, "optimizer_offload_fraction": share}
         search = search.model_copy(update={"fix": fix})
-    return build_space(context, search, offload=offload, oversized=oversized)
+    return begin_space(context, search, offload=offload, oversized=oversized)
 
 
-def _offload(job: Job, at_size: OneSize) -> Space | None:
+def _offload(job: Job, at_size: OneSize) -> Parts:
     """Adds what is faster with states on the host than anything without.
 
     States that leave the device make room for less recomputation, or for a simpler layout. Returns
-    their space, if it is not large.
+    the parts of their space.
     """
     limit = UNSEEN * at_size.best_seconds
     with _searched(job, at_size.pricer, offload=True, limit_seconds=limit) as parts:
         _simulate(job, at_size, parts, limit)
-    return parts.space
+    return parts
 
 
 def _takes_shares(job: Job, pricer: Pricer) -> bool:
@@ -266,7 +265,7 @@ def _takes_shares(job: Job, pricer: Pricer) -> bool:
     )
 
 
-def _offload_less(job: Job, at_size: OneSize, on_device: Space, on_host: Space) -> None:
+def _offload_less(job: Job, at_size: OneSize, on_device: Parts, on_host: Parts) -> None:
     """Adds what is faster with the least on the host that makes it fit.
 
     That is a share of the optimizer's states, activations of some layers, or both. Splits of layers
@@ -275,12 +274,13 @@ def _offload_less(job: Job, at_size: OneSize, on_device: Space, on_host: Space) 
     """
     pricer, fixed = at_size.pricer, {*job.search.fix, *job.search.allow}
     limit, shares = NEAR * at_size.best_seconds, _takes_shares(job, pricer)
-    found = on_host.cells.take(slice(0, 0))
+    found = on_host.nothing
     if shares:
+        hosted = on_host.space
         if on_host.rejected.get(HOST_TOO_SMALL):  # a share may leave room
-            on_host = _space(job, pricer, offload=True, share=1.0 / STATES.steps)
+            hosted = _space(job, pricer, offload=True, share=1.0 / STATES.steps).whole()
         whole = [layout for _, _, layout in at_size.candidates if layout.cpu_offload]
-        found = best_offloaded(pricer, on_host, STATES, limit, SIMULATED_OFFLOADED)
+        found = best_offloaded(pricer, hosted, STATES, limit, SIMULATED_OFFLOADED)
         if whole:
             less, _ = least_offloaded(pricer, LayoutBatch.from_layouts(whole), STATES, limit)
             found = LayoutBatch.concatenate([found, less])
@@ -288,10 +288,10 @@ def _offload_less(job: Job, at_size: OneSize, on_device: Space, on_host: Space) 
     if layers and "activation_offload_layers" not in fixed:
         dial = activations(pricer)
         found = LayoutBatch.concatenate(
-            [found, best_offloaded(pricer, on_device, dial, limit, SIMULATED_OFFLOADED)]
+            [found, best_offloaded(pricer, on_device.space, dial, limit, SIMULATED_OFFLOADED)]
         )
         if shares:
-            both = best_of_both(pricer, on_host, dial, limit, SIMULATED_OFFLOADED)
+            both = best_of_both(pricer, hosted, dial, limit, SIMULATED_OFFLOADED)
             found = LayoutBatch.concatenate([found, both])
     step = _consider(at_size, found)
     if not shares or "layers_per_stage" in fixed:

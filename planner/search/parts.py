@@ -6,15 +6,19 @@ wherever they run.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 
 from planner.beside import Sides, sides
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.chunks import CHUNK
+from planner.cost.cost_inputs import STAGE_COUNTS
 from planner.cost.deduplicated import hashes
 from planner.cost.layer.unit_costs import MODE
 from planner.cost.pipeline.schedule_columns import num_microbatches
@@ -38,7 +42,25 @@ from planner.search.variations.splits import climbed_splits
 # Cells of a space that is searched in two parts. Judgement: without a second core, two parts of a
 # smaller one take half as long again as one.
 MANY = 5 * 2**12
+PARTS = 2
 KEPT_WHOLE = 2**17  # cells of the largest space that stays in memory beside its parts
+
+
+class Divisible(Protocol):
+    """A space, or as much of one as it takes to divide it: `enumerate.SpaceDraft`."""
+
+    @property
+    def most_cells(self) -> int:
+        """How many cells there are at the most."""
+        ...
+
+    def whole(self) -> Space:
+        """The space."""
+        ...
+
+    def part(self, names: Collection[str], place: int, count: int) -> Space:
+        """One of `count` parts; cells that are equal in these fields are in the same part."""
+        ...
 
 
 def screen(pricer: Pricer, space: Space, goal: Goal) -> Screened:
@@ -52,12 +74,12 @@ def screen(pricer: Pricer, space: Space, goal: Goal) -> Screened:
 
 
 @contextmanager
-def searched(pricer: Pricer, build: Callable[[], Space], goal: Goal) -> Iterator["Parts"]:
+def searched(pricer: Pricer, build: Callable[[], Divisible], goal: Goal) -> Iterator["Parts"]:
     """The space in parts, screened.
 
     Where nothing fits and there is no limit, layouts whose schedules hold more than there is room
     for are priced after all, to see what comes closest.
-    build: makes the space; the parts of a large one leave nothing of it in memory but themselves.
+    build: makes the space, or as much of it as it takes to divide it.
     """
     with _screened(pricer, build, goal) as parts:
         left_out = parts.without_room and not parts.screened.num_fitting
@@ -86,42 +108,40 @@ class Found:
     without_room: int
 
 
-class WholeSpace:
-    """A space until all its parts have taken their cells. build: makes it, again if it must be."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """What a part has taken. rejected: what was excluded on the way, see `Space`."""
 
-    def __init__(self, build: Callable[[], Space]) -> None:
-        self.build = build
-        self.space: Space | None = build()
-
-    def part(self, cells: IntColumn | None) -> Space:
-        """These cells; None for all."""
-        space = self.build() if self.space is None else self.space
-        return space if cells is None else space.take(cells)
+    num_cells: int
+    num_layouts: int
+    rejected: Mapping[str, int]
 
 
 class Part:
     """Some cells of a space, their screen and their budgets.
 
-    cells: which of them; None for all.
-    share: which rows of what all parts are asked together this one takes.
+    share: which rows of what all parts are asked together this one takes: every so many, from its
+        place among the parts.
     """
 
-    def __init__(
-        self, pricer: Pricer, whole: WholeSpace, cells: IntColumn | None, goal: Goal, share: slice
-    ) -> None:
-        self.pricer, self.whole, self.cells, self.goal = pricer, whole, cells, goal
-        self.share = share
+    def __init__(self, pricer: Pricer, draft: Divisible, goal: Goal, share: slice) -> None:
+        self.pricer, self.draft, self.goal, self.share = pricer, draft, goal, share
         self.space: Space | None = None
         self.screening: Screening | None = None
         self.bases: list[Budgeted] = []
 
-    def take(self) -> None:
-        """Takes its cells."""
-        self.space = self.whole.part(self.cells)
-
-    def drop_whole(self) -> None:
-        """All parts of this process have taken their cells."""
-        self.whole.space = None
+    def take(self) -> "Taken":
+        """Makes its part of the space."""
+        if self.share.step == 1:
+            self.space = self.draft.whole()
+        else:
+            names = set(self.pricer.unit_fields) - {*MODE, *STAGE_COUNTS}
+            self.space = self.draft.part(names, self.share.start, self.share.step)
+        return Taken(
+            num_cells=len(self.space.cells),
+            num_layouts=self.space.num_layouts,
+            rejected=self.space.rejected,
+        )
 
     @property
     def _begun(self) -> Screening:
@@ -215,23 +235,37 @@ class Parts:
 
     pipelines: on which side each is simulated. actions: how many these have, by side.
 
-    num_layouts, rejected: of the space.
-    space: the space itself, if it is not large.
+    num_layouts, rejected: of the space. is_small: whether it may stay in memory beside its parts.
     """
 
-    def __init__(self, sides_of: Sides[Part], whole: WholeSpace) -> None:
-        self.sides = sides_of
-        space = whole.part(None)
-        self.num_layouts, self.rejected = space.num_layouts, space.rejected
-        self.nothing = space.cells.take(np.arange(0))
-        self.space = space if len(space.cells) <= KEPT_WHOLE else None
-        del space
-        self.sides.each(Part.take)
-        if self.space is None:
-            self.sides.each(Part.drop_whole)
+    def __init__(self, sides_of: Sides[Part], draft: Divisible) -> None:
+        self.sides, self.draft = sides_of, draft
+        taken = self.sides.each(Part.take)
+        self.num_layouts = sum(one.num_layouts for one in taken)
+        rejected = Counter[str]()
+        for one in taken:
+            rejected.update(one.rejected)
+        self.rejected = dict(rejected.most_common())
+        self.is_small = sum(one.num_cells for one in taken) <= KEPT_WHOLE
         self.pipelines: dict[tuple[int, ...], int] = {}
         self.actions = [0.0] * len(self.sides.states)
         self.screened, self.without_room = self._screen()
+
+    @cached_property
+    def space(self) -> Space:
+        """The whole space, which is made again if it was divided."""
+        part = self.sides.states[0]
+        if part.space is not None and len(self.sides.states) == 1:
+            return part.space
+        return self.draft.whole()
+
+    @property
+    def nothing(self) -> LayoutBatch:
+        """No layouts of this space."""
+        part = self.sides.states[0]
+        if part.space is None:
+            raise ValueError("a part is asked before it took its cells")
+        return part.space.cells.take(np.arange(0))
 
     def _screen(self) -> tuple[Screened, int]:
         best, structures, more = np.inf, dict[int, float](), True
@@ -326,22 +360,9 @@ class Parts:
 
 
 @contextmanager
-def _screened(pricer: Pricer, build: Callable[[], Space], goal: Goal) -> Iterator[Parts]:
-    whole = WholeSpace(build)
-    divided = _divided(pricer, whole.part(None))
-    parts = [
-        Part(pricer, whole, cells, goal, slice(place, None, len(divided)))
-        for place, cells in enumerate(divided)
-    ]
+def _screened(pricer: Pricer, build: Callable[[], Divisible], goal: Goal) -> Iterator[Parts]:
+    draft = build()
+    count = 1 if draft.most_cells < MANY else PARTS
+    parts = [Part(pricer, draft, goal, slice(place, None, count)) for place in range(count)]
     with sides(pricer.beside, parts) as side_by_side:
-        yield Parts(side_by_side, whole)
-
-
-def _divided(pricer: Pricer, space: Space) -> Sequence[IntColumn | None]:
-    """All cells, or those of each half of a large space."""
-    if len(space.cells) < MANY:
-        return [None]
-    names, cells = set(pricer.unit_fields) - set(MODE), pricer.as_units_see(space.cells)
-    hashed = hashes([getattr(cells, name) for name in sorted(names)])
-    odd = (hashed >> np.uint64(7)) % np.uint64(2) == 1
-    return np.flatnonzero(~odd), np.flatnonzero(odd)
+        yield Parts(side_by_side, draft)

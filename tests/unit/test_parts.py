@@ -16,7 +16,7 @@ from planner.schedules import SCHEDULES
 from planner.search import parts as parts_module
 from planner.search.choice.preference import Weighed
 from planner.search.fit import priced_and_fitting
-from planner.search.parts import Part, Parts, WholeSpace, searched
+from planner.search.parts import Part, Parts, searched
 from planner.search.screen import Goal
 from planner.search.space.enumerate import build_space
 from planner.work.checkpointing import FULL
@@ -130,8 +130,7 @@ def test_shares_of_a_climb_end_where_one_climb_does(exact: bool) -> None:
         def stop(self) -> None:
             pass
 
-    whole_space = WholeSpace(lambda: space)
-    halves = [Part(pricer, whole_space, None, Goal(count=10), slice(at, None, 2)) for at in (0, 1)]
+    halves = [Part(pricer, space, Goal(count=10), slice(at, None, 2)) for at in (0, 1)]
     partner = Near(halves[1])
     with sides(partner, halves) as both:  # type: ignore[arg-type]
         divided = Parts.__new__(Parts)

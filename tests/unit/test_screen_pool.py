@@ -102,7 +102,7 @@ def test_memory_is_asked_of_cells_that_compute_no_longer_than_the_limit() -> Non
         asked.extend(rows.tolist())
         return fits(rows)
 
-    cells.cell_bounds.may_fit = may_fit  # type: ignore[method-assign]
+    cells.cell_bounds.may_fit = may_fit
     assert taken(cells, limit=4.0) == [0]
     assert sorted(asked) == [0, 2]
     assert cells.too_large().tolist() == [2]

@@ -9,8 +9,10 @@ product of its components' tables, and the number of layouts is a sum of product
 Letters: N cells, C classes of a component, T rows of its table, V values of a domain.
 """
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,6 +27,7 @@ from planner.columns import (
     taken,
     wide,
 )
+from planner.cost.deduplicated import hashes, unique_rows
 from planner.rules import DERIVED, Context, Rule, columns_of, rules_for
 from planner.rules.degrees import PRODUCT_KEY
 from planner.search.space.domains import CELL_FIELDS, FREE_FIELDS, Domain, Domains, Keep, domains_of
@@ -35,6 +38,8 @@ Columns = dict[str, Column]
 Mask = Callable[[LayoutBatch, Context], BoolColumn]
 DEGREES = ("tp", "cp", "pp", "dp_replicate", "dp_shard")
 MAX_TRIED = 20_000
+# Fields by whose values a space is divided: those that are crossed first, on which units depend
+DIVIDED = CELL_FIELDS.index("micro_batch_size") + 1
 LOOKUP_LIMIT = 1 << 22  # values up to here are ranked by a table, larger ones by sorting
 
 
@@ -116,6 +121,21 @@ class Space:
             cell_sizes=self.cell_sizes[cells],
             expansions=expansions,
         )
+
+    @property
+    def most_cells(self) -> int:
+        """See `SpaceDraft`."""
+        return len(self.cells)
+
+    def whole(self) -> "Space":
+        """See `SpaceDraft`."""
+        return self
+
+    def part(self, names: Collection[str], place: int, count: int) -> "Space":
+        """See `SpaceDraft.part`."""
+        columns = [getattr(self.cells, name) for name in CELL_FIELDS[:DIVIDED] if name in names]
+        part = self.take(np.flatnonzero(_part_of(columns, len(self.cells), count) == place))
+        return part if place == 0 else replace(part, rejected={})
 
     def expand(self, cells: Column | slice) -> LayoutBatch:
         """All layouts of these cells (indices, mask or slice), in the order of the cells."""
@@ -279,9 +299,19 @@ def build_space(
     Raises SpecError for unknown fields and ill-typed values. A space without legal layouts is no
     error: it is empty, and `rejected` gives the reasons.
     """
-    return enumerate_space(
-        context, domains_of(context, search or SearchSpec(), offload=offload, oversized=oversized)
-    )
+    return begin_space(context, search, offload=offload, oversized=oversized).whole()
+
+
+def begin_space(
+    context: Context,
+    search: SearchSpec | None = None,
+    *,
+    offload: bool = False,
+    oversized: bool = False,
+) -> "SpaceDraft":
+    """The same, as far as it takes to divide it."""
+    domains = domains_of(context, search or SearchSpec(), offload=offload, oversized=oversized)
+    return SpaceDraft(context, domains)
 
 
 def enumerate_space(
@@ -291,10 +321,46 @@ def enumerate_space(
 
     without: keys of rules that are left out, to see what only they forbid.
     """
-    builder = _Builder(context, domains, without)
-    for name in CELL_FIELDS:
-        builder.cross(name)
-    return builder.space()
+    return SpaceDraft(context, domains, without).whole()
+
+
+class SpaceDraft:
+    """A space whose cells are crossed as far as most of what units cost depends on.
+
+    From there it is finished as a whole, or in parts that share no cell.
+    """
+
+    def __init__(
+        self, context: Context, domains: Domains, without: frozenset[str] = frozenset()
+    ) -> None:
+        self._builder = _Builder(context, domains, without)
+        for name in CELL_FIELDS[:DIVIDED]:
+            self._builder.cross(name)
+
+    @property
+    def most_cells(self) -> int:
+        """How many cells there are at the most."""
+        values = self._builder.values
+        left = math.prod(_length(values[name]) for name in CELL_FIELDS[DIVIDED:])
+        return self._builder.rows.count * left
+
+    def whole(self) -> Space:
+        """The space."""
+        return self._finished(self._builder.copied())
+
+    def part(self, names: Collection[str], place: int, count: int) -> Space:
+        """One of `count` parts of it; cells that are equal in these fields are in the same part.
+
+        What was excluded before they were divided counts for the first one.
+        """
+        builder = self._builder.copied()
+        builder.keep_part([name for name in CELL_FIELDS[:DIVIDED] if name in names], place, count)
+        return self._finished(builder)
+
+    def _finished(self, builder: "_Builder") -> Space:
+        for name in CELL_FIELDS[DIVIDED:]:
+            builder.cross(name)
+        return builder.space()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -356,6 +422,12 @@ class _Rows:
         self._before: Columns = {}
         self._at: IntColumn | None = None
         self._now: Columns = {}
+
+    def copied(self) -> "_Rows":
+        """The same rows, to be crossed and dropped apart."""
+        other = copy(self)
+        other._before, other._now = dict(self._before), dict(self._now)
+        return other
 
     def names(self) -> frozenset[str]:
         """The columns that are there."""
@@ -445,6 +517,21 @@ class _Builder:
         self.keeps = [keep for name in of_rows if (keep := self.domains.by_field[name].keep)]
         self._factor(given=True)
         self._prune()
+
+    def copied(self) -> "_Builder":
+        """One that goes on from here and leaves this one as it is."""
+        other = copy(self)
+        other.rejected, other.rows = self.rejected.copy(), self.rows.copied()
+        other.rules, other.keeps = list(self.rules), list(self.keeps)
+        other.expansions, other.pending = list(self.expansions), list(self.pending)
+        return other
+
+    def keep_part(self, names: Sequence[str], place: int, count: int) -> None:
+        """Drops the rows of other parts, and what was rejected so far but for the first part."""
+        columns = [wide(self.rows[name]) for name in names if name in self.rows.names()]
+        self._take(_part_of(columns, self.rows.count, count) == place)
+        if place:
+            self.rejected = Counter()
 
     # ---- one field at a time ----
 
@@ -651,8 +738,8 @@ class _Builder:
         values = np.broadcast_to(
             mask(self._batch(crossed), self.context), (len(firsts), len(heads))
         )
-        alike, same = np.unique(values, axis=0, return_inverse=True)
-        return _Verdict(cases=same.reshape(-1)[cases], holds=alike, parts=parts)
+        alike, same = _alike(values)
+        return _Verdict(cases=same[cases], holds=values[alike], parts=parts)
 
     def _cases(self, reads: Iterable[str]) -> tuple[IntColumn, IntColumn]:
         """(which rows read the same (N,), the first row of each such case).
@@ -739,6 +826,27 @@ class _Builder:
         return Space(
             cells=self._batch(columns), cell_sizes=sizes, rejected=rejected, expansions=expansions
         )
+
+
+def _alike(values: BoolColumn) -> tuple[IntColumn, IntColumn]:
+    """(a row of each kind, which kind each row is (N,)) of a table of truths, (N, T)."""
+    if not values.size:
+        return np.arange(len(values)), np.arange(len(values))
+    packed = np.packbits(values, axis=1)
+    words = np.zeros((len(values), -(-packed.shape[1] // 8) * 8), dtype=np.uint8)
+    words[:, : packed.shape[1]] = packed
+    kinds = np.zeros(len(values), dtype=np.int64)
+    for column in words.view(np.uint64).T:
+        firsts, kinds = unique_rows([kinds, np.ascontiguousarray(column)])
+    return firsts, kinds
+
+
+def _part_of(columns: Sequence[IntColumn], num_rows: int, count: int) -> IntColumn:
+    """Which of `count` parts each row belongs to, (N,), equal rows to the same."""
+    if not columns or not num_rows:
+        return np.zeros(num_rows, dtype=np.int64)
+    mixed = hashes(columns) >> np.uint64(7)
+    return (mixed % np.uint64(count)).astype(np.int64)
 
 
 def _length(columns: Columns) -> int:
