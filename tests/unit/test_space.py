@@ -387,7 +387,7 @@ def test_parts_of_a_space_hold_each_layout_once_and_reject_what_the_whole_does(
             for one in found
         ]
         assert sum(map(len, keys)) == len(set().union(*keys))
-        assert min(map(len, keys)) > 0
+        assert sum(map(bool, keys)) > 1
     assert draft.most_cells >= len(whole.cells) == whole.most_cells
     assert rows_of(draft.whole().expand(slice(None))) == rows_of(whole.expand(slice(None)))
 
