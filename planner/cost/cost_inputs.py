@@ -27,6 +27,8 @@ from planner.work.experts import EXPERT_FIELDS
 
 STAGE_COUNTS = ("pp", "virtual_stages")  # a unit asks only whether there are several
 
+FEW_ROWS = 256
+
 ColumnsT = TypeVar("ColumnsT", layers.UnitCosts, sharding.UnitShards)
 
 
@@ -108,7 +110,8 @@ def _parts(rows: IntColumn) -> Iterator[IntColumn]:
 def shared(job: PreparedJob, rows: LayoutBatch) -> SharedWork | None:
     """What these rows share with others that place their experts elsewhere; None without any.
 
-    CUDA graphs that not every layout captures depend on experts too.
+    CUDA graphs that not every layout captures depend on experts too. Of few rows, it takes longer
+    to price what they share apart.
     """
     if not job.model.is_moe or cuda_graphs.by_layout(job.rules_context):
         return None
@@ -118,7 +121,10 @@ def shared(job: PreparedJob, rows: LayoutBatch) -> SharedWork | None:
     def price(missing: IntColumn) -> list[SharedWork]:
         return [SharedWork.of(job.context(rows.take(missing)), job.model)]
 
-    return job.known.shared.at(deduplicated.hashes([getattr(rows, name) for name in names]), price)
+    hashes = deduplicated.hashes([getattr(rows, name) for name in names])
+    if len(rows) < FEW_ROWS and not job.known.shared.has(hashes):
+        return None
+    return job.known.shared.at(hashes, price)
 
 
 def _without_mode(job: PreparedJob) -> tuple[str, ...]:

@@ -74,7 +74,7 @@ class Shares:
 
 
 def choices_of(
-    ops: Sequence[Op],
+    ops: tuple[Op, ...],
     batch: LayoutBatch,
     bytes_of: Callable[[Tensor], FloatColumn],
     fused: BoolColumn,
@@ -102,8 +102,8 @@ def choices_of(
         layer_input_bytes=layer_input,
         selective_bytes=in_order([layer_input, *(size for _, size in outputs)]),
         core_bytes=in_order([nothing, *map(bytes_of, _of_core(ops))]),
-        backward_peak_bytes=backward_peak(tuple(ops), bytes_of, fused),
-        recomputation_peak_bytes=recomputation_peak(tuple(ops), bytes_of, fused, stops),
+        backward_peak_bytes=backward_peak(ops, bytes_of, fused),
+        recomputation_peak_bytes=recomputation_peak(ops, bytes_of, fused, stops),
         unsaved_input_bytes=layer_input - read,
         unread_bytes=np.where(stops, in_order([nothing, *unread]), 0.0),
         gradient_bytes=in_order([bytes_of(gradient) for gradient in gradients]),

@@ -133,3 +133,17 @@ class Collective:
 
 
 Op = Gemm | Attention | Elementwise | Collective
+
+
+class Ops(tuple[Op, ...]):
+    """Operations in the order in which they run.
+
+    Many functions remember what they made of them, so they are hashed once, not at each call.
+    """
+
+    _hash: int | None = None
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = super().__hash__()
+        return self._hash

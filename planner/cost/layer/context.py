@@ -16,6 +16,7 @@ from planner.cost.network.topology import Fabric
 from planner.specs.training import TrainingSpec
 from planner.trainers.base import TrainerRules
 from planner.trainers.tp_overlap import Mechanism
+from planner.work.axes import group
 from planner.work.ops import Gemm, Tensor
 
 AXES = ("tp", "cp", "ep")
@@ -66,6 +67,13 @@ class CostContext:
             base_seconds=profile.collective_seconds,
             nvls_gain=profile.nvls_gain,
         )
+
+    def group(self, axis: str) -> tuple[FloatColumn, FloatColumn]:
+        """(degree, stride) of a group of this axis, (U,) each; see `axes.group`."""
+        if ("degree", axis) not in self.known:
+            found = group(axis, self.batch, self.rank_order)
+            self.known["degree", axis], self.known["stride", axis] = found
+        return self.known["degree", axis], self.known["stride", axis]
 
     def product(self, dims: Sequence[str]) -> FloatColumn:
         """Elements of a tensor with these dimensions, (U,)."""

@@ -79,7 +79,7 @@ def exchange_cost(context: CostContext, op: Collective, model: ModelSpec) -> OpC
     dispatcher (`axes.ANY`) it is the least that one of the trainer's takes.
     """
     batch, size = context.batch, len(context.batch)
-    degree, stride = axes.group("ep", batch, context.rank_order)
+    degree, stride = context.group("ep")
     applies = batch.ep > 1
     forward, backward = np.zeros((len(AXES), size)), np.zeros((len(AXES), size))
     place, dispatches = AXES.index("ep"), op.name == "dispatch"

@@ -10,7 +10,6 @@ import numpy as np
 from planner.columns import BoolColumn, FloatColumn, IntColumn
 from planner.cost.layer.context import AXES, CostContext, OpCost, cost
 from planner.cost.machine.device import FP16, SINGLE
-from planner.work import axes
 from planner.work.ops import Gemm, Op
 from planner.work.quantised import column_parallel, row_parallel
 
@@ -216,7 +215,7 @@ def amax_seconds(context: CostContext) -> FloatColumn:
     """
     if not context.quantisation.active or not np.any(context.batch.tp > 1):
         return np.zeros(len(context.batch))
-    degree, stride = axes.group("tp", context.batch, context.rank_order)
+    degree, stride = context.group("tp")
     return np.where(
         context.batch.tp > 1,
         context.collective_seconds(

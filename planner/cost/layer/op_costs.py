@@ -184,7 +184,7 @@ def _collective_cost(context: CostContext, op: Collective, beside: Cover | None)
         applies = rule.applies(context.batch)
         if not applies.any():
             continue
-        degree, stride = axes.group(rule.axis, context.batch, context.rank_order)
+        degree, stride = context.group(rule.axis)
         place = AXES.index("tp" if rule.axis == "etp" else rule.axis)
         exposed = np.where(applies, 1.0 - _hidden(context, rule.axis), 0.0)
         cover = beside if rule.axis == "tp" else None

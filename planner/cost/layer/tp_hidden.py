@@ -12,7 +12,6 @@ from planner.columns import BoolColumn, FloatColumn, IntColumn
 from planner.cost.layer.context import CostContext, OpCost
 from planner.trainers.registry import training_release
 from planner.trainers.tp_overlap import Mechanism, TpOverlap
-from planner.work import axes
 from planner.work.ops import Collective, Gemm, Op
 
 
@@ -79,7 +78,7 @@ def _runs(context: CostContext, row: TpOverlap) -> BoolColumn:
     runs = batch.async_tp if row.asked else np.ones(len(batch), dtype=np.bool_)
     if not row.among_peers:
         return runs
-    degree, stride = axes.group("tp", batch, context.rank_order)
+    degree, stride = context.group("tp")
     peers = context.fabric.peer_gpus if context.device.gpu.vendor == "nvidia" else 1
     return np.asarray(runs & batch.sequence_parallel & (degree * stride <= peers))
 
