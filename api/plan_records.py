@@ -77,7 +77,7 @@ class RecordsHere:
 
     def save(self, plan: "Plan", labels: "PlanLabels") -> None:
         """See `PlanRecords`."""
-        self.save_values(PlanValues.of(plan, labels))
+        self._wired().store.save_plan(plan, labels)
 
     def save_values(self, values: PlanValues) -> None:
         """Stores a plan. Raises StoreError."""

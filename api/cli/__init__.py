@@ -1,9 +1,10 @@
 """`planner-cli`: one file a command; what is slow to import is imported when the command runs."""
 
+import atexit
 import gc
 import os
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 TYPE_CHECKING = False  # `typing` takes milliseconds to import
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ def main() -> None:
     """The console script."""
     open_closed_streams()
     gc.disable()  # what imports make stays; longer commands enable it again
+    records = None
     try:
         with _records(sys.argv[1:]) as records:
             from api.cli.root import run
@@ -23,8 +25,22 @@ def main() -> None:
             code = run(sys.argv[1:], records)
     except KeyboardInterrupt:  # before the command line was read
         code = 130
+    if records is not None and sys.getprofile() is None and sys.gettrace() is None:
+        end_at_once(code)
     gc.freeze()  # else the interpreter looks for cycles in all that was imported before it ends
     sys.exit(code)
+
+
+def end_at_once(code: int) -> None:
+    """Ends the process as `sys.exit` does, but takes nothing apart, which takes 30 ms.
+
+    Not for commands that left threads or processes running.
+    """
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # the command flushed them and said what was wrong
+            stream.flush()
+    os._exit(code)
 
 
 @contextmanager

@@ -101,10 +101,14 @@ def lower_bounds(
     return _cell_seconds(job, batch, hidden, inverse, least, idle), device
 
 
-def device_lower_bounds(job: PreparedJob, batch: LayoutBatch) -> FloatColumn:
-    """The device bytes of `lower_bounds`, (N,)."""
-    unit, inverse, _ = _least_units(job, batch)
-    return _device_bytes(job, _fully_sharded(job, batch), unit, inverse, _in_flight(job, batch))
+def device_and_compute_bounds(
+    job: PreparedJob, batch: LayoutBatch, idle: Idle
+) -> tuple[FloatColumn, FloatColumn]:
+    """(device bytes of `lower_bounds`, seconds of `compute_lower_bounds`), (N,) each."""
+    unit, inverse, least = _least_units(job, batch)
+    device = _device_bytes(job, _fully_sharded(job, batch), unit, inverse, _in_flight(job, batch))
+    compute = _mean_seconds(job, batch, _hidden(job, unit), inverse, least, idle.overlaps)
+    return device, np.asarray(compute + _bubble(job, batch, least[inverse], idle))
 
 
 def cell_device_bounds(

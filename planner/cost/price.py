@@ -273,9 +273,11 @@ class Pricer(PreparedJob):
         """Lower bounds (step seconds, device bytes), (N,) each: see `lower_bounds.lower_bounds`."""
         return lower_bounds.lower_bounds(self, batch, idle)
 
-    def device_lower_bounds(self, batch: LayoutBatch) -> FloatColumn:
-        """The device bytes of `lower_bounds`, (N,)."""
-        return lower_bounds.device_lower_bounds(self, batch)
+    def device_and_compute_bounds(
+        self, batch: LayoutBatch, idle: Idle
+    ) -> tuple[FloatColumn, FloatColumn]:
+        """See `lower_bounds.device_and_compute_bounds`."""
+        return lower_bounds.device_and_compute_bounds(self, batch, idle)
 
     def cell_device_bounds(
         self, batch: LayoutBatch, most_bytes: float

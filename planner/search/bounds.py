@@ -90,26 +90,31 @@ class CellBounds:
             parts.append(self.pricer.compute_lower_bounds(cells, self.idle.take(part)))
         return np.concatenate(parts)
 
-    def largest_budgets(self, rows: IntColumn) -> IntColumn:
+    def largest_budgets(self, rows: IntColumn, limit_seconds: float) -> IntColumn:
         """Largest memory budget of these cells at which their memory bound fits, in hundredths.
 
-        To within COARSE, and never too small. Their layouts cannot have more.
+        To within COARSE, and never too small. Their layouts cannot have more. -1 of cells that
+        then compute longer than the limit.
         """
         left = rows[self.budgets[rows] < 0]
         low, high = np.full(len(left), 0), np.full(len(left), STEPS + COARSE)
-        cells = self.cells.take(left)
-        while len(cells) and (high - low > COARSE).any():
-            middle = (low + high) // 2
-            device = self.pricer.device_lower_bounds(
+        alive = np.arange(len(left))
+        while len(alive) and (high[alive] - low[alive] > COARSE).any():
+            cells, idle = self.cells.take(left[alive]), self.idle.take(left[alive])
+            middle = (low[alive] + high[alive]) // 2
+            device, computes = self.pricer.device_and_compute_bounds(
                 replace(
                     cells,
                     ac_kind=np.full(len(cells), MEMORY_BUDGET),
                     ac_value=np.minimum(middle / STEPS, 1.0),
-                )
+                ),
+                idle,
             )
             fits = fitting(self.pricer, device)
-            low, high = np.where(fits, middle, low), np.where(fits, high, middle)
-        self.budgets[left] = np.minimum(high, STEPS)
+            low[alive] = np.where(fits, middle, low[alive])
+            high[alive] = np.where(fits, high[alive], middle)
+            alive = alive[fits | (computes < limit_seconds)]  # a smaller budget takes longer
+        self.budgets[left[alive]] = np.minimum(high[alive], STEPS)
         return self.budgets[rows].astype(np.int64)
 
     def within(self, rows: IntColumn, limit_seconds: float) -> IntColumn:

@@ -19,7 +19,9 @@ from planner.search.bounds import CellBounds
 from planner.search.parts import screen
 from planner.search.screen import PARETO_SLACK, Goal, idle_of, near_layouts
 from planner.search.space.enumerate import Space, build_space
+from planner.search.variations.floors import with_budget
 from planner.trainers.registry import resolve_layout
+from planner.work.checkpointing import FULL
 
 PRICER = Pricer.build(
     read_model("llama3-8b"),
@@ -273,3 +275,31 @@ def test_what_branches_leave_out_computes_longer_than_the_limit(
     assert kept.sum() == (computes <= limit).sum() <= len(near) < len(everything)
     assert same_layouts(near.take(kept), everything.take(computes <= limit))
     assert (space.cells.tp[owner] == near.tp).all()
+
+
+@pytest.mark.parametrize("num_gpus", [8, 16])
+def test_a_budget_is_sought_of_cells_that_can_be_fast_enough_with_one(num_gpus: int) -> None:
+    """The others are slower than the limit with the largest that fits, and are asked anew."""
+    job = read_job(
+        {
+            "model": "llama3-8b",
+            "cluster": {"gpu": "a100-sxm-40gb", "num_gpus": num_gpus},
+            "training": {"seq_len": 8192, "global_batch_size": 64},
+        }
+    )
+    pricer = Pricer.build(job.model, job.cluster, job.training)
+    space = build_space(pricer.rules_context, job.search)
+    cells, idle = space.cells, Idle.of(pricer, space.cells, space.schedules())
+    rows = np.flatnonzero(cells.ac_kind == FULL)
+    whole, some = CellBounds(pricer, cells, idle), CellBounds(pricer, cells, idle)
+    rows = rows[whole.may_fit(rows)]
+    most = whole.largest_budgets(rows, np.inf)
+    assert (most > 0).any()
+    least = pricer.time_lower_bounds(with_budget(cells.take(rows), most), idle.take(rows))
+    limit = float(np.median(least))
+    found = some.largest_budgets(rows, limit)
+    left = found < 0
+    assert 0 < left.sum() < len(rows)
+    assert (found[~left] == most[~left]).all()
+    assert (least[left] >= limit * (1.0 - 1e-12)).all()
+    assert (some.largest_budgets(rows, np.inf) == most).all()

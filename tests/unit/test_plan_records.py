@@ -1,7 +1,10 @@
 """The database of a plan: read and written here, or by a copy of this process."""
 
+import ast
 import os
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -12,7 +15,8 @@ from api.second_core import Forks
 from api.service import make_plan
 from api.settings import Settings
 from api.wiring import Wiring, wire
-from planner.errors import StoreError
+from planner.errors import ConflictError, StoreError
+from tests.stand_ins.plan_labels import plan_labels
 
 JOB = {
     "model": "llama3-8b",
@@ -80,3 +84,48 @@ def test_no_copy_is_left_behind(core: Forks, wiring: Wiring) -> None:
         copy = records.partner.process  # type: ignore[union-attr]
     with pytest.raises(ChildProcessError):
         os.waitpid(copy, os.WNOHANG)
+
+
+def test_a_copy_that_opened_the_database_knows_nothing_of_planning(
+    core: Forks, sqlite_url: str
+) -> None:
+    """What it imports delays it, and the command waits for it."""
+    code = (
+        "import sys\n"
+        "from api.plan_records import RecordsHere\n"
+        "here = RecordsHere()\n"
+        "here.get_ready()\n"
+        "assert here.in_use('torchtitan', 'h100-sxm-80gb', '') == []\n"
+        "print([name for name in sys.modules if name == 'numpy' or name.startswith('planner.')])\n"
+    )
+    environment = {**os.environ, "PLANNER_DATABASE_URL": sqlite_url}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    known = {
+        "planner.beside",
+        "planner.errors",
+        "planner.ports",
+        "planner.units",
+        "planner.version",
+    }
+    assert set(ast.literal_eval(done.stdout)) <= known
+
+
+def test_what_a_copy_cannot_store_is_told(core: Forks, wiring: Wiring) -> None:
+    with plan_records(core, wiring) as records:
+        plan = make_plan(wiring, JOB, allow_files=False, records=records)
+        labels = plan_labels()
+        with pytest.raises(ConflictError):
+            records.save(plan, labels)
+    assert wiring.store.get_plan(plan.id).id == plan.id
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--gpu", "nonsense"]])
+def test_a_command_that_makes_no_plan_leaves_no_copy(arguments: list[str], sqlite_url: str) -> None:
+    """Their copy is ended with them; it would keep the pipe open."""
+    environment = {**os.environ, "PLANNER_DATABASE_URL": sqlite_url}
+    line = [sys.executable, "-m", "api.cli", "recommend", "--model", "llama3-8b", *arguments]
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == (0 if arguments == ["--help"] else 2)
+    assert (done.stdout if arguments == ["--help"] else done.stderr).strip()

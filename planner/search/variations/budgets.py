@@ -82,10 +82,11 @@ class Budgeted:
         rows, least = rows[fits], least[fits]
         most = np.full(len(rows), STEPS)
         if dial is _with_budget and len(rows):
-            most = cell_bounds.largest_budgets(rows)
-            least = pricer.time_lower_bounds(
-                _with_budget(space.cells.take(rows), most), cell_bounds.idle.take(rows)
-            )
+            most = cell_bounds.largest_budgets(rows, worth_seconds)
+            rows, most, least = rows[most >= 0], most[most >= 0], least[:0]
+            if len(rows):
+                tried = _with_budget(space.cells.take(rows), most)
+                least = pricer.time_lower_bounds(tried, cell_bounds.idle.take(rows))
         order = np.argsort(least, kind="stable")[: int((least < worth_seconds).sum())]
         self.cells, self.most, self.least = rows[order], most[order], least[order]
         few = points(space.cells.take(self.cells), pricer) <= FEW_POINTS
