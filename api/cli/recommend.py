@@ -1,5 +1,6 @@
 """`planner-cli recommend`: a model and a cluster in, a ranked plan out."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -120,6 +121,7 @@ def command(
     from api.cli.saving import check_target, save_plan
     from planner.errors import StoreError
 
+    import_numpy()
     flags = JobFlags(
         job=job,
         model=model,
@@ -173,6 +175,21 @@ def command(
         error_line(f"the plan above was not stored: {error}")
         raise typer.Exit(4)
     _exit(plan, interrupted)
+
+
+def import_numpy() -> None:
+    """Imports NumPy without threads of its linear algebra, of which a plan needs little.
+
+    They would wait busily for work on the core where the database is opened. What this process
+    starts later does not inherit that.
+    """
+    threads = "OPENBLAS_NUM_THREADS"
+    given = os.environ.get(threads)
+    os.environ[threads] = given or "1"
+    import numpy  # noqa: F401
+
+    if given is None:
+        del os.environ[threads]
 
 
 def _on_paper(
