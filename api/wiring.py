@@ -212,7 +212,7 @@ def wire(settings: "Settings | None" = None) -> Wiring:
     return Wiring(settings=settings or load_settings(), clock=SystemClock(), ids=TimeOrderedIds())
 
 
-class _SettledLater(Wiring):
+class _LazyWiring(Wiring):
     """The real outside world, whose settings are read when they are first asked for."""
 
     def __init__(self) -> None:
@@ -226,9 +226,9 @@ class _SettledLater(Wiring):
         return load_settings()
 
 
-def wire_later() -> Wiring:
+def wire_lazily() -> Wiring:
     """`wire()`, but a wrong setting is found when it is first asked for.
 
     For a process that lets another one open the database: to read settings takes a while.
     """
-    return _SettledLater()
+    return _LazyWiring()

@@ -90,7 +90,7 @@ def main() -> None:
             else answer(job, asked, float(truth[asked.row]))
         )
         study.tell(asked, told)
-    verdict = "reached" if np.median(each) < LIMIT_SECONDS else "missed"
+    verdict = "reached" if max(each) < LIMIT_SECONDS else "missed"
     print(
         f"median {1e3 * np.median(each):.1f} ms, longest {1e3 * max(each):.1f} ms; at most "
         f"{1e3 * LIMIT_SECONDS:.0f} ms: {verdict}"

@@ -28,13 +28,13 @@ def main() -> None:
         code = 130
     watched = sys.getprofile() is not None or sys.gettrace() is not None
     if records is not None and not watched and threading.active_count() == 1:
-        end_at_once(code)
+        exit_without_teardown(code)
     gc.freeze()  # else the interpreter looks for cycles in all that was imported before it ends
     sys.exit(code)
 
 
-def end_at_once(code: int) -> None:
-    """Ends the process as `sys.exit` does, but takes nothing apart, which takes 30 ms."""
+def exit_without_teardown(code: int) -> None:
+    """Ends the process as `sys.exit` does, but does not wait until all modules are torn down."""
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # the command flushed them and said what was wrong

@@ -203,9 +203,9 @@ def _on_paper(
     from api.cli.working import working
     from api.second_core import second_core
     from api.service import make_plan
-    from api.wiring import wire, wire_later
+    from api.wiring import wire, wire_lazily
 
-    wiring = wire() if records is None else wire_later()
+    wiring = wire() if records is None else wire_lazily()
     with working("looking at all layouts", quiet=quiet) as shown:
         return make_plan(
             wiring,

@@ -27,7 +27,7 @@ from planner.work.experts import EXPERT_FIELDS
 
 STAGE_COUNTS = ("pp", "virtual_stages")  # a unit asks only whether there are several
 
-FEW_ROWS = 256
+FEW_ROWS = 256  # priced in full, unless what they share is known
 
 ColumnsT = TypeVar("ColumnsT", layers.UnitCosts, sharding.UnitShards)
 
@@ -110,8 +110,8 @@ def _parts(rows: IntColumn) -> Iterator[IntColumn]:
 def shared(job: PreparedJob, rows: LayoutBatch) -> SharedWork | None:
     """What these rows share with others that place their experts elsewhere; None without any.
 
-    CUDA graphs that not every layout captures depend on experts too. Of few rows, it takes longer
-    to price what they share apart.
+    CUDA graphs that not every layout captures depend on experts too. A few rows are priced in full
+    sooner than in two steps.
     """
     if not job.model.is_moe or cuda_graphs.by_layout(job.rules_context):
         return None

@@ -52,7 +52,7 @@ def legal_mask(
     legal = np.ones(len(batch), dtype=np.bool_)
     for rule in rules_for(context):
         if changed is None or not columns_of(rule.reads).isdisjoint(changed):
-            legal &= ~rule.broken(batch, context)
+            legal &= np.logical_not(rule.broken(batch, context))
     return legal
 
 

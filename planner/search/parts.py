@@ -39,8 +39,8 @@ from planner.search.variations.budgets import (
 )
 from planner.search.variations.splits import climbed_splits
 
-# Cells of a space that is searched in two parts. Judgement: without a second core, two parts of a
-# smaller one take half as long again as one.
+# Cells, at the most, of a space from which on it is searched in PARTS. Judgement: without a second
+# core, two parts of a smaller one take half as long again as one.
 MANY = 5 * 2**12
 PARTS = 2
 KEPT_WHOLE = 2**17  # cells of the largest space that stays in memory beside its parts
@@ -109,8 +109,8 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
-    """What a part has taken. rejected: what was excluded on the way, see `Space`."""
+class PartSize:
+    """How much of the space a part holds. rejected: candidates excluded on the way, see `Space`."""
 
     num_cells: int
     num_layouts: int
@@ -130,25 +130,30 @@ class Part:
         self.screening: Screening | None = None
         self.bases: list[Budgeted] = []
 
-    def take(self) -> "Taken":
+    def take(self) -> PartSize:
         """Makes its part of the space."""
         if self.share.step == 1:
             self.space = self.draft.whole()
         else:
             names = set(self.pricer.unit_fields) - {*MODE, *STAGE_COUNTS}
             self.space = self.draft.part(names, self.share.start, self.share.step)
-        return Taken(
+        return PartSize(
             num_cells=len(self.space.cells),
             num_layouts=self.space.num_layouts,
             rejected=self.space.rejected,
         )
 
     @property
-    def _begun(self) -> Screening:
+    def own_space(self) -> Space:
+        """Its part of the space."""
         if self.space is None:
             raise ValueError("a part is asked before it took its cells")
+        return self.space
+
+    @property
+    def _begun(self) -> Screening:
         if self.screening is None:
-            self.screening = Screening(self.pricer, self.space, self.goal)
+            self.screening = Screening(self.pricer, self.own_space, self.goal)
         return self.screening
 
     def round(self, best: float, structures: dict[int, float]) -> BestSoFar:
@@ -254,18 +259,13 @@ class Parts:
     @cached_property
     def space(self) -> Space:
         """The whole space, which is made again if it was divided."""
-        part = self.sides.states[0]
-        if part.space is not None and len(self.sides.states) == 1:
-            return part.space
-        return self.draft.whole()
+        parts = self.sides.states
+        return parts[0].own_space if len(parts) == 1 else self.draft.whole()
 
     @property
     def nothing(self) -> LayoutBatch:
         """No layouts of this space."""
-        part = self.sides.states[0]
-        if part.space is None:
-            raise ValueError("a part is asked before it took its cells")
-        return part.space.cells.take(np.arange(0))
+        return self.sides.states[0].own_space.cells.take(np.arange(0))
 
     def _screen(self) -> tuple[Screened, int]:
         best, structures, more = np.inf, dict[int, float](), True

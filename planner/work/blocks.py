@@ -6,12 +6,10 @@ Fused values are what one fused kernel must move. Saved tensors are what eager a
 backward; `tests/torch_memory` compares them with torch's.
 """
 
-from functools import lru_cache
-
 from planner.specs.model import LayerKind, ModelSpec
 from planner.work.attention import attention_core, gqa, mla
 from planner.work.feed_forward import mlp, moe
-from planner.work.ops import Collective, Elementwise, Gemm, Op, Ops, Tensor
+from planner.work.ops import Collective, Elementwise, Gemm, Op, Tensor, remembered
 from planner.work.pieces import (
     HIDDEN,
     HIDDEN_SP,
@@ -32,7 +30,7 @@ from planner.work.pieces import (
 ONE_KERNEL_NORM, COMPOSITE_NORM = (1, 2.0, 4.0), (8, 14.0, 38.0)
 
 
-@lru_cache(maxsize=256)
+@remembered
 def layer_ops(model: ModelSpec, kind: LayerKind, flash: bool, code: Code = PLAIN) -> tuple[Op, ...]:
     """Operations of one transformer layer, in order.
 
@@ -48,55 +46,53 @@ def layer_ops(model: ModelSpec, kind: LayerKind, flash: bool, code: Code = PLAIN
         Tensor(name=f"{'moe' if kind.moe else 'mlp'}_sum", dims=HIDDEN_SP),
     )
     stream, middle = Tensor(name="x", dims=HIDDEN_SP), Tensor(name="h", dims=HIDDEN_SP)
-    return Ops(
-        (
-            _norm(model, "attention_norm", stream, code),
-            Collective(
-                name="attention_in",
-                site="tp_enter",
-                tensor=Tensor(name="attention_in_full", dims=HIDDEN),
-                reads=(Tensor(name="attention_norm_out", dims=HIDDEN_SP),),
-                makes=(Tensor(name="attention_in", dims=HIDDEN),),
-                exchanged=(SCATTERED,),
-            ),
-            *attention,
-            Collective(
-                name="context_in",
-                site="cp_enter",
-                tensor=Tensor(name="kv_full", dims=("tokens", "kv_width")),
-            ),
-            *attention_core(kind.window, flash, model, code),
-            Collective(
-                name="context_out",
-                site="cp_exit",
-                tensor=Tensor(name="qo", dims=("tokens", "qo_width")),
-            ),
-            output_projection(
-                "wo",
-                ("heads", "v_dim"),
-                Tensor(name="attention_out", dims=("tokens", "heads", "v_dim")),
-            ),
-            tp_exit("attention_sum", "wo_full", "wo_out", first),
-            _residual(
-                "attention_residual",
-                (stream, *_sandwich(model, first), *_dropout_mask("attention", model, code)),
-                middle,
-                first,
-            ),
-            _norm(model, "mlp_norm", middle, code) if own_norm else _shared_norm(model, code),
-            *feed_forward,
-            _residual(
-                "mlp_residual",
-                (middle, *_sandwich(model, second), *_dropout_mask("mlp", model, code)),
-                Tensor(name="y", dims=HIDDEN_SP),
-                second,
-                *_shared_sum(model, kind),
-            ),
-        )
+    return (
+        _norm(model, "attention_norm", stream, code),
+        Collective(
+            name="attention_in",
+            site="tp_enter",
+            tensor=Tensor(name="attention_in_full", dims=HIDDEN),
+            reads=(Tensor(name="attention_norm_out", dims=HIDDEN_SP),),
+            makes=(Tensor(name="attention_in", dims=HIDDEN),),
+            exchanged=(SCATTERED,),
+        ),
+        *attention,
+        Collective(
+            name="context_in",
+            site="cp_enter",
+            tensor=Tensor(name="kv_full", dims=("tokens", "kv_width")),
+        ),
+        *attention_core(kind.window, flash, model, code),
+        Collective(
+            name="context_out",
+            site="cp_exit",
+            tensor=Tensor(name="qo", dims=("tokens", "qo_width")),
+        ),
+        output_projection(
+            "wo",
+            ("heads", "v_dim"),
+            Tensor(name="attention_out", dims=("tokens", "heads", "v_dim")),
+        ),
+        tp_exit("attention_sum", "wo_full", "wo_out", first),
+        _residual(
+            "attention_residual",
+            (stream, *_sandwich(model, first), *_dropout_mask("attention", model, code)),
+            middle,
+            first,
+        ),
+        _norm(model, "mlp_norm", middle, code) if own_norm else _shared_norm(model, code),
+        *feed_forward,
+        _residual(
+            "mlp_residual",
+            (middle, *_sandwich(model, second), *_dropout_mask("mlp", model, code)),
+            Tensor(name="y", dims=HIDDEN_SP),
+            second,
+            *_shared_sum(model, kind),
+        ),
     )
 
 
-@lru_cache(maxsize=256)
+@remembered
 def head_ops(model: ModelSpec, code: Code = PLAIN) -> tuple[Op, ...]:
     """Final norm, vocabulary projection and cross entropy.
 
@@ -106,40 +102,38 @@ def head_ops(model: ModelSpec, code: Code = PLAIN) -> tuple[Op, ...]:
         Tensor(name="final_norm_out", dims=HIDDEN_SP),
         Tensor(name="head_in", dims=HIDDEN),
     )
-    return Ops(
-        (
-            _norm(model, "final_norm", Tensor(name="final_x", dims=HIDDEN_SP), code),
-            Collective(
-                name="head_in",
-                site="tp_enter",
-                tensor=Tensor(name="head_in_full", dims=HIDDEN),
-                linear=False,
-                reads=(normed,),
-                makes=(source,),
-                exchanged=(SCATTERED,),
-            ),
-            Gemm(
-                name="head",
-                rows=("tokens",),
-                cols=("vocab",),
-                depth=("hidden",),
-                role="head",
-                saves=(source,),
-                output=Tensor(name="logits", dims=("tokens", "vocab")),
-                reads=(source,),
-            ),
-            Elementwise(
-                name="cross_entropy",
-                dims=("tokens", "vocab_loss"),
-                width="fp32",
-                kernels=5,
-                forward_moves=4.5,
-                backward_moves=5.5,
-                fused_forward_moves=1.0,
-                fused_backward_moves=1.5,
-            ),
-            *(_chunked_loss() if code.chunks_loss else ()),
-        )
+    return (
+        _norm(model, "final_norm", Tensor(name="final_x", dims=HIDDEN_SP), code),
+        Collective(
+            name="head_in",
+            site="tp_enter",
+            tensor=Tensor(name="head_in_full", dims=HIDDEN),
+            linear=False,
+            reads=(normed,),
+            makes=(source,),
+            exchanged=(SCATTERED,),
+        ),
+        Gemm(
+            name="head",
+            rows=("tokens",),
+            cols=("vocab",),
+            depth=("hidden",),
+            role="head",
+            saves=(source,),
+            output=Tensor(name="logits", dims=("tokens", "vocab")),
+            reads=(source,),
+        ),
+        Elementwise(
+            name="cross_entropy",
+            dims=("tokens", "vocab_loss"),
+            width="fp32",
+            kernels=5,
+            forward_moves=4.5,
+            backward_moves=5.5,
+            fused_forward_moves=1.0,
+            fused_backward_moves=1.5,
+        ),
+        *(_chunked_loss() if code.chunks_loss else ()),
     )
 
 
@@ -168,27 +162,25 @@ def _chunked_loss() -> tuple[Op, ...]:
     )
 
 
-@lru_cache(maxsize=1)
+@remembered
 def embedding_ops() -> tuple[Op, ...]:
     """Row gather forward, scatter-add backward; under TP the rows are summed over the group."""
-    return Ops(
-        (
-            Elementwise(
-                name="embedding",
-                dims=HIDDEN,
-                kernels=2,
-                forward_moves=2.0,
-                backward_moves=4.0,
-                fused_forward_moves=2.0,
-                fused_backward_moves=4.0,
-            ),
-            Collective(
-                name="embedding_sum",
-                site="tp_exit",
-                tensor=Tensor(name="embedded", dims=HIDDEN),
-                linear=False,
-            ),
-        )
+    return (
+        Elementwise(
+            name="embedding",
+            dims=HIDDEN,
+            kernels=2,
+            forward_moves=2.0,
+            backward_moves=4.0,
+            fused_forward_moves=2.0,
+            fused_backward_moves=4.0,
+        ),
+        Collective(
+            name="embedding_sum",
+            site="tp_exit",
+            tensor=Tensor(name="embedded", dims=HIDDEN),
+            linear=False,
+        ),
     )
 
 

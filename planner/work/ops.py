@@ -4,7 +4,10 @@ A dimension is a name ("tokens", "heads", "ffn"); `axes.local_sizes` gives its s
 Op = Gemm | Attention | Elementwise | Collective, in the order in which a layer runs them.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache, wraps
+from typing import ParamSpec, cast
 
 Dims = tuple[str, ...]
 
@@ -135,10 +138,14 @@ class Collective:
 Op = Gemm | Attention | Elementwise | Collective
 
 
-class Ops(tuple[Op, ...]):
-    """Operations in the order in which they run.
+P = ParamSpec("P")
 
-    Many functions remember what they made of them, so they are hashed once, not at each call.
+
+class Ops(tuple[Op, ...]):
+    """Operations in the order in which they run, hashed once.
+
+    Many functions remember what they made of a layer's operations, and ask for their hash each
+    time.
     """
 
     _hash: int | None = None
@@ -147,3 +154,17 @@ class Ops(tuple[Op, ...]):
         if self._hash is None:
             self._hash = super().__hash__()
         return self._hash
+
+    def __reduce__(self) -> tuple[type["Ops"], tuple[tuple[Op, ...]]]:
+        return Ops, (tuple(self),)  # another process hashes strings otherwise
+
+
+def remembered(make: Callable[P, tuple[Op, ...]]) -> Callable[P, Ops]:
+    """A function that makes the operations of a layer, embedding or head once for each argument."""
+
+    @lru_cache(maxsize=256)
+    @wraps(make)
+    def made(*args: P.args, **kwargs: P.kwargs) -> Ops:
+        return Ops(make(*args, **kwargs))
+
+    return cast("Callable[P, Ops]", made)

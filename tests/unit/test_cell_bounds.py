@@ -303,3 +303,12 @@ def test_a_budget_is_sought_of_cells_that_can_be_fast_enough_with_one(num_gpus: 
     assert (found[~left] == most[~left]).all()
     assert (least[left] >= limit * (1.0 - 1e-12)).all()
     assert (some.largest_budgets(rows, np.inf) == most).all()
+
+
+def test_cells_within_a_limit_compute_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 10 to 14 s with their recomputation, two at a time."""
+    monkeypatch.setattr(bounds, "KNOWN_AT_ONCE", 2)
+    found = bounds_of(Counting(), 5, 4, 3, 2, 1)
+    assert found.within(np.arange(5), 12.0).tolist() == [2, 3, 4]
+    assert found.within(np.array([4, 0, 1]), 13.0).tolist() == [4, 1]
+    assert found.within(np.arange(0), 13.0).tolist() == []

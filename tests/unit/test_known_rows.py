@@ -206,6 +206,11 @@ def test_what_placements_of_experts_share_is_what_each_one_has(model: str, train
     assert shared is not None
     assert pricer.known.shared.count < len(rows)
     assert same(alone, unit_work(pricer.context(rows), pricer.model, shared))
+    few = rows.take(slice(0, 5))
+    assert cost_inputs.shared(pricer, few) is not None  # they are known already
+    other = Pricer.build(job.model, job.cluster, job.training)
+    assert cost_inputs.shared(other, few) is None
+    assert other.known.shared.count == 0
 
 
 def test_dimensions_of_experts_are_those_that_depend_on_their_placement() -> None:

@@ -28,7 +28,7 @@ from planner.search.choice.preference import (
     WORTH,
     Spreads,
     Weighed,
-    asked_of,
+    contenders,
     difference_sd,
     leaders,
     prefer,
@@ -93,7 +93,7 @@ def chosen(
     weighed = weigh(batch, calibration)
     expected = weighed.expected(np.array(seconds), np.array(oom or [0.0] * len(seconds)))
 
-    prepared = asked_of(weighed, expected)
+    prepared = contenders(weighed, expected)
 
     def spread_of(near: np.ndarray) -> TimeSpread:
         assert np.isin(near, prepared).all()

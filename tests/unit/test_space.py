@@ -398,7 +398,7 @@ def test_equal_rows_of_truths_are_one_kind(width: int) -> None:
     values = rng.random((50, width)) < 0.5
     values = values[rng.integers(0, 50, size=400)]
     values[::2, : width // 2] = False  # the first words of many are equal
-    firsts, kinds = space_module._alike(values)
+    firsts, kinds = space_module._unique_boolean_rows(values)
     assert (values[firsts[kinds]] == values).all()
     assert len(firsts) == len(np.unique(values, axis=0))
-    assert len(space_module._alike(values[:0])[0]) == 0
+    assert len(space_module._unique_boolean_rows(values[:0])[0]) == 0

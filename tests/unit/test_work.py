@@ -2,6 +2,7 @@
 against published formulas.
 """
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from planner.precision import PRECISIONS
 from planner.specs.model import LayerKind, ModelSpec
 from planner.trainers.registry import resolve_layout
 from planner.work import axes, blocks
-from planner.work.ops import Attention, Collective, Elementwise, Gemm
+from planner.work.ops import Attention, Collective, Elementwise, Gemm, Ops
 from tests.conftest import ROOT
 
 CATALOGUE = sorted(path.stem for path in Path(ROOT, "planner/catalog/models").glob("*.yaml"))
@@ -488,3 +489,16 @@ def test_memory_budget_keeps_attention_first() -> None:
 def test_attention_and_windows_are_in_the_list() -> None:
     ops = blocks.layer_ops(read_model("gemma2-9b"), LayerKind(moe=False, window=4096), True)
     assert [op.window for op in ops if isinstance(op, Attention)] == [4096]
+
+
+def test_operations_are_made_once_and_hashed_as_their_tuple() -> None:
+    model = read_model("llama3-8b")
+    ops = blocks.layer_ops(model, DENSE, True)
+    assert ops is blocks.layer_ops(model, DENSE, True)
+    assert ops is not blocks.layer_ops(model, DENSE, False)
+    assert isinstance(ops, Ops)
+    assert ops == tuple(ops)
+    assert hash(ops) == hash(tuple(ops)) == hash(ops)
+    copied = pickle.loads(pickle.dumps(ops))
+    assert copied == ops
+    assert "_hash" not in vars(copied)  # strings have other hashes in another process

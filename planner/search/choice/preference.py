@@ -184,8 +184,8 @@ def prefer(
     return first if gain > SURE * doubt else measured
 
 
-def asked_of(weighed: Weighed, expected: FloatColumn) -> IntColumn:
-    """Rows whose uncertainty `prefer` may ask for."""
+def contenders(weighed: Weighed, expected: FloatColumn) -> IntColumn:
+    """Rows that `prefer` may compare, so that their uncertainty can be priced at once."""
     among = [expected]
     if weighed.proven.any():
         among.append(np.where(weighed.proven, expected, np.inf))

@@ -309,7 +309,7 @@ def begin_space(
     offload: bool = False,
     oversized: bool = False,
 ) -> "SpaceDraft":
-    """The same, as far as it takes to divide it."""
+    """The space of one job as far as it takes to divide it; see `build_space`."""
     domains = domains_of(context, search or SearchSpec(), offload=offload, oversized=oversized)
     return SpaceDraft(context, domains)
 
@@ -424,7 +424,7 @@ class _Rows:
         self._now: Columns = {}
 
     def copied(self) -> "_Rows":
-        """The same rows, to be crossed and dropped apart."""
+        """A copy; crossing it and dropping its rows leaves these as they are."""
         other = copy(self)
         other._before, other._now = dict(self._before), dict(self._now)
         return other
@@ -738,7 +738,7 @@ class _Builder:
         values = np.broadcast_to(
             mask(self._batch(crossed), self.context), (len(firsts), len(heads))
         )
-        alike, same = _alike(values)
+        alike, same = _unique_boolean_rows(values)
         return _Verdict(cases=same[cases], holds=values[alike], parts=parts)
 
     def _cases(self, reads: Iterable[str]) -> tuple[IntColumn, IntColumn]:
@@ -828,8 +828,8 @@ class _Builder:
         )
 
 
-def _alike(values: BoolColumn) -> tuple[IntColumn, IntColumn]:
-    """(a row of each kind, which kind each row is (N,)) of a table of truths, (N, T)."""
+def _unique_boolean_rows(values: BoolColumn) -> tuple[IntColumn, IntColumn]:
+    """(a row of each kind, the kind of each row (N,)), where rows (N, T) differ in a boolean."""
     if not values.size:
         return np.arange(len(values)), np.arange(len(values))
     packed = np.packbits(values, axis=1)
