@@ -15,7 +15,9 @@ PlannerError
 
 import difflib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+
+from planner.dataclass import dataclass
 
 PREDICATES = ("is", "must", "has", "have", "holds", "hold", "needs", "cannot", "ended")
 

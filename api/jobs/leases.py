@@ -2,11 +2,12 @@
 
 import logging
 import threading
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from api.jobs.owners import has_crashed, owner
 from api.storage.records import JobEnd, JobRecord, Lease
+from planner.dataclass import dataclass
 from planner.errors import ConflictError, PlannerError
 
 if TYPE_CHECKING:

@@ -2,8 +2,10 @@
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
+
+from planner.dataclass import dataclass
 
 
 @dataclass(kw_only=True)

@@ -1,9 +1,10 @@
 """How far a run of a sweep is: what the terminal, the page and the events show of it."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
+from planner.dataclass import dataclass
 from planner.units import counted
 
 

@@ -1,8 +1,9 @@
 """Measurements beside the planner's predictions of the same jobs."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
+from planner.dataclass import dataclass
 from planner.errors import PlannerError
 from planner.specs.measurement import Measurement
 

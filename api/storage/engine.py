@@ -5,7 +5,6 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import StaticPool
 
 from api.errors import UnavailableError, fault
+from planner.dataclass import dataclass
 from planner.errors import StoreError, how_to_install
 
 _PASSING = (  # primary codes of SQLite
@@ -92,7 +92,10 @@ def is_memory(url: URL) -> bool:
     return url.get_backend_name() == "sqlite" and url.database in MEMORY_NAMES
 
 
-def make_engine(url: URL, limits: Limits = Limits()) -> Engine:
+USUAL_LIMITS = Limits()
+
+
+def make_engine(url: URL, limits: Limits = USUAL_LIMITS) -> Engine:
     """An engine that has not connected yet; the folder of a SQLite file is created.
 
     Raises StoreError.

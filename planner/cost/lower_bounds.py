@@ -4,7 +4,7 @@ Letters: N layouts, U distinct rows, K + 2 units (layers by kind, embedding, hea
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -21,6 +21,7 @@ from planner.cost.memory.peak import RankShapes, Widths, rank_memory
 from planner.cost.pipeline.schedule_columns import by_schedule, critical_pairs, num_microbatches
 from planner.cost.prepared_job import PreparedJob
 from planner.cost.stragglers import straggler_share
+from planner.dataclass import dataclass
 from planner.precision import TWO_BYTES, column
 from planner.rules import cuda_graphs
 from planner.schedules import SCHEDULES, Schedule

@@ -5,8 +5,6 @@ come and go. Layouts that share (schedule, pp, virtual stages, microbatches) are
 Letters: N layouts, C of them that are simulated together, S stages.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from planner.columns import FloatColumn, IntColumn, LayoutBatch
@@ -23,6 +21,7 @@ from planner.cost.pipeline.simulate import (
     simulate,
 )
 from planner.cost.price import Pricer, Prices, StepTimes
+from planner.dataclass import dataclass
 from planner.schedules import SCHEDULES, Schedule
 
 

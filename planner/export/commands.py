@@ -2,8 +2,9 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from planner.dataclass import dataclass
 from planner.units import counted
 
 RENDEZVOUS_PORT = 29500

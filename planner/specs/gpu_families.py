@@ -1,7 +1,8 @@
 """GPU families: whose kernels are known, who makes them, how their silicon clocks with power."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from planner.dataclass import dataclass
 
 # Family -> its row of kernel curves in `cost.profile.KERNELS`.
 KERNEL_ROWS: Mapping[str, str] = {

@@ -1,6 +1,6 @@
 """How a trainer spreads parameters, gradients and optimizer states over data-parallel ranks."""
 
-from dataclasses import dataclass
+from planner.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,9 +4,10 @@ Nothing else hides it: a rank needs what a collective gives before it goes on. T
 trainer stand in its file.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
+from planner.dataclass import dataclass
 from planner.trainers.release import Releases
 
 Mechanism = Literal["user-buffers", "symmetric-memory", "deferred"]

@@ -5,11 +5,12 @@ Letters: U rows of a batch; a mode is the pair of columns (ac_kind, ac_value).
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch, in_order
+from planner.dataclass import dataclass
 from planner.specs.layout import AC_KINDS
 from planner.work.liveness import (
     backward_peak,

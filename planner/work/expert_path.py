@@ -10,7 +10,8 @@ element of a routed row, kernel by kernel, from the trainer's source. Four place
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from planner.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

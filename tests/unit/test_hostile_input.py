@@ -81,9 +81,13 @@ def test_aliases_that_multiply_are_refused(tmp_path: Path) -> None:
 
 def test_nothing_that_a_user_sends_is_unpickled_or_run() -> None:
     """The service's own processes pass each other pickles, and a forked copy its original through a
-    pipe that nobody else holds; no file or body is read as one.
+    pipe that nobody else holds; no file or body is read as one. A class's `__init__` is compiled
+    from the names of its fields, which are in the source.
     """
-    pipe = ROOT / "api" / "second_core.py"
+    allowed = {
+        (ROOT / "api" / "second_core.py", "pickle"),
+        (ROOT / "planner" / "dataclass.py", "exec("),
+    }
     patterns = (
         r"\btorch\.load\((?!.*weights_only=True)",
         r"\bpickle\b",
@@ -99,8 +103,7 @@ def test_nothing_that_a_user_sends_is_unpickled_or_run() -> None:
         f"{path}: {hit[0]}"
         for path in files
         for pattern in patterns
-        if (hit := re.search(pattern, path.read_text()))
-        and not (path == pipe and hit[0] == "pickle")
+        if (hit := re.search(pattern, path.read_text())) and (path, hit[0]) not in allowed
     ]
     assert found == []
 

@@ -104,6 +104,7 @@ def test_a_copy_that_opened_the_database_knows_nothing_of_planning(
     )
     known = {
         "planner.beside",
+        "planner.dataclass",
         "planner.errors",
         "planner.ports",
         "planner.units",

@@ -1,7 +1,8 @@
 """What a history of nights says."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from planner.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

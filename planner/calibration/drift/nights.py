@@ -1,12 +1,13 @@
 """What was measured, night by night."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.columns import FloatColumn
+from planner.dataclass import dataclass
 
 BoolTable = NDArray[np.bool_]
 

@@ -4,7 +4,6 @@ Letters: U distinct layouts; every argument is a column (U,).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from planner.cost.machine.profile import (
     KernelProfile,
     Profile,
 )
+from planner.dataclass import dataclass
 from planner.precision import torchao
 from planner.specs.cluster import ClusterSpec
 from planner.specs.gpu import GpuSpec

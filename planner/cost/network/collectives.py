@@ -4,7 +4,7 @@ Letters: U groups, A lines. Payload is the whole buffer that is gathered, reduce
 all-to-all what one rank sends.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from planner.columns import FloatColumn, IntColumn, distinct_values
 from planner.cost.network.algorithms import ALGORITHMS, Algorithm, Line
 from planner.cost.network.nccl import Protocol
 from planner.cost.network.topology import Fabric, Links, Placement
+from planner.dataclass import dataclass
 
 _STRIDES = 2.0**24  # (degree, stride) as one number; both are below 2**24
 

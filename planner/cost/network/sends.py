@@ -3,7 +3,7 @@
 Letters: N layouts, R pipeline ranks.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.machine.device import Device
 from planner.cost.network.collectives import collective_seconds, send_seconds
 from planner.cost.network.topology import Fabric
+from planner.dataclass import dataclass
 from planner.schedules import SCHEDULES
 from planner.specs.cluster import ClusterSpec
 from planner.specs.training import TrainingSpec

@@ -7,7 +7,9 @@ layers are of a known kind is one row here.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from planner.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

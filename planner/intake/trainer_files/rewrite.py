@@ -2,8 +2,9 @@
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from planner.dataclass import dataclass
 from planner.export.base import Export, Value
 from planner.intake.current import Current
 from planner.intake.trainer_files import megatron, titan_command

@@ -6,11 +6,12 @@ cannot win, or what is another way of writing the same layout.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 
 from planner.columns import CODES, TRAINER_SPLIT, BoolColumn, Column, LayoutBatch, dtype_of
+from planner.dataclass import dataclass
 from planner.errors import Fault, SpecError
 from planner.precision import PRECISIONS
 from planner.rules import Context

@@ -12,7 +12,7 @@ layouts at once; those whose smallest budget that does not fit is too slow drop 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.chunks import CHUNK
 from planner.cost.layer.unit_costs import MODE
 from planner.cost.price import Pricer
+from planner.dataclass import dataclass
 from planner.rules import Context, legal_mask
 from planner.rules.features import largest_stage
 from planner.search.bounds import STEPS, CellBounds
