@@ -220,8 +220,12 @@ def _searched(
     share: float = 1.0,
     limit_seconds: float = np.inf,
 ) -> Iterator[Parts]:
+    smallest = job.search.objective == "memory"
     goal = Goal(
-        count=_wanted(job), smallest=job.search.objective == "memory", limit_seconds=limit_seconds
+        count=_wanted(job),
+        smallest=smallest,
+        limit_seconds=limit_seconds,
+        budgets=0 if smallest or not _free_recomputation(job) else BUDGETS_SIMULATED,
     )
 
     def build() -> SpaceDraft:
@@ -336,10 +340,10 @@ def _simulate(job: Job, at_size: OneSize, parts: Parts, limit_seconds: float = n
         unmeasured = weighed.unmeasured.any(axis=1).all()
         if unmeasured and screened.num_fitting and np.isinf(limit_seconds):
             best = LayoutBatch.concatenate([best, parts.measured(MEASURED)])
-    if job.search.objective != "memory" and _free_recomputation(job):
+    if parts.seeks_budgets:
         shown = screened.step_seconds[: min(_wanted(job), screened.num_fitting)]
         worth = float(min(limit_seconds, shown.max(initial=0.0) if len(shown) else np.inf))
-        best = LayoutBatch.concatenate([best, parts.best_budgets(worth, BUDGETS_SIMULATED)])
+        best = LayoutBatch.concatenate([best, parts.best_budgets(worth)])
     _consider(at_size, best, parts)
     if "layers_per_stage" not in {*job.search.fix, *job.search.allow}:
         _split(job, at_size, parts)

@@ -93,9 +93,13 @@ def searched(pricer: Pricer, build: Callable[[], Divisible], goal: Goal) -> Iter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BestSoFar:
-    """What a part knows of the best layouts. more: whether it has cells left."""
+    """What a part knows of the best layouts.
+
+    fastest: the steps of those found, see `Shortlist.fastest`. more: whether it has cells left.
+    """
 
     best: float
+    fastest: list[float]
     structures: dict[int, float]
     more: bool
 
@@ -107,6 +111,23 @@ class Found:
     shortlist: Shortlist
     too_large: int
     without_room: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownBudgets:
+    """The fastest layouts with a memory budget, of those that can take less than `worth` seconds.
+
+    kinds: by dial the fastest of all, and of the simple ones.
+    """
+
+    worth: float
+    kinds: list[list[LargestBudgets]]
+
+    @property
+    def least(self) -> float:
+        """The step of the fastest; infinite if there is none."""
+        found = [kind.seconds for kinds in self.kinds for kind in kinds]
+        return float(np.concatenate([np.zeros(0), *found]).min(initial=np.inf))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,13 +178,13 @@ class Part:
             self.screening = Screening(self.pricer, self.own_space, self.goal)
         return self.screening
 
-    def round(self, best: float, structures: dict[int, float]) -> BestSoFar:
+    def round(self, best: float, ahead: float, structures: dict[int, float]) -> BestSoFar:
         """Screens the next cells, knowing what all parts have found (`Shortlist.hear`)."""
-        screening = self._begun
-        screening.shortlist.hear(best, structures)
-        more = screening.round()
+        known = self._begun.shortlist
+        known.hear(best, ahead, structures)
+        more = self._begun.round()
         return BestSoFar(
-            best=screening.shortlist.best, structures=screening.shortlist.structures, more=more
+            best=known.best, fastest=known.fastest(), structures=known.structures, more=more
         )
 
     def found(self) -> Found:
@@ -202,9 +223,12 @@ class Part:
         fastest = rows[np.argsort(seconds[rows], kind="stable")[:keep]]
         return batch.take(fastest), seconds[fastest]
 
-    def fastest_budgets(self, worth_seconds: float, keep: int) -> list[list[LargestBudgets]]:
-        """By dial: the `keep` fastest with a budget below what is worth it, and the simple ones."""
-        return [one.fastest(keep) for one in self._bases(worth_seconds)]
+    def fastest_budgets(self, worth_seconds: float) -> list[list[LargestBudgets]]:
+        """By dial: the fastest with a budget below what is worth it, and the simple ones.
+
+        As many as the goal says.
+        """
+        return [one.fastest(self.goal.budgets) for one in self._bases(worth_seconds)]
 
     def split_classes(self, limit: float) -> tuple[LayoutBatch, FloatColumn]:
         """See `budgets.split_classes`; for the first dial."""
@@ -255,6 +279,7 @@ class Parts:
         self.is_small = sum(one.num_cells for one in taken) <= KEPT_WHOLE
         self.pipelines: dict[tuple[int, ...], int] = {}
         self.actions = [0.0] * len(self.sides.states)
+        self.budgets: KnownBudgets | None = None
         self.screened, self.without_room = self._screen()
 
     @cached_property
@@ -264,20 +289,32 @@ class Parts:
         return parts[0].own_space if len(parts) == 1 else self.draft.whole()
 
     @property
+    def seeks_budgets(self) -> bool:
+        """Whether layouts with memory budgets are sought."""
+        return self.sides.states[0].goal.budgets > 0
+
+    @property
     def nothing(self) -> LayoutBatch:
         """No layouts of this space."""
         return self.sides.states[0].own_space.cells.take(np.arange(0))
 
     def _screen(self) -> tuple[Screened, int]:
-        best, structures, more = np.inf, dict[int, float](), True
+        part, ahead = self.sides.states[0], np.inf
+        best, structures, more, goal = np.inf, dict[int, float](), True, part.goal
         while more:
-            known = self.sides.each(Part.round, best, structures)
+            known = self.sides.each(Part.round, best, ahead, structures)
             best, more = min(one.best for one in known), any(one.more for one in known)
             for one in known:
                 for key, value in one.structures.items():
                     structures[key] = min(structures.get(key, np.inf), value)
-        part = self.sides.states[0]
-        found, goal = self.sides.each(Part.found), part.goal
+            fastest = sorted(step for one in known for step in one.fastest)[: goal.count]
+            near = len(fastest) == goal.count and fastest[-1] <= goal.slack * best
+            if more and goal.budgets and near and self.budgets is None:
+                # budgets are sought before the next round, because they lower its limit
+                worth = min(goal.limit_seconds, fastest[-1])
+                self.budgets = KnownBudgets(worth=worth, kinds=self._fastest_budgets(worth))
+                ahead = self.budgets.least
+        found = self.sides.each(Part.found)
         too_large = sum(one.too_large for one in found)
         num_fitting = sum(one.shortlist.num_fitting for one in found)
         num_priced = sum(one.shortlist.num_priced for one in found)
@@ -304,20 +341,30 @@ class Parts:
         order = np.argsort(np.concatenate([seconds for _, seconds in found]), kind="stable")
         return LayoutBatch.concatenate([batch for batch, _ in found]).take(order[:keep])
 
-    def best_budgets(self, worth_seconds: float, keep: int) -> LayoutBatch:
-        """The `keep` fastest fitting layouts with a budget that can beat what is worth it.
+    def best_budgets(self, worth_seconds: float) -> LayoutBatch:
+        """The `Goal.budgets` fastest fitting layouts with a budget that beat what is worth it.
 
         As many simple ones are added; the batch may be empty. Each layout comes with the largest
         budget that fits at all and with the largest that is safe.
         """
-        part = self.sides.states[0]
+        pricer = self.sides.states[0].pricer
+        known = self.budgets
+        if known is None or known.worth < worth_seconds:
+            known = KnownBudgets(worth=worth_seconds, kinds=self._fastest_budgets(worth_seconds))
         batches = [self.nothing]
-        of_parts = self.sides.each(Part.fastest_budgets, worth_seconds, keep)
-        for dial, of_dial in zip(dials(part.pricer), zip(*of_parts, strict=True), strict=True):
-            kinds = zip(*of_dial, strict=True)
-            fastest = [LargestBudgets.joined(kind).first(keep) for kind in kinds]
-            batches.append(with_safe(part.pricer, LargestBudgets.joined(fastest), dial))
+        for dial, kinds in zip(dials(pricer), known.kinds, strict=True):
+            near = [found.take(found.seconds < worth_seconds) for found in kinds]
+            batches.append(with_safe(pricer, LargestBudgets.joined(near), dial))
         return LayoutBatch.concatenate(batches)
+
+    def _fastest_budgets(self, worth_seconds: float) -> list[list[LargestBudgets]]:
+        """By dial: the fastest of all parts, see `Part.fastest_budgets`."""
+        keep = self.sides.states[0].goal.budgets
+        of_parts = self.sides.each(Part.fastest_budgets, worth_seconds)
+        return [
+            [LargestBudgets.joined(kind).first(keep) for kind in zip(*of_dial, strict=True)]
+            for of_dial in zip(*of_parts, strict=True)
+        ]
 
     def split_classes(self, limit: float) -> tuple[LayoutBatch, FloatColumn]:
         """See `budgets.split_classes`."""

@@ -38,6 +38,7 @@ class Goal:
     keep: how many layouts are kept.
     limit_seconds: slower layouts are not goal.
     everything: also price layouts whose schedules hold more than there is room for.
+    budgets: how many layouts with a memory budget are sought beside those of the screen.
     """
 
     count: int
@@ -46,6 +47,7 @@ class Goal:
     keep: int = KEEP
     limit_seconds: float = np.inf
     everything: bool = False
+    budgets: int = 0
 
 
 class Screening:

@@ -49,12 +49,15 @@ class Screened:
 
 
 class Shortlist:
-    """The layouts found so far."""
+    """The layouts found so far.
+
+    best: what the best of them takes. ahead: what one takes that is known beside them.
+    """
 
     def __init__(self, keep: int, count: int, smallest: bool) -> None:
         self.keep, self.count, self.smallest = keep, count, smallest
         self.parts: list[tuple[LayoutBatch, FloatColumn, FloatColumn, FloatColumn]] = []
-        self.best = np.inf
+        self.best = self.ahead = np.inf
         self.structures: dict[int, float] = {}
         self.pipelined: list[tuple[LayoutBatch, FloatColumn]] = []
         self.unfit: list[tuple[LayoutBatch, FloatColumn]] = []
@@ -65,13 +68,13 @@ class Shortlist:
         self.parts += other.parts
         self.pipelined += other.pipelined
         self.unfit += other.unfit
-        self.hear(other.best, other.structures)
+        self.hear(other.best, other.ahead, other.structures)
         self.num_priced += other.num_priced
         self.num_fitting += other.num_fitting
 
-    def hear(self, best: float, structures: Mapping[int, float]) -> None:
+    def hear(self, best: float, ahead: float, structures: Mapping[int, float]) -> None:
         """Takes note of the best that others found, of all and of each structure."""
-        self.best = min(self.best, best)
+        self.best, self.ahead = min(self.best, best), min(self.ahead, ahead)
         for key, value in structures.items():
             self.structures[key] = min(self.structures.get(key, np.inf), value)
 
@@ -80,12 +83,17 @@ class Shortlist:
 
         It is slack times the best, or the count-th best structure if that is worse.
         """
+        best = min(self.best, self.ahead)
         if len(self.structures) < self.count:
-            return np.inf if not np.isfinite(self.best) else ENOUGH * self.best
+            return ENOUGH * best
         return max(
-            slack * self.best,
-            min(ENOUGH * self.best, sorted(self.structures.values())[self.count - 1]),
+            slack * best, min(ENOUGH * best, sorted(self.structures.values())[self.count - 1])
         )
+
+    def fastest(self) -> list[float]:
+        """The steps of the `count` fastest that fit, if there are as many."""
+        fitting = [seconds[oom <= OOM_LIMIT] for _, seconds, _, oom in self.parts]
+        return sorted(np.concatenate([np.zeros(0), *fitting]).tolist())[: self.count]
 
     def add(self, pricer: Pricer, batch: LayoutBatch, limit: Callable[[], float]) -> None:
         """Prices layouts whose own bound is within the limit; keeps what may matter.

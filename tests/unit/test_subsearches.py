@@ -110,8 +110,8 @@ def test_the_budget_is_the_largest_that_fits() -> None:
         Pricer.build(job.model, job.cluster, job.training),
         build_space(context, SearchSpec()),
     )
-    with searched(pricer, lambda: space, Goal(count=10)) as parts:
-        found = parts.best_budgets(float(parts.screened.step_seconds[9]), 20)
+    with searched(pricer, lambda: space, Goal(count=10, budgets=20)) as parts:
+        found = parts.best_budgets(float(parts.screened.step_seconds[9]))
     assert 5 < len(found) <= 4 * 20  # as many simple ones, each with its safe budget too
     for row in range(5):
         layout = found.row(row)
