@@ -34,15 +34,15 @@ ColumnsT = TypeVar("ColumnsT", layers.UnitCosts, sharding.UnitShards)
 
 
 @dataclass(frozen=True, slots=True)
-class SummedCosts:
-    """`layers.UnitCosts` at U rows, with sums that every price needs, (K + 2, U).
+class SummedTimes:
+    """`layers.UnitTimes` at U rows, with sums that every price needs, (K + 2, U).
 
     forward: of one microbatch, with exposed communication and what the host adds.
     input_grad: the same of the backward but for weight gradients; recomputation included.
     weight_grad: the same of weight gradients.
     """
 
-    costs: layers.UnitCosts
+    costs: layers.UnitTimes
     forward: FloatColumn
     input_grad: FloatColumn
     weight_grad: FloatColumn
@@ -53,12 +53,27 @@ class SummedCosts:
         return self.forward + self.input_grad + self.weight_grad
 
 
+@dataclass(frozen=True, slots=True)
+class SummedCosts(SummedTimes):
+    """The same of `layers.UnitCosts`."""
+
+    costs: layers.UnitCosts
+
+
 def units_at(job: PreparedJob, rows: LayoutBatch, blocks: int = NONE) -> SummedCosts:
     """Costs of the units at U rows of `distinct_rows`; what the job remembers is not priced again.
 
     blocks: the mode in which layouts under block-N are taken.
     """
     return _summed(_costs_at(job, _in_mode(rows, blocks)))
+
+
+def unit_times_at(job: PreparedJob, rows: LayoutBatch) -> SummedTimes:
+    """Their seconds, with layers under block-N as if nothing were recomputed."""
+    rows = _in_mode(rows, NONE)
+    work, saved = _work_at(job, rows)
+    times = layers.unit_times(work, saved, rows, job.model, job.training)
+    return SummedTimes(times, *_sums(times))
 
 
 def _in_mode(rows: LayoutBatch, mode: int) -> LayoutBatch:
@@ -74,7 +89,16 @@ def _in_mode(rows: LayoutBatch, mode: int) -> LayoutBatch:
 
 
 def _costs_at(job: PreparedJob, rows: LayoutBatch) -> layers.UnitCosts:
-    """What units cost at U rows, of which those that differ in checkpointing alone are one."""
+    """What units cost at U rows."""
+    work, saved = _work_at(job, rows)
+    return layers.unit_costs(work, saved, rows, job.model, job.training, job.rules)
+
+
+def _work_at(job: PreparedJob, rows: LayoutBatch) -> tuple[UnitWork, Savings | None]:
+    """(work of units at U rows, what a memory budget can save at those that have one, or None).
+
+    Rows that differ in checkpointing alone share their work.
+    """
 
     def work(missing: IntColumn) -> list[UnitWork]:
         common = shared(job, rows.take(missing))
@@ -94,13 +118,13 @@ def _costs_at(job: PreparedJob, rows: LayoutBatch) -> layers.UnitCosts:
     found: Savings | None = None
     if job.remembers:
         hashes = deduplicated.hashes([getattr(rows, name) for name in _without_mode(job)])
-        work_at = job.known.work.at(hashes, work)
+        work_at = job.known.work.when_asked(hashes, work)
         found = job.known.savings.at(hashes[budgeted], what_is_saved) if saves else None
     else:
         context = job.context(rows)
         work_at = unit_work(context, job.model)
         found = savings(context, job.model).take(budgeted) if saves else None
-    return layers.unit_costs(work_at, found, rows, job.model, job.training, job.rules)
+    return work_at, found
 
 
 def _parts(rows: IntColumn) -> Iterator[IntColumn]:
@@ -173,15 +197,19 @@ def _key(job: PreparedJob) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _summed(costs: layers.UnitCosts) -> SummedCosts:
+    return SummedCosts(costs, *_sums(costs))
+
+
+def _sums(costs: layers.UnitTimes) -> tuple[FloatColumn, FloatColumn, FloatColumn]:
+    """(forward, input_grad, weight_grad) of `SummedTimes`."""
     forward = costs.forward_seconds + costs.exposed_forward.sum(axis=0)
     input_grad = (
         costs.input_grad_seconds + costs.recompute_seconds + costs.exposed_backward.sum(axis=0)
     )
-    return SummedCosts(
-        costs=costs,
-        forward=forward + costs.launch_forward_seconds + costs.wait_forward_seconds,
-        input_grad=input_grad + costs.launch_input_grad_seconds + costs.wait_backward_seconds,
-        weight_grad=costs.weight_grad_seconds + costs.launch_weight_grad_seconds,
+    return (
+        forward + costs.launch_forward_seconds + costs.wait_forward_seconds,
+        input_grad + costs.launch_input_grad_seconds + costs.wait_backward_seconds,
+        costs.weight_grad_seconds + costs.launch_weight_grad_seconds,
     )
 
 

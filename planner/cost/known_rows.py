@@ -5,9 +5,9 @@ budget after another.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,25 +31,56 @@ class Steps:
 RowsT = TypeVar("RowsT", UnitWork, SharedWork, Savings, UnitShards, Steps)
 
 
+class Gathered:
+    """Columns of some known rows by name, each fetched when it is first asked for.
+
+    matrix, spans: the columns of all known rows below each other, (F, room); where each stands
+        there, and its shape but for its rows. places: where these rows stand.
+    """
+
+    def __init__(
+        self,
+        matrix: FloatColumn,
+        spans: Mapping[str, tuple[slice, tuple[int, ...]]],
+        places: IntColumn,
+    ) -> None:
+        self._matrix, self._spans, self._places = matrix, spans, places
+
+    def __getattr__(self, name: str) -> FloatColumn:
+        if name not in self._spans:
+            raise AttributeError(name)
+        column = self._at(name, self._places)
+        setattr(self, name, column)
+        return column
+
+    def at(self, name: str, rows: IntColumn) -> FloatColumn:
+        """The column at some of these rows."""
+        return self._at(name, self._places[rows])
+
+    def _at(self, name: str, places: IntColumn) -> FloatColumn:
+        span, shape = self._spans[name]
+        return np.take(self._matrix[span], places, axis=1).reshape(*shape, len(places))
+
+
 class KnownRows(Generic[RowsT]):
     """Columns of one kind by the hash of what they depend on (`deduplicated.hashes`).
 
     hashes, places: of the known rows, in order, and where each stands in `matrix`, which holds the
-        columns below each other, (F, room), so that one gather fetches all. shapes: of each
-        column but for its rows.
+        columns below each other, (F, room), so that one gather fetches all. What stands in a matrix
+        stays there. spans: see `Gathered`.
     One thread's: a price may not use it beside another.
     """
 
     def __init__(self, kind: type[RowsT]) -> None:
         self.kind: type[RowsT] = kind
-        self.matrix: FloatColumn = np.zeros((0, 0))
         self._forget()
 
     def _forget(self) -> None:
         self.hashes: NDArray[np.uint64] = np.zeros(0, dtype=np.uint64)
         self.places = np.zeros(0, dtype=np.int64)
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        self.count = 0  # the matrix stays, to be filled anew
+        self.spans: dict[str, tuple[slice, tuple[int, ...]]] = {}
+        self.matrix: FloatColumn = np.zeros((0, 0))
+        self.count = 0
 
     def at(
         self, hashes: NDArray[np.uint64], price: Callable[[IntColumn], Sequence[RowsT]]
@@ -58,6 +89,20 @@ class KnownRows(Generic[RowsT]):
 
         price: those of the rows at some indices, in parts.
         """
+        found = self._found(hashes, price)
+        if isinstance(found, Gathered):
+            return self.kind(**{name: getattr(found, name) for name in self.spans})
+        return found
+
+    def when_asked(
+        self, hashes: NDArray[np.uint64], price: Callable[[IntColumn], Sequence[RowsT]]
+    ) -> RowsT:
+        """What has the same columns and `at`, but fetches a column when it is asked for."""
+        return cast(RowsT, self._found(hashes, price))
+
+    def _found(
+        self, hashes: NDArray[np.uint64], price: Callable[[IntColumn], Sequence[RowsT]]
+    ) -> RowsT | Gathered:
         distinct, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
         places, missing = self._places(distinct)
         if len(missing) > MOST_ROWS // 2:  # too many to be remembered
@@ -68,13 +113,7 @@ class KnownRows(Generic[RowsT]):
                 missing = np.arange(len(distinct))
             self._add(distinct[missing], price(first[missing]))
             places, _ = self._places(distinct)
-        taken, start = np.take(self.matrix, places[inverse], axis=1), 0
-        columns: dict[str, FloatColumn] = {}
-        for name, shape in self.shapes.items():
-            end = start + math.prod(shape)
-            columns[name] = taken[start:end].reshape(*shape, len(inverse))
-            start = end
-        return self.kind(**columns)
+        return Gathered(self.matrix, self.spans, places[inverse])
 
     def has(self, hashes: NDArray[np.uint64]) -> bool:
         """Whether all of these rows are known."""
@@ -98,21 +137,24 @@ class KnownRows(Generic[RowsT]):
         )
 
     def _add(self, hashes: NDArray[np.uint64], parts: Sequence[RowsT]) -> None:
-        if not self.shapes:
-            self.shapes = {
-                field.name: getattr(parts[0], field.name).shape[:-1] for field in fields(self.kind)
-            }
+        if not self.spans:
+            start = 0
+            for field in fields(self.kind):
+                shape = getattr(parts[0], field.name).shape[:-1]
+                end = start + math.prod(shape)
+                self.spans[field.name], start = (slice(start, end), shape), end
+            self.matrix = np.empty((start, 0))
         new = self.count + len(hashes)
         if new > self.matrix.shape[1]:
             kept = self.matrix[:, : self.count]
             room = max(new, min(4 * new, MOST_ROWS), FIRST_ROWS)
-            self.matrix = np.empty((sum(map(math.prod, self.shapes.values())), room))
-            self.matrix[: len(kept), : self.count] = kept
+            self.matrix = np.empty((len(kept), room))
+            self.matrix[:, : self.count] = kept
         at = self.count
         for part in parts:
             values = [
                 getattr(part, name).reshape(math.prod(shape), -1)
-                for name, shape in self.shapes.items()
+                for name, (_, shape) in self.spans.items()
             ]
             size = values[0].shape[1]
             np.concatenate(values, out=self.matrix[:, at : at + size])

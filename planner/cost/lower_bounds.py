@@ -3,7 +3,7 @@
 Letters: N layouts, U distinct rows, K + 2 units (layers by kind, embedding, head).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -11,7 +11,15 @@ import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch, in_order
 from planner.cost import chunks, deduplicated
-from planner.cost.cost_inputs import SummedCosts, distinct_rows, on_ranks, shards_at, units_at
+from planner.cost.cost_inputs import (
+    SummedCosts,
+    SummedTimes,
+    distinct_rows,
+    on_ranks,
+    shards_at,
+    unit_times_at,
+    units_at,
+)
 from planner.cost.data_parallel import sharding
 from planner.cost.data_parallel.overlap import exposed_data_parallel, host_copies, unit_columns
 from planner.cost.layer import forward_backward_overlap as pairs
@@ -180,8 +188,7 @@ def _least_seconds(
     rows, inverse = _optimistic_rows(job, batch)
     least, hidden = np.empty((2, len(rows)))
     for part in chunks.slices(len(rows), chunks.CACHED_ROWS):
-        unit, least[part] = _least_at(job, rows.take(part))
-        hidden[part] = _hidden(job, unit)
+        least[part], hidden[part] = _least_times_at(job, rows.take(part))
     return hidden, inverse, least
 
 
@@ -197,7 +204,7 @@ def step_lower_bounds(
     limit_seconds: of layouts that compute longer, that is the bound.
     """
     rows, inverse = distinct_rows(job, batch)
-    unit = units_at(job, rows)
+    unit = unit_times_at(job, rows)
     paired = critical_pairs(batch, num_microbatches(batch, job.training)) > 0
     hidden = _of_all_units(job, pairs.most_saved(unit.costs, job.profile))
     total = _of_all_units(job, unit.total)
@@ -210,7 +217,7 @@ def step_lower_bounds(
 
 
 def _beyond_compute(
-    job: PreparedJob, batch: LayoutBatch, unit: SummedCosts, inverse: IntColumn, paired: BoolColumn
+    job: PreparedJob, batch: LayoutBatch, unit: SummedTimes, inverse: IntColumn, paired: BoolColumn
 ) -> FloatColumn:
     """Seconds of a step of exactly these layouts beyond what a mean rank computes, (N,)."""
     m = num_microbatches(batch, job.training)
@@ -254,7 +261,7 @@ def layout_lower_bounds(
         their own schedules do.
     """
     rows, inverse = distinct_rows(job, batch)
-    unit = units_at(job, rows)
+    unit = unit_times_at(job, rows)
     if overlaps is None:
         overlaps = critical_pairs(batch, num_microbatches(batch, job.training)) > 0
     hidden = _of_all_units(job, pairs.most_saved(unit.costs, job.profile))
@@ -262,7 +269,7 @@ def layout_lower_bounds(
     return _mean_seconds(job, batch, hidden, inverse, total, overlaps=overlaps)
 
 
-def _hidden(job: PreparedJob, unit: SummedCosts) -> FloatColumn:
+def _hidden(job: PreparedJob, unit: SummedTimes) -> FloatColumn:
     """What overlapped pairs hide of a microbatch on all units at the most, (U,)."""
     return _of_all_units(job, pairs.shares_of_wires(unit.costs, job.profile))
 
@@ -395,25 +402,44 @@ def _least_at(job: PreparedJob, rows: LayoutBatch) -> tuple[SummedCosts, FloatCo
     unit = units_at(job, _with_methods(job, rows, *first))
     least = _of_all_units(job, unit.total)
     kept = {name: getattr(unit.costs, name).copy() for name in (*_LEAST, *_MOST)}
-    for method, dispatcher in others:
-        differs = (rows.cp > 1) | (method == first[0])
-        differs &= (rows.ep > 1) | (dispatcher in _WITHOUT_EP) | (dispatcher == first[1])
-        split = np.flatnonzero(differs)
-        if not len(split):
-            continue
-        tried = units_at(job, _with_methods(job, rows.take(split), method, dispatcher))
+    for split, tried_rows in _others(job, rows, first, others):
+        tried = units_at(job, tried_rows)
         least[split] = np.minimum(least[split], _of_all_units(job, tried.total))
         for name, found in kept.items():
             better = np.minimum if name in _LEAST else np.maximum
             found[..., split] = better(found[..., split], getattr(tried.costs, name))
     blocks = np.flatnonzero(rows.ac_kind == BLOCK)
     if len(blocks):  # their time is that of no recomputation, their memory that of full
-        tried = units_at(job, rows.take(blocks), FULL)
+        full = units_at(job, rows.take(blocks), FULL)
         for name in _LEAST:
-            kept[name][..., blocks] = np.minimum(
-                kept[name][..., blocks], getattr(tried.costs, name)
-            )
+            kept[name][..., blocks] = np.minimum(kept[name][..., blocks], getattr(full.costs, name))
     return replace(unit, costs=replace(unit.costs, **kept)), least
+
+
+def _least_times_at(job: PreparedJob, rows: LayoutBatch) -> tuple[FloatColumn, FloatColumn]:
+    """(the seconds of `_least_at`, what pairs hide of them at the most), (U,) each."""
+    first, *others = product(_cp_methods(job), _dispatchers(job))
+    unit = unit_times_at(job, _with_methods(job, rows, *first))
+    least = _of_all_units(job, unit.total)
+    most = {name: getattr(unit.costs, name).copy() for name in _MOST}
+    for split, tried_rows in _others(job, rows, first, others):
+        tried = unit_times_at(job, tried_rows)
+        least[split] = np.minimum(least[split], _of_all_units(job, tried.total))
+        for name, found in most.items():
+            found[..., split] = np.maximum(found[..., split], getattr(tried.costs, name))
+    return least, _hidden(job, replace(unit, costs=replace(unit.costs, **most)))
+
+
+def _others(
+    job: PreparedJob, rows: LayoutBatch, first: tuple[int, int], others: Sequence[tuple[int, int]]
+) -> Iterator[tuple[IntColumn, LayoutBatch]]:
+    """(rows that differ under another CP method and dispatcher than the first, those rows so)."""
+    for method, dispatcher in others:
+        differs = (rows.cp > 1) | (method == first[0])
+        differs &= (rows.ep > 1) | (dispatcher in _WITHOUT_EP) | (dispatcher == first[1])
+        split = np.flatnonzero(differs)
+        if len(split):
+            yield split, _with_methods(job, rows.take(split), method, dispatcher)
 
 
 def _of_all_units(job: PreparedJob, values: FloatColumn) -> FloatColumn:

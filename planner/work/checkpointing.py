@@ -223,7 +223,7 @@ class Mode:
                 every - of.core_bytes,
                 layer_input / period,
             ],
-            room(of, self.budget),
+            room(layer_input, every, self.budget),
         )
         peak = np.where(
             kind == NONE,
@@ -262,35 +262,30 @@ class Mode:
         )
         return last, before, first
 
-    def repeated(
-        self, everything: FloatColumn, full: FloatColumn, selective: FloatColumn, core: FloatColumn
-    ) -> FloatColumn:
-        """What the backward repeats of a quantity, but for memory budgets (`redone_by_budget`).
+    def repeats(self) -> Iterator[tuple[str, FloatColumn]]:
+        """(sum over operations, how often the backward repeats it), but for memory budgets.
 
-        everything, full, selective, core: its sum over all operations, and over those that a full,
-            a selective-op and a selective-attention checkpoint repeats.
-        Of layers that are recomputed together, only the last one's recomputation stops early.
+        The sums are over those that a full, a selective-op and a selective-attention checkpoint
+        repeats, and over all: of layers that are recomputed together, only the last one's
+        recomputation stops early.
         """
         kind = self.kind
-        share = np.select(
-            [kind == FULL, kind == SELECTIVE_LAYER, kind == UNIFORM],
-            [1.0, self.checkpointed, 1.0 / self.period],
-            0.0,
+        yield (
+            "needed",
+            np.select(
+                [kind == FULL, kind == SELECTIVE_LAYER, kind == UNIFORM],
+                [1.0, self.checkpointed, 1.0 / self.period],
+                0.0,
+            ),
         )
-        rest = np.where(kind == UNIFORM, 1.0 - 1.0 / self.period, 0.0)
-        return np.asarray(
-            share * full
-            + rest * everything
-            + (kind == SELECTIVE_OP) * selective
-            + (kind == SELECTIVE_ATTENTION) * core
-        )
+        yield "all", np.where(kind == UNIFORM, 1.0 - 1.0 / self.period, 0.0)
+        yield "selective", (kind == SELECTIVE_OP).astype(np.float64)
+        yield "core", (kind == SELECTIVE_ATTENTION).astype(np.float64)
 
 
-def room(of: Choices, budget: FloatColumn) -> FloatColumn:
-    """Bytes that a memory budget lets a layer save: least + X (all - least)."""
-    return np.asarray(
-        of.layer_input_bytes + budget * np.maximum(of.every_bytes - of.layer_input_bytes, 0.0)
-    )
+def room(least: FloatColumn, every: FloatColumn, budget: FloatColumn) -> FloatColumn:
+    """Bytes that a memory budget lets a layer save, between its input and all: of `Choices`."""
+    return np.asarray(least + budget * np.maximum(every - least, 0.0))
 
 
 def makers(ops: Sequence[Op]) -> list[tuple[int, Tensor]]:

@@ -52,9 +52,9 @@ def key(
     return _KEY + places, tuple(name for name in more if name not in places)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnitCosts(EndBytes):
-    """One microbatch of each unit on one rank; (K + 2, U) unless said otherwise.
+@dataclass(frozen=True, kw_only=True)  # slots are those of the classes that have them
+class UnitTimes:
+    """One microbatch of each unit on one rank in seconds; (K + 2, U) unless said otherwise.
 
     forward_seconds, input_grad_seconds, weight_grad_seconds, recompute_seconds: kernels alone.
     launch_forward_seconds, launch_input_grad_seconds, launch_weight_grad_seconds: what the device
@@ -62,13 +62,9 @@ class UnitCosts(EndBytes):
     wait_forward_seconds, wait_backward_seconds: what it idles because the host waited for it.
     exposed_forward, exposed_backward (3 axes tp, cp, ep; K + 2; U): seconds of communication that
         nothing hides.
-    saved_bytes: saved from forward to backward.
-    transient_bytes, done_bytes, next_bytes, second_bytes: in backward: transient, done, following
-        and second of `checkpointing.Kept`.
-    working_bytes: computed in forward and freed there.
-    held_bytes: bytes that wait for weight gradients computed later (`cost.layer.weight_grads`).
-    redone_seconds: what these weight gradients recompute.
-    forward_flops, recompute_flops: of matmuls and attention.
+    redone_seconds: what weight gradients that are computed later recompute
+        (`cost.layer.weight_grads`).
+    recompute_flops: of matmuls and attention.
     """
 
     forward_seconds: FloatColumn
@@ -82,6 +78,23 @@ class UnitCosts(EndBytes):
     wait_backward_seconds: FloatColumn
     exposed_forward: FloatColumn
     exposed_backward: FloatColumn
+    redone_seconds: FloatColumn
+    recompute_flops: FloatColumn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitCosts(UnitTimes, EndBytes):
+    """One microbatch of each unit on one rank; (K + 2, U) unless said otherwise.
+
+    Seconds are those of `UnitTimes`, bytes of ends those of `EndBytes`.
+    saved_bytes: saved from forward to backward.
+    transient_bytes, done_bytes, next_bytes, second_bytes: in backward: transient, done, following
+        and second of `checkpointing.Kept`.
+    working_bytes: computed in forward and freed there.
+    held_bytes: bytes that wait for weight gradients computed later (`cost.layer.weight_grads`).
+    forward_flops: of matmuls and attention.
+    """
+
     saved_bytes: FloatColumn
     transient_bytes: FloatColumn
     done_bytes: FloatColumn
@@ -89,33 +102,22 @@ class UnitCosts(EndBytes):
     second_bytes: FloatColumn
     working_bytes: FloatColumn
     held_bytes: FloatColumn
-    redone_seconds: FloatColumn
     forward_flops: FloatColumn
-    recompute_flops: FloatColumn
 
 
-def unit_costs(
+def unit_times(
     work: UnitWork,
     savings: Savings | None,
     rows: LayoutBatch,
     model: ModelSpec,
     training: TrainingSpec,
-    rules: TrainerRules,
-) -> UnitCosts:
-    """Costs of every unit of the model at U rows.
+) -> UnitTimes:
+    """Seconds of every unit of the model at U rows.
 
     work: of these rows, whatever their checkpointing.
     savings: of those rows that have a memory budget; None where none has.
     """
-    shape = work.forward_seconds.shape
-    kind = np.full(shape, NONE)
-    kind[:-2] = rows.ac_kind  # embedding and head are never checkpointed
-    mode = Mode(kind, np.broadcast_to(rows.ac_value, shape), model.num_hidden_layers)
-    keeps, stays = mode.kept(work), mode.graph_share
-    again = mode.repeated(work.again_all, work.again_needed, work.again_selective, work.again_core)
-    if savings is not None:
-        budgeted = np.flatnonzero(rows.ac_kind == MEMORY_BUDGET)
-        again[:, :-2, budgeted] = _under_budget(work, savings, budgeted, mode)
+    again = _again(work, savings, rows, model.num_hidden_layers)
     seconds, flops, exposed = again[0], again[1], again[COMMUNICATION]
     launches, waits = (again[QUANTITIES.index(name)] for name in ("launches", "waits"))
     redone = seconds + in_order(exposed)
@@ -135,9 +137,7 @@ def unit_costs(
             replays=work.replay_seconds,
         ),
     )
-    by_group = rules.framework.splits_backward_by_group
-    saved = keeps.saved + stays * work.weight_bytes
-    return UnitCosts(
+    return UnitTimes(
         forward_seconds=work.forward_seconds,
         input_grad_seconds=work.input_grad_seconds,
         weight_grad_seconds=work.weight_grad_seconds,
@@ -145,6 +145,27 @@ def unit_costs(
         **host,
         exposed_forward=work.exposed_forward,
         exposed_backward=work.exposed_backward + exposed,
+        redone_seconds=redone * work.weight_groups,
+        recompute_flops=flops,
+    )
+
+
+def unit_costs(
+    work: UnitWork,
+    savings: Savings | None,
+    rows: LayoutBatch,
+    model: ModelSpec,
+    training: TrainingSpec,
+    rules: TrainerRules,
+) -> UnitCosts:
+    """Seconds and bytes of every unit of the model at U rows; see `unit_times`."""
+    times = unit_times(work, savings, rows, model, training)
+    mode = _mode(rows, work.forward_seconds.shape, model.num_hidden_layers)
+    keeps, stays = mode.kept(work), mode.graph_share
+    by_group = rules.framework.splits_backward_by_group
+    saved = keeps.saved + stays * work.weight_bytes
+    return UnitCosts(
+        **{field.name: getattr(times, field.name) for field in fields(UnitTimes)},
         saved_bytes=saved,
         transient_bytes=keeps.transient + (1.0 - stays) * work.weight_bytes,
         done_bytes=keeps.done - stays * work.weight_bytes,
@@ -152,21 +173,42 @@ def unit_costs(
         second_bytes=keeps.second + (1.0 + stays) * work.weight_bytes,
         working_bytes=keeps.working * np.where(fused_kernels(rows, rules), PLANNED_WORKING, 1.0),
         held_bytes=work.incoming_bytes + (saved if by_group else work.input_bytes),
-        redone_seconds=redone * work.weight_groups,
         forward_flops=work.again_all[1],
-        recompute_flops=flops,
         **{field.name: getattr(work, field.name) for field in fields(EndBytes)},
     )
 
 
-def _under_budget(work: UnitWork, savings: Savings, rows: IntColumn, mode: Mode) -> FloatColumn:
-    """What the backwards of layers repeat under memory budgets at these rows, (Q, K, their U)."""
-    layers = work.layers_at(rows)
-    budget = mode.budget[:-2, rows]
-    spared = saved_by_budget(
-        savings.bytes, savings.again, layers.layer_input_bytes, room(layers, budget)
-    )
-    rest = np.maximum(work.again_needed[:, :-2, rows] - spared, 0.0)
+def _mode(rows: LayoutBatch, shape: tuple[int, ...], num_layers: int) -> Mode:
+    """How units checkpoint, (K + 2, U); embedding and head never do."""
+    kind = np.full(shape, NONE)
+    kind[:-2] = rows.ac_kind
+    return Mode(kind, np.broadcast_to(rows.ac_value, shape), num_layers)
+
+
+def _again(
+    work: UnitWork, savings: Savings | None, rows: LayoutBatch, num_layers: int
+) -> FloatColumn:
+    """What the backwards of units repeat, (Q, K + 2, U)."""
+    again = np.zeros((len(QUANTITIES), *work.forward_seconds.shape))
+    layers = again[:, :-2]
+    for name, share in Mode(rows.ac_kind, rows.ac_value, num_layers).repeats():
+        at = np.flatnonzero(share)
+        if len(at):
+            layers[:, :, at] += share[at] * work.at(f"again_{name}", at)[:, : layers.shape[1]]
+    if savings is not None:
+        budgeted = np.flatnonzero(rows.ac_kind == MEMORY_BUDGET)
+        budget = Mode(rows.ac_kind, rows.ac_value, num_layers).budget[budgeted]
+        layers[:, :, budgeted] = _under_budget(work, savings, budgeted, budget)
+    return again
+
+
+def _under_budget(
+    work: UnitWork, savings: Savings, rows: IntColumn, budget: FloatColumn
+) -> FloatColumn:
+    """What the backwards of layers repeat under these memory budgets of rows, (Q, K, their U)."""
+    least, every = (work.at(name, rows)[:-2] for name in ("layer_input_bytes", "every_bytes"))
+    spared = saved_by_budget(savings.bytes, savings.again, least, room(least, every, budget))
+    rest = np.maximum(work.at("again_needed", rows) - spared, 0.0)
     return np.where(budget >= 1.0, 0.0, rest)
 
 

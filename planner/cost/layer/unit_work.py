@@ -66,8 +66,9 @@ class UnitWork(Choices, EndBytes):
         nothing hides.
     launch_forward_seconds, launch_backward_seconds, replay_seconds, wait_seconds: of the host; see
         `host_time.Launches`.
-    again_all, again_needed, again_selective, again_core (Q, K + 2, U): of all operations; of those
-        that a full, a selective-op and a selective-attention checkpoint repeats.
+    again_all (Q, K + 2, U): of all operations.
+    again_needed, again_selective, again_core (Q, K, U): of those of layers that a full, a
+        selective-op and a selective-attention checkpoint repeats.
     weight_bytes: quantised weights that autograd saves.
     incoming_bytes, input_bytes, weight_groups: of weight gradients that are computed later
         (`weight_grads`).
@@ -91,11 +92,10 @@ class UnitWork(Choices, EndBytes):
     input_bytes: FloatColumn
     weight_groups: FloatColumn
 
-    def layers_at(self, rows: IntColumn) -> Choices:
-        """What the modes of layers at some rows choose between, (K, their U) each."""
-        return Choices(
-            **{field.name: getattr(self, field.name)[:-2, rows] for field in fields(Choices)}
-        )
+    def at(self, name: str, rows: IntColumn) -> FloatColumn:
+        """The column of this name at some rows."""
+        column: FloatColumn = getattr(self, name)
+        return column[..., rows]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +158,10 @@ def unit_work(context: CostContext, model: ModelSpec, shared: SharedWork | None 
     units = list(_units(context, model))
     known = [{} for _ in units] if shared is None else list(shared.of_units(units))
     parts = [_columns(_completed(unit, begun)) for unit, begun in zip(units, known, strict=True)]
-    stacked = {name: np.stack([part[name] for part in parts], axis=-2) for name in parts[0]}
+    stacked = {
+        name: np.stack([part[name] for part in (parts[:-2] if name in _OF_LAYERS else parts)], -2)
+        for name in parts[0]
+    }
     logits, leftover = _logits_bytes(context)
     chunks, chunk_logits = _chunks_bytes(context)
     return UnitWork(
@@ -282,6 +285,7 @@ _SUMS: Mapping[str, tuple[int, ...]] = {
     "exposed_backward": (len(AXES),),
     "launch_backward_seconds": (),
 }
+_OF_LAYERS = ("again_needed", "again_selective", "again_core")  # ends are never checkpointed
 _OF_WHOLE_UNITS = (
     "replay_seconds", "weight_bytes", "incoming_bytes", "input_bytes", "weight_groups",
     *(field.name for field in fields(Choices)),
@@ -314,15 +318,16 @@ def _sums(unit: _Unit, part: slice, begun: dict[str, FloatColumn]) -> dict[str, 
         "exposed_backward": [c.exposed_backward for c in costs],
         "launch_backward_seconds": list(host.backward_OU),
     }
-    names = ("again_needed", "again_selective", "again_core")
     if _saves(unit.ops):
         shares = shares_of(
             unit.ops, part, context.batch, context.bytes_of, context.rules.early_stop
         )
-        for name, those in zip(names, (shares.needed, shares.selective, shares.core), strict=True):
+        for name, those in zip(
+            _OF_LAYERS, (shares.needed, shares.selective, shares.core), strict=True
+        ):
             summands[name] = _repeated(each, those)
     else:
-        summands |= {name: [] for name in names}
+        summands |= {name: [] for name in _OF_LAYERS}
     nothing = np.zeros_like(quantities[:, 0])
     return {
         name: in_order([*([begun[name]] if begun else []), *columns] or [nothing])

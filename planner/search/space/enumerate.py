@@ -255,11 +255,13 @@ class Branches:
         near (B,): the branches wanted.
         """
         space = self.space
-        sizes = space.cell_sizes[self.chosen]
-        place = np.repeat(np.arange(len(self.chosen)), sizes)
+        of_near = np.bincount(self.owner[near], minlength=len(self.chosen))
+        with_near = np.flatnonzero(of_near)
+        sizes = space.cell_sizes[self.chosen[with_near]]
+        place = np.repeat(with_near, sizes)
         rest = np.arange(len(place)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         count = np.bincount(self.owner, minlength=len(self.chosen))
-        branch = np.repeat(np.cumsum(count) - count, sizes)
+        branch = np.repeat((np.cumsum(count) - count)[with_near], sizes)
         radix = np.ones(len(place), dtype=np.int64)
         choices = []
         for expansion, (part, number) in zip(space.expansions, self.parts, strict=True):
