@@ -10,6 +10,7 @@ from planner.columns import (
     BoolColumn,
     IntColumn,
     LayoutBatch,
+    among,
     distinct_values,
     schedule_is,
 )
@@ -178,7 +179,7 @@ def node_bytes(c: Context) -> float:
 
 
 def _in(values: frozenset[int], x: LayoutBatch) -> BoolColumn:
-    return np.isin(x.zero_stage, sorted(values))
+    return among(x.zero_stage, sorted(values))
 
 
 _ZERO_RULES: tuple[Rule, ...] = (

@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from planner.beside import Sides, sides
-from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
+from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch, among
 from planner.cost.chunks import CHUNK
 from planner.cost.cost_inputs import STAGE_COUNTS
 from planner.cost.deduplicated import hashes
@@ -212,7 +212,7 @@ class Part:
         of_cells, asked = (
             hashes([getattr(batch, name) for name in names]) for batch in (space.cells, layouts)
         )
-        batch = space.expand(np.flatnonzero(np.isin(of_cells, asked)))
+        batch = space.expand(np.flatnonzero(among(of_cells, asked)))
         batch = batch.take(np.asarray(~Weighed.of(batch, pricer).unmeasured.any(axis=1)))
         if not len(batch):
             return batch, np.zeros(0)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from planner.calibration.intervals import oom_probability
-from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch, distinct_values
+from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch, among, distinct_values
 from planner.cost import deduplicated as keyed
 from planner.cost.chunks import CHUNK
 from planner.cost.price import Pricer
@@ -200,7 +200,7 @@ class Shortlist:
         if fits.any():
             simple = _simplest(pricer, batch, value, oom, fits)
             kept = _front_and_best(order, other, fits, self.keep)
-            kept = order[np.isin(order, distinct_values(kept, simple))]
+            kept = order[among(order, np.append(kept, simple))]
         return Screened(
             batch=batch.take(kept),
             step_seconds=step[kept],

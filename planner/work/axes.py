@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from planner.columns import BoolColumn, FloatColumn, LayoutBatch
+from planner.columns import BoolColumn, FloatColumn, LayoutBatch, among
 from planner.dataclass import dataclass
 from planner.precision import column
 from planner.specs.layout import AC_KINDS, CP_METHODS, MOE_DISPATCHERS
@@ -175,7 +175,7 @@ def overlapping_exchange(batch: LayoutBatch) -> BoolColumn:
     return np.asarray(
         (batch.ep > 1)
         & ((batch.pp == 1) | (batch.virtual_stages > 1))
-        & ~np.isin(batch.ac_kind, WHOLE_LAYERS)
+        & ~among(batch.ac_kind, WHOLE_LAYERS)
         & (batch.moe_dispatcher != MOE_DISPATCHERS.index("allgather"))
     )
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from planner.columns import IntColumn, LayoutBatch
+from planner.columns import IntColumn, LayoutBatch, among
 from planner.cost.pipeline import stages
 from planner.cost.price import Pricer
 from planner.dataclass import dataclass
@@ -130,7 +130,7 @@ class Beyond:
         ends = [
             int(of_rank[chunk % len(of_rank)]) for of_rank, chunk in zip(own, chunks, strict=True)
         ]
-        inner = ~np.isin(ranks, [ranks[0], ranks[-1]])
+        inner = ~among(ranks, [ranks[0], ranks[-1]])
         others = inner if inner.any() else np.ones(len(sizes), dtype=np.bool_)
         for stage, count in zip(ends, (first, last), strict=True):
             for place in _places(sizes, others & (np.arange(len(sizes)) != stage), count):

@@ -23,6 +23,7 @@ from planner.columns import (
     FloatColumn,
     IntColumn,
     LayoutBatch,
+    among,
     distinct_values,
 )
 from planner.cost.cost_inputs import on_ranks
@@ -260,7 +261,7 @@ class Climb:
             if not exact:
                 rows = self._faster(batch, value[tried.owner])
                 tried, batch = tried.take(rows), batch.take(rows)
-                active = active[np.isin(active, tried.owner)]
+                active = active[among(active, tried.owner)]
             found, their_idle, their_loads, their_filled = self._judged(batch, exact)
             best = _best_of_each(tried.owner, found, count)[active]
             better = found[best] < value[active] * (1.0 - LEAST_GAIN)
