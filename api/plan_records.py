@@ -51,12 +51,15 @@ class RecordsHere:
         return self.wiring
 
     def get_ready(self) -> None:
-        """Imports what the database needs, and touches nothing of it."""
+        """Imports what it takes to read calibrations, and touches nothing of the database."""
         import api.calibration.read
         import api.storage.calibrations
         import api.storage.migrate
-        import api.storage.store
         import api.wiring  # noqa: F401
+
+    def get_ready_to_save(self) -> None:
+        """Imports what it takes to store a plan."""
+        import api.storage.store  # noqa: F401
 
     def learned(self, job: "Job", owner: str) -> "Calibration | None":
         """See `PlanRecords`."""
@@ -71,7 +74,7 @@ class RecordsHere:
         from api.calibration.read import subjects_of
         from api.storage.calibrations import latest_calibration
 
-        engine = self._wired().store.engine
+        engine = self._wired().current_engine
         found = [latest_calibration(engine, one) for one in subjects_of(trainer, gpu, owner)]
         return [record for record in found if record is not None]
 
@@ -94,6 +97,7 @@ class RecordsBeside:
         """See `PlanRecords`."""
         asked = (job.training.trainer, job.cluster.gpu.name, owner)
         piece = self.partner.start(RecordsHere.in_use, *asked)
+        self.partner.start(RecordsHere.get_ready_to_save)
         import planner.plan.recommend  # noqa: F401  while the copy looks
 
         records = cast("list[CalibrationRecord]", piece.result())

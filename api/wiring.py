@@ -72,11 +72,17 @@ class Wiring:
     @cached_property
     def store(self) -> "SqlStore":
         """The store, on a database that is at the right revision. Raises StoreError."""
-        from api.storage.migrate import ensure_current
         from api.storage.store import SqlStore
 
+        return SqlStore(self.current_engine)
+
+    @cached_property
+    def current_engine(self) -> "Engine":
+        """The engine, of a database that is at the right revision. Raises StoreError."""
+        from api.storage.migrate import ensure_current
+
         ensure_current(self.engine)
-        return SqlStore(self.engine)
+        return self.engine
 
     @cached_property
     def idempotency(self) -> "IdempotencyStore":

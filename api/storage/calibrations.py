@@ -6,7 +6,7 @@ from dataclasses import asdict, fields
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Engine, func, or_, select, update
+from sqlalchemy import ColumnElement, Engine, Row, func, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -110,10 +110,11 @@ def latest_calibration(
 ) -> CalibrationRecord | None:
     """The calibration in use of this subject; None where there is none.
 
+    It asks for columns, not for objects: a command that plans would wait for all tables' classes.
     until: the one that was in use then.
     """
-    table = CalibrationRow
-    query = select(table).where(*_of(subject))
+    table = CalibrationRow.__table__.c
+    query = select(*table).where(*_of(subject))
     if until is None:
         query = query.where(table.superseded_at.is_(None))
     else:
@@ -121,12 +122,12 @@ def latest_calibration(
         query = query.where(table.created_at <= until, later)
     query = query.order_by(table.created_at.desc(), table.id.desc()).limit(1)
     with reading(engine) as session:
-        row = session.scalars(query).first()
+        row = session.execute(query).first()
         return None if row is None else _record(row)
 
 
 def _of(subject: Subject) -> tuple[ColumnElement[bool], ...]:
-    table = CalibrationRow
+    table = CalibrationRow.__table__.c
     return (
         table.trainer == plain_text(subject.trainer),
         table.gpu == plain_text(subject.gpu),
@@ -138,7 +139,7 @@ def _values(record: CalibrationRecord) -> dict[str, Any]:
     return {**asdict(record), "software": dict(record.software), "document": dict(record.document)}
 
 
-def _record(row: CalibrationRow) -> CalibrationRecord:
+def _record(row: CalibrationRow | Row[Any]) -> CalibrationRecord:
     values: dict[str, Any] = {
         field.name: getattr(row, field.name) for field in fields(CalibrationRecord)
     }
