@@ -263,8 +263,8 @@ class Part:
 class Parts:
     """The parts of a space, and what their screens found together.
 
-    pipelines: on which side each is simulated. actions: how many these have, by side.
-
+    pipelines: on which side each is simulated. stages: how many these have, by side.
+    budgets: the fastest layouts with memory budgets, once they were sought.
     num_layouts, rejected: of the space. is_small: whether it may stay in memory beside its parts.
     """
 
@@ -278,7 +278,7 @@ class Parts:
         self.rejected = dict(rejected.most_common())
         self.is_small = sum(one.num_cells for one in taken) <= KEPT_WHOLE
         self.pipelines: dict[tuple[int, ...], int] = {}
-        self.actions = [0.0] * len(self.sides.states)
+        self.stages = [0] * len(self.sides.states)
         self.budgets: KnownBudgets | None = None
         self.screened, self.without_room = self._screen()
 
@@ -392,15 +392,18 @@ class Parts:
             return simulated_step_seconds(pricer, batch, prices)
         share = np.full(len(batch), -1)
         m = num_microbatches(batch, pricer.training)
-        for rows in groups(pricer, batch):
-            first = rows[0]
-            columns = (batch.pp_schedule, batch.pp, batch.virtual_stages, m)
-            pipeline = tuple(int(column[first]) for column in columns)
+        columns = (batch.pp_schedule, batch.pp, batch.virtual_stages, m)
+        rows_of = {
+            tuple(int(column[rows[0]]) for column in columns): rows
+            for rows in groups(pricer, batch)
+        }
+        # microbatches alike are simulated at once, so the longest pipelines take longest
+        for pipeline in sorted(rows_of, key=lambda one: -math.prod(one[1:3])):
             if pipeline not in self.pipelines:
-                side = self.actions.index(min(self.actions))
-                self.actions[side] += math.prod(pipeline[1:])
+                side = self.stages.index(min(self.stages))
+                self.stages[side] += math.prod(pipeline[1:3])
                 self.pipelines[pipeline] = side
-            share[rows] = self.pipelines[pipeline]
+            share[rows_of[pipeline]] = self.pipelines[pipeline]
         step = prices.step_seconds.copy()
         for rows, seconds in self.sides.each(Part.simulated, batch, share):
             step[rows] = seconds
