@@ -41,6 +41,7 @@ DEGREES = ("tp", "cp", "pp", "dp_replicate", "dp_shard")
 MAX_TRIED = 20_000
 # Fields by whose values a space is divided: those that are crossed first, on which units depend
 DIVIDED = CELL_FIELDS.index("micro_batch_size") + 1
+SMALL_CODES = 1 << 18  # up to so many codes a table is read from the cache
 LOOKUP_LIMIT = 1 << 22  # values up to here are ranked by a table, larger ones by sorting
 
 
@@ -861,7 +862,7 @@ def _classes(keys: Sequence[IntColumn], num_rows: int) -> tuple[IntColumn, IntCo
     codes = np.zeros(num_rows, dtype=np.int64)
     size = 1
     for key in keys:
-        ranks, count = _ranks(key)
+        ranks, count = _small(key, SMALL_CODES // max(size, 1))
         codes, size = codes * count + ranks, size * count
         if size > LOOKUP_LIMIT:
             codes, size = _ranks(codes)
@@ -869,6 +870,15 @@ def _classes(keys: Sequence[IntColumn], num_rows: int) -> tuple[IntColumn, IntCo
     firsts = np.zeros(size, dtype=np.int64)
     firsts[codes[::-1]] = np.arange(num_rows)[::-1]
     return codes, firsts
+
+
+def _small(values: IntColumn, limit: int) -> tuple[IntColumn, int]:
+    """What orders as the values do, and a number above it: the values themselves up to a limit."""
+    if len(values) and values.dtype.kind in "iu" and values.min() >= 0:
+        most = int(values.max())
+        if most < limit:
+            return values, most + 1
+    return _ranks(values)
 
 
 def _ranks(values: IntColumn) -> tuple[IntColumn, int]:
