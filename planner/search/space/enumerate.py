@@ -862,7 +862,9 @@ def _classes(keys: Sequence[IntColumn], num_rows: int) -> tuple[IntColumn, IntCo
     codes = np.zeros(num_rows, dtype=np.int64)
     size = 1
     for key in keys:
-        ranks, count = _small(key, SMALL_CODES // max(size, 1))
+        ranks, count = _small(key, min(SMALL_CODES, 4 * num_rows) // max(size, 1))
+        if size * count > LOOKUP_LIMIT:
+            codes, size = _ranks(codes)
         codes, size = codes * count + ranks, size * count
         if size > LOOKUP_LIMIT:
             codes, size = _ranks(codes)
