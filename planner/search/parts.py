@@ -5,7 +5,6 @@ nothing but what the best layouts take; a part tells that after each round. So a
 wherever they run.
 """
 
-import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -44,6 +43,7 @@ from planner.search.variations.splits import climbed_splits
 # core, two parts of a smaller one take half as long again as one.
 MANY = 5 * 2**12
 PARTS = 2
+STAGE = 50  # microbatches; judgement
 KEPT_WHOLE = 2**17  # cells of the largest space that stays in memory beside its parts
 
 
@@ -263,7 +263,7 @@ class Part:
 class Parts:
     """The parts of a space, and what their screens found together.
 
-    pipelines: on which side each is simulated. stages: how many these have, by side.
+    pipelines: on which side each is simulated. efforts: what these take, by side.
     budgets: the fastest layouts with memory budgets, once they were sought.
     num_layouts, rejected: of the space. is_small: whether it may stay in memory beside its parts.
     """
@@ -278,7 +278,7 @@ class Parts:
         self.rejected = dict(rejected.most_common())
         self.is_small = sum(one.num_cells for one in taken) <= KEPT_WHOLE
         self.pipelines: dict[tuple[int, ...], int] = {}
-        self.stages = [0] * len(self.sides.states)
+        self.efforts = [0] * len(self.sides.states)
         self.budgets: KnownBudgets | None = None
         self.screened, self.without_room = self._screen()
 
@@ -397,17 +397,26 @@ class Parts:
             tuple(int(column[rows[0]]) for column in columns): rows
             for rows in groups(pricer, batch)
         }
-        # microbatches alike are simulated at once, so the longest pipelines take longest
-        for pipeline in sorted(rows_of, key=lambda one: -math.prod(one[1:3])):
+        for pipeline in sorted(rows_of, key=_effort, reverse=True):
             if pipeline not in self.pipelines:
-                side = self.stages.index(min(self.stages))
-                self.stages[side] += math.prod(pipeline[1:3])
+                side = self.efforts.index(min(self.efforts))
+                self.efforts[side] += _effort(pipeline)
                 self.pipelines[pipeline] = side
             share[rows_of[pipeline]] = self.pipelines[pipeline]
         step = prices.step_seconds.copy()
         for rows, seconds in self.sides.each(Part.simulated, batch, share):
             step[rows] = seconds
         return step
+
+
+def _effort(pipeline: tuple[int, ...]) -> int:
+    """How long the simulation of a pipeline (schedule, pp, stages, microbatches) takes, about.
+
+    Each stage takes as long as STAGE microbatches on it, and of many microbatches most are
+    repeated (`simulate.stretched`).
+    """
+    _, pp, stages, microbatches = pipeline
+    return pp * stages * (STAGE + min(microbatches, 5 * pp))
 
 
 @contextmanager

@@ -136,7 +136,7 @@ def test_shares_of_a_climb_end_where_one_climb_does(exact: bool) -> None:
         divided = Parts.__new__(Parts)
         divided.sides = both
         their_near, their_found = divided.climbed(classes, budgets, limit, exact)
-        divided.pipelines, divided.stages = {}, [0, 0]
+        divided.pipelines, divided.efforts = {}, [0, 0]
         prices = pricer.price(found)
         simulated = divided.simulated(found, prices)
     assert partner.asked == 2

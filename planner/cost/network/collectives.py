@@ -128,15 +128,19 @@ def _of_each(
     """`_lines` of machines side by side. Shorter envelopes repeat their first line."""
     size = len(degree) // len(fabric.each)
     gains = np.broadcast_to(nvls_gain, len(degree))[::size]
-    found = [
-        _lines(operation, degree[:size], stride[:size], one, float(gain))
-        for one, gain in zip(fabric.each, gains, strict=True)
-    ]
-    width = max(len(latency) for latency, _ in found)
-    order = [np.where(np.arange(width) < len(lines), np.arange(width), 0) for lines, _ in found]
+    machines = [(id(one), float(gain)) for one, gain in zip(fabric.each, gains, strict=True)]
+    distinct = dict(zip(machines, fabric.each, strict=True))
+    found = {
+        machine: _lines(operation, degree[:size], stride[:size], one, machine[1])
+        for machine, one in distinct.items()
+    }
+    width = max(len(latency) for latency, _ in found.values())
+    for machine, lines in found.items():
+        places = np.arange(width)
+        rows = np.where(places < len(lines[0]), places, 0)
+        found[machine] = lines[0][rows], lines[1][rows]
     latency, slope = (
-        np.concatenate([one[kind][rows] for one, rows in zip(found, order, strict=True)], axis=1)
-        for kind in (0, 1)
+        np.concatenate([found[machine][kind] for machine in machines], axis=1) for kind in (0, 1)
     )
     return latency, slope
 
