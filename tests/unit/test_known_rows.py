@@ -8,7 +8,7 @@ import pytest
 import planner
 from planner.columns import LayoutBatch
 from planner.cost import cost_inputs, known_rows
-from planner.cost.cost_inputs import distinct_rows, shards_at, units_at
+from planner.cost.cost_inputs import distinct_rows, shards_at, unit_times_at, units_at
 from planner.cost.deduplicated import layout_hashes
 from planner.cost.layer.unit_work import unit_work
 from planner.cost.price import Pricer
@@ -101,6 +101,35 @@ def test_too_many_are_forgotten_and_priced_again(monkeypatch: pytest.MonkeyPatch
         assert np.array_equal(part.forward_seconds, whole.forward_seconds[:, start : start + 16])
         assert pricer.known.work.count <= 32
     assert same(units_at(pricer, rows).costs, whole)
+
+
+def test_rows_that_are_read_late_are_those_that_were_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Even if all rows were forgotten meanwhile, and others stand in their places."""
+    rows = some_rows(fresh())
+    monkeypatch.setattr(known_rows, "MOST_ROWS", 32)
+    pricer, here = fresh(), rows.take(slice(0, 16))
+    work, _ = cost_inputs._work_at(pricer, here)
+    for start in (16, 32, 48):
+        units_at(pricer, rows.take(slice(start, start + 16)))
+    whole, _ = cost_inputs._work_at(fresh(), here)
+    assert np.array_equal(work.forward_seconds, whole.forward_seconds)
+    some = np.array([3, 1, 3])
+    assert np.array_equal(work.at("again_needed", some), whole.again_needed[..., some])
+    with pytest.raises(AttributeError, match="no_such_column"):
+        _ = work.no_such_column  # type: ignore[attr-defined]
+
+
+def test_seconds_alone_are_those_of_the_costs() -> None:
+    rows = some_rows(fresh())
+    assert len({*rows.ac_kind.tolist()}) > 3
+    for pricer in (fresh(), replace(fresh(), remembers=False)):
+        costs, times = units_at(pricer, rows), unit_times_at(pricer, rows)
+        for field in fields(times.costs):
+            ours = getattr(times.costs, field.name)
+            assert np.array_equal(ours, getattr(costs.costs, field.name)), field.name
+        assert np.array_equal(times.total, costs.total)
 
 
 def test_shards_are_remembered_too() -> None:

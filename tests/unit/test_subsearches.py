@@ -15,8 +15,10 @@ from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
 from planner.ports import Ports
 from planner.rules import Context
+from planner.search import bounds, cell_queue
+from planner.search import screen as screen_module
 from planner.search.fit import OOM_LIMIT
-from planner.search.parts import searched
+from planner.search.parts import KnownBudgets, searched
 from planner.search.screen import Goal
 from planner.search.space.enumerate import build_space
 from planner.specs.job import SearchSpec
@@ -126,6 +128,53 @@ def test_the_budget_is_the_largest_that_fits() -> None:
         assert prices.step_seconds[fits].min() == pytest.approx(
             float(pricer.price(found.take(slice(row, row + 1))).step_seconds[0])
         )
+
+
+@pytest.mark.parametrize("name", ["8B, short of memory", "experts", "Megatron"])
+def test_budgets_sought_before_the_second_round_change_nothing_but_the_work(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they take lowers the limit of later rounds; what is near the best stays, and so do they.
+
+    Without `Goal.budgets` none is sought early.
+    """
+    job = read_job(JOBS[name])
+    pricer = Pricer.build(job.model, job.cluster, job.training)
+    space = build_space(pricer.rules_context, SearchSpec())
+    for module in (bounds, cell_queue):
+        monkeypatch.setattr(module, "BAND", 32)
+    monkeypatch.setattr(screen_module, "ROUND", 64)
+    with searched(pricer, lambda: space, Goal(count=10)) as plain:
+        screened, early = plain.screened, plain.budgets
+    assert early is None
+    with searched(pricer, lambda: space, Goal(count=10, budgets=20)) as parts:
+        known = parts.budgets
+        assert known is not None
+        worth = float(screened.step_seconds[9])
+        found = parts.best_budgets(worth)
+        parts.budgets = None
+        late = parts.best_budgets(worth)
+    assert known.least < np.inf
+    assert parts.screened.num_priced <= screened.num_priced
+    assert np.array_equal(screened.step_seconds[:10], parts.screened.step_seconds[:10])
+    assert len(found) > 0
+    assert {*found.layouts()} == {*late.layouts()}
+
+
+def test_budgets_sought_for_less_are_sought_again() -> None:
+    job = read_job(JOBS["experts"])
+    pricer = Pricer.build(job.model, job.cluster, job.training)
+    space = build_space(pricer.rules_context, SearchSpec())
+    with searched(pricer, lambda: space, Goal(count=10, budgets=20)) as parts:
+        worth = float(parts.screened.step_seconds[9])
+        whole = parts.best_budgets(worth)
+        found = parts._fastest_budgets(worth)
+        kinds = [[kind.take(np.arange(0)) for kind in of_dial] for of_dial in found]
+        parts.budgets = KnownBudgets(worth=0.9 * worth, kinds=kinds)
+        assert parts.best_budgets(worth).layouts() == whole.layouts()
+        parts.budgets = KnownBudgets(worth=worth, kinds=kinds)
+        assert not len(parts.best_budgets(worth))
+    assert len(whole)
 
 
 def _with_budget(layout: Layout, hundredths: int) -> Layout:
