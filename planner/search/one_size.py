@@ -23,10 +23,10 @@ from planner.dataclass import dataclass
 from planner.rules import Context
 from planner.rules.features import HOST_TOO_SMALL
 from planner.search.choice.preference import Spreads, Weighed, leaders
-from planner.search.fit import fitting
+from planner.search.fit import OOM_LIMIT, fitting
 from planner.search.parts import Parts, searched
 from planner.search.sampled import SampledTrial
-from planner.search.screen import Goal
+from planner.search.screen import PARETO_SLACK, Goal
 from planner.search.shortlist import Screened
 from planner.search.space.enumerate import SpaceDraft, begin_space
 from planner.search.variations.beyond import Beyond
@@ -51,7 +51,7 @@ SIMULATED = 300
 # all its layouts
 SIMULATED_GROUPS = 16
 BUDGETS_SIMULATED = SIMULATED_OFFLOADED = 40
-MEASURED = 8  # beside others that all use something unmeasured
+MEASURED = 8  # where all that is near the best uses something unmeasured
 UNSEEN = 0.999  # a layout that gains less is not looked for
 POLISHED = 4  # of the classes of one pipeline
 # judgement: single moves, each simulated, have gained 9% over a split that closed forms chose
@@ -337,8 +337,10 @@ def _simulate(job: Job, at_size: OneSize, parts: Parts, limit_seconds: float = n
         expected = weighed.expected(screened.step_seconds, screened.oom)
         simplest = leaders(expected, weighed.points)
         best = screened.batch.take(distinct_values(chosen, simplest))
-        unmeasured = weighed.unmeasured.any(axis=1).all()
-        if unmeasured and screened.num_fitting and np.isinf(limit_seconds):
+        measured = ~weighed.unmeasured.any(axis=1) & (screened.oom <= OOM_LIMIT)
+        nearest = screened.step_seconds[measured].min(initial=np.inf)
+        near = screened.num_fitting and nearest <= PARETO_SLACK * screened.step_seconds[0]
+        if screened.num_fitting and not near and np.isinf(limit_seconds):
             best = LayoutBatch.concatenate([best, parts.measured(MEASURED)])
     if parts.seeks_budgets:
         shown = screened.step_seconds[: min(_wanted(job), screened.num_fitting)]

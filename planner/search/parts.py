@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from planner.beside import Sides, sides
-from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch, among
+from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch, among, taken
 from planner.cost.chunks import CHUNK
 from planner.cost.cost_inputs import STAGE_COUNTS
 from planner.cost.deduplicated import hashes
@@ -209,10 +209,10 @@ class Part:
         space, pricer = self._begun.space, self.pricer
         free = {name for expansion in space.expansions for name in expansion.table}
         names = [name for name, _ in space.cells.columns() if name not in free]
-        of_cells, asked = (
-            hashes([getattr(batch, name) for name in names]) for batch in (space.cells, layouts)
-        )
-        batch = space.expand(np.flatnonzero(among(of_cells, asked)))
+        screened = np.flatnonzero(~np.isnan(self._begun.cell_bounds.seconds))
+        of_cells = hashes([taken(getattr(space.cells, name), screened) for name in names])
+        asked = hashes([getattr(layouts, name) for name in names])
+        batch = space.expand(screened[among(of_cells, asked)])
         batch = batch.take(np.asarray(~Weighed.of(batch, pricer).unmeasured.any(axis=1)))
         if not len(batch):
             return batch, np.zeros(0)
