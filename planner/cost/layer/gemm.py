@@ -14,6 +14,7 @@ from planner.work.ops import Gemm, Op
 from planner.work.quantised import column_parallel, row_parallel
 
 AMAX_BYTES = 4.0
+BACKWARD_PRODUCTS = ("input_grad", "weight_grad")
 FORWARD, BACKWARD = ("input", "weight"), ("gradient", "weight_again", "input_again")
 
 
@@ -38,7 +39,7 @@ def gemm_cost(
     high = np.where(context.batch.param_dtype == 0, high, SINGLE)
     gemms = {"forward": (r, c, d), "input_grad": (r, d, c), "weight_grad": (d, c, r)}
     if not np.any(share > 0):
-        plain = {name: _product_seconds(context, op, name, gemms[name], high) for name in gemms}
+        plain = _product_seconds(context, op, gemms, dict.fromkeys(gemms, high))
         one = np.ones(len(share))
         return cost(
             context,
@@ -48,21 +49,22 @@ def gemm_cost(
             singles=_calls_of_experts(context, op),
             flops=2.0 * b * r * c * d,
         )
-    q, seconds = context.quantises(op), {}
+    q = context.quantises(op)
     does = {name: share * q.products[name] for name in gemms}
-    for name, sizes in gemms.items():
-        code = q.precision if name == "forward" else q.gradient_precision
-        low = _product_seconds(context, op, name, sizes, np.where(does[name] > 0, code, high))
-        if name != "forward":
-            low = low + context.device.moved_seconds(
-                np.where(does[name] > 0, q.rescaled, 0.0) * b * sizes[0] * sizes[1]
-            )
-        mixed = bool(((does[name] > 0) & (does[name] < 1)).any())
-        seconds[name] = (
-            does[name] * low + (1.0 - does[name]) * _product_seconds(context, op, name, sizes, high)
-            if mixed
-            else low
-        )
+    codes = {
+        name: np.where(of > 0, q.precision if name == "forward" else q.gradient_precision, high)
+        for name, of in does.items()
+    }
+    seconds = _product_seconds(context, op, gemms, codes)
+    for name in BACKWARD_PRODUCTS:
+        rescaled = np.where(does[name] > 0, q.rescaled, 0.0) * b * gemms[name][0] * gemms[name][1]
+        seconds[name] = seconds[name] + context.device.moved_seconds(rescaled)
+    mixed = [name for name, of in does.items() if ((of > 0) & (of < 1)).any()]
+    if mixed:
+        sizes = {name: gemms[name] for name in mixed}
+        rest = _product_seconds(context, op, sizes, dict.fromkeys(mixed, high))
+        for name in mixed:
+            seconds[name] = does[name] * seconds[name] + (1.0 - does[name]) * rest[name]
     first = np.where(q.shared & read_before, 0.0, 1.0)
     return _quantised_cost(context, op, does, shape, seconds, first, fuses)
 
@@ -138,25 +140,30 @@ def _quantised_cost(
 def _product_seconds(
     context: CostContext,
     op: Gemm,
-    name: str,
-    sizes: tuple[FloatColumn, FloatColumn, FloatColumn],
-    precision: IntColumn,
-) -> FloatColumn:
-    """Seconds of one of a layer's three products; routed experts' are grouped.
+    sizes: Mapping[str, tuple[FloatColumn, FloatColumn, FloatColumn]],
+    precisions: Mapping[str, IntColumn],
+) -> dict[str, FloatColumn]:
+    """Seconds of some of a layer's three products; routed experts' are grouped.
 
-    sizes: (rows, cols, depth).
+    sizes: (rows, cols, depth) of each.
     """
     groups = context.product(op.batch)
     if op.role != "expert":
-        return context.device.gemm_seconds(*sizes, groups, precision)
-    return context.device.grouped_gemm_seconds(
-        *sizes,
-        groups,
-        precision,
-        tokens=context.product(op.rows),
-        vendor=context.rules.fused_kernels,
-        gradient_bytes=_gradient_bytes(context) if name == "weight_grad" else None,
-    )
+        rows, cols, depth = (np.array(column) for column in zip(*sizes.values(), strict=True))
+        codes = np.array([precisions[name] for name in sizes])
+        found = context.device.gemm_seconds(rows, cols, depth, groups, codes)
+        return dict(zip(sizes, found, strict=True))
+    return {
+        name: context.device.grouped_gemm_seconds(
+            *of_product,
+            groups,
+            precisions[name],
+            tokens=context.product(op.rows),
+            vendor=context.rules.fused_kernels,
+            gradient_bytes=_gradient_bytes(context) if name == "weight_grad" else None,
+        )
+        for name, of_product in sizes.items()
+    }
 
 
 def _gradient_bytes(context: CostContext) -> FloatColumn:
