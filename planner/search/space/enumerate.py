@@ -846,11 +846,16 @@ def _unique_boolean_rows(values: BoolColumn) -> tuple[IntColumn, IntColumn]:
 
 
 def _part_of(columns: Sequence[IntColumn], num_rows: int, count: int) -> IntColumn:
-    """Which of `count` parts each row belongs to, (N,), equal rows to the same."""
-    if not columns or not num_rows:
-        return np.zeros(num_rows, dtype=np.int64)
-    mixed = hashes(columns) >> np.uint64(7)
-    return (mixed % np.uint64(count)).astype(np.int64)
+    """Which of `count` parts each row belongs to, (N,), equal rows to the same.
+
+    Rows that differ in one value alone, and there by one step, are in different parts, like fields
+    of a chessboard: so parts have alike shares of whatever region a search goes through.
+    """
+    steps = np.zeros(num_rows, dtype=np.int64)
+    for column in columns:
+        ranks, _ = _ranks(column)
+        steps += ranks
+    return steps % count
 
 
 def _length(columns: Columns) -> int:
