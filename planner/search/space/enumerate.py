@@ -27,7 +27,7 @@ from planner.columns import (
     taken,
     wide,
 )
-from planner.cost.deduplicated import hashes, unique_rows
+from planner.cost.deduplicated import unique_rows
 from planner.dataclass import dataclass
 from planner.rules import DERIVED, Context, Rule, columns_of, rules_for
 from planner.rules.degrees import PRODUCT_KEY
