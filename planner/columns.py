@@ -172,6 +172,8 @@ def taken(column: Column, rows: IntColumn | slice) -> Column:
     """
     if isinstance(rows, slice) or column.strides != (0,) or not len(column):
         return wide(column[rows])
+    if len(rows) <= len(column):
+        return wide(column[: len(rows)])
     return np.broadcast_to(column[0], len(rows))
 
 
@@ -203,6 +205,16 @@ def quantile(values: FloatColumn, share: float) -> float:
     rest = place - below
     step = second - first
     return float(first + step * rest if rest < 0.5 else second - step * (1.0 - rest))
+
+
+def first_of(
+    cases: Sequence[tuple[BoolColumn, FloatColumn | float]], otherwise: FloatColumn | float
+) -> FloatColumn:
+    """The value of the first case that holds; `np.select` takes ten times as long for few rows."""
+    found: FloatColumn = np.asarray(otherwise, dtype=np.float64)
+    for holds, value in reversed(cases):
+        found = np.where(holds, value, found)
+    return found
 
 
 def narrow(column: Column) -> Column:

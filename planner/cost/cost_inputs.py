@@ -158,7 +158,7 @@ def _without_mode(job: PreparedJob) -> tuple[str, ...]:
     What of a step runs under another microbatch's compute, or in a graph, can depend on it.
     """
     values, several = _key(job)
-    if job.training.overlap.ep or "ac_kind" in cuda_graphs.columns_read(job.rules_context):
+    if job.training.overlap.ep or "ac_kind" in graph_columns(job):
         return values + several
     return tuple(name for name in values + several if name not in layers.MODE)
 
@@ -186,12 +186,19 @@ def unit_fields(job: PreparedJob) -> tuple[str, ...]:
     return values + several
 
 
+def graph_columns(job: PreparedJob) -> tuple[str, ...]:
+    """The columns that CUDA graphs read; a job asks for them at every price."""
+    if job.known.graph_columns is None:
+        job.known.graph_columns = cuda_graphs.columns_read(job.rules_context)
+    return job.known.graph_columns
+
+
 def _key(job: PreparedJob) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """`layers.key`, with the columns that CUDA graphs read."""
     values, several = layers.key(
         job.cluster.rank_order, job.model, job.recipes, overlaps_exchange=job.training.overlap.ep
     )
-    read = dict.fromkeys((*values, *several, *cuda_graphs.columns_read(job.rules_context)))
+    read = dict.fromkeys((*values, *several, *graph_columns(job)))
     several = tuple(name for name in read if name in STAGE_COUNTS and name not in values)
     return tuple(name for name in read if name not in several), several
 
@@ -233,7 +240,7 @@ def as_units_see(job: PreparedJob, batch: LayoutBatch) -> LayoutBatch:
 
 def _asks_for_stages(job: PreparedJob) -> bool:
     """Whether more than the precision of experts depends on several stages (`layers.key`)."""
-    return job.training.overlap.ep or "pp" in cuda_graphs.columns_read(job.rules_context)
+    return job.training.overlap.ep or "pp" in graph_columns(job)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

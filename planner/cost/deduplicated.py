@@ -15,6 +15,7 @@ _MIXERS = np.random.default_rng(20261121).integers(1, 2**63, size=64, dtype=np.u
     1
 )
 
+_NUMBERS = _MIXERS.tolist()
 # every column's bits are taken with 2^64 / golden ratio added: the sum of what that adds
 _OFFSETS = np.append(
     np.uint64(0), np.cumsum(_MIXERS * np.uint64(0x9E3779B97F4A7C15), dtype=np.uint64)
@@ -31,15 +32,20 @@ def hashes(columns: Sequence[Column]) -> NDArray[np.uint64]:
     10^5 distinct combinations clash with probability below 10^-9.
     """
     mixed = np.full(len(columns[0]), _OFFSETS[len(columns)])
-    product = np.empty_like(mixed)
-    for mixer, column in zip(_MIXERS, columns, strict=False):
+    product, alike = np.empty_like(mixed), 0
+    for mixer, number, column in zip(_MIXERS, _NUMBERS, columns, strict=False):
         if column.strides == (0,) and len(column):  # one number for all rows
+            if column.dtype != np.float64:
+                alike += number * int(column[0])
+                continue
             column = column[:1]
         column = np.ascontiguousarray(column)
         bits = column.view(np.uint64) if column.itemsize == 8 else column.astype(np.uint64)
         if column.dtype == np.float64:  # small numbers differ in their highest bits alone
             bits = bits ^ (bits >> np.uint64(32))
         mixed += np.multiply(bits, mixer, out=product[: len(bits)])
+    if alike:
+        mixed += np.uint64(alike % 2**64)
     mixed ^= mixed >> np.uint64(29)
     return mixed
 

@@ -19,6 +19,7 @@ from planner.dataclass import dataclass
 
 MOST_ROWS = 2**14  # about two kilobytes each; beyond it all are forgotten
 FIRST_ROWS = 2**10
+FEW_ROWS = 2**8
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,14 @@ class Gathered:
         column = self._at(name, self._places)
         setattr(self, name, column)
         return column
+
+    def all(self) -> dict[str, FloatColumn]:
+        """All columns by name, fetched at once."""
+        taken = np.take(self._matrix, self._places, axis=1)
+        return {
+            name: taken[span].reshape(*shape, len(self._places))
+            for name, (span, shape) in self._spans.items()
+        }
 
     def at(self, name: str, rows: IntColumn) -> FloatColumn:
         """The column at some of these rows."""
@@ -90,14 +99,17 @@ class KnownRows(Generic[RowsT]):
         price: those of the rows at some indices, in parts.
         """
         found = self._found(hashes, price)
-        if isinstance(found, Gathered):
-            return self.kind(**{name: getattr(found, name) for name in self.spans})
-        return found
+        return self.kind(**found.all()) if isinstance(found, Gathered) else found
 
     def when_asked(
         self, hashes: NDArray[np.uint64], price: Callable[[IntColumn], Sequence[RowsT]]
     ) -> RowsT:
-        """What has the same columns and `at`, but fetches a column when it is asked for."""
+        """What has the same columns and `at`, but fetches a column when it is asked for.
+
+        Few rows are fetched whole, which is quicker.
+        """
+        if len(hashes) <= FEW_ROWS:
+            return self.at(hashes, price)
         return cast(RowsT, self._found(hashes, price))
 
     def _found(
@@ -169,6 +181,7 @@ class KnownJob:
     """What a job has priced already: units by their work and by what they save, and shards.
 
     shared: what the work of units has in common where their experts are placed differently.
+    graph_columns: see `cost_inputs.graph_columns`; None until somebody asked.
 
     None of it depends on the batch size. So a search of the model, cluster and training that the
     last finished one had goes on with what that knew. One thread's, as `KnownRows` are: who takes
@@ -177,6 +190,7 @@ class KnownJob:
 
     def __init__(self) -> None:
         self.job: tuple[object, object] | None = None
+        self.graph_columns: tuple[str, ...] | None = None
         self._start()
 
     def _start(self) -> None:

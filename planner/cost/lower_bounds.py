@@ -15,6 +15,7 @@ from planner.cost.cost_inputs import (
     SummedCosts,
     SummedTimes,
     distinct_rows,
+    graph_columns,
     on_ranks,
     shards_at,
     unit_times_at,
@@ -31,7 +32,6 @@ from planner.cost.prepared_job import PreparedJob
 from planner.cost.stragglers import straggler_share
 from planner.dataclass import dataclass
 from planner.precision import TWO_BYTES, column
-from planner.rules import cuda_graphs
 from planner.schedules import SCHEDULES, Schedule
 from planner.specs.layout import CP_METHODS, MOE_DISPATCHERS, WITHOUT_EP
 from planner.work.axes import ALLGATHER, ALLTOALL, ANY
@@ -476,7 +476,7 @@ def _cp_methods(job: PreparedJob) -> list[int]:
 def _dispatchers(job: PreparedJob) -> list[int]:
     """Codes of the dispatchers to try: any, where nothing but the exchange depends on it."""
     codes = {MOE_DISPATCHERS.index(name) for name in job.rules.moe_dispatchers}
-    graphs = "moe_dispatcher" in cuda_graphs.columns_read(job.rules_context)
+    graphs = "moe_dispatcher" in graph_columns(job)
     return [ANY] if len(codes) > 1 and not graphs else sorted(codes)
 
 

@@ -9,7 +9,7 @@ from dataclasses import fields
 
 import numpy as np
 
-from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch, in_order
+from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch, first_of, in_order
 from planner.dataclass import dataclass
 from planner.specs.layout import AC_KINDS
 from planner.work.liveness import (
@@ -196,9 +196,12 @@ class Mode:
         """
         kind = self.kind
         whole = (kind == NONE) | (kind == SELECTIVE_ATTENTION)
-        return np.select(
-            [whole, kind == SELECTIVE_LAYER, kind == MEMORY_BUDGET],
-            [np.ones_like(self.value), 1.0 - 1.0 / self.period, self.budget],
+        return first_of(
+            [
+                (whole, 1.0),
+                (kind == SELECTIVE_LAYER, 1.0 - 1.0 / self.period),
+                (kind == MEMORY_BUDGET, self.budget),
+            ],
             0.0,
         )
 
@@ -206,22 +209,15 @@ class Mode:
         """What the modes save; `of` has their shape."""
         kind, period = self.kind, self.period
         every, layer_input = of.every_bytes, of.layer_input_bytes
-        saved = np.select(
+        some_layers, blocks = kind == SELECTIVE_LAYER, kind == UNIFORM
+        saved = first_of(
             [
-                kind == NONE,
-                kind == FULL,
-                kind == SELECTIVE_OP,
-                kind == SELECTIVE_LAYER,
-                kind == SELECTIVE_ATTENTION,
-                kind == UNIFORM,
-            ],
-            [
-                every,
-                layer_input,
-                of.selective_bytes,
-                every + (layer_input - every) * self.checkpointed,
-                every - of.core_bytes,
-                layer_input / period,
+                (kind == NONE, every),
+                (kind == FULL, layer_input),
+                (kind == SELECTIVE_OP, of.selective_bytes),
+                (some_layers, every + (layer_input - every) * self.checkpointed),
+                (kind == SELECTIVE_ATTENTION, every - of.core_bytes),
+                (blocks, layer_input / period),
             ],
             room(layer_input, every, self.budget),
         )
@@ -237,7 +233,7 @@ class Mode:
         # one is freed when the one before it runs, and two are left for the second
         together = (layer_input, every, (2.0 - period) * every)
         last, before, first = (
-            np.select([kind == SELECTIVE_LAYER, kind == UNIFORM], [own, several], saved)
+            first_of([(some_layers, own), (blocks, several)], saved)
             for own, several in zip(self._by_place(of), together, strict=True)
         )
         return Kept(
@@ -272,9 +268,12 @@ class Mode:
         kind = self.kind
         yield (
             "needed",
-            np.select(
-                [kind == FULL, kind == SELECTIVE_LAYER, kind == UNIFORM],
-                [1.0, self.checkpointed, 1.0 / self.period],
+            first_of(
+                [
+                    (kind == FULL, 1.0),
+                    (kind == SELECTIVE_LAYER, self.checkpointed),
+                    (kind == UNIFORM, 1.0 / self.period),
+                ],
                 0.0,
             ),
         )

@@ -109,6 +109,7 @@ def test_rows_that_are_read_late_are_those_that_were_asked_for(
     """Even if all rows were forgotten meanwhile, and others stand in their places."""
     rows = some_rows(fresh())
     monkeypatch.setattr(known_rows, "MOST_ROWS", 32)
+    monkeypatch.setattr(known_rows, "FEW_ROWS", 0)
     pricer, here = fresh(), rows.take(slice(0, 16))
     work, _ = cost_inputs._work_at(pricer, here)
     for start in (16, 32, 48):

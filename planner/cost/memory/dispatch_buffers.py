@@ -5,7 +5,7 @@ Letters: N layouts.
 
 import numpy as np
 
-from planner.columns import FloatColumn, LayoutBatch
+from planner.columns import FloatColumn, LayoutBatch, first_of
 from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import MOE_DISPATCHERS
 from planner.specs.model import ModelSpec
@@ -38,11 +38,8 @@ def dispatch_buffer_bytes(
     )
     shards = np.where(batch.sequence_parallel, batch.tp, 1) * batch.cp
     tokens = batch.micro_batch_size * training.seq_len / shards
-    return np.select(
-        [
-            used & (batch.moe_dispatcher == MOE_DISPATCHERS.index("deepep")),
-            used & (batch.moe_dispatcher == MOE_DISPATCHERS.index("hybridep")),
-        ],
-        [chunks * row, 2.0 * tokens * ep * row],
-        0.0,
+    deepep, hybridep = (
+        used & (batch.moe_dispatcher == MOE_DISPATCHERS.index(name))
+        for name in ("deepep", "hybridep")
     )
+    return first_of([(deepep, chunks * row), (hybridep, 2.0 * tokens * ep * row)], 0.0)
