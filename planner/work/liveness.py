@@ -66,10 +66,10 @@ def recomputation_peak(
     They are all that it saves, its gradient and workspace.
     stops (U,): it stops once it has what backward needs; otherwise it runs to the unit's end.
     """
-    short, whole = (
-        _most(_recomputation_instants(ops, runs_on), bytes_of, fused) for runs_on in (False, True)
-    )
-    return np.where(stops, short, whole)
+    short = _most(_recomputation_instants(ops, False), bytes_of, fused)
+    if stops.all():
+        return short
+    return np.where(stops, short, _most(_recomputation_instants(ops, True), bytes_of, fused))
 
 
 def _most(

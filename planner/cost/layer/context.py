@@ -4,7 +4,7 @@ Letters: U distinct layouts.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, fields
 
 import numpy as np
 
@@ -30,6 +30,7 @@ class CostContext:
 
     graphs (U,): what is captured, index into CUDA_GRAPHS.
     known: products and bytes asked for already. What is handed out may not be changed.
+    nothing: see `no_costs`.
     tp_hidden: by mechanism the share hidden of what it can hide of TP communication, (U,).
     """
 
@@ -47,6 +48,9 @@ class CostContext:
     tp_hidden: tuple[tuple[Mechanism, FloatColumn], ...] = ()
     amax_seconds: FloatColumn = field(default_factory=lambda: np.zeros(1))
     known: dict[tuple[str, ...], FloatColumn] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
+    nothing: dict[str, FloatColumn] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )
 
@@ -85,6 +89,19 @@ class CostContext:
                 found = found * self.sizes[name]
             self.known[tuple(dims)] = found
         return found
+
+    @property
+    def no_costs(self) -> dict[str, FloatColumn]:
+        """The costs of an operation that takes nothing, by name."""
+        if not self.nothing:
+            zero, zeros3 = np.zeros(len(self.batch)), np.zeros((len(AXES), len(self.batch)))
+            exposed = ("exposed_forward", "exposed_backward")
+            for column in (zero, zeros3):
+                column.flags.writeable = False  # operations share them
+            self.nothing.update(
+                {one.name: zeros3 if one.name in exposed else zero for one in fields(OpCost)}
+            )
+        return self.nothing
 
     def width_bytes(self, width: str) -> FloatColumn:
         """Bytes of one element of this width, (U,)."""
@@ -137,19 +154,4 @@ class OpCost:
 
 def cost(context: CostContext, **given: FloatColumn) -> OpCost:
     """An operation that has the given costs; all others are zero."""
-    zero, zeros3 = np.zeros(len(context.batch)), np.zeros((len(AXES), len(context.batch)))
-    names = (
-        "forward",
-        "input_grad",
-        "weight_grad",
-        "forward_kernels",
-        "backward_kernels",
-        "singles",
-        "waits",
-        "flops",
-    )
-    base: dict[str, FloatColumn] = dict.fromkeys(names, zero) | {
-        "exposed_forward": zeros3,
-        "exposed_backward": zeros3,
-    }
-    return OpCost(**(base | given))
+    return OpCost(**(context.no_costs | given))
