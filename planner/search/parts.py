@@ -43,7 +43,7 @@ from planner.search.variations.splits import climbed_splits
 # core, two parts of a smaller one take half as long again as one.
 MANY = 5 * 2**12
 PARTS = 2
-STAGE = 50  # microbatches; judgement
+STAGE_MICROBATCHES = 50  # what a stage adds to a simulation is worth that many; judgement
 KEPT_WHOLE = 2**17  # cells of the largest space that stays in memory beside its parts
 
 
@@ -412,11 +412,11 @@ class Parts:
 def _effort(pipeline: tuple[int, ...]) -> int:
     """How long the simulation of a pipeline (schedule, pp, stages, microbatches) takes, about.
 
-    Each stage takes as long as STAGE microbatches on it, and of many microbatches most are
+    A stage takes as long as STAGE_MICROBATCHES on it, and of many microbatches most are
     repeated (`simulate.stretched`).
     """
     _, pp, stages, microbatches = pipeline
-    return pp * stages * (STAGE + min(microbatches, 5 * pp))
+    return pp * stages * (STAGE_MICROBATCHES + min(microbatches, 5 * pp))
 
 
 @contextmanager
