@@ -58,8 +58,12 @@ class RecordsHere:
         import api.wiring  # noqa: F401
 
     def get_ready_to_save(self) -> None:
-        """Imports what it takes to store a plan."""
+        """Imports what it takes to store a plan; the command waits for none of it at its end."""
+        from sqlalchemy.orm import configure_mappers
+
         import api.storage.store  # noqa: F401
+
+        configure_mappers()
 
     def learned(self, job: "Job", owner: str) -> "Calibration | None":
         """See `PlanRecords`."""
