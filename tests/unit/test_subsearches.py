@@ -16,10 +16,11 @@ from planner.plan.recommend import recommend
 from planner.ports import Ports
 from planner.rules import Context
 from planner.search import bounds, cell_queue
+from planner.search import parts as parts_module
 from planner.search import screen as screen_module
 from planner.search.fit import OOM_LIMIT
 from planner.search.parts import KnownBudgets, searched
-from planner.search.screen import Goal
+from planner.search.screen import PARETO_SLACK, Goal
 from planner.search.space.enumerate import build_space
 from planner.specs.job import SearchSpec
 from planner.specs.layout import Layout, parse_ac
@@ -144,21 +145,48 @@ def test_budgets_sought_before_the_second_round_change_nothing_but_the_work(
     for module in (bounds, cell_queue):
         monkeypatch.setattr(module, "BAND", 32)
     monkeypatch.setattr(screen_module, "ROUND", 64)
-    with searched(pricer, lambda: space, Goal(count=10)) as plain:
+    with searched(pricer, lambda: space, Goal(count=3)) as plain:
         screened, early = plain.screened, plain.budgets
     assert early is None
-    with searched(pricer, lambda: space, Goal(count=10, budgets=20)) as parts:
+    with searched(pricer, lambda: space, Goal(count=3, budgets=20)) as parts:
         known = parts.budgets
         assert known is not None
-        worth = float(screened.step_seconds[9])
+        worth = float(screened.step_seconds[2])
         found = parts.best_budgets(worth)
         parts.budgets = None
         late = parts.best_budgets(worth)
     assert known.least < np.inf
     assert parts.screened.num_priced <= screened.num_priced
-    assert np.array_equal(screened.step_seconds[:10], parts.screened.step_seconds[:10])
+    reach = 0.99 * PARETO_SLACK * min(float(screened.step_seconds[0]), known.least)
+    near = [
+        one.step_seconds[(one.step_seconds <= reach) & (one.oom <= OOM_LIMIT)]
+        for one in (screened, parts.screened)
+    ]
+    assert len(near[0]) > 3
+    assert np.array_equal(*near)
     assert len(found) > 0
     assert {*found.layouts()} == {*late.layouts()}
+
+
+@pytest.mark.parametrize("name", ["8B, short of memory", "experts"])
+def test_two_parts_find_the_budgets_of_both(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = read_job(JOBS[name])
+    pricer = Pricer.build(job.model, job.cluster, job.training)
+    space = build_space(pricer.rules_context, SearchSpec())
+    found = []
+    for many in (2**40, 1):
+        monkeypatch.setattr(parts_module, "MANY", many)
+        with searched(pricer, lambda: space, Goal(count=10, budgets=20)) as parts:
+            assert len(parts.sides.states) == (2 if many == 1 else 1)
+            steps = [
+                np.sort(kind.seconds)
+                for kinds in parts._fastest_budgets(1.2 * float(parts.screened.step_seconds[0]))
+                for kind in kinds
+            ]
+            found.append(steps)
+    assert len(found[0][0]) == 20
+    for whole, divided in zip(*found, strict=True):
+        assert np.array_equal(whole, divided)
 
 
 def test_budgets_sought_for_less_are_sought_again() -> None:
