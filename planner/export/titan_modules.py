@@ -30,8 +30,7 @@ MODEL_MODULE, CONFIG_MODULE, JOB_MODULE = "planner_model", "planner_config", "pl
 
 WIDER_REDUCE_02 = '''"""Lets TorchTitan 0.2 reduce gradients in bfloat16: its own config accepts float32 alone, its FSDP takes both."""
 
-from dataclasses import field
-from planner.dataclass import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 

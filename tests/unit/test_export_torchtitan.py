@@ -402,6 +402,22 @@ def test_every_flavor_is_reached_by_a_catalogue_model() -> None:
     assert {shape_of(model(name)) for name in model_names()} >= set(FLAVORS)
 
 
+@pytest.mark.parametrize("release", ["0.2.2", "0.3.0"])
+@pytest.mark.parametrize("name", ["llama3-8b", "mixtral-8x7b", "kimi-k2", "llama4-scout"])
+def test_what_is_exported_imports_nothing_of_the_planner(release: str, name: str) -> None:
+    """The trainer's machines have no planner; a class of ours in a module would stop the job."""
+    for reduce_dtype in ("float32", "bfloat16"):
+        exported = make(release, name=name, reduce_dtype=reduce_dtype)
+        modules = {file: text for file, text in exported.files.items() if file.endswith(".py")}
+        assert modules or exported.blockers or reduce_dtype == "float32"
+        for text in modules.values():
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, ast.ImportFrom):
+                    assert str(node.module).split(".")[0] != "planner"
+                if isinstance(node, ast.Import):
+                    assert all(one.name.split(".")[0] != "planner" for one in node.names)
+
+
 def test_a_model_torchtitan_does_not_ship_brings_its_module() -> None:
     for name in ("mixtral-8x7b", "llama2-7b", "kimi-k2"):
         exported = make(name=name)
