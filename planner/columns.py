@@ -210,7 +210,7 @@ def quantile(values: FloatColumn, share: float) -> float:
 def first_of(
     cases: Sequence[tuple[BoolColumn, FloatColumn | float]], otherwise: FloatColumn | float
 ) -> FloatColumn:
-    """The value of the first case that holds; `np.select` takes ten times as long for few rows."""
+    """The value of the first case that holds; `np.select` takes longer where rows are few."""
     found: FloatColumn = np.asarray(otherwise, dtype=np.float64)
     for holds, value in reversed(cases):
         found = np.where(holds, value, found)

@@ -48,7 +48,7 @@ class Gathered:
         self._matrix, self._spans, self._places = matrix, spans, places
 
     def __getattr__(self, name: str) -> FloatColumn:
-        if name not in self._spans:
+        if name.startswith("_") or name not in self._spans:
             raise AttributeError(name)
         column = self._at(name, self._places)
         setattr(self, name, column)
@@ -104,7 +104,7 @@ class KnownRows(Generic[RowsT]):
     def when_asked(
         self, hashes: NDArray[np.uint64], price: Callable[[IntColumn], Sequence[RowsT]]
     ) -> RowsT:
-        """What has the same columns and `at`, but fetches a column when it is asked for.
+        """The same, but a column is fetched when it is first read; see `Gathered`.
 
         Few rows are fetched whole, which is quicker.
         """

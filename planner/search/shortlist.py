@@ -51,7 +51,8 @@ class Screened:
 class Shortlist:
     """The layouts found so far.
 
-    best: what the best of them takes. ahead: what one takes that is known beside them.
+    best: the step of the fastest. ahead: that of the fastest known elsewhere, such as one with a
+        memory budget.
     """
 
     def __init__(self, keep: int, count: int, smallest: bool) -> None:

@@ -92,12 +92,12 @@ class CostContext:
 
     @property
     def no_costs(self) -> dict[str, FloatColumn]:
-        """The costs of an operation that takes nothing, by name."""
+        """A cost of zero for every field of `OpCost`; operations share the arrays."""
         if not self.nothing:
             zero, zeros3 = np.zeros(len(self.batch)), np.zeros((len(AXES), len(self.batch)))
             exposed = ("exposed_forward", "exposed_backward")
             for column in (zero, zeros3):
-                column.flags.writeable = False  # operations share them
+                column.flags.writeable = False
             self.nothing.update(
                 {one.name: zeros3 if one.name in exposed else zero for one in fields(OpCost)}
             )

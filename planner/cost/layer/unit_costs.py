@@ -190,14 +190,14 @@ def _again(
 ) -> FloatColumn:
     """What the backwards of units repeat, (Q, K + 2, U)."""
     again = np.zeros((len(QUANTITIES), *work.forward_seconds.shape))
-    layers = again[:, :-2]
-    for name, share in Mode(rows.ac_kind, rows.ac_value, num_layers).repeats():
+    layers, mode = again[:, :-2], Mode(rows.ac_kind, rows.ac_value, num_layers)
+    for name, share in mode.repeats():
         at = np.flatnonzero(share)
         if len(at):
             layers[:, :, at] += share[at] * work.at(f"again_{name}", at)[:, : layers.shape[1]]
     if savings is not None:
         budgeted = np.flatnonzero(rows.ac_kind == MEMORY_BUDGET)
-        budget = Mode(rows.ac_kind, rows.ac_value, num_layers).budget[budgeted]
+        budget = mode.budget[budgeted]
         layers[:, :, budgeted] = _under_budget(work, savings, budgeted, budget)
     return again
 

@@ -880,7 +880,10 @@ def _classes(keys: Sequence[IntColumn], num_rows: int) -> tuple[IntColumn, IntCo
 
 
 def _small(values: IntColumn, limit: int) -> tuple[IntColumn, int]:
-    """What orders as the values do, and a number above it: the values themselves up to a limit."""
+    """(codes in the order of the values, a number above all of them).
+
+    They are the values themselves as long as these are whole, not negative and below the limit.
+    """
     if len(values) and values.dtype.kind in "iu" and values.min() >= 0:
         most = int(values.max())
         if most < limit:
