@@ -5,7 +5,7 @@ before anything is imported: it imports SQLAlchemy and opens the database while 
 the job and imports the search.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -25,8 +25,13 @@ if TYPE_CHECKING:
 class PlanRecords(Protocol):
     """The database as a plan needs it."""
 
-    def learned(self, job: "Job", owner: str) -> "Calibration | None":
-        """What was learnt for the job; None for the shipped calibration. Raises StoreError."""
+    def learned(
+        self, job: "Job", owner: str, meanwhile: Callable[[], object] = lambda: None
+    ) -> "Calibration | None":
+        """What was learnt for the job; None for the shipped calibration. Raises StoreError.
+
+        meanwhile: called if the answer is waited for.
+        """
         ...
 
     def save(self, plan: "Plan", labels: "PlanLabels") -> None:
@@ -65,8 +70,10 @@ class RecordsHere:
 
         configure_mappers()
 
-    def learned(self, job: "Job", owner: str) -> "Calibration | None":
-        """See `PlanRecords`."""
+    def learned(
+        self, job: "Job", owner: str, meanwhile: Callable[[], object] = lambda: None
+    ) -> "Calibration | None":
+        """See `PlanRecords`; nothing is waited for."""
         wiring = self._wired()
         _ = wiring.store
         from api.calibration.read import learned
@@ -97,13 +104,14 @@ class RecordsBeside:
 
     partner: "Partner"
 
-    def learned(self, job: "Job", owner: str) -> "Calibration | None":
+    def learned(
+        self, job: "Job", owner: str, meanwhile: Callable[[], object] = lambda: None
+    ) -> "Calibration | None":
         """See `PlanRecords`."""
         asked = (job.training.trainer, job.cluster.gpu.name, owner)
         piece = self.partner.start(RecordsHere.in_use, *asked)
         self.partner.start(RecordsHere.get_ready_to_save)
-        import planner.plan.recommend  # noqa: F401  while the copy looks
-
+        meanwhile()
         records = cast("list[CalibrationRecord]", piece.result())
         if not records:
             return None

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from planner.cost.machine.knobs import Calibration
     from planner.export.base import Export
     from planner.intake.jobs import JobReader
+    from planner.plan.recommend import Begun
     from planner.specs.estimate import Estimate
     from planner.specs.job import Job
     from planner.specs.plan import Plan
@@ -42,12 +43,14 @@ class PaperQuestion:
     """What a plan on paper depends on.
 
     values: the job as it was asked. calibration: learnt for it; None for the shipped one.
+    begun: its plan, as far as it was begun while the database was asked.
     """
 
     values: object
     job: "Job"
     job_hash: str
     calibration: "Calibration | None"
+    begun: "Begun | None" = None
 
     @property
     def key(self) -> "Question":
@@ -78,12 +81,32 @@ def ask_on_paper(
                 "probe", "given", "a plan on paper has no probes", "remove it, or ask for a study"
             )
         )
+    begun: list[Begun] = []
+    calibration = (records or RecordsHere(wiring)).learned(
+        job, owner, lambda: begun.extend(_begun(job))
+    )
     return PaperQuestion(
         values=values,
         job=job,
         job_hash=hash_of_job(job.request),
-        calibration=(records or RecordsHere(wiring)).learned(job, owner),
+        calibration=calibration,
+        begun=begun[0] if begun else None,
     )
+
+
+def _begun(job: "Job") -> "list[Begun]":
+    """The plan of the job, begun; nothing of one that cannot be planned, as planning it will say.
+
+    What a plan ends with is imported too.
+    """
+    import planner.export.megatron
+    import planner.export.torchtitan  # noqa: F401
+    from planner.plan.recommend import begin
+
+    try:
+        return [begin(job)]
+    except PlannerError:
+        return []
 
 
 def plan_on_paper(values: object, calibration: "Calibration | None") -> "Plan":
@@ -154,6 +177,7 @@ def make_plan(
             ports=replace(wiring.ports, beside=beside),
             progress=progress,
             calibration=question.calibration,
+            begun=question.begun,
         )
     try:
         keep_plan(wiring, question, plan, records)

@@ -10,12 +10,20 @@ from dataclasses import fields, replace
 from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from planner.columns import FloatColumn, IntColumn, LayoutBatch
+from planner.columns import FloatColumn, IntColumn, LayoutBatch, taken
 from planner.cost import chunks, deduplicated
 from planner.cost.data_parallel import sharding
 from planner.cost.layer import unit_costs as layers
-from planner.cost.layer.unit_work import Savings, SharedWork, UnitWork, savings, unit_work
+from planner.cost.layer.unit_work import (
+    TRAVEL_FIELDS,
+    Savings,
+    SharedWork,
+    UnitWork,
+    savings,
+    unit_work,
+)
 from planner.cost.loads import RankLoads, of_each
 from planner.cost.pipeline import stages
 from planner.cost.pipeline.schedule_columns import num_microbatches
@@ -23,6 +31,7 @@ from planner.cost.prepared_job import PreparedJob
 from planner.dataclass import dataclass
 from planner.precision import column
 from planner.rules import cuda_graphs
+from planner.work.axes import ULYSSES
 from planner.work.checkpointing import BLOCK, FULL, MEMORY_BUDGET, NONE
 from planner.work.experts import EXPERT_FIELDS
 
@@ -119,7 +128,8 @@ def _work_at(job: PreparedJob, rows: LayoutBatch) -> tuple[UnitWork, Savings | N
     if job.remembers:
         hashes = deduplicated.hashes([getattr(rows, name) for name in _without_mode(job)])
         work_at = job.known.work.when_asked(hashes, work)
-        found = job.known.savings.at(hashes[budgeted], what_is_saved) if saves else None
+        if saves:
+            found = job.known.savings.at(_savings_hashes(job, rows, budgeted), what_is_saved)
     else:
         context = job.context(rows)
         work_at = unit_work(context, job.model)
@@ -161,6 +171,17 @@ def _without_mode(job: PreparedJob) -> tuple[str, ...]:
     if job.training.overlap.ep or "ac_kind" in graph_columns(job):
         return values + several
     return tuple(name for name in values + several if name not in layers.MODE)
+
+
+def _savings_hashes(job: PreparedJob, rows: LayoutBatch, budgeted: IntColumn) -> NDArray[np.uint64]:
+    """Hashes of all that the savings of some rows depend on."""
+    columns = [
+        getattr(rows, name)
+        for name in _without_mode(job)
+        if name not in TRAVEL_FIELDS or name in graph_columns(job)
+    ]
+    columns.append(rows.cp_method == ULYSSES)
+    return deduplicated.hashes([taken(column, budgeted) for column in columns])
 
 
 def shards_at(job: PreparedJob, rows: LayoutBatch) -> sharding.UnitShards:

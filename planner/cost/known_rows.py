@@ -115,17 +115,21 @@ class KnownRows(Generic[RowsT]):
     def _found(
         self, hashes: NDArray[np.uint64], price: Callable[[IntColumn], Sequence[RowsT]]
     ) -> RowsT | Gathered:
-        distinct, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
-        places, missing = self._places(distinct)
-        if len(missing) > MOST_ROWS // 2:  # too many to be remembered
-            return self._joined(price(first), inverse)
-        if len(missing):
-            if self.count + len(missing) > MOST_ROWS:
-                self._forget()
-                missing = np.arange(len(distinct))
-            self._add(distinct[missing], price(first[missing]))
-            places, _ = self._places(distinct)
-        return Gathered(self.matrix, self.spans, places[inverse])
+        places, missing = self._places(hashes)
+        if not len(missing):
+            return Gathered(self.matrix, self.spans, places)
+        distinct, first = np.unique(hashes[missing], return_index=True)
+        if len(distinct) > MOST_ROWS // 2 or self.count + len(distinct) > MOST_ROWS:
+            every, first_of_each, inverse = np.unique(
+                hashes, return_index=True, return_inverse=True
+            )
+            if len(distinct) > MOST_ROWS // 2:  # too many to be remembered
+                return self._joined(price(first_of_each), inverse)
+            self._forget()
+            distinct, missing, first = every, first_of_each, np.arange(len(every))
+        self._add(distinct, price(missing[first]))
+        places, _ = self._places(hashes)
+        return Gathered(self.matrix, self.spans, places)
 
     def has(self, hashes: NDArray[np.uint64]) -> bool:
         """Whether all of these rows are known."""

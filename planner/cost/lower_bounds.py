@@ -534,7 +534,7 @@ def _part_bytes(
         saved = saved - gone * of_layers
     alone = batch.pp == 1
     uneven = 1.0 - np.where(alone, 0.0, np.minimum(1.0, batch.pp / counts[:-2].sum()))
-    zero = np.zeros(len(batch))
+    zero = np.zeros(())  # of all layouts
     shapes = RankShapes(
         local=local,
         shard=np.broadcast_to(shard, in_flight.shape),

@@ -14,6 +14,7 @@ import numpy as np
 from planner.beside import OtherCore, both
 from planner.cost.machine.knobs import Calibration
 from planner.cost.run.goodput import run_estimate
+from planner.dataclass import dataclass
 from planner.estimates import estimate_layouts
 from planner.export import exports
 from planner.export.base import Export
@@ -42,8 +43,9 @@ from planner.search.choice.ranking import (
 )
 from planner.search.infeasible.near_batch import near_batch
 from planner.search.infeasible.report import check_given, nothing_fits
-from planner.search.one_size import OneSize, PlanCandidate, Progress, rate, search_size
+from planner.search.one_size import OneSize, PlanCandidate, Progress, begin_size, rate, search_size
 from planner.search.space.conflicts import refused_choices
+from planner.search.space.enumerate import SpaceDraft
 from planner.search.variations.neighbours import Neighbour, neighbours
 from planner.search.variations.sensitivity import sensitivity
 from planner.specs.cluster import ClusterSpec
@@ -67,10 +69,34 @@ MOST_ON_FRONT = 20
 SHOWN_REASONS = 18  # one for every field that a neighbour changes, and room for the other sentences
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """A plan as far as it needs neither a price nor, therefore, what measurements have taught.
+
+    draft: the space at the only size; None of several.
+    """
+
+    clusters: list[ClusterSpec]
+    draft: SpaceDraft | None
+
+
+def begin(job: Job) -> Begun:
+    """Begins `recommend`; raises what that raises of a job that cannot be planned."""
+    clusters = [job.cluster.with_num_gpus(count) for count in job.cluster.num_gpus_choices]
+    check_supported(
+        Context(model=job.model, cluster=cluster, training=job.training) for cluster in clusters
+    )
+    check_given(job, clusters)
+    return Begun(
+        clusters=clusters, draft=begin_size(job, clusters[0]) if len(clusters) == 1 else None
+    )
+
+
 def recommend(
     job: Job,
     *,
     ports: Ports,
+    begun: Begun | None = None,
     progress: Progress | None = None,
     calibration: Calibration | None = None,
     probing: "Probing | None" = None,
@@ -78,6 +104,7 @@ def recommend(
 ) -> Plan:
     """The plan of a job.
 
+    begun: `begin` of this job, if it was done already.
     calibration: fitted to measurements on the job's GPU; the shipped one unless given.
     probing: how to spend the job's probes at the winner's size; without it the plan is on paper.
     plan_id: the id that the plan was promised under.
@@ -87,12 +114,7 @@ def recommend(
     """
     started = ports.clock.now()
     say = progress or (lambda _: None)
-    clusters = [job.cluster.with_num_gpus(count) for count in job.cluster.num_gpus_choices]
-    check_supported(
-        Context(model=job.model, cluster=cluster, training=job.training) for cluster in clusters
-    )
-    check_given(job, clusters)
-    sizes = _search_sizes(job, clusters, say, calibration, ports.beside)
+    sizes = _search_sizes(job, begun or begin(job), say, calibration, ports.beside)
     fitting = [size for size in sizes if size.candidates]
     if not fitting:
         raise nothing_fits(job, sizes, say)
@@ -132,15 +154,15 @@ def recommend(
 
 
 def _search_sizes(
-    job: Job,
-    clusters: Sequence[ClusterSpec],
-    say: Progress,
-    calibration: Calibration | None,
-    beside: OtherCore | None,
+    job: Job, begun: Begun, say: Progress, calibration: Calibration | None, beside: OtherCore | None
 ) -> list[OneSize]:
     """The search at each size; half of the work beside the rest, if something does it."""
+    clusters = begun.clusters
     if beside is None or len(clusters) == 1:
-        return [search_size(job, one, say, calibration, beside=beside) for one in clusters]
+        return [
+            search_size(job, one, say, calibration, beside=beside, begun=begun.draft)
+            for one in clusters
+        ]
     one_half, other_half = _halves([one.num_gpus for one in clusters])
 
     def there() -> list[OneSize]:

@@ -15,6 +15,7 @@ from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch, tak
 from planner.cost.deduplicated import unique_rows
 from planner.cost.layer.unit_costs import MODE
 from planner.cost.lower_bounds import Idle
+from planner.cost.pipeline.schedule_columns import num_microbatches
 from planner.cost.price import Pricer
 from planner.search.fit import fitting, most_device_bytes
 from planner.work.checkpointing import MEMORY_BUDGET, NONE
@@ -66,9 +67,14 @@ class CellBounds:
         return self.bare_seconds[rows]
 
     def _alike(self, rows: IntColumn) -> tuple[IntColumn, IntColumn]:
-        """(one of each kind of these cells but for checkpointing, the kind of each cell)."""
-        known = [column for name, column in self.cells.columns() if name not in MODE]
-        columns = [*known, self.idle.overlaps, self.idle.microbatches]
+        """(one of each kind of these cells, the kind of each cell).
+
+        A kind computes as long, but for checkpointing.
+        """
+        names = [name for name in (*self.pricer.unit_fields, "pp") if name not in MODE]
+        columns = [getattr(self.cells, name) for name in dict.fromkeys(names)]
+        columns.append(num_microbatches(self.cells, self.pricer.training))
+        columns += [self.idle.overlaps, self.idle.microbatches]
         if len(rows) < len(self.cells):
             columns = [taken(column, rows) for column in columns]
         # a cell's checkpointing differs first from its neighbour's, so most are alike already

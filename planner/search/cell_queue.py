@@ -13,6 +13,8 @@ class CellQueue:
 
     Own bounds are computed band by band, in the order of a looser bound.
     by_memory: device bytes are minimised, not seconds.
+    order: the next cells by their looser bound, as far as they were sorted.
+    rest: the cells behind them, in no order; a search ends before it reaches most.
     """
 
     def __init__(self, cell_bounds: CellBounds, *, by_memory: bool) -> None:
@@ -20,7 +22,7 @@ class CellQueue:
             cell_bounds.know(np.arange(len(cell_bounds.cells)))
         self.cell_bounds, self.by_memory = cell_bounds, by_memory
         self.loose = cell_bounds.device_bytes if by_memory else cell_bounds.coarse_bound_seconds
-        self.order, self.reached = np.argsort(self.loose, kind="stable"), 0
+        self.order, self.rest = np.arange(0), np.arange(len(self.loose))
         self.ready, self.values = self.order[:0], np.zeros(0)
         self.known_too_large = [self.order[:0]]
 
@@ -30,9 +32,8 @@ class CellQueue:
         Empty when no cells are left.
         """
         while True:
-            bound = (
-                self.loose[self.order[self.reached]] if self.reached < len(self.order) else np.inf
-            )
+            self._sort(1)
+            bound = self.loose[self.order[0]] if len(self.order) else np.inf
             within = int(np.searchsorted(self.values, min(limit, bound), side="right"))
             if within:
                 enough = int(np.searchsorted(np.cumsum(sizes[self.ready[:within]]), room))
@@ -43,18 +44,18 @@ class CellQueue:
                     self.values[taken:],
                 )
                 return cells
-            if not bound <= limit or self.reached == len(self.order):
+            if not bound <= limit or not len(self.order):
                 return self.order[:0]
             self._reach(limit)
 
     def _reach(self, limit: float) -> None:
         """Computes one more band, below the limit if there is one; what fits joins the queue."""
-        end = self.reached + BAND
+        end = WIDE * BAND if np.isfinite(limit) else BAND
+        self._sort(end)
         if np.isfinite(limit):
             below = np.searchsorted(self.loose[self.order], limit, side="right")
-            end = min(self.reached + WIDE * BAND, int(below))
-        rows = self.order[self.reached : end]
-        self.reached += len(rows)
+            end = min(end, int(below))
+        rows, self.order = self.order[:end], self.order[end:]
         if np.isfinite(limit) and not self.by_memory:
             rows = self.cell_bounds.within(rows, limit)
         self.cell_bounds.know(rows)
@@ -66,6 +67,18 @@ class CellQueue:
         ]
         order = np.lexsort((joined, values))
         self.ready, self.values = joined[order], values[order]
+
+    def _sort(self, count: int) -> None:
+        """Sorts cells until there are so many in order, or all that are left."""
+        if len(self.order) >= count or not len(self.rest):
+            return
+        values, more = self.loose[self.rest], max(count - len(self.order), BAND)
+        near = np.ones(len(values), dtype=np.bool_)
+        if more < len(values):
+            near = values <= np.partition(values, more - 1)[more - 1]
+        nearest, self.rest = self.rest[near], self.rest[~near]
+        nearest = nearest[np.argsort(values[near], kind="stable")]
+        self.order = np.concatenate([self.order, nearest])
 
     def too_large(self) -> IntColumn:
         """Cells known not to fit."""

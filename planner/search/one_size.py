@@ -149,19 +149,21 @@ def search_size(
     *,
     samples: bool = True,
     beside: OtherCore | None = None,
+    begun: SpaceDraft | None = None,
 ) -> OneSize:
     """Searches at one size: on the device, and with CPU offload what can beat that.
 
     If nothing fits either way, it lists what came closest.
     samples: also sample the space beyond enumeration.
     beside: what runs half of a large search on another core.
+    begun: `begin_size` of this job and cluster, if it was done already.
     """
     pricer = Pricer.build(job.model, cluster, job.training, calibration, beside=beside)
     but_batch = job.training.model_copy(update={"global_batch_size": 0})
     pricer.known.go_on((job.model, cluster, but_batch), pricer.calibration)
     offloads = "cpu_offload" not in {*job.search.fix, *job.search.allow}
     with ExitStack() as searches:
-        parts = searches.enter_context(_searched(job, pricer))
+        parts = searches.enter_context(_searched(job, pricer, begun=begun))
         screened, on_device = parts.screened, parts
         rejected, num_layouts = Counter(parts.rejected), parts.num_layouts
         if not screened.num_fitting:
@@ -219,6 +221,7 @@ def _searched(
     oversized: bool = False,
     share: float = 1.0,
     limit_seconds: float = np.inf,
+    begun: SpaceDraft | None = None,
 ) -> Iterator[Parts]:
     smallest = job.search.objective == "memory"
     goal = Goal(
@@ -229,17 +232,29 @@ def _searched(
     )
 
     def build() -> SpaceDraft:
-        return _space(job, pricer, offload=offload, oversized=oversized, share=share)
+        if begun is not None:
+            return begun
+        return _space(job, pricer.cluster, offload=offload, oversized=oversized, share=share)
 
     with searched(pricer, build, goal) as parts:
         yield parts
 
 
+def begin_size(job: Job, cluster: ClusterSpec) -> SpaceDraft:
+    """The space of `search_size` as far as it takes to divide it; it needs no price."""
+    return _space(job, cluster)
+
+
 def _space(
-    job: Job, pricer: Pricer, *, offload: bool, oversized: bool = False, share: float = 1.0
+    job: Job,
+    cluster: ClusterSpec,
+    *,
+    offload: bool = False,
+    oversized: bool = False,
+    share: float = 1.0,
 ) -> SpaceDraft:
     """The space of the job. share: of the states on the host, where the user leaves it open."""
-    context = Context(model=job.model, cluster=pricer.cluster, training=job.training)
+    context = Context(model=job.model, cluster=cluster, training=job.training)
     search = job.search
     if share < 1.0:
         fix = {**search.fix, "optimizer_offload_fraction": share}
@@ -283,7 +298,7 @@ def _offload_less(job: Job, at_size: OneSize, on_device: Parts, on_host: Parts) 
     if shares:
         hosted = on_host.space
         if on_host.rejected.get(HOST_TOO_SMALL):  # a share may leave room
-            hosted = _space(job, pricer, offload=True, share=1.0 / STATES.steps).whole()
+            hosted = _space(job, pricer.cluster, offload=True, share=1.0 / STATES.steps).whole()
         whole = [layout for _, _, layout in at_size.candidates if layout.cpu_offload]
         found = best_offloaded(pricer, hosted, STATES, limit, SIMULATED_OFFLOADED)
         if whole:

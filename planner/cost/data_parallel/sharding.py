@@ -399,23 +399,16 @@ class _Seconds:
         self, operation: str, payload: FloatColumn, degree: FloatColumn, stride: FloatColumn
     ) -> FloatColumn:
         """Seconds (K + 2, U) for payloads (K + 2, U); an empty unit costs nothing."""
-        rows = [
-            np.where(
-                row > 0,
-                collective_seconds(
-                    operation,
-                    row,
-                    degree,
-                    stride,
-                    self.fabric,
-                    base_seconds=self.profile.collective_seconds,
-                    nvls_gain=self.profile.nvls_gain,
-                ),
-                0.0,
-            )
-            for row in payload
-        ]
-        return np.array(rows)
+        seconds = collective_seconds(
+            operation,
+            payload,
+            degree,
+            stride,
+            self.fabric,
+            base_seconds=self.profile.collective_seconds,
+            nvls_gain=self.profile.nvls_gain,
+        )
+        return np.where(payload > 0, seconds, 0.0)
 
 
 _Priced = tuple[ModelSpec, _Seconds]

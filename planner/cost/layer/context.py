@@ -11,7 +11,7 @@ import numpy as np
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.layer.quantisation import Quantisation
 from planner.cost.machine.device import Device
-from planner.cost.network.collectives import collective_seconds
+from planner.cost.network.collectives import Lines, fastest_lines, seconds_along
 from planner.cost.network.topology import Fabric
 from planner.dataclass import dataclass
 from planner.specs.training import TrainingSpec
@@ -50,6 +50,9 @@ class CostContext:
     known: dict[tuple[str, ...], FloatColumn] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )
+    lines: dict[tuple[str, str], Lines] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
     nothing: dict[str, FloatColumn] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )
@@ -58,20 +61,14 @@ class CostContext:
         """The precision recipes of this GEMM: those of linear layers or of routed experts."""
         return self.experts if op.role == "expert" else self.quantisation
 
-    def collective_seconds(
-        self, operation: str, payload: FloatColumn, degree: FloatColumn, stride: FloatColumn
-    ) -> FloatColumn:
-        """Seconds of one collective, (U,)."""
-        profile = self.device.profile
-        return collective_seconds(
-            operation,
-            payload,
-            degree,
-            stride,
-            self.fabric,
-            base_seconds=profile.collective_seconds,
-            nvls_gain=profile.nvls_gain,
-        )
+    def collective_seconds(self, operation: str, payload: FloatColumn, axis: str) -> FloatColumn:
+        """Seconds of one collective over the groups of this axis, (U,)."""
+        profile, (degree, stride) = self.device.profile, self.group(axis)
+        lines = self.lines.get((operation, axis))
+        if lines is None:
+            lines = fastest_lines(operation, degree, stride, self.fabric, profile.nvls_gain)
+            self.lines[operation, axis] = lines
+        return seconds_along(lines, payload, degree, profile.collective_seconds)
 
     def group(self, axis: str) -> tuple[FloatColumn, FloatColumn]:
         """(degree, stride) of a group of this axis, (U,) each; see `axes.group`."""

@@ -80,7 +80,6 @@ def exchange_cost(context: CostContext, op: Collective, model: ModelSpec) -> OpC
     dispatcher (`axes.ANY`) it is the least that one of the trainer's takes.
     """
     batch, size = context.batch, len(context.batch)
-    degree, stride = context.group("ep")
     applies = batch.ep > 1
     forward, backward = np.zeros((len(AXES), size)), np.zeros((len(AXES), size))
     place, dispatches = AXES.index("ep"), op.name == "dispatch"
@@ -89,10 +88,10 @@ def exchange_cost(context: CostContext, op: Collective, model: ModelSpec) -> OpC
     every = sorted(map(MOE_DISPATCHERS.index, context.rules.moe_dispatchers))
     seconds = {}
     for kind in sorted(asked - {axes.ANY}) if axes.ANY not in asked else every:
-        there, back = _seconds(context, op, model, kind, (degree, stride))
+        there, back = _seconds(context, op, model, kind)
         if dispatches and kind == ALLTOALL:
             counts = np.full(size, COUNT_BYTES * model.num_experts)
-            counts = context.collective_seconds("all-to-all", counts, degree, stride)
+            counts = context.collective_seconds("all-to-all", counts, "ep")
             seconds[kind] = there * (1.0 - hidden) + counts, back * (1.0 - hidden)
         else:
             seconds[kind] = there * (1.0 - hidden), back * (1.0 - hidden)
@@ -140,14 +139,10 @@ def under_shared_experts(ops: Sequence[Op], costs: list[OpCost]) -> list[OpCost]
 
 
 def _seconds(
-    context: CostContext,
-    op: Collective,
-    model: ModelSpec,
-    kind: int,
-    group: tuple[FloatColumn, FloatColumn],
+    context: CostContext, op: Collective, model: ModelSpec, kind: int
 ) -> tuple[FloatColumn, FloatColumn]:
     """Seconds forward and backward with this dispatcher, (U,) each."""
-    (degree, stride), sizes = group, context.sizes
+    group, sizes = context.group("ep"), context.sizes
     if kind in DISPATCHERS:
         fabric, tokens = context.fabric, sizes["tokens_sent"] / model.num_experts_per_tok
         seconds = kernel_seconds(
@@ -164,13 +159,13 @@ def _seconds(
             sizes["tokens_sent"]
             / model.num_experts_per_tok
             * sizes["hidden"]
-            * degree
+            * group[0]
             * context.width_bytes("compute")
         )
-        gathers = context.collective_seconds("all-gather", buffer, degree, stride)
-        reduces = context.collective_seconds("reduce-scatter", buffer, degree, stride)
+        gathers = context.collective_seconds("all-gather", buffer, "ep")
+        reduces = context.collective_seconds("reduce-scatter", buffer, "ep")
         return (gathers, reduces) if op.name == "dispatch" else (reduces, gathers)
-    seconds = context.collective_seconds("all-to-all", context.bytes_of(op.tensor), degree, stride)
+    seconds = context.collective_seconds("all-to-all", context.bytes_of(op.tensor), "ep")
     return seconds, seconds
 
 

@@ -222,13 +222,9 @@ def amax_seconds(context: CostContext) -> FloatColumn:
     """
     if not context.quantisation.active or not np.any(context.batch.tp > 1):
         return np.zeros(len(context.batch))
-    degree, stride = context.group("tp")
+    bytes_of_each = np.full(len(context.batch), AMAX_BYTES)
     return np.where(
-        context.batch.tp > 1,
-        context.collective_seconds(
-            "all-reduce", np.full(len(context.batch), AMAX_BYTES), degree, stride
-        ),
-        0.0,
+        context.batch.tp > 1, context.collective_seconds("all-reduce", bytes_of_each, "tp"), 0.0
     )
 
 

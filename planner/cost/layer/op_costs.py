@@ -184,7 +184,7 @@ def _collective_cost(context: CostContext, op: Collective, beside: Cover | None)
         applies = rule.applies(context.batch)
         if not applies.any():
             continue
-        degree, stride = context.group(rule.axis)
+        degree, _ = context.group(rule.axis)
         place = AXES.index("tp" if rule.axis == "etp" else rule.axis)
         exposed = np.where(applies, 1.0 - _hidden(context, rule.axis), 0.0)
         cover = beside if rule.axis == "tp" else None
@@ -203,7 +203,7 @@ def _collective_cost(context: CostContext, op: Collective, beside: Cover | None)
                     if quantised
                     else moved
                 )
-                seconds = context.collective_seconds(operation, wire, degree, stride)
+                seconds = context.collective_seconds(operation, wire, rule.axis)
                 if cover is not None:
                     seconds = seconds - hidden_seconds(
                         context, op, cover, seconds, backward=target is backward

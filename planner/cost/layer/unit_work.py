@@ -36,6 +36,9 @@ from planner.work.pieces import HIDDEN, HIDDEN_SP, LOSS_CHUNKS
 # forward seconds, their flops, exposed communication by axis, launches of the host, its waits
 QUANTITIES = ("seconds", "flops", "tp", "cp", "ep", "launches", "waits")
 COMMUNICATION = slice(2, 5)
+# Layout fields that say how results travel. `Savings` do not depend on them, since no budget saves
+# communication; but for Ulysses, under which attention runs in one piece.
+TRAVEL_FIELDS = ("async_tp", "cp_method", "moe_dispatcher")
 
 
 @dataclass(frozen=True, kw_only=True)  # slots are those of the classes that have them

@@ -14,6 +14,8 @@ from planner.cost.network.nccl import Protocol
 from planner.cost.network.topology import Fabric, Links, Placement
 from planner.dataclass import dataclass
 
+Lines = tuple[FloatColumn, FloatColumn]  # latency and slope of A lines of U groups, (A, U) each
+
 _STRIDES = 2.0**24  # (degree, stride) as one number; both are below 2**24
 
 
@@ -87,20 +89,28 @@ def collective_seconds(
     Lines are computed once per distinct group of a fabric. Assumes that the library chooses well:
     NCCL's tuner compares the same lines (src/graph/tuning.cc).
     """
-    latency, slope = _lines(operation, degree, stride, fabric, nvls_gain)
+    lines = fastest_lines(operation, degree, stride, fabric, nvls_gain)
+    return seconds_along(lines, payload_bytes, degree, base_seconds)
+
+
+def seconds_along(
+    lines: Lines, payload_bytes: FloatColumn, degree: FloatColumn, base_seconds: float | FloatColumn
+) -> FloatColumn:
+    """`collective_seconds` over groups whose lines are known."""
+    latency, slope = lines
     seconds = latency[0] + slope[0] * payload_bytes
     for index in range(1, len(latency)):
         seconds = np.minimum(seconds, latency[index] + slope[index] * payload_bytes)
     return np.where(degree > 1.0, base_seconds + seconds, 0.0)
 
 
-def _lines(
+def fastest_lines(
     operation: str,
     degree: FloatColumn,
     stride: FloatColumn,
     fabric: Fabric,
     nvls_gain: float | FloatColumn,
-) -> tuple[FloatColumn, FloatColumn]:
+) -> Lines:
     """(latency, slope), each (A, U), of the lines that are fastest at some size."""
     if not isinstance(nvls_gain, float) or fabric.each:
         return _of_each(operation, degree, stride, fabric, nvls_gain)
@@ -124,14 +134,14 @@ def _of_each(
     stride: FloatColumn,
     fabric: Fabric,
     nvls_gain: float | FloatColumn,
-) -> tuple[FloatColumn, FloatColumn]:
-    """`_lines` of machines side by side. Shorter envelopes repeat their first line."""
+) -> Lines:
+    """`fastest_lines` of machines side by side. Shorter envelopes repeat their first line."""
     size = len(degree) // len(fabric.each)
     gains = np.broadcast_to(nvls_gain, len(degree))[::size]
     machines = [(id(one), float(gain)) for one, gain in zip(fabric.each, gains, strict=True)]
     distinct = dict(zip(machines, fabric.each, strict=True))
     found = {
-        machine: _lines(operation, degree[:size], stride[:size], one, machine[1])
+        machine: fastest_lines(operation, degree[:size], stride[:size], one, machine[1])
         for machine, one in distinct.items()
     }
     width = max(len(latency) for latency, _ in found.values())
@@ -221,12 +231,12 @@ def send_seconds(
     inner = np.concatenate([[1.0], fabric.gpus[:-1]])
     if degree is None:
         if any(shape is not None for shape in fabric.shapes):
-            latency, slope = _lines("p2p", np.full_like(stride, 2.0), stride, fabric, 1.0)
+            latency, slope = fastest_lines("p2p", np.full_like(stride, 2.0), stride, fabric, 1.0)
         else:
             joined = np.minimum((fabric.gpus[:, None] <= stride).sum(axis=0), len(inner) - 1)
             latency, slope = (
                 lines[:, joined]
-                for lines in _lines("p2p", np.full_like(inner, 2.0), inner, fabric, 1.0)
+                for lines in fastest_lines("p2p", np.full_like(inner, 2.0), inner, fabric, 1.0)
             )
         return np.asarray((latency + slope * payload_bytes).min(axis=0))
     hops = np.maximum(degree - 1.0, 1.0)
@@ -240,7 +250,7 @@ def send_seconds(
     total = np.zeros_like(hops)
     for level, below in enumerate(inner):
         apart = np.maximum(stride, below)
-        latency, slope = _lines("p2p", np.full_like(apart, 2.0), apart, fabric, 1.0)
+        latency, slope = fastest_lines("p2p", np.full_like(apart, 2.0), apart, fabric, 1.0)
         here = np.minimum(leaving[level], hops) - np.minimum(leaving[level + 1], hops)
         total = total + here * (latency + slope * payload_bytes).min(axis=0)
     return np.asarray(total / hops)
@@ -263,4 +273,13 @@ def choose(found: list[Candidate], payload_bytes: float) -> tuple[IntColumn, Flo
     return order[np.isfinite(seconds[order])], seconds
 
 
-__all__ = ["Candidate", "candidates", "choose", "collective_seconds", "send_seconds"]
+__all__ = [
+    "Candidate",
+    "Lines",
+    "candidates",
+    "choose",
+    "collective_seconds",
+    "fastest_lines",
+    "seconds_along",
+    "send_seconds",
+]

@@ -67,7 +67,11 @@ class Expansion:
 
     def columns(self, cells: Column | slice, choice: IntColumn | int) -> Columns:
         """The component's fields in the `choice`-th expansion of each of these cells."""
-        row = self.rows[self.starts[self.classes[cells]] + choice]
+        return self.at(self.starts[self.classes[cells]] + choice)
+
+    def at(self, places: IntColumn) -> Columns:
+        """The component's fields at these places of `rows`."""
+        row = self.rows[places]
         return {name: column[row] for name, column in self.table.items()}
 
     def parts(self, names: Sequence[str]) -> tuple[IntColumn, IntColumn, IntColumn]:
@@ -143,13 +147,12 @@ class Space:
         """All layouts of these cells (indices, mask or slice), in the order of the cells."""
         chosen = np.arange(len(self.cells))[cells]
         sizes = self.cell_sizes[chosen]
-        repeated = np.repeat(chosen, sizes)
-        rest = np.arange(len(repeated)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        repeated, rest = np.repeat(chosen, sizes), _counted(sizes)
         columns: Columns = {}
         for expansion in self.expansions:
-            count = expansion.sizes(repeated)
-            columns.update(expansion.columns(repeated, rest % count))
-            rest //= count
+            classes = expansion.classes[chosen]
+            rest, choice = np.divmod(rest, np.repeat(narrow(expansion.counts[classes]), sizes))
+            columns.update(expansion.at(np.repeat(expansion.starts[classes], sizes) + choice))
         kept = {
             name: taken(column, repeated)
             for name, column in self.cells.columns()
@@ -256,34 +259,39 @@ class Branches:
         near (B,): the branches wanted.
         """
         space = self.space
-        of_near = np.bincount(self.owner[near], minlength=len(self.chosen))
-        with_near = np.flatnonzero(of_near)
-        sizes = space.cell_sizes[self.chosen[with_near]]
-        place = np.repeat(with_near, sizes)
-        rest = np.arange(len(place)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        with_near = np.flatnonzero(np.bincount(self.owner[near], minlength=len(self.chosen)))
+        cells = self.chosen[with_near]
+        sizes = space.cell_sizes[cells]
+        rest = _counted(sizes)
         count = np.bincount(self.owner, minlength=len(self.chosen))
         branch = np.repeat((np.cumsum(count) - count)[with_near], sizes)
-        radix = np.ones(len(place), dtype=np.int64)
-        choices = []
+        radix = np.ones(len(cells), dtype=np.int64)
+        chosen = []
         for expansion, (part, number) in zip(space.expansions, self.parts, strict=True):
-            classes = expansion.classes[self.chosen][place]
-            choice = rest % expansion.counts[classes]
-            rest //= expansion.counts[classes]
-            branch += radix * part[expansion.starts[classes] + choice]
-            radix *= number[classes]
-            choices.append(choice)
+            classes = expansion.classes[cells]
+            rest, choice = np.divmod(rest, np.repeat(narrow(expansion.counts[classes]), sizes))
+            place = np.repeat(expansion.starts[classes], sizes) + choice
+            if number.max(initial=1) > 1:
+                branch += np.repeat(radix, sizes) * part[place]
+                radix *= number[classes]
+            chosen.append(place)
         rows = np.flatnonzero(near[branch])
-        place = place[rows]
-        cells = self.chosen[place]
+        owner = np.repeat(with_near, sizes)[rows]
         columns: Columns = {}
-        for expansion, choice in zip(space.expansions, choices, strict=True):
-            columns.update(expansion.columns(cells, choice[rows]))
+        for expansion, place in zip(space.expansions, chosen, strict=True):
+            columns.update(expansion.at(place[rows]))
         kept = {
-            name: taken(column, cells)
+            name: taken(column, self.chosen[owner])
             for name, column in space.cells.columns()
             if name not in columns
         }
-        return LayoutBatch(**kept, **columns, splits=space.cells.splits), place
+        return LayoutBatch(**kept, **columns, splits=space.cells.splits), owner
+
+
+def _counted(sizes: IntColumn) -> IntColumn:
+    """The numbers from 0 to each of these sizes, one after the other; `narrow`."""
+    first = np.repeat(narrow(np.cumsum(sizes) - sizes), sizes)
+    return np.arange(len(first), dtype=first.dtype) - first
 
 
 def build_space(
