@@ -40,6 +40,9 @@ CODES: Mapping[str, Sequence[str]] = {
     "master_dtype": DTYPES,
 }
 TRAINER_SPLIT = -1
+_ONE_NUMBER = (0,)  # strides of a column that is one number for all rows
+_NARROW_BYTES = 4
+_new, _set = object.__new__, object.__setattr__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,9 +102,14 @@ class LayoutBatch:
         """The rows at these indices (or where this mask is true)."""
         if not isinstance(rows, slice) and rows.dtype == np.bool_:
             rows = np.flatnonzero(rows)  # once, not for each column
-        return LayoutBatch(
-            **{name: taken(column, rows) for name, column in self.columns()}, splits=self.splits
-        )
+        batch = _new(LayoutBatch)
+        for name in COLUMNS:
+            column = getattr(self, name)
+            # most are whole and wide, and most batches few rows: a call for each would take longer
+            plain = column.strides != _ONE_NUMBER and column.itemsize != _NARROW_BYTES
+            _set(batch, name, column[rows] if plain else taken(column, rows))
+        _set(batch, "splits", self.splits)
+        return batch
 
     @classmethod
     def from_layouts(cls, layouts: Sequence[Layout]) -> "LayoutBatch":
@@ -170,7 +178,7 @@ def taken(column: Column, rows: IntColumn | slice) -> Column:
 
     A narrow column becomes as wide as the others, so that nothing counted with it overflows.
     """
-    if isinstance(rows, slice) or column.strides != (0,) or not len(column):
+    if isinstance(rows, slice) or column.strides != _ONE_NUMBER or not len(column):
         return wide(column[rows])
     if len(rows) <= len(column):
         return wide(column[: len(rows)])
@@ -224,7 +232,7 @@ def narrow(column: Column) -> Column:
 
 def wide(column: Column) -> Column:
     """What `narrow` was given."""
-    return column.astype(np.int64) if column.dtype == np.int32 else column
+    return column.astype(np.int64) if column.itemsize == _NARROW_BYTES else column
 
 
 COLUMNS = tuple(f.name for f in fields(LayoutBatch) if f.name != "splits")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 # rows of a batch, so that its memory stays below what glibc keeps, see `keep_freed_pages`
-CHUNK = 20480
+CHUNK = 26624
 CACHED_ROWS = 4096  # so that the columns of one operation fit into the cache
 LARGE_BLOCK_BYTES = 31 << 20  # just below the largest block that raises glibc's threshold
 

@@ -215,13 +215,16 @@ def graph_columns(job: PreparedJob) -> tuple[str, ...]:
 
 
 def _key(job: PreparedJob) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """`layers.key`, with the columns that CUDA graphs read."""
+    """`layers.key`, with the columns that CUDA graphs read; a job asks for it at every price."""
+    if job.known.unit_key is not None:
+        return job.known.unit_key
     values, several = layers.key(
         job.cluster.rank_order, job.model, job.recipes, overlaps_exchange=job.training.overlap.ep
     )
     read = dict.fromkeys((*values, *several, *graph_columns(job)))
     several = tuple(name for name in read if name in STAGE_COUNTS and name not in values)
-    return tuple(name for name in read if name not in several), several
+    job.known.unit_key = tuple(name for name in read if name not in several), several
+    return job.known.unit_key
 
 
 def _summed(costs: layers.UnitCosts) -> SummedCosts:

@@ -185,7 +185,7 @@ class KnownJob:
     """What a job has priced already: units by their work and by what they save, and shards.
 
     shared: what the work of units has in common where their experts are placed differently.
-    graph_columns: see `cost_inputs.graph_columns`; None until somebody asked.
+    graph_columns, unit_key: see `cost_inputs`; None until somebody asked.
 
     None of it depends on the batch size. So a search of the model, cluster and training that the
     last finished one had goes on with what that knew. One thread's, as `KnownRows` are: who takes
@@ -195,6 +195,7 @@ class KnownJob:
     def __init__(self) -> None:
         self.job: tuple[object, object] | None = None
         self.graph_columns: tuple[str, ...] | None = None
+        self.unit_key: tuple[tuple[str, ...], tuple[str, ...]] | None = None
         self._start()
 
     def _start(self) -> None:

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from planner.beside import OtherCore, both
+from planner.columns import LayoutBatch
 from planner.cost.machine.knobs import Calibration
+from planner.cost.refine import simulated_step_seconds
 from planner.cost.run.goodput import run_estimate
 from planner.dataclass import dataclass
 from planner.estimates import estimate_layouts
@@ -52,7 +54,16 @@ from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import Estimate
 from planner.specs.job import Job
 from planner.specs.layout import Layout
-from planner.specs.plan import ParetoPoint, Plan, RankedLayout, Searched, SizeOption, VersusCurrent
+from planner.specs.plan import (
+    ConsideredLayout,
+    ParetoPoint,
+    Plan,
+    RankedLayout,
+    Searched,
+    SensitivityStep,
+    SizeOption,
+    VersusCurrent,
+)
 from planner.trainers.registry import TRAINERS
 from planner.units import counted, format_seconds
 from planner.version import MODEL_VERSION
@@ -158,24 +169,24 @@ def _search_sizes(
 ) -> list[OneSize]:
     """The search at each size; half of the work beside the rest, if something does it."""
     clusters = begun.clusters
-    if beside is None or len(clusters) == 1:
-        return [
-            search_size(job, one, say, calibration, beside=beside, begun=begun.draft)
-            for one in clusters
-        ]
-    one_half, other_half = _halves([one.num_gpus for one in clusters])
+    if len(clusters) == 1:
+        return [search_size(job, clusters[0], say, calibration, beside=beside, begun=begun.draft)]
 
-    def there() -> list[OneSize]:
-        found = [search_size(job, clusters[at], lambda _: None, calibration) for at in other_half]
-        for at_size in found:  # what is known is too much to hand over
-            at_size.pricer.known.leave()
+    def searched(places: Iterable[int], said: Progress) -> list[OneSize]:
+        found = []
+        for place in places:
+            found.append(search_size(job, clusters[place], said, calibration))
+            found[-1].pricer.known.leave()  # too much to keep of every size, or to hand over
         return found
 
+    if beside is None:
+        return searched(range(len(clusters)), say)
+    one_half, other_half = _halves([one.num_gpus for one in clusters])
     here, others = both(
-        beside, lambda: [search_size(job, clusters[at], say, calibration) for at in one_half], there
+        beside, lambda: searched(one_half, say), lambda: searched(other_half, lambda _: None)
     )
-    found = dict(zip([*one_half, *other_half], [*here, *others], strict=True))
-    return [found[at] for at in range(len(clusters))]
+    of_place = dict(zip([*one_half, *other_half], [*here, *others], strict=True))
+    return [of_place[place] for place in range(len(clusters))]
 
 
 def _halves(sizes: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -269,20 +280,23 @@ def _plan(
     ranked: list[PlanCandidate],
     seconds: float,
 ) -> Plan:
-    estimates, winner = _estimates(ranked), ranked[0]
+    winner = ranked[0]
     with_candidates = [at_size for at_size in sizes if at_size.candidates]
-    # what is said of others than the ranked takes as long as what is said of these
-    (entries, others), (moved, near) = both(
-        ports.beside,
-        lambda: (
-            _entries(job, ranked, estimates),
-            considered(job, with_candidates, ranked, fitting),
-        ),
-        lambda: (
-            sensitivity(winner.at_size.pricer, winner.layout),
-            _near_batch(job, winner, estimates[0]),
-        ),
-    )
+
+    def of_ranked() -> tuple[list[RankedLayout], list[ConsideredLayout]]:
+        return _entries(job, ranked), considered(job, with_candidates, ranked, fitting)
+
+    def of_others() -> tuple[list[SensitivityStep], list[str], list[Export | None]]:
+        moved = sensitivity(winner.at_size.pricer, winner.layout)
+        return moved, _near_batch(job, winner), _exports(job, ranked)
+
+    # both take about as long
+    (entries, others), (moved, near, exported) = both(ports.beside, of_ranked, of_others)
+    entries = [
+        entry.model_copy(update={"export": {one.trainer: one.as_dict()}}) if one else entry
+        for entry, one in zip(entries, exported, strict=True)
+    ]
+    estimate = entries[0].estimate
     num_gpus = winner.at_size.pricer.cluster.num_gpus
     at_winner = next(
         fits
@@ -301,10 +315,10 @@ def _plan(
         rejected=dict(total.most_common()),
         nearest_miss=None,
         searched=_searched(sizes, winner.at_size, seconds),
-        versus_current=None if job.layout is None else _versus_current(job, winner, estimates[0]),
+        versus_current=None if job.layout is None else _versus_current(job, winner, estimate),
         headline=_headline(entries),
         warnings=[
-            *_warnings(job, winner, estimates[0], entries[0], sizes, near),
+            *_warnings(job, winner, estimate, entries[0], sizes, near),
             *fewer_than_asked(job.search.top_k, len(ranked), sizes),
         ],
         seed=job.search.seed,
@@ -321,10 +335,8 @@ def _plan(
     )
 
 
-def _entries(
-    job: Job, ranked: list[PlanCandidate], estimates: list[Estimate]
-) -> list[RankedLayout]:
-    """The ranked layouts with their estimates, reasons and exports."""
+def _entries(job: Job, ranked: list[PlanCandidate]) -> list[RankedLayout]:
+    """The ranked layouts with their estimates and reasons."""
     together = {
         id(one.at_size): Together(
             one.at_size.pricer, [other.layout for other in ranked if other.at_size is one.at_size]
@@ -332,9 +344,9 @@ def _entries(
         for one in ranked
     }
     return [
-        _entry(job, rank, choice, estimate, together[id(choice.at_size)], exported)
-        for rank, (choice, estimate, exported) in enumerate(
-            zip(ranked, estimates, _exports(job, ranked), strict=True), start=1
+        _entry(job, rank, choice, estimate, together[id(choice.at_size)])
+        for rank, (choice, estimate) in enumerate(
+            zip(ranked, _estimates(ranked), strict=True), start=1
         )
     ]
 
@@ -388,11 +400,13 @@ def _warnings(
     ]
 
 
-def _near_batch(job: Job, winner: PlanCandidate, estimate: Estimate) -> list[str]:
+def _near_batch(job: Job, winner: PlanCandidate) -> list[str]:
     """A nearby batch size that would train much faster, if speed is the objective."""
-    if job.search.objective not in BETTER or estimate.step_seconds is None:
+    if job.search.objective not in BETTER:
         return []
-    found = near_batch(winner.at_size.pricer, winner.layout, estimate.step_seconds, job.search)
+    pricer, batch = winner.at_size.pricer, LayoutBatch.from_layouts([winner.layout])
+    predicted = simulated_step_seconds(pricer, batch, pricer.price(batch))
+    found = near_batch(pricer, winner.layout, float(predicted[0]), job.search)
     return [] if found is None else [found.sentence(job.training.global_batch_size, winner.layout)]
 
 
@@ -434,12 +448,7 @@ def _run_warnings(winner: RankedLayout, sizes: list[OneSize]) -> list[str]:
 
 
 def _entry(
-    job: Job,
-    rank: int,
-    choice: PlanCandidate,
-    estimate: Estimate,
-    together: Together,
-    exported: Export | None,
+    job: Job, rank: int, choice: PlanCandidate, estimate: Estimate, together: Together
 ) -> RankedLayout:
     at_size, layout = choice.at_size, choice.layout
     reasons = _reasons(job, rank, together, layout, estimate)
@@ -451,7 +460,7 @@ def _entry(
         source="simulated" if layout.pp > 1 else "screened",
         reasons=reasons,
         unmeasured=[one.words for one in rests_on_unmeasured(choice)],
-        export={} if exported is None else {exported.trainer: exported.as_dict()},
+        export={},
         run=None
         if at_size.runs is None
         else run_estimate(at_size.pricer, at_size.runs, choice.row),

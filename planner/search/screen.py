@@ -8,7 +8,6 @@ than everything that will be kept.
 import numpy as np
 
 from planner.columns import IntColumn, LayoutBatch
-from planner.cost.chunks import CHUNK
 from planner.cost.lower_bounds import Idle
 from planner.cost.pipeline.schedule_columns import num_microbatches
 from planner.cost.price import Pricer
@@ -19,7 +18,7 @@ from planner.search.shortlist import Shortlist
 from planner.search.space.enumerate import Space
 
 # layouts bounded at once; an eighth of it until a layout fits
-ROUND = 2 * CHUNK
+ROUND = 5 * 2**13
 EXPANDED = 4  # layouts of cells that are asked at once what they compute, for each one of those
 FEW = 2**13
 KEEP = 400

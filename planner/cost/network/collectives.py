@@ -60,7 +60,10 @@ def _started(line: Line, place: Placement, links: Links) -> Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Known:
-    """Lines of the groups met so far: sorted codes (V,), latency and slope (A, V)."""
+    """Lines of the groups met so far: sorted codes (G,), latency and slope (A, G).
+
+    Of V machines side by side latency and slope are (A, V G), those of the first machine first.
+    """
 
     codes: FloatColumn
     latency: FloatColumn
@@ -135,24 +138,24 @@ def _of_each(
     fabric: Fabric,
     nvls_gain: float | FloatColumn,
 ) -> Lines:
-    """`fastest_lines` of machines side by side. Shorter envelopes repeat their first line."""
-    size = len(degree) // len(fabric.each)
+    """`fastest_lines` of V machines side by side, which differ in bandwidth and in the gain."""
+    count, size = len(fabric.each), len(degree) // len(fabric.each)
     gains = np.broadcast_to(nvls_gain, len(degree))[::size]
-    machines = [(id(one), float(gain)) for one, gain in zip(fabric.each, gains, strict=True)]
-    distinct = dict(zip(machines, fabric.each, strict=True))
-    found = {
-        machine: fastest_lines(operation, degree[:size], stride[:size], one, machine[1])
-        for machine, one in distinct.items()
-    }
-    width = max(len(latency) for latency, _ in found.values())
-    for machine, lines in found.items():
-        places = np.arange(width)
-        rows = np.where(places < len(lines[0]), places, 0)
-        found[machine] = lines[0][rows], lines[1][rows]
-    latency, slope = (
-        np.concatenate([found[machine][kind] for machine in machines], axis=1) for kind in (0, 1)
-    )
-    return latency, slope
+    codes = degree[:size] * _STRIDES + stride[:size]
+    key = (operation, gains.tobytes(), *(one.bandwidth.tobytes() for one in fabric.each))
+    known: _Known | None = fabric.remembered.get(key)
+    every = distinct_values(codes) if known is None else distinct_values(known.codes, codes)
+    if known is None or len(every) > len(known.codes):
+        wide = replace(
+            fabric,
+            bandwidth=np.repeat([one.bandwidth for one in fabric.each], len(every), axis=0).T,
+            each=(),
+            remembered={},
+        )
+        found = _envelope(operation, np.tile(every, count), wide, np.repeat(gains, len(every)))
+        known = fabric.remembered[key] = replace(found, codes=every)
+    at = np.searchsorted(known.codes, codes) + len(known.codes) * np.arange(count)[:, None]
+    return known.latency[:, at.ravel()], known.slope[:, at.ravel()]
 
 
 def _placement(fabric: Fabric, codes: FloatColumn) -> Placement:
@@ -167,7 +170,9 @@ def _placement(fabric: Fabric, codes: FloatColumn) -> Placement:
     return place
 
 
-def _envelope(operation: str, codes: FloatColumn, fabric: Fabric, nvls_gain: float) -> _Known:
+def _envelope(
+    operation: str, codes: FloatColumn, fabric: Fabric, nvls_gain: float | FloatColumn
+) -> _Known:
     """Lower envelope of all lines of each group.
 
     Every group gets the same number A of lines: shorter envelopes repeat their first.

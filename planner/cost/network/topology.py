@@ -145,7 +145,7 @@ def _grid(level: FabricLevel, below: int) -> tuple[int, ...] | None:
 class Links:
     """A fabric as one protocol sees it.
 
-    bandwidth, latency (L,): usable.
+    bandwidth, latency (L,): usable; bandwidth (L, U) where each group has its own machine's.
     crossing_seconds (L,): once a collective that crosses the level.
     copy_seconds_per_byte: of a rank's own chunk.
     peers: that one rank of an all-to-all serves at the same time.
@@ -156,7 +156,7 @@ class Links:
     latency: FloatColumn
     crossing_seconds: FloatColumn
     base_seconds: float
-    copy_seconds_per_byte: float
+    copy_seconds_per_byte: float | FloatColumn
     peers: float
 
     @classmethod
@@ -168,11 +168,11 @@ class Links:
             usual if ordered else OUT_OF_ORDER.get(protocol.name, usual)
             for ordered in fabric.ordered[1:]
         ]
-        shares = [protocol.inner_share, *(crossing.share for crossing in crossings)]
+        shares = np.array([protocol.inner_share, *(crossing.share for crossing in crossings)])
         hops = [protocol.inner_hop, *(crossing.hop for crossing in crossings)]
         return cls(
             protocol=protocol,
-            bandwidth=fabric.bandwidth * np.array(shares),
+            bandwidth=(fabric.bandwidth.T * shares).T,
             latency=fabric.latency * np.array(hops),
             crossing_seconds=np.array([0.0, *(crossing.base_seconds for crossing in crossings)]),
             base_seconds=protocol.base_seconds,

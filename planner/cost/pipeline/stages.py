@@ -181,6 +181,30 @@ def _deciding_ranks(
     return distinct_values(first, last)
 
 
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What the ranks of one pipeline hold: `RankLayers` with ranks first, (R, K + 2)."""
+
+    units: FloatColumn
+    rank: IntColumn
+    mean_units: FloatColumn
+
+
+@lru_cache(maxsize=8192)
+def _held(
+    pp: int,
+    virtual: int,
+    code: int,
+    sizes: tuple[int, ...],
+    kinds: _Kinds,
+    blocks: int | None,
+    every_rank: bool,
+) -> _Held:
+    key = (pp, virtual, SCHEDULES.of_code(code), sizes, kinds, blocks)
+    units, rank = _rank_units(*key), np.arange(pp) if every_rank else _deciding_ranks(*key)
+    return _Held(units if every_rank else units[rank], rank, units.mean(axis=0))
+
+
 def rank_layers(
     batch: LayoutBatch,
     model: ModelSpec,
@@ -199,26 +223,27 @@ def rank_layers(
     every_rank: units of all ranks instead.
     blocks: see `block_layers`; with it all have 2 K kinds of layers.
     """
-    kinds = _kinds(model)
-    keys = [
-        (
-            int(batch.pp[row]),
-            int(batch.virtual_stages[row]),
-            SCHEDULES.of_code(int(batch.pp_schedule[row])),
+    kinds, mode = _kinds(model), [None] * len(batch) if blocks is None else blocks.tolist()
+    columns = (batch.pp, batch.virtual_stages, batch.pp_schedule)
+    found = [
+        _held(
+            pp,
+            virtual,
+            code,
             layers_of_stages(batch, row, model, rules),
             kinds,
-            None if blocks is None else int(blocks[row]),
+            mode[row],
+            every_rank,
         )
-        for row in range(len(batch))
+        for row, (pp, virtual, code) in enumerate(
+            zip(*(column.tolist() for column in columns), strict=True)
+        )
     ]
-    per_row = [_rank_units(*key) for key in keys]
-    chosen = [np.arange(key[0]) if every_rank else _deciding_ranks(*key) for key in keys]
-    length = max(len(ranks) for ranks in chosen)
-    padded = [np.concatenate([ranks, np.full(length - len(ranks), ranks[-1])]) for ranks in chosen]
+    count = np.array([len(one.rank) for one in found])
+    place = np.minimum(np.arange(count.max()), count[:, None] - 1)
+    place += (np.cumsum(count) - count)[:, None]
     return RankLayers(
-        units=np.array(
-            [units[ranks] for units, ranks in zip(per_row, padded, strict=True)]
-        ).transpose(1, 2, 0),
-        rank=np.array(padded).T,
-        mean_units=np.array([units.mean(axis=0) for units in per_row]).T,
+        units=np.concatenate([one.units for one in found])[place].transpose(1, 2, 0),
+        rank=np.concatenate([one.rank for one in found])[place].T,
+        mean_units=np.array([one.mean_units for one in found]).T,
     )

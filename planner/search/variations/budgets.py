@@ -30,7 +30,7 @@ from planner.search.space.enumerate import Space
 from planner.search.variations.floors import open_classes
 from planner.work.checkpointing import BLOCK, FULL, MEMORY_BUDGET, NONE
 
-ROUND = 4 * CHUNK  # layouts of cells that are asked at once what they compute
+ROUND = 5 * 2**14  # layouts of cells that are asked at once what they compute
 Dial = Callable[[LayoutBatch, IntColumn], LayoutBatch]  # the layouts with these budgets
 # Judgement: a budget with one chance in 200 of running out of memory loses less by that than a
 # smaller one loses in time.

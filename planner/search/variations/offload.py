@@ -13,7 +13,6 @@ from dataclasses import replace
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
-from planner.cost.chunks import CHUNK
 from planner.cost.memory.host_activations import host_bytes
 from planner.cost.price import Pricer
 from planner.dataclass import dataclass
@@ -24,7 +23,7 @@ from planner.search.space.enumerate import Space
 from planner.work.checkpointing import NONE
 
 STEPS = 20  # judgement: Megatron-LM moves whole tensors, of which a rank has tens to hundreds
-ROUND = 2 * CHUNK  # layouts expanded at once
+ROUND = 5 * 2**13  # layouts expanded at once
 QUARTERS = (0.25, 0.5, 0.75, 1.0)  # of the layers, with which shares of the states are sought
 
 
