@@ -95,12 +95,7 @@ def ask_on_paper(
 
 
 def _begun(job: "Job") -> "list[Begun]":
-    """The plan of the job, begun; nothing of one that cannot be planned, as planning it will say.
-
-    What a plan ends with is imported too.
-    """
-    import planner.export.megatron
-    import planner.export.torchtitan  # noqa: F401
+    """The plan of the job, begun; nothing of one that cannot be planned, as planning it will say."""
     from planner.plan.recommend import begin
 
     try:

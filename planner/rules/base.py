@@ -6,6 +6,7 @@ where two sets are crossed.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 
 import numpy as np
 
@@ -127,7 +128,8 @@ DERIVED: Mapping[str, Derived] = {
 }
 
 
-def columns_of(reads: Iterable[str]) -> frozenset[str]:
+@lru_cache(maxsize=1024)
+def columns_of(reads: frozenset[str]) -> frozenset[str]:
     """The columns of LayoutBatch behind a rule's `reads`."""
     return frozenset(
         column for name in reads for column in (DERIVED[name].needs if name in DERIVED else (name,))

@@ -15,7 +15,6 @@ from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch, tak
 from planner.cost.deduplicated import unique_rows
 from planner.cost.layer.unit_costs import MODE
 from planner.cost.lower_bounds import Idle
-from planner.cost.pipeline.schedule_columns import num_microbatches
 from planner.cost.price import Pricer
 from planner.search.fit import fitting, most_device_bytes
 from planner.work.checkpointing import MEMORY_BUDGET, NONE
@@ -73,7 +72,7 @@ class CellBounds:
         """
         names = [name for name in (*self.pricer.unit_fields, "pp") if name not in MODE]
         columns = [getattr(self.cells, name) for name in dict.fromkeys(names)]
-        columns.append(num_microbatches(self.cells, self.pricer.training))
+        columns.append(self.cells.dp_replicate * self.cells.dp_shard)  # decides microbatches
         columns += [self.idle.overlaps, self.idle.microbatches]
         if len(rows) < len(self.cells):
             columns = [taken(column, rows) for column in columns]

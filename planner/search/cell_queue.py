@@ -14,7 +14,8 @@ class CellQueue:
     Own bounds are computed band by band, in the order of a looser bound.
     by_memory: device bytes are minimised, not seconds.
     order: the next cells by their looser bound, as far as they were sorted.
-    rest: the cells behind them, in no order; a search ends before it reaches most.
+    rest: the cells behind them, or beyond the limit, as they stand among all; a search ends before
+        it reaches most.
     """
 
     def __init__(self, cell_bounds: CellBounds, *, by_memory: bool) -> None:
@@ -32,7 +33,7 @@ class CellQueue:
         Empty when no cells are left.
         """
         while True:
-            self._sort(1)
+            self._sort(1, limit)
             bound = self.loose[self.order[0]] if len(self.order) else np.inf
             within = int(np.searchsorted(self.values, min(limit, bound), side="right"))
             if within:
@@ -51,7 +52,7 @@ class CellQueue:
     def _reach(self, limit: float) -> None:
         """Computes one more band, below the limit if there is one; what fits joins the queue."""
         end = WIDE * BAND if np.isfinite(limit) else BAND
-        self._sort(end)
+        self._sort(end, limit)
         if np.isfinite(limit):
             below = np.searchsorted(self.loose[self.order], limit, side="right")
             end = min(end, int(below))
@@ -68,14 +69,14 @@ class CellQueue:
         order = np.lexsort((joined, values))
         self.ready, self.values = joined[order], values[order]
 
-    def _sort(self, count: int) -> None:
-        """Sorts cells until there are so many in order, or all that are left."""
-        if len(self.order) >= count or not len(self.rest):
+    def _sort(self, count: int, limit: float) -> None:
+        """Sorts cells until there are so many in order, or all up to the limit."""
+        if len(self.order) >= count:
             return
         values, more = self.loose[self.rest], max(count - len(self.order), BAND)
-        near = np.ones(len(values), dtype=np.bool_)
-        if more < len(values):
-            near = values <= np.partition(values, more - 1)[more - 1]
+        near = values <= limit
+        if int(near.sum()) > more:
+            near = values <= np.partition(values[near], more - 1)[more - 1]
         nearest, self.rest = self.rest[near], self.rest[~near]
         nearest = nearest[np.argsort(values[near], kind="stable")]
         self.order = np.concatenate([self.order, nearest])

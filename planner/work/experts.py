@@ -31,6 +31,19 @@ def num_before_experts(ops: tuple[Op, ...]) -> int:
     return count
 
 
+@lru_cache(maxsize=512)
+def num_alike(ops: tuple[Op, ...], others: tuple[Op, ...]) -> int:
+    """How many operations two units begin with that are equal, and cost as much in both.
+
+    See `num_before_experts`.
+    """
+    pairs = enumerate(zip(ops, others, strict=False))
+    count = next((at for at, (one, other) in pairs if one != other), min(len(ops), len(others)))
+    while count and any(_tied(unit[:count], unit[count:]) for unit in (ops, others)):
+        count -= 1
+    return count
+
+
 def _of_experts(op: Op) -> bool:
     match op:
         case Gemm():

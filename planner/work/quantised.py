@@ -1,5 +1,6 @@
 """Which weights of a model a recipe quantises, and their shapes on one rank."""
 
+import math
 from collections.abc import Mapping
 from functools import lru_cache
 
@@ -86,8 +87,15 @@ def products(model: ModelSpec, kind: LayerKind) -> tuple[Gemm, ...]:
 
 
 def _whole(dims: Dims, model: ModelSpec) -> float:
+    sizes = _whole_sizes(model)
+    return math.prod(sizes[name] for name in dims)
+
+
+@lru_cache(maxsize=64)
+def _whole_sizes(model: ModelSpec) -> Mapping[str, float]:
+    """`axes.weight_sizes` of whole weights."""
     sizes = weight_sizes(model, np.ones(1), np.ones(1))
-    return float(np.prod([sizes[name][0] for name in dims]))
+    return {name: float(size[0]) for name, size in sizes.items()}
 
 
 def local_shape(

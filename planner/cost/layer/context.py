@@ -47,7 +47,7 @@ class CostContext:
     graphs: IntColumn
     tp_hidden: tuple[tuple[Mechanism, FloatColumn], ...] = ()
     amax_seconds: FloatColumn = field(default_factory=lambda: np.zeros(1))
-    known: dict[tuple[str, ...], FloatColumn] = field(
+    known: dict[tuple[object, ...], FloatColumn] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )
     lines: dict[tuple[str, str], Lines] = field(
@@ -119,10 +119,10 @@ class CostContext:
 
     def bytes_of(self, tensor: Tensor) -> FloatColumn:
         """Bytes of a tensor on one rank, (U,)."""
-        found = self.known.get(("bytes", tensor.width, *tensor.dims))
+        key = tensor.width, tensor.dims
+        found = self.known.get(key)
         if found is None:
-            found = self.product(tensor.dims) * self.width_bytes(tensor.width)
-            self.known["bytes", tensor.width, *tensor.dims] = found
+            found = self.known[key] = self.product(tensor.dims) * self.width_bytes(tensor.width)
         return found
 
 

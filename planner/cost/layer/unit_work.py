@@ -29,7 +29,7 @@ from planner.trainers.registry import training_release
 from planner.work import blocks
 from planner.work.axes import loss_is_parallel
 from planner.work.checkpointing import Choices, choices_of, makers, shares_of
-from planner.work.experts import num_before_experts
+from planner.work.experts import num_alike, num_before_experts
 from planner.work.ops import Collective, Op
 from planner.work.pieces import HIDDEN, HIDDEN_SP, LOSS_CHUNKS
 
@@ -194,6 +194,8 @@ class _Unit:
     """Operations of one unit, and what they are priced with.
 
     first: how many come before anything that depends on experts.
+    alike: how many of the first are those of the model's first layer.
+    of_first: costs of that layer's operations, as far as they were priced; all units hold it.
     """
 
     context: CostContext
@@ -201,10 +203,19 @@ class _Unit:
     ops: tuple[Op, ...]
     is_layer: bool
     first: int
+    alike: int
+    of_first: list[OpCost]
 
     def costs(self, part: slice) -> list[OpCost]:
         """Costs of the operations of one part."""
-        return op_costs(self.context, self.ops[part], self.model, whole=self.ops)
+        start, stop, _ = part.indices(len(self.ops))
+        shares = start == 0 and self.alike <= min(stop, len(self.of_first))
+        known = self.of_first[: self.alike] if shares else []
+        rest = self.ops[start + len(known) : stop]
+        found = [*known, *op_costs(self.context, rest, self.model, whole=self.ops)]
+        if start == 0 and self.alike == len(self.ops) and not known:
+            self.of_first[:] = found
+        return found
 
 
 def _units(context: CostContext, model: ModelSpec) -> Iterator[_Unit]:
@@ -213,13 +224,17 @@ def _units(context: CostContext, model: ModelSpec) -> Iterator[_Unit]:
     layers = [blocks.layer_ops(model, kind, flash, code) for kind, _ in model.distinct_layers()]
     ends = [blocks.embedding_ops(), blocks.head_ops(model, code)]
     context = replace(context, amax_seconds=amax_seconds(context), tp_hidden=hidden_shares(context))
+    of_first: list[OpCost] = []
     for place, ops in enumerate([*layers, *ends]):
+        is_layer = place < len(layers)
         yield _Unit(
             context=context,
             model=model,
             ops=ops,
-            is_layer=place < len(layers),
+            is_layer=is_layer,
             first=num_before_experts(ops),
+            alike=num_alike(layers[0], ops) if is_layer else 0,
+            of_first=of_first,
         )
 
 

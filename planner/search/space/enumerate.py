@@ -908,5 +908,7 @@ def _ranks(values: IntColumn) -> tuple[IntColumn, int]:
         return ranks, len(distinct)
     present = np.zeros(int(values.max()) + 1, dtype=np.bool_)
     present[values] = True
-    table = np.cumsum(present) - 1
-    return table[values], int(table[-1]) + 1
+    found = np.flatnonzero(present)
+    table = np.empty(len(present), dtype=np.int64)  # few of its pages are touched
+    table[found] = np.arange(len(found))
+    return table[values], len(found)
