@@ -34,8 +34,11 @@ class PlanRecords(Protocol):
         """
         ...
 
-    def save(self, plan: "Plan", labels: "PlanLabels") -> None:
-        """Stores a plan. Raises StoreError."""
+    def save(self, plan: "Plan", labels: "PlanLabels") -> Callable[[], object]:
+        """Stores a plan, or begins to; what is returned waits until it is there.
+
+        Both raise StoreError.
+        """
         ...
 
 
@@ -89,9 +92,10 @@ class RecordsHere:
         found = [latest_calibration(engine, one) for one in subjects_of(trainer, gpu, owner)]
         return [record for record in found if record is not None]
 
-    def save(self, plan: "Plan", labels: "PlanLabels") -> None:
-        """See `PlanRecords`."""
+    def save(self, plan: "Plan", labels: "PlanLabels") -> Callable[[], object]:
+        """See `PlanRecords`; nothing is waited for."""
         self._wired().store.save_plan(plan, labels)
+        return lambda: None
 
     def save_values(self, values: PlanValues) -> None:
         """Stores a plan. Raises StoreError."""
@@ -120,9 +124,9 @@ class RecordsBeside:
         record = first_resting(records)
         return None if record is None else calibration_of(record)
 
-    def save(self, plan: "Plan", labels: "PlanLabels") -> None:
+    def save(self, plan: "Plan", labels: "PlanLabels") -> Callable[[], object]:
         """See `PlanRecords`."""
-        self.partner.start(RecordsHere.save_values, PlanValues.of(plan, labels)).result()
+        return self.partner.start(RecordsHere.save_values, PlanValues.of(plan, labels)).result
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Half of a search on another core: a forked copy of this process, which answers through pipes."""
 
+import atexit
 import contextlib
 import os
 import pickle
@@ -113,8 +114,24 @@ class _Fork:
     def stop(self) -> None:
         """Ends the copy."""
         self.pipe.close()
-        os.kill(self.process, signal.SIGKILL)
-        os.waitpid(self.process, 0)
+        _end(self.process)
+
+
+_ENDED: list[int] = []  # copies that nobody waited for yet
+
+
+def _end(process: int) -> None:
+    """Ends a copy, and does not wait until the system has taken its memory back."""
+    os.kill(process, signal.SIGKILL)
+    if not _ENDED:
+        atexit.register(collect)
+    _ENDED.append(process)
+
+
+def collect() -> None:
+    """Waits until all copies that were ended are gone; at the latest when this process ends."""
+    while _ENDED:
+        os.waitpid(_ENDED.pop(), 0)
 
 
 Question = tuple[Callable[..., object], tuple[object, ...]]
@@ -180,8 +197,7 @@ class _Partner:
         if self.gone:
             return
         self.gone = True
-        os.kill(self.process, signal.SIGKILL)
-        os.waitpid(self.process, 0)
+        _end(self.process)
         self.answers.close()
         with contextlib.suppress(BrokenPipeError):
             self.questions.close()

@@ -95,7 +95,7 @@ def ask_on_paper(
 
 
 def _begun(job: "Job") -> "list[Begun]":
-    """The plan of the job, begun; nothing of one that cannot be planned, as planning it will say."""
+    """The plan of the job, begun; of one that cannot be planned nothing: planning it says why."""
     from planner.plan.recommend import begin
 
     try:
@@ -133,14 +133,16 @@ def renamed(wiring: Wiring, question: PaperQuestion, plan: "Plan") -> "Plan":
 
 def keep_plan(
     wiring: Wiring, question: PaperQuestion, plan: "Plan", records: PlanRecords | None = None
-) -> None:
-    """Stores the answer and remembers it. Raises StoreError.
+) -> Callable[[], object]:
+    """Remembers the answer, and stores it or begins to; what is returned waits until it is there.
 
     records: as in `ask_on_paper`.
+
+    Both raise StoreError.
     """
     wiring.answered.keep(question.key, plan)
     labels = PlanLabels.of(question.job, question.job_hash)
-    (records or RecordsHere(wiring)).save(plan, labels)
+    return (records or RecordsHere(wiring)).save(plan, labels)
 
 
 def make_plan(
@@ -150,7 +152,7 @@ def make_plan(
     allow_files: bool,
     owner: str = "",
     progress: Callable[[str], None] | None = None,
-    on_unstored: Callable[[StoreError], None] | None = None,
+    storing: Callable[[Callable[[], object]], None] | None = None,
     beside: "OtherCore | None" = None,
     records: PlanRecords | None = None,
 ) -> "Plan":
@@ -158,7 +160,8 @@ def make_plan(
 
     owner, records: see `ask_on_paper`.
     beside: what runs half of a large search on another core, where nobody else wants that core.
-    on_unstored: told why a finished plan could not be stored; else that is raised.
+    storing: given what waits until the plan is stored, and raises StoreError where it could not be;
+        without it that is waited for here.
 
     Raises SpecError, InfeasibleError; StoreError before any work is done.
     """
@@ -174,13 +177,26 @@ def make_plan(
             calibration=question.calibration,
             begun=question.begun,
         )
-    try:
-        keep_plan(wiring, question, plan, records)
-    except StoreError as error:
-        if on_unstored is None:
-            raise
-        on_unstored(error)
+    if storing is None:
+        keep_plan(wiring, question, plan, records)()
+    else:
+        storing(_begun_to_keep(wiring, question, plan, records))
     return plan
+
+
+def _begun_to_keep(
+    wiring: Wiring, question: PaperQuestion, plan: "Plan", records: PlanRecords | None
+) -> Callable[[], object]:
+    """`keep_plan`; where it raises StoreError, what is returned does."""
+    try:
+        return keep_plan(wiring, question, plan, records)
+    except StoreError as error:
+        unstored = error
+
+    def wait() -> None:
+        raise unstored
+
+    return wait
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,12 @@ import os
 import resource
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
+import venv
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +51,10 @@ ESTIMATES = "10,000 estimates"
 ALONE = "one estimate, the process warm"
 ACCURACY = "accuracy"
 TWICE = "the same plan again"
-# Python's compiled modules, as an installation leaves them
-COMPILED = tempfile.TemporaryDirectory()
+# Python's compiled modules, as an installation leaves them, and a Python that finds the packages of
+# this one without the import hook of an editable installation
+MADE = tempfile.TemporaryDirectory()
+COMPILED, PLAIN = (Path(MADE.name) / name for name in ("compiled", "plain"))
 PEER = r"""
 import json, sys, time
 from llm_analysis.analysis import ActivationRecomputation, DSZeRO, LLMAnalysis
@@ -101,6 +106,17 @@ def megabytes(process: int) -> float:
     return total / 1024.0
 
 
+@cache
+def installed() -> Path:
+    """A Python with this checkout and the packages of this one, as an installation has them."""
+    venv.create(PLAIN, symlinks=True)
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    paths = [str(ROOT), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    packages = PLAIN / "lib" / version / "site-packages"
+    (packages / "planner.pth").write_text("\n".join(dict.fromkeys(paths)) + "\n")
+    return PLAIN / "bin" / "python"
+
+
 def run(
     command: list[str], stdin: str | None = None, *, watched: bool = False
 ) -> tuple[dict[str, float], str]:
@@ -111,15 +127,15 @@ def run(
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {
             "PLANNER_DATABASE_URL": f"sqlite:///{folder}/plans.db",
-            "PYTHONPATH": str(ROOT),
-            "PYTHONPYCACHEPREFIX": COMPILED.name,
+            "PYTHONPYCACHEPREFIX": str(COMPILED),
         }
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        environment.pop("PYTHONPATH", None)
         began = time.perf_counter()
         output = Path(folder) / "output"
         with output.open("w") as out:
             process = subprocess.Popen(
-                [sys.executable, "-m", "api.cli", *command],
+                [installed(), "-m", "api.cli", *command],
                 stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.DEVNULL,

@@ -1,6 +1,7 @@
 """`planner-cli recommend`: a model and a cluster in, a ranked plan out."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +19,6 @@ from api.cli.typed import (
 
 if TYPE_CHECKING:
     from api.plan_records import PlanRecords
-    from planner.errors import StoreError
     from planner.specs.plan import Plan
 
 
@@ -155,9 +155,9 @@ def command(
         save_dir = save_dir.expanduser()
         check_target(save_dir)
     check_plot(plot, text=not json)
-    interrupted, unstored = False, list[StoreError]()
+    interrupted, stored = False, list[Callable[[], object]]()
     if values.get("probe") is None:
-        plan = _on_paper(values, context.obj, unstored, quiet=json)
+        plan = _on_paper(values, context.obj, stored, quiet=json)
     else:
         from api.cli.studying import make_plan_with_probes
         from api.wiring import wire
@@ -171,9 +171,12 @@ def command(
     else:
         print_plan(plan, str(save_dir) if save_dir is not None else None)
     plot_plan(plot, plan)
-    for error in unstored:
-        error_line(f"the plan above was not stored: {error}")
-        raise typer.Exit(4)
+    for wait in stored:
+        try:
+            wait()
+        except StoreError as error:
+            error_line(f"the plan above was not stored: {error}")
+            raise typer.Exit(4) from None
     _exit(plan, interrupted)
 
 
@@ -193,12 +196,16 @@ def import_numpy() -> None:
 
 
 def _on_paper(
-    values: object, records: "PlanRecords | None", unstored: "list[StoreError]", *, quiet: bool
+    values: object,
+    records: "PlanRecords | None",
+    stored: list[Callable[[], object]],
+    *,
+    quiet: bool,
 ) -> "Plan":
     """The plan without probes.
 
     records: where it is kept; this process's own database unless given.
-    unstored: gets the reason where it could not be stored.
+    stored: gets what waits until it is stored, while the plan is printed.
     """
     from api.cli.working import working
     from api.second_core import second_core
@@ -212,7 +219,7 @@ def _on_paper(
             values,
             allow_files=True,
             progress=shown.say,
-            on_unstored=unstored.append,
+            storing=stored.append,
             beside=second_core(spinners=int(shown.shown is not None)),
             records=records,
         )

@@ -7,7 +7,7 @@ Letters: U rows of a batch, C distinct tensors, M points in time.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -15,7 +15,20 @@ import numpy as np
 from planner.columns import BoolColumn, FloatColumn
 from planner.work.ops import Attention, Collective, Elementwise, Gemm, Op, Tensor
 
-Alive = Counter[Tensor]
+Alive = Counter[int]  # how many tensors of each size are alive, by the size's number
+
+
+class _Sizes:
+    """Numbers of sizes: tensors that differ in their name alone have one."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[Tensor, int] = {}
+
+    def count(self, tensors: Iterable[Tensor]) -> Alive:
+        """How many of these tensors have each size."""
+        return Counter(
+            self.numbers.setdefault(_size(tensor), len(self.numbers)) for tensor in tensors
+        )
 
 
 def saved_tensors(ops: Sequence[Op]) -> dict[str, Tensor]:
@@ -89,40 +102,35 @@ def _backward_instants(ops: tuple[Op, ...]) -> tuple[tuple[Tensor, ...], FloatCo
     replay = _Replay(ops)
     for index in reversed(range(len(ops))):
         replay.step(index)
-    return _table(replay.instants)
+    return _table(replay.instants, replay.sizes)
 
 
 @lru_cache(maxsize=512)
 def _recomputation_instants(
     ops: tuple[Op, ...], runs_on: bool
 ) -> tuple[tuple[Tensor, ...], FloatColumn]:
-    last = next(op for op in reversed(ops) if _results(op))
-    always = Counter(_size(tensor) for tensor in (*saved_tensors(ops).values(), *_results(last)))
-    return _table(
-        [
-            always
-            + Counter(
-                _size(t) for t in (*op.forward_workspace, *(op.forward_results if runs_on else ()))
-            )
-            for op in ops
-            if isinstance(op, Elementwise)
-        ]
-    )
+    last, sizes = next(op for op in reversed(ops) if _results(op)), _Sizes()
+    always = sizes.count((*saved_tensors(ops).values(), *_results(last)))
+    instants = [
+        always + sizes.count((*op.forward_workspace, *(op.forward_results if runs_on else ())))
+        for op in ops
+        if isinstance(op, Elementwise)
+    ]
+    return _table(instants, sizes)
 
 
-def _table(instants: Sequence[Alive]) -> tuple[tuple[Tensor, ...], FloatColumn]:
+def _table(instants: Sequence[Alive], sizes: _Sizes) -> tuple[tuple[Tensor, ...], FloatColumn]:
     """(C distinct sizes, how often each is alive at each point in time (M, C)).
 
     Points in time that another one covers are left out.
     """
-    tensors = tuple(dict.fromkeys(tensor for instant in instants for tensor in instant))
-    distinct = {tuple(instant[tensor] for tensor in tensors) for instant in instants}
+    alive = tuple(dict.fromkeys(number for instant in instants for number in instant))
+    distinct = {tuple(instant[number] for number in alive) for instant in instants}
     table = np.array(sorted(distinct), dtype=np.float64)
-    covered = [
-        any((table[other] >= row).all() for other in range(len(table)) if other != index)
-        for index, row in enumerate(table)
-    ]
-    return tensors, table[~np.array(covered)]
+    covers = np.asarray((table[:, None] >= table).all(axis=2))
+    np.fill_diagonal(covers, False)
+    tensors = list(sizes.numbers)
+    return tuple(tensors[number] for number in alive), table[~covers.any(axis=0)]
 
 
 def _size(tensor: Tensor) -> Tensor:
@@ -145,7 +153,8 @@ class _Replay:
     def __init__(self, ops: tuple[Op, ...]) -> None:
         self.ops = ops
         self.instants: list[Alive] = []
-        self.kept: Alive = Counter(_size(tensor) for tensor in saved_tensors(ops).values())
+        self.sizes = _Sizes()
+        self.kept = self.sizes.count(saved_tensors(ops).values())
         self.last_use = self._last_uses()
         self.buffers: dict[int, Tensor] = {}
         self.owner: dict[str, int] = {}
@@ -157,10 +166,11 @@ class _Replay:
     def _last_uses(self) -> dict[int, list[Tensor]]:
         first: dict[str, int] = {}
         uses: dict[int, list[Tensor]] = {}
+        saved = saved_tensors(self.ops)
         for index, op in enumerate(self.ops):
             for tensor in () if isinstance(op, Collective) else op.saves:
                 if first.setdefault(tensor.name, index) == index:
-                    uses.setdefault(index, []).append(_size(saved_tensors(self.ops)[tensor.name]))
+                    uses.setdefault(index, []).append(saved[tensor.name])
         return uses
 
     def step(self, index: int) -> None:
@@ -175,12 +185,12 @@ class _Replay:
             self._note(op.exchanged)
         for name in incoming:
             self.owner.pop(name, None)
-        self.kept.subtract(self.last_use.get(index, ()))
+        self.kept.subtract(self.sizes.count(self.last_use.get(index, ())))
         self._collect()
 
     def _compute(self, op: Op, incoming: Sequence[str]) -> None:
         if isinstance(op, Gemm):
-            self.weights.update(_size(gradient) for gradient in weight_gradients((op,)))
+            self.weights.update(self.sizes.count(weight_gradients((op,))))
         if isinstance(op, Collective):
             self._note(op.exchanged)
             for name in incoming:
@@ -192,8 +202,8 @@ class _Replay:
             if tensor not in fresh:
                 self._grant(tensor)
         if isinstance(op, Elementwise) and op.casts:
-            given = Counter(_size(self.buffers[self.owner[name]]) for name in incoming)
-            read = Counter(_size(_gradient(tensor)) for tensor in op.reads if tensor not in fresh)
+            given = self.sizes.count(self.buffers[self.owner[name]] for name in incoming)
+            read = self.sizes.count(_gradient(one) for one in op.reads if one not in fresh)
             self._note(op.workspace, less=given + read)
         extra = (
             op.workspace
@@ -216,11 +226,7 @@ class _Replay:
         }
 
     def _note(self, extra: Sequence[Tensor], less: Alive | None = None) -> None:
-        alive = (
-            self.kept
-            + self.weights
-            + Counter(_size(tensor) for tensor in (*self.buffers.values(), *extra))
-        )
+        alive = self.kept + self.weights + self.sizes.count((*self.buffers.values(), *extra))
         self.instants.append(alive - less if less else alive)
 
 

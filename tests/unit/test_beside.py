@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from api.second_core import Forks, second_core
+from api.second_core import Forks, collect, second_core
 from planner.beside import OtherCore, both, sides
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
@@ -213,6 +213,7 @@ def test_an_error_of_a_partner_is_raised_and_it_is_gone_in_the_end() -> None:
     with pytest.raises(ValueError, match="tally"):
         partner.start(Tally.fail).result()
     partner.stop()
+    collect()
     with pytest.raises(ChildProcessError):
         os.waitpid(partner.process, os.WNOHANG)  # type: ignore[attr-defined]
 
@@ -280,6 +281,7 @@ def test_an_error_of_either_half_is_raised_and_leaves_no_process(
         with pytest.raises(ValueError, match="half"):
             both(Forks(), *halves)
     assert len(copies) == 2
+    collect()
     for copy in copies:
         with pytest.raises(ChildProcessError):
             os.waitpid(copy, os.WNOHANG)

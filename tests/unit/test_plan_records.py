@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from api.plan_records import RecordsBeside, RecordsHere, plan_records
-from api.second_core import Forks
+from api.second_core import Forks, collect
 from api.service import make_plan
 from api.settings import Settings
 from api.wiring import Wiring, wire
@@ -82,6 +82,7 @@ def test_what_a_dead_copy_was_to_store_is_stored_here(core: Forks, wiring: Wirin
 def test_no_copy_is_left_behind(core: Forks, wiring: Wiring) -> None:
     with plan_records(core, wiring) as records:
         copy = records.partner.process  # type: ignore[union-attr]
+    collect()
     with pytest.raises(ChildProcessError):
         os.waitpid(copy, os.WNOHANG)
 
@@ -118,7 +119,7 @@ def test_what_a_copy_cannot_store_is_told(core: Forks, wiring: Wiring) -> None:
         plan = make_plan(wiring, JOB, allow_files=False, records=records)
         labels = plan_labels()
         with pytest.raises(ConflictError):
-            records.save(plan, labels)
+            records.save(plan, labels)()
     assert wiring.store.get_plan(plan.id).id == plan.id
 
 

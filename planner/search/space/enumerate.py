@@ -291,7 +291,7 @@ class Branches:
 def _counted(sizes: IntColumn) -> IntColumn:
     """The numbers from 0 to each of these sizes, one after the other; `narrow`."""
     first = np.repeat(narrow(np.cumsum(sizes) - sizes), sizes)
-    return np.arange(len(first), dtype=first.dtype) - first
+    return np.asarray(np.arange(len(first), dtype=first.dtype) - first)
 
 
 def build_space(
