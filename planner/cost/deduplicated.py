@@ -11,11 +11,25 @@ from numpy.typing import NDArray
 
 from planner.columns import TRAINER_SPLIT, Column, IntColumn, LayoutBatch
 
-_MIXERS = np.random.default_rng(20261121).integers(1, 2**63, size=64, dtype=np.uint64) | np.uint64(
-    1
-)
+FEW = 128  # rows that are hashed as one matrix; of more, each column by itself takes less memory
 
-_NUMBERS = _MIXERS.tolist()
+
+def _odd_numbers(count: int) -> list[int]:
+    """64-bit numbers without a pattern, all odd; NumPy's own generators take longer to import.
+
+    Source: splitmix64 (Steele, Lea and Flood 2014, Fast splittable pseudorandom number generators).
+    """
+    state, found, bits = 20261121, list[int](), 2**64 - 1
+    for _ in range(count):
+        state = (state + 0x9E3779B97F4A7C15) & bits
+        mixed = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & bits
+        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & bits
+        found.append((mixed ^ (mixed >> 31)) | 1)
+    return found
+
+
+_NUMBERS = _odd_numbers(64)
+_MIXERS = np.array(_NUMBERS, dtype=np.uint64)
 # every column's bits are taken with 2^64 / golden ratio added: the sum of what that adds
 _OFFSETS = np.append(
     np.uint64(0), np.cumsum(_MIXERS * np.uint64(0x9E3779B97F4A7C15), dtype=np.uint64)
@@ -31,6 +45,8 @@ def hashes(columns: Sequence[Column]) -> NDArray[np.uint64]:
 
     10^5 distinct combinations clash with probability below 10^-9.
     """
+    if len(columns[0]) <= FEW:
+        return _scrambled(_hashed_together(columns))
     mixed = np.full(len(columns[0]), _OFFSETS[len(columns)])
     product, alike = np.empty_like(mixed), 0
     for mixer, number, column in zip(_MIXERS, _NUMBERS, columns, strict=False):
@@ -41,11 +57,32 @@ def hashes(columns: Sequence[Column]) -> NDArray[np.uint64]:
             column = column[:1]
         column = np.ascontiguousarray(column)
         bits = column.view(np.uint64) if column.itemsize == 8 else column.astype(np.uint64)
-        if column.dtype == np.float64:  # small numbers differ in their highest bits alone
-            bits = bits ^ (bits >> np.uint64(32))
+        if column.dtype == np.float64:
+            bits = _high_and_low(bits)
         mixed += np.multiply(bits, mixer, out=product[: len(bits)])
     if alike:
         mixed += np.uint64(alike % 2**64)
+    return _scrambled(mixed)
+
+
+def _hashed_together(columns: Sequence[Column]) -> NDArray[np.uint64]:
+    """The sum of `hashes` for few rows."""
+    bits = np.empty((len(columns), len(columns[0])), dtype=np.uint64)
+    for row, column in zip(bits, columns, strict=True):
+        if column.dtype == np.float64:
+            row[:] = _high_and_low(np.ascontiguousarray(column).view(np.uint64))
+        else:
+            row[:] = column
+    bits *= _MIXERS[: len(columns), None]
+    return np.asarray(bits.sum(axis=0) + _OFFSETS[len(columns)])
+
+
+def _high_and_low(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Bits of floats with their high half in the low one too: small numbers differ there alone."""
+    return bits ^ (bits >> np.uint64(32))
+
+
+def _scrambled(mixed: NDArray[np.uint64]) -> NDArray[np.uint64]:
     mixed ^= mixed >> np.uint64(29)
     return mixed
 

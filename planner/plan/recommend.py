@@ -59,6 +59,7 @@ from planner.specs.plan import (
     ParetoPoint,
     Plan,
     RankedLayout,
+    Regret,
     Searched,
     SensitivityStep,
     SizeOption,
@@ -286,12 +287,17 @@ def _plan(
     def of_ranked() -> tuple[list[RankedLayout], list[ConsideredLayout]]:
         return _entries(job, ranked), considered(job, with_candidates, ranked, fitting)
 
-    def of_others() -> tuple[list[SensitivityStep], list[str], list[Export | None]]:
-        moved = sensitivity(winner.at_size.pricer, winner.layout)
-        return moved, _near_batch(job, winner), _exports(job, ranked)
+    def of_others() -> tuple[list[SensitivityStep], list[str], list[Export | None], Regret | None]:
+        expected = np.array([choice.expected for choice in ranked])
+        return (
+            sensitivity(winner.at_size.pricer, winner.layout),
+            _near_batch(job, winner),
+            _exports(job, ranked),
+            regret(expected, covariance(job, ranked), job.search),
+        )
 
     # both take about as long
-    (entries, others), (moved, near, exported) = both(ports.beside, of_ranked, of_others)
+    (entries, others), (moved, near, exported, lost) = both(ports.beside, of_ranked, of_others)
     entries = [
         entry.model_copy(update={"export": {one.trainer: one.as_dict()}}) if one else entry
         for entry, one in zip(entries, exported, strict=True)
@@ -327,9 +333,7 @@ def _plan(
         considered=others,
         sensitivity=moved,
         sizes=_options(with_candidates),
-        regret=regret(
-            np.array([choice.expected for choice in ranked]), covariance(job, ranked), job.search
-        ),
+        regret=lost,
         num_parameters=job.model.total_parameters(),
         num_active_parameters=job.model.active_parameters(),
     )
