@@ -19,6 +19,7 @@ from api.cli.typed import (
 
 if TYPE_CHECKING:
     from api.plan_records import PlanRecords
+    from planner.errors import StoreError
     from planner.specs.plan import Plan
 
 
@@ -119,7 +120,6 @@ def command(
     from api.cli.output import error_line, note
     from api.cli.plotting import check_plot, plot_plan
     from api.cli.saving import check_target, save_plan
-    from planner.errors import StoreError
 
     import_numpy()
     flags = JobFlags(
@@ -163,21 +163,32 @@ def command(
         from api.wiring import wire
 
         plan, interrupted = make_plan_with_probes(wire(), values)
-    if save_dir is not None:
-        save_plan(plan, save_dir)
-        note(f"saved to {save_dir}")
-    if json:
-        typer.echo(plan.model_dump_json(indent=2))
-    else:
-        print_plan(plan, str(save_dir) if save_dir is not None else None)
-    plot_plan(plot, plan)
-    for wait in stored:
-        try:
-            wait()
-        except StoreError as error:
-            error_line(f"the plan above was not stored: {error}")
-            raise typer.Exit(4) from None
+    try:
+        if save_dir is not None:
+            save_plan(plan, save_dir)
+            note(f"saved to {save_dir}")
+        if json:
+            typer.echo(plan.model_dump_json(indent=2))
+        else:
+            print_plan(plan, str(save_dir) if save_dir is not None else None)
+        plot_plan(plot, plan)
+    finally:  # it is stored even if nobody reads it
+        unstored = [error for wait in stored if (error := _unstored(wait)) is not None]
+    for error in unstored:
+        error_line(f"the plan above was not stored: {error}")
+        raise typer.Exit(4)
     _exit(plan, interrupted)
+
+
+def _unstored(wait: Callable[[], object]) -> "StoreError | None":
+    """Why the plan could not be stored; None once it is."""
+    from planner.errors import StoreError
+
+    try:
+        wait()
+    except StoreError as error:
+        return error
+    return None
 
 
 def import_numpy() -> None:

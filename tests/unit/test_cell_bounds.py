@@ -1,5 +1,6 @@
 """Bounds of cells: worked out when asked for, band by band, each once."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from planner.search.screen import PARETO_SLACK, Goal, idle_of, near_layouts
 from planner.search.space.enumerate import Space, build_space
 from planner.search.variations.floors import with_budget
 from planner.trainers.registry import resolve_layout
-from planner.work.checkpointing import FULL
+from planner.work.checkpointing import FULL, NONE
 
 PRICER = Pricer.build(
     read_model("llama3-8b"),
@@ -116,6 +117,21 @@ def test_a_cell_bounds_all_its_layouts(name: str) -> None:
     own, _ = pricer.step_lower_bounds(space.expand(order))
     of_cells = np.repeat(bounds_of_cells[order], space.cell_sizes[order])
     assert (of_cells <= own * (1.0 + 1e-9)).all()
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_cells_of_one_kind_compute_as_long(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pricer, space = small_space(*SPACES[name])
+    idle = Idle.of(pricer, space.cells, space.schedules())
+    monkeypatch.setattr(bounds, "BAND", 0)
+    found = CellBounds(pricer, space.cells, idle)
+    every = np.arange(len(space.cells))
+    kinds, _ = found._alike(every)
+    assert len(kinds) < len(every)
+    none, nothing = np.full(len(every), NONE), np.zeros(len(every))
+    bare = replace(space.cells.take(every), ac_kind=none, ac_value=nothing)
+    own = pricer.compute_lower_bounds(bare, idle)
+    assert found.coarse_bound_seconds.tolist() == own.tolist()
 
 
 def bounds_of(pricer: Any, *sizes: int) -> CellBounds:

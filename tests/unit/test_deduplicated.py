@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from planner.columns import among, distinct_values, quantile
+from planner.cost import deduplicated
 from planner.cost.deduplicated import _same_row, hashes, numbered, row_of_each, unique_rows
 
 
@@ -14,6 +15,21 @@ def test_rows_that_differ_in_small_numbers_alone_are_told_apart() -> None:
     first, inverse = unique_rows([np.tile(layers, 2), np.tile(again, 2), np.tile(ends, 2)])
     assert len(first) == 3200
     assert (np.tile(layers, 2)[first][inverse] == np.tile(layers, 2)).all()
+
+
+def test_few_rows_have_the_hashes_that_they_have_among_many() -> None:
+    rng = np.random.default_rng(0)
+    columns = [
+        rng.integers(-1, 50, 300),
+        rng.integers(0, 2, 300).astype(np.bool_),
+        np.round(rng.random(300), 2),
+        np.broadcast_to(np.int64(7), 300),
+        rng.integers(0, 9, 300).astype(np.int32),
+    ]
+    many = hashes(columns)
+    few = np.concatenate([hashes([c[at : at + 100] for c in columns]) for at in (0, 100, 200)])
+    assert 100 <= deduplicated.FEW < 300
+    assert few.tolist() == many.tolist()
 
 
 @pytest.mark.parametrize("count", [50, 10**7])

@@ -1,6 +1,7 @@
 """Work of units and shards that a job remembers."""
 
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,11 +11,13 @@ from planner.columns import LayoutBatch
 from planner.cost import cost_inputs, known_rows
 from planner.cost.cost_inputs import distinct_rows, shards_at, unit_times_at, units_at
 from planner.cost.deduplicated import layout_hashes
-from planner.cost.layer.unit_work import unit_work
+from planner.cost.layer import unit_work as unit_work_module
+from planner.cost.layer.unit_work import savings, unit_work
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
 from planner.rules import Context
 from planner.search.space.enumerate import build_space
+from planner.specs.layout import CP_METHODS
 from planner.work.checkpointing import FULL, MEMORY_BUDGET, NONE, SELECTIVE_OP
 from planner.work.experts import EXPERT_DIMS
 
@@ -241,6 +244,69 @@ def test_what_placements_of_experts_share_is_what_each_one_has(model: str, train
     other = Pricer.build(job.model, job.cluster, job.training)
     assert cost_inputs.shared(other, few) is None
     assert other.known.shared.count == 0
+
+
+@pytest.mark.parametrize("trainer", ["torchtitan", "megatron"])
+@pytest.mark.parametrize("model", ["llama3-8b", "mixtral-8x7b", "deepseek-v2"])
+def test_what_a_budget_saves_is_known_however_results_travel(model: str, trainer: str) -> None:
+    """Layouts that differ in async TP, CP method or dispatcher alone; Ulysses is told apart."""
+    job = read_job(
+        {
+            "model": model,
+            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 256},
+            "training": {"seq_len": 4096, "global_batch_size": 256, "trainer": trainer},
+        }
+    )
+    pricer = Pricer.build(job.model, job.cluster, job.training)
+    space = build_space(pricer.rules_context, job.search)
+    order = np.random.default_rng(3).permutation(len(space.cells))[:200]
+    batch = space.expand(order)
+    batch = batch.take(np.random.default_rng(4).permutation(len(batch))[:4000])
+    methods = [CP_METHODS.index(name) for name in sorted(pricer.rules.cp_methods)]
+    ways = [replace(batch, cp_method=np.full(len(batch), code)) for code in methods]
+    budgeted = LayoutBatch.concatenate(ways)
+    budgeted = replace(
+        budgeted,
+        ac_kind=np.full(len(budgeted), MEMORY_BUDGET),
+        ac_value=np.full(len(budgeted), 0.4),
+    )
+    rows, _ = distinct_rows(pricer, budgeted)
+    found = units_at(pricer, rows).costs
+    assert same(found, units_at(replace(pricer, remembers=False), rows).costs)
+    assert 0 < pricer.known.savings.count < pricer.known.work.count
+
+
+@pytest.mark.parametrize("trainer", ["torchtitan", "megatron"])
+@pytest.mark.parametrize("model", ["deepseek-v2", "llama4-maverick", "gpt-oss-120b", "gemma3-27b"])
+def test_layers_share_the_operations_that_they_begin_with(
+    model: str, trainer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = read_job(
+        {
+            "model": model,
+            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},
+            "training": {"seq_len": 4096, "global_batch_size": 256, "trainer": trainer},
+        }
+    )
+    pricer = Pricer.build(job.model, job.cluster, job.training)
+    space = build_space(pricer.rules_context, job.search)
+    order = np.random.default_rng(1).permutation(len(space.cells))[:100]
+    context = pricer.context(distinct_rows(pricer, space.expand(order))[0].take(slice(0, 500)))
+    asked: list[int] = []
+    op_costs = unit_work_module.op_costs
+
+    def counted(context: Any, ops: Any, *others: Any, **more: Any) -> Any:
+        asked.append(len(ops))
+        return op_costs(context, ops, *others, **more)
+
+    monkeypatch.setattr(unit_work_module, "op_costs", counted)
+    found = unit_work(context, pricer.model), savings(context, pricer.model)
+    together = sum(asked)
+    asked.clear()
+    monkeypatch.setattr(unit_work_module, "num_alike", lambda *_: 0)
+    alone = unit_work(context, pricer.model), savings(context, pricer.model)
+    assert together < sum(asked)
+    assert all(same(one, other) for one, other in zip(found, alone, strict=True))
 
 
 def test_dimensions_of_experts_are_those_that_depend_on_their_placement() -> None:

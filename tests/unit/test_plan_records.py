@@ -6,16 +6,18 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from api.plan_records import RecordsBeside, RecordsHere, plan_records
 from api.second_core import Forks, collect
-from api.service import make_plan
+from api.service import ask_on_paper, make_plan
 from api.settings import Settings
 from api.wiring import Wiring, wire
-from planner.errors import ConflictError, StoreError
+from planner.errors import ConflictError, SpecError, StoreError
+from planner.plan.recommend import recommend
 from tests.stand_ins.plan_labels import plan_labels
 
 JOB = {
@@ -52,6 +54,37 @@ def test_a_plan_is_stored_once_wherever_the_database_is_open(
     assert engine_here(wiring) == alone
     stored = wiring.store.get_plan(plan.id)
     assert stored.model_dump() == plan.model_dump()
+
+
+def test_a_plan_is_begun_while_the_copy_looks(core: Forks, wiring: Wiring) -> None:
+    with plan_records(core, wiring) as records:
+        question = ask_on_paper(wiring, JOB, allow_files=False, records=records)
+    assert ask_on_paper(wiring, JOB, allow_files=False).begun is None
+    assert question.begun is not None
+    assert question.begun.draft is not None
+    plans = [
+        recommend(question.job, ports=wiring.ports, begun=begun) for begun in (question.begun, None)
+    ]
+    first, second = (plan.model_dump(exclude={"id", "created_at", "searched"}) for plan in plans)
+    assert first == second
+
+
+def test_what_cannot_be_planned_is_said_when_it_is_planned(core: Forks, wiring: Wiring) -> None:
+    refused = {**JOB, "search": {"fix": {"tp": 3}}}
+    with plan_records(core, wiring) as records:
+        assert ask_on_paper(wiring, refused, allow_files=False, records=records).begun is None
+        with pytest.raises(SpecError, match="tp=3 does not divide"):
+            make_plan(wiring, refused, allow_files=False, records=records)
+
+
+def test_a_finished_plan_need_not_wait_until_it_is_stored(core: Forks, wiring: Wiring) -> None:
+    waits: list[Callable[[], object]] = []
+    with plan_records(core, wiring) as records:
+        plan = make_plan(wiring, JOB, allow_files=False, records=records, storing=waits.append)
+        for wait in waits:
+            wait()
+    assert len(waits) == 1
+    assert wiring.store.get_plan(plan.id).id == plan.id
 
 
 def test_a_database_that_cannot_be_opened_is_said_before_any_work(
@@ -131,3 +164,18 @@ def test_a_command_that_makes_no_plan_leaves_no_copy(arguments: list[str], sqlit
     done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == (0 if arguments == ["--help"] else 2)
     assert (done.stdout if arguments == ["--help"] else done.stderr).strip()
+
+
+def test_a_plan_that_nobody_reads_is_stored(sqlite_url: str) -> None:
+    """`recommend ... | head -1`, say: it is stored beside its printing."""
+    environment = {**os.environ, "PLANNER_DATABASE_URL": sqlite_url}
+    cluster = ["--gpu", "h100-sxm-80gb", "--num-gpus", "8"]
+    training = ["--seq-len", "4096", "--global-batch-size", "64"]
+    line = [sys.executable, "-m", "api.cli", "recommend", "--model", "llama3-8b", *cluster]
+    reading, writing = os.pipe()
+    os.close(reading)
+    subprocess.run([*line, *training, "--json"], env=environment, stdout=writing, timeout=60)
+    os.close(writing)
+    found = [sys.executable, "-m", "api.cli", "plans", "--json"]
+    listed = subprocess.run(found, env=environment, capture_output=True, text=True, timeout=60)
+    assert "llama3-8b" in listed.stdout

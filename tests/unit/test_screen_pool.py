@@ -93,6 +93,20 @@ def test_bands_are_worked_out_as_far_as_the_limit_and_no_further(
     assert [*cells.order, *cells.rest] == [3]  # nobody looked at it
 
 
+@pytest.mark.parametrize("limit", [np.inf, 40.0])
+def test_cells_come_in_the_order_of_their_bounds_however_many_are_sorted_at_once(
+    limit: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cell_queue, "BAND", 7)
+    seconds = np.random.default_rng(5).integers(1, 60, 200).astype(float)  # many are equal
+    cells = queue(seconds.tolist(), [10.0] * 200, limit=30.0)
+    found: list[int] = []
+    while len(part := cells.next(limit, np.ones(200, dtype=np.int64), 3)):
+        found += part.tolist()
+    order = np.argsort(seconds, kind="stable")
+    assert found == order[seconds[order] <= limit].tolist()
+
+
 def test_memory_is_asked_of_cells_that_compute_no_longer_than_the_limit() -> None:
     cells = queue([1.0, 5.0, 3.0, 9.0], [10.0, 50.0, 40.0, 60.0], limit=30.0)
     asked: list[int] = []
