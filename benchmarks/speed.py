@@ -405,9 +405,10 @@ INTRODUCTION = """# Speed
 `python benchmarks/speed.py --peer PYTHON --write` prints and writes this table. Two cores: large
 searches use both, and CPU seconds and peak memory are those of all its processes together. Wall and
 CPU seconds are from shell to prompt with an empty database and compiled modules, as an installation
-leaves them. "Decided" counts the legal layouts of the job, nearly all by bounds; "priced" is the
-cost model alone on one core: a random sample of 100,000 layouts of the whole space, which share
-little, and the first million layouts of the space in its order, which is how one would price all.
+leaves them (one that is not editable: its import hook would take part of every command). "Decided"
+counts the legal layouts of the job, nearly all by bounds; "priced" is the cost model alone on one
+core: a random sample of 100,000 layouts of the whole space, which share little, and the first
+million layouts of the space in its order, which is how one would price all.
 llm-analysis 0.2.2 prices the sample one by one, dense models only, and counts fewer effects. The
 fastest of three counts. The last column divides wall seconds by those of a fixed loop on the same
 machine and compares with the table committed before: below 1 is faster.

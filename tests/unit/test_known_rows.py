@@ -12,14 +12,16 @@ from planner.cost import cost_inputs, known_rows
 from planner.cost.cost_inputs import distinct_rows, shards_at, unit_times_at, units_at
 from planner.cost.deduplicated import layout_hashes
 from planner.cost.layer import unit_work as unit_work_module
+from planner.cost.layer.trainer_kernels import trainer_code
 from planner.cost.layer.unit_work import savings, unit_work
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
 from planner.rules import Context
 from planner.search.space.enumerate import build_space
 from planner.specs.layout import CP_METHODS
+from planner.work.blocks import layer_ops
 from planner.work.checkpointing import FULL, MEMORY_BUDGET, NONE, SELECTIVE_OP
-from planner.work.experts import EXPERT_DIMS
+from planner.work.experts import EXPERT_DIMS, num_alike
 
 
 def some_rows(pricer: Pricer, count: int = 500) -> LayoutBatch:
@@ -307,6 +309,22 @@ def test_layers_share_the_operations_that_they_begin_with(
     alone = unit_work(context, pricer.model), savings(context, pricer.model)
     assert together < sum(asked)
     assert all(same(one, other) for one, other in zip(found, alone, strict=True))
+
+
+def test_what_a_gemm_behind_covers_is_not_shared() -> None:
+    """Communication that a GEMM hides takes longer where that GEMM does not follow."""
+    job = read_job({"model": "llama3-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
+                    "training": {"seq_len": 4096, "global_batch_size": 64}})  # fmt: skip
+    pricer = Pricer.build(job.model, job.cluster, job.training)
+    kind, _ = job.model.distinct_layers()[0]
+    ops = layer_ops(job.model, kind, True, trainer_code(job.training, pricer.rules))
+    names = [op.name for op in ops]
+    enters, reads = names.index("mlp_in"), names.index("mlp_w1")
+    assert enters == reads - 1
+    assert num_alike(ops, ops) == len(ops)
+    assert num_alike(ops, ops[:reads]) == num_alike(ops[:reads], ops) == enters
+    other = replace(ops[reads], name="another")
+    assert num_alike(ops, (*ops[:reads], other, *ops[reads + 1 :])) == enters
 
 
 def test_dimensions_of_experts_are_those_that_depend_on_their_placement() -> None:
