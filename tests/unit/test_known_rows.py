@@ -166,6 +166,30 @@ def test_units_ask_of_pipelines_only_whether_there_are_several_stages() -> None:
     assert same(unit_work(context(rows), pricer.model), unit_work(context(deeper), pricer.model))
 
 
+def test_a_layout_costs_what_the_row_that_stands_for_it_does() -> None:
+    """Experts that keep their precision under pipelines and CP ask for stages, and no others."""
+    pricer, rows = fresh(), some_rows(fresh())
+    alone = [code for code, recipe in enumerate(pricer.recipes) if recipe.experts_alone]
+    assert alone
+    ways = [
+        replace(
+            rows,
+            precision=np.full(len(rows), code),
+            pp=np.full(len(rows), pp),
+            cp=np.full(len(rows), cp),
+        )
+        for code in (0, alone[0])
+        for pp in (1, 4)
+        for cp in (1, 2)
+    ]
+    batch = LayoutBatch.concatenate(ways)
+    of_rows, at = distinct_rows(pricer, batch)
+    assert len(of_rows) < len(batch)
+    own, stands = (unit_work(pricer.context(one), pricer.model) for one in (batch, of_rows))
+    assert np.array_equal(own.forward_seconds, stands.forward_seconds[:, at])
+    assert np.array_equal(own.every_bytes, stands.every_bytes[:, at])
+
+
 def test_a_next_batch_size_goes_on_with_what_is_known() -> None:
     rows = some_rows(fresh())
     first, second, third = fresh(), fresh(), fresh()
