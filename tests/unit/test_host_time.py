@@ -125,6 +125,28 @@ def on_nodes(trainer: str, num_gpus: int, **layout: Any) -> tuple[Pricer, Layout
     )
 
 
+def test_replicas_reduce_the_shards_that_their_ranks_hold() -> None:
+    """HSDP of 2 x 8 GPUs: gradients in fp32, each rank's eighth between the two nodes."""
+    pricer, batch = on_nodes("torchtitan", 16, dp_replicate=2, dp_shard=8)
+    shards = sharding.unit_shards(
+        batch, pricer.optimizer_step, pricer.fabric, pricer.profile, pricer.cluster.rank_order
+    )
+    expected = [
+        collective_seconds(
+            "all-reduce",
+            4.0 * local / 8.0,
+            np.full(1, 2.0),
+            np.full(1, 8.0),
+            pricer.fabric,
+            base_seconds=pricer.profile.collective_seconds,
+            nvls_gain=pricer.profile.nvls_gain,
+        )[0]
+        for local in shards.local
+    ]
+    assert shards.replicate_seconds[:, 0] == pytest.approx(expected)
+    assert shards.shard[:, 0] == pytest.approx(shards.local[:, 0] / 8.0)
+
+
 def test_owners_broadcast_and_reduce_one_after_the_other() -> None:
     degree = 64
     pricer, batch = on_nodes("internevo", degree, dp_shard=degree)
