@@ -17,7 +17,7 @@ from planner.cost.layer.unit_work import savings, unit_work
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
 from planner.rules import Context
-from planner.search.space.enumerate import build_space
+from planner.search.space.enumerate import Space, build_space
 from planner.specs.layout import CP_METHODS
 from planner.work.blocks import layer_ops
 from planner.work.checkpointing import FULL, MEMORY_BUDGET, NONE, SELECTIVE_OP
@@ -45,6 +45,19 @@ def fresh() -> Pricer:
         }
     )
     return Pricer.build(job.model, job.cluster, job.training)
+
+
+def on_gpus(model: str, trainer: str, num_gpus: int) -> tuple[Pricer, Space]:
+    """A pricer that has priced nothing, and its job's space."""
+    job = read_job(
+        {
+            "model": model,
+            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": num_gpus},
+            "training": {"seq_len": 4096, "global_batch_size": 256, "trainer": trainer},
+        }
+    )
+    pricer = Pricer.build(job.model, job.cluster, job.training)
+    return pricer, build_space(pricer.rules_context, job.search)
 
 
 def same(first: object, second: object) -> bool:
@@ -250,15 +263,7 @@ def test_units_and_shards_do_not_depend_on_the_batch_size() -> None:
     "model", ["mixtral-8x7b", "deepseek-v2", "qwen3-235b-a22b", "gpt-oss-120b", "llama4-maverick"]
 )
 def test_what_placements_of_experts_share_is_what_each_one_has(model: str, trainer: str) -> None:
-    job = read_job(
-        {
-            "model": model,
-            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 256},
-            "training": {"seq_len": 4096, "global_batch_size": 256, "trainer": trainer},
-        }
-    )
-    pricer = Pricer.build(job.model, job.cluster, job.training)
-    space = build_space(pricer.rules_context, job.search)
+    pricer, space = on_gpus(model, trainer, 256)
     order = np.random.default_rng(1).permutation(len(space.cells))[:300]
     rows = distinct_rows(pricer, space.expand(order))[0].take(slice(0, 2000))
     alone, shared = unit_work(pricer.context(rows), pricer.model), cost_inputs.shared(pricer, rows)
@@ -267,7 +272,7 @@ def test_what_placements_of_experts_share_is_what_each_one_has(model: str, train
     assert same(alone, unit_work(pricer.context(rows), pricer.model, shared))
     few = rows.take(slice(0, 5))
     assert cost_inputs.shared(pricer, few) is not None  # they are known already
-    other = Pricer.build(job.model, job.cluster, job.training)
+    other = replace(pricer)
     assert cost_inputs.shared(other, few) is None
     assert other.known.shared.count == 0
 
@@ -276,15 +281,7 @@ def test_what_placements_of_experts_share_is_what_each_one_has(model: str, train
 @pytest.mark.parametrize("model", ["llama3-8b", "mixtral-8x7b", "deepseek-v2"])
 def test_what_a_budget_saves_is_known_however_results_travel(model: str, trainer: str) -> None:
     """Layouts that differ in async TP, CP method or dispatcher alone; Ulysses is told apart."""
-    job = read_job(
-        {
-            "model": model,
-            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 256},
-            "training": {"seq_len": 4096, "global_batch_size": 256, "trainer": trainer},
-        }
-    )
-    pricer = Pricer.build(job.model, job.cluster, job.training)
-    space = build_space(pricer.rules_context, job.search)
+    pricer, space = on_gpus(model, trainer, 256)
     order = np.random.default_rng(3).permutation(len(space.cells))[:200]
     batch = space.expand(order)
     batch = batch.take(np.random.default_rng(4).permutation(len(batch))[:4000])
@@ -307,15 +304,7 @@ def test_what_a_budget_saves_is_known_however_results_travel(model: str, trainer
 def test_layers_share_the_operations_that_they_begin_with(
     model: str, trainer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = read_job(
-        {
-            "model": model,
-            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},
-            "training": {"seq_len": 4096, "global_batch_size": 256, "trainer": trainer},
-        }
-    )
-    pricer = Pricer.build(job.model, job.cluster, job.training)
-    space = build_space(pricer.rules_context, job.search)
+    pricer, space = on_gpus(model, trainer, 64)
     order = np.random.default_rng(1).permutation(len(space.cells))[:100]
     context = pricer.context(distinct_rows(pricer, space.expand(order))[0].take(slice(0, 500)))
     asked: list[int] = []
