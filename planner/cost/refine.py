@@ -13,12 +13,13 @@ from planner.cost.network.sends import transport_of
 from planner.cost.pipeline import stages
 from planner.cost.pipeline.schedule_columns import num_microbatches
 from planner.cost.pipeline.simulate import (
+    Asked,
     PairSeconds,
     SimulatedPipeline,
     Simulation,
     StageCosts,
-    prepare,
     simulate,
+    simulate_together,
 )
 from planner.cost.price import Pricer, Prices, StepTimes
 from planner.dataclass import dataclass
@@ -40,8 +41,9 @@ class Refined:
 def refine(pricer: Pricer, batch: LayoutBatch, prices: Prices) -> Refined:
     """Simulated seconds of every layout; for one without a pipeline, those of its price."""
     bubble, sends = prices.parts["bubble"].copy(), prices.parts["pp"].copy()
-    for rows in groups(pricer, batch):
-        seconds = _makespans(pricer, batch, prices, rows, (1.0, 0.0))
+    together = groups(pricer, batch)
+    played = _makespans(pricer, batch, prices, together, (1.0, 0.0))
+    for rows, seconds in zip(together, played, strict=True):
         makespan, without_sends = seconds[: len(rows)], seconds[len(rows) :]
         busy, factor = prices.stage_seconds.busy[rows], prices.own_factor[rows]
         bubble[rows] = factor * np.maximum(without_sends - busy, 0.0)
@@ -55,9 +57,8 @@ def simulated_step_seconds(pricer: Pricer, batch: LayoutBatch, prices: StepTimes
     idle = prices.parts["bubble"] + prices.parts["pp"]
     step = prices.step_seconds - idle
     together = groups(pricer, batch)
-    prepare([_pipeline(pricer, batch, rows) for rows in together])
-    for rows in together:
-        makespan = _makespans(pricer, batch, prices, rows, (1.0,))
+    played = _makespans(pricer, batch, prices, together, (1.0,))
+    for rows, makespan in zip(together, played, strict=True):
         waits = makespan - prices.stage_seconds.busy[rows]
         idle[rows] = prices.own_factor[rows] * np.maximum(waits, 0.0)
     return np.asarray(step + idle)
@@ -67,12 +68,23 @@ def _makespans(
     pricer: Pricer,
     batch: LayoutBatch,
     prices: StepTimes,
-    rows: IntColumn,
+    together: list[IntColumn],
     send_scales: tuple[float, ...],
-) -> FloatColumn:
-    joined = SCHEDULES.of_code(int(batch.pp_schedule[rows[0]])).synchronous_end
-    played = play(pricer, batch, prices, rows, send_scales=send_scales, memory=False)
-    return played.step_seconds_C(joined)
+) -> list[FloatColumn]:
+    """Of each of these groups of rows: the pipeline's share of a step.
+
+    send_scales: the layouts are simulated once for each factor on their sends, one after the other
+        along C.
+    """
+    pipelines = [_pipeline(pricer, batch, rows) for rows in together]
+    asked = [
+        Asked(pipeline, _stage_costs(pricer, batch, prices, rows, send_scales))
+        for pipeline, rows in zip(pipelines, together, strict=True)
+    ]
+    return [
+        played.step_seconds_C(pipeline.schedule.synchronous_end)
+        for pipeline, played in zip(pipelines, simulate_together(asked, memory=False), strict=True)
+    ]
 
 
 def groups(pricer: Pricer, batch: LayoutBatch) -> list[IntColumn]:
@@ -115,25 +127,19 @@ def play(
     prices: StepTimes,
     rows: IntColumn,
     *,
-    send_scales: tuple[float, ...] = (1.0,),
     keep_times: bool = False,
-    memory: bool = True,
 ) -> Simulation:
     """The simulation of layouts `rows`, which share schedule, pp, virtual stages and microbatches.
 
-    send_scales: the layouts are simulated once for each factor on their sends, one after the other
-        along C.
     keep_times: record when each action ran.
-    memory: as in `event_simulation.replay`.
     """
     pipeline = _pipeline(pricer, batch, rows)
     return simulate(
         pipeline.schedule,
         pipeline.shape,
-        _stage_costs(pricer, batch, prices, rows, send_scales),
+        _stage_costs(pricer, batch, prices, rows, (1.0,)),
         transport=pipeline.transport,
         times=keep_times,
-        memory=memory,
     )
 
 

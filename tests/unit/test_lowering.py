@@ -12,12 +12,13 @@ from planner.cost.pipeline.event_simulation import CompiledSchedule
 from planner.cost.pipeline.lowering import Graph, RankColumns, lower
 from planner.cost.pipeline.simulate import (
     KEPT,
+    Asked,
     SimulatedPipeline,
     StageCosts,
     compile_order,
     compile_together,
-    prepare,
     simulate,
+    simulate_together,
 )
 from planner.cost.pipeline.torch_rounds import ACTIVE_STAGES, entries_before, rounds
 from planner.cost.pipeline.waves import waves
@@ -86,7 +87,7 @@ def test_compiled_together_is_compiled_alone(transport: Transport) -> None:
         assert same(made, single)
 
 
-def test_prepared_pipelines_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pipelines_are_compiled_together_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
     KEPT.clear()
     calls: list[int] = []
 
@@ -95,21 +96,25 @@ def test_prepared_pipelines_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -
         return lower(orders, transport)
 
     monkeypatch.setattr("planner.cost.pipeline.simulate.lower", counted)
-    shapes = [("1F1B", (4, 1, 9)), ("1F1B", (8, 1, 700)), ("Interleaved1F1B", (4, 2, 8))]
-    pipelines = [SimulatedPipeline(SCHEDULES[name], *shape) for name, shape in shapes]
-    prepare(pipelines)
-    assert calls == [3]  # the short order from which the long one is stretched among them
-    for entry, *shape, how in pipelines:
-        one = np.ones((1, shape[0] * shape[1]))
+    shapes = [("1F1B", (4, 1, 9)), ("1F1B", (8, 1, 700)), ("DualPipeV", (8, 2, 480))]
+    asked = []
+    for name, shape in shapes:
+        ones = np.ones((1, shape[0] * shape[1]))
         costs = StageCosts(
-            forward_seconds_CS=one,
-            input_grad_seconds_CS=one,
-            weight_grad_seconds_CS=one,
-            send_seconds_CS=0.1 * one,
-            saved_bytes_CS=one,
+            forward_seconds_CS=ones,
+            input_grad_seconds_CS=ones,
+            weight_grad_seconds_CS=ones,
+            send_seconds_CS=0.1 * ones,
+            saved_bytes_CS=ones,
         )
-        simulate(entry, (shape[0], shape[1], shape[2]), costs, transport=how)
-    assert calls == [3]
+        asked.append(Asked(SimulatedPipeline(SCHEDULES[name], *shape), costs))
+    simulate_together(asked)
+    # DualPipeV: a longer order for both its replays, since no block of the first repeats
+    assert calls == [3, 1]
+    simulate_together(asked[::-1])
+    for one in asked:
+        simulate(one.pipeline.schedule, one.pipeline.shape, one.costs)
+    assert calls == [3, 1]
 
 
 # ---- waves, and the rounds of torch's pass -----------------------------------------------------

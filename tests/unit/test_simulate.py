@@ -2,22 +2,29 @@
 trace.
 """
 
+import dataclasses
 import itertools
 import json
 import time
 
 import numpy as np
 import pytest
+from hypothesis import given as drawn
+from hypothesis import settings
+from hypothesis import strategies as st
 
 from planner.cost.pipeline.simulate import (
     DIRECT_ACTIONS,
     KEPT,
+    Asked,
+    SimulatedPipeline,
     Simulation,
     StageCosts,
     compile_order,
     compiled,
     replay,
     simulate,
+    simulate_together,
     stretched,
 )
 from planner.export.trace import chrome_trace
@@ -145,6 +152,35 @@ def test_candidates_do_not_disturb_each_other() -> None:
             simulate(entry, (4, 2, 16), alone).makespan_seconds_C[0]
             == all_at_once.makespan_seconds_C[row]
         )
+
+
+@drawn(st.data())
+@settings(deadline=None, max_examples=30)
+def test_pipelines_do_not_disturb_each_other(data: st.DataObject) -> None:
+    """Any pipelines, of any number of candidates, together as one by one, to the last digit."""
+    shapes = [
+        (name, pp, v, m)
+        for name in SCHEDULES
+        for pp, v, m in ((2, 1, 4), (4, 1, 9), (2, 2, 6), (4, 2, 16), (8, 1, 700), (4, 2, 480))
+        if SCHEDULES[name].violation(pp, v, m) is None
+    ]
+    asked = []
+    for name, pp, v, m in data.draw(st.lists(st.sampled_from(shapes), min_size=1, max_size=5)):
+        count = data.draw(st.integers(1, 7))
+        given_costs = uneven(
+            pp * v, count, seed=count, spread=data.draw(st.sampled_from((0.0, 0.3)))
+        )
+        asked.append(Asked(SimulatedPipeline(SCHEDULES[name], pp, v, m), given_costs))
+    together = data.draw(st.sampled_from((1, 2000, 2**20)))  # ends up to which they are replayed
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("planner.cost.pipeline.event_simulation.TOGETHER", together)
+        found = simulate_together(asked)
+    for one, simulated in zip(asked, found, strict=True):
+        alone = simulate(one.pipeline.schedule, one.pipeline.shape, one.costs)
+        for field in dataclasses.fields(alone):
+            np.testing.assert_array_equal(
+                getattr(simulated, field.name), getattr(alone, field.name)
+            )
 
 
 def test_deadlock_missing_input_and_wrong_shape_are_refused() -> None:

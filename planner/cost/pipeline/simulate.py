@@ -3,6 +3,7 @@
 Orders are compiled once. The middle of a long step repeats, so only a part of it is replayed.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from typing import NamedTuple
@@ -14,11 +15,13 @@ from planner.columns import distinct_values
 from planner.cost.pipeline.event_simulation import (
     CompiledSchedule,
     PairSeconds,
+    Run,
     Simulation,
     StageCosts,
     Timeline,
     compile_graph,
     replay,
+    replay_together,
 )
 from planner.cost.pipeline.lowering import lower
 from planner.cost.pipeline.recently_used import RecentlyUsed
@@ -151,14 +154,12 @@ def simulate(
     transport: Transport = IDEAL,
     times: bool = False,
     memory: bool = True,
-    least: int = 0,
 ) -> Simulation:
     """One step of a schedule for C candidates that share it.
 
     shape: (pp, virtual stages, microbatches).
     times: record when each action ran; nothing is extrapolated then.
     memory: as in `replay`.
-    least: microbatches to replay at least, where fewer did not settle.
 
     Long steps are replayed with fewer microbatches m2 < m and continued along a line, because the
     middle of the order repeats:
@@ -171,43 +172,67 @@ def simulate(
     EXTRAPOLATION_TOLERANCE is settled by replaying more of that candidate alone, so that no answer
     depends on the other candidates.
     """
-    pipeline, num_microbatches = SimulatedPipeline(schedule, *shape, transport), shape[2]
-    few = least
-    while not times and (counts := _replayed(pipeline, few)):
-        short, long = (
-            replay(_steady(pipeline, count), costs, num_microbatches=count, memory=memory)
-            for count in counts
+    pipeline = SimulatedPipeline(schedule, *shape, transport)
+    if times:
+        whole = compile_together([pipeline])[0]
+        return replay(whole, costs, num_microbatches=shape[2], times=True, memory=memory)
+    return simulate_together([Asked(pipeline, costs)], memory=memory)[0]
+
+
+class Asked(NamedTuple):
+    """A pipeline to simulate, with what its stages cost.
+
+    least: microbatches to replay at least, where fewer did not settle.
+    """
+
+    pipeline: SimulatedPipeline
+    costs: StageCosts
+    least: int = 0
+
+
+def simulate_together(asked: Sequence[Asked], *, memory: bool = True) -> list[Simulation]:
+    """The simulation of each pipeline, as `simulate` makes it, in a fraction of the time."""
+    counts = [
+        _replayed(one.pipeline, one.least) or (one.pipeline.num_microbatches,) for one in asked
+    ]
+    orders = iter(
+        _steady(
+            [
+                (one.pipeline, count)
+                for one, those in zip(asked, counts, strict=True)
+                for count in those
+            ]
         )
-        few = 4 * _fewest(pipeline, few)
-        answer, gap_C = _continued(short, long, num_microbatches)
-        unsettled = np.flatnonzero(gap_C > EXTRAPOLATION_TOLERANCE)
-        if len(unsettled) < len(gap_C):
-            if len(unsettled):
-                more = simulate(
-                    schedule,
-                    shape,
-                    costs.take(unsettled),
-                    transport=transport,
-                    memory=memory,
-                    least=few,
-                )
-                _put(answer, unsettled, more)
-            return answer
-    chosen = compile_together([pipeline])[0] if times else _steady(pipeline, num_microbatches)
-    return replay(chosen, costs, num_microbatches=num_microbatches, times=times, memory=memory)
-
-
-def prepare(pipelines: Sequence[SimulatedPipeline]) -> None:
-    """Compiles together what `simulate` will first replay of each pipeline."""
-    compile_together(
-        [
-            pipeline.with_microbatches(
-                next(_bases(pipeline, count, pipeline.stride), (count, 0))[0]
-            )
-            for pipeline in pipelines
-            for count in _replayed(pipeline, 0) or (pipeline.num_microbatches,)
-        ]
     )
+    played = replay_together(
+        [
+            Run(next(orders), one.costs, count)
+            for one, those in zip(asked, counts, strict=True)
+            for count in those
+        ],
+        memory=memory,
+    )
+    answers, again = [], []
+    ends = itertools.accumulate(map(len, counts))
+    for place, (one, end) in enumerate(zip(asked, ends, strict=True)):
+        if len(counts[place]) == 1:
+            answers.append(played[end - 1])
+            continue
+        short, long = played[end - 2 : end]
+        answer, gap_C = _continued(short, long, one.pipeline.num_microbatches)
+        answers.append(answer)
+        unsettled = np.flatnonzero(gap_C > EXTRAPOLATION_TOLERANCE)
+        if len(unsettled):
+            few = 4 * _fewest(one.pipeline, one.least)
+            again.append((place, unsettled, Asked(one.pipeline, one.costs.take(unsettled), few)))
+    if again:
+        more = simulate_together([one for *_, one in again], memory=memory)
+        for (place, unsettled, _), simulated in zip(again, more, strict=True):
+            if len(unsettled) == asked[place].costs.num_candidates:
+                answers[place] = simulated
+            else:
+                _put(answers[place], unsettled, simulated)
+    return answers
 
 
 def _fewest(pipeline: SimulatedPipeline, least: int) -> int:
@@ -238,25 +263,34 @@ def _bases(pipeline: SimulatedPipeline, count: int, stride: int) -> Iterator[tup
             yield base, copies
 
 
-def _steady(pipeline: SimulatedPipeline, count: int) -> CompiledSchedule:
-    """A compiled order of `count` microbatches for replays without times.
+def _steady(needed: Sequence[tuple[SimulatedPipeline, int]]) -> list[CompiledSchedule]:
+    """A compiled order of so many microbatches of each pipeline, for replays without times.
 
     It is a short one with its steady block repeated, or left out once. Where no block repeats,
-    the whole order is compiled.
+    the whole order is compiled. What is tried first of each is compiled together, then what is
+    tried next of those left.
     """
-    stride = pipeline.stride
-    key = (pipeline.with_microbatches(count), stride)
-    found = KEPT.get(key)
-    if found is None:
-        for base, copies in _bases(pipeline, count, stride):
-            (short,) = compile_together([pipeline.with_microbatches(base)])
-            found = stretched(short, base, stride, copies)
-            if found is not None:
-                break
-        else:
-            (found,) = compile_together([pipeline.with_microbatches(count)])
-        KEPT.put(key, found, len(found.work_N))
-    return found
+    keys = [(pipeline.with_microbatches(count), pipeline.stride) for pipeline, count in needed]
+    known = {key: KEPT.get(key) for key in keys}
+    found = {key: made for key, made in known.items() if made is not None}
+    tries = {
+        key: itertools.chain(
+            _bases(key[0], key[0].num_microbatches, key[1]), [(key[0].num_microbatches, 0)]
+        )
+        for key in known
+        if key not in found
+    }
+    while left := [key for key in tries if key not in found]:
+        bases = [next(tries[key]) for key in left]
+        short = compile_together(
+            [key[0].with_microbatches(base) for key, (base, _) in zip(left, bases, strict=True)]
+        )
+        for key, (base, copies), order in zip(left, bases, short, strict=True):
+            made = stretched(order, base, key[1], copies) if copies else order
+            if made is not None:
+                found[key] = made
+                KEPT.put(key, made, len(made.work_N))
+    return [found[key] for key in keys]
 
 
 def stretched(
@@ -347,6 +381,7 @@ def _put(answer: Simulation, rows: NDArray[np.int64], found: Simulation) -> None
 
 
 __all__ = [
+    "Asked",
     "CompiledSchedule",
     "PairSeconds",
     "SimulatedPipeline",
@@ -356,8 +391,8 @@ __all__ = [
     "compile_order",
     "compile_together",
     "compiled",
-    "prepare",
     "replay",
     "simulate",
+    "simulate_together",
     "stretched",
 ]

@@ -20,24 +20,26 @@ def waves(needs_DN: Rows) -> Iterator[Rows]:
     num_nodes = needs_DN.shape[1]
     after = np.flatnonzero(needs_DN.ravel() >= 0)
     need, node = needs_DN.ravel()[after], after % num_nodes
-    waiting = node[np.argsort(need, kind="stable")]
+    order = np.argsort(need, kind="stable")
     count_N = np.bincount(need, minlength=num_nodes)
     start_N = np.cumsum(count_N) - count_N
-    missing_N = np.bincount(node, minlength=num_nodes)
-    mark_N, index = np.empty(num_nodes, dtype=np.int64), np.arange(len(after))
+    # who waits for each node, side by side; the node behind the last one stands for nobody
+    waiting_NW = np.full((num_nodes, max(int(count_N.max(initial=0)), 1)), num_nodes)
+    need = need[order]
+    waiting_NW[need, np.arange(len(need)) - start_N[need]] = node[order]
+    missing_N = np.bincount(node, minlength=num_nodes + 1)
+    missing_N[num_nodes] = -1
+    mark_N, index = np.empty(num_nodes, dtype=np.int64), np.arange(waiting_NW.size)
     ready = np.flatnonzero(missing_N == 0)
     seen = 0
     while len(ready):
         yield ready
         seen += len(ready)
-        counts = count_N[ready]
-        ends = np.cumsum(counts)
-        place = np.repeat(start_N[ready] - ends + counts, counts) + index[: ends[-1]]
-        beyond = waiting[place]
+        beyond = waiting_NW.take(ready, axis=0).ravel()
         np.subtract.at(missing_N, beyond, 1)
-        beyond = beyond[missing_N[beyond] == 0]
+        beyond = beyond[missing_N.take(beyond) == 0]
         place = index[: len(beyond)]
         mark_N[beyond] = place
-        ready = beyond[mark_N[beyond] == place]
+        ready = beyond[mark_N.take(beyond) == place]
     if seen < num_nodes:
         raise ValueError("the order deadlocks: ranks wait for each other in a circle")

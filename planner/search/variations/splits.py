@@ -52,7 +52,7 @@ from planner.search.variations.split_moves import (
 from planner.specs.layout import Layout
 from planner.work.checkpointing import MEMORY_BUDGET
 
-CLASSES = 128  # searched at once
+CLASSES = 512  # searched at once
 CLIMBED = 1.05  # judgement: moves gain no more over the best start, its bubble apart
 PLATEAU = 1e-4  # what ranks below the busiest count: of two equal steps the more even one leads on
 SLOPES = (0.0, 0.5, 1.0, 2.0)  # layers that each rank holds more than the one before it, at first
