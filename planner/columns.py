@@ -149,7 +149,7 @@ class LayoutBatch:
         columns: dict[str, Column] = {}
         for name in COLUMNS:
             if name != "split":
-                columns[name] = np.concatenate([getattr(batch, name) for batch in batches])
+                columns[name] = _joined([getattr(batch, name) for batch in batches])
         columns["split"] = np.concatenate([_renumbered(batch, splits) for batch in batches])
         return cls(**columns, splits=splits)
 
@@ -183,6 +183,11 @@ def taken(column: Column, rows: IntColumn | slice) -> Column:
     if len(rows) <= len(column):
         return wide(column[: len(rows)])
     return np.broadcast_to(column[0], len(rows))
+
+
+def one_number(value: int, count: int) -> IntColumn:
+    """A column with the same whole number in all rows, which it holds once."""
+    return np.broadcast_to(np.int64(value), count)
 
 
 def distinct_values(*columns: NDArray[Any]) -> NDArray[Any]:
@@ -258,6 +263,16 @@ def in_order(summands: Sequence[NDArray[np.float64]] | NDArray[np.float64]) -> N
     for summand in summands[1:]:
         total += summand
     return total
+
+
+def _joined(columns: Sequence[Column]) -> Column:
+    """One column after the other; one number for all rows stays one number."""
+    filled = [column for column in columns if len(column)]
+    if filled and all(column.strides == _ONE_NUMBER for column in filled):
+        first = filled[0][0]
+        if all(column[0] == first for column in filled):
+            return np.broadcast_to(first, sum(map(len, filled)))
+    return np.concatenate(columns)
 
 
 def _renumbered(batch: LayoutBatch, splits: tuple[tuple[int, ...], ...]) -> IntColumn:

@@ -9,7 +9,7 @@ from itertools import product
 
 import numpy as np
 
-from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch, in_order
+from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch, in_order, one_number
 from planner.cost import chunks, deduplicated
 from planner.cost.cost_inputs import (
     SummedCosts,
@@ -491,7 +491,7 @@ def _with_methods(
     if dispatcher == ANY:
         without = len(set(WITHOUT_EP) & job.rules.moe_dispatchers) > 1
     dispatchers = np.where((rows.ep > 1) | without, dispatcher, rows.moe_dispatcher)
-    return replace(rows, cp_method=np.full(len(rows), cp_method), moe_dispatcher=dispatchers)
+    return replace(rows, cp_method=one_number(cp_method, len(rows)), moe_dispatcher=dispatchers)
 
 
 def _device_bytes(

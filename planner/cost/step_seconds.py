@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from planner.columns import FloatColumn, IntColumn, LayoutBatch
+from planner.columns import FloatColumn, IntColumn, LayoutBatch, one_number
 from planner.cost.cost_inputs import CostInputs
 from planner.cost.data_parallel.overlap import (
     ExposedSeconds,
@@ -324,7 +324,7 @@ def _mean_ranks(
     sends = np.zeros(len(at))
     alike = alike_sends(job.training, np.flatnonzero(np.bincount(codes)))
     for schedules in alike:
-        batch = replace(mean.batch, pp_schedule=np.full(len(mean), schedules[0]))
+        batch = replace(mean.batch, pp_schedule=one_number(schedules[0], len(mean)))
         seconds = _sends(job, batch, unit.costs, mean.at_unit).mean_seconds().take(at)
         named = np.zeros(len(SCHEDULES), dtype=np.bool_)
         named[schedules] = True

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch, taken
+from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch, one_number, taken
 from planner.cost.deduplicated import unique_rows
 from planner.cost.layer.unit_costs import MODE
 from planner.cost.lower_bounds import Idle
@@ -90,7 +90,7 @@ class CellBounds:
         parts = [np.zeros(0)]
         for start in range(0, len(rows), AT_ONCE):
             part = rows[start : start + AT_ONCE]
-            none, nothing = np.broadcast_to(NONE, len(part)), np.broadcast_to(0.0, len(part))
+            none, nothing = one_number(NONE, len(part)), np.broadcast_to(0.0, len(part))
             cells = replace(self.cells.take(part), ac_kind=none, ac_value=nothing)
             parts.append(self.pricer.compute_lower_bounds(cells, self.idle.take(part)))
         return np.concatenate(parts)
@@ -110,7 +110,7 @@ class CellBounds:
             device, computes = self.pricer.device_and_compute_bounds(
                 replace(
                     cells,
-                    ac_kind=np.full(len(cells), MEMORY_BUDGET),
+                    ac_kind=one_number(MEMORY_BUDGET, len(cells)),
                     ac_value=np.minimum(middle / STEPS, 1.0),
                 ),
                 idle,

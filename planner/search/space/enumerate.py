@@ -61,9 +61,23 @@ class Expansion:
     counts: IntColumn
     rows: IntColumn
 
-    def sizes(self, cells: Column | slice) -> IntColumn:
-        """Number of expansions of these cells."""
-        return self.counts[self.classes[cells]]
+    def first(self) -> Columns:
+        """The component's fields in the first expansion of each cell, `narrow`.
+
+        A field that is the same in all is one number.
+        """
+        there = self.counts > 0  # cells without a legal expansion are gone
+        row = np.zeros(len(there), dtype=np.int64)
+        row[there] = self.rows[self.starts[there]]
+        columns: Columns = {}
+        for name, column in self.table.items():
+            of_class = column[row]
+            alike = of_class[there]
+            if len(alike) and (alike == alike[0]).all():
+                columns[name] = np.broadcast_to(alike[0], len(self.classes))
+            else:
+                columns[name] = narrow(of_class)[self.classes]
+        return columns
 
     def columns(self, cells: Column | slice, choice: IntColumn | int) -> Columns:
         """The component's fields in the `choice`-th expansion of each of these cells."""
@@ -832,9 +846,8 @@ class _Builder:
         }
         sizes = np.ones(num_rows, dtype=np.int64)
         for expansion in expansions:
-            first = expansion.columns(slice(None), 0)
-            columns.update({name: narrow(column) for name, column in first.items()})
-            sizes *= expansion.sizes(slice(None))
+            columns.update(expansion.first())
+            sizes *= expansion.counts[expansion.classes]
         return Space(
             cells=self._batch(columns), cell_sizes=sizes, rejected=rejected, expansions=expansions
         )

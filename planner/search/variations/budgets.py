@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from planner.calibration.mechanisms import points
-from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
+from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch, one_number
 from planner.cost.chunks import CHUNK
 from planner.cost.layer.unit_costs import MODE
 from planner.cost.price import Pricer
@@ -197,7 +197,9 @@ def _with_blocks(pricer: Pricer, batch: LayoutBatch, hundredths: IntColumn) -> L
 
 def _with_budget(batch: LayoutBatch, hundredths: IntColumn) -> LayoutBatch:
     return replace(
-        batch, ac_kind=np.full(len(batch), MEMORY_BUDGET), ac_value=np.round(hundredths / STEPS, 2)
+        batch,
+        ac_kind=one_number(MEMORY_BUDGET, len(batch)),
+        ac_value=np.round(hundredths / STEPS, 2),
     )
 
 

@@ -25,6 +25,7 @@ from planner.columns import (
     LayoutBatch,
     among,
     distinct_values,
+    one_number,
 )
 from planner.cost.cost_inputs import on_ranks
 from planner.cost.lower_bounds import SPLIT_HIDES
@@ -189,7 +190,7 @@ class Climb:
 
     def by_price(self, limit: float) -> tuple[IntColumn, LayoutBatch]:
         """See `climbed_splits`; by closed forms."""
-        own = replace(self.classes, split=np.full(len(self.classes), TRAINER_SPLIT))
+        own = replace(self.classes, split=one_number(TRAINER_SPLIT, len(self.classes)))
         owners: list[int] = []
         splits: list[Split] = []
         own_splits = [
