@@ -1,8 +1,8 @@
 """What a plan reads of the database, and leaves there.
 
 A command that makes one plan lets a copy of its process do both on a second core. The copy is made
-before anything is imported: it imports SQLAlchemy and opens the database while the command reads
-the job and imports the search.
+before anything but pydantic is imported: it imports SQLAlchemy and opens the database while the
+command reads the job and imports the search.
 """
 
 from collections.abc import Callable, Iterator

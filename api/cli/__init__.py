@@ -49,6 +49,9 @@ def _records(arguments: list[str]) -> "Iterator[PlanRecords | None]":
     if arguments[:1] != ["recommend"] or elsewhere:
         yield None
         return
+    import pydantic.fields
+    import pydantic.main  # noqa: F401  (both sides need it: here it is imported once)
+
     from api.plan_records import plan_records
     from api.second_core import second_core
 

@@ -17,11 +17,22 @@ from planner.cost.layer.unit_costs import MODE
 from planner.cost.lower_bounds import Idle
 from planner.cost.price import Pricer
 from planner.search.fit import fitting, most_device_bytes
+from planner.search.space.enumerate import Expanded
 from planner.work.checkpointing import MEMORY_BUDGET, NONE
 
 ROUNDING = 1e-9
 STEPS, COARSE = 100, 8  # memory budgets are multiples of 1 / STEPS
 BAND = 2**14  # cells whose own bounds are computed before anything is priced
+# what `Pricer.least_in_flight` and `CellBounds.has_room` read of a layout
+ROOM_FIELDS = (
+    "dp_replicate",
+    "dp_shard",
+    "pp",
+    "pp_schedule",
+    "virtual_stages",
+    "micro_batch_size",
+    "zero_stage",
+)
 KNOWN_AT_ONCE = 2**14  # the most of them, so that their columns take 25 MB
 AT_ONCE = 2**16  # cells bounded without recomputation, so that their columns take 25 MB
 
@@ -147,16 +158,17 @@ class CellBounds:
             cells, idle = self.cells.take(part), self.idle.take(part)
             self.seconds[part] = self.pricer.time_lower_bounds(cells, idle)
 
-    def has_room(self, rows: IntColumn, batch: LayoutBatch) -> BoolColumn:
-        """Whether layouts of these cells, one each, may fit with what their schedules hold, (N,).
+    def has_room(self, layouts: Expanded) -> BoolColumn:
+        """Whether layouts of these cells may fit with what their schedules hold, (N,).
 
         A schedule that runs all forwards first holds many times what another one does.
         """
+        batch = layouts.batch(ROOM_FIELDS)
         stages = self.pricer.rules.sharding.stages
         stage = np.zeros(len(batch), dtype=np.int64)
         for place, value in enumerate(stages):
             stage[batch.zero_stage == value] = place
-        room = self.room[stage, rows]
+        room = self.room[stage, layouts.cells]
         return np.asarray(self.pricer.least_in_flight(batch) <= (1.0 + ROUNDING) * room)
 
     def may_fit(self, rows: IntColumn) -> BoolColumn:

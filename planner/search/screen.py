@@ -15,7 +15,7 @@ from planner.dataclass import dataclass
 from planner.search.bounds import CellBounds
 from planner.search.cell_queue import CellQueue
 from planner.search.shortlist import Shortlist
-from planner.search.space.enumerate import Space
+from planner.search.space.enumerate import Expanded, Space
 
 # layouts bounded at once; an eighth of it until a layout fits
 ROUND = 5 * 2**13
@@ -78,14 +78,12 @@ class Screening:
             cells = self.queue.next(self.limit(), self.space.cell_sizes, expanded)
             if not len(cells):
                 break
-            batch, owner = near_layouts(
-                self.pricer, self.space, cells, self.cell_bounds, limit_seconds
-            )
+            near = near_layouts(self.pricer, self.space, cells, self.cell_bounds, limit_seconds)
             if not self.goal.everything:
-                fits = self.cell_bounds.has_room(owner, batch)
-                self.without_room += int((~fits).sum())
-                batch = batch.take(fits)
-            parts.append(batch)
+                roomy = self.cell_bounds.has_room(near)
+                self.without_room += int((~roomy).sum())
+                near = near.take(roomy)
+            parts.append(near.batch())
             if self.shortlist.smallest:  # every cell priced can lower the limit for the next
                 break
         if parts:
@@ -106,19 +104,18 @@ class Screening:
 
 def near_layouts(
     pricer: Pricer, space: Space, cells: IntColumn, cell_bounds: CellBounds, limit: float
-) -> tuple[LayoutBatch, IntColumn]:
-    """(layouts of these cells that do not compute longer than the limit, the cell of each).
+) -> Expanded:
+    """Layouts of these cells that do not compute longer than the limit.
 
     What they compute is asked before fields are expanded on which it does not depend, unless there
     are few.
     """
     if not np.isfinite(limit) or space.cell_sizes[cells].sum() < FEW:
-        return space.expand(cells), np.repeat(cells, space.cell_sizes[cells])
+        return space.expanded(cells)
     branches = space.branches(cells, pricer.unit_fields)
     overlaps = cell_bounds.idle.overlaps[cells[branches.owner]]
     computes = pricer.layout_lower_bounds(branches.batch, overlaps)
-    batch, place = branches.expand(computes <= limit)
-    return batch, cells[place]
+    return branches.expand(computes <= limit)
 
 
 def idle_of(pricer: Pricer, space: Space) -> Idle:

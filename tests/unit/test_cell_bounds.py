@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from planner.calibration.intervals import TWO_SIDED_90, memory_deviation
-from planner.columns import LayoutBatch
+from planner.columns import COLUMNS, LayoutBatch
 from planner.cost.lower_bounds import Idle
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job, read_training
@@ -220,9 +220,25 @@ def test_a_schedule_that_runs_all_forwards_first_has_less_room() -> None:
         cells, everything = space.cells, np.arange(len(space.cells))
         own = CellBounds(pricer, cells, Idle.of(pricer, cells, space.schedules()))
         own.know(everything)
-        owner = np.repeat(everything, space.cell_sizes)
-        shares.append(float(own.has_room(owner, space.expand(everything)).mean()))
+        shares.append(float(own.has_room(space.expanded(everything)).mean()))
     assert shares[0] < shares[1] / 2.0
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_room_is_asked_of_the_columns_that_say_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pricer, space = small_space(*SPACES[name])
+    own = CellBounds(pricer, space.cells, idle_of(pricer, space))
+    own.most_bytes = float(np.median(own.device_bytes))
+    own.device_bytes[:] = np.nan
+    own.know(np.arange(len(space.cells)))
+    layouts = space.expanded(np.random.default_rng(5).permutation(len(space.cells))[:500])
+    roomy = own.has_room(layouts)
+    monkeypatch.setattr(bounds, "ROOM_FIELDS", COLUMNS)
+    assert np.array_equal(roomy, own.has_room(layouts))
+    assert roomy.any()
+    assert not roomy.all()
 
 
 def test_what_nothing_fits_for_is_priced_whole() -> None:
@@ -263,16 +279,19 @@ def test_branches_expand_to_the_layouts_of_their_cells_in_order(name: str) -> No
     pricer, space = small_space(*SPACES[name])
     chosen = np.random.default_rng(3).permutation(len(space.cells))[:200]
     branches = space.branches(chosen, pricer.unit_fields)
-    layouts, owner = branches.expand(np.ones(len(branches.batch), dtype=np.bool_))
-    assert same_layouts(layouts, space.expand(chosen))
-    assert np.array_equal(owner, np.repeat(np.arange(len(chosen)), space.cell_sizes[chosen]))
+    found = branches.expand(np.ones(len(branches.batch), dtype=np.bool_))
+    assert same_layouts(found.batch(), space.expand(chosen))
+    assert np.array_equal(found.owner, np.repeat(np.arange(len(chosen)), space.cell_sizes[chosen]))
+    few = np.arange(len(found)) % 3 == 0
+    assert same_layouts(found.take(few).batch(), space.expand(chosen).take(few))
+    assert np.array_equal(found.take(few).cells, chosen[found.owner[few]])
     for place in range(0, len(branches.batch), 7):
         alone = np.arange(len(branches.batch)) == place
-        some, cells_of = branches.expand(alone)
+        some = branches.expand(alone)
         assert len(some)
-        assert (cells_of == branches.owner[place]).all()
+        assert (some.owner == branches.owner[place]).all()
         for field in pricer.unit_fields:
-            assert (getattr(some, field) == getattr(branches.batch, field)[place]).all()
+            assert (getattr(some.batch(), field) == getattr(branches.batch, field)[place]).all()
 
 
 @pytest.mark.parametrize("name", SPACES)
@@ -286,11 +305,12 @@ def test_what_branches_leave_out_computes_longer_than_the_limit(
     everything = space.expand(chosen)
     computes = pricer.layout_lower_bounds(everything)
     limit = float(np.quantile(computes, 0.3))
-    near, owner = near_layouts(pricer, space, chosen, bounds_of_cells, limit)
+    found = near_layouts(pricer, space, chosen, bounds_of_cells, limit)
+    near = found.batch()
     kept = pricer.layout_lower_bounds(near) <= limit
     assert kept.sum() == (computes <= limit).sum() <= len(near) < len(everything)
     assert same_layouts(near.take(kept), everything.take(computes <= limit))
-    assert (space.cells.tp[owner] == near.tp).all()
+    assert (space.cells.tp[found.cells] == near.tp).all()
 
 
 @pytest.mark.parametrize("num_gpus", [8, 16])

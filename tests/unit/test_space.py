@@ -392,6 +392,41 @@ def test_parts_of_a_space_hold_each_layout_once_and_reject_what_the_whole_does(
     assert rows_of(draft.whole().expand(slice(None))) == rows_of(whole.expand(slice(None)))
 
 
+@pytest.mark.parametrize(
+    "job",
+    [{"num_gpus": 16}, {"model": TINY_MOE, "num_gpus": 8}, {"trainer": "megatron", "num_gpus": 6}],
+    ids=str,
+)
+def test_cells_are_their_first_layouts_and_hold_one_number_once(job: dict[str, Any]) -> None:
+    space = build_space(context(**job))
+    layouts = space.expand(slice(None))
+    first = np.cumsum(space.cell_sizes) - space.cell_sizes
+    assert rows_of(space.cells.take(np.arange(len(space.cells)))) == rows_of(layouts.take(first))
+    alike = {name for name, column in space.cells.columns() if len(np.unique(column)) == 1}
+    free = {name for name in FREE_FIELDS if name in dict(space.cells.columns())}
+    assert alike & free
+    for name in alike & free:
+        column = getattr(space.cells, name)
+        assert column.strides == (0,)
+        assert getattr(space.cells.take(first[:3]), name).strides == (0,)
+
+
+def test_batches_behind_each_other_share_one_number_if_it_is_the_same() -> None:
+    (one, other), nothing = (
+        [build_space(context(num_gpus=size)).cells for size in (16, 8)],
+        np.arange(0),
+    )
+    places = [np.arange(len(one)), np.arange(len(other))]
+    first, second = one.take(places[0]), other.take(places[1])
+    params = {"param_dtype": np.broadcast_to(np.int64(first.param_dtype[0] + 1), len(second))}
+    changed = dataclasses.replace(second, **params)
+    for parts in ([first, second], [first, changed], [first.take(nothing), second]):
+        joined = LayoutBatch.concatenate(parts)
+        assert rows_of(joined) == [row for part in parts for row in rows_of(part)]
+        shared = parts[1] is not changed
+        assert (joined.param_dtype.strides == (0,)) is shared
+
+
 @pytest.mark.parametrize("width", [1, 64, 65, 200])
 def test_equal_rows_of_truths_are_one_kind(width: int) -> None:
     rng = np.random.default_rng(width)

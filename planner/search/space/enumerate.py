@@ -18,6 +18,7 @@ from dataclasses import replace
 import numpy as np
 
 from planner.columns import (
+    COLUMNS,
     BoolColumn,
     Column,
     IntColumn,
@@ -159,20 +160,19 @@ class Space:
 
     def expand(self, cells: Column | slice) -> LayoutBatch:
         """All layouts of these cells (indices, mask or slice), in the order of the cells."""
+        return self.expanded(cells).batch()
+
+    def expanded(self, cells: Column | slice) -> "Expanded":
+        """The same, before their columns are worked out."""
         chosen = np.arange(len(self.cells))[cells]
         sizes = self.cell_sizes[chosen]
-        repeated, rest = np.repeat(chosen, sizes), _counted(sizes)
-        columns: Columns = {}
+        rest, places = _counted(sizes), []
         for expansion in self.expansions:
             classes = expansion.classes[chosen]
             rest, choice = np.divmod(rest, np.repeat(narrow(expansion.counts[classes]), sizes))
-            columns.update(expansion.at(np.repeat(expansion.starts[classes], sizes) + choice))
-        kept = {
-            name: taken(column, repeated)
-            for name, column in self.cells.columns()
-            if name not in columns
-        }
-        return LayoutBatch(**kept, **columns, splits=self.cells.splits)
+            places.append(np.repeat(expansion.starts[classes], sizes) + choice)
+        owner = np.repeat(np.arange(len(chosen)), sizes)
+        return Expanded(space=self, chosen=chosen, owner=owner, places=tuple(places))
 
     def branches(self, cells: IntColumn, names: Sequence[str]) -> "Branches":
         """These cells, each once for every choice of the fields of these names."""
@@ -223,6 +223,47 @@ class Space:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Expanded:
+    """N layouts of a space, whose columns are worked out when they are asked for.
+
+    Many are left out for what few of their columns say.
+    chosen: cells. owner (N,): the place in `chosen` of each layout's cell. places: of each
+        expansion, the place in its `rows` of each layout, (N,).
+    """
+
+    space: Space
+    chosen: IntColumn
+    owner: IntColumn
+    places: tuple[IntColumn, ...]
+
+    def __len__(self) -> int:
+        return len(self.owner)
+
+    @property
+    def cells(self) -> IntColumn:
+        """The cell of each layout, (N,)."""
+        return self.chosen[self.owner]
+
+    def take(self, rows: BoolColumn) -> "Expanded":
+        """Those of some rows."""
+        at = np.flatnonzero(rows)
+        return replace(self, owner=self.owner[at], places=tuple(place[at] for place in self.places))
+
+    def batch(self, names: Collection[str] = COLUMNS) -> LayoutBatch:
+        """The layouts. Columns of other names are one number, which means nothing."""
+        cells = self.cells
+        found = {name: (column, cells) for name, column in self.space.cells.columns()}
+        for expansion, place in zip(self.space.expansions, self.places, strict=True):
+            row = place if expansion.table.keys().isdisjoint(names) else expansion.rows[place]
+            found.update({name: (column, row) for name, column in expansion.table.items()})
+        columns = {
+            name: taken(column, at) if name in names else np.broadcast_to(column[:1], len(at))
+            for name, (column, at) in found.items()
+        }
+        return LayoutBatch(**columns, splits=self.space.cells.splits)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Branches:
     """Cells of a space with some of their free fields chosen: B branches.
 
@@ -266,10 +307,9 @@ class Branches:
             parts=tuple((part, number) for part, number, _ in split),
         )
 
-    def expand(self, near: BoolColumn) -> tuple[LayoutBatch, IntColumn]:
-        """(layouts of the branches that are near, the place in `chosen` of each one's cell).
+    def expand(self, near: BoolColumn) -> Expanded:
+        """Layouts of the branches that are near, in the order of `Space.expand`.
 
-        In the order of `Space.expand`.
         near (B,): the branches wanted.
         """
         space = self.space
@@ -280,7 +320,7 @@ class Branches:
         count = np.bincount(self.owner, minlength=len(self.chosen))
         branch = np.repeat((np.cumsum(count) - count)[with_near], sizes)
         radix = np.ones(len(cells), dtype=np.int64)
-        chosen = []
+        places = []
         for expansion, (part, number) in zip(space.expansions, self.parts, strict=True):
             classes = expansion.classes[cells]
             rest, choice = np.divmod(rest, np.repeat(narrow(expansion.counts[classes]), sizes))
@@ -288,18 +328,10 @@ class Branches:
             if number.max(initial=1) > 1:
                 branch += np.repeat(radix, sizes) * part[place]
                 radix *= number[classes]
-            chosen.append(place)
-        rows = np.flatnonzero(near[branch])
-        owner = np.repeat(with_near, sizes)[rows]
-        columns: Columns = {}
-        for expansion, place in zip(space.expansions, chosen, strict=True):
-            columns.update(expansion.at(place[rows]))
-        kept = {
-            name: taken(column, self.chosen[owner])
-            for name, column in space.cells.columns()
-            if name not in columns
-        }
-        return LayoutBatch(**kept, **columns, splits=space.cells.splits), owner
+            places.append(place)
+        owner = np.repeat(with_near, sizes)
+        found = Expanded(space=space, chosen=self.chosen, owner=owner, places=tuple(places))
+        return found.take(near[branch])
 
 
 def _counted(sizes: IntColumn) -> IntColumn:

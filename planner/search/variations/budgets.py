@@ -117,11 +117,11 @@ class Budgeted:
         tried = self.dial(branches.batch.take(rows), self.most[owner])
         overlaps = self.cell_bounds.idle.overlaps[self.cells[owner]]
         near[rows] = self.pricer.layout_lower_bounds(tried, overlaps) < self.worth
-        batch, place = branches.expand(near)
-        owner = cells[place]
-        roomy = self.cell_bounds.has_room(self.cells[owner], batch)
-        batch, owner = batch.take(roomy), owner[roomy]
-        batch, simple, seconds = self.dial(batch, self.most[owner]), self.simple[owner], np.zeros(0)
+        found = branches.expand(near)
+        found = found.take(self.cell_bounds.has_room(found))
+        owner = cells[found.owner]
+        batch = self.dial(found.batch(), self.most[owner])
+        simple, seconds = self.simple[owner], np.zeros(0)
         if len(batch):
             seconds, _ = self.pricer.step_lower_bounds(batch, self.worth)
             near = seconds < self.worth
