@@ -159,7 +159,7 @@ class CellBounds:
             self.seconds[part] = self.pricer.time_lower_bounds(cells, idle)
 
     def has_room(self, layouts: Expanded) -> BoolColumn:
-        """Whether layouts of these cells may fit with what their schedules hold, (N,).
+        """Whether these layouts may fit with what their schedules hold, (N,).
 
         A schedule that runs all forwards first holds many times what another one does.
         """

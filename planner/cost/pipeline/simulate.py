@@ -192,33 +192,23 @@ class Asked(NamedTuple):
 
 def simulate_together(asked: Sequence[Asked], *, memory: bool = True) -> list[Simulation]:
     """The simulation of each pipeline, as `simulate` makes it, in a fraction of the time."""
-    counts = [
-        _replayed(one.pipeline, one.least) or (one.pipeline.num_microbatches,) for one in asked
+    counts = [_replayed(one.pipeline, one.least) for one in asked]
+    needed = [
+        (one, count)
+        for one, two in zip(asked, counts, strict=True)
+        for count in two or (one.pipeline.num_microbatches,)
     ]
-    orders = iter(
-        _steady(
-            [
-                (one.pipeline, count)
-                for one, those in zip(asked, counts, strict=True)
-                for count in those
-            ]
-        )
-    )
-    played = replay_together(
-        [
-            Run(next(orders), one.costs, count)
-            for one, those in zip(asked, counts, strict=True)
-            for count in those
-        ],
-        memory=memory,
-    )
+    orders = _steady([(one.pipeline, count) for one, count in needed])
+    runs = [
+        Run(order, one.costs, count) for (one, count), order in zip(needed, orders, strict=True)
+    ]
+    played = iter(replay_together(runs, memory=memory))
     answers, again = [], []
-    ends = itertools.accumulate(map(len, counts))
-    for place, (one, end) in enumerate(zip(asked, ends, strict=True)):
-        if len(counts[place]) == 1:
-            answers.append(played[end - 1])
+    for place, one in enumerate(asked):
+        if not counts[place]:
+            answers.append(next(played))
             continue
-        short, long = played[end - 2 : end]
+        short, long = next(played), next(played)
         answer, gap_C = _continued(short, long, one.pipeline.num_microbatches)
         answers.append(answer)
         unsettled = np.flatnonzero(gap_C > EXTRAPOLATION_TOLERANCE)
