@@ -197,7 +197,7 @@ class CompiledSchedule:
         return tuple(item for rank in self.order for item in rank.items())
 
 
-class Run(NamedTuple):
+class OrderRun(NamedTuple):
     """A schedule to replay, with what its stages cost, and the microbatches of its order."""
 
     schedule: CompiledSchedule
@@ -255,12 +255,12 @@ def replay(
 
     memory: whether peak bytes are wanted; without, and without times, they are 0.
     """
-    run = Run(schedule, costs, num_microbatches)
+    run = OrderRun(schedule, costs, num_microbatches)
     return replay_together([run], times=times, memory=memory)[0]
 
 
 def replay_together(
-    runs: Sequence[Run], *, times: bool = False, memory: bool = True
+    runs: Sequence[OrderRun], *, times: bool = False, memory: bool = True
 ) -> list[Simulation]:
     """The replay of each run, as `replay` makes it, in a fraction of the time."""
     found: dict[int, Simulation] = {}
@@ -276,7 +276,7 @@ def replay_together(
     return [found[place] for place in range(len(runs))]
 
 
-def _pieces(runs: Sequence[Run]) -> Iterator[list[int]]:
+def _pieces(runs: Sequence[OrderRun]) -> Iterator[list[int]]:
     """Places of the runs, in groups of as many as may be replayed together.
 
     Runs of alike numbers of candidates, since all have a column for each candidate of the largest.
@@ -295,7 +295,12 @@ def _pieces(runs: Sequence[Run]) -> Iterator[list[int]]:
 
 
 def _simulation(
-    run: Run, seconds_KC: Floats, duration_NC: Floats, end_NC: Floats, times: bool, memory: bool
+    run: OrderRun,
+    seconds_KC: Floats,
+    duration_NC: Floats,
+    end_NC: Floats,
+    times: bool,
+    memory: bool,
 ) -> Simulation:
     """What a replay tells, from the end of every node."""
     schedule = run.schedule

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from planner.columns import distinct_values
 from planner.cost.pipeline.event_simulation import (
     CompiledSchedule,
+    OrderRun,
     PairSeconds,
-    Run,
     Simulation,
     StageCosts,
     Timeline,
@@ -200,7 +200,8 @@ def simulate_together(asked: Sequence[Asked], *, memory: bool = True) -> list[Si
     ]
     orders = _steady([(one.pipeline, count) for one, count in needed])
     runs = [
-        Run(order, one.costs, count) for (one, count), order in zip(needed, orders, strict=True)
+        OrderRun(order, one.costs, count)
+        for (one, count), order in zip(needed, orders, strict=True)
     ]
     played = iter(replay_together(runs, memory=memory))
     answers, again = [], []
