@@ -277,9 +277,9 @@ def replay_together(
 
 
 def _pieces(runs: Sequence[OrderRun]) -> Iterator[list[int]]:
-    """Places of the runs, in groups of as many as may be replayed together.
+    """Places of the runs, in groups that are replayed together.
 
-    Runs of alike numbers of candidates, since all have a column for each candidate of the largest.
+    Those with alike numbers of candidates, since each takes as many columns as the largest.
     """
     group: list[int] = []
     nodes = 0

@@ -315,23 +315,18 @@ class Branches:
         space = self.space
         with_near = np.flatnonzero(np.bincount(self.owner[near], minlength=len(self.chosen)))
         cells = self.chosen[with_near]
-        sizes = space.cell_sizes[cells]
-        rest = _counted(sizes)
+        sizes, found = space.cell_sizes[cells], space.expanded(cells)
         count = np.bincount(self.owner, minlength=len(self.chosen))
         branch = np.repeat((np.cumsum(count) - count)[with_near], sizes)
         radix = np.ones(len(cells), dtype=np.int64)
-        places = []
-        for expansion, (part, number) in zip(space.expansions, self.parts, strict=True):
-            classes = expansion.classes[cells]
-            rest, choice = np.divmod(rest, np.repeat(narrow(expansion.counts[classes]), sizes))
-            place = np.repeat(expansion.starts[classes], sizes) + choice
+        for expansion, (part, number), place in zip(
+            space.expansions, self.parts, found.places, strict=True
+        ):
             if number.max(initial=1) > 1:
                 branch += np.repeat(radix, sizes) * part[place]
-                radix *= number[classes]
-            places.append(place)
-        owner = np.repeat(with_near, sizes)
-        found = Expanded(space=space, chosen=self.chosen, owner=owner, places=tuple(places))
-        return found.take(near[branch])
+                radix *= number[expansion.classes[cells]]
+        of_cells = replace(found, chosen=self.chosen, owner=with_near[found.owner])
+        return of_cells.take(near[branch])
 
 
 def _counted(sizes: IntColumn) -> IntColumn:
