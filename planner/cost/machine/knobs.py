@@ -337,13 +337,16 @@ class Calibration:
 
         Each shift is one standard deviation. They are the principal axes of the predictions'
         spread: eigenvectors of S M S, where S is the root of the covariance and M the sensitivity.
+        Each lowers the knob that it moves most: processors decide differently which end of an
+        eigenvector is its front, and a prediction moves a little differently either way.
         """
         values, vectors = np.linalg.eigh(self.effective_covariance(trainer, family))
         root = vectors * np.sqrt(np.maximum(values, 0.0)) @ vectors.T
         spread, axes = np.linalg.eigh(root @ self.sensitivity @ root)
-        return np.asarray((root @ axes[:, -DIRECTIONS:]).T), float(
-            np.maximum(spread[:-DIRECTIONS], 0.0).sum()
-        )
+        directions = np.asarray((root @ axes[:, -DIRECTIONS:]).T)
+        largest = np.abs(directions).argmax(axis=1)
+        directions *= -np.sign(directions[np.arange(len(directions)), largest])[:, None]
+        return directions, float(np.maximum(spread[:-DIRECTIONS], 0.0).sum())
 
     def profile(self, trainer: str, family: str) -> Profile:
         """The trainer's calibrated profile."""
