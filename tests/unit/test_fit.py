@@ -259,6 +259,22 @@ def test_directions_carry_the_spread_of_predictions() -> None:
     assert rest < 0.1 * whole
 
 
+@pytest.mark.parametrize("family", ["hopper", "ampere", "blackwell"])
+def test_directions_do_not_depend_on_which_way_eigenvectors_point(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processors decide that differently, and no interval may depend on them."""
+    calibration, found = shipped_calibration(), np.linalg.eigh
+    directions, _ = calibration.directions("megatron", family)
+
+    def turned(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        values, vectors = found(matrix)
+        return values, vectors * (-1.0) ** np.arange(len(values))
+
+    monkeypatch.setattr(np.linalg, "eigh", turned)
+    np.testing.assert_allclose(calibration.directions("megatron", family)[0], directions)
+
+
 def test_a_document_reads_back() -> None:
     shipped = shipped_calibration()
     again = from_document(to_document(shipped))
