@@ -127,7 +127,9 @@ def regret(scores: FloatColumn, covariance: FloatColumn, search: SearchSpec) -> 
         return None
     values, vectors = np.linalg.eigh(covariance)
     random = np.random.default_rng(search.seed).standard_normal((REGRET_DRAWS, len(scores)))
-    truth = np.log(scores) + (random * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
+    # the symmetric root: which way eigenvectors point, processors decide differently
+    root = vectors * np.sqrt(np.maximum(values, 0.0)) @ vectors.T
+    truth = np.log(scores) + random @ root
     lost = truth[:, 0] - truth.min(axis=1)
     probability, mean, share_95 = (
         float((lost > 0).mean()),

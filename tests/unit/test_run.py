@@ -395,6 +395,24 @@ def test_regret_of_two_layouts_in_closed_form() -> None:
     assert regret(np.array([1.0, 2.0]), covariance(independent(2, 0.1)), searched("memory")) is None
 
 
+def test_regret_does_not_depend_on_which_way_eigenvectors_point(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loads = np.random.default_rng(1).normal(size=(6, 6)) * 0.05
+    scores, errors = 1.0 + 0.01 * np.arange(6), loads @ loads.T + 0.001 * np.eye(6)
+    found, before = np.linalg.eigh, regret(scores, errors, searched("throughput"))
+
+    def turned(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        values, vectors = found(matrix)
+        return values, vectors * (-1.0) ** np.arange(len(values))
+
+    monkeypatch.setattr(np.linalg, "eigh", turned)
+    after = regret(scores, errors, searched("throughput"))
+    assert before is not None
+    assert after is not None
+    assert after.statement == before.statement
+
+
 def test_what_layouts_load_on_alike_is_no_regret() -> None:
     scores = np.array([1.0, 1.03, 1.08])
     alike = TimeSpread(loadings=np.array([[0.2, 0.2, 0.2]]), own_sd=np.zeros(3))
