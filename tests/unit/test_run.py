@@ -399,7 +399,7 @@ def test_regret_does_not_depend_on_which_way_eigenvectors_point(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     loads = np.random.default_rng(1).normal(size=(6, 6)) * 0.05
-    scores, errors = 1.0 + 0.01 * np.arange(6), loads @ loads.T + 0.001 * np.eye(6)
+    scores, errors = np.linspace(1.0, 1.05, 6), loads @ loads.T + 0.001 * np.eye(6)
     found, before = np.linalg.eigh, regret(scores, errors, searched("throughput"))
 
     def turned(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
