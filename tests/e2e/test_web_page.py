@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from io import StringIO
 from itertools import pairwise
@@ -136,7 +136,8 @@ def stored_study(wiring: Wiring) -> TaskRecord:
     record = TaskRecord(
         id="plan-study", kind="study", created_at=wiring.clock.now(), request=JOB, job_hash="x"
     )
-    return wiring.tasks.add([record], lease=new_lease())[0]
+    lease = replace(new_lease(), seconds=3600.0)  # nobody renews it while the pages are looked at
+    return wiring.tasks.add([record], lease=lease)[0]
 
 
 @pytest.fixture
