@@ -1,6 +1,7 @@
 """How fast the planner is, and beside a peer.
 
     python benchmarks/speed.py [--only NAME ...] [--peer PYTHON] [--write]
+    python benchmarks/speed.py [--only NAME ...] --beside REVISION [--turns N]
 
 One table of jobs, shell to prompt: wall and CPU seconds of `planner-cli recommend` with an empty
 database, its peak memory, legal layouts that it decided a CPU second; then the layouts a CPU second
@@ -12,20 +13,26 @@ compared with the last committed table (`docs/speed.json`), so that a slow machi
 replaces that table and docs/speed.md. --peer names a Python with llm-analysis from PyPI: it prices
 the same layouts of the same job one by one, as its API does (`LLMAnalysis.training`), and the row
 says how many a CPU second. It counts fewer effects; what is compared is only the time.
+
+--beside asks the same plans of this checkout and of an older revision in turns, so that whatever
+slows the machine slows both: seconds of two machines, or of two days, say little of the code.
 """
 
 import argparse
 import json
 import os
 import resource
+import statistics
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tempfile
 import time
 import venv
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +43,7 @@ TABLE, PAGE = ROOT / "docs" / "speed.json", ROOT / "docs" / "speed.md"
 SAMPLE, PEER_SAMPLE = 100_000, 200
 THROUGH = 2**20  # layouts that are priced in the order of the space
 REPEATS = 3  # of each plan and each pricing; the fastest counts
+TURNS = 3  # of both revisions with --beside
 JOBS: dict[str, tuple[str, str, str, int, int]] = {
     "Llama 3 8B, 8 H100": ("llama3-8b", "h100-sxm-80gb", "8", 8192, 64),
     "Llama 3 70B, 256 H100": ("llama3-70b", "h100-sxm-80gb", "256", 8192, 512),
@@ -51,10 +59,8 @@ ESTIMATES = "10,000 estimates"
 ALONE = "one estimate, the process warm"
 ACCURACY = "accuracy"
 TWICE = "the same plan again"
-# Python's compiled modules, as an installation leaves them, and a Python that finds the packages of
-# this one without the import hook of an editable installation
-MADE = tempfile.TemporaryDirectory()
-COMPILED, PLAIN = (Path(MADE.name) / name for name in ("compiled", "plain"))
+OTHER_BATCH = "another batch size of the same job"
+MADE = tempfile.TemporaryDirectory()  # what `installed` and `exported` write
 PEER = r"""
 import json, sys, time
 from llm_analysis.analysis import ActivationRecomputation, DSZeRO, LLMAnalysis
@@ -107,27 +113,42 @@ def megabytes(process: int) -> float:
 
 
 @cache
-def installed() -> Path:
-    """A Python with this checkout and the packages of this one, as an installation has them."""
-    venv.create(PLAIN, symlinks=True)
+def installed(checkout: Path) -> tuple[Path, Path]:
+    """(a Python with a checkout and the packages of this one, where it keeps compiled modules).
+
+    As an installation has them: without the import hook of one that is editable.
+    """
+    plain = Path(tempfile.mkdtemp(dir=MADE.name))
+    venv.create(plain, symlinks=True)
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    paths = [str(ROOT), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
-    packages = PLAIN / "lib" / version / "site-packages"
+    paths = [str(checkout), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    packages = plain / "lib" / version / "site-packages"
     (packages / "planner.pth").write_text("\n".join(dict.fromkeys(paths)) + "\n")
-    return PLAIN / "bin" / "python"
+    return plain / "bin" / "python", plain / "compiled"
+
+
+def exported(revision: str) -> Path:
+    """The files of a revision of this repository, in a folder of their own."""
+    command = ["git", "-C", str(ROOT), "archive", revision]
+    archive = subprocess.run(command, capture_output=True, check=True).stdout
+    folder = tempfile.mkdtemp(dir=MADE.name)
+    with tarfile.open(fileobj=BytesIO(archive)) as files:
+        files.extractall(folder, filter="data")
+    return Path(folder)
 
 
 def run(
-    command: list[str], stdin: str | None = None, *, watched: bool = False
+    command: list[str], stdin: str | None = None, *, watched: bool = False, checkout: Path = ROOT
 ) -> tuple[dict[str, float], str]:
     """(wall seconds, CPU seconds, peak megabytes; standard output) of one command of the CLI.
 
     watched: the peak is that of all its processes together; looking takes time of theirs.
     """
+    python, compiled = installed(checkout)
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {
             "PLANNER_DATABASE_URL": f"sqlite:///{folder}/plans.db",
-            "PYTHONPYCACHEPREFIX": str(COMPILED),
+            "PYTHONPYCACHEPREFIX": str(compiled),
         }
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         environment.pop("PYTHONPATH", None)
@@ -135,7 +156,7 @@ def run(
         output = Path(folder) / "output"
         with output.open("w") as out:
             process = subprocess.Popen(
-                [installed(), "-m", "api.cli", *command],
+                [python, "-P", "-m", "api.cli", *command],  # not what stands where we are called
                 stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.DEVNULL,
@@ -214,31 +235,36 @@ def alone() -> dict[str, Any]:
     return {"wall": float(np.median(walls)), "cpu": float(np.median(cpus)), "peak": peak}
 
 
-def twice() -> dict[str, Any]:
-    """The main job of the README asked twice of one process, as POST /plan does: the second."""
+def asked_again(batches: Sequence[int]) -> dict[str, Any]:
+    """The main job of the README asked of one process, as POST /plan does, then with these batches.
+
+    The fastest of the later answers.
+    """
     from api.identity import TimeOrderedIds
     from api.service import make_plan
     from api.settings import Settings
     from api.wiring import SystemClock, Wiring
 
     model, gpu, size, length, batch = JOBS["Llama 3 70B, 256 H100"]
-    job = {
-        "model": model,
-        "cluster": {"gpu": gpu, "num_gpus": int(size)},
-        "training": {"seq_len": length, "global_batch_size": batch},
-    }
+    found = []
     with tempfile.TemporaryDirectory() as folder:
         wiring = Wiring(
             settings=Settings(database_url=f"sqlite:///{folder}/plans.db"),
             clock=SystemClock(),
             ids=TimeOrderedIds(),
         )
-        make_plan(wiring, job, allow_files=False)
-        wall, cpu = time.perf_counter(), time.process_time()
-        plan = make_plan(wiring, job, allow_files=False)
-        cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+        for one in (batch, *batches):
+            job = {
+                "model": model,
+                "cluster": {"gpu": gpu, "num_gpus": int(size)},
+                "training": {"seq_len": length, "global_batch_size": one},
+            }
+            wall, cpu = time.perf_counter(), time.process_time()
+            plan = make_plan(wiring, job, allow_files=False)
+            cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+            found.append({"wall": wall, "cpu": cpu, "first": plan.headline[0]})
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024.0
-    return {"wall": wall, "cpu": cpu, "peak": peak, "first": plan.headline[0]}
+    return min(found[1:], key=lambda one: one["wall"]) | {"peak": peak}
 
 
 def priced(job: tuple[str, str, str, int, int], peer: str | None) -> dict[str, Any]:
@@ -332,6 +358,28 @@ def _peer(python: str, job: Any, batch: Any) -> float | None:
     return len(layouts) / float(done.stdout.splitlines()[-1])
 
 
+def beside(revision: str, only: list[str], turns: int) -> None:
+    """Prints wall and CPU seconds of the plans of an older revision and of this checkout."""
+    checkouts = (exported(revision), ROOT)
+    for checkout in checkouts:  # compiles all modules
+        run(["recommend", *arguments(next(iter(JOBS.values())))], checkout=checkout)
+    print(f"| asked, {turns} times | {revision}: fastest | median | CPU s | now: fastest | median "
+          "| CPU s | wall, now of then |\n|---|--:|--:|--:|--:|--:|--:|--:|")  # fmt: skip
+    for name, job in JOBS.items():
+        if only and name not in only:
+            continue
+        command = ["recommend", *arguments(job), "--json"]
+        taken = [[run(command, checkout=one)[0] for one in checkouts] for _ in range(turns)]
+        then, now = ([turn[side] for turn in taken] for side in (0, 1))
+        cells, fastest = [name], []
+        for side in (then, now):
+            walls = [one["wall"] for one in side]
+            fastest.append(min(walls))
+            seconds = (min(walls), statistics.median(walls), min(one["cpu"] for one in side))
+            cells += [f"{one:.3g}" for one in seconds]
+        print(f"| {' | '.join(cells)} | {fastest[1] / fastest[0]:.2f} |", flush=True)
+
+
 def rows(only: list[str], peer: str | None) -> dict[str, dict[str, Any]]:
     """Every row by its name."""
     sizes = ("llama3-70b", "h100-sxm-80gb", "64..16384", 8192, 2048)
@@ -344,7 +392,8 @@ def rows(only: list[str], peer: str | None) -> dict[str, dict[str, Any]]:
         ESTIMATES: estimates,
         ALONE: alone,
         ACCURACY: lambda: run(["accuracy"])[0],
-        TWICE: twice,
+        TWICE: lambda: asked_again([512]),
+        OTHER_BATCH: lambda: asked_again([256, 1024, 2048]),
     }
     found = {}
     run(["recommend", *arguments(next(iter(JOBS.values())))])  # compiles all modules
@@ -386,7 +435,12 @@ def main() -> None:
     parser.add_argument("--only", action="append", default=[], metavar="NAME")
     parser.add_argument("--peer", metavar="PYTHON")
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--beside", metavar="REVISION")
+    parser.add_argument("--turns", type=int, default=TURNS)
     given = parser.parse_args()
+    if given.beside:
+        beside(given.beside, given.only, given.turns)
+        return
     last = json.loads(TABLE.read_text()) if TABLE.exists() else {}
     found = rows(given.only, given.peer)
     table = "\n".join([HEAD, *(line(name, row, last) for name, row in found.items())])

@@ -39,9 +39,10 @@ from planner.search.variations.budgets import (
 )
 from planner.search.variations.splits import climbed_splits
 
-# Cells, at the most, of a space from which on it is searched in PARTS. Judgement: without a second
-# core, two parts of a smaller one take half as long again as one.
-MANY = 5 * 2**12
+# Cells, at the most, of a space from which on it is searched in PARTS. Judgement: two parts of a
+# smaller one take half as many CPU seconds again as one (each asks as often, of half the rows), so
+# that a second core gains next to nothing, and a process that has one core loses them.
+MANY = 2**16
 PARTS = 2
 STAGE_MICROBATCHES = 50  # what a stage adds to a simulation is worth that many; judgement
 KEPT_WHOLE = 2**17  # cells of the largest space that stays in memory beside its parts
