@@ -59,7 +59,7 @@ ESTIMATES = "10,000 estimates"
 ALONE = "one estimate, the process warm"
 ACCURACY = "accuracy"
 TWICE = "the same plan again"
-OTHER_BATCH = "another batch size of the same job"
+OTHER_BATCH = "another batch size, the process warm"
 MADE = tempfile.TemporaryDirectory()  # what `installed` and `exported` write
 PEER = r"""
 import json, sys, time
@@ -358,26 +358,42 @@ def _peer(python: str, job: Any, batch: Any) -> float | None:
     return len(layouts) / float(done.stdout.splitlines()[-1])
 
 
-def beside(revision: str, only: list[str], turns: int) -> None:
-    """Prints wall and CPU seconds of the plans of an older revision and of this checkout."""
-    checkouts = (exported(revision), ROOT)
-    for checkout in checkouts:  # compiles all modules
+def beside(revision: str, only: list[str], turns: int) -> dict[str, dict[str, Any]]:
+    """Seconds of the plans of an older revision and of this checkout, by name; prints each.
+
+    "then" and "now": the fastest and the median wall seconds, and the least CPU seconds.
+    """
+    checkouts = {"then": exported(revision), "now": ROOT}
+    for checkout in checkouts.values():  # compiles all modules
         run(["recommend", *arguments(next(iter(JOBS.values())))], checkout=checkout)
-    print(f"| asked, {turns} times | {revision}: fastest | median | CPU s | now: fastest | median "
-          "| CPU s | wall, now of then |\n|---|--:|--:|--:|--:|--:|--:|--:|")  # fmt: skip
+    found = {}
     for name, job in JOBS.items():
         if only and name not in only:
             continue
         command = ["recommend", *arguments(job), "--json"]
-        taken = [[run(command, checkout=one)[0] for one in checkouts] for _ in range(turns)]
-        then, now = ([turn[side] for turn in taken] for side in (0, 1))
-        cells, fastest = [name], []
-        for side in (then, now):
-            walls = [one["wall"] for one in side]
-            fastest.append(min(walls))
-            seconds = (min(walls), statistics.median(walls), min(one["cpu"] for one in side))
-            cells += [f"{one:.3g}" for one in seconds]
-        print(f"| {' | '.join(cells)} | {fastest[1] / fastest[0]:.2f} |", flush=True)
+        taken: dict[str, list[dict[str, float]]] = {side: [] for side in checkouts}
+        for _ in range(turns):
+            for side, checkout in checkouts.items():
+                taken[side].append(run(command, checkout=checkout)[0])
+        found[name] = {
+            side: {
+                "fastest": min(one["wall"] for one in runs),
+                "median": statistics.median(one["wall"] for one in runs),
+                "cpu": min(one["cpu"] for one in runs),
+            }
+            for side, runs in taken.items()
+        }
+        print(beside_line(name, found[name]), flush=True)
+    return found
+
+
+def beside_line(name: str, row: dict[str, dict[str, float]]) -> str:
+    """One line of the table of `beside`."""
+    then, now = (
+        " | ".join(f"{row[side][key]:.3g}" for key in ("fastest", "median", "cpu"))
+        for side in ("then", "now")
+    )
+    return f"| {name} | {then} | {now} | {row['now']['fastest'] / row['then']['fastest']:.2f} |"
 
 
 def rows(only: list[str], peer: str | None) -> dict[str, dict[str, Any]]:
@@ -408,6 +424,10 @@ def rows(only: list[str], peer: str | None) -> dict[str, dict[str, Any]]:
     return found
 
 
+BESIDE_HEAD = (
+    "| asked | then: wall s | median | CPU s | now: wall s | median | CPU s | now / then |\n"
+    "|---|--:|--:|--:|--:|--:|--:|--:|"
+)
 HEAD = (
     "| asked | wall s | CPU s | peak MB | decided a CPU second | priced a CPU second, sample "
     "| in order | llm-analysis | against last |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|"
@@ -438,20 +458,39 @@ def main() -> None:
     parser.add_argument("--beside", metavar="REVISION")
     parser.add_argument("--turns", type=int, default=TURNS)
     given = parser.parse_args()
+    kept = json.loads(TABLE.read_text()) if TABLE.exists() else {}
     if given.beside:
-        beside(given.beside, given.only, given.turns)
-        return
-    last = json.loads(TABLE.read_text()) if TABLE.exists() else {}
-    found = rows(given.only, given.peer)
-    table = "\n".join([HEAD, *(line(name, row, last) for name, row in found.items())])
-    print("\n" + table)
-    if given.write:
+        print(BESIDE_HEAD)
+        taken = beside(given.beside, given.only, given.turns)
+        kept["beside"] = {"revision": given.beside, "turns": given.turns, "rows": taken}
+    else:
+        last = kept.get("rows", {})
+        found = rows(given.only, given.peer)
+        print("\n" + "\n".join([HEAD, *(line(name, row, last) for name, row in found.items())]))
         for name, row in found.items():
             if row.get("peer") is None and last.get(name, {}).get("peer"):
                 row["peer"] = last[name]["peer"]
-        TABLE.write_text(json.dumps(last | found, indent=1) + "\n")
-        whole = "\n".join([HEAD, *(line(name, row, last) for name, row in (last | found).items())])
-        PAGE.write_text(f"{INTRODUCTION}\n{whole}\n")
+        kept |= {"revision": revision_here(), "rows": last | found}
+        kept["lines"] = [line(name, row, last) for name, row in kept["rows"].items()]
+    if given.write:
+        TABLE.write_text(json.dumps(kept, indent=1) + "\n")
+        PAGE.write_text(page(kept))
+
+
+def revision_here() -> str:
+    """The commit of this checkout."""
+    command = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, check=True, text=True).stdout.strip()
+
+
+def page(kept: dict[str, Any]) -> str:
+    """The page of both tables."""
+    parts = [INTRODUCTION.format(revision=kept["revision"]), "\n".join([HEAD, *kept["lines"]])]
+    if "beside" in kept:
+        than = kept["beside"]
+        lines = [beside_line(name, row) for name, row in than["rows"].items()]
+        parts += ["", BESIDE.format(**than), "\n".join([BESIDE_HEAD, *lines])]
+    return "\n".join(parts) + "\n"
 
 
 INTRODUCTION = """# Speed
@@ -465,7 +504,14 @@ core: a random sample of 100,000 layouts of the whole space, which share little,
 million layouts of the space in its order, which is how one would price all.
 llm-analysis 0.2.2 prices the sample one by one, dense models only, and counts fewer effects. The
 fastest of three counts. The last column divides wall seconds by those of a fixed loop on the same
-machine and compares with the table committed before: below 1 is faster.
+machine and compares with the table committed before: below 1 is faster. The code was
+that of {revision}.
+"""
+BESIDE = """## Beside an older revision
+
+`python benchmarks/speed.py --beside {revision} --turns {turns} --write` asks the same plans of both
+revisions in turns, so that whatever slows the machine slows both. Seconds are those of the machine
+that it ran on, which need not be that of the table above; what tells is the last column.
 """
 
 if __name__ == "__main__":
