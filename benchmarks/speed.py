@@ -60,6 +60,7 @@ ALONE = "one estimate, the process warm"
 ACCURACY = "accuracy"
 TWICE = "the same plan again"
 OTHER_BATCH = "another batch size, the process warm"
+IN_TURNS = "the same, another model asked between"
 MADE = tempfile.TemporaryDirectory()  # what `installed` and `exported` write
 PEER = r"""
 import json, sys, time
@@ -235,34 +236,39 @@ def alone() -> dict[str, Any]:
     return {"wall": float(np.median(walls)), "cpu": float(np.median(cpus)), "peak": peak}
 
 
-def asked_again(batches: Sequence[int]) -> dict[str, Any]:
+def asked_again(batches: Sequence[int], between: str | None = None) -> dict[str, Any]:
     """The main job of the README asked of one process, as POST /plan does, then with these batches.
 
-    The fastest of the later answers.
+    The fastest of the later answers. between: one of JOBS that is asked before each of them.
     """
     from api.identity import TimeOrderedIds
     from api.service import make_plan
     from api.settings import Settings
     from api.wiring import SystemClock, Wiring
 
-    model, gpu, size, length, batch = JOBS["Llama 3 70B, 256 H100"]
-    found = []
+    main = JOBS["Llama 3 70B, 256 H100"]
+    asked = [main]
+    for one in batches:
+        asked += [] if between is None else [(*JOBS[between][:4], one)]
+        asked.append((*main[:4], one))
+    found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         wiring = Wiring(
             settings=Settings(database_url=f"sqlite:///{folder}/plans.db"),
             clock=SystemClock(),
             ids=TimeOrderedIds(),
         )
-        for one in (batch, *batches):
+        for model, gpu, size, length, batch in asked:
             job = {
                 "model": model,
                 "cluster": {"gpu": gpu, "num_gpus": int(size)},
-                "training": {"seq_len": length, "global_batch_size": one},
+                "training": {"seq_len": length, "global_batch_size": batch},
             }
             wall, cpu = time.perf_counter(), time.process_time()
             plan = make_plan(wiring, job, allow_files=False)
             cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-            found.append({"wall": wall, "cpu": cpu, "first": plan.headline[0]})
+            if model == main[0]:
+                found.append({"wall": wall, "cpu": cpu, "first": plan.headline[0]})
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024.0
     return min(found[1:], key=lambda one: one["wall"]) | {"peak": peak}
 
@@ -410,6 +416,7 @@ def rows(only: list[str], peer: str | None) -> dict[str, dict[str, Any]]:
         ACCURACY: lambda: run(["accuracy"])[0],
         TWICE: lambda: asked_again([512]),
         OTHER_BATCH: lambda: asked_again([256, 1024, 2048]),
+        IN_TURNS: lambda: asked_again([256, 1024, 2048], "Llama 3 8B, 8 H100"),
     }
     found = {}
     run(["recommend", *arguments(next(iter(JOBS.values())))])  # compiles all modules

@@ -127,9 +127,9 @@ def _work_at(job: PreparedJob, rows: LayoutBatch) -> tuple[UnitWork, Savings | N
     found: Savings | None = None
     if job.remembers:
         hashes = deduplicated.hashes([getattr(rows, name) for name in _without_mode(job)])
-        work_at = job.known.work.when_asked(hashes, work)
+        work_at = job.known.rows.work.when_asked(hashes, work)
         if saves:
-            found = job.known.savings.at(_savings_hashes(job, rows, budgeted), what_is_saved)
+            found = job.known.rows.savings.at(_savings_hashes(job, rows, budgeted), what_is_saved)
     else:
         context = job.context(rows)
         work_at = unit_work(context, job.model)
@@ -157,9 +157,9 @@ def shared(job: PreparedJob, rows: LayoutBatch) -> SharedWork | None:
         return [SharedWork.of(job.context(rows.take(missing)), job.model)]
 
     hashes = deduplicated.hashes([getattr(rows, name) for name in names])
-    if len(rows) < FEW_ROWS and not job.known.shared.has(hashes):
+    if len(rows) < FEW_ROWS and not job.known.rows.shared.has(hashes):
         return None
-    return job.known.shared.at(hashes, price)
+    return job.known.rows.shared.at(hashes, price)
 
 
 def _without_mode(job: PreparedJob) -> tuple[str, ...]:
@@ -198,7 +198,7 @@ def shards_at(job: PreparedJob, rows: LayoutBatch) -> sharding.UnitShards:
     if not job.remembers:
         return price(np.arange(len(rows)))[0]
     columns = [getattr(rows, name) for name in sharding.KEY]
-    return job.known.shards.at(deduplicated.hashes(columns), price)
+    return job.known.rows.shards.at(deduplicated.hashes(columns), price)
 
 
 def unit_fields(job: PreparedJob) -> tuple[str, ...]:

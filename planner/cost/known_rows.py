@@ -5,8 +5,9 @@ budget after another.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import field, fields
+from threading import Lock
 from typing import Generic, TypeVar, cast
 
 import numpy as np
@@ -20,6 +21,7 @@ from planner.dataclass import dataclass
 MOST_ROWS = 2**14  # about two kilobytes each; beyond it all are forgotten
 FIRST_ROWS = 2**10
 FEW_ROWS = 2**8
+MOST_LEFT = 4  # jobs that are left to the next, of 5 to 40 MB each; judgement
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,7 @@ class KnownRows(Generic[RowsT]):
         return self.places[found], np.flatnonzero(self.hashes[found] != hashes)
 
     def _joined(self, parts: Sequence[RowsT], rows: IntColumn) -> RowsT:
-        names = [field.name for field in fields(self.kind)]
+        names = [column.name for column in fields(self.kind)]
         return self.kind(
             **{
                 name: np.concatenate([getattr(part, name) for part in parts], axis=-1)[..., rows]
@@ -155,10 +157,10 @@ class KnownRows(Generic[RowsT]):
     def _add(self, hashes: NDArray[np.uint64], parts: Sequence[RowsT]) -> None:
         if not self.spans:
             start = 0
-            for field in fields(self.kind):
-                shape = getattr(parts[0], field.name).shape[:-1]
+            for column in fields(self.kind):
+                shape = getattr(parts[0], column.name).shape[:-1]
                 end = start + math.prod(shape)
-                self.spans[field.name], start = (slice(start, end), shape), end
+                self.spans[column.name], start = (slice(start, end), shape), end
             self.matrix = np.empty((start, 0))
         new = self.count + len(hashes)
         if new > self.matrix.shape[1]:
@@ -181,14 +183,30 @@ class KnownRows(Generic[RowsT]):
         self.count = new
 
 
-class KnownJob:
-    """What a job has priced already: units by their work and by what they save, and shards.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRows:
+    """What is known of a job: its units by their work and by what they save, and its shards.
 
     shared: what the work of units has in common where their experts are placed differently.
-    graph_columns, unit_key: see `cost_inputs`; None until somebody asked.
+    of_variants: the same of pricers that are like the job's own (`Pricer.variant`).
+    """
 
-    None of it depends on the batch size. So a search of the model, cluster and training that the
-    last finished one had goes on with what that knew. One thread's, as `KnownRows` are: who takes
+    work: KnownRows[UnitWork] = field(default_factory=lambda: KnownRows(UnitWork))
+    savings: KnownRows[Savings] = field(default_factory=lambda: KnownRows(Savings))
+    shards: KnownRows[UnitShards] = field(default_factory=lambda: KnownRows(UnitShards))
+    shared: KnownRows[SharedWork] = field(default_factory=lambda: KnownRows(SharedWork))
+    of_variants: dict[Hashable, "JobRows"] = field(default_factory=dict)
+
+
+class KnownJob:
+    """What a job has priced already.
+
+    graph_columns, unit_key: see `cost_inputs`; None until somebody asked.
+    most_device_bytes: see `search.fit`; likewise.
+    variants: what is known of the pricers like the job's own.
+
+    None of it depends on the batch size. So a search of the model, cluster and training of one of
+    the last that finished goes on with what that knew. One thread's, as `KnownRows` are: who takes
     it up has it alone until it is left again.
     """
 
@@ -196,31 +214,41 @@ class KnownJob:
         self.job: tuple[object, object] | None = None
         self.graph_columns: tuple[str, ...] | None = None
         self.unit_key: tuple[tuple[str, ...], tuple[str, ...]] | None = None
-        self._start()
+        self.most_device_bytes: float | None = None
+        self.rows = JobRows()
+        self.variants: list[KnownJob] = []
 
-    def _start(self) -> None:
-        self.work, self.savings = KnownRows(UnitWork), KnownRows(Savings)
-        self.shards, self.shared = KnownRows(UnitShards), KnownRows(SharedWork)
+    def share(self, key: Hashable, variant: "KnownJob") -> None:
+        """Lets this variant go on with what was known of the one with the same key."""
+        variant.rows = self.rows.of_variants.setdefault(key, variant.rows)
+        self.variants.append(variant)
 
     def go_on(self, job: object, calibration: object) -> None:
-        """Takes up what was left last, if it is of the same job and calibration.
+        """Takes up what was left, if something was of the same job and calibration.
 
         job, calibration: all that rows depend on; calibrations are the same if they are one object.
         """
         self.job = job, calibration
-        try:
-            (left_job, left_calibration), known = _LEFT.pop()
-        except IndexError:
-            return
-        if left_job == job and left_calibration is calibration:
-            self.work, self.savings, self.shards, self.shared = known
+        with _LOCK:
+            for place, (left_job, left_calibration, rows) in enumerate(_LEFT):
+                if left_calibration is calibration and left_job == job:
+                    self.rows = rows
+                    del _LEFT[place]
+                    return
 
     def leave(self) -> None:
         """Leaves what is known to the next, and starts anew."""
         if self.job is not None:
-            _LEFT[:] = [(self.job, (self.work, self.savings, self.shards, self.shared))]
-            self._start()
+            with _LOCK:
+                _LEFT.append((*self.job, self.rows))
+                del _LEFT[:-MOST_LEFT]
+            self.forget()
+
+    def forget(self) -> None:
+        """Starts anew."""
+        for known in (self, *self.variants):
+            known.rows = JobRows()
 
 
-Known = tuple[KnownRows[UnitWork], KnownRows[Savings], KnownRows[UnitShards], KnownRows[SharedWork]]
-_LEFT: list[tuple[tuple[object, object], Known]] = []
+_LEFT: list[tuple[object, object, JobRows]] = []  # the latest last
+_LOCK = Lock()

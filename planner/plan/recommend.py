@@ -177,7 +177,7 @@ def _search_sizes(
         found = []
         for place in places:
             found.append(search_size(job, clusters[place], said, calibration))
-            found[-1].pricer.known.leave()  # too much to keep of every size, or to hand over
+            found[-1].pricer.known.forget()  # too much to keep of every size, or to hand over
         return found
 
     if beside is None:

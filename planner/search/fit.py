@@ -39,7 +39,13 @@ def fits_at_all(pricer: Pricer, batch: LayoutBatch) -> BoolColumn:
 
 
 def most_device_bytes(pricer: Pricer) -> float:
-    """The most device bytes that fit."""
+    """The most device bytes that fit; a job is asked many times."""
+    if pricer.known.most_device_bytes is None:
+        pricer.known.most_device_bytes = _most_device_bytes(pricer)
+    return pricer.known.most_device_bytes
+
+
+def _most_device_bytes(pricer: Pricer) -> float:
     low, high = 0.0, 2.0 * float(pricer.cluster.usable_memory_bytes)
     for _ in range(BISECTIONS):
         middle = (low + high) / 2.0

@@ -8,6 +8,7 @@ import pytest
 
 from planner.calibration.intervals import TWO_SIDED_90, memory_deviation
 from planner.columns import COLUMNS, LayoutBatch
+from planner.cost.known_rows import KnownJob
 from planner.cost.lower_bounds import Idle
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job, read_training
@@ -40,7 +41,7 @@ class Counting:
 
     def __init__(self) -> None:
         self.profile, self.cluster, self.rules = PRICER.profile, PRICER.cluster, PRICER.rules
-        self.unit_fields, self.beside = PRICER.unit_fields, None
+        self.unit_fields, self.beside, self.known = PRICER.unit_fields, None, KnownJob()
         self.asked: list[list[int]] = []
 
     def time_lower_bounds(self, batch: LayoutBatch, _: object = None) -> np.ndarray:

@@ -23,6 +23,8 @@ from planner.work.blocks import layer_ops
 from planner.work.checkpointing import FULL, MEMORY_BUDGET, NONE, SELECTIVE_OP
 from planner.work.experts import EXPERT_DIMS, num_alike
 
+CALIBRATION = object()
+
 
 def some_rows(pricer: Pricer, count: int = 500) -> LayoutBatch:
     context = Context(model=pricer.model, cluster=pricer.cluster, training=pricer.training)
@@ -70,9 +72,9 @@ def same(first: object, second: object) -> bool:
 def test_what_is_remembered_is_what_was_priced() -> None:
     pricer, rows = fresh(), some_rows(fresh())
     first = units_at(pricer, rows).costs
-    count = pricer.known.work.count
+    count = pricer.known.rows.work.count
     again = units_at(pricer, rows.take(np.arange(len(rows))[::-1])).costs
-    assert pricer.known.work.count == count < len(rows)
+    assert pricer.known.rows.work.count == count < len(rows)
     assert same(first, units_at(pricer, rows).costs)
     assert np.array_equal(again.forward_seconds[:, ::-1], first.forward_seconds)
     alone = units_at(fresh(), rows.take(np.array([7]))).costs
@@ -86,7 +88,7 @@ def test_checkpointing_shares_the_work_of_a_unit() -> None:
         alike = replace(rows, ac_kind=np.array([kind]), ac_value=np.array([value]))
         found = units_at(pricer, alike).costs
         assert same(found, units_at(fresh(), alike).costs)
-    assert (pricer.known.work.count, pricer.known.savings.count) == (1, 1)
+    assert (pricer.known.rows.work.count, pricer.known.rows.savings.count) == (1, 1)
 
 
 def budgets() -> list[tuple[int, float]]:
@@ -102,7 +104,7 @@ def test_budgets_and_modes_of_one_call_share_it_too() -> None:
         ac_value=np.array(values),
     )
     together = units_at(pricer, rows).costs
-    assert (pricer.known.work.count, pricer.known.savings.count) == (1, 1)
+    assert (pricer.known.rows.work.count, pricer.known.rows.savings.count) == (1, 1)
     for place in range(len(rows)):
         alone = units_at(fresh(), rows.take(np.array([place]))).costs
         assert np.array_equal(alone.recompute_seconds[:, 0], together.recompute_seconds[:, place])
@@ -117,7 +119,7 @@ def test_too_many_are_forgotten_and_priced_again(monkeypatch: pytest.MonkeyPatch
     for start in range(0, len(rows), 16):
         part = units_at(pricer, rows.take(slice(start, start + 16))).costs
         assert np.array_equal(part.forward_seconds, whole.forward_seconds[:, start : start + 16])
-        assert pricer.known.work.count <= 32
+        assert pricer.known.rows.work.count <= 32
     assert same(units_at(pricer, rows).costs, whole)
 
 
@@ -154,9 +156,9 @@ def test_seconds_alone_are_those_of_the_costs() -> None:
 def test_shards_are_remembered_too() -> None:
     pricer, rows = fresh(), some_rows(fresh())
     first = shards_at(pricer, rows)
-    count = pricer.known.shards.count
+    count = pricer.known.rows.shards.count
     assert same(first, shards_at(pricer, rows))
-    assert pricer.known.shards.count == count
+    assert pricer.known.rows.shards.count == count
     alone = shards_at(fresh(), rows.take(np.array([7])))
     assert np.array_equal(alone.gather_seconds[:, 0], first.gather_seconds[:, 7])
     assert alone.step_seconds[0] == first.step_seconds[7]
@@ -166,7 +168,7 @@ def test_a_changed_job_starts_without() -> None:
     pricer, rows = fresh(), some_rows(fresh())
     units_at(pricer, rows)
     longer = replace(pricer, training=pricer.training.model_copy(update={"seq_len": 8192}))
-    assert longer.known.work.count == 0
+    assert longer.known.rows.work.count == 0
     assert (units_at(longer, rows).forward > units_at(pricer, rows).forward).any()
 
 
@@ -209,14 +211,14 @@ def test_a_next_batch_size_goes_on_with_what_is_known() -> None:
     calibration = first.calibration
     first.known.go_on("a job", calibration)
     units_at(first, rows)
-    count = first.known.work.count
+    count = first.known.rows.work.count
     first.known.leave()
-    assert first.known.work.count == 0
+    assert first.known.rows.work.count == 0
     second.known.go_on("a job", calibration)
-    assert second.known.work.count == count > 0
+    assert second.known.rows.work.count == count > 0
     assert same(units_at(second, rows).costs, units_at(third, rows).costs)
     third.known.go_on("a job", calibration)
-    assert third.known.work is not second.known.work, "nobody else has it meanwhile"
+    assert third.known.rows.work is not second.known.rows.work, "nobody else has it meanwhile"
 
 
 @pytest.mark.parametrize("other", ["job", "calibration"])
@@ -229,7 +231,7 @@ def test_what_another_job_left_is_not_taken_up(other: str) -> None:
         "another" if other == "job" else "a job",
         replace(first.calibration) if other == "calibration" else first.calibration,
     )
-    assert second.known.work.count == 0
+    assert second.known.rows.work.count == 0
 
 
 def test_a_plan_leaves_what_it_knew_to_the_next_batch_size() -> None:
@@ -241,13 +243,63 @@ def test_a_plan_leaves_what_it_knew_to_the_next_batch_size() -> None:
         )
 
     asked(8)
-    ((_, (work, _, shards, _)),) = known_rows._LEFT
-    before = work.count
+    (*_, rows) = known_rows._LEFT[-1]
+    before = rows.work.count
     asked(16)
-    ((_, (again, *_)),) = known_rows._LEFT
-    assert again is work
-    assert shards.count > 0
-    assert before <= work.count < 2 * before
+    (*_, again) = known_rows._LEFT[-1]
+    assert again is rows
+    assert rows.shards.count > 0
+    assert before <= rows.work.count < 2 * before
+
+
+def test_jobs_asked_in_turns_go_on_with_what_each_knew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_rows, "_LEFT", [])
+    monkeypatch.setattr(known_rows, "MOST_LEFT", 2)
+    rows = some_rows(fresh())
+
+    def asked(job: str) -> int:
+        """How many rows are known before anything is priced."""
+        pricer = fresh()
+        pricer.known.go_on(job, CALIBRATION)
+        count = pricer.known.rows.work.count
+        units_at(pricer, rows)
+        pricer.known.leave()
+        return count
+
+    count = (asked("first"), asked("second"), asked("first"), asked("second"))[-1]
+    assert count > 0
+    assert [asked(job) for job in ("first", "third", "first", "second")] == [count, 0, count, 0]
+
+
+def test_what_was_forgotten_is_not_left() -> None:
+    rows, first, second = some_rows(fresh()), fresh(), fresh()
+    first.known.go_on("forgotten", CALIBRATION)
+    units_at(first, rows)
+    first.known.forget()
+    assert first.known.rows.work.count == 0
+    second.known.go_on("forgotten", CALIBRATION)
+    assert second.known.rows.work.count == 0
+
+
+def test_a_variant_goes_on_with_what_the_same_variant_knew() -> None:
+    rows = some_rows(fresh())
+
+    def variants() -> tuple[Pricer, Pricer, Pricer]:
+        pricer = fresh()
+        pricer.known.go_on("with variants", CALIBRATION)
+        same, other = (
+            pricer.variant(key, lambda: replace(pricer)) for key in ("16 bits", "32 bits")
+        )
+        return pricer, same, other
+
+    first, priced, _ = variants()
+    units_at(priced, rows)
+    count = priced.known.rows.work.count
+    first.known.leave()
+    assert priced.known.rows.work.count == 0, "what it knew is the next one's"
+    _, again, other = variants()
+    assert again.known.rows.work.count == count > 0
+    assert other.known.rows.work.count == 0
 
 
 def test_units_and_shards_do_not_depend_on_the_batch_size() -> None:
@@ -268,13 +320,13 @@ def test_what_placements_of_experts_share_is_what_each_one_has(model: str, train
     rows = distinct_rows(pricer, space.expand(order))[0].take(slice(0, 2000))
     alone, shared = unit_work(pricer.context(rows), pricer.model), cost_inputs.shared(pricer, rows)
     assert shared is not None
-    assert pricer.known.shared.count < len(rows)
+    assert pricer.known.rows.shared.count < len(rows)
     assert same(alone, unit_work(pricer.context(rows), pricer.model, shared))
     few = rows.take(slice(0, 5))
     assert cost_inputs.shared(pricer, few) is not None  # they are known already
     other = replace(pricer)
     assert cost_inputs.shared(other, few) is None
-    assert other.known.shared.count == 0
+    assert other.known.rows.shared.count == 0
 
 
 @pytest.mark.parametrize("trainer", ["torchtitan", "megatron"])
@@ -296,7 +348,7 @@ def test_what_a_budget_saves_is_known_however_results_travel(model: str, trainer
     rows, _ = distinct_rows(pricer, budgeted)
     found = units_at(pricer, rows).costs
     assert same(found, units_at(replace(pricer, remembers=False), rows).costs)
-    assert 0 < pricer.known.savings.count < pricer.known.work.count
+    assert 0 < pricer.known.rows.savings.count < pricer.known.rows.work.count
 
 
 @pytest.mark.parametrize("trainer", ["torchtitan", "megatron"])

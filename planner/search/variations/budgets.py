@@ -137,25 +137,30 @@ class Budgeted:
 
         Each is at its largest budget that fits.
         """
-        return [self._fastest(keep, simple=simple) for simple in (False, True)]
+        waiting = [_Round.of_none(self.space.cells)]
+        found = LargestBudgets.none(waiting[0].batch)
+        limits = Limits(every=self.worth, simple=self.worth)
+        for one in self._rounds():
+            limit = limits.simple if self.simple[one.cells[0] :].any() else limits.every
+            if self.least[one.cells[0]] >= limit:
+                break
+            waiting.append(one.take(one.seconds < limits.of(one.simple)))
+            if sum(len(those.batch) for those in waiting) >= CHUNK:
+                found = self._with(found, waiting, limits, keep)
+                limits, waiting = limits.lowered(found.seconds, found.simple, keep), waiting[:1]
+        found = self._with(found, waiting, limits, keep)
+        return [found.first(keep), found.take(found.simple).first(keep)]
 
-    def _fastest(self, keep: int, *, simple: bool) -> "LargestBudgets":
-        nothing = self.space.cells.take(slice(0, 0))
-        found, limit, waiting = LargestBudgets.none(nothing), self.worth, nothing
-        rounds = self._rounds()
-        while True:
-            one = next(rounds, None)
-            done = one is None or self.least[one.cells[0]] >= limit
-            if one is not None and not done:
-                wanted = (one.seconds < limit) & (one.simple | (not simple))
-                waiting = LayoutBatch.concatenate([waiting, one.batch.take(wanted)])
-            if len(waiting) and (done or len(waiting) >= CHUNK):
-                more = largest_budgets(self.pricer, waiting, limit, keep, self.dial)
-                found = LargestBudgets.joined([found, more]).first(keep)
-                waiting = nothing
-                limit = float(found.seconds[-1]) if len(found.seconds) == keep else limit
-            if done:
-                return found
+    def _with(
+        self, found: "LargestBudgets", waiting: "list[_Round]", limits: "Limits", keep: int
+    ) -> "LargestBudgets":
+        """What was found, with the largest budgets of those that wait."""
+        batch = LayoutBatch.concatenate([one.batch for one in waiting])
+        if not len(batch):
+            return found
+        simple = np.concatenate([one.simple for one in waiting])
+        more = largest_budgets(self.pricer, batch, simple, limits, keep, self.dial)
+        return LargestBudgets.joined([found, more])
 
     def pipelined(self, limit: float) -> LayoutBatch:
         """All pipelined layouts whose lower bound is below the limit, with a budget each."""
@@ -178,6 +183,47 @@ class _Round:
     batch: LayoutBatch
     simple: BoolColumn
     seconds: FloatColumn
+
+    @classmethod
+    def of_none(cls, cells: LayoutBatch) -> "_Round":
+        """One without cells. cells: any of its space."""
+        nothing = np.zeros(0, dtype=np.bool_)
+        return cls(
+            cells=np.arange(0), batch=cells.take(slice(0, 0)), simple=nothing, seconds=np.zeros(0)
+        )
+
+    def take(self, rows: BoolColumn) -> "_Round":
+        """Some of its layouts."""
+        return _Round(
+            cells=self.cells,
+            batch=self.batch.take(rows),
+            simple=self.simple[rows],
+            seconds=self.seconds[rows],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Seconds beyond which a layout is not among the fastest: of every one, and of the simple."""
+
+    every: float
+    simple: float
+
+    def of(self, simple: BoolColumn) -> FloatColumn:
+        """Those of some layouts, (N,); one that is simple may be among either."""
+        return np.where(simple, self.simple, self.every)
+
+    def lowered(self, seconds: FloatColumn, simple: BoolColumn, keep: int) -> "Limits":
+        """The limits if `keep` fastest are wanted and layouts with these seconds are known."""
+        return Limits(
+            every=min(self.every, _largest_of(seconds, keep)),
+            simple=min(self.simple, _largest_of(seconds[simple], keep)),
+        )
+
+
+def _largest_of(seconds: FloatColumn, keep: int) -> float:
+    """The last of the `keep` fastest; infinite if there are not as many."""
+    return float(np.partition(seconds, keep - 1)[keep - 1]) if keep <= len(seconds) else np.inf
 
 
 def budgeted(
@@ -224,26 +270,36 @@ def takes_budget(pricer: Pricer, batch: LayoutBatch) -> BoolColumn:
     return np.asarray(ends & batch.compile & legal_mask(_with_budget(batch, some), context, MODE))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LargestBudgets:
-    """Layouts, the largest budget of each that fits, and its step with it, (N,)."""
+    """Layouts, the largest budget of each that fits, and its step with it, (N,).
+
+    simple: whether the layout is of a cell with few mechanisms.
+    """
 
     layouts: LayoutBatch
+    simple: BoolColumn
     hundredths: IntColumn
     seconds: FloatColumn
 
     @classmethod
     def none(cls, nothing: LayoutBatch) -> "LargestBudgets":
         """Those of no layouts."""
-        return cls(nothing, np.zeros(0, dtype=np.int64), np.zeros(0))
+        return cls(
+            layouts=nothing,
+            simple=np.zeros(0, dtype=np.bool_),
+            hundredths=np.zeros(0, dtype=np.int64),
+            seconds=np.zeros(0),
+        )
 
     @classmethod
     def joined(cls, parts: Sequence["LargestBudgets"]) -> "LargestBudgets":
         """Those of all parts."""
         return cls(
-            LayoutBatch.concatenate([part.layouts for part in parts]),
-            np.concatenate([part.hundredths for part in parts]),
-            np.concatenate([part.seconds for part in parts]),
+            layouts=LayoutBatch.concatenate([part.layouts for part in parts]),
+            simple=np.concatenate([part.simple for part in parts]),
+            hundredths=np.concatenate([part.hundredths for part in parts]),
+            seconds=np.concatenate([part.seconds for part in parts]),
         )
 
     def first(self, count: int) -> "LargestBudgets":
@@ -252,28 +308,36 @@ class LargestBudgets:
 
     def take(self, rows: IntColumn | BoolColumn) -> "LargestBudgets":
         """Those of some layouts."""
-        return LargestBudgets(self.layouts.take(rows), self.hundredths[rows], self.seconds[rows])
+        return LargestBudgets(
+            layouts=self.layouts.take(rows),
+            simple=self.simple[rows],
+            hundredths=self.hundredths[rows],
+            seconds=self.seconds[rows],
+        )
 
 
 def largest_budgets(
-    pricer: Pricer, bases: LayoutBatch, limit: float, keep: int, dial: Dial = _with_budget
+    pricer: Pricer, bases: LayoutBatch, simple: BoolColumn, limits: Limits, keep: int, dial: Dial
 ) -> LargestBudgets:
-    """The largest budget below 1 that fits, for each base that can beat the limit.
+    """The largest budget below 1 that fits, for each base that can beat its limit.
 
     Time falls and memory grows with the budget. The answer lies between one that fits and one that
     does not; the step there bounds it from below. A base that fits without recomputation needs no
-    budget, and budget 0 is full recomputation.
+    budget, and budget 0 is full recomputation. Those that come in beyond the `keep` fastest, and
+    beyond as many simple ones, may be left out.
     """
-    bases = bases.take(fits_at_all(pricer, dial(bases, np.full(len(bases), 0))))
+    some = fits_at_all(pricer, dial(bases, np.full(len(bases), 0)))
+    bases, simple = bases.take(some), simple[some]
     seconds, fits = priced_and_fitting(pricer, dial(bases, np.full(len(bases), STEPS)))
-    left = ~fits & (seconds < limit)
+    left = ~fits & (seconds < limits.of(simple))
     return _bisected(
         pricer,
         bases.take(left),
+        simple[left],
         np.full(int(left.sum()), STEPS),
         seconds[left],
         dial,
-        limit=limit,
+        limits=limits,
         keep=keep,
         risk=OOM_LIMIT,
     )
@@ -281,27 +345,34 @@ def largest_budgets(
 
 def _safe(pricer: Pricer, fastest: LargestBudgets, dial: Dial) -> LargestBudgets:
     """The largest budgets of these layouts that are safe, where some are."""
-    above, seconds = fastest.hundredths + 1, np.full(len(fastest.layouts), -np.inf)
     return _bisected(
-        pricer, fastest.layouts, above, seconds, dial, limit=np.inf, keep=0, risk=SAFE_RISK
+        pricer,
+        fastest.layouts,
+        fastest.simple,
+        fastest.hundredths + 1,
+        np.full(len(fastest.layouts), -np.inf),
+        dial,
+        limits=Limits(every=np.inf, simple=np.inf),
+        keep=len(fastest.layouts) + 1,
+        risk=SAFE_RISK,
     )
 
 
 def _bisected(
     pricer: Pricer,
     bases: LayoutBatch,
+    simple: BoolColumn,
     high: IntColumn,
     high_seconds: FloatColumn,
     dial: Dial,
     *,
-    limit: float,
+    limits: Limits,
     keep: int,
     risk: float,
 ) -> LargestBudgets:
     """The largest budget below `high`, in hundredths, at which each base fits, where one does.
 
-    high_seconds: the step there, at the most. keep: how many are wanted, 0 for all; bases that
-        cannot be among them, or beat the limit, are left out.
+    high_seconds: the step there, at the most. limits, keep: see `largest_budgets`.
     risk: the largest allowed P(out of memory).
     """
     low, low_seconds = np.zeros(len(bases), dtype=np.int64), np.full(len(bases), np.inf)
@@ -317,12 +388,13 @@ def _bisected(
             high = np.where(fit, high, middle)
             high_seconds = np.where(fit, high_seconds, value)
             place = 2 * place + 1 + fit.astype(np.int64)
-        if 0 < keep <= len(bases):
-            limit = min(limit, float(np.partition(low_seconds, keep - 1)[keep - 1]))
-        alive = high_seconds <= limit
-        bases, low, high = bases.take(alive), low[alive], high[alive]
+        limits = limits.lowered(low_seconds, simple, keep)
+        alive = high_seconds <= limits.of(simple)
+        bases, simple, low, high = bases.take(alive), simple[alive], low[alive], high[alive]
         low_seconds, high_seconds = low_seconds[alive], high_seconds[alive]
-    return LargestBudgets(bases, low, low_seconds).take(low > 0)
+    return LargestBudgets(layouts=bases, simple=simple, hundredths=low, seconds=low_seconds).take(
+        low > 0
+    )
 
 
 def _middles(low: IntColumn, high: IntColumn, count: int) -> IntColumn:
