@@ -7,7 +7,6 @@ budget after another.
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import field, fields
-from threading import Lock
 from typing import Generic, TypeVar, cast
 
 import numpy as np
@@ -229,19 +228,21 @@ class KnownJob:
         job, calibration: all that rows depend on; calibrations are the same if they are one object.
         """
         self.job = job, calibration
-        with _LOCK:
-            for place, (left_job, left_calibration, rows) in enumerate(_LEFT):
-                if left_calibration is calibration and left_job == job:
-                    self.rows = rows
-                    del _LEFT[place]
-                    return
+        for left in [*_LEFT]:
+            if left.calibration is calibration and left.job == job:
+                try:
+                    _LEFT.remove(left)
+                except ValueError:  # another thread took it meanwhile
+                    continue
+                self.rows = left.rows
+                return
 
     def leave(self) -> None:
         """Leaves what is known to the next, and starts anew."""
         if self.job is not None:
-            with _LOCK:
-                _LEFT.append((*self.job, self.rows))
-                del _LEFT[:-MOST_LEFT]
+            job, calibration = self.job
+            _LEFT.append(LeftJob(job=job, calibration=calibration, rows=self.rows))
+            del _LEFT[:-MOST_LEFT]
             self.forget()
 
     def forget(self) -> None:
@@ -250,5 +251,13 @@ class KnownJob:
             known.rows = JobRows()
 
 
-_LEFT: list[tuple[object, object, JobRows]] = []  # the latest last
-_LOCK = Lock()
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)  # each is told from all others
+class LeftJob:
+    """What a job that is finished knew; see `KnownJob.go_on`."""
+
+    job: object
+    calibration: object
+    rows: JobRows
+
+
+_LEFT: list[LeftJob] = []  # the latest last

@@ -12,7 +12,7 @@ from planner.search.parts import searched
 from planner.search.screen import Goal
 from planner.search.space.enumerate import build_space
 from planner.search.variations import budgets
-from planner.search.variations.budgets import Budgeted, LargestBudgets, Limits, largest_budgets
+from planner.search.variations.budgets import Budgeted, LargestBudgets, StepLimits, largest_budgets
 from planner.specs.job import SearchSpec
 
 JOBS: dict[str, dict[str, Any]] = {
@@ -45,7 +45,7 @@ def all_of(one: Budgeted) -> LargestBudgets:
     rounds = list(one._rounds())
     batch = LayoutBatch.concatenate([each.batch for each in rounds])
     simple = np.concatenate([each.simple for each in rounds])
-    limits = Limits(every=one.worth, simple=one.worth)
+    limits = StepLimits(every=one.worth, simple=one.worth)
     return largest_budgets(one.pricer, batch, simple, limits, len(batch) + 1, one.dial)
 
 
@@ -77,8 +77,8 @@ def test_the_fastest_are_sought_among_all(
 
 
 def test_a_simple_layout_may_be_among_either() -> None:
-    limits = Limits(every=4.0, simple=9.0)
+    limits = StepLimits(every=4.0, simple=9.0)
     assert limits.of(np.array([True, False])).tolist() == [9.0, 4.0]
     seconds, simple = np.array([1.0, 5.0, 3.0, 2.0]), np.array([True, True, False, False])
-    assert limits.lowered(seconds, simple, 2) == Limits(every=2.0, simple=5.0)
+    assert limits.lowered(seconds, simple, 2) == StepLimits(every=2.0, simple=5.0)
     assert limits.lowered(seconds, simple, 4) == limits, "fewer are known, or none is faster"

@@ -243,11 +243,10 @@ def test_a_plan_leaves_what_it_knew_to_the_next_batch_size() -> None:
         )
 
     asked(8)
-    (*_, rows) = known_rows._LEFT[-1]
+    rows = known_rows._LEFT[-1].rows
     before = rows.work.count
     asked(16)
-    (*_, again) = known_rows._LEFT[-1]
-    assert again is rows
+    assert known_rows._LEFT[-1].rows is rows
     assert rows.shards.count > 0
     assert before <= rows.work.count < 2 * before
 
@@ -269,6 +268,20 @@ def test_jobs_asked_in_turns_go_on_with_what_each_knew(monkeypatch: pytest.Monke
     count = (asked("first"), asked("second"), asked("first"), asked("second"))[-1]
     assert count > 0
     assert [asked(job) for job in ("first", "third", "first", "second")] == [count, 0, count, 0]
+
+
+def test_what_two_threads_would_take_is_had_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    left = known_rows.LeftJob(job="a job", calibration=CALIBRATION, rows=known_rows.JobRows())
+
+    class TakenMeanwhile(list[known_rows.LeftJob]):
+        def remove(self, _: object) -> None:
+            self.clear()  # by another thread
+            raise ValueError
+
+    monkeypatch.setattr(known_rows, "_LEFT", TakenMeanwhile([left]))
+    pricer = fresh()
+    pricer.known.go_on("a job", CALIBRATION)
+    assert pricer.known.rows is not left.rows
 
 
 def test_what_was_forgotten_is_not_left() -> None:

@@ -139,7 +139,7 @@ class Budgeted:
         """
         waiting = [_Round.of_none(self.space.cells)]
         found = LargestBudgets.none(waiting[0].batch)
-        limits = Limits(every=self.worth, simple=self.worth)
+        limits = StepLimits(every=self.worth, simple=self.worth)
         for one in self._rounds():
             limit = limits.simple if self.simple[one.cells[0] :].any() else limits.every
             if self.least[one.cells[0]] >= limit:
@@ -152,7 +152,7 @@ class Budgeted:
         return [found.first(keep), found.take(found.simple).first(keep)]
 
     def _with(
-        self, found: "LargestBudgets", waiting: "list[_Round]", limits: "Limits", keep: int
+        self, found: "LargestBudgets", waiting: "list[_Round]", limits: "StepLimits", keep: int
     ) -> "LargestBudgets":
         """What was found, with the largest budgets of those that wait."""
         batch = LayoutBatch.concatenate([one.batch for one in waiting])
@@ -203,7 +203,7 @@ class _Round:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class StepLimits:
     """Seconds beyond which a layout is not among the fastest: of every one, and of the simple."""
 
     every: float
@@ -213,9 +213,9 @@ class Limits:
         """Those of some layouts, (N,); one that is simple may be among either."""
         return np.where(simple, self.simple, self.every)
 
-    def lowered(self, seconds: FloatColumn, simple: BoolColumn, keep: int) -> "Limits":
+    def lowered(self, seconds: FloatColumn, simple: BoolColumn, keep: int) -> "StepLimits":
         """The limits if `keep` fastest are wanted and layouts with these seconds are known."""
-        return Limits(
+        return StepLimits(
             every=min(self.every, _largest_of(seconds, keep)),
             simple=min(self.simple, _largest_of(seconds[simple], keep)),
         )
@@ -317,7 +317,12 @@ class LargestBudgets:
 
 
 def largest_budgets(
-    pricer: Pricer, bases: LayoutBatch, simple: BoolColumn, limits: Limits, keep: int, dial: Dial
+    pricer: Pricer,
+    bases: LayoutBatch,
+    simple: BoolColumn,
+    limits: StepLimits,
+    keep: int,
+    dial: Dial,
 ) -> LargestBudgets:
     """The largest budget below 1 that fits, for each base that can beat its limit.
 
@@ -352,7 +357,7 @@ def _safe(pricer: Pricer, fastest: LargestBudgets, dial: Dial) -> LargestBudgets
         fastest.hundredths + 1,
         np.full(len(fastest.layouts), -np.inf),
         dial,
-        limits=Limits(every=np.inf, simple=np.inf),
+        limits=StepLimits(every=np.inf, simple=np.inf),
         keep=len(fastest.layouts) + 1,
         risk=SAFE_RISK,
     )
@@ -366,7 +371,7 @@ def _bisected(
     high_seconds: FloatColumn,
     dial: Dial,
     *,
-    limits: Limits,
+    limits: StepLimits,
     keep: int,
     risk: float,
 ) -> LargestBudgets:
