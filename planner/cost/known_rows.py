@@ -204,9 +204,9 @@ class KnownJob:
     most_device_bytes: see `search.fit`; likewise.
     variants: what is known of the pricers like the job's own.
 
-    None of it depends on the batch size. So a search of the model, cluster and training of one of
-    the last that finished goes on with what that knew. One thread's, as `KnownRows` are: who takes
-    it up has it alone until it is left again.
+    None of it depends on the batch size. So a search goes on with what one of the last finished
+    searches knew, if that had the same model, cluster and training. One thread's, as `KnownRows`
+    are: who takes it up has it alone until it is left again.
     """
 
     def __init__(self) -> None:
@@ -246,7 +246,7 @@ class KnownJob:
             self.forget()
 
     def forget(self) -> None:
-        """Starts anew."""
+        """Starts anew and leaves nothing."""
         for known in (self, *self.variants):
             known.rows = JobRows()
 

@@ -39,7 +39,7 @@ def fits_at_all(pricer: Pricer, batch: LayoutBatch) -> BoolColumn:
 
 
 def most_device_bytes(pricer: Pricer) -> float:
-    """The most device bytes that fit; a job is asked many times."""
+    """The most device bytes that fit, worked out once for a job."""
     if pricer.known.most_device_bytes is None:
         pricer.known.most_device_bytes = _most_device_bytes(pricer)
     return pricer.known.most_device_bytes

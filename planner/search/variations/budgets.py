@@ -204,25 +204,28 @@ class _Round:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLimits:
-    """Seconds beyond which a layout is not among the fastest: of every one, and of the simple."""
+    """Step seconds beyond which a layout is not among the fastest that are wanted.
+
+    every: among all. simple: among the simple ones.
+    """
 
     every: float
     simple: float
 
     def of(self, simple: BoolColumn) -> FloatColumn:
-        """Those of some layouts, (N,); one that is simple may be among either."""
+        """The limit of each layout, (N,); a simple one may be among either."""
         return np.where(simple, self.simple, self.every)
 
     def lowered(self, seconds: FloatColumn, simple: BoolColumn, keep: int) -> "StepLimits":
-        """The limits if `keep` fastest are wanted and layouts with these seconds are known."""
+        """The limits if `keep` of each kind are wanted and layouts with these seconds are known."""
         return StepLimits(
-            every=min(self.every, _largest_of(seconds, keep)),
-            simple=min(self.simple, _largest_of(seconds[simple], keep)),
+            every=min(self.every, _slowest_of(seconds, keep)),
+            simple=min(self.simple, _slowest_of(seconds[simple], keep)),
         )
 
 
-def _largest_of(seconds: FloatColumn, keep: int) -> float:
-    """The last of the `keep` fastest; infinite if there are not as many."""
+def _slowest_of(seconds: FloatColumn, keep: int) -> float:
+    """Seconds of the slowest of the `keep` fastest; infinite if there are not as many."""
     return float(np.partition(seconds, keep - 1)[keep - 1]) if keep <= len(seconds) else np.inf
 
 
@@ -328,8 +331,8 @@ def largest_budgets(
 
     Time falls and memory grows with the budget. The answer lies between one that fits and one that
     does not; the step there bounds it from below. A base that fits without recomputation needs no
-    budget, and budget 0 is full recomputation. Those that come in beyond the `keep` fastest, and
-    beyond as many simple ones, may be left out.
+    budget, and budget 0 is full recomputation. A base that is among neither the `keep` fastest nor
+    the `keep` fastest simple ones may be left out.
     """
     some = fits_at_all(pricer, dial(bases, np.full(len(bases), 0)))
     bases, simple = bases.take(some), simple[some]
