@@ -34,6 +34,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 try:
+    from benchmarks.first_day import first_day, kernels
     from benchmarks.survey_grid import Case, cases, fake_cases
     from planner.calibration.coverage import Use, choose, uses
     from planner.calibration.kernels import KernelShape
@@ -215,16 +216,17 @@ def time_kernels(
 def task_of(case: Case, machine: Machine, time_limit_seconds: float) -> ProbeTask:
     """The probe of a case; one with long steps is repeated less often."""
     long = predicted_step_seconds(case) > LONG_STEP_SECONDS
-    return ProbeTask(
-        id=case.id.replace("/", "."),
-        job=case.job,
-        device=machine.device,
-        emulate_rank=case.rank,
-        fake_tensors=machine.fake,
-        steps=min(case.steps, 2) if long else case.steps,
-        warmup_steps=1 if long else case.warmup_steps,
-        time_limit_seconds=time_limit_seconds,
-    )
+    wanted = {
+        "id": case.id.replace("/", "."),
+        "job": case.job,
+        "device": machine.device,
+        "emulate_rank": case.rank,
+        "fake_tensors": machine.fake,
+        "steps": min(case.steps, 2) if long else case.steps,
+        "warmup_steps": 1 if long else case.warmup_steps,
+        "time_limit_seconds": time_limit_seconds,
+    }
+    return ProbeTask.model_validate(wanted | case.task)
 
 
 def predicted_step_seconds(case: Case) -> float:
@@ -344,9 +346,11 @@ def row_of(case: Case, result: ProbeResult, machine: Machine) -> dict[str, Any]:
     state = result.environment.model_dump(exclude_none=True)
     row["measured"] |= {**case.labels, "environment": state, "measured_at": result.started_at}
     if result.outcome.status == "ok":
-        row["measured"]["steps_seconds"] = [
-            round(seconds, 6) for seconds in result.outcome.step_seconds_each
-        ]
+        out = result.outcome
+        row["measured"]["steps_seconds"] = [round(each, 6) for each in out.step_seconds_each]
+        extra = {"expert_imbalance": out.expert_imbalance, "kernel_seconds": out.kernel_seconds}
+        row["measured"] |= {name: value for name, value in extra.items() if value is not None}
+        row["measured"] |= {"wall_seconds": round(result.wall_seconds, 2)} if case.task else {}
     source = (
         f"benchmarks/gpu_survey.py on one {machine.name}"
         if not machine.fake
@@ -447,10 +451,18 @@ def main() -> None:
         action="store_true",
         help="start probes without the guardian, where its kernel features are missing",
     )
+    parser.add_argument(
+        "--first-day",
+        action="store_true",
+        help="the first thirty minutes on a GPU, in order, into measured/first-day (--only 4/,10/)",
+    )
     parser.add_argument("--list", action="store_true", help="say what is left and stop")
     options = parser.parse_args()
     until = time.monotonic() + options.seconds
     machine = choose_machine(options.fake, tiny=options.tiny)
+    if options.first_day:
+        run_first_day(machine, options, until)
+        return
     name = f"{machine.source}-tiny" if options.tiny else machine.source
     options.out.mkdir(parents=True, exist_ok=True)
     micro, runs = options.out / f"{name}.micro.jsonl", options.out / f"{name}.runs.jsonl"
@@ -491,6 +503,30 @@ def main() -> None:
         f"{added} rows added to {runs}; {len(left) - added} cases "
         f"left{'' if len(left) == added else ': call again'}"
     )
+
+
+def run_first_day(machine: Machine, options: argparse.Namespace, until: float) -> None:
+    """Runs the parts of the first day whose names start so; rows are added at every call."""
+    folder = options.out / "first-day"
+    folder.mkdir(parents=True, exist_ok=True)
+    only = tuple(part for part in options.only.split(",") if part)
+    left = [
+        case
+        for case in first_day(machine.gpu, tiny=options.tiny)
+        if not only or case.id.startswith(only)
+    ]
+    say(
+        "\n".join(case.id for case in left) if options.list else f"{machine.name}: {len(left)} runs"
+    )
+    if options.list:
+        return
+    run = plain if options.plain else guarded
+    added = run_cases(machine, left, folder / f"{machine.source}.runs.jsonl", until, run)
+    say(f"{added} of {len(left)} runs")
+    if not only or "10/" in only:
+        wanted = [KernelShape.from_dict(json.loads(line)) for line in kernels().splitlines()]
+        seconds = min(MICRO_SECONDS, until - time.monotonic())
+        time_kernels(machine, wanted, folder / f"{machine.source}.micro.jsonl", seconds, until)
 
 
 def shapes_left(

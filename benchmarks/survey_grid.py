@@ -40,7 +40,11 @@ TINY = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One probe. rank: the emulated rank of the layout's world; None for a real run on one GPU."""
+    """One probe.
+
+    rank: the emulated rank of the layout's world; None for a real run on one GPU.
+    task: further fields of its `ProbeTask`.
+    """
 
     id: str
     job: dict[str, Any]
@@ -48,6 +52,7 @@ class Case:
     steps: int = 8
     warmup_steps: int = 3
     labels: dict[str, Any] = field(default_factory=dict)
+    task: dict[str, Any] = field(default_factory=dict)
 
 
 def cases(gpu: str, *, tiny: bool = False) -> list[Case]:

@@ -62,6 +62,10 @@ class ProbeTask(BaseModel):
     warmup_steps: steps before timing.
     steps: timed steps; timing ends early when the spread is below `spread_below`.
     breakdown: measure seconds by kernel with the profiler.
+    learning_rate: of every optimizer. 0 does the same work and leaves the weights as they are.
+    routing: `balanced` spreads tokens by the job's `moe_imbalance`, evenly without one; `learned`
+        sends them where the router says. A router without a balancing loss that trains at 1e-3
+        sent every token to the same 2 of 16 experts within five steps (measured/first-day).
     time_limit_seconds: wall clock of the whole probe, start included.
     kernels: time these instead of the layout, most valuable first
         (`planner.calibration.kernels.KernelShape` as mappings).
@@ -81,6 +85,8 @@ class ProbeTask(BaseModel):
     spread_below: float = 0.01
     breakdown: bool = False
     seed: int = 0
+    learning_rate: float = 0.0
+    routing: Literal["learned", "balanced"] = "balanced"
     time_limit_seconds: float = 600.0
     kernels: list[dict[str, Any]] = []
 
@@ -124,7 +130,8 @@ class RankMemory(BaseModel):
 class Environment(BaseModel):
     """The environment in which the numbers were measured.
 
-    Clocks in hertz, power in watts; None if the device does not report them.
+    Clock and power are means over the timed steps, in hertz and watts, the temperature is the
+    highest, in degrees Celsius; None if the device does not report them.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -138,6 +145,7 @@ class Environment(BaseModel):
     gpu_name: str | None = None
     sm_clock_hertz: float | None = None
     power_watts: float | None = None
+    temperature_celsius: float | None = None
     throttled: bool | None = None
 
     def software(self) -> dict[str, str]:
@@ -165,6 +173,9 @@ class MeasuredRun(BaseModel):
     gradient_norms: list[float]
     memory: list[RankMemory]
     kernel_seconds: dict[str, float] | None = None
+    # busiest expert's load over the mean, mean over this rank's layers, after each batch of timed
+    # steps; None without experts, or if nobody routed
+    expert_imbalance: list[float] | None = None
     counts: dict[str, float] | None = None
     timings: list[dict[str, Any]] | None = None
 

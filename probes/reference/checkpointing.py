@@ -17,6 +17,9 @@ from probes.reference import regions
 from probes.reference.model import Block, Transformer
 
 _aten = torch.ops.aten
+# whether a memory budget counts script objects as nothing; those in our graphs are process groups,
+# which hold no tensors
+SCRIPT_OBJECTS = "unsafe_treat_script_objects_as_zero_size"
 KEPT_OPERATORS = frozenset(
     {
         _aten.mm.default,
@@ -40,8 +43,8 @@ def apply(model: Transformer, mode: str, model_experts: int) -> None:
     """
     kind, number = parse_ac(mode)
     torch._functorch.config.activation_memory_budget = number if kind == "memory-budget" else 1.0
-    # torch 2.13 asks; the objects in our graphs are process groups, which hold no tensors
-    torch._functorch.config.unsafe_treat_script_objects_as_zero_size = True
+    if hasattr(torch._functorch.config, SCRIPT_OBJECTS):  # torch 2.13 asks, 2.11 has no such key
+        setattr(torch._functorch.config, SCRIPT_OBJECTS, True)
     if kind in ("none", "memory-budget"):
         return
     for place, (name, layer) in enumerate(list(model.layers.items())):

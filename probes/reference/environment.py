@@ -1,7 +1,9 @@
 """The environment of a measurement: versions, device, clocks, power, throttling."""
 
 import platform
+import statistics
 import subprocess
+import threading
 from typing import Any
 
 import torch
@@ -14,6 +16,9 @@ _QUERY = ("driver_version", "clocks.sm", "power.draw", "clocks_throttle_reasons.
 # NVML nvmlClocksEventReasons: HW slowdown, SW thermal, HW thermal, HW power brake. Power capping at
 # the limit is normal.
 _THROTTLED = 0x8 | 0x20 | 0x40 | 0x80
+READ_SECONDS = 0.1
+THROTTLED_SHARE = 0.05  # of the readings; judgement: a reason that shows once moves no median
+Reading = tuple[float, float, float, bool]  # hertz, watts, degrees Celsius, throttled
 
 
 def describe(device: torch.device, sample: "Sample | None" = None) -> Environment:
@@ -34,42 +39,73 @@ def describe(device: torch.device, sample: "Sample | None" = None) -> Environmen
 
 
 class Sample:
-    """The last reading of the GPU's driver, clock, power and throttling.
+    """Readings of the GPU's clock, power, temperature and throttling while it works.
 
-    Empty if neither pynvml nor nvidia-smi answers.
+    A thread reads NVML ten times a second between `start` and `stop`; `values` sums them up. Where
+    NVML does not answer, nvidia-smi is asked once, by `stop`, so that it never runs beside timed
+    steps. Empty on a CPU, or if neither answers.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self.values: dict[str, Any] = {}
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._readings: list[Reading] = []
+        self._driver: dict[str, Any] = {}
+        self._asked: dict[str, Any] = {}
 
     def take(self) -> None:
-        """Reads once. Call while the GPU is busy."""
+        """Reads once."""
+        self.start()
+        self.stop()
+
+    def start(self) -> None:
+        """Starts reading."""
         if self._device.type != "cuda":
             return
+        self._ended.clear()
+        self._thread = threading.Thread(target=self._read, args=(_uuid(self._device),), daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends reading. Safe to call twice."""
+        if self._thread is None:
+            return
+        self._ended.set()
+        self._thread.join()
+        self._thread = None
+        if not self._readings:
+            self._asked = self._by_command()
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Fields of `Environment`: means, the highest temperature, whether it was throttled."""
+        if not self._readings:
+            return self._asked
+        clocks, watts, celsius, throttled = zip(*self._readings, strict=True)
+        return self._driver | {
+            "sm_clock_hertz": statistics.fmean(clocks),
+            "power_watts": statistics.fmean(watts),
+            "temperature_celsius": max(celsius),
+            "throttled": statistics.fmean(throttled) > THROTTLED_SHARE,
+        }
+
+    def _read(self, uuid: str) -> None:
         try:
-            self.values = self._by_nvml()
+            import pynvml
+
+            pynvml.nvmlInit()
+            handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+            driver = pynvml.nvmlSystemGetDriverVersion()
+            self._driver = {"driver": driver.decode() if isinstance(driver, bytes) else driver}
+            while True:
+                self._readings.append(_reading(pynvml, handle))
+                if self._ended.wait(READ_SECONDS):
+                    break
+            pynvml.nvmlShutdown()
         # pynvml raises its own errors; a measurement without clocks is still valid
         except Exception:
-            self.values = self._by_command()
-
-    def _by_nvml(self) -> dict[str, Any]:
-        import pynvml
-
-        pynvml.nvmlInit()
-        try:
-            handle = pynvml.nvmlDeviceGetHandleByUUID(_uuid(self._device))
-            reasons = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-            driver = pynvml.nvmlSystemGetDriverVersion()
-            return {
-                "driver": driver.decode() if isinstance(driver, bytes) else driver,
-                "sm_clock_hertz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
-                * MEGA,
-                "power_watts": pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
-                "throttled": bool(reasons & _THROTTLED),
-            }
-        finally:
-            pynvml.nvmlShutdown()
+            return
 
     def _by_command(self) -> dict[str, Any]:
         command = [
@@ -84,6 +120,16 @@ class Sample:
         except (OSError, subprocess.SubprocessError):
             return {}
         return parse_query(done.stdout)
+
+
+def _reading(pynvml: Any, handle: Any) -> Reading:
+    reasons = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+    return (
+        pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM) * MEGA,
+        pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
+        float(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),
+        bool(reasons & _THROTTLED),
+    )
 
 
 def parse_query(text: str) -> dict[str, Any]:

@@ -26,6 +26,7 @@ def apply(model: Transformer, recipe: ReferenceRecipe, meshes: Meshes) -> None:
         ep=meshes.group("ep") if layout.ep > 1 else None,
         etp=tp if recipe.etp > 1 else None,
         received_share=recipe.received_share() if recipe.emulated else None,
+        assigned_imbalance=recipe.assigned_imbalance(),
     )
     for module in model.modules():
         if isinstance(module, MixtureOfExperts):

@@ -97,7 +97,7 @@ class Transformer(nn.Module):
             self.position_embeddings.positions = positions
         for module in self.modules():
             if isinstance(module, AttentionCore):
-                module.sequence = sequence
+                module.place(sequence)
             if isinstance(module, Block):
                 module.rope = rope
 

@@ -34,6 +34,7 @@ SEQUENCE = 1
 # alignment of a group's rows, so that a bf16 row of its transpose has 16 bytes;
 # torchtitan TOKEN_GROUP_ALIGN_SIZE_M
 ALIGNMENT = 8
+GOLDEN = 0.6180339887498949  # multiples of it modulo 1 fill the unit interval evenly
 Ints = NDArray[np.int64]
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -47,6 +48,8 @@ class ExpertAxes:
     etp: ranks between which an expert's width is divided.
     received_share: token copies received per copy sent, if nothing real can be exchanged
         (one emulated rank).
+    assigned_imbalance: load of the busiest rank over the mean, if tokens are assigned to experts;
+        None where the router decides.
     """
 
     tp: dist.ProcessGroup | None = None
@@ -54,6 +57,7 @@ class ExpertAxes:
     ep: dist.ProcessGroup | None = None
     etp: dist.ProcessGroup | None = None
     received_share: float | None = None
+    assigned_imbalance: float | None = None
 
 
 class MixtureOfExperts(nn.Module):
@@ -73,6 +77,7 @@ class MixtureOfExperts(nn.Module):
             nn.Linear(spec.hidden_size, 1, bias=False) if spec.shared_expert_gate else None
         )
         self.axes = ExpertAxes()
+        self.load: torch.Tensor | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(B, T, C) -> (B, T, C)."""
@@ -97,9 +102,8 @@ class MixtureOfExperts(nn.Module):
         """Routes each token: weights (N, k) in fp32, and chosen experts (N, k)."""
         logits = F.linear(flat, *self._replicated(self.router, summed=True)).float()
         scores = torch.sigmoid(logits) if self.sigmoid else torch.softmax(logits, dim=-1)
-        if self.axes.received_share is not None:
-            copies = torch.arange(flat.shape[0] * self.top_k, device=flat.device)
-            chosen = (copies % self.num_experts).view(-1, self.top_k)
+        if self.axes.assigned_imbalance is not None:
+            chosen = self._assigned(flat)
         else:
             favoured = scores + self.correction if self.sigmoid else scores
             chosen = favoured.topk(self.top_k, dim=-1, sorted=False).indices
@@ -107,6 +111,25 @@ class MixtureOfExperts(nn.Module):
         return weights / (
             weights.sum(dim=-1, keepdim=True) + torch.finfo(torch.float32).tiny
         ), chosen
+
+    def _assigned(self, flat: torch.Tensor) -> torch.Tensor:
+        """Chosen experts (N, k) in turn; the first rank's come up more often if imbalance is asked.
+
+        A copy's place in the golden-ratio sequence picks its expert, so that any run of tokens has
+        nearly these shares.
+        """
+        ranks = 1 if self.axes.ep is None else self.axes.ep.size()
+        copies = torch.arange(flat.shape[0] * self.top_k, device=flat.device)
+        imbalance = min(self.axes.assigned_imbalance or 1.0, float(ranks))
+        if imbalance == 1.0:
+            return (copies % self.num_experts).view(-1, self.top_k)
+        at = (copies.double() * GOLDEN) % 1.0
+        busiest = imbalance / ranks
+        rest = torch.clamp((at - busiest) / (1.0 - busiest), min=0.0)
+        own, others = self.num_experts // ranks, self.num_experts - self.num_experts // ranks
+        first = (at / busiest * own).long()
+        spread = own + (rest * others).long()
+        return torch.where(at < busiest, first, spread).view(-1, self.top_k)
 
     def _replicated(
         self, linear: nn.Linear, *, summed: bool
@@ -120,24 +143,29 @@ class MixtureOfExperts(nn.Module):
         bias = None if linear.bias is None else Copy.apply(linear.bias, self.axes.tp)
         return Copy.apply(linear.weight, self.axes.tp), bias
 
-    def _exchange_plan(self, chosen: torch.Tensor, num_copies: int) -> "Counts":
-        """Counts the copies sent to and received from each rank, by expert."""
+    def _exchange_plan(self, chosen: torch.Tensor, num_copies: int) -> "Counts | torch.Tensor":
+        """Counts the copies sent to and received from each rank, by expert.
+
+        Without expert parallelism the counts of this rank's experts stay on the device.
+        """
         ep = self.axes.ep
         ranks = 1 if ep is None else ep.size()
         if self.axes.received_share is not None:
             return Counts.assumed(num_copies, self.num_experts, ranks, self.axes.received_share)
         counts = torch.bincount(chosen.flatten(), minlength=self.num_experts)
+        self.load = counts
         if ep is None:
-            here = np.array(counts.tolist(), dtype=np.int64)
-            return Counts(sent=here[None], received=here[None])
+            return counts
         each = [self.num_experts // ranks] * ranks
         came = all_to_all(counts, each, each, ep)
         both = torch.stack([counts, came]).tolist()
         sent, received = (np.array(part, dtype=np.int64).reshape(ranks, -1) for part in both)
         return Counts(sent=sent, received=received)
 
-    def _experts_on(self, routed: torch.Tensor, counts: "Counts") -> torch.Tensor:
+    def _experts_on(self, routed: torch.Tensor, counts: "Counts | torch.Tensor") -> torch.Tensor:
         ep = self.axes.ep
+        if isinstance(counts, torch.Tensor):
+            return cast(torch.Tensor, self.experts(routed, counts))
         if ep is not None:
             routed = Exchange.apply(routed, counts.rows_received, counts.rows_sent, ep)
         out = self.experts(routed, counts.received)
@@ -251,12 +279,17 @@ class GroupedExperts(nn.Module):
             self.with_offsets
         )
 
-    def forward(self, rows: torch.Tensor, counts: Ints) -> torch.Tensor:
+    def forward(self, rows: torch.Tensor, counts: Ints | torch.Tensor) -> torch.Tensor:
         """The rows through their experts: (copies, C) -> (copies, C).
 
-        Rows are ordered by source rank, then expert.
+        Rows are ordered by source rank, then expert. Counts are (P, L), or (L,) on the device if
+        all rows come from this rank.
         """
         grouped = rows.dtype == torch.bfloat16
+        if isinstance(counts, torch.Tensor):
+            if grouped and not hasattr(self, "b1"):
+                return self._without_waiting(rows, counts)
+            counts = np.array(counts.tolist(), dtype=np.int64)[None]
         index, sizes = regrouping(counts, ALIGNMENT if grouped else 1)
         at = torch.tensor(index, device=rows.device)
         padded = torch.cat([rows, rows.new_zeros(1, rows.shape[-1])])[at]
@@ -273,6 +306,22 @@ class GroupedExperts(nn.Module):
         unpadded = out.new_empty(rows.shape[0] + 1, out.shape[-1])
         unpadded[at] = out
         return unpadded[:-1]
+
+    def _without_waiting(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        """The same without the host knowing the counts: room for every group's padding.
+
+        Rows behind the last group are computed by nobody and read by nobody.
+        """
+        padded_counts = (counts + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+        ends = padded_counts.cumsum(0)
+        shift = (ends - padded_counts) - (counts.cumsum(0) - counts)
+        total = rows.shape[0]
+        at = torch.arange(total, device=rows.device) + shift.repeat_interleave(
+            counts, output_size=total
+        )
+        room = -(-total // ALIGNMENT) * ALIGNMENT + len(counts) * ALIGNMENT
+        padded = rows.new_zeros(room, rows.shape[-1]).index_copy(0, at, rows)
+        return self.grouped(padded, ends.to(torch.int32), None)[at]
 
     def with_offsets(
         self, padded: torch.Tensor, offsets: torch.Tensor, owner: torch.Tensor | None

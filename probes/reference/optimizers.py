@@ -15,7 +15,6 @@ from torch import nn
 
 from planner.specs.training import Optimizer
 
-LEARNING_RATE = 1e-3  # large enough that a few steps of a tiny model show a wrong gradient
 MOMENTUM = 0.9
 WEIGHT_DECAY = 0.1
 BETAS = (0.9, 0.95)
@@ -98,7 +97,7 @@ class Adafactor(EachAlone):
 
 
 def build(
-    parameters: list[nn.Parameter], names: list[str], kind: Optimizer
+    parameters: list[nn.Parameter], names: list[str], kind: Optimizer, lr: float
 ) -> list[torch.optim.Optimizer]:
     """Optimizers over these parameters.
 
@@ -111,31 +110,24 @@ def build(
         ]
         matrices = [p for p, yes in zip(parameters, chosen, strict=True) if yes]
         rest = [p for p, yes in zip(parameters, chosen, strict=True) if not yes]
-        found: list[torch.optim.Optimizer] = (
-            [torch.optim.Muon(matrices, lr=LEARNING_RATE)] if matrices else []
-        )
-        return found + ([_adamw(rest)] if rest else [])
+        found: list[torch.optim.Optimizer] = [torch.optim.Muon(matrices, lr=lr)] if matrices else []
+        return found + ([_adamw(rest, lr)] if rest else [])
     if kind == "adamw":
-        return [_adamw(parameters)]
+        return [_adamw(parameters, lr)]
     if kind == "adamw-bf16-states":
-        return [AdamWBf16States(parameters, lr=LEARNING_RATE)]
+        return [AdamWBf16States(parameters, lr=lr)]
     if kind == "adafactor":
-        return [Adafactor(parameters, lr=LEARNING_RATE)]
-    return [torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=MOMENTUM)]
+        return [Adafactor(parameters, lr=lr)]
+    return [torch.optim.SGD(parameters, lr=lr, momentum=MOMENTUM)]
 
 
-def _adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+def _adamw(parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
     """AdamW, fused on every device.
 
     The other implementations hold whole copies of the parameters while they step.
     """
     return torch.optim.AdamW(
-        parameters,
-        lr=LEARNING_RATE,
-        betas=BETAS,
-        eps=EPSILON,
-        weight_decay=WEIGHT_DECAY,
-        fused=True,
+        parameters, lr=lr, betas=BETAS, eps=EPSILON, weight_decay=WEIGHT_DECAY, fused=True
     )
 
 
@@ -152,8 +144,10 @@ def prime(optimizers: list[torch.optim.Optimizer]) -> None:
 class AfterBackward:
     """Updates all parameters once the step's gradients are complete."""
 
-    def __init__(self, parameters: list[nn.Parameter], names: list[str], kind: Optimizer) -> None:
-        self.optimizers = build(parameters, names, kind)
+    def __init__(
+        self, parameters: list[nn.Parameter], names: list[str], kind: Optimizer, lr: float
+    ) -> None:
+        self.optimizers = build(parameters, names, kind, lr)
 
     def arm(self, last: bool) -> None:
         """Does nothing: no update happens inside the backward."""
@@ -177,12 +171,13 @@ class InBackward:
         parameters: list[nn.Parameter],
         names: list[str],
         kind: Optimizer,
+        lr: float,
         prepare: Callable[[torch.Tensor], None],
     ) -> None:
         self._armed = False
         self.optimizers: list[torch.optim.Optimizer] = []
         for parameter, name in zip(parameters, names, strict=True):
-            optimizers = build([parameter], [name], kind)
+            optimizers = build([parameter], [name], kind, lr)
             self.optimizers += optimizers
             parameter.register_post_accumulate_grad_hook(self._hook(optimizers, prepare))
 

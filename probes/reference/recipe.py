@@ -138,6 +138,15 @@ class ReferenceRecipe:
             if int(schedule.stage_rank(s, layout.pp, layout.virtual_stages)) == pipeline_rank
         )
 
+    def assigned_imbalance(self) -> float | None:
+        """Load of the busiest expert-parallel rank over the mean, if tokens are assigned.
+
+        None where the router decides.
+        """
+        if self.task.routing == "learned" and not self.emulated:
+            return None
+        return 1.0 if self.emulated else float(self.training.moe_imbalance or 1.0)
+
     def received_share(self) -> float:
         """Token copies that the emulated rank's experts receive per copy that it sends.
 

@@ -62,7 +62,8 @@ class ReferenceRun:
             return self._counted()
         trainer = Trainer(recipe, self.device)
         trainer.materialise()
-        timed = timing.run(trainer, self._reset_peaks, self.sample.take)
+        timed = timing.run(trainer, self._begin)
+        self.sample.stop()
         own = self._memory(trainer, used_before, len(timed.losses))
         kernels = (
             profiling.kernel_seconds(trainer, len(timed.losses) + 1) if task.breakdown else None
@@ -79,10 +80,12 @@ class ReferenceRun:
             gradient_norms=[] if recipe.emulated else timed.norms,
             memory=self._gathered(own),
             kernel_seconds=kernels,
+            expert_imbalance=timed.imbalance or None,
         )
 
     def environment(self) -> Environment:
         """The environment of the numbers."""
+        self.sample.stop()
         return describe(self.device, self.sample)
 
     def notes(self) -> list[str]:
@@ -129,9 +132,11 @@ class ReferenceRun:
         torch.cuda.synchronize(self.device)
         return memory.device_used_bytes(self.device) - torch.cuda.memory_reserved(self.device)
 
-    def _reset_peaks(self) -> None:
+    def _begin(self) -> None:
+        """Starts what is measured beside the timed steps."""
         if self.device.type == "cuda":
             memory.reset_gpu(self.device)
+        self.sample.start()
 
     def _memory(self, trainer: Trainer, used_before: int, step: int) -> RankMemory:
         """Memory of this rank.

@@ -15,6 +15,7 @@ from probes.reference import initialise, meshes, optimizers, parallel, pipeline,
 from probes.reference.clipping import Clipping
 from probes.reference.context_parallel import local_sequence
 from probes.reference.model import ModelPart, Transformer
+from probes.reference.moe import MixtureOfExperts
 from probes.reference.recipe import ReferenceRecipe
 from probes.reference.ties import TiedEnds
 
@@ -67,11 +68,11 @@ class Trainer:
             for n, p in module.named_parameters()
         ]
         names, parameters = [name for name, _ in named], [p for _, p in named]
-        kind = recipe.training.optimizer
+        kind, lr = recipe.training.optimizer, recipe.task.learning_rate
         self.updates: optimizers.Updates = (
-            optimizers.InBackward(parameters, names, kind, self._unscale)
+            optimizers.InBackward(parameters, names, kind, lr, self._unscale)
             if recipe.layout.optimizer_in_backward
-            else optimizers.AfterBackward(parameters, names, kind)
+            else optimizers.AfterBackward(parameters, names, kind, lr)
         )
         self.clipping = Clipping(self.modules, self.meshes, self.ties.copies)
         self._pipeline = None
@@ -138,6 +139,19 @@ class Trainer:
             if self.meshes.dense[axis].size() > 1:
                 dist.all_reduce(total, group=self.meshes.group(axis))
         return total
+
+    def expert_imbalance(self) -> list[float]:
+        """Busiest expert's load over the mean in the last microbatch, mean over layers.
+
+        One number, or none without experts whose tokens were routed here.
+        """
+        loads = [
+            moe.load.float()
+            for model in self.models
+            for moe in model.modules()
+            if isinstance(moe, MixtureOfExperts) and moe.load is not None
+        ]
+        return [float(torch.stack([x.max() / x.mean() for x in loads]).mean())] if loads else []
 
     def _pipelined(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         assert self._pipeline is not None

@@ -1,5 +1,6 @@
 """Times steps: warm-up, then timed steps in small batches, until enough or until they agree."""
 
+import gc
 import math
 import statistics
 import time
@@ -27,11 +28,13 @@ class StepTiming:
 
     seconds: of each timed step on the slowest rank.
     losses, norms: of every step, warm-up included.
+    imbalance: of the experts' load after each batch of timed steps (`Trainer.expert_imbalance`).
     """
 
     seconds: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
+    imbalance: list[float] = field(default_factory=list)
 
     @property
     def median(self) -> float:
@@ -48,30 +51,38 @@ class StepTiming:
         )
 
 
-def run(trainer: Trainer, ready: Callable[[], None], sample: Callable[[], None]) -> StepTiming:
-    """Runs the warm-up, then timed steps.
+def run(trainer: Trainer, ready: Callable[[], None]) -> StepTiming:
+    """Runs the warm-up, then timed steps, without Python's garbage collector as trainers do.
 
     ready: called between the two.
-    sample: called while the device still works on a batch of steps.
     """
     task, timing = trainer.recipe.task, StepTiming()
     done = 0
     for _ in range(task.warmup_steps):
-        _steps(trainer, done, 1, timing, sample)
+        _steps(trainer, done, 1, timing)
         done += 1
+    gc.collect()
+    gc.disable()
     ready()
-    while len(timing.seconds) < task.steps:
-        count = min(BATCH, task.steps - len(timing.seconds))
-        timing.seconds += _slowest(trainer, _steps(trainer, done, count, timing, sample))
-        done += count
-        if len(timing.seconds) >= BATCH and timing.spread < task.spread_below:
-            break
+    try:
+        _timed(trainer, done, timing)
+    finally:
+        gc.enable()
     return timing
 
 
-def _steps(
-    trainer: Trainer, first: int, count: int, timing: StepTiming, sample: Callable[[], None]
-) -> list[float]:
+def _timed(trainer: Trainer, done: int, timing: StepTiming) -> None:
+    task = trainer.recipe.task
+    while len(timing.seconds) < task.steps:
+        count = min(BATCH, task.steps - len(timing.seconds))
+        timing.seconds += _slowest(trainer, _steps(trainer, done, count, timing))
+        timing.imbalance += trainer.expert_imbalance()
+        done += count
+        if len(timing.seconds) >= BATCH and timing.spread < task.spread_below:
+            break
+
+
+def _steps(trainer: Trainer, first: int, count: int, timing: StepTiming) -> list[float]:
     """Seconds on this rank for each of `count` steps."""
     marks, shares, norms = [_mark(trainer.device)], [], []
     for index in range(first, first + count):
@@ -79,7 +90,6 @@ def _steps(
         marks.append(_mark(trainer.device))
         shares.append(share)
         norms += [] if norm is None else [norm]
-    sample()
     _wait(trainer.device)
     timing.losses += [float(trainer.global_loss(share)) for share in shares]
     timing.norms += [float(norm) for norm in norms]

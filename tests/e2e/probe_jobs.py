@@ -43,6 +43,8 @@ def task(
     return {
         "id": "test",
         "device": "cpu",
+        "learning_rate": 1e-3,  # a few steps of a tiny model show a wrong gradient
+        "routing": "learned",
         **options,
         "job": {
             "model": MODELS[model] if isinstance(model, str) else model,

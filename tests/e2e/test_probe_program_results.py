@@ -256,9 +256,7 @@ def test_out_of_memory_says_how_much_was_wanted(tmp_path: Path) -> None:
 
 @slow
 def test_a_loss_that_is_no_number_ends_the_probe(tmp_path: Path) -> None:
-    started = start(
-        tmp_path, task({}), before="import probes.reference.optimizers as o; o.LEARNING_RATE = 1e38"
-    )
+    started = start(tmp_path, task({}, learning_rate=1e38))
     out = started.result.outcome
     assert isinstance(out, Failed)
     assert out.kind is FailureKind.NON_FINITE_LOSS

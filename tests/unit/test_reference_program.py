@@ -3,6 +3,8 @@
 import math
 import subprocess
 import sys
+import threading
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -153,6 +155,45 @@ def test_regrouping_puts_each_expert_together_and_fills_up() -> None:
     assert regrouping(counts, 1)[0].tolist() == [0, 1, 3, 2, 4, 5, 6]
 
 
+@pytest.mark.parametrize(("imbalance", "ranks"), [(1.0, 4), (1.5, 4), (2.0, 2)])
+def test_assigned_tokens_load_the_first_rank_as_asked(imbalance: float, ranks: int) -> None:
+    from probes.reference.moe import ExpertAxes, MixtureOfExperts
+
+    layer = SimpleNamespace(
+        top_k=2,
+        num_experts=8,
+        axes=ExpertAxes(ep=SimpleNamespace(size=lambda: ranks), assigned_imbalance=imbalance),
+    )
+    chosen = MixtureOfExperts._assigned(layer, torch.zeros(4096, 1))
+    loads = torch.bincount(chosen.flatten(), minlength=8).float().reshape(ranks, -1)
+    assert chosen.shape == (4096, 2)
+    assert float(loads.sum(1)[0] / loads.sum(1).mean()) == pytest.approx(imbalance, rel=0.01)
+    assert float(loads.max() / loads[0].mean()) == pytest.approx(1.0, abs=0.02)
+
+
+def test_experts_whose_counts_stay_on_the_device_compute_the_same() -> None:
+    from probes.reference.moe import GroupedExperts
+
+    spec = read_model({"base": "mixtral-8x7b", "hidden_size": 16, "intermediate_size": 32,
+                       "num_local_experts": 4,
+                       "num_attention_heads": 4, "num_key_value_heads": 4})  # fmt: skip
+    experts = GroupedExperts(spec).to(torch.bfloat16)
+    torch.manual_seed(0)
+    for parameter in experts.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    rows, counts = torch.randn(37, 16, dtype=torch.bfloat16), torch.tensor([0, 20, 1, 16])
+    outs = []
+    for form in (counts, counts.numpy()[None]):
+        entered = rows.clone().requires_grad_()
+        experts.zero_grad()
+        out = experts(entered, form)
+        out.float().square().sum().backward()
+        assert experts.w1.grad is not None
+        outs.append((out, entered.grad, experts.w1.grad.clone()))
+    for one, other in zip(*outs, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 @pytest.mark.parametrize(
     ("copies", "experts", "ranks", "share"), [(64, 8, 4, 1.0), (10, 8, 2, 1.5), (7, 4, 4, 1.25)]
 )
@@ -250,7 +291,7 @@ def test_adamw_with_bf16_states_follows_adamw_and_keeps_half() -> None:
     ours = torch.nn.Parameter(start.clone())
     optimizer = AdamWBf16States([ours], lr=1e-3)
     plain = torch.nn.Parameter(start.clone())
-    (reference,) = build([plain], ["layers.0.w"], "adamw")
+    (reference,) = build([plain], ["layers.0.w"], "adamw", 1e-3)
     torch.testing.assert_close(
         stepped(optimizer, ours), stepped(reference, plain), rtol=0, atol=3e-5
     )
@@ -261,17 +302,14 @@ def test_adamw_with_bf16_states_follows_adamw_and_keeps_half() -> None:
 
 
 def test_adafactor_is_torchs() -> None:
-    from probes.reference.optimizers import LEARNING_RATE, Adafactor
+    from probes.reference.optimizers import Adafactor
 
     start = torch.linspace(-1, 1, 64).reshape(8, 8)
     ours, torchs = (torch.nn.Parameter(start.clone()) for _ in range(2))
     # torch scales the step by the parameter's size and has its learning rate shrink; both are
     # switched off to compare
-    reference = torch.optim.Adafactor([torchs], lr=LEARNING_RATE, eps=(1e-30, 1.0))
-    mine, theirs = (
-        stepped(Adafactor([ours], lr=LEARNING_RATE), ours, 0.3),
-        stepped(reference, torchs, 0.3),
-    )
+    reference = torch.optim.Adafactor([torchs], lr=1e-3, eps=(1e-30, 1.0))
+    mine, theirs = (stepped(Adafactor([ours], lr=1e-3), ours, 0.3), stepped(reference, torchs, 0.3))
     torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-6)
     assert not torch.equal(mine, start)
 
@@ -286,6 +324,7 @@ def test_muon_takes_matrices_of_blocks_alone() -> None:
         [table, matrix, norm],
         ["tok_embeddings.weight", "layers.0.w1.weight", "layers.0.norm.weight"],
         "muon",
+        1e-3,
     )
     assert [p is matrix for p in muon.param_groups[0]["params"]] == [True]
     assert len(adam.param_groups[0]["params"]) == 2
@@ -389,6 +428,50 @@ def test_a_line_of_nvidia_smi() -> None:
     }
     assert parse_query("550.54.15, 1200, [N/A], 0x0000000000000020")["throttled"] is True
     assert parse_query("550.54.15, [N/A], [N/A], [Not Supported]") == {"driver": "550.54.15"}
+
+
+def test_readings_are_taken_while_it_works_and_summed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten readings of a stand-in for NVML, one of them throttled by heat."""
+    from probes.reference import environment
+
+    steps = iter(range(1_000_000))
+    enough = threading.Event()
+
+    def clock(handle: object, kind: int) -> int:
+        step = next(steps)
+        if step >= 9:
+            enough.set()
+        return 1980 if step % 2 else 1780
+
+    nvml = SimpleNamespace(
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
+        nvmlSystemGetDriverVersion=lambda: b"580.1",
+        nvmlDeviceGetClockInfo=clock,
+        nvmlDeviceGetPowerUsage=lambda handle: 650_000,
+        nvmlDeviceGetTemperature=lambda handle, kind: 63,
+        nvmlDeviceGetCurrentClocksThrottleReasons=lambda handle: 0x20,
+        NVML_CLOCK_SM=1,
+        NVML_TEMPERATURE_GPU=0,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(environment, "READ_SECONDS", 0.0)
+    monkeypatch.setattr(environment, "_uuid", lambda device: "GPU-1")
+    sample = environment.Sample(torch.device("cuda"))
+    sample.start()
+    assert enough.wait(60)
+    sample.stop()
+    found = sample.values
+    assert 1.78e9 < found["sm_clock_hertz"] < 1.98e9
+    assert found["power_watts"] == 650.0
+    assert (found["driver"], found["temperature_celsius"]) == ("580.1", 63.0)
+    assert found["throttled"] is True
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setattr(environment.Sample, "_by_command", lambda self: {"driver": "asked once"})
+    silent = environment.Sample(torch.device("cuda"))
+    silent.take()
+    assert silent.values == {"driver": "asked once"}
 
 
 # ---- precision -----------------------------------------------------------------------------------
