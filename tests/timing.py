@@ -32,9 +32,10 @@ class Timing:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         minutes = (time.perf_counter() - self.begin) / 60
+        chosen = terminalreporter.config.option.markexpr
         terminalreporter.section("minutes")
         terminalreporter.line(
-            f"{minutes:.1f} minutes of tests chosen by {terminalreporter.config.option.markexpr!r}; "
+            f"{minutes:.1f} minutes of tests chosen by {chosen!r}; "
             f"{LOOPS:,} turns of a fixed loop took {self.loop:.2f} s before and "
             f"{loop_seconds():.2f} s after them. The longest files, in minutes:"
         )

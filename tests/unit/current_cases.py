@@ -24,6 +24,7 @@ from tests.conftest import needed_program
 
 AXES = ("dp_replicate", "dp_shard", "cp", "tp", "pp")
 FOLDER = Path(__file__).parents[1] / "fixtures" / "current"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def job_of_text(
