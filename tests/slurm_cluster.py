@@ -134,14 +134,14 @@ class SlurmCluster:
 
     def wait_for(self, so: Callable[[], object], what: str) -> None:
         """Waits until something is so. Raises AssertionError with Slurm's logs, or at once with the
-        last line of a daemon that ended by itself.
+        last lines of a daemon that ended by itself.
         """
         deadline = time.monotonic() + LIMIT_SECONDS
         while not so():
             for name, daemon in self.daemons.items():
                 if daemon.poll() is not None:
                     said = (self.folder / f"{name}.out").read_text(errors="replace").splitlines()
-                    raise AssertionError(f"{name} ended with {daemon.returncode}: {said[-1:]}")
+                    raise AssertionError(f"{name} ended with {daemon.returncode}: {said[-3:]}")
             if time.monotonic() > deadline:
                 logs = "\n".join(
                     f"{path.name}: {path.read_text(errors='replace')[-1500:]}"

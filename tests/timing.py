@@ -34,11 +34,12 @@ class Timing:
         minutes = (time.perf_counter() - self.begin) / 60
         chosen = terminalreporter.config.option.markexpr
         terminalreporter.section("minutes")
+        terminalreporter.line(f"{minutes:.1f} minutes of tests chosen by {chosen!r}")
         terminalreporter.line(
-            f"{minutes:.1f} minutes of tests chosen by {chosen!r}; "
-            f"{LOOPS:,} turns of a fixed loop took {self.loop:.2f} s before and "
-            f"{loop_seconds():.2f} s after them. The longest files, in minutes:"
+            f"{LOOPS:,} turns of a fixed loop took {self.loop:.2f} s before, "
+            f"{loop_seconds():.2f} s after"
         )
+        terminalreporter.line("the longest files, in minutes:")
         for name, seconds in self.files.most_common(FILES):
             terminalreporter.line(f"{seconds / 60:6.1f}  {name}")
 
