@@ -4,10 +4,17 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 TEST_PROCESSES ?= 2
 
+# One line says what is missing, before anything is made.
+define ENVIRONMENT
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { echo "needs Python 3.11 or newer: apt-get install python3, or make PYTHON=python3.12" >&2; exit 1; }
+@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "needs venv of $(PYTHON): apt-get install python3-venv" >&2; exit 1; }
+$(PYTHON) -m venv $(VENV)
+endef
+
 recommend: $(VENV)/.base
 	$(BIN)/planner-cli recommend --model llama3.1-8b --gpu h100-sxm-80gb --num-gpus 8 --seq-len 8192 --global-batch-size 128
 
-PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --durations 15
+PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --durations 15 -r fEs -p tests.timing
 
 test: $(VENV)/.test
 	$(BIN)/ruff check planner api probes tests benchmarks
@@ -19,12 +26,12 @@ test-slow: $(VENV)/.test $(VENV)/.titan
 	$(PYTEST) -m slow
 
 $(VENV)/.base: pyproject.toml setup.py
-	$(PYTHON) -m venv $(VENV)
+	$(ENVIRONMENT)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
 	touch $@
 
 $(VENV)/.test: pyproject.toml setup.py constraints.txt
-	$(PYTHON) -m venv $(VENV)
+	$(ENVIRONMENT)
 	$(BIN)/python -m pip install --quiet $$(grep '^torch==' constraints.txt)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs,server,postgres]'
 	touch $@

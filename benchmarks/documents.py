@@ -14,7 +14,8 @@ Renews the pages (or, with --check, changes nothing and leaves with 1 when one i
   command ends with.
 - A fence `python` is run, after those before it; a fence `text` right behind it is what it prints.
 - `not-run="reason"` marks a block that cannot run here.
-- `given="train.toml=tests/fixtures/current/train.toml"` copies a file of the repository first.
+- `given="train.toml=examples/train.toml"` copies a file of the repository first; examples/ is there
+  under its own name.
 
 PLAN_ID and SWEEP_ID in a command are the newest id that the page printed. Ids, durations and dates
 are masked when comparing, and line breaks folded. `planner-cli serve` and `worker` run until the
@@ -137,6 +138,7 @@ class Session:
             session = cls(folder=top / "work", state=top / "state")
             session.folder.mkdir()
             session.state.mkdir()
+            (session.folder / "examples").symlink_to(ROOT / "examples")
             with socket.socket() as probe:
                 probe.bind(("127.0.0.1", 0))
                 session.port = probe.getsockname()[1]

@@ -15,7 +15,7 @@ Names are loaded when they are first used, so that `import planner` costs nothin
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from planner.version import MODEL_VERSION as __version__
+from planner.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from planner.errors import (

@@ -1,3 +1,4 @@
-"""Version of the cost model: changes whenever the same job would be answered differently."""
+"""Version numbers of the package and of the cost model."""
 
-MODEL_VERSION = "0.2.0"
+VERSION = "0.1.0"
+MODEL_VERSION = "0.2.0"  # changes whenever the same job would be answered differently

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -68,6 +69,24 @@ def needed(module: str) -> Any:
         return import_module(module)
     except ImportError as error:
         missing(f"{module} ({error})", "`make test` installs it")
+
+
+def needed_program(name: str, package: str) -> None:
+    """`missing` without a program of the system."""
+    if shutil.which(name) is None:
+        missing(name, f"apt-get install {package}")
+
+
+def compiles() -> bool:
+    """Whether torch.compile has what it calls on a CPU: a C++ compiler, and Python's headers."""
+    headers = Path(sysconfig.get_path("include")) / "Python.h"
+    return headers.exists() and any(map(shutil.which, ("c++", "g++", "clang++")))
+
+
+def needed_compiler() -> None:
+    """`missing` where torch.compile cannot compile for a CPU."""
+    if not compiles():
+        missing("C++ compiler or Python.h", "apt-get install g++ python3-dev")
 
 
 def one_fast(first: object, *others: object) -> list[Any]:

@@ -15,6 +15,9 @@ PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 LIMIT_SECONDS = 240.0  # for what has to happen, on however busy a machine
 # Two nodes with two "GPUs" each: character devices that every machine has.
 GPUS = "NodeName=n1,n2 Name=gpu File=/dev/full,/dev/zero\n"
+# A container may have no cgroup file system: slurmd would look for one to choose its plugin by, and
+# end. Nothing else here asks for cgroups (proctrack/linuxproc, task/none).
+CGROUPS = "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n"
 CONFIG = """\
 ClusterName=test
 SlurmctldHost=localhost(127.0.0.1)
@@ -77,6 +80,7 @@ class SlurmCluster:
         ).stdout.strip()
         self.conf.write_text(CONFIG.format(folder=folder, user=self.user, ports=free_ports(3)))
         (folder / "gres.conf").write_text(GPUS)
+        (folder / "cgroup.conf").write_text(CGROUPS)
         (folder / "state").mkdir()
         key = folder / "munge.key"
         key.write_bytes(os.urandom(128))
@@ -129,9 +133,15 @@ class SlurmCluster:
         return self.ask("squeue", "--noheader", "--format=%i").split()
 
     def wait_for(self, so: Callable[[], object], what: str) -> None:
-        """Waits until something is so. Raises AssertionError with Slurm's logs."""
+        """Waits until something is so. Raises AssertionError with Slurm's logs, or at once with the
+        last lines of a daemon that ended by itself.
+        """
         deadline = time.monotonic() + LIMIT_SECONDS
         while not so():
+            for name, daemon in self.daemons.items():
+                if daemon.poll() is not None:
+                    said = (self.folder / f"{name}.out").read_text(errors="replace").splitlines()
+                    raise AssertionError(f"{name} ended with {daemon.returncode}: {said[-3:]}")
             if time.monotonic() > deadline:
                 logs = "\n".join(
                     f"{path.name}: {path.read_text(errors='replace')[-1500:]}"

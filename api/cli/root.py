@@ -13,6 +13,7 @@ import typer
 
 from api.cli.output import error_line, flush_output
 from planner.errors import PlannerError
+from planner.version import VERSION
 
 if TYPE_CHECKING:
     from api.plan_records import PlanRecords
@@ -83,13 +84,7 @@ def _root(
     if ctx.invoked_subcommand not in SHORT:
         gc.enable()
     if version:
-        from importlib.metadata import PackageNotFoundError
-        from importlib.metadata import version as version_of
-
-        try:
-            typer.echo(version_of("planner"))
-        except PackageNotFoundError:
-            typer.echo("a checkout that is not installed")
+        typer.echo(VERSION)
         raise typer.Exit
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())

@@ -6,7 +6,6 @@
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from importlib.metadata import PackageNotFoundError, version
 
 import anyio
 from fastapi import FastAPI
@@ -37,6 +36,7 @@ from api.jobs.workers import ProbeWorkers, TaskWorkers
 from api.settings import Settings
 from api.wiring import Wiring, wire
 from planner.errors import StoreError
+from planner.version import VERSION
 
 ABOUT = (
     "Finds the parallel layout that trains a large model fastest on a given cluster, and says how "
@@ -89,7 +89,7 @@ def create_app(settings: Settings | None = None, wiring: Wiring | None = None) -
 
     app = FastAPI(
         title="planner",
-        version=_version(),
+        version=VERSION,
         description=ABOUT,
         lifespan=lifespan,
         docs_url=None,  # FastAPI's own pages load their scripts from another host
@@ -98,7 +98,7 @@ def create_app(settings: Settings | None = None, wiring: Wiring | None = None) -
     app.state.wiring = outside
     app.state.refusals = {}
     app.state.lanes = open_lanes(outside.settings)  # their processes start with the first work
-    app.state.metrics = Metrics(_version(), outside, app.state.lanes.values)
+    app.state.metrics = Metrics(VERSION, outside, app.state.lanes.values)
     app.state.stopping = threading.Event()
     settings = outside.settings
     app.state.rates = Rates(settings.requests_per_second)
@@ -122,10 +122,3 @@ def _first_use(wiring: Wiring) -> None:
         _ = wiring.store
     except StoreError as error:
         problems.log.warning("%s", error)
-
-
-def _version() -> str:
-    try:
-        return version("planner")
-    except PackageNotFoundError:
-        return "0"

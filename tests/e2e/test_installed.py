@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import create_engine
 
 from api.storage.migrate import HEAD, current_revision
+from planner.version import VERSION
 from tests.conftest import ROOT, clean_environment, needed
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -124,6 +125,7 @@ def test_a_fresh_environment_with_the_base_alone_plans(constraints: str, tmp_pat
         done = run(*command)
         assert done.returncode == 0, done.stderr
     planner = binaries / "planner-cli"
+    assert run(planner, "--version").stdout == f"{VERSION}\n"
     job = "--model llama3.2-1b --gpu h100-sxm-80gb --num-gpus 8 --seq-len 2048"
     fast = "--global-batch-size 64 --fix pp=1 --fix tp=1 --fix cp=1 --json"
     planned = run(planner, "recommend", *job.split(), *fast.split())

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from benchmarks.documents import blocks, pages
-from tests.conftest import ROOT, clean_environment, missing
+from tests.conftest import ROOT, clean_environment, needed_program
 
 CHEAP = "docs/explanation/errors.md"
 PAGES = {
@@ -23,10 +23,7 @@ PAGES = {
 )
 def test_the_page_shows_what_its_commands_print(name: str) -> None:
     if any("curl " in block.text for block in PAGES[name]):
-        from shutil import which
-
-        if which("curl") is None:
-            missing("curl", "apt-get install curl")
+        needed_program("curl", "curl")
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.documents", "--check", name],
         capture_output=True,

@@ -6,7 +6,6 @@ only if gradients and updates do.
 """
 
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT, clean_environment, missing, needed
+from tests.conftest import ROOT, clean_environment, compiles, needed, needed_compiler
 from tests.e2e.probe_jobs import task
 
 needed("torch")
@@ -181,10 +180,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 
 def can_run(case: Case) -> bool:
-    """torch.compile on a CPU calls a C++ compiler."""
-    return "compile" not in case[0] or any(
-        shutil.which(name) is not None for name in ("c++", "g++", "clang++")
-    )
+    return "compile" not in case[0] or compiles()
 
 
 def every_case() -> Iterator[Case]:
@@ -201,7 +197,7 @@ def reference(case: Case) -> str:
 )
 def test_loss_does_not_depend_on_the_layout(world: int, name: str, runs: Runs) -> None:
     if not can_run(CASES[world][name]):
-        missing("C++ compiler", "apt-get install g++")
+        needed_compiler()
     found = runs(world).get(name, {"error": "an earlier layout broke the job"})
     assert "error" not in found, found["error"]
     alone = runs(1)[reference(CASES[world][name])]

@@ -20,9 +20,11 @@ from planner.intake.trainer_files.files import gather
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.plan import VersusCurrent
+from tests.conftest import needed_program
 
 AXES = ("dp_replicate", "dp_shard", "cp", "tp", "pp")
 FOLDER = Path(__file__).parents[1] / "fixtures" / "current"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def job_of_text(
@@ -88,6 +90,7 @@ def same_run(first: Layout, second: Layout, num_layers: int, trainer: str) -> bo
 
 def patched(versus: VersusCurrent, text: str, folder: Path) -> str:
     """The user's text after `patch -p1` with the plan's diff."""
+    needed_program("patch", "patch")
     assert versus.source is not None
     place = folder / versus.source["name"]
     place.write_text(text, encoding="utf-8")

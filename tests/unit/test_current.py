@@ -18,6 +18,7 @@ from api.http.app import create_app
 from api.settings import Settings
 from planner.errors import SpecError
 from planner.intake.trainer_files.titan_printed import printed_run
+from tests.conftest import needed_program
 
 LOGS = FOLDER.parent / "titan_logs"
 FEW = [
@@ -69,6 +70,7 @@ def test_the_answer_says_how_many_times_as_fast_and_what_changes(
 def test_the_printed_difference_is_a_patch(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    needed_program("patch", "patch")
     path = tmp_path / "llama3_8b.toml"
     path.write_bytes((FOLDER / "llama3_8b.toml").read_bytes())
     shown = answered(capsys, "recommend", "--current", str(path), *FEW, "--global-batch-size", "64")

@@ -2,7 +2,6 @@
 
 import configparser
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 import yaml
 
 from api.settings import Settings
-from tests.conftest import ROOT
+from tests.conftest import ROOT, needed_program
 
 PAGES = ROOT / "docs" / "how-to"
 UNITS = {
@@ -70,8 +69,7 @@ def test_a_unit_names_settings_that_there_are(name: str) -> None:
 def test_systemd_takes_the_unit(name: str, tmp_path: Path) -> None:
     text = shown(UNITS[name], name)
     assert set(re.findall(r"^\[(\w+)\]$", text, re.M)) == {"Unit", "Service", "Install"}
-    if shutil.which("systemd-analyze") is None:
-        return  # what it needs beyond the form above is systemd itself
+    needed_program("systemd-analyze", "systemd")
     file = tmp_path / name
     file.write_text(re.sub(r"(?<==)/\S+/planner-cli", "/bin/true", text))
     done = subprocess.run(

@@ -4,7 +4,6 @@ pipeline split.
 Runs where torchtitan is installed, as `make test` installs it (titan-requirements.txt).
 """
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -264,7 +263,6 @@ print(json.dumps(kinds))
 
 
 @only_03
-@pytest.mark.skipif(not importlib.util.find_spec("torchao"), reason="needs torchao")
 @pytest.mark.parametrize(
     ("name", "precision", "converted", "count"),
     [
@@ -298,7 +296,6 @@ print(json.dumps(kept))
 
 
 @only_02
-@pytest.mark.skipif(not importlib.util.find_spec("torchao"), reason="needs torchao")
 def test_its_filter_leaves_our_layers_in_16_bits(tmp_path: Path) -> None:
     sides = (16, 1000, 1024, 1040, 2048, 2064, 4096, 4112, 8192)
     shapes = [(k, n) for k in sides for n in sides]

@@ -1,7 +1,7 @@
 """Megatron-LM's argument scripts read as a job, and edited into another layout."""
 
 import pytest
-from current_cases import FOLDER, exported, fixture_job, job_of_text, machine, runnable, same_run
+from current_cases import EXAMPLES, exported, job_of_text, machine, runnable, same_run
 from export_cases import MODELS, layout, model
 from hypothesis import strategies as st
 
@@ -14,7 +14,7 @@ from planner.specs.current import CurrentSpec
 from planner.specs.layout import Layout
 from tests.conftest import tiers
 
-SCRIPT = (FOLDER / "pretrain_llama3_70b.sh").read_text(encoding="utf-8")
+SCRIPT = (EXAMPLES / "pretrain_llama3_70b.sh").read_text(encoding="utf-8")
 
 
 def edited(text: str, winner: Layout, name: str, batch: int) -> str:
@@ -31,7 +31,7 @@ def edited(text: str, winner: Layout, name: str, batch: int) -> str:
 
 
 def test_an_example_script() -> None:
-    job = fixture_job("pretrain_llama3_70b.sh")
+    job = job_of_text("pretrain_llama3_70b.sh", SCRIPT)
     assert (job.model.name, job.cluster.num_gpus, job.cluster.gpus_per_node) == (
         "llama3-70b",
         64,

@@ -6,7 +6,7 @@ import json
 import math
 from pathlib import Path
 
-from current_cases import FOLDER, exported
+from current_cases import EXAMPLES, exported
 from export_cases import layout
 from real_torchtitan import LINE, needs_torchtitan, only_02, only_03, run_python
 
@@ -98,7 +98,7 @@ def test_defaults_and_configs_of_0_3(tmp_path: Path) -> None:
 
 @only_02
 def test_an_edited_file_is_read_as_it_was_meant(tmp_path: Path) -> None:
-    text = (FOLDER / "train.toml").read_text(encoding="utf-8")
+    text = (EXAMPLES / "train.toml").read_text(encoding="utf-8")
     values = {
         "tp": 2,
         "pp": 2,

@@ -13,6 +13,8 @@ from api.errors import PlanningError, TooManyRequestsError
 from api.http.lanes import Lane, plan_once, price_once
 from planner.errors import Fault, InfeasibleError, SpecError
 
+NICENESS = min(19, os.nice(0) + 7)  # above our own, however the tests were started
+
 
 @pytest.fixture
 def lane() -> Iterator[Callable[..., Lane]]:
@@ -30,7 +32,7 @@ def lane() -> Iterator[Callable[..., Lane]]:
 def _lane(**changes: Any) -> Lane:
     limits = {
         "name": "x",
-        "niceness": 7,
+        "niceness": NICENESS,
         "processes": 1,
         "most_waiting": 8,
         "most_waiting_per_key": 4,
@@ -189,7 +191,7 @@ def test_a_process_that_dies_is_said_and_replaced(lane: Any) -> None:
     async def test() -> None:
         with pytest.raises(PlanningError, match="memory"):
             await line.run("a", die)
-        assert await line.run("a", niceness) == 7, "it leaves the core to the answers"
+        assert await line.run("a", niceness) == NICENESS, "it leaves the core to the answers"
 
     running(test)
 

@@ -23,18 +23,37 @@ from tests.conftest import clean_environment
 OTHER_USER = 65534  # nobody
 GPU = "gpu-GPU-0"
 AS_ROOT = os.geteuid() == 0
+USERS = [os.geteuid(), OTHER_USER] if AS_ROOT else [os.geteuid()]
 
 
 def locks(folder: Path, machine: Path) -> LeaseLocks:
     return LeaseLocks(folder, machine=str(machine))
 
 
+@pytest.fixture(params=USERS)
+def place(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A folder of who runs the test: we, and where we are root also a user without its rights."""
+    user = request.param
+    with tempfile.TemporaryDirectory(prefix="planner-test-") as name:
+        if user == os.geteuid():
+            yield Path(name)
+            return
+        os.chown(name, user, user)
+        groups = os.getgroups()
+        os.setgroups([])
+        os.setresgid(user, user, 0)
+        os.setresuid(user, user, 0)
+        yield Path(name)
+        os.setresuid(0, 0, 0)
+        os.setresgid(0, 0, 0)
+        os.setgroups(groups)
+
+
 @pytest.fixture
 def bystander() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that carries a token: of another user where we may start one."""
+    """A process of another user that carries a token."""
     environment = {**clean_environment(), TOKEN: "copied"}
-    user = OTHER_USER if AS_ROOT else None
-    process = subprocess.Popen(["sleep", "60"], env=environment, user=user)
+    process = subprocess.Popen(["sleep", "60"], env=environment, user=OTHER_USER)
     while b"sleep" not in Path(f"/proc/{process.pid}/cmdline").read_bytes():
         time.sleep(0.01)
     yield process
@@ -48,8 +67,8 @@ def planted(folder: Path) -> None:
     (folder / f"{GPU}.lock").write_text(json.dumps({"token": "copied"}))
 
 
-def test_a_device_is_locked_once_and_free_again(tmp_path: Path) -> None:
-    first, second = locks(tmp_path / "a", tmp_path), locks(tmp_path / "a", tmp_path)
+def test_a_device_is_locked_once_and_free_again(place: Path) -> None:
+    first, second = locks(place / "a", place), locks(place / "a", place)
     assert first.lock(GPU)
     assert not second.lock(GPU)
     assert (len(first), len(second)) == (1, 0)
@@ -58,8 +77,8 @@ def test_a_device_is_locked_once_and_free_again(tmp_path: Path) -> None:
     second.release()
 
 
-def test_users_with_folders_of_their_own_exclude_each_other_on_gpus(tmp_path: Path) -> None:
-    mine, theirs = locks(tmp_path / "mine", tmp_path), locks(tmp_path / "theirs", tmp_path)
+def test_users_with_folders_of_their_own_exclude_each_other_on_gpus(place: Path) -> None:
+    mine, theirs = locks(place / "mine", place), locks(place / "theirs", place)
     assert mine.lock(GPU)
     assert not theirs.lock(GPU)
     assert theirs.lock("gpu-GPU-1")
@@ -68,9 +87,9 @@ def test_users_with_folders_of_their_own_exclude_each_other_on_gpus(tmp_path: Pa
     theirs.release()
 
 
-def test_a_process_that_inherits_the_lock_keeps_it(tmp_path: Path) -> None:
+def test_a_process_that_inherits_the_lock_keeps_it(place: Path) -> None:
     """As the guardian does, when its runner dies."""
-    mine, other = locks(tmp_path / "a", tmp_path), locks(tmp_path / "b", tmp_path)
+    mine, other = locks(place / "a", place), locks(place / "b", place)
     assert mine.lock(GPU)
     heir = subprocess.Popen(["sleep", "60"], pass_fds=mine.descriptors)
     mine.release()
@@ -108,40 +127,40 @@ def test_another_users_process_is_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("hard", [False, True])
-def test_a_link_to_a_file_of_ours_is_refused_and_the_file_stays(tmp_path: Path, hard: bool) -> None:
-    victim, folder = tmp_path / "precious", tmp_path / "leases"
+def test_a_link_to_a_file_of_ours_is_refused_and_the_file_stays(place: Path, hard: bool) -> None:
+    victim, folder = place / "precious", place / "leases"
     victim.write_text("kept")
     folder.mkdir(mode=0o700)
     link = folder / f"{GPU}.lock"
     link.hardlink_to(victim) if hard else link.symlink_to(victim)
     with pytest.raises(ProbeError, match="PLANNER_LEASE_FOLDER"):
-        locks(folder, tmp_path).lock(GPU)
+        locks(folder, place).lock(GPU)
     assert victim.read_text() == "kept"
     link.unlink()
-    after = locks(folder, tmp_path)
+    after = locks(folder, place)
     assert after.lock(GPU), "what was refused holds no lock"
     after.release()
 
 
-def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
-    folder = tmp_path / "leases"
+def test_what_is_no_file_is_refused_at_once(place: Path) -> None:
+    folder = place / "leases"
     folder.mkdir(mode=0o700)
     os.mkfifo(folder / f"{GPU}.lock")
     with pytest.raises(ProbeError, match="not a file of ours alone"):
-        locks(folder, tmp_path).lock(GPU)
+        locks(folder, place).lock(GPU)
 
 
-def test_a_folder_that_others_may_write_is_refused(tmp_path: Path) -> None:
-    folder = tmp_path / "leases"
+def test_a_folder_that_others_may_write_is_refused(place: Path) -> None:
+    folder = place / "leases"
     folder.mkdir()
     folder.chmod(0o1777)
     with pytest.raises(ProbeError, match="open to others"):
-        locks(folder, tmp_path).lock(GPU)
-    real = tmp_path / "real"
+        locks(folder, place).lock(GPU)
+    real = place / "real"
     real.mkdir(mode=0o700)
-    (tmp_path / "link").symlink_to(real)
+    (place / "link").symlink_to(real)
     with pytest.raises(ProbeError, match="is a link or a file"):
-        locks(tmp_path / "link", tmp_path).lock(GPU)
+        locks(place / "link", place).lock(GPU)
 
 
 @pytest.mark.skipif(not AS_ROOT, reason="only root may give a file to another user")
@@ -170,9 +189,9 @@ def test_another_users_process_is_none_of_ours_whatever_it_carries(
 
 
 def test_leases_are_in_the_folder_of_the_session_or_of_the_user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    assert lease_folder() == tmp_path / "planner-leases"
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "gone"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(place))
+    assert lease_folder() == place / "planner-leases"
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(place / "gone"))
     assert lease_folder().name == f"planner-leases-{os.getuid()}"

@@ -3,7 +3,7 @@
 import pytest
 
 from planner.trainers.registry import TRAINERS
-from tests.conftest import needed
+from tests.conftest import needed, needed_compiler
 
 torch = needed("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -34,6 +34,7 @@ def peak_bytes_a_logit(*, compiled: bool) -> float:
 
 
 def test_the_compiled_loss_holds_the_logits_and_their_gradient() -> None:
+    needed_compiler()
     titan = TRAINERS["torchtitan"]
     rules = titan.at(titan.release("0.2.2"))
     assert peak_bytes_a_logit(compiled=True) == pytest.approx(rules.fused_loss_bytes, rel=0.02)
