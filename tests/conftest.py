@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 # a shell that starts tests in the background ignores it for all of them
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# threads of linear algebra wait busily for each other, on cores that other tests are using
+os.environ.update(
+    dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+)
 ROOT = Path(__file__).resolve().parent.parent
 JOB: dict[str, Any] = {
     "model": "llama3-8b",
