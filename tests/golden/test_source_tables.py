@@ -99,8 +99,6 @@ def quantity(estimate: Estimate, name: str, job: Job) -> float:
     "state bytes a parameter".
     """
     assert estimate.valid, estimate.violations
-    assert estimate.memory is not None
-    assert estimate.time is not None
     stage = estimate.memory.stages[estimate.memory.worst_stage]
     if name in IN_WORST_STAGE:
         return float(getattr(stage, name))

@@ -391,7 +391,6 @@ def test_reduce_in_bfloat16_carries_the_config_that_allows_it() -> None:
 )
 def test_catalogue_models_are_torchtitans(name: str, module: str, flavor: str) -> None:
     found = find_flavor(model(name), "0.2")
-    assert found is not None
     assert (found.module, found.flavor) == (module, flavor)
 
 
@@ -436,7 +435,6 @@ def test_a_shipped_model_cut_in_depth_is_its_flavor_with_fewer_layers(
 ) -> None:
     cut = read_model({"base": base, "name": "cut", "num_hidden_layers": 2})
     found = find_flavor(cut, "0.2")
-    assert found is not None
     assert (found.module, found.flavor, found.num_layers) == (module, flavor, 2)
     exported = export(layout(8), cut, cluster(8), training(), "0.2.2")
     assert exported.blockers == ()

@@ -59,7 +59,6 @@ def wiring(tmp_path: Path) -> Wiring:
 
 
 def seconds_of(job: Job, wiring: Wiring) -> float:
-    assert job.layout is not None
     pricer = Pricer.build(job.model, job.cluster, job.training, learned(wiring, job))
     return float(pricer.price(LayoutBatch.from_layouts([job.layout])).step_seconds[0])
 
@@ -102,7 +101,6 @@ def timed(
 
 def run(name: str, factor: float, versions: dict[str, str], job: Job = JOB) -> Measurement:
     pricer = Pricer.build(job.model, job.cluster, job.training)
-    assert job.layout is not None
     seconds = float(pricer.price(LayoutBatch.from_layouts([job.layout])).step_seconds[0])
     measured = Measured(rung="probed", step_seconds=factor * seconds)
     return Measurement(
@@ -170,7 +168,6 @@ def test_kernels_whose_versions_contradict_every_run_wait_and_displace_nothing(
     assert update_from_probes(wiring, [timed(wiring, 1, factor=1.0)]) == []
     assert seconds_of(JOB, wiring) == after
     latest = wiring.calibrations.latest(Subject(trainer="torchtitan", gpu=GPU))
-    assert latest is not None
     assert latest.id == taught.id
 
 
@@ -188,8 +185,6 @@ def test_what_a_study_counts_itself_is_left_out_of_its_calibration(wiring: Wirin
     wiring.measurements.add([run("m-1", 1.3, VERSIONS), run("m-2", 1.0, VERSIONS, OTHER)])
     (newest,) = update_from(wiring, "m-1", "m-2")
     whole, (without_first, unstored) = learned(wiring, JOB), learned_without(wiring, JOB, {"m-1"})
-    assert whole is not None
-    assert without_first is not None
     assert whole.id == newest.id
     alone_ = learn(shipped_calibration(), [run("m-2", 1.0, VERSIONS, OTHER)])
     assert without_first.id == alone_.id
@@ -202,12 +197,10 @@ def test_what_a_study_counts_itself_is_left_out_of_its_calibration(wiring: Wirin
         "a plan's calibration is found by its id"
     )
     latest = wiring.calibrations.latest(Subject(trainer="torchtitan", gpu=GPU))
-    assert latest is not None
     assert latest.id == newest.id
     assert learned_without(wiring, JOB, {"m-1", "m-2"}) == (None, None)
     again, unstored = learned_without(wiring, JOB, {"m-9"})
     assert unstored is None
-    assert again is not None
     assert again.id == newest.id
 
 
@@ -278,7 +271,6 @@ def test_what_is_deleted_is_forgotten(wiring: Wiring) -> None:
     (again,) = update_about(wiring, [wiring.measurements.delete("m-2")])
     alone_ = learn(shipped_calibration(), [run("m-1", 1.3, VERSIONS)])
     assert again.id == alone_.id
-    assert with_both is not None
     assert wiring.calibrations.get(with_both.id).superseded_at is not None
     assert update_about(wiring, [wiring.measurements.delete("m-1")]) == []
     assert seconds_of(JOB, wiring) == before
@@ -291,7 +283,6 @@ def test_a_keys_runs_teach_its_own_plans_until_they_are_shared(wiring: Wiring) -
     assert learned(wiring, JOB) is None
     assert learned(wiring, JOB, "bob") is None
     mine = learned(wiring, JOB, "ann")
-    assert mine is not None
     assert wiring.calibrations.get(mine.id).owner == "ann"
     stored(wiring, run("m-2", 1.0, VERSIONS, OTHER), owner="root")
     everyones, anns = learned(wiring, JOB), learned(wiring, JOB, "ann")
@@ -302,7 +293,6 @@ def test_a_keys_runs_teach_its_own_plans_until_they_are_shared(wiring: Wiring) -
     (found,) = [wiring.measurements.get(one) for one in wiring.measurements.share(asked_by="ann")]
     update_from_measurements(wiring, [found])
     shared = learned(wiring, JOB, "bob")
-    assert shared is not None
     assert wiring.calibrations.get(shared.id).num_runs == 2
 
 
@@ -326,7 +316,6 @@ def test_a_calibration_from_older_runs_never_replaces_a_newer_one(
     monkeypatch.setattr(update, "_made", overtaken)
     update.update_calibrations(slow, [("torchtitan", GPU)], anew=True)
     latest = wiring.calibrations.latest(Subject(trainer="torchtitan", gpu=GPU))
-    assert latest is not None
     assert latest.num_runs == 3
     assert latest.built_from == wiring.learning.inputs(latest.subject).digest
 
@@ -351,7 +340,6 @@ def test_many_teachers_at_once_end_with_every_run(wiring: Wiring) -> None:
     for thread in threads:
         thread.join()
     latest = wiring.calibrations.latest(Subject(trainer="torchtitan", gpu=GPU))
-    assert latest is not None
     assert latest.num_runs == len(runs)
 
 

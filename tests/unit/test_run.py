@@ -36,7 +36,6 @@ def case(
             "layout": layout or {"dp_shard": 64},
         }
     )
-    assert job.layout is not None
     return Pricer.build(job.model, job.cluster, job.training), LayoutBatch.from_layouts(
         [job.layout]
     )
@@ -376,8 +375,6 @@ def test_regret_of_two_layouts_in_closed_form() -> None:
     #     sqrt 2) = 1.006, Q = 0.157.
     even = regret(np.array([1.0, 1.0]), covariance(independent(2, 0.067)), searched("throughput"))
     apart = regret(np.array([1.0, 1.1]), covariance(independent(2, 0.067)), searched("cost"))
-    assert even is not None
-    assert apart is not None
     assert even.probability_other_better == pytest.approx(0.5, abs=0.03)
     assert apart.probability_other_better == pytest.approx(0.157, abs=0.02)
     # E max(0, sd z) = sd / sqrt(2 pi) with sd = 0.067 sqrt 2.
@@ -408,8 +405,6 @@ def test_regret_does_not_depend_on_which_way_eigenvectors_point(
 
     monkeypatch.setattr(np.linalg, "eigh", turned)
     after = regret(scores, errors, searched("throughput"))
-    assert before is not None
-    assert after is not None
     assert after.statement == before.statement
 
 
@@ -420,8 +415,6 @@ def test_what_layouts_load_on_alike_is_no_regret() -> None:
     same, different = (
         regret(scores, covariance(spread), searched("time")) for spread in (alike, unlike)
     )
-    assert same is not None
-    assert different is not None
     assert same.expected_share == same.probability_other_better == 0.0
     assert different.expected_share > 0.03
 

@@ -549,7 +549,6 @@ def test_a_range_of_sizes_is_searched_at_each() -> None:
 def test_versus_current() -> None:
     plan = plan_of(layout={"dp_shard": 8, "ac": "full"}, search={"top_k": 1})
     current = plan.versus_current
-    assert current is not None
     assert current.speedup == pytest.approx(
         (current.estimate.step_seconds or 0) / (plan.ranked[0].estimate.step_seconds or 1)
     )
@@ -562,7 +561,6 @@ def test_versus_current() -> None:
 
 def test_versus_a_current_layout_that_cannot_run() -> None:
     current = plan_of(layout={"tp": 3, "dp_shard": 2}, search={"top_k": 1}).versus_current
-    assert current is not None
     assert not current.estimate.valid
     assert current.speedup is None
     assert "cannot run" in current.reasons[0]

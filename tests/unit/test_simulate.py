@@ -92,7 +92,6 @@ def test_two_stages_by_hand() -> None:
     """
     result = run("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n", costs([[1.0, 2.0]], send=0.5))
     line = result.timeline
-    assert line is not None
     starts = {str(action): line.start_seconds_AC[k, 0] for k, action in enumerate(line.actions)}
     assert starts == {
         "0F0": 0.0,
@@ -115,7 +114,6 @@ def test_a_send_does_not_hold_up_its_sender_and_is_free_within_a_rank() -> None:
     folded = run("0F0,1F0,1B0,0B0\n", costs([[1.0, 1.0]], send=9.0))
     assert folded.makespan_seconds_C[0] == 6.0
     async_send = run("0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n", costs([[1.0, 1.0]], send=9.0))
-    assert async_send.timeline is not None
     assert async_send.timeline.start_seconds_AC[1, 0] == 1.0
 
 
@@ -129,7 +127,6 @@ def test_memory_counts_saved_weight_share_and_transients() -> None:
     given = costs([[1.0]], saved=10.0, weight_grad_bytes=4.0, transient=(1.0, 5.0))
     result = run("0F0,0F1,0I0,0I1,0W0,0W1\n", given)
     line = result.timeline
-    assert line is not None
     assert line.kept_bytes_AC[:, 0].tolist() == [10.0, 20.0, 14.0, 8.0, 4.0, 0.0]
     # the first I: both microbatches and its transient
     assert result.peak_saved_bytes_CR.tolist() == [[25.0]]

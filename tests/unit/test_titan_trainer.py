@@ -281,7 +281,6 @@ def test_an_emulated_rank_has_memory_and_time_and_its_loss_is_not_judged() -> No
     unjudged = TitanTrainer().read(asked, _with_losses(log, "nan"))
     assert isinstance(unjudged, MeasuredRun)
     assert len(unjudged.memory) == 1
-    assert unjudged.step_seconds is not None
     assert unjudged.step_seconds > 0
 
 

@@ -33,7 +33,6 @@ def case(training: dict[str, Any] | None = None, **layout: Any) -> tuple[Pricer,
             "layout": layout or {"dp_shard": 16},
         }
     )
-    assert job.layout is not None
     return Pricer.build(job.model, job.cluster, job.training), LayoutBatch.from_layouts(
         [job.layout]
     )
