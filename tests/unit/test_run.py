@@ -282,7 +282,7 @@ def _simulated(useful: float, blocked: float, upload: float, mtbf: float, restar
 
 
 @pytest.mark.parametrize(
-    ("useful", "blocked", "upload"), [(300.0, 30.0, 0.0), (300.0, 3.0, 120.0), (120.0, 3.0, 100.0)]
+    ("useful", "blocked", "up"), [(300.0, 30.0, 0.0), (300.0, 3.0, 120.0), (120.0, 3.0, 100.0)]
 )
 def test_goodput_agrees_with_simulated_failures(useful: float, blocked: float, up: float) -> None:
     mtbf, restart = 7200.0, 600.0
