@@ -76,7 +76,11 @@ def needed(module: str) -> Any:
 
 def one_fast(first: object, *others: object) -> list[Any]:
     """Values of a parametrized test: the first at every commit, the others in the slow tier."""
-    return [first, *(pytest.param(one, marks=pytest.mark.slow) for one in others)]
+    return [first, *slow(*others)]
+
+
+def slow(*values: object) -> list[Any]:
+    return [pytest.param(one, marks=pytest.mark.slow) for one in values]
 
 
 def tiers(few: int, many: int, **strategies: Any) -> Callable[[Callable[..., None]], Any]:
