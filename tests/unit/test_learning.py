@@ -119,19 +119,14 @@ def update_from(wiring: Wiring, *ids: str) -> list[CalibrationRecord]:
 def test_timed_kernels_move_the_next_plan(wiring: Wiring) -> None:
     before = seconds_of(JOB, wiring)
     (record,) = update_from_probes(wiring, [timed(wiring, 1)])
-    assert (record.trainer, record.gpu, record.num_runs, record.software) == (
-        "torchtitan",
-        GPU,
-        0,
-        VERSIONS,
-    )
+    assert (record.trainer, record.gpu) == ("torchtitan", GPU)
+    assert (record.num_runs, record.software) == (0, VERSIONS)
     assert line_about(record).endswith("from timed kernels; plans and estimates use it")
     assert 1.05 * before < seconds_of(JOB, wiring) < SLOWER * before
     (again,) = update_from_probes(wiring, [timed(wiring, 2, factor=1.0)])
     assert again.id != record.id
-    assert seconds_of(JOB, wiring) == pytest.approx(before, rel=1e-6), (
-        "the newest timing of a kernel counts"
-    )
+    # the newest timing of a kernel counts
+    assert seconds_of(JOB, wiring) == pytest.approx(before, rel=1e-6)
 
 
 @pytest.mark.slow
@@ -159,9 +154,7 @@ def test_kernels_under_other_versions_or_of_another_trainer_stay_out(wiring: Wir
     assert set(record.document["fitted"]) == shipped_calibration().fitted
 
 
-def test_kernels_whose_versions_contradict_every_run_wait_and_displace_nothing(
-    wiring: Wiring,
-) -> None:
+def test_kernels_whose_versions_contradict_every_run_displace_nothing(wiring: Wiring) -> None:
     wiring.measurements.add([run("m-1", 1.3, {"torch": "2.10.0"})])
     (taught,) = update_from(wiring, "m-1")
     after = seconds_of(JOB, wiring)
@@ -172,9 +165,8 @@ def test_kernels_whose_versions_contradict_every_run_wait_and_displace_nothing(
 
 
 def test_kernels_join_a_run_that_does_not_name_its_torch(wiring: Wiring) -> None:
-    wiring.measurements.add(
-        [run("m-1", 1.2, {"trainer_version": "0.2.2", "gpu_name": VERSIONS["gpu_name"]})]
-    )
+    versions = {"trainer_version": "0.2.2", "gpu_name": VERSIONS["gpu_name"]}
+    wiring.measurements.add([run("m-1", 1.2, versions)])
     (both,) = update_from_probes(wiring, [timed(wiring, 1)])
     assert both.num_runs == 1
     assert len(set(both.document["fitted"]) - shipped_calibration().fitted) == len(SHAPES)
@@ -193,9 +185,8 @@ def test_what_a_study_counts_itself_is_left_out_of_its_calibration(wiring: Wirin
     with pytest.raises(NotFoundError):  # a read writes nothing
         wiring.calibrations.get(alone_.id)
     assert calibration_for_study(wiring, JOB, {"m-1"}, "", until=None) is not None
-    assert wiring.calibrations.get(alone_.id).num_runs == 1, (
-        "a plan's calibration is found by its id"
-    )
+    # a plan's calibration is found by its id
+    assert wiring.calibrations.get(alone_.id).num_runs == 1
     latest = wiring.calibrations.latest(Subject(trainer="torchtitan", gpu=GPU))
     assert latest.id == newest.id
     assert learned_without(wiring, JOB, {"m-1", "m-2"}) == (None, None)
@@ -207,9 +198,8 @@ def test_what_a_study_counts_itself_is_left_out_of_its_calibration(wiring: Wirin
 def test_kernels_of_a_job_that_is_none_any_more_are_passed_over(wiring: Wiring) -> None:
     lost = timed(wiring, 1)
     with wiring.engine.begin() as connection:
-        connection.exec_driver_sql(
-            "update probes set request = replace(request, 'llama3-8b', 'llama3-8c')"
-        )
+        command = "update probes set request = replace(request, 'llama3-8b', 'llama3-8c')"
+        connection.exec_driver_sql(command)
     assert "llama3-8c" in str(wiring.probes.get(lost.id).request)
     wiring.measurements.add([run("m-1", 1.2, VERSIONS)])
     (record,) = update_from(wiring, "m-1")
@@ -234,9 +224,7 @@ def stored(wiring: Wiring, *runs: Measurement, owner: str = "ann", shared: bool 
     return kept
 
 
-def test_runs_that_cannot_be_are_kept_with_the_reason_and_move_nobodys_plans(
-    wiring: Wiring,
-) -> None:
+def test_runs_that_cannot_be_are_kept_with_the_reason_and_move_no_plans(wiring: Wiring) -> None:
     before = seconds_of(JOB, wiring)
     fast = [
         run(f"m-{i}", 1.0, VERSIONS, FAST).model_copy(
