@@ -50,9 +50,8 @@ def large_micro_batch(x: LayoutBatch, c: Context) -> np.ndarray:
 
 def schedule_pays(x: LayoutBatch, c: Context) -> np.ndarray:
     schedule = names_of(x.pp_schedule, SCHEDULES.names)
-    split = np.array(
-        [any(part in name for part in SPLIT_BACKWARD) for name in schedule], dtype=bool
-    )
+    splits = {name: any(part in name for part in SPLIT_BACKWARD) for name in SCHEDULES.names}
+    split = np.array([splits[name] for name in schedule], dtype=bool)
     recomputes = names_of(x.ac_kind, AC_KINDS) != "none"
     in_torch = c.training.trainer in ("torchtitan", "fsdp")
     return (schedule == "1F1B") | ((x.pp > 1) & ~(split & recomputes & in_torch))

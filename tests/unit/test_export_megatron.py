@@ -4,7 +4,6 @@ import json
 
 import pytest
 from export_cases import BASE, MODELS, OTHER, cluster, layout, layouts, model, training
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.export import export as export_to
@@ -15,15 +14,15 @@ from planner.export.megatron_graphs import read_graphs
 from planner.export.megatron_read import plain_names
 from planner.intake.models import read_model
 from planner.specs.layout import Layout
+from tests.conftest import tiers
 
 
 def make(
     name: str = "llama3-70b", job: dict | None = None, num_gpus: int = 256, **values: object
 ) -> Export:
     chosen = layout(num_gpus, "megatron", **values)
-    return export(
-        chosen, model(name), cluster(num_gpus), training(trainer="megatron", **(job or {}))
-    )
+    made = training(trainer="megatron", **(job or {}))
+    return export(chosen, model(name), cluster(num_gpus), made)
 
 
 def flags_of(exported: Export) -> dict[str, list[str]]:
@@ -45,8 +44,7 @@ def test_no_field_of_a_layout_is_ignored(field: str) -> None:
     assert said[0] != said[1]
 
 
-@settings(max_examples=500, deadline=None)
-@given(data=st.data(), name=st.sampled_from(MODELS))
+@tiers(80, 1000, data=st.data(), name=st.sampled_from(MODELS))
 def test_any_layout_reads_back(data: st.DataObject, name: str) -> None:
     spec = model(name)
     chosen = data.draw(layouts(spec.num_hidden_layers))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from export_cases import BASE, MODELS, OTHER, cluster, layout, layouts, model, training
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.errors import SpecError, UnknownNameError
@@ -23,6 +23,7 @@ from planner.intake.models import read_model
 from planner.specs.layout import Layout, parse_ac
 from planner.trainers.registry import TRAINERS
 from planner.trainers.titan_models import FLAVORS, even_split, find_flavor, uniform_layers_per_stage
+from tests.conftest import tiers
 
 VERSIONS = ("0.2.2", "0.3.0")
 
@@ -63,9 +64,7 @@ def test_no_field_of_a_layout_is_ignored(field: str, version: str) -> None:
     assert said[0] != said[1]
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-@settings(max_examples=300, deadline=None)
-@given(data=st.data(), name=st.sampled_from(MODELS))
+@tiers(80, 800, data=st.data(), name=st.sampled_from(MODELS), version=st.sampled_from(VERSIONS))
 def test_any_layout_reads_back(data: st.DataObject, name: str, version: str) -> None:
     spec = model(name)
     chosen = data.draw(layouts(spec.num_hidden_layers))
@@ -77,8 +76,7 @@ def test_any_layout_reads_back(data: st.DataObject, name: str, version: str) -> 
             ast.parse(text)
 
 
-@settings(max_examples=300, deadline=None)
-@given(data=st.data())
+@tiers(60, 600, data=st.data())
 def test_a_layout_of_the_trainers_own_words_has_no_blocker(data: st.DataObject) -> None:
     """What the trainer's row of `TRAINERS` allows, 0.2.2 says in its file."""
     rules, spec = TRAINERS["torchtitan"], model("llama3-70b")
@@ -444,9 +442,8 @@ def test_deepseek_with_cp_brings_plain_attention() -> None:
     exported = make(name="deepseek-v3", cp=2)
     assert "attn_type='sdpa'" in exported.files["planner_model.py"]
     assert "sdpa" not in make(name="deepseek-v3").files["planner_model.py"]
-    assert (
-        "use_flex_attn=False" in make("0.2.0", name="deepseek-v3", cp=2).files["planner_model.py"]
-    )
+    made = make("0.2.0", name="deepseek-v3", cp=2)
+    assert "use_flex_attn=False" in made.files["planner_model.py"]
 
 
 def test_what_03_lost_is_a_blocker() -> None:
@@ -545,9 +542,8 @@ def test_versions() -> None:
     ):
         exported = make(asked)
         assert exported.version == written
-        assert any("Written for TorchTitan" in note for note in exported.notes) == (
-            asked != "v0.3.0"
-        )
+        noted = any("Written for TorchTitan" in note for note in exported.notes)
+        assert noted == (asked != "v0.3.0")
     with pytest.raises(UnknownNameError, match="export format"):
         export_to(layout(256), model(), cluster(256), training(), to="nemo")
     assert export_to(layout(256), model(), cluster(256), training()).trainer == "torchtitan"

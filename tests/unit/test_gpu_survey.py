@@ -204,9 +204,8 @@ def test_a_gpu_is_known_by_its_catalogue_name(monkeypatch: pytest.MonkeyPatch) -
 def test_without_a_gpu_the_command_says_so_in_one_line(tmp_path: Path) -> None:
     program = str(ROOT / "benchmarks" / "gpu_survey.py")
     command = [sys.executable, program, "--out", str(tmp_path), "--list"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=300, cwd=tmp_path
-    )
+    options = {"capture_output": True, "text": True, "check": False, "timeout": 300}
+    done = subprocess.run(command, **options, cwd=tmp_path)
     assert done.returncode in (0, 1)
     assert done.returncode == 0 or done.stderr.count("\n") == 1
 
@@ -347,9 +346,8 @@ def test_no_run_teaches_what_judges_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_memory_alone_is_a_row_of_the_table() -> None:
-    (case,) = (
-        case for case in fake_cases("h100-sxm-80gb") if case.id == "fake/rank/405b-on-512/480"
-    )
+    cases = {case.id: case for case in fake_cases("h100-sxm-80gb")}
+    case = cases["fake/rank/405b-on-512/480"]
     numbers = {"status": "ok", "rung": "emulated", "peak_allocated_bytes": 2.0**35, **case.labels}
     (line,) = predicted_against_measured.table([{"id": case.id, **case.job, "measured": numbers}])
     assert (line.emulated, line.measured_seconds, line.measured_allocated) == (True, None, 2.0**35)

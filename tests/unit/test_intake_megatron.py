@@ -181,11 +181,8 @@ def test_every_export_reads_back_from_its_script(data: st.DataObject) -> None:
     made = exported(chosen, name, chosen.num_gpus, "megatron", global_batch_size=batch)
     nodes = {"gpu": "h100-sxm-80gb", "gpus_per_node": machine(chosen.num_gpus)["gpus_per_node"]}
     job = job_of_text("launch.sh", made.files["launch.sh"], made.files, cluster=nodes)
-    told = {
-        gap.fault.field: gap.fault.value
-        for gap in made.gaps
-        if gap.fault.field in Layout.model_fields
-    }
+    faults = (gap.fault for gap in made.gaps)
+    told = {one.field: one.value for one in faults if one.field in Layout.model_fields}
     layers = shapes.num_hidden_layers
     assert same_run(job.layout.model_copy(update=told), chosen, layers, "megatron")
     assert job.cluster.num_gpus == chosen.num_gpus
@@ -203,11 +200,8 @@ def test_an_edited_script_runs_the_new_layout_and_keeps_the_rest(data: st.DataOb
     batch = 2 * winner.micro_batch_size * winner.dp_degree
     new = edited(SCRIPT, winner, "llama3-70b", batch)
     made = exported(winner, "llama3-70b", winner.num_gpus, "megatron", global_batch_size=batch)
-    told = {
-        gap.fault.field: gap.fault.value
-        for gap in made.gaps
-        if gap.fault.field in Layout.model_fields
-    }
+    faults = (gap.fault for gap in made.gaps)
+    told = {one.field: one.value for one in faults if one.field in Layout.model_fields}
     stated = read(CurrentSpec(name="train.sh", text=new))
     run = stated.run(model("llama3-70b"), winner.num_gpus)
     assert same_run(Layout.model_validate({**run.layout, **told}), winner, 80, "megatron")

@@ -121,9 +121,8 @@ def test_learning_makes_surer() -> None:
 
 def test_repeats_count_once_and_are_averaged() -> None:
     once = learn(shipped_calibration(), [measurement("a", job(), 1.2)])
-    noisy = learn(
-        shipped_calibration(), [measurement("a", job(), 1.1), measurement("b", job(), 1.2**2 / 1.1)]
-    )
+    runs = [measurement("a", job(), 1.1), measurement("b", job(), 1.2**2 / 1.1)]
+    noisy = learn(shipped_calibration(), runs)
     assert noisy.shifts == pytest.approx(once.shifts, abs=1e-9)
     assert noisy.id != once.id
 
@@ -183,9 +182,8 @@ def kernel_run(gpu: str, factor: float) -> KernelRun:
     machine = on(gpu, "llama3-8b")
     sizes = [(8192, 4096, 4096), (8192, 14336, 4096), (8192, 4096, 14336)]
     shapes = [KernelShape.of("gemm", m=m, n=n, k=k) for m, n, k in sizes]
-    seconds = shape_seconds(
-        alone(Pricer.build(machine.model, machine.cluster, machine.training)), shapes
-    )
+    pricer = Pricer.build(machine.model, machine.cluster, machine.training)
+    seconds = shape_seconds(alone(pricer), shapes)
     return KernelRun(
         job=machine,
         timings=tuple(

@@ -203,9 +203,8 @@ def pool(
 class TestLeases:
     def test_side_by_side_where_they_fit_and_never_two_on_one(self, tmp_path: Path) -> None:
         here, launcher = pool(tmp_path, seconds=0.2)
-        threads = [
-            threading.Thread(target=here.run, args=(task(size),)) for size in (2, 1, 1, 2, 4, 1)
-        ]
+        tasks = [task(size) for size in (2, 1, 1, 2, 4, 1)]
+        threads = [threading.Thread(target=here.run, args=(one,)) for one in tasks]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -55,10 +55,8 @@ class Pool:
             self.told.append((one.layout, step))
             job = read_job({**REQUEST, "layout": one.layout.model_dump(mode="json")})
             numbers = Measured(rung="probed", step_seconds=step, gpu_seconds=10.0, steps=10)
-            yield (
-                one,
-                Measurement(id=f"m-{len(self.told)}", created_at="", job=job, measured=numbers),
-            )
+            name = f"m-{len(self.told)}"
+            yield one, Measurement(id=name, created_at="", job=job, measured=numbers)
 
     def plan(self, max_probes: int = 8, **search: Any) -> Plan:
         probe = {**REQUEST["probe"], "max_probes": max_probes}
@@ -159,9 +157,8 @@ def test_whatever_was_measured_in_few_probes_an_answer_is_a_measured_one(seed: i
     winner, *others = pool.plan(max_probes=3, top_k=20).ranked
     assert winner.expected_step_seconds == pytest.approx(min(step for _, step in pool.told))
     slower = [entry for entry in others if entry.measurement]
-    assert all(
-        (entry.expected_step_seconds or 0.0) >= winner.expected_step_seconds for entry in slower
-    )
+    seconds = [entry.expected_step_seconds or 0.0 for entry in slower]
+    assert all(one >= winner.expected_step_seconds for one in seconds)
 
 
 def on_paper() -> Plan:

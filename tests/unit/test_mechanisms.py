@@ -115,14 +115,8 @@ USES: dict[str, tuple[dict, dict]] = {
         for tokens in (8192, 32768, 131072, 524288)
     },
 }  # fmt: skip
-OF_TRAINING = {
-    "trainer_version",
-    "seq_len",
-    "optimizer",
-    "attention_kernel",
-    "cuda_graphs",
-    "chunked_loss",
-}
+OF_TRAINING = {"trainer_version", "seq_len", "optimizer", "attention_kernel"}
+OF_TRAINING |= {"cuda_graphs", "chunked_loss"}
 
 
 def basis_of(calibration: Calibration, asked: Job) -> Mapping[str, str]:
@@ -177,8 +171,9 @@ def test_columns_say_what_single_layouts_say() -> None:
     layouts = [one.layout for one in jobs if one.layout is not None]
     batch = LayoutBatch.from_layouts(layouts)
     bare = replace_seen()
+    alone = [names(each) for each in jobs]
     assert [set(np.flatnonzero(row)) for row in unmeasured(batch, jobs[0], bare)] == [
-        {place for place, one in enumerate(MECHANISMS) if one.name in names(each)} for each in jobs
+        {place for place, one in enumerate(MECHANISMS) if one.name in used} for used in alone
     ]
     assert points(batch, jobs[0]).tolist() == [
         sum(one.points for one in used_by(layout, jobs[0])) for layout in layouts

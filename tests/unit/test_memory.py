@@ -97,9 +97,8 @@ def test_gradients_accumulate_whole_under_a_pipeline() -> None:
     """
     held = shapes(saved_bytes=20 * GIB, in_flight=1.0)
     for dtype, width in (("float32", 4), ("bfloat16", 2)):
-        m = memory(
-            held, trainer="torchtitan", microbatches=4.0, pp=2, zero_stage=3, reduce_dtype=dtype
-        )
+        layout = {"pp": 2, "zero_stage": 3, "reduce_dtype": dtype}
+        m = memory(held, trainer="torchtitan", microbatches=4.0, **layout)
         assert float(m.gradients[0, 0]) == pytest.approx(PARAMETERS * width)
 
 
@@ -470,9 +469,8 @@ def test_experts_of_an_ep_group_are_reduced_apart_from_their_layer() -> None:
     """
     p = pricer("mixtral-8x7b")
     for ep in (1, 8):
-        batch = LayoutBatch.from_layouts(
-            [resolve_layout({"ep": ep}, trainer="torchtitan", num_gpus=8)]
-        )
+        layout = resolve_layout({"ep": ep}, trainer="torchtitan", num_gpus=8)
+        batch = LayoutBatch.from_layouts([layout])
         shards = unit_shards(batch, p.optimizer_step, p.fabric, p.profile, p.cluster.rank_order)
         dense, expert = (column[0, 0] for column in unit_parameters(p.model, batch))
         assert shards.local[0, 0] == dense + expert

@@ -46,9 +46,8 @@ class TestCatalogue:
         assert read_model(name) == load_model("llama3-70b")
 
     def test_no_alias_means_two_models(self):
-        aliases = [
-            alias.lower() for name in model_names() for alias in (name, *model_entry(name).aliases)
-        ]
+        names = [one for name in model_names() for one in (name, *model_entry(name).aliases)]
+        aliases = [name.lower() for name in names]
         assert len(aliases) == len(set(aliases))
 
     def test_every_entry_names_its_source(self):
@@ -280,9 +279,8 @@ class TestInline:
         ],
     )
     def test_rows_as_published_measurements_write_them(self, keys, billions):
-        model = read_model(
-            {**keys, "vocab_size": 51200, "tie_word_embeddings": True, "name": "row"}
-        )
+        more = {"vocab_size": 51200, "tie_word_embeddings": True, "name": "row"}
+        model = read_model({**keys, **more})
         assert model.total_parameters() / 1e9 == pytest.approx(billions, abs=0.05)
 
 

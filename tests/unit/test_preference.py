@@ -55,9 +55,8 @@ BUDGET = {"dp_shard": 8, "ac": "memory-budget-0.5", "compile": True}
 def all_but(*lacking: str) -> Calibration:
     """A calibration whose runs used every mechanism except these."""
     used = (one.name for one in MECHANISMS if one.name not in lacking)
-    return replace(
-        shipped_calibration(), seen=frozenset(("torchtitan", "hopper", name) for name in used)
-    )
+    seen = frozenset(("torchtitan", "hopper", name) for name in used)
+    return replace(shipped_calibration(), seen=seen)
 
 
 ALL_BUT_BUDGETS = all_but("ac memory-budget")
@@ -229,10 +228,8 @@ def test_layouts_of_a_stack_differ_by_what_its_runs_scatter_by() -> None:
     shipped = shipped_calibration()
     batch = layouts(PLAIN, PIPED, BUDGET)
     pricer = Pricer.build(NODE.model, NODE.cluster, NODE.training, shipped)
-    among, alone = (
-        spread_within_stack(pricer, batch),
-        time_spread(pricer, batch, pricer.price(batch)),
-    )
+    among = spread_within_stack(pricer, batch)
+    alone = time_spread(pricer, batch, pricer.price(batch))
     rest = shipped.directions("torchtitan", "hopper")[1]
     assert among.own_sd == pytest.approx(np.sqrt(rest + shipped.own_run_sd**2))
     assert shipped.own_run_sd < shipped.run_sd
@@ -303,9 +300,8 @@ def plan_of(**search: object) -> Plan:
         "training": {"seq_len": 8192, "global_batch_size": 64},
         "search": {**search, "fix": {**plain, **given}},
     }
-    return recommend(
-        read_job(job), ports=Ports(clock=Fixed(), ids=Fixed()), calibration=ALL_BUT_BUDGETS
-    )
+    ports = Ports(clock=Fixed(), ids=Fixed())
+    return recommend(read_job(job), ports=ports, calibration=ALL_BUT_BUDGETS)
 
 
 @pytest.mark.slow

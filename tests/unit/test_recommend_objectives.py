@@ -52,10 +52,8 @@ def plan_of(
 
 @pytest.fixture(scope="module")
 def plans() -> dict[str, Plan]:
-    return {
-        objective: plan_of(objective)
-        for objective in ("throughput", "time", "cost", "energy", "memory")
-    }
+    names = ("throughput", "time", "cost", "energy", "memory")
+    return {objective: plan_of(objective) for objective in names}
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """Parts of the probe program that need torch but no second process."""
 
 import math
-import subprocess
 import sys
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from planner.catalog.models import model_names
 from planner.errors import SpecError
 from planner.intake.models import read_model
+from planner.trainers.registry import resolve_layout
 from probes.protocol import ProbeTask
 from tests.conftest import needed
 from tests.e2e.probe_jobs import MODELS, task
@@ -380,19 +380,14 @@ def test_a_line_of_nvidia_smi() -> None:
 # ---- precision -----------------------------------------------------------------------------------
 
 
-def test_without_torchao_float8_is_one_clear_line() -> None:
-    code = (
-        "import sys; sys.modules['torchao'] = None; sys.modules['torchao.float8'] = None\n"
-        "from probes.reference import precision\n"
-        "from planner.trainers.registry import resolve_layout\n"
-        "layout = resolve_layout({'precision': 'float8-rowwise'}, trainer='torchtitan', "
-        "num_gpus=1)\n"
-        "try:\n    precision.apply(None, layout, emulate=True)\n"
-        "except ImportError as error:\n    print(error)\n"
-    )
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert "layout.precision=float8-rowwise needs torchao" in done.stdout, done.stderr
+def test_without_torchao_float8_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    from probes.reference import precision
+
+    for name in ("torchao", "torchao.float8"):
+        monkeypatch.setitem(sys.modules, name, None)
+    layout = resolve_layout({"precision": "float8-rowwise"}, trainer="torchtitan", num_gpus=1)
+    with pytest.raises(ImportError, match=r"layout\.precision=float8-rowwise needs torchao"):
+        precision.apply(torch.nn.Linear(1, 1), layout, emulate=True)
 
 
 def test_timing_spread() -> None:

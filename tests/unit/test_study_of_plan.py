@@ -155,9 +155,8 @@ def test_the_front_of_time_and_cost_is_the_plans_over_its_sizes(several_sizes: P
     }
     assert shown.keys() == options.keys()
     values = {key: tuple(trial.values) for key, trial in shown.items()}
-    assert values == {
-        key: pytest.approx((one.time_to_train_seconds, one.cost)) for key, one in options.items()
-    }
+    pairs = {key: (one.time_to_train_seconds, one.cost) for key, one in options.items()}
+    assert values == {key: pytest.approx(pair) for key, pair in pairs.items()}
     beaten = {
         key
         for key, (time, cost) in values.items()
@@ -221,11 +220,8 @@ def test_a_plan_with_probes_has_them_as_trials(probed: Plan) -> None:
     study = planner.study_of(probed)
     assert (study.study_name, study.metric_names) == (probed.id, ["step_seconds"])
     complete = [one for one in study.trials if one.state is TrialState.COMPLETE]
-    measured = {
-        entry.layout: entry.measurement["step_seconds"]
-        for entry in probed.ranked
-        if entry.measurement
-    }
+    entries = [entry for entry in probed.ranked if entry.measurement]
+    measured = {entry.layout: entry.measurement["step_seconds"] for entry in entries}
     assert {layout_in(study, one): one.value for one in complete} == pytest.approx(measured)
     for trial in complete:
         attributes = trial.user_attrs
