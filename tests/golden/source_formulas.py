@@ -28,7 +28,6 @@ BANDWIDTH, LATENCY, SIZE = 100e9, 2e-6, 1e9
 
 def _priced(job: Mapping[str, Any]) -> tuple[Pricer, Job, Prices]:
     parsed = read_job(dict(job))
-    assert parsed.layout is not None
     pricer = Pricer.build(parsed.model, parsed.cluster, parsed.training)
     return pricer, parsed, pricer.price(LayoutBatch.from_layouts([parsed.layout]))
 
@@ -37,19 +36,16 @@ def effective_batch(local_batch: int, accumulation: int, dp: int) -> float:
     """Global batch at which a layout of this local batch and DP degree accumulates so many
     times.
     """
-    layout = resolve_layout(
-        {"dp_shard": dp, "micro_batch_size": local_batch}, trainer="torchtitan", num_gpus=dp
-    )
-    return float(
-        next(batch for batch in range(1, 10_000) if layout.num_microbatches(batch) == accumulation)
-    )
+    values = {"dp_shard": dp, "micro_batch_size": local_batch}
+    layout = resolve_layout(values, trainer="torchtitan", num_gpus=dp)
+    sizes = range(1, 10_000)
+    return float(next(size for size in sizes if layout.num_microbatches(size) == accumulation))
 
 
 def accumulation_steps(global_batch: int, local_batch: int, dp: int) -> float:
     """Microbatches of a step without a pipeline."""
-    layout = resolve_layout(
-        {"dp_shard": dp, "micro_batch_size": local_batch}, trainer="torchtitan", num_gpus=dp
-    )
+    values = {"dp_shard": dp, "micro_batch_size": local_batch}
+    layout = resolve_layout(values, trainer="torchtitan", num_gpus=dp)
     return float(layout.num_microbatches(global_batch))
 
 
@@ -59,12 +55,8 @@ def layer_activations(tp: int, sp: bool, ac: str, dropout: float) -> float:
     dropout: probability on the two residual branches.
     """
     layout = {"tp": tp, "pp": 8, "sequence_parallel": sp, "ac": ac}
-    training = {
-        "seq_len": 2048,
-        "global_batch_size": 64,
-        "trainer": "megatron",
-        "attention_kernel": "unfused",
-    }
+    training = {"seq_len": 2048, "global_batch_size": 64, "trainer": "megatron"}
+    training["attention_kernel"] = "unfused"
     _, job, prices = _priced(
         {
             "model": {
@@ -125,9 +117,8 @@ def hierarchical_over_closed_form(inside: int, nodes: int) -> float:
     cluster = read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": inside * nodes, "fabric": levels})
     within = (inside - 1) * (SIZE / (inside * b1) + a1)
     across = 2 * (nodes - 1) * (SIZE / inside / (nodes * b2) + a2)
-    return collective("all-reduce", SIZE, cluster, algorithm="hierarchical").seconds / (
-        2 * within + across
-    )
+    found = collective("all-reduce", SIZE, cluster, algorithm="hierarchical")
+    return found.seconds / (2 * within + across)
 
 
 def bubble_over_ideal(schedule: str, pp: int, microbatches: int) -> float:
@@ -153,7 +144,6 @@ def tensor_parallel_collectives(model: str, tp: int) -> float:
         "training": {"seq_len": 8192, "global_batch_size": 1},
     }
     parsed = read_job({**job, "layout": {"tp": tp}})
-    assert parsed.layout is not None
     batch = LayoutBatch.from_layouts([parsed.layout])
     (kind, _) = parsed.model.distinct_layers()[0]
     count = 0
@@ -192,9 +182,8 @@ def forward_flops_over_2nt(model: str, seq_len: int) -> float:
     """Counted forward FLOPs of one step over 2 x parameters x tokens."""
     cluster = {"gpu": "h100-sxm-80gb", "num_gpus": 1}
     training = {"seq_len": seq_len, "global_batch_size": 1}
-    _, parsed, prices = _priced(
-        {"model": model, "cluster": cluster, "training": training, "layout": {}}
-    )
+    job = {"model": model, "cluster": cluster, "training": training, "layout": {}}
+    _, parsed, prices = _priced(job)
     counts = np.array([count for _, count in parsed.model.distinct_layers()] + [1.0, 1.0])
     return float(counts @ prices.stage_seconds.forward_flops[:, 0]) / (
         2.0 * parsed.model.total_parameters() * seq_len
@@ -216,9 +205,8 @@ def causal_attention_share(seq_len: int) -> float:
         }
     ).model
     per_token = (total[2 * seq_len] - total[seq_len]) * 2.0 * model.total_parameters()
-    square = (
-        2.0 * model.num_hidden_layers * model.num_attention_heads * 2 * model.head_dim * seq_len
-    )
+    heads = model.num_hidden_layers * model.num_attention_heads
+    square = 2.0 * heads * 2 * model.head_dim * seq_len
     return per_token / square
 
 
@@ -248,9 +236,8 @@ def grouped_over_loop(experts: int, tokens: int, hidden: int, width: int) -> flo
     )
     grouped = device.gemm_seconds(rows, cols, depth, np.array([float(experts)]), bf16)[0]
     alone = device.gemm_seconds(rows, cols, depth, np.ones(1), bf16)[0]
-    return float(
-        experts * max(alone, software_profile(TRAINERS["torchtitan"]).launch_seconds) / grouped
-    )
+    launch = software_profile(TRAINERS["torchtitan"]).launch_seconds
+    return float(experts * max(alone, launch) / grouped)
 
 
 def axes_in_order(axes: list[str]) -> float:

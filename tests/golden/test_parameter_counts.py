@@ -42,9 +42,8 @@ def test_total_parameters_match_the_published_figure(name):
     if entry.exact:
         assert computed == entry.published_parameters
     else:
-        assert computed == pytest.approx(
-            entry.published_parameters, abs=rounding(entry.published_parameters)
-        )
+        published = entry.published_parameters
+        assert computed == pytest.approx(published, abs=rounding(published))
 
 
 @pytest.mark.parametrize("name", sorted(ACTIVE))
@@ -60,12 +59,8 @@ def test_parts_sum_to_the_total(name):
     ends = model.embedding_parameters() + model.final_norm_parameters + model.head_parameters()
     assert layers + ends == model.total_parameters()
     assert sum(count for _, count in model.distinct_layers()) == model.num_hidden_layers
-    assert (
-        0
-        < model.matmul_parameters_per_token()
-        < model.active_parameters()
-        <= model.total_parameters()
-    )
+    active = model.active_parameters()
+    assert 0 < model.matmul_parameters_per_token() < active <= model.total_parameters()
 
 
 def test_torchtitan_flops_of_llama3_8b():
@@ -78,7 +73,5 @@ def test_torchtitan_flops_of_llama3_8b():
 def test_torchtitan_flops_of_mla_use_the_mean_head_width():
     model = load_model("deepseek-v2-lite")
     attention = 6 * 27 * 16 * (192 + 128) * 4096
-    assert (
-        model.torchtitan_flops_per_token(4096)
-        == 6 * model.matmul_parameters_per_token() + attention
-    )
+    multiplied = 6 * model.matmul_parameters_per_token()
+    assert model.torchtitan_flops_per_token(4096) == multiplied + attention

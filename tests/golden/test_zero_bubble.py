@@ -19,7 +19,6 @@ Group = tuple[str, int, int]
 
 
 def schedule_of(found: Row) -> str:
-    assert found.job.layout is not None
     return found.job.layout.pp_schedule
 
 
@@ -27,7 +26,6 @@ def groups() -> dict[Group, dict[str, Row]]:
     found: dict[Group, dict[str, Row]] = defaultdict(dict)
     for row_id in ids("zb"):
         one = row(row_id)
-        assert one.job.layout is not None
         count = one.job.layout.num_microbatches(one.job.training.global_batch_size)
         found[one.job.model.name, one.job.cluster.num_gpus, count][schedule_of(one)] = one
     return dict(found)
@@ -38,9 +36,8 @@ GROUPS = groups()
 
 def test_all_groups_are_there() -> None:
     assert set(GROUPS) == set(itertools.product(("gpt-1.5B", "gpt-6.2B"), (8,), (24, 32, 64)))
-    assert all(
-        set(members) == {"1F1B", "Interleaved1F1B", "ZB-1p", "ZB-2p"} for members in GROUPS.values()
-    )
+    names = {"1F1B", "Interleaved1F1B", "ZB-1p", "ZB-2p"}
+    assert all(set(members) == names for members in GROUPS.values())
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -55,9 +52,8 @@ def test_schedules_come_in_the_measured_order(group: Group) -> None:
     assert not swapped
     assert rank_correlation(list(members.values())) >= 0.94  # 1; 0.95 where two measurements tie
     best = min(members, key=lambda name: members[name].estimate.step_seconds or np.inf)
-    assert (
-        best == min(members, key=lambda name: members[name].measured_seconds or np.inf) == "ZB-2p"
-    )
+    measured = min(members, key=lambda name: members[name].measured_seconds or np.inf)
+    assert best == measured == "ZB-2p"
 
 
 def test_steps_are_within_seven_percent() -> None:
@@ -75,10 +71,8 @@ def test_memory_comes_in_the_papers_order(group: Group) -> None:
     The paper does not say whether they were allocated or reserved: allocated.
     """
     members = GROUPS[group]
-    ours = {
-        name: float(found.estimate.peak_allocated_bytes or np.nan) / 1e9
-        for name, found in members.items()
-    }
+    peaks = {name: found.estimate.peak_allocated_bytes for name, found in members.items()}
+    ours = {name: float(peak or np.nan) / 1e9 for name, peak in peaks.items()}
     theirs = {
         name: float(found.job.labels["measured"]["peak_gigabytes_as_printed"])
         for name, found in members.items()
@@ -104,11 +98,8 @@ def test_bubbles_of_equal_stages_follow_table_1() -> None:
             name: str, p: int = p, m: int = m, f: float = f, i: float = i, w: float = w
         ) -> float:
             columns = (np.array([float(x)]) for x in (f, i, w))
-            return float(
-                SCHEDULES[name].bubble_seconds(
-                    np.array([p]), np.array([1]), np.array([m]), *columns
-                )[0]
-            )
+            sizes = (np.array([value]) for value in (p, 1, m))
+            return float(SCHEDULES[name].bubble_seconds(*sizes, *columns)[0])
 
         assert bubble("1F1B") == pytest.approx((p - 1) * (f + i + w))
         assert bubble("ZB-1p") == pytest.approx((p - 1) * (f + i - w))
@@ -140,10 +131,7 @@ def test_interleaving_pays_for_its_sends() -> None:
                 for name, time in times.items()
                 if time
             }
-            assert (
-                waits[count]["Interleaved1F1B"]
-                > 2 * waits[count]["1F1B"]
-                > 2 * waits[count]["ZB-1p"]
-            )
+            at = waits[count]
+            assert at["Interleaved1F1B"] > 2 * at["1F1B"] > 2 * at["ZB-1p"]
         assert waits[64]["Interleaved1F1B"] > 2 * waits[24]["Interleaved1F1B"]
         assert waits[64]["ZB-1p"] == pytest.approx(waits[24]["ZB-1p"], rel=0.05)

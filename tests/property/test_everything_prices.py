@@ -51,9 +51,8 @@ class Priced:
     @property
     def name(self) -> str:
         c = self.context
-        return (
-            f"{c.model.name} on {c.cluster.num_gpus} {c.cluster.gpu.name} with {c.training.trainer}"
-        )
+        where = f"{c.cluster.num_gpus} {c.cluster.gpu.name} with {c.training.trainer}"
+        return f"{c.model.name} on {where}"
 
 
 @cache
@@ -108,14 +107,10 @@ def random_layouts(draw: np.random.Generator, context: Context, count: int) -> L
     own = np.random.default_rng(SEED)  # of the newest fields: the others' draws stay what they were
 
     def pick(every: tuple[object, ...], sensible: frozenset[object]) -> np.ndarray:
-        inside = np.array(
-            [index for index, name in enumerate(every) if name in sensible] or range(len(every))
-        )
-        return np.where(
-            draw.random(count) < 0.9,
-            draw.choice(inside, count),
-            draw.integers(0, len(every), count),
-        )
+        found = [index for index, name in enumerate(every) if name in sensible]
+        inside = np.array(found or range(len(every)))
+        often = draw.random(count) < 0.9
+        return np.where(often, draw.choice(inside, count), draw.integers(0, len(every), count))
 
     def flag(chance: float) -> BoolColumn:
         return np.asarray(draw.random(count) < chance)
@@ -211,9 +206,8 @@ def test_enough_layouts_of_everything_were_drawn() -> None:
         for pair in itertools.product(rules.schedules, rules.precisions)
     }
     assert set(legal) == some_trainer
-    assert {job.context.model.name for job in jobs()} == {
-        read_model(name).name for name in model_names()
-    }
+    named = {read_model(name).name for name in model_names()}
+    assert {job.context.model.name for job in jobs()} == named
     assert {(job.context.cluster.gpu.name, job.context.training.trainer) for job in jobs()} == set(
         itertools.product(gpu_names(), TRAINERS)
     )
@@ -329,10 +323,8 @@ def test_every_illegal_layout_says_which_rule_and_what_would_pass() -> None:
         for rule, mask in broken_rules(job.batch, job.context):
             explained |= mask
             for row in np.flatnonzero(mask):
-                texts = (
-                    rule.rule(layouts[int(row)], job.context),
-                    rule.remedy(layouts[int(row)], job.context),
-                )
+                layout = layouts[int(row)]
+                texts = (rule.rule(layout, job.context), rule.remedy(layout, job.context))
                 if not all(
                     len(text) >= len("use bf16") and "None" not in text and "nan" not in text
                     for text in texts
@@ -386,11 +378,8 @@ def test_legal_layouts_survive_the_whole_estimate() -> None:
         seen[key] += 1
         (estimate,) = estimate_layouts(Pricer.build(c.model, c.cluster, c.training), [layout])
         assert estimate.valid, (job.name, layout)
-        assert estimate.time is not None
-        assert estimate.step_seconds == pytest.approx(estimate.time.total(), rel=1e-9), (
-            job.name,
-            layout,
-        )
+        total = pytest.approx(estimate.time.total(), rel=1e-9)
+        assert estimate.step_seconds == total, (job.name, layout)
         assert 0.0 < (estimate.step_seconds or 0.0) < np.inf
         assert 0 <= (estimate.oom_probability or 0.0) <= 1
     assert set(seen) == {*SCHEDULES, "no pipeline"}

@@ -63,7 +63,6 @@ def test_a_timeline_respects_work_order_and_inputs(
     costs = data.draw(stage_costs(pp * v))
     result = replayed(entry, pp, v, m, costs)
     line = result.timeline
-    assert line is not None
     singles = [(k, action) for k, item in enumerate(line.actions) for action in leaves((item,))]
     ends = {(a.stage, "I" if a.kind == "B" else a.kind, a.microbatch): k for k, a in singles}
     for k, action in singles:
@@ -73,9 +72,8 @@ def test_a_timeline_respects_work_order_and_inputs(
         other = action.stage - 1 if action.kind == "F" else action.stage + 1
         if action.kind != "W" and 0 <= other < pp * v:
             source = ends[(other, "F" if action.kind == "F" else "I", action.microbatch)]
-            hop = costs.send_seconds_CS[:, min(other, action.stage)] * (
-                line.rank_A[source] != line.rank_A[k]
-            )
+            moved = line.rank_A[source] != line.rank_A[k]
+            hop = costs.send_seconds_CS[:, min(other, action.stage)] * moved
             assert np.all(start >= line.end_seconds_AC[source] + hop - 1e-9)
     assert np.all(result.bubble_seconds_CR(entry.synchronous_end) >= -1e-9)
     assert np.all(result.span_seconds_CR <= result.makespan_seconds_C[:, None] + 1e-9)
@@ -152,7 +150,6 @@ def test_equal_stages_are_continued_exactly(
         replay(compiled(entry, pp, v, m), costs, num_microbatches=m),
     )
     np.testing.assert_allclose(short.makespan_seconds_C, whole.makespan_seconds_C, rtol=1e-9)
-    np.testing.assert_allclose(
-        short.span_seconds_CR.max(axis=1), whole.span_seconds_CR.max(axis=1), rtol=1e-9
-    )
+    ends, expected = (one.span_seconds_CR.max(axis=1) for one in (short, whole))
+    np.testing.assert_allclose(ends, expected, rtol=1e-9)
     np.testing.assert_allclose(short.peak_saved_bytes_CR, whole.peak_saved_bytes_CR, rtol=1e-9)

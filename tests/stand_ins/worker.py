@@ -38,9 +38,8 @@ def main() -> None:
 
 def write(task: dict, result: Path, losses: list[float]) -> None:
     layers = task["num_layers"] or 2
-    memory = [
-        {"rank": 0, "peak_allocated_bytes": 2**20 * layers, "peak_reserved_bytes": 2**21 * layers}
-    ]
+    peaks = {"peak_allocated_bytes": 2**20 * layers, "peak_reserved_bytes": 2**21 * layers}
+    memory = [{"rank": 0, **peaks}]
     outcome = {
         "status": "ok",
         "step_seconds": STEP_SECONDS,

@@ -63,9 +63,8 @@ def checkpointed(layer: nn.Module, ac: str, index: int) -> nn.Module:
     ):
         return layer
     context = {"context_fn": selective_op} if ac == "selective-op" else {}
-    wrapped: nn.Module = checkpoint_wrapper(
-        layer, preserve_rng_state=False, early_stop=False, **context
-    )
+    options = {"preserve_rng_state": False, "early_stop": False, **context}
+    wrapped: nn.Module = checkpoint_wrapper(layer, **options)
     return wrapped
 
 
@@ -171,9 +170,7 @@ def test_peak(world: int, ac: str, stage: int, number: int) -> None:
 @pytest.mark.parametrize("ac", ["block-1", "block-2"])
 @pytest.mark.parametrize("stage", [2, 3])
 @pytest.mark.parametrize("number", range(5))
-def test_peak_of_a_stage_that_recomputes_its_first_layers(
-    world: int, ac: str, stage: int, number: int
-) -> None:
+def test_peak_of_a_stage_that_recomputes_some(world: int, ac: str, stage: int, number: int) -> None:
     sizes = drawn(5000 + 10 * number + stage)
     layout = {"zero_stage": stage, "param_dtype": "bfloat16", "reduce_dtype": "float32"}
     seen = torch_peak(sizes, ac, 1, layout)
@@ -214,12 +211,8 @@ def test_peak_of_a_chunked_loss(world: int, ac: str, number: int) -> None:
 @pytest.mark.parametrize("microbatches", [1, 2])
 def test_peak_of_16_bit_states(world: int, ac: str, microbatches: int) -> None:
     """Parameters, gradients and both moments in bfloat16: 8 bytes a parameter."""
-    layout = {
-        "zero_stage": 3,
-        "param_dtype": "bfloat16",
-        "reduce_dtype": "bfloat16",
-        "master_dtype": "bfloat16",
-    }
+    names = ("param_dtype", "reduce_dtype", "master_dtype")
+    layout = {"zero_stage": 3, **dict.fromkeys(names, "bfloat16")}
     sizes = drawn(4000 + 10 * microbatches + len(ac))
     seen = torch_peak(sizes, ac, microbatches, layout)
     assert our_peak(sizes, world, ac, microbatches, layout) == pytest.approx(seen, rel=0.02), sizes
@@ -265,9 +258,7 @@ class BufferCopies(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("reduce_dtype", ["float32", "bfloat16"])
-def test_copies_out_of_and_into_buffers_are_those_that_fsdp_makes(
-    world: int, reduce_dtype: str
-) -> None:
+def test_copies_out_of_and_into_buffers_are_fsdps(world: int, reduce_dtype: str) -> None:
     layout = {"zero_stage": 2, "param_dtype": "bfloat16", "reduce_dtype": reduce_dtype}
     sizes = drawn(7)
     mesh = init_device_mesh("cpu", (world,))

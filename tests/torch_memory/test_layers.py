@@ -58,9 +58,8 @@ def drawn(kind: str, number: int) -> Sizes:
         )
     if base.experts:
         top_k = rng.randint(1, 4)
-        sizes = replace(
-            sizes, experts=rng.choice((4, 8, 32)), top_k=top_k, expert_ffn=32 * rng.randint(1, 16)
-        )
+        experts, expert_ffn = rng.choice((4, 8, 32)), 32 * rng.randint(1, 16)
+        sizes = replace(sizes, experts=experts, top_k=top_k, expert_ffn=expert_ffn)
         sizes = replace(sizes, shared_ffn=32 * rng.randint(1, 16) if base.shared_ffn else 0)
     return sizes
 
@@ -69,10 +68,8 @@ def drawn(kind: str, number: int) -> Sizes:
 @pytest.mark.parametrize("ac", MODES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_layer(kind: str, ac: str, number: int) -> None:
-    sizes, dtype = (
-        drawn(kind, number),
-        ("float32" if number == 5 and "experts" not in kind else "bfloat16"),
-    )
+    sizes = drawn(kind, number)
+    dtype = "float32" if number == 5 and "experts" not in kind else "bfloat16"
     if dtype == "float32":
         sizes = replace(sizes, norm="rms" if sizes.norm == "composite" else sizes.norm)
     seen = on_meta(sizes, Block, dtype, ac)

@@ -106,12 +106,10 @@ def both_peaks(job: dict[str, Any], rank: int) -> tuple[float, float]:
     """
     from probes.reference.emulate import shapes_alone
 
-    task = ProbeTask(
-        id="generated", job=job, device="cpu", emulate_rank=rank, fake_tensors=True, steps=1
-    )
+    fake = {"device": "cpu", "emulate_rank": rank, "fake_tensors": True}
+    task = ProbeTask(id="generated", job=job, **fake, steps=1)
     recipe = ReferenceRecipe.of(task)
     memory = estimate_job(recipe.job).memory
-    assert memory is not None
     stage = memory.stages[rank * recipe.layout.pp // WORLD]
     return float(shapes_alone(recipe).peak), stage.peak_allocated_bytes - stage.workspace_bytes
 

@@ -62,12 +62,10 @@ def run_layer(layer: Callable[..., Tensor], ac: str, index: int) -> Callable[...
     """The layer under an AC mode of the planner; index counts from 1, as TorchTitan's every-Nth
     rule does.
     """
-    whole = partial(
-        checkpoint, layer, use_reentrant=False, preserve_rng_state=False, early_stop=False
-    )
-    if ac == "full" or (
-        ac.startswith("selective-layer-") and index % int(ac.rsplit("-", 1)[1]) == 0
-    ):
+    options = {"use_reentrant": False, "preserve_rng_state": False, "early_stop": False}
+    whole = partial(checkpoint, layer, **options)
+    every = int(ac.rsplit("-", 1)[1]) if ac.startswith("selective-layer-") else 0
+    if ac == "full" or (every and index % every == 0):
         return whole
     return partial(whole, context_fn=selective_op) if ac == "selective-op" else layer
 
@@ -108,9 +106,8 @@ def track_layers(modules: Sequence[nn.Module], x: Tensor, table: Tensor, ac: str
 def on_meta(sizes: Sizes, block: Callable[[Sizes], nn.Module], dtype: str, ac: str) -> Seen:
     with torch.device("meta"):
         modules = [block(sizes).to(DTYPES[dtype]) for _ in range(sizes.layers)]
-        x = torch.empty(
-            sizes.batch, sizes.seq, sizes.hidden, dtype=DTYPES[dtype], requires_grad=True
-        )
+        size = (sizes.batch, sizes.seq, sizes.hidden)
+        x = torch.empty(*size, dtype=DTYPES[dtype], requires_grad=True)
         table = rotary_table(sizes)
     return track_layers(modules, x, table, ac)
 
@@ -153,12 +150,8 @@ def spec(s: Sizes) -> dict[str, Any]:
 
 
 def pricer(s: Sizes, num_gpus: int = 1, trainer: str = "torchtitan", **training: Any) -> Pricer:
-    values = {
-        "seq_len": s.seq,
-        "global_batch_size": s.batch * num_gpus,
-        "trainer": trainer,
-        "moe_imbalance": 1.0,
-    }
+    values = {"seq_len": s.seq, "global_batch_size": s.batch * num_gpus, "trainer": trainer}
+    values["moe_imbalance"] = 1.0
     if s.norm == "composite":
         values["torch_version"] = "2.7.1"
     if s.repeat_kv:
@@ -167,9 +160,10 @@ def pricer(s: Sizes, num_gpus: int = 1, trainer: str = "torchtitan", **training:
     return Pricer.build(read_model(spec(s)), cluster, read_training(values | training))
 
 
-def planned_layer(
-    s: Sizes, num_gpus: int = 1, trainer: str = "torchtitan", **layout: Any
-) -> tuple[float, float]:
+Both = tuple[float, float]
+
+
+def planned_layer(s: Sizes, num_gpus: int = 1, trainer: str = "torchtitan", **layout: Any) -> Both:
     """(bytes that the planner keeps of one layer, and what it needs beyond all kept ones while the
     last layer runs backward).
     """

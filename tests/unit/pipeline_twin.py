@@ -78,11 +78,8 @@ class _World:
                 self.at(now + instruction.seconds, lambda time: self.step(rank, time))
                 return
             if isinstance(instruction, Post):
-                self.ends[instruction.tag][instruction.sends] = (
-                    rank,
-                    instruction.stream,
-                    instruction.seconds,
-                )
+                end = (rank, instruction.stream, instruction.seconds)
+                self.ends[instruction.tag][instruction.sends] = end
                 if instruction.stream is not None:
                     self.queues[rank, instruction.stream].append(instruction.tag)
                 self.begin(now)

@@ -31,9 +31,8 @@ ALL_SEEN = replace(
 @lru_cache(maxsize=1)
 def searched() -> tuple[Pricer, Space]:
     context = Context(model=JOB.model, cluster=JOB.cluster, training=JOB.training)
-    return Pricer.build(JOB.model, JOB.cluster, JOB.training, ALL_SEEN), build_space(
-        context, JOB.search
-    )
+    pricer = Pricer.build(JOB.model, JOB.cluster, JOB.training, ALL_SEEN)
+    return pricer, build_space(context, JOB.search)
 
 
 @lru_cache(maxsize=1)
@@ -104,7 +103,6 @@ class Machine:
 
 def measurement(asked: Proposal, measured: Measured) -> Measurement:
     """As a store would give it back."""
-    assert asked.layout is not None
     job = read_job({**REQUEST, "layout": asked.layout.model_dump()})
     return Measurement(
         id=f"measurement-{asked.number}",

@@ -72,9 +72,8 @@ def test_it_predicts_what_the_model_predicts_today(tmp_path: Path) -> None:
             f"{now.id}: run {REMAKE}"
         )
         assert now.interval_seconds == pytest.approx(before.interval_seconds, rel=1e-6), now.id
-        assert now.predicted_reserved_bytes == pytest.approx(
-            before.predicted_reserved_bytes, rel=1e-6
-        ), now.id
+        held = now.predicted_reserved_bytes
+        assert held == pytest.approx(before.predicted_reserved_bytes, rel=1e-6), now.id
         assert (now.fits, now.layout, now.labels, now.used) == (
             before.fits,
             before.layout,
@@ -151,15 +150,12 @@ def test_what_was_computed_is_read_back_without_loss(
     shipped = shipped_comparison()
     assert Comparison.from_document(shipped.as_document()) == shipped
     few, saved = tmp_path / "few.jsonl", tmp_path / "few.json"
-    few.write_text(
-        "\n".join(PUBLIC_ROWS.read_text(encoding="utf-8").splitlines()[:2]), encoding="utf-8"
-    )
+    lines = PUBLIC_ROWS.read_text(encoding="utf-8").splitlines()
+    few.write_text("\n".join(lines[:2]), encoding="utf-8")
     printed(capsys, jobs=str(few), save=saved)
     found = Comparison.from_document(saved.read_text(encoding="utf-8"))
-    assert ([row.id for row in found.rows], found.left_out) == (
-        [row.id for row in shipped.rows[:2]],
-        {},
-    )
+    assert [row.id for row in found.rows] == [row.id for row in shipped.rows[:2]]
+    assert found.left_out == {}
     assert found.rows == shipped.rows[:2]
     with pytest.raises(SpecError, match="--save"):
         printed(capsys, save=saved)

@@ -8,7 +8,6 @@ from planner.cost.price import Pricer
 from planner.estimates import estimate_layouts
 from planner.intake.jobs import read_job
 from planner.plan.advice import warnings_for
-from planner.specs.layout import Layout
 from planner.trainers.registry import resolve_layout
 
 FABRIC = [{"name": "nvlink", "gpus": 8}, {"name": "network", "bandwidth": "5 GB/s"}]
@@ -30,13 +29,10 @@ def warned(
         }
     )
     pricer = Pricer.build(job.model, job.cluster, job.training)
-    chosen: Layout = resolve_layout(
-        layout, trainer=job.training.trainer, num_gpus=job.cluster.num_gpus
-    )
-    return any(
-        words in line
-        for line in warnings_for(pricer, chosen, estimate_layouts(pricer, [chosen])[0])
-    )
+    num_gpus = job.cluster.num_gpus
+    chosen = resolve_layout(layout, trainer=job.training.trainer, num_gpus=num_gpus)
+    (estimate,) = estimate_layouts(pricer, [chosen])
+    return any(words in line for line in warnings_for(pricer, chosen, estimate))
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,8 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
 def test_what_no_number_is_is_named_within_what_the_file_is(text: str, tmp_path: Path) -> None:
     path = tmp_path / "sweep.yaml"
     path.write_text(text)
-    for within, field in (
-        ("", "budget.max_gpu_seconds"),
-        ("sweep.", "sweep.budget.max_gpu_seconds"),
-    ):
+    limit = "budget.max_gpu_seconds"
+    for within, field in (("", limit), ("sweep.", f"sweep.{limit}")):
         with pytest.raises(SpecError) as caught:
             read_mapping_file(str(path), "FILE", within)
         assert caught.value.faults[0].field == field

@@ -187,11 +187,8 @@ def test_a_body_is_json_of_a_sane_size(
 def key_for(secret: str | None, *scopes: str, keys: str = "") -> ApiKey:
     wiring = SimpleNamespace(settings=Settings(api_keys=cast(Any, keys)))
     app = SimpleNamespace(state=SimpleNamespace(wiring=wiring, rates=Rates(100)))
-    sent = (
-        None
-        if secret is None
-        else HTTPAuthorizationCredentials(scheme="Bearer", credentials=secret)
-    )
+    bearer = {"scheme": "Bearer", "credentials": secret}
+    sent = None if secret is None else HTTPAuthorizationCredentials(**bearer)
     request = Request({"type": "http", "app": app, "headers": []})
     return anyio.run(asking_key, request, SecurityScopes(list(scopes)), sent)
 

@@ -75,10 +75,8 @@ def test_a_walk_starts_at_the_layouts_themselves(trainer: str, values: dict[str,
 @given(data=st.data())
 def test_layers_move_and_none_is_lost(data: st.DataObject) -> None:
     space = beyond(layout(), layout(**INTERLEAVED), layout(pp=2))
-    point = {
-        name: data.draw(st.integers(low, high), label=name)
-        for name, (low, high) in space.ranges.items()
-    }
+    ranges = space.ranges.items()
+    point = {name: data.draw(st.integers(*ends), label=name) for name, ends in ranges}
     found = space.layout(point)
     assert found == space.layout(point), "the same point is the same layout"
     if found.layers_per_stage is not None:
@@ -162,9 +160,8 @@ def test_all_points_of_a_small_space_are_the_exhaustive_best() -> None:
     ]
     exhaustive = Priced(beyond=space, best_seconds=NO_LIMIT)
     exhaustive.at(points)
-    sampled = sample_beyond(
-        space, name="brute-force", seed=0, num_trials=len(points), best_seconds=NO_LIMIT
-    )
+    asked = {"name": "brute-force", "seed": 0, "num_trials": len(points)}
+    sampled = sample_beyond(space, **asked, best_seconds=NO_LIMIT)
     steps = [trial.step_seconds for trial in sampled.trials if trial.fits and trial.step_seconds]
     assert min(steps) == exhaustive.best_seconds
 
@@ -178,9 +175,8 @@ def test_optuna_hears_why_a_trial_was_pruned(monkeypatch: pytest.MonkeyPatch) ->
         return studies[-1]
 
     monkeypatch.setattr(optuna, "create_study", kept)
-    sample_beyond(
-        beyond(layout(ac="full")), name="random", seed=0, num_trials=32, best_seconds=1e-6
-    )
+    asked = {"name": "random", "seed": 0, "num_trials": 32}
+    sample_beyond(beyond(layout(ac="full")), **asked, best_seconds=1e-6)
     (study,) = studies
     states = {trial.state for trial in study.trials}
     assert states == {optuna.trial.TrialState.PRUNED}

@@ -145,9 +145,7 @@ def test_few_cells_are_all_known_and_taken_up_by_their_own_bounds() -> None:
     assert found.device_bytes.tolist() == [BYTES, 2 * BYTES]
 
 
-def test_many_cells_are_taken_up_by_their_time_without_recomputation(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_many_cells_are_taken_up_by_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "BAND", 2)
     found = bounds_of(Counting(), 3, 1, 2)
     assert found.coarse_bound_seconds.tolist() == [3.0, 1.0, 2.0]
@@ -155,9 +153,7 @@ def test_many_cells_are_taken_up_by_their_time_without_recomputation(
     assert np.isnan(found.device_bytes).all()
 
 
-def test_own_bounds_are_worked_out_once_and_a_band_at_a_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_own_bounds_are_worked_out_once_and_by_band(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "BAND", 2)
     monkeypatch.setattr(bounds, "KNOWN_AT_ONCE", 2)
     pricer = Counting()
@@ -226,9 +222,7 @@ def test_a_schedule_that_runs_all_forwards_first_has_less_room() -> None:
 
 
 @pytest.mark.parametrize("name", SPACES)
-def test_room_is_asked_of_the_columns_that_say_it(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_room_is_asked_of_its_columns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pricer, space = small_space(*SPACES[name])
     own = CellBounds(pricer, space.cells, idle_of(pricer, space))
     own.most_bytes = float(np.median(own.device_bytes))
@@ -244,9 +238,8 @@ def test_room_is_asked_of_the_columns_that_say_it(
 
 def test_what_nothing_fits_for_is_priced_whole() -> None:
     """Then the answer is what comes closest, whatever its schedule holds."""
-    pricer, space = small_space(
-        "torchtitan", {"pp": 4, "pp_schedule": "GPipe", "ac": "none"}, **DENSE
-    )
+    narrow = {"pp": 4, "pp_schedule": "GPipe", "ac": "none"}
+    pricer, space = small_space("torchtitan", narrow, **DENSE)
     found, whole = (screen(pricer, space, Goal(count=3, everything=one)) for one in (False, True))
     assert found.num_fitting == 0
     assert found.num_priced == whole.num_priced
@@ -254,9 +247,8 @@ def test_what_nothing_fits_for_is_priced_whole() -> None:
 
 
 def test_what_nothing_fits_for_below_a_limit_is_not_looked_at_again() -> None:
-    pricer, space = small_space(
-        "torchtitan", {"pp": 4, "pp_schedule": "GPipe", "ac": "none"}, **DENSE
-    )
+    narrow = {"pp": 4, "pp_schedule": "GPipe", "ac": "none"}
+    pricer, space = small_space("torchtitan", narrow, **DENSE)
     assert screen(pricer, space, Goal(count=3)).num_priced > 0
     assert screen(pricer, space, Goal(count=3, limit_seconds=1e3)).num_priced == 0
 

@@ -52,7 +52,6 @@ def test_the_pareto_chart_holds_the_numbers_of_the_plan(plan: Plan) -> None:
         assert row["tokens_per_second_per_gpu"] == estimate.tokens_per_second_per_gpu
         assert row["device_bytes"] == estimate.device_bytes
         assert row["gib"] * GIB == pytest.approx(estimate.device_bytes)
-        assert estimate.interval is not None
         fast, slow = estimate.interval.step_seconds
         work = (estimate.tokens_per_second_per_gpu or 0) * (estimate.step_seconds or 0)
         assert (row["low"], row["high"]) == pytest.approx((work / slow, work / fast))
@@ -83,12 +82,8 @@ def point(rate: float, gib: float, **more: Any) -> Point:
 
 
 def test_the_front_is_what_no_other_beats() -> None:
-    best, frugal, beaten, unfit = (
-        point(9, 40),
-        point(5, 20),
-        point(4, 30),
-        point(20, 99, fits=False),
-    )
+    best, frugal, beaten = (point(9, 40), point(5, 20), point(4, 30))
+    unfit = point(20, 99, fits=False)
     assert front([best, beaten, unfit, frugal]) == [frugal, best]
 
 

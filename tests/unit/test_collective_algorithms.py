@@ -74,9 +74,8 @@ def simulate_ring_all_reduce(n: int) -> tuple[float, list[set[tuple[int, int]]]]
 def test_ring_all_reduce_step_by_step(n: int) -> None:
     seconds, held = simulate_ring_all_reduce(n)
     assert all(content == set(itertools.product(range(n), range(n))) for content in held)
-    assert collective("all-reduce", SIZE, flat(n), algorithm="ring").seconds == pytest.approx(
-        seconds, rel=1e-12
-    )
+    found = collective("all-reduce", SIZE, flat(n), algorithm="ring").seconds
+    assert found == pytest.approx(seconds, rel=1e-12)
 
 
 def double_tree(n: int) -> list[list[tuple[int, int]]]:
@@ -166,11 +165,8 @@ def test_all_to_all_loads_the_busiest_link_of_a_grid(shape: Point, topology: str
     given = {} if topology == "ring" else {"shape": list(shape)}
     fabric = Fabric.build(flat(n, topology=topology, latency=0.0, **given), library=IDEAL)
     place = Placement.of(fabric, one(n), one(1))
-    line = next(
-        c.line
-        for c in candidates("all-to-all", place, automatic=False)
-        if c.algorithm.name == "direct"
-    )
+    found = candidates("all-to-all", place, automatic=False)
+    line = next(c.line for c in found if c.algorithm.name == "direct")
     assert line.seconds_per_byte[0] * SIZE == pytest.approx(seconds, rel=1e-9)
 
 
@@ -214,9 +210,8 @@ def test_groups_of_a_torus_use_the_links_of_their_dimensions_and_share_them() ->
     torus = flat(64, topology="torus", shape=[8, 8])
 
     def seconds(ranks: int, stride: int) -> float:
-        return collective(
-            "all-gather", SIZE, torus, num_ranks=ranks, stride=stride, algorithm="torus"
-        ).seconds
+        group = {"num_ranks": ranks, "stride": stride, "algorithm": "torus"}
+        return collective("all-gather", SIZE, torus, **group).seconds
 
     row, column = seconds(8, 1), seconds(8, 8)
     assert row == pytest.approx(column)
@@ -273,9 +268,8 @@ def test_a_straddling_group_pays_for_the_boundary() -> None:
 
 
 def test_members_side_by_side_leave_a_node_together_and_strided_groups_do_not_contend() -> None:
-    two = cluster(
-        64, {"gpus": 8, "bandwidth": 450e9, "latency": 0}, {"bandwidth": 50e9, "latency": 0}
-    )
+    inside = {"gpus": 8, "bandwidth": 450e9, "latency": 0}
+    two = cluster(64, inside, {"bandwidth": 50e9, "latency": 0})
     wide = collective("all-gather", SIZE, two, num_ranks=64, algorithm="ring").seconds
     strided = collective("all-gather", SIZE, two, num_ranks=8, stride=8, algorithm="ring").seconds
     assert wide == pytest.approx(63 / 64 * SIZE / (8 * 50e9))
@@ -350,18 +344,15 @@ def test_price_is_the_fastest_candidate_and_grows_with_size(gpu: str) -> None:
 def test_a_group_of_one_is_free() -> None:
     fabric = Fabric.build(cluster(8))
     for operation in OPERATIONS:
-        assert (
-            collective_seconds(operation, one(1e9), one(1), one(1), fabric, base_seconds=1e-5)[0]
-            == 0.0
-        )
+        nothing = (one(1e9), one(1), one(1), fabric)
+        assert collective_seconds(operation, *nothing, base_seconds=1e-5)[0] == 0.0
 
 
 @pytest.mark.parametrize("topology", ["switch", "ring", "tree", "mesh", "torus"])
 def test_more_bandwidth_and_less_latency_are_never_slower(topology: str) -> None:
     shape = {"shape": [4, 4]} if topology == "torus" else {}
-    for operation, size in itertools.product(
-        ("all-reduce", "all-gather", "broadcast", "all-to-all"), (1e4, 1e9)
-    ):
+    operations = ("all-reduce", "all-gather", "broadcast", "all-to-all")
+    for operation, size in itertools.product(operations, (1e4, 1e9)):
         base = collective(operation, size, flat(16, topology=topology, **shape)).seconds
         assert (
             collective(
@@ -382,9 +373,8 @@ def test_topologies_differ() -> None:
         t: collective("all-to-all", SIZE, flat(64, topology=t)).seconds
         for t in ("switch", "ring", "tree")
     }
-    seconds["torus"] = collective(
-        "all-to-all", SIZE, flat(64, topology="torus", shape=[4, 4, 4])
-    ).seconds
+    torus = flat(64, topology="torus", shape=[4, 4, 4])
+    seconds["torus"] = collective("all-to-all", SIZE, torus).seconds
     assert seconds["switch"] < seconds["torus"] < seconds["ring"]
     assert seconds["torus"] < seconds["tree"]
 

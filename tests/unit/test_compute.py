@@ -357,10 +357,8 @@ def test_small_heads_slow_attention_as_micro_csv_says() -> None:
         for size in (128.0, 64.0)
     )
     assert small / wide == pytest.approx(2**on.attention.small_heads)
-    assert (
-        on.attention_seconds(np.ones(1), np.array([8192.0]), backward=False, head_size=256.0)[0]
-        == wide
-    )
+    alone = {"backward": False, "head_size": 256.0}
+    assert on.attention_seconds(np.ones(1), np.array([8192.0]), **alone)[0] == wide
 
 
 def test_streaming_reaches_its_share_of_the_bandwidth() -> None:

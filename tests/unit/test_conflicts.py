@@ -69,9 +69,8 @@ def test_a_value_that_matters_on_an_axis_is_asked_of_layouts_that_have_the_axis(
 def test_a_rule_on_two_fields_refuses_what_breaks_it_at_every_other_value() -> None:
     """Asynchronous TP is a pass of the compiler, whatever the degree."""
     asked = {"tp": [2, 4], "async_tp": [True]}
-    assert [field for field, _, _ in faults(allow=asked, fix={"compile": False})] == [
-        "search.allow.async_tp"
-    ]
+    found = faults(allow=asked, fix={"compile": False})
+    assert [field for field, _, _ in found] == ["search.allow.async_tp"]
     assert faults(allow=asked, fix={"compile": True}) == []
 
 

@@ -14,9 +14,8 @@ PATHS = sorted(
         for found in re.findall(r"`((?:planner|api|probes|tests|benchmarks|docs)/[^`*]+)`", line)
     }
 )
-ROWS = [
-    [cell.strip() for cell in line.strip("|").split("|")] for line in LINES if line.startswith("| ")
-]
+CELLS = [line.strip("|").split("|") for line in LINES if line.startswith("| ")]
+ROWS = [[cell.strip() for cell in row] for row in CELLS]
 
 
 @pytest.mark.parametrize("named", PATHS)

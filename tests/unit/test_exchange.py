@@ -126,11 +126,8 @@ def test_nothing_hides_the_exchange_unless_the_run_says_so() -> None:
 
 
 def test_shared_experts_cover_torchtitan_s_combine_alone() -> None:
-    shared = {
-        "base": "qwen3-30b-a3b",
-        "n_shared_experts": 1,
-        "shared_expert_intermediate_size": 768,
-    }
+    shared = {"n_shared_experts": 1, "shared_expert_intermediate_size": 768}
+    shared["base"] = "qwen3-30b-a3b"
     for trainer, covers in (("torchtitan", True), ("megatron", False)):
         without, with_one = (
             exposed(pricer(model, "h100-sxm-80gb", 8, trainer=trainer), ep=8)

@@ -110,11 +110,8 @@ def moved(model: Any, compiles: bool = True, path: str = "torch") -> dict[str, A
     ).model  # fmt: skip
     kind = next(kind for kind, _ in spec.distinct_layers() if kind.moe)
     code = Code(expert_path=path, compiles_exchange=compiles)
-    return {
-        op.name: op
-        for op in layer_ops(spec, kind, True, code)
-        if isinstance(op, Elementwise | Collective)
-    }
+    ops = layer_ops(spec, kind, True, code)
+    return {op.name: op for op in ops if isinstance(op, Elementwise | Collective)}
 
 
 def test_torch_compile_leaves_the_exchange_alone_where_the_release_does() -> None:

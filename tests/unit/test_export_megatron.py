@@ -4,7 +4,6 @@ import json
 
 import pytest
 from export_cases import BASE, MODELS, OTHER, cluster, layout, layouts, model, training
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.export import export as export_to
@@ -15,15 +14,15 @@ from planner.export.megatron_graphs import read_graphs
 from planner.export.megatron_read import plain_names
 from planner.intake.models import read_model
 from planner.specs.layout import Layout
+from tests.conftest import tiers
 
 
 def make(
     name: str = "llama3-70b", job: dict | None = None, num_gpus: int = 256, **values: object
 ) -> Export:
     chosen = layout(num_gpus, "megatron", **values)
-    return export(
-        chosen, model(name), cluster(num_gpus), training(trainer="megatron", **(job or {}))
-    )
+    made = training(trainer="megatron", **(job or {}))
+    return export(chosen, model(name), cluster(num_gpus), made)
 
 
 def flags_of(exported: Export) -> dict[str, list[str]]:
@@ -45,8 +44,7 @@ def test_no_field_of_a_layout_is_ignored(field: str) -> None:
     assert said[0] != said[1]
 
 
-@settings(max_examples=500, deadline=None)
-@given(data=st.data(), name=st.sampled_from(MODELS))
+@tiers(80, 1000, data=st.data(), name=st.sampled_from(MODELS))
 def test_any_layout_reads_back(data: st.DataObject, name: str) -> None:
     spec = model(name)
     chosen = data.draw(layouts(spec.num_hidden_layers))
@@ -88,10 +86,8 @@ def test_llama_70b() -> None:
         "--accumulate-allreduce-grads-in-fp32",
     }
     assert present <= said.keys()
-    assert not any(
-        flag.startswith(("--fp8", "--recompute", "--num-experts", "--multi-latent"))
-        for flag in said
-    )
+    others = ("--fp8", "--recompute", "--num-experts", "--multi-latent")
+    assert not any(flag.startswith(others) for flag in said)
 
 
 def test_expert_tensor_parallel_is_said_because_megatrons_default_is_tp() -> None:
@@ -114,24 +110,18 @@ def test_experts_and_latent_attention() -> None:
         "--expert-model-parallel-size": "32",
     }
     assert {flag: said[flag][0] for flag in values} == values
-    assert {
-        "--multi-latent-attention",
-        "--moe-grouped-gemm",
-        "--moe-router-enable-expert-bias",
-    } <= said.keys()
+    flags = {"--multi-latent-attention", "--moe-grouped-gemm", "--moe-router-enable-expert-bias"}
+    assert flags <= said.keys()
     # as Megatron does
-    assert eval(said["--moe-layer-freq"][0]) == [
-        int(kind.moe) for kind in model("deepseek-v3").layer_kinds()
-    ]
+    kinds = model("deepseek-v3").layer_kinds()
+    assert eval(said["--moe-layer-freq"][0]) == [int(kind.moe) for kind in kinds]
 
 
 def test_windows_of_some_layers() -> None:
     exported = make("llama4-scout")
     assert "--window-size" not in flags_of(exported)
-    assert [gap.fault.field for gap in exported.gaps] == [
-        "model.rope_scaling",
-        "model.sliding_window",
-    ]
+    fields = [gap.fault.field for gap in exported.gaps]
+    assert fields == ["model.rope_scaling", "model.sliding_window"]
     assert "high_freq" not in str(exported.gaps[0])
     assert flags_of(exported)["--no-rope-freq"] == ["[" + ",".join(["0,0,0,1"] * 12) + "]"]
     assert flags_of(make("mistral-7b"))["--window-size"] == ["4096,0"]
@@ -247,9 +237,8 @@ def test_optimizers() -> None:
     assert "--exp-avg-dtype" in flags_of(make(job={"optimizer": "adamw-bf16-states"}))
     offloaded = make(job={"optimizer": "adamw-bf16-states"}, cpu_offload=True)
     assert offloaded.arguments.count("--use-precision-aware-optimizer") == 1
-    assert [fault.field for fault in make(job={"optimizer": "muon"}).blockers] == [
-        "training.optimizer"
-    ]
+    blockers = make(job={"optimizer": "muon"}).blockers
+    assert [fault.field for fault in blockers] == ["training.optimizer"]
     assert flags_of(make(job={"max_grad_norm": None}))["--clip-grad"] == ["0.0"]
 
 
@@ -334,9 +323,8 @@ def test_an_operation_it_lacks_blocks_and_a_number_it_cannot_be_told_is_named() 
     assert "soft cap on attention scores" in blocker.rule
     kimi = make("kimi-k2")
     assert kimi.blockers == ()
-    assert "(32.0, 1.0, 4096)" in next(
-        str(gap) for gap in kimi.gaps if gap.fault.field == "model.rope_scaling"
-    )
+    gaps = {gap.fault.field: str(gap) for gap in kimi.gaps}
+    assert "(32.0, 1.0, 4096)" in gaps["model.rope_scaling"]
 
 
 def test_unknown_numbers_are_said() -> None:
@@ -433,9 +421,8 @@ def test_dispatchers_by_release_there_and_back(version: str, name: str, said: li
 
 
 def test_a_dispatcher_that_the_release_lacks_is_a_gap() -> None:
-    exported = make(
-        "qwen3-30b-a3b", {"trainer_version": "0.14"}, 16, ep=8, moe_dispatcher="hybridep"
-    )
+    version = {"trainer_version": "0.14"}
+    exported = make("qwen3-30b-a3b", version, 16, ep=8, moe_dispatcher="hybridep")
     (gap,) = [gap for gap in exported.gaps if gap.fault.field == "moe_dispatcher"]
     assert gap.blocking
     assert parse_back(exported).moe_dispatcher == "hybridep"

@@ -112,9 +112,8 @@ def test_pool(rented_pool: str, tmp_path: Path) -> None:
     assert complete_pool("ren") == ["rented", "rented:"]
     with pytest.raises(SpecError, match="rented or rented:REGION"):
         wiring.pool("cloud")
-    emulated = probe_of_job(
-        {"job": PROBE_JOB, "pool": "rented", "emulate": True}, allow_files=False
-    )
+    asked = {"job": PROBE_JOB, "pool": "rented", "emulate": True}
+    emulated = probe_of_job(asked, allow_files=False)
     with pytest.raises(ProbeError, match="cannot emulate one rank without a GPU"):
         check_ready(wiring, emulated)
 
@@ -297,7 +296,6 @@ def test_sampler(seeds: list[int]) -> None:
     """`recommend` samples splits with recomputation by it, and a study proposes what it samples."""
     search = {**SHORT_OF_MEMORY["search"], "sampler": "quasi-random", "seed": 3}
     plan = planner.recommend({**SHORT_OF_MEMORY, "search": search})
-    assert plan.searched.study is not None
     assert (plan.searched.study["sampler"], seeds) == ("quasi-random", [3])
     assert plan.searched.study["trials"] > 0
 
@@ -459,9 +457,8 @@ print(json.dumps([plan.job["model"], plan.ranked[0].estimate.step_seconds]))
 def with_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the package with one more file in each folder of the catalogue."""
     folder = tmp_path_factory.mktemp("package")
-    shutil.copytree(
-        ROOT / "planner", folder / "planner", ignore=shutil.ignore_patterns("__pycache__")
-    )
+    caches = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "planner", folder / "planner", ignore=caches)
     for name, text in CATALOGUE.items():
         (folder / "planner" / "catalog" / name).write_text(text, encoding="utf-8")
     return folder

@@ -32,14 +32,8 @@ FLOPS_PER_CLOCK_AND_SM = {
     "cdna3": 2048, "cdna4": 4096,
     "rtx-blackwell": 1024,
 }  # fmt: skip
-CUT_RATE = {
-    "a10g": 512,
-    "rtx-4090": 512,
-    "rtx-5090": 512,
-    "l20": 512,
-    "a6000-48gb": 1024,
-    "h20-sxm-96gb": 1024,
-}
+CUT_RATE = {"a10g": 512, "rtx-4090": 512, "rtx-5090": 512, "l20": 512}
+CUT_RATE |= {"a6000-48gb": 1024, "h20-sxm-96gb": 1024}
 
 
 def test_every_name_of_the_contract_is_there():

@@ -91,10 +91,8 @@ def test_what_is_not_refused_on_a_family_has_a_curve_there(row):
 def test_every_known_family_has_kernels_and_a_library(family):
     gpu = new_gpu(family=family)
     assert kernel_family(gpu) in KERNELS
-    assert (
-        library_of(read_cluster({"gpu": {**NEW, "family": family}, "num_gpus": 8}))
-        in LIBRARIES.values()
-    )
+    cluster = read_cluster({"gpu": {**NEW, "family": family}, "num_gpus": 8})
+    assert library_of(cluster) in LIBRARIES.values()
 
 
 @pytest.mark.parametrize(
@@ -120,11 +118,8 @@ def test_an_unknown_family_is_priced_with_the_nearest_and_says_so(changes, row):
 
 def test_a_known_family_says_its_vendor_and_no_other():
     assert new_gpu(family="cdna3").vendor == "amd"
-    assert (
-        new_gpu(family="hopper").vendor
-        == new_gpu(family="hopper", vendor="nvidia").vendor
-        == "nvidia"
-    )
+    named = new_gpu(family="hopper", vendor="nvidia")
+    assert new_gpu(family="hopper").vendor == named.vendor == "nvidia"
     with pytest.raises(SpecError, match="family hopper, which is nvidia's, and vendor amd"):
         new_gpu(family="hopper", vendor="amd")
     assert "taken for one of nvidia's" in unknown_family(new_gpu(family="udna"))
@@ -154,9 +149,8 @@ class Fixed:
 
 def test_a_plan_warns_too():
     fixed = Fixed()
-    plan = recommend(
-        read_job({**job(NEW).request, "layout": None}), ports=Ports(clock=fixed, ids=fixed)
-    )
+    asked = read_job({**job(NEW).request, "layout": None})
+    plan = recommend(asked, ports=Ports(clock=fixed, ids=fixed))
     assert any("no family is given" in text for text in plan.warnings)
 
 
@@ -170,9 +164,8 @@ def test_what_is_unknown_besides_kernel_rates():
 def test_measuring_at_one_place_takes_the_doubt_along_and_lets_it_shrink():
     prior = shipped_calibration()
     here = prior.at_one_place([("torchtitan", "rubin")])
-    before, after = (
-        math.sqrt(c.effective_covariance("torchtitan", "rubin").trace()) for c in (prior, here)
-    )
+    traces = (c.effective_covariance("torchtitan", "rubin").trace() for c in (prior, here))
+    before, after = map(math.sqrt, traces)
     assert after == pytest.approx(before)
     assert here.place == 0.0
 
@@ -183,7 +176,6 @@ def test_a_measured_unknown_family_is_calibrated_where_it_was_measured():
         **{**vars_of(calibration), "seen": calibration.seen | {("torchtitan", "rubin", "compute")}}
     )
     asked = job({**NEW, "family": "rubin"})
-    assert asked.layout is not None
     found = basis(taught, asked, LayoutBatch.from_layouts([asked.layout]))[0]
     assert found["compute"] == "calibrated"
     assert found["fsdp"] == "extrapolated"
@@ -212,7 +204,6 @@ def test_a_precision_nobody_timed_is_refused_not_priced_as_nothing(vendor, train
             **job(gpu).request,
             "layout": {"dp_shard": 8, "precision": precision, "compile": trainer == "torchtitan"},
         }
-        estimate = estimate_job(
-            read_job({**request, "training": {**request["training"], "trainer": trainer}})
-        )
+        training = {**request["training"], "trainer": trainer}
+        estimate = estimate_job(read_job({**request, "training": training}))
         assert not estimate.valid or estimate.step_seconds > 0

@@ -48,9 +48,8 @@ class TestWhoBelongsToAProbe:
 
     def test_another_users_process_is_none_of_ours(self) -> None:
         owners = {11: os.geteuid(), 12: os.geteuid() + 1}
-        found = bearers(
-            "abc", [(11, 1), (12, 1)], lambda _: b"PLANNER_PROBE_TOKEN=abc", owners.__getitem__
-        )
+        token = b"PLANNER_PROBE_TOKEN=abc"
+        found = bearers("abc", [(11, 1), (12, 1)], lambda _: token, owners.__getitem__)
         assert found == {11}
 
     def test_who_cannot_be_read_is_passed_over(self) -> None:
@@ -125,9 +124,8 @@ class World:
 
     def guardian(self, **spec: Any) -> Guardian:
         values = {"time_limit_seconds": 60.0, "watch_runner": True, **spec}
-        return Guardian(
-            values, parent=lambda: self.parent, clock=lambda: self.now, stdin=self.read_end
-        )
+        clock = {"parent": lambda: self.parent, "clock": lambda: self.now}
+        return Guardian(values, **clock, stdin=self.read_end)
 
 
 @pytest.fixture

@@ -30,7 +30,6 @@ def case(cluster: dict[str, Any] | None = None, **layout: Any) -> tuple[Pricer, 
             "layout": layout,
         }
     )
-    assert job.layout is not None
     pricer = Pricer.build(job.model, job.cluster, job.training)
     return pricer, LayoutBatch.from_layouts([job.layout])
 
@@ -88,7 +87,6 @@ def test_a_nodes_memory_counts_them() -> None:
     pricer, batch = case()
     saved, _, _ = layer_columns(pricer, batch)
     _, moved = case(activation_offload_layers=10)
-    before, after = (
-        goodput.save_costs(pricer, x, np.ones(1), "sync").host_bytes[0] for x in (batch, moved)
-    )
+    both = (goodput.save_costs(pricer, x, np.ones(1), "sync") for x in (batch, moved))
+    before, after = (costs.host_bytes[0] for costs in both)
     assert after - before == pytest.approx(8 * 10 * saved)

@@ -47,11 +47,9 @@ def priced(
             "layout": {"dp_shard": 1, **(layout or {})},
         }
     )
-    assert job.layout is not None
     pricer = Pricer.build(job.model, job.cluster, job.training)
-    moved = Pricer.build(
-        job.model, job.cluster, job.training, profile=replace(pricer.profile, **profile)
-    )
+    slower = replace(pricer.profile, **profile)
+    moved = Pricer.build(job.model, job.cluster, job.training, profile=slower)
     return float(moved.price(LayoutBatch.from_layouts([job.layout])).step_seconds[0])
 
 
@@ -71,9 +69,8 @@ def test_routers_and_permutations_launch_one_by_one_among_fused_modules() -> Non
     each_way = ROUTING_SINGLES + moved + calls
     # forward and backward; the launches that refill the queue after a wait are among them
     expected = EXPERTS["num_hidden_layers"] * MICROBATCHES * 2 * each_way
-    assert by_launch(EXPERTS, "megatron") - by_launch(TINY, "megatron") == pytest.approx(
-        expected, rel=1e-6
-    )
+    added = by_launch(EXPERTS, "megatron") - by_launch(TINY, "megatron")
+    assert added == pytest.approx(expected, rel=1e-6)
     assert by_launch(TINY, "megatron") == pytest.approx(0.0, abs=1e-6)
 
 
@@ -105,9 +102,8 @@ def test_a_sum_of_gradients_reads_the_new_and_rewrites_the_old(
     shards = sharding.unit_shards(
         batch, pricer.optimizer_step, pricer.fabric, pricer.profile, pricer.cluster.rank_order
     )
-    assert shards.sum_seconds[:, 0] == pytest.approx(
-        pricer.device.moved_seconds(shards.local[:, 0] * num_bytes)
-    )
+    moved = pricer.device.moved_seconds(shards.local[:, 0] * num_bytes)
+    assert shards.sum_seconds[:, 0] == pytest.approx(moved)
 
 
 def on_nodes(trainer: str, num_gpus: int, **layout: Any) -> tuple[Pricer, LayoutBatch]:
@@ -119,10 +115,8 @@ def on_nodes(trainer: str, num_gpus: int, **layout: Any) -> tuple[Pricer, Layout
             "layout": layout,
         }
     )
-    assert job.layout is not None
-    return Pricer.build(job.model, job.cluster, job.training), LayoutBatch.from_layouts(
-        [job.layout]
-    )
+    batch = LayoutBatch.from_layouts([job.layout])
+    return Pricer.build(job.model, job.cluster, job.training), batch
 
 
 def test_replicas_reduce_the_shards_that_their_ranks_hold() -> None:
@@ -194,12 +188,11 @@ def test_owners_cost_more_the_more_of_them_there_are() -> None:
         ("megatron", {"torch_version": "2.4.0"}, False),
     ],
 )
-def test_when_a_norm_is_a_chain_of_kernels(
+def test_when_a_norm_is_several_kernels(
     trainer: str, versions: dict[str, str], chain: bool
 ) -> None:
-    training = read_training(
-        {"seq_len": 2048, "global_batch_size": 8, "trainer": trainer, **versions}
-    )
+    training = {"seq_len": 2048, "global_batch_size": 8, "trainer": trainer, **versions}
+    training = read_training(training)
     assert composite_norm(training, TRAINERS[trainer]) == chain
 
 

@@ -35,9 +35,8 @@ from planner.units import GIB
 
 def pricer(gpu: str = "h100-sxm-80gb", calibration: Calibration | None = None) -> Pricer:
     training = read_training({"seq_len": 4096, "global_batch_size": 64})
-    return Pricer.build(
-        read_model("llama3-8b"), read_cluster({"gpu": gpu, "num_gpus": 8}), training, calibration
-    )
+    cluster = read_cluster({"gpu": gpu, "num_gpus": 8})
+    return Pricer.build(read_model("llama3-8b"), cluster, training, calibration)
 
 
 def batch() -> LayoutBatch:
@@ -153,9 +152,8 @@ def test_a_place_with_many_runs_says_no_more_of_memory_than_one_with_few() -> No
 def test_memory_deviates_as_runs_do_that_state_everything() -> None:
     """40 runs off by 6% either way, and 60 by half whose rows leave settings open."""
     stated = [run(number, np.exp(0.06 if number % 2 else -0.06), True) for number in range(40)]
-    relative, fixed = fitted_deviation(
-        [*stated, *(run(number, 1.5, False) for number in range(60))]
-    )
+    others = (run(number, 1.5, False) for number in range(60))
+    relative, fixed = fitted_deviation([*stated, *others])
     assert np.hypot(relative, fixed / (40 * GIB)) * TWO_SIDED_90 == pytest.approx(0.06, rel=0.15)
     assert fitted_deviation(stated[:5]) == MEMORY_PRIOR
 
@@ -166,12 +164,10 @@ def test_probability_of_running_out_is_half_where_the_prediction_meets_the_limit
     found = oom_probability(p.profile, p.cluster, limit * np.array([0.5, 0.9, 1.0, 1.1]))
     assert found[2] == pytest.approx(0.5, abs=1e-6)
     assert (np.diff(found) > 0).all()
-    at_five_percent = limit * np.exp(
-        -TWO_SIDED_90 * memory_deviation(p.profile, np.array([limit * 0.9]))
-    )
-    assert oom_probability(p.profile, p.cluster, at_five_percent)[0] == pytest.approx(
-        0.05, abs=0.005
-    )
+    deviation = memory_deviation(p.profile, np.array([limit * 0.9]))
+    at_five_percent = limit * np.exp(-TWO_SIDED_90 * deviation)
+    found = oom_probability(p.profile, p.cluster, at_five_percent)
+    assert found[0] == pytest.approx(0.05, abs=0.005)
 
 
 def test_all_of_the_card_is_less_of_a_risk_than_the_share_that_a_plan_may_use() -> None:
@@ -204,7 +200,6 @@ def test_basis_tells_what_was_measured() -> None:
     calibration = replace(Calibration.prior(), seen=seen([measured]))
 
     def of(asked: Job) -> dict[str, str]:
-        assert asked.layout is not None
         return dict(basis(calibration, asked, LayoutBatch.from_layouts([asked.layout]))[0])
 
     assert set(of(measured).values()) == {"calibrated"}
@@ -241,9 +236,8 @@ def test_steps_on_moved_machines_are_priced_once(monkeypatch: pytest.MonkeyPatch
         for one in splits
     )
     training = read_training({"seq_len": 4096, "global_batch_size": 64, "trainer": "megatron"})
-    here = Pricer.build(
-        read_model("llama3-8b"), read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": 8}), training
-    )
+    cluster = read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": 8})
+    here = Pricer.build(read_model("llama3-8b"), cluster, training)
     whole = LayoutBatch.concatenate([second, first, third])
     together = time_spread(here, whole, here.price(whole)).loadings
     monkeypatch.setattr(Pricer, "step_seconds_on", lambda *_: pytest.fail("they are known already"))

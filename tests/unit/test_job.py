@@ -118,9 +118,8 @@ def test_every_fault_says_what_would_pass(field: str, value: object, words: str)
     ],
 )
 def test_releases_commits_and_distributions_are_versions(trainer: str, version: str) -> None:
-    training = read_job(
-        values(training__trainer=trainer, training__trainer_version=version)
-    ).training
+    asked = values(training__trainer=trainer, training__trainer_version=version)
+    training = read_job(asked).training
     assert training.trainer_version == version
 
 
@@ -136,9 +135,8 @@ def test_releases_commits_and_distributions_are_versions(trainer: str, version: 
 def test_an_unknown_release_is_taken_for_the_newest_before_it(
     trainer: str, version: str, taken: str
 ) -> None:
-    training = read_job(
-        values(training__trainer=trainer, training__trainer_version=version)
-    ).training
+    asked = values(training__trainer=trainer, training__trainer_version=version)
+    training = read_job(asked).training
     assert training_release(training).number == taken
     assert "is no release of" in str(training_release(training).note)
 

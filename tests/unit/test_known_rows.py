@@ -300,9 +300,8 @@ def test_a_variant_goes_on_with_what_the_same_variant_knew() -> None:
     def variants() -> tuple[Pricer, Pricer, Pricer]:
         pricer = fresh()
         pricer.known.go_on("with variants", CALIBRATION)
-        same, other = (
-            pricer.variant(key, lambda: replace(pricer)) for key in ("16 bits", "32 bits")
-        )
+        names = ("16 bits", "32 bits")
+        same, other = (pricer.variant(key, lambda: replace(pricer)) for key in names)
         return pricer, same, other
 
     first, priced, _ = variants()
@@ -407,9 +406,8 @@ def test_what_a_gemm_behind_covers_is_not_shared() -> None:
 
 def test_dimensions_of_experts_are_those_that_depend_on_their_placement() -> None:
     pricer, rows = fresh(), some_rows(fresh())
-    other = replace(
-        rows, ep=rows.ep * 2, etp=rows.etp * 2, moe_dispatcher=np.ones_like(rows.moe_dispatcher)
-    )
+    moved = {"ep": rows.ep * 2, "etp": rows.etp * 2}
+    other = replace(rows, **moved, moe_dispatcher=np.ones_like(rows.moe_dispatcher))
     first, second = (pricer.context(these).sizes for these in (rows, other))
     differ = {name for name in first if not np.array_equal(first[name], second[name])}
     assert differ <= EXPERT_DIMS <= first.keys()

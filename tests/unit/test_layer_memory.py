@@ -51,11 +51,8 @@ def phases(w: Widths, **given: float) -> list[float]:
 
 def test_zero3_has_two_gathered_layers_at_once_and_the_reduction_of_the_one_before() -> None:
     """bf16 gathers, 2 x 11; fp32 reductions, 4 x 10."""
-    assert phases(widths(zero_stage=3)) == [
-        1000.0 + 2 * 22.0,
-        800.0 + 2 * 22.0 + 40.0,
-        900.0 + 2 * 22.0 + 40.0,
-    ]
+    expected = [1000.0 + 2 * 22.0, 800.0 + 2 * 22.0 + 40.0, 900.0 + 2 * 22.0 + 40.0]
+    assert phases(widths(zero_stage=3)) == expected
 
 
 def test_while_the_reduction_is_filled_gradients_are_whole_and_their_shard_is_not_there() -> None:
@@ -80,9 +77,8 @@ def test_widths_of_dtypes_and_stages() -> None:
     wide = widths(zero_stage=3, param_dtype="float32", reduce_dtype="bfloat16")
     assert [float(x[0]) for x in (wide.compute, wide.reduce, wide.gathered)] == [4.0, 2.0, 4.0]
     megatron = widths(trainer="megatron", zero_stage=1)
-    assert [float(x[0]) for x in (megatron.gathered, megatron.resident, megatron.reduced)] == [
-        0.0
-    ] * 3
+    columns = (megatron.gathered, megatron.resident, megatron.reduced)
+    assert [float(x[0]) for x in columns] == [0.0] * 3
     replicas = widths(zero_stage=0, dp_replicate=8)
     assert float(replicas.resident[0]) == 2.0
     assert float(replicas.reduced[0]) == 0.0
@@ -98,9 +94,8 @@ def peak(trainer: str = "torchtitan", microbatches: float = 1.0, /, **given: Any
     held |= {name: value * ONE for name, value in given.items()}
     batch = LayoutBatch.from_layouts([resolve_layout(layout, trainer=trainer, num_gpus=8)])
     training = read_training({"seq_len": 128, "global_batch_size": 64, "trainer": trainer})
-    return rank_memory(
-        RankShapes(**held), batch, np.array([microbatches]), training, TRAINERS[trainer], 0.0
-    )
+    given = (np.array([microbatches]), training, TRAINERS[trainer], 0.0)
+    return rank_memory(RankShapes(**held), batch, *given)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,6 @@ def job(model: str = "llama3-8b", **layout: object) -> Job:
 
 
 def predicted(asked: Job, calibration: object = None) -> float:
-    assert asked.layout is not None
     pricer = Pricer.build(asked.model, asked.cluster, asked.training, calibration)  # type: ignore[arg-type]
     return float(pricer.price(LayoutBatch.from_layouts([asked.layout])).step_seconds[0])
 
@@ -73,12 +72,10 @@ def test_one_run_of_a_stack_that_is_uniformly_off_corrects_the_rest(percent: int
 def test_what_one_run_teaches_is_shown_and_stays_with_its_stack() -> None:
     learnt = learn(shipped_calibration(), [measurement("a", job(), 1.08)])
     told = estimate_job(job(ac="full"), learnt).learned
-    assert told is not None
     assert (told.runs, told.runs_alike) == (1, 0)
     assert told.factor == pytest.approx(1.08, abs=0.03)
     assert told.statement == f"calibrated by 1 run of yours: x{told.factor:.2f}"
     other_format = estimate_job(job(precision="float8-rowwise", compile=True), learnt).learned
-    assert other_format is not None
     assert (other_format.runs, other_format.runs_alike) == (0, 1)
     assert 1.0 < other_format.factor < told.factor
     assert estimate_job(job(ac="full")).learned is None
@@ -114,7 +111,6 @@ def test_a_second_import_goes_on_from_the_first() -> None:
 
 def test_learning_makes_surer() -> None:
     asked = job("qwen3-8b")
-    assert asked.layout is not None
     batch = LayoutBatch.from_layouts([asked.layout])
     spreads = []
     for calibration in (shipped_calibration(), learn(shipped_calibration(), RUNS)):
@@ -125,9 +121,8 @@ def test_learning_makes_surer() -> None:
 
 def test_repeats_count_once_and_are_averaged() -> None:
     once = learn(shipped_calibration(), [measurement("a", job(), 1.2)])
-    noisy = learn(
-        shipped_calibration(), [measurement("a", job(), 1.1), measurement("b", job(), 1.2**2 / 1.1)]
-    )
+    runs = [measurement("a", job(), 1.1), measurement("b", job(), 1.2**2 / 1.1)]
+    noisy = learn(shipped_calibration(), runs)
     assert noisy.shifts == pytest.approx(once.shifts, abs=1e-9)
     assert noisy.id != once.id
 
@@ -187,9 +182,8 @@ def kernel_run(gpu: str, factor: float) -> KernelRun:
     machine = on(gpu, "llama3-8b")
     sizes = [(8192, 4096, 4096), (8192, 14336, 4096), (8192, 4096, 14336)]
     shapes = [KernelShape.of("gemm", m=m, n=n, k=k) for m, n, k in sizes]
-    seconds = shape_seconds(
-        alone(Pricer.build(machine.model, machine.cluster, machine.training)), shapes
-    )
+    pricer = Pricer.build(machine.model, machine.cluster, machine.training)
+    seconds = shape_seconds(alone(pricer), shapes)
     return KernelRun(
         job=machine,
         timings=tuple(

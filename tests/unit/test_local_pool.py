@@ -140,7 +140,6 @@ class FakeLauncher(Launcher):
     def run(
         self, task: ProbeTask, lease: DeviceLease | None = None, watch: Watch | None = None
     ) -> ProbeResult:
-        assert lease is not None
         start = time.monotonic()
         with self.counting:
             self.locks.append(len(lease.locks))
@@ -204,9 +203,8 @@ def pool(
 class TestLeases:
     def test_side_by_side_where_they_fit_and_never_two_on_one(self, tmp_path: Path) -> None:
         here, launcher = pool(tmp_path, seconds=0.2)
-        threads = [
-            threading.Thread(target=here.run, args=(task(size),)) for size in (2, 1, 1, 2, 4, 1)
-        ]
+        tasks = [task(size) for size in (2, 1, 1, 2, 4, 1)]
+        threads = [threading.Thread(target=here.run, args=(one,)) for one in tasks]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -295,7 +293,6 @@ class TestLeases:
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, text=True, env=clean_environment(), cwd=ROOT
         )
-        assert process.stdout is not None
         assert process.stdout.readline() == "True\n"
         here, launcher = pool(tmp_path, IDLE[:1])
         stop = threading.Event()

@@ -43,9 +43,8 @@ TRANSPORTS = {
 def test_columns_are_the_actions(entry: object) -> None:
     for schedule, shape in LEGAL:
         if schedule is entry:
-            for order, columns in zip(
-                schedule.actions(*shape), schedule.columns(*shape), strict=True
-            ):
+            both = zip(schedule.actions(*shape), schedule.columns(*shape), strict=True)
+            for order, columns in both:
                 again = ActionColumns.of(order)
                 assert again.items() == order == columns.items()
                 for name in ("stage_A", "kind_A", "microbatch_A"):

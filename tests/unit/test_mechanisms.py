@@ -115,19 +115,12 @@ USES: dict[str, tuple[dict, dict]] = {
         for tokens in (8192, 32768, 131072, 524288)
     },
 }  # fmt: skip
-OF_TRAINING = {
-    "trainer_version",
-    "seq_len",
-    "optimizer",
-    "attention_kernel",
-    "cuda_graphs",
-    "chunked_loss",
-}
+OF_TRAINING = {"trainer_version", "seq_len", "optimizer", "attention_kernel"}
+OF_TRAINING |= {"cuda_graphs", "chunked_loss"}
 
 
 def basis_of(calibration: Calibration, asked: Job) -> Mapping[str, str]:
     """The basis of a job's own layout."""
-    assert asked.layout is not None
     return basis(calibration, asked, LayoutBatch.from_layouts([asked.layout]))[0]
 
 
@@ -178,8 +171,9 @@ def test_columns_say_what_single_layouts_say() -> None:
     layouts = [one.layout for one in jobs if one.layout is not None]
     batch = LayoutBatch.from_layouts(layouts)
     bare = replace_seen()
+    alone = [names(each) for each in jobs]
     assert [set(np.flatnonzero(row)) for row in unmeasured(batch, jobs[0], bare)] == [
-        {place for place, one in enumerate(MECHANISMS) if one.name in names(each)} for each in jobs
+        {place for place, one in enumerate(MECHANISMS) if one.name in used} for used in alone
     ]
     assert points(batch, jobs[0]).tolist() == [
         sum(one.points for one in used_by(layout, jobs[0])) for layout in layouts
@@ -193,7 +187,6 @@ def replace_seen(*triples: tuple[str, str, str]) -> Calibration:
 @pytest.mark.parametrize("name", USES)
 def test_a_run_marks_it_as_measured_and_taking_the_run_away_unmarks_it(name: str) -> None:
     asked = job(**USES[name][0])
-    assert asked.layout is not None
     known = seen([asked])
     batch = LayoutBatch.from_layouts([asked.layout])
     with_run = replace_seen(*known)
@@ -209,7 +202,6 @@ def test_a_run_marks_it_as_measured_and_taking_the_run_away_unmarks_it(name: str
 def test_runs_of_the_trainer_elsewhere_or_of_others_here_are_something_but_not_all() -> None:
     asked, elsewhere = job(tp=2), job(tp=2, gpu="a100-sxm-80gb")
     other = job(tp=2, trainer="megatron")
-    assert asked.layout is not None
     batch = LayoutBatch.from_layouts([asked.layout])
     for run in (elsewhere, other):
         calibration = replace_seen(*seen([run]))

@@ -160,9 +160,8 @@ def test_nothing_is_priced_for_a_batch_that_divides(monkeypatch: pytest.MonkeyPa
 def test_what_the_user_fixed_stays(odd: Plan) -> None:
     """With the degrees fixed no other batch is faster a token."""
     layout = odd.ranked[0].layout
-    degrees = {
-        name: getattr(layout, name) for name in ("dp_replicate", "dp_shard", "tp", "cp", "pp")
-    }
+    names = ("dp_replicate", "dp_shard", "tp", "cp", "pp")
+    degrees = {name: getattr(layout, name) for name in names}
     assert hints(plan_of(63, fix=degrees)) == []
 
 

@@ -24,10 +24,8 @@ def remedy_of(call: Any) -> str:
 
 def test_a_model_of_the_hub_that_is_not_known_is_one_download_away() -> None:
     remedy = remedy_of(lambda: read_model("mistralai/Mistral-Large-9"))
-    assert (
-        "download config.json of mistralai/Mistral-Large-9 from Hugging Face and pass its path"
-        in remedy
-    )
+    words = "download config.json of mistralai/Mistral-Large-9 from Hugging Face and pass its path"
+    assert words in remedy
     assert "did you mean mistral-" in remedy
     assert "config.json" in remedy_of(lambda: read_model("my-own"))
     assert "send the keys of its config.json" in remedy_of(
@@ -36,9 +34,8 @@ def test_a_model_of_the_hub_that_is_not_known_is_one_download_away() -> None:
 
 
 def test_weights_are_not_a_model(tmp_path: Path) -> None:
-    assert "the config.json that stands beside them" in remedy_of(
-        lambda: read_model("model-00001.safetensors")
-    )
+    remedy = remedy_of(lambda: read_model("model-00001.safetensors"))
+    assert "the config.json that stands beside them" in remedy
 
 
 def test_a_gpu_that_is_not_known_is_described_by_the_nearest_one() -> None:
@@ -46,10 +43,8 @@ def test_a_gpu_that_is_not_known_is_described_by_the_nearest_one() -> None:
     assert remedy.startswith("did you mean h100")
     example = "{base: h100-sxm-80gb, name: mine, memory: 96 GiB}"
     assert example in remedy
-    assert (
-        read_gpu({"base": "h100-sxm-80gb", "name": "mine", "memory": "96 GiB"}).memory_bytes
-        == 96 * 2**30
-    )
+    mine = {"base": "h100-sxm-80gb", "name": "mine", "memory": "96 GiB"}
+    assert read_gpu(mine).memory_bytes == 96 * 2**30
 
 
 def test_a_cluster_that_is_not_known_is_written_out() -> None:

@@ -62,7 +62,7 @@ def test_a_shorter_sequence_is_the_longest_that_fits() -> None:
             "model": "llama3.1-8b",
             "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
             "training": {"seq_len": 2**17, "global_batch_size": 8},
-            "search": {"fix": {"ac": "none", "tp": 4, "dp_shard": 2, "precision": "bf16"}},
+            "search": {"fix": {"ac": "none", "tp": 4, "dp_shard": 2, "precision": "bf16", "pp": 1}},
         }
     )
     request = Request(job=job, cluster=job.cluster)

@@ -86,15 +86,12 @@ def played_backward(num_units: int, backward: float, gather: float, scatter: flo
 @pytest.mark.parametrize("gather", [0.2, 0.9, 1.0, 1.7, 4.0])
 def test_forward_waits_are_the_prefetch_played_out(gather: float) -> None:
     ours = exposed(columns(1.0, 100.0, gather, 0.0), dp_shard=64, zero_stage=2).fsdp[0, 0]
-    assert ours == pytest.approx(
-        played_forward(LAYERS + 2, 1.0, gather) + max(0.0, gather - 1.0), rel=1e-12
-    )
+    played = played_forward(LAYERS + 2, 1.0, gather) + max(0.0, gather - 1.0)
+    assert ours == pytest.approx(played, rel=1e-12)
 
 
 @pytest.mark.parametrize(("gather", "scatter"), [(0.2, 0.3), (0.6, 0.4), (1.0, 1.5), (3.0, 2.0)])
-def test_backward_waits_are_the_queue_played_out_but_for_its_ends(
-    gather: float, scatter: float
-) -> None:
+def test_backward_waits_are_the_queue_played_out(gather: float, scatter: float) -> None:
     """Whatever runs at the ends is at most one unit's communication."""
     both = exposed(columns(1.0, 2.0, gather, scatter), dp_shard=64, zero_stage=3).fsdp[0, 0]
     forward = exposed(columns(1.0, 2.0, gather, 0.0), dp_shard=64, zero_stage=2).fsdp[0, 0]
@@ -142,9 +139,8 @@ def test_under_a_pipeline_gathers_come_once_a_step_and_reductions_at_its_end() -
 
 
 def test_replicas_are_reduced_after_the_shards_and_counted_apart() -> None:
-    found = exposed(
-        columns(1.0, 2.0, 0.1, 0.2, replicate=5.0), dp_replicate=2, dp_shard=32, zero_stage=3
-    )
+    layout = {"dp_replicate": 2, "dp_shard": 32, "zero_stage": 3}
+    found = exposed(columns(1.0, 2.0, 0.1, 0.2, replicate=5.0), **layout)
     assert found.dp[0, 0] == pytest.approx((LAYERS + 2) * (5.0 - 2.0))
 
 
@@ -154,9 +150,8 @@ def test_a_distributed_optimizer_waits_for_what_one_backward_does_not_hide() -> 
     """
     units = LAYERS + 2
     for m in (1.0, 16.0):
-        found = exposed(
-            columns(1.0, 2.0, 1.5, 2.5), m, trainer="megatron", dp_shard=64, zero_stage=1
-        )
+        layout = {"trainer": "megatron", "dp_shard": 64, "zero_stage": 1}
+        found = exposed(columns(1.0, 2.0, 1.5, 2.5), m, **layout)
         assert found.fsdp[0, 0] == pytest.approx(units * (2.5 - 2.0) + units * (1.5 - 1.0))
 
 
@@ -243,9 +238,8 @@ def context(method: str, cp: int = CP) -> tuple[Pricer, float]:
         }
     )
     pricer = Pricer.build(job.model, job.cluster, job.training)
-    layout = resolve_layout(
-        {"cp": cp, "cp_method": method, "ac": "none"}, trainer="fsdp", num_gpus=CP
-    )
+    values = {"cp": cp, "cp_method": method, "ac": "none"}
+    layout = resolve_layout(values, trainer="fsdp", num_gpus=CP)
     return pricer, float(pricer.price(LayoutBatch.from_layouts([layout])).parts["cp"][0])
 
 
@@ -315,9 +309,8 @@ def test_copies_of_buffers_are_paid_for_every_gather_and_reduction(
     copied = replace(seconds, gather_copy=np.full((3, 1), out), scatter_copy=np.full((3, 1), into))
     with_copies, without = (exposed(s, microbatches, **layout) for s in (copied, seconds))
     head_gathers = min(gathers, 1.0)
-    expected = microbatches * (
-        out * ((LAYERS + 1) * gathers + head_gathers) + into * (LAYERS + 2) * reductions
-    )
+    forward = out * ((LAYERS + 1) * gathers + head_gathers)
+    expected = microbatches * (forward + into * (LAYERS + 2) * reductions)
     assert with_copies.copies[0, 0] == pytest.approx(expected, rel=1e-12)
     assert without.copies[0, 0] == 0.0
     for field in ("fsdp", "dp", "hidden"):

@@ -33,7 +33,6 @@ def job(model: str = "llama3-8b", **layout: Any) -> Job:
 
 
 def seconds(asked: Job, calibration: Calibration | None = None) -> float:
-    assert asked.layout is not None
     pricer = Pricer.build(asked.model, asked.cluster, asked.training, calibration)
     return float(pricer.price(LayoutBatch.from_layouts([asked.layout])).step_seconds[0])
 
@@ -56,9 +55,8 @@ def test_one_solve_is_as_good_as_a_fit_that_prices_again(factor: float) -> None:
     """Within the noise of one run, for layouts that ran and for others."""
     jobs = [job(**layout) for layout in LAYOUTS]
     ratios = factor * np.exp(0.03 * np.random.default_rng(1).standard_normal(len(jobs)))
-    runs = [
-        run(f"m-{i}", one, ratio) for i, (one, ratio) in enumerate(zip(jobs, ratios, strict=True))
-    ]
+    pairs = enumerate(zip(jobs, ratios, strict=True))
+    runs = [run(f"m-{i}", one, ratio) for i, (one, ratio) in pairs]
     shipped = shipped_calibration()
     learnt = learn(shipped, runs)
     times = [one.measured.step_seconds or 0.0 for one in runs]

@@ -80,10 +80,8 @@ def test_the_cost_of_starting_is_learnt() -> None:
     machine = Machine.wrong_by(small(), 0.1)
     study = ProbeStudy(small(), settings(cost=ProbeCost(start_seconds=600.0, steps=13)))
     first = study.ask()
-    assert first is not None
     study.tell(first, machine.run(first))
     second = study.ask()
-    assert second is not None
     assert second.gpu_seconds < 0.5 * first.gpu_seconds
     assert second.expected_seconds is not None
     assert second.gpu_seconds == pytest.approx(8 * (30.0 + 13 * second.expected_seconds), rel=1e-6)
@@ -144,7 +142,6 @@ def test_out_of_memory_is_infeasible_with_its_margin_and_rules_out_what_is_large
     usable = candidates.size.usable_bytes
     study = ProbeStudy(candidates, settings())
     asked = study.ask()
-    assert asked is not None
     assert asked.row == 0
     ruled_out = study.tell(
         asked,
@@ -207,14 +204,12 @@ def test_a_failure_is_a_failed_trial_with_its_class_and_not_asked_again() -> Non
     machine = Machine.wrong_by(candidates, 0.1)
     study = ProbeStudy(candidates, settings())
     asked = study.ask()
-    assert asked is not None
     assert asked.row is not None
     study.tell(asked, measurement(asked, failed("invalid-layout")))
     trial = study.optuna_study().trials[0]
     assert trial.state is TrialState.FAIL
     assert "invalid-layout" in trial.user_attrs["message"]
     following = study.ask()
-    assert following is not None
     assert following.row != asked.row
     assert study.knowledge.excluded[asked.row] == "failed: invalid-layout"
     assert machine.asked == []
@@ -240,12 +235,10 @@ def test_where_no_probe_can_run_the_study_stops_and_blames_no_layout(parallel: i
 def test_an_interrupted_probe_is_as_if_not_asked_but_paid_for() -> None:
     study = ProbeStudy(small(), settings())
     asked = study.ask()
-    assert asked is not None
     study.tell(asked, measurement(asked, failed("interrupted")))
     assert study.spent.probes == 0
     assert study.spent.gpu_seconds == 200.0
     again = study.ask()
-    assert again is not None
     assert again.row == asked.row
     assert not study.knowledge.records
 
@@ -254,7 +247,6 @@ def test_a_repeat_counts_by_its_faster_run_and_is_averaged_beside_it_in_one_tria
     candidates = small()
     study = ProbeStudy(candidates, settings())
     asked = study.ask()
-    assert asked is not None
     assert asked.row is not None
     study.tell(
         asked,
@@ -413,8 +405,6 @@ def test_resumed_out_of_memory_and_failures_are_kept() -> None:
         TrialState.FAIL,
     ]
     following, expected = second.ask(), first.ask()
-    assert following is not None
-    assert expected is not None
     assert following.row == expected.row
     assert machine.asked == []
 
@@ -444,8 +434,6 @@ def test_measurements_of_other_layouts_are_named_and_ignored() -> None:
     candidates = small()
     study = ProbeStudy(candidates, settings())
     asked = study.ask()
-    assert asked is not None
-    assert asked.layout is not None
     other = replace(asked, layout=asked.layout.model_copy(update={"micro_batch_size": 64}))
     stranger = measurement(other, Measured(rung="probed", step_seconds=1.0))
     emulated = measurement(asked, Measured(rung="emulated", step_seconds=1.0)).model_copy(
@@ -485,7 +473,6 @@ def test_the_best_so_far_never_gets_worse_and_is_the_answer(seed: int) -> None:
     assert {event.best_fidelity for event in events if event.best_seconds is not None} == {"probed"}
     fastest = min(one.measured.step_seconds or np.inf for one in stored)
     winner = outcome.ranked[0]
-    assert winner.record is not None
     assert (
         winner.record.step_seconds == winner.expected_seconds == best[-1] == pytest.approx(fastest)
     )
@@ -567,7 +554,6 @@ def test_a_cheaper_rung_goes_first_and_who_leads_by_it_is_run() -> None:
         assert trial.state is TrialState.COMPLETE
         assert trial.user_attrs["rung"] == by_row[trial.user_attrs["candidate"]]
     winner = outcome.ranked[0]
-    assert winner.record is not None
     assert winner.record.fidelity == "probed"
     assert machine.regret(winner.row) < machine.regret(looked[0].row or 0)
 
@@ -612,13 +598,11 @@ def test_an_emulated_rank_out_of_memory_spares_the_layout() -> None:
     assert first is not None
     study.tell(first, machine.run(first))
     second = study.ask()
-    assert second is not None
     assert second.fidelity == "emulated"
     study.tell(
         second, measurement(second, Measured(status="oom", rung="emulated", gpu_seconds=30.0))
     )
     third = study.ask()
-    assert third is not None
     assert third.row != second.row
     assert study.spent.probes == 1
     assert second.row is not None
@@ -658,7 +642,6 @@ def look_failed(asked: Proposal, kind: str = "oom") -> Measurement:
 def after_the_first(study: ProbeStudy, machine: Machine) -> Proposal:
     """The second question, once a layout itself has been measured."""
     first = study.ask()
-    assert first is not None
     assert first.fidelity == "probed"
     study.tell(first, machine.run(first))
     second = study.ask()
@@ -686,7 +669,6 @@ def test_a_look_that_failed_says_nothing_of_the_layout_and_is_not_repeated() -> 
         0,
     )
     again = study.ask()
-    assert again is not None
     assert (again.row, again.fidelity) != (look.row, "imitated")
 
 
@@ -759,7 +741,6 @@ def test_a_layout_that_cannot_run_is_looked_at_alone_and_every_look_counts() -> 
     assert (outcome.spent.probes, outcome.spent.low_fidelity) == (6, 0)
     assert "budget of 6 probes" in outcome.stopped
     winner = outcome.ranked[0]
-    assert winner.record is not None
     assert winner.record.fidelity == "imitated"
     assert winner.record.variance == pytest.approx(0.02**2)
     assert [trial.state for trial in outcome.study.trials] == [TrialState.COMPLETE] * 6
@@ -846,7 +827,6 @@ def test_resumed_a_look_is_neither_repeated_nor_forgotten() -> None:
     one = machine.run(first)
     study.tell(first, one)
     look = study.ask()
-    assert look is not None
     assert look.fidelity == "imitated"
     assert look.row is not None
     for told, failures in ((imitated(look, machine), 0), (look_failed(look), 1)):
@@ -1136,7 +1116,6 @@ def test_micro_probes_go_first_where_they_can_change_the_winner() -> None:
     probe = MicroProbe(name="send between stages", effects=(look,), gpu_seconds=5.0)
     study = ProbeStudy(divided, settings(micro_probes=(probe,)))
     asked = study.ask()
-    assert asked is not None
     assert (asked.fidelity, asked.micro, asked.row, asked.layout) == ("micro", probe, None, None)
     study.tell(
         asked, MicroResult(observed=(ObservedEffect(effect=look, log_ratio=1.0),), gpu_seconds=4.0)
@@ -1144,8 +1123,6 @@ def test_micro_probes_go_first_where_they_can_change_the_winner() -> None:
     assert study.spent.probes == 0
     assert study.spent.gpu_seconds == 4.0
     following = study.ask()
-    assert following is not None
-    assert following.layout is not None
     assert following.fidelity == "probed"
     assert following.layout.pp == 1
     assert not study.optuna_study().trials[0].state.is_finished()
@@ -1162,5 +1139,4 @@ def test_micro_probes_that_can_change_nothing_are_not_asked() -> None:
         gpu_seconds=5.0,
     )
     asked = ProbeStudy(common, settings(micro_probes=(probe,))).ask()
-    assert asked is not None
     assert asked.fidelity == "probed"

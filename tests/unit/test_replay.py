@@ -48,9 +48,8 @@ def test_a_landscape_is_as_far_from_the_model_as_it_says(error: float) -> None:
         land = landscapes.generate(SMALL, error, seed)
         differences.append(land.log_seconds - land.candidates.prior.log_seconds)
     own = error * np.sqrt(1.0 - landscapes.COMMON_SHARE)
-    assert [float(difference.std()) for difference in differences] == pytest.approx(
-        [own] * 12, rel=0.03
-    )
+    spreads = [float(difference.std()) for difference in differences]
+    assert spreads == pytest.approx([own] * 12, rel=0.03)
     common = np.std([difference.mean() for difference in differences])
     assert 0.4 < common / (error * np.sqrt(landscapes.COMMON_SHARE)) < 1.7
 
@@ -69,9 +68,8 @@ def test_the_laws_are_another_model() -> None:
     a part only.
     """
     pricer, candidates = landscapes.prepared(SMALL)
-    laws = landscapes.log_law(
-        pricer, candidates.batch, np.zeros(len(landscapes.COEFFICIENTS) + 9), 0.0
-    )
+    zeros = np.zeros(len(landscapes.COEFFICIENTS) + 9)
+    laws = landscapes.log_law(pricer, candidates.batch, zeros, 0.0)
     difference = laws - candidates.prior.log_seconds
     assert 0.03 < difference.std() < 0.4
     ranks = [np.argsort(np.argsort(column)) for column in (laws, candidates.prior.log_seconds)]
@@ -83,9 +81,8 @@ def test_published_sweeps_are_predicted_without_their_source() -> None:
     sweeps = published_sweeps()
     assert len(sweeps) >= 25
     assert any(sweep.out_of_memory.any() for sweep in sweeps)
-    errors = np.concatenate(
-        [(s.log_seconds - s.candidates.prior.log_seconds)[~s.out_of_memory] for s in sweeps]
-    )
+    misses = ((s.log_seconds - s.candidates.prior.log_seconds, s) for s in sweeps)
+    errors = np.concatenate([miss[~s.out_of_memory] for miss, s in misses])
     assert np.isfinite(errors).all()
     assert np.sqrt(np.mean(errors**2)) > 0.09
     for sweep in sweeps:
@@ -94,18 +91,15 @@ def test_published_sweeps_are_predicted_without_their_source() -> None:
         assert np.isfinite(sweep.best_log_seconds())
 
 
-def test_a_survey_of_ones_own_gpu_is_a_sweep(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_survey_of_ones_own_is_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert own_sweeps(tmp_path) == ()
     measured = [
         ("none", {"step_seconds": 1.0}),
         ("full", {"step_seconds": 1.3}),
         ("selective-op", {"status": "oom"}),
     ]
-    rows = [
-        survey_row(ac, {"status": "ok", "rung": "probed", **numbers}) for ac, numbers in measured
-    ]
+    fine = {"status": "ok", "rung": "probed"}
+    rows = [survey_row(ac, {**fine, **numbers}) for ac, numbers in measured]
     rows += [survey_row("none", {"status": "ok", "rung": "emulated", "step_seconds": 0.1})]
     # tried again: this one counts
     rows += [survey_row("none", {"status": "ok", "rung": "probed", "step_seconds": 1.1})]
@@ -162,7 +156,6 @@ def test_looks_follow_the_same_laws_and_claim_their_error() -> None:
     shares = []
     for name in ("8B on 64 H100", "13B on 64 A100"):
         told = Truth.of_landscape(landscapes.generate(name, 0.10, 1), 0.01)
-        assert told.proxy_runs is not None
         rng = np.random.default_rng(0)
         for row in range(0, 200, 5):
             for option in told.proxy_runs.options(row):
@@ -339,9 +332,8 @@ def test_replayed_studies_stand_by_what_they_measured(
     assert played.told
     assert replay_studies.violations(played) == []
     swapped = dataclasses.replace(played.outcome, ranked=played.outcome.ranked[::-1])
-    broken = replay_studies.violations(
-        dataclasses.replace(played, outcome=swapped, events=played.events[::-1])
-    )
+    reversed_ = dataclasses.replace(played, outcome=swapped, events=played.events[::-1])
+    broken = replay_studies.violations(reversed_)
     assert any("answer" in line for line in broken), "another answer would be told"
 
 
@@ -357,6 +349,5 @@ def test_what_nobody_measured_is_measured_second_and_found(off: float) -> None:
     answer = played.outcome.ranked[0].row
     assert truth.log_seconds[answer] <= np.log(min(times[0], times[1])) + 3 * truth.noise_sd
     without = dataclasses.replace(played, told=[played.told[0], *played.told[2:]])
-    assert replay_studies.violations(without) == [
-        "what nobody measured was not measured after number 1"
-    ]
+    words = "what nobody measured was not measured after number 1"
+    assert replay_studies.violations(without) == [words]

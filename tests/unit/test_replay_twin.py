@@ -45,10 +45,8 @@ class Costs:
         draw = np.random.default_rng(seed)
         self.forward, self.input_grad, self.weight_grad = draw.uniform(0.5, 1.5, (3, num_stages))
         self.send = draw.uniform(0.0, send, num_stages)
-        self.wire, self.cover = (
-            draw.uniform(0.0, 0.3, (2, num_stages)),
-            draw.uniform(0.1, 0.5, (2, num_stages)),
-        )
+        self.wire = draw.uniform(0.0, 0.3, (2, num_stages))
+        self.cover = draw.uniform(0.1, 0.5, (2, num_stages))
 
     def seconds(self, action: Action) -> float:
         return float(
@@ -96,10 +94,8 @@ def check(
 ) -> None:
     """Every item starts and ends as in the twin."""
     pp, v, m = shape
-    line = replay(
-        compiled(entry, pp, v, m, how), costs.columns(), num_microbatches=m, times=True
-    ).timeline
-    assert line is not None
+    order = compiled(entry, pp, v, m, how)
+    line = replay(order, costs.columns(), num_microbatches=m, times=True).timeline
     twin = play(programs)
     assert set(twin) == {str(item) for item in line.actions}
     ours = {
@@ -153,15 +149,13 @@ def plain_programs(
             )
             posts = []
             for action in parts:
-                kind, to = (
-                    ("F", action.stage + 1) if action.kind == "F" else ("B", action.stage - 1)
-                )
+                way, step = ("F", 1) if action.kind == "F" else ("B", -1)
+                kind, to = way, action.stage + step
                 if action.kind == "W" or not 0 <= to <= last or home[to] == rank:
                     continue
                 tag = (kind, action.stage, action.microbatch)
-                posts.append(
-                    Post(True, tag, home[to], ("to", home[to]), costs.hop(kind, action.stage))
-                )
+                hop = costs.hop(kind, action.stage)
+                posts.append(Post(True, tag, home[to], ("to", home[to]), hop))
                 sent.setdefault((rank, home[to]), []).append(tag)
             program += posts
             program += [Wait(post.tag) for post in posts] if seen_through else []
@@ -202,7 +196,6 @@ def test_two_sends_on_one_link_follow_each_other() -> None:
     )
     order = from_csv("0F0,0F1,0F2,0B0,0B1,0B2\n1F0,1F1,1F2,1B0,1B1,1B2\n")
     line = replay(compile_order(order), costs, num_microbatches=3, times=True).timeline
-    assert line is not None
     starts = {str(action): line.start_seconds_AC[k, 0] for k, action in enumerate(line.actions)}
     assert [starts["1F0"], starts["1F1"], starts["1F2"]] == [3.0, 5.0, 7.0]
 
@@ -219,11 +212,8 @@ def megatron_1f1b(
     program: list[Instruction] = []
 
     def stream(peer: int, tag: Any) -> Any:
-        return (
-            ("pair", frozenset((rank, peer)))
-            if pair_streams
-            else ("way", tag[0], frozenset((rank, peer)))
-        )
+        both = frozenset((rank, peer))
+        return ("pair", both) if pair_streams else ("way", tag[0], both)
 
     def exchange(*tags: tuple[bool, tuple[str, int, int], int]) -> None:
         posts = [
@@ -231,9 +221,8 @@ def megatron_1f1b(
             for s, tag, peer in tags
             if 0 <= peer < pp
         ]
-        program.extend(
-            sorted(posts, key=lambda post: post.tag[0] != "F") if pair_streams else posts
-        )
+        ordered = sorted(posts, key=lambda post: post.tag[0] != "F")
+        program.extend(ordered if pair_streams else posts)
         program.extend(Wait(post.tag) for post in posts)
 
     def forward(k: int) -> None:
@@ -276,10 +265,8 @@ def test_blocking_1f1b(trainer: str) -> None:
     for entry, (pp, v, m) in legal(["1F1B"], "megatron"):
         for seed in range(4):
             costs = Costs(pp, seed, 0.7)
-            ranks = [
-                megatron_1f1b(rank, pp, m, costs, pair_streams=trainer != "megatron")
-                for rank in range(pp)
-            ]
+            pairs = trainer != "megatron"
+            ranks = [megatron_1f1b(rank, pp, m, costs, pair_streams=pairs) for rank in range(pp)]
             check(entry, (pp, v, m), how, costs, ranks)
 
 
@@ -298,27 +285,19 @@ def megatron_interleaved(
     def in_of(k: int, forward: bool) -> tuple[tuple[str, int, int], int] | None:
         stage, microbatch = chunk(k, forward)
         source = stage - 1 if forward else stage + 1
-        return (
-            (("F" if forward else "B", source, microbatch), source % pp)
-            if 0 <= source <= last
-            else None
-        )
+        tag = ("F" if forward else "B", source, microbatch)
+        return (tag, source % pp) if 0 <= source <= last else None
 
     def out_of(k: int, forward: bool) -> tuple[tuple[str, int, int], int] | None:
         stage, microbatch = chunk(k, forward)
         target = stage + 1 if forward else stage - 1
-        return (
-            (("F" if forward else "B", stage, microbatch), target % pp)
-            if 0 <= target <= last
-            else None
-        )
+        tag = ("F" if forward else "B", stage, microbatch)
+        return (tag, target % pp) if 0 <= target <= last else None
 
     def post(sends: Sequence[Any], receives: Sequence[Any], *, wait: bool) -> None:
         sends, receives = [end for end in sends if end], [end for end in receives if end]
-        posts = [
-            Post(True, tag, peer, ("to", peer) if overlap else None, crowd(tag))
-            for tag, peer in sends
-        ]
+        streams = {peer: ("to", peer) if overlap else None for _, peer in sends}
+        posts = [Post(True, tag, peer, streams[peer], crowd(tag)) for tag, peer in sends]
         posts += [Post(False, tag, peer, None) for tag, peer in receives]
         program.extend(posts)
         program.extend(Wait(p.tag) for p in posts if wait)
@@ -351,19 +330,13 @@ def megatron_interleaved(
         return program
     for k in range(warmup):
         run(k, True)
-        post(
-            [out_of(k, True)],
-            nth(k + 1, True) + (nth(0, False) if k == warmup - 1 else []),
-            wait=True,
-        )
+        more = nth(0, False) if k == warmup - 1 else []
+        post([out_of(k, True)], nth(k + 1, True) + more, wait=True)
     for k in range(n - warmup):
         run(warmup + k, True)
         run(k, False)
-        post(
-            [out_of(warmup + k, True), out_of(k, False)],
-            nth(warmup + k + 1, True) + nth(k + 1, False),
-            wait=True,
-        )
+        after = nth(warmup + k + 1, True) + nth(k + 1, False)
+        post([out_of(warmup + k, True), out_of(k, False)], after, wait=True)
     for k in range(n - warmup, n):
         run(k, False)
         post([out_of(k, False)], nth(k + 1, False), wait=True)
@@ -380,10 +353,8 @@ def crowded_tags(pp: int, v: int, m: int, costs: Costs) -> set[tuple[str, int, i
     found = set()
     for rank in range(pp):
         batch: list[Post] = []
-        for instruction in [
-            *megatron_interleaved(rank, pp, v, m, costs, overlap=False),
-            Run("", 0.0),
-        ]:
+        program = megatron_interleaved(rank, pp, v, m, costs, overlap=False)
+        for instruction in [*program, Run("", 0.0)]:
             if isinstance(instruction, Post):
                 batch.append(instruction)
             elif isinstance(instruction, Run):
@@ -404,9 +375,8 @@ def test_megatron_interleaved(overlap: bool) -> None:
             costs = Costs(pp * v, seed, 0.7)
             CROWDED.clear()
             CROWDED.update(crowded_tags(pp, v, m, costs))
-            ranks = [
-                megatron_interleaved(rank, pp, v, m, costs, overlap=overlap) for rank in range(pp)
-            ]
+            made = (megatron_interleaved(r, pp, v, m, costs, overlap=overlap) for r in range(pp))
+            ranks = list(made)
             check(entry, (pp, v, m), how, costs, ranks)
             compared += 1
     assert compared >= 15
@@ -444,11 +414,8 @@ class RecordingStage:
         if not 0 <= other < self.num_stages or self.home(source) == self.home(target):
             return []
         op = dist.isend if sends else dist.irecv
-        return [
-            SimpleNamespace(
-                op=op, sends=sends, tag=(kind, source, microbatch), peer=self.home(other)
-            )
-        ]
+        tag = (kind, source, microbatch)
+        return [SimpleNamespace(op=op, sends=sends, tag=tag, peer=self.home(other))]
 
     def get_fwd_send_ops(self, k: int) -> list[Any]:
         return self._op(True, "F", self.stage_index, self.stage_index + 1, k)
@@ -505,9 +472,8 @@ def recorded(
         "_batch_p2p",
         lambda ops, desc=None: log.append(list(ops)) or [op.tag for op in ops],
     )
-    monkeypatch.setattr(
-        schedules, "_wait_batch_p2p", lambda works: log.extend(Wait(tag) for tag in works)
-    )
+    waits = lambda works: log.extend(Wait(tag) for tag in works)  # noqa: E731
+    monkeypatch.setattr(schedules, "_wait_batch_p2p", waits)
     kind = schedules.get_schedule_class(entry.name)
     for name in (
         "_initialize_stage",
@@ -521,11 +487,8 @@ def recorded(
     for rank in range(pp):
         log.clear()
         home = {s: int(entry.stage_rank(s, pp, v)) for s in range(pp * v)}
-        stages = [
-            RecordingStage(s, pp * v, rank, home.__getitem__, log)
-            for s in range(pp * v)
-            if home[s] == rank
-        ]
+        own = [s for s in range(pp * v) if home[s] == rank]
+        stages = [RecordingStage(s, pp * v, rank, home.__getitem__, log) for s in own]
         for one in stages:
             one.group_size = pp
         built = kind(stages[0] if entry.single_stage else stages, m, loss_fn=lambda *_: None)

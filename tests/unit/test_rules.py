@@ -414,9 +414,8 @@ def test_a_rule_breaks_and_its_neighbour_passes(case: Case) -> None:
     assert {rule.field for rule in rules} <= set(Layout.model_fields)
     message = " | ".join(v.rule for v in found if v.field in {rule.field for rule in rules})
     assert case.text in message
-    assert all(
-        v.rule and v.remedy and v.value == getattr(resolve(c, case.broken), v.field) for v in found
-    )
+    layout = resolve(c, case.broken)
+    assert all(v.rule and v.remedy and v.value == getattr(layout, v.field) for v in found)
 
 
 def test_every_rule_has_a_case() -> None:
@@ -443,9 +442,8 @@ def test_torchtitan_refuses_an_odd_sequence() -> None:
 @pytest.mark.parametrize("pp", [2, 4])
 def test_schedules_demand_from_two_ranks_on(pp: int) -> None:
     key = "Interleaved1F1B refuses the number of stages a rank"
-    assert key in broken_keys(
-        context(), {"pp": pp, "pp_schedule": "Interleaved1F1B", "virtual_stages": 1}
-    )
+    layout = {"pp": pp, "pp_schedule": "Interleaved1F1B", "virtual_stages": 1}
+    assert key in broken_keys(context(), layout)
 
 
 def test_all_faults_at_once() -> None:
@@ -485,9 +483,8 @@ def test_a_batch_agrees_with_its_rows() -> None:
         c = context(**job)
         layouts = [resolve(c, {**x.broken, "tp": x.broken.get("tp", 1)}) for x in CASES]
         legal = legal_mask(LayoutBatch.from_layouts(layouts), c)
-        assert [
-            not violations(x, c.model, c.cluster, c.training) for x in layouts
-        ] == legal.tolist()
+        alone = [not violations(x, c.model, c.cluster, c.training) for x in layouts]
+        assert alone == legal.tolist()
 
 
 VERSIONS = {
@@ -538,15 +535,13 @@ def test_rules_read_what_they_say() -> None:
 
 def test_rules_broadcast() -> None:
     c = context("mixtral-8x7b")
-    batch = LayoutBatch.from_layouts(
-        [resolve(c, {"tp": tp, "pp": pp}) for tp in (1, 2, 8) for pp in (1, 2)]
-    )
+    degrees = itertools.product((1, 2, 8), (1, 2))
+    batch = LayoutBatch.from_layouts([resolve(c, {"tp": tp, "pp": pp}) for tp, pp in degrees])
     column = LayoutBatch(**{name: values[:, None] for name, values in batch.columns()})
     for rule in rules_for(c):
         flat = np.broadcast_to(rule.broken(batch, c), len(batch))
-        assert np.array_equal(
-            np.broadcast_to(rule.broken(column, c), (len(batch), 1))[:, 0], flat
-        ), rule.key
+        spread = np.broadcast_to(rule.broken(column, c), (len(batch), 1))
+        assert np.array_equal(spread[:, 0], flat), rule.key
 
 
 def test_every_precision_has_its_hardware() -> None:

@@ -102,12 +102,10 @@ def test_nobody_is_sent_to_a_trainer_that_cannot() -> None:
     for name in ("gemma3-4b", "llama3-8b", "gpt-oss-20b", "deepseek-v3", "gpt3-175b"):
         asked = job(name)
         for one in trainers_that_can(asked.model, asked.cluster, asked.training):
-            other = asked.training.model_copy(
-                update={"trainer": one.trainer, "trainer_version": one.version}
-            )
-            assert (
-                obstacles(Context(model=asked.model, cluster=asked.cluster, training=other)) == []
-            )
+            changed = {"trainer": one.trainer, "trainer_version": one.version}
+            other = asked.training.model_copy(update=changed)
+            context = Context(model=asked.model, cluster=asked.cluster, training=other)
+            assert obstacles(context) == []
 
 
 def test_an_estimate_prices_it_and_says_so() -> None:
@@ -150,11 +148,8 @@ def test_the_winner_is_the_same_whatever_is_asked_for(asked: tuple[str, dict[str
 
 @pytest.mark.slow
 def test_all_that_is_ranked_runs() -> None:
-    for asked in (
-        job("gpt-oss-20b"),
-        job("llama3-8b", "rtx-4090"),
-        job("qwen3-8b", trainer_version="0.3.0"),
-    ):
+    jobs = (job("gpt-oss-20b"), job("llama3-8b", "rtx-4090"))
+    for asked in (*jobs, job("qwen3-8b", trainer_version="0.3.0")):
         for entry in plan(asked).ranked:
             assert entry.export["torchtitan"]["blockers"] == []
 
@@ -178,9 +173,8 @@ def test_405b_is_split_over_megatrons_pipelines(num_gpus: int) -> None:
         assert written.blockers == ()
         assert parse_back(written).layers_per_stage == layout.layers_per_stage
         said = " ".join(written.arguments)
-        assert ("--account-for-loss-in-pipeline-split" in said) != (
-            "--pipeline-model-parallel-layout" in said
-        )
+        flags = ("--account-for-loss-in-pipeline-split", "--pipeline-model-parallel-layout")
+        assert sum(flag in said for flag in flags) == 1
 
 
 def test_fewer_than_asked_for_has_a_reason() -> None:

@@ -61,16 +61,14 @@ def test_splits_are_explained_where_fsdp_alone_does_not_fit() -> None:
 def test_splits_are_explained_where_the_batch_is_too_small(batch: int, says: bool) -> None:
     """70B fits on 64 GPUs by FSDP alone, so TP is for speed, unless 64 ranks had no sequence."""
     lines = reasons("llama3-70b", 64, {"dp_shard": 8, "tp": 8, "ac": "full"}, batch)
-    assert (
-        any("a batch of 16 sequences feeds no more than 16 of the 64" in x for x in lines) == says
-    )
+    words = "a batch of 16 sequences feeds no more than 16 of the 64"
+    assert any(words in x for x in lines) == says
     assert not any("alone, over" in x for x in lines)
 
 
 def test_the_words_are_the_trainers() -> None:
-    lines = reasons(
-        "gpt3-175b", 64, {"dp_shard": 2, "tp": 8, "pp": 4, "ac": "full"}, trainer="megatron"
-    )
+    layout = {"dp_shard": 2, "tp": 8, "pp": 4, "ac": "full"}
+    lines = reasons("gpt3-175b", 64, layout, trainer="megatron")
     assert "ZeRO-1 shards the optimizer states over 2 GPUs" in lines[0]
     assert "FSDP2" not in " ".join(lines)
 

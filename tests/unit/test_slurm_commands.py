@@ -57,9 +57,8 @@ def refuses(folder: Path, name: str, text: str) -> None:
 
 def wait_of(folder: Path, queue_seconds: float = 60.0) -> OrderWait:
     """The wait for job 8 and its only order, in this folder."""
-    allocation = Allocation(
-        slurm=Slurm(), parent=folder, name="x", arguments=[], environment={}, seconds=60.0
-    )
+    nothing = {"arguments": [], "environment": {}, "seconds": 60.0}
+    allocation = Allocation(slurm=Slurm(), parent=folder, name="x", **nothing)
     (folder / "job").write_text("8")
     order = ProbeOrder(1, "probe-a", folder, folder)
     options = SlurmOptions(queue_seconds=queue_seconds)
@@ -86,7 +85,6 @@ def test_a_job_that_slurm_forgot_is_looked_up_in_its_accounting(commands: Path) 
     lines = "PREEMPTED|40|2026-11-21T10:00:00|n1\nCANCELLED by 0|90|2026-11-21T12:00:00|n[1-2]"
     says(commands, "sacct", lines)
     job = Slurm().job(9)
-    assert job is not None
     assert (job.state, job.seconds, job.nodes, job.restarts) == ("CANCELLED", 90.0, "n[1-2]", 1)
 
 
@@ -98,9 +96,7 @@ def test_a_job_that_slurm_forgot_is_looked_up_in_its_accounting(commands: Path) 
         "slurm_load_jobs error: Zero Bytes were transmitted or received",
     ],
 )
-def test_a_controller_that_is_away_is_told_from_a_job_that_is_unknown(
-    commands: Path, text: str
-) -> None:
+def test_a_controller_that_is_away_is_no_unknown_job(commands: Path, text: str) -> None:
     refuses(commands, "scontrol", text)
     with pytest.raises(NoControllerError):
         Slurm().job(9)
@@ -121,7 +117,6 @@ def test_what_a_controller_said_before_it_went_away_is_not_held_against_a_probe_
     says(commands, "scontrol", WAITING)
     wait._ask_slurm()
     lost = wait._lost()
-    assert lost is not None
     assert (lost.reason, (tmp_path / "stop").exists()) == ("requeued", True)
 
 
@@ -153,9 +148,7 @@ def test_a_job_that_slurm_ended_under_its_probe_says_how(
     assert "Slurm's job 8 on n[1-2]" in str(ended.message)
 
 
-def test_a_node_that_is_silent_does_not_hold_a_probe_beyond_its_limit(
-    commands: Path, tmp_path: Path
-) -> None:
+def test_a_silent_node_holds_no_probe_beyond_its_limit(commands: Path, tmp_path: Path) -> None:
     """Its guardian should have ended it by then; both times are the file system's."""
     wait, now = wait_of(tmp_path), 1_000_000.0
     for name in ("started.1", "guardian.node0.json"):
@@ -202,9 +195,8 @@ def test_nodes_that_are_down_or_do_not_answer(commands: Path) -> None:
 
 
 def test_options_become_arguments() -> None:
-    options = SlurmOptions(
-        account="lab", qos="high", constraint="h100&ib", exclude="n[3-4]", gpus_by="gres"
-    )
+    given = {"account": "lab", "qos": "high", "constraint": "h100&ib", "exclude": "n[3-4]"}
+    options = SlurmOptions(**given, gpus_by="gres")
     assert options.job("gpu") == [
         *("--partition", "gpu", "--account", "lab", "--qos", "high"),
         *("--constraint", "h100&ib", "--exclude", "n[3-4]"),
@@ -212,9 +204,8 @@ def test_options_become_arguments() -> None:
     assert options.job(None, {"n9", "n7"})[-2:] == ["--exclude", "n[3-4],n7,n9"]
     assert options.nodes(2, 8, "cuda")[-2:] == ["--gres", "gpu:8"]
     assert SlurmOptions().nodes(2, 8, "cuda")[-2:] == ["--gpus-per-node", "8"]
-    assert SlurmOptions().nodes(2, 8, "cpu") == [
-        *("--nodes", "2", "--ntasks", "2", "--ntasks-per-node", "1")
-    ]
+    flags = ["--nodes", "2", "--ntasks", "2", "--ntasks-per-node", "1"]
+    assert SlurmOptions().nodes(2, 8, "cpu") == flags
     assert SlurmOptions().job(None) == []
 
 

@@ -109,9 +109,8 @@ def test_the_bubble_is_the_schedules_of_a_mean_rank(name: str) -> None:
     columns = (stages.forward, stages.input_grad, stages.weight_grad)
     f, i, w = (float((found.mean_units * column).sum()) for column in columns)
     assert parts["bubble"] == pytest.approx(3 * (f + i + w))
-    hops = SCHEDULES[name].sends_on_critical_path(
-        4, 1, 8, transport_of(found.job.training, name).exposed
-    )
+    exposed = transport_of(found.job.training, name).exposed
+    hops = SCHEDULES[name].sends_on_critical_path(4, 1, 8, exposed)
     assert parts["pp"] == pytest.approx(float(hops) * float(stages.sends.mean_seconds()[0]))
 
 

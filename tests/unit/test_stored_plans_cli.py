@@ -35,9 +35,8 @@ def wiring(monkeypatch: pytest.MonkeyPatch, sqlite_url: str, plan: Plan) -> Wiri
     for number, name in enumerate(IDS):
         made = datetime(2026, 11, 20 + number, tzinfo=UTC)
         labels = plan_labels("llama3-8b", "h100-sxm-80gb")
-        found.store.save_plan(
-            plan.model_copy(update={"id": name, "created_at": made.isoformat()}), labels
-        )
+        copy = plan.model_copy(update={"id": name, "created_at": made.isoformat()})
+        found.store.save_plan(copy, labels)
     return found
 
 
@@ -68,9 +67,8 @@ def test_the_list_names_id_model_and_layout(
     monkeypatch.setenv("COLUMNS", width)
     listed = told("plans")
     assert max(map(len, listed.splitlines())) <= int(width)
-    assert all(
-        name in listed for name in (*IDS, "llama3-8b", *plan.ranked[0].layout.short().split())
-    )
+    words = (*IDS, "llama3-8b", *plan.ranked[0].layout.short().split())
+    assert all(word in listed for word in words)
 
 
 def test_an_empty_list_says_what_makes_one(
@@ -101,11 +99,8 @@ def test_a_plan_is_shown_as_recommend_printed_it(
     ]
     assert run(["recommend", *job]) == 0
     printed = capsys.readouterr().out
-    (name,) = {
-        word.rstrip(";")
-        for word in printed.split()
-        if word.startswith("plan-") and "rank" not in word
-    }
+    words = (word for word in printed.split() if "rank" not in word)
+    (name,) = {word.rstrip(";") for word in words if word.startswith("plan-")}
     assert run(["show", name]) == 0
     assert capsys.readouterr().out == printed
     assert run(["show", name[:-3], "--json"]) == 0
@@ -125,9 +120,8 @@ def test_a_beginning_of_several_names_them(told: Told) -> None:
         "error: PLAN_ID='1aaa': is the beginning of 2 plans: plan-1aaa00002-y, plan-1aaa00001-x; "
         "give more"
     )
-    assert "no plan of id 'plan-zzz'; `planner-cli plans` lists them" in told(
-        "show", "plan-zzz", code=2
-    )
+    answer = told("show", "plan-zzz", code=2)
+    assert "no plan of id 'plan-zzz'; `planner-cli plans` lists them" in answer
 
 
 def test_an_id_that_is_a_beginning_too_is_itself(wiring: Wiring, plan: Plan) -> None:
@@ -139,9 +133,7 @@ def test_an_id_that_is_a_beginning_too_is_itself(wiring: Wiring, plan: Plan) -> 
     assert plan_id_of(wiring, "%") == "%"  # no pattern of the database
 
 
-def test_a_plan_that_is_not_made_yet_says_how_it_stands(
-    wiring: Wiring, told: Told, plan: Plan
-) -> None:
+def test_a_plan_that_is_not_made_yet_is_named(wiring: Wiring, told: Told, plan: Plan) -> None:
     task = TaskRecord(
         id="plan-1ccc",
         kind="study",
@@ -158,9 +150,8 @@ def test_a_plan_that_is_not_made_yet_says_how_it_stands(
 def test_a_ranked_layout_is_priced_as_the_plan_did(told: Told, plan: Plan) -> None:
     for rank in (1, 3):
         estimate = json.loads(told("estimate", "--plan", "1b", "--rank", str(rank), "--json"))
-        assert estimate["step_seconds"] == pytest.approx(
-            plan.ranked[rank - 1].estimate.step_seconds, rel=1e-9
-        )
+        seconds = plan.ranked[rank - 1].estimate.step_seconds
+        assert estimate["step_seconds"] == pytest.approx(seconds, rel=1e-9)
 
 
 def test_a_ranked_pipeline_is_played_out_as_the_plan_priced_it(told: Told, wiring: Wiring) -> None:
@@ -169,9 +160,8 @@ def test_a_ranked_pipeline_is_played_out_as_the_plan_priced_it(told: Told, wirin
     labels = plan_labels("llama3-8b", "h100-sxm-80gb")
     wiring.store.save_plan(piped.model_copy(update={"id": "plan-1ddd"}), labels)
     simulated = json.loads(told("simulate", "--plan", "1d", "--rank", "1", "--json"))
-    assert simulated["estimate"]["step_seconds"] == pytest.approx(
-        piped.ranked[0].estimate.step_seconds, rel=1e-9
-    )
+    seconds = piped.ranked[0].estimate.step_seconds
+    assert simulated["estimate"]["step_seconds"] == pytest.approx(seconds, rel=1e-9)
 
 
 @pytest.mark.parametrize(

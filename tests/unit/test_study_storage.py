@@ -16,7 +16,7 @@ import planner
 from api.optuna_storage import counts_of, open_storage, write_study
 from planner.errors import ConflictError, SpecError, StoreError
 from planner.specs.plan import Plan
-from tests.conftest import needed
+from tests.conftest import needed, one_fast
 
 PLOTS = (
     "plot_optimization_history",
@@ -51,6 +51,9 @@ def written(request: pytest.FixtureRequest, tmp_path: Path) -> Written:
     return write
 
 
+IN_A_JOURNAL = pytest.mark.parametrize("written", one_fast("journal", "database"), indirect=True)
+
+
 def test_it_is_read_as_it_was_written(few: Plan, written: Written) -> None:
     study = planner.study_of(few)
     loaded = optuna.load_study(study_name=None, storage=written(study))
@@ -64,6 +67,7 @@ def test_it_is_read_as_it_was_written(few: Plan, written: Written) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+@IN_A_JOURNAL
 def test_optunas_plots_show_it(few: Plan, written: Written) -> None:
     needed("plotly")
     from optuna import visualization
@@ -77,10 +81,8 @@ def test_optunas_plots_show_it(few: Plan, written: Written) -> None:
     history = visualization.plot_optimization_history(loaded)
     points = {trace.name: len(trace.x) for trace in history.data if trace.name != "Best Value"}
     counts = counts_of(study)
-    assert points == {
-        "Objective Value": counts["fitting"],
-        "Infeasible Trial": counts["not_fitting"],
-    }
+    fitting, others = counts["fitting"], counts["not_fitting"]
+    assert points == {"Objective Value": fitting, "Infeasible Trial": others}
     assert counts["not_fitting"]
     importances = optuna.importance.get_param_importances(loaded, params=PARAMETERS)
     assert sum(importances.values()) == pytest.approx(1.0)
@@ -101,6 +103,7 @@ def test_optunas_plot_of_the_front_is_the_plans(plan: Plan, tmp_path: Path) -> N
     assert {point.step_seconds for point in plan.pareto} <= shown
 
 
+@IN_A_JOURNAL
 def test_optuna_dashboard_answers_with_it(few: Plan, written: Written) -> None:
     dashboard = needed("optuna_dashboard")
     study = planner.study_of(few)

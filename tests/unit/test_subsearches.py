@@ -25,6 +25,7 @@ from planner.search.space.enumerate import build_space
 from planner.specs.job import SearchSpec
 from planner.specs.layout import Layout, parse_ac
 from planner.specs.plan import RankedLayout
+from tests.conftest import one_fast
 from tests.unit.test_search import Fixed
 
 JOBS: dict[str, dict[str, Any]] = {
@@ -45,13 +46,13 @@ JOBS: dict[str, dict[str, Any]] = {
         "model": "mixtral-8x7b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
         "training": {"seq_len": 4096, "global_batch_size": 64},
     },
-    "1B, where launches count": {
-        "model": "llama3.2-1b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
-        "training": {"seq_len": 2048, "global_batch_size": 32},
-    },
     "Megatron": {
         "model": "llama3.1-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
         "training": {"seq_len": 8192, "global_batch_size": 128, "trainer": "megatron"},
+    },
+    "1B, where launches count": {
+        "model": "llama3.2-1b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
+        "training": {"seq_len": 2048, "global_batch_size": 32},
     },
 }  # fmt: skip
 FIXES: tuple[dict[str, Any], ...] = (
@@ -66,13 +67,7 @@ def winner(name: str, fix: dict[str, Any]) -> RankedLayout:
     return recommend(job, ports=Ports(clock=Fixed(), ids=Fixed())).ranked[0]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[] if name == "1B, where launches count" else [pytest.mark.slow])
-        for name in JOBS
-    ],
-)
+@pytest.mark.parametrize("name", one_fast(*reversed(JOBS)))
 def test_nothing_fixed_is_at_least_as_good_as_anything_fixed(name: str) -> None:
     best = winner(name, {}).estimate.step_seconds or np.nan
     found = {}
@@ -82,9 +77,8 @@ def test_nothing_fixed_is_at_least_as_good_as_anything_fixed(name: str) -> None:
         except (InfeasibleError, SpecError):  # with this fixed nothing is legal or fits
             continue
     assert found
-    assert {
-        fix: seconds for fix, seconds in found.items() if not seconds >= best * (1 - 1e-9)
-    } == {}, best
+    slower = {fix: seconds for fix, seconds in found.items() if not seconds >= best * (1 - 1e-9)}
+    assert slower == {}, best
 
 
 def test_a_budget_wins_where_no_recomputation_just_does_not_fit() -> None:
@@ -101,7 +95,6 @@ def test_an_uneven_split_wins_where_the_head_is_long() -> None:
     four waiting for the last.
     """
     sizes = winner("Megatron", {"pp": 4}).layout.layers_per_stage
-    assert sizes is not None
     assert sizes[-1] < sizes[0]
 
 
@@ -109,29 +102,25 @@ def test_the_budget_is_the_largest_that_fits() -> None:
     """Bisection against every budget, for the fastest layouts found."""
     job = read_job(JOBS["8B, short of memory"])
     context = Context(model=job.model, cluster=job.cluster, training=job.training)
-    pricer, space = (
-        Pricer.build(job.model, job.cluster, job.training),
-        build_space(context, SearchSpec()),
-    )
+    pricer = Pricer.build(job.model, job.cluster, job.training)
+    space = build_space(context, SearchSpec())
     with searched(pricer, lambda: space, Goal(count=10, budgets=20)) as parts:
         found = parts.best_budgets(float(parts.screened.step_seconds[9]))
     assert 5 < len(found) <= 4 * 20  # as many simple ones, each with its safe budget too
     for row in range(5):
         layout = found.row(row)
-        rest = LayoutBatch.from_layouts(
-            [_with_budget(layout, hundredths) for hundredths in range(101)]
-        )
+        budgets = [_with_budget(layout, hundredths) for hundredths in range(101)]
+        rest = LayoutBatch.from_layouts(budgets)
         prices = pricer.price(rest)
-        fits = (
-            oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes) <= OOM_LIMIT
-        )
+        risk = oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes)
+        fits = risk <= OOM_LIMIT
         assert np.flatnonzero(fits)[-1] == round(100 * parse_ac(layout.ac)[1])
         assert prices.step_seconds[fits].min() == pytest.approx(
             float(pricer.price(found.take(slice(row, row + 1))).step_seconds[0])
         )
 
 
-@pytest.mark.parametrize("name", ["8B, short of memory", "experts", "Megatron"])
+@pytest.mark.parametrize("name", one_fast("Megatron", "8B, short of memory", "experts"))
 def test_budgets_sought_before_the_second_round_change_nothing_but_the_work(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

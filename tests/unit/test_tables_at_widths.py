@@ -107,9 +107,8 @@ def test_the_catalogue(kind: str) -> None:
 
 
 def test_collectives_and_pipelines() -> None:
-    answer = ask_collective(
-        {"op": "all-reduce", "size": "1 GiB", "cluster": "h100-256"}, allow_files=False
-    )
+    asked = {"op": "all-reduce", "size": "1 GiB", "cluster": "h100-256"}
+    answer = ask_collective(asked, allow_files=False)
     check(lambda width: collective_view(answer, width))
     job = {
         "model": "llama3-8b",

@@ -174,9 +174,8 @@ def test_the_nearest_miss_is_legal_and_priced() -> None:
     layout = Layout.model_validate(miss["layout"])
     job = job_of(model="llama3-70b", cluster=SMALL)
     assert violations(layout, job.model, job.cluster, job.training) == []
-    price = Pricer.build(job.model, job.cluster, job.training).price(
-        LayoutBatch.from_layouts([layout])
-    )
+    pricer = Pricer.build(job.model, job.cluster, job.training)
+    price = pricer.price(LayoutBatch.from_layouts([layout]))
     assert price.device_bytes[0] == pytest.approx(miss["device_bytes"])
 
 
@@ -188,23 +187,15 @@ def test_changes_do_fit_and_smaller_ones_do_not() -> None:
         for change in miss_of(model="llama3-70b", cluster=SMALL)["changes"]
     }
     counts = sorted(value for field, value in changes if field == "cluster.num_gpus")
-    assert (
-        plan_of(model="llama3-70b", cluster={**SMALL, "num_gpus": counts[0]}, search={"top_k": 1})
-        .ranked[0]
-        .estimate.fits
-    )
+
+    def first(**cluster: Any) -> Any:
+        return plan_of(model="llama3-70b", cluster=SMALL | cluster, search={"top_k": 1}).ranked[0]
+
+    assert first(num_gpus=counts[0]).estimate.fits
     with pytest.raises(InfeasibleError):
-        plan_of(
-            model="llama3-70b",
-            cluster={**SMALL, "num_gpus": counts[0] // 16 * 8},
-            search={"top_k": 1},
-        )
+        first(num_gpus=counts[0] // 16 * 8)
     for kind in [value for field, value in changes if field == "cluster.gpu"]:
-        assert (
-            plan_of(model="llama3-70b", cluster={**SMALL, "gpu": kind}, search={"top_k": 1})
-            .ranked[0]
-            .estimate.fits
-        )
+        assert first(gpu=kind).estimate.fits
 
 
 def test_gpus_with_and_without_offload_are_both_told() -> None:
