@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import yaml
@@ -82,6 +83,13 @@ def occurrences(mutation: Mutation, tree: Path = ROOT) -> int:
     return path.read_text(encoding="utf-8").count(mutation.old) if path.is_file() else 0
 
 
+@cache
+def test_files(tree: Path) -> list[tuple[str, str]]:
+    """Names and texts of the test files of all rings."""
+    paths = [path for ring in RINGS for path in (tree / ring).glob("test_*.py")]
+    return [(str(path.relative_to(tree)), path.read_text(encoding="utf-8")) for path in paths]
+
+
 def files_of(mutation: Mutation, tree: Path = ROOT) -> list[str]:
     """The test files that import the module, and those that reach it without."""
     package, _, name = mutation.module.rpartition(".")
@@ -90,12 +98,7 @@ def files_of(mutation: Mutation, tree: Path = ROOT) -> list[str]:
         rf"|from {re.escape(package)} import .*\b{name}\b)",
         re.MULTILINE,
     )
-    found = {
-        str(path.relative_to(tree))
-        for ring in RINGS
-        for path in (tree / ring).glob("test_*.py")
-        if imports.search(path.read_text(encoding="utf-8"))
-    }
+    found = {path for path, text in test_files(tree) if package in text and imports.search(text)}
     reached = (names for start, names in INDIRECT.items() if mutation.file.startswith(start))
     indirect = {name for names in reached for name in names if (tree / name).is_file()}
     return sorted(found | indirect, key=lambda path: (name not in path, path))  # its own first

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 # a shell that starts tests in the background ignores it for all of them
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# threads of linear algebra wait busily for each other, on cores that other tests are using
+os.environ.update(
+    dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+)
 ROOT = Path(__file__).resolve().parent.parent
 JOB: dict[str, Any] = {
     "model": "llama3-8b",
@@ -72,7 +76,11 @@ def needed(module: str) -> Any:
 
 def one_fast(first: object, *others: object) -> list[Any]:
     """Values of a parametrized test: the first at every commit, the others in the slow tier."""
-    return [first, *(pytest.param(one, marks=pytest.mark.slow) for one in others)]
+    return [first, *slow(*others)]
+
+
+def slow(*values: object) -> list[Any]:
+    return [pytest.param(one, marks=pytest.mark.slow) for one in values]
 
 
 def tiers(few: int, many: int, **strategies: Any) -> Callable[[Callable[..., None]], Any]:

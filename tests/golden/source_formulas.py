@@ -28,7 +28,6 @@ BANDWIDTH, LATENCY, SIZE = 100e9, 2e-6, 1e9
 
 def _priced(job: Mapping[str, Any]) -> tuple[Pricer, Job, Prices]:
     parsed = read_job(dict(job))
-    assert parsed.layout is not None
     pricer = Pricer.build(parsed.model, parsed.cluster, parsed.training)
     return pricer, parsed, pricer.price(LayoutBatch.from_layouts([parsed.layout]))
 
@@ -153,7 +152,6 @@ def tensor_parallel_collectives(model: str, tp: int) -> float:
         "training": {"seq_len": 8192, "global_batch_size": 1},
     }
     parsed = read_job({**job, "layout": {"tp": tp}})
-    assert parsed.layout is not None
     batch = LayoutBatch.from_layouts([parsed.layout])
     (kind, _) = parsed.model.distinct_layers()[0]
     count = 0

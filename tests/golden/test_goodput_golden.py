@@ -84,7 +84,6 @@ def llama3_405b(**training: object) -> tuple[Pricer, LayoutBatch]:
             "layout": {"dp_shard": 128, "tp": 8, "pp": 16},
         }
     )
-    assert job.layout is not None
     return Pricer.build(job.model, job.cluster, job.training), LayoutBatch.from_layouts(
         [job.layout]
     )
@@ -123,7 +122,6 @@ def test_async_cuts_the_overhead_5_to_24_times() -> None:
             "layout": {"dp_shard": 64},
         }
     )
-    assert job.layout is not None
     pricer, batch = (
         Pricer.build(job.model, job.cluster, job.training),
         LayoutBatch.from_layouts([job.layout]),

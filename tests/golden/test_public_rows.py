@@ -34,10 +34,8 @@ def figures(rows: list[Row]) -> dict[str, float]:
     memory that are called a fit, and runs that did fit and are refused.
     """
     fitted = Fitted.find(rows, shipped_calibration())
-    assert fitted is not None
     out = fitted.left_out(rows, "group")
     unseen, everything = summarise(out, "left out"), summarise(rows, "all")
-    assert unseen.units is not None
     after = fitted.after_own_runs()
     errors = {
         "left_out_all": unseen.time,
@@ -102,7 +100,6 @@ def most_mfu(row: Row) -> float:
     on GB200 measured 1.13 to 1.24 of it.
     """
     peaks = row.job.cluster.gpu.peak_flops_per_second
-    assert row.job.layout is not None
     own = peaks[PRECISIONS[row.job.layout.precision].torchao.peak]
     return own / (peaks.get("bf16") or peaks["fp16"])
 
@@ -143,8 +140,6 @@ def test_errors_do_not_grow(rows: list[Row]) -> None:
 
 def test_the_model_beats_forty_percent_of_the_peak(rows: list[Row]) -> None:
     everything = summarise(rows, "all")
-    assert everything.time is not None
-    assert everything.baseline is not None
     assert everything.time.rows == everything.baseline.rows > 350
     assert everything.time.mape < everything.baseline.mape / 3
 

@@ -73,19 +73,12 @@ def statements() -> dict[str, list[str]]:
     return found
 
 
-FACTS = {
-    path.stem: without_nulls(tomllib.loads(path.read_text()))
-    for path in sorted(FOLDER.glob("*.toml"))
-}
+TEXTS = {path.stem: path.read_text() for path in sorted(FOLDER.glob("*.toml"))}
+FACTS = {name: without_nulls(tomllib.loads(text)) for name, text in TEXTS.items()}
 VERDICTS = ("reproduced", "documented disagreement")
 DRIFT = 0.15  # how far our side of a disagreement may move before its record is out of date
-IN_WORST_STAGE = {
-    "activations_bytes",
-    "gradients_bytes",
-    "optimizer_bytes",
-    "parameters_bytes",
-    "logits_bytes",
-}
+PARTS = ("activations", "gradients", "optimizer", "parameters", "logits")
+IN_WORST_STAGE = {f"{part}_bytes" for part in PARTS}
 EXPOSED = "exposed "
 
 
@@ -99,15 +92,12 @@ def quantity(estimate: Estimate, name: str, job: Job) -> float:
     "state bytes a parameter".
     """
     assert estimate.valid, estimate.violations
-    assert estimate.memory is not None
-    assert estimate.time is not None
     stage = estimate.memory.stages[estimate.memory.worst_stage]
     if name in IN_WORST_STAGE:
         return float(getattr(stage, name))
     if name == "exposed share":
-        return sum(estimate.time.exposed_communication_seconds.values()) / (
-            estimate.step_seconds or 1.0
-        )
+        exposed = sum(estimate.time.exposed_communication_seconds.values())
+        return exposed / (estimate.step_seconds or 1.0)
     if name.startswith(EXPOSED):
         return sum(
             estimate.time.exposed_communication_seconds[axis]
@@ -139,9 +129,8 @@ def pair(check: dict[str, Any]) -> tuple[float, float]:
     name = check["quantity"]
     if "row" in check:
         rows = row(check["row"]), row(check["versus_row"])
-        return quantity(rows[0].estimate, name, rows[0].job), quantity(
-            rows[1].estimate, name, rows[1].job
-        )
+        first, second = (quantity(row.estimate, name, row.job) for row in rows[:2])
+        return first, second
     return of_job(check["job"], name), of_job(
         merged(check["job"], check["versus"]), check.get("versus_quantity", name)
     )
@@ -153,10 +142,8 @@ def recommended(check: dict[str, Any]) -> float:
     estimate = estimate_job(read_job(job))
     assert estimate.valid, estimate.violations
     assert estimate.fits == check["fits"], estimate.device_bytes
-    ranked = [
-        winner(job, {}),
-        winner(job, {name: job["layout"][name] for name in check["degrees"]}),
-    ]
+    own = {name: job["layout"][name] for name in check["degrees"]}
+    ranked = [winner(job, {}), winner(job, own)]
     assert ranked[0].estimate.step_seconds is not None
     assert ranked[1].estimate.step_seconds is not None
     return ranked[1].estimate.step_seconds / ranked[0].estimate.step_seconds
@@ -173,9 +160,8 @@ def refused(check: dict[str, Any]) -> float:
     broken.
     """
     estimate = estimate_job(read_job(check["job"]))
-    found = [
-        v for v in estimate.violations if v.field == check["field"] and check["says"] in v.rule
-    ]
+    at = [v for v in estimate.violations if v.field == check["field"]]
+    found = [v for v in at if check["says"] in v.rule]
     assert bool(found) == (not estimate.valid), estimate.violations
     return float(bool(found))
 
@@ -191,11 +177,8 @@ def ours(name: str) -> float:
         return of_job(check["job"], check["quantity"])
     if kind in ("ratio", "saving", "difference"):
         subject, other = pair(check)
-        return {
-            "ratio": subject / other,
-            "saving": 1.0 - subject / other,
-            "difference": other - subject,
-        }[kind]
+        values = {"ratio": subject / other, "saving": 1.0 - subject / other}
+        return {**values, "difference": other - subject}[kind]
     if kind == "formula":
         return FORMULAS[check["formula"]](**check["arguments"])
     return {"refused": refused, "recommended": recommended}[kind](check)
@@ -206,9 +189,8 @@ def agrees(value: float, check: dict[str, Any]) -> bool:
     be near the winner.
     """
     low, high = check["stated"] if isinstance(check["stated"], list) else (check["stated"],) * 2
-    return bool(
-        low * (1 - check["tolerance"]) - 1e-12 <= value <= high * (1 + check["tolerance"]) + 1e-12
-    )
+    within = check["tolerance"]
+    return bool(low * (1 - within) - 1e-12 <= value <= high * (1 + within) + 1e-12)
 
 
 @pytest.mark.parametrize("name", FACTS)
@@ -238,10 +220,8 @@ def test_facts_quote_their_table_whole() -> None:
         (whole,) = (every for title, every in told.items() if title.startswith(section))
         for quote in fact["quotes"]:
             parts = quote.split("; ")
-            assert any(whole[at : at + len(parts)] == parts for at in range(len(whole))), (
-                name,
-                quote,
-            )
+            places = range(len(whole))
+            assert any(whole[at : at + len(parts)] == parts for at in places), (name, quote)
             quoted |= set(parts)
     assert {one for whole in told.values() for one in whole} == quoted | set(UNCHECKED)
     assert not quoted & set(UNCHECKED)
@@ -253,8 +233,7 @@ def test_facts_are_complete() -> None:
         assert fact["statement"].endswith("."), name
         assert fact["source"], name
         assert 0 <= fact["check"]["tolerance"] <= 0.15, name
-        assert (fact["verdict"] == "reproduced") == ("why" not in fact) == ("ours" not in fact), (
-            name
-        )
+        reproduced = fact["verdict"] == "reproduced"
+        assert reproduced == ("why" not in fact) == ("ours" not in fact), name
     assert len(FACTS) >= 100
     assert Counter(fact["verdict"] for fact in FACTS.values())["documented disagreement"] <= 11

@@ -19,7 +19,6 @@ Group = tuple[str, int, int]
 
 
 def schedule_of(found: Row) -> str:
-    assert found.job.layout is not None
     return found.job.layout.pp_schedule
 
 
@@ -27,7 +26,6 @@ def groups() -> dict[Group, dict[str, Row]]:
     found: dict[Group, dict[str, Row]] = defaultdict(dict)
     for row_id in ids("zb"):
         one = row(row_id)
-        assert one.job.layout is not None
         count = one.job.layout.num_microbatches(one.job.training.global_batch_size)
         found[one.job.model.name, one.job.cluster.num_gpus, count][schedule_of(one)] = one
     return dict(found)

@@ -19,18 +19,15 @@ from planner.specs.layout import Layout
 from planner.trainers.registry import resolve_layout
 
 NUM_GPUS = 128
-MODELS = {
-    name: read_model(name)
-    for name in ("llama3-8b", "mixtral-8x7b", "deepseek-v2-lite", "gemma2-9b")
-}
+NAMES = ("llama3-8b", "mixtral-8x7b", "deepseek-v2-lite", "gemma2-9b")
+MODELS = {name: read_model(name) for name in NAMES}
 SETTINGS = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def pricer(model: str = "llama3-8b", **cluster: object) -> Pricer:
     spec = read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": NUM_GPUS, **cluster})
-    return Pricer.build(
-        MODELS[model], spec, read_training({"seq_len": 4096, "global_batch_size": 256})
-    )
+    training = read_training({"seq_len": 4096, "global_batch_size": 256})
+    return Pricer.build(MODELS[model], spec, training)
 
 
 @st.composite
@@ -154,9 +151,8 @@ def test_more_bandwidth_is_never_slower(row: Layout, faster: float) -> None:
         ]
         return pricer(fabric=levels)
 
-    assert price(cluster(faster), row).step_seconds[0] <= price(cluster(1.0), row).step_seconds[
-        0
-    ] * (1 + 1e-12)
+    quicker, slower = (price(cluster(x), row).step_seconds[0] for x in (faster, 1.0))
+    assert quicker <= slower * (1 + 1e-12)
 
 
 @SETTINGS
@@ -179,9 +175,8 @@ def test_degrees_of_one_cost_no_communication() -> None:
         read_training({"seq_len": 2048, "global_batch_size": 4}),
     )
     prices = price(p, resolve_layout({}, trainer="torchtitan", num_gpus=1))
-    assert all(
-        prices.parts[axis][0] == 0.0 for axis in ("tp", "cp", "ep", "pp", "fsdp", "dp", "bubble")
-    )
+    axes = ("tp", "cp", "ep", "pp", "fsdp", "dp", "bubble")
+    assert all(prices.parts[axis][0] == 0.0 for axis in axes)
 
 
 @SETTINGS

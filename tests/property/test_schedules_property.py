@@ -63,7 +63,6 @@ def test_a_timeline_respects_work_order_and_inputs(
     costs = data.draw(stage_costs(pp * v))
     result = replayed(entry, pp, v, m, costs)
     line = result.timeline
-    assert line is not None
     singles = [(k, action) for k, item in enumerate(line.actions) for action in leaves((item,))]
     ends = {(a.stage, "I" if a.kind == "B" else a.kind, a.microbatch): k for k, a in singles}
     for k, action in singles:

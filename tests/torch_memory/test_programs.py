@@ -111,7 +111,6 @@ def both_peaks(job: dict[str, Any], rank: int) -> tuple[float, float]:
     )
     recipe = ReferenceRecipe.of(task)
     memory = estimate_job(recipe.job).memory
-    assert memory is not None
     stage = memory.stages[rank * recipe.layout.pp // WORLD]
     return float(shapes_alone(recipe).peak), stage.peak_allocated_bytes - stage.workspace_bytes
 

@@ -88,7 +88,6 @@ def same_run(first: Layout, second: Layout, num_layers: int, trainer: str) -> bo
 
 def patched(versus: VersusCurrent, text: str, folder: Path) -> str:
     """The user's text after `patch -p1` with the plan's diff."""
-    assert versus.source is not None
     place = folder / versus.source["name"]
     place.write_text(text, encoding="utf-8")
     subprocess.run(

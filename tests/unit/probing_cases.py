@@ -106,7 +106,6 @@ class Machine:
 
 def measurement(asked: Proposal, measured: Measured) -> Measurement:
     """As a store would give it back."""
-    assert asked.layout is not None
     job = read_job({**REQUEST, "layout": asked.layout.model_dump()})
     return Measurement(
         id=f"measurement-{asked.number}",

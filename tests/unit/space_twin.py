@@ -25,13 +25,8 @@ TINY: dict[str, Any] = {
     "num_key_value_heads": 4, "head_dim": 32,
     "intermediate_size": 768, "vocab_size": 1000,
 }  # fmt: skip
-TINY_MOE = {
-    **TINY,
-    "name": "tiny-moe",
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 96,
-}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
+TINY_MOE = {**TINY, "name": "tiny-moe", **EXPERTS}
 
 
 # ---- what the search leaves out, said once more --------------------------------------------------
@@ -148,10 +143,8 @@ def narrowed(domains: Domains, values: dict[str, tuple[Any, ...]]) -> Domains:
 def small_domains(
     c: Context, search: SearchSpec | None = None, **values: tuple[Any, ...]
 ) -> Domains:
-    few = {
-        "virtual_stages": (1, 2, 3),
-        "pp_schedule": ("1F1B", "Interleaved1F1B", "ZBVZeroBubble", "ZB-1p"),
-    }
+    schedules = ("1F1B", "Interleaved1F1B", "ZBVZeroBubble", "ZB-1p")
+    few = {"virtual_stages": (1, 2, 3), "pp_schedule": schedules}
     domains = domains_of(c, search or SearchSpec())
     given = {name for name, domain in domains.by_field.items() if domain.given}
     kept = {
@@ -173,16 +166,13 @@ def brute_force(c: Context, domains: Domains) -> LayoutBatch:
     lengths = [len(next(iter(columns[name].values()))) for name in NAMES]
     assert np.prod(lengths[:5]) * np.prod(lengths[5:]) < 5e8
     degrees = np.indices(lengths[:5]).reshape(5, -1)
-    product = np.prod(
-        [columns[name][name][place] for name, place in zip(NAMES, degrees, strict=False)], axis=0
-    )
+    named = zip(NAMES, degrees, strict=False)
+    product = np.prod([columns[name][name][place] for name, place in named], axis=0)
     degrees = degrees[:, product == c.cluster.num_gpus]
     rest = np.indices(lengths[5:]).reshape(len(NAMES) - 5, -1)
     num, width = degrees.shape[1], rest.shape[1]
-    places = [
-        *(np.repeat(place, width) for place in degrees),
-        *(np.tile(place, num) for place in rest),
-    ]
+    places = [np.repeat(place, width) for place in degrees]
+    places += [np.tile(place, num) for place in rest]
     table = {
         column: values[place]
         for name, place in zip(NAMES, places, strict=True)

@@ -18,10 +18,8 @@ KEEP = ["complete=True", "platform=megatron on hopper, megatron on ampere"]
 @pytest.fixture(scope="module")
 def few(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Published rows: too few to fit again, so what is told of them is in sample."""
-    lines = {
-        json.loads(line)["id"]: line
-        for line in PUBLIC_ROWS.read_text(encoding="utf-8").splitlines()
-    }
+    texts = PUBLIC_ROWS.read_text(encoding="utf-8").splitlines()
+    lines = {json.loads(line)["id"]: line for line in texts}
     path = tmp_path_factory.mktemp("rows") / "few.jsonl"
     path.write_text(
         "".join(f"{lines[name]}\n" for name in (*HOPPER, *AMPERE, *TITAN, *OPEN_ALONE)),
@@ -30,15 +28,17 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
+PLAIN: dict[str, Any] = dict.fromkeys(("where", "markdown", "save"))
+PLAIN |= dict.fromkeys(("rows", "recompute", "json"), False)
+
+
 def told(
     capsys: pytest.CaptureFixture[str],
     jobs: str,
     where: list[str] | None = None,
     markdown: Path | None = None,
 ) -> dict[str, Any]:
-    command(
-        jobs=jobs, where=where, rows=False, markdown=markdown, recompute=False, save=None, json=True
-    )
+    command(**{**PLAIN, "jobs": jobs, "where": where, "markdown": markdown, "json": True})
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
 
@@ -63,13 +63,11 @@ def test_figures_of_the_rows_asked_for_are_those_of_their_groups_together(
 ) -> None:
     everything, chosen = (told(capsys, few, where)["in_sample"] for where in (None, KEEP))
     own = {one["name"]: one["time"] for one in everything["groups"]["platform"]}
-    hopper, ampere = (
-        own[f"platform megatron on {family}, complete"] for family in ("hopper", "ampere")
-    )
+    names = (f"platform megatron on {family}, complete" for family in ("hopper", "ampere"))
+    hopper, ampere = (own[name] for name in names)
     assert chosen["overall"]["time"]["rows"] == 3
-    assert chosen["overall"]["time"]["mape"] == pytest.approx(
-        (2 * hopper["mape"] + ampere["mape"]) / 3
-    )
+    mean = (2 * hopper["mape"] + ampere["mape"]) / 3
+    assert chosen["overall"]["time"]["mape"] == pytest.approx(mean)
     assert [one["name"] for one in chosen["groups"]["trainer"]] == ["trainer megatron"]
 
 
@@ -84,9 +82,7 @@ def test_figures_of_the_rows_asked_for_are_those_of_their_groups_together(
 )
 def test_what_no_row_has_is_refused(few: str, where: list[str], says: str) -> None:
     with pytest.raises(SpecError, match=says):
-        command(
-            jobs=few, where=where, rows=False, markdown=None, recompute=False, save=None, json=True
-        )
+        command(**{**PLAIN, "jobs": few, "where": where, "json": True})
 
 
 def test_the_document_and_the_table_name_complete_rows_of_a_platform(
@@ -94,27 +90,12 @@ def test_the_document_and_the_table_name_complete_rows_of_a_platform(
 ) -> None:
     unseen = tmp_path / "unseen.jsonl"
     rows = [json.loads(line) for line in Path(few).read_text(encoding="utf-8").splitlines()]
-    slower = [
-        {
-            **row,
-            "measured": {
-                key: value * 1.01 if key == "step_seconds" else value
-                for key, value in row["measured"].items()
-            },
-        }
-        for row in rows
-    ]
-    unseen.write_text("".join(f"{json.dumps(row)}\n" for row in slower), encoding="utf-8")
+    for row in rows:
+        if "step_seconds" in row["measured"]:
+            row["measured"]["step_seconds"] *= 1.01
+    unseen.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     written = tmp_path / "accuracy.md"
-    command(
-        jobs=str(unseen),
-        where=None,
-        rows=False,
-        markdown=written,
-        recompute=False,
-        save=None,
-        json=False,
-    )
+    command(**{**PLAIN, "jobs": str(unseen), "markdown": written})
     printed = capsys.readouterr().out
     assert "megatron on hopper, complete" in printed
     assert "| megatron on hopper, complete | 2 |" in written.read_text(encoding="utf-8")

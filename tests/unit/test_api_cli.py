@@ -24,12 +24,10 @@ def _own_database(monkeypatch: pytest.MonkeyPatch, sqlite_url: str) -> None:
 
 
 def flags(**given: Any) -> dict[str, Any]:
-    nothing: dict[str, Any] = dict.fromkeys(
-        ("job", "model", "gpu", "cluster", "num_gpus", "current", "probe")
-    )
-    return JobFlags(
-        **{**nothing, "training": {}, "search": {}, "fix": (), "allow": (), **given}
-    ).values()
+    names = ("job", "model", "gpu", "cluster", "num_gpus", "current", "probe")
+    nothing: dict[str, Any] = dict.fromkeys(names)
+    empty = {"training": {}, "search": {}, "fix": (), "allow": ()}
+    return JobFlags(**{**nothing, **empty, **given}).values()
 
 
 def test_flags_override_the_file(tmp_path: Path) -> None:
@@ -73,10 +71,8 @@ def test_what_a_whole_run_costs_has_flags() -> None:
         training={"total_tokens": "15T", "checkpoint": parse_checkpoint("500:sync")},
     )
     assert (values["cluster"]["price_per_gpu_hour"], values["cluster"]["num_gpus"]) == (1.5, 256)
-    assert values["training"] == {
-        "total_tokens": "15T",
-        "checkpoint": {"interval_steps": 500, "mode": "sync"},
-    }
+    saving = {"interval_steps": 500, "mode": "sync"}
+    assert values["training"] == {"total_tokens": "15T", "checkpoint": saving}
     assert parse_checkpoint("20") == {"interval_steps": 20}
 
 
@@ -107,10 +103,8 @@ def test_values_of_fix_are_yaml(text: str, value: object) -> None:
 
 
 def test_values_of_allow_are_a_list() -> None:
-    assert parse_choices("precision=bf16,float8-rowwise") == (
-        "precision",
-        ["bf16", "float8-rowwise"],
-    )
+    found = parse_choices("precision=bf16,float8-rowwise")
+    assert found == ("precision", ["bf16", "float8-rowwise"])
     assert parse_choices("layers_per_stage=[1,2],[2,1]") == ("layers_per_stage", [[1, 2], [2, 1]])
 
 
@@ -355,10 +349,8 @@ def test_a_usage_error_names_its_option_and_value(capsys: pytest.CaptureFixture[
 def test_what_is_not_there_comes_with_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["explain", "plan-nope", "--json"]) == 2
     error = json.loads(capsys.readouterr().out)["error"]
-    assert (error["message"], error["remedy"]) == (
-        "no plan of id 'plan-nope'",
-        "`planner-cli plans` lists them",
-    )
+    assert error["message"] == "no plan of id 'plan-nope'"
+    assert error["remedy"] == "`planner-cli plans` lists them"
 
 
 def test_calibrate_knows_its_gpu_by_name(capsys: pytest.CaptureFixture[str]) -> None:
@@ -425,11 +417,8 @@ def test_a_probe_is_run_as_its_job_says_unless_flags_say_otherwise(tmp_path: Pat
     wished = {"pool": "slurm:gpu", "trainer": "torchtitan", "steps": 4}
     path.write_text(json.dumps({**job, "layout": {"dp_shard": 2}, "probe": wished}))
     (one,) = _asked(wire(), str(path), None, 1, {})
-    assert (one.request.pool, one.request.trainer, one.request.steps) == (
-        "slurm:gpu",
-        "torchtitan",
-        4,
-    )
+    request = one.request
+    assert (request.pool, request.trainer, request.steps) == ("slurm:gpu", "torchtitan", 4)
     (one,) = _asked(wire(), str(path), None, 1, {"trainer": "reference", "pool": "local"})
     assert (one.request.pool, one.request.trainer, one.request.steps) == ("local", "reference", 4)
 
@@ -470,10 +459,8 @@ def test_a_plan_is_exported_to_its_own_trainer(
         "--top-k",
         "1",
     ]
-    assert (
-        run(["recommend", *asked, "--trainer", trainer, "--fix", "pp=1", "--fix", "cp=1", "--json"])
-        == 0
-    )
+    narrow = ["--trainer", trainer, "--fix", "pp=1", "--fix", "cp=1", "--json"]
+    assert run(["recommend", *asked, *narrow]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert run(["export", plan["id"], "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["trainer"] == format

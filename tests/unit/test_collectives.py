@@ -20,11 +20,8 @@ Column = np.ndarray[Any, np.dtype[np.float64]]
 def fabric(
     num_gpus: int, *levels: dict[str, Any], gpu: str = "a100-sxm-80gb", ideal: bool = True
 ) -> Fabric:
-    values = {
-        "gpu": gpu,
-        "num_gpus": num_gpus,
-        "fabric": [{"topology": "switch", **level} for level in levels],
-    }
+    values: dict[str, Any] = {"gpu": gpu, "num_gpus": num_gpus}
+    values["fabric"] = [{"topology": "switch", **level} for level in levels]
     return Fabric.build(read_cluster(values), library=IDEAL if ideal else None)
 
 
@@ -97,9 +94,8 @@ def test_all_reduce_is_not_slower_than_scatter_and_gather() -> None:
 
 def test_all_to_all_leaves_at_the_ranks_own_rate() -> None:
     """(n - 1) / n of what a rank sends crosses its own link, all partners at once."""
-    assert seconds("all-to-all", LARGE, 8, 1, one_level()) == pytest.approx(
-        7 / 8 * LARGE / INNER, rel=1e-4
-    )
+    moved = 7 / 8 * LARGE / INNER
+    assert seconds("all-to-all", LARGE, 8, 1, one_level()) == pytest.approx(moved, rel=1e-4)
 
 
 def test_a_rotation_is_as_many_sends_as_there_are_other_ranks() -> None:
@@ -139,12 +135,10 @@ def test_nvlink_sharp_speeds_up_all_reduce_alone_and_only_inside_the_switch() ->
     )
     assert inside[1] == pytest.approx(2 * 7 / 8 * LARGE / INNER, rel=1e-3)
     for operation in ("all-gather", "reduce-scatter"):
-        assert seconds(operation, LARGE, 8, 1, with_sharp) == seconds(
-            operation, LARGE, 8, 1, without
-        )
-    assert seconds("all-reduce", LARGE, 8, 8, with_sharp) == seconds(
-        "all-reduce", LARGE, 8, 8, without
-    )
+        sharp, plain = (seconds(operation, LARGE, 8, 1, each) for each in (with_sharp, without))
+        assert sharp == plain
+    sharp, plain = (seconds("all-reduce", LARGE, 8, 8, each) for each in (with_sharp, without))
+    assert sharp == plain
     gained = seconds("all-reduce", LARGE, 8, 1, with_sharp, nvls_gain=2.0)
     assert gained == pytest.approx(inside[0] / 2, rel=1e-3)
 
@@ -187,12 +181,9 @@ def test_members_in_a_node_share_its_nics() -> None:
     """
     whole = seconds("all-gather", LARGE, 16, 1, nodes())
     assert whole == pytest.approx(15 / 16 * LARGE / min(INNER, 8 * OUTER), rel=2e-3)
-    assert seconds("all-gather", LARGE, 8, 8, nodes()) == pytest.approx(
-        7 / 8 * LARGE / OUTER, rel=1e-3
-    )
-    assert seconds("all-gather", LARGE, 8, 4, nodes()) == pytest.approx(
-        7 / 8 * LARGE / (2 * OUTER), rel=1e-3
-    )
+    for stride, rate in ((8, OUTER), (4, 2 * OUTER)):
+        found = seconds("all-gather", LARGE, 8, stride, nodes())
+        assert found == pytest.approx(7 / 8 * LARGE / rate, rel=1e-3)
 
 
 def test_a_ring_over_nodes_pays_the_far_latency_only_between_them() -> None:
@@ -202,9 +193,8 @@ def test_a_ring_over_nodes_pays_the_far_latency_only_between_them() -> None:
 
 def test_expert_exchange_sends_out_of_the_node_what_is_not_in_it() -> None:
     """16 ranks on two nodes: half of what a rank sends leaves the node, at its own NIC."""
-    assert seconds("all-to-all", LARGE, 16, 1, nodes()) == pytest.approx(
-        LARGE / 2 / OUTER, rel=1e-3
-    )
+    found = seconds("all-to-all", LARGE, 16, 1, nodes())
+    assert found == pytest.approx(LARGE / 2 / OUTER, rel=1e-3)
 
 
 def test_oversubscription_divides_the_uplink() -> None:
@@ -230,9 +220,8 @@ def test_a_column_is_its_rows(operation: str, ideal: bool) -> None:
     degree = 2.0 ** rng.integers(0, 7, 60)
     stride = 2.0 ** np.array([rng.integers(0, 7 - int(np.log2(d))) for d in degree])
     payload = 10 ** rng.uniform(0, 10, 60)
-    together = collective_seconds(
-        operation, payload, degree, stride, nodes(ideal=ideal), base_seconds=1e-5
-    )
+    group = (payload, degree, stride, nodes(ideal=ideal))
+    together = collective_seconds(operation, *group, base_seconds=1e-5)
     alone = [
         seconds(operation, p, d, s, nodes(ideal=ideal), base=1e-5)
         for p, d, s in zip(payload, degree, stride, strict=True)

@@ -29,9 +29,8 @@ def used(
         }
     )
     chosen = [resolve_layout(values, trainer="torchtitan", num_gpus=gpus) for values in layouts]
-    return uses(
-        Pricer.build(job.model, job.cluster, job.training), LayoutBatch.from_layouts(chosen)
-    )
+    pricer = Pricer.build(job.model, job.cluster, job.training)
+    return uses(pricer, LayoutBatch.from_layouts(chosen))
 
 
 def shapes(
@@ -68,9 +67,8 @@ def test_tensor_parallelism_divides_heads_and_widths_and_adds_its_collectives() 
     hidden_bytes = 4096 * 4096 * 2
     assert (hidden_bytes, 4, 1) in shapes(found, "collective", "all-gather")
     assert (hidden_bytes, 4, 1) in shapes(found, "collective", "reduce-scatter")
-    assert any(
-        stride == 4 and ranks == 2 for _, ranks, stride in shapes(found, "collective", "all-gather")
-    )
+    gathers = shapes(found, "collective", "all-gather")
+    assert any((ranks, stride) == (2, 4) for _, ranks, stride in gathers)
 
 
 def test_context_parallelism_attends_in_pieces_and_ulysses_in_heads() -> None:
@@ -101,10 +99,8 @@ def test_shares_are_of_a_step() -> None:
 
 
 def test_a_kernel_of_one_candidate_in_two_counts_half() -> None:
-    alone, both = (
-        used({"micro_batch_size": 2}),
-        used({"micro_batch_size": 2}, {"micro_batch_size": 4}),
-    )
+    two, four = {"micro_batch_size": 2}, {"micro_batch_size": 4}
+    alone, both = used(two), used(two, four)
     shape = next(use.shape for use in alone if use.shape.kind == "attention")
     shares = [next(use.share for use in found if use.shape == shape) for found in (alone, both)]
     assert shares[1] == pytest.approx(shares[0] / 2)
@@ -114,23 +110,15 @@ def test_distance_counts_factors_of_two_and_never_joins_different_kernels() -> N
     a = KernelShape.of("gemm", m=1023, n=1023, k=1023)
     assert a.octaves_to(a) == 0.0
     assert a.octaves_to(KernelShape.of("gemm", m=2047, n=1023, k=1023)) == pytest.approx(1.0)
-    assert a.octaves_to(KernelShape.of("gemm", m=2047, n=2047, k=1023)) == pytest.approx(
-        math.sqrt(2.0)
-    )
-    assert (
-        a.octaves_to(KernelShape.of("gemm", dtype="float8-rowwise", m=1023, n=1023, k=1023))
-        == math.inf
-    )
-    assert (
-        a.octaves_to(KernelShape.of("grouped-gemm", m=1023, n=1023, k=1023, groups=2)) == math.inf
-    )
+    near = KernelShape.of("gemm", m=2047, n=2047, k=1023)
+    assert a.octaves_to(near) == pytest.approx(math.sqrt(2.0))
+    size = {"m": 1023, "n": 1023, "k": 1023}
+    assert a.octaves_to(KernelShape.of("gemm", dtype="float8-rowwise", **size)) == math.inf
+    assert a.octaves_to(KernelShape.of("grouped-gemm", **size, groups=2)) == math.inf
 
 
 def test_what_is_measured_is_no_gap_and_what_is_far_is_worth_more() -> None:
-    near, far = (
-        KernelShape.of("gemm", m=4096, n=4096, k=4096),
-        KernelShape.of("gemm", m=65536, n=4096, k=4096),
-    )
+    near, far = (KernelShape.of("gemm", m=m, n=4096, k=4096) for m in (4096, 65536))
     both = [Use(shape=near, seconds=1e-3, share=0.1), Use(shape=far, seconds=1e-2, share=0.1)]
     found = gaps(both, [KernelShape.of("gemm", m=4200, n=4096, k=4096)])
     assert [gap.use.shape for gap in found] == [far]
@@ -158,9 +146,8 @@ def test_choice_stays_in_budget_and_copies_do_not_crowd_out_the_rest() -> None:
     assert {"collective", "gemm", "attention", "attention-backward", "memory", "optimizer"} <= {
         gap.use.shape.kind for gap in everything
     }
-    assert (
-        choose(found, [gap.use.shape for gap in everything], budget_seconds=1e9, num_gpus=8) == ()
-    )
+    shapes = [gap.use.shape for gap in everything]
+    assert choose(found, shapes, budget_seconds=1e9, num_gpus=8) == ()
     assert choose(found, [], budget_seconds=0.0) == ()
 
 
@@ -223,9 +210,8 @@ def test_only_copies_stand_for_memory_bound_kernels() -> None:
         }
     )
     pricer = Pricer.build(job.model, job.cluster, job.training)
-    copy, add = shape_seconds(
-        pricer, [KernelShape.of("memory", name, bytes=1 << 30) for name in ("copy", "add")]
-    )
+    asked = [KernelShape.of("memory", name, bytes=1 << 30) for name in ("copy", "add")]
+    copy, add = shape_seconds(pricer, asked)
     assert copy > 0.0
     assert add == 0.0
 
@@ -233,11 +219,11 @@ def test_only_copies_stand_for_memory_bound_kernels() -> None:
 GENERATIONS = ("flash2", "flash3", "cudnn")
 
 
+@pytest.mark.slow
 def test_the_fit_of_kernels_prints_every_recipe_beside_what_ships() -> None:
     script = ROOT / "benchmarks" / "fit_kernels.py"
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=True
-    )
+    command = [sys.executable, str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     for recipe in ("bf16", "float8-tensorwise", "float8-blockwise", "nvfp4"):
         lines = [line for line in done.stdout.splitlines() if f" {recipe} " in line]
         assert any("half depth" in line for line in lines), recipe

@@ -48,7 +48,6 @@ def job_of(
             "layout": layout or {},
         }
     )
-    assert job.layout is not None
     return Pricer.build(job.model, job.cluster, job.training), LayoutBatch.from_layouts(
         [job.layout]
     )

@@ -200,7 +200,6 @@ def test_a_log_that_prints_its_config_says_the_rest() -> None:
     found = printed_run(
         text, {"cluster": {"num_gpus": 8}, "training": {"trainer_version": "0.2.1"}, "layout": {}}
     )
-    assert found is not None
     layout, training = found["layout"], found["training"]
     assert isinstance(layout, dict)
     assert isinstance(training, dict)

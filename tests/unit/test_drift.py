@@ -43,16 +43,27 @@ def torch_by_night(layouts: int, versions: list[str]) -> Mapping[tuple[int, int]
 
 # ---- false alarms --------------------------------------------------------------------------------
 
+ALARMS = [
+    *(pytest.param(kind, 2, 6, id=kind.name) for kind in (simulated.KINDS[0], simulated.KINDS[-1])),
+    *(
+        pytest.param(kind, 10, 16, id=f"{kind.name}, ten years", marks=pytest.mark.slow)
+        for kind in simulated.KINDS
+    ),
+]
 
-@pytest.mark.parametrize("kind", simulated.KINDS, ids=lambda kind: kind.name)
-def test_false_alarms_are_not_more_frequent_than_promised(kind: simulated.Noise) -> None:
-    """One a year: of ten years with more than sixteen, 95 in 10,000 have a rate of one."""
-    years = 10
-    assert simulated.false_alarms(kind, 6, years, seed=3) <= 16
+
+@pytest.mark.parametrize(("kind", "years", "most"), ALARMS)
+def test_false_alarms_are_not_more_frequent_than_promised(
+    kind: simulated.Noise, years: int, most: int
+) -> None:
+    """One a year: at that rate one trial in 37 (10 years), or in 220 (2 years), has more."""
+    assert simulated.false_alarms(kind, 6, years, seed=3) <= most
 
 
-def test_hosts_raise_no_false_alarms_either() -> None:
-    assert simulated.false_alarms(simulated.NORMAL, 6, 5, hosts=simulated.NUM_HOSTS, seed=3) <= 10
+@pytest.mark.parametrize(("years", "most"), [(1, 4), pytest.param(5, 10, marks=pytest.mark.slow)])
+def test_hosts_raise_no_false_alarms_either(years: int, most: int) -> None:
+    hosts = simulated.NUM_HOSTS
+    assert simulated.false_alarms(simulated.NORMAL, 6, years, hosts=hosts, seed=3) <= most
 
 
 def test_the_threshold_rises_with_what_is_watched_and_with_the_rate() -> None:
@@ -210,7 +221,6 @@ def test_a_host_that_was_repaired_counts_again() -> None:
     on = {f"host-{host}": where == host for host in range(4)}
     (found,) = found_in(seconds + slow * np.log(1.05), on=on).hosts
     assert found.host == "host-2"
-    assert found.until is not None
     assert 40 <= found.until <= 50
 
 

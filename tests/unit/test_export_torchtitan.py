@@ -38,9 +38,8 @@ def make(
     num_gpus: int = 256,
     **values: object,
 ) -> Export:
-    return export(
-        layout(num_gpus, **values), model(name), cluster(num_gpus), training(**(job or {})), version
-    )
+    made = training(**(job or {}))
+    return export(layout(num_gpus, **values), model(name), cluster(num_gpus), made, version)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -112,14 +111,8 @@ def test_a_layout_of_the_trainers_own_words_has_no_blocker(data: st.DataObject) 
 
 
 def test_the_70b_recipe_of_256_gpus() -> None:
-    exported = make(
-        tp=8,
-        micro_batch_size=16,
-        ac="full",
-        precision="float8-rowwise",
-        compile=True,
-        async_tp=True,
-    )
+    compiled = {"precision": "float8-rowwise", "compile": True, "async_tp": True}
+    exported = make(tp=8, micro_batch_size=16, ac="full", **compiled)
     said = toml_of(exported)
     assert (said["model"]["name"], said["model"]["flavor"]) == ("llama3", "70B")
     assert said["model"]["converters"] == ["quantize.linear.float8"]
@@ -156,10 +149,8 @@ def test_with_pp_the_local_batch_holds_all_microbatches() -> None:
     [(1, 3, "default"), (1, 2, "never"), (4, 3, "always"), (4, 2, "never")],
 )
 def test_zero_stages_are_reshard_policies(pp: int, stage: int, policy: str) -> None:
-    assert (
-        toml_of(make(pp=pp, zero_stage=stage))["parallelism"]["fsdp_reshard_after_forward"]
-        == policy
-    )
+    parallelism = toml_of(make(pp=pp, zero_stage=stage))["parallelism"]
+    assert parallelism["fsdp_reshard_after_forward"] == policy
 
 
 @pytest.mark.parametrize(
@@ -270,18 +261,15 @@ def test_graphs_and_kernels_that_a_release_lacks_are_blockers() -> None:
 
 
 def test_nvfp4_leaves_the_last_layers_in_16_bits() -> None:
-    module = make("0.3.0", precision="nvfp4", compile=True, reduce_dtype="bfloat16").files[
-        "planner_job.py"
-    ]
+    values = {"precision": "nvfp4", "compile": True, "reduce_dtype": "bfloat16"}
+    module = make("0.3.0", **values).files["planner_job.py"]
     assert (
         "NVFP4LinearConverter.Config(fqns=nvfp4_bf16_tail_fqns(80, 0.15), "
         "model_compile_enabled=True)"
     ) in module
     assert "from torchtitan.components.quantization.nvfp4 import nvfp4_bf16_tail_fqns\n" in module
-    assert (
-        "nvfp4_bf16_tail_fqns"
-        not in make("0.3.0", precision="mxfp8", compile=True).files["planner_job.py"]
-    )
+    other = make("0.3.0", precision="mxfp8", compile=True).files["planner_job.py"]
+    assert "nvfp4_bf16_tail_fqns" not in other
 
 
 def test_torchtitan_03_gets_no_filter_that_would_decline_every_layer() -> None:
@@ -294,11 +282,8 @@ def test_torchtitan_03_gets_no_filter_that_would_decline_every_layer() -> None:
 def test_float8_of_experts_stays_off_where_torchtitan_refuses_it() -> None:
     alone = toml_of(make(name="qwen3-30b-a3b", precision="float8-rowwise", ep=8))
     assert alone["model"]["converters"] == ["quantize.linear.float8", "quantize.grouped_mm.float8"]
-    assert alone["quantize"]["linear"]["float8"]["filter_fqns"] == [
-        "auto_filter_small_kn",
-        "output",
-        "router.gate",
-    ]
+    names = ["auto_filter_small_kn", "output", "router.gate"]
+    assert alone["quantize"]["linear"]["float8"]["filter_fqns"] == names
     with_cp = make(name="qwen3-30b-a3b", precision="float8-rowwise", ep=8, cp=2)
     assert toml_of(with_cp)["model"]["converters"] == ["quantize.linear.float8"]
     assert any("experts stay in bf16" in note for note in with_cp.notes)
@@ -391,7 +376,6 @@ def test_reduce_in_bfloat16_carries_the_config_that_allows_it() -> None:
 )
 def test_catalogue_models_are_torchtitans(name: str, module: str, flavor: str) -> None:
     found = find_flavor(model(name), "0.2")
-    assert found is not None
     assert (found.module, found.flavor) == (module, flavor)
 
 
@@ -431,12 +415,9 @@ def test_a_model_torchtitan_does_not_ship_brings_its_module() -> None:
     ("base", "module", "flavor"),
     [("llama4-scout", "llama4", "17bx16e"), ("gpt-oss-20b", "gpt_oss", "20b")],
 )
-def test_a_shipped_model_cut_in_depth_is_its_flavor_with_fewer_layers(
-    base: str, module: str, flavor: str
-) -> None:
+def test_a_shipped_model_cut_in_depth_is_its_flavor(base: str, module: str, flavor: str) -> None:
     cut = read_model({"base": base, "name": "cut", "num_hidden_layers": 2})
     found = find_flavor(cut, "0.2")
-    assert found is not None
     assert (found.module, found.flavor, found.num_layers) == (module, flavor, 2)
     exported = export(layout(8), cut, cluster(8), training(), "0.2.2")
     assert exported.blockers == ()
@@ -498,12 +479,8 @@ def test_03_takes_its_own_config_where_flags_can_say_the_rest() -> None:
 def test_launch_on_one_node_and_on_many() -> None:
     one = make(num_gpus=8, name="llama3.1-8b")
     words = list(one.command)
-    assert words[:4] == [
-        "env",
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
-        "torchrun",
-        "--standalone",
-    ]
+    allocator = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    assert words[:4] == ["env", allocator, "torchrun", "--standalone"]
     assert "--nproc_per_node=8" in words
     assert words[-2:] == ["--job.config_file", "train.toml"]
     assert "slurm.sbatch" not in one.files
@@ -528,11 +505,8 @@ def test_training_lands_in_the_file() -> None:
     said = toml_of(exported)
     assert said["training"]["max_norm"] == float("inf")
     assert said["training"]["steps"] == 8
-    assert said["checkpoint"] == {
-        "enable": True,
-        "interval": 50,
-        "async_mode": "async_with_pinned_mem",
-    }
+    mode = "async_with_pinned_mem"
+    assert said["checkpoint"] == {"enable": True, "interval": 50, "async_mode": mode}
     assert said["parallelism"]["disable_loss_parallel"] is True
     assert "PYTORCH_CUDA_ALLOC_CONF" not in exported.files["launch.sh"]
     assert [gap.fault.field for gap in exported.gaps] == ["training.overlap"]
@@ -540,9 +514,8 @@ def test_training_lands_in_the_file() -> None:
 
 @pytest.mark.parametrize("optimizer", ["muon", "adafactor", "sgd", "adamw-bf16-states"])
 def test_other_optimizers_are_blockers(optimizer: str) -> None:
-    assert [fault.field for fault in make(job={"optimizer": optimizer}).blockers] == [
-        "training.optimizer"
-    ]
+    blockers = make(job={"optimizer": optimizer}).blockers
+    assert [fault.field for fault in blockers] == ["training.optimizer"]
 
 
 def test_a_name_cannot_break_out_of_the_files() -> None:
@@ -560,10 +533,8 @@ def test_a_name_cannot_break_out_of_the_files() -> None:
 
 def test_versions() -> None:
     assert make("0.3").version == "0.3.0"
-    assert (
-        export(layout(256), model(), cluster(256), training(trainer_version="0.2.1")).version
-        == "0.2.1"
-    )
+    older = training(trainer_version="0.2.1")
+    assert export(layout(256), model(), cluster(256), older).version == "0.2.1"
     assert export(layout(256), model(), cluster(256), training()).version == "0.2.2"
     for asked, written in (
         ("9.9", "0.3.0"),
@@ -594,22 +565,15 @@ def test_toml_reads_back(values: dict) -> None:
 
     read = flatten(tomllib.loads(write_toml(values)))
     assert repr(read) == repr({key: read[key] for key in read})
-    assert {key: repr(value) for key, value in read.items()} == {
-        key: repr(value) for key, value in values.items()
-    }
+    shown, given = ({key: repr(value) for key, value in one.items()} for one in (read, values))
+    assert shown == given
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("num_gpus", [8, 16])
-def test_the_script_starts_torchrun_with_every_argument(
-    version: str, num_gpus: int, tmp_path: Path
-) -> None:
-    values = {
-        "pp": 4,
-        "layers_per_stage": (18, 21, 21, 20),
-        "reduce_dtype": "bfloat16",
-        "ac": "memory-budget-0.5",
-    }
+def test_the_script_passes_every_argument(version: str, num_gpus: int, tmp_path: Path) -> None:
+    values = {"pp": 4, "layers_per_stage": (18, 21, 21, 20), "ac": "memory-budget-0.5"}
+    values["reduce_dtype"] = "bfloat16"
     exported = make(version, num_gpus=num_gpus, **values)  # type: ignore[arg-type]
     for name, text in exported.files.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
@@ -630,8 +594,7 @@ def test_the_script_starts_torchrun_with_every_argument(
     )
     allocator, path, *words = done.stdout.splitlines()
     assert (allocator, path) == ("expandable_segments:True", str(tmp_path))
-    assert [word for word in words if word != "--more"][-len(exported.arguments) :] == list(
-        exported.arguments
-    )
+    passed = [word for word in words if word != "--more"][-len(exported.arguments) :]
+    assert passed == list(exported.arguments)
     assert "--more" in words
     assert ("--rdzv_endpoint=node-1:29500" in words) == (num_gpus == 16)

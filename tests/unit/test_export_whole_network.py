@@ -51,9 +51,8 @@ def published(name: str) -> dict[str, Any]:
 
 def exported(name: str) -> Any:
     job = training(seq_len=SEQ_LEN, global_batch_size=8)
-    return export(
-        layout(8), read_model(str(CONFIGS / f"{name}.json")), cluster(8), job, INSTALLED or "0.2.2"
-    )
+    spec = read_model(str(CONFIGS / f"{name}.json"))
+    return export(layout(8), spec, cluster(8), job, INSTALLED or "0.2.2")
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +61,8 @@ def read(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     of the time.
     """
     root = tmp_path_factory.mktemp("exports")
-    cases = [
-        (name, str(root / name), written(exported(name), root / name).arguments) for name in TRAINED
-    ]
+    made = {name: written(exported(name), root / name) for name in TRAINED}
+    cases = [(name, str(root / name), one.arguments) for name, one in made.items()]
     answers = run_python(LOOK_AT_ALL, root, json.dumps(cases))
     assert isinstance(answers, dict)
     return answers
@@ -98,10 +96,8 @@ def test_shapes_and_parameters(name: str, read: dict[str, Any]) -> None:
     buffers = spec.num_moe_layers * spec.num_experts * spec.router_correction_bias
     # TorchTitan ties them after it has built both
     tied = spec.embedding_parameters() if spec.tie_word_embeddings else 0
-    assert said["parameters"] in (
-        spec.total_parameters() - buffers,
-        spec.total_parameters() - buffers + tied,
-    )
+    own = spec.total_parameters() - buffers
+    assert said["parameters"] in (own, own + tied)
 
 
 @pytest.mark.parametrize("name", TRAINED)
@@ -136,9 +132,8 @@ def rotary_frequencies(config: dict[str, Any]) -> list[float]:
     low, high = max(low, 0), min(high, width - 1)
     high += 0.001 * (low == high)
     ramps = [min(max((pair - low) / (high - low), 0), 1) for pair in range(width // 2)]
-    return [
-        f / scaling["factor"] * ramp + f * (1 - ramp) for f, ramp in zip(plain, ramps, strict=True)
-    ]
+    both = zip(plain, ramps, strict=True)
+    return [f / scaling["factor"] * ramp + f * (1 - ramp) for f, ramp in both]
 
 
 def _llama3(frequency: float, scaling: dict[str, Any]) -> float:
@@ -183,30 +178,23 @@ def test_router(name: str, read: dict[str, Any]) -> None:
     router, config = read[name]["router"], published(name)
     order = ("score_func", "route_norm", "route_scale", "num_expert_groups", "num_limited_groups")
     assert tuple(router[key] for key in order) == ROUTERS[name]
-    experts = (
-        config.get("n_routed_experts") or config.get("num_local_experts") or config["num_experts"]
-    )
+    names = ("n_routed_experts", "num_local_experts", "num_experts")
+    experts = next(config[name] for name in names if config.get(name))
     assert (router["num_experts"], router["top_k"]) == (experts, config["num_experts_per_tok"])
     if LINE != "0.3":
         assert router["score_before_experts"] is name.startswith("llama4")
 
 
 def test_a_config_that_is_not_the_shipped_one_keeps_its_own_numbers(tmp_path: Path) -> None:
-    config = {
-        **published("llama3.1-8b"),
-        "rope_theta": 123456.0,
-        "rms_norm_eps": 3e-6,
-        "rope_scaling": None,
-    }
+    own = {"rope_theta": 123456.0, "rms_norm_eps": 3e-6, "rope_scaling": None}
+    config = {**published("llama3.1-8b"), **own}
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     spec = read_model(str(tmp_path))
     assert find_flavor(spec, LINE or "0.2") is not None  # the shapes are those of TorchTitan's 8B
-    made = written(
-        export(layout(8), spec, cluster(8), training(), INSTALLED or "0.2.2"), tmp_path / "run"
-    )
-    answers = run_python(
-        LOOK_AT_ALL, tmp_path, json.dumps([("own", str(tmp_path / "run"), made.arguments)])
-    )
+    one = export(layout(8), spec, cluster(8), training(), INSTALLED or "0.2.2")
+    made = written(one, tmp_path / "run")
+    case = ("own", str(tmp_path / "run"), made.arguments)
+    answers = run_python(LOOK_AT_ALL, tmp_path, json.dumps([case]))
     assert isinstance(answers, dict)
     said = answers["own"]
     assert (said["rope_theta"], said["eps"]) == (123456.0, [3e-6])

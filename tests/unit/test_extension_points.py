@@ -297,7 +297,6 @@ def test_sampler(seeds: list[int]) -> None:
     """`recommend` samples splits with recomputation by it, and a study proposes what it samples."""
     search = {**SHORT_OF_MEMORY["search"], "sampler": "quasi-random", "seed": 3}
     plan = planner.recommend({**SHORT_OF_MEMORY, "search": search})
-    assert plan.searched.study is not None
     assert (plan.searched.study["sampler"], seeds) == ("quasi-random", [3])
     assert plan.searched.study["trials"] > 0
 

@@ -183,7 +183,6 @@ def test_a_measured_unknown_family_is_calibrated_where_it_was_measured():
         **{**vars_of(calibration), "seen": calibration.seen | {("torchtitan", "rubin", "compute")}}
     )
     asked = job({**NEW, "family": "rubin"})
-    assert asked.layout is not None
     found = basis(taught, asked, LayoutBatch.from_layouts([asked.layout]))[0]
     assert found["compute"] == "calibrated"
     assert found["fsdp"] == "extrapolated"

@@ -30,7 +30,6 @@ def case(cluster: dict[str, Any] | None = None, **layout: Any) -> tuple[Pricer, 
             "layout": layout,
         }
     )
-    assert job.layout is not None
     pricer = Pricer.build(job.model, job.cluster, job.training)
     return pricer, LayoutBatch.from_layouts([job.layout])
 

@@ -47,7 +47,6 @@ def priced(
             "layout": {"dp_shard": 1, **(layout or {})},
         }
     )
-    assert job.layout is not None
     pricer = Pricer.build(job.model, job.cluster, job.training)
     moved = Pricer.build(
         job.model, job.cluster, job.training, profile=replace(pricer.profile, **profile)
@@ -119,7 +118,6 @@ def on_nodes(trainer: str, num_gpus: int, **layout: Any) -> tuple[Pricer, Layout
             "layout": layout,
         }
     )
-    assert job.layout is not None
     return Pricer.build(job.model, job.cluster, job.training), LayoutBatch.from_layouts(
         [job.layout]
     )

@@ -76,7 +76,6 @@ class TestTorchTitanLogs:
         job = {"cluster": {"gpu": "h100-sxm-80gb"}, "layout": {"ac": "selective-op"}}
         (one,) = read_file(wiring, str(LOGS / "0.2.2-fsdp2-tp2.log"), None, job)
         layout, training, measured = one.job.layout, one.job.training, one.measured
-        assert layout is not None
         assert (one.job.model.name, one.job.cluster.num_gpus) == ("debug-tiny", 4)
         assert (layout.dp_shard, layout.tp, layout.pp, layout.ac, layout.micro_batch_size) == (
             2,
@@ -116,7 +115,6 @@ class TestTorchTitanLogs:
             wiring, str(LOGS / "0.2.2-fsdp2-pp2.log"), None, {"cluster": {"gpu": "h100-sxm-80gb"}}
         )
         layout = one.job.layout
-        assert layout is not None
         assert (layout.pp, layout.pp_schedule, layout.micro_batch_size, layout.ac) == (
             2,
             "1F1B",

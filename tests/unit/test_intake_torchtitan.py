@@ -34,14 +34,10 @@ def edited(text: str, winner: Layout, name: str, num_gpus: int, **more: object) 
 
 
 def test_a_file_takes_torchtitans_defaults_for_what_it_leaves_out() -> None:
-    job = job_of_text(
-        "train.toml", '[model]\nflavor = "8B"\n', cluster={"gpu": "h100-sxm-80gb", "num_gpus": 16}
-    )
-    assert (job.model.name, job.training.seq_len, job.training.global_batch_size) == (
-        "llama3.1-8b",
-        2048,
-        8 * 16,
-    )
+    machine = {"gpu": "h100-sxm-80gb", "num_gpus": 16}
+    job = job_of_text("train.toml", '[model]\nflavor = "8B"\n', cluster=machine)
+    assert (job.model.name, job.training.seq_len) == ("llama3.1-8b", 2048)
+    assert job.training.global_batch_size == 8 * 16
     assert job.layout == layout(16, micro_batch_size=8, ac="selective-layer-2")
 
 
@@ -66,9 +62,8 @@ def test_names_before_0_2_mean_the_same_and_are_kept_in_the_file() -> None:
     }
     assert job.layout == layout(64, **want, float8_all_gather=True)
     text = (FOLDER / "llama3_70b_before_0.2.toml").read_text(encoding="utf-8")
-    winner = layout(
-        64, **{**want, "tp": 4, "compile": False, "async_tp": False}, float8_all_gather=True
-    )
+    want |= {"tp": 4, "compile": False, "async_tp": False}
+    winner = layout(64, **want, float8_all_gather=True)
     new = edited(text, winner, "llama3-70b", 64, global_batch_size=512)
     assert [line for line in unified("a", text, new).splitlines() if line[:1] in "+-"][2:] == [
         "-tensor_parallel_degree = 8",
@@ -83,11 +78,8 @@ def test_names_before_0_2_mean_the_same_and_are_kept_in_the_file() -> None:
 def test_what_neither_says_is_asked_for_by_name_at_once() -> None:
     with pytest.raises(SpecError) as caught:
         complete({"current": {"name": "train.toml", "text": '[model]\nflavor = "debugmodel"\n'}})
-    assert [fault.field for fault in caught.value.faults] == [
-        "model",
-        "cluster.gpu",
-        "cluster.num_gpus",
-    ]
+    fields = [fault.field for fault in caught.value.faults]
+    assert fields == ["model", "cluster.gpu", "cluster.num_gpus"]
     assert "debugmodel" in str(caught.value)
     assert "--gpu h100-sxm-80gb" in str(caught.value)
 
@@ -110,9 +102,8 @@ def test_another_trainer_is_refused() -> None:
 def test_what_the_trainer_stops_at_and_what_is_not_priced_is_said() -> None:
     text = EIGHT.replace("local_batch_size = 1\n", "local_batch_size = 4\nglobal_batch_size = 40\n")
     stated = read(CurrentSpec(name="train.toml", text=text))
-    assert [fault.field for fault in stated.run(model("llama3-8b"), 8).refusals] == [
-        "training.global_batch_size"
-    ]
+    refusals = stated.run(model("llama3-8b"), 8).refusals
+    assert [fault.field for fault in refusals] == ["training.global_batch_size"]
     piped = EIGHT.replace("pipeline_parallel_degree = 1", "pipeline_parallel_degree = 2")
     piped = piped.replace(
         "local_batch_size = 1\n", "local_batch_size = 4\nglobal_batch_size = 64\n"
@@ -129,7 +120,6 @@ def test_weights_of_the_ends_of_a_pipeline_become_a_split() -> None:
         "pipeline_parallel_degree = 4\npipeline_parallel_first_stage_less_layers = 3",
     )
     job = job_of_text("train.toml", text, cluster={"gpu": "h100-sxm-80gb", "num_gpus": 8})
-    assert job.layout is not None
     assert job.layout.layers_per_stage == (6, 9, 9, 8)
 
 
@@ -142,9 +132,8 @@ def test_every_export_reads_back_as_the_same_job(data: st.DataObject) -> None:
     made = exported(
         chosen, name, chosen.num_gpus, "torchtitan", "0.2.2", global_batch_size=micro * 4
     )
-    job = job_of_text(
-        "train.toml", made.files["train.toml"], made.files, cluster=machine(chosen.num_gpus)
-    )
+    files, gpus = made.files, machine(chosen.num_gpus)
+    job = job_of_text("train.toml", files["train.toml"], files, cluster=gpus)
     assert job.layout is not None
     assert same_run(job.layout, chosen, shapes.num_hidden_layers, "torchtitan")
     want = training(global_batch_size=micro * 4, trainer_version="0.2.2")
@@ -181,9 +170,8 @@ def test_every_field_is_changed_in_the_users_file(field: str) -> None:
     )
     made = exported(winner, "llama3-70b", winner.num_gpus, "torchtitan", "0.2.2")
     new = edited(EIGHT.replace('"8B"', '"70B"'), winner, "llama3-70b", winner.num_gpus)
-    job = job_of_text(
-        "train.toml", new, made.files, cluster={"gpu": "h100-sxm-80gb", "num_gpus": winner.num_gpus}
-    )
+    gpus = {"gpu": "h100-sxm-80gb", "num_gpus": winner.num_gpus}
+    job = job_of_text("train.toml", new, made.files, cluster=gpus)
     stated = {gap.fault.field for gap in made.gaps if gap.blocking}
     assert job.layout is not None
     if field not in stated and not stated:
@@ -215,14 +203,11 @@ UNKNOWN = st.dictionaries(
 def test_editing_keeps_what_it_does_not_know_and_gives_the_new_layout(data: st.DataObject) -> None:
     first, winner = (data.draw(runnable("llama3-8b", "torchtitan", "0.2.2")) for _ in range(2))
     unknown = data.draw(UNKNOWN)
-    batch = (
-        4 * winner.micro_batch_size * winner.dp_degree * first.micro_batch_size * first.dp_degree
-    )
-    before = exported(
-        first, "llama3-8b", first.num_gpus, "torchtitan", "0.2.2", global_batch_size=batch
-    )
-    after = exported(
-        winner, "llama3-8b", winner.num_gpus, "torchtitan", "0.2.2", global_batch_size=batch
+    micro = winner.micro_batch_size * first.micro_batch_size
+    batch = 4 * micro * winner.dp_degree * first.dp_degree
+    before, after = (
+        exported(one, "llama3-8b", one.num_gpus, "torchtitan", "0.2.2", global_batch_size=batch)
+        for one in (first, winner)
     )
     text = edit_toml(before.files["train.toml"], unknown).replace(
         "\n[parallelism]", "  # kept\n\n# about it\n[parallelism]"
@@ -257,6 +242,5 @@ expert_parallel_degree = 8
 expert_parallel_comm_backend = "deepep"
 """
     job = job_of_text("train.toml", text, cluster={"gpu": "h100-sxm-80gb", "num_gpus": 8})
-    assert job.layout is not None
     assert job.layout.moe_dispatcher == "deepep"
     assert job.layout.precision == "float8-rowwise-gw-hp"

@@ -219,7 +219,6 @@ def test_basis_tells_what_was_measured() -> None:
     calibration = replace(Calibration.prior(), seen=seen([measured]))
 
     def of(asked: Job) -> dict[str, str]:
-        assert asked.layout is not None
         return dict(basis(calibration, asked, LayoutBatch.from_layouts([asked.layout]))[0])
 
     assert set(of(measured).values()) == {"calibrated"}

@@ -33,7 +33,6 @@ def job(model: str = "llama3-8b", **layout: object) -> Job:
 
 
 def predicted(asked: Job, calibration: object = None) -> float:
-    assert asked.layout is not None
     pricer = Pricer.build(asked.model, asked.cluster, asked.training, calibration)  # type: ignore[arg-type]
     return float(pricer.price(LayoutBatch.from_layouts([asked.layout])).step_seconds[0])
 
@@ -73,12 +72,10 @@ def test_one_run_of_a_stack_that_is_uniformly_off_corrects_the_rest(percent: int
 def test_what_one_run_teaches_is_shown_and_stays_with_its_stack() -> None:
     learnt = learn(shipped_calibration(), [measurement("a", job(), 1.08)])
     told = estimate_job(job(ac="full"), learnt).learned
-    assert told is not None
     assert (told.runs, told.runs_alike) == (1, 0)
     assert told.factor == pytest.approx(1.08, abs=0.03)
     assert told.statement == f"calibrated by 1 run of yours: x{told.factor:.2f}"
     other_format = estimate_job(job(precision="float8-rowwise", compile=True), learnt).learned
-    assert other_format is not None
     assert (other_format.runs, other_format.runs_alike) == (0, 1)
     assert 1.0 < other_format.factor < told.factor
     assert estimate_job(job(ac="full")).learned is None
@@ -114,7 +111,6 @@ def test_a_second_import_goes_on_from_the_first() -> None:
 
 def test_learning_makes_surer() -> None:
     asked = job("qwen3-8b")
-    assert asked.layout is not None
     batch = LayoutBatch.from_layouts([asked.layout])
     spreads = []
     for calibration in (shipped_calibration(), learn(shipped_calibration(), RUNS)):

@@ -79,7 +79,6 @@ def test_the_oldest_is_claimed_first_and_only_once(queue: SqlTaskStore) -> None:
     claimed = [queue.claim(new_lease()) for _ in range(4)]
     assert [one and one.id for one in claimed] == ["plan-1", "plan-2", "plan-3", None]
     first = claimed[0]
-    assert first is not None
     assert (first.state, first.fencing_token, first.attempts) == ("running", 1, 1)
     assert seconds_of(first) == pytest.approx(LEASE_SECONDS, abs=0.01)
 
@@ -115,7 +114,6 @@ def test_only_an_expired_lease_is_taken_over_and_once(engine: Engine, queue: Sql
     assert take_over(queue, claimed.record) is None
     age(engine, LEASE_SECONDS + 1.0)
     taken = take_over(queue, claimed.record)
-    assert taken is not None
     assert (taken.fencing_token, taken.attempts) == (2, 1)
     assert take_over(queue, claimed.record) is None
 
@@ -144,7 +142,6 @@ def our_process() -> Process:
 def test_the_lease_of_a_crashed_owner_is_taken_over_before_it_expires(queue: SqlTaskStore) -> None:
     (left,) = queue.add([task()], lease=Lease(owner=crashed(), seconds=LEASE_SECONDS))
     taken = take_over(queue, left)
-    assert taken is not None
     assert taken.fencing_token == 2
     assert take_over(queue, left) is None, "it has a new owner"
 
@@ -205,7 +202,6 @@ def test_a_released_job_waits_without_an_owner(queue: SqlTaskStore) -> None:
     assert (released.state, released.owner, released.lease_until) == ("queued", None, None)
     assert released.attempts == 0
     again = queue.claim(new_lease())
-    assert again is not None
     assert again.fencing_token == 2
 
 
@@ -236,11 +232,9 @@ def test_a_job_that_takes_its_workers_down_waits_longer_each_time_and_then_has_f
     delays = []
     for attempt in (1, 2, 3):
         record = queue.claim(new_lease(), job_id="plan-1")
-        assert record is not None
         assert record.attempts == attempt
         age(engine, LEASE_SECONDS + 1.0)
         taken = take_over(queue, record)
-        assert taken is not None
         ended = queue.retry(taken, TaskEnd(state="failed", failure=LOST_WORKERS, message="lost"))
         if attempt < 3:
             assert (ended.state, ended.attempts) == ("queued", attempt)
@@ -265,7 +259,6 @@ def test_a_job_that_waits_is_claimed_after_its_delay(engine: Engine, queue: SqlT
     assert queue.claim(new_lease()) is None
     age(engine, LONGEST_DELAY_SECONDS)
     again = queue.claim(new_lease())
-    assert again is not None
     assert (again.attempts, again.not_before) == (2, None)
 
 
@@ -292,8 +285,6 @@ def test_a_heartbeat_stores_progress(engine: Engine, queue: SqlTaskStore) -> Non
     claimed.renew()
     now, before = queue.get("plan-1"), claimed.record.heartbeat_at
     assert now.progress == "probe 1 of 3"
-    assert now.heartbeat_at is not None
-    assert before is not None
     assert now.heartbeat_at >= before
     assert seconds_of(now) == pytest.approx(LEASE_SECONDS, abs=0.01)
     assert not claimed.stop.is_set()

@@ -140,7 +140,6 @@ class FakeLauncher(Launcher):
     def run(
         self, task: ProbeTask, lease: DeviceLease | None = None, watch: Watch | None = None
     ) -> ProbeResult:
-        assert lease is not None
         start = time.monotonic()
         with self.counting:
             self.locks.append(len(lease.locks))
@@ -295,7 +294,6 @@ class TestLeases:
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, text=True, env=clean_environment(), cwd=ROOT
         )
-        assert process.stdout is not None
         assert process.stdout.readline() == "True\n"
         here, launcher = pool(tmp_path, IDLE[:1])
         stop = threading.Event()

@@ -127,7 +127,6 @@ OF_TRAINING = {
 
 def basis_of(calibration: Calibration, asked: Job) -> Mapping[str, str]:
     """The basis of a job's own layout."""
-    assert asked.layout is not None
     return basis(calibration, asked, LayoutBatch.from_layouts([asked.layout]))[0]
 
 
@@ -193,7 +192,6 @@ def replace_seen(*triples: tuple[str, str, str]) -> Calibration:
 @pytest.mark.parametrize("name", USES)
 def test_a_run_marks_it_as_measured_and_taking_the_run_away_unmarks_it(name: str) -> None:
     asked = job(**USES[name][0])
-    assert asked.layout is not None
     known = seen([asked])
     batch = LayoutBatch.from_layouts([asked.layout])
     with_run = replace_seen(*known)
@@ -209,7 +207,6 @@ def test_a_run_marks_it_as_measured_and_taking_the_run_away_unmarks_it(name: str
 def test_runs_of_the_trainer_elsewhere_or_of_others_here_are_something_but_not_all() -> None:
     asked, elsewhere = job(tp=2), job(tp=2, gpu="a100-sxm-80gb")
     other = job(tp=2, trainer="megatron")
-    assert asked.layout is not None
     batch = LayoutBatch.from_layouts([asked.layout])
     for run in (elsewhere, other):
         calibration = replace_seen(*seen([run]))

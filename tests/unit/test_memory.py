@@ -26,10 +26,8 @@ NOTHING = np.zeros((1, 1))
 
 def shapes(local: float = PARAMETERS, sharded: bool = True, **given: float) -> RankShapes:
     values = {f.name: NOTHING for f in fields(RankShapes)}
-    whole = {
-        "local": np.full((1, 1), local),
-        "shard": np.full((1, 1), local / (RANKS if sharded else 1)),
-    }
+    shard = local / (RANKS if sharded else 1)
+    whole = {"local": np.full((1, 1), local), "shard": np.full((1, 1), shard)}
     said = {name: np.full((1, 1), value) for name, value in given.items()}
     gathered = {"gathered": whole["local"], "largest_gathered": said.get("largest_local", NOTHING)}
     return RankShapes(**values | whole | gathered | said)
@@ -44,9 +42,8 @@ def memory(
 ) -> PeakMemory:
     """Without workspace."""
     batch = LayoutBatch.from_layouts([resolve_layout(layout, trainer=trainer, num_gpus=RANKS)])
-    training = read_training(
-        {"seq_len": 128, "global_batch_size": 64, "trainer": trainer, "optimizer": optimizer}
-    )
+    training = {"seq_len": 128, "global_batch_size": 64, "trainer": trainer, "optimizer": optimizer}
+    training = read_training(training)
     return rank_memory(held, batch, np.array([microbatches]), training, TRAINERS[trainer], 0.0)
 
 
@@ -71,9 +68,8 @@ def test_zero_table(stage: int, gigabytes: float) -> None:
 )
 def test_megatron_keeps_gradients_in_fp32(stage: int, bytes_each: float) -> None:
     """Its own default (--accumulate-allreduce-grads-in-fp32 with bf16): 2 + 4 + 12 bytes."""
-    assert states(
-        memory(shapes(sharded=stage > 0), zero_stage=stage)
-    ) / PARAMETERS == pytest.approx(bytes_each)
+    held = states(memory(shapes(sharded=stage > 0), zero_stage=stage))
+    assert held / PARAMETERS == pytest.approx(bytes_each)
 
 
 @pytest.mark.parametrize("stage", [2, 3])
@@ -92,9 +88,7 @@ def test_gradients_accumulate_sharded_without_a_pipeline() -> None:
     held = shapes(saved_bytes=20 * GIB, in_flight=1.0)
     once, often = (memory(held, trainer="torchtitan", microbatches=m) for m in (1.0, 4.0))
     assert float((often.allocated - once.allocated)[0, 0]) == pytest.approx(PARAMETERS * 4 / 64)
-    assert float(once.gradients[0, 0]) == 0.0, (
-        "at the worst moment, the loss, no gradient exists yet"
-    )
+    assert float(once.gradients[0, 0]) == 0.0, "at the worst moment, the loss, there is none yet"
 
 
 def test_gradients_accumulate_whole_under_a_pipeline() -> None:
@@ -148,10 +142,8 @@ def test_optimizer_states(optimizer: str, bytes_each: float) -> None:
 
 
 def test_bf16_masters_halve_states_and_moments() -> None:
-    full, half = (
-        memory(shapes(), trainer="torchtitan", master_dtype=dtype)
-        for dtype in ("float32", "bfloat16")
-    )
+    both = (memory(shapes(), trainer="torchtitan", master_dtype=t) for t in ("float32", "bfloat16"))
+    full, half = both
     assert states(half) == pytest.approx(states(full) / 2)
 
 
@@ -166,9 +158,8 @@ def test_pure_bf16_states_take_8_bytes() -> None:
 
 def test_optimizer_in_backward_keeps_one_layers_gradients() -> None:
     layer, held = 1e6, shapes(largest_local=1e6)
-    later, early = (
-        memory(held, trainer="torchtitan", optimizer_in_backward=flag) for flag in (False, True)
-    )
+    flags = (False, True)
+    later, early = (memory(held, trainer="torchtitan", optimizer_in_backward=on) for on in flags)
     assert float(later.allocated[0, 0]) == pytest.approx(PARAMETERS * 16 / 64 + layer * 4), (
         "shards, and one layer's fp32 reduction"
     )
@@ -176,9 +167,8 @@ def test_optimizer_in_backward_keeps_one_layers_gradients() -> None:
 
 
 def test_transformer_engine_caches_fp8_weights() -> None:
-    plain, cached = (
-        memory(shapes(copies_bytes=count * PARAMETERS)).parameters[0, 0] for count in (0, 1)
-    )
+    copies = (shapes(copies_bytes=count * PARAMETERS) for count in (0, 1))
+    plain, cached = (memory(held).parameters[0, 0] for held in copies)
     assert cached - plain == PARAMETERS
 
 
@@ -191,9 +181,8 @@ def test_the_worst_moment_is_the_worst_of_all() -> None:
     """
     base = shapes(saved_bytes=10 * GIB, in_flight=1.0)
     at_loss = memory(replace(base, logits_bytes=np.full((1, 1), 40 * GIB)), trainer="torchtitan")
-    at_layer = memory(
-        replace(base, last_layer_bytes=np.full((1, 1), 30 * GIB)), trainer="torchtitan"
-    )
+    late = replace(base, last_layer_bytes=np.full((1, 1), 30 * GIB))
+    at_layer = memory(late, trainer="torchtitan")
     at_update = memory(shapes(local=1e11), trainer="torchtitan")
     assert (at_loss.logits > 0).all()
     assert float(at_loss.allocated[0, 0]) == pytest.approx(PARAMETERS * 12 / 64 + 50 * GIB)
@@ -209,9 +198,8 @@ def test_the_worst_moment_is_the_worst_of_all() -> None:
 
 def test_activations_are_those_of_all_microbatches_in_flight() -> None:
     held = shapes(saved_bytes=GIB, boundary_bytes=GIB / 8)
-    m = memory(
-        replace(held, in_flight=np.full((1, 1), 4.0)), trainer="torchtitan", pp=4, microbatches=8.0
-    )
+    held = replace(held, in_flight=np.full((1, 1), 4.0))
+    m = memory(held, trainer="torchtitan", pp=4, microbatches=8.0)
     assert float(m.activations[0, 0]) == 4 * GIB * 9 / 8
 
 
@@ -226,9 +214,8 @@ def pricer(model: Any = "llama3-8b", num_gpus: int = 8, **training: Any) -> Pric
 
 def price(p: Pricer, **layout: Any) -> Prices:
     trainer = p.training.trainer
-    batch = LayoutBatch.from_layouts(
-        [resolve_layout(layout, trainer=trainer, num_gpus=p.cluster.num_gpus)]
-    )
+    resolved = resolve_layout(layout, trainer=trainer, num_gpus=p.cluster.num_gpus)
+    batch = LayoutBatch.from_layouts([resolved])
     return p.price(batch, every_rank=True)
 
 
@@ -388,9 +375,8 @@ def test_what_is_too_small_for_logits_stays_cached() -> None:
 def test_what_fixed_segments_keep_of_a_loss_and_a_table(expandable: bool) -> None:
     """An fp32 copy of the logits, 4 of their 6 bytes, and a 16-bit gradient of the table."""
     held, logits, table = shapes(), 6 * GIB, 1e9
-    held = replace(
-        held, logits_bytes=np.full((1, 1), logits), embedding_local=np.full((1, 1), table)
-    )
+    columns = {"logits_bytes": logits, "embedding_local": table}
+    held = replace(held, **{name: np.full((1, 1), value) for name, value in columns.items()})
     batch = LayoutBatch.from_layouts([resolve_layout({}, trainer="megatron", num_gpus=RANKS)])
     spec = read_training(
         {
@@ -421,9 +407,7 @@ def test_a_compiled_loss_needs_8_bytes_a_logit_since_it_is_compiled() -> None:
         ({"trainer_version": "0.3.0", "chunked_loss": False}, 4.0),
     ],
 )
-def test_a_chunked_loss_has_the_logits_of_one_chunk_in_eight(
-    training: dict[str, Any], width: float
-) -> None:
+def test_a_chunked_loss_has_the_logits_of_one_chunk(training: dict[str, Any], width: float) -> None:
     costs = units_at(
         pricer(**training),
         LayoutBatch.from_layouts(
@@ -449,17 +433,11 @@ def test_deepspeed_adds_bf16_gradients_to_those_in_fp32() -> None:
 
 def test_transformer_engine_keeps_an_empty_gradient_of_every_shape() -> None:
     """2 bytes an element of one layer's weights; forks of 2022 and 2023 ran their own products."""
-    held, training = (
-        shapes(distinct=1e9),
-        {"seq_len": 128, "global_batch_size": 64, "trainer": "megatron"},
-    )
+    held = shapes(distinct=1e9)
+    training = {"seq_len": 128, "global_batch_size": 64, "trainer": "megatron"}
     batch = LayoutBatch.from_layouts([resolve_layout({}, trainer="megatron", num_gpus=RANKS)])
-    for version, kept in (
-        (None, 2e9),
-        ("NeMo 25.11", 2e9),
-        ("2022", 0.0),
-        ("Megatron-Core main 2026-08", 2e9),
-    ):
+    newer = (None, "NeMo 25.11", "Megatron-Core main 2026-08")
+    for version, kept in (*((one, 2e9) for one in newer), ("2022", 0.0)):
         spec = read_training({**training, "trainer_version": version})
         m = rank_memory(held, batch, np.array([1.0]), spec, TRAINERS["megatron"], 0.0)
         assert float(m.gradients[0, 0]) - 4 * PARAMETERS == pytest.approx(kept), version
@@ -480,14 +458,9 @@ def test_near_the_limit_the_allocator_gives_cached_blocks_back() -> None:
     than the floor.
     """
     p = pricer()
-    roomy, tight = (
-        price(p, ac="full", micro_batch_size=2),
-        price(p, ac="selective-op", micro_batch_size=2),
-    )
-    excess = [
-        float(prices.peak_reserved_bytes[0] / prices.peak_allocated_bytes[0])
-        for prices in (roomy, tight)
-    ]
+    cases = ("full", "selective-op")
+    both = [price(p, ac=ac, micro_batch_size=2) for ac in cases]
+    excess = [float(one.peak_reserved_bytes[0] / one.peak_allocated_bytes[0]) for one in both]
     assert excess[0] > excess[1] > 1.0
 
 

@@ -16,15 +16,8 @@ torch = needed("torch")
 micro = needed("probes.micro")
 pytestmark = pytest.mark.torch
 
-ATTENTION = {
-    "batch": 1,
-    "heads": 4,
-    "kv_heads": 2,
-    "seq": 64,
-    "head_dim": 16,
-    "v_head_dim": 16,
-    "window": 0,
-}
+ATTENTION = {"batch": 1, "heads": 4, "kv_heads": 2, "seq": 64, "head_dim": 16}
+ATTENTION |= {"v_head_dim": 16, "window": 0}
 ALONE = [
     KernelShape.of("gemm", m=64, n=48, k=32),
     KernelShape.of("gemm", dtype="float32", m=64, n=48, k=32),
@@ -46,9 +39,8 @@ TOGETHER = [KernelShape.of("collective", name, bytes=8192, ranks=2, stride=1) fo
 def run(
     folder: Path, shapes: list[KernelShape], *launcher: str, seconds: float = 60.0
 ) -> list[dict]:
-    (folder / "shapes.jsonl").write_text(
-        "".join(json.dumps(shape.as_dict()) + "\n" for shape in shapes)
-    )
+    lines = (json.dumps(shape.as_dict()) + "\n" for shape in shapes)
+    (folder / "shapes.jsonl").write_text("".join(lines))
     arguments = [
         "--shapes",
         "shapes.jsonl",
@@ -61,12 +53,8 @@ def run(
         "--seconds",
         str(seconds),
     ]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
+    ours = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environment = {**os.environ, **ours}
     command = [sys.executable, *launcher, "-m", "probes.micro", *arguments]
     done = subprocess.run(
         command,

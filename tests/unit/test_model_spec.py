@@ -72,9 +72,8 @@ class TestCatalogue:
 
     def test_round_trip_through_json(self):
         for name in model_names():
-            assert ModelSpec.model_validate_json(load_model(name).model_dump_json()) == load_model(
-                name
-            )
+            one = load_model(name)
+            assert ModelSpec.model_validate_json(one.model_dump_json()) == one
 
 
 class TestConfigFiles:
@@ -133,10 +132,8 @@ class TestConfigFiles:
         assert "not text" in faults_of(str(tmp_path / "binary.json"))["model"].rule
 
     def test_files_are_refused_where_the_caller_says_so(self):
-        assert (
-            "not read here"
-            in faults_of(str(CONFIGS / "gpt2.json"), allow_files=False)["model"].rule
-        )
+        faults = faults_of(str(CONFIGS / "gpt2.json"), allow_files=False)
+        assert "not read here" in faults["model"].rule
         assert "not read here" in faults_of("/etc/passwd", allow_files=False)["model"].rule
 
     def test_layer_types_must_fit(self, tmp_path):
@@ -151,12 +148,8 @@ class TestInline:
     def test_defaults_follow_hugging_face(self):
         keys = {key: value for key, value in DENSE.items() if key != "num_key_value_heads"}
         model = read_model(keys)
-        assert (model.head_dim, model.num_key_value_heads, model.mlp, model.norm) == (
-            64,
-            16,
-            "swiglu",
-            "rmsnorm",
-        )
+        assert (model.head_dim, model.num_key_value_heads) == (64, 16)
+        assert (model.mlp, model.norm) == ("swiglu", "rmsnorm")
         assert not any(
             (
                 model.tie_word_embeddings,
@@ -195,10 +188,8 @@ class TestInline:
             "mlp": "gelu",
         }
         model = read_model({**keys, "position_embedding": "learned", "tie_word_embeddings": True})
-        assert (
-            model.total_parameters()
-            == layers * (12 * h * h + 13 * h) + (vocab + positions) * h + 2 * h
-        )
+        own = layers * (12 * h * h + 13 * h) + 2 * h
+        assert model.total_parameters() == own + (vocab + positions) * h
 
     @pytest.mark.parametrize(
         ("activation", "mlp"),
@@ -214,17 +205,13 @@ class TestInline:
         assert read_model({**DENSE, "hidden_act": activation}).mlp == mlp
 
     def test_gated_family_whatever_its_activation(self):
-        assert (
-            read_model({**DENSE, "hidden_act": "gelu_pytorch_tanh", "model_type": "gemma2"}).mlp
-            == "swiglu"
-        )
+        gated = {**DENSE, "hidden_act": "gelu_pytorch_tanh", "model_type": "gemma2"}
+        assert read_model(gated).mlp == "swiglu"
 
     def test_base_is_overridden_key_by_key(self):
         model = read_model({"base": "llama3-70b", "num_hidden_layers": 12, "name": "short"})
-        assert without_name(model) == {
-            **without_name(load_model("llama3-70b")),
-            "num_hidden_layers": 12,
-        }
+        whole = without_name(load_model("llama3-70b"))
+        assert without_name(model) == {**whole, "num_hidden_layers": 12}
         assert model.name == "short"
         assert read_model({"base": "mistral-7b", "sliding_window": None}).sliding_layers == 0
         assert read_model({"base": "gpt2", "n_layer": 3}).num_hidden_layers == 3
@@ -236,10 +223,8 @@ class TestInline:
         assert short.layer_windows() == (128, 0, 128, 0, 128)
 
     def test_base_loader_of_the_caller(self):
-        assert (
-            read_model({"base": "mine", "vocab_size": 5}, base_loader=lambda name: DENSE).vocab_size
-            == 5
-        )
+        mine = {"base": "mine", "vocab_size": 5}
+        assert read_model(mine, base_loader=lambda name: DENSE).vocab_size == 5
 
     def test_a_spec_passes_through(self):
         model = load_model("gpt2")
@@ -251,9 +236,8 @@ class TestInline:
         assert caught.value.faults[0].field == "model.base"
 
     def test_keys_without_bearing_may_travel_along(self):
-        assert read_model({**DENSE, "pretraining_tp": 1, "torch_dtype": "bfloat16"}) == read_model(
-            DENSE
-        )
+        more = {"pretraining_tp": 1, "torch_dtype": "bfloat16"}
+        assert read_model({**DENSE, **more}) == read_model(DENSE)
 
     @pytest.mark.parametrize(
         ("keys", "billions"),
@@ -390,10 +374,8 @@ class TestRefusals:
 class TestLayers:
     def test_leading_dense_layers(self):
         model = load_model("deepseek-v3")
-        assert model.distinct_layers() == (
-            (LayerKind(moe=False, window=0), 3),
-            (LayerKind(moe=True, window=0), 58),
-        )
+        dense, sparse = LayerKind(moe=False, window=0), LayerKind(moe=True, window=0)
+        assert model.distinct_layers() == ((dense, 3), (sparse, 58))
 
     def test_llama4_alternates_dense_first(self):
         kinds = load_model("llama4-maverick").layer_kinds()
@@ -403,15 +385,7 @@ class TestLayers:
     def test_sliding_layers(self):
         assert load_model("gemma2-9b").sliding_layers == 21
         assert load_model("gemma3-27b").sliding_layers == 52
-        assert load_model("gemma3-27b").layer_windows()[:7] == (
-            1024,
-            1024,
-            1024,
-            1024,
-            1024,
-            0,
-            1024,
-        )
+        assert load_model("gemma3-27b").layer_windows()[:7] == (*[1024] * 5, 0, 1024)
         assert load_model("mistral-7b").sliding_layers == 32
         assert load_model("qwen2.5-7b").sliding_layers == 0
         assert (
@@ -434,11 +408,8 @@ class TestLayers:
 
     def test_widths_of_moe(self):
         model = load_model("mixtral-8x7b")
-        assert (
-            model.intermediate_size,
-            model.moe_intermediate_size,
-            model.dense_mlp_parameters(),
-        ) == (0, 14336, 0)
+        widths = (model.intermediate_size, model.moe_intermediate_size)
+        assert (*widths, model.dense_mlp_parameters()) == (0, 14336, 0)
         shared = load_model("deepseek-v2")
         assert shared.shared_expert_intermediate_size == 2 * 1536
         assert (

@@ -33,7 +33,6 @@ def job(model: str = "llama3-8b", **layout: Any) -> Job:
 
 
 def seconds(asked: Job, calibration: Calibration | None = None) -> float:
-    assert asked.layout is not None
     pricer = Pricer.build(asked.model, asked.cluster, asked.training, calibration)
     return float(pricer.price(LayoutBatch.from_layouts([asked.layout])).step_seconds[0])
 

@@ -37,7 +37,6 @@ def test_the_busiest_ranks_idle_share_is_the_estimates_bubble(entry: Schedule) -
     """Idle seconds of the busiest rank are bubble and waits for sends."""
     played = timeline(read_job(job_of(entry)))
     time = played.estimate.time
-    assert time is not None
     waits = time.bubble_seconds + time.exposed_communication_seconds["pp"]
     assert min(played.bubble_share) * played.pipeline_seconds == pytest.approx(waits, rel=1e-6)
     assert played.pipeline_seconds <= (played.estimate.step_seconds or 0.0)

@@ -132,7 +132,6 @@ def outcome(
     )
     pricer, broken = patched(case, monkeypatch, recipes)
     layout = case.job().layout
-    assert layout is not None
     found = pricer.price(LayoutBatch.from_layouts([layout]))
     return float(found.step_seconds[0]), float(found.device_bytes[0]), tuple(broken)
 
@@ -259,7 +258,6 @@ def test_recipes_with_kernels_of_their_own_have_curves_of_their_own() -> None:
 def linear_seconds(case: Case, tokens: int, k: int, n: int) -> tuple[float, float]:
     """(16-bit, quantised) seconds of one linear layer's three products, its casts and scales."""
     job = case.job()
-    assert job.layout is not None
     pricer = case.pricer()
     sizes = {
         name: np.array([float(value)])
@@ -429,7 +427,6 @@ def test_torchtitan_gathers_tp_inputs_in_float8_only_while_its_plan_found_the_co
 
 def exposed_tp(case: Case) -> float:
     layout = case.job().layout
-    assert layout is not None
     return float(case.pricer().price(LayoutBatch.from_layouts([layout])).parts["tp"][0])
 
 

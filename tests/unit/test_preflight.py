@@ -57,9 +57,7 @@ def test_an_interpreter_without_a_problem_is_asked_once(tmp_path: Path) -> None:
     assert asked(tmp_path) == 1, "its answer stands for a while"
 
 
-def test_what_is_missing_is_named_with_the_extra_that_brings_it_and_asked_again(
-    tmp_path: Path,
-) -> None:
+def test_what_is_missing_is_named_with_its_extra_and_asked_again(tmp_path: Path) -> None:
     local = pool(
         tmp_path,
         interpreter(tmp_path, '{"problem": "cannot import torch (no such)", "package": "torch"}'),
@@ -67,15 +65,13 @@ def test_what_is_missing_is_named_with_the_extra_that_brings_it_and_asked_again(
     for _ in range(2):
         with pytest.raises(ProbeError) as caught:
             local.check(NEED)
-    assert "cannot import torch (no such); pip install '.[probe]' in planner's checkout" in str(
-        caught.value
-    )
+    words = "cannot import torch (no such); pip install '.[probe]' in planner's checkout"
+    assert words in str(caught.value)
     assert "PLANNER_PROBE_PYTHON" in str(caught.value), "it is not our interpreter that lacks it"
     assert "\n" not in str(caught.value)
     assert asked(tmp_path) == 2, "somebody may have installed it meanwhile"
-    assert (
-        preflight.remedy("torch", sys.executable) == "pip install '.[probe]' in planner's checkout"
-    )
+    remedy = preflight.remedy("torch", sys.executable)
+    assert remedy == "pip install '.[probe]' in planner's checkout"
 
 
 @pytest.mark.parametrize(
@@ -126,19 +122,14 @@ def test_the_program_of_the_check_says_what_cannot_be_imported(tmp_path: Path) -
             env={"PYTHONPATH": f"{tmp_path}:{ROOT}"},
         )
         said = problem_in(done, sys.executable)
-        assert said is not None
         assert words in said
         assert said.endswith("; pip install '.[probe]' in planner's checkout"), package
 
 
-def test_a_program_that_cannot_be_imported_stops_probes_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_program_that_cannot_be_imported_stops_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selfcheck, "LAUNCHER", "json")
-    assert (
-        selfcheck.found("cpu", "a_program_that_nobody_has")["package"]
-        == "a_program_that_nobody_has"
-    )
+    name = "a_program_that_nobody_has"
+    assert selfcheck.found("cpu", name)["package"] == name
     assert selfcheck.found("cpu", "program.py") == {"problem": None, "package": None}
 
 
@@ -146,9 +137,8 @@ def test_a_machine_without_the_gpu_says_so_before_it_is_asked_for_torch(tmp_path
     asked_for = {"model": "debug-tiny", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8}}
     job = read_job({**asked_for, "training": {"seq_len": 64, "global_batch_size": 8}})
     launcher = Launcher(LaunchSettings(folder=tmp_path, python=str(tmp_path / "none")))
-    local = LocalPool(
-        launcher, LocalSettings(survey=lambda: Survey(gpus=(), problem="no nvidia-smi"))
-    )
+    nothing = Survey(gpus=(), problem="no nvidia-smi")
+    local = LocalPool(launcher, LocalSettings(survey=lambda: nothing))
     with pytest.raises(ProbeError, match="no NVIDIA GPU to probe on: no nvidia-smi"):
         local.check(Need.of(job, "reference"))
 
@@ -160,7 +150,6 @@ def test_a_build_of_torch_without_cuda_is_told_before_a_probe_on_gpus() -> None:
         pytest.skip("this torch was built with CUDA")
     done = ask(command(sys.executable, "cuda", "program.py"), root=ROOT, seconds=120.0)
     said = problem_in(done, sys.executable)
-    assert said is not None
     assert "was built without CUDA; install a build of torch" in said
 
 
@@ -187,9 +176,8 @@ def test_slurm_asks_a_node_and_gives_its_own_words_where_it_refuses(
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     (tmp_path / "scancel").write_text("#!/bin/sh\n")
     (tmp_path / "scancel").chmod(0o755)
-    slurm = SlurmPool(
-        LaunchSettings(folder=tmp_path, python="python-of-the-nodes"), partition="gpu"
-    )
+    launch = LaunchSettings(folder=tmp_path, python="python-of-the-nodes")
+    slurm = SlurmPool(launch, partition="gpu")
 
     def says(script: str) -> None:
         (tmp_path / "srun").write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\n{script}\n')
@@ -201,9 +189,8 @@ def test_slurm_asks_a_node_and_gives_its_own_words_where_it_refuses(
     assert "--partition gpu" in line
     assert "python-of-the-nodes -m probes.selfcheck cpu probes.worker" in line
     says('echo \'{"problem": "cannot import torch (none)", "package": "torch"}\'')
-    with pytest.raises(
-        ProbeError, match="on a node of the cluster python-of-the-nodes cannot import torch"
-    ):
+    words = "on a node of the cluster python-of-the-nodes cannot import torch"
+    with pytest.raises(ProbeError, match=words):
         slurm.check(NEED)
     slurm.check(NEED, wait=False)
     says("echo 'srun: error: invalid partition specified: gpu' >&2; exit 1")

@@ -159,7 +159,6 @@ def test_fewer_replicas_come_smallest_first_and_keep_the_rest() -> None:
     layout = read_job(
         job("llama3-8b", 144, {"dp_replicate": 4, "dp_shard": 6, "tp": 2, "pp": 3, "ac": "full"})
     ).layout
-    assert layout is not None
     smaller = layout.fewer_replicas()
     sizes = [(one.dp_replicate, one.dp_shard) for one in smaller]
     assert sizes[:5] == [(1, 1), (1, 2), (2, 1), (1, 3), (2, 2)]

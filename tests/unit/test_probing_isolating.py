@@ -71,7 +71,6 @@ class Pool:
     def measure(self, asked: Sequence[Proposal]) -> Iterator[tuple[Proposal, Measurement]]:
         for one in asked:
             self.asked.append(one)
-            assert one.layout is not None
             step = seconds(one.layout)
             step *= self.factor if one.layout.ac.startswith("memory-budget") else 1.0
             job = read_job({**REQUEST, "layout": one.layout.model_dump(mode="json")})
@@ -104,7 +103,6 @@ def test_the_pair_differs_in_as_little_as_the_mechanism_needs() -> None:
     paper = layout(ac="memory-budget-0.45", micro_batch_size=1)
     assert seconds(paper) < seconds(first)
     found = isolating(pricer(), first, paper)
-    assert found is not None
     assert found.layout == first.model_copy(update={"ac": "memory-budget-0.45"})
     assert found.reason == (
         "number 1 but for ac memory-budget-0.45: measures memory-budget recomputation, "
@@ -132,7 +130,6 @@ def test_what_needs_more_changes_is_measured_as_the_fastest_on_paper_has_it() ->
         seconds(paper) < seconds(first) < seconds(paper.model_copy(update={"micro_batch_size": 1}))
     )
     found = isolating(pricer(), first, paper)
-    assert found is not None
     assert found.layout == paper
     assert found.reason.startswith("the fastest on paper: measures memory-budget recomputation")
 
@@ -144,8 +141,6 @@ def test_the_probe_after_the_check_measures_it_and_then_it_is_measured(factor: f
     pool = Pool(factor)
     plan = pool.plan(max_probes=4)
     check, second = pool.asked[:2]
-    assert check.layout is not None
-    assert second.layout is not None
     assert check.reason.startswith("number 1 on paper: ")
     assert not check.layout.ac.startswith("memory-budget")
     assert second.layout.ac.startswith("memory-budget")
@@ -164,7 +159,6 @@ def test_any_sampler_measures_it_second() -> None:
 def test_number_1_that_rests_on_it_measures_it_as_the_first_probe() -> None:
     pool = Pool(1.25)
     plan = pool.plan(max_probes=3, prefer="fastest")
-    assert pool.asked[0].layout is not None
     assert pool.asked[0].layout.ac.startswith("memory-budget")
     assert pool.asked[0].reason.startswith(
         "number 1 on paper, which measures memory-budget recomputation"

@@ -160,12 +160,10 @@ def test_the_study_asks_for_them_first_where_they_could_change_the_winner(
     probes = kernels.probes([], num_gpus=1, start_seconds=10.0)
     study = ProbeStudy(divided(candidates), StudySettings(micro_probes=probes))
     asked = study.ask()
-    assert asked is not None
     assert (asked.fidelity, asked.micro) == ("micro", probes[0])
     assert "could change the winner" in asked.reason
     study.tell(asked, MicroResult(observed=(), gpu_seconds=9.0, message="torch is missing"))
     following = study.ask()
-    assert following is not None
     assert following.fidelity == "probed", "what failed is not asked twice"
     assert study.spent.gpu_seconds == 9.0
     resumed = ProbeStudy(

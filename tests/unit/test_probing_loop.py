@@ -63,10 +63,8 @@ def test_the_cost_of_starting_is_learnt() -> None:
     machine = Machine.wrong_by(small(), 0.1)
     study = ProbeStudy(small(), settings(cost=ProbeCost(start_seconds=600.0, steps=13)))
     first = study.ask()
-    assert first is not None
     study.tell(first, machine.run(first))
     second = study.ask()
-    assert second is not None
     assert second.gpu_seconds < 0.5 * first.gpu_seconds
     assert second.expected_seconds is not None
     assert second.gpu_seconds == pytest.approx(8 * (30.0 + 13 * second.expected_seconds), rel=1e-6)
@@ -193,8 +191,6 @@ def test_resumed_out_of_memory_and_failures_are_kept() -> None:
         TrialState.FAIL,
     ]
     following, expected = second.ask(), first.ask()
-    assert following is not None
-    assert expected is not None
     assert following.row == expected.row
     assert machine.asked == []
 
@@ -224,8 +220,6 @@ def test_measurements_of_other_layouts_are_named_and_ignored() -> None:
     candidates = small()
     study = ProbeStudy(candidates, settings())
     asked = study.ask()
-    assert asked is not None
-    assert asked.layout is not None
     other = replace(asked, layout=asked.layout.model_copy(update={"micro_batch_size": 64}))
     stranger = measurement(other, Measured(rung="probed", step_seconds=1.0))
     emulated = measurement(asked, Measured(rung="emulated", step_seconds=1.0)).model_copy(
@@ -265,7 +259,6 @@ def test_the_best_so_far_never_gets_worse_and_is_the_answer(seed: int) -> None:
     assert {event.best_fidelity for event in events if event.best_seconds is not None} == {"probed"}
     fastest = min(one.measured.step_seconds or np.inf for one in stored)
     winner = outcome.ranked[0]
-    assert winner.record is not None
     assert (
         winner.record.step_seconds == winner.expected_seconds == best[-1] == pytest.approx(fastest)
     )

@@ -71,7 +71,6 @@ def test_a_cheaper_rung_goes_first_and_who_leads_by_it_is_run() -> None:
         assert trial.state is TrialState.COMPLETE
         assert trial.user_attrs["rung"] == by_row[trial.user_attrs["candidate"]]
     winner = outcome.ranked[0]
-    assert winner.record is not None
     assert winner.record.fidelity == "probed"
     assert machine.regret(winner.row) < machine.regret(looked[0].row or 0)
 
@@ -116,13 +115,11 @@ def test_an_emulated_rank_out_of_memory_spares_the_layout() -> None:
     assert first is not None
     study.tell(first, machine.run(first))
     second = study.ask()
-    assert second is not None
     assert second.fidelity == "emulated"
     study.tell(
         second, measurement(second, Measured(status="oom", rung="emulated", gpu_seconds=30.0))
     )
     third = study.ask()
-    assert third is not None
     assert third.row != second.row
     assert study.spent.probes == 1
     assert second.row is not None
@@ -162,7 +159,6 @@ def look_failed(asked: Proposal, kind: str = "oom") -> Measurement:
 def after_the_first(study: ProbeStudy, machine: Machine) -> Proposal:
     """The second question, once a layout itself has been measured."""
     first = study.ask()
-    assert first is not None
     assert first.fidelity == "probed"
     study.tell(first, machine.run(first))
     second = study.ask()
@@ -190,7 +186,6 @@ def test_a_look_that_failed_says_nothing_of_the_layout_and_is_not_repeated() -> 
         0,
     )
     again = study.ask()
-    assert again is not None
     assert (again.row, again.fidelity) != (look.row, "imitated")
 
 
@@ -263,7 +258,6 @@ def test_a_layout_that_cannot_run_is_looked_at_alone_and_every_look_counts() -> 
     assert (outcome.spent.probes, outcome.spent.low_fidelity) == (6, 0)
     assert "budget of 6 probes" in outcome.stopped
     winner = outcome.ranked[0]
-    assert winner.record is not None
     assert winner.record.fidelity == "imitated"
     assert winner.record.variance == pytest.approx(0.02**2)
     assert [trial.state for trial in outcome.study.trials] == [TrialState.COMPLETE] * 6
@@ -350,7 +344,6 @@ def test_resumed_a_look_is_neither_repeated_nor_forgotten() -> None:
     one = machine.run(first)
     study.tell(first, one)
     look = study.ask()
-    assert look is not None
     assert look.fidelity == "imitated"
     assert look.row is not None
     for told, failures in ((imitated(look, machine), 0), (look_failed(look), 1)):
@@ -633,7 +626,6 @@ def test_micro_probes_go_first_where_they_can_change_the_winner() -> None:
     probe = MicroProbe(name="send between stages", effects=(look,), gpu_seconds=5.0)
     study = ProbeStudy(divided, settings(micro_probes=(probe,)))
     asked = study.ask()
-    assert asked is not None
     assert (asked.fidelity, asked.micro, asked.row, asked.layout) == ("micro", probe, None, None)
     study.tell(
         asked, MicroResult(observed=(ObservedEffect(effect=look, log_ratio=1.0),), gpu_seconds=4.0)
@@ -641,8 +633,6 @@ def test_micro_probes_go_first_where_they_can_change_the_winner() -> None:
     assert study.spent.probes == 0
     assert study.spent.gpu_seconds == 4.0
     following = study.ask()
-    assert following is not None
-    assert following.layout is not None
     assert following.fidelity == "probed"
     assert following.layout.pp == 1
     assert not study.optuna_study().trials[0].state.is_finished()
@@ -659,5 +649,4 @@ def test_micro_probes_that_can_change_nothing_are_not_asked() -> None:
         gpu_seconds=5.0,
     )
     asked = ProbeStudy(common, settings(micro_probes=(probe,))).ask()
-    assert asked is not None
     assert asked.fidelity == "probed"

@@ -98,7 +98,6 @@ BASE = {
 def variants(**changes: list[object]) -> LayoutBatch:
     """One layout, then one variant for each value of each field."""
     job = read_job({**JOBS["8B"], "layout": BASE})
-    assert job.layout is not None
     layouts = [
         job.layout,
         *(

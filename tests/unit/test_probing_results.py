@@ -29,7 +29,6 @@ def test_out_of_memory_is_infeasible_with_its_margin_and_rules_out_what_is_large
     usable = candidates.size.usable_bytes
     study = ProbeStudy(candidates, settings())
     asked = study.ask()
-    assert asked is not None
     assert asked.row == 0
     ruled_out = study.tell(
         asked,
@@ -92,14 +91,12 @@ def test_a_failure_is_a_failed_trial_with_its_class_and_not_asked_again() -> Non
     machine = Machine.wrong_by(candidates, 0.1)
     study = ProbeStudy(candidates, settings())
     asked = study.ask()
-    assert asked is not None
     assert asked.row is not None
     study.tell(asked, measurement(asked, failed("invalid-layout")))
     trial = study.optuna_study().trials[0]
     assert trial.state is TrialState.FAIL
     assert "invalid-layout" in trial.user_attrs["message"]
     following = study.ask()
-    assert following is not None
     assert following.row != asked.row
     assert study.knowledge.excluded[asked.row] == "failed: invalid-layout"
     assert machine.asked == []
@@ -125,12 +122,10 @@ def test_where_no_probe_can_run_the_study_stops_and_blames_no_layout(parallel: i
 def test_an_interrupted_probe_is_as_if_not_asked_but_paid_for() -> None:
     study = ProbeStudy(small(), settings())
     asked = study.ask()
-    assert asked is not None
     study.tell(asked, measurement(asked, failed("interrupted")))
     assert study.spent.probes == 0
     assert study.spent.gpu_seconds == 200.0
     again = study.ask()
-    assert again is not None
     assert again.row == asked.row
     assert not study.knowledge.records
 
@@ -139,7 +134,6 @@ def test_a_repeat_counts_by_its_faster_run_and_is_averaged_beside_it_in_one_tria
     candidates = small()
     study = ProbeStudy(candidates, settings())
     asked = study.ask()
-    assert asked is not None
     assert asked.row is not None
     study.tell(
         asked,

@@ -81,7 +81,6 @@ def test_every_trial_is_a_legal_layout_not_tried_before(name: str) -> None:
     rows = []
     for _ in range(12):
         asked = study.ask()
-        assert asked is not None
         assert asked.row is not None
         assert candidates.batch.row(asked.row) == asked.layout
         assert asked.reason
@@ -152,7 +151,6 @@ def test_the_probe_extra_brings_what_gp_needs() -> None:
 def test_the_first_is_the_models_best_that_fits() -> None:
     candidates = small()
     asked = ProbeStudy(candidates, StudySettings(budget=MUCH)).ask()
-    assert asked is not None
     fits = candidates.prior.oom_probability <= OOM_LIMIT
     assert asked.row == int(np.flatnonzero(fits)[0])
     assert "the model's first" in asked.reason
@@ -233,7 +231,6 @@ def test_risky_layouts_wait_until_memory_is_known() -> None:
     before = study.knowledge.posterior().risk(risky)
     for _ in range(3):
         asked = study.ask()
-        assert asked is not None
         assert asked.row is not None
         assert study.knowledge.posterior().risk(np.array([asked.row]))[0] <= OOM_LIMIT
         less = 0.8 * float(candidates.memory["peak_reserved_bytes"][asked.row])
@@ -256,7 +253,6 @@ def test_noise_is_settled_by_a_second_look() -> None:
         assert asked is not None
         study.tell(asked, machine.run(asked))
     again = study.ask()
-    assert again is not None
     assert again.repeat
     assert again.row in (0, 1)
     assert "to tell it from its rival" in again.reason
@@ -271,7 +267,6 @@ def test_no_second_look_beside_a_faster_one_under_way() -> None:
         knowledge.observe(row, machine.timed(row, number))
     sampler = CostModelSampler(knowledge)
     again = sampler._repeat(knowledge.posterior(), LEAST_REPEAT_GAIN)
-    assert again is not None
     assert again.row == 2
     knowledge.expect(0)
     assert sampler._repeat(knowledge.posterior(), LEAST_REPEAT_GAIN) is None
@@ -354,7 +349,6 @@ def test_the_next_of_100_000_is_chosen_within_100_ms() -> None:
         started = time.process_time()
         asked = study.ask()
         seconds.append(time.process_time() - started)
-        assert asked is not None
         assert asked.row is not None
         study.tell(asked, machine.run(asked))
     assert np.median(seconds[10:]) < 0.1

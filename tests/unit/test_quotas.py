@@ -20,9 +20,8 @@ from api.storage.transactions import writing
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 LEASE = Lease(owner="us", seconds=60.0)
-ANN = Asker(
-    "ann", admin=False, quota=Quota(plans_per_day=2, queued_probes=2, gpu_seconds_per_day=100.0)
-)
+QUOTA = Quota(plans_per_day=2, queued_probes=2, gpu_seconds_per_day=100.0)
+ANN = Asker("ann", admin=False, quota=QUOTA)
 
 
 @pytest.fixture
@@ -43,9 +42,8 @@ def probe(number: int, **fields: Any) -> ProbeRecord:
 
 
 def study(**fields: Any) -> TaskRecord:
-    return TaskRecord(
-        id="plan-1", kind="study", created_at=NOW, request={}, asked_by="ann", **fields
-    )
+    own = {"created_at": NOW, "request": {}, "asked_by": "ann", **fields}
+    return TaskRecord(id="plan-1", kind="study", **own)
 
 
 def may(engine: Engine, who: Asker = ANN, **more: Any) -> str | None:
@@ -56,6 +54,12 @@ def may(engine: Engine, who: Asker = ANN, **more: Any) -> str | None:
     except QuotaError as error:
         return error.name
     return None
+
+
+def seconds_left(engine: Engine, seconds: float) -> bool:
+    """Whether so many may still be used, and no more."""
+    more = may(engine, gpu_seconds=seconds + 0.1)
+    return may(engine, gpu_seconds=seconds) is None and more == "gpu_seconds_per_day"
 
 
 def test_probes_count_while_they_wait(engine: Engine) -> None:
@@ -70,35 +74,23 @@ def test_probes_count_while_they_wait(engine: Engine) -> None:
 def test_seconds_count_as_promised_and_then_as_used(engine: Engine) -> None:
     probes = SqlProbeStore(engine)
     probes.add([probe(1)])
-    assert (may(engine, gpu_seconds=60.0), may(engine, gpu_seconds=60.1)) == (
-        None,
-        "gpu_seconds_per_day",
-    )
+    assert seconds_left(engine, 60.0)
     held = probes.claim(LEASE)
     assert held is not None
     probes.finish(held, ProbeEnd(state="done", results=({"gpu_seconds": 5.0},)))
-    assert (may(engine, gpu_seconds=95.0), may(engine, gpu_seconds=95.1)) == (
-        None,
-        "gpu_seconds_per_day",
-    )
+    assert seconds_left(engine, 95.0)
 
 
 def test_an_open_study_counts_with_its_budget_and_then_with_its_probes(engine: Engine) -> None:
     tasks, probes = SqlTaskStore(engine), SqlProbeStore(engine)
     tasks.add([study(gpu_seconds=70.0)])
     probes.add([probe(1, plan_id="plan-1")])
-    assert (may(engine, gpu_seconds=30.0), may(engine, gpu_seconds=30.1)) == (
-        None,
-        "gpu_seconds_per_day",
-    )
+    assert seconds_left(engine, 30.0)
     assert (may(engine, plans=1), may(engine, plans=2)) == (None, "plans_per_day")
     held = tasks.claim(LEASE)
     assert held is not None
     tasks.finish(held, TaskEnd(state="done", gpu_seconds=40.0))
-    assert (may(engine, gpu_seconds=60.0), may(engine, gpu_seconds=60.1)) == (
-        None,
-        "gpu_seconds_per_day",
-    )
+    assert seconds_left(engine, 60.0)
 
 
 def test_who_has_no_quota_is_not_limited(engine: Engine) -> None:

@@ -66,7 +66,6 @@ def test_sizes_hold_the_best_of_every_size(plans: dict[str, Plan]) -> None:
         winner = plan.ranked[0]
         chosen = next(option for option in plan.sizes if option.num_gpus == winner.num_gpus)
         assert chosen.layout == winner.layout
-        assert winner.run is not None
         assert (chosen.cost, chosen.time_to_train_seconds) == (
             winner.run.cost,
             winner.run.time_to_train_seconds,
@@ -167,7 +166,6 @@ def test_one_size_ranks_by_expected_step_time() -> None:
 def test_layouts_of_different_sizes_are_no_near_copies(plans: dict[str, Plan]) -> None:
     ranked = [(entry.num_gpus, entry.layout) for entry in plans["cost"].ranked]
     last = plans["cost"].ranked[-1].run
-    assert last is not None
     assert len(set(ranked)) == len(ranked)
     for option in plans["cost"].sizes:
         assert option.cost > last.cost or (option.num_gpus, option.layout) in ranked
@@ -205,7 +203,6 @@ def test_plan_says_how_sure_and_what_comes_next(plans: dict[str, Plan]) -> None:
         assert (plan.regret is None) == (objective == "memory")
         assert plan.ranked[0].reasons[1].startswith("without ")
     sure = plans["throughput"].regret
-    assert sure is not None
     assert 0.0 < sure.expected_share < sure.share_95 < 1.0
 
 
@@ -236,7 +233,6 @@ def test_screen_shows_the_whole_run_and_the_sizes(plans: dict[str, Plan]) -> Non
     console.print(plan_view(plans["cost"], 110, letters=True))
     text = " ".join(console.export_text().split())
     run = plans["cost"].ranked[0].run
-    assert run is not None
     assert "The whole run: 1T tokens" in text
     assert f"goodput {run.goodput:.2%}" in text
     assert f"price ${run.cost:,.0f}" in text

@@ -39,7 +39,6 @@ def batch_of(modes: list[str]) -> LayoutBatch:
 
 def _redone(found: Estimate) -> tuple[float, float]:
     """Recomputed seconds, and recomputed flops over required ones."""
-    assert found.time is not None
     assert found.hfu is not None
     assert found.mfu is not None
     return found.time.recompute_seconds, found.hfu / found.mfu - 1.0

@@ -128,10 +128,8 @@ def test_a_sequence_is_the_same_whoever_holds_it() -> None:
 
     positions, cpu = torch.arange(32), torch.device("cpu")
     whole, targets = batch(recipe({}), 3, 0, positions, cpu)
-    halves = [
-        batch(recipe({"dp_shard": 2}, num_gpus=2), 3, replica, positions, cpu)[0]
-        for replica in range(2)
-    ]
+    asked = recipe({"dp_shard": 2}, num_gpus=2)
+    halves = [batch(asked, 3, replica, positions, cpu)[0] for replica in range(2)]
     assert torch.equal(whole, torch.cat(halves))
     assert torch.equal(whole[:, 1:], targets[:, :-1])
     assert not torch.equal(whole, batch(recipe({}), 4, 0, positions, cpu)[0])
@@ -179,7 +177,7 @@ def sequence(length: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("kv_heads", "value_width", "window", "with_sinks"),
+    ("kv_heads", "value_width", "window", "sunk"),
     [
         (4, 16, 0, False),
         (2, 16, 0, False),
@@ -189,9 +187,7 @@ def sequence(length: int) -> Any:
         (4, 16, 5, True),
     ],
 )
-def test_cpu_attention_is_softmax_attention(
-    kv_heads: int, value_width: int, window: int, with_sinks: bool
-) -> None:
+def test_cpu_attention_is_softmax(kv_heads: int, value_width: int, window: int, sunk: bool) -> None:
     from probes.reference.attention_kernels import AttentionCore
 
     torch.manual_seed(0)
@@ -199,14 +195,13 @@ def test_cpu_attention_is_softmax_attention(
         torch.randn(2, heads, 24, width)
         for heads, width in ((4, 16), (kv_heads, 16), (kv_heads, value_width))
     )
-    sinks = torch.randn(4) if with_sinks else None
+    sinks = torch.randn(4) if sunk else None
     results = []
     for unfused in (False, True):
-        core = AttentionCore(window=window, unfused=unfused, has_sinks=with_sinks)
+        core = AttentionCore(window=window, unfused=unfused, has_sinks=sunk)
         core.sequence = sequence(24)
-        leaves = [
-            x.clone().requires_grad_() for x in (q, k, v, *([sinks] if sinks is not None else []))
-        ]
+        given = [q, k, v, *([sinks] if sinks is not None else [])]
+        leaves = [x.clone().requires_grad_() for x in given]
         out = core(*leaves)
         out.square().sum().backward()
         results.append([out.detach(), *(leaf.grad for leaf in leaves)])
@@ -251,9 +246,8 @@ def test_adamw_with_bf16_states_follows_adamw_and_keeps_half() -> None:
     optimizer = AdamWBf16States([ours], lr=1e-3)
     plain = torch.nn.Parameter(start.clone())
     (reference,) = build([plain], ["layers.0.w"], "adamw")
-    torch.testing.assert_close(
-        stepped(optimizer, ours), stepped(reference, plain), rtol=0, atol=3e-5
-    )
+    both = (stepped(optimizer, ours), stepped(reference, plain))
+    torch.testing.assert_close(*both, rtol=0, atol=3e-5)
     assert not torch.equal(ours, start)
     assert {
         state.dtype for state in optimizer.state[ours].values() if isinstance(state, torch.Tensor)
@@ -268,10 +262,8 @@ def test_adafactor_is_torchs() -> None:
     # torch scales the step by the parameter's size and has its learning rate shrink; both are
     # switched off to compare
     reference = torch.optim.Adafactor([torchs], lr=LEARNING_RATE, eps=(1e-30, 1.0))
-    mine, theirs = (
-        stepped(Adafactor([ours], lr=LEARNING_RATE), ours, 0.3),
-        stepped(reference, torchs, 0.3),
-    )
+    mine = stepped(Adafactor([ours], lr=LEARNING_RATE), ours, 0.3)
+    theirs = stepped(reference, torchs, 0.3)
     torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-6)
     assert not torch.equal(mine, start)
 
@@ -339,9 +331,7 @@ def test_tracker_counts_live_storages_rounded_up() -> None:
     assert torch.UntypedStorage.resize_ is tracker._resize
 
 
-def test_memory_of_a_gpu_tells_what_the_allocator_had_to_flush(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_memory_of_a_gpu_tells_what_was_flushed(monkeypatch: pytest.MonkeyPatch) -> None:
     from probes.reference import memory
 
     said = {
@@ -381,12 +371,8 @@ def test_a_line_of_nvidia_smi() -> None:
 
     # at its power cap, as it should be
     busy = parse_query("550.54.15, 1980, 698.23, 0x0000000000000004\n")
-    assert busy == {
-        "driver": "550.54.15",
-        "sm_clock_hertz": 1.98e9,
-        "power_watts": 698.23,
-        "throttled": False,
-    }
+    figures = {"sm_clock_hertz": 1.98e9, "power_watts": 698.23, "throttled": False}
+    assert busy == {"driver": "550.54.15", **figures}
     assert parse_query("550.54.15, 1200, [N/A], 0x0000000000000020")["throttled"] is True
     assert parse_query("550.54.15, [N/A], [N/A], [Not Supported]") == {"driver": "550.54.15"}
 
@@ -404,9 +390,8 @@ def test_without_torchao_float8_is_one_clear_line() -> None:
         "try:\n    precision.apply(None, layout, emulate=True)\n"
         "except ImportError as error:\n    print(error)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
-    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert "layout.precision=float8-rowwise needs torchao" in done.stdout, done.stderr
 
 

@@ -17,13 +17,8 @@ WIDTH = 240  # no line of these folds
 
 
 def trial(layout: dict[str, Any], value: float | None = None, **said: Any) -> dict[str, Any]:
-    return {
-        "number": 0,
-        "state": "complete" if value else "fail",
-        "layout": layout,
-        "value": value,
-        **said,
-    }
+    state = "complete" if value else "fail"
+    return {"number": 0, "state": state, "layout": layout, "value": value, **said}
 
 
 def probed(plan: Plan, trials: list[dict[str, Any]], **more: Any) -> Plan:
@@ -96,13 +91,11 @@ def test_every_measured_layout_is_shown_fastest_first(plan: Plan) -> None:
 def test_a_split_of_layers_is_found_among_the_ranked(plan: Plan) -> None:
     winner, *others = plan.ranked
     split = winner.layout.model_copy(update={"layers_per_stage": (16, 16)})
-    changed = plan.model_copy(
-        update={"ranked": [winner.model_copy(update={"layout": split}), *others]}
-    )
+    ranked = [winner.model_copy(update={"layout": split}), *others]
+    changed = plan.model_copy(update={"ranked": ranked})
     assert winner.estimate.step_seconds
-    shown = probed(
-        changed, [trial(split.model_dump(mode="json"), winner.estimate.step_seconds, rung="probed")]
-    )
+    measured = trial(split.model_dump(mode="json"), winner.estimate.step_seconds, rung="probed")
+    shown = probed(changed, [measured])
     assert section(shown)[2].endswith(" 1.00")
 
 
@@ -139,26 +132,16 @@ def test_what_gave_no_time_names_its_layout(plan: Plan) -> None:
     assert f"failed: {winner.short()}: crash: first rank said so" in lines
     assert f"failed: {winner.short()}: interrupted" in lines
     assert f"out of memory: {winner.short()}" in lines
-    assert (
-        len(
-            [line for line in section(probed(plan, trials[:1] * 15)) if line.startswith("failed: ")]
-        )
-        == 12
-    )
+    lines = section(probed(plan, trials[:1] * 15))
+    assert len([line for line in lines if line.startswith("failed: ")]) == 12
     assert "and 3 more" in section(probed(plan, trials[:1] * 15))
 
 
 @pytest.mark.parametrize(("count", "words"), [(1, "1 layout"), (1200, "1,200 layouts")])
-def test_layouts_that_no_probe_can_run_are_counted_with_the_reason(
-    plan: Plan, count: int, words: str
-) -> None:
-    shown = probed(
-        plan, [], refused=[{"reason": "no pipeline schedule of that name", "layouts": count}]
-    )
-    assert (
-        f"{words} cannot be run by the probe program: no pipeline schedule of that name"
-        in section(shown)
-    )
+def test_layouts_that_no_probe_can_run_are_counted(plan: Plan, count: int, words: str) -> None:
+    reason = "no pipeline schedule of that name"
+    shown = probed(plan, [], refused=[{"reason": reason, "layouts": count}])
+    assert f"{words} cannot be run by the probe program: {reason}" in section(shown)
 
 
 def with_winner(plan: Plan, source: str = "probed", expected: float = 2.0, **measured: Any) -> Plan:
@@ -220,10 +203,8 @@ def test_what_was_measured_is_in_the_table_beyond_its_usual_end(plan: Plan) -> N
 def test_what_may_be_faster_still_is_named_as_the_next_to_probe(plan: Plan) -> None:
     shown = with_winner(plan, expected=2.0)
     winner, second, *others = shown.ranked
-    for expected, words in (
-        (1.8, "expected 1.11 times as fast as number 1 and not measured"),
-        (2.2, None),
-    ):
+    faster = "expected 1.11 times as fast as number 1 and not measured"
+    for expected, words in ((1.8, faster), (2.2, None)):
         rival = second.model_copy(update={"expected_step_seconds": expected})
         lines = section(probed(shown.model_copy(update={"ranked": [winner, rival, *others]}), []))
         assert any(words is not None and words in line for line in lines) is (words is not None)
@@ -248,9 +229,7 @@ def test_a_line_of_progress_says_whether_the_best_was_measured(rung: str, words:
     assert words in _stand(body).line
 
 
-def test_where_probes_decide_the_models_comparison_is_on_paper_and_its_own_doubt_left_out(
-    plan: Plan,
-) -> None:
+def test_where_probes_decide_the_models_own_doubt_is_left_out(plan: Plan) -> None:
     paper = lines_of(plan)
     assert "How sure" in paper
     assert "Number 2 against number 1" in paper
@@ -273,9 +252,8 @@ def test_probing_failed_only_where_no_layout_at_all_was_measured(plan: Plan) -> 
 
 def test_sources_that_are_shown_are_explained_and_no_others(plan: Plan) -> None:
     shown = {entry.source for entry in plan.ranked}
-    (line,) = [
-        line for line in lines_of(plan) if line.startswith(tuple(f"{name}: " for name in SOURCES))
-    ]
+    names = tuple(f"{name}: " for name in SOURCES)
+    (line,) = [line for line in lines_of(plan) if line.startswith(names)]
     assert {name for name in SOURCES if f"{name}: {SOURCES[name]}" in line} == shown
     described = str(RankedLayout.model_fields["source"].description)
     page = (ROOT / "api" / "web" / "plan.js").read_text(encoding="utf-8")

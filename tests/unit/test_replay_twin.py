@@ -99,7 +99,6 @@ def check(
     line = replay(
         compiled(entry, pp, v, m, how), costs.columns(), num_microbatches=m, times=True
     ).timeline
-    assert line is not None
     twin = play(programs)
     assert set(twin) == {str(item) for item in line.actions}
     ours = {
@@ -202,7 +201,6 @@ def test_two_sends_on_one_link_follow_each_other() -> None:
     )
     order = from_csv("0F0,0F1,0F2,0B0,0B1,0B2\n1F0,1F1,1F2,1B0,1B1,1B2\n")
     line = replay(compile_order(order), costs, num_microbatches=3, times=True).timeline
-    assert line is not None
     starts = {str(action): line.start_seconds_AC[k, 0] for k, action in enumerate(line.actions)}
     assert [starts["1F0"], starts["1F1"], starts["1F2"]] == [3.0, 5.0, 7.0]
 

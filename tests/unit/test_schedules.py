@@ -99,10 +99,8 @@ def test_a_runtime_has_its_own_schedules_in_the_order_in_which_a_search_tries_th
 
 
 def test_orders_one_can_check_by_eye() -> None:
-    assert (
-        to_csv(SCHEDULES["1F1B"].actions(2, 1, 3))
-        == "0F0,0F1,0B0,0F2,0B1,0B2\n1F0,1B0,1F1,1B1,1F2,1B2\n"
-    )
+    first, last = "0F0,0F1,0B0,0F2,0B1,0B2\n", "1F0,1B0,1F1,1B1,1F2,1B2\n"
+    assert to_csv(SCHEDULES["1F1B"].actions(2, 1, 3)) == first + last
     assert to_csv(SCHEDULES["GPipe"].actions(2, 1, 2)) == "0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n"
     assert to_csv(SCHEDULES["LoopedBFS"].actions(1, 2, 2)) == "0F0,0F1,1F0,1F1,1B1,1B0,0B1,0B0\n"
     assert (
@@ -138,15 +136,13 @@ def test_every_order_is_legal_on_the_ranks_it_claims(entry: Schedule) -> None:
         orders = entry.actions(pp, v, m)
         check_legal(orders, pp * v, m)
         for rank, order in enumerate(orders):
-            assert {int(entry.stage_rank(action.stage, pp, v)) for action in leaves(order)} == {
-                rank
-            }
+            found = list(leaves(order))
+            assert {int(entry.stage_rank(action.stage, pp, v)) for action in found} == {rank}
             assert (
-                {action.kind for action in leaves(order)} & {"I", "W"} != set()
+                {action.kind for action in found} & {"I", "W"} != set()
             ) <= entry.splits_backward
-            assert sum(
-                isinstance(item, OverlappedPair) for item in order
-            ) == entry.overlapped_pairs(rank, pp, v, m)
+            pairs = sum(isinstance(item, OverlappedPair) for item in order)
+            assert pairs == entry.overlapped_pairs(rank, pp, v, m)
 
 
 @ALL
@@ -205,7 +201,6 @@ def test_csv_skips_torchs_idle_cells() -> None:
 )
 def test_rules_speak(name: str, pp: int, v: int, m: int, words: str) -> None:
     message = SCHEDULES[name].violation(pp, v, m)
-    assert message is not None
     assert words in message
     assert "; " in message
 
@@ -291,18 +286,16 @@ def test_moments_hold_the_simulated_peak(entry: Schedule, ratio: float) -> None:
             continue
         peak = uniform(entry, pp, v, m, seconds=np.ones((1, 3)), share=ratio).peak_saved_bytes_CR[0]
         ranks = np.arange(pp)
-        fullest = np.max(
-            [whole + ratio * half for whole, half in entry.peak_candidates(ranks, pp, v, m)], axis=0
-        )
+        peaks = [whole + ratio * half for whole, half in entry.peak_candidates(ranks, pp, v, m)]
+        fullest = np.max(peaks, axis=0)
         np.testing.assert_allclose(fullest, peak, rtol=1e-12, err_msg=str((pp, v, m)))
 
 
 @ALL
 def test_split_share_counts_weight_gradients(entry: Schedule) -> None:
     for pp, v, m in legal_sizes(entry):
-        apart = sum(
-            action.kind == "W" for order in entry.actions(pp, v, m) for action in leaves(order)
-        )
+        orders = entry.actions(pp, v, m)
+        apart = sum(action.kind == "W" for order in orders for action in leaves(order))
         assert entry.split_share(pp, v, m) == pytest.approx(apart / (pp * v * m))
 
 
@@ -312,9 +305,8 @@ def test_memory_of_the_zero_bubble_paper() -> None:
     """
     ranks = np.arange(8)
     for name, limit in (("ZB-1p", 8), ("ZB-2p", 15)):
-        held = SCHEDULES[name].in_flight(ranks, 8, 1, 32) + SCHEDULES[name].weight_grad_held(
-            ranks, 8, 1, 32
-        )
+        entry = SCHEDULES[name]
+        held = entry.in_flight(ranks, 8, 1, 32) + entry.weight_grad_held(ranks, 8, 1, 32)
         assert held.tolist() == [limit] * 8
 
 
@@ -367,7 +359,7 @@ def send_slope(entry: Schedule, pp: int, v: int, m: int, how: Transport) -> floa
 
 
 @pytest.mark.parametrize(
-    ("name", "trainer", "overlap", "tolerance"),
+    ("name", "trainer", "overlap", "within"),
     [
         ("GPipe", "torchtitan", True, 0.01),
         ("1F1B", "torchtitan", True, 0.01),
@@ -382,29 +374,23 @@ def send_slope(entry: Schedule, pp: int, v: int, m: int, how: Transport) -> floa
         ("Interleaved1F1B", "torchtitan", True, 2.01),
     ],
 )
-def test_exposed_sends_are_the_slope_of_the_step(
-    name: str, trainer: str, overlap: bool, tolerance: float
-) -> None:
+def test_exposed_sends_are_the_slope(name: str, trainer: str, overlap: bool, within: float) -> None:
     """Under the trainer's own transport, from two ranks and two rounds on."""
     entry, how = SCHEDULES[name], TRAINERS[trainer].transport(name, None, overlap=overlap)
     for pp, v, rounds in itertools.product((2, 3, 4, 8), (1, 2, 3), (2, 3, 6)):
         m = pp * rounds
         if entry.violation(pp, v, m) is None:
             hops = entry.sends_on_critical_path(pp, v, m, how.exposed)
-            assert hops == pytest.approx(send_slope(entry, pp, v, m, how), abs=tolerance), (
-                pp,
-                v,
-                m,
-            )
+            slope = send_slope(entry, pp, v, m, how)
+            assert hops == pytest.approx(slope, abs=within), (pp, v, m)
 
 
 @ALL
 @pytest.mark.parametrize("exposed", list(TRANSPORTS))
 def test_no_transport_hides_more_than_the_ideal_one(entry: Schedule, exposed: Exposed) -> None:
     for pp, v, m in legal_sizes(entry):
-        assert entry.sends_on_critical_path(pp, v, m, exposed) >= entry.sends_on_critical_path(
-            pp, v, m
-        )
+        fewer = entry.sends_on_critical_path(pp, v, m)
+        assert entry.sends_on_critical_path(pp, v, m, exposed) >= fewer
 
 
 @pytest.mark.parametrize("saved", [0.05, 0.2, 0.45])
@@ -412,17 +398,13 @@ def test_pairs_on_critical_path_are_the_slope_of_the_step(saved: float) -> None:
     """DualPipeV with w <= f <= i: each of 2 m - p - 2 pairs shortens the step by what it saves
     (stages forward in 0.5).
     """
-    entry, seconds = (
-        SCHEDULES["DualPipeV"],
-        np.array([[1.0, 1.3, 0.8], [1.0, 1.0, 1.0], [1.0, 2.2, 0.5]]),
-    )
+    entry = SCHEDULES["DualPipeV"]
+    seconds = np.array([[1.0, 1.3, 0.8], [1.0, 1.0, 1.0], [1.0, 2.2, 0.5]])
     for pp, v, m in legal_sizes(entry):
         if pp == 1:
             continue
-        steps = [
-            uniform(entry, pp, v, m, seconds=seconds, saved=x).step_seconds_C(True)
-            for x in (0.0, saved)
-        ]
+        both = (uniform(entry, pp, v, m, seconds=seconds, saved=x) for x in (0.0, saved))
+        steps = [one.step_seconds_C(True) for one in both]
         np.testing.assert_allclose(
             (steps[0] - steps[1]) / saved,
             entry.pairs_on_critical_path(pp, v, m),

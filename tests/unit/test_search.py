@@ -147,10 +147,8 @@ def whole(seed: int) -> Whole:
 
 def every_price(pricer: Pricer, batch: LayoutBatch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Step seconds, device bytes, and which layouts fit."""
-    parts = [
-        pricer.price(batch.take(slice(start, start + CHUNK)))
-        for start in range(0, len(batch), CHUNK)
-    ]
+    starts = range(0, len(batch), CHUNK)
+    parts = [pricer.price(batch.take(slice(start, start + CHUNK))) for start in starts]
     step, device, least = (
         np.concatenate([getattr(p, k) for p in parts])
         for k in ("step_seconds", "device_bytes", "least_device_bytes")
@@ -225,9 +223,8 @@ def test_bounds_worked_out_band_by_band_end_in_the_same_answer(
             patch.setattr(cell_queue, "BAND", 512)
             by_band = parts.screen(pricer, space, Goal(count=TOP, smallest=smallest))
         value = "device_bytes" if smallest else "step_seconds"
-        assert getattr(by_band, value)[:TOP] == pytest.approx(
-            getattr(at_once, value)[:TOP], rel=1e-12
-        )
+        found, expected = (getattr(one, value)[:TOP] for one in (by_band, at_once))
+        assert found == pytest.approx(expected, rel=1e-12)
         assert by_band.num_priced <= at_once.num_priced + screen.ROUND
         counted = (
             by_band.num_priced
@@ -292,9 +289,8 @@ def test_floors_are_below_the_layouts_that_share_their_cells_switches(seed: int)
     brute = whole(seed)
     batch = brute.batch
     cell = np.repeat(np.arange(len(space.cells)), space.cell_sizes)
-    own = (batch.async_tp == space.cells.async_tp[cell]) & (
-        batch.cp_method == space.cells.cp_method[cell]
-    )
+    own = batch.async_tp == space.cells.async_tp[cell]
+    own &= batch.cp_method == space.cells.cp_method[cell]
     assert own.any()
     assert (seconds[cell] <= brute.step * (1 + 1e-12))[own].all()
     assert (device[cell] <= brute.device * (1 + 1e-12)).all()
@@ -317,9 +313,8 @@ def test_the_plans_winner_is_the_simulated_best_of_the_whole_space() -> None:
     plan = plan_of(model="llama3.2-1b", training={"seq_len": 2048, "global_batch_size": 16})
     job = read_job(plan.job)
     pricer = Pricer.build(job.model, job.cluster, job.training)
-    space = build_space(
-        Context(model=job.model, cluster=job.cluster, training=job.training), job.search
-    )
+    context = Context(model=job.model, cluster=job.cluster, training=job.training)
+    space = build_space(context, job.search)
     batch = space.expand(slice(None))
     step, _, fits = every_price(pricer, batch)
     near = np.flatnonzero(fits & (step <= 1.15 * step[fits].min()))[:3000]
@@ -412,9 +407,8 @@ def test_front_holds_what_nothing_beats() -> None:
 def test_the_plans_front_is_one(shown: Plan) -> None:
     points = [(point.step_seconds, -point.headroom_bytes) for point in shown.pareto]
     assert points == sorted(points)
-    assert [memory for _, memory in points] == sorted(
-        (memory for _, memory in points), reverse=True
-    )
+    memory = [one for _, one in points]
+    assert memory == sorted(memory, reverse=True)
 
 
 def test_counts_add_up(shown: Plan) -> None:
@@ -435,10 +429,8 @@ def test_fix_and_allow_hold_for_everything_shown() -> None:
             "top_k": 5,
         }
     )
-    for layout in [
-        *(entry.layout for entry in plan.ranked),
-        *(point.layout for point in plan.pareto),
-    ]:
+    shown = [one.layout for one in (*plan.ranked, *plan.pareto)]
+    for layout in shown:
         assert (layout.tp, layout.ac, layout.precision) == (2, "full", "bf16")
         assert layout.micro_batch_size in (1, 2)
 
@@ -458,9 +450,8 @@ def test_fixing_the_winner_finds_the_winner(shown: Plan) -> None:
         )
         == winner.layout
     )
-    assert again.ranked[0].estimate.step_seconds == pytest.approx(
-        winner.estimate.step_seconds, rel=1e-9
-    )
+    seconds = again.ranked[0].estimate.step_seconds
+    assert seconds == pytest.approx(winner.estimate.step_seconds, rel=1e-9)
 
 
 @pytest.mark.slow
@@ -549,20 +540,17 @@ def test_a_range_of_sizes_is_searched_at_each() -> None:
 def test_versus_current() -> None:
     plan = plan_of(layout={"dp_shard": 8, "ac": "full"}, search={"top_k": 1})
     current = plan.versus_current
-    assert current is not None
     assert current.speedup == pytest.approx(
         (current.estimate.step_seconds or 0) / (plan.ranked[0].estimate.step_seconds or 1)
     )
     assert current.speedup > 1
     assert all(getattr(current.layout, name) == old for name, (old, _) in current.changed.items())
-    assert all(
-        getattr(plan.ranked[0].layout, name) == new for name, (_, new) in current.changed.items()
-    )
+    first = plan.ranked[0].layout
+    assert all(getattr(first, name) == new for name, (_, new) in current.changed.items())
 
 
 def test_versus_a_current_layout_that_cannot_run() -> None:
     current = plan_of(layout={"tp": 3, "dp_shard": 2}, search={"top_k": 1}).versus_current
-    assert current is not None
     assert not current.estimate.valid
     assert current.speedup is None
     assert "cannot run" in current.reasons[0]
@@ -651,9 +639,8 @@ def test_shifted_splits_keep_the_number_of_layers(first: int, last: int) -> None
 @pytest.mark.slow
 def test_reasons_offer_no_change_that_the_search_excludes() -> None:
     def offers(**search: Any) -> bool:
-        return any(
-            reason.startswith("precision ") for reason in plan_of(search=search).ranked[0].reasons
-        )
+        reasons = plan_of(search=search).ranked[0].reasons
+        return any(reason.startswith("precision ") for reason in reasons)
 
     whole = {"zero_stage": 3}
     assert offers(fix=whole)
@@ -662,12 +649,9 @@ def test_reasons_offer_no_change_that_the_search_excludes() -> None:
 
 
 @pytest.mark.parametrize("missing", ["torch", "scipy"])
-def test_gp_names_what_it_needs_and_cannot_find(
-    missing: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == missing else object()
-    )
+def test_gp_names_what_it_needs(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"torch": object(), "scipy": object(), missing: None}
+    monkeypatch.setattr(importlib.util, "find_spec", found.get)
     with pytest.raises(SpecError, match=f"needs torch and scipy; not installed: {missing}"):
         SAMPLERS["gp"].optuna_sampler(0)
 

@@ -119,9 +119,6 @@ def test_an_uneven_load_of_experts_slows_the_step_and_takes_memory() -> None:
         step for step in sensitivity(pricer, layout) if step.field == "training.moe_imbalance"
     )
     assert (even.old, even.new, doubled.new, even.step_ratio) == (1.0, 1.0, 2.0, 1.0)
-    assert even.device_bytes is not None
-    assert doubled.device_bytes is not None
-    assert doubled.step_ratio is not None
     # experts and their exchange take more than half of such a step
     assert 1.5 < doubled.step_ratio < 2.0
     assert doubled.device_bytes > even.device_bytes

@@ -92,7 +92,6 @@ def test_two_stages_by_hand() -> None:
     """
     result = run("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n", costs([[1.0, 2.0]], send=0.5))
     line = result.timeline
-    assert line is not None
     starts = {str(action): line.start_seconds_AC[k, 0] for k, action in enumerate(line.actions)}
     assert starts == {
         "0F0": 0.0,
@@ -115,7 +114,6 @@ def test_a_send_does_not_hold_up_its_sender_and_is_free_within_a_rank() -> None:
     folded = run("0F0,1F0,1B0,0B0\n", costs([[1.0, 1.0]], send=9.0))
     assert folded.makespan_seconds_C[0] == 6.0
     async_send = run("0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n", costs([[1.0, 1.0]], send=9.0))
-    assert async_send.timeline is not None
     assert async_send.timeline.start_seconds_AC[1, 0] == 1.0
 
 
@@ -129,7 +127,6 @@ def test_memory_counts_saved_weight_share_and_transients() -> None:
     given = costs([[1.0]], saved=10.0, weight_grad_bytes=4.0, transient=(1.0, 5.0))
     result = run("0F0,0F1,0I0,0I1,0W0,0W1\n", given)
     line = result.timeline
-    assert line is not None
     assert line.kept_bytes_AC[:, 0].tolist() == [10.0, 20.0, 14.0, 8.0, 4.0, 0.0]
     # the first I: both microbatches and its transient
     assert result.peak_saved_bytes_CR.tolist() == [[25.0]]
@@ -148,10 +145,8 @@ def test_candidates_do_not_disturb_each_other() -> None:
             send_seconds_CS=together.send_seconds_CS[row : row + 1],
             saved_bytes_CS=together.saved_bytes_CS[row : row + 1],
         )
-        assert (
-            simulate(entry, (4, 2, 16), alone).makespan_seconds_C[0]
-            == all_at_once.makespan_seconds_C[row]
-        )
+        found = simulate(entry, (4, 2, 16), alone).makespan_seconds_C[0]
+        assert found == all_at_once.makespan_seconds_C[row]
 
 
 @drawn(st.data())
@@ -167,9 +162,8 @@ def test_pipelines_do_not_disturb_each_other(data: st.DataObject) -> None:
     asked = []
     for name, pp, v, m in data.draw(st.lists(st.sampled_from(shapes), min_size=1, max_size=5)):
         count = data.draw(st.integers(1, 7))
-        given_costs = uneven(
-            pp * v, count, seed=count, spread=data.draw(st.sampled_from((0.0, 0.3)))
-        )
+        spread = data.draw(st.sampled_from((0.0, 0.3)))
+        given_costs = uneven(pp * v, count, seed=count, spread=spread)
         asked.append(Asked(SimulatedPipeline(SCHEDULES[name], pp, v, m), given_costs))
     together = data.draw(st.sampled_from((1, 2000, 2**20)))  # ends up to which they are replayed
     with pytest.MonkeyPatch.context() as patch:
@@ -178,9 +172,8 @@ def test_pipelines_do_not_disturb_each_other(data: st.DataObject) -> None:
     for one, simulated in zip(asked, found, strict=True):
         alone = simulate(one.pipeline.schedule, one.pipeline.shape, one.costs)
         for field in dataclasses.fields(alone):
-            np.testing.assert_array_equal(
-                getattr(simulated, field.name), getattr(alone, field.name)
-            )
+            found, expected = (getattr(one, field.name) for one in (simulated, alone))
+            np.testing.assert_array_equal(found, expected)
 
 
 def test_deadlock_missing_input_and_wrong_shape_are_refused() -> None:
@@ -218,12 +211,8 @@ def test_long_steps_are_continued_as_if_replayed_whole(
             replay(compiled(entry, pp, v, m), given, num_microbatches=m),
         )
         continued += short.simulated_microbatches < m
-        np.testing.assert_allclose(
-            short.makespan_seconds_C, whole.makespan_seconds_C, rtol=tolerance
-        )
-        np.testing.assert_allclose(
-            short.step_seconds_C(False), whole.step_seconds_C(False), rtol=tolerance
-        )
+        for seconds in (lambda one: one.makespan_seconds_C, lambda one: one.step_seconds_C(False)):
+            np.testing.assert_allclose(seconds(short), seconds(whole), rtol=tolerance)
         np.testing.assert_allclose(short.busy_seconds_CR, whole.busy_seconds_CR, rtol=1e-9)
         np.testing.assert_allclose(short.peak_saved_bytes_CR, whole.peak_saved_bytes_CR, rtol=1e-9)
     assert continued or spread > 0
@@ -297,21 +286,15 @@ def test_trace_has_a_row_per_rank_an_event_per_action_and_a_memory_track() -> No
     shown = [event for event in events if event["ph"] == "X"]
     assert len(shown) == 4 * 6 * 3
     assert {event["tid"] for event in shown} == {0, 1, 2, 3}
-    assert max(event["ts"] + event["dur"] for event in shown) == pytest.approx(
-        result.makespan_seconds_C[1] * 1e6
-    )
+    end = max(event["ts"] + event["dur"] for event in shown)
+    assert end == pytest.approx(result.makespan_seconds_C[1] * 1e6)
     assert {event["name"] for event in shown} >= {"0F0", "3I5", "3W5"}
     for rank in range(4):
         row = sorted((event["ts"], event["dur"]) for event in shown if event["tid"] == rank)
-        assert all(
-            start + length <= later + 1e-6
-            for (start, length), (later, _) in itertools.pairwise(row)
-        )
-        track = [
-            event["args"]["bytes"]
-            for event in events
-            if event["ph"] == "C" and event["tid"] == rank
-        ]
+        pairs = itertools.pairwise(row)
+        assert all(start + length <= later + 1e-6 for (start, length), (later, _) in pairs)
+        counters = [event for event in events if (event["ph"], event["tid"]) == ("C", rank)]
+        track = [event["args"]["bytes"] for event in counters]
         assert max(track) == pytest.approx(result.peak_saved_bytes_CR[1, rank])
         assert track[-1] == pytest.approx(0.0, abs=1e-9)
     with pytest.raises(ValueError, match="times=True"):

@@ -86,7 +86,6 @@ def test_a_job_that_slurm_forgot_is_looked_up_in_its_accounting(commands: Path) 
     lines = "PREEMPTED|40|2026-11-21T10:00:00|n1\nCANCELLED by 0|90|2026-11-21T12:00:00|n[1-2]"
     says(commands, "sacct", lines)
     job = Slurm().job(9)
-    assert job is not None
     assert (job.state, job.seconds, job.nodes, job.restarts) == ("CANCELLED", 90.0, "n[1-2]", 1)
 
 
@@ -121,7 +120,6 @@ def test_what_a_controller_said_before_it_went_away_is_not_held_against_a_probe_
     says(commands, "scontrol", WAITING)
     wait._ask_slurm()
     lost = wait._lost()
-    assert lost is not None
     assert (lost.reason, (tmp_path / "stop").exists()) == ("requeued", True)
 
 

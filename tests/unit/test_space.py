@@ -25,6 +25,7 @@ from planner.search.space.enumerate import begin_space, build_space, enumerate_s
 from planner.specs.job import SearchSpec
 from planner.specs.layout import AC_KINDS, CP_METHODS
 from planner.trainers.registry import TRAINERS
+from tests.conftest import slow
 
 MLA = {
     **TINY_MOE, "name": "tiny-mla", "kv_lora_rank": 64, "q_lora_rank": 64, "qk_nope_head_dim": 32,
@@ -37,46 +38,35 @@ def search(**values: Any) -> SearchSpec:
     return SearchSpec.model_validate(values)
 
 
-@pytest.mark.parametrize(
-    "job",
-    [
-        pytest.param({}, marks=pytest.mark.slow),
-        {"num_gpus": 12, "global_batch_size": 12},
-        {"trainer": "megatron"},
-        {
-            "trainer": "megatron",
-            "attention_kernel": "unfused",
-            "gpu": "a100-sxm-80gb",
-            "num_gpus": 12,
-        },
-        {"model": TINY | {"num_hidden_layers": 7}, "trainer": "megatron", "num_gpus": 2},
-        {
-            "model": TINY | {"num_hidden_layers": 7},
-            "trainer": "megatron",
-            "trainer_version": "0.12.0",
-            "num_gpus": 2,
-        },
-        {"model": TINY_MOE, "num_gpus": 4},
-        {"model": TINY_MOE, "trainer": "megatron", "num_gpus": 4},
-        pytest.param(
-            {"model": MLA, "gpu": "b200-sxm-180gb", "num_gpus": 4, "global_batch_size": 4},
-            marks=pytest.mark.slow,
-        ),
-        {"max_grad_norm": None, "num_gpus": 4},
-        {"trainer": "megatron-deepspeed", "seq_len": 1020},
-        pytest.param({"trainer": "fsdp", "num_gpus": 4, "seq_len": 1020}, marks=pytest.mark.slow),
-        {"trainer": "internevo"},
-        {"num_gpus": 1, "global_batch_size": 6},
-    ],
-    ids=str,
+SEVEN = {"model": TINY | {"num_hidden_layers": 7}, "trainer": "megatron", "num_gpus": 2}
+UNFUSED = {"trainer": "megatron", "attention_kernel": "unfused", "gpu": "a100-sxm-80gb"}
+JOBS = [
+    UNFUSED | {"num_gpus": 12},
+    SEVEN,
+    SEVEN | {"trainer_version": "0.12.0"},
+    {"model": TINY_MOE, "trainer": "megatron", "num_gpus": 4},
+    {"max_grad_norm": None, "num_gpus": 2},
+    {"trainer": "megatron-deepspeed", "seq_len": 1020},
+    {"trainer": "internevo"},
+    {"num_gpus": 1, "global_batch_size": 6},
+]
+LARGER = slow(
+    {},
+    {"num_gpus": 12, "global_batch_size": 12},
+    {"trainer": "megatron"},
+    {"model": TINY_MOE, "num_gpus": 4},
+    {"model": MLA, "gpu": "b200-sxm-180gb", "num_gpus": 4, "global_batch_size": 4},
+    {"max_grad_norm": None, "num_gpus": 4},
+    {"trainer": "fsdp", "num_gpus": 4, "seq_len": 1020},
 )
+
+
+@pytest.mark.parametrize("job", JOBS + LARGER, ids=str)
 def test_the_space_is_the_brute_force_set(job: dict[str, Any]) -> None:
     c = context(**job)
-    few = (
-        {"ac": ("none", "full"), "precision": ("bf16",)}
-        if c.cluster.num_gpus == 12 or c.model.is_moe
-        else {}
-    )
+    few = {}
+    if c.cluster.num_gpus == 12 or c.model.is_moe:
+        few = {"ac": ("none", "full"), "precision": ("bf16",)}
     domains = small_domains(c, **few)
     space = enumerate_space(c, domains)
     expected = rows_of(brute_force(c, domains))
@@ -85,43 +75,30 @@ def test_the_space_is_the_brute_force_set(job: dict[str, Any]) -> None:
     assert set(found) == set(expected)
 
 
-@pytest.mark.parametrize(
-    "narrow",
-    [
-        {"fix": {"tp": 2}},
-        {"fix": {"pp_schedule": "Interleaved1F1B"}},
-        {"fix": {"pp": 2, "virtual_stages": 2}},
-        {
-            "allow": {"compile": [False, True], "ac": ["full", "memory-budget-0.5"]},
-            "fix": {"dp_replicate": 1},
-        },
-        {"fix": {"async_tp": True}},
-        {"fix": {"zero_stage": [2, 3], "dp_shard": [1, 4]}},
-        {"fix": {"sequence_parallel": False}, "allow": {"tp": [2, 4]}},
-        {"fix": {"pp": 2, "layers_per_stage": [2, 4]}},
-        pytest.param(
-            {
-                "allow": {
-                    "layers_per_stage": [[3, 3], [1, 2, 2, 1]],
-                    "param_dtype": ["bfloat16", "float32"],
-                }
-            },
-            marks=pytest.mark.slow,
-        ),
-        {"fix": {"cpu_offload": True}},
-    ],
-    ids=str,
-)
+NARROW: list[Any] = [
+    {"fix": {"tp": 2}},
+    {"fix": {"pp_schedule": "Interleaved1F1B"}},
+    {"fix": {"pp": 2, "virtual_stages": 2}},
+    {
+        "allow": {"compile": [False, True], "ac": ["full", "memory-budget-0.5"]},
+        "fix": {"dp_replicate": 1, "precision": "bf16"},
+    },
+    {"fix": {"async_tp": True}},
+    {"fix": {"zero_stage": [2, 3], "dp_shard": [1, 4]}},
+    {"fix": {"sequence_parallel": False}, "allow": {"tp": [2, 4]}},
+    {"fix": {"pp": 2, "layers_per_stage": [2, 4]}},
+    {"fix": {"cpu_offload": True}},
+]
+SPLITS = {"layers_per_stage": [[3, 3], [1, 2, 2, 1]], "param_dtype": ["bfloat16", "float32"]}
+
+
+@pytest.mark.parametrize("narrow", [*NARROW, *slow({"allow": SPLITS})], ids=str)
 def test_fix_and_allow_override_the_domains(narrow: dict[str, Any]) -> None:
     # 0.2 has no TP without it
-    c = context(
-        trainer_version="0.3.0" if "sequence_parallel" in narrow.get("fix", {}) else "0.2.2"
-    )
-    few = (
-        {}
-        if "ac" in narrow.get("allow", {})
-        else {"ac": ("full", "none"), "micro_batch_size": (1, 2)}
-    )
+    split = "sequence_parallel" in narrow.get("fix", {})
+    c = context(trainer_version="0.3.0" if split else "0.2.2")
+    few = {"ac": ("full", "none"), "micro_batch_size": (1, 2)}
+    few = {} if "ac" in narrow.get("allow", {}) else few
     domains = small_domains(c, search(**narrow), **few)
     space = enumerate_space(c, domains)
     assert set(rows_of(space.expand(slice(None)))) == set(rows_of(brute_force(c, domains)))
@@ -143,19 +120,8 @@ def test_cells_are_layouts_and_expand_in_the_order_asked_for() -> None:
     batch = space.expand(rows)
     assert len(batch) == space.cell_sizes[rows].sum()
     parents = np.repeat(rows, space.cell_sizes[rows])
-    for name in (
-        "tp",
-        "cp",
-        "pp",
-        "dp_replicate",
-        "dp_shard",
-        "ep",
-        "etp",
-        "micro_batch_size",
-        "ac_kind",
-        "ac_value",
-        "precision",
-    ):
+    degrees = ("tp", "cp", "pp", "dp_replicate", "dp_shard", "ep", "etp")
+    for name in (*degrees, "micro_batch_size", "ac_kind", "ac_value", "precision"):
         assert np.array_equal(getattr(batch, name), getattr(space.cells, name)[parents])
     starts = np.cumsum(space.cell_sizes[rows]) - space.cell_sizes[rows]
     assert rows_of(batch.take(starts)) == rows_of(space.cells.take(rows))
@@ -210,9 +176,8 @@ def test_large_microbatches_stop_where_nothing_fits() -> None:
     spread = cells.cp * cells.tp * cells.pp
     sequence_bytes = 2 * 8192 * 8192 * 80
     large = cells.micro_batch_size > 1
-    assert (cells.micro_batch_size * sequence_bytes <= c.cluster.gpu.memory_bytes * spread)[
-        large
-    ].all()
+    room = c.cluster.gpu.memory_bytes * spread
+    assert (cells.micro_batch_size * sequence_bytes <= room)[large].all()
     assert (1024 // (cells.micro_batch_size * cells.dp_replicate * cells.dp_shard) >= cells.pp)[
         large & (cells.pp > 1)
     ].all()
@@ -356,9 +321,8 @@ def test_the_model_may_be_any() -> None:
         "intermediate_size": 999,
         "num_hidden_layers": 1,
     }
-    space = build_space(
-        context(odd, num_gpus=6, global_batch_size=30, seq_len=777, trainer="megatron")
-    )
+    asked = {"global_batch_size": 30, "seq_len": 777, "trainer": "megatron"}
+    space = build_space(context(odd, num_gpus=6, **asked))
     assert space.num_layouts == len(space.expand(slice(None))) > 0
     assert isinstance(space.cells, LayoutBatch)
     assert dataclasses.is_dataclass(space)
@@ -382,10 +346,8 @@ def test_parts_of_a_space_hold_each_layout_once_and_reject_what_the_whole_does(
         assert sorted(rows) == sorted(rows_of(whole.expand(slice(None))))
         rejected = sum((Counter(one.rejected) for one in found), Counter[str]())
         assert rejected == Counter(whole.rejected)
-        keys = [
-            set(zip(*(getattr(one.cells, name).tolist() for name in names), strict=True))
-            for one in found
-        ]
+        columns = ([getattr(one.cells, name).tolist() for name in names] for one in found)
+        keys = [set(zip(*each, strict=True)) for each in columns]
         assert sum(map(len, keys)) == len(set().union(*keys))
         assert sum(map(bool, keys)) > 1
     assert draft.most_cells >= len(whole.cells) == whole.most_cells
@@ -412,10 +374,8 @@ def test_cells_are_their_first_layouts_and_hold_one_number_once(job: dict[str, A
 
 
 def test_batches_behind_each_other_share_one_number_if_it_is_the_same() -> None:
-    (one, other), nothing = (
-        [build_space(context(num_gpus=size)).cells for size in (16, 8)],
-        np.arange(0),
-    )
+    one, other = (build_space(context(num_gpus=size)).cells for size in (16, 8))
+    nothing = np.arange(0)
     places = [np.arange(len(one)), np.arange(len(other))]
     first, second = one.take(places[0]), other.take(places[1])
     params = {"param_dtype": np.broadcast_to(np.int64(first.param_dtype[0] + 1), len(second))}

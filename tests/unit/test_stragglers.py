@@ -68,6 +68,5 @@ def test_an_estimate_says_how_long_it_waits(num_gpus: int, waits: bool) -> None:
         }
     )
     estimate = estimate_job(job)
-    assert estimate.time is not None
     assert (estimate.time.straggler_seconds > 0.0) == waits
     assert estimate.time.total() == pytest.approx(estimate.step_seconds)

@@ -33,10 +33,8 @@ def case(training: dict[str, Any] | None = None, **layout: Any) -> tuple[Pricer,
             "layout": layout or {"dp_shard": 16},
         }
     )
-    assert job.layout is not None
-    return Pricer.build(job.model, job.cluster, job.training), LayoutBatch.from_layouts(
-        [job.layout]
-    )
+    batch = LayoutBatch.from_layouts([job.layout])
+    return Pricer.build(job.model, job.cluster, job.training), batch
 
 
 def per_parameter(training: dict[str, Any] | None = None, **layout: Any) -> float:
@@ -55,7 +53,7 @@ UNCLIPPED = {"max_grad_norm": None}
 
 
 @pytest.mark.parametrize(
-    ("training", "layout", "read_and_written"),
+    ("training", "layout", "moved"),
     [
         (UNCLIPPED, {}, 4 + 2 * 4 + 2 * 8),
         ({}, {}, 4 + 2 * 4 + 2 * 8 + 3 * 4),
@@ -70,13 +68,11 @@ UNCLIPPED = {"max_grad_norm": None}
         ),
     ],
 )
-def test_bytes_of_an_update(
-    training: dict[str, Any], layout: dict[str, Any], read_and_written: float
-) -> None:
+def test_bytes_of_an_update(training: dict[str, Any], layout: dict[str, Any], moved: float) -> None:
     """Gradient read; parameter and states read and written; clipping reads gradients, then reads
     and writes them; Megatron copies.
     """
-    assert per_parameter(training, **({"dp_shard": 16} | layout)) == read_and_written
+    assert per_parameter(training, **({"dp_shard": 16} | layout)) == moved
 
 
 def test_optimizers_are_ordered_by_what_they_do() -> None:
@@ -84,9 +80,8 @@ def test_optimizers_are_ordered_by_what_they_do() -> None:
         name: optimizer_seconds({"optimizer": name})
         for name in ("sgd", "adamw-bf16-states", "adamw", "adafactor", "muon")
     }
-    assert (
-        took["sgd"] <= took["adamw-bf16-states"] < took["adamw"] < took["adafactor"] < took["muon"]
-    )
+    assert took["sgd"] <= took["adamw-bf16-states"] < took["adamw"]
+    assert took["adamw"] < took["adafactor"] < took["muon"]
 
 
 def test_clipping_adds_its_passes_and_its_reductions() -> None:
@@ -113,9 +108,8 @@ def test_small_reductions_run_once_an_axis() -> None:
     assert _reductions(*case(UNCLIPPED)) == 0.0
     alone, both = _reductions(*case()), _reductions(*case(dp_shard=2, tp=8))
     assert 0.0 < alone < both
-    scaled, plain = (
-        _reductions(*case(**GATHERED, float8_all_gather=gathers)) for gathers in (True, False)
-    )
+    cases = (case(**GATHERED, float8_all_gather=gathers) for gathers in (True, False))
+    scaled, plain = (_reductions(*one) for one in cases)
     assert scaled == pytest.approx(2.0 * plain)
     te = {"trainer": "megatron"}
     assert _reductions(*case(te, dp_shard=16, precision="float8-delayed")) == pytest.approx(
@@ -136,7 +130,7 @@ def test_small_reductions_run_once_an_axis() -> None:
         ({"dp_replicate": 16, "zero_stage": 0}, 4 + 2 * 4),
     ],
 )
-def test_under_a_pipeline_or_replicas_whole_gradients_are_added_up(
+def test_under_a_pipeline_or_replicas_gradients_add_up(
     layout: dict[str, Any], moved: float
 ) -> None:
     """A fresh gradient read, the sum read and written."""
@@ -192,9 +186,8 @@ def test_muon_makes_matrices_whole_and_deals_them_out_again() -> None:
     found = sharding.unit_shards(
         batch, pricer.optimizer_step, pricer.fabric, pricer.profile, pricer.cluster.rank_order
     )
-    exchange = found.update_seconds - pricer.optimizer_step.seconds(
-        batch, found.shard, 0 * found.shard
-    )
+    step = pricer.optimizer_step
+    exchange = found.update_seconds - step.seconds(batch, found.shard, 0 * found.shard)
     sixteen, one = np.full(1, 16.0), np.ones(1)
     once = collective_seconds(
         "all-to-all",
@@ -216,9 +209,8 @@ def test_weights_that_are_quantised_once_a_step_are_quantised_in_the_update() ->
     every time.
     """
     te = {"trainer": "megatron"}
-    assert optimizer_seconds(te, dp_shard=16, precision="float8-delayed") > optimizer_seconds(
-        te, dp_shard=16
-    )
+    scaled = optimizer_seconds(te, dp_shard=16, precision="float8-delayed")
+    assert scaled > optimizer_seconds(te, dp_shard=16)
     ao, plain = (
         optimizer_seconds(dp_shard=16, precision=name, compile=True)
         for name in ("float8-rowwise", "bf16")
@@ -231,9 +223,8 @@ def test_weights_that_are_quantised_once_a_step_are_quantised_in_the_update() ->
 
 def test_an_update_on_the_host_streams_through_its_memory_and_nothing_hides_it() -> None:
     pricer, batch = case(cpu_offload=True, dp_shard=16)
-    moved = (
-        pricer.model.total_parameters() / 16 * pricer.optimizer_step.bytes_per_parameter(batch)[0]
-    )
+    per_parameter = pricer.optimizer_step.bytes_per_parameter(batch)[0]
+    moved = pricer.model.total_parameters() / 16 * per_parameter
     assert pricer.price(batch).parts["optimizer"][0] >= moved / HOST_STREAM_BYTES_PER_SECOND
     assert optimizer_seconds(cpu_offload=True, dp_shard=16) > 10.0 * optimizer_seconds(dp_shard=16)
 
@@ -246,17 +237,15 @@ def test_megatron_copies_gradients_down_and_parameters_up_around_its_update() ->
         cluster=pricer.cluster.model_copy(update={"pcie_bandwidth_bytes_per_second": 1e15}),
     )
     least = 8.0 * 1e9 / pricer.cluster.pcie_bandwidth_bytes_per_second
-    waits = pricer.optimizer_step.seconds(batch, owned, 0 * owned) - fast.seconds(
-        batch, owned, 0 * owned
-    )
+    slow, quick = (one.seconds(batch, owned, 0 * owned) for one in (pricer.optimizer_step, fast))
+    waits = slow - quick
     assert waits[0, 0] == pytest.approx(least, rel=1e-3)
 
 
 @pytest.mark.parametrize("share", [0.001, 0.05, 0.5, 1.0])
 def test_the_device_updates_what_is_not_on_the_host_at_the_same_time(share: float) -> None:
-    pricer, batch = case(
-        {"trainer": "megatron"}, cpu_offload=True, dp_shard=16, optimizer_offload_fraction=share
-    )
+    layout = {"cpu_offload": True, "dp_shard": 16, "optimizer_offload_fraction": share}
+    pricer, batch = case({"trainer": "megatron"}, **layout)
     step, owned = pricer.optimizer_step, np.full((3, 1), 1e9)
     moved = 1e9 * float(step.bytes_per_parameter(batch)[0])
     copies = share * 8e9 / pricer.cluster.pcie_bandwidth_bytes_per_second
@@ -356,12 +345,7 @@ def test_without_overlap_every_copy_is_waited_for() -> None:
     overlapped = case()[0].price(case(cpu_offload=True, dp_shard=16)[1]).parts["fsdp"][0]
     pricer, batch = case({"overlap": {"dp": False}}, cpu_offload=True, dp_shard=16)
     bare = pricer.price(batch).parts["fsdp"][0]
-    copied = (
-        2.0
-        * 4.0
-        * pricer.model.total_parameters()
-        / 16
-        / pricer.cluster.pcie_bandwidth_bytes_per_second
-    )
+    cluster, parameters = pricer.cluster, pricer.model.total_parameters()
+    copied = 2.0 * 4.0 * parameters / 16 / cluster.pcie_bandwidth_bytes_per_second
     assert bare > overlapped
     assert bare > copied

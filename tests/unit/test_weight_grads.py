@@ -25,9 +25,8 @@ LLAMA = read_model("llama3-8b")
 
 
 def layout(trainer: str = "torchtitan", **values: Any) -> Layout:
-    return resolve_layout(
-        {"pp": 4, "dp_shard": 2, "ac": "none", **values}, trainer=trainer, num_gpus=8
-    )
+    values = {"pp": 4, "dp_shard": 2, "ac": "none", **values}
+    return resolve_layout(values, trainer=trainer, num_gpus=8)
 
 
 def build(trainer: str) -> Pricer:
@@ -64,12 +63,9 @@ def test_the_zero_bubble_fork_keeps_inputs_and_incoming_gradients() -> None:
 
 
 def test_recomputation_is_repeated_for_every_group_of_parameters() -> None:
-    prices = priced(
-        layout(pp_schedule="ZBVZeroBubble", ac="full"), layout(pp_schedule="ZBVZeroBubble")
-    )
-    assert held(prices, "redone_seconds") == pytest.approx(
-        9 * held(prices, "recompute_seconds"), rel=1e-6
-    )
+    prices = priced(*(layout(pp_schedule="ZBVZeroBubble", **ac) for ac in ({"ac": "full"}, {})))
+    redone = 9 * held(prices, "recompute_seconds")
+    assert held(prices, "redone_seconds") == pytest.approx(redone, rel=1e-6)
     assert held(prices, "redone_seconds", 1) == 0.0
 
 
@@ -86,12 +82,8 @@ def test_split_backwards_with_checkpointing_cost_more_than_whole_ones() -> None:
         assert prices.parts["recompute"][0] >= prices.parts["recompute"][1]
 
 
-SPLIT = [
-    ("InterleavedZeroBubble", 2),
-    ("InterleavedZeroBubble", 4),
-    ("ZBVZeroBubble", 2),
-    ("DualPipeV", 2),
-]
+ZERO = "InterleavedZeroBubble"
+SPLIT = [(ZERO, 2), (ZERO, 4), ("ZBVZeroBubble", 2), ("DualPipeV", 2)]
 FORWARDS_FIRST = ("GPipe", "LoopedBFS")  # of 16 microbatches
 BF16, FP32 = 2.0, 4.0
 LLAMA_LAYER, LLAMA_TABLE = 4096 * (2 * 4096 + 2 * 1024 + 3 * 14336 + 2.0), 128256 * 4096.0
@@ -145,15 +137,7 @@ def test_torchs_split_backward_does_so(ac: bool) -> None:
     class Block(torch.nn.Module):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             super().__init__()
-            sizes = {
-                "q": (d, d),
-                "k": (d, d),
-                "v": (d, d),
-                "o": (d, d),
-                "w1": (d, f),
-                "w2": (f, d),
-                "w3": (d, f),
-            }
+            sizes = dict.fromkeys("qkvo", (d, d)) | {"w1": (d, f), "w2": (f, d), "w3": (d, f)}
             for name, (rows, cols) in sizes.items():
                 setattr(self, name, torch.nn.Linear(rows, cols, bias=False))
             self.n1, self.n2 = torch.nn.RMSNorm(d), torch.nn.RMSNorm(d)
@@ -161,9 +145,8 @@ def test_torchs_split_backward_does_so(ac: bool) -> None:
         def forward(self, x: Any) -> Any:
             forwards.append(1)
             y = self.n1(x)
-            heads = [
-                getattr(self, name)(y).view(1, tokens, 4, d // 4).transpose(1, 2) for name in "qkv"
-            ]
+            heads = [getattr(self, name)(y).view(1, tokens, 4, d // 4) for name in "qkv"]
+            heads = [head.transpose(1, 2) for head in heads]
             mixed = torch.nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
             x = x + self.o(mixed.transpose(1, 2).reshape(1, tokens, d))
             y = self.n2(x)
@@ -181,11 +164,8 @@ def test_torchs_split_backward_does_so(ac: bool) -> None:
     )
     before = len(forwards)
     stage_backward_weight(block.parameters(), groups)
-    assert (
-        len(groups)
-        == len(parameter_groups(layer_ops(LLAMA, LLAMA.distinct_layers()[0][0], True)))
-        == 9
-    )
+    ops = layer_ops(LLAMA, LLAMA.distinct_layers()[0][0], True)
+    assert len(groups) == len(parameter_groups(ops)) == 9
     assert incoming == tokens * (4 * d + 2 * f + d + 2 * d)
     assert (before, len(forwards) - before) == ((2, 9) if ac else (1, 0))
 

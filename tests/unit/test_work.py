@@ -83,10 +83,8 @@ def closed_form_flops_per_token(model: ModelSpec, seq_len: int) -> float:
     """
     head_of_its_own = model.vocab_size * model.hidden_size if model.tie_word_embeddings else 0
     matrices = model.active_parameters() - model.embedding_parameters() + head_of_its_own
-    seen = [
-        np.minimum(np.arange(1, seq_len + 1), window or seq_len).mean()
-        for window in model.layer_windows()
-    ]
+    queries = np.arange(1, seq_len + 1)
+    seen = [np.minimum(queries, window or seq_len).mean() for window in model.layer_windows()]
     attention = 2.0 * sum(seen) * model.num_attention_heads * (model.qk_head_dim + model.v_dim)
     return 2.0 * matrices + attention
 
@@ -103,15 +101,12 @@ def test_forward_flops_per_token_are_the_closed_form(name: str) -> None:
 
 
 def test_unfused_attention_computes_the_whole_square() -> None:
-    flash, unfused = (
-        pricer("gpt3-175b"),
-        pricer("gpt3-175b", attention_kernel="unfused", trainer="megatron"),
-    )
+    flash = pricer("gpt3-175b")
+    unfused = pricer("gpt3-175b", attention_kernel="unfused", trainer="megatron")
     model = flash.model
     square = 2.0 * SEQ * model.num_hidden_layers * model.num_attention_heads * 2 * model.head_dim
-    assert (microbatch_flops(unfused) - microbatch_flops(flash)) / SEQ == pytest.approx(
-        square / 2, rel=1e-3
-    )
+    added = microbatch_flops(unfused) - microbatch_flops(flash)
+    assert added / SEQ == pytest.approx(square / 2, rel=1e-3)
 
 
 def test_windows_bound_the_context() -> None:
@@ -127,9 +122,8 @@ def test_windows_bound_the_context() -> None:
     assert p.model.layer_windows() == (window, 0)
     windowed, full = price(p).stage_seconds.forward_flops[:2, 0]
     per_key = 2.0 * seq * p.model.num_attention_heads * 2 * p.model.head_dim
-    assert full - windowed == pytest.approx(
-        per_key * (seq / 2 - (window - window**2 / (2 * seq))), rel=1e-9
-    )
+    fewer = seq / 2 - (window - window**2 / (2 * seq))
+    assert full - windowed == pytest.approx(per_key * fewer, rel=1e-9)
 
 
 # ---- shards sum to the whole ---------------------------------------------------------------------
@@ -149,9 +143,8 @@ def test_cp_divides_all_work_attention_too(name: str, method: str) -> None:
     """Head-tail balance: every rank has the same share of the causal triangle."""
     p = pricer(name, num_gpus=4)
     whole = price(pricer(name)).stage_seconds.forward_flops
-    assert 4 * price(p, cp=4, cp_method=method).stage_seconds.forward_flops == pytest.approx(
-        whole, rel=1e-12
-    )
+    quarter = price(p, cp=4, cp_method=method).stage_seconds.forward_flops
+    assert 4 * quarter == pytest.approx(whole, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", ["mixtral-8x7b", "deepseek-v2-lite", "qwen3-30b-a3b"])
@@ -161,9 +154,8 @@ def test_ep_moves_expert_work_without_adding_any(name: str, ep: int) -> None:
     all experts.
     """
     whole = price(pricer(name)).stage_seconds.forward_flops
-    assert price(pricer(name, num_gpus=8), ep=ep).stage_seconds.forward_flops == pytest.approx(
-        whole, rel=1e-12
-    )
+    shared = price(pricer(name, num_gpus=8), ep=ep).stage_seconds.forward_flops
+    assert shared == pytest.approx(whole, rel=1e-12)
 
 
 @pytest.mark.parametrize("etp", [1, 4])
@@ -187,12 +179,8 @@ def test_mla_down_projections_are_replicated_under_tp() -> None:
     model = read_model("deepseek-v2")
     whole = microbatch_flops(pricer("deepseek-v2"))
     local = microbatch_flops(pricer("deepseek-v2", num_gpus=8), tp=8)
-    narrow = (
-        2.0
-        * SEQ
-        * model.hidden_size
-        * (model.q_lora_rank + model.kv_lora_rank + model.qk_rope_head_dim)
-    )
+    ranks = model.q_lora_rank + model.kv_lora_rank + model.qk_rope_head_dim
+    narrow = 2.0 * SEQ * model.hidden_size * ranks
     assert 8 * local - whole == pytest.approx(7 * narrow * model.num_hidden_layers, rel=1e-9)
 
 
@@ -202,9 +190,8 @@ def test_imbalance_scales_the_busiest_ranks_experts() -> None:
         microbatch_flops(pricer("mixtral-8x7b", num_gpus=8, moe_imbalance=x), ep=8)
         for x in (1.0, 1.5)
     )
-    experts = (
-        2.0 * SEQ * model.num_experts_per_tok * model.expert_parameters() * model.num_hidden_layers
-    )
+    chosen = model.num_experts_per_tok * model.expert_parameters()
+    experts = 2.0 * SEQ * chosen * model.num_hidden_layers
     assert skewed - even == pytest.approx(0.5 * experts, rel=1e-9)
 
 
@@ -233,9 +220,8 @@ def test_every_dimension_has_a_size_and_every_site_a_rule(name: str) -> None:
         for kind, _ in p.model.distinct_layers()
         for flash in (True, False)
     ]
-    for op in (
-        op for ops in [*lists, blocks.head_ops(p.model), blocks.embedding_ops()] for op in ops
-    ):
+    others = [blocks.head_ops(p.model), blocks.embedding_ops()]
+    for op in (op for ops in [*lists, *others] for op in ops):
         dims: list[str] = []
         if isinstance(op, Gemm):
             dims += [*op.rows, *op.cols, *op.depth, *op.batch, *op.output.dims]
@@ -345,14 +331,12 @@ def test_torch_keeps_the_gathered_inputs_that_megatron_gathers_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tp", "parallel", "divided"), [(1, False, 34.0), (8, False, 10 + 24 / 8), (8, True, 34 / 8)]
+    ("tp", "parallel", "kept"), [(1, False, 34.0), (8, False, 10 + 24 / 8), (8, True, 34 / 8)]
 )
-def test_selective_attention_drops_the_score_matrix(
-    tp: int, parallel: bool, divided: float
-) -> None:
+def test_selective_attention_drops_the_score_matrix(tp: int, parallel: bool, kept: float) -> None:
     whole = (RESIDUAL_MASKS - STATISTICS) / (tp if parallel else 1)
     assert gpt3(tp, ac="selective-attention", sequence_parallel=parallel) == pytest.approx(
-        divided - whole, rel=1e-9
+        kept - whole, rel=1e-9
     )
 
 
@@ -403,9 +387,8 @@ def test_no_checkpointing_keeps_what_eager_autograd_keeps() -> None:
 
 
 def test_a_compiled_layer_recomputes_silu() -> None:
-    eager, compiled = (
-        llama(ac="none", compile=flag).stage_seconds.saved_bytes[0, 0] for flag in (False, True)
-    )
+    prices = (llama(ac="none", compile=flag) for flag in (False, True))
+    eager, compiled = (price.stage_seconds.saved_bytes[0, 0] for price in prices)
     assert eager - compiled == 2 * FFN * T8
 
 
@@ -416,9 +399,8 @@ def test_torch_before_2_8_keeps_fp32_copies_in_norms() -> None:
     new = price(
         pricer("llama3-8b", num_gpus=8, seq_len=T8, torch_version="2.8.0"), ac="none"
     ).stage_seconds.saved_bytes[0, 0]
-    assert old - new == 2 * (2 * 4 - 2) * HID * T8, (
-        "the fp32 input and the fp32 product instead of the input"
-    )
+    # the fp32 input and the fp32 product instead of the input
+    assert old - new == 2 * (2 * 4 - 2) * HID * T8
 
 
 def test_every_second_layer_keeps_half_of_it_all() -> None:
@@ -457,17 +439,13 @@ def test_recomputed_flops_of_each_mode() -> None:
 
 def test_memory_budget_runs_from_full_to_none() -> None:
     none, full = llama(ac="none", compile=True), llama(ac="full", compile=True)
-    most, least = (
-        llama(ac="memory-budget-1", compile=True),
-        llama(ac="memory-budget-0", compile=True),
-    )
+    most, least = (llama(ac=f"memory-budget-{share}", compile=True) for share in (1, 0))
     assert most.stage_seconds.saved_bytes[0, 0] == none.stage_seconds.saved_bytes[0, 0]
     assert least.stage_seconds.saved_bytes[0, 0] == full.stage_seconds.saved_bytes[0, 0]
     assert most.parts["recompute"][0] == 0.0
     assert least.parts["recompute"][0] == pytest.approx(full.parts["recompute"][0], rel=1e-9)
-    budgets = [
-        llama(ac=f"memory-budget-{x}", compile=True) for x in (0, 0.1, 0.25, 0.5, 0.75, 0.9, 1)
-    ]
+    shares = (0, 0.1, 0.25, 0.5, 0.75, 0.9, 1)
+    budgets = [llama(ac=f"memory-budget-{share}", compile=True) for share in shares]
     saved = [b.stage_seconds.saved_bytes[0, 0] for b in budgets]
     redone = [b.parts["recompute"][0] for b in budgets]
     assert saved == sorted(saved)
