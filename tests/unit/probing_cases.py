@@ -14,7 +14,7 @@ from planner.rules import Context
 from planner.search.space.enumerate import Space, build_space
 from planner.specs.measurement import Measured, Measurement
 from planner.study.candidates import Candidates, enumerate_candidates
-from planner.study.study import Proposal
+from planner.study.study import Budget, Proposal, StudySettings
 
 REQUEST: dict[str, Any] = {
     "model": "llama3.1-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
@@ -26,6 +26,8 @@ JOB = read_job(REQUEST)
 ALL_SEEN = replace(
     shipped_calibration(), seen=frozenset(("torchtitan", "hopper", one.name) for one in MECHANISMS)
 )
+
+MUCH = Budget(probes=1000, gpu_seconds=1e12)
 
 
 @lru_cache(maxsize=1)
@@ -131,4 +133,18 @@ def failed(kind: str = "crash") -> Measured:
         failure=kind,
         message="first rank said so",
         gpu_seconds=200.0,
+    )
+
+
+def settings(**changes: Any) -> StudySettings:
+    """Of a study that nothing but its budget of probes ends."""
+    return replace(
+        StudySettings(tolerance=-1.0, budget=Budget(probes=6, gpu_seconds=1e12)), **changes
+    )
+
+
+def told_of(row: int, rung: str, seconds: float, error: float | None = None) -> Measured:
+    claims = {} if error is None else {"relative_error": {"step_seconds": error}}
+    return Measured.model_validate(
+        {"rung": rung, "step_seconds": seconds, "gpu_seconds": 60.0, **claims}
     )

@@ -5,10 +5,12 @@ TORCHTITAN_PATH names another folder. A missing one skips what needs it on a dev
 fails in CI (environment variable CI).
 """
 
+import atexit
 import json
 import os
 import subprocess
 import sys
+from functools import cache
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -31,22 +33,58 @@ only_02 = pytest.mark.skipif(LINE == "0.3", reason="about torchtitan 0.2.x")
 only_03 = pytest.mark.skipif(LINE != "0.3", reason="about torchtitan 0.3.x")
 
 
+# Imports what takes long once (argv), then runs every program that stdin names in a fork.
+_FORKS = """
+import importlib, json, os, signal, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+for line in sys.stdin:
+    code, folder, arguments, printed, errors = json.loads(line)
+    child = os.fork()
+    if not child:
+        signal.alarm(600)
+        os.chdir(folder)
+        sys.path.insert(0, folder)
+        sys.argv[1:] = arguments
+        for number, name in ((1, printed), (2, errors)):
+            os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        exec(code, {"__name__": "__main__"})
+        sys.stdout.flush()
+        os._exit(0)  # to tear torch down takes seconds
+    print(os.waitpid(child, 0)[1], flush=True)
+"""
+
+
+@cache
+def _forks() -> "subprocess.Popen[str]":
+    """One process with TorchTitan imported, for all programs of this worker."""
+    heavy = "torchtitan.models" if LINE == "0.3" else "torchtitan.protocols.train_spec"
+    # no GPU is wanted: what is read here is what every rank reads before it looks for one
+    search = os.pathsep.join([FOLDER, os.environ.get("PYTHONPATH", "")])
+    started = subprocess.Popen(
+        [sys.executable, "-c", _FORKS, "torchtitan.config", heavy],
+        env={**os.environ, "PYTHONPATH": search},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    atexit.register(started.communicate)
+    return started
+
+
 def run_python(code: str, folder: Path, *arguments: str) -> object:
     """The JSON that the last line of a program prints, run where torchtitan's own trainer would."""
     assert LINE in ("0.2", "0.3"), MISSING
-    # no GPU is wanted: what is read here is what every rank reads before it looks for one
-    search = os.pathsep.join([str(folder), FOLDER, os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": search},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
+    process, printed, errors = _forks(), folder / "printed.txt", folder / "errors.txt"
+    assert process.stdin is not None
+    assert process.stdout is not None
+    print(
+        json.dumps([code, str(folder), arguments, str(printed), str(errors)]),
+        file=process.stdin,
+        flush=True,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    assert process.stdout.readline() == "0\n", errors.read_text(encoding="utf-8")[-3000:]
+    return json.loads(printed.read_text(encoding="utf-8").strip().splitlines()[-1])
 
 
 def written(exported: Export, folder: Path) -> Export:

@@ -12,6 +12,7 @@ from fastapi import Request
 from fastapi.security import HTTPAuthorizationCredentials, SecurityScopes
 from sqlalchemy import Engine
 
+from api.asker import Asker, asker
 from api.errors import BodyTooLargeError, ForbiddenError, MediaTypeError, UnauthenticatedError
 from api.http.bodies import StrictRequest
 from api.http.paging import page_of
@@ -184,13 +185,18 @@ def test_a_body_is_json_of_a_sane_size(
 # ---- keys ----------------------------------------------------------------------------------------
 
 
-def key_for(secret: str | None, *scopes: str, keys: str = "") -> ApiKey:
+def key_for(secret: str | None, *scopes: str, keys: str = "") -> tuple[ApiKey, Asker]:
+    """The key that asks, and who asks for the rest of the request."""
     wiring = SimpleNamespace(settings=Settings(api_keys=cast(Any, keys)))
     app = SimpleNamespace(state=SimpleNamespace(wiring=wiring, rates=Rates(100)))
     bearer = {"scheme": "Bearer", "credentials": secret}
     sent = None if secret is None else HTTPAuthorizationCredentials(**bearer)
     request = Request({"type": "http", "app": app, "headers": []})
-    return anyio.run(asking_key, request, SecurityScopes(list(scopes)), sent)
+
+    async def ask() -> tuple[ApiKey, Asker]:
+        return await asking_key(request, SecurityScopes(list(scopes)), sent), asker()
+
+    return anyio.run(ask)
 
 
 KEYS = ",".join(
@@ -216,11 +222,13 @@ def test_a_key_may_what_its_scopes_say(
     secret: str | None, scope: str, outcome: str | type[PlannerError]
 ) -> None:
     if isinstance(outcome, str):
-        assert key_for(secret, scope, keys=KEYS).name == outcome
+        key, who = key_for(secret, scope, keys=KEYS)
+        assert key.name == who.name == outcome
+        assert who.admin == (outcome == "boss"), "only the scope admin may change what others asked"
     else:
         with pytest.raises(outcome):
             key_for(secret, scope, keys=KEYS)
 
 
 def test_without_keys_anyone_on_this_machine_may() -> None:
-    assert key_for(None, "probe").name == "anyone"
+    assert key_for(None, "probe")[0].name == "anyone"

@@ -228,6 +228,38 @@ def test_a_full_mesh_gives_a_pair_one_link() -> None:
     assert answer.bus_bandwidth_bytes_per_second == pytest.approx(47.7e9, rel=0.15)
 
 
+# Level by level, by hand: three nodes of four GPUs.
+
+
+@pytest.mark.parametrize(
+    ("operation", "inside", "between", "steps"),
+    [
+        (
+            "reduce-scatter",
+            3 / 4,
+            1 / 4 * 2 / 3,
+            5,
+        ),  # between nodes a quarter of the buffer is left
+        ("all-gather", 3 / 4, 1 / 4 * 2 / 3, 5),
+        ("all-reduce", 2 * 3 / 4, 2 * 1 / 4 * 2 / 3, 10),
+        ("broadcast", 1.0, 1.0, 5),
+        ("all-to-all", 3 / 4, 2 / 3, 5),
+    ],
+)
+def test_a_hierarchical_collective_on_two_levels(
+    operation: str, inside: float, between: float, steps: int
+) -> None:
+    node = {"gpus": 4, "bandwidth": 400e9, "latency": 1e-6}
+    nodes = cluster(12, node, {"bandwidth": 50e9, "latency": 5e-6})
+    answer = collective(operation, SIZE, nodes, algorithm="hierarchical")
+    latency = steps / 5 * (3 * 1e-6 + 2 * 5e-6)
+    assert answer.seconds == pytest.approx(
+        latency + SIZE * (inside / 400e9 + between / 50e9), rel=1e-12
+    )
+    assert answer.steps == steps
+    assert answer.wire_bytes_per_rank == pytest.approx(SIZE * (inside + between))
+
+
 # Placement: groups enumerated.
 
 

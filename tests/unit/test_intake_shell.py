@@ -1,5 +1,7 @@
 """Launch scripts read as text."""
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -33,6 +35,18 @@ def words(text: str) -> list[list[str]]:
 )
 def test_words_of_commands(text: str, want: list[list[str]]) -> None:
     assert words(text) == want
+
+
+@pytest.mark.parametrize("holds", list(itertools.product("01", repeat=3)), ids="".join)
+@pytest.mark.parametrize("outer", ["1", "0"], ids=["read", "skipped"])
+def test_of_if_elif_else_the_first_that_holds_is_read(holds: tuple[str, ...], outer: str) -> None:
+    tests = " elif ".join(
+        f"[ {one} = 1 ]; then run {name};" for one, name in zip(holds, "abc", strict=True)
+    )
+    text = f"if [ {outer} = 1 ]; then if {tests} else run d; fi; run e; else run f; fi; run g"
+    first = next((name for one, name in zip(holds, "abc", strict=True) if one == "1"), "d")
+    inside = [["run", first], ["run", "e"]] if outer == "1" else [["run", "f"]]
+    assert words(text) == words(text.replace(";", "\n")) == [*inside, ["run", "g"]]
 
 
 def test_slurm_sets_its_own_variables_and_what_nobody_sets_is_named() -> None:

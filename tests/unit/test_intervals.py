@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from planner.calibration.accuracy import Row
-from planner.calibration.basis import WIDER, basis, memory_basis, seen
+from planner.calibration.basis import WIDER, basis, memory_basis, seen, widening
 from planner.calibration.conformal import MEMORY_PRIOR, memory_coverage
 from planner.calibration.conformal import memory_deviation as fitted_deviation
 from planner.calibration.correlated import CorrelatedErrors
@@ -73,6 +73,21 @@ def test_one_uncertain_knob_spreads_predictions_by_its_derivative() -> None:
     by_knob = np.sqrt((found.loadings**2).sum(axis=0) - offsets - by_kernel)
     assert by_knob == pytest.approx(expected, rel=0.15)
     assert found.own_sd == pytest.approx(WIDER * calibration.run_sd)
+
+
+def test_what_the_directions_leave_out_is_each_layouts_own() -> None:
+    """The variance of predictions under a calibration, tr(C M), is that of its directions and the
+    rest.
+    """
+    p = pricer()
+    trainer, family = p.training.trainer, p.cluster.gpu.family
+    covariance = p.calibration.effective_covariance(trainer, family)
+    directions, _ = p.calibration.directions(trainer, family)
+    carried = np.sum(directions @ p.calibration.sensitivity * directions)
+    rest = np.trace(covariance @ p.calibration.sensitivity) - carried
+    assert rest > 0.1 * p.calibration.run_sd**2, "it shows"
+    own = time_spread(p, batch(), p.price(batch())).own_sd / widening(batch(), p, p.calibration)
+    assert own == pytest.approx(np.sqrt(rest + p.calibration.run_sd**2), rel=1e-4)
 
 
 def test_errors_of_layouts_share_what_the_posterior_moves_and_are_as_alike_as_they_are() -> None:

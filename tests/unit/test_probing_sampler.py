@@ -34,13 +34,12 @@ from planner.study.samplers import (
     make_sampler,
     model_picks,
 )
-from planner.study.study import Budget, ProbeStudy, StudySettings
-from tests.unit.probing_cases import Machine, small, subset
+from planner.study.study import ProbeStudy, StudySettings
+from tests.unit.probing_cases import MUCH, Machine, small, subset
 
 AVAILABLE = [
     name for name, one in SAMPLERS.items() if all(map(importlib.util.find_spec, one.needs))
 ]
-MUCH = Budget(probes=1000, gpu_seconds=1e12)
 
 
 def test_parameters_are_the_fields_of_the_layout() -> None:

@@ -1,0 +1,652 @@
+"""The closed loop with cheaper evaluations of a layout: emulated ranks, smaller runs, kernels."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from optuna.trial import TrialState
+
+from planner.specs.measurement import Measured, Measurement
+from planner.study.ask_tell import one_at_a_time, run
+from planner.study.fidelity import KernelEffect, MicroProbe, ObservedEffect
+from planner.study.fidelity_options import FidelityOption, LowFidelity, ProbeCost
+from planner.study.posterior import RUN_SD, Knowledge, noise_variance
+from planner.study.study import (
+    LOW_FIDELITY_PER_PROBE,
+    UNABLE,
+    Budget,
+    MicroResult,
+    ProbeStudy,
+    Proposal,
+)
+from tests.unit.probing_cases import Machine, measurement, settings, small, told_of
+
+
+def rung(
+    name: str = "emulated", *, sd: float = 0.05, num_gpus: int = 1, shows_memory: bool = True
+) -> LowFidelity:
+    """Looks at every candidate, in 30 s of a start and no time for steps."""
+    least = np.full(len(small()), float(num_gpus))
+    way = FidelityOption(num_gpus=num_gpus, runs=1, step_seconds=0.0, sd=sd)
+    return LowFidelity(
+        name=name, options=lambda _: (way,), least_gpus=least, shows_memory=shows_memory
+    )
+
+
+def test_a_cheaper_rung_goes_first_and_who_leads_by_it_is_run() -> None:
+    candidates = small()
+    machine = Machine.wrong_by(candidates, 0.15, seed=3)
+    looked: list[Proposal] = []
+
+    def measure(asked: Proposal) -> Measurement:
+        looked.append(asked)
+        if asked.fidelity != "emulated":
+            return machine.run(asked)
+        assert asked.row is not None
+        seconds = float(np.exp(machine.log_seconds[asked.row]))
+        return measurement(asked, Measured(rung="emulated", step_seconds=seconds, gpu_seconds=30.0))
+
+    outcome = run(
+        candidates,
+        settings(fidelities=(rung(sd=0.02),), budget=Budget(probes=4, gpu_seconds=2e4)),
+        one_at_a_time(measure),
+    )
+    rungs = [asked.fidelity for asked in looked]
+    assert rungs[0] == "probed"
+    assert rungs.count("probed") == outcome.spent.probes == 4
+    assert rungs.count("emulated") == outcome.spent.low_fidelity > 2
+    assert outcome.spent.gpu_seconds <= 2e4
+    assert "GPU-second" in next(asked.reason for asked in looked if asked.fidelity == "emulated")
+    confirmed = [
+        asked for asked in looked if "it leads by a low-fidelity evaluation" in asked.reason
+    ]
+    assert confirmed
+    assert all(asked.fidelity == "probed" for asked in confirmed)
+    by_row = {asked.row: asked.fidelity for asked in looked}
+    assert len(outcome.study.trials) == len(by_row), (
+        "one trial a candidate, whatever rungs it went through"
+    )
+    for trial in outcome.study.trials:
+        assert trial.state is TrialState.COMPLETE
+        assert trial.user_attrs["rung"] == by_row[trial.user_attrs["candidate"]]
+    winner = outcome.ranked[0]
+    assert winner.record.fidelity == "probed"
+    assert machine.regret(winner.row) < machine.regret(looked[0].row or 0)
+
+
+def promising_looks(machine: Machine, asked: list[Proposal]) -> Callable[[Proposal], Measurement]:
+    """Answers as the machine does, looks much faster than it; keeps what was asked."""
+
+    def measure(one: Proposal) -> Measurement:
+        asked.append(one)
+        return machine.run(one) if one.fidelity == "probed" else imitated(one, machine, off=-0.5)
+
+    return measure
+
+
+def test_a_winner_that_has_only_been_looked_at_is_run_before_the_study_ends() -> None:
+    machine = Machine.wrong_by(small(), 0.15)
+    asked: list[Proposal] = []
+    measure = promising_looks(machine, asked)
+    question = ProbeStudy(small(), settings()).ask()
+    assert question is not None
+    look = imitated(
+        replace(question, row=7, layout=small().batch.row(7), fidelity="imitated", num_gpus=2),
+        machine,
+        off=-0.5,
+    )
+    outcome = run(
+        small(),
+        settings(fidelities=(IMITATION,), tolerance=0.9),
+        one_at_a_time(measure),
+        known=[look],
+    )
+    assert [(one.row, one.fidelity) for one in asked] == [(7, "probed")]
+    assert "it leads by a low-fidelity evaluation" in asked[0].reason
+    assert "expected regret" in outcome.stopped
+
+
+def test_an_emulated_rank_out_of_memory_spares_the_layout() -> None:
+    candidates = small()
+    study = ProbeStudy(candidates, settings(fidelities=(rung(),)))
+    machine = Machine.wrong_by(candidates, 0.1)
+    first = study.ask()
+    assert first is not None
+    study.tell(first, machine.run(first))
+    second = study.ask()
+    assert second.fidelity == "emulated"
+    study.tell(
+        second, measurement(second, Measured(status="oom", rung="emulated", gpu_seconds=30.0))
+    )
+    third = study.ask()
+    assert third.row != second.row
+    assert study.spent.probes == 1
+    assert second.row is not None
+    assert study.knowledge.records[second.row].fidelity == "emulated"
+
+
+def imitated(
+    asked: Proposal, machine: Machine, *, error: float = 0.02, off: float = 0.0
+) -> Measurement:
+    """What a smaller layout says of this one, and how wrong it may be by its own word."""
+    assert asked.row is not None
+    seconds = float(np.exp(machine.log_seconds[asked.row] + off))
+    by = [{"num_gpus": asked.num_gpus, "step_seconds": seconds, "measurement": "small"}]
+    numbers = {
+        "rung": "imitated",
+        "step_seconds": seconds,
+        "gpu_seconds": asked.num_gpus * (30.0 + 13 * seconds),
+        "imitated_by": by,
+        "relative_error": {"step_seconds": error, "peak_reserved_bytes": 0.05},
+    }
+    return measurement(asked, Measured.model_validate(numbers))
+
+
+def look_failed(asked: Proposal, kind: str = "oom") -> Measurement:
+    return measurement(
+        asked,
+        Measured(
+            status="failed",
+            rung="imitated",
+            failure=kind,
+            message="of a smaller run",
+            gpu_seconds=20.0,
+        ),
+    )
+
+
+def after_the_first(study: ProbeStudy, machine: Machine) -> Proposal:
+    """The second question, once a layout itself has been measured."""
+    first = study.ask()
+    assert first.fidelity == "probed"
+    study.tell(first, machine.run(first))
+    second = study.ask()
+    assert second is not None
+    return second
+
+
+IMITATION = rung("imitated", num_gpus=2, sd=0.02, shows_memory=False)
+
+
+def test_a_look_that_failed_says_nothing_of_the_layout_and_is_not_repeated() -> None:
+    study, machine = (
+        ProbeStudy(small(), settings(fidelities=(IMITATION,))),
+        Machine.wrong_by(small(), 0.15),
+    )
+    look = after_the_first(study, machine)
+    assert (look.fidelity, look.num_gpus, look.counts) == ("imitated", 2, False)
+    assert look.row is not None
+    assert study.tell(look, look_failed(look)) == []
+    assert look.row not in study.knowledge.excluded
+    assert not study.knowledge.barred[look.row]
+    assert (study.spent.probes, study.spent.low_fidelity, study.spent.failures_in_a_row) == (
+        1,
+        1,
+        0,
+    )
+    again = study.ask()
+    assert (again.row, again.fidelity) != (look.row, "imitated")
+
+
+def test_a_rung_that_keeps_failing_is_dropped_and_the_layouts_are_still_probed() -> None:
+    machine = Machine.wrong_by(small(), 0.15)
+    asked: list[Proposal] = []
+
+    def measure(one: Proposal) -> Measurement:
+        asked.append(one)
+        return machine.run(one) if one.fidelity == "probed" else look_failed(one, "crash")
+
+    outcome = run(
+        small(),
+        settings(fidelities=(IMITATION,), budget=Budget(probes=12, gpu_seconds=1e12)),
+        one_at_a_time(measure),
+    )
+    rungs = [one.fidelity for one in asked]
+    assert rungs.count("imitated") == 3
+    assert outcome.spent.probes == rungs.count("probed") == 12
+    assert "in a row failed" not in outcome.stopped
+    tried = {
+        trial.user_attrs.get("candidate")
+        for trial in outcome.study.trials
+        if trial.state is TrialState.COMPLETE
+    }
+    assert len(tried) == len({one.row for one in asked if one.fidelity == "probed"})
+
+
+def test_a_look_counts_by_the_error_that_it_claims() -> None:
+    claims = {
+        "rung": "imitated",
+        "step_seconds": 2.0,
+        "step_seconds_sd": 0.5,
+        "relative_error": {"step_seconds": 0.03},
+    }
+    sure = Measured.model_validate(claims)
+    assert noise_variance(sure, 0.5) == pytest.approx(0.03**2)
+    row = 3
+    moved = []
+    for error in (0.01, 0.5):
+        knowledge = Knowledge(small())
+        before = knowledge.posterior().log_seconds[row]
+        seconds = float(np.exp(before + 0.2))
+        told = Measured.model_validate(
+            {"rung": "imitated", "step_seconds": seconds, "relative_error": {"step_seconds": error}}
+        )
+        knowledge.observe(row, told, counts=False)
+        moved.append(float(knowledge.posterior().log_seconds[row] - before))
+        assert knowledge.records[row].fidelity == "imitated"
+        assert knowledge.untried()[row], "the layout itself may still be run"
+        assert not knowledge.fits.any(), (
+            "a smaller layout that ran does not show that this one fits"
+        )
+    assert moved[0] > 2 * moved[1] > 0
+
+
+def test_a_layout_that_cannot_run_is_looked_at_alone_and_every_look_counts() -> None:
+    machine = Machine.wrong_by(small(), 0.15)
+    asked: list[Proposal] = []
+
+    def measure(one: Proposal) -> Measurement:
+        asked.append(one)
+        return imitated(one, machine)
+
+    outcome = run(small(), settings(whole=False, fidelities=(IMITATION,)), one_at_a_time(measure))
+    assert [(one.fidelity, one.counts) for one in asked] == [("imitated", True)] * 6
+    assert len({one.row for one in asked}) == 6, (
+        "the same look again would be wrong in the same way"
+    )
+    assert (outcome.spent.probes, outcome.spent.low_fidelity) == (6, 0)
+    assert "budget of 6 probes" in outcome.stopped
+    winner = outcome.ranked[0]
+    assert winner.record.fidelity == "imitated"
+    assert winner.record.variance == pytest.approx(0.02**2)
+    assert [trial.state for trial in outcome.study.trials] == [TrialState.COMPLETE] * 6
+    assert machine.regret(winner.row) < machine.regret(asked[0].row or 0) + 0.05
+
+
+def test_looks_that_fail_where_nothing_else_can_run_exclude_nothing_and_end_the_study() -> None:
+    outcome = run(
+        small(), settings(whole=False, fidelities=(IMITATION,)), one_at_a_time(look_failed)
+    )
+    assert outcome.spent.probes == 3
+    assert "3 probes in a row failed, the last with: oom: of a smaller run" in outcome.stopped
+    assert outcome.pruned == ()
+    assert [trial.state for trial in outcome.study.trials] == [TrialState.FAIL] * 3
+
+
+def test_a_budget_that_pays_for_no_layout_pays_for_looks() -> None:
+    machine = Machine.wrong_by(small(), 0.15)
+    asked: list[Proposal] = []
+
+    def measure(one: Proposal) -> Measurement:
+        asked.append(one)
+        return imitated(one, machine)
+
+    budget = Budget(probes=20, gpu_seconds=4.0 * 2 * 60.0)
+    assert run(small(), settings(budget=budget), one_at_a_time(measure)).spent.probes == 0
+    outcome = run(small(), settings(budget=budget, fidelities=(IMITATION,)), one_at_a_time(measure))
+    assert outcome.spent.probes == len(asked) >= 1
+    assert outcome.spent.gpu_seconds <= budget.gpu_seconds + max(one.gpu_seconds for one in asked)
+    assert "GPU-seconds left do not pay" in outcome.stopped
+    assert {one.fidelity for one in asked} == {"imitated"}
+
+
+def test_a_pool_on_which_nothing_stands_for_a_layout_says_so() -> None:
+    nothing = replace(IMITATION, least_gpus=np.full(len(small()), np.inf))
+    outcome = run(small(), settings(whole=False, fidelities=(nothing,)), one_at_a_time(look_failed))
+    assert (outcome.spent.probes, outcome.study.trials) == (0, [])
+    assert (
+        outcome.stopped
+        == "the pool is smaller than 8 GPUs, and no scaled-down run on it could stand for a layout"
+    )
+
+
+def test_candidates_that_no_rung_can_look_at_are_passed_over() -> None:
+    odd = replace(IMITATION, options=lambda row: IMITATION.options(row) if row % 2 else ())
+    machine = Machine.wrong_by(small(), 0.15)
+    outcome = run(
+        small(),
+        settings(whole=False, fidelities=(odd,)),
+        one_at_a_time(lambda asked: imitated(asked, machine)),
+    )
+    assert outcome.spent.probes == 6
+    assert all(one.row % 2 for one in outcome.ranked if one.record is not None)
+    passed = [trial for trial in outcome.study.trials if trial.state is TrialState.PRUNED]
+    assert passed
+    assert all("no evaluation of it fits" in trial.user_attrs["reason"] for trial in passed)
+
+
+def test_looks_are_launches_and_have_a_limit_too() -> None:
+    machine = Machine.wrong_by(small(), 0.3)
+    free = rung("imitated", num_gpus=1, sd=0.02, shows_memory=False)
+    looks: list[Proposal] = []
+
+    def measure(one: Proposal) -> Measurement:
+        if one.fidelity == "probed":
+            return machine.run(one)
+        looks.append(one)
+        return imitated(one, machine, off=0.3)
+
+    outcome = run(
+        small(),
+        settings(fidelities=(free,), budget=Budget(probes=2, gpu_seconds=1e12)),
+        one_at_a_time(measure),
+    )
+    assert outcome.spent.low_fidelity == len(looks) == 2 * LOW_FIDELITY_PER_PROBE
+    assert outcome.spent.probes == 2
+
+
+def test_resumed_a_look_is_neither_repeated_nor_forgotten() -> None:
+    machine = Machine.wrong_by(small(), 0.15)
+    study = ProbeStudy(small(), settings(fidelities=(IMITATION,)))
+    first = study.ask()
+    assert first is not None
+    one = machine.run(first)
+    study.tell(first, one)
+    look = study.ask()
+    assert look.fidelity == "imitated"
+    assert look.row is not None
+    for told, failures in ((imitated(look, machine), 0), (look_failed(look), 1)):
+        heir = ProbeStudy(small(), settings(fidelities=(IMITATION,)))
+        heir.restore([one, told], spent=True)
+        assert (heir.spent.probes, heir.spent.low_fidelity, heir.spent.failures_in_a_row) == (
+            1,
+            1,
+            0,
+        )
+        assert heir.spent.gpu_seconds == pytest.approx(
+            sum(each.measured.gpu_seconds or 0.0 for each in (one, told))
+        )
+        assert heir._fidelities_left(look.row) == []
+        assert heir.fidelities.failures["imitated"] == failures
+        assert len(heir.knowledge.time_observations()) == 2 - failures
+        assert look.row not in heir.knowledge.excluded
+
+
+def test_a_layout_that_ran_stands_for_itself_and_shows_what_its_looks_are_worth() -> None:
+    """A look 14 times too fast, as on a CPU with fewer cores than processes."""
+    knowledge = Knowledge(small())
+    knowledge.observe(3, told_of(3, "probed", 0.25))
+    for row in (5, 9):
+        knowledge.observe(row, told_of(row, "imitated", 0.024, 0.065))
+    assert knowledge.posterior().leader in (5, 9), "to be run next"
+    assert knowledge.posterior().winner == 3, (
+        "no answer yet: only what ran is one where anything did"
+    )
+    assert knowledge.variance_inflation() == 1.0
+    knowledge.observe(5, told_of(5, "probed", 0.34))
+    posterior = knowledge.posterior()
+    assert posterior.winner == posterior.leader == 3
+    assert np.exp(posterior.log_seconds[5]) == pytest.approx(0.34, rel=0.05)
+    assert knowledge.variance_inflation() > 100, (
+        "what else was said by such looks counts for little"
+    )
+    assert knowledge.records[5].runs == 1
+    later = Knowledge(small())
+    later.observe(3, told_of(3, "probed", 0.25))
+    later.observe(3, told_of(3, "imitated", 0.05, 0.05))
+    assert later.records[3].step_seconds == pytest.approx(0.25)
+    assert later.variance_inflation() > 100, "also when the look comes after"
+
+
+def test_looks_that_hold_keep_their_trust() -> None:
+    machine, knowledge = Machine.wrong_by(small(), 0.15), Knowledge(small())
+    rng = np.random.default_rng(0)
+    for row in range(0, 200, 10):
+        seconds = float(np.exp(machine.log_seconds[row]))
+        knowledge.observe(
+            row,
+            told_of(row, "imitated", seconds * float(np.exp(0.03 * rng.standard_normal())), 0.03),
+        )
+        knowledge.observe(row, told_of(row, "probed", seconds))
+    assert knowledge.variance_inflation() < 2.0
+
+
+def test_a_look_that_may_be_far_off_makes_no_winner() -> None:
+    knowledge = Knowledge(small())
+    knowledge.observe(3, told_of(3, "probed", 10.0))
+    knowledge.observe(7, told_of(7, "imitated", 0.5, 1.05))
+    assert knowledge.posterior().winner == 3
+    assert knowledge.records[7].step_seconds == pytest.approx(0.5), (
+        "it is shown all the same, with its error"
+    )
+
+
+def test_the_same_look_again_says_nothing_new() -> None:
+    once, often = Knowledge(small()), Knowledge(small())
+    once.observe(7, told_of(7, "imitated", 5.0, 0.1))
+    for _ in range(25):
+        often.observe(7, told_of(7, "imitated", 5.0, 0.1))
+    often.observe(7, told_of(7, "imitated", 6.0, 0.5))
+    assert often.records[7].variance == once.records[7].variance
+    assert often.records[7].step_seconds == pytest.approx(5.0), "the surer one counts"
+    assert len(often.time_observations()) == 1
+    often.observe(7, told_of(7, "emulated", 5.0))
+    assert len(often.time_observations()) == 2
+
+
+def test_a_look_that_fails_takes_nothing_from_what_answered() -> None:
+    knowledge = Knowledge(small())
+    failing = Measured(status="failed", rung="imitated", failure="oom")
+    for rung_name in ("emulated", "probed"):
+        knowledge.observe(1, told_of(1, rung_name, 5.0))
+        assert knowledge.observe(1, failing, counts=True) == []
+        assert (knowledge.records[1].status, knowledge.records[1].fidelity) == ("ok", rung_name)
+    knowledge.observe(2, failing, counts=True)
+    assert knowledge.records[2].status == "failed"
+    assert 2 not in knowledge.excluded
+
+
+@pytest.mark.parametrize("claim", ["far", True, float("nan"), 1e200, -0.5, [0.1], None])
+def test_strange_claims_are_none(claim: object) -> None:
+    measured = Measured.model_validate(
+        {"rung": "imitated", "step_seconds": 2.0, "relative_error": {"step_seconds": claim}}
+    )
+    assert noise_variance(measured) == pytest.approx(RUN_SD**2)
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_other_samplers_do_not_run_what_a_look_has_shown_to_be_slow(sampler: str) -> None:
+    machine = Machine.wrong_by(small(), 0.0)
+    asked: list[Proposal] = []
+
+    def measure(one: Proposal) -> Measurement:
+        asked.append(one)
+        return machine.run(one) if one.fidelity == "probed" else imitated(one, machine, off=0.5)
+
+    run(
+        small(),
+        settings(
+            sampler=sampler, fidelities=(IMITATION,), budget=Budget(probes=5, gpu_seconds=1e12)
+        ),
+        one_at_a_time(measure),
+    )
+    looked = {one.row for one in asked if one.fidelity == "imitated"}
+    assert looked
+    assert not looked & {one.row for one in asked if one.fidelity == "probed"}
+
+
+def test_a_look_that_the_pool_cannot_make_is_no_probe_and_no_failure() -> None:
+    def unable(asked: Proposal) -> Measurement:
+        return measurement(
+            asked,
+            Measured(status="failed", rung="imitated", failure=UNABLE, message="needs 512 GPUs"),
+        )
+
+    odd = Machine.wrong_by(small(), 0.15)
+    outcome = run(
+        small(),
+        settings(whole=False, fidelities=(IMITATION,)),
+        one_at_a_time(
+            lambda asked: imitated(asked, odd) if (asked.row or 0) % 2 else unable(asked)
+        ),
+    )
+    assert outcome.spent.probes == 6
+    assert all(one.row % 2 for one in outcome.ranked if one.record is not None)
+    never = run(small(), settings(whole=False, fidelities=(IMITATION,)), one_at_a_time(unable))
+    assert (never.spent.probes, never.spent.gpu_seconds, never.spent.failures_in_a_row) == (
+        0,
+        0.0,
+        0,
+    )
+    assert "no scaled-down run on it could stand for a layout" in never.stopped
+
+
+def test_what_the_program_cannot_run_is_not_asked() -> None:
+    machine = Machine.wrong_by(small(), 0.15)
+    refused = np.arange(len(small())) % 3 != 1
+    run(small(), settings(refused=refused), one_at_a_time(machine.run))
+    assert machine.asked
+    assert not [one.row for one in machine.asked if refused[one.row or 0]]
+
+
+def test_many_candidates_that_cannot_be_looked_at_do_not_end_the_study() -> None:
+    machine = Machine.wrong_by(small(), 0.15)
+    blind = replace(IMITATION, options=lambda row: IMITATION.options(row) if row >= 60 else ())
+    outcome = run(
+        small(),
+        settings(whole=False, fidelities=(blind,)),
+        one_at_a_time(lambda asked: imitated(asked, machine)),
+    )
+    assert outcome.spent.probes == 6
+    known = [imitated(one, machine) for one in asked_of(range(40))]
+    again = run(
+        small(),
+        settings(whole=False, fidelities=(IMITATION,)),
+        one_at_a_time(lambda asked: imitated(asked, machine)),
+        known=known,
+    )
+    assert again.spent.probes > 0
+
+
+def asked_of(rows: Iterable[int]) -> list[Proposal]:
+    question = ProbeStudy(small(), settings()).ask()
+    assert question is not None
+    return [
+        replace(
+            question,
+            number=100 + row,
+            row=row,
+            layout=small().batch.row(row),
+            fidelity="imitated",
+            num_gpus=2,
+        )
+        for row in rows
+    ]
+
+
+def test_resumed_a_look_counts_as_it_was_asked() -> None:
+    """Also where what was spent since would not pay for the layout any more."""
+    machine = Machine.wrong_by(small(), 0.15)
+    study = ProbeStudy(
+        small(), settings(fidelities=(IMITATION,), budget=Budget(probes=2, gpu_seconds=3000.0))
+    )
+    look = after_the_first(study, machine)
+    assert (look.fidelity, look.counts) == ("imitated", False)
+    told = imitated(look, machine)
+    stored = [
+        machine.run(
+            replace(look, row=1, layout=small().batch.row(1), fidelity="probed")
+        ).model_copy(update={"id": "one"}),
+        told,
+    ]
+    for counts, spent in ((False, (1, 1)), (True, (2, 0))):
+        heir = ProbeStudy(small(), replace(study.settings, gpu_seconds_before=2500.0))
+        heir.restore(stored, spent=True, as_probes={"one": True, told.id: counts})
+        assert (heir.spent.probes, heir.spent.low_fidelity) == spent
+
+
+def test_a_candidate_is_one_trial_whatever_failed_on_the_way() -> None:
+    machine = Machine.wrong_by(small(), 0.15)
+
+    def measure(one: Proposal) -> Measurement:
+        return machine.run(one) if one.fidelity == "probed" else look_failed(one, "crash")
+
+    outcome = run(
+        small(),
+        settings(fidelities=(IMITATION,), budget=Budget(probes=12, gpu_seconds=1e12)),
+        one_at_a_time(measure),
+    )
+    params = [
+        tuple(sorted((key, str(value)) for key, value in trial.params.items()))
+        for trial in outcome.study.trials
+    ]
+    assert len(params) == len(set(params))
+
+
+def test_a_look_at_what_is_slower_than_predicted_costs_as_much_more() -> None:
+    """Its steps are those of the same model on the same machine; its start is not."""
+    way = FidelityOption(num_gpus=2, runs=1, step_seconds=3.0, sd=0.02)
+    look = replace(rung("imitated", num_gpus=2), options=lambda _: (way,))
+    study = ProbeStudy(
+        small(), settings(fidelities=(look,), cost=ProbeCost(start_seconds=60.0, steps=13))
+    )
+    (before,) = study._evaluations(look, 1)
+    assert before.gpu_seconds == pytest.approx(2 * (60.0 + 13 * 3.0))
+    machine = Machine(small(), small().prior.log_seconds + np.log(2.0))
+    after_the_first(study, machine)
+    slower = float(np.exp(study.knowledge.posterior().time.mean[1]))
+    assert slower > 1.5, "one run teaches that all are slower"
+    start = study.fidelities.low_fidelity_start_seconds()
+    (after,) = study._evaluations(look, 1)
+    assert after.gpu_seconds == pytest.approx(2 * (start + 13 * slower * 3.0))
+
+
+def test_quick_starts_of_looks_promise_nothing_for_the_layouts() -> None:
+    study = ProbeStudy(small(), settings(cost=ProbeCost(start_seconds=60.0, steps=13)))
+    before = study._costs()[0]
+    for start, expected in ((1.0, 60.0), (90.0, 90.0)):
+        study.fidelities.low_fidelity_starts = [start]
+        assert study.fidelities.start_seconds() == expected
+        assert study.fidelities.low_fidelity_start_seconds() == start
+    assert before == pytest.approx(
+        8 * (60.0 + 13 * np.exp(study.knowledge.posterior().log_seconds[0]))
+    )
+
+
+def test_probes_side_by_side_that_may_be_followed_keep_the_budget() -> None:
+    machine = Machine.wrong_by(small(), 0.15)
+    asked: list[Proposal] = []
+    measure = promising_looks(machine, asked)
+    outcome = run(
+        small(),
+        settings(fidelities=(IMITATION,), parallel=4, budget=Budget(probes=3, gpu_seconds=1e12)),
+        one_at_a_time(measure),
+    )
+    assert outcome.spent.probes == sum(one.fidelity == "probed" for one in asked) <= 3
+    assert not [trial for trial in outcome.study.trials if not trial.state.is_finished()]
+
+
+def test_micro_probes_go_first_where_they_can_change_the_winner() -> None:
+    candidates = small()
+    factor = 0.4 * np.where(candidates.batch.pp > 1, 1.0, -1.0)[:, None]
+    close = np.log(10.0) + 0.01 * np.sort(np.random.default_rng(0).random(len(candidates)))
+    divided = replace(candidates, prior=replace(candidates.prior, log_seconds=close, factor=factor))
+    look = KernelEffect(name="send", loading=(1.0,), sd=0.05)
+    probe = MicroProbe(name="send between stages", effects=(look,), gpu_seconds=5.0)
+    study = ProbeStudy(divided, settings(micro_probes=(probe,)))
+    asked = study.ask()
+    assert (asked.fidelity, asked.micro, asked.row, asked.layout) == ("micro", probe, None, None)
+    study.tell(
+        asked, MicroResult(observed=(ObservedEffect(effect=look, log_ratio=1.0),), gpu_seconds=4.0)
+    )
+    assert study.spent.probes == 0
+    assert study.spent.gpu_seconds == 4.0
+    following = study.ask()
+    assert following.fidelity == "probed"
+    assert following.layout.pp == 1
+    assert not study.optuna_study().trials[0].state.is_finished()
+
+
+def test_micro_probes_that_can_change_nothing_are_not_asked() -> None:
+    candidates = small()
+    common = replace(
+        candidates, prior=replace(candidates.prior, factor=np.full((len(candidates), 1), 0.3))
+    )
+    probe = MicroProbe(
+        name="clock",
+        effects=(KernelEffect(name="clock", loading=(1.0,), sd=0.05),),
+        gpu_seconds=5.0,
+    )
+    asked = ProbeStudy(common, settings(micro_probes=(probe,))).ask()
+    assert asked.fidelity == "probed"

@@ -1,0 +1,231 @@
+"""The closed loop learns from results by their kind: times, repeats, out of memory, failures."""
+
+import numpy as np
+import pytest
+from optuna.trial import TrialState
+
+from planner.specs.measurement import Measured, Measurement
+from planner.study import pruning
+from planner.study.ask_tell import one_at_a_time, run
+from planner.study.fidelity import direct
+from planner.study.posterior import RUN_SD, Knowledge, noise_variance
+from planner.study.samplers import Pick
+from planner.study.study import BROKEN, Budget, ProbeStudy, Proposal
+from planner.study.trials import MEMORY_CONSTRAINT
+from tests.unit.probing_cases import (
+    Machine,
+    failed,
+    measurement,
+    out_of_memory,
+    settings,
+    small,
+    subset,
+    told_of,
+)
+
+
+def test_out_of_memory_is_infeasible_with_its_margin_and_rules_out_what_is_larger() -> None:
+    candidates = subset(np.arange(row_with_larger(), len(small())))
+    usable = candidates.size.usable_bytes
+    study = ProbeStudy(candidates, settings())
+    asked = study.ask()
+    assert asked.row == 0
+    ruled_out = study.tell(
+        asked,
+        measurement(
+            asked, out_of_memory(attempted_bytes=0.2 * usable, allocated_bytes=0.95 * usable)
+        ),
+    )
+    assert len(ruled_out) > 1
+    assert set(ruled_out) == set(np.flatnonzero(pruning.at_least(candidates.batch, 0, 64).mask)) - {
+        0
+    }
+    trial = study.optuna_study().trials[0]
+    assert trial.state is TrialState.PRUNED
+    assert trial.value is None
+    assert trial.constraints[MEMORY_CONSTRAINT] == pytest.approx(0.15)
+    for other in ruled_out:
+        assert "candidate 0 ran out of memory, and here" in study.knowledge.excluded[other]
+    assert not study.knowledge.untried()[ruled_out].any()
+
+
+def test_the_memory_model_learns_from_what_ran_out() -> None:
+    candidates = small()
+    row = row_with_larger()
+    knowledge = Knowledge(candidates)
+    alike = np.flatnonzero(
+        (candidates.prior.oom_probability > 0.001) & (candidates.prior.oom_probability < 0.5)
+    )
+    alike = alike[~pruning.at_least(candidates.batch, row, 64).mask[alike]]
+    before = knowledge.posterior().risk(alike)
+    knowledge.observe(row, out_of_memory())
+    after = knowledge.posterior().risk(alike)
+    assert np.all(after >= before - 1e-9)
+    assert np.mean(after) > 1.5 * np.mean(before)
+
+
+def row_with_larger() -> int:
+    """A candidate that is likely to fit and below which others must be larger."""
+    candidates = small()
+    order = np.flatnonzero(candidates.prior.oom_probability < 0.02)
+    return next(
+        int(row)
+        for row in order
+        if pruning.at_least(candidates.batch, int(row), 64).mask[row:].sum() > 3
+    )
+
+
+def test_a_layout_that_ran_makes_smaller_ones_certain_to_fit() -> None:
+    candidates = small()
+    riskiest = map(int, np.argsort(-candidates.prior.oom_probability))
+    row = next(row for row in riskiest if pruning.at_most(candidates.batch, row, 64).mask.sum() > 2)
+    knowledge = Knowledge(candidates)
+    below = np.flatnonzero(pruning.at_most(candidates.batch, row, 64).mask)
+    assert knowledge.posterior().risk(below).max() > 0.01
+    knowledge.observe(row, Measured(rung="probed", step_seconds=10.0))
+    assert knowledge.posterior().risk(below).max() == 0.0
+
+
+def test_a_failure_is_a_failed_trial_with_its_class_and_not_asked_again() -> None:
+    candidates = small()
+    machine = Machine.wrong_by(candidates, 0.1)
+    study = ProbeStudy(candidates, settings())
+    asked = study.ask()
+    assert asked.row is not None
+    study.tell(asked, measurement(asked, failed("invalid-layout")))
+    trial = study.optuna_study().trials[0]
+    assert trial.state is TrialState.FAIL
+    assert "invalid-layout" in trial.user_attrs["message"]
+    following = study.ask()
+    assert following.row != asked.row
+    assert study.knowledge.excluded[asked.row] == "failed: invalid-layout"
+    assert machine.asked == []
+
+
+@pytest.mark.parametrize("parallel", [1, 3])
+def test_where_no_probe_can_run_the_study_stops_and_blames_no_layout(parallel: int) -> None:
+    machine = Machine.wrong_by(small(), 0.1)
+    told = Measured(
+        status="failed", rung="probed", failure=BROKEN, message="no torch", gpu_seconds=5.0
+    )
+
+    def breaks_after_two(asked: Proposal) -> Measurement:
+        return machine.run(asked) if len(machine.asked) < 2 else measurement(asked, told)
+
+    outcome = run(small(), settings(parallel=parallel), one_at_a_time(breaks_after_two))
+    assert (outcome.stopped, outcome.broken) == ("no probe can run here: no torch", "no torch")
+    assert outcome.spent.probes == 2, "what could not run is no probe"
+    assert {one.row for one in outcome.ranked if one.record} == {one.row for one in machine.asked}
+    assert not outcome.pruned, "and rules nothing out"
+
+
+def test_an_interrupted_probe_is_as_if_not_asked_but_paid_for() -> None:
+    study = ProbeStudy(small(), settings())
+    asked = study.ask()
+    study.tell(asked, measurement(asked, failed("interrupted")))
+    assert study.spent.probes == 0
+    assert study.spent.gpu_seconds == 200.0
+    again = study.ask()
+    assert again.row == asked.row
+    assert not study.knowledge.records
+
+
+def test_a_repeat_counts_by_its_faster_run_and_is_averaged_beside_it_in_one_trial() -> None:
+    candidates = small()
+    study = ProbeStudy(candidates, settings())
+    asked = study.ask()
+    assert asked.row is not None
+    study.tell(
+        asked,
+        measurement(
+            asked, Measured(rung="probed", step_seconds=10.0, step_seconds_sd=0.5, steps=10)
+        ),
+    )
+    first = noise_variance(Measured(step_seconds=10.0, step_seconds_sd=0.5, steps=10))
+    second = noise_variance(Measured(step_seconds=10.4, step_seconds_sd=0.1, steps=10))
+    pick = Pick(row=asked.row, reason="again", repeat=True)
+    choice = direct(study._prospect(asked.row), study._full(asked.row))
+    again = study._open_trial(study.trials.ask(pick), pick, choice)
+    study.tell(
+        again,
+        measurement(
+            again, Measured(rung="probed", step_seconds=10.4, step_seconds_sd=0.1, steps=10)
+        ),
+    )
+    record = study.knowledge.records[asked.row]
+    weights = np.array([1.0 / first, 1.0 / second])
+    assert record.runs == 2
+    assert record.step_seconds == pytest.approx(10.0), (
+        "a run that was disturbed takes nothing from one that was not"
+    )
+    mean = float(np.exp(weights @ np.log([10.0, 10.4]) / weights.sum()))
+    assert record.mean_step_seconds == pytest.approx(mean)
+    assert record.variance == pytest.approx(1.0 / weights.sum())
+    trials = study.optuna_study().trials
+    assert len(trials) == 1
+    assert trials[0].value == pytest.approx(record.step_seconds)
+    assert trials[0].user_attrs["runs"] == 2
+    assert study.spent.probes == 2
+
+
+def test_what_ran_is_ranked_by_its_own_time_whatever_others_make_of_it() -> None:
+    """One layout much faster than all that resemble it: the smoothed expectation takes that for
+    noise, the answer does not.
+    """
+    candidates = small()
+    knowledge = Knowledge(candidates)
+    seconds = np.exp(candidates.prior.log_seconds)
+    for row in range(8):
+        factor = 0.85 if row == 3 else 1.0
+        knowledge.observe(row, told_of(row, "probed", float(seconds[row]) * factor))
+    posterior = knowledge.posterior()
+    assert posterior.expected_seconds(3) == pytest.approx(0.85 * seconds[3])
+    assert np.exp(posterior.log_seconds[3]) > 1.005 * posterior.expected_seconds(3), (
+        "else this test shows nothing"
+    )
+    assert posterior.winner == min(
+        range(8), key=lambda row: knowledge.records[row].log_seconds or 0.0
+    )
+    assert posterior.deviation(3) == pytest.approx(RUN_SD)
+
+
+def test_the_fastest_is_not_run_again_for_no_run_could_change_that_it_is() -> None:
+    machine, knowledge = Machine.wrong_by(small(), 0.1), Knowledge(small())
+    for row in range(6):
+        knowledge.observe(row, machine.timed(row, row))
+    assert knowledge.posterior().winner not in [record.row for record in knowledge.repeatable()]
+    assert len(knowledge.repeatable()) == 5
+
+
+def test_noise_has_its_parts() -> None:
+    assert noise_variance(Measured(step_seconds=2.0)) == pytest.approx(RUN_SD**2)
+    steps = noise_variance(Measured(step_seconds=2.0, step_seconds_sd=0.2, steps=40))
+    assert steps == pytest.approx(RUN_SD**2 + np.pi / 2.0 * 0.01 / 40.0)
+    assert noise_variance(Measured(step_seconds=2.0), 0.1) == pytest.approx(RUN_SD**2 + 0.01)
+
+
+def test_the_winner_is_the_fastest_measured_and_the_rest_is_ranked_again() -> None:
+    machine = Machine.wrong_by(small(), 0.15)
+    outcome = run(
+        small(), settings(budget=Budget(probes=8, gpu_seconds=1e12)), one_at_a_time(machine.run)
+    )
+    rows = [asked.row for asked in machine.asked]
+    best = min(rows, key=lambda row: machine.log_seconds[row])
+    winner = outcome.ranked[0]
+    assert machine.log_seconds[winner.row] == pytest.approx(
+        machine.log_seconds[best], abs=RUN_SD
+    ), "the fastest, but for noise"
+    assert winner.record is not None
+    assert winner.expected_seconds == pytest.approx(
+        np.exp(machine.log_seconds[winner.row]), rel=0.02
+    )
+    rest = [one.expected_seconds for one in outcome.ranked[1:]]
+    assert rest == sorted(rest)
+    assert {one.row for one in outcome.ranked} >= set(rows)
+    prior = small().prior.log_seconds
+    moved = [
+        abs(np.log(one.expected_seconds) - prior[one.row])
+        for one in outcome.ranked
+        if one.record is None
+    ]
+    assert max(moved) > 0.01
