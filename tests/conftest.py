@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
+from tests import zygote
+
 if TYPE_CHECKING:
     from fastapi.testclient import TestClient
 
@@ -121,22 +123,29 @@ def sqlite_url(tmp_path: Path) -> str:
 
 @pytest.fixture
 def cli(sqlite_url: str) -> Cli:
-    """Runs `planner-cli` in a process of its own, on a fresh SQLite database."""
+    """Runs `planner-cli` on a fresh SQLite database, in a fork that has imported it already."""
+    return commands(zygote.run, sqlite_url)
 
-    def run(
-        *arguments: str | Path, input: str | None = None, env: Mapping[str, str] | None = None
+
+@pytest.fixture
+def executable(sqlite_url: str) -> Cli:
+    """Starts `python -m api.cli` as a user does, where a fork would not show the same."""
+
+    def run(arguments: Sequence[str], **given: Any) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", "api.cli", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False, **given)
+
+    return commands(run, sqlite_url)
+
+
+def commands(run: Cli, database_url: str) -> Cli:
+    def cli(
+        *arguments: str | Path, input: str = "", env: Mapping[str, str] | None = None
     ) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [sys.executable, "-m", "api.cli", *map(str, arguments)],
-            input=input,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-            env={**clean_environment(), "PLANNER_DATABASE_URL": sqlite_url, **(env or {})},
-        )
+        given = {**clean_environment(), "PLANNER_DATABASE_URL": database_url, **(env or {})}
+        return run([*map(str, arguments)], input=input, env=given, timeout=300.0)
 
-    return run
+    return cli
 
 
 def clean_environment() -> dict[str, str]:
