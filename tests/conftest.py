@@ -52,6 +52,10 @@ UNMEASURED_JOB: dict[str, Any] = {
     },
 }
 RINGS = ("unit", "property", "golden", "contract", "torch_memory", "e2e", "gpu")  # cheapest first
+END_OTHERS = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+)
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true", "yes")
 
@@ -260,15 +264,18 @@ def running_postgres() -> Iterator[str]:
 @pytest.fixture
 def postgres_url(postgres_server: str) -> Iterator[str]:
     """A fresh, empty database."""
+    name = f"planner_{uuid.uuid4().hex[:12]}"
+    _ask_postgres(postgres_server, f"CREATE DATABASE {name}")
+    yield f"postgresql://planner@/{name}?{postgres_server}"
+    _ask_postgres(postgres_server, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def _ask_postgres(server: str, statement: str) -> None:
     import psycopg
 
-    name = f"planner_{uuid.uuid4().hex[:12]}"
-    admin = f"postgresql://planner@/postgres?{postgres_server}"
+    admin = f"postgresql://planner@/postgres?{server}"
     with psycopg.connect(admin, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
-    yield f"postgresql://planner@/{name}?{postgres_server}"
-    with psycopg.connect(admin, autocommit=True) as connection:
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+        connection.execute(statement)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -278,21 +285,72 @@ def database_url(request: pytest.FixtureRequest) -> str:
     return url
 
 
+@pytest.fixture(scope="session")
+def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated SQLite database, of which tests take copies."""
+    path = tmp_path_factory.mktemp("migrated") / "planner.db"
+    _migrate(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture(scope="session")
+def migrated_postgres(postgres_server: str) -> str:
+    """The URL of a migrated database, which tests empty."""
+    url = f"postgresql://planner@/migrated?{postgres_server}"
+    _ask_postgres(postgres_server, "CREATE DATABASE migrated")
+    _migrate(url)
+    return url
+
+
+def _migrate(url: str) -> None:
+    from api.storage.engine import make_engine, normalise_url
+    from api.storage.migrate import upgrade
+
+    engine = make_engine(normalise_url(url))
+    upgrade(engine)
+    engine.dispose()
+
+
 @pytest.fixture
-def app(database_url: str) -> "Iterator[TestClient]":
+def migrated_sqlite_url(sqlite_url: str, tmp_path: Path, migrated_file: Path) -> str:
+    shutil.copyfile(migrated_file, tmp_path / "planner.db")
+    return sqlite_url
+
+
+@pytest.fixture
+def migrated_postgres_url(migrated_postgres: str) -> str:
+    """What earlier tests left is deleted: to copy a database takes thirty times as long."""
+    from sqlalchemy import text
+
+    from api.storage.engine import make_engine, normalise_url
+    from api.storage.tables import Base
+
+    engine = make_engine(normalise_url(migrated_postgres))
+    with engine.begin() as connection:
+        connection.execute(text(END_OTHERS))
+        for table in reversed(Base.metadata.sorted_tables):
+            connection.execute(table.delete())
+    engine.dispose()
+    return migrated_postgres
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def migrated_url(request: pytest.FixtureRequest) -> str:
+    """A migrated database of each kind, with nothing in it."""
+    url: str = request.getfixturevalue(f"migrated_{request.param}_url")
+    return url
+
+
+@pytest.fixture
+def app(migrated_url: str) -> "Iterator[TestClient]":
     """The service over a migrated database of each kind."""
     from fastapi.testclient import TestClient
 
     from api.http.app import create_app
     from api.settings import Settings
-    from api.storage.engine import make_engine, normalise_url
-    from api.storage.migrate import upgrade
 
-    engine = make_engine(normalise_url(database_url))
-    upgrade(engine)
-    engine.dispose()
     with TestClient(
-        create_app(Settings(database_url=database_url)), raise_server_exceptions=False
+        create_app(Settings(database_url=migrated_url)), raise_server_exceptions=False
     ) as served:
         yield served
 

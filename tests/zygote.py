@@ -7,7 +7,6 @@ What no fork can show (closed streams, a kill at the start, imports, hash seeds)
 """
 
 import atexit
-import io
 import multiprocessing
 import os
 import subprocess
@@ -61,9 +60,9 @@ def become(arguments: Sequence[str], env: Mapping[str, str], cwd: str, folder: s
         opened = os.open(f"{folder}/{stream}", os.O_RDWR | os.O_CREAT)
         os.dup2(opened, number)
         os.close(opened)
-    sys.stdin = open(0, closefd=False)
-    sys.stdout = open(1, "w", closefd=False)
-    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+    sys.stdin = os.fdopen(0)
+    sys.stdout = os.fdopen(1, "w")
+    sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace")
     sys.argv = ["planner-cli", *arguments]
     from api.cli import main
 

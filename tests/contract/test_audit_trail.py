@@ -10,7 +10,6 @@ from api.jobs.workers import TaskWorkers
 from api.settings import Settings
 from api.storage import audit
 from api.storage.clock import database_time
-from api.storage.migrate import upgrade
 from api.storage.records import AuditFilter
 from api.storage.tables import AuditRow
 from api.storage.transactions import writing
@@ -19,9 +18,8 @@ from planner.units import DAY
 
 
 @pytest.fixture
-def wiring(database_url: str) -> Iterator[Wiring]:
-    made = wire(Settings(database_url=database_url, audit_days=30))
-    upgrade(made.engine)
+def wiring(migrated_url: str) -> Iterator[Wiring]:
+    made = wire(Settings(database_url=migrated_url, audit_days=30))
     yield made
     made.engine.dispose()
 

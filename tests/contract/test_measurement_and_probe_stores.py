@@ -3,7 +3,6 @@ PostgreSQL.
 """
 
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -12,9 +11,8 @@ import pytest
 from sqlalchemy import Engine
 
 from api.storage.drift import SqlDriftStore
-from api.storage.engine import is_memory, make_engine, normalise_url
+from api.storage.engine import is_memory
 from api.storage.measurements import SqlMeasurementStore
-from api.storage.migrate import upgrade
 from api.storage.probes import SqlProbeStore
 from api.storage.records import (
     DriftFinding,
@@ -37,19 +35,6 @@ NOW = datetime(2026, 11, 21, 12, 0, 0, 123456, tzinfo=UTC)
 SOFTWARE = {"torch": "2.11.0", "gpu_name": "NVIDIA H100 80GB HBM3"}
 SUBJECT = Subject(trainer="torchtitan", gpu="h100-sxm-80gb")
 UNKNOWN = ("probe-nope", "", "\0", "ü", "x" * 10_000, "' OR 1=1 --")
-
-
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
-def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    url = (
-        "sqlite://"
-        if request.param == "memory"
-        else request.getfixturevalue(f"{request.param}_url")
-    )
-    engine = make_engine(normalise_url(url))
-    upgrade(engine)
-    yield engine
-    engine.dispose()
 
 
 def measurement(

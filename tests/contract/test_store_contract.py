@@ -2,15 +2,14 @@
 PostgreSQL.
 """
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import Engine
 
 from api.storage.engine import make_engine, normalise_url
 from api.storage.idempotency import KEEP_SECONDS, AnsweredMeanwhile, IdempotencyStore, KeptAnswer
-from api.storage.migrate import upgrade
 from api.storage.records import StoredEstimate
 from api.storage.store import SqlStore
 from api.storage.tables import IdempotencyRow
@@ -26,17 +25,9 @@ NOW = datetime(2026, 11, 21, 12, 0, 0, 123456, tzinfo=UTC)
 LABELS = plan_labels("llama3-8b", "h100-sxm-80gb")
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
-def store(request: pytest.FixtureRequest) -> Iterator[SqlStore]:
-    url = (
-        "sqlite://"
-        if request.param == "memory"
-        else request.getfixturevalue(f"{request.param}_url")
-    )
-    engine = make_engine(normalise_url(url))
-    upgrade(engine)
-    yield SqlStore(engine)
-    engine.dispose()
+@pytest.fixture
+def store(engine: Engine) -> SqlStore:
+    return SqlStore(engine)
 
 
 def numbered(plan: Plan, number: int, moment: datetime = NOW) -> Plan:

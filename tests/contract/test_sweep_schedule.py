@@ -19,7 +19,6 @@ from api.jobs.sweep_runs import run_sweep
 from api.jobs.sweeps import add_sweep, cancel_sweep, pause_sweep, run_now, schedule_due
 from api.render.sweep import report_lines
 from api.settings import Settings
-from api.storage.migrate import upgrade
 from api.storage.records import ProbeRecord, SweepRecord, TaskEnd, TaskFilter, TaskRecord
 from api.storage.sweeps import SqlSweepStore
 from api.wiring import Wiring, wire
@@ -56,13 +55,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def workers(database_url: str, clock: Clock) -> Iterator[list[Wiring]]:
+def workers(migrated_url: str, clock: Clock) -> Iterator[list[Wiring]]:
     """Processes of their own, as far as the database can tell."""
-    settings = Settings(database_url=database_url)
+    settings = Settings(database_url=migrated_url)
     ids = wire(settings).ids
     wrong = Clock(EVENING + timedelta(days=400))  # of the worker; nobody asks it
     made = [Wiring(settings=settings, clock=wrong, ids=ids) for _ in range(4)]
-    upgrade(made[0].engine)
     yield made
     for worker in made:
         worker.engine.dispose()
@@ -355,8 +353,7 @@ def test_a_night_of_another_zone(wiring: Wiring) -> None:
             stored(wiring, **wrong)
 
 
-def test_the_databases_clock_is_about_right(database_url: str) -> None:
-    wiring = wire(Settings(database_url=database_url))
-    upgrade(wiring.engine)
+def test_the_databases_clock_is_about_right(migrated_url: str) -> None:
+    wiring = wire(Settings(database_url=migrated_url))
     assert abs(wiring.sweeps.now() - datetime.now(UTC)) < timedelta(minutes=5)
     wiring.engine.dispose()

@@ -35,8 +35,8 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def bench(database_url: str, tmp_path: Path) -> Bench:
-    return Bench(folder=tmp_path, url=database_url, nodes=4, seed=3)
+def bench(migrated_url: str, tmp_path: Path) -> Bench:
+    return Bench(folder=tmp_path, url=migrated_url, nodes=4, seed=3)
 
 
 @pytest.fixture
@@ -261,9 +261,9 @@ def test_progress_is_told_and_stored(bench: Bench, wiring: Wiring) -> None:
 
 @pytest.mark.slow
 def test_a_worker_killed_in_the_middle_loses_and_doubles_nothing(
-    database_url: str, tmp_path: Path
+    migrated_url: str, tmp_path: Path
 ) -> None:
-    bench = Bench(folder=tmp_path, url=database_url, nodes=16, seed=5, probe_seconds=0.05)
+    bench = Bench(folder=tmp_path, url=migrated_url, nodes=16, seed=5, probe_seconds=0.05)
     wiring = bench.set_up(400, 2)
     bench.run(wiring, 2, kill=True)
     assert bench.wrong(wiring) == []

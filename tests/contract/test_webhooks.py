@@ -22,7 +22,6 @@ from api.jobs.webhooks import MOST_TRIES, check_webhook, deliver_due
 from api.jobs.workers import TaskWorkers, is_idle
 from api.settings import Settings
 from api.storage.clock import database_time
-from api.storage.migrate import upgrade
 from api.storage.records import Lease, TaskEnd, TaskRecord
 from api.storage.tables import TaskRow
 from api.storage.transactions import writing
@@ -75,16 +74,15 @@ def receiver() -> Iterator[Receiver]:
 
 
 @pytest.fixture
-def wiring(database_url: str, receiver: Receiver) -> Iterator[Wiring]:
+def wiring(migrated_url: str, receiver: Receiver) -> Iterator[Wiring]:
     place = receiver.url.split("/")[2]
     made = wire(
         Settings(
-            database_url=database_url,
+            database_url=migrated_url,
             webhook_hosts=f"hooks.example.com, {place}",
             webhook_secret=SecretStr(SECRET),
         )
     )
-    upgrade(made.engine)
     yield made
     made.engine.dispose()
 

@@ -20,8 +20,6 @@ from api.jobs.sweeps import add_sweep, sweep_detail
 from api.render.charts import sweep_chart
 from api.render.sweep import report_lines
 from api.settings import Settings
-from api.storage.engine import make_engine, normalise_url
-from api.storage.migrate import upgrade
 from api.storage.records import ProbeRecord, SweepRecord, TaskRecord
 from api.wiring import Wiring, wire
 from planner.estimates import estimate_jobs
@@ -43,11 +41,8 @@ SECONDS = (2.0, 1.6)
 
 
 @pytest.fixture
-def wiring(database_url: str) -> Iterator[Wiring]:
-    engine = make_engine(normalise_url(database_url))
-    upgrade(engine)
-    engine.dispose()
-    made = wire(Settings(database_url=database_url))
+def wiring(migrated_url: str) -> Iterator[Wiring]:
+    made = wire(Settings(database_url=migrated_url))
     yield made
     made.store.engine.dispose()
 

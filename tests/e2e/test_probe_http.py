@@ -15,8 +15,6 @@ from fastapi.testclient import TestClient
 
 from api.http.app import create_app
 from api.settings import Settings
-from api.storage.engine import make_engine, normalise_url
-from api.storage.migrate import upgrade
 from probes import guardian
 from tests.conftest import needed
 from tests.stand_ins import worker
@@ -82,12 +80,9 @@ def problem(answer: httpx.Response, status: int) -> dict[str, Any]:
     return body
 
 
-def test_a_probe_is_queued_run_and_found(make: Make, database_url: str) -> None:
+def test_a_probe_is_queued_run_and_found(make: Make, migrated_url: str) -> None:
     needed("torch")
-    engine = make_engine(normalise_url(database_url))
-    upgrade(engine)
-    engine.dispose()
-    client = make(database_url)
+    client = make(migrated_url)
     answer = client.post(
         "/probes", json={"job": BARE, "steps": 3}, headers={"Idempotency-Key": "once"}
     )

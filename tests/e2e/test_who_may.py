@@ -18,8 +18,6 @@ from api.jobs.probes import recover
 from api.jobs.sweeps import schedule_due
 from api.settings import Settings, parse_quotas
 from api.storage.backup import faults_in
-from api.storage.engine import make_engine, normalise_url
-from api.storage.migrate import upgrade
 from api.storage.records import ProbeEnd, TaskFilter
 from api.wiring import Wiring
 from planner.errors import SpecError
@@ -48,12 +46,9 @@ SWEEP = {
 
 
 @pytest.fixture
-def client(database_url: str) -> Iterator[TestClient]:
-    engine = make_engine(normalise_url(database_url))
-    upgrade(engine)
-    engine.dispose()
+def client(migrated_url: str) -> Iterator[TestClient]:
     settings = Settings(
-        database_url=database_url, api_keys=KEYS, quotas=QUOTAS, probe_workers=0, task_workers=0
+        database_url=migrated_url, api_keys=KEYS, quotas=QUOTAS, probe_workers=0, task_workers=0
     )
     with TestClient(create_app(settings), raise_server_exceptions=False) as made:
         yield made
