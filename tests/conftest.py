@@ -52,6 +52,8 @@ UNMEASURED_JOB: dict[str, Any] = {
     },
 }
 RINGS = ("unit", "property", "golden", "contract", "torch_memory", "e2e", "gpu")  # cheapest first
+# a test of SQL: on SQLite and on PostgreSQL
+EACH_DATABASE = pytest.mark.parametrize("database", ["sqlite", "postgres"], indirect=True)
 END_OTHERS = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
     " WHERE datname = current_database() AND pid <> pg_backend_pid()"
@@ -334,16 +336,22 @@ def migrated_postgres_url(migrated_postgres: str) -> str:
     return migrated_postgres
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def migrated_url(request: pytest.FixtureRequest) -> str:
-    """A migrated database of each kind, with nothing in it."""
-    url: str = request.getfixturevalue(f"migrated_{request.param}_url")
+@pytest.fixture
+def database(request: pytest.FixtureRequest) -> str:
+    """The kind of `migrated_url`: SQLite, unless the test is one of EACH_DATABASE."""
+    return getattr(request, "param", "sqlite")
+
+
+@pytest.fixture
+def migrated_url(request: pytest.FixtureRequest, database: str) -> str:
+    """A migrated database with nothing in it."""
+    url: str = request.getfixturevalue(f"migrated_{database}_url")
     return url
 
 
 @pytest.fixture
 def app(migrated_url: str) -> "Iterator[TestClient]":
-    """The service over a migrated database of each kind."""
+    """The service over a migrated database."""
     from fastapi.testclient import TestClient
 
     from api.http.app import create_app

@@ -15,6 +15,7 @@ from api.storage.tables import AuditRow
 from api.storage.transactions import writing
 from api.wiring import Wiring, wire
 from planner.units import DAY
+from tests.conftest import EACH_DATABASE
 
 
 @pytest.fixture
@@ -36,6 +37,7 @@ def subjects(wiring: Wiring) -> list[str]:
     return [line.subject for line in wiring.audit.list(AuditFilter()).items]
 
 
+@EACH_DATABASE
 def test_old_lines_go_however_many_there_are(
     wiring: Wiring, monkeypatch: pytest.MonkeyPatch
 ) -> None:

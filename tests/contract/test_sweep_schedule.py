@@ -24,6 +24,7 @@ from api.storage.sweeps import SqlSweepStore
 from api.wiring import Wiring, wire
 from planner.errors import ConflictError, SpecError
 from planner.intake.sweeps import read_sweep
+from tests.conftest import EACH_DATABASE
 
 EVENING = datetime(2026, 3, 1, 20, 0, tzinfo=UTC)
 NIGHT = datetime(2026, 3, 2, 2, 0, tzinfo=UTC)
@@ -75,6 +76,7 @@ def stored(wiring: Wiring, **more: Any) -> SweepRecord:
     return add_sweep(wiring, {**SWEEP, **more}, allow_files=False)
 
 
+@EACH_DATABASE
 def test_a_night_is_one_run_however_often_one_looks(wiring: Wiring, clock: Clock) -> None:
     sweep = stored(wiring)
     assert sweep.next_due_at == NIGHT
@@ -86,6 +88,7 @@ def test_a_night_is_one_run_however_often_one_looks(wiring: Wiring, clock: Clock
     assert wiring.sweeps.get(sweep.id).next_due_at == NIGHT + timedelta(days=1)
 
 
+@EACH_DATABASE
 def test_workers_that_look_at_once_make_one_run(workers: list[Wiring], clock: Clock) -> None:
     stored(workers[0])
     clock.time = NIGHT
@@ -134,6 +137,7 @@ def test_a_moment_just_come_is_kept_whatever_was_missed_before_it(
     assert wiring.sweeps.get(sweep.id).next_due_at == tonight + timedelta(days=1)
 
 
+@EACH_DATABASE
 def test_a_run_of_ours_is_never_up_for_a_worker(
     wiring: Wiring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,6 +238,7 @@ def test_an_anchor_of_another_size_is_passed_over_in_the_jobs_of_which_it_is_non
     assert small["message"] == "takes 2 GPUs, the job has 1"
 
 
+@EACH_DATABASE
 def test_paused_comes_not_due_and_cancelled_never_again(wiring: Wiring, clock: Clock) -> None:
     sweep = stored(wiring)
     waiting = run_now(wiring, sweep, ours=False)
@@ -256,6 +261,7 @@ def test_a_schedule_that_never_comes_is_refused(wiring: Wiring, tmp_path: Path) 
             stored(wiring, schedule=words)
 
 
+@EACH_DATABASE
 def test_cancelling_a_sweep_ends_every_run_of_it(wiring: Wiring) -> None:
     """Of hundreds that wait not one is left for a worker; who runs one is asked to stop."""
     sweep = stored(wiring)
@@ -281,6 +287,7 @@ def test_a_run_asked_for_while_its_sweep_is_cancelled_is_refused(wiring: Wiring)
     assert wiring.tasks.list().items == []
 
 
+@EACH_DATABASE
 @pytest.mark.parametrize(
     ("overlap", "states"),
     [("skip", ["running"]), ("queue", ["running", "queued"]), ("replace", ["running", "queued"])],
@@ -308,6 +315,7 @@ def test_a_night_that_comes_while_the_last_one_runs(
     assert len(wiring.tasks.list(TaskFilter(state="queued")).items) == 1
 
 
+@EACH_DATABASE
 def test_runs_of_one_sweep_are_never_claimed_at_once(workers: list[Wiring], clock: Clock) -> None:
     sweep = stored(workers[0], overlap="queue")
     for night in range(4):
@@ -339,6 +347,7 @@ def wiring_states(wiring: Wiring, sweep: SweepRecord) -> list[str]:
     return [run.state for run in wiring.tasks.list(TaskFilter(parent_id=sweep.id)).items]
 
 
+@EACH_DATABASE
 def test_the_higher_priority_is_claimed_first(wiring: Wiring) -> None:
     names = [run_now(wiring, stored(wiring, priority=p), ours=False).id for p in (0, -1, 5)]
     taken = [wiring.tasks.claim(new_lease()) for _ in names]
@@ -353,6 +362,7 @@ def test_a_night_of_another_zone(wiring: Wiring) -> None:
             stored(wiring, **wrong)
 
 
+@EACH_DATABASE
 def test_the_databases_clock_is_about_right(migrated_url: str) -> None:
     wiring = wire(Settings(database_url=migrated_url))
     assert abs(wiring.sweeps.now() - datetime.now(UTC)) < timedelta(minutes=5)

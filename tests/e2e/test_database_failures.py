@@ -27,7 +27,7 @@ from api.storage.tasks import SqlTaskStore
 from api.wiring import Wiring
 from planner.errors import StoreError
 from planner.specs.plan import Plan
-from tests.conftest import END_OTHERS
+from tests.conftest import EACH_DATABASE, END_OTHERS
 from tests.stand_ins.plan_labels import plan_labels
 
 SECONDS = 0.5  # that an engine of these tests waits
@@ -54,6 +54,7 @@ def is_refused_in_time(engine: Engine, words: str) -> None:
     assert raised.value.retry_after_seconds > 0
 
 
+@EACH_DATABASE
 def test_a_locked_database_is_given_up_and_used_again(engine: Engine, migrated_url: str) -> None:
     other = make_engine(normalise_url(migrated_url))
     with other.connect().execution_options(planner_writes=True) as holder, holder.begin():
@@ -64,6 +65,7 @@ def test_a_locked_database_is_given_up_and_used_again(engine: Engine, migrated_u
     other.dispose()
 
 
+@EACH_DATABASE
 def test_no_free_connection_is_given_up(engine: Engine) -> None:
     if engine.dialect.name == "sqlite":
         with engine.connect(), engine.connect():

@@ -26,6 +26,7 @@ from planner.estimates import estimate_jobs
 from planner.intake.measurements import read_measurement
 from planner.specs.measurement import Measurement, question_hash
 from planner.specs.sweep import SweepSpec
+from tests.conftest import EACH_DATABASE
 
 JOB: dict[str, Any] = {
     "model": "llama3-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
@@ -142,6 +143,7 @@ def slower_by(nights: Nights, changes: Sequence[float], torch: Sequence[str]) ->
     return report
 
 
+@EACH_DATABASE
 def test_two_percent_a_night_over_three_versions_is_drift(wiring: Wiring) -> None:
     """It was "0 changed" every night against the run before."""
     nights = Nights(wiring)

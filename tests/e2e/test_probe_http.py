@@ -16,7 +16,7 @@ from fastapi.testclient import TestClient
 from api.http.app import create_app
 from api.settings import Settings
 from probes import guardian
-from tests.conftest import needed
+from tests.conftest import EACH_DATABASE, needed
 from tests.stand_ins import worker
 from tests.stand_ins.runners import JOB
 
@@ -80,6 +80,7 @@ def problem(answer: httpx.Response, status: int) -> dict[str, Any]:
     return body
 
 
+@EACH_DATABASE
 def test_a_probe_is_queued_run_and_found(make: Make, migrated_url: str) -> None:
     needed("torch")
     client = make(migrated_url)
