@@ -25,6 +25,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,7 @@ def register_simulated() -> None:
         pools.register("simulated:FILE.json", "probes.pools.simulated:SimulatedPool")
 
 
+@cache
 def layouts() -> list[dict[str, Any]]:
     """Layouts that are legal for every job of the sweeps."""
     job = _job(64)

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
+from tests import zygote
+
 if TYPE_CHECKING:
     from fastapi.testclient import TestClient
 
@@ -55,6 +57,12 @@ UNMEASURED_JOB: dict[str, Any] = {
     },
 }
 RINGS = ("unit", "property", "golden", "contract", "torch_memory", "e2e", "gpu")  # cheapest first
+# a test of SQL: on SQLite and on PostgreSQL
+EACH_DATABASE = pytest.mark.parametrize("database", ["sqlite", "postgres"], indirect=True)
+END_OTHERS = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+)
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true", "yes")
 
@@ -148,22 +156,29 @@ def sqlite_url(tmp_path: Path) -> str:
 
 @pytest.fixture
 def cli(sqlite_url: str) -> Cli:
-    """Runs `planner-cli` in a process of its own, on a fresh SQLite database."""
+    """Runs `planner-cli` on a fresh SQLite database, in a fork that has imported it already."""
+    return commands(zygote.run, sqlite_url)
 
-    def run(
-        *arguments: str | Path, input: str | None = None, env: Mapping[str, str] | None = None
+
+@pytest.fixture
+def executable(sqlite_url: str) -> Cli:
+    """Starts `python -m api.cli` as a user does, where a fork would not show the same."""
+
+    def run(arguments: Sequence[str], **given: Any) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", "api.cli", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False, **given)
+
+    return commands(run, sqlite_url)
+
+
+def commands(run: Cli, database_url: str) -> Cli:
+    def cli(
+        *arguments: str | Path, input: str = "", env: Mapping[str, str] | None = None
     ) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [sys.executable, "-m", "api.cli", *map(str, arguments)],
-            input=input,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-            env={**clean_environment(), "PLANNER_DATABASE_URL": sqlite_url, **(env or {})},
-        )
+        given = {**clean_environment(), "PLANNER_DATABASE_URL": database_url, **(env or {})}
+        return run([*map(str, arguments)], input=input, env=given, timeout=300.0)
 
-    return run
+    return cli
 
 
 def clean_environment() -> dict[str, str]:
@@ -278,15 +293,18 @@ def running_postgres() -> Iterator[str]:
 @pytest.fixture
 def postgres_url(postgres_server: str) -> Iterator[str]:
     """A fresh, empty database."""
+    name = f"planner_{uuid.uuid4().hex[:12]}"
+    _ask_postgres(postgres_server, f"CREATE DATABASE {name}")
+    yield f"postgresql://planner@/{name}?{postgres_server}"
+    _ask_postgres(postgres_server, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def _ask_postgres(server: str, statement: str) -> None:
     import psycopg
 
-    name = f"planner_{uuid.uuid4().hex[:12]}"
-    admin = f"postgresql://planner@/postgres?{postgres_server}"
+    admin = f"postgresql://planner@/postgres?{server}"
     with psycopg.connect(admin, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
-    yield f"postgresql://planner@/{name}?{postgres_server}"
-    with psycopg.connect(admin, autocommit=True) as connection:
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+        connection.execute(statement)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -296,21 +314,78 @@ def database_url(request: pytest.FixtureRequest) -> str:
     return url
 
 
+@pytest.fixture(scope="session")
+def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated SQLite database, of which tests take copies."""
+    path = tmp_path_factory.mktemp("migrated") / "planner.db"
+    _migrate(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture(scope="session")
+def migrated_postgres(postgres_server: str) -> str:
+    """The URL of a migrated database, which tests empty."""
+    url = f"postgresql://planner@/migrated?{postgres_server}"
+    _ask_postgres(postgres_server, "CREATE DATABASE migrated")
+    _migrate(url)
+    return url
+
+
+def _migrate(url: str) -> None:
+    from api.storage.engine import make_engine, normalise_url
+    from api.storage.migrate import upgrade
+
+    engine = make_engine(normalise_url(url))
+    upgrade(engine)
+    engine.dispose()
+
+
 @pytest.fixture
-def app(database_url: str) -> "Iterator[TestClient]":
-    """The service over a migrated database of each kind."""
+def migrated_sqlite_url(sqlite_url: str, tmp_path: Path, migrated_file: Path) -> str:
+    shutil.copyfile(migrated_file, tmp_path / "planner.db")
+    return sqlite_url
+
+
+@pytest.fixture
+def migrated_postgres_url(migrated_postgres: str) -> str:
+    """What earlier tests left is deleted: to copy a database takes thirty times as long."""
+    from sqlalchemy import text
+
+    from api.storage.engine import make_engine, normalise_url
+    from api.storage.tables import Base
+
+    engine = make_engine(normalise_url(migrated_postgres))
+    with engine.begin() as connection:
+        connection.execute(text(END_OTHERS))
+        for table in reversed(Base.metadata.sorted_tables):
+            connection.execute(table.delete())
+    engine.dispose()
+    return migrated_postgres
+
+
+@pytest.fixture
+def database(request: pytest.FixtureRequest) -> str:
+    """The kind of `migrated_url`: SQLite, unless the test is one of EACH_DATABASE."""
+    return getattr(request, "param", "sqlite")
+
+
+@pytest.fixture
+def migrated_url(request: pytest.FixtureRequest, database: str) -> str:
+    """A migrated database with nothing in it."""
+    url: str = request.getfixturevalue(f"migrated_{database}_url")
+    return url
+
+
+@pytest.fixture
+def app(migrated_url: str) -> "Iterator[TestClient]":
+    """The service over a migrated database."""
     from fastapi.testclient import TestClient
 
     from api.http.app import create_app
     from api.settings import Settings
-    from api.storage.engine import make_engine, normalise_url
-    from api.storage.migrate import upgrade
 
-    engine = make_engine(normalise_url(database_url))
-    upgrade(engine)
-    engine.dispose()
     with TestClient(
-        create_app(Settings(database_url=database_url)), raise_server_exceptions=False
+        create_app(Settings(database_url=migrated_url)), raise_server_exceptions=False
     ) as served:
         yield served
 

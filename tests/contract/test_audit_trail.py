@@ -10,18 +10,17 @@ from api.jobs.workers import TaskWorkers
 from api.settings import Settings
 from api.storage import audit
 from api.storage.clock import database_time
-from api.storage.migrate import upgrade
 from api.storage.records import AuditFilter
 from api.storage.tables import AuditRow
 from api.storage.transactions import writing
 from api.wiring import Wiring, wire
 from planner.units import DAY
+from tests.conftest import EACH_DATABASE
 
 
 @pytest.fixture
-def wiring(database_url: str) -> Iterator[Wiring]:
-    made = wire(Settings(database_url=database_url, audit_days=30))
-    upgrade(made.engine)
+def wiring(migrated_url: str) -> Iterator[Wiring]:
+    made = wire(Settings(database_url=migrated_url, audit_days=30))
     yield made
     made.engine.dispose()
 
@@ -38,6 +37,7 @@ def subjects(wiring: Wiring) -> list[str]:
     return [line.subject for line in wiring.audit.list(AuditFilter()).items]
 
 
+@EACH_DATABASE
 def test_old_lines_go_however_many_there_are(
     wiring: Wiring, monkeypatch: pytest.MonkeyPatch
 ) -> None:

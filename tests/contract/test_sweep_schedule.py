@@ -19,12 +19,12 @@ from api.jobs.sweep_runs import run_sweep
 from api.jobs.sweeps import add_sweep, cancel_sweep, pause_sweep, run_now, schedule_due
 from api.render.sweep import report_lines
 from api.settings import Settings
-from api.storage.migrate import upgrade
 from api.storage.records import ProbeRecord, SweepRecord, TaskEnd, TaskFilter, TaskRecord
 from api.storage.sweeps import SqlSweepStore
 from api.wiring import Wiring, wire
 from planner.errors import ConflictError, SpecError
 from planner.intake.sweeps import read_sweep
+from tests.conftest import EACH_DATABASE
 
 EVENING = datetime(2026, 3, 1, 20, 0, tzinfo=UTC)
 NIGHT = datetime(2026, 3, 2, 2, 0, tzinfo=UTC)
@@ -56,13 +56,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def workers(database_url: str, clock: Clock) -> Iterator[list[Wiring]]:
+def workers(migrated_url: str, clock: Clock) -> Iterator[list[Wiring]]:
     """Processes of their own, as far as the database can tell."""
-    settings = Settings(database_url=database_url)
+    settings = Settings(database_url=migrated_url)
     ids = wire(settings).ids
     wrong = Clock(EVENING + timedelta(days=400))  # of the worker; nobody asks it
     made = [Wiring(settings=settings, clock=wrong, ids=ids) for _ in range(4)]
-    upgrade(made[0].engine)
     yield made
     for worker in made:
         worker.engine.dispose()
@@ -77,6 +76,7 @@ def stored(wiring: Wiring, **more: Any) -> SweepRecord:
     return add_sweep(wiring, {**SWEEP, **more}, allow_files=False)
 
 
+@EACH_DATABASE
 def test_a_night_is_one_run_however_often_one_looks(wiring: Wiring, clock: Clock) -> None:
     sweep = stored(wiring)
     assert sweep.next_due_at == NIGHT
@@ -88,6 +88,7 @@ def test_a_night_is_one_run_however_often_one_looks(wiring: Wiring, clock: Clock
     assert wiring.sweeps.get(sweep.id).next_due_at == NIGHT + timedelta(days=1)
 
 
+@EACH_DATABASE
 def test_workers_that_look_at_once_make_one_run(workers: list[Wiring], clock: Clock) -> None:
     stored(workers[0])
     clock.time = NIGHT
@@ -136,6 +137,7 @@ def test_a_moment_just_come_is_kept_whatever_was_missed_before_it(
     assert wiring.sweeps.get(sweep.id).next_due_at == tonight + timedelta(days=1)
 
 
+@EACH_DATABASE
 def test_a_run_of_ours_is_never_up_for_a_worker(
     wiring: Wiring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,6 +238,7 @@ def test_an_anchor_of_another_size_is_passed_over_in_the_jobs_of_which_it_is_non
     assert small["message"] == "takes 2 GPUs, the job has 1"
 
 
+@EACH_DATABASE
 def test_paused_comes_not_due_and_cancelled_never_again(wiring: Wiring, clock: Clock) -> None:
     sweep = stored(wiring)
     waiting = run_now(wiring, sweep, ours=False)
@@ -258,6 +261,7 @@ def test_a_schedule_that_never_comes_is_refused(wiring: Wiring, tmp_path: Path) 
             stored(wiring, schedule=words)
 
 
+@EACH_DATABASE
 def test_cancelling_a_sweep_ends_every_run_of_it(wiring: Wiring) -> None:
     """Of hundreds that wait not one is left for a worker; who runs one is asked to stop."""
     sweep = stored(wiring)
@@ -283,6 +287,7 @@ def test_a_run_asked_for_while_its_sweep_is_cancelled_is_refused(wiring: Wiring)
     assert wiring.tasks.list().items == []
 
 
+@EACH_DATABASE
 @pytest.mark.parametrize(
     ("overlap", "states"),
     [("skip", ["running"]), ("queue", ["running", "queued"]), ("replace", ["running", "queued"])],
@@ -310,6 +315,7 @@ def test_a_night_that_comes_while_the_last_one_runs(
     assert len(wiring.tasks.list(TaskFilter(state="queued")).items) == 1
 
 
+@EACH_DATABASE
 def test_runs_of_one_sweep_are_never_claimed_at_once(workers: list[Wiring], clock: Clock) -> None:
     sweep = stored(workers[0], overlap="queue")
     for night in range(4):
@@ -341,6 +347,7 @@ def wiring_states(wiring: Wiring, sweep: SweepRecord) -> list[str]:
     return [run.state for run in wiring.tasks.list(TaskFilter(parent_id=sweep.id)).items]
 
 
+@EACH_DATABASE
 def test_the_higher_priority_is_claimed_first(wiring: Wiring) -> None:
     names = [run_now(wiring, stored(wiring, priority=p), ours=False).id for p in (0, -1, 5)]
     taken = [wiring.tasks.claim(new_lease()) for _ in names]
@@ -355,8 +362,8 @@ def test_a_night_of_another_zone(wiring: Wiring) -> None:
             stored(wiring, **wrong)
 
 
-def test_the_databases_clock_is_about_right(database_url: str) -> None:
-    wiring = wire(Settings(database_url=database_url))
-    upgrade(wiring.engine)
+@EACH_DATABASE
+def test_the_databases_clock_is_about_right(migrated_url: str) -> None:
+    wiring = wire(Settings(database_url=migrated_url))
     assert abs(wiring.sweeps.now() - datetime.now(UTC)) < timedelta(minutes=5)
     wiring.engine.dispose()

@@ -27,16 +27,19 @@ from benchmarks.sweep_scheduler import Bench, layouts
 from planner.errors import NotFoundError
 from probes.pools import BACKENDS
 from probes.pools.simulated import Faults, SimulatedCluster
+from tests.conftest import EACH_DATABASE
 
 
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulated pools for these tests alone; what a run teaches is none of their matter."""
     monkeypatch.setattr("probes.pools.BACKENDS", dict(BACKENDS))
+    monkeypatch.setattr("api.jobs.sweep_runs.update_about", lambda *_: [])
 
 
 @pytest.fixture
-def bench(database_url: str, tmp_path: Path) -> Bench:
-    return Bench(folder=tmp_path, url=database_url, nodes=4, seed=3)
+def bench(migrated_url: str, tmp_path: Path) -> Bench:
+    return Bench(folder=tmp_path, url=migrated_url, nodes=4, seed=3)
 
 
 @pytest.fixture
@@ -164,6 +167,7 @@ def test_a_node_that_hangs_is_kept_out_for_all_and_let_in_by_command(
         wiring.quarantine.release("node1", None)
 
 
+@EACH_DATABASE
 def test_the_last_room_goes_to_one_of_two_workers(bench: Bench, wiring: Wiring) -> None:
     """Two transactions that ask at once are told apart; a lease that ends gives the room back."""
     run = claimed(wiring)
@@ -199,6 +203,7 @@ def test_the_last_room_goes_to_one_of_two_workers(bench: Bench, wiring: Wiring) 
     other.engine.dispose()
 
 
+@EACH_DATABASE
 def test_who_has_a_higher_priority_is_let_go_first(bench: Bench, wiring: Wiring) -> None:
     run = claimed(wiring)
     high = another(wiring, bench, priority=5)
@@ -219,6 +224,7 @@ def test_who_has_a_higher_priority_is_let_go_first(bench: Bench, wiring: Wiring)
     ask(run)
 
 
+@EACH_DATABASE
 def test_a_study_waits_for_room_until_it_is_stopped(bench: Bench, wiring: Wiring) -> None:
     run, stop = claimed(wiring), threading.Event()
     stop.set()
@@ -259,11 +265,12 @@ def test_progress_is_told_and_stored(bench: Bench, wiring: Wiring) -> None:
     assert done[-1] == 12
 
 
+@EACH_DATABASE
 @pytest.mark.slow
 def test_a_worker_killed_in_the_middle_loses_and_doubles_nothing(
-    database_url: str, tmp_path: Path
+    migrated_url: str, tmp_path: Path
 ) -> None:
-    bench = Bench(folder=tmp_path, url=database_url, nodes=16, seed=5, probe_seconds=0.05)
+    bench = Bench(folder=tmp_path, url=migrated_url, nodes=16, seed=5, probe_seconds=0.05)
     wiring = bench.set_up(400, 2)
     bench.run(wiring, 2, kill=True)
     assert bench.wrong(wiring) == []

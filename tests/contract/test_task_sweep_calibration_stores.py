@@ -2,7 +2,6 @@
 SQLite file, PostgreSQL.
 """
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -11,10 +10,8 @@ import pytest
 from sqlalchemy import Engine
 
 from api.storage.calibrations import SqlCalibrationStore
-from api.storage.engine import make_engine, normalise_url
 from api.storage.learning import SqlLearningStore
 from api.storage.measurements import SqlMeasurementStore
-from api.storage.migrate import upgrade
 from api.storage.records import (
     CalibrationRecord,
     Lease,
@@ -33,19 +30,6 @@ from tests.conftest import JOB, LAYOUT
 from tests.stand_ins.ageing import age
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, 123456, tzinfo=UTC)
-
-
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
-def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    url = (
-        "sqlite://"
-        if request.param == "memory"
-        else request.getfixturevalue(f"{request.param}_url")
-    )
-    made = make_engine(normalise_url(url))
-    upgrade(made)
-    yield made
-    made.dispose()
 
 
 def task(number: int, **fields: object) -> TaskRecord:

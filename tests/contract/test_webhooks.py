@@ -22,12 +22,12 @@ from api.jobs.webhooks import MOST_TRIES, check_webhook, deliver_due
 from api.jobs.workers import TaskWorkers, is_idle
 from api.settings import Settings
 from api.storage.clock import database_time
-from api.storage.migrate import upgrade
 from api.storage.records import Lease, TaskEnd, TaskRecord
 from api.storage.tables import TaskRow
 from api.storage.transactions import writing
 from api.wiring import Wiring, wire
 from planner.errors import SpecError
+from tests.conftest import EACH_DATABASE
 
 SECRET = "a secret of the operator"
 SWEEP: dict[str, Any] = {
@@ -75,16 +75,15 @@ def receiver() -> Iterator[Receiver]:
 
 
 @pytest.fixture
-def wiring(database_url: str, receiver: Receiver) -> Iterator[Wiring]:
+def wiring(migrated_url: str, receiver: Receiver) -> Iterator[Wiring]:
     place = receiver.url.split("/")[2]
     made = wire(
         Settings(
-            database_url=database_url,
+            database_url=migrated_url,
             webhook_hosts=f"hooks.example.com, {place}",
             webhook_secret=SecretStr(SECRET),
         )
     )
-    upgrade(made.engine)
     yield made
     made.engine.dispose()
 
@@ -122,6 +121,7 @@ def test_a_report_is_posted_once_and_signed(wiring: Wiring, receiver: Receiver) 
     assert headers["webhook-signature"] == f"v1,{expected.decode()}"
 
 
+@EACH_DATABASE
 def test_a_receiver_that_fails_is_asked_again_later_and_given_up_at_last(
     wiring: Wiring, receiver: Receiver
 ) -> None:
@@ -151,6 +151,7 @@ def lose_the_worker(wiring: Wiring, run: TaskRecord) -> None:
         session.execute(expired.values(lease_until=database_time(-1.0)))
 
 
+@EACH_DATABASE
 def test_a_run_that_lost_its_workers_is_told_by_the_one_that_finds_it(
     wiring: Wiring, receiver: Receiver
 ) -> None:
@@ -186,6 +187,7 @@ def test_a_run_that_is_queued_again_is_told_when_it_ends(
     assert wiring.tasks.get(run.id).notified == 1, "the calls of its first end do not count"
 
 
+@EACH_DATABASE
 def test_two_workers_tell_it_once(wiring: Wiring, receiver: Receiver) -> None:
     ended_run(wiring, receiver.url)
     other = Wiring(settings=wiring.settings, clock=wiring.clock, ids=wiring.ids)

@@ -139,10 +139,10 @@ def test_a_plan_a_pipeline_and_the_accuracy_are_drawn(cli: Cli, tmp_path: Path) 
     assert "--plot" in refused.stderr
 
 
-def test_the_same_question_has_the_same_answer(cli: Cli) -> None:
-    plans = [
-        json.loads(cli("recommend", *MAIN_JOB, "--seed", "7", "--json").stdout) for _ in range(2)
-    ]
+def test_the_same_question_has_the_same_answer_of_two_real_processes(executable: Cli) -> None:
+    """Which order sets differently: a fork would order them as the one before did."""
+    asked = ("recommend", *MAIN_JOB, "--seed", "7", "--json")
+    plans = [json.loads(executable(*asked).stdout) for _ in range(2)]
     for plan in plans:
         for key in ("id", "created_at"):
             del plan[key]
@@ -479,10 +479,11 @@ def test_wrong_settings_are_named_and_secrets_are_not(cli: Cli) -> None:
         ), done.stderr
 
 
-def test_terminals_that_know_no_unicode_get_plain_letters(cli: Cli) -> None:
-    done = cli(
-        "recommend", *MAIN_JOB, "--top-k", "2", env={"PYTHONIOENCODING": "ascii", "COLUMNS": "70"}
-    )
+def test_terminals_that_know_no_unicode_get_plain_letters_of_a_real_process(
+    executable: Cli,
+) -> None:
+    environment = {"PYTHONIOENCODING": "ascii", "COLUMNS": "70"}
+    done = executable("recommend", *MAIN_JOB, "--top-k", "2", env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.isascii()
     assert "\\x" not in done.stdout

@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 from api.client import Client, ServiceError
 from planner.specs.estimate import Estimate
 from planner.specs.plan import Plan
-from tests.conftest import LAYOUT
+from tests.conftest import EACH_DATABASE, LAYOUT
 
 
 @pytest.fixture
@@ -18,6 +18,7 @@ def client(app: TestClient) -> Iterator[Client]:
         yield found
 
 
+@EACH_DATABASE
 def test_plans_and_estimates_come_as_the_planner_s_own_types(
     client: Client, job: dict[str, Any]
 ) -> None:
@@ -41,6 +42,7 @@ def test_plans_and_estimates_come_as_the_planner_s_own_types(
     assert wrong["error"]["field"]
 
 
+@EACH_DATABASE
 def test_the_rest_of_the_service(client: Client, job: dict[str, Any]) -> None:
     names = [line["name"] for line in client.catalog("gpus")]
     assert client.catalog_entry("gpus", names[0])["name"] == names[0]
@@ -77,6 +79,7 @@ def test_lines_take_no_wrong_idempotency_key(app: TestClient) -> None:
     assert (refused.status_code, refused.json()["field"]) == (422, "idempotency-key")
 
 
+@EACH_DATABASE
 def test_who_did_what_and_what_waits(client: Client, job: dict[str, Any]) -> None:
     plan = client.plan({**job, "search": {"top_k": 1}})
     (made,) = client.audit(action="plan.made")
@@ -90,6 +93,7 @@ def test_who_did_what_and_what_waits(client: Client, job: dict[str, Any]) -> Non
     assert error.value.status == 404
 
 
+@EACH_DATABASE
 def test_sweeps_come_typed(client: Client) -> None:
     job = {
         "model": "llama3.2-1b",

@@ -41,7 +41,8 @@ from planner.intake.sweeps import read_sweep
 from planner.plan.recommend import recommend
 from planner.specs.plan import Plan
 from tests.conftest import ROOT, Cli, clean_environment, needed
-from tests.stand_ins import light_python, worker
+from tests.e2e.conftest import REAL_PROBE
+from tests.stand_ins import worker
 from tests.stand_ins.ageing import age
 
 TINY = {
@@ -69,16 +70,6 @@ EMPTY: dict[str, Any] = {"models": [], "clusters": [], "trainings": []}
 def sweep_jobs() -> list[dict[str, Any]]:
     """The jobs of SWEEP, written out."""
     return list(read_sweep(SWEEP).jobs)
-
-
-@pytest.fixture
-def surroundings(tmp_path: Path) -> dict[str, str]:
-    return {
-        "PLANNER_PROBE_FOLDER": str(tmp_path / "probes"),
-        "PLANNER_LEASE_FOLDER": str(tmp_path / "leases"),
-        "PLANNER_PROBE_PROGRAM": worker.__file__,
-        "PLANNER_PROBE_PYTHON": str(light_python.install(tmp_path)),
-    }
 
 
 def settings_of(url: str, surroundings: dict[str, str]) -> Settings:
@@ -935,12 +926,9 @@ def test_the_loop_with_the_real_program(
 ) -> None:
     needed("torch")
     job = {**JOB, "probe": {"max_probes": 1, "steps": 2}}
-    real = {
-        **surroundings,
-        "PLANNER_PROBE_PROGRAM": "probes.worker",
-        "PLANNER_PROBE_PYTHON": sys.executable,
-    }
-    done = cli("recommend", "--job", written(tmp_path, job), "--json", env=real)
+    done = cli(
+        "recommend", "--job", written(tmp_path, job), "--json", env={**surroundings, **REAL_PROBE}
+    )
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
     assert plan["probing"]["probes"] == 1

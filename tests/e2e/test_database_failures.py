@@ -20,7 +20,6 @@ from api.http.app import create_app
 from api.jobs.sweeps import schedule_due
 from api.settings import Settings
 from api.storage.engine import Limits, make_engine, normalise_url
-from api.storage.migrate import upgrade
 from api.storage.records import SweepRecord, TaskRecord
 from api.storage.store import SqlStore
 from api.storage.tables import PlanRow
@@ -28,6 +27,7 @@ from api.storage.tasks import SqlTaskStore
 from api.wiring import Wiring
 from planner.errors import StoreError
 from planner.specs.plan import Plan
+from tests.conftest import EACH_DATABASE, END_OTHERS
 from tests.stand_ins.plan_labels import plan_labels
 
 SECONDS = 0.5  # that an engine of these tests waits
@@ -35,9 +35,8 @@ MOST_SECONDS = 20.0  # on however busy a machine, and far below waiting for ever
 
 
 @pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    made = make_engine(normalise_url(database_url), Limits(seconds=SECONDS, connections=2))
-    upgrade(made)
+def engine(migrated_url: str) -> Iterator[Engine]:
+    made = make_engine(normalise_url(migrated_url), Limits(seconds=SECONDS, connections=2))
     yield made
     made.dispose()
 
@@ -55,8 +54,9 @@ def is_refused_in_time(engine: Engine, words: str) -> None:
     assert raised.value.retry_after_seconds > 0
 
 
-def test_a_locked_database_is_given_up_and_used_again(engine: Engine, database_url: str) -> None:
-    other = make_engine(normalise_url(database_url))
+@EACH_DATABASE
+def test_a_locked_database_is_given_up_and_used_again(engine: Engine, migrated_url: str) -> None:
+    other = make_engine(normalise_url(migrated_url))
     with other.connect().execution_options(planner_writes=True) as holder, holder.begin():
         if other.dialect.name == "postgresql":
             holder.execute(text("LOCK TABLE tasks IN ACCESS EXCLUSIVE MODE"))
@@ -65,6 +65,7 @@ def test_a_locked_database_is_given_up_and_used_again(engine: Engine, database_u
     other.dispose()
 
 
+@EACH_DATABASE
 def test_no_free_connection_is_given_up(engine: Engine) -> None:
     if engine.dialect.name == "sqlite":
         with engine.connect(), engine.connect():
@@ -77,8 +78,8 @@ def test_no_free_connection_is_given_up(engine: Engine) -> None:
     SqlTaskStore(engine).add([task()])
 
 
-def test_a_slow_statement_is_ended(postgres_url: str) -> None:
-    engine = make_engine(normalise_url(postgres_url), Limits(seconds=SECONDS))
+def test_a_slow_statement_is_ended(migrated_postgres_url: str) -> None:
+    engine = make_engine(normalise_url(migrated_postgres_url), Limits(seconds=SECONDS))
     started = time.monotonic()
     with pytest.raises(Exception, match="statement timeout"), engine.connect() as connection:
         connection.execute(text("SELECT pg_sleep(600)"))
@@ -86,10 +87,10 @@ def test_a_slow_statement_is_ended(postgres_url: str) -> None:
     engine.dispose()
 
 
-def test_a_migration_may_take_longer_than_a_statement(postgres_url: str) -> None:
+def test_a_migration_may_take_longer_than_a_statement(migrated_postgres_url: str) -> None:
     from api.storage.migrate import _locked
 
-    engine = make_engine(normalise_url(postgres_url), Limits(seconds=SECONDS))
+    engine = make_engine(normalise_url(migrated_postgres_url), Limits(seconds=SECONDS))
     with _locked(engine) as connection:
         connection.execute(text("SELECT pg_sleep(1.2)"))
     with engine.connect() as connection:
@@ -97,9 +98,8 @@ def test_a_migration_may_take_longer_than_a_statement(postgres_url: str) -> None
     engine.dispose()
 
 
-def test_a_frozen_server_is_given_up(postgres_url: str) -> None:
-    engine = make_engine(normalise_url(postgres_url), Limits(seconds=SECONDS))
-    upgrade(engine)
+def test_a_frozen_server_is_given_up(migrated_postgres_url: str) -> None:
+    engine = make_engine(normalise_url(migrated_postgres_url), Limits(seconds=SECONDS))
     with engine.connect() as connection:
         pid = connection.scalar(text("SELECT pg_backend_pid()"))
     assert isinstance(pid, int)
@@ -123,16 +123,11 @@ def test_a_frozen_server_is_given_up(postgres_url: str) -> None:
     engine.dispose()
 
 
-def test_a_server_that_ends_our_connections_is_asked_again(postgres_url: str) -> None:
-    engine, other = (make_engine(normalise_url(postgres_url)) for _ in range(2))
-    upgrade(engine)
+def test_a_server_that_ends_our_connections_is_asked_again(migrated_postgres_url: str) -> None:
+    engine, other = (make_engine(normalise_url(migrated_postgres_url)) for _ in range(2))
     SqlTaskStore(engine).add([task()])
-    ending = text(
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-        " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-    )
     with other.connect() as connection:
-        connection.execute(ending).all()
+        connection.execute(text(END_OTHERS)).all()
     assert SqlTaskStore(engine).get("plan-1").state == "queued"
     for one in (engine, other):
         one.dispose()

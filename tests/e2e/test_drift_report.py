@@ -20,14 +20,13 @@ from api.jobs.sweeps import add_sweep, sweep_detail
 from api.render.charts import sweep_chart
 from api.render.sweep import report_lines
 from api.settings import Settings
-from api.storage.engine import make_engine, normalise_url
-from api.storage.migrate import upgrade
 from api.storage.records import ProbeRecord, SweepRecord, TaskRecord
 from api.wiring import Wiring, wire
 from planner.estimates import estimate_jobs
 from planner.intake.measurements import read_measurement
 from planner.specs.measurement import Measurement, question_hash
 from planner.specs.sweep import SweepSpec
+from tests.conftest import EACH_DATABASE
 
 JOB: dict[str, Any] = {
     "model": "llama3-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
@@ -43,11 +42,8 @@ SECONDS = (2.0, 1.6)
 
 
 @pytest.fixture
-def wiring(database_url: str) -> Iterator[Wiring]:
-    engine = make_engine(normalise_url(database_url))
-    upgrade(engine)
-    engine.dispose()
-    made = wire(Settings(database_url=database_url))
+def wiring(migrated_url: str) -> Iterator[Wiring]:
+    made = wire(Settings(database_url=migrated_url))
     yield made
     made.store.engine.dispose()
 
@@ -147,6 +143,7 @@ def slower_by(nights: Nights, changes: Sequence[float], torch: Sequence[str]) ->
     return report
 
 
+@EACH_DATABASE
 def test_two_percent_a_night_over_three_versions_is_drift(wiring: Wiring) -> None:
     """It was "0 changed" every night against the run before."""
     nights = Nights(wiring)

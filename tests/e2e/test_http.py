@@ -19,7 +19,7 @@ from api.http.app import create_app
 from api.settings import Settings
 from api.storage.engine import make_engine, normalise_url
 from api.storage.migrate import alembic_config, upgrade
-from tests.conftest import LAYOUT, UNMEASURED_JOB
+from tests.conftest import EACH_DATABASE, LAYOUT, UNMEASURED_JOB
 from tests.served import served
 
 PROBLEM = "application/problem+json"
@@ -49,6 +49,7 @@ def is_problem(answer: httpx.Response, status: int) -> dict[str, Any]:
     return body
 
 
+@EACH_DATABASE
 def test_a_plan_is_made_kept_and_listed(app: TestClient, job: dict[str, Any]) -> None:
     answer = app.post("/plan", json={**job, "id": "ünï", "search": {"top_k": 2}})
     assert answer.status_code == 200, answer.text
@@ -87,6 +88,7 @@ def test_pages_of_plans(sqlite_client: TestClient, job: dict[str, Any]) -> None:
     is_problem(sqlite_client.get("/plans", params={"limit": "x"}), 422)
 
 
+@EACH_DATABASE
 def test_an_estimate_is_made_and_kept(app: TestClient, job: dict[str, Any]) -> None:
     answer = app.post("/estimate", json={**job, "layout": LAYOUT})
     assert answer.status_code == 200, answer.text
@@ -204,6 +206,7 @@ def test_a_bug_shows_no_traceback(
     assert "secret" not in json.dumps(is_problem(sqlite_client.post("/plan", json=job), 500))
 
 
+@EACH_DATABASE
 def test_idempotency(app: TestClient, job: dict[str, Any]) -> None:
     headers = {"idempotency-key": "k1"}
     job |= {"search": {"top_k": 1}}
@@ -230,6 +233,7 @@ def test_idempotency(app: TestClient, job: dict[str, Any]) -> None:
     is_problem(app.post("/plan", json=job, headers={"idempotency-key": "x" * 300}), 422)
 
 
+@EACH_DATABASE
 def test_a_crash_before_the_answer_was_kept_leaves_nothing_and_the_retry_does_it_once(
     app: TestClient, job: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,6 +252,7 @@ def test_a_crash_before_the_answer_was_kept_leaves_nothing_and_the_retry_does_it
     assert len(app.get("/plans").json()["items"]) == 1
 
 
+@EACH_DATABASE
 def test_idempotency_of_requests_at_the_same_time(app: TestClient, job: dict[str, Any]) -> None:
     answers: list[httpx.Response] = []
 

@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 
 from api.http.app import create_app
 from api.settings import Settings
-from tests.conftest import Cli
+from tests.conftest import EACH_DATABASE, Cli
 
 TINY = {
     "hidden_size": 256,
@@ -33,6 +33,7 @@ def add(app: TestClient, kind: str, name: str, spec: dict[str, Any], **more: Any
     return found
 
 
+@EACH_DATABASE
 def test_versions_never_change(app: TestClient) -> None:
     first = add(app, "models", "ours", TINY)
     assert (first["name"], first["version"]) == ("own/ours@1", 1)
@@ -48,6 +49,7 @@ def test_versions_never_change(app: TestClient) -> None:
     assert app.get("/catalog/models/own/ours@3").status_code == 404
 
 
+@EACH_DATABASE
 def test_a_plan_outlives_the_next_version(app: TestClient) -> None:
     add(app, "models", "ours", TINY)
     add(app, "gpus", "slow", SLOW)

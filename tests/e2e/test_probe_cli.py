@@ -24,6 +24,7 @@ from probes.protocol import (
     RankMemory,
 )
 from tests.conftest import ROOT, Cli, clean_environment, needed
+from tests.e2e.conftest import REAL_PROBE
 from tests.stand_ins import worker
 from tests.stand_ins.runners import JOB
 
@@ -38,16 +39,6 @@ REAL_JOB = {
     "layout": {"dp_shard": 2, "ac": "none"},
 }  # fmt: skip
 Probe = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-@pytest.fixture
-def surroundings(tmp_path: Path) -> dict[str, str]:
-    """Settings of a probe that touches nothing outside the test's folder."""
-    return {
-        "PLANNER_PROBE_FOLDER": str(tmp_path / "probes"),
-        "PLANNER_LEASE_FOLDER": str(tmp_path / "leases"),
-        "PLANNER_PROBE_PROGRAM": worker.__file__,
-    }
 
 
 @pytest.fixture
@@ -68,17 +59,10 @@ def probe(cli: Cli, tmp_path: Path, surroundings: dict[str, str]) -> Probe:
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_from_a_job_to_a_stored_measurement_with_the_real_program(probe: Probe, cli: Cli) -> None:
     needed("torch")
-    done = probe(
-        "",
-        "--steps",
-        "3",
-        "--warmup",
-        "1",
-        job=REAL_JOB,
-        env={"PLANNER_PROBE_PROGRAM": "probes.worker"},
-    )
+    done = probe("", "--steps", "3", "--warmup", "1", job=REAL_JOB, env=REAL_PROBE)
     assert done.returncode == 0, done.stderr
     assert "predicted / measured" in done.stdout
     assert "probed, 3 timed steps" in done.stdout

@@ -4,6 +4,7 @@ found again; scopes, filters, CSV.
 
 import hashlib
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,11 +16,9 @@ from fastapi.testclient import TestClient
 
 from api.http.app import create_app
 from api.settings import Settings
-from api.storage.engine import make_engine, normalise_url
-from api.storage.migrate import upgrade
 from probes import guardian
-from tests.conftest import needed
-from tests.stand_ins import worker
+from tests.conftest import EACH_DATABASE, needed
+from tests.stand_ins import light_python, worker
 from tests.stand_ins.runners import JOB
 
 PUBLIC = Path(__file__).parents[2] / "benchmarks" / "measured" / "public.jsonl"
@@ -35,7 +34,11 @@ def make(tmp_path: Path, sqlite_url: str) -> Iterator[Make]:
 
     def client(url: str = sqlite_url, workers: int = 1, **settings: Any) -> TestClient:
         folders = {"probe_folder": tmp_path / "probes", "lease_folder": tmp_path / "leases"}
-        chosen = {"probe_program": worker.__file__, **folders, **settings}
+        light = {
+            "probe_program": worker.__file__,
+            "probe_python": str(light_python.install(tmp_path)),
+        }
+        chosen = {**light, **folders, **settings}
         app = create_app(Settings(database_url=url, probe_workers=workers, **chosen))
         made = TestClient(app, raise_server_exceptions=False)
         made.__enter__()
@@ -82,12 +85,10 @@ def problem(answer: httpx.Response, status: int) -> dict[str, Any]:
     return body
 
 
-def test_a_probe_is_queued_run_and_found(make: Make, database_url: str) -> None:
+@EACH_DATABASE
+def test_a_probe_is_queued_run_and_found(make: Make, migrated_url: str) -> None:
     needed("torch")
-    engine = make_engine(normalise_url(database_url))
-    upgrade(engine)
-    engine.dispose()
-    client = make(database_url)
+    client = make(migrated_url)
     answer = client.post(
         "/probes", json={"job": BARE, "steps": 3}, headers={"Idempotency-Key": "once"}
     )
@@ -144,7 +145,7 @@ def test_what_is_no_kernel_is_refused_at_once(make: Make) -> None:
 @pytest.mark.torch
 def test_kernels_timed_by_the_real_program_teach_their_gpu(make: Make) -> None:
     needed("torch")
-    client = make(probe_program="probes.worker")
+    client = make(probe_program="probes.worker", probe_python=sys.executable)
     kernels = [
         {"kind": "gemm", "dtype": "bf16", "sizes": {"m": 256, "n": 256, "k": 128}},
         {"kind": "memory", "name": "copy", "dtype": "bf16", "sizes": {"bytes": 1 << 20}},

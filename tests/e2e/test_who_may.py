@@ -18,13 +18,11 @@ from api.jobs.probes import recover
 from api.jobs.sweeps import schedule_due
 from api.settings import Settings, parse_quotas
 from api.storage.backup import faults_in
-from api.storage.engine import make_engine, normalise_url
-from api.storage.migrate import upgrade
 from api.storage.records import ProbeEnd, TaskFilter
 from api.wiring import Wiring
 from planner.errors import SpecError
 from planner.units import DAY
-from tests.conftest import Cli
+from tests.conftest import EACH_DATABASE, Cli
 from tests.stand_ins.ageing import age
 
 SCOPES = {"ann": "read+plan+probe", "bob": "read+plan+probe", "boss": "admin"}
@@ -48,12 +46,9 @@ SWEEP = {
 
 
 @pytest.fixture
-def client(database_url: str) -> Iterator[TestClient]:
-    engine = make_engine(normalise_url(database_url))
-    upgrade(engine)
-    engine.dispose()
+def client(migrated_url: str) -> Iterator[TestClient]:
     settings = Settings(
-        database_url=database_url, api_keys=KEYS, quotas=QUOTAS, probe_workers=0, task_workers=0
+        database_url=migrated_url, api_keys=KEYS, quotas=QUOTAS, probe_workers=0, task_workers=0
     )
     with TestClient(create_app(settings), raise_server_exceptions=False) as made:
         yield made
@@ -108,6 +103,7 @@ def test_a_key_ends_only_what_is_its_own(client: TestClient) -> None:
     assert again["message"].startswith("nothing was running for it: nothing was cancelled")
 
 
+@EACH_DATABASE
 def test_all_queued_runs_of_a_cancelled_sweep_end(client: TestClient) -> None:
     sweep = ask(client, "boss", "POST", "/sweeps", SWEEP).json()["id"]
     for _ in range(3):
@@ -137,6 +133,7 @@ def test_reading_writes_nothing(client: TestClient) -> None:
 # ---- quotas --------------------------------------------------------------------------------------
 
 
+@EACH_DATABASE
 def test_plans_a_day(client: TestClient) -> None:
     paper = {**TINY, "search": {"top_k": 1}}
     assert ask(client, "ann", "POST", "/plan", paper).status_code == 200
@@ -154,6 +151,7 @@ def test_queued_probes_at_once(client: TestClient) -> None:
     assert ask(client, "ann", "POST", "/probes", probe(1.0)).status_code == 202
 
 
+@EACH_DATABASE
 def test_gpu_seconds_a_day_count_what_is_promised_and_then_what_was_used(
     client: TestClient,
 ) -> None:
@@ -178,6 +176,7 @@ def test_thousands_of_day_long_probes_of_one_key_are_refused(client: TestClient)
     refused(answers[-1], "gpu_seconds_per_day")
 
 
+@EACH_DATABASE
 def test_two_at_once_do_not_pass_the_quota_together(client: TestClient) -> None:
     answers: list[int] = []
 
@@ -231,6 +230,7 @@ def test_quotas_are_read_by_key() -> None:
 # ---- the trail and the queue ---------------------------------------------------------------------
 
 
+@EACH_DATABASE
 def test_the_trail_names_who_asked_ran_cancelled_and_was_refused(client: TestClient) -> None:
     own = ask(client, "ann", "POST", "/probes", probe(500.0)).json()["id"]
     wiring = wiring_of(client)
@@ -261,6 +261,7 @@ def test_the_trail_names_who_asked_ran_cancelled_and_was_refused(client: TestCli
     assert ask(client, "boss", "GET", f"/audit?subject={own}&asked_by=bob").json()["items"] == []
 
 
+@EACH_DATABASE
 def test_what_was_given_up_is_listed_and_queued_again_by_a_person(client: TestClient) -> None:
     own = ask(client, "ann", "POST", "/probes", probe(500.0)).json()["id"]
     wiring = wiring_of(client)

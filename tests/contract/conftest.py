@@ -1,0 +1,19 @@
+"""The databases that stores are held against: in memory, an SQLite file, PostgreSQL."""
+
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import Engine
+
+from api.storage.engine import make_engine, normalise_url
+from api.storage.migrate import ensure_current
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    memory = request.param == "memory"
+    url = "sqlite://" if memory else request.getfixturevalue(f"migrated_{request.param}_url")
+    made = make_engine(normalise_url(url))
+    ensure_current(made)
+    yield made
+    made.dispose()

@@ -1,0 +1,34 @@
+"""What tests of this ring share: planning processes that start at once, and light probes."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests import zygote
+from tests.stand_ins import light_python, worker
+
+# of `surroundings`, for a probe with the real program under the real torchrun
+REAL_PROBE = {"PLANNER_PROBE_PROGRAM": "probes.worker", "PLANNER_PROBE_PYTHON": sys.executable}
+
+
+@pytest.fixture
+def surroundings(tmp_path: Path) -> dict[str, str]:
+    """Settings of probes that import no torch and touch nothing outside the test's folder."""
+    return {
+        "PLANNER_PROBE_FOLDER": str(tmp_path / "probes"),
+        "PLANNER_LEASE_FOLDER": str(tmp_path / "leases"),
+        "PLANNER_PROBE_PROGRAM": worker.__file__,
+        "PLANNER_PROBE_PYTHON": str(light_python.install(tmp_path)),
+    }
+
+
+@pytest.fixture(autouse=True, scope="module")
+def planning_forks() -> Iterator[None]:
+    """A service within the tests' own process plans in forks; a real one spawns."""
+    with pytest.MonkeyPatch.context() as patch:
+        forks = SimpleNamespace(get_context=lambda _: zygote.FORKS)
+        patch.setattr("api.http.lanes.multiprocessing", forks)
+        yield

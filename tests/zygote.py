@@ -1,0 +1,74 @@
+"""The command line in forks of one process that has imported it once.
+
+Each call is a process of its own, made by the standard library's fork server: it has the
+arguments, environment, folder and streams of a started command, and nothing of an earlier call.
+What no fork can show (closed streams, a kill at the start, imports, hash seeds) is tested with
+`tests.conftest.executable`.
+"""
+
+import atexit
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+STREAMS = ("stdin", "stdout", "stderr")
+# of other packages, what commands import when they run
+IMPORTED = ("alembic.command", "optuna", "sqlalchemy.dialects.sqlite", "tomlkit", "rich.console")
+
+
+def modules() -> list[str]:
+    """All of the command line and what it plans with."""
+    files = [path for room in ("api", "planner") for path in (ROOT / room).rglob("*.py")]
+    parts = [path.relative_to(ROOT).with_suffix("").parts for path in sorted(files)]
+    names = [".".join(part for part in one if part != "__init__") for one in parts]
+    return [*IMPORTED, *names]
+
+
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["tests.zygote", *modules()])
+
+
+def run(
+    arguments: Sequence[str], *, input: str, env: Mapping[str, str], timeout: float
+) -> "subprocess.CompletedProcess[str]":
+    """`planner-cli` with these arguments, as `subprocess.run` would with its output captured."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "stdin").write_text(input)
+        process = FORKS.Process(target=become, args=(arguments, dict(env), os.getcwd(), name))
+        process.start()
+        process.join(timeout)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+            raise subprocess.TimeoutExpired(list(arguments), timeout)
+        out, err = ((folder / stream).read_text() for stream in STREAMS[1:])
+        return subprocess.CompletedProcess(list(arguments), process.exitcode, out, err)
+
+
+def become(arguments: Sequence[str], env: Mapping[str, str], cwd: str, folder: str) -> None:
+    """Goes on as the command would that the caller started so; streams are files of the folder."""
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(cwd)
+    for number, stream in enumerate(STREAMS):
+        opened = os.open(f"{folder}/{stream}", os.O_RDWR | os.O_CREAT)
+        os.dup2(opened, number)
+        os.close(opened)
+    sys.stdin = os.fdopen(0)
+    sys.stdout = os.fdopen(1, "w")
+    sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace")
+    sys.argv = ["planner-cli", *arguments]
+    from api.cli import main
+
+    try:
+        main()
+    finally:
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
