@@ -4,11 +4,11 @@ The service sets it for each request; work in threads of the request sees it too
 """
 
 from contextvars import ContextVar
+from dataclasses import dataclass
 
 from api.errors import ForbiddenError
 from api.identity import local_user
 from api.settings import Quota
-from planner.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,9 @@
 """What the catalogue knows, as plain mappings for the command line and the service."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from planner.dataclass import dataclass
 from planner.errors import UnknownNameError
 
 Entry = dict[str, Any]

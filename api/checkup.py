@@ -10,11 +10,11 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from planner.dataclass import dataclass
 from planner.errors import PlannerError, ProbeError, how_to_install
 from planner.units import GIB, format_bytes
 

@@ -11,6 +11,7 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, TypeAdapter
@@ -31,7 +32,6 @@ from api.http.schemas import (
     SweepRunAccepted,
 )
 from api.storage.records import AuditEvent, PlanLine, QueuedJob
-from planner.dataclass import dataclass
 from planner.errors import MissingPackageError, PlannerError, how_to_install
 from planner.specs.collective import CollectiveAnswer
 from planner.specs.estimate import Estimate

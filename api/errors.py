@@ -3,10 +3,10 @@
 Also the errors that exist at the edges alone: who asks, and how.
 """
 
+from dataclasses import dataclass
 from http import HTTPStatus
 from importlib.util import find_spec
 
-from planner.dataclass import dataclass
 from planner.errors import (
     ConflictError,
     Fault,

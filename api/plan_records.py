@@ -7,10 +7,10 @@ command reads the job and imports the search.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
 
 from api.storage.plan_values import PlanValues
-from planner.dataclass import dataclass
 
 if TYPE_CHECKING:
     from api.storage.plan_values import PlanLabels

@@ -8,11 +8,10 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from planner.beside import OtherCore, Partner, Piece
-from planner.dataclass import dataclass
 
 LEAST_CORES = 2
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from api.errors import fault
@@ -13,7 +13,6 @@ from api.own_entries import with_own
 from api.plan_records import PlanRecords, RecordsHere
 from api.storage.plan_values import PlanLabels
 from api.wiring import Wiring
-from planner.dataclass import dataclass
 from planner.errors import Fault, PlannerError, SpecError, StoreError
 from planner.ports import Ports
 from planner.units import MEGA

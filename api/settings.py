@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -13,7 +13,6 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from api.errors import fault
 from api.logs import LogFormat, LogLevel
-from planner.dataclass import dataclass
 from planner.errors import Fault, SpecError
 from planner.units import DAY, MEGA
 

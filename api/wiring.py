@@ -1,12 +1,12 @@
 """The outside world of the planner: the system clock, random ids, SQL stores, pools."""
 
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from api.identity import TimeOrderedIds
 from api.remembered import Remembered
-from planner.dataclass import dataclass
 from planner.ports import Clock, IdFactory, Ports
 
 if TYPE_CHECKING:

@@ -6,9 +6,8 @@ it both pieces run one after the other, with the same results.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar, TypeVarTuple
-
-from planner.dataclass import dataclass
 
 ResultT = TypeVar("ResultT")
 OtherT = TypeVar("OtherT")

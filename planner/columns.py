@@ -4,13 +4,12 @@ A single layout is a batch of one. Words become codes: an index into the names i
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.dataclass import dataclass
 from planner.precision import PRECISIONS
 from planner.schedules import SCHEDULES, Schedule
 from planner.specs.layout import (

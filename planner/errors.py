@@ -15,9 +15,7 @@ PlannerError
 
 import difflib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, replace
-
-from planner.dataclass import dataclass
+from dataclasses import asdict, dataclass, replace
 
 PREDICATES = ("is", "must", "has", "have", "holds", "hold", "needs", "cannot", "ended")
 

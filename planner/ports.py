@@ -1,10 +1,10 @@
 """What the planner asks of the outside world: the time and fresh ids."""
 
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
 from planner.beside import OtherCore
-from planner.dataclass import dataclass
 
 
 class Clock(Protocol):

@@ -54,12 +54,11 @@ READERS = tuple(
         "intake/trainer_files/files",
     )
 )  # fmt: skip
-DATACLASS = "planner/dataclass.py"  # it compiles an `__init__` from the names of fields
 LIBRARY = "planner/library.py"  # who calls a function has no port for the clock: it asks itself
 # The rooms of planner/, from the inside out, as a job walks through them: each reaches itself and
 # what stands before it, and `OUTWARD` names every exception with its reason.
 ROOMS = (
-    "dataclass", "units", "version", "errors", "registry", "beside", "charts", "schedules",
+    "units", "version", "errors", "registry", "beside", "charts", "schedules",
     "samplers", "precision", "catalog", "specs", "trainers", "columns", "work", "rules", "cost",
     "calibration", "estimates",
     "export", "intake", "search", "study", "ports", "plan", "library", "__init__",
@@ -170,7 +169,6 @@ def test_planner_prints_nothing_and_files_are_read_where_a_person_names_one() ->
     """The catalogue's own files and a user's in its format; a user's config.json."""
     calls = [call for path in sources("planner") for call in impure_calls(path)]
     calls = [call for call in calls if not (call.startswith(LIBRARY) and call.endswith(".now"))]
-    calls = [call for call in calls if not (call.startswith(DATACLASS) and call.endswith(" exec"))]
     assert len(calls) >= len(READERS)
     assert [
         call

@@ -1,12 +1,11 @@
 """Which calibration of the database is in use: the newest that rests on the shipped one."""
 
 from collections.abc import Iterable
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from api.storage.records import CalibrationRecord, Subject
-from planner.dataclass import dataclass
 from planner.errors import StoreError
 
 if TYPE_CHECKING:

@@ -2,12 +2,12 @@
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from api.errors import fault
 from api.input.current import read_current_file, read_job_file
 from api.input.text import check_plain, read_mapping_file, read_yaml
-from planner.dataclass import dataclass
 from planner.errors import Fault, SpecError
 
 FILE_ENDINGS = (".yaml", ".yml", ".json")

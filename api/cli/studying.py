@@ -4,10 +4,9 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
-
-from planner.dataclass import dataclass
 
 if TYPE_CHECKING:
     from api.jobs.observer import Observer

@@ -3,9 +3,8 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from planner.dataclass import dataclass
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from api.storage.records import OPEN, ProbeRecord, TaskEvent, TaskRecord
-from planner.dataclass import dataclass
 
 MEDIA_TYPE = "text/event-stream"
 POLL_SECONDS = 1.0

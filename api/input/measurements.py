@@ -10,6 +10,7 @@ import io
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -22,7 +23,6 @@ from api.storage.records import MeasurementFilter
 from api.wiring import Wiring
 from planner.calibration.plausible import CLOCK_MARGIN, MEMORY_MARGIN, implausible
 from planner.catalog.clusters import gpu_names
-from planner.dataclass import dataclass
 from planner.errors import ConflictError, Fault, NotFoundError, SpecError
 from planner.intake.machines import load_gpu
 from planner.intake.measurements import read_measurement

@@ -8,11 +8,10 @@ elsewhere, and where they are faster there the host is to blame, not the layout.
 import math
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from planner.dataclass import dataclass
 from planner.units import DAY
 from probes.protocol import FailureKind
 

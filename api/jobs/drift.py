@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,6 @@ from planner.calibration.drift.findings import Drift, SlowHost, StepChange
 from planner.calibration.drift.nights import Nights, Reading
 from planner.calibration.drift.replay import drift_of
 from planner.calibration.drift.scores import FEWEST_AFTER, FEWEST_BEFORE
-from planner.dataclass import dataclass
 from planner.specs.sweep import SweepSpec
 from planner.units import counted
 

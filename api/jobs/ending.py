@@ -1,13 +1,13 @@
 """Ending what runs for a plan."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from api.asker import asker
 from api.jobs.plans import study_of
 from api.jobs.probes import probes_of
 from api.storage.records import OPEN, ProbeRecord, TaskRecord
-from planner.dataclass import dataclass
 from planner.units import counted
 
 if TYPE_CHECKING:

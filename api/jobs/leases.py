@@ -2,12 +2,11 @@
 
 import logging
 import threading
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from api.jobs.owners import has_crashed, owner
 from api.storage.records import JobEnd, JobRecord, Lease
-from planner.dataclass import dataclass
 from planner.errors import ConflictError, PlannerError
 
 if TYPE_CHECKING:

@@ -2,10 +2,8 @@
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
-
-from planner.dataclass import dataclass
 
 
 @dataclass(kw_only=True)

@@ -7,10 +7,9 @@ and a process may get the number of one that ended; then another part differs.
 import os
 import platform
 import secrets
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-
-from planner.dataclass import dataclass
 
 _PROC = Path("/proc")
 _BOOT = _PROC / "sys/kernel/random/boot_id"

@@ -6,7 +6,7 @@ import logging
 import platform
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,7 +24,6 @@ from api.storage.records import OPEN, ProbeEnd, ProbeFilter, ProbeRecord, TaskRe
 from api.storage.room import Room
 from api.wiring import Wiring
 from planner.calibration.kernels import KernelShape
-from planner.dataclass import dataclass
 from planner.errors import ConflictError, NotFoundError, PlannerError, SpecError
 from planner.specs.job import Job
 from planner.specs.measurement import question_hash

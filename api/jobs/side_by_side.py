@@ -4,7 +4,7 @@ import platform
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from api.jobs.held_devices import HeldDevices
@@ -12,7 +12,6 @@ from api.jobs.leases import Claimed
 from api.jobs.probes import RequestedProbe, enqueue, run_probe
 from api.storage.records import ProbeRecord, TaskEnd, TaskRecord
 from api.storage.room import NoRoomError, Room
-from planner.dataclass import dataclass
 from planner.specs.cluster import ClusterSpec
 from probes.launch import Watch
 from probes.pools.protocol import Pool

@@ -1,10 +1,9 @@
 """How far a run of a sweep is: what the terminal, the page and the events show of it."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from planner.dataclass import dataclass
 from planner.units import counted
 
 

@@ -1,7 +1,7 @@
 """The probes of a study: its questions as probes of the queue, their ends as measurements."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from api.calibration.inputs import kernel_probes, timings_of
@@ -14,7 +14,6 @@ from api.jobs.probes import BACKEND, RequestedProbe, probes_of, run_all
 from api.jobs.side_by_side import enqueue_in_room
 from api.storage.probes import gpu_seconds_of
 from api.storage.records import ProbeRecord, Subject, TaskEnd, TaskEvent, TaskRecord
-from planner.dataclass import dataclass
 from planner.errors import PlannerError
 from planner.specs.job import Job
 from planner.specs.measurement import Measured, Measurement, Rung, question_hash

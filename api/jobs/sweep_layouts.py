@@ -1,6 +1,7 @@
 """Which layouts a run of a sweep measures of each job, and why."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from api.errors import lines_of
@@ -8,7 +9,6 @@ from api.jobs.plans import job_with_layout
 from api.jobs.probes import RequestedProbe
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
-from planner.dataclass import dataclass
 from planner.errors import PlannerError
 from planner.rules import legal_mask
 from planner.rules.base import Context

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from api.errors import StoredError
@@ -10,7 +11,6 @@ from api.jobs.retries import hosts_of, step_of
 from api.jobs.study_probes import IMPLAUSIBLE
 from api.jobs.sweep_layouts import Wanted
 from api.storage.records import ProbeRecord, TaskFilter, TaskRecord
-from planner.dataclass import dataclass
 from planner.errors import ProbeError, SpecError
 from planner.specs.job import Job
 from planner.specs.measurement import Measurement

@@ -3,7 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,6 @@ from api.jobs.sweeps import check_sweep
 from api.render.sweep import sweep_line
 from api.storage.probes import gpu_seconds_of
 from api.storage.records import OPEN, ProbeRecord, TaskEnd, TaskRecord
-from planner.dataclass import dataclass
 from planner.errors import PlannerError, StoreError
 from planner.intake.jobs import read_job
 from planner.specs.job import Job

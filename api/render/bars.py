@@ -1,10 +1,9 @@
 """Stacked bars: colours where there are colours, letters where there are none."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rich.text import Text
-
-from planner.dataclass import dataclass
 
 COLOURS = (
     "green",

@@ -1,9 +1,8 @@
 """Measurements beside the planner's predictions of the same jobs."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
-from planner.dataclass import dataclass
 from planner.errors import PlannerError
 from planner.specs.measurement import Measurement
 

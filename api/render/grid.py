@@ -5,10 +5,9 @@ columns are left out, the least telling first. Widths are in characters.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rich.text import Text
-
-from planner.dataclass import dataclass
 
 GAP = 2
 INDENT = 4  # of what stands below its row

@@ -1,6 +1,7 @@
 """What probes measured, beside what was predicted."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -11,7 +12,6 @@ from api.render.comparison import Beside
 from api.render.figures import NONE, rate, seconds, size
 from api.render.grid import Column, grid, number
 from api.storage.records import ProbeRecord
-from planner.dataclass import dataclass
 from planner.specs.estimate import Estimate
 from planner.specs.measurement import Measurement
 

@@ -5,6 +5,7 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,6 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import StaticPool
 
 from api.errors import UnavailableError, fault
-from planner.dataclass import dataclass
 from planner.errors import StoreError, how_to_install
 
 _PASSING = (  # primary codes of SQLite

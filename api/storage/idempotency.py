@@ -6,6 +6,8 @@ anew. Of two that are done at the same time one is stored; the other gets its an
 forgotten after KEEP_SECONDS.
 """
 
+from dataclasses import dataclass
+
 from sqlalchemy import Engine, delete
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
@@ -13,7 +15,6 @@ from sqlalchemy.orm import Session
 from api.storage.clock import database_time
 from api.storage.tables import IdempotencyRow
 from api.storage.transactions import reading, writing
-from planner.dataclass import dataclass
 from planner.errors import ConflictError
 from planner.units import DAY
 

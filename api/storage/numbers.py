@@ -1,12 +1,12 @@
 """What the database holds, in numbers, for whoever watches the service."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from sqlalchemy import Engine, func, select
 
 from api.storage.tables import MeasurementRow, PlanRow, ProbeRow, SweepRow, TaskRow
 from api.storage.transactions import reading
-from planner.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

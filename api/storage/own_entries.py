@@ -1,6 +1,6 @@
 """Models, GPUs and clusters of the users' own, in SQL, for SQLite and PostgreSQL alike."""
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
@@ -13,7 +13,6 @@ from api.storage.clock import database_time
 from api.storage.common import flush_new, plain_text
 from api.storage.tables import CatalogEntryRow
 from api.storage.transactions import reading, writing
-from planner.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

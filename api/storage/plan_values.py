@@ -5,10 +5,9 @@ plans.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
-
-from planner.dataclass import dataclass
 
 if TYPE_CHECKING:
     from planner.specs.job import Job

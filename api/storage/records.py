@@ -5,13 +5,13 @@ ConflictError for an id that exists already.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
 from api.storage.plan_values import PlanLabels
-from planner.dataclass import dataclass
 
 if TYPE_CHECKING:  # to open a database takes no planner
     from planner.cost.machine.knobs import StaleRuns

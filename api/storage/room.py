@@ -5,12 +5,13 @@ wants to start one asks in the transaction that stores it, in turn with all othe
 that two workers never take the same room.
 """
 
+from dataclasses import dataclass
+
 from sqlalchemy import ColumnElement, func, select, text
 from sqlalchemy.orm import Session
 
 from api.storage.clock import database_time
 from api.storage.tables import ProbeRow, TaskRow
-from planner.dataclass import dataclass
 from planner.errors import PlannerError
 
 RUNNING = "running"

@@ -7,13 +7,12 @@ within `one_transaction(engine)` the one of all.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from api.storage.engine import store_errors
-from planner.dataclass import dataclass
 
 
 @dataclass

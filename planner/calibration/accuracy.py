@@ -5,6 +5,7 @@ unanswered. The one-line baseline is 40% of the dense peak.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING, TypeVar
 
@@ -13,7 +14,6 @@ import numpy as np
 from planner.calibration.mechanisms import used_by
 from planner.calibration.outcome import Compared, ComparedRow, rounded, rounded_or_none
 from planner.cost.machine.stacks import stack_name, unit_name
-from planner.dataclass import dataclass
 
 if TYPE_CHECKING:  # reading a stored report does not need the modules that price layouts
     from planner.specs.estimate import Estimate

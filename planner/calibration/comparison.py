@@ -8,11 +8,10 @@ Reports are made from it, and it can be stored. The shipped one is
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from planner.calibration.outcome import Compared, OwnRuns, rounded
-from planner.dataclass import dataclass
 from planner.version import MODEL_VERSION
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ errors; a layout's own errors are as similar as the layouts.
 Letters: N candidates, Q shared directions, A and B rows.
 """
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -16,7 +16,6 @@ import numpy as np
 from planner.calibration.intervals import TimeSpread
 from planner.calibration.similarity import Group, groups
 from planner.columns import FloatColumn, IntColumn, LayoutBatch
-from planner.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

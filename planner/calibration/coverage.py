@@ -8,7 +8,7 @@ Letters: U candidate layouts; every size is a column (U,).
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from planner.cost.data_parallel.sharding import kept_shards, unit_parameters
 from planner.cost.layer.trainer_kernels import fused_kernels
 from planner.cost.pipeline.schedule_columns import num_microbatches
 from planner.cost.price import Pricer
-from planner.dataclass import dataclass
 from planner.precision import PRECISIONS
 from planner.specs.layout import DTYPES
 from planner.work import axes, blocks

@@ -26,7 +26,7 @@ derivative of log seconds (R, P).
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -46,7 +46,6 @@ from planner.cost.machine.knobs import (
 from planner.cost.machine.stacks import STACK, UNIT, stack_name, unit_name
 from planner.cost.price import Pricer
 from planner.cost.refine import refine
-from planner.dataclass import dataclass
 from planner.specs.job import Job
 from planner.specs.measurement import ADDED_LATER
 from planner.trainers.registry import TRAINERS

@@ -4,7 +4,7 @@ The fit is repeated without the run's source, model or GPU, in the linearisation
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from planner.calibration.outcome import OwnRuns
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.machine.knobs import Calibration
 from planner.cost.price import Pricer
-from planner.dataclass import dataclass
 
 OWN_RUNS = (1, 3, 4)
 MOST_CHOICES = 30  # of own runs within a unit that are tried

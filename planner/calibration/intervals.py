@@ -12,6 +12,7 @@ Letters: N layouts, D directions and offsets.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -26,7 +27,6 @@ from planner.cost.machine.knobs import kernels_at, profile_at
 from planner.cost.machine.profile import Profile
 from planner.cost.machine.stacks import stack_name, unit_names
 from planner.cost.price import Pricer, Prices
-from planner.dataclass import dataclass
 from planner.specs.cluster import ClusterSpec
 
 JITTER = 1e-9  # on the diagonal of a covariance that one's own runs may have left without variance

@@ -10,14 +10,13 @@ Letters: N layouts.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
 from planner.columns import CODES, TRAINER_SPLIT, BoolColumn, IntColumn, LayoutBatch
 from planner.cost.layer.trainer_kernels import chunks_loss
-from planner.dataclass import dataclass
 from planner.rules.base import Context
 from planner.rules.cuda_graphs import captured
 from planner.rules.pipeline import spelled_out

@@ -1,9 +1,8 @@
 """The numbers of a measured run and its prediction, from which accuracy reports are computed."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
-
-from planner.dataclass import dataclass
 
 DIGITS = 8  # digits in a report, so that a stored one and a recomputed one are equal
 

@@ -6,7 +6,7 @@ Letters: R runs, K knobs, P unknowns.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,6 @@ from planner.calibration.fit import (
 )
 from planner.columns import FloatColumn
 from planner.cost.machine.knobs import KNOBS, PLACE, Calibration
-from planner.dataclass import dataclass
 from planner.specs.job import Job
 from planner.specs.measurement import Measurement
 

@@ -1,7 +1,7 @@
 """The model's accuracy over measured runs, as one record to print, store and compare."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean, median
 from typing import Any
 
@@ -19,7 +19,6 @@ from planner.calibration.accuracy import (
 )
 from planner.calibration.comparison import Comparison
 from planner.calibration.outcome import Compared, ComparedRow, OwnRuns
-from planner.dataclass import dataclass
 
 GROUPINGS = ("kind", "complete", "trainer", "platform", "gpu", "family", "group")
 

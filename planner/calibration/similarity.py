@@ -6,11 +6,11 @@ table look-up. Letters: N candidates, V distinct values of a group.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from planner.columns import Column, FloatColumn, IntColumn, LayoutBatch
-from planner.dataclass import dataclass
 from planner.precision import PRECISIONS
 from planner.specs.layout import AC_KINDS
 

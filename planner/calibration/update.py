@@ -12,7 +12,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -31,7 +31,6 @@ from planner.calibration.own_runs import PricedRun, priced, with_runs
 from planner.columns import FloatColumn
 from planner.cost.machine.knobs import PLACE, Calibration
 from planner.cost.price import Pricer
-from planner.dataclass import dataclass
 from planner.specs.job import Job
 from planner.specs.measurement import TEACHING, Measurement
 

@@ -9,12 +9,12 @@ published_parameters_exact: true for the weights' own count, false for a rounded
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.resources import files
 
 import yaml
 
-from planner.dataclass import dataclass
 from planner.errors import UnknownNameError
 
 _ABOUT = frozenset(

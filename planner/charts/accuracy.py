@@ -1,10 +1,9 @@
 """Predicted against measured step times, with a band around where they are equal."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from planner.charts.chart import GREY, PALETTE, SHAPES, Spec, spec_of
-from planner.dataclass import dataclass
 from planner.units import counted
 
 BAND = 0.10

@@ -1,6 +1,7 @@
 """What the memory and the time of layouts consist of: one stacked bar a layout."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -16,7 +17,6 @@ from planner.charts.chart import (
     Spec,
     spec_of,
 )
-from planner.dataclass import dataclass
 from planner.units import GIB, format_bytes
 
 BAR_STEP = 26

@@ -4,10 +4,10 @@ Source: https://vega.github.io/vega-lite/docs/
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from planner.dataclass import dataclass
 from planner.errors import Fault, MissingPackageError, SpecError, how_to_install
 
 Spec = dict[str, Any]

@@ -1,11 +1,10 @@
 """Throughput against memory: what a plan considered, with intervals and what was measured."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from planner.charts.chart import BLUE, GREEN, GREY, ORANGE, VERMILION, Spec, spec_of
-from planner.dataclass import dataclass
 from planner.units import GIB, counted, format_bytes
 
 Axis = Callable[[str], Spec]

@@ -1,10 +1,9 @@
 """A study as it probes: the best step so far against the GPU-seconds spent."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from planner.charts.chart import BLUE, ORANGE, Spec, spec_of
-from planner.dataclass import dataclass
 from planner.units import counted
 
 REAL, EXPECTED = "ran itself", "expected from smaller runs"

@@ -1,10 +1,9 @@
 """A sweep over time: each layout's step against its first measured one."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from planner.charts.chart import GREY, PALETTE, SHAPES, VERMILION, Spec, spec_of
-from planner.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

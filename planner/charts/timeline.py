@@ -1,10 +1,9 @@
 """A pipeline's step: which rank does what when."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from planner.charts.chart import BLUE, GREEN, ORANGE, PURPLE, Spec, spec_of
-from planner.dataclass import dataclass
 from planner.units import format_seconds
 
 ROW_STEP = 24

@@ -6,7 +6,7 @@ embedding, head).
 """
 
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
 import numpy as np
@@ -28,7 +28,6 @@ from planner.cost.loads import RankLoads, of_each
 from planner.cost.pipeline import stages
 from planner.cost.pipeline.schedule_columns import num_microbatches
 from planner.cost.prepared_job import PreparedJob
-from planner.dataclass import dataclass
 from planner.precision import column
 from planner.rules import cuda_graphs
 from planner.work.axes import ULYSSES

@@ -6,7 +6,7 @@ budget after another.
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from typing import Generic, TypeVar, cast
 
 import numpy as np
@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from planner.columns import FloatColumn, IntColumn
 from planner.cost.data_parallel.sharding import UnitShards
 from planner.cost.layer.unit_work import Savings, SharedWork, UnitWork
-from planner.dataclass import dataclass
 
 MOST_ROWS = 2**14  # about two kilobytes each; beyond it all are forgotten
 FIRST_ROWS = 2**10

@@ -6,7 +6,7 @@ Letters: N layouts, R pipeline ranks priced, K + 2 units (layers by kind, embedd
 T pipelines with their numbers of microbatches.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from planner.columns import Column, FloatColumn, IntColumn, LayoutBatch
 from planner.cost import deduplicated
 from planner.cost.pipeline.schedule_columns import schedule_rows
 from planner.cost.pipeline.stages import RankLayers
-from planner.dataclass import dataclass
 from planner.schedules import Schedule
 from planner.work.checkpointing import BLOCK
 

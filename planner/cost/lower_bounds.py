@@ -4,7 +4,7 @@ Letters: N layouts, U distinct rows, K + 2 units (layers by kind, embedding, hea
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -30,7 +30,6 @@ from planner.cost.memory.peak import RankShapes, Widths, rank_memory
 from planner.cost.pipeline.schedule_columns import by_schedule, critical_pairs, num_microbatches
 from planner.cost.prepared_job import PreparedJob
 from planner.cost.stragglers import straggler_share
-from planner.dataclass import dataclass
 from planner.precision import TWO_BYTES, column
 from planner.schedules import SCHEDULES, Schedule
 from planner.specs.layout import CP_METHODS, MOE_DISPATCHERS, WITHOUT_EP

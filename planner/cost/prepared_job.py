@@ -1,6 +1,6 @@
 """A job whose layout is open, with all that a price reads of it looked up once."""
 
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from planner.cost.machine.device import Device
 from planner.cost.machine.knobs import Calibration
 from planner.cost.machine.profile import Profile
 from planner.cost.network.topology import Fabric
-from planner.dataclass import dataclass
 from planner.precision import Recipe
 from planner.rules import cuda_graphs
 from planner.rules.base import Context

@@ -8,7 +8,7 @@ Letters: N layouts, R pipeline ranks priced.
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -33,7 +33,6 @@ from planner.cost.memory.rank_bytes import rank_shapes
 from planner.cost.network.topology import Fabric
 from planner.cost.prepared_job import PreparedJob
 from planner.cost.step_seconds import StageSeconds, step_seconds
-from planner.dataclass import dataclass
 from planner.specs.cluster import ClusterSpec
 from planner.specs.model import ModelSpec
 from planner.specs.training import NO_OVERLAP, TrainingSpec

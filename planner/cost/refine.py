@@ -5,6 +5,8 @@ come and go. Layouts that share (schedule, pp, virtual stages, microbatches) are
 Letters: N layouts, C of them that are simulated together, S stages.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from planner.columns import FloatColumn, IntColumn, LayoutBatch
@@ -22,7 +24,6 @@ from planner.cost.pipeline.simulate import (
     simulate_together,
 )
 from planner.cost.price import Pricer, Prices, StepTimes
-from planner.dataclass import dataclass
 from planner.schedules import SCHEDULES, Schedule
 
 

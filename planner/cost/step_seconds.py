@@ -3,7 +3,7 @@
 Letters: N layouts, R pipeline ranks priced, K + 2 units (layers by kind, embedding, head).
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -28,7 +28,6 @@ from planner.cost.network.sends import Sends, alike_sends, transport_of
 from planner.cost.pipeline.schedule_columns import by_schedule, critical_pairs, filled
 from planner.cost.prepared_job import PreparedJob
 from planner.cost.stragglers import straggler_share
-from planner.dataclass import dataclass
 from planner.rules import cuda_graphs
 from planner.schedules import SCHEDULES, Schedule
 

@@ -9,9 +9,8 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
-from planner.dataclass import dataclass
 from planner.errors import Fault, SpecError
 from planner.specs.cluster import RANK_ORDER, ClusterSpec
 from planner.specs.layout import Layout

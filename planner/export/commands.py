@@ -2,9 +2,8 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from planner.dataclass import dataclass
 from planner.units import counted
 
 RENDEZVOUS_PORT = 29500

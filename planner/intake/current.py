@@ -3,8 +3,8 @@
 import re
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from planner.dataclass import dataclass
 from planner.errors import Fault, PlannerError, SpecError
 from planner.intake.machines import read_cluster
 from planner.intake.models import read_model

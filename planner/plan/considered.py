@@ -5,6 +5,7 @@ fastest that do not fit, and what a sampler tried.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,7 +13,6 @@ from planner.calibration.intervals import moved_step_seconds, spread
 from planner.columns import FloatColumn, IntColumn, LayoutBatch
 from planner.cost.refine import simulated_step_seconds
 from planner.cost.run.goodput import busy_seconds, run_columns
-from planner.dataclass import dataclass
 from planner.search.choice import pareto
 from planner.search.choice.preference import contenders
 from planner.search.fit import OOM_LIMIT, fitting

@@ -7,6 +7,7 @@ ones -> estimate, explain, export.
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -16,7 +17,6 @@ from planner.columns import LayoutBatch
 from planner.cost.machine.knobs import Calibration
 from planner.cost.refine import simulated_step_seconds
 from planner.cost.run.goodput import run_estimate
-from planner.dataclass import dataclass
 from planner.estimates import estimate_layouts
 from planner.export import exports
 from planner.export.base import Export

@@ -7,11 +7,11 @@ step before it in that order does not fit or cannot run: a layout that splits fo
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
 from planner.cost.price import Pricer
-from planner.dataclass import dataclass
 from planner.plan.together import Together
 from planner.specs.layout import Layout
 from planner.units import counted, format_bytes

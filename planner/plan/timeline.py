@@ -3,6 +3,7 @@
 It gives each rank's memory and torch's schedule CSV.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,6 @@ from planner.columns import LayoutBatch
 from planner.cost.pipeline.schedule_columns import num_microbatches
 from planner.cost.price import Pricer
 from planner.cost.refine import play
-from planner.dataclass import dataclass
 from planner.errors import Fault, SpecError
 from planner.estimates import estimate_layouts
 from planner.export.trace import MICROSECONDS_PER_SECOND, chrome_trace

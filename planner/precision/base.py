@@ -2,14 +2,12 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-
-from planner.dataclass import dataclass
 
 Floats = NDArray[np.float64]
 Codes = NDArray[np.int64]

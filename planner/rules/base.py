@@ -6,12 +6,12 @@ where two sets are crossed.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from planner.columns import BoolColumn, Column, IntColumn, LayoutBatch
-from planner.dataclass import dataclass
 from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec

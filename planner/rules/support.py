@@ -7,8 +7,8 @@ what could run it.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
-from planner.dataclass import dataclass
 from planner.errors import UnsupportedError
 from planner.rules.base import Context, choices
 from planner.specs.cluster import ClusterSpec

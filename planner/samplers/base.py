@@ -2,9 +2,9 @@
 
 import importlib.util
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from planner.dataclass import dataclass
 from planner.errors import Fault, SpecError
 
 if TYPE_CHECKING:  # Optuna is imported where a sampler is made

@@ -5,12 +5,11 @@ A: actions of one rank.
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-
-from planner.dataclass import dataclass
 
 Kind = Literal["F", "I", "W", "B"]
 KINDS: tuple[Kind, ...] = ("F", "I", "W", "B")

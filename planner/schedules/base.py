@@ -11,12 +11,12 @@ f, i, w: seconds of one microbatch over all stages of one rank for the forward, 
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.dataclass import dataclass
 from planner.schedules.actions import ActionColumns, Order, RankOrder, as_columns
 
 Runtime = Literal["torch", "megatron"]

@@ -3,9 +3,10 @@
 A V of two stages per rank, whose F and B of two microbatches pair up.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from planner.dataclass import dataclass
 from planner.schedules.actions import ActionColumns
 from planner.schedules.base import (
     Exposed,

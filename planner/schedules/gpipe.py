@@ -1,8 +1,9 @@
 """GPipe: all forwards, then all backwards. Simple, and holds every microbatch's activations."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from planner.dataclass import dataclass
 from planner.schedules.actions import BACKWARD, FORWARD, ActionColumns
 from planner.schedules.base import (
     Exposed,

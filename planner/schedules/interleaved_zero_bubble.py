@@ -3,9 +3,10 @@
 It is torch's ZB1P.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from planner.dataclass import dataclass
 from planner.schedules.actions import ActionColumns
 from planner.schedules.base import (
     Exposed,

@@ -3,9 +3,10 @@
 Parameters are gathered once per stage.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from planner.dataclass import dataclass
 from planner.schedules.actions import BACKWARD, FORWARD, ActionColumns
 from planner.schedules.base import (
     Exposed,

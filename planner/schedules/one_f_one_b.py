@@ -1,8 +1,9 @@
 """1F1B (PipeDream-Flush): GPipe's bubble with at most p microbatches in flight."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from planner.dataclass import dataclass
 from planner.schedules.actions import ActionColumns
 from planner.schedules.base import (
     Exposed,

@@ -3,9 +3,10 @@
 It has a third of the bubble for the memory of p microbatches.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from planner.dataclass import dataclass
 from planner.schedules.actions import ActionColumns
 from planner.schedules.base import (
     ZERO_BUBBLE_FORK,

@@ -1,8 +1,9 @@
 """ZB-2p: twice ZB-1p's microbatches in flight and no bubble at all while f, i and w are alike."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from planner.dataclass import dataclass
 from planner.schedules.base import Exposed, FloatLike, Floats, IntLike
 from planner.schedules.zb_1p import ZB1p
 

@@ -3,9 +3,10 @@
 The last forward and the first backward of a microbatch are on one rank.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from planner.dataclass import dataclass
 from planner.schedules.actions import ActionColumns
 from planner.schedules.base import (
     Exposed,

@@ -6,7 +6,7 @@ It screens everything, simulates the best, samples what cannot be enumerated, an
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple, TypedDict
 
@@ -19,7 +19,6 @@ from planner.cost.machine.knobs import Calibration
 from planner.cost.price import Pricer
 from planner.cost.refine import first_groups, simulated_step_seconds
 from planner.cost.run.goodput import RunColumns, busy_seconds, run_columns
-from planner.dataclass import dataclass
 from planner.rules import Context
 from planner.rules.features import HOST_TOO_SMALL
 from planner.search.choice.preference import Spreads, Weighed, leaders

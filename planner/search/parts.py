@@ -8,7 +8,7 @@ wherever they run.
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -23,7 +23,6 @@ from planner.cost.layer.unit_costs import MODE
 from planner.cost.pipeline.schedule_columns import num_microbatches
 from planner.cost.price import Pricer, StepTimes
 from planner.cost.refine import groups, simulated_step_seconds
-from planner.dataclass import dataclass
 from planner.search.choice.preference import Weighed
 from planner.search.fit import priced_and_fitting
 from planner.search.screen import Goal, Screening

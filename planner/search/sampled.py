@@ -1,12 +1,11 @@
 """Points beyond enumeration, priced: which of them run, and how long a step takes."""
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from planner.columns import LayoutBatch
-from planner.dataclass import dataclass
 from planner.estimates import simulated_columns
 from planner.rules import violations
 from planner.search.fit import OOM_LIMIT

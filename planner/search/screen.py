@@ -5,13 +5,14 @@ the order of a proven lower bound on their step time; the search ends when the n
 than everything that will be kept.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from planner.columns import IntColumn, LayoutBatch
 from planner.cost.lower_bounds import Idle
 from planner.cost.pipeline.schedule_columns import num_microbatches
 from planner.cost.price import Pricer
-from planner.dataclass import dataclass
 from planner.search.bounds import CellBounds
 from planner.search.cell_queue import CellQueue
 from planner.search.shortlist import Shortlist

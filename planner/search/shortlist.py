@@ -1,6 +1,7 @@
 """The layouts that a screen has found so far, and where it may stop."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -9,7 +10,6 @@ from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch, amo
 from planner.cost import deduplicated as keyed
 from planner.cost.chunks import CHUNK
 from planner.cost.price import Pricer
-from planner.dataclass import dataclass
 from planner.search.choice.pareto import STRUCTURE
 from planner.search.choice.preference import Weighed, leaders
 from planner.search.fit import OOM_LIMIT

@@ -1,8 +1,7 @@
 """GPU families: whose kernels are known, who makes them, how their silicon clocks with power."""
 
 from collections.abc import Mapping
-
-from planner.dataclass import dataclass
+from dataclasses import dataclass
 
 # Family -> its row of kernel curves in `cost.profile.KERNELS`.
 KERNEL_ROWS: Mapping[str, str] = {

@@ -6,11 +6,11 @@ Rows of `benchmarks/measured/` and results of probes are this object.
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from planner.dataclass import dataclass
 from planner.specs.job import Job
 from planner.specs.network import NETWORK_FIELDS
 

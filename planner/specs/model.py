@@ -6,13 +6,13 @@ the mapping and its defaults.
 """
 
 from collections import Counter
+from dataclasses import dataclass
 from functools import lru_cache
 from operator import itemgetter
 from typing import Annotated, Literal, Self
 
 from pydantic import ConfigDict, Field, StrictBool, StrictInt, model_validator
 
-from planner.dataclass import dataclass
 from planner.errors import Fault
 from planner.specs.network import NETWORK_FIELDS, Network
 from planner.units import counted

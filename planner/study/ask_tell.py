@@ -8,13 +8,12 @@ same call with those measurements as `resumed=` continues where the study stoppe
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 import optuna
 
-from planner.dataclass import dataclass
 from planner.specs.layout import Layout
 from planner.specs.measurement import Measured, Measurement
 from planner.study.candidates import Candidates

@@ -5,6 +5,7 @@ Letters: N candidates, Q directions of error that candidates share, C cells of t
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,7 +15,6 @@ from planner.columns import FloatColumn, IntColumn, LayoutBatch
 from planner.cost.chunks import CHUNK
 from planner.cost.price import Pricer
 from planner.cost.refine import refine
-from planner.dataclass import dataclass
 from planner.errors import InfeasibleError
 from planner.search.fit import OOM_LIMIT
 from planner.search.space.enumerate import Space

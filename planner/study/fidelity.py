@@ -7,12 +7,12 @@ Letters: N candidates, Z nodes of a quadrature over a standard normal, Q shared 
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from planner.calibration.kernels import KernelShape, within_reach
 from planner.columns import FloatColumn
-from planner.dataclass import dataclass
 from planner.study import normal
 
 NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(32)

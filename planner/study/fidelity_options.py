@@ -5,12 +5,12 @@ Letters: N candidates.
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn
-from planner.dataclass import dataclass
 from planner.specs.measurement import Measured
 from planner.study.fidelity import Evaluation
 

@@ -5,6 +5,7 @@ isolates it.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 
 from planner.calibration.basis import rests_on
@@ -12,7 +13,6 @@ from planner.calibration.intervals import oom_probability
 from planner.calibration.mechanisms import Mechanism
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
-from planner.dataclass import dataclass
 from planner.rules import Context, legal_mask
 from planner.search.fit import OOM_LIMIT
 from planner.specs.layout import Layout

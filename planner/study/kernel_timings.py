@@ -7,6 +7,7 @@ candidates. So a timing is an observation along them. Letters: D directions.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,7 +24,6 @@ from planner.calibration.kernels import (
 )
 from planner.columns import FloatColumn
 from planner.cost.price import Pricer
-from planner.dataclass import dataclass
 from planner.search.fit import OOM_LIMIT
 from planner.study.candidates import Candidates
 from planner.study.fidelity import KernelEffect, MicroProbe, ObservedEffect

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,6 @@ from planner.calibration.basis import rests_on, used_in
 from planner.calibration.kernels import KernelTiming
 from planner.columns import BoolColumn, LayoutBatch
 from planner.cost.price import Pricer
-from planner.dataclass import dataclass
 from planner.rules import Context
 from planner.search.one_size import OneSize
 from planner.search.space.enumerate import build_space

@@ -13,7 +13,7 @@ The same plan gives the same study.
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -26,7 +26,6 @@ from optuna.distributions import (
 )
 from optuna.trial import FrozenTrial, TrialState
 
-from planner.dataclass import dataclass
 from planner.errors import Fault, SpecError
 from planner.search.fit import OOM_LIMIT
 from planner.specs.layout import INTEGERS, SHARES, Layout, changed_fields

@@ -5,13 +5,12 @@ Letters: N candidates, M rows.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from planner.calibration.correlated import MEMORY, TIME, CorrelatedErrors
 from planner.columns import BoolColumn, FloatColumn, IntColumn
-from planner.dataclass import dataclass
 from planner.search.fit import OOM_LIMIT
 from planner.specs.measurement import Measured
 from planner.study import normal, pruning

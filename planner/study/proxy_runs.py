@@ -7,6 +7,7 @@ model; that part is its error.
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
@@ -14,7 +15,6 @@ import numpy as np
 from planner.calibration.intervals import oom_probability, proxy_run_sd
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
-from planner.dataclass import dataclass
 from planner.errors import SpecError
 from planner.rules import violations
 from planner.search.fit import OOM_LIMIT

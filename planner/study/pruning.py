@@ -5,12 +5,12 @@ or less sharded. Speed is irrelevant here.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from planner.columns import BoolColumn, Column, FloatColumn, LayoutBatch
 from planner.cost.pipeline.schedule_columns import by_schedule
-from planner.dataclass import dataclass
 from planner.schedules import SCHEDULES
 from planner.specs.layout import AC_KINDS, DTYPES
 

@@ -3,10 +3,11 @@
 It decides whether more measuring can pay. Letters: M rows, D draws.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from planner.columns import FloatColumn
-from planner.dataclass import dataclass
 from planner.units import times
 
 DRAWS = 1024

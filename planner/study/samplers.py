@@ -6,6 +6,7 @@ parameters are always the fields of a legal candidate. Letters: N candidates, D 
 
 from collections.abc import Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,6 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from planner.columns import CODES, TRAINER_SPLIT, BoolColumn, Column, FloatColumn, LayoutBatch
-from planner.dataclass import dataclass
 from planner.samplers import SAMPLERS
 from planner.samplers.base import STARTUP_TRIALS
 from planner.search.choice import pareto

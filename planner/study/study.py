@@ -5,7 +5,7 @@ Letters: N candidates.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -15,7 +15,6 @@ from optuna.trial import TrialState
 
 from planner.calibration import student
 from planner.columns import BoolColumn, FloatColumn
-from planner.dataclass import dataclass
 from planner.search.fit import OOM_LIMIT
 from planner.specs.layout import Layout
 from planner.specs.measurement import Measured, Measurement

@@ -7,12 +7,12 @@ Letters: N candidates, Q shared directions, n observations, A and B rows.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from planner.calibration.correlated import CorrelatedErrors
 from planner.columns import FloatColumn, IntColumn
-from planner.dataclass import dataclass
 
 SCALES = np.exp(np.linspace(-1.5, 1.2, 8))
 # judgement: the prior's sd is within a factor of 2.7 of the truth in 95 of 100 cases

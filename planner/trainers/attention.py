@@ -6,8 +6,8 @@ for what the release brings, which the rows below tell, newest first.
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from planner.dataclass import dataclass
 from planner.specs.gpu import GpuSpec
 from planner.specs.kernel_families import kernel_family
 from planner.specs.training import TrainingSpec

@@ -1,11 +1,10 @@
 """What a trainer is: one value, in one file, that says everything the planner asks of it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
-from planner.dataclass import dataclass
 from planner.precision import Recipe
 from planner.schedules import Runtime, schedules_of
 from planner.specs.gpu import GpuSpec

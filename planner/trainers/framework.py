@@ -1,6 +1,7 @@
 """Whose layers, autograd and pipeline a trainer runs: plain torch's, or Megatron's own."""
 
-from planner.dataclass import dataclass
+from dataclasses import dataclass
+
 from planner.schedules.base import Runtime
 from planner.trainers.transports import MEGATRON_ROWS, TORCH_ROWS, TransportRow
 

@@ -8,11 +8,10 @@ is the newest before it, for a date the newest before that day, for anything els
 """
 
 import re
+from dataclasses import dataclass
 from functools import lru_cache
 
 from packaging.version import InvalidVersion, Version
-
-from planner.dataclass import dataclass
 
 NEMO, GRAPH_TRAINER, LLM_FOUNDRY = "NeMo", "graph_trainer", "llm-foundry"
 # the first word by which people name it, which mosaicml publishes

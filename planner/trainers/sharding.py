@@ -1,6 +1,6 @@
 """How a trainer spreads parameters, gradients and optimizer states over data-parallel ranks."""
 
-from planner.dataclass import dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,8 @@ Sources: torchtitan 0.2.2 models/{llama3,llama4,qwen3,deepseek_v3,gpt_oss}/__ini
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from planner.dataclass import dataclass
 from planner.specs.model import ModelSpec
 from planner.trainers.release import Release
 from planner.trainers.titan_networks import lacks, shipped_lacks

@@ -4,10 +4,9 @@ Nothing else hides it: a rank needs what a collective gives before it goes on. T
 trainer stand in its file.
 """
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Literal
 
-from planner.dataclass import dataclass
 from planner.trainers.release import Releases
 
 Mechanism = Literal["user-buffers", "symmetric-memory", "deferred"]

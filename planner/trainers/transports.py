@@ -5,10 +5,9 @@ buffers hold only once the receiver has posted its receive, and the receive wait
 that was launched before it (ProcessGroupNCCL::pointToPoint, syncStream).
 """
 
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from planner.dataclass import dataclass
 from planner.schedules.base import Exposed
 
 Receive = Literal["free", "needed", "ahead", "lowered", "turn"]

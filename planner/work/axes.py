@@ -4,11 +4,11 @@ Letters: U rows of a batch (unique layouts); every size is a column (U,).
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, LayoutBatch, among
-from planner.dataclass import dataclass
 from planner.precision import column
 from planner.specs.layout import AC_KINDS, CP_METHODS, MOE_DISPATCHERS
 from planner.specs.model import ModelSpec

@@ -5,12 +5,11 @@ Letters: U rows of a batch; a mode is the pair of columns (ac_kind, ac_value).
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch, first_of, in_order
-from planner.dataclass import dataclass
 from planner.specs.layout import AC_KINDS
 from planner.work.liveness import (
     backward_peak,

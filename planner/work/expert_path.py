@@ -10,8 +10,7 @@ element of a routed row, kernel by kernel, from the trainer's source. Four place
 """
 
 from collections.abc import Mapping
-
-from planner.dataclass import dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

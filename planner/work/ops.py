@@ -5,10 +5,9 @@ Op = Gemm | Attention | Elementwise | Collective, in the order in which a layer 
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache, wraps
 from typing import ParamSpec, cast
-
-from planner.dataclass import dataclass
 
 Dims = tuple[str, ...]
 

@@ -3,7 +3,8 @@
 They are linear layers, norms, the borders of tensor parallelism, and a trainer's own code.
 """
 
-from planner.dataclass import dataclass
+from dataclasses import dataclass
+
 from planner.specs.model import ModelSpec
 from planner.work.ops import Collective, Dims, Gemm, Tensor
 

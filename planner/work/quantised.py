@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from planner.columns import FloatColumn
-from planner.dataclass import dataclass
 from planner.precision import Recipe, bf16_tail, stays_16_bit
 from planner.specs.model import LayerKind, ModelSpec
 from planner.work.axes import weight_sizes

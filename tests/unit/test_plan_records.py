@@ -138,7 +138,6 @@ def test_a_copy_that_opened_the_database_knows_nothing_of_planning(
     )
     known = {
         "planner.beside",
-        "planner.dataclass",
         "planner.errors",
         "planner.ports",
         "planner.units",

@@ -1,8 +1,7 @@
 """What a history of nights says."""
 
 from collections.abc import Mapping
-
-from planner.dataclass import dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

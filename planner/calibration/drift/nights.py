@@ -1,13 +1,12 @@
 """What was measured, night by night."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.columns import FloatColumn
-from planner.dataclass import dataclass
 
 BoolTable = NDArray[np.bool_]
 

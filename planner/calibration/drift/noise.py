@@ -3,6 +3,7 @@
 Letters: A layouts, F families of layouts, T nights.
 """
 
+from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
@@ -37,7 +38,6 @@ from planner.calibration.drift.scores import (
     winsored_mean,
 )
 from planner.columns import FloatColumn
-from planner.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

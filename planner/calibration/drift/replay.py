@@ -5,6 +5,7 @@ Letters: A layouts, F families of layouts, T nights.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,6 @@ from planner.calibration.drift.scores import (
     student_quantile,
 )
 from planner.calibration.drift.threshold import threshold_of
-from planner.dataclass import dataclass
 
 
 def drift_of(nights: Nights, runs_per_false_alarm: float) -> Drift:

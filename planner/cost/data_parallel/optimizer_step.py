@@ -6,6 +6,7 @@ layers, then the embedding, then the head.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -17,7 +18,6 @@ from planner.cost.machine.profile import Profile
 from planner.cost.memory.peak import SCALES_WITH_MASTER
 from planner.cost.network.collectives import collective_seconds
 from planner.cost.network.topology import Fabric
-from planner.dataclass import dataclass
 from planner.precision import TWO_BYTES, Recipe, column
 from planner.specs.cluster import ClusterSpec
 from planner.specs.kernel_families import kernel_family

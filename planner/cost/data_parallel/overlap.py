@@ -3,11 +3,12 @@
 Letters: R ranks, K + 2 units, N layouts. Results are (R, N).
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from planner.columns import FloatColumn, IntColumn, LayoutBatch
 from planner.cost.data_parallel.sharding import UnitShards
-from planner.dataclass import dataclass
 from planner.specs.training import TrainingSpec
 from planner.trainers.base import TrainerRules
 

@@ -4,6 +4,8 @@ Letters: U layouts that differ in KEY. (K + 2, U): the model's distinct layers, 
 then the head (as in `cost.layer.unit_costs`).
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from planner.columns import FloatColumn, LayoutBatch
@@ -17,7 +19,6 @@ from planner.cost.layer.quantisation import gathers_low
 from planner.cost.machine.profile import Profile
 from planner.cost.network.collectives import collective_seconds
 from planner.cost.network.topology import Fabric
-from planner.dataclass import dataclass
 from planner.precision import Recipe, column
 from planner.specs.model import ModelSpec
 from planner.work import axes

@@ -4,7 +4,7 @@ Letters: U distinct layouts.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
@@ -13,7 +13,6 @@ from planner.cost.layer.quantisation import Quantisation
 from planner.cost.machine.device import Device
 from planner.cost.network.collectives import Lines, fastest_lines, seconds_along
 from planner.cost.network.topology import Fabric
-from planner.dataclass import dataclass
 from planner.specs.training import TrainingSpec
 from planner.trainers.base import TrainerRules
 from planner.trainers.tp_overlap import Mechanism

@@ -11,13 +11,12 @@ distributed/expert_parallel.py, DeepEP README (normal kernels), micro.csv.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from planner.columns import FloatColumn, distinct_values
 from planner.cost.layer.context import AXES, CostContext, OpCost, cost
-from planner.dataclass import dataclass
 from planner.specs.layout import MOE_DISPATCHERS
 from planner.specs.model import ModelSpec
 from planner.trainers.registry import training_release

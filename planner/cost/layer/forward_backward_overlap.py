@@ -8,13 +8,14 @@ Sources: DeepSeek-V3 report, section 3.2.1 (DualPipe); torchtitan/distributed/du
 (overlap_callback: the two threads alternate compute and exchange of experts).
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from planner.columns import FloatColumn, IntColumn
 from planner.cost.layer.context import AXES
 from planner.cost.layer.unit_costs import UnitTimes
 from planner.cost.machine.profile import Profile
-from planner.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,12 +20,12 @@ Letters: O operations of the unit, U distinct layouts.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from planner.columns import FloatColumn
 from planner.cost.layer.context import CostContext, OpCost
-from planner.dataclass import dataclass
 from planner.rules.cuda_graphs import FULL, PARTIAL
 from planner.specs.training import TrainingSpec
 from planner.trainers.registry import training_release

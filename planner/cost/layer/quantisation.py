@@ -4,14 +4,13 @@ Letters: U distinct layouts; every column is (U,).
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.machine.device import Device
-from planner.dataclass import dataclass
 from planner.precision import PRECISIONS, TWO_BYTES, Operands, Recipe, column
 from planner.specs.kernel_families import kernel_family
 from planner.work.expert_precision import expert_precision

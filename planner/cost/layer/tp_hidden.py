@@ -4,12 +4,12 @@ Letters: U layouts; arrays are (U,).
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn
 from planner.cost.layer.context import CostContext, OpCost
-from planner.dataclass import dataclass
 from planner.trainers.registry import training_release
 from planner.trainers.tp_overlap import Mechanism, TpOverlap
 from planner.work.ops import Collective, Gemm, Op

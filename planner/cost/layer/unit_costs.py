@@ -6,7 +6,7 @@ Letters: U layouts that differ in the fields of `key`, K distinct layers. Arrays
 then the embedding, then the head.
 """
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from planner.cost.layer.host_time import UnitSeconds, host_time
 from planner.cost.layer.trainer_kernels import fused_kernels
 from planner.cost.layer.unit_work import COMMUNICATION, QUANTITIES, EndBytes, Savings, UnitWork
 from planner.cost.machine.device import Device
-from planner.dataclass import dataclass
 from planner.precision import PRECISIONS, Recipe
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec

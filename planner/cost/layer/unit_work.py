@@ -11,7 +11,7 @@ head.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from planner.cost.layer.op_costs import op_costs
 from planner.cost.layer.tp_hidden import hidden_shares
 from planner.cost.layer.trainer_kernels import chunks_loss, trainer_code
 from planner.cost.layer.weight_grads import incoming_bytes, input_bytes, repeats
-from planner.dataclass import dataclass
 from planner.specs.model import ModelSpec
 from planner.trainers.registry import training_release
 from planner.work import blocks

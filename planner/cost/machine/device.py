@@ -4,6 +4,7 @@ Letters: U distinct layouts; every argument is a column (U,).
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,7 +16,6 @@ from planner.cost.machine.profile import (
     KernelProfile,
     Profile,
 )
-from planner.dataclass import dataclass
 from planner.precision import torchao
 from planner.specs.cluster import ClusterSpec
 from planner.specs.gpu import GpuSpec

@@ -7,7 +7,7 @@ Letters: K knobs, P unknowns (shared and own shifts), D directions.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -23,7 +23,6 @@ from planner.cost.machine.profile import (
     software_profile,
 )
 from planner.cost.machine.stacks import STACK, UNIT
-from planner.dataclass import dataclass
 from planner.specs.gpu import GpuSpec
 from planner.specs.gpu_families import KERNEL_ROWS, is_known_family
 from planner.trainers.registry import TRAINERS

@@ -4,8 +4,8 @@ A share is of a datasheet peak. Kernels differ by GPU family, software by traine
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from planner.dataclass import dataclass
 from planner.specs.gpu import GpuSpec
 from planner.specs.gpu_families import SILICON
 from planner.specs.kernel_families import kernel_family

@@ -5,6 +5,7 @@ Eight phases compete (`Phase`). What lives in each is written down in `_phases`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 
@@ -21,7 +22,6 @@ from planner.cost.memory.worst_phase import (
     chosen,
     worst_phase,
 )
-from planner.dataclass import dataclass
 from planner.specs.training import OPTIMIZER_STATE_BYTES, TrainingSpec
 from planner.trainers.base import TrainerRules
 from planner.trainers.registry import training_release

@@ -6,12 +6,12 @@ Letters: R ranks priced, N layouts, L loads.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import reduce
 
 import numpy as np
 
 from planner.columns import BoolColumn, Column, FloatColumn, IntColumn
-from planner.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

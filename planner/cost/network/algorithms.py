@@ -9,6 +9,7 @@ member leaves through its own NIC.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,7 +25,6 @@ from planner.cost.network.level_rates import (
     tree_distance,
 )
 from planner.cost.network.topology import Fabric, Links, Placement
-from planner.dataclass import dataclass
 
 CHAIN = 7.0  # hops along the GPUs of a usual node
 GATHERS = ("all-gather", "reduce-scatter")

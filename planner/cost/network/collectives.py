@@ -4,7 +4,7 @@ Letters: U groups, A lines. Payload is the whole buffer that is gathered, reduce
 all-to-all what one rank sends.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,7 +12,6 @@ from planner.columns import FloatColumn, IntColumn, distinct_values
 from planner.cost.network.algorithms import ALGORITHMS, Algorithm, Line
 from planner.cost.network.nccl import Protocol
 from planner.cost.network.topology import Fabric, Links, Placement
-from planner.dataclass import dataclass
 
 Lines = tuple[FloatColumn, FloatColumn]  # latency and slope of A lines of U groups, (A, U) each
 

@@ -5,10 +5,9 @@ nccl-tests sweeps behind each figure that cites micro.csv.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from planner.dataclass import dataclass
 from planner.specs.cluster import ClusterSpec
 from planner.specs.gpu_families import is_known_family
 

@@ -3,7 +3,7 @@
 Letters: N layouts, R pipeline ranks.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,7 +11,6 @@ from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.machine.device import Device
 from planner.cost.network.collectives import collective_seconds, send_seconds
 from planner.cost.network.topology import Fabric
-from planner.dataclass import dataclass
 from planner.schedules import SCHEDULES
 from planner.specs.cluster import ClusterSpec
 from planner.specs.training import TrainingSpec

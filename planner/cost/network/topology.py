@@ -10,7 +10,7 @@ level's bandwidth is divided) and the links of a ring, torus or mesh (`Lanes.spa
 """
 
 import math
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -18,7 +18,6 @@ import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn
 from planner.cost.network.nccl import IDEAL, OUT_OF_ORDER, Crossing, Library, Protocol, library_of
-from planner.dataclass import dataclass
 from planner.specs.cluster import ClusterSpec, FabricLevel, balanced_shape
 
 

@@ -9,7 +9,7 @@ for its inputs. A transfer waits for its sender, its receiver and its stream's p
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from planner.cost.pipeline.lowering import CROWDED, SENDS, Graph, RankColumns
 from planner.cost.pipeline.waves import waves
-from planner.dataclass import dataclass
 from planner.schedules.actions import KINDS, ActionColumns, Item
 
 Floats = NDArray[np.float64]

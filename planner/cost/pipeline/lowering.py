@@ -9,12 +9,12 @@ transfers in the order of their receivers. Ranks are numbered through all pipeli
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.pipeline.torch_rounds import entries_before, rounds
-from planner.dataclass import dataclass
 from planner.schedules.actions import BACKWARD, FORWARD, INPUT_GRAD, WEIGHT_GRAD, ActionColumns
 from planner.trainers.transports import Transport
 

@@ -3,12 +3,12 @@
 Letters: U distinct pipelines by KEY, R pipeline ranks priced, K kinds of layer, S stages.
 """
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from planner.columns import TRAINER_SPLIT, FloatColumn, IntColumn, LayoutBatch, distinct_values
-from planner.dataclass import dataclass
 from planner.schedules import SCHEDULES, Schedule
 from planner.specs.model import ModelSpec
 from planner.trainers.base import TrainerRules

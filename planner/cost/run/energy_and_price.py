@@ -3,8 +3,9 @@
 Letters: N layouts; every column is (N,).
 """
 
+from dataclasses import dataclass
+
 from planner.columns import FloatColumn
-from planner.dataclass import dataclass
 from planner.specs.cluster import ClusterSpec
 from planner.units import HOUR, KILO
 

@@ -5,6 +5,8 @@ training and the seconds for which the save at its end blocks it. Failures are a
 with mean distance M (mtbf).
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from planner.columns import FloatColumn, LayoutBatch
@@ -19,7 +21,6 @@ from planner.cost.run.energy_and_price import (
     Bill,
     bill,
 )
-from planner.dataclass import dataclass
 from planner.specs.cluster import ClusterSpec
 from planner.specs.run import CheckpointCost, CheckpointMode, RunEstimate
 from planner.specs.training import OPTIMIZER_STATE_BYTES

@@ -6,9 +6,8 @@ needs no row here, only one in `families`.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
-from planner.dataclass import dataclass
 from planner.intake.huggingface import dialect_readers as read
 from planner.intake.huggingface.dialect_readers import MissingBlock, Values
 from planner.intake.huggingface.families import SAME_NETWORK

@@ -7,9 +7,7 @@ layers are of a known kind is one row here.
 """
 
 from collections.abc import Mapping
-from dataclasses import field
-
-from planner.dataclass import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

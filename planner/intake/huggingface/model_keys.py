@@ -7,9 +7,8 @@ are Hugging Face's most common names plus the fields of `ModelSpec`.
 import difflib
 import math
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from planner.dataclass import dataclass
 from planner.errors import Fault
 from planner.units import to_float
 

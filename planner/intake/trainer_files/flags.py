@@ -3,8 +3,8 @@
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from planner.dataclass import dataclass
 from planner.intake.trainer_files.shell import Field, Script, Span
 
 Changes = Mapping[str, Sequence[str] | None]

@@ -7,10 +7,9 @@ Source: Megatron-LM core 0.14 megatron/training/arguments.py (defaults and deriv
 import ast
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import pairwise
 
-from planner.dataclass import dataclass
 from planner.errors import Fault, SpecError
 from planner.export.base import Export
 from planner.export.commands import read_flags

@@ -2,9 +2,8 @@
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from planner.dataclass import dataclass
 from planner.export.base import Export, Value
 from planner.intake.current import Current
 from planner.intake.trainer_files import megatron, titan_command

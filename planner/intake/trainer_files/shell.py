@@ -7,10 +7,9 @@ variable that nobody sets) reads as empty; the names of such variables are liste
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import pairwise
 
-from planner.dataclass import dataclass
 from planner.errors import Fault, SpecError
 
 Span = tuple[int, int]

@@ -1,10 +1,9 @@
 """What one text says about a run, before anything else completes it."""
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from planner.dataclass import dataclass
 from planner.errors import Fault
 from planner.specs.model import ModelSpec
 

@@ -6,9 +6,9 @@ Sources: torchtitan 0.2.2 and 0.3.0 run_train.sh (NGPU, CONFIG_FILE; MODULE, CON
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from planner.dataclass import dataclass
 from planner.errors import Fault, SpecError
 from planner.export.base import Value
 from planner.export.titan_settings import AC

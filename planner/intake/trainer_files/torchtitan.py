@@ -8,9 +8,8 @@ Sources: torchtitan 0.2.2 config/job_config.py, train.py (batch sizes),
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from planner.dataclass import dataclass
 from planner.errors import Fault, SpecError
 from planner.export.base import flatten
 from planner.export.titan_precision import read_precision_02, read_precision_03

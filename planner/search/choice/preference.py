@@ -23,7 +23,7 @@ Letters: N candidates, K of them near the best.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -33,7 +33,6 @@ from planner.calibration.intervals import TimeSpread, time_spread
 from planner.calibration.mechanisms import points
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch, distinct_values
 from planner.cost.price import Pricer
-from planner.dataclass import dataclass
 
 SURE = 1.0  # deviations: with a probability of five in six the one ahead is truly faster
 MOST_GIVEN_UP = 0.05  # judgement: nobody gives up more than this for a simpler launch

@@ -5,7 +5,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from planner.calibration.correlated import CorrelatedErrors
 from planner.calibration.intervals import TimeSpread
 from planner.calibration.mechanisms import Mechanism, used_by
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
-from planner.dataclass import dataclass
 from planner.search.choice import pareto
 from planner.search.choice.preference import Spreads, difference_sd, prefer
 from planner.search.one_size import OneSize, PlanCandidate

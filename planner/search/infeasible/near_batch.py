@@ -4,13 +4,13 @@ Data parallelism splits a batch evenly, and so do microbatches of a pipeline: wi
 GPUs can use neither. What matters is the divisor that a batch shares with the number of GPUs.
 """
 
+from dataclasses import dataclass
 from math import gcd
 
 import numpy as np
 
 from planner.cost.price import Pricer
 from planner.cost.refine import refine
-from planner.dataclass import dataclass
 from planner.rules import Context
 from planner.rules.base import divisors
 from planner.search.fit import OOM_LIMIT

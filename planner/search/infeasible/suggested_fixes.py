@@ -4,13 +4,12 @@ Each change is checked by a search.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 
 from planner.cost.price import Pricer
-from planner.dataclass import dataclass
 from planner.errors import SpecError
 from planner.intake.machines import catalogue_gpus
 from planner.rules import Context

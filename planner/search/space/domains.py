@@ -6,12 +6,11 @@ cannot win, or what is another way of writing the same layout.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from planner.columns import CODES, TRAINER_SPLIT, BoolColumn, Column, LayoutBatch, among, dtype_of
-from planner.dataclass import dataclass
 from planner.errors import Fault, SpecError
 from planner.precision import PRECISIONS
 from planner.rules import Context

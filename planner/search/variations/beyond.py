@@ -7,13 +7,13 @@ Letters: S stages.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from planner.columns import IntColumn, LayoutBatch, among
 from planner.cost.pipeline import stages
 from planner.cost.price import Pricer
-from planner.dataclass import dataclass
 from planner.schedules import SCHEDULES
 from planner.specs.layout import Layout, format_ac, parse_ac
 

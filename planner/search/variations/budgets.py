@@ -12,7 +12,7 @@ layouts at once; those whose smallest budget that does not fit is too slow drop 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,7 +21,6 @@ from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch, one
 from planner.cost.chunks import CHUNK
 from planner.cost.layer.unit_costs import MODE
 from planner.cost.price import Pricer
-from planner.dataclass import dataclass
 from planner.rules import Context, legal_mask
 from planner.rules.features import largest_stage
 from planner.search.bounds import STEPS, CellBounds

@@ -9,7 +9,7 @@ of budgets until that bound is above the limit or the range is COARSE.
 Letters: N layouts, R pipeline ranks, K kinds of layers, and all of them together as one more.
 """
 
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
 import numpy as np
@@ -20,7 +20,6 @@ from planner.cost.lower_bounds import SPLIT_HIDES
 from planner.cost.pipeline.schedule_columns import by_schedule, critical_pairs, num_microbatches
 from planner.cost.price import Pricer, StepTimes
 from planner.cost.stragglers import straggler_share
-from planner.dataclass import dataclass
 from planner.search.bounds import COARSE, STEPS
 from planner.search.fit import most_device_bytes
 from planner.work.checkpointing import MEMORY_BUDGET, NONE

@@ -4,12 +4,12 @@ A plan's reasons quote them.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
-from planner.dataclass import dataclass
 from planner.rules import Context, legal_mask
 from planner.schedules import SCHEDULES
 from planner.search.fit import fitting

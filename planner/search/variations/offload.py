@@ -8,14 +8,13 @@ the worst that is kept drops out before.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.memory.host_activations import host_bytes
 from planner.cost.price import Pricer
-from planner.dataclass import dataclass
 from planner.rules import Context, legal_mask
 from planner.rules.features import node_bytes
 from planner.search.fit import fitting, priced_and_fitting

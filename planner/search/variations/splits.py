@@ -12,7 +12,7 @@ p / (1 - (1 - 1/m)^p) microbatches' work instead of m + p - 1, which is m + (p -
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -32,7 +32,6 @@ from planner.cost.lower_bounds import SPLIT_HIDES
 from planner.cost.pipeline import stages
 from planner.cost.price import Pricer, StepTimes
 from planner.cost.refine import simulated_step_seconds
-from planner.dataclass import dataclass
 from planner.rules import Context, legal_mask
 from planner.schedules import SCHEDULES
 from planner.search.bounds import COARSE, STEPS
