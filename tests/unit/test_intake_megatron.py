@@ -31,7 +31,7 @@ def edited(text: str, winner: Layout, name: str, batch: int) -> str:
 
 
 def test_an_example_script() -> None:
-    job = fixture_job("pretrain_llama3_70b.sh")
+    job = job_of_text("pretrain_llama3_70b.sh", SCRIPT)
     assert (job.model.name, job.cluster.num_gpus) == ("llama3-70b", 64)
     assert job.cluster.gpus_per_node == 8
     want = {
