@@ -6,13 +6,17 @@ to a timed step, what torchao, FlexAttention and the fake process group cost, an
 orders of attention.
 """
 
+import argparse
 import json
+import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from benchmarks.survey_grid import BF16_STATES, EIGHT, ONE, THREE, TINY, Case, _case, _one_gpu
 
+LONG_RUN = 100  # steps from which a run tells the first from the last
 SIXTEEN_EXPERTS = {
     "base": "mixtral-8x7b",
     "name": "moe-16-experts",
@@ -171,13 +175,45 @@ def orders_and_masks(device: Any) -> Iterator[dict[str, Any]]:
         for compiled in (False, True):
             before = torch.cuda.memory_allocated()
             torch.cuda.reset_peak_memory_stats()
-            create_block_mask(seen, None, None, seq, seq, device="cuda", _compile=compiled)
+            build = torch.compile(create_block_mask) if compiled else create_block_mask
+            build(seen, None, None, seq, seq, device="cuda")
             peak = torch.cuda.max_memory_allocated() - before
             yield {"block_mask": seq, "compiled": compiled, "peak_bytes": peak}
 
 
-if __name__ == "__main__":
-    import torch
+def table(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """One line a run: what a first day showed."""
+    for row in rows:
+        measured = row["measured"]
+        if measured["status"] != "ok":
+            yield f"{row['id']:70} {measured['status']}: {measured['message'][:80]}"
+            continue
+        each, here = measured["steps_seconds"], measured["environment"]
+        cells = [f"{row['id']:70} {measured['step_seconds']:8.4f} s"]
+        if len(each) >= LONG_RUN:
+            early, late = statistics.median(each[:13]), statistics.median(each[-100:])
+            cells.append(f"first 13 steps {early:.4f}, last 100 {late:.4f}")
+        if clock := here.get("sm_clock_hertz"):
+            cells.append(f"{clock / 1e9:.2f} GHz {here['power_watts']:.0f} W")
+        if routed := measured.get("expert_imbalance"):
+            cells.append(f"busiest expert {routed[0]:.2f} -> {routed[-1]:.2f}")
+        yield "  ".join(cells)
 
-    for row in orders_and_masks(torch.device("cuda")):
-        print(json.dumps(row), flush=True)
+
+def main() -> None:
+    """Prints the table of the committed first days, or times what needs a GPU."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--orders", action="store_true", help="attention orders, masks; on a GPU")
+    if parser.parse_args().orders:
+        import torch
+
+        for row in orders_and_masks(torch.device("cuda")):
+            print(json.dumps(row), flush=True)
+        return
+    for path in sorted((Path(__file__).parent / "measured" / "first-day").glob("*.runs.jsonl")):
+        print(path.name)
+        print("\n".join(table([json.loads(line) for line in path.read_text().splitlines()])))
+
+
+if __name__ == "__main__":
+    main()
