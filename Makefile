@@ -36,9 +36,12 @@ $(VENV)/.test: pyproject.toml setup.py constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs,server,postgres]'
 	touch $@
 
-# TorchTitan's own dependencies stay out of the environment: the tests run it in processes of its own.
+# TorchTitan's own dependencies stay out of the environment: the tests run it in processes of its own. One folder for all environments
+# of these requirements and this Python.
+TITAN = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/planner/titan-$(shell cksum < titan-requirements.txt | cut -d' ' -f1)-$(shell $(BIN)/python -c 'import sys; print(sys.implementation.cache_tag)')
 $(VENV)/.titan: titan-requirements.txt $(VENV)/.test
-	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(VENV)/titan --requirement titan-requirements.txt
+	test -d $(TITAN) || { rm -rf $(TITAN).part && $(BIN)/python -m pip install --quiet --no-deps --target $(TITAN).part --requirement titan-requirements.txt && mv $(TITAN).part $(TITAN); }
+	rm -rf $(VENV)/titan && ln -s $(TITAN) $(VENV)/titan
 	touch $@
 
 benchmarks: $(VENV)/.test

@@ -46,4 +46,4 @@ def test_readme_gives_flags_that_exist(line: str) -> None:
     words = shlex.split(line, comments=True)[1:]
     while hasattr(command, "commands"):
         command = command.commands[words.pop(0)]
-    command.make_parser(command.make_context("", [], resilient_parsing=True)).parse_args(words)
+    command.make_parser(command.context_class(command)).parse_args(words)
