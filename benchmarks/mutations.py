@@ -22,7 +22,7 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
-COPIED = ("planner", "api", "probes", "tests", "benchmarks", "alembic", "docs")
+COPIED = ("planner", "api", "probes", "tests", "benchmarks", "alembic", "docs", "examples")
 SINGLE_FILES = ("pyproject.toml", "alembic.ini", "README.md", "setup.py", "constraints.txt")
 RINGS = ("tests/unit", "tests/property", "tests/contract")
 TABLE = ROOT / "benchmarks" / "mutations.yaml"
