@@ -16,16 +16,9 @@ from planner.specs.training import TrainingSpec
 from planner.trainers.registry import resolve_layout
 
 MODELS = (
-    "llama3-8b",
-    "llama3-70b",
-    "llama3.1-405b",
-    "qwen3-30b-a3b",
-    "deepseek-v3",
-    "mixtral-8x7b",
-    "kimi-k2",
-    "llama3.2-1b",
-    "gpt3-175b",
-)
+    "llama3-8b", "llama3-70b", "llama3.1-405b", "qwen3-30b-a3b", "deepseek-v3", "mixtral-8x7b",
+    "kimi-k2", "llama3.2-1b", "gpt3-175b",
+)  # fmt: skip
 
 
 def model(name: str = "llama3.1-70b") -> ModelSpec:

@@ -35,47 +35,22 @@ def warned(
     return any(words in line for line in warnings_for(pricer, chosen, estimate))
 
 
-@pytest.mark.parametrize(
-    ("words", "over", "under"),
-    [
-        ("leaves the 8-GPU intra-node domain", {"layout": {"tp": 16}}, {"layout": {"tp": 8}}),
-        (
-            "only 4 microbatches for 4 pipeline ranks",
-            {"layout": {"pp": 4, "micro_batch_size": 4}},
-            {"layout": {"pp": 4}},
-        ),
-        (
-            "past the critical batch",
-            {"layout": {"tp": 8}, "global_batch_size": 8192},
-            {"layout": {"tp": 8}, "global_batch_size": 4096},
-        ),
-        (
-            "FSDP over 1,024 ranks is latency-bound: HSDP",
-            {
-                "layout": {"dp_shard": 1024},
-                "cluster": {"num_gpus": 1024},
-                "global_batch_size": 1024,
-                "trainer": "torchtitan",
-            },
-            {
-                "layout": {"dp_shard": 256, "dp_replicate": 4},
-                "cluster": {"num_gpus": 1024},
-                "global_batch_size": 1024,
-                "trainer": "torchtitan",
-            },
-        ),
-        (
-            "of the step waits for communication",
-            {"layout": {"tp": 16}, "cluster": {"fabric": FABRIC}},
-            {"layout": {"tp": 1}},
-        ),
-        (
-            "out of memory with probability",
-            {"layout": {"dp_shard": 1, "dp_replicate": 64, "zero_stage": 0}},
-            {"layout": {"dp_shard": 64, "ac": "full"}},
-        ),
-    ],
-)
+@pytest.mark.parametrize(("words", "over", "under"), [
+    ("leaves the 8-GPU intra-node domain", {"layout": {"tp": 16}}, {"layout": {"tp": 8}}),
+    ("only 4 microbatches for 4 pipeline ranks", {"layout": {"pp": 4, "micro_batch_size": 4}},
+        {"layout": {"pp": 4}}),
+    ("past the critical batch", {"layout": {"tp": 8}, "global_batch_size": 8192},
+        {"layout": {"tp": 8}, "global_batch_size": 4096}),
+    ("FSDP over 1,024 ranks is latency-bound: HSDP", {"layout": {"dp_shard": 1024},
+        "cluster": {"num_gpus": 1024}, "global_batch_size": 1024, "trainer": "torchtitan"},
+        {"layout": {"dp_shard": 256, "dp_replicate": 4}, "cluster": {"num_gpus": 1024},
+        "global_batch_size": 1024, "trainer": "torchtitan"}),
+    ("of the step waits for communication", {"layout": {"tp": 16}, "cluster": {"fabric": FABRIC}},
+        {"layout": {"tp": 1}}),
+    ("out of memory with probability",
+        {"layout": {"dp_shard": 1, "dp_replicate": 64, "zero_stage": 0}},
+        {"layout": {"dp_shard": 64, "ac": "full"}}),
+])  # fmt: skip
 def test_a_warning_comes_with_its_number_and_not_without(
     words: str, over: dict[str, Any], under: dict[str, Any]
 ) -> None:

@@ -125,17 +125,9 @@ def test_counts(text: str, value: object) -> None:
 
 
 MAIN_JOB = [
-    "--model",
-    "llama3-8b",
-    "--gpu",
-    "h100-sxm-80gb",
-    "--num-gpus",
-    "8",
-    "--seq-len",
-    "8192",
-    "--global-batch-size",
-    "64",
-]
+    "--model", "llama3-8b", "--gpu", "h100-sxm-80gb", "--num-gpus", "8", "--seq-len", "8192",
+    "--global-batch-size", "64",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -176,24 +176,19 @@ def test_shapes_survive_json() -> None:
     assert KernelShape.from_dict(shape.as_dict()) == shape
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"kind": "fft"}, "is none of gemm"),
-        ({"name": "fast"}, "has no names"),
-        ({"dtype": "int4"}, "dtype='int4' is none of bf16"),
-        ({"sizes": {"m": 4}}, "sizes of a gemm are k, m, n, not m"),
-        ({"sizes": {"m": 4, "n": 4, "k": -4}}, "size k=-4 is no whole number of at least 1"),
-        ({"sizes": {"m": 4, "n": 4, "k": 1.5}}, "size k=1.5"),
-        ({"sizes": {"m": 4, "n": 4, "k": True}}, "size k=True"),
-        (
-            {"kind": "collective", "name": "all-gather", "sizes": {"bytes": 1024}},
-            "sizes of a collective are bytes, ranks, stride",
-        ),
-        ({"kind": "collective", "name": "gossip"}, "is none of all-gather"),
-        ({"kind": "memory", "name": "copies"}, "is none of copy"),
-    ],
-)
+@pytest.mark.parametrize(("change", "said"), [
+    ({"kind": "fft"}, "is none of gemm"),
+    ({"name": "fast"}, "has no names"),
+    ({"dtype": "int4"}, "dtype='int4' is none of bf16"),
+    ({"sizes": {"m": 4}}, "sizes of a gemm are k, m, n, not m"),
+    ({"sizes": {"m": 4, "n": 4, "k": -4}}, "size k=-4 is no whole number of at least 1"),
+    ({"sizes": {"m": 4, "n": 4, "k": 1.5}}, "size k=1.5"),
+    ({"sizes": {"m": 4, "n": 4, "k": True}}, "size k=True"),
+    ({"kind": "collective", "name": "all-gather", "sizes": {"bytes": 1024}},
+        "sizes of a collective are bytes, ranks, stride"),
+    ({"kind": "collective", "name": "gossip"}, "is none of all-gather"),
+    ({"kind": "memory", "name": "copies"}, "is none of copy"),
+])  # fmt: skip
 def test_what_is_no_kernel_is_refused(change: dict[str, object], said: str) -> None:
     good = {"kind": "gemm", "name": "", "dtype": "bf16", "sizes": {"m": 4, "n": 4, "k": 4}}
     assert KernelShape.from_dict(good)["k"] == 4

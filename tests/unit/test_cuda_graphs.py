@@ -304,44 +304,24 @@ def refused(model: str, layout: dict[str, Any], **training: Any) -> list[Violati
     return [*obstacles(context), *found]
 
 
-@pytest.mark.parametrize(
-    ("training", "model", "layout", "field", "words"),
-    [
-        (
-            {"cuda_graphs": "full", "trainer_version": "0.16"}, "qwen3-30b-a3b", {"ep": 8},
-            "training.cuda_graphs", "reads how many rows",
-        ),
-        (
-            {"cuda_graphs": "full", "trainer_version": "0.12"}, "llama3-8b", {},
-            "training.cuda_graphs", "no CUDA graphs of this kind",
-        ),
-        (
-            {"cuda_graphs": "partial", "trainer_version": "0.15"}, "llama3-8b",
-            {"ac": "selective-attention"}, "ac", "activation recomputation",
-        ),
-        (
-            {"cuda_graphs": "partial", "trainer_version": "0.16"}, "llama3-8b", {"ac": "full"},
-            "ac", "whole layers",
-        ),
-        (
-            {"cuda_graphs": "full", "trainer": "torchtitan", "trainer_version": "0.3.0"},
-            "llama3-8b", {"pp": 2}, "pp", "pipeline parallelism",
-        ),
-        (
-            {"cuda_graphs": "full", "trainer": "torchtitan", "trainer_version": "0.3.0"},
-            "qwen3-30b-a3b", {"ep": 8, "moe_dispatcher": "alltoall"}, "moe_dispatcher",
-            "alltoall makes it wait",
-        ),
-        (
-            {"cuda_graphs": "full", "trainer": "torchtitan", "trainer_version": "0.3.0"},
-            "llama3-8b", {"cpu_offload": True}, "cpu_offload", "offloaded gradients",
-        ),
-        (
-            {"cuda_graphs": "full", "trainer": "torchtitan", "trainer_version": "0.2.2"},
-            "llama3-8b", {}, "training.cuda_graphs", "no CUDA graphs of this kind",
-        ),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("training", "model", "layout", "field", "words"), [
+    ({"cuda_graphs": "full", "trainer_version": "0.16"}, "qwen3-30b-a3b", {"ep": 8},
+        "training.cuda_graphs", "reads how many rows"),
+    ({"cuda_graphs": "full", "trainer_version": "0.12"}, "llama3-8b", {}, "training.cuda_graphs",
+        "no CUDA graphs of this kind"),
+    ({"cuda_graphs": "partial", "trainer_version": "0.15"}, "llama3-8b",
+        {"ac": "selective-attention"}, "ac", "activation recomputation"),
+    ({"cuda_graphs": "partial", "trainer_version": "0.16"}, "llama3-8b", {"ac": "full"}, "ac",
+        "whole layers"),
+    ({"cuda_graphs": "full", "trainer": "torchtitan", "trainer_version": "0.3.0"}, "llama3-8b",
+        {"pp": 2}, "pp", "pipeline parallelism"),
+    ({"cuda_graphs": "full", "trainer": "torchtitan", "trainer_version": "0.3.0"}, "qwen3-30b-a3b",
+        {"ep": 8, "moe_dispatcher": "alltoall"}, "moe_dispatcher", "alltoall makes it wait"),
+    ({"cuda_graphs": "full", "trainer": "torchtitan", "trainer_version": "0.3.0"}, "llama3-8b",
+        {"cpu_offload": True}, "cpu_offload", "offloaded gradients"),
+    ({"cuda_graphs": "full", "trainer": "torchtitan", "trainer_version": "0.2.2"}, "llama3-8b", {},
+        "training.cuda_graphs", "no CUDA graphs of this kind"),
+])  # fmt: skip
 def test_what_graphs_exclude_is_one_error(
     training: dict[str, Any], model: str, layout: dict[str, Any], field: str, words: str
 ) -> None:

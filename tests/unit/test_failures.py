@@ -175,32 +175,16 @@ class TestKinds:
         found = failed(replace(EXIT, errors=(raised(0, said),)))
         assert (found.kind, found.rank, said in found.message) == (FailureKind.HANG, None, True)
 
-    @pytest.mark.parametrize(
-        ("said", "file", "kind"),
-        [
-            (
-                "ValueError: n_microbatches must be at least 4",
-                "/v/torch/distributed/pipelining/schedules.py",
-                FailureKind.INVALID_LAYOUT,
-            ),
-            (
-                "RuntimeError: Mesh should not be bigger",
-                "/v/torch/distributed/device_mesh.py",
-                FailureKind.INVALID_LAYOUT,
-            ),
-            (
-                "AssertionError: seq 7 % tp 2",
-                "/x/probes/reference/tensor_parallel.py",
-                FailureKind.INVALID_LAYOUT,
-            ),
-            ("ValueError: bad", "/v/numpy/core.py", FailureKind.CRASH),
-            (
-                "RuntimeError: unknown",
-                "/v/torch/distributed/distributed_c10d.py",
-                FailureKind.CRASH,
-            ),
-        ],
-    )
+    @pytest.mark.parametrize(("said", "file", "kind"), [
+        ("ValueError: n_microbatches must be at least 4",
+            "/v/torch/distributed/pipelining/schedules.py", FailureKind.INVALID_LAYOUT),
+        ("RuntimeError: Mesh should not be bigger", "/v/torch/distributed/device_mesh.py",
+            FailureKind.INVALID_LAYOUT),
+        ("AssertionError: seq 7 % tp 2", "/x/probes/reference/tensor_parallel.py",
+            FailureKind.INVALID_LAYOUT),
+        ("ValueError: bad", "/v/numpy/core.py", FailureKind.CRASH),
+        ("RuntimeError: unknown", "/v/torch/distributed/distributed_c10d.py", FailureKind.CRASH),
+    ])  # fmt: skip
     def test_a_rule_is_told_by_its_place(self, said: str, file: str, kind: FailureKind) -> None:
         assert failed(replace(EXIT, errors=(raised(0, said, file=file),))).kind == kind
 

@@ -140,18 +140,12 @@ def test_layout_strings(text: str, split: tuple[int, ...]) -> None:
     assert read_layout(text) == split
 
 
-@pytest.mark.parametrize(
-    ("layers", "extra", "split"),
-    [
-        (80, "--decoder-first-pipeline-num-layers 17", (17, 21, 21, 21)),
-        (80, "--decoder-last-pipeline-num-layers 17", (21, 21, 21, 17)),
-        (
-            78,
-            "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split",
-            (19, 20, 20, 19),
-        ),
-    ],
-)
+@pytest.mark.parametrize(("layers", "extra", "split"), [
+    (80, "--decoder-first-pipeline-num-layers 17", (17, 21, 21, 21)),
+    (80, "--decoder-last-pipeline-num-layers 17", (21, 21, 21, 17)),
+    (78, "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split",
+        (19, 20, 20, 19)),
+])  # fmt: skip
 def test_ends_of_a_pipeline(layers: int, extra: str, split: tuple[int, ...]) -> None:
     text = SCRIPT.replace("--num-layers-per-virtual-pipeline-stage 5", extra).replace(
         "--num-layers 80", f"--num-layers {layers}"

@@ -74,31 +74,22 @@ def test_what_is_no_file_stays_as_it_was_asked() -> None:
 # ---- words ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "words"),
-    [
-        (
-            "training__seq_len",
-            "8x",
-            "must be a whole number, or one with k or M; give for example 8192",
-        ),
-        ("training__global_batch_size", "8k", "must be a whole number; give digits alone"),
-        ("training__seq_len", -1, "must be above 0; give a number above 0"),
-        ("training__moe_imbalance", 0.5, "must be at least 1; give 1 or more"),
-        ("training__total_tokens", "many", 'must be a number; give for example 2e12 or "15T"'),
-        (
-            "training__expandable_segments",
-            "no",
-            "must be true or false; give true or false without quotes",
-        ),
-        ("training__torch_version", "banana", "is no release of torch; use 1.0 to 1.13 or 2.x"),
-        ("training__torch_version", "9.9", "is no release of torch"),
-        ("layout", {"zero_stage": 4}, "must be at most 3; give 3 or less"),
-        ("layout", {"tp": True}, "must be a whole number; give digits alone"),
-        ("search", {"fix": [1]}, "must be a mapping of keys to values; write for example {tp: 8}"),
-        ("search", {"allow": {"tp": 4}}, "must be a list; write for example [1, 2]"),
-    ],
-)
+@pytest.mark.parametrize(("field", "value", "words"), [
+    ("training__seq_len", "8x",
+        "must be a whole number, or one with k or M; give for example 8192"),
+    ("training__global_batch_size", "8k", "must be a whole number; give digits alone"),
+    ("training__seq_len", -1, "must be above 0; give a number above 0"),
+    ("training__moe_imbalance", 0.5, "must be at least 1; give 1 or more"),
+    ("training__total_tokens", "many", 'must be a number; give for example 2e12 or "15T"'),
+    ("training__expandable_segments", "no",
+        "must be true or false; give true or false without quotes"),
+    ("training__torch_version", "banana", "is no release of torch; use 1.0 to 1.13 or 2.x"),
+    ("training__torch_version", "9.9", "is no release of torch"),
+    ("layout", {"zero_stage": 4}, "must be at most 3; give 3 or less"),
+    ("layout", {"tp": True}, "must be a whole number; give digits alone"),
+    ("search", {"fix": [1]}, "must be a mapping of keys to values; write for example {tp: 8}"),
+    ("search", {"allow": {"tp": 4}}, "must be a list; write for example [1, 2]"),
+])  # fmt: skip
 def test_every_fault_says_what_would_pass(field: str, value: object, words: str) -> None:
     assert any(text.startswith(words) for text in faults_of(**{field: value}).values())
 

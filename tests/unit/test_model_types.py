@@ -163,110 +163,41 @@ def test_active_parameters_are_those_of_the_publisher(name):
     assert read(config(name)).active_parameters() / 1e9 == pytest.approx(billions, abs=tolerance)
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        (
-            "command-r-plus",
-            {
-                "parallel_residual": True,
-                "norms_per_layer": 1,
-                "norm_bias": False,
-                "qk_norm": "full",
-            },
-        ),
-        (
-            "command-r-35b",
-            {"qk_norm": "none", "num_key_value_heads": 64, "tie_word_embeddings": True},
-        ),
-        ("command-a-111b", {"sliding_window": 4096, "sliding_layers": 48}),
-        (
-            "falcon-7b",
-            {
-                "num_key_value_heads": 1,
-                "norms_per_layer": 1,
-                "parallel_residual": True,
-                "intermediate_size": 4 * 4544,
-            },
-        ),
-        (
-            "falcon-40b",
-            {
-                "num_key_value_heads": 8,
-                "norms_per_layer": 2,
-                "parallel_residual": True,
-                "mlp": "gelu",
-            },
-        ),
-        ("falcon-11b", {"norms_per_layer": 1, "tie_word_embeddings": False}),
-        (
-            "falcon-rw-1b",
-            {
-                "num_key_value_heads": 32,
-                "position_embedding": "none",
-                "parallel_residual": False,
-                "attention_bias": True,
-            },
-        ),
-        (
-            "dbrx",
-            {
-                "num_experts": 16,
-                "num_experts_per_tok": 4,
-                "moe_intermediate_size": 10752,
-                "num_key_value_heads": 8,
-            },
-        ),
-        (
-            "ernie-4.5-300b-a47b",
-            {"first_k_dense_replace": 3, "num_moe_layers": 51, "router_correction_bias": True},
-        ),
-        ("ernie-4.5-21b-a3b", {"shared_expert_intermediate_size": 2 * 1536, "num_moe_layers": 27}),
-        (
-            "minimax-m2",
-            {
-                "qk_norm": "full",
-                "router_correction_bias": True,
-                "num_experts": 256,
-                "shared_expert_intermediate_size": 0,
-            },
-        ),
-        (
-            "olmoe-1b-7b",
-            {
-                "qk_norm": "full",
-                "num_experts": 64,
-                "moe_intermediate_size": 1024,
-                "intermediate_size": 0,
-            },
-        ),
-        (
-            "gpt-neo-2.7b",
-            {
-                "sliding_layers": 16,
-                "sliding_window": 256,
-                "position_embedding": "learned",
-                "attention_bias": False,
-            },
-        ),
-        (
-            "opt-66b",
-            {"max_position_embeddings": 2050, "position_embedding": "learned", "mlp": "gelu"},
-        ),
-        ("exaone4-32b", {"sliding_layers": 48, "qk_norm": "head"}),
-        ("glm-4-9b-0414", {"norms_per_layer": 4, "attention_output_bias": False}),
-        ("qwen-7b", {"intermediate_size": 11008, "attention_bias": True, "mlp_bias": False}),
-        ("baichuan2-13b", {"position_embedding": "none"}),
-        ("baichuan2-7b", {"position_embedding": "rope"}),
-        ("afm-4.5b", {"mlp": "squared-relu", "norm": "rmsnorm"}),
-        ("starcoder-15b", {"num_key_value_heads": 1}),
-        (
-            "hunyuan-a13b",
-            {"n_shared_experts": 1, "num_experts_per_tok": 8, "moe_intermediate_size": 3072},
-        ),
-        ("stablelm-2-12b", {"parallel_residual": True, "norms_per_layer": 1, "qk_norm": "full"}),
-    ],
-)
+@pytest.mark.parametrize(("name", "expected"), [
+    ("command-r-plus",
+        {"parallel_residual": True, "norms_per_layer": 1, "norm_bias": False, "qk_norm": "full"}),
+    ("command-r-35b", {"qk_norm": "none", "num_key_value_heads": 64, "tie_word_embeddings": True}),
+    ("command-a-111b", {"sliding_window": 4096, "sliding_layers": 48}),
+    ("falcon-7b", {"num_key_value_heads": 1, "norms_per_layer": 1, "parallel_residual": True,
+        "intermediate_size": 4 * 4544}),
+    ("falcon-40b",
+        {"num_key_value_heads": 8, "norms_per_layer": 2, "parallel_residual": True, "mlp": "gelu"}),
+    ("falcon-11b", {"norms_per_layer": 1, "tie_word_embeddings": False}),
+    ("falcon-rw-1b", {"num_key_value_heads": 32, "position_embedding": "none",
+        "parallel_residual": False, "attention_bias": True}),
+    ("dbrx", {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 10752,
+        "num_key_value_heads": 8}),
+    ("ernie-4.5-300b-a47b",
+        {"first_k_dense_replace": 3, "num_moe_layers": 51, "router_correction_bias": True}),
+    ("ernie-4.5-21b-a3b", {"shared_expert_intermediate_size": 2 * 1536, "num_moe_layers": 27}),
+    ("minimax-m2", {"qk_norm": "full", "router_correction_bias": True, "num_experts": 256,
+        "shared_expert_intermediate_size": 0}),
+    ("olmoe-1b-7b", {"qk_norm": "full", "num_experts": 64, "moe_intermediate_size": 1024,
+        "intermediate_size": 0}),
+    ("gpt-neo-2.7b", {"sliding_layers": 16, "sliding_window": 256, "position_embedding": "learned",
+        "attention_bias": False}),
+    ("opt-66b", {"max_position_embeddings": 2050, "position_embedding": "learned", "mlp": "gelu"}),
+    ("exaone4-32b", {"sliding_layers": 48, "qk_norm": "head"}),
+    ("glm-4-9b-0414", {"norms_per_layer": 4, "attention_output_bias": False}),
+    ("qwen-7b", {"intermediate_size": 11008, "attention_bias": True, "mlp_bias": False}),
+    ("baichuan2-13b", {"position_embedding": "none"}),
+    ("baichuan2-7b", {"position_embedding": "rope"}),
+    ("afm-4.5b", {"mlp": "squared-relu", "norm": "rmsnorm"}),
+    ("starcoder-15b", {"num_key_value_heads": 1}),
+    ("hunyuan-a13b",
+        {"n_shared_experts": 1, "num_experts_per_tok": 8, "moe_intermediate_size": 3072}),
+    ("stablelm-2-12b", {"parallel_residual": True, "norms_per_layer": 1, "qk_norm": "full"}),
+])  # fmt: skip
 def test_what_the_switches_of_a_family_mean(name, expected):
     model = read(config(name))
     assert {key: getattr(model, key) for key in expected} == expected
@@ -325,44 +256,30 @@ GRANITE_H = {
 }
 
 
-@pytest.mark.parametrize(
-    ("keys", "words"),
-    [
-        (QWEN3_NEXT, "gated DeltaNet (linear attention) in 36 of 48 layers"),
-        (
-            {
-                **QWEN3_NEXT,
-                "full_attention_interval": None,
-                "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 12,
-            },
-            "36 of 48",
-        ),
-        (NEMOTRON_H, "Mamba-2 (state space) layers in 24 of 52 layers"),
-        (LIGHTNING, "lightning (linear) attention in 70 of 80 layers"),
-        (
-            {**LIGHTNING, "model_type": "minimax_m2"},
-            "lightning (linear) attention in 70 of 80 layers",
-        ),
-        (GRANITE_H, "Mamba-2 (state space) in 36 of 40 layers"),
-        ({"model_type": "jamba"}, "Mamba"),
-        ({"model_type": "mamba"}, "Mamba"),
-        ({"model_type": "rwkv"}, "RWKV time mixing"),
-        ({"model_type": "arctic"}, "dense MLP beside the mixture of experts"),
-        ({"model_type": "gemma3n"}, "per-layer embeddings"),
-        ({"model_type": "deepseek_v32", "kv_lora_rank": 512}, "indexer"),
-        ({"model_type": "t5"}, "encoder and a decoder"),
-        (
-            {"model_type": "mllama", "text_config": {"model_type": "mllama_text_model"}},
-            "cross-attention layers on images",
-        ),
-        (config("opt-350m"), "projections into and out of the hidden size"),
-        ({**config("hunyuan-a13b"), "use_cla": True}, "cross-layer attention"),
-        ({**config("hunyuan-a13b"), "moe_topk": [8] * 31 + [4]}, "layers that differ in width"),
-        ({**config("ernie-4.5-21b-a3b"), "moe_num_experts": [64, 64]}, "experts of two kinds"),
-        ({**config("falcon-7b"), "is_encoder_decoder": True}, "an encoder and a decoder"),
-        ({"model_type": "llama", "index_topk": 2048}, "sparse attention with an indexer"),
-    ],
-)
+@pytest.mark.parametrize(("keys", "words"), [
+    (QWEN3_NEXT, "gated DeltaNet (linear attention) in 36 of 48 layers"),
+    ({**QWEN3_NEXT, "full_attention_interval": None,
+        "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 12}, "36 of 48"),
+    (NEMOTRON_H, "Mamba-2 (state space) layers in 24 of 52 layers"),
+    (LIGHTNING, "lightning (linear) attention in 70 of 80 layers"),
+    ({**LIGHTNING, "model_type": "minimax_m2"}, "lightning (linear) attention in 70 of 80 layers"),
+    (GRANITE_H, "Mamba-2 (state space) in 36 of 40 layers"),
+    ({"model_type": "jamba"}, "Mamba"),
+    ({"model_type": "mamba"}, "Mamba"),
+    ({"model_type": "rwkv"}, "RWKV time mixing"),
+    ({"model_type": "arctic"}, "dense MLP beside the mixture of experts"),
+    ({"model_type": "gemma3n"}, "per-layer embeddings"),
+    ({"model_type": "deepseek_v32", "kv_lora_rank": 512}, "indexer"),
+    ({"model_type": "t5"}, "encoder and a decoder"),
+    ({"model_type": "mllama", "text_config": {"model_type": "mllama_text_model"}},
+        "cross-attention layers on images"),
+    (config("opt-350m"), "projections into and out of the hidden size"),
+    ({**config("hunyuan-a13b"), "use_cla": True}, "cross-layer attention"),
+    ({**config("hunyuan-a13b"), "moe_topk": [8] * 31 + [4]}, "layers that differ in width"),
+    ({**config("ernie-4.5-21b-a3b"), "moe_num_experts": [64, 64]}, "experts of two kinds"),
+    ({**config("falcon-7b"), "is_encoder_decoder": True}, "an encoder and a decoder"),
+    ({"model_type": "llama", "index_topk": 2048}, "sparse attention with an indexer"),
+])  # fmt: skip
 def test_a_block_we_lack_is_refused_by_name(keys, words):
     fault = fault_of(keys)
     assert words in fault.rule
@@ -427,27 +344,21 @@ def test_granite_4_without_mamba_and_experts_is_dense():
     assert model.total_parameters() == pytest.approx(3.4e9, abs=0.05e9)
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        (
-            "command-a-111b",
-            {"logits_multiplier": 0.25, "rope_mask": (True, True, True, False) * 16},
-        ),
-        ("exaone4-32b", {"post_norm": True, "rope_mask": (True, True, True, False) * 16}),
-        ("falcon-40b", {"rope_theta": 10_000.0, "alibi": False}),
-        ("falcon-rw-1b", {"alibi": True, "rope_theta": None}),
-        ("gpt-j-6b", {"partial_rotary_factor": 0.25}),
-        ("minimax-m2", {"partial_rotary_factor": 0.5, "scoring_func": "sigmoid"}),
-        ("dbrx", {"clip_qkv": 8.0, "scoring_func": "softmax", "norm_topk_prob": True}),
-        ("gpt-neo-2.7b", {"attention_multiplier": 1.0}),
-        ("phi-3.5-moe", {"scoring_func": "sparsemixer"}),
-        ("hunyuan-a13b", {"qk_norm_after_rope": True}),
-        ("apertus-8b", {"hidden_act": "xielu"}),
-        ("granite-3.1-3b-a800m", {"residual_multiplier": 0.22, "embedding_multiplier": 12.0}),
-        ("ling-mini-2.0", {"scoring_func": "sigmoid", "n_group": 8, "topk_group": 4}),
-    ],
-)
+@pytest.mark.parametrize(("name", "expected"), [
+    ("command-a-111b", {"logits_multiplier": 0.25, "rope_mask": (True, True, True, False) * 16}),
+    ("exaone4-32b", {"post_norm": True, "rope_mask": (True, True, True, False) * 16}),
+    ("falcon-40b", {"rope_theta": 10_000.0, "alibi": False}),
+    ("falcon-rw-1b", {"alibi": True, "rope_theta": None}),
+    ("gpt-j-6b", {"partial_rotary_factor": 0.25}),
+    ("minimax-m2", {"partial_rotary_factor": 0.5, "scoring_func": "sigmoid"}),
+    ("dbrx", {"clip_qkv": 8.0, "scoring_func": "softmax", "norm_topk_prob": True}),
+    ("gpt-neo-2.7b", {"attention_multiplier": 1.0}),
+    ("phi-3.5-moe", {"scoring_func": "sparsemixer"}),
+    ("hunyuan-a13b", {"qk_norm_after_rope": True}),
+    ("apertus-8b", {"hidden_act": "xielu"}),
+    ("granite-3.1-3b-a800m", {"residual_multiplier": 0.22, "embedding_multiplier": 12.0}),
+    ("ling-mini-2.0", {"scoring_func": "sigmoid", "n_group": 8, "topk_group": 4}),
+])  # fmt: skip
 def test_what_the_network_computes(name, expected):
     model = read(config(name))
     assert {key: getattr(model, key) for key in expected} == expected

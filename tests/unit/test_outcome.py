@@ -92,21 +92,15 @@ class TestConclude:
         end(tmp_path, exit_code=1)
         assert conclude(tmp_path).outcome.status == "failed"
 
-    @pytest.mark.parametrize(
-        ("values", "task", "message"),
-        [
-            ({"losses": [2.0, float("inf")]}, {}, "the loss of step 1 is inf"),
-            ({"step_seconds_each": []}, {}, "without a timed step"),
-            ({"step_seconds": 0.0}, {}, "without a timed step"),
-            ({"step_seconds": None}, {}, "without a timed step"),
-            ({"timings": []}, {"kernels": [GEMM]}, "no kernel could be timed: it wrote no line"),
-            (
-                {"timings": [{**GEMM, "status": "oom", "message": "full"}]},
-                {"kernels": [GEMM]},
-                "no kernel could be timed: full",
-            ),
-        ],
-    )
+    @pytest.mark.parametrize(("values", "task", "message"), [
+        ({"losses": [2.0, float("inf")]}, {}, "the loss of step 1 is inf"),
+        ({"step_seconds_each": []}, {}, "without a timed step"),
+        ({"step_seconds": 0.0}, {}, "without a timed step"),
+        ({"step_seconds": None}, {}, "without a timed step"),
+        ({"timings": []}, {"kernels": [GEMM]}, "no kernel could be timed: it wrote no line"),
+        ({"timings": [{**GEMM, "status": "oom", "message": "full"}]}, {"kernels": [GEMM]},
+            "no kernel could be timed: full"),
+    ])  # fmt: skip
     def test_a_success_that_cannot_be_one_is_a_failure(
         self, tmp_path: Path, values: dict[str, Any], task: dict[str, Any], message: str
     ) -> None:

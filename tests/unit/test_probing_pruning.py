@@ -18,21 +18,14 @@ from planner.study import pruning
 
 H100, BF16 = "h100-sxm-80gb", {"precision": "bf16"}
 JOBS: dict[str, dict[str, Any]] = {
-    "8B": {
-        "model": "llama3.1-8b", "cluster": {"gpu": H100, "num_gpus": 16},
-        "training": {"seq_len": 8192, "global_batch_size": 64},
-        "search": {"fix": BF16},
-    },
-    "8x7B": {
-        "model": "mixtral-8x7b", "cluster": {"gpu": H100, "num_gpus": 32},
+    "8B": {"model": "llama3.1-8b", "cluster": {"gpu": H100, "num_gpus": 16},
+        "training": {"seq_len": 8192, "global_batch_size": 64}, "search": {"fix": BF16}},
+    "8x7B": {"model": "mixtral-8x7b", "cluster": {"gpu": H100, "num_gpus": 32},
         "training": {"seq_len": 4096, "global_batch_size": 128},
-        "search": {"fix": {**BF16, "cp": 1}},
-    },
-    "megatron": {
-        "model": "llama3.1-8b", "cluster": {"gpu": "a100-sxm-80gb", "num_gpus": 16},
+        "search": {"fix": {**BF16, "cp": 1}}},
+    "megatron": {"model": "llama3.1-8b", "cluster": {"gpu": "a100-sxm-80gb", "num_gpus": 16},
         "search": {"fix": BF16},
-        "training": {"seq_len": 4096, "global_batch_size": 64, "trainer": "megatron"},
-    },
+        "training": {"seq_len": 4096, "global_batch_size": 64, "trainer": "megatron"}},
 }  # fmt: skip
 ROUNDING = 1e-9
 

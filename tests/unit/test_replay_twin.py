@@ -524,18 +524,10 @@ def instructions(log: Sequence[Any], rank: int, costs: Costs) -> Iterator[Instru
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(
-    "name",
-    [
-        "GPipe",
-        "1F1B",
-        "Interleaved1F1B",
-        "LoopedBFS",
-        "InterleavedZeroBubble",
-        "ZBVZeroBubble",
-        "DualPipeV",
-    ],
-)
+@pytest.mark.parametrize("name", [
+    "GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble",
+    "DualPipeV",
+])  # fmt: skip
 def test_torchs_runtimes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     needed("torch")
     how = TRAINERS["torchtitan"].transport(name, None, overlap=True)

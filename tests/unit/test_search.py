@@ -564,16 +564,11 @@ def test_without_a_current_layout_there_is_nothing_to_compare(shown: Plan) -> No
 
 STARTS: list[dict[str, Any]] = [
     {"ac": "full"},
-    {
-        "tp": 4,
-        "compile": True,
-        "async_tp": True,
-        "precision": "float8-tensorwise",
-        "float8_all_gather": True,
-    },
+    {"tp": 4, "compile": True, "async_tp": True, "precision": "float8-tensorwise",
+        "float8_all_gather": True},
     {"pp": 4, "pp_schedule": "Interleaved1F1B", "virtual_stages": 2, "zero_stage": 2},
     {"cp": 2, "dp_replicate": 2, "dp_shard": 2, "micro_batch_size": 2},
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("start", STARTS, ids=["fsdp", "tp", "pp", "cp"])

@@ -205,26 +205,20 @@ def test_offload_is_a_second_pass() -> None:
     [
         ({}, {"pp": 3}, "degrees do not multiply to num_gpus"),
         ({}, {"tp": 2, "pp": 2, "cp": 2, "dp_replicate": 2}, "degrees do not multiply to num_gpus"),
-        (
-            {},
-            {"dp_shard": 2, "tp": 1, "pp": 1, "cp": 1, "dp_replicate": 2},
-            "degrees do not multiply to num_gpus",
-        ),
+        ({}, {"dp_shard": 2, "tp": 1, "pp": 1, "cp": 1, "dp_replicate": 2},
+            "degrees do not multiply to num_gpus"),
         ({}, {"precision": "nvfp4"}, "trainer lacks the precision"),
         ({"gpu": "a100-sxm-80gb"}, {"precision": "float8-rowwise"}, "GPU lacks the precision"),
         ({}, {"tp": 1, "async_tp": True}, "async TP needs sequence-parallel TP"),
         ({"trainer": "fsdp"}, {"pp": 8}, None),
-        (
-            {},
-            {"pp": 8, "pp_schedule": "ZBVZeroBubble", "virtual_stages": 2},
-            "more pipeline stages than layers",
-        ),
+        ({}, {"pp": 8, "pp_schedule": "ZBVZeroBubble", "virtual_stages": 2},
+            "more pipeline stages than layers"),
         ({}, {"ep": 2}, "expert parallelism without experts"),
         ({}, {"micro_batch_size": 16}, "microbatch does not divide the local batch"),
         ({"trainer": "megatron"}, {"compile": True}, "trainer does not compile"),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_an_empty_space_says_why(
     job: dict[str, Any], fix: dict[str, Any], reason: str | None
 ) -> None:

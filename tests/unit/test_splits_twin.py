@@ -36,24 +36,16 @@ EXPERTS = {
 }
 # What is fixed leaves few classes, so that all their splits and budgets can be simulated.
 CASES: dict[str, tuple[dict[str, Any], str, dict[str, Any], dict[str, Any]]] = {
-    "a heavy head": (
-        WIDE, "torchtitan", {"num_gpus": 8}, {"pp": 4, "tp": 1, "pp_schedule": "1F1B"},
-    ),
-    "short of memory": (
-        WIDE, "torchtitan", {"num_gpus": 8, "memory_fraction": 0.45},
-        {"pp": 4, "tp": 1, "pp_schedule": "1F1B", "micro_batch_size": 1},
-    ),
-    "two stages a rank": (
-        WIDE, "torchtitan", {"num_gpus": 8, "memory_fraction": 0.5},
-        {"pp": 2, "tp": 2, "pp_schedule": "Interleaved1F1B", "virtual_stages": 2},
-    ),
-    "Megatron": (
-        WIDE, "megatron", {"num_gpus": 4, "memory_fraction": 0.6},
-        {"pp": 4, "tp": 1, "pp_schedule": "1F1B", "micro_batch_size": 1},
-    ),
-    "dense layers first": (
-        EXPERTS, "megatron", {"num_gpus": 4}, {"pp": 4, "tp": 1, "pp_schedule": "1F1B"},
-    ),
+    "a heavy head": (WIDE, "torchtitan", {"num_gpus": 8},
+        {"pp": 4, "tp": 1, "pp_schedule": "1F1B"}),
+    "short of memory": (WIDE, "torchtitan", {"num_gpus": 8, "memory_fraction": 0.45},
+        {"pp": 4, "tp": 1, "pp_schedule": "1F1B", "micro_batch_size": 1}),
+    "two stages a rank": (WIDE, "torchtitan", {"num_gpus": 8, "memory_fraction": 0.5},
+        {"pp": 2, "tp": 2, "pp_schedule": "Interleaved1F1B", "virtual_stages": 2}),
+    "Megatron": (WIDE, "megatron", {"num_gpus": 4, "memory_fraction": 0.6},
+        {"pp": 4, "tp": 1, "pp_schedule": "1F1B", "micro_batch_size": 1}),
+    "dense layers first": (EXPERTS, "megatron", {"num_gpus": 4},
+        {"pp": 4, "tp": 1, "pp_schedule": "1F1B"}),
 }  # fmt: skip
 
 

@@ -29,31 +29,22 @@ from tests.conftest import one_fast
 from tests.unit.test_search import Fixed
 
 JOBS: dict[str, dict[str, Any]] = {
-    "8B, with a long head": {
-        "model": "llama3.1-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-        "training": {"seq_len": 8192, "global_batch_size": 128},
-    },
-    "8B, short of memory": {
-        "model": "llama3.1-8b",
+    "8B, with a long head": {"model": "llama3.1-8b",
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
+        "training": {"seq_len": 8192, "global_batch_size": 128}},
+    "8B, short of memory": {"model": "llama3.1-8b",
         "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8, "memory_fraction": 0.80},
-        "training": {"seq_len": 8192, "global_batch_size": 128},
-    },
-    "70B, where everything is cut": {
-        "model": "llama3.1-70b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},
-        "training": {"seq_len": 8192, "global_batch_size": 128},
-    },
-    "experts": {
-        "model": "mixtral-8x7b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
-        "training": {"seq_len": 4096, "global_batch_size": 64},
-    },
-    "Megatron": {
-        "model": "llama3.1-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-        "training": {"seq_len": 8192, "global_batch_size": 128, "trainer": "megatron"},
-    },
-    "1B, where launches count": {
-        "model": "llama3.2-1b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
-        "training": {"seq_len": 2048, "global_batch_size": 32},
-    },
+        "training": {"seq_len": 8192, "global_batch_size": 128}},
+    "70B, where everything is cut": {"model": "llama3.1-70b",
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},
+        "training": {"seq_len": 8192, "global_batch_size": 128}},
+    "experts": {"model": "mixtral-8x7b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
+        "training": {"seq_len": 4096, "global_batch_size": 64}},
+    "Megatron": {"model": "llama3.1-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
+        "training": {"seq_len": 8192, "global_batch_size": 128, "trainer": "megatron"}},
+    "1B, where launches count": {"model": "llama3.2-1b",
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
+        "training": {"seq_len": 2048, "global_batch_size": 32}},
 }  # fmt: skip
 FIXES: tuple[dict[str, Any], ...] = (
     {"pp": 1, "tp": 1}, {"pp": 2}, {"tp": 2}, {"compile": False}, {"micro_batch_size": 2},

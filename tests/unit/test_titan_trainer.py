@@ -188,17 +188,10 @@ def test_versions_of_another_interpreter_are_read_without_importing(tmp_path: Pa
 # ---- real logs -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "0.2.0-single",
-        "0.2.1-single",
-        "0.2.2-single",
-        "0.2.2-fsdp2-tp2",
-        "0.2.2-fsdp2-pp2",
-        "0.3.0-single",
-    ],
-)
+@pytest.mark.parametrize("name", [
+    "0.2.0-single", "0.2.1-single", "0.2.2-single", "0.2.2-fsdp2-tp2", "0.2.2-fsdp2-pp2",
+    "0.3.0-single",
+])  # fmt: skip
 def test_a_real_run_of_each_version_gives_its_numbers(name: str) -> None:
     asked, log = recorded(name)
     found = TitanTrainer().read(asked, log)
@@ -304,21 +297,15 @@ def test_a_run_that_stops_early_is_no_measurement() -> None:
 
 
 FAILED = {
-    "0.2.2-unknown-flag": (
-        FailureKind.INVALID_LAYOUT,
-        "Unrecognized options: --training.no_such_flag, 1",
-    ),
+    "0.2.2-unknown-flag": (FailureKind.INVALID_LAYOUT,
+        "Unrecognized options: --training.no_such_flag, 1"),
     "0.3.0-unknown-flag": (FailureKind.INVALID_LAYOUT, "--training.no_such_flag"),
-    "0.2.2-uneven-batch": (
-        FailureKind.INVALID_LAYOUT,
-        "global batch size must be multiple of local batch size times data-parallel degree",
-    ),
+    "0.2.2-uneven-batch": (FailureKind.INVALID_LAYOUT,
+        "global batch size must be multiple of local batch size times data-parallel degree"),
     "0.2.2-layers-over-stages": (FailureKind.INVALID_LAYOUT, "ValueError: Number of "),
-    "0.3.0-stock-torch": (
-        FailureKind.IMPORT,
-        "torchtitan 0.3.0 does not run with what is installed: AttributeError: module 'torch.dist",
-    ),
-}
+    "0.3.0-stock-torch": (FailureKind.IMPORT,
+        "torchtitan 0.3.0 does not run with what is installed: AttributeError: module 'torch.dist"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FAILED)

@@ -60,45 +60,26 @@ def faults_of(**changes: Any) -> dict[str, str]:
 # ---- wrong values --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("search", "field", "words"),
-    [
-        ({"fix": {"tp": 16}}, "search.fix.tp", "16 does not divide 8"),
-        ({"fix": {"tp": 16}}, "search.fix.tp", "choose degrees whose product divides 8"),
-        ({"fix": {"pp_schedule": "ZB-1p"}}, "search.fix.pp_schedule", "use GPipe, 1F1B"),
-        ({"fix": {"cp_method": "ulysses"}}, "search.fix.cp_method", "use allgather or alltoall"),
-        ({"fix": {"precision": "nvfp4"}}, "search.fix.precision", "use bf16"),
-        (
-            {"fix": {"virtual_stages": 100}},
-            "search.fix.virtual_stages",
-            "set virtual_stages to at most",
-        ),
-        ({"fix": {"ep": 2}}, "search.fix.ep", "llama3-8b has no experts"),
-        ({"fix": {"layers_per_stage": [1, 2]}}, "search.fix.layers_per_stage", "make it sum to 32"),
-        (
-            {"fix": {"optimizer_in_backward": True}},
-            "search.fix.optimizer_in_backward",
-            "max_grad_norm to null",
-        ),
-        ({"allow": {"tp": [3, 5]}}, "search.allow.tp", "choose degrees whose product divides 8"),
-        (
-            {"fix": {"async_tp": True, "compile": False}},
-            "search.fix.async_tp",
-            "set compile to true",
-        ),
-        ({"fix": {"async_tp": True, "tp": 1}}, "search.fix.async_tp", "tp to 2 or more"),
-        (
-            {"fix": {"dp_shard": 4, "tp": 4}},
-            "search.fix.tp",
-            "tp 4 x dp_shard 4 = 16 does not divide 8 GPUs",
-        ),
-        (
-            {"fix": {"dp_replicate": 1, "dp_shard": 2, "cp": 1, "tp": 2, "pp": 1}},
-            "search.fix.dp_shard",
-            "set dp_shard to 4",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("search", "field", "words"), [
+    ({"fix": {"tp": 16}}, "search.fix.tp", "16 does not divide 8"),
+    ({"fix": {"tp": 16}}, "search.fix.tp", "choose degrees whose product divides 8"),
+    ({"fix": {"pp_schedule": "ZB-1p"}}, "search.fix.pp_schedule", "use GPipe, 1F1B"),
+    ({"fix": {"cp_method": "ulysses"}}, "search.fix.cp_method", "use allgather or alltoall"),
+    ({"fix": {"precision": "nvfp4"}}, "search.fix.precision", "use bf16"),
+    ({"fix": {"virtual_stages": 100}}, "search.fix.virtual_stages",
+        "set virtual_stages to at most"),
+    ({"fix": {"ep": 2}}, "search.fix.ep", "llama3-8b has no experts"),
+    ({"fix": {"layers_per_stage": [1, 2]}}, "search.fix.layers_per_stage", "make it sum to 32"),
+    ({"fix": {"optimizer_in_backward": True}}, "search.fix.optimizer_in_backward",
+        "max_grad_norm to null"),
+    ({"allow": {"tp": [3, 5]}}, "search.allow.tp", "choose degrees whose product divides 8"),
+    ({"fix": {"async_tp": True, "compile": False}}, "search.fix.async_tp", "set compile to true"),
+    ({"fix": {"async_tp": True, "tp": 1}}, "search.fix.async_tp", "tp to 2 or more"),
+    ({"fix": {"dp_shard": 4, "tp": 4}}, "search.fix.tp",
+        "tp 4 x dp_shard 4 = 16 does not divide 8 GPUs"),
+    ({"fix": {"dp_replicate": 1, "dp_shard": 2, "cp": 1, "tp": 2, "pp": 1}}, "search.fix.dp_shard",
+        "set dp_shard to 4"),
+])  # fmt: skip
 def test_a_value_that_can_never_be_is_a_wrong_request(
     search: dict[str, Any], field: str, words: str
 ) -> None:

@@ -52,22 +52,16 @@ def optimizer_seconds(training: dict[str, Any] | None = None, **layout: Any) -> 
 UNCLIPPED = {"max_grad_norm": None}
 
 
-@pytest.mark.parametrize(
-    ("training", "layout", "moved"),
-    [
-        (UNCLIPPED, {}, 4 + 2 * 4 + 2 * 8),
-        ({}, {}, 4 + 2 * 4 + 2 * 8 + 3 * 4),
-        (UNCLIPPED, {"master_dtype": "bfloat16"}, 2 + 2 * 2 + 2 * 4),
-        (UNCLIPPED | {"optimizer": "sgd"}, {}, 4 + 2 * 4 + 2 * 4),
-        (UNCLIPPED | {"optimizer": "adamw-bf16-states"}, {}, 4 + 2 * 4 + 2 * 4),
-        (UNCLIPPED | {"trainer": "megatron"}, {"zero_stage": 1}, 4 + 2 * 4 + 2 * 8 + 2),
-        (
-            {"trainer": "megatron"},
-            {"zero_stage": 1, "reduce_dtype": "bfloat16"},
-            2 + 2 * 4 + 2 * 8 + 2 + 3 * 2,
-        ),
-    ],
-)
+@pytest.mark.parametrize(("training", "layout", "moved"), [
+    (UNCLIPPED, {}, 4 + 2 * 4 + 2 * 8),
+    ({}, {}, 4 + 2 * 4 + 2 * 8 + 3 * 4),
+    (UNCLIPPED, {"master_dtype": "bfloat16"}, 2 + 2 * 2 + 2 * 4),
+    (UNCLIPPED | {"optimizer": "sgd"}, {}, 4 + 2 * 4 + 2 * 4),
+    (UNCLIPPED | {"optimizer": "adamw-bf16-states"}, {}, 4 + 2 * 4 + 2 * 4),
+    (UNCLIPPED | {"trainer": "megatron"}, {"zero_stage": 1}, 4 + 2 * 4 + 2 * 8 + 2),
+    ({"trainer": "megatron"}, {"zero_stage": 1, "reduce_dtype": "bfloat16"},
+        2 + 2 * 4 + 2 * 8 + 2 + 3 * 2),
+])  # fmt: skip
 def test_bytes_of_an_update(training: dict[str, Any], layout: dict[str, Any], moved: float) -> None:
     """Gradient read; parameter and states read and written; clipping reads gradients, then reads
     and writes them; Megatron copies.

@@ -15,19 +15,9 @@ from api.cli.working import working
 from api.jobs.observer import Observer
 
 JOB = [
-    "--model",
-    "llama3.2-1b",
-    "--gpu",
-    "h100",
-    "--num-gpus",
-    "1",
-    "--seq-len",
-    "2k",
-    "--global-batch-size",
-    "4",
-    "--top-k",
-    "1",
-]
+    "--model", "llama3.2-1b", "--gpu", "h100", "--num-gpus", "1", "--seq-len", "2k",
+    "--global-batch-size", "4", "--top-k", "1",
+]  # fmt: skip
 
 
 class Terminal(io.StringIO):
