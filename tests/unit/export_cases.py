@@ -46,9 +46,7 @@ def _splits(draw: Any, layers: int, stages: int) -> tuple[int, ...] | None:
 
 @st.composite
 def layouts(draw: Any, num_layers: int) -> Layout:
-    """Any layout of the contract's domains: legal for a trainer or not, with splits that fit the
-    model or not.
-    """
+    """Any layout of the contract's domains, legal or not, whose splits fit the model or not."""
     degree, flag = st.sampled_from([1, 2, 3, 4, 8]), st.booleans()
     pp, virtual = draw(degree), draw(st.sampled_from([1, 2, 3, 4, 8]))
     good = _splits(draw, num_layers, pp * virtual)

@@ -63,9 +63,7 @@ class Machine:
 
     @classmethod
     def wrong_by(cls, candidates: Candidates, error: float, seed: int = 0) -> "Machine":
-        """A truth whose error has a size and follows tensor parallelism, pipelining and
-        checkpointing.
-        """
+        """A truth whose error follows tensor parallelism, pipelining and checkpointing."""
         rng = np.random.default_rng(seed)
         by = [
             rng.standard_normal(16)[np.log2(column).astype(int)]

@@ -1,6 +1,4 @@
-"""The space once more, the slow way: the whole product of all domains, then every rule, then every
-domain's wishes.
-"""
+"""The space once more, the slow way: the product of all domains, every rule, every wish."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,6 +1,4 @@
-"""The accuracy report that ships: made of today's rows, calibration and model, and printed without
-pricing anything.
-"""
+"""The accuracy report that ships is of today's rows, calibration and model, and printed at once."""
 
 import json
 from pathlib import Path
@@ -57,9 +55,7 @@ def test_the_stamp_is_that_of_today() -> None:
 
 
 def test_it_predicts_what_the_model_predicts_today(tmp_path: Path) -> None:
-    """A few rows of all groups, to all digits kept: a change of the model that moves any of them
-    shows here.
-    """
+    """A few rows of all groups, to all digits: a change of the model that moves one shows here."""
     lines = PUBLIC_ROWS.read_text(encoding="utf-8").splitlines()[::EVERY]
     few = tmp_path / "few.jsonl"
     few.write_text("\n".join(lines), encoding="utf-8")

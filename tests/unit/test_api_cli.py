@@ -1,6 +1,4 @@
-"""The command line in this process: flags into jobs, errors into one line each, nothing
-half-written.
-"""
+"""The command line in this process: flags into jobs, errors in a line each, no half answers."""
 
 import json
 from pathlib import Path

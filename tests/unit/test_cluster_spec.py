@@ -1,6 +1,4 @@
-"""Clusters: completion from the GPU's defaults, units and directions, and every way to get them
-wrong.
-"""
+"""Clusters: completed from the GPU's defaults, units, directions, every way to get them wrong."""
 
 import json
 import math

@@ -1,6 +1,4 @@
-"""Collective algorithms against brute force: messages counted link by link, groups enumerated rank
-by rank.
-"""
+"""Collective algorithms against brute force: messages by link, groups by rank."""
 
 import dataclasses
 import itertools
@@ -52,9 +50,7 @@ def one(value: float) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 def simulate_ring_all_reduce(n: int) -> tuple[float, list[set[tuple[int, int]]]]:
-    """(seconds, contributions (chunk, source) that each rank holds reduced at the end), by 2 (n -
-    1) lockstep rounds.
-    """
+    """(seconds, (chunk, source) that each rank ends with), by 2 (n - 1) lockstep rounds."""
     held = [{chunk: {rank} for chunk in range(n)} for rank in range(n)]
     seconds = 0.0
     for step in range(2 * (n - 1)):
@@ -79,9 +75,7 @@ def test_ring_all_reduce_step_by_step(n: int) -> None:
 
 
 def double_tree(n: int) -> list[list[tuple[int, int]]]:
-    """Edges (child, parent) of the in-order binary tree over ranks 0..n-1 and of its mirror.
-    Source: Sanders et al. 2009.
-    """
+    """(child, parent) of an in-order binary tree over ranks and its mirror: Sanders et al. 2009."""
 
     def parent(rank: int) -> int | None:
         bit = rank & -rank if rank else 1 << (max(n - 1, 1)).bit_length()
@@ -112,9 +106,7 @@ def test_double_binary_tree_sends_at_most_twice_the_buffer(n: int) -> None:
 
 
 def walk(shape: Point, wrapped: bool, start: Point, end: Point) -> list[list[tuple[Point, Point]]]:
-    """Shortest dimension-ordered routes; two where a wrapped dimension is exactly half way
-    round.
-    """
+    """Shortest dimension-ordered routes; two where a wrapped dimension is half way round."""
     routes: list[list[tuple[Point, Point]]] = [[]]
     here = start
     for d, side in enumerate(shape):
@@ -232,9 +224,7 @@ def test_a_full_mesh_gives_a_pair_one_link() -> None:
 
 
 def brute_placement(degree: int, stride: int, gpus: int, num_gpus: int) -> tuple[int, int]:
-    """(units that the widest group touches, members in the emptiest unit of a group that
-    crosses).
-    """
+    """(units that the widest group touches, members in the emptiest unit of one that crosses)."""
     widest, fewest, block = 1, degree, degree * stride
     for base in range(0, num_gpus - block + 1, block):
         for offset in range(stride):

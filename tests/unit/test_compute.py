@@ -1,6 +1,4 @@
-"""Kernels: never faster than the roofline, utilisation by shape, power limits, dtypes that a GPU
-lacks.
-"""
+"""Kernels: never faster than the roofline, utilisation by shape, power limits, missing dtypes."""
 
 from typing import Any
 
@@ -73,9 +71,7 @@ SIZES = st.integers(1, 2**17)
 def test_a_gemm_is_never_faster_than_the_roofline(
     name: str, rows: int, cols: int, depth: int, batch: int
 ) -> None:
-    """Neither the datasheet's peak nor its memory bandwidth is beaten, at any shape, in any dtype
-    that the GPU has.
-    """
+    """Neither the datasheet's peak nor its bandwidth is beaten, at any shape, in any dtype."""
     on = device(name)
     lacking = lacking_precisions(on)
     for precision in PRECISIONS:
@@ -115,9 +111,7 @@ def test_half_of_the_ceiling_is_reached_at_the_half_depth() -> None:
 
 
 def test_a_wave_that_is_not_full_costs_more_than_its_share() -> None:
-    """One tile more than the SMs hold starts another wave; the curve charges half of its empty
-    places.
-    """
+    """One tile more than the SMs hold starts a wave; half of its empty places are charged."""
     on = device()
     assert on.num_sms == 132
     full, over = gemm(on, 11 * TILE_ROWS, [12 * TILE_COLS, 13 * TILE_COLS], 8192)

@@ -1,6 +1,4 @@
-"""`recommend --current` and `--job` over trainers' files, in this process: the answer, the patch,
-the files, the API.
-"""
+"""`recommend --current` and `--job` over trainers' files: answer, patch, files, API."""
 
 import json
 import re

@@ -1,6 +1,4 @@
-"""Drift in simulated nights: false alarms at most as often as promised, changes found and named,
-slow hosts and outliers told apart.
-"""
+"""Drift in simulated nights: few false alarms, changes found and named, slow hosts, outliers."""
 
 import subprocess
 import sys

@@ -1,6 +1,4 @@
-"""TorchTitan exports: what the files say, what they cannot say, and that they read back as the
-layout.
-"""
+"""TorchTitan exports: what files say and cannot say, and that they read back as the layout."""
 
 import ast
 import json

@@ -1,6 +1,4 @@
-"""Calibration recovers what made the data, leaves alone what the data does not touch, and knows how
-sure it is.
-"""
+"""Calibration recovers what made the data, leaves the rest alone, and knows how sure it is."""
 
 import json
 from dataclasses import replace
@@ -108,9 +106,7 @@ def test_no_runs_leave_the_priors() -> None:
 
 @pytest.mark.slow
 def test_a_source_with_an_offset_of_its_own_does_not_move_the_knobs_for_all() -> None:
-    """The same runs, once from one source and once from six: six witnesses count for more than one
-    heard six times.
-    """
+    """Runs alike from one source and from six: six witnesses count for more than one."""
     data = made_with(0.15)
     alone, _ = fit(replace(data, stacks=("one",) * len(JOBS), units=("one",) * len(JOBS)))
     many, _ = fit(data)
@@ -243,9 +239,7 @@ def test_intervals_of_left_out_units_hold_what_they_claim(folds: int) -> None:
 
 
 def test_directions_carry_the_spread_of_predictions() -> None:
-    """With as many directions as the sensitivity has ranks, nothing is left out; each is one
-    deviation long.
-    """
+    """With as many directions as the sensitivity has ranks nothing is left out; each is one sd."""
     calibration = shipped_calibration()
     directions, rest = calibration.directions("torchtitan", "hopper")
     assert directions.shape == (DIRECTIONS, len(KNOBS))
@@ -328,9 +322,7 @@ def test_a_fingerprint_tells_runs_apart() -> None:
 
 
 def test_what_differs_from_place_to_place_is_doubted_until_the_place_is_known() -> None:
-    """Host time decides a launch-bound layout: a new cluster's host is less sure than one whose
-    runs were learnt from.
-    """
+    """Host time decides a launch-bound layout, and a new cluster's host is less sure."""
     place = PLACE["launch_seconds"]
     shipped = shipped_calibration()
     new, known = (

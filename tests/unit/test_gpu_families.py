@@ -1,6 +1,4 @@
-"""What prices a GPU nobody has timed: a stand-in's curves, said aloud, with wider intervals; never
-a family by accident.
-"""
+"""A GPU that nobody timed is priced by a stand-in's curves, said aloud, with wider intervals."""
 
 import math
 from datetime import UTC, datetime

@@ -1,6 +1,4 @@
-"""The survey of a GPU, with a stand-in for the training program; and the table that its rows
-make.
-"""
+"""The survey of a GPU, with a stand-in for the training program; and the table of its rows."""
 
 import json
 import subprocess
@@ -248,9 +246,7 @@ def test_the_real_program_runs_and_a_second_call_passes_it_over(tmp_path: Path) 
 
 
 def rows_of(slowness: float) -> list[dict]:
-    """Rows as if this GPU were so much slower than predicted, and its memory as predicted but for
-    1%.
-    """
+    """Rows as if this GPU were so much slower than predicted, and its memory 1% off."""
     found = []
     chosen = ("train/llama3.2-1b/s8192", "rank/405b", "rank/8b-on-8")
     for case in (case for case in cases("h200-sxm-141gb") if case.id.startswith(chosen)):

@@ -1,6 +1,4 @@
-"""What the host costs, by hand: launches of experts' layers, waits for the device; sums of
-gradients, owners' broadcasts, norms.
-"""
+"""Time of the host, by hand: launches, waits, sums of gradients, broadcasts, norms."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,6 +1,4 @@
-"""A user's own runs read back: real TorchTitan logs and event files, rows, CSV; what is not said is
-asked for by name.
-"""
+"""One's own runs read back: TorchTitan's logs and events, rows, CSV; gaps are asked for by name."""
 
 import json
 from pathlib import Path

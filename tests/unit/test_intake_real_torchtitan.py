@@ -1,6 +1,4 @@
-"""What the installed TorchTitan itself says of our table of its defaults, and of a file that was
-edited.
-"""
+"""Our table of TorchTitan's defaults, and an edited file, against the installed package."""
 
 import json
 import math

@@ -1,6 +1,4 @@
-"""TorchTitan's command lines and scripts, of both release lines, read as a job and edited into
-another layout.
-"""
+"""TorchTitan's commands and scripts of both lines, read as a job and edited to another layout."""
 
 import pytest
 from current_cases import FOLDER, exported, job_of_text, machine, runnable, same_run

@@ -1,6 +1,4 @@
-"""Intervals: the posterior through the model, joint draws, memory deviations, stretches that cover
-what they have not seen.
-"""
+"""Intervals: the posterior through the model, joint draws, memory, what was not seen."""
 
 from dataclasses import replace
 from types import SimpleNamespace

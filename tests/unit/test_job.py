@@ -1,6 +1,4 @@
-"""Job: what is read into it, what is refused with which words, and what a stored plan's job
-holds.
-"""
+"""Job: what is read into it, what is refused with which words, what a stored plan's job holds."""
 
 import json
 import shutil

@@ -1,6 +1,4 @@
-"""What ends in the database teaches: measured layouts and timed kernels of one trainer and GPU,
-under the versions that they share.
-"""
+"""Runs and timed kernels that end in the database teach the calibration of their trainer and GPU."""
 
 import threading
 from collections.abc import Sequence

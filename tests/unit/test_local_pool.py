@@ -1,6 +1,4 @@
-"""GPUs from recorded answers of nvidia-smi, and leases on them: never two probes on one, never
-beside a foreign process.
-"""
+"""GPUs from recorded answers of nvidia-smi, and leases: never two probes, never beside others."""
 
 import subprocess
 import sys

@@ -1,6 +1,4 @@
-"""Plans that spent probes stand by what they measured, on landscapes that are given and played
-again exactly.
-"""
+"""Plans that spent probes stand by what they measured, on landscapes played again exactly."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

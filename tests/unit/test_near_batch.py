@@ -1,6 +1,4 @@
-"""A batch size near the one asked for that would be much faster: which are tried, what is promised,
-and that the promise is kept.
-"""
+"""A batch near the one asked for that is much faster: tried, promised, and the promise kept."""
 
 from math import gcd
 from types import SimpleNamespace

@@ -1,6 +1,4 @@
-"""An error names the nearest thing one could do: a file beside the one that is missing, a
-config.json to download, a GPU to start from.
-"""
+"""An error names the nearest remedy: a file beside it, a config.json, a GPU to start from."""
 
 import json
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""What a config.json says about a network beyond its shapes: read, kept, and without bearing on
-what a job is found by.
-"""
+"""A network beyond its shapes, in config.json: read, kept, no part of a job's name."""
 
 import json
 from pathlib import Path

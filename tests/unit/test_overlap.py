@@ -1,6 +1,4 @@
-"""Data-parallel communication under compute: FSDP's prefetch against streams played out, and the
-closed forms at the ends.
-"""
+"""Data-parallel communication under compute: FSDP's prefetch played out, and its limits."""
 
 from dataclasses import replace
 from typing import Any
@@ -58,9 +56,7 @@ def exposed(
 
 
 def played_forward(num_units: int, forward: float, gather: float) -> float:
-    """Two streams: unit i computes when its gather is done; the gather of unit i + 1 starts when
-    unit i begins to compute.
-    """
+    """Two streams: unit i computes after its gather; the next gather starts with that compute."""
     gathered, free = gather, 0.0
     for _ in range(num_units):
         start = max(free, gathered)
@@ -70,9 +66,7 @@ def played_forward(num_units: int, forward: float, gather: float) -> float:
 
 
 def played_backward(num_units: int, backward: float, gather: float, scatter: float) -> float:
-    """The same with gathers and reduce-scatters in one queue of the network; the last unit's
-    parameters are still there.
-    """
+    """Gathers and scatters in one queue; the last unit's parameters are there."""
     network, free, gathered = 0.0, 0.0, 0.0
     for unit in range(num_units):
         start = max(free, gathered)
@@ -145,9 +139,7 @@ def test_replicas_are_reduced_after_the_shards_and_counted_apart() -> None:
 
 
 def test_a_distributed_optimizer_waits_for_what_one_backward_does_not_hide() -> None:
-    """One reduction of all gradients under the last backward, one gather under the first forward,
-    however many microbatches.
-    """
+    """One reduction under the last backward, one gather under the first forward, whatever m."""
     units = LAYERS + 2
     for m in (1.0, 16.0):
         layout = {"trainer": "megatron", "dp_shard": 64, "zero_stage": 1}
@@ -227,9 +219,7 @@ TOKENS, CP = 131072, 8
 
 
 def context(method: str, cp: int = CP) -> tuple[Pricer, float]:
-    """(pricer, seconds that context parallelism exposes in a step of one sequence without
-    recomputation).
-    """
+    """(pricer, exposed seconds of context parallelism for one sequence without recomputation)."""
     job = read_job(
         {
             "model": "llama3-8b",
@@ -258,9 +248,7 @@ def seconds_of(pricer: Pricer, operation: str, payload_bytes: float) -> float:
 
 
 def test_keys_and_values_of_all_tokens_are_gathered_or_passed_round() -> None:
-    """Forward: 2 x tokens x KV width x 2 bytes, (n - 1) / n of it received by every rank; backward
-    their gradients the other way.
-    """
+    """2 x tokens x KV width x 2 bytes, (n - 1) / n of it received; backward the other way."""
     pricer, gathered = context("allgather")
     model = pricer.model
     whole = 2.0 * 2.0 * TOKENS * model.num_key_value_heads * model.head_dim
@@ -274,9 +262,7 @@ def test_keys_and_values_of_all_tokens_are_gathered_or_passed_round() -> None:
 
 
 def test_ulysses_exchanges_its_own_tokens_of_queries_keys_values_and_outputs() -> None:
-    """Each rank sends its tokens' heads to the ranks that compute them, and back. Source: Jacobs et
-    al. 2023 (DeepSpeed-Ulysses).
-    """
+    """Each rank sends its tokens' heads to be computed, and back: Jacobs et al. 2023."""
     pricer, exchanged = context("ulysses")
     model = pricer.model
     own = [

@@ -1,6 +1,4 @@
-"""Runs priced once: what they teach is what a fit that prices them again teaches, and what was
-kept of them teaches the same.
-"""
+"""Runs priced once teach what a fit that prices them again teaches, also when read back."""
 
 import json
 from typing import Any

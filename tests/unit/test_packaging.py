@@ -1,6 +1,4 @@
-"""What is imported is declared and pinned; images are made of files that exist and run commands
-that exist; manifests name what is read.
-"""
+"""Imports are declared and pinned; images are made of, and run, what exists; manifests are true."""
 
 import ast
 import importlib

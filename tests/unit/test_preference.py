@@ -1,6 +1,4 @@
-"""Which layout comes first: expected throughput, what can be told apart, and what a mechanism has
-to bring.
-"""
+"""Which layout comes first: expected throughput, what can be told apart, what a mechanism adds."""
 
 from dataclasses import replace
 from datetime import UTC, datetime

@@ -1,6 +1,4 @@
-"""Whether a probe can run at all is asked of the interpreter that would run it, and answered in one
-line with what to do.
-"""
+"""Whether a probe can run is asked of its interpreter, and answered with what to do."""
 
 import subprocess
 import sys

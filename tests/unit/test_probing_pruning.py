@@ -1,6 +1,4 @@
-"""Out-of-memory pruning: only what must be larger, as the memory model itself confirms, and with
-its reason.
-"""
+"""Out-of-memory pruning: only what must be larger by the memory model, with its reason."""
 
 from functools import lru_cache
 from typing import Any
@@ -153,9 +151,7 @@ def test_one_microbatch_is_not_compared_with_several() -> None:
 
 
 def test_a_larger_microbatch_is_not_compared_where_all_are_held_at_once() -> None:
-    """GPipe always holds all at once, 1F1B on two stages with up to two microbatches; beside the
-    gradients there is one less.
-    """
+    """GPipe holds all at once, 1F1B on two stages up to two; beside the gradients one less."""
     piped: dict[str, object] = {"pp": 2, "dp_replicate": 1, "pp_schedule": "1F1B"}
     batch = pair(piped, micro_batch_size=4)
     assert pruning.at_least(batch, 0, 64).mask[1]

@@ -1,6 +1,4 @@
-"""Tables: no word is cut at any width, what does not fit goes below its row, and then columns are
-left out.
-"""
+"""Tables: no word is cut; what does not fit goes below its row, then columns are left out."""
 
 import pytest
 

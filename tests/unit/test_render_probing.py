@@ -1,6 +1,4 @@
-"""What a plan with probes shows: every measured layout, how it was looked at, what failed, and
-nothing that contradicts it.
-"""
+"""A plan with probes shows measured layouts, how each was looked at, and what failed."""
 
 from typing import Any
 

@@ -1,6 +1,4 @@
-"""The proof by replay: hidden truths are what they say they are, strategies play by the rules, and
-the demands hold where they are met.
-"""
+"""The proof by replay: truths are what they say, strategies play by the rules, demands hold."""
 
 import dataclasses
 import json
@@ -64,9 +62,7 @@ def test_landscapes_are_repeatable_and_differ_by_seed() -> None:
 
 @pytest.mark.slow
 def test_the_laws_are_another_model() -> None:
-    """At their centre they neither copy the cost model nor are far from any machine: ranks agree by
-    a part only.
-    """
+    """They neither copy the cost model nor are far from any machine: ranks agree by a part."""
     pricer, candidates = landscapes.prepared(SMALL)
     zeros = np.zeros(len(landscapes.COEFFICIENTS) + 9)
     laws = landscapes.log_law(pricer, candidates.batch, zeros, 0.0)
@@ -238,9 +234,7 @@ def demands(kinds: list[str], strategies: list[str], seeds: int) -> dict[str, An
 
 
 def surely_worse(ours: list[Any], others: list[Any], probes: int) -> bool:
-    """Whether the mean regret on the same drawn truths is larger by more than two standard errors
-    of the difference.
-    """
+    """Whether the mean regret on the same truths is larger by more than two standard errors."""
     pairs = {(run.truth, run.seed): run.regret[probes - 1] for run in others}
     more = np.array([run.regret[probes - 1] - pairs[run.truth, run.seed] for run in ours])
     return bool(more.mean() > 2.0 * more.std(ddof=1) / np.sqrt(len(more)) + TIE)

@@ -120,9 +120,7 @@ def legal(
 def plain_programs(
     entry: Schedule, shape: tuple[int, int, int], costs: Costs, *, seen_through: bool
 ) -> list[list[Instruction]]:
-    """All receives posted at the start, each link a stream; seen through: a rank waits for each
-    send.
-    """
+    """All receives posted at the start, each link a stream; seen through: a wait for each send."""
     pp, v, m = shape
     last = pp * v - 1
     programs: list[list[Instruction]] = []
@@ -273,9 +271,7 @@ def test_blocking_1f1b(trainer: str) -> None:
 def megatron_interleaved(
     rank: int, pp: int, v: int, m: int, costs: Costs, *, overlap: bool
 ) -> list[Instruction]:
-    """forward_backward_pipelining_with_interleaving, with and without overlap_p2p_comm; m a
-    multiple of pp.
-    """
+    """forward_backward_pipelining_with_interleaving, overlap_p2p_comm or not; pp divides m."""
     n, last, program = m * v, pp * v - 1, list[Instruction]()
 
     def chunk(k: int, forward: bool) -> tuple[int, int]:
@@ -347,9 +343,7 @@ CROWDED: set[tuple[str, int, int]] = set()
 
 
 def crowded_tags(pp: int, v: int, m: int, costs: Costs) -> set[tuple[str, int, int]]:
-    """Transfers whose sender sends another, or whose receiver receives another, in the same
-    exchange.
-    """
+    """Transfers whose sender sends, or whose receiver receives, another in the same exchange."""
     found = set()
     for rank in range(pp):
         batch: list[Post] = []
@@ -386,9 +380,7 @@ def test_megatron_interleaved(overlap: bool) -> None:
 
 
 class RecordingStage:
-    """Stands in for a PipelineStage: hands out operations that say what they move, and notes
-    compute.
-    """
+    """Stands in for a PipelineStage: operations that say what they move, and noted compute."""
 
     def __init__(
         self, index: int, num_stages: int, rank: int, home: Callable[[int], int], log: list[Any]
@@ -443,9 +435,7 @@ class RecordingStage:
 
 
 def overlap_like_torchtitan(action: Any, context: Any) -> None:
-    """torchtitan's overlap_callback: both receives are waited for, then forward and backward run as
-    one.
-    """
+    """torchtitan's overlap_callback: both receives are waited for, then both run as one."""
     from torch.distributed.pipelining import schedules
 
     runtime = context.schedule_ref
@@ -501,9 +491,7 @@ def recorded(
 
 
 def instructions(log: Sequence[Any], rank: int, costs: Costs) -> Iterator[Instruction]:
-    """A batch of sends or of receives goes out one by one, each on its pair's stream; a mixed batch
-    as one kernel.
-    """
+    """Sends alone or receives alone go out one by one on their pair's stream; mixed as one."""
     for entry in log:
         if isinstance(entry, list):
             mixed = len({op.sends for op in entry}) > 1

@@ -1,6 +1,4 @@
-"""Each rule breaks where it should, passes where its remedy says, reads what it claims, and refuses
-nothing that was run.
-"""
+"""Each rule breaks where it should, passes by its remedy, reads what it claims, and fits runs."""
 
 import itertools
 import json

@@ -1,6 +1,4 @@
-"""Checkpoint cost, goodput, price and energy of whole runs: properties, a simulated twin, and the
-messages.
-"""
+"""Checkpoints, goodput, price and energy of whole runs: properties, a simulated twin, messages."""
 
 import random
 from statistics import NormalDist
@@ -266,9 +264,7 @@ def test_daly_is_close_to_the_exact_optimum_and_newton_is_there() -> None:
 
 
 def _simulated(useful: float, blocked: float, upload: float, mtbf: float, restart: float) -> float:
-    """The twin: failures drawn one by one; a restart resumes from the last save whose upload has
-    ended.
-    """
+    """The twin: failures drawn one by one; a restart resumes from the last uploaded save."""
     chance = random.Random(7)
     done, wall, period = 0.0, 0.0, useful + blocked
     for _ in range(40_000):

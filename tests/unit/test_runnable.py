@@ -1,6 +1,4 @@
-"""A plan runs: its trainer can run the job, every layout it ranks is exported, and asking for more
-changes no winner.
-"""
+"""A plan runs: its trainer can run the job, every layout is exported, asking for more is safe."""
 
 import json
 from typing import Any
@@ -156,9 +154,7 @@ def test_all_that_is_ranked_runs() -> None:
 
 @pytest.mark.parametrize("num_gpus", [256, 16384])
 def test_405b_is_split_over_megatrons_pipelines(num_gpus: int) -> None:
-    """126 layers: 128 with embedding and loss counted, on 4 to 64 stages; its layout string for any
-    other number.
-    """
+    """126 layers: 128 with embedding and loss, on 4 to 64 stages; a string for other numbers."""
     c = Context(
         model=read_model("llama3.1-405b"),
         cluster=read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": num_gpus}),

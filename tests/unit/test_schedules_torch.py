@@ -1,6 +1,4 @@
-"""Our orders against torch.distributed.pipelining's own, action by action; what torch refuses, our
-rules refuse.
-"""
+"""Our orders against torch.distributed.pipelining's, and what it refuses our rules refuse."""
 
 import itertools
 from types import SimpleNamespace
@@ -68,9 +66,7 @@ def test_multi_stage_orders_are_torchs(name: str, sizes: list[tuple[int, ...]]) 
 
 
 class RecordingStage:
-    """Stands in for a PipelineStage: records the compute that torch's single-stage schedules ask
-    for.
-    """
+    """Stands in for a PipelineStage: records the compute that single-stage schedules ask for."""
 
     def __init__(self, index: int, pp: int) -> None:
         self.stage_index, self.num_stages, self.group_size, self.group_rank = index, pp, pp, index
@@ -121,9 +117,7 @@ def test_single_stage_orders_are_what_torch_runs(
     ],
 )
 def test_torch_loads_our_csv(name: str, pp: int, v: int, m: int, tmp_path: Any) -> None:
-    """As `_PipelineScheduleRuntime` reads it from a user's file; torch then adds sends, receives
-    and gathers.
-    """
+    """As `_PipelineScheduleRuntime` reads a user's file, to which torch adds sends and gathers."""
     from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
     order = SCHEDULES[name].actions(pp, v, m)

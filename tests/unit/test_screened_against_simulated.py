@@ -1,6 +1,4 @@
-"""Screened step times against simulated ones: the same order on random legal layouts, and the same
-winner near the top.
-"""
+"""Screened step times against simulated ones: the same order, and the same winner at the top."""
 
 import numpy as np
 import pytest

@@ -1,6 +1,4 @@
-"""The search on paper: pruned against brute force, what is shown, what is said when nothing fits,
-and that it repeats itself.
-"""
+"""The search on paper: against brute force, what is shown, what is said, and that it repeats."""
 
 import importlib.util
 from dataclasses import dataclass, replace
@@ -190,9 +188,7 @@ def test_pruning_keeps_the_winner(seed: int, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def lost_structures(seed: int) -> list[tuple[int, ...]]:
-    """Of the best TOP structures of the whole space that are an answer at all, those that the
-    screen misses or prices higher.
-    """
+    """The TOP structures that are an answer at all and that the screen misses or prices higher."""
     pricer, space = random_job(seed)
     found, brute = parts.screen(pricer, space, Goal(count=TOP)), whole(seed)
     best, kept = (
@@ -307,9 +303,7 @@ def test_bounds_do_prune(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_plans_winner_is_the_simulated_best_of_the_whole_space() -> None:
-    """Every layout within 15% of the best price simulated: none is faster than what a plan puts
-    first.
-    """
+    """None within 15% of the best price, simulated, is faster than what a plan puts first."""
     plan = plan_of(model="llama3.2-1b", training={"seq_len": 2048, "global_batch_size": 16})
     job = read_job(plan.job)
     pricer = Pricer.build(job.model, job.cluster, job.training)
@@ -592,9 +586,7 @@ def test_neighbours_are_legal_single_changes_priced_like_any_layout(start: dict[
 
 
 def test_every_axis_has_a_neighbour() -> None:
-    """Degrees double at the expense of dp_shard; microbatches double; checkpointing, precision and
-    switches change.
-    """
+    """Degrees double at the expense of dp_shard; microbatches double; the others change."""
     training = read_training({"seq_len": 4096, "global_batch_size": 64})
     pricer = Pricer.build(
         read_model("llama3-8b"), read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": 8}), training

@@ -1,6 +1,4 @@
-"""One step in each field: every field is there, every step is one step, prices are the price,
-refusals are the rules'.
-"""
+"""One step in each field: every field is there, prices are the price, refusals the rules'."""
 
 from typing import Any
 

@@ -1,6 +1,4 @@
-"""Layer splits and memory budgets against brute force: every legal split with a fine grid of
-budgets, each simulated.
-"""
+"""Layer splits and memory budgets against brute force: every legal split, each simulated."""
 
 from itertools import combinations
 from typing import Any

@@ -115,9 +115,7 @@ def test_the_bubble_is_the_schedules_of_a_mean_rank(name: str) -> None:
 
 
 def test_pairs_of_other_ranks_shorten_the_bubble() -> None:
-    """DualPipeV with 8 microbatches on 2 ranks: 12 pairs on the longest chain, of which either
-    rank has 11.
-    """
+    """DualPipeV, 8 microbatches, 2 ranks: 12 pairs on the longest chain, 11 of either rank."""
     degrees = {"dp_shard": 4, "tp": 2, "ep": 4, "pp": 2}
     given = {"pp_schedule": "DualPipeV", "virtual_stages": 2, "micro_batch_size": 1, "ac": "none"}
     found = inputs(pricer(model=read_model("mixtral-8x7b")), **degrees, **given)

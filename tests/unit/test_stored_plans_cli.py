@@ -1,6 +1,4 @@
-"""Stored plans on the command line: listed, shown again, named by a beginning, their layouts priced
-and played out; completion.
-"""
+"""Stored plans on the command line: listed, shown, named by a beginning, priced, completed."""
 
 import json
 from collections.abc import Callable

@@ -1,6 +1,4 @@
-"""A search with something fixed looks at less, so that it never finds anything faster; and what
-activation budgets are tried.
-"""
+"""A search with something fixed never finds anything faster; which budgets are tried."""
 
 from typing import Any
 
@@ -73,18 +71,14 @@ def test_nothing_fixed_is_at_least_as_good_as_anything_fixed(name: str) -> None:
 
 
 def test_a_budget_wins_where_no_recomputation_just_does_not_fit() -> None:
-    """With less memory 8B on 8 under ZeRO-2 cannot keep all activations; a budget near 1 costs
-    almost nothing.
-    """
+    """8B on 8 under ZeRO-2 with less memory: a budget near 1 costs almost nothing."""
     layout = winner("8B, short of memory", {"pp": 1}).layout
     assert (layout.dp_shard, layout.zero_stage, parse_ac(layout.ac)[0]) == (8, 2, "memory-budget")
     assert parse_ac(layout.ac)[1] > 0.5
 
 
 def test_an_uneven_split_wins_where_the_head_is_long() -> None:
-    """Llama 3.1's head weighs as much as two layers: Megatron's even split leaves three ranks of
-    four waiting for the last.
-    """
+    """Llama 3.1's head weighs two layers: an even split leaves three ranks of four waiting."""
     sizes = winner("Megatron", {"pp": 4}).layout.layers_per_stage
     assert sizes[-1] < sizes[0]
 

@@ -1,6 +1,4 @@
-"""TorchTitan as a trainer: commands for each version, and real logs (`tests/fixtures/titan_logs`,
-made by its record.py) read back.
-"""
+"""TorchTitan as a trainer: commands for each version, and logs of record.py read back."""
 
 import itertools
 import json

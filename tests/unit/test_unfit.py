@@ -1,6 +1,4 @@
-"""What is said when there is no plan: wrong values, the rule that leaves nothing, the nearest miss,
-and changes that do fit.
-"""
+"""Words for a job without a plan: wrong values, the rule, the nearest miss, what would fit."""
 
 from datetime import UTC, datetime
 from typing import Any

@@ -86,9 +86,7 @@ def test_nouns_have_their_plural(noun: str, text: str) -> None:
     ],
 )
 def test_speeds_are_compared_as_ratios(speedup: float, text: str) -> None:
-    """A step that takes 14.6% less time is 1.17 times as fast: a share of time saved reads like a
-    share of speed gained.
-    """
+    """14.6% less time is 1.17 times as fast: a share of time reads like one of speed."""
     assert times_as_fast(speedup) == text
 
 

@@ -1,6 +1,4 @@
-"""The end of a step by hand: bytes of optimizers, clipping, Muon's matrices, small reductions, and
-copies to the host beside compute.
-"""
+"""The end of a step by hand: optimizers, clipping, Muon, small reductions, copies to the host."""
 
 from dataclasses import replace
 from typing import Any
@@ -63,9 +61,7 @@ UNCLIPPED = {"max_grad_norm": None}
         2 + 2 * 4 + 2 * 8 + 2 + 3 * 2),
 ])  # fmt: skip
 def test_bytes_of_an_update(training: dict[str, Any], layout: dict[str, Any], moved: float) -> None:
-    """Gradient read; parameter and states read and written; clipping reads gradients, then reads
-    and writes them; Megatron copies.
-    """
+    """Gradient read; parameter and states read and written; clipping; Megatron's copies."""
     assert per_parameter(training, **({"dp_shard": 16} | layout)) == moved
 
 
@@ -96,9 +92,7 @@ def _reductions(pricer: Pricer, batch: LayoutBatch) -> float:
 
 
 def test_small_reductions_run_once_an_axis() -> None:
-    """The norm over FSDP, TP and PP where there are any; delayed scaling's two over FSDP and TP;
-    tensorwise's one with float8 gathers.
-    """
+    """The norm over FSDP, TP, PP; delayed scaling's two over FSDP, TP; tensorwise's one."""
     assert _reductions(*case(UNCLIPPED)) == 0.0
     alone, both = _reductions(*case()), _reductions(*case(dp_shard=2, tp=8))
     assert 0.0 < alone < both
@@ -173,9 +167,7 @@ def test_newton_schulz_of_square_matrices_takes_thirty_n() -> None:
 
 
 def test_muon_makes_matrices_whole_and_deals_them_out_again() -> None:
-    """Momenta to their owner and updates back, two bytes each, over the sharding group; embeddings
-    and norms take AdamW.
-    """
+    """Momenta to their owner and updates back, two bytes each; what is no matrix takes AdamW."""
     pricer, batch = case({"optimizer": "muon"})
     found = sharding.unit_shards(
         batch, pricer.optimizer_step, pricer.fabric, pricer.profile, pricer.cluster.rank_order
@@ -199,9 +191,7 @@ def test_muon_makes_matrices_whole_and_deals_them_out_again() -> None:
 
 
 def test_weights_that_are_quantised_once_a_step_are_quantised_in_the_update() -> None:
-    """Transformer Engine keeps quantised weights from the first microbatch; torchao quantises them
-    every time.
-    """
+    """TE keeps quantised weights from the first microbatch; torchao quantises every time."""
     te = {"trainer": "megatron"}
     scaled = optimizer_seconds(te, dp_shard=16, precision="float8-delayed")
     assert scaled > optimizer_seconds(te, dp_shard=16)
@@ -307,18 +297,14 @@ def test_uploads_hide_under_the_forward_before_them() -> None:
 
 
 def test_pcie_carries_both_directions_at_once() -> None:
-    """ZeRO-3 uploads again in the backward while gradients go down: the longer of the two decides,
-    not their sum.
-    """
+    """ZeRO-3 uploads again while gradients go down: the longer decides, not the sum."""
     both = waits(copies(upload=9.0, download=8.5), zero_stage=3)
     up = waits(copies(upload=9.0), zero_stage=3)
     assert both - up == pytest.approx(8.5), "the last download alone"
 
 
 def test_gradients_that_are_added_on_the_host_wait_for_it() -> None:
-    """From the second microbatch on, FSDP2 copies and adds while the host stands still: what was
-    hidden is not.
-    """
+    """From the second microbatch on FSDP2 adds while the host waits: nothing is hidden."""
     free, added = (
         waits(copies(download=2.0), microbatches=4.0),
         waits(copies(download=2.0, accumulate=0.5), microbatches=4.0),

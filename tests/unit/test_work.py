@@ -1,6 +1,4 @@
-"""Work as operations: FLOP against closed forms, shards against the whole, saved activations
-against published formulas.
-"""
+"""Work as operations: FLOP, shards and saved activations against closed and published forms."""
 
 import pickle
 from pathlib import Path
@@ -78,9 +76,7 @@ def layer_bytes(p: Pricer, **layout: Any) -> float:
 
 
 def closed_form_flops_per_token(model: ModelSpec, seq_len: int) -> float:
-    """2 x parameters of the matrices a token meets (head included, tied or not) + attention over
-    what the mask lets it see.
-    """
+    """2 x parameters that a token meets (head included) + attention over what the mask shows."""
     head_of_its_own = model.vocab_size * model.hidden_size if model.tie_word_embeddings else 0
     matrices = model.active_parameters() - model.embedding_parameters() + head_of_its_own
     queries = np.arange(1, seq_len + 1)
@@ -91,9 +87,7 @@ def closed_form_flops_per_token(model: ModelSpec, seq_len: int) -> float:
 
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_forward_flops_per_token_are_the_closed_form(name: str) -> None:
-    """Norms and biases are in the parameter counts and not in the FLOP: below 0.1% for every
-    model.
-    """
+    """Norms and biases are counted as parameters, not as FLOP: below 0.1% for every model."""
     p = pricer(name)
     ours, closed = microbatch_flops(p) / SEQ, closed_form_flops_per_token(p.model, SEQ)
     assert ours == pytest.approx(closed, rel=1e-3)
@@ -150,9 +144,7 @@ def test_cp_divides_all_work_attention_too(name: str, method: str) -> None:
 @pytest.mark.parametrize("name", ["mixtral-8x7b", "deepseek-v2-lite", "qwen3-30b-a3b"])
 @pytest.mark.parametrize("ep", [2, 4, 8])
 def test_ep_moves_expert_work_without_adding_any(name: str, ep: int) -> None:
-    """ep ranks bring a microbatch each, so a rank's share is that of one microbatch on a rank with
-    all experts.
-    """
+    """ep ranks bring a microbatch each: a share is one microbatch's with all experts."""
     whole = price(pricer(name)).stage_seconds.forward_flops
     shared = price(pricer(name, num_gpus=8), ep=ep).stage_seconds.forward_flops
     assert shared == pytest.approx(whole, rel=1e-12)
@@ -160,9 +152,7 @@ def test_ep_moves_expert_work_without_adding_any(name: str, ep: int) -> None:
 
 @pytest.mark.parametrize("etp", [1, 4])
 def test_experts_under_tp_are_divided_by_tokens_or_by_width(etp: int) -> None:
-    """Experts over 2 ranks of 4 x 2: sequence shards when etp is 1, widths when it is tp. The
-    router follows the tokens it sees.
-    """
+    """Experts over 2 ranks of 4 x 2: sequences at etp 1, widths at etp = tp; so the router."""
     model = read_model("mixtral-8x7b")
     p = pricer("mixtral-8x7b", num_gpus=8)
     whole = price(pricer("mixtral-8x7b")).stage_seconds.forward_flops[0, 0]
@@ -173,9 +163,7 @@ def test_experts_under_tp_are_divided_by_tokens_or_by_width(etp: int) -> None:
 
 
 def test_mla_down_projections_are_replicated_under_tp() -> None:
-    """DeepSeek's narrow projections have no head dimension: every TP rank runs them whole, and
-    nothing else twice.
-    """
+    """DeepSeek's narrow projections have no heads: every TP rank runs them whole."""
     model = read_model("deepseek-v2")
     whole = microbatch_flops(pricer("deepseek-v2"))
     local = microbatch_flops(pricer("deepseek-v2", num_gpus=8), tp=8)
@@ -196,9 +184,7 @@ def test_imbalance_scales_the_busiest_ranks_experts() -> None:
 
 
 def test_expected_imbalance() -> None:
-    """One rank holds everything; the more copies a rank receives the evener; the more ranks the
-    worse the worst.
-    """
+    """One rank holds all; more copies a rank are evener; more ranks make the worst worse."""
     copies, ep = np.array([8192.0]), np.array([8.0])
     assert axes.expected_imbalance(copies, np.array([1.0])) == 1.0
     assert axes.expected_imbalance(copies, ep) > axes.expected_imbalance(4 * copies, ep) > 1.0
