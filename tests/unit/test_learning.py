@@ -1,4 +1,4 @@
-"""Runs and timed kernels that end in the database teach the calibration of their trainer and GPU."""
+"""Runs and timed kernels in the database teach the calibration of their trainer and GPU."""
 
 import threading
 from collections.abc import Sequence
