@@ -11,6 +11,7 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -154,6 +155,26 @@ def clean_environment() -> dict[str, str]:
         if not key.startswith("PLANNER_") and key not in ("COLUMNS", "NO_COLOR", "FORCE_COLOR")
     }
     return {**kept, "PYTHONPATH": str(ROOT)}
+
+
+class Fixed:
+    """A clock that stands still, and ids that count."""
+
+    count = 0
+
+    def now(self) -> datetime:
+        return datetime(2026, 1, 1, tzinfo=UTC)
+
+    def new_id(self, prefix: str) -> str:
+        self.count += 1
+        return f"{prefix}-{self.count}"
+
+
+def fixed_ports() -> Any:
+    from planner.ports import Ports
+
+    fixed = Fixed()
+    return Ports(clock=fixed, ids=fixed)
 
 
 @pytest.fixture(scope="session")

@@ -22,14 +22,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from api.wiring import SystemClock
 from planner.estimates import estimate_job
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
-from planner.ports import Ports
 from planner.specs.estimate import Estimate
 from planner.specs.job import Job
 from planner.specs.plan import RankedLayout
+from tests.conftest import fixed_ports
 from tests.golden.rows import row
 from tests.golden.source_formulas import FORMULAS
 
@@ -80,11 +79,6 @@ DRIFT = 0.15  # how far our side of a disagreement may move before its record is
 PARTS = ("activations", "gradients", "optimizer", "parameters", "logits")
 IN_WORST_STAGE = {f"{part}_bytes" for part in PARTS}
 EXPOSED = "exposed "
-
-
-class Ids:
-    def new_id(self, prefix: str) -> str:
-        return prefix
 
 
 def quantity(estimate: Estimate, name: str, job: Job) -> float:
@@ -151,7 +145,7 @@ def recommended(check: dict[str, Any]) -> float:
 
 def winner(job: dict[str, Any], fix: dict[str, Any]) -> RankedLayout:
     search = {"top_k": 1, "fix": fix, "prefer": "fastest"}
-    ports = Ports(clock=SystemClock(), ids=Ids())
+    ports = fixed_ports()
     return recommend(read_job({**job, "search": search}), ports=ports).ranked[0]
 
 

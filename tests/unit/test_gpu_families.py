@@ -1,7 +1,6 @@
 """A GPU that nobody timed is priced by a stand-in's curves, said aloud, with wider intervals."""
 
 import math
-from datetime import UTC, datetime
 
 import pytest
 
@@ -18,7 +17,6 @@ from planner.intake.jobs import read_job, read_training
 from planner.intake.machines import load_gpu, read_cluster, read_gpu
 from planner.intake.models import read_model
 from planner.plan.recommend import recommend
-from planner.ports import Ports
 from planner.precision import PRECISIONS
 from planner.rules.base import Context
 from planner.rules.features import gpu_precisions
@@ -27,6 +25,7 @@ from planner.specs.gpu_families import KERNEL_ROWS, KNOWN_FAMILIES, is_known_fam
 from planner.specs.job import Job
 from planner.specs.kernel_families import kernel_family, unknown_family
 from planner.trainers.registry import TRAINERS
+from tests.conftest import fixed_ports
 
 NEW = {
     "name": "x1", "memory": "192 GB", "memory_bandwidth": "8 TB/s",
@@ -137,18 +136,9 @@ def test_its_estimate_is_extrapolated_warns_and_is_unsure():
     assert "no family is given for GPU x1" in estimate_job(job(NEW)).warnings[0]
 
 
-class Fixed:
-    def now(self) -> datetime:
-        return datetime(2026, 1, 1, tzinfo=UTC)
-
-    def new_id(self, kind: str) -> str:
-        return f"{kind}-1"
-
-
 def test_a_plan_warns_too():
-    fixed = Fixed()
     asked = read_job({**job(NEW).request, "layout": None})
-    plan = recommend(asked, ports=Ports(clock=fixed, ids=fixed))
+    plan = recommend(asked, ports=fixed_ports())
     assert any("no family is given" in text for text in plan.warnings)
 
 

@@ -9,22 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import planner.plan.recommend
-from api.wiring import SystemClock
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
-from planner.ports import Ports
 from planner.search.infeasible import near_batch as near
 from planner.search.infeasible.near_batch import NEAR, TRIED, WORTH, nearby
 from planner.specs.job import SearchSpec
 from planner.specs.plan import Plan
 from planner.trainers.registry import resolve_layout
+from tests.conftest import fixed_ports
 
 WORDS = "global_batch_size "
-
-
-class Ids:
-    def new_id(self, prefix: str) -> str:
-        return prefix
 
 
 def plan_of(batch: int, **search: object) -> Plan:
@@ -34,7 +28,7 @@ def plan_of(batch: int, **search: object) -> Plan:
         "training": {"seq_len": 8192, "global_batch_size": batch},
         "search": {"top_k": 2, **search},
     }
-    return recommend(read_job(job), ports=Ports(clock=SystemClock(), ids=Ids()))
+    return recommend(read_job(job), ports=fixed_ports())
 
 
 def hints(plan: Plan) -> list[str]:

@@ -1,7 +1,6 @@
 """Which layout comes first: expected throughput, what can be told apart, what a mechanism adds."""
 
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,6 @@ from planner.cost.machine.shipped import shipped_calibration
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
-from planner.ports import Ports
 from planner.search.choice import preference
 from planner.search.choice.preference import (
     MOST_GIVEN_UP,
@@ -36,6 +34,7 @@ from planner.search.choice.preference import (
 from planner.specs.layout import Layout
 from planner.specs.plan import Plan
 from planner.trainers.registry import resolve_layout
+from tests.conftest import fixed_ports
 
 NODE = read_job(
     {
@@ -278,16 +277,6 @@ def test_what_only_one_of_two_rests_on_unmeasured_keeps_them_from_being_told_apa
 # ---- the plan ------------------------------------------------------------------------------------
 
 
-class Fixed:
-    """A clock that stands still, and ids that count."""
-
-    def now(self) -> datetime:
-        return datetime(2026, 1, 1, tzinfo=UTC)
-
-    def new_id(self, prefix: str) -> str:
-        return f"{prefix}-1"
-
-
 def plan_of(**search: object) -> Plan:
     """8B that hardly fits without recomputation; fixed to what decides about budgets."""
     plain = {"tp": 1, "cp": 1, "pp": 1, "precision": "bf16", "dp_replicate": 1, "compile": True}
@@ -298,7 +287,7 @@ def plan_of(**search: object) -> Plan:
         "training": {"seq_len": 8192, "global_batch_size": 64},
         "search": {**search, "fix": {**plain, **given}},
     }
-    ports = Ports(clock=Fixed(), ids=Fixed())
+    ports = fixed_ports()
     return recommend(read_job(job), ports=ports, calibration=ALL_BUT_BUDGETS)
 
 

@@ -1,6 +1,5 @@
 """What each objective chooses, within one size and between several."""
 
-from datetime import UTC, datetime
 from io import StringIO
 from typing import Any
 
@@ -14,17 +13,9 @@ from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
-from planner.ports import Ports
 from planner.search.choice.preference import spread_within_stack
 from planner.specs.plan import Plan
-
-
-class Fixed:
-    def now(self) -> datetime:
-        return datetime(2026, 1, 1, tzinfo=UTC)
-
-    def new_id(self, prefix: str) -> str:
-        return f"{prefix}-1"
+from tests.conftest import fixed_ports
 
 
 def plan_of(
@@ -34,7 +25,6 @@ def plan_of(
     prefer: str = "simplest",
     **changes: Any,
 ) -> Plan:
-    fixed = Fixed()
     job = {
         "model": "llama3-8b",
         "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": num_gpus, **changes.get("cluster", {})},
@@ -47,7 +37,7 @@ def plan_of(
             "fix": {"compile": True},
         },
     }
-    return recommend(read_job(job), ports=Ports(clock=fixed, ids=fixed))
+    return recommend(read_job(job), ports=fixed_ports())
 
 
 @pytest.fixture(scope="module")

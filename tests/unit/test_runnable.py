@@ -14,14 +14,13 @@ from planner.intake.jobs import read_job, read_training
 from planner.intake.machines import read_cluster
 from planner.intake.models import read_model
 from planner.plan.recommend import fewer_than_asked, recommend
-from planner.ports import Ports
 from planner.rules import Context
 from planner.rules.support import obstacles, trainers_that_can
 from planner.search.one_size import search_size
 from planner.specs.job import Job
 from planner.specs.plan import Plan
+from tests.conftest import fixed_ports
 from tests.unit.test_rules import ROWS
-from tests.unit.test_search import Fixed
 
 
 def job(
@@ -42,7 +41,7 @@ def job(
 
 
 def plan(asked: Job) -> Plan:
-    return recommend(asked, ports=Ports(clock=Fixed(), ids=Fixed()))
+    return recommend(asked, ports=fixed_ports())
 
 
 def context(asked: Job) -> Context:

@@ -2,7 +2,6 @@
 
 import importlib.util
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
@@ -20,7 +19,6 @@ from planner.intake.jobs import read_job, read_training
 from planner.intake.machines import read_cluster
 from planner.intake.models import read_model
 from planner.plan.recommend import recommend
-from planner.ports import Ports
 from planner.rules import Context, legal_mask, violations
 from planner.samplers import SAMPLERS
 from planner.search import bounds as cell_bounds
@@ -39,26 +37,12 @@ from planner.search.variations.splits import shifted
 from planner.specs.job import SearchSpec
 from planner.specs.plan import Plan
 from planner.trainers.registry import resolve_layout
+from tests.conftest import fixed_ports
 
 NUM_JOBS, TOP = 20, 10
 
 
-class Fixed:
-    """A clock that stands still, and ids that count."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def now(self) -> datetime:
-        return datetime(2026, 1, 1, tzinfo=UTC)
-
-    def new_id(self, prefix: str) -> str:
-        self.count += 1
-        return f"{prefix}-{self.count}"
-
-
 def plan_of(**changes: Any) -> Plan:
-    fixed = Fixed()
     job: dict[str, Any] = {
         "model": "llama3-8b",
         "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
@@ -70,7 +54,7 @@ def plan_of(**changes: Any) -> Plan:
             if isinstance(value, dict) and key in ("cluster", "training")
             else value
         )
-    return recommend(read_job(job), ports=Ports(clock=fixed, ids=fixed))
+    return recommend(read_job(job), ports=fixed_ports())
 
 
 # ---- pruned against brute force ------------------------------------------------------------------

@@ -15,11 +15,9 @@ from api.wiring import Wiring, wire
 from planner.errors import SpecError
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
-from planner.ports import Ports
 from planner.specs.plan import Plan
-from tests.conftest import JOB
+from tests.conftest import JOB, fixed_ports
 from tests.stand_ins.plan_labels import plan_labels
-from tests.unit.test_search import Fixed
 
 IDS = ("plan-1aaa00001-x", "plan-1aaa00002-y", "plan-1bbb00000-z")  # oldest first
 Told = Callable[..., str]
@@ -154,7 +152,7 @@ def test_a_ranked_layout_is_priced_as_the_plan_did(told: Told, plan: Plan) -> No
 
 def test_a_ranked_pipeline_is_played_out_as_the_plan_priced_it(told: Told, wiring: Wiring) -> None:
     asked = read_job({**JOB, "search": {"top_k": 1, "fix": {"pp": 2}}})
-    piped = recommend(asked, ports=Ports(clock=Fixed(), ids=Fixed()))
+    piped = recommend(asked, ports=fixed_ports())
     labels = plan_labels("llama3-8b", "h100-sxm-80gb")
     wiring.store.save_plan(piped.model_copy(update={"id": "plan-1ddd"}), labels)
     simulated = json.loads(told("simulate", "--plan", "1d", "--rank", "1", "--json"))

@@ -11,7 +11,6 @@ from planner.cost.price import Pricer
 from planner.errors import InfeasibleError, SpecError
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
-from planner.ports import Ports
 from planner.rules import Context
 from planner.search import bounds, cell_queue
 from planner.search import parts as parts_module
@@ -23,8 +22,7 @@ from planner.search.space.enumerate import build_space
 from planner.specs.job import SearchSpec
 from planner.specs.layout import Layout, parse_ac
 from planner.specs.plan import RankedLayout
-from tests.conftest import one_fast
-from tests.unit.test_search import Fixed
+from tests.conftest import fixed_ports, one_fast
 
 JOBS: dict[str, dict[str, Any]] = {
     "8B, with a long head": {"model": "llama3.1-8b",
@@ -53,7 +51,7 @@ FIXES: tuple[dict[str, Any], ...] = (
 
 def winner(name: str, fix: dict[str, Any]) -> RankedLayout:
     job = read_job({**JOBS[name], "search": {"top_k": 1, "fix": fix, "prefer": "fastest"}})
-    return recommend(job, ports=Ports(clock=Fixed(), ids=Fixed())).ranked[0]
+    return recommend(job, ports=fixed_ports()).ranked[0]
 
 
 @pytest.mark.parametrize("name", one_fast(*reversed(JOBS)))

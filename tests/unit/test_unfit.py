@@ -1,6 +1,5 @@
 """Words for a job without a plan: wrong values, the rule, the nearest miss, what would fit."""
 
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -10,24 +9,14 @@ from planner.cost.price import Pricer
 from planner.errors import InfeasibleError, SpecError
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
-from planner.ports import Ports
 from planner.rules import violations
 from planner.search.infeasible.suggested_fixes import Request, first_fitting
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.plan import Plan
+from tests.conftest import fixed_ports
 
 SMALL = {"gpu": "l4", "num_gpus": 8, "host_memory": "64 GiB"}
-
-
-class Fixed:
-    """A clock that stands still, and one id."""
-
-    def now(self) -> datetime:
-        return datetime(2026, 1, 1, tzinfo=UTC)
-
-    def new_id(self, prefix: str) -> str:
-        return prefix
 
 
 def job_of(**changes: Any) -> Job:
@@ -46,7 +35,7 @@ def job_of(**changes: Any) -> Job:
 
 
 def plan_of(**changes: Any) -> Plan:
-    return recommend(job_of(**changes), ports=Ports(clock=Fixed(), ids=Fixed()))
+    return recommend(job_of(**changes), ports=fixed_ports())
 
 
 def faults_of(**changes: Any) -> dict[str, str]:
