@@ -75,6 +75,20 @@ def needed(module: str) -> Any:
         missing(f"{module} ({error})", "`make test` installs it")
 
 
+def job_values(
+    model: Any, gpu: Any, num_gpus: Any, seq_len: int, batch: int, /, *, layout: Any = None,
+    search: Any = None, **training: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """A job as a person writes it."""
+    more = {"layout": layout, "search": search}
+    return {
+        "model": model,
+        "cluster": {"gpu": gpu, "num_gpus": num_gpus},
+        "training": {"seq_len": seq_len, "global_batch_size": batch, **training},
+        **{key: value for key, value in more.items() if value is not None},
+    }
+
+
 def one_fast(first: object, *others: object) -> list[Any]:
     """Values of a parametrized test: the first at every commit, the others in the slow tier."""
     return [first, *slow(*others)]

@@ -22,6 +22,7 @@ from planner.trainers.registry import TRAINERS, resolve_layout
 from planner.work import axes
 from planner.work.blocks import layer_ops
 from planner.work.ops import Collective
+from tests.conftest import job_values
 
 BANDWIDTH, LATENCY, SIZE = 100e9, 2e-6, 1e9
 
@@ -138,11 +139,7 @@ def tensor_parallel_collectives(model: str, tp: int) -> float:
     """Collectives of one dense layer with sequence parallelism, forward and backward; each moves
     one activation.
     """
-    job = {
-        "model": model,
-        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": tp},
-        "training": {"seq_len": 8192, "global_batch_size": 1},
-    }
+    job = job_values(model, "h100-sxm-80gb", tp, 8192, 1)
     parsed = read_job({**job, "layout": {"tp": tp}})
     batch = LayoutBatch.from_layouts([parsed.layout])
     (kind, _) = parsed.model.distinct_layers()[0]

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -15,12 +14,10 @@ from planner.search.space.enumerate import Space, build_space
 from planner.specs.measurement import Measured, Measurement
 from planner.study.candidates import Candidates, enumerate_candidates
 from planner.study.study import Proposal
+from tests.conftest import job_values
 
-REQUEST: dict[str, Any] = {
-    "model": "llama3.1-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-    "training": {"seq_len": 8192, "global_batch_size": 64},
-    "search": {"fix": {"precision": "bf16", "cp": 1}},
-}  # fmt: skip
+FIXED = {"fix": {"precision": "bf16", "cp": 1}}
+REQUEST = job_values("llama3.1-8b", "h100-sxm-80gb", 8, 8192, 64, search=FIXED)
 JOB = read_job(REQUEST)
 # What is equally unsure everywhere: `test_probing_isolating` has mechanisms that nobody measured.
 ALL_SEEN = replace(

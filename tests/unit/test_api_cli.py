@@ -13,6 +13,7 @@ from api.cli.simulate import write_text
 from api.render.plan import short_path
 from api.storage.store import SqlStore
 from planner.errors import SpecError, StoreError
+from tests.conftest import job_values
 
 
 @pytest.fixture(autouse=True)
@@ -399,11 +400,7 @@ def test_a_probe_is_run_as_its_job_says_unless_flags_say_otherwise(tmp_path: Pat
     from api.wiring import wire
 
     path = tmp_path / "job.json"
-    job = {
-        "model": "debug-tiny",
-        "cluster": {"gpu": "cpu", "num_gpus": 2},
-        "training": {"seq_len": 64, "global_batch_size": 4},
-    }
+    job = job_values("debug-tiny", "cpu", 2, 64, 4)
     wished = {"pool": "slurm:gpu", "trainer": "torchtitan", "steps": 4}
     path.write_text(json.dumps({**job, "layout": {"dp_shard": 2}, "probe": wished}))
     (one,) = _asked(wire(), str(path), None, 1, {})

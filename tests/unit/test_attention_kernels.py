@@ -16,18 +16,14 @@ from planner.estimates import estimate_job
 from planner.intake.jobs import read_job
 from planner.intake.machines import load_gpu
 from planner.trainers.registry import TRAINERS
+from tests.conftest import job_values
 
 H100, A100, B200, MI300X = "h100-sxm-80gb", "a100-sxm-80gb", "b200-sxm-180gb", "mi300x-192gb"
 
 
 def job(trainer: str, gpu: str = H100, model: str = "llama3-8b", **training: Any) -> Any:
     return read_job(
-        {
-            "model": model,
-            "cluster": {"gpu": gpu, "num_gpus": 8},
-            "training": {"seq_len": 8192, "global_batch_size": 64, "trainer": trainer, **training},
-            "layout": {"dp_shard": 8},
-        }
+        job_values(model, gpu, 8, 8192, 64, trainer=trainer, layout={"dp_shard": 8}, **training)
     )
 
 

@@ -15,6 +15,7 @@ from planner.search.paper_study import sample_beyond
 from planner.search.sampled import Priced
 from planner.search.variations.beyond import Beyond
 from planner.specs.layout import Layout
+from tests.conftest import job_values
 
 LAYERS = 32
 NO_LIMIT = float("inf")
@@ -22,13 +23,7 @@ NO_LIMIT = float("inf")
 
 @cache
 def pricer(trainer: str = "megatron") -> Pricer:
-    job = read_job(
-        {
-            "model": "llama3-8b",
-            "cluster": {"gpu": "a100-sxm-40gb", "num_gpus": 16},
-            "training": {"seq_len": 8192, "global_batch_size": 64, "trainer": trainer},
-        }
-    )
+    job = read_job(job_values("llama3-8b", "a100-sxm-40gb", 16, 8192, 64, trainer=trainer))
     return Pricer.build(job.model, job.cluster, job.training)
 
 

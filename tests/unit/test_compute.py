@@ -27,6 +27,7 @@ from planner.intake.machines import load_gpu, read_cluster
 from planner.precision import PRECISIONS, torchao
 from planner.specs.gpu_families import SILICON
 from planner.trainers.registry import TRAINERS
+from tests.conftest import job_values
 
 GPUS = sorted(gpu_names())
 Column = np.ndarray[Any, np.dtype[np.float64]]
@@ -291,13 +292,7 @@ def test_what_generations_lack(name: str, absent: set[str]) -> None:
 @pytest.mark.parametrize("trainer", ["torchtitan", "megatron"])
 def test_fp32_runs_on_tf32_cores_where_the_trainer_asks_for_them(trainer: str, gpu: str) -> None:
     """torch leaves TF32 off, Transformer Engine takes it; Volta has none."""
-    job = read_job(
-        {
-            "model": "gpt2",
-            "cluster": {"gpu": gpu, "num_gpus": 1},
-            "training": {"seq_len": 1024, "global_batch_size": 8, "trainer": trainer},
-        }
-    )
+    job = read_job(job_values("gpt2", gpu, 1, 1024, 8, trainer=trainer))
     on = Pricer.build(job.model, job.cluster, job.training).device
     peaks = on.gpu.peak_flops_per_second
     dtype = "tf32" if trainer == "megatron" and "tf32" in peaks else "fp32"

@@ -13,7 +13,7 @@ from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
 from planner.trainers.registry import resolve_layout
-from tests.conftest import ROOT
+from tests.conftest import ROOT, job_values
 
 TRAINING = {"seq_len": 4096, "global_batch_size": 64}
 
@@ -21,13 +21,7 @@ TRAINING = {"seq_len": 4096, "global_batch_size": 64}
 def used(
     *layouts: dict, model: str = "llama3-8b", gpus: int = 8, **training: object
 ) -> tuple[Use, ...]:
-    job = read_job(
-        {
-            "model": model,
-            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": gpus},
-            "training": {"seq_len": 4096, "global_batch_size": 64, **training},
-        }
-    )
+    job = read_job(job_values(model, "h100-sxm-80gb", gpus, 4096, 64, **training))
     chosen = [resolve_layout(values, trainer="torchtitan", num_gpus=gpus) for values in layouts]
     pricer = Pricer.build(job.model, job.cluster, job.training)
     return uses(pricer, LayoutBatch.from_layouts(chosen))

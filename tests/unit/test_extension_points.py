@@ -27,15 +27,12 @@ from planner.study.study import Budget, ProbeStudy, StudySettings
 from planner.trainers.base import TrainerRules
 from planner.trainers.fsdp import FSDP
 from planner.trainers.registry import TRAINERS
-from tests.conftest import ROOT, SHORT_OF_MEMORY, clean_environment, needed
+from tests.conftest import ROOT, SHORT_OF_MEMORY, clean_environment, job_values, needed
 from tests.unit.probing_cases import Machine, small
 
 # ---- pool ----------------------------------------------------------------------------------------
 
-PROBE_JOB: dict[str, Any] = {
-    "model": "debug-tiny", "cluster": {"gpu": "cpu", "num_gpus": 2},
-    "training": {"seq_len": 64, "global_batch_size": 4}, "layout": {"dp_shard": 2, "ac": "none"},
-}  # fmt: skip
+PROBE_JOB = job_values("debug-tiny", "cpu", 2, 64, 4, layout={"dp_shard": 2, "ac": "none"})
 
 
 @pytest.fixture
@@ -223,11 +220,7 @@ class EvenOneFOneB(OneFOneB):
         return (*super().rules(runtime), even)
 
 
-JOB: dict[str, Any] = {
-    "model": "llama3-8b",
-    "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
-    "training": {"seq_len": 4096, "global_batch_size": 48},
-}
+JOB: dict[str, Any] = job_values("llama3-8b", "h100-sxm-80gb", 16, 4096, 48)
 PIPELINE = {"pp": 2, "tp": 4, "dp_shard": 2, "micro_batch_size": 1}
 
 

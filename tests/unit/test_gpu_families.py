@@ -25,7 +25,7 @@ from planner.specs.gpu_families import KERNEL_ROWS, KNOWN_FAMILIES, is_known_fam
 from planner.specs.job import Job
 from planner.specs.kernel_families import kernel_family, unknown_family
 from planner.trainers.registry import TRAINERS
-from tests.conftest import fixed_ports
+from tests.conftest import fixed_ports, job_values
 
 NEW = {
     "name": "x1", "memory": "192 GB", "memory_bandwidth": "8 TB/s",
@@ -41,14 +41,7 @@ def new_gpu(**changes: object) -> GpuSpec:
 
 
 def job(gpu: object, **layout: object) -> Job:
-    return read_job(
-        {
-            "model": "llama3-8b",
-            "cluster": {"gpu": gpu, "num_gpus": 8},
-            "training": {"seq_len": 8192, "global_batch_size": 64},
-            "layout": {"dp_shard": 8, **layout},
-        }
-    )
+    return read_job(job_values("llama3-8b", gpu, 8, 8192, 64, layout={"dp_shard": 8, **layout}))
 
 
 @pytest.mark.parametrize("name", gpu_names())

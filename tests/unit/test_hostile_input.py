@@ -10,14 +10,10 @@ from api.input.measurements import csv_rows
 from api.input.text import read_json, read_yaml
 from planner.errors import SpecError
 from planner.intake.jobs import read_job
-from tests.conftest import ROOT
+from tests.conftest import ROOT, job_values
 
 HUGE = 10**400
-JOB: dict[str, Any] = {
-    "model": "llama3-8b",
-    "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-    "training": {"seq_len": 8192, "global_batch_size": 16},
-}
+JOB: dict[str, Any] = job_values("llama3-8b", "h100-sxm-80gb", 8, 8192, 16)
 LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n"
     for before, name in zip("abcdefgh", "bcdefghi", strict=True)

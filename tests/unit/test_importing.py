@@ -25,17 +25,14 @@ from planner.intake.measurements import read_measurement
 from planner.intake.models import load_model
 from planner.specs.measurement import Measurement
 from planner.units import GIB
+from tests.conftest import job_values
 
 ROOT = Path(__file__).parents[2]
 LOGS = ROOT / "tests" / "fixtures" / "titan_logs"
 PUBLIC = ROOT / "benchmarks" / "measured" / "public.jsonl"
 
 
-RUN = {
-    "model": "debug-tiny", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 4},
-    "training": {"seq_len": 256, "global_batch_size": 4},
-    "layout": {"dp_shard": 2, "tp": 2},
-}  # fmt: skip
+RUN = job_values("debug-tiny", "h100-sxm-80gb", 4, 256, 4, layout={"dp_shard": 2, "tp": 2})
 
 
 @pytest.fixture

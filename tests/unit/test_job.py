@@ -13,16 +13,13 @@ from planner.intake.huggingface.model_document import inline_keys
 from planner.intake.jobs import read_job
 from planner.intake.models import load_model, read_model
 from planner.trainers.registry import training_release
+from tests.conftest import job_values
 
 CONFIGS = Path(__file__).parents[1] / "fixtures" / "hf_configs"
 
 
 def values(**changes: Any) -> dict[str, Any]:
-    job: dict[str, Any] = {
-        "model": "llama3-8b",
-        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-        "training": {"seq_len": 4096, "global_batch_size": 32},
-    }
+    job: dict[str, Any] = job_values("llama3-8b", "h100-sxm-80gb", 8, 4096, 32)
     for key, value in changes.items():
         part, _, name = key.partition("__")
         job[part] = {**job.get(part, {}), name: value} if name else value

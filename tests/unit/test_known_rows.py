@@ -22,42 +22,27 @@ from planner.specs.layout import CP_METHODS
 from planner.work.blocks import layer_ops
 from planner.work.checkpointing import FULL, MEMORY_BUDGET, NONE, SELECTIVE_OP
 from planner.work.experts import EXPERT_DIMS, num_alike
+from tests.conftest import job_values
 
 CALIBRATION = object()
 
 
 def some_rows(pricer: Pricer, count: int = 500) -> LayoutBatch:
     context = Context(model=pricer.model, cluster=pricer.cluster, training=pricer.training)
-    job = {
-        "model": "mixtral-8x7b",
-        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
-        "training": {"seq_len": 4096, "global_batch_size": 64},
-    }
+    job = job_values("mixtral-8x7b", "h100-sxm-80gb", 16, 4096, 64)
     cells = build_space(context, read_job(job).search).cells
     order = np.random.default_rng(1).permutation(len(cells))[:count]
     return distinct_rows(pricer, cells.take(order))[0]
 
 
 def fresh() -> Pricer:
-    job = read_job(
-        {
-            "model": "mixtral-8x7b",
-            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
-            "training": {"seq_len": 4096, "global_batch_size": 64},
-        }
-    )
+    job = read_job(job_values("mixtral-8x7b", "h100-sxm-80gb", 16, 4096, 64))
     return Pricer.build(job.model, job.cluster, job.training)
 
 
 def on_gpus(model: str, trainer: str, num_gpus: int) -> tuple[Pricer, Space]:
     """A pricer that has priced nothing, and its job's space."""
-    job = read_job(
-        {
-            "model": model,
-            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": num_gpus},
-            "training": {"seq_len": 4096, "global_batch_size": 256, "trainer": trainer},
-        }
-    )
+    job = read_job(job_values(model, "h100-sxm-80gb", num_gpus, 4096, 256, trainer=trainer))
     pricer = Pricer.build(job.model, job.cluster, job.training)
     return pricer, build_space(pricer.rules_context, job.search)
 

@@ -34,13 +34,10 @@ from planner.errors import NotFoundError
 from planner.intake.jobs import read_job
 from planner.specs.job import Job
 from planner.specs.measurement import Measured, Measurement
+from tests.conftest import job_values
 
 GPU = "mi300x-192gb"
-BARE = {
-    "model": "llama3-8b",
-    "cluster": {"gpu": GPU, "num_gpus": 8},
-    "training": {"seq_len": 8192, "global_batch_size": 64},
-}
+BARE = job_values("llama3-8b", GPU, 8, 8192, 64)
 JOB = read_job({**BARE, "layout": {}})
 OTHER = read_job({**BARE, "layout": {"ac": "full"}})
 VERSIONS = {"torch": "2.11.0", "gpu_name": "AMD Instinct MI300X"}

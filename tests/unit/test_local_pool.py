@@ -19,7 +19,7 @@ from probes.pools.leases import LeaseLocks
 from probes.pools.local import LocalPool, LocalSettings
 from probes.pools.nvidia import Gpu, GpuProcess, Survey, is_same_gpu, parse_apps, parse_gpus, survey
 from probes.protocol import ProbeResult, ProbeTask
-from tests.conftest import ROOT, clean_environment
+from tests.conftest import ROOT, clean_environment, job_values
 
 # Answers in the format of nvidia-smi 470 to 580 (--format=csv,noheader,nounits).
 GPUS = """\
@@ -169,12 +169,7 @@ IDLE = tuple(replace(H100, index=number, uuid=f"GPU-{number}") for number in ran
 
 
 def task(num_gpus: int, gpu: str = "h100-sxm-80gb") -> ProbeTask:
-    job = {
-        "model": "llama3-8b",
-        "cluster": {"gpu": gpu, "num_gpus": num_gpus},
-        "layout": {"dp_shard": num_gpus},
-        "training": {"seq_len": 1024, "global_batch_size": num_gpus},
-    }
+    job = job_values("llama3-8b", gpu, num_gpus, 1024, num_gpus, layout={"dp_shard": num_gpus})
     return ProbeTask(id="probe-1", job=job)
 
 

@@ -15,6 +15,7 @@ from planner.intake.huggingface.missing_blocks import NO_OPERATIONS
 from planner.intake.jobs import read_job
 from planner.intake.models import load_model, read_model
 from planner.specs.model import ModelSpec
+from tests.conftest import job_values
 
 NOT_SHAPES = {"name"}
 CONFIGS = Path(__file__).parents[1] / "fixtures" / "hf_types"
@@ -403,12 +404,7 @@ class TestWrappers:
     def test_what_is_left_out_is_said_where_the_numbers_are(self):
         text = {**DENSE, "model_type": "llama", "odd_switch": 3}
         wrapped = {"model_type": "llava", "text_config": text, "vision_config": {"depth": 3}}
-        job = {
-            "model": wrapped,
-            "cluster": {"gpu": "h100", "num_gpus": 8},
-            "training": {"seq_len": 1024, "global_batch_size": 8},
-            "layout": {"dp_shard": 8},
-        }
+        job = job_values(wrapped, "h100", 8, 1024, 8, layout={"dp_shard": 8})
         first, again = (read_job(one) for one in (job, read_job(job).request))
         assert first.model == again.model
         said = " ".join(estimate_job(first).warnings)

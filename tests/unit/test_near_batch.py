@@ -16,18 +16,13 @@ from planner.search.infeasible.near_batch import NEAR, TRIED, WORTH, nearby
 from planner.specs.job import SearchSpec
 from planner.specs.plan import Plan
 from planner.trainers.registry import resolve_layout
-from tests.conftest import fixed_ports
+from tests.conftest import fixed_ports, job_values
 
 WORDS = "global_batch_size "
 
 
 def plan_of(batch: int, **search: object) -> Plan:
-    job = {
-        "model": "llama3-8b",
-        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},
-        "training": {"seq_len": 8192, "global_batch_size": batch},
-        "search": {"top_k": 2, **search},
-    }
+    job = job_values("llama3-8b", "h100-sxm-80gb", 64, 8192, batch, search={"top_k": 2, **search})
     return recommend(read_job(job), ports=fixed_ports())
 
 

@@ -12,12 +12,9 @@ from probes import guardian
 from probes.folder import BEGIN, END, LOG, RESULT, TASK
 from probes.outcome import LOG_BYTES, Begin, bare_environment, conclude, read_end, read_log
 from probes.protocol import Failed, FailureKind, MeasuredRun, ProbeResult, ProbeTask
+from tests.conftest import job_values
 
-JOB: dict[str, Any] = {
-    "model": "debug-tiny", "cluster": {"gpu": "cpu", "num_gpus": 2},
-    "training": {"seq_len": 64, "global_batch_size": 4},
-    "layout": {"dp_shard": 2, "ac": "none"},
-}  # fmt: skip
+JOB = job_values("debug-tiny", "cpu", 2, 64, 4, layout={"dp_shard": 2, "ac": "none"})
 GEMM = {"kind": "gemm", "name": "", "dtype": "bf16", "sizes": {"k": 8, "m": 8, "n": 8}}
 BEGUN = Begin(started_at="2026-01-01T00:00:00+00:00", started=1e9, num_gpus=2, token="abc")
 

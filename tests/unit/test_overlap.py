@@ -17,6 +17,7 @@ from planner.cost.network.collectives import collective_seconds
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job, read_training
 from planner.trainers.registry import TRAINERS, resolve_layout
+from tests.conftest import job_values
 
 LAYERS = 12
 
@@ -220,13 +221,7 @@ TOKENS, CP = 131072, 8
 
 def context(method: str, cp: int = CP) -> tuple[Pricer, float]:
     """(pricer, exposed seconds of context parallelism for one sequence without recomputation)."""
-    job = read_job(
-        {
-            "model": "llama3-8b",
-            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": CP},
-            "training": {"seq_len": TOKENS, "global_batch_size": 1, "trainer": "fsdp"},
-        }
-    )
+    job = read_job(job_values("llama3-8b", "h100-sxm-80gb", CP, TOKENS, 1, trainer="fsdp"))
     pricer = Pricer.build(job.model, job.cluster, job.training)
     values = {"cp": cp, "cp_method": method, "ac": "none"}
     layout = resolve_layout(values, trainer="fsdp", num_gpus=CP)

@@ -17,17 +17,11 @@ from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
 from planner.specs.job import Job
 from planner.specs.measurement import Measured, Measurement
+from tests.conftest import job_values
 
 
 def job(model: str = "llama3-8b", **layout: Any) -> Job:
-    return read_job(
-        {
-            "model": model,
-            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-            "training": {"seq_len": 8192, "global_batch_size": 16},
-            "layout": layout,
-        }
-    )
+    return read_job(job_values(model, "h100-sxm-80gb", 8, 8192, 16, layout=layout))
 
 
 def seconds(asked: Job, calibration: Calibration | None = None) -> float:

@@ -10,7 +10,7 @@ from planner.calibration.plausible import implausible, least_step_seconds
 from planner.intake.jobs import read_job
 from planner.intake.measurements import read_measurement
 from planner.specs.measurement import Measured, Measurement
-from tests.conftest import ROOT
+from tests.conftest import ROOT, job_values
 
 ROWS = Path(ROOT) / "benchmarks" / "measured" / "public.jsonl"
 DAY = "2026-01-01T00:00:00+00:00"
@@ -43,14 +43,7 @@ def test_every_published_run_can_be() -> None:
 
 def test_the_least_step_is_the_matrices_at_the_peak() -> None:
     """6 x 7.5 billion x 131,072 tokens over 8 x 989.4 TFLOP/s, with clocks a tenth above."""
-    job = read_job(
-        {
-            "model": "llama3-8b",
-            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-            "training": {"seq_len": 8192, "global_batch_size": 16},
-            "layout": {},
-        }
-    )
+    job = read_job(job_values("llama3-8b", "h100-sxm-80gb", 8, 8192, 16, layout={}))
     parameters = 8_030_261_248 - 128_256 * 4096
     seconds = 6 * parameters * 131_072 / (8 * 989.4e12 * 1.1)
     assert least_step_seconds(job) == pytest.approx(seconds, rel=1e-6)

@@ -34,15 +34,9 @@ from planner.search.choice.preference import (
 from planner.specs.layout import Layout
 from planner.specs.plan import Plan
 from planner.trainers.registry import resolve_layout
-from tests.conftest import fixed_ports
+from tests.conftest import fixed_ports, job_values
 
-NODE = read_job(
-    {
-        "model": "llama3.1-8b",
-        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-        "training": {"seq_len": 8192, "global_batch_size": 64},
-    }
-)
+NODE = read_job(job_values("llama3.1-8b", "h100-sxm-80gb", 8, 8192, 64))
 PLAIN = {"dp_shard": 8, "ac": "none"}
 PIPED_ALONE = {"dp_shard": 4, "pp": 2}
 PIPED = PIPED_ALONE | {"ac": "none"}
@@ -281,12 +275,9 @@ def plan_of(**search: object) -> Plan:
     """8B that hardly fits without recomputation; fixed to what decides about budgets."""
     plain = {"tp": 1, "cp": 1, "pp": 1, "precision": "bf16", "dp_replicate": 1, "compile": True}
     given = search.pop("fix", {})
-    job = {
-        "model": "llama3-8b",
-        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-        "training": {"seq_len": 8192, "global_batch_size": 64},
-        "search": {**search, "fix": {**plain, **given}},
-    }
+    job = job_values(
+        "llama3-8b", "h100-sxm-80gb", 8, 8192, 64, search={**search, "fix": {**plain, **given}}
+    )
     ports = fixed_ports()
     return recommend(read_job(job), ports=ports, calibration=ALL_BUT_BUDGETS)
 

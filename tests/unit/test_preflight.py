@@ -15,15 +15,9 @@ from probes.pools.nvidia import Survey
 from probes.pools.replay import ReplayPool
 from probes.pools.slurm import SlurmPool
 from probes.preflight import Need, ask, command, problem_in
-from tests.conftest import needed
+from tests.conftest import job_values, needed
 
-CPU = read_job(
-    {
-        "model": "debug-tiny",
-        "cluster": {"gpu": "cpu", "num_gpus": 2},
-        "training": {"seq_len": 64, "global_batch_size": 4},
-    }
-)
+CPU = read_job(job_values("debug-tiny", "cpu", 2, 64, 4))
 NEED = Need.of(CPU, "reference")
 
 

@@ -5,6 +5,7 @@ import pytest
 import planner
 from planner.trainers.registry import TRAINERS, release_of, resolve_layout
 from planner.trainers.release import Releases, named
+from tests.conftest import job_values
 
 
 @pytest.mark.parametrize(
@@ -135,11 +136,7 @@ def test_the_graph_trainer_has_rules_of_its_own() -> None:
 
 
 def test_an_estimate_warns_of_the_release_taken() -> None:
-    job = {
-        "model": "llama3-8b",
-        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-        "training": {"seq_len": 8192, "global_batch_size": 8, "trainer_version": "9.9"},
-    }
+    job = job_values("llama3-8b", "h100-sxm-80gb", 8, 8192, 8, trainer_version="9.9")
     for layout in ({"ac": "full"}, {"tp": 5}):
         answer = planner.estimate(**{**job, "layout": layout})
         assert any("0.3.0" in text and "'9.9'" in text for text in answer.warnings)

@@ -19,7 +19,7 @@ from planner.rules.support import obstacles, trainers_that_can
 from planner.search.one_size import search_size
 from planner.specs.job import Job
 from planner.specs.plan import Plan
-from tests.conftest import fixed_ports
+from tests.conftest import fixed_ports, job_values
 from tests.unit.test_rules import ROWS
 
 
@@ -30,14 +30,7 @@ def job(
     top_k: int = 10,
     **training: Any,
 ) -> Job:
-    return read_job(
-        {
-            "model": model,
-            "cluster": {"gpu": gpu, "num_gpus": num_gpus},
-            "search": {"top_k": top_k},
-            "training": {"seq_len": 4096, "global_batch_size": 64, **training},
-        }
-    )
+    return read_job(job_values(model, gpu, num_gpus, 4096, 64, search={"top_k": top_k}, **training))
 
 
 def plan(asked: Job) -> Plan:

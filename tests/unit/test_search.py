@@ -37,17 +37,13 @@ from planner.search.variations.splits import shifted
 from planner.specs.job import SearchSpec
 from planner.specs.plan import Plan
 from planner.trainers.registry import resolve_layout
-from tests.conftest import fixed_ports
+from tests.conftest import fixed_ports, job_values
 
 NUM_JOBS, TOP = 20, 10
 
 
 def plan_of(**changes: Any) -> Plan:
-    job: dict[str, Any] = {
-        "model": "llama3-8b",
-        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-        "training": {"seq_len": 4096, "global_batch_size": 32},
-    }
+    job: dict[str, Any] = job_values("llama3-8b", "h100-sxm-80gb", 8, 4096, 32)
     for key, value in changes.items():
         job[key] = (
             {**job[key], **value}
@@ -452,14 +448,7 @@ def test_a_narrower_search_is_never_faster(shown: Plan) -> None:
     ],
 )
 def test_what_cannot_be_searched_is_named(search: dict[str, Any], field: str) -> None:
-    job = read_job(
-        {
-            "model": "llama3-8b",
-            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-            "training": {"seq_len": 4096, "global_batch_size": 32},
-            "search": search,
-        }
-    )
+    job = read_job(job_values("llama3-8b", "h100-sxm-80gb", 8, 4096, 32, search=search))
     with pytest.raises(SpecError) as caught:
         domains_of(Context(model=job.model, cluster=job.cluster, training=job.training), job.search)
     assert field in [fault.field for fault in caught.value.faults]

@@ -13,6 +13,7 @@ from planner.search.variations.sensitivity import sensitivity
 from planner.specs.layout import Layout
 from planner.specs.plan import Plan, SensitivityStep
 from planner.trainers.registry import resolve_layout
+from tests.conftest import job_values
 
 # A step in one of these may take others with it.
 TAKES_ALONG: dict[str, set[str]] = {
@@ -25,13 +26,7 @@ TAKES_ALONG: dict[str, set[str]] = {
 
 
 def pricer_of(model: str, num_gpus: int, **training: Any) -> Pricer:
-    job = read_job(
-        {
-            "model": model,
-            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": num_gpus},
-            "training": {"seq_len": 4096, "global_batch_size": 256, **training},
-        }
-    )
+    job = read_job(job_values(model, "h100-sxm-80gb", num_gpus, 4096, 256, **training))
     return Pricer.build(job.model, job.cluster, job.training)
 
 

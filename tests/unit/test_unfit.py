@@ -14,17 +14,13 @@ from planner.search.infeasible.suggested_fixes import Request, first_fitting
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.plan import Plan
-from tests.conftest import fixed_ports
+from tests.conftest import fixed_ports, job_values
 
 SMALL = {"gpu": "l4", "num_gpus": 8, "host_memory": "64 GiB"}
 
 
 def job_of(**changes: Any) -> Job:
-    values: dict[str, Any] = {
-        "model": "llama3-8b",
-        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-        "training": {"seq_len": 4096, "global_batch_size": 32},
-    }
+    values: dict[str, Any] = job_values("llama3-8b", "h100-sxm-80gb", 8, 4096, 32)
     for key, value in changes.items():
         values[key] = (
             {**values.get(key, {}), **value}
