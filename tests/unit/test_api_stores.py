@@ -162,15 +162,12 @@ def test_only_an_answer_that_is_no_bug_is_kept(engine: Engine) -> None:
         post(b'{"id": 1}')
 
 
-@pytest.mark.parametrize(
-    ("body", "headers", "error"),
-    [
-        (b"[1, 2, 3]", {"content-type": "text/csv"}, MediaTypeError),
-        (b"[" + b"1," * 20 + b"1]", {}, BodyTooLargeError),
-        (b'{"a": 1, "a": 2}', {}, SpecError),
-        (b"", {}, SpecError),
-    ],
-)
+@pytest.mark.parametrize(("body", "headers", "error"), [
+    (b"[1, 2, 3]", {"content-type": "text/csv"}, MediaTypeError),
+    (b"[" + b"1," * 20 + b"1]", {}, BodyTooLargeError),
+    (b'{"a": 1, "a": 2}', {}, SpecError),
+    (b"", {}, SpecError),
+])  # fmt: skip
 def test_a_body_is_json_of_a_sane_size(
     body: bytes, headers: dict[str, str], error: type[SpecError]
 ) -> None:
@@ -199,19 +196,16 @@ KEYS = ",".join(
 )
 
 
-@pytest.mark.parametrize(
-    ("secret", "scope", "outcome"),
-    [
-        ("reader", "read", "reader"),
-        ("planner", "plan", "planner"),
-        ("boss", "probe", "boss"),
-        ("reader", "plan", ForbiddenError),
-        ("planner", "probe", ForbiddenError),
-        ("nobody", "read", UnauthenticatedError),
-        (" ", "read", UnauthenticatedError),
-        (None, "read", UnauthenticatedError),
-    ],
-)
+@pytest.mark.parametrize(("secret", "scope", "outcome"), [
+    ("reader", "read", "reader"),
+    ("planner", "plan", "planner"),
+    ("boss", "probe", "boss"),
+    ("reader", "plan", ForbiddenError),
+    ("planner", "probe", ForbiddenError),
+    ("nobody", "read", UnauthenticatedError),
+    (" ", "read", UnauthenticatedError),
+    (None, "read", UnauthenticatedError),
+])  # fmt: skip
 def test_a_key_may_what_its_scopes_say(
     secret: str | None, scope: str, outcome: str | type[PlannerError]
 ) -> None:

@@ -133,17 +133,14 @@ def walk(shape: Point, wrapped: bool, start: Point, end: Point) -> list[list[tup
     return routes
 
 
-@pytest.mark.parametrize(
-    ("shape", "topology"),
-    [
-        ((5,), "ring"),
-        ((8,), "ring"),
-        ((2, 4), "torus"),
-        ((3, 3), "torus"),
-        ((4, 4), "mesh"),
-        ((2, 2, 4), "torus"),
-    ],
-)
+@pytest.mark.parametrize(("shape", "topology"), [
+    ((5,), "ring"),
+    ((8,), "ring"),
+    ((2, 4), "torus"),
+    ((3, 3), "torus"),
+    ((4, 4), "mesh"),
+    ((2, 2, 4), "torus"),
+])  # fmt: skip
 def test_all_to_all_loads_the_busiest_link_of_a_grid(shape: Point, topology: str) -> None:
     n, wrapped = math.prod(shape), topology != "mesh"
     load: Counter[Any] = Counter()
@@ -397,22 +394,19 @@ def test_answer_explains_its_choice() -> None:
     assert [c.seconds for c in answer.candidates] == sorted(c.seconds for c in answer.candidates)
 
 
-@pytest.mark.parametrize(
-    ("given", "field", "remedy"),
-    [
-        ({"op": "gossip"}, "op", "all-reduce"),
-        ({"size_bytes": 0.0}, "size", "GiB"),
-        ({"size_bytes": float("nan")}, "size", "GiB"),
-        ({"num_ranks": 1}, "num_ranks", "up to 64"),
-        ({"num_ranks": 65}, "num_ranks", "at most 64"),
-        ({"num_ranks": 16, "stride": 8}, "num_ranks", "at most 8"),
-        ({"stride": 0}, "stride", "use 1"),
-        ({"algorithm": "carrier-pigeon"}, "algorithm", "ring"),
-        ({"algorithm": "torus"}, "algorithm", "ring"),
-        ({"algorithm": "pairwise"}, "algorithm", "ring"),
-        ({"op": "p2p", "num_ranks": 3}, "num_ranks", "use 2"),
-    ],
-)
+@pytest.mark.parametrize(("given", "field", "remedy"), [
+    ({"op": "gossip"}, "op", "all-reduce"),
+    ({"size_bytes": 0.0}, "size", "GiB"),
+    ({"size_bytes": float("nan")}, "size", "GiB"),
+    ({"num_ranks": 1}, "num_ranks", "up to 64"),
+    ({"num_ranks": 65}, "num_ranks", "at most 64"),
+    ({"num_ranks": 16, "stride": 8}, "num_ranks", "at most 8"),
+    ({"stride": 0}, "stride", "use 1"),
+    ({"algorithm": "carrier-pigeon"}, "algorithm", "ring"),
+    ({"algorithm": "torus"}, "algorithm", "ring"),
+    ({"algorithm": "pairwise"}, "algorithm", "ring"),
+    ({"op": "p2p", "num_ranks": 3}, "num_ranks", "use 2"),
+])  # fmt: skip
 def test_wrong_requests_name_the_field_and_what_would_pass(
     given: dict[str, Any], field: str, remedy: str
 ) -> None:

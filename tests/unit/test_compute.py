@@ -180,18 +180,15 @@ def test_more_power_helps_until_the_clock_is_full() -> None:
     assert rates[0] < rates[1] < rates[2] == rates[3]
 
 
-@pytest.mark.parametrize(
-    ("faster", "slower", "most"),
-    [
-        ("gb300-nvl72-288gb", "gb200-nvl72-186gb", 1.15),
-        ("gb200-nvl72-186gb", "b200-sxm-180gb", 1.15),
-        ("b300-sxm-288gb", "b200-sxm-180gb", 1.10),
-        ("mi355x-288gb", "mi350x-288gb", 1.25),
-        ("mi325x-256gb", "mi300x-192gb", 1.20),
-        ("a100-sxm-80gb", "a100-pcie-80gb", 1.25),
-        ("h100-sxm-80gb", "h100-nvl-94gb", 1.6),
-    ],
-)
+@pytest.mark.parametrize(("faster", "slower", "most"), [
+    ("gb300-nvl72-288gb", "gb200-nvl72-186gb", 1.15),
+    ("gb200-nvl72-186gb", "b200-sxm-180gb", 1.15),
+    ("b300-sxm-288gb", "b200-sxm-180gb", 1.10),
+    ("mi355x-288gb", "mi350x-288gb", 1.25),
+    ("mi325x-256gb", "mi300x-192gb", 1.20),
+    ("a100-sxm-80gb", "a100-pcie-80gb", 1.25),
+    ("h100-sxm-80gb", "h100-nvl-94gb", 1.6),
+])  # fmt: skip
 def test_a_product_with_a_higher_limit_of_the_same_silicon_is_faster(
     faster: str, slower: str, most: float
 ) -> None:
@@ -223,16 +220,13 @@ def test_equal_specifications_take_equal_time_under_any_name() -> None:
         assert twin.attention_backward_rate == device(name).attention_backward_rate
 
 
-@pytest.mark.parametrize(
-    ("name", "measured"),
-    [
-        ("mi300x-192gb", 668.4e12),
-        ("mi325x-256gb", 784.9e12),
-        ("mi355x-288gb", 1565e12),
-        ("a100-pcie-80gb", 252.9e12),
-        ("h100-sxm-80gb", 794.5e12),
-    ],
-)
+@pytest.mark.parametrize(("name", "measured"), [
+    ("mi300x-192gb", 668.4e12),
+    ("mi325x-256gb", 784.9e12),
+    ("mi355x-288gb", 1565e12),
+    ("a100-pcie-80gb", 252.9e12),
+    ("h100-sxm-80gb", 794.5e12),
+])  # fmt: skip
 def test_a_large_gemm_stays_just_below_the_best_shape_that_was_published(
     name: str, measured: float
 ) -> None:
@@ -269,15 +263,12 @@ def test_rates_exist_exactly_where_the_gpu_has_the_peak(name: str) -> None:
     assert set(PRECISIONS) - set(lacking), "something can be computed"
 
 
-@pytest.mark.parametrize(
-    ("name", "absent"),
-    [
-        ("v100-sxm-32gb", {"bf16", "float8-tensorwise", "nvfp4"}),
-        ("a100-sxm-80gb", {"float8-tensorwise", "mxfp8", "nvfp4"}),
-        ("h100-sxm-80gb", {"nvfp4"}),
-        ("b200-sxm-180gb", set()),
-    ],
-)
+@pytest.mark.parametrize(("name", "absent"), [
+    ("v100-sxm-32gb", {"bf16", "float8-tensorwise", "nvfp4"}),
+    ("a100-sxm-80gb", {"float8-tensorwise", "mxfp8", "nvfp4"}),
+    ("h100-sxm-80gb", {"nvfp4"}),
+    ("b200-sxm-180gb", set()),
+])  # fmt: skip
 def test_what_generations_lack(name: str, absent: set[str]) -> None:
     lacking = set(lacking_precisions(device(name)))
     assert absent <= lacking

@@ -346,16 +346,13 @@ def test_what_graphs_allow() -> None:
     assert all(rule.reads for rule in CUDA_GRAPH_RULES)
 
 
-@pytest.mark.parametrize(
-    ("graphs", "version", "layout", "dispatcher"),
-    [
-        ("full", "0.18", {"ep": 8}, "hybridep"),
-        ("full", "0.18", {"ep": 1}, "alltoall"),
-        ("full", "0.18", {"ep": 8, "moe_dispatcher": "alltoall"}, "alltoall"),
-        ("partial", "0.18", {"ep": 8}, "alltoall"),
-        ("full", "0.14", {"ep": 8}, "alltoall"),
-    ],
-)
+@pytest.mark.parametrize(("graphs", "version", "layout", "dispatcher"), [
+    ("full", "0.18", {"ep": 8}, "hybridep"),
+    ("full", "0.18", {"ep": 1}, "alltoall"),
+    ("full", "0.18", {"ep": 8, "moe_dispatcher": "alltoall"}, "alltoall"),
+    ("partial", "0.18", {"ep": 8}, "alltoall"),
+    ("full", "0.14", {"ep": 8}, "alltoall"),
+])  # fmt: skip
 def test_a_captured_step_dispatches_without_the_host(
     graphs: str, version: str, layout: dict[str, Any], dispatcher: str
 ) -> None:

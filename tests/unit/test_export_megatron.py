@@ -176,14 +176,11 @@ def test_zero_bubble_is_the_forks() -> None:
     assert any("fork" in note for note in exported.notes)
 
 
-@pytest.mark.parametrize(
-    ("ac", "words"),
-    [
-        ("full", ["full", "uniform", "1"]),
-        ("block-5", ["full", "block", "5"]),
-        ("uniform-4", ["full", "uniform", "4"]),
-    ],
-)
+@pytest.mark.parametrize(("ac", "words"), [
+    ("full", ["full", "uniform", "1"]),
+    ("block-5", ["full", "block", "5"]),
+    ("uniform-4", ["full", "uniform", "4"]),
+])  # fmt: skip
 def test_recomputation(ac: str, words: list[str]) -> None:
     said = flags_of(make(pp=4, tp=8, ac=ac))
     assert [
@@ -216,18 +213,15 @@ def test_a_share_of_the_states_is_said() -> None:
     assert "--optimizer-offload-fraction" not in flags_of(make(tp=8, cpu_offload=True))
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("precision", "float8-rowwise"),
-        ("precision", "nvfp4"),
-        ("ac", "selective-op"),
-        ("compile", True),
-        ("optimizer_in_backward", True),
-        ("master_dtype", "bfloat16"),
-        ("pp_schedule", "DualPipeV"),
-    ],
-)
+@pytest.mark.parametrize(("field", "value"), [
+    ("precision", "float8-rowwise"),
+    ("precision", "nvfp4"),
+    ("ac", "selective-op"),
+    ("compile", True),
+    ("optimizer_in_backward", True),
+    ("master_dtype", "bfloat16"),
+    ("pp_schedule", "DualPipeV"),
+])  # fmt: skip
 def test_what_megatron_lacks_is_a_blocker(field: str, value: object) -> None:
     more = {"virtual_stages": 2} if value == "DualPipeV" else {}
     assert [fault.field for fault in make(tp=8, pp=4, **{field: value}, **more).blockers] == [field]
@@ -242,16 +236,13 @@ def test_optimizers() -> None:
     assert flags_of(make(job={"max_grad_norm": None}))["--clip-grad"] == ["0.0"]
 
 
-@pytest.mark.parametrize(
-    ("kernel", "word"),
-    [
-        ("flash", "auto"),
-        ("flash2", "flash"),
-        ("flash3", "flash"),
-        ("cudnn", "fused"),
-        ("unfused", "unfused"),
-    ],
-)
+@pytest.mark.parametrize(("kernel", "word"), [
+    ("flash", "auto"),
+    ("flash2", "flash"),
+    ("flash3", "flash"),
+    ("cudnn", "fused"),
+    ("unfused", "unfused"),
+])  # fmt: skip
 def test_the_attention_kernel_is_a_backend(kernel: str, word: str) -> None:
     made = make(job={"attention_kernel": kernel})
     assert flags_of(made)["--attention-backend"] == [word]
@@ -392,18 +383,15 @@ def test_graphs_and_expandable_segments() -> None:
     assert "NCCL_GRAPH_REGISTER" not in make(job={"cuda_graphs": "partial"}).files["launch.sh"]
 
 
-@pytest.mark.parametrize(
-    ("version", "name", "said"),
-    [
-        ("0.14", "alltoall", ["--moe-token-dispatcher-type", "alltoall"]),
-        ("0.14", "allgather", ["--moe-token-dispatcher-type", "allgather"]),
-        ("0.14", "deepep", ["--moe-token-dispatcher-type", "flex", "--moe-enable-deepep"]),
-        ("0.16", "deepep",
-         ["--moe-token-dispatcher-type", "flex", "--moe-flex-dispatcher-backend", "deepep"]),
-        ("0.16", "hybridep",
-         ["--moe-token-dispatcher-type", "flex", "--moe-flex-dispatcher-backend", "hybridep"]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("version", "name", "said"), [
+    ("0.14", "alltoall", ["--moe-token-dispatcher-type", "alltoall"]),
+    ("0.14", "allgather", ["--moe-token-dispatcher-type", "allgather"]),
+    ("0.14", "deepep", ["--moe-token-dispatcher-type", "flex", "--moe-enable-deepep"]),
+    ("0.16", "deepep",
+        ["--moe-token-dispatcher-type", "flex", "--moe-flex-dispatcher-backend", "deepep"]),
+    ("0.16", "hybridep",
+        ["--moe-token-dispatcher-type", "flex", "--moe-flex-dispatcher-backend", "hybridep"]),
+])  # fmt: skip
 def test_dispatchers_by_release_there_and_back(version: str, name: str, said: list[str]) -> None:
     job = {"trainer_version": version}
     exported = make("qwen3-30b-a3b", job, 16, ep=8, moe_dispatcher=name)

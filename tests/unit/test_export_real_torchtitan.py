@@ -222,15 +222,12 @@ print(json.dumps(kinds))
 
 @only_03
 @pytest.mark.skipif(not importlib.util.find_spec("torchao"), reason="needs torchao")
-@pytest.mark.parametrize(
-    ("name", "precision", "converted", "count"),
-    [
-        ("llama3-70b", "float8-rowwise", "Float8Linear", 80 * 5),
-        ("qwen3-30b-a3b", "float8-rowwise", "Float8Linear", 48 * 2),
-        ("llama3-70b", "mxfp8", "MXFP8Linear", 80 * 5),
-        ("llama3-70b", "nvfp4", "NVFP4Linear", (80 - 12) * 5),
-    ],
-)
+@pytest.mark.parametrize(("name", "precision", "converted", "count"), [
+    ("llama3-70b", "float8-rowwise", "Float8Linear", 80 * 5),
+    ("qwen3-30b-a3b", "float8-rowwise", "Float8Linear", 48 * 2),
+    ("llama3-70b", "mxfp8", "MXFP8Linear", 80 * 5),
+    ("llama3-70b", "nvfp4", "NVFP4Linear", (80 - 12) * 5),
+])  # fmt: skip
 def test_its_converters_take_our_configs(
     name: str, precision: str, converted: str, count: int, tmp_path: Path
 ) -> None:

@@ -457,14 +457,11 @@ def with_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    "job",
-    [
-        pytest.param({"cluster": {"gpu": "new-gpu", "num_gpus": 8}}, id="gpu"),
-        pytest.param({"model": "new-model"}, id="model"),
-        pytest.param({"cluster": "new-cluster"}, id="cluster"),
-    ],
-)
+@pytest.mark.parametrize("job", [
+    pytest.param({"cluster": {"gpu": "new-gpu", "num_gpus": 8}}, id="gpu"),
+    pytest.param({"model": "new-model"}, id="model"),
+    pytest.param({"cluster": "new-cluster"}, id="cluster"),
+])  # fmt: skip
 def test_catalogue(with_files: Path, job: dict[str, Any]) -> None:
     """One file, no line: `recommend` plans with it by its name."""
     whole = {

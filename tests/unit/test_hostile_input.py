@@ -50,15 +50,12 @@ def test_lines_of_csv_may_end_in_any_way() -> None:
         assert found == [{"id": "a", "notes": 1}, {"id": "b", "notes": 2}]
 
 
-@pytest.mark.parametrize(
-    ("text", "rule"),
-    [
-        (f"a\n{'[' * 100_000}\n", "line 2 a is nested deeper than 64 levels"),
-        ('a\n"unclosed', "is not CSV"),
-        ('a\n"closed"and more\n', "is not CSV"),
-        ("a,b\n1\n", "has other columns"),
-    ],
-)
+@pytest.mark.parametrize(("text", "rule"), [
+    (f"a\n{'[' * 100_000}\n", "line 2 a is nested deeper than 64 levels"),
+    ('a\n"unclosed', "is not CSV"),
+    ('a\n"closed"and more\n', "is not CSV"),
+    ("a,b\n1\n", "has other columns"),
+])  # fmt: skip
 def test_csv_that_is_none_says_where(text: str, rule: str) -> None:
     with pytest.raises(SpecError) as raised:
         list(csv_rows(text))

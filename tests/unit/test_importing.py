@@ -255,17 +255,14 @@ class TestRows:
         with pytest.raises(SpecError, match="other columns than the header"):
             read_measurements(wiring, text, "csv")
 
-    @pytest.mark.parametrize(
-        ("name", "text", "format"),
-        [
-            ("x.jsonl", '{"model": 1}', "rows"),
-            ("x.txt", ' [{"model": 1}]', "rows"),
-            ("x.csv", "a,b\n", "csv"),
-            ("x.log", "[rank0]:[titan] 2026 - step: 1", "torchtitan"),
-            ("x", "[]", "rows"),
-            ("tb", None, "tensorboard"),
-        ],
-    )
+    @pytest.mark.parametrize(("name", "text", "format"), [
+        ("x.jsonl", '{"model": 1}', "rows"),
+        ("x.txt", ' [{"model": 1}]', "rows"),
+        ("x.csv", "a,b\n", "csv"),
+        ("x.log", "[rank0]:[titan] 2026 - step: 1", "torchtitan"),
+        ("x", "[]", "rows"),
+        ("tb", None, "tensorboard"),
+    ])  # fmt: skip
     def test_formats_are_told_apart(self, name: str, text: str | None, format: str) -> None:
         assert guess_format(Path(name), text) == format
 

@@ -89,35 +89,29 @@ def test_every_fault_says_what_would_pass(field: str, value: object, words: str)
     assert any(text.startswith(words) for text in faults_of(**{field: value}).values())
 
 
-@pytest.mark.parametrize(
-    ("trainer", "version"),
-    [
-        ("torchtitan", "0.2.2"),
-        ("torchtitan", "0.3"),
-        ("torchtitan", "9dec370 / torch 1963fc8 (2024-12-23)"),
-        ("torchtitan", "2024-05..08"),
-        ("megatron", "0.14.0"),
-        ("megatron", "NeMo 24.09"),
-        ("megatron", "2023"),
-        ("megatron", "core 0.16.0rc1"),
-        ("internevo", "0.4"),
-    ],
-)
+@pytest.mark.parametrize(("trainer", "version"), [
+    ("torchtitan", "0.2.2"),
+    ("torchtitan", "0.3"),
+    ("torchtitan", "9dec370 / torch 1963fc8 (2024-12-23)"),
+    ("torchtitan", "2024-05..08"),
+    ("megatron", "0.14.0"),
+    ("megatron", "NeMo 24.09"),
+    ("megatron", "2023"),
+    ("megatron", "core 0.16.0rc1"),
+    ("internevo", "0.4"),
+])  # fmt: skip
 def test_releases_commits_and_distributions_are_versions(trainer: str, version: str) -> None:
     asked = values(training__trainer=trainer, training__trainer_version=version)
     training = read_job(asked).training
     assert training.trainer_version == version
 
 
-@pytest.mark.parametrize(
-    ("trainer", "version", "taken"),
-    [
-        ("torchtitan", "0.9", "0.3.0"),
-        ("torchtitan", "v1.0.0", "0.3.0"),
-        ("megatron", "0.99", "0.18"),
-        ("megatron", "4.0", "0.18"),
-    ],
-)
+@pytest.mark.parametrize(("trainer", "version", "taken"), [
+    ("torchtitan", "0.9", "0.3.0"),
+    ("torchtitan", "v1.0.0", "0.3.0"),
+    ("megatron", "0.99", "0.18"),
+    ("megatron", "4.0", "0.18"),
+])  # fmt: skip
 def test_an_unknown_release_is_taken_for_the_newest_before_it(
     trainer: str, version: str, taken: str
 ) -> None:

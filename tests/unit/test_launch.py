@@ -223,14 +223,11 @@ class TestEnvironment:
     def test_without_devices_none_is_visible(self) -> None:
         assert environment(TASK_OF_TWO, DeviceLease(), {})["CUDA_VISIBLE_DEVICES"] == ""
 
-    @pytest.mark.parametrize(
-        ("text", "line"),
-        [
-            ("", ""),
-            ("one\n[rank1]: step 2\n\n", "step 2"),
-            ("x" * 9000, "x" * launch.SHOWN_CHARACTERS),
-        ],
-    )
+    @pytest.mark.parametrize(("text", "line"), [
+        ("", ""),
+        ("one\n[rank1]: step 2\n\n", "step 2"),
+        ("x" * 9000, "x" * launch.SHOWN_CHARACTERS),
+    ])  # fmt: skip
     def test_the_last_line_of_a_log(self, tmp_path: Path, text: str, line: str) -> None:
         (tmp_path / LOG).write_text(text)
         assert last_line(tmp_path / LOG) == line

@@ -98,18 +98,15 @@ def peak(trainer: str = "torchtitan", microbatches: float = 1.0, /, **given: Any
     return rank_memory(RankShapes(**held), batch, *given)
 
 
-@pytest.mark.parametrize(
-    ("given", "phase", "bytes_there"),
-    [
-        ({"logits_bytes": 100.0}, Phase.LOSS, 100.0),
-        ({"head_bytes": 100.0, "logits_bytes": 90.0}, Phase.HEAD, 100.0),
-        ({"last_layer_bytes": 100.0, "head_bytes": 90.0}, Phase.LAST_LAYER, 100.0),
-        ({"next_layer_bytes": 100.0, "last_layer_bytes": 90.0}, Phase.NEXT_TO_LAST_LAYER, 100.0),
-        ({"second_layer_bytes": 100.0, "next_layer_bytes": 90.0}, Phase.SECOND_LAYER, 100.0),
-        ({"stream_bytes": 100.0, "second_layer_bytes": 90.0}, Phase.EMBEDDING, 100.0),
-        ({"shard": 100.0}, Phase.EMBEDDING, 400.0),
-    ],
-)
+@pytest.mark.parametrize(("given", "phase", "bytes_there"), [
+    ({"logits_bytes": 100.0}, Phase.LOSS, 100.0),
+    ({"head_bytes": 100.0, "logits_bytes": 90.0}, Phase.HEAD, 100.0),
+    ({"last_layer_bytes": 100.0, "head_bytes": 90.0}, Phase.LAST_LAYER, 100.0),
+    ({"next_layer_bytes": 100.0, "last_layer_bytes": 90.0}, Phase.NEXT_TO_LAST_LAYER, 100.0),
+    ({"second_layer_bytes": 100.0, "next_layer_bytes": 90.0}, Phase.SECOND_LAYER, 100.0),
+    ({"stream_bytes": 100.0, "second_layer_bytes": 90.0}, Phase.EMBEDDING, 100.0),
+    ({"shard": 100.0}, Phase.EMBEDDING, 400.0),
+])  # fmt: skip
 def test_the_phase_that_needs_most_is_named(
     given: dict[str, float], phase: Phase, bytes_there: float
 ) -> None:

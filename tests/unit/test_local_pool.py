@@ -71,27 +71,24 @@ class TestSmi:
         assert survey(absent) == Survey(gpus=(), problem="nvidia-smi is not installed")
         assert "couldn't communicate" in str(survey(broken).problem)
 
-    @pytest.mark.parametrize(
-        ("name", "mib", "same"),
-        [
-            ("NVIDIA H100 80GB HBM3", 81559, ["h100-sxm-80gb"]),
-            ("NVIDIA H100 PCIe", 81559, ["h100-pcie-80gb"]),
-            ("NVIDIA H100 NVL", 95830, ["h100-nvl-94gb"]),
-            ("NVIDIA H200", 143771, ["h200-sxm-141gb"]),
-            ("NVIDIA A100-SXM4-40GB", 40960, ["a100-sxm-40gb"]),
-            ("NVIDIA A100 80GB PCIe", 81920, ["a100-pcie-80gb"]),
-            ("Tesla V100-SXM2-32GB", 32768, ["v100-sxm-32gb"]),
-            ("NVIDIA L4", 23034, ["l4"]),
-            ("NVIDIA L40S", 46068, ["l40s"]),
-            ("NVIDIA GeForce RTX 4090", 24564, ["rtx-4090"]),
-            ("NVIDIA GeForce RTX 5090", 32607, ["rtx-5090"]),
-            ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 97887, ["rtx-pro-6000-96gb"]),
-            ("NVIDIA RTX A6000", 49140, ["a6000-48gb"]),
-            ("NVIDIA H20", 97871, ["h20-sxm-96gb"]),
-            ("NVIDIA L20", 46068, ["l20"]),
-            ("NVIDIA GeForce RTX 3090", 24576, []),
-        ],
-    )
+    @pytest.mark.parametrize(("name", "mib", "same"), [
+        ("NVIDIA H100 80GB HBM3", 81559, ["h100-sxm-80gb"]),
+        ("NVIDIA H100 PCIe", 81559, ["h100-pcie-80gb"]),
+        ("NVIDIA H100 NVL", 95830, ["h100-nvl-94gb"]),
+        ("NVIDIA H200", 143771, ["h200-sxm-141gb"]),
+        ("NVIDIA A100-SXM4-40GB", 40960, ["a100-sxm-40gb"]),
+        ("NVIDIA A100 80GB PCIe", 81920, ["a100-pcie-80gb"]),
+        ("Tesla V100-SXM2-32GB", 32768, ["v100-sxm-32gb"]),
+        ("NVIDIA L4", 23034, ["l4"]),
+        ("NVIDIA L40S", 46068, ["l40s"]),
+        ("NVIDIA GeForce RTX 4090", 24564, ["rtx-4090"]),
+        ("NVIDIA GeForce RTX 5090", 32607, ["rtx-5090"]),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 97887, ["rtx-pro-6000-96gb"]),
+        ("NVIDIA RTX A6000", 49140, ["a6000-48gb"]),
+        ("NVIDIA H20", 97871, ["h20-sxm-96gb"]),
+        ("NVIDIA L20", 46068, ["l20"]),
+        ("NVIDIA GeForce RTX 3090", 24576, []),
+    ])  # fmt: skip
     def test_a_name_finds_its_catalogue_entry(self, name: str, mib: int, same: list[str]) -> None:
         gpu = Gpu(
             index=0,

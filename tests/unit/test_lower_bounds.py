@@ -36,14 +36,11 @@ def work(prices: Prices) -> float:
     return float(sum(prices.parts[name][0] for name in WORK))
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
-        {"dp_shard": 16},
-        {"dp_shard": 16, "ac": "full", "compile": True},
-        {"dp_shard": 4, "tp": 4, "async_tp": True},
-    ],
-)
+@pytest.mark.parametrize("layout", [
+    {"dp_shard": 16},
+    {"dp_shard": 16, "ac": "full", "compile": True},
+    {"dp_shard": 4, "tp": 4, "async_tp": True},
+])  # fmt: skip
 def test_without_a_pipeline_the_bound_is_the_work_of_a_step(layout: dict[str, Any]) -> None:
     """One microbatch; what stands above it are waits, the optimizer and fixed seconds."""
     p = pricer()

@@ -372,16 +372,13 @@ def test_a_compiled_loss_needs_8_bytes_a_logit_since_it_is_compiled() -> None:
         assert float(logits) == width * 8192 * 128256, version
 
 
-@pytest.mark.parametrize(
-    ("training", "width"),
-    [
-        ({}, 4.0),
-        ({"chunked_loss": True}, 0.5),
-        ({"trainer_version": "0.3.0"}, 0.5),
-        ({"trainer_version": "2026-06"}, 0.5),
-        ({"trainer_version": "0.3.0", "chunked_loss": False}, 4.0),
-    ],
-)
+@pytest.mark.parametrize(("training", "width"), [
+    ({}, 4.0),
+    ({"chunked_loss": True}, 0.5),
+    ({"trainer_version": "0.3.0"}, 0.5),
+    ({"trainer_version": "2026-06"}, 0.5),
+    ({"trainer_version": "0.3.0", "chunked_loss": False}, 4.0),
+])  # fmt: skip
 def test_a_chunked_loss_has_the_logits_of_one_chunk(training: dict[str, Any], width: float) -> None:
     costs = units_at(
         pricer(**training),

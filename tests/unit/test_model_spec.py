@@ -52,14 +52,11 @@ class TestCatalogue:
             read_model("lama3-70b", field="job.model")
         assert caught.value.faults[0].field == "job.model"
 
-    @pytest.mark.parametrize(
-        ("alias", "name"),
-        [
-            ("deepseek-r1", "deepseek-v3"),
-            ("llama3.3-70b", "llama3.1-70b"),
-            ("deepseek-ai/DeepSeek-R1", "deepseek-v3"),
-        ],
-    )
+    @pytest.mark.parametrize(("alias", "name"), [
+        ("deepseek-r1", "deepseek-v3"),
+        ("llama3.3-70b", "llama3.1-70b"),
+        ("deepseek-ai/DeepSeek-R1", "deepseek-v3"),
+    ])  # fmt: skip
     def test_models_of_the_same_shapes_are_aliases(self, alias, name):
         assert load_model(alias).name == name
 
@@ -179,16 +176,13 @@ class TestInline:
         own = layers * (12 * h * h + 13 * h) + 2 * h
         assert model.total_parameters() == own + (vocab + positions) * h
 
-    @pytest.mark.parametrize(
-        ("activation", "mlp"),
-        [
-            ("silu", "swiglu"),
-            ("gelu_new", "gelu"),
-            ("gelu", "gelu"),
-            ("relu2", "squared-relu"),
-            ("relu", "gelu"),
-        ],
-    )
+    @pytest.mark.parametrize(("activation", "mlp"), [
+        ("silu", "swiglu"),
+        ("gelu_new", "gelu"),
+        ("gelu", "gelu"),
+        ("relu2", "squared-relu"),
+        ("relu", "gelu"),
+    ])  # fmt: skip
     def test_mlp_from_the_activation(self, activation, mlp):
         assert read_model({**DENSE, "hidden_act": activation}).mlp == mlp
 

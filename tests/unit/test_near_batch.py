@@ -35,18 +35,15 @@ def odd() -> Plan:
     return plan_of(63)
 
 
-@pytest.mark.parametrize(
-    ("asked", "num_gpus", "sizes"),
-    [
-        (63, 64, [64]),
-        (64, 64, []),
-        (512, 256, []),
-        (100, 64, [96, 104]),
-        (7, 8, [8]),
-        (1, 64, []),
-        (9, 48, [8]),
-    ],
-)
+@pytest.mark.parametrize(("asked", "num_gpus", "sizes"), [
+    (63, 64, [64]),
+    (64, 64, []),
+    (512, 256, []),
+    (100, 64, [96, 104]),
+    (7, 8, [8]),
+    (1, 64, []),
+    (9, 48, [8]),
+])  # fmt: skip
 def test_batches_that_divide_among_more_ranks_are_near(
     asked: int, num_gpus: int, sizes: list[int]
 ) -> None:

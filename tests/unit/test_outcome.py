@@ -107,14 +107,11 @@ class TestConclude:
         assert isinstance(outcome, Failed)
         assert message in outcome.message
 
-    @pytest.mark.parametrize(
-        ("values", "task"),
-        [
-            ({"losses": [float("nan")]}, {"emulate_rank": 1}),
-            ({"step_seconds": None, "step_seconds_each": []}, {"fake_tensors": True}),
-            ({"timings": [{**GEMM, "status": "ok"}], "step_seconds": None}, {"kernels": [GEMM]}),
-        ],
-    )
+    @pytest.mark.parametrize(("values", "task"), [
+        ({"losses": [float("nan")]}, {"emulate_rank": 1}),
+        ({"step_seconds": None, "step_seconds_each": []}, {"fake_tensors": True}),
+        ({"timings": [{**GEMM, "status": "ok"}], "step_seconds": None}, {"kernels": [GEMM]}),
+    ])  # fmt: skip
     def test_inputs_from_nowhere_have_no_loss_and_no_time(
         self, tmp_path: Path, values: dict[str, Any], task: dict[str, Any]
     ) -> None:

@@ -273,14 +273,11 @@ def test_one_rank_passes_nothing_on() -> None:
     assert context("allgather", cp=1)[1] == 0.0
 
 
-@pytest.mark.parametrize(
-    ("layout", "gathers", "reductions"),
-    [
-        ({"dp_shard": 64, "zero_stage": 3}, 2.0, 1.0),
-        ({"dp_shard": 64, "zero_stage": 2}, 1.0, 1.0),
-        ({"dp_shard": 16, "pp": 4, "zero_stage": 2}, 0.25, 0.25),
-    ],
-)
+@pytest.mark.parametrize(("layout", "gathers", "reductions"), [
+    ({"dp_shard": 64, "zero_stage": 3}, 2.0, 1.0),
+    ({"dp_shard": 64, "zero_stage": 2}, 1.0, 1.0),
+    ({"dp_shard": 16, "pp": 4, "zero_stage": 2}, 0.25, 0.25),
+])  # fmt: skip
 def test_copies_of_buffers_are_paid_for_every_gather_and_reduction(
     layout: dict[str, Any], gathers: float, reductions: float
 ) -> None:

@@ -61,14 +61,11 @@ def outside(*folders: str) -> Iterator[tuple[str, str]]:
                 yield str(path.relative_to(ROOT)), name
 
 
-@pytest.mark.parametrize(
-    ("folders", "extras"),
-    [
-        (("planner", "api"), ("client", "postgres", "server")),
-        (("probes",), ("probe",)),
-        (("tests", "benchmarks"), ("dev", "postgres", "probe", "server")),
-    ],
-)
+@pytest.mark.parametrize(("folders", "extras"), [
+    (("planner", "api"), ("client", "postgres", "server")),
+    (("probes",), ("probe",)),
+    (("tests", "benchmarks"), ("dev", "postgres", "probe", "server")),
+])  # fmt: skip
 def test_every_import_is_declared(folders: tuple[str, ...], extras: tuple[str, ...]) -> None:
     found = list(outside(*folders))
     assert len(found) > 50

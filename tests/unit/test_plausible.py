@@ -63,16 +63,13 @@ def test_what_cannot_be_is_named(numbers: dict[str, Any], word: str) -> None:
     assert word in reasons(**numbers)
 
 
-@pytest.mark.parametrize(
-    "numbers",
-    [
-        {"step_seconds": 2.0},
-        {"step_seconds": 2.0, "tokens_per_second_per_gpu": TOKENS_PER_GPU / 2.1},
-        {"status": "oom"},
-        {"status": "failed", "failure": "hang"},
-        {"rung": "emulated", "step_seconds": 0.4, "tokens_per_second_per_gpu": 1.0},
-    ],
-)
+@pytest.mark.parametrize("numbers", [
+    {"step_seconds": 2.0},
+    {"step_seconds": 2.0, "tokens_per_second_per_gpu": TOKENS_PER_GPU / 2.1},
+    {"status": "oom"},
+    {"status": "failed", "failure": "hang"},
+    {"rung": "emulated", "step_seconds": 0.4, "tokens_per_second_per_gpu": 1.0},
+])  # fmt: skip
 def test_what_can_be_is_believed(numbers: dict[str, Any]) -> None:
     assert reasons(**numbers) == ""
 

@@ -258,16 +258,13 @@ def linear_seconds(case: Case, tokens: int, k: int, n: int) -> tuple[float, floa
     return high, low
 
 
-@pytest.mark.parametrize(
-    ("tokens", "k", "n", "high", "low"),
-    [
-        (8192, 8192, 8192, 5.027, 3.510),
-        (16384, 8192, 1280, 1.954, 1.757),
-        (16384, 1024, 8192, 1.701, 1.193),
-        (16384, 8192, 7168, 9.871, 5.707),
-        (16384, 3584, 8192, 5.192, 3.034),
-    ],
-)
+@pytest.mark.parametrize(("tokens", "k", "n", "high", "low"), [
+    (8192, 8192, 8192, 5.027, 3.510),
+    (16384, 8192, 1280, 1.954, 1.757),
+    (16384, 1024, 8192, 1.701, 1.193),
+    (16384, 8192, 7168, 9.871, 5.707),
+    (16384, 3584, 8192, 5.192, 3.034),
+])  # fmt: skip
 def test_a_compiled_layer_takes_what_torchao_measured(
     tokens: int, k: int, n: int, high: float, low: float
 ) -> None:
@@ -315,23 +312,20 @@ def test_a_16_bit_weight_gradient_saves_its_cast(monkeypatch: pytest.MonkeyPatch
 # ---- filters -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("precision", "k", "n", "stays"),
-    [
-        ("float8-tensorwise", 4096, 1024, True),
-        ("float8-tensorwise", 4112, 1024, False),
-        ("float8-tensorwise", 4096, 1040, False),
-        ("float8-rowwise", 16384, 2048, True),
-        ("float8-rowwise", 1024, 28672, True),
-        ("float8-rowwise", 2048, 4096, True),
-        ("float8-rowwise", 2064, 4096, False),
-        ("float8-rowwise", 2064, 2064, False),
-        ("float8-rowwise", 8192, 8200, True),
-        ("mxfp8", 1024, 1024, False),
-        ("mxfp8", 1000, 1024, True),
-        ("bf16", 8192, 8192, True),
-    ],
-)
+@pytest.mark.parametrize(("precision", "k", "n", "stays"), [
+    ("float8-tensorwise", 4096, 1024, True),
+    ("float8-tensorwise", 4112, 1024, False),
+    ("float8-tensorwise", 4096, 1040, False),
+    ("float8-rowwise", 16384, 2048, True),
+    ("float8-rowwise", 1024, 28672, True),
+    ("float8-rowwise", 2048, 4096, True),
+    ("float8-rowwise", 2064, 4096, False),
+    ("float8-rowwise", 2064, 2064, False),
+    ("float8-rowwise", 8192, 8200, True),
+    ("mxfp8", 1024, 1024, False),
+    ("mxfp8", 1000, 1024, True),
+    ("bf16", 8192, 8192, True),
+])  # fmt: skip
 def test_small_and_unaligned_layers_stay_in_16_bits(
     precision: str, k: int, n: int, stays: bool
 ) -> None:
@@ -374,17 +368,14 @@ def test_experts_have_recipes_of_their_own() -> None:
 # ---- wires ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("version", "wire"),
-    [
-        ("0.1.0", 1.0),
-        ("0.2.2", 2.0),
-        ("0.3.0", 2.0),
-        (None, 2.0),
-        ("6ba7a1f, 2025-03-14", 1.0),
-        ("5b5d46856b, 2025-10-14", 2.0),
-    ],
-)
+@pytest.mark.parametrize(("version", "wire"), [
+    ("0.1.0", 1.0),
+    ("0.2.2", 2.0),
+    ("0.3.0", 2.0),
+    (None, 2.0),
+    ("6ba7a1f, 2025-03-14", 1.0),
+    ("5b5d46856b, 2025-10-14", 2.0),
+])  # fmt: skip
 def test_torchtitan_gathers_tp_inputs_in_float8_only_while_its_plan_found_the_converter(
     version: str | None, wire: float
 ) -> None:

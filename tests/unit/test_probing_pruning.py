@@ -100,21 +100,18 @@ def variants(**changes: list[object]) -> LayoutBatch:
     return LayoutBatch.from_layouts(layouts)
 
 
-@pytest.mark.parametrize(
-    ("name", "more", "less"),
-    [
-        ("micro_batch_size", 4, 1),
-        ("zero_stage", 0, 3),
-        ("sequence_parallel", False, None),
-        ("cpu_offload", None, True),
-        ("optimizer_offload_fraction", 0.5, None),
-        ("activation_offload_layers", None, 4),
-        ("optimizer_in_backward", None, True),
-        ("ac", "none", "full"),
-        ("reduce_dtype", None, "bfloat16"),
-        ("master_dtype", None, "bfloat16"),
-    ],
-)
+@pytest.mark.parametrize(("name", "more", "less"), [
+    ("micro_batch_size", 4, 1),
+    ("zero_stage", 0, 3),
+    ("sequence_parallel", False, None),
+    ("cpu_offload", None, True),
+    ("optimizer_offload_fraction", 0.5, None),
+    ("activation_offload_layers", None, 4),
+    ("optimizer_in_backward", None, True),
+    ("ac", "none", "full"),
+    ("reduce_dtype", None, "bfloat16"),
+    ("master_dtype", None, "bfloat16"),
+])  # fmt: skip
 def test_each_order(name: str, more: object, less: object) -> None:
     for value, relation in ((more, pruning.at_least), (less, pruning.at_most)):
         if value is not None:
@@ -126,18 +123,15 @@ def test_each_order(name: str, more: object, less: object) -> None:
             assert not opposite(batch, 0, 64).mask[1]
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("tp", 4),
-        ("compile", True),
-        ("precision", "float8-rowwise"),
-        ("ac", "memory-budget-0.5"),
-        ("ac", "selective-layer-2"),
-        ("dp_replicate", 4),
-        ("cp", 2),
-    ],
-)
+@pytest.mark.parametrize(("name", "value"), [
+    ("tp", 4),
+    ("compile", True),
+    ("precision", "float8-rowwise"),
+    ("ac", "memory-budget-0.5"),
+    ("ac", "selective-layer-2"),
+    ("dp_replicate", 4),
+    ("cp", 2),
+])  # fmt: skip
 def test_what_is_not_comparable_is_left_alone(name: str, value: object) -> None:
     batch = variants(**{name: [value]})
     assert not pruning.at_least(batch, 0, 64).mask[1]

@@ -61,15 +61,12 @@ def test_sizes_hold_the_best_of_every_size(plans: dict[str, Plan]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("objective", "field", "sign"),
-    [
-        ("throughput", "tokens_per_second", -1),
-        ("time", "time_to_train_seconds", 1),
-        ("cost", "cost", 1),
-        ("energy", "energy_joules", 1),
-    ],
-)
+@pytest.mark.parametrize(("objective", "field", "sign"), [
+    ("throughput", "tokens_per_second", -1),
+    ("time", "time_to_train_seconds", 1),
+    ("cost", "cost", 1),
+    ("energy", "energy_joules", 1),
+])  # fmt: skip
 def test_the_winner_is_best_by_its_objective(
     plans: dict[str, Plan], objective: str, field: str, sign: int
 ) -> None:

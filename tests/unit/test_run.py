@@ -56,15 +56,12 @@ def saving(interval_steps: int, mode: str) -> dict[str, Any]:
 # ---- one save ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("training", "layout", "per_parameter"),
-    [
-        ({}, {"dp_shard": 64}, 12.0),
-        ({"optimizer": "adamw-bf16-states"}, {"dp_shard": 64}, 8.0),
-        ({}, {"dp_shard": 64, "master_dtype": "bfloat16"}, 6.0),
-        ({"trainer": "megatron"}, {"dp_shard": 64, "zero_stage": 1}, 14.0),
-    ],
-)
+@pytest.mark.parametrize(("training", "layout", "per_parameter"), [
+    ({}, {"dp_shard": 64}, 12.0),
+    ({"optimizer": "adamw-bf16-states"}, {"dp_shard": 64}, 8.0),
+    ({}, {"dp_shard": 64, "master_dtype": "bfloat16"}, 6.0),
+    ({"trainer": "megatron"}, {"dp_shard": 64, "zero_stage": 1}, 14.0),
+])  # fmt: skip
 def test_bytes_saved_follow_optimizer_and_dtypes(
     training: dict[str, Any], layout: dict[str, Any], per_parameter: float
 ) -> None:

@@ -437,16 +437,13 @@ def test_a_narrower_search_is_never_faster(shown: Plan) -> None:
         ) >= best * (1 - 1e-12)
 
 
-@pytest.mark.parametrize(
-    ("search", "field"),
-    [
-        ({"fix": {"tensor": 2}}, "search.fix.tensor"),
-        ({"fix": {"tp": 0}}, "search.fix.tp"),
-        ({"allow": {"ac": ["sometimes"]}}, "search.allow.ac"),
-        ({"fix": {"tp": 2}, "allow": {"tp": [1]}}, "search.allow.tp"),
-        ({"allow": {"tp": []}}, "search.allow.tp"),
-    ],
-)
+@pytest.mark.parametrize(("search", "field"), [
+    ({"fix": {"tensor": 2}}, "search.fix.tensor"),
+    ({"fix": {"tp": 0}}, "search.fix.tp"),
+    ({"allow": {"ac": ["sometimes"]}}, "search.allow.ac"),
+    ({"fix": {"tp": 2}, "allow": {"tp": [1]}}, "search.allow.tp"),
+    ({"allow": {"tp": []}}, "search.allow.tp"),
+])  # fmt: skip
 def test_what_cannot_be_searched_is_named(search: dict[str, Any], field: str) -> None:
     job = read_job(job_values("llama3-8b", "h100-sxm-80gb", 8, 4096, 32, search=search))
     with pytest.raises(SpecError) as caught:

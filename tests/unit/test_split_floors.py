@@ -30,14 +30,11 @@ from tests.unit.test_splits_twin import EXPERTS, WIDE, splits_of
 
 PIPELINES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "1F1B": (WIDE, {"pp": 4, "pp_schedule": "1F1B"}),
-    "two stages a rank": (
-        WIDE, {"pp": 2, "tp": 2, "pp_schedule": "Interleaved1F1B", "virtual_stages": 2},
-    ),
+    "two stages a rank": (WIDE,
+        {"pp": 2, "tp": 2, "pp_schedule": "Interleaved1F1B", "virtual_stages": 2}),
     "all forwards first": (WIDE, {"pp": 4, "pp_schedule": "GPipe"}),
-    "weight gradients later": (
-        WIDE, {"pp": 2, "tp": 2, "pp_schedule": "InterleavedZeroBubble", "virtual_stages": 2,
-            "ac": "none"},
-    ),
+    "weight gradients later": (WIDE, {"pp": 2, "tp": 2, "pp_schedule": "InterleavedZeroBubble",
+        "virtual_stages": 2, "ac": "none"}),
     "dense layers first": (EXPERTS, {"pp": 4, "pp_schedule": "1F1B"}),
 }  # fmt: skip
 

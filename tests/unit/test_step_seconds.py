@@ -44,16 +44,13 @@ def unit(found: CostInputs, name: str) -> np.ndarray[Any, Any]:
     return np.asarray(getattr(found.unit.costs, name)[..., found.at_unit[0]])
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
-        {"dp_shard": 16},
-        {"dp_shard": 4, "tp": 4, "ac": "full"},
-        {"dp_shard": 8, "cp": 2},
-        {"dp_shard": 4, "pp": 4, "micro_batch_size": 1},
-        {"dp_shard": 8, "pp": 2, "pp_schedule": "ZBVZeroBubble", "ac": "full"},
-    ],
-)
+@pytest.mark.parametrize("layout", [
+    {"dp_shard": 16},
+    {"dp_shard": 4, "tp": 4, "ac": "full"},
+    {"dp_shard": 8, "cp": 2},
+    {"dp_shard": 4, "pp": 4, "micro_batch_size": 1},
+    {"dp_shard": 8, "pp": 2, "pp_schedule": "ZBVZeroBubble", "ac": "full"},
+])  # fmt: skip
 def test_parts_sum_to_the_step(layout: dict[str, Any]) -> None:
     seconds, parts, _ = step(inputs(pricer(), **layout))
     assert sum(parts.values()) == pytest.approx(seconds)

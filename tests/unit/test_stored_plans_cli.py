@@ -160,15 +160,12 @@ def test_a_ranked_pipeline_is_played_out_as_the_plan_priced_it(told: Told, wirin
     assert simulated["estimate"]["step_seconds"] == pytest.approx(seconds, rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--plan", "1b", "--rank", "9"], "--rank=9: the plan ranks 1 to 3"),
-        (["--plan", "1b", "--job", "x.yaml"], "exactly one of --job"),
-        (["--job", "x.yaml", "--rank", "2"], "--rank=2: is of a plan's layouts"),
-        ([], "exactly one of --job"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "says"), [
+    (["--plan", "1b", "--rank", "9"], "--rank=9: the plan ranks 1 to 3"),
+    (["--plan", "1b", "--job", "x.yaml"], "exactly one of --job"),
+    (["--job", "x.yaml", "--rank", "2"], "--rank=2: is of a plan's layouts"),
+    ([], "exactly one of --job"),
+])  # fmt: skip
 def test_a_layout_is_given_once(told: Told, arguments: list[str], says: str) -> None:
     for command in ("estimate", "simulate"):
         error = told(command, *arguments, code=2)
@@ -176,17 +173,14 @@ def test_a_layout_is_given_once(told: Told, arguments: list[str], says: str) -> 
         assert "None" not in error
 
 
-@pytest.mark.parametrize(
-    ("words", "offers", "but_not"),
-    [
-        ("recommend --model llama3-", {"llama3-8b", "llama3-70b"}, "kimi-k2"),
-        ("recommend --gpu h100-s", {"h100-sxm-80gb"}, "b200-sxm-180gb"),
-        ("recommend --trainer mega", {"megatron", "megatron-deepspeed"}, "torchtitan"),
-        ("show plan-1a", {IDS[0], IDS[1]}, IDS[2]),
-        ("estimate --plan plan-1b", {IDS[2]}, IDS[0]),
-        ("sho", {"show"}, "sweep"),
-    ],
-)
+@pytest.mark.parametrize(("words", "offers", "but_not"), [
+    ("recommend --model llama3-", {"llama3-8b", "llama3-70b"}, "kimi-k2"),
+    ("recommend --gpu h100-s", {"h100-sxm-80gb"}, "b200-sxm-180gb"),
+    ("recommend --trainer mega", {"megatron", "megatron-deepspeed"}, "torchtitan"),
+    ("show plan-1a", {IDS[0], IDS[1]}, IDS[2]),
+    ("estimate --plan plan-1b", {IDS[2]}, IDS[0]),
+    ("sho", {"show"}, "sweep"),
+])  # fmt: skip
 def test_the_shell_completes(
     wiring: Wiring,
     words: str,

@@ -73,15 +73,12 @@ def test_a_value_that_can_never_be_is_a_wrong_request(
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "search",
-    [
-        {"fix": {"pp_schedule": "ZBVZeroBubble"}},
-        {"fix": {"cp_method": "alltoall"}},
-        {"allow": {"tp": [3, 4]}},
-        {"fix": {"pp": 2, "virtual_stages": 2}},
-    ],
-)
+@pytest.mark.parametrize("search", [
+    {"fix": {"pp_schedule": "ZBVZeroBubble"}},
+    {"fix": {"cp_method": "alltoall"}},
+    {"allow": {"tp": [3, 4]}},
+    {"fix": {"pp": 2, "virtual_stages": 2}},
+])  # fmt: skip
 def test_what_can_be_is_searched(search: dict[str, Any]) -> None:
     assert plan_of(search={**search, "top_k": 1}).ranked
 
