@@ -93,16 +93,8 @@ def test_keys() -> None:
 
 
 @pytest.mark.parametrize(("host", "inside"), [
-    ("127.0.0.1", True),
-    ("127.8.8.8", True),
-    ("::1", True),
-    ("[::1]", True),
-    ("localhost", True),
-    ("0.0.0.0", False),
-    ("::", False),
-    ("10.0.0.1", False),
-    ("example.org", False),
-    ("", False),
+    ("127.0.0.1", True), ("127.8.8.8", True), ("::1", True), ("[::1]", True), ("localhost", True),
+    ("0.0.0.0", False), ("::", False), ("10.0.0.1", False), ("example.org", False), ("", False),
 ])  # fmt: skip
 def test_only_loopback_is_open_without_keys(host: str, inside: bool) -> None:
     assert is_loopback(host) is inside
@@ -166,14 +158,9 @@ def test_commands_are_continued_to_be_pasted() -> None:
 
 
 @pytest.mark.parametrize(("shown", "expected"), [
-    (money(2.5), "$2.50"),
-    (money(487_738.2), "$487,738"),
-    (money(1.2e9), "$1,200,000,000"),
-    (energy(3.6e6), "1 kWh"),
-    (energy(7.9e11), "219 MWh"),
-    (energy(7.9e12), "2,190 MWh"),
-    (mass(97_980_000.0), "98 t"),
-    (mass(900.0), "0.9 kg"),
+    (money(2.5), "$2.50"), (money(487_738.2), "$487,738"), (money(1.2e9), "$1,200,000,000"),
+    (energy(3.6e6), "1 kWh"), (energy(7.9e11), "219 MWh"), (energy(7.9e12), "2,190 MWh"),
+    (mass(97_980_000.0), "98 t"), (mass(900.0), "0.9 kg"),
 ])  # fmt: skip
 def test_money_energy_and_mass(shown: str, expected: str) -> None:
     assert shown == expected

@@ -134,11 +134,7 @@ def walk(shape: Point, wrapped: bool, start: Point, end: Point) -> list[list[tup
 
 
 @pytest.mark.parametrize(("shape", "topology"), [
-    ((5,), "ring"),
-    ((8,), "ring"),
-    ((2, 4), "torus"),
-    ((3, 3), "torus"),
-    ((4, 4), "mesh"),
+    ((5,), "ring"), ((8,), "ring"), ((2, 4), "torus"), ((3, 3), "torus"), ((4, 4), "mesh"),
     ((2, 2, 4), "torus"),
 ])  # fmt: skip
 def test_all_to_all_loads_the_busiest_link_of_a_grid(shape: Point, topology: str) -> None:

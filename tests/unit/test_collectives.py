@@ -142,15 +142,8 @@ def test_nvlink_sharp_speeds_up_all_reduce_alone_and_only_inside_the_switch() ->
 
 
 @pytest.mark.parametrize(("degree", "stride", "in_a_node", "nodes_touched"), [
-    (8, 1, 8, 1),
-    (16, 1, 8, 2),
-    (64, 1, 8, 8),
-    (8, 8, 1, 8),
-    (4, 2, 4, 1),
-    (8, 4, 2, 4),
-    (4, 16, 1, 4),
-    (2, 32, 1, 2),
-    (1, 1, 1, 1),
+    (8, 1, 8, 1), (16, 1, 8, 2), (64, 1, 8, 8), (8, 8, 1, 8), (4, 2, 4, 1), (8, 4, 2, 4),
+    (4, 16, 1, 4), (2, 32, 1, 2), (1, 1, 1, 1),
 ])  # fmt: skip
 def test_members_of_a_group_in_a_node(
     degree: int, stride: int, in_a_node: int, nodes_touched: int

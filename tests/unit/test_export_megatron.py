@@ -214,12 +214,8 @@ def test_a_share_of_the_states_is_said() -> None:
 
 
 @pytest.mark.parametrize(("field", "value"), [
-    ("precision", "float8-rowwise"),
-    ("precision", "nvfp4"),
-    ("ac", "selective-op"),
-    ("compile", True),
-    ("optimizer_in_backward", True),
-    ("master_dtype", "bfloat16"),
+    ("precision", "float8-rowwise"), ("precision", "nvfp4"), ("ac", "selective-op"),
+    ("compile", True), ("optimizer_in_backward", True), ("master_dtype", "bfloat16"),
     ("pp_schedule", "DualPipeV"),
 ])  # fmt: skip
 def test_what_megatron_lacks_is_a_blocker(field: str, value: object) -> None:

@@ -39,13 +39,9 @@ def job(num_gpus: int, seq_len: int, trainer: str = "torchtitan", **layout: obje
 
 
 JOBS = [
-    job(8, 4096),
-    job(8, 8192),
-    job(8, 8192, ac="full"),
-    job(16, 8192, tp=2),
-    job(16, 4096, tp=8),
+    job(8, 4096), job(8, 8192), job(8, 8192, ac="full"), job(16, 8192, tp=2), job(16, 4096, tp=8),
     job(8, 2048, micro_batch_size=4),
-]
+]  # fmt: skip
 
 
 def shifted(shift: float, knob: str = "compute") -> Calibration:

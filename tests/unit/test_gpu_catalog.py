@@ -81,41 +81,23 @@ def test_peaks_are_dense_and_follow_from_clock_and_units(name):
 
 
 @pytest.mark.parametrize(("name", "dtype", "peak"), [
-    ("v100-sxm-32gb", "fp16", 125),
-    ("a100-sxm-80gb", "bf16", 312),
-    ("h100-sxm-80gb", "bf16", 989.4),
-    ("h100-sxm-80gb", "fp8", 1978.9),
-    ("b200-sxm-180gb", "bf16", 2250),
-    ("b200-sxm-180gb", "fp8", 4500),
-    ("b200-sxm-180gb", "fp4", 9000),
-    ("gb200-nvl72-186gb", "bf16", 2500),
-    ("gb300-nvl72-288gb", "fp4", 15000),
-    ("mi300x-192gb", "bf16", 1307.4),
-    ("mi355x-288gb", "fp8", 5033.2),
-    ("tpu-v5p", "bf16", 459),
-    ("h20", "bf16", 148),
-    ("h20", "fp8", 296),
-    ("rtx-5090", "bf16", 209.5),
-    ("rtx-5090", "fp8", 419),
-    ("l20", "bf16", 119.5),
-    ("a6000", "bf16", 154.8),
-    ("mi350x", "bf16", 2306.9),
+    ("v100-sxm-32gb", "fp16", 125), ("a100-sxm-80gb", "bf16", 312),
+    ("h100-sxm-80gb", "bf16", 989.4), ("h100-sxm-80gb", "fp8", 1978.9),
+    ("b200-sxm-180gb", "bf16", 2250), ("b200-sxm-180gb", "fp8", 4500),
+    ("b200-sxm-180gb", "fp4", 9000), ("gb200-nvl72-186gb", "bf16", 2500),
+    ("gb300-nvl72-288gb", "fp4", 15000), ("mi300x-192gb", "bf16", 1307.4),
+    ("mi355x-288gb", "fp8", 5033.2), ("tpu-v5p", "bf16", 459), ("h20", "bf16", 148),
+    ("h20", "fp8", 296), ("rtx-5090", "bf16", 209.5), ("rtx-5090", "fp8", 419),
+    ("l20", "bf16", 119.5), ("a6000", "bf16", 154.8), ("mi350x", "bf16", 2306.9),
 ])  # fmt: skip
 def test_published_dense_peaks(name, dtype, peak):
     assert load_gpu(name).peak_flops_per_second[dtype] == pytest.approx(peak * TERA)
 
 
 @pytest.mark.parametrize(("name", "one_way"), [
-    ("v100-sxm-32gb", 150),
-    ("a100-sxm-80gb", 300),
-    ("a800-sxm-80gb", 200),
-    ("h100-sxm-80gb", 450),
-    ("h800-sxm-80gb", 200),
-    ("b200-sxm-180gb", 900),
-    ("h20-sxm-96gb", 450),
-    ("gb200-nvl72-186gb", 900),
-    ("mi300x-192gb", 448),
-    ("tpu-v5p", 600),
+    ("v100-sxm-32gb", 150), ("a100-sxm-80gb", 300), ("a800-sxm-80gb", 200), ("h100-sxm-80gb", 450),
+    ("h800-sxm-80gb", 200), ("b200-sxm-180gb", 900), ("h20-sxm-96gb", 450),
+    ("gb200-nvl72-186gb", 900), ("mi300x-192gb", 448), ("tpu-v5p", 600),
 ])  # fmt: skip
 def test_scale_up_bandwidth_is_one_direction(name, one_way):
     assert load_gpu(name).scale_up.bandwidth_bytes_per_second == pytest.approx(one_way * GIGA)

@@ -36,12 +36,7 @@ def odd() -> Plan:
 
 
 @pytest.mark.parametrize(("asked", "num_gpus", "sizes"), [
-    (63, 64, [64]),
-    (64, 64, []),
-    (512, 256, []),
-    (100, 64, [96, 104]),
-    (7, 8, [8]),
-    (1, 64, []),
+    (63, 64, [64]), (64, 64, []), (512, 256, []), (100, 64, [96, 104]), (7, 8, [8]), (1, 64, []),
     (9, 48, [8]),
 ])  # fmt: skip
 def test_batches_that_divide_among_more_ranks_are_near(

@@ -369,11 +369,7 @@ def test_experts_have_recipes_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(("version", "wire"), [
-    ("0.1.0", 1.0),
-    ("0.2.2", 2.0),
-    ("0.3.0", 2.0),
-    (None, 2.0),
-    ("6ba7a1f, 2025-03-14", 1.0),
+    ("0.1.0", 1.0), ("0.2.2", 2.0), ("0.3.0", 2.0), (None, 2.0), ("6ba7a1f, 2025-03-14", 1.0),
     ("5b5d46856b, 2025-10-14", 2.0),
 ])  # fmt: skip
 def test_torchtitan_gathers_tp_inputs_in_float8_only_while_its_plan_found_the_converter(

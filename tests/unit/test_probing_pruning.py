@@ -124,13 +124,8 @@ def test_each_order(name: str, more: object, less: object) -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [
-    ("tp", 4),
-    ("compile", True),
-    ("precision", "float8-rowwise"),
-    ("ac", "memory-budget-0.5"),
-    ("ac", "selective-layer-2"),
-    ("dp_replicate", 4),
-    ("cp", 2),
+    ("tp", 4), ("compile", True), ("precision", "float8-rowwise"), ("ac", "memory-budget-0.5"),
+    ("ac", "selective-layer-2"), ("dp_replicate", 4), ("cp", 2),
 ])  # fmt: skip
 def test_what_is_not_comparable_is_left_alone(name: str, value: object) -> None:
     batch = variants(**{name: [value]})

@@ -152,11 +152,7 @@ def sequence(length: int) -> Any:
 
 
 @pytest.mark.parametrize(("kv_heads", "value_width", "window", "sunk"), [
-    (4, 16, 0, False),
-    (2, 16, 0, False),
-    (4, 8, 0, False),
-    (2, 16, 5, False),
-    (2, 16, 0, True),
+    (4, 16, 0, False), (2, 16, 0, False), (4, 8, 0, False), (2, 16, 5, False), (2, 16, 0, True),
     (4, 16, 5, True),
 ])  # fmt: skip
 def test_cpu_attention_is_softmax(kv_heads: int, value_width: int, window: int, sunk: bool) -> None:

@@ -23,19 +23,9 @@ from tests.conftest import needed
 from tests.unit.pipeline_twin import Instruction, Post, Run, Wait, play
 
 SHAPES = [
-    (2, 1, 2),
-    (2, 1, 5),
-    (3, 1, 7),
-    (4, 1, 6),
-    (4, 1, 9),
-    (2, 2, 4),
-    (2, 2, 6),
-    (4, 2, 8),
-    (3, 2, 6),
-    (3, 3, 6),
-    (2, 4, 6),
-    (4, 5, 8),
-]
+    (2, 1, 2), (2, 1, 5), (3, 1, 7), (4, 1, 6), (4, 1, 9), (2, 2, 4), (2, 2, 6), (4, 2, 8),
+    (3, 2, 6), (3, 3, 6), (2, 4, 6), (4, 5, 8),
+]  # fmt: skip
 
 
 class Costs:

@@ -32,18 +32,9 @@ def test_constants_are_what_their_names_say() -> None:
 
 
 @pytest.mark.parametrize(("count", "text"), [
-    (0, "0"),
-    (999, "999"),
-    (999.7, "1k"),
-    (1000, "1k"),
-    (999_400, "999k"),
-    (999_600, "1M"),
-    (1_234_567, "1.23M"),
-    (999.9e9, "1T"),
-    (1e12, "1T"),
-    (8_030_261_248, "8.03B"),
-    (1.5e15, "1,500T"),
-    (12_345_678, "12.3M"),
+    (0, "0"), (999, "999"), (999.7, "1k"), (1000, "1k"), (999_400, "999k"), (999_600, "1M"),
+    (1_234_567, "1.23M"), (999.9e9, "1T"), (1e12, "1T"), (8_030_261_248, "8.03B"),
+    (1.5e15, "1,500T"), (12_345_678, "12.3M"),
 ])  # fmt: skip
 def test_counts_have_no_exponents(count: float, text: str) -> None:
     assert format_count(count) == text
@@ -68,12 +59,8 @@ def test_nouns_have_their_plural(noun: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(("speedup", "text"), [
-    (1.168, "1.17 times as fast"),
-    (0.953, "0.95 times as fast"),
-    (1.004, "as fast within 0.5%"),
-    (0.996, "as fast within 0.5%"),
-    (12.34, "12.3 times as fast"),
-    (1234.0, "1,230 times as fast"),
+    (1.168, "1.17 times as fast"), (0.953, "0.95 times as fast"), (1.004, "as fast within 0.5%"),
+    (0.996, "as fast within 0.5%"), (12.34, "12.3 times as fast"), (1234.0, "1,230 times as fast"),
     (0.0123, "0.012 times as fast"),
 ])  # fmt: skip
 def test_speeds_are_compared_as_ratios(speedup: float, text: str) -> None:
@@ -82,19 +69,9 @@ def test_speeds_are_compared_as_ratios(speedup: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "text"), [
-    (0.00123, "1.23 ms"),
-    (0.9996, "1 s"),
-    (999.6e-6, "1 ms"),
-    (999.9e-9, "1 us"),
-    (1e-9, "1 ns"),
-    (0.0, "0 ns"),
-    (59.96, "60 s"),
-    (999.4, "999 s"),
-    (999.6, "1000 s"),
-    (7199, "7199 s"),
-    (7200, "2.0 h"),
-    (2 * 86400, "2.0 d"),
-    (0.1, "100 ms"),
+    (0.00123, "1.23 ms"), (0.9996, "1 s"), (999.6e-6, "1 ms"), (999.9e-9, "1 us"), (1e-9, "1 ns"),
+    (0.0, "0 ns"), (59.96, "60 s"), (999.4, "999 s"), (999.6, "1000 s"), (7199, "7199 s"),
+    (7200, "2.0 h"), (2 * 86400, "2.0 d"), (0.1, "100 ms"),
 ])  # fmt: skip
 def test_seconds_in_the_unit_that_fits(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
@@ -127,12 +104,7 @@ def test_counts_are_read_with_their_suffix(typed: str, count: float) -> None:
 
 
 @pytest.mark.parametrize(("typed", "tokens"), [
-    ("8k", 8192),
-    ("8K", 8192),
-    ("8 K", 8192),
-    ("128K", 131_072),
-    ("1M", 1_048_576),
-    ("1.5k", 1536),
+    ("8k", 8192), ("8K", 8192), ("8 K", 8192), ("128K", 131_072), ("1M", 1_048_576), ("1.5k", 1536),
     (8192, 8192),
 ])  # fmt: skip
 def test_lengths_of_sequences_are_powers_of_two(typed: object, tokens: int) -> None:
@@ -169,12 +141,8 @@ def test_quantities(typed: object, kind: str, value: float) -> None:
 
 
 @pytest.mark.parametrize(("typed", "kind"), [
-    ("5 GB", "watts"),
-    ("fast", "seconds"),
-    (True, "bytes"),
-    (math.inf, "bytes"),
-    ("1 GiB", "seconds"),
-    (None, "bytes"),
+    ("5 GB", "watts"), ("fast", "seconds"), (True, "bytes"), (math.inf, "bytes"),
+    ("1 GiB", "seconds"), (None, "bytes"),
 ])  # fmt: skip
 def test_what_is_no_quantity_is_refused(typed: object, kind: str) -> None:
     with pytest.raises(ValueError, match="must be"):
