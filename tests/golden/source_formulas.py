@@ -34,9 +34,7 @@ def _priced(job: Mapping[str, Any]) -> tuple[Pricer, Job, Prices]:
 
 
 def effective_batch(local_batch: int, accumulation: int, dp: int) -> float:
-    """Global batch at which a layout of this local batch and DP degree accumulates so many
-    times.
-    """
+    """Global batch at which a layout of this local batch and DP degree accumulates so often."""
     values = {"dp_shard": dp, "micro_batch_size": local_batch}
     layout = resolve_layout(values, trainer="torchtitan", num_gpus=dp)
     sizes = range(1, 10_000)
@@ -107,9 +105,7 @@ def collective_over_closed_form(op: str, algorithm: str, ranks: int) -> float:
 
 
 def hierarchical_over_closed_form(inside: int, nodes: int) -> float:
-    """Reduce-scatter inside, all-reduce of 1/n of the data across on each member's own NIC,
-    all-gather inside.
-    """
+    """Reduce-scatter inside, all-reduce of 1/n across on each member's NIC, all-gather inside."""
     (b1, a1), (b2, a2) = (450e9, 2e-6), (50e9, 4e-6)
     levels = [
         {"gpus": inside, "bandwidth": b1, "latency": a1},
@@ -136,9 +132,7 @@ def bubble_over_ideal(schedule: str, pp: int, microbatches: int) -> float:
 
 
 def tensor_parallel_collectives(model: str, tp: int) -> float:
-    """Collectives of one dense layer with sequence parallelism, forward and backward; each moves
-    one activation.
-    """
+    """Collectives of a dense layer with sequence parallelism; each moves one activation."""
     job = job_values(model, "h100-sxm-80gb", tp, 8192, 1)
     parsed = read_job({**job, "layout": {"tp": tp}})
     batch = LayoutBatch.from_layouts([parsed.layout])
@@ -153,9 +147,7 @@ def tensor_parallel_collectives(model: str, tp: int) -> float:
 
 
 def pipeline_bytes(model: str, micro_batch: int, seq_len: int) -> float:
-    """Bytes over one stage boundary, forward and backward of one microbatch, over 2 x batch x seq x
-    hidden x 2.
-    """
+    """Bytes over a stage boundary, of one microbatch, over 2 x batch x seq x hidden x 2."""
     fabric = [{"gpus": 8, "bandwidth": 1e9, "latency": 0}]
     job = {"model": model, "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8, "fabric": fabric}}
     training = {"seq_len": seq_len, "global_batch_size": 64}
@@ -188,9 +180,7 @@ def forward_flops_over_2nt(model: str, seq_len: int) -> float:
 
 
 def causal_attention_share(seq_len: int) -> float:
-    """Counted forward FLOPs of attention over those of the full square: the growth of FLOPs a token
-    with the sequence.
-    """
+    """Counted forward FLOPs of attention over the full square's: the growth with the sequence."""
     total = {}
     for length in (seq_len, 2 * seq_len):
         total[length] = forward_flops_over_2nt("llama3-8b", length)

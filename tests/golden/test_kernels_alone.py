@@ -1,6 +1,4 @@
-"""Published timings of matrix products, run alone, against what the cost model says of them
-alone.
-"""
+"""Published timings of matrix products against what the cost model says of them alone."""
 
 import csv
 import re

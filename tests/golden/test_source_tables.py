@@ -82,9 +82,7 @@ EXPOSED = "exposed "
 
 
 def quantity(estimate: Estimate, name: str, job: Job) -> float:
-    """One figure of an estimate: a field, a part of the worst stage's memory, "exposed fsdp", or
-    "state bytes a parameter".
-    """
+    """A field, a part of the worst stage's memory, "exposed fsdp", "state bytes a parameter"."""
     assert estimate.valid, estimate.violations
     stage = estimate.memory.stages[estimate.memory.worst_stage]
     if name in IN_WORST_STAGE:
@@ -150,9 +148,7 @@ def winner(job: dict[str, Any], fix: dict[str, Any]) -> RankedLayout:
 
 
 def refused(check: dict[str, Any]) -> float:
-    """1 where the layout breaks a rule on this field whose text says so; 0 where nothing is
-    broken.
-    """
+    """1 where the layout breaks a rule on this field that says so; 0 where nothing is broken."""
     estimate = estimate_job(read_job(check["job"]))
     at = [v for v in estimate.violations if v.field == check["field"]]
     found = [v for v in at if check["says"] in v.rule]
@@ -179,9 +175,7 @@ def ours(name: str) -> float:
 
 
 def agrees(value: float, check: dict[str, Any]) -> bool:
-    """Inside the stated number or range, widened by the tolerance; a recommended layout need only
-    be near the winner.
-    """
+    """Inside the stated number or range, widened by the tolerance; recommended: near the winner."""
     low, high = check["stated"] if isinstance(check["stated"], list) else (check["stated"],) * 2
     within = check["tolerance"]
     return bool(low * (1 - within) - 1e-12 <= value <= high * (1 + within) + 1e-12)

@@ -101,9 +101,7 @@ def priced(draw: np.random.Generator, model: str, gpu: str, trainer: str) -> Pri
 
 
 def random_layouts(draw: np.random.Generator, context: Context, count: int) -> LayoutBatch:
-    """Columns of random layouts, mostly of what the trainer and the GPU know. Without a pipeline
-    one stage: see DEFECTS.
-    """
+    """Random layouts, mostly of what is known. Without a pipeline one stage: DEFECTS."""
     known, num_gpus = context.trainer, context.cluster.num_gpus
     own = np.random.default_rng(SEED)  # of the newest fields: the others' draws stay what they were
 

@@ -1,6 +1,4 @@
-"""Properties that hold for every price: sums, monotonicity, bounds, and one formula for one row and
-for many.
-"""
+"""Properties of every price: sums, monotonicity, bounds, one formula for one row and for many."""
 
 import dataclasses
 from typing import Any

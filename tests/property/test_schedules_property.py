@@ -1,6 +1,4 @@
-"""Any schedule at any legal size: it runs, wastes no less than nothing, and its closed forms
-hold.
-"""
+"""Any schedule at any legal size runs, wastes no less than nothing, and its closed forms hold."""
 
 from dataclasses import replace
 
@@ -114,9 +112,7 @@ def test_slower_work_or_sends_never_finish_sooner(
 def test_bubble_never_exceeds_the_simulated_one(
     layout: tuple[Schedule, int, int, int], weight: float, inputs: float, scale: float
 ) -> None:
-    """With w <= f <= i the closed form is a lower bound, and equal but for ZBV with few
-    microbatches.
-    """
+    """With w <= f <= i the closed form is a bound, and equal but for ZBV with few microbatches."""
     entry, pp, v, m = layout
     f, i, w = scale, scale * inputs, scale * weight
     ones = np.ones((1, pp * v)) / v

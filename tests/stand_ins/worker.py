@@ -131,9 +131,7 @@ def devices(rank: int, _: str) -> None:
 
 
 def scatter(rank: int, seconds: str) -> None:
-    """Children in sessions of their own, and orphans of theirs, that outlive their parent if nobody
-    ends them.
-    """
+    """Children in sessions of their own, and orphans of theirs, that outlive their parent."""
     orphan = (
         "import subprocess, sys; subprocess.Popen(['sleep', '600'], start_new_session=True); "
         "print('x')"

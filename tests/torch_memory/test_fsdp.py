@@ -123,9 +123,7 @@ def peak_of_storages(model: Model, sizes: Sizes) -> int:
 def torch_peak(
     sizes: Sizes, ac: str, microbatches: int, layout: dict[str, Any], ends_in_root: bool = False
 ) -> int:
-    """Bytes at the peak of a step after the first one, without the rotary table and the token
-    ids.
-    """
+    """Peak bytes of a step after the first one, without the rotary table and the token ids."""
     mesh = init_device_mesh("cpu", (8,))
     model = Model(sizes)
     for parameter in model.parameters():

@@ -29,9 +29,7 @@ MODES = ("none", "full", "selective-op", "selective-layer-2")
 
 
 def drawn(kind: str, number: int) -> Sizes:
-    """Sizes of real proportions and beyond them: wide and narrow, long and short, few and many
-    heads and experts.
-    """
+    """Sizes of real proportions and beyond: wide, narrow, long, short, few and many heads."""
     rng = random.Random(f"{kind} {number}")
     base = KINDS[kind]
     heads = rng.choice((2, 4, 8, 16))

@@ -101,9 +101,7 @@ def drawn(name: str, number: int) -> dict[str, Any]:
 
 
 def both_peaks(job: dict[str, Any], rank: int) -> tuple[float, float]:
-    """(bytes that the tracker saw, bytes that the planner says of the same rank), cuBLAS's
-    workspace apart.
-    """
+    """(bytes that the tracker saw, that the planner says) of a rank, without cuBLAS's workspace."""
     from probes.reference.emulate import shapes_alone
 
     fake = {"device": "cpu", "emulate_rank": rank, "fake_tensors": True}

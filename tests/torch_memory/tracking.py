@@ -39,9 +39,7 @@ SAVE_LIST = {
 
 
 def selective_op() -> Any:
-    """torchtitan 0.2.2 distributed/activation_checkpoint.py: everything in the list, of products
-    every second.
-    """
+    """torchtitan 0.2.2 activation_checkpoint.py: all in the list, of products every second."""
     seen: dict[str, int] = defaultdict(int)
 
     def policy(context: Any, function: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
@@ -59,9 +57,7 @@ def selective_op() -> Any:
 
 
 def run_layer(layer: Callable[..., Tensor], ac: str, index: int) -> Callable[..., Tensor]:
-    """The layer under an AC mode of the planner; index counts from 1, as TorchTitan's every-Nth
-    rule does.
-    """
+    """The layer under an AC mode; index counts from 1, as TorchTitan's every-Nth rule does."""
     options = {"use_reentrant": False, "preserve_rng_state": False, "early_stop": False}
     whole = partial(checkpoint, layer, **options)
     every = int(ac.rsplit("-", 1)[1]) if ac.startswith("selective-layer-") else 0
@@ -72,9 +68,7 @@ def run_layer(layer: Callable[..., Tensor], ac: str, index: int) -> Callable[...
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Bytes: what each layer left behind after its forward, and the most alive in backward beyond
-    all of it.
-    """
+    """(what each layer left after its forward, the most alive in backward beyond all of it)."""
 
     kept: tuple[int, ...]
     extra: int

@@ -156,9 +156,7 @@ def rows_of(batch: LayoutBatch) -> list[tuple[Any, ...]]:
 
 
 def brute_force(c: Context, domains: Domains) -> LayoutBatch:
-    """Every layout of the product that is legal and wanted. Degrees are filtered by their product
-    first, to spare memory.
-    """
+    """Every legal, wanted layout of the product; degrees are filtered first, to spare memory."""
     columns = {name: domains.columns(name) for name in NAMES}
     lengths = [len(next(iter(columns[name].values()))) for name in NAMES]
     assert np.prod(lengths[:5]) * np.prod(lengths[5:]) < 5e8

@@ -156,9 +156,7 @@ def test_all_to_all_loads_the_busiest_link_of_a_grid(shape: Point, topology: str
 
 
 def simulate_grid_reduce_scatter(shape: Point, wrapped: bool) -> float:
-    """Seconds of k parts, part i along dimension i + phase; every ring step's bytes put on links,
-    the fullest link decides.
-    """
+    """Seconds of k parts, part i along dimension i + phase, by the fullest link of each step."""
     k, link = len(shape), BANDWIDTH / (2 * len(shape))
     rest, seconds = [SIZE / k] * k, 0.0
     for phase in range(k):

@@ -86,9 +86,7 @@ class TestTorchTitanLogs:
         assert one.software["trainer_version"] == "0.2.2"
 
     def test_the_numbers_are_those_of_the_lines(self, wiring: Wiring) -> None:
-        """Steps 3 to 6 of the log: tps 1,828 1,977 2,149 1,980 at 1,024 tokens a step; most memory
-        0.64 GiB.
-        """
+        """Steps 3 to 6 of the log: tps 1,828 1,977 2,149 1,980, 1,024 tokens a step; 0.64 GiB."""
         layout = {"dp_shard": 1, "micro_batch_size": 2}
         job = {"cluster": {"gpu": "cpu", "num_gpus": 1}, "layout": layout}
         (one,) = read_file(wiring, str(LOGS / "0.2.0-single.log"), None, job)

@@ -300,9 +300,7 @@ def test_a_torch_pipeline_receives_every_microbatch_in_a_buffer_of_its_own() -> 
 
 
 def test_a_table_split_by_tp_has_a_gradient_as_large_as_the_whole_table() -> None:
-    """DTensor's rowwise embedding: a rank sums its tokens' rows of the whole table; in a pipeline
-    this waits in fp32 for the reduction.
-    """
+    """DTensor sums a rank's tokens' rows of the whole table; in a pipeline it waits in fp32."""
     held = shapes(embedding_local=1e9, saved_bytes=GIB, in_flight=1.0)
     plain, split = (
         memory(

@@ -194,9 +194,7 @@ def test_two_sends_on_one_link_follow_each_other() -> None:
 def megatron_1f1b(
     rank: int, pp: int, m: int, costs: Costs, *, pair_streams: bool = False
 ) -> list[Instruction]:
-    """forward_backward_pipelining_without_interleaving; with pair streams DeepSpeed's, whose
-    exchange runs one way after the other.
-    """
+    """forward_backward_pipelining_without_interleaving; pair streams: DeepSpeed's exchange."""
     program: list[Instruction] = []
 
     def stream(peer: int, tag: Any) -> Any:

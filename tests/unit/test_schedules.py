@@ -40,9 +40,7 @@ def uniform(
     saved: float = 0.0,
     how: Transport = IDEAL,
 ) -> Simulation:
-    """Equal stages: seconds (C, 3) of one microbatch over all stages of a rank; one unit of
-    activations per rank; saved: by a pair.
-    """
+    """Equal stages: seconds (C, 3) of a microbatch over a rank's stages; saved: by a pair."""
     ones = np.ones((len(seconds), pp * v))
     forward, input_grad, weight_grad = (ones * column[:, None] / v for column in seconds.T)
     costs = StageCosts(

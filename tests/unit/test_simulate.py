@@ -81,9 +81,7 @@ def test_one_stage_is_the_sum_of_its_work() -> None:
 
 
 def test_two_stages_by_hand() -> None:
-    """Rank 0: F0 0-1, F1 1-2, waits, B0 6.5-8.5; rank 1: F0 1.5-3.5, B0 3.5-7.5 ..., send 0.5,
-    stage 1 twice as slow.
-    """
+    """F0 0-1, F1 1-2, B0 6.5-8.5; rank 1: F0 1.5-3.5, B0 3.5-7.5, send 0.5, 1 half as fast."""
     result = run("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n", costs([[1.0, 2.0]], send=0.5))
     line = result.timeline
     starts = {str(action): line.start_seconds_AC[k, 0] for k, action in enumerate(line.actions)}

@@ -247,9 +247,7 @@ def column(*seconds: float) -> FloatColumn:
 def waits(
     host: HostCopies | None, microbatches: float = 1.0, backward: float = 10.0, **layout: Any
 ) -> float:
-    """Seconds that a rank with one layer of each kind (layer, embedding, head) waits: 1 s gathers
-    and scatters.
-    """
+    """Seconds that a rank with a layer, embedding and head waits: 1 s gathers and scatters."""
     pricer, batch = case(**({"dp_shard": 16, "zero_stage": 2} | layout))
     one, nothing = column(1.0, 0.0, 0.0), column(0.0, 0.0, 0.0)
     seconds = UnitColumns(

@@ -222,9 +222,7 @@ def test_every_dimension_has_a_size_and_every_site_a_rule(name: str) -> None:
 
 
 def test_sequence_parallel_tp_moves_eight_activations_a_layer() -> None:
-    """SOURCE_TABLES: TP + SP about 8 activations a layer. Forward gathers and scatters twice each,
-    backward the reverse.
-    """
+    """SOURCE_TABLES, TP + SP: about 8 activations a layer, two gathers and scatters a way."""
     ops = [
         op
         for op in blocks.layer_ops(read_model("llama3-8b"), DENSE, True)
@@ -294,9 +292,7 @@ def test_activations_without_parallelism() -> None:
 
 
 def test_activations_under_tp() -> None:
-    """s b h (10 + 24 / t + 5 a s / (h t)): norms' inputs, both matmul inputs and the masks stay
-    whole.
-    """
+    """s b h (10 + 24 / t + 5 a s / (h t)): norms' and matmuls' inputs and masks stay whole."""
     assert gpt3(8, ac="none", sequence_parallel=False) == pytest.approx(
         10 - RESIDUAL_MASKS + 24 / 8 + SCORES / 8 + STATISTICS, rel=1e-9
     )
@@ -309,9 +305,7 @@ def test_activations_under_tp_and_sequence_parallelism() -> None:
 
 
 def test_torch_keeps_the_gathered_inputs_that_megatron_gathers_again() -> None:
-    """DTensor's column-parallel linears keep their all-gathered input: 2 inputs of 2 s b h not
-    divided by t.
-    """
+    """DTensor keeps all-gathered inputs of columns: 2 inputs of 2 s b h not divided by t."""
     ours = gpt3(8, ac="none", sequence_parallel=True, trainer="fsdp")
     assert ours == pytest.approx(4 + (30 - RESIDUAL_MASKS + SCORES + STATISTICS) / 8, rel=1e-9)
 
@@ -352,9 +346,7 @@ def llama(**layout: Any) -> Prices:
 
 
 def test_selective_op_keeps_every_second_matmul_attention_and_the_input() -> None:
-    """TorchTitan's policy over wq wk wv wo w1 w3 w2: keeps wq, wv, w1, w2; and attention's output
-    with its statistics.
-    """
+    """TorchTitan's policy keeps wq, wv, w1, w2, and attention's output with its statistics."""
     by_hand = 2 * (HID + Q + KV + FFN + HID) + 2 * Q + LSE
     assert llama(ac="selective-op").stage_seconds.saved_bytes[0, 0] == by_hand * T8
 
@@ -365,9 +357,7 @@ def test_selective_op_under_tp_keeps_shards_and_the_scattered_sums() -> None:
 
 
 def test_no_checkpointing_keeps_what_eager_autograd_keeps() -> None:
-    """Two norm inputs with their deviations, two matmul inputs, q k v, attention's output and
-    statistics, w1 w3 silu and their product.
-    """
+    """Two norm and two matmul inputs, q k v, attention's output, w1 w3 silu and their product."""
     by_hand = 2 * (2 * HID + 2 * HID + Q + 2 * KV + Q) + 2 * 4 + LSE + 2 * 4 * FFN
     assert llama(ac="none").stage_seconds.saved_bytes[0, 0] == by_hand * T8
 
@@ -439,9 +429,7 @@ def test_memory_budget_runs_from_full_to_none() -> None:
 
 
 def test_memory_budget_keeps_attention_first() -> None:
-    """Flash attention costs most seconds a byte at long context, so a small budget already spares
-    its recomputation.
-    """
+    """Flash attention costs most seconds a byte, so a small budget spares its recomputation."""
     full, tenth = (
         llama(ac=ac, compile=True).stage_seconds.recompute_flops[0, 0]
         for ac in ("full", "memory-budget-0.1")
