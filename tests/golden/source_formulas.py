@@ -147,7 +147,7 @@ def tensor_parallel_collectives(model: str, tp: int) -> float:
 
 
 def pipeline_bytes(model: str, micro_batch: int, seq_len: int) -> float:
-    """Bytes over a stage boundary, of one microbatch, over 2 x batch x seq x hidden x 2."""
+    """Bytes over a stage boundary both ways, a microbatch, over 2 x batch x seq x hidden x 2."""
     fabric = [{"gpus": 8, "bandwidth": 1e9, "latency": 0}]
     job = {"model": model, "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8, "fabric": fabric}}
     training = {"seq_len": seq_len, "global_batch_size": 64}

@@ -26,9 +26,6 @@ TINY: dict[str, Any] = {
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
 TINY_MOE = {**TINY, "name": "tiny-moe", **EXPERTS}
 
-
-# ---- what the search leaves out, said once more --------------------------------------------------
-
 FLASH_TILE, LONGEST_MICRO_BATCH, SPLIT_BACKWARD = 128, 262_144, ("ZB", "DualPipe", "ZeroBubble")
 
 

@@ -40,9 +40,6 @@ def engine() -> Iterator[Engine]:
     made.dispose()
 
 
-# ---- pages ---------------------------------------------------------------------------------------
-
-
 def probe(number: int, gpu: str = "cpu") -> ProbeRecord:
     return ProbeRecord(
         id=f"probe-{number}",
@@ -99,9 +96,6 @@ def test_a_list_in_memory_is_read_page_by_page() -> None:
     assert page_of("ab", str, None, 2) == (["a", "b"], None)
     with pytest.raises(SpecError, match="cursor"):
         page_of("ab", str, cursor, 3)
-
-
-# ---- repeated requests ---------------------------------------------------------------------------
 
 
 def test_a_kept_answer_is_given_to_the_same_request_alone(engine: Engine) -> None:
@@ -176,9 +170,6 @@ def test_a_body_is_json_of_a_sane_size(
         anyio.run(asked(wiring, headers=headers, body=body).body)
     assert type(raised.value) is error
     assert anyio.run(asked(wiring, headers={}, body=b"[1, 2]").body) == b"[1, 2]"
-
-
-# ---- keys ----------------------------------------------------------------------------------------
 
 
 def key_for(secret: str | None, *scopes: str, keys: str = "") -> ApiKey:

@@ -57,9 +57,6 @@ def seconds(
     return float(answer)
 
 
-# ---- one level -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("operation", ["all-gather", "reduce-scatter"])
 @pytest.mark.parametrize("payload", [1.0, 1e6, LARGE])
 @pytest.mark.parametrize("n", [2, 4, 8])
@@ -138,9 +135,6 @@ def test_nvlink_sharp_speeds_up_all_reduce_alone_and_only_inside_the_switch() ->
     assert gained == pytest.approx(inside[0] / 2, rel=1e-3)
 
 
-# ---- where groups lie ----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("degree", "stride", "in_a_node", "nodes_touched"), [
     (8, 1, 8, 1), (16, 1, 8, 2), (64, 1, 8, 8), (8, 8, 1, 8), (4, 2, 4, 1), (8, 4, 2, 4),
     (4, 16, 1, 4), (2, 32, 1, 2), (1, 1, 1, 1),
@@ -189,9 +183,6 @@ def test_oversubscription_divides_the_uplink() -> None:
     )
 
 
-# ---- columns -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "operation", ["all-gather", "reduce-scatter", "all-reduce", "all-to-all", "rotate"]
 )
@@ -229,9 +220,6 @@ def test_no_collective_beats_the_bytes_that_must_cross_a_ranks_links(operation: 
     for on in (nodes(gpu="h100-sxm-80gb"), nodes(gpu="h100-sxm-80gb", ideal=False)):
         for n in (2, 4, 8):
             assert seconds(operation, LARGE, n, 1, on) >= (n - 1) / n * LARGE / INNER
-
-
-# ---- sends ---------------------------------------------------------------------------------------
 
 
 def test_a_send_takes_the_level_that_joins_both_ranks() -> None:

@@ -131,9 +131,6 @@ def test_the_site_builds_and_needs_no_other_host(tmp_path: Path) -> None:
     assert "Not run by this page" in (tmp_path / "how-to" / "run-in-containers.html").read_text()
 
 
-# ---- the mechanism -------------------------------------------------------------------------------
-
-
 def stale(text: str) -> tuple[str, list[str]]:
     found: list[str] = []
     return played(text, found.append), found

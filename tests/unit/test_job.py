@@ -32,9 +32,6 @@ def faults_of(**changes: Any) -> dict[str, str]:
     return {fault.field: f"{fault.rule}; {fault.remedy}" for fault in caught.value.faults}
 
 
-# ---- a job stands alone --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", model_names())
 def test_a_model_written_out_means_the_same_model(name: str) -> None:
     model = load_model(name)
@@ -64,9 +61,6 @@ def test_files_are_read_into_the_job(tmp_path: Path) -> None:
 def test_what_is_no_file_stays_as_it_was_asked() -> None:
     asked = values(model="meta-llama/Meta-Llama-3-8B", cluster="h100-256")
     assert read_job(asked).request == asked
-
-
-# ---- words ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("field", "value", "words"), [

@@ -46,9 +46,6 @@ def phases(w: Widths, **given: float) -> list[float]:
     return [float(column[0, 0]) for column in layer_phases(needs, w)]
 
 
-# ---- a layer's backward --------------------------------------------------------------------------
-
-
 def test_zero3_has_two_gathered_layers_at_once_and_the_reduction_of_the_one_before() -> None:
     """bf16 gathers, 2 x 11; fp32 reductions, 4 x 10."""
     expected = [1000.0 + 2 * 22.0, 800.0 + 2 * 22.0 + 40.0, 900.0 + 2 * 22.0 + 40.0]
@@ -83,9 +80,6 @@ def test_widths_of_dtypes_and_stages() -> None:
     assert float(replicas.resident[0]) == 2.0
     assert float(replicas.reduced[0]) == 0.0
     assert float(widths(zero_stage=0, dp_replicate=4, tp=2).resident[0]) == 0.0
-
-
-# ---- the worst phase -----------------------------------------------------------------------------
 
 
 def peak(trainer: str = "torchtitan", microbatches: float = 1.0, /, **given: Any) -> PeakMemory:
@@ -165,9 +159,6 @@ def test_a_pipelines_first_reduction_needs_a_buffer_beside_its_whole_gradients()
 
 def test_every_phase_has_words_of_its_own() -> None:
     assert len(PHASES) == len(set(map(str, PHASES))) == 8
-
-
-# ---- the caching allocator -----------------------------------------------------------------------
 
 
 def test_fragments_fill_what_room_there_is_and_under_pressure_a_floor_is_left() -> None:

@@ -172,8 +172,6 @@ def test_runs_that_it_was_fitted_to_teach_nothing() -> None:
     assert learn(told, RUNS).id.startswith(f"{told.id}+1-")
 
 
-# ---- kernels alone ----
-
 NEW_FAMILY = "mi300x-192gb"  # no training run on it was measured
 
 

@@ -214,8 +214,6 @@ def test_under_a_pipeline_all_gradients_come_down_once_at_the_end() -> None:
     assert waited == pytest.approx((0.1 + 0.3) + (LAYERS + 2) * (0.2 + 0.4))
 
 
-# ---- context parallelism -------------------------------------------------------------------------
-
 TOKENS, CP = 131072, 8
 
 

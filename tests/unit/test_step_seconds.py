@@ -160,9 +160,6 @@ def test_an_optimizer_in_the_backward_pass_delays_the_passes_that_it_runs_in() -
     assert added == pytest.approx(profile.early_step_share * 2 * float(backward))
 
 
-# ---- context parallelism -------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("method", "pieces"), [("allgather", 4), ("alltoall", 4), ("ulysses", 1)])
 def test_attention_under_context_parallelism_runs_in_pieces(method: str, pieces: int) -> None:
     """A causal mask of 4096 tokens attends to 2048 on average; the kernel's length is twice that,

@@ -208,9 +208,6 @@ def test_values_that_do_not_exist_are_refused(plan: Plan) -> None:
         planner.study_of(plan, "measured")
 
 
-# ---- plans that spent probes ---------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def probed() -> Plan:
     return Pool(1, noise_sd=0.02).plan(3)

@@ -40,9 +40,6 @@ def faults_of(**changes: Any) -> dict[str, str]:
     return {fault.field: f"{fault.rule}; {fault.remedy}" for fault in caught.value.faults}
 
 
-# ---- wrong values --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("search", "field", "words"), [
     ({"fix": {"tp": 16}}, "search.fix.tp", "16 does not divide 8"),
     ({"fix": {"tp": 16}}, "search.fix.tp", "choose degrees whose product divides 8"),
@@ -97,9 +94,6 @@ def test_a_value_wrong_at_one_size_is_right_at_another() -> None:
     assert {entry.num_gpus for entry in plan.ranked} == {16}
 
 
-# ---- no legal layout -----------------------------------------------------------------------------
-
-
 def test_the_rule_that_leaves_nothing_is_told_with_its_own_remedy() -> None:
     with pytest.raises(InfeasibleError) as caught:
         plan_of(training={"seq_len": 8191})
@@ -111,9 +105,6 @@ def test_the_rule_that_leaves_nothing_is_told_with_its_own_remedy() -> None:
 def test_two_rules_that_leave_nothing_together() -> None:
     with pytest.raises(InfeasibleError, match="no legal layout: "):
         plan_of(search={"fix": {"cpu_offload": True, "zero_stage": 0}})
-
-
-# ---- nothing fits --------------------------------------------------------------------------------
 
 
 def miss_of(**changes: Any) -> dict[str, Any]:
