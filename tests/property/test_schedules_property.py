@@ -141,10 +141,8 @@ def test_equal_stages_are_continued_exactly(
     v, m = (1 if entry.single_stage else 2), pp * rounds
     costs = data.draw(stage_costs(pp * v, equal=True))
     costs = replace(costs, send_seconds_CS=costs.send_seconds_CS * 0.05)
-    short, whole = (
-        simulate(entry, (pp, v, m), costs),
-        replay(compiled(entry, pp, v, m), costs, num_microbatches=m),
-    )
+    short = simulate(entry, (pp, v, m), costs)
+    whole = replay(compiled(entry, pp, v, m), costs, num_microbatches=m)
     np.testing.assert_allclose(short.makespan_seconds_C, whole.makespan_seconds_C, rtol=1e-9)
     ends, expected = (one.span_seconds_CR.max(axis=1) for one in (short, whole))
     np.testing.assert_allclose(ends, expected, rtol=1e-9)

@@ -132,10 +132,8 @@ def devices(rank: int, _: str) -> None:
 
 def scatter(rank: int, seconds: str) -> None:
     """Children in sessions of their own, and orphans of theirs, that outlive their parent."""
-    orphan = (
-        "import subprocess, sys; subprocess.Popen(['sleep', '600'], start_new_session=True); "
-        "print('x')"
-    )
+    start = "subprocess.Popen(['sleep', '600'], start_new_session=True)"
+    orphan = f"import subprocess, sys; {start}; print('x')"
     subprocess.run([sys.executable, "-S", "-c", orphan], check=True, stdout=subprocess.DEVNULL)
     subprocess.Popen(["sleep", "600"], start_new_session=True)
     print("step 1 of 9", flush=True)

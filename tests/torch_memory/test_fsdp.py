@@ -138,10 +138,8 @@ def torch_peak(
     tracker.track_inputs((ids,))
     with tracker:
         run_step(model, ids, microbatches)
-    seen = {
-        getattr(kind, "value", kind): size
-        for kind, size in tracker.get_tracker_snapshot("peak")[CPU].items()
-    }
+    snapshot = tracker.get_tracker_snapshot("peak")[CPU]
+    seen = {getattr(kind, "value", kind): size for kind, size in snapshot.items()}
     return int(seen["Total"] - seen["Buffer"] - seen["Inputs"])
 
 
@@ -231,10 +229,8 @@ def test_peak_with_embedding_and_head_in_the_root_unit(world: int, ac: str, numb
 
 @pytest.mark.parametrize("ac", ["none", "full"])
 def test_peak_in_single_precision(world: int, ac: str) -> None:
-    sizes, layout = (
-        drawn(2000 + len(ac)),
-        {"zero_stage": 3, "param_dtype": "float32", "reduce_dtype": "float32"},
-    )
+    sizes = drawn(2000 + len(ac))
+    layout = {"zero_stage": 3, "param_dtype": "float32", "reduce_dtype": "float32"}
     seen = torch_peak(sizes, ac, 1, layout)
     assert our_peak(sizes, world, ac, 1, layout) == pytest.approx(seen, rel=0.02), sizes
 

@@ -67,11 +67,8 @@ class Machine:
             for column in (candidates.batch.tp, candidates.batch.pp)
         ]
         by.append(rng.standard_normal(8)[candidates.batch.ac_kind])
-        return cls(
-            candidates,
-            candidates.prior.log_seconds + error * np.sum(by, axis=0) / np.sqrt(3.0),
-            seed=seed,
-        )
+        truth = candidates.prior.log_seconds + error * np.sum(by, axis=0) / np.sqrt(3.0)
+        return cls(candidates, truth, seed=seed)
 
     def run(self, asked: Proposal) -> Measurement:
         self.asked.append(asked)
@@ -120,10 +117,5 @@ def out_of_memory(**numbers: float) -> Measured:
 
 
 def failed(kind: str = "crash") -> Measured:
-    return Measured(
-        status="failed",
-        rung="probed",
-        failure=kind,
-        message="first rank said so",
-        gpu_seconds=200.0,
-    )
+    said = {"failure": kind, "message": "first rank said so", "gpu_seconds": 200.0}
+    return Measured(status="failed", rung="probed", **said)

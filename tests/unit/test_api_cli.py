@@ -176,20 +176,8 @@ def test_wrong_requests_are_exit_2_with_one_line(
 
 
 def test_every_fault_has_its_line(capsys: pytest.CaptureFixture[str]) -> None:
-    code = run(
-        [
-            "recommend",
-            "--model",
-            "llama9",
-            "--gpu",
-            "h1000",
-            "--num-gpus",
-            "-8",
-            "--seq-len",
-            "0",
-            "--json",
-        ]
-    )
+    wrong = ["--model", "llama9", "--gpu", "h1000", "--num-gpus", "-8", "--seq-len", "0"]
+    code = run(["recommend", *wrong, "--json"])
     captured = capsys.readouterr()
     assert (code, captured.err.count("\n")) == (2, 5)
     assert all("; " in line and line.startswith("error: ") for line in captured.err.splitlines())

@@ -53,10 +53,8 @@ def test_bad_yaml(text: str, rule: str) -> None:
 
 
 def test_good_yaml() -> None:
-    text = (
-        "date: 2024-12-26\nn: 8\nflag: true\nbase: &b {x: 1}\nother: {<<: *b, y: 2}\nname: "
-        "llama3-8b\n"
-    )
+    text = "date: 2024-12-26\nn: 8\nflag: true\nbase: &b {x: 1}\n"
+    text += "other: {<<: *b, y: 2}\nname: llama3-8b\n"
     assert read_yaml(text, "job") == {
         "date": "2024-12-26",
         "n": 8,

@@ -285,10 +285,8 @@ def test_columns_equal_single_groups_and_remember_them() -> None:
     for operation in OPERATIONS:
         together = collective_seconds(operation, payload, degree, stride, fabric, base_seconds=1e-6)
         assert together.shape == payload.shape
-        assert (
-            collective_seconds(operation, payload, degree, stride, fabric, base_seconds=1e-6)
-            == together
-        ).all()
+        group = (payload, degree, stride, fabric)
+        assert (collective_seconds(operation, *group, base_seconds=1e-6) == together).all()
         for index in range(0, 200, 17):
             fresh = dataclasses.replace(fabric, remembered={})
             at = slice(index, index + 1)
@@ -310,11 +308,8 @@ def test_price_is_the_fastest_candidate_and_grows_with_size(gpu: str) -> None:
         OPERATIONS, [(2, 1), (8, 1), (8, 8), (64, 1), (6, 1), (3, 5)]
     ):
         found = candidates(operation, Placement.of(fabric, one(degree), one(stride)))
-        every = [
-            c.line.latency_seconds[0] + c.line.seconds_per_byte[0] * sizes
-            for c in found
-            if c.line.applies[0]
-        ]
+        lines = [c.line for c in found if c.line.applies[0]]
+        every = [line.latency_seconds[0] + line.seconds_per_byte[0] * sizes for line in lines]
         columns = np.full(len(sizes), float(degree)), np.full(len(sizes), float(stride))
         seconds = collective_seconds(operation, sizes, *columns, fabric, base_seconds=0.0)
         assert seconds == pytest.approx(np.min(every, axis=0), rel=1e-12)
@@ -350,10 +345,8 @@ def test_more_bandwidth_and_less_latency_are_never_slower(topology: str) -> None
 
 
 def test_topologies_differ() -> None:
-    seconds = {
-        t: collective("all-to-all", SIZE, flat(64, topology=t)).seconds
-        for t in ("switch", "ring", "tree")
-    }
+    fabrics = {t: flat(64, topology=t) for t in ("switch", "ring", "tree")}
+    seconds = {t: collective("all-to-all", SIZE, fabric).seconds for t, fabric in fabrics.items()}
     torus = flat(64, topology="torus", shape=[4, 4, 4])
     seconds["torus"] = collective("all-to-all", SIZE, torus).seconds
     assert seconds["switch"] < seconds["torus"] < seconds["ring"]

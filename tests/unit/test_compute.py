@@ -198,10 +198,9 @@ def test_a_product_with_a_higher_limit_of_the_same_silicon_is_faster(
     assert 1.0 < gain < most
     x = one.kernels.power_exponent
     silicon = SILICON[one.gpu.family]
-    units = [
-        d.gpu.peak_flops_per_second["bf16"] / (d.gpu.boost_clock_hz or silicon.clock_hz)
-        for d in (one, other)
-    ]
+    clocks = [d.gpu.boost_clock_hz or silicon.clock_hz for d in (one, other)]
+    peaks = [d.gpu.peak_flops_per_second["bf16"] for d in (one, other)]
+    units = [peak / clock for peak, clock in zip(peaks, clocks, strict=True)]
     if all(d.gpu.power_limit_watts < d.gpu.nominal_power_watts for d in (one, other)):
         static = 0.2 * silicon.timed_power_watts
         each = [
@@ -307,12 +306,8 @@ def test_attention_stays_below_the_peak_and_gains_with_context(name: str, backwa
     curve = on.kernels.attention["flash2"]
     ceiling = on.attention_backward_rate if backward else on.attention_forward_rate
     assert rate[-1] <= ceiling < 0.8 * peak(on, half_precision(on))
-    at_half = (
-        1e15
-        / on.attention_seconds(np.array([1e15]), np.array([curve.half_context]), backward=backward)[
-            0
-        ]
-    )
+    work, context = np.array([1e15]), np.array([curve.half_context])
+    at_half = 1e15 / on.attention_seconds(work, context, backward=backward)[0]
     assert at_half == pytest.approx(ceiling / 2, rel=1e-9)
 
 
@@ -350,12 +345,8 @@ def test_streaming_reaches_its_share_of_the_bandwidth() -> None:
 def test_kernel_profiles_are_shares_with_sources() -> None:
     for family, kernels in KERNELS.items():
         curves = kernels.attention.values()
-        shares = [
-            *kernels.gemm.values(),
-            kernels.memory,
-            *(c.forward for c in curves),
-            *(c.backward for c in curves),
-        ]
+        shares = [*kernels.gemm.values(), kernels.memory]
+        shares += [share for c in curves for share in (c.forward, c.backward)]
         assert all(0 < share < 1 for share in shares), family
         assert kernels.gemm.keys() == kernels.gemm_half_depth.keys()
         assert kernels.source

@@ -391,10 +391,8 @@ def test_graphs_hold_a_pool_of_their_own(graphs: str) -> None:
     layout = {"tp": 4, "micro_batch_size": 2}
     pricer, batch = job_of("llama3-8b", layout, trainer_version="0.16")
     shapes = rank_shapes(CostInputs.of(pricer, batch, every_rank=False))
-    none, some = (
-        _price("llama3-8b", layout, cuda_graphs=name, trainer_version="0.16")
-        for name in ("none", graphs)
-    )
+    names = ("none", graphs)
+    none, some = (_price("llama3-8b", layout, cuda_graphs=x, trainer_version="0.16") for x in names)
     pool = float(np.max(shapes.last_layer_bytes)) + 4 * 2.0 * 2 * 4096 * 4096 / 4  # stream over TP
     reserved = some.peak_reserved_bytes[0] - none.peak_reserved_bytes[0]
     assert pool > 2.0**27

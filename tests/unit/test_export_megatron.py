@@ -251,10 +251,8 @@ def test_scripts_and_versions() -> None:
     assert "pretrain_gpt.py" in many.files["launch.sh"]
     one = make("llama3-8b", num_gpus=8)
     assert one.command == ("bash", "launch.sh")  # pretrain_gpt.py is not in the export's folder
-    assert (
-        export_to(layout(256, "megatron"), model(), cluster(256), training(), to="megatron").version
-        == "0.14"
-    )
+    exported = export_to(layout(256, "megatron"), model(), cluster(256), training(), to="megatron")
+    assert exported.version == "0.14"
     assert any(
         "Written for Megatron-LM core 0.14" in note
         for note in export(layout(256), model(), cluster(256), training(), "0.1").notes

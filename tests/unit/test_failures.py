@@ -193,17 +193,13 @@ class TestKinds:
         assert failed(replace(EXIT, errors=(error,))).kind == FailureKind.INVALID_LAYOUT
 
     def test_a_lost_gpu_explains_every_error(self) -> None:
-        kernel = (
-            "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off "
-            "the bus."
-        )
+        kernel = "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen "
+        kernel += "off the bus."
         found = failed(replace(EXIT, kernel=kernel, errors=(raised(0, PEER),)))
         assert found.kind == FailureKind.LOST_GPU
         assert "Xid 79" in found.message
-        kernel = (
-            "NVRM: The NVIDIA GPU 0000:b3:00.0 NVRM: fallen off the bus and is not responding to "
-            "commands."
-        )
+        kernel = "NVRM: The NVIDIA GPU 0000:b3:00.0 NVRM: fallen off the bus and is not responding "
+        kernel += "to commands."
         assert failed(replace(EXIT, kernel=kernel)).kind == FailureKind.LOST_GPU
 
     def test_an_xid_of_the_program_is_no_lost_gpu(self) -> None:
@@ -291,10 +287,8 @@ class TestEndsFromOutside:
 
     def test_a_cause_that_came_first_stays_the_cause(self) -> None:
         errors = (raised(0, "ZeroDivisionError: division by zero"),)
-        assert (
-            failed(replace(EXIT, reason="runner-gone", exit_code=None, errors=errors)).kind
-            == FailureKind.CRASH
-        )
+        ended = replace(EXIT, reason="runner-gone", exit_code=None, errors=errors)
+        assert failed(ended).kind == FailureKind.CRASH
 
     def test_a_killed_launcher(self) -> None:
         found = failed(replace(EXIT, exit_code=-9))

@@ -46,12 +46,8 @@ JOBS = [
 
 def shifted(shift: float, knob: str = "compute") -> Calibration:
     """One knob of TorchTitan moved, nothing else."""
-    return replace(
-        Calibration.prior(),
-        keys=((knob, "torchtitan"),),
-        shifts=np.array([shift]),
-        covariance=np.eye(1),
-    )
+    moved = {"shifts": np.array([shift]), "covariance": np.eye(1)}
+    return replace(Calibration.prior(), keys=((knob, "torchtitan"),), **moved)
 
 
 def made_with(shift: float, knob: str = "compute") -> Data:
@@ -75,11 +71,8 @@ def test_a_shift_of_the_truth_is_found(shift: float) -> None:
 def test_a_trainer_never_measured_moves_with_the_others_and_is_less_sure() -> None:
     calibration, _ = fit(made_with(0.15))
     place = PLACE["compute"]
-    assert (
-        0.0
-        < calibration.shift("megatron", "hopper")[place]
-        <= calibration.shift("torchtitan", "hopper")[place]
-    )
+    other, own = (calibration.shift(t, "hopper")[place] for t in ("megatron", "torchtitan"))
+    assert 0.0 < other <= own
     known, unknown = (
         calibration.effective_covariance(trainer, "hopper")[place, place]
         for trainer in ("torchtitan", "megatron")
@@ -90,11 +83,8 @@ def test_a_trainer_never_measured_moves_with_the_others_and_is_less_sure() -> No
 def test_no_runs_leave_the_priors() -> None:
     prior = Calibration.prior()
     profile = prior.profile("torchtitan", "hopper")
-    assert all(
-        getattr(profile, knob.name) == pytest.approx(knob.prior)
-        for knob in KNOBS
-        if knob.scope == "trainer"
-    )
+    knobs = [knob for knob in KNOBS if knob.scope == "trainer"]
+    assert all(getattr(profile, knob.name) == pytest.approx(knob.prior) for knob in knobs)
     variance = np.diag(prior.effective_covariance("torchtitan", "hopper"))
     variances = [(1 + OWN_SHARE**2) * knob.sd**2 + knob.place_sd**2 for knob in KNOBS]
     assert variance == pytest.approx(variances)
@@ -115,10 +105,8 @@ def test_a_fit_goes_on_from_a_calibration() -> None:
     first, _ = fit(made_with(0.15))
     second, _ = fit(made_with(0.15), first)
     place = PLACE["compute"]
-    before, after = (
-        found.effective_covariance("torchtitan", "hopper")[place, place]
-        for found in (first, second)
-    )
+    both = (found.effective_covariance("torchtitan", "hopper") for found in (first, second))
+    before, after = (covariance[place, place] for covariance in both)
     assert after < before
 
 
@@ -280,11 +268,8 @@ def test_the_shipped_calibration_is_a_posterior() -> None:
     shipped = shipped_calibration()
     assert np.linalg.eigvalsh(shipped.covariance).min() > 0
     rows = [json.loads(line) for line in PUBLIC.read_text(encoding="utf-8").splitlines()]
-    timed = {
-        fingerprint(read_job(row), seconds)
-        for row in rows
-        if (seconds := row["measured"].get("step_seconds"))
-    }
+    seconds = ((row, row["measured"].get("step_seconds")) for row in rows)
+    timed = {fingerprint(read_job(row), found) for row, found in seconds if found}
     assert shipped.fitted == timed
     assert len(timed) > 350
     for index, knob in enumerate(KNOBS):

@@ -108,10 +108,8 @@ def test_what_the_trainer_stops_at_and_what_is_not_priced_is_said() -> None:
     piped = piped.replace(
         "local_batch_size = 1\n", "local_batch_size = 4\nglobal_batch_size = 64\n"
     )
-    assert (
-        "4 times a step"
-        in read(CurrentSpec(name="train.toml", text=piped)).run(model("llama3-8b"), 8).notes[0]
-    )
+    stated = read(CurrentSpec(name="train.toml", text=piped))
+    assert "4 times a step" in stated.run(model("llama3-8b"), 8).notes[0]
 
 
 def test_weights_of_the_ends_of_a_pipeline_become_a_split() -> None:

@@ -60,11 +60,8 @@ def test_one_uncertain_knob_spreads_predictions_by_its_derivative() -> None:
     p = pricer(calibration=calibration)
     found = time_spread(p, batch(), p.price(batch()))
     slower = replace(p.profile, compute=p.profile.compute * np.exp(-0.1))
-    moved = (
-        Pricer.build(p.model, p.cluster, p.training, calibration, profile=slower)
-        .price(batch())
-        .step_seconds
-    )
+    slow = Pricer.build(p.model, p.cluster, p.training, calibration, profile=slower)
+    moved = slow.price(batch()).step_seconds
     expected = np.log(moved / p.price(batch()).step_seconds)
     offsets = calibration.stack_sd**2 + calibration.unit_sd**2
     by_kernel = attention_sd(p, batch()) ** 2 + unmeasured_gpu_sd(calibration, p.cluster.gpu) ** 2

@@ -83,11 +83,8 @@ def budgets() -> list[tuple[int, float]]:
 def test_budgets_and_modes_of_one_call_share_it_too() -> None:
     pricer, row = fresh(), some_rows(fresh(), 1)
     kinds, values = zip(*budgets(), (NONE, 0.0), strict=True)
-    rows = replace(
-        row.take(np.zeros(len(kinds), dtype=np.int64)),
-        ac_kind=np.array(kinds),
-        ac_value=np.array(values),
-    )
+    columns = {"ac_kind": np.array(kinds), "ac_value": np.array(values)}
+    rows = replace(row.take(np.zeros(len(kinds), dtype=np.int64)), **columns)
     together = units_at(pricer, rows).costs
     assert (pricer.known.rows.work.count, pricer.known.rows.savings.count) == (1, 1)
     for place in range(len(rows)):
@@ -337,11 +334,9 @@ def test_what_a_budget_saves_is_known_however_results_travel(model: str, trainer
     methods = [CP_METHODS.index(name) for name in sorted(pricer.rules.cp_methods)]
     ways = [replace(batch, cp_method=np.full(len(batch), code)) for code in methods]
     budgeted = LayoutBatch.concatenate(ways)
-    budgeted = replace(
-        budgeted,
-        ac_kind=np.full(len(budgeted), MEMORY_BUDGET),
-        ac_value=np.full(len(budgeted), 0.4),
-    )
+    count = len(budgeted)
+    columns = {"ac_kind": np.full(count, MEMORY_BUDGET), "ac_value": np.full(count, 0.4)}
+    budgeted = replace(budgeted, **columns)
     rows, _ = distinct_rows(pricer, budgeted)
     found = units_at(pricer, rows).costs
     assert same(found, units_at(replace(pricer, remembers=False), rows).costs)

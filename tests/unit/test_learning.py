@@ -95,13 +95,8 @@ def run(name: str, factor: float, versions: dict[str, str], job: Job = JOB) -> M
     pricer = Pricer.build(job.model, job.cluster, job.training)
     seconds = float(pricer.price(LayoutBatch.from_layouts([job.layout])).step_seconds[0])
     measured = Measured(rung="probed", step_seconds=factor * seconds)
-    return Measurement(
-        id=name,
-        created_at="2026-02-01T00:00:00+00:00",
-        job=job,
-        measured=measured,
-        software=versions,
-    )
+    when = "2026-02-01T00:00:00+00:00"
+    return Measurement(id=name, created_at=when, job=job, measured=measured, software=versions)
 
 
 def update_from(wiring: Wiring, *ids: str) -> list[CalibrationRecord]:

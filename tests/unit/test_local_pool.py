@@ -90,15 +90,8 @@ class TestSmi:
         ("NVIDIA GeForce RTX 3090", 24576, []),
     ])  # fmt: skip
     def test_a_name_finds_its_catalogue_entry(self, name: str, mib: int, same: list[str]) -> None:
-        gpu = Gpu(
-            index=0,
-            uuid="",
-            name=name,
-            memory_bytes=mib * 2**20,
-            used_bytes=0.0,
-            driver="",
-            sliced=False,
-        )
+        size = {"memory_bytes": mib * 2**20, "used_bytes": 0.0}
+        gpu = Gpu(index=0, uuid="", name=name, driver="", sliced=False, **size)
         known = (
             "h100-sxm-80gb",
             "h100-pcie-80gb",

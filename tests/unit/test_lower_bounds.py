@@ -85,10 +85,8 @@ def test_async_tp_and_every_cp_method_are_tried_since_they_only_save() -> None:
     )
     assert plain == asynchronous
     assert plain < p.layout_lower_bounds(batch_of(p, dp_shard=4, tp=4, async_tp=False))[0]
-    ways = [
-        batch_of(p, dp_shard=4, cp=4, micro_batch_size=4, cp_method=way)
-        for way in ("allgather", "alltoall")
-    ]
+    given = {"dp_shard": 4, "cp": 4, "micro_batch_size": 4}
+    ways = [batch_of(p, **given, cp_method=way) for way in ("allgather", "alltoall")]
     bounds = [float(p.time_lower_bounds(batch)[0]) for batch in ways]
     assert bounds[0] == bounds[1]
     updates = float(p.price(ways[0]).parts["optimizer"][0])

@@ -93,10 +93,8 @@ def test_gradients_accumulate_whole_under_a_pipeline() -> None:
 
 
 def test_a_pipeline_keeps_parameters_gathered_unless_resharding_is_asked_for() -> None:
-    two, three = (
-        memory(shapes(), trainer="torchtitan", pp=2, zero_stage=stage).parameters[0, 0]
-        for stage in (2, 3)
-    )
+    both = (memory(shapes(), trainer="torchtitan", pp=2, zero_stage=stage) for stage in (2, 3))
+    two, three = (one.parameters[0, 0] for one in both)
     assert two - three == pytest.approx(PARAMETERS * 2)
 
 

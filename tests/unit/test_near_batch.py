@@ -49,10 +49,8 @@ def test_batches_that_divide_among_more_ranks_are_near(
 def test_only_near_sizes_that_share_more_with_the_gpus_are_tried(asked: int, num_gpus: int) -> None:
     found = nearby(asked, num_gpus)
     assert len(found) <= TRIED
-    assert all(
-        abs(size - asked) <= NEAR * asked and gcd(size, num_gpus) > gcd(asked, num_gpus)
-        for size in found
-    )
+    assert all(abs(size - asked) <= NEAR * asked for size in found)
+    assert all(gcd(size, num_gpus) > gcd(asked, num_gpus) for size in found)
 
 
 def named(monkeypatch: pytest.MonkeyPatch, gains: dict[int, float]) -> int | None:

@@ -67,10 +67,8 @@ def test_keys_that_we_do_not_know_are_remembered() -> None:
 
 
 def test_a_network_does_not_change_what_a_job_is_found_by() -> None:
-    job = {
-        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-        "training": {"seq_len": 8192, "global_batch_size": 64},
-    }
+    job = {"cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8}}
+    job["training"] = {"seq_len": 8192, "global_batch_size": 64}
     hashes = {question_hash(read_job({**job, "model": name})) for name in ("llama3.1-8b",)}
     other = {**inline_keys(load_model("llama3.1-8b")), "rope_theta": 777.0, "norm_eps": 1e-3}
     assert question_hash(read_job({**job, "model": other})) in hashes

@@ -121,14 +121,14 @@ def test_without_overlap_everything_waits() -> None:
 
 def test_under_a_pipeline_gathers_come_once_a_step_and_reductions_at_its_end() -> None:
     """ZeRO-2 under PP: the same waits for 4 and for 32 microbatches; ZeRO-3 pays for each."""
-    once = [
-        exposed(columns(1.0, 2.0, 1.5, 0.2), m, dp_shard=16, pp=4, zero_stage=2).fsdp[0, 0]
-        for m in (4.0, 32.0)
-    ]
-    each = [
-        exposed(columns(1.0, 2.0, 1.5, 0.2), m, dp_shard=16, pp=4, zero_stage=3).fsdp[0, 0]
-        for m in (4.0, 32.0)
-    ]
+    given = {"dp_shard": 16, "pp": 4}
+    once, each = (
+        [
+            exposed(columns(1.0, 2.0, 1.5, 0.2), m, **given, zero_stage=z).fsdp[0, 0]
+            for m in (4.0, 32.0)
+        ]
+        for z in (2, 3)
+    )
     assert once[0] == pytest.approx(once[1])
     assert each[1] > 4 * each[0] > 4 * once[0]
 

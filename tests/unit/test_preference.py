@@ -120,13 +120,8 @@ def test_what_can_be_told_apart_is_not_given_up() -> None:
 
 def test_nobody_gives_up_more_than_the_limit_for_simplicity() -> None:
     """Nine points would be worth 18%, and the model could not tell."""
-    many = PIPED | {
-        "tp": 2,
-        "dp_shard": 1,
-        "cp": 2,
-        "pp_schedule": "Interleaved1F1B",
-        "precision": "float8-rowwise",
-    }
+    many = PIPED | {"tp": 2, "dp_shard": 1, "cp": 2, "pp_schedule": "Interleaved1F1B"}
+    many["precision"] = "float8-rowwise"
     slower = 10.0 * (1.0 + MOST_GIVEN_UP + 0.01)
     assert points(layouts(many), NODE)[0] > 5
     assert chosen([PLAIN, many], [slower, 10.0], own=0.5) == 1

@@ -50,10 +50,8 @@ def test_an_interpreter_without_a_problem_is_asked_once(tmp_path: Path) -> None:
 
 
 def test_what_is_missing_is_named_with_its_extra_and_asked_again(tmp_path: Path) -> None:
-    local = pool(
-        tmp_path,
-        interpreter(tmp_path, '{"problem": "cannot import torch (no such)", "package": "torch"}'),
-    )
+    answer = '{"problem": "cannot import torch (no such)", "package": "torch"}'
+    local = pool(tmp_path, interpreter(tmp_path, answer))
     for _ in range(2):
         with pytest.raises(ProbeError) as caught:
             local.check(NEED)

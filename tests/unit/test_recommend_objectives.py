@@ -54,10 +54,8 @@ def test_sizes_hold_the_best_of_every_size(plans: dict[str, Plan]) -> None:
         winner = plan.ranked[0]
         chosen = next(option for option in plan.sizes if option.num_gpus == winner.num_gpus)
         assert chosen.layout == winner.layout
-        assert (chosen.cost, chosen.time_to_train_seconds) == (
-            winner.run.cost,
-            winner.run.time_to_train_seconds,
-        )
+        run = winner.run
+        assert (chosen.cost, chosen.time_to_train_seconds) == (run.cost, run.time_to_train_seconds)
 
 
 @pytest.mark.slow

@@ -99,10 +99,8 @@ def test_a_split_of_layers_is_found_among_the_ranked(plan: Plan) -> None:
 
 def test_a_narrow_table_keeps_room_for_the_layout(plan: Plan) -> None:
     winner = plan.ranked[0]
-    shown = probed(
-        plan,
-        [trial(winner.layout.model_dump(mode="json"), winner.estimate.step_seconds, rung="probed")],
-    )
+    values, seconds = winner.layout.model_dump(mode="json"), winner.estimate.step_seconds
+    shown = probed(plan, [trial(values, seconds, rung="probed")])
     assert "predicted" in as_text(plan_view(shown, 80, letters=True), 80)
     narrow = as_text(plan_view(shown, 44, letters=True), 44)
     assert ["how", "measured", "predicted", "ratio"] in [

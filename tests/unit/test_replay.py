@@ -89,11 +89,9 @@ def test_published_sweeps_are_predicted_without_their_source() -> None:
 
 def test_a_survey_of_ones_own_is_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert own_sweeps(tmp_path) == ()
-    measured = [
-        ("none", {"step_seconds": 1.0}),
-        ("full", {"step_seconds": 1.3}),
-        ("selective-op", {"status": "oom"}),
-    ]
+    timed = {"none": 1.0, "full": 1.3}
+    measured = [(ac, {"step_seconds": seconds}) for ac, seconds in timed.items()]
+    measured.append(("selective-op", {"status": "oom"}))
     fine = {"status": "ok", "rung": "probed"}
     rows = [survey_row(ac, {**fine, **numbers}) for ac, numbers in measured]
     rows += [survey_row("none", {"status": "ok", "rung": "emulated", "step_seconds": 0.1})]
@@ -297,10 +295,8 @@ def test_the_page_says_reached_and_missed(truth: Truth) -> None:
     assert "| random | 3 |" in page
     assert "generated, error 10%" in page
     assert "reached" in page
-    late = [
-        type(run)(**{**{name: getattr(run, name) for name in run.__slots__}, "to_goal": 13})
-        for run in runs
-    ]
+    fields = [{name: getattr(run, name) for name in run.__slots__} for run in runs]
+    late = [type(run)(**{**own, "to_goal": 13}) for run, own in zip(runs, fields, strict=True)]
     assert "**missed**" in document(late)
     assert ">12" in document(late)
 

@@ -146,11 +146,8 @@ def test_without_a_checkpoint_spec_the_best_async_interval_is_used_and_said() ->
     assert found.checkpoint.interval_steps == found.checkpoint.optimal_interval_steps
     assert any("no training.checkpoint given" in line for line in found.assumptions)
     stated = answer(training=saving(100, "sync"))
-    assert (stated.checkpoint.given, stated.checkpoint.mode, stated.checkpoint.interval_steps) == (
-        True,
-        "sync",
-        100,
-    )
+    kept = stated.checkpoint
+    assert (kept.given, kept.mode, kept.interval_steps) == (True, "sync", 100)
     assert not any("training.checkpoint" in line for line in stated.assumptions)
 
 

@@ -45,11 +45,8 @@ NUM_JOBS, TOP = 20, 10
 def plan_of(**changes: Any) -> Plan:
     job: dict[str, Any] = job_values("llama3-8b", "h100-sxm-80gb", 8, 4096, 32)
     for key, value in changes.items():
-        job[key] = (
-            {**job[key], **value}
-            if isinstance(value, dict) and key in ("cluster", "training")
-            else value
-        )
+        inner = isinstance(value, dict) and key in ("cluster", "training")
+        job[key] = {**job[key], **value} if inner else value
     return recommend(read_job(job), ports=fixed_ports())
 
 
@@ -75,18 +72,8 @@ def random_job(seed: int) -> tuple[Pricer, Space]:
         }
         if rng.random() < 0.3:
             model |= {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": hidden}
-        gpu = str(
-            rng.choice(
-                [
-                    "h100-sxm-80gb",
-                    "a100-sxm-40gb",
-                    "l4",
-                    "rtx-4090",
-                    "v100-sxm-32gb",
-                    "b200-sxm-180gb",
-                ]
-            )
-        )
+        gpus = ["h100-sxm-80gb", "a100-sxm-40gb", "l4", "rtx-4090", "v100-sxm-32gb"]
+        gpu = str(rng.choice([*gpus, "b200-sxm-180gb"]))
         values = {
             "seq_len": int(rng.choice([1024, 2048, 8192, 16384])),
             "global_batch_size": int(rng.choice([16, 32, 64])),
@@ -175,11 +162,8 @@ def lost_structures(seed: int) -> list[tuple[int, ...]]:
         structures(brute.batch.take(brute.fits), brute.step[brute.fits]),
         structures(found.batch, found.step_seconds),
     )
-    sought = [
-        (key, seconds)
-        for key, seconds in list(best.items())[:TOP]
-        if seconds <= ENOUGH * min(best.values())
-    ]
+    limit = ENOUGH * min(best.values())
+    sought = [(key, seconds) for key, seconds in list(best.items())[:TOP] if seconds <= limit]
     return [key for key, seconds in sought if not kept.get(key, np.inf) <= seconds * (1 + 1e-12)]
 
 
@@ -412,12 +396,8 @@ def test_fix_and_allow_hold_for_everything_shown() -> None:
 def test_fixing_the_winner_finds_the_winner(shown: Plan) -> None:
     winner = shown.ranked[0]
     values = winner.layout.model_dump(mode="json")
-    again = plan_of(
-        search={
-            "fix": {name: value for name, value in values.items() if value is not None},
-            "top_k": 1,
-        }
-    )
+    fix = {name: value for name, value in values.items() if value is not None}
+    again = plan_of(search={"fix": fix, "top_k": 1})
     assert (
         again.ranked[0].layout.model_copy(
             update={"layers_per_stage": winner.layout.layers_per_stage}
@@ -492,10 +472,8 @@ def test_a_plan_survives_json(shown: Plan) -> None:
 def test_a_range_of_sizes_is_searched_at_each() -> None:
     search = {"top_k": 4, "objective": "time", "fix": {"compile": True}}
     plan = plan_of(cluster={"gpu": "h100-sxm-80gb", "num_gpus": [8, 16]}, search=search)
-    alone = plan_of(
-        cluster={"gpu": "h100-sxm-80gb", "num_gpus": 16},
-        search={"top_k": 1, "fix": {"compile": True}},
-    )
+    machine = {"gpu": "h100-sxm-80gb", "num_gpus": 16}
+    alone = plan_of(cluster=machine, search={"top_k": 1, "fix": {"compile": True}})
     assert plan.ranked[0].num_gpus == 16
     assert plan.ranked[0].layout == alone.ranked[0].layout
     assert {entry.num_gpus for entry in plan.ranked} <= {8, 16}

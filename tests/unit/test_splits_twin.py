@@ -98,10 +98,8 @@ def test_the_search_finds_the_best_split_and_budget(name: str) -> None:
     best, _, layout = found.candidates[0]
     pricer = found.pricer
     # every class that the search has looked at by its best member, and those of other microbatches
-    likes = {
-        one.model_copy(update={"layers_per_stage": None, "ac": "full"})
-        for _, _, one in found.candidates[:40]
-    }
+    plain = {"layers_per_stage": None, "ac": "full"}
+    likes = {one.model_copy(update=plain) for _, _, one in found.candidates[:40]}
     likes = {like for like in sorted(likes, key=str)[:6]} | {
         layout.model_copy(update={"layers_per_stage": None, "ac": "full"})
     }

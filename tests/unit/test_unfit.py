@@ -22,11 +22,8 @@ SMALL = {"gpu": "l4", "num_gpus": 8, "host_memory": "64 GiB"}
 def job_of(**changes: Any) -> Job:
     values: dict[str, Any] = job_values("llama3-8b", "h100-sxm-80gb", 8, 4096, 32)
     for key, value in changes.items():
-        values[key] = (
-            {**values.get(key, {}), **value}
-            if isinstance(value, dict) and key == "training"
-            else value
-        )
+        inner = isinstance(value, dict) and key == "training"
+        values[key] = {**values.get(key, {}), **value} if inner else value
     return read_job(values)
 
 
@@ -111,11 +108,8 @@ def miss_of(**changes: Any) -> dict[str, Any]:
     with pytest.raises(InfeasibleError) as caught:
         plan_of(**changes)
     miss: Any = caught.value.nearest_miss
-    assert (
-        caught.value.remedy
-        == miss["remedy"]
-        == "; or ".join(change["sentence"] for change in miss["changes"])
-    )
+    sentences = "; or ".join(change["sentence"] for change in miss["changes"])
+    assert caught.value.remedy == miss["remedy"] == sentences
     return dict(miss)
 
 
@@ -134,10 +128,8 @@ def test_the_nearest_miss_is_legal_and_priced() -> None:
 @pytest.mark.slow
 def test_changes_do_fit_and_smaller_ones_do_not() -> None:
     """The number of GPUs named is used, and half of it in whole nodes; so is the GPU."""
-    changes = {
-        (change["field"], change["value"])
-        for change in miss_of(model="llama3-70b", cluster=SMALL)["changes"]
-    }
+    found = miss_of(model="llama3-70b", cluster=SMALL)["changes"]
+    changes = {(change["field"], change["value"]) for change in found}
     counts = sorted(value for field, value in changes if field == "cluster.num_gpus")
 
     def first(**cluster: Any) -> Any:

@@ -147,13 +147,8 @@ def test_torchs_split_backward_does_so(ac: bool) -> None:
     block, x = Block(), torch.randn(1, tokens, d, requires_grad=True)
     out = checkpoint(block, x, use_reentrant=False) if ac else block(x)
     _, groups = stage_backward_input([out], [torch.randn_like(out)], [x], block.parameters())
-    incoming = sum(
-        grad.numel()
-        for group in groups
-        for grads in group["grads"]
-        for grad in grads
-        if grad is not None
-    )
+    given = [grad for group in groups for grads in group["grads"] for grad in grads]
+    incoming = sum(grad.numel() for grad in given if grad is not None)
     before = len(forwards)
     stage_backward_weight(block.parameters(), groups)
     ops = layer_ops(LLAMA, LLAMA.distinct_layers()[0][0], True)

@@ -40,13 +40,8 @@ def pricer(
     gpu: str = "h100-sxm-80gb",
     **training: Any,
 ) -> Pricer:
-    values = {
-        "seq_len": SEQ,
-        "global_batch_size": 64,
-        "trainer": trainer,
-        "moe_imbalance": 1.0,
-        **training,
-    }
+    values = {"seq_len": SEQ, "global_batch_size": 64, "trainer": trainer}
+    values |= {"moe_imbalance": 1.0, **training}
     cluster = read_cluster({"gpu": gpu, "num_gpus": num_gpus})
     return Pricer.build(read_model(model), cluster, read_training(values))
 
@@ -174,10 +169,8 @@ def test_mla_down_projections_are_replicated_under_tp() -> None:
 
 def test_imbalance_scales_the_busiest_ranks_experts() -> None:
     model = read_model("mixtral-8x7b")
-    even, skewed = (
-        microbatch_flops(pricer("mixtral-8x7b", num_gpus=8, moe_imbalance=x), ep=8)
-        for x in (1.0, 1.5)
-    )
+    skews = (pricer("mixtral-8x7b", num_gpus=8, moe_imbalance=x) for x in (1.0, 1.5))
+    even, skewed = (microbatch_flops(one, ep=8) for one in skews)
     chosen = model.num_experts_per_tok * model.expert_parameters()
     experts = 2.0 * SEQ * chosen * model.num_hidden_layers
     assert skewed - even == pytest.approx(0.5 * experts, rel=1e-9)
@@ -223,11 +216,8 @@ def test_every_dimension_has_a_size_and_every_site_a_rule(name: str) -> None:
 
 def test_sequence_parallel_tp_moves_eight_activations_a_layer() -> None:
     """SOURCE_TABLES, TP + SP: about 8 activations a layer, two gathers and scatters a way."""
-    ops = [
-        op
-        for op in blocks.layer_ops(read_model("llama3-8b"), DENSE, True)
-        if isinstance(op, Collective)
-    ]
+    layer = blocks.layer_ops(read_model("llama3-8b"), DENSE, True)
+    ops = [op for op in layer if isinstance(op, Collective)]
     tp = [op for op in ops if op.site.startswith("tp_")]
     assert [op.site for op in tp] == ["tp_enter", "tp_exit", "tp_enter", "tp_exit"]
     assert {op.tensor.dims for op in tp} == {("tokens", "hidden")}
@@ -240,11 +230,8 @@ def test_sequence_parallel_tp_moves_eight_activations_a_layer() -> None:
 
 
 def test_tp_without_sequence_parallelism_reduces_twice_each_way() -> None:
-    ops = [
-        op
-        for op in blocks.layer_ops(read_model("llama3-8b"), DENSE, True)
-        if isinstance(op, Collective)
-    ]
+    layer = blocks.layer_ops(read_model("llama3-8b"), DENSE, True)
+    ops = [op for op in layer if isinstance(op, Collective)]
     batch = LayoutBatch.from_layouts(
         [resolve_layout({"tp": 8, "sequence_parallel": False}, trainer="torchtitan", num_gpus=8)]
     )
