@@ -56,23 +56,12 @@ def layer_activations(tp: int, sp: bool, ac: str, dropout: float) -> float:
     layout = {"tp": tp, "pp": 8, "sequence_parallel": sp, "ac": ac}
     training = {"seq_len": 2048, "global_batch_size": 64, "trainer": "megatron"}
     training["attention_kernel"] = "unfused"
-    _, job, prices = _priced(
-        {
-            "model": {
-                "model_type": "gpt2",
-                "n_embd": 12288,
-                "n_layer": 96,
-                "n_head": 96,
-                "n_positions": 2048,
-                "vocab_size": 51200,
-                "activation_function": "gelu",
-                "resid_pdrop": dropout,
-            },
-            "cluster": {"gpu": "a100-sxm-80gb", "num_gpus": 64},
-            "training": training,
-            "layout": layout,
-        }
-    )
+    _, job, prices = _priced({
+        "model": {"model_type": "gpt2", "n_embd": 12288, "n_layer": 96, "n_head": 96,
+            "n_positions": 2048, "vocab_size": 51200, "activation_function": "gelu",
+            "resid_pdrop": dropout}, "cluster": {"gpu": "a100-sxm-80gb", "num_gpus": 64},
+        "training": training, "layout": layout,
+    })  # fmt: skip
     return float(prices.stage_seconds.saved_bytes[0, 0] / (2048 * job.model.hidden_size))
 
 

@@ -38,21 +38,14 @@ def layouts(draw: st.DrawFn, model: str = "llama3-8b") -> Layout:
     schedule, virtual = one(("1F1B", 1), *others)
     compiled = draw(st.booleans())
     values: dict[str, object] = {
-        "tp": tp,
-        "pp": pp,
-        "cp": cp,
-        "dp_replicate": replicas,
-        "dp_shard": NUM_GPUS // (tp * pp * cp * replicas),
-        "pp_schedule": schedule,
-        "virtual_stages": virtual,
-        "micro_batch_size": one(1, 2, 4),
-        "compile": compiled,
+        "tp": tp, "pp": pp, "cp": cp, "dp_replicate": replicas,
+        "dp_shard": NUM_GPUS // (tp * pp * cp * replicas), "pp_schedule": schedule,
+        "virtual_stages": virtual, "micro_batch_size": one(1, 2, 4), "compile": compiled,
         "ac": one("none", "full", "selective-op", "selective-layer-2", "memory-budget-0.5"),
-        "precision": one("bf16", "float8-tensorwise", "float8-rowwise"),
-        "zero_stage": one(2, 3),
+        "precision": one("bf16", "float8-tensorwise", "float8-rowwise"), "zero_stage": one(2, 3),
         "cp_method": one("allgather", "alltoall"),
         "async_tp": compiled and tp > 1 and draw(st.booleans()),
-    }
+    }  # fmt: skip
     if MODELS[model].is_moe:
         values["ep"] = one(1, 2)
     return resolve_layout(values, trainer="torchtitan", num_gpus=NUM_GPUS)

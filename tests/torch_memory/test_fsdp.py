@@ -41,18 +41,11 @@ def drawn(number: int) -> Sizes:
     batch = rng.choice((1, 2))
     seq = max(64, rng.choice((hidden // 2, hidden, 256))) // batch
     return Sizes(
-        hidden=hidden,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=head_dim,
-        ffn=rng.choice((1, 2, 3)) * hidden,
-        seq=seq,
-        batch=batch,
-        vocab=rng.choice((64, 256, 1024, 2048)),
-        layers=rng.randint(3, 4),
-        mlp=rng.choice(("swiglu", "gelu")),
-        norm=rng.choice(("rms", "layer")),
-    )
+        hidden=hidden, heads=heads, kv_heads=heads, head_dim=head_dim,
+        ffn=rng.choice((1, 2, 3)) * hidden, seq=seq, batch=batch,
+        vocab=rng.choice((64, 256, 1024, 2048)), layers=rng.randint(3, 4),
+        mlp=rng.choice(("swiglu", "gelu")), norm=rng.choice(("rms", "layer")),
+    )  # fmt: skip
 
 
 def checkpointed(layer: nn.Module, ac: str, index: int) -> nn.Module:

@@ -37,16 +37,11 @@ def drawn(kind: str, number: int) -> Sizes:
     hidden = heads * head_dim * rng.choice((1, 2, 4)) // 2
     grouped = not base.kv_rank and base.norm != "layer"
     sizes = replace(
-        base,
-        hidden=hidden,
-        heads=heads,
+        base, hidden=hidden, heads=heads,
         kv_heads=heads // rng.choice((1, 2, 4) if heads > 2 else (1, 2)) if grouped else heads,
-        head_dim=head_dim,
-        ffn=32 * rng.randint(hidden // 32, hidden // 8),
-        seq=16 * rng.randint(1, 64),
-        batch=rng.randint(1, 4),
-        layers=2,
-    )
+        head_dim=head_dim, ffn=32 * rng.randint(hidden // 32, hidden // 8),
+        seq=16 * rng.randint(1, 64), batch=rng.randint(1, 4), layers=2,
+    )  # fmt: skip
     if base.kv_rank:
         sizes = replace(
             sizes,

@@ -109,19 +109,12 @@ def on_meta(sizes: Sizes, block: Callable[[Sizes], nn.Module], dtype: str, ac: s
 def spec(s: Sizes) -> dict[str, Any]:
     """The same sizes as the planner's inline model."""
     model: dict[str, Any] = {
-        "name": "generated",
-        "hidden_size": s.hidden,
-        "num_hidden_layers": s.layers,
-        "num_attention_heads": s.heads,
-        "num_key_value_heads": s.kv_heads,
-        "head_dim": s.head_dim,
-        "intermediate_size": s.ffn,
-        "vocab_size": s.vocab,
-        "tie_word_embeddings": False,
-        "mlp": s.mlp,
-        "norm": "layernorm" if s.norm == "layer" else "rmsnorm",
+        "name": "generated", "hidden_size": s.hidden, "num_hidden_layers": s.layers,
+        "num_attention_heads": s.heads, "num_key_value_heads": s.kv_heads, "head_dim": s.head_dim,
+        "intermediate_size": s.ffn, "vocab_size": s.vocab, "tie_word_embeddings": False,
+        "mlp": s.mlp, "norm": "layernorm" if s.norm == "layer" else "rmsnorm",
         "position_embedding": "none" if s.rotary == "none" else "rope",
-    }
+    }  # fmt: skip
     if s.kv_rank:
         model |= {
             "kv_lora_rank": s.kv_rank,

@@ -105,15 +105,10 @@ def measurement(asked: Proposal, measured: Measured) -> Measurement:
 
 
 def out_of_memory(**numbers: float) -> Measured:
-    return Measured.model_validate(
-        {
-            "status": "oom",
-            "rung": "probed",
-            "message": "CUDA out of memory",
-            "gpu_seconds": 300.0,
-            **numbers,
-        }
-    )
+    return Measured.model_validate({
+        "status": "oom", "rung": "probed", "message": "CUDA out of memory", "gpu_seconds": 300.0,
+        **numbers,
+    })  # fmt: skip
 
 
 def failed(kind: str = "crash") -> Measured:

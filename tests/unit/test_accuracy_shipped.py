@@ -25,17 +25,9 @@ EVERY = 45  # of the rows are predicted again here; all of them take minutes
 
 def printed(capsys: pytest.CaptureFixture[str], **options: Any) -> dict[str, Any]:
     command(
-        **{
-            "jobs": None,
-            "where": None,
-            "rows": False,
-            "markdown": None,
-            "recompute": False,
-            "save": None,
-            "json": True,
-            **options,
-        }
-    )
+        **{"jobs": None, "where": None, "rows": False, "markdown": None, "recompute": False,
+            "save": None, "json": True, **options},
+    )  # fmt: skip
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
 
@@ -105,14 +97,9 @@ def test_every_option_that_only_prints_works_from_it(
     assert 0 < len(some["rows"]) < num_rows
     assert {"id", "measured_step_seconds", "step_seconds", "fits"} <= some["rows"][0].keys()
     command(
-        jobs=None,
-        where=["trainer=fsdp"],
-        rows=True,
-        markdown=tmp_path / "fsdp.md",
-        recompute=False,
-        save=None,
-        json=False,
-    )
+        jobs=None, where=["trainer=fsdp"], rows=True, markdown=tmp_path / "fsdp.md",
+        recompute=False, save=None, json=False,
+    )  # fmt: skip
     assert "A cluster never seen" in capsys.readouterr().out
     assert "## Every row" in (tmp_path / "fsdp.md").read_text(encoding="utf-8")
 

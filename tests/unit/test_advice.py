@@ -16,18 +16,11 @@ FABRIC = [{"name": "nvlink", "gpus": 8}, {"name": "network", "bandwidth": "5 GB/
 def warned(
     words: str, layout: dict[str, Any], cluster: dict[str, Any] | None = None, **training: Any
 ) -> bool:
-    job = read_job(
-        {
-            "model": training.pop("model", "llama3-8b"),
-            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64, **(cluster or {})},
-            "training": {
-                "seq_len": 8192,
-                "global_batch_size": 256,
-                "trainer": "megatron",
-                **training,
-            },
-        }
-    )
+    job = read_job({
+        "model": training.pop("model", "llama3-8b"),
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64, **(cluster or {})},
+        "training": {"seq_len": 8192, "global_batch_size": 256, "trainer": "megatron", **training},
+    })  # fmt: skip
     pricer = Pricer.build(job.model, job.cluster, job.training)
     num_gpus = job.cluster.num_gpus
     chosen = resolve_layout(layout, trainer=job.training.trainer, num_gpus=num_gpus)

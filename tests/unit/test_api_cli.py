@@ -412,19 +412,9 @@ def test_a_plan_is_exported_to_its_own_trainer(
     trainer: str, format: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = [
-        "--model",
-        "llama3-8b",
-        "--gpu",
-        "h100",
-        "--num-gpus",
-        "8",
-        "--seq-len",
-        "4096",
-        "--global-batch-size",
-        "64",
-        "--top-k",
-        "1",
-    ]
+        "--model", "llama3-8b", "--gpu", "h100", "--num-gpus", "8", "--seq-len", "4096",
+        "--global-batch-size", "64", "--top-k", "1",
+    ]  # fmt: skip
     narrow = ["--trainer", trainer, "--fix", "pp=1", "--fix", "cp=1", "--json"]
     assert run(["recommend", *asked, *narrow]) == 0
     plan = json.loads(capsys.readouterr().out)

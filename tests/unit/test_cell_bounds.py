@@ -71,17 +71,10 @@ DENSE: dict[str, Any] = {"model": "llama3-8b", "batch": 256}
 def small_space(
     trainer: str, fix: dict[str, Any], *, model: str = "mixtral-8x7b", batch: int = 32
 ) -> tuple[Pricer, Space]:
-    job = read_job(
-        job_values(
-            model,
-            "h100-sxm-80gb",
-            16,
-            4096,
-            batch,
-            trainer=trainer,
-            search={"fix": {"cp": 1, "precision": "bf16", **fix}},
-        )
-    )
+    job = read_job(job_values(
+        model, "h100-sxm-80gb", 16, 4096, batch, trainer=trainer,
+        search={"fix": {"cp": 1, "precision": "bf16", **fix}},
+    ))  # fmt: skip
     context = Context(model=job.model, cluster=job.cluster, training=job.training)
     pricer = Pricer.build(job.model, job.cluster, job.training)
     return pricer, build_space(context, job.search)

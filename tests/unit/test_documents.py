@@ -36,15 +36,10 @@ RUN = {"console", "python"}
 MARKS = {"title", "lines", "numbers", "exit", "given", "not-run"}
 # Blocks that no test of a page runs, each with its reason in the page.
 NOT_RUN = {
-    "README.md": 1,
-    "CONTRIBUTING.md": 2,
-    "docs/how-to/look-at-a-study.md": 1,
-    "docs/how-to/probe-on-slurm.md": 3,
-    "docs/how-to/run-in-containers.md": 5,
-    "docs/how-to/run-the-service.md": 5,
-    "docs/how-to/survey-a-gpu.md": 1,
-    "docs/tutorial.md": 1,
-}
+    "README.md": 1, "CONTRIBUTING.md": 2, "docs/how-to/look-at-a-study.md": 1,
+    "docs/how-to/probe-on-slurm.md": 3, "docs/how-to/run-in-containers.md": 5,
+    "docs/how-to/run-the-service.md": 5, "docs/how-to/survey-a-gpu.md": 1, "docs/tutorial.md": 1,
+}  # fmt: skip
 LINK = re.compile(r"(?<!`)\]\((?!https?:)([^)\s#]*)(?:#([\w-]+))?\)")
 
 

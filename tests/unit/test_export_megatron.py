@@ -56,35 +56,20 @@ def test_any_layout_reads_back(data: st.DataObject, name: str) -> None:
 def test_llama_70b() -> None:
     said = flags_of(make(tp=8, pp=4, micro_batch_size=1))
     shapes = {
-        "--num-layers": "80",
-        "--hidden-size": "8192",
-        "--ffn-hidden-size": "28672",
-        "--num-attention-heads": "64",
-        "--num-query-groups": "8",
-        "--kv-channels": "128",
-        "--normalization": "RMSNorm",
-        "--position-embedding-type": "rope",
-        "--tensor-model-parallel-size": "8",
-        "--pipeline-model-parallel-size": "4",
-        "--context-parallel-size": "1",
-        "--micro-batch-size": "1",
-        "--global-batch-size": "512",
-        "--seq-length": "8192",
-        "--num-distributed-optimizer-instances": "1",
-    }
+        "--num-layers": "80", "--hidden-size": "8192", "--ffn-hidden-size": "28672",
+        "--num-attention-heads": "64", "--num-query-groups": "8", "--kv-channels": "128",
+        "--normalization": "RMSNorm", "--position-embedding-type": "rope",
+        "--tensor-model-parallel-size": "8", "--pipeline-model-parallel-size": "4",
+        "--context-parallel-size": "1", "--micro-batch-size": "1", "--global-batch-size": "512",
+        "--seq-length": "8192", "--num-distributed-optimizer-instances": "1",
+    }  # fmt: skip
     assert {flag: said[flag][0] for flag in shapes} == shapes
     present = {
-        "--swiglu",
-        "--group-query-attention",
-        "--disable-bias-linear",
-        "--untie-embeddings-and-output-weights",
-        "--sequence-parallel",
-        "--use-distributed-optimizer",
-        "--overlap-grad-reduce",
-        "--overlap-param-gather",
-        "--bf16",
+        "--swiglu", "--group-query-attention", "--disable-bias-linear",
+        "--untie-embeddings-and-output-weights", "--sequence-parallel",
+        "--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather", "--bf16",
         "--accumulate-allreduce-grads-in-fp32",
-    }
+    }  # fmt: skip
     assert present <= said.keys()
     others = ("--fp8", "--recompute", "--num-experts", "--multi-latent")
     assert not any(flag.startswith(others) for flag in said)
@@ -97,18 +82,11 @@ def test_expert_tensor_parallel_is_said_because_megatrons_default_is_tp() -> Non
 def test_experts_and_latent_attention() -> None:
     said = flags_of(make("deepseek-v3", ep=32))
     values = {
-        "--num-experts": "256",
-        "--moe-router-topk": "8",
-        "--moe-ffn-hidden-size": "2048",
-        "--moe-shared-expert-intermediate-size": "2048",
-        "--moe-layer-freq": "([0]*3+[1]*58)",
-        "--q-lora-rank": "1536",
-        "--kv-lora-rank": "512",
-        "--qk-head-dim": "128",
-        "--qk-pos-emb-head-dim": "64",
-        "--v-head-dim": "128",
-        "--expert-model-parallel-size": "32",
-    }
+        "--num-experts": "256", "--moe-router-topk": "8", "--moe-ffn-hidden-size": "2048",
+        "--moe-shared-expert-intermediate-size": "2048", "--moe-layer-freq": "([0]*3+[1]*58)",
+        "--q-lora-rank": "1536", "--kv-lora-rank": "512", "--qk-head-dim": "128",
+        "--qk-pos-emb-head-dim": "64", "--v-head-dim": "128", "--expert-model-parallel-size": "32",
+    }  # fmt: skip
     assert {flag: said[flag][0] for flag in values} == values
     flags = {"--multi-latent-attention", "--moe-grouped-gemm", "--moe-router-enable-expert-bias"}
     assert flags <= said.keys()

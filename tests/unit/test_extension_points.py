@@ -66,14 +66,9 @@ def rented_pool(monkeypatch: pytest.MonkeyPatch) -> str:
         def run(self, task: ProbeTask, watch: Watch | None = None) -> ProbeResult:
             memory = RankMemory(rank=0, peak_allocated_bytes=2**20, peak_reserved_bytes=2**21)
             outcome = MeasuredRun(
-                step_seconds=0.5,
-                step_seconds_each=[0.5],
-                tokens_per_second_per_gpu=None,
-                mfu=None,
-                losses=[2.0],
-                gradient_norms=[1.0],
-                memory=[memory],
-            )
+                step_seconds=0.5, step_seconds_each=[0.5], tokens_per_second_per_gpu=None, mfu=None,
+                losses=[2.0], gradient_norms=[1.0], memory=[memory],
+            )  # fmt: skip
             return ProbeResult(
                 task=task,
                 outcome=outcome,
@@ -170,14 +165,9 @@ def test_program_of_a_probe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
         def outcome(self, task: ProbeTask, folder: Path, evidence: Evidence) -> Any:
             seconds = float(evidence.log.split("took ")[1].split()[0])
             measured = MeasuredRun(
-                step_seconds=seconds,
-                step_seconds_each=[seconds],
-                tokens_per_second_per_gpu=None,
-                mfu=None,
-                losses=[],
-                gradient_norms=[],
-                memory=[],
-            )
+                step_seconds=seconds, step_seconds_each=[seconds], tokens_per_second_per_gpu=None,
+                mfu=None, losses=[], gradient_norms=[], memory=[],
+            )  # fmt: skip
             return measured, bare_environment(None)
 
     asked = {**PROBE_JOB, "probe": {"trainer": "stopwatch"}}
@@ -317,14 +307,9 @@ def test_a_sampler_that_nobody_registered_is_an_error() -> None:
 def with_trainer() -> Iterator[TrainerRules]:
     """A trainer of somebody else: FSDP2 that recomputes everything and trains in one precision."""
     trainer = replace(
-        FSDP,
-        name="ours",
-        title="Our trainer",
-        ac="full",
-        precisions=frozenset({"bf16", "half8"}),
-        searched_precisions=("half8",),
-        searched_ac=("full",),
-    )
+        FSDP, name="ours", title="Our trainer", ac="full", precisions=frozenset({"bf16", "half8"}),
+        searched_precisions=("half8",), searched_ac=("full",),
+    )  # fmt: skip
     TRAINERS.add(trainer)
     yield trainer
     TRAINERS.remove(trainer.name)
@@ -341,15 +326,9 @@ def with_precision() -> Iterator[Precision]:
 
 
 FIXED = {
-    "pp": 1,
-    "tp": 1,
-    "cp": 1,
-    "dp_replicate": 1,
-    "micro_batch_size": 1,
-    "zero_stage": 3,
-    "compile": False,
-    "sequence_parallel": False,
-}
+    "pp": 1, "tp": 1, "cp": 1, "dp_replicate": 1, "micro_batch_size": 1, "zero_stage": 3,
+    "compile": False, "sequence_parallel": False,
+}  # fmt: skip
 
 
 def job_of(trainer: str, **more: Any) -> dict[str, Any]:

@@ -132,16 +132,9 @@ def test_the_500_watt_h100_knows_the_power_of_its_peaks():
 
 def test_only_switched_nvlink_of_hopper_and_later_reduces_in_the_switch():
     assert {name for name in gpu_names() if load_gpu(name).nvls} == {
-        "h100-sxm-80gb",
-        "h100-sxm-96gb-hbm2e",
-        "h800-sxm-80gb",
-        "h200-sxm-141gb",
-        "h20-sxm-96gb",
-        "b200-sxm-180gb",
-        "b300-sxm-288gb",
-        "gb200-nvl72-186gb",
-        "gb300-nvl72-288gb",
-    }
+        "h100-sxm-80gb", "h100-sxm-96gb-hbm2e", "h800-sxm-80gb", "h200-sxm-141gb", "h20-sxm-96gb",
+        "b200-sxm-180gb", "b300-sxm-288gb", "gb200-nvl72-186gb", "gb300-nvl72-288gb",
+    }  # fmt: skip
 
 
 def test_aliases_are_unique_and_lower_case():
@@ -184,15 +177,10 @@ def test_inline_gpu_over_a_base_changes_only_what_it_names():
 
 def test_inline_gpu_without_base_and_its_dump_are_the_same():
     inline = {
-        "name": "x1",
-        "memory": "48 GB",
-        "memory_bandwidth": "1 TB/s",
-        "peak_flops": {"bf16": 1e14},
-        "power_limit": 300,
-        "num_sms": 64,
-        "scale_up": {"bandwidth": "64 GB/s", "latency": "2 us"},
+        "name": "x1", "memory": "48 GB", "memory_bandwidth": "1 TB/s", "peak_flops": {"bf16": 1e14},
+        "power_limit": 300, "num_sms": 64, "scale_up": {"bandwidth": "64 GB/s", "latency": "2 us"},
         "scale_out": {"bandwidth": "100 Gb/s", "latency": 5e-6},
-    }
+    }  # fmt: skip
     gpu = read_gpu(inline)
     assert gpu.memory_bytes == 48 * GIGA
     assert gpu.scale_out.bandwidth_bytes_per_second == pytest.approx(12.5 * GIGA)

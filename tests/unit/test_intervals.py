@@ -120,16 +120,11 @@ def test_a_trainer_whose_memory_was_never_compared_is_doubted() -> None:
 def run(number: int, factor: float, complete: bool = True, source: str = "") -> Row:
     """A run predicted at 40 GiB that needed `factor` times that."""
     job = SimpleNamespace(
-        labels={
-            "complete": complete,
-            "group": source,
-            "measured": {"peak_allocated_bytes": 40 * GIB * factor},
-        },
-        id=number,
-        layout=None,
+        labels={"complete": complete, "group": source,
+            "measured": {"peak_allocated_bytes": 40 * GIB * factor}}, id=number, layout=None,
         cluster=SimpleNamespace(gpu=SimpleNamespace(name="h100-sxm-80gb")),
         model=SimpleNamespace(is_moe=False),
-    )
+    )  # fmt: skip
     estimate = SimpleNamespace(peak_allocated_bytes=40 * GIB, peak_reserved_bytes=None, memory=None)
     return Row.build(job, estimate)  # type: ignore[arg-type]
 

@@ -72,16 +72,11 @@ def timed(
     ]
     rows.append({**SHAPES[0].as_dict(), "status": "oom", "software": versions})
     record = ProbeRecord(
-        id=f"probe-{number}",
-        created_at=datetime(2026, 1, number, tzinfo=UTC),
-        job_hash="0" * 64,
-        model="llama3-8b",
-        gpu=GPU,
-        num_gpus=1,
+        id=f"probe-{number}", created_at=datetime(2026, 1, number, tzinfo=UTC), job_hash="0" * 64,
+        model="llama3-8b", gpu=GPU, num_gpus=1,
         request={"job": asked, "kernels": [shape.as_dict() for shape in SHAPES]},
-        layout="2 kernels",
-        pool="local",
-    )
+        layout="2 kernels", pool="local",
+    )  # fmt: skip
     wiring.probes.add([record])
     held = wiring.probes.claim(Lease(owner="here", seconds=60.0), job_id=record.id)
     assert held is not None

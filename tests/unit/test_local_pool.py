@@ -93,22 +93,10 @@ class TestSmi:
         size = {"memory_bytes": mib * 2**20, "used_bytes": 0.0}
         gpu = Gpu(index=0, uuid="", name=name, driver="", sliced=False, **size)
         known = (
-            "h100-sxm-80gb",
-            "h100-pcie-80gb",
-            "h100-nvl-94gb",
-            "h200-sxm-141gb",
-            "a100-sxm-40gb",
-            "a100-pcie-80gb",
-            "v100-sxm-32gb",
-            "l4",
-            "l40s",
-            "rtx-4090",
-            "rtx-5090",
-            "rtx-pro-6000-96gb",
-            "a6000-48gb",
-            "h20-sxm-96gb",
-            "l20",
-        )
+            "h100-sxm-80gb", "h100-pcie-80gb", "h100-nvl-94gb", "h200-sxm-141gb", "a100-sxm-40gb",
+            "a100-pcie-80gb", "v100-sxm-32gb", "l4", "l40s", "rtx-4090", "rtx-5090",
+            "rtx-pro-6000-96gb", "a6000-48gb", "h20-sxm-96gb", "l20",
+        )  # fmt: skip
         assert [entry for entry in known if is_same_gpu(load_gpu(entry), gpu)] == same
 
 
@@ -147,14 +135,9 @@ class FakeLauncher(Launcher):
 
 
 H100 = Gpu(
-    index=0,
-    uuid="GPU-0",
-    name="NVIDIA H100 80GB HBM3",
-    memory_bytes=81559 * 2.0**20,
-    used_bytes=0.0,
-    driver="550",
-    sliced=False,
-)
+    index=0, uuid="GPU-0", name="NVIDIA H100 80GB HBM3", memory_bytes=81559 * 2.0**20,
+    used_bytes=0.0, driver="550", sliced=False,
+)  # fmt: skip
 IDLE = tuple(replace(H100, index=number, uuid=f"GPU-{number}") for number in range(4))
 
 
@@ -328,11 +311,6 @@ def load_like(values: dict[str, Any]) -> dict[str, Any]:
         "scale_out": {"bandwidth": "400 Gb/s", "latency": "5 us"},
     }
     return {
-        "vendor": "nvidia",
-        "family": "hopper",
-        "power_limit": "700 W",
-        "num_sms": 132,
-        "boost_clock_hz": 1980000000,
-        **known,
-        **values,
-    }
+        "vendor": "nvidia", "family": "hopper", "power_limit": "700 W", "num_sms": 132,
+        "boost_clock_hz": 1980000000, **known, **values,
+    }  # fmt: skip

@@ -115,14 +115,9 @@ def test_an_unmeasured_layout_that_may_be_faster_says_so(
 ) -> None:
     _, plan = played
     record = Record(
-        row=0,
-        status="ok",
-        log_seconds=float(np.log(0.02)),
-        variance=1e-4,
-        runs=2,
-        margin=None,
+        row=0, status="ok", log_seconds=float(np.log(0.02)), variance=1e-4, runs=2, margin=None,
         message="",
-    )
+    )  # fmt: skip
     best, other = (
         Ranked(
             row=row,

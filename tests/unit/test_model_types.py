@@ -81,52 +81,25 @@ PUBLISHED = {
 NOT_EXACT = {"olmo-7b": 5e-5, "persimmon-8b": 1e-6, "apertus-8b": 1e-8, "minimax-m2": 2e-3}
 # catalogue name -> the file whose shapes it has
 CATALOGUE = {
-    "command-r-35b": "command-r-35b",
-    "command-r-plus-104b": "command-r-plus",
-    "command-r7b": "command-r7b",
-    "command-a-111b": "command-a-111b",
-    "olmoe-1b-7b": "olmoe-1b-7b",
-    "falcon-7b": "falcon-7b",
-    "falcon-40b": "falcon-40b",
-    "falcon-180b": "falcon-180b",
-    "falcon2-11b": "falcon-11b",
-    "dbrx": "dbrx",
-    "ernie4.5-0.3b": "ernie-4.5-0.3b",
-    "ernie4.5-21b-a3b": "ernie-4.5-21b-a3b",
-    "ernie4.5-300b-a47b": "ernie-4.5-300b-a47b",
-    "minimax-m2": "minimax-m2",
-    "granite3.1-8b": "granite-3.1-8b",
-    "exaone4-32b": "exaone4-32b",
-    "seed-oss-36b": "seed-oss-36b",
-    "hunyuan-a13b": "hunyuan-a13b",
-    "glm4-32b": "glm-4-32b-0414",
-    "glm4-9b": "glm-4-9b-0414",
-    "phi3.5-moe": "phi-3.5-moe",
-    "deepseek-moe-16b": "deepseek-moe-16b",
-    "starcoder-15b": "starcoder-15b",
-    "stablelm2-12b": "stablelm-2-12b",
-    "gpt-j-6b": "gpt-j-6b",
-    "opt-6.7b": "opt-6.7b",
-    "opt-66b": "opt-66b",
-    "internlm2-7b": "internlm2-7b",
-    "baichuan2-13b": "baichuan2-13b",
-    "dots.llm1-143b": "dots.llm1",
-}
+    "command-r-35b": "command-r-35b", "command-r-plus-104b": "command-r-plus",
+    "command-r7b": "command-r7b", "command-a-111b": "command-a-111b", "olmoe-1b-7b": "olmoe-1b-7b",
+    "falcon-7b": "falcon-7b", "falcon-40b": "falcon-40b", "falcon-180b": "falcon-180b",
+    "falcon2-11b": "falcon-11b", "dbrx": "dbrx", "ernie4.5-0.3b": "ernie-4.5-0.3b",
+    "ernie4.5-21b-a3b": "ernie-4.5-21b-a3b", "ernie4.5-300b-a47b": "ernie-4.5-300b-a47b",
+    "minimax-m2": "minimax-m2", "granite3.1-8b": "granite-3.1-8b", "exaone4-32b": "exaone4-32b",
+    "seed-oss-36b": "seed-oss-36b", "hunyuan-a13b": "hunyuan-a13b", "glm4-32b": "glm-4-32b-0414",
+    "glm4-9b": "glm-4-9b-0414", "phi3.5-moe": "phi-3.5-moe", "deepseek-moe-16b": "deepseek-moe-16b",
+    "starcoder-15b": "starcoder-15b", "stablelm2-12b": "stablelm-2-12b", "gpt-j-6b": "gpt-j-6b",
+    "opt-6.7b": "opt-6.7b", "opt-66b": "opt-66b", "internlm2-7b": "internlm2-7b",
+    "baichuan2-13b": "baichuan2-13b", "dots.llm1-143b": "dots.llm1",
+}  # fmt: skip
 # billions a token meets, as the publisher rounds them
 ACTIVE = {
-    "olmoe-1b-7b": (1.3, 0.05),
-    "dbrx": (36, 0.5),
-    "ernie-4.5-300b-a47b": (47, 1),
-    "ernie-4.5-21b-a3b": (3, 0.4),
-    "phi-3.5-moe": (6.6, 0.1),
-    "minimax-m2": (10, 1.1),
-    "hunyuan-a13b": (13, 0.5),
-    "dots.llm1": (14, 0.5),
-    "deepseek-moe-16b": (2.8, 0.05),
-    "ling-lite": (2.75, 0.01),
-    "granite-3.1-3b-a800m": (0.8, 0.1),
-    "ling-mini-2.0": (1.4, 0.05),
-}
+    "olmoe-1b-7b": (1.3, 0.05), "dbrx": (36, 0.5), "ernie-4.5-300b-a47b": (47, 1),
+    "ernie-4.5-21b-a3b": (3, 0.4), "phi-3.5-moe": (6.6, 0.1), "minimax-m2": (10, 1.1),
+    "hunyuan-a13b": (13, 0.5), "dots.llm1": (14, 0.5), "deepseek-moe-16b": (2.8, 0.05),
+    "ling-lite": (2.75, 0.01), "granite-3.1-3b-a800m": (0.8, 0.1), "ling-mini-2.0": (1.4, 0.05),
+}  # fmt: skip
 
 
 def config(name: str) -> dict[str, object]:
@@ -224,21 +197,12 @@ DENSE = {
     "vocab_size": 32000,
 }
 QWEN3_NEXT = {
-    "model_type": "qwen3_next",
-    "hidden_size": 2048,
-    "num_hidden_layers": 48,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 2,
-    "head_dim": 256,
-    "vocab_size": 151936,
-    "full_attention_interval": 4,
-    "linear_num_value_heads": 32,
-    "linear_key_head_dim": 128,
-    "num_experts": 512,
-    "num_experts_per_tok": 10,
-    "moe_intermediate_size": 512,
+    "model_type": "qwen3_next", "hidden_size": 2048, "num_hidden_layers": 48,
+    "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "vocab_size": 151936,
+    "full_attention_interval": 4, "linear_num_value_heads": 32, "linear_key_head_dim": 128,
+    "num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512,
     "shared_expert_intermediate_size": 512,
-}
+}  # fmt: skip
 NEMOTRON_H = {
     "model_type": "nemotron_h",
     "hidden_size": 4096,
@@ -294,15 +258,10 @@ def test_an_unknown_type_names_the_nearest_and_what_to_do():
     assert "the nearest type we read is olmo" in fault.remedy
     assert "inline without model_type" in fault.remedy
     with pytest.raises(SpecError) as caught:
-        read_model(
-            {
-                "model_type": "qwen3_next",
-                "hidden_size": 64,
-                "num_hidden_layers": 4,
-                "num_attention_heads": 4,
-                "vocab_size": 9,
-            }
-        )
+        read_model({
+            "model_type": "qwen3_next", "hidden_size": 64, "num_hidden_layers": 4,
+            "num_attention_heads": 4, "vocab_size": 9,
+        })  # fmt: skip
     assert "gated DeltaNet" in str(caught.value)
 
 
@@ -319,23 +278,13 @@ def test_every_type_is_either_read_or_refused():
 
 
 GRANITE_MICRO = {
-    "model_type": "granitemoehybrid",
-    "hidden_size": 2560,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 40,
-    "num_attention_heads": 40,
-    "num_key_value_heads": 8,
-    "vocab_size": 100352,
-    "tie_word_embeddings": True,
-    "layer_types": ["attention"] * 40,
-    "mamba_d_state": 256,
-    "mamba_n_heads": 128,
-    "num_local_experts": 0,
-    "num_experts_per_tok": 0,
-    "shared_intermediate_size": 8192,
-    "position_embedding_type": "rope",
+    "model_type": "granitemoehybrid", "hidden_size": 2560, "intermediate_size": 8192,
+    "num_hidden_layers": 40, "num_attention_heads": 40, "num_key_value_heads": 8,
+    "vocab_size": 100352, "tie_word_embeddings": True, "layer_types": ["attention"] * 40,
+    "mamba_d_state": 256, "mamba_n_heads": 128, "num_local_experts": 0, "num_experts_per_tok": 0,
+    "shared_intermediate_size": 8192, "position_embedding_type": "rope",
     "normalization_function": "rmsnorm",
-}
+}  # fmt: skip
 
 
 def test_granite_4_without_mamba_and_experts_is_dense():
@@ -414,33 +363,19 @@ class TestWrappers:
 
     def test_a_flat_one(self):
         qwen = {
-            "model_type": "qwen2_5_vl",
-            "hidden_size": 3584,
-            "intermediate_size": 18944,
-            "num_hidden_layers": 28,
-            "num_attention_heads": 28,
-            "num_key_value_heads": 4,
-            "vocab_size": 152064,
-            "tie_word_embeddings": False,
-            "vision_config": {"depth": 32},
-        }
+            "model_type": "qwen2_5_vl", "hidden_size": 3584, "intermediate_size": 18944,
+            "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
+            "vocab_size": 152064, "tie_word_embeddings": False, "vision_config": {"depth": 32},
+        }  # fmt: skip
         assert read(qwen).total_parameters() == 7_615_616_512  # Qwen2.5-7B
 
     def test_a_text_type_of_its_own(self):
         text = {
-            "model_type": "qwen3_vl_moe_text",
-            "hidden_size": 2048,
-            "intermediate_size": 6144,
-            "num_hidden_layers": 48,
-            "head_dim": 128,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 4,
-            "vocab_size": 151936,
-            "num_experts": 128,
-            "num_experts_per_tok": 8,
-            "moe_intermediate_size": 768,
-            "decoder_sparse_step": 1,
-        }
+            "model_type": "qwen3_vl_moe_text", "hidden_size": 2048, "intermediate_size": 6144,
+            "num_hidden_layers": 48, "head_dim": 128, "num_attention_heads": 32,
+            "num_key_value_heads": 4, "vocab_size": 151936, "num_experts": 128,
+            "num_experts_per_tok": 8, "moe_intermediate_size": 768, "decoder_sparse_step": 1,
+        }  # fmt: skip
         config = {"model_type": "qwen3_vl_moe", "text_config": text}
         model = read_model({**config, "tie_word_embeddings": False})
         assert model.total_parameters() == 30_532_122_624  # Qwen3-30B-A3B

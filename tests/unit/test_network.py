@@ -95,15 +95,10 @@ def test_every_shipped_flavor_has_its_facts() -> None:
 
 
 def test_a_file_is_read_to_the_same_network(tmp_path: Path) -> None:
-    text = json.dumps(
-        {
-            **SHAPES,
-            "architectures": ["X"],
-            "model_type": "qwen3",
-            "rope_theta": 5_000_000,
-            "rms_norm_eps": 1e-6,
-        }
-    )
+    text = json.dumps({
+        **SHAPES, "architectures": ["X"], "model_type": "qwen3", "rope_theta": 5_000_000,
+        "rms_norm_eps": 1e-6,
+    })  # fmt: skip
     (tmp_path / "config.json").write_text(text)
     model = read_model(str(tmp_path))
     assert (model.rope_theta, model.norm_eps, model.hidden_act) == (5e6, 1e-6, "silu")

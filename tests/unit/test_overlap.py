@@ -27,14 +27,9 @@ def columns(
 ) -> UnitColumns:
     """One kind of layer, embedding and head, all with the same times."""
     given = {
-        "forward": forward,
-        "backward": backward,
-        "gather": gather,
-        "scatter": scatter,
-        "replicate": replicate,
-        "gather_copy": 0.0,
-        "scatter_copy": 0.0,
-    }
+        "forward": forward, "backward": backward, "gather": gather, "scatter": scatter,
+        "replicate": replicate, "gather_copy": 0.0, "scatter_copy": 0.0,
+    }  # fmt: skip
     return UnitColumns(**{name: np.full((3, 1), value) for name, value in given.items()})
 
 

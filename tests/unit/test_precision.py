@@ -189,14 +189,9 @@ def test_every_operand_decides_something(
 def test_what_a_16_bit_recipe_must_not_have(table: Recipes) -> None:
     for recipe in table:
         costs = (
-            recipe.scale,
-            recipe.cast,
-            recipe.eager_scale,
-            recipe.eager_cast,
-            recipe.transposed,
-            recipe.column_amax,
-            recipe.row_amax,
-        )
+            recipe.scale, recipe.cast, recipe.eager_scale, recipe.eager_cast, recipe.transposed,
+            recipe.column_amax, recipe.row_amax,
+        )  # fmt: skip
         assert (costs != (NOTHING,) * 7) == recipe.low, recipe.name
         assert recipe.low or (
             recipe.saved_bytes,

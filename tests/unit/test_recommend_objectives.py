@@ -29,14 +29,9 @@ def plan_of(
         "model": "llama3-8b",
         "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": num_gpus, **changes.get("cluster", {})},
         "training": {"seq_len": 8192, "global_batch_size": 64, **changes.get("training", {})},
-        "search": {
-            "top_k": top_k,
-            "objective": objective,
-            "prefer": prefer,
-            "allow": {"precision": ["bf16"]},
-            "fix": {"compile": True},
-        },
-    }
+        "search": {"top_k": top_k, "objective": objective, "prefer": prefer,
+            "allow": {"precision": ["bf16"]}, "fix": {"compile": True}},
+    }  # fmt: skip
     return recommend(read_job(job), ports=fixed_ports())
 
 

@@ -22,16 +22,9 @@ def trial(layout: dict[str, Any], value: float | None = None, **said: Any) -> di
 def probed(plan: Plan, trials: list[dict[str, Any]], **more: Any) -> Plan:
     """The plan as if these trials had been its probes."""
     probing = {
-        "probes": len(trials),
-        "looks": 0,
-        "gpu_seconds": 60.0,
-        "stopped": "the budget is spent",
-        "expected_regret": 0.02,
-        "num_ruled_out": 0,
-        "ruled_out": [],
-        "trials": trials,
-        **more,
-    }
+        "probes": len(trials), "looks": 0, "gpu_seconds": 60.0, "stopped": "the budget is spent",
+        "expected_regret": 0.02, "num_ruled_out": 0, "ruled_out": [], "trials": trials, **more,
+    }  # fmt: skip
     return Plan.model_validate_json(plan.model_copy(update={"probing": probing}).model_dump_json())
 
 
@@ -212,16 +205,10 @@ def test_what_may_be_faster_still_is_named_as_the_next_to_probe(plan: Plan) -> N
 )
 def test_a_line_of_progress_says_whether_the_best_was_measured(rung: str, words: str) -> None:
     body = {
-        "event": "told",
-        "layout": "fsdp 2",
-        "message": "40 ms a step",
-        "best_step_seconds": 0.0353,
-        "best_rung": rung,
-        "expected_regret": None,
-        "gpu_seconds_left": 10.0,
-        "probes": 1,
+        "event": "told", "layout": "fsdp 2", "message": "40 ms a step", "best_step_seconds": 0.0353,
+        "best_rung": rung, "expected_regret": None, "gpu_seconds_left": 10.0, "probes": 1,
         "probes_left": 1,
-    }
+    }  # fmt: skip
     assert words in _stand(body).line
 
 

@@ -115,14 +115,9 @@ def survey_row(ac: str, measured: dict[str, Any], seq_len: int = 4096) -> dict[s
     training = {"seq_len": seq_len, "global_batch_size": 2}
     name = f"{ac} {measured['rung']} {seq_len}"
     return {
-        "id": name,
-        "model": "llama3.2-1b",
-        "cluster": cluster,
-        "training": training,
-        "layout": {"ac": ac},
-        "group": "own",
-        "measured": measured,
-    }
+        "id": name, "model": "llama3.2-1b", "cluster": cluster, "training": training,
+        "layout": {"ac": ac}, "group": "own", "measured": measured,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

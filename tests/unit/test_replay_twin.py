@@ -59,20 +59,13 @@ class Costs:
     def columns(self) -> StageCosts:
         one = np.ones((1, len(self.send)))
         return StageCosts(
-            forward_seconds_CS=self.forward[None],
-            input_grad_seconds_CS=self.input_grad[None],
-            weight_grad_seconds_CS=self.weight_grad[None],
-            send_seconds_CS=self.send[None],
-            crowded_seconds_CS=2.0 * self.send[None],
-            saved_bytes_CS=one,
-            pair=PairSeconds(
-                forward_wire_CS=self.wire[0][None],
-                backward_wire_CS=self.wire[1][None],
-                forward_cover_CS=self.cover[0][None],
-                backward_cover_CS=self.cover[1][None],
-                slowdown=0.25,
-            ),
-        )
+            forward_seconds_CS=self.forward[None], input_grad_seconds_CS=self.input_grad[None],
+            weight_grad_seconds_CS=self.weight_grad[None], send_seconds_CS=self.send[None],
+            crowded_seconds_CS=2.0 * self.send[None], saved_bytes_CS=one,
+            pair=PairSeconds(forward_wire_CS=self.wire[0][None],
+                backward_wire_CS=self.wire[1][None], forward_cover_CS=self.cover[0][None],
+                backward_cover_CS=self.cover[1][None], slowdown=0.25),
+        )  # fmt: skip
 
 
 def check(

@@ -219,15 +219,9 @@ def test_the_optimal_interval_minimises_the_waste(
     best = run.progress(saves, step * one, mtbf, None)
     center = int(best.optimal_steps[0])
     others = {
-        1,
-        2,
-        center - 1,
-        center + 1,
-        max(1, center // 2),
-        center * 2,
-        int(upload / step) + 1,
+        1, 2, center - 1, center + 1, max(1, center // 2), center * 2, int(upload / step) + 1,
         max(1, int(upload / step)),
-    }
+    }  # fmt: skip
     for steps in others - {0}:
         goodput = run.progress(saves, step * one, mtbf, steps).goodput[0]
         assert goodput <= best.goodput[0] * (1 + 1e-9), steps

@@ -44,21 +44,13 @@ def uniform(
     ones = np.ones((len(seconds), pp * v))
     forward, input_grad, weight_grad = (ones * column[:, None] / v for column in seconds.T)
     costs = StageCosts(
-        forward_seconds_CS=forward,
-        input_grad_seconds_CS=input_grad,
-        weight_grad_seconds_CS=weight_grad,
-        send_seconds_CS=ones * send,
-        crowded_seconds_CS=ones * send * 2.0,
-        saved_bytes_CS=ones / v,
+        forward_seconds_CS=forward, input_grad_seconds_CS=input_grad,
+        weight_grad_seconds_CS=weight_grad, send_seconds_CS=ones * send,
+        crowded_seconds_CS=ones * send * 2.0, saved_bytes_CS=ones / v,
         weight_grad_bytes_CS=ones * share / v,
-        pair=PairSeconds(
-            forward_wire_CS=ones * saved,
-            backward_wire_CS=ones * 0.0,
-            forward_cover_CS=ones,
-            backward_cover_CS=ones,
-            slowdown=0.0,
-        ),
-    )
+        pair=PairSeconds(forward_wire_CS=ones * saved, backward_wire_CS=ones * 0.0,
+            forward_cover_CS=ones, backward_cover_CS=ones, slowdown=0.0),
+    )  # fmt: skip
     return replay(compiled(entry, pp, v, m, how), costs, num_microbatches=m)
 
 
@@ -109,19 +101,8 @@ def test_interleaved_order_of_the_paper() -> None:
     """Narayanan et al. 2021, figure 4: 4 ranks, 2 stages each: rank 0 forwards 1-4, 1-4, 5-8 ..."""
     first = SCHEDULES["Interleaved1F1B"].actions(4, 2, 8)[0]
     assert [str(action) for action in first[:12]] == [
-        "0F0",
-        "0F1",
-        "0F2",
-        "0F3",
-        "4F0",
-        "4F1",
-        "4F2",
-        "4F3",
-        "0F4",
-        "0F5",
-        "0F6",
-        "4B0",
-    ]
+        "0F0", "0F1", "0F2", "0F3", "4F0", "4F1", "4F2", "4F3", "0F4", "0F5", "0F6", "4B0",
+    ]  # fmt: skip
 
 
 @ALL

@@ -24,14 +24,9 @@ MANY = [
 
 def stage(index: int, num_stages: int, pp: int) -> Any:
     return SimpleNamespace(
-        stage_index=index,
-        num_stages=num_stages,
-        group_size=pp,
-        group_rank=0,
-        submod=None,
-        is_first=index == 0,
-        is_last=index == num_stages - 1,
-    )
+        stage_index=index, num_stages=num_stages, group_size=pp, group_rank=0, submod=None,
+        is_first=index == 0, is_last=index == num_stages - 1,
+    )  # fmt: skip
 
 
 def torch_order(name: str, pp: int, v: int, m: int) -> tuple[tuple[str, ...], ...]:

@@ -125,15 +125,8 @@ def test_steps_of_degrees_go_both_ways() -> None:
 
 def test_a_plan_tells_its_winners_steps(plan: Plan) -> None:
     assert {step.field for step in plan.sensitivity} >= {
-        "tp",
-        "cp",
-        "pp",
-        "micro_batch_size",
-        "ac",
-        "precision",
-        "zero_stage",
-        "compile",
-    }
+        "tp", "cp", "pp", "micro_batch_size", "ac", "precision", "zero_stage", "compile",
+    }  # fmt: skip
     lines = explain(plan, 1, None)
     assert lines[lines.index("one step in each field:") + 1 :] == [
         step_sentence(step) for step in plan.sensitivity
@@ -145,15 +138,9 @@ def test_steps_in_words() -> None:
     pricer = pricer_of("llama3-8b", 8)
     layout = layout_of(pricer)
     step = SensitivityStep(
-        field="tp",
-        old=1,
-        new=2,
-        layout=layout,
-        step_seconds=1.0,
-        step_ratio=1.13,
-        device_bytes=2**30,
-        fits=False,
-    )
+        field="tp", old=1, new=2, layout=layout, step_seconds=1.0, step_ratio=1.13,
+        device_bytes=2**30, fits=False,
+    )  # fmt: skip
     assert step_sentence(step) == "tp 1 -> 2: 0.88 times as fast, 1.0 GiB, does not fit"
     refused = SensitivityStep(
         field="compile", old=True, new=False, layout=layout, refused="why; what"

@@ -76,19 +76,14 @@ def test_the_space_is_the_brute_force_set(job: dict[str, Any]) -> None:
 
 
 NARROW: list[Any] = [
-    {"fix": {"tp": 2}},
-    {"fix": {"pp_schedule": "Interleaved1F1B"}},
+    {"fix": {"tp": 2}}, {"fix": {"pp_schedule": "Interleaved1F1B"}},
     {"fix": {"pp": 2, "virtual_stages": 2}},
-    {
-        "allow": {"compile": [False, True], "ac": ["full", "memory-budget-0.5"]},
-        "fix": {"dp_replicate": 1, "precision": "bf16"},
-    },
-    {"fix": {"async_tp": True}},
+    {"allow": {"compile": [False, True], "ac": ["full", "memory-budget-0.5"]},
+        "fix": {"dp_replicate": 1, "precision": "bf16"}}, {"fix": {"async_tp": True}},
     {"fix": {"zero_stage": [2, 3], "dp_shard": [1, 4]}},
     {"fix": {"sequence_parallel": False}, "allow": {"tp": [2, 4]}},
-    {"fix": {"pp": 2, "layers_per_stage": [2, 4]}},
-    {"fix": {"cpu_offload": True}},
-]
+    {"fix": {"pp": 2, "layers_per_stage": [2, 4]}}, {"fix": {"cpu_offload": True}},
+]  # fmt: skip
 SPLITS = {"layers_per_stage": [[3, 3], [1, 2, 2, 1]], "param_dtype": ["bfloat16", "float32"]}
 
 

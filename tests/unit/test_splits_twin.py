@@ -23,15 +23,9 @@ WIDE: dict[str, Any] = {
     "intermediate_size": 14336, "vocab_size": 128256,
 }  # fmt: skip
 EXPERTS = {
-    **WIDE,
-    "name": "experts",
-    "hidden_size": 2048,
-    "num_attention_heads": 16,
-    "num_experts": 16,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 1408,
-    "first_k_dense_replace": 2,
-}
+    **WIDE, "name": "experts", "hidden_size": 2048, "num_attention_heads": 16, "num_experts": 16,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 1408, "first_k_dense_replace": 2,
+}  # fmt: skip
 # What is fixed leaves few classes, so that all their splits and budgets can be simulated.
 CASES: dict[str, tuple[dict[str, Any], str, dict[str, Any], dict[str, Any]]] = {
     "a heavy head": (WIDE, "torchtitan", {"num_gpus": 8},

@@ -80,19 +80,9 @@ def test_a_plan_is_shown_as_recommend_printed_it(
 ) -> None:
     monkeypatch.setenv("PLANNER_DATABASE_URL", sqlite_url)
     job = [
-        "--model",
-        "llama3.2-1b",
-        "--gpu",
-        "h100",
-        "--num-gpus",
-        "1",
-        "--seq-len",
-        "8k",
-        "--global-batch-size",
-        "4",
-        "--top-k",
-        "2",
-    ]
+        "--model", "llama3.2-1b", "--gpu", "h100", "--num-gpus", "1", "--seq-len", "8k",
+        "--global-batch-size", "4", "--top-k", "2",
+    ]  # fmt: skip
     assert run(["recommend", *job]) == 0
     printed = capsys.readouterr().out
     words = (word for word in printed.split() if "rank" not in word)

@@ -31,15 +31,9 @@ WIDTHS = (80, 100, 120)
 WIDE = 1000
 KINDS = ("models", "gpus", "clusters", "schedules", "defaults")
 LONG = {
-    "pp": 8,
-    "dp_shard": 4,
-    "tp": 2,
-    "virtual_stages": 2,
-    "pp_schedule": "Interleaved1F1B",
-    "ac": "memory-budget-0.73",
-    "compile": True,
-    "precision": "float8-tensorwise",
-}
+    "pp": 8, "dp_shard": 4, "tp": 2, "virtual_stages": 2, "pp_schedule": "Interleaved1F1B",
+    "ac": "memory-budget-0.73", "compile": True, "precision": "float8-tensorwise",
+}  # fmt: skip
 View = Callable[[int], RenderableType]
 
 

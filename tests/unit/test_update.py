@@ -154,14 +154,9 @@ def test_newton_schulz_of_square_matrices_takes_thirty_n() -> None:
     """5 iterations of 4 m^2 n + 2 m^3 on m = n: 30 n FLOP a parameter."""
     pricer, _ = case()
     square = pricer.model.model_copy(
-        update={
-            "hidden_size": 512,
-            "intermediate_size": 512,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 8,
-            "head_dim": 64,
-        }
-    )
+        update={"hidden_size": 512, "intermediate_size": 512, "num_attention_heads": 8,
+            "num_key_value_heads": 8, "head_dim": 64},
+    )  # fmt: skip
     assert newton_schulz_flops(square) == pytest.approx(30.0 * 512)
     assert newton_schulz_flops(pricer.model) > 5.0 * 4.0 * 1024, "at least its narrowest side"
 
@@ -176,14 +171,9 @@ def test_muon_makes_matrices_whole_and_deals_them_out_again() -> None:
     exchange = found.update_seconds - step.seconds(batch, found.shard, 0 * found.shard)
     sixteen, one = np.full(1, 16.0), np.ones(1)
     once = collective_seconds(
-        "all-to-all",
-        2.0 * found.shard[0],
-        sixteen,
-        one,
-        pricer.fabric,
-        base_seconds=pricer.profile.collective_seconds,
-        nvls_gain=pricer.profile.nvls_gain,
-    )
+        "all-to-all", 2.0 * found.shard[0], sixteen, one, pricer.fabric,
+        base_seconds=pricer.profile.collective_seconds, nvls_gain=pricer.profile.nvls_gain,
+    )  # fmt: skip
     assert exchange[:, 0] == pytest.approx([2.0 * once[0], 0.0, 0.0])
 
 
@@ -249,25 +239,14 @@ def waits(
     pricer, batch = case(**({"dp_shard": 16, "zero_stage": 2} | layout))
     one, nothing = column(1.0, 0.0, 0.0), column(0.0, 0.0, 0.0)
     seconds = UnitColumns(
-        forward=column(10.0, 0.0, 0.0),
-        backward=column(backward, 0.0, 0.0),
-        gather=nothing,
-        scatter=one,
-        replicate=nothing,
-        gather_copy=nothing,
-        scatter_copy=nothing,
-        host=host,
-    )
+        forward=column(10.0, 0.0, 0.0), backward=column(backward, 0.0, 0.0), gather=nothing,
+        scatter=one, replicate=nothing, gather_copy=nothing, scatter_copy=nothing, host=host,
+    )  # fmt: skip
     units = np.ones((1, 3, 1))
     found = exposed_data_parallel(
-        units,
-        seconds,
-        batch,
-        np.array([microbatches]),
-        pricer.training,
-        TRAINERS["torchtitan"],
+        units, seconds, batch, np.array([microbatches]), pricer.training, TRAINERS["torchtitan"],
         1.0,
-    )
+    )  # fmt: skip
     return float((found.fsdp + found.dp)[0, 0])
 
 
