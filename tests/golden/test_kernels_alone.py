@@ -1,6 +1,4 @@
-"""Published timings of matrix products, run alone, against what the cost model says of them
-alone.
-"""
+"""Published timings of matrix products against what the cost model says of them alone."""
 
 import csv
 import re
@@ -11,7 +9,7 @@ import pytest
 from planner.calibration.kernels import ALONE_SD, KernelShape, alone, shape_seconds
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
-from tests.conftest import ROOT
+from tests.conftest import ROOT, job_values
 
 GPUS = {"A100-SXM-80GB": "a100-sxm-80gb", "H100-SXM-80GB": "h100-sxm-80gb"}
 GPUS["H200-SXM-141GB"] = "h200-sxm-141gb"
@@ -36,13 +34,7 @@ def published(gpu: str) -> tuple[list[KernelShape], np.ndarray]:
 
 @pytest.mark.parametrize("gpu", GPUS)
 def test_products_alone_are_met_within_their_deviation(gpu: str) -> None:
-    job = read_job(
-        {
-            "model": "llama3-8b",
-            "cluster": {"gpu": GPUS[gpu], "num_gpus": 8},
-            "training": {"seq_len": 4096, "global_batch_size": 64},
-        }
-    )
+    job = read_job(job_values("llama3-8b", GPUS[gpu], 8, 4096, 64))
     pricer = Pricer.build(job.model, job.cluster, job.training)
     shapes, seconds = published(gpu)
     assert len(shapes) >= 80

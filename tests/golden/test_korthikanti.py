@@ -27,17 +27,9 @@ ODD = {"mbr-228": 0.60}
 # These ran, and our memory gives them more than 5% to run out of it (77% for mbr-106's layout, 64%
 # for mbr-100's, 13 to 15% for 254, 255).
 REFUSED = {
-    "mbr-100",
-    "mbr-146",
-    "mbr-190",
-    "mbr-106",
-    "mbr-151",
-    "mbr-195",
-    "mbr-233",
-    "mbr-265",
-    "mbr-254",
-    "mbr-255",
-}
+    "mbr-100", "mbr-146", "mbr-190", "mbr-106", "mbr-151", "mbr-195", "mbr-233", "mbr-265",
+    "mbr-254", "mbr-255",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("row_id", KORTHIKANTI)

@@ -1,6 +1,4 @@
-"""Published parameter counts against the counts our shapes give: exact where the weights' own total
-is published.
-"""
+"""Published parameter counts against our shapes': exact where the weights' total is published."""
 
 import pytest
 
@@ -64,9 +62,7 @@ def test_parts_sum_to_the_total(name):
 
 
 def test_torchtitan_flops_of_llama3_8b():
-    """6 x (8030261248 - 128256 x 4096) + 12 x 32 x 32 x 128 x 8192, TorchTitan's own figure for its
-    8B flavour.
-    """
+    """6 x (8030261248 - 128256 x 4096) + 12 x 32 x 32 x 128 x 8192: TorchTitan's for its 8B."""
     assert load_model("llama3-8b").torchtitan_flops_per_token(8192) == 6 * 7504924672 + 12884901888
 
 

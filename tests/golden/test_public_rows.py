@@ -148,11 +148,8 @@ def test_a_figure_that_grows_is_named() -> None:
 def main(loosen: bool) -> int:
     ours = figures(read_rows(str(PUBLIC))[0])
     committed = json.loads(FLOOR.read_text(encoding="utf-8")) if FLOOR.exists() else {}
-    raised = {
-        name: (value, committed[name])
-        for name, value in ours.items()
-        if value > committed.get(name, math.inf)
-    }
+    higher = {name for name, value in ours.items() if value > committed.get(name, math.inf)}
+    raised = {name: (ours[name], committed[name]) for name in ours if name in higher}
     if raised and not loosen:
         print(
             f"higher than committed (now, committed): {raised}; pass --loosen and say why in the "

@@ -87,9 +87,7 @@ def test_memory_comes_in_the_papers_order(group: Group) -> None:
 
 
 def test_bubbles_of_equal_stages_follow_table_1() -> None:
-    """1F1B (p - 1)(F + B + W); ZB-H1, which is ZB-1p's plan, (p - 1)(F + B - W); ZB-2p none beyond
-    the last stage's wait.
-    """
+    """1F1B (p - 1)(F + B + W); ZB-H1, our ZB-1p, (p - 1)(F + B - W); ZB-2p the last wait alone."""
     for p, m, (f, i, w) in itertools.product(
         (2, 4, 8), (24, 64), ((1.0, 1.0, 1.0), (1.0, 1.2, 0.8), (2.0, 2.5, 1.5))
     ):
@@ -118,18 +116,15 @@ def test_predicted_bubbles_fall_in_the_papers_order() -> None:
 
 
 def test_interleaving_pays_for_its_sends() -> None:
-    """Sends that Megatron of 2023 did not overlap cost 1F1B-I more than they cost the others, and
-    more with every microbatch.
-    """
+    """Sends that Megatron of 2023 did not overlap cost 1F1B-I most, more with each microbatch."""
     for model in ("gpt-1.5B", "gpt-6.2B"):
         waits = {}
         for count in (24, 64):
             members = GROUPS[model, 8, count]
             times = {name: found.estimate.time for name, found in members.items()}
+            known = {name: time for name, time in times.items() if time}
             waits[count] = {
-                name: time.exposed_communication_seconds["pp"]
-                for name, time in times.items()
-                if time
+                x: time.exposed_communication_seconds["pp"] for x, time in known.items()
             }
             at = waits[count]
             assert at["Interleaved1F1B"] > 2 * at["1F1B"] > 2 * at["ZB-1p"]

@@ -31,6 +31,7 @@ from planner.rules.features import gpu_precisions
 from planner.schedules import SCHEDULES
 from planner.specs.layout import AC_KINDS, COUNTED_AC, CP_METHODS, MOE_DISPATCHERS
 from planner.trainers.registry import TRAINERS
+from tests.conftest import one_fast
 
 SEED, NUM_JOBS, ROWS = 20261103, 500, 80
 NUM_GPUS = (1, 8, 16, 24, 64, 128, 256, 1024)
@@ -100,9 +101,7 @@ def priced(draw: np.random.Generator, model: str, gpu: str, trainer: str) -> Pri
 
 
 def random_layouts(draw: np.random.Generator, context: Context, count: int) -> LayoutBatch:
-    """Columns of random layouts, mostly of what the trainer and the GPU know. Without a pipeline
-    one stage: see DEFECTS.
-    """
+    """Random layouts, mostly of what is known. Without a pipeline one stage: DEFECTS."""
     known, num_gpus = context.trainer, context.cluster.num_gpus
     own = np.random.default_rng(SEED)  # of the newest fields: the others' draws stay what they were
 
@@ -415,8 +414,9 @@ def test_simulation_is_finite_for_every_schedule_and_precision() -> None:
     assert {SCHEDULES.names[code] for code, _ in done} == set(SCHEDULES)
 
 
-def test_machines_side_by_side_are_each_machine_alone() -> None:
-    for job in jobs()[::3]:
+@pytest.mark.parametrize("every", one_fast(15, 3))
+def test_machines_side_by_side_are_each_machine_alone(every: int) -> None:
+    for job in jobs()[::every]:
         if job.prices is None:
             continue
         c = job.context

@@ -1,6 +1,4 @@
-"""Any schedule at any legal size: it runs, wastes no less than nothing, and its closed forms
-hold.
-"""
+"""Any schedule at any legal size runs, wastes no less than nothing, and its closed forms hold."""
 
 from dataclasses import replace
 
@@ -114,9 +112,7 @@ def test_slower_work_or_sends_never_finish_sooner(
 def test_bubble_never_exceeds_the_simulated_one(
     layout: tuple[Schedule, int, int, int], weight: float, inputs: float, scale: float
 ) -> None:
-    """With w <= f <= i the closed form is a lower bound, and equal but for ZBV with few
-    microbatches.
-    """
+    """With w <= f <= i the closed form is a bound, and equal but for ZBV with few microbatches."""
     entry, pp, v, m = layout
     f, i, w = scale, scale * inputs, scale * weight
     ones = np.ones((1, pp * v)) / v
@@ -145,10 +141,8 @@ def test_equal_stages_are_continued_exactly(
     v, m = (1 if entry.single_stage else 2), pp * rounds
     costs = data.draw(stage_costs(pp * v, equal=True))
     costs = replace(costs, send_seconds_CS=costs.send_seconds_CS * 0.05)
-    short, whole = (
-        simulate(entry, (pp, v, m), costs),
-        replay(compiled(entry, pp, v, m), costs, num_microbatches=m),
-    )
+    short = simulate(entry, (pp, v, m), costs)
+    whole = replay(compiled(entry, pp, v, m), costs, num_microbatches=m)
     np.testing.assert_allclose(short.makespan_seconds_C, whole.makespan_seconds_C, rtol=1e-9)
     ends, expected = (one.span_seconds_CR.max(axis=1) for one in (short, whole))
     np.testing.assert_allclose(ends, expected, rtol=1e-9)

@@ -45,14 +45,8 @@ class LightWiring(Wiring):
 
 
 def light_command(python: str, task: ProbeTask, program: Program, *, port: int) -> list[str]:
-    return [
-        python,
-        light_torchrun.__file__,
-        str(task.num_processes()),
-        RESULT,
-        program.target,
-        *program.arguments,
-    ]
+    command = [python, light_torchrun.__file__, str(task.num_processes()), RESULT]
+    return [*command, program.target, *program.arguments]
 
 
 def light_wiring(folder: Path, probes: Path, *, light: bool, clock: Clock | None = None) -> Wiring:

@@ -29,9 +29,7 @@ MODES = ("none", "full", "selective-op", "selective-layer-2")
 
 
 def drawn(kind: str, number: int) -> Sizes:
-    """Sizes of real proportions and beyond them: wide and narrow, long and short, few and many
-    heads and experts.
-    """
+    """Sizes of real proportions and beyond: wide, narrow, long, short, few and many heads."""
     rng = random.Random(f"{kind} {number}")
     base = KINDS[kind]
     heads = rng.choice((2, 4, 8, 16))
@@ -39,16 +37,11 @@ def drawn(kind: str, number: int) -> Sizes:
     hidden = heads * head_dim * rng.choice((1, 2, 4)) // 2
     grouped = not base.kv_rank and base.norm != "layer"
     sizes = replace(
-        base,
-        hidden=hidden,
-        heads=heads,
+        base, hidden=hidden, heads=heads,
         kv_heads=heads // rng.choice((1, 2, 4) if heads > 2 else (1, 2)) if grouped else heads,
-        head_dim=head_dim,
-        ffn=32 * rng.randint(hidden // 32, hidden // 8),
-        seq=16 * rng.randint(1, 64),
-        batch=rng.randint(1, 4),
-        layers=2,
-    )
+        head_dim=head_dim, ffn=32 * rng.randint(hidden // 32, hidden // 8),
+        seq=16 * rng.randint(1, 64), batch=rng.randint(1, 4), layers=2,
+    )  # fmt: skip
     if base.kv_rank:
         sizes = replace(
             sizes,

@@ -39,9 +39,7 @@ SAVE_LIST = {
 
 
 def selective_op() -> Any:
-    """torchtitan 0.2.2 distributed/activation_checkpoint.py: everything in the list, of products
-    every second.
-    """
+    """torchtitan 0.2.2 activation_checkpoint.py: all in the list, of products every second."""
     seen: dict[str, int] = defaultdict(int)
 
     def policy(context: Any, function: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
@@ -59,9 +57,7 @@ def selective_op() -> Any:
 
 
 def run_layer(layer: Callable[..., Tensor], ac: str, index: int) -> Callable[..., Tensor]:
-    """The layer under an AC mode of the planner; index counts from 1, as TorchTitan's every-Nth
-    rule does.
-    """
+    """The layer under an AC mode; index counts from 1, as TorchTitan's every-Nth rule does."""
     options = {"use_reentrant": False, "preserve_rng_state": False, "early_stop": False}
     whole = partial(checkpoint, layer, **options)
     every = int(ac.rsplit("-", 1)[1]) if ac.startswith("selective-layer-") else 0
@@ -72,9 +68,7 @@ def run_layer(layer: Callable[..., Tensor], ac: str, index: int) -> Callable[...
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Bytes: what each layer left behind after its forward, and the most alive in backward beyond
-    all of it.
-    """
+    """(what each layer left after its forward, the most alive in backward beyond all of it)."""
 
     kept: tuple[int, ...]
     extra: int
@@ -115,19 +109,12 @@ def on_meta(sizes: Sizes, block: Callable[[Sizes], nn.Module], dtype: str, ac: s
 def spec(s: Sizes) -> dict[str, Any]:
     """The same sizes as the planner's inline model."""
     model: dict[str, Any] = {
-        "name": "generated",
-        "hidden_size": s.hidden,
-        "num_hidden_layers": s.layers,
-        "num_attention_heads": s.heads,
-        "num_key_value_heads": s.kv_heads,
-        "head_dim": s.head_dim,
-        "intermediate_size": s.ffn,
-        "vocab_size": s.vocab,
-        "tie_word_embeddings": False,
-        "mlp": s.mlp,
-        "norm": "layernorm" if s.norm == "layer" else "rmsnorm",
+        "name": "generated", "hidden_size": s.hidden, "num_hidden_layers": s.layers,
+        "num_attention_heads": s.heads, "num_key_value_heads": s.kv_heads, "head_dim": s.head_dim,
+        "intermediate_size": s.ffn, "vocab_size": s.vocab, "tie_word_embeddings": False,
+        "mlp": s.mlp, "norm": "layernorm" if s.norm == "layer" else "rmsnorm",
         "position_embedding": "none" if s.rotary == "none" else "rope",
-    }
+    }  # fmt: skip
     if s.kv_rank:
         model |= {
             "kv_lora_rank": s.kv_rank,

@@ -1,6 +1,4 @@
-"""The space once more, the slow way: the whole product of all domains, then every rule, then every
-domain's wishes.
-"""
+"""The space once more, the slow way: the product of all domains, every rule, every wish."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -27,9 +25,6 @@ TINY: dict[str, Any] = {
 }  # fmt: skip
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
 TINY_MOE = {**TINY, "name": "tiny-moe", **EXPERTS}
-
-
-# ---- what the search leaves out, said once more --------------------------------------------------
 
 FLASH_TILE, LONGEST_MICRO_BATCH, SPLIT_BACKWARD = 128, 262_144, ("ZB", "DualPipe", "ZeroBubble")
 
@@ -158,9 +153,7 @@ def rows_of(batch: LayoutBatch) -> list[tuple[Any, ...]]:
 
 
 def brute_force(c: Context, domains: Domains) -> LayoutBatch:
-    """Every layout of the product that is legal and wanted. Degrees are filtered by their product
-    first, to spare memory.
-    """
+    """Every legal, wanted layout of the product; degrees are filtered first, to spare memory."""
     columns = {name: domains.columns(name) for name in NAMES}
     lengths = [len(next(iter(columns[name].values()))) for name in NAMES]
     assert np.prod(lengths[:5]) * np.prod(lengths[5:]) < 5e8

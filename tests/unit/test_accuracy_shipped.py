@@ -1,6 +1,4 @@
-"""The accuracy report that ships: made of today's rows, calibration and model, and printed without
-pricing anything.
-"""
+"""The accuracy report that ships is of today's rows, calibration and model, and printed at once."""
 
 import json
 from pathlib import Path
@@ -27,17 +25,9 @@ EVERY = 45  # of the rows are predicted again here; all of them take minutes
 
 def printed(capsys: pytest.CaptureFixture[str], **options: Any) -> dict[str, Any]:
     command(
-        **{
-            "jobs": None,
-            "where": None,
-            "rows": False,
-            "markdown": None,
-            "recompute": False,
-            "save": None,
-            "json": True,
-            **options,
-        }
-    )
+        **{"jobs": None, "where": None, "rows": False, "markdown": None, "recompute": False,
+            "save": None, "json": True, **options},
+    )  # fmt: skip
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
 
@@ -57,9 +47,7 @@ def test_the_stamp_is_that_of_today() -> None:
 
 
 def test_it_predicts_what_the_model_predicts_today(tmp_path: Path) -> None:
-    """A few rows of all groups, to all digits kept: a change of the model that moves any of them
-    shows here.
-    """
+    """A few rows of all groups, to all digits: a change of the model that moves one shows here."""
     lines = PUBLIC_ROWS.read_text(encoding="utf-8").splitlines()[::EVERY]
     few = tmp_path / "few.jsonl"
     few.write_text("\n".join(lines), encoding="utf-8")
@@ -109,14 +97,9 @@ def test_every_option_that_only_prints_works_from_it(
     assert 0 < len(some["rows"]) < num_rows
     assert {"id", "measured_step_seconds", "step_seconds", "fits"} <= some["rows"][0].keys()
     command(
-        jobs=None,
-        where=["trainer=fsdp"],
-        rows=True,
-        markdown=tmp_path / "fsdp.md",
-        recompute=False,
-        save=None,
-        json=False,
-    )
+        jobs=None, where=["trainer=fsdp"], rows=True, markdown=tmp_path / "fsdp.md",
+        recompute=False, save=None, json=False,
+    )  # fmt: skip
     assert "A cluster never seen" in capsys.readouterr().out
     assert "## Every row" in (tmp_path / "fsdp.md").read_text(encoding="utf-8")
 

@@ -92,21 +92,10 @@ def test_keys() -> None:
         assert DIGEST not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("host", "inside"),
-    [
-        ("127.0.0.1", True),
-        ("127.8.8.8", True),
-        ("::1", True),
-        ("[::1]", True),
-        ("localhost", True),
-        ("0.0.0.0", False),
-        ("::", False),
-        ("10.0.0.1", False),
-        ("example.org", False),
-        ("", False),
-    ],
-)
+@pytest.mark.parametrize(("host", "inside"), [
+    ("127.0.0.1", True), ("127.8.8.8", True), ("::1", True), ("[::1]", True), ("localhost", True),
+    ("0.0.0.0", False), ("::", False), ("10.0.0.1", False), ("example.org", False), ("", False),
+])  # fmt: skip
 def test_only_loopback_is_open_without_keys(host: str, inside: bool) -> None:
     assert is_loopback(host) is inside
     refuse_open_door(Settings(host=host, api_keys=f"a:read:{DIGEST}", database_url="sqlite://"))
@@ -168,19 +157,11 @@ def test_commands_are_continued_to_be_pasted() -> None:
     assert all(line.endswith(" \\") for line in lines[:-1])
 
 
-@pytest.mark.parametrize(
-    ("shown", "expected"),
-    [
-        (money(2.5), "$2.50"),
-        (money(487_738.2), "$487,738"),
-        (money(1.2e9), "$1,200,000,000"),
-        (energy(3.6e6), "1 kWh"),
-        (energy(7.9e11), "219 MWh"),
-        (energy(7.9e12), "2,190 MWh"),
-        (mass(97_980_000.0), "98 t"),
-        (mass(900.0), "0.9 kg"),
-    ],
-)
+@pytest.mark.parametrize(("shown", "expected"), [
+    (money(2.5), "$2.50"), (money(487_738.2), "$487,738"), (money(1.2e9), "$1,200,000,000"),
+    (energy(3.6e6), "1 kWh"), (energy(7.9e11), "219 MWh"), (energy(7.9e12), "2,190 MWh"),
+    (mass(97_980_000.0), "98 t"), (mass(900.0), "0.9 kg"),
+])  # fmt: skip
 def test_money_energy_and_mass(shown: str, expected: str) -> None:
     assert shown == expected
 
@@ -201,14 +182,11 @@ def test_a_utilisation_above_one_is_explained(plan: Plan) -> None:
         assert ("attention in full" in " ".join(text.split())) == explained
 
 
-@pytest.mark.parametrize(
-    ("learnt", "said"),
-    [
-        ("", ""),
-        ("+4-b8ce", ", taught by 4 layouts measured in this database"),
-        ("+0-b8ce", ", taught by kernels timed in this database"),
-    ],
-)
+@pytest.mark.parametrize(("learnt", "said"), [
+    ("", ""),
+    ("+4-b8ce", ", taught by 4 layouts measured in this database"),
+    ("+0-b8ce", ", taught by kernels timed in this database"),
+])  # fmt: skip
 def test_an_answer_says_what_has_taught_it(plan: Plan, learnt: str, said: str) -> None:
     estimate = plan.ranked[0].estimate.model_copy(update={"calibration_id": f"shipped{learnt}"})
     line = basis_line(estimate).plain

@@ -15,6 +15,7 @@ from planner.search.paper_study import sample_beyond
 from planner.search.sampled import Priced
 from planner.search.variations.beyond import Beyond
 from planner.specs.layout import Layout
+from tests.conftest import job_values
 
 LAYERS = 32
 NO_LIMIT = float("inf")
@@ -22,13 +23,7 @@ NO_LIMIT = float("inf")
 
 @cache
 def pricer(trainer: str = "megatron") -> Pricer:
-    job = read_job(
-        {
-            "model": "llama3-8b",
-            "cluster": {"gpu": "a100-sxm-40gb", "num_gpus": 16},
-            "training": {"seq_len": 8192, "global_batch_size": 64, "trainer": trainer},
-        }
-    )
+    job = read_job(job_values("llama3-8b", "a100-sxm-40gb", 16, 8192, 64, trainer=trainer))
     return Pricer.build(job.model, job.cluster, job.training)
 
 
@@ -55,16 +50,13 @@ def test_what_varies_nothing_is_no_parameter() -> None:
     assert beyond(eager, trainer="torchtitan", splits=False).ranges == {}
 
 
-@pytest.mark.parametrize(
-    ("trainer", "values"),
-    [
-        ("megatron", {"ac": "none"}),
-        ("megatron", {"ac": "block-3"}),
-        ("megatron", {"ac": "full", **INTERLEAVED}),
-        ("torchtitan", {"ac": "memory-budget-0.62", "compile": True}),
-        ("torchtitan", {"ac": "none", "compile": True}),
-    ],
-)
+@pytest.mark.parametrize(("trainer", "values"), [
+    ("megatron", {"ac": "none"}),
+    ("megatron", {"ac": "block-3"}),
+    ("megatron", {"ac": "full", **INTERLEAVED}),
+    ("torchtitan", {"ac": "memory-budget-0.62", "compile": True}),
+    ("torchtitan", {"ac": "none", "compile": True}),
+])  # fmt: skip
 def test_a_walk_starts_at_the_layouts_themselves(trainer: str, values: dict[str, object]) -> None:
     start = layout(trainer, **values)
     space = beyond(layout(trainer, compile=trainer == "torchtitan"), start, trainer=trainer)

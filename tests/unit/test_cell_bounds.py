@@ -24,6 +24,7 @@ from planner.search.space.enumerate import Space, build_space
 from planner.search.variations.floors import with_budget
 from planner.trainers.registry import resolve_layout
 from planner.work.checkpointing import FULL, NONE
+from tests.conftest import job_values
 
 PRICER = Pricer.build(
     read_model("llama3-8b"),
@@ -70,14 +71,10 @@ DENSE: dict[str, Any] = {"model": "llama3-8b", "batch": 256}
 def small_space(
     trainer: str, fix: dict[str, Any], *, model: str = "mixtral-8x7b", batch: int = 32
 ) -> tuple[Pricer, Space]:
-    job = read_job(
-        {
-            "model": model,
-            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
-            "training": {"seq_len": 4096, "global_batch_size": batch, "trainer": trainer},
-            "search": {"fix": {"cp": 1, "precision": "bf16", **fix}},
-        }
-    )
+    job = read_job(job_values(
+        model, "h100-sxm-80gb", 16, 4096, batch, trainer=trainer,
+        search={"fix": {"cp": 1, "precision": "bf16", **fix}},
+    ))  # fmt: skip
     context = Context(model=job.model, cluster=job.cluster, training=job.training)
     pricer = Pricer.build(job.model, job.cluster, job.training)
     return pricer, build_space(context, job.search)
@@ -309,13 +306,7 @@ def test_what_branches_leave_out_computes_longer_than_the_limit(
 @pytest.mark.parametrize("num_gpus", [8, 16])
 def test_a_budget_is_sought_of_cells_that_can_be_fast_enough_with_one(num_gpus: int) -> None:
     """The others are slower than the limit with the largest that fits, and are asked anew."""
-    job = read_job(
-        {
-            "model": "llama3-8b",
-            "cluster": {"gpu": "a100-sxm-40gb", "num_gpus": num_gpus},
-            "training": {"seq_len": 8192, "global_batch_size": 64},
-        }
-    )
+    job = read_job(job_values("llama3-8b", "a100-sxm-40gb", num_gpus, 8192, 64))
     pricer = Pricer.build(job.model, job.cluster, job.training)
     space = build_space(pricer.rules_context, job.search)
     cells, idle = space.cells, Idle.of(pricer, space.cells, space.schedules())

@@ -31,30 +31,24 @@ def test_a_search_that_asks_for_nothing_has_no_fault() -> None:
     assert faults() == []
 
 
-@pytest.mark.parametrize(
-    ("degrees", "named", "rule"),
-    [
-        ({"pp": 3}, "pp", "pp 3 does not divide 8 GPUs"),
-        ({"tp": 2, "pp": 8}, "pp", "tp 2 x pp 8 = 16 does not divide 8 GPUs"),
-        ({"tp": 8, "pp": 2}, "tp", "tp 8 x pp 2 = 16 does not divide 8 GPUs"),
-    ],
-)
+@pytest.mark.parametrize(("degrees", "named", "rule"), [
+    ({"pp": 3}, "pp", "pp 3 does not divide 8 GPUs"),
+    ({"tp": 2, "pp": 8}, "pp", "tp 2 x pp 8 = 16 does not divide 8 GPUs"),
+    ({"tp": 8, "pp": 2}, "tp", "tp 8 x pp 2 = 16 does not divide 8 GPUs"),
+])  # fmt: skip
 def test_degrees_that_do_not_divide_the_gpus_are_told_of_the_largest(
     degrees: dict[str, int], named: str, rule: str
 ) -> None:
     assert (f"search.fix.{named}", degrees[named], rule) in faults(fix=degrees)
 
 
-@pytest.mark.parametrize(
-    "search",
-    [
-        {"fix": {"tp": 2, "pp": 4}},
-        {"allow": {"tp": [3, 4]}},
-        {"allow": {"tp": [4, 8], "pp": [2, 4]}},
-        {"fix": {"cp_method": "alltoall"}},
-        {"fix": {"tp": 1, "sequence_parallel": True}},
-    ],
-)
+@pytest.mark.parametrize("search", [
+    {"fix": {"tp": 2, "pp": 4}},
+    {"allow": {"tp": [3, 4]}},
+    {"allow": {"tp": [4, 8], "pp": [2, 4]}},
+    {"fix": {"cp_method": "alltoall"}},
+    {"fix": {"tp": 1, "sequence_parallel": True}},
+])  # fmt: skip
 def test_where_one_combination_is_left_there_is_no_fault(search: dict[str, Any]) -> None:
     assert faults(**search) == []
 

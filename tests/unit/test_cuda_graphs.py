@@ -304,44 +304,24 @@ def refused(model: str, layout: dict[str, Any], **training: Any) -> list[Violati
     return [*obstacles(context), *found]
 
 
-@pytest.mark.parametrize(
-    ("training", "model", "layout", "field", "words"),
-    [
-        (
-            {"cuda_graphs": "full", "trainer_version": "0.16"}, "qwen3-30b-a3b", {"ep": 8},
-            "training.cuda_graphs", "reads how many rows",
-        ),
-        (
-            {"cuda_graphs": "full", "trainer_version": "0.12"}, "llama3-8b", {},
-            "training.cuda_graphs", "no CUDA graphs of this kind",
-        ),
-        (
-            {"cuda_graphs": "partial", "trainer_version": "0.15"}, "llama3-8b",
-            {"ac": "selective-attention"}, "ac", "activation recomputation",
-        ),
-        (
-            {"cuda_graphs": "partial", "trainer_version": "0.16"}, "llama3-8b", {"ac": "full"},
-            "ac", "whole layers",
-        ),
-        (
-            {"cuda_graphs": "full", "trainer": "torchtitan", "trainer_version": "0.3.0"},
-            "llama3-8b", {"pp": 2}, "pp", "pipeline parallelism",
-        ),
-        (
-            {"cuda_graphs": "full", "trainer": "torchtitan", "trainer_version": "0.3.0"},
-            "qwen3-30b-a3b", {"ep": 8, "moe_dispatcher": "alltoall"}, "moe_dispatcher",
-            "alltoall makes it wait",
-        ),
-        (
-            {"cuda_graphs": "full", "trainer": "torchtitan", "trainer_version": "0.3.0"},
-            "llama3-8b", {"cpu_offload": True}, "cpu_offload", "offloaded gradients",
-        ),
-        (
-            {"cuda_graphs": "full", "trainer": "torchtitan", "trainer_version": "0.2.2"},
-            "llama3-8b", {}, "training.cuda_graphs", "no CUDA graphs of this kind",
-        ),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("training", "model", "layout", "field", "words"), [
+    ({"cuda_graphs": "full", "trainer_version": "0.16"}, "qwen3-30b-a3b", {"ep": 8},
+        "training.cuda_graphs", "reads how many rows"),
+    ({"cuda_graphs": "full", "trainer_version": "0.12"}, "llama3-8b", {}, "training.cuda_graphs",
+        "no CUDA graphs of this kind"),
+    ({"cuda_graphs": "partial", "trainer_version": "0.15"}, "llama3-8b",
+        {"ac": "selective-attention"}, "ac", "activation recomputation"),
+    ({"cuda_graphs": "partial", "trainer_version": "0.16"}, "llama3-8b", {"ac": "full"}, "ac",
+        "whole layers"),
+    ({"cuda_graphs": "full", "trainer": "torchtitan", "trainer_version": "0.3.0"}, "llama3-8b",
+        {"pp": 2}, "pp", "pipeline parallelism"),
+    ({"cuda_graphs": "full", "trainer": "torchtitan", "trainer_version": "0.3.0"}, "qwen3-30b-a3b",
+        {"ep": 8, "moe_dispatcher": "alltoall"}, "moe_dispatcher", "alltoall makes it wait"),
+    ({"cuda_graphs": "full", "trainer": "torchtitan", "trainer_version": "0.3.0"}, "llama3-8b",
+        {"cpu_offload": True}, "cpu_offload", "offloaded gradients"),
+    ({"cuda_graphs": "full", "trainer": "torchtitan", "trainer_version": "0.2.2"}, "llama3-8b", {},
+        "training.cuda_graphs", "no CUDA graphs of this kind"),
+])  # fmt: skip
 def test_what_graphs_exclude_is_one_error(
     training: dict[str, Any], model: str, layout: dict[str, Any], field: str, words: str
 ) -> None:
@@ -366,16 +346,13 @@ def test_what_graphs_allow() -> None:
     assert all(rule.reads for rule in CUDA_GRAPH_RULES)
 
 
-@pytest.mark.parametrize(
-    ("graphs", "version", "layout", "dispatcher"),
-    [
-        ("full", "0.18", {"ep": 8}, "hybridep"),
-        ("full", "0.18", {"ep": 1}, "alltoall"),
-        ("full", "0.18", {"ep": 8, "moe_dispatcher": "alltoall"}, "alltoall"),
-        ("partial", "0.18", {"ep": 8}, "alltoall"),
-        ("full", "0.14", {"ep": 8}, "alltoall"),
-    ],
-)
+@pytest.mark.parametrize(("graphs", "version", "layout", "dispatcher"), [
+    ("full", "0.18", {"ep": 8}, "hybridep"),
+    ("full", "0.18", {"ep": 1}, "alltoall"),
+    ("full", "0.18", {"ep": 8, "moe_dispatcher": "alltoall"}, "alltoall"),
+    ("partial", "0.18", {"ep": 8}, "alltoall"),
+    ("full", "0.14", {"ep": 8}, "alltoall"),
+])  # fmt: skip
 def test_a_captured_step_dispatches_without_the_host(
     graphs: str, version: str, layout: dict[str, Any], dispatcher: str
 ) -> None:
@@ -414,10 +391,8 @@ def test_graphs_hold_a_pool_of_their_own(graphs: str) -> None:
     layout = {"tp": 4, "micro_batch_size": 2}
     pricer, batch = job_of("llama3-8b", layout, trainer_version="0.16")
     shapes = rank_shapes(CostInputs.of(pricer, batch, every_rank=False))
-    none, some = (
-        _price("llama3-8b", layout, cuda_graphs=name, trainer_version="0.16")
-        for name in ("none", graphs)
-    )
+    names = ("none", graphs)
+    none, some = (_price("llama3-8b", layout, cuda_graphs=x, trainer_version="0.16") for x in names)
     pool = float(np.max(shapes.last_layer_bytes)) + 4 * 2.0 * 2 * 4096 * 4096 / 4  # stream over TP
     reserved = some.peak_reserved_bytes[0] - none.peak_reserved_bytes[0]
     assert pool > 2.0**27

@@ -1,6 +1,4 @@
-"""`recommend --current` and `--job` over trainers' files, in this process: the answer, the patch,
-the files, the API.
-"""
+"""`recommend --current` and `--job` over trainers' files: answer, patch, files, API."""
 
 import json
 import re
@@ -105,19 +103,9 @@ def test_what_the_trainer_refuses(capsys: pytest.CaptureFixture[str], tmp_path: 
         .replace("tensor_parallel_degree = 1", "tensor_parallel_degree = 16")
     )
     arguments = [
-        "--current",
-        str(path),
-        "--gpu",
-        "h100",
-        "--num-gpus",
-        "16",
-        "--global-batch-size",
-        "64",
-        "--fix",
-        "cp=1",
-        "--top-k",
-        "1",
-    ]
+        "--current", str(path), "--gpu", "h100", "--num-gpus", "16", "--global-batch-size", "64",
+        "--fix", "cp=1", "--top-k", "1",
+    ]  # fmt: skip
     shown = answered(capsys, "recommend", *arguments, "--fix", "pp=1")
     assert "Its trainer would refuse your file." in shown
     assert "tp=16" in shown
@@ -181,17 +169,9 @@ def test_a_layout_in_json_is_compared(capsys: pytest.CaptureFixture[str], tmp_pa
     path = tmp_path / "layout.json"
     path.write_text('{"tp": 4}')
     arguments = [
-        "--model",
-        "llama3-8b",
-        *FEW,
-        "--seq-len",
-        "4096",
-        "--global-batch-size",
-        "32",
-        "--current",
-        str(path),
-        "--json",
-    ]
+        "--model", "llama3-8b", *FEW, "--seq-len", "4096", "--global-batch-size", "32", "--current",
+        str(path), "--json",
+    ]  # fmt: skip
     versus = json.loads(answered(capsys, "recommend", *arguments))["versus_current"]
     assert (versus["source"], versus["diff"], versus["layout"]["tp"]) == (None, "", 4)
     assert versus["times_as_fast"] > 1

@@ -1,6 +1,4 @@
-"""The scripts of an export, run: from their own folder and from another one, with stand-ins for
-torchrun and Slurm.
-"""
+"""The scripts of an export, run from any folder with stand-ins for torchrun and Slurm."""
 
 import json
 import os

@@ -57,39 +57,15 @@ print(json.dumps(answers, default=str))
 """  # noqa: E501
 LAYOUTS: list[dict] = [
     {"tp": 8, "ac": "full", "compile": True, "async_tp": True, "micro_batch_size": 2},
-    {
-        "dp_replicate": 2,
-        "tp": 4,
-        "cp": 2,
-        "ac": "selective-op",
-        "cpu_offload": True,
-        "param_dtype": "float32",
-        "master_dtype": "bfloat16",
-    },
-    {
-        "tp": 8,
-        "pp": 4,
-        "pp_schedule": "Interleaved1F1B",
-        "virtual_stages": 2,
-        "ac": "none",
-        "zero_stage": 3,
-    },
-    {
-        "tp": 8,
-        "pp": 4,
-        "pp_schedule": "Interleaved1F1B",
-        "virtual_stages": 4,
-        "ac": "memory-budget-0.25",
-        "compile": True,
-    },
-    {
-        "tp": 8,
-        "pp": 4,
-        "layers_per_stage": (18, 21, 21, 20),
-        "ac": "full",
-        "reduce_dtype": "bfloat16",
-    },
-]
+    {"dp_replicate": 2, "tp": 4, "cp": 2, "ac": "selective-op", "cpu_offload": True,
+        "param_dtype": "float32", "master_dtype": "bfloat16"},
+    {"tp": 8, "pp": 4, "pp_schedule": "Interleaved1F1B", "virtual_stages": 2, "ac": "none",
+        "zero_stage": 3},
+    {"tp": 8, "pp": 4, "pp_schedule": "Interleaved1F1B", "virtual_stages": 4,
+        "ac": "memory-budget-0.25", "compile": True},
+    {"tp": 8, "pp": 4, "layers_per_stage": (18, 21, 21, 20), "ac": "full",
+        "reduce_dtype": "bfloat16"},
+]  # fmt: skip
 
 
 JOB = {"max_grad_norm": None, "checkpoint": {"interval_steps": 50}}
@@ -182,15 +158,10 @@ COMMON = (
     "gpt-oss-20b", "llama2-7b", "llama3.2-1b", "kimi-k2",
 )  # fmt: skip
 ONLY = {
-    "0.2": (
-        "llama4-scout",
-        "llama4-maverick",
-        "qwen3-235b-a22b",
-        "mistral-nemo-12b",
-        "mixtral-8x7b",
-    ),
+    "0.2": ("llama4-scout", "llama4-maverick", "qwen3-235b-a22b", "mistral-nemo-12b",
+        "mixtral-8x7b"),
     "0.3": ("llama3.1-405b", "qwen3-4b"),
-}
+}  # fmt: skip
 BUILT = (*COMMON, *ONLY["0.3" if LINE == "0.3" else "0.2"])
 
 
@@ -249,15 +220,12 @@ print(json.dumps(kinds))
 
 
 @only_03
-@pytest.mark.parametrize(
-    ("name", "precision", "converted", "count"),
-    [
-        ("llama3-70b", "float8-rowwise", "Float8Linear", 80 * 5),
-        ("qwen3-30b-a3b", "float8-rowwise", "Float8Linear", 48 * 2),
-        ("llama3-70b", "mxfp8", "MXFP8Linear", 80 * 5),
-        ("llama3-70b", "nvfp4", "NVFP4Linear", (80 - 12) * 5),
-    ],
-)
+@pytest.mark.parametrize(("name", "precision", "converted", "count"), [
+    ("llama3-70b", "float8-rowwise", "Float8Linear", 80 * 5),
+    ("qwen3-30b-a3b", "float8-rowwise", "Float8Linear", 48 * 2),
+    ("llama3-70b", "mxfp8", "MXFP8Linear", 80 * 5),
+    ("llama3-70b", "nvfp4", "NVFP4Linear", (80 - 12) * 5),
+])  # fmt: skip
 def test_its_converters_take_our_configs(
     name: str, precision: str, converted: str, count: int, tmp_path: Path
 ) -> None:

@@ -1,6 +1,4 @@
-"""TorchTitan exports: what the files say, what they cannot say, and that they read back as the
-layout.
-"""
+"""TorchTitan exports: what files say and cannot say, and that they read back as the layout."""
 
 import ast
 import json
@@ -151,16 +149,13 @@ def test_zero_stages_are_reshard_policies(pp: int, stage: int, policy: str) -> N
     assert parallelism["fsdp_reshard_after_forward"] == policy
 
 
-@pytest.mark.parametrize(
-    ("ac", "said"),
-    [
-        ("none", {"mode": "none"}),
-        ("full", {"mode": "full"}),
-        ("selective-op", {"mode": "selective", "selective_ac_option": "op"}),
-        ("selective-layer-3", {"mode": "selective", "selective_ac_option": "3"}),
-        ("memory-budget-0.4", {"mode": "memory_budget", "memory_budget": 0.4}),
-    ],
-)
+@pytest.mark.parametrize(("ac", "said"), [
+    ("none", {"mode": "none"}),
+    ("full", {"mode": "full"}),
+    ("selective-op", {"mode": "selective", "selective_ac_option": "op"}),
+    ("selective-layer-3", {"mode": "selective", "selective_ac_option": "3"}),
+    ("memory-budget-0.4", {"mode": "memory_budget", "memory_budget": 0.4}),
+])  # fmt: skip
 def test_activation_checkpointing(ac: str, said: dict) -> None:
     assert toml_of(make(ac=ac))["activation_checkpoint"] == said
 
@@ -349,29 +344,26 @@ def test_reduce_in_bfloat16_carries_the_config_that_allows_it() -> None:
     assert "PYTHONPATH" in exported.files["launch.sh"]
 
 
-@pytest.mark.parametrize(
-    ("name", "module", "flavor"),
-    [
-        ("llama3-8b", "llama3", "8B"),
-        ("llama3.1-70b", "llama3", "70B"),
-        ("llama3.1-405b", "llama3", "405B"),
-        ("qwen3-0.6b", "qwen3", "0.6B"),
-        ("qwen3-1.7b", "qwen3", "1.7B"),
-        ("qwen3-4b", "qwen3", "4B"),
-        ("qwen3-8b", "qwen3", "8B"),
-        ("qwen3-14b", "qwen3", "14B"),
-        ("qwen3-32b", "qwen3", "32B"),
-        ("qwen3-30b-a3b", "qwen3", "30B-A3B"),
-        ("qwen3-235b-a22b", "qwen3", "235B-A22B"),
-        ("deepseek-v2-lite", "deepseek_v3", "16B"),
-        ("deepseek-v2", "deepseek_v3", "236B"),
-        ("deepseek-v3", "deepseek_v3", "671B"),
-        ("llama4-scout", "llama4", "17bx16e"),
-        ("llama4-maverick", "llama4", "17bx128e"),
-        ("gpt-oss-20b", "gpt_oss", "20b"),
-        ("gpt-oss-120b", "gpt_oss", "120b"),
-    ],
-)
+@pytest.mark.parametrize(("name", "module", "flavor"), [
+    ("llama3-8b", "llama3", "8B"),
+    ("llama3.1-70b", "llama3", "70B"),
+    ("llama3.1-405b", "llama3", "405B"),
+    ("qwen3-0.6b", "qwen3", "0.6B"),
+    ("qwen3-1.7b", "qwen3", "1.7B"),
+    ("qwen3-4b", "qwen3", "4B"),
+    ("qwen3-8b", "qwen3", "8B"),
+    ("qwen3-14b", "qwen3", "14B"),
+    ("qwen3-32b", "qwen3", "32B"),
+    ("qwen3-30b-a3b", "qwen3", "30B-A3B"),
+    ("qwen3-235b-a22b", "qwen3", "235B-A22B"),
+    ("deepseek-v2-lite", "deepseek_v3", "16B"),
+    ("deepseek-v2", "deepseek_v3", "236B"),
+    ("deepseek-v3", "deepseek_v3", "671B"),
+    ("llama4-scout", "llama4", "17bx16e"),
+    ("llama4-maverick", "llama4", "17bx128e"),
+    ("gpt-oss-20b", "gpt_oss", "20b"),
+    ("gpt-oss-120b", "gpt_oss", "120b"),
+])  # fmt: skip
 def test_catalogue_models_are_torchtitans(name: str, module: str, flavor: str) -> None:
     found = find_flavor(model(name), "0.2")
     assert (found.module, found.flavor) == (module, flavor)

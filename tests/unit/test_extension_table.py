@@ -1,6 +1,4 @@
-"""The declared extension points: their places and tests exist. The table in CONTRIBUTING.md is
-written from them.
-"""
+"""The declared extension points, of which CONTRIBUTING.md's table is written: they exist."""
 
 import re
 from pathlib import Path

@@ -1,9 +1,6 @@
-"""What prices a GPU nobody has timed: a stand-in's curves, said aloud, with wider intervals; never
-a family by accident.
-"""
+"""A GPU that nobody timed is priced by a stand-in's curves, said aloud, with wider intervals."""
 
 import math
-from datetime import UTC, datetime
 
 import pytest
 
@@ -20,7 +17,6 @@ from planner.intake.jobs import read_job, read_training
 from planner.intake.machines import load_gpu, read_cluster, read_gpu
 from planner.intake.models import read_model
 from planner.plan.recommend import recommend
-from planner.ports import Ports
 from planner.precision import PRECISIONS
 from planner.rules.base import Context
 from planner.rules.features import gpu_precisions
@@ -29,6 +25,7 @@ from planner.specs.gpu_families import KERNEL_ROWS, KNOWN_FAMILIES, is_known_fam
 from planner.specs.job import Job
 from planner.specs.kernel_families import kernel_family, unknown_family
 from planner.trainers.registry import TRAINERS
+from tests.conftest import fixed_ports, job_values
 
 NEW = {
     "name": "x1", "memory": "192 GB", "memory_bandwidth": "8 TB/s",
@@ -44,14 +41,7 @@ def new_gpu(**changes: object) -> GpuSpec:
 
 
 def job(gpu: object, **layout: object) -> Job:
-    return read_job(
-        {
-            "model": "llama3-8b",
-            "cluster": {"gpu": gpu, "num_gpus": 8},
-            "training": {"seq_len": 8192, "global_batch_size": 64},
-            "layout": {"dp_shard": 8, **layout},
-        }
-    )
+    return read_job(job_values("llama3-8b", gpu, 8, 8192, 64, layout={"dp_shard": 8, **layout}))
 
 
 @pytest.mark.parametrize("name", gpu_names())
@@ -95,19 +85,16 @@ def test_every_known_family_has_kernels_and_a_library(family):
     assert library_of(cluster) in LIBRARIES.values()
 
 
-@pytest.mark.parametrize(
-    ("changes", "row"),
-    [
-        ({"peak_flops": {"bf16": 1e15}}, "ampere"),
-        ({"peak_flops": {"fp16": 1e14}}, "volta"),
-        ({}, "hopper"),
-        ({"peak_flops": {"bf16": 1e15, "fp8": 2e15, "fp4": 4e15}}, "blackwell"),
-        ({"family": "cdna5", "vendor": "amd"}, "cdna"),
-        ({"family": "udna", "vendor": "amd"}, "cdna"),
-        ({"family": "trillium", "vendor": "google"}, "tpu"),
-        ({"family": "blackwell-ultra"}, "blackwell"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "row"), [
+    ({"peak_flops": {"bf16": 1e15}}, "ampere"),
+    ({"peak_flops": {"fp16": 1e14}}, "volta"),
+    ({}, "hopper"),
+    ({"peak_flops": {"bf16": 1e15, "fp8": 2e15, "fp4": 4e15}}, "blackwell"),
+    ({"family": "cdna5", "vendor": "amd"}, "cdna"),
+    ({"family": "udna", "vendor": "amd"}, "cdna"),
+    ({"family": "trillium", "vendor": "google"}, "tpu"),
+    ({"family": "blackwell-ultra"}, "blackwell"),
+])  # fmt: skip
 def test_an_unknown_family_is_priced_with_the_nearest_and_says_so(changes, row):
     gpu = new_gpu(**changes)
     assert not is_known_family(gpu.family)
@@ -139,18 +126,9 @@ def test_its_estimate_is_extrapolated_warns_and_is_unsure():
     assert "no family is given for GPU x1" in estimate_job(job(NEW)).warnings[0]
 
 
-class Fixed:
-    def now(self) -> datetime:
-        return datetime(2026, 1, 1, tzinfo=UTC)
-
-    def new_id(self, kind: str) -> str:
-        return f"{kind}-1"
-
-
 def test_a_plan_warns_too():
-    fixed = Fixed()
     asked = read_job({**job(NEW).request, "layout": None})
-    plan = recommend(asked, ports=Ports(clock=fixed, ids=fixed))
+    plan = recommend(asked, ports=fixed_ports())
     assert any("no family is given" in text for text in plan.warnings)
 
 

@@ -1,6 +1,4 @@
-"""The survey of a GPU, with a stand-in for the training program; and the table that its rows
-make.
-"""
+"""The survey of a GPU, with a stand-in for the training program; and the table of its rows."""
 
 import json
 import subprocess
@@ -183,14 +181,9 @@ def test_long_steps_are_repeated_less_often() -> None:
 
 def test_a_gpu_is_known_by_its_catalogue_name(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = nvidia.Gpu(
-        index=0,
-        uuid="GPU-1",
-        name="NVIDIA H200",
-        memory_bytes=143771 * 2**20,
-        used_bytes=0.0,
-        driver="580",
-        sliced=False,
-    )
+        index=0, uuid="GPU-1", name="NVIDIA H200", memory_bytes=143771 * 2**20, used_bytes=0.0,
+        driver="580", sliced=False,
+    )  # fmt: skip
     monkeypatch.setattr(nvidia, "survey", lambda: nvidia.Survey(gpus=(gpu,)))
     assert gpu_survey.find_machine() == gpu_survey.Machine(
         gpu="h200-sxm-141gb", name="NVIDIA H200", devices=("GPU-1",)
@@ -225,14 +218,9 @@ def test_the_real_program_runs_and_a_second_call_passes_it_over(tmp_path: Path) 
     needed("torch")
     only = "train/debug-tiny/s64/b2/full"
     command = [
-        sys.executable,
-        str(ROOT / "benchmarks" / "gpu_survey.py"),
-        "--tiny",
-        "--out",
-        str(tmp_path),
-        "--only",
-        only,
-    ]
+        sys.executable, str(ROOT / "benchmarks" / "gpu_survey.py"), "--tiny", "--out",
+        str(tmp_path), "--only", only,
+    ]  # fmt: skip
     first, second = (
         subprocess.run(command, capture_output=True, text=True, check=False, timeout=400)
         for _ in range(2)
@@ -248,9 +236,7 @@ def test_the_real_program_runs_and_a_second_call_passes_it_over(tmp_path: Path) 
 
 
 def rows_of(slowness: float) -> list[dict]:
-    """Rows as if this GPU were so much slower than predicted, and its memory as predicted but for
-    1%.
-    """
+    """Rows as if this GPU were so much slower than predicted, and its memory 1% off."""
     found = []
     chosen = ("train/llama3.2-1b/s8192", "rank/405b", "rank/8b-on-8")
     for case in (case for case in cases("h200-sxm-141gb") if case.id.startswith(chosen)):

@@ -101,16 +101,13 @@ class TestUntilNobodyIsLeft:
             guardian.kill(12)
 
 
-@pytest.mark.parametrize(
-    ("other_parent", "line", "wanted"),
-    [
-        (False, None, None),
-        (False, b"stop\n", "asked"),
-        (False, b"", "runner-gone"),
-        (True, None, "runner-gone"),
-        (True, b"stop\n", "asked"),
-    ],
-)
+@pytest.mark.parametrize(("other_parent", "line", "wanted"), [
+    (False, None, None),
+    (False, b"stop\n", "asked"),
+    (False, b"", "runner-gone"),
+    (True, None, "runner-gone"),
+    (True, b"stop\n", "asked"),
+])  # fmt: skip
 def test_what_the_runner_wants(other_parent: bool, line: bytes | None, wanted: str | None) -> None:
     assert runner_wants(other_parent=other_parent, line=line) == wanted
 
@@ -159,15 +156,12 @@ class TestWhenToEnd:
         world.now = 60.0
         assert one.reason_to_end(7) is None
 
-    @pytest.mark.parametrize(
-        ("happens", "reason"),
-        [
-            (new_parent, "runner-gone"),
-            (stop, "asked"),
-            (time_is_up, "time-limit"),
-            (child_ends, "exit"),
-        ],
-    )
+    @pytest.mark.parametrize(("happens", "reason"), [
+        (new_parent, "runner-gone"),
+        (stop, "asked"),
+        (time_is_up, "time-limit"),
+        (child_ends, "exit"),
+    ])  # fmt: skip
     def test_when_something_happens(
         self, world: World, happens: Callable[[World], None], reason: str
     ) -> None:

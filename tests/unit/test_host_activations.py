@@ -17,19 +17,11 @@ LAYERS = 32
 
 def case(cluster: dict[str, Any] | None = None, **layout: Any) -> tuple[Pricer, LayoutBatch]:
     """Llama 3 8B, all of it on each of 8 data-parallel ranks."""
-    job = read_job(
-        {
-            "model": "llama3-8b",
-            "cluster": {"gpu": "a100-sxm-80gb", "num_gpus": 8, **(cluster or {})},
-            "training": {
-                "seq_len": 8192,
-                "global_batch_size": 32,
-                "trainer": "megatron",
-                "trainer_version": "0.16",
-            },
-            "layout": layout,
-        }
-    )
+    job = read_job({
+        "model": "llama3-8b", "cluster": {"gpu": "a100-sxm-80gb", "num_gpus": 8, **(cluster or {})},
+        "training": {"seq_len": 8192, "global_batch_size": 32, "trainer": "megatron",
+            "trainer_version": "0.16"}, "layout": layout,
+    })  # fmt: skip
     pricer = Pricer.build(job.model, job.cluster, job.training)
     return pricer, LayoutBatch.from_layouts([job.layout])
 

@@ -1,6 +1,4 @@
-"""What the host costs, by hand: launches of experts' layers, waits for the device; sums of
-gradients, owners' broadcasts, norms.
-"""
+"""Time of the host, by hand: launches, waits, sums of gradients, broadcasts, norms."""
 
 from dataclasses import replace
 from typing import Any
@@ -82,18 +80,15 @@ def test_compiled_operations_are_kernels_and_no_modules() -> None:
     assert 0 < by_launch(TINY, "torchtitan", {"compile": True}) < by_launch(TINY, "torchtitan")
 
 
-@pytest.mark.parametrize(
-    ("trainer", "layout", "num_bytes"),
-    [
-        ("megatron", {"dp_shard": 8}, 0.0),
-        ("megatron-deepspeed", {"dp_shard": 8}, 2.0 + 2 * 4.0),
-        ("internevo", {"dp_shard": 8}, 2.0 + 2 * 2.0),
-        ("torchtitan", {"dp_shard": 8}, 0.0),
-        ("torchtitan", {"dp_shard": 4, "pp": 2}, 2.0 + 2 * 4.0),
-        ("torchtitan", {"dp_shard": 4, "pp": 2, "reduce_dtype": "bfloat16"}, 2.0 + 2 * 2.0),
-        ("torchtitan", {"dp_replicate": 8, "dp_shard": 1, "zero_stage": 0}, 2.0 + 2 * 4.0),
-    ],
-)
+@pytest.mark.parametrize(("trainer", "layout", "num_bytes"), [
+    ("megatron", {"dp_shard": 8}, 0.0),
+    ("megatron-deepspeed", {"dp_shard": 8}, 2.0 + 2 * 4.0),
+    ("internevo", {"dp_shard": 8}, 2.0 + 2 * 2.0),
+    ("torchtitan", {"dp_shard": 8}, 0.0),
+    ("torchtitan", {"dp_shard": 4, "pp": 2}, 2.0 + 2 * 4.0),
+    ("torchtitan", {"dp_shard": 4, "pp": 2, "reduce_dtype": "bfloat16"}, 2.0 + 2 * 2.0),
+    ("torchtitan", {"dp_replicate": 8, "dp_shard": 1, "zero_stage": 0}, 2.0 + 2 * 4.0),
+])  # fmt: skip
 def test_a_sum_of_gradients_reads_the_new_and_rewrites_the_old(
     trainer: str, layout: dict[str, Any], num_bytes: float
 ) -> None:
@@ -175,19 +170,16 @@ def test_owners_cost_more_the_more_of_them_there_are() -> None:
     assert float(pricer.price(batch).step_seconds[0]) < steps[2]
 
 
-@pytest.mark.parametrize(
-    ("trainer", "versions", "chain"),
-    [
-        ("torchtitan", {}, False),
-        ("torchtitan", {"torch_version": "2.7.1"}, True),
-        ("torchtitan", {"torch_version": "2.8.0"}, False),
-        ("torchtitan", {"trainer_version": "9dec370 / torch (2024-12-23)"}, True),
-        ("torchtitan", {"trainer_version": "torchtitan 2024-05"}, False),
-        ("torchtitan", {"trainer_version": "torchtitan 2025-11"}, False),
-        ("torchtitan", {"trainer_version": "torchtitan 2024-12", "torch_version": "2.8.0"}, False),
-        ("megatron", {"torch_version": "2.4.0"}, False),
-    ],
-)
+@pytest.mark.parametrize(("trainer", "versions", "chain"), [
+    ("torchtitan", {}, False),
+    ("torchtitan", {"torch_version": "2.7.1"}, True),
+    ("torchtitan", {"torch_version": "2.8.0"}, False),
+    ("torchtitan", {"trainer_version": "9dec370 / torch (2024-12-23)"}, True),
+    ("torchtitan", {"trainer_version": "torchtitan 2024-05"}, False),
+    ("torchtitan", {"trainer_version": "torchtitan 2025-11"}, False),
+    ("torchtitan", {"trainer_version": "torchtitan 2024-12", "torch_version": "2.8.0"}, False),
+    ("megatron", {"torch_version": "2.4.0"}, False),
+])  # fmt: skip
 def test_when_a_norm_is_several_kernels(
     trainer: str, versions: dict[str, str], chain: bool
 ) -> None:
@@ -196,14 +188,11 @@ def test_when_a_norm_is_several_kernels(
     assert composite_norm(training, TRAINERS[trainer]) == chain
 
 
-@pytest.mark.parametrize(
-    ("norm", "chain", "expected"),
-    [
-        ("rmsnorm", True, COMPOSITE_NORM),
-        ("rmsnorm", False, ONE_KERNEL_NORM),
-        ("layernorm", True, ONE_KERNEL_NORM),
-    ],
-)
+@pytest.mark.parametrize(("norm", "chain", "expected"), [
+    ("rmsnorm", True, COMPOSITE_NORM),
+    ("rmsnorm", False, ONE_KERNEL_NORM),
+    ("layernorm", True, ONE_KERNEL_NORM),
+])  # fmt: skip
 def test_an_eager_norm_moves_what_its_kernels_move(
     norm: str, chain: bool, expected: tuple[int, float, float]
 ) -> None:

@@ -1,6 +1,4 @@
-"""A user's own runs read back: real TorchTitan logs and event files, rows, CSV; what is not said is
-asked for by name.
-"""
+"""One's own runs read back: TorchTitan's logs and events, rows, CSV; gaps are asked for by name."""
 
 import json
 from pathlib import Path
@@ -27,17 +25,14 @@ from planner.intake.measurements import read_measurement
 from planner.intake.models import load_model
 from planner.specs.measurement import Measurement
 from planner.units import GIB
+from tests.conftest import job_values
 
 ROOT = Path(__file__).parents[2]
 LOGS = ROOT / "tests" / "fixtures" / "titan_logs"
 PUBLIC = ROOT / "benchmarks" / "measured" / "public.jsonl"
 
 
-RUN = {
-    "model": "debug-tiny", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 4},
-    "training": {"seq_len": 256, "global_batch_size": 4},
-    "layout": {"dp_shard": 2, "tp": 2},
-}  # fmt: skip
+RUN = job_values("debug-tiny", "h100-sxm-80gb", 4, 256, 4, layout={"dp_shard": 2, "tp": 2})
 
 
 @pytest.fixture
@@ -91,9 +86,7 @@ class TestTorchTitanLogs:
         assert one.software["trainer_version"] == "0.2.2"
 
     def test_the_numbers_are_those_of_the_lines(self, wiring: Wiring) -> None:
-        """Steps 3 to 6 of the log: tps 1,828 1,977 2,149 1,980 at 1,024 tokens a step; most memory
-        0.64 GiB.
-        """
+        """Steps 3 to 6 of the log: tps 1,828 1,977 2,149 1,980, 1,024 tokens a step; 0.64 GiB."""
         layout = {"dp_shard": 1, "micro_batch_size": 2}
         job = {"cluster": {"gpu": "cpu", "num_gpus": 1}, "layout": layout}
         (one,) = read_file(wiring, str(LOGS / "0.2.0-single.log"), None, job)
@@ -260,17 +253,14 @@ class TestRows:
         with pytest.raises(SpecError, match="other columns than the header"):
             read_measurements(wiring, text, "csv")
 
-    @pytest.mark.parametrize(
-        ("name", "text", "format"),
-        [
-            ("x.jsonl", '{"model": 1}', "rows"),
-            ("x.txt", ' [{"model": 1}]', "rows"),
-            ("x.csv", "a,b\n", "csv"),
-            ("x.log", "[rank0]:[titan] 2026 - step: 1", "torchtitan"),
-            ("x", "[]", "rows"),
-            ("tb", None, "tensorboard"),
-        ],
-    )
+    @pytest.mark.parametrize(("name", "text", "format"), [
+        ("x.jsonl", '{"model": 1}', "rows"),
+        ("x.txt", ' [{"model": 1}]', "rows"),
+        ("x.csv", "a,b\n", "csv"),
+        ("x.log", "[rank0]:[titan] 2026 - step: 1", "torchtitan"),
+        ("x", "[]", "rows"),
+        ("tb", None, "tensorboard"),
+    ])  # fmt: skip
     def test_formats_are_told_apart(self, name: str, text: str | None, format: str) -> None:
         assert guess_format(Path(name), text) == format
 

@@ -47,16 +47,13 @@ def test_an_example_script() -> None:
     assert job.training.global_batch_size == 256
 
 
-@pytest.mark.parametrize(
-    ("arguments", "offload", "share"),
-    [
-        ("", False, 1.0),
-        ("--optimizer-cpu-offload", True, 1.0),
-        ("--optimizer-cpu-offload --optimizer-offload-fraction 0.35", True, 0.35),
-        ("--optimizer-cpu-offload --optimizer-offload-fraction 0", False, 1.0),
-        ("--optimizer-offload-fraction 0.35", False, 1.0),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "offload", "share"), [
+    ("", False, 1.0),
+    ("--optimizer-cpu-offload", True, 1.0),
+    ("--optimizer-cpu-offload --optimizer-offload-fraction 0.35", True, 0.35),
+    ("--optimizer-cpu-offload --optimizer-offload-fraction 0", False, 1.0),
+    ("--optimizer-offload-fraction 0.35", False, 1.0),
+])  # fmt: skip
 def test_the_share_of_the_optimizer_on_the_host(
     arguments: str, offload: bool, share: float
 ) -> None:
@@ -126,32 +123,23 @@ def test_what_megatron_assumes_where_nothing_is_said() -> None:
     assert not job.training.overlap.dp
 
 
-@pytest.mark.parametrize(
-    ("text", "split"),
-    [
-        ("Et*2|t*3|t*2L", (2, 3, 2)),
-        ("Ett|tt|ttL", (2, 2, 2)),
-        ("E|(t|)*3L", (0, 1, 1, 1, 0)),
-        ("Et*3|(tt|)*2mL", (3, 2, 2, 0)),
-        ("E,t,t|t|L", (2, 1, 0)),
-    ],
-)
+@pytest.mark.parametrize(("text", "split"), [
+    ("Et*2|t*3|t*2L", (2, 3, 2)),
+    ("Ett|tt|ttL", (2, 2, 2)),
+    ("E|(t|)*3L", (0, 1, 1, 1, 0)),
+    ("Et*3|(tt|)*2mL", (3, 2, 2, 0)),
+    ("E,t,t|t|L", (2, 1, 0)),
+])  # fmt: skip
 def test_layout_strings(text: str, split: tuple[int, ...]) -> None:
     assert read_layout(text) == split
 
 
-@pytest.mark.parametrize(
-    ("layers", "extra", "split"),
-    [
-        (80, "--decoder-first-pipeline-num-layers 17", (17, 21, 21, 21)),
-        (80, "--decoder-last-pipeline-num-layers 17", (21, 21, 21, 17)),
-        (
-            78,
-            "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split",
-            (19, 20, 20, 19),
-        ),
-    ],
-)
+@pytest.mark.parametrize(("layers", "extra", "split"), [
+    (80, "--decoder-first-pipeline-num-layers 17", (17, 21, 21, 21)),
+    (80, "--decoder-last-pipeline-num-layers 17", (21, 21, 21, 17)),
+    (78, "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split",
+        (19, 20, 20, 19)),
+])  # fmt: skip
 def test_ends_of_a_pipeline(layers: int, extra: str, split: tuple[int, ...]) -> None:
     text = SCRIPT.replace("--num-layers-per-virtual-pipeline-stage 5", extra).replace(
         "--num-layers 80", f"--num-layers {layers}"
@@ -228,19 +216,16 @@ def test_graphs_read_back_from_a_script(graphs: str | None, version: str) -> Non
         assert found.training.trainer_version == {"0.14": None}.get(version, version)
 
 
-@pytest.mark.parametrize(
-    ("words", "graphs", "version"),
-    [
-        ("--enable-cuda-graph", "partial", None),
-        ("--external-cuda-graph --cuda-graph-scope attn", "partial", None),
-        ("--enable-cuda-graph --cuda-graph-scope full_iteration", "full", None),
-        ("--cuda-graph-impl none", None, None),
-        ("--cuda-graph-impl local --cuda-graph-scope full_iteration", "full", "0.15"),
-        ("--cuda-graph-impl local --cuda-graph-scope attn moe_router", "partial", "0.16"),
-        ("--cuda-graph-impl local --cuda-graph-modules attn", "partial", "0.18"),
-        ("--cuda-graph-impl full_iteration", "full", "0.18"),
-    ],
-)
+@pytest.mark.parametrize(("words", "graphs", "version"), [
+    ("--enable-cuda-graph", "partial", None),
+    ("--external-cuda-graph --cuda-graph-scope attn", "partial", None),
+    ("--enable-cuda-graph --cuda-graph-scope full_iteration", "full", None),
+    ("--cuda-graph-impl none", None, None),
+    ("--cuda-graph-impl local --cuda-graph-scope full_iteration", "full", "0.15"),
+    ("--cuda-graph-impl local --cuda-graph-scope attn moe_router", "partial", "0.16"),
+    ("--cuda-graph-impl local --cuda-graph-modules attn", "partial", "0.18"),
+    ("--cuda-graph-impl full_iteration", "full", "0.18"),
+])  # fmt: skip
 def test_every_spelling_of_graphs(words: str, graphs: str | None, version: str | None) -> None:
     assert "--sequence-parallel" in SCRIPT
     script = SCRIPT.replace("--sequence-parallel", f"--sequence-parallel {words}")

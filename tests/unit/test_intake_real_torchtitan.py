@@ -1,6 +1,4 @@
-"""What the installed TorchTitan itself says of our table of its defaults, and of a file that was
-edited.
-"""
+"""Our table of TorchTitan's defaults, and an edited file, against the installed package."""
 
 import json
 import math
@@ -43,11 +41,8 @@ def test_defaults_of_0_2(tmp_path: Path) -> None:
     code = f"{FLAT}from torchtitan.config import JobConfig\n{shown}"
     stated = run_python(code, tmp_path)
     assert isinstance(stated, dict)
-    assert {
-        key: stated.get(key)
-        for key, value in DEFAULTS["0.2"].items()
-        if not same(value, stated.get(key))
-    } == {}
+    found = {key: stated.get(key) for key in DEFAULTS["0.2"]}
+    assert {key: one for key, one in found.items() if not same(DEFAULTS["0.2"][key], one)} == {}
 
 
 @only_03

@@ -1,6 +1,4 @@
-"""Intervals: the posterior through the model, joint draws, memory deviations, stretches that cover
-what they have not seen.
-"""
+"""Intervals: the posterior through the model, joint draws, memory, what was not seen."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -62,11 +60,8 @@ def test_one_uncertain_knob_spreads_predictions_by_its_derivative() -> None:
     p = pricer(calibration=calibration)
     found = time_spread(p, batch(), p.price(batch()))
     slower = replace(p.profile, compute=p.profile.compute * np.exp(-0.1))
-    moved = (
-        Pricer.build(p.model, p.cluster, p.training, calibration, profile=slower)
-        .price(batch())
-        .step_seconds
-    )
+    slow = Pricer.build(p.model, p.cluster, p.training, calibration, profile=slower)
+    moved = slow.price(batch()).step_seconds
     expected = np.log(moved / p.price(batch()).step_seconds)
     offsets = calibration.stack_sd**2 + calibration.unit_sd**2
     by_kernel = attention_sd(p, batch()) ** 2 + unmeasured_gpu_sd(calibration, p.cluster.gpu) ** 2
@@ -140,16 +135,11 @@ def test_a_trainer_whose_memory_was_never_compared_is_doubted() -> None:
 def run(number: int, factor: float, complete: bool = True, source: str = "") -> Row:
     """A run predicted at 40 GiB that needed `factor` times that."""
     job = SimpleNamespace(
-        labels={
-            "complete": complete,
-            "group": source,
-            "measured": {"peak_allocated_bytes": 40 * GIB * factor},
-        },
-        id=number,
-        layout=None,
+        labels={"complete": complete, "group": source,
+            "measured": {"peak_allocated_bytes": 40 * GIB * factor}}, id=number, layout=None,
         cluster=SimpleNamespace(gpu=SimpleNamespace(name="h100-sxm-80gb")),
         model=SimpleNamespace(is_moe=False),
-    )
+    )  # fmt: skip
     estimate = SimpleNamespace(peak_allocated_bytes=40 * GIB, peak_reserved_bytes=None, memory=None)
     return Row.build(job, estimate)  # type: ignore[arg-type]
 

@@ -46,9 +46,6 @@ def phases(w: Widths, **given: float) -> list[float]:
     return [float(column[0, 0]) for column in layer_phases(needs, w)]
 
 
-# ---- a layer's backward --------------------------------------------------------------------------
-
-
 def test_zero3_has_two_gathered_layers_at_once_and_the_reduction_of_the_one_before() -> None:
     """bf16 gathers, 2 x 11; fp32 reductions, 4 x 10."""
     expected = [1000.0 + 2 * 22.0, 800.0 + 2 * 22.0 + 40.0, 900.0 + 2 * 22.0 + 40.0]
@@ -85,9 +82,6 @@ def test_widths_of_dtypes_and_stages() -> None:
     assert float(widths(zero_stage=0, dp_replicate=4, tp=2).resident[0]) == 0.0
 
 
-# ---- the worst phase -----------------------------------------------------------------------------
-
-
 def peak(trainer: str = "torchtitan", microbatches: float = 1.0, /, **given: Any) -> PeakMemory:
     layout = given.pop("layout", {"zero_stage": 3})
     held = {f.name: 0.0 * ONE for f in fields(RankShapes)}
@@ -98,18 +92,15 @@ def peak(trainer: str = "torchtitan", microbatches: float = 1.0, /, **given: Any
     return rank_memory(RankShapes(**held), batch, *given)
 
 
-@pytest.mark.parametrize(
-    ("given", "phase", "bytes_there"),
-    [
-        ({"logits_bytes": 100.0}, Phase.LOSS, 100.0),
-        ({"head_bytes": 100.0, "logits_bytes": 90.0}, Phase.HEAD, 100.0),
-        ({"last_layer_bytes": 100.0, "head_bytes": 90.0}, Phase.LAST_LAYER, 100.0),
-        ({"next_layer_bytes": 100.0, "last_layer_bytes": 90.0}, Phase.NEXT_TO_LAST_LAYER, 100.0),
-        ({"second_layer_bytes": 100.0, "next_layer_bytes": 90.0}, Phase.SECOND_LAYER, 100.0),
-        ({"stream_bytes": 100.0, "second_layer_bytes": 90.0}, Phase.EMBEDDING, 100.0),
-        ({"shard": 100.0}, Phase.EMBEDDING, 400.0),
-    ],
-)
+@pytest.mark.parametrize(("given", "phase", "bytes_there"), [
+    ({"logits_bytes": 100.0}, Phase.LOSS, 100.0),
+    ({"head_bytes": 100.0, "logits_bytes": 90.0}, Phase.HEAD, 100.0),
+    ({"last_layer_bytes": 100.0, "head_bytes": 90.0}, Phase.LAST_LAYER, 100.0),
+    ({"next_layer_bytes": 100.0, "last_layer_bytes": 90.0}, Phase.NEXT_TO_LAST_LAYER, 100.0),
+    ({"second_layer_bytes": 100.0, "next_layer_bytes": 90.0}, Phase.SECOND_LAYER, 100.0),
+    ({"stream_bytes": 100.0, "second_layer_bytes": 90.0}, Phase.EMBEDDING, 100.0),
+    ({"shard": 100.0}, Phase.EMBEDDING, 400.0),
+])  # fmt: skip
 def test_the_phase_that_needs_most_is_named(
     given: dict[str, float], phase: Phase, bytes_there: float
 ) -> None:
@@ -168,9 +159,6 @@ def test_a_pipelines_first_reduction_needs_a_buffer_beside_its_whole_gradients()
 
 def test_every_phase_has_words_of_its_own() -> None:
     assert len(PHASES) == len(set(map(str, PHASES))) == 8
-
-
-# ---- the caching allocator -----------------------------------------------------------------------
 
 
 def test_fragments_fill_what_room_there_is_and_under_pressure_a_floor_is_left() -> None:

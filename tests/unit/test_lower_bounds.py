@@ -36,14 +36,11 @@ def work(prices: Prices) -> float:
     return float(sum(prices.parts[name][0] for name in WORK))
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
-        {"dp_shard": 16},
-        {"dp_shard": 16, "ac": "full", "compile": True},
-        {"dp_shard": 4, "tp": 4, "async_tp": True},
-    ],
-)
+@pytest.mark.parametrize("layout", [
+    {"dp_shard": 16},
+    {"dp_shard": 16, "ac": "full", "compile": True},
+    {"dp_shard": 4, "tp": 4, "async_tp": True},
+])  # fmt: skip
 def test_without_a_pipeline_the_bound_is_the_work_of_a_step(layout: dict[str, Any]) -> None:
     """One microbatch; what stands above it are waits, the optimizer and fixed seconds."""
     p = pricer()
@@ -88,10 +85,8 @@ def test_async_tp_and_every_cp_method_are_tried_since_they_only_save() -> None:
     )
     assert plain == asynchronous
     assert plain < p.layout_lower_bounds(batch_of(p, dp_shard=4, tp=4, async_tp=False))[0]
-    ways = [
-        batch_of(p, dp_shard=4, cp=4, micro_batch_size=4, cp_method=way)
-        for way in ("allgather", "alltoall")
-    ]
+    given = {"dp_shard": 4, "cp": 4, "micro_batch_size": 4}
+    ways = [batch_of(p, **given, cp_method=way) for way in ("allgather", "alltoall")]
     bounds = [float(p.time_lower_bounds(batch)[0]) for batch in ways]
     assert bounds[0] == bounds[1]
     updates = float(p.price(ways[0]).parts["optimizer"][0])

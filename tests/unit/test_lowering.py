@@ -116,9 +116,6 @@ def test_pipelines_are_compiled_together_and_once(monkeypatch: pytest.MonkeyPatc
     assert calls == [3, 1]
 
 
-# ---- waves, and the rounds of torch's pass -----------------------------------------------------
-
-
 @given(st.data())
 def test_a_node_is_in_the_wave_of_its_longest_chain(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 30))

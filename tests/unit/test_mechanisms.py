@@ -27,6 +27,7 @@ from planner.intake.jobs import read_job
 from planner.precision import PRECISIONS
 from planner.specs.job import Job
 from planner.specs.layout import MOE_DISPATCHERS
+from tests.conftest import job_values
 
 DENSE = {"model": "llama3.1-8b"}
 MIXTURE = {"model": "deepseek-v3"}
@@ -129,16 +130,9 @@ def job(**values: object) -> Job:
     trainer = values.pop("trainer", "torchtitan")
     gpu = values.pop("gpu", "h100-sxm-80gb")
     training = {name: values.pop(name) for name in OF_TRAINING & set(values)}
-    return read_job(
-        {
-            "model": values.pop("model", DENSE["model"]),
-            "cluster": {"gpu": gpu, "num_gpus": num_gpus},
-            "training": {
-                "seq_len": 8192, "global_batch_size": 8192, "trainer": trainer, **training,
-            },
-            "layout": values,
-        }
-    )  # fmt: skip
+    model = values.pop("model", DENSE["model"])
+    given = {"trainer": trainer, "layout": values, **training}
+    return read_job(job_values(model, gpu, num_gpus, 8192, 8192, **given))
 
 
 def names(asked: Job) -> set[str]:

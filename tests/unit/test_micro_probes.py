@@ -42,29 +42,16 @@ def run(
     lines = (json.dumps(shape.as_dict()) + "\n" for shape in shapes)
     (folder / "shapes.jsonl").write_text("".join(lines))
     arguments = [
-        "--shapes",
-        "shapes.jsonl",
-        "--out",
-        "out.jsonl",
-        "--device",
-        "cpu",
-        "--each-seconds",
-        "0.01",
-        "--seconds",
-        str(seconds),
-    ]
+        "--shapes", "shapes.jsonl", "--out", "out.jsonl", "--device", "cpu", "--each-seconds",
+        "0.01", "--seconds", str(seconds),
+    ]  # fmt: skip
     ours = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     environment = {**os.environ, **ours}
     command = [sys.executable, *launcher, "-m", "probes.micro", *arguments]
     done = subprocess.run(
-        command,
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False,
         timeout=300,
-    )
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]
 

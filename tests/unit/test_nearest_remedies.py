@@ -1,6 +1,4 @@
-"""An error names the nearest thing one could do: a file beside the one that is missing, a
-config.json to download, a GPU to start from.
-"""
+"""An error names the nearest remedy: a file beside it, a config.json, a GPU to start from."""
 
 import json
 from pathlib import Path
@@ -65,14 +63,11 @@ def test_a_missing_file_names_the_one_beside_it(tmp_path: Path) -> None:
     assert f"{tmp_path}/config.json" in remedy_of(lambda: read_model(str(tmp_path / "confg.json")))
 
 
-@pytest.mark.parametrize(
-    ("rule", "says"),
-    [
-        ("is required", "layout is required; add it"),
-        ("no such thing", "layout: no such thing; add it"),
-        ("must be 1", "layout must be 1; add it"),
-    ],
-)
+@pytest.mark.parametrize(("rule", "says"), [
+    ("is required", "layout is required; add it"),
+    ("no such thing", "layout: no such thing; add it"),
+    ("must be 1", "layout must be 1; add it"),
+])  # fmt: skip
 def test_what_was_not_given_has_no_value(rule: str, says: str) -> None:
     assert str(Fault("layout", None, rule, "add it")) == says
 

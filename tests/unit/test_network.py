@@ -1,6 +1,4 @@
-"""What a config.json says about a network beyond its shapes: read, kept, and without bearing on
-what a job is found by.
-"""
+"""A network beyond its shapes, in config.json: read, kept, no part of a job's name."""
 
 import json
 from pathlib import Path
@@ -69,10 +67,8 @@ def test_keys_that_we_do_not_know_are_remembered() -> None:
 
 
 def test_a_network_does_not_change_what_a_job_is_found_by() -> None:
-    job = {
-        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-        "training": {"seq_len": 8192, "global_batch_size": 64},
-    }
+    job = {"cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8}}
+    job["training"] = {"seq_len": 8192, "global_batch_size": 64}
     hashes = {question_hash(read_job({**job, "model": name})) for name in ("llama3.1-8b",)}
     other = {**inline_keys(load_model("llama3.1-8b")), "rope_theta": 777.0, "norm_eps": 1e-3}
     assert question_hash(read_job({**job, "model": other})) in hashes
@@ -99,15 +95,10 @@ def test_every_shipped_flavor_has_its_facts() -> None:
 
 
 def test_a_file_is_read_to_the_same_network(tmp_path: Path) -> None:
-    text = json.dumps(
-        {
-            **SHAPES,
-            "architectures": ["X"],
-            "model_type": "qwen3",
-            "rope_theta": 5_000_000,
-            "rms_norm_eps": 1e-6,
-        }
-    )
+    text = json.dumps({
+        **SHAPES, "architectures": ["X"], "model_type": "qwen3", "rope_theta": 5_000_000,
+        "rms_norm_eps": 1e-6,
+    })  # fmt: skip
     (tmp_path / "config.json").write_text(text)
     model = read_model(str(tmp_path))
     assert (model.rope_theta, model.norm_eps, model.hidden_act) == (5e6, 1e-6, "silu")

@@ -1,6 +1,4 @@
-"""Data-parallel communication under compute: FSDP's prefetch against streams played out, and the
-closed forms at the ends.
-"""
+"""Data-parallel communication under compute: FSDP's prefetch played out, and its limits."""
 
 from dataclasses import replace
 from typing import Any
@@ -19,6 +17,7 @@ from planner.cost.network.collectives import collective_seconds
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job, read_training
 from planner.trainers.registry import TRAINERS, resolve_layout
+from tests.conftest import job_values
 
 LAYERS = 12
 
@@ -28,14 +27,9 @@ def columns(
 ) -> UnitColumns:
     """One kind of layer, embedding and head, all with the same times."""
     given = {
-        "forward": forward,
-        "backward": backward,
-        "gather": gather,
-        "scatter": scatter,
-        "replicate": replicate,
-        "gather_copy": 0.0,
-        "scatter_copy": 0.0,
-    }
+        "forward": forward, "backward": backward, "gather": gather, "scatter": scatter,
+        "replicate": replicate, "gather_copy": 0.0, "scatter_copy": 0.0,
+    }  # fmt: skip
     return UnitColumns(**{name: np.full((3, 1), value) for name, value in given.items()})
 
 
@@ -58,9 +52,7 @@ def exposed(
 
 
 def played_forward(num_units: int, forward: float, gather: float) -> float:
-    """Two streams: unit i computes when its gather is done; the gather of unit i + 1 starts when
-    unit i begins to compute.
-    """
+    """Two streams: unit i computes after its gather; the next gather starts with that compute."""
     gathered, free = gather, 0.0
     for _ in range(num_units):
         start = max(free, gathered)
@@ -70,9 +62,7 @@ def played_forward(num_units: int, forward: float, gather: float) -> float:
 
 
 def played_backward(num_units: int, backward: float, gather: float, scatter: float) -> float:
-    """The same with gathers and reduce-scatters in one queue of the network; the last unit's
-    parameters are still there.
-    """
+    """Gathers and scatters in one queue; the last unit's parameters are there."""
     network, free, gathered = 0.0, 0.0, 0.0
     for unit in range(num_units):
         start = max(free, gathered)
@@ -126,14 +116,14 @@ def test_without_overlap_everything_waits() -> None:
 
 def test_under_a_pipeline_gathers_come_once_a_step_and_reductions_at_its_end() -> None:
     """ZeRO-2 under PP: the same waits for 4 and for 32 microbatches; ZeRO-3 pays for each."""
-    once = [
-        exposed(columns(1.0, 2.0, 1.5, 0.2), m, dp_shard=16, pp=4, zero_stage=2).fsdp[0, 0]
-        for m in (4.0, 32.0)
-    ]
-    each = [
-        exposed(columns(1.0, 2.0, 1.5, 0.2), m, dp_shard=16, pp=4, zero_stage=3).fsdp[0, 0]
-        for m in (4.0, 32.0)
-    ]
+    given = {"dp_shard": 16, "pp": 4}
+    once, each = (
+        [
+            exposed(columns(1.0, 2.0, 1.5, 0.2), m, **given, zero_stage=z).fsdp[0, 0]
+            for m in (4.0, 32.0)
+        ]
+        for z in (2, 3)
+    )
     assert once[0] == pytest.approx(once[1])
     assert each[1] > 4 * each[0] > 4 * once[0]
 
@@ -145,9 +135,7 @@ def test_replicas_are_reduced_after_the_shards_and_counted_apart() -> None:
 
 
 def test_a_distributed_optimizer_waits_for_what_one_backward_does_not_hide() -> None:
-    """One reduction of all gradients under the last backward, one gather under the first forward,
-    however many microbatches.
-    """
+    """One reduction under the last backward, one gather under the first forward, whatever m."""
     units = LAYERS + 2
     for m in (1.0, 16.0):
         layout = {"trainer": "megatron", "dp_shard": 64, "zero_stage": 1}
@@ -221,22 +209,12 @@ def test_under_a_pipeline_all_gradients_come_down_once_at_the_end() -> None:
     assert waited == pytest.approx((0.1 + 0.3) + (LAYERS + 2) * (0.2 + 0.4))
 
 
-# ---- context parallelism -------------------------------------------------------------------------
-
 TOKENS, CP = 131072, 8
 
 
 def context(method: str, cp: int = CP) -> tuple[Pricer, float]:
-    """(pricer, seconds that context parallelism exposes in a step of one sequence without
-    recomputation).
-    """
-    job = read_job(
-        {
-            "model": "llama3-8b",
-            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": CP},
-            "training": {"seq_len": TOKENS, "global_batch_size": 1, "trainer": "fsdp"},
-        }
-    )
+    """(pricer, exposed seconds of context parallelism for one sequence without recomputation)."""
+    job = read_job(job_values("llama3-8b", "h100-sxm-80gb", CP, TOKENS, 1, trainer="fsdp"))
     pricer = Pricer.build(job.model, job.cluster, job.training)
     values = {"cp": cp, "cp_method": method, "ac": "none"}
     layout = resolve_layout(values, trainer="fsdp", num_gpus=CP)
@@ -258,9 +236,7 @@ def seconds_of(pricer: Pricer, operation: str, payload_bytes: float) -> float:
 
 
 def test_keys_and_values_of_all_tokens_are_gathered_or_passed_round() -> None:
-    """Forward: 2 x tokens x KV width x 2 bytes, (n - 1) / n of it received by every rank; backward
-    their gradients the other way.
-    """
+    """2 x tokens x KV width x 2 bytes, (n - 1) / n of it received; backward the other way."""
     pricer, gathered = context("allgather")
     model = pricer.model
     whole = 2.0 * 2.0 * TOKENS * model.num_key_value_heads * model.head_dim
@@ -274,9 +250,7 @@ def test_keys_and_values_of_all_tokens_are_gathered_or_passed_round() -> None:
 
 
 def test_ulysses_exchanges_its_own_tokens_of_queries_keys_values_and_outputs() -> None:
-    """Each rank sends its tokens' heads to the ranks that compute them, and back. Source: Jacobs et
-    al. 2023 (DeepSpeed-Ulysses).
-    """
+    """Each rank sends its tokens' heads to be computed, and back: Jacobs et al. 2023."""
     pricer, exchanged = context("ulysses")
     model = pricer.model
     own = [
@@ -292,14 +266,11 @@ def test_one_rank_passes_nothing_on() -> None:
     assert context("allgather", cp=1)[1] == 0.0
 
 
-@pytest.mark.parametrize(
-    ("layout", "gathers", "reductions"),
-    [
-        ({"dp_shard": 64, "zero_stage": 3}, 2.0, 1.0),
-        ({"dp_shard": 64, "zero_stage": 2}, 1.0, 1.0),
-        ({"dp_shard": 16, "pp": 4, "zero_stage": 2}, 0.25, 0.25),
-    ],
-)
+@pytest.mark.parametrize(("layout", "gathers", "reductions"), [
+    ({"dp_shard": 64, "zero_stage": 3}, 2.0, 1.0),
+    ({"dp_shard": 64, "zero_stage": 2}, 1.0, 1.0),
+    ({"dp_shard": 16, "pp": 4, "zero_stage": 2}, 0.25, 0.25),
+])  # fmt: skip
 def test_copies_of_buffers_are_paid_for_every_gather_and_reduction(
     layout: dict[str, Any], gathers: float, reductions: float
 ) -> None:

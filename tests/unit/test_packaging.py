@@ -1,6 +1,4 @@
-"""What is imported is declared and pinned; images are made of files that exist and run commands
-that exist; manifests name what is read.
-"""
+"""Imports are declared and pinned; images are made of, and run, what exists; manifests are true."""
 
 import ast
 import importlib
@@ -63,14 +61,11 @@ def outside(*folders: str) -> Iterator[tuple[str, str]]:
                 yield str(path.relative_to(ROOT)), name
 
 
-@pytest.mark.parametrize(
-    ("folders", "extras"),
-    [
-        (("planner", "api"), ("client", "postgres", "server")),
-        (("probes",), ("probe",)),
-        (("tests", "benchmarks"), ("dev", "postgres", "probe", "server")),
-    ],
-)
+@pytest.mark.parametrize(("folders", "extras"), [
+    (("planner", "api"), ("client", "postgres", "server")),
+    (("probes",), ("probe",)),
+    (("tests", "benchmarks"), ("dev", "postgres", "probe", "server")),
+])  # fmt: skip
 def test_every_import_is_declared(folders: tuple[str, ...], extras: tuple[str, ...]) -> None:
     found = list(outside(*folders))
     assert len(found) > 50

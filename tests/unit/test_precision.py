@@ -1,6 +1,4 @@
-"""Precision recipes: every field is read, and what libraries, releases and layers get is what their
-sources say.
-"""
+"""Precision recipes: every field is read, and libraries, releases, layers get what sources say."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
@@ -191,14 +189,9 @@ def test_every_operand_decides_something(
 def test_what_a_16_bit_recipe_must_not_have(table: Recipes) -> None:
     for recipe in table:
         costs = (
-            recipe.scale,
-            recipe.cast,
-            recipe.eager_scale,
-            recipe.eager_cast,
-            recipe.transposed,
-            recipe.column_amax,
-            recipe.row_amax,
-        )
+            recipe.scale, recipe.cast, recipe.eager_scale, recipe.eager_cast, recipe.transposed,
+            recipe.column_amax, recipe.row_amax,
+        )  # fmt: skip
         assert (costs != (NOTHING,) * 7) == recipe.low, recipe.name
         assert recipe.low or (
             recipe.saved_bytes,
@@ -260,16 +253,13 @@ def linear_seconds(case: Case, tokens: int, k: int, n: int) -> tuple[float, floa
     return high, low
 
 
-@pytest.mark.parametrize(
-    ("tokens", "k", "n", "high", "low"),
-    [
-        (8192, 8192, 8192, 5.027, 3.510),
-        (16384, 8192, 1280, 1.954, 1.757),
-        (16384, 1024, 8192, 1.701, 1.193),
-        (16384, 8192, 7168, 9.871, 5.707),
-        (16384, 3584, 8192, 5.192, 3.034),
-    ],
-)
+@pytest.mark.parametrize(("tokens", "k", "n", "high", "low"), [
+    (8192, 8192, 8192, 5.027, 3.510),
+    (16384, 8192, 1280, 1.954, 1.757),
+    (16384, 1024, 8192, 1.701, 1.193),
+    (16384, 8192, 7168, 9.871, 5.707),
+    (16384, 3584, 8192, 5.192, 3.034),
+])  # fmt: skip
 def test_a_compiled_layer_takes_what_torchao_measured(
     tokens: int, k: int, n: int, high: float, low: float
 ) -> None:
@@ -284,9 +274,7 @@ def test_a_compiled_layer_takes_what_torchao_measured(
 
 
 def test_scales_cost_less_the_larger_their_block() -> None:
-    """One scale a tensor or a row needs its own pass over it; blocks find theirs while they
-    cast.
-    """
+    """A scale a tensor or a row needs a pass of its own; blocks find theirs while they cast."""
     for table in (torchao(), transformer_engine()):
         by = {recipe.name: recipe for recipe in table}
         names = ("float8-blockwise", "mxfp8", "float8-tensorwise")
@@ -319,23 +307,20 @@ def test_a_16_bit_weight_gradient_saves_its_cast(monkeypatch: pytest.MonkeyPatch
 # ---- filters -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("precision", "k", "n", "stays"),
-    [
-        ("float8-tensorwise", 4096, 1024, True),
-        ("float8-tensorwise", 4112, 1024, False),
-        ("float8-tensorwise", 4096, 1040, False),
-        ("float8-rowwise", 16384, 2048, True),
-        ("float8-rowwise", 1024, 28672, True),
-        ("float8-rowwise", 2048, 4096, True),
-        ("float8-rowwise", 2064, 4096, False),
-        ("float8-rowwise", 2064, 2064, False),
-        ("float8-rowwise", 8192, 8200, True),
-        ("mxfp8", 1024, 1024, False),
-        ("mxfp8", 1000, 1024, True),
-        ("bf16", 8192, 8192, True),
-    ],
-)
+@pytest.mark.parametrize(("precision", "k", "n", "stays"), [
+    ("float8-tensorwise", 4096, 1024, True),
+    ("float8-tensorwise", 4112, 1024, False),
+    ("float8-tensorwise", 4096, 1040, False),
+    ("float8-rowwise", 16384, 2048, True),
+    ("float8-rowwise", 1024, 28672, True),
+    ("float8-rowwise", 2048, 4096, True),
+    ("float8-rowwise", 2064, 4096, False),
+    ("float8-rowwise", 2064, 2064, False),
+    ("float8-rowwise", 8192, 8200, True),
+    ("mxfp8", 1024, 1024, False),
+    ("mxfp8", 1000, 1024, True),
+    ("bf16", 8192, 8192, True),
+])  # fmt: skip
 def test_small_and_unaligned_layers_stay_in_16_bits(
     precision: str, k: int, n: int, stays: bool
 ) -> None:
@@ -343,9 +328,7 @@ def test_small_and_unaligned_layers_stay_in_16_bits(
 
 
 def test_the_filter_sees_whole_weights_and_decides_by_layer() -> None:
-    """Llama 3 8B: keys and values are 4096 x 1024; 70B: 8192 x 1024. The head and the router are
-    never asked.
-    """
+    """Llama 3: keys and values are 4096 or 8192 x 1024. Head and router are never asked."""
     small, large = (
         quantised_model(load_model(name), TITAN.recipes("0.2.2")).shares
         for name in ("llama3-8b", "llama3-70b")
@@ -366,9 +349,7 @@ def test_nvfp4_keeps_the_last_layers() -> None:
 
 
 def test_experts_have_recipes_of_their_own() -> None:
-    """TorchTitan 0.2 has grouped float8 products without PP and CP only; 0.1 has none; nvfp4 has
-    none anywhere in torchao.
-    """
+    """0.2 has grouped float8 products without PP and CP only; 0.1 none; torchao no nvfp4."""
 
     def of(version: str | None, precision: str) -> tuple[str, bool]:
         recipe = TITAN.recipes(version)[PRECISIONS.names.index(precision)]
@@ -382,17 +363,10 @@ def test_experts_have_recipes_of_their_own() -> None:
 # ---- wires ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("version", "wire"),
-    [
-        ("0.1.0", 1.0),
-        ("0.2.2", 2.0),
-        ("0.3.0", 2.0),
-        (None, 2.0),
-        ("6ba7a1f, 2025-03-14", 1.0),
-        ("5b5d46856b, 2025-10-14", 2.0),
-    ],
-)
+@pytest.mark.parametrize(("version", "wire"), [
+    ("0.1.0", 1.0), ("0.2.2", 2.0), ("0.3.0", 2.0), (None, 2.0), ("6ba7a1f, 2025-03-14", 1.0),
+    ("5b5d46856b, 2025-10-14", 2.0),
+])  # fmt: skip
 def test_torchtitan_gathers_tp_inputs_in_float8_only_while_its_plan_found_the_converter(
     version: str | None, wire: float
 ) -> None:
@@ -450,9 +424,7 @@ def test_tp_reduces_scales_of_operands_that_are_split(
 def test_scales_of_all_weights_in_one_reduction_are_cheaper(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """torchao's precompute_float8_dynamic_scale_for_fsdp, which our TorchTitan export switches on;
-    plain torch has none.
-    """
+    """precompute_float8_dynamic_scale_for_fsdp, as our export sets it; plain torch has none."""
     one = outcome(GATHERED, monkeypatch, lambda recipe: recipe)[0]
     apart = {"gather_amax": True, "step_amax": 0.0}
     each = outcome(GATHERED, monkeypatch, lambda recipe: replace(recipe, **apart))[0]
@@ -462,9 +434,7 @@ def test_scales_of_all_weights_in_one_reduction_are_cheaper(
 
 
 def test_quantised_gathers_cast_one_ranks_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Transformer Engine casts before it gathers; without sequence parallelism every rank casts the
-    whole input.
-    """
+    """TE casts before it gathers; without sequence parallelism every rank casts all of it."""
     split = Case(
         precision="mxfp8",
         gpu="b200-sxm-180gb",
@@ -485,9 +455,7 @@ def test_quantised_gathers_cast_one_ranks_share(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_saved_bytes_count_their_scales() -> None:
-    """One byte a 32 for mx, fp32 a 128 for blocks, one byte a 16 for nvfp4; torchao's fp8 keeps the
-    16-bit input.
-    """
+    """A byte a 32 for mx, fp32 a 128 for blocks, a byte a 16 for nvfp4; torchao keeps 16 bits."""
     tables = (transformer_engine(), torchao())
     te, ao = ({recipe.name: recipe.saved_bytes for recipe in table} for table in tables)
     assert te["mxfp8"] == 33 / 32

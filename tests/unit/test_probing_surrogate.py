@@ -1,6 +1,4 @@
-"""The Gaussian process on the model's error: against dense linear algebra, and what it takes from
-few observations.
-"""
+"""The Gaussian process on the model's error: against dense algebra, and from few observations."""
 
 from typing import Any
 

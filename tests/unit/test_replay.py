@@ -1,6 +1,4 @@
-"""The proof by replay: hidden truths are what they say they are, strategies play by the rules, and
-the demands hold where they are met.
-"""
+"""The proof by replay: truths are what they say, strategies play by the rules, demands hold."""
 
 import dataclasses
 import json
@@ -64,9 +62,7 @@ def test_landscapes_are_repeatable_and_differ_by_seed() -> None:
 
 @pytest.mark.slow
 def test_the_laws_are_another_model() -> None:
-    """At their centre they neither copy the cost model nor are far from any machine: ranks agree by
-    a part only.
-    """
+    """They neither copy the cost model nor are far from any machine: ranks agree by a part."""
     pricer, candidates = landscapes.prepared(SMALL)
     zeros = np.zeros(len(landscapes.COEFFICIENTS) + 9)
     laws = landscapes.log_law(pricer, candidates.batch, zeros, 0.0)
@@ -93,11 +89,9 @@ def test_published_sweeps_are_predicted_without_their_source() -> None:
 
 def test_a_survey_of_ones_own_is_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert own_sweeps(tmp_path) == ()
-    measured = [
-        ("none", {"step_seconds": 1.0}),
-        ("full", {"step_seconds": 1.3}),
-        ("selective-op", {"status": "oom"}),
-    ]
+    timed = {"none": 1.0, "full": 1.3}
+    measured = [(ac, {"step_seconds": seconds}) for ac, seconds in timed.items()]
+    measured.append(("selective-op", {"status": "oom"}))
     fine = {"status": "ok", "rung": "probed"}
     rows = [survey_row(ac, {**fine, **numbers}) for ac, numbers in measured]
     rows += [survey_row("none", {"status": "ok", "rung": "emulated", "step_seconds": 0.1})]
@@ -121,14 +115,9 @@ def survey_row(ac: str, measured: dict[str, Any], seq_len: int = 4096) -> dict[s
     training = {"seq_len": seq_len, "global_batch_size": 2}
     name = f"{ac} {measured['rung']} {seq_len}"
     return {
-        "id": name,
-        "model": "llama3.2-1b",
-        "cluster": cluster,
-        "training": training,
-        "layout": {"ac": ac},
-        "group": "own",
-        "measured": measured,
-    }
+        "id": name, "model": "llama3.2-1b", "cluster": cluster, "training": training,
+        "layout": {"ac": ac}, "group": "own", "measured": measured,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -238,9 +227,7 @@ def demands(kinds: list[str], strategies: list[str], seeds: int) -> dict[str, An
 
 
 def surely_worse(ours: list[Any], others: list[Any], probes: int) -> bool:
-    """Whether the mean regret on the same drawn truths is larger by more than two standard errors
-    of the difference.
-    """
+    """Whether the mean regret on the same truths is larger by more than two standard errors."""
     pairs = {(run.truth, run.seed): run.regret[probes - 1] for run in others}
     more = np.array([run.regret[probes - 1] - pairs[run.truth, run.seed] for run in ours])
     return bool(more.mean() > 2.0 * more.std(ddof=1) / np.sqrt(len(more)) + TIE)
@@ -303,10 +290,8 @@ def test_the_page_says_reached_and_missed(truth: Truth) -> None:
     assert "| random | 3 |" in page
     assert "generated, error 10%" in page
     assert "reached" in page
-    late = [
-        type(run)(**{**{name: getattr(run, name) for name in run.__slots__}, "to_goal": 13})
-        for run in runs
-    ]
+    fields = [{name: getattr(run, name) for name in run.__slots__} for run in runs]
+    late = [type(run)(**{**own, "to_goal": 13}) for run, own in zip(runs, fields, strict=True)]
     assert "**missed**" in document(late)
     assert ">12" in document(late)
 

@@ -23,19 +23,9 @@ from tests.conftest import needed
 from tests.unit.pipeline_twin import Instruction, Post, Run, Wait, play
 
 SHAPES = [
-    (2, 1, 2),
-    (2, 1, 5),
-    (3, 1, 7),
-    (4, 1, 6),
-    (4, 1, 9),
-    (2, 2, 4),
-    (2, 2, 6),
-    (4, 2, 8),
-    (3, 2, 6),
-    (3, 3, 6),
-    (2, 4, 6),
-    (4, 5, 8),
-]
+    (2, 1, 2), (2, 1, 5), (3, 1, 7), (4, 1, 6), (4, 1, 9), (2, 2, 4), (2, 2, 6), (4, 2, 8),
+    (3, 2, 6), (3, 3, 6), (2, 4, 6), (4, 5, 8),
+]  # fmt: skip
 
 
 class Costs:
@@ -69,20 +59,13 @@ class Costs:
     def columns(self) -> StageCosts:
         one = np.ones((1, len(self.send)))
         return StageCosts(
-            forward_seconds_CS=self.forward[None],
-            input_grad_seconds_CS=self.input_grad[None],
-            weight_grad_seconds_CS=self.weight_grad[None],
-            send_seconds_CS=self.send[None],
-            crowded_seconds_CS=2.0 * self.send[None],
-            saved_bytes_CS=one,
-            pair=PairSeconds(
-                forward_wire_CS=self.wire[0][None],
-                backward_wire_CS=self.wire[1][None],
-                forward_cover_CS=self.cover[0][None],
-                backward_cover_CS=self.cover[1][None],
-                slowdown=0.25,
-            ),
-        )
+            forward_seconds_CS=self.forward[None], input_grad_seconds_CS=self.input_grad[None],
+            weight_grad_seconds_CS=self.weight_grad[None], send_seconds_CS=self.send[None],
+            crowded_seconds_CS=2.0 * self.send[None], saved_bytes_CS=one,
+            pair=PairSeconds(forward_wire_CS=self.wire[0][None],
+                backward_wire_CS=self.wire[1][None], forward_cover_CS=self.cover[0][None],
+                backward_cover_CS=self.cover[1][None], slowdown=0.25),
+        )  # fmt: skip
 
 
 def check(
@@ -120,9 +103,7 @@ def legal(
 def plain_programs(
     entry: Schedule, shape: tuple[int, int, int], costs: Costs, *, seen_through: bool
 ) -> list[list[Instruction]]:
-    """All receives posted at the start, each link a stream; seen through: a rank waits for each
-    send.
-    """
+    """All receives posted at the start, each link a stream; seen through: a wait for each send."""
     pp, v, m = shape
     last = pp * v - 1
     programs: list[list[Instruction]] = []
@@ -206,9 +187,7 @@ def test_two_sends_on_one_link_follow_each_other() -> None:
 def megatron_1f1b(
     rank: int, pp: int, m: int, costs: Costs, *, pair_streams: bool = False
 ) -> list[Instruction]:
-    """forward_backward_pipelining_without_interleaving; with pair streams DeepSpeed's, whose
-    exchange runs one way after the other.
-    """
+    """forward_backward_pipelining_without_interleaving; pair streams: DeepSpeed's exchange."""
     program: list[Instruction] = []
 
     def stream(peer: int, tag: Any) -> Any:
@@ -273,9 +252,7 @@ def test_blocking_1f1b(trainer: str) -> None:
 def megatron_interleaved(
     rank: int, pp: int, v: int, m: int, costs: Costs, *, overlap: bool
 ) -> list[Instruction]:
-    """forward_backward_pipelining_with_interleaving, with and without overlap_p2p_comm; m a
-    multiple of pp.
-    """
+    """forward_backward_pipelining_with_interleaving, overlap_p2p_comm or not; pp divides m."""
     n, last, program = m * v, pp * v - 1, list[Instruction]()
 
     def chunk(k: int, forward: bool) -> tuple[int, int]:
@@ -347,9 +324,7 @@ CROWDED: set[tuple[str, int, int]] = set()
 
 
 def crowded_tags(pp: int, v: int, m: int, costs: Costs) -> set[tuple[str, int, int]]:
-    """Transfers whose sender sends another, or whose receiver receives another, in the same
-    exchange.
-    """
+    """Transfers whose sender sends, or whose receiver receives, another in the same exchange."""
     found = set()
     for rank in range(pp):
         batch: list[Post] = []
@@ -386,9 +361,7 @@ def test_megatron_interleaved(overlap: bool) -> None:
 
 
 class RecordingStage:
-    """Stands in for a PipelineStage: hands out operations that say what they move, and notes
-    compute.
-    """
+    """Stands in for a PipelineStage: operations that say what they move, and noted compute."""
 
     def __init__(
         self, index: int, num_stages: int, rank: int, home: Callable[[int], int], log: list[Any]
@@ -443,9 +416,7 @@ class RecordingStage:
 
 
 def overlap_like_torchtitan(action: Any, context: Any) -> None:
-    """torchtitan's overlap_callback: both receives are waited for, then forward and backward run as
-    one.
-    """
+    """torchtitan's overlap_callback: both receives are waited for, then both run as one."""
     from torch.distributed.pipelining import schedules
 
     runtime = context.schedule_ref
@@ -501,9 +472,7 @@ def recorded(
 
 
 def instructions(log: Sequence[Any], rank: int, costs: Costs) -> Iterator[Instruction]:
-    """A batch of sends or of receives goes out one by one, each on its pair's stream; a mixed batch
-    as one kernel.
-    """
+    """Sends alone or receives alone go out one by one on their pair's stream; mixed as one."""
     for entry in log:
         if isinstance(entry, list):
             mixed = len({op.sends for op in entry}) > 1
@@ -524,18 +493,10 @@ def instructions(log: Sequence[Any], rank: int, costs: Costs) -> Iterator[Instru
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(
-    "name",
-    [
-        "GPipe",
-        "1F1B",
-        "Interleaved1F1B",
-        "LoopedBFS",
-        "InterleavedZeroBubble",
-        "ZBVZeroBubble",
-        "DualPipeV",
-    ],
-)
+@pytest.mark.parametrize("name", [
+    "GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble",
+    "DualPipeV",
+])  # fmt: skip
 def test_torchs_runtimes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     needed("torch")
     how = TRAINERS["torchtitan"].transport(name, None, overlap=True)

@@ -1,6 +1,4 @@
-"""A plan runs: its trainer can run the job, every layout it ranks is exported, and asking for more
-changes no winner.
-"""
+"""A plan runs: its trainer can run the job, every layout is exported, asking for more is safe."""
 
 import json
 from typing import Any
@@ -16,14 +14,13 @@ from planner.intake.jobs import read_job, read_training
 from planner.intake.machines import read_cluster
 from planner.intake.models import read_model
 from planner.plan.recommend import fewer_than_asked, recommend
-from planner.ports import Ports
 from planner.rules import Context
 from planner.rules.support import obstacles, trainers_that_can
 from planner.search.one_size import search_size
 from planner.specs.job import Job
 from planner.specs.plan import Plan
+from tests.conftest import fixed_ports, job_values
 from tests.unit.test_rules import ROWS
-from tests.unit.test_search import Fixed
 
 
 def job(
@@ -33,18 +30,11 @@ def job(
     top_k: int = 10,
     **training: Any,
 ) -> Job:
-    return read_job(
-        {
-            "model": model,
-            "cluster": {"gpu": gpu, "num_gpus": num_gpus},
-            "search": {"top_k": top_k},
-            "training": {"seq_len": 4096, "global_batch_size": 64, **training},
-        }
-    )
+    return read_job(job_values(model, gpu, num_gpus, 4096, 64, search={"top_k": top_k}, **training))
 
 
 def plan(asked: Job) -> Plan:
-    return recommend(asked, ports=Ports(clock=Fixed(), ids=Fixed()))
+    return recommend(asked, ports=fixed_ports())
 
 
 def context(asked: Job) -> Context:
@@ -156,9 +146,7 @@ def test_all_that_is_ranked_runs() -> None:
 
 @pytest.mark.parametrize("num_gpus", [256, 16384])
 def test_405b_is_split_over_megatrons_pipelines(num_gpus: int) -> None:
-    """126 layers: 128 with embedding and loss counted, on 4 to 64 stages; its layout string for any
-    other number.
-    """
+    """126 layers: 128 with embedding and loss, on 4 to 64 stages; a string for other numbers."""
     c = Context(
         model=read_model("llama3.1-405b"),
         cluster=read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": num_gpus}),

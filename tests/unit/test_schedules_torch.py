@@ -1,6 +1,4 @@
-"""Our orders against torch.distributed.pipelining's own, action by action; what torch refuses, our
-rules refuse.
-"""
+"""Our orders against torch.distributed.pipelining's, and what it refuses our rules refuse."""
 
 import itertools
 from types import SimpleNamespace
@@ -26,14 +24,9 @@ MANY = [
 
 def stage(index: int, num_stages: int, pp: int) -> Any:
     return SimpleNamespace(
-        stage_index=index,
-        num_stages=num_stages,
-        group_size=pp,
-        group_rank=0,
-        submod=None,
-        is_first=index == 0,
-        is_last=index == num_stages - 1,
-    )
+        stage_index=index, num_stages=num_stages, group_size=pp, group_rank=0, submod=None,
+        is_first=index == 0, is_last=index == num_stages - 1,
+    )  # fmt: skip
 
 
 def torch_order(name: str, pp: int, v: int, m: int) -> tuple[tuple[str, ...], ...]:
@@ -68,9 +61,7 @@ def test_multi_stage_orders_are_torchs(name: str, sizes: list[tuple[int, ...]]) 
 
 
 class RecordingStage:
-    """Stands in for a PipelineStage: records the compute that torch's single-stage schedules ask
-    for.
-    """
+    """Stands in for a PipelineStage: records the compute that single-stage schedules ask for."""
 
     def __init__(self, index: int, pp: int) -> None:
         self.stage_index, self.num_stages, self.group_size, self.group_rank = index, pp, pp, index
@@ -121,9 +112,7 @@ def test_single_stage_orders_are_what_torch_runs(
     ],
 )
 def test_torch_loads_our_csv(name: str, pp: int, v: int, m: int, tmp_path: Any) -> None:
-    """As `_PipelineScheduleRuntime` reads it from a user's file; torch then adds sends, receives
-    and gathers.
-    """
+    """As `_PipelineScheduleRuntime` reads a user's file, to which torch adds sends and gathers."""
     from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
     order = SCHEDULES[name].actions(pp, v, m)

@@ -1,6 +1,4 @@
-"""One step in each field: every field is there, every step is one step, prices are the price,
-refusals are the rules'.
-"""
+"""One step in each field: every field is there, prices are the price, refusals the rules'."""
 
 from typing import Any
 
@@ -15,6 +13,7 @@ from planner.search.variations.sensitivity import sensitivity
 from planner.specs.layout import Layout
 from planner.specs.plan import Plan, SensitivityStep
 from planner.trainers.registry import resolve_layout
+from tests.conftest import job_values
 
 # A step in one of these may take others with it.
 TAKES_ALONG: dict[str, set[str]] = {
@@ -27,13 +26,7 @@ TAKES_ALONG: dict[str, set[str]] = {
 
 
 def pricer_of(model: str, num_gpus: int, **training: Any) -> Pricer:
-    job = read_job(
-        {
-            "model": model,
-            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": num_gpus},
-            "training": {"seq_len": 4096, "global_batch_size": 256, **training},
-        }
-    )
+    job = read_job(job_values(model, "h100-sxm-80gb", num_gpus, 4096, 256, **training))
     return Pricer.build(job.model, job.cluster, job.training)
 
 
@@ -132,15 +125,8 @@ def test_steps_of_degrees_go_both_ways() -> None:
 
 def test_a_plan_tells_its_winners_steps(plan: Plan) -> None:
     assert {step.field for step in plan.sensitivity} >= {
-        "tp",
-        "cp",
-        "pp",
-        "micro_batch_size",
-        "ac",
-        "precision",
-        "zero_stage",
-        "compile",
-    }
+        "tp", "cp", "pp", "micro_batch_size", "ac", "precision", "zero_stage", "compile",
+    }  # fmt: skip
     lines = explain(plan, 1, None)
     assert lines[lines.index("one step in each field:") + 1 :] == [
         step_sentence(step) for step in plan.sensitivity
@@ -152,15 +138,9 @@ def test_steps_in_words() -> None:
     pricer = pricer_of("llama3-8b", 8)
     layout = layout_of(pricer)
     step = SensitivityStep(
-        field="tp",
-        old=1,
-        new=2,
-        layout=layout,
-        step_seconds=1.0,
-        step_ratio=1.13,
-        device_bytes=2**30,
-        fits=False,
-    )
+        field="tp", old=1, new=2, layout=layout, step_seconds=1.0, step_ratio=1.13,
+        device_bytes=2**30, fits=False,
+    )  # fmt: skip
     assert step_sentence(step) == "tp 1 -> 2: 0.88 times as fast, 1.0 GiB, does not fit"
     refused = SensitivityStep(
         field="compile", old=True, new=False, layout=layout, refused="why; what"

@@ -9,18 +9,14 @@ from planner.intake.jobs import read_job
 from planner.plan.explain import winner_reasons
 from planner.plan.sharding_reasons import sharding_reasons
 from planner.plan.together import Together
+from tests.conftest import job_values
 
 
 def reasons(
     model: str, num_gpus: int, layout: dict[str, Any], batch: int = 64, **training: Any
 ) -> list[str]:
     job = read_job(
-        {
-            "model": model,
-            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": num_gpus},
-            "training": {"seq_len": 8192, "global_batch_size": batch, **training},
-            "layout": layout,
-        }
+        job_values(model, "h100-sxm-80gb", num_gpus, 8192, batch, layout=layout, **training)
     )
     assert job.layout is not None
     pricer = Pricer.build(job.model, job.cluster, job.training)
@@ -76,14 +72,7 @@ def test_the_words_are_the_trainers() -> None:
 def test_number_one_says_it() -> None:
     from planner.estimates import estimate_layouts
 
-    job = read_job(
-        {
-            "model": "llama3-8b",
-            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-            "training": {"seq_len": 8192, "global_batch_size": 64},
-            "layout": {"dp_shard": 8},
-        }
-    )
+    job = read_job(job_values("llama3-8b", "h100-sxm-80gb", 8, 8192, 64, layout={"dp_shard": 8}))
     assert job.layout is not None
     pricer = Pricer.build(job.model, job.cluster, job.training)
     (estimate,) = estimate_layouts(pricer, [job.layout], [job.id])

@@ -88,14 +88,11 @@ def test_a_job_that_slurm_forgot_is_looked_up_in_its_accounting(commands: Path) 
     assert (job.state, job.seconds, job.nodes, job.restarts) == ("CANCELLED", 90.0, "n[1-2]", 1)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
-        "squeue: error: Socket timed out on send/recv operation",
-        "slurm_load_jobs error: Zero Bytes were transmitted or received",
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
+    "squeue: error: Socket timed out on send/recv operation",
+    "slurm_load_jobs error: Zero Bytes were transmitted or received",
+])  # fmt: skip
 def test_a_controller_that_is_away_is_no_unknown_job(commands: Path, text: str) -> None:
     refuses(commands, "scontrol", text)
     with pytest.raises(NoControllerError):
@@ -129,15 +126,12 @@ def test_a_job_that_waits_in_vain_is_cancelled_at_once(commands: Path, tmp_path:
     assert cancelled.read_text().split()[-1] == "8"
 
 
-@pytest.mark.parametrize(
-    ("state", "reason"),
-    [
-        ("PREEMPTED", "preempted"),
-        ("NODE_FAIL", "lost-node"),
-        ("TIMEOUT", "allocation-ended"),
-        ("CANCELLED", "asked"),
-    ],
-)
+@pytest.mark.parametrize(("state", "reason"), [
+    ("PREEMPTED", "preempted"),
+    ("NODE_FAIL", "lost-node"),
+    ("TIMEOUT", "allocation-ended"),
+    ("CANCELLED", "asked"),
+])  # fmt: skip
 def test_a_job_that_slurm_ended_under_its_probe_says_how(
     commands: Path, tmp_path: Path, state: str, reason: str
 ) -> None:
@@ -236,25 +230,22 @@ def test_a_container_needs_a_plugin_of_srun(commands: Path, tmp_path: Path) -> N
     ]
 
 
-@pytest.mark.parametrize(
-    ("reason", "in_vain"),
-    [
-        ("PartitionTimeLimit", True),
-        ("PartitionNodeLimit", True),
-        ("PartitionConfig", True),
-        ("BadConstraints", True),
-        ("InvalidQOS", True),
-        ("QOSMaxNodePerJobLimit", True),
-        ("AssocMaxWallDurationPerJobLimit", True),
-        ("AccountNotAllowed", True),
-        ("DependencyNeverSatisfied", True),
-        ("Resources", False),
-        ("Priority", False),
-        ("QOSGrpGRES", False),
-        ("AssocGrpNodeLimit", False),
-        ("BeginTime", False),
-        ("ReqNodeNotAvail,_UnavailableNodes:n1", False),
-    ],
-)
+@pytest.mark.parametrize(("reason", "in_vain"), [
+    ("PartitionTimeLimit", True),
+    ("PartitionNodeLimit", True),
+    ("PartitionConfig", True),
+    ("BadConstraints", True),
+    ("InvalidQOS", True),
+    ("QOSMaxNodePerJobLimit", True),
+    ("AssocMaxWallDurationPerJobLimit", True),
+    ("AccountNotAllowed", True),
+    ("DependencyNeverSatisfied", True),
+    ("Resources", False),
+    ("Priority", False),
+    ("QOSGrpGRES", False),
+    ("AssocGrpNodeLimit", False),
+    ("BeginTime", False),
+    ("ReqNodeNotAvail,_UnavailableNodes:n1", False),
+])  # fmt: skip
 def test_reasons_for_which_a_job_waits_in_vain(reason: str, in_vain: bool) -> None:
     assert (IN_VAIN.search(reason) is not None) is in_vain

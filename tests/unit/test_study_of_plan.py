@@ -70,11 +70,8 @@ def test_memory_is_a_constraint_and_the_best_trial_the_fastest_that_fits(plan: P
 
 def test_what_was_left_out_is_pruned_with_its_reason_and_number(plan: Plan) -> None:
     study = planner.study_of(plan)
-    counts = {
-        trial.user_attrs["reason"]: trial.user_attrs["layouts"]
-        for trial in study.trials
-        if not trial.params
-    }
+    said = [trial.user_attrs for trial in study.trials if not trial.params]
+    counts = {one["reason"]: one["layouts"] for one in said}
     assert counts == plan.rejected
     refused = {step.layout: step.refused for step in plan.sensitivity if step.refused is not None}
     pruned = {
@@ -104,11 +101,8 @@ def test_the_same_plan_gives_the_same_study(plan: Plan) -> None:
 
 def test_what_a_sampler_tried_is_there() -> None:
     plan = planner.recommend(SHORT_OF_MEMORY)
-    sampled = [
-        trial
-        for trial in planner.study_of(plan).trials
-        if trial.user_attrs.get("sampled_by") == "cost-model"
-    ]
+    trials = planner.study_of(plan).trials
+    sampled = [one for one in trials if one.user_attrs.get("sampled_by") == "cost-model"]
     study = plan.searched.study
     assert 0 < len(sampled) <= study["trials"]
     assert study["gain"] > 0.01, "splits and recomputation together beat each alone"
@@ -206,9 +200,6 @@ def test_values_that_do_not_exist_are_refused(plan: Plan) -> None:
         planner.study_of(plan, "speed")
     with pytest.raises(SpecError, match="is of a plan that spent probes"):
         planner.study_of(plan, "measured")
-
-
-# ---- plans that spent probes ---------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

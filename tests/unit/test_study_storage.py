@@ -150,14 +150,11 @@ def test_a_study_that_is_there_is_kept_unless_it_is_to_be_replaced(
     assert names == {few.id, f"{few.id}-time-memory"}
 
 
-@pytest.mark.parametrize(
-    ("broken", "told"),
-    [
-        (KeyboardInterrupt(), KeyboardInterrupt),
-        (OSError(28, "No space left on device"), StoreError),
-        (optuna.exceptions.StorageInternalError("disk is full"), StoreError),
-    ],
-)
+@pytest.mark.parametrize(("broken", "told"), [
+    (KeyboardInterrupt(), KeyboardInterrupt),
+    (OSError(28, "No space left on device"), StoreError),
+    (optuna.exceptions.StorageInternalError("disk is full"), StoreError),
+])  # fmt: skip
 def test_half_a_study_is_not_left_behind(
     few: Plan,
     tmp_path: Path,
@@ -182,19 +179,16 @@ def test_half_a_study_is_not_left_behind(
     assert storage.get_all_studies() == []
 
 
-@pytest.mark.parametrize(
-    ("url", "journal", "message"),
-    [
-        (None, None, "exactly one of --storage and --journal"),
-        ("sqlite:///x.db", "x.log", "exactly one of --storage and --journal"),
-        ("here", None, "is no database URL"),
-        ("sqlite:////no/such/folder/x.db", None, "cannot be opened"),
-        ("nosql://u:secret@host/x", None, r"nosql://u:\*\*\*@host/x.*has no driver here"),
-        (None, "/no/such/folder/x.log", "is in no folder that exists"),
-        (None, "/", "is a folder"),
-        (None, __file__, "is no journal of Optuna"),
-    ],
-)
+@pytest.mark.parametrize(("url", "journal", "message"), [
+    (None, None, "exactly one of --storage and --journal"),
+    ("sqlite:///x.db", "x.log", "exactly one of --storage and --journal"),
+    ("here", None, "is no database URL"),
+    ("sqlite:////no/such/folder/x.db", None, "cannot be opened"),
+    ("nosql://u:secret@host/x", None, r"nosql://u:\*\*\*@host/x.*has no driver here"),
+    (None, "/no/such/folder/x.log", "is in no folder that exists"),
+    (None, "/", "is a folder"),
+    (None, __file__, "is no journal of Optuna"),
+])  # fmt: skip
 def test_where_no_study_can_be_written(url: str | None, journal: str | None, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         open_storage(url, None if journal is None else Path(journal))

@@ -1,6 +1,4 @@
-"""A search with something fixed looks at less, so that it never finds anything faster; and what
-activation budgets are tried.
-"""
+"""A search with something fixed never finds anything faster; which budgets are tried."""
 
 from typing import Any
 
@@ -13,7 +11,6 @@ from planner.cost.price import Pricer
 from planner.errors import InfeasibleError, SpecError
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
-from planner.ports import Ports
 from planner.rules import Context
 from planner.search import bounds, cell_queue
 from planner.search import parts as parts_module
@@ -25,35 +22,25 @@ from planner.search.space.enumerate import build_space
 from planner.specs.job import SearchSpec
 from planner.specs.layout import Layout, parse_ac
 from planner.specs.plan import RankedLayout
-from tests.conftest import one_fast
-from tests.unit.test_search import Fixed
+from tests.conftest import fixed_ports, one_fast
 
 JOBS: dict[str, dict[str, Any]] = {
-    "8B, with a long head": {
-        "model": "llama3.1-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-        "training": {"seq_len": 8192, "global_batch_size": 128},
-    },
-    "8B, short of memory": {
-        "model": "llama3.1-8b",
+    "8B, with a long head": {"model": "llama3.1-8b",
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
+        "training": {"seq_len": 8192, "global_batch_size": 128}},
+    "8B, short of memory": {"model": "llama3.1-8b",
         "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8, "memory_fraction": 0.80},
-        "training": {"seq_len": 8192, "global_batch_size": 128},
-    },
-    "70B, where everything is cut": {
-        "model": "llama3.1-70b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},
-        "training": {"seq_len": 8192, "global_batch_size": 128},
-    },
-    "experts": {
-        "model": "mixtral-8x7b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
-        "training": {"seq_len": 4096, "global_batch_size": 64},
-    },
-    "Megatron": {
-        "model": "llama3.1-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-        "training": {"seq_len": 8192, "global_batch_size": 128, "trainer": "megatron"},
-    },
-    "1B, where launches count": {
-        "model": "llama3.2-1b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
-        "training": {"seq_len": 2048, "global_batch_size": 32},
-    },
+        "training": {"seq_len": 8192, "global_batch_size": 128}},
+    "70B, where everything is cut": {"model": "llama3.1-70b",
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},
+        "training": {"seq_len": 8192, "global_batch_size": 128}},
+    "experts": {"model": "mixtral-8x7b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
+        "training": {"seq_len": 4096, "global_batch_size": 64}},
+    "Megatron": {"model": "llama3.1-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
+        "training": {"seq_len": 8192, "global_batch_size": 128, "trainer": "megatron"}},
+    "1B, where launches count": {"model": "llama3.2-1b",
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
+        "training": {"seq_len": 2048, "global_batch_size": 32}},
 }  # fmt: skip
 FIXES: tuple[dict[str, Any], ...] = (
     {"pp": 1, "tp": 1}, {"pp": 2}, {"tp": 2}, {"compile": False}, {"micro_batch_size": 2},
@@ -64,7 +51,7 @@ FIXES: tuple[dict[str, Any], ...] = (
 
 def winner(name: str, fix: dict[str, Any]) -> RankedLayout:
     job = read_job({**JOBS[name], "search": {"top_k": 1, "fix": fix, "prefer": "fastest"}})
-    return recommend(job, ports=Ports(clock=Fixed(), ids=Fixed())).ranked[0]
+    return recommend(job, ports=fixed_ports()).ranked[0]
 
 
 @pytest.mark.parametrize("name", one_fast(*reversed(JOBS)))
@@ -82,18 +69,14 @@ def test_nothing_fixed_is_at_least_as_good_as_anything_fixed(name: str) -> None:
 
 
 def test_a_budget_wins_where_no_recomputation_just_does_not_fit() -> None:
-    """With less memory 8B on 8 under ZeRO-2 cannot keep all activations; a budget near 1 costs
-    almost nothing.
-    """
+    """8B on 8 under ZeRO-2 with less memory: a budget near 1 costs almost nothing."""
     layout = winner("8B, short of memory", {"pp": 1}).layout
     assert (layout.dp_shard, layout.zero_stage, parse_ac(layout.ac)[0]) == (8, 2, "memory-budget")
     assert parse_ac(layout.ac)[1] > 0.5
 
 
 def test_an_uneven_split_wins_where_the_head_is_long() -> None:
-    """Llama 3.1's head weighs as much as two layers: Megatron's even split leaves three ranks of
-    four waiting for the last.
-    """
+    """Llama 3.1's head weighs two layers: an even split leaves three ranks of four waiting."""
     sizes = winner("Megatron", {"pp": 4}).layout.layers_per_stage
     assert sizes[-1] < sizes[0]
 
