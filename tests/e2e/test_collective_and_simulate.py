@@ -37,11 +37,10 @@ PIPELINE: dict[str, Any] = {
 NUM_STAGES, NUM_MICROBATCHES = 8, 16
 
 
-@pytest.fixture
-def client(sqlite_url: str) -> Iterator[TestClient]:
-    with TestClient(
-        create_app(Settings(database_url=sqlite_url)), raise_server_exceptions=False
-    ) as client:
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    settings = Settings(database_url=f"sqlite:///{tmp_path_factory.mktemp('client') / 'x.db'}")
+    with TestClient(create_app(settings), raise_server_exceptions=False) as client:
         yield client
 
 

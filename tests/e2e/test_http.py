@@ -5,6 +5,7 @@ its own.
 import hashlib
 import json
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from api.settings import Settings
 from api.storage.engine import make_engine, normalise_url
 from api.storage.migrate import alembic_config, upgrade
 from tests.conftest import EACH_DATABASE, LAYOUT, UNMEASURED_JOB
-from tests.served import served
+from tests.served import Served, served
 
 PROBLEM = "application/problem+json"
 SECRETS = {"reader": "read", "planner": "plan+read", "boss": "admin"}
@@ -30,11 +31,11 @@ KEYS = ",".join(
 )
 
 
-@pytest.fixture
-def sqlite_client(sqlite_url: str) -> Iterator[TestClient]:
-    with TestClient(
-        create_app(Settings(database_url=sqlite_url)), raise_server_exceptions=False
-    ) as served:
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    """For tests that do not ask what else is stored."""
+    settings = Settings(database_url=f"sqlite:///{tmp_path_factory.mktemp('shared') / 'x.db'}")
+    with TestClient(create_app(settings), raise_server_exceptions=False) as served:
         yield served
 
 
@@ -62,8 +63,8 @@ def test_a_plan_is_made_kept_and_listed(app: TestClient, job: dict[str, Any]) ->
     assert told.items() <= listed["items"][0].items()
 
 
-def test_a_plan_says_what_its_first_layout_rests_on(sqlite_client: TestClient) -> None:
-    answer = sqlite_client.post("/plan", json=UNMEASURED_JOB)
+def test_a_plan_says_what_its_first_layout_rests_on(shared: TestClient) -> None:
+    answer = shared.post("/plan", json=UNMEASURED_JOB)
     assert answer.status_code == 200, answer.text
     plan = answer.json()
     first, beside = plan["ranked"]
@@ -75,17 +76,14 @@ def test_a_plan_says_what_its_first_layout_rests_on(sqlite_client: TestClient) -
     assert plan["best_measured"]["layout"] == beside["layout"]
 
 
-def test_pages_of_plans(sqlite_client: TestClient, job: dict[str, Any]) -> None:
-    ids = [
-        sqlite_client.post("/plan", json={**job, "search": {"top_k": 1}}).json()["id"]
-        for _ in range(3)
-    ]
-    first = sqlite_client.get("/plans", params={"limit": 2}).json()
-    second = sqlite_client.get("/plans", params={"limit": 2, "cursor": first["next_cursor"]}).json()
+def test_pages_of_plans(app: TestClient, job: dict[str, Any]) -> None:
+    ids = [app.post("/plan", json={**job, "search": {"top_k": 1}}).json()["id"] for _ in range(3)]
+    first = app.get("/plans", params={"limit": 2}).json()
+    second = app.get("/plans", params={"limit": 2, "cursor": first["next_cursor"]}).json()
     assert [item["id"] for item in first["items"] + second["items"]] == ids[::-1]
-    is_problem(sqlite_client.get("/plans", params={"cursor": "nonsense"}), 422)
-    is_problem(sqlite_client.get("/plans", params={"limit": 0}), 422)
-    is_problem(sqlite_client.get("/plans", params={"limit": "x"}), 422)
+    is_problem(app.get("/plans", params={"cursor": "nonsense"}), 422)
+    is_problem(app.get("/plans", params={"limit": 0}), 422)
+    is_problem(app.get("/plans", params={"limit": "x"}), 422)
 
 
 @EACH_DATABASE
@@ -115,20 +113,18 @@ def test_a_list_of_estimates_answers_every_element(app: TestClient, job: dict[st
     assert app.post("/estimate", json=[]).json() == []
 
 
-def test_nothing_fits_is_409_with_the_nearest_miss(
-    sqlite_client: TestClient, job: dict[str, Any]
-) -> None:
+def test_nothing_fits_is_409_with_the_nearest_miss(shared: TestClient, job: dict[str, Any]) -> None:
     job |= {
         "cluster": {"gpu": "l4", "num_gpus": 8},
         "training": {"seq_len": 524288, "global_batch_size": 8},
     }
-    body = is_problem(sqlite_client.post("/plan", json=job), 409)
+    body = is_problem(shared.post("/plan", json=job), 409)
     assert body["type"] == "nothing_fits"
     assert body["nearest_miss"]["missing_bytes"] > 0
 
 
-def test_probing_is_refused_with_a_way_out(sqlite_client: TestClient, job: dict[str, Any]) -> None:
-    body = is_problem(sqlite_client.post("/plan", json={**job, "probe": {"max_probes": 1}}), 422)
+def test_probing_is_refused_with_a_way_out(shared: TestClient, job: dict[str, Any]) -> None:
+    body = is_problem(shared.post("/plan", json={**job, "probe": {"max_probes": 1}}), 422)
     assert (body["field"], "has no h100" in body["message"]) == ("probe.pool", True)
 
 
@@ -147,24 +143,24 @@ def test_probing_is_refused_with_a_way_out(sqlite_client: TestClient, job: dict[
         (b'{"modell": "x"}', "modell"),
     ],
 )
-def test_broken_bodies_are_422(sqlite_client: TestClient, body: bytes, field: str) -> None:
-    answer = sqlite_client.post("/plan", content=body, headers={"content-type": "application/json"})
+def test_broken_bodies_are_422(shared: TestClient, body: bytes, field: str) -> None:
+    answer = shared.post("/plan", content=body, headers={"content-type": "application/json"})
     assert is_problem(answer, 422)["field"] == field
 
 
-def test_all_faults_at_once(sqlite_client: TestClient) -> None:
+def test_all_faults_at_once(shared: TestClient) -> None:
     wrong = {
         "model": "llama9",
         "cluster": {"gpu": "h1000", "num_gpus": -8},
         "training": {"seq_len": 0},
     }
-    body = is_problem(sqlite_client.post("/plan", json=wrong), 422)
+    body = is_problem(shared.post("/plan", json=wrong), 422)
     assert {"model", "cluster.gpu", "cluster.num_gpus", "training.seq_len"} <= {
         error["field"] for error in body["errors"]
     }
 
 
-def test_files_of_the_server_are_not_read(sqlite_client: TestClient, job: dict[str, Any]) -> None:
+def test_files_of_the_server_are_not_read(shared: TestClient, job: dict[str, Any]) -> None:
     for part in (
         {"model": "/etc/passwd"},
         {"model": "config.json"},
@@ -172,22 +168,22 @@ def test_files_of_the_server_are_not_read(sqlite_client: TestClient, job: dict[s
         {"cluster": "x.yaml"},
         {"cluster": {"gpu": "/x.yaml", "num_gpus": 8}},
     ):
-        body = is_problem(sqlite_client.post("/plan", json={**job, **part}), 422)
+        body = is_problem(shared.post("/plan", json={**job, **part}), 422)
         assert "no such file" not in json.dumps(body).lower()
 
 
-def test_every_other_error_is_a_problem_too(sqlite_client: TestClient) -> None:
-    is_problem(sqlite_client.get("/nowhere"), 404)
-    is_problem(sqlite_client.get("/plans/nope"), 404)
-    is_problem(sqlite_client.get("/plans/%00"), 404)
-    is_problem(sqlite_client.get("/estimates/nope"), 404)
-    is_problem(sqlite_client.get("/catalog/nope"), 404)
-    assert "did you mean" in is_problem(sqlite_client.get("/catalog/gpus/h1000"), 404)["remedy"]
-    answer = sqlite_client.delete("/plan")
+def test_every_other_error_is_a_problem_too(shared: TestClient) -> None:
+    is_problem(shared.get("/nowhere"), 404)
+    is_problem(shared.get("/plans/nope"), 404)
+    is_problem(shared.get("/plans/%00"), 404)
+    is_problem(shared.get("/estimates/nope"), 404)
+    is_problem(shared.get("/catalog/nope"), 404)
+    assert "did you mean" in is_problem(shared.get("/catalog/gpus/h1000"), 404)["remedy"]
+    answer = shared.delete("/plan")
     is_problem(answer, 405)
     assert answer.headers["allow"] == "POST"
     is_problem(
-        sqlite_client.post(
+        shared.post(
             "/plan",
             content="model=x",
             headers={"content-type": "application/x-www-form-urlencoded"},
@@ -197,13 +193,13 @@ def test_every_other_error_is_a_problem_too(sqlite_client: TestClient) -> None:
 
 
 def test_a_bug_shows_no_traceback(
-    sqlite_client: TestClient, job: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    shared: TestClient, job: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("secret detail")
 
     monkeypatch.setattr("api.http.routes.plans.ask_on_paper", broken)
-    assert "secret" not in json.dumps(is_problem(sqlite_client.post("/plan", json=job), 500))
+    assert "secret" not in json.dumps(is_problem(shared.post("/plan", json=job), 500))
 
 
 @EACH_DATABASE
@@ -270,13 +266,13 @@ def test_idempotency_of_requests_at_the_same_time(app: TestClient, job: dict[str
 
 
 def test_a_bug_does_not_burn_the_key(
-    sqlite_client: TestClient, job: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    shared: TestClient, job: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     headers = {"idempotency-key": "k"}
     with monkeypatch.context() as patch:
         patch.setattr("api.http.routes.plans.ask_on_paper", lambda *_, **__: 1 / 0)
-        is_problem(sqlite_client.post("/plan", json=job, headers=headers), 500)
-    assert sqlite_client.post("/plan", json=job, headers=headers).status_code == 200
+        is_problem(shared.post("/plan", json=job, headers=headers), 500)
+    assert shared.post("/plan", json=job, headers=headers).status_code == 200
 
 
 def test_keys_and_scopes(sqlite_url: str, job: dict[str, Any]) -> None:
@@ -308,21 +304,16 @@ def test_keys_and_scopes(sqlite_url: str, job: dict[str, Any]) -> None:
         assert app.get("/readyz").status_code == 200
 
 
-def test_catalog(sqlite_client: TestClient) -> None:
+def test_catalog(shared: TestClient) -> None:
     for kind in ("models", "gpus", "clusters", "schedules", "defaults"):
-        items = sqlite_client.get(f"/catalog/{kind}").json()["items"]
+        items = shared.get(f"/catalog/{kind}").json()["items"]
         assert items
-        assert (
-            sqlite_client.get(f"/catalog/{kind}/{items[0]['name']}").json()["name"]
-            == items[0]["name"]
-        )
-    assert (
-        sqlite_client.get("/catalog/models/meta-llama/Llama-3.1-8B").json()["name"] == "llama3.1-8b"
-    )
+        assert shared.get(f"/catalog/{kind}/{items[0]['name']}").json()["name"] == items[0]["name"]
+    assert shared.get("/catalog/models/meta-llama/Llama-3.1-8B").json()["name"] == "llama3.1-8b"
 
 
-def test_openapi_names_every_route(sqlite_client: TestClient) -> None:
-    paths = sqlite_client.get("/openapi.json").json()["paths"]
+def test_openapi_names_every_route(shared: TestClient) -> None:
+    paths = shared.get("/openapi.json").json()["paths"]
     assert {
         "/plan",
         "/plans",
@@ -333,7 +324,7 @@ def test_openapi_names_every_route(sqlite_client: TestClient) -> None:
         "/readyz",
     } <= set(paths)
     assert "requestBody" in paths["/plan"]["post"]
-    assert sqlite_client.get("/docs").status_code == 200
+    assert shared.get("/docs").status_code == 200
 
 
 def test_readiness_follows_the_database(postgres_url: str, job: dict[str, Any]) -> None:
@@ -356,7 +347,7 @@ def test_readiness_follows_the_database(postgres_url: str, job: dict[str, Any]) 
 
 
 def test_a_sender_that_leaves_early_is_no_bug(
-    sqlite_client: TestClient, caplog: pytest.LogCaptureFixture
+    shared: TestClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     received = [
         {"type": "http.request", "body": b'{"model"', "more_body": True},
@@ -383,14 +374,15 @@ def test_a_sender_that_leaves_early_is_no_bug(
     async def send(message: Any) -> None:
         sent.append(message)
 
-    anyio.run(sqlite_client.app, scope, receive, send)
+    anyio.run(shared.app, scope, receive, send)
     assert sent[0]["status"] == 422
     assert not caplog.records
 
 
 def test_the_real_server(sqlite_url: str, tmp_path: Path, job: dict[str, Any]) -> None:
-    with served(sqlite_url, tmp_path) as service:
+    with served(sqlite_url, tmp_path, task_workers=0, probe_workers=0) as service:
         _takes_what_fits(service.url, job)
+        _ends_with_an_open_event_stream(service)
 
 
 def _takes_what_fits(server: str, job: dict[str, Any]) -> None:
@@ -406,3 +398,22 @@ def _takes_what_fits(server: str, job: dict[str, Any]) -> None:
     pieces = (big[start : start + 100_000] for start in range(0, len(big), 100_000))
     is_problem(httpx.post(f"{server}/estimate", content=pieces, headers=headers, timeout=300), 413)
     assert httpx.post(f"{server}/plan", json=job, timeout=300).status_code == 200
+
+
+def _ends_with_an_open_event_stream(service: Served) -> None:
+    study = {
+        "model": "llama3.2-1b",
+        "cluster": {"gpu": "cpu", "num_gpus": 1},
+        "training": {"seq_len": 32, "global_batch_size": 1},
+        "probe": {"max_probes": 1, "max_gpu_seconds": 60},
+    }
+    asked = httpx.post(f"{service.url}/plan", json=study, timeout=120)
+    assert asked.status_code == 202, asked.text
+    url = f"{service.url}{asked.headers['location']}/events"
+    with httpx.stream("GET", url, timeout=120) as stream:
+        assert stream.status_code == 200
+        started = time.monotonic()
+        service.process.terminate()
+        assert stream.read() == b"", "it ends, and the client comes back later"
+        service.process.wait(timeout=60)
+    assert time.monotonic() - started < 20, "10 s of its own, twice that on a busy machine"
