@@ -326,7 +326,7 @@ class Linear:
             information = (j.T * counted) @ j + precision
             covariance = np.asarray(np.linalg.inv(information), dtype=np.float64)
             x = covariance @ (j.T @ (counted * target) + u.precision @ u.mean)
-            squared = (target - j @ x) ** 2 + np.einsum("rp,pq,rq->r", j, covariance, j)
+            squared = (target - j @ x) ** 2 + ((j @ covariance) * j).sum(axis=1)
             weight = student.weights(squared / run)
             if estimate and len(target):
                 run = float((counts * weight * trusted * squared).sum() / counts.sum())

@@ -1,7 +1,7 @@
 """What each objective chooses, within one size and between several."""
 
+from functools import cache
 from io import StringIO
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,20 +17,23 @@ from planner.search.choice.preference import spread_within_stack
 from planner.specs.plan import Plan
 from tests.conftest import fixed_ports
 
+FRAGILE = {"mtbf_gpu_hours": 40}
 
+
+@cache
 def plan_of(
     objective: str,
-    num_gpus: Any = "8..32",
+    num_gpus: str | tuple[int, ...] = "8..32",
     top_k: int = 6,
     prefer: str = "simplest",
-    **changes: Any,
+    **cluster: float,
 ) -> Plan:
     job = {
         "model": "llama3-8b",
-        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": num_gpus, **changes.get("cluster", {})},
-        "training": {"seq_len": 8192, "global_batch_size": 64, **changes.get("training", {})},
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": num_gpus, **cluster},
+        "training": {"seq_len": 8192, "global_batch_size": 64},
         "search": {"top_k": top_k, "objective": objective, "prefer": prefer,
-            "allow": {"precision": ["bf16"]}, "fix": {"compile": True}},
+            "allow": {"precision": ["bf16"]}, "fix": {"compile": True, "cp": 1, "pp": 1}},
     }  # fmt: skip
     return recommend(read_job(job), ports=fixed_ports())
 
@@ -78,7 +81,7 @@ def test_memory_leaves_most_headroom(plans: dict[str, Plan]) -> None:
     ranked = [entry.estimate.device_bytes or 0.0 for entry in plans["memory"].ranked]
     assert ranked == sorted(ranked)
     # Nothing that fits on the front of speed against headroom leaves more.
-    plan = plan_of("memory", 8, 1)
+    plan = plan_of("memory", "8", 1)
     winner = plan.ranked[0].estimate
     headroom = max(point.headroom_bytes for point in plan.pareto)
     assert (winner.usable_bytes or 0.0) - (winner.device_bytes or 0.0) >= headroom * (1 - 1e-9)
@@ -100,7 +103,7 @@ def test_front_of_time_against_cost(plans: dict[str, Plan]) -> None:
 
 @pytest.mark.slow
 def test_larger_jobs_lose_more_to_failures() -> None:
-    plan = plan_of("time", cluster={"mtbf_gpu_hours": 40})
+    plan = plan_of("time", **FRAGILE)
     goodputs = [option.tokens_per_second * option.step_seconds for option in plan.sizes]
     assert goodputs == sorted(goodputs, reverse=True)
     assert goodputs[-1] < 0.95 * goodputs[0]
@@ -110,7 +113,7 @@ def test_larger_jobs_lose_more_to_failures() -> None:
 def test_failures_can_make_fewer_gpus_the_faster_choice() -> None:
     # Every GPU fails each 2 hours: at 32 GPUs a failure each 4 minutes, a third of what a restart
     #     takes.
-    fragile = plan_of("throughput", cluster={"mtbf_gpu_hours": 2})
+    fragile = plan_of("throughput", mtbf_gpu_hours=2)
     assert fragile.ranked[0].num_gpus < 32
     assert plan_of("throughput").ranked[0].num_gpus == 32
     assert any("interruption every" in line for line in fragile.warnings)
@@ -121,7 +124,7 @@ def test_one_size_ranks_by_expected_step_time() -> None:
     fastest on paper and the best without unmeasured mechanisms. Between layouts what nobody
     measured widens their own errors alone; in an estimate it widens all (`intervals.interval_sd`).
     """
-    plan = plan_of("throughput", 8, prefer="fastest")
+    plan = plan_of("throughput", "8", prefer="fastest")
     job = read_job(plan.job)
     pricer = Pricer.build(job.model, job.cluster, job.training)
     batch = LayoutBatch.from_layouts([entry.layout for entry in plan.ranked])
@@ -150,18 +153,15 @@ def test_layouts_of_different_sizes_are_no_near_copies(plans: dict[str, Plan]) -
 
 
 def test_sizes_that_hold_nothing_are_named() -> None:
-    plan = plan_of("time", [1, 8])
+    plan = plan_of("time", (1, 8))
     assert [option.num_gpus for option in plan.sizes] == [8]
     assert "no layout fits on 1 GPU" in plan.warnings
-
-
-FRAGILE = {"mtbf_gpu_hours": 40}
 
 
 @pytest.mark.slow
 def test_failures_make_small_jobs_cheap_and_large_ones_fast() -> None:
     winners = {
-        objective: plan_of(objective, cluster=FRAGILE).ranked[0].num_gpus
+        objective: plan_of(objective, **FRAGILE).ranked[0].num_gpus
         for objective in ("time", "cost", "energy")
     }
     assert winners == {"time": 32, "cost": 8, "energy": 8}
@@ -169,7 +169,7 @@ def test_failures_make_small_jobs_cheap_and_large_ones_fast() -> None:
 
 @pytest.mark.slow
 def test_free_gpus_are_counted_in_hours() -> None:
-    plan = plan_of("cost", cluster={"price_per_gpu_hour": 0, **FRAGILE})
+    plan = plan_of("cost", price_per_gpu_hour=0, **FRAGILE)
     assert all(option.cost == 0 for option in plan.sizes)
     assert plan.ranked[0].num_gpus == 8
     assert [option.on_front for option in plan.sizes] == [True, True, True]
