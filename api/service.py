@@ -10,21 +10,18 @@ from api.identity import hash_of_job
 from api.input.jobs import check_one_size, completed, parse_job
 from api.input.text import read_json
 from api.own_entries import with_own
-from api.plan_records import PlanRecords, RecordsHere
-from api.storage.plan_values import PlanLabels
+from api.storage.records import PlanLabels
 from api.wiring import Wiring
-from planner.errors import Fault, PlannerError, SpecError, StoreError
-from planner.ports import Ports
+from planner.errors import Fault, PlannerError, SpecError
+from planner.ports import Both, Ports, in_turn
 from planner.units import MEGA
 
 if TYPE_CHECKING:
     from api.storage.records import StoredEstimate
     from api.wiring import Question
-    from planner.beside import OtherCore
     from planner.cost.machine.knobs import Calibration
     from planner.export.base import Export
     from planner.intake.jobs import JobReader
-    from planner.plan.recommend import Begun
     from planner.specs.estimate import Estimate
     from planner.specs.job import Job
     from planner.specs.plan import Plan
@@ -42,14 +39,12 @@ class PaperQuestion:
     """What a plan on paper depends on.
 
     values: the job as it was asked. calibration: learnt for it; None for the shipped one.
-    begun: its plan, as far as it was begun while the database was asked.
     """
 
     values: object
     job: "Job"
     job_hash: str
     calibration: "Calibration | None"
-    begun: "Begun | None" = None
 
     @property
     def key(self) -> "Question":
@@ -58,17 +53,11 @@ class PaperQuestion:
 
 
 def ask_on_paper(
-    wiring: Wiring,
-    values: object,
-    *,
-    allow_files: bool,
-    owner: str = "",
-    records: PlanRecords | None = None,
+    wiring: Wiring, values: object, *, allow_files: bool, owner: str = ""
 ) -> PaperQuestion:
     """The question of a job without probes.
 
     owner: whose own measurements count besides the shared ones.
-    records: the database as this question reads it; that of the wiring unless given.
 
     Raises SpecError; StoreError before any work is done.
     """
@@ -80,27 +69,15 @@ def ask_on_paper(
                 "probe", "given", "a plan on paper has no probes", "remove it, or ask for a study"
             )
         )
-    begun: list[Begun] = []
-    calibration = (records or RecordsHere(wiring)).learned(
-        job, owner, lambda: begun.extend(_begun(job))
-    )
+    _ = wiring.store
+    from api.calibration.read import learned
+
     return PaperQuestion(
         values=values,
         job=job,
         job_hash=hash_of_job(job.request),
-        calibration=calibration,
-        begun=begun[0] if begun else None,
+        calibration=learned(wiring, job, owner),
     )
-
-
-def _begun(job: "Job") -> "list[Begun]":
-    """The plan of the job, begun; of one that cannot be planned nothing: planning it says why."""
-    from planner.plan.recommend import begin
-
-    try:
-        return [begin(job)]
-    except PlannerError:
-        return []
 
 
 def plan_on_paper(values: object, calibration: "Calibration | None") -> "Plan":
@@ -130,72 +107,29 @@ def renamed(wiring: Wiring, question: PaperQuestion, plan: "Plan") -> "Plan":
     return plan.model_copy(update={**own, "job": question.job.request})
 
 
-def keep_plan(
-    wiring: Wiring, question: PaperQuestion, plan: "Plan", records: PlanRecords | None = None
-) -> Callable[[], object]:
-    """Remembers the answer, and stores it or begins to; what is returned waits until it is there.
-
-    records: as in `ask_on_paper`.
-
-    Both raise StoreError.
-    """
-    wiring.answered.keep(question.key, plan)
-    labels = PlanLabels.of(question.job, question.job_hash)
-    return (records or RecordsHere(wiring)).save(plan, labels)
-
-
-def make_plan(
+def answer_on_paper(
     wiring: Wiring,
-    values: object,
-    *,
-    allow_files: bool,
-    owner: str = "",
+    question: PaperQuestion,
     progress: Callable[[str], None] | None = None,
-    storing: Callable[[Callable[[], object]], None] | None = None,
-    beside: "OtherCore | None" = None,
-    records: PlanRecords | None = None,
+    both: Both = in_turn,
 ) -> "Plan":
-    """Plans without probes and keeps the plan; what this process answered before, at once.
+    """The plan of a question; one that this process answered before, at once.
 
-    owner, records: see `ask_on_paper`.
-    beside: what runs half of a large search on another core, where nobody else wants that core.
-    storing: given what waits until the plan is stored, and raises StoreError where it could not be;
-        without it that is waited for here.
-
-    Raises SpecError, InfeasibleError; StoreError before any work is done.
+    both: how a search may use a second core, where nobody else wants it. Raises InfeasibleError.
     """
-    question = ask_on_paper(wiring, values, allow_files=allow_files, owner=owner, records=records)
-    plan = known_plan(wiring, question)
-    if plan is None:
-        from planner.plan.recommend import recommend
+    known = known_plan(wiring, question)
+    if known is not None:
+        return known
+    from planner.plan.recommend import recommend
 
-        plan = recommend(
-            question.job,
-            ports=replace(wiring.ports, beside=beside),
-            progress=progress,
-            calibration=question.calibration,
-            begun=question.begun,
-        )
-    if storing is None:
-        keep_plan(wiring, question, plan, records)()
-    else:
-        storing(_begun_to_keep(wiring, question, plan, records))
-    return plan
+    ports = replace(wiring.ports, both=both)
+    return recommend(question.job, ports=ports, progress=progress, calibration=question.calibration)
 
 
-def _begun_to_keep(
-    wiring: Wiring, question: PaperQuestion, plan: "Plan", records: PlanRecords | None
-) -> Callable[[], object]:
-    """`keep_plan`; where it raises StoreError, what is returned does."""
-    try:
-        return keep_plan(wiring, question, plan, records)
-    except StoreError as error:
-        unstored = error
-
-    def wait() -> None:
-        raise unstored
-
-    return wait
+def keep_plan(wiring: Wiring, question: PaperQuestion, plan: "Plan") -> None:
+    """Remembers and stores the answer. Raises StoreError."""
+    wiring.answered.keep(question.key, plan)
+    wiring.store.save_plan(plan, PlanLabels.of(question.job, question.job_hash))
 
 
 @dataclass(frozen=True, slots=True)

@@ -216,25 +216,3 @@ def wire(settings: "Settings | None" = None) -> Wiring:
     from api.settings import load_settings
 
     return Wiring(settings=settings or load_settings(), clock=SystemClock(), ids=TimeOrderedIds())
-
-
-class _LazyWiring(Wiring):
-    """The real outside world, whose settings are read when they are first asked for."""
-
-    def __init__(self) -> None:
-        self.clock, self.ids = SystemClock(), TimeOrderedIds()
-
-    @cached_property
-    def settings(self) -> "Settings":  # type: ignore[override]
-        """Raises SpecError for a wrong one."""
-        from api.settings import load_settings
-
-        return load_settings()
-
-
-def wire_lazily() -> Wiring:
-    """`wire()`, but a wrong setting is found when it is first asked for.
-
-    For a process that lets another one open the database: to read settings takes a while.
-    """
-    return _LazyWiring()

@@ -32,9 +32,9 @@ from planner.intake.machines import read_cluster
 from planner.intake.models import read_model
 from planner.rules import Context
 from planner.schedules import SCHEDULES
-from planner.search.parts import screen
 from planner.search.screen import Goal
 from planner.search.space.enumerate import Space, build_space
+from planner.search.space_search import screen
 from planner.specs.job import SearchSpec
 
 JOBS: dict[str, tuple[str, int, dict[str, Any]]] = {

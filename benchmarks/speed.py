@@ -242,7 +242,7 @@ def asked_again(batches: Sequence[int], between: str | None = None) -> dict[str,
     The fastest of the later answers. between: one of JOBS that is asked before each of them.
     """
     from api.identity import TimeOrderedIds
-    from api.service import make_plan
+    from api.service import answer_on_paper, ask_on_paper, keep_plan
     from api.settings import Settings
     from api.wiring import SystemClock, Wiring
 
@@ -265,7 +265,9 @@ def asked_again(batches: Sequence[int], between: str | None = None) -> dict[str,
                 "training": {"seq_len": length, "global_batch_size": batch},
             }
             wall, cpu = time.perf_counter(), time.process_time()
-            plan = make_plan(wiring, job, allow_files=False)
+            question = ask_on_paper(wiring, job, allow_files=False)
+            plan = answer_on_paper(wiring, question)
+            keep_plan(wiring, question, plan)
             cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
             if model == main[0]:
                 found.append({"wall": wall, "cpu": cpu, "first": plan.headline[0]})
@@ -502,8 +504,8 @@ def page(kept: dict[str, Any]) -> str:
 
 INTRODUCTION = """# Speed
 
-`python benchmarks/speed.py --peer PYTHON --write` prints and writes this table. Two cores: large
-searches use both, and CPU seconds and peak memory are those of all its processes together. Wall and
+`python benchmarks/speed.py --peer PYTHON --write` prints and writes this table. Of two cores,
+ranges of sizes use both; CPU seconds and peak memory are those of all processes together. Wall and
 CPU seconds are from shell to prompt with an empty database and compiled modules, as an installation
 leaves them (one that is not editable: its import hook would take part of every command). "Decided"
 counts the legal layouts of the job, nearly all by bounds; "priced" is the cost model alone on one

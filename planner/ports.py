@@ -1,10 +1,12 @@
-"""What the planner asks of the outside world: the time and fresh ids."""
+"""What the planner asks of the outside world: the time, fresh ids, a second core."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from planner.beside import OtherCore
+FirstT = TypeVar("FirstT")
+SecondT = TypeVar("SecondT")
 
 
 class Clock(Protocol):
@@ -23,13 +25,25 @@ class IdFactory(Protocol):
         ...
 
 
+class Both(Protocol):
+    """Runs two pieces of work, neither of which reads what the other changes."""
+
+    def __call__(
+        self, first: Callable[[], FirstT], second: Callable[[], SecondT]
+    ) -> tuple[FirstT, SecondT]:
+        """What both return. What the second one changes may be lost, since it may run in a copy."""
+        ...
+
+
+def in_turn(first: Callable[[], FirstT], second: Callable[[], SecondT]) -> tuple[FirstT, SecondT]:
+    """One after the other."""
+    return first(), second()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """The outside world as `recommend` is given it.
-
-    beside: what runs half of a search on another core, if anything does.
-    """
+    """The outside world as `recommend` is given it."""
 
     clock: Clock
     ids: IdFactory
-    beside: OtherCore | None = None
+    both: Both = in_turn

@@ -58,7 +58,7 @@ LIBRARY = "planner/library.py"  # who calls a function has no port for the clock
 # The rooms of planner/, from the inside out, as a job walks through them: each reaches itself and
 # what stands before it, and `OUTWARD` names every exception with its reason.
 ROOMS = (
-    "units", "version", "errors", "registry", "beside", "charts", "schedules",
+    "units", "version", "errors", "registry", "charts", "schedules",
     "samplers", "precision", "catalog", "specs", "trainers", "columns", "work", "rules", "cost",
     "calibration", "estimates",
     "export", "intake", "search", "study", "ports", "plan", "library", "__init__",

@@ -1,6 +1,5 @@
 """Which calibration of the database is in use: the newest that rests on the shipped one."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -30,20 +29,13 @@ def in_use(
     wiring: "Wiring", job: "Job", owner: str, until: datetime | None
 ) -> CalibrationRecord | None:
     """The owner's record, or everyone's; only one that rests on what ships today."""
-    subjects = subjects_of(job.training.trainer, job.cluster.gpu.name, owner)
-    return first_resting(wiring.calibrations.latest(one, until=until) for one in subjects)
-
-
-def subjects_of(trainer: str, gpu: str, owner: str) -> tuple[Subject, ...]:
-    """Whose calibrations count for this owner: its own first, then everyone's."""
-    return tuple(
-        Subject(trainer=trainer, gpu=gpu, owner=whose) for whose in dict.fromkeys((owner, ""))
-    )
-
-
-def first_resting(records: Iterable[CalibrationRecord | None]) -> CalibrationRecord | None:
-    """The first that rests on what ships today; None if none does."""
-    return next((one for one in records if one is not None and rests_on_shipped(one)), None)
+    trainer, gpu = job.training.trainer, job.cluster.gpu.name
+    for whose in dict.fromkeys((owner, "")):
+        subject = Subject(trainer=trainer, gpu=gpu, owner=whose)
+        record = wiring.calibrations.latest(subject, until=until)
+        if record is not None and rests_on_shipped(record):
+            return record
+    return None
 
 
 def calibration_of(record: CalibrationRecord) -> "Calibration":

@@ -1,7 +1,5 @@
 """`planner-cli recommend`: a model and a cluster in, a ranked plan out."""
 
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,13 +16,11 @@ from api.cli.typed import (
 )
 
 if TYPE_CHECKING:
-    from api.plan_records import PlanRecords
     from planner.errors import StoreError
     from planner.specs.plan import Plan
 
 
 def command(
-    context: typer.Context,
     model: Annotated[
         str | None,
         typer.Option(
@@ -121,7 +117,6 @@ def command(
     from api.cli.plotting import check_plot, plot_plan
     from api.cli.saving import check_target, save_plan
 
-    import_numpy()
     flags = JobFlags(
         job=job,
         model=model,
@@ -155,85 +150,46 @@ def command(
         save_dir = save_dir.expanduser()
         check_target(save_dir)
     check_plot(plot, text=not json)
-    interrupted, stored = False, list[Callable[[], object]]()
+    interrupted, unstored = False, None
     if values.get("probe") is None:
-        plan = _on_paper(values, context.obj, stored, quiet=json)
+        plan, unstored = _on_paper(values, quiet=json)
     else:
         from api.cli.studying import make_plan_with_probes
         from api.wiring import wire
 
         plan, interrupted = make_plan_with_probes(wire(), values)
-    try:
-        if save_dir is not None:
-            save_plan(plan, save_dir)
-            note(f"saved to {save_dir}")
-        if json:
-            typer.echo(plan.model_dump_json(indent=2))
-        else:
-            print_plan(plan, str(save_dir) if save_dir is not None else None)
-        plot_plan(plot, plan)
-    finally:  # it is stored even if nobody reads it
-        unstored = [error for wait in stored if (error := _unstored(wait)) is not None]
-    for error in unstored:
-        error_line(f"the plan above was not stored: {error}")
+    if save_dir is not None:
+        save_plan(plan, save_dir)
+        note(f"saved to {save_dir}")
+    if json:
+        typer.echo(plan.model_dump_json(indent=2))
+    else:
+        print_plan(plan, str(save_dir) if save_dir is not None else None)
+    plot_plan(plot, plan)
+    if unstored is not None:
+        error_line(f"the plan above was not stored: {unstored}")
         raise typer.Exit(4)
     _exit(plan, interrupted)
 
 
-def _unstored(wait: Callable[[], object]) -> "StoreError | None":
-    """Why the plan could not be stored; None once it is."""
+def _on_paper(values: object, *, quiet: bool) -> "tuple[Plan, StoreError | None]":
+    """(the plan without probes, why it could not be stored)."""
+    from api.cli.working import working
+    from api.second_core import Forked
+    from api.service import answer_on_paper, ask_on_paper, keep_plan
+    from api.wiring import wire
     from planner.errors import StoreError
 
-    try:
-        wait()
-    except StoreError as error:
-        return error
-    return None
-
-
-def import_numpy() -> None:
-    """Imports NumPy without threads of its linear algebra, of which a plan needs little.
-
-    They would wait busily for work on the core where the database is opened. What this process
-    starts later does not inherit that.
-    """
-    threads = "OPENBLAS_NUM_THREADS"
-    given = os.environ.get(threads)
-    os.environ[threads] = given or "1"
-    import numpy  # noqa: F401
-
-    if given is None:
-        del os.environ[threads]
-
-
-def _on_paper(
-    values: object,
-    records: "PlanRecords | None",
-    stored: list[Callable[[], object]],
-    *,
-    quiet: bool,
-) -> "Plan":
-    """The plan without probes.
-
-    records: where it is kept; this process's own database unless given.
-    stored: gets what waits until it is stored, while the plan is printed.
-    """
-    from api.cli.working import working
-    from api.second_core import second_core
-    from api.service import make_plan
-    from api.wiring import wire, wire_lazily
-
-    wiring = wire() if records is None else wire_lazily()
+    wiring = wire()
     with working("looking at all layouts", quiet=quiet) as shown:
-        return make_plan(
-            wiring,
-            values,
-            allow_files=True,
-            progress=shown.say,
-            storing=stored.append,
-            beside=second_core(spinners=int(shown.shown is not None)),
-            records=records,
-        )
+        question = ask_on_paper(wiring, values, allow_files=True)
+        both = Forked(spinners=int(shown.shown is not None))
+        plan = answer_on_paper(wiring, question, shown.say, both)
+    try:
+        keep_plan(wiring, question, plan)
+    except StoreError as error:
+        return plan, error
+    return plan, None
 
 
 def print_plan(plan: "Plan", saved: str | None = None) -> None:

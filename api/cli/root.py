@@ -7,16 +7,12 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 import typer
 
 from api.cli.output import error_line, flush_output
 from planner.errors import PlannerError
 from planner.version import VERSION
-
-if TYPE_CHECKING:
-    from api.plan_records import PlanRecords
 
 PROGRAM = "planner-cli"
 COMPLETING = "_PLANNER_CLI_COMPLETE"
@@ -90,11 +86,10 @@ def _root(
         typer.echo(ctx.get_help())
 
 
-def run(arguments: Sequence[str], records: "PlanRecords | None" = None) -> int:
+def run(arguments: Sequence[str]) -> int:
     """Runs one command line and returns its exit code.
 
     Nothing escapes as a traceback unless PLANNER_DEBUG is set.
-    records: where one plan is kept, if that is already being opened.
     """
     completing = COMPLETING in os.environ  # what could come next may be any command
     command = typer.main.get_command(tree(() if completing else arguments))
@@ -102,7 +97,7 @@ def run(arguments: Sequence[str], records: "PlanRecords | None" = None) -> int:
         # the shell asks what could come next; the answer ends in SystemExit
         if completing:
             command.main(list(arguments), prog_name=PROGRAM)
-        with command.make_context(PROGRAM, list(arguments), obj=records) as context:
+        with command.make_context(PROGRAM, list(arguments)) as context:
             command.invoke(context)
         flush_output()
         return 0

@@ -16,10 +16,9 @@ from api.jobs.observer import Observer
 from api.jobs.probes import pool_of, probes_of, recover
 from api.jobs.study_probes import StudyProbes
 from api.own_entries import with_own
-from api.storage.plan_values import PlanLabels
 from api.storage.probes import gpu_seconds_of
 from api.storage.quotas import check_quota
-from api.storage.records import EndState, TaskEnd, TaskFilter, TaskRecord
+from api.storage.records import EndState, PlanLabels, TaskEnd, TaskFilter, TaskRecord
 from planner.errors import PlannerError, StoreError
 from planner.intake.jobs import read_job
 from planner.specs.job import Job

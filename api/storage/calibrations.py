@@ -86,7 +86,17 @@ class SqlCalibrationStore:
 
         until: the one that was in use then.
         """
-        return latest_calibration(self.engine, subject, until=until)
+        table = CalibrationRow.__table__.c
+        query = select(*table).where(*_of(subject))
+        if until is None:
+            query = query.where(table.superseded_at.is_(None))
+        else:
+            later = or_(table.superseded_at.is_(None), table.superseded_at > until)
+            query = query.where(table.created_at <= until, later)
+        query = query.order_by(table.created_at.desc(), table.id.desc()).limit(1)
+        with reading(self.engine) as session:
+            row = session.execute(query).first()
+            return None if row is None else _record(row)
 
     def subjects(self, owner: str) -> "Sequence[Subject]":
         """What calibrations in use are of, of this owner."""
@@ -103,27 +113,6 @@ class SqlCalibrationStore:
     def list(self, cursor: str | None = None, limit: int = 50) -> Page[CalibrationRecord]:
         """All calibrations, newest first."""
         return read_page(self.engine, CalibrationRow, _record, cursor, limit)
-
-
-def latest_calibration(
-    engine: Engine, subject: Subject, *, until: datetime | None = None
-) -> CalibrationRecord | None:
-    """The calibration in use of this subject; None where there is none.
-
-    It asks for columns, not for objects: a command that plans would wait for all tables' classes.
-    until: the one that was in use then.
-    """
-    table = CalibrationRow.__table__.c
-    query = select(*table).where(*_of(subject))
-    if until is None:
-        query = query.where(table.superseded_at.is_(None))
-    else:
-        later = or_(table.superseded_at.is_(None), table.superseded_at > until)
-        query = query.where(table.created_at <= until, later)
-    query = query.order_by(table.created_at.desc(), table.id.desc()).limit(1)
-    with reading(engine) as session:
-        row = session.execute(query).first()
-        return None if row is None else _record(row)
 
 
 def _of(subject: Subject) -> tuple[ColumnElement[bool], ...]:

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from api.storage.plan_values import PlanLabels
-
 if TYPE_CHECKING:  # to open a database takes no planner
     from planner.cost.machine.knobs import StaleRuns
     from planner.specs.estimate import Estimate
+    from planner.specs.job import Job
     from planner.specs.measurement import Measurement
     from planner.specs.plan import Plan
 
@@ -32,6 +31,41 @@ class Page(BaseModel, Generic[Item]):
 
 
 # ---- plans and estimates -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanLabels:
+    """What a stored plan is found by.
+
+    job_hash: of the job without its id and labels, so that equal questions have equal hashes.
+    status: "done"; "cancelled" for the best so far of a study that somebody ended.
+    asked_by: the key, as of a job of a queue.
+    """
+
+    job_hash: str
+    model: str
+    gpu: str
+    seq_len: int
+    global_batch_size: int
+    trainer: str
+    status: str = "done"
+    asked_by: str | None = None
+
+    @classmethod
+    def of(
+        cls, job: "Job", job_hash: str, status: str = "done", asked_by: str | None = None
+    ) -> "PlanLabels":
+        """Those of this job's plan."""
+        return cls(
+            job_hash=job_hash,
+            model=job.model.name,
+            gpu=job.cluster.gpu.name,
+            seq_len=job.training.seq_len,
+            global_batch_size=job.training.global_batch_size,
+            trainer=job.training.trainer,
+            status=status,
+            asked_by=asked_by,
+        )
 
 
 class PlanLine(BaseModel):

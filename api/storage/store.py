@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from sqlalchemy import Engine
@@ -14,14 +15,13 @@ from api.remembered import Remembered
 from api.storage.audit import note
 from api.storage.common import flush_new, plain_text, readable, row_of
 from api.storage.paging import read_page
-from api.storage.plan_values import PlanLabels, PlanValues
 from api.storage.quotas import check_quota
-from api.storage.records import Page, PlanLine, StoredEstimate
+from api.storage.records import Page, PlanLabels, PlanLine, StoredEstimate
 from api.storage.tables import EstimateRow, PlanLayoutRow, PlanRow
 from api.storage.transactions import reading, writing
 
 if TYPE_CHECKING:
-    from planner.specs.plan import Plan
+    from planner.specs.plan import Plan, RankedLayout
 
 MOST_PLANS = 64  # kept in memory
 PLANS = "`planner-cli plans` lists them"
@@ -39,16 +39,11 @@ class SqlStore:
 
         Raises ConflictError when the id is taken, QuotaError for one plan too many.
         """
-        self.save_values(PlanValues.of(plan, labels))
-
-    def save_values(self, values: PlanValues) -> None:
-        """See `save_plan`."""
         who = asker()
-        labels = replace(values.labels, asked_by=who.name)
         with writing(self.engine) as session:
             check_quota(session, who, plans=1)
-            add_plan(session, replace(values, labels=labels))
-            note(session, who.name, "plan.made", values.id)
+            add_plan(session, plan, replace(labels, asked_by=who.name))
+            note(session, who.name, "plan.made", plan.id)
 
     def check_plans_left(self) -> None:
         """Raises QuotaError where who asks has no plan left today, before one is computed."""
@@ -106,18 +101,19 @@ class SqlStore:
             )
 
 
-def add_plan(session: Session, values: PlanValues) -> None:
+def add_plan(session: Session, plan: "Plan", labels: PlanLabels) -> None:
     """Adds the plan and its ranked layouts to a transaction. Raises ConflictError."""
-    session.add(_plan_row(values))
-    flush_new(session, values.id)
-    session.add_all(PlanLayoutRow(plan_id=values.id, **one) for one in values.layouts)
+    session.add(_plan_row(plan, labels))
+    flush_new(session, plan.id)
+    session.add_all(_layout_row(plan.id, entry) for entry in plan.ranked)
 
 
-def _plan_row(values: PlanValues) -> PlanRow:
-    labels = values.labels
+def _plan_row(plan: "Plan", labels: PlanLabels) -> PlanRow:
+    winner = plan.ranked[0]
+    on_paper = winner.estimate.tokens_per_second_per_gpu
     return PlanRow(
-        id=values.id,
-        created_at=values.created_at,
+        id=plan.id,
+        created_at=datetime.fromisoformat(plan.created_at),
         job_hash=labels.job_hash,
         model=plain_text(labels.model),
         gpu=plain_text(labels.gpu),
@@ -126,11 +122,30 @@ def _plan_row(values: PlanValues) -> PlanRow:
         trainer=labels.trainer,
         asked_by=None if labels.asked_by is None else plain_text(labels.asked_by),
         status=labels.status,
-        seed=values.seed,
-        model_version=values.model_version,
-        calibration_id=values.calibration_id,
-        body=json.loads(values.body),
-        **values.winner,
+        seed=plan.seed,
+        model_version=plan.model_version,
+        calibration_id=plan.calibration_id,
+        body=json.loads(plan.model_dump_json()),
+        num_gpus=winner.num_gpus,
+        layout=winner.layout.short(),
+        tokens_per_second_per_gpu=None if on_paper is None else on_paper * winner.expected_speedup,
+    )
+
+
+def _layout_row(plan_id: str, entry: "RankedLayout") -> PlanLayoutRow:
+    estimate = entry.estimate
+    return PlanLayoutRow(
+        plan_id=plan_id,
+        rank=entry.rank,
+        layout=entry.layout.model_dump(mode="json"),
+        num_gpus=entry.num_gpus,
+        source=entry.source,
+        step_seconds=estimate.step_seconds,
+        tokens_per_second_per_gpu=estimate.tokens_per_second_per_gpu,
+        peak_allocated_bytes=estimate.peak_allocated_bytes,
+        peak_reserved_bytes=estimate.peak_reserved_bytes,
+        device_bytes=estimate.device_bytes,
+        oom_probability=estimate.oom_probability,
     )
 
 

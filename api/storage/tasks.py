@@ -11,7 +11,6 @@ from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 from api.storage.audit import note
 from api.storage.clock import database_time
 from api.storage.common import plain_text
-from api.storage.plan_values import PlanValues
 from api.storage.queue import CANCELLED, QUEUED, RUNNING, SqlQueue
 from api.storage.records import OPEN, JobState, TaskEnd, TaskEvent, TaskFilter, TaskRecord
 from api.storage.room import take_turns
@@ -109,7 +108,7 @@ class SqlTaskStore(SqlQueue[TaskRecord, TaskFilter, TaskEnd]):
     def _end_values(self, session: Session, claimed: TaskRecord, end: TaskEnd) -> dict[str, Any]:
         # a plan of this id was stored by an earlier owner, of a version that stored it apart
         if end.plan is not None and session.get(PlanRow, end.plan[0].id) is None:
-            add_plan(session, PlanValues.of(*end.plan))
+            add_plan(session, *end.plan)
         result = None if end.result is None else dict(end.result)
         told = claimed.request.get("webhook") is not None  # whoever ends it
         notify = {"notify_at": database_time(), "notified": 0} if told else {}

@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from planner.beside import OtherCore
 from planner.columns import FloatColumn, LayoutBatch
 from planner.cost.data_parallel.optimizer_step import OptimizerStep
 from planner.cost.known_rows import KnownJob
@@ -36,7 +35,6 @@ class PreparedJob:
     remembers: whether rows that were computed are remembered. Machines side by side, whose profile
         differs from row to row, do not.
     known: rows already computed; a changed copy (`dataclasses.replace`) starts without.
-    beside: what runs half of a search's work beside the other half; None for nothing.
     """
 
     model: ModelSpec
@@ -51,7 +49,6 @@ class PreparedJob:
     own_factor: FloatColumn
     remembers: bool = True
     known: KnownJob = field(default_factory=KnownJob, init=False, compare=False, repr=False)
-    beside: OtherCore | None = field(default=None, compare=False, repr=False)
 
     @property
     def optimizer_step(self) -> OptimizerStep:

@@ -13,7 +13,6 @@ from functools import cached_property
 
 import numpy as np
 
-from planner.beside import OtherCore
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost import lower_bounds
 from planner.cost.chunks import CHUNK, keep_freed_pages, slices
@@ -108,12 +107,10 @@ class Pricer(PreparedJob):
         *,
         profile: Profile | None = None,
         kernels: KernelProfile | None = None,
-        beside: OtherCore | None = None,
     ) -> "Pricer":
         """A pricer for one job under a calibration, the shipped one unless given.
 
         profile, kernels: replace those of the calibration.
-        beside: see `PreparedJob`.
         """
         keep_freed_pages()
         if training_release(training).named.launches_block:  # no kernel runs beside another
@@ -137,7 +134,6 @@ class Pricer(PreparedJob):
             ),
             fabric=Fabric.build(cluster, profile.intra_node, profile.inter_node),
             recipes=TRAINERS[training.trainer].recipes(training.trainer_version),
-            beside=beside,
             own_factor=np.exp(calibration.offsets(trainer, gpu.family, stack, units).mean),
         )
 

@@ -7,12 +7,10 @@ ones -> estimate, explain, export.
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from planner.beside import OtherCore, both
 from planner.columns import LayoutBatch
 from planner.cost.machine.knobs import Calibration
 from planner.cost.refine import simulated_step_seconds
@@ -30,7 +28,7 @@ from planner.plan.considered import (
 )
 from planner.plan.explain import BETTER, difference, next_bottleneck, regret, winner_reasons
 from planner.plan.together import Together
-from planner.ports import Ports
+from planner.ports import Both, Ports
 from planner.rules import Context
 from planner.rules.support import check_supported, fork_needed
 from planner.search.choice.ranking import (
@@ -45,9 +43,8 @@ from planner.search.choice.ranking import (
 )
 from planner.search.infeasible.near_batch import near_batch
 from planner.search.infeasible.report import check_given, nothing_fits
-from planner.search.one_size import OneSize, PlanCandidate, Progress, begin_size, rate, search_size
+from planner.search.one_size import OneSize, PlanCandidate, Progress, rate, search_size
 from planner.search.space.conflicts import refused_choices
-from planner.search.space.enumerate import SpaceDraft
 from planner.search.variations.neighbours import Neighbour, neighbours
 from planner.search.variations.sensitivity import sensitivity
 from planner.specs.cluster import ClusterSpec
@@ -81,34 +78,10 @@ MOST_ON_FRONT = 20
 SHOWN_REASONS = 18  # one for every field that a neighbour changes, and room for the other sentences
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Begun:
-    """A plan as far as it needs neither a price nor, therefore, what measurements have taught.
-
-    draft: the space at the only size; None of several.
-    """
-
-    clusters: list[ClusterSpec]
-    draft: SpaceDraft | None
-
-
-def begin(job: Job) -> Begun:
-    """Begins `recommend`; raises what that raises of a job that cannot be planned."""
-    clusters = [job.cluster.with_num_gpus(count) for count in job.cluster.num_gpus_choices]
-    check_supported(
-        Context(model=job.model, cluster=cluster, training=job.training) for cluster in clusters
-    )
-    check_given(job, clusters)
-    return Begun(
-        clusters=clusters, draft=begin_size(job, clusters[0]) if len(clusters) == 1 else None
-    )
-
-
 def recommend(
     job: Job,
     *,
     ports: Ports,
-    begun: Begun | None = None,
     progress: Progress | None = None,
     calibration: Calibration | None = None,
     probing: "Probing | None" = None,
@@ -116,7 +89,6 @@ def recommend(
 ) -> Plan:
     """The plan of a job.
 
-    begun: `begin` of this job, if it was done already.
     calibration: fitted to measurements on the job's GPU; the shipped one unless given.
     probing: how to spend the job's probes at the winner's size; without it the plan is on paper.
     plan_id: the id that the plan was promised under.
@@ -126,7 +98,12 @@ def recommend(
     """
     started = ports.clock.now()
     say = progress or (lambda _: None)
-    sizes = _search_sizes(job, begun or begin(job), say, calibration, ports.beside)
+    clusters = [job.cluster.with_num_gpus(count) for count in job.cluster.num_gpus_choices]
+    check_supported(
+        Context(model=job.model, cluster=cluster, training=job.training) for cluster in clusters
+    )
+    check_given(job, clusters)
+    sizes = _search_sizes(job, clusters, say, calibration, ports.both)
     fitting = [size for size in sizes if size.candidates]
     if not fitting:
         raise nothing_fits(job, sizes, say)
@@ -166,27 +143,28 @@ def recommend(
 
 
 def _search_sizes(
-    job: Job, begun: Begun, say: Progress, calibration: Calibration | None, beside: OtherCore | None
+    job: Job,
+    clusters: Sequence[ClusterSpec],
+    say: Progress,
+    calibration: Calibration | None,
+    both: Both,
 ) -> list[OneSize]:
-    """The search at each size; half of the work beside the rest, if something does it."""
-    clusters = begun.clusters
+    """The search at each size; of several, half at the same time as the others if possible."""
     if len(clusters) == 1:
-        return [search_size(job, clusters[0], say, calibration, beside=beside, begun=begun.draft)]
+        return [search_size(job, clusters[0], say, calibration)]
 
-    def searched(places: Iterable[int], said: Progress) -> list[OneSize]:
+    def searched(places: Sequence[int], said: Progress) -> list[OneSize]:
         found = []
         for place in places:
             found.append(search_size(job, clusters[place], said, calibration))
             found[-1].pricer.known.forget()  # too much to keep of every size, or to hand over
         return found
 
-    if beside is None:
-        return searched(range(len(clusters)), say)
-    one_half, other_half = _halves([one.num_gpus for one in clusters])
+    halves = _halves([one.num_gpus for one in clusters])
     here, others = both(
-        beside, lambda: searched(one_half, say), lambda: searched(other_half, lambda _: None)
+        lambda: searched(halves[0], say), lambda: searched(halves[1], lambda _: None)
     )
-    of_place = dict(zip([*one_half, *other_half], [*here, *others], strict=True))
+    of_place = dict(zip([*halves[0], *halves[1]], [*here, *others], strict=True))
     return [of_place[place] for place in range(len(clusters))]
 
 
@@ -297,7 +275,7 @@ def _plan(
         )
 
     # both take about as long
-    (entries, others), (moved, near, exported, lost) = both(ports.beside, of_ranked, of_others)
+    (entries, others), (moved, near, exported, lost) = ports.both(of_ranked, of_others)
     entries = [
         entry.model_copy(update={"export": {one.trainer: one.as_dict()}}) if one else entry
         for entry, one in zip(entries, exported, strict=True)

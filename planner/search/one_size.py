@@ -4,15 +4,12 @@ It screens everything, simulates the best, samples what cannot be enumerated, an
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import NamedTuple, TypedDict
 
 import numpy as np
 
-from planner.beside import OtherCore
 from planner.calibration.intervals import oom_probability
 from planner.columns import FloatColumn, LayoutBatch, distinct_values
 from planner.cost.machine.knobs import Calibration
@@ -23,11 +20,11 @@ from planner.rules import Context
 from planner.rules.features import HOST_TOO_SMALL
 from planner.search.choice.preference import Spreads, Weighed, leaders
 from planner.search.fit import OOM_LIMIT, fitting
-from planner.search.parts import Parts, searched
 from planner.search.sampled import SampledTrial
 from planner.search.screen import PARETO_SLACK, Goal
 from planner.search.shortlist import Screened
-from planner.search.space.enumerate import SpaceDraft, begin_space
+from planner.search.space.enumerate import Space, build_space
+from planner.search.space_search import SpaceSearch, searched
 from planner.search.variations.beyond import Beyond
 from planner.search.variations.budgets import takes_budget
 from planner.search.variations.floors import floors_with_room
@@ -64,6 +61,7 @@ STRUCTURE = (
 )  # fmt: skip
 LEAST_GAIN = 0.002  # judgement: less is not worth a look
 LEAST_WANTED = 10
+MOST_OFFLOADED = 2**17  # cells of the largest space whose states may move to the host; judgement
 
 Progress = Callable[[str], None]
 
@@ -147,60 +145,59 @@ def search_size(
     calibration: Calibration | None = None,
     *,
     samples: bool = True,
-    beside: OtherCore | None = None,
-    begun: SpaceDraft | None = None,
 ) -> OneSize:
     """Searches at one size: on the device, and with CPU offload what can beat that.
 
     If nothing fits either way, it lists what came closest.
     samples: also sample the space beyond enumeration.
-    beside: what runs half of a large search on another core.
-    begun: `begin_size` of this job and cluster, if it was done already.
     """
-    pricer = Pricer.build(job.model, cluster, job.training, calibration, beside=beside)
+    pricer = Pricer.build(job.model, cluster, job.training, calibration)
     but_batch = job.training.model_copy(update={"global_batch_size": 0})
     pricer.known.go_on((job.model, cluster, but_batch), pricer.calibration)
     offloads = "cpu_offload" not in {*job.search.fix, *job.search.allow}
-    with ExitStack() as searches:
-        parts = searches.enter_context(_searched(job, pricer, begun=begun))
-        screened, on_device = parts.screened, parts
-        rejected, num_layouts = Counter(parts.rejected), parts.num_layouts
-        if not screened.num_fitting:
-            hosted: tuple[_Options, ...] = ({"offload": True},) if offloads else ()
-            most = largest_share(pricer.rules_context)
-            if offloads and 0.0 < most < 1.0 and _takes_shares(job, pricer):
-                hosted += ({"offload": True, "share": most},)
-            for options in (*hosted, _Options(oversized=True)):
-                searches.close()
-                parts = searches.enter_context(_searched(job, pricer, **options))
-                num_layouts = max(num_layouts, parts.num_layouts)
-                screened = parts.screened if len(parts.screened.batch) else screened
-                if screened.num_fitting:
-                    rejected = Counter(parts.rejected)
-                    break
-            offloads = False
-        say(
-            f"{counted(num_layouts, 'legal layout')} on {counted(cluster.num_gpus, 'GPU')}, "
-            f"{screened.num_priced:,} priced, {screened.num_fitting:,} fit"
-        )
-        rejected["out of memory"] += screened.out_of_memory
-        rejected["slower than the best by a proven bound"] += screened.bounded_out
-        at_size = OneSize(
-            pricer=pricer,
-            screened=screened,
-            num_layouts=num_layouts,
-            rejected={k: v for k, v in rejected.items() if v},
-        )
-        if screened.num_fitting:
-            _simulate(job, at_size, parts)
-    if screened.num_fitting:
-        if offloads and job.search.objective != "memory" and parts.is_small:
-            parts = _offload(job, at_size)
-        if job.search.objective != "memory" and parts.is_small and on_device.is_small:
-            _offload_less(job, at_size, on_device, parts)
-        if samples:
-            _sample(job, at_size)
+    found = on_device = _searched(job, pricer)
+    rejected, num_layouts = Counter(found.space.rejected), found.space.num_layouts
+    screened = found.screened
+    if not screened.num_fitting:
+        hosted: tuple[_Options, ...] = ({"offload": True},) if offloads else ()
+        most = largest_share(pricer.rules_context)
+        if offloads and 0.0 < most < 1.0 and _takes_shares(job, pricer):
+            hosted += ({"offload": True, "share": most},)
+        for options in (*hosted, _Options(oversized=True)):
+            found = _searched(job, pricer, **options)
+            num_layouts = max(num_layouts, found.space.num_layouts)
+            screened = found.screened if len(found.screened.batch) else screened
+            if screened.num_fitting:
+                rejected = Counter(found.space.rejected)
+                break
+        offloads = False
+    say(
+        f"{counted(num_layouts, 'legal layout')} on {counted(cluster.num_gpus, 'GPU')}, "
+        f"{screened.num_priced:,} priced, {screened.num_fitting:,} fit"
+    )
+    rejected["out of memory"] += screened.out_of_memory
+    rejected["slower than the best by a proven bound"] += screened.bounded_out
+    at_size = OneSize(
+        pricer=pricer,
+        screened=screened,
+        num_layouts=num_layouts,
+        rejected={k: v for k, v in rejected.items() if v},
+    )
+    if not screened.num_fitting:
+        return at_size
+    _simulate(job, at_size, found)
+    if job.search.objective != "memory":
+        if offloads and _may_offload(found):
+            found = _offload(job, at_size)
+        if _may_offload(found) and _may_offload(on_device):
+            _offload_less(job, at_size, on_device.space, found.space)
+    if samples:
+        _sample(job, at_size)
     return at_size
+
+
+def _may_offload(search: SpaceSearch) -> bool:
+    return len(search.space.cells) <= MOST_OFFLOADED
 
 
 class _Options(TypedDict, total=False):
@@ -211,7 +208,6 @@ class _Options(TypedDict, total=False):
     share: float
 
 
-@contextmanager
 def _searched(
     job: Job,
     pricer: Pricer,
@@ -220,8 +216,7 @@ def _searched(
     oversized: bool = False,
     share: float = 1.0,
     limit_seconds: float = np.inf,
-    begun: SpaceDraft | None = None,
-) -> Iterator[Parts]:
+) -> SpaceSearch:
     smallest = job.search.objective == "memory"
     goal = Goal(
         count=_wanted(job),
@@ -229,19 +224,8 @@ def _searched(
         limit_seconds=limit_seconds,
         budgets=0 if smallest or not _free_recomputation(job) else BUDGETS_SIMULATED,
     )
-
-    def build() -> SpaceDraft:
-        if begun is not None:
-            return begun
-        return _space(job, pricer.cluster, offload=offload, oversized=oversized, share=share)
-
-    with searched(pricer, build, goal) as parts:
-        yield parts
-
-
-def begin_size(job: Job, cluster: ClusterSpec) -> SpaceDraft:
-    """The space of `search_size` as far as it takes to divide it; it needs no price."""
-    return _space(job, cluster)
+    space = _space(job, pricer.cluster, offload=offload, oversized=oversized, share=share)
+    return searched(pricer, space, goal)
 
 
 def _space(
@@ -251,26 +235,26 @@ def _space(
     offload: bool = False,
     oversized: bool = False,
     share: float = 1.0,
-) -> SpaceDraft:
+) -> Space:
     """The space of the job. share: of the states on the host, where the user leaves it open."""
     context = Context(model=job.model, cluster=cluster, training=job.training)
     search = job.search
     if share < 1.0:
         fix = {**search.fix, "optimizer_offload_fraction": share}
         search = search.model_copy(update={"fix": fix})
-    return begin_space(context, search, offload=offload, oversized=oversized)
+    return build_space(context, search, offload=offload, oversized=oversized)
 
 
-def _offload(job: Job, at_size: OneSize) -> Parts:
+def _offload(job: Job, at_size: OneSize) -> SpaceSearch:
     """Adds what is faster with states on the host than anything without.
 
     States that leave the device make room for less recomputation, or for a simpler layout. Returns
-    the parts of their space.
+    the search of their space.
     """
     limit = UNSEEN * at_size.best_seconds
-    with _searched(job, at_size.pricer, offload=True, limit_seconds=limit) as parts:
-        _simulate(job, at_size, parts, limit)
-    return parts
+    found = _searched(job, at_size.pricer, offload=True, limit_seconds=limit)
+    _simulate(job, at_size, found, limit)
+    return found
 
 
 def _takes_shares(job: Job, pricer: Pricer) -> bool:
@@ -284,7 +268,7 @@ def _takes_shares(job: Job, pricer: Pricer) -> bool:
     )
 
 
-def _offload_less(job: Job, at_size: OneSize, on_device: Parts, on_host: Parts) -> None:
+def _offload_less(job: Job, at_size: OneSize, on_device: Space, on_host: Space) -> None:
     """Adds what is faster with the least on the host that makes it fit.
 
     That is a share of the optimizer's states, activations of some layers, or both. Splits of layers
@@ -293,11 +277,11 @@ def _offload_less(job: Job, at_size: OneSize, on_device: Parts, on_host: Parts) 
     """
     pricer, fixed = at_size.pricer, {*job.search.fix, *job.search.allow}
     limit, shares = NEAR * at_size.best_seconds, _takes_shares(job, pricer)
-    found = on_host.nothing
+    found = on_host.cells.take(np.arange(0))
     if shares:
-        hosted = on_host.space
+        hosted = on_host
         if on_host.rejected.get(HOST_TOO_SMALL):  # a share may leave room
-            hosted = _space(job, pricer.cluster, offload=True, share=1.0 / STATES.steps).whole()
+            hosted = _space(job, pricer.cluster, offload=True, share=1.0 / STATES.steps)
         whole = [layout for _, _, layout in at_size.candidates if layout.cpu_offload]
         found = best_offloaded(pricer, hosted, STATES, limit, SIMULATED_OFFLOADED)
         if whole:
@@ -307,7 +291,7 @@ def _offload_less(job: Job, at_size: OneSize, on_device: Parts, on_host: Parts) 
     if layers and "activation_offload_layers" not in fixed:
         dial = activations(pricer)
         found = LayoutBatch.concatenate(
-            [found, best_offloaded(pricer, on_device.space, dial, limit, SIMULATED_OFFLOADED)]
+            [found, best_offloaded(pricer, on_device, dial, limit, SIMULATED_OFFLOADED)]
         )
         if shares:
             both = best_of_both(pricer, hosted, dial, limit, SIMULATED_OFFLOADED)
@@ -338,12 +322,14 @@ def _wanted(job: Job) -> int:
     return max(job.search.top_k, LEAST_WANTED)
 
 
-def _simulate(job: Job, at_size: OneSize, parts: Parts, limit_seconds: float = np.inf) -> None:
+def _simulate(
+    job: Job, at_size: OneSize, search: SpaceSearch, limit_seconds: float = np.inf
+) -> None:
     """Simulates the best screened layouts of a space, with and without memory budgets.
 
     limit_seconds: slower layouts are not wanted.
     """
-    pricer, screened = at_size.pricer, parts.screened
+    pricer, screened = at_size.pricer, search.screened
     best = screened.batch.take(slice(0, 0))
     if screened.num_fitting or np.isinf(limit_seconds):
         chosen = first_groups(pricer, screened.batch, SIMULATED, SIMULATED_GROUPS)
@@ -355,29 +341,25 @@ def _simulate(job: Job, at_size: OneSize, parts: Parts, limit_seconds: float = n
         nearest = screened.step_seconds[measured].min(initial=np.inf)
         near = screened.num_fitting and nearest <= PARETO_SLACK * screened.step_seconds[0]
         if screened.num_fitting and not near and np.isinf(limit_seconds):
-            best = LayoutBatch.concatenate([best, parts.measured(MEASURED)])
-    if parts.seeks_budgets:
+            best = LayoutBatch.concatenate([best, search.measured(MEASURED)])
+    if search.goal.budgets:
         shown = screened.step_seconds[: min(_wanted(job), screened.num_fitting)]
         worth = float(min(limit_seconds, shown.max(initial=0.0) if len(shown) else np.inf))
-        best = LayoutBatch.concatenate([best, parts.best_budgets(worth)])
-    _consider(at_size, best, parts)
+        best = LayoutBatch.concatenate([best, search.best_budgets(worth)])
+    _consider(at_size, best)
     if "layers_per_stage" not in {*job.search.fix, *job.search.allow}:
-        _split(job, at_size, parts)
+        _split(job, at_size, search)
 
 
-def _consider(at_size: OneSize, batch: LayoutBatch, parts: Parts | None = None) -> FloatColumn:
+def _consider(at_size: OneSize, batch: LayoutBatch) -> FloatColumn:
     """Simulates these layouts and adds those that fit to the candidates.
 
     Returns their step seconds, infinite where they do not fit.
-    parts: what simulates them, on both cores where there are two.
     """
     if not len(batch):
         return np.zeros(0)
     prices = at_size.pricer.price(batch)
-    simulated = (
-        partial(simulated_step_seconds, at_size.pricer) if parts is None else parts.simulated
-    )
-    step = simulated(batch, prices)
+    step = simulated_step_seconds(at_size.pricer, batch, prices)
     fits = fitting(at_size.pricer, prices.least_device_bytes)
     rows = np.flatnonzero(fits)
     at_size.candidates += zip(
@@ -399,9 +381,9 @@ def _step(candidate: tuple[float, float, Layout]) -> float:
     return float(f"{candidate[0]:.12g}")
 
 
-def _split(job: Job, at_size: OneSize, parts: Parts) -> None:
+def _split(job: Job, at_size: OneSize, search: SpaceSearch) -> None:
     """Looks for better splits, and budgets with them, in every class that a bound leaves open."""
-    pricer, screened = at_size.pricer, parts.screened
+    pricer, screened = at_size.pricer, search.screened
     budgets = "memory-budget" in pricer.rules.ac_kinds and _free_recomputation(job)
     if not at_size.candidates:
         return
@@ -413,17 +395,17 @@ def _split(job: Job, at_size: OneSize, parts: Parts) -> None:
     classes, floor = classes.take(floor < limit), floor[floor < limit]
     open_budget = np.zeros(len(classes), dtype=np.bool_)
     if budgets:
-        more, their_floor = parts.split_classes(limit)
+        more, their_floor = search.split_classes(limit)
         classes = LayoutBatch.concatenate([classes, more])
         floor = np.concatenate([floor, their_floor])
         open_budget = np.arange(len(classes)) >= len(open_budget)
-    search = SplitSearch(pricer, classes, open_budget, floor, parts.climbed)
-    while len(found := search.next(UNSEEN * at_size.best_seconds)):
-        step = _consider(at_size, found, parts)
+    splits = SplitSearch(pricer, classes, open_budget, floor)
+    while len(found := splits.next(UNSEEN * at_size.best_seconds)):
+        step = _consider(at_size, found)
         near = np.argsort(step, kind="stable")[:POLISHED]
         near = near[step[near] < POLISHABLE * at_size.best_seconds]
         if len(near):
-            _consider(at_size, search.polished(found.take(near)), parts)
+            _consider(at_size, splits.polished(found.take(near)))
 
 
 def _free_recomputation(job: Job) -> bool:

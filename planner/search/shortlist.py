@@ -1,6 +1,6 @@
 """The layouts that a screen has found so far, and where it may stop."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,21 +63,6 @@ class Shortlist:
         self.pipelined: list[tuple[LayoutBatch, FloatColumn]] = []
         self.unfit: list[tuple[LayoutBatch, FloatColumn]] = []
         self.num_priced = self.num_fitting = 0
-
-    def join(self, other: "Shortlist") -> None:
-        """Adds what another one holds."""
-        self.parts += other.parts
-        self.pipelined += other.pipelined
-        self.unfit += other.unfit
-        self.hear(other.best, other.ahead, other.structures)
-        self.num_priced += other.num_priced
-        self.num_fitting += other.num_fitting
-
-    def hear(self, best: float, ahead: float, structures: Mapping[int, float]) -> None:
-        """Takes note of the best that others found, of all and of each structure."""
-        self.best, self.ahead = min(self.best, best), min(self.ahead, ahead)
-        for key, value in structures.items():
-            self.structures[key] = min(self.structures.get(key, np.inf), value)
 
     def limit(self, slack: float) -> float:
         """Value beyond which a layout cannot matter.

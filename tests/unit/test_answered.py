@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from api.remembered import Remembered
-from api.service import make_plan
+from api.service import answer_on_paper, ask_on_paper, keep_plan
 from api.settings import Settings
 from api.wiring import MOST_ANSWERED, Wiring
 from planner.specs.plan import Plan
@@ -41,6 +41,13 @@ def wiring(tmp_path: Any) -> Wiring:
     return Wiring(settings=settings, clock=Times(), ids=Numbered())
 
 
+def made(wiring: Wiring, values: dict[str, Any]) -> Plan:
+    question = ask_on_paper(wiring, values, allow_files=False)
+    plan = answer_on_paper(wiring, question)
+    keep_plan(wiring, question, plan)
+    return plan
+
+
 def _rest(plan: Plan) -> dict[str, Any]:
     return plan.model_dump(mode="json", exclude={"id", "created_at", "job", "searched"})
 
@@ -48,24 +55,24 @@ def _rest(plan: Plan) -> dict[str, Any]:
 def test_the_second_answer_is_not_searched_for(
     wiring: Wiring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = make_plan(wiring, JOB, allow_files=False)
+    first = made(wiring, JOB)
 
     def never(*_: object, **__: object) -> None:
         raise AssertionError("searched again")
 
     monkeypatch.setattr("planner.plan.recommend.recommend", never)
-    second = make_plan(wiring, {**JOB, "id": "again"}, allow_files=False)
+    second = made(wiring, {**JOB, "id": "again"})
     assert second.id != first.id
     assert second.created_at != first.created_at
     assert second.job["id"] == "again"
     assert _rest(second) == _rest(first)
     assert wiring.store.get_plan(second.id).id == second.id
     with pytest.raises(AssertionError, match="searched again"):
-        make_plan(wiring, {**JOB, "search": {"fix": {"tp": 2}}}, allow_files=False)
+        made(wiring, {**JOB, "search": {"fix": {"tp": 2}}})
 
 
 def test_the_oldest_questions_are_forgotten(wiring: Wiring) -> None:
-    plan, known = make_plan(wiring, JOB, allow_files=False), Remembered(MOST_ANSWERED)
+    plan, known = made(wiring, JOB), Remembered(MOST_ANSWERED)
     for number in range(MOST_ANSWERED + 1):
         known.keep((str(number), ""), plan)
     assert known.again(("0", "")) is None

@@ -258,7 +258,7 @@ def test_a_bug_is_one_line_and_a_hint(
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("what\nnow")
 
-    monkeypatch.setattr("api.service.make_plan", broken)
+    monkeypatch.setattr("api.service.answer_on_paper", broken)
     assert run(["recommend", *MAIN_JOB]) == 1
     assert (
         capsys.readouterr().err
@@ -433,3 +433,27 @@ def test_a_finished_plan_is_answered_even_where_it_cannot_be_stored(
     told = capsys.readouterr()
     assert json.loads(told.out)["ranked"][0]["rank"] == 1
     assert "error: the plan above was not stored: database /x.db" in told.err
+
+
+def test_a_plan_that_nobody_reads_is_stored(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`recommend ... | head -1`, say."""
+
+    def closed(*_: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("api.cli.recommend.print_plan", closed)
+    monkeypatch.setattr("api.cli.root._drop_output", lambda: None)
+    assert run(["recommend", *MAIN_JOB, "--top-k", "1"]) == 0
+    assert run(["plans", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["items"][0]["model"] == "llama3-8b"
+
+
+def test_a_database_that_cannot_be_opened_is_said_before_any_work(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PLANNER_DATABASE_URL", f"sqlite:///{tmp_path}/file/plans.db")
+    monkeypatch.setattr("api.service.answer_on_paper", None)
+    assert run(["recommend", *MAIN_JOB]) == 4

@@ -6,9 +6,9 @@ import pytest
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
-from planner.search.parts import searched
 from planner.search.screen import Goal
 from planner.search.space.enumerate import build_space
+from planner.search.space_search import searched
 from planner.search.variations import budgets
 from planner.search.variations.budgets import Budgeted, LargestBudgets, StepLimits, largest_budgets
 from planner.specs.job import SearchSpec
@@ -22,9 +22,8 @@ def asked(name: str) -> Budgeted:
     job = read_job(JOBS[name])
     pricer = Pricer.build(job.model, job.cluster, job.training)
     space = build_space(pricer.rules_context, SearchSpec())
-    with searched(pricer, lambda: space, Goal(count=10, budgets=KEEP)) as parts:
-        worth = 1.2 * float(parts.screened.step_seconds[0])
-        (one,) = parts.sides.states[0]._bases(worth)
+    search = searched(pricer, space, Goal(count=10, budgets=KEEP))
+    (one,) = search._bases(1.2 * float(search.screened.step_seconds[0]))
     return one
 
 

@@ -18,9 +18,9 @@ from planner.rules import Context
 from planner.search import bounds
 from planner.search import screen as screen_module
 from planner.search.bounds import CellBounds
-from planner.search.parts import screen
 from planner.search.screen import PARETO_SLACK, Goal, idle_of, near_layouts
 from planner.search.space.enumerate import Space, build_space
+from planner.search.space_search import screen
 from planner.search.variations.floors import with_budget
 from planner.trainers.registry import resolve_layout
 from planner.work.checkpointing import FULL, NONE

@@ -22,7 +22,7 @@ from planner.plan.recommend import recommend
 from planner.rules import Context, legal_mask, violations
 from planner.samplers import SAMPLERS
 from planner.search import bounds as cell_bounds
-from planner.search import cell_queue, parts, screen
+from planner.search import cell_queue, screen, space_search
 from planner.search.choice import pareto
 from planner.search.choice.pareto import STRUCTURE
 from planner.search.choice.preference import Weighed, spread_within_stack
@@ -145,7 +145,7 @@ def test_pruning_keeps_the_winner(seed: int, monkeypatch: pytest.MonkeyPatch) ->
     """Small rounds, so that bounds prune nearly everything."""
     monkeypatch.setattr(screen, "ROUND", 512)
     pricer, space = random_job(seed)
-    found, brute = parts.screen(pricer, space, Goal(count=TOP)), whole(seed)
+    found, brute = space_search.screen(pricer, space, Goal(count=TOP)), whole(seed)
     assert found.num_priced <= len(brute.batch)
     assert bool(found.num_fitting) == bool(brute.fits.any())
     if brute.fits.any():
@@ -157,7 +157,7 @@ def test_pruning_keeps_the_winner(seed: int, monkeypatch: pytest.MonkeyPatch) ->
 def lost_structures(seed: int) -> list[tuple[int, ...]]:
     """The TOP structures that are an answer at all and that the screen misses or prices higher."""
     pricer, space = random_job(seed)
-    found, brute = parts.screen(pricer, space, Goal(count=TOP)), whole(seed)
+    found, brute = space_search.screen(pricer, space, Goal(count=TOP)), whole(seed)
     best, kept = (
         structures(brute.batch.take(brute.fits), brute.step[brute.fits]),
         structures(found.batch, found.step_seconds),
@@ -177,11 +177,11 @@ def test_bounds_worked_out_band_by_band_end_in_the_same_answer(
 ) -> None:
     for seed in range(0, NUM_JOBS, 4):
         pricer, space = random_job(seed)
-        at_once = parts.screen(pricer, space, Goal(count=TOP, smallest=smallest))
+        at_once = space_search.screen(pricer, space, Goal(count=TOP, smallest=smallest))
         with monkeypatch.context() as patch:
             patch.setattr(cell_bounds, "BAND", 512)
             patch.setattr(cell_queue, "BAND", 512)
-            by_band = parts.screen(pricer, space, Goal(count=TOP, smallest=smallest))
+            by_band = space_search.screen(pricer, space, Goal(count=TOP, smallest=smallest))
         value = "device_bytes" if smallest else "step_seconds"
         found, expected = (getattr(one, value)[:TOP] for one in (by_band, at_once))
         assert found == pytest.approx(expected, rel=1e-12)
@@ -262,7 +262,8 @@ def test_bounds_do_prune(monkeypatch: pytest.MonkeyPatch) -> None:
     pruned = 0
     for seed in range(5):
         pricer, space = random_job(seed)
-        pruned += parts.screen(pricer, space, Goal(count=TOP)).num_priced < space.num_layouts / 2
+        found = space_search.screen(pricer, space, Goal(count=TOP))
+        pruned += found.num_priced < space.num_layouts / 2
     assert pruned >= 3
 
 

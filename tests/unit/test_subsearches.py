@@ -13,12 +13,11 @@ from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
 from planner.rules import Context
 from planner.search import bounds, cell_queue
-from planner.search import parts as parts_module
 from planner.search import screen as screen_module
 from planner.search.fit import OOM_LIMIT
-from planner.search.parts import KnownBudgets, searched
 from planner.search.screen import PARETO_SLACK, Goal
 from planner.search.space.enumerate import build_space
+from planner.search.space_search import KnownBudgets, searched
 from planner.specs.job import SearchSpec
 from planner.specs.layout import Layout, parse_ac
 from planner.specs.plan import RankedLayout
@@ -85,10 +84,12 @@ def test_the_budget_is_the_largest_that_fits() -> None:
     """Bisection against every budget, for the fastest layouts found."""
     job = read_job(JOBS["8B, short of memory"])
     context = Context(model=job.model, cluster=job.cluster, training=job.training)
-    pricer = Pricer.build(job.model, job.cluster, job.training)
-    space = build_space(context, SearchSpec())
-    with searched(pricer, lambda: space, Goal(count=10, budgets=20)) as parts:
-        found = parts.best_budgets(float(parts.screened.step_seconds[9]))
+    pricer, space = (
+        Pricer.build(job.model, job.cluster, job.training),
+        build_space(context, SearchSpec()),
+    )
+    search = searched(pricer, space, Goal(count=10, budgets=20))
+    found = search.best_budgets(float(search.screened.step_seconds[9]))
     assert 5 < len(found) <= 4 * 20  # as many simple ones, each with its safe budget too
     for row in range(5):
         layout = found.row(row)
@@ -117,22 +118,22 @@ def test_budgets_sought_before_the_second_round_change_nothing_but_the_work(
     for module in (bounds, cell_queue):
         monkeypatch.setattr(module, "BAND", 32)
     monkeypatch.setattr(screen_module, "ROUND", 64)
-    with searched(pricer, lambda: space, Goal(count=3)) as plain:
-        screened, early = plain.screened, plain.budgets
-    assert early is None
-    with searched(pricer, lambda: space, Goal(count=3, budgets=20)) as parts:
-        known = parts.budgets
-        assert known is not None
-        worth = float(screened.step_seconds[2])
-        found = parts.best_budgets(worth)
-        parts.budgets = None
-        late = parts.best_budgets(worth)
+    plain = searched(pricer, space, Goal(count=3))
+    screened = plain.screened
+    assert plain.budgets is None
+    search = searched(pricer, space, Goal(count=3, budgets=20))
+    known = search.budgets
+    assert known is not None
+    worth = float(screened.step_seconds[2])
+    found = search.best_budgets(worth)
+    search.budgets = None
+    late = search.best_budgets(worth)
     assert known.least < np.inf
-    assert parts.screened.num_priced <= screened.num_priced
+    assert search.screened.num_priced <= screened.num_priced
     reach = 0.99 * PARETO_SLACK * min(float(screened.step_seconds[0]), known.least)
     near = [
         one.step_seconds[(one.step_seconds <= reach) & (one.oom <= OOM_LIMIT)]
-        for one in (screened, parts.screened)
+        for one in (screened, search.screened)
     ]
     assert len(near[0]) > 3
     assert np.array_equal(*near)
@@ -140,40 +141,19 @@ def test_budgets_sought_before_the_second_round_change_nothing_but_the_work(
     assert {*found.layouts()} == {*late.layouts()}
 
 
-@pytest.mark.parametrize("name", ["8B, short of memory", "experts"])
-def test_two_parts_find_the_budgets_of_both(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = read_job(JOBS[name])
-    pricer = Pricer.build(job.model, job.cluster, job.training)
-    space = build_space(pricer.rules_context, SearchSpec())
-    found = []
-    for many in (2**40, 1):
-        monkeypatch.setattr(parts_module, "MANY", many)
-        with searched(pricer, lambda: space, Goal(count=10, budgets=20)) as parts:
-            assert len(parts.sides.states) == (2 if many == 1 else 1)
-            steps = [
-                np.sort(kind.seconds)
-                for kinds in parts._fastest_budgets(1.2 * float(parts.screened.step_seconds[0]))
-                for kind in kinds
-            ]
-            found.append(steps)
-    assert len(found[0][0]) == 20
-    for whole, divided in zip(*found, strict=True):
-        assert np.array_equal(whole, divided)
-
-
 def test_budgets_sought_for_less_are_sought_again() -> None:
     job = read_job(JOBS["experts"])
     pricer = Pricer.build(job.model, job.cluster, job.training)
     space = build_space(pricer.rules_context, SearchSpec())
-    with searched(pricer, lambda: space, Goal(count=10, budgets=20)) as parts:
-        worth = float(parts.screened.step_seconds[9])
-        whole = parts.best_budgets(worth)
-        found = parts._fastest_budgets(worth)
-        kinds = [[kind.take(np.arange(0)) for kind in of_dial] for of_dial in found]
-        parts.budgets = KnownBudgets(worth=0.9 * worth, kinds=kinds)
-        assert parts.best_budgets(worth).layouts() == whole.layouts()
-        parts.budgets = KnownBudgets(worth=worth, kinds=kinds)
-        assert not len(parts.best_budgets(worth))
+    search = searched(pricer, space, Goal(count=10, budgets=20))
+    worth = float(search.screened.step_seconds[9])
+    whole = search.best_budgets(worth)
+    found = search._fastest_budgets(worth)
+    kinds = [[kind.take(np.arange(0)) for kind in of_dial] for of_dial in found]
+    search.budgets = KnownBudgets(worth=0.9 * worth, kinds=kinds)
+    assert search.best_budgets(worth).layouts() == whole.layouts()
+    search.budgets = KnownBudgets(worth=worth, kinds=kinds)
+    assert not len(search.best_budgets(worth))
     assert len(whole)
 
 

@@ -72,7 +72,7 @@ async def post_plan(request: Request, key: Planner, job: JobJson = None) -> Resp
         if isinstance(found, PlannerError):
             raise found
         question, plan = found
-        keep_plan(wiring, question, plan)()
+        keep_plan(wiring, question, plan)
         headers = {"location": f"/plans/{plan.id}"}
         return Response(plan.model_dump_json(), headers=headers, media_type=JSON)
 

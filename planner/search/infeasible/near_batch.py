@@ -14,9 +14,9 @@ from planner.cost.refine import refine
 from planner.rules import Context
 from planner.rules.base import divisors
 from planner.search.fit import OOM_LIMIT
-from planner.search.parts import screen
 from planner.search.screen import Goal
 from planner.search.space.enumerate import build_space
+from planner.search.space_search import screen
 from planner.specs.job import SearchSpec
 from planner.specs.layout import FieldValue, Layout
 from planner.units import counted, times

@@ -9,10 +9,8 @@ product of its components' tables, and the number of layouts is a sum of product
 Letters: N cells, C classes of a component, T rows of its table, V values of a domain.
 """
 
-import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -39,8 +37,6 @@ Columns = dict[str, Column]
 Mask = Callable[[LayoutBatch, Context], BoolColumn]
 DEGREES = ("tp", "cp", "pp", "dp_replicate", "dp_shard")
 MAX_TRIED = 20_000
-# Fields by whose values a space is divided: those that are crossed first, on which units depend
-DIVIDED = CELL_FIELDS.index("micro_batch_size") + 1
 SMALL_CODES = 1 << 18  # up to so many codes a table is read from the cache
 LOOKUP_LIMIT = 1 << 22  # values up to here are ranked by a table, larger ones by sorting
 
@@ -141,21 +137,6 @@ class Space:
             cell_sizes=self.cell_sizes[cells],
             expansions=expansions,
         )
-
-    @property
-    def most_cells(self) -> int:
-        """See `SpaceDraft`."""
-        return len(self.cells)
-
-    def whole(self) -> "Space":
-        """See `SpaceDraft`."""
-        return self
-
-    def part(self, names: Collection[str], place: int, count: int) -> "Space":
-        """See `SpaceDraft.part`."""
-        columns = [getattr(self.cells, name) for name in CELL_FIELDS[:DIVIDED] if name in names]
-        part = self.take(np.flatnonzero(_part_of(columns, len(self.cells), count) == place))
-        return part if place == 0 else replace(part, rejected={})
 
     def expand(self, cells: Column | slice) -> LayoutBatch:
         """All layouts of these cells (indices, mask or slice), in the order of the cells."""
@@ -351,19 +332,8 @@ def build_space(
     Raises SpecError for unknown fields and ill-typed values. A space without legal layouts is no
     error: it is empty, and `rejected` gives the reasons.
     """
-    return begin_space(context, search, offload=offload, oversized=oversized).whole()
-
-
-def begin_space(
-    context: Context,
-    search: SearchSpec | None = None,
-    *,
-    offload: bool = False,
-    oversized: bool = False,
-) -> "SpaceDraft":
-    """The space of one job as far as it takes to divide it; see `build_space`."""
     domains = domains_of(context, search or SearchSpec(), offload=offload, oversized=oversized)
-    return SpaceDraft(context, domains)
+    return enumerate_space(context, domains)
 
 
 def enumerate_space(
@@ -373,46 +343,10 @@ def enumerate_space(
 
     without: keys of rules that are left out, to see what only they forbid.
     """
-    return SpaceDraft(context, domains, without).whole()
-
-
-class SpaceDraft:
-    """A space whose cells are crossed as far as most of what units cost depends on.
-
-    From there it is finished as a whole, or in parts that share no cell.
-    """
-
-    def __init__(
-        self, context: Context, domains: Domains, without: frozenset[str] = frozenset()
-    ) -> None:
-        self._builder = _Builder(context, domains, without)
-        for name in CELL_FIELDS[:DIVIDED]:
-            self._builder.cross(name)
-
-    @property
-    def most_cells(self) -> int:
-        """How many cells there are at the most."""
-        values = self._builder.values
-        left = math.prod(_length(values[name]) for name in CELL_FIELDS[DIVIDED:])
-        return self._builder.rows.count * left
-
-    def whole(self) -> Space:
-        """The space."""
-        return self._finished(self._builder.copied())
-
-    def part(self, names: Collection[str], place: int, count: int) -> Space:
-        """One of `count` parts of it; cells that are equal in these fields are in the same part.
-
-        What was excluded before they were divided counts for the first one.
-        """
-        builder = self._builder.copied()
-        builder.keep_part([name for name in CELL_FIELDS[:DIVIDED] if name in names], place, count)
-        return self._finished(builder)
-
-    def _finished(self, builder: "_Builder") -> Space:
-        for name in CELL_FIELDS[DIVIDED:]:
-            builder.cross(name)
-        return builder.space()
+    builder = _Builder(context, domains, without)
+    for name in CELL_FIELDS:
+        builder.cross(name)
+    return builder.space()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -474,12 +408,6 @@ class _Rows:
         self._before: Columns = {}
         self._at: IntColumn | None = None
         self._now: Columns = {}
-
-    def copied(self) -> "_Rows":
-        """A copy; crossing it and dropping its rows leaves these as they are."""
-        other = copy(self)
-        other._before, other._now = dict(self._before), dict(self._now)
-        return other
 
     def names(self) -> frozenset[str]:
         """The columns that are there."""
@@ -569,21 +497,6 @@ class _Builder:
         self.keeps = [keep for name in of_rows if (keep := self.domains.by_field[name].keep)]
         self._factor(given=True)
         self._prune()
-
-    def copied(self) -> "_Builder":
-        """One that goes on from here and leaves this one as it is."""
-        other = copy(self)
-        other.rejected, other.rows = self.rejected.copy(), self.rows.copied()
-        other.rules, other.keeps = list(self.rules), list(self.keeps)
-        other.expansions, other.pending = list(self.expansions), list(self.pending)
-        return other
-
-    def keep_part(self, names: Sequence[str], place: int, count: int) -> None:
-        """Drops the rows of other parts, and what was rejected so far but for the first part."""
-        columns = [wide(self.rows[name]) for name in names if name in self.rows.names()]
-        self._take(_part_of(columns, self.rows.count, count) == place)
-        if place:
-            self.rejected = Counter()
 
     # ---- one field at a time ----
 
@@ -890,19 +803,6 @@ def _unique_boolean_rows(values: BoolColumn) -> tuple[IntColumn, IntColumn]:
     for column in words.view(np.uint64).T:
         firsts, kinds = unique_rows([kinds, np.ascontiguousarray(column)])
     return firsts, kinds
-
-
-def _part_of(columns: Sequence[IntColumn], num_rows: int, count: int) -> IntColumn:
-    """Which of `count` parts each row belongs to, (N,), equal rows to the same.
-
-    Rows that differ in one value alone, and there by one step, are in different parts, like fields
-    of a chessboard: so parts have alike shares of whatever region a search goes through.
-    """
-    steps = np.zeros(num_rows, dtype=np.int64)
-    for column in columns:
-        ranks, _ = _ranks(column)
-        steps += ranks
-    return steps % count
 
 
 def _length(columns: Columns) -> int:

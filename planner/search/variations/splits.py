@@ -11,9 +11,8 @@ whose work shrinks by (1 - 1/m) from one to the next end their steps together, a
 p / (1 - (1 - 1/m)^p) microbatches' work instead of m + p - 1, which is m + (p - 1) / 2 at least.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
@@ -66,8 +65,6 @@ BISECTIONS = 30
 ROUNDING = 1e-9
 UNFIT = 1e6  # seconds: beyond every step; times bytes of what does not fit
 
-Climbing = Callable[[LayoutBatch, BoolColumn, float, bool], tuple[IntColumn, LayoutBatch]]
-
 
 def shifted(pricer: Pricer, layout: Layout, first: int, last: int) -> Split:
     """The trainer's split with `first` and `last` layers moved to the inner stages.
@@ -99,16 +96,10 @@ class SplitSearch:
         that may fit under any split.
     budgets (C,): whether the class's budget is open.
     floor (C,): see `floors`.
-    climbed: what climbs from the trainer's splits of some classes; `climbed` here unless given.
     """
 
     def __init__(
-        self,
-        pricer: Pricer,
-        classes: LayoutBatch,
-        budgets: BoolColumn,
-        floor: FloatColumn,
-        climbed: "Climbing | None" = None,
+        self, pricer: Pricer, classes: LayoutBatch, budgets: BoolColumn, floor: FloatColumn
     ) -> None:
         context = Context(model=pricer.model, cluster=pricer.cluster, training=pricer.training)
         count = classes.pp * classes.virtual_stages
@@ -117,7 +108,6 @@ class SplitSearch:
         rows = np.flatnonzero(may)[np.argsort(floor[may], kind="stable")]
         self.pricer, self.classes = pricer, classes.take(rows)
         self.budgets, self.floor, self.reached = budgets[rows], floor[rows], 0
-        self.climbed = climbed or partial(climbed_splits, pricer)
 
     def next(self, limit: float) -> LayoutBatch:
         """The next classes with floors below the limit, each with its best split by closed forms.
@@ -131,26 +121,16 @@ class SplitSearch:
             if rows.stop <= rows.start:
                 break
             self.reached = rows.stop
-            _, found = self.climbed(self.classes.take(rows), self.budgets[rows], limit, False)
+            _, found = Climb(self.pricer, self.classes.take(rows), self.budgets[rows]).by_price(
+                limit
+            )
         return found
 
     def polished(self, layouts: LayoutBatch) -> LayoutBatch:
         """What single moves make of these layouts, each move simulated."""
         budgets = (layouts.ac_kind == MEMORY_BUDGET) & self.budgets.any()
-        _, found = self.climbed(layouts, budgets, np.inf, True)
+        _, found = Climb(self.pricer, layouts, budgets).exactly()
         return found
-
-
-def climbed_splits(
-    pricer: Pricer, classes: LayoutBatch, budgets: BoolColumn, limit: float, exact: bool
-) -> tuple[IntColumn, LayoutBatch]:
-    """(classes near the limit, the best split and budget of each).
-
-    budgets (C,): whether the class's budget is open.
-    exact: by single moves from the classes' own splits, each simulated, and not by closed forms.
-    """
-    climb = Climb(pricer, classes, budgets)
-    return climb.exactly() if exact else climb.by_price(limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +168,7 @@ class Climb:
         self.pricer, self.classes, self.budgets = pricer, classes, budgets
 
     def by_price(self, limit: float) -> tuple[IntColumn, LayoutBatch]:
-        """See `climbed_splits`; by closed forms."""
+        """(classes near the limit, the best split and budget of each), by closed forms."""
         own = replace(self.classes, split=one_number(TRAINER_SPLIT, len(self.classes)))
         owners: list[int] = []
         splits: list[Split] = []

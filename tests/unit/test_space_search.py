@@ -1,4 +1,4 @@
-"""What the parts of a space are asked besides their screen."""
+"""What a search asks of a space besides its screen."""
 
 from dataclasses import fields, replace
 from itertools import product
@@ -7,19 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.beside import sides
 from planner.cost.layer.unit_work import unit_work
 from planner.cost.price import Pricer
-from planner.cost.refine import simulated_step_seconds
 from planner.intake.jobs import read_job
-from planner.schedules import SCHEDULES
-from planner.search import parts as parts_module
 from planner.search.choice.preference import Weighed
 from planner.search.fit import priced_and_fitting
-from planner.search.parts import Part, Parts, searched
 from planner.search.screen import Goal
 from planner.search.space.enumerate import build_space
-from planner.work.checkpointing import FULL
+from planner.search.space_search import searched
 
 FREE = ("moe_dispatcher", "pp_schedule", "virtual_stages", "zero_stage", "compile", "async_tp")
 
@@ -35,15 +30,11 @@ def pricer_of(model: str, num_gpus: int, gpu: str = "h100-sxm-80gb", **training:
     return Pricer.build(job.model, job.cluster, job.training)
 
 
-@pytest.mark.parametrize("many", [1, 2**40])
-def test_the_measured_beside_the_best_fit_and_come_from_their_cells(
-    many: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(parts_module, "MANY", many)
+def test_the_measured_beside_the_best_fit_and_come_from_their_cells() -> None:
     pricer = pricer_of("mixtral-8x7b", 64)
     space = build_space(pricer.rules_context)
-    with searched(pricer, lambda: space, Goal(count=10)) as parts:
-        screened, found = parts.screened, parts.measured(8)
+    search = searched(pricer, space, Goal(count=10))
+    screened, found = search.screened, search.measured(8)
     assert 0 < len(found) <= 8
     assert not Weighed.of(found, pricer).unmeasured.any()
     seconds, fits = priced_and_fitting(pricer, found)
@@ -98,50 +89,3 @@ def test_units_of_pipelines_differ_only_where_experts_leave_their_precision() ->
     wrong = replace(batch, pp=np.ones(len(batch), dtype=np.int64))
     forgotten = unit_work(pricer.context(wrong), pricer.model)
     assert not np.array_equal(own.forward_seconds, forgotten.forward_seconds)
-
-
-@pytest.mark.parametrize("exact", [False, True])
-def test_shares_of_a_climb_end_where_one_climb_does(exact: bool) -> None:
-    """Classes know nothing of each other, so halves of them find the same."""
-    pricer = pricer_of("llama3-70b", 64)
-    space = build_space(pricer.rules_context)
-    layouts = space.expand(np.flatnonzero((space.cells.pp > 1) & (space.cells.ac_kind == FULL)))
-    layouts = layouts.take(layouts.pp_schedule == SCHEDULES.names.index("1F1B"))
-    classes = layouts.take(np.random.default_rng(2).permutation(len(layouts))[:21])
-    budgets = np.arange(21) % 3 == 0
-    with searched(pricer, lambda: space, Goal(count=10)) as whole:
-        limit = 3.0 * float(whole.screened.step_seconds[0])
-        near, found = whole.climbed(classes, budgets, limit, exact)
-
-    class Near:
-        """A partner that is no copy."""
-
-        def __init__(self, state: Part) -> None:
-            self.state, self.asked = state, 0
-
-        def start(self, work: Any, *asked: object) -> Any:
-            self.asked += 1
-            answer = work(self.state, *asked)
-            return type("Answer", (), {"result": staticmethod(lambda: answer)})
-
-        def partner(self, state: Any) -> Any:
-            return self
-
-        def stop(self) -> None:
-            pass
-
-    halves = [Part(pricer, space, Goal(count=10), slice(at, None, 2)) for at in (0, 1)]
-    partner = Near(halves[1])
-    with sides(partner, halves) as both:  # type: ignore[arg-type]
-        divided = Parts.__new__(Parts)
-        divided.sides = both
-        their_near, their_found = divided.climbed(classes, budgets, limit, exact)
-        divided.pipelines, divided.efforts = {}, [0, 0]
-        prices = pricer.price(found)
-        simulated = divided.simulated(found, prices)
-    assert partner.asked == 2
-    assert {*divided.pipelines.values()} == {0, 1}
-    np.testing.assert_array_equal(simulated, simulated_step_seconds(pricer, found, prices))
-    assert len(near) > 3
-    assert near.tolist() == their_near.tolist()
-    assert found.layouts() == their_found.layouts()
