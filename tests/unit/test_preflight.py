@@ -5,6 +5,7 @@ line with what to do.
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -98,7 +99,7 @@ def test_an_interpreter_that_cannot_be_asked_says_so(
 def test_no_interpreter_and_no_folder(tmp_path: Path) -> None:
     with pytest.raises(ProbeError, match=r"no interpreter for probes .*set PLANNER_PROBE_PYTHON"):
         pool(tmp_path, str(tmp_path / "none")).check(NEED)
-    (tmp_path / "probes").rmdir()
+    shutil.rmtree(tmp_path / "probes")
     (tmp_path / "probes").write_text("a file")
     with pytest.raises(ProbeError, match=r"it is no folder.*PLANNER_PROBE_FOLDER"):
         pool(tmp_path, sys.executable).check(NEED)
@@ -317,8 +318,8 @@ def test_a_machine_that_lacks_nothing(machine: Path) -> None:
 def test_no_c_compiler_and_no_headers(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (machine / "include" / "Python.h").unlink()
     assert re.fullmatch(
-        r"python finds no \S+/Python.h for torch.compile; install Python's headers \(python3-dev\), "
-        r"or fix compile to false",
+        r"python finds no \S+/Python.h for torch.compile; install Python's headers "
+        r"\(python3-dev\), or fix compile to false",
         lacks(),
     )
     monkeypatch.setenv("CC", "gcc-of-nobody -O2")
