@@ -162,8 +162,8 @@ def _without_cache() -> Found | None:
         where = " and ".join(f"{name}={folder}" for name, folder in named.items()) or "no TMPDIR"
         return _problem(
             f"cannot run what torch.compile caches ({where}: {error.strerror})",
-            "set TORCHINDUCTOR_CACHE_DIR and TRITON_CACHE_DIR to a folder that may be written, on a "
-            "disk that is not mounted noexec, or fix compile to false",
+            "set TORCHINDUCTOR_CACHE_DIR and TRITON_CACHE_DIR to a folder that may be written, on "
+            "a disk that is not mounted noexec, or fix compile to false",
         )
     return None
 
