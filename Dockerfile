@@ -20,6 +20,8 @@ CMD ["planner-cli", "serve", "--host", "0.0.0.0", "--port", "8000"]
 
 FROM base AS with-torch
 USER root
+# torch.compile builds the code that starts its kernels; Python's headers are in the image
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc g++ libc6-dev && rm -rf /var/lib/apt/lists/*
 RUN pip install --constraint constraints.txt '.[server,postgres,probe]'
 USER planner
 

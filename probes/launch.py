@@ -25,12 +25,12 @@ from planner.errors import ProbeError
 from probes import guardian
 from probes.folder import BEGIN, END, LOG, NODE_LOGS, RESULT, TASK
 from probes.outcome import Begin, conclude, write_result
+from probes.packages import search_path
 from probes.preflight import Need, check
 from probes.programs import Program
 from probes.protocol import Failed, FailureKind, ProbeResult, ProbeTask
 from probes.trainers import WORKER, trainer_of
 
-ROOT = Path(__file__).resolve().parent.parent
 SPEC = "guardian.json"
 POLL_SECONDS = 0.05
 PROGRESS_SECONDS = 0.5
@@ -209,11 +209,7 @@ class Launcher:
         """Raises ProbeError if no probe can run here, whatever its layout."""
         settings = self.settings
         check(
-            need,
-            python=settings.python,
-            program=settings.worker,
-            folder=settings.folder.absolute(),
-            root=ROOT,
+            need, python=settings.python, program=settings.worker, folder=settings.folder.absolute()
         )
 
     def run(
@@ -259,7 +255,7 @@ class Launcher:
             argv=self.settings.command(
                 self.settings.python, task, program, port=self.settings.port()
             ),
-            env=environment(task, lease, program.env),
+            env=environment(self.settings.folder, task, lease, program.env),
             inherit=inherited(self.settings.inherit),
             cwd=str(folder),
             output=str(folder / LOG),
@@ -365,12 +361,16 @@ def inherited(more: Sequence[str], environment: Mapping[str, str] = os.environ) 
     ]
 
 
-def environment(task: ProbeTask, lease: DeviceLease, extra: Mapping[str, str]) -> dict[str, str]:
-    """What we set for a probe here: its devices, threads and package path."""
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+def environment(
+    folder: Path, task: ProbeTask, lease: DeviceLease, extra: Mapping[str, str]
+) -> dict[str, str]:
+    """What we set for a probe here: its devices, threads and package path.
+
+    folder: the parent folder of probes.
+    """
     threads = max(1, (os.cpu_count() or 1) // task.num_processes())
     ours = {
-        "PYTHONPATH": path,
+        "PYTHONPATH": search_path(folder),
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
         "CUDA_VISIBLE_DEVICES": ",".join(lease.devices or ()),

@@ -12,20 +12,26 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from planner.errors import ProbeError, how_to_install
+from planner.precision import PRECISIONS
+from planner.rules.base import Context
+from planner.rules.features import gpu_precisions, trainer_precisions
+from planner.search.space.domains import domains_of
 from planner.specs.job import Job
 from planner.units import GIB, format_bytes
+from probes.packages import search_path
+from probes.protocol import ProbeTask
 from probes.trainers import trainer_of
 
 CHECK_SECONDS = 300.0  # importing torch from a cold network disk takes minutes
 STANDS_SECONDS = 120.0  # an answer without a problem is reused for this long
 LEAST_FREE_BYTES = GIB / 16  # judgement: logs and a profile of every rank
 EXTRA = how_to_install("probe")
-CUDA_TORCH = "install a build of torch for this machine's driver"
+FLOAT8, MX = "torchao.float8", "torchao.prototype.mx_formats"
 TAIL_CHARACTERS = 300
 
 
@@ -36,30 +42,74 @@ class Need:
     job: any of the jobs to measure.
     device: `cuda` or `cpu`.
     trainer: as in `ProbeTask`.
+    precisions: of the layouts.
+    compiles: whether any layout is compiled.
+    num_gpus: that one run takes.
     """
 
     job: Job
     trainer: str
     device: str
+    precisions: frozenset[str] = frozenset()
+    compiles: bool = False
+    num_gpus: int = 1
 
     @classmethod
     def of(cls, job: Job, trainer: str) -> "Need":
-        """The need for runs of whole layouts of a job."""
+        """The need for runs of a job's layout, or of all that a search may propose."""
+        precisions, compiles = candidates(job)
         return cls(
-            job=job, trainer=trainer, device="cpu" if job.cluster.gpu.name == "cpu" else "cuda"
+            job=job,
+            trainer=trainer,
+            device="cpu" if job.cluster.gpu.name == "cpu" else "cuda",
+            precisions=precisions,
+            compiles=compiles,
+            num_gpus=job.cluster.num_gpus,
         )
 
+    @classmethod
+    def of_task(cls, task: ProbeTask, job: Job) -> "Need":
+        """The need for a task of this job."""
+        need = cls(job=job, trainer=task.trainer, device=task.device)
+        if task.kernels:
+            return need
+        precisions, compiles = candidates(job)
+        return replace(
+            need,
+            precisions=precisions,
+            compiles=compiles and not task.fake_tensors,
+            num_gpus=task.num_processes(),
+        )
 
-_good_until: dict[tuple[str, str, str], float] = {}
+    def arguments(self) -> list[str]:
+        """Arguments of the check for what these layouts need."""
+        low = sorted(name for name in self.precisions if PRECISIONS[name].torchao.low)
+        modules = {FLOAT8 if name.startswith("float8") else MX for name in low}
+        flags = {"--compiles": self.compiles, "--several-gpus": self.num_gpus > 1}
+        return [*sorted(modules), *(flag for flag, wanted in flags.items() if wanted)]
 
 
-def check(need: Need, *, python: str, program: str, folder: Path, root: Path) -> None:
+def candidates(job: Job) -> tuple[frozenset[str], bool]:
+    """Precisions of a job's layouts, and whether any of them is compiled. Raises SpecError."""
+    if job.layout is not None:
+        return frozenset([job.layout.precision]), job.layout.compile
+    context = Context(model=job.model, cluster=job.cluster, training=job.training)
+    domains = domains_of(context, job.search).by_field
+    runnable = trainer_precisions(context) & {*gpu_precisions(context)}
+    return runnable.intersection(map(str, domains["precision"].values)), True in domains[
+        "compile"
+    ].values
+
+
+_good_until: dict[tuple[str, ...], float] = {}
+
+
+def check(need: Need, *, python: str, program: str, folder: Path) -> None:
     """Raises ProbeError with what would stop every probe, and how to fix it.
 
     python: the interpreter of probes.
     program: the reference program, a module or a file.
     folder: the parent folder of probes.
-    root: the folder that holds our packages.
     """
     if sys.platform != "linux":
         raise ProbeError(
@@ -69,13 +119,13 @@ def check(need: Need, *, python: str, program: str, folder: Path, root: Path) ->
     check_folder(folder)
     check_trainer(need, python)
     imported = trainer_of(need.trainer, python=python, worker=program).imports
-    asked = (python, need.device, imported)
-    if _good_until.get(asked, 0.0) > time.monotonic():
+    asking = command(python, need, imported)
+    if _good_until.get(tuple(asking), 0.0) > time.monotonic():
         return
-    problem = problem_in(ask(command(python, *asked[1:]), root=root, seconds=CHECK_SECONDS), python)
+    problem = problem_in(ask(asking, folder=folder, seconds=CHECK_SECONDS), python)
     if problem is not None:
         raise ProbeError(problem)
-    _good_until[asked] = time.monotonic() + STANDS_SECONDS
+    _good_until[tuple(asking)] = time.monotonic() + STANDS_SECONDS
 
 
 def free_bytes(folder: Path) -> int:
@@ -113,16 +163,18 @@ def check_trainer(need: Need, python: str) -> None:
         raise ProbeError(refused.message)
 
 
-def command(python: str, device: str, program: str) -> list[str]:
+def command(python: str, need: Need, program: str) -> list[str]:
     """The command that runs the check in an interpreter."""
-    return [python, "-m", "probes.selfcheck", device, program]
+    return [python, "-m", "probes.selfcheck", need.device, program, *need.arguments()]
 
 
 def ask(
-    command: Sequence[str], *, root: Path, seconds: float
+    command: Sequence[str], *, folder: Path, seconds: float
 ) -> "subprocess.CompletedProcess[str]":
-    """Runs that command. Raises ProbeError if it cannot start or does not answer in time."""
-    path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
+    """Runs that command. Raises ProbeError if it cannot start or does not answer in time.
+
+    folder: the parent folder of probes.
+    """
     try:
         return subprocess.run(
             command,
@@ -131,7 +183,7 @@ def ask(
             timeout=seconds,
             check=False,
             cwd=os.sep,
-            env={**os.environ, "PYTHONPATH": path},
+            env={**os.environ, "PYTHONPATH": search_path(folder)},
         )
     except subprocess.TimeoutExpired:
         slow = f"{command[0]} did not say within {seconds:.0f} s whether torch can be imported"
@@ -157,19 +209,19 @@ def problem_in(done: "subprocess.CompletedProcess[str]", python: str) -> str | N
             "one that has it"
         )
     problem = said.get("problem")
-    return None if problem is None else f"{python} {problem}; {remedy(said.get('package'), python)}"
+    if problem is None:
+        return None
+    return f"{python} {problem}; {said.get('remedy') or remedy(said['package'], python)}"
 
 
-def remedy(package: str | None, python: str) -> str:
-    """Returns how to fix a package that an interpreter cannot import.
-
-    None as the package means that its torch sees no GPU.
-    """
-    if package is None:
-        return CUDA_TORCH
-    if python == sys.executable:
-        return EXTRA
-    return f"{EXTRA} for it, or set PLANNER_PROBE_PYTHON to an interpreter that has {package}"
+def remedy(package: str, python: str) -> str:
+    """Returns how to fix a package that an interpreter cannot import."""
+    ways = [EXTRA if python == sys.executable else f"{EXTRA} for it"]
+    if python != sys.executable:
+        ways.append(f"set PLANNER_PROBE_PYTHON to an interpreter that has {package}")
+    if package == "torchao":
+        ways.append("fix precision to bf16")
+    return ", or ".join(ways)
 
 
 def _said(stdout: str) -> Mapping[str, Any] | None:

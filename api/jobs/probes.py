@@ -135,14 +135,16 @@ def pool_of(wiring: Wiring, name: str, *, allow_files: bool, field: str = "pool"
 
 def check_ready(wiring: Wiring, requested: Sequence[RequestedProbe]) -> None:
     """Raises what would stop every one of these probes, before anything is stored."""
-    checked = set[tuple[str, str, str]]()
+    checked = set[tuple[str, ...]]()
     for one in requested:
         pool = wiring.pool(one.request.pool)
         tasks = Campaign.of(one.request, one.job, "probe-0", pool.capacity(one.job.cluster)).tasks
         for task in tasks[:1]:  # the others run the same program on the same devices
-            if (one.request.pool, one.request.trainer, task.device) not in checked:
-                pool.check(Need(job=one.job, trainer=one.request.trainer, device=task.device))
-                checked.add((one.request.pool, one.request.trainer, task.device))
+            need = Need.of_task(task, one.job)
+            key = (one.request.pool, need.trainer, need.device, *need.arguments())
+            if key not in checked:
+                pool.check(need)
+                checked.add(key)
 
 
 def enqueue(

@@ -194,7 +194,7 @@ class StudyProbes:
         failure, probe = measurement.measured.failure, self.job.probe
         if failure is None:
             self.succeeded.add(measurement.id)
-        if failure not in OF_THE_MACHINE or probe is None:
+        if failure not in {*OF_THE_MACHINE, FailureKind.CRASH} or probe is None:
             return measurement
         try:
             self.wiring.pool(probe.pool).check(Need.of(self.job, probe.trainer))

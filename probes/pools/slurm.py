@@ -23,7 +23,6 @@ from planner.specs.cluster import ClusterSpec
 from probes import guardian
 from probes.folder import END, NODE_STARTS
 from probes.launch import (
-    ROOT,
     DeviceLease,
     LaunchSettings,
     Watch,
@@ -34,6 +33,7 @@ from probes.launch import (
     with_free_port,
 )
 from probes.outcome import Begin, conclude, write_result
+from probes.packages import mounts
 from probes.pools.capacity import UNLIMITED, Capacity
 from probes.pools.nvidia import Gpu, is_same_gpu
 from probes.pools.protocol import Pool, PoolSettings
@@ -157,13 +157,13 @@ class SlurmPool:
             *("srun", "--job-name", name, "--time", str(CHECK_MINUTES)),
             *self.options.job(self.partition),
             *self.options.nodes(1, 1, need.device),
-            *self.options.container([ROOT]),
+            *self.options.container(mounts(self.settings.folder)),
             *("--export=ALL", "--input=none"),
         ]
-        asking = command(self.settings.python, need.device, self.settings.worker)
+        asking = command(self.settings.python, need, self.settings.worker)
         seconds = self.options.queue_seconds + CHECK_SECONDS
         try:
-            done = ask([*srun, *asking], root=ROOT, seconds=seconds)
+            done = ask([*srun, *asking], folder=self.settings.folder, seconds=seconds)
         finally:
             # cancels nothing if the job has ended
             subprocess.run(["scancel", "--name", name], capture_output=True, check=False)
@@ -300,7 +300,7 @@ class SlurmPool:
             order.conclude()
 
     def _srun(self, task: ProbeTask, grid: NodeGrid, folder: Path, program: Program) -> list[str]:
-        ours = environment(task, DeviceLease(), program.env)
+        ours = environment(self.settings.folder, task, DeviceLease(), program.env)
         ours.pop("GLOO_SOCKET_IFNAME")  # the node chooses its interface and, below, its GPUs
         if task.device == "cuda":
             ours.pop("CUDA_VISIBLE_DEVICES")
@@ -309,7 +309,7 @@ class SlurmPool:
             *("srun", "--job-name", task.id, "--overlap", "--kill-on-bad-exit=1"),
             *("--export=ALL", "--input=none"),
             *self.options.nodes(grid.nodes, grid.per_node, task.device),
-            *self.options.container([ROOT, folder]),
+            *self.options.container([*mounts(self.settings.folder), folder]),
             *(self.settings.python, "-m", "probes.pools.slurm_node"),
             *(self.settings.worker, str(grid.per_node)),
         ]

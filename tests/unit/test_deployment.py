@@ -13,6 +13,7 @@ from api.settings import Settings
 from tests.conftest import ROOT, needed_program
 
 PAGES = ROOT / "docs" / "how-to"
+PAGE = "run-in-containers.md"
 UNITS = {
     "planner.service": "run-the-service.md",
     "planner-worker.service": "run-the-service.md",
@@ -84,7 +85,7 @@ def test_systemd_takes_the_unit(name: str, tmp_path: Path) -> None:
 
 
 def compose() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(shown("run-in-containers.md", "compose.yaml"))
+    found: dict[str, Any] = yaml.safe_load(shown(PAGE, "compose.yaml"))
     return found
 
 
@@ -115,10 +116,28 @@ def test_it_waits_for_what_it_needs_and_names_settings_that_there_are() -> None:
     assert services["service"]["depends_on"] == services["worker"]["depends_on"] == done
     known = {f"PLANNER_{field.upper()}" for field in Settings.model_fields}
     for name in ("migration", "service", "worker"):
-        assert set(services[name]["environment"]) <= known
+        assert set(services[name]["environment"]) - {"TRITON_CACHE_DIR"} <= known
     assert "healthcheck" in services["database"]
-    secrets = re.findall(r"\$\{(\w+)([^}]*)\}", shown("run-in-containers.md", "compose.yaml"))
+    secrets = re.findall(r"\$\{(\w+)([^}]*)\}", shown(PAGE, "compose.yaml"))
     assert {(name, rule) for name, rule in secrets} == {
         ("DATABASE_PASSWORD", ":?"),
         ("PLANNER_API_KEYS", ":?"),
     }, "compose refuses to start without them"
+
+
+def test_a_worker_can_compile_and_its_gpus_share_memory() -> None:
+    """Docker mounts a tmpfs noexec, gives /dev/shm 64 MB, and locks 64 KiB of memory."""
+    worker = compose()["services"]["worker"]
+    (mount,) = worker["tmpfs"]
+    folder, _, options = mount.partition(":")
+    assert "exec" in options.split(",")
+    assert worker["environment"]["TRITON_CACHE_DIR"].startswith(f"{folder}/")
+    assert worker["environment"].items() >= compose()["x-planner"]["environment"].items()
+    assert (worker["shm_size"], worker["ulimits"]) == ("1gb", {"memlock": -1})
+    commands = re.findall(r"docker run [^$]*--gpus all[^$]*", (PAGES / PAGE).read_text())
+    assert len(commands) == 2
+    assert all("--shm-size 1g --ulimit memlock=-1" in command for command in commands)
+    images = (ROOT / "Dockerfile").read_text()
+    torch = images.partition(" AS with-torch\n")[2].partition("\nFROM ")[0]
+    assert re.search(r"apt-get install .*\bgcc g\+\+ libc6-dev\b", torch)
+    assert images.count("FROM with-torch AS ") == 2

@@ -203,8 +203,9 @@ class TestFolders:
 
 
 class TestEnvironment:
-    def test_devices_are_those_of_the_lease(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        found = environment(TASK_OF_TWO, DeviceLease(devices=("GPU-1", "GPU-7")), {"EXTRA": "1"})
+    def test_devices_are_those_of_the_lease(self, tmp_path: Path) -> None:
+        lease = DeviceLease(devices=("GPU-1", "GPU-7"))
+        found = environment(tmp_path, TASK_OF_TWO, lease, {"EXTRA": "1"})
         assert found["CUDA_VISIBLE_DEVICES"] == "GPU-1,GPU-7"
         assert found["EXTRA"] == "1"
 
@@ -220,8 +221,9 @@ class TestEnvironment:
         assert launch.inherited((), ours) == needed
         assert launch.inherited(("MY_*", "HF_TOKEN"), ours) == [*needed, "HF_TOKEN", "MY_LICENCE"]
 
-    def test_without_devices_none_is_visible(self) -> None:
-        assert environment(TASK_OF_TWO, DeviceLease(), {})["CUDA_VISIBLE_DEVICES"] == ""
+    def test_without_devices_none_is_visible(self, tmp_path: Path) -> None:
+        found = environment(tmp_path, TASK_OF_TWO, DeviceLease(), {})
+        assert found["CUDA_VISIBLE_DEVICES"] == ""
 
     @pytest.mark.parametrize(("text", "line"), [
         ("", ""),

@@ -1,20 +1,28 @@
 """Whether a probe can run is asked of its interpreter, and answered with what to do."""
 
+import json
+import os
+import re
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from planner.errors import ProbeError
 from planner.intake.jobs import read_job
 from probes import preflight, selfcheck
-from probes.launch import ROOT, Launcher, LaunchSettings
+from probes.launch import Launcher, LaunchSettings
+from probes.packages import ROOT
 from probes.pools.local import LocalPool, LocalSettings
 from probes.pools.nvidia import Survey
 from probes.pools.replay import ReplayPool
 from probes.pools.slurm import SlurmPool
 from probes.preflight import Need, ask, command, problem_in
+from probes.protocol import ProbeTask
 from tests.conftest import job_values, needed
 
 CPU = read_job(job_values("debug-tiny", "cpu", 2, 64, 4))
@@ -81,7 +89,7 @@ def test_an_interpreter_that_cannot_be_asked_says_so(
 def test_no_interpreter_and_no_folder(tmp_path: Path) -> None:
     with pytest.raises(ProbeError, match=r"no interpreter for probes .*set PLANNER_PROBE_PYTHON"):
         pool(tmp_path, str(tmp_path / "none")).check(NEED)
-    (tmp_path / "probes").rmdir()
+    shutil.rmtree(tmp_path / "probes")
     (tmp_path / "probes").write_text("a file")
     with pytest.raises(ProbeError, match=r"it is no folder.*PLANNER_PROBE_FOLDER"):
         pool(tmp_path, sys.executable).check(NEED)
@@ -104,7 +112,7 @@ def test_the_program_of_the_check_says_what_cannot_be_imported(tmp_path: Path) -
         (tmp_path / "torch").mkdir(exist_ok=True)
         (tmp_path / "torch" / "__init__.py").write_text(f"raise {raised}\n")
         done = subprocess.run(
-            command(sys.executable, "cpu", "probes.worker"),
+            command(sys.executable, NEED, "probes.worker"),
             capture_output=True,
             text=True,
             check=False,
@@ -119,8 +127,9 @@ def test_the_program_of_the_check_says_what_cannot_be_imported(tmp_path: Path) -
 def test_a_program_that_cannot_be_imported_stops_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selfcheck, "LAUNCHER", "json")
     name = "a_program_that_nobody_has"
-    assert selfcheck.found("cpu", name)["package"] == name
-    assert selfcheck.found("cpu", "program.py") == {"problem": None, "package": None}
+    assert selfcheck.found("cpu", [name])["package"] == name
+    assert selfcheck.found("cpu", ["program.py", name])["package"] == name
+    assert selfcheck.found("cpu", ["program.py"]) == {"problem": None, "package": None}
 
 
 def test_a_machine_without_the_gpu_says_so_before_it_is_asked_for_torch(tmp_path: Path) -> None:
@@ -134,11 +143,12 @@ def test_a_machine_without_the_gpu_says_so_before_it_is_asked_for_torch(tmp_path
 
 
 @pytest.mark.torch
-def test_a_build_of_torch_without_cuda_is_told_before_a_probe_on_gpus() -> None:
+def test_a_build_of_torch_without_cuda_is_told_before_a_probe_on_gpus(tmp_path: Path) -> None:
     torch = needed("torch")
     if torch.version.cuda is not None:
         pytest.skip("this torch was built with CUDA")
-    done = ask(command(sys.executable, "cuda", "program.py"), root=ROOT, seconds=120.0)
+    need = Need(job=CPU, trainer="reference", device="cuda")
+    done = ask(command(sys.executable, need, "program.py"), folder=tmp_path, seconds=120.0)
     said = problem_in(done, sys.executable)
     assert "was built without CUDA; install a build of torch" in said
 
@@ -177,7 +187,10 @@ def test_slurm_asks_a_node_and_gives_its_own_words_where_it_refuses(
     slurm.check(NEED)
     line = (tmp_path / "asked").read_text()
     assert "--partition gpu" in line
-    assert "python-of-the-nodes -m probes.selfcheck cpu probes.worker" in line
+    assert (
+        "python-of-the-nodes -m probes.selfcheck cpu probes.worker --compiles --several-gpus"
+        in line
+    )
     says('echo \'{"problem": "cannot import torch (none)", "package": "torch"}\'')
     words = "on a node of the cluster python-of-the-nodes cannot import torch"
     with pytest.raises(ProbeError, match=words):
@@ -186,3 +199,160 @@ def test_slurm_asks_a_node_and_gives_its_own_words_where_it_refuses(
     says("echo 'srun: error: invalid partition specified: gpu' >&2; exit 1")
     with pytest.raises(ProbeError, match="Slurm: invalid partition specified"):
         slurm.check(NEED)
+
+
+# ---- what the layouts need -----------------------------------------------------------------------
+
+
+def on_gpus(gpu: str, **more: object) -> Need:
+    values = {"model": "llama3-8b", "cluster": {"gpu": gpu, "num_gpus": 8}, **more}
+    training = {"seq_len": 8192, "global_batch_size": 64}
+    return Need.of(read_job({**values, "training": training}), "reference")
+
+
+FLAGS = ["--compiles", "--several-gpus"]
+BF16 = {"dp_shard": 8, "precision": "bf16", "compile": False}
+
+
+@pytest.mark.parametrize(
+    ("need", "arguments"),
+    [
+        (on_gpus("h100-sxm-80gb"), ["torchao.float8", *FLAGS]),
+        (on_gpus("b200"), ["torchao.float8", "torchao.prototype.mx_formats", *FLAGS]),
+        (on_gpus("a100-sxm-80gb"), FLAGS),
+        (on_gpus("h100-sxm-80gb", search={"fix": {"precision": "bf16"}}), FLAGS),
+        (on_gpus("h100-sxm-80gb", search={"fix": BF16}), ["--several-gpus"]),
+        (on_gpus("h100-sxm-80gb", layout=BF16), ["--several-gpus"]),
+        (
+            on_gpus("h100-sxm-80gb", layout={**BF16, "precision": "float8-rowwise"}),
+            ["torchao.float8", "--several-gpus"],
+        ),
+    ],
+)
+def test_what_the_candidates_need_is_asked_for(need: Need, arguments: list[str]) -> None:
+    assert command("python", need, "probes.worker")[4:] == ["probes.worker", *arguments]
+
+
+@pytest.mark.parametrize(
+    ("more", "arguments"),
+    [
+        ({}, ["torchao.float8", *FLAGS]),
+        ({"emulate_rank": 0}, ["torchao.float8", "--compiles"]),
+        ({"emulate_rank": 0, "fake_tensors": True}, ["torchao.float8"]),
+        ({"kernels": [{"kind": "x"}]}, []),
+    ],
+)
+def test_a_task_needs_what_it_runs(more: dict[str, Any], arguments: list[str]) -> None:
+    layout = {"dp_shard": 8, "precision": "float8-rowwise", "compile": True}
+    job = on_gpus("h100-sxm-80gb", layout=layout).job
+    task = ProbeTask.model_validate({"id": "probe-1", "job": job.request, "device": "cuda", **more})
+    assert Need.of_task(task, job).arguments() == arguments
+
+
+def test_a_missing_torchao_is_told_with_both_ways_out() -> None:
+    said = selfcheck._import("torchao_that_nobody_has")
+    assert said is not None
+    answer = json.dumps({**said, "package": "torchao"})
+    done = subprocess.CompletedProcess([], 0, answer, "")
+    assert str(problem_in(done, sys.executable)).endswith(
+        "; pip install '.[probe]' in planner's checkout, or fix precision to bf16"
+    )
+
+
+# ---- what the machine lacks ----------------------------------------------------------------------
+
+
+class Cuda:
+    """A torch that sees GPUs."""
+
+    def __init__(self, gpus: int) -> None:
+        self.cuda, self.gpus = self, gpus
+
+    def is_available(self) -> bool:
+        return True
+
+    def device_count(self) -> int:
+        return self.gpus
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine of two GPUs that lacks nothing; programs in its folder `bin` alone."""
+    for name in ("bin", "tmp", "include"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "include" / "Python.h").touch()
+    (tmp_path / "bin" / "gcc").write_text("#!/bin/sh\n")
+    (tmp_path / "bin" / "gcc").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "tmp"))
+    for name in ("CC", "TRITON_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(selfcheck, "LAUNCHER", "json")
+    monkeypatch.setitem(sys.modules, "torch", Cuda(2))
+    monkeypatch.setattr(selfcheck.sysconfig, "get_path", lambda _: str(tmp_path / "include"))
+    monkeypatch.setattr(selfcheck, "SHARED_BYTES", 0)
+    return tmp_path
+
+
+def lacks(**more: bool) -> str:
+    """What the machine is told to lack, in the line that a user reads."""
+    asked = {"compiles": True, "several_gpus": True, **more}
+    said = json.dumps(selfcheck.found("cuda", ["program.py"], **asked))
+    return problem_in(subprocess.CompletedProcess([], 0, said, ""), "python") or "nothing"
+
+
+def test_a_machine_that_lacks_nothing(machine: Path) -> None:
+    assert lacks() == "nothing"
+
+
+def test_no_c_compiler_and_no_headers(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (machine / "include" / "Python.h").unlink()
+    assert re.fullmatch(
+        r"python finds no \S+/Python.h for torch.compile; install Python's headers "
+        r"\(python3-dev\), or fix compile to false",
+        lacks(),
+    )
+    monkeypatch.setenv("CC", "gcc-of-nobody -O2")
+    assert "finds no C compiler for torch.compile (CC is gcc-of-nobody); install gcc" in lacks()
+    monkeypatch.delenv("CC")
+    (machine / "bin" / "gcc").unlink()
+    assert "(none of clang, gcc, cc); install gcc, set CC" in lacks()
+    assert lacks(compiles=False) == "nothing"
+
+
+def test_too_little_shared_memory(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selfcheck, "SHARED_BYTES", 10**18)
+    assert "of /dev/shm, of which NCCL needs 1 GB; start the container with --shm-size" in lacks()
+    assert lacks(several_gpus=False) == "nothing"
+    monkeypatch.setitem(sys.modules, "torch", Cuda(1))
+    assert lacks() == "nothing", "one GPU shares with none"
+    monkeypatch.setitem(sys.modules, "torch", Cuda(2))
+    monkeypatch.setattr(selfcheck, "SHARED_MEMORY", str(machine / "none"))
+    assert "finds no " in lacks()
+
+
+def test_a_cache_folder_that_cannot_be_made(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (machine / "file").touch()
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(machine / "file" / "cache"))
+    assert "TRITON_CACHE_DIR=" in lacks()
+    assert "Not a directory); set TORCHINDUCTOR_CACHE_DIR" in lacks()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
+def test_a_cache_folder_on_a_real_noexec_mount(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    folder = machine / "tmp"
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    mount = ["/bin/mount", "-t", "tmpfs", "-o", "noexec,size=1m", "tmpfs", str(folder)]
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"this root may not mount: {done.stderr}")
+    try:
+        assert f"TMPDIR={folder}: Operation not permitted); set TORCHINDUCTOR_CACHE_DIR" in lacks()
+        assert lacks(compiles=False) == "nothing"
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(machine / "cache"))
+        assert lacks() == "nothing"
+    finally:
+        subprocess.run(["/bin/umount", str(folder)], check=True)

@@ -1,0 +1,141 @@
+"""The interpreter of probes has its own torch, and of the service's packages ours alone."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import threading
+import venv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.intake.jobs import read_job
+from probes import packages
+from probes.launch import DeviceLease, environment
+from probes.packages import linked, mounts, search_path
+from probes.pools.slurm_options import SlurmOptions
+from probes.protocol import ProbeTask
+from tests.conftest import ROOT
+
+JOB: dict[str, Any] = {
+    "model": "debug-tiny", "cluster": {"gpu": "cpu", "num_gpus": 2},
+    "training": {"seq_len": 64, "global_batch_size": 4},
+    "layout": {"dp_shard": 2, "ac": "none"},
+}  # fmt: skip
+SHOW = """
+import json, numpy, planner, probes.guardian, sys, torch
+print(json.dumps([torch.OWNER, numpy.OWNER, planner.__path__[0], probes.guardian.__file__]))
+"""
+SERVICE = """
+import json, sys
+from pathlib import Path
+from planner.intake.jobs import read_job
+from probes.launch import DeviceLease, environment
+from probes.preflight import Need, ask, command
+from probes.protocol import ProbeTask
+python, folder, job = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
+task = ProbeTask(id="probe-1", job=job, device="cpu")
+need = Need(job=read_job(job), trainer="reference", device="cpu")
+done = ask(command(python, need, "program.py"), folder=folder, seconds=60.0)
+print(json.dumps([environment(folder, task, DeviceLease(), {}), done.stdout, done.stderr]))
+"""
+
+
+def stub(site: Path, owner: str) -> None:
+    """A torch and a numpy that say whose they are."""
+    for name in ("torch", "numpy"):
+        (site / name).mkdir(parents=True)
+        (site / name / "__init__.py").write_text(f"OWNER = {owner!r}\n")
+    (site / "torch" / "distributed").mkdir()
+    (site / "torch" / "distributed" / "__init__.py").touch()
+    (site / "torch" / "distributed" / "run.py").write_text(
+        f"import sys, torch\nsys.stderr.write(torch.OWNER)\nassert torch.OWNER == {owner!r}\n"
+    )
+
+
+def installed(site: Path) -> None:
+    """A site-packages that planner is installed in, as pip does it, beside other packages."""
+    for name in ("planner", "api", "probes"):
+        shutil.copytree(ROOT / name, site / name, ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def interpreter(folder: Path) -> tuple[str, Path]:
+    """A new virtual environment: its interpreter and its site-packages, with stubs."""
+    venv.create(folder, symlinks=True, with_pip=False)
+    paths = {"base": str(folder), "platbase": str(folder)}
+    site = Path(sysconfig.get_path("purelib", "venv", vars=paths))
+    stub(site, "the interpreter's")
+    return str(folder / "bin" / "python"), site
+
+
+def test_another_interpreter_has_its_own_torch_beside_our_packages(tmp_path: Path) -> None:
+    """The service is installed with a torch of its own, and sets the environment of a probe."""
+    service, (python, _) = tmp_path / "site-packages", interpreter(tmp_path / "venv")
+    installed(service)
+    # the service's own numpy serves it from the tests' environment, so only its torch is a stub
+    (service / "torch").mkdir()
+    (service / "torch" / "__init__.py").write_text('OWNER = "the service\'s"\n')
+    clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    # as `site` does: the service's folder is searched, and PYTHONPATH does not name it
+    start = f"import sys; sys.path.insert(0, {str(service)!r})\n{SERVICE}"
+    done = subprocess.run(
+        [sys.executable, "-c", start, python, str(tmp_path / "probes"), json.dumps(JOB)],
+        env={**clean, "PYTHONPATH": str(tmp_path / "elsewhere")},
+        cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    ours, checked, said = json.loads(done.stdout)
+    assert json.loads(checked) == {"problem": None, "package": None}, checked
+    assert said == "the interpreter's"
+    *before, links = map(Path, ours["PYTHONPATH"].split(os.pathsep))
+    assert before == [tmp_path / "elsewhere"], "ours come last"
+    assert {path.name for path in links.iterdir()} == {"planner", "probes"}
+    shown = subprocess.run(
+        [python, "-c", SHOW], env={**clean, **ours}, cwd="/",
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    torch, numpy, planner, guardian = json.loads(shown.stdout)
+    assert (torch, numpy) == ("the interpreter's", "the interpreter's")
+    assert Path(planner).resolve() == service / "planner"
+    assert Path(guardian).resolve() == service / "probes" / "guardian.py"
+
+
+def test_the_links_are_made_once_by_any_number_of_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[set[str]] = []
+
+    def make() -> None:
+        found.append({path.name for path in linked(tmp_path / "probes").iterdir()})
+
+    threads = [threading.Thread(target=make) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [{"planner", "probes"}] * 8
+    before = linked(tmp_path / "probes")
+    assert [path.name for path in (tmp_path / "probes").iterdir()] == [before.name]
+    monkeypatch.setattr(packages, "ROOT", tmp_path)
+    assert linked(tmp_path / "probes") != before, "another installation has links of its own"
+
+
+def test_a_probe_of_the_checkout_searches_what_we_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    task = ProbeTask(id="probe-1", job=read_job(JOB).request, device="cpu")
+    found = environment(tmp_path, task, DeviceLease(), {})["PYTHONPATH"]
+    assert found == search_path(tmp_path) == f"{ROOT}{os.pathsep}{linked(tmp_path)}"
+    monkeypatch.delenv("PYTHONPATH")
+    assert search_path(tmp_path) == str(linked(tmp_path))
+
+
+def test_a_container_is_given_our_packages_and_not_what_lies_beside_them(tmp_path: Path) -> None:
+    """The service's site-packages may be where the image has its own."""
+    options = SlurmOptions(container_image="image").container(mounts(tmp_path))
+    places = [pair.partition(":")[0] for pair in options[-1].split(",")]
+    assert places == [str(linked(tmp_path)), str(ROOT / "planner"), str(ROOT / "probes")]
