@@ -2,7 +2,7 @@
 
     python benchmarks/asking.py [--candidates 100000] [--probes 20]
 
-Legal layouts of one real job with the calibration's own posterior and all low fidelities. Results
+Legal layouts of one real job with the calibration's own posterior and emulated ranks. Results
 of probes are the predictions with an error. Prints one line per question: the wall-clock time to
 choose it, with the study's book-keeping but without the check whether measuring can still pay.
 """
@@ -21,7 +21,6 @@ from planner.specs.measurement import Measured, Measurement
 from planner.study.candidates import Candidates, enumerate_candidates
 from planner.study.kernel_timings import StudyKernels
 from planner.study.measured_search import emulation
-from planner.study.proxy_runs import ProxyRuns
 from planner.study.study import Budget, MicroResult, ProbeStudy, Proposal, StudySettings
 
 JOB = {
@@ -62,14 +61,13 @@ def main() -> None:
     candidates = candidates_of(job, pricer, options.candidates)
     micro_probes = StudyKernels.of(pricer, candidates).probes([], num_gpus=8, start_seconds=10.0)
     budget = Budget(probes=options.probes, gpu_seconds=1e15)
-    fidelities = (
-        emulation(candidates),
-        ProxyRuns(pricer, candidates, job.cluster.num_gpus).fidelity(),
-    )
     study = ProbeStudy(
         candidates,
         StudySettings(
-            budget=budget, micro_probes=micro_probes, fidelities=fidelities, tolerance=0.0
+            budget=budget,
+            micro_probes=micro_probes,
+            fidelities=(emulation(candidates),),
+            tolerance=0.0,
         ),
     )
     truth = candidates.prior.log_seconds + ERROR * np.random.default_rng(0).standard_normal(

@@ -11,7 +11,7 @@ is about it.
 Letters: N candidates.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -90,8 +90,6 @@ class Landscape:
 
     log_seconds (N,): of a step.
     memory_ratio (N,): true over predicted memory.
-    elsewhere: log of true over predicted step seconds of one layout (a batch of it) on another
-        number of GPUs, by the same laws.
     """
 
     job: str
@@ -99,7 +97,6 @@ class Landscape:
     candidates: Candidates
     log_seconds: np.ndarray
     memory_ratio: np.ndarray
-    elsewhere: Callable[[Pricer, LayoutBatch], float]
 
 
 @cache
@@ -128,12 +125,12 @@ def generate(name: str, error: float, seed: int) -> Landscape:
 
     own = error * np.sqrt(1.0 - COMMON_SHARE)
     low, high = LEAST_TEMPERATURE, MOST_TEMPERATURE
-    temperature, difference = low, apart(low)
+    difference = apart(low)
     if difference.std() < own:
         for _ in range(30):
             middle = 0.5 * (low + high)
             low, high = (middle, high) if apart(middle).std() < own else (low, middle)
-        temperature, difference = high, apart(high)
+        difference = apart(high)
     mean, stretch = difference.mean(), own / difference.std()
     common = error * np.sqrt(COMMON_SHARE) * rng.standard_normal()
     truth = (
@@ -143,20 +140,9 @@ def generate(name: str, error: float, seed: int) -> Landscape:
         + NUGGET_SD * rng.standard_normal(len(candidates))
     )
 
-    def elsewhere(other: Pricer, batch: LayoutBatch) -> float:
-        apart_there = log_law(other, batch, normals, temperature) - np.log(
-            other.price(batch).step_seconds
-        )
-        return float(common + (apart_there[0] - mean) * stretch)
-
     ratio = _memory_ratio(candidates, rng)
     return Landscape(
-        job=name,
-        error=error,
-        candidates=candidates,
-        log_seconds=truth,
-        memory_ratio=ratio,
-        elsewhere=elsewhere,
+        job=name, error=error, candidates=candidates, log_seconds=truth, memory_ratio=ratio
     )
 
 

@@ -1,11 +1,10 @@
 """Replays measured sweeps and generated landscapes as hidden truth for probing strategies.
 
-    python benchmarks/replay.py [--seeds N] [--only KIND] [--write] python benchmarks/replay.py
-    --likelihood python benchmarks/replay.py --proxy-runs
+    python benchmarks/replay.py [--seeds N] [--only KIND] [--write]
+    python benchmarks/replay.py --likelihood
 
 --write renews docs/replay.md and docs/replay.svg. --likelihood prints how likely the published
-sweeps make the surrogate's weights; --proxy-runs the errors of scaled-down proxy runs, and the
-errors that they claim.
+sweeps make the surrogate's weights.
 
 A strategy sees only the cost model's predictions and the results of its own probes. Regret is how
 much slower the best layout that it measured is than the best that fits. Sweeps are published rows
@@ -19,21 +18,11 @@ import pathlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from itertools import product
 
 import numpy as np
 from landscapes import JOBS, NOISE_SD, generate
 from replay_runs import MEASURED, OWN, Run
-from replay_strategies import (
-    FAMILY_KNOWN,
-    START_SECONDS,
-    STEPS,
-    STRATEGIES,
-    WITH_PROXY_RUNS,
-    ProxyRun,
-    Truth,
-    with_proxy_runs,
-)
+from replay_strategies import FAMILY_KNOWN, START_SECONDS, STEPS, STRATEGIES, Truth
 from replay_sweeps import own_sweeps, published_sweeps
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
@@ -51,14 +40,10 @@ FIXED = {MEASURED: published_sweeps, OWN: own_sweeps}  # truths that are the sam
 def replay(truth: Truth, strategy: str, seed: int, kind: str) -> Run:
     """Plays one strategy on one truth."""
     candidates = truth.family() if strategy == FAMILY_KNOWN and truth.family else truth.candidates
-    ask = (
-        with_proxy_runs(truth, seed, PROBES)
-        if strategy == WITH_PROXY_RUNS
-        else STRATEGIES[strategy](candidates, seed, PROBES)
-    )
+    ask = STRATEGIES[strategy](candidates, seed, PROBES)
     rng = np.random.default_rng([seed, 1])
     best, regret, gpu_seconds, ooms, spent = np.inf, [], [], [], 0.0
-    num_oom = proxy_runs = 0
+    num_oom = 0
     goal = truth.best_log_seconds()
     answer = None
     while len(regret) < PROBES:
@@ -66,11 +51,6 @@ def replay(truth: Truth, strategy: str, seed: int, kind: str) -> Run:
             row = next(ask) if answer is None else ask.send(answer)
         except StopIteration:
             break
-        if isinstance(row, ProxyRun):
-            answer = truth.proxy_run(row, rng)
-            spent += answer.gpu_seconds or 0.0
-            proxy_runs += 1
-            continue
         answer = truth.probe(row, rng)
         num_oom += answer.status == "oom"
         seconds = 0.0 if answer.step_seconds is None else STEPS * answer.step_seconds
@@ -125,56 +105,12 @@ def play(
                 chosen = [
                     name
                     for name in chosen
-                    if name not in (FAMILY_KNOWN, WITH_PROXY_RUNS)
-                    and not (seed and name in WITHOUT_CHANCE)
+                    if name != FAMILY_KNOWN and not (seed and name in WITHOUT_CHANCE)
                 ]
             for truth in truths(kind, seed) if chosen else ():
                 runs += [replay(truth, name, seed, kind) for name in chosen]
             say(f"{kind}: seed {seed + 1} of {seeds}")
     return runs
-
-
-def print_proxy_runs() -> None:
-    """Prints root mean squares of the errors of proxy runs and of the errors they claim.
-
-    On landscapes on which the model is 10% wrong, by the sizes of the two worlds.
-    """
-    found: dict[str, list[tuple[float, float]]] = {}
-    for name, seed in product(JOBS, range(PROXY_SEEDS)):
-        truth = Truth.of_landscape(generate(name, 0.10, seed), NOISE_SD)
-        assert truth.proxy_runs is not None, "a landscape follows laws"
-        rng = np.random.default_rng(seed)
-        per_node, num_gpus = (
-            truth.proxy_runs.pricer.cluster.gpus_per_node,
-            truth.candidates.size.num_gpus,
-        )
-        for row in rng.choice(min(AMONG, len(truth.candidates)), PROXY_RUNS, replace=False):
-            for option in truth.proxy_runs.options(int(row)):
-                told = truth.proxy_run(ProxyRun(row=int(row), num_gpus=option.num_gpus), rng)
-                error = np.log(told.step_seconds or np.nan) - truth.log_seconds[row]
-                kind = (
-                    "one node"
-                    if num_gpus <= per_node
-                    else "one node for several"
-                    if option.num_gpus <= per_node
-                    else "several nodes"
-                )
-                found.setdefault(kind, []).append(
-                    (
-                        float(error),
-                        float((told.model_extra or {})["relative_error"]["step_seconds"]),
-                    )
-                )
-    for kind, pairs in found.items():
-        error, claimed = np.sqrt(np.mean(np.square(pairs), axis=0))
-        print(f"{kind:22s} {len(pairs):5d} proxy runs  off by {error:.1%}  claimed {claimed:.1%}")
-
-
-PROXY_SEEDS, AMONG, PROXY_RUNS = (
-    3,
-    300,
-    40,
-)  # landscapes of each job; fastest layouts to draw from; layouts drawn
 
 
 def main() -> None:
@@ -197,11 +133,6 @@ def main() -> None:
         help="the surrogate's weights against the published sweeps, and nothing else",
     )
     parser.add_argument(
-        "--proxy-runs",
-        action="store_true",
-        help="errors of scaled-down proxy runs, and nothing else",
-    )
-    parser.add_argument(
         "--runs", type=pathlib.Path, help="keep the runs in this file, or read them where it exists"
     )
     parser.add_argument(
@@ -212,9 +143,6 @@ def main() -> None:
         from replay_likelihood import print_likelihood
 
         print_likelihood(published_sweeps())
-        return
-    if options.proxy_runs:
-        print_proxy_runs()
         return
     from replay_report import document, plot, summary_lines
 

@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from replay_runs import KNOWING, OURS, TRIVIAL, WITH_PROXY_RUNS, Run
+from replay_runs import KNOWING, OURS, TRIVIAL, Run
 
 SHOWN = (1, 2, 3, 5, 8, 12)
 MOST_REGRET = 1.0  # regret before the first measurement, and the largest that counts
@@ -105,9 +105,6 @@ in vain, at 60 s to start and 13 steps a probe. Brackets: 90% intervals by drawi
   with random coefficients, at the stated root mean square error of ours, half of its variance common to all layouts as on the published
   sweeps.
 - `cost-model, family known` is no planner's: it is given the covariance of the truth's own family. What it misses is out of reach.
-- `cost-model with proxy runs`: the study as it is, with its usual 5 probes and no more: smaller layouts may stand for a layout before it is
-  run (`imitated`), here by the same laws on fewer GPUs, read as the product reads them. Proxy runs are no probes, but their GPU-hours count.
-  Only generated truths can be asked on other sizes. `--proxy-runs` prints how far they are off.
 - `as-shipped`: Optuna's sampler with its defaults and none of our predictions, each proposal mapped to the nearest legal layout.
 - `history-pruning`: after PaddlePaddle's auto_tuner. `random, what fits`: our study with the `random` sampler.
 
@@ -164,9 +161,8 @@ def _verdicts(runs: Sequence[Run]) -> list[str]:
         for name in (OURS, TRIVIAL)
     }
     for kind, by_strategy in {**grouped, "all of them": everything}.items():
-        for name, words in ((OURS, kind), (WITH_PROXY_RUNS, f"{kind}, with proxy runs")):
-            if name in by_strategy and TRIVIAL in by_strategy:
-                lines.append(_verdict(words, by_strategy[name], by_strategy[TRIVIAL]))
+        if OURS in by_strategy and TRIVIAL in by_strategy:
+            lines.append(_verdict(kind, by_strategy[OURS], by_strategy[TRIVIAL]))
     return lines
 
 
@@ -195,7 +191,7 @@ def _reached(yes: bool) -> str:
 # ---- docs/replay.svg -----------------------------------------------------------------------------
 
 COLOURS = {
-    OURS: "#d62728", WITH_PROXY_RUNS: "#ff7f0e", KNOWING: "#888888", TRIVIAL: "#1f77b4",
+    OURS: "#d62728", KNOWING: "#888888", TRIVIAL: "#1f77b4",
     "tpe": "#2ca02c", "gp-as-shipped": "#9467bd",
     "tpe-as-shipped": "#8c564b", "random": "#e377c2", "grid": "#bcbd22",
     "history-pruning": "#17becf",

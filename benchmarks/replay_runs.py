@@ -4,12 +4,7 @@ from dataclasses import dataclass
 
 MEASURED, OWN = "measured sweeps", "own GPU grid"
 """Truths that are the same for every seed; all others are generated."""
-OURS, TRIVIAL, KNOWING, WITH_PROXY_RUNS = (
-    "cost-model",
-    "best-first",
-    "cost-model, family known",
-    "cost-model with proxy runs",
-)
+OURS, TRIVIAL, KNOWING = "cost-model", "best-first", "cost-model, family known"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,39 +8,23 @@ not legal, here it gets the nearest legal one.
 
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 
 import numpy as np
 import optuna
-from landscapes import JOBS, NUGGET_SD, Landscape, knowing_the_family, prepared
-from replay_runs import WITH_PROXY_RUNS
+from landscapes import JOBS, Landscape, knowing_the_family
 
-from planner.calibration.intervals import proxy_run_sd
-from planner.columns import LayoutBatch
-from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
 from planner.search.fit import OOM_LIMIT
 from planner.specs.layout import AC_KINDS
 from planner.specs.measurement import Measured, Measurement
 from planner.study.candidates import Candidates
-from planner.study.fidelity_options import ProbeCost
 from planner.study.posterior import Knowledge, Record
-from planner.study.proxy_runs import TWO_DEPTHS_SD, ProxyRuns
 from planner.study.samplers import FiniteSampler, SnappedSampler
 from planner.study.study import Budget, ProbeStudy, StudySettings
 from planner.study.trials import Trials
-from probes.proxy_runs import RUN_NOISE
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProxyRun:
-    """A question to a smaller layout that stands for the candidate of a row."""
-
-    row: int
-    num_gpus: int
-
-
-Ask = Generator[int | ProxyRun, Measured, None]
+Ask = Generator[int, Measured, None]
 START_SECONDS, STEPS = 60.0, 13
 # no planner can have this: see landscapes.knowing_the_family
 FAMILY_KNOWN = "cost-model, family known"
@@ -80,9 +64,6 @@ class Truth:
     memory_ratio: np.ndarray
     out_of_memory: np.ndarray
     noise_sd: float
-    # see landscapes.Landscape; None if only the layouts themselves ran
-    elsewhere: Callable[[Pricer, LayoutBatch], float] | None = None
-    proxy_runs: ProxyRuns | None = None
     # the candidates with the truth's own covariance as prior
     family: Callable[[], Candidates] | None = None
 
@@ -101,8 +82,6 @@ class Truth:
             memory_ratio=land.memory_ratio,
             out_of_memory=log_share > 0.0,
             noise_sd=noise_sd,
-            elsewhere=land.elsewhere,
-            proxy_runs=proxy_runs_of(land.job),
             family=partial(knowing_the_family, land.job, land.error),
         )
 
@@ -120,75 +99,6 @@ class Truth:
             for kind, column in self.candidates.memory.items()
         }
         return Measured(rung="probed", step_seconds=seconds, **memory)
-
-    def proxy_run(self, asked: ProxyRun, rng: np.random.Generator) -> Measured:
-        """A run of the smaller layout by the same laws, read as by `probes.proxy_runs.extrapolate`.
-
-        The difference between the two layouts on paper is added, with the error that is
-        claimed for it.
-        """
-        assert self.elsewhere is not None, "only what follows laws can be asked elsewhere"
-        assert self.proxy_runs is not None, "only what follows laws can be asked elsewhere"
-        small, pricer = next(
-            found
-            for found in self.proxy_runs.smaller(asked.row)
-            if found[0].num_gpus == asked.num_gpus
-        )
-        option = next(
-            option
-            for option in self.proxy_runs.options(asked.row)
-            if option.num_gpus == asked.num_gpus
-        )
-        batch = LayoutBatch.from_layouts([small])
-        predicted, whole = (
-            float(pricer.price(batch).step_seconds[0]),
-            float(np.exp(self.candidates.prior.log_seconds[asked.row])),
-        )
-        # two shallower layouts run instead: their error for the whole depth
-        depths = TWO_DEPTHS_SD if option.runs == 2 else 0.0
-        nugget, noise = (
-            NUGGET_SD * rng.standard_normal(),
-            float(np.hypot(self.noise_sd, depths)) * rng.standard_normal(),
-        )
-        ran = predicted * float(np.exp(self.elsewhere(pricer, batch) + nugget + noise))
-        value = ran + whole - predicted if ran + whole > predicted else ran * whole / predicted
-        off = proxy_run_sd(self.proxy_runs.pricer.cluster, pricer.cluster, abs(value - ran) / value)
-        seconds = (
-            asked.num_gpus
-            * option.runs
-            * (START_SECONDS + STEPS * ran * option.step_seconds / predicted)
-        )
-        error = float(np.linalg.norm([RUN_NOISE * ran / value, depths * ran / value, off]))
-        numbers = {
-            "rung": "imitated",
-            "step_seconds": value,
-            "gpu_seconds": seconds,
-            "relative_error": {"step_seconds": error},
-        }
-        return Measured.model_validate(numbers)
-
-
-@cache
-def proxy_runs_of(name: str) -> ProxyRuns:
-    """Proxy runs of a landscape's job, on its own pool."""
-    pricer, candidates = prepared(name)
-    return ProxyRuns(pricer, candidates, pricer.cluster.num_gpus)
-
-
-def with_proxy_runs(truth: Truth, seed: int, probes: int) -> Ask:
-    """Our study as it is, proxy runs and the usual number of probes included, stopping rule off."""
-    fidelities = (truth.proxy_runs.fidelity(),) if truth.proxy_runs is not None else ()
-    budget = Budget(probes=min(probes, Budget().probes), gpu_seconds=1e15)
-    cost = ProbeCost(start_seconds=START_SECONDS, steps=STEPS)
-    study = ProbeStudy(
-        truth.candidates, StudySettings(seed=seed, budget=budget, fidelities=fidelities, cost=cost)
-    )
-    while (asked := study.ask()) is not None:
-        row = asked.row or 0
-        measured = (
-            yield row if asked.fidelity == "probed" else ProxyRun(row=row, num_gpus=asked.num_gpus)
-        )
-        study.tell(asked, Measurement(id="", created_at="", job=JOB, measured=measured))
 
 
 def product(sampler: str) -> "Strategy":
@@ -302,7 +212,6 @@ def _grid(candidates: Candidates, descending: tuple[str, ...] = ()) -> np.ndarra
 Strategy = Callable[[Candidates, int, int], Ask]
 STRATEGIES: Mapping[str, Strategy] = {
     "cost-model": product("cost-model"),
-    WITH_PROXY_RUNS: product("cost-model"),  # its truth answers proxy runs too
     FAMILY_KNOWN: product("cost-model"),
     "tpe": product("tpe"),
     "gp": product("gp"),

@@ -21,12 +21,12 @@ from itertools import pairwise, product
 
 import numpy as np
 from landscapes import JOBS, NOISE_SD, generate, prepared
-from replay_strategies import JOB, START_SECONDS, STEPS, ProxyRun, Truth
+from replay_strategies import JOB, START_SECONDS, STEPS, Truth
 from replay_sweeps import published_sweeps
 
 from planner.calibration.basis import unmeasured
 from planner.search.fit import OOM_LIMIT
-from planner.specs.measurement import Measured, Measurement
+from planner.specs.measurement import Measurement
 from planner.study.ask_tell import Event, StudyResult, run
 from planner.study.fidelity_options import ProbeCost
 from planner.study.isolating import isolating
@@ -61,7 +61,6 @@ class Played:
     outcome: StudyResult
     told: Sequence[tuple[int, float | None]]
     events: Sequence[Event]
-    proxy_runs: int
     pair: Pair | None = None
 
 
@@ -72,25 +71,15 @@ class Machine:
     truth: Truth
     rng: np.random.Generator
     told: list[tuple[int, float | None]] = field(default_factory=list)
-    proxy_runs: int = 0
 
     def measure(self, asked: Sequence[Proposal]) -> Iterator[tuple[Proposal, Measurement]]:
         """A `Measure`."""
         for one in asked:
             assert one.row is not None, "these studies time no kernels"
-            if one.fidelity == "probed":
-                numbers = self.truth.probe(one.row, self.rng)
-                self.told.append((one.row, numbers.step_seconds))
-            else:
-                numbers = self.truth.proxy_run(
-                    ProxyRun(row=one.row, num_gpus=one.num_gpus), self.rng
-                )
-                self.proxy_runs += 1
-            yield one, self._stored(numbers)
-
-    def _stored(self, numbers: Measured) -> Measurement:
-        name = f"m-{len(self.told)}-{self.proxy_runs}"
-        return Measurement(id=name, created_at="", job=JOB, measured=numbers)
+            numbers = self.truth.probe(one.row, self.rng)
+            self.told.append((one.row, numbers.step_seconds))
+            name = f"m-{len(self.told)}"
+            yield one, Measurement(id=name, created_at="", job=JOB, measured=numbers)
 
 
 def play(
@@ -107,26 +96,17 @@ def play(
     tolerance: the regret at which it stops; below 0 it spends all its probes.
     """
     machine, events = Machine(truth=truth, rng=np.random.default_rng([seed, 1])), list[Event]()
-    fidelities = (truth.proxy_runs.fidelity(),) if truth.proxy_runs is not None else ()
     settings = StudySettings(
         seed=seed,
         budget=Budget(probes=probes, gpu_seconds=1e15),
         tolerance=tolerance,
-        fidelities=fidelities,
         parallel=parallel,
         cost=ProbeCost(start_seconds=START_SECONDS, steps=STEPS),
         first=None if pair is None else pair.first,
         isolating=None if pair is None else pair.isolating,
     )
     outcome = run(truth.candidates, settings, machine.measure, on_event=events.append)
-    return Played(
-        name=truth.name,
-        outcome=outcome,
-        told=machine.told,
-        events=events,
-        proxy_runs=machine.proxy_runs,
-        pair=pair,
-    )
+    return Played(name=truth.name, outcome=outcome, told=machine.told, events=events, pair=pair)
 
 
 def surprising(name: str, seed: int, off: float) -> tuple[Truth, Pair]:
@@ -237,19 +217,18 @@ def main() -> None:
     for kind, played in studies(options.seeds, options.probes):
         found = violations(played)
         repeats = len(played.told) - len({row for row, _ in played.told})
-        tally = counts.setdefault(kind, [0, 0, 0, 0, 0])
+        tally = counts.setdefault(kind, [0, 0, 0, 0])
         ooms = sum(seconds is None for _, seconds in played.told)
-        for index, value in enumerate((1, len(played.told), repeats, played.proxy_runs, ooms)):
+        for index, value in enumerate((1, len(played.told), repeats, ooms)):
             tally[index] += value
         broken += len(found)
         if tally[0] % 10 == 0:
             print(f"{kind}: {tally[0]} studies so far", file=sys.stderr, flush=True)
         for line in found:
             print(f"{kind}, {played.name}: {line}")
-    for kind, (number, probes, repeats, proxy_runs, ooms) in counts.items():
+    for kind, (number, probes, repeats, ooms) in counts.items():
         print(
-            f"{kind}: {number} studies, {probes} probes ({repeats} repeats, {ooms} out of "
-            f"memory), {proxy_runs} smaller runs"
+            f"{kind}: {number} studies, {probes} probes ({repeats} repeats, {ooms} out of memory)"
         )
     print(
         f"{sum(tally[0] for tally in counts.values())} replayed studies, {broken} broken promises"

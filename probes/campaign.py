@@ -1,6 +1,6 @@
 """Asks a pool how one layout runs.
 
-The answer comes from one run, from emulated ranks of it, or from scaled-down proxy runs.
+The answer comes from one run, or from emulated ranks of it.
 """
 
 from collections.abc import Mapping
@@ -14,28 +14,24 @@ from planner.errors import Fault, ProbeError, SpecError
 from planner.intake.jobs import read_job
 from planner.rules import violations
 from planner.specs.job import Job
-from planner.specs.layout import Layout
 from planner.specs.measurement import Measured, Measurement
 from planner.specs.probe_trainers import ProbeTrainerName
 from planner.specs.validation import build
-from planner.units import counted
 from probes.emulate import combine, ranks_of_interest
 from probes.launch import Watch
 from probes.pools.capacity import Capacity, too_few
 from probes.pools.protocol import Pool
 from probes.protocol import MeasuredRun, OutOfMemory, ProbeResult, ProbeTask
-from probes.proxy_runs import ProxyPlan, extrapolate, plan_proxy_runs
 from probes.trainers import trainer_of
 
 MOST_KERNELS = 1000
+PROXY_GPUS = "imitate_gpus"  # of stored requests: the largest proxy run, which older releases made
 
 
 class ProbeRequest(BaseModel):
     """A layout to measure, and how. The other fields are those of `probes.protocol.ProbeTask`.
 
     job: a job with its layout; kernels are timed without one.
-    imitate_gpus: measure by scaled-down proxy runs on at most this many GPUs, even if the pool
-        could hold the layout.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -43,7 +39,6 @@ class ProbeRequest(BaseModel):
     job: dict[str, Any]
     trainer: ProbeTrainerName = "reference"
     emulate: bool = False
-    imitate_gpus: Annotated[int, Field(strict=True, ge=1)] | None = None
     pool: str = "local"
     warmup_steps: Annotated[int, Field(strict=True, ge=0, le=1000)] = 3
     steps: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 10
@@ -59,15 +54,6 @@ class ProbeRequest(BaseModel):
         Raises SpecError for a wrong request and for an impossible layout.
         """
         request = build(cls, values, "")
-        if request.imitate_gpus is not None and (request.emulate or request.kernels):
-            raise SpecError(
-                Fault(
-                    "imitate_gpus",
-                    request.imitate_gpus,
-                    "cannot be combined with emulate or kernels",
-                    "leave one of them out",
-                )
-            )
         job = read_job(request.job, allow_files=allow_files)
         kept = {
             key: value
@@ -94,9 +80,13 @@ class ProbeRequest(BaseModel):
                     for fault in broken
                 ]
             )
-        if request.imitate_gpus is not None:
-            _check_proxy_size(request.imitate_gpus, job.layout)
         return request.model_copy(update={"job": kept}), job
+
+    @classmethod
+    def of_record(cls, stored: Mapping[str, Any]) -> "tuple[ProbeRequest, Job]":
+        """A stored request, which an older release may have stored with fields of its own."""
+        values = {name: value for name, value in stored.items() if name != PROXY_GPUS}
+        return cls.from_user(values, allow_files=False)
 
     def task(self, job: Job, task_id: str, **more: Any) -> ProbeTask:
         """The task of one run."""
@@ -114,31 +104,6 @@ class ProbeRequest(BaseModel):
         )
         return ProbeTask.model_validate(
             {"id": task_id, "job": job.request, "device": device, **common, **more}
-        )
-
-
-def _check_proxy_size(num_gpus: int, layout: Layout) -> None:
-    """Raises SpecError if this many GPUs hold the layout itself, or not even one replica of it."""
-    replica = layout.tp * layout.cp * layout.pp
-    itself = "leave it out to run the layout itself"
-    if num_gpus >= layout.num_gpus:
-        raise SpecError(
-            Fault(
-                "imitate_gpus",
-                num_gpus,
-                f"must be fewer than the layout's {counted(layout.num_gpus, 'GPU')}",
-                itself,
-            )
-        )
-    if num_gpus < replica:
-        remedy = f"use at least {replica}" if replica < layout.num_gpus else itself
-        raise SpecError(
-            Fault(
-                "imitate_gpus",
-                num_gpus,
-                f"cannot hold one replica: tp x cp x pp is {replica}",
-                remedy,
-            )
         )
 
 
@@ -166,7 +131,7 @@ def _check_kernels(request: ProbeRequest) -> None:
 class ProbeAnswer:
     """What a request has measured.
 
-    measurements: those of the requested job first; empty if nothing was measured.
+    measurements: of the requested job; empty if nothing was measured.
     failed: the run that gave no numbers. Out of memory is both a measurement and a failed run.
     """
 
@@ -182,7 +147,6 @@ class Campaign:
 
     job: Job
     tasks: tuple[ProbeTask, ...]
-    proxy: ProxyPlan | None = None
     ranks: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -210,27 +174,9 @@ class Campaign:
             )
             notes = ("without a GPU: memory and counts only, no times",) if fake else ()
             return cls(job=job, tasks=tasks, ranks=ranks, notes=notes)
-        most = (
-            capacity.num_devices
-            if request.imitate_gpus is None
-            else min(request.imitate_gpus, capacity.num_devices)
-        )
-        if job.layout.num_gpus <= most:
-            return cls(job=job, tasks=(request.task(job, probe_id),))
-        proxy = plan_proxy_runs(job, most) if most else None
-        if proxy is None and most < capacity.num_devices:
-            few = f"{counted(most, 'GPU')} or fewer" if most > 1 else "1 GPU"
-            raise ProbeError(
-                f"no smaller layout on {few} resembles {job.layout.short()}; allow more, or run "
-                "it whole"
-            )
-        if proxy is None:
+        if job.layout.num_gpus > capacity.num_devices:
             raise too_few(job.layout.num_gpus, capacity)
-        tasks = tuple(
-            request.task(small, f"{probe_id}-small{number}")
-            for number, small in enumerate(proxy.runs, start=1)
-        )
-        return cls(job=job, tasks=tasks, proxy=proxy, notes=(proxy.why,))
+        return cls(job=job, tasks=(request.task(job, probe_id),))
 
     def run(self, pool: Pool, watch: Watch) -> ProbeAnswer:
         """Runs all tasks in order; stops at the first that gives no numbers."""
@@ -239,9 +185,7 @@ class Campaign:
             result = pool.run(task, watch)
             results.append(result)
             if not isinstance(result.outcome, MeasuredRun):
-                # a proxy run that fails says nothing about this job
-                whole = self.proxy is None and not task.kernels
-                measured = isinstance(result.outcome, OutOfMemory) and whole
+                measured = isinstance(result.outcome, OutOfMemory) and not task.kernels
                 known = (result.measurement(),) if measured else ()
                 return ProbeAnswer(
                     results=tuple(results), measurements=known, failed=result, notes=self.notes
@@ -251,7 +195,7 @@ class Campaign:
         )
 
     def read(self, results: list[ProbeResult]) -> tuple[Measurement, ...]:
-        """Measurements of complete runs: first the requested job, then its proxy runs."""
+        """Measurements of complete runs."""
         if self.tasks[0].kernels:
             return ()  # timings are in the result; they are not a run of a layout
         each = tuple(result.measurement() for result in results)
@@ -267,11 +211,6 @@ class Campaign:
                     results,
                 ),
             )
-        if self.proxy is not None:
-            whole = extrapolate(
-                self.proxy, [one.measured for one in each], [one.id for one in each]
-            )
-            return (self._whole(whole, results), *each)
         return each
 
     def _whole(self, numbers: Measured, results: list[ProbeResult]) -> Measurement:

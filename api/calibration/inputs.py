@@ -153,7 +153,7 @@ def agree(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
 def job_of_kernels(probe: ProbeRecord) -> "Job | None":
     """The job whose kernels were timed; None where today's rules refuse the request."""
     try:
-        return ProbeRequest.from_user(probe.request, allow_files=False)[1]
+        return ProbeRequest.of_record(probe.request)[1]
     except SpecError as error:
         log.warning("kernels of %s are left out: %s", probe.id, error)
         return None

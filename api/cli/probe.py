@@ -48,10 +48,6 @@ def command(
             "--emulate", help="One process stands for a rank; communication comes from the model."
         ),
     ] = False,
-    imitate_gpus: Annotated[
-        int | None,
-        typer.Option(help="By smaller layouts on at most so many GPUs, also where all are there."),
-    ] = None,
     steps: Annotated[int | None, typer.Option(help="Timed steps; 10 unless given.")] = None,
     warmup: Annotated[int, typer.Option(help="Steps before them.")] = 3,
     time_limit: Annotated[
@@ -71,7 +67,6 @@ def command(
     given = {"pool": pool, "trainer": trainer, "steps": steps}  # else the job's own `probe` says it
     options = {
         "emulate": emulate,
-        "imitate_gpus": imitate_gpus,
         "warmup_steps": warmup,
         "time_limit_seconds": time_limit,
         "breakdown": breakdown,

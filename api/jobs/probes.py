@@ -24,12 +24,12 @@ from api.storage.records import OPEN, ProbeEnd, ProbeFilter, ProbeRecord, TaskRe
 from api.storage.room import Room
 from api.wiring import Wiring
 from planner.calibration.kernels import KernelShape
-from planner.errors import ConflictError, NotFoundError, PlannerError, SpecError
+from planner.errors import ConflictError, NotFoundError, PlannerError, ProbeError, SpecError
 from planner.specs.job import Job
 from planner.specs.measurement import question_hash
 from planner.units import counted
 from probes import guardian
-from probes.campaign import Campaign, ProbeAnswer, ProbeRequest
+from probes.campaign import PROXY_GPUS, Campaign, ProbeAnswer, ProbeRequest
 from probes.folder import BEGIN, TASK
 from probes.launch import Watch
 from probes.outcome import conclude
@@ -72,9 +72,7 @@ class RequestedProbe:
     @property
     def devices(self) -> int:
         """Devices of the pool that it occupies."""
-        if self.request.emulate:
-            return 1
-        return min(self.num_gpus, self.request.imitate_gpus or self.num_gpus)
+        return 1 if self.request.emulate else self.num_gpus
 
     @property
     def subject(self) -> str:
@@ -251,10 +249,14 @@ def run_probe(
         try:
             watched = replace(watch, progress=progress, folder=folder)
             request, job = (
-                ProbeRequest.from_user(record.request, allow_files=False)
+                ProbeRequest.of_record(record.request)
                 if requested is None
                 else (requested.request, requested.job)
             )
+            if record.request.get(PROXY_GPUS):
+                raise ProbeError(
+                    "proxy runs are made no more; probe the layout itself, or emulate it"
+                )
             used = pool or wiring.pool(request.pool)
             campaign = Campaign.of(request, job, record.id, used.capacity(job.cluster))
             answer = campaign.run(used, watched)

@@ -3,7 +3,7 @@
 A study whose process crashed goes on with what it has measured.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 from api.asker import asker
@@ -22,7 +22,6 @@ from api.storage.records import EndState, PlanLabels, TaskEnd, TaskFilter, TaskR
 from planner.errors import PlannerError, StoreError
 from planner.intake.jobs import read_job
 from planner.specs.job import Job
-from planner.specs.measurement import Measurement
 from probes.preflight import Need
 
 if TYPE_CHECKING:
@@ -157,7 +156,6 @@ def _plan(probes: StudyProbes) -> "Plan":
         should_stop=probes.observer.stop.is_set,
         num_devices=capacity.num_devices,
         emulates=real and capacity.emulates and capacity.device == "cuda",
-        proxy_runs=real,
         steps=job.probe.steps + WARMUP_STEPS,
         refuses=probes.refusal if real else None,
         micro=MicroPlan(
@@ -166,7 +164,7 @@ def _plan(probes: StudyProbes) -> "Plan":
             gpu_seconds_before=own.micro_gpu_seconds,
         ),
     )
-    counted_here = {name for one in known for name in _measured_in(one)}
+    counted_here = {one.id for one in known}
     plan = recommend(
         job,
         ports=wiring.ports,
@@ -179,12 +177,3 @@ def _plan(probes: StudyProbes) -> "Plan":
     )
     probes.update_calibration()
     return plan
-
-
-def _measured_in(one: Measurement) -> Iterator[str]:
-    """Ids of a measurement and of the smaller runs that it was extrapolated from."""
-    yield one.id
-    smaller = (one.measured.model_extra or {}).get("imitated_by")
-    for small in smaller if isinstance(smaller, list) else ():  # an imported row may hold anything
-        if isinstance(small, Mapping) and isinstance(small.get("measurement"), str):
-            yield small["measurement"]

@@ -106,7 +106,6 @@ class StudyProbes:
         request = {
             "job": job_with_layout(self.job.request, question.layout, question.layout.num_gpus),
             "emulate": question.fidelity == "emulated",
-            "imitate_gpus": question.num_gpus if question.fidelity == "imitated" else None,
             "pool": self.job.probe.pool,
             "trainer": self.job.probe.trainer,
             "steps": self.job.probe.steps,
@@ -164,10 +163,11 @@ class StudyProbes:
             return None
         if record.measurement_id is not None:
             found = self.wiring.measurements.get(record.measurement_id)
-            return found if found.refused is None else _not_believed(found)
+            believed = found.refused is None and found.measured.rung != "imitated"
+            return found if believed else _not_believed(found)
         if record.state not in ("failed", "cancelled"):
             return None
-        request, job = ProbeRequest.from_user(record.request, allow_files=False)
+        request, job = ProbeRequest.of_record(record.request)
         failure = FailureKind.INTERRUPTED.value if record.state == "cancelled" else record.failure
         numbers = Measured(
             status="failed",
@@ -251,7 +251,11 @@ class StudyProbes:
                     f"{counted(stale.runs, 'run')} of this job from before {stale.since[:10]} "
                     f"{'are' if stale.runs > 1 else 'is'} left out as stale: {stale.statement}"
                 )
-            yield from (one for one in found if one.measured.status in ("ok", "oom"))
+            yield from (
+                one
+                for one in found
+                if one.measured.status in ("ok", "oom") and one.measured.rung != "imitated"
+            )
 
     def done_before(self) -> "DoneBefore":
         """What this study has measured already: it counts against its budget."""
@@ -306,7 +310,7 @@ def _without_blame(measurement: Measurement) -> Measurement:
 
 
 def _not_believed(measurement: Measurement) -> Measurement:
-    """The measurement without its numbers: they rank no layout."""
+    """The measurement without its numbers: they rank no layout, nor do extrapolated ones."""
     numbers = Measured(
         status="failed",
         rung=measurement.measured.rung,
@@ -333,9 +337,7 @@ def _question_of(record: ProbeRecord, events: Sequence[TaskEvent]) -> Mapping[st
 
 
 def _rung_of(request: ProbeRequest) -> Rung:
-    if request.emulate:
-        return "emulated"
-    return "probed" if request.imitate_gpus is None else "imitated"
+    return "emulated" if request.emulate else "probed"
 
 
 def event_body(event: "Event") -> dict[str, Any]:

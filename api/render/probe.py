@@ -107,12 +107,6 @@ def _about(measurement: Measurement) -> str:
         words.append(
             f"of which {seconds(sum(added.values()))} communication and bubble from the cost model"
         )
-    if numbers.rung == "imitated":
-        errors = extra.get("relative_error") or {}
-        words.append(
-            "estimated error "
-            + ", ".join(f"{name.split('_')[0]} {value:.1%}" for name, value in errors.items())
-        )
     if numbers.gpu_seconds:
         words.append(f"{numbers.gpu_seconds:,.0f} GPU-seconds")
     software = ", ".join(f"{name} {version}" for name, version in measurement.software.items())

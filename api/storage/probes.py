@@ -12,15 +12,13 @@ from api.storage.queue import SqlQueue
 from api.storage.records import ProbeEnd, ProbeFilter, ProbeRecord
 from api.storage.tables import ProbeRow
 
-MOST_RANKS, MOST_DEPTHS = 3, 2  # runs of an emulation, of a proxy run, one after the other
+MOST_RANKS = 3  # that an emulation runs, one after the other
 
 
 def most_gpu_seconds(request: Mapping[str, Any], num_gpus: int) -> float:
     """GPU-seconds that a probe uses at most: its time limit, on its GPUs, for all its runs."""
-    emulated, proxy_gpus = request.get("emulate"), request.get("imitate_gpus")
-    runs = MOST_RANKS if emulated else MOST_DEPTHS if proxy_gpus else 1
-    gpus = 1 if emulated else min(num_gpus, proxy_gpus or num_gpus)
-    return float(request["time_limit_seconds"]) * runs * gpus
+    times = MOST_RANKS if request.get("emulate") else num_gpus
+    return float(request["time_limit_seconds"]) * times
 
 
 def gpu_seconds_of(record: ProbeRecord) -> float:
@@ -32,8 +30,7 @@ def gpu_seconds_of(record: ProbeRecord) -> float:
     if record.results or record.started_at is None or record.finished_at is None:
         return sum(float(result["gpu_seconds"]) for result in record.results)
     most = most_gpu_seconds(record.request, record.num_gpus)
-    emulated, proxy_gpus = record.request.get("emulate"), record.request.get("imitate_gpus")
-    gpus = 1 if emulated else min(record.num_gpus, proxy_gpus or record.num_gpus)
+    gpus = 1 if record.request.get("emulate") else record.num_gpus
     return min((record.finished_at - record.started_at).total_seconds() * gpus, most)
 
 

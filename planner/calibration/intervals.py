@@ -31,25 +31,8 @@ from planner.specs.cluster import ClusterSpec
 
 JITTER = 1e-9  # on the diagonal of a covariance that one's own runs may have left without variance
 TWO_SIDED_90 = 1.6448536269514722  # 95th percentile of the standard normal
-# Judgements of how much a run on fewer GPUs shows about a layout, checked on laws other than ours
-# (`benchmarks/replay.py --proxy-runs`). What a larger world adds is mostly exposed communication,
-# which the model predicts worse than whole steps. Some of it is hidden on paper but not in truth,
-# mostly if one node stands for several.
-ADDED_SD = 0.3
-OTHER_SIZE_SD = 0.008
-ONE_NODE_SD = 0.03
 
 Pair = tuple[FloatColumn, FloatColumn]
-
-
-def proxy_run_sd(whole: ClusterSpec, small: ClusterSpec, added: float) -> float:
-    """Relative standard deviation of a step extrapolated from a smaller world.
-
-    Run-to-run noise is left out.
-    added: share of the step that the small run does not show.
-    """
-    alone = ONE_NODE_SD if small.num_nodes == 1 < whole.num_nodes else 0.0
-    return float(np.linalg.norm([ADDED_SD * added, OTHER_SIZE_SD, alone]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,5 @@
 """A layout: what a search chooses. It has one field for each row of the contract's table."""
 
-import math
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Annotated, Literal
@@ -185,25 +184,6 @@ class Layout(BaseModel):
     def dp_degree(self) -> int:
         """Ranks that see different sequences."""
         return self.dp_replicate * self.dp_shard
-
-    def fewer_replicas(self) -> "list[Layout]":
-        """The same model-parallel layout on fewer data-parallel ranks, fewest first.
-
-        It tries every divisor of each axis. Of equal sizes, the one that shards more comes first.
-        """
-        sizes = [
-            (replicate, shard)
-            for replicate in _divisors(self.dp_replicate)
-            for shard in _divisors(self.dp_shard)
-        ]
-        smaller = sorted(
-            (size for size in sizes if math.prod(size) < self.dp_degree),
-            key=lambda size: (math.prod(size), -size[1]),
-        )
-        return [
-            self.model_copy(update={"dp_replicate": replicate, "dp_shard": shard})
-            for replicate, shard in smaller
-        ]
 
     def num_microbatches(self, global_batch_size: int) -> int:
         """Microbatches (or accumulation steps) a step: global batch / (microbatch x DP degree)."""

@@ -28,7 +28,7 @@ from planner.study.study import (
     Spent,
     StudySettings,
 )
-from planner.units import counted, format_seconds
+from planner.units import format_seconds
 
 SHOWN = 20
 
@@ -243,14 +243,6 @@ def _fidelity_note(measured: Measured) -> str:
     if measured.rung in FULL_FIDELITY:
         return ""
     said, error = str(measured.rung), claimed_error(measured, "step_seconds")
-    by = (measured.model_extra or {}).get("imitated_by")
-    sizes = (
-        {small["num_gpus"] for small in by if isinstance(small, Mapping) and "num_gpus" in small}
-        if isinstance(by, list)
-        else set()
-    )
-    if sizes:
-        said += f" on {counted(max(sizes), 'GPU')}"
     return f" ({said}, ± {error:.0%})" if error is not None else f" ({said})"
 
 

@@ -1,7 +1,7 @@
 """Which fidelity to evaluate a candidate at: the one with the most expected gain per GPU-second.
 
-Fidelities from cheap to exact: a micro-probe of kernels, one emulated rank, a scaled-down proxy
-run, the layout itself. Gains are in log step seconds, about a share of the step.
+Fidelities from cheap to exact: a micro-probe of kernels, one emulated rank, the layout itself.
+Gains are in log step seconds, about a share of the step.
 Pure functions of the posterior of one candidate, costs and variances.
 Letters: N candidates, Z nodes of a quadrature over a standard normal, Q shared directions.
 """

@@ -108,10 +108,7 @@ class Fidelities:
     ) -> None:
         """Records the seconds that each run took besides its steps. num_gpus: of the layout."""
         extra: Mapping[str, Any] = measured.model_extra or {}
-        runs = [
-            (one["num_gpus"], one["step_seconds"] or 0.0) for one in extra.get("imitated_by") or ()
-        ]
-        runs = runs or [(1, one["step_seconds"] or 0.0) for one in extra.get("ranks") or ()]
+        runs = [(1, one["step_seconds"] or 0.0) for one in extra.get("ranks") or ()]
         runs = runs or [(num_gpus, measured.step_seconds or 0.0)]
         rest = gpu_seconds - sum(held * self.cost.steps * seconds for held, seconds in runs)
         (self.low_fidelity_starts if low_fidelity else self.starts).append(

@@ -24,7 +24,6 @@ from planner.study.fidelity import MicroProbe, ObservedEffect
 from planner.study.fidelity_options import FidelityOption, LowFidelity, ProbeCost
 from planner.study.isolating import Isolating, isolating, measures
 from planner.study.kernel_timings import StudyKernels
-from planner.study.proxy_runs import ProxyRuns
 from planner.study.samplers import layout_of
 from planner.study.study import Budget, MicroResult, Proposal, StudySettings
 
@@ -72,7 +71,6 @@ class Probing:
     known, resumed, reasons, as_probes: see `planner.study.ask_tell.run`.
     num_devices: of the pool; larger layouts get only low-fidelity evaluations.
     emulates: whether the pool can run one rank of a layout by itself on a GPU.
-    proxy_runs: whether it can run layouts on fewer GPUs.
     micro: kernel timings as another fidelity.
     parallel: whole layouts at once.
     refuses: why the program that runs probes cannot run a layout; None if it can.
@@ -87,7 +85,6 @@ class Probing:
     on_event: Callable[[Event], None] | None = None
     should_stop: Callable[[], bool] | None = None
     emulates: bool = False
-    proxy_runs: bool = False
     refuses: Callable[[Layout], str | None] | None = None
     micro: MicroPlan | None = None
     parallel: int = 1
@@ -234,12 +231,9 @@ SIZES = ("dp_replicate", "dp_shard", "micro_batch_size", "split", "ac_value", "v
 def _fidelities(
     pricer: Pricer, candidates: Candidates, probing: Probing
 ) -> tuple[LowFidelity, ...]:
-    if pricer.cluster.num_gpus == 1:
+    if pricer.cluster.num_gpus == 1 or not probing.emulates:
         return ()
-    fidelities = [emulation(candidates)] if probing.emulates else []
-    if probing.proxy_runs:
-        fidelities.append(ProxyRuns(pricer, candidates, probing.num_devices).fidelity())
-    return tuple(fidelities)
+    return (emulation(candidates),)
 
 
 def emulation(candidates: Candidates) -> LowFidelity:

@@ -22,9 +22,7 @@ from planner.study.surrogate import ErrorPosterior, Observation, condition
 # the spread of its steps comes on top
 RUN_SD = 0.01
 FULL_FIDELITY = ("probed", "published")  # the layout itself ran, in full
-# the stored name of a scaled-down proxy run; its failure or out of memory does not apply
-# to the layout
-PROXY = "imitated"
+PROXY = "imitated"  # other layers or GPUs ran: out of memory says nothing of the layout
 MEMORY_RUN_SD = 0.002
 MOST_CLAIMED = 10.0  # a relative error above it is a mistake
 TRUSTED_SD = 0.1  # judgement: a low-fidelity result with a larger error makes no winner

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Self
 
-from planner.errors import SpecError
 from planner.export.base import Export
 from planner.export.torchtitan import WRITTEN, export
 from planner.specs.job import Job
@@ -26,7 +25,7 @@ from planner.specs.model import ModelSpec
 from probes.failures import Evidence
 from probes.programs import Program
 from probes.protocol import Environment, Failed, FailureKind, Outcome, ProbeTask
-from probes.proxy_runs import shallower
+from probes.reference.recipe import with_layers
 from probes.trainers.titan_data import ASSETS, DATA, MIN_VOCAB, data_files
 from probes.trainers.titan_outcome import TitanProbe, read_outcome
 
@@ -308,11 +307,8 @@ def _model(job: Job, task: ProbeTask) -> ModelSpec:
     """
     if task.num_layers is None or task.num_layers == job.model.num_hidden_layers:
         return job.model
-    model = shallower(job.model, task.num_layers)
-    clashes = model.clashes()
-    if clashes:
-        raise SpecError(clashes)
-    return model
+    model = with_layers(job.model, task.num_layers)
+    return model.model_copy(update={"name": f"{model.name}-{task.num_layers}-layers"})
 
 
 def _export(job: Job, layout: Layout, task: ProbeTask, version: str) -> Export:

@@ -180,19 +180,6 @@ def test_emulated_ranks_without_a_gpu_tell_memory_alone(probe: Probe) -> None:
 
 
 @pytest.mark.slow
-def test_a_smaller_layout_stands_for_one_that_the_pool_holds(probe: Probe) -> None:
-    job = {**JOB, "cluster": {"gpu": "cpu", "num_gpus": 4}, "layout": {"dp_shard": 4, "ac": "none"}}
-    job["training"] = {"seq_len": 64, "global_batch_size": 16}
-    done = probe("", "--imitate-gpus", "2", job=job)
-    assert done.returncode == 0, done.stderr
-    assert "proxy runs on 2 of 4 GPUs" in done.stderr
-    assert "imitated, 3 timed steps; estimated error step" in done.stdout
-    wrong = probe("", "--imitate-gpus", "4", job=job)
-    assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
-    assert "imitate_gpus=4: must be fewer than the layout's 4 GPUs" in wrong.stderr
-
-
-@pytest.mark.slow
 def test_the_best_of_a_plan(cli: Cli, tmp_path: Path, surroundings: dict[str, str]) -> None:
     (tmp_path / "job.json").write_text(
         json.dumps({key: JOB[key] for key in ("model", "cluster", "training")})

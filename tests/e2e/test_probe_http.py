@@ -118,21 +118,6 @@ def test_a_probe_is_queued_run_and_found(make: Make, migrated_url: str) -> None:
     ] == [row]
 
 
-@pytest.mark.slow
-def test_a_layout_can_be_imitated_by_a_smaller_one(make: Make) -> None:
-    needed("torch")
-    client = make()
-    answer = client.post("/probes", json={"job": BARE, "steps": 3, "imitate_gpus": 1})
-    assert answer.status_code == 202, answer.text
-    done = ended(client, answer.headers["location"])
-    assert (done["state"], done["request"]["imitate_gpus"]) == ("done", 1)
-    row = client.get(f"/measurements/{done['measurement_id']}").json()
-    assert row["measured"]["rung"] == "imitated"
-    assert set(row["measured"]["relative_error"]) >= {"step_seconds"}
-    fault = problem(client.post("/probes", json={"job": BARE, "imitate_gpus": 2}), 422)
-    assert fault["field"] == "imitate_gpus"
-
-
 def test_what_is_no_kernel_is_refused_at_once(make: Make) -> None:
     bare = {key: value for key, value in BARE.items() if key != "layout"}
     kernel = {"kind": "collective", "name": "all-gather", "sizes": {"bytes": 1024}}

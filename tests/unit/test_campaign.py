@@ -1,22 +1,24 @@
-"""How a request is answered: directly, by emulated ranks, or by scaled-down proxy runs,
-with the error that is claimed.
-"""
+"""How a request is answered: directly, or by emulated ranks."""
 
-import math
 from collections.abc import Callable
-from itertools import pairwise
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from api.jobs.observer import Observer
+from api.jobs.probes import enqueue, probe_of_job, run_probe
+from api.jobs.study_probes import StudyProbes
+from api.settings import Settings
+from api.wiring import wire
 from planner.errors import ProbeError, SpecError
 from planner.estimates import estimate_job
 from planner.intake.jobs import read_job
-from planner.rules import violations
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import Estimate
-from planner.specs.measurement import Measured
-from probes.campaign import Campaign, ProbeAnswer, ProbeRequest
+from planner.specs.measurement import Measured, Measurement
+from probes.campaign import PROXY_GPUS, Campaign, ProbeAnswer, ProbeRequest
 from probes.emulate import ranks_of_interest
 from probes.launch import Watch
 from probes.pools.capacity import Capacity
@@ -32,7 +34,6 @@ from probes.protocol import (
     ProbeTask,
     RankMemory,
 )
-from probes.proxy_runs import MEDIAN_FACTOR, extrapolate, fewer_layers, period, plan_proxy_runs
 
 World = Callable[[ProbeTask], Outcome]
 
@@ -227,204 +228,47 @@ class TestEmulated:
         assert numbers.peak_allocated_bytes
 
 
-BIG = [
-    ("llama3-8b", 64, {"dp_shard": 64, "ac": "full"}, 1),
-    ("llama3-8b", 32, {"dp_replicate": 4, "dp_shard": 8, "ac": "full"}, 8),
-    ("llama3-70b", 256, {"dp_shard": 32, "tp": 8, "ac": "full"}, 8),
-    ("llama3-70b", 512, {"dp_shard": 16, "tp": 8, "pp": 4, "ac": "full"}, 32),
-    ("mixtral-8x7b", 64, {"dp_shard": 64, "ep": 8, "ac": "full"}, 8),
-    ("gemma2-9b", 64, {"dp_shard": 64, "ac": "full"}, 1),
-    ("deepseek-v2-lite", 64, {"dp_shard": 64, "ep": 8, "ac": "full"}, 8),
-]
-
-
-class TestImitated:
-    @pytest.mark.parametrize(
-        ("model", "num_gpus", "layout", "devices"),
-        [BIG[0], *(pytest.param(*case, marks=pytest.mark.slow) for case in BIG[1:])],
-    )
-    def test_small_runs_are_legal_fit_and_differ_by_equal_layers(
-        self, model: str, num_gpus: int, layout: dict[str, Any], devices: int
-    ) -> None:
-        big = read_job(job(model, num_gpus, layout))
-        proxy = plan_proxy_runs(big, devices)
-        for small in proxy.runs:
-            assert violations(small.layout, small.model, small.cluster, small.training) == []
-            assert small.cluster.num_gpus <= devices
-            assert estimate_job(small).fits
-            assert (small.layout.tp, small.layout.cp, small.layout.pp, small.layout.ac) == (
-                big.layout.tp,
-                big.layout.cp,
-                big.layout.pp,
-                big.layout.ac,
-            )
-            here, there = (
-                one.training.global_batch_size / (one.layout.dp_degree if one.layout else 1)
-                for one in (small, big)
-            )
-            assert here == there
-        depths = [small.model.num_hidden_layers for small in proxy.runs] + [
-            big.model.num_hidden_layers
-        ]
-        assert all(
-            (deeper - shallower) % period(big.model) == 0 for shallower, deeper in pairwise(depths)
-        )
-        for shallower, deeper in pairwise(proxy.runs):
-            added = [
-                kind for kind in deeper.model.layer_kinds()[shallower.model.num_hidden_layers :]
-            ]
-            assert set(added) <= set(big.model.layer_kinds()[-period(big.model) :])
-
-    @pytest.mark.parametrize(
-        ("model", "num_gpus", "layout", "devices"),
-        [BIG[0], *(pytest.param(*case, marks=pytest.mark.slow) for case in BIG[1:])],
-    )
-    def test_in_a_world_like_the_model_it_is_right_within_its_own_error(
-        self, model: str, num_gpus: int, layout: dict[str, Any], devices: int
-    ) -> None:
-        values = job(model, num_gpus, layout)
-        numbers = numbers_of(ask(values, FakePool(devices, as_predicted())))
-        estimate, claimed = (
-            estimate_job(read_job(values)),
-            (numbers.model_extra or {})["relative_error"],
-        )
-        for key in ("step_seconds", "peak_allocated_bytes", "peak_reserved_bytes", "device_bytes"):
-            error = abs(getattr(numbers, key) / getattr(estimate, key) - 1.0)
-            assert error <= 2 * claimed[key] + 1e-9, (key, error, claimed[key])
-            assert claimed[key] < 0.35, (key, claimed[key])
-        assert numbers.rung == "imitated"
-
-    def test_slower_compute_shows_in_full(self) -> None:
-        values = job("llama3-8b", 32, {"dp_replicate": 4, "dp_shard": 8, "ac": "full"})
-        estimate = estimate_job(read_job(values))
-        numbers = numbers_of(ask(values, FakePool(8, as_predicted(1.3))))
-        assert estimate.step_seconds is not None
-        proxy = plan_proxy_runs(read_job(values), 8)
-        small = estimate_job(proxy.runs[0]).step_seconds
-        assert small is not None
-        between_replicas = estimate.step_seconds - small  # no run shows it: the model adds it
-        assert numbers.step_seconds == pytest.approx(1.3 * small + between_replicas, rel=0.01)
-
-    def test_noise_is_magnified_by_the_distance(self) -> None:
-        # On one node: what more nodes add is the model's own doubt, and drowns the noise.
-        values = job("llama3-8b", 8, {"dp_shard": 8, "ac": "full"})
-        values["training"] |= {"trainer_version": "0.2.2"}
-        proxy = plan_proxy_runs(read_job(values), 1)
-        assert len(proxy.runs) == 2
-
-        def claimed(spread: float) -> float:
-            runs = []
-            for small in proxy.runs:
-                seconds = estimate_job(small).step_seconds
-                assert seconds is not None
-                runs.append(
-                    Measured(step_seconds=seconds, step_seconds_sd=spread * seconds, steps=10)
-                )
-            guess = extrapolate(proxy, runs, ["a", "b"])
-            assert guess.peak_allocated_bytes is None
-            return float((guess.model_extra or {})["relative_error"]["step_seconds"])
-
-        assert claimed(0.2) > 2 * claimed(0.0) > 0
-        of_one_run = 0.2 * MEDIAN_FACTOR / math.sqrt(10)
-        assert claimed(0.2) ** 2 - claimed(0.0) ** 2 > (1.2 * of_one_run) ** 2
-
-    def test_its_small_runs_are_measurements_of_their_own(self) -> None:
-        answer = ask(
-            job("llama3-8b", 64, {"dp_shard": 64, "ac": "full"}), FakePool(1, as_predicted())
-        )
-        whole, *small = answer.measurements
-        assert (whole.id, whole.job.cluster.num_gpus, len(small)) == ("probe-1", 64, 2)
-        assert [one.measured.rung for one in small] == ["probed", "probed"]
-        assert [one.job.model.num_hidden_layers for one in small] == [
-            one["num_layers"] for one in (whole.measured.model_extra or {})["imitated_by"]
-        ]
-        assert "proxy runs on 1 of 64 GPUs, 32 layers by" in answer.notes[0]
-
-    def test_a_small_run_out_of_memory_says_nothing_of_the_big_one(self) -> None:
-        pool = FakePool(
-            1, lambda task: OutOfMemory(rank=0, attempted_bytes=1, allocated_bytes=1, message="out")
-        )
-        answer = ask(job("llama3-8b", 64, {"dp_shard": 64, "ac": "full"}), pool)
-        assert (answer.measurements, answer.failed is not None) == ((), True)
-
-    def test_asked_for_it_imitates_where_the_pool_holds_the_layout_too(self) -> None:
-        values = job("llama3-8b", 32, {"dp_replicate": 4, "dp_shard": 8, "ac": "full"})
-        pool = FakePool(64, as_predicted())
-        answer = ask(values, pool, imitate_gpus=12)
-        assert [task.parsed().cluster.num_gpus for task in pool.tasks] == [8], (
-            "the largest legal size within it"
-        )
-        whole, small = answer.measurements
-        assert (whole.measured.rung, whole.job.cluster.num_gpus) == ("imitated", 32)
-        (by,) = (whole.measured.model_extra or {})["imitated_by"]
-        assert (by["measurement"], by["num_gpus"]) == (small.id, 8)
-        few = FakePool(4, as_predicted())
-        ask(values, few, imitate_gpus=12)
-        assert {task.parsed().cluster.num_gpus for task in few.tasks} == {4}, (
-            "the pool is a limit too"
-        )
-
-    @pytest.mark.parametrize(("num_gpus", "few"), [(4, "4 GPUs or fewer"), (1, "1 GPU")])
-    def test_what_cannot_be_imitated_on_so_few_says_so(self, num_gpus: int, few: str) -> None:
-        values = job("mixtral-8x7b", 64, {"dp_shard": 64, "ep": 8, "ac": "full"})
-        with pytest.raises(
-            ProbeError, match=f"no smaller layout on {few} resembles fsdp 64 · ep 8"
-        ):
-            ask(values, FakePool(64, as_predicted()), imitate_gpus=num_gpus)
-
-    @pytest.mark.parametrize(
-        ("layout", "asked", "words"),
-        [
-            (
-                {"dp_shard": 8, "tp": 8},
-                {"imitate_gpus": 64},
-                "must be fewer than the layout's 64 GPUs; leave it out",
-            ),
-            (
-                {"dp_shard": 8, "tp": 8},
-                {"imitate_gpus": 8, "emulate": True},
-                "cannot be combined with emulate",
-            ),
-            ({"dp_shard": 8, "tp": 8}, {"imitate_gpus": 0}, "must be at least 1"),
-            (
-                {"dp_shard": 8, "tp": 8},
-                {"imitate_gpus": 7},
-                "cannot hold one replica: tp x cp x pp is 8; use at least 8",
-            ),
-            (
-                {"dp_shard": 4, "tp": 4, "cp": 2, "pp": 2},
-                {"imitate_gpus": 8},
-                "tp x cp x pp is 16; use at least 16",
-            ),
-            (
-                {"tp": 8, "pp": 8},
-                {"imitate_gpus": 8},
-                "tp x cp x pp is 64; leave it out to run the layout itself",
-            ),
-        ],
-    )
-    def test_an_impossible_wish_is_one_fault(
-        self, layout: dict[str, Any], asked: dict[str, Any], words: str
-    ) -> None:
-        with pytest.raises(SpecError) as raised:
-            ProbeRequest.from_user({"job": job("llama3-70b", 64, layout, batch=8), **asked})
-        (fault,) = raised.value.faults
-        assert fault.field == "imitate_gpus"
-        assert words in str(fault)
-
-    def test_model_parallelism_that_is_too_wide_cannot_be_imitated(self) -> None:
+class TestTooLarge:
+    def test_a_layout_that_the_pool_cannot_hold_is_refused_with_what_would_do(self) -> None:
         with pytest.raises(
             ProbeError, match="the layout needs 64 GPUs, this machine has 4; use --emulate"
         ):
             ask(job("llama3-70b", 64, {"dp_shard": 8, "tp": 8}), FakePool(4, as_predicted()))
 
-    def test_fewer_layers_keep_windows_and_dense_layers_in_place(self) -> None:
-        gemma = read_job(job("gemma2-9b", 8, {"dp_shard": 8}))
-        assert period(gemma.model) == 2
-        assert fewer_layers(gemma, 4).model.layer_kinds() == gemma.model.layer_kinds()[:4]
-        deepseek = read_job(job("deepseek-v2-lite", 8, {"dp_shard": 8}))
-        assert [kind.moe for kind in fewer_layers(deepseek, 3).model.layer_kinds()] == [
-            False,
-            True,
-            True,
-        ]
+
+def test_a_request_that_an_older_release_stored_is_read() -> None:
+    values = {"job": job("llama3-8b", 8, {"dp_shard": 8}), "steps": 7, PROXY_GPUS: 4}
+    request, read = ProbeRequest.of_record(values)
+    assert (request.steps, read.cluster.num_gpus) == (7, 8)
+    with pytest.raises(SpecError, match=PROXY_GPUS):  # nobody can ask for it now
+        ProbeRequest.from_user(values)
+
+
+def test_a_proxy_run_that_an_older_release_queued_is_not_made_of_the_whole_layout(
+    sqlite_url: str,
+) -> None:
+    wiring = wire(Settings(database_url=sqlite_url))
+    asked = probe_of_job({"job": job("llama3-8b", 8, {"dp_shard": 8})}, allow_files=False)
+    (record,) = enqueue(wiring, asked, max_attempts=1, ours=True)
+    older = replace(record, request={**record.request, PROXY_GPUS: 4})
+    pool = FakePool(8, as_predicted())
+    ended = run_probe(wiring, older, Watch(), pool=pool)
+    assert (ended.state, pool.tasks) == ("failed", [])
+    assert "proxy runs are made no more" in (ended.message or "")
+
+
+def test_what_an_older_release_extrapolated_teaches_a_study_nothing(sqlite_url: str) -> None:
+    wiring = wire(Settings(database_url=sqlite_url))
+    own = read_job(job("llama3-8b", 8, {"dp_shard": 8}))
+    numbers = Measured(status="ok", rung="imitated", step_seconds=4.0, gpu_seconds=9.0)
+    stored = Measurement(
+        id="m-1", created_at="2026-01-01T00:00:00+00:00", job=own, measured=numbers
+    )
+    wiring.measurements.add([stored])
+    claimed: Any = SimpleNamespace(record=SimpleNamespace(asked_by=None, id="plan-1"))
+    probes = StudyProbes(wiring=wiring, job=own, observer=Observer(), claimed=claimed)
+    assert list(probes.measured_before()) == []
+    record: Any = SimpleNamespace(request={}, measurement_id="m-1")
+    found = probes._measurement(record)
+    assert found is not None
+    assert (found.measured.step_seconds, found.measured.gpu_seconds) == (None, 9.0)

@@ -132,12 +132,11 @@ def imitated(
     """What a smaller layout says of this one, and how wrong it may be by its own word."""
     assert asked.row is not None
     seconds = float(np.exp(machine.log_seconds[asked.row] + off))
-    by = [{"num_gpus": asked.num_gpus, "step_seconds": seconds, "measurement": "small"}]
     numbers = {
         "rung": "imitated",
         "step_seconds": seconds,
         "gpu_seconds": asked.num_gpus * (30.0 + 13 * seconds),
-        "imitated_by": by,
+        "ranks": [{"step_seconds": seconds}] * asked.num_gpus,
         "relative_error": {"step_seconds": error, "peak_reserved_bytes": 0.05},
     }
     return measurement(asked, Measured.model_validate(numbers))

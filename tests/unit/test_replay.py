@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +18,12 @@ import replay
 import replay_studies
 from replay_report import document, out_of_memory, quantile_to_goal, regret_at
 from replay_runs import OURS, TRIVIAL
-from replay_strategies import (
-    FAMILY_KNOWN,
-    STRATEGIES,
-    WITH_PROXY_RUNS,
-    ProxyRun,
-    Truth,
-    with_proxy_runs,
-)
+from replay_strategies import FAMILY_KNOWN, STRATEGIES, Truth
 from replay_sweeps import own_sweeps, published_sweeps
 
 SMALL = "8B on 8 H100"
 TIE = 1e-4  # a hundredth of a percent of the best step
-QUICK = sorted(set(STRATEGIES) - {FAMILY_KNOWN, WITH_PROXY_RUNS, "gp", "gp-as-shipped"})
+QUICK = sorted(set(STRATEGIES) - {FAMILY_KNOWN, "gp", "gp-as-shipped"})
 
 
 @pytest.fixture(scope="module")
@@ -137,51 +129,6 @@ def test_strategies_ask_for_candidates_they_have_not_tried(name: str, truth: Tru
         rows.append(row)
         answer = truth.probe(row, rng)
     assert len(set(rows)) == 6 or name == "cost-model"
-
-
-@pytest.mark.slow
-def test_looks_follow_the_same_laws_and_claim_their_error() -> None:
-    """Over jobs and sizes they are off by what they claim, neither sure nor shy."""
-    shares = []
-    for name in ("8B on 64 H100", "13B on 64 A100"):
-        told = Truth.of_landscape(landscapes.generate(name, 0.10, 1), 0.01)
-        rng = np.random.default_rng(0)
-        for row in range(0, 200, 5):
-            for option in told.proxy_runs.options(row):
-                numbers = told.proxy_run(ProxyRun(row=row, num_gpus=option.num_gpus), rng)
-                claimed = (numbers.model_extra or {})["relative_error"]["step_seconds"]
-                shares.append(
-                    (np.log(numbers.step_seconds or 1.0) - told.log_seconds[row]) / claimed
-                )
-    assert len(shares) > 80
-    assert 0.6 < np.sqrt(np.mean(np.square(shares))) < 1.5
-
-
-@pytest.mark.slow
-def test_the_study_with_looks_pays_for_them_and_probes_no_more_than_it_may() -> None:
-    told = Truth.of_landscape(landscapes.generate("8B on 64 H100", 0.30, 2), 0.01)
-    run = replay.replay(told, WITH_PROXY_RUNS, 0, replay.GENERATED[2])
-    asked = list(played(told))
-    proxy_runs = [one for one in asked if isinstance(one, ProxyRun)]
-    assert 0 < len(proxy_runs) <= 20
-    assert run.probes == len(asked) - len(proxy_runs) <= 5
-    assert all(look.num_gpus < 64 for look in proxy_runs)
-
-
-def played(told: Truth) -> Iterator[int | ProxyRun]:
-    """What the study with proxy runs asks, in order."""
-    ask, rng = with_proxy_runs(told, 0, replay.PROBES), np.random.default_rng([0, 1])
-    asked = next(ask)
-    while True:
-        yield asked
-        try:
-            asked = ask.send(
-                told.proxy_run(asked, rng)
-                if isinstance(asked, ProxyRun)
-                else told.probe(asked, rng)
-            )
-        except StopIteration:
-            return
 
 
 def test_best_first_follows_the_model_alone(truth: Truth) -> None:
