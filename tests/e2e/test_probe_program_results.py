@@ -300,7 +300,7 @@ def test_the_first_cause_is_told_not_its_victim(tmp_path: Path) -> None:
     ],
 )
 def test_attempted_bytes(message: str, expected: int | None) -> None:
-    assert attempted_bytes(message) == expected
+    assert size_in(TRIED, message) == expected
 
 
 def test_kinds_are_given_only_where_they_are_sure() -> None:
