@@ -8,7 +8,6 @@ Exit status: 0 measured, 1 anything else.
 
 import json
 import os
-import re
 import sys
 import time
 import traceback

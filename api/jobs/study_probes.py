@@ -16,14 +16,7 @@ from api.storage.probes import gpu_seconds_of
 from api.storage.records import ProbeRecord, Subject, TaskEnd, TaskEvent, TaskRecord
 from planner.errors import PlannerError
 from planner.specs.job import Job
-from planner.specs.measurement import (
-    BLAMELESS,
-    MACHINE,
-    Measured,
-    Measurement,
-    Rung,
-    question_hash,
-)
+from planner.specs.measurement import BLAMELESS, MACHINE, Measured, Measurement, Rung, question_hash
 from planner.units import counted
 from probes.campaign import Campaign, ProbeRequest
 from probes.launch import Watch

@@ -6,7 +6,8 @@ Recognises the errors that only TorchTitan prints, before `probes.failures` rank
 import re
 from dataclasses import replace
 
-from probes.failures import Evidence, RankError, classify, known_cause, raised
+from probes.evidence import Evidence, RankError, raised
+from probes.failures import classify, known_cause
 from probes.protocol import Failed, FailureKind, OutOfMemory
 from probes.trainers.titan_log import ANSI, TitanLog
 

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from planner.estimates import estimate_job
+from probes.causes import TRIED, size_in
 from probes.protocol import Failed, FailureKind, MeasuredRun, OutOfMemory, ProbeResult
-from probes.worker import attempted_bytes, error_path, rank_error, write_atomically
+from probes.worker import error_path, rank_error, write_atomically
 from tests.conftest import ROOT, clean_environment, needed
 from tests.e2e.probe_jobs import task
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from planner.specs.measurement import BLAMELESS
-from probes.failures import Evidence, RankError, classify, read_errors, read_stacks
+from probes.evidence import Evidence, RankError, read_errors, read_stacks
+from probes.failures import classify
 from probes.outcome import kernel_log
 from probes.protocol import TAKEN_AWAY, Failed, FailureKind, OutOfMemory
 from probes.trainers.titan_failures import failure as titan_failure
@@ -291,7 +292,6 @@ class TestOutOfMemory:
         outcome = classify(replace(EXIT, log=log))
         assert isinstance(outcome, OutOfMemory)
         assert outcome.rank == 1
-
 
     OTHERS = (
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {tried}. GPU 0 has a total "
