@@ -71,7 +71,7 @@ COLD_START_SECONDS = 120.0  # first import of torch from a cold disk; judgement
 START_SECONDS, COMPILE_SECONDS = 10.0, 25.0  # of a process until its first step; judgement
 # of a case with fake tensors: 20 to 140, whatever the model would take on a GPU
 FAKE_SECONDS = 60.0
-NOT_YET = {FailureKind.INTERRUPTED, FailureKind.TIMEOUT}
+NOT_YET = {FailureKind.INTERRUPTED, FailureKind.TIMEOUT, FailureKind.FOREIGN}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -411,7 +411,7 @@ def run_cases(machine: Machine, left: list[Case], out: Path, until: float, run: 
                 and outcome.kind in NOT_YET
                 and took < machine.case_seconds
             ):
-                continue  # the survey's own time limit ended it: next time
+                continue  # the survey's own time limit ended it, or others had the GPU: next time
             with out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row_of(case, result, machine)) + "\n")
             added += 1

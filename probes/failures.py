@@ -7,53 +7,31 @@ So causes are ranked, and the earliest of the best rank is reported:
 3. ranks that timed out waiting (the healthy ones report this);
 4. ranks that lost their connection to a peer.
 
-The patterns and exit codes match what torch 2.11 to 2.13, NCCL, gloo and the NVIDIA driver print.
+`probes.causes` has the texts that name their cause. The patterns and exit codes here match what
+torch 2.11 to 2.13, NCCL, gloo and the NVIDIA driver print.
 """
 
-import json
 import re
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from planner.units import parse_quantity
+from probes.causes import ALLOCATED, CAUSES, OOM, TRIED, Cause, cause_of, size_in
+from probes.evidence import Evidence, RankError, raised
 from probes.protocol import TAKEN_AWAY, Failed, FailureKind, OutOfMemory
 
 TEXT_CHARACTERS = 20_000
 SHOWN_FRAMES = 1
+LAST_LINES = 20  # of a log in which no rank reports an error
 
-OOM = re.compile(
-    r"OutOfMemoryError|(?:CUDA|HIP|XPU) (?:error: )?out of "
-    r"memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED"
-    r"|DefaultCPUAllocator: (?:can't|not enough)|Cuda failure(?: \d+)? '?out of memory"
-)
-TRIED = re.compile(r"[Tt]ried to allocate (?P<size>[\d.]+ ?[KMGT]?i?[Bb]\w*)")
-HELD = re.compile(r"Of the allocated memory (?P<size>[\d.]+ [KMGT]?i?B) is allocated by PyTorch")
-PORT = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
-IMPORT = re.compile(
-    r"\b(?:ModuleNotFoundError|ImportError|PackageNotFoundError)\b|undefined symbol|cannot "
-    r"open shared object file|version `GLIBC"
-    r"|not compiled with CUDA enabled|no kernel image is available|driver version is "
-    r"insufficient|driver on your system is too old"
-)
-NON_FINITE = re.compile(
-    r"NonFinite|[Nn]on-?finite|(?:loss|norm)\b.{0,40}\bis (?:not finite|nan|[-+]?inf)\b",
-    re.IGNORECASE,
-)
-LOST = re.compile(
-    r"fallen off the bus|GPU is lost|[Uu]ncorrectable "
-    r"(?:ECC|NVLink)|cudaErrorECCUncorrectable|Unable to determine the device handle"
-    r"|no CUDA-capable device is detected|hardware error"
-)
 # Xids caused by the hardware or the driver. 13, 31, 43 and 45 come from the program.
-# Source: NVIDIA, "XID Errors", r570.
+# 144 to 150 are NVLink's since r570. Source: NVIDIA, "XID Errors", r570.
 XID = re.compile(r"NVRM: Xid \((?P<device>[^)]*)\): (?P<number>\d+),? ?(?P<text>[^\n]*)")
 # newer drivers print this message over several lines, without the Xid
 DROPPED = re.compile(r"NVRM: [^\n]*fallen off the bus[^\n]*")
 HARDWARE_XIDS = frozenset(
     {48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 109, 119, 120, 121, 136, 140, 143, 154}
-)
+) | frozenset(range(144, 151))
 WAITED = re.compile(
     r"Watchdog caught collective operation timeout|Timed out waiting \d+ms|[Ww]ait(?:ing)? "
     r"timeout after"
@@ -90,113 +68,17 @@ ENDED = re.compile(
 ENDED_EARLY = re.compile(
     r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<rank>\d+) \(pid: (?P<pid>\d+)\)"
 )
-HOST_OOM = re.compile(r"(?:Out of memory|oom-kill).*?(?:Killed process|pid=) ?(?P<pid>\d+)")
-# the prefix that --tee adds, and the one of torch's own excepthook
-PREFIX = re.compile(r"(?:\[[A-Za-z_]+(?P<rank>\d+)\]:[ ]?)+")
-RAISED = re.compile(
-    r"(?P<type>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt))(?:: (?P<message>.*))?$"
-)
+HOST_OOM = re.compile(r"(?:[Oo]ut of memory|oom-kill).*?(?:Killed process|pid=) ?(?P<pid>\d+)")
 ENDED_BY = {
     "runner-gone": "the runner died; everything that it had started was ended",
     "guardian-gone": "the process that watched over it was killed; everything that it had "
     "started was ended",
 }
-STARTS = "Traceback (most recent call last)"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankError:
-    """The error that one rank raised.
-
-    time: seconds since the epoch.
-    kind: the failure class, if the program that raised it names one.
-    attempted_bytes, allocated_bytes: for out of memory, if the program names them.
-    """
-
-    rank: int | None
-    type: str
-    message: str
-    traceback: str
-    time: float
-    kind: str | None = None
-    attempted_bytes: int | None = None
-    allocated_bytes: int | None = None
-
-    @property
-    def said(self) -> str:
-        """Type and message in one text."""
-        return f"{self.type}: {self.message}" if self.message else self.type
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
-    """Everything left behind by a probe that gave no numbers.
-
-    reason: how it ended: exit, time-limit, asked, runner-gone, one of `TAKEN_AWAY`, or
-        guardian-gone if the guardian wrote no reason.
-    exit_code: the launcher's; negative for a signal.
-    errors: error files of ranks.
-    log: output of the launcher and of all ranks.
-    stacks: the stack of each rank, by rank.
-    kernel: the lines that the kernel logged during the probe.
-    stopped: ranks that a signal had stopped at the end.
-    message: what the pool says of the end.
-    """
-
-    reason: str
-    exit_code: int | None
-    time_limit_seconds: float
-    errors: Sequence[RankError] = ()
-    log: str = ""
-    stacks: Mapping[int, str] = field(default_factory=dict)
-    kernel: str = ""
-    stopped: Sequence[int] = ()
-    message: str = ""
-
-
-def read_errors(result: Path) -> tuple[RankError, ...]:
-    """Reads the error files beside a result file, earliest first; skips unreadable ones.
-
-    Their names are RESULT.rankN.error.json.
-    """
-    found = []
-    for path in result.parent.glob(f"{result.name}.rank*.error.json"):
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-            rank = int(path.name.removeprefix(f"{result.name}.rank").removesuffix(".error.json"))
-            known = {
-                field.name: values[field.name]
-                for field in fields(RankError)
-                if field.name in values
-            }
-            found.append(
-                RankError(
-                    **{
-                        **known,
-                        "rank": rank,
-                        "time": float(values["time"]),
-                        "traceback": str(values["traceback"]),
-                    }
-                )
-            )
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-    return tuple(sorted(found, key=lambda error: error.time))
-
-
-def read_stacks(result: Path) -> dict[int, str]:
-    """Reads the stacks that ranks dumped on request, by rank; skips empty files."""
-    found = {}
-    for path in result.parent.glob(f"{result.name}.rank*.stack"):
-        text = path.read_text(encoding="utf-8", errors="replace")
-        if text.strip():
-            found[int(path.name.removeprefix(f"{result.name}.rank").removesuffix(".stack"))] = text
-    return found
 
 
 def classify(evidence: Evidence) -> OutOfMemory | Failed:
     """Returns the failure class and the first cause."""
-    errors = evidence.errors or _raised(evidence.log)
+    errors = evidence.errors or raised(evidence.log)
     root = next((error for error in errors if _weight(error) == 0), None)
     if root is not None:
         return _of_error(root, evidence)
@@ -208,91 +90,79 @@ def classify(evidence: Evidence) -> OutOfMemory | Failed:
     if evidence.reason != "exit":
         return _stopped(evidence)
     killed = None if WATCHDOG.search(evidence.log) else _killed(evidence)
+    found = _of_log(evidence.log)
     if killed is not None:
-        return killed
+        starved = found if found is not None and found.kind == FailureKind.KILLED else None
+        return _advised(killed, cause_of(killed.message) or starved)
     waited = _waited(errors, evidence)
     if waited is not None:
-        return waited
-    if errors:
-        return _of_error(min(errors, key=_weight), evidence)
-    return _unexplained(evidence)
+        return _advised(waited, cause_of(waited.message) or found)
+    if not errors:
+        return _unexplained(evidence)
+    victim = _of_error(min(errors, key=_weight), evidence)
+    assert isinstance(victim, Failed), "an error that lost its peer is not out of memory"
+    kind = victim.kind if found is None else FailureKind(found.kind)
+    return _advised(victim.model_copy(update={"kind": kind}), found)
 
 
 def _weight(error: RankError) -> int:
     """Ranks an error: 0 raised by the rank itself; 1 timed out waiting; 2 lost its peer."""
-    if error.kind is not None or PORT.search(error.said) or OOM.search(error.said):
+    found = known_cause(error)
+    if error.kind is not None or (found is not None and found.kind != FailureKind.HANG):
         return 0
-    if WAITED.search(error.said):
+    if found is not None or WAITED.search(error.said):
         return 1
     return 2 if VICTIM.search(error.said) else 0
 
 
-def _raised(log: str) -> tuple[RankError, ...]:
-    """Finds the errors in the tracebacks of a log, in order.
-
-    Used for programs that write no error files.
-    """
-    found: list[RankError] = []
-    begun: dict[int | None, list[str]] = {}
-    for number, line in enumerate(log.splitlines()):
-        prefix = PREFIX.match(line)
-        rank = int(prefix["rank"]) if prefix else None
-        plain = line[prefix.end() :] if prefix else line
-        if plain.startswith(STARTS):
-            begun[rank] = []
-        if rank not in begun:
-            continue
-        begun[rank].append(plain)
-        raised = RAISED.match(plain)
-        if raised is not None:
-            text = "\n".join(begun.pop(rank))
-            found.append(
-                RankError(
-                    rank=rank,
-                    type=raised["type"],
-                    message=raised["message"] or "",
-                    traceback=text,
-                    time=float(number),
-                )
-            )
-    return tuple(found)
+def known_cause(error: RankError) -> Cause | None:
+    """What the table says of an error; the file that raised it counts too."""
+    files = re.findall(r'File "([^"]+)"', error.traceback)
+    return cause_of("\n".join([*files[-1:], error.said]))
 
 
 def _of_error(error: RankError, evidence: Evidence) -> OutOfMemory | Failed:
-    said = error.said
-    if error.kind == "oom" or (error.kind is None and OOM.search(said)):
-        attempted, allocated = (
-            _bytes(TRIED, said) or error.attempted_bytes,
-            _bytes(HELD, said) or error.allocated_bytes,
-        )
+    said, found = error.said, known_cause(error)
+    own = error.kind if error.kind in {OOM, *FailureKind} else None
+    kind = found.kind if found is not None and own in (None, OOM) else own
+    if kind == OOM:
         return OutOfMemory(
             rank=error.rank or 0,
-            attempted_bytes=attempted,
-            allocated_bytes=allocated,
+            attempted_bytes=size_in(TRIED, said) or error.attempted_bytes,
+            allocated_bytes=size_in(ALLOCATED, said) or error.allocated_bytes,
             message=_shown(error.message),
         )
-    kind = _kind_of(error, evidence)
-    return Failed(
-        kind=kind, rank=error.rank, message=_shown(said), traceback=_tail(error.traceback)
+    if kind is None and WAITED.search(said):
+        kind = FailureKind.HANG
+    if kind is None and (lost := _hardware(evidence.kernel)) is not None:
+        return lost
+    if kind is None:
+        kind = FailureKind.INVALID_LAYOUT if _is_refusal(error) else FailureKind.CRASH
+    failed = Failed(
+        kind=FailureKind(kind),
+        rank=error.rank,
+        message=_shown(said),
+        traceback=_tail(error.traceback),
+    )
+    return _advised(failed, found if found is not None and found.kind == kind else None)
+
+
+def _advised(failed: Failed, found: Cause | None) -> Failed:
+    """The failure with what to do about its cause."""
+    if found is None or not found.remedy:
+        return failed
+    return failed.model_copy(
+        update={
+            "message": f"{failed.message}; remedy: {found.remedy}",
+            "machine": failed.machine or found.machine,
+        }
     )
 
 
-def _kind_of(error: RankError, evidence: Evidence) -> FailureKind:
-    if error.kind is not None and error.kind in set(FailureKind):
-        return FailureKind(error.kind)
-    rules = (
-        (PORT, FailureKind.PORT),
-        (LOST, FailureKind.LOST_GPU),
-        (IMPORT, FailureKind.IMPORT),
-        (NON_FINITE, FailureKind.NON_FINITE_LOSS),
-        (WAITED, FailureKind.HANG),
-    )
-    for pattern, kind in rules:
-        if pattern.search(error.said):
-            return kind
-    if _hardware(evidence.kernel) is not None:
-        return FailureKind.LOST_GPU
-    return FailureKind.INVALID_LAYOUT if _is_refusal(error) else FailureKind.CRASH
+def _of_log(log: str) -> Cause | None:
+    """What the log says of the machine, where no rank says what went wrong."""
+    said = "\n".join(line for line in log.splitlines() if "NCCL INFO" not in line)
+    return next((one for one in CAUSES if one.told_by_logs and one.pattern.search(said)), None)
 
 
 def _is_refusal(error: RankError) -> bool:
@@ -313,15 +183,15 @@ def _is_refusal(error: RankError) -> bool:
 
 
 def _hardware(text: str) -> Failed | None:
-    for found in XID.finditer(text):
-        if int(found["number"]) in HARDWARE_XIDS:
-            return Failed(
-                kind=FailureKind.LOST_GPU,
-                rank=None,
-                message=_shown(f"the driver reports Xid {found['number']}: {found[0]}"),
-            )
-    gone = DROPPED.search(text)
-    return Failed(kind=FailureKind.LOST_GPU, rank=None, message=_shown(gone[0])) if gone else None
+    xids = (found for found in XID.finditer(text) if int(found["number"]) in HARDWARE_XIDS)
+    said = next((f"the driver reports Xid {found['number']}: {found[0]}" for found in xids), None)
+    if said is None:
+        gone = DROPPED.search(text)
+        said = gone and gone[0]
+    if said is None:
+        return None
+    failed = Failed(kind=FailureKind.LOST_GPU, rank=None, message=_shown(said))
+    return _advised(failed, cause_of(said))
 
 
 def _held(evidence: Evidence) -> Failed:
@@ -440,12 +310,9 @@ def _waited(errors: Sequence[RankError], evidence: Evidence) -> Failed | None:
     )
 
 
-def _unexplained(evidence: Evidence) -> Failed:
+def _unexplained(evidence: Evidence) -> OutOfMemory | Failed:
     """The failure when no rank reported an error: shows the end of the log."""
     text = f"{evidence.log}\n"
-    if PORT.search(text):
-        line = next(line for line in text.splitlines() if PORT.search(line))
-        return Failed(kind=FailureKind.PORT, rank=None, message=_shown(line.strip()))
     lines = [
         line.strip()
         for line in text.splitlines()
@@ -458,12 +325,21 @@ def _unexplained(evidence: Evidence) -> Failed:
         else f"with exit code {evidence.exit_code}"
     )
     message = f"the program ended {code} and without its result: {last}"
-    return Failed(
-        kind=FailureKind.CRASH,
+    said = next(((line, found) for line in lines[-LAST_LINES:] if (found := cause_of(line))), None)
+    if said is not None and said[1].kind == OOM:
+        return OutOfMemory(
+            rank=0,
+            attempted_bytes=size_in(TRIED, said[0]),
+            allocated_bytes=None,
+            message=_shown(said[0]),
+        )
+    failed = Failed(
+        kind=FailureKind.CRASH if said is None else FailureKind(said[1].kind),
         rank=None,
-        message=_shown(message),
+        message=_shown(message if said is None else said[0]),
         traceback=_tail(text.strip()) or None,
     )
+    return _advised(failed, said and said[1])
 
 
 def _place(stack: str) -> str:
@@ -495,17 +371,6 @@ def _suspect(stacks: Mapping[int, str]) -> int | None:
         if len(stacks) == 1
         else None
     )
-
-
-def _bytes(pattern: re.Pattern[str], text: str) -> int | None:
-    found = pattern.search(text)
-    if found is None:
-        return None
-    size = found["size"].replace("bytes", "B").replace("byte", "B")
-    try:
-        return round(parse_quantity(size, "bytes"))
-    except ValueError:
-        return None
 
 
 def _shown(text: str) -> str:

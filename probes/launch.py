@@ -438,7 +438,7 @@ def newest_line(folder: Path) -> str:
 
 def last_line(log: Path) -> str:
     """The last line of a log, without the rank's prefix; empty if there is none."""
-    from probes.failures import PREFIX
+    from probes.evidence import PREFIX
 
     with contextlib.suppress(OSError), log.open("rb") as stream:
         stream.seek(0, os.SEEK_END)

@@ -28,6 +28,7 @@ import torch.distributed as dist
 from planner.calibration.kernels import KernelShape
 from planner.errors import Fault, SpecError
 from probes import kernels
+from probes.causes import is_foreign
 from probes.kernels.base import Prepared, Unavailable, num_runs, time_runs, warm_up
 from probes.protocol import Environment, MeasuredRun, ProbeTask
 from probes.reference.environment import Sample, describe
@@ -59,7 +60,8 @@ class Bench:
         except Unavailable as error:
             return row | {"status": "unavailable", "message": str(error)}
         except torch.OutOfMemoryError as error:
-            return row | {"status": "oom", "message": str(error)[:SHOWN]}
+            status = "failed" if is_foreign(str(error)) else "oom"
+            return row | {"status": status, "message": str(error)[:SHOWN]}
         except (RuntimeError, ValueError, TypeError) as error:
             return row | {"status": "failed", "message": f"{type(error).__name__}: {error}"[:SHOWN]}
         finally:

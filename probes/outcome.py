@@ -17,7 +17,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from probes.failures import Evidence, classify, read_errors, read_stacks
+from probes.evidence import Evidence, read_errors, read_stacks
+from probes.failures import classify
 from probes.folder import BEGIN, END, NODE_ENDS, RESULT, TASK
 from probes.protocol import (
     Environment,

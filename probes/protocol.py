@@ -29,6 +29,7 @@ class FailureKind(StrEnum):
     IMPORT = "import-error"  # a package is missing or of the wrong version
     PORT = "port-in-use"
     LOST_GPU = "lost-gpu"  # Xid, fallen off the bus
+    FOREIGN = "foreign"  # another process has the GPU or its memory
     LOST_NODE = "lost-node"  # a host of the pool went away under it
     PREEMPTED = "preempted"  # the pool took its devices for somebody else
     REQUEUED = "requeued"  # the batch system put its job back into the queue
@@ -200,6 +201,7 @@ class Failed(BaseModel):
     """A run that gave no numbers: its class, and the message and traceback of the root cause.
 
     rank: the rank that failed first.
+    machine: the machine is to blame, whatever the class.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -209,6 +211,7 @@ class Failed(BaseModel):
     rank: int | None
     message: str
     traceback: str | None = None
+    machine: bool = False
 
 
 Outcome = Annotated[MeasuredRun | OutOfMemory | Failed, Field(discriminator="status")]

@@ -8,7 +8,6 @@ Exit status: 0 measured, 1 anything else.
 
 import json
 import os
-import re
 import sys
 import time
 import traceback
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import SpecError
-from planner.units import parse_quantity
+from probes.causes import OOM, TRIED, size_in
 from probes.protocol import (
     Environment,
     Failed,
@@ -29,10 +28,6 @@ from probes.protocol import (
     OutOfMemory,
     ProbeResult,
     ProbeTask,
-)
-
-TRIED = re.compile(
-    r"[Tt]ried to allocate (\d+(?:\.\d+)? (?:bytes|[KMGT]?i?B))|you tried to allocate (\d+) bytes"
 )
 
 
@@ -162,7 +157,7 @@ def rank_error(error: BaseException, rank: int) -> RankFailure:
     """An exception as a record, with the sizes of a failed allocation."""
     message = str(error) or type(error).__name__
     kind = _kind(error, message)
-    tried = attempted_bytes(message) if kind == "oom" else None
+    tried = size_in(TRIED, message) if kind == OOM else None
     return RankFailure(
         rank=rank,
         type=_type_name(error),
@@ -172,18 +167,6 @@ def rank_error(error: BaseException, rank: int) -> RankFailure:
         attempted_bytes=tried,
         traceback="".join(traceback.format_exception(error)),
         allocated_bytes=_allocated() if kind == "oom" else None,
-    )
-
-
-def attempted_bytes(message: str) -> int | None:
-    """Bytes of the allocation that an out-of-memory message names."""
-    found = TRIED.search(message)
-    if found is None:
-        return None
-    return (
-        int(found[2])
-        if found[2]
-        else int(parse_quantity(found[1].replace(" bytes", " B"), "bytes"))
     )
 
 

@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 
 # failures that a host may be to blame for
 OF_THE_HOST = frozenset(
-    {FailureKind.LOST_GPU, FailureKind.LOST_NODE, FailureKind.HANG, FailureKind.KILLED}
+    {
+        FailureKind.LOST_GPU,
+        FailureKind.LOST_NODE,
+        FailureKind.FOREIGN,
+        FailureKind.HANG,
+        FailureKind.KILLED,
+    }
 )
 FALSE_ALARMS = 0.001  # of a run in which every host is as good as the others
 FEWEST_FAILURES = 3

@@ -31,6 +31,7 @@ AGAIN: Mapping[str, Again] = {
     FailureKind.HANG: Again(elsewhere=True),
     FailureKind.CRASH: Again(elsewhere=True),
     FailureKind.PREEMPTED: Again(counts=False),
+    FailureKind.FOREIGN: Again(elsewhere=True, counts=False),
     FailureKind.LOST_NODE: Again(elsewhere=True, counts=False),
     FailureKind.REQUEUED: Again(counts=False),
     FailureKind.ALLOCATION_ENDED: Again(counts=False),

@@ -10,13 +10,13 @@ from api.errors import lines_of
 from api.jobs.leases import Claimed
 from api.jobs.observer import Observer
 from api.jobs.plans import job_with_layout, job_without_layout
-from api.jobs.probes import BACKEND, RequestedProbe, probes_of, run_all
+from api.jobs.probes import RequestedProbe, probes_of, run_all
 from api.jobs.side_by_side import enqueue_in_room
 from api.storage.probes import gpu_seconds_of
 from api.storage.records import ProbeRecord, Subject, TaskEnd, TaskEvent, TaskRecord
 from planner.errors import PlannerError
 from planner.specs.job import Job
-from planner.specs.measurement import Measured, Measurement, Rung, question_hash
+from planner.specs.measurement import BLAMELESS, MACHINE, Measured, Measurement, Rung, question_hash
 from planner.units import counted
 from probes.campaign import Campaign, ProbeRequest
 from probes.launch import Watch
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 PROBE_SECONDS = 600.0
 KERNEL_SECONDS = 180.0
 # failures that may come from the machine, not from the layout
-OF_THE_MACHINE = frozenset({FailureKind.IMPORT, FailureKind.LOST_GPU, BACKEND})
+OF_THE_MACHINE = BLAMELESS | {FailureKind.IMPORT}
 # as `planner.study.study` knows it, which is not imported for a plan without probes
 BROKEN = "environment"
 IMPLAUSIBLE = "implausible"  # it ran, and its numbers cannot be true
@@ -169,6 +169,8 @@ class StudyProbes:
             return None
         request, job = ProbeRequest.of_record(record.request)
         failure = FailureKind.INTERRUPTED.value if record.state == "cancelled" else record.failure
+        if any(result.get("outcome", {}).get("machine") for result in record.results):
+            failure = MACHINE
         numbers = Measured(
             status="failed",
             rung=_rung_of(request),

@@ -28,6 +28,22 @@ Rung = Literal["emulated", "imitated", "probed", "published"]
 # Runs of the layout itself, from which a calibration learns. An emulated rank's communication comes
 # from the model, and so does what a proxy run adds to its small runs, which are measurements too.
 TEACHING: frozenset[Rung] = frozenset({"probed", "published"})
+MACHINE = "machine"  # a crash, or a wait, for which the machine is to blame
+# Failures that say nothing of the layout.
+BLAMELESS = frozenset(
+    {
+        MACHINE,
+        "allocation-ended",
+        "backend",
+        "foreign",
+        "launch-failure",
+        "lost-gpu",
+        "lost-node",
+        "port-in-use",
+        "preempted",
+        "requeued",
+    }
+)
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -43,7 +59,8 @@ class Measured(BaseModel):
     rung: `emulated`: one rank of a larger world, without communication; `imitated`: extrapolated
         from fewer layers or replicas; `probed`: the layout itself; `published`: somebody else's
         run.
-    failure: class of what went wrong (`probes.protocol.FailureKind`); `message` has its root cause.
+    failure: class of what went wrong (`probes.protocol.FailureKind`, or `MACHINE`); `message` has
+        its root cause.
     hosts: names of the hosts that it ran on.
     """
 

@@ -12,7 +12,7 @@ import numpy as np
 from planner.calibration.correlated import MEMORY, TIME, CorrelatedErrors
 from planner.columns import BoolColumn, FloatColumn, IntColumn
 from planner.search.fit import OOM_LIMIT
-from planner.specs.measurement import Measured
+from planner.specs.measurement import BLAMELESS, Measured
 from planner.study import normal, pruning
 from planner.study.candidates import MEMORY_KINDS, Candidates
 from planner.study.regret import ExpectedRegret, expected_regret
@@ -376,13 +376,15 @@ class Knowledge:
         return ruled_out
 
     def _failed(self, row: int, measured: Measured, *, excludes: bool) -> list[int]:
-        """Excludes the candidate if the layout itself failed, not if a low-fidelity evaluation did.
+        """Excludes the candidate if the layout itself failed.
 
-        An earlier result is not replaced by a low-fidelity evaluation that failed.
+        A low-fidelity evaluation that failed, or a failure of the machine, does not exclude it and
+        does not replace an earlier result.
         """
+        kind = measured.failure or "crash"
+        excludes = excludes and kind not in BLAMELESS
         if not excludes and row in self.records:
             return []
-        kind = measured.failure or "crash"
         self.low_fidelity.pop(row, None)
         self.records[row] = Record(
             row=row,

@@ -5,7 +5,7 @@ from typing import ClassVar, Protocol, Self
 
 from planner.specs.job import Job
 from planner.specs.layout import Layout
-from probes.failures import Evidence
+from probes.evidence import Evidence
 from probes.programs import Program
 from probes.protocol import Environment, Failed, Outcome, ProbeTask
 

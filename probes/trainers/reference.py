@@ -6,7 +6,7 @@ from typing import ClassVar, Self
 
 from planner.specs.job import Job
 from planner.specs.layout import Layout
-from probes.failures import Evidence
+from probes.evidence import Evidence
 from probes.folder import RESULT, TASK
 from probes.programs import Program
 from probes.protocol import Environment, Failed, Outcome, ProbeTask

@@ -4,16 +4,13 @@ Recognises the errors that only TorchTitan prints, before `probes.failures` rank
 """
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 
-from probes.failures import Evidence, RankError, classify
+from probes.evidence import Evidence, RankError, raised
+from probes.failures import classify, known_cause
 from probes.protocol import Failed, FailureKind, OutOfMemory
 from probes.trainers.titan_log import ANSI, TitanLog
 
-# torchrun's --tee writes one prefix; torch's own excepthook writes another after it
-_RANK = re.compile(r"^(?:\[[A-Za-z_]+(\d+)\]:\s?)+")
-_ERROR = re.compile(r"^((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt))(?::\s*(.*))?$")
 _FRAME = re.compile(r'^\s+File "([^"]+)", line \d+')
 # what tyro prints for a flag that it does not know or cannot read, and TorchTitan 0.2 for an
 # unknown key in its TOML
@@ -21,7 +18,6 @@ _REFUSED = re.compile(
     r"Unrecognized[^\n]*|invalid choice[^\n]*|Parsing error[^\n]*|Invalid field names in [^\n]*"
 )
 _RULES = frozenset({"AssertionError", "ValueError", "NotImplementedError", "TypeError", "KeyError"})
-_IMPORTS = frozenset({"ImportError", "ModuleNotFoundError", "PackageNotFoundError"})
 _TORCH_LACKS = re.compile(r"module 'torch[\w.]*' has no attribute")
 _SHOWN_LINES, _SHOWN_CHARACTERS = 8, 500
 
@@ -50,13 +46,13 @@ def failure(log: TitanLog, evidence: Evidence) -> Failed | OutOfMemory:
 def _kind(error: RankError, log: TitanLog) -> str | None:
     """The failure class, if TorchTitan's own code or its clash with torch decides it.
 
-    None leaves it to the common rules.
+    None leaves it to the common rules, which go first.
     """
+    if known_cause(error) is not None:
+        return None
     name = error.type.rpartition(".")[2]
-    if name in _IMPORTS or (name == "AttributeError" and _TORCH_LACKS.search(error.message)):
+    if name == "AttributeError" and _TORCH_LACKS.search(error.message):
         return FailureKind.IMPORT
-    if "Loss is not finite" in error.message:
-        return FailureKind.NON_FINITE_LOSS
     frames = [frame[1] for line in error.traceback.splitlines() if (frame := _FRAME.match(line))]
     own = bool(frames) and "torchtitan" in frames[-1]
     return (
@@ -73,29 +69,3 @@ def _unboxed(text: str) -> str:
         for line in text.splitlines()[:_SHOWN_LINES]
     ]
     return " ".join(" ".join(words).split())[:_SHOWN_CHARACTERS]
-
-
-def raised(plain: str) -> Iterator[RankError]:
-    """Yields the tracebacks of a log in the order in which they end.
-
-    Ranks that wrote at the same time are separated by their prefix.
-    """
-    begun: dict[int | None, list[str]] = {}
-    for number, line in enumerate(plain.splitlines()):
-        prefix = _RANK.match(line)
-        rank, text = (int(prefix[1]), line[prefix.end() :]) if prefix else (None, line)
-        if text.startswith("Traceback (most recent call last)"):
-            begun[rank] = []
-        if rank not in begun:
-            continue
-        begun[rank].append(text)
-        error = _ERROR.match(text)
-        if error is not None:
-            lines = begun.pop(rank)
-            yield RankError(
-                rank=rank,
-                type=error[1],
-                message=error[2] or "",
-                traceback="\n".join(lines),
-                time=float(number),
-            )

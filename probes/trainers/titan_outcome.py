@@ -13,7 +13,7 @@ from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
 from planner.units import GIB
-from probes.failures import Evidence
+from probes.evidence import Evidence
 from probes.protocol import Failed, FailureKind, MeasuredRun, Outcome, ProbeTask, RankMemory
 from probes.trainers.tensorboard_events import read_scalars
 from probes.trainers.titan_failures import failure

@@ -24,7 +24,7 @@ from planner.intake.models import load_model
 from planner.specs.job import Job
 from planner.specs.network import NETWORK_FIELDS
 from planner.units import GIB
-from probes.failures import Evidence
+from probes.evidence import Evidence
 from probes.pools.nvidia import Gpu, is_same_gpu
 from probes.protocol import Failed, OutOfMemory
 from probes.trainers.tensorboard_events import read_scalars

@@ -22,7 +22,7 @@ from planner.export.torchtitan import WRITTEN, export
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
-from probes.failures import Evidence
+from probes.evidence import Evidence
 from probes.programs import Program
 from probes.protocol import Environment, Failed, FailureKind, Outcome, ProbeTask
 from probes.reference.recipe import with_layers

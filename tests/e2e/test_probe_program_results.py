@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from planner.estimates import estimate_job
+from probes.causes import TRIED, size_in
 from probes.protocol import Failed, FailureKind, MeasuredRun, OutOfMemory, ProbeResult
-from probes.worker import attempted_bytes, error_path, rank_error, write_atomically
+from probes.worker import error_path, rank_error, write_atomically
 from tests.conftest import ROOT, clean_environment, needed
 from tests.e2e.probe_jobs import task
 
@@ -300,7 +301,7 @@ def test_the_first_cause_is_told_not_its_victim(tmp_path: Path) -> None:
     ],
 )
 def test_attempted_bytes(message: str, expected: int | None) -> None:
-    assert attempted_bytes(message) == expected
+    assert size_in(TRIED, message) == expected
 
 
 def test_kinds_are_given_only_where_they_are_sure() -> None:

@@ -147,7 +147,7 @@ def test_program_of_a_probe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     from planner.intake.jobs import read_job
     from planner.specs import probe_trainers
     from probes import trainers
-    from probes.failures import Evidence
+    from probes.evidence import Evidence
     from probes.launch import Launcher, LaunchSettings
     from probes.outcome import bare_environment
     from probes.pools.local import LocalPool, LocalSettings

@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 
-from probes.failures import Evidence, RankError, classify, read_errors, read_stacks
+from planner.specs.measurement import BLAMELESS
+from probes.evidence import Evidence, RankError, read_errors, read_stacks
+from probes.failures import classify
 from probes.outcome import kernel_log
-from probes.protocol import Failed, FailureKind, OutOfMemory
+from probes.protocol import TAKEN_AWAY, Failed, FailureKind, OutOfMemory
+from probes.trainers.titan_failures import failure as titan_failure
+from probes.trainers.titan_log import read_log
 
 RECORDED = Path(__file__).parents[1] / "fixtures" / "failures"
 EXIT = Evidence(reason="exit", exit_code=1, time_limit_seconds=60.0)
@@ -165,7 +169,7 @@ class TestKinds:
     )
     def test_texts(self, said: str, kind: FailureKind) -> None:
         found = failed(replace(EXIT, errors=(raised(2, said),)))
-        assert (found.kind, found.rank, found.message) == (kind, 2, said)
+        assert (found.kind, found.rank, found.message.split("; remedy: ")[0]) == (kind, 2, said)
 
     def test_a_peer_that_never_came_is_a_hang(self) -> None:
         said = (
@@ -268,6 +272,109 @@ class TestOutOfMemory:
         outcome = classify(replace(EXIT, log=log))
         assert isinstance(outcome, OutOfMemory)
         assert outcome.rank == 1
+
+    OTHERS = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {tried}. GPU 0 has a total "
+        "capacity of 79.10 GiB of which 311.25 MiB is free. {others}Of the allocated memory 36.10 "
+        "GiB is allocated by PyTorch, and 1.20 GiB is reserved by PyTorch but unallocated."
+    )
+    OWN = "Including non-PyTorch memory, this process has 38.65 GiB memory in use. "
+
+    @pytest.mark.parametrize(
+        ("tried", "others", "foreign"),
+        [
+            ("512.00 MiB", f"Process 5 has 40.12 GiB memory in use. {OWN}", True),
+            ("512.00 MiB", f"{OWN}Process 5 has 30 GiB memory in use. Process 6 has 10 GiB "
+             "memory in use. ", True),
+            # in a container the program's own memory is a process too
+            ("512.00 MiB", "Process 5 has 38.65 GiB memory in use. Process 6 has 40.12 GiB memory "
+             "in use. ", True),
+            ("512.00 MiB", "Process 5 has 78.79 GiB memory in use. ", False),
+            # a desktop
+            ("512.00 MiB", f"Process 5 has 900.00 MiB memory in use. {OWN}", False),
+            # it would not have fitted without the others
+            ("60.00 GiB", f"Process 5 has 40.12 GiB memory in use. {OWN}", False),
+            ("512.00 MiB", OWN, False),
+        ],
+    )  # fmt: skip
+    def test_memory_of_others_is_not_the_layouts(
+        self, tried: str, others: str, foreign: bool
+    ) -> None:
+        said = self.OTHERS.format(tried=tried, others=others)
+        # the program names the class before anybody has read the message
+        for kind in (None, "oom"):
+            outcome = classify(replace(EXIT, errors=(raised(0, said, kind=kind),)))
+            assert isinstance(outcome, Failed if foreign else OutOfMemory), outcome
+            assert not foreign or outcome.kind == FailureKind.FOREIGN
+
+
+TEXTS = [json.loads(line) for line in recorded("texts.jsonl").splitlines()]
+
+
+class TestRealTexts:
+    """Texts of torch, NCCL, Triton, Slurm and the driver: accepted classes, words of the remedy."""
+
+    @pytest.mark.parametrize("program", ["reference", "torchtitan"])
+    @pytest.mark.parametrize("text", TEXTS, ids=lambda text: text["name"])
+    def test_each_has_its_class_and_says_what_to_do(
+        self, text: dict[str, Any], program: str
+    ) -> None:
+        found = of_program(program, replace(EXIT, log=text["log"], kernel=text["kernel_log"]))
+        kind = found.kind if isinstance(found, Failed) else "oom"
+        assert kind in text["accepted"]
+        assert text["remedy_names"].lower() in found.message.lower()
+        assert not text["remedy_names"] or "; remedy: " in found.message
+
+    @pytest.mark.parametrize(
+        ("said", "kind", "remedy", "machine"),
+        [
+            ("RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling "
+             "`cublasCreate(handle)`", "oom", "", False),
+            ("RuntimeError: CUDA driver error: out of memory", "oom", "", False),
+            ("torch._inductor.exc.InductorError: CalledProcessError: cuda_utils.c:6:10: fatal "
+             "error: Python.h: No such file or directory", "import-error", "python3-dev", False),
+            ("RuntimeError: No CUDA GPUs are available", "lost-gpu", "nvidia-smi", False),
+            ("ImportError: /tmp/x.so: failed to map segment from shared object", "import-error",
+             "TORCHINDUCTOR_CACHE_DIR", False),
+            ("torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:94, internal "
+             "error\nncclInternalError: Internal check failed.\nLast error:\nBootstrap : no socket "
+             "interface found", "crash", "NCCL_SOCKET_IFNAME", True),
+            ("triton.compiler.errors.CompilationError: type fp8e4nv not supported in this "
+             "architecture", "invalid-layout", "precision", False),
+        ],
+    )  # fmt: skip
+    def test_others_of_their_kind(self, said: str, kind: str, remedy: str, machine: bool) -> None:
+        lines = "\n".join(f"[rank1]:[rank1]: {line}" for line in said.splitlines())
+        start = "[rank1]:[rank1]: Traceback (most recent call last):\n[rank1]:[rank1]:   File "
+        log = f'{start}"/w/a.py", line 1, in f\n{lines}\n[rank1]:[W1127 09:00:00] leaked\n'
+        for program in ("reference", "torchtitan"):
+            found = of_program(program, replace(EXIT, log=log))
+            assert (found.kind if isinstance(found, Failed) else "oom") == kind
+            assert remedy in found.message
+            assert "leaked" not in found.message
+            assert not isinstance(found, Failed) or found.machine is machine
+
+    def test_words_of_a_log_do_not_replace_the_cause(self) -> None:
+        log = (
+            "gpu:1:1 [0] NCCL INFO NET/IB : No device found.\n"
+            "[rank1]:gpu:1:1 [0] NCCL WARN NET/IB: Got completion with status=12\n"
+        )
+        own = failed(replace(EXIT, log=log, errors=(raised(0, PEER), raised(1, "KeyError: 'x'"))))
+        assert (own.message, own.machine) == ("KeyError: 'x'", False)
+        killed = f"{log}{recorded('torch-2.13-gloo-rank-killed.log')}"
+        assert "remedy" not in failed(replace(EXIT, log=killed)).message
+        quiet = failed(replace(EXIT, log=log.splitlines()[0], errors=(raised(0, PEER),)))
+        assert (quiet.kind, quiet.machine) == (FailureKind.CRASH, False)
+        assert failed(replace(EXIT, log=log, errors=(raised(0, PEER),))).machine
+
+    def test_what_a_pool_takes_away_is_blamed_on_no_layout(self) -> None:
+        assert {*TAKEN_AWAY, FailureKind.FOREIGN, FailureKind.LOST_GPU} <= BLAMELESS
+
+
+def of_program(program: str, evidence: Evidence) -> OutOfMemory | Failed:
+    if program == "reference":
+        return classify(evidence)
+    return titan_failure(read_log(evidence.log), evidence)
 
 
 class TestEndsFromOutside:

@@ -102,6 +102,16 @@ def test_a_failure_is_a_failed_trial_with_its_class_and_not_asked_again() -> Non
     assert machine.asked == []
 
 
+@pytest.mark.parametrize("kind", ["foreign", "lost-gpu", "machine", "preempted"])
+def test_a_failure_of_the_machine_excludes_no_layout(kind: str) -> None:
+    study = ProbeStudy(small(), settings())
+    asked = study.ask()
+    study.tell(asked, measurement(asked, failed(kind)))
+    assert study.ask().row != asked.row
+    assert study.knowledge.excluded == {}
+    assert study.spent.failures_in_a_row == 1
+
+
 @pytest.mark.parametrize("parallel", [1, 3])
 def test_where_no_probe_can_run_the_study_stops_and_blames_no_layout(parallel: int) -> None:
     machine = Machine.wrong_by(small(), 0.1)

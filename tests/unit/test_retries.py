@@ -40,7 +40,11 @@ def test_a_port_that_was_taken_is_no_reason_to_move() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "kept_off"),
-    [(FailureKind.PREEMPTED, frozenset()), (FailureKind.LOST_NODE, frozenset({"n1", "n2"}))],
+    [
+        (FailureKind.PREEMPTED, frozenset()),
+        (FailureKind.LOST_NODE, frozenset({"n1", "n2"})),
+        (FailureKind.FOREIGN, frozenset({"n1", "n2"})),
+    ],
 )
 def test_what_the_pool_took_away_is_no_retry_and_has_an_end(
     kind: FailureKind, kept_off: frozenset[str]

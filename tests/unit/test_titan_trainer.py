@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from planner.units import GIB
-from probes.failures import Evidence
+from probes.evidence import Evidence
 from probes.protocol import Failed, FailureKind, MeasuredRun, OutOfMemory, ProbeTask
 from probes.trainers import torchtitan
 from probes.trainers.tensorboard_events import read_scalars
