@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import landscapes
 import replay
 import replay_studies
-from replay_report import document, out_of_memory, quantile_to_goal, regret_at
+from replay_report import document, out_of_memory, quantile_to_goal
 from replay_runs import OURS, TRIVIAL
 from replay_strategies import (
     FAMILY_KNOWN,
@@ -29,7 +29,7 @@ from replay_strategies import (
     Truth,
     with_proxy_runs,
 )
-from replay_sweeps import own_sweeps, published_sweeps
+from replay_sweeps import own_sweeps
 
 SMALL = "8B on 8 H100"
 TIE = 1e-4  # a hundredth of a percent of the best step
@@ -76,22 +76,6 @@ def test_the_laws_are_another_model() -> None:
     assert 0.03 < difference.std() < 0.4
     ranks = [np.argsort(np.argsort(column)) for column in (laws, candidates.prior.log_seconds)]
     assert 0.2 < np.corrcoef(ranks)[0, 1] < 0.97
-
-
-@pytest.mark.slow
-def test_published_sweeps_are_predicted_without_their_source() -> None:
-    sweeps = published_sweeps()
-    assert len(sweeps) >= 25
-    assert any(sweep.out_of_memory.any() for sweep in sweeps)
-    errors = np.concatenate(
-        [(s.log_seconds - s.candidates.prior.log_seconds)[~s.out_of_memory] for s in sweeps]
-    )
-    assert np.isfinite(errors).all()
-    assert np.sqrt(np.mean(errors**2)) > 0.09
-    for sweep in sweeps:
-        assert len(sweep.candidates) >= 3
-        assert (~sweep.out_of_memory).sum() >= 2
-        assert np.isfinite(sweep.best_log_seconds())
 
 
 def test_a_survey_of_ones_own_gpu_is_a_sweep(
@@ -163,7 +147,7 @@ def test_looks_follow_the_same_laws_and_claim_their_error() -> None:
     for name in ("8B on 64 H100", "13B on 64 A100"):
         told = Truth.of_landscape(landscapes.generate(name, 0.10, 1), 0.01)
         rng = np.random.default_rng(0)
-        for row in range(0, 200, 5):
+        for row in range(0, 200, 10):
             for option in told.proxy_runs.options(row):
                 numbers = told.proxy_run(ProxyRun(row=row, num_gpus=option.num_gpus), rng)
                 claimed = (numbers.model_extra or {})["relative_error"]["step_seconds"]
@@ -264,21 +248,6 @@ def test_worse_is_told_from_chance() -> None:
     assert surely_worse(ours, better, 1)
     assert not surely_worse(ours, same, 1)
     assert not surely_worse(better, ours, 1)
-
-
-@pytest.mark.slow
-def test_demands_on_the_published_sweeps() -> None:
-    by = demands([replay.MEASURED], [OURS, TRIVIAL], 1)
-    assert quantile_to_goal(0.5)(by[OURS]) <= 3
-    assert quantile_to_goal(0.9)(by[OURS]) <= 5
-    assert out_of_memory(by[OURS]) <= 0.05
-
-
-@pytest.mark.slow
-def test_never_worse_than_best_first_on_the_published_sweeps() -> None:
-    by = demands([replay.MEASURED], [OURS, TRIVIAL], 1)
-    for probes in range(1, replay.PROBES + 1):
-        assert regret_at(probes)(by[OURS]) <= regret_at(probes)(by[TRIVIAL]) + TIE
 
 
 @pytest.mark.slow
