@@ -6,6 +6,7 @@ They are predicted without their source. There are published ones, and those of 
 
 import json
 import pathlib
+from collections.abc import Iterable
 from functools import lru_cache
 
 import numpy as np
@@ -31,10 +32,7 @@ NAME_DIGITS = 10
 
 @lru_cache(maxsize=1)
 def published_sweeps() -> tuple[Truth, ...]:
-    """Published sweeps of at least FEWEST layouts, of which at least two ran.
-
-    Out-of-memory layouts count; repeats of a layout are averaged.
-    """
+    """Sweeps of the published rows."""
     raw = [json.loads(text) for text in ROWS.read_text().splitlines()]
     jobs = [read_job(row) for row in raw]
     rows = [
@@ -44,8 +42,16 @@ def published_sweeps() -> tuple[Truth, ...]:
     assert fitted is not None, (
         "the shipped calibration was not fitted to these rows: run benchmarks/calibrate.py"
     )
+    return sweeps_of(fitted.left_out(rows, "group"))
+
+
+def sweeps_of(rows: Iterable[Row]) -> tuple[Truth, ...]:
+    """Sweeps of at least FEWEST layouts, of which at least two ran.
+
+    Out-of-memory layouts count; repeats of a layout are averaged.
+    """
     sweeps: dict[str, dict[object, list[Row]]] = {}
-    for row in fitted.left_out(rows, "group"):
+    for row in rows:
         if row.estimate.step_seconds and (row.measured_seconds or row.status == "oom"):
             sweeps.setdefault(str(row.job.labels["sweep"]), {}).setdefault(
                 row.job.layout, []

@@ -10,6 +10,7 @@ import math
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from api.cli.accuracy import read_rows
@@ -19,6 +20,10 @@ from planner.calibration.outcome import OwnRuns
 from planner.calibration.report import complete
 from planner.cost.machine.shipped import shipped_calibration
 from planner.precision import PRECISIONS
+from tests.unit.test_replay import OURS, TIE, TRIVIAL, demands, replay
+
+from replay_report import out_of_memory, quantile_to_goal, regret_at  # isort: skip
+from replay_sweeps import sweeps_of  # isort: skip
 
 pytestmark = pytest.mark.slow
 
@@ -27,14 +32,14 @@ PUBLIC = Path(__file__).parents[2] / "benchmarks" / "measured" / "public.jsonl"
 SLACK = 0.002
 
 
-def figures(rows: list[Row]) -> dict[str, float]:
+def figures(rows: list[Row], fitted: Fitted, out: list[Row]) -> dict[str, float]:
     """Mean absolute relative errors of step time and memory, first as predicted without the row's
     source, then in sample; the same over units, and of the rest of a unit after own runs; by how
     much 90% intervals hold more or less than 90% of a unit; regret of the first pick; runs out of
     memory that are called a fit, and runs that did fit and are refused.
+
+    out: the rows as predicted without their source.
     """
-    fitted = Fitted.find(rows, shipped_calibration())
-    out = fitted.left_out(rows, "group")
     unseen, everything = summarise(out, "left out"), summarise(rows, "all")
     after = fitted.after_own_runs()
     errors = {
@@ -74,6 +79,17 @@ def rows() -> list[Row]:
     found, malformed = read_rows(str(PUBLIC))
     assert malformed == []
     return found
+
+
+@pytest.fixture(scope="module")
+def fitted(rows: list[Row]) -> Fitted:
+    return Fitted.find(rows, shipped_calibration())
+
+
+@pytest.fixture(scope="module")
+def out(rows: list[Row], fitted: Fitted) -> list[Row]:
+    """The rows as predicted without their source."""
+    return fitted.left_out(rows, "group")
 
 
 def test_every_row_is_answered(rows: list[Row]) -> None:
@@ -125,9 +141,9 @@ def test_every_answer_is_whole(rows: list[Row]) -> None:
         ), row.job.id
 
 
-def test_errors_do_not_grow(rows: list[Row]) -> None:
+def test_errors_do_not_grow(rows: list[Row], fitted: Fitted, out: list[Row]) -> None:
     committed = json.loads(FLOOR.read_text(encoding="utf-8"))
-    ours = figures(rows)
+    ours = figures(rows, fitted, out)
     assert ours.keys() == committed.keys()
     assert worse(ours, committed) == {}, (
         "an improvement elsewhere does not pay for this; see the module's docstring"
@@ -140,13 +156,42 @@ def test_the_model_beats_forty_percent_of_the_peak(rows: list[Row]) -> None:
     assert everything.time.mape < everything.baseline.mape / 3
 
 
+def test_published_sweeps_are_predicted_without_their_source(out: list[Row]) -> None:
+    sweeps = sweeps_of(out)
+    assert len(sweeps) >= 25
+    assert any(sweep.out_of_memory.any() for sweep in sweeps)
+    errors = np.concatenate(
+        [(s.log_seconds - s.candidates.prior.log_seconds)[~s.out_of_memory] for s in sweeps]
+    )
+    assert np.isfinite(errors).all()
+    assert np.sqrt(np.mean(errors**2)) > 0.09
+    for sweep in sweeps:
+        assert len(sweep.candidates) >= 3
+        assert (~sweep.out_of_memory).sum() >= 2
+        assert np.isfinite(sweep.best_log_seconds())
+
+
+def test_few_probes_find_the_best_of_published_sweeps(
+    out: list[Row], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(replay.FIXED, replay.MEASURED, lambda: sweeps_of(out))
+    by = demands([replay.MEASURED], [OURS, TRIVIAL], 1)
+    assert quantile_to_goal(0.5)(by[OURS]) <= 3
+    assert quantile_to_goal(0.9)(by[OURS]) <= 5
+    assert out_of_memory(by[OURS]) <= 0.05
+    for probes in range(1, replay.PROBES + 1):
+        assert regret_at(probes)(by[OURS]) <= regret_at(probes)(by[TRIVIAL]) + TIE
+
+
 def test_a_figure_that_grows_is_named() -> None:
     assert worse({"a": 0.1021, "b": 0.05}, {"a": 0.10, "b": 0.05}) == {"a": (0.1021, 0.10)}
     assert worse({"a": 0.1019}, {"a": 0.10}) == {}
 
 
 def main(loosen: bool) -> int:
-    ours = figures(read_rows(str(PUBLIC))[0])
+    rows = read_rows(str(PUBLIC))[0]
+    fitted = Fitted.find(rows, shipped_calibration())
+    ours = figures(rows, fitted, fitted.left_out(rows, "group"))
     committed = json.loads(FLOOR.read_text(encoding="utf-8")) if FLOOR.exists() else {}
     higher = {name for name, value in ours.items() if value > committed.get(name, math.inf)}
     raised = {name: (ours[name], committed[name]) for name in ours if name in higher}

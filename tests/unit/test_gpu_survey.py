@@ -29,18 +29,17 @@ from tests.conftest import ROOT, needed
 CPU = gpu_survey.Machine(gpu="cpu", name="CPU", devices=None)
 WORKER = """
 import json, sys
-from probes.protocol import Environment, MeasuredRun, OutOfMemory, ProbeResult, ProbeTask, RankMemory
-task = ProbeTask.model_validate_json(open(sys.argv[1]).read())
-memory = [RankMemory(rank=task.emulate_rank or 0, peak_allocated_bytes=3 * 2**30, peak_reserved_bytes=4 * 2**30)]
-outcome = MeasuredRun(step_seconds=0.25, step_seconds_each=[0.2, 0.25, 0.3], tokens_per_second_per_gpu=100.0, mfu=None, losses=[1.0],
-                   gradient_norms=[1.0], memory=memory)
-if "full" in task.id and "rank" not in task.id:
-    outcome = OutOfMemory(rank=0, attempted_bytes=2**31, allocated_bytes=2**33, message="CUDA out of memory")
-if "selective-op" in task.id:
+task = json.load(open(sys.argv[1]))
+memory = {"rank": task["emulate_rank"] or 0, "peak_allocated_bytes": 3 * 2**30, "peak_reserved_bytes": 4 * 2**30}
+outcome = {"status": "ok", "step_seconds": 0.25, "step_seconds_each": [0.2, 0.25, 0.3], "tokens_per_second_per_gpu": 100.0,
+           "mfu": None, "losses": [1.0], "gradient_norms": [1.0], "memory": [memory]}
+if "full" in task["id"] and "rank" not in task["id"]:
+    outcome = {"status": "oom", "rank": 0, "attempted_bytes": 2**31, "allocated_bytes": 2**33, "message": "CUDA out of memory"}
+if "selective-op" in task["id"]:
     sys.exit(3)
-result = ProbeResult(task=task, outcome=outcome, environment=Environment(python="3", torch="2.13.0", gpu_name="CPU"),
-                     started_at="2026-01-01T00:00:00+00:00", wall_seconds=1.0, gpu_seconds=1.0)
-open(sys.argv[2], "w").write(result.model_dump_json())
+result = {"task": task, "outcome": outcome, "environment": {"python": "3", "torch": "2.13.0", "gpu_name": "CPU"},
+          "started_at": "2026-01-01T00:00:00+00:00", "wall_seconds": 1.0, "gpu_seconds": 1.0}
+json.dump(result, open(sys.argv[2], "w"))
 """  # noqa: E501
 
 

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,24 +37,26 @@ NAMES = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "send")
 TOGETHER = [KernelShape.of("collective", name, bytes=8192, ranks=2, stride=1) for name in NAMES]
 
 
-def run(
-    folder: Path, shapes: list[KernelShape], *launcher: str, seconds: float = 60.0
-) -> list[dict]:
-    lines = (json.dumps(shape.as_dict()) + "\n" for shape in shapes)
-    (folder / "shapes.jsonl").write_text("".join(lines))
-    arguments = [
-        "--shapes", "shapes.jsonl", "--out", "out.jsonl", "--device", "cpu", "--each-seconds",
-        "0.01", "--seconds", str(seconds),
-    ]  # fmt: skip
-    ours = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    environment = {**os.environ, **ours}
-    command = [sys.executable, *launcher, "-m", "probes.micro", *arguments]
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False,
-        timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]
+def run(folder: Path, shapes: list[KernelShape], seconds: float = 60.0, ranks: int = 1) -> Any:
+    """Rows of the command, run here or by torchrun."""
+    given, out = folder / "shapes.jsonl", folder / "out.jsonl"
+    given.write_text("".join(json.dumps(shape.as_dict()) + "\n" for shape in shapes))
+    words = f"--shapes {given} --out {out} --device cpu --each-seconds 0.01 --seconds {seconds}"
+    if ranks == 1:
+        assert micro.main(words.split()) == 0
+    else:
+        torchrun = f"-m torch.distributed.run --standalone --nproc_per_node {ranks}"
+        ours = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        done = subprocess.run(
+            [sys.executable, *torchrun.split(), "-m", "probes.micro", *words.split()],
+            env={**os.environ, **ours},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in out.read_text().splitlines()]
 
 
 @pytest.mark.slow
@@ -82,21 +85,16 @@ def test_every_kind_of_kernel_is_timed_here(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_collectives_are_timed_between_processes(tmp_path: Path) -> None:
     beyond = KernelShape.of("collective", "all-reduce", bytes=8192, ranks=2, stride=2)
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
-    rows = run(tmp_path, [ALONE[0], *TOGETHER, beyond], *launcher)[1:-1]
+    rows = run(tmp_path, [ALONE[0], *TOGETHER, beyond], ranks=2)[1:-1]
     assert [row["status"] for row in rows] == ["ok"] * 6 + ["unavailable"]
     for row in rows[1:6]:
         assert row["bytes_per_second"] == pytest.approx(8192 / row["seconds"])
 
 
 def test_time_up_names_what_was_not_reached(tmp_path: Path) -> None:
-    *_, last = run_partly(tmp_path)
+    *_, last = run(tmp_path, [KernelShape.of("gemm", m=64, n=48, k=32)] * 2000, seconds=0.5)
     assert last["measured"] + len(last["not_reached"]) == 2000
     assert last["not_reached"]
-
-
-def run_partly(folder: Path) -> list[dict]:
-    return run(folder, [KernelShape.of("gemm", m=64, n=48, k=32)] * 2000, seconds=0.5)
 
 
 @pytest.mark.slow
