@@ -317,7 +317,7 @@ def plain(
         return write_result(place, task, begin, program)
     command, variables = (
         alone(sys.executable, task, program, port=free_port()),
-        environment(task, held, program.env),
+        environment(folder, task, held, program.env),
     )
     started, limit = time.monotonic(), task.time_limit_seconds
     with (place / LOG).open("wb") as log:

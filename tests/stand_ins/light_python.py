@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tests.stand_ins import torchrun
 
+ROOT = Path(__file__).resolve().parents[2]
 TORCHRUN = ["-m", "torch.distributed.run"]
 SELFCHECK = ["-m", "probes.selfcheck"]
 
@@ -15,7 +16,8 @@ SELFCHECK = ["-m", "probes.selfcheck"]
 def install(folder: Path) -> Path:
     """An executable of this folder that does so."""
     path = folder / "python"
-    path.write_text(f'#!/bin/sh\nexec {sys.executable} {Path(__file__)} "$@"\n')
+    ours = f'PYTHONPATH="{ROOT}:$PYTHONPATH"'
+    path.write_text(f'#!/bin/sh\n{ours} exec {sys.executable} {Path(__file__)} "$@"\n')
     path.chmod(0o755)
     return path
 

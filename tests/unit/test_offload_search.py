@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from planner.intake.jobs import read_job
-from planner.search import parts
+from planner.search import one_size
 from planner.search.one_size import OneSize, search_size
 from tests.conftest import job_values
 
@@ -31,7 +31,7 @@ def test_states_on_the_host_win_where_the_device_is_nearly_full() -> None:
 
 
 def test_a_space_too_large_is_searched_on_the_device_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "KEPT_WHOLE", 0)
+    monkeypatch.setattr(one_size, "MOST_OFFLOADED", 0)
     assert not any(layout.cpu_offload for _, _, layout in searched().candidates)
 
 
