@@ -60,7 +60,6 @@ ALONE = "one estimate, the process warm"
 ACCURACY = "accuracy"
 TWICE = "the same plan again"
 OTHER_BATCH = "another batch size, the process warm"
-IN_TURNS = "the same, another model asked between"
 MADE = tempfile.TemporaryDirectory()  # what `installed` and `exported` write
 PEER = r"""
 import json, sys, time
@@ -236,10 +235,10 @@ def alone() -> dict[str, Any]:
     return {"wall": float(np.median(walls)), "cpu": float(np.median(cpus)), "peak": peak}
 
 
-def asked_again(batches: Sequence[int], between: str | None = None) -> dict[str, Any]:
+def asked_again(batches: Sequence[int]) -> dict[str, Any]:
     """The main job of the README asked of one process, as POST /plan does, then with these batches.
 
-    The fastest of the later answers. between: one of JOBS that is asked before each of them.
+    The fastest of the later answers.
     """
     from api.identity import TimeOrderedIds
     from api.service import answer_on_paper, ask_on_paper, keep_plan
@@ -247,10 +246,7 @@ def asked_again(batches: Sequence[int], between: str | None = None) -> dict[str,
     from api.wiring import SystemClock, Wiring
 
     main = JOBS["Llama 3 70B, 256 H100"]
-    asked = [main]
-    for one in batches:
-        asked += [] if between is None else [(*JOBS[between][:4], one)]
-        asked.append((*main[:4], one))
+    asked = [main, *((*main[:4], one) for one in batches)]
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         wiring = Wiring(
@@ -269,8 +265,7 @@ def asked_again(batches: Sequence[int], between: str | None = None) -> dict[str,
             plan = answer_on_paper(wiring, question)
             keep_plan(wiring, question, plan)
             cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-            if model == main[0]:
-                found.append({"wall": wall, "cpu": cpu, "first": plan.headline[0]})
+            found.append({"wall": wall, "cpu": cpu, "first": plan.headline[0]})
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024.0
     return min(found[1:], key=lambda one: one["wall"]) | {"peak": peak}
 
@@ -418,7 +413,6 @@ def rows(only: list[str], peer: str | None) -> dict[str, dict[str, Any]]:
         ACCURACY: lambda: run(["accuracy"])[0],
         TWICE: lambda: asked_again([512]),
         OTHER_BATCH: lambda: asked_again([256, 1024, 2048]),
-        IN_TURNS: lambda: asked_again([256, 1024, 2048], "Llama 3 8B, 8 H100"),
     }
     found = {}
     run(["recommend", *arguments(next(iter(JOBS.values())))])  # compiles all modules

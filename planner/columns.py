@@ -189,46 +189,6 @@ def one_number(value: int, count: int) -> IntColumn:
     return np.broadcast_to(np.int64(value), count)
 
 
-def distinct_values(*columns: NDArray[Any]) -> NDArray[Any]:
-    """The different values of these columns, in order; `np.unique` imports masked arrays first."""
-    values = np.concatenate([np.ravel(column) for column in columns])
-    values.sort()
-    first = np.append(True, values[1:] != values[:-1])[: len(values)]
-    return np.asarray(values[first])
-
-
-def among(values: NDArray[Any], wanted: NDArray[Any] | Sequence[int]) -> BoolColumn:
-    """Whether each value is one of those wanted; `np.isin` imports masked arrays first."""
-    known = distinct_values(np.asarray(wanted))
-    if not len(known):
-        return np.zeros(values.shape, dtype=np.bool_)
-    places = np.minimum(np.searchsorted(known, values), len(known) - 1)
-    return np.asarray(known[places] == values)
-
-
-def quantile(values: FloatColumn, share: float) -> float:
-    """The value that this share of some values is below; `np.quantile` imports masked arrays first.
-
-    Linear between the two nearest.
-    """
-    ordered, place = np.sort(values), share * (len(values) - 1)
-    below = int(place)
-    first, second = ordered[below], ordered[min(below + 1, len(values) - 1)]
-    rest = place - below
-    step = second - first
-    return float(first + step * rest if rest < 0.5 else second - step * (1.0 - rest))
-
-
-def first_of(
-    cases: Sequence[tuple[BoolColumn, FloatColumn | float]], otherwise: FloatColumn | float
-) -> FloatColumn:
-    """The value of the first case that holds; `np.select` takes longer where rows are few."""
-    found: FloatColumn = np.asarray(otherwise, dtype=np.float64)
-    for holds, value in reversed(cases):
-        found = np.where(holds, value, found)
-    return found
-
-
 def narrow(column: Column) -> Column:
     """Whole numbers in half the memory, where many rows are kept and nothing is counted."""
     return column.astype(np.int32) if column.dtype == np.int64 else column

@@ -126,7 +126,7 @@ def _work_at(job: PreparedJob, rows: LayoutBatch) -> tuple[UnitWork, Savings | N
     found: Savings | None = None
     if job.remembers:
         hashes = deduplicated.hashes([getattr(rows, name) for name in _without_mode(job)])
-        work_at = job.known.rows.work.when_asked(hashes, work)
+        work_at = job.known.rows.work.at(hashes, work)
         if saves:
             found = job.known.rows.savings.at(_savings_hashes(job, rows, budgeted), what_is_saved)
     else:

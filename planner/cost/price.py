@@ -138,13 +138,9 @@ class Pricer(PreparedJob):
         )
 
     def variant(self, key: Hashable, build: Callable[[], "Pricer"]) -> "Pricer":
-        """The pricer known by this key; built once, so that it remembers what it priced.
-
-        A job that goes on with what another knew knows the rows of its variants too.
-        """
+        """The pricer known by this key; built once, so that it remembers what it priced."""
         if key not in self.variants:
             self.variants[key] = build()
-            self.known.share(key, self.variants[key].known)
         return self.variants[key]
 
     def price(self, batch: LayoutBatch, *, every_rank: bool = False) -> Prices:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.columns import FloatColumn, quantile
+from planner.columns import FloatColumn
 from planner.errors import Fault, SpecError
 from planner.plan.sharding_reasons import sharding_reasons
 from planner.plan.together import Together
@@ -134,7 +134,7 @@ def regret(scores: FloatColumn, covariance: FloatColumn, search: SearchSpec) -> 
     probability, mean, share_95 = (
         float((lost > 0).mean()),
         float(np.expm1(lost).mean()),
-        float(np.expm1(quantile(lost, 0.95))),
+        float(np.expm1(np.quantile(lost, 0.95))),
     )
     sd = float(np.sqrt(covariance[0, 0]))
     joint = float(covariance[0, 1] / (sd * np.sqrt(covariance[1, 1])))

@@ -137,8 +137,6 @@ def recommend(
     plan = _plan(job, ports, sizes, fits, ranked, seconds)
     plan = _with_preference(plan, job, ranking)
     plan = plan if plan_id is None else plan.model_copy(update={"id": plan_id})
-    for at_size in sizes:
-        at_size.pricer.known.leave()
     return plan if outcome is None else _with_measurements(plan, outcome, known)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from planner.columns import BoolColumn, IntColumn, LayoutBatch, among
+from planner.columns import BoolColumn, IntColumn, LayoutBatch
 from planner.rules.base import Context, Rule, under
 from planner.specs.layout import AC_KINDS, MOE_DISPATCHERS
 from planner.specs.training import CUDA_GRAPHS
@@ -90,7 +90,7 @@ CUDA_GRAPH_RULES: tuple[Rule, ...] = (
         # core 0.16 transformer_config.py: "full recompute is only supported with full iteration
         # CUDA graph."
         applies=_capturing("megatron", "partial", since="0.16"),
-        broken=lambda x, c: among(x.ac_kind, WHOLE_LAYERS),
+        broken=lambda x, c: np.isin(x.ac_kind, WHOLE_LAYERS),
         rule=lambda x, c: f"{_name(c)} recomputes whole layers only in CUDA graphs of a whole step",
         remedy=lambda x, c: f"set ac to none or selective-attention, or {OFF}",
     ),

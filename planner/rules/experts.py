@@ -5,7 +5,7 @@ Experts regroup the ranks of one pipeline stage: ep x etp of them hold one set o
 
 import numpy as np
 
-from planner.columns import BoolColumn, IntColumn, LayoutBatch, among
+from planner.columns import BoolColumn, IntColumn, LayoutBatch
 from planner.rules.base import (
     Context,
     Rule,
@@ -198,7 +198,7 @@ EXPERT_RULES: tuple[Rule, ...] = (
         broken=lambda x, c: (
             (x.moe_dispatcher == MOE_DISPATCHERS.index("deepep"))
             & (x.ep > 1)
-            & ~among(x.ep, DEEPEP_SIZES)
+            & ~np.isin(x.ep, DEEPEP_SIZES)
         ),
         rule=lambda x, c: f"deepep has no configuration for groups of ep={x.ep} ranks",
         remedy=lambda x, c: f"make ep one of {choices(DEEPEP_SIZES)}, or use alltoall",

@@ -5,15 +5,7 @@ They cover ZeRO, precision, recomputation, compile and the rest.
 
 import numpy as np
 
-from planner.columns import (
-    TRAINER_SPLIT,
-    BoolColumn,
-    IntColumn,
-    LayoutBatch,
-    among,
-    distinct_values,
-    schedule_is,
-)
+from planner.columns import TRAINER_SPLIT, BoolColumn, IntColumn, LayoutBatch, schedule_is
 from planner.precision import PRECISIONS, Recipe, bf16_tail
 from planner.rules.base import (
     Context,
@@ -110,7 +102,7 @@ def _quantised(c: Context) -> list[tuple[int, Recipe]]:
 def _unaligned_weights(x: LayoutBatch, c: Context) -> BoolColumn:
     tp, etp = x.tp.astype(np.float64), x.etp.astype(np.float64)
     broken = np.zeros(np.broadcast_shapes(tp.shape, etp.shape, x.precision.shape), dtype=np.bool_)
-    present = set(distinct_values(x.precision).tolist())
+    present = set(np.unique(x.precision).tolist())
     for code, recipe in _quantised(c):
         if code not in present:
             continue
@@ -179,7 +171,7 @@ def node_bytes(c: Context) -> float:
 
 
 def _in(values: frozenset[int], x: LayoutBatch) -> BoolColumn:
-    return among(x.zero_stage, sorted(values))
+    return np.isin(x.zero_stage, sorted(values))
 
 
 _ZERO_RULES: tuple[Rule, ...] = (

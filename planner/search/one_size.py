@@ -11,7 +11,7 @@ from typing import NamedTuple, TypedDict
 import numpy as np
 
 from planner.calibration.intervals import oom_probability
-from planner.columns import FloatColumn, LayoutBatch, distinct_values
+from planner.columns import FloatColumn, LayoutBatch
 from planner.cost.machine.knobs import Calibration
 from planner.cost.price import Pricer
 from planner.cost.refine import first_groups, simulated_step_seconds
@@ -152,8 +152,6 @@ def search_size(
     samples: also sample the space beyond enumeration.
     """
     pricer = Pricer.build(job.model, cluster, job.training, calibration)
-    but_batch = job.training.model_copy(update={"global_batch_size": 0})
-    pricer.known.go_on((job.model, cluster, but_batch), pricer.calibration)
     offloads = "cpu_offload" not in {*job.search.fix, *job.search.allow}
     found = on_device = _searched(job, pricer)
     rejected, num_layouts = Counter(found.space.rejected), found.space.num_layouts
@@ -336,7 +334,7 @@ def _simulate(
         weighed = Weighed.of(screened.batch, pricer)
         expected = weighed.expected(screened.step_seconds, screened.oom)
         simplest = leaders(expected, weighed.points)
-        best = screened.batch.take(distinct_values(chosen, simplest))
+        best = screened.batch.take(np.union1d(chosen, simplest))
         measured = ~weighed.unmeasured.any(axis=1) & (screened.oom <= OOM_LIMIT)
         nearest = screened.step_seconds[measured].min(initial=np.inf)
         near = screened.num_fitting and nearest <= PARETO_SLACK * screened.step_seconds[0]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.calibration.intervals import oom_probability
-from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch, among, distinct_values
+from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost import deduplicated as keyed
 from planner.cost.chunks import CHUNK
 from planner.cost.price import Pricer
@@ -109,7 +109,7 @@ class Shortlist:
             else (prices.step_seconds, prices.device_bytes)
         )
         chosen = _worth_keeping(value, other, prices.device_bytes, fits, self.keep)
-        chosen = distinct_values(chosen, _simplest(pricer, part, value, oom, fits))
+        chosen = np.union1d(chosen, _simplest(pricer, part, value, oom, fits))
         self.parts.append(
             (
                 part.take(chosen),
@@ -186,7 +186,7 @@ class Shortlist:
         if fits.any():
             simple = _simplest(pricer, batch, value, oom, fits)
             kept = _front_and_best(order, other, fits, self.keep)
-            kept = order[among(order, np.append(kept, simple))]
+            kept = order[np.isin(order, np.append(kept, simple))]
         return Screened(
             batch=batch.take(kept),
             step_seconds=step[kept],

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.columns import FloatColumn, LayoutBatch, among, taken
+from planner.columns import FloatColumn, LayoutBatch, taken
 from planner.cost.chunks import CHUNK
 from planner.cost.deduplicated import hashes
 from planner.cost.price import Pricer
@@ -111,7 +111,7 @@ class SpaceSearch:
         bounded = np.flatnonzero(~np.isnan(self.screening.cell_bounds.seconds))
         of_cells = hashes([taken(getattr(space.cells, name), bounded) for name in names])
         asked = hashes([getattr(self.screened.batch, name) for name in names])
-        batch = space.expand(bounded[among(of_cells, asked)])
+        batch = space.expand(bounded[np.isin(of_cells, asked)])
         batch = batch.take(np.asarray(~Weighed.of(batch, pricer).unmeasured.any(axis=1)))
         if not len(batch):
             return batch

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.columns import BoolColumn, FloatColumn, LayoutBatch, among
+from planner.columns import BoolColumn, FloatColumn, LayoutBatch
 from planner.precision import column
 from planner.specs.layout import AC_KINDS, CP_METHODS, MOE_DISPATCHERS
 from planner.specs.model import ModelSpec
@@ -175,7 +175,7 @@ def overlapping_exchange(batch: LayoutBatch) -> BoolColumn:
     return np.asarray(
         (batch.ep > 1)
         & ((batch.pp == 1) | (batch.virtual_stages > 1))
-        & ~among(batch.ac_kind, WHOLE_LAYERS)
+        & ~np.isin(batch.ac_kind, WHOLE_LAYERS)
         & (batch.moe_dispatcher != MOE_DISPATCHERS.index("allgather"))
     )
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch, first_of, in_order
+from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch, in_order
 from planner.specs.layout import AC_KINDS
 from planner.work.liveness import (
     backward_peak,
@@ -195,29 +195,25 @@ class Mode:
         """
         kind = self.kind
         whole = (kind == NONE) | (kind == SELECTIVE_ATTENTION)
-        return first_of(
-            [
-                (whole, 1.0),
-                (kind == SELECTIVE_LAYER, 1.0 - 1.0 / self.period),
-                (kind == MEMORY_BUDGET, self.budget),
-            ],
-            0.0,
-        )
+        cases = [whole, kind == SELECTIVE_LAYER, kind == MEMORY_BUDGET]
+        return np.select(cases, [1.0, 1.0 - 1.0 / self.period, self.budget], 0.0)
 
     def kept(self, of: Choices) -> Kept:
         """What the modes save; `of` has their shape."""
         kind, period = self.kind, self.period
         every, layer_input = of.every_bytes, of.layer_input_bytes
         some_layers, blocks = kind == SELECTIVE_LAYER, kind == UNIFORM
-        saved = first_of(
-            [
-                (kind == NONE, every),
-                (kind == FULL, layer_input),
-                (kind == SELECTIVE_OP, of.selective_bytes),
-                (some_layers, every + (layer_input - every) * self.checkpointed),
-                (kind == SELECTIVE_ATTENTION, every - of.core_bytes),
-                (blocks, layer_input / period),
-            ],
+        cases = [
+            (kind == NONE, every),
+            (kind == FULL, layer_input),
+            (kind == SELECTIVE_OP, of.selective_bytes),
+            (some_layers, every + (layer_input - every) * self.checkpointed),
+            (kind == SELECTIVE_ATTENTION, every - of.core_bytes),
+            (blocks, layer_input / period),
+        ]
+        saved = np.select(
+            [case for case, _ in cases],
+            [value for _, value in cases],
             room(layer_input, every, self.budget),
         )
         peak = np.where(
@@ -232,7 +228,7 @@ class Mode:
         # one is freed when the one before it runs, and two are left for the second
         together = (layer_input, every, (2.0 - period) * every)
         last, before, first = (
-            first_of([(some_layers, own), (blocks, several)], saved)
+            np.select([some_layers, blocks], [own, several], saved)
             for own, several in zip(self._by_place(of), together, strict=True)
         )
         return Kept(
@@ -267,12 +263,9 @@ class Mode:
         kind = self.kind
         yield (
             "needed",
-            first_of(
-                [
-                    (kind == FULL, 1.0),
-                    (kind == SELECTIVE_LAYER, self.checkpointed),
-                    (kind == UNIFORM, 1.0 / self.period),
-                ],
+            np.select(
+                [kind == FULL, kind == SELECTIVE_LAYER, kind == UNIFORM],
+                [1.0, self.checkpointed, 1.0 / self.period],
                 0.0,
             ),
         )

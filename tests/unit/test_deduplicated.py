@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from planner.columns import among, distinct_values, quantile
 from planner.cost import deduplicated
 from planner.cost.deduplicated import _same_row, hashes, numbered, row_of_each, unique_rows
 
@@ -52,25 +51,3 @@ def test_hashes_that_share_many_bits_are_told_apart(alike: int) -> None:
     same = _same_row(codes)
     assert (codes[same] == codes).all()
     assert len(np.unique(same)) == len(np.unique(codes))
-
-
-def test_different_values_of_columns_come_in_order() -> None:
-    one, other = np.array([[3, 1], [3, 9]]), np.array([2, 9])
-    assert distinct_values(one, other).tolist() == np.union1d(one, other).tolist()
-    assert distinct_values(np.zeros(0, dtype=np.int64)).tolist() == []
-    assert one.tolist() == [[3, 1], [3, 9]]
-
-
-def test_values_are_found_among_others_as_numpy_finds_them() -> None:
-    random = np.random.default_rng(5)
-    for size in (0, 1, 7, 200):
-        values, wanted = random.integers(0, 50, 100), random.integers(-5, 40, size)
-        assert among(values, wanted).tolist() == np.isin(values, wanted).tolist()
-
-
-def test_a_quantile_is_that_of_numpy() -> None:
-    random = np.random.default_rng(6)
-    for size in (1, 2, 3, 10, 1001):
-        values = random.standard_normal(size)
-        for share in (0.0, 0.05, 0.5, 0.95, 1.0):
-            assert quantile(values, share) == np.quantile(values, share)

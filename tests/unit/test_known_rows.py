@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import planner
 from planner.columns import LayoutBatch
 from planner.cost import cost_inputs, known_rows
 from planner.cost.cost_inputs import distinct_rows, shards_at, unit_times_at, units_at
@@ -105,25 +104,6 @@ def test_too_many_are_forgotten_and_priced_again(monkeypatch: pytest.MonkeyPatch
     assert same(units_at(pricer, rows).costs, whole)
 
 
-def test_rows_that_are_read_late_are_those_that_were_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Even if all rows were forgotten meanwhile, and others stand in their places."""
-    rows = some_rows(fresh())
-    monkeypatch.setattr(known_rows, "MOST_ROWS", 32)
-    monkeypatch.setattr(known_rows, "FEW_ROWS", 0)
-    pricer, here = fresh(), rows.take(slice(0, 16))
-    work, _ = cost_inputs._work_at(pricer, here)
-    for start in (16, 32, 48):
-        units_at(pricer, rows.take(slice(start, start + 16)))
-    whole, _ = cost_inputs._work_at(fresh(), here)
-    assert np.array_equal(work.forward_seconds, whole.forward_seconds)
-    some = np.array([3, 1, 3])
-    assert np.array_equal(work.at("again_needed", some), whole.again_needed[..., some])
-    with pytest.raises(AttributeError, match="no_such_column"):
-        _ = work.no_such_column  # type: ignore[attr-defined]
-
-
 def test_seconds_alone_are_those_of_the_costs() -> None:
     rows = some_rows(fresh())
     assert len({*rows.ac_kind.tolist()}) > 3
@@ -187,121 +167,12 @@ def test_a_layout_costs_what_the_row_that_stands_for_it_does() -> None:
     assert np.array_equal(own.every_bytes, stands.every_bytes[:, at])
 
 
-def test_a_next_batch_size_goes_on_with_what_is_known() -> None:
-    rows = some_rows(fresh())
-    first, second, third = fresh(), fresh(), fresh()
-    calibration = first.calibration
-    first.known.go_on("a job", calibration)
-    units_at(first, rows)
-    count = first.known.rows.work.count
-    first.known.leave()
-    assert first.known.rows.work.count == 0
-    second.known.go_on("a job", calibration)
-    assert second.known.rows.work.count == count > 0
-    assert same(units_at(second, rows).costs, units_at(third, rows).costs)
-    third.known.go_on("a job", calibration)
-    assert third.known.rows.work is not second.known.rows.work, "nobody else has it meanwhile"
-
-
-@pytest.mark.parametrize("other", ["job", "calibration"])
-def test_what_another_job_left_is_not_taken_up(other: str) -> None:
-    rows, first, second = some_rows(fresh()), fresh(), fresh()
-    first.known.go_on("a job", first.calibration)
-    units_at(first, rows)
-    first.known.leave()
-    second.known.go_on(
-        "another" if other == "job" else "a job",
-        replace(first.calibration) if other == "calibration" else first.calibration,
-    )
-    assert second.known.rows.work.count == 0
-
-
-def test_a_plan_leaves_what_it_knew_to_the_next_batch_size() -> None:
-    def asked(batch: int) -> None:
-        planner.recommend(
-            model="llama3-8b",
-            cluster={"gpu": "h100-sxm-80gb", "num_gpus": 2},
-            training={"seq_len": 2048, "global_batch_size": batch},
-        )
-
-    asked(8)
-    rows = known_rows._LEFT[-1].rows
-    before = rows.work.count
-    asked(16)
-    assert known_rows._LEFT[-1].rows is rows
-    assert rows.shards.count > 0
-    assert before <= rows.work.count < 2 * before
-
-
-def test_jobs_asked_in_turns_go_on_with_what_each_knew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known_rows, "_LEFT", [])
-    monkeypatch.setattr(known_rows, "MOST_LEFT", 2)
-    rows = some_rows(fresh())
-
-    def asked(job: str) -> int:
-        """How many rows are known before anything is priced."""
-        pricer = fresh()
-        pricer.known.go_on(job, CALIBRATION)
-        count = pricer.known.rows.work.count
-        units_at(pricer, rows)
-        pricer.known.leave()
-        return count
-
-    count = (asked("first"), asked("second"), asked("first"), asked("second"))[-1]
-    assert count > 0
-    assert [asked(job) for job in ("first", "third", "first", "second")] == [count, 0, count, 0]
-
-
-def test_what_two_threads_would_take_is_had_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    left = known_rows.LeftJob(job="a job", calibration=CALIBRATION, rows=known_rows.JobRows())
-
-    class TakenMeanwhile(list[known_rows.LeftJob]):
-        def remove(self, _: object) -> None:
-            self.clear()  # by another thread
-            raise ValueError
-
-    monkeypatch.setattr(known_rows, "_LEFT", TakenMeanwhile([left]))
-    pricer = fresh()
-    pricer.known.go_on("a job", CALIBRATION)
-    assert pricer.known.rows is not left.rows
-
-
-def test_what_was_forgotten_is_not_left() -> None:
-    rows, first, second = some_rows(fresh()), fresh(), fresh()
-    first.known.go_on("forgotten", CALIBRATION)
-    units_at(first, rows)
-    first.known.forget()
-    assert first.known.rows.work.count == 0
-    second.known.go_on("forgotten", CALIBRATION)
-    assert second.known.rows.work.count == 0
-
-
-def test_a_variant_goes_on_with_what_the_same_variant_knew() -> None:
-    rows = some_rows(fresh())
-
-    def variants() -> tuple[Pricer, Pricer, Pricer]:
-        pricer = fresh()
-        pricer.known.go_on("with variants", CALIBRATION)
-        names = ("16 bits", "32 bits")
-        same, other = (pricer.variant(key, lambda: replace(pricer)) for key in names)
-        return pricer, same, other
-
-    first, priced, _ = variants()
-    units_at(priced, rows)
-    count = priced.known.rows.work.count
-    first.known.leave()
-    assert priced.known.rows.work.count == 0, "what it knew is the next one's"
-    _, again, other = variants()
-    assert again.known.rows.work.count == count > 0
-    assert other.known.rows.work.count == 0
-
-
-def test_units_and_shards_do_not_depend_on_the_batch_size() -> None:
-    """Else a search could not go on with the rows of the last one."""
+def test_what_was_forgotten_is_priced_again() -> None:
     pricer, rows = fresh(), some_rows(fresh())
-    more = replace(pricer, training=pricer.training.model_copy(update={"global_batch_size": 6400}))
-    assert same(units_at(pricer, rows).costs, units_at(more, rows).costs)
-    assert same(shards_at(pricer, rows), shards_at(more, rows))
+    first = units_at(pricer, rows).costs
+    pricer.known.forget()
+    assert pricer.known.rows.work.count == 0
+    assert same(first, units_at(pricer, rows).costs)
 
 
 @pytest.mark.parametrize("trainer", ["torchtitan", "megatron"])

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.columns import FloatColumn, distinct_values
+from planner.columns import FloatColumn
 from planner.cost.layer.context import AXES, CostContext, OpCost, cost
 from planner.specs.layout import MOE_DISPATCHERS
 from planner.specs.model import ModelSpec
@@ -83,7 +83,7 @@ def exchange_cost(context: CostContext, op: Collective, model: ModelSpec) -> OpC
     forward, backward = np.zeros((len(AXES), size)), np.zeros((len(AXES), size))
     place, dispatches = AXES.index("ep"), op.name == "dispatch"
     hidden = hidden_share(context)
-    asked = {int(kind) for kind in distinct_values(batch.moe_dispatcher[applies])}
+    asked = {int(kind) for kind in np.unique(batch.moe_dispatcher[applies])}
     every = sorted(map(MOE_DISPATCHERS.index, context.rules.moe_dispatchers))
     seconds = {}
     for kind in sorted(asked - {axes.ANY}) if axes.ANY not in asked else every:

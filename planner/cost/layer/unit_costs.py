@@ -193,7 +193,7 @@ def _again(
     for name, share in mode.repeats():
         at = np.flatnonzero(share)
         if len(at):
-            layers[:, :, at] += share[at] * work.at(f"again_{name}", at)[:, : layers.shape[1]]
+            layers[:, :, at] += share[at] * getattr(work, f"again_{name}")[:, : layers.shape[1], at]
     if savings is not None:
         budgeted = np.flatnonzero(rows.ac_kind == MEMORY_BUDGET)
         budget = mode.budget[budgeted]
@@ -205,9 +205,9 @@ def _under_budget(
     work: UnitWork, savings: Savings, rows: IntColumn, budget: FloatColumn
 ) -> FloatColumn:
     """What the backwards of layers repeat under these memory budgets of rows, (Q, K, their U)."""
-    least, every = (work.at(name, rows)[:-2] for name in ("layer_input_bytes", "every_bytes"))
+    least, every = work.layer_input_bytes[:-2, rows], work.every_bytes[:-2, rows]
     spared = saved_by_budget(savings.bytes, savings.again, least, room(least, every, budget))
-    rest = np.maximum(work.at("again_needed", rows) - spared, 0.0)
+    rest = np.maximum(work.again_needed[..., rows] - spared, 0.0)
     return np.where(budget >= 1.0, 0.0, rest)
 
 

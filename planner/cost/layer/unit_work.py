@@ -94,11 +94,6 @@ class UnitWork(Choices, EndBytes):
     input_bytes: FloatColumn
     weight_groups: FloatColumn
 
-    def at(self, name: str, rows: IntColumn) -> FloatColumn:
-        """The column of this name at some rows."""
-        column: FloatColumn = getattr(self, name)
-        return column[..., rows]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Savings:

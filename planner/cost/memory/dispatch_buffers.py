@@ -5,7 +5,7 @@ Letters: N layouts.
 
 import numpy as np
 
-from planner.columns import FloatColumn, LayoutBatch, first_of
+from planner.columns import FloatColumn, LayoutBatch
 from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import MOE_DISPATCHERS
 from planner.specs.model import ModelSpec
@@ -42,4 +42,4 @@ def dispatch_buffer_bytes(
         used & (batch.moe_dispatcher == MOE_DISPATCHERS.index(name))
         for name in ("deepep", "hybridep")
     )
-    return first_of([(deepep, chunks * row), (hybridep, 2.0 * tokens * ep * row)], 0.0)
+    return np.select([deepep, hybridep], [chunks * row, 2.0 * tokens * ep * row], 0.0)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.columns import FloatColumn, IntColumn, distinct_values
+from planner.columns import FloatColumn, IntColumn
 from planner.cost.network.algorithms import ALGORITHMS, Algorithm, Line
 from planner.cost.network.nccl import Protocol
 from planner.cost.network.topology import Fabric, Links, Placement
@@ -123,7 +123,7 @@ def fastest_lines(
         at = np.minimum(np.searchsorted(known.codes, codes), len(known.codes) - 1)
         if (known.codes[at] == codes).all():
             return known.latency[:, at], known.slope[:, at]
-    every = distinct_values(codes) if known is None else distinct_values(known.codes, codes)
+    every = np.unique(codes) if known is None else np.union1d(known.codes, codes)
     known = _envelope(operation, every, fabric, nvls_gain)
     fabric.remembered[key] = known
     at = np.searchsorted(known.codes, codes)
@@ -143,7 +143,7 @@ def _of_each(
     codes = degree[:size] * _STRIDES + stride[:size]
     key = (operation, gains.tobytes(), *(one.bandwidth.tobytes() for one in fabric.each))
     known: _Known | None = fabric.remembered.get(key)
-    every = distinct_values(codes) if known is None else distinct_values(known.codes, codes)
+    every = np.unique(codes) if known is None else np.union1d(known.codes, codes)
     if known is None or len(every) > len(known.codes):
         wide = replace(
             fabric,

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.columns import distinct_values
 from planner.cost.pipeline.event_simulation import (
     CompiledSchedule,
     OrderRun,
@@ -296,7 +295,7 @@ def stretched(
     """
     stages, nodes = base.num_stages, len(base.work_N)
     transfers = int((base.rank_N >= base.num_ranks).sum()) // num_microbatches
-    works = distinct_values(base.work_N[base.rank_N < base.num_ranks])
+    works = np.unique(base.work_N[base.rank_N < base.num_ranks])
     kinds = 1 if base.pairs else len(works) // stages
     block = stride * (transfers + kinds * stages)
     if 2 * block > nodes:

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from planner.columns import TRAINER_SPLIT, FloatColumn, IntColumn, LayoutBatch, distinct_values
+from planner.columns import TRAINER_SPLIT, FloatColumn, IntColumn, LayoutBatch
 from planner.schedules import SCHEDULES, Schedule
 from planner.specs.model import ModelSpec
 from planner.trainers.base import TrainerRules
@@ -178,7 +178,7 @@ def _deciding_ranks(
         return np.sort(first)
     last = np.zeros(len(first), dtype=np.int64)
     np.maximum.at(last, kind.ravel(), np.arange(pp))
-    return distinct_values(first, last)
+    return np.union1d(first, last)
 
 
 @dataclass(frozen=True, slots=True)

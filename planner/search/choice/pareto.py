@@ -5,7 +5,7 @@ The front is that of throughput against memory headroom.
 
 import numpy as np
 
-from planner.columns import Column, FloatColumn, IntColumn, LayoutBatch, distinct_values
+from planner.columns import Column, FloatColumn, IntColumn, LayoutBatch
 
 # Fields in which two shown layouts must differ. The rest (schedule, microbatch, ZeRO stage,
 # switches) is tuned for each.
@@ -70,5 +70,5 @@ def front(step_seconds: FloatColumn, device_bytes: FloatColumn, most: int = 20) 
     on_front = np.concatenate([[True], device_bytes[order][1:] < lowest[:-1] * (1.0 - ROUNDING)])
     rows = order[on_front]
     if len(rows) > most:
-        rows = rows[distinct_values(np.linspace(0, len(rows) - 1, most).round().astype(int))]
+        rows = rows[np.unique(np.linspace(0, len(rows) - 1, most).round().astype(int))]
     return np.asarray(rows)

@@ -31,7 +31,7 @@ from planner.calibration.basis import unmeasured_mechanisms, uses
 from planner.calibration.correlated import CorrelatedErrors
 from planner.calibration.intervals import TimeSpread, time_spread
 from planner.calibration.mechanisms import points
-from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch, distinct_values
+from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.price import Pricer
 
 SURE = 1.0  # deviations: with a probability of five in six the one ahead is truly faster
@@ -132,7 +132,7 @@ class Spreads:
 
     def at(self, rows: IntColumn) -> TimeSpread:
         """Those of some rows, in their order."""
-        new = distinct_values(rows[self._places[rows] < 0])
+        new = np.unique(rows[self._places[rows] < 0])
         if len(new):
             self._known.append(spread_within_stack(self.pricer, self.layouts.take(new)))
             self._places[new] = np.arange(self._count, self._count + len(new))
@@ -189,7 +189,7 @@ def contenders(weighed: Weighed, expected: FloatColumn) -> IntColumn:
     among = [expected]
     if weighed.proven.any():
         among.append(np.where(weighed.proven, expected, np.inf))
-    return distinct_values(*(_near_the_best(weighed, one) for one in among))
+    return np.unique(np.concatenate([_near_the_best(weighed, one) for one in among]))
 
 
 def _near_the_best(weighed: Weighed, expected: FloatColumn) -> IntColumn:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from planner.columns import CODES, TRAINER_SPLIT, BoolColumn, Column, LayoutBatch, among, dtype_of
+from planner.columns import CODES, TRAINER_SPLIT, BoolColumn, Column, LayoutBatch, dtype_of
 from planner.errors import Fault, SpecError
 from planner.precision import PRECISIONS
 from planner.rules import Context
@@ -237,7 +237,7 @@ KEEPS: Mapping[str, Keep] = {
     "moe_dispatcher": Keep(
         reads=frozenset({"ep", "moe_dispatcher"}), mask=lambda x,
         c: (x.ep > 1)
-        | among(x.moe_dispatcher, [MOE_DISPATCHERS.index(name) for name in WITHOUT_EP]),
+        | np.isin(x.moe_dispatcher, [MOE_DISPATCHERS.index(name) for name in WITHOUT_EP]),
         reason="at ep 1 the others do what alltoall does",
     ),
     "sequence_parallel": Keep(

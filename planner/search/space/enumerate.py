@@ -15,17 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.columns import (
-    COLUMNS,
-    BoolColumn,
-    Column,
-    IntColumn,
-    LayoutBatch,
-    distinct_values,
-    narrow,
-    taken,
-    wide,
-)
+from planner.columns import COLUMNS, BoolColumn, Column, IntColumn, LayoutBatch, narrow, taken, wide
 from planner.cost.deduplicated import unique_rows
 from planner.rules import DERIVED, Context, Rule, columns_of, rules_for
 from planner.rules.degrees import PRODUCT_KEY
@@ -180,7 +170,7 @@ class Space:
             for name in ("pp_schedule", "virtual_stages")
         )
         codes = self.cells.pp_schedule if named is None else named.table["pp_schedule"]
-        for code in distinct_values(codes).tolist():
+        for code in np.unique(codes).tolist():
             most = self._most_stages(staged, staged.table["virtual_stages"]) if staged else None
             if named is not None and named is staged:
                 stages = np.where(codes == code, named.table["virtual_stages"], 0)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.columns import IntColumn, LayoutBatch, among
+from planner.columns import IntColumn, LayoutBatch
 from planner.cost.pipeline import stages
 from planner.cost.price import Pricer
 from planner.schedules import SCHEDULES
@@ -130,7 +130,7 @@ class Beyond:
         ends = [
             int(of_rank[chunk % len(of_rank)]) for of_rank, chunk in zip(own, chunks, strict=True)
         ]
-        inner = ~among(ranks, [ranks[0], ranks[-1]])
+        inner = ~np.isin(ranks, [ranks[0], ranks[-1]])
         others = inner if inner.any() else np.ones(len(sizes), dtype=np.bool_)
         for stage, count in zip(ends, (first, last), strict=True):
             for place in _places(sizes, others & (np.arange(len(sizes)) != stage), count):

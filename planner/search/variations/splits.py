@@ -22,8 +22,6 @@ from planner.columns import (
     FloatColumn,
     IntColumn,
     LayoutBatch,
-    among,
-    distinct_values,
     one_number,
 )
 from planner.cost.cost_inputs import on_ranks
@@ -241,7 +239,7 @@ class Climb:
             if not exact:
                 rows = self._faster(batch, value[tried.owner])
                 tried, batch = tried.take(rows), batch.take(rows)
-                active = active[among(active, tried.owner)]
+                active = active[np.isin(active, tried.owner)]
             found, their_idle, their_loads, their_filled = self._judged(batch, exact)
             best = _best_of_each(tried.owner, found, count)[active]
             better = found[best] < value[active] * (1.0 - LEAST_GAIN)
@@ -361,7 +359,7 @@ class Climb:
     ) -> dict[int, tuple[tuple[int, int], set[int]]]:
         """By class: (busiest rank, fullest rank), and the ranks that compute or hold least."""
         found: dict[int, tuple[tuple[int, int], set[int]]] = {}
-        for pp in distinct_values(self.classes.pp[rows]).tolist():
+        for pp in np.unique(self.classes.pp[rows]).tolist():
             here = rows[self.classes.pp[rows] == pp]
             held = np.stack([loads[:pp, here], filled[:pp, here]])
             most = held.argmax(axis=1).T.tolist()
