@@ -11,6 +11,7 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -72,6 +73,20 @@ def needed(module: str) -> Any:
         return import_module(module)
     except ImportError as error:
         missing(f"{module} ({error})", "`make test` installs it")
+
+
+def job_values(
+    model: Any, gpu: Any, num_gpus: Any, seq_len: int, batch: int, /, *, layout: Any = None,
+    search: Any = None, **training: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """A job as a person writes it."""
+    more = {"layout": layout, "search": search}
+    return {
+        "model": model,
+        "cluster": {"gpu": gpu, "num_gpus": num_gpus},
+        "training": {"seq_len": seq_len, "global_batch_size": batch, **training},
+        **{key: value for key, value in more.items() if value is not None},
+    }
 
 
 def one_fast(first: object, *others: object) -> list[Any]:
@@ -154,6 +169,26 @@ def clean_environment() -> dict[str, str]:
         if not key.startswith("PLANNER_") and key not in ("COLUMNS", "NO_COLOR", "FORCE_COLOR")
     }
     return {**kept, "PYTHONPATH": str(ROOT)}
+
+
+class Fixed:
+    """A clock that stands still, and ids that count."""
+
+    count = 0
+
+    def now(self) -> datetime:
+        return datetime(2026, 1, 1, tzinfo=UTC)
+
+    def new_id(self, prefix: str) -> str:
+        self.count += 1
+        return f"{prefix}-{self.count}"
+
+
+def fixed_ports() -> Any:
+    from planner.ports import Ports
+
+    fixed = Fixed()
+    return Ports(clock=fixed, ids=fixed)
 
 
 @pytest.fixture(scope="session")

@@ -22,6 +22,7 @@ from planner.trainers.registry import TRAINERS, resolve_layout
 from planner.work import axes
 from planner.work.blocks import layer_ops
 from planner.work.ops import Collective
+from tests.conftest import job_values
 
 BANDWIDTH, LATENCY, SIZE = 100e9, 2e-6, 1e9
 
@@ -33,22 +34,17 @@ def _priced(job: Mapping[str, Any]) -> tuple[Pricer, Job, Prices]:
 
 
 def effective_batch(local_batch: int, accumulation: int, dp: int) -> float:
-    """Global batch at which a layout of this local batch and DP degree accumulates so many
-    times.
-    """
-    layout = resolve_layout(
-        {"dp_shard": dp, "micro_batch_size": local_batch}, trainer="torchtitan", num_gpus=dp
-    )
-    return float(
-        next(batch for batch in range(1, 10_000) if layout.num_microbatches(batch) == accumulation)
-    )
+    """Global batch at which a layout of this local batch and DP degree accumulates so often."""
+    values = {"dp_shard": dp, "micro_batch_size": local_batch}
+    layout = resolve_layout(values, trainer="torchtitan", num_gpus=dp)
+    sizes = range(1, 10_000)
+    return float(next(size for size in sizes if layout.num_microbatches(size) == accumulation))
 
 
 def accumulation_steps(global_batch: int, local_batch: int, dp: int) -> float:
     """Microbatches of a step without a pipeline."""
-    layout = resolve_layout(
-        {"dp_shard": dp, "micro_batch_size": local_batch}, trainer="torchtitan", num_gpus=dp
-    )
+    values = {"dp_shard": dp, "micro_batch_size": local_batch}
+    layout = resolve_layout(values, trainer="torchtitan", num_gpus=dp)
     return float(layout.num_microbatches(global_batch))
 
 
@@ -58,29 +54,14 @@ def layer_activations(tp: int, sp: bool, ac: str, dropout: float) -> float:
     dropout: probability on the two residual branches.
     """
     layout = {"tp": tp, "pp": 8, "sequence_parallel": sp, "ac": ac}
-    training = {
-        "seq_len": 2048,
-        "global_batch_size": 64,
-        "trainer": "megatron",
-        "attention_kernel": "unfused",
-    }
-    _, job, prices = _priced(
-        {
-            "model": {
-                "model_type": "gpt2",
-                "n_embd": 12288,
-                "n_layer": 96,
-                "n_head": 96,
-                "n_positions": 2048,
-                "vocab_size": 51200,
-                "activation_function": "gelu",
-                "resid_pdrop": dropout,
-            },
-            "cluster": {"gpu": "a100-sxm-80gb", "num_gpus": 64},
-            "training": training,
-            "layout": layout,
-        }
-    )
+    training = {"seq_len": 2048, "global_batch_size": 64, "trainer": "megatron"}
+    training["attention_kernel"] = "unfused"
+    _, job, prices = _priced({
+        "model": {"model_type": "gpt2", "n_embd": 12288, "n_layer": 96, "n_head": 96,
+            "n_positions": 2048, "vocab_size": 51200, "activation_function": "gelu",
+            "resid_pdrop": dropout}, "cluster": {"gpu": "a100-sxm-80gb", "num_gpus": 64},
+        "training": training, "layout": layout,
+    })  # fmt: skip
     return float(prices.stage_seconds.saved_bytes[0, 0] / (2048 * job.model.hidden_size))
 
 
@@ -113,9 +94,7 @@ def collective_over_closed_form(op: str, algorithm: str, ranks: int) -> float:
 
 
 def hierarchical_over_closed_form(inside: int, nodes: int) -> float:
-    """Reduce-scatter inside, all-reduce of 1/n of the data across on each member's own NIC,
-    all-gather inside.
-    """
+    """Reduce-scatter inside, all-reduce of 1/n across on each member's NIC, all-gather inside."""
     (b1, a1), (b2, a2) = (450e9, 2e-6), (50e9, 4e-6)
     levels = [
         {"gpus": inside, "bandwidth": b1, "latency": a1},
@@ -124,9 +103,8 @@ def hierarchical_over_closed_form(inside: int, nodes: int) -> float:
     cluster = read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": inside * nodes, "fabric": levels})
     within = (inside - 1) * (SIZE / (inside * b1) + a1)
     across = 2 * (nodes - 1) * (SIZE / inside / (nodes * b2) + a2)
-    return collective("all-reduce", SIZE, cluster, algorithm="hierarchical").seconds / (
-        2 * within + across
-    )
+    found = collective("all-reduce", SIZE, cluster, algorithm="hierarchical")
+    return found.seconds / (2 * within + across)
 
 
 def bubble_over_ideal(schedule: str, pp: int, microbatches: int) -> float:
@@ -143,14 +121,8 @@ def bubble_over_ideal(schedule: str, pp: int, microbatches: int) -> float:
 
 
 def tensor_parallel_collectives(model: str, tp: int) -> float:
-    """Collectives of one dense layer with sequence parallelism, forward and backward; each moves
-    one activation.
-    """
-    job = {
-        "model": model,
-        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": tp},
-        "training": {"seq_len": 8192, "global_batch_size": 1},
-    }
+    """Collectives of a dense layer with sequence parallelism; each moves one activation."""
+    job = job_values(model, "h100-sxm-80gb", tp, 8192, 1)
     parsed = read_job({**job, "layout": {"tp": tp}})
     batch = LayoutBatch.from_layouts([parsed.layout])
     (kind, _) = parsed.model.distinct_layers()[0]
@@ -164,9 +136,7 @@ def tensor_parallel_collectives(model: str, tp: int) -> float:
 
 
 def pipeline_bytes(model: str, micro_batch: int, seq_len: int) -> float:
-    """Bytes over one stage boundary, forward and backward of one microbatch, over 2 x batch x seq x
-    hidden x 2.
-    """
+    """Bytes over a stage boundary both ways, a microbatch, over 2 x batch x seq x hidden x 2."""
     fabric = [{"gpus": 8, "bandwidth": 1e9, "latency": 0}]
     job = {"model": model, "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8, "fabric": fabric}}
     training = {"seq_len": seq_len, "global_batch_size": 64}
@@ -190,9 +160,8 @@ def forward_flops_over_2nt(model: str, seq_len: int) -> float:
     """Counted forward FLOPs of one step over 2 x parameters x tokens."""
     cluster = {"gpu": "h100-sxm-80gb", "num_gpus": 1}
     training = {"seq_len": seq_len, "global_batch_size": 1}
-    _, parsed, prices = _priced(
-        {"model": model, "cluster": cluster, "training": training, "layout": {}}
-    )
+    job = {"model": model, "cluster": cluster, "training": training, "layout": {}}
+    _, parsed, prices = _priced(job)
     counts = np.array([count for _, count in parsed.model.distinct_layers()] + [1.0, 1.0])
     return float(counts @ prices.stage_seconds.forward_flops[:, 0]) / (
         2.0 * parsed.model.total_parameters() * seq_len
@@ -200,9 +169,7 @@ def forward_flops_over_2nt(model: str, seq_len: int) -> float:
 
 
 def causal_attention_share(seq_len: int) -> float:
-    """Counted forward FLOPs of attention over those of the full square: the growth of FLOPs a token
-    with the sequence.
-    """
+    """Counted forward FLOPs of attention over the full square's: the growth with the sequence."""
     total = {}
     for length in (seq_len, 2 * seq_len):
         total[length] = forward_flops_over_2nt("llama3-8b", length)
@@ -214,9 +181,8 @@ def causal_attention_share(seq_len: int) -> float:
         }
     ).model
     per_token = (total[2 * seq_len] - total[seq_len]) * 2.0 * model.total_parameters()
-    square = (
-        2.0 * model.num_hidden_layers * model.num_attention_heads * 2 * model.head_dim * seq_len
-    )
+    heads = model.num_hidden_layers * model.num_attention_heads
+    square = 2.0 * heads * 2 * model.head_dim * seq_len
     return per_token / square
 
 
@@ -246,9 +212,8 @@ def grouped_over_loop(experts: int, tokens: int, hidden: int, width: int) -> flo
     )
     grouped = device.gemm_seconds(rows, cols, depth, np.array([float(experts)]), bf16)[0]
     alone = device.gemm_seconds(rows, cols, depth, np.ones(1), bf16)[0]
-    return float(
-        experts * max(alone, software_profile(TRAINERS["torchtitan"]).launch_seconds) / grouped
-    )
+    launch = software_profile(TRAINERS["torchtitan"]).launch_seconds
+    return float(experts * max(alone, launch) / grouped)
 
 
 def axes_in_order(axes: list[str]) -> float:

@@ -1,6 +1,4 @@
-"""Closed forms of the textbooks, exactly, by the algorithm's name; and nccl-tests sweeps within
-their error.
-"""
+"""Closed forms of textbooks, exactly, by algorithm; and nccl-tests sweeps within their error."""
 
 import math
 import sys
@@ -23,13 +21,8 @@ BANDWIDTH, LATENCY = 100e9, 2e-6
 
 
 def flat(num_gpus: int, **level: object) -> ClusterSpec:
-    joined = {
-        "gpus": num_gpus,
-        "bandwidth": BANDWIDTH,
-        "latency": LATENCY,
-        "topology": "switch",
-        **level,
-    }
+    joined = {"gpus": num_gpus, "bandwidth": BANDWIDTH, "latency": LATENCY}
+    joined |= {"topology": "switch", **level}
     return read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": num_gpus, "fabric": [joined]})
 
 
@@ -70,11 +63,8 @@ def test_closed_forms_of_one_level(n: int, size: float) -> None:
         ),
     }
     if n > 2:
-        forms["all-reduce", "double-binary-tree"] = (
-            2 * log * LATENCY + 2 * size / BANDWIDTH,
-            2 * log,
-            2,
-        )
+        seconds = 2 * log * LATENCY + 2 * size / BANDWIDTH
+        forms["all-reduce", "double-binary-tree"] = (seconds, 2 * log, 2)
     for (operation, algorithm), (seconds, steps, wire) in forms.items():
         answer = collective(operation, size, cluster, algorithm=algorithm)
         assert answer.seconds == pytest.approx(seconds, rel=1e-12), (operation, algorithm)
@@ -113,17 +103,13 @@ def test_hierarchical_all_reduce_of_two_and_three_levels() -> None:
     ("shape", "topology"), [([8, 8], "torus"), ([4, 4, 4], "torus"), ([8, 8], "mesh")]
 )
 def test_grids(shape: list[int], topology: str) -> None:
-    """Torus: bandwidth-optimal on all links, k (e - 1) steps a direction. Mesh: lines use each link
-    one way, half the rate.
-    """
+    """Torus: optimal on all links, k (e - 1) steps a direction. Mesh: links one way, half of it."""
     size, n, k, e = 1e9, math.prod(shape), len(shape), shape[0]
-    answer = collective(
-        "all-reduce", size, flat(n, topology=topology, shape=shape), algorithm=topology
-    )
+    grid = flat(n, topology=topology, shape=shape)
+    answer = collective("all-reduce", size, grid, algorithm=topology)
     rate = BANDWIDTH if topology == "torus" else BANDWIDTH / 2
-    assert answer.seconds == pytest.approx(
-        2 * (k * (e - 1) * LATENCY + (n - 1) / n * size / rate), rel=1e-12
-    )
+    expected = 2 * (k * (e - 1) * LATENCY + (n - 1) / n * size / rate)
+    assert answer.seconds == pytest.approx(expected, rel=1e-12)
     assert answer.steps == 2 * k * (e - 1)
 
 
@@ -145,14 +131,10 @@ def test_published_sweeps_are_met() -> None:
         if sample.sweep == "nccl-tests" and sample.ranks <= 8:
             groups[sample.gpu, sample.operation].append(e)
     assert len(groups) == 28
-    assert {
-        key: round(float(np.mean(e)), 3) for key, e in groups.items() if np.mean(e) > 0.11
-    } == {}
-    huge = [
-        e
-        for s, e in zip(samples, error, strict=True)
-        if s.size_bytes >= 2**32 and s.operation != "all-to-all"
-    ]
+    means = {key: round(float(np.mean(e)), 3) for key, e in groups.items()}
+    assert {key: mean for key, mean in means.items() if mean > 0.11} == {}
+    pairs = [(s, e) for s, e in zip(samples, error, strict=True) if s.operation != "all-to-all"]
+    huge = [e for s, e in pairs if s.size_bytes >= 2**32]
     assert np.mean(huge) < 0.05
 
 
@@ -177,21 +159,15 @@ def test_published_sweeps_between_nodes_are_met() -> None:
     for s, e in zip(samples, error, strict=True):
         if s.network and (s.sweep != "torch" or s.size_bytes >= 2**26):
             groups[s.network, s.sweep, s.operation].append(e)
-    assert {key: len(rows) for key, rows in groups.items()} == {
-        key: rows for key, (rows, _) in NETWORKS.items()
-    }
-    assert {
-        key: round(float(np.mean(e)), 3)
-        for key, e in groups.items()
-        if np.mean(e) > NETWORKS[key][1]
-    } == {}
+    counts = {key: rows for key, (rows, _) in NETWORKS.items()}
+    assert {key: len(rows) for key, rows in groups.items()} == counts
+    means = {key: float(np.mean(e)) for key, e in groups.items()}
+    assert {key: mean for key, mean in means.items() if mean > NETWORKS[key][1]} == {}
 
 
 @pytest.mark.parametrize(("ranks", "chosen"), [(4, "ring"), (8, "nvls")])
 def test_nccl_reduces_in_the_switch_above_four_gpus(ranks: int, chosen: str) -> None:
-    """Source: ml-engineering network/README.md, H200: NVLS above 4 GPUs, 363 GB/s with 4 and 473
-    with 8.
-    """
+    """ml-engineering network/README.md, H200: NVLS above 4 GPUs, 363 GB/s with 4, 473 with 8."""
     cluster = read_cluster({"gpu": "h200-sxm-141gb", "num_gpus": 8})
     answer = collective("all-reduce", 8 * 2**30, cluster, num_ranks=ranks)
     measured = {4: 363.3e9, 8: 473.1e9}[ranks]

@@ -2,7 +2,6 @@
 (experts.yaml says why).
 """
 
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,26 +10,16 @@ import yaml
 
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
-from planner.ports import Ports
 from planner.specs.plan import Plan
+from tests.conftest import fixed_ports
 
 CASES = yaml.safe_load((Path(__file__).parent / "experts.yaml").read_text(encoding="utf-8"))
 MOST_RISK = 0.01
 
 
-class Fixed:
-    """A clock that stands still, and ids that count."""
-
-    def now(self) -> datetime:
-        return datetime(2026, 1, 1, tzinfo=UTC)
-
-    def new_id(self, prefix: str) -> str:
-        return f"{prefix}-1"
-
-
 def plan_of(job: dict[str, Any]) -> Plan:
     values = {**job, "search": {"top_k": 3, **job.get("search", {})}}
-    return recommend(read_job(values), ports=Ports(clock=Fixed(), ids=Fixed()))
+    return recommend(read_job(values), ports=fixed_ports())
 
 
 def accepted(value: object, wanted: object) -> bool:

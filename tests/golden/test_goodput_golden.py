@@ -13,6 +13,7 @@ from planner.intake.jobs import read_job
 from planner.intake.machines import read_cluster
 from planner.specs.cluster import DEFAULT_CARBON_INTENSITY
 from planner.units import HOUR
+from tests.conftest import job_values
 
 MINUTE = 60.0
 
@@ -115,17 +116,10 @@ def test_async_cuts_the_overhead_5_to_24_times() -> None:
     # The ratio depends on the storage: ours is the default of 0.25 GB/s a GPU. Stated tolerance: 5
     #     to 24.
     job = read_job(
-        {
-            "model": "llama3.1-8b",
-            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},
-            "training": {"seq_len": 8192, "global_batch_size": 64},
-            "layout": {"dp_shard": 64},
-        }
+        job_values("llama3.1-8b", "h100-sxm-80gb", 64, 8192, 64, layout={"dp_shard": 64})
     )
-    pricer, batch = (
-        Pricer.build(job.model, job.cluster, job.training),
-        LayoutBatch.from_layouts([job.layout]),
-    )
+    pricer = Pricer.build(job.model, job.cluster, job.training)
+    batch = LayoutBatch.from_layouts([job.layout])
     blocked = {
         mode: run.save_costs(pricer, batch, column(1.5), mode).blocking_seconds[0]
         for mode in ("sync", "async", "async-pinned")

@@ -1,6 +1,4 @@
-"""Published timings of matrix products, run alone, against what the cost model says of them
-alone.
-"""
+"""Published timings of matrix products against what the cost model says of them alone."""
 
 import csv
 import re
@@ -11,13 +9,10 @@ import pytest
 from planner.calibration.kernels import ALONE_SD, KernelShape, alone, shape_seconds
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
-from tests.conftest import ROOT
+from tests.conftest import ROOT, job_values
 
-GPUS = {
-    "A100-SXM-80GB": "a100-sxm-80gb",
-    "H100-SXM-80GB": "h100-sxm-80gb",
-    "H200-SXM-141GB": "h200-sxm-141gb",
-}
+GPUS = {"A100-SXM-80GB": "a100-sxm-80gb", "H100-SXM-80GB": "h100-sxm-80gb"}
+GPUS["H200-SXM-141GB"] = "h200-sxm-141gb"
 
 
 def published(gpu: str) -> tuple[list[KernelShape], np.ndarray]:
@@ -25,32 +20,21 @@ def published(gpu: str) -> tuple[list[KernelShape], np.ndarray]:
     shapes, seconds = [], []
     with (ROOT / "benchmarks" / "measured" / "micro.csv").open(encoding="utf-8") as lines:
         for row in csv.DictReader(lines):
-            sizes = {
-                key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", row["shape_message"])
-            }
-            if (
-                row["gpu"] == gpu
-                and row["what"] == "GEMM bfloat16"
-                and {"m", "n", "k"} <= sizes.keys()
-            ):
+            found = re.findall(r"(\w+)=(\d+)", row["shape_message"])
+            sizes = {key: int(value) for key, value in found}
+            named = (row["gpu"], row["what"]) == (gpu, "GEMM bfloat16")
+            if named and {"m", "n", "k"} <= sizes.keys():
                 m, n, k, groups = sizes["m"], sizes["n"], sizes["k"], sizes.get("b", 1)
                 more = {"groups": groups} if groups > 1 else {}
-                shapes.append(
-                    KernelShape.of("grouped-gemm" if more else "gemm", m=m, n=n, k=k, **more)
-                )
+                kind = "grouped-gemm" if more else "gemm"
+                shapes.append(KernelShape.of(kind, m=m, n=n, k=k, **more))
                 seconds.append(2.0 * groups * m * n * k / (float(row["value"]) * 1e12))
     return shapes, np.array(seconds)
 
 
 @pytest.mark.parametrize("gpu", GPUS)
 def test_products_alone_are_met_within_their_deviation(gpu: str) -> None:
-    job = read_job(
-        {
-            "model": "llama3-8b",
-            "cluster": {"gpu": GPUS[gpu], "num_gpus": 8},
-            "training": {"seq_len": 4096, "global_batch_size": 64},
-        }
-    )
+    job = read_job(job_values("llama3-8b", GPUS[gpu], 8, 4096, 64))
     pricer = Pricer.build(job.model, job.cluster, job.training)
     shapes, seconds = published(gpu)
     assert len(shapes) >= 80

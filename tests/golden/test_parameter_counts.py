@@ -1,6 +1,4 @@
-"""Published parameter counts against the counts our shapes give: exact where the weights' own total
-is published.
-"""
+"""Published parameter counts against our shapes': exact where the weights' total is published."""
 
 import pytest
 
@@ -42,9 +40,8 @@ def test_total_parameters_match_the_published_figure(name):
     if entry.exact:
         assert computed == entry.published_parameters
     else:
-        assert computed == pytest.approx(
-            entry.published_parameters, abs=rounding(entry.published_parameters)
-        )
+        published = entry.published_parameters
+        assert computed == pytest.approx(published, abs=rounding(published))
 
 
 @pytest.mark.parametrize("name", sorted(ACTIVE))
@@ -60,25 +57,17 @@ def test_parts_sum_to_the_total(name):
     ends = model.embedding_parameters() + model.final_norm_parameters + model.head_parameters()
     assert layers + ends == model.total_parameters()
     assert sum(count for _, count in model.distinct_layers()) == model.num_hidden_layers
-    assert (
-        0
-        < model.matmul_parameters_per_token()
-        < model.active_parameters()
-        <= model.total_parameters()
-    )
+    active = model.active_parameters()
+    assert 0 < model.matmul_parameters_per_token() < active <= model.total_parameters()
 
 
 def test_torchtitan_flops_of_llama3_8b():
-    """6 x (8030261248 - 128256 x 4096) + 12 x 32 x 32 x 128 x 8192, TorchTitan's own figure for its
-    8B flavour.
-    """
+    """6 x (8030261248 - 128256 x 4096) + 12 x 32 x 32 x 128 x 8192: TorchTitan's for its 8B."""
     assert load_model("llama3-8b").torchtitan_flops_per_token(8192) == 6 * 7504924672 + 12884901888
 
 
 def test_torchtitan_flops_of_mla_use_the_mean_head_width():
     model = load_model("deepseek-v2-lite")
     attention = 6 * 27 * 16 * (192 + 128) * 4096
-    assert (
-        model.torchtitan_flops_per_token(4096)
-        == 6 * model.matmul_parameters_per_token() + attention
-    )
+    multiplied = 6 * model.matmul_parameters_per_token()
+    assert model.torchtitan_flops_per_token(4096) == multiplied + attention

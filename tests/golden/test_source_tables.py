@@ -22,14 +22,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from api.wiring import SystemClock
 from planner.estimates import estimate_job
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
-from planner.ports import Ports
 from planner.specs.estimate import Estimate
 from planner.specs.job import Job
 from planner.specs.plan import RankedLayout
+from tests.conftest import fixed_ports
 from tests.golden.rows import row
 from tests.golden.source_formulas import FORMULAS
 
@@ -82,15 +81,8 @@ IN_WORST_STAGE = {f"{part}_bytes" for part in PARTS}
 EXPOSED = "exposed "
 
 
-class Ids:
-    def new_id(self, prefix: str) -> str:
-        return prefix
-
-
 def quantity(estimate: Estimate, name: str, job: Job) -> float:
-    """One figure of an estimate: a field, a part of the worst stage's memory, "exposed fsdp", or
-    "state bytes a parameter".
-    """
+    """A field, a part of the worst stage's memory, "exposed fsdp", "state bytes a parameter"."""
     assert estimate.valid, estimate.violations
     stage = estimate.memory.stages[estimate.memory.worst_stage]
     if name in IN_WORST_STAGE:
@@ -151,14 +143,12 @@ def recommended(check: dict[str, Any]) -> float:
 
 def winner(job: dict[str, Any], fix: dict[str, Any]) -> RankedLayout:
     search = {"top_k": 1, "fix": fix, "prefer": "fastest"}
-    ports = Ports(clock=SystemClock(), ids=Ids())
+    ports = fixed_ports()
     return recommend(read_job({**job, "search": search}), ports=ports).ranked[0]
 
 
 def refused(check: dict[str, Any]) -> float:
-    """1 where the layout breaks a rule on this field whose text says so; 0 where nothing is
-    broken.
-    """
+    """1 where the layout breaks a rule on this field that says so; 0 where nothing is broken."""
     estimate = estimate_job(read_job(check["job"]))
     at = [v for v in estimate.violations if v.field == check["field"]]
     found = [v for v in at if check["says"] in v.rule]
@@ -185,9 +175,7 @@ def ours(name: str) -> float:
 
 
 def agrees(value: float, check: dict[str, Any]) -> bool:
-    """Inside the stated number or range, widened by the tolerance; a recommended layout need only
-    be near the winner.
-    """
+    """Inside the stated number or range, widened by the tolerance; recommended: near the winner."""
     low, high = check["stated"] if isinstance(check["stated"], list) else (check["stated"],) * 2
     within = check["tolerance"]
     return bool(low * (1 - within) - 1e-12 <= value <= high * (1 + within) + 1e-12)

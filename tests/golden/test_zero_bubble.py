@@ -36,9 +36,8 @@ GROUPS = groups()
 
 def test_all_groups_are_there() -> None:
     assert set(GROUPS) == set(itertools.product(("gpt-1.5B", "gpt-6.2B"), (8,), (24, 32, 64)))
-    assert all(
-        set(members) == {"1F1B", "Interleaved1F1B", "ZB-1p", "ZB-2p"} for members in GROUPS.values()
-    )
+    names = {"1F1B", "Interleaved1F1B", "ZB-1p", "ZB-2p"}
+    assert all(set(members) == names for members in GROUPS.values())
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -53,9 +52,8 @@ def test_schedules_come_in_the_measured_order(group: Group) -> None:
     assert not swapped
     assert rank_correlation(list(members.values())) >= 0.94  # 1; 0.95 where two measurements tie
     best = min(members, key=lambda name: members[name].estimate.step_seconds or np.inf)
-    assert (
-        best == min(members, key=lambda name: members[name].measured_seconds or np.inf) == "ZB-2p"
-    )
+    measured = min(members, key=lambda name: members[name].measured_seconds or np.inf)
+    assert best == measured == "ZB-2p"
 
 
 def test_steps_are_within_seven_percent() -> None:
@@ -73,10 +71,8 @@ def test_memory_comes_in_the_papers_order(group: Group) -> None:
     The paper does not say whether they were allocated or reserved: allocated.
     """
     members = GROUPS[group]
-    ours = {
-        name: float(found.estimate.peak_allocated_bytes or np.nan) / 1e9
-        for name, found in members.items()
-    }
+    peaks = {name: found.estimate.peak_allocated_bytes for name, found in members.items()}
+    ours = {name: float(peak or np.nan) / 1e9 for name, peak in peaks.items()}
     theirs = {
         name: float(found.job.labels["measured"]["peak_gigabytes_as_printed"])
         for name, found in members.items()
@@ -91,9 +87,7 @@ def test_memory_comes_in_the_papers_order(group: Group) -> None:
 
 
 def test_bubbles_of_equal_stages_follow_table_1() -> None:
-    """1F1B (p - 1)(F + B + W); ZB-H1, which is ZB-1p's plan, (p - 1)(F + B - W); ZB-2p none beyond
-    the last stage's wait.
-    """
+    """1F1B (p - 1)(F + B + W); ZB-H1, our ZB-1p, (p - 1)(F + B - W); ZB-2p the last wait alone."""
     for p, m, (f, i, w) in itertools.product(
         (2, 4, 8), (24, 64), ((1.0, 1.0, 1.0), (1.0, 1.2, 0.8), (2.0, 2.5, 1.5))
     ):
@@ -102,11 +96,8 @@ def test_bubbles_of_equal_stages_follow_table_1() -> None:
             name: str, p: int = p, m: int = m, f: float = f, i: float = i, w: float = w
         ) -> float:
             columns = (np.array([float(x)]) for x in (f, i, w))
-            return float(
-                SCHEDULES[name].bubble_seconds(
-                    np.array([p]), np.array([1]), np.array([m]), *columns
-                )[0]
-            )
+            sizes = (np.array([value]) for value in (p, 1, m))
+            return float(SCHEDULES[name].bubble_seconds(*sizes, *columns)[0])
 
         assert bubble("1F1B") == pytest.approx((p - 1) * (f + i + w))
         assert bubble("ZB-1p") == pytest.approx((p - 1) * (f + i - w))
@@ -125,23 +116,17 @@ def test_predicted_bubbles_fall_in_the_papers_order() -> None:
 
 
 def test_interleaving_pays_for_its_sends() -> None:
-    """Sends that Megatron of 2023 did not overlap cost 1F1B-I more than they cost the others, and
-    more with every microbatch.
-    """
+    """Sends that Megatron of 2023 did not overlap cost 1F1B-I most, more with each microbatch."""
     for model in ("gpt-1.5B", "gpt-6.2B"):
         waits = {}
         for count in (24, 64):
             members = GROUPS[model, 8, count]
             times = {name: found.estimate.time for name, found in members.items()}
+            known = {name: time for name, time in times.items() if time}
             waits[count] = {
-                name: time.exposed_communication_seconds["pp"]
-                for name, time in times.items()
-                if time
+                x: time.exposed_communication_seconds["pp"] for x, time in known.items()
             }
-            assert (
-                waits[count]["Interleaved1F1B"]
-                > 2 * waits[count]["1F1B"]
-                > 2 * waits[count]["ZB-1p"]
-            )
+            at = waits[count]
+            assert at["Interleaved1F1B"] > 2 * at["1F1B"] > 2 * at["ZB-1p"]
         assert waits[64]["Interleaved1F1B"] > 2 * waits[24]["Interleaved1F1B"]
         assert waits[64]["ZB-1p"] == pytest.approx(waits[24]["ZB-1p"], rel=0.05)

@@ -1,6 +1,4 @@
-"""Any schedule at any legal size: it runs, wastes no less than nothing, and its closed forms
-hold.
-"""
+"""Any schedule at any legal size runs, wastes no less than nothing, and its closed forms hold."""
 
 from dataclasses import replace
 
@@ -72,9 +70,8 @@ def test_a_timeline_respects_work_order_and_inputs(
         other = action.stage - 1 if action.kind == "F" else action.stage + 1
         if action.kind != "W" and 0 <= other < pp * v:
             source = ends[(other, "F" if action.kind == "F" else "I", action.microbatch)]
-            hop = costs.send_seconds_CS[:, min(other, action.stage)] * (
-                line.rank_A[source] != line.rank_A[k]
-            )
+            moved = line.rank_A[source] != line.rank_A[k]
+            hop = costs.send_seconds_CS[:, min(other, action.stage)] * moved
             assert np.all(start >= line.end_seconds_AC[source] + hop - 1e-9)
     assert np.all(result.bubble_seconds_CR(entry.synchronous_end) >= -1e-9)
     assert np.all(result.span_seconds_CR <= result.makespan_seconds_C[:, None] + 1e-9)
@@ -115,9 +112,7 @@ def test_slower_work_or_sends_never_finish_sooner(
 def test_bubble_never_exceeds_the_simulated_one(
     layout: tuple[Schedule, int, int, int], weight: float, inputs: float, scale: float
 ) -> None:
-    """With w <= f <= i the closed form is a lower bound, and equal but for ZBV with few
-    microbatches.
-    """
+    """With w <= f <= i the closed form is a bound, and equal but for ZBV with few microbatches."""
     entry, pp, v, m = layout
     f, i, w = scale, scale * inputs, scale * weight
     ones = np.ones((1, pp * v)) / v
@@ -146,12 +141,9 @@ def test_equal_stages_are_continued_exactly(
     v, m = (1 if entry.single_stage else 2), pp * rounds
     costs = data.draw(stage_costs(pp * v, equal=True))
     costs = replace(costs, send_seconds_CS=costs.send_seconds_CS * 0.05)
-    short, whole = (
-        simulate(entry, (pp, v, m), costs),
-        replay(compiled(entry, pp, v, m), costs, num_microbatches=m),
-    )
+    short = simulate(entry, (pp, v, m), costs)
+    whole = replay(compiled(entry, pp, v, m), costs, num_microbatches=m)
     np.testing.assert_allclose(short.makespan_seconds_C, whole.makespan_seconds_C, rtol=1e-9)
-    np.testing.assert_allclose(
-        short.span_seconds_CR.max(axis=1), whole.span_seconds_CR.max(axis=1), rtol=1e-9
-    )
+    ends, expected = (one.span_seconds_CR.max(axis=1) for one in (short, whole))
+    np.testing.assert_allclose(ends, expected, rtol=1e-9)
     np.testing.assert_allclose(short.peak_saved_bytes_CR, whole.peak_saved_bytes_CR, rtol=1e-9)

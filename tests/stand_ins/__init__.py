@@ -1,3 +1,1 @@
-"""Programs that stand in for what a probe starts: light, and able to fail in every way on
-purpose.
-"""
+"""Programs that stand in for what a probe starts: light, and able to fail in every way."""

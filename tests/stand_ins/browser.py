@@ -54,9 +54,8 @@ class Browser:
         self.messages: list[str] = []
 
     def __enter__(self) -> "Browser":
-        (target,) = [
-            one for one in self._call("Target.getTargets")["targetInfos"] if one["type"] == "page"
-        ]
+        targets = self._call("Target.getTargets")["targetInfos"]
+        (target,) = [one for one in targets if one["type"] == "page"]
         attached = self._call("Target.attachToTarget", targetId=target["targetId"], flatten=True)
         self._session = attached["sessionId"]
         for domain in ("Page", "Network", "Runtime", "Log"):
@@ -90,9 +89,8 @@ class Browser:
 
     def value(self, expression: str) -> Any:
         """What a JavaScript expression gives; a promise is awaited. Raises AssertionError."""
-        found = self._call(
-            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
-        )
+        asked = {"expression": expression, "returnByValue": True, "awaitPromise": True}
+        found = self._call("Runtime.evaluate", **asked)
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 

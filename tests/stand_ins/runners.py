@@ -38,23 +38,15 @@ class LightWiring(Wiring):
 
     def pool(self, name: str, *, files: bool = True) -> Pool:
         command = light_command if self.light else torchrun
-        launch = LaunchSettings(
-            folder=self.settings.probe_folder, worker=worker.__file__, command=command
-        )
-        return LocalPool(
-            Launcher(launch), LocalSettings(leases=self.settings.lease_folder, cpu_slots=64)
-        )
+        folder = self.settings.probe_folder
+        launch = LaunchSettings(folder=folder, worker=worker.__file__, command=command)
+        local = LocalSettings(leases=self.settings.lease_folder, cpu_slots=64)
+        return LocalPool(Launcher(launch), local)
 
 
 def light_command(python: str, task: ProbeTask, program: Program, *, port: int) -> list[str]:
-    return [
-        python,
-        light_torchrun.__file__,
-        str(task.num_processes()),
-        RESULT,
-        program.target,
-        *program.arguments,
-    ]
+    command = [python, light_torchrun.__file__, str(task.num_processes()), RESULT]
+    return [*command, program.target, *program.arguments]
 
 
 def light_wiring(folder: Path, probes: Path, *, light: bool, clock: Clock | None = None) -> Wiring:

@@ -32,10 +32,8 @@ def main() -> int:
             code, pid = ranks[failed].returncode, ranks[failed].pid
             for process in ranks:
                 process.terminate()
-            root = (
-                f"  rank      : {failed} (local_rank: {failed})\n  exitcode  : {code} (pid: "
-                f"{pid})\n"
-            )
+            root = f"  rank      : {failed} (local_rank: {failed})\n"
+            root += f"  exitcode  : {code} (pid: {pid})\n"
             sys.stderr.write(f"Root Cause (first observed failure):\n[0]:\n{root}")
             return 1
         if ended:

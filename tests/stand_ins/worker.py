@@ -38,19 +38,13 @@ def main() -> None:
 
 def write(task: dict, result: Path, losses: list[float]) -> None:
     layers = task["num_layers"] or 2
-    memory = [
-        {"rank": 0, "peak_allocated_bytes": 2**20 * layers, "peak_reserved_bytes": 2**21 * layers}
-    ]
+    peaks = {"peak_allocated_bytes": 2**20 * layers, "peak_reserved_bytes": 2**21 * layers}
+    memory = [{"rank": 0, **peaks}]
     outcome = {
-        "status": "ok",
-        "step_seconds": STEP_SECONDS,
-        "step_seconds_each": [0.12, STEP_SECONDS, 0.13],
-        "tokens_per_second_per_gpu": 1024.0,
-        "mfu": 0.25,
-        "losses": losses,
-        "gradient_norms": [1.0, 1.0],
-        "memory": memory,
-    }
+        "status": "ok", "step_seconds": STEP_SECONDS,
+        "step_seconds_each": [0.12, STEP_SECONDS, 0.13], "tokens_per_second_per_gpu": 1024.0,
+        "mfu": 0.25, "losses": losses, "gradient_norms": [1.0, 1.0], "memory": memory,
+    }  # fmt: skip
     if task["kernels"]:
         timings = [
             {**shape, "status": "ok", "seconds": KERNEL_SECONDS} for shape in task["kernels"]
@@ -132,13 +126,9 @@ def devices(rank: int, _: str) -> None:
 
 
 def scatter(rank: int, seconds: str) -> None:
-    """Children in sessions of their own, and orphans of theirs, that outlive their parent if nobody
-    ends them.
-    """
-    orphan = (
-        "import subprocess, sys; subprocess.Popen(['sleep', '600'], start_new_session=True); "
-        "print('x')"
-    )
+    """Children in sessions of their own, and orphans of theirs, that outlive their parent."""
+    start = "subprocess.Popen(['sleep', '600'], start_new_session=True)"
+    orphan = f"import subprocess, sys; {start}; print('x')"
     subprocess.run([sys.executable, "-S", "-c", orphan], check=True, stdout=subprocess.DEVNULL)
     subprocess.Popen(["sleep", "600"], start_new_session=True)
     print("step 1 of 9", flush=True)

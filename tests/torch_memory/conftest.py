@@ -1,6 +1,4 @@
-"""One thread, one fake world: every rank but the first exists in name only, and collectives return
-at once.
-"""
+"""One thread, one fake world: other ranks exist in name only, collectives return at once."""
 
 from collections.abc import Iterator
 from importlib.util import find_spec

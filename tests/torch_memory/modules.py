@@ -96,9 +96,7 @@ class FusedNorm(nn.RMSNorm):
 
 
 def norm(kind: str, width: int) -> nn.Module:
-    """rms: as CUDA runs it since torch 2.8; composite: as nn.RMSNorm ran before; layer:
-    nn.LayerNorm.
-    """
+    """rms: as CUDA runs it since torch 2.8; composite: as nn.RMSNorm before; layer: LayerNorm."""
     return {"rms": FusedNorm, "composite": nn.RMSNorm, "layer": nn.LayerNorm}[kind](width)
 
 
@@ -158,9 +156,7 @@ class Attention(nn.Module):
 
 
 class LatentAttention(nn.Module):
-    """torchtitan models/deepseek_v3: queries and keys-values through narrow projections with norms
-    of their own.
-    """
+    """torchtitan models/deepseek_v3: queries, keys and values through narrow projections."""
 
     def __init__(self, s: Sizes) -> None:
         super().__init__()

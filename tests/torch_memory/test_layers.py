@@ -29,9 +29,7 @@ MODES = ("none", "full", "selective-op", "selective-layer-2")
 
 
 def drawn(kind: str, number: int) -> Sizes:
-    """Sizes of real proportions and beyond them: wide and narrow, long and short, few and many
-    heads and experts.
-    """
+    """Sizes of real proportions and beyond: wide, narrow, long, short, few and many heads."""
     rng = random.Random(f"{kind} {number}")
     base = KINDS[kind]
     heads = rng.choice((2, 4, 8, 16))
@@ -39,16 +37,11 @@ def drawn(kind: str, number: int) -> Sizes:
     hidden = heads * head_dim * rng.choice((1, 2, 4)) // 2
     grouped = not base.kv_rank and base.norm != "layer"
     sizes = replace(
-        base,
-        hidden=hidden,
-        heads=heads,
+        base, hidden=hidden, heads=heads,
         kv_heads=heads // rng.choice((1, 2, 4) if heads > 2 else (1, 2)) if grouped else heads,
-        head_dim=head_dim,
-        ffn=32 * rng.randint(hidden // 32, hidden // 8),
-        seq=16 * rng.randint(1, 64),
-        batch=rng.randint(1, 4),
-        layers=2,
-    )
+        head_dim=head_dim, ffn=32 * rng.randint(hidden // 32, hidden // 8),
+        seq=16 * rng.randint(1, 64), batch=rng.randint(1, 4), layers=2,
+    )  # fmt: skip
     if base.kv_rank:
         sizes = replace(
             sizes,
@@ -58,9 +51,8 @@ def drawn(kind: str, number: int) -> Sizes:
         )
     if base.experts:
         top_k = rng.randint(1, 4)
-        sizes = replace(
-            sizes, experts=rng.choice((4, 8, 32)), top_k=top_k, expert_ffn=32 * rng.randint(1, 16)
-        )
+        experts, expert_ffn = rng.choice((4, 8, 32)), 32 * rng.randint(1, 16)
+        sizes = replace(sizes, experts=experts, top_k=top_k, expert_ffn=expert_ffn)
         sizes = replace(sizes, shared_ffn=32 * rng.randint(1, 16) if base.shared_ffn else 0)
     return sizes
 
@@ -69,10 +61,8 @@ def drawn(kind: str, number: int) -> Sizes:
 @pytest.mark.parametrize("ac", MODES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_layer(kind: str, ac: str, number: int) -> None:
-    sizes, dtype = (
-        drawn(kind, number),
-        ("float32" if number == 5 and "experts" not in kind else "bfloat16"),
-    )
+    sizes = drawn(kind, number)
+    dtype = "float32" if number == 5 and "experts" not in kind else "bfloat16"
     if dtype == "float32":
         sizes = replace(sizes, norm="rms" if sizes.norm == "composite" else sizes.norm)
     seen = on_meta(sizes, Block, dtype, ac)

@@ -41,10 +41,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 # Off by up to 10%: layers that are resharded after forward stay gathered from backward to the next
 # forward.
 NOT_YET = {"pp, resharding"}
-CASES = [
-    pytest.param(name, marks=pytest.mark.xfail(strict=False)) if name in NOT_YET else name
-    for name in LAYOUTS
-]
+XFAIL = pytest.mark.xfail(strict=False)
+CASES = [pytest.param(name, marks=XFAIL) if name in NOT_YET else name for name in LAYOUTS]
 
 
 @pytest.fixture
@@ -101,14 +99,11 @@ def drawn(name: str, number: int) -> dict[str, Any]:
 
 
 def both_peaks(job: dict[str, Any], rank: int) -> tuple[float, float]:
-    """(bytes that the tracker saw, bytes that the planner says of the same rank), cuBLAS's
-    workspace apart.
-    """
+    """(bytes that the tracker saw, that the planner says) of a rank, without cuBLAS's workspace."""
     from probes.reference.emulate import shapes_alone
 
-    task = ProbeTask(
-        id="generated", job=job, device="cpu", emulate_rank=rank, fake_tensors=True, steps=1
-    )
+    fake = {"device": "cpu", "emulate_rank": rank, "fake_tensors": True}
+    task = ProbeTask(id="generated", job=job, **fake, steps=1)
     recipe = ReferenceRecipe.of(task)
     memory = estimate_job(recipe.job).memory
     stage = memory.stages[rank * recipe.layout.pp // WORLD]

@@ -39,9 +39,7 @@ SAVE_LIST = {
 
 
 def selective_op() -> Any:
-    """torchtitan 0.2.2 distributed/activation_checkpoint.py: everything in the list, of products
-    every second.
-    """
+    """torchtitan 0.2.2 activation_checkpoint.py: all in the list, of products every second."""
     seen: dict[str, int] = defaultdict(int)
 
     def policy(context: Any, function: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
@@ -59,24 +57,18 @@ def selective_op() -> Any:
 
 
 def run_layer(layer: Callable[..., Tensor], ac: str, index: int) -> Callable[..., Tensor]:
-    """The layer under an AC mode of the planner; index counts from 1, as TorchTitan's every-Nth
-    rule does.
-    """
-    whole = partial(
-        checkpoint, layer, use_reentrant=False, preserve_rng_state=False, early_stop=False
-    )
-    if ac == "full" or (
-        ac.startswith("selective-layer-") and index % int(ac.rsplit("-", 1)[1]) == 0
-    ):
+    """The layer under an AC mode; index counts from 1, as TorchTitan's every-Nth rule does."""
+    options = {"use_reentrant": False, "preserve_rng_state": False, "early_stop": False}
+    whole = partial(checkpoint, layer, **options)
+    every = int(ac.rsplit("-", 1)[1]) if ac.startswith("selective-layer-") else 0
+    if ac == "full" or (every and index % every == 0):
         return whole
     return partial(whole, context_fn=selective_op) if ac == "selective-op" else layer
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Bytes: what each layer left behind after its forward, and the most alive in backward beyond
-    all of it.
-    """
+    """(what each layer left after its forward, the most alive in backward beyond all of it)."""
 
     kept: tuple[int, ...]
     extra: int
@@ -108,9 +100,8 @@ def track_layers(modules: Sequence[nn.Module], x: Tensor, table: Tensor, ac: str
 def on_meta(sizes: Sizes, block: Callable[[Sizes], nn.Module], dtype: str, ac: str) -> Seen:
     with torch.device("meta"):
         modules = [block(sizes).to(DTYPES[dtype]) for _ in range(sizes.layers)]
-        x = torch.empty(
-            sizes.batch, sizes.seq, sizes.hidden, dtype=DTYPES[dtype], requires_grad=True
-        )
+        size = (sizes.batch, sizes.seq, sizes.hidden)
+        x = torch.empty(*size, dtype=DTYPES[dtype], requires_grad=True)
         table = rotary_table(sizes)
     return track_layers(modules, x, table, ac)
 
@@ -118,19 +109,12 @@ def on_meta(sizes: Sizes, block: Callable[[Sizes], nn.Module], dtype: str, ac: s
 def spec(s: Sizes) -> dict[str, Any]:
     """The same sizes as the planner's inline model."""
     model: dict[str, Any] = {
-        "name": "generated",
-        "hidden_size": s.hidden,
-        "num_hidden_layers": s.layers,
-        "num_attention_heads": s.heads,
-        "num_key_value_heads": s.kv_heads,
-        "head_dim": s.head_dim,
-        "intermediate_size": s.ffn,
-        "vocab_size": s.vocab,
-        "tie_word_embeddings": False,
-        "mlp": s.mlp,
-        "norm": "layernorm" if s.norm == "layer" else "rmsnorm",
+        "name": "generated", "hidden_size": s.hidden, "num_hidden_layers": s.layers,
+        "num_attention_heads": s.heads, "num_key_value_heads": s.kv_heads, "head_dim": s.head_dim,
+        "intermediate_size": s.ffn, "vocab_size": s.vocab, "tie_word_embeddings": False,
+        "mlp": s.mlp, "norm": "layernorm" if s.norm == "layer" else "rmsnorm",
         "position_embedding": "none" if s.rotary == "none" else "rope",
-    }
+    }  # fmt: skip
     if s.kv_rank:
         model |= {
             "kv_lora_rank": s.kv_rank,
@@ -153,12 +137,8 @@ def spec(s: Sizes) -> dict[str, Any]:
 
 
 def pricer(s: Sizes, num_gpus: int = 1, trainer: str = "torchtitan", **training: Any) -> Pricer:
-    values = {
-        "seq_len": s.seq,
-        "global_batch_size": s.batch * num_gpus,
-        "trainer": trainer,
-        "moe_imbalance": 1.0,
-    }
+    values = {"seq_len": s.seq, "global_batch_size": s.batch * num_gpus, "trainer": trainer}
+    values["moe_imbalance"] = 1.0
     if s.norm == "composite":
         values["torch_version"] = "2.7.1"
     if s.repeat_kv:
@@ -167,9 +147,10 @@ def pricer(s: Sizes, num_gpus: int = 1, trainer: str = "torchtitan", **training:
     return Pricer.build(read_model(spec(s)), cluster, read_training(values | training))
 
 
-def planned_layer(
-    s: Sizes, num_gpus: int = 1, trainer: str = "torchtitan", **layout: Any
-) -> tuple[float, float]:
+Both = tuple[float, float]
+
+
+def planned_layer(s: Sizes, num_gpus: int = 1, trainer: str = "torchtitan", **layout: Any) -> Both:
     """(bytes that the planner keeps of one layer, and what it needs beyond all kept ones while the
     last layer runs backward).
     """

@@ -90,7 +90,6 @@ def patched(versus: VersusCurrent, text: str, folder: Path) -> str:
     """The user's text after `patch -p1` with the plan's diff."""
     place = folder / versus.source["name"]
     place.write_text(text, encoding="utf-8")
-    subprocess.run(
-        ["patch", "-p1", "-s"], input=versus.diff, text=True, cwd=folder, check=True, timeout=300
-    )
+    command = ["patch", "-p1", "-s"]
+    subprocess.run(command, input=versus.diff, text=True, cwd=folder, check=True, timeout=300)
     return place.read_text(encoding="utf-8")

@@ -16,16 +16,9 @@ from planner.specs.training import TrainingSpec
 from planner.trainers.registry import resolve_layout
 
 MODELS = (
-    "llama3-8b",
-    "llama3-70b",
-    "llama3.1-405b",
-    "qwen3-30b-a3b",
-    "deepseek-v3",
-    "mixtral-8x7b",
-    "kimi-k2",
-    "llama3.2-1b",
-    "gpt3-175b",
-)
+    "llama3-8b", "llama3-70b", "llama3.1-405b", "qwen3-30b-a3b", "deepseek-v3", "mixtral-8x7b",
+    "kimi-k2", "llama3.2-1b", "gpt3-175b",
+)  # fmt: skip
 
 
 def model(name: str = "llama3.1-70b") -> ModelSpec:
@@ -53,9 +46,7 @@ def _splits(draw: Any, layers: int, stages: int) -> tuple[int, ...] | None:
 
 @st.composite
 def layouts(draw: Any, num_layers: int) -> Layout:
-    """Any layout of the contract's domains: legal for a trainer or not, with splits that fit the
-    model or not.
-    """
+    """Any layout of the contract's domains, legal or not, whose splits fit the model or not."""
     degree, flag = st.sampled_from([1, 2, 3, 4, 8]), st.booleans()
     pp, virtual = draw(degree), draw(st.sampled_from([1, 2, 3, 4, 8]))
     good = _splits(draw, num_layers, pp * virtual)
@@ -71,34 +62,19 @@ def layouts(draw: Any, num_layers: int) -> Layout:
         st.integers(0, 1000).map(lambda n: f"memory-budget-{n / 1000:g}"),
     )
     return Layout(
-        dp_replicate=draw(degree),
-        dp_shard=draw(degree),
-        cp=draw(degree),
-        tp=draw(degree),
-        pp=pp,
-        ep=draw(degree),
-        moe_dispatcher=draw(st.sampled_from(MOE_DISPATCHERS)),
-        etp=draw(degree),
-        zero_stage=draw(st.integers(0, 3)),
-        sequence_parallel=draw(flag),
-        async_tp=draw(flag),
+        dp_replicate=draw(degree), dp_shard=draw(degree), cp=draw(degree), tp=draw(degree), pp=pp,
+        ep=draw(degree), moe_dispatcher=draw(st.sampled_from(MOE_DISPATCHERS)), etp=draw(degree),
+        zero_stage=draw(st.integers(0, 3)), sequence_parallel=draw(flag), async_tp=draw(flag),
         cp_method=draw(st.sampled_from(CP_METHODS)),
-        pp_schedule=draw(st.sampled_from(SCHEDULES.names)),
-        virtual_stages=virtual,
-        layers_per_stage=split,
-        micro_batch_size=draw(degree),
-        ac=draw(ac),
-        precision=draw(st.sampled_from(PRECISIONS.names)),
-        float8_all_gather=draw(flag),
-        param_dtype=draw(st.sampled_from(DTYPES)),
-        reduce_dtype=draw(st.sampled_from(DTYPES)),
-        master_dtype=draw(st.sampled_from(DTYPES)),
-        compile=draw(flag),
-        optimizer_in_backward=draw(flag),
-        cpu_offload=draw(flag),
+        pp_schedule=draw(st.sampled_from(SCHEDULES.names)), virtual_stages=virtual,
+        layers_per_stage=split, micro_batch_size=draw(degree), ac=draw(ac),
+        precision=draw(st.sampled_from(PRECISIONS.names)), float8_all_gather=draw(flag),
+        param_dtype=draw(st.sampled_from(DTYPES)), reduce_dtype=draw(st.sampled_from(DTYPES)),
+        master_dtype=draw(st.sampled_from(DTYPES)), compile=draw(flag),
+        optimizer_in_backward=draw(flag), cpu_offload=draw(flag),
         optimizer_offload_fraction=draw(st.integers(1, 20)) / 20,
         activation_offload_layers=draw(st.integers(0, 40)),
-    )
+    )  # fmt: skip
 
 
 # for each field of the layout, a value that differs from BASE

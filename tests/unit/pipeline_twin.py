@@ -25,9 +25,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Post:
-    """Offer one end of a transfer on a stream (None: on its own, nothing queues behind it) and go
-    on.
-    """
+    """Offer one end of a transfer on a stream (None: nothing queues behind it) and go on."""
 
     sends: bool
     tag: Tag
@@ -78,11 +76,8 @@ class _World:
                 self.at(now + instruction.seconds, lambda time: self.step(rank, time))
                 return
             if isinstance(instruction, Post):
-                self.ends[instruction.tag][instruction.sends] = (
-                    rank,
-                    instruction.stream,
-                    instruction.seconds,
-                )
+                end = (rank, instruction.stream, instruction.seconds)
+                self.ends[instruction.tag][instruction.sends] = end
                 if instruction.stream is not None:
                     self.queues[rank, instruction.stream].append(instruction.tag)
                 self.begin(now)
@@ -115,9 +110,7 @@ class _World:
 
 
 def play(programs: Sequence[Sequence[Instruction]]) -> Mapping[str, tuple[float, float]]:
-    """(start, end) of every `Run` by its label. Raises RuntimeError where the ranks stand still for
-    good.
-    """
+    """(start, end) of every `Run` by its label. Raises RuntimeError where ranks wait for good."""
     world = _World(programs=programs, position=[0] * len(programs))
     for rank in range(len(programs)):
         world.at(0.0, lambda time, rank=rank: world.step(rank, time))

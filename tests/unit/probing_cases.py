@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -15,12 +14,10 @@ from planner.search.space.enumerate import Space, build_space
 from planner.specs.measurement import Measured, Measurement
 from planner.study.candidates import Candidates, enumerate_candidates
 from planner.study.study import Budget, Proposal, StudySettings
+from tests.conftest import job_values
 
-REQUEST: dict[str, Any] = {
-    "model": "llama3.1-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-    "training": {"seq_len": 8192, "global_batch_size": 64},
-    "search": {"fix": {"precision": "bf16", "cp": 1}},
-}  # fmt: skip
+FIXED = {"fix": {"precision": "bf16", "cp": 1}}
+REQUEST = job_values("llama3.1-8b", "h100-sxm-80gb", 8, 8192, 64, search=FIXED)
 JOB = read_job(REQUEST)
 # What is equally unsure everywhere: `test_probing_isolating` has mechanisms that nobody measured.
 ALL_SEEN = replace(
@@ -33,9 +30,8 @@ MUCH = Budget(probes=1000, gpu_seconds=1e12)
 @lru_cache(maxsize=1)
 def searched() -> tuple[Pricer, Space]:
     context = Context(model=JOB.model, cluster=JOB.cluster, training=JOB.training)
-    return Pricer.build(JOB.model, JOB.cluster, JOB.training, ALL_SEEN), build_space(
-        context, JOB.search
-    )
+    pricer = Pricer.build(JOB.model, JOB.cluster, JOB.training, ALL_SEEN)
+    return pricer, build_space(context, JOB.search)
 
 
 @lru_cache(maxsize=1)
@@ -66,20 +62,15 @@ class Machine:
 
     @classmethod
     def wrong_by(cls, candidates: Candidates, error: float, seed: int = 0) -> "Machine":
-        """A truth whose error has a size and follows tensor parallelism, pipelining and
-        checkpointing.
-        """
+        """A truth whose error follows tensor parallelism, pipelining and checkpointing."""
         rng = np.random.default_rng(seed)
         by = [
             rng.standard_normal(16)[np.log2(column).astype(int)]
             for column in (candidates.batch.tp, candidates.batch.pp)
         ]
         by.append(rng.standard_normal(8)[candidates.batch.ac_kind])
-        return cls(
-            candidates,
-            candidates.prior.log_seconds + error * np.sum(by, axis=0) / np.sqrt(3.0),
-            seed=seed,
-        )
+        truth = candidates.prior.log_seconds + error * np.sum(by, axis=0) / np.sqrt(3.0)
+        return cls(candidates, truth, seed=seed)
 
     def run(self, asked: Proposal) -> Measurement:
         self.asked.append(asked)
@@ -116,28 +107,18 @@ def measurement(asked: Proposal, measured: Measured) -> Measurement:
 
 
 def out_of_memory(**numbers: float) -> Measured:
-    return Measured.model_validate(
-        {
-            "status": "oom",
-            "rung": "probed",
-            "message": "CUDA out of memory",
-            "gpu_seconds": 300.0,
-            **numbers,
-        }
-    )
+    return Measured.model_validate({
+        "status": "oom", "rung": "probed", "message": "CUDA out of memory", "gpu_seconds": 300.0,
+        **numbers,
+    })  # fmt: skip
 
 
 def failed(kind: str = "crash") -> Measured:
-    return Measured(
-        status="failed",
-        rung="probed",
-        failure=kind,
-        message="first rank said so",
-        gpu_seconds=200.0,
-    )
+    said = {"failure": kind, "message": "first rank said so", "gpu_seconds": 200.0}
+    return Measured(status="failed", rung="probed", **said)
 
 
-def settings(**changes: Any) -> StudySettings:
+def settings(**changes: object) -> StudySettings:
     """Of a study that nothing but its budget of probes ends."""
     return replace(
         StudySettings(tolerance=-1.0, budget=Budget(probes=6, gpu_seconds=1e12)), **changes

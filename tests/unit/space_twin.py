@@ -1,6 +1,4 @@
-"""The space once more, the slow way: the whole product of all domains, then every rule, then every
-domain's wishes.
-"""
+"""The space once more, the slow way: the product of all domains, every rule, every wish."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -28,9 +26,6 @@ TINY: dict[str, Any] = {
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
 TINY_MOE = {**TINY, "name": "tiny-moe", **EXPERTS}
 
-
-# ---- what the search leaves out, said once more --------------------------------------------------
-
 FLASH_TILE, LONGEST_MICRO_BATCH, SPLIT_BACKWARD = 128, 262_144, ("ZB", "DualPipe", "ZeroBubble")
 
 
@@ -50,9 +45,8 @@ def large_micro_batch(x: LayoutBatch, c: Context) -> np.ndarray:
 
 def schedule_pays(x: LayoutBatch, c: Context) -> np.ndarray:
     schedule = names_of(x.pp_schedule, SCHEDULES.names)
-    split = np.array(
-        [any(part in name for part in SPLIT_BACKWARD) for name in schedule], dtype=bool
-    )
+    splits = {name: any(part in name for part in SPLIT_BACKWARD) for name in SCHEDULES.names}
+    split = np.array([splits[name] for name in schedule], dtype=bool)
     recomputes = names_of(x.ac_kind, AC_KINDS) != "none"
     in_torch = c.training.trainer in ("torchtitan", "fsdp")
     return (schedule == "1F1B") | ((x.pp > 1) & ~(split & recomputes & in_torch))
@@ -159,9 +153,7 @@ def rows_of(batch: LayoutBatch) -> list[tuple[Any, ...]]:
 
 
 def brute_force(c: Context, domains: Domains) -> LayoutBatch:
-    """Every layout of the product that is legal and wanted. Degrees are filtered by their product
-    first, to spare memory.
-    """
+    """Every legal, wanted layout of the product; degrees are filtered first, to spare memory."""
     columns = {name: domains.columns(name) for name in NAMES}
     lengths = [len(next(iter(columns[name].values()))) for name in NAMES]
     assert np.prod(lengths[:5]) * np.prod(lengths[5:]) < 5e8

@@ -71,15 +71,12 @@ def test_figures_of_the_rows_asked_for_are_those_of_their_groups_together(
     assert [one["name"] for one in chosen["groups"]["trainer"]] == ["trainer megatron"]
 
 
-@pytest.mark.parametrize(
-    ("where", "says"),
-    [
-        (["platfrm=megatron on hopper"], "keys are trainer, platform"),
-        (["complete"], "KEY=VALUE"),
-        (["platform=megatron on hoper"], "megatron on hopper"),
-        (["trainer=torchtitan", "complete=false"], "no row meets all"),
-    ],
-)
+@pytest.mark.parametrize(("where", "says"), [
+    (["platfrm=megatron on hopper"], "keys are trainer, platform"),
+    (["complete"], "KEY=VALUE"),
+    (["platform=megatron on hoper"], "megatron on hopper"),
+    (["trainer=torchtitan", "complete=false"], "no row meets all"),
+])  # fmt: skip
 def test_what_no_row_has_is_refused(few: str, where: list[str], says: str) -> None:
     with pytest.raises(SpecError, match=says):
         command(**{**PLAIN, "jobs": few, "where": where, "json": True})

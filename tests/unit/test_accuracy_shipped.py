@@ -1,6 +1,4 @@
-"""The accuracy report that ships: made of today's rows, calibration and model, and printed without
-pricing anything.
-"""
+"""The accuracy report that ships is of today's rows, calibration and model, and printed at once."""
 
 import json
 from pathlib import Path
@@ -27,17 +25,9 @@ EVERY = 45  # of the rows are predicted again here; all of them take minutes
 
 def printed(capsys: pytest.CaptureFixture[str], **options: Any) -> dict[str, Any]:
     command(
-        **{
-            "jobs": None,
-            "where": None,
-            "rows": False,
-            "markdown": None,
-            "recompute": False,
-            "save": None,
-            "json": True,
-            **options,
-        }
-    )
+        **{"jobs": None, "where": None, "rows": False, "markdown": None, "recompute": False,
+            "save": None, "json": True, **options},
+    )  # fmt: skip
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
 
@@ -57,9 +47,7 @@ def test_the_stamp_is_that_of_today() -> None:
 
 
 def test_it_predicts_what_the_model_predicts_today(tmp_path: Path) -> None:
-    """A few rows of all groups, to all digits kept: a change of the model that moves any of them
-    shows here.
-    """
+    """A few rows of all groups, to all digits: a change of the model that moves one shows here."""
     lines = PUBLIC_ROWS.read_text(encoding="utf-8").splitlines()[::EVERY]
     few = tmp_path / "few.jsonl"
     few.write_text("\n".join(lines), encoding="utf-8")
@@ -72,9 +60,8 @@ def test_it_predicts_what_the_model_predicts_today(tmp_path: Path) -> None:
             f"{now.id}: run {REMAKE}"
         )
         assert now.interval_seconds == pytest.approx(before.interval_seconds, rel=1e-6), now.id
-        assert now.predicted_reserved_bytes == pytest.approx(
-            before.predicted_reserved_bytes, rel=1e-6
-        ), now.id
+        held = now.predicted_reserved_bytes
+        assert held == pytest.approx(before.predicted_reserved_bytes, rel=1e-6), now.id
         assert (now.fits, now.layout, now.labels, now.used) == (
             before.fits,
             before.layout,
@@ -110,14 +97,9 @@ def test_every_option_that_only_prints_works_from_it(
     assert 0 < len(some["rows"]) < num_rows
     assert {"id", "measured_step_seconds", "step_seconds", "fits"} <= some["rows"][0].keys()
     command(
-        jobs=None,
-        where=["trainer=fsdp"],
-        rows=True,
-        markdown=tmp_path / "fsdp.md",
-        recompute=False,
-        save=None,
-        json=False,
-    )
+        jobs=None, where=["trainer=fsdp"], rows=True, markdown=tmp_path / "fsdp.md",
+        recompute=False, save=None, json=False,
+    )  # fmt: skip
     assert "A cluster never seen" in capsys.readouterr().out
     assert "## Every row" in (tmp_path / "fsdp.md").read_text(encoding="utf-8")
 
@@ -151,15 +133,12 @@ def test_what_was_computed_is_read_back_without_loss(
     shipped = shipped_comparison()
     assert Comparison.from_document(shipped.as_document()) == shipped
     few, saved = tmp_path / "few.jsonl", tmp_path / "few.json"
-    few.write_text(
-        "\n".join(PUBLIC_ROWS.read_text(encoding="utf-8").splitlines()[:2]), encoding="utf-8"
-    )
+    lines = PUBLIC_ROWS.read_text(encoding="utf-8").splitlines()
+    few.write_text("\n".join(lines[:2]), encoding="utf-8")
     printed(capsys, jobs=str(few), save=saved)
     found = Comparison.from_document(saved.read_text(encoding="utf-8"))
-    assert ([row.id for row in found.rows], found.left_out) == (
-        [row.id for row in shipped.rows[:2]],
-        {},
-    )
+    assert [row.id for row in found.rows] == [row.id for row in shipped.rows[:2]]
+    assert found.left_out == {}
     assert found.rows == shipped.rows[:2]
     with pytest.raises(SpecError, match="--save"):
         printed(capsys, save=saved)

@@ -8,7 +8,6 @@ from planner.cost.price import Pricer
 from planner.estimates import estimate_layouts
 from planner.intake.jobs import read_job
 from planner.plan.advice import warnings_for
-from planner.specs.layout import Layout
 from planner.trainers.registry import resolve_layout
 
 FABRIC = [{"name": "nvlink", "gpus": 8}, {"name": "network", "bandwidth": "5 GB/s"}]
@@ -17,69 +16,34 @@ FABRIC = [{"name": "nvlink", "gpus": 8}, {"name": "network", "bandwidth": "5 GB/
 def warned(
     words: str, layout: dict[str, Any], cluster: dict[str, Any] | None = None, **training: Any
 ) -> bool:
-    job = read_job(
-        {
-            "model": training.pop("model", "llama3-8b"),
-            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64, **(cluster or {})},
-            "training": {
-                "seq_len": 8192,
-                "global_batch_size": 256,
-                "trainer": "megatron",
-                **training,
-            },
-        }
-    )
+    job = read_job({
+        "model": training.pop("model", "llama3-8b"),
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64, **(cluster or {})},
+        "training": {"seq_len": 8192, "global_batch_size": 256, "trainer": "megatron", **training},
+    })  # fmt: skip
     pricer = Pricer.build(job.model, job.cluster, job.training)
-    chosen: Layout = resolve_layout(
-        layout, trainer=job.training.trainer, num_gpus=job.cluster.num_gpus
-    )
-    return any(
-        words in line
-        for line in warnings_for(pricer, chosen, estimate_layouts(pricer, [chosen])[0])
-    )
+    num_gpus = job.cluster.num_gpus
+    chosen = resolve_layout(layout, trainer=job.training.trainer, num_gpus=num_gpus)
+    (estimate,) = estimate_layouts(pricer, [chosen])
+    return any(words in line for line in warnings_for(pricer, chosen, estimate))
 
 
-@pytest.mark.parametrize(
-    ("words", "over", "under"),
-    [
-        ("leaves the 8-GPU intra-node domain", {"layout": {"tp": 16}}, {"layout": {"tp": 8}}),
-        (
-            "only 4 microbatches for 4 pipeline ranks",
-            {"layout": {"pp": 4, "micro_batch_size": 4}},
-            {"layout": {"pp": 4}},
-        ),
-        (
-            "past the critical batch",
-            {"layout": {"tp": 8}, "global_batch_size": 8192},
-            {"layout": {"tp": 8}, "global_batch_size": 4096},
-        ),
-        (
-            "FSDP over 1,024 ranks is latency-bound: HSDP",
-            {
-                "layout": {"dp_shard": 1024},
-                "cluster": {"num_gpus": 1024},
-                "global_batch_size": 1024,
-                "trainer": "torchtitan",
-            },
-            {
-                "layout": {"dp_shard": 256, "dp_replicate": 4},
-                "cluster": {"num_gpus": 1024},
-                "global_batch_size": 1024,
-                "trainer": "torchtitan",
-            },
-        ),
-        (
-            "of the step waits for communication",
-            {"layout": {"tp": 16}, "cluster": {"fabric": FABRIC}},
-            {"layout": {"tp": 1}},
-        ),
-        (
-            "out of memory with probability",
-            {"layout": {"dp_shard": 1, "dp_replicate": 64, "zero_stage": 0}},
-            {"layout": {"dp_shard": 64, "ac": "full"}},
-        ),
-    ],
-)
+@pytest.mark.parametrize(("words", "over", "under"), [
+    ("leaves the 8-GPU intra-node domain", {"layout": {"tp": 16}}, {"layout": {"tp": 8}}),
+    ("only 4 microbatches for 4 pipeline ranks", {"layout": {"pp": 4, "micro_batch_size": 4}},
+        {"layout": {"pp": 4}}),
+    ("past the critical batch", {"layout": {"tp": 8}, "global_batch_size": 8192},
+        {"layout": {"tp": 8}, "global_batch_size": 4096}),
+    ("FSDP over 1,024 ranks is latency-bound: HSDP", {"layout": {"dp_shard": 1024},
+        "cluster": {"num_gpus": 1024}, "global_batch_size": 1024, "trainer": "torchtitan"},
+        {"layout": {"dp_shard": 256, "dp_replicate": 4}, "cluster": {"num_gpus": 1024},
+        "global_batch_size": 1024, "trainer": "torchtitan"}),
+    ("of the step waits for communication", {"layout": {"tp": 16}, "cluster": {"fabric": FABRIC}},
+        {"layout": {"tp": 1}}),
+    ("out of memory with probability",
+        {"layout": {"dp_shard": 1, "dp_replicate": 64, "zero_stage": 0}},
+        {"layout": {"dp_shard": 64, "ac": "full"}}),
+])  # fmt: skip
 def test_a_warning_comes_with_its_number_and_not_without(
     words: str, over: dict[str, Any], under: dict[str, Any]
 ) -> None:

@@ -10,13 +10,11 @@ from api.service import make_plan
 from api.settings import Settings
 from api.wiring import MOST_ANSWERED, Wiring
 from planner.specs.plan import Plan
+from tests.conftest import job_values
 
-JOB: dict[str, Any] = {
-    "model": "llama3.2-1b",
-    "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 2},
-    "training": {"seq_len": 2048, "global_batch_size": 8},
-    "search": {"fix": {"tp": 1, "cp": 1, "pp": 1}},
-}
+JOB: dict[str, Any] = job_values(
+    "llama3.2-1b", "h100-sxm-80gb", 2, 2048, 8, search={"fix": {"tp": 1, "cp": 1, "pp": 1}}
+)
 
 
 class Times:

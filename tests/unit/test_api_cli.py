@@ -1,6 +1,4 @@
-"""The command line in this process: flags into jobs, errors into one line each, nothing
-half-written.
-"""
+"""The command line in this process: flags into jobs, errors in a line each, no half answers."""
 
 import json
 from pathlib import Path
@@ -15,6 +13,7 @@ from api.cli.simulate import write_text
 from api.render.plan import short_path
 from api.storage.store import SqlStore
 from planner.errors import SpecError, StoreError
+from tests.conftest import job_values
 
 
 @pytest.fixture(autouse=True)
@@ -87,17 +86,14 @@ def test_gpu_beside_cluster_is_refused() -> None:
         flags(cluster="h100-256", gpu="h100")
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("tp=8", 8),
-        ("compile=true", True),
-        ("ac=none", "none"),
-        ("ac=memory-budget-0.5", "memory-budget-0.5"),
-        ("layers_per_stage=[4, 4]", [4, 4]),
-        ("pp_schedule=1F1B", "1F1B"),
-    ],
-)
+@pytest.mark.parametrize(("text", "value"), [
+    ("tp=8", 8),
+    ("compile=true", True),
+    ("ac=none", "none"),
+    ("ac=memory-budget-0.5", "memory-budget-0.5"),
+    ("layers_per_stage=[4, 4]", [4, 4]),
+    ("pp_schedule=1F1B", "1F1B"),
+])  # fmt: skip
 def test_values_of_fix_are_yaml(text: str, value: object) -> None:
     assert parse_pair(text, "--fix") == (text.partition("=")[0], value)
 
@@ -125,62 +121,51 @@ def test_counts(text: str, value: object) -> None:
 
 
 MAIN_JOB = [
-    "--model",
-    "llama3-8b",
-    "--gpu",
-    "h100-sxm-80gb",
-    "--num-gpus",
-    "8",
-    "--seq-len",
-    "8192",
-    "--global-batch-size",
-    "64",
-]
+    "--model", "llama3-8b", "--gpu", "h100-sxm-80gb", "--num-gpus", "8", "--seq-len", "8192",
+    "--global-batch-size", "64",
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["nope"],
-        ["--nope"],
-        ["recommend", "--seq-len", "x"],
-        ["recommend", *MAIN_JOB, "--probe", "1"],
-        ["recommend", *MAIN_JOB, "--fix", "tp"],
-        ["recommend", *MAIN_JOB, "--fix", "nope=1"],
-        ["recommend", *MAIN_JOB, "--fix", "tp=x"],
-        ["recommend", *MAIN_JOB, "--fix", "tp=1", "--fix", "tp=2"],
-        ["recommend", *MAIN_JOB, "--allow", "tp=1", "--allow", "tp=2"],
-        ["recommend", *MAIN_JOB, "--fix", 'ac="\\e[31mnone"'],
-        ["recommend", *MAIN_JOB, "--allow", "precision=bf17"],
-        ["recommend", *MAIN_JOB, "--objective", "fame"],
-        ["recommend", *MAIN_JOB, "--sampler", "dice"],
-        ["recommend", *MAIN_JOB, "--top-k", "0"],
-        ["recommend", *MAIN_JOB, "--seed", "-1"],
-        ["recommend", *MAIN_JOB, "--trainer", "keras"],
-        ["recommend", *MAIN_JOB, "--seq-len", "-1"],
-        ["recommend", *MAIN_JOB, "--num-gpus", "1e3"],
-        ["recommend", *MAIN_JOB, "--model", "llama3-8"],
-        ["recommend", *MAIN_JOB, "--model", "/no/such/config.json"],
-        ["recommend", *MAIN_JOB, "--current", "/no/such.json"],
-        ["recommend", *MAIN_JOB, "--job", "/"],
-        ["recommend", *MAIN_JOB, "--save-dir", "/proc/nope"],
-        ["recommend", *MAIN_JOB, "--model", "\udcff"],
-        ["estimate"],
-        ["estimate", "--job", "/", "--jobs", "/"],
-        ["estimate", "--jobs", "/"],
-        ["estimate", "--jobs", "/no/such.jsonl"],
-        ["explain", "plan-nope"],
-        ["explain", "\0"],
-        ["export", "plan-nope"],
-        ["catalog"],
-        ["catalog", "planets"],
-        ["catalog", "gpus", "h1000"],
-        ["db"],
-        ["db", "sink"],
-        ["serve", "--port", "70000"],
-        ["serve", "--host", "0.0.0.0"],
-    ],
-)
+@pytest.mark.parametrize("arguments", [
+    ["nope"],
+    ["--nope"],
+    ["recommend", "--seq-len", "x"],
+    ["recommend", *MAIN_JOB, "--probe", "1"],
+    ["recommend", *MAIN_JOB, "--fix", "tp"],
+    ["recommend", *MAIN_JOB, "--fix", "nope=1"],
+    ["recommend", *MAIN_JOB, "--fix", "tp=x"],
+    ["recommend", *MAIN_JOB, "--fix", "tp=1", "--fix", "tp=2"],
+    ["recommend", *MAIN_JOB, "--allow", "tp=1", "--allow", "tp=2"],
+    ["recommend", *MAIN_JOB, "--fix", 'ac="\\e[31mnone"'],
+    ["recommend", *MAIN_JOB, "--allow", "precision=bf17"],
+    ["recommend", *MAIN_JOB, "--objective", "fame"],
+    ["recommend", *MAIN_JOB, "--sampler", "dice"],
+    ["recommend", *MAIN_JOB, "--top-k", "0"],
+    ["recommend", *MAIN_JOB, "--seed", "-1"],
+    ["recommend", *MAIN_JOB, "--trainer", "keras"],
+    ["recommend", *MAIN_JOB, "--seq-len", "-1"],
+    ["recommend", *MAIN_JOB, "--num-gpus", "1e3"],
+    ["recommend", *MAIN_JOB, "--model", "llama3-8"],
+    ["recommend", *MAIN_JOB, "--model", "/no/such/config.json"],
+    ["recommend", *MAIN_JOB, "--current", "/no/such.json"],
+    ["recommend", *MAIN_JOB, "--job", "/"],
+    ["recommend", *MAIN_JOB, "--save-dir", "/proc/nope"],
+    ["recommend", *MAIN_JOB, "--model", "\udcff"],
+    ["estimate"],
+    ["estimate", "--job", "/", "--jobs", "/"],
+    ["estimate", "--jobs", "/"],
+    ["estimate", "--jobs", "/no/such.jsonl"],
+    ["explain", "plan-nope"],
+    ["explain", "\0"],
+    ["export", "plan-nope"],
+    ["catalog"],
+    ["catalog", "planets"],
+    ["catalog", "gpus", "h1000"],
+    ["db"],
+    ["db", "sink"],
+    ["serve", "--port", "70000"],
+    ["serve", "--host", "0.0.0.0"],
+])  # fmt: skip
 def test_wrong_requests_are_exit_2_with_one_line(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -191,20 +176,8 @@ def test_wrong_requests_are_exit_2_with_one_line(
 
 
 def test_every_fault_has_its_line(capsys: pytest.CaptureFixture[str]) -> None:
-    code = run(
-        [
-            "recommend",
-            "--model",
-            "llama9",
-            "--gpu",
-            "h1000",
-            "--num-gpus",
-            "-8",
-            "--seq-len",
-            "0",
-            "--json",
-        ]
-    )
+    wrong = ["--model", "llama9", "--gpu", "h1000", "--num-gpus", "-8", "--seq-len", "0"]
+    code = run(["recommend", *wrong, "--json"])
     captured = capsys.readouterr()
     assert (code, captured.err.count("\n")) == (2, 5)
     assert all("; " in line and line.startswith("error: ") for line in captured.err.splitlines())
@@ -236,17 +209,14 @@ def test_a_named_gpu_is_shown_by_its_full_name(capsys: pytest.CaptureFixture[str
     assert "llama3-8b (8.03B parameters) on 8 GPUs (h100-sxm-80gb)" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("model", "shown"),
-    [
-        ("llama3-8b", "llama3-8b"),
-        ("meta-llama/Meta-Llama-3-8B", "meta-llama/Meta-Llama-3-8B"),
-        ("/models/mixtral/config.json", "mixtral"),
-        ("config.json", "config"),
-        ("configs/olmo2-7b.json", "olmo2-7b"),
-        ("/models/mixtral", "mixtral"),
-    ],
-)
+@pytest.mark.parametrize(("model", "shown"), [
+    ("llama3-8b", "llama3-8b"),
+    ("meta-llama/Meta-Llama-3-8B", "meta-llama/Meta-Llama-3-8B"),
+    ("/models/mixtral/config.json", "mixtral"),
+    ("config.json", "config"),
+    ("configs/olmo2-7b.json", "olmo2-7b"),
+    ("/models/mixtral", "mixtral"),
+])  # fmt: skip
 def test_models_from_files_have_short_names(model: str, shown: str) -> None:
     assert short_path(model) == shown
 
@@ -409,11 +379,7 @@ def test_a_probe_is_run_as_its_job_says_unless_flags_say_otherwise(tmp_path: Pat
     from api.wiring import wire
 
     path = tmp_path / "job.json"
-    job = {
-        "model": "debug-tiny",
-        "cluster": {"gpu": "cpu", "num_gpus": 2},
-        "training": {"seq_len": 64, "global_batch_size": 4},
-    }
+    job = job_values("debug-tiny", "cpu", 2, 64, 4)
     wished = {"pool": "slurm:gpu", "trainer": "torchtitan", "steps": 4}
     path.write_text(json.dumps({**job, "layout": {"dp_shard": 2}, "probe": wished}))
     (one,) = _asked(wire(), str(path), None, 1, {})
@@ -446,19 +412,9 @@ def test_a_plan_is_exported_to_its_own_trainer(
     trainer: str, format: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = [
-        "--model",
-        "llama3-8b",
-        "--gpu",
-        "h100",
-        "--num-gpus",
-        "8",
-        "--seq-len",
-        "4096",
-        "--global-batch-size",
-        "64",
-        "--top-k",
-        "1",
-    ]
+        "--model", "llama3-8b", "--gpu", "h100", "--num-gpus", "8", "--seq-len", "4096",
+        "--global-batch-size", "64", "--top-k", "1",
+    ]  # fmt: skip
     narrow = ["--trainer", trainer, "--fix", "pp=1", "--fix", "cp=1", "--json"]
     assert run(["recommend", *asked, *narrow]) == 0
     plan = json.loads(capsys.readouterr().out)

@@ -41,9 +41,6 @@ def engine() -> Iterator[Engine]:
     made.dispose()
 
 
-# ---- pages ---------------------------------------------------------------------------------------
-
-
 def probe(number: int, gpu: str = "cpu") -> ProbeRecord:
     return ProbeRecord(
         id=f"probe-{number}",
@@ -100,9 +97,6 @@ def test_a_list_in_memory_is_read_page_by_page() -> None:
     assert page_of("ab", str, None, 2) == (["a", "b"], None)
     with pytest.raises(SpecError, match="cursor"):
         page_of("ab", str, cursor, 3)
-
-
-# ---- repeated requests ---------------------------------------------------------------------------
 
 
 def test_a_kept_answer_is_given_to_the_same_request_alone(engine: Engine) -> None:
@@ -163,15 +157,12 @@ def test_only_an_answer_that_is_no_bug_is_kept(engine: Engine) -> None:
         post(b'{"id": 1}')
 
 
-@pytest.mark.parametrize(
-    ("body", "headers", "error"),
-    [
-        (b"[1, 2, 3]", {"content-type": "text/csv"}, MediaTypeError),
-        (b"[" + b"1," * 20 + b"1]", {}, BodyTooLargeError),
-        (b'{"a": 1, "a": 2}', {}, SpecError),
-        (b"", {}, SpecError),
-    ],
-)
+@pytest.mark.parametrize(("body", "headers", "error"), [
+    (b"[1, 2, 3]", {"content-type": "text/csv"}, MediaTypeError),
+    (b"[" + b"1," * 20 + b"1]", {}, BodyTooLargeError),
+    (b'{"a": 1, "a": 2}', {}, SpecError),
+    (b"", {}, SpecError),
+])  # fmt: skip
 def test_a_body_is_json_of_a_sane_size(
     body: bytes, headers: dict[str, str], error: type[SpecError]
 ) -> None:
@@ -182,18 +173,12 @@ def test_a_body_is_json_of_a_sane_size(
     assert anyio.run(asked(wiring, headers={}, body=b"[1, 2]").body) == b"[1, 2]"
 
 
-# ---- keys ----------------------------------------------------------------------------------------
-
-
 def key_for(secret: str | None, *scopes: str, keys: str = "") -> tuple[ApiKey, Asker]:
     """The key that asks, and who asks for the rest of the request."""
     wiring = SimpleNamespace(settings=Settings(api_keys=cast(Any, keys)))
     app = SimpleNamespace(state=SimpleNamespace(wiring=wiring, rates=Rates(100)))
-    sent = (
-        None
-        if secret is None
-        else HTTPAuthorizationCredentials(scheme="Bearer", credentials=secret)
-    )
+    bearer = {"scheme": "Bearer", "credentials": secret}
+    sent = None if secret is None else HTTPAuthorizationCredentials(**bearer)
     request = Request({"type": "http", "app": app, "headers": []})
 
     async def ask() -> tuple[ApiKey, Asker]:
@@ -208,19 +193,16 @@ KEYS = ",".join(
 )
 
 
-@pytest.mark.parametrize(
-    ("secret", "scope", "outcome"),
-    [
-        ("reader", "read", "reader"),
-        ("planner", "plan", "planner"),
-        ("boss", "probe", "boss"),
-        ("reader", "plan", ForbiddenError),
-        ("planner", "probe", ForbiddenError),
-        ("nobody", "read", UnauthenticatedError),
-        (" ", "read", UnauthenticatedError),
-        (None, "read", UnauthenticatedError),
-    ],
-)
+@pytest.mark.parametrize(("secret", "scope", "outcome"), [
+    ("reader", "read", "reader"),
+    ("planner", "plan", "planner"),
+    ("boss", "probe", "boss"),
+    ("reader", "plan", ForbiddenError),
+    ("planner", "probe", ForbiddenError),
+    ("nobody", "read", UnauthenticatedError),
+    (" ", "read", UnauthenticatedError),
+    (None, "read", UnauthenticatedError),
+])  # fmt: skip
 def test_a_key_may_what_its_scopes_say(
     secret: str | None, scope: str, outcome: str | type[PlannerError]
 ) -> None:

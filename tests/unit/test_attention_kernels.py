@@ -16,18 +16,14 @@ from planner.estimates import estimate_job
 from planner.intake.jobs import read_job
 from planner.intake.machines import load_gpu
 from planner.trainers.registry import TRAINERS
+from tests.conftest import job_values
 
 H100, A100, B200, MI300X = "h100-sxm-80gb", "a100-sxm-80gb", "b200-sxm-180gb", "mi300x-192gb"
 
 
 def job(trainer: str, gpu: str = H100, model: str = "llama3-8b", **training: Any) -> Any:
     return read_job(
-        {
-            "model": model,
-            "cluster": {"gpu": gpu, "num_gpus": 8},
-            "training": {"seq_len": 8192, "global_batch_size": 64, "trainer": trainer, **training},
-            "layout": {"dp_shard": 8},
-        }
+        job_values(model, gpu, 8, 8192, 64, trainer=trainer, layout={"dp_shard": 8}, **training)
     )
 
 
@@ -38,33 +34,30 @@ def kernels(*args: Any, **training: Any) -> tuple[str, ...]:
     )
 
 
-@pytest.mark.parametrize(
-    ("trainer", "gpu", "version", "expected"),
-    [
-        ("megatron", H100, "NeMo 24.09", ("cudnn",)),
-        ("megatron", H100, "0.14", ("cudnn",)),
-        ("megatron", A100, "NeMo 24.09", ("flash2",)),
-        ("megatron", A100, "2022-11", ("flash1",)),
-        ("megatron", H100, "2023-10", ("flash2", "cudnn")),
-        ("megatron", B200, "NeMo 25.11", ("cudnn",)),
-        ("megatron", MI300X, "0.14", ("ck",)),
-        ("megatron", A100, "2023", ("flash2", "flash1")),
-        ("torchtitan", H100, "torchtitan 2024-05..08", ("flash2",)),
-        ("torchtitan", H100, "0.1.0", ("flash2",)),
-        ("torchtitan", B200, "0.1.0", ("cudnn",)),
-        ("torchtitan", H100, "2025-08-21", ("flash2", "cudnn")),
-        ("torchtitan", H100, "0.2.2", ("cudnn",)),
-        ("torchtitan", A100, None, ("cudnn",)),
-        ("torchtitan", MI300X, "0.2.2", ("flash2",)),
-        ("torchtitan", H100, "0.3.0", ("flex",)),
-        ("torchtitan", B200, "torchtitan 2026-05-27", ("cudnn",)),
-        ("torchtitan", B200, "torchtitan 2026-06-11 branch", ("cudnn", "flex")),
-        ("internevo", A100, "2023-11..2024-03", ("flash2",)),
-        ("fsdp", H100, "torch 2.x era, flash-attn 2 (H100)", ("flash2",)),
-        ("fsdp", H100, "2023-05", ("flash1",)),
-        ("fsdp", H100, "llm-foundry", ("flash2", "flash1")),
-    ],
-)
+@pytest.mark.parametrize(("trainer", "gpu", "version", "expected"), [
+    ("megatron", H100, "NeMo 24.09", ("cudnn",)),
+    ("megatron", H100, "0.14", ("cudnn",)),
+    ("megatron", A100, "NeMo 24.09", ("flash2",)),
+    ("megatron", A100, "2022-11", ("flash1",)),
+    ("megatron", H100, "2023-10", ("flash2", "cudnn")),
+    ("megatron", B200, "NeMo 25.11", ("cudnn",)),
+    ("megatron", MI300X, "0.14", ("ck",)),
+    ("megatron", A100, "2023", ("flash2", "flash1")),
+    ("torchtitan", H100, "torchtitan 2024-05..08", ("flash2",)),
+    ("torchtitan", H100, "0.1.0", ("flash2",)),
+    ("torchtitan", B200, "0.1.0", ("cudnn",)),
+    ("torchtitan", H100, "2025-08-21", ("flash2", "cudnn")),
+    ("torchtitan", H100, "0.2.2", ("cudnn",)),
+    ("torchtitan", A100, None, ("cudnn",)),
+    ("torchtitan", MI300X, "0.2.2", ("flash2",)),
+    ("torchtitan", H100, "0.3.0", ("flex",)),
+    ("torchtitan", B200, "torchtitan 2026-05-27", ("cudnn",)),
+    ("torchtitan", B200, "torchtitan 2026-06-11 branch", ("cudnn", "flex")),
+    ("internevo", A100, "2023-11..2024-03", ("flash2",)),
+    ("fsdp", H100, "torch 2.x era, flash-attn 2 (H100)", ("flash2",)),
+    ("fsdp", H100, "2023-05", ("flash1",)),
+    ("fsdp", H100, "llm-foundry", ("flash2", "flash1")),
+])  # fmt: skip
 def test_the_release_brings_its_kernel(
     trainer: str, gpu: str, version: str | None, expected: tuple[str, ...]
 ) -> None:
@@ -72,16 +65,13 @@ def test_the_release_brings_its_kernel(
     assert kernels(trainer, gpu, **named) == expected
 
 
-@pytest.mark.parametrize(
-    ("torch", "gpu", "expected"),
-    [
-        ("2.0.1", H100, "flash1"),
-        ("2.2.0", H100, "flash2"),
-        ("2.10.0", H100, "flash2"),
-        ("2.11.0", H100, "cudnn"),
-        ("2.11.0", A100, "flash2"),
-    ],
-)
+@pytest.mark.parametrize(("torch", "gpu", "expected"), [
+    ("2.0.1", H100, "flash1"),
+    ("2.2.0", H100, "flash2"),
+    ("2.10.0", H100, "flash2"),
+    ("2.11.0", H100, "cudnn"),
+    ("2.11.0", A100, "flash2"),
+])  # fmt: skip
 def test_plain_fsdp_attends_as_its_torch_does(torch: str, gpu: str, expected: str) -> None:
     assert kernels("fsdp", gpu, torch_version=torch) == (expected,)
 
@@ -94,31 +84,25 @@ def test_a_kernel_that_is_named_is_known() -> None:
     assert kernels("fsdp", H100, attention_kernel="flash3") == ("flash3",)
 
 
-@pytest.mark.parametrize(
-    ("trainer", "gpu", "kernel", "rule"),
-    [
-        ("fsdp", A100, "flash3", "flash3 attention has no kernels for a100-sxm-80gb"),
-        ("fsdp", B200, "flash3", "flash3 attention has no kernels"),
-        ("fsdp", "v100-sxm-32gb", "cudnn", "cudnn attention has no kernels"),
-        ("megatron", MI300X, "cudnn", "cudnn attention has no kernels"),
-        ("torchtitan", H100, "flash3", "attends with cudnn"),
-        ("torchtitan", H100, "unfused", "has no setting for unfused attention"),
-    ],
-)
+@pytest.mark.parametrize(("trainer", "gpu", "kernel", "rule"), [
+    ("fsdp", A100, "flash3", "flash3 attention has no kernels for a100-sxm-80gb"),
+    ("fsdp", B200, "flash3", "flash3 attention has no kernels"),
+    ("fsdp", "v100-sxm-32gb", "cudnn", "cudnn attention has no kernels"),
+    ("megatron", MI300X, "cudnn", "cudnn attention has no kernels"),
+    ("torchtitan", H100, "flash3", "attends with cudnn"),
+    ("torchtitan", H100, "unfused", "has no setting for unfused attention"),
+])  # fmt: skip
 def test_what_cannot_be_is_said(trainer: str, gpu: str, kernel: str, rule: str) -> None:
     estimate = estimate_job(job(trainer, gpu, attention_kernel=kernel))
     assert any(rule in one.rule for one in estimate.unsupported)
 
 
-@pytest.mark.parametrize(
-    ("trainer", "gpu", "kernel"),
-    [
-        ("torchtitan", H100, "cudnn"),
-        ("megatron", H100, "flash3"),
-        ("megatron", A100, "cudnn"),
-        ("fsdp", MI300X, "flash2"),
-    ],
-)
+@pytest.mark.parametrize(("trainer", "gpu", "kernel"), [
+    ("torchtitan", H100, "cudnn"),
+    ("megatron", H100, "flash3"),
+    ("megatron", A100, "cudnn"),
+    ("fsdp", MI300X, "flash2"),
+])  # fmt: skip
 def test_what_can_be_asked_for_is_priced(trainer: str, gpu: str, kernel: str) -> None:
     estimate = estimate_job(job(trainer, gpu, attention_kernel=kernel))
     assert estimate.valid

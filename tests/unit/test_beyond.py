@@ -15,6 +15,7 @@ from planner.search.paper_study import sample_beyond
 from planner.search.sampled import Priced
 from planner.search.variations.beyond import Beyond
 from planner.specs.layout import Layout
+from tests.conftest import job_values
 
 LAYERS = 32
 NO_LIMIT = float("inf")
@@ -22,13 +23,7 @@ NO_LIMIT = float("inf")
 
 @cache
 def pricer(trainer: str = "megatron") -> Pricer:
-    job = read_job(
-        {
-            "model": "llama3-8b",
-            "cluster": {"gpu": "a100-sxm-40gb", "num_gpus": 16},
-            "training": {"seq_len": 8192, "global_batch_size": 64, "trainer": trainer},
-        }
-    )
+    job = read_job(job_values("llama3-8b", "a100-sxm-40gb", 16, 8192, 64, trainer=trainer))
     return Pricer.build(job.model, job.cluster, job.training)
 
 
@@ -55,16 +50,13 @@ def test_what_varies_nothing_is_no_parameter() -> None:
     assert beyond(eager, trainer="torchtitan", splits=False).ranges == {}
 
 
-@pytest.mark.parametrize(
-    ("trainer", "values"),
-    [
-        ("megatron", {"ac": "none"}),
-        ("megatron", {"ac": "block-3"}),
-        ("megatron", {"ac": "full", **INTERLEAVED}),
-        ("torchtitan", {"ac": "memory-budget-0.62", "compile": True}),
-        ("torchtitan", {"ac": "none", "compile": True}),
-    ],
-)
+@pytest.mark.parametrize(("trainer", "values"), [
+    ("megatron", {"ac": "none"}),
+    ("megatron", {"ac": "block-3"}),
+    ("megatron", {"ac": "full", **INTERLEAVED}),
+    ("torchtitan", {"ac": "memory-budget-0.62", "compile": True}),
+    ("torchtitan", {"ac": "none", "compile": True}),
+])  # fmt: skip
 def test_a_walk_starts_at_the_layouts_themselves(trainer: str, values: dict[str, object]) -> None:
     start = layout(trainer, **values)
     space = beyond(layout(trainer, compile=trainer == "torchtitan"), start, trainer=trainer)
@@ -75,10 +67,8 @@ def test_a_walk_starts_at_the_layouts_themselves(trainer: str, values: dict[str,
 @given(data=st.data())
 def test_layers_move_and_none_is_lost(data: st.DataObject) -> None:
     space = beyond(layout(), layout(**INTERLEAVED), layout(pp=2))
-    point = {
-        name: data.draw(st.integers(low, high), label=name)
-        for name, (low, high) in space.ranges.items()
-    }
+    ranges = space.ranges.items()
+    point = {name: data.draw(st.integers(*ends), label=name) for name, ends in ranges}
     found = space.layout(point)
     assert found == space.layout(point), "the same point is the same layout"
     if found.layers_per_stage is not None:
@@ -162,9 +152,8 @@ def test_all_points_of_a_small_space_are_the_exhaustive_best() -> None:
     ]
     exhaustive = Priced(beyond=space, best_seconds=NO_LIMIT)
     exhaustive.at(points)
-    sampled = sample_beyond(
-        space, name="brute-force", seed=0, num_trials=len(points), best_seconds=NO_LIMIT
-    )
+    asked = {"name": "brute-force", "seed": 0, "num_trials": len(points)}
+    sampled = sample_beyond(space, **asked, best_seconds=NO_LIMIT)
     steps = [trial.step_seconds for trial in sampled.trials if trial.fits and trial.step_seconds]
     assert min(steps) == exhaustive.best_seconds
 
@@ -178,9 +167,8 @@ def test_optuna_hears_why_a_trial_was_pruned(monkeypatch: pytest.MonkeyPatch) ->
         return studies[-1]
 
     monkeypatch.setattr(optuna, "create_study", kept)
-    sample_beyond(
-        beyond(layout(ac="full")), name="random", seed=0, num_trials=32, best_seconds=1e-6
-    )
+    asked = {"name": "random", "seed": 0, "num_trials": 32}
+    sample_beyond(beyond(layout(ac="full")), **asked, best_seconds=1e-6)
     (study,) = studies
     states = {trial.state for trial in study.trials}
     assert states == {optuna.trial.TrialState.PRUNED}

@@ -31,9 +31,8 @@ def wiring_with(tmp_path: Path, *names: str, mib: float = 81559) -> Any:
     seen = Survey(gpus=gpus, problem=None if gpus else "nvidia-smi is not installed")
     launch = LaunchSettings(folder=tmp_path)
     local = LocalPool(Launcher(launch), LocalSettings(survey=lambda: seen, environment={}))
-    return SimpleNamespace(
-        pool=lambda name: local if name == "local" else SlurmPool(launch, partition=None)
-    )
+    slurm = SlurmPool(launch, partition=None)
+    return SimpleNamespace(pool=lambda name: local if name == "local" else slurm)
 
 
 def test_the_gpu_of_this_machine_is_found(tmp_path: Path) -> None:

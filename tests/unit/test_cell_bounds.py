@@ -24,6 +24,7 @@ from planner.search.space.enumerate import Space, build_space
 from planner.search.variations.floors import with_budget
 from planner.trainers.registry import resolve_layout
 from planner.work.checkpointing import FULL, NONE
+from tests.conftest import job_values
 
 PRICER = Pricer.build(
     read_model("llama3-8b"),
@@ -70,14 +71,10 @@ DENSE: dict[str, Any] = {"model": "llama3-8b", "batch": 256}
 def small_space(
     trainer: str, fix: dict[str, Any], *, model: str = "mixtral-8x7b", batch: int = 32
 ) -> tuple[Pricer, Space]:
-    job = read_job(
-        {
-            "model": model,
-            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
-            "training": {"seq_len": 4096, "global_batch_size": batch, "trainer": trainer},
-            "search": {"fix": {"cp": 1, "precision": "bf16", **fix}},
-        }
-    )
+    job = read_job(job_values(
+        model, "h100-sxm-80gb", 16, 4096, batch, trainer=trainer,
+        search={"fix": {"cp": 1, "precision": "bf16", **fix}},
+    ))  # fmt: skip
     context = Context(model=job.model, cluster=job.cluster, training=job.training)
     pricer = Pricer.build(job.model, job.cluster, job.training)
     return pricer, build_space(context, job.search)
@@ -145,9 +142,7 @@ def test_few_cells_are_all_known_and_taken_up_by_their_own_bounds() -> None:
     assert found.device_bytes.tolist() == [BYTES, 2 * BYTES]
 
 
-def test_many_cells_are_taken_up_by_their_time_without_recomputation(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_many_cells_are_taken_up_by_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "BAND", 2)
     found = bounds_of(Counting(), 3, 1, 2)
     assert found.coarse_bound_seconds.tolist() == [3.0, 1.0, 2.0]
@@ -155,9 +150,7 @@ def test_many_cells_are_taken_up_by_their_time_without_recomputation(
     assert np.isnan(found.device_bytes).all()
 
 
-def test_own_bounds_are_worked_out_once_and_a_band_at_a_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_own_bounds_are_worked_out_once_and_by_band(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "BAND", 2)
     monkeypatch.setattr(bounds, "KNOWN_AT_ONCE", 2)
     pricer = Counting()
@@ -226,9 +219,7 @@ def test_a_schedule_that_runs_all_forwards_first_has_less_room() -> None:
 
 
 @pytest.mark.parametrize("name", SPACES)
-def test_room_is_asked_of_the_columns_that_say_it(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_room_is_asked_of_its_columns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pricer, space = small_space(*SPACES[name])
     own = CellBounds(pricer, space.cells, idle_of(pricer, space))
     own.most_bytes = float(np.median(own.device_bytes))
@@ -244,9 +235,8 @@ def test_room_is_asked_of_the_columns_that_say_it(
 
 def test_what_nothing_fits_for_is_priced_whole() -> None:
     """Then the answer is what comes closest, whatever its schedule holds."""
-    pricer, space = small_space(
-        "torchtitan", {"pp": 4, "pp_schedule": "GPipe", "ac": "none"}, **DENSE
-    )
+    narrow = {"pp": 4, "pp_schedule": "GPipe", "ac": "none"}
+    pricer, space = small_space("torchtitan", narrow, **DENSE)
     found, whole = (screen(pricer, space, Goal(count=3, everything=one)) for one in (False, True))
     assert found.num_fitting == 0
     assert found.num_priced == whole.num_priced
@@ -254,9 +244,8 @@ def test_what_nothing_fits_for_is_priced_whole() -> None:
 
 
 def test_what_nothing_fits_for_below_a_limit_is_not_looked_at_again() -> None:
-    pricer, space = small_space(
-        "torchtitan", {"pp": 4, "pp_schedule": "GPipe", "ac": "none"}, **DENSE
-    )
+    narrow = {"pp": 4, "pp_schedule": "GPipe", "ac": "none"}
+    pricer, space = small_space("torchtitan", narrow, **DENSE)
     assert screen(pricer, space, Goal(count=3)).num_priced > 0
     assert screen(pricer, space, Goal(count=3, limit_seconds=1e3)).num_priced == 0
 
@@ -317,13 +306,7 @@ def test_what_branches_leave_out_computes_longer_than_the_limit(
 @pytest.mark.parametrize("num_gpus", [8, 16])
 def test_a_budget_is_sought_of_cells_that_can_be_fast_enough_with_one(num_gpus: int) -> None:
     """The others are slower than the limit with the largest that fits, and are asked anew."""
-    job = read_job(
-        {
-            "model": "llama3-8b",
-            "cluster": {"gpu": "a100-sxm-40gb", "num_gpus": num_gpus},
-            "training": {"seq_len": 8192, "global_batch_size": 64},
-        }
-    )
+    job = read_job(job_values("llama3-8b", "a100-sxm-40gb", num_gpus, 8192, 64))
     pricer = Pricer.build(job.model, job.cluster, job.training)
     space = build_space(pricer.rules_context, job.search)
     cells, idle = space.cells, Idle.of(pricer, space.cells, space.schedules())

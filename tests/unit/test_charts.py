@@ -82,12 +82,8 @@ def point(rate: float, gib: float, **more: Any) -> Point:
 
 
 def test_the_front_is_what_no_other_beats() -> None:
-    best, frugal, beaten, unfit = (
-        point(9, 40),
-        point(5, 20),
-        point(4, 30),
-        point(20, 99, fits=False),
-    )
+    best, frugal, beaten = (point(9, 40), point(5, 20), point(4, 30))
+    unfit = point(20, 99, fits=False)
     assert front([best, beaten, unfit, frugal]) == [frugal, best]
 
 

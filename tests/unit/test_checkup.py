@@ -40,15 +40,12 @@ def test_every_part_that_is_not_ok_says_what_to_do(tmp_path: Path) -> None:
         assert (one.remedy is None) == (one.state == "ok"), one
 
 
-@pytest.mark.parametrize(
-    ("name", "settings", "word"),
-    [
-        ("database", {"database_url": "postgresql://127.0.0.1:1/x"}, "PLANNER_DATABASE_URL"),
-        ("keys", {"host": "0.0.0.0"}, "PLANNER_API_KEYS"),
-        ("probe folder", {"probe_folder": Path("/proc/none")}, "PLANNER_PROBE_FOLDER"),
-        ("leases", {"lease_folder": Path("/tmp")}, "mode 700"),
-    ],
-)
+@pytest.mark.parametrize(("name", "settings", "word"), [
+    ("database", {"database_url": "postgresql://127.0.0.1:1/x"}, "PLANNER_DATABASE_URL"),
+    ("keys", {"host": "0.0.0.0"}, "PLANNER_API_KEYS"),
+    ("probe folder", {"probe_folder": Path("/proc/none")}, "PLANNER_PROBE_FOLDER"),
+    ("leases", {"lease_folder": Path("/tmp")}, "mode 700"),
+])  # fmt: skip
 def test_what_would_stop_the_service_fails(
     tmp_path: Path, name: str, settings: dict[str, Any], word: str
 ) -> None:

@@ -21,9 +21,8 @@ PROBLEM = {
 def asked(handler: Handler, tries: int = 4) -> tuple[Client, list[float]]:
     """(a client of this handler, the seconds that it waited between tries)."""
     waits: list[float] = []
-    client = Client(
-        "http://service", tries=tries, transport=httpx.MockTransport(handler), sleep=waits.append
-    )
+    transport = httpx.MockTransport(handler)
+    client = Client("http://service", tries=tries, transport=transport, sleep=waits.append)
     return client, waits
 
 
@@ -61,9 +60,8 @@ def test_a_refusal_is_the_service_s_own_error_and_is_not_tried_again() -> None:
 
     def handler(request: httpx.Request) -> httpx.Response:
         calls.append(request.url.path)
-        return httpx.Response(
-            422, json=PROBLEM, headers={"content-type": "application/problem+json"}
-        )
+        headers = {"content-type": "application/problem+json"}
+        return httpx.Response(422, json=PROBLEM, headers=headers)
 
     client, _ = asked(handler)
     with pytest.raises(ServiceError, match="tp=3: does not divide") as error:

@@ -1,6 +1,4 @@
-"""Clusters: completion from the GPU's defaults, units and directions, and every way to get them
-wrong.
-"""
+"""Clusters: completed from the GPU's defaults, units, directions, every way to get them wrong."""
 
 import json
 import math
@@ -89,18 +87,16 @@ def test_strings_with_units_and_bare_si_numbers_agree():
 
 
 def test_three_levels_with_oversubscription():
-    spec = cluster(
-        num_gpus=512, fabric=[{}, {"name": "leaf", "gpus": 128}, {"oversubscription": 3}]
-    )
+    fabric = [{}, {"name": "leaf", "gpus": 128}, {"oversubscription": 3}]
+    spec = cluster(num_gpus=512, fabric=fabric)
     assert sizes(spec) == [8, 128, 512]
     assert [level.name for level in spec.fabric] == ["intra-node", "leaf", "inter-node"]
     assert spec.fabric[2].oversubscription == 3.0
 
 
 def test_a_job_of_one_node_has_one_level():
-    assert sizes(cluster(num_gpus=8, fabric=[{"name": "intra-node"}, {"name": "inter-node"}])) == [
-        8
-    ]
+    fabric = [{"name": "intra-node"}, {"name": "inter-node"}]
+    assert sizes(cluster(num_gpus=8, fabric=fabric)) == [8]
     part = cluster(num_gpus=4)
     assert (sizes(part), part.gpus_per_node, part.num_nodes) == ([4], 4, 1)
     assert sizes(cluster(num_gpus=1)) == [1]
@@ -134,11 +130,8 @@ def test_nvlink_domain_of_a_rack():
 
 
 def test_torus_shapes():
-    assert read_cluster({"gpu": "tpu-v5p", "num_gpus": 64, "gpus_per_node": 4}).fabric[0].shape == (
-        4,
-        4,
-        4,
-    )
+    spec = read_cluster({"gpu": "tpu-v5p", "num_gpus": 64, "gpus_per_node": 4})
+    assert spec.fabric[0].shape == (4, 4, 4)
     assert cluster(fabric=[{"topology": "torus", "shape": [4, 16]}]).fabric[0].shape == (4, 16)
     assert cluster(fabric=[{}, {"shape": [2, 4]}]).fabric[1].topology == "torus"
     assert cluster(fabric=[{"topology": "mesh"}, {}]).fabric[0].shape is None
@@ -163,17 +156,14 @@ def test_every_size_resolves_to_nested_levels(num_nodes, gpu, per_node):
     assert all(math.prod(level.shape) == level.gpus for level in spec.fabric if level.shape)
 
 
-@pytest.mark.parametrize(
-    ("typed", "choices"),
-    [
-        (64, (64,)),
-        ("64", (64,)),
-        ("64..1024", (64, 128, 256, 512, 1024)),
-        ("8..100", (8, 16, 32, 64)),
-        ([128, 64, 96], (64, 96, 128)),
-        ("8..8", (8,)),
-    ],
-)
+@pytest.mark.parametrize(("typed", "choices"), [
+    (64, (64,)),
+    ("64", (64,)),
+    ("64..1024", (64, 128, 256, 512, 1024)),
+    ("8..100", (8, 16, 32, 64)),
+    ([128, 64, 96], (64, 96, 128)),
+    ("8..8", (8,)),
+])  # fmt: skip
 def test_ranges_and_lists_of_sizes(typed, choices):
     spec = cluster(num_gpus=typed)
     assert spec.num_gpus_choices == choices
@@ -192,68 +182,63 @@ def test_another_size_resolves_the_fabric_anew():
             spec.with_num_gpus(wrong)
 
 
-@pytest.mark.parametrize(
-    ("change", "field"),
-    [
-        *(
-            ({"num_gpus": bad}, "cluster.num_gpus")
-            for bad in (0, -8, 1.5, math.nan, math.inf, True, 10**7, None)
-        ),
-        *(
-            ({"num_gpus": bad}, "cluster.num_gpus")
-            for bad in ("x", "64..8", "8..", [], [8, 0], "²")
-        ),
-        ({"num_gpus": 65}, "cluster.num_gpus"),
-        ({"num_gpus": [64, 12]}, "cluster.num_gpus"),
-        *(({"gpus_per_node": bad}, "cluster.gpus_per_node") for bad in (0, -1, 2.0, True, "8")),
-        *(
-            ({"power_limit": bad}, "cluster.power_limit")
-            for bad in (0, "-5 W", "5 GB", math.nan, True, 1e9)
-        ),
-        *(
-            ({"memory_fraction": bad}, "cluster.memory_fraction")
-            for bad in (0, 1.01, -1, math.nan, True, "0.9")
-        ),
-        *(
-            ({"reserved_memory": bad}, "cluster.reserved_memory")
-            for bad in (-1, "90 GiB", math.inf)
-        ),
-        *(({"mtbf_gpu_hours": bad}, "cluster.mtbf_gpu_hours") for bad in (0, -1, math.inf)),
-        ({"price_per_gpu_hour": -1}, "cluster.price_per_gpu_hour"),
-        ({"carbon_intensity": math.nan}, "cluster.carbon_intensity"),
-        ({"host_memory": 0}, "cluster.host_memory"),
-        ({"storage_bandwidth": "5 s"}, "cluster.storage_bandwidth"),
-        ({"rank_order": ["tp", "tp"]}, "cluster.rank_order"),
-        ({"gpu": "h101"}, "cluster.gpu"),
-        ({"gpu": None}, "cluster.gpu"),
-        ({"gpu": 3}, "cluster.gpu"),
-        *(({"fabric": bad}, "cluster.fabric") for bad in ("x", [], {}, 3)),
-        ({"fabric": [3]}, "cluster.fabric.0"),
-        ({"fabric": [{"bandwidth": 450}]}, "cluster.fabric.0.bandwidth"),
-        ({"fabric": [{}, {"latency": -1}]}, "cluster.fabric.1.latency"),
-        ({"fabric": [{"topology": "star"}]}, "cluster.fabric.0.topology"),
-        ({"fabric": [{"oversubscription": 0.5}]}, "cluster.fabric.0.oversubscription"),
-        ({"fabric": [{"gpus": 8}, {"gpus": 4}]}, "cluster.fabric.1.gpus"),
-        ({"fabric": [{"gpus": 8}, {"gpus": 8}]}, "cluster.fabric.1.gpus"),
-        ({"fabric": [{"gpus": 8}, {"gpus": 12}, {}]}, "cluster.fabric.1.gpus"),
-        ({"fabric": [{}, {}, {}]}, "cluster.fabric.1.gpus"),
-        ({"fabric": [{}, {"gpus": 32}]}, "cluster.fabric.1.gpus"),
-        ({"fabric": [{"gpus": 24}, {}]}, "cluster.fabric.0.gpus"),
-        ({"fabric": [{"topology": "torus"}]}, "cluster.fabric.0.shape"),
-        ({"fabric": [{"topology": "torus", "shape": [4, 4]}]}, "cluster.fabric.0.shape"),
-        ({"fabric": [{"topology": "ring", "shape": [64]}]}, "cluster.fabric.0.shape"),
-    ],
-)
+@pytest.mark.parametrize(("change", "field"), [
+    *(
+        ({"num_gpus": bad}, "cluster.num_gpus")
+        for bad in (0, -8, 1.5, math.nan, math.inf, True, 10**7, None)
+    ),
+    *(
+        ({"num_gpus": bad}, "cluster.num_gpus")
+        for bad in ("x", "64..8", "8..", [], [8, 0], "²")
+    ),
+    ({"num_gpus": 65}, "cluster.num_gpus"),
+    ({"num_gpus": [64, 12]}, "cluster.num_gpus"),
+    *(({"gpus_per_node": bad}, "cluster.gpus_per_node") for bad in (0, -1, 2.0, True, "8")),
+    *(
+        ({"power_limit": bad}, "cluster.power_limit")
+        for bad in (0, "-5 W", "5 GB", math.nan, True, 1e9)
+    ),
+    *(
+        ({"memory_fraction": bad}, "cluster.memory_fraction")
+        for bad in (0, 1.01, -1, math.nan, True, "0.9")
+    ),
+    *(
+        ({"reserved_memory": bad}, "cluster.reserved_memory")
+        for bad in (-1, "90 GiB", math.inf)
+    ),
+    *(({"mtbf_gpu_hours": bad}, "cluster.mtbf_gpu_hours") for bad in (0, -1, math.inf)),
+    ({"price_per_gpu_hour": -1}, "cluster.price_per_gpu_hour"),
+    ({"carbon_intensity": math.nan}, "cluster.carbon_intensity"),
+    ({"host_memory": 0}, "cluster.host_memory"),
+    ({"storage_bandwidth": "5 s"}, "cluster.storage_bandwidth"),
+    ({"rank_order": ["tp", "tp"]}, "cluster.rank_order"),
+    ({"gpu": "h101"}, "cluster.gpu"),
+    ({"gpu": None}, "cluster.gpu"),
+    ({"gpu": 3}, "cluster.gpu"),
+    *(({"fabric": bad}, "cluster.fabric") for bad in ("x", [], {}, 3)),
+    ({"fabric": [3]}, "cluster.fabric.0"),
+    ({"fabric": [{"bandwidth": 450}]}, "cluster.fabric.0.bandwidth"),
+    ({"fabric": [{}, {"latency": -1}]}, "cluster.fabric.1.latency"),
+    ({"fabric": [{"topology": "star"}]}, "cluster.fabric.0.topology"),
+    ({"fabric": [{"oversubscription": 0.5}]}, "cluster.fabric.0.oversubscription"),
+    ({"fabric": [{"gpus": 8}, {"gpus": 4}]}, "cluster.fabric.1.gpus"),
+    ({"fabric": [{"gpus": 8}, {"gpus": 8}]}, "cluster.fabric.1.gpus"),
+    ({"fabric": [{"gpus": 8}, {"gpus": 12}, {}]}, "cluster.fabric.1.gpus"),
+    ({"fabric": [{}, {}, {}]}, "cluster.fabric.1.gpus"),
+    ({"fabric": [{}, {"gpus": 32}]}, "cluster.fabric.1.gpus"),
+    ({"fabric": [{"gpus": 24}, {}]}, "cluster.fabric.0.gpus"),
+    ({"fabric": [{"topology": "torus"}]}, "cluster.fabric.0.shape"),
+    ({"fabric": [{"topology": "torus", "shape": [4, 4]}]}, "cluster.fabric.0.shape"),
+    ({"fabric": [{"topology": "ring", "shape": [64]}]}, "cluster.fabric.0.shape"),
+])  # fmt: skip
 def test_bad_values_are_named(change, field):
     assert field in faults({**H100, **change})
 
 
 def test_unknown_keys_name_the_closest():
     assert "num_gpus" in faults({**H100, "num_gpu": 1})["cluster.num_gpu"].remedy
-    assert (
-        "bandwidth"
-        in faults({**H100, "fabric": [{"bandwith": 1}]})["cluster.fabric.0.bandwith"].remedy
-    )
+    found = faults({**H100, "fabric": [{"bandwith": 1}]})
+    assert "bandwidth" in found["cluster.fabric.0.bandwith"].remedy
     assert "h100" in faults({**H100, "gpu": "h10"})["cluster.gpu"].remedy
 
 
@@ -264,14 +249,8 @@ def test_a_wrong_size_says_what_would_pass():
 
 
 def test_all_faults_arrive_at_once():
-    found = faults(
-        {
-            "gpu": "nope",
-            "num_gpus": -1,
-            "power_limit": "x",
-            "fabric": [{"latency": "x"}, {"nmae": 1}],
-        }
-    )
+    fabric = [{"latency": "x"}, {"nmae": 1}]
+    found = faults({"gpu": "nope", "num_gpus": -1, "power_limit": "x", "fabric": fabric})
     assert set(found) == {
         "cluster.gpu",
         "cluster.num_gpus",

@@ -1,6 +1,4 @@
-"""Collective algorithms against brute force: messages counted link by link, groups enumerated rank
-by rank.
-"""
+"""Collective algorithms against brute force: messages by link, groups by rank."""
 
 import dataclasses
 import itertools
@@ -52,9 +50,7 @@ def one(value: float) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 def simulate_ring_all_reduce(n: int) -> tuple[float, list[set[tuple[int, int]]]]:
-    """(seconds, contributions (chunk, source) that each rank holds reduced at the end), by 2 (n -
-    1) lockstep rounds.
-    """
+    """(seconds, (chunk, source) that each rank ends with), by 2 (n - 1) lockstep rounds."""
     held = [{chunk: {rank} for chunk in range(n)} for rank in range(n)]
     seconds = 0.0
     for step in range(2 * (n - 1)):
@@ -74,15 +70,12 @@ def simulate_ring_all_reduce(n: int) -> tuple[float, list[set[tuple[int, int]]]]
 def test_ring_all_reduce_step_by_step(n: int) -> None:
     seconds, held = simulate_ring_all_reduce(n)
     assert all(content == set(itertools.product(range(n), range(n))) for content in held)
-    assert collective("all-reduce", SIZE, flat(n), algorithm="ring").seconds == pytest.approx(
-        seconds, rel=1e-12
-    )
+    found = collective("all-reduce", SIZE, flat(n), algorithm="ring").seconds
+    assert found == pytest.approx(seconds, rel=1e-12)
 
 
 def double_tree(n: int) -> list[list[tuple[int, int]]]:
-    """Edges (child, parent) of the in-order binary tree over ranks 0..n-1 and of its mirror.
-    Source: Sanders et al. 2009.
-    """
+    """(child, parent) of an in-order binary tree over ranks and its mirror: Sanders et al. 2009."""
 
     def parent(rank: int) -> int | None:
         bit = rank & -rank if rank else 1 << (max(n - 1, 1)).bit_length()
@@ -113,9 +106,7 @@ def test_double_binary_tree_sends_at_most_twice_the_buffer(n: int) -> None:
 
 
 def walk(shape: Point, wrapped: bool, start: Point, end: Point) -> list[list[tuple[Point, Point]]]:
-    """Shortest dimension-ordered routes; two where a wrapped dimension is exactly half way
-    round.
-    """
+    """Shortest dimension-ordered routes; two where a wrapped dimension is half way round."""
     routes: list[list[tuple[Point, Point]]] = [[]]
     here = start
     for d, side in enumerate(shape):
@@ -142,17 +133,10 @@ def walk(shape: Point, wrapped: bool, start: Point, end: Point) -> list[list[tup
     return routes
 
 
-@pytest.mark.parametrize(
-    ("shape", "topology"),
-    [
-        ((5,), "ring"),
-        ((8,), "ring"),
-        ((2, 4), "torus"),
-        ((3, 3), "torus"),
-        ((4, 4), "mesh"),
-        ((2, 2, 4), "torus"),
-    ],
-)
+@pytest.mark.parametrize(("shape", "topology"), [
+    ((5,), "ring"), ((8,), "ring"), ((2, 4), "torus"), ((3, 3), "torus"), ((4, 4), "mesh"),
+    ((2, 2, 4), "torus"),
+])  # fmt: skip
 def test_all_to_all_loads_the_busiest_link_of_a_grid(shape: Point, topology: str) -> None:
     n, wrapped = math.prod(shape), topology != "mesh"
     load: Counter[Any] = Counter()
@@ -166,18 +150,13 @@ def test_all_to_all_loads_the_busiest_link_of_a_grid(shape: Point, topology: str
     given = {} if topology == "ring" else {"shape": list(shape)}
     fabric = Fabric.build(flat(n, topology=topology, latency=0.0, **given), library=IDEAL)
     place = Placement.of(fabric, one(n), one(1))
-    line = next(
-        c.line
-        for c in candidates("all-to-all", place, automatic=False)
-        if c.algorithm.name == "direct"
-    )
+    found = candidates("all-to-all", place, automatic=False)
+    line = next(c.line for c in found if c.algorithm.name == "direct")
     assert line.seconds_per_byte[0] * SIZE == pytest.approx(seconds, rel=1e-9)
 
 
 def simulate_grid_reduce_scatter(shape: Point, wrapped: bool) -> float:
-    """Seconds of k parts, part i along dimension i + phase; every ring step's bytes put on links,
-    the fullest link decides.
-    """
+    """Seconds of k parts, part i along dimension i + phase, by the fullest link of each step."""
     k, link = len(shape), BANDWIDTH / (2 * len(shape))
     rest, seconds = [SIZE / k] * k, 0.0
     for phase in range(k):
@@ -214,9 +193,8 @@ def test_groups_of_a_torus_use_the_links_of_their_dimensions_and_share_them() ->
     torus = flat(64, topology="torus", shape=[8, 8])
 
     def seconds(ranks: int, stride: int) -> float:
-        return collective(
-            "all-gather", SIZE, torus, num_ranks=ranks, stride=stride, algorithm="torus"
-        ).seconds
+        group = {"num_ranks": ranks, "stride": stride, "algorithm": "torus"}
+        return collective("all-gather", SIZE, torus, **group).seconds
 
     row, column = seconds(8, 1), seconds(8, 8)
     assert row == pytest.approx(column)
@@ -269,9 +247,7 @@ def test_a_hierarchical_collective_on_two_levels(
 
 
 def brute_placement(degree: int, stride: int, gpus: int, num_gpus: int) -> tuple[int, int]:
-    """(units that the widest group touches, members in the emptiest unit of a group that
-    crosses).
-    """
+    """(units that the widest group touches, members in the emptiest unit of one that crosses)."""
     widest, fewest, block = 1, degree, degree * stride
     for base in range(0, num_gpus - block + 1, block):
         for offset in range(stride):
@@ -305,9 +281,8 @@ def test_a_straddling_group_pays_for_the_boundary() -> None:
 
 
 def test_members_side_by_side_leave_a_node_together_and_strided_groups_do_not_contend() -> None:
-    two = cluster(
-        64, {"gpus": 8, "bandwidth": 450e9, "latency": 0}, {"bandwidth": 50e9, "latency": 0}
-    )
+    inside = {"gpus": 8, "bandwidth": 450e9, "latency": 0}
+    two = cluster(64, inside, {"bandwidth": 50e9, "latency": 0})
     wide = collective("all-gather", SIZE, two, num_ranks=64, algorithm="ring").seconds
     strided = collective("all-gather", SIZE, two, num_ranks=8, stride=8, algorithm="ring").seconds
     assert wide == pytest.approx(63 / 64 * SIZE / (8 * 50e9))
@@ -342,10 +317,8 @@ def test_columns_equal_single_groups_and_remember_them() -> None:
     for operation in OPERATIONS:
         together = collective_seconds(operation, payload, degree, stride, fabric, base_seconds=1e-6)
         assert together.shape == payload.shape
-        assert (
-            collective_seconds(operation, payload, degree, stride, fabric, base_seconds=1e-6)
-            == together
-        ).all()
+        group = (payload, degree, stride, fabric)
+        assert (collective_seconds(operation, *group, base_seconds=1e-6) == together).all()
         for index in range(0, 200, 17):
             fresh = dataclasses.replace(fabric, remembered={})
             at = slice(index, index + 1)
@@ -367,11 +340,8 @@ def test_price_is_the_fastest_candidate_and_grows_with_size(gpu: str) -> None:
         OPERATIONS, [(2, 1), (8, 1), (8, 8), (64, 1), (6, 1), (3, 5)]
     ):
         found = candidates(operation, Placement.of(fabric, one(degree), one(stride)))
-        every = [
-            c.line.latency_seconds[0] + c.line.seconds_per_byte[0] * sizes
-            for c in found
-            if c.line.applies[0]
-        ]
+        lines = [c.line for c in found if c.line.applies[0]]
+        every = [line.latency_seconds[0] + line.seconds_per_byte[0] * sizes for line in lines]
         columns = np.full(len(sizes), float(degree)), np.full(len(sizes), float(stride))
         seconds = collective_seconds(operation, sizes, *columns, fabric, base_seconds=0.0)
         assert seconds == pytest.approx(np.min(every, axis=0), rel=1e-12)
@@ -382,18 +352,15 @@ def test_price_is_the_fastest_candidate_and_grows_with_size(gpu: str) -> None:
 def test_a_group_of_one_is_free() -> None:
     fabric = Fabric.build(cluster(8))
     for operation in OPERATIONS:
-        assert (
-            collective_seconds(operation, one(1e9), one(1), one(1), fabric, base_seconds=1e-5)[0]
-            == 0.0
-        )
+        nothing = (one(1e9), one(1), one(1), fabric)
+        assert collective_seconds(operation, *nothing, base_seconds=1e-5)[0] == 0.0
 
 
 @pytest.mark.parametrize("topology", ["switch", "ring", "tree", "mesh", "torus"])
 def test_more_bandwidth_and_less_latency_are_never_slower(topology: str) -> None:
     shape = {"shape": [4, 4]} if topology == "torus" else {}
-    for operation, size in itertools.product(
-        ("all-reduce", "all-gather", "broadcast", "all-to-all"), (1e4, 1e9)
-    ):
+    operations = ("all-reduce", "all-gather", "broadcast", "all-to-all")
+    for operation, size in itertools.product(operations, (1e4, 1e9)):
         base = collective(operation, size, flat(16, topology=topology, **shape)).seconds
         assert (
             collective(
@@ -410,13 +377,10 @@ def test_more_bandwidth_and_less_latency_are_never_slower(topology: str) -> None
 
 
 def test_topologies_differ() -> None:
-    seconds = {
-        t: collective("all-to-all", SIZE, flat(64, topology=t)).seconds
-        for t in ("switch", "ring", "tree")
-    }
-    seconds["torus"] = collective(
-        "all-to-all", SIZE, flat(64, topology="torus", shape=[4, 4, 4])
-    ).seconds
+    fabrics = {t: flat(64, topology=t) for t in ("switch", "ring", "tree")}
+    seconds = {t: collective("all-to-all", SIZE, fabric).seconds for t, fabric in fabrics.items()}
+    torus = flat(64, topology="torus", shape=[4, 4, 4])
+    seconds["torus"] = collective("all-to-all", SIZE, torus).seconds
     assert seconds["switch"] < seconds["torus"] < seconds["ring"]
     assert seconds["torus"] < seconds["tree"]
 
@@ -449,22 +413,19 @@ def test_answer_explains_its_choice() -> None:
     assert [c.seconds for c in answer.candidates] == sorted(c.seconds for c in answer.candidates)
 
 
-@pytest.mark.parametrize(
-    ("given", "field", "remedy"),
-    [
-        ({"op": "gossip"}, "op", "all-reduce"),
-        ({"size_bytes": 0.0}, "size", "GiB"),
-        ({"size_bytes": float("nan")}, "size", "GiB"),
-        ({"num_ranks": 1}, "num_ranks", "up to 64"),
-        ({"num_ranks": 65}, "num_ranks", "at most 64"),
-        ({"num_ranks": 16, "stride": 8}, "num_ranks", "at most 8"),
-        ({"stride": 0}, "stride", "use 1"),
-        ({"algorithm": "carrier-pigeon"}, "algorithm", "ring"),
-        ({"algorithm": "torus"}, "algorithm", "ring"),
-        ({"algorithm": "pairwise"}, "algorithm", "ring"),
-        ({"op": "p2p", "num_ranks": 3}, "num_ranks", "use 2"),
-    ],
-)
+@pytest.mark.parametrize(("given", "field", "remedy"), [
+    ({"op": "gossip"}, "op", "all-reduce"),
+    ({"size_bytes": 0.0}, "size", "GiB"),
+    ({"size_bytes": float("nan")}, "size", "GiB"),
+    ({"num_ranks": 1}, "num_ranks", "up to 64"),
+    ({"num_ranks": 65}, "num_ranks", "at most 64"),
+    ({"num_ranks": 16, "stride": 8}, "num_ranks", "at most 8"),
+    ({"stride": 0}, "stride", "use 1"),
+    ({"algorithm": "carrier-pigeon"}, "algorithm", "ring"),
+    ({"algorithm": "torus"}, "algorithm", "ring"),
+    ({"algorithm": "pairwise"}, "algorithm", "ring"),
+    ({"op": "p2p", "num_ranks": 3}, "num_ranks", "use 2"),
+])  # fmt: skip
 def test_wrong_requests_name_the_field_and_what_would_pass(
     given: dict[str, Any], field: str, remedy: str
 ) -> None:

@@ -57,9 +57,6 @@ def seconds(
     return float(answer)
 
 
-# ---- one level -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("operation", ["all-gather", "reduce-scatter"])
 @pytest.mark.parametrize("payload", [1.0, 1e6, LARGE])
 @pytest.mark.parametrize("n", [2, 4, 8])
@@ -72,9 +69,7 @@ def test_gather_and_scatter_are_one_ring(operation: str, payload: float, n: int)
 
 @pytest.mark.parametrize("n", [4, 8])
 def test_a_large_all_reduce_is_two_rings_and_a_small_one_less(n: int) -> None:
-    """2 (n - 1) (P / (n B) + a), the shortest for a large buffer; a tree's 2 log2 n steps are for
-    small ones.
-    """
+    """2 (n - 1) (P / (n B) + a), the shortest for a large buffer; trees are for small ones."""
 
     def ring(payload: float) -> float:
         return 2 * (n - 1) * (payload / (n * INNER) + ALPHA)
@@ -85,10 +80,8 @@ def test_a_large_all_reduce_is_two_rings_and_a_small_one_less(n: int) -> None:
 
 def test_all_reduce_is_not_slower_than_scatter_and_gather() -> None:
     for payload in (1.0, 1e5, 1e7, LARGE):
-        parts = sum(
-            seconds(operation, payload, 8, 1, one_level())
-            for operation in ("reduce-scatter", "all-gather")
-        )
+        names = ("reduce-scatter", "all-gather")
+        parts = sum(seconds(operation, payload, 8, 1, one_level()) for operation in names)
         assert seconds("all-reduce", payload, 8, 1, one_level()) <= parts * (1 + 1e-12)
 
 
@@ -99,14 +92,11 @@ def test_all_to_all_leaves_at_the_ranks_own_rate() -> None:
 
 
 def test_a_rotation_is_as_many_sends_as_there_are_other_ranks() -> None:
-    """Ring attention: P is all blocks together, n - 1 sends of P / n; gradients travel with them on
-    the way back.
-    """
+    """Ring attention: P is all blocks, n - 1 sends of P / n; gradients travel back with them."""
     once = seconds("rotate", LARGE, 8, 1, one_level())
     assert once == pytest.approx(7 * (LARGE / 8 / INNER + ALPHA), rel=1e-9)
-    assert seconds("rotate-gradients", LARGE, 8, 1, one_level()) == pytest.approx(
-        2 * once, rel=1e-9
-    )
+    found = seconds("rotate-gradients", LARGE, 8, 1, one_level())
+    assert found == pytest.approx(2 * once, rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -143,29 +133,14 @@ def test_nvlink_sharp_speeds_up_all_reduce_alone_and_only_inside_the_switch() ->
     assert gained == pytest.approx(inside[0] / 2, rel=1e-3)
 
 
-# ---- where groups lie ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("degree", "stride", "in_a_node", "nodes_touched"),
-    [
-        (8, 1, 8, 1),
-        (16, 1, 8, 2),
-        (64, 1, 8, 8),
-        (8, 8, 1, 8),
-        (4, 2, 4, 1),
-        (8, 4, 2, 4),
-        (4, 16, 1, 4),
-        (2, 32, 1, 2),
-        (1, 1, 1, 1),
-    ],
-)
+@pytest.mark.parametrize(("degree", "stride", "in_a_node", "nodes_touched"), [
+    (8, 1, 8, 1), (16, 1, 8, 2), (64, 1, 8, 8), (8, 8, 1, 8), (4, 2, 4, 1), (8, 4, 2, 4),
+    (4, 16, 1, 4), (2, 32, 1, 2), (1, 1, 1, 1),
+])  # fmt: skip
 def test_members_of_a_group_in_a_node(
     degree: int, stride: int, in_a_node: int, nodes_touched: int
 ) -> None:
-    """Counted rank by rank: b, b + stride, ... for every b that a tiling of 64 GPUs starts a group
-    at.
-    """
+    """Counted rank by rank: b, b + stride, ... for every b at which a tiling of 64 GPUs starts."""
     place = Placement.of(nodes(), column(degree), column(stride))
     starts = [b for b in range(64) if b % (degree * stride) < stride]
     groups = [{(b + k * stride) // 8 for k in range(degree)} for b in starts]
@@ -176,9 +151,7 @@ def test_members_of_a_group_in_a_node(
 
 
 def test_members_in_a_node_share_its_nics() -> None:
-    """A ring over two full nodes leaves each at 8 NICs; one member a node leaves at one; the slower
-    of both levels counts.
-    """
+    """A ring leaves each full node at 8 NICs, one member a node at one; the slower level counts."""
     whole = seconds("all-gather", LARGE, 16, 1, nodes())
     assert whole == pytest.approx(15 / 16 * LARGE / min(INNER, 8 * OUTER), rel=2e-3)
     for stride, rate in ((8, OUTER), (4, 2 * OUTER)):
@@ -206,9 +179,6 @@ def test_oversubscription_divides_the_uplink() -> None:
     assert seconds("all-gather", LARGE, 8, 8, thin) == pytest.approx(
         4 * seconds("all-gather", LARGE, 8, 8, nodes()), rel=1e-3
     )
-
-
-# ---- columns -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -244,15 +214,10 @@ def test_more_bytes_are_never_faster(operation: str) -> None:
 
 @pytest.mark.parametrize("operation", ["all-gather", "reduce-scatter", "all-reduce"])
 def test_no_collective_beats_the_bytes_that_must_cross_a_ranks_links(operation: str) -> None:
-    """A rank has to receive (n - 1) / n of the buffer; the calibrated library is no faster than the
-    wire.
-    """
+    """A rank receives (n - 1) / n of the buffer; a calibrated library does not beat the wire."""
     for on in (nodes(gpu="h100-sxm-80gb"), nodes(gpu="h100-sxm-80gb", ideal=False)):
         for n in (2, 4, 8):
             assert seconds(operation, LARGE, n, 1, on) >= (n - 1) / n * LARGE / INNER
-
-
-# ---- sends ---------------------------------------------------------------------------------------
 
 
 def test_a_send_takes_the_level_that_joins_both_ranks() -> None:
@@ -262,9 +227,7 @@ def test_a_send_takes_the_level_that_joins_both_ranks() -> None:
 
 
 def test_a_pipelines_hops_are_averaged_over_those_that_leave_a_node() -> None:
-    """16 stages of one GPU, 8 in a node: of 15 hops one leaves. Stages of 8 GPUs: every hop
-    leaves.
-    """
+    """16 stages of a GPU, 8 a node: of 15 hops one leaves. Stages of 8 GPUs: every hop leaves."""
     near, far = LARGE / INNER + ALPHA, LARGE / OUTER + FAR
     mean, wide = send_seconds(column(LARGE, LARGE), column(1, 8), nodes(), column(16, 8))
     assert mean == pytest.approx((14 * near + far) / 15, rel=1e-6)

@@ -1,6 +1,4 @@
-"""Kernels: never faster than the roofline, utilisation by shape, power limits, dtypes that a GPU
-lacks.
-"""
+"""Kernels: never faster than the roofline, utilisation by shape, power limits, missing dtypes."""
 
 from typing import Any
 
@@ -29,6 +27,7 @@ from planner.intake.machines import load_gpu, read_cluster
 from planner.precision import PRECISIONS, torchao
 from planner.specs.gpu_families import SILICON
 from planner.trainers.registry import TRAINERS
+from tests.conftest import job_values
 
 GPUS = sorted(gpu_names())
 Column = np.ndarray[Any, np.dtype[np.float64]]
@@ -73,9 +72,7 @@ SIZES = st.integers(1, 2**17)
 def test_a_gemm_is_never_faster_than_the_roofline(
     name: str, rows: int, cols: int, depth: int, batch: int
 ) -> None:
-    """Neither the datasheet's peak nor its memory bandwidth is beaten, at any shape, in any dtype
-    that the GPU has.
-    """
+    """Neither the datasheet's peak nor its bandwidth is beaten, at any shape, in any dtype."""
     on = device(name)
     lacking = lacking_precisions(on)
     for precision in PRECISIONS:
@@ -115,9 +112,7 @@ def test_half_of_the_ceiling_is_reached_at_the_half_depth() -> None:
 
 
 def test_a_wave_that_is_not_full_costs_more_than_its_share() -> None:
-    """One tile more than the SMs hold starts another wave; the curve charges half of its empty
-    places.
-    """
+    """One tile more than the SMs hold starts a wave; half of its empty places are charged."""
     on = device()
     assert on.num_sms == 132
     full, over = gemm(on, 11 * TILE_ROWS, [12 * TILE_COLS, 13 * TILE_COLS], 8192)
@@ -185,18 +180,15 @@ def test_more_power_helps_until_the_clock_is_full() -> None:
     assert rates[0] < rates[1] < rates[2] == rates[3]
 
 
-@pytest.mark.parametrize(
-    ("faster", "slower", "most"),
-    [
-        ("gb300-nvl72-288gb", "gb200-nvl72-186gb", 1.15),
-        ("gb200-nvl72-186gb", "b200-sxm-180gb", 1.15),
-        ("b300-sxm-288gb", "b200-sxm-180gb", 1.10),
-        ("mi355x-288gb", "mi350x-288gb", 1.25),
-        ("mi325x-256gb", "mi300x-192gb", 1.20),
-        ("a100-sxm-80gb", "a100-pcie-80gb", 1.25),
-        ("h100-sxm-80gb", "h100-nvl-94gb", 1.6),
-    ],
-)
+@pytest.mark.parametrize(("faster", "slower", "most"), [
+    ("gb300-nvl72-288gb", "gb200-nvl72-186gb", 1.15),
+    ("gb200-nvl72-186gb", "b200-sxm-180gb", 1.15),
+    ("b300-sxm-288gb", "b200-sxm-180gb", 1.10),
+    ("mi355x-288gb", "mi350x-288gb", 1.25),
+    ("mi325x-256gb", "mi300x-192gb", 1.20),
+    ("a100-sxm-80gb", "a100-pcie-80gb", 1.25),
+    ("h100-sxm-80gb", "h100-nvl-94gb", 1.6),
+])  # fmt: skip
 def test_a_product_with_a_higher_limit_of_the_same_silicon_is_faster(
     faster: str, slower: str, most: float
 ) -> None:
@@ -206,10 +198,9 @@ def test_a_product_with_a_higher_limit_of_the_same_silicon_is_faster(
     assert 1.0 < gain < most
     x = one.kernels.power_exponent
     silicon = SILICON[one.gpu.family]
-    units = [
-        d.gpu.peak_flops_per_second["bf16"] / (d.gpu.boost_clock_hz or silicon.clock_hz)
-        for d in (one, other)
-    ]
+    clocks = [d.gpu.boost_clock_hz or silicon.clock_hz for d in (one, other)]
+    peaks = [d.gpu.peak_flops_per_second["bf16"] for d in (one, other)]
+    units = [peak / clock for peak, clock in zip(peaks, clocks, strict=True)]
     if all(d.gpu.power_limit_watts < d.gpu.nominal_power_watts for d in (one, other)):
         static = 0.2 * silicon.timed_power_watts
         each = [
@@ -228,16 +219,13 @@ def test_equal_specifications_take_equal_time_under_any_name() -> None:
         assert twin.attention_backward_rate == device(name).attention_backward_rate
 
 
-@pytest.mark.parametrize(
-    ("name", "measured"),
-    [
-        ("mi300x-192gb", 668.4e12),
-        ("mi325x-256gb", 784.9e12),
-        ("mi355x-288gb", 1565e12),
-        ("a100-pcie-80gb", 252.9e12),
-        ("h100-sxm-80gb", 794.5e12),
-    ],
-)
+@pytest.mark.parametrize(("name", "measured"), [
+    ("mi300x-192gb", 668.4e12),
+    ("mi325x-256gb", 784.9e12),
+    ("mi355x-288gb", 1565e12),
+    ("a100-pcie-80gb", 252.9e12),
+    ("h100-sxm-80gb", 794.5e12),
+])  # fmt: skip
 def test_a_large_gemm_stays_just_below_the_best_shape_that_was_published(
     name: str, measured: float
 ) -> None:
@@ -274,15 +262,12 @@ def test_rates_exist_exactly_where_the_gpu_has_the_peak(name: str) -> None:
     assert set(PRECISIONS) - set(lacking), "something can be computed"
 
 
-@pytest.mark.parametrize(
-    ("name", "absent"),
-    [
-        ("v100-sxm-32gb", {"bf16", "float8-tensorwise", "nvfp4"}),
-        ("a100-sxm-80gb", {"float8-tensorwise", "mxfp8", "nvfp4"}),
-        ("h100-sxm-80gb", {"nvfp4"}),
-        ("b200-sxm-180gb", set()),
-    ],
-)
+@pytest.mark.parametrize(("name", "absent"), [
+    ("v100-sxm-32gb", {"bf16", "float8-tensorwise", "nvfp4"}),
+    ("a100-sxm-80gb", {"float8-tensorwise", "mxfp8", "nvfp4"}),
+    ("h100-sxm-80gb", {"nvfp4"}),
+    ("b200-sxm-180gb", set()),
+])  # fmt: skip
 def test_what_generations_lack(name: str, absent: set[str]) -> None:
     lacking = set(lacking_precisions(device(name)))
     assert absent <= lacking
@@ -297,13 +282,7 @@ def test_what_generations_lack(name: str, absent: set[str]) -> None:
 @pytest.mark.parametrize("trainer", ["torchtitan", "megatron"])
 def test_fp32_runs_on_tf32_cores_where_the_trainer_asks_for_them(trainer: str, gpu: str) -> None:
     """torch leaves TF32 off, Transformer Engine takes it; Volta has none."""
-    job = read_job(
-        {
-            "model": "gpt2",
-            "cluster": {"gpu": gpu, "num_gpus": 1},
-            "training": {"seq_len": 1024, "global_batch_size": 8, "trainer": trainer},
-        }
-    )
+    job = read_job(job_values("gpt2", gpu, 1, 1024, 8, trainer=trainer))
     on = Pricer.build(job.model, job.cluster, job.training).device
     peaks = on.gpu.peak_flops_per_second
     dtype = "tf32" if trainer == "megatron" and "tf32" in peaks else "fp32"
@@ -327,12 +306,8 @@ def test_attention_stays_below_the_peak_and_gains_with_context(name: str, backwa
     curve = on.kernels.attention["flash2"]
     ceiling = on.attention_backward_rate if backward else on.attention_forward_rate
     assert rate[-1] <= ceiling < 0.8 * peak(on, half_precision(on))
-    at_half = (
-        1e15
-        / on.attention_seconds(np.array([1e15]), np.array([curve.half_context]), backward=backward)[
-            0
-        ]
-    )
+    work, context = np.array([1e15]), np.array([curve.half_context])
+    at_half = 1e15 / on.attention_seconds(work, context, backward=backward)[0]
     assert at_half == pytest.approx(ceiling / 2, rel=1e-9)
 
 
@@ -357,10 +332,8 @@ def test_small_heads_slow_attention_as_micro_csv_says() -> None:
         for size in (128.0, 64.0)
     )
     assert small / wide == pytest.approx(2**on.attention.small_heads)
-    assert (
-        on.attention_seconds(np.ones(1), np.array([8192.0]), backward=False, head_size=256.0)[0]
-        == wide
-    )
+    alone = {"backward": False, "head_size": 256.0}
+    assert on.attention_seconds(np.ones(1), np.array([8192.0]), **alone)[0] == wide
 
 
 def test_streaming_reaches_its_share_of_the_bandwidth() -> None:
@@ -372,12 +345,8 @@ def test_streaming_reaches_its_share_of_the_bandwidth() -> None:
 def test_kernel_profiles_are_shares_with_sources() -> None:
     for family, kernels in KERNELS.items():
         curves = kernels.attention.values()
-        shares = [
-            *kernels.gemm.values(),
-            kernels.memory,
-            *(c.forward for c in curves),
-            *(c.backward for c in curves),
-        ]
+        shares = [*kernels.gemm.values(), kernels.memory]
+        shares += [share for c in curves for share in (c.forward, c.backward)]
         assert all(0 < share < 1 for share in shares), family
         assert kernels.gemm.keys() == kernels.gemm_half_depth.keys()
         assert kernels.source

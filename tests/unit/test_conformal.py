@@ -19,11 +19,10 @@ from planner.units import GIB
 def run(number: int, predicted: float, measured: float, source: str = "one source") -> Row:
     job = SimpleNamespace(
         labels={"complete": True, "group": source, "measured": {"peak_allocated_bytes": measured}},
-        id=number,
-        layout=None,
+        id=number, layout=None,
         cluster=SimpleNamespace(gpu=SimpleNamespace(name="h100-sxm-80gb")),
         model=SimpleNamespace(is_moe=False),
-    )
+    )  # fmt: skip
     estimate = SimpleNamespace(
         peak_allocated_bytes=predicted, peak_reserved_bytes=None, memory=None
     )

@@ -13,7 +13,7 @@ from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
 from planner.trainers.registry import resolve_layout
-from tests.conftest import ROOT
+from tests.conftest import ROOT, job_values
 
 TRAINING = {"seq_len": 4096, "global_batch_size": 64}
 
@@ -21,13 +21,7 @@ TRAINING = {"seq_len": 4096, "global_batch_size": 64}
 def used(
     *layouts: dict, model: str = "llama3-8b", gpus: int = 8, **training: object
 ) -> tuple[Use, ...]:
-    job = read_job(
-        {
-            "model": model,
-            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": gpus},
-            "training": {"seq_len": 4096, "global_batch_size": 64, **training},
-        }
-    )
+    job = read_job(job_values(model, "h100-sxm-80gb", gpus, 4096, 64, **training))
     chosen = [resolve_layout(values, trainer="torchtitan", num_gpus=gpus) for values in layouts]
     pricer = Pricer.build(job.model, job.cluster, job.training)
     return uses(pricer, LayoutBatch.from_layouts(chosen))
@@ -161,11 +155,9 @@ def test_a_minute_covers_a_plan_of_a_large_model() -> None:
     found = used(*layouts, model="llama3-70b", gpus=64, seq_len=8192)
     chosen = choose(found, [], budget_seconds=60.0)
     single = [use for use in found if use.shape.num_gpus == 1]
-    covered = sum(
-        use.share
-        for use in single
-        if any(use.shape.octaves_to(gap.use.shape) <= NEAR for gap in chosen)
-    )
+    shapes = [gap.use.shape for gap in chosen]
+    near = [use for use in single if any(use.shape.octaves_to(x) <= NEAR for x in shapes)]
+    covered = sum(use.share for use in near)
     assert covered > 0.99 * sum(use.share for use in single)
 
 
@@ -176,24 +168,19 @@ def test_shapes_survive_json() -> None:
     assert KernelShape.from_dict(shape.as_dict()) == shape
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"kind": "fft"}, "is none of gemm"),
-        ({"name": "fast"}, "has no names"),
-        ({"dtype": "int4"}, "dtype='int4' is none of bf16"),
-        ({"sizes": {"m": 4}}, "sizes of a gemm are k, m, n, not m"),
-        ({"sizes": {"m": 4, "n": 4, "k": -4}}, "size k=-4 is no whole number of at least 1"),
-        ({"sizes": {"m": 4, "n": 4, "k": 1.5}}, "size k=1.5"),
-        ({"sizes": {"m": 4, "n": 4, "k": True}}, "size k=True"),
-        (
-            {"kind": "collective", "name": "all-gather", "sizes": {"bytes": 1024}},
-            "sizes of a collective are bytes, ranks, stride",
-        ),
-        ({"kind": "collective", "name": "gossip"}, "is none of all-gather"),
-        ({"kind": "memory", "name": "copies"}, "is none of copy"),
-    ],
-)
+@pytest.mark.parametrize(("change", "said"), [
+    ({"kind": "fft"}, "is none of gemm"),
+    ({"name": "fast"}, "has no names"),
+    ({"dtype": "int4"}, "dtype='int4' is none of bf16"),
+    ({"sizes": {"m": 4}}, "sizes of a gemm are k, m, n, not m"),
+    ({"sizes": {"m": 4, "n": 4, "k": -4}}, "size k=-4 is no whole number of at least 1"),
+    ({"sizes": {"m": 4, "n": 4, "k": 1.5}}, "size k=1.5"),
+    ({"sizes": {"m": 4, "n": 4, "k": True}}, "size k=True"),
+    ({"kind": "collective", "name": "all-gather", "sizes": {"bytes": 1024}},
+        "sizes of a collective are bytes, ranks, stride"),
+    ({"kind": "collective", "name": "gossip"}, "is none of all-gather"),
+    ({"kind": "memory", "name": "copies"}, "is none of copy"),
+])  # fmt: skip
 def test_what_is_no_kernel_is_refused(change: dict[str, object], said: str) -> None:
     good = {"kind": "gemm", "name": "", "dtype": "bf16", "sizes": {"m": 4, "n": 4, "k": 4}}
     assert KernelShape.from_dict(good)["k"] == 4
@@ -202,13 +189,8 @@ def test_what_is_no_kernel_is_refused(change: dict[str, object], said: str) -> N
 
 
 def test_only_copies_stand_for_memory_bound_kernels() -> None:
-    job = read_job(
-        {
-            "model": "llama3-8b",
-            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-            "training": TRAINING,
-        }
-    )
+    machine = {"gpu": "h100-sxm-80gb", "num_gpus": 8}
+    job = read_job({"model": "llama3-8b", "cluster": machine, "training": TRAINING})
     pricer = Pricer.build(job.model, job.cluster, job.training)
     asked = [KernelShape.of("memory", name, bytes=1 << 30) for name in ("copy", "add")]
     copy, add = shape_seconds(pricer, asked)

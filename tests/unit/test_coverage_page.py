@@ -14,9 +14,8 @@ PATHS = sorted(
         for found in re.findall(r"`((?:planner|api|probes|tests|benchmarks|docs)/[^`*]+)`", line)
     }
 )
-ROWS = [
-    [cell.strip() for cell in line.strip("|").split("|")] for line in LINES if line.startswith("| ")
-]
+CELLS = [line.strip("|").split("|") for line in LINES if line.startswith("| ")]
+ROWS = [[cell.strip() for cell in row] for row in CELLS]
 
 
 @pytest.mark.parametrize("named", PATHS)
@@ -29,11 +28,9 @@ def test_what_is_named_exists(named: str) -> None:
 def test_every_row_has_a_place_and_a_test() -> None:
     rows = [row for row in ROWS if len(row) == 3 and not row[0].startswith(("**", "Phrase"))]
     assert len(rows) >= 40
-    assert [
-        row[0]
-        for row in rows
-        if "`" not in row[1] or ("tests/" not in row[2] and "by hand" not in row[2])
-    ] == []
+    without = [row for row in rows if "`" not in row[1]]
+    without += [row for row in rows if "tests/" not in row[2] and "by hand" not in row[2]]
+    assert without == []
 
 
 def test_the_page_was_read() -> None:

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.columns import FloatColumn, LayoutBatch, in_order
@@ -27,6 +26,7 @@ from planner.specs.estimate import Violation
 from planner.work.blocks import layer_ops
 from planner.work.feed_forward import ROUTING_SINGLES
 from planner.work.ops import Collective, Elementwise, Gemm, Op
+from tests.conftest import tiers
 
 LAUNCH = 10e-6
 BLOCKING = "2022-02, CUDA_LAUNCH_BLOCKING=1"
@@ -48,9 +48,8 @@ def job_of(
             "layout": layout or {},
         }
     )
-    return Pricer.build(job.model, job.cluster, job.training), LayoutBatch.from_layouts(
-        [job.layout]
-    )
+    batch = LayoutBatch.from_layouts([job.layout])
+    return Pricer.build(job.model, job.cluster, job.training), batch
 
 
 def eager(**training: Any) -> CostContext:
@@ -76,10 +75,8 @@ def added(
     context: CostContext, *costs: dict[str, float], ops: tuple[Op, ...] = (), redone: float = 0.0
 ) -> tuple[float, ...]:
     """What the host adds to operations of these costs, in the order of NAMES."""
-    made = [
-        cost(context, **{name: np.full(1, value) for name, value in given.items()})
-        for given in costs
-    ]
+    columns = ({name: np.full(1, value) for name, value in given.items()} for given in costs)
+    made = [cost(context, **each) for each in columns]
     found = of_operations(context, ops or (OPERATION,) * len(costs), made, redone)
     return tuple(float(found[name][0]) for name in NAMES)
 
@@ -236,8 +233,9 @@ def test_graphs_of_a_step_remove_launches_and_waits_and_nothing_else(model: str)
     assert all(seconds == pytest.approx(0.0, abs=1e-9) for seconds in left.values())
 
 
-@settings(max_examples=25, deadline=None)
-@given(
+@tiers(
+    6,
+    60,
     launch=st.floats(1e-6, 1e-3),
     more=st.floats(1.0, 10.0),
     module=st.floats(1e-6, 1e-3),
@@ -251,9 +249,8 @@ def test_slower_launches_are_never_faster_and_graphs_never_slower(
         profile = {
             "launch_seconds": factor * launch, "fused_launch_seconds": factor * max(launch, module)
         }  # fmt: skip
-        found = _price(
-            "qwen3-30b-a3b", layout, profile, cuda_graphs=captures, trainer_version="0.18"
-        )
+        given = {"cuda_graphs": captures, "trainer_version": "0.18"}
+        found = _price("qwen3-30b-a3b", layout, profile, **given)
         parts = sum(float(part[0]) for part in found.parts.values())
         assert parts == pytest.approx(float(found.step_seconds[0]))
         return float(found.step_seconds[0])
@@ -288,9 +285,8 @@ def test_what_torchtitan_captures_by_itself(
 
 def test_layouts_that_differ_only_in_what_they_capture_have_prices_of_their_own() -> None:
     pricer, one = job_of(layout={"cpu_offload": False}, trainer="torchtitan", trainer_version="0.3")
-    two = LayoutBatch.from_layouts(
-        [one.row(0), one.row(0).model_copy(update={"cpu_offload": True})]
-    )
+    first = one.row(0)
+    two = LayoutBatch.from_layouts([first, first.model_copy(update={"cpu_offload": True})])
     slow = Pricer.build(
         pricer.model,
         pricer.cluster,
@@ -308,44 +304,24 @@ def refused(model: str, layout: dict[str, Any], **training: Any) -> list[Violati
     return [*obstacles(context), *found]
 
 
-@pytest.mark.parametrize(
-    ("training", "model", "layout", "field", "words"),
-    [
-        (
-            {"cuda_graphs": "full", "trainer_version": "0.16"}, "qwen3-30b-a3b", {"ep": 8},
-            "training.cuda_graphs", "reads how many rows",
-        ),
-        (
-            {"cuda_graphs": "full", "trainer_version": "0.12"}, "llama3-8b", {},
-            "training.cuda_graphs", "no CUDA graphs of this kind",
-        ),
-        (
-            {"cuda_graphs": "partial", "trainer_version": "0.15"}, "llama3-8b",
-            {"ac": "selective-attention"}, "ac", "activation recomputation",
-        ),
-        (
-            {"cuda_graphs": "partial", "trainer_version": "0.16"}, "llama3-8b", {"ac": "full"},
-            "ac", "whole layers",
-        ),
-        (
-            {"cuda_graphs": "full", "trainer": "torchtitan", "trainer_version": "0.3.0"},
-            "llama3-8b", {"pp": 2}, "pp", "pipeline parallelism",
-        ),
-        (
-            {"cuda_graphs": "full", "trainer": "torchtitan", "trainer_version": "0.3.0"},
-            "qwen3-30b-a3b", {"ep": 8, "moe_dispatcher": "alltoall"}, "moe_dispatcher",
-            "alltoall makes it wait",
-        ),
-        (
-            {"cuda_graphs": "full", "trainer": "torchtitan", "trainer_version": "0.3.0"},
-            "llama3-8b", {"cpu_offload": True}, "cpu_offload", "offloaded gradients",
-        ),
-        (
-            {"cuda_graphs": "full", "trainer": "torchtitan", "trainer_version": "0.2.2"},
-            "llama3-8b", {}, "training.cuda_graphs", "no CUDA graphs of this kind",
-        ),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("training", "model", "layout", "field", "words"), [
+    ({"cuda_graphs": "full", "trainer_version": "0.16"}, "qwen3-30b-a3b", {"ep": 8},
+        "training.cuda_graphs", "reads how many rows"),
+    ({"cuda_graphs": "full", "trainer_version": "0.12"}, "llama3-8b", {}, "training.cuda_graphs",
+        "no CUDA graphs of this kind"),
+    ({"cuda_graphs": "partial", "trainer_version": "0.15"}, "llama3-8b",
+        {"ac": "selective-attention"}, "ac", "activation recomputation"),
+    ({"cuda_graphs": "partial", "trainer_version": "0.16"}, "llama3-8b", {"ac": "full"}, "ac",
+        "whole layers"),
+    ({"cuda_graphs": "full", "trainer": "torchtitan", "trainer_version": "0.3.0"}, "llama3-8b",
+        {"pp": 2}, "pp", "pipeline parallelism"),
+    ({"cuda_graphs": "full", "trainer": "torchtitan", "trainer_version": "0.3.0"}, "qwen3-30b-a3b",
+        {"ep": 8, "moe_dispatcher": "alltoall"}, "moe_dispatcher", "alltoall makes it wait"),
+    ({"cuda_graphs": "full", "trainer": "torchtitan", "trainer_version": "0.3.0"}, "llama3-8b",
+        {"cpu_offload": True}, "cpu_offload", "offloaded gradients"),
+    ({"cuda_graphs": "full", "trainer": "torchtitan", "trainer_version": "0.2.2"}, "llama3-8b", {},
+        "training.cuda_graphs", "no CUDA graphs of this kind"),
+])  # fmt: skip
 def test_what_graphs_exclude_is_one_error(
     training: dict[str, Any], model: str, layout: dict[str, Any], field: str, words: str
 ) -> None:
@@ -365,22 +341,18 @@ def test_a_job_that_no_layout_can_capture_says_what_its_trainer_could() -> None:
 def test_what_graphs_allow() -> None:
     assert not refused("qwen3-30b-a3b", {"ep": 8}, cuda_graphs="full", trainer_version="0.18")
     assert not refused("llama3-8b", {"ac": "full"}, cuda_graphs="full", trainer_version="0.16")
-    assert not refused(
-        "llama3-8b", {"ac": "selective-attention"}, cuda_graphs="partial", trainer_version="0.16"
-    )
+    given = {"cuda_graphs": "partial", "trainer_version": "0.16"}
+    assert not refused("llama3-8b", {"ac": "selective-attention"}, **given)
     assert all(rule.reads for rule in CUDA_GRAPH_RULES)
 
 
-@pytest.mark.parametrize(
-    ("graphs", "version", "layout", "dispatcher"),
-    [
-        ("full", "0.18", {"ep": 8}, "hybridep"),
-        ("full", "0.18", {"ep": 1}, "alltoall"),
-        ("full", "0.18", {"ep": 8, "moe_dispatcher": "alltoall"}, "alltoall"),
-        ("partial", "0.18", {"ep": 8}, "alltoall"),
-        ("full", "0.14", {"ep": 8}, "alltoall"),
-    ],
-)
+@pytest.mark.parametrize(("graphs", "version", "layout", "dispatcher"), [
+    ("full", "0.18", {"ep": 8}, "hybridep"),
+    ("full", "0.18", {"ep": 1}, "alltoall"),
+    ("full", "0.18", {"ep": 8, "moe_dispatcher": "alltoall"}, "alltoall"),
+    ("partial", "0.18", {"ep": 8}, "alltoall"),
+    ("full", "0.14", {"ep": 8}, "alltoall"),
+])  # fmt: skip
 def test_a_captured_step_dispatches_without_the_host(
     graphs: str, version: str, layout: dict[str, Any], dispatcher: str
 ) -> None:
@@ -419,10 +391,8 @@ def test_graphs_hold_a_pool_of_their_own(graphs: str) -> None:
     layout = {"tp": 4, "micro_batch_size": 2}
     pricer, batch = job_of("llama3-8b", layout, trainer_version="0.16")
     shapes = rank_shapes(CostInputs.of(pricer, batch, every_rank=False))
-    none, some = (
-        _price("llama3-8b", layout, cuda_graphs=name, trainer_version="0.16")
-        for name in ("none", graphs)
-    )
+    names = ("none", graphs)
+    none, some = (_price("llama3-8b", layout, cuda_graphs=x, trainer_version="0.16") for x in names)
     pool = float(np.max(shapes.last_layer_bytes)) + 4 * 2.0 * 2 * 4096 * 4096 / 4  # stream over TP
     reserved = some.peak_reserved_bytes[0] - none.peak_reserved_bytes[0]
     assert pool > 2.0**27
@@ -441,9 +411,8 @@ def test_torchtitans_gradients_stay_under_graphs_of_a_step() -> None:
     """At the loss all of their shards are there, 4 bytes an element."""
     layout = {"dp_shard": 16, "ac": "full", "micro_batch_size": 4}
     job: dict[str, Any] = {"trainer": "torchtitan", "trainer_version": "0.3.0"}
-    none, full = (
-        _price("llama3-8b", layout, cuda_graphs=graphs, **job) for graphs in ("none", "full")
-    )
+    both = ("none", "full")
+    none, full = (_price("llama3-8b", layout, cuda_graphs=graphs, **job) for graphs in both)
     first = [next(iter(found.memory.phases())).gradients for found in (none, full)]
     shard = job_of("llama3-8b", layout, **job)[0].model.total_parameters() / 16
     assert np.max(first[0]) == 0.0

@@ -1,6 +1,4 @@
-"""`recommend --current` and `--job` over trainers' files, in this process: the answer, the patch,
-the files, the API.
-"""
+"""`recommend --current` and `--job` over trainers' files: answer, patch, files, API."""
 
 import json
 import re
@@ -20,18 +18,7 @@ from planner.errors import SpecError
 from planner.intake.trainer_files.titan_printed import printed_run
 
 LOGS = FOLDER.parent / "titan_logs"
-FEW = [
-    "--gpu",
-    "h100-sxm-80gb",
-    "--num-gpus",
-    "8",
-    "--fix",
-    "cp=1",
-    "--fix",
-    "pp=1",
-    "--top-k",
-    "2",
-]
+FEW = ["--gpu", "h100-sxm-80gb", "--num-gpus", "8", "--fix", "cp=1", "--fix", "pp=1", "--top-k=2"]
 
 
 @pytest.fixture(autouse=True)
@@ -45,9 +32,7 @@ def answered(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
-def test_the_answer_says_how_many_times_as_fast_and_what_changes(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_answer_says_how_many_times_as_fast(capsys: pytest.CaptureFixture[str]) -> None:
     shown = answered(
         capsys,
         "recommend",
@@ -59,23 +44,19 @@ def test_the_answer_says_how_many_times_as_fast_and_what_changes(
     )
     assert "What you run today: llama3_8b.toml (TorchTitan TOML)" in shown
     assert re.search(r"Number 1 is 1\.\d+ times as fast; \d fields change\.", shown)
-    assert (
-        "% faster" not in shown.partition("What you run today")[2].partition("tok/s/GPU     MFU")[0]
-    )
+    today = shown.partition("What you run today")[2].partition("tok/s/GPU     MFU")[0]
+    assert "% faster" not in today
     assert re.search(r"precision +bf16 -> float8", shown)
     assert "\n+enable = true\n" in shown
 
 
-def test_the_printed_difference_is_a_patch(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_the_difference_is_a_patch(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "llama3_8b.toml"
     path.write_bytes((FOLDER / "llama3_8b.toml").read_bytes())
     shown = answered(capsys, "recommend", "--current", str(path), *FEW, "--global-batch-size", "64")
     patch = shown[shown.index("--- a/") :]
-    subprocess.run(
-        ["patch", "-p1", "-s"], input=patch, text=True, cwd=tmp_path, check=True, timeout=300
-    )
+    command = ["patch", "-p1", "-s"]
+    subprocess.run(command, input=patch, text=True, cwd=tmp_path, check=True, timeout=300)
     plan = json.loads(
         answered(
             capsys, "recommend", "--current", str(path), *FEW, "--global-batch-size", "64", "--json"
@@ -83,11 +64,8 @@ def test_the_printed_difference_is_a_patch(
     )
     versus = plan["versus_current"]
     assert versus["keep"], "patched, it runs number 1"
-    assert (versus["changed"], versus["diff"], versus["times_as_fast"]) == (
-        {},
-        "",
-        pytest.approx(1.0),
-    )
+    assert (versus["changed"], versus["diff"]) == ({}, "")
+    assert versus["times_as_fast"] == pytest.approx(1.0)
 
 
 def test_the_new_file_is_saved_whole(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -96,26 +74,17 @@ def test_the_new_file_is_saved_whole(capsys: pytest.CaptureFixture[str], tmp_pat
     new = (tmp_path / "out" / "current" / "llama3_8b.toml").read_text()
     assert "[validation]" in new
     assert "# lr scheduler warm up" in new
-    assert (
-        (tmp_path / "out" / "current" / "changes.diff")
-        .read_text()
-        .startswith("--- a/llama3_8b.toml\n")
-    )
+    written = (tmp_path / "out" / "current" / "changes.diff").read_text()
+    assert written.startswith("--- a/llama3_8b.toml\n")
 
 
-def test_the_json_names_the_source_and_what_is_missing(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_the_json_names_the_source(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
-    text = (
-        (FOLDER / "llama3_8b.toml")
-        .read_text()
-        .replace("local_batch_size = 1", "local_batch_size = 8")
-    )
+    text = (FOLDER / "llama3_8b.toml").read_text()
+    text = text.replace("local_batch_size = 1", "local_batch_size = 8")
     path.write_text(text.replace('mode = "selective"', 'mode = "none"'))
-    versus = json.loads(answered(capsys, "recommend", "--current", str(path), *FEW, "--json"))[
-        "versus_current"
-    ]
+    answer = answered(capsys, "recommend", "--current", str(path), *FEW, "--json")
+    versus = json.loads(answer)["versus_current"]
     assert versus["source"] == {"format": "torchtitan-toml", "name": "mine.toml"}
     assert versus["missing_bytes"] > 10 * 2**30
     assert not versus["estimate"]["fits"]
@@ -124,9 +93,7 @@ def test_the_json_names_the_source_and_what_is_missing(
     assert re.search(r"Your file would run out of memory by [\d.]+ GiB\.", shown)
 
 
-def test_what_the_trainer_refuses_is_said(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_what_the_trainer_refuses(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(
         (FOLDER / "llama3_8b.toml")
@@ -134,19 +101,9 @@ def test_what_the_trainer_refuses_is_said(
         .replace("tensor_parallel_degree = 1", "tensor_parallel_degree = 16")
     )
     arguments = [
-        "--current",
-        str(path),
-        "--gpu",
-        "h100",
-        "--num-gpus",
-        "16",
-        "--global-batch-size",
-        "64",
-        "--fix",
-        "cp=1",
-        "--top-k",
-        "1",
-    ]
+        "--current", str(path), "--gpu", "h100", "--num-gpus", "16", "--global-batch-size", "64",
+        "--fix", "cp=1", "--top-k", "1",
+    ]  # fmt: skip
     shown = answered(capsys, "recommend", *arguments, "--fix", "pp=1")
     assert "Its trainer would refuse your file." in shown
     assert "tp=16" in shown
@@ -154,9 +111,8 @@ def test_what_the_trainer_refuses_is_said(
 
 def test_a_toml_prices_as_a_job(capsys: pytest.CaptureFixture[str]) -> None:
     path = str(FOLDER / "llama3_8b.toml")
-    found = json.loads(
-        answered(capsys, "estimate", "--job", path, "--gpu", "h100", "--num-gpus", "64", "--json")
-    )
+    machine = ("--gpu", "h100", "--num-gpus", "64")
+    found = json.loads(answered(capsys, "estimate", "--job", path, *machine, "--json"))
     assert found["valid"]
     ours = planner.read_current(path, cluster={"gpu": "h100", "num_gpus": 64})
     assert ours.layout.dp_shard == 64
@@ -165,18 +121,15 @@ def test_a_toml_prices_as_a_job(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_is_missing_is_named_once_with_its_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["estimate", "--job", str(FOLDER / "llama3_8b.toml")]) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert [line.split(" is not in ")[0] for line in lines] == [
-        "error: cluster.gpu",
-        "error: cluster.num_gpus",
-    ]
+    fields = ["error: cluster.gpu", "error: cluster.num_gpus"]
+    assert [line.split(" is not in ")[0] for line in lines] == fields
     assert "--gpu h100-sxm-80gb" in lines[0]
 
 
 def test_a_log_brings_what_it_measured(capsys: pytest.CaptureFixture[str]) -> None:
     path = str(LOGS / "0.2.2-fsdp2-tp2.log")
-    plan = json.loads(
-        answered(capsys, "recommend", "--current", path, "--gpu", "h100", "--top-k", "1", "--json")
-    )
+    asked = ("--current", path, "--gpu", "h100", "--top-k", "1", "--json")
+    plan = json.loads(answered(capsys, "recommend", *asked))
     versus = plan["versus_current"]
     assert versus["source"]["format"] == "torchtitan-log"
     assert (versus["layout"]["dp_shard"], versus["layout"]["tp"], versus["diff"]) == (2, 2, "")
@@ -193,13 +146,11 @@ def test_a_log_that_prints_its_config_says_the_rest() -> None:
         "activation_checkpoint": {"mode": "selective", "selective_ac_option": "3"},
         "parallelism": {"fsdp_reshard_after_forward": "never"},
     }
-    lines = "[titan] 2026-01-01 - root - INFO - Running with configs: " + json.dumps(
-        config, indent=2
-    )
+    start = "[titan] 2026-01-01 - root - INFO - Running with configs: "
+    lines = start + json.dumps(config, indent=2)
     text = "\n".join(f"[rank0]:{line}" for line in lines.splitlines()) + "\n[rank0]:more"
-    found = printed_run(
-        text, {"cluster": {"num_gpus": 8}, "training": {"trainer_version": "0.2.1"}, "layout": {}}
-    )
+    given = {"cluster": {"num_gpus": 8}, "training": {"trainer_version": "0.2.1"}, "layout": {}}
+    found = printed_run(text, given)
     layout, training = found["layout"], found["training"]
     assert isinstance(layout, dict)
     assert isinstance(training, dict)
@@ -212,31 +163,19 @@ def test_a_log_that_prints_its_config_says_the_rest() -> None:
     assert (training["global_batch_size"], training["trainer_version"]) == (16, "0.2.1")
 
 
-def test_a_layout_in_json_is_compared_as_before(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_layout_in_json_is_compared(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "layout.json"
     path.write_text('{"tp": 4}')
     arguments = [
-        "--model",
-        "llama3-8b",
-        *FEW,
-        "--seq-len",
-        "4096",
-        "--global-batch-size",
-        "32",
-        "--current",
-        str(path),
-        "--json",
-    ]
+        "--model", "llama3-8b", *FEW, "--seq-len", "4096", "--global-batch-size", "32", "--current",
+        str(path), "--json",
+    ]  # fmt: skip
     versus = json.loads(answered(capsys, "recommend", *arguments))["versus_current"]
     assert (versus["source"], versus["diff"], versus["layout"]["tp"]) == (None, "", 4)
     assert versus["times_as_fast"] > 1
 
 
-def test_a_file_that_is_nobodys_is_refused(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_file_of_nobody_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("hello\n")
     assert run(["recommend", "--current", str(path), *FEW]) == 2

@@ -8,18 +8,13 @@ from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
 from planner.schedules import SCHEDULES
 from planner.trainers.registry import resolve_layout
+from tests.conftest import job_values
 
 LAYERS = 126
 
 
 def pricer(trainer: str) -> Pricer:
-    job = read_job(
-        {
-            "model": "llama3-405b",
-            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 512},
-            "training": {"seq_len": 8192, "global_batch_size": 512, "trainer": trainer},
-        }
-    )
+    job = read_job(job_values("llama3-405b", "h100-sxm-80gb", 512, 8192, 512, trainer=trainer))
     return Pricer.build(job.model, job.cluster, job.training)
 
 

@@ -36,15 +36,10 @@ RUN = {"console", "python"}
 MARKS = {"title", "lines", "numbers", "exit", "given", "not-run"}
 # Blocks that no test of a page runs, each with its reason in the page.
 NOT_RUN = {
-    "README.md": 1,
-    "CONTRIBUTING.md": 2,
-    "docs/how-to/look-at-a-study.md": 1,
-    "docs/how-to/probe-on-slurm.md": 3,
-    "docs/how-to/run-in-containers.md": 5,
-    "docs/how-to/run-the-service.md": 5,
-    "docs/how-to/survey-a-gpu.md": 1,
-    "docs/tutorial.md": 1,
-}
+    "README.md": 1, "CONTRIBUTING.md": 2, "docs/how-to/look-at-a-study.md": 1,
+    "docs/how-to/probe-on-slurm.md": 3, "docs/how-to/run-in-containers.md": 5,
+    "docs/how-to/run-the-service.md": 5, "docs/how-to/survey-a-gpu.md": 1, "docs/tutorial.md": 1,
+}  # fmt: skip
 LINK = re.compile(r"(?<!`)\]\((?!https?:)([^)\s#]*)(?:#([\w-]+))?\)")
 
 
@@ -131,9 +126,6 @@ def test_the_site_builds_and_needs_no_other_host(tmp_path: Path) -> None:
     assert "Not run by this page" in (tmp_path / "how-to" / "run-in-containers.html").read_text()
 
 
-# ---- the mechanism -------------------------------------------------------------------------------
-
-
 def stale(text: str) -> tuple[str, list[str]]:
     found: list[str] = []
     return played(text, found.append), found
@@ -181,32 +173,26 @@ def test_a_server_that_dies_is_found() -> None:
         stale("```console\n$ planner-cli worker --no-such-flag\n$ sleep 3\n```\n")
 
 
-@pytest.mark.parametrize(
-    ("shown", "printed", "vary", "same"),
-    [
-        ("a\n...\nd\n", "a\nb\nc\nd\n", False, True),
-        ("a\n...\nd\n", "a\nb\nc\n", False, False),
-        ("step 29.1 ms\n", "step 1.2 s\n", True, True),
-        ("step 29.1 ms\n", "step 1.2 s\n", False, False),
-        ("fsdp 2 fits\n", "ddp 4 fits\n", True, False),
-        ("plan-1m83tnqaa-ky2jcrvm\n", "plan-1m83aaaaa-ky2jbbbb\n", False, True),
-        ("a.b\n", "acb\n", False, False),
-    ],
-)
+@pytest.mark.parametrize(("shown", "printed", "vary", "same"), [
+    ("a\n...\nd\n", "a\nb\nc\nd\n", False, True),
+    ("a\n...\nd\n", "a\nb\nc\n", False, False),
+    ("step 29.1 ms\n", "step 1.2 s\n", True, True),
+    ("step 29.1 ms\n", "step 1.2 s\n", False, False),
+    ("fsdp 2 fits\n", "ddp 4 fits\n", True, False),
+    ("plan-1m83tnqaa-ky2jcrvm\n", "plan-1m83aaaaa-ky2jbbbb\n", False, True),
+    ("a.b\n", "acb\n", False, False),
+])  # fmt: skip
 def test_what_counts_as_the_same(shown: str, printed: str, vary: bool, same: bool) -> None:
     assert alike(shown, printed, numbers_vary=vary) is same
 
 
-@pytest.mark.parametrize(
-    ("lines", "kept"),
-    [
-        (None, "1\n2\n3\n4\n5\n"),
-        (":2", "1\n2\n...\n"),
-        ("2:3,-1:", "...\n2\n3\n...\n5\n"),
-        ("5", "...\n5\n"),
-        (":", "1\n2\n3\n4\n5\n"),
-    ],
-)
+@pytest.mark.parametrize(("lines", "kept"), [
+    (None, "1\n2\n3\n4\n5\n"),
+    (":2", "1\n2\n...\n"),
+    ("2:3,-1:", "...\n2\n3\n...\n5\n"),
+    ("5", "...\n5\n"),
+    (":", "1\n2\n3\n4\n5\n"),
+])  # fmt: skip
 def test_lines_are_cut_out(lines: str | None, kept: str) -> None:
     assert cut("1\n2\n3\n4\n5\n", lines) == kept
 

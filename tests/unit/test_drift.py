@@ -1,6 +1,4 @@
-"""Drift in simulated nights: false alarms at most as often as promised, changes found and named,
-slow hosts and outliers told apart.
-"""
+"""Drift in simulated nights: few false alarms, changes found and named, slow hosts, outliers."""
 
 import subprocess
 import sys
@@ -40,8 +38,6 @@ def torch_by_night(layouts: int, versions: list[str]) -> Mapping[tuple[int, int]
         for night, version in enumerate(versions)
     }
 
-
-# ---- false alarms --------------------------------------------------------------------------------
 
 ALARMS = [
     *(pytest.param(kind, 2, 6, id=kind.name) for kind in (simulated.KINDS[0], simulated.KINDS[-1])),
@@ -87,9 +83,6 @@ def test_the_threshold_keeps_its_rate_where_noise_is_known() -> None:
                 alarms += 1
                 break
     assert 0.5 < alarms * runs / nights < 1.8
-
-
-# ---- power ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -166,9 +159,6 @@ def test_a_later_night_says_the_same_of_earlier_ones() -> None:
     assert found_in(seconds) == found_in(seconds)
 
 
-# ---- what is no drift ----------------------------------------------------------------------------
-
-
 def test_one_bad_night_is_an_outlier() -> None:
     for seed in range(10):
         seconds = noise(seed, 6, 40)
@@ -197,9 +187,6 @@ def test_too_few_nights_say_nothing(nights: int) -> None:
     drift = found_in(noise(8, 3, nights))
     assert (drift.changes, drift.hosts, drift.threshold) == ((), (), None)
     assert drift_of(Nights.of([]), RUNS).changes == ()
-
-
-# ---- hosts ---------------------------------------------------------------------------------------
 
 
 def test_one_slow_host_is_no_drift() -> None:
@@ -233,9 +220,6 @@ def test_a_stack_that_is_slower_on_all_hosts_is_drift() -> None:
     (change,) = drift.changes
     assert drift.hosts == ()
     assert (change.since, change.hosts) == (30, ("host-0", "host-1", "host-2", "host-3"))
-
-
-# ---- readings ------------------------------------------------------------------------------------
 
 
 def test_readings_become_nights() -> None:

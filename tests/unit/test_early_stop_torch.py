@@ -1,6 +1,4 @@
-"""Torch's own checkpoint leaves out the layer's last product when it recomputes; the cost model
-relies on it.
-"""
+"""Torch's checkpoint leaves out a layer's last product when it recomputes, as we count."""
 
 import pytest
 
@@ -14,9 +12,7 @@ HIDDEN, FFN, ROWS = 16, 64, 8
 
 
 def matmuls(use_reentrant: bool, **options: bool) -> int:
-    """Products of one forward and backward of a checkpointed residual MLP block whose layers each
-    keep only their input.
-    """
+    """Products of one pass through a checkpointed residual MLP whose layers keep their input."""
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils.checkpoint import checkpoint
 

@@ -15,6 +15,7 @@ from planner.cost.network.collectives import collective_seconds
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
 from planner.trainers.registry import resolve_layout
+from tests.conftest import job_values
 
 ROOT = Path(__file__).parents[2]
 GPUS = {
@@ -37,13 +38,7 @@ def timings(gpu: str, ranks: int) -> list[tuple[list[int], float]]:
 
 
 def pricer(model: Any, gpu: str, num_gpus: int, **training: Any) -> Pricer:
-    job = read_job(
-        {
-            "model": model,
-            "cluster": {"gpu": gpu, "num_gpus": num_gpus},
-            "training": {"seq_len": 4096, "global_batch_size": 1024, **training},
-        }
-    )
+    job = read_job(job_values(model, gpu, num_gpus, 4096, 1024, **training))
     return Pricer.build(job.model, job.cluster, job.training)
 
 
@@ -126,11 +121,8 @@ def test_nothing_hides_the_exchange_unless_the_run_says_so() -> None:
 
 
 def test_shared_experts_cover_torchtitan_s_combine_alone() -> None:
-    shared = {
-        "base": "qwen3-30b-a3b",
-        "n_shared_experts": 1,
-        "shared_expert_intermediate_size": 768,
-    }
+    shared = {"n_shared_experts": 1, "shared_expert_intermediate_size": 768}
+    shared["base"] = "qwen3-30b-a3b"
     for trainer, covers in (("torchtitan", True), ("megatron", False)):
         without, with_one = (
             exposed(pricer(model, "h100-sxm-80gb", 8, trainer=trainer), ep=8)

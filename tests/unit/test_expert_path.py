@@ -13,20 +13,14 @@ from planner.work.blocks import layer_ops
 from planner.work.expert_path import PATHS
 from planner.work.ops import Collective, Elementwise
 from planner.work.pieces import Code
+from tests.conftest import job_values
 
 SEQ, TOP_K, EXPERTS = 4096, 8, 128  # of qwen3-30b-a3b
 
 
 def sizes(trainer: str, **values: Any) -> dict[str, float]:
-    job = read_job(
-        {
-            "model": "qwen3-30b-a3b",
-            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
-            "training": {
-                "seq_len": SEQ, "global_batch_size": 64, "trainer": trainer, "moe_imbalance": 1.5,
-            },
-        }
-    )  # fmt: skip
+    given = {"trainer": trainer, "moe_imbalance": 1.5}
+    job = read_job(job_values("qwen3-30b-a3b", "h100-sxm-80gb", 16, SEQ, 64, **given))
     p = Pricer.build(job.model, job.cluster, job.training)
     batch = LayoutBatch.from_layouts([resolve_layout(values, trainer=trainer, num_gpus=16)])
     found = local_sizes(batch, p.model, p.training, p.rules)
@@ -110,11 +104,8 @@ def moved(model: Any, compiles: bool = True, path: str = "torch") -> dict[str, A
     ).model  # fmt: skip
     kind = next(kind for kind, _ in spec.distinct_layers() if kind.moe)
     code = Code(expert_path=path, compiles_exchange=compiles)
-    return {
-        op.name: op
-        for op in layer_ops(spec, kind, True, code)
-        if isinstance(op, Elementwise | Collective)
-    }
+    ops = layer_ops(spec, kind, True, code)
+    return {op.name: op for op in ops if isinstance(op, Elementwise | Collective)}
 
 
 def test_torch_compile_leaves_the_exchange_alone_where_the_release_does() -> None:

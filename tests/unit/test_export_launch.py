@@ -1,6 +1,4 @@
-"""The scripts of an export, run: from their own folder and from another one, with stand-ins for
-torchrun and Slurm.
-"""
+"""The scripts of an export, run from any folder with stand-ins for torchrun and Slurm."""
 
 import json
 import os
@@ -63,9 +61,8 @@ def run(
 
 
 def titan(num_gpus: int = 8) -> Export:
-    return to_torchtitan(
-        layout(num_gpus), model("llama2-7b"), cluster(num_gpus), training(), "0.2.2"
-    )
+    gpus = cluster(num_gpus)
+    return to_torchtitan(layout(num_gpus), model("llama2-7b"), gpus, training(), "0.2.2")
 
 
 def megatron(num_gpus: int = 8) -> Export:
@@ -78,9 +75,7 @@ def megatron(num_gpus: int = 8) -> Export:
 
 
 @pytest.mark.parametrize("inside", [True, False])
-def test_torchtitan_runs_from_its_folder_and_from_elsewhere(
-    tools: Path, tmp_path: Path, inside: bool
-) -> None:
+def test_torchtitan_runs_from_anywhere(tools: Path, tmp_path: Path, inside: bool) -> None:
     folder = placed(titan(), tmp_path / "my run")
     done = run(
         tools,
@@ -99,16 +94,12 @@ def test_torchtitan_runs_from_its_folder_and_from_elsewhere(
 def test_the_command_to_paste_is_the_script(tools: Path, tmp_path: Path) -> None:
     exported = titan()
     folder = placed(exported, tmp_path / "run")
-    pasted, script = (
-        run(tools, list(exported.command), folder),
-        run(tools, ["bash", "launch.sh"], folder),
-    )
+    commands = (list(exported.command), ["bash", "launch.sh"])
+    pasted, script = (run(tools, words, folder) for words in commands)
     assert json.loads(pasted.stdout)["words"] == json.loads(script.stdout)["words"]
 
 
-def test_megatron_runs_in_its_checkout_and_from_anywhere_once_it_is_named(
-    tools: Path, tmp_path: Path
-) -> None:
+def test_megatron_runs_from_anywhere_once_it_is_named(tools: Path, tmp_path: Path) -> None:
     exported = megatron()
     folder, checkout = placed(exported, tmp_path / "run"), tmp_path / "Megatron-LM"
     checkout.mkdir()
@@ -127,9 +118,7 @@ def test_megatron_runs_in_its_checkout_and_from_anywhere_once_it_is_named(
 
 @pytest.mark.parametrize("inside", [True, False])
 @pytest.mark.parametrize("make", [titan, megatron])
-def test_the_batch_script_finds_its_launcher(
-    make, inside: bool, tools: Path, tmp_path: Path
-) -> None:
+def test_a_batch_script_finds_its_launcher(make, inside: bool, tools: Path, tmp_path: Path) -> None:
     exported = make(16)
     folder = placed(exported, tmp_path / "my run")
     (tmp_path / "pretrain_gpt.py").write_text("")
@@ -144,8 +133,7 @@ def test_the_batch_script_finds_its_launcher(
     spool = tmp_path / "spool"
     spool.mkdir()
     (spool / "slurm_script").write_text((folder / "slurm.sbatch").read_text())  # Slurm runs a copy
-    done = run(
-        tools, ["bash", str(spool / "slurm_script")], folder if inside else tmp_path, **variables
-    )
+    words = ["bash", str(spool / "slurm_script")]
+    done = run(tools, words, folder if inside else tmp_path, **variables)
     assert done.returncode == 0, done.stderr
     assert "--rdzv_endpoint=host1:29500" in json.loads(done.stdout)["words"]

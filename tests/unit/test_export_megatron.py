@@ -4,7 +4,6 @@ import json
 
 import pytest
 from export_cases import BASE, MODELS, OTHER, cluster, layout, layouts, model, training
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.export import export as export_to
@@ -15,15 +14,15 @@ from planner.export.megatron_graphs import read_graphs
 from planner.export.megatron_read import plain_names
 from planner.intake.models import read_model
 from planner.specs.layout import Layout
+from tests.conftest import tiers
 
 
 def make(
     name: str = "llama3-70b", job: dict | None = None, num_gpus: int = 256, **values: object
 ) -> Export:
     chosen = layout(num_gpus, "megatron", **values)
-    return export(
-        chosen, model(name), cluster(num_gpus), training(trainer="megatron", **(job or {}))
-    )
+    made = training(trainer="megatron", **(job or {}))
+    return export(chosen, model(name), cluster(num_gpus), made)
 
 
 def flags_of(exported: Export) -> dict[str, list[str]]:
@@ -45,8 +44,7 @@ def test_no_field_of_a_layout_is_ignored(field: str) -> None:
     assert said[0] != said[1]
 
 
-@settings(max_examples=500, deadline=None)
-@given(data=st.data(), name=st.sampled_from(MODELS))
+@tiers(80, 1000, data=st.data(), name=st.sampled_from(MODELS))
 def test_any_layout_reads_back(data: st.DataObject, name: str) -> None:
     spec = model(name)
     chosen = data.draw(layouts(spec.num_hidden_layers))
@@ -58,35 +56,20 @@ def test_any_layout_reads_back(data: st.DataObject, name: str) -> None:
 def test_llama_70b() -> None:
     said = flags_of(make(tp=8, pp=4, micro_batch_size=1))
     shapes = {
-        "--num-layers": "80",
-        "--hidden-size": "8192",
-        "--ffn-hidden-size": "28672",
-        "--num-attention-heads": "64",
-        "--num-query-groups": "8",
-        "--kv-channels": "128",
-        "--normalization": "RMSNorm",
-        "--position-embedding-type": "rope",
-        "--tensor-model-parallel-size": "8",
-        "--pipeline-model-parallel-size": "4",
-        "--context-parallel-size": "1",
-        "--micro-batch-size": "1",
-        "--global-batch-size": "512",
-        "--seq-length": "8192",
-        "--num-distributed-optimizer-instances": "1",
-    }
+        "--num-layers": "80", "--hidden-size": "8192", "--ffn-hidden-size": "28672",
+        "--num-attention-heads": "64", "--num-query-groups": "8", "--kv-channels": "128",
+        "--normalization": "RMSNorm", "--position-embedding-type": "rope",
+        "--tensor-model-parallel-size": "8", "--pipeline-model-parallel-size": "4",
+        "--context-parallel-size": "1", "--micro-batch-size": "1", "--global-batch-size": "512",
+        "--seq-length": "8192", "--num-distributed-optimizer-instances": "1",
+    }  # fmt: skip
     assert {flag: said[flag][0] for flag in shapes} == shapes
     present = {
-        "--swiglu",
-        "--group-query-attention",
-        "--disable-bias-linear",
-        "--untie-embeddings-and-output-weights",
-        "--sequence-parallel",
-        "--use-distributed-optimizer",
-        "--overlap-grad-reduce",
-        "--overlap-param-gather",
-        "--bf16",
+        "--swiglu", "--group-query-attention", "--disable-bias-linear",
+        "--untie-embeddings-and-output-weights", "--sequence-parallel",
+        "--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather", "--bf16",
         "--accumulate-allreduce-grads-in-fp32",
-    }
+    }  # fmt: skip
     assert present <= said.keys()
     others = ("--fp8", "--recompute", "--num-experts", "--multi-latent")
     assert not any(flag.startswith(others) for flag in said)
@@ -99,18 +82,11 @@ def test_expert_tensor_parallel_is_said_because_megatrons_default_is_tp() -> Non
 def test_experts_and_latent_attention() -> None:
     said = flags_of(make("deepseek-v3", ep=32))
     values = {
-        "--num-experts": "256",
-        "--moe-router-topk": "8",
-        "--moe-ffn-hidden-size": "2048",
-        "--moe-shared-expert-intermediate-size": "2048",
-        "--moe-layer-freq": "([0]*3+[1]*58)",
-        "--q-lora-rank": "1536",
-        "--kv-lora-rank": "512",
-        "--qk-head-dim": "128",
-        "--qk-pos-emb-head-dim": "64",
-        "--v-head-dim": "128",
-        "--expert-model-parallel-size": "32",
-    }
+        "--num-experts": "256", "--moe-router-topk": "8", "--moe-ffn-hidden-size": "2048",
+        "--moe-shared-expert-intermediate-size": "2048", "--moe-layer-freq": "([0]*3+[1]*58)",
+        "--q-lora-rank": "1536", "--kv-lora-rank": "512", "--qk-head-dim": "128",
+        "--qk-pos-emb-head-dim": "64", "--v-head-dim": "128", "--expert-model-parallel-size": "32",
+    }  # fmt: skip
     assert {flag: said[flag][0] for flag in values} == values
     flags = {"--multi-latent-attention", "--moe-grouped-gemm", "--moe-router-enable-expert-bias"}
     assert flags <= said.keys()
@@ -178,14 +154,11 @@ def test_zero_bubble_is_the_forks() -> None:
     assert any("fork" in note for note in exported.notes)
 
 
-@pytest.mark.parametrize(
-    ("ac", "words"),
-    [
-        ("full", ["full", "uniform", "1"]),
-        ("block-5", ["full", "block", "5"]),
-        ("uniform-4", ["full", "uniform", "4"]),
-    ],
-)
+@pytest.mark.parametrize(("ac", "words"), [
+    ("full", ["full", "uniform", "1"]),
+    ("block-5", ["full", "block", "5"]),
+    ("uniform-4", ["full", "uniform", "4"]),
+])  # fmt: skip
 def test_recomputation(ac: str, words: list[str]) -> None:
     said = flags_of(make(pp=4, tp=8, ac=ac))
     assert [
@@ -218,18 +191,11 @@ def test_a_share_of_the_states_is_said() -> None:
     assert "--optimizer-offload-fraction" not in flags_of(make(tp=8, cpu_offload=True))
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("precision", "float8-rowwise"),
-        ("precision", "nvfp4"),
-        ("ac", "selective-op"),
-        ("compile", True),
-        ("optimizer_in_backward", True),
-        ("master_dtype", "bfloat16"),
-        ("pp_schedule", "DualPipeV"),
-    ],
-)
+@pytest.mark.parametrize(("field", "value"), [
+    ("precision", "float8-rowwise"), ("precision", "nvfp4"), ("ac", "selective-op"),
+    ("compile", True), ("optimizer_in_backward", True), ("master_dtype", "bfloat16"),
+    ("pp_schedule", "DualPipeV"),
+])  # fmt: skip
 def test_what_megatron_lacks_is_a_blocker(field: str, value: object) -> None:
     more = {"virtual_stages": 2} if value == "DualPipeV" else {}
     assert [fault.field for fault in make(tp=8, pp=4, **{field: value}, **more).blockers] == [field]
@@ -244,16 +210,13 @@ def test_optimizers() -> None:
     assert flags_of(make(job={"max_grad_norm": None}))["--clip-grad"] == ["0.0"]
 
 
-@pytest.mark.parametrize(
-    ("kernel", "word"),
-    [
-        ("flash", "auto"),
-        ("flash2", "flash"),
-        ("flash3", "flash"),
-        ("cudnn", "fused"),
-        ("unfused", "unfused"),
-    ],
-)
+@pytest.mark.parametrize(("kernel", "word"), [
+    ("flash", "auto"),
+    ("flash2", "flash"),
+    ("flash3", "flash"),
+    ("cudnn", "fused"),
+    ("unfused", "unfused"),
+])  # fmt: skip
 def test_the_attention_kernel_is_a_backend(kernel: str, word: str) -> None:
     made = make(job={"attention_kernel": kernel})
     assert flags_of(made)["--attention-backend"] == [word]
@@ -266,10 +229,8 @@ def test_scripts_and_versions() -> None:
     assert "pretrain_gpt.py" in many.files["launch.sh"]
     one = make("llama3-8b", num_gpus=8)
     assert one.command == ("bash", "launch.sh")  # pretrain_gpt.py is not in the export's folder
-    assert (
-        export_to(layout(256, "megatron"), model(), cluster(256), training(), to="megatron").version
-        == "0.14"
-    )
+    exported = export_to(layout(256, "megatron"), model(), cluster(256), training(), to="megatron")
+    assert exported.version == "0.14"
     assert any(
         "Written for Megatron-LM core 0.14" in note
         for note in export(layout(256), model(), cluster(256), training(), "0.1").notes
@@ -285,25 +246,17 @@ NETWORKS = {
         "--rope-scaling-factor": ["32"]},
     "qwen3-8b": {"--rotary-base": ["1000000"], "--norm-epsilon": ["1e-06"],
         "--use-rope-scaling": None},
-    "mixtral-8x7b": {
-        "--rotary-base": ["1000000"], "--moe-aux-loss-coeff": ["0.02"],
-        "--moe-router-pre-softmax": None,
-        "--moe-router-load-balancing-type": ["aux_loss"],
-    },
-    "deepseek-v2": {
-        "--rotary-base": ["10000"], "--rope-type": ["yarn"], "--rotary-scaling-factor": ["40"],
-        "--mscale": ["0.707"],
-        "--mscale-all-dim": ["0.707"], "--moe-router-pre-softmax": [],
-        "--moe-router-num-groups": ["8"],
+    "mixtral-8x7b": {"--rotary-base": ["1000000"], "--moe-aux-loss-coeff": ["0.02"],
+        "--moe-router-pre-softmax": None, "--moe-router-load-balancing-type": ["aux_loss"]},
+    "deepseek-v2": {"--rotary-base": ["10000"], "--rope-type": ["yarn"],
+        "--rotary-scaling-factor": ["40"], "--mscale": ["0.707"], "--mscale-all-dim": ["0.707"],
+        "--moe-router-pre-softmax": [], "--moe-router-num-groups": ["8"],
         "--moe-router-group-topk": ["3"], "--moe-router-topk-scaling-factor": ["16"],
-        "--moe-router-load-balancing-type": ["seq_aux_loss"],
-    },
-    "deepseek-v3": {
-        "--moe-router-score-function": ["sigmoid"], "--moe-router-enable-expert-bias": [],
-        "--moe-router-num-groups": ["8"],
+        "--moe-router-load-balancing-type": ["seq_aux_loss"]},
+    "deepseek-v3": {"--moe-router-score-function": ["sigmoid"],
+        "--moe-router-enable-expert-bias": [], "--moe-router-num-groups": ["8"],
         "--moe-router-topk-scaling-factor": ["2.5"], "--moe-router-load-balancing-type": ["none"],
-        "--norm-epsilon": ["1e-06"],
-    },
+        "--norm-epsilon": ["1e-06"]},
     "kimi-k2": {"--rotary-base": ["50000"], "--moe-router-topk-scaling-factor": ["2.827"],
         "--moe-router-num-groups": None},
     "glm4.5-air": {"--rotary-percent": ["0.5"], "--rotary-base": ["1000000"]},
@@ -402,18 +355,15 @@ def test_graphs_and_expandable_segments() -> None:
     assert "NCCL_GRAPH_REGISTER" not in make(job={"cuda_graphs": "partial"}).files["launch.sh"]
 
 
-@pytest.mark.parametrize(
-    ("version", "name", "said"),
-    [
-        ("0.14", "alltoall", ["--moe-token-dispatcher-type", "alltoall"]),
-        ("0.14", "allgather", ["--moe-token-dispatcher-type", "allgather"]),
-        ("0.14", "deepep", ["--moe-token-dispatcher-type", "flex", "--moe-enable-deepep"]),
-        ("0.16", "deepep",
-         ["--moe-token-dispatcher-type", "flex", "--moe-flex-dispatcher-backend", "deepep"]),
-        ("0.16", "hybridep",
-         ["--moe-token-dispatcher-type", "flex", "--moe-flex-dispatcher-backend", "hybridep"]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("version", "name", "said"), [
+    ("0.14", "alltoall", ["--moe-token-dispatcher-type", "alltoall"]),
+    ("0.14", "allgather", ["--moe-token-dispatcher-type", "allgather"]),
+    ("0.14", "deepep", ["--moe-token-dispatcher-type", "flex", "--moe-enable-deepep"]),
+    ("0.16", "deepep",
+        ["--moe-token-dispatcher-type", "flex", "--moe-flex-dispatcher-backend", "deepep"]),
+    ("0.16", "hybridep",
+        ["--moe-token-dispatcher-type", "flex", "--moe-flex-dispatcher-backend", "hybridep"]),
+])  # fmt: skip
 def test_dispatchers_by_release_there_and_back(version: str, name: str, said: list[str]) -> None:
     job = {"trainer_version": version}
     exported = make("qwen3-30b-a3b", job, 16, ep=8, moe_dispatcher=name)

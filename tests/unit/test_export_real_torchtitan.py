@@ -58,39 +58,15 @@ print(json.dumps(answers, default=str))
 """  # noqa: E501
 LAYOUTS: list[dict] = [
     {"tp": 8, "ac": "full", "compile": True, "async_tp": True, "micro_batch_size": 2},
-    {
-        "dp_replicate": 2,
-        "tp": 4,
-        "cp": 2,
-        "ac": "selective-op",
-        "cpu_offload": True,
-        "param_dtype": "float32",
-        "master_dtype": "bfloat16",
-    },
-    {
-        "tp": 8,
-        "pp": 4,
-        "pp_schedule": "Interleaved1F1B",
-        "virtual_stages": 2,
-        "ac": "none",
-        "zero_stage": 3,
-    },
-    {
-        "tp": 8,
-        "pp": 4,
-        "pp_schedule": "Interleaved1F1B",
-        "virtual_stages": 4,
-        "ac": "memory-budget-0.25",
-        "compile": True,
-    },
-    {
-        "tp": 8,
-        "pp": 4,
-        "layers_per_stage": (18, 21, 21, 20),
-        "ac": "full",
-        "reduce_dtype": "bfloat16",
-    },
-]
+    {"dp_replicate": 2, "tp": 4, "cp": 2, "ac": "selective-op", "cpu_offload": True,
+        "param_dtype": "float32", "master_dtype": "bfloat16"},
+    {"tp": 8, "pp": 4, "pp_schedule": "Interleaved1F1B", "virtual_stages": 2, "ac": "none",
+        "zero_stage": 3},
+    {"tp": 8, "pp": 4, "pp_schedule": "Interleaved1F1B", "virtual_stages": 4,
+        "ac": "memory-budget-0.25", "compile": True},
+    {"tp": 8, "pp": 4, "layers_per_stage": (18, 21, 21, 20), "ac": "full",
+        "reduce_dtype": "bfloat16"},
+]  # fmt: skip
 
 
 JOB = {"max_grad_norm": None, "checkpoint": {"interval_steps": 50}}
@@ -109,18 +85,15 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     if LINE == "0.2":
         for name, precision in CONVERTED:
             chosen = layout(256, precision=precision, ep=1)
-            exports[f"{name} {precision}"] = export(
-                chosen, model(name), cluster(256), training(), INSTALLED
-            )
+            made = export(chosen, model(name), cluster(256), training(), INSTALLED)
+            exports[f"{name} {precision}"] = made
         deepep = layout(256, ep=8, moe_dispatcher="deepep")
         exports["deepep"] = export(
             deepep, model("deepseek-v3"), cluster(256), training(), INSTALLED
         )
     folders = {name: root / str(index) for index, name in enumerate(exports)}
-    cases = [
-        (name, str(folders[name]), written(made, folders[name]).arguments)
-        for name, made in exports.items()
-    ]
+    commands = {name: written(made, folders[name]).arguments for name, made in exports.items()}
+    cases = [(name, str(folders[name]), arguments) for name, arguments in commands.items()]
     answers = run_python(PARSE, root, json.dumps(cases), LINE)
     assert isinstance(answers, dict)
     return answers
@@ -157,10 +130,8 @@ def check_common(said: dict, chosen: Layout) -> None:
     assert degrees == [chosen.dp_replicate, chosen.dp_shard, chosen.cp, chosen.tp]
     assert parallel["pipeline_parallel_degree"] == chosen.pp
     assert parallel["pipeline_parallel_schedule"] == chosen.pp_schedule
-    assert train["local_batch_size"] * chosen.dp_degree in (
-        512,
-        chosen.micro_batch_size * chosen.dp_degree,
-    )
+    batch = train["local_batch_size"] * chosen.dp_degree
+    assert batch in (512, chosen.micro_batch_size * chosen.dp_degree)
     assert train["global_batch_size"] == 512
     assert train["mixed_precision_param"] == chosen.param_dtype
     assert train["mixed_precision_reduce"] == chosen.reduce_dtype
@@ -188,15 +159,10 @@ COMMON = (
     "gpt-oss-20b", "llama2-7b", "llama3.2-1b", "kimi-k2",
 )  # fmt: skip
 ONLY = {
-    "0.2": (
-        "llama4-scout",
-        "llama4-maverick",
-        "qwen3-235b-a22b",
-        "mistral-nemo-12b",
-        "mixtral-8x7b",
-    ),
+    "0.2": ("llama4-scout", "llama4-maverick", "qwen3-235b-a22b", "mistral-nemo-12b",
+        "mixtral-8x7b"),
     "0.3": ("llama3.1-405b", "qwen3-4b"),
-}
+}  # fmt: skip
 BUILT = (*COMMON, *ONLY["0.3" if LINE == "0.3" else "0.2"])
 
 
@@ -206,13 +172,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     root = tmp_path_factory.mktemp("built")
     cases = []
     for name in BUILT:
-        made = export(
-            layout(8),
-            model(name),
-            cluster(8),
-            training(seq_len=4096, global_batch_size=8),
-            INSTALLED,
-        )
+        short = training(seq_len=4096, global_batch_size=8)
+        made = export(layout(8), model(name), cluster(8), short, INSTALLED)
         assert made.blockers == ()
         cases.append((name, str(root / name), written(made, root / name).arguments))
     answers = run_python(LOOK_AT_ALL, root, json.dumps(cases))
@@ -228,22 +189,18 @@ def test_its_model_has_our_number_of_parameters(name: str, built: dict[str, Any]
     # TorchTitan ties them after it has built both
     tied = 0 if not spec.tie_word_embeddings else spec.embedding_parameters()
     assert said["layers"] == spec.num_hidden_layers
-    assert said["parameters"] in (
-        spec.total_parameters() - buffers,
-        spec.total_parameters() - buffers + tied,
-    )
+    own = spec.total_parameters() - buffers
+    assert said["parameters"] in (own, own + tied)
     assert said["rope_theta"] == spec.rope_theta
     assert set(said["eps"]) - {None} == {spec.norm_eps}
 
 
 @only_02
 def test_cp_replaces_its_flex_attention(tmp_path: Path) -> None:
-    exported = written(
-        export(layout(16, cp=2), model("deepseek-v3"), cluster(16), training(), INSTALLED), tmp_path
-    )
-    said = run_python(
-        LOOK_AT_ALL, tmp_path, json.dumps([("it", str(tmp_path), exported.arguments)])
-    )
+    made = export(layout(16, cp=2), model("deepseek-v3"), cluster(16), training(), INSTALLED)
+    exported = written(made, tmp_path)
+    case = ("it", str(tmp_path), exported.arguments)
+    said = run_python(LOOK_AT_ALL, tmp_path, json.dumps([case]))
     assert isinstance(said, dict)
     assert said["it"]["layers"] == 61
 
@@ -265,15 +222,12 @@ print(json.dumps(kinds))
 
 @only_03
 @pytest.mark.skipif(not importlib.util.find_spec("torchao"), reason="needs torchao")
-@pytest.mark.parametrize(
-    ("name", "precision", "converted", "count"),
-    [
-        ("llama3-70b", "float8-rowwise", "Float8Linear", 80 * 5),
-        ("qwen3-30b-a3b", "float8-rowwise", "Float8Linear", 48 * 2),
-        ("llama3-70b", "mxfp8", "MXFP8Linear", 80 * 5),
-        ("llama3-70b", "nvfp4", "NVFP4Linear", (80 - 12) * 5),
-    ],
-)
+@pytest.mark.parametrize(("name", "precision", "converted", "count"), [
+    ("llama3-70b", "float8-rowwise", "Float8Linear", 80 * 5),
+    ("qwen3-30b-a3b", "float8-rowwise", "Float8Linear", 48 * 2),
+    ("llama3-70b", "mxfp8", "MXFP8Linear", 80 * 5),
+    ("llama3-70b", "nvfp4", "NVFP4Linear", (80 - 12) * 5),
+])  # fmt: skip
 def test_its_converters_take_our_configs(
     name: str, precision: str, converted: str, count: int, tmp_path: Path
 ) -> None:
@@ -303,9 +257,8 @@ def test_its_filter_leaves_our_layers_in_16_bits(tmp_path: Path) -> None:
     sides = (16, 1000, 1024, 1040, 2048, 2064, 4096, 4112, 8192)
     shapes = [(k, n) for k in sides for n in sides]
     table = TRAINERS["torchtitan"].recipes(INSTALLED)
-    recipes = [
-        table[PRECISIONS.names.index(name)] for name in ("float8-tensorwise", "float8-rowwise")
-    ]
+    names = ("float8-tensorwise", "float8-rowwise")
+    recipes = [table[PRECISIONS.names.index(name)] for name in names]
     ours = [stays_16_bit(recipe, k, n) for recipe in recipes for k, n in shapes]
     assert run_python(FILTER, tmp_path, json.dumps(shapes)) == ours
     assert 0 < sum(ours) < len(ours)
@@ -324,9 +277,8 @@ def test_its_nvfp4_leaves_our_last_layers_in_16_bits(tmp_path: Path) -> None:
 
 
 def test_its_pipeline_split_is_ours(tmp_path: Path) -> None:
-    name = (
-        "generate_llm_fqn_per_model_part" if LINE == "0.2" else "_generate_llm_fqn_per_model_part"
-    )
+    name = "generate_llm_fqn_per_model_part"
+    name = name if LINE == "0.2" else f"_{name}"
     cases = [(32, 4), (80, 16), (126, 16), (7, 3), (6, 8), (61, 32), (28, 8)]
     said = run_python(
         f"import json\nfrom torchtitan.distributed.pipeline_parallel import {name} as split\n"
@@ -363,9 +315,8 @@ print(json.dumps({m: list(importlib.import_module("torchtitan.models." + m).get_
     assert isinstance(shipped, dict)
     for flavor in FLAVORS.values():
         if "0.2" in flavor.versions:
-            assert {flavor.flavor, flavor.long_context or flavor.flavor} <= set(
-                shipped[flavor.module]
-            )
+            named = {flavor.flavor, flavor.long_context or flavor.flavor}
+            assert named <= set(shipped[flavor.module])
 
 
 FACTS_02 = """
@@ -383,10 +334,8 @@ def test_what_we_say_of_its_flavors_is_so(tmp_path: Path) -> None:
     assert isinstance(theirs, dict)
     for flavor in FLAVORS.values():
         if "0.2" in flavor.versions:
-            ours, args = (
-                shipped_facts(flavor.module, flavor.flavor),
-                theirs[f"{flavor.module} {flavor.flavor}"],
-            )
+            ours = shipped_facts(flavor.module, flavor.flavor)
+            args = theirs[f"{flavor.module} {flavor.flavor}"]
             moe = args.get("moe_args") or {}
             names = {
                 "scoring_func": "score_func",
@@ -398,10 +347,8 @@ def test_what_we_say_of_its_flavors_is_so(tmp_path: Path) -> None:
                 assert args[field] == ours[field], (flavor, field)
             for field in names.keys() & ours.keys():
                 assert moe[names[field]] == ours[field], (flavor, field)
-            for field, key in (
-                ("n_group", "num_expert_groups"),
-                ("topk_group", "num_limited_groups"),
-            ):
+            pairs = {"n_group": "num_expert_groups", "topk_group": "num_limited_groups"}
+            for field, key in pairs.items():
                 assert (moe.get(key) or 0) == ours.get(field, 0), (flavor, field)
             _check_scaling(flavor.module, args, ours["rope_scaling"])
 
@@ -410,23 +357,15 @@ def _check_scaling(module: str, args: dict[str, Any], ours: Any) -> None:
     numbers = rope_numbers(ours)
     if module in ("llama3", "llama4"):
         said = args["rope_scaling_args"]
-        keys = (
-            "scaling_factor",
-            "original_max_position_embeddings",
-            "low_freq_factor",
-            "high_freq_factor",
-        )
+        keys = ("scaling_factor", "original_max_position_embeddings")
+        keys += ("low_freq_factor", "high_freq_factor")
         assert numbers == (() if said is None else ("llama3", *(said[key] for key in keys)))
     elif module == "qwen3":
         assert numbers == ()
     else:
         ends = ("beta_fast", "beta_slow") if module == "deepseek_v3" else ("ntk_beta", "ntk_alpha")
-        assert numbers[:5] == (
-            "yarn",
-            args["rope_factor"],
-            args["original_seq_len"],
-            *(args[key] for key in ends),
-        )
+        stated = (args["rope_factor"], args["original_seq_len"], *(args[key] for key in ends))
+        assert numbers[:5] == ("yarn", *stated)
         assert module == "gpt_oss" or ours.mscale_all_dim == args["mscale"]
 
 
@@ -455,34 +394,22 @@ print(json.dumps(answers))
 @only_03
 def test_what_we_say_of_its_new_flavors_is_so(tmp_path: Path) -> None:
     ours = [flavor for flavor in FLAVORS.values() if "0.3" in flavor.versions]
-    theirs = run_python(
-        FACTS_03, tmp_path, json.dumps([(flavor.module, flavor.flavor) for flavor in ours])
-    )
+    asked = [(flavor.module, flavor.flavor) for flavor in ours]
+    theirs = run_python(FACTS_03, tmp_path, json.dumps(asked))
     assert isinstance(theirs, dict)
     for flavor in ours:
-        facts, said = (
-            shipped_facts(flavor.module, flavor.flavor),
-            theirs[f"{flavor.module} {flavor.flavor}"],
-        )
-        assert (said["rope_theta"], said["eps"]) == (facts["rope_theta"], [facts["norm_eps"]]), (
-            flavor
-        )
+        facts = shipped_facts(flavor.module, flavor.flavor)
+        said = theirs[f"{flavor.module} {flavor.flavor}"]
+        stated = (facts["rope_theta"], [facts["norm_eps"]])
+        assert (said["rope_theta"], said["eps"]) == stated, flavor
         if said["router"] is not None:
-            keys = (
-                "scoring_func",
-                "norm_topk_prob",
-                "routed_scaling_factor",
-                "n_group",
-                "topk_group",
-            )
-            assert [value or 0 for value in said["router"]] == [
-                facts.get(key) or 0 for key in keys
-            ], flavor
+            keys = ("scoring_func", "norm_topk_prob", "routed_scaling_factor")
+            keys += ("n_group", "topk_group")
+            stated = [facts.get(key) or 0 for key in keys]
+            assert [value or 0 for value in said["router"]] == stated, flavor
         scaling: Any = facts["rope_scaling"]
-        assert (
-            said["scaling"]
-            == {None: "none", "llama3": "llama", "yarn": "yarn"}[scaling and scaling.rope_type]
-        )
+        names = {None: "none", "llama3": "llama", "yarn": "yarn"}
+        assert said["scaling"] == names[scaling and scaling.rope_type]
         rope = said["rope"]
         if said["scaling"] == "llama":
             want = [

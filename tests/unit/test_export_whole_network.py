@@ -57,9 +57,7 @@ def exported(name: str) -> Any:
 
 @pytest.fixture(scope="module")
 def read(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the real package made of every export: one process for all, since importing it is most
-    of the time.
-    """
+    """The real package's answer to every export, in one process: its import takes longest."""
     root = tmp_path_factory.mktemp("exports")
     made = {name: written(exported(name), root / name) for name in TRAINED}
     cases = [(name, str(root / name), one.arguments) for name, one in made.items()]

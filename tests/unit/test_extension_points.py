@@ -27,15 +27,12 @@ from planner.study.study import Budget, ProbeStudy, StudySettings
 from planner.trainers.base import TrainerRules
 from planner.trainers.fsdp import FSDP
 from planner.trainers.registry import TRAINERS
-from tests.conftest import ROOT, SHORT_OF_MEMORY, clean_environment, needed
+from tests.conftest import ROOT, SHORT_OF_MEMORY, clean_environment, job_values, needed
 from tests.unit.probing_cases import Machine, small
 
 # ---- pool ----------------------------------------------------------------------------------------
 
-PROBE_JOB: dict[str, Any] = {
-    "model": "debug-tiny", "cluster": {"gpu": "cpu", "num_gpus": 2},
-    "training": {"seq_len": 64, "global_batch_size": 4}, "layout": {"dp_shard": 2, "ac": "none"},
-}  # fmt: skip
+PROBE_JOB = job_values("debug-tiny", "cpu", 2, 64, 4, layout={"dp_shard": 2, "ac": "none"})
 
 
 @pytest.fixture
@@ -69,14 +66,9 @@ def rented_pool(monkeypatch: pytest.MonkeyPatch) -> str:
         def run(self, task: ProbeTask, watch: Watch | None = None) -> ProbeResult:
             memory = RankMemory(rank=0, peak_allocated_bytes=2**20, peak_reserved_bytes=2**21)
             outcome = MeasuredRun(
-                step_seconds=0.5,
-                step_seconds_each=[0.5],
-                tokens_per_second_per_gpu=None,
-                mfu=None,
-                losses=[2.0],
-                gradient_norms=[1.0],
-                memory=[memory],
-            )
+                step_seconds=0.5, step_seconds_each=[0.5], tokens_per_second_per_gpu=None, mfu=None,
+                losses=[2.0], gradient_norms=[1.0], memory=[memory],
+            )  # fmt: skip
             return ProbeResult(
                 task=task,
                 outcome=outcome,
@@ -112,9 +104,8 @@ def test_pool(rented_pool: str, tmp_path: Path) -> None:
     assert complete_pool("ren") == ["rented", "rented:"]
     with pytest.raises(SpecError, match="rented or rented:REGION"):
         wiring.pool("cloud")
-    emulated = probe_of_job(
-        {"job": PROBE_JOB, "pool": "rented", "emulate": True}, allow_files=False
-    )
+    asked = {"job": PROBE_JOB, "pool": "rented", "emulate": True}
+    emulated = probe_of_job(asked, allow_files=False)
     with pytest.raises(ProbeError, match="cannot emulate one rank without a GPU"):
         check_ready(wiring, emulated)
 
@@ -174,14 +165,9 @@ def test_program_of_a_probe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
         def outcome(self, task: ProbeTask, folder: Path, evidence: Evidence) -> Any:
             seconds = float(evidence.log.split("took ")[1].split()[0])
             measured = MeasuredRun(
-                step_seconds=seconds,
-                step_seconds_each=[seconds],
-                tokens_per_second_per_gpu=None,
-                mfu=None,
-                losses=[],
-                gradient_norms=[],
-                memory=[],
-            )
+                step_seconds=seconds, step_seconds_each=[seconds], tokens_per_second_per_gpu=None,
+                mfu=None, losses=[], gradient_norms=[], memory=[],
+            )  # fmt: skip
             return measured, bare_environment(None)
 
     asked = {**PROBE_JOB, "probe": {"trainer": "stopwatch"}}
@@ -224,11 +210,7 @@ class EvenOneFOneB(OneFOneB):
         return (*super().rules(runtime), even)
 
 
-JOB: dict[str, Any] = {
-    "model": "llama3-8b",
-    "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
-    "training": {"seq_len": 4096, "global_batch_size": 48},
-}
+JOB: dict[str, Any] = job_values("llama3-8b", "h100-sxm-80gb", 16, 4096, 48)
 PIPELINE = {"pp": 2, "tp": 4, "dp_shard": 2, "micro_batch_size": 1}
 
 
@@ -325,14 +307,9 @@ def test_a_sampler_that_nobody_registered_is_an_error() -> None:
 def with_trainer() -> Iterator[TrainerRules]:
     """A trainer of somebody else: FSDP2 that recomputes everything and trains in one precision."""
     trainer = replace(
-        FSDP,
-        name="ours",
-        title="Our trainer",
-        ac="full",
-        precisions=frozenset({"bf16", "half8"}),
-        searched_precisions=("half8",),
-        searched_ac=("full",),
-    )
+        FSDP, name="ours", title="Our trainer", ac="full", precisions=frozenset({"bf16", "half8"}),
+        searched_precisions=("half8",), searched_ac=("full",),
+    )  # fmt: skip
     TRAINERS.add(trainer)
     yield trainer
     TRAINERS.remove(trainer.name)
@@ -349,15 +326,9 @@ def with_precision() -> Iterator[Precision]:
 
 
 FIXED = {
-    "pp": 1,
-    "tp": 1,
-    "cp": 1,
-    "dp_replicate": 1,
-    "micro_batch_size": 1,
-    "zero_stage": 3,
-    "compile": False,
-    "sequence_parallel": False,
-}
+    "pp": 1, "tp": 1, "cp": 1, "dp_replicate": 1, "micro_batch_size": 1, "zero_stage": 3,
+    "compile": False, "sequence_parallel": False,
+}  # fmt: skip
 
 
 def job_of(trainer: str, **more: Any) -> dict[str, Any]:
@@ -458,22 +429,18 @@ print(json.dumps([plan.job["model"], plan.ranked[0].estimate.step_seconds]))
 def with_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the package with one more file in each folder of the catalogue."""
     folder = tmp_path_factory.mktemp("package")
-    shutil.copytree(
-        ROOT / "planner", folder / "planner", ignore=shutil.ignore_patterns("__pycache__")
-    )
+    caches = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "planner", folder / "planner", ignore=caches)
     for name, text in CATALOGUE.items():
         (folder / "planner" / "catalog" / name).write_text(text, encoding="utf-8")
     return folder
 
 
-@pytest.mark.parametrize(
-    "job",
-    [
-        pytest.param({"cluster": {"gpu": "new-gpu", "num_gpus": 8}}, id="gpu"),
-        pytest.param({"model": "new-model"}, id="model"),
-        pytest.param({"cluster": "new-cluster"}, id="cluster"),
-    ],
-)
+@pytest.mark.parametrize("job", [
+    pytest.param({"cluster": {"gpu": "new-gpu", "num_gpus": 8}}, id="gpu"),
+    pytest.param({"model": "new-model"}, id="model"),
+    pytest.param({"cluster": "new-cluster"}, id="cluster"),
+])  # fmt: skip
 def test_catalogue(with_files: Path, job: dict[str, Any]) -> None:
     """One file, no line: `recommend` plans with it by its name."""
     whole = {

@@ -175,32 +175,16 @@ class TestKinds:
         found = failed(replace(EXIT, errors=(raised(0, said),)))
         assert (found.kind, found.rank, said in found.message) == (FailureKind.HANG, None, True)
 
-    @pytest.mark.parametrize(
-        ("said", "file", "kind"),
-        [
-            (
-                "ValueError: n_microbatches must be at least 4",
-                "/v/torch/distributed/pipelining/schedules.py",
-                FailureKind.INVALID_LAYOUT,
-            ),
-            (
-                "RuntimeError: Mesh should not be bigger",
-                "/v/torch/distributed/device_mesh.py",
-                FailureKind.INVALID_LAYOUT,
-            ),
-            (
-                "AssertionError: seq 7 % tp 2",
-                "/x/probes/reference/tensor_parallel.py",
-                FailureKind.INVALID_LAYOUT,
-            ),
-            ("ValueError: bad", "/v/numpy/core.py", FailureKind.CRASH),
-            (
-                "RuntimeError: unknown",
-                "/v/torch/distributed/distributed_c10d.py",
-                FailureKind.CRASH,
-            ),
-        ],
-    )
+    @pytest.mark.parametrize(("said", "file", "kind"), [
+        ("ValueError: n_microbatches must be at least 4",
+            "/v/torch/distributed/pipelining/schedules.py", FailureKind.INVALID_LAYOUT),
+        ("RuntimeError: Mesh should not be bigger", "/v/torch/distributed/device_mesh.py",
+            FailureKind.INVALID_LAYOUT),
+        ("AssertionError: seq 7 % tp 2", "/x/probes/reference/tensor_parallel.py",
+            FailureKind.INVALID_LAYOUT),
+        ("ValueError: bad", "/v/numpy/core.py", FailureKind.CRASH),
+        ("RuntimeError: unknown", "/v/torch/distributed/distributed_c10d.py", FailureKind.CRASH),
+    ])  # fmt: skip
     def test_a_rule_is_told_by_its_place(self, said: str, file: str, kind: FailureKind) -> None:
         assert failed(replace(EXIT, errors=(raised(0, said, file=file),))).kind == kind
 
@@ -209,17 +193,13 @@ class TestKinds:
         assert failed(replace(EXIT, errors=(error,))).kind == FailureKind.INVALID_LAYOUT
 
     def test_a_lost_gpu_explains_every_error(self) -> None:
-        kernel = (
-            "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off "
-            "the bus."
-        )
+        kernel = "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen "
+        kernel += "off the bus."
         found = failed(replace(EXIT, kernel=kernel, errors=(raised(0, PEER),)))
         assert found.kind == FailureKind.LOST_GPU
         assert "Xid 79" in found.message
-        kernel = (
-            "NVRM: The NVIDIA GPU 0000:b3:00.0 NVRM: fallen off the bus and is not responding to "
-            "commands."
-        )
+        kernel = "NVRM: The NVIDIA GPU 0000:b3:00.0 NVRM: fallen off the bus and is not responding "
+        kernel += "to commands."
         assert failed(replace(EXIT, kernel=kernel)).kind == FailureKind.LOST_GPU
 
     def test_an_xid_of_the_program_is_no_lost_gpu(self) -> None:
@@ -307,10 +287,8 @@ class TestEndsFromOutside:
 
     def test_a_cause_that_came_first_stays_the_cause(self) -> None:
         errors = (raised(0, "ZeroDivisionError: division by zero"),)
-        assert (
-            failed(replace(EXIT, reason="runner-gone", exit_code=None, errors=errors)).kind
-            == FailureKind.CRASH
-        )
+        ended = replace(EXIT, reason="runner-gone", exit_code=None, errors=errors)
+        assert failed(ended).kind == FailureKind.CRASH
 
     def test_a_killed_launcher(self) -> None:
         found = failed(replace(EXIT, exit_code=-9))

@@ -1,6 +1,4 @@
-"""Calibration recovers what made the data, leaves alone what the data does not touch, and knows how
-sure it is.
-"""
+"""Calibration recovers what made the data, leaves the rest alone, and knows how sure it is."""
 
 import json
 from dataclasses import replace
@@ -41,23 +39,15 @@ def job(num_gpus: int, seq_len: int, trainer: str = "torchtitan", **layout: obje
 
 
 JOBS = [
-    job(8, 4096),
-    job(8, 8192),
-    job(8, 8192, ac="full"),
-    job(16, 8192, tp=2),
-    job(16, 4096, tp=8),
+    job(8, 4096), job(8, 8192), job(8, 8192, ac="full"), job(16, 8192, tp=2), job(16, 4096, tp=8),
     job(8, 2048, micro_batch_size=4),
-]
+]  # fmt: skip
 
 
 def shifted(shift: float, knob: str = "compute") -> Calibration:
     """One knob of TorchTitan moved, nothing else."""
-    return replace(
-        Calibration.prior(),
-        keys=((knob, "torchtitan"),),
-        shifts=np.array([shift]),
-        covariance=np.eye(1),
-    )
+    moved = {"shifts": np.array([shift]), "covariance": np.eye(1)}
+    return replace(Calibration.prior(), keys=((knob, "torchtitan"),), **moved)
 
 
 def made_with(shift: float, knob: str = "compute") -> Data:
@@ -81,11 +71,8 @@ def test_a_shift_of_the_truth_is_found(shift: float) -> None:
 def test_a_trainer_never_measured_moves_with_the_others_and_is_less_sure() -> None:
     calibration, _ = fit(made_with(0.15))
     place = PLACE["compute"]
-    assert (
-        0.0
-        < calibration.shift("megatron", "hopper")[place]
-        <= calibration.shift("torchtitan", "hopper")[place]
-    )
+    other, own = (calibration.shift(t, "hopper")[place] for t in ("megatron", "torchtitan"))
+    assert 0.0 < other <= own
     known, unknown = (
         calibration.effective_covariance(trainer, "hopper")[place, place]
         for trainer in ("torchtitan", "megatron")
@@ -96,22 +83,16 @@ def test_a_trainer_never_measured_moves_with_the_others_and_is_less_sure() -> No
 def test_no_runs_leave_the_priors() -> None:
     prior = Calibration.prior()
     profile = prior.profile("torchtitan", "hopper")
-    assert all(
-        getattr(profile, knob.name) == pytest.approx(knob.prior)
-        for knob in KNOBS
-        if knob.scope == "trainer"
-    )
+    knobs = [knob for knob in KNOBS if knob.scope == "trainer"]
+    assert all(getattr(profile, knob.name) == pytest.approx(knob.prior) for knob in knobs)
     variance = np.diag(prior.effective_covariance("torchtitan", "hopper"))
-    assert variance == pytest.approx(
-        [(1 + OWN_SHARE**2) * knob.sd**2 + knob.place_sd**2 for knob in KNOBS]
-    )
+    variances = [(1 + OWN_SHARE**2) * knob.sd**2 + knob.place_sd**2 for knob in KNOBS]
+    assert variance == pytest.approx(variances)
 
 
 @pytest.mark.slow
 def test_a_source_with_an_offset_of_its_own_does_not_move_the_knobs_for_all() -> None:
-    """The same runs, once from one source and once from six: six witnesses count for more than one
-    heard six times.
-    """
+    """Runs alike from one source and from six: six witnesses count for more than one."""
     data = made_with(0.15)
     alone, _ = fit(replace(data, stacks=("one",) * len(JOBS), units=("one",) * len(JOBS)))
     many, _ = fit(data)
@@ -124,10 +105,8 @@ def test_a_fit_goes_on_from_a_calibration() -> None:
     first, _ = fit(made_with(0.15))
     second, _ = fit(made_with(0.15), first)
     place = PLACE["compute"]
-    before, after = (
-        found.effective_covariance("torchtitan", "hopper")[place, place]
-        for found in (first, second)
-    )
+    both = (found.effective_covariance("torchtitan", "hopper") for found in (first, second))
+    before, after = (covariance[place, place] for covariance in both)
     assert after < before
 
 
@@ -139,9 +118,8 @@ def test_left_out_runs_are_predicted_by_the_others() -> None:
     each = [np.arange(len(JOBS)) == row for row in range(len(JOBS))]
     log_seconds, deviation, _ = linear.left_out(each, scales)
     silent = predict(data, Calibration.prior())
-    assert (
-        np.abs(log_seconds - data.log_seconds).max() < 0.5 * np.abs(silent - data.log_seconds).max()
-    )
+    miss, silent_miss = (np.abs(one - data.log_seconds).max() for one in (log_seconds, silent))
+    assert miss < 0.5 * silent_miss
     everything_out, unsure, _ = linear.left_out([np.ones(len(JOBS), dtype=bool)], scales)
     assert everything_out == pytest.approx(silent, abs=0.03)
     assert (unsure > deviation).all()
@@ -245,16 +223,13 @@ def test_intervals_of_left_out_units_hold_what_they_claim(folds: int) -> None:
 
 
 def test_directions_carry_the_spread_of_predictions() -> None:
-    """With as many directions as the sensitivity has ranks, nothing is left out; each is one
-    deviation long.
-    """
+    """With as many directions as the sensitivity has ranks nothing is left out; each is one sd."""
     calibration = shipped_calibration()
     directions, rest = calibration.directions("torchtitan", "hopper")
     assert directions.shape == (DIRECTIONS, len(KNOBS))
     carried = np.trace(directions @ calibration.sensitivity @ directions.T)
-    whole = np.trace(
-        calibration.effective_covariance("torchtitan", "hopper") @ calibration.sensitivity
-    )
+    covariance = calibration.effective_covariance("torchtitan", "hopper")
+    whole = np.trace(covariance @ calibration.sensitivity)
     assert carried + rest == pytest.approx(whole, rel=1e-5)  # the document keeps five digits
     assert rest < 0.1 * whole
 
@@ -293,11 +268,8 @@ def test_the_shipped_calibration_is_a_posterior() -> None:
     shipped = shipped_calibration()
     assert np.linalg.eigvalsh(shipped.covariance).min() > 0
     rows = [json.loads(line) for line in PUBLIC.read_text(encoding="utf-8").splitlines()]
-    timed = {
-        fingerprint(read_job(row), seconds)
-        for row in rows
-        if (seconds := row["measured"].get("step_seconds"))
-    }
+    seconds = ((row, row["measured"].get("step_seconds")) for row in rows)
+    timed = {fingerprint(read_job(row), found) for row, found in seconds if found}
     assert shipped.fitted == timed
     assert len(timed) > 350
     for index, knob in enumerate(KNOBS):
@@ -326,15 +298,12 @@ def test_a_field_that_came_later_changes_no_stored_name() -> None:
 
 def test_a_fingerprint_tells_runs_apart() -> None:
     assert fingerprint(JOBS[0], 1.0) == fingerprint(job(8, 4096), 1.0)
-    assert (
-        len({fingerprint(JOBS[0], 1.0), fingerprint(JOBS[0], 1.1), fingerprint(JOBS[1], 1.0)}) == 3
-    )
+    runs = ((JOBS[0], 1.0), (JOBS[0], 1.1), (JOBS[1], 1.0))
+    assert len({fingerprint(*run) for run in runs}) == 3
 
 
 def test_what_differs_from_place_to_place_is_doubted_until_the_place_is_known() -> None:
-    """Host time decides a launch-bound layout: a new cluster's host is less sure than one whose
-    runs were learnt from.
-    """
+    """Host time decides a launch-bound layout, and a new cluster's host is less sure."""
     place = PLACE["launch_seconds"]
     shipped = shipped_calibration()
     new, known = (

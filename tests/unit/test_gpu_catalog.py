@@ -32,14 +32,8 @@ FLOPS_PER_CLOCK_AND_SM = {
     "cdna3": 2048, "cdna4": 4096,
     "rtx-blackwell": 1024,
 }  # fmt: skip
-CUT_RATE = {
-    "a10g": 512,
-    "rtx-4090": 512,
-    "rtx-5090": 512,
-    "l20": 512,
-    "a6000-48gb": 1024,
-    "h20-sxm-96gb": 1024,
-}
+CUT_RATE = {"a10g": 512, "rtx-4090": 512, "rtx-5090": 512, "l20": 512}
+CUT_RATE |= {"a6000-48gb": 1024, "h20-sxm-96gb": 1024}
 
 
 def test_every_name_of_the_contract_is_there():
@@ -86,49 +80,25 @@ def test_peaks_are_dense_and_follow_from_clock_and_units(name):
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype", "peak"),
-    [
-        ("v100-sxm-32gb", "fp16", 125),
-        ("a100-sxm-80gb", "bf16", 312),
-        ("h100-sxm-80gb", "bf16", 989.4),
-        ("h100-sxm-80gb", "fp8", 1978.9),
-        ("b200-sxm-180gb", "bf16", 2250),
-        ("b200-sxm-180gb", "fp8", 4500),
-        ("b200-sxm-180gb", "fp4", 9000),
-        ("gb200-nvl72-186gb", "bf16", 2500),
-        ("gb300-nvl72-288gb", "fp4", 15000),
-        ("mi300x-192gb", "bf16", 1307.4),
-        ("mi355x-288gb", "fp8", 5033.2),
-        ("tpu-v5p", "bf16", 459),
-        ("h20", "bf16", 148),
-        ("h20", "fp8", 296),
-        ("rtx-5090", "bf16", 209.5),
-        ("rtx-5090", "fp8", 419),
-        ("l20", "bf16", 119.5),
-        ("a6000", "bf16", 154.8),
-        ("mi350x", "bf16", 2306.9),
-    ],
-)
+@pytest.mark.parametrize(("name", "dtype", "peak"), [
+    ("v100-sxm-32gb", "fp16", 125), ("a100-sxm-80gb", "bf16", 312),
+    ("h100-sxm-80gb", "bf16", 989.4), ("h100-sxm-80gb", "fp8", 1978.9),
+    ("b200-sxm-180gb", "bf16", 2250), ("b200-sxm-180gb", "fp8", 4500),
+    ("b200-sxm-180gb", "fp4", 9000), ("gb200-nvl72-186gb", "bf16", 2500),
+    ("gb300-nvl72-288gb", "fp4", 15000), ("mi300x-192gb", "bf16", 1307.4),
+    ("mi355x-288gb", "fp8", 5033.2), ("tpu-v5p", "bf16", 459), ("h20", "bf16", 148),
+    ("h20", "fp8", 296), ("rtx-5090", "bf16", 209.5), ("rtx-5090", "fp8", 419),
+    ("l20", "bf16", 119.5), ("a6000", "bf16", 154.8), ("mi350x", "bf16", 2306.9),
+])  # fmt: skip
 def test_published_dense_peaks(name, dtype, peak):
     assert load_gpu(name).peak_flops_per_second[dtype] == pytest.approx(peak * TERA)
 
 
-@pytest.mark.parametrize(
-    ("name", "one_way"),
-    [
-        ("v100-sxm-32gb", 150),
-        ("a100-sxm-80gb", 300),
-        ("a800-sxm-80gb", 200),
-        ("h100-sxm-80gb", 450),
-        ("h800-sxm-80gb", 200),
-        ("b200-sxm-180gb", 900),
-        ("h20-sxm-96gb", 450),
-        ("gb200-nvl72-186gb", 900),
-        ("mi300x-192gb", 448),
-        ("tpu-v5p", 600),
-    ],
-)
+@pytest.mark.parametrize(("name", "one_way"), [
+    ("v100-sxm-32gb", 150), ("a100-sxm-80gb", 300), ("a800-sxm-80gb", 200), ("h100-sxm-80gb", 450),
+    ("h800-sxm-80gb", 200), ("b200-sxm-180gb", 900), ("h20-sxm-96gb", 450),
+    ("gb200-nvl72-186gb", 900), ("mi300x-192gb", 448), ("tpu-v5p", 600),
+])  # fmt: skip
 def test_scale_up_bandwidth_is_one_direction(name, one_way):
     assert load_gpu(name).scale_up.bandwidth_bytes_per_second == pytest.approx(one_way * GIGA)
 
@@ -162,16 +132,9 @@ def test_the_500_watt_h100_knows_the_power_of_its_peaks():
 
 def test_only_switched_nvlink_of_hopper_and_later_reduces_in_the_switch():
     assert {name for name in gpu_names() if load_gpu(name).nvls} == {
-        "h100-sxm-80gb",
-        "h100-sxm-96gb-hbm2e",
-        "h800-sxm-80gb",
-        "h200-sxm-141gb",
-        "h20-sxm-96gb",
-        "b200-sxm-180gb",
-        "b300-sxm-288gb",
-        "gb200-nvl72-186gb",
-        "gb300-nvl72-288gb",
-    }
+        "h100-sxm-80gb", "h100-sxm-96gb-hbm2e", "h800-sxm-80gb", "h200-sxm-141gb", "h20-sxm-96gb",
+        "b200-sxm-180gb", "b300-sxm-288gb", "gb200-nvl72-186gb", "gb300-nvl72-288gb",
+    }  # fmt: skip
 
 
 def test_aliases_are_unique_and_lower_case():
@@ -214,15 +177,10 @@ def test_inline_gpu_over_a_base_changes_only_what_it_names():
 
 def test_inline_gpu_without_base_and_its_dump_are_the_same():
     inline = {
-        "name": "x1",
-        "memory": "48 GB",
-        "memory_bandwidth": "1 TB/s",
-        "peak_flops": {"bf16": 1e14},
-        "power_limit": 300,
-        "num_sms": 64,
-        "scale_up": {"bandwidth": "64 GB/s", "latency": "2 us"},
+        "name": "x1", "memory": "48 GB", "memory_bandwidth": "1 TB/s", "peak_flops": {"bf16": 1e14},
+        "power_limit": 300, "num_sms": 64, "scale_up": {"bandwidth": "64 GB/s", "latency": "2 us"},
         "scale_out": {"bandwidth": "100 Gb/s", "latency": 5e-6},
-    }
+    }  # fmt: skip
     gpu = read_gpu(inline)
     assert gpu.memory_bytes == 48 * GIGA
     assert gpu.scale_out.bandwidth_bytes_per_second == pytest.approx(12.5 * GIGA)
@@ -231,21 +189,18 @@ def test_inline_gpu_without_base_and_its_dump_are_the_same():
     assert hash(read_gpu(gpu.model_dump())) == hash(gpu)
 
 
-@pytest.mark.parametrize(
-    ("change", "field"),
-    [
-        ({"memory": "80 Gb/s"}, "cluster.gpu.memory"),
-        ({"memory": 80}, "cluster.gpu.memory"),
-        ({"memory": -1}, "cluster.gpu.memory"),
-        ({"memory": math.nan}, "cluster.gpu.memory"),
-        ({"memory": True}, "cluster.gpu.memory"),
-        ({"peak_flops": {"bf17": "1 TFLOP/s"}}, "cluster.gpu"),
-        ({"peak_flops": {"bf16": 0}}, "cluster.gpu.peak_flops.bf16"),
-        ({"memry": 1}, "cluster.gpu.memry"),
-        ({"num_sms": 1.5}, "cluster.gpu.num_sms"),
-        ({"vendor": "acme"}, "cluster.gpu.vendor"),
-    ],
-)
+@pytest.mark.parametrize(("change", "field"), [
+    ({"memory": "80 Gb/s"}, "cluster.gpu.memory"),
+    ({"memory": 80}, "cluster.gpu.memory"),
+    ({"memory": -1}, "cluster.gpu.memory"),
+    ({"memory": math.nan}, "cluster.gpu.memory"),
+    ({"memory": True}, "cluster.gpu.memory"),
+    ({"peak_flops": {"bf17": "1 TFLOP/s"}}, "cluster.gpu"),
+    ({"peak_flops": {"bf16": 0}}, "cluster.gpu.peak_flops.bf16"),
+    ({"memry": 1}, "cluster.gpu.memry"),
+    ({"num_sms": 1.5}, "cluster.gpu.num_sms"),
+    ({"vendor": "acme"}, "cluster.gpu.vendor"),
+])  # fmt: skip
 def test_bad_inline_figures_are_named(change, field):
     with pytest.raises(SpecError) as caught:
         read_gpu({"base": "h100", **change})

@@ -1,9 +1,6 @@
-"""What prices a GPU nobody has timed: a stand-in's curves, said aloud, with wider intervals; never
-a family by accident.
-"""
+"""A GPU that nobody timed is priced by a stand-in's curves, said aloud, with wider intervals."""
 
 import math
-from datetime import UTC, datetime
 
 import pytest
 
@@ -20,7 +17,6 @@ from planner.intake.jobs import read_job, read_training
 from planner.intake.machines import load_gpu, read_cluster, read_gpu
 from planner.intake.models import read_model
 from planner.plan.recommend import recommend
-from planner.ports import Ports
 from planner.precision import PRECISIONS
 from planner.rules.base import Context
 from planner.rules.features import gpu_precisions
@@ -29,6 +25,7 @@ from planner.specs.gpu_families import KERNEL_ROWS, KNOWN_FAMILIES, is_known_fam
 from planner.specs.job import Job
 from planner.specs.kernel_families import kernel_family, unknown_family
 from planner.trainers.registry import TRAINERS
+from tests.conftest import fixed_ports, job_values
 
 NEW = {
     "name": "x1", "memory": "192 GB", "memory_bandwidth": "8 TB/s",
@@ -44,14 +41,7 @@ def new_gpu(**changes: object) -> GpuSpec:
 
 
 def job(gpu: object, **layout: object) -> Job:
-    return read_job(
-        {
-            "model": "llama3-8b",
-            "cluster": {"gpu": gpu, "num_gpus": 8},
-            "training": {"seq_len": 8192, "global_batch_size": 64},
-            "layout": {"dp_shard": 8, **layout},
-        }
-    )
+    return read_job(job_values("llama3-8b", gpu, 8, 8192, 64, layout={"dp_shard": 8, **layout}))
 
 
 @pytest.mark.parametrize("name", gpu_names())
@@ -91,25 +81,20 @@ def test_what_is_not_refused_on_a_family_has_a_curve_there(row):
 def test_every_known_family_has_kernels_and_a_library(family):
     gpu = new_gpu(family=family)
     assert kernel_family(gpu) in KERNELS
-    assert (
-        library_of(read_cluster({"gpu": {**NEW, "family": family}, "num_gpus": 8}))
-        in LIBRARIES.values()
-    )
+    cluster = read_cluster({"gpu": {**NEW, "family": family}, "num_gpus": 8})
+    assert library_of(cluster) in LIBRARIES.values()
 
 
-@pytest.mark.parametrize(
-    ("changes", "row"),
-    [
-        ({"peak_flops": {"bf16": 1e15}}, "ampere"),
-        ({"peak_flops": {"fp16": 1e14}}, "volta"),
-        ({}, "hopper"),
-        ({"peak_flops": {"bf16": 1e15, "fp8": 2e15, "fp4": 4e15}}, "blackwell"),
-        ({"family": "cdna5", "vendor": "amd"}, "cdna"),
-        ({"family": "udna", "vendor": "amd"}, "cdna"),
-        ({"family": "trillium", "vendor": "google"}, "tpu"),
-        ({"family": "blackwell-ultra"}, "blackwell"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "row"), [
+    ({"peak_flops": {"bf16": 1e15}}, "ampere"),
+    ({"peak_flops": {"fp16": 1e14}}, "volta"),
+    ({}, "hopper"),
+    ({"peak_flops": {"bf16": 1e15, "fp8": 2e15, "fp4": 4e15}}, "blackwell"),
+    ({"family": "cdna5", "vendor": "amd"}, "cdna"),
+    ({"family": "udna", "vendor": "amd"}, "cdna"),
+    ({"family": "trillium", "vendor": "google"}, "tpu"),
+    ({"family": "blackwell-ultra"}, "blackwell"),
+])  # fmt: skip
 def test_an_unknown_family_is_priced_with_the_nearest_and_says_so(changes, row):
     gpu = new_gpu(**changes)
     assert not is_known_family(gpu.family)
@@ -120,11 +105,8 @@ def test_an_unknown_family_is_priced_with_the_nearest_and_says_so(changes, row):
 
 def test_a_known_family_says_its_vendor_and_no_other():
     assert new_gpu(family="cdna3").vendor == "amd"
-    assert (
-        new_gpu(family="hopper").vendor
-        == new_gpu(family="hopper", vendor="nvidia").vendor
-        == "nvidia"
-    )
+    named = new_gpu(family="hopper", vendor="nvidia")
+    assert new_gpu(family="hopper").vendor == named.vendor == "nvidia"
     with pytest.raises(SpecError, match="family hopper, which is nvidia's, and vendor amd"):
         new_gpu(family="hopper", vendor="amd")
     assert "taken for one of nvidia's" in unknown_family(new_gpu(family="udna"))
@@ -144,19 +126,9 @@ def test_its_estimate_is_extrapolated_warns_and_is_unsure():
     assert "no family is given for GPU x1" in estimate_job(job(NEW)).warnings[0]
 
 
-class Fixed:
-    def now(self) -> datetime:
-        return datetime(2026, 1, 1, tzinfo=UTC)
-
-    def new_id(self, kind: str) -> str:
-        return f"{kind}-1"
-
-
 def test_a_plan_warns_too():
-    fixed = Fixed()
-    plan = recommend(
-        read_job({**job(NEW).request, "layout": None}), ports=Ports(clock=fixed, ids=fixed)
-    )
+    asked = read_job({**job(NEW).request, "layout": None})
+    plan = recommend(asked, ports=fixed_ports())
     assert any("no family is given" in text for text in plan.warnings)
 
 
@@ -170,9 +142,8 @@ def test_what_is_unknown_besides_kernel_rates():
 def test_measuring_at_one_place_takes_the_doubt_along_and_lets_it_shrink():
     prior = shipped_calibration()
     here = prior.at_one_place([("torchtitan", "rubin")])
-    before, after = (
-        math.sqrt(c.effective_covariance("torchtitan", "rubin").trace()) for c in (prior, here)
-    )
+    traces = (c.effective_covariance("torchtitan", "rubin").trace() for c in (prior, here))
+    before, after = map(math.sqrt, traces)
     assert after == pytest.approx(before)
     assert here.place == 0.0
 
@@ -211,7 +182,6 @@ def test_a_precision_nobody_timed_is_refused_not_priced_as_nothing(vendor, train
             **job(gpu).request,
             "layout": {"dp_shard": 8, "precision": precision, "compile": trainer == "torchtitan"},
         }
-        estimate = estimate_job(
-            read_job({**request, "training": {**request["training"], "trainer": trainer}})
-        )
+        training = {**request["training"], "trainer": trainer}
+        estimate = estimate_job(read_job({**request, "training": training}))
         assert not estimate.valid or estimate.step_seconds > 0

@@ -1,6 +1,4 @@
-"""The survey of a GPU, with a stand-in for the training program; and the table that its rows
-make.
-"""
+"""The survey of a GPU, with a stand-in for the training program; and the table of its rows."""
 
 import json
 import subprocess
@@ -182,14 +180,9 @@ def test_long_steps_are_repeated_less_often() -> None:
 
 def test_a_gpu_is_known_by_its_catalogue_name(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = nvidia.Gpu(
-        index=0,
-        uuid="GPU-1",
-        name="NVIDIA H200",
-        memory_bytes=143771 * 2**20,
-        used_bytes=0.0,
-        driver="580",
-        sliced=False,
-    )
+        index=0, uuid="GPU-1", name="NVIDIA H200", memory_bytes=143771 * 2**20, used_bytes=0.0,
+        driver="580", sliced=False,
+    )  # fmt: skip
     monkeypatch.setattr(nvidia, "survey", lambda: nvidia.Survey(gpus=(gpu,)))
     assert gpu_survey.find_machine() == gpu_survey.Machine(
         gpu="h200-sxm-141gb", name="NVIDIA H200", devices=("GPU-1",)
@@ -203,9 +196,8 @@ def test_a_gpu_is_known_by_its_catalogue_name(monkeypatch: pytest.MonkeyPatch) -
 def test_without_a_gpu_the_command_says_so_in_one_line(tmp_path: Path) -> None:
     program = str(ROOT / "benchmarks" / "gpu_survey.py")
     command = [sys.executable, program, "--out", str(tmp_path), "--list"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=300, cwd=tmp_path
-    )
+    options = {"capture_output": True, "text": True, "check": False, "timeout": 300}
+    done = subprocess.run(command, **options, cwd=tmp_path)
     assert done.returncode in (0, 1)
     assert done.returncode == 0 or done.stderr.count("\n") == 1
 
@@ -225,14 +217,9 @@ def test_the_real_program_runs_and_a_second_call_passes_it_over(tmp_path: Path) 
     needed("torch")
     only = "train/debug-tiny/s64/b2/full"
     command = [
-        sys.executable,
-        str(ROOT / "benchmarks" / "gpu_survey.py"),
-        "--tiny",
-        "--out",
-        str(tmp_path),
-        "--only",
-        only,
-    ]
+        sys.executable, str(ROOT / "benchmarks" / "gpu_survey.py"), "--tiny", "--out",
+        str(tmp_path), "--only", only,
+    ]  # fmt: skip
     first, second = (
         subprocess.run(command, capture_output=True, text=True, check=False, timeout=400)
         for _ in range(2)
@@ -248,9 +235,7 @@ def test_the_real_program_runs_and_a_second_call_passes_it_over(tmp_path: Path) 
 
 
 def rows_of(slowness: float) -> list[dict]:
-    """Rows as if this GPU were so much slower than predicted, and its memory as predicted but for
-    1%.
-    """
+    """Rows as if this GPU were so much slower than predicted, and its memory 1% off."""
     found = []
     chosen = ("train/llama3.2-1b/s8192", "rank/405b", "rank/8b-on-8")
     for case in (case for case in cases("h200-sxm-141gb") if case.id.startswith(chosen)):
@@ -346,9 +331,8 @@ def test_no_run_teaches_what_judges_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_memory_alone_is_a_row_of_the_table() -> None:
-    (case,) = (
-        case for case in fake_cases("h100-sxm-80gb") if case.id == "fake/rank/405b-on-512/480"
-    )
+    cases = {case.id: case for case in fake_cases("h100-sxm-80gb")}
+    case = cases["fake/rank/405b-on-512/480"]
     numbers = {"status": "ok", "rung": "emulated", "peak_allocated_bytes": 2.0**35, **case.labels}
     (line,) = predicted_against_measured.table([{"id": case.id, **case.job, "measured": numbers}])
     assert (line.emulated, line.measured_seconds, line.measured_allocated) == (True, None, 2.0**35)

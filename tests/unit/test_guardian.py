@@ -48,9 +48,8 @@ class TestWhoBelongsToAProbe:
 
     def test_another_users_process_is_none_of_ours(self) -> None:
         owners = {11: os.geteuid(), 12: os.geteuid() + 1}
-        found = bearers(
-            "abc", [(11, 1), (12, 1)], lambda _: b"PLANNER_PROBE_TOKEN=abc", owners.__getitem__
-        )
+        token = b"PLANNER_PROBE_TOKEN=abc"
+        found = bearers("abc", [(11, 1), (12, 1)], lambda _: token, owners.__getitem__)
         assert found == {11}
 
     def test_who_cannot_be_read_is_passed_over(self) -> None:
@@ -102,16 +101,13 @@ class TestUntilNobodyIsLeft:
             guardian.kill(12)
 
 
-@pytest.mark.parametrize(
-    ("other_parent", "line", "wanted"),
-    [
-        (False, None, None),
-        (False, b"stop\n", "asked"),
-        (False, b"", "runner-gone"),
-        (True, None, "runner-gone"),
-        (True, b"stop\n", "asked"),
-    ],
-)
+@pytest.mark.parametrize(("other_parent", "line", "wanted"), [
+    (False, None, None),
+    (False, b"stop\n", "asked"),
+    (False, b"", "runner-gone"),
+    (True, None, "runner-gone"),
+    (True, b"stop\n", "asked"),
+])  # fmt: skip
 def test_what_the_runner_wants(other_parent: bool, line: bytes | None, wanted: str | None) -> None:
     assert runner_wants(other_parent=other_parent, line=line) == wanted
 
@@ -125,9 +121,8 @@ class World:
 
     def guardian(self, **spec: Any) -> Guardian:
         values = {"time_limit_seconds": 60.0, "watch_runner": True, **spec}
-        return Guardian(
-            values, parent=lambda: self.parent, clock=lambda: self.now, stdin=self.read_end
-        )
+        clock = {"parent": lambda: self.parent, "clock": lambda: self.now}
+        return Guardian(values, **clock, stdin=self.read_end)
 
 
 @pytest.fixture
@@ -161,15 +156,12 @@ class TestWhenToEnd:
         world.now = 60.0
         assert one.reason_to_end(7) is None
 
-    @pytest.mark.parametrize(
-        ("happens", "reason"),
-        [
-            (new_parent, "runner-gone"),
-            (stop, "asked"),
-            (time_is_up, "time-limit"),
-            (child_ends, "exit"),
-        ],
-    )
+    @pytest.mark.parametrize(("happens", "reason"), [
+        (new_parent, "runner-gone"),
+        (stop, "asked"),
+        (time_is_up, "time-limit"),
+        (child_ends, "exit"),
+    ])  # fmt: skip
     def test_when_something_happens(
         self, world: World, happens: Callable[[World], None], reason: str
     ) -> None:

@@ -17,19 +17,11 @@ LAYERS = 32
 
 def case(cluster: dict[str, Any] | None = None, **layout: Any) -> tuple[Pricer, LayoutBatch]:
     """Llama 3 8B, all of it on each of 8 data-parallel ranks."""
-    job = read_job(
-        {
-            "model": "llama3-8b",
-            "cluster": {"gpu": "a100-sxm-80gb", "num_gpus": 8, **(cluster or {})},
-            "training": {
-                "seq_len": 8192,
-                "global_batch_size": 32,
-                "trainer": "megatron",
-                "trainer_version": "0.16",
-            },
-            "layout": layout,
-        }
-    )
+    job = read_job({
+        "model": "llama3-8b", "cluster": {"gpu": "a100-sxm-80gb", "num_gpus": 8, **(cluster or {})},
+        "training": {"seq_len": 8192, "global_batch_size": 32, "trainer": "megatron",
+            "trainer_version": "0.16"}, "layout": layout,
+    })  # fmt: skip
     pricer = Pricer.build(job.model, job.cluster, job.training)
     return pricer, LayoutBatch.from_layouts([job.layout])
 
@@ -87,7 +79,6 @@ def test_a_nodes_memory_counts_them() -> None:
     pricer, batch = case()
     saved, _, _ = layer_columns(pricer, batch)
     _, moved = case(activation_offload_layers=10)
-    before, after = (
-        goodput.save_costs(pricer, x, np.ones(1), "sync").host_bytes[0] for x in (batch, moved)
-    )
+    both = (goodput.save_costs(pricer, x, np.ones(1), "sync") for x in (batch, moved))
+    before, after = (costs.host_bytes[0] for costs in both)
     assert after - before == pytest.approx(8 * 10 * saved)

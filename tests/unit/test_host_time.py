@@ -1,6 +1,4 @@
-"""What the host costs, by hand: launches of experts' layers, waits for the device; sums of
-gradients, owners' broadcasts, norms.
-"""
+"""Time of the host, by hand: launches, waits, sums of gradients, broadcasts, norms."""
 
 from dataclasses import replace
 from typing import Any
@@ -48,9 +46,8 @@ def priced(
         }
     )
     pricer = Pricer.build(job.model, job.cluster, job.training)
-    moved = Pricer.build(
-        job.model, job.cluster, job.training, profile=replace(pricer.profile, **profile)
-    )
+    slower = replace(pricer.profile, **profile)
+    moved = Pricer.build(job.model, job.cluster, job.training, profile=slower)
     return float(moved.price(LayoutBatch.from_layouts([job.layout])).step_seconds[0])
 
 
@@ -70,9 +67,8 @@ def test_routers_and_permutations_launch_one_by_one_among_fused_modules() -> Non
     each_way = ROUTING_SINGLES + moved + calls
     # forward and backward; the launches that refill the queue after a wait are among them
     expected = EXPERTS["num_hidden_layers"] * MICROBATCHES * 2 * each_way
-    assert by_launch(EXPERTS, "megatron") - by_launch(TINY, "megatron") == pytest.approx(
-        expected, rel=1e-6
-    )
+    added = by_launch(EXPERTS, "megatron") - by_launch(TINY, "megatron")
+    assert added == pytest.approx(expected, rel=1e-6)
     assert by_launch(TINY, "megatron") == pytest.approx(0.0, abs=1e-6)
 
 
@@ -84,18 +80,15 @@ def test_compiled_operations_are_kernels_and_no_modules() -> None:
     assert 0 < by_launch(TINY, "torchtitan", {"compile": True}) < by_launch(TINY, "torchtitan")
 
 
-@pytest.mark.parametrize(
-    ("trainer", "layout", "num_bytes"),
-    [
-        ("megatron", {"dp_shard": 8}, 0.0),
-        ("megatron-deepspeed", {"dp_shard": 8}, 2.0 + 2 * 4.0),
-        ("internevo", {"dp_shard": 8}, 2.0 + 2 * 2.0),
-        ("torchtitan", {"dp_shard": 8}, 0.0),
-        ("torchtitan", {"dp_shard": 4, "pp": 2}, 2.0 + 2 * 4.0),
-        ("torchtitan", {"dp_shard": 4, "pp": 2, "reduce_dtype": "bfloat16"}, 2.0 + 2 * 2.0),
-        ("torchtitan", {"dp_replicate": 8, "dp_shard": 1, "zero_stage": 0}, 2.0 + 2 * 4.0),
-    ],
-)
+@pytest.mark.parametrize(("trainer", "layout", "num_bytes"), [
+    ("megatron", {"dp_shard": 8}, 0.0),
+    ("megatron-deepspeed", {"dp_shard": 8}, 2.0 + 2 * 4.0),
+    ("internevo", {"dp_shard": 8}, 2.0 + 2 * 2.0),
+    ("torchtitan", {"dp_shard": 8}, 0.0),
+    ("torchtitan", {"dp_shard": 4, "pp": 2}, 2.0 + 2 * 4.0),
+    ("torchtitan", {"dp_shard": 4, "pp": 2, "reduce_dtype": "bfloat16"}, 2.0 + 2 * 2.0),
+    ("torchtitan", {"dp_replicate": 8, "dp_shard": 1, "zero_stage": 0}, 2.0 + 2 * 4.0),
+])  # fmt: skip
 def test_a_sum_of_gradients_reads_the_new_and_rewrites_the_old(
     trainer: str, layout: dict[str, Any], num_bytes: float
 ) -> None:
@@ -104,9 +97,8 @@ def test_a_sum_of_gradients_reads_the_new_and_rewrites_the_old(
     shards = sharding.unit_shards(
         batch, pricer.optimizer_step, pricer.fabric, pricer.profile, pricer.cluster.rank_order
     )
-    assert shards.sum_seconds[:, 0] == pytest.approx(
-        pricer.device.moved_seconds(shards.local[:, 0] * num_bytes)
-    )
+    moved = pricer.device.moved_seconds(shards.local[:, 0] * num_bytes)
+    assert shards.sum_seconds[:, 0] == pytest.approx(moved)
 
 
 def on_nodes(trainer: str, num_gpus: int, **layout: Any) -> tuple[Pricer, LayoutBatch]:
@@ -118,9 +110,8 @@ def on_nodes(trainer: str, num_gpus: int, **layout: Any) -> tuple[Pricer, Layout
             "layout": layout,
         }
     )
-    return Pricer.build(job.model, job.cluster, job.training), LayoutBatch.from_layouts(
-        [job.layout]
-    )
+    batch = LayoutBatch.from_layouts([job.layout])
+    return Pricer.build(job.model, job.cluster, job.training), batch
 
 
 def test_replicas_reduce_the_shards_that_their_ranks_hold() -> None:
@@ -179,36 +170,29 @@ def test_owners_cost_more_the_more_of_them_there_are() -> None:
     assert float(pricer.price(batch).step_seconds[0]) < steps[2]
 
 
-@pytest.mark.parametrize(
-    ("trainer", "versions", "chain"),
-    [
-        ("torchtitan", {}, False),
-        ("torchtitan", {"torch_version": "2.7.1"}, True),
-        ("torchtitan", {"torch_version": "2.8.0"}, False),
-        ("torchtitan", {"trainer_version": "9dec370 / torch (2024-12-23)"}, True),
-        ("torchtitan", {"trainer_version": "torchtitan 2024-05"}, False),
-        ("torchtitan", {"trainer_version": "torchtitan 2025-11"}, False),
-        ("torchtitan", {"trainer_version": "torchtitan 2024-12", "torch_version": "2.8.0"}, False),
-        ("megatron", {"torch_version": "2.4.0"}, False),
-    ],
-)
-def test_when_a_norm_is_a_chain_of_kernels(
+@pytest.mark.parametrize(("trainer", "versions", "chain"), [
+    ("torchtitan", {}, False),
+    ("torchtitan", {"torch_version": "2.7.1"}, True),
+    ("torchtitan", {"torch_version": "2.8.0"}, False),
+    ("torchtitan", {"trainer_version": "9dec370 / torch (2024-12-23)"}, True),
+    ("torchtitan", {"trainer_version": "torchtitan 2024-05"}, False),
+    ("torchtitan", {"trainer_version": "torchtitan 2025-11"}, False),
+    ("torchtitan", {"trainer_version": "torchtitan 2024-12", "torch_version": "2.8.0"}, False),
+    ("megatron", {"torch_version": "2.4.0"}, False),
+])  # fmt: skip
+def test_when_a_norm_is_several_kernels(
     trainer: str, versions: dict[str, str], chain: bool
 ) -> None:
-    training = read_training(
-        {"seq_len": 2048, "global_batch_size": 8, "trainer": trainer, **versions}
-    )
+    training = {"seq_len": 2048, "global_batch_size": 8, "trainer": trainer, **versions}
+    training = read_training(training)
     assert composite_norm(training, TRAINERS[trainer]) == chain
 
 
-@pytest.mark.parametrize(
-    ("norm", "chain", "expected"),
-    [
-        ("rmsnorm", True, COMPOSITE_NORM),
-        ("rmsnorm", False, ONE_KERNEL_NORM),
-        ("layernorm", True, ONE_KERNEL_NORM),
-    ],
-)
+@pytest.mark.parametrize(("norm", "chain", "expected"), [
+    ("rmsnorm", True, COMPOSITE_NORM),
+    ("rmsnorm", False, ONE_KERNEL_NORM),
+    ("layernorm", True, ONE_KERNEL_NORM),
+])  # fmt: skip
 def test_an_eager_norm_moves_what_its_kernels_move(
     norm: str, chain: bool, expected: tuple[int, float, float]
 ) -> None:

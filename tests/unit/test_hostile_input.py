@@ -10,14 +10,10 @@ from api.input.measurements import csv_rows
 from api.input.text import read_json, read_yaml
 from planner.errors import SpecError
 from planner.intake.jobs import read_job
-from tests.conftest import ROOT
+from tests.conftest import ROOT, job_values
 
 HUGE = 10**400
-JOB: dict[str, Any] = {
-    "model": "llama3-8b",
-    "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-    "training": {"seq_len": 8192, "global_batch_size": 16},
-}
+JOB: dict[str, Any] = job_values("llama3-8b", "h100-sxm-80gb", 8, 8192, 16)
 LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n"
     for before, name in zip("abcdefgh", "bcdefghi", strict=True)
@@ -54,15 +50,12 @@ def test_lines_of_csv_may_end_in_any_way() -> None:
         assert found == [{"id": "a", "notes": 1}, {"id": "b", "notes": 2}]
 
 
-@pytest.mark.parametrize(
-    ("text", "rule"),
-    [
-        (f"a\n{'[' * 100_000}\n", "line 2 a is nested deeper than 64 levels"),
-        ('a\n"unclosed', "is not CSV"),
-        ('a\n"closed"and more\n', "is not CSV"),
-        ("a,b\n1\n", "has other columns"),
-    ],
-)
+@pytest.mark.parametrize(("text", "rule"), [
+    (f"a\n{'[' * 100_000}\n", "line 2 a is nested deeper than 64 levels"),
+    ('a\n"unclosed', "is not CSV"),
+    ('a\n"closed"and more\n', "is not CSV"),
+    ("a,b\n1\n", "has other columns"),
+])  # fmt: skip
 def test_csv_that_is_none_says_where(text: str, rule: str) -> None:
     with pytest.raises(SpecError) as raised:
         list(csv_rows(text))

@@ -1,6 +1,4 @@
-"""A user's own runs read back: real TorchTitan logs and event files, rows, CSV; what is not said is
-asked for by name.
-"""
+"""One's own runs read back: TorchTitan's logs and events, rows, CSV; gaps are asked for by name."""
 
 import json
 from pathlib import Path
@@ -27,17 +25,14 @@ from planner.intake.measurements import read_measurement
 from planner.intake.models import load_model
 from planner.specs.measurement import Measurement
 from planner.units import GIB
+from tests.conftest import job_values
 
 ROOT = Path(__file__).parents[2]
 LOGS = ROOT / "tests" / "fixtures" / "titan_logs"
 PUBLIC = ROOT / "benchmarks" / "measured" / "public.jsonl"
 
 
-RUN = {
-    "model": "debug-tiny", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 4},
-    "training": {"seq_len": 256, "global_batch_size": 4},
-    "layout": {"dp_shard": 2, "tp": 2},
-}  # fmt: skip
+RUN = job_values("debug-tiny", "h100-sxm-80gb", 4, 256, 4, layout={"dp_shard": 2, "tp": 2})
 
 
 @pytest.fixture
@@ -58,11 +53,8 @@ class TestTorchTitanLogs:
         assert set(faults(wiring, "0.2.2-fsdp2-tp2.log")) == {"cluster.gpu", "layout.ac"}
         assert "selective, not which" in faults(wiring, "0.2.2-fsdp2-tp2.log")["layout.ac"]
         # 0.2.0 prints no mesh
-        assert set(faults(wiring, "0.2.0-single.log")) == {
-            "cluster.gpu",
-            "cluster.num_gpus",
-            "layout",
-        }
+        fields = {"cluster.gpu", "cluster.num_gpus", "layout"}
+        assert set(faults(wiring, "0.2.0-single.log")) == fields
 
     @pytest.mark.parametrize("text", ["", "hello world\n", "[1, 2]\n"])
     def test_what_is_no_log_is_said_at_once(
@@ -84,55 +76,36 @@ class TestTorchTitanLogs:
             "selective-op",
             1,
         )
-        assert (training.seq_len, training.global_batch_size, training.trainer_version) == (
-            256,
-            4,
-            "0.2.2",
-        )
+        assert (training.seq_len, training.global_batch_size) == (256, 4)
+        assert training.trainer_version == "0.2.2"
         # six logged, two at the start do not count
         assert (measured.status, measured.steps) == ("ok", 4)
         assert measured.step_seconds is not None
-        assert measured.tokens_per_second_per_gpu == pytest.approx(
-            256 * 4 / 4 / measured.step_seconds
-        )
+        each = 256 * 4 / 4 / measured.step_seconds
+        assert measured.tokens_per_second_per_gpu == pytest.approx(each)
         assert one.software["trainer_version"] == "0.2.2"
 
     def test_the_numbers_are_those_of_the_lines(self, wiring: Wiring) -> None:
-        """Steps 3 to 6 of the log: tps 1,828 1,977 2,149 1,980 at 1,024 tokens a step; most memory
-        0.64 GiB.
-        """
-        job = {
-            "cluster": {"gpu": "cpu", "num_gpus": 1},
-            "layout": {"dp_shard": 1, "micro_batch_size": 2},
-        }
+        """Steps 3 to 6 of the log: tps 1,828 1,977 2,149 1,980, 1,024 tokens a step; 0.64 GiB."""
+        layout = {"dp_shard": 1, "micro_batch_size": 2}
+        job = {"cluster": {"gpu": "cpu", "num_gpus": 1}, "layout": layout}
         (one,) = read_file(wiring, str(LOGS / "0.2.0-single.log"), None, job)
         seconds = sorted(1024 / rate for rate in (1828, 1977, 2149, 1980))
         assert one.measured.step_seconds == pytest.approx((seconds[1] + seconds[2]) / 2)
         assert one.measured.peak_reserved_bytes == pytest.approx(0.64 * GIB)
 
     def test_pipelines_split_the_local_batch(self, wiring: Wiring) -> None:
-        (one,) = read_file(
-            wiring, str(LOGS / "0.2.2-fsdp2-pp2.log"), None, {"cluster": {"gpu": "h100-sxm-80gb"}}
-        )
+        machine = {"cluster": {"gpu": "h100-sxm-80gb"}}
+        (one,) = read_file(wiring, str(LOGS / "0.2.2-fsdp2-pp2.log"), None, machine)
         layout = one.job.layout
-        assert (layout.pp, layout.pp_schedule, layout.micro_batch_size, layout.ac) == (
-            2,
-            "1F1B",
-            1,
-            "full",
-        )
+        assert (layout.pp, layout.pp_schedule) == (2, "1F1B")
+        assert (layout.micro_batch_size, layout.ac) == (1, "full")
 
     def test_a_contradiction_is_named(self, wiring: Wiring) -> None:
-        job = {
-            "cluster": {"gpu": "h100-sxm-80gb"},
-            "layout": {"ac": "none", "tp": 4},
-            "training": {"seq_len": 512},
-        }
-        assert set(faults(wiring, "0.2.2-fsdp2-pp2.log", job)) == {
-            "layout.ac",
-            "layout.tp",
-            "training.seq_len",
-        }
+        job = {"cluster": {"gpu": "h100-sxm-80gb"}, "layout": {"ac": "none", "tp": 4}}
+        job["training"] = {"seq_len": 512}
+        fields = {"layout.ac", "layout.tp", "training.seq_len"}
+        assert set(faults(wiring, "0.2.2-fsdp2-pp2.log", job)) == fields
 
     def test_a_run_out_of_memory_is_one_too(self, wiring: Wiring) -> None:
         text = (LOGS / "0.2.2-fsdp2-pp2.log").read_text()
@@ -145,17 +118,12 @@ class TestTorchTitanLogs:
         (one,) = read_measurements(
             wiring, died, "torchtitan", job={"cluster": {"gpu": "h100-sxm-80gb"}}, source="x.log"
         )
-        assert (one.measured.status, (one.measured.model_extra or {})["attempted_bytes"]) == (
-            "oom",
-            2 * GIB,
-        )
+        assert one.measured.status == "oom"
+        assert one.measured.model_extra["attempted_bytes"] == 2 * GIB
 
     def test_a_log_without_timed_steps_says_what_is_needed(self, wiring: Wiring) -> None:
-        job = {
-            "model": "debug-tiny",
-            "cluster": {"gpu": "cpu", "num_gpus": 1},
-            "layout": {"dp_shard": 1},
-        }
+        machine = {"gpu": "cpu", "num_gpus": 1}
+        job = {"model": "debug-tiny", "cluster": machine, "layout": {"dp_shard": 1}}
         job["training"] = {"seq_len": 64, "global_batch_size": 4}  # type: ignore[assignment]
         with pytest.raises(SpecError, match=r"has 0 logged steps.*step: 3  loss"):
             read_measurements(wiring, "torchtitan version: 0.2.2\n", "torchtitan", job=job)
@@ -167,10 +135,8 @@ class TestTorchTitanLogs:
             "CUDA capacity: NVIDIA H100 PCIe with 79.10GiB memory",
         )
         (one,) = read_measurements(wiring, text, "torchtitan")
-        assert (one.job.cluster.gpu.name, one.software["gpu_name"]) == (
-            "h100-pcie-80gb",
-            "NVIDIA H100 PCIe",
-        )
+        assert one.job.cluster.gpu.name == "h100-pcie-80gb"
+        assert one.software["gpu_name"] == "NVIDIA H100 PCIe"
 
     def test_a_model_is_known_by_its_parameters(self) -> None:
         from probes.trainers.titan_run import stated_by
@@ -202,9 +168,8 @@ class TestTensorBoard:
         )
         assert one.measured.steps == 4
         assert one.measured.step_seconds == pytest.approx(log.measured.step_seconds, rel=0.02)
-        assert one.measured.peak_reserved_bytes == pytest.approx(
-            log.measured.peak_reserved_bytes, rel=0.02
-        )
+        peak = log.measured.peak_reserved_bytes
+        assert one.measured.peak_reserved_bytes == pytest.approx(peak, rel=0.02)
         assert one.measured.peak_allocated_bytes
 
     def test_it_tells_nothing_of_the_job(self, wiring: Wiring, folder: Path) -> None:
@@ -245,17 +210,13 @@ class TestRows:
         row["training"] = {**row["training"], "trainer_version": "0.2"}
         (one,) = of_rows(wiring, [("row 1", row)], allow_files=False)
         (back,) = of_rows(wiring, csv_rows(to_csv([one])), allow_files=False)
-        assert (back.job.training.trainer_version, back.source, back.job.labels["notes"]) == (
-            "0.2",
-            "1e3",
-            "true",
-        )
+        assert (back.job.training.trainer_version, back.source) == ("0.2", "1e3")
+        assert back.job.labels["notes"] == "true"
 
     def test_a_row_without_an_id_gets_one_from_its_content(self, wiring: Wiring) -> None:
         row = {key: value for key, value in row_of(self.some(wiring, 1)[0]).items() if key != "id"}
-        first, second = (
-            of_rows(wiring, [("row", dict(row))], allow_files=False)[0] for _ in range(2)
-        )
+        rows = [("row", dict(row))]
+        first, second = (of_rows(wiring, rows, allow_files=False)[0] for _ in range(2))
         assert first.id == second.id
         changed = {**row, "measured": {**row["measured"], "step_seconds": 99.0}}
         assert of_rows(wiring, [("row", changed)], allow_files=False)[0].id != first.id
@@ -263,9 +224,8 @@ class TestRows:
     def test_an_export_comes_back_as_what_is_there(self, wiring: Wiring) -> None:
         row = {**self.some(wiring, 1)[0].as_row(), "id": "the-job's-own"}
         row["training"] = {**row["training"], "max_grad_norm": None}
-        probed = read_measurement(
-            row, measurement_id="probe-1", created_at="2026-11-21T12:00:00+00:00"
-        )
+        when = "2026-11-21T12:00:00+00:00"
+        probed = read_measurement(row, measurement_id="probe-1", created_at=when)
         wiring.measurements.add([probed])
         for text, format in ((json.dumps(row_of(probed)), "rows"), (to_csv([probed]), "csv")):
             back = read_measurements(wiring, text, format)  # type: ignore[arg-type]
@@ -285,27 +245,22 @@ class TestRows:
         text = '{"model": "llama3-8b"}\n\n7\n'
         with pytest.raises(SpecError) as raised:
             read_measurements(wiring, text, "rows")
-        assert {fault.field.rpartition(" ")[0] for fault in raised.value.faults} == {
-            "line 1",
-            "line 3",
-        }
+        fields = {fault.field.rpartition(" ")[0] for fault in raised.value.faults}
+        assert fields == {"line 1", "line 3"}
 
     @pytest.mark.parametrize("text", ["a,b\n1\n", "a,b\n1,2,3\n"])
     def test_ragged_csv_is_refused(self, wiring: Wiring, text: str) -> None:
         with pytest.raises(SpecError, match="other columns than the header"):
             read_measurements(wiring, text, "csv")
 
-    @pytest.mark.parametrize(
-        ("name", "text", "format"),
-        [
-            ("x.jsonl", '{"model": 1}', "rows"),
-            ("x.txt", ' [{"model": 1}]', "rows"),
-            ("x.csv", "a,b\n", "csv"),
-            ("x.log", "[rank0]:[titan] 2026 - step: 1", "torchtitan"),
-            ("x", "[]", "rows"),
-            ("tb", None, "tensorboard"),
-        ],
-    )
+    @pytest.mark.parametrize(("name", "text", "format"), [
+        ("x.jsonl", '{"model": 1}', "rows"),
+        ("x.txt", ' [{"model": 1}]', "rows"),
+        ("x.csv", "a,b\n", "csv"),
+        ("x.log", "[rank0]:[titan] 2026 - step: 1", "torchtitan"),
+        ("x", "[]", "rows"),
+        ("tb", None, "tensorboard"),
+    ])  # fmt: skip
     def test_formats_are_told_apart(self, name: str, text: str | None, format: str) -> None:
         assert guess_format(Path(name), text) == format
 

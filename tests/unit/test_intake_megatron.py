@@ -47,16 +47,13 @@ def test_an_example_script() -> None:
     assert job.training.global_batch_size == 256
 
 
-@pytest.mark.parametrize(
-    ("arguments", "offload", "share"),
-    [
-        ("", False, 1.0),
-        ("--optimizer-cpu-offload", True, 1.0),
-        ("--optimizer-cpu-offload --optimizer-offload-fraction 0.35", True, 0.35),
-        ("--optimizer-cpu-offload --optimizer-offload-fraction 0", False, 1.0),
-        ("--optimizer-offload-fraction 0.35", False, 1.0),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "offload", "share"), [
+    ("", False, 1.0),
+    ("--optimizer-cpu-offload", True, 1.0),
+    ("--optimizer-cpu-offload --optimizer-offload-fraction 0.35", True, 0.35),
+    ("--optimizer-cpu-offload --optimizer-offload-fraction 0", False, 1.0),
+    ("--optimizer-offload-fraction 0.35", False, 1.0),
+])  # fmt: skip
 def test_the_share_of_the_optimizer_on_the_host(
     arguments: str, offload: bool, share: float
 ) -> None:
@@ -126,32 +123,23 @@ def test_what_megatron_assumes_where_nothing_is_said() -> None:
     assert not job.training.overlap.dp
 
 
-@pytest.mark.parametrize(
-    ("text", "split"),
-    [
-        ("Et*2|t*3|t*2L", (2, 3, 2)),
-        ("Ett|tt|ttL", (2, 2, 2)),
-        ("E|(t|)*3L", (0, 1, 1, 1, 0)),
-        ("Et*3|(tt|)*2mL", (3, 2, 2, 0)),
-        ("E,t,t|t|L", (2, 1, 0)),
-    ],
-)
+@pytest.mark.parametrize(("text", "split"), [
+    ("Et*2|t*3|t*2L", (2, 3, 2)),
+    ("Ett|tt|ttL", (2, 2, 2)),
+    ("E|(t|)*3L", (0, 1, 1, 1, 0)),
+    ("Et*3|(tt|)*2mL", (3, 2, 2, 0)),
+    ("E,t,t|t|L", (2, 1, 0)),
+])  # fmt: skip
 def test_layout_strings(text: str, split: tuple[int, ...]) -> None:
     assert read_layout(text) == split
 
 
-@pytest.mark.parametrize(
-    ("layers", "extra", "split"),
-    [
-        (80, "--decoder-first-pipeline-num-layers 17", (17, 21, 21, 21)),
-        (80, "--decoder-last-pipeline-num-layers 17", (21, 21, 21, 17)),
-        (
-            78,
-            "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split",
-            (19, 20, 20, 19),
-        ),
-    ],
-)
+@pytest.mark.parametrize(("layers", "extra", "split"), [
+    (80, "--decoder-first-pipeline-num-layers 17", (17, 21, 21, 21)),
+    (80, "--decoder-last-pipeline-num-layers 17", (21, 21, 21, 17)),
+    (78, "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split",
+        (19, 20, 20, 19)),
+])  # fmt: skip
 def test_ends_of_a_pipeline(layers: int, extra: str, split: tuple[int, ...]) -> None:
     text = SCRIPT.replace("--num-layers-per-virtual-pipeline-stage 5", extra).replace(
         "--num-layers 80", f"--num-layers {layers}"
@@ -181,11 +169,8 @@ def test_every_export_reads_back_from_its_script(data: st.DataObject) -> None:
     made = exported(chosen, name, chosen.num_gpus, "megatron", global_batch_size=batch)
     nodes = {"gpu": "h100-sxm-80gb", "gpus_per_node": machine(chosen.num_gpus)["gpus_per_node"]}
     job = job_of_text("launch.sh", made.files["launch.sh"], made.files, cluster=nodes)
-    told = {
-        gap.fault.field: gap.fault.value
-        for gap in made.gaps
-        if gap.fault.field in Layout.model_fields
-    }
+    faults = (gap.fault for gap in made.gaps)
+    told = {one.field: one.value for one in faults if one.field in Layout.model_fields}
     layers = shapes.num_hidden_layers
     assert same_run(job.layout.model_copy(update=told), chosen, layers, "megatron")
     assert job.cluster.num_gpus == chosen.num_gpus
@@ -203,11 +188,8 @@ def test_an_edited_script_runs_the_new_layout_and_keeps_the_rest(data: st.DataOb
     batch = 2 * winner.micro_batch_size * winner.dp_degree
     new = edited(SCRIPT, winner, "llama3-70b", batch)
     made = exported(winner, "llama3-70b", winner.num_gpus, "megatron", global_batch_size=batch)
-    told = {
-        gap.fault.field: gap.fault.value
-        for gap in made.gaps
-        if gap.fault.field in Layout.model_fields
-    }
+    faults = (gap.fault for gap in made.gaps)
+    told = {one.field: one.value for one in faults if one.field in Layout.model_fields}
     stated = read(CurrentSpec(name="train.sh", text=new))
     run = stated.run(model("llama3-70b"), winner.num_gpus)
     assert same_run(Layout.model_validate({**run.layout, **told}), winner, 80, "megatron")
@@ -234,19 +216,16 @@ def test_graphs_read_back_from_a_script(graphs: str | None, version: str) -> Non
         assert found.training.trainer_version == {"0.14": None}.get(version, version)
 
 
-@pytest.mark.parametrize(
-    ("words", "graphs", "version"),
-    [
-        ("--enable-cuda-graph", "partial", None),
-        ("--external-cuda-graph --cuda-graph-scope attn", "partial", None),
-        ("--enable-cuda-graph --cuda-graph-scope full_iteration", "full", None),
-        ("--cuda-graph-impl none", None, None),
-        ("--cuda-graph-impl local --cuda-graph-scope full_iteration", "full", "0.15"),
-        ("--cuda-graph-impl local --cuda-graph-scope attn moe_router", "partial", "0.16"),
-        ("--cuda-graph-impl local --cuda-graph-modules attn", "partial", "0.18"),
-        ("--cuda-graph-impl full_iteration", "full", "0.18"),
-    ],
-)
+@pytest.mark.parametrize(("words", "graphs", "version"), [
+    ("--enable-cuda-graph", "partial", None),
+    ("--external-cuda-graph --cuda-graph-scope attn", "partial", None),
+    ("--enable-cuda-graph --cuda-graph-scope full_iteration", "full", None),
+    ("--cuda-graph-impl none", None, None),
+    ("--cuda-graph-impl local --cuda-graph-scope full_iteration", "full", "0.15"),
+    ("--cuda-graph-impl local --cuda-graph-scope attn moe_router", "partial", "0.16"),
+    ("--cuda-graph-impl local --cuda-graph-modules attn", "partial", "0.18"),
+    ("--cuda-graph-impl full_iteration", "full", "0.18"),
+])  # fmt: skip
 def test_every_spelling_of_graphs(words: str, graphs: str | None, version: str | None) -> None:
     assert "--sequence-parallel" in SCRIPT
     script = SCRIPT.replace("--sequence-parallel", f"--sequence-parallel {words}")

@@ -1,6 +1,4 @@
-"""What the installed TorchTitan itself says of our table of its defaults, and of a file that was
-edited.
-"""
+"""Our table of TorchTitan's defaults, and an edited file, against the installed package."""
 
 import json
 import math
@@ -39,16 +37,12 @@ def same(ours: object, theirs: object) -> bool:
 
 @only_02
 def test_defaults_of_0_2(tmp_path: Path) -> None:
-    code = FLAT + (
-        "from torchtitan.config import JobConfig\nprint(json.dumps(flat(JobConfig()), default=str))"
-    )
+    shown = "print(json.dumps(flat(JobConfig()), default=str))"
+    code = f"{FLAT}from torchtitan.config import JobConfig\n{shown}"
     stated = run_python(code, tmp_path)
     assert isinstance(stated, dict)
-    assert {
-        key: stated.get(key)
-        for key, value in DEFAULTS["0.2"].items()
-        if not same(value, stated.get(key))
-    } == {}
+    found = {key: stated.get(key) for key in DEFAULTS["0.2"]}
+    assert {key: one for key, one in found.items() if not same(DEFAULTS["0.2"][key], one)} == {}
 
 
 @only_03
@@ -65,24 +59,18 @@ def test_defaults_and_configs_of_0_3(tmp_path: Path) -> None:
         "    answers[name] = {**flat(config), 'kind': kind, 'flavor': config.model_spec.flavor}\n"
         "print(json.dumps(answers, default=str))"
     )
-    stated = run_python(
-        code, tmp_path, json.dumps({name: config[0] for name, config in CONFIGS_03.items()})
-    )
+    names = {name: config[0] for name, config in CONFIGS_03.items()}
+    stated = run_python(code, tmp_path, json.dumps(names))
     assert isinstance(stated, dict)
     # a class of its own; of each group of parameters
     elsewhere = ("activation_checkpoint.", "optimizer.name")
     base = {key: value for key, value in DEFAULTS["0.3"].items() if not key.startswith(elsewhere)}
-    assert {
-        key: stated[""].get(key)
-        for key, value in base.items()
-        if not same(value, stated[""].get(key))
-    } == {}
+    found = {key: stated[""].get(key) for key in base}
+    assert {key: one for key, one in found.items() if not same(base[key], one)} == {}
     kinds = {"selective": "Selective", "full": "Full"}
     for name, (_, flavor, _, sets) in CONFIGS_03.items():
-        wanted = {
-            **base,
-            **{key: value for key, value in sets.items() if not key.startswith(elsewhere)},
-        }
+        own = {key: value for key, value in sets.items() if not key.startswith(elsewhere)}
+        wanted = {**base, **own}
         found = stated.get(name)
         if found is None:
             assert CONFIGS_03[name][2] != "bf16"
@@ -90,10 +78,8 @@ def test_defaults_and_configs_of_0_3(tmp_path: Path) -> None:
         assert {
             key: found.get(key) for key, value in wanted.items() if not same(value, found.get(key))
         } == {}, name
-        assert (found["kind"], found["flavor"]) == (
-            kinds[str(sets["activation_checkpoint.mode"])],
-            flavor,
-        ), name
+        kind = kinds[str(sets["activation_checkpoint.mode"])]
+        assert (found["kind"], found["flavor"]) == (kind, flavor), name
 
 
 @only_02
@@ -107,9 +93,8 @@ def test_an_edited_file_is_read_as_it_was_meant(tmp_path: Path) -> None:
         "ac": "memory-budget-0.4",
         "compile": True,
     }
-    winner = layout(
-        64, **values, precision="float8-tensorwise", float8_all_gather=True, async_tp=True
-    )
+    float8 = {"precision": "float8-tensorwise", "float8_all_gather": True, "async_tp": True}
+    winner = layout(64, **values, **float8)
     stated = read(CurrentSpec(name="train.toml", text=text))
     assert isinstance(stated, StatedTitan)
     changes, _ = titan_changes(

@@ -14,25 +14,20 @@ def words(text: str) -> list[list[str]]:
     return [[field.text for field in command] for command in read_script(text).commands]
 
 
-@pytest.mark.parametrize(
-    ("text", "want"),
-    [
-        ("run --a 1 \\\n  --b '2 3'  # c\n", [["run", "--a", "1", "--b", "2 3"]]),
-        ('A=1; export B="$A x"\nrun $B "$B" ${C:-d} ${A:+e}', [["run", "1", "x", "1 x", "d", "e"]]),
-        ("X=(a 'b c' # no\n d)\nX+=(e)\nrun \"${X[@]}\" f", [["run", "a", "b c", "d", "e", "f"]]),
-        ('A="--x 1"\nA="$A --y 2"\nA+=" --z"\nrun $A', [["run", "--x", "1", "--y", "2", "--z"]]),
-        ('N=4\nM=$((N * 8 / (1 + 1)))\nrun $M $(nproc) `id` "$@" $1', [["run", "16"]]),
-        ("if [ $A = 1 ]; then\n run a\nelse\n run b\nfi", [["run", "b"]]),
-        (
-            "P=2\nif [[ $P -gt 1 ]]; then run a; elif true; then run c; fi; run d",
-            [["run", "a"], ["run", "d"]],
-        ),
-        ("case $x in\n a) run a;;\nesac\nrun b > log 2>&1 | tee x", [["run", "b"], ["tee", "x"]]),
-        ("cat <<EOF\nrun $a\nEOF\nE=5 srun run $E", [["cat"], ["srun", "run", "5"]]),
-        ("for i in 3 4; do run $i; done", [["run", "3"]]),
-        ('run --a="b c" --d=$Z\\\n-e', [["run", "--a=b c", "--d=-e"]]),
-    ],
-)
+@pytest.mark.parametrize(("text", "want"), [
+    ("run --a 1 \\\n  --b '2 3'  # c\n", [["run", "--a", "1", "--b", "2 3"]]),
+    ('A=1; export B="$A x"\nrun $B "$B" ${C:-d} ${A:+e}', [["run", "1", "x", "1 x", "d", "e"]]),
+    ("X=(a 'b c' # no\n d)\nX+=(e)\nrun \"${X[@]}\" f", [["run", "a", "b c", "d", "e", "f"]]),
+    ('A="--x 1"\nA="$A --y 2"\nA+=" --z"\nrun $A', [["run", "--x", "1", "--y", "2", "--z"]]),
+    ('N=4\nM=$((N * 8 / (1 + 1)))\nrun $M $(nproc) `id` "$@" $1', [["run", "16"]]),
+    ("if [ $A = 1 ]; then\n run a\nelse\n run b\nfi", [["run", "b"]]),
+    ("P=2\nif [[ $P -gt 1 ]]; then run a; elif true; then run c; fi; run d",
+        [["run", "a"], ["run", "d"]]),
+    ("case $x in\n a) run a;;\nesac\nrun b > log 2>&1 | tee x", [["run", "b"], ["tee", "x"]]),
+    ("cat <<EOF\nrun $a\nEOF\nE=5 srun run $E", [["cat"], ["srun", "run", "5"]]),
+    ("for i in 3 4; do run $i; done", [["run", "3"]]),
+    ('run --a="b c" --d=$Z\\\n-e', [["run", "--a=b c", "--d=-e"]]),
+])  # fmt: skip
 def test_words_of_commands(text: str, want: list[list[str]]) -> None:
     assert words(text) == want
 

@@ -108,10 +108,8 @@ def test_what_the_trainer_stops_at_and_what_is_not_priced_is_said() -> None:
     piped = piped.replace(
         "local_batch_size = 1\n", "local_batch_size = 4\nglobal_batch_size = 64\n"
     )
-    assert (
-        "4 times a step"
-        in read(CurrentSpec(name="train.toml", text=piped)).run(model("llama3-8b"), 8).notes[0]
-    )
+    stated = read(CurrentSpec(name="train.toml", text=piped))
+    assert "4 times a step" in stated.run(model("llama3-8b"), 8).notes[0]
 
 
 def test_weights_of_the_ends_of_a_pipeline_become_a_split() -> None:
@@ -144,14 +142,9 @@ def test_every_export_reads_back_as_the_same_job(data: st.DataObject) -> None:
 @pytest.mark.parametrize("field", sorted(OTHER))
 def test_every_field_is_changed_in_the_users_file(field: str) -> None:
     base = {
-        "dp_shard": 4,
-        "tp": 4,
-        "cp": 2,
-        "pp": 8,
-        "pp_schedule": "Interleaved1F1B",
-        "virtual_stages": 2,
-        "compile": True,
-    }
+        "dp_shard": 4, "tp": 4, "cp": 2, "pp": 8, "pp_schedule": "Interleaved1F1B",
+        "virtual_stages": 2, "compile": True,
+    }  # fmt: skip
     base |= {"precision": "float8-tensorwise"} if field == "float8_all_gather" else {}
     values = {**base, field: OTHER[field]}
     if field == "layers_per_stage":
@@ -179,24 +172,11 @@ def test_every_field_is_changed_in_the_users_file(field: str) -> None:
 
 
 UNKNOWN = st.dictionaries(
-    st.sampled_from(
-        [
-            "metrics.log_freq",
-            "mine.x",
-            "training.dataset",
-            "parallelism.my_degree",
-            "quantize.mine.y",
-            "optimizer.lr",
-        ]
-    ),
-    st.one_of(
-        st.integers(0, 9),
-        st.text("ab #\"'", max_size=5),
-        st.booleans(),
-        st.lists(st.integers(0, 3), max_size=3),
-    ),
-    max_size=4,
-)
+    st.sampled_from(["metrics.log_freq", "mine.x", "training.dataset", "parallelism.my_degree",
+        "quantize.mine.y", "optimizer.lr"]),
+    st.one_of(st.integers(0, 9), st.text("ab #\"'", max_size=5), st.booleans(),
+        st.lists(st.integers(0, 3), max_size=3)), max_size=4,
+)  # fmt: skip
 
 
 @tiers(12, 120, data=st.data())

@@ -1,6 +1,4 @@
-"""Intervals: the posterior through the model, joint draws, memory deviations, stretches that cover
-what they have not seen.
-"""
+"""Intervals: the posterior through the model, joint draws, memory, what was not seen."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -35,9 +33,8 @@ from planner.units import GIB
 
 def pricer(gpu: str = "h100-sxm-80gb", calibration: Calibration | None = None) -> Pricer:
     training = read_training({"seq_len": 4096, "global_batch_size": 64})
-    return Pricer.build(
-        read_model("llama3-8b"), read_cluster({"gpu": gpu, "num_gpus": 8}), training, calibration
-    )
+    cluster = read_cluster({"gpu": gpu, "num_gpus": 8})
+    return Pricer.build(read_model("llama3-8b"), cluster, training, calibration)
 
 
 def batch() -> LayoutBatch:
@@ -63,11 +60,8 @@ def test_one_uncertain_knob_spreads_predictions_by_its_derivative() -> None:
     p = pricer(calibration=calibration)
     found = time_spread(p, batch(), p.price(batch()))
     slower = replace(p.profile, compute=p.profile.compute * np.exp(-0.1))
-    moved = (
-        Pricer.build(p.model, p.cluster, p.training, calibration, profile=slower)
-        .price(batch())
-        .step_seconds
-    )
+    slow = Pricer.build(p.model, p.cluster, p.training, calibration, profile=slower)
+    moved = slow.price(batch()).step_seconds
     expected = np.log(moved / p.price(batch()).step_seconds)
     offsets = calibration.stack_sd**2 + calibration.unit_sd**2
     by_kernel = attention_sd(p, batch()) ** 2 + unmeasured_gpu_sd(calibration, p.cluster.gpu) ** 2
@@ -141,16 +135,11 @@ def test_a_trainer_whose_memory_was_never_compared_is_doubted() -> None:
 def run(number: int, factor: float, complete: bool = True, source: str = "") -> Row:
     """A run predicted at 40 GiB that needed `factor` times that."""
     job = SimpleNamespace(
-        labels={
-            "complete": complete,
-            "group": source,
-            "measured": {"peak_allocated_bytes": 40 * GIB * factor},
-        },
-        id=number,
-        layout=None,
+        labels={"complete": complete, "group": source,
+            "measured": {"peak_allocated_bytes": 40 * GIB * factor}}, id=number, layout=None,
         cluster=SimpleNamespace(gpu=SimpleNamespace(name="h100-sxm-80gb")),
         model=SimpleNamespace(is_moe=False),
-    )
+    )  # fmt: skip
     estimate = SimpleNamespace(peak_allocated_bytes=40 * GIB, peak_reserved_bytes=None, memory=None)
     return Row.build(job, estimate)  # type: ignore[arg-type]
 
@@ -168,9 +157,8 @@ def test_a_place_with_many_runs_says_no_more_of_memory_than_one_with_few() -> No
 def test_memory_deviates_as_runs_do_that_state_everything() -> None:
     """40 runs off by 6% either way, and 60 by half whose rows leave settings open."""
     stated = [run(number, np.exp(0.06 if number % 2 else -0.06), True) for number in range(40)]
-    relative, fixed = fitted_deviation(
-        [*stated, *(run(number, 1.5, False) for number in range(60))]
-    )
+    others = (run(number, 1.5, False) for number in range(60))
+    relative, fixed = fitted_deviation([*stated, *others])
     assert np.hypot(relative, fixed / (40 * GIB)) * TWO_SIDED_90 == pytest.approx(0.06, rel=0.15)
     assert fitted_deviation(stated[:5]) == MEMORY_PRIOR
 
@@ -181,12 +169,10 @@ def test_probability_of_running_out_is_half_where_the_prediction_meets_the_limit
     found = oom_probability(p.profile, p.cluster, limit * np.array([0.5, 0.9, 1.0, 1.1]))
     assert found[2] == pytest.approx(0.5, abs=1e-6)
     assert (np.diff(found) > 0).all()
-    at_five_percent = limit * np.exp(
-        -TWO_SIDED_90 * memory_deviation(p.profile, np.array([limit * 0.9]))
-    )
-    assert oom_probability(p.profile, p.cluster, at_five_percent)[0] == pytest.approx(
-        0.05, abs=0.005
-    )
+    deviation = memory_deviation(p.profile, np.array([limit * 0.9]))
+    at_five_percent = limit * np.exp(-TWO_SIDED_90 * deviation)
+    found = oom_probability(p.profile, p.cluster, at_five_percent)
+    assert found[0] == pytest.approx(0.05, abs=0.005)
 
 
 def test_all_of_the_card_is_less_of_a_risk_than_the_share_that_a_plan_may_use() -> None:
@@ -255,9 +241,8 @@ def test_steps_on_moved_machines_are_priced_once(monkeypatch: pytest.MonkeyPatch
         for one in splits
     )
     training = read_training({"seq_len": 4096, "global_batch_size": 64, "trainer": "megatron"})
-    here = Pricer.build(
-        read_model("llama3-8b"), read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": 8}), training
-    )
+    cluster = read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": 8})
+    here = Pricer.build(read_model("llama3-8b"), cluster, training)
     whole = LayoutBatch.concatenate([second, first, third])
     together = time_spread(here, whole, here.price(whole)).loadings
     monkeypatch.setattr(Pricer, "step_seconds_on", lambda *_: pytest.fail("they are known already"))

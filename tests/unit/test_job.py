@@ -1,6 +1,4 @@
-"""Job: what is read into it, what is refused with which words, and what a stored plan's job
-holds.
-"""
+"""Job: what is read into it, what is refused with which words, what a stored plan's job holds."""
 
 import json
 import shutil
@@ -15,16 +13,13 @@ from planner.intake.huggingface.model_document import inline_keys
 from planner.intake.jobs import read_job
 from planner.intake.models import load_model, read_model
 from planner.trainers.registry import training_release
+from tests.conftest import job_values
 
 CONFIGS = Path(__file__).parents[1] / "fixtures" / "hf_configs"
 
 
 def values(**changes: Any) -> dict[str, Any]:
-    job: dict[str, Any] = {
-        "model": "llama3-8b",
-        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-        "training": {"seq_len": 4096, "global_batch_size": 32},
-    }
+    job: dict[str, Any] = job_values("llama3-8b", "h100-sxm-80gb", 8, 4096, 32)
     for key, value in changes.items():
         part, _, name = key.partition("__")
         job[part] = {**job.get(part, {}), name: value} if name else value
@@ -35,9 +30,6 @@ def faults_of(**changes: Any) -> dict[str, str]:
     with pytest.raises(SpecError) as caught:
         read_job(values(**changes))
     return {fault.field: f"{fault.rule}; {fault.remedy}" for fault in caught.value.faults}
-
-
-# ---- a job stands alone --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", model_names())
@@ -71,74 +63,54 @@ def test_what_is_no_file_stays_as_it_was_asked() -> None:
     assert read_job(asked).request == asked
 
 
-# ---- words ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "words"),
-    [
-        (
-            "training__seq_len",
-            "8x",
-            "must be a whole number, or one with k or M; give for example 8192",
-        ),
-        ("training__global_batch_size", "8k", "must be a whole number; give digits alone"),
-        ("training__seq_len", -1, "must be above 0; give a number above 0"),
-        ("training__moe_imbalance", 0.5, "must be at least 1; give 1 or more"),
-        ("training__total_tokens", "many", 'must be a number; give for example 2e12 or "15T"'),
-        (
-            "training__expandable_segments",
-            "no",
-            "must be true or false; give true or false without quotes",
-        ),
-        ("training__torch_version", "banana", "is no release of torch; use 1.0 to 1.13 or 2.x"),
-        ("training__torch_version", "9.9", "is no release of torch"),
-        ("layout", {"zero_stage": 4}, "must be at most 3; give 3 or less"),
-        ("layout", {"tp": True}, "must be a whole number; give digits alone"),
-        ("search", {"fix": [1]}, "must be a mapping of keys to values; write for example {tp: 8}"),
-        ("search", {"allow": {"tp": 4}}, "must be a list; write for example [1, 2]"),
-    ],
-)
+@pytest.mark.parametrize(("field", "value", "words"), [
+    ("training__seq_len", "8x",
+        "must be a whole number, or one with k or M; give for example 8192"),
+    ("training__global_batch_size", "8k", "must be a whole number; give digits alone"),
+    ("training__seq_len", -1, "must be above 0; give a number above 0"),
+    ("training__moe_imbalance", 0.5, "must be at least 1; give 1 or more"),
+    ("training__total_tokens", "many", 'must be a number; give for example 2e12 or "15T"'),
+    ("training__expandable_segments", "no",
+        "must be true or false; give true or false without quotes"),
+    ("training__torch_version", "banana", "is no release of torch; use 1.0 to 1.13 or 2.x"),
+    ("training__torch_version", "9.9", "is no release of torch"),
+    ("layout", {"zero_stage": 4}, "must be at most 3; give 3 or less"),
+    ("layout", {"tp": True}, "must be a whole number; give digits alone"),
+    ("search", {"fix": [1]}, "must be a mapping of keys to values; write for example {tp: 8}"),
+    ("search", {"allow": {"tp": 4}}, "must be a list; write for example [1, 2]"),
+])  # fmt: skip
 def test_every_fault_says_what_would_pass(field: str, value: object, words: str) -> None:
     assert any(text.startswith(words) for text in faults_of(**{field: value}).values())
 
 
-@pytest.mark.parametrize(
-    ("trainer", "version"),
-    [
-        ("torchtitan", "0.2.2"),
-        ("torchtitan", "0.3"),
-        ("torchtitan", "9dec370 / torch 1963fc8 (2024-12-23)"),
-        ("torchtitan", "2024-05..08"),
-        ("megatron", "0.14.0"),
-        ("megatron", "NeMo 24.09"),
-        ("megatron", "2023"),
-        ("megatron", "core 0.16.0rc1"),
-        ("internevo", "0.4"),
-    ],
-)
+@pytest.mark.parametrize(("trainer", "version"), [
+    ("torchtitan", "0.2.2"),
+    ("torchtitan", "0.3"),
+    ("torchtitan", "9dec370 / torch 1963fc8 (2024-12-23)"),
+    ("torchtitan", "2024-05..08"),
+    ("megatron", "0.14.0"),
+    ("megatron", "NeMo 24.09"),
+    ("megatron", "2023"),
+    ("megatron", "core 0.16.0rc1"),
+    ("internevo", "0.4"),
+])  # fmt: skip
 def test_releases_commits_and_distributions_are_versions(trainer: str, version: str) -> None:
-    training = read_job(
-        values(training__trainer=trainer, training__trainer_version=version)
-    ).training
+    asked = values(training__trainer=trainer, training__trainer_version=version)
+    training = read_job(asked).training
     assert training.trainer_version == version
 
 
-@pytest.mark.parametrize(
-    ("trainer", "version", "taken"),
-    [
-        ("torchtitan", "0.9", "0.3.0"),
-        ("torchtitan", "v1.0.0", "0.3.0"),
-        ("megatron", "0.99", "0.18"),
-        ("megatron", "4.0", "0.18"),
-    ],
-)
+@pytest.mark.parametrize(("trainer", "version", "taken"), [
+    ("torchtitan", "0.9", "0.3.0"),
+    ("torchtitan", "v1.0.0", "0.3.0"),
+    ("megatron", "0.99", "0.18"),
+    ("megatron", "4.0", "0.18"),
+])  # fmt: skip
 def test_an_unknown_release_is_taken_for_the_newest_before_it(
     trainer: str, version: str, taken: str
 ) -> None:
-    training = read_job(
-        values(training__trainer=trainer, training__trainer_version=version)
-    ).training
+    asked = values(training__trainer=trainer, training__trainer_version=version)
+    training = read_job(asked).training
     assert training_release(training).number == taken
     assert "is no release of" in str(training_release(training).note)
 

@@ -22,42 +22,27 @@ from planner.specs.layout import CP_METHODS
 from planner.work.blocks import layer_ops
 from planner.work.checkpointing import FULL, MEMORY_BUDGET, NONE, SELECTIVE_OP
 from planner.work.experts import EXPERT_DIMS, num_alike
+from tests.conftest import job_values
 
 CALIBRATION = object()
 
 
 def some_rows(pricer: Pricer, count: int = 500) -> LayoutBatch:
     context = Context(model=pricer.model, cluster=pricer.cluster, training=pricer.training)
-    job = {
-        "model": "mixtral-8x7b",
-        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
-        "training": {"seq_len": 4096, "global_batch_size": 64},
-    }
+    job = job_values("mixtral-8x7b", "h100-sxm-80gb", 16, 4096, 64)
     cells = build_space(context, read_job(job).search).cells
     order = np.random.default_rng(1).permutation(len(cells))[:count]
     return distinct_rows(pricer, cells.take(order))[0]
 
 
 def fresh() -> Pricer:
-    job = read_job(
-        {
-            "model": "mixtral-8x7b",
-            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
-            "training": {"seq_len": 4096, "global_batch_size": 64},
-        }
-    )
+    job = read_job(job_values("mixtral-8x7b", "h100-sxm-80gb", 16, 4096, 64))
     return Pricer.build(job.model, job.cluster, job.training)
 
 
 def on_gpus(model: str, trainer: str, num_gpus: int) -> tuple[Pricer, Space]:
     """A pricer that has priced nothing, and its job's space."""
-    job = read_job(
-        {
-            "model": model,
-            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": num_gpus},
-            "training": {"seq_len": 4096, "global_batch_size": 256, "trainer": trainer},
-        }
-    )
+    job = read_job(job_values(model, "h100-sxm-80gb", num_gpus, 4096, 256, trainer=trainer))
     pricer = Pricer.build(job.model, job.cluster, job.training)
     return pricer, build_space(pricer.rules_context, job.search)
 
@@ -98,11 +83,8 @@ def budgets() -> list[tuple[int, float]]:
 def test_budgets_and_modes_of_one_call_share_it_too() -> None:
     pricer, row = fresh(), some_rows(fresh(), 1)
     kinds, values = zip(*budgets(), (NONE, 0.0), strict=True)
-    rows = replace(
-        row.take(np.zeros(len(kinds), dtype=np.int64)),
-        ac_kind=np.array(kinds),
-        ac_value=np.array(values),
-    )
+    columns = {"ac_kind": np.array(kinds), "ac_value": np.array(values)}
+    rows = replace(row.take(np.zeros(len(kinds), dtype=np.int64)), **columns)
     together = units_at(pricer, rows).costs
     assert (pricer.known.rows.work.count, pricer.known.rows.savings.count) == (1, 1)
     for place in range(len(rows)):
@@ -300,9 +282,8 @@ def test_a_variant_goes_on_with_what_the_same_variant_knew() -> None:
     def variants() -> tuple[Pricer, Pricer, Pricer]:
         pricer = fresh()
         pricer.known.go_on("with variants", CALIBRATION)
-        same, other = (
-            pricer.variant(key, lambda: replace(pricer)) for key in ("16 bits", "32 bits")
-        )
+        names = ("16 bits", "32 bits")
+        same, other = (pricer.variant(key, lambda: replace(pricer)) for key in names)
         return pricer, same, other
 
     first, priced, _ = variants()
@@ -353,11 +334,9 @@ def test_what_a_budget_saves_is_known_however_results_travel(model: str, trainer
     methods = [CP_METHODS.index(name) for name in sorted(pricer.rules.cp_methods)]
     ways = [replace(batch, cp_method=np.full(len(batch), code)) for code in methods]
     budgeted = LayoutBatch.concatenate(ways)
-    budgeted = replace(
-        budgeted,
-        ac_kind=np.full(len(budgeted), MEMORY_BUDGET),
-        ac_value=np.full(len(budgeted), 0.4),
-    )
+    count = len(budgeted)
+    columns = {"ac_kind": np.full(count, MEMORY_BUDGET), "ac_value": np.full(count, 0.4)}
+    budgeted = replace(budgeted, **columns)
     rows, _ = distinct_rows(pricer, budgeted)
     found = units_at(pricer, rows).costs
     assert same(found, units_at(replace(pricer, remembers=False), rows).costs)
@@ -407,9 +386,8 @@ def test_what_a_gemm_behind_covers_is_not_shared() -> None:
 
 def test_dimensions_of_experts_are_those_that_depend_on_their_placement() -> None:
     pricer, rows = fresh(), some_rows(fresh())
-    other = replace(
-        rows, ep=rows.ep * 2, etp=rows.etp * 2, moe_dispatcher=np.ones_like(rows.moe_dispatcher)
-    )
+    moved = {"ep": rows.ep * 2, "etp": rows.etp * 2}
+    other = replace(rows, **moved, moe_dispatcher=np.ones_like(rows.moe_dispatcher))
     first, second = (pricer.context(these).sizes for these in (rows, other))
     differ = {name for name in first if not np.array_equal(first[name], second[name])}
     assert differ <= EXPERT_DIMS <= first.keys()

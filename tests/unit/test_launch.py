@@ -33,12 +33,9 @@ from probes.launch import (
 )
 from probes.outcome import Begin, bare_environment
 from probes.protocol import Failed, FailureKind, MeasuredRun, Outcome, ProbeResult, ProbeTask
+from tests.conftest import job_values
 
-JOB: dict[str, Any] = {
-    "model": "debug-tiny", "cluster": {"gpu": "cpu", "num_gpus": 2},
-    "training": {"seq_len": 64, "global_batch_size": 4},
-    "layout": {"dp_shard": 2, "ac": "none"},
-}  # fmt: skip
+JOB = job_values("debug-tiny", "cpu", 2, 64, 4, layout={"dp_shard": 2, "ac": "none"})
 TASK_OF_TWO = ProbeTask(id="probe-1", job=JOB, device="cpu")
 CLASH = Failed(kind=FailureKind.PORT, rank=0, message="address in use")
 DONE = MeasuredRun(
@@ -226,14 +223,11 @@ class TestEnvironment:
     def test_without_devices_none_is_visible(self) -> None:
         assert environment(TASK_OF_TWO, DeviceLease(), {})["CUDA_VISIBLE_DEVICES"] == ""
 
-    @pytest.mark.parametrize(
-        ("text", "line"),
-        [
-            ("", ""),
-            ("one\n[rank1]: step 2\n\n", "step 2"),
-            ("x" * 9000, "x" * launch.SHOWN_CHARACTERS),
-        ],
-    )
+    @pytest.mark.parametrize(("text", "line"), [
+        ("", ""),
+        ("one\n[rank1]: step 2\n\n", "step 2"),
+        ("x" * 9000, "x" * launch.SHOWN_CHARACTERS),
+    ])  # fmt: skip
     def test_the_last_line_of_a_log(self, tmp_path: Path, text: str, line: str) -> None:
         (tmp_path / LOG).write_text(text)
         assert last_line(tmp_path / LOG) == line

@@ -46,16 +46,10 @@ def phases(w: Widths, **given: float) -> list[float]:
     return [float(column[0, 0]) for column in layer_phases(needs, w)]
 
 
-# ---- a layer's backward --------------------------------------------------------------------------
-
-
 def test_zero3_has_two_gathered_layers_at_once_and_the_reduction_of_the_one_before() -> None:
     """bf16 gathers, 2 x 11; fp32 reductions, 4 x 10."""
-    assert phases(widths(zero_stage=3)) == [
-        1000.0 + 2 * 22.0,
-        800.0 + 2 * 22.0 + 40.0,
-        900.0 + 2 * 22.0 + 40.0,
-    ]
+    expected = [1000.0 + 2 * 22.0, 800.0 + 2 * 22.0 + 40.0, 900.0 + 2 * 22.0 + 40.0]
+    assert phases(widths(zero_stage=3)) == expected
 
 
 def test_while_the_reduction_is_filled_gradients_are_whole_and_their_shard_is_not_there() -> None:
@@ -80,16 +74,12 @@ def test_widths_of_dtypes_and_stages() -> None:
     wide = widths(zero_stage=3, param_dtype="float32", reduce_dtype="bfloat16")
     assert [float(x[0]) for x in (wide.compute, wide.reduce, wide.gathered)] == [4.0, 2.0, 4.0]
     megatron = widths(trainer="megatron", zero_stage=1)
-    assert [float(x[0]) for x in (megatron.gathered, megatron.resident, megatron.reduced)] == [
-        0.0
-    ] * 3
+    columns = (megatron.gathered, megatron.resident, megatron.reduced)
+    assert [float(x[0]) for x in columns] == [0.0] * 3
     replicas = widths(zero_stage=0, dp_replicate=8)
     assert float(replicas.resident[0]) == 2.0
     assert float(replicas.reduced[0]) == 0.0
     assert float(widths(zero_stage=0, dp_replicate=4, tp=2).resident[0]) == 0.0
-
-
-# ---- the worst phase -----------------------------------------------------------------------------
 
 
 def peak(trainer: str = "torchtitan", microbatches: float = 1.0, /, **given: Any) -> PeakMemory:
@@ -98,23 +88,19 @@ def peak(trainer: str = "torchtitan", microbatches: float = 1.0, /, **given: Any
     held |= {name: value * ONE for name, value in given.items()}
     batch = LayoutBatch.from_layouts([resolve_layout(layout, trainer=trainer, num_gpus=8)])
     training = read_training({"seq_len": 128, "global_batch_size": 64, "trainer": trainer})
-    return rank_memory(
-        RankShapes(**held), batch, np.array([microbatches]), training, TRAINERS[trainer], 0.0
-    )
+    given = (np.array([microbatches]), training, TRAINERS[trainer], 0.0)
+    return rank_memory(RankShapes(**held), batch, *given)
 
 
-@pytest.mark.parametrize(
-    ("given", "phase", "bytes_there"),
-    [
-        ({"logits_bytes": 100.0}, Phase.LOSS, 100.0),
-        ({"head_bytes": 100.0, "logits_bytes": 90.0}, Phase.HEAD, 100.0),
-        ({"last_layer_bytes": 100.0, "head_bytes": 90.0}, Phase.LAST_LAYER, 100.0),
-        ({"next_layer_bytes": 100.0, "last_layer_bytes": 90.0}, Phase.NEXT_TO_LAST_LAYER, 100.0),
-        ({"second_layer_bytes": 100.0, "next_layer_bytes": 90.0}, Phase.SECOND_LAYER, 100.0),
-        ({"stream_bytes": 100.0, "second_layer_bytes": 90.0}, Phase.EMBEDDING, 100.0),
-        ({"shard": 100.0}, Phase.EMBEDDING, 400.0),
-    ],
-)
+@pytest.mark.parametrize(("given", "phase", "bytes_there"), [
+    ({"logits_bytes": 100.0}, Phase.LOSS, 100.0),
+    ({"head_bytes": 100.0, "logits_bytes": 90.0}, Phase.HEAD, 100.0),
+    ({"last_layer_bytes": 100.0, "head_bytes": 90.0}, Phase.LAST_LAYER, 100.0),
+    ({"next_layer_bytes": 100.0, "last_layer_bytes": 90.0}, Phase.NEXT_TO_LAST_LAYER, 100.0),
+    ({"second_layer_bytes": 100.0, "next_layer_bytes": 90.0}, Phase.SECOND_LAYER, 100.0),
+    ({"stream_bytes": 100.0, "second_layer_bytes": 90.0}, Phase.EMBEDDING, 100.0),
+    ({"shard": 100.0}, Phase.EMBEDDING, 400.0),
+])  # fmt: skip
 def test_the_phase_that_needs_most_is_named(
     given: dict[str, float], phase: Phase, bytes_there: float
 ) -> None:
@@ -173,9 +159,6 @@ def test_a_pipelines_first_reduction_needs_a_buffer_beside_its_whole_gradients()
 
 def test_every_phase_has_words_of_its_own() -> None:
     assert len(PHASES) == len(set(map(str, PHASES))) == 8
-
-
-# ---- the caching allocator -----------------------------------------------------------------------
 
 
 def test_fragments_fill_what_room_there_is_and_under_pressure_a_floor_is_left() -> None:

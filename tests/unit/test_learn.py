@@ -121,9 +121,8 @@ def test_learning_makes_surer() -> None:
 
 def test_repeats_count_once_and_are_averaged() -> None:
     once = learn(shipped_calibration(), [measurement("a", job(), 1.2)])
-    noisy = learn(
-        shipped_calibration(), [measurement("a", job(), 1.1), measurement("b", job(), 1.2**2 / 1.1)]
-    )
+    runs = [measurement("a", job(), 1.1), measurement("b", job(), 1.2**2 / 1.1)]
+    noisy = learn(shipped_calibration(), runs)
     assert noisy.shifts == pytest.approx(once.shifts, abs=1e-9)
     assert noisy.id != once.id
 
@@ -173,8 +172,6 @@ def test_runs_that_it_was_fitted_to_teach_nothing() -> None:
     assert learn(told, RUNS).id.startswith(f"{told.id}+1-")
 
 
-# ---- kernels alone ----
-
 NEW_FAMILY = "mi300x-192gb"  # no training run on it was measured
 
 
@@ -183,9 +180,8 @@ def kernel_run(gpu: str, factor: float) -> KernelRun:
     machine = on(gpu, "llama3-8b")
     sizes = [(8192, 4096, 4096), (8192, 14336, 4096), (8192, 4096, 14336)]
     shapes = [KernelShape.of("gemm", m=m, n=n, k=k) for m, n, k in sizes]
-    seconds = shape_seconds(
-        alone(Pricer.build(machine.model, machine.cluster, machine.training)), shapes
-    )
+    pricer = Pricer.build(machine.model, machine.cluster, machine.training)
+    seconds = shape_seconds(alone(pricer), shapes)
     return KernelRun(
         job=machine,
         timings=tuple(
@@ -240,10 +236,8 @@ def test_the_newest_timing_of_a_kernel_counts_and_timings_name_the_calibration()
     assert predicted(on(NEW_FAMILY), learnt) == pytest.approx(predicted(on(NEW_FAMILY)), rel=1e-6)
     assert learnt.id.startswith(f"{shipped_calibration().id}+0-")
     assert learnt.id != learn(shipped_calibration(), [], [slow]).id
-    assert (
-        learn(shipped_calibration(), [], [KernelRun(job=on(NEW_FAMILY), timings=())])
-        is shipped_calibration()
-    )
+    silent = [KernelRun(job=on(NEW_FAMILY), timings=())]
+    assert learn(shipped_calibration(), [], silent) is shipped_calibration()
 
 
 def test_kernels_and_runs_teach_together() -> None:

@@ -1,6 +1,4 @@
-"""What ends in the database teaches: measured layouts and timed kernels of one trainer and GPU,
-under the versions that they share.
-"""
+"""Runs and timed kernels in the database teach the calibration of their trainer and GPU."""
 
 import threading
 from collections.abc import Sequence
@@ -36,20 +34,14 @@ from planner.errors import NotFoundError
 from planner.intake.jobs import read_job
 from planner.specs.job import Job
 from planner.specs.measurement import Measured, Measurement
+from tests.conftest import job_values
 
 GPU = "mi300x-192gb"
-BARE = {
-    "model": "llama3-8b",
-    "cluster": {"gpu": GPU, "num_gpus": 8},
-    "training": {"seq_len": 8192, "global_batch_size": 64},
-}
+BARE = job_values("llama3-8b", GPU, 8, 8192, 64)
 JOB = read_job({**BARE, "layout": {}})
 OTHER = read_job({**BARE, "layout": {"ac": "full"}})
 VERSIONS = {"torch": "2.11.0", "gpu_name": "AMD Instinct MI300X"}
-SHAPES = [
-    KernelShape.of("gemm", m=8192, n=4096, k=4096),
-    KernelShape.of("gemm", m=8192, n=14336, k=4096),
-]
+SHAPES = [KernelShape.of("gemm", m=8192, n=n, k=4096) for n in (4096, 14336)]
 SLOWER = 1.3
 
 
@@ -80,16 +72,11 @@ def timed(
     ]
     rows.append({**SHAPES[0].as_dict(), "status": "oom", "software": versions})
     record = ProbeRecord(
-        id=f"probe-{number}",
-        created_at=datetime(2026, 1, number, tzinfo=UTC),
-        job_hash="0" * 64,
-        model="llama3-8b",
-        gpu=GPU,
-        num_gpus=1,
+        id=f"probe-{number}", created_at=datetime(2026, 1, number, tzinfo=UTC), job_hash="0" * 64,
+        model="llama3-8b", gpu=GPU, num_gpus=1,
         request={"job": asked, "kernels": [shape.as_dict() for shape in SHAPES]},
-        layout="2 kernels",
-        pool="local",
-    )
+        layout="2 kernels", pool="local",
+    )  # fmt: skip
     wiring.probes.add([record])
     held = wiring.probes.claim(Lease(owner="here", seconds=60.0), job_id=record.id)
     assert held is not None
@@ -103,13 +90,8 @@ def run(name: str, factor: float, versions: dict[str, str], job: Job = JOB) -> M
     pricer = Pricer.build(job.model, job.cluster, job.training)
     seconds = float(pricer.price(LayoutBatch.from_layouts([job.layout])).step_seconds[0])
     measured = Measured(rung="probed", step_seconds=factor * seconds)
-    return Measurement(
-        id=name,
-        created_at="2026-02-01T00:00:00+00:00",
-        job=job,
-        measured=measured,
-        software=versions,
-    )
+    when = "2026-02-01T00:00:00+00:00"
+    return Measurement(id=name, created_at=when, job=job, measured=measured, software=versions)
 
 
 def update_from(wiring: Wiring, *ids: str) -> list[CalibrationRecord]:

@@ -1,6 +1,4 @@
-"""Locks on devices: between users, and nothing that another user put in their place is opened,
-written or believed.
-"""
+"""Locks on devices between users: nothing that another user put there is opened or believed."""
 
 import json
 import os

@@ -51,9 +51,8 @@ def queue(engine: Engine) -> SqlTaskStore:
 
 
 def task(number: int = 1, **fields: Any) -> TaskRecord:
-    record = TaskRecord(
-        id=f"plan-{number}", kind="study", created_at=NOW + timedelta(seconds=number), request={}
-    )
+    made = NOW + timedelta(seconds=number)
+    record = TaskRecord(id=f"plan-{number}", kind="study", created_at=made, request={})
     return replace(record, **fields)
 
 
@@ -96,9 +95,7 @@ def test_a_job_that_is_ours_from_the_start_is_as_one_that_was_claimed(queue: Sql
     assert queue.claim(new_lease()) is None
 
 
-def test_a_lease_expires_after_its_seconds_and_a_heartbeat_renews_it(
-    engine: Engine, queue: SqlTaskStore
-) -> None:
+def test_a_lease_expires_and_a_heartbeat_renews_it(engine: Engine, queue: SqlTaskStore) -> None:
     claimed = claim(queue)
     age(engine, LEASE_SECONDS / 2)
     assert queue.expired() == ()
@@ -118,9 +115,7 @@ def test_only_an_expired_lease_is_taken_over_and_once(engine: Engine, queue: Sql
     assert take_over(queue, claimed.record) is None
 
 
-def test_a_clock_that_is_ahead_takes_no_lease(
-    queue: SqlTaskStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_clock_ahead_takes_no_lease(queue: SqlTaskStore, monkeypatch: pytest.MonkeyPatch) -> None:
     claimed = claim(queue)
     monkeypatch.setattr("time.time", lambda: 4e9)
     monkeypatch.setattr("api.wiring.SystemClock.now", lambda _: NOW + timedelta(days=365))
@@ -172,9 +167,7 @@ def test_who_lost_the_lease_writes_nothing(engine: Engine, queue: SqlTaskStore) 
     assert queue.events("plan-1") == ()
 
 
-def test_who_slept_past_its_lease_stores_nothing(
-    engine: Engine, queue: SqlTaskStore, plan: Plan
-) -> None:
+def test_who_slept_too_long_stores_nothing(engine: Engine, queue: SqlTaskStore, plan: Plan) -> None:
     sleeper = claim(queue)
     age(engine, LEASE_SECONDS + 1.0)
     named = plan.model_copy(update={"id": "plan-1"})
@@ -323,9 +316,7 @@ def test_a_database_that_does_not_answer_stops_nothing() -> None:
     assert (failing.calls, claimed.stop.is_set(), claimed.lost) == ([1], False, False)
 
 
-def test_the_lease_is_renewed_while_the_work_runs_and_not_after(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_lease_is_renewed_while_the_work_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leases, "HEARTBEAT_SECONDS", 0.0)
     renewed, failing = threading.Event(), Failing()
     monkeypatch.setattr(failing, "heartbeat", lambda *_, **__: bool(renewed.set()))
@@ -399,9 +390,7 @@ def test_a_process_that_ended_and_was_not_waited_for_has_crashed() -> None:
         os.waitpid(pid, 0)
 
 
-def test_abandoned_are_the_expired_and_where_asked_the_crashed(
-    engine: Engine, queue: SqlTaskStore
-) -> None:
+def test_abandoned_are_the_expired_and_the_crashed(engine: Engine, queue: SqlTaskStore) -> None:
     expired = claim(queue, number=1)
     age(engine, LEASE_SECONDS + 1.0)
     queue.add([task(2)], lease=Lease(owner=crashed(), seconds=LEASE_SECONDS))
@@ -414,7 +403,5 @@ def test_abandoned_are_the_expired_and_where_asked_the_crashed(
     assert found(check_processes=False) == [expired.record.id]
     assert found(check_processes=True) == [expired.record.id, "plan-2"]
     running = queue.list(TaskFilter(state="running")).items
-    assert sorted(one.id for one in running if is_abandoned(queue, one)) == [
-        expired.record.id,
-        "plan-2",
-    ]
+    left = sorted(one.id for one in running if is_abandoned(queue, one))
+    assert left == [expired.record.id, "plan-2"]

@@ -25,12 +25,9 @@ from planner.search.variations.offload import (
 )
 from planner.specs.job import SearchSpec
 from planner.units import GIB
+from tests.conftest import job_values
 
-TIGHT: dict[str, Any] = {
-    "model": "llama2-13b",
-    "cluster": {"gpu": "a100-sxm-40gb", "num_gpus": 8},
-    "training": {"seq_len": 4096, "global_batch_size": 128, "trainer": "megatron"},
-}
+TIGHT: dict[str, Any] = job_values("llama2-13b", "a100-sxm-40gb", 8, 4096, 128, trainer="megatron")
 
 
 def searched(cluster: dict[str, Any] | None = None, **search: Any) -> OneSize:
@@ -117,11 +114,7 @@ def test_where_the_host_cannot_hold_all_a_share_is_found() -> None:
     assert max(shares) <= 0.9
 
 
-LONG: dict[str, Any] = {
-    "model": "llama3-8b",
-    "cluster": {"gpu": "a100-sxm-40gb", "num_gpus": 8},
-    "training": {"seq_len": 32768, "global_batch_size": 16, "trainer": "megatron"},
-}
+LONG: dict[str, Any] = job_values("llama3-8b", "a100-sxm-40gb", 8, 32768, 16, trainer="megatron")
 
 
 def long(version: str, **search: Any) -> OneSize:

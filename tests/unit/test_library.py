@@ -29,9 +29,8 @@ def test_a_plan_from_the_words_of_a_job() -> None:
 def test_what_a_plan_ranks_is_estimated_alike() -> None:
     plan = planner.recommend({**JOB, "search": NARROW})
     first = plan.ranked[0]
-    alone = planner.estimate(
-        model="llama3-8b", cluster=CLUSTER, training=TRAINING, layout=first.layout
-    )
+    asked = {"model": "llama3-8b", "cluster": CLUSTER, "training": TRAINING}
+    alone = planner.estimate(**asked, layout=first.layout)
     assert alone.step_seconds == pytest.approx(first.estimate.step_seconds)
 
 

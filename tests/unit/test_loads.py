@@ -65,9 +65,7 @@ def test_ranks_that_run_the_same_share_a_load_whatever_the_schedule() -> None:
 
 
 def test_under_block_n_other_ranks_layers_tell_equal_ranks_apart() -> None:
-    """Of 8 layers 7 are recomputed on the first rank of both; the last rank of the second split
-    has none that is not.
-    """
+    """7 of 8 layers are recomputed on both first ranks; the second split's last has no other."""
     given = {"dp_shard": 4, "pp": 4, "micro_batch_size": 1, "ac": "block-7"}
     splits = ([8, 8, 8, 8], [8, 10, 8, 6])
     layouts = [{**given, "layers_per_stage": split} for split in splits]

@@ -1,6 +1,4 @@
-"""GPUs from recorded answers of nvidia-smi, and leases on them: never two probes on one, never
-beside a foreign process.
-"""
+"""GPUs from recorded answers of nvidia-smi, and leases: never two probes, never beside others."""
 
 import subprocess
 import sys
@@ -21,7 +19,7 @@ from probes.pools.leases import LeaseLocks
 from probes.pools.local import LocalPool, LocalSettings
 from probes.pools.nvidia import Gpu, GpuProcess, Survey, is_same_gpu, parse_apps, parse_gpus, survey
 from probes.protocol import ProbeResult, ProbeTask
-from tests.conftest import ROOT, clean_environment
+from tests.conftest import ROOT, clean_environment, job_values
 
 # Answers in the format of nvidia-smi 470 to 580 (--format=csv,noheader,nounits).
 GPUS = """\
@@ -73,54 +71,32 @@ class TestSmi:
         assert survey(absent) == Survey(gpus=(), problem="nvidia-smi is not installed")
         assert "couldn't communicate" in str(survey(broken).problem)
 
-    @pytest.mark.parametrize(
-        ("name", "mib", "same"),
-        [
-            ("NVIDIA H100 80GB HBM3", 81559, ["h100-sxm-80gb"]),
-            ("NVIDIA H100 PCIe", 81559, ["h100-pcie-80gb"]),
-            ("NVIDIA H100 NVL", 95830, ["h100-nvl-94gb"]),
-            ("NVIDIA H200", 143771, ["h200-sxm-141gb"]),
-            ("NVIDIA A100-SXM4-40GB", 40960, ["a100-sxm-40gb"]),
-            ("NVIDIA A100 80GB PCIe", 81920, ["a100-pcie-80gb"]),
-            ("Tesla V100-SXM2-32GB", 32768, ["v100-sxm-32gb"]),
-            ("NVIDIA L4", 23034, ["l4"]),
-            ("NVIDIA L40S", 46068, ["l40s"]),
-            ("NVIDIA GeForce RTX 4090", 24564, ["rtx-4090"]),
-            ("NVIDIA GeForce RTX 5090", 32607, ["rtx-5090"]),
-            ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 97887, ["rtx-pro-6000-96gb"]),
-            ("NVIDIA RTX A6000", 49140, ["a6000-48gb"]),
-            ("NVIDIA H20", 97871, ["h20-sxm-96gb"]),
-            ("NVIDIA L20", 46068, ["l20"]),
-            ("NVIDIA GeForce RTX 3090", 24576, []),
-        ],
-    )
+    @pytest.mark.parametrize(("name", "mib", "same"), [
+        ("NVIDIA H100 80GB HBM3", 81559, ["h100-sxm-80gb"]),
+        ("NVIDIA H100 PCIe", 81559, ["h100-pcie-80gb"]),
+        ("NVIDIA H100 NVL", 95830, ["h100-nvl-94gb"]),
+        ("NVIDIA H200", 143771, ["h200-sxm-141gb"]),
+        ("NVIDIA A100-SXM4-40GB", 40960, ["a100-sxm-40gb"]),
+        ("NVIDIA A100 80GB PCIe", 81920, ["a100-pcie-80gb"]),
+        ("Tesla V100-SXM2-32GB", 32768, ["v100-sxm-32gb"]),
+        ("NVIDIA L4", 23034, ["l4"]),
+        ("NVIDIA L40S", 46068, ["l40s"]),
+        ("NVIDIA GeForce RTX 4090", 24564, ["rtx-4090"]),
+        ("NVIDIA GeForce RTX 5090", 32607, ["rtx-5090"]),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 97887, ["rtx-pro-6000-96gb"]),
+        ("NVIDIA RTX A6000", 49140, ["a6000-48gb"]),
+        ("NVIDIA H20", 97871, ["h20-sxm-96gb"]),
+        ("NVIDIA L20", 46068, ["l20"]),
+        ("NVIDIA GeForce RTX 3090", 24576, []),
+    ])  # fmt: skip
     def test_a_name_finds_its_catalogue_entry(self, name: str, mib: int, same: list[str]) -> None:
-        gpu = Gpu(
-            index=0,
-            uuid="",
-            name=name,
-            memory_bytes=mib * 2**20,
-            used_bytes=0.0,
-            driver="",
-            sliced=False,
-        )
+        size = {"memory_bytes": mib * 2**20, "used_bytes": 0.0}
+        gpu = Gpu(index=0, uuid="", name=name, driver="", sliced=False, **size)
         known = (
-            "h100-sxm-80gb",
-            "h100-pcie-80gb",
-            "h100-nvl-94gb",
-            "h200-sxm-141gb",
-            "a100-sxm-40gb",
-            "a100-pcie-80gb",
-            "v100-sxm-32gb",
-            "l4",
-            "l40s",
-            "rtx-4090",
-            "rtx-5090",
-            "rtx-pro-6000-96gb",
-            "a6000-48gb",
-            "h20-sxm-96gb",
-            "l20",
-        )
+            "h100-sxm-80gb", "h100-pcie-80gb", "h100-nvl-94gb", "h200-sxm-141gb", "a100-sxm-40gb",
+            "a100-pcie-80gb", "v100-sxm-32gb", "l4", "l40s", "rtx-4090", "rtx-5090",
+            "rtx-pro-6000-96gb", "a6000-48gb", "h20-sxm-96gb", "l20",
+        )  # fmt: skip
         assert [entry for entry in known if is_same_gpu(load_gpu(entry), gpu)] == same
 
 
@@ -159,24 +135,14 @@ class FakeLauncher(Launcher):
 
 
 H100 = Gpu(
-    index=0,
-    uuid="GPU-0",
-    name="NVIDIA H100 80GB HBM3",
-    memory_bytes=81559 * 2.0**20,
-    used_bytes=0.0,
-    driver="550",
-    sliced=False,
-)
+    index=0, uuid="GPU-0", name="NVIDIA H100 80GB HBM3", memory_bytes=81559 * 2.0**20,
+    used_bytes=0.0, driver="550", sliced=False,
+)  # fmt: skip
 IDLE = tuple(replace(H100, index=number, uuid=f"GPU-{number}") for number in range(4))
 
 
 def task(num_gpus: int, gpu: str = "h100-sxm-80gb") -> ProbeTask:
-    job = {
-        "model": "llama3-8b",
-        "cluster": {"gpu": gpu, "num_gpus": num_gpus},
-        "layout": {"dp_shard": num_gpus},
-        "training": {"seq_len": 1024, "global_batch_size": num_gpus},
-    }
+    job = job_values("llama3-8b", gpu, num_gpus, 1024, num_gpus, layout={"dp_shard": num_gpus})
     return ProbeTask(id="probe-1", job=job)
 
 
@@ -203,9 +169,8 @@ def pool(
 class TestLeases:
     def test_side_by_side_where_they_fit_and_never_two_on_one(self, tmp_path: Path) -> None:
         here, launcher = pool(tmp_path, seconds=0.2)
-        threads = [
-            threading.Thread(target=here.run, args=(task(size),)) for size in (2, 1, 1, 2, 4, 1)
-        ]
+        tasks = [task(size) for size in (2, 1, 1, 2, 4, 1)]
+        threads = [threading.Thread(target=here.run, args=(one,)) for one in tasks]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -346,11 +311,6 @@ def load_like(values: dict[str, Any]) -> dict[str, Any]:
         "scale_out": {"bandwidth": "400 Gb/s", "latency": "5 us"},
     }
     return {
-        "vendor": "nvidia",
-        "family": "hopper",
-        "power_limit": "700 W",
-        "num_sms": 132,
-        "boost_clock_hz": 1980000000,
-        **known,
-        **values,
-    }
+        "vendor": "nvidia", "family": "hopper", "power_limit": "700 W", "num_sms": 132,
+        "boost_clock_hz": 1980000000, **known, **values,
+    }  # fmt: skip

@@ -36,14 +36,11 @@ def work(prices: Prices) -> float:
     return float(sum(prices.parts[name][0] for name in WORK))
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
-        {"dp_shard": 16},
-        {"dp_shard": 16, "ac": "full", "compile": True},
-        {"dp_shard": 4, "tp": 4, "async_tp": True},
-    ],
-)
+@pytest.mark.parametrize("layout", [
+    {"dp_shard": 16},
+    {"dp_shard": 16, "ac": "full", "compile": True},
+    {"dp_shard": 4, "tp": 4, "async_tp": True},
+])  # fmt: skip
 def test_without_a_pipeline_the_bound_is_the_work_of_a_step(layout: dict[str, Any]) -> None:
     """One microbatch; what stands above it are waits, the optimizer and fixed seconds."""
     p = pricer()
@@ -88,10 +85,8 @@ def test_async_tp_and_every_cp_method_are_tried_since_they_only_save() -> None:
     )
     assert plain == asynchronous
     assert plain < p.layout_lower_bounds(batch_of(p, dp_shard=4, tp=4, async_tp=False))[0]
-    ways = [
-        batch_of(p, dp_shard=4, cp=4, micro_batch_size=4, cp_method=way)
-        for way in ("allgather", "alltoall")
-    ]
+    given = {"dp_shard": 4, "cp": 4, "micro_batch_size": 4}
+    ways = [batch_of(p, **given, cp_method=way) for way in ("allgather", "alltoall")]
     bounds = [float(p.time_lower_bounds(batch)[0]) for batch in ways]
     assert bounds[0] == bounds[1]
     updates = float(p.price(ways[0]).parts["optimizer"][0])
@@ -226,9 +221,8 @@ def test_what_pairs_hide_is_bounded_by_shares_of_their_wires() -> None:
     for one in ("alltoall", "deepep"):
         batch = batch_of(p, **DUAL, micro_batch_size=1, moe_dispatcher=one)
         unit = cost_inputs.units_at(p, cost_inputs.distinct_rows(p, batch)[0])
-        most, bound = (
-            count(unit.costs, p.profile) for count in (pairs.most_saved, pairs.shares_of_wires)
-        )
+        ways = (pairs.most_saved, pairs.shares_of_wires)
+        most, bound = (count(unit.costs, p.profile) for count in ways)
         wires = unit.costs.exposed_forward + unit.costs.exposed_backward
         assert np.all(most <= bound * (1 + 1e-12))
         assert np.all(bound <= wires.sum(axis=0))

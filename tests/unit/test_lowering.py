@@ -43,9 +43,8 @@ TRANSPORTS = {
 def test_columns_are_the_actions(entry: object) -> None:
     for schedule, shape in LEGAL:
         if schedule is entry:
-            for order, columns in zip(
-                schedule.actions(*shape), schedule.columns(*shape), strict=True
-            ):
+            both = zip(schedule.actions(*shape), schedule.columns(*shape), strict=True)
+            for order, columns in both:
                 again = ActionColumns.of(order)
                 assert again.items() == order == columns.items()
                 for name in ("stage_A", "kind_A", "microbatch_A"):
@@ -115,9 +114,6 @@ def test_pipelines_are_compiled_together_and_once(monkeypatch: pytest.MonkeyPatc
     for one in asked:
         simulate(one.pipeline.schedule, one.pipeline.shape, one.costs)
     assert calls == [3, 1]
-
-
-# ---- waves, and the rounds of torch's pass -----------------------------------------------------
 
 
 @given(st.data())

@@ -1,6 +1,4 @@
-"""Plans that spent probes stand by what they measured, on landscapes that are given and played
-again exactly.
-"""
+"""Plans that spent probes stand by what they measured, on landscapes played again exactly."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,10 +8,8 @@ import pytest
 
 from api.cli.output import as_text
 from api.render.plan import plan_view
-from api.wiring import SystemClock
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
-from planner.ports import Ports
 from planner.specs.layout import Layout
 from planner.specs.measurement import Measured, Measurement
 from planner.specs.plan import Plan
@@ -21,6 +17,7 @@ from planner.study.ask_tell import Event, Ranked
 from planner.study.measured_search import Probing, with_measurement
 from planner.study.posterior import Record
 from planner.study.study import BROKEN, Proposal
+from tests.conftest import fixed_ports
 
 REQUEST: dict[str, Any] = {
     "model": {
@@ -32,11 +29,6 @@ REQUEST: dict[str, Any] = {
     "search": {"allow": {"precision": ["bf16"], "compile": [False]}, "top_k": 3},
     "probe": {"max_probes": 8, "max_gpu_seconds": 1e9},
 }  # fmt: skip
-
-
-class Ids:
-    def new_id(self, prefix: str) -> str:
-        return f"{prefix}-of-the-tests"
 
 
 class Pool:
@@ -55,16 +47,14 @@ class Pool:
             self.told.append((one.layout, step))
             job = read_job({**REQUEST, "layout": one.layout.model_dump(mode="json")})
             numbers = Measured(rung="probed", step_seconds=step, gpu_seconds=10.0, steps=10)
-            yield (
-                one,
-                Measurement(id=f"m-{len(self.told)}", created_at="", job=job, measured=numbers),
-            )
+            name = f"m-{len(self.told)}"
+            yield one, Measurement(id=name, created_at="", job=job, measured=numbers)
 
     def plan(self, max_probes: int = 8, **search: Any) -> Plan:
         probe = {**REQUEST["probe"], "max_probes": max_probes}
         job = read_job({**REQUEST, "search": {**REQUEST["search"], **search}, "probe": probe})
         probing = Probing(measure=self.measure, num_devices=2, on_event=self.events.append)
-        return recommend(job, ports=Ports(clock=SystemClock(), ids=Ids()), probing=probing)
+        return recommend(job, ports=fixed_ports(), probing=probing)
 
 
 @pytest.fixture(scope="module")
@@ -125,14 +115,9 @@ def test_an_unmeasured_layout_that_may_be_faster_says_so(
 ) -> None:
     _, plan = played
     record = Record(
-        row=0,
-        status="ok",
-        log_seconds=float(np.log(0.02)),
-        variance=1e-4,
-        runs=2,
-        margin=None,
+        row=0, status="ok", log_seconds=float(np.log(0.02)), variance=1e-4, runs=2, margin=None,
         message="",
-    )
+    )  # fmt: skip
     best, other = (
         Ranked(
             row=row,
@@ -159,13 +144,12 @@ def test_whatever_was_measured_in_few_probes_an_answer_is_a_measured_one(seed: i
     winner, *others = pool.plan(max_probes=3, top_k=20).ranked
     assert winner.expected_step_seconds == pytest.approx(min(step for _, step in pool.told))
     slower = [entry for entry in others if entry.measurement]
-    assert all(
-        (entry.expected_step_seconds or 0.0) >= winner.expected_step_seconds for entry in slower
-    )
+    seconds = [entry.expected_step_seconds or 0.0 for entry in slower]
+    assert all(one >= winner.expected_step_seconds for one in seconds)
 
 
 def on_paper() -> Plan:
-    return recommend(read_job(REQUEST), ports=Ports(clock=SystemClock(), ids=Ids()))
+    return recommend(read_job(REQUEST), ports=fixed_ports())
 
 
 def test_number_one_on_paper_is_measured_first(played: tuple[Pool, Plan]) -> None:
@@ -180,7 +164,7 @@ def test_where_no_probe_can_run_the_plan_on_paper_stands() -> None:
             numbers = Measured(status="failed", rung="probed", failure=BROKEN, message="no driver")
             yield one, Measurement(id="m", created_at="", job=job, measured=numbers)
 
-    ports = Ports(clock=SystemClock(), ids=Ids())
+    ports = fixed_ports()
     plan = recommend(read_job(REQUEST), ports=ports, probing=Probing(measure=broken, num_devices=2))
     assert [entry.layout for entry in plan.ranked] == [entry.layout for entry in on_paper().ranked]
     assert {entry.expected_step_seconds for entry in plan.ranked} == {None}

@@ -27,6 +27,7 @@ from planner.intake.jobs import read_job
 from planner.precision import PRECISIONS
 from planner.specs.job import Job
 from planner.specs.layout import MOE_DISPATCHERS
+from tests.conftest import job_values
 
 DENSE = {"model": "llama3.1-8b"}
 MIXTURE = {"model": "deepseek-v3"}
@@ -115,14 +116,8 @@ USES: dict[str, tuple[dict, dict]] = {
         for tokens in (8192, 32768, 131072, 524288)
     },
 }  # fmt: skip
-OF_TRAINING = {
-    "trainer_version",
-    "seq_len",
-    "optimizer",
-    "attention_kernel",
-    "cuda_graphs",
-    "chunked_loss",
-}
+OF_TRAINING = {"trainer_version", "seq_len", "optimizer", "attention_kernel"}
+OF_TRAINING |= {"cuda_graphs", "chunked_loss"}
 
 
 def basis_of(calibration: Calibration, asked: Job) -> Mapping[str, str]:
@@ -135,16 +130,9 @@ def job(**values: object) -> Job:
     trainer = values.pop("trainer", "torchtitan")
     gpu = values.pop("gpu", "h100-sxm-80gb")
     training = {name: values.pop(name) for name in OF_TRAINING & set(values)}
-    return read_job(
-        {
-            "model": values.pop("model", DENSE["model"]),
-            "cluster": {"gpu": gpu, "num_gpus": num_gpus},
-            "training": {
-                "seq_len": 8192, "global_batch_size": 8192, "trainer": trainer, **training,
-            },
-            "layout": values,
-        }
-    )  # fmt: skip
+    model = values.pop("model", DENSE["model"])
+    given = {"trainer": trainer, "layout": values, **training}
+    return read_job(job_values(model, gpu, num_gpus, 8192, 8192, **given))
 
 
 def names(asked: Job) -> set[str]:
@@ -177,8 +165,9 @@ def test_columns_say_what_single_layouts_say() -> None:
     layouts = [one.layout for one in jobs if one.layout is not None]
     batch = LayoutBatch.from_layouts(layouts)
     bare = replace_seen()
+    alone = [names(each) for each in jobs]
     assert [set(np.flatnonzero(row)) for row in unmeasured(batch, jobs[0], bare)] == [
-        {place for place, one in enumerate(MECHANISMS) if one.name in names(each)} for each in jobs
+        {place for place, one in enumerate(MECHANISMS) if one.name in used} for used in alone
     ]
     assert points(batch, jobs[0]).tolist() == [
         sum(one.points for one in used_by(layout, jobs[0])) for layout in layouts

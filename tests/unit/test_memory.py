@@ -1,6 +1,4 @@
-"""Memory at the worst moment: ZeRO's table, what each switch moves, and peaks measured on an
-emulated rank.
-"""
+"""Memory at the worst moment: ZeRO's table, what switches move, peaks of an emulated rank."""
 
 from dataclasses import fields, replace
 from typing import Any
@@ -56,9 +54,7 @@ def states(memory: PeakMemory) -> float:
 
 @pytest.mark.parametrize(("stage", "gigabytes"), [(0, 120.0), (1, 31.4), (2, 16.6), (3, 1.9)])
 def test_zero_table(stage: int, gigabytes: float) -> None:
-    """Rajbhandari et al. 2020, figure 1: 7.5B parameters on 64 ranks, 2 + 2 + 12 bytes, gradients
-    in 16 bit.
-    """
+    """Rajbhandari et al. 2020, figure 1: 7.5B on 64 ranks, 2 + 2 + 12 bytes, 16-bit gradients."""
     m = memory(shapes(sharded=stage > 0), zero_stage=stage, reduce_dtype="bfloat16")
     assert states(m) / GIGA == pytest.approx(gigabytes, abs=0.05)
 
@@ -74,17 +70,13 @@ def test_megatron_keeps_gradients_in_fp32(stage: int, bytes_each: float) -> None
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_fsdp_shards_four_fp32_copies(stage: int) -> None:
-    """TorchTitan: parameters, gradients and both moments in fp32, sharded; ZeRO-2 keeps the bf16
-    copy until backward makes gradients.
-    """
+    """TorchTitan: all in fp32, sharded; ZeRO-2 keeps the bf16 copy until backward."""
     m = memory(shapes(), trainer="torchtitan", zero_stage=stage)
     assert states(m) / PARAMETERS == pytest.approx(16 / 64 if stage == 3 else 12 / 64 + 2.0)
 
 
 def test_gradients_accumulate_sharded_without_a_pipeline() -> None:
-    """Between microbatches FSDP keeps sharded gradients beside the activations; in one microbatch
-    they come as those go.
-    """
+    """FSDP keeps sharded gradients between microbatches; in one they come as activations go."""
     held = shapes(saved_bytes=20 * GIB, in_flight=1.0)
     once, often = (memory(held, trainer="torchtitan", microbatches=m) for m in (1.0, 4.0))
     assert float((often.allocated - once.allocated)[0, 0]) == pytest.approx(PARAMETERS * 4 / 64)
@@ -92,22 +84,17 @@ def test_gradients_accumulate_sharded_without_a_pipeline() -> None:
 
 
 def test_gradients_accumulate_whole_under_a_pipeline() -> None:
-    """FSDP2 under PP reduces once after the last microbatch: unsharded gradients in reduce_dtype
-    stay until then.
-    """
+    """FSDP2 under PP reduces after the last microbatch: until then gradients stay whole."""
     held = shapes(saved_bytes=20 * GIB, in_flight=1.0)
     for dtype, width in (("float32", 4), ("bfloat16", 2)):
-        m = memory(
-            held, trainer="torchtitan", microbatches=4.0, pp=2, zero_stage=3, reduce_dtype=dtype
-        )
+        layout = {"pp": 2, "zero_stage": 3, "reduce_dtype": dtype}
+        m = memory(held, trainer="torchtitan", microbatches=4.0, **layout)
         assert float(m.gradients[0, 0]) == pytest.approx(PARAMETERS * width)
 
 
 def test_a_pipeline_keeps_parameters_gathered_unless_resharding_is_asked_for() -> None:
-    two, three = (
-        memory(shapes(), trainer="torchtitan", pp=2, zero_stage=stage).parameters[0, 0]
-        for stage in (2, 3)
-    )
+    both = (memory(shapes(), trainer="torchtitan", pp=2, zero_stage=stage) for stage in (2, 3))
+    two, three = (one.parameters[0, 0] for one in both)
     assert two - three == pytest.approx(PARAMETERS * 2)
 
 
@@ -133,9 +120,7 @@ def test_a_share_of_offload_leaves_the_other_states_on_the_device(share: float) 
     [("adamw", 8.0), ("adamw-bf16-states", 4.0), ("sgd", 4.0), ("adafactor", 0.1), ("muon", 4.2)],
 )
 def test_optimizer_states(optimizer: str, bytes_each: float) -> None:
-    """Two fp32 moments; two bf16; one of momentum; rows and columns; one momentum and AdamW for
-    what is no matrix (judgement).
-    """
+    """Two fp32 moments; two bf16; one momentum; rows, columns; momentum and AdamW (judgement)."""
     assert OPTIMIZER_STATE_BYTES[optimizer] == bytes_each
     m = memory(shapes(), trainer="torchtitan", optimizer=optimizer)
     assert float(m.optimizer[0, 0]) == pytest.approx(PARAMETERS / 64 * bytes_each)
@@ -176,9 +161,7 @@ def test_transformer_engine_caches_fp8_weights() -> None:
 
 
 def test_the_worst_moment_is_the_worst_of_all() -> None:
-    """Logits at the loss, a recomputed layer with its gathered weights and gradients, all gradients
-    at the update.
-    """
+    """Logits at the loss, a recomputed layer with its weights, all gradients at the update."""
     base = shapes(saved_bytes=10 * GIB, in_flight=1.0)
     at_loss = memory(replace(base, logits_bytes=np.full((1, 1), 40 * GIB)), trainer="torchtitan")
     late = replace(base, last_layer_bytes=np.full((1, 1), 30 * GIB))
@@ -232,9 +215,7 @@ def test_emulated_rank_of_llama3_8b(ac: str, gib: float) -> None:
 
 
 def test_emulated_rank_of_llama3_70b() -> None:
-    """FSDP 8 x TP 8, full recomputation, local batch 2; the tracked program kept logits whole on
-    every TP rank.
-    """
+    """FSDP 8 x TP 8, full recomputation, batch 2; the program kept logits whole on TP ranks."""
     p = pricer("llama3-70b", num_gpus=64, vocab_parallel_loss=False)
     assert price(p, tp=8, micro_batch_size=2, ac="full").peak_allocated_bytes[
         0
@@ -273,9 +254,7 @@ def test_a_tied_head_is_copied_to_the_last_stage() -> None:
 
 
 def test_logits_are_local_under_a_vocabulary_parallel_loss() -> None:
-    """12 bytes a logit eager; under TP local and 16, DTensor's own backward, or whole where the
-    trainer was told so.
-    """
+    """12 bytes a logit eager; under TP local and 16 (DTensor), or whole where told so."""
     p = pricer(num_gpus=8)
     tokens, vocab = 8192, p.model.vocab_size
     assert float(price(p, ac="full").memory.logits[0, 0]) == 12.0 * tokens * vocab
@@ -311,9 +290,7 @@ def test_microbatches_in_flight() -> None:
 
 
 def test_a_torch_pipeline_receives_every_microbatch_in_a_buffer_of_its_own() -> None:
-    """2 x 8 buffers of a middle stage, 8 of the first and last; tokens of the first stage are
-    nothing beside them.
-    """
+    """2 x 8 buffers of a middle stage, 8 at the ends; the first stage's tokens are nothing."""
     p = pricer("llama3-8b", num_gpus=4, seq_len=2048, global_batch_size=8)
     one = 2.0 * 2048 * 4096
     buffers = price(p, pp=4, ac="none", micro_batch_size=1).memory.buffers[:, 0]
@@ -321,9 +298,7 @@ def test_a_torch_pipeline_receives_every_microbatch_in_a_buffer_of_its_own() -> 
 
 
 def test_a_table_split_by_tp_has_a_gradient_as_large_as_the_whole_table() -> None:
-    """DTensor's rowwise embedding: a rank sums its tokens' rows of the whole table; in a pipeline
-    this waits in fp32 for the reduction.
-    """
+    """DTensor sums a rank's tokens' rows of the whole table; in a pipeline it waits in fp32."""
     held = shapes(embedding_local=1e9, saved_bytes=GIB, in_flight=1.0)
     plain, split = (
         memory(
@@ -347,9 +322,7 @@ def test_reserved_and_device_lie_above_allocated() -> None:
 
 
 def test_streams_do_not_share_what_they_freed() -> None:
-    """At the loss no gradient exists, but the allocator holds their shards' memory, which the
-    reductions' stream freed, and two gathers.
-    """
+    """At the loss no gradient exists, but the allocator holds their shards' and two gathers'."""
     held = shapes(saved_bytes=30 * GIB, in_flight=1.0, largest_gathered=1e9, head_gathered=5e8)
     m = memory(held, trainer="torchtitan")
     assert float(m.gradients[0, 0]) == 0.0
@@ -360,9 +333,7 @@ def test_streams_do_not_share_what_they_freed() -> None:
 
 
 def test_what_is_too_small_for_logits_stays_cached() -> None:
-    """2 bytes a logit (the output in bf16, freed before the loss runs backward) and what the last
-    layer's forward freed.
-    """
+    """2 bytes a logit (freed before the loss's backward) and what the last forward freed."""
     base = shapes(saved_bytes=GIB, in_flight=1.0, logits_bytes=12 * GIB, working_bytes=3 * GIB)
     without, found = (
         memory(replace(base, leftover_bytes=np.full((1, 1), b)), trainer="torchtitan").cached
@@ -397,16 +368,13 @@ def test_a_compiled_loss_needs_8_bytes_a_logit_since_it_is_compiled() -> None:
         assert float(logits) == width * 8192 * 128256, version
 
 
-@pytest.mark.parametrize(
-    ("training", "width"),
-    [
-        ({}, 4.0),
-        ({"chunked_loss": True}, 0.5),
-        ({"trainer_version": "0.3.0"}, 0.5),
-        ({"trainer_version": "2026-06"}, 0.5),
-        ({"trainer_version": "0.3.0", "chunked_loss": False}, 4.0),
-    ],
-)
+@pytest.mark.parametrize(("training", "width"), [
+    ({}, 4.0),
+    ({"chunked_loss": True}, 0.5),
+    ({"trainer_version": "0.3.0"}, 0.5),
+    ({"trainer_version": "2026-06"}, 0.5),
+    ({"trainer_version": "0.3.0", "chunked_loss": False}, 4.0),
+])  # fmt: skip
 def test_a_chunked_loss_has_the_logits_of_one_chunk(training: dict[str, Any], width: float) -> None:
     costs = units_at(
         pricer(**training),
@@ -419,9 +387,7 @@ def test_a_chunked_loss_has_the_logits_of_one_chunk(training: dict[str, Any], wi
 
 
 def test_deepspeed_adds_bf16_gradients_to_those_in_fp32() -> None:
-    """2 + 2 + 4 bytes and a share of 12; nothing is apart where both have 16 bits. Megatron's
-    products add to the fp32 ones.
-    """
+    """2 + 2 + 4 bytes and a share of 12; Megatron's products add to the fp32 ones."""
     held = shapes()
     assert states(
         memory(held, trainer="megatron-deepspeed", zero_stage=1)
@@ -444,9 +410,7 @@ def test_transformer_engine_keeps_an_empty_gradient_of_every_shape() -> None:
 
 
 def test_a_layout_fits_if_it_does_once_the_cache_is_flushed() -> None:
-    """Out of memory is what no flush of the cache prevents: reserved memory at the limit is no coin
-    toss.
-    """
+    """Out of memory is what no flush prevents: reserved memory at the limit is no coin toss."""
     p = pricer()
     prices = price(p, ac="selective-op", micro_batch_size=2)
     assert float(prices.device_bytes[0]) == pytest.approx(p.cluster.usable_memory_bytes)
@@ -454,9 +418,7 @@ def test_a_layout_fits_if_it_does_once_the_cache_is_flushed() -> None:
 
 
 def test_near_the_limit_the_allocator_gives_cached_blocks_back() -> None:
-    """Reserved memory exceeds allocated by less when the device is nearly full, and never by less
-    than the floor.
-    """
+    """Reserved exceeds allocated by less on a device nearly full, and never below the floor."""
     p = pricer()
     cases = ("full", "selective-op")
     both = [price(p, ac=ac, micro_batch_size=2) for ac in cases]
@@ -465,14 +427,11 @@ def test_near_the_limit_the_allocator_gives_cached_blocks_back() -> None:
 
 
 def test_experts_of_an_ep_group_are_reduced_apart_from_their_layer() -> None:
-    """fully_shard of its own around them: the larger of the two reductions is what is there at
-    once.
-    """
+    """fully_shard of its own around them: the larger of two reductions is there at once."""
     p = pricer("mixtral-8x7b")
     for ep in (1, 8):
-        batch = LayoutBatch.from_layouts(
-            [resolve_layout({"ep": ep}, trainer="torchtitan", num_gpus=8)]
-        )
+        layout = resolve_layout({"ep": ep}, trainer="torchtitan", num_gpus=8)
+        batch = LayoutBatch.from_layouts([layout])
         shards = unit_shards(batch, p.optimizer_step, p.fabric, p.profile, p.cluster.rank_order)
         dense, expert = (column[0, 0] for column in unit_parameters(p.model, batch))
         assert shards.local[0, 0] == dense + expert

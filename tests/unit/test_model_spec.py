@@ -32,23 +32,16 @@ def without_name(model):
 
 
 class TestCatalogue:
-    @pytest.mark.parametrize(
-        "name",
-        [
-            "llama3-70b",
-            "LLAMA3-70B",
-            " llama3-70b ",
-            "meta-llama/Meta-Llama-3-70B",
-            "META-LLAMA/meta-llama-3-70b",
-        ],
-    )
+    @pytest.mark.parametrize("name", [
+        "llama3-70b", "LLAMA3-70B", " llama3-70b ", "meta-llama/Meta-Llama-3-70B",
+        "META-LLAMA/meta-llama-3-70b",
+    ])  # fmt: skip
     def test_names_and_aliases_whatever_their_case(self, name):
         assert read_model(name) == load_model("llama3-70b")
 
     def test_no_alias_means_two_models(self):
-        aliases = [
-            alias.lower() for name in model_names() for alias in (name, *model_entry(name).aliases)
-        ]
+        names = [one for name in model_names() for one in (name, *model_entry(name).aliases)]
+        aliases = [name.lower() for name in names]
         assert len(aliases) == len(set(aliases))
 
     def test_every_entry_names_its_source(self):
@@ -59,14 +52,11 @@ class TestCatalogue:
             read_model("lama3-70b", field="job.model")
         assert caught.value.faults[0].field == "job.model"
 
-    @pytest.mark.parametrize(
-        ("alias", "name"),
-        [
-            ("deepseek-r1", "deepseek-v3"),
-            ("llama3.3-70b", "llama3.1-70b"),
-            ("deepseek-ai/DeepSeek-R1", "deepseek-v3"),
-        ],
-    )
+    @pytest.mark.parametrize(("alias", "name"), [
+        ("deepseek-r1", "deepseek-v3"),
+        ("llama3.3-70b", "llama3.1-70b"),
+        ("deepseek-ai/DeepSeek-R1", "deepseek-v3"),
+    ])  # fmt: skip
     def test_models_of_the_same_shapes_are_aliases(self, alias, name):
         assert load_model(alias).name == name
 
@@ -92,23 +82,18 @@ class TestConfigFiles:
         path.write_text(text)
         return str(path)
 
-    @pytest.mark.parametrize(
-        ("text", "words"),
-        [
-            ("{broken", "not valid JSON"),
-            ("[1, 2]", "no JSON object"),
-            ('{"model_type": "llama", "hidden_size": NaN}', "NaN is not a JSON number"),
-            ('{"model_type": "llama", "hidden_size": Infinity}', "Infinity is not"),
-            ("[" * 100_000, "not valid JSON"),
-            ("", "not valid JSON"),
-            ('{"hidden_size": 64}', "model_type is missing"),
-            ('{"model_type": "t5", "hidden_size": 64}', "'t5' is not supported"),
-            (
-                '{"model_type": "blip", "text_config": {"hidden_size": 64}}',
-                "'blip' with a text_config is not supported",
-            ),
-        ],
-    )
+    @pytest.mark.parametrize(("text", "words"), [
+        ("{broken", "not valid JSON"),
+        ("[1, 2]", "no JSON object"),
+        ('{"model_type": "llama", "hidden_size": NaN}', "NaN is not a JSON number"),
+        ('{"model_type": "llama", "hidden_size": Infinity}', "Infinity is not"),
+        ("[" * 100_000, "not valid JSON"),
+        ("", "not valid JSON"),
+        ('{"hidden_size": 64}', "model_type is missing"),
+        ('{"model_type": "t5", "hidden_size": 64}', "'t5' is not supported"),
+        ('{"model_type": "blip", "text_config": {"hidden_size": 64}}',
+            "'blip' with a text_config is not supported"),
+    ])  # fmt: skip
     def test_bad_file_is_one_clear_fault(self, tmp_path, text, words):
         faults = faults_of(self.write(tmp_path, text))
         assert len(faults) == 1
@@ -191,16 +176,13 @@ class TestInline:
         own = layers * (12 * h * h + 13 * h) + 2 * h
         assert model.total_parameters() == own + (vocab + positions) * h
 
-    @pytest.mark.parametrize(
-        ("activation", "mlp"),
-        [
-            ("silu", "swiglu"),
-            ("gelu_new", "gelu"),
-            ("gelu", "gelu"),
-            ("relu2", "squared-relu"),
-            ("relu", "gelu"),
-        ],
-    )
+    @pytest.mark.parametrize(("activation", "mlp"), [
+        ("silu", "swiglu"),
+        ("gelu_new", "gelu"),
+        ("gelu", "gelu"),
+        ("relu2", "squared-relu"),
+        ("relu", "gelu"),
+    ])  # fmt: skip
     def test_mlp_from_the_activation(self, activation, mlp):
         assert read_model({**DENSE, "hidden_act": activation}).mlp == mlp
 
@@ -239,50 +221,19 @@ class TestInline:
         more = {"pretraining_tp": 1, "torch_dtype": "bfloat16"}
         assert read_model({**DENSE, **more}) == read_model(DENSE)
 
-    @pytest.mark.parametrize(
-        ("keys", "billions"),
-        [
-            (
-                {
-                    "hidden_size": 12288,
-                    "intermediate_size": 49152,
-                    "mlp": "gelu",
-                    "num_attention_heads": 96,
-                    "num_hidden_layers": 96,
-                },
-                174.6,
-            ),
-            (
-                {
-                    "hidden_size": 13312,
-                    "intermediate_size": 53248,
-                    "mlp": "gelu",
-                    "num_attention_heads": 104,
-                    "num_hidden_layers": 82,
-                },
-                175.1,
-            ),
-            (
-                {
-                    "hidden_size": 2048,
-                    "moe_intermediate_size": 768,
-                    "num_attention_heads": 32,
-                    "num_key_value_heads": 4,
-                    "head_dim": 128,
-                    "num_hidden_layers": 48,
-                    "n_routed_experts": 128,
-                    "num_experts_per_tok": 8,
-                    "n_shared_experts": 0,
-                    "first_k_dense_replace": 0,
-                },
-                30.0,
-            ),
-        ],
-    )
+    @pytest.mark.parametrize(("keys", "billions"), [
+        ({"hidden_size": 12288, "intermediate_size": 49152, "mlp": "gelu",
+            "num_attention_heads": 96, "num_hidden_layers": 96}, 174.6),
+        ({"hidden_size": 13312, "intermediate_size": 53248, "mlp": "gelu",
+            "num_attention_heads": 104, "num_hidden_layers": 82}, 175.1),
+        ({"hidden_size": 2048, "moe_intermediate_size": 768, "num_attention_heads": 32,
+            "num_key_value_heads": 4, "head_dim": 128, "num_hidden_layers": 48,
+            "n_routed_experts": 128, "num_experts_per_tok": 8, "n_shared_experts": 0,
+            "first_k_dense_replace": 0}, 30.0),
+    ])  # fmt: skip
     def test_rows_as_published_measurements_write_them(self, keys, billions):
-        model = read_model(
-            {**keys, "vocab_size": 51200, "tie_word_embeddings": True, "name": "row"}
-        )
+        more = {"vocab_size": 51200, "tie_word_embeddings": True, "name": "row"}
+        model = read_model({**keys, **more})
         assert model.total_parameters() / 1e9 == pytest.approx(billions, abs=0.05)
 
 
@@ -312,45 +263,30 @@ class TestRefusals:
         }
         assert "hidden_size" in faults["job.model.hiden_size"].remedy
 
-    @pytest.mark.parametrize(
-        ("keys", "field", "words"),
-        [
-            ({**DENSE, "num_key_value_heads": 5}, "num_key_value_heads", "does not divide 16"),
-            ({**MOE, "num_experts_per_tok": 9}, "num_experts_per_tok", "more than the 8 experts"),
-            (
-                {**DENSE, "num_experts_per_tok": 2},
-                "num_experts_per_tok",
-                "without a number of experts",
-            ),
-            (
-                {k: v for k, v in MOE.items() if k != "num_experts_per_tok"},
-                "num_experts_per_tok",
-                "needed by a MoE",
-            ),
-            ({**MOE, "first_k_dense_replace": 4}, "first_k_dense_replace", "no MoE layer"),
-            (
-                {k: v for k, v in DENSE.items() if k != "intermediate_size"},
-                "intermediate_size",
-                "needed by dense layers",
-            ),
-            (
-                {**DENSE, "hidden_size": 1000},
-                "num_attention_heads",
-                "do not divide hidden_size 1000",
-            ),
-            ({**DENSE, "kv_lora_rank": 512}, "kv_lora_rank", "needs its head widths"),
-            (
-                {**DENSE, "position_embedding": "learned"},
-                "max_position_embeddings",
-                "needs its rows",
-            ),
-            ({**DENSE, "n_embd": 512}, "n_embd", "another name of hidden_size"),
-            ({**DENSE, "model_type": "bert"}, "model_type", "not a supported model type"),
-            ({**DENSE, "model_type": "mixtral"}, "num_experts", "is required"),
-            ({**DENSE, "mlp_only_layers": "all"}, "mlp_only_layers", "list of layer numbers"),
-            ({}, "vocab_size", "is required"),
-        ],
-    )
+    @pytest.mark.parametrize(("keys", "field", "words"), [
+        ({**DENSE, "num_key_value_heads": 5}, "num_key_value_heads", "does not divide 16"),
+        ({**MOE, "num_experts_per_tok": 9}, "num_experts_per_tok", "more than the 8 experts"),
+        ({**DENSE, "num_experts_per_tok": 2}, "num_experts_per_tok", "without a number of experts"),
+        (
+            {k: v for k, v in MOE.items() if k != "num_experts_per_tok"},
+            "num_experts_per_tok",
+            "needed by a MoE",
+        ),
+        ({**MOE, "first_k_dense_replace": 4}, "first_k_dense_replace", "no MoE layer"),
+        (
+            {k: v for k, v in DENSE.items() if k != "intermediate_size"},
+            "intermediate_size",
+            "needed by dense layers",
+        ),
+        ({**DENSE, "hidden_size": 1000}, "num_attention_heads", "do not divide hidden_size 1000"),
+        ({**DENSE, "kv_lora_rank": 512}, "kv_lora_rank", "needs its head widths"),
+        ({**DENSE, "position_embedding": "learned"}, "max_position_embeddings", "needs its rows"),
+        ({**DENSE, "n_embd": 512}, "n_embd", "another name of hidden_size"),
+        ({**DENSE, "model_type": "bert"}, "model_type", "not a supported model type"),
+        ({**DENSE, "model_type": "mixtral"}, "num_experts", "is required"),
+        ({**DENSE, "mlp_only_layers": "all"}, "mlp_only_layers", "list of layer numbers"),
+        ({}, "vocab_size", "is required"),
+    ])  # fmt: skip
     def test_contradictions(self, keys, field, words):
         assert words in faults_of(keys)[f"model.{field}"].rule
 

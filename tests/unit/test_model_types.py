@@ -15,6 +15,7 @@ from planner.intake.huggingface.missing_blocks import NO_OPERATIONS
 from planner.intake.jobs import read_job
 from planner.intake.models import load_model, read_model
 from planner.specs.model import ModelSpec
+from tests.conftest import job_values
 
 NOT_SHAPES = {"name"}
 CONFIGS = Path(__file__).parents[1] / "fixtures" / "hf_types"
@@ -80,52 +81,25 @@ PUBLISHED = {
 NOT_EXACT = {"olmo-7b": 5e-5, "persimmon-8b": 1e-6, "apertus-8b": 1e-8, "minimax-m2": 2e-3}
 # catalogue name -> the file whose shapes it has
 CATALOGUE = {
-    "command-r-35b": "command-r-35b",
-    "command-r-plus-104b": "command-r-plus",
-    "command-r7b": "command-r7b",
-    "command-a-111b": "command-a-111b",
-    "olmoe-1b-7b": "olmoe-1b-7b",
-    "falcon-7b": "falcon-7b",
-    "falcon-40b": "falcon-40b",
-    "falcon-180b": "falcon-180b",
-    "falcon2-11b": "falcon-11b",
-    "dbrx": "dbrx",
-    "ernie4.5-0.3b": "ernie-4.5-0.3b",
-    "ernie4.5-21b-a3b": "ernie-4.5-21b-a3b",
-    "ernie4.5-300b-a47b": "ernie-4.5-300b-a47b",
-    "minimax-m2": "minimax-m2",
-    "granite3.1-8b": "granite-3.1-8b",
-    "exaone4-32b": "exaone4-32b",
-    "seed-oss-36b": "seed-oss-36b",
-    "hunyuan-a13b": "hunyuan-a13b",
-    "glm4-32b": "glm-4-32b-0414",
-    "glm4-9b": "glm-4-9b-0414",
-    "phi3.5-moe": "phi-3.5-moe",
-    "deepseek-moe-16b": "deepseek-moe-16b",
-    "starcoder-15b": "starcoder-15b",
-    "stablelm2-12b": "stablelm-2-12b",
-    "gpt-j-6b": "gpt-j-6b",
-    "opt-6.7b": "opt-6.7b",
-    "opt-66b": "opt-66b",
-    "internlm2-7b": "internlm2-7b",
-    "baichuan2-13b": "baichuan2-13b",
-    "dots.llm1-143b": "dots.llm1",
-}
+    "command-r-35b": "command-r-35b", "command-r-plus-104b": "command-r-plus",
+    "command-r7b": "command-r7b", "command-a-111b": "command-a-111b", "olmoe-1b-7b": "olmoe-1b-7b",
+    "falcon-7b": "falcon-7b", "falcon-40b": "falcon-40b", "falcon-180b": "falcon-180b",
+    "falcon2-11b": "falcon-11b", "dbrx": "dbrx", "ernie4.5-0.3b": "ernie-4.5-0.3b",
+    "ernie4.5-21b-a3b": "ernie-4.5-21b-a3b", "ernie4.5-300b-a47b": "ernie-4.5-300b-a47b",
+    "minimax-m2": "minimax-m2", "granite3.1-8b": "granite-3.1-8b", "exaone4-32b": "exaone4-32b",
+    "seed-oss-36b": "seed-oss-36b", "hunyuan-a13b": "hunyuan-a13b", "glm4-32b": "glm-4-32b-0414",
+    "glm4-9b": "glm-4-9b-0414", "phi3.5-moe": "phi-3.5-moe", "deepseek-moe-16b": "deepseek-moe-16b",
+    "starcoder-15b": "starcoder-15b", "stablelm2-12b": "stablelm-2-12b", "gpt-j-6b": "gpt-j-6b",
+    "opt-6.7b": "opt-6.7b", "opt-66b": "opt-66b", "internlm2-7b": "internlm2-7b",
+    "baichuan2-13b": "baichuan2-13b", "dots.llm1-143b": "dots.llm1",
+}  # fmt: skip
 # billions a token meets, as the publisher rounds them
 ACTIVE = {
-    "olmoe-1b-7b": (1.3, 0.05),
-    "dbrx": (36, 0.5),
-    "ernie-4.5-300b-a47b": (47, 1),
-    "ernie-4.5-21b-a3b": (3, 0.4),
-    "phi-3.5-moe": (6.6, 0.1),
-    "minimax-m2": (10, 1.1),
-    "hunyuan-a13b": (13, 0.5),
-    "dots.llm1": (14, 0.5),
-    "deepseek-moe-16b": (2.8, 0.05),
-    "ling-lite": (2.75, 0.01),
-    "granite-3.1-3b-a800m": (0.8, 0.1),
-    "ling-mini-2.0": (1.4, 0.05),
-}
+    "olmoe-1b-7b": (1.3, 0.05), "dbrx": (36, 0.5), "ernie-4.5-300b-a47b": (47, 1),
+    "ernie-4.5-21b-a3b": (3, 0.4), "phi-3.5-moe": (6.6, 0.1), "minimax-m2": (10, 1.1),
+    "hunyuan-a13b": (13, 0.5), "dots.llm1": (14, 0.5), "deepseek-moe-16b": (2.8, 0.05),
+    "ling-lite": (2.75, 0.01), "granite-3.1-3b-a800m": (0.8, 0.1), "ling-mini-2.0": (1.4, 0.05),
+}  # fmt: skip
 
 
 def config(name: str) -> dict[str, object]:
@@ -163,110 +137,41 @@ def test_active_parameters_are_those_of_the_publisher(name):
     assert read(config(name)).active_parameters() / 1e9 == pytest.approx(billions, abs=tolerance)
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        (
-            "command-r-plus",
-            {
-                "parallel_residual": True,
-                "norms_per_layer": 1,
-                "norm_bias": False,
-                "qk_norm": "full",
-            },
-        ),
-        (
-            "command-r-35b",
-            {"qk_norm": "none", "num_key_value_heads": 64, "tie_word_embeddings": True},
-        ),
-        ("command-a-111b", {"sliding_window": 4096, "sliding_layers": 48}),
-        (
-            "falcon-7b",
-            {
-                "num_key_value_heads": 1,
-                "norms_per_layer": 1,
-                "parallel_residual": True,
-                "intermediate_size": 4 * 4544,
-            },
-        ),
-        (
-            "falcon-40b",
-            {
-                "num_key_value_heads": 8,
-                "norms_per_layer": 2,
-                "parallel_residual": True,
-                "mlp": "gelu",
-            },
-        ),
-        ("falcon-11b", {"norms_per_layer": 1, "tie_word_embeddings": False}),
-        (
-            "falcon-rw-1b",
-            {
-                "num_key_value_heads": 32,
-                "position_embedding": "none",
-                "parallel_residual": False,
-                "attention_bias": True,
-            },
-        ),
-        (
-            "dbrx",
-            {
-                "num_experts": 16,
-                "num_experts_per_tok": 4,
-                "moe_intermediate_size": 10752,
-                "num_key_value_heads": 8,
-            },
-        ),
-        (
-            "ernie-4.5-300b-a47b",
-            {"first_k_dense_replace": 3, "num_moe_layers": 51, "router_correction_bias": True},
-        ),
-        ("ernie-4.5-21b-a3b", {"shared_expert_intermediate_size": 2 * 1536, "num_moe_layers": 27}),
-        (
-            "minimax-m2",
-            {
-                "qk_norm": "full",
-                "router_correction_bias": True,
-                "num_experts": 256,
-                "shared_expert_intermediate_size": 0,
-            },
-        ),
-        (
-            "olmoe-1b-7b",
-            {
-                "qk_norm": "full",
-                "num_experts": 64,
-                "moe_intermediate_size": 1024,
-                "intermediate_size": 0,
-            },
-        ),
-        (
-            "gpt-neo-2.7b",
-            {
-                "sliding_layers": 16,
-                "sliding_window": 256,
-                "position_embedding": "learned",
-                "attention_bias": False,
-            },
-        ),
-        (
-            "opt-66b",
-            {"max_position_embeddings": 2050, "position_embedding": "learned", "mlp": "gelu"},
-        ),
-        ("exaone4-32b", {"sliding_layers": 48, "qk_norm": "head"}),
-        ("glm-4-9b-0414", {"norms_per_layer": 4, "attention_output_bias": False}),
-        ("qwen-7b", {"intermediate_size": 11008, "attention_bias": True, "mlp_bias": False}),
-        ("baichuan2-13b", {"position_embedding": "none"}),
-        ("baichuan2-7b", {"position_embedding": "rope"}),
-        ("afm-4.5b", {"mlp": "squared-relu", "norm": "rmsnorm"}),
-        ("starcoder-15b", {"num_key_value_heads": 1}),
-        (
-            "hunyuan-a13b",
-            {"n_shared_experts": 1, "num_experts_per_tok": 8, "moe_intermediate_size": 3072},
-        ),
-        ("stablelm-2-12b", {"parallel_residual": True, "norms_per_layer": 1, "qk_norm": "full"}),
-    ],
-)
+@pytest.mark.parametrize(("name", "expected"), [
+    ("command-r-plus",
+        {"parallel_residual": True, "norms_per_layer": 1, "norm_bias": False, "qk_norm": "full"}),
+    ("command-r-35b", {"qk_norm": "none", "num_key_value_heads": 64, "tie_word_embeddings": True}),
+    ("command-a-111b", {"sliding_window": 4096, "sliding_layers": 48}),
+    ("falcon-7b", {"num_key_value_heads": 1, "norms_per_layer": 1, "parallel_residual": True,
+        "intermediate_size": 4 * 4544}),
+    ("falcon-40b",
+        {"num_key_value_heads": 8, "norms_per_layer": 2, "parallel_residual": True, "mlp": "gelu"}),
+    ("falcon-11b", {"norms_per_layer": 1, "tie_word_embeddings": False}),
+    ("falcon-rw-1b", {"num_key_value_heads": 32, "position_embedding": "none",
+        "parallel_residual": False, "attention_bias": True}),
+    ("dbrx", {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 10752,
+        "num_key_value_heads": 8}),
+    ("ernie-4.5-300b-a47b",
+        {"first_k_dense_replace": 3, "num_moe_layers": 51, "router_correction_bias": True}),
+    ("ernie-4.5-21b-a3b", {"shared_expert_intermediate_size": 2 * 1536, "num_moe_layers": 27}),
+    ("minimax-m2", {"qk_norm": "full", "router_correction_bias": True, "num_experts": 256,
+        "shared_expert_intermediate_size": 0}),
+    ("olmoe-1b-7b", {"qk_norm": "full", "num_experts": 64, "moe_intermediate_size": 1024,
+        "intermediate_size": 0}),
+    ("gpt-neo-2.7b", {"sliding_layers": 16, "sliding_window": 256, "position_embedding": "learned",
+        "attention_bias": False}),
+    ("opt-66b", {"max_position_embeddings": 2050, "position_embedding": "learned", "mlp": "gelu"}),
+    ("exaone4-32b", {"sliding_layers": 48, "qk_norm": "head"}),
+    ("glm-4-9b-0414", {"norms_per_layer": 4, "attention_output_bias": False}),
+    ("qwen-7b", {"intermediate_size": 11008, "attention_bias": True, "mlp_bias": False}),
+    ("baichuan2-13b", {"position_embedding": "none"}),
+    ("baichuan2-7b", {"position_embedding": "rope"}),
+    ("afm-4.5b", {"mlp": "squared-relu", "norm": "rmsnorm"}),
+    ("starcoder-15b", {"num_key_value_heads": 1}),
+    ("hunyuan-a13b",
+        {"n_shared_experts": 1, "num_experts_per_tok": 8, "moe_intermediate_size": 3072}),
+    ("stablelm-2-12b", {"parallel_residual": True, "norms_per_layer": 1, "qk_norm": "full"}),
+])  # fmt: skip
 def test_what_the_switches_of_a_family_mean(name, expected):
     model = read(config(name))
     assert {key: getattr(model, key) for key in expected} == expected
@@ -292,21 +197,12 @@ DENSE = {
     "vocab_size": 32000,
 }
 QWEN3_NEXT = {
-    "model_type": "qwen3_next",
-    "hidden_size": 2048,
-    "num_hidden_layers": 48,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 2,
-    "head_dim": 256,
-    "vocab_size": 151936,
-    "full_attention_interval": 4,
-    "linear_num_value_heads": 32,
-    "linear_key_head_dim": 128,
-    "num_experts": 512,
-    "num_experts_per_tok": 10,
-    "moe_intermediate_size": 512,
+    "model_type": "qwen3_next", "hidden_size": 2048, "num_hidden_layers": 48,
+    "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "vocab_size": 151936,
+    "full_attention_interval": 4, "linear_num_value_heads": 32, "linear_key_head_dim": 128,
+    "num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512,
     "shared_expert_intermediate_size": 512,
-}
+}  # fmt: skip
 NEMOTRON_H = {
     "model_type": "nemotron_h",
     "hidden_size": 4096,
@@ -315,11 +211,8 @@ NEMOTRON_H = {
     "ssm_state_size": 128,
     "mamba_num_heads": 128,
 }
-LIGHTNING = {
-    "model_type": "minimax_text_01",
-    "num_hidden_layers": 80,
-    "attn_type_list": ([0] * 7 + [1]) * 10,
-}
+LIGHTNING = {"model_type": "minimax_text_01", "num_hidden_layers": 80}
+LIGHTNING["attn_type_list"] = ([0] * 7 + [1]) * 10
 GRANITE_H = {
     "model_type": "granitemoehybrid",
     "num_hidden_layers": 40,
@@ -328,44 +221,30 @@ GRANITE_H = {
 }
 
 
-@pytest.mark.parametrize(
-    ("keys", "words"),
-    [
-        (QWEN3_NEXT, "gated DeltaNet (linear attention) in 36 of 48 layers"),
-        (
-            {
-                **QWEN3_NEXT,
-                "full_attention_interval": None,
-                "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 12,
-            },
-            "36 of 48",
-        ),
-        (NEMOTRON_H, "Mamba-2 (state space) layers in 24 of 52 layers"),
-        (LIGHTNING, "lightning (linear) attention in 70 of 80 layers"),
-        (
-            {**LIGHTNING, "model_type": "minimax_m2"},
-            "lightning (linear) attention in 70 of 80 layers",
-        ),
-        (GRANITE_H, "Mamba-2 (state space) in 36 of 40 layers"),
-        ({"model_type": "jamba"}, "Mamba"),
-        ({"model_type": "mamba"}, "Mamba"),
-        ({"model_type": "rwkv"}, "RWKV time mixing"),
-        ({"model_type": "arctic"}, "dense MLP beside the mixture of experts"),
-        ({"model_type": "gemma3n"}, "per-layer embeddings"),
-        ({"model_type": "deepseek_v32", "kv_lora_rank": 512}, "indexer"),
-        ({"model_type": "t5"}, "encoder and a decoder"),
-        (
-            {"model_type": "mllama", "text_config": {"model_type": "mllama_text_model"}},
-            "cross-attention layers on images",
-        ),
-        (config("opt-350m"), "projections into and out of the hidden size"),
-        ({**config("hunyuan-a13b"), "use_cla": True}, "cross-layer attention"),
-        ({**config("hunyuan-a13b"), "moe_topk": [8] * 31 + [4]}, "layers that differ in width"),
-        ({**config("ernie-4.5-21b-a3b"), "moe_num_experts": [64, 64]}, "experts of two kinds"),
-        ({**config("falcon-7b"), "is_encoder_decoder": True}, "an encoder and a decoder"),
-        ({"model_type": "llama", "index_topk": 2048}, "sparse attention with an indexer"),
-    ],
-)
+@pytest.mark.parametrize(("keys", "words"), [
+    (QWEN3_NEXT, "gated DeltaNet (linear attention) in 36 of 48 layers"),
+    ({**QWEN3_NEXT, "full_attention_interval": None,
+        "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 12}, "36 of 48"),
+    (NEMOTRON_H, "Mamba-2 (state space) layers in 24 of 52 layers"),
+    (LIGHTNING, "lightning (linear) attention in 70 of 80 layers"),
+    ({**LIGHTNING, "model_type": "minimax_m2"}, "lightning (linear) attention in 70 of 80 layers"),
+    (GRANITE_H, "Mamba-2 (state space) in 36 of 40 layers"),
+    ({"model_type": "jamba"}, "Mamba"),
+    ({"model_type": "mamba"}, "Mamba"),
+    ({"model_type": "rwkv"}, "RWKV time mixing"),
+    ({"model_type": "arctic"}, "dense MLP beside the mixture of experts"),
+    ({"model_type": "gemma3n"}, "per-layer embeddings"),
+    ({"model_type": "deepseek_v32", "kv_lora_rank": 512}, "indexer"),
+    ({"model_type": "t5"}, "encoder and a decoder"),
+    ({"model_type": "mllama", "text_config": {"model_type": "mllama_text_model"}},
+        "cross-attention layers on images"),
+    (config("opt-350m"), "projections into and out of the hidden size"),
+    ({**config("hunyuan-a13b"), "use_cla": True}, "cross-layer attention"),
+    ({**config("hunyuan-a13b"), "moe_topk": [8] * 31 + [4]}, "layers that differ in width"),
+    ({**config("ernie-4.5-21b-a3b"), "moe_num_experts": [64, 64]}, "experts of two kinds"),
+    ({**config("falcon-7b"), "is_encoder_decoder": True}, "an encoder and a decoder"),
+    ({"model_type": "llama", "index_topk": 2048}, "sparse attention with an indexer"),
+])  # fmt: skip
 def test_a_block_we_lack_is_refused_by_name(keys, words):
     fault = fault_of(keys)
     assert words in fault.rule
@@ -379,15 +258,10 @@ def test_an_unknown_type_names_the_nearest_and_what_to_do():
     assert "the nearest type we read is olmo" in fault.remedy
     assert "inline without model_type" in fault.remedy
     with pytest.raises(SpecError) as caught:
-        read_model(
-            {
-                "model_type": "qwen3_next",
-                "hidden_size": 64,
-                "num_hidden_layers": 4,
-                "num_attention_heads": 4,
-                "vocab_size": 9,
-            }
-        )
+        read_model({
+            "model_type": "qwen3_next", "hidden_size": 64, "num_hidden_layers": 4,
+            "num_attention_heads": 4, "vocab_size": 9,
+        })  # fmt: skip
     assert "gated DeltaNet" in str(caught.value)
 
 
@@ -404,23 +278,13 @@ def test_every_type_is_either_read_or_refused():
 
 
 GRANITE_MICRO = {
-    "model_type": "granitemoehybrid",
-    "hidden_size": 2560,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 40,
-    "num_attention_heads": 40,
-    "num_key_value_heads": 8,
-    "vocab_size": 100352,
-    "tie_word_embeddings": True,
-    "layer_types": ["attention"] * 40,
-    "mamba_d_state": 256,
-    "mamba_n_heads": 128,
-    "num_local_experts": 0,
-    "num_experts_per_tok": 0,
-    "shared_intermediate_size": 8192,
-    "position_embedding_type": "rope",
+    "model_type": "granitemoehybrid", "hidden_size": 2560, "intermediate_size": 8192,
+    "num_hidden_layers": 40, "num_attention_heads": 40, "num_key_value_heads": 8,
+    "vocab_size": 100352, "tie_word_embeddings": True, "layer_types": ["attention"] * 40,
+    "mamba_d_state": 256, "mamba_n_heads": 128, "num_local_experts": 0, "num_experts_per_tok": 0,
+    "shared_intermediate_size": 8192, "position_embedding_type": "rope",
     "normalization_function": "rmsnorm",
-}
+}  # fmt: skip
 
 
 def test_granite_4_without_mamba_and_experts_is_dense():
@@ -430,27 +294,21 @@ def test_granite_4_without_mamba_and_experts_is_dense():
     assert model.total_parameters() == pytest.approx(3.4e9, abs=0.05e9)
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        (
-            "command-a-111b",
-            {"logits_multiplier": 0.25, "rope_mask": (True, True, True, False) * 16},
-        ),
-        ("exaone4-32b", {"post_norm": True, "rope_mask": (True, True, True, False) * 16}),
-        ("falcon-40b", {"rope_theta": 10_000.0, "alibi": False}),
-        ("falcon-rw-1b", {"alibi": True, "rope_theta": None}),
-        ("gpt-j-6b", {"partial_rotary_factor": 0.25}),
-        ("minimax-m2", {"partial_rotary_factor": 0.5, "scoring_func": "sigmoid"}),
-        ("dbrx", {"clip_qkv": 8.0, "scoring_func": "softmax", "norm_topk_prob": True}),
-        ("gpt-neo-2.7b", {"attention_multiplier": 1.0}),
-        ("phi-3.5-moe", {"scoring_func": "sparsemixer"}),
-        ("hunyuan-a13b", {"qk_norm_after_rope": True}),
-        ("apertus-8b", {"hidden_act": "xielu"}),
-        ("granite-3.1-3b-a800m", {"residual_multiplier": 0.22, "embedding_multiplier": 12.0}),
-        ("ling-mini-2.0", {"scoring_func": "sigmoid", "n_group": 8, "topk_group": 4}),
-    ],
-)
+@pytest.mark.parametrize(("name", "expected"), [
+    ("command-a-111b", {"logits_multiplier": 0.25, "rope_mask": (True, True, True, False) * 16}),
+    ("exaone4-32b", {"post_norm": True, "rope_mask": (True, True, True, False) * 16}),
+    ("falcon-40b", {"rope_theta": 10_000.0, "alibi": False}),
+    ("falcon-rw-1b", {"alibi": True, "rope_theta": None}),
+    ("gpt-j-6b", {"partial_rotary_factor": 0.25}),
+    ("minimax-m2", {"partial_rotary_factor": 0.5, "scoring_func": "sigmoid"}),
+    ("dbrx", {"clip_qkv": 8.0, "scoring_func": "softmax", "norm_topk_prob": True}),
+    ("gpt-neo-2.7b", {"attention_multiplier": 1.0}),
+    ("phi-3.5-moe", {"scoring_func": "sparsemixer"}),
+    ("hunyuan-a13b", {"qk_norm_after_rope": True}),
+    ("apertus-8b", {"hidden_act": "xielu"}),
+    ("granite-3.1-3b-a800m", {"residual_multiplier": 0.22, "embedding_multiplier": 12.0}),
+    ("ling-mini-2.0", {"scoring_func": "sigmoid", "n_group": 8, "topk_group": 4}),
+])  # fmt: skip
 def test_what_the_network_computes(name, expected):
     model = read(config(name))
     assert {key: getattr(model, key) for key in expected} == expected
@@ -484,14 +342,10 @@ class TestWrappers:
             "model_type": "mistral",
             "vocab_size": 131072,
         }
-        model = read_model(
-            {"model_type": "llava", "text_config": {**pixtral, "sliding_window": None}}
-        )
-        assert (model.num_key_value_heads, model.num_attention_heads, model.sliding_layers) == (
-            8,
-            32,
-            0,
-        )
+        text = {**pixtral, "sliding_window": None}
+        model = read_model({"model_type": "llava", "text_config": text})
+        assert (model.num_key_value_heads, model.num_attention_heads) == (8, 32)
+        assert model.sliding_layers == 0
         assert model.total_parameters() == pytest.approx(
             12.2e9, abs=0.1e9
         )  # Mistral NeMo, Pixtral's language model
@@ -499,12 +353,7 @@ class TestWrappers:
     def test_what_is_left_out_is_said_where_the_numbers_are(self):
         text = {**DENSE, "model_type": "llama", "odd_switch": 3}
         wrapped = {"model_type": "llava", "text_config": text, "vision_config": {"depth": 3}}
-        job = {
-            "model": wrapped,
-            "cluster": {"gpu": "h100", "num_gpus": 8},
-            "training": {"seq_len": 1024, "global_batch_size": 8},
-            "layout": {"dp_shard": 8},
-        }
+        job = job_values(wrapped, "h100", 8, 1024, 8, layout={"dp_shard": 8})
         first, again = (read_job(one) for one in (job, read_job(job).request))
         assert first.model == again.model
         said = " ".join(estimate_job(first).warnings)
@@ -514,36 +363,21 @@ class TestWrappers:
 
     def test_a_flat_one(self):
         qwen = {
-            "model_type": "qwen2_5_vl",
-            "hidden_size": 3584,
-            "intermediate_size": 18944,
-            "num_hidden_layers": 28,
-            "num_attention_heads": 28,
-            "num_key_value_heads": 4,
-            "vocab_size": 152064,
-            "tie_word_embeddings": False,
-            "vision_config": {"depth": 32},
-        }
+            "model_type": "qwen2_5_vl", "hidden_size": 3584, "intermediate_size": 18944,
+            "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
+            "vocab_size": 152064, "tie_word_embeddings": False, "vision_config": {"depth": 32},
+        }  # fmt: skip
         assert read(qwen).total_parameters() == 7_615_616_512  # Qwen2.5-7B
 
     def test_a_text_type_of_its_own(self):
         text = {
-            "model_type": "qwen3_vl_moe_text",
-            "hidden_size": 2048,
-            "intermediate_size": 6144,
-            "num_hidden_layers": 48,
-            "head_dim": 128,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 4,
-            "vocab_size": 151936,
-            "num_experts": 128,
-            "num_experts_per_tok": 8,
-            "moe_intermediate_size": 768,
-            "decoder_sparse_step": 1,
-        }
-        model = read_model(
-            {"model_type": "qwen3_vl_moe", "text_config": text, "tie_word_embeddings": False}
-        )
+            "model_type": "qwen3_vl_moe_text", "hidden_size": 2048, "intermediate_size": 6144,
+            "num_hidden_layers": 48, "head_dim": 128, "num_attention_heads": 32,
+            "num_key_value_heads": 4, "vocab_size": 151936, "num_experts": 128,
+            "num_experts_per_tok": 8, "moe_intermediate_size": 768, "decoder_sparse_step": 1,
+        }  # fmt: skip
+        config = {"model_type": "qwen3_vl_moe", "text_config": text}
+        model = read_model({**config, "tie_word_embeddings": False})
         assert model.total_parameters() == 30_532_122_624  # Qwen3-30B-A3B
 
     def test_a_wrapper_around_a_network_we_lack(self):

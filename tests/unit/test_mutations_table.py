@@ -10,11 +10,8 @@ from mutations import files_of, mutations, occurrences
 
 
 def test_every_row_breaks_one_line_that_is_there_and_has_tests() -> None:
-    stale = [
-        one.name
-        for one in mutations()
-        if occurrences(one) != 1 or not files_of(one) or one.old == one.new
-    ]
+    stale = [one.name for one in mutations() if occurrences(one) != 1 or one.old == one.new]
+    stale += [one.name for one in mutations() if not files_of(one)]
     assert stale == []
 
 

@@ -1,6 +1,4 @@
-"""A batch size near the one asked for that would be much faster: which are tried, what is promised,
-and that the promise is kept.
-"""
+"""A batch near the one asked for that is much faster: tried, promised, and the promise kept."""
 
 from math import gcd
 from types import SimpleNamespace
@@ -11,32 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import planner.plan.recommend
-from api.wiring import SystemClock
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
-from planner.ports import Ports
 from planner.search.infeasible import near_batch as near
 from planner.search.infeasible.near_batch import NEAR, TRIED, WORTH, nearby
 from planner.specs.job import SearchSpec
 from planner.specs.plan import Plan
 from planner.trainers.registry import resolve_layout
+from tests.conftest import fixed_ports, job_values
 
 WORDS = "global_batch_size "
 
 
-class Ids:
-    def new_id(self, prefix: str) -> str:
-        return prefix
-
-
 def plan_of(batch: int, **search: object) -> Plan:
-    job = {
-        "model": "llama3-8b",
-        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},
-        "training": {"seq_len": 8192, "global_batch_size": batch},
-        "search": {"top_k": 2, **search},
-    }
-    return recommend(read_job(job), ports=Ports(clock=SystemClock(), ids=Ids()))
+    job = job_values("llama3-8b", "h100-sxm-80gb", 64, 8192, batch, search={"top_k": 2, **search})
+    return recommend(read_job(job), ports=fixed_ports())
 
 
 def hints(plan: Plan) -> list[str]:
@@ -48,18 +35,10 @@ def odd() -> Plan:
     return plan_of(63)
 
 
-@pytest.mark.parametrize(
-    ("asked", "num_gpus", "sizes"),
-    [
-        (63, 64, [64]),
-        (64, 64, []),
-        (512, 256, []),
-        (100, 64, [96, 104]),
-        (7, 8, [8]),
-        (1, 64, []),
-        (9, 48, [8]),
-    ],
-)
+@pytest.mark.parametrize(("asked", "num_gpus", "sizes"), [
+    (63, 64, [64]), (64, 64, []), (512, 256, []), (100, 64, [96, 104]), (7, 8, [8]), (1, 64, []),
+    (9, 48, [8]),
+])  # fmt: skip
 def test_batches_that_divide_among_more_ranks_are_near(
     asked: int, num_gpus: int, sizes: list[int]
 ) -> None:
@@ -70,10 +49,8 @@ def test_batches_that_divide_among_more_ranks_are_near(
 def test_only_near_sizes_that_share_more_with_the_gpus_are_tried(asked: int, num_gpus: int) -> None:
     found = nearby(asked, num_gpus)
     assert len(found) <= TRIED
-    assert all(
-        abs(size - asked) <= NEAR * asked and gcd(size, num_gpus) > gcd(asked, num_gpus)
-        for size in found
-    )
+    assert all(abs(size - asked) <= NEAR * asked for size in found)
+    assert all(gcd(size, num_gpus) > gcd(asked, num_gpus) for size in found)
 
 
 def named(monkeypatch: pytest.MonkeyPatch, gains: dict[int, float]) -> int | None:
@@ -160,9 +137,8 @@ def test_nothing_is_priced_for_a_batch_that_divides(monkeypatch: pytest.MonkeyPa
 def test_what_the_user_fixed_stays(odd: Plan) -> None:
     """With the degrees fixed no other batch is faster a token."""
     layout = odd.ranked[0].layout
-    degrees = {
-        name: getattr(layout, name) for name in ("dp_replicate", "dp_shard", "tp", "cp", "pp")
-    }
+    names = ("dp_replicate", "dp_shard", "tp", "cp", "pp")
+    degrees = {name: getattr(layout, name) for name in names}
     assert hints(plan_of(63, fix=degrees)) == []
 
 

@@ -1,6 +1,4 @@
-"""An error names the nearest thing one could do: a file beside the one that is missing, a
-config.json to download, a GPU to start from.
-"""
+"""An error names the nearest remedy: a file beside it, a config.json, a GPU to start from."""
 
 import json
 from pathlib import Path
@@ -24,10 +22,8 @@ def remedy_of(call: Any) -> str:
 
 def test_a_model_of_the_hub_that_is_not_known_is_one_download_away() -> None:
     remedy = remedy_of(lambda: read_model("mistralai/Mistral-Large-9"))
-    assert (
-        "download config.json of mistralai/Mistral-Large-9 from Hugging Face and pass its path"
-        in remedy
-    )
+    words = "download config.json of mistralai/Mistral-Large-9 from Hugging Face and pass its path"
+    assert words in remedy
     assert "did you mean mistral-" in remedy
     assert "config.json" in remedy_of(lambda: read_model("my-own"))
     assert "send the keys of its config.json" in remedy_of(
@@ -36,9 +32,8 @@ def test_a_model_of_the_hub_that_is_not_known_is_one_download_away() -> None:
 
 
 def test_weights_are_not_a_model(tmp_path: Path) -> None:
-    assert "the config.json that stands beside them" in remedy_of(
-        lambda: read_model("model-00001.safetensors")
-    )
+    remedy = remedy_of(lambda: read_model("model-00001.safetensors"))
+    assert "the config.json that stands beside them" in remedy
 
 
 def test_a_gpu_that_is_not_known_is_described_by_the_nearest_one() -> None:
@@ -46,10 +41,8 @@ def test_a_gpu_that_is_not_known_is_described_by_the_nearest_one() -> None:
     assert remedy.startswith("did you mean h100")
     example = "{base: h100-sxm-80gb, name: mine, memory: 96 GiB}"
     assert example in remedy
-    assert (
-        read_gpu({"base": "h100-sxm-80gb", "name": "mine", "memory": "96 GiB"}).memory_bytes
-        == 96 * 2**30
-    )
+    mine = {"base": "h100-sxm-80gb", "name": "mine", "memory": "96 GiB"}
+    assert read_gpu(mine).memory_bytes == 96 * 2**30
 
 
 def test_a_cluster_that_is_not_known_is_written_out() -> None:
@@ -70,14 +63,11 @@ def test_a_missing_file_names_the_one_beside_it(tmp_path: Path) -> None:
     assert f"{tmp_path}/config.json" in remedy_of(lambda: read_model(str(tmp_path / "confg.json")))
 
 
-@pytest.mark.parametrize(
-    ("rule", "says"),
-    [
-        ("is required", "layout is required; add it"),
-        ("no such thing", "layout: no such thing; add it"),
-        ("must be 1", "layout must be 1; add it"),
-    ],
-)
+@pytest.mark.parametrize(("rule", "says"), [
+    ("is required", "layout is required; add it"),
+    ("no such thing", "layout: no such thing; add it"),
+    ("must be 1", "layout must be 1; add it"),
+])  # fmt: skip
 def test_what_was_not_given_has_no_value(rule: str, says: str) -> None:
     assert str(Fault("layout", None, rule, "add it")) == says
 

@@ -11,20 +11,15 @@ from planner.specs.job import Job
 from planner.specs.plan import FittingChange
 
 JOBS: dict[str, dict[str, Any]] = {
-    "no power of two": {
-        "model": "mixtral-8x22b", "cluster": {"gpu": "a100-sxm-40gb", "num_gpus": 8},
+    "no power of two": {"model": "mixtral-8x22b",
+        "cluster": {"gpu": "a100-sxm-40gb", "num_gpus": 8},
         "training": {"seq_len": 4096, "global_batch_size": 48},
-        "search": {"fix": {"ac": "full", "cpu_offload": True}},
-    },
-    "on the device": {
-        "model": "llama3-70b", "cluster": {"gpu": "a100-sxm-40gb", "num_gpus": 8},
+        "search": {"fix": {"ac": "full", "cpu_offload": True}}},
+    "on the device": {"model": "llama3-70b", "cluster": {"gpu": "a100-sxm-40gb", "num_gpus": 8},
         "training": {"seq_len": 8192, "global_batch_size": 96},
-        "search": {"fix": {"cpu_offload": False}},
-    },
-    "Megatron": {
-        "model": "llama3-70b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-        "training": {"seq_len": 8192, "global_batch_size": 96, "trainer": "megatron"},
-    },
+        "search": {"fix": {"cpu_offload": False}}},
+    "Megatron": {"model": "llama3-70b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
+        "training": {"seq_len": 8192, "global_batch_size": 96, "trainer": "megatron"}},
 }  # fmt: skip
 
 
@@ -62,7 +57,7 @@ def test_a_shorter_sequence_is_the_longest_that_fits() -> None:
             "model": "llama3.1-8b",
             "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
             "training": {"seq_len": 2**17, "global_batch_size": 8},
-            "search": {"fix": {"ac": "none", "tp": 4, "dp_shard": 2, "precision": "bf16"}},
+            "search": {"fix": {"ac": "none", "tp": 4, "dp_shard": 2, "precision": "bf16", "pp": 1}},
         }
     )
     request = Request(job=job, cluster=job.cluster)

@@ -1,6 +1,4 @@
-"""What a config.json says about a network beyond its shapes: read, kept, and without bearing on
-what a job is found by.
-"""
+"""A network beyond its shapes, in config.json: read, kept, no part of a job's name."""
 
 import json
 from pathlib import Path
@@ -64,16 +62,13 @@ def test_a_scaling_that_lacks_its_numbers_is_a_fault() -> None:
 
 
 def test_keys_that_we_do_not_know_are_remembered() -> None:
-    assert published(wonder_factor=3, another=None, use_something=False).unread_keys == (
-        "wonder_factor",
-    )
+    found = published(wonder_factor=3, another=None, use_something=False)
+    assert found.unread_keys == ("wonder_factor")
 
 
 def test_a_network_does_not_change_what_a_job_is_found_by() -> None:
-    job = {
-        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-        "training": {"seq_len": 8192, "global_batch_size": 64},
-    }
+    job = {"cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8}}
+    job["training"] = {"seq_len": 8192, "global_batch_size": 64}
     hashes = {question_hash(read_job({**job, "model": name})) for name in ("llama3.1-8b",)}
     other = {**inline_keys(load_model("llama3.1-8b")), "rope_theta": 777.0, "norm_eps": 1e-3}
     assert question_hash(read_job({**job, "model": other})) in hashes
@@ -95,21 +90,15 @@ def test_an_alias_may_differ_in_a_number() -> None:
 
 def test_every_shipped_flavor_has_its_facts() -> None:
     for flavor in FLAVORS.values():
-        assert {"rope_theta", "norm_eps", "rope_scaling"} <= shipped_facts(
-            flavor.module, flavor.flavor
-        ).keys()
+        facts = shipped_facts(flavor.module, flavor.flavor)
+        assert {"rope_theta", "norm_eps", "rope_scaling"} <= facts.keys()
 
 
 def test_a_file_is_read_to_the_same_network(tmp_path: Path) -> None:
-    text = json.dumps(
-        {
-            **SHAPES,
-            "architectures": ["X"],
-            "model_type": "qwen3",
-            "rope_theta": 5_000_000,
-            "rms_norm_eps": 1e-6,
-        }
-    )
+    text = json.dumps({
+        **SHAPES, "architectures": ["X"], "model_type": "qwen3", "rope_theta": 5_000_000,
+        "rms_norm_eps": 1e-6,
+    })  # fmt: skip
     (tmp_path / "config.json").write_text(text)
     model = read_model(str(tmp_path))
     assert (model.rope_theta, model.norm_eps, model.hidden_act) == (5e6, 1e-6, "silu")
@@ -118,10 +107,8 @@ def test_a_file_is_read_to_the_same_network(tmp_path: Path) -> None:
 def test_a_variant_with_experts_that_the_bases_groups_do_not_divide_has_no_groups() -> None:
     base = read_model({"base": "deepseek-v3"})
     same = read_model({"base": "deepseek-v3", "n_routed_experts": 64})
-    fewer = read_model({"base": "deepseek-v3", "n_routed_experts": 4, "num_experts_per_tok": 2})
     assert (same.n_group, same.topk_group) == (base.n_group, base.topk_group) == (8, 4)
-    assert fewer.n_group == 0
+    few = {"base": "deepseek-v3", "n_routed_experts": 4, "num_experts_per_tok": 2}
     with pytest.raises(SpecError, match="does not divide 4 experts"):
-        read_model(
-            {"base": "deepseek-v3", "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 8}
-        )
+        read_model({**few, "n_group": 8})
+    assert read_model(few).n_group == 0

@@ -7,14 +7,13 @@ import pytest
 from planner.intake.jobs import read_job
 from planner.search import parts
 from planner.search.one_size import OneSize, search_size
+from tests.conftest import job_values
 
 # 13B parameters and their states fill 4 A100 so far that layers must be recomputed; states that
 # are on the host leave room not to.
-TIGHT: dict[str, Any] = {
-    "model": "llama2-13b",
-    "cluster": {"gpu": "a100-sxm-80gb", "num_gpus": 4},
-    "training": {"seq_len": 4096, "global_batch_size": 64, "trainer": "megatron-deepspeed"},
-}
+TIGHT: dict[str, Any] = job_values(
+    "llama2-13b", "a100-sxm-80gb", 4, 4096, 64, trainer="megatron-deepspeed"
+)
 
 
 def searched(**search: Any) -> OneSize:

@@ -12,12 +12,9 @@ from probes import guardian
 from probes.folder import BEGIN, END, LOG, RESULT, TASK
 from probes.outcome import LOG_BYTES, Begin, bare_environment, conclude, read_end, read_log
 from probes.protocol import Failed, FailureKind, MeasuredRun, ProbeResult, ProbeTask
+from tests.conftest import job_values
 
-JOB: dict[str, Any] = {
-    "model": "debug-tiny", "cluster": {"gpu": "cpu", "num_gpus": 2},
-    "training": {"seq_len": 64, "global_batch_size": 4},
-    "layout": {"dp_shard": 2, "ac": "none"},
-}  # fmt: skip
+JOB = job_values("debug-tiny", "cpu", 2, 64, 4, layout={"dp_shard": 2, "ac": "none"})
 GEMM = {"kind": "gemm", "name": "", "dtype": "bf16", "sizes": {"k": 8, "m": 8, "n": 8}}
 BEGUN = Begin(started_at="2026-01-01T00:00:00+00:00", started=1e9, num_gpus=2, token="abc")
 
@@ -92,21 +89,15 @@ class TestConclude:
         end(tmp_path, exit_code=1)
         assert conclude(tmp_path).outcome.status == "failed"
 
-    @pytest.mark.parametrize(
-        ("values", "task", "message"),
-        [
-            ({"losses": [2.0, float("inf")]}, {}, "the loss of step 1 is inf"),
-            ({"step_seconds_each": []}, {}, "without a timed step"),
-            ({"step_seconds": 0.0}, {}, "without a timed step"),
-            ({"step_seconds": None}, {}, "without a timed step"),
-            ({"timings": []}, {"kernels": [GEMM]}, "no kernel could be timed: it wrote no line"),
-            (
-                {"timings": [{**GEMM, "status": "oom", "message": "full"}]},
-                {"kernels": [GEMM]},
-                "no kernel could be timed: full",
-            ),
-        ],
-    )
+    @pytest.mark.parametrize(("values", "task", "message"), [
+        ({"losses": [2.0, float("inf")]}, {}, "the loss of step 1 is inf"),
+        ({"step_seconds_each": []}, {}, "without a timed step"),
+        ({"step_seconds": 0.0}, {}, "without a timed step"),
+        ({"step_seconds": None}, {}, "without a timed step"),
+        ({"timings": []}, {"kernels": [GEMM]}, "no kernel could be timed: it wrote no line"),
+        ({"timings": [{**GEMM, "status": "oom", "message": "full"}]}, {"kernels": [GEMM]},
+            "no kernel could be timed: full"),
+    ])  # fmt: skip
     def test_a_success_that_cannot_be_one_is_a_failure(
         self, tmp_path: Path, values: dict[str, Any], task: dict[str, Any], message: str
     ) -> None:
@@ -116,14 +107,11 @@ class TestConclude:
         assert isinstance(outcome, Failed)
         assert message in outcome.message
 
-    @pytest.mark.parametrize(
-        ("values", "task"),
-        [
-            ({"losses": [float("nan")]}, {"emulate_rank": 1}),
-            ({"step_seconds": None, "step_seconds_each": []}, {"fake_tensors": True}),
-            ({"timings": [{**GEMM, "status": "ok"}], "step_seconds": None}, {"kernels": [GEMM]}),
-        ],
-    )
+    @pytest.mark.parametrize(("values", "task"), [
+        ({"losses": [float("nan")]}, {"emulate_rank": 1}),
+        ({"step_seconds": None, "step_seconds_each": []}, {"fake_tensors": True}),
+        ({"timings": [{**GEMM, "status": "ok"}], "step_seconds": None}, {"kernels": [GEMM]}),
+    ])  # fmt: skip
     def test_inputs_from_nowhere_have_no_loss_and_no_time(
         self, tmp_path: Path, values: dict[str, Any], task: dict[str, Any]
     ) -> None:

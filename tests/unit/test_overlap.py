@@ -1,6 +1,4 @@
-"""Data-parallel communication under compute: FSDP's prefetch against streams played out, and the
-closed forms at the ends.
-"""
+"""Data-parallel communication under compute: FSDP's prefetch played out, and its limits."""
 
 from dataclasses import replace
 from typing import Any
@@ -19,6 +17,7 @@ from planner.cost.network.collectives import collective_seconds
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job, read_training
 from planner.trainers.registry import TRAINERS, resolve_layout
+from tests.conftest import job_values
 
 LAYERS = 12
 
@@ -28,14 +27,9 @@ def columns(
 ) -> UnitColumns:
     """One kind of layer, embedding and head, all with the same times."""
     given = {
-        "forward": forward,
-        "backward": backward,
-        "gather": gather,
-        "scatter": scatter,
-        "replicate": replicate,
-        "gather_copy": 0.0,
-        "scatter_copy": 0.0,
-    }
+        "forward": forward, "backward": backward, "gather": gather, "scatter": scatter,
+        "replicate": replicate, "gather_copy": 0.0, "scatter_copy": 0.0,
+    }  # fmt: skip
     return UnitColumns(**{name: np.full((3, 1), value) for name, value in given.items()})
 
 
@@ -58,9 +52,7 @@ def exposed(
 
 
 def played_forward(num_units: int, forward: float, gather: float) -> float:
-    """Two streams: unit i computes when its gather is done; the gather of unit i + 1 starts when
-    unit i begins to compute.
-    """
+    """Two streams: unit i computes after its gather; the next gather starts with that compute."""
     gathered, free = gather, 0.0
     for _ in range(num_units):
         start = max(free, gathered)
@@ -70,9 +62,7 @@ def played_forward(num_units: int, forward: float, gather: float) -> float:
 
 
 def played_backward(num_units: int, backward: float, gather: float, scatter: float) -> float:
-    """The same with gathers and reduce-scatters in one queue of the network; the last unit's
-    parameters are still there.
-    """
+    """Gathers and scatters in one queue; the last unit's parameters are there."""
     network, free, gathered = 0.0, 0.0, 0.0
     for unit in range(num_units):
         start = max(free, gathered)
@@ -86,15 +76,12 @@ def played_backward(num_units: int, backward: float, gather: float, scatter: flo
 @pytest.mark.parametrize("gather", [0.2, 0.9, 1.0, 1.7, 4.0])
 def test_forward_waits_are_the_prefetch_played_out(gather: float) -> None:
     ours = exposed(columns(1.0, 100.0, gather, 0.0), dp_shard=64, zero_stage=2).fsdp[0, 0]
-    assert ours == pytest.approx(
-        played_forward(LAYERS + 2, 1.0, gather) + max(0.0, gather - 1.0), rel=1e-12
-    )
+    played = played_forward(LAYERS + 2, 1.0, gather) + max(0.0, gather - 1.0)
+    assert ours == pytest.approx(played, rel=1e-12)
 
 
 @pytest.mark.parametrize(("gather", "scatter"), [(0.2, 0.3), (0.6, 0.4), (1.0, 1.5), (3.0, 2.0)])
-def test_backward_waits_are_the_queue_played_out_but_for_its_ends(
-    gather: float, scatter: float
-) -> None:
+def test_backward_waits_are_the_queue_played_out(gather: float, scatter: float) -> None:
     """Whatever runs at the ends is at most one unit's communication."""
     both = exposed(columns(1.0, 2.0, gather, scatter), dp_shard=64, zero_stage=3).fsdp[0, 0]
     forward = exposed(columns(1.0, 2.0, gather, 0.0), dp_shard=64, zero_stage=2).fsdp[0, 0]
@@ -129,34 +116,30 @@ def test_without_overlap_everything_waits() -> None:
 
 def test_under_a_pipeline_gathers_come_once_a_step_and_reductions_at_its_end() -> None:
     """ZeRO-2 under PP: the same waits for 4 and for 32 microbatches; ZeRO-3 pays for each."""
-    once = [
-        exposed(columns(1.0, 2.0, 1.5, 0.2), m, dp_shard=16, pp=4, zero_stage=2).fsdp[0, 0]
-        for m in (4.0, 32.0)
-    ]
-    each = [
-        exposed(columns(1.0, 2.0, 1.5, 0.2), m, dp_shard=16, pp=4, zero_stage=3).fsdp[0, 0]
-        for m in (4.0, 32.0)
-    ]
+    given = {"dp_shard": 16, "pp": 4}
+    once, each = (
+        [
+            exposed(columns(1.0, 2.0, 1.5, 0.2), m, **given, zero_stage=z).fsdp[0, 0]
+            for m in (4.0, 32.0)
+        ]
+        for z in (2, 3)
+    )
     assert once[0] == pytest.approx(once[1])
     assert each[1] > 4 * each[0] > 4 * once[0]
 
 
 def test_replicas_are_reduced_after_the_shards_and_counted_apart() -> None:
-    found = exposed(
-        columns(1.0, 2.0, 0.1, 0.2, replicate=5.0), dp_replicate=2, dp_shard=32, zero_stage=3
-    )
+    layout = {"dp_replicate": 2, "dp_shard": 32, "zero_stage": 3}
+    found = exposed(columns(1.0, 2.0, 0.1, 0.2, replicate=5.0), **layout)
     assert found.dp[0, 0] == pytest.approx((LAYERS + 2) * (5.0 - 2.0))
 
 
 def test_a_distributed_optimizer_waits_for_what_one_backward_does_not_hide() -> None:
-    """One reduction of all gradients under the last backward, one gather under the first forward,
-    however many microbatches.
-    """
+    """One reduction under the last backward, one gather under the first forward, whatever m."""
     units = LAYERS + 2
     for m in (1.0, 16.0):
-        found = exposed(
-            columns(1.0, 2.0, 1.5, 2.5), m, trainer="megatron", dp_shard=64, zero_stage=1
-        )
+        layout = {"trainer": "megatron", "dp_shard": 64, "zero_stage": 1}
+        found = exposed(columns(1.0, 2.0, 1.5, 2.5), m, **layout)
         assert found.fsdp[0, 0] == pytest.approx(units * (2.5 - 2.0) + units * (1.5 - 1.0))
 
 
@@ -226,26 +209,15 @@ def test_under_a_pipeline_all_gradients_come_down_once_at_the_end() -> None:
     assert waited == pytest.approx((0.1 + 0.3) + (LAYERS + 2) * (0.2 + 0.4))
 
 
-# ---- context parallelism -------------------------------------------------------------------------
-
 TOKENS, CP = 131072, 8
 
 
 def context(method: str, cp: int = CP) -> tuple[Pricer, float]:
-    """(pricer, seconds that context parallelism exposes in a step of one sequence without
-    recomputation).
-    """
-    job = read_job(
-        {
-            "model": "llama3-8b",
-            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": CP},
-            "training": {"seq_len": TOKENS, "global_batch_size": 1, "trainer": "fsdp"},
-        }
-    )
+    """(pricer, exposed seconds of context parallelism for one sequence without recomputation)."""
+    job = read_job(job_values("llama3-8b", "h100-sxm-80gb", CP, TOKENS, 1, trainer="fsdp"))
     pricer = Pricer.build(job.model, job.cluster, job.training)
-    layout = resolve_layout(
-        {"cp": cp, "cp_method": method, "ac": "none"}, trainer="fsdp", num_gpus=CP
-    )
+    values = {"cp": cp, "cp_method": method, "ac": "none"}
+    layout = resolve_layout(values, trainer="fsdp", num_gpus=CP)
     return pricer, float(pricer.price(LayoutBatch.from_layouts([layout])).parts["cp"][0])
 
 
@@ -264,9 +236,7 @@ def seconds_of(pricer: Pricer, operation: str, payload_bytes: float) -> float:
 
 
 def test_keys_and_values_of_all_tokens_are_gathered_or_passed_round() -> None:
-    """Forward: 2 x tokens x KV width x 2 bytes, (n - 1) / n of it received by every rank; backward
-    their gradients the other way.
-    """
+    """2 x tokens x KV width x 2 bytes, (n - 1) / n of it received; backward the other way."""
     pricer, gathered = context("allgather")
     model = pricer.model
     whole = 2.0 * 2.0 * TOKENS * model.num_key_value_heads * model.head_dim
@@ -280,9 +250,7 @@ def test_keys_and_values_of_all_tokens_are_gathered_or_passed_round() -> None:
 
 
 def test_ulysses_exchanges_its_own_tokens_of_queries_keys_values_and_outputs() -> None:
-    """Each rank sends its tokens' heads to the ranks that compute them, and back. Source: Jacobs et
-    al. 2023 (DeepSpeed-Ulysses).
-    """
+    """Each rank sends its tokens' heads to be computed, and back: Jacobs et al. 2023."""
     pricer, exchanged = context("ulysses")
     model = pricer.model
     own = [
@@ -298,14 +266,11 @@ def test_one_rank_passes_nothing_on() -> None:
     assert context("allgather", cp=1)[1] == 0.0
 
 
-@pytest.mark.parametrize(
-    ("layout", "gathers", "reductions"),
-    [
-        ({"dp_shard": 64, "zero_stage": 3}, 2.0, 1.0),
-        ({"dp_shard": 64, "zero_stage": 2}, 1.0, 1.0),
-        ({"dp_shard": 16, "pp": 4, "zero_stage": 2}, 0.25, 0.25),
-    ],
-)
+@pytest.mark.parametrize(("layout", "gathers", "reductions"), [
+    ({"dp_shard": 64, "zero_stage": 3}, 2.0, 1.0),
+    ({"dp_shard": 64, "zero_stage": 2}, 1.0, 1.0),
+    ({"dp_shard": 16, "pp": 4, "zero_stage": 2}, 0.25, 0.25),
+])  # fmt: skip
 def test_copies_of_buffers_are_paid_for_every_gather_and_reduction(
     layout: dict[str, Any], gathers: float, reductions: float
 ) -> None:
@@ -315,9 +280,8 @@ def test_copies_of_buffers_are_paid_for_every_gather_and_reduction(
     copied = replace(seconds, gather_copy=np.full((3, 1), out), scatter_copy=np.full((3, 1), into))
     with_copies, without = (exposed(s, microbatches, **layout) for s in (copied, seconds))
     head_gathers = min(gathers, 1.0)
-    expected = microbatches * (
-        out * ((LAYERS + 1) * gathers + head_gathers) + into * (LAYERS + 2) * reductions
-    )
+    forward = out * ((LAYERS + 1) * gathers + head_gathers)
+    expected = microbatches * (forward + into * (LAYERS + 2) * reductions)
     assert with_copies.copies[0, 0] == pytest.approx(expected, rel=1e-12)
     assert without.copies[0, 0] == 0.0
     for field in ("fsdp", "dp", "hidden"):

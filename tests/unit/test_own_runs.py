@@ -1,6 +1,4 @@
-"""Runs priced once: what they teach is what a fit that prices them again teaches, and what was
-kept of them teaches the same.
-"""
+"""Runs priced once teach what a fit that prices them again teaches, also when read back."""
 
 import json
 from typing import Any
@@ -19,17 +17,11 @@ from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
 from planner.specs.job import Job
 from planner.specs.measurement import Measured, Measurement
+from tests.conftest import job_values
 
 
 def job(model: str = "llama3-8b", **layout: Any) -> Job:
-    return read_job(
-        {
-            "model": model,
-            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-            "training": {"seq_len": 8192, "global_batch_size": 16},
-            "layout": layout,
-        }
-    )
+    return read_job(job_values(model, "h100-sxm-80gb", 8, 8192, 16, layout=layout))
 
 
 def seconds(asked: Job, calibration: Calibration | None = None) -> float:
@@ -55,9 +47,8 @@ def test_one_solve_is_as_good_as_a_fit_that_prices_again(factor: float) -> None:
     """Within the noise of one run, for layouts that ran and for others."""
     jobs = [job(**layout) for layout in LAYOUTS]
     ratios = factor * np.exp(0.03 * np.random.default_rng(1).standard_normal(len(jobs)))
-    runs = [
-        run(f"m-{i}", one, ratio) for i, (one, ratio) in enumerate(zip(jobs, ratios, strict=True))
-    ]
+    pairs = enumerate(zip(jobs, ratios, strict=True))
+    runs = [run(f"m-{i}", one, ratio) for i, (one, ratio) in pairs]
     shipped = shipped_calibration()
     learnt = learn(shipped, runs)
     times = [one.measured.step_seconds or 0.0 for one in runs]

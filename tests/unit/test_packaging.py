@@ -1,6 +1,4 @@
-"""What is imported is declared and pinned; images are made of files that exist and run commands
-that exist; manifests name what is read.
-"""
+"""Imports are declared and pinned; images are made of, and run, what exists; manifests are true."""
 
 import ast
 import importlib
@@ -21,19 +19,11 @@ from tests.conftest import JOB, LAYOUT, clean_environment
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
-NAMES = {
-    "yaml": "pyyaml",
-    "psycopg": "psycopg",
-    "prometheus_client": "prometheus-client",
-    "pydantic_settings": "pydantic-settings",
-    "pythonjsonlogger": "python-json-logger",
-}
-BROUGHT_ALONG = {
-    "starlette": "fastapi",
-    "anyio": "fastapi",
-    "PIL": "matplotlib",
-    "h11": "uvicorn",
-}  # parts of it that its users import
+UNDERSCORED = ("prometheus_client", "pydantic_settings")
+NAMES = {name: name.replace("_", "-") for name in UNDERSCORED}
+NAMES |= {"yaml": "pyyaml", "pythonjsonlogger": "python-json-logger"}
+# parts of it that its users import
+BROUGHT_ALONG = {"starlette": "fastapi", "anyio": "fastapi", "PIL": "matplotlib", "h11": "uvicorn"}
 # optional, each absence a line of its own; see the probe program
 WHERE_A_GPU_IS = {"torchao", "pynvml", "torchtitan", "triton"}
 MISSING_ON_PURPOSE = {"a_package_that_nobody_has"}
@@ -54,49 +44,28 @@ def declared(*extras: str) -> set[str]:
 def own_modules() -> frozenset[str]:
     """Packages of the checkout, and files that a script or a test beside them imports by name."""
     files = [path for folder in ("tests", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
-    return frozenset(
-        {
-            "planner",
-            "api",
-            "probes",
-            "tests",
-            "benchmarks",
-            "alembic",
-            *(path.stem for path in files),
-        }
-    )
+    folders = {"planner", "api", "probes", "tests", "benchmarks", "alembic"}
+    return frozenset(folders | {path.stem for path in files})
 
 
 def outside(*folders: str) -> Iterator[tuple[str, str]]:
     """(file, distribution) of every import that is neither ours nor the standard library's."""
+    ours = {*sys.stdlib_module_names, *own_modules(), *WHERE_A_GPU_IS, *MISSING_ON_PURPOSE}
     for path in (path for folder in folders for path in (ROOT / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += (
-                [node.module or ""] if isinstance(node, ast.ImportFrom) and node.level == 0 else []
-            )
-            for name in names:
-                top = name.partition(".")[0]
-                if top not in {
-                    *sys.stdlib_module_names,
-                    *own_modules(),
-                    *WHERE_A_GPU_IS,
-                    *MISSING_ON_PURPOSE,
-                }:
-                    yield (
-                        str(path.relative_to(ROOT)),
-                        BROUGHT_ALONG.get(top, NAMES.get(top, top.lower())),
-                    )
+            if isinstance(node, ast.ImportFrom) and node.level == 0:
+                names = [node.module or ""]
+            for top in {name.partition(".")[0] for name in names} - ours:
+                name = BROUGHT_ALONG.get(top, NAMES.get(top, top.lower()))
+                yield str(path.relative_to(ROOT)), name
 
 
-@pytest.mark.parametrize(
-    ("folders", "extras"),
-    [
-        (("planner", "api"), ("client", "postgres", "server")),
-        (("probes",), ("probe",)),
-        (("tests", "benchmarks"), ("dev", "postgres", "probe", "server")),
-    ],
-)
+@pytest.mark.parametrize(("folders", "extras"), [
+    (("planner", "api"), ("client", "postgres", "server")),
+    (("probes",), ("probe",)),
+    (("tests", "benchmarks"), ("dev", "postgres", "probe", "server")),
+])  # fmt: skip
 def test_every_import_is_declared(folders: tuple[str, ...], extras: tuple[str, ...]) -> None:
     found = list(outside(*folders))
     assert len(found) > 50
@@ -109,10 +78,8 @@ def test_everything_declared_has_a_range_and_the_tests_a_pin() -> None:
         for line in (ROOT / "constraints.txt").read_text().splitlines()
         if not line.startswith("#")
     }
-    for requirement in (
-        *PROJECT["dependencies"],
-        *(one for extra in EXTRAS.values() for one in extra),
-    ):
+    optional = (one for extra in EXTRAS.values() for one in extra)
+    for requirement in (*PROJECT["dependencies"], *optional):
         name = distribution(requirement)
         assert "<" in requirement or name in ("types-pyyaml", "setuptools"), requirement
         assert name in pinned or name == "setuptools", f"{name} is not in constraints.txt"
@@ -141,27 +108,20 @@ def test_images_run_commands_that_exist() -> None:
     from api.cli import root
 
     known = set(get_command(root.tree()).commands)  # type: ignore[attr-defined]
-    words = [
-        json.loads(found)
-        for found in re.findall(
-            r"^(?:CMD|ENTRYPOINT) (\[.*\])$", (ROOT / "Dockerfile").read_text(), re.MULTILINE
-        )
-    ]
+    text = (ROOT / "Dockerfile").read_text()
+    commands = re.findall(r"^(?:CMD|ENTRYPOINT) (\[.*\])$", text, re.MULTILINE)
+    words = [json.loads(found) for found in commands]
     asked = {line[1] for line in words if line[0] == "planner-cli"}
     assert asked == {"serve", "worker", "probe"}
     assert asked <= known
 
 
 def test_manifests_name_every_kind_of_file_that_is_read() -> None:
-    files = [
-        path
-        for path in (ROOT / "planner").rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
-    ]
+    files = [path for path in (ROOT / "planner").rglob("*") if path.is_file()]
+    files = [path for path in files if "__pycache__" not in path.parts]
     kinds = {path.suffix for path in files} - {".py", ".typed"}
-    tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"][
-        "package-data"
-    ]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    tools = project["tool"]["setuptools"]["package-data"]
     assert {Path(pattern).suffix for pattern in tools["planner"] if pattern != "py.typed"} == kinds
     assert "py.typed" in tools["planner"]
     assert {f"*{kind}" for kind in kinds} <= set((ROOT / "MANIFEST.in").read_text().split())

@@ -10,7 +10,7 @@ from planner.calibration.plausible import implausible, least_step_seconds
 from planner.intake.jobs import read_job
 from planner.intake.measurements import read_measurement
 from planner.specs.measurement import Measured, Measurement
-from tests.conftest import ROOT
+from tests.conftest import ROOT, job_values
 
 ROWS = Path(ROOT) / "benchmarks" / "measured" / "public.jsonl"
 DAY = "2026-01-01T00:00:00+00:00"
@@ -43,50 +43,33 @@ def test_every_published_run_can_be() -> None:
 
 def test_the_least_step_is_the_matrices_at_the_peak() -> None:
     """6 x 7.5 billion x 131,072 tokens over 8 x 989.4 TFLOP/s, with clocks a tenth above."""
-    job = read_job(
-        {
-            "model": "llama3-8b",
-            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-            "training": {"seq_len": 8192, "global_batch_size": 16},
-            "layout": {},
-        }
-    )
+    job = read_job(job_values("llama3-8b", "h100-sxm-80gb", 8, 8192, 16, layout={}))
     parameters = 8_030_261_248 - 128_256 * 4096
-    assert least_step_seconds(job) == pytest.approx(
-        6 * parameters * 131_072 / (8 * 989.4e12 * 1.1), rel=1e-6
-    )
+    seconds = 6 * parameters * 131_072 / (8 * 989.4e12 * 1.1)
+    assert least_step_seconds(job) == pytest.approx(seconds, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("numbers", "word"),
-    [
-        ({"step_seconds": 1e-6}, "faster than"),
-        ({"tokens_per_second_per_gpu": 1e9}, "faster than"),
-        ({"step_seconds": 0.0}, "no time"),
-        ({"step_seconds": 2.0, "tokens_per_second_per_gpu": 5000}, "a step has 131072"),
-        ({"step_seconds": 2.0, "steps": 0}, "steps=0"),
-        ({"status": "oom", "peak_reserved_bytes": 120e9}, "more than the 79.2 GiB"),
-        ({"step_seconds": 2.0, "device_bytes": 120e9}, "more than the 79.2 GiB"),
-        (
-            {"step_seconds": 2.0, "peak_allocated_bytes": 60e9, "peak_reserved_bytes": 40e9},
-            "more than",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("numbers", "word"), [
+    ({"step_seconds": 1e-6}, "faster than"),
+    ({"tokens_per_second_per_gpu": 1e9}, "faster than"),
+    ({"step_seconds": 0.0}, "no time"),
+    ({"step_seconds": 2.0, "tokens_per_second_per_gpu": 5000}, "a step has 131072"),
+    ({"step_seconds": 2.0, "steps": 0}, "steps=0"),
+    ({"status": "oom", "peak_reserved_bytes": 120e9}, "more than the 79.2 GiB"),
+    ({"step_seconds": 2.0, "device_bytes": 120e9}, "more than the 79.2 GiB"),
+    ({"step_seconds": 2.0, "peak_allocated_bytes": 60e9, "peak_reserved_bytes": 40e9}, "more than"),
+])  # fmt: skip
 def test_what_cannot_be_is_named(numbers: dict[str, Any], word: str) -> None:
     assert word in reasons(**numbers)
 
 
-@pytest.mark.parametrize(
-    "numbers",
-    [
-        {"step_seconds": 2.0},
-        {"step_seconds": 2.0, "tokens_per_second_per_gpu": TOKENS_PER_GPU / 2.1},
-        {"status": "oom"},
-        {"status": "failed", "failure": "hang"},
-        {"rung": "emulated", "step_seconds": 0.4, "tokens_per_second_per_gpu": 1.0},
-    ],
-)
+@pytest.mark.parametrize("numbers", [
+    {"step_seconds": 2.0},
+    {"step_seconds": 2.0, "tokens_per_second_per_gpu": TOKENS_PER_GPU / 2.1},
+    {"status": "oom"},
+    {"status": "failed", "failure": "hang"},
+    {"rung": "emulated", "step_seconds": 0.4, "tokens_per_second_per_gpu": 1.0},
+])  # fmt: skip
 def test_what_can_be_is_believed(numbers: dict[str, Any]) -> None:
     assert reasons(**numbers) == ""
 

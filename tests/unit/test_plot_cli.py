@@ -27,14 +27,11 @@ def test_text_goes_to_stdout(plan: Plan, capsys: pytest.CaptureFixture[str]) -> 
     assert "tokens/s/GPU" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("path", "text", "rule"),
-    [
-        ("plan.gif", True, "is no format of a chart"),
-        ("-", False, "is no format of a chart"),
-        ("no/such/folder/plan.svg", True, "is in no folder"),
-    ],
-)
+@pytest.mark.parametrize(("path", "text", "rule"), [
+    ("plan.gif", True, "is no format of a chart"),
+    ("-", False, "is no format of a chart"),
+    ("no/such/folder/plan.svg", True, "is in no folder"),
+])  # fmt: skip
 def test_what_cannot_be_drawn_is_refused_first(path: str, text: Any, rule: str) -> None:
     with pytest.raises(SpecError, match=rule):
         check_plot(Path(path), text=text)

@@ -1,6 +1,4 @@
-"""Precision recipes: every field is read, and what libraries, releases and layers get is what their
-sources say.
-"""
+"""Precision recipes: every field is read, and libraries, releases, layers get what sources say."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
@@ -81,25 +79,18 @@ TE = {"trainer": "megatron"}
 KEPT = Case(precision="float8-tensorwise", layout={**TP, "compile": True, "ac": "none"})
 EAGER = Case(precision="float8-tensorwise", layout=TP)
 FUSED = Case(precision="float8-tensorwise", layout={**TP, "compile": True})
-GATHERED = Case(
-    precision="float8-tensorwise",
-    layout={"dp_shard": 16, "compile": True, "float8_all_gather": True},
-)
+SHARDED = {"dp_shard": 16, "compile": True}
+GATHERED = Case(precision="float8-tensorwise", layout={**SHARDED, "float8_all_gather": True})
 DELAYED = Case(precision="float8-delayed", trainer=TE, layout={**TP, "micro_batch_size": 4})
-EXPERTS = Case(
-    precision="float8-rowwise",
-    model="qwen3-30b-a3b",
-    layout={"dp_shard": 16, "ep": 8, "compile": True},
-)
+MOE = "qwen3-30b-a3b"
+EXPERTS = Case(precision="float8-rowwise", model=MOE, layout={**SHARDED, "ep": 8})
 RINGED = Case(
     precision="float8-rowwise",
     model="qwen3-30b-a3b",
     layout={"dp_shard": 8, "cp": 2, "ep": 4, "compile": True},
 )
 ON_16 = {"dp_shard": 16, "ep": 8, "micro_batch_size": 4}
-GROUPED = Case(
-    precision="mxfp8", model="qwen3-30b-a3b", gpu="b200-sxm-180gb", trainer=TE, layout=ON_16
-)
+GROUPED = Case(precision="mxfp8", model=MOE, gpu="b200-sxm-180gb", trainer=TE, layout=ON_16)
 TITAN_03 = {"trainer_version": "0.3.0"}
 NVFP4 = Case(
     precision="nvfp4",
@@ -118,18 +109,16 @@ def patched(
     job = case.job()
     assert job.layout is not None
     pricer = Pricer.build(job.model, job.cluster, job.training)
-    return pricer, [
-        f"{v.field}: {v.rule}" for v in violations(job.layout, job.model, job.cluster, job.training)
-    ]
+    found = violations(job.layout, job.model, job.cluster, job.training)
+    return pricer, [f"{v.field}: {v.rule}" for v in found]
 
 
 def outcome(
     case: Case, monkeypatch: pytest.MonkeyPatch, change: Callable[[Recipe], Recipe]
 ) -> tuple[float, float, tuple[str, ...]]:
     """(seconds, bytes, broken rules) when the case's recipe is another."""
-    recipes = tuple(
-        change(known) if known.name == case.precision else known for known in case.recipes()
-    )
+    name = case.precision
+    recipes = tuple(change(one) if one.name == name else one for one in case.recipes())
     pricer, broken = patched(case, monkeypatch, recipes)
     layout = case.job().layout
     found = pricer.price(LayoutBatch.from_layouts([layout]))
@@ -200,14 +189,9 @@ def test_every_operand_decides_something(
 def test_what_a_16_bit_recipe_must_not_have(table: Recipes) -> None:
     for recipe in table:
         costs = (
-            recipe.scale,
-            recipe.cast,
-            recipe.eager_scale,
-            recipe.eager_cast,
-            recipe.transposed,
-            recipe.column_amax,
-            recipe.row_amax,
-        )
+            recipe.scale, recipe.cast, recipe.eager_scale, recipe.eager_cast, recipe.transposed,
+            recipe.column_amax, recipe.row_amax,
+        )  # fmt: skip
         assert (costs != (NOTHING,) * 7) == recipe.low, recipe.name
         assert recipe.low or (
             recipe.saved_bytes,
@@ -224,9 +208,8 @@ def test_what_a_16_bit_recipe_must_not_have(table: Recipes) -> None:
 def test_every_precision_that_a_gpu_may_run_has_a_rate(gpu: str) -> None:
     case = Case(precision="bf16", gpu=gpu, layout={"dp_shard": 16})
     job = case.job()
-    able = features.gpu_precisions(
-        Context(model=job.model, cluster=job.cluster, training=job.training)
-    )
+    context = Context(model=job.model, cluster=job.cluster, training=job.training)
+    able = features.gpu_precisions(context)
     assert not {*able} & {*lacking_precisions(case.pricer().device)}
 
 
@@ -248,9 +231,8 @@ def test_recipes_with_kernels_of_their_own_have_curves_of_their_own() -> None:
         )
         == 6
     )
-    assert keys["float8-delayed"] == keys["float8-tensorwise"], (
-        "the same cuBLAS kernel: one scale a tensor"
-    )
+    # the same cuBLAS kernel: one scale a tensor
+    assert keys["float8-delayed"] == keys["float8-tensorwise"]
     for kernels in KERNELS.values():
         assert set(kernels.gemm) == set(kernels.gemm_half_depth)
 
@@ -259,31 +241,25 @@ def linear_seconds(case: Case, tokens: int, k: int, n: int) -> tuple[float, floa
     """(16-bit, quantised) seconds of one linear layer's three products, its casts and scales."""
     job = case.job()
     pricer = case.pricer()
-    sizes = {
-        name: np.array([float(value)])
-        for name, value in (("tokens", tokens), ("hidden", k), ("ffn", n))
-    }
+    values = {"tokens": tokens, "hidden": k, "ffn": n}
+    sizes = {name: np.array([float(value)]) for name, value in values.items()}
     context = replace(pricer.context(LayoutBatch.from_layouts([job.layout])), sizes=sizes)
     source, result = (Tensor(name=name, dims=("tokens", name)) for name in ("hidden", "ffn"))
-    op = Gemm(
-        name="w", rows=("tokens",), cols=("ffn",), depth=("hidden",), saves=(source,), output=result
-    )
+    dims = {"rows": ("tokens",), "cols": ("ffn",), "depth": ("hidden",)}
+    op = Gemm(name="w", **dims, saves=(source,), output=result)
     never, ever = np.zeros(1, dtype=np.bool_), np.ones(1)
     costs = [gemm_cost(context, op, share, never) for share in (0.0 * ever, ever)]
     high, low = (float((c.forward + c.input_grad + c.weight_grad)[0]) for c in costs)
     return high, low
 
 
-@pytest.mark.parametrize(
-    ("tokens", "k", "n", "high", "low"),
-    [
-        (8192, 8192, 8192, 5.027, 3.510),
-        (16384, 8192, 1280, 1.954, 1.757),
-        (16384, 1024, 8192, 1.701, 1.193),
-        (16384, 8192, 7168, 9.871, 5.707),
-        (16384, 3584, 8192, 5.192, 3.034),
-    ],
-)
+@pytest.mark.parametrize(("tokens", "k", "n", "high", "low"), [
+    (8192, 8192, 8192, 5.027, 3.510),
+    (16384, 8192, 1280, 1.954, 1.757),
+    (16384, 1024, 8192, 1.701, 1.193),
+    (16384, 8192, 7168, 9.871, 5.707),
+    (16384, 3584, 8192, 5.192, 3.034),
+])  # fmt: skip
 def test_a_compiled_layer_takes_what_torchao_measured(
     tokens: int, k: int, n: int, high: float, low: float
 ) -> None:
@@ -298,31 +274,24 @@ def test_a_compiled_layer_takes_what_torchao_measured(
 
 
 def test_scales_cost_less_the_larger_their_block() -> None:
-    """One scale a tensor or a row needs its own pass over it; blocks find theirs while they
-    cast.
-    """
+    """A scale a tensor or a row needs a pass of its own; blocks find theirs while they cast."""
     for table in (torchao(), transformer_engine()):
         by = {recipe.name: recipe for recipe in table}
-        assert (
-            by["float8-blockwise"].scale.input
-            < by["mxfp8"].scale.input
-            < by["float8-tensorwise"].scale.input
-        )
+        names = ("float8-blockwise", "mxfp8", "float8-tensorwise")
+        block, mx, tensor = (by[name].scale.input for name in names)
+        assert block < mx < tensor
 
 
 # ---- which products ------------------------------------------------------------------------------
 
 
-def test_a_16_bit_weight_gradient_costs_its_product_and_saves_its_cast(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_16_bit_weight_gradient_saves_its_cast(monkeypatch: pytest.MonkeyPatch) -> None:
     """torchao's rowwise_with_gw_hp; plain rowwise multiplies all three in float8."""
     case = Case(precision="float8-rowwise", layout={"dp_shard": 16, "compile": True})
     assert case.recipe().weight_grad
     before = outcome(case, monkeypatch, lambda recipe: recipe)
-    assert (
-        outcome(case, monkeypatch, lambda recipe: replace(recipe, weight_grad=False))[0] > before[0]
-    )
+    after = outcome(case, monkeypatch, lambda recipe: replace(recipe, weight_grad=False))
+    assert after[0] > before[0]
     gone = outcome(
         case,
         monkeypatch,
@@ -338,23 +307,20 @@ def test_a_16_bit_weight_gradient_costs_its_product_and_saves_its_cast(
 # ---- filters -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("precision", "k", "n", "stays"),
-    [
-        ("float8-tensorwise", 4096, 1024, True),
-        ("float8-tensorwise", 4112, 1024, False),
-        ("float8-tensorwise", 4096, 1040, False),
-        ("float8-rowwise", 16384, 2048, True),
-        ("float8-rowwise", 1024, 28672, True),
-        ("float8-rowwise", 2048, 4096, True),
-        ("float8-rowwise", 2064, 4096, False),
-        ("float8-rowwise", 2064, 2064, False),
-        ("float8-rowwise", 8192, 8200, True),
-        ("mxfp8", 1024, 1024, False),
-        ("mxfp8", 1000, 1024, True),
-        ("bf16", 8192, 8192, True),
-    ],
-)
+@pytest.mark.parametrize(("precision", "k", "n", "stays"), [
+    ("float8-tensorwise", 4096, 1024, True),
+    ("float8-tensorwise", 4112, 1024, False),
+    ("float8-tensorwise", 4096, 1040, False),
+    ("float8-rowwise", 16384, 2048, True),
+    ("float8-rowwise", 1024, 28672, True),
+    ("float8-rowwise", 2048, 4096, True),
+    ("float8-rowwise", 2064, 4096, False),
+    ("float8-rowwise", 2064, 2064, False),
+    ("float8-rowwise", 8192, 8200, True),
+    ("mxfp8", 1024, 1024, False),
+    ("mxfp8", 1000, 1024, True),
+    ("bf16", 8192, 8192, True),
+])  # fmt: skip
 def test_small_and_unaligned_layers_stay_in_16_bits(
     precision: str, k: int, n: int, stays: bool
 ) -> None:
@@ -362,16 +328,13 @@ def test_small_and_unaligned_layers_stay_in_16_bits(
 
 
 def test_the_filter_sees_whole_weights_and_decides_by_layer() -> None:
-    """Llama 3 8B: keys and values are 4096 x 1024; 70B: 8192 x 1024. The head and the router are
-    never asked.
-    """
+    """Llama 3: keys and values are 4096 or 8192 x 1024. Head and router are never asked."""
     small, large = (
         quantised_model(load_model(name), TITAN.recipes("0.2.2")).shares
         for name in ("llama3-8b", "llama3-70b")
     )
-    tensorwise, rowwise = (
-        PRECISIONS.names.index(name) for name in ("float8-tensorwise", "float8-rowwise")
-    )
+    names = ("float8-tensorwise", "float8-rowwise")
+    tensorwise, rowwise = map(PRECISIONS.names.index, names)
     assert {name for name, share in small.items() if share[tensorwise] == 0} == {"wk", "wv"}
     assert not {name for name, share in large.items() if share[tensorwise] == 0}
     assert {name for name, share in large.items() if share[rowwise] == 0} == {"wk", "wv"}
@@ -386,9 +349,7 @@ def test_nvfp4_keeps_the_last_layers() -> None:
 
 
 def test_experts_have_recipes_of_their_own() -> None:
-    """TorchTitan 0.2 has grouped float8 products without PP and CP only; 0.1 has none; nvfp4 has
-    none anywhere in torchao.
-    """
+    """0.2 has grouped float8 products without PP and CP only; 0.1 none; torchao no nvfp4."""
 
     def of(version: str | None, precision: str) -> tuple[str, bool]:
         recipe = TITAN.recipes(version)[PRECISIONS.names.index(precision)]
@@ -402,17 +363,10 @@ def test_experts_have_recipes_of_their_own() -> None:
 # ---- wires ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("version", "wire"),
-    [
-        ("0.1.0", 1.0),
-        ("0.2.2", 2.0),
-        ("0.3.0", 2.0),
-        (None, 2.0),
-        ("6ba7a1f, 2025-03-14", 1.0),
-        ("5b5d46856b, 2025-10-14", 2.0),
-    ],
-)
+@pytest.mark.parametrize(("version", "wire"), [
+    ("0.1.0", 1.0), ("0.2.2", 2.0), ("0.3.0", 2.0), (None, 2.0), ("6ba7a1f, 2025-03-14", 1.0),
+    ("5b5d46856b, 2025-10-14", 2.0),
+])  # fmt: skip
 def test_torchtitan_gathers_tp_inputs_in_float8_only_while_its_plan_found_the_converter(
     version: str | None, wire: float
 ) -> None:
@@ -459,34 +413,28 @@ def test_tp_reduces_scales_of_operands_that_are_split(
     free = replace(case.recipe(), column_amax=NOTHING, row_amax=NOTHING)
 
     def reducing(count: float) -> float:
-        return outcome(
-            case, monkeypatch, lambda _: replace(free, column_amax=Operands(gradient=count))
-        )[0]
+        counted = replace(free, column_amax=Operands(gradient=count))
+        return outcome(case, monkeypatch, lambda _: counted)[0]
 
     none, one, two = map(reducing, (0.0, 1.0, 2.0))
     assert two - one == pytest.approx(one - none)
     assert one > none
 
 
-def test_scales_of_all_weights_in_one_reduction_are_cheaper_than_one_each(
+def test_scales_of_all_weights_in_one_reduction_are_cheaper(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """torchao's precompute_float8_dynamic_scale_for_fsdp, which our TorchTitan export switches on;
-    plain torch has none.
-    """
+    """precompute_float8_dynamic_scale_for_fsdp, as our export sets it; plain torch has none."""
     one = outcome(GATHERED, monkeypatch, lambda recipe: recipe)[0]
-    each = outcome(
-        GATHERED, monkeypatch, lambda recipe: replace(recipe, gather_amax=True, step_amax=0.0)
-    )[0]
+    apart = {"gather_amax": True, "step_amax": 0.0}
+    each = outcome(GATHERED, monkeypatch, lambda recipe: replace(recipe, **apart))[0]
     assert each > one
     plain = TRAINERS["fsdp"].recipes(None)[PRECISIONS.names.index("float8-tensorwise")]
     assert (plain.gather_amax, plain.step_amax) == (True, 0.0)
 
 
 def test_quantised_gathers_cast_one_ranks_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Transformer Engine casts before it gathers; without sequence parallelism every rank casts the
-    whole input.
-    """
+    """TE casts before it gathers; without sequence parallelism every rank casts all of it."""
     split = Case(
         precision="mxfp8",
         gpu="b200-sxm-180gb",
@@ -495,27 +443,21 @@ def test_quantised_gathers_cast_one_ranks_share(monkeypatch: pytest.MonkeyPatch)
     )
 
     def casts(case: Case) -> float:
-        dear = outcome(
-            case, monkeypatch, lambda recipe: replace(recipe, cast=Operands(input=400.0))
-        )[0]
+        cast = Operands(input=400.0)
+        dear = outcome(case, monkeypatch, lambda recipe: replace(recipe, cast=cast))[0]
         return dear - outcome(case, monkeypatch, lambda recipe: replace(recipe, cast=NOTHING))[0]
 
-    assert casts(replace(split, layout={**split.layout, "sequence_parallel": False})) > 1.5 * casts(
-        split
-    )
+    parallel = replace(split, layout={**split.layout, "sequence_parallel": False})
+    assert casts(parallel) > 1.5 * casts(split)
 
 
 # ---- saved bytes ---------------------------------------------------------------------------------
 
 
 def test_saved_bytes_count_their_scales() -> None:
-    """One byte a 32 for mx, fp32 a 128 for blocks, one byte a 16 for nvfp4; torchao's fp8 keeps the
-    16-bit input.
-    """
-    te, ao = (
-        {recipe.name: recipe.saved_bytes for recipe in table}
-        for table in (transformer_engine(), torchao())
-    )
+    """A byte a 32 for mx, fp32 a 128 for blocks, a byte a 16 for nvfp4; torchao keeps 16 bits."""
+    tables = (transformer_engine(), torchao())
+    te, ao = ({recipe.name: recipe.saved_bytes for recipe in table} for table in tables)
     assert te["mxfp8"] == 33 / 32
     assert te["float8-blockwise"] == 1 + 4 / 128
     assert te["nvfp4"] == ao["nvfp4"] == 9 / 16
@@ -534,9 +476,8 @@ def sentences(case: Case) -> str:
 
 
 def test_a_plan_says_what_low_precision_leaves_and_costs() -> None:
-    said = sentences(
-        Case(precision="float8-tensorwise", layout={"dp_shard": 2, "tp": 8, "compile": True})
-    )
+    layout = {"dp_shard": 2, "tp": 8, "compile": True}
+    said = sentences(Case(precision="float8-tensorwise", layout=layout))
     assert "float8-tensorwise leaves wk, wv in 16 bits" in said
     assert "scaling and casting for float8-tensorwise takes" in said
     assert "TP all-gathers stay in 16 bits" in said

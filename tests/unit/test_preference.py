@@ -1,9 +1,6 @@
-"""Which layout comes first: expected throughput, what can be told apart, and what a mechanism has
-to bring.
-"""
+"""Which layout comes first: expected throughput, what can be told apart, what a mechanism adds."""
 
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +16,6 @@ from planner.cost.machine.shipped import shipped_calibration
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
-from planner.ports import Ports
 from planner.search.choice import preference
 from planner.search.choice.preference import (
     MOST_GIVEN_UP,
@@ -38,14 +34,9 @@ from planner.search.choice.preference import (
 from planner.specs.layout import Layout
 from planner.specs.plan import Plan
 from planner.trainers.registry import resolve_layout
+from tests.conftest import fixed_ports, job_values
 
-NODE = read_job(
-    {
-        "model": "llama3.1-8b",
-        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-        "training": {"seq_len": 8192, "global_batch_size": 64},
-    }
-)
+NODE = read_job(job_values("llama3.1-8b", "h100-sxm-80gb", 8, 8192, 64))
 PLAIN = {"dp_shard": 8, "ac": "none"}
 PIPED_ALONE = {"dp_shard": 4, "pp": 2}
 PIPED = PIPED_ALONE | {"ac": "none"}
@@ -55,9 +46,8 @@ BUDGET = {"dp_shard": 8, "ac": "memory-budget-0.5", "compile": True}
 def all_but(*lacking: str) -> Calibration:
     """A calibration whose runs used every mechanism except these."""
     used = (one.name for one in MECHANISMS if one.name not in lacking)
-    return replace(
-        shipped_calibration(), seen=frozenset(("torchtitan", "hopper", name) for name in used)
-    )
+    seen = frozenset(("torchtitan", "hopper", name) for name in used)
+    return replace(shipped_calibration(), seen=seen)
 
 
 ALL_BUT_BUDGETS = all_but("ac memory-budget")
@@ -130,13 +120,8 @@ def test_what_can_be_told_apart_is_not_given_up() -> None:
 
 def test_nobody_gives_up_more_than_the_limit_for_simplicity() -> None:
     """Nine points would be worth 18%, and the model could not tell."""
-    many = PIPED | {
-        "tp": 2,
-        "dp_shard": 1,
-        "cp": 2,
-        "pp_schedule": "Interleaved1F1B",
-        "precision": "float8-rowwise",
-    }
+    many = PIPED | {"tp": 2, "dp_shard": 1, "cp": 2, "pp_schedule": "Interleaved1F1B"}
+    many["precision"] = "float8-rowwise"
     slower = 10.0 * (1.0 + MOST_GIVEN_UP + 0.01)
     assert points(layouts(many), NODE)[0] > 5
     assert chosen([PLAIN, many], [slower, 10.0], own=0.5) == 1
@@ -229,10 +214,8 @@ def test_layouts_of_a_stack_differ_by_what_its_runs_scatter_by() -> None:
     shipped = shipped_calibration()
     batch = layouts(PLAIN, PIPED, BUDGET)
     pricer = Pricer.build(NODE.model, NODE.cluster, NODE.training, shipped)
-    among, alone = (
-        spread_within_stack(pricer, batch),
-        time_spread(pricer, batch, pricer.price(batch)),
-    )
+    among = spread_within_stack(pricer, batch)
+    alone = time_spread(pricer, batch, pricer.price(batch))
     rest = shipped.directions("torchtitan", "hopper")[1]
     assert among.own_sd == pytest.approx(np.sqrt(rest + shipped.own_run_sd**2))
     assert shipped.own_run_sd < shipped.run_sd
@@ -283,29 +266,15 @@ def test_what_only_one_of_two_rests_on_unmeasured_keeps_them_from_being_told_apa
 # ---- the plan ------------------------------------------------------------------------------------
 
 
-class Fixed:
-    """A clock that stands still, and ids that count."""
-
-    def now(self) -> datetime:
-        return datetime(2026, 1, 1, tzinfo=UTC)
-
-    def new_id(self, prefix: str) -> str:
-        return f"{prefix}-1"
-
-
 def plan_of(**search: object) -> Plan:
     """8B that hardly fits without recomputation; fixed to what decides about budgets."""
     plain = {"tp": 1, "cp": 1, "pp": 1, "precision": "bf16", "dp_replicate": 1, "compile": True}
     given = search.pop("fix", {})
-    job = {
-        "model": "llama3-8b",
-        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-        "training": {"seq_len": 8192, "global_batch_size": 64},
-        "search": {**search, "fix": {**plain, **given}},
-    }
-    return recommend(
-        read_job(job), ports=Ports(clock=Fixed(), ids=Fixed()), calibration=ALL_BUT_BUDGETS
+    job = job_values(
+        "llama3-8b", "h100-sxm-80gb", 8, 8192, 64, search={**search, "fix": {**plain, **given}}
     )
+    ports = fixed_ports()
+    return recommend(read_job(job), ports=ports, calibration=ALL_BUT_BUDGETS)
 
 
 @pytest.mark.slow

@@ -1,6 +1,4 @@
-"""Whether a probe can run at all is asked of the interpreter that would run it, and answered in one
-line with what to do.
-"""
+"""Whether a probe can run is asked of its interpreter, and answered with what to do."""
 
 import subprocess
 import sys
@@ -17,15 +15,9 @@ from probes.pools.nvidia import Survey
 from probes.pools.replay import ReplayPool
 from probes.pools.slurm import SlurmPool
 from probes.preflight import Need, ask, command, problem_in
-from tests.conftest import needed
+from tests.conftest import job_values, needed
 
-CPU = read_job(
-    {
-        "model": "debug-tiny",
-        "cluster": {"gpu": "cpu", "num_gpus": 2},
-        "training": {"seq_len": 64, "global_batch_size": 4},
-    }
-)
+CPU = read_job(job_values("debug-tiny", "cpu", 2, 64, 4))
 NEED = Need.of(CPU, "reference")
 
 
@@ -58,10 +50,8 @@ def test_an_interpreter_without_a_problem_is_asked_once(tmp_path: Path) -> None:
 
 
 def test_what_is_missing_is_named_with_its_extra_and_asked_again(tmp_path: Path) -> None:
-    local = pool(
-        tmp_path,
-        interpreter(tmp_path, '{"problem": "cannot import torch (no such)", "package": "torch"}'),
-    )
+    answer = '{"problem": "cannot import torch (no such)", "package": "torch"}'
+    local = pool(tmp_path, interpreter(tmp_path, answer))
     for _ in range(2):
         with pytest.raises(ProbeError) as caught:
             local.check(NEED)

@@ -41,9 +41,8 @@ class Queue:
 
 def left(run: str = "probe-1", status: str = "ok", kind: str = "crash") -> Any:
     """The result of a run that the probe left in its folder."""
-    outcome = SimpleNamespace(
-        status=status, kind=SimpleNamespace(value=kind), message="as it ended", rank=0
-    )
+    kind = SimpleNamespace(value=kind)
+    outcome = SimpleNamespace(status=status, kind=kind, message="as it ended", rank=0)
     return SimpleNamespace(
         task=SimpleNamespace(id=run),
         outcome=outcome,
@@ -97,9 +96,7 @@ def test_the_only_attempt_of_a_command_was_interrupted(monkeypatch: pytest.Monke
     assert str(found.message).startswith("its runner (host:1:1) died")
 
 
-def test_a_probe_that_somebody_cancelled_is_not_tried_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_probe_that_was_cancelled_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     found = concluded(monkeypatch, cancel_requested=True)
     assert (found.state, found.failure) == ("cancelled", "interrupted")
 
@@ -109,27 +106,21 @@ def test_its_own_result_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.state, found.results) == ("done", ({"run": "probe-1"},))
 
 
-def test_the_result_of_one_of_several_runs_is_not_the_answer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_result_of_one_of_several_is_not_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert concluded(monkeypatch, left("probe-1-rank0")).state == "queued"
     found = concluded(monkeypatch, left("probe-1-rank0"), attempts=2)
     assert (found.state, found.failure) == ("failed", "lost_workers")
     assert found.results == ({"run": "probe-1-rank0"},)
 
 
-def test_a_run_that_failed_says_how_once_no_attempt_is_left(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_run_that_failed_says_how_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     failed = left(status="failed", kind="nccl")
     assert concluded(monkeypatch, failed).state == "queued"
     found = concluded(monkeypatch, failed, attempts=2)
     assert (found.state, found.failure, found.message) == ("failed", "nccl", "as it ended")
 
 
-def test_a_probe_that_goes_on_in_its_pool_is_awaited_by_the_next_worker(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_probe_that_goes_on_is_awaited_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not tried again: the attempt still runs."""
     queue, jobs = Queue(), ["probe-1"]
     assert concluded(monkeypatch, queue=queue, going_on=jobs).state == "queued"

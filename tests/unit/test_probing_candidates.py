@@ -1,6 +1,4 @@
-"""The enumerated candidates: complete by brute force, priced as the planner prices, found again by
-their layout.
-"""
+"""Candidates: complete by brute force, priced as the planner prices, found by their layout."""
 
 from dataclasses import replace
 

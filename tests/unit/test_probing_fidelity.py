@@ -60,9 +60,7 @@ def test_the_cheaper_of_equals_goes_first() -> None:
     ("gap", "sd", "fits"), [(0.05, 0.1, 0.9), (0.0, 0.2, 0.5), (0.2, 0.1, 1.0)]
 )
 def test_the_rate_of_a_rung_is_what_following_it_brings(gap: float, sd: float, fits: float) -> None:
-    """Draws the truth, the rung's word on it and the decision, and divides the mean gain by the
-    mean cost.
-    """
+    """Draws the truth, the rung's word on it and the decision; mean gain over mean cost."""
     belief = Prospect(gap=gap, sd=sd, fits=fits)
     choice = choose_evaluation(belief, [EMULATED], FULL)
     assert choice.evaluation is EMULATED
@@ -83,9 +81,7 @@ def test_the_rate_of_a_rung_is_what_following_it_brings(gap: float, sd: float, f
 
 
 def test_a_look_alone_is_worth_the_winner_that_it_changes() -> None:
-    """Where the layout itself cannot be run: what is chosen by the look's word, drawn, gains this
-    much.
-    """
+    """Where the layout itself cannot be run, the choice by the look's word gains this much."""
     belief = Prospect(gap=0.04, sd=0.15, fits=0.8)
     coarse = Evaluation(name="emulated", num_gpus=1, gpu_seconds=60.0, sd=0.3, shows_memory=True)
     fine = Evaluation(name="imitated", num_gpus=8, gpu_seconds=200.0, sd=0.02, shows_memory=False)

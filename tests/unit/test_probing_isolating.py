@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ from planner.cost.machine.shipped import shipped_calibration
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
-from planner.ports import Ports
 from planner.specs.layout import Layout
 from planner.specs.measurement import Measured, Measurement
 from planner.specs.plan import Plan
@@ -20,6 +18,7 @@ from planner.study.isolating import isolating
 from planner.study.measured_search import Probing
 from planner.study.study import Proposal
 from planner.trainers.registry import resolve_layout
+from tests.conftest import fixed_ports
 
 REQUEST: dict[str, Any] = {
     "model": "llama3-8b",
@@ -53,14 +52,6 @@ def seconds(one: Layout) -> float:
     return float(pricer().price(batch_of(one)).step_seconds[0])
 
 
-class Fixed:
-    def now(self) -> datetime:
-        return datetime(2026, 1, 1, tzinfo=UTC)
-
-    def new_id(self, prefix: str) -> str:
-        return f"{prefix}-1"
-
-
 class Pool:
     """Runs as predicted, but for memory budgets, which take `factor` times as long."""
 
@@ -86,7 +77,7 @@ class Pool:
         }
         return recommend(
             read_job(values),
-            ports=Ports(clock=Fixed(), ids=Fixed()),
+            ports=fixed_ports(),
             calibration=CALIBRATION,
             probing=Probing(measure=self.measure, num_devices=8),
         )

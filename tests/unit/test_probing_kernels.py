@@ -1,6 +1,4 @@
-"""Kernels as a rung: what is worth timing, what a timing says of candidates, and what is not asked
-again.
-"""
+"""Kernels as a rung: which are worth timing, what a timing says, what is not asked again."""
 
 from dataclasses import replace
 
@@ -67,9 +65,7 @@ def test_a_launch_holds_what_no_timing_covers(kernels: StudyKernels) -> None:
 
 
 def test_collectives_go_together_and_cost_all_their_gpus(kernels: StudyKernels) -> None:
-    """Directions of the shipped calibration hardly move collectives within a node, so here they are
-    made to.
-    """
+    """The shipped directions hardly move collectives in a node, so here they are made to."""
     network = np.zeros((1, len(KNOBS)))
     network[0, PLACE["intra_node"]] = 0.5
     found = replace(kernels, directions=network).probes([], num_gpus=8, start_seconds=10.0)

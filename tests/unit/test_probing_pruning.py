@@ -1,6 +1,4 @@
-"""Out-of-memory pruning: only what must be larger, as the memory model itself confirms, and with
-its reason.
-"""
+"""Out-of-memory pruning: only what must be larger by the memory model, with its reason."""
 
 from functools import lru_cache
 from typing import Any
@@ -18,21 +16,14 @@ from planner.study import pruning
 
 H100, BF16 = "h100-sxm-80gb", {"precision": "bf16"}
 JOBS: dict[str, dict[str, Any]] = {
-    "8B": {
-        "model": "llama3.1-8b", "cluster": {"gpu": H100, "num_gpus": 16},
-        "training": {"seq_len": 8192, "global_batch_size": 64},
-        "search": {"fix": BF16},
-    },
-    "8x7B": {
-        "model": "mixtral-8x7b", "cluster": {"gpu": H100, "num_gpus": 32},
+    "8B": {"model": "llama3.1-8b", "cluster": {"gpu": H100, "num_gpus": 16},
+        "training": {"seq_len": 8192, "global_batch_size": 64}, "search": {"fix": BF16}},
+    "8x7B": {"model": "mixtral-8x7b", "cluster": {"gpu": H100, "num_gpus": 32},
         "training": {"seq_len": 4096, "global_batch_size": 128},
-        "search": {"fix": {**BF16, "cp": 1}},
-    },
-    "megatron": {
-        "model": "llama3.1-8b", "cluster": {"gpu": "a100-sxm-80gb", "num_gpus": 16},
+        "search": {"fix": {**BF16, "cp": 1}}},
+    "megatron": {"model": "llama3.1-8b", "cluster": {"gpu": "a100-sxm-80gb", "num_gpus": 16},
         "search": {"fix": BF16},
-        "training": {"seq_len": 4096, "global_batch_size": 64, "trainer": "megatron"},
-    },
+        "training": {"seq_len": 4096, "global_batch_size": 64, "trainer": "megatron"}},
 }  # fmt: skip
 ROUNDING = 1e-9
 
@@ -85,14 +76,8 @@ def test_at_most_is_the_converse_of_at_least(name: str) -> None:
             assert pruning.at_least(batch, int(other), batch_size(name)).mask[row]
 
 
-BASE = {
-    "dp_replicate": 2,
-    "dp_shard": 4,
-    "tp": 2,
-    "ac": "selective-op",
-    "micro_batch_size": 2,
-    "zero_stage": 2,
-}
+BASE = {"dp_replicate": 2, "dp_shard": 4, "tp": 2, "ac": "selective-op"}
+BASE |= {"micro_batch_size": 2, "zero_stage": 2}
 
 
 def variants(**changes: list[object]) -> LayoutBatch:
@@ -109,21 +94,18 @@ def variants(**changes: list[object]) -> LayoutBatch:
     return LayoutBatch.from_layouts(layouts)
 
 
-@pytest.mark.parametrize(
-    ("name", "more", "less"),
-    [
-        ("micro_batch_size", 4, 1),
-        ("zero_stage", 0, 3),
-        ("sequence_parallel", False, None),
-        ("cpu_offload", None, True),
-        ("optimizer_offload_fraction", 0.5, None),
-        ("activation_offload_layers", None, 4),
-        ("optimizer_in_backward", None, True),
-        ("ac", "none", "full"),
-        ("reduce_dtype", None, "bfloat16"),
-        ("master_dtype", None, "bfloat16"),
-    ],
-)
+@pytest.mark.parametrize(("name", "more", "less"), [
+    ("micro_batch_size", 4, 1),
+    ("zero_stage", 0, 3),
+    ("sequence_parallel", False, None),
+    ("cpu_offload", None, True),
+    ("optimizer_offload_fraction", 0.5, None),
+    ("activation_offload_layers", None, 4),
+    ("optimizer_in_backward", None, True),
+    ("ac", "none", "full"),
+    ("reduce_dtype", None, "bfloat16"),
+    ("master_dtype", None, "bfloat16"),
+])  # fmt: skip
 def test_each_order(name: str, more: object, less: object) -> None:
     for value, relation in ((more, pruning.at_least), (less, pruning.at_most)):
         if value is not None:
@@ -135,18 +117,10 @@ def test_each_order(name: str, more: object, less: object) -> None:
             assert not opposite(batch, 0, 64).mask[1]
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("tp", 4),
-        ("compile", True),
-        ("precision", "float8-rowwise"),
-        ("ac", "memory-budget-0.5"),
-        ("ac", "selective-layer-2"),
-        ("dp_replicate", 4),
-        ("cp", 2),
-    ],
-)
+@pytest.mark.parametrize(("name", "value"), [
+    ("tp", 4), ("compile", True), ("precision", "float8-rowwise"), ("ac", "memory-budget-0.5"),
+    ("ac", "selective-layer-2"), ("dp_replicate", 4), ("cp", 2),
+])  # fmt: skip
 def test_what_is_not_comparable_is_left_alone(name: str, value: object) -> None:
     batch = variants(**{name: [value]})
     assert not pruning.at_least(batch, 0, 64).mask[1]
@@ -160,9 +134,7 @@ def test_one_microbatch_is_not_compared_with_several() -> None:
 
 
 def test_a_larger_microbatch_is_not_compared_where_all_are_held_at_once() -> None:
-    """GPipe always holds all at once, 1F1B on two stages with up to two microbatches; beside the
-    gradients there is one less.
-    """
+    """GPipe holds all at once, 1F1B on two stages up to two; beside the gradients one less."""
     piped: dict[str, object] = {"pp": 2, "dp_replicate": 1, "pp_schedule": "1F1B"}
     batch = pair(piped, micro_batch_size=4)
     assert pruning.at_least(batch, 0, 64).mask[1]

@@ -186,9 +186,7 @@ def test_lazy_search_looks_at_all_that_can_win(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_bounds_of_the_lazy_search_leave_out_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After results all over the candidates, so that bounds are loose in some places and tight in
-    others.
-    """
+    """After results all over the candidates: bounds are loose in places and tight in others."""
     for name, value in (("posterior.CHUNK", 16), ("posterior.FIRST", 1), ("surrogate.FEW", 3)):
         monkeypatch.setattr(f"planner.study.{name}", value)
     candidates, rng = small(), np.random.default_rng(0)

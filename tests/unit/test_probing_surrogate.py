@@ -1,6 +1,4 @@
-"""The Gaussian process on the model's error: against dense linear algebra, and what it takes from
-few observations.
-"""
+"""The Gaussian process on the model's error: against dense algebra, and from few observations."""
 
 from typing import Any
 
@@ -29,9 +27,8 @@ def prior() -> CorrelatedErrors:
 
 def dense(prior: CorrelatedErrors, rows: np.ndarray) -> np.ndarray:
     """The documented covariance, written as it is documented."""
-    tables = np.stack(
-        [group.correlation[np.ix_(group.codes[rows], group.codes[rows])] for group in prior.groups]
-    )
+    pairs = ((group.correlation, group.codes[rows]) for group in prior.groups)
+    tables = np.stack([correlation[np.ix_(codes, codes)] for correlation, codes in pairs])
     w = prior.weights
     own = (
         w.shift
@@ -39,9 +36,8 @@ def dense(prior: CorrelatedErrors, rows: np.ndarray) -> np.ndarray:
         + w.joint * tables.prod(axis=0)
         + w.nugget * np.eye(len(rows))
     )
-    return (
-        prior.factor[rows] @ prior.factor[rows].T + np.outer(prior.sd[rows], prior.sd[rows]) * own
-    )
+    shared = prior.factor[rows] @ prior.factor[rows].T
+    return shared + np.outer(prior.sd[rows], prior.sd[rows]) * own
 
 
 def test_tails_and_quantiles_agree_with_scipy() -> None:
@@ -49,9 +45,8 @@ def test_tails_and_quantiles_agree_with_scipy() -> None:
     assert normal.upper_tail(z) == pytest.approx(stats.norm.sf(z), rel=3e-7, abs=0.0)
     assert normal.density(z) == pytest.approx(stats.norm.pdf(z), rel=1e-12)
     probability = np.array([1e-12, 1e-6, 0.01, 0.05, 0.3, 0.5, 0.7, 0.95, 1.0 - 1e-6])
-    assert normal.upper_quantile(probability) == pytest.approx(
-        stats.norm.isf(probability), abs=1e-4
-    )
+    exact = stats.norm.isf(probability)
+    assert normal.upper_quantile(probability) == pytest.approx(exact, abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -89,9 +84,8 @@ def test_columns_and_blocks_are_the_documented_covariance(prior: CorrelatedError
 def test_posterior_is_that_of_dense_algebra(prior: CorrelatedErrors) -> None:
     rows = np.arange(0, len(prior.sd), 41)
     measured = rows[:6]
-    seen = [
-        Observation(row=int(row), value=0.1 * np.sin(float(row)), variance=1e-4) for row in measured
-    ]
+    values = {int(row): 0.1 * np.sin(float(row)) for row in measured}
+    seen = [Observation(row=row, value=value, variance=1e-4) for row, value in values.items()]
     posterior = condition(prior, seen)
     covariance = posterior.scale**2 * dense(prior, rows)
     inside = np.arange(6)
@@ -100,12 +94,9 @@ def test_posterior_is_that_of_dense_algebra(prior: CorrelatedErrors) -> None:
     assert posterior.mean[rows] == pytest.approx(
         cross @ inverse @ np.array([one.value for one in seen]), abs=1e-8
     )
-    assert posterior.covariance(rows) == pytest.approx(
-        covariance - cross @ inverse @ cross.T, abs=1e-8
-    )
-    assert posterior.variance(rows) == pytest.approx(
-        np.diag(covariance - cross @ inverse @ cross.T), abs=1e-8
-    )
+    expected = covariance - cross @ inverse @ cross.T
+    assert posterior.covariance(rows) == pytest.approx(expected, abs=1e-8)
+    assert posterior.variance(rows) == pytest.approx(np.diag(expected), abs=1e-8)
     assert np.all(posterior.variance() <= posterior.widest() + 1e-12)
 
 
@@ -154,9 +145,8 @@ def test_repeats_are_averaged_by_their_variance(prior: CorrelatedErrors) -> None
             Observation(row=5, value=0.13, variance=2e-4),
         ],
     )
-    once = condition(
-        prior, [Observation(row=5, value=0.11, variance=1.0 / (1.0 / 1e-4 + 1.0 / 2e-4))]
-    )
+    joint = 1.0 / (1.0 / 1e-4 + 1.0 / 2e-4)
+    once = condition(prior, [Observation(row=5, value=0.11, variance=joint)])
     assert twice.mean[5] == pytest.approx(once.mean[5], abs=2e-4)
     assert twice.variance(np.array([5])) == pytest.approx(once.variance(np.array([5])), rel=0.2)
 

@@ -67,13 +67,8 @@ def test_an_engines_input_and_host_are_taken_off_the_product() -> None:
     """t = max(product + bytes m k / rate, host), closed form."""
     kernels, gpu = KERNELS["hopper"], load_gpu("h100-sxm-80gb")
     m, n, k, b = (np.array([size]) for size in (8192.0, 4096.0, 4096.0, 1.0))
-    timed = Gemms(
-        gpu=gpu.name,
-        source="",
-        precision="float8-tensorwise",
-        sizes=(m, n, k, b),
-        seconds=np.ones(1),
-    )
+    given = {"precision": "float8-tensorwise", "sizes": (m, n, k, b)}
+    timed = Gemms(gpu=gpu.name, source="", seconds=np.ones(1), **given)
     product = timed.predicted(kernels)
     rate = gpu.memory_bandwidth_bytes_per_second * kernels.memory
     whole = np.exp(timed.residuals(kernels, 5.0, 0.0))

@@ -120,9 +120,7 @@ def test_interleaved_stages_receive_for_each_of_them() -> None:
 
 
 def test_where_weight_gradients_run_later_more_is_held_than_the_microbatches_in_flight() -> None:
-    """ZB-1p with 4 microbatches: rank 3 has one between F and I and three between I and W, then
-    none and four.
-    """
+    """ZB-1p, 4 microbatches: rank 3 has one from F to I, three from I to W, then none, four."""
     given = {"pp": 4, "dp_shard": 4, "micro_batch_size": 1, "pp_schedule": "ZB-1p"}
     found = inputs("megatron", **given)
     held = on_ranks(found)

@@ -1,6 +1,5 @@
 """What each objective chooses, within one size and between several."""
 
-from datetime import UTC, datetime
 from functools import cache
 from io import StringIO
 
@@ -14,19 +13,11 @@ from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
-from planner.ports import Ports
 from planner.search.choice.preference import spread_within_stack
 from planner.specs.plan import Plan
+from tests.conftest import fixed_ports
 
 FRAGILE = {"mtbf_gpu_hours": 40}
-
-
-class Fixed:
-    def now(self) -> datetime:
-        return datetime(2026, 1, 1, tzinfo=UTC)
-
-    def new_id(self, prefix: str) -> str:
-        return f"{prefix}-1"
 
 
 @cache
@@ -37,28 +28,20 @@ def plan_of(
     prefer: str = "simplest",
     **cluster: float,
 ) -> Plan:
-    fixed = Fixed()
     job = {
         "model": "llama3-8b",
         "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": num_gpus, **cluster},
         "training": {"seq_len": 8192, "global_batch_size": 64},
-        "search": {
-            "top_k": top_k,
-            "objective": objective,
-            "prefer": prefer,
-            "allow": {"precision": ["bf16"]},
-            "fix": {"compile": True, "cp": 1, "pp": 1},
-        },
-    }
-    return recommend(read_job(job), ports=Ports(clock=fixed, ids=fixed))
+        "search": {"top_k": top_k, "objective": objective, "prefer": prefer,
+            "allow": {"precision": ["bf16"]}, "fix": {"compile": True, "cp": 1, "pp": 1}},
+    }  # fmt: skip
+    return recommend(read_job(job), ports=fixed_ports())
 
 
 @pytest.fixture(scope="module")
 def plans() -> dict[str, Plan]:
-    return {
-        objective: plan_of(objective)
-        for objective in ("throughput", "time", "cost", "energy", "memory")
-    }
+    names = ("throughput", "time", "cost", "energy", "memory")
+    return {objective: plan_of(objective) for objective in names}
 
 
 @pytest.mark.slow
@@ -69,22 +52,17 @@ def test_sizes_hold_the_best_of_every_size(plans: dict[str, Plan]) -> None:
         winner = plan.ranked[0]
         chosen = next(option for option in plan.sizes if option.num_gpus == winner.num_gpus)
         assert chosen.layout == winner.layout
-        assert (chosen.cost, chosen.time_to_train_seconds) == (
-            winner.run.cost,
-            winner.run.time_to_train_seconds,
-        )
+        run = winner.run
+        assert (chosen.cost, chosen.time_to_train_seconds) == (run.cost, run.time_to_train_seconds)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("objective", "field", "sign"),
-    [
-        ("throughput", "tokens_per_second", -1),
-        ("time", "time_to_train_seconds", 1),
-        ("cost", "cost", 1),
-        ("energy", "energy_joules", 1),
-    ],
-)
+@pytest.mark.parametrize(("objective", "field", "sign"), [
+    ("throughput", "tokens_per_second", -1),
+    ("time", "time_to_train_seconds", 1),
+    ("cost", "cost", 1),
+    ("energy", "energy_joules", 1),
+])  # fmt: skip
 def test_the_winner_is_best_by_its_objective(
     plans: dict[str, Plan], objective: str, field: str, sign: int
 ) -> None:

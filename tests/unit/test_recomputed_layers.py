@@ -10,12 +10,9 @@ from planner.cost.pipeline.stages import block_layers, stage_units
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job, resolve_layout
 from planner.specs.estimate import Estimate
+from tests.conftest import job_values
 
-JOB = {
-    "model": "llama3-70b",
-    "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},
-    "training": {"seq_len": 8192, "global_batch_size": 128, "trainer": "megatron"},
-}
+JOB = job_values("llama3-70b", "h100-sxm-80gb", 64, 8192, 128, trainer="megatron")
 LAYOUT = {"tp": 4, "pp": 4}
 PER_STAGE = 20
 

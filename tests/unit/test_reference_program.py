@@ -1,7 +1,6 @@
 """Parts of the probe program that need torch but no second process."""
 
 import math
-import subprocess
 import sys
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from planner.catalog.models import model_names
 from planner.errors import SpecError
 from planner.intake.models import read_model
+from planner.trainers.registry import resolve_layout
 from probes.protocol import ProbeTask
 from tests.conftest import needed
 from tests.e2e.probe_jobs import MODELS, task
@@ -44,52 +44,27 @@ def test_every_catalogue_model_is_built_with_its_parameters(name: str) -> None:
 # ---- what is refused -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("layout", "options", "field"),
-    [
-        ({"dp_shard": 3}, {"num_gpus": 4}, "dp_shard"),
-        (
-            {"pp": 2, "dp_shard": 1, "pp_schedule": "ZB-1p"},
-            {"num_gpus": 2, "training": {"trainer": "fsdp"}},
-            "pp_schedule",
-        ),
-        ({"zero_stage": 1}, {}, "zero_stage"),
-        ({}, {"fake_tensors": True}, "fake_tensors"),
-        ({}, {"emulate_rank": 1}, "emulate_rank"),
-        ({}, {"num_layers": 5}, "num_layers"),
-        (
-            {"compile": True, "ac": "memory-budget-0.5"},
-            {"emulate_rank": 0, "fake_tensors": True},
-            "ac",
-        ),
-        (
-            {"pp": 2, "dp_shard": 1, "pp_schedule": "ZBVZeroBubble", "ac": "selective-op"},
-            {"num_gpus": 2},
-            "ac",
-        ),
-        (
-            {"pp": 2, "dp_shard": 2, "pp_schedule": "ZBVZeroBubble", "zero_stage": 3},
-            {"num_gpus": 4},
-            "zero_stage",
-        ),
-        ({"dp_shard": 2, "zero_stage": 3, "cpu_offload": True}, {"num_gpus": 2}, "cpu_offload"),
-        ({"param_dtype": "bfloat16"}, {"training": {"trainer": "megatron"}}, "trainer"),
-        ({}, {"model": "tied", "training": {"seq_len": 2048}}, "seq_len"),
-        ({}, {"training": {"overlap": {"dp": False}}}, "overlap"),
-        ({}, {"training": {"chunked_loss": True}}, "chunked_loss"),
-        (
-            {},
-            {
-                "training": {
-                    "cuda_graphs": "full",
-                    "trainer": "torchtitan",
-                    "trainer_version": "0.3",
-                }
-            },
-            "cuda_graphs",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("layout", "options", "field"), [
+    ({"dp_shard": 3}, {"num_gpus": 4}, "dp_shard"),
+    ({"pp": 2, "dp_shard": 1, "pp_schedule": "ZB-1p"},
+        {"num_gpus": 2, "training": {"trainer": "fsdp"}}, "pp_schedule"),
+    ({"zero_stage": 1}, {}, "zero_stage"),
+    ({}, {"fake_tensors": True}, "fake_tensors"),
+    ({}, {"emulate_rank": 1}, "emulate_rank"),
+    ({}, {"num_layers": 5}, "num_layers"),
+    ({"compile": True, "ac": "memory-budget-0.5"}, {"emulate_rank": 0, "fake_tensors": True}, "ac"),
+    ({"pp": 2, "dp_shard": 1, "pp_schedule": "ZBVZeroBubble", "ac": "selective-op"},
+        {"num_gpus": 2}, "ac"),
+    ({"pp": 2, "dp_shard": 2, "pp_schedule": "ZBVZeroBubble", "zero_stage": 3}, {"num_gpus": 4},
+        "zero_stage"),
+    ({"dp_shard": 2, "zero_stage": 3, "cpu_offload": True}, {"num_gpus": 2}, "cpu_offload"),
+    ({"param_dtype": "bfloat16"}, {"training": {"trainer": "megatron"}}, "trainer"),
+    ({}, {"model": "tied", "training": {"seq_len": 2048}}, "seq_len"),
+    ({}, {"training": {"overlap": {"dp": False}}}, "overlap"),
+    ({}, {"training": {"chunked_loss": True}}, "chunked_loss"),
+    ({}, {"training": {"cuda_graphs": "full", "trainer": "torchtitan", "trainer_version": "0.3"}},
+        "cuda_graphs"),
+])  # fmt: skip
 def test_what_cannot_run_is_refused_with_its_field(
     layout: dict[str, Any], options: dict[str, Any], field: str
 ) -> None:
@@ -176,17 +151,10 @@ def sequence(length: int) -> Any:
     return Sequence(positions, positions, positions)
 
 
-@pytest.mark.parametrize(
-    ("kv_heads", "value_width", "window", "sunk"),
-    [
-        (4, 16, 0, False),
-        (2, 16, 0, False),
-        (4, 8, 0, False),
-        (2, 16, 5, False),
-        (2, 16, 0, True),
-        (4, 16, 5, True),
-    ],
-)
+@pytest.mark.parametrize(("kv_heads", "value_width", "window", "sunk"), [
+    (4, 16, 0, False), (2, 16, 0, False), (4, 8, 0, False), (2, 16, 5, False), (2, 16, 0, True),
+    (4, 16, 5, True),
+])  # fmt: skip
 def test_cpu_attention_is_softmax(kv_heads: int, value_width: int, window: int, sunk: bool) -> None:
     from probes.reference.attention_kernels import AttentionCore
 
@@ -380,19 +348,14 @@ def test_a_line_of_nvidia_smi() -> None:
 # ---- precision -----------------------------------------------------------------------------------
 
 
-def test_without_torchao_float8_is_one_clear_line() -> None:
-    code = (
-        "import sys; sys.modules['torchao'] = None; sys.modules['torchao.float8'] = None\n"
-        "from probes.reference import precision\n"
-        "from planner.trainers.registry import resolve_layout\n"
-        "layout = resolve_layout({'precision': 'float8-rowwise'}, trainer='torchtitan', "
-        "num_gpus=1)\n"
-        "try:\n    precision.apply(None, layout, emulate=True)\n"
-        "except ImportError as error:\n    print(error)\n"
-    )
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert "layout.precision=float8-rowwise needs torchao" in done.stdout, done.stderr
+def test_without_torchao_float8_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    from probes.reference import precision
+
+    for name in ("torchao", "torchao.float8"):
+        monkeypatch.setitem(sys.modules, name, None)
+    layout = resolve_layout({"precision": "float8-rowwise"}, trainer="torchtitan", num_gpus=1)
+    with pytest.raises(ImportError, match=r"layout\.precision=float8-rowwise needs torchao"):
+        precision.apply(torch.nn.Linear(1, 1), layout, emulate=True)
 
 
 def test_timing_spread() -> None:

@@ -5,6 +5,7 @@ import pytest
 import planner
 from planner.trainers.registry import TRAINERS, release_of, resolve_layout
 from planner.trainers.release import Releases, named
+from tests.conftest import job_values
 
 
 @pytest.mark.parametrize(
@@ -47,28 +48,25 @@ def test_torchtitan(text: str | None, number: str, exact: bool) -> None:
     assert exact or (str(text) in str(found.note) and number in str(found.note))
 
 
-@pytest.mark.parametrize(
-    ("text", "number", "exact"),
-    [
-        (None, "0.14", True),
-        ("core_v0.14.0", "0.14", True),
-        ("0.14.1", "0.14", True),
-        ("core 0.16.0rc1", "0.16", True),
-        ("Megatron-LM 23e00ed0 (0.14-era) / TE 2.11.0", "0.14", True),
-        ("3.0", "3.0", True),
-        ("2.4.1", "2.4", True),
-        ("NeMo 25.04", "0.12", False),
-        ("NeMo 24.07 (first)", "0.8", False),
-        ("NeMo 24.11", "0.9", False),
-        ("NeMo 25.12", "0.15", False),
-        ("NeMo 25.09 (MLPerf Training v5.1 submission)", "0.14", False),
-        ("2022", "3.0", False),
-        ("4.0", "0.18", False),
-        ("0.99", "0.18", False),
-        ("Megatron-Core main 2026-08", "0.18", False),
-        ("our own fork", "0.14", False),
-    ],
-)
+@pytest.mark.parametrize(("text", "number", "exact"), [
+    (None, "0.14", True),
+    ("core_v0.14.0", "0.14", True),
+    ("0.14.1", "0.14", True),
+    ("core 0.16.0rc1", "0.16", True),
+    ("Megatron-LM 23e00ed0 (0.14-era) / TE 2.11.0", "0.14", True),
+    ("3.0", "3.0", True),
+    ("2.4.1", "2.4", True),
+    ("NeMo 25.04", "0.12", False),
+    ("NeMo 24.07 (first)", "0.8", False),
+    ("NeMo 24.11", "0.9", False),
+    ("NeMo 25.12", "0.15", False),
+    ("NeMo 25.09 (MLPerf Training v5.1 submission)", "0.14", False),
+    ("2022", "3.0", False),
+    ("4.0", "0.18", False),
+    ("0.99", "0.18", False),
+    ("Megatron-Core main 2026-08", "0.18", False),
+    ("our own fork", "0.14", False),
+])  # fmt: skip
 def test_megatron(text: str | None, number: str, exact: bool) -> None:
     found = release_of("megatron", text)
     assert (found.number, found.exact) == (number, exact)
@@ -99,20 +97,17 @@ def test_a_date_is_compared_with_the_repository_and_a_number_with_the_release() 
         assert before.hold(release) != inside, text
 
 
-@pytest.mark.parametrize(
-    ("trainer", "text", "has", "lacks"),
-    [
-        ("torchtitan", None, "float8-tensorwise", "nvfp4"),
-        ("torchtitan", "torchtitan 2025-10-14", "float8-rowwise-gw-hp", "nvfp4"),
-        ("torchtitan", "torchtitan 2026-05", "float8-rowwise-gw-hp", "float8-tensorwise"),
-        ("torchtitan", "torchtitan 2026-07-30", "mxfp8", "nvfp4"),
-        ("torchtitan", "torchtitan 2026-08", "nvfp4", "float8-tensorwise"),
-        ("torchtitan", "0.3.0", "nvfp4", "float8-tensorwise"),
-        ("megatron", "NeMo 25.09 (MLPerf Training v5.1 submission)", "nvfp4", "float8-rowwise"),
-        ("megatron", "0.14", "mxfp8", "nvfp4"),
-        ("megatron", "NeMo 25.07", "mxfp8", "nvfp4"),
-    ],
-)
+@pytest.mark.parametrize(("trainer", "text", "has", "lacks"), [
+    ("torchtitan", None, "float8-tensorwise", "nvfp4"),
+    ("torchtitan", "torchtitan 2025-10-14", "float8-rowwise-gw-hp", "nvfp4"),
+    ("torchtitan", "torchtitan 2026-05", "float8-rowwise-gw-hp", "float8-tensorwise"),
+    ("torchtitan", "torchtitan 2026-07-30", "mxfp8", "nvfp4"),
+    ("torchtitan", "torchtitan 2026-08", "nvfp4", "float8-tensorwise"),
+    ("torchtitan", "0.3.0", "nvfp4", "float8-tensorwise"),
+    ("megatron", "NeMo 25.09 (MLPerf Training v5.1 submission)", "nvfp4", "float8-rowwise"),
+    ("megatron", "0.14", "mxfp8", "nvfp4"),
+    ("megatron", "NeMo 25.07", "mxfp8", "nvfp4"),
+])  # fmt: skip
 def test_precisions_of_a_day(trainer: str, text: str | None, has: str, lacks: str) -> None:
     rules = TRAINERS[trainer].at(release_of(trainer, text))
     assert has in rules.precisions
@@ -135,11 +130,7 @@ def test_the_graph_trainer_has_rules_of_its_own() -> None:
 
 
 def test_an_estimate_warns_of_the_release_taken() -> None:
-    job = {
-        "model": "llama3-8b",
-        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-        "training": {"seq_len": 8192, "global_batch_size": 8, "trainer_version": "9.9"},
-    }
+    job = job_values("llama3-8b", "h100-sxm-80gb", 8, 8192, 8, trainer_version="9.9")
     for layout in ({"ac": "full"}, {"tp": 5}):
         answer = planner.estimate(**{**job, "layout": layout})
         assert any("0.3.0" in text and "'9.9'" in text for text in answer.warnings)
@@ -165,17 +156,14 @@ def test_defaults_are_releases() -> None:
         assert days == sorted(days)
 
 
-@pytest.mark.parametrize(
-    ("text", "bytes_a_logit", "reduce_dtype"),
-    [
-        (None, 12.0, "float32"),
-        ("torch 2.4", 12.0, "float32"),
-        ("torch 2.4, flash-attn 2", 4.0, "float32"),
-        ("llm-foundry 0.15", 4.0, "bfloat16"),
-        ("composer 0.22", 4.0, "bfloat16"),
-        ("MosaicML", 4.0, "bfloat16"),
-    ],
-)
+@pytest.mark.parametrize(("text", "bytes_a_logit", "reduce_dtype"), [
+    (None, 12.0, "float32"),
+    ("torch 2.4", 12.0, "float32"),
+    ("torch 2.4, flash-attn 2", 4.0, "float32"),
+    ("llm-foundry 0.15", 4.0, "bfloat16"),
+    ("composer 0.22", 4.0, "bfloat16"),
+    ("MosaicML", 4.0, "bfloat16"),
+])  # fmt: skip
 def test_plain_fsdp_has_an_eager_loss_unless_the_text_names_who_has_not(
     text: str | None, bytes_a_logit: float, reduce_dtype: str
 ) -> None:

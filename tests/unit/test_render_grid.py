@@ -1,6 +1,4 @@
-"""Tables: no word is cut at any width, what does not fit goes below its row, and then columns are
-left out.
-"""
+"""Tables: no word is cut; what does not fit goes below its row, then columns are left out."""
 
 import pytest
 
@@ -11,14 +9,9 @@ LAYOUT = (
     "compile"
 )
 COLUMNS = (
-    number("#"),
-    Column(name="layout", wraps=True, below=True),
-    number("tok/s/GPU"),
-    number("MFU", drop=1),
-    number("step"),
-    number("memory", drop=2),
-    Column(name="source", drop=0),
-)
+    number("#"), Column(name="layout", wraps=True, below=True), number("tok/s/GPU"),
+    number("MFU", drop=1), number("step"), number("memory", drop=2), Column(name="source", drop=0),
+)  # fmt: skip
 ROWS = [
     ("1", LAYOUT, "10,927", "64.0%", "6 s", "75.2 GiB", "simulated"),
     ("2", "fsdp 8", "914", "6.0%", "61.3 s", "8.5 GiB", "screened"),

@@ -1,6 +1,4 @@
-"""What a plan with probes shows: every measured layout, how it was looked at, what failed, and
-nothing that contradicts it.
-"""
+"""A plan with probes shows measured layouts, how each was looked at, and what failed."""
 
 from typing import Any
 
@@ -24,16 +22,9 @@ def trial(layout: dict[str, Any], value: float | None = None, **said: Any) -> di
 def probed(plan: Plan, trials: list[dict[str, Any]], **more: Any) -> Plan:
     """The plan as if these trials had been its probes."""
     probing = {
-        "probes": len(trials),
-        "looks": 0,
-        "gpu_seconds": 60.0,
-        "stopped": "the budget is spent",
-        "expected_regret": 0.02,
-        "num_ruled_out": 0,
-        "ruled_out": [],
-        "trials": trials,
-        **more,
-    }
+        "probes": len(trials), "looks": 0, "gpu_seconds": 60.0, "stopped": "the budget is spent",
+        "expected_regret": 0.02, "num_ruled_out": 0, "ruled_out": [], "trials": trials, **more,
+    }  # fmt: skip
     return Plan.model_validate_json(plan.model_copy(update={"probing": probing}).model_dump_json())
 
 
@@ -101,10 +92,8 @@ def test_a_split_of_layers_is_found_among_the_ranked(plan: Plan) -> None:
 
 def test_a_narrow_table_keeps_room_for_the_layout(plan: Plan) -> None:
     winner = plan.ranked[0]
-    shown = probed(
-        plan,
-        [trial(winner.layout.model_dump(mode="json"), winner.estimate.step_seconds, rung="probed")],
-    )
+    values, seconds = winner.layout.model_dump(mode="json"), winner.estimate.step_seconds
+    shown = probed(plan, [trial(values, seconds, rung="probed")])
     assert "predicted" in as_text(plan_view(shown, 80, letters=True), 80)
     narrow = as_text(plan_view(shown, 44, letters=True), 44)
     assert ["how", "measured", "predicted", "ratio"] in [
@@ -216,16 +205,10 @@ def test_what_may_be_faster_still_is_named_as_the_next_to_probe(plan: Plan) -> N
 )
 def test_a_line_of_progress_says_whether_the_best_was_measured(rung: str, words: str) -> None:
     body = {
-        "event": "told",
-        "layout": "fsdp 2",
-        "message": "40 ms a step",
-        "best_step_seconds": 0.0353,
-        "best_rung": rung,
-        "expected_regret": None,
-        "gpu_seconds_left": 10.0,
-        "probes": 1,
+        "event": "told", "layout": "fsdp 2", "message": "40 ms a step", "best_step_seconds": 0.0353,
+        "best_rung": rung, "expected_regret": None, "gpu_seconds_left": 10.0, "probes": 1,
         "probes_left": 1,
-    }
+    }  # fmt: skip
     assert words in _stand(body).line
 
 

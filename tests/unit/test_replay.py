@@ -1,6 +1,4 @@
-"""The proof by replay: hidden truths are what they say they are, strategies play by the rules, and
-the demands hold where they are met.
-"""
+"""The proof by replay: truths are what they say, strategies play by the rules, demands hold."""
 
 import dataclasses
 import json
@@ -48,9 +46,8 @@ def test_a_landscape_is_as_far_from_the_model_as_it_says(error: float) -> None:
         land = landscapes.generate(SMALL, error, seed)
         differences.append(land.log_seconds - land.candidates.prior.log_seconds)
     own = error * np.sqrt(1.0 - landscapes.COMMON_SHARE)
-    assert [float(difference.std()) for difference in differences] == pytest.approx(
-        [own] * 12, rel=0.03
-    )
+    spreads = [float(difference.std()) for difference in differences]
+    assert spreads == pytest.approx([own] * 12, rel=0.03)
     common = np.std([difference.mean() for difference in differences])
     assert 0.4 < common / (error * np.sqrt(landscapes.COMMON_SHARE)) < 1.7
 
@@ -65,31 +62,23 @@ def test_landscapes_are_repeatable_and_differ_by_seed() -> None:
 
 @pytest.mark.slow
 def test_the_laws_are_another_model() -> None:
-    """At their centre they neither copy the cost model nor are far from any machine: ranks agree by
-    a part only.
-    """
+    """They neither copy the cost model nor are far from any machine: ranks agree by a part."""
     pricer, candidates = landscapes.prepared(SMALL)
-    laws = landscapes.log_law(
-        pricer, candidates.batch, np.zeros(len(landscapes.COEFFICIENTS) + 9), 0.0
-    )
+    zeros = np.zeros(len(landscapes.COEFFICIENTS) + 9)
+    laws = landscapes.log_law(pricer, candidates.batch, zeros, 0.0)
     difference = laws - candidates.prior.log_seconds
     assert 0.03 < difference.std() < 0.4
     ranks = [np.argsort(np.argsort(column)) for column in (laws, candidates.prior.log_seconds)]
     assert 0.2 < np.corrcoef(ranks)[0, 1] < 0.97
 
 
-def test_a_survey_of_ones_own_gpu_is_a_sweep(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_survey_of_ones_own_is_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert own_sweeps(tmp_path) == ()
-    measured = [
-        ("none", {"step_seconds": 1.0}),
-        ("full", {"step_seconds": 1.3}),
-        ("selective-op", {"status": "oom"}),
-    ]
-    rows = [
-        survey_row(ac, {"status": "ok", "rung": "probed", **numbers}) for ac, numbers in measured
-    ]
+    timed = {"none": 1.0, "full": 1.3}
+    measured = [(ac, {"step_seconds": seconds}) for ac, seconds in timed.items()]
+    measured.append(("selective-op", {"status": "oom"}))
+    fine = {"status": "ok", "rung": "probed"}
+    rows = [survey_row(ac, {**fine, **numbers}) for ac, numbers in measured]
     rows += [survey_row("none", {"status": "ok", "rung": "emulated", "step_seconds": 0.1})]
     # tried again: this one counts
     rows += [survey_row("none", {"status": "ok", "rung": "probed", "step_seconds": 1.1})]
@@ -111,14 +100,9 @@ def survey_row(ac: str, measured: dict[str, Any], seq_len: int = 4096) -> dict[s
     training = {"seq_len": seq_len, "global_batch_size": 2}
     name = f"{ac} {measured['rung']} {seq_len}"
     return {
-        "id": name,
-        "model": "llama3.2-1b",
-        "cluster": cluster,
-        "training": training,
-        "layout": {"ac": ac},
-        "group": "own",
-        "measured": measured,
-    }
+        "id": name, "model": "llama3.2-1b", "cluster": cluster, "training": training,
+        "layout": {"ac": ac}, "group": "own", "measured": measured,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -228,9 +212,7 @@ def demands(kinds: list[str], strategies: list[str], seeds: int) -> dict[str, An
 
 
 def surely_worse(ours: list[Any], others: list[Any], probes: int) -> bool:
-    """Whether the mean regret on the same drawn truths is larger by more than two standard errors
-    of the difference.
-    """
+    """Whether the mean regret on the same truths is larger by more than two standard errors."""
     pairs = {(run.truth, run.seed): run.regret[probes - 1] for run in others}
     more = np.array([run.regret[probes - 1] - pairs[run.truth, run.seed] for run in ours])
     return bool(more.mean() > 2.0 * more.std(ddof=1) / np.sqrt(len(more)) + TIE)
@@ -278,10 +260,8 @@ def test_the_page_says_reached_and_missed(truth: Truth) -> None:
     assert "| random | 3 |" in page
     assert "generated, error 10%" in page
     assert "reached" in page
-    late = [
-        type(run)(**{**{name: getattr(run, name) for name in run.__slots__}, "to_goal": 13})
-        for run in runs
-    ]
+    fields = [{name: getattr(run, name) for name in run.__slots__} for run in runs]
+    late = [type(run)(**{**own, "to_goal": 13}) for run, own in zip(runs, fields, strict=True)]
     assert "**missed**" in document(late)
     assert ">12" in document(late)
 
@@ -307,9 +287,8 @@ def test_replayed_studies_stand_by_what_they_measured(
     assert played.told
     assert replay_studies.violations(played) == []
     swapped = dataclasses.replace(played.outcome, ranked=played.outcome.ranked[::-1])
-    broken = replay_studies.violations(
-        dataclasses.replace(played, outcome=swapped, events=played.events[::-1])
-    )
+    reversed_ = dataclasses.replace(played, outcome=swapped, events=played.events[::-1])
+    broken = replay_studies.violations(reversed_)
     assert any("answer" in line for line in broken), "another answer would be told"
 
 
@@ -325,6 +304,5 @@ def test_what_nobody_measured_is_measured_second_and_found(off: float) -> None:
     answer = played.outcome.ranked[0].row
     assert truth.log_seconds[answer] <= np.log(min(times[0], times[1])) + 3 * truth.noise_sd
     without = dataclasses.replace(played, told=[played.told[0], *played.told[2:]])
-    assert replay_studies.violations(without) == [
-        "what nobody measured was not measured after number 1"
-    ]
+    words = "what nobody measured was not measured after number 1"
+    assert replay_studies.violations(without) == [words]

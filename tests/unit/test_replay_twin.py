@@ -23,19 +23,9 @@ from tests.conftest import needed
 from tests.unit.pipeline_twin import Instruction, Post, Run, Wait, play
 
 SHAPES = [
-    (2, 1, 2),
-    (2, 1, 5),
-    (3, 1, 7),
-    (4, 1, 6),
-    (4, 1, 9),
-    (2, 2, 4),
-    (2, 2, 6),
-    (4, 2, 8),
-    (3, 2, 6),
-    (3, 3, 6),
-    (2, 4, 6),
-    (4, 5, 8),
-]
+    (2, 1, 2), (2, 1, 5), (3, 1, 7), (4, 1, 6), (4, 1, 9), (2, 2, 4), (2, 2, 6), (4, 2, 8),
+    (3, 2, 6), (3, 3, 6), (2, 4, 6), (4, 5, 8),
+]  # fmt: skip
 
 
 class Costs:
@@ -45,10 +35,8 @@ class Costs:
         draw = np.random.default_rng(seed)
         self.forward, self.input_grad, self.weight_grad = draw.uniform(0.5, 1.5, (3, num_stages))
         self.send = draw.uniform(0.0, send, num_stages)
-        self.wire, self.cover = (
-            draw.uniform(0.0, 0.3, (2, num_stages)),
-            draw.uniform(0.1, 0.5, (2, num_stages)),
-        )
+        self.wire = draw.uniform(0.0, 0.3, (2, num_stages))
+        self.cover = draw.uniform(0.1, 0.5, (2, num_stages))
 
     def seconds(self, action: Action) -> float:
         return float(
@@ -71,20 +59,13 @@ class Costs:
     def columns(self) -> StageCosts:
         one = np.ones((1, len(self.send)))
         return StageCosts(
-            forward_seconds_CS=self.forward[None],
-            input_grad_seconds_CS=self.input_grad[None],
-            weight_grad_seconds_CS=self.weight_grad[None],
-            send_seconds_CS=self.send[None],
-            crowded_seconds_CS=2.0 * self.send[None],
-            saved_bytes_CS=one,
-            pair=PairSeconds(
-                forward_wire_CS=self.wire[0][None],
-                backward_wire_CS=self.wire[1][None],
-                forward_cover_CS=self.cover[0][None],
-                backward_cover_CS=self.cover[1][None],
-                slowdown=0.25,
-            ),
-        )
+            forward_seconds_CS=self.forward[None], input_grad_seconds_CS=self.input_grad[None],
+            weight_grad_seconds_CS=self.weight_grad[None], send_seconds_CS=self.send[None],
+            crowded_seconds_CS=2.0 * self.send[None], saved_bytes_CS=one,
+            pair=PairSeconds(forward_wire_CS=self.wire[0][None],
+                backward_wire_CS=self.wire[1][None], forward_cover_CS=self.cover[0][None],
+                backward_cover_CS=self.cover[1][None], slowdown=0.25),
+        )  # fmt: skip
 
 
 def check(
@@ -96,9 +77,8 @@ def check(
 ) -> None:
     """Every item starts and ends as in the twin."""
     pp, v, m = shape
-    line = replay(
-        compiled(entry, pp, v, m, how), costs.columns(), num_microbatches=m, times=True
-    ).timeline
+    order = compiled(entry, pp, v, m, how)
+    line = replay(order, costs.columns(), num_microbatches=m, times=True).timeline
     twin = play(programs)
     assert set(twin) == {str(item) for item in line.actions}
     ours = {
@@ -123,9 +103,7 @@ def legal(
 def plain_programs(
     entry: Schedule, shape: tuple[int, int, int], costs: Costs, *, seen_through: bool
 ) -> list[list[Instruction]]:
-    """All receives posted at the start, each link a stream; seen through: a rank waits for each
-    send.
-    """
+    """All receives posted at the start, each link a stream; seen through: a wait for each send."""
     pp, v, m = shape
     last = pp * v - 1
     programs: list[list[Instruction]] = []
@@ -152,15 +130,13 @@ def plain_programs(
             )
             posts = []
             for action in parts:
-                kind, to = (
-                    ("F", action.stage + 1) if action.kind == "F" else ("B", action.stage - 1)
-                )
+                way, step = ("F", 1) if action.kind == "F" else ("B", -1)
+                kind, to = way, action.stage + step
                 if action.kind == "W" or not 0 <= to <= last or home[to] == rank:
                     continue
                 tag = (kind, action.stage, action.microbatch)
-                posts.append(
-                    Post(True, tag, home[to], ("to", home[to]), costs.hop(kind, action.stage))
-                )
+                hop = costs.hop(kind, action.stage)
+                posts.append(Post(True, tag, home[to], ("to", home[to]), hop))
                 sent.setdefault((rank, home[to]), []).append(tag)
             program += posts
             program += [Wait(post.tag) for post in posts] if seen_through else []
@@ -211,17 +187,12 @@ def test_two_sends_on_one_link_follow_each_other() -> None:
 def megatron_1f1b(
     rank: int, pp: int, m: int, costs: Costs, *, pair_streams: bool = False
 ) -> list[Instruction]:
-    """forward_backward_pipelining_without_interleaving; with pair streams DeepSpeed's, whose
-    exchange runs one way after the other.
-    """
+    """forward_backward_pipelining_without_interleaving; pair streams: DeepSpeed's exchange."""
     program: list[Instruction] = []
 
     def stream(peer: int, tag: Any) -> Any:
-        return (
-            ("pair", frozenset((rank, peer)))
-            if pair_streams
-            else ("way", tag[0], frozenset((rank, peer)))
-        )
+        both = frozenset((rank, peer))
+        return ("pair", both) if pair_streams else ("way", tag[0], both)
 
     def exchange(*tags: tuple[bool, tuple[str, int, int], int]) -> None:
         posts = [
@@ -229,9 +200,8 @@ def megatron_1f1b(
             for s, tag, peer in tags
             if 0 <= peer < pp
         ]
-        program.extend(
-            sorted(posts, key=lambda post: post.tag[0] != "F") if pair_streams else posts
-        )
+        ordered = sorted(posts, key=lambda post: post.tag[0] != "F")
+        program.extend(ordered if pair_streams else posts)
         program.extend(Wait(post.tag) for post in posts)
 
     def forward(k: int) -> None:
@@ -274,19 +244,15 @@ def test_blocking_1f1b(trainer: str) -> None:
     for entry, (pp, v, m) in legal(["1F1B"], "megatron"):
         for seed in range(4):
             costs = Costs(pp, seed, 0.7)
-            ranks = [
-                megatron_1f1b(rank, pp, m, costs, pair_streams=trainer != "megatron")
-                for rank in range(pp)
-            ]
+            pairs = trainer != "megatron"
+            ranks = [megatron_1f1b(rank, pp, m, costs, pair_streams=pairs) for rank in range(pp)]
             check(entry, (pp, v, m), how, costs, ranks)
 
 
 def megatron_interleaved(
     rank: int, pp: int, v: int, m: int, costs: Costs, *, overlap: bool
 ) -> list[Instruction]:
-    """forward_backward_pipelining_with_interleaving, with and without overlap_p2p_comm; m a
-    multiple of pp.
-    """
+    """forward_backward_pipelining_with_interleaving, overlap_p2p_comm or not; pp divides m."""
     n, last, program = m * v, pp * v - 1, list[Instruction]()
 
     def chunk(k: int, forward: bool) -> tuple[int, int]:
@@ -296,27 +262,19 @@ def megatron_interleaved(
     def in_of(k: int, forward: bool) -> tuple[tuple[str, int, int], int] | None:
         stage, microbatch = chunk(k, forward)
         source = stage - 1 if forward else stage + 1
-        return (
-            (("F" if forward else "B", source, microbatch), source % pp)
-            if 0 <= source <= last
-            else None
-        )
+        tag = ("F" if forward else "B", source, microbatch)
+        return (tag, source % pp) if 0 <= source <= last else None
 
     def out_of(k: int, forward: bool) -> tuple[tuple[str, int, int], int] | None:
         stage, microbatch = chunk(k, forward)
         target = stage + 1 if forward else stage - 1
-        return (
-            (("F" if forward else "B", stage, microbatch), target % pp)
-            if 0 <= target <= last
-            else None
-        )
+        tag = ("F" if forward else "B", stage, microbatch)
+        return (tag, target % pp) if 0 <= target <= last else None
 
     def post(sends: Sequence[Any], receives: Sequence[Any], *, wait: bool) -> None:
         sends, receives = [end for end in sends if end], [end for end in receives if end]
-        posts = [
-            Post(True, tag, peer, ("to", peer) if overlap else None, crowd(tag))
-            for tag, peer in sends
-        ]
+        streams = {peer: ("to", peer) if overlap else None for _, peer in sends}
+        posts = [Post(True, tag, peer, streams[peer], crowd(tag)) for tag, peer in sends]
         posts += [Post(False, tag, peer, None) for tag, peer in receives]
         program.extend(posts)
         program.extend(Wait(p.tag) for p in posts if wait)
@@ -349,19 +307,13 @@ def megatron_interleaved(
         return program
     for k in range(warmup):
         run(k, True)
-        post(
-            [out_of(k, True)],
-            nth(k + 1, True) + (nth(0, False) if k == warmup - 1 else []),
-            wait=True,
-        )
+        more = nth(0, False) if k == warmup - 1 else []
+        post([out_of(k, True)], nth(k + 1, True) + more, wait=True)
     for k in range(n - warmup):
         run(warmup + k, True)
         run(k, False)
-        post(
-            [out_of(warmup + k, True), out_of(k, False)],
-            nth(warmup + k + 1, True) + nth(k + 1, False),
-            wait=True,
-        )
+        after = nth(warmup + k + 1, True) + nth(k + 1, False)
+        post([out_of(warmup + k, True), out_of(k, False)], after, wait=True)
     for k in range(n - warmup, n):
         run(k, False)
         post([out_of(k, False)], nth(k + 1, False), wait=True)
@@ -372,16 +324,12 @@ CROWDED: set[tuple[str, int, int]] = set()
 
 
 def crowded_tags(pp: int, v: int, m: int, costs: Costs) -> set[tuple[str, int, int]]:
-    """Transfers whose sender sends another, or whose receiver receives another, in the same
-    exchange.
-    """
+    """Transfers whose sender sends, or whose receiver receives, another in the same exchange."""
     found = set()
     for rank in range(pp):
         batch: list[Post] = []
-        for instruction in [
-            *megatron_interleaved(rank, pp, v, m, costs, overlap=False),
-            Run("", 0.0),
-        ]:
+        program = megatron_interleaved(rank, pp, v, m, costs, overlap=False)
+        for instruction in [*program, Run("", 0.0)]:
             if isinstance(instruction, Post):
                 batch.append(instruction)
             elif isinstance(instruction, Run):
@@ -402,9 +350,8 @@ def test_megatron_interleaved(overlap: bool) -> None:
             costs = Costs(pp * v, seed, 0.7)
             CROWDED.clear()
             CROWDED.update(crowded_tags(pp, v, m, costs))
-            ranks = [
-                megatron_interleaved(rank, pp, v, m, costs, overlap=overlap) for rank in range(pp)
-            ]
+            made = (megatron_interleaved(r, pp, v, m, costs, overlap=overlap) for r in range(pp))
+            ranks = list(made)
             check(entry, (pp, v, m), how, costs, ranks)
             compared += 1
     assert compared >= 15
@@ -414,9 +361,7 @@ def test_megatron_interleaved(overlap: bool) -> None:
 
 
 class RecordingStage:
-    """Stands in for a PipelineStage: hands out operations that say what they move, and notes
-    compute.
-    """
+    """Stands in for a PipelineStage: operations that say what they move, and noted compute."""
 
     def __init__(
         self, index: int, num_stages: int, rank: int, home: Callable[[int], int], log: list[Any]
@@ -442,11 +387,8 @@ class RecordingStage:
         if not 0 <= other < self.num_stages or self.home(source) == self.home(target):
             return []
         op = dist.isend if sends else dist.irecv
-        return [
-            SimpleNamespace(
-                op=op, sends=sends, tag=(kind, source, microbatch), peer=self.home(other)
-            )
-        ]
+        tag = (kind, source, microbatch)
+        return [SimpleNamespace(op=op, sends=sends, tag=tag, peer=self.home(other))]
 
     def get_fwd_send_ops(self, k: int) -> list[Any]:
         return self._op(True, "F", self.stage_index, self.stage_index + 1, k)
@@ -474,9 +416,7 @@ class RecordingStage:
 
 
 def overlap_like_torchtitan(action: Any, context: Any) -> None:
-    """torchtitan's overlap_callback: both receives are waited for, then forward and backward run as
-    one.
-    """
+    """torchtitan's overlap_callback: both receives are waited for, then both run as one."""
     from torch.distributed.pipelining import schedules
 
     runtime = context.schedule_ref
@@ -503,9 +443,8 @@ def recorded(
         "_batch_p2p",
         lambda ops, desc=None: log.append(list(ops)) or [op.tag for op in ops],
     )
-    monkeypatch.setattr(
-        schedules, "_wait_batch_p2p", lambda works: log.extend(Wait(tag) for tag in works)
-    )
+    waits = lambda works: log.extend(Wait(tag) for tag in works)  # noqa: E731
+    monkeypatch.setattr(schedules, "_wait_batch_p2p", waits)
     kind = schedules.get_schedule_class(entry.name)
     for name in (
         "_initialize_stage",
@@ -519,11 +458,8 @@ def recorded(
     for rank in range(pp):
         log.clear()
         home = {s: int(entry.stage_rank(s, pp, v)) for s in range(pp * v)}
-        stages = [
-            RecordingStage(s, pp * v, rank, home.__getitem__, log)
-            for s in range(pp * v)
-            if home[s] == rank
-        ]
+        own = [s for s in range(pp * v) if home[s] == rank]
+        stages = [RecordingStage(s, pp * v, rank, home.__getitem__, log) for s in own]
         for one in stages:
             one.group_size = pp
         built = kind(stages[0] if entry.single_stage else stages, m, loss_fn=lambda *_: None)
@@ -536,9 +472,7 @@ def recorded(
 
 
 def instructions(log: Sequence[Any], rank: int, costs: Costs) -> Iterator[Instruction]:
-    """A batch of sends or of receives goes out one by one, each on its pair's stream; a mixed batch
-    as one kernel.
-    """
+    """Sends alone or receives alone go out one by one on their pair's stream; mixed as one."""
     for entry in log:
         if isinstance(entry, list):
             mixed = len({op.sends for op in entry}) > 1
@@ -559,18 +493,10 @@ def instructions(log: Sequence[Any], rank: int, costs: Costs) -> Iterator[Instru
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(
-    "name",
-    [
-        "GPipe",
-        "1F1B",
-        "Interleaved1F1B",
-        "LoopedBFS",
-        "InterleavedZeroBubble",
-        "ZBVZeroBubble",
-        "DualPipeV",
-    ],
-)
+@pytest.mark.parametrize("name", [
+    "GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble",
+    "DualPipeV",
+])  # fmt: skip
 def test_torchs_runtimes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     needed("torch")
     how = TRAINERS["torchtitan"].transport(name, None, overlap=True)

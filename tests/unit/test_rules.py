@@ -1,6 +1,4 @@
-"""Each rule breaks where it should, passes where its remedy says, reads what it claims, and refuses
-nothing that was run.
-"""
+"""Each rule breaks where it should, passes by its remedy, reads what it claims, and fits runs."""
 
 import itertools
 import json
@@ -69,8 +67,8 @@ MEGATRON_15 = {**MEGATRON, "trainer_version": "0.15"}
 CASES = [
     Case("degrees do not multiply to num_gpus", {"tp": 4, "dp_shard": 8}, {"tp": 4, "dp_shard": 4},
         text="= 32 ranks on 16 GPUs"),
-    Case("tp does not divide the attention heads", {"tp": 16}, {"tp": 2},
-         {"model": "phi3-medium"}, "tp=16 does not divide 40 attention heads"),
+    Case("tp does not divide the attention heads", {"tp": 16}, {"tp": 2}, {"model": "phi3-medium"},
+        "tp=16 does not divide 40 attention heads"),
     Case("tp does not divide the KV heads", {"tp": 16}, {"tp": 8},
         text="tp=16 does not divide 8 KV heads of llama3-8b"),
     Case("tp does not divide the MLP width", {"tp": 4}, {"tp": 2},
@@ -83,18 +81,14 @@ CASES = [
         "2 x cp x tp = 16"),
     Case("tp does not cut the sequence evenly", {"tp": 8}, {"tp": 8, "sequence_parallel": False},
         {"seq_len": 4100, **MEGATRON}, "tp=8"),
-    Case(
-        "ulysses needs cp to divide the heads of a TP rank",
-        {"tp": 4, "cp": 4, "cp_method": "ulysses"},
-        {"tp": 4, "cp": 2, "cp_method": "ulysses"}, MEGATRON, "cp=4 does not divide 2 KV heads",
-    ),
+    Case("ulysses needs cp to divide the heads of a TP rank",
+        {"tp": 4, "cp": 4, "cp_method": "ulysses"}, {"tp": 4, "cp": 2, "cp_method": "ulysses"},
+        MEGATRON, "cp=4 does not divide 2 KV heads"),
     Case("context parallelism needs flash attention", {"cp": 2}, {"cp": 1},
         {"attention_kernel": "unfused"}, "cp=2"),
-    Case(
-        "data-parallel ranks do not divide the global batch", {"dp_shard": 16},
+    Case("data-parallel ranks do not divide the global batch", {"dp_shard": 16},
         {"dp_shard": 8, "tp": 2}, {"global_batch_size": 24},
-        "16 data-parallel ranks do not divide global_batch_size 24",
-    ),
+        "16 data-parallel ranks do not divide global_batch_size 24"),
     Case("microbatch does not divide the local batch", {"micro_batch_size": 3},
         {"micro_batch_size": 2}, text="the 4 sequences"),
     Case("GPU lacks fp32 matmuls", {"param_dtype": "float32"}, {}, {"gpu": "tpu-v5p"},
@@ -106,40 +100,37 @@ CASES = [
     Case("TorchTitan's model lacks context parallelism", {"cp": 2}, {"cp": 1},
         {"model": "gpt-oss-20b"}, "refuses context parallelism"),
     Case("more pipeline ranks than layers", {"pp": 64}, {"pp": 16},
-         {"num_gpus": 64, "global_batch_size": 256}, "pp=64 exceeds the 32 layers"),
+        {"num_gpus": 64, "global_batch_size": 256}, "pp=64 exceeds the 32 layers"),
     Case("pipeline too long to be simulated", {"pp": 512}, {"pp": 256},
-         {"model": {"base": "llama3-8b", "num_hidden_layers": 1022}, "num_gpus": 512,
-             "global_batch_size": 1024}, "512 x 512 stages"),
-    Case(
-        "more pipeline stages than layers",
+        {"model": {"base": "llama3-8b", "num_hidden_layers": 1022}, "num_gpus": 512,
+        "global_batch_size": 1024}, "512 x 512 stages"),
+    Case("more pipeline stages than layers",
         {"pp": 16, "pp_schedule": "Interleaved1F1B", "virtual_stages": 3},
         {"pp": 16, "pp_schedule": "Interleaved1F1B", "virtual_stages": 2}, {"num_gpus": 32},
-        text="48 stages exceed the 32 layers",
-    ),
+        text="48 stages exceed the 32 layers"),
     Case("stages do not divide the layers", {"pp": 4}, {"pp": 2},
         {"model": {"base": "llama3-8b", "num_hidden_layers": 29}, **MEGATRON,
-         "trainer_version": "core_v0.12.1"}, "4 stages do not divide 29 layers"),
+        "trainer_version": "core_v0.12.1"}, "4 stages do not divide 29 layers"),
     Case("stages do not divide the layers", {"pp": 4, "pp_schedule": "ZB-1p"},
         {"pp": 2, "pp_schedule": "ZB-1p"},
-         {"model": {"base": "llama3-8b", "num_hidden_layers": 29}, **FORK},
-         "4 stages do not divide 29 layers"),
+        {"model": {"base": "llama3-8b", "num_hidden_layers": 29}, **FORK},
+        "4 stages do not divide 29 layers"),
     Case("zero bubble is a fork's", {"pp": 2, "pp_schedule": "ZB-2p"}, {"pp": 2}, MEGATRON,
         "is in the fork sail-sg"),
     Case("zero bubble takes the trainer's own split",
         {"pp": 2, "pp_schedule": "ZB-1p", "layers_per_stage": [15, 17]},
-         {"pp": 2, "layers_per_stage": [15, 17]}, FORK),
+        {"pp": 2, "layers_per_stage": [15, 17]}, FORK),
     Case("layers_per_stage has the wrong length", {"pp": 2, "layers_per_stage": [8, 8, 16]},
         {"pp": 2, "layers_per_stage": [17, 15]},
-         text="lists 3 stages, pp x virtual_stages makes 2"),
+        text="lists 3 stages, pp x virtual_stages makes 2"),
     Case("layers_per_stage does not sum to the layers", {"pp": 2, "layers_per_stage": [16, 17]},
-        {"pp": 2, "layers_per_stage": [15, 17]},
-         MEGATRON, "sums to 33"),
+        {"pp": 2, "layers_per_stage": [15, 17]}, MEGATRON, "sums to 33"),
     Case("trainer lacks the schedule", {"pp": 2, "pp_schedule": "ZB-1p"},
-         {"pp": 2, "pp_schedule": "1F1B"}, text="torchtitan has no schedule"),
+        {"pp": 2, "pp_schedule": "1F1B"}, text="torchtitan has no schedule"),
     Case("interleaving needs pp microbatches",
         {"pp": 4, "pp_schedule": "Interleaved1F1B", "micro_batch_size": 8},
-         {"pp": 4, "pp_schedule": "Interleaved1F1B", "micro_batch_size": 4}, MEGATRON,
-         "at least pp=4 microbatches, not 2"),
+        {"pp": 4, "pp_schedule": "Interleaved1F1B", "micro_batch_size": 4}, MEGATRON,
+        "at least pp=4 microbatches, not 2"),
     *(
         Case(f"{name} refuses the number of stages a rank",
             {"pp": 4, "pp_schedule": name, "virtual_stages": bad, "ac": "full"},
@@ -172,12 +163,12 @@ CASES = [
     Case("TorchTitan 0.3 never splits experts over TP", {"tp": 2, "ep": 2, "etp": 2},
         {"tp": 2, "ep": 2}, {**MOE, **TITAN_03}, "etp=2"),
     Case("etp does not divide the expert width", {"ep": 2, "etp": 3}, {"ep": 2, "etp": 1},
-        {**MOE, **MEGATRON, "num_gpus": 24,
-         "global_batch_size": 48}, "moe_intermediate_size 14336"),
+        {**MOE, **MEGATRON, "num_gpus": 24, "global_batch_size": 48},
+        "moe_intermediate_size 14336"),
     Case("ep x etp does not divide its ranks", {"pp": 8, "ep": 8}, {"pp": 2, "ep": 8},
         {**MOE, "trainer_version": "0.3.0"}, "2 ranks"),
     Case("ep x etp does not divide its ranks", {"dp_replicate": 8, "dp_shard": 2, "ep": 4},
-         {"dp_replicate": 4, "dp_shard": 4, "ep": 4}, MOE),
+        {"dp_replicate": 4, "dp_shard": 4, "ep": 4}, MOE),
     Case("a dispatcher without experts", {"moe_dispatcher": "deepep"}, {}, {}, "has no experts"),
     Case("trainer lacks the dispatcher", {"ep": 2, "moe_dispatcher": "hybridep"}, {"ep": 2},
         {**MOE, **MEGATRON, "trainer_version": "0.15"}, "0.15 has no moe_dispatcher hybridep"),
@@ -185,8 +176,7 @@ CASES = [
         {"ep": 2}, {**MOE, **MEGATRON, "gpu": A100}, "Hopper or Blackwell"),
     Case("the dispatcher does not run on this cluster", {"ep": 2, "moe_dispatcher": "deepep"},
         {"ep": 2, "moe_dispatcher": "hybridep"},
-        {**MOE, **MEGATRON, "trainer_version": "0.16", "gpu": "gb200-nvl72-186gb"},
-        "up to 8 GPUs"),
+        {**MOE, **MEGATRON, "trainer_version": "0.16", "gpu": "gb200-nvl72-186gb"}, "up to 8 GPUs"),
     Case("DeepEP has no configuration for the group",
         {"dp_shard": 256, "ep": 256, "moe_dispatcher": "deepep"},
         {"dp_shard": 256, "ep": 128, "moe_dispatcher": "deepep"},
@@ -215,7 +205,7 @@ CASES = [
     Case("DDP cannot hold shards", {"zero_stage": 0},
         {"zero_stage": 0, "dp_replicate": 16, "dp_shard": 1}, text="dp_shard x cp = 16"),
     Case("DDP combines with no other parallelism", {"dp_replicate": 8, "tp": 2, "dp_shard": 1},
-         {"dp_replicate": 4, "tp": 2, "dp_shard": 2}),
+        {"dp_replicate": 4, "tp": 2, "dp_shard": 2}),
     Case("DDP reduces in the dtype of the parameters",
         {"dp_replicate": 16, "dp_shard": 1, "zero_stage": 0, "reduce_dtype": "bfloat16"},
         {"dp_replicate": 16, "dp_shard": 1, "zero_stage": 0}, text="gradients in float32"),
@@ -235,75 +225,67 @@ CASES = [
     Case("offload needs a device beside the host", {"cpu_offload": True}, {"cpu_offload": False},
         {"gpu": "cpu"}, "the host, which here is the device"),
     Case("host memory too small for CPU offload", {"cpu_offload": True}, {"cpu_offload": False},
-         {"gpu": "l4", "model": "llama3.1-405b"}, "of host memory in each node"),
+        {"gpu": "l4", "model": "llama3.1-405b"}, "of host memory in each node"),
     Case("host memory too small for CPU offload",
         {"cpu_offload": True, "optimizer_offload_fraction": 0.5},
         {"cpu_offload": True, "optimizer_offload_fraction": 0.05},
         {"gpu": "l4", "model": "llama3.1-405b", **MEGATRON}, "of host memory in each node"),
     Case("trainer lacks the precision", {"precision": "fp16"}, {"precision": "float8-rowwise"},
-         text="torchtitan 0.2.2 does not train llama3-8b in fp16"),
+        text="torchtitan 0.2.2 does not train llama3-8b in fp16"),
     Case("GPU lacks the precision", {"precision": "float8-rowwise"}, {"precision": "bf16"},
         {"gpu": A100}, "has no fp8 units"),
     Case("GPU lacks the precision", {"precision": "mxfp8"}, {"precision": "float8-tensorwise"},
         text="has no microscaling units"),
-    Case(
-        "GPU lacks the precision", {"precision": "mxfp8"}, {"precision": "float8-rowwise"},
-        {"gpu": "rtx-5090"},
-        "has no kernels for mxfp8 in any library",
-    ),
+    Case("GPU lacks the precision", {"precision": "mxfp8"}, {"precision": "float8-rowwise"},
+        {"gpu": "rtx-5090"}, "has no kernels for mxfp8 in any library"),
     Case("GPU lacks the precision", {"precision": "nvfp4"}, {"precision": "float8-blockwise"},
         {**MEGATRON, "trainer_version": "0.16"}),
     Case("trainer lacks the precision", {"precision": "nvfp4"}, {"precision": "mxfp8"},
-        {**MEGATRON, "gpu": B200},
-         "megatron 0.14 does not"),
+        {**MEGATRON, "gpu": B200}, "megatron 0.14 does not"),
     Case("trainer lacks the precision", {"precision": "nvfp4"}, {"precision": "mxfp8"},
-        {**MOE, **TITAN_03, "gpu": B200},
-         "mixtral-8x7b in nvfp4"),
+        {**MOE, **TITAN_03, "gpu": B200}, "mixtral-8x7b in nvfp4"),
     Case("trainer lacks the precision", {"precision": "float8-tensorwise"},
         {"precision": "float8-rowwise"}, TITAN_03),
     Case("fp32 parameters exclude low precision",
-        {"param_dtype": "float32", "precision": "float8-tensorwise"},
-         {"param_dtype": "float32"}, MEGATRON, "float32 parameters of megatron do not"),
+        {"param_dtype": "float32", "precision": "float8-tensorwise"}, {"param_dtype": "float32"},
+        MEGATRON, "float32 parameters of megatron do not"),
     Case("trainer keeps fp32 masters", {"master_dtype": "bfloat16"}, {}, MEGATRON,
         "main parameters in fp32 or fp16"),
     Case("low precision needs aligned weights", {"tp": 8, "precision": "float8-blockwise"},
         {"tp": 4, "precision": "float8-blockwise"},
-         {"trainer": "fsdp", "model": {"base": "llama3-8b", "intermediate_size": 14848}},
-         "mlp_w1 of"),
+        {"trainer": "fsdp", "model": {"base": "llama3-8b", "intermediate_size": 14848}},
+        "mlp_w1 of"),
     Case("low precision needs aligned tokens", {"cp": 8, "precision": "mxfp8"},
-        {"cp": 2, "precision": "mxfp8"},
-         {"gpu": B200, "seq_len": 128, "trainer": "fsdp"}, "multiples of 32"),
+        {"cp": 2, "precision": "mxfp8"}, {"gpu": B200, "seq_len": 128, "trainer": "fsdp"},
+        "multiples of 32"),
     Case("float8 tensorwise with TP lacks MLA", {"tp": 8, "precision": "float8-tensorwise"},
         {"tp": 8, "precision": "float8-rowwise"}, DS3),
     Case("mxfp8 with TP excludes compile", {"tp": 2, "precision": "mxfp8", "compile": True},
-        {"tp": 2, "precision": "mxfp8"},
-         {"gpu": B200}),
+        {"tp": 2, "precision": "mxfp8"}, {"gpu": B200}),
     Case("float8 all-gather is tensorwise only",
         {"precision": "float8-rowwise", "float8_all_gather": True},
-         {"precision": "float8-tensorwise", "float8_all_gather": True}),
+        {"precision": "float8-tensorwise", "float8_all_gather": True}),
     Case("float8 all-gather needs dp_shard",
         {"dp_replicate": 16, "precision": "float8-tensorwise", "float8_all_gather": True},
-         {"dp_replicate": 2, "precision": "float8-tensorwise", "float8_all_gather": True}),
+        {"dp_replicate": 2, "precision": "float8-tensorwise", "float8_all_gather": True}),
     Case("float8 all-gather needs the distributed optimizer",
         {"precision": "float8-tensorwise", "float8_all_gather": True, "zero_stage": 0},
         {"precision": "float8-tensorwise", "float8_all_gather": True, "zero_stage": 1}, MEGATRON),
     Case("trainer lacks the activation checkpointing", {"ac": "selective-attention"},
         {"ac": "full"}, text="torchtitan 0.2.2 has no"),
     Case("trainer lacks the activation checkpointing", {"ac": "selective-layer-2"},
-        {"ac": "selective-op"}, TITAN_03,
-         "torchtitan 0.3.0 has no"),
+        {"ac": "selective-op"}, TITAN_03, "torchtitan 0.3.0 has no"),
     Case("block-N and uniform-N count layers of a stage", {"ac": "block-32"}, {"ac": "block-31"},
         MEGATRON),
     Case("block-N and uniform-N count layers of a stage", {"ac": "uniform-33"},
         {"ac": "uniform-32"}, MEGATRON, text="uniform-33 is as many layers as a stage has"),
     Case("TorchTitan 0.2 always shards sequences over TP", {"tp": 2, "sequence_parallel": False},
-        {"tp": 2},
-         text="no tp=2 without"),
+        {"tp": 2}, text="no tp=2 without"),
     Case("memory-budget checkpointing needs compile", {"ac": "memory-budget-0.5"},
         {"ac": "memory-budget-0.5", "compile": True}),
     Case("selective checkpointing excludes schedules that split the backward",
         {"pp": 2, "pp_schedule": "ZBVZeroBubble"},
-         {"pp": 2, "pp_schedule": "ZBVZeroBubble", "ac": "full"}),
+        {"pp": 2, "pp_schedule": "ZBVZeroBubble", "ac": "full"}),
     Case("trainer lacks the CP method", {"cp": 2, "cp_method": "ulysses"},
         {"cp": 2, "cp_method": "alltoall"}),
     Case("trainer lacks the CP method", {"cp": 2, "cp_method": "alltoall"}, {"cp": 2}, TITAN_03,
@@ -311,7 +293,7 @@ CASES = [
     Case("trainer does not compile", {"compile": True}, {"compile": False}, MEGATRON),
     Case("compile excludes schedules that split the backward",
         {"pp": 2, "pp_schedule": "ZBVZeroBubble", "compile": True},
-         {"pp": 2, "pp_schedule": "Interleaved1F1B", "compile": True}),
+        {"pp": 2, "pp_schedule": "Interleaved1F1B", "compile": True}),
     Case("async TP needs compile", {"tp": 2, "async_tp": True},
         {"tp": 2, "async_tp": True, "compile": True}),
     Case("trainer lacks async TP", {"tp": 2, "async_tp": True}, {"tp": 2},
@@ -320,11 +302,10 @@ CASES = [
         {"tp": 2, "async_tp": True, "compile": True}),
     Case("async TP needs sequence-parallel TP",
         {"tp": 2, "sequence_parallel": False, "async_tp": True, "compile": True},
-         {"tp": 2, "async_tp": True, "compile": True}),
+        {"tp": 2, "async_tp": True, "compile": True}),
     Case("async TP needs NVLink between all TP ranks",
-        {"tp": 16, "async_tp": True, "compile": True},
-         {"tp": 8, "async_tp": True, "compile": True}, {**DS3, "num_gpus": 64},
-         "joins 8 GPUs here"),
+        {"tp": 16, "async_tp": True, "compile": True}, {"tp": 8, "async_tp": True, "compile": True},
+        {**DS3, "num_gpus": 64}, "joins 8 GPUs here"),
     *(
         Case("async TP needs NVLink between all TP ranks",
             {"tp": 2, "async_tp": True, "compile": True}, {"tp": 2, "compile": True},
@@ -342,12 +323,10 @@ CASES = [
         text="max_grad_norm is 1"),
     Case("optimizer-in-backward excludes pipelines and experts",
         {"pp": 2, "optimizer_in_backward": True},
-        {"optimizer_in_backward": True, "micro_batch_size": 4},
-         {"max_grad_norm": None}),
+        {"optimizer_in_backward": True, "micro_batch_size": 4}, {"max_grad_norm": None}),
     Case("optimizer-in-backward excludes pipelines and experts",
         {"ep": 2, "optimizer_in_backward": True},
-        {"optimizer_in_backward": True, "micro_batch_size": 4},
-         {**MOE, "max_grad_norm": None}),
+        {"optimizer_in_backward": True, "micro_batch_size": 4}, {**MOE, "max_grad_norm": None}),
     Case("optimizer-in-backward would step once a microbatch",
         {"optimizer_in_backward": True, "micro_batch_size": 2},
         {"optimizer_in_backward": True, "micro_batch_size": 4}, {"max_grad_norm": None},
@@ -381,8 +360,8 @@ CASES = [
         {**MEGATRON, "trainer_version": "0.11"}, "0.11 moves all"),
     Case("trainer keeps activations on the device", {"activation_offload_layers": 8}, {}, {},
         "cannot move the activations"),
-    Case("trainer keeps activations on the device", {"activation_offload_layers": 8}, {},
-        MEGATRON, "megatron 0.14 cannot"),
+    Case("trainer keeps activations on the device", {"activation_offload_layers": 8}, {}, MEGATRON,
+        "megatron 0.14 cannot"),
     Case("activation offload keeps one layer", {"activation_offload_layers": 32},
         {"activation_offload_layers": 31}, MEGATRON_15, "32 is not below the 32 layers"),
     Case("activation offload excludes pipelines and recomputation",
@@ -414,9 +393,8 @@ def test_a_rule_breaks_and_its_neighbour_passes(case: Case) -> None:
     assert {rule.field for rule in rules} <= set(Layout.model_fields)
     message = " | ".join(v.rule for v in found if v.field in {rule.field for rule in rules})
     assert case.text in message
-    assert all(
-        v.rule and v.remedy and v.value == getattr(resolve(c, case.broken), v.field) for v in found
-    )
+    layout = resolve(c, case.broken)
+    assert all(v.rule and v.remedy and v.value == getattr(layout, v.field) for v in found)
 
 
 def test_every_rule_has_a_case() -> None:
@@ -443,9 +421,8 @@ def test_torchtitan_refuses_an_odd_sequence() -> None:
 @pytest.mark.parametrize("pp", [2, 4])
 def test_schedules_demand_from_two_ranks_on(pp: int) -> None:
     key = "Interleaved1F1B refuses the number of stages a rank"
-    assert key in broken_keys(
-        context(), {"pp": pp, "pp_schedule": "Interleaved1F1B", "virtual_stages": 1}
-    )
+    layout = {"pp": pp, "pp_schedule": "Interleaved1F1B", "virtual_stages": 1}
+    assert key in broken_keys(context(), layout)
 
 
 def test_all_faults_at_once() -> None:
@@ -485,9 +462,8 @@ def test_a_batch_agrees_with_its_rows() -> None:
         c = context(**job)
         layouts = [resolve(c, {**x.broken, "tp": x.broken.get("tp", 1)}) for x in CASES]
         legal = legal_mask(LayoutBatch.from_layouts(layouts), c)
-        assert [
-            not violations(x, c.model, c.cluster, c.training) for x in layouts
-        ] == legal.tolist()
+        alone = [not violations(x, c.model, c.cluster, c.training) for x in layouts]
+        assert alone == legal.tolist()
 
 
 VERSIONS = {
@@ -538,15 +514,13 @@ def test_rules_read_what_they_say() -> None:
 
 def test_rules_broadcast() -> None:
     c = context("mixtral-8x7b")
-    batch = LayoutBatch.from_layouts(
-        [resolve(c, {"tp": tp, "pp": pp}) for tp in (1, 2, 8) for pp in (1, 2)]
-    )
+    degrees = itertools.product((1, 2, 8), (1, 2))
+    batch = LayoutBatch.from_layouts([resolve(c, {"tp": tp, "pp": pp}) for tp, pp in degrees])
     column = LayoutBatch(**{name: values[:, None] for name, values in batch.columns()})
     for rule in rules_for(c):
         flat = np.broadcast_to(rule.broken(batch, c), len(batch))
-        assert np.array_equal(
-            np.broadcast_to(rule.broken(column, c), (len(batch), 1))[:, 0], flat
-        ), rule.key
+        spread = np.broadcast_to(rule.broken(column, c), (len(batch), 1))
+        assert np.array_equal(spread[:, 0], flat), rule.key
 
 
 def test_every_precision_has_its_hardware() -> None:

@@ -1,6 +1,4 @@
-"""Checkpoint cost, goodput, price and energy of whole runs: properties, a simulated twin, and the
-messages.
-"""
+"""Checkpoints, goodput, price and energy of whole runs: properties, a simulated twin, messages."""
 
 import random
 from statistics import NormalDist
@@ -58,15 +56,12 @@ def saving(interval_steps: int, mode: str) -> dict[str, Any]:
 # ---- one save ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("training", "layout", "per_parameter"),
-    [
-        ({}, {"dp_shard": 64}, 12.0),
-        ({"optimizer": "adamw-bf16-states"}, {"dp_shard": 64}, 8.0),
-        ({}, {"dp_shard": 64, "master_dtype": "bfloat16"}, 6.0),
-        ({"trainer": "megatron"}, {"dp_shard": 64, "zero_stage": 1}, 14.0),
-    ],
-)
+@pytest.mark.parametrize(("training", "layout", "per_parameter"), [
+    ({}, {"dp_shard": 64}, 12.0),
+    ({"optimizer": "adamw-bf16-states"}, {"dp_shard": 64}, 8.0),
+    ({}, {"dp_shard": 64, "master_dtype": "bfloat16"}, 6.0),
+    ({"trainer": "megatron"}, {"dp_shard": 64, "zero_stage": 1}, 14.0),
+])  # fmt: skip
 def test_bytes_saved_follow_optimizer_and_dtypes(
     training: dict[str, Any], layout: dict[str, Any], per_parameter: float
 ) -> None:
@@ -151,11 +146,8 @@ def test_without_a_checkpoint_spec_the_best_async_interval_is_used_and_said() ->
     assert found.checkpoint.interval_steps == found.checkpoint.optimal_interval_steps
     assert any("no training.checkpoint given" in line for line in found.assumptions)
     stated = answer(training=saving(100, "sync"))
-    assert (stated.checkpoint.given, stated.checkpoint.mode, stated.checkpoint.interval_steps) == (
-        True,
-        "sync",
-        100,
-    )
+    kept = stated.checkpoint
+    assert (kept.given, kept.mode, kept.interval_steps) == (True, "sync", 100)
     assert not any("training.checkpoint" in line for line in stated.assumptions)
 
 
@@ -227,15 +219,9 @@ def test_the_optimal_interval_minimises_the_waste(
     best = run.progress(saves, step * one, mtbf, None)
     center = int(best.optimal_steps[0])
     others = {
-        1,
-        2,
-        center - 1,
-        center + 1,
-        max(1, center // 2),
-        center * 2,
-        int(upload / step) + 1,
+        1, 2, center - 1, center + 1, max(1, center // 2), center * 2, int(upload / step) + 1,
         max(1, int(upload / step)),
-    }
+    }  # fmt: skip
     for steps in others - {0}:
         goodput = run.progress(saves, step * one, mtbf, steps).goodput[0]
         assert goodput <= best.goodput[0] * (1 + 1e-9), steps
@@ -266,9 +252,7 @@ def test_daly_is_close_to_the_exact_optimum_and_newton_is_there() -> None:
 
 
 def _simulated(useful: float, blocked: float, upload: float, mtbf: float, restart: float) -> float:
-    """The twin: failures drawn one by one; a restart resumes from the last save whose upload has
-    ended.
-    """
+    """The twin: failures drawn one by one; a restart resumes from the last uploaded save."""
     chance = random.Random(7)
     done, wall, period = 0.0, 0.0, useful + blocked
     for _ in range(40_000):

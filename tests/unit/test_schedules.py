@@ -1,6 +1,4 @@
-"""Orders, rules and closed forms of the pipeline schedules; torch's own orders are compared in
-test_schedules_torch.py.
-"""
+"""Orders, rules and closed forms of the schedules; torch's own are in test_schedules_torch.py."""
 
 import itertools
 
@@ -42,27 +40,17 @@ def uniform(
     saved: float = 0.0,
     how: Transport = IDEAL,
 ) -> Simulation:
-    """Equal stages: seconds (C, 3) of one microbatch over all stages of a rank; one unit of
-    activations per rank; saved: by a pair.
-    """
+    """Equal stages: seconds (C, 3) of a microbatch over a rank's stages; saved: by a pair."""
     ones = np.ones((len(seconds), pp * v))
     forward, input_grad, weight_grad = (ones * column[:, None] / v for column in seconds.T)
     costs = StageCosts(
-        forward_seconds_CS=forward,
-        input_grad_seconds_CS=input_grad,
-        weight_grad_seconds_CS=weight_grad,
-        send_seconds_CS=ones * send,
-        crowded_seconds_CS=ones * send * 2.0,
-        saved_bytes_CS=ones / v,
+        forward_seconds_CS=forward, input_grad_seconds_CS=input_grad,
+        weight_grad_seconds_CS=weight_grad, send_seconds_CS=ones * send,
+        crowded_seconds_CS=ones * send * 2.0, saved_bytes_CS=ones / v,
         weight_grad_bytes_CS=ones * share / v,
-        pair=PairSeconds(
-            forward_wire_CS=ones * saved,
-            backward_wire_CS=ones * 0.0,
-            forward_cover_CS=ones,
-            backward_cover_CS=ones,
-            slowdown=0.0,
-        ),
-    )
+        pair=PairSeconds(forward_wire_CS=ones * saved, backward_wire_CS=ones * 0.0,
+            forward_cover_CS=ones, backward_cover_CS=ones, slowdown=0.0),
+    )  # fmt: skip
     return replay(compiled(entry, pp, v, m, how), costs, num_microbatches=m)
 
 
@@ -110,24 +98,11 @@ def test_orders_one_can_check_by_eye() -> None:
 
 
 def test_interleaved_order_of_the_paper() -> None:
-    """Narayanan et al. 2021, figure 4, 4 ranks, 2 stages each, 8 microbatches: rank 0 forwards 1-4,
-    1-4, 5-8 ... in that figure.
-    """
+    """Narayanan et al. 2021, figure 4: 4 ranks, 2 stages each: rank 0 forwards 1-4, 1-4, 5-8 ..."""
     first = SCHEDULES["Interleaved1F1B"].actions(4, 2, 8)[0]
     assert [str(action) for action in first[:12]] == [
-        "0F0",
-        "0F1",
-        "0F2",
-        "0F3",
-        "4F0",
-        "4F1",
-        "4F2",
-        "4F3",
-        "0F4",
-        "0F5",
-        "0F6",
-        "4B0",
-    ]
+        "0F0", "0F1", "0F2", "0F3", "4F0", "4F1", "4F2", "4F3", "0F4", "0F5", "0F6", "4B0",
+    ]  # fmt: skip
 
 
 @ALL
@@ -183,22 +158,19 @@ def test_csv_skips_torchs_idle_cells() -> None:
     assert from_csv("0F0,,0B0\n") == ((Action(0, "F", 0), Action(0, "B", 0)),)
 
 
-@pytest.mark.parametrize(
-    ("name", "pp", "v", "m", "words"),
-    [
-        ("1F1B", 4, 1, 3, "3 < pp=4"),
-        ("1F1B", 4, 2, 8, "one stage per rank, not 2"),
-        ("Interleaved1F1B", 4, 1, 8, "at least 2 stages per rank"),
-        ("Interleaved1F1B", 4, 2, 11, "11 is no multiple of 11 // pp=4"),
-        ("InterleavedZeroBubble", 4, 2, 9, "9 is no multiple"),
-        ("LoopedBFS", 4, 1, 8, "at least 2 stages"),
-        ("ZBVZeroBubble", 4, 3, 8, "exactly 2 stages"),
-        ("DualPipeV", 4, 2, 7, "7 < 2 x pp=4"),
-        ("ZB-1p", 4, 2, 8, "one stage per rank"),
-        ("ZB-2p", 4, 2, 8, "one stage per rank"),
-        ("GPipe", 4, 2, 8, "one stage per rank"),
-    ],
-)
+@pytest.mark.parametrize(("name", "pp", "v", "m", "words"), [
+    ("1F1B", 4, 1, 3, "3 < pp=4"),
+    ("1F1B", 4, 2, 8, "one stage per rank, not 2"),
+    ("Interleaved1F1B", 4, 1, 8, "at least 2 stages per rank"),
+    ("Interleaved1F1B", 4, 2, 11, "11 is no multiple of 11 // pp=4"),
+    ("InterleavedZeroBubble", 4, 2, 9, "9 is no multiple"),
+    ("LoopedBFS", 4, 1, 8, "at least 2 stages"),
+    ("ZBVZeroBubble", 4, 3, 8, "exactly 2 stages"),
+    ("DualPipeV", 4, 2, 7, "7 < 2 x pp=4"),
+    ("ZB-1p", 4, 2, 8, "one stage per rank"),
+    ("ZB-2p", 4, 2, 8, "one stage per rank"),
+    ("GPipe", 4, 2, 8, "one stage per rank"),
+])  # fmt: skip
 def test_rules_speak(name: str, pp: int, v: int, m: int, words: str) -> None:
     message = SCHEDULES[name].violation(pp, v, m)
     assert words in message
@@ -231,9 +203,7 @@ def test_legal_column_is_the_scalar_rule(entry: Schedule) -> None:
 
 @ALL
 def test_bubble_closed_form_is_the_simulation_where_backwards_are_longer(entry: Schedule) -> None:
-    """w <= f <= i, the usual case: equal to rounding. ZBV below 2p - 1 microbatches may be short by
-    1 % of the step.
-    """
+    """w <= f <= i: equal to rounding; ZBV below 2p - 1 microbatches up to 1 % short."""
     draw = np.random.default_rng(0)
     seconds = np.concatenate(
         [
@@ -252,9 +222,7 @@ def test_bubble_closed_form_is_the_simulation_where_backwards_are_longer(entry: 
 
 @ALL
 def test_bubble_closed_form_stays_close_everywhere_else(entry: Schedule) -> None:
-    """Any f, i, w within a factor of two of each other: within 4 % of the step (ZBV below 2p - 1
-    microbatches: 10 %).
-    """
+    """Any f, i, w within a factor of two: 4 % of the step (ZBV below 2p - 1: 10 %)."""
     seconds = np.random.default_rng(1).uniform(0.7, 1.4, (80, 3))
     for pp, v, m in legal_sizes(entry):
         step, simulated = step_and_bubble(entry, pp, v, m, seconds)
@@ -278,9 +246,7 @@ def test_in_flight_and_weight_grad_held_are_the_simulated_peak(
 @ALL
 @pytest.mark.parametrize("ratio", [0.0, 0.5, 1.0, 1.6, 3.0, 20.0])
 def test_moments_hold_the_simulated_peak(entry: Schedule, ratio: float) -> None:
-    """What stays from I until W may be more than forward saved: gradients come on top. Exact; ZBV
-    between p and 2p - 1 up to 1.
-    """
+    """I to W may hold more than forward saved. Exact; ZBV between p and 2p - 1 up to 1."""
     for pp, v, m in legal_sizes(entry):
         if pp == 1 or (entry.name == "ZBVZeroBubble" and pp < m < 2 * pp - 1 and ratio > 1):
             continue
@@ -300,9 +266,7 @@ def test_split_share_counts_weight_gradients(entry: Schedule) -> None:
 
 
 def test_memory_of_the_zero_bubble_paper() -> None:
-    """Qi et al. 2023, table 1: ZB-H1 holds p, ZB-H2 at most 2p - 1 microbatches, counted until
-    their W, on every rank.
-    """
+    """Qi et al. 2023, table 1: ZB-H1 holds p, ZB-H2 at most 2p - 1 microbatches until W."""
     ranks = np.arange(8)
     for name, limit in (("ZB-1p", 8), ("ZB-2p", 15)):
         entry = SCHEDULES[name]
@@ -335,9 +299,7 @@ TRANSPORTS: dict[Exposed, Transport] = {
 
 @ALL
 def test_sends_on_critical_path_is_the_slope_of_the_step(entry: Schedule) -> None:
-    """Recompute-like costs (f 1, i 2.2, w 0.9), steady sizes, short sends: never off by more than 2
-    hops (pairs: 8).
-    """
+    """Like recomputation (f 1, i 2.2, w 0.9), steady, short sends: 2 hops off (pairs: 8)."""
     for pp, v, rounds in itertools.product((1, 2, 4, 8), (1, 2, 4), (2, 3, 6)):
         m = pp * rounds
         if entry.violation(pp, v, m) is None:
@@ -358,22 +320,19 @@ def send_slope(entry: Schedule, pp: int, v: int, m: int, how: Transport) -> floa
     return float((steps[1] - steps[0]) / send)
 
 
-@pytest.mark.parametrize(
-    ("name", "trainer", "overlap", "within"),
-    [
-        ("GPipe", "torchtitan", True, 0.01),
-        ("1F1B", "torchtitan", True, 0.01),
-        ("1F1B", "megatron", True, 0.01),
-        ("LoopedBFS", "torchtitan", True, 0.01),
-        ("Interleaved1F1B", "megatron", True, 2.01),
-        ("Interleaved1F1B", "megatron", False, 0.01),
-        ("Interleaved1F1B", "torchtitan", False, 0.01),
-        ("ZB-1p", "megatron", True, 0.01),
-        ("ZB-2p", "megatron", True, 0.01),
-        ("ZB-1p", "megatron", False, 0.01),
-        ("Interleaved1F1B", "torchtitan", True, 2.01),
-    ],
-)
+@pytest.mark.parametrize(("name", "trainer", "overlap", "within"), [
+    ("GPipe", "torchtitan", True, 0.01),
+    ("1F1B", "torchtitan", True, 0.01),
+    ("1F1B", "megatron", True, 0.01),
+    ("LoopedBFS", "torchtitan", True, 0.01),
+    ("Interleaved1F1B", "megatron", True, 2.01),
+    ("Interleaved1F1B", "megatron", False, 0.01),
+    ("Interleaved1F1B", "torchtitan", False, 0.01),
+    ("ZB-1p", "megatron", True, 0.01),
+    ("ZB-2p", "megatron", True, 0.01),
+    ("ZB-1p", "megatron", False, 0.01),
+    ("Interleaved1F1B", "torchtitan", True, 2.01),
+])  # fmt: skip
 def test_exposed_sends_are_the_slope(name: str, trainer: str, overlap: bool, within: float) -> None:
     """Under the trainer's own transport, from two ranks and two rounds on."""
     entry, how = SCHEDULES[name], TRAINERS[trainer].transport(name, None, overlap=overlap)
@@ -395,9 +354,7 @@ def test_no_transport_hides_more_than_the_ideal_one(entry: Schedule, exposed: Ex
 
 @pytest.mark.parametrize("saved", [0.05, 0.2, 0.45])
 def test_pairs_on_critical_path_are_the_slope_of_the_step(saved: float) -> None:
-    """DualPipeV with w <= f <= i: each of 2 m - p - 2 pairs shortens the step by what it saves
-    (stages forward in 0.5).
-    """
+    """DualPipeV, w <= f <= i: each of 2 m - p - 2 pairs saves its part (stages forward in 0.5)."""
     entry = SCHEDULES["DualPipeV"]
     seconds = np.array([[1.0, 1.3, 0.8], [1.0, 1.0, 1.0], [1.0, 2.2, 0.5]])
     for pp, v, m in legal_sizes(entry):

@@ -1,10 +1,7 @@
-"""The search on paper: pruned against brute force, what is shown, what is said when nothing fits,
-and that it repeats itself.
-"""
+"""The search on paper: against brute force, what is shown, what is said, and that it repeats."""
 
 import importlib.util
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
@@ -22,7 +19,6 @@ from planner.intake.jobs import read_job, read_training
 from planner.intake.machines import read_cluster
 from planner.intake.models import read_model
 from planner.plan.recommend import recommend
-from planner.ports import Ports
 from planner.rules import Context, legal_mask, violations
 from planner.samplers import SAMPLERS
 from planner.search import bounds as cell_bounds
@@ -41,38 +37,17 @@ from planner.search.variations.splits import shifted
 from planner.specs.job import SearchSpec
 from planner.specs.plan import Plan
 from planner.trainers.registry import resolve_layout
+from tests.conftest import fixed_ports, job_values
 
 NUM_JOBS, TOP = 20, 10
 
 
-class Fixed:
-    """A clock that stands still, and ids that count."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def now(self) -> datetime:
-        return datetime(2026, 1, 1, tzinfo=UTC)
-
-    def new_id(self, prefix: str) -> str:
-        self.count += 1
-        return f"{prefix}-{self.count}"
-
-
 def plan_of(**changes: Any) -> Plan:
-    fixed = Fixed()
-    job: dict[str, Any] = {
-        "model": "llama3-8b",
-        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-        "training": {"seq_len": 4096, "global_batch_size": 32},
-    }
+    job: dict[str, Any] = job_values("llama3-8b", "h100-sxm-80gb", 8, 4096, 32)
     for key, value in changes.items():
-        job[key] = (
-            {**job[key], **value}
-            if isinstance(value, dict) and key in ("cluster", "training")
-            else value
-        )
-    return recommend(read_job(job), ports=Ports(clock=fixed, ids=fixed))
+        inner = isinstance(value, dict) and key in ("cluster", "training")
+        job[key] = {**job[key], **value} if inner else value
+    return recommend(read_job(job), ports=fixed_ports())
 
 
 # ---- pruned against brute force ------------------------------------------------------------------
@@ -97,18 +72,8 @@ def random_job(seed: int) -> tuple[Pricer, Space]:
         }
         if rng.random() < 0.3:
             model |= {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": hidden}
-        gpu = str(
-            rng.choice(
-                [
-                    "h100-sxm-80gb",
-                    "a100-sxm-40gb",
-                    "l4",
-                    "rtx-4090",
-                    "v100-sxm-32gb",
-                    "b200-sxm-180gb",
-                ]
-            )
-        )
+        gpus = ["h100-sxm-80gb", "a100-sxm-40gb", "l4", "rtx-4090", "v100-sxm-32gb"]
+        gpu = str(rng.choice([*gpus, "b200-sxm-180gb"]))
         values = {
             "seq_len": int(rng.choice([1024, 2048, 8192, 16384])),
             "global_batch_size": int(rng.choice([16, 32, 64])),
@@ -190,20 +155,15 @@ def test_pruning_keeps_the_winner(seed: int, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def lost_structures(seed: int) -> list[tuple[int, ...]]:
-    """Of the best TOP structures of the whole space that are an answer at all, those that the
-    screen misses or prices higher.
-    """
+    """The TOP structures that are an answer at all and that the screen misses or prices higher."""
     pricer, space = random_job(seed)
     found, brute = parts.screen(pricer, space, Goal(count=TOP)), whole(seed)
     best, kept = (
         structures(brute.batch.take(brute.fits), brute.step[brute.fits]),
         structures(found.batch, found.step_seconds),
     )
-    sought = [
-        (key, seconds)
-        for key, seconds in list(best.items())[:TOP]
-        if seconds <= ENOUGH * min(best.values())
-    ]
+    limit = ENOUGH * min(best.values())
+    sought = [(key, seconds) for key, seconds in list(best.items())[:TOP] if seconds <= limit]
     return [key for key, seconds in sought if not kept.get(key, np.inf) <= seconds * (1 + 1e-12)]
 
 
@@ -307,9 +267,7 @@ def test_bounds_do_prune(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_plans_winner_is_the_simulated_best_of_the_whole_space() -> None:
-    """Every layout within 15% of the best price simulated: none is faster than what a plan puts
-    first.
-    """
+    """None within 15% of the best price, simulated, is faster than what a plan puts first."""
     plan = plan_of(model="llama3.2-1b", training={"seq_len": 2048, "global_batch_size": 16})
     job = read_job(plan.job)
     pricer = Pricer.build(job.model, job.cluster, job.training)
@@ -438,12 +396,8 @@ def test_fix_and_allow_hold_for_everything_shown() -> None:
 def test_fixing_the_winner_finds_the_winner(shown: Plan) -> None:
     winner = shown.ranked[0]
     values = winner.layout.model_dump(mode="json")
-    again = plan_of(
-        search={
-            "fix": {name: value for name, value in values.items() if value is not None},
-            "top_k": 1,
-        }
-    )
+    fix = {name: value for name, value in values.items() if value is not None}
+    again = plan_of(search={"fix": fix, "top_k": 1})
     assert (
         again.ranked[0].layout.model_copy(
             update={"layers_per_stage": winner.layout.layers_per_stage}
@@ -463,25 +417,15 @@ def test_a_narrower_search_is_never_faster(shown: Plan) -> None:
         ) >= best * (1 - 1e-12)
 
 
-@pytest.mark.parametrize(
-    ("search", "field"),
-    [
-        ({"fix": {"tensor": 2}}, "search.fix.tensor"),
-        ({"fix": {"tp": 0}}, "search.fix.tp"),
-        ({"allow": {"ac": ["sometimes"]}}, "search.allow.ac"),
-        ({"fix": {"tp": 2}, "allow": {"tp": [1]}}, "search.allow.tp"),
-        ({"allow": {"tp": []}}, "search.allow.tp"),
-    ],
-)
+@pytest.mark.parametrize(("search", "field"), [
+    ({"fix": {"tensor": 2}}, "search.fix.tensor"),
+    ({"fix": {"tp": 0}}, "search.fix.tp"),
+    ({"allow": {"ac": ["sometimes"]}}, "search.allow.ac"),
+    ({"fix": {"tp": 2}, "allow": {"tp": [1]}}, "search.allow.tp"),
+    ({"allow": {"tp": []}}, "search.allow.tp"),
+])  # fmt: skip
 def test_what_cannot_be_searched_is_named(search: dict[str, Any], field: str) -> None:
-    job = read_job(
-        {
-            "model": "llama3-8b",
-            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-            "training": {"seq_len": 4096, "global_batch_size": 32},
-            "search": search,
-        }
-    )
+    job = read_job(job_values("llama3-8b", "h100-sxm-80gb", 8, 4096, 32, search=search))
     with pytest.raises(SpecError) as caught:
         domains_of(Context(model=job.model, cluster=job.cluster, training=job.training), job.search)
     assert field in [fault.field for fault in caught.value.faults]
@@ -528,10 +472,8 @@ def test_a_plan_survives_json(shown: Plan) -> None:
 def test_a_range_of_sizes_is_searched_at_each() -> None:
     search = {"top_k": 4, "objective": "time", "fix": {"compile": True}}
     plan = plan_of(cluster={"gpu": "h100-sxm-80gb", "num_gpus": [8, 16]}, search=search)
-    alone = plan_of(
-        cluster={"gpu": "h100-sxm-80gb", "num_gpus": 16},
-        search={"top_k": 1, "fix": {"compile": True}},
-    )
+    machine = {"gpu": "h100-sxm-80gb", "num_gpus": 16}
+    alone = plan_of(cluster=machine, search={"top_k": 1, "fix": {"compile": True}})
     assert plan.ranked[0].num_gpus == 16
     assert plan.ranked[0].layout == alone.ranked[0].layout
     assert {entry.num_gpus for entry in plan.ranked} <= {8, 16}
@@ -564,16 +506,11 @@ def test_without_a_current_layout_there_is_nothing_to_compare(shown: Plan) -> No
 
 STARTS: list[dict[str, Any]] = [
     {"ac": "full"},
-    {
-        "tp": 4,
-        "compile": True,
-        "async_tp": True,
-        "precision": "float8-tensorwise",
-        "float8_all_gather": True,
-    },
+    {"tp": 4, "compile": True, "async_tp": True, "precision": "float8-tensorwise",
+        "float8_all_gather": True},
     {"pp": 4, "pp_schedule": "Interleaved1F1B", "virtual_stages": 2, "zero_stage": 2},
     {"cp": 2, "dp_replicate": 2, "dp_shard": 2, "micro_batch_size": 2},
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("start", STARTS, ids=["fsdp", "tp", "pp", "cp"])
@@ -597,9 +534,7 @@ def test_neighbours_are_legal_single_changes_priced_like_any_layout(start: dict[
 
 
 def test_every_axis_has_a_neighbour() -> None:
-    """Degrees double at the expense of dp_shard; microbatches double; checkpointing, precision and
-    switches change.
-    """
+    """Degrees double at the expense of dp_shard; microbatches double; the others change."""
     training = read_training({"seq_len": 4096, "global_batch_size": 64})
     pricer = Pricer.build(
         read_model("llama3-8b"), read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": 8}), training

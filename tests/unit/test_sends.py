@@ -56,9 +56,7 @@ def test_ranks_of_one_node_send_inside_it_and_others_across() -> None:
 
 
 def test_transfers_by_different_ports_do_not_share_one() -> None:
-    """pp 8, ranks 4 apart: two to a node, so that every rank has one neighbour in its node and one
-    outside; each has a port of its own.
-    """
+    """Ranks 4 apart, two to a node: one neighbour inside, one outside, each at its own port."""
     p = pricer()
     own = p.profile.collective_seconds
     seconds, crowded = sends(p, pp=8).hop_seconds(8)
@@ -83,9 +81,7 @@ def test_megatrons_blocking_sends_launch_anew() -> None:
 
 
 def test_split_sends_carry_a_share_and_are_gathered_behind() -> None:
-    """Megatron of 2022 splits over tensor-parallel ranks, unless sequence parallelism did already:
-    then each sends what it holds.
-    """
+    """Megatron of 2022 splits over TP ranks unless sequence parallelism did: then all is sent."""
     p = pricer("megatron", trainer_version="2022-06")
     fixed = p.profile.collective_seconds + p.profile.launch_seconds
     gathered = collective_seconds(

@@ -1,6 +1,4 @@
-"""One step in each field: every field is there, every step is one step, prices are the price,
-refusals are the rules'.
-"""
+"""One step in each field: every field is there, prices are the price, refusals the rules'."""
 
 from typing import Any
 
@@ -15,6 +13,7 @@ from planner.search.variations.sensitivity import sensitivity
 from planner.specs.layout import Layout
 from planner.specs.plan import Plan, SensitivityStep
 from planner.trainers.registry import resolve_layout
+from tests.conftest import job_values
 
 # A step in one of these may take others with it.
 TAKES_ALONG: dict[str, set[str]] = {
@@ -27,13 +26,7 @@ TAKES_ALONG: dict[str, set[str]] = {
 
 
 def pricer_of(model: str, num_gpus: int, **training: Any) -> Pricer:
-    job = read_job(
-        {
-            "model": model,
-            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": num_gpus},
-            "training": {"seq_len": 4096, "global_batch_size": 256, **training},
-        }
-    )
+    job = read_job(job_values(model, "h100-sxm-80gb", num_gpus, 4096, 256, **training))
     return Pricer.build(job.model, job.cluster, job.training)
 
 
@@ -77,17 +70,12 @@ def test_every_field_has_a_step_and_every_step_is_one(
     for step in steps:
         if step in loads:
             continue
-        changed = {
-            name
-            for name in Layout.model_fields
-            if getattr(layout, name) != getattr(step.layout, name)
-        }
+        fields = Layout.model_fields
+        changed = {name for name in fields if getattr(layout, name) != getattr(step.layout, name)}
         assert step.field in changed
         assert changed <= {step.field} | TAKES_ALONG.get(step.field, set())
-        assert (step.old, step.new) == (
-            getattr(layout, step.field),
-            getattr(step.layout, step.field),
-        )
+        values = (getattr(one, step.field) for one in (layout, step.layout))
+        assert (step.old, step.new) == tuple(values)
         assert step.layout.num_gpus == layout.num_gpus
         assert SensitivityStep.model_validate_json(step.model_dump_json()) == step
 
@@ -115,9 +103,8 @@ def test_steps_are_priced_as_the_search_prices_them_or_refused_by_a_rule(
 def test_an_uneven_load_of_experts_slows_the_step_and_takes_memory() -> None:
     pricer = pricer_of("mixtral-8x7b", 64, moe_imbalance=1.0)
     layout = layout_of(pricer, ep=8)
-    even, doubled = (
-        step for step in sensitivity(pricer, layout) if step.field == "training.moe_imbalance"
-    )
+    steps = sensitivity(pricer, layout)
+    even, doubled = (step for step in steps if step.field == "training.moe_imbalance")
     assert (even.old, even.new, doubled.new, even.step_ratio) == (1.0, 1.0, 2.0, 1.0)
     # experts and their exchange take more than half of such a step
     assert 1.5 < doubled.step_ratio < 2.0
@@ -138,15 +125,8 @@ def test_steps_of_degrees_go_both_ways() -> None:
 
 def test_a_plan_tells_its_winners_steps(plan: Plan) -> None:
     assert {step.field for step in plan.sensitivity} >= {
-        "tp",
-        "cp",
-        "pp",
-        "micro_batch_size",
-        "ac",
-        "precision",
-        "zero_stage",
-        "compile",
-    }
+        "tp", "cp", "pp", "micro_batch_size", "ac", "precision", "zero_stage", "compile",
+    }  # fmt: skip
     lines = explain(plan, 1, None)
     assert lines[lines.index("one step in each field:") + 1 :] == [
         step_sentence(step) for step in plan.sensitivity
@@ -158,15 +138,9 @@ def test_steps_in_words() -> None:
     pricer = pricer_of("llama3-8b", 8)
     layout = layout_of(pricer)
     step = SensitivityStep(
-        field="tp",
-        old=1,
-        new=2,
-        layout=layout,
-        step_seconds=1.0,
-        step_ratio=1.13,
-        device_bytes=2**30,
-        fits=False,
-    )
+        field="tp", old=1, new=2, layout=layout, step_seconds=1.0, step_ratio=1.13,
+        device_bytes=2**30, fits=False,
+    )  # fmt: skip
     assert step_sentence(step) == "tp 1 -> 2: 0.88 times as fast, 1.0 GiB, does not fit"
     refused = SensitivityStep(
         field="compile", old=True, new=False, layout=layout, refused="why; what"

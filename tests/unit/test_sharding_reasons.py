@@ -9,18 +9,14 @@ from planner.intake.jobs import read_job
 from planner.plan.explain import winner_reasons
 from planner.plan.sharding_reasons import sharding_reasons
 from planner.plan.together import Together
+from tests.conftest import job_values
 
 
 def reasons(
     model: str, num_gpus: int, layout: dict[str, Any], batch: int = 64, **training: Any
 ) -> list[str]:
     job = read_job(
-        {
-            "model": model,
-            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": num_gpus},
-            "training": {"seq_len": 8192, "global_batch_size": batch, **training},
-            "layout": layout,
-        }
+        job_values(model, "h100-sxm-80gb", num_gpus, 8192, batch, layout=layout, **training)
     )
     assert job.layout is not None
     pricer = Pricer.build(job.model, job.cluster, job.training)
@@ -61,16 +57,14 @@ def test_splits_are_explained_where_fsdp_alone_does_not_fit() -> None:
 def test_splits_are_explained_where_the_batch_is_too_small(batch: int, says: bool) -> None:
     """70B fits on 64 GPUs by FSDP alone, so TP is for speed, unless 64 ranks had no sequence."""
     lines = reasons("llama3-70b", 64, {"dp_shard": 8, "tp": 8, "ac": "full"}, batch)
-    assert (
-        any("a batch of 16 sequences feeds no more than 16 of the 64" in x for x in lines) == says
-    )
+    words = "a batch of 16 sequences feeds no more than 16 of the 64"
+    assert any(words in x for x in lines) == says
     assert not any("alone, over" in x for x in lines)
 
 
 def test_the_words_are_the_trainers() -> None:
-    lines = reasons(
-        "gpt3-175b", 64, {"dp_shard": 2, "tp": 8, "pp": 4, "ac": "full"}, trainer="megatron"
-    )
+    layout = {"dp_shard": 2, "tp": 8, "pp": 4, "ac": "full"}
+    lines = reasons("gpt3-175b", 64, layout, trainer="megatron")
     assert "ZeRO-1 shards the optimizer states over 2 GPUs" in lines[0]
     assert "FSDP2" not in " ".join(lines)
 
@@ -78,14 +72,7 @@ def test_the_words_are_the_trainers() -> None:
 def test_number_one_says_it() -> None:
     from planner.estimates import estimate_layouts
 
-    job = read_job(
-        {
-            "model": "llama3-8b",
-            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-            "training": {"seq_len": 8192, "global_batch_size": 64},
-            "layout": {"dp_shard": 8},
-        }
-    )
+    job = read_job(job_values("llama3-8b", "h100-sxm-80gb", 8, 8192, 64, layout={"dp_shard": 8}))
     assert job.layout is not None
     pricer = Pricer.build(job.model, job.cluster, job.training)
     (estimate,) = estimate_layouts(pricer, [job.layout], [job.id])

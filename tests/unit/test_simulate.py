@@ -1,6 +1,4 @@
-"""The timeline simulator: small cases by hand, memory, extrapolation of long steps, and the
-trace.
-"""
+"""The timeline simulator: small cases by hand, memory, extrapolated long steps, the trace."""
 
 import dataclasses
 import itertools
@@ -40,9 +38,7 @@ def costs(
     weight_grad_bytes: float | None = None,
     transient: tuple[float, float] | None = None,
 ) -> StageCosts:
-    """Rows of forward seconds per stage; input and weight gradients half of `backward` times that
-    each.
-    """
+    """Rows of forward seconds per stage; both gradients half of `backward` times that each."""
     forward_CS = np.array(forward)
     ones = np.ones_like(forward_CS)
     return StageCosts(
@@ -60,9 +56,7 @@ def costs(
 def uneven(
     num_stages: int, candidates: int, seed: int, *, spread: float = 0.1, send: float = 0.05
 ) -> StageCosts:
-    """Stages that differ by up to exp(spread), a heavier last stage, sends of up to `send` of a
-    forward.
-    """
+    """Stages that differ by exp(spread), a heavier last one, sends of up to `send` of a forward."""
     draw = np.random.default_rng(seed)
     shape = (candidates, num_stages)
     base = np.exp(draw.uniform(-spread, spread, shape))
@@ -87,22 +81,12 @@ def test_one_stage_is_the_sum_of_its_work() -> None:
 
 
 def test_two_stages_by_hand() -> None:
-    """Rank 0: F0 0-1, F1 1-2, waits, B0 6.5-8.5; rank 1: F0 1.5-3.5, B0 3.5-7.5 ..., send 0.5,
-    stage 1 twice as slow.
-    """
+    """F0 0-1, F1 1-2, B0 6.5-8.5; rank 1: F0 1.5-3.5, B0 3.5-7.5, send 0.5, 1 half as fast."""
     result = run("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n", costs([[1.0, 2.0]], send=0.5))
     line = result.timeline
     starts = {str(action): line.start_seconds_AC[k, 0] for k, action in enumerate(line.actions)}
-    assert starts == {
-        "0F0": 0.0,
-        "0F1": 1.0,
-        "0B0": 8.0,
-        "0B1": 14.0,
-        "1F0": 1.5,
-        "1B0": 3.5,
-        "1F1": 7.5,
-        "1B1": 9.5,
-    }
+    first = {"0F0": 0.0, "0F1": 1.0, "0B0": 8.0, "0B1": 14.0}
+    assert starts == {**first, "1F0": 1.5, "1B0": 3.5, "1F1": 7.5, "1B1": 9.5}
     assert result.makespan_seconds_C.tolist() == [16.0]
     assert result.busy_seconds_CR.tolist() == [[6.0, 12.0]]
     assert result.bubble_seconds_CR(True).tolist() == [[10.0, 4.0]]
@@ -235,9 +219,7 @@ def test_short_steps_are_replayed_whole(name: str) -> None:
 
 
 def test_two_slow_neighbours_become_the_bottleneck_late() -> None:
-    """1F1B: stages 0 and 1 wait for each other's sends and outlast the busier lone stage 15, but
-    only after many microbatches.
-    """
+    """1F1B: stages 0 and 1 wait for each other and outlast the busier 15 in the end."""
     forward = np.full((4, 16), 0.7)
     forward[:, :2], forward[:, 15] = 1.0, [1.01, 1.02, 1.03, 1.032]
     given = costs(forward.tolist(), send=0.1)
@@ -266,9 +248,7 @@ def test_orders_with_two_phases_are_not_stretched() -> None:
 
 
 def test_uneven_rounds_of_torch_are_never_broken() -> None:
-    """9 microbatches a round on 8 ranks (torch's flexible rounds): only whole rounds may be left
-    out.
-    """
+    """9 microbatches a round on 8 ranks (torch's flexible rounds): only whole ones are left out."""
     entry, given = SCHEDULES["Interleaved1F1B"], uneven(64, 3, seed=3)
     for m in (54, 63):
         whole = replay(compiled(entry, 8, 8, m), given, num_microbatches=m)

@@ -57,9 +57,8 @@ def refuses(folder: Path, name: str, text: str) -> None:
 
 def wait_of(folder: Path, queue_seconds: float = 60.0) -> OrderWait:
     """The wait for job 8 and its only order, in this folder."""
-    allocation = Allocation(
-        slurm=Slurm(), parent=folder, name="x", arguments=[], environment={}, seconds=60.0
-    )
+    nothing = {"arguments": [], "environment": {}, "seconds": 60.0}
+    allocation = Allocation(slurm=Slurm(), parent=folder, name="x", **nothing)
     (folder / "job").write_text("8")
     order = ProbeOrder(1, "probe-a", folder, folder)
     options = SlurmOptions(queue_seconds=queue_seconds)
@@ -89,17 +88,12 @@ def test_a_job_that_slurm_forgot_is_looked_up_in_its_accounting(commands: Path) 
     assert (job.state, job.seconds, job.nodes, job.restarts) == ("CANCELLED", 90.0, "n[1-2]", 1)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
-        "squeue: error: Socket timed out on send/recv operation",
-        "slurm_load_jobs error: Zero Bytes were transmitted or received",
-    ],
-)
-def test_a_controller_that_is_away_is_told_from_a_job_that_is_unknown(
-    commands: Path, text: str
-) -> None:
+@pytest.mark.parametrize("text", [
+    "slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
+    "squeue: error: Socket timed out on send/recv operation",
+    "slurm_load_jobs error: Zero Bytes were transmitted or received",
+])  # fmt: skip
+def test_a_controller_that_is_away_is_no_unknown_job(commands: Path, text: str) -> None:
     refuses(commands, "scontrol", text)
     with pytest.raises(NoControllerError):
         Slurm().job(9)
@@ -132,15 +126,12 @@ def test_a_job_that_waits_in_vain_is_cancelled_at_once(commands: Path, tmp_path:
     assert cancelled.read_text().split()[-1] == "8"
 
 
-@pytest.mark.parametrize(
-    ("state", "reason"),
-    [
-        ("PREEMPTED", "preempted"),
-        ("NODE_FAIL", "lost-node"),
-        ("TIMEOUT", "allocation-ended"),
-        ("CANCELLED", "asked"),
-    ],
-)
+@pytest.mark.parametrize(("state", "reason"), [
+    ("PREEMPTED", "preempted"),
+    ("NODE_FAIL", "lost-node"),
+    ("TIMEOUT", "allocation-ended"),
+    ("CANCELLED", "asked"),
+])  # fmt: skip
 def test_a_job_that_slurm_ended_under_its_probe_says_how(
     commands: Path, tmp_path: Path, state: str, reason: str
 ) -> None:
@@ -151,9 +142,7 @@ def test_a_job_that_slurm_ended_under_its_probe_says_how(
     assert "Slurm's job 8 on n[1-2]" in str(ended.message)
 
 
-def test_a_node_that_is_silent_does_not_hold_a_probe_beyond_its_limit(
-    commands: Path, tmp_path: Path
-) -> None:
+def test_a_silent_node_holds_no_probe_beyond_its_limit(commands: Path, tmp_path: Path) -> None:
     """Its guardian should have ended it by then; both times are the file system's."""
     wait, now = wait_of(tmp_path), 1_000_000.0
     for name in ("started.1", "guardian.node0.json"):
@@ -200,9 +189,8 @@ def test_nodes_that_are_down_or_do_not_answer(commands: Path) -> None:
 
 
 def test_options_become_arguments() -> None:
-    options = SlurmOptions(
-        account="lab", qos="high", constraint="h100&ib", exclude="n[3-4]", gpus_by="gres"
-    )
+    given = {"account": "lab", "qos": "high", "constraint": "h100&ib", "exclude": "n[3-4]"}
+    options = SlurmOptions(**given, gpus_by="gres")
     assert options.job("gpu") == [
         *("--partition", "gpu", "--account", "lab", "--qos", "high"),
         *("--constraint", "h100&ib", "--exclude", "n[3-4]"),
@@ -210,9 +198,8 @@ def test_options_become_arguments() -> None:
     assert options.job(None, {"n9", "n7"})[-2:] == ["--exclude", "n[3-4],n7,n9"]
     assert options.nodes(2, 8, "cuda")[-2:] == ["--gres", "gpu:8"]
     assert SlurmOptions().nodes(2, 8, "cuda")[-2:] == ["--gpus-per-node", "8"]
-    assert SlurmOptions().nodes(2, 8, "cpu") == [
-        *("--nodes", "2", "--ntasks", "2", "--ntasks-per-node", "1")
-    ]
+    flags = ["--nodes", "2", "--ntasks", "2", "--ntasks-per-node", "1"]
+    assert SlurmOptions().nodes(2, 8, "cpu") == flags
     assert SlurmOptions().job(None) == []
 
 
@@ -243,25 +230,22 @@ def test_a_container_needs_a_plugin_of_srun(commands: Path, tmp_path: Path) -> N
     ]
 
 
-@pytest.mark.parametrize(
-    ("reason", "in_vain"),
-    [
-        ("PartitionTimeLimit", True),
-        ("PartitionNodeLimit", True),
-        ("PartitionConfig", True),
-        ("BadConstraints", True),
-        ("InvalidQOS", True),
-        ("QOSMaxNodePerJobLimit", True),
-        ("AssocMaxWallDurationPerJobLimit", True),
-        ("AccountNotAllowed", True),
-        ("DependencyNeverSatisfied", True),
-        ("Resources", False),
-        ("Priority", False),
-        ("QOSGrpGRES", False),
-        ("AssocGrpNodeLimit", False),
-        ("BeginTime", False),
-        ("ReqNodeNotAvail,_UnavailableNodes:n1", False),
-    ],
-)
+@pytest.mark.parametrize(("reason", "in_vain"), [
+    ("PartitionTimeLimit", True),
+    ("PartitionNodeLimit", True),
+    ("PartitionConfig", True),
+    ("BadConstraints", True),
+    ("InvalidQOS", True),
+    ("QOSMaxNodePerJobLimit", True),
+    ("AssocMaxWallDurationPerJobLimit", True),
+    ("AccountNotAllowed", True),
+    ("DependencyNeverSatisfied", True),
+    ("Resources", False),
+    ("Priority", False),
+    ("QOSGrpGRES", False),
+    ("AssocGrpNodeLimit", False),
+    ("BeginTime", False),
+    ("ReqNodeNotAvail,_UnavailableNodes:n1", False),
+])  # fmt: skip
 def test_reasons_for_which_a_job_waits_in_vain(reason: str, in_vain: bool) -> None:
     assert (IN_VAIN.search(reason) is not None) is in_vain

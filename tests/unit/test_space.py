@@ -78,19 +78,14 @@ def test_the_space_is_the_brute_force_set(job: dict[str, Any]) -> None:
 
 
 NARROW: list[Any] = [
-    {"fix": {"tp": 2}},
-    {"fix": {"pp_schedule": "Interleaved1F1B"}},
+    {"fix": {"tp": 2}}, {"fix": {"pp_schedule": "Interleaved1F1B"}},
     {"fix": {"pp": 2, "virtual_stages": 2}},
-    {
-        "allow": {"compile": [False, True], "ac": ["full", "memory-budget-0.5"]},
-        "fix": {"dp_replicate": 1, "precision": "bf16"},
-    },
-    {"fix": {"async_tp": True}},
+    {"allow": {"compile": [False, True], "ac": ["full", "memory-budget-0.5"]},
+        "fix": {"dp_replicate": 1, "precision": "bf16"}}, {"fix": {"async_tp": True}},
     {"fix": {"zero_stage": [2, 3], "dp_shard": [1, 4]}},
     {"fix": {"sequence_parallel": False}, "allow": {"tp": [2, 4]}},
-    {"fix": {"pp": 2, "layers_per_stage": [2, 4]}},
-    {"fix": {"cpu_offload": True}},
-]
+    {"fix": {"pp": 2, "layers_per_stage": [2, 4]}}, {"fix": {"cpu_offload": True}},
+]  # fmt: skip
 SPLITS = {"layers_per_stage": [[3, 3], [1, 2, 2, 1]], "param_dtype": ["bfloat16", "float32"]}
 
 
@@ -207,26 +202,20 @@ def test_offload_is_a_second_pass() -> None:
     [
         ({}, {"pp": 3}, "degrees do not multiply to num_gpus"),
         ({}, {"tp": 2, "pp": 2, "cp": 2, "dp_replicate": 2}, "degrees do not multiply to num_gpus"),
-        (
-            {},
-            {"dp_shard": 2, "tp": 1, "pp": 1, "cp": 1, "dp_replicate": 2},
-            "degrees do not multiply to num_gpus",
-        ),
+        ({}, {"dp_shard": 2, "tp": 1, "pp": 1, "cp": 1, "dp_replicate": 2},
+            "degrees do not multiply to num_gpus"),
         ({}, {"precision": "nvfp4"}, "trainer lacks the precision"),
         ({"gpu": "a100-sxm-80gb"}, {"precision": "float8-rowwise"}, "GPU lacks the precision"),
         ({}, {"tp": 1, "async_tp": True}, "async TP needs sequence-parallel TP"),
         ({"trainer": "fsdp"}, {"pp": 8}, None),
-        (
-            {},
-            {"pp": 8, "pp_schedule": "ZBVZeroBubble", "virtual_stages": 2},
-            "more pipeline stages than layers",
-        ),
+        ({}, {"pp": 8, "pp_schedule": "ZBVZeroBubble", "virtual_stages": 2},
+            "more pipeline stages than layers"),
         ({}, {"ep": 2}, "expert parallelism without experts"),
         ({}, {"micro_batch_size": 16}, "microbatch does not divide the local batch"),
         ({"trainer": "megatron"}, {"compile": True}, "trainer does not compile"),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_an_empty_space_says_why(
     job: dict[str, Any], fix: dict[str, Any], reason: str | None
 ) -> None:

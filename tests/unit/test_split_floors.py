@@ -30,14 +30,11 @@ from tests.unit.test_splits_twin import EXPERTS, WIDE, splits_of
 
 PIPELINES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "1F1B": (WIDE, {"pp": 4, "pp_schedule": "1F1B"}),
-    "two stages a rank": (
-        WIDE, {"pp": 2, "tp": 2, "pp_schedule": "Interleaved1F1B", "virtual_stages": 2},
-    ),
+    "two stages a rank": (WIDE,
+        {"pp": 2, "tp": 2, "pp_schedule": "Interleaved1F1B", "virtual_stages": 2}),
     "all forwards first": (WIDE, {"pp": 4, "pp_schedule": "GPipe"}),
-    "weight gradients later": (
-        WIDE, {"pp": 2, "tp": 2, "pp_schedule": "InterleavedZeroBubble", "virtual_stages": 2,
-            "ac": "none"},
-    ),
+    "weight gradients later": (WIDE, {"pp": 2, "tp": 2, "pp_schedule": "InterleavedZeroBubble",
+        "virtual_stages": 2, "ac": "none"}),
     "dense layers first": (EXPERTS, {"pp": 4, "pp_schedule": "1F1B"}),
 }  # fmt: skip
 
@@ -131,11 +128,8 @@ def test_the_fullest_rank_is_that_of_the_most_even_split(room: list[int], layers
     found = Fullest.of(
         np.array([float(layers)]), np.array(room, dtype=float)[None, :, None], np.array([len(room)])
     )
-    possible = [
-        split
-        for split in product(*(range(min(most, layers) + 1) for most in room))
-        if sum(split) == layers
-    ]
+    ways = product(*(range(min(most, layers) + 1) for most in room))
+    possible = [split for split in ways if sum(split) == layers]
     if not possible:
         assert np.isinf(found.layers[0, 0])
         return
@@ -157,13 +151,8 @@ def test_pipelines_with_room_put_whole_layers_on_ranks() -> None:
 def test_ranks_before_the_fullest_count_once(stages: float, ranks: float, seconds: float) -> None:
     """Four layers of 10 s on each of 3 ranks, 1 s a layer before them; at most a fifth layer."""
     one = np.ones(1)
-    pace = Pace(
-        shared=0.0 * one,
-        outside=0.0 * one,
-        layer=10.0 * one[None],
-        before=one[None],
-        stages=stages * one,
-    )
+    parts = {"shared": 0.0 * one, "outside": 0.0 * one, "layer": 10.0 * one[None]}
+    pace = Pace(**parts, before=one[None], stages=stages * one)
     fullest = Fullest(layers=4.0 * one[None], ranks=ranks * one[None])
     assert pace.floor(fullest)[0] == seconds
 

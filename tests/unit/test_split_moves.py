@@ -75,19 +75,13 @@ def test_distinct_splits_are_listed_once() -> None:
 
 
 JOBS: dict[str, dict[str, Any]] = {
-    "one stage a rank": {
-        "model": "llama3-8b",
-        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
+    "one stage a rank": {"model": "llama3-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
         "training": {"seq_len": 4096, "global_batch_size": 32},
-        "search": {"fix": {"pp": 4, "tp": 1, "pp_schedule": "1F1B"}},
-    },
-    "all schedules": {
-        "model": "llama3-70b",
-        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},
+        "search": {"fix": {"pp": 4, "tp": 1, "pp_schedule": "1F1B"}}},
+    "all schedules": {"model": "llama3-70b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},
         "training": {"seq_len": 4096, "global_batch_size": 128},
-        "search": {"fix": {"pp": 8, "tp": 1}},
-    },
-}
+        "search": {"fix": {"pp": 8, "tp": 1}}},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", JOBS)

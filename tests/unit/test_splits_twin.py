@@ -1,6 +1,4 @@
-"""Layer splits and memory budgets against brute force: every legal split with a fine grid of
-budgets, each simulated.
-"""
+"""Layer splits and memory budgets against brute force: every legal split, each simulated."""
 
 from itertools import combinations
 from typing import Any
@@ -25,35 +23,21 @@ WIDE: dict[str, Any] = {
     "intermediate_size": 14336, "vocab_size": 128256,
 }  # fmt: skip
 EXPERTS = {
-    **WIDE,
-    "name": "experts",
-    "hidden_size": 2048,
-    "num_attention_heads": 16,
-    "num_experts": 16,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 1408,
-    "first_k_dense_replace": 2,
-}
+    **WIDE, "name": "experts", "hidden_size": 2048, "num_attention_heads": 16, "num_experts": 16,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 1408, "first_k_dense_replace": 2,
+}  # fmt: skip
 # What is fixed leaves few classes, so that all their splits and budgets can be simulated.
 CASES: dict[str, tuple[dict[str, Any], str, dict[str, Any], dict[str, Any]]] = {
-    "a heavy head": (
-        WIDE, "torchtitan", {"num_gpus": 8}, {"pp": 4, "tp": 1, "pp_schedule": "1F1B"},
-    ),
-    "short of memory": (
-        WIDE, "torchtitan", {"num_gpus": 8, "memory_fraction": 0.45},
-        {"pp": 4, "tp": 1, "pp_schedule": "1F1B", "micro_batch_size": 1},
-    ),
-    "two stages a rank": (
-        WIDE, "torchtitan", {"num_gpus": 8, "memory_fraction": 0.5},
-        {"pp": 2, "tp": 2, "pp_schedule": "Interleaved1F1B", "virtual_stages": 2},
-    ),
-    "Megatron": (
-        WIDE, "megatron", {"num_gpus": 4, "memory_fraction": 0.6},
-        {"pp": 4, "tp": 1, "pp_schedule": "1F1B", "micro_batch_size": 1},
-    ),
-    "dense layers first": (
-        EXPERTS, "megatron", {"num_gpus": 4}, {"pp": 4, "tp": 1, "pp_schedule": "1F1B"},
-    ),
+    "a heavy head": (WIDE, "torchtitan", {"num_gpus": 8},
+        {"pp": 4, "tp": 1, "pp_schedule": "1F1B"}),
+    "short of memory": (WIDE, "torchtitan", {"num_gpus": 8, "memory_fraction": 0.45},
+        {"pp": 4, "tp": 1, "pp_schedule": "1F1B", "micro_batch_size": 1}),
+    "two stages a rank": (WIDE, "torchtitan", {"num_gpus": 8, "memory_fraction": 0.5},
+        {"pp": 2, "tp": 2, "pp_schedule": "Interleaved1F1B", "virtual_stages": 2}),
+    "Megatron": (WIDE, "megatron", {"num_gpus": 4, "memory_fraction": 0.6},
+        {"pp": 4, "tp": 1, "pp_schedule": "1F1B", "micro_batch_size": 1}),
+    "dense layers first": (EXPERTS, "megatron", {"num_gpus": 4},
+        {"pp": 4, "tp": 1, "pp_schedule": "1F1B"}),
 }  # fmt: skip
 
 
@@ -108,10 +92,8 @@ def test_the_search_finds_the_best_split_and_budget(name: str) -> None:
     best, _, layout = found.candidates[0]
     pricer = found.pricer
     # every class that the search has looked at by its best member, and those of other microbatches
-    likes = {
-        one.model_copy(update={"layers_per_stage": None, "ac": "full"})
-        for _, _, one in found.candidates[:40]
-    }
+    plain = {"layers_per_stage": None, "ac": "full"}
+    likes = {one.model_copy(update=plain) for _, _, one in found.candidates[:40]}
     likes = {like for like in sorted(likes, key=str)[:6]} | {
         layout.model_copy(update={"layers_per_stage": None, "ac": "full"})
     }

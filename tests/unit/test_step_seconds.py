@@ -44,16 +44,13 @@ def unit(found: CostInputs, name: str) -> np.ndarray[Any, Any]:
     return np.asarray(getattr(found.unit.costs, name)[..., found.at_unit[0]])
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
-        {"dp_shard": 16},
-        {"dp_shard": 4, "tp": 4, "ac": "full"},
-        {"dp_shard": 8, "cp": 2},
-        {"dp_shard": 4, "pp": 4, "micro_batch_size": 1},
-        {"dp_shard": 8, "pp": 2, "pp_schedule": "ZBVZeroBubble", "ac": "full"},
-    ],
-)
+@pytest.mark.parametrize("layout", [
+    {"dp_shard": 16},
+    {"dp_shard": 4, "tp": 4, "ac": "full"},
+    {"dp_shard": 8, "cp": 2},
+    {"dp_shard": 4, "pp": 4, "micro_batch_size": 1},
+    {"dp_shard": 8, "pp": 2, "pp_schedule": "ZBVZeroBubble", "ac": "full"},
+])  # fmt: skip
 def test_parts_sum_to_the_step(layout: dict[str, Any]) -> None:
     seconds, parts, _ = step(inputs(pricer(), **layout))
     assert sum(parts.values()) == pytest.approx(seconds)
@@ -109,16 +106,13 @@ def test_the_bubble_is_the_schedules_of_a_mean_rank(name: str) -> None:
     columns = (stages.forward, stages.input_grad, stages.weight_grad)
     f, i, w = (float((found.mean_units * column).sum()) for column in columns)
     assert parts["bubble"] == pytest.approx(3 * (f + i + w))
-    hops = SCHEDULES[name].sends_on_critical_path(
-        4, 1, 8, transport_of(found.job.training, name).exposed
-    )
+    exposed = transport_of(found.job.training, name).exposed
+    hops = SCHEDULES[name].sends_on_critical_path(4, 1, 8, exposed)
     assert parts["pp"] == pytest.approx(float(hops) * float(stages.sends.mean_seconds()[0]))
 
 
 def test_pairs_of_other_ranks_shorten_the_bubble() -> None:
-    """DualPipeV with 8 microbatches on 2 ranks: 12 pairs on the longest chain, of which either
-    rank has 11.
-    """
+    """DualPipeV, 8 microbatches, 2 ranks: 12 pairs on the longest chain, 11 of either rank."""
     degrees = {"dp_shard": 4, "tp": 2, "ep": 4, "pp": 2}
     given = {"pp_schedule": "DualPipeV", "virtual_stages": 2, "micro_batch_size": 1, "ac": "none"}
     found = inputs(pricer(model=read_model("mixtral-8x7b")), **degrees, **given)
@@ -164,9 +158,6 @@ def test_an_optimizer_in_the_backward_pass_delays_the_passes_that_it_runs_in() -
     backward = (after[2].input_grad + after[2].weight_grad)[:, 0] @ np.array([32.0, 1.0, 1.0])
     added = after[1]["optimizer"] - before[1]["optimizer"]
     assert added == pytest.approx(profile.early_step_share * 2 * float(backward))
-
-
-# ---- context parallelism -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("method", "pieces"), [("allgather", 4), ("alltoall", 4), ("ulysses", 1)])

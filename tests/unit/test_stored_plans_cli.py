@@ -1,6 +1,4 @@
-"""Stored plans on the command line: listed, shown again, named by a beginning, their layouts priced
-and played out; completion.
-"""
+"""Stored plans on the command line: listed, shown, named by a beginning, priced, completed."""
 
 import json
 from collections.abc import Callable
@@ -17,11 +15,9 @@ from api.wiring import Wiring, wire
 from planner.errors import SpecError
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
-from planner.ports import Ports
 from planner.specs.plan import Plan
-from tests.conftest import JOB
+from tests.conftest import JOB, fixed_ports
 from tests.stand_ins.plan_labels import plan_labels
-from tests.unit.test_search import Fixed
 
 IDS = ("plan-1aaa00001-x", "plan-1aaa00002-y", "plan-1bbb00000-z")  # oldest first
 Told = Callable[..., str]
@@ -35,9 +31,8 @@ def wiring(monkeypatch: pytest.MonkeyPatch, sqlite_url: str, plan: Plan) -> Wiri
     for number, name in enumerate(IDS):
         made = datetime(2026, 11, 20 + number, tzinfo=UTC)
         labels = plan_labels("llama3-8b", "h100-sxm-80gb")
-        found.store.save_plan(
-            plan.model_copy(update={"id": name, "created_at": made.isoformat()}), labels
-        )
+        copy = plan.model_copy(update={"id": name, "created_at": made.isoformat()})
+        found.store.save_plan(copy, labels)
     return found
 
 
@@ -68,9 +63,8 @@ def test_the_list_names_id_model_and_layout(
     monkeypatch.setenv("COLUMNS", width)
     listed = told("plans")
     assert max(map(len, listed.splitlines())) <= int(width)
-    assert all(
-        name in listed for name in (*IDS, "llama3-8b", *plan.ranked[0].layout.short().split())
-    )
+    words = (*IDS, "llama3-8b", *plan.ranked[0].layout.short().split())
+    assert all(word in listed for word in words)
 
 
 def test_an_empty_list_says_what_makes_one(
@@ -86,26 +80,13 @@ def test_a_plan_is_shown_as_recommend_printed_it(
 ) -> None:
     monkeypatch.setenv("PLANNER_DATABASE_URL", sqlite_url)
     job = [
-        "--model",
-        "llama3.2-1b",
-        "--gpu",
-        "h100",
-        "--num-gpus",
-        "1",
-        "--seq-len",
-        "8k",
-        "--global-batch-size",
-        "4",
-        "--top-k",
-        "2",
-    ]
+        "--model", "llama3.2-1b", "--gpu", "h100", "--num-gpus", "1", "--seq-len", "8k",
+        "--global-batch-size", "4", "--top-k", "2",
+    ]  # fmt: skip
     assert run(["recommend", *job]) == 0
     printed = capsys.readouterr().out
-    (name,) = {
-        word.rstrip(";")
-        for word in printed.split()
-        if word.startswith("plan-") and "rank" not in word
-    }
+    words = (word for word in printed.split() if "rank" not in word)
+    (name,) = {word.rstrip(";") for word in words if word.startswith("plan-")}
     assert run(["show", name]) == 0
     assert capsys.readouterr().out == printed
     assert run(["show", name[:-3], "--json"]) == 0
@@ -125,9 +106,8 @@ def test_a_beginning_of_several_names_them(told: Told) -> None:
         "error: PLAN_ID='1aaa': is the beginning of 2 plans: plan-1aaa00002-y, plan-1aaa00001-x; "
         "give more"
     )
-    assert "no plan of id 'plan-zzz'; `planner-cli plans` lists them" in told(
-        "show", "plan-zzz", code=2
-    )
+    answer = told("show", "plan-zzz", code=2)
+    assert "no plan of id 'plan-zzz'; `planner-cli plans` lists them" in answer
 
 
 def test_an_id_that_is_a_beginning_too_is_itself(wiring: Wiring, plan: Plan) -> None:
@@ -139,9 +119,7 @@ def test_an_id_that_is_a_beginning_too_is_itself(wiring: Wiring, plan: Plan) -> 
     assert plan_id_of(wiring, "%") == "%"  # no pattern of the database
 
 
-def test_a_plan_that_is_not_made_yet_says_how_it_stands(
-    wiring: Wiring, told: Told, plan: Plan
-) -> None:
+def test_a_plan_that_is_not_made_yet_is_named(wiring: Wiring, told: Told, plan: Plan) -> None:
     task = TaskRecord(
         id="plan-1ccc",
         kind="study",
@@ -158,31 +136,26 @@ def test_a_plan_that_is_not_made_yet_says_how_it_stands(
 def test_a_ranked_layout_is_priced_as_the_plan_did(told: Told, plan: Plan) -> None:
     for rank in (1, 3):
         estimate = json.loads(told("estimate", "--plan", "1b", "--rank", str(rank), "--json"))
-        assert estimate["step_seconds"] == pytest.approx(
-            plan.ranked[rank - 1].estimate.step_seconds, rel=1e-9
-        )
+        seconds = plan.ranked[rank - 1].estimate.step_seconds
+        assert estimate["step_seconds"] == pytest.approx(seconds, rel=1e-9)
 
 
 def test_a_ranked_pipeline_is_played_out_as_the_plan_priced_it(told: Told, wiring: Wiring) -> None:
     asked = read_job({**JOB, "search": {"top_k": 1, "fix": {"pp": 2}}})
-    piped = recommend(asked, ports=Ports(clock=Fixed(), ids=Fixed()))
+    piped = recommend(asked, ports=fixed_ports())
     labels = plan_labels("llama3-8b", "h100-sxm-80gb")
     wiring.store.save_plan(piped.model_copy(update={"id": "plan-1ddd"}), labels)
     simulated = json.loads(told("simulate", "--plan", "1d", "--rank", "1", "--json"))
-    assert simulated["estimate"]["step_seconds"] == pytest.approx(
-        piped.ranked[0].estimate.step_seconds, rel=1e-9
-    )
+    seconds = piped.ranked[0].estimate.step_seconds
+    assert simulated["estimate"]["step_seconds"] == pytest.approx(seconds, rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--plan", "1b", "--rank", "9"], "--rank=9: the plan ranks 1 to 3"),
-        (["--plan", "1b", "--job", "x.yaml"], "exactly one of --job"),
-        (["--job", "x.yaml", "--rank", "2"], "--rank=2: is of a plan's layouts"),
-        ([], "exactly one of --job"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "says"), [
+    (["--plan", "1b", "--rank", "9"], "--rank=9: the plan ranks 1 to 3"),
+    (["--plan", "1b", "--job", "x.yaml"], "exactly one of --job"),
+    (["--job", "x.yaml", "--rank", "2"], "--rank=2: is of a plan's layouts"),
+    ([], "exactly one of --job"),
+])  # fmt: skip
 def test_a_layout_is_given_once(told: Told, arguments: list[str], says: str) -> None:
     for command in ("estimate", "simulate"):
         error = told(command, *arguments, code=2)
@@ -190,17 +163,14 @@ def test_a_layout_is_given_once(told: Told, arguments: list[str], says: str) -> 
         assert "None" not in error
 
 
-@pytest.mark.parametrize(
-    ("words", "offers", "but_not"),
-    [
-        ("recommend --model llama3-", {"llama3-8b", "llama3-70b"}, "kimi-k2"),
-        ("recommend --gpu h100-s", {"h100-sxm-80gb"}, "b200-sxm-180gb"),
-        ("recommend --trainer mega", {"megatron", "megatron-deepspeed"}, "torchtitan"),
-        ("show plan-1a", {IDS[0], IDS[1]}, IDS[2]),
-        ("estimate --plan plan-1b", {IDS[2]}, IDS[0]),
-        ("sho", {"show"}, "sweep"),
-    ],
-)
+@pytest.mark.parametrize(("words", "offers", "but_not"), [
+    ("recommend --model llama3-", {"llama3-8b", "llama3-70b"}, "kimi-k2"),
+    ("recommend --gpu h100-s", {"h100-sxm-80gb"}, "b200-sxm-180gb"),
+    ("recommend --trainer mega", {"megatron", "megatron-deepspeed"}, "torchtitan"),
+    ("show plan-1a", {IDS[0], IDS[1]}, IDS[2]),
+    ("estimate --plan plan-1b", {IDS[2]}, IDS[0]),
+    ("sho", {"show"}, "sweep"),
+])  # fmt: skip
 def test_the_shell_completes(
     wiring: Wiring,
     words: str,

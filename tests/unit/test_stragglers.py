@@ -14,6 +14,7 @@ from planner.intake.jobs import read_job, read_training
 from planner.intake.machines import read_cluster
 from planner.intake.models import read_model
 from planner.trainers.registry import resolve_layout
+from tests.conftest import job_values
 
 BUSY = ("compute", "recompute", "tp", "cp", "ep", "launches", "waits")
 
@@ -60,12 +61,7 @@ def test_the_wait_is_the_share_of_the_busiest_ranks_work(layout: dict[str, Any])
 @pytest.mark.parametrize(("num_gpus", "waits"), [(1, False), (8, True)])
 def test_an_estimate_says_how_long_it_waits(num_gpus: int, waits: bool) -> None:
     job = read_job(
-        {
-            "model": "llama3-8b",
-            "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": num_gpus},
-            "training": {"seq_len": 2048, "global_batch_size": 8},
-            "layout": {"ac": "full"},
-        }
+        job_values("llama3-8b", "h100-sxm-80gb", num_gpus, 2048, 8, layout={"ac": "full"})
     )
     estimate = estimate_job(job)
     assert (estimate.time.straggler_seconds > 0.0) == waits

@@ -70,11 +70,8 @@ def test_memory_is_a_constraint_and_the_best_trial_the_fastest_that_fits(plan: P
 
 def test_what_was_left_out_is_pruned_with_its_reason_and_number(plan: Plan) -> None:
     study = planner.study_of(plan)
-    counts = {
-        trial.user_attrs["reason"]: trial.user_attrs["layouts"]
-        for trial in study.trials
-        if not trial.params
-    }
+    said = [trial.user_attrs for trial in study.trials if not trial.params]
+    counts = {one["reason"]: one["layouts"] for one in said}
     assert counts == plan.rejected
     refused = {step.layout: step.refused for step in plan.sensitivity if step.refused is not None}
     pruned = {
@@ -104,11 +101,8 @@ def test_the_same_plan_gives_the_same_study(plan: Plan) -> None:
 
 def test_what_a_sampler_tried_is_there() -> None:
     plan = planner.recommend(SHORT_OF_MEMORY)
-    sampled = [
-        trial
-        for trial in planner.study_of(plan).trials
-        if trial.user_attrs.get("sampled_by") == "cost-model"
-    ]
+    trials = planner.study_of(plan).trials
+    sampled = [one for one in trials if one.user_attrs.get("sampled_by") == "cost-model"]
     study = plan.searched.study
     assert 0 < len(sampled) <= study["trials"]
     assert study["gain"] > 0.01, "splits and recomputation together beat each alone"
@@ -155,9 +149,8 @@ def test_the_front_of_time_and_cost_is_the_plans_over_its_sizes(several_sizes: P
     }
     assert shown.keys() == options.keys()
     values = {key: tuple(trial.values) for key, trial in shown.items()}
-    assert values == {
-        key: pytest.approx((one.time_to_train_seconds, one.cost)) for key, one in options.items()
-    }
+    pairs = {key: (one.time_to_train_seconds, one.cost) for key, one in options.items()}
+    assert values == {key: pytest.approx(pair) for key, pair in pairs.items()}
     beaten = {
         key
         for key, (time, cost) in values.items()
@@ -209,9 +202,6 @@ def test_values_that_do_not_exist_are_refused(plan: Plan) -> None:
         planner.study_of(plan, "measured")
 
 
-# ---- plans that spent probes ---------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def probed() -> Plan:
     return Pool(1, noise_sd=0.02).plan(3)
@@ -221,11 +211,8 @@ def test_a_plan_with_probes_has_them_as_trials(probed: Plan) -> None:
     study = planner.study_of(probed)
     assert (study.study_name, study.metric_names) == (probed.id, ["step_seconds"])
     complete = [one for one in study.trials if one.state is TrialState.COMPLETE]
-    measured = {
-        entry.layout: entry.measurement["step_seconds"]
-        for entry in probed.ranked
-        if entry.measurement
-    }
+    entries = [entry for entry in probed.ranked if entry.measurement]
+    measured = {entry.layout: entry.measurement["step_seconds"] for entry in entries}
     assert {layout_in(study, one): one.value for one in complete} == pytest.approx(measured)
     for trial in complete:
         attributes = trial.user_attrs

@@ -16,7 +16,7 @@ import planner
 from api.optuna_storage import counts_of, open_storage, write_study
 from planner.errors import ConflictError, SpecError, StoreError
 from planner.specs.plan import Plan
-from tests.conftest import needed
+from tests.conftest import needed, one_fast
 
 PLOTS = (
     "plot_optimization_history",
@@ -51,6 +51,9 @@ def written(request: pytest.FixtureRequest, tmp_path: Path) -> Written:
     return write
 
 
+IN_A_JOURNAL = pytest.mark.parametrize("written", one_fast("journal", "database"), indirect=True)
+
+
 def test_it_is_read_as_it_was_written(few: Plan, written: Written) -> None:
     study = planner.study_of(few)
     loaded = optuna.load_study(study_name=None, storage=written(study))
@@ -64,6 +67,7 @@ def test_it_is_read_as_it_was_written(few: Plan, written: Written) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+@IN_A_JOURNAL
 def test_optunas_plots_show_it(few: Plan, written: Written) -> None:
     needed("plotly")
     from optuna import visualization
@@ -77,10 +81,8 @@ def test_optunas_plots_show_it(few: Plan, written: Written) -> None:
     history = visualization.plot_optimization_history(loaded)
     points = {trace.name: len(trace.x) for trace in history.data if trace.name != "Best Value"}
     counts = counts_of(study)
-    assert points == {
-        "Objective Value": counts["fitting"],
-        "Infeasible Trial": counts["not_fitting"],
-    }
+    fitting, others = counts["fitting"], counts["not_fitting"]
+    assert points == {"Objective Value": fitting, "Infeasible Trial": others}
     assert counts["not_fitting"]
     importances = optuna.importance.get_param_importances(loaded, params=PARAMETERS)
     assert sum(importances.values()) == pytest.approx(1.0)
@@ -101,6 +103,7 @@ def test_optunas_plot_of_the_front_is_the_plans(plan: Plan, tmp_path: Path) -> N
     assert {point.step_seconds for point in plan.pareto} <= shown
 
 
+@IN_A_JOURNAL
 def test_optuna_dashboard_answers_with_it(few: Plan, written: Written) -> None:
     dashboard = needed("optuna_dashboard")
     study = planner.study_of(few)
@@ -147,14 +150,11 @@ def test_a_study_that_is_there_is_kept_unless_it_is_to_be_replaced(
     assert names == {few.id, f"{few.id}-time-memory"}
 
 
-@pytest.mark.parametrize(
-    ("broken", "told"),
-    [
-        (KeyboardInterrupt(), KeyboardInterrupt),
-        (OSError(28, "No space left on device"), StoreError),
-        (optuna.exceptions.StorageInternalError("disk is full"), StoreError),
-    ],
-)
+@pytest.mark.parametrize(("broken", "told"), [
+    (KeyboardInterrupt(), KeyboardInterrupt),
+    (OSError(28, "No space left on device"), StoreError),
+    (optuna.exceptions.StorageInternalError("disk is full"), StoreError),
+])  # fmt: skip
 def test_half_a_study_is_not_left_behind(
     few: Plan,
     tmp_path: Path,
@@ -179,19 +179,16 @@ def test_half_a_study_is_not_left_behind(
     assert storage.get_all_studies() == []
 
 
-@pytest.mark.parametrize(
-    ("url", "journal", "message"),
-    [
-        (None, None, "exactly one of --storage and --journal"),
-        ("sqlite:///x.db", "x.log", "exactly one of --storage and --journal"),
-        ("here", None, "is no database URL"),
-        ("sqlite:////no/such/folder/x.db", None, "cannot be opened"),
-        ("nosql://u:secret@host/x", None, r"nosql://u:\*\*\*@host/x.*has no driver here"),
-        (None, "/no/such/folder/x.log", "is in no folder that exists"),
-        (None, "/", "is a folder"),
-        (None, __file__, "is no journal of Optuna"),
-    ],
-)
+@pytest.mark.parametrize(("url", "journal", "message"), [
+    (None, None, "exactly one of --storage and --journal"),
+    ("sqlite:///x.db", "x.log", "exactly one of --storage and --journal"),
+    ("here", None, "is no database URL"),
+    ("sqlite:////no/such/folder/x.db", None, "cannot be opened"),
+    ("nosql://u:secret@host/x", None, r"nosql://u:\*\*\*@host/x.*has no driver here"),
+    (None, "/no/such/folder/x.log", "is in no folder that exists"),
+    (None, "/", "is a folder"),
+    (None, __file__, "is no journal of Optuna"),
+])  # fmt: skip
 def test_where_no_study_can_be_written(url: str | None, journal: str | None, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         open_storage(url, None if journal is None else Path(journal))

@@ -1,6 +1,4 @@
-"""A search with something fixed looks at less, so that it never finds anything faster; and what
-activation budgets are tried.
-"""
+"""A search with something fixed never finds anything faster; which budgets are tried."""
 
 from contextlib import suppress
 from typing import Any
@@ -15,7 +13,6 @@ from planner.cost.price import Pricer
 from planner.errors import SpecError
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
-from planner.ports import Ports
 from planner.rules import Context
 from planner.search import bounds, cell_queue
 from planner.search import parts as parts_module
@@ -27,35 +24,25 @@ from planner.search.space.enumerate import build_space
 from planner.specs.job import SearchSpec
 from planner.specs.layout import Layout, parse_ac
 from planner.specs.plan import RankedLayout
-from tests.conftest import one_fast
-from tests.unit.test_search import Fixed
+from tests.conftest import fixed_ports, one_fast
 
 JOBS: dict[str, dict[str, Any]] = {
-    "8B, with a long head": {
-        "model": "llama3.1-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-        "training": {"seq_len": 8192, "global_batch_size": 128},
-    },
-    "8B, short of memory": {
-        "model": "llama3.1-8b",
+    "8B, with a long head": {"model": "llama3.1-8b",
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
+        "training": {"seq_len": 8192, "global_batch_size": 128}},
+    "8B, short of memory": {"model": "llama3.1-8b",
         "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8, "memory_fraction": 0.80},
-        "training": {"seq_len": 8192, "global_batch_size": 128},
-    },
-    "70B, where everything is cut": {
-        "model": "llama3.1-70b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},
-        "training": {"seq_len": 8192, "global_batch_size": 128},
-    },
-    "experts": {
-        "model": "mixtral-8x7b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
-        "training": {"seq_len": 4096, "global_batch_size": 64},
-    },
-    "1B, where launches count": {
-        "model": "llama3.2-1b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
-        "training": {"seq_len": 2048, "global_batch_size": 32},
-    },
-    "Megatron": {
-        "model": "llama3.1-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-        "training": {"seq_len": 8192, "global_batch_size": 128, "trainer": "megatron"},
-    },
+        "training": {"seq_len": 8192, "global_batch_size": 128}},
+    "70B, where everything is cut": {"model": "llama3.1-70b",
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},
+        "training": {"seq_len": 8192, "global_batch_size": 128}},
+    "experts": {"model": "mixtral-8x7b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
+        "training": {"seq_len": 4096, "global_batch_size": 64}},
+    "Megatron": {"model": "llama3.1-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
+        "training": {"seq_len": 8192, "global_batch_size": 128, "trainer": "megatron"}},
+    "1B, where launches count": {"model": "llama3.2-1b",
+        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
+        "training": {"seq_len": 2048, "global_batch_size": 32}},
 }  # fmt: skip
 FIXES: tuple[dict[str, Any], ...] = (
     {"pp": 1, "tp": 1}, {"pp": 2}, {"tp": 2}, {"compile": False}, {"micro_batch_size": 2},
@@ -66,12 +53,10 @@ FIXES: tuple[dict[str, Any], ...] = (
 
 def winner(name: str, fix: dict[str, Any]) -> RankedLayout:
     job = read_job({**JOBS[name], "search": {"top_k": 1, "fix": fix, "prefer": "fastest"}})
-    return recommend(job, ports=Ports(clock=Fixed(), ids=Fixed())).ranked[0]
+    return recommend(job, ports=fixed_ports()).ranked[0]
 
 
-@pytest.mark.parametrize(
-    "name", one_fast("1B, where launches count", *(n for n in JOBS if not n.startswith("1B")))
-)
+@pytest.mark.parametrize("name", one_fast(*reversed(JOBS)))
 def test_nothing_fixed_is_at_least_as_good_as_anything_fixed(name: str) -> None:
     job = {**JOBS[name], "search": {"top_k": 1, "prefer": "fastest"}}
     best, _ = fastest(job, {})
@@ -84,18 +69,14 @@ def test_nothing_fixed_is_at_least_as_good_as_anything_fixed(name: str) -> None:
 
 
 def test_a_budget_wins_where_no_recomputation_just_does_not_fit() -> None:
-    """With less memory 8B on 8 under ZeRO-2 cannot keep all activations; a budget near 1 costs
-    almost nothing.
-    """
+    """8B on 8 under ZeRO-2 with less memory: a budget near 1 costs almost nothing."""
     layout = winner("8B, short of memory", {"pp": 1}).layout
     assert (layout.dp_shard, layout.zero_stage, parse_ac(layout.ac)[0]) == (8, 2, "memory-budget")
     assert parse_ac(layout.ac)[1] > 0.5
 
 
 def test_an_uneven_split_wins_where_the_head_is_long() -> None:
-    """Llama 3.1's head weighs as much as two layers: Megatron's even split leaves three ranks of
-    four waiting for the last.
-    """
+    """Llama 3.1's head weighs two layers: an even split leaves three ranks of four waiting."""
     sizes = winner("Megatron", {"pp": 4}).layout.layers_per_stage
     assert sizes[-1] < sizes[0]
 
@@ -104,29 +85,25 @@ def test_the_budget_is_the_largest_that_fits() -> None:
     """Bisection against every budget, for the fastest layouts found."""
     job = read_job(JOBS["8B, short of memory"])
     context = Context(model=job.model, cluster=job.cluster, training=job.training)
-    pricer, space = (
-        Pricer.build(job.model, job.cluster, job.training),
-        build_space(context, SearchSpec()),
-    )
+    pricer = Pricer.build(job.model, job.cluster, job.training)
+    space = build_space(context, SearchSpec())
     with searched(pricer, lambda: space, Goal(count=10, budgets=20)) as parts:
         found = parts.best_budgets(float(parts.screened.step_seconds[9]))
     assert 5 < len(found) <= 4 * 20  # as many simple ones, each with its safe budget too
     for row in range(5):
         layout = found.row(row)
-        rest = LayoutBatch.from_layouts(
-            [_with_budget(layout, hundredths) for hundredths in range(101)]
-        )
+        budgets = [_with_budget(layout, hundredths) for hundredths in range(101)]
+        rest = LayoutBatch.from_layouts(budgets)
         prices = pricer.price(rest)
-        fits = (
-            oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes) <= OOM_LIMIT
-        )
+        risk = oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes)
+        fits = risk <= OOM_LIMIT
         assert np.flatnonzero(fits)[-1] == round(100 * parse_ac(layout.ac)[1])
         assert prices.step_seconds[fits].min() == pytest.approx(
             float(pricer.price(found.take(slice(row, row + 1))).step_seconds[0])
         )
 
 
-@pytest.mark.parametrize("name", ["8B, short of memory", "experts", "Megatron"])
+@pytest.mark.parametrize("name", one_fast("Megatron", "8B, short of memory", "experts"))
 def test_budgets_sought_before_the_second_round_change_nothing_but_the_work(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,21 +24,16 @@ from planner.intake.jobs import read_job
 from planner.intake.measurements import read_measurement
 from planner.plan.timeline import timeline
 from planner.specs.plan import Plan, SizeOption
+from tests.conftest import job_values
 
 PUBLIC = Path(__file__).parents[2] / "benchmarks" / "measured" / "public.jsonl"
 WIDTHS = (80, 100, 120)
 WIDE = 1000
 KINDS = ("models", "gpus", "clusters", "schedules", "defaults")
 LONG = {
-    "pp": 8,
-    "dp_shard": 4,
-    "tp": 2,
-    "virtual_stages": 2,
-    "pp_schedule": "Interleaved1F1B",
-    "ac": "memory-budget-0.73",
-    "compile": True,
-    "precision": "float8-tensorwise",
-}
+    "pp": 8, "dp_shard": 4, "tp": 2, "virtual_stages": 2, "pp_schedule": "Interleaved1F1B",
+    "ac": "memory-budget-0.73", "compile": True, "precision": "float8-tensorwise",
+}  # fmt: skip
 View = Callable[[int], RenderableType]
 
 
@@ -107,15 +102,9 @@ def test_the_catalogue(kind: str) -> None:
 
 
 def test_collectives_and_pipelines() -> None:
-    answer = ask_collective(
-        {"op": "all-reduce", "size": "1 GiB", "cluster": "h100-256"}, allow_files=False
-    )
+    asked = {"op": "all-reduce", "size": "1 GiB", "cluster": "h100-256"}
+    answer = ask_collective(asked, allow_files=False)
     check(lambda width: collective_view(answer, width))
-    job = {
-        "model": "llama3-8b",
-        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-        "training": {"seq_len": 2048, "global_batch_size": 16},
-        "layout": {"pp": 4},
-    }
+    job = job_values("llama3-8b", "h100-sxm-80gb", 8, 2048, 16, layout={"pp": 4})
     played = timeline(read_job(job))
     check(lambda width: timeline_view(played))

@@ -1,6 +1,4 @@
-"""TorchTitan as a trainer: commands for each version, and real logs (`tests/fixtures/titan_logs`,
-made by its record.py) read back.
-"""
+"""TorchTitan as a trainer: commands for each version, and logs of record.py read back."""
 
 import itertools
 import json
@@ -158,14 +156,11 @@ REFUSED = {
         "use --trainer reference"),
     "fake": (dict(torchtitan="0.2.2"), {"fake_tensors": True}, FailureKind.INVALID_LAYOUT,
         "use --trainer reference"),
-    "emulated pipeline": (
-        dict(torchtitan="0.2.2"), {"layout": {"pp": 2}, "emulate_rank": 0},
-        FailureKind.INVALID_LAYOUT, "cannot emulate a pipeline stage",
-    ),
-    "exported with a gap": (
-        dict(torchtitan="0.3.0"), {"layout": {"cp": 2, "cp_method": "alltoall"}},
-        FailureKind.INVALID_LAYOUT, "cp_method='alltoall'",
-    ),
+    "emulated pipeline": (dict(torchtitan="0.2.2"), {"layout": {"pp": 2}, "emulate_rank": 0},
+        FailureKind.INVALID_LAYOUT, "cannot emulate a pipeline stage"),
+    "exported with a gap": (dict(torchtitan="0.3.0"),
+        {"layout": {"cp": 2, "cp_method": "alltoall"}}, FailureKind.INVALID_LAYOUT,
+        "cp_method='alltoall'"),
 }  # fmt: skip
 
 
@@ -188,17 +183,10 @@ def test_versions_of_another_interpreter_are_read_without_importing(tmp_path: Pa
 # ---- real logs -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "0.2.0-single",
-        "0.2.1-single",
-        "0.2.2-single",
-        "0.2.2-fsdp2-tp2",
-        "0.2.2-fsdp2-pp2",
-        "0.3.0-single",
-    ],
-)
+@pytest.mark.parametrize("name", [
+    "0.2.0-single", "0.2.1-single", "0.2.2-single", "0.2.2-fsdp2-tp2", "0.2.2-fsdp2-pp2",
+    "0.3.0-single",
+])  # fmt: skip
 def test_a_real_run_of_each_version_gives_its_numbers(name: str) -> None:
     asked, log = recorded(name)
     found = TitanTrainer().read(asked, log)
@@ -276,11 +264,8 @@ def test_a_loss_that_is_not_finite_is_a_failure() -> None:
     assert "step 1" in found.message
 
 
-NORMS = [
-    ("nan", FailureKind.NON_FINITE_LOSS),
-    ("0.0000", FailureKind.CRASH),
-    ("98765.4321", FailureKind.CRASH),
-]
+NORMS = [("nan", FailureKind.NON_FINITE_LOSS)]
+NORMS += [(norm, FailureKind.CRASH) for norm in ("0.0000", "98765.4321")]
 
 
 @pytest.mark.parametrize(("norm", "kind"), NORMS)
@@ -304,21 +289,15 @@ def test_a_run_that_stops_early_is_no_measurement() -> None:
 
 
 FAILED = {
-    "0.2.2-unknown-flag": (
-        FailureKind.INVALID_LAYOUT,
-        "Unrecognized options: --training.no_such_flag, 1",
-    ),
+    "0.2.2-unknown-flag": (FailureKind.INVALID_LAYOUT,
+        "Unrecognized options: --training.no_such_flag, 1"),
     "0.3.0-unknown-flag": (FailureKind.INVALID_LAYOUT, "--training.no_such_flag"),
-    "0.2.2-uneven-batch": (
-        FailureKind.INVALID_LAYOUT,
-        "global batch size must be multiple of local batch size times data-parallel degree",
-    ),
+    "0.2.2-uneven-batch": (FailureKind.INVALID_LAYOUT,
+        "global batch size must be multiple of local batch size times data-parallel degree"),
     "0.2.2-layers-over-stages": (FailureKind.INVALID_LAYOUT, "ValueError: Number of "),
-    "0.3.0-stock-torch": (
-        FailureKind.IMPORT,
-        "torchtitan 0.3.0 does not run with what is installed: AttributeError: module 'torch.dist",
-    ),
-}
+    "0.3.0-stock-torch": (FailureKind.IMPORT,
+        "torchtitan 0.3.0 does not run with what is installed: AttributeError: module 'torch.dist"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FAILED)

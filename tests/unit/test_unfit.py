@@ -1,8 +1,5 @@
-"""What is said when there is no plan: wrong values, the rule that leaves nothing, the nearest miss,
-and changes that do fit.
-"""
+"""Words for a job without a plan: wrong values, the rule, the nearest miss, what would fit."""
 
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -12,43 +9,26 @@ from planner.cost.price import Pricer
 from planner.errors import InfeasibleError, SpecError
 from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
-from planner.ports import Ports
 from planner.rules import violations
 from planner.search.infeasible.suggested_fixes import Request, first_fitting
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.plan import Plan
+from tests.conftest import fixed_ports, job_values
 
 SMALL = {"gpu": "l4", "num_gpus": 8, "host_memory": "64 GiB"}
 
 
-class Fixed:
-    """A clock that stands still, and one id."""
-
-    def now(self) -> datetime:
-        return datetime(2026, 1, 1, tzinfo=UTC)
-
-    def new_id(self, prefix: str) -> str:
-        return prefix
-
-
 def job_of(**changes: Any) -> Job:
-    values: dict[str, Any] = {
-        "model": "llama3-8b",
-        "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8},
-        "training": {"seq_len": 4096, "global_batch_size": 32},
-    }
+    values: dict[str, Any] = job_values("llama3-8b", "h100-sxm-80gb", 8, 4096, 32)
     for key, value in changes.items():
-        values[key] = (
-            {**values.get(key, {}), **value}
-            if isinstance(value, dict) and key == "training"
-            else value
-        )
+        inner = isinstance(value, dict) and key == "training"
+        values[key] = {**values.get(key, {}), **value} if inner else value
     return read_job(values)
 
 
 def plan_of(**changes: Any) -> Plan:
-    return recommend(job_of(**changes), ports=Ports(clock=Fixed(), ids=Fixed()))
+    return recommend(job_of(**changes), ports=fixed_ports())
 
 
 def faults_of(**changes: Any) -> dict[str, str]:
@@ -57,48 +37,26 @@ def faults_of(**changes: Any) -> dict[str, str]:
     return {fault.field: f"{fault.rule}; {fault.remedy}" for fault in caught.value.faults}
 
 
-# ---- wrong values --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("search", "field", "words"),
-    [
-        ({"fix": {"tp": 16}}, "search.fix.tp", "16 does not divide 8"),
-        ({"fix": {"tp": 16}}, "search.fix.tp", "choose degrees whose product divides 8"),
-        ({"fix": {"pp_schedule": "ZB-1p"}}, "search.fix.pp_schedule", "use GPipe, 1F1B"),
-        ({"fix": {"cp_method": "ulysses"}}, "search.fix.cp_method", "use allgather or alltoall"),
-        ({"fix": {"precision": "nvfp4"}}, "search.fix.precision", "use bf16"),
-        (
-            {"fix": {"virtual_stages": 100}},
-            "search.fix.virtual_stages",
-            "set virtual_stages to at most",
-        ),
-        ({"fix": {"ep": 2}}, "search.fix.ep", "llama3-8b has no experts"),
-        ({"fix": {"layers_per_stage": [1, 2]}}, "search.fix.layers_per_stage", "make it sum to 32"),
-        (
-            {"fix": {"optimizer_in_backward": True}},
-            "search.fix.optimizer_in_backward",
-            "max_grad_norm to null",
-        ),
-        ({"allow": {"tp": [3, 5]}}, "search.allow.tp", "choose degrees whose product divides 8"),
-        (
-            {"fix": {"async_tp": True, "compile": False}},
-            "search.fix.async_tp",
-            "set compile to true",
-        ),
-        ({"fix": {"async_tp": True, "tp": 1}}, "search.fix.async_tp", "tp to 2 or more"),
-        (
-            {"fix": {"dp_shard": 4, "tp": 4}},
-            "search.fix.tp",
-            "tp 4 x dp_shard 4 = 16 does not divide 8 GPUs",
-        ),
-        (
-            {"fix": {"dp_replicate": 1, "dp_shard": 2, "cp": 1, "tp": 2, "pp": 1}},
-            "search.fix.dp_shard",
-            "set dp_shard to 4",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("search", "field", "words"), [
+    ({"fix": {"tp": 16}}, "search.fix.tp", "16 does not divide 8"),
+    ({"fix": {"tp": 16}}, "search.fix.tp", "choose degrees whose product divides 8"),
+    ({"fix": {"pp_schedule": "ZB-1p"}}, "search.fix.pp_schedule", "use GPipe, 1F1B"),
+    ({"fix": {"cp_method": "ulysses"}}, "search.fix.cp_method", "use allgather or alltoall"),
+    ({"fix": {"precision": "nvfp4"}}, "search.fix.precision", "use bf16"),
+    ({"fix": {"virtual_stages": 100}}, "search.fix.virtual_stages",
+        "set virtual_stages to at most"),
+    ({"fix": {"ep": 2}}, "search.fix.ep", "llama3-8b has no experts"),
+    ({"fix": {"layers_per_stage": [1, 2]}}, "search.fix.layers_per_stage", "make it sum to 32"),
+    ({"fix": {"optimizer_in_backward": True}}, "search.fix.optimizer_in_backward",
+        "max_grad_norm to null"),
+    ({"allow": {"tp": [3, 5]}}, "search.allow.tp", "choose degrees whose product divides 8"),
+    ({"fix": {"async_tp": True, "compile": False}}, "search.fix.async_tp", "set compile to true"),
+    ({"fix": {"async_tp": True, "tp": 1}}, "search.fix.async_tp", "tp to 2 or more"),
+    ({"fix": {"dp_shard": 4, "tp": 4}}, "search.fix.tp",
+        "tp 4 x dp_shard 4 = 16 does not divide 8 GPUs"),
+    ({"fix": {"dp_replicate": 1, "dp_shard": 2, "cp": 1, "tp": 2, "pp": 1}}, "search.fix.dp_shard",
+        "set dp_shard to 4"),
+])  # fmt: skip
 def test_a_value_that_can_never_be_is_a_wrong_request(
     search: dict[str, Any], field: str, words: str
 ) -> None:
@@ -109,15 +67,12 @@ def test_a_value_that_can_never_be_is_a_wrong_request(
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "search",
-    [
-        {"fix": {"pp_schedule": "ZBVZeroBubble"}},
-        {"fix": {"cp_method": "alltoall"}},
-        {"allow": {"tp": [3, 4]}},
-        {"fix": {"pp": 2, "virtual_stages": 2}},
-    ],
-)
+@pytest.mark.parametrize("search", [
+    {"fix": {"pp_schedule": "ZBVZeroBubble"}},
+    {"fix": {"cp_method": "alltoall"}},
+    {"allow": {"tp": [3, 4]}},
+    {"fix": {"pp": 2, "virtual_stages": 2}},
+])  # fmt: skip
 def test_what_can_be_is_searched(search: dict[str, Any]) -> None:
     assert plan_of(search={**search, "top_k": 1}).ranked
 
@@ -136,9 +91,6 @@ def test_a_value_wrong_at_one_size_is_right_at_another() -> None:
     assert {entry.num_gpus for entry in plan.ranked} == {16}
 
 
-# ---- no legal layout -----------------------------------------------------------------------------
-
-
 def test_the_rule_that_leaves_nothing_is_told_with_its_own_remedy() -> None:
     with pytest.raises(InfeasibleError) as caught:
         plan_of(training={"seq_len": 8191})
@@ -152,18 +104,12 @@ def test_two_rules_that_leave_nothing_together() -> None:
         plan_of(search={"fix": {"cpu_offload": True, "zero_stage": 0}})
 
 
-# ---- nothing fits --------------------------------------------------------------------------------
-
-
 def miss_of(**changes: Any) -> dict[str, Any]:
     with pytest.raises(InfeasibleError) as caught:
         plan_of(**changes)
     miss: Any = caught.value.nearest_miss
-    assert (
-        caught.value.remedy
-        == miss["remedy"]
-        == "; or ".join(change["sentence"] for change in miss["changes"])
-    )
+    sentences = "; or ".join(change["sentence"] for change in miss["changes"])
+    assert caught.value.remedy == miss["remedy"] == sentences
     return dict(miss)
 
 
@@ -174,37 +120,26 @@ def test_the_nearest_miss_is_legal_and_priced() -> None:
     layout = Layout.model_validate(miss["layout"])
     job = job_of(model="llama3-70b", cluster=SMALL)
     assert violations(layout, job.model, job.cluster, job.training) == []
-    price = Pricer.build(job.model, job.cluster, job.training).price(
-        LayoutBatch.from_layouts([layout])
-    )
+    pricer = Pricer.build(job.model, job.cluster, job.training)
+    price = pricer.price(LayoutBatch.from_layouts([layout]))
     assert price.device_bytes[0] == pytest.approx(miss["device_bytes"])
 
 
 @pytest.mark.slow
 def test_changes_do_fit_and_smaller_ones_do_not() -> None:
     """The number of GPUs named is used, and half of it in whole nodes; so is the GPU."""
-    changes = {
-        (change["field"], change["value"])
-        for change in miss_of(model="llama3-70b", cluster=SMALL)["changes"]
-    }
+    found = miss_of(model="llama3-70b", cluster=SMALL)["changes"]
+    changes = {(change["field"], change["value"]) for change in found}
     counts = sorted(value for field, value in changes if field == "cluster.num_gpus")
-    assert (
-        plan_of(model="llama3-70b", cluster={**SMALL, "num_gpus": counts[0]}, search={"top_k": 1})
-        .ranked[0]
-        .estimate.fits
-    )
+
+    def first(**cluster: Any) -> Any:
+        return plan_of(model="llama3-70b", cluster=SMALL | cluster, search={"top_k": 1}).ranked[0]
+
+    assert first(num_gpus=counts[0]).estimate.fits
     with pytest.raises(InfeasibleError):
-        plan_of(
-            model="llama3-70b",
-            cluster={**SMALL, "num_gpus": counts[0] // 16 * 8},
-            search={"top_k": 1},
-        )
+        first(num_gpus=counts[0] // 16 * 8)
     for kind in [value for field, value in changes if field == "cluster.gpu"]:
-        assert (
-            plan_of(model="llama3-70b", cluster={**SMALL, "gpu": kind}, search={"top_k": 1})
-            .ranked[0]
-            .estimate.fits
-        )
+        assert first(gpu=kind).estimate.fits
 
 
 def test_gpus_with_and_without_offload_are_both_told() -> None:

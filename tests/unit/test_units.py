@@ -31,23 +31,11 @@ def test_constants_are_what_their_names_say() -> None:
     assert (units.BITS_PER_BYTE, units.HOUR, units.DAY) == (8, 60 * 60, 24 * 60 * 60)
 
 
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [
-        (0, "0"),
-        (999, "999"),
-        (999.7, "1k"),
-        (1000, "1k"),
-        (999_400, "999k"),
-        (999_600, "1M"),
-        (1_234_567, "1.23M"),
-        (999.9e9, "1T"),
-        (1e12, "1T"),
-        (8_030_261_248, "8.03B"),
-        (1.5e15, "1,500T"),
-        (12_345_678, "12.3M"),
-    ],
-)
+@pytest.mark.parametrize(("count", "text"), [
+    (0, "0"), (999, "999"), (999.7, "1k"), (1000, "1k"), (999_400, "999k"), (999_600, "1M"),
+    (1_234_567, "1.23M"), (999.9e9, "1T"), (1e12, "1T"), (8_030_261_248, "8.03B"),
+    (1.5e15, "1,500T"), (12_345_678, "12.3M"),
+])  # fmt: skip
 def test_counts_have_no_exponents(count: float, text: str) -> None:
     assert format_count(count) == text
 
@@ -59,57 +47,32 @@ def test_one_thing_is_not_several(count: int, text: str) -> None:
     assert counted(count, "probe") == text
 
 
-@pytest.mark.parametrize(
-    ("noun", "text"),
-    [
-        ("batch", "2 batches"),
-        ("GPU", "2 GPUs"),
-        ("process", "2 processes"),
-        ("legal layout", "2 legal layouts"),
-    ],
-)
+@pytest.mark.parametrize(("noun", "text"), [
+    ("batch", "2 batches"),
+    ("GPU", "2 GPUs"),
+    ("process", "2 processes"),
+    ("legal layout", "2 legal layouts"),
+])  # fmt: skip
 def test_nouns_have_their_plural(noun: str, text: str) -> None:
     assert counted(2, noun) == text
     assert counted(1, noun) == f"1 {noun}"
 
 
-@pytest.mark.parametrize(
-    ("speedup", "text"),
-    [
-        (1.168, "1.17 times as fast"),
-        (0.953, "0.95 times as fast"),
-        (1.004, "as fast within 0.5%"),
-        (0.996, "as fast within 0.5%"),
-        (12.34, "12.3 times as fast"),
-        (1234.0, "1,230 times as fast"),
-        (0.0123, "0.012 times as fast"),
-    ],
-)
+@pytest.mark.parametrize(("speedup", "text"), [
+    (1.168, "1.17 times as fast"), (0.953, "0.95 times as fast"), (1.004, "as fast within 0.5%"),
+    (0.996, "as fast within 0.5%"), (12.34, "12.3 times as fast"), (1234.0, "1,230 times as fast"),
+    (0.0123, "0.012 times as fast"),
+])  # fmt: skip
 def test_speeds_are_compared_as_ratios(speedup: float, text: str) -> None:
-    """A step that takes 14.6% less time is 1.17 times as fast: a share of time saved reads like a
-    share of speed gained.
-    """
+    """14.6% less time is 1.17 times as fast: a share of time reads like one of speed."""
     assert times_as_fast(speedup) == text
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.00123, "1.23 ms"),
-        (0.9996, "1 s"),
-        (999.6e-6, "1 ms"),
-        (999.9e-9, "1 us"),
-        (1e-9, "1 ns"),
-        (0.0, "0 ns"),
-        (59.96, "60 s"),
-        (999.4, "999 s"),
-        (999.6, "1000 s"),
-        (7199, "7199 s"),
-        (7200, "2.0 h"),
-        (2 * 86400, "2.0 d"),
-        (0.1, "100 ms"),
-    ],
-)
+@pytest.mark.parametrize(("seconds", "text"), [
+    (0.00123, "1.23 ms"), (0.9996, "1 s"), (999.6e-6, "1 ms"), (999.9e-9, "1 us"), (1e-9, "1 ns"),
+    (0.0, "0 ns"), (59.96, "60 s"), (999.4, "999 s"), (999.6, "1000 s"), (7199, "7199 s"),
+    (7200, "2.0 h"), (2 * 86400, "2.0 d"), (0.1, "100 ms"),
+])  # fmt: skip
 def test_seconds_in_the_unit_that_fits(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
 
@@ -140,18 +103,10 @@ def test_counts_are_read_with_their_suffix(typed: str, count: float) -> None:
     assert parse_count(typed) == count
 
 
-@pytest.mark.parametrize(
-    ("typed", "tokens"),
-    [
-        ("8k", 8192),
-        ("8K", 8192),
-        ("8 K", 8192),
-        ("128K", 131_072),
-        ("1M", 1_048_576),
-        ("1.5k", 1536),
-        (8192, 8192),
-    ],
-)
+@pytest.mark.parametrize(("typed", "tokens"), [
+    ("8k", 8192), ("8K", 8192), ("8 K", 8192), ("128K", 131_072), ("1M", 1_048_576), ("1.5k", 1536),
+    (8192, 8192),
+])  # fmt: skip
 def test_lengths_of_sequences_are_powers_of_two(typed: object, tokens: int) -> None:
     assert parse_tokens(typed) == tokens
 
@@ -168,37 +123,27 @@ def test_what_is_no_count_is_refused(typed: str) -> None:
         parse_count(typed)
 
 
-@pytest.mark.parametrize(
-    ("typed", "kind", "value"),
-    [
-        ("400 Gb/s", "bytes_per_second", 50e9),
-        ("50 GB/s", "bytes_per_second", 50e9),
-        ("400 Gbps", "bytes_per_second", 50e9),
-        ("80 GiB", "bytes", 80 * 2**30),
-        ("80 GB", "bytes", 80e9),
-        ("5 us", "seconds", 5e-6),
-        ("5 \u00b5s", "seconds", 5e-6),
-        ("700 W", "watts", 700.0),
-        ("0.7 kW", "watts", 700.0),
-        ("989 TFLOP/s", "flops_per_second", 989e12),
-        (7, "bytes", 7.0),
-    ],
-)
+@pytest.mark.parametrize(("typed", "kind", "value"), [
+    ("400 Gb/s", "bytes_per_second", 50e9),
+    ("50 GB/s", "bytes_per_second", 50e9),
+    ("400 Gbps", "bytes_per_second", 50e9),
+    ("80 GiB", "bytes", 80 * 2**30),
+    ("80 GB", "bytes", 80e9),
+    ("5 us", "seconds", 5e-6),
+    ("5 \u00b5s", "seconds", 5e-6),
+    ("700 W", "watts", 700.0),
+    ("0.7 kW", "watts", 700.0),
+    ("989 TFLOP/s", "flops_per_second", 989e12),
+    (7, "bytes", 7.0),
+])  # fmt: skip
 def test_quantities(typed: object, kind: str, value: float) -> None:
     assert parse_quantity(typed, kind) == pytest.approx(value)
 
 
-@pytest.mark.parametrize(
-    ("typed", "kind"),
-    [
-        ("5 GB", "watts"),
-        ("fast", "seconds"),
-        (True, "bytes"),
-        (math.inf, "bytes"),
-        ("1 GiB", "seconds"),
-        (None, "bytes"),
-    ],
-)
+@pytest.mark.parametrize(("typed", "kind"), [
+    ("5 GB", "watts"), ("fast", "seconds"), (True, "bytes"), (math.inf, "bytes"),
+    ("1 GiB", "seconds"), (None, "bytes"),
+])  # fmt: skip
 def test_what_is_no_quantity_is_refused(typed: object, kind: str) -> None:
     with pytest.raises(ValueError, match="must be"):
         parse_quantity(typed, kind)

@@ -1,6 +1,4 @@
-"""The end of a step by hand: bytes of optimizers, clipping, Muon's matrices, small reductions, and
-copies to the host beside compute.
-"""
+"""The end of a step by hand: optimizers, clipping, Muon, small reductions, copies to the host."""
 
 from dataclasses import replace
 from typing import Any
@@ -52,26 +50,18 @@ def optimizer_seconds(training: dict[str, Any] | None = None, **layout: Any) -> 
 UNCLIPPED = {"max_grad_norm": None}
 
 
-@pytest.mark.parametrize(
-    ("training", "layout", "moved"),
-    [
-        (UNCLIPPED, {}, 4 + 2 * 4 + 2 * 8),
-        ({}, {}, 4 + 2 * 4 + 2 * 8 + 3 * 4),
-        (UNCLIPPED, {"master_dtype": "bfloat16"}, 2 + 2 * 2 + 2 * 4),
-        (UNCLIPPED | {"optimizer": "sgd"}, {}, 4 + 2 * 4 + 2 * 4),
-        (UNCLIPPED | {"optimizer": "adamw-bf16-states"}, {}, 4 + 2 * 4 + 2 * 4),
-        (UNCLIPPED | {"trainer": "megatron"}, {"zero_stage": 1}, 4 + 2 * 4 + 2 * 8 + 2),
-        (
-            {"trainer": "megatron"},
-            {"zero_stage": 1, "reduce_dtype": "bfloat16"},
-            2 + 2 * 4 + 2 * 8 + 2 + 3 * 2,
-        ),
-    ],
-)
+@pytest.mark.parametrize(("training", "layout", "moved"), [
+    (UNCLIPPED, {}, 4 + 2 * 4 + 2 * 8),
+    ({}, {}, 4 + 2 * 4 + 2 * 8 + 3 * 4),
+    (UNCLIPPED, {"master_dtype": "bfloat16"}, 2 + 2 * 2 + 2 * 4),
+    (UNCLIPPED | {"optimizer": "sgd"}, {}, 4 + 2 * 4 + 2 * 4),
+    (UNCLIPPED | {"optimizer": "adamw-bf16-states"}, {}, 4 + 2 * 4 + 2 * 4),
+    (UNCLIPPED | {"trainer": "megatron"}, {"zero_stage": 1}, 4 + 2 * 4 + 2 * 8 + 2),
+    ({"trainer": "megatron"}, {"zero_stage": 1, "reduce_dtype": "bfloat16"},
+        2 + 2 * 4 + 2 * 8 + 2 + 3 * 2),
+])  # fmt: skip
 def test_bytes_of_an_update(training: dict[str, Any], layout: dict[str, Any], moved: float) -> None:
-    """Gradient read; parameter and states read and written; clipping reads gradients, then reads
-    and writes them; Megatron copies.
-    """
+    """Gradient read; parameter and states read and written; clipping; Megatron's copies."""
     assert per_parameter(training, **({"dp_shard": 16} | layout)) == moved
 
 
@@ -102,9 +92,7 @@ def _reductions(pricer: Pricer, batch: LayoutBatch) -> float:
 
 
 def test_small_reductions_run_once_an_axis() -> None:
-    """The norm over FSDP, TP and PP where there are any; delayed scaling's two over FSDP and TP;
-    tensorwise's one with float8 gathers.
-    """
+    """The norm over FSDP, TP, PP; delayed scaling's two over FSDP, TP; tensorwise's one."""
     assert _reductions(*case(UNCLIPPED)) == 0.0
     alone, both = _reductions(*case()), _reductions(*case(dp_shard=2, tp=8))
     assert 0.0 < alone < both
@@ -166,22 +154,15 @@ def test_newton_schulz_of_square_matrices_takes_thirty_n() -> None:
     """5 iterations of 4 m^2 n + 2 m^3 on m = n: 30 n FLOP a parameter."""
     pricer, _ = case()
     square = pricer.model.model_copy(
-        update={
-            "hidden_size": 512,
-            "intermediate_size": 512,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 8,
-            "head_dim": 64,
-        }
-    )
+        update={"hidden_size": 512, "intermediate_size": 512, "num_attention_heads": 8,
+            "num_key_value_heads": 8, "head_dim": 64},
+    )  # fmt: skip
     assert newton_schulz_flops(square) == pytest.approx(30.0 * 512)
     assert newton_schulz_flops(pricer.model) > 5.0 * 4.0 * 1024, "at least its narrowest side"
 
 
 def test_muon_makes_matrices_whole_and_deals_them_out_again() -> None:
-    """Momenta to their owner and updates back, two bytes each, over the sharding group; embeddings
-    and norms take AdamW.
-    """
+    """Momenta to their owner and updates back, two bytes each; what is no matrix takes AdamW."""
     pricer, batch = case({"optimizer": "muon"})
     found = sharding.unit_shards(
         batch, pricer.optimizer_step, pricer.fabric, pricer.profile, pricer.cluster.rank_order
@@ -190,14 +171,9 @@ def test_muon_makes_matrices_whole_and_deals_them_out_again() -> None:
     exchange = found.update_seconds - step.seconds(batch, found.shard, 0 * found.shard)
     sixteen, one = np.full(1, 16.0), np.ones(1)
     once = collective_seconds(
-        "all-to-all",
-        2.0 * found.shard[0],
-        sixteen,
-        one,
-        pricer.fabric,
-        base_seconds=pricer.profile.collective_seconds,
-        nvls_gain=pricer.profile.nvls_gain,
-    )
+        "all-to-all", 2.0 * found.shard[0], sixteen, one, pricer.fabric,
+        base_seconds=pricer.profile.collective_seconds, nvls_gain=pricer.profile.nvls_gain,
+    )  # fmt: skip
     assert exchange[:, 0] == pytest.approx([2.0 * once[0], 0.0, 0.0])
 
 
@@ -205,16 +181,12 @@ def test_muon_makes_matrices_whole_and_deals_them_out_again() -> None:
 
 
 def test_weights_that_are_quantised_once_a_step_are_quantised_in_the_update() -> None:
-    """Transformer Engine keeps quantised weights from the first microbatch; torchao quantises them
-    every time.
-    """
+    """TE keeps quantised weights from the first microbatch; torchao quantises every time."""
     te = {"trainer": "megatron"}
     scaled = optimizer_seconds(te, dp_shard=16, precision="float8-delayed")
     assert scaled > optimizer_seconds(te, dp_shard=16)
-    ao, plain = (
-        optimizer_seconds(dp_shard=16, precision=name, compile=True)
-        for name in ("float8-rowwise", "bf16")
-    )
+    names = ("float8-rowwise", "bf16")
+    ao, plain = (optimizer_seconds(dp_shard=16, precision=x, compile=True) for x in names)
     assert ao == plain
 
 
@@ -263,31 +235,18 @@ def column(*seconds: float) -> FloatColumn:
 def waits(
     host: HostCopies | None, microbatches: float = 1.0, backward: float = 10.0, **layout: Any
 ) -> float:
-    """Seconds that a rank with one layer of each kind (layer, embedding, head) waits: 1 s gathers
-    and scatters.
-    """
+    """Seconds that a rank with a layer, embedding and head waits: 1 s gathers and scatters."""
     pricer, batch = case(**({"dp_shard": 16, "zero_stage": 2} | layout))
     one, nothing = column(1.0, 0.0, 0.0), column(0.0, 0.0, 0.0)
     seconds = UnitColumns(
-        forward=column(10.0, 0.0, 0.0),
-        backward=column(backward, 0.0, 0.0),
-        gather=nothing,
-        scatter=one,
-        replicate=nothing,
-        gather_copy=nothing,
-        scatter_copy=nothing,
-        host=host,
-    )
+        forward=column(10.0, 0.0, 0.0), backward=column(backward, 0.0, 0.0), gather=nothing,
+        scatter=one, replicate=nothing, gather_copy=nothing, scatter_copy=nothing, host=host,
+    )  # fmt: skip
     units = np.ones((1, 3, 1))
     found = exposed_data_parallel(
-        units,
-        seconds,
-        batch,
-        np.array([microbatches]),
-        pricer.training,
-        TRAINERS["torchtitan"],
+        units, seconds, batch, np.array([microbatches]), pricer.training, TRAINERS["torchtitan"],
         1.0,
-    )
+    )  # fmt: skip
     return float((found.fsdp + found.dp)[0, 0])
 
 
@@ -313,18 +272,14 @@ def test_uploads_hide_under_the_forward_before_them() -> None:
 
 
 def test_pcie_carries_both_directions_at_once() -> None:
-    """ZeRO-3 uploads again in the backward while gradients go down: the longer of the two decides,
-    not their sum.
-    """
+    """ZeRO-3 uploads again while gradients go down: the longer decides, not the sum."""
     both = waits(copies(upload=9.0, download=8.5), zero_stage=3)
     up = waits(copies(upload=9.0), zero_stage=3)
     assert both - up == pytest.approx(8.5), "the last download alone"
 
 
 def test_gradients_that_are_added_on_the_host_wait_for_it() -> None:
-    """From the second microbatch on, FSDP2 copies and adds while the host stands still: what was
-    hidden is not.
-    """
+    """From the second microbatch on FSDP2 adds while the host waits: nothing is hidden."""
     free, added = (
         waits(copies(download=2.0), microbatches=4.0),
         waits(copies(download=2.0, accumulate=0.5), microbatches=4.0),

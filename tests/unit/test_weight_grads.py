@@ -1,6 +1,4 @@
-"""Backwards that are split: what stays until W, and what W does again, against torch's own split
-backward.
-"""
+"""Split backwards: what stays until W, what W does again, against torch's own."""
 
 import itertools
 from typing import Any
@@ -45,9 +43,7 @@ def held(prices: Prices, field: str, row: int = 0) -> float:
 
 
 def test_torch_keeps_the_graph_and_the_incoming_gradients() -> None:
-    """Llama layer, 4096 tokens in bf16: q k v o, w1 w2 w3 and two norms receive h + 2 kv + h + 2 f
-    + h + 2 h elements a token.
-    """
+    """q k v o, w1 w2 w3 and two norms receive h + 2 kv + h + 2 f + h + 2 h elements a token."""
     prices = priced(layout(pp_schedule="ZBVZeroBubble"))
     h, kv, f = 4096, 1024, 14336
     incoming = 4096 * 2 * (h + 2 * kv + h + 2 * f + h + 2 * h)
@@ -70,9 +66,7 @@ def test_recomputation_is_repeated_for_every_group_of_parameters() -> None:
 
 
 def test_split_backwards_with_checkpointing_cost_more_than_whole_ones() -> None:
-    """What ZBV saves of the bubble is nothing against nine more forwards a layer; without
-    checkpointing it wins.
-    """
+    """ZBV's saving is nothing against nine more forwards a layer; else it wins."""
     for ac, better in (("none", True), ("full", False)):
         prices = priced(
             layout(pp_schedule="ZBVZeroBubble", ac=ac),
@@ -124,9 +118,7 @@ def test_priced_activations_are_the_simulated_peak(name: str, virtual: int, ac: 
 @pytest.mark.torch
 @pytest.mark.parametrize("ac", [False, True])
 def test_torchs_split_backward_does_so(ac: bool) -> None:
-    """A Llama block under stage_backward_input and stage_backward_weight: groups, forwards, and
-    bytes that autograd keeps.
-    """
+    """A Llama block under torch's split backward: groups, forwards, bytes that autograd keeps."""
     torch = needed("torch")
     from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
     from torch.utils.checkpoint import checkpoint
@@ -155,13 +147,8 @@ def test_torchs_split_backward_does_so(ac: bool) -> None:
     block, x = Block(), torch.randn(1, tokens, d, requires_grad=True)
     out = checkpoint(block, x, use_reentrant=False) if ac else block(x)
     _, groups = stage_backward_input([out], [torch.randn_like(out)], [x], block.parameters())
-    incoming = sum(
-        grad.numel()
-        for group in groups
-        for grads in group["grads"]
-        for grad in grads
-        if grad is not None
-    )
+    given = [grad for group in groups for grads in group["grads"] for grad in grads]
+    incoming = sum(grad.numel() for grad in given if grad is not None)
     before = len(forwards)
     stage_backward_weight(block.parameters(), groups)
     ops = layer_ops(LLAMA, LLAMA.distinct_layers()[0][0], True)

@@ -1,6 +1,4 @@
-"""Work as operations: FLOP against closed forms, shards against the whole, saved activations
-against published formulas.
-"""
+"""Work as operations: FLOP, shards and saved activations against closed and published forms."""
 
 import pickle
 from pathlib import Path
@@ -42,13 +40,8 @@ def pricer(
     gpu: str = "h100-sxm-80gb",
     **training: Any,
 ) -> Pricer:
-    values = {
-        "seq_len": SEQ,
-        "global_batch_size": 64,
-        "trainer": trainer,
-        "moe_imbalance": 1.0,
-        **training,
-    }
+    values = {"seq_len": SEQ, "global_batch_size": 64, "trainer": trainer}
+    values |= {"moe_imbalance": 1.0, **training}
     cluster = read_cluster({"gpu": gpu, "num_gpus": num_gpus})
     return Pricer.build(read_model(model), cluster, read_training(values))
 
@@ -78,9 +71,7 @@ def layer_bytes(p: Pricer, **layout: Any) -> float:
 
 
 def closed_form_flops_per_token(model: ModelSpec, seq_len: int) -> float:
-    """2 x parameters of the matrices a token meets (head included, tied or not) + attention over
-    what the mask lets it see.
-    """
+    """2 x parameters that a token meets (head included) + attention over what the mask shows."""
     head_of_its_own = model.vocab_size * model.hidden_size if model.tie_word_embeddings else 0
     matrices = model.active_parameters() - model.embedding_parameters() + head_of_its_own
     queries = np.arange(1, seq_len + 1)
@@ -91,9 +82,7 @@ def closed_form_flops_per_token(model: ModelSpec, seq_len: int) -> float:
 
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_forward_flops_per_token_are_the_closed_form(name: str) -> None:
-    """Norms and biases are in the parameter counts and not in the FLOP: below 0.1% for every
-    model.
-    """
+    """Norms and biases are counted as parameters, not as FLOP: below 0.1% for every model."""
     p = pricer(name)
     ours, closed = microbatch_flops(p) / SEQ, closed_form_flops_per_token(p.model, SEQ)
     assert ours == pytest.approx(closed, rel=1e-3)
@@ -150,9 +139,7 @@ def test_cp_divides_all_work_attention_too(name: str, method: str) -> None:
 @pytest.mark.parametrize("name", ["mixtral-8x7b", "deepseek-v2-lite", "qwen3-30b-a3b"])
 @pytest.mark.parametrize("ep", [2, 4, 8])
 def test_ep_moves_expert_work_without_adding_any(name: str, ep: int) -> None:
-    """ep ranks bring a microbatch each, so a rank's share is that of one microbatch on a rank with
-    all experts.
-    """
+    """ep ranks bring a microbatch each: a share is one microbatch's with all experts."""
     whole = price(pricer(name)).stage_seconds.forward_flops
     shared = price(pricer(name, num_gpus=8), ep=ep).stage_seconds.forward_flops
     assert shared == pytest.approx(whole, rel=1e-12)
@@ -160,9 +147,7 @@ def test_ep_moves_expert_work_without_adding_any(name: str, ep: int) -> None:
 
 @pytest.mark.parametrize("etp", [1, 4])
 def test_experts_under_tp_are_divided_by_tokens_or_by_width(etp: int) -> None:
-    """Experts over 2 ranks of 4 x 2: sequence shards when etp is 1, widths when it is tp. The
-    router follows the tokens it sees.
-    """
+    """Experts over 2 ranks of 4 x 2: sequences at etp 1, widths at etp = tp; so the router."""
     model = read_model("mixtral-8x7b")
     p = pricer("mixtral-8x7b", num_gpus=8)
     whole = price(pricer("mixtral-8x7b")).stage_seconds.forward_flops[0, 0]
@@ -173,9 +158,7 @@ def test_experts_under_tp_are_divided_by_tokens_or_by_width(etp: int) -> None:
 
 
 def test_mla_down_projections_are_replicated_under_tp() -> None:
-    """DeepSeek's narrow projections have no head dimension: every TP rank runs them whole, and
-    nothing else twice.
-    """
+    """DeepSeek's narrow projections have no heads: every TP rank runs them whole."""
     model = read_model("deepseek-v2")
     whole = microbatch_flops(pricer("deepseek-v2"))
     local = microbatch_flops(pricer("deepseek-v2", num_gpus=8), tp=8)
@@ -186,19 +169,15 @@ def test_mla_down_projections_are_replicated_under_tp() -> None:
 
 def test_imbalance_scales_the_busiest_ranks_experts() -> None:
     model = read_model("mixtral-8x7b")
-    even, skewed = (
-        microbatch_flops(pricer("mixtral-8x7b", num_gpus=8, moe_imbalance=x), ep=8)
-        for x in (1.0, 1.5)
-    )
+    skews = (pricer("mixtral-8x7b", num_gpus=8, moe_imbalance=x) for x in (1.0, 1.5))
+    even, skewed = (microbatch_flops(one, ep=8) for one in skews)
     chosen = model.num_experts_per_tok * model.expert_parameters()
     experts = 2.0 * SEQ * chosen * model.num_hidden_layers
     assert skewed - even == pytest.approx(0.5 * experts, rel=1e-9)
 
 
 def test_expected_imbalance() -> None:
-    """One rank holds everything; the more copies a rank receives the evener; the more ranks the
-    worse the worst.
-    """
+    """One rank holds all; more copies a rank are evener; more ranks make the worst worse."""
     copies, ep = np.array([8192.0]), np.array([8.0])
     assert axes.expected_imbalance(copies, np.array([1.0])) == 1.0
     assert axes.expected_imbalance(copies, ep) > axes.expected_imbalance(4 * copies, ep) > 1.0
@@ -236,14 +215,9 @@ def test_every_dimension_has_a_size_and_every_site_a_rule(name: str) -> None:
 
 
 def test_sequence_parallel_tp_moves_eight_activations_a_layer() -> None:
-    """SOURCE_TABLES: TP + SP about 8 activations a layer. Forward gathers and scatters twice each,
-    backward the reverse.
-    """
-    ops = [
-        op
-        for op in blocks.layer_ops(read_model("llama3-8b"), DENSE, True)
-        if isinstance(op, Collective)
-    ]
+    """SOURCE_TABLES, TP + SP: about 8 activations a layer, two gathers and scatters a way."""
+    layer = blocks.layer_ops(read_model("llama3-8b"), DENSE, True)
+    ops = [op for op in layer if isinstance(op, Collective)]
     tp = [op for op in ops if op.site.startswith("tp_")]
     assert [op.site for op in tp] == ["tp_enter", "tp_exit", "tp_enter", "tp_exit"]
     assert {op.tensor.dims for op in tp} == {("tokens", "hidden")}
@@ -256,11 +230,8 @@ def test_sequence_parallel_tp_moves_eight_activations_a_layer() -> None:
 
 
 def test_tp_without_sequence_parallelism_reduces_twice_each_way() -> None:
-    ops = [
-        op
-        for op in blocks.layer_ops(read_model("llama3-8b"), DENSE, True)
-        if isinstance(op, Collective)
-    ]
+    layer = blocks.layer_ops(read_model("llama3-8b"), DENSE, True)
+    ops = [op for op in layer if isinstance(op, Collective)]
     batch = LayoutBatch.from_layouts(
         [resolve_layout({"tp": 8, "sequence_parallel": False}, trainer="torchtitan", num_gpus=8)]
     )
@@ -308,9 +279,7 @@ def test_activations_without_parallelism() -> None:
 
 
 def test_activations_under_tp() -> None:
-    """s b h (10 + 24 / t + 5 a s / (h t)): norms' inputs, both matmul inputs and the masks stay
-    whole.
-    """
+    """s b h (10 + 24 / t + 5 a s / (h t)): norms' and matmuls' inputs and masks stay whole."""
     assert gpt3(8, ac="none", sequence_parallel=False) == pytest.approx(
         10 - RESIDUAL_MASKS + 24 / 8 + SCORES / 8 + STATISTICS, rel=1e-9
     )
@@ -323,9 +292,7 @@ def test_activations_under_tp_and_sequence_parallelism() -> None:
 
 
 def test_torch_keeps_the_gathered_inputs_that_megatron_gathers_again() -> None:
-    """DTensor's column-parallel linears keep their all-gathered input: 2 inputs of 2 s b h not
-    divided by t.
-    """
+    """DTensor keeps all-gathered inputs of columns: 2 inputs of 2 s b h not divided by t."""
     ours = gpt3(8, ac="none", sequence_parallel=True, trainer="fsdp")
     assert ours == pytest.approx(4 + (30 - RESIDUAL_MASKS + SCORES + STATISTICS) / 8, rel=1e-9)
 
@@ -366,9 +333,7 @@ def llama(**layout: Any) -> Prices:
 
 
 def test_selective_op_keeps_every_second_matmul_attention_and_the_input() -> None:
-    """TorchTitan's policy over wq wk wv wo w1 w3 w2: keeps wq, wv, w1, w2; and attention's output
-    with its statistics.
-    """
+    """TorchTitan's policy keeps wq, wv, w1, w2, and attention's output with its statistics."""
     by_hand = 2 * (HID + Q + KV + FFN + HID) + 2 * Q + LSE
     assert llama(ac="selective-op").stage_seconds.saved_bytes[0, 0] == by_hand * T8
 
@@ -379,9 +344,7 @@ def test_selective_op_under_tp_keeps_shards_and_the_scattered_sums() -> None:
 
 
 def test_no_checkpointing_keeps_what_eager_autograd_keeps() -> None:
-    """Two norm inputs with their deviations, two matmul inputs, q k v, attention's output and
-    statistics, w1 w3 silu and their product.
-    """
+    """Two norm and two matmul inputs, q k v, attention's output, w1 w3 silu and their product."""
     by_hand = 2 * (2 * HID + 2 * HID + Q + 2 * KV + Q) + 2 * 4 + LSE + 2 * 4 * FFN
     assert llama(ac="none").stage_seconds.saved_bytes[0, 0] == by_hand * T8
 
@@ -453,9 +416,7 @@ def test_memory_budget_runs_from_full_to_none() -> None:
 
 
 def test_memory_budget_keeps_attention_first() -> None:
-    """Flash attention costs most seconds a byte at long context, so a small budget already spares
-    its recomputation.
-    """
+    """Flash attention costs most seconds a byte, so a small budget spares its recomputation."""
     full, tenth = (
         llama(ac=ac, compile=True).stage_seconds.recompute_flops[0, 0]
         for ac in ("full", "memory-budget-0.1")

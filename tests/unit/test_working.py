@@ -15,19 +15,9 @@ from api.cli.working import working
 from api.jobs.observer import Observer
 
 JOB = [
-    "--model",
-    "llama3.2-1b",
-    "--gpu",
-    "h100",
-    "--num-gpus",
-    "1",
-    "--seq-len",
-    "2k",
-    "--global-batch-size",
-    "4",
-    "--top-k",
-    "1",
-]
+    "--model", "llama3.2-1b", "--gpu", "h100", "--num-gpus", "1", "--seq-len", "2k",
+    "--global-batch-size", "4", "--top-k", "1",
+]  # fmt: skip
 
 
 class Terminal(io.StringIO):
@@ -75,15 +65,12 @@ def test_who_asked_for_quiet_or_watches_nothing_sees_nothing(
     assert piped.getvalue() == ""
 
 
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [
-        (["recommend", *JOB], "looking at all layouts"),
-        (["calibrate"], "learning from all measurements"),
-        (["accuracy", "--jobs", "FEW"], "fitting again"),
-        (["estimate", "--job", "JOB"], "pricing"),
-    ],
-)
+@pytest.mark.parametrize(("command", "words"), [
+    (["recommend", *JOB], "looking at all layouts"),
+    (["calibrate"], "learning from all measurements"),
+    (["accuracy", "--jobs", "FEW"], "fitting again"),
+    (["estimate", "--job", "JOB"], "pricing"),
+])  # fmt: skip
 def test_commands_that_take_long_say_so_on_a_terminal(
     command: list[str],
     words: str,
