@@ -119,7 +119,7 @@ def failed(kind: str = "crash") -> Measured:
     return Measured(status="failed", rung="probed", **said)
 
 
-def settings(**changes: Any) -> StudySettings:
+def settings(**changes: object) -> StudySettings:
     """Of a study that nothing but its budget of probes ends."""
     return replace(
         StudySettings(tolerance=-1.0, budget=Budget(probes=6, gpu_seconds=1e12)), **changes

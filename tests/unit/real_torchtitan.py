@@ -76,13 +76,8 @@ def run_python(code: str, folder: Path, *arguments: str) -> object:
     """The JSON that the last line of a program prints, run where torchtitan's own trainer would."""
     assert LINE in ("0.2", "0.3"), MISSING
     process, printed, errors = _forks(), folder / "printed.txt", folder / "errors.txt"
-    assert process.stdin is not None
-    assert process.stdout is not None
-    print(
-        json.dumps([code, str(folder), arguments, str(printed), str(errors)]),
-        file=process.stdin,
-        flush=True,
-    )
+    asked = [code, str(folder), arguments, str(printed), str(errors)]
+    print(json.dumps(asked), file=process.stdin, flush=True)
     assert process.stdout.readline() == "0\n", errors.read_text(encoding="utf-8")[-3000:]
     return json.loads(printed.read_text(encoding="utf-8").strip().splitlines()[-1])
 
