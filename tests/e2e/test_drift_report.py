@@ -113,7 +113,7 @@ class Nights:
             wiring.probes.add([probe])
         if not reported:
             return {}
-        update_from_measurements(wiring, measurements)
+        self.newest = measurements
         report = {
             "headline": "2 of 2 layouts measured", "probes": 2, "gpu_seconds": 1.0,
             "quarantined": [],
@@ -128,6 +128,10 @@ class Nights:
         self.reports = {**getattr(self, "reports", {}), task: report}
         return report
 
+    def learn(self) -> None:
+        """Learns from all nights at once: each alone would take seconds."""
+        update_from_measurements(self.wiring, self.newest)
+
     def detail(self) -> dict[str, Any]:
         """As a reader sees it, with the reports that runs gave."""
         detail = sweep_detail(self.wiring, self.sweep, 200)
@@ -137,6 +141,7 @@ class Nights:
 
 
 def slower_by(nights: Nights, changes: Sequence[float], torch: Sequence[str]) -> dict[str, Any]:
+    """The report of the last of these nights."""
     report: dict[str, Any] = {}
     for night, (change, version) in enumerate(zip(changes, torch, strict=True)):
         report = nights.run(night, change, version)
@@ -164,7 +169,9 @@ def test_two_percent_a_night_over_three_versions_is_drift(wiring: Wiring) -> Non
 
 
 def test_quiet_nights_are_no_drift_and_nothing_is_stale(wiring: Wiring) -> None:
-    report = slower_by(Nights(wiring), [0.0] * 12, ["2.11.0"] * 12)
+    nights = Nights(wiring)
+    report = slower_by(nights, [0.0] * 12, ["2.11.0"] * 12)
+    nights.learn()
     assert report["drift"]["changes"] == []
     assert report["headline"] == "2 of 2 layouts measured"
     assert list(report_lines(report))[3] == "  none"
@@ -179,11 +186,13 @@ def test_what_was_learnt_before_a_change_is_left_out_until_it_is_measured_anew(
     """No version changed, so the stack is the same one and only the sweep can tell."""
     nights = Nights(wiring)
     slower_by(nights, [0.0] * 12, ["2.11.0"] * 12)
+    nights.learn()
     job = parse_job({**JOB, "layout": LAYOUTS[0]}, allow_files=False)
     before = learned(wiring, job)
     assert before is not None
     for night in range(12, 20):
         report = nights.run(night, 0.10)
+    nights.learn()
     (change,) = report["drift"]["changes"]
     assert change["versions"] == {}
     assert "no version changed" in change["statement"]

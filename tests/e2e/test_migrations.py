@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -160,23 +161,12 @@ def test_a_failed_migration_leaves_nothing(database_url: str) -> None:
     engine.dispose()
 
 
-def test_several_processes_create_the_database_at_once(database_url: str) -> None:
-    program = (
-        "from api.storage.engine import make_engine, normalise_url\n"
-        "from api.storage.migrate import upgrade, ensure_current\n"
-        "import os\n"
-        "engine = make_engine(normalise_url(os.environ['PLANNER_DATABASE_URL']))\n"
-        "(ensure_current if engine.dialect.name == 'sqlite' else upgrade)(engine)\n"
-    )
-    environment = {**clean_environment(), "PLANNER_DATABASE_URL": database_url}
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE, text=True
-        )
-        for _ in range(4)
-    ]
-    errors = [process.communicate(timeout=300)[1] for process in started]
-    assert [process.returncode for process in started] == [0] * 4, errors
+def test_several_processes_create_the_database_at_once(cli: Cli, database_url: str) -> None:
+    asked = ("plans",) if database_url.startswith("sqlite") else ("db", "upgrade")
+    environment = {"PLANNER_DATABASE_URL": database_url}
+    with ThreadPoolExecutor(4) as threads:
+        ended = list(threads.map(lambda _: cli(*asked, env=environment), range(4)))
+    assert [done.returncode for done in ended] == [0] * 4, ended
     engine = make_engine(normalise_url(database_url))
     assert current_revision(engine) == HEAD
     engine.dispose()

@@ -17,7 +17,7 @@ JOB = ("--model", "llama3.2-1b", "--gpu", "h100-sxm-80gb", "--num-gpus", "8", "-
 # a pipeline that recomputes a part of each stage: splits and recomputation are sampled together
 SAMPLED = ("--model", "llama3-8b", "--gpu", "l40s", "--num-gpus", "8", "--seq-len", "8192",
            "--global-batch-size", "64", "--trainer", "megatron",
-           "--fix", "cpu_offload=false")  # fmt: skip
+           "--fix", "cpu_offload=false", "--fix", "pp=8")  # fmt: skip
 
 
 def test_a_stored_plan_is_a_study_of_optuna(cli: Cli, tmp_path: Path) -> None:
