@@ -63,7 +63,7 @@ def test_a_scaling_that_lacks_its_numbers_is_a_fault() -> None:
 
 def test_keys_that_we_do_not_know_are_remembered() -> None:
     found = published(wonder_factor=3, another=None, use_something=False)
-    assert found.unread_keys == ("wonder_factor")
+    assert found.unread_keys == ("wonder_factor",)
 
 
 def test_a_network_does_not_change_what_a_job_is_found_by() -> None:
