@@ -50,7 +50,7 @@ def light_command(python: str, task: ProbeTask, program: Program, *, port: int) 
     return [
         python,
         light_torchrun.__file__,
-        str(task.num_processes()),
+        *("0", "1", str(task.num_processes())),
         RESULT,
         program.target,
         *program.arguments,
