@@ -92,7 +92,8 @@ def on_slurm(slurm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         patch.setenv("SLURM_CONF", str(slurm))
         patch.setenv("PATH", PATH)
         folder = tmp_path_factory.mktemp("on-slurm")
-        yield Subject.of(open_pool("slurm:debug", settings(folder)))
+        python = str(light_python.install(folder))
+        yield Subject.of(open_pool("slurm:debug", settings(folder, python)))
 
 
 FIXTURES = {"local": "local", "replay": "replay", "slurm": "on_slurm"}

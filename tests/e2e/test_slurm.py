@@ -3,8 +3,10 @@
 import json
 import os
 import subprocess
+import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from probes.pools.slurm_options import SlurmOptions
 from probes.protocol import Failed, FailureKind, MeasuredRun, ProbeResult, ProbeTask
 from tests.conftest import Cli
 from tests.slurm_cluster import PATH
-from tests.stand_ins import worker
+from tests.stand_ins import light_python, worker
 from tests.stand_ins.runners import JOB
 
 LIMIT_SECONDS = 180.0  # for what has to happen, on however busy a machine
@@ -35,9 +37,9 @@ TWO_NODES = {
 def pool(slurm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmPool:
     monkeypatch.setenv("SLURM_CONF", str(slurm))
     monkeypatch.setenv("PATH", PATH)
-    return SlurmPool(
-        LaunchSettings(folder=tmp_path / "probes", worker=worker.__file__), partition="debug"
-    )
+    python = str(light_python.install(tmp_path))
+    launch = LaunchSettings(folder=tmp_path / "probes", worker=worker.__file__, python=python)
+    return SlurmPool(launch, partition="debug")
 
 
 def run(
@@ -86,7 +88,10 @@ def assert_no_job_is_left(slurm: Path) -> None:
     assert jobs == ""
 
 
-def test_a_gang_over_two_nodes_measures(pool: SlurmPool, slurm: Path) -> None:
+def test_a_gang_over_two_nodes_measures_under_the_real_torchrun(
+    pool: SlurmPool, slurm: Path
+) -> None:
+    pool.settings = replace(pool.settings, python=sys.executable)
     result = run(pool, "")
     assert isinstance(result.outcome, MeasuredRun), result
     assert (result.outcome.step_seconds, result.gpu_seconds) == (
@@ -182,6 +187,7 @@ def test_planner_cli_probe_through_slurm(slurm: Path, cli: Cli, tmp_path: Path) 
         "PATH": PATH,
         "PLANNER_PROBE_FOLDER": str(tmp_path / "probes"),
         "PLANNER_PROBE_PROGRAM": worker.__file__,
+        "PLANNER_PROBE_PYTHON": str(light_python.install(tmp_path)),
     }
     done = cli(
         "probe", "--job", tmp_path / "job.json", "--pool", "slurm:debug", "--json", env=environment

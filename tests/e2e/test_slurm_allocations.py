@@ -13,7 +13,7 @@ from probes.pools.slurm import SlurmPool
 from probes.pools.slurm_options import SlurmOptions
 from probes.protocol import Failed, FailureKind, MeasuredRun, ProbeTask
 from tests.slurm_cluster import SlurmCluster
-from tests.stand_ins import worker
+from tests.stand_ins import light_python, worker
 from tests.stand_ins.runners import JOB
 
 pytestmark = pytest.mark.slow
@@ -30,7 +30,10 @@ ON_GPUS: dict[str, Any] = {
 
 @pytest.fixture
 def pool(cluster: SlurmCluster, tmp_path: Path) -> SlurmPool:
-    return SlurmPool(LaunchSettings(folder=tmp_path / "probes", worker=worker.__file__))
+    python = str(light_python.install(tmp_path))
+    return SlurmPool(
+        LaunchSettings(folder=tmp_path / "probes", worker=worker.__file__, python=python)
+    )
 
 
 def task(name: str, notes: str = "", limit: float = 60.0, **job: Any) -> ProbeTask:

@@ -17,7 +17,7 @@ from probes.pools.slurm_node import node_token
 from probes.pools.slurm_options import SlurmOptions
 from probes.protocol import Failed, FailureKind, MeasuredRun, ProbeResult, ProbeTask
 from tests.slurm_cluster import LIMIT_SECONDS, SlurmCluster
-from tests.stand_ins import worker
+from tests.stand_ins import light_python, worker
 from tests.stand_ins.runners import JOB
 
 pytestmark = pytest.mark.slow
@@ -54,7 +54,10 @@ class Running:
 
 @pytest.fixture
 def pool(cluster: SlurmCluster, tmp_path: Path) -> SlurmPool:
-    return SlurmPool(LaunchSettings(folder=tmp_path / "probes", worker=worker.__file__))
+    python = str(light_python.install(tmp_path))
+    return SlurmPool(
+        LaunchSettings(folder=tmp_path / "probes", worker=worker.__file__, python=python)
+    )
 
 
 def task(notes: str, limit: float) -> ProbeTask:

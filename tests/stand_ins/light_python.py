@@ -11,26 +11,36 @@ from tests.stand_ins import torchrun
 ROOT = Path(__file__).resolve().parents[2]
 TORCHRUN = ["-m", "torch.distributed.run"]
 SELFCHECK = ["-m", "probes.selfcheck"]
+SLURM_NODE = ["-m", "probes.pools.slurm_node"]
 
 
 def install(folder: Path) -> Path:
     """An executable of this folder that does so."""
     path = folder / "python"
     ours = f'PYTHONPATH="{ROOT}:$PYTHONPATH"'
-    path.write_text(f'#!/bin/sh\n{ours} exec {sys.executable} {Path(__file__)} "$@"\n')
+    path.write_text(f'#!/bin/sh\n{ours} exec {sys.executable} {Path(__file__)} "$0" "$@"\n')
     path.chmod(0o755)
     return path
 
 
 def main() -> None:
     """Becomes the interpreter with the arguments given, torchrun's command line translated."""
-    arguments = sys.argv[1:]
+    light, *arguments = sys.argv[1:]
     if arguments[:2] == TORCHRUN:
-        number = arguments[arguments.index("--nproc-per-node") + 1]
-        arguments = [torchrun.__file__, number, *arguments[arguments.index("probes.inside") + 1 :]]
+        grid = (("--node-rank", "0"), ("--nnodes", "1"), ("--nproc-per-node", "1"))
+        inside = arguments[arguments.index("probes.inside") + 1 :]
+        arguments = [torchrun.__file__, *(given(arguments, *one) for one in grid), *inside]
     if arguments[:2] == SELFCHECK:
         arguments = ["-c", "print('{\"problem\": null}')"]
+    if arguments[:2] == SLURM_NODE:  # it starts torchrun with the interpreter that runs it
+        program = f"import sys; sys.executable = {light!r}; import probes.pools.slurm_node as it"
+        arguments = ["-c", f"{program}; it.main()", *arguments[2:]]
     os.execv(sys.executable, [sys.executable, *arguments])
+
+
+def given(arguments: list[str], option: str, default: str) -> str:
+    """The value of an option of torchrun's."""
+    return arguments[arguments.index(option) + 1] if option in arguments else default
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ class LightWiring(Wiring):
 
 
 def light_command(python: str, task: ProbeTask, program: Program, *, port: int) -> list[str]:
-    command = [python, light_torchrun.__file__, str(task.num_processes()), RESULT]
+    command = [python, light_torchrun.__file__, "0", "1", str(task.num_processes()), RESULT]
     return [*command, program.target, *program.arguments]
 
 

@@ -1,7 +1,7 @@
 """What torchrun does to processes, without torch: starts ranks in sessions of their own, and ends
 all when one fails, saying which.
 
-`torchrun.py NUM_RANKS RESULT PROGRAM ARGUMENTS`
+`torchrun.py NODE NODES RANKS_PER_NODE RESULT PROGRAM ARGUMENTS`
 """
 
 import os
@@ -11,14 +11,15 @@ import time
 
 
 def main() -> int:
-    number, inside = int(sys.argv[1]), sys.argv[2:]
+    (node, nodes, number), inside = map(int, sys.argv[1:4]), sys.argv[4:]
+    first = node * number
     ranks = [
         subprocess.Popen(
             [sys.executable, "-m", "probes.inside", *inside],
             env={
                 **os.environ,
-                "RANK": str(rank),
-                "WORLD_SIZE": str(number),
+                "RANK": str(first + rank),
+                "WORLD_SIZE": str(nodes * number),
                 "TORCHELASTIC_RUN_ID": "none",
             },
             start_new_session=True,
@@ -32,7 +33,7 @@ def main() -> int:
             code, pid = ranks[failed].returncode, ranks[failed].pid
             for process in ranks:
                 process.terminate()
-            root = f"  rank      : {failed} (local_rank: {failed})\n"
+            root = f"  rank      : {first + failed} (local_rank: {failed})\n"
             root += f"  exitcode  : {code} (pid: {pid})\n"
             sys.stderr.write(f"Root Cause (first observed failure):\n[0]:\n{root}")
             return 1
