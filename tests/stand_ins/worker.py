@@ -84,7 +84,9 @@ def victims(rank: int, _: str) -> None:
     """Rank 1 fails; the others notice and complain louder and later."""
     if rank == 1:
         raise KeyError("rope")
-    time.sleep(0.3)
+    failed = Path(f"{sys.argv[2]}.rank1.error.json")
+    while not failed.exists():  # a rank may start long after another
+        time.sleep(0.02)
     raise RuntimeError("[../gloo/transport/tcp/pair.cc:537] Read error: Connection closed by peer")
 
 
