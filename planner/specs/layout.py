@@ -285,10 +285,6 @@ _NEUTRAL: dict[str, object] = {
 }
 
 
-def _divisors(number: int) -> list[int]:
-    return [size for size in range(1, number + 1) if number % size == 0]
-
-
 def changed_fields(base: Layout, layout: Layout) -> dict[str, FieldValue]:
     """The fields of a layout that differ from those of another."""
     return {

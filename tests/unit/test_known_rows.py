@@ -23,8 +23,6 @@ from planner.work.checkpointing import FULL, MEMORY_BUDGET, NONE, SELECTIVE_OP
 from planner.work.experts import EXPERT_DIMS, num_alike
 from tests.conftest import job_values
 
-CALIBRATION = object()
-
 
 def some_rows(pricer: Pricer, count: int = 500) -> LayoutBatch:
     context = Context(model=pricer.model, cluster=pricer.cluster, training=pricer.training)
