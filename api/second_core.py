@@ -16,7 +16,7 @@ LEAST_CORES = 2
 
 @dataclass(frozen=True, slots=True)
 class Forked:
-    """See `planner.ports.Both`. Where no copy can be made, the two run one after the other.
+    """Implements `planner.ports.Both`. Where no copy can be made, the two run one after the other.
 
     Copies are made on Linux alone (libraries of macOS do not survive a fork, Windows has none), if
     there is a second core, and if no other thread runs, whose locks would be copied as they are.
@@ -28,7 +28,7 @@ class Forked:
     def __call__(
         self, first: Callable[[], FirstT], second: Callable[[], SecondT]
     ) -> tuple[FirstT, SecondT]:
-        """What both return; the second one runs here after all if its copy fails."""
+        """Returns both results; the second one runs here after all if its copy fails."""
         cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
         if cores < LEAST_CORES or threading.active_count() > 1 + self.spinners:
             return first(), second()

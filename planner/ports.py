@@ -1,4 +1,4 @@
-"""What the planner asks of the outside world: the time, fresh ids, a second core."""
+"""Ports of the planner to the outside world: the time, fresh ids, a second core."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Both(Protocol):
     def __call__(
         self, first: Callable[[], FirstT], second: Callable[[], SecondT]
     ) -> tuple[FirstT, SecondT]:
-        """What both return. What the second one changes may be lost, since it may run in a copy."""
+        """Returns both results. Changes that the second makes may be lost: it may run in a copy."""
         ...
 
 

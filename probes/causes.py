@@ -1,4 +1,4 @@
-"""What the texts of torch, NCCL, Triton and the driver mean: a failure class and a remedy.
+"""Texts of torch, NCCL, Triton and the driver, with a failure class and a remedy for each.
 
 `CAUSES` is read from the top and the first pattern that matches counts, so what is narrow stands
 above what is wide. The patterns match what torch 2.11 to 2.13, NCCL 2.27 and 2.28, gloo, Triton,

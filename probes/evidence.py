@@ -1,4 +1,4 @@
-"""What a probe that gave no numbers left: error files, stacks, and the tracebacks in its log."""
+"""Reads what a failed probe left: error files, stacks, and the tracebacks in its log."""
 
 import json
 import re

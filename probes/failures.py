@@ -116,7 +116,7 @@ def _weight(error: RankError) -> int:
 
 
 def known_cause(error: RankError) -> Cause | None:
-    """What the table says of an error; the file that raised it counts too."""
+    """Looks an error up in the table; the file that raised it counts too."""
     files = re.findall(r'File "([^"]+)"', error.traceback)
     return cause_of("\n".join([*files[-1:], error.said]))
 
@@ -160,7 +160,7 @@ def _advised(failed: Failed, found: Cause | None) -> Failed:
 
 
 def _of_log(log: str) -> Cause | None:
-    """What the log says of the machine, where no rank says what went wrong."""
+    """Looks for failures of the machine in the log, where no rank reported a cause."""
     said = "\n".join(line for line in log.splitlines() if "NCCL INFO" not in line)
     return next((one for one in CAUSES if one.told_by_logs and one.pattern.search(said)), None)
 

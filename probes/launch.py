@@ -364,7 +364,7 @@ def inherited(more: Sequence[str], environment: Mapping[str, str] = os.environ) 
 def environment(
     folder: Path, task: ProbeTask, lease: DeviceLease, extra: Mapping[str, str]
 ) -> dict[str, str]:
-    """What we set for a probe here: its devices, threads and package path.
+    """Variables set for a probe on this machine: its devices, threads and package path.
 
     folder: the parent folder of probes.
     """

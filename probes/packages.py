@@ -35,5 +35,5 @@ def linked(folder: Path) -> Path:
 
 
 def mounts(folder: Path) -> list[Path]:
-    """What a container needs of us: the links, and what they point to."""
+    """Folders that a container mounts: the links, and what they point to."""
     return [linked(folder), *(ROOT / package for package in PACKAGES)]

@@ -35,7 +35,7 @@ class Page(BaseModel, Generic[Item]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanLabels:
-    """What a stored plan is found by.
+    """Keys by which a stored plan is found.
 
     job_hash: of the job without its id and labels, so that equal questions have equal hashes.
     status: "done"; "cancelled" for the best so far of a study that somebody ended.
@@ -55,7 +55,7 @@ class PlanLabels:
     def of(
         cls, job: "Job", job_hash: str, status: str = "done", asked_by: str | None = None
     ) -> "PlanLabels":
-        """Those of this job's plan."""
+        """Keys of this job's plan."""
         return cls(
             job_hash=job_hash,
             model=job.model.name,

@@ -137,7 +137,7 @@ class SpaceSearch:
         return LayoutBatch.concatenate(batches)
 
     def split_classes(self, limit: float) -> tuple[LayoutBatch, FloatColumn]:
-        """See `budgets.split_classes`; for the first dial."""
+        """Classes of `budgets.split_classes` for the first dial."""
         reach = [one for one in self.bases if one.worth >= limit] or self._bases(limit)
         return split_classes(self.pricer, reach[0], limit)
 

@@ -308,9 +308,10 @@ class GroupedExperts(nn.Module):
         return unpadded[:-1]
 
     def _without_waiting(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """The same without the host knowing the counts: room for every group's padding.
+        """Computes the rows with counts that stay on the device, so that the host never waits.
 
-        Rows behind the last group are computed by nobody and read by nobody.
+        There is room for every group's padding. Rows behind the last group are neither computed
+        nor read.
         """
         padded_counts = (counts + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
         ends = padded_counts.cumsum(0)
