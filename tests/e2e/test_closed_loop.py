@@ -186,7 +186,7 @@ def kill_at(
     runner = subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    until = time.monotonic() + 60.0
+    until = time.monotonic() + 300.0
     while not moment(wiring):
         assert runner.poll() is None, "it ended before the moment came"
         assert time.monotonic() < until, "the moment did not come"
@@ -475,7 +475,7 @@ def test_a_sweep_killed_goes_on_by_hand_and_under_a_worker(
     second = MOMENTS["during a probe after the first result"]
     kill_at(second, ["sweep", "run", sweep.id], wiring, environment)
     kill_at(
-        lambda wiring: len(wiring.measurements.list().items) == 2, ["worker"], wiring, environment
+        lambda wiring: len(wiring.measurements.list().items) >= 2, ["worker"], wiring, environment
     )
     done = cli("sweep", "run", sweep.id, "--json", env=surroundings)
     assert done.returncode == 0, done.stderr
