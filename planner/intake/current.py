@@ -10,7 +10,8 @@ from planner.intake.machines import read_cluster
 from planner.intake.models import read_model
 from planner.intake.trainer_files import megatron, titan_command
 from planner.intake.trainer_files.statement import LABELS, Run, Stated, StatedModel
-from planner.intake.trainer_files.torchtitan import StatedTitan, read_toml
+from planner.intake.trainer_files.titan_registry import is_registry
+from planner.intake.trainer_files.torchtitan import StatedTitan, check_keys, read_toml
 from planner.specs.current import CurrentFormat, CurrentSpec
 from planner.specs.model import ModelSpec
 from planner.specs.validation import build
@@ -69,6 +70,8 @@ def format_of(text: str, name: str) -> CurrentFormat | None:
         return "torchtitan-toml"
     if suffix in ("json", "yaml", "yml"):
         return None
+    if suffix == "py":
+        return "torchtitan-python" if is_registry(text) else None
     if _LOG.search(text):
         return "torchtitan-log"
     if _MEGATRON_FLAG.search(text):
@@ -93,7 +96,10 @@ def read(spec: CurrentSpec) -> Stated:
             if name.endswith(".py")
         }
         given, spelling = read_toml(spec.text, spec.name)
+        check_keys(given, "0.2")
         return StatedTitan(line="0.2", given=given, spelling=spelling, modules=modules)
+    if kind == "torchtitan-python":
+        return titan_command.of_module(spec)
     if kind == "torchtitan-command":
         return titan_command.say(spec)
     if kind == "megatron-arguments":

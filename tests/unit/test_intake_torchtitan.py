@@ -172,8 +172,8 @@ def test_every_field_is_changed_in_the_users_file(field: str) -> None:
 
 
 UNKNOWN = st.dictionaries(
-    st.sampled_from(["metrics.log_freq", "mine.x", "training.dataset", "parallelism.my_degree",
-        "quantize.mine.y", "optimizer.lr"]),
+    st.sampled_from(["metrics.log_freq", "comm.trace_buf_size", "training.dataset",
+        "fault_tolerance.group_size", "quantize.linear.mx.filter_fqns", "optimizer.lr"]),
     st.one_of(st.integers(0, 9), st.text("ab #\"'", max_size=5), st.booleans(),
         st.lists(st.integers(0, 3), max_size=3)), max_size=4,
 )  # fmt: skip

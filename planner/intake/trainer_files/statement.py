@@ -9,6 +9,7 @@ from planner.specs.model import ModelSpec
 
 LABELS = {
     "torchtitan-toml": "TorchTitan TOML", "torchtitan-command": "TorchTitan command",
+    "torchtitan-python": "TorchTitan configuration in Python",
     "megatron-arguments": "Megatron arguments", "torchtitan-log": "TorchTitan log",
     "layout": "layout",
 }  # fmt: skip

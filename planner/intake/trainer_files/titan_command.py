@@ -17,15 +17,19 @@ from planner.intake.trainer_files.edit_toml import edit_toml
 from planner.intake.trainer_files.flags import Command, edit_flags
 from planner.intake.trainer_files.launch import machine_of
 from planner.intake.trainer_files.shell import read_script
-from planner.intake.trainer_files.torchtitan import StatedTitan, read_toml
+from planner.intake.trainer_files.titan_registry import config_names, only, read_registry
+from planner.intake.trainer_files.torchtitan import StatedTitan, check_keys, read_toml
 from planner.specs.current import CurrentSpec
+from planner.trainers.release import GRAPH_TRAINER
+from planner.trainers.titan_defaults import CONFIGS_03
 
 _PROGRAM = re.compile(r"run_train\.sh|torchtitan|(?:^|/)train\.py$")
 _SETTING = re.compile(
     r"--(?:training|parallelism|activation_checkpoint|job|compile|model|optimizer|checkpoint|comm)"
     r"\.\w|--module\b"
 )
-_OPTION = re.compile(r"--[\w.-]+")
+MODULE = "config_registry"
+SHIPPED = frozenset(config[0] for config in CONFIGS_03.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +80,23 @@ def config_file(command: Command) -> str | None:
 def named_by(text: str) -> tuple[str, ...]:
     """Files that a command names: its TOML, and the module of a 0.3 job."""
     command = find_command(text)
-    module = command.words().get("module")
+    module = str(_named_03(command).get("module", "")).replace(".", "/")
     toml = config_file(command)
-    return (*((toml,) if toml else ()), *((f"{module[0].replace('.', '/')}.py",) if module else ()))
+    return (
+        *((toml,) if toml else ()),
+        *((f"{module}.py", f"{module}/config_registry.py") if module else ()),
+    )
+
+
+def _named_03(command: Command) -> dict[str, str]:
+    """`module` and `config` of 0.3's command: its flags, else run_train.sh's variables."""
+    words = command.words()
+    if words.keys() & {"module", "config"} or config_file(command):
+        return {key: words[key][0] for key in ("module", "config") if words.get(key)}
+    if not any("run_train.sh" in field.text for field in command.fields):
+        return {}
+    variables = {key: command.script.value(key.upper()) for key in ("module", "config")}
+    return {key: value for key, value in variables.items() if value is not None}
 
 
 def read_command(spec: CurrentSpec) -> TitanCommand:
@@ -93,16 +111,7 @@ def read_command(spec: CurrentSpec) -> TitanCommand:
         raise SpecError(
             Fault("current", spec.name, f"starts from {name}, which is not there", remedy)
         )
-    given = read_titan_flags(_titan_words(command))
-    if "config" not in given and "module" not in given:
-        for key, variable in (("module", "MODULE"), ("config", "CONFIG")):
-            value = command.script.value(variable)
-            if (
-                value is not None
-                and not name
-                and any("run_train.sh" in field.text for field in command.fields)
-            ):
-                given[key] = value
+    given = {**_named_03(command), **read_titan_flags(_titan_words(command))}
     return TitanCommand(
         command=command, toml=(name, spec.files[name]) if name else None, given=given
     )
@@ -130,19 +139,68 @@ def say(spec: CurrentSpec) -> StatedTitan:
     if found.toml is not None:
         below, spelling = read_toml(found.toml[1], found.toml[0])
     modules = {
-        name.removesuffix(".py").replace("/", "."): text
+        name.removesuffix(".py").removesuffix("/config_registry").replace("/", "."): text
         for name, text in spec.files.items()
         if name.endswith(".py")
     }
     skipped = tuple(text for text in found.command.script.skipped if _SETTING.search(text))
+    given = {**below, **found.given}
+    line = "0.3" if given.keys() & {"module", "config"} else "0.2"
+    check_keys(given, line)
+    registered = None
+    if line == "0.3":
+        module, config = (str(given.get(key, "")) for key in ("module", "config"))
+        shipped = module in SHIPPED or module.startswith(f"{GRAPH_TRAINER}.")
+        if module in modules and not shipped:  # TorchTitan looks among its own first
+            registered = read_registry(modules[module], config)
+            modules[module] = only(modules[module], config)
+        else:
+            _check_shipped(module, config)
     return StatedTitan(
-        line="0.3" if "module" in found.given else "0.2",
-        given={**below, **found.given},
+        line=line,
+        given=given,
+        registered=registered,
         spelling=spelling,
         modules=modules,
         machine=machine_of(found.command.script, found.command),
         skipped=skipped,
     )
+
+
+def of_module(spec: CurrentSpec) -> StatedTitan:
+    """Reads a module of 0.3 with one configuration. Raises SpecError where it has several."""
+    names = config_names(spec.text)
+    if len(names) != 1:
+        listed = ", ".join(names) or "no function that returns a Trainer.Config"
+        rule = f"is a Python module of TorchTitan configurations and has {listed}"
+        remedy = "give the command that names one: run_train.sh --module MODULE --config NAME"
+        raise SpecError(Fault("current", spec.name, rule, remedy))
+    return StatedTitan(
+        line="0.3",
+        given={"module": MODULE, "config": names[0]},
+        registered=read_registry(spec.text, names[0]),
+        modules={MODULE: spec.text},
+    )
+
+
+def _check_shipped(module: str, config: str) -> None:
+    """Raises SpecError unless these name a configuration of TorchTitan 0.3 that is known here."""
+    family = module.rpartition(".")[2]
+    graph = module.startswith(f"{GRAPH_TRAINER}.")
+    known = [
+        f"{GRAPH_TRAINER}_{name}" if graph else name
+        for name, one in CONFIGS_03.items()
+        if one[0] == family
+    ]
+    if config not in known:
+        rule = (
+            f"is no configuration of TorchTitan 0.3's {family} that is known here"
+            if known
+            else "is a Python configuration that is not here, and it alone says what runs"
+        )
+        keep = f"keep {module.replace('.', '/')}.py or its config_registry.py beside the script"
+        remedy = f"use {', '.join(known)}; or {keep}" if known else keep
+        raise SpecError(Fault("current", f"--module {module} --config {config}", rule, remedy))
 
 
 def edited_command(

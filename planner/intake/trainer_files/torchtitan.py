@@ -5,6 +5,7 @@ Sources: torchtitan 0.2.2 config/job_config.py, train.py (batch sizes),
     models/*/config_registry.py.
 """
 
+import difflib
 import math
 import tomllib
 from collections.abc import Mapping
@@ -29,9 +30,11 @@ from planner.intake.trainer_files.titan_module import read_module
 from planner.specs.model import ModelSpec
 from planner.trainers.release import GRAPH_TRAINER
 from planner.trainers.titan_defaults import CONFIGS_03, DEFAULTS, DISPATCHERS_03, FORMER_NAMES
+from planner.trainers.titan_keys import BEFORE_02, BY_TOKENS, KEYS, unknown
 
 SHARD = SAME_KEYS["dp_shard"]
 DEGREES = tuple(SAME_KEYS[name] for name in ("dp_replicate", "cp", "tp", "pp"))
+EXTENDED = frozenset({"job.custom_config_module", "experimental.custom_args_module"})
 OPTIMIZERS = {"adamw": "adamw", "adam": "adamw"}
 
 
@@ -42,6 +45,8 @@ class StatedTitan:
     line: "0.2" or "0.3".
     given: dotted settings that the text has, by their current names.
     modules: Python modules that it names and that were found, by name.
+    registered: dotted settings of the user's own function that `--config` names; None for one of
+        TorchTitan's.
     spelling: current name -> name in the text, where they differ.
     said_version: the release, where the text names it.
     skipped: parts of a script that are only known once it runs.
@@ -51,6 +56,7 @@ class StatedTitan:
     given: Mapping[str, object]
     machine: Machine = field(default_factory=Machine)
     modules: Mapping[str, str] = field(default_factory=dict)
+    registered: Mapping[str, object] | None = None
     spelling: Mapping[str, str] = field(default_factory=dict)
     stated_version: str | None = None
     skipped: tuple[str, ...] = ()
@@ -79,8 +85,17 @@ class StatedTitan:
     @property
     def settings(self) -> dict[str, object]:
         """Every setting: the given ones, then 0.3's --config, then the release's defaults."""
-        config = CONFIGS_03.get(self._config) if self.line == "0.3" else None
-        return {**DEFAULTS[self.line], **({} if config is None else config[3]), **self.given}
+        config = self.registered or {}
+        if self.line == "0.3" and self.registered is None and self._config in CONFIGS_03:
+            config = CONFIGS_03[self._config][3]
+        return _in_sequences(
+            {**DEFAULTS[self.line], **config, **self.given}, {*config, *self.given}
+        )
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether it states its batches in tokens, as the repository does since August 2026."""
+        return not BY_TOKENS.keys().isdisjoint({*self.given, *(self.registered or ())})
 
     @property
     def model(self) -> StatedModel:
@@ -96,20 +111,13 @@ class StatedTitan:
                 str(settings.get("model.hf_assets_path", "")),
             )
         module, config = str(self.given.get("module", "")), self._config
-        if config in CONFIGS_03:
+        if self.registered is None and config in CONFIGS_03:
             return model_of(
                 CONFIGS_03[config][0],
                 CONFIGS_03[config][1],
                 str(self.given.get("hf_assets_path", "")),
             )
-        if module in self.modules:
-            return read_module(self.modules[module])
-        return StatedModel(
-            value=None,
-            lacking=f"--module {module} --config {config} is no model of TorchTitan's "
-            "that is known "
-            "here",
-        )
+        return read_module(self.modules[module])
 
     def run(self, model: ModelSpec, num_gpus: int) -> Run:
         """The run on this many GPUs. Raises SpecError for a setting of the wrong kind."""
@@ -162,7 +170,7 @@ class StatedTitan:
         if self.line == "0.2":
             return read_precision_02(settings)
         config = CONFIGS_03.get(self._config)
-        if config is not None:
+        if config is not None and self.registered is None:
             return {"precision": config[2], "float8_all_gather": False}
         return read_precision_03(self.modules.get(str(settings.get("module"))))
 
@@ -171,7 +179,7 @@ class StatedTitan:
         if self.line == "0.2":
             return {}
         own = DISPATCHERS_03.get(self._config)
-        if own is not None:
+        if own is not None and self.registered is None:
             return {"moe_dispatcher": own}
         return read_dispatcher_03(self.modules.get(str(settings.get("module"))))
 
@@ -235,12 +243,24 @@ class StatedTitan:
             refusals.append(Fault(GRAPHS_OFF, False, rule, "set it to true"))
         only_loss = bool(settings["compile.enable"]) and not layout["compile"]
         former = sorted(self.spelling.values())
+        own = unknown(self.given, "0.2")
+        old = sorted(self.given.keys() & (BEFORE_02 - KEYS["0.2"]) - self.spelling.keys())
         rows = (
             (
                 bool(self.skipped),
                 f"not read, since only running it tells: {'; '.join(self.skipped)}",
             ),
             (bool(former), f"{', '.join(former)}: names from before 0.2, read as 0.2's"),
+            (
+                self.line == "0.2" and bool(own),
+                f"{', '.join(own)}: of your own configuration module, not priced",
+            ),
+            (bool(old) and self.line == "0.2", f"{', '.join(old)}: from before 0.2, not priced"),
+            (
+                self.counts_tokens,
+                "batches in tokens are settings of the repository since 20 August 2026, priced by "
+                "the rules of 0.3.0",
+            ),
             (
                 str(settings["optimizer.name"]).lower() not in OPTIMIZERS,
                 f"optimizer {settings['optimizer.name']} is priced as AdamW",
@@ -262,6 +282,56 @@ def _could_capture(settings: Mapping[str, object]) -> bool:
     """
     degrees = (settings[SAME_KEYS["pp"]], settings[SAME_KEYS["ep"]])
     return degrees == (1, 1) and not settings[SAME_KEYS["cpu_offload"]]
+
+
+def _in_sequences(settings: dict[str, object], given: set[str]) -> dict[str, object]:
+    """The settings with batches counted in sequences, where they are given in tokens.
+
+    Source: pull request 4121 (trainer.py: tokens a pipeline microbatch, microbatches a pass).
+    Raises SpecError for tokens that are no whole sequences.
+    """
+    stated = {key: settings[key] for key in BY_TOKENS if key in given}
+    if not stated:
+        return settings
+    length, tokens, whole, passes = BY_TOKENS
+    seq_len = stated.get(length, settings[T + "seq_len"])
+    settings[T + "seq_len"] = seq_len
+    faults = []
+    for key in (tokens, whole):
+        value = stated.get(key)
+        if isinstance(value, int) and isinstance(seq_len, int) and value > 0:
+            if seq_len < 1 or value % seq_len:
+                rule = f"is no whole number of sequences of {seq_len} tokens, which are priced"
+                faults.append(Fault(key, value, rule, f"use a multiple of {length}"))
+            else:
+                settings[BY_TOKENS[key]] = value // seq_len
+    if faults:
+        raise SpecError(faults)
+    if settings[SAME_KEYS["pp"]] != 1:
+        micro, count = settings[T + "local_batch_size"], stated.get(passes, 1)
+        settings[BY_TOKENS[passes]] = micro
+        if isinstance(micro, int) and isinstance(count, int):
+            settings[T + "local_batch_size"] = micro * count
+    return settings
+
+
+def check_keys(keys: Mapping[str, object], line: str) -> None:
+    """Raises SpecError for settings that TorchTitan does not have, where it would stop.
+
+    A run that extends JobConfig by a module of its own may have any.
+    """
+    if not EXTENDED.isdisjoint(keys):
+        return
+    graph = str(keys.get("module", "")).startswith(GRAPH_TRAINER)
+    stops = "Invalid field names" if line == "0.2" else "Unrecognized options"
+    faults = []
+    for key in unknown(keys, line, graph=graph):
+        near = difflib.get_close_matches(key, KEYS[line], n=1, cutoff=0.6)
+        remedy = f"did you mean {near[0]}?" if near else "remove it"
+        rule = f'is no setting of TorchTitan {line}, which stops there ("{stops}")'
+        faults.append(Fault(key, keys[key], rule, remedy))
+    if faults:
+        raise SpecError(faults)
 
 
 def read_toml(text: str, name: str) -> tuple[dict[str, object], dict[str, str]]:

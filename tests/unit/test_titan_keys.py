@@ -1,0 +1,146 @@
+"""Settings that TorchTitan does not have, and its configurations in Python."""
+
+from pathlib import Path
+
+import pytest
+from current_cases import job_of_text
+from export_cases import layout
+
+from planner.errors import SpecError
+from planner.intake.current import format_of, read
+from planner.intake.trainer_files.titan_registry import config_names, only, read_registry
+from planner.specs.current import CurrentSpec
+
+CASES = Path(__file__).parents[1] / "cases"
+REGISTRY = CASES / "32-titan-python-registry"
+H100 = {"gpu": "h100-sxm-80gb", "num_gpus": 8}
+
+
+def text(name: str) -> str:
+    return (REGISTRY / name).read_text(encoding="utf-8")
+
+
+def test_a_misspelt_flag_is_refused_with_what_was_meant() -> None:
+    with pytest.raises(SpecError) as caught:
+        job_of_text("typo.sh", text("typo.sh"))
+    said = {fault.field: fault.remedy for fault in caught.value.faults}
+    assert said == {
+        "training.local_batchsize": "did you mean training.local_batch_size?",
+        "parallelism.tensor_parallel_degre": "did you mean parallelism.tensor_parallel_degree?",
+    }
+    assert "Unrecognized options" in str(caught.value)
+
+
+def test_a_misspelt_key_of_a_toml_is_refused() -> None:
+    toml = '[model]\nflavor = "8B"\n[training]\nbatchsize = 4\n[mine]\nx = 1\n'
+    with pytest.raises(SpecError, match="Invalid field names") as caught:
+        job_of_text("train.toml", toml, cluster=H100)
+    assert [fault.field for fault in caught.value.faults] == ["training.batchsize", "mine.x"]
+
+
+def test_a_module_that_extends_the_settings_may_have_any() -> None:
+    toml = '[job]\ncustom_config_module = "mine"\n[model]\nflavor = "8B"\n[training]\nnew_one = 4\n'
+    job = job_of_text("train.toml", toml, cluster=H100)
+    stated = read(CurrentSpec(name="train.toml", text=toml))
+    assert "training.new_one: of your own" in stated.run(job.model, 8).notes[0]
+
+
+def test_a_name_from_before_0_2_that_is_not_priced_is_named() -> None:
+    toml = '[model]\nflavor = "8B"\nnorm_type = "rmsnorm"\n[training]\nbatch_size = 1\n'
+    job = job_of_text("train.toml", toml, cluster=H100)
+    notes = read(CurrentSpec(name="train.toml", text=toml)).run(job.model, 8).notes
+    assert "model.norm_type: from before 0.2, not priced" in notes
+
+
+def test_batches_in_tokens_are_read_as_sequences() -> None:
+    job = job_of_text("new_flags.sh", text("new_flags.sh"))
+    assert job.layout == layout(8, tp=2, micro_batch_size=2)
+    assert (job.training.seq_len, job.training.global_batch_size) == (16384, 8)
+    with pytest.raises(SpecError, match="no whole number of sequences of 16384"):
+        job_of_text("run.sh", text("new_flags.sh").replace("32768", "32769"))
+    piped = text("new_flags.sh").replace(
+        "--parallelism.tensor_parallel_degree 2",
+        "--parallelism.pipeline_parallel_degree 2 --parallelism.num_pp_microbatches 4 "
+        "--training.disable_cuda_graphs",
+    )
+    job = job_of_text("run.sh", piped)
+    assert (job.layout.pp, job.layout.micro_batch_size) == (2, 2)
+    assert job.training.global_batch_size == 2 * 4 * 4
+
+
+def test_a_configuration_in_python_is_read() -> None:
+    source = text("config_registry.py")
+    assert format_of(source, "config_registry.py") == "torchtitan-python"
+    job = job_of_text("config_registry.py", source, cluster=H100, model="llama3-8b")
+    assert job.layout == layout(8, tp=2, micro_batch_size=2, compile=True)
+    assert (job.training.seq_len, job.training.trainer_version) == (8192, "0.3.0")
+    with pytest.raises(SpecError, match=r"model is not in config_registry\.py"):
+        job_of_text("config_registry.py", source, cluster=H100)
+
+
+def test_a_command_takes_the_users_own_configuration() -> None:
+    line = "NGPU=8 ./run_train.sh --module mine --config my_llama3_8b --training.seq_len 4096"
+    files = {"mine/config_registry.py": text("config_registry.py")}
+    job = job_of_text("run.sh", line, files, model="llama3-8b")
+    assert job.layout == layout(8, tp=2, micro_batch_size=2, compile=True)
+    assert job.training.seq_len == 4096
+    with pytest.raises(SpecError, match="has my_llama3_8b"):
+        job_of_text("run.sh", line.replace("my_llama3", "no_llama3"), files, model="llama3-8b")
+    with pytest.raises(SpecError, match=r"keep mine\.py or its config_registry\.py"):
+        job_of_text("run.sh", line, model="llama3-8b")
+    with pytest.raises(SpecError, match="use llama3_8b, "):
+        job_of_text("run.sh", "NGPU=8 MODULE=llama3 CONFIG=llama3_9b ./run_train.sh", model="x")
+
+
+TWO = """
+from torchtitan.models.llama3 import model_registry
+from torchtitan.models.llama3.config_registry import llama3_70b
+WIDTH = 2
+def base() -> Trainer.Config:
+    spec = model_registry("8B")
+    return Trainer.Config(model_spec=spec, optimizer=default_adamw(lr=1e-4),
+        training=TrainingConfig(local_batch_size=WIDTH, seq_len=2 * 4096),
+        activation_checkpoint=FullAC.Config())
+def changed() -> Trainer.Config:
+    config = base()
+    config.parallelism.tensor_parallel_degree = 2 * WIDTH
+    config.compile = CompileConfig(enable=True, components=["model"])
+    config.activation_checkpoint = None
+    return config
+def theirs() -> Trainer.Config:
+    config = llama3_70b()
+    config.training.local_batch_size = 4
+    return config
+def open_end() -> Trainer.Config:
+    config = base()
+    config.training.seq_len = int(os.environ["LENGTH"])
+    return config
+def branches() -> Trainer.Config:
+    config = base()
+    if WIDTH > 1:
+        config.training.seq_len = 1
+    return config
+"""
+
+
+def test_a_module_with_several_configurations() -> None:
+    assert config_names(TWO) == ["base", "changed", "theirs", "open_end", "branches"]
+    assert read_registry(TWO, "changed") == {
+        "optimizer.name": "AdamW",
+        "training.local_batch_size": 2,
+        "training.seq_len": 8192,
+        "parallelism.tensor_parallel_degree": 4,
+        "compile.enable": True,
+        "compile.components": ["model"],
+        "activation_checkpoint.mode": "none",
+    }
+    assert read_registry(TWO, "theirs")["training.local_batch_size"] == 4
+    assert read_registry(TWO, "theirs")["parallelism.tensor_parallel_degree"] == 8
+    assert "def base" in only(TWO, "changed")
+    assert "def theirs" not in only(TWO, "changed")
+    with pytest.raises(SpecError, match=r"training\.seq_len is .*only running"):
+        read_registry(TWO, "open_end")
+    with pytest.raises(SpecError, match="branches in line"):
+        read_registry(TWO, "branches")
+    with pytest.raises(SpecError, match="has base, changed, theirs"):
+        job_of_text("config_registry.py", TWO, cluster=H100)
