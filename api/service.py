@@ -314,17 +314,18 @@ def _to_keep(wiring: Wiring, request: dict[str, Any], estimate: "Estimate") -> "
 def export_rank(plan: "Plan", rank: int, *, to: str | None, version: str | None) -> "Export":
     """The files and command of one ranked layout of a stored plan.
 
-    to: a format; None for that of the plan's trainer, or TorchTitan's where that has none.
+    to: a format; None for that of the plan's trainer.
 
     Raises SpecError for an unknown rank or format, and with every blocker of a layout that the
     trainer cannot run.
     """
     from api.jobs.plans import entry_of
-    from planner.export import FORMATS, export
+    from planner.export import export
+    from planner.trainers.registry import TRAINERS
 
     entry = entry_of(plan, rank)
     job = parse_job(plan.job, allow_files=True)
-    own = job.training.trainer if job.training.trainer in FORMATS else FORMATS[0]
+    own = TRAINERS[job.training.trainer].export_format
     cluster = job.cluster.with_num_gpus(entry.num_gpus)
     return export(
         entry.layout, job.model, cluster, job.training, to=to or own, version=version

@@ -14,7 +14,9 @@ def command(
     rank: Annotated[int, typer.Option(help="Which of its layouts.")] = 1,
     format: Annotated[
         str | None,
-        typer.Option("--format", help="torchtitan or megatron; the plan's trainer unless given."),
+        typer.Option(
+            "--format", help="torchtitan, megatron or accelerate; the plan's trainer unless given."
+        ),
     ] = None,
     trainer_version: Annotated[
         str | None, typer.Option(help="Version of the trainer that will run it.")

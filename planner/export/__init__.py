@@ -1,5 +1,7 @@
 """Writes a layout as what a person pastes: TorchTitan's TOML or flags, Megatron-LM's arguments.
 
+Plain FSDP becomes an Accelerate configuration and a module that calls `fully_shard`.
+
 The scripts that start the trainer come with them.
 """
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from planner.specs.model import ModelSpec
     from planner.specs.training import TrainingSpec
 
-FORMATS = ("torchtitan", "megatron")
+FORMATS = ("torchtitan", "megatron", "accelerate")
 
 
 def export(
@@ -47,17 +49,20 @@ def exports(
 ) -> "list[Export]":
     """`export` of several layouts; the rules are asked of all at once."""
     from planner.columns import LayoutBatch
+    from planner.export.accelerate import export as to_accelerate
     from planner.export.megatron import export as to_megatron
     from planner.export.torchtitan import export as to_torchtitan
     from planner.rules import Context, violations_of
     from planner.rules.support import obstacles
     from planner.trainers.registry import version_under
 
-    writers = {"torchtitan": to_torchtitan, "megatron": to_megatron}
+    writers = {"torchtitan": to_torchtitan, "megatron": to_megatron, "accelerate": to_accelerate}
     if to not in writers:
         raise UnknownNameError("format", to, FORMATS, "export format")
-    own = version or version_under(training, to)
-    target = training.model_copy(update={"trainer": to, "trainer_version": own})
+    runs = "fsdp" if to == "accelerate" else to  # whose rules hold
+    asked = version if runs == to else None  # a release of Accelerate is none of the trainer's
+    own = asked or version_under(training, runs)
+    target = training.model_copy(update={"trainer": runs, "trainer_version": own})
     context = Context(model=model, cluster=cluster, training=target)
     of_job = obstacles(context)
     of_each = violations_of(layouts, LayoutBatch.from_layouts(layouts), context)

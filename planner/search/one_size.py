@@ -185,7 +185,7 @@ def search_size(
         return at_size
     _simulate(job, at_size, found)
     if job.search.objective != "memory":
-        if offloads and _may_offload(found):
+        if offloads and "cpu_offload" not in pricer.rules.by_request and _may_offload(found):
             found = _offload(job, at_size)
         if _may_offload(found) and _may_offload(on_device):
             _offload_less(job, at_size, on_device.space, found.space)
@@ -382,7 +382,7 @@ def _step(candidate: tuple[float, float, Layout]) -> float:
 def _split(job: Job, at_size: OneSize, search: SpaceSearch) -> None:
     """Looks for better splits, and budgets with them, in every class that a bound leaves open."""
     pricer, screened = at_size.pricer, search.screened
-    budgets = "memory-budget" in pricer.rules.ac_kinds and _free_recomputation(job)
+    budgets = "memory-budget" in pricer.rules.dials and _free_recomputation(job)
     if not at_size.candidates:
         return
     limit = UNSEEN * at_size.best_seconds
@@ -470,7 +470,7 @@ def worth_sampling(beyond: Beyond, best_seconds: float) -> str | None:
     """
     if not beyond.layouts:
         return "no pipeline is near the best"
-    if "memory-budget" in beyond.pricer.rules.ac_kinds:
+    if "memory-budget" in beyond.pricer.rules.dials:
         return "splits and memory budgets are searched together"
     redone = [layout for layout in beyond.layouts if layout.ac != "none"]
     if not redone:

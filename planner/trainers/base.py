@@ -71,6 +71,7 @@ class TrainerRules:
     chunks_loss: it can compute the loss in chunks.
     steps_in_backward: it offers optimizer-in-backward.
     offloads_activations: it can keep the activations of some layers on the host.
+    pipelines: it has pipeline parallelism.
     offloads_partly: CPU offload can leave a share of the optimizer's states on the device.
     replicates_kv_heads: tp may be a multiple of the KV heads.
     seq_divisor_always: seq_len must divide by 2 x cp x tp, even where cp = 1 or nothing shards
@@ -87,6 +88,10 @@ class TrainerRules:
 
     What a search tries:
     searched_ac, searched_precisions: modes and recipes, besides the GPU's 16-bit format.
+    by_request: fields of the layout that stay at the trainer's default unless the user fixes or
+        allows other values.
+    turns_recomputation: variations of the best layouts recompute just as much as they must
+        (memory-budget-X, block-N).
 
     How it computes:
     sharding, framework: the two strategies.
@@ -176,6 +181,7 @@ class TrainerRules:
     always_compiles: bool = False
     chunks_loss: bool = False
     steps_in_backward: bool = False
+    pipelines: bool = True
     offloads_partly: bool = False
     offloads_activations: bool = False
     replicates_kv_heads: bool = False
@@ -188,6 +194,8 @@ class TrainerRules:
     ep_over_replicas: bool
     searched_ac: tuple[str, ...]
     searched_precisions: tuple[str, ...]
+    by_request: frozenset[str] = frozenset()
+    turns_recomputation: bool = True
     sharding: Sharding
     framework: Framework
     tp_overlaps: tuple[TpOverlap, ...] = ()
@@ -222,6 +230,12 @@ class TrainerRules:
     def runtime(self) -> Runtime:
         """Whose pipeline runtime it uses."""
         return self.framework.runtime
+
+    @property
+    def dials(self) -> frozenset[str]:
+        """Modes of recomputation that variations of the best layouts turn."""
+        turned = frozenset({"memory-budget", "block"}) & self.ac_kinds
+        return turned if self.turns_recomputation else frozenset()
 
     @property
     def schedules(self) -> tuple[str, ...]:

@@ -56,6 +56,8 @@ FSDP = replace(
     chunks_loss=True,
     offered=(None,),
     own_code=True,
+    pipelines=False,
+    export_format="accelerate",
     lacks=lacks_nothing,
     optimizers=(),
     attention=SDPA,
@@ -82,6 +84,12 @@ FSDP = replace(
     # torch's parallelize_module cuts experts over the mesh that cuts the rest, or not at all
     etp_one_or_tp=True,
     searched_ac=("none", "selective-op", "full"),
+    # what torch and torchao do to a model as it is: MX formats and all other axes need its code
+    searched_precisions=("float8-tensorwise", "float8-rowwise"),
+    by_request=frozenset(
+        {"tp", "cp", "pp", "ep", "etp", "float8_all_gather", "optimizer_in_backward", "cpu_offload"}
+    ),
+    turns_recomputation=False,
     recipes_in=_recipes,
     repeats_kv_until=NEVER,  # flash-attn and SDPA take grouped heads without copies
     drops_residual=True,  # models of their own, transformers' among them

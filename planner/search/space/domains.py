@@ -380,6 +380,10 @@ def default_domains(
     """
     bounded = not (offload or oversized)
     table = {**_cell_domains(context), **_free_domains(context, offload)}
+    usual = {**context.trainer.layout_defaults, **dict.fromkeys(("tp", "cp", "pp", "ep"), 1)}
+    for name in context.trainer.by_request:
+        if name != "cpu_offload" or not offload:
+            table[name] = ((usual[name],), "by allow: few run it with code of their own")
     return {
         name: Domain(
             name=name,

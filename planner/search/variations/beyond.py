@@ -94,7 +94,7 @@ class Beyond:
 
     def _dial(self, layout: Layout) -> str | None:
         """The mode by which the trainer says how much this layout recomputes, if there is one."""
-        known = self.pricer.rules.ac_kinds
+        known = self.pricer.rules.dials
         if "memory-budget" in known and layout.compile:
             return "memory-budget"
         return "block" if "block" in known else None

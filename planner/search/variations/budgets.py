@@ -53,7 +53,7 @@ def dials(pricer: Pricer) -> list[Dial]:
         "memory-budget": _with_budget,
         "block": lambda batch, hundredths: _with_blocks(pricer, batch, hundredths),
     }
-    return [dial for kind, dial in known.items() if kind in pricer.rules.ac_kinds]
+    return [dial for kind, dial in known.items() if kind in pricer.rules.dials]
 
 
 class Budgeted:
