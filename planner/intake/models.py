@@ -179,12 +179,10 @@ def _unsupported(model_type: object, config: Mapping[str, object], rule: str, fi
             f"{rule}: it has {block}; our operations have no such block",
             REMEDY,
         )
-    close = difflib.get_close_matches(
-        str(model_type)[:80].lower(), sorted(FAMILIES), n=1, cutoff=0.4
-    )
-    nearest = (
-        f"the nearest type we read is {close[0]}; " if close and model_type is not None else ""
-    )
+    stem = _stem(str(model_type))
+    kin = sorted(name for name in FAMILIES if stem and _stem(name) == stem)
+    close = difflib.get_close_matches(str(model_type)[:80].lower(), kin, n=1, cutoff=0.0)
+    nearest = f"the nearest type we read is {close[0]}; " if close else ""
     remedy = (
         f"{nearest}give model_type: TYPE where the layers are those of a type we read "
         f"({len(FAMILIES)}, such as llama, qwen3_moe)"
@@ -195,6 +193,11 @@ def _unsupported(model_type: object, config: Mapping[str, object], rule: str, fi
         rule,
         f"{remedy}, or give the shapes inline without model_type",
     )
+
+
+def _stem(model_type: str) -> str:
+    """The family's name without its number: "olmo" of olmo4 and olmo2_moe."""
+    return re.split(r"[\d_.-]", model_type.lower(), maxsplit=1)[0]
 
 
 def _read_config(text: str, field: str) -> tuple[Path, dict[str, object]]:
@@ -226,7 +229,7 @@ def _read_config(text: str, field: str) -> tuple[Path, dict[str, object]]:
     except (OSError, ValueError, RuntimeError) as error:
         raise fault(f"this file cannot be read ({error})", "give a readable config.json") from error
     try:
-        config = json.loads(content, parse_constant=_reject_constant)
+        config = json.loads(content)  # with Infinity, as Python's json writes
     except (ValueError, RecursionError) as error:
         raise fault(
             f"this file is not valid JSON ({error})",
@@ -237,10 +240,6 @@ def _read_config(text: str, field: str) -> tuple[Path, dict[str, object]]:
             "this file holds no JSON object", "give a config.json as published on Hugging Face"
         )
     return path, config
-
-
-def _reject_constant(constant: str) -> object:
-    raise ValueError(f"{constant} is not a JSON number")
 
 
 def _language_part(config: dict[str, object], field: str) -> dict[str, object]:

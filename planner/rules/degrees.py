@@ -85,6 +85,12 @@ def _next_multiple(number: int, divisor: int) -> int:
     return math.ceil(number / divisor) * divisor
 
 
+def _near_multiples(number: int, divisor: int) -> str:
+    """The multiples of the divisor below and above a number."""
+    below = number // divisor * divisor
+    return choices([*([below] if below else []), below + divisor])
+
+
 def _cp_remedy(x: Layout, c: Context) -> str:
     seq_len = c.training.seq_len
     longer = f"seq_len {_next_multiple(seq_len, HEAD_TAIL * x.cp)}"
@@ -258,7 +264,9 @@ DEGREE_RULES: tuple[Rule, ...] = (
             f"{c.training.global_batch_size}"
         ),
         remedy=lambda x, c: (
-            f"try {_fitting(c.training.global_batch_size, c.cluster.num_gpus)} data-parallel ranks"
+            f"try {_fitting(math.gcd(c.training.global_batch_size, c.cluster.num_gpus))} "
+            "data-parallel ranks, "
+            f"or global_batch_size {_near_multiples(c.training.global_batch_size, x.dp_degree)}"
         ),
     ),
     Rule(

@@ -58,7 +58,8 @@ class Able:
         trainer = TRAINERS[self.trainer]
         by = f", with {OWN_CODE}" if trainer.own_code else ""
         newer = trainer.release(self.version).number != trainer.release(None).number
-        return f"set training.trainer to {self.trainer}{f' {self.version}' if newer else ''}{by}"
+        release = f" and training.trainer_version {self.version}" if newer else ""
+        return f"use --trainer {self.trainer} (training.trainer in a job){release}{by}"
 
 
 def obstacles(context: Context) -> list[Violation]:

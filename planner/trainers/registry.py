@@ -88,9 +88,9 @@ def resolve_layout(
     layout.setdefault("dp_shard", max(1, num_gpus // held))
     sharding_ranks = _integer(layout["dp_shard"]) * _integer(layout["cp"])
     stage = rules.zero_stage_under_pp if _integer(layout["pp"]) > 1 else rules.zero_stage
-    layout.setdefault(
-        "zero_stage", 0 if rules.sharding.degrees_decide and sharding_ranks == 1 else stage
-    )
+    if rules.sharding.degrees_decide and sharding_ranks == 1:
+        layout["zero_stage"] = 0  # one rank shards nothing, whatever stage is asked of it
+    layout.setdefault("zero_stage", stage)
     layout.setdefault("ac", rules.ac)
     if "sequence_parallel" not in given and layout["tp"] == 1:
         layout["sequence_parallel"] = False

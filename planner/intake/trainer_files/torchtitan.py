@@ -35,6 +35,7 @@ from planner.trainers.titan_keys import BEFORE_02, BY_TOKENS, KEYS, unknown
 SHARD = SAME_KEYS["dp_shard"]
 DEGREES = tuple(SAME_KEYS[name] for name in ("dp_replicate", "cp", "tp", "pp"))
 EXTENDED = frozenset({"job.custom_config_module", "experimental.custom_args_module"})
+AXES = ("dp_replicate", "dp_shard", "cp", "tp", "pp")
 OPTIMIZERS = {"adamw": "adamw", "adam": "adamw"}
 
 
@@ -134,22 +135,33 @@ class StatedTitan:
             policy = settings.get("compile.memory_policy", "default")
             layout |= {"compile": True, "ac": "full" if policy == "full" else "selective-op"}
         notes, refusals = self._aside(settings, layout)
+        ranks = {name: _int(settings, key) for name, key in SAME_KEYS.items() if name in AXES}
+        sharded = ranks["dp_shard"] * ranks["cp"] > 1
+        if self.line == "0.2" and not sharded and ranks["tp"] * ranks["pp"] > 1:
+            # 0.2.2 distributed/utils.py, maybe_enable_amp: "Mixed precision training is disabled"
+            kept = layout["master_dtype"]
+            if layout["param_dtype"] != kept:
+                notes.append(
+                    f"mixed precision is off: TorchTitan 0.2 casts to {layout['param_dtype']} in "
+                    f"FSDP alone, so TP or PP without it computes in {kept}; priced so"
+                )
+                layout["param_dtype"] = kept
         local, asked = (
             _int(settings, T + "local_batch_size"),
             _int(settings, T + "global_batch_size"),
         )
-        ranks = _int(settings, SHARD) * _int(settings, SAME_KEYS["dp_replicate"])
-        batch = local * ranks if asked < 0 else asked
-        if batch % (local * ranks):
+        width = ranks["dp_shard"] * ranks["dp_replicate"]
+        batch = local * width if asked < 0 else asked
+        if batch % (local * width):
             rule = (
-                f"is no multiple of {local} sequences on each of {ranks} data-parallel ranks, "
+                f"is no multiple of {local} sequences on each of {width} data-parallel ranks, "
                 "where TorchTitan stops"
             )
             refusals.append(
-                Fault(T + "global_batch_size", batch, rule, f"use a multiple of {local * ranks}")
+                Fault(T + "global_batch_size", batch, rule, f"use a multiple of {local * width}")
             )
-        elif _int(settings, SAME_KEYS["pp"]) > 1 and batch > local * ranks:
-            passes = batch // (local * ranks)
+        elif ranks["pp"] > 1 and batch > local * width:
+            passes = batch // (local * width)
             notes.append(
                 f"it runs the pipeline {passes} times a step, {local} sequences each; priced as "
                 "one pass of all microbatches"

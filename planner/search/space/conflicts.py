@@ -14,7 +14,7 @@ from planner.errors import Fault
 from planner.rules import Context, Rule, columns_of, rules_for, violations
 from planner.rules.degrees import PRODUCT_KEY
 from planner.search.space.domains import Domains, domains_of
-from planner.search.space.enumerate import DEGREES, MAX_TRIED, enumerate_space
+from planner.search.space.enumerate import DEGREES, MAX_TRIED, Space, enumerate_space
 from planner.specs.estimate import Violation
 from planner.specs.job import SearchSpec
 from planner.specs.layout import Layout
@@ -67,13 +67,14 @@ def binding_rule(
     """The rule that by itself keeps a job from having any legal layout.
 
     It is reported for one layout that breaks it. Every rule that excluded something is left out in
-    turn; the answer is the one without which most layouts would be legal. If it takes several, it
-    is the first of them. None if no rule explains it.
+    turn; the answer is the one without which the plainest layout would be legal, which cuts the
+    model into fewest parts, and of several such rules the one that excludes most. If it takes
+    several at once, it is the first of them. None if no rule explains it.
     """
     domains = domains_of(context, search, oversized=True)
     keys = [key for key in rejected if any(rule.key == key for rule in rules_for(context))]
     freed = {key: enumerate_space(context, domains, without=frozenset({key})) for key in keys}
-    best = max(keys, key=lambda key: freed[key].num_layouts, default=None)
+    best = max(keys, key=lambda key: (-_parts(freed[key]), freed[key].num_layouts), default=None)
     if best is None:
         return None
     space = freed[best]
@@ -87,6 +88,12 @@ def binding_rule(
         without |= set(space.rejected) & {rule.key for rule in rules_for(context)}
         space = enumerate_space(context, domains, without=frozenset(without))
     return None
+
+
+def _parts(space: Space) -> float:
+    """Parts into which the plainest layout of a space cuts the model; infinite for no layout."""
+    cells = space.cells
+    return float((cells.tp * cells.cp * cells.pp).min()) if space.num_layouts else np.inf
 
 
 # ---- values that the user gave -------------------------------------------------------------------

@@ -396,6 +396,15 @@ def default_domains(
     }
 
 
+def _one_form(stages: Values) -> Keep:
+    """Lists a layout whose one sharding rank shards nothing under one of these stages alone."""
+    return Keep(
+        reads=frozenset({"zero_stage", "sharding_degree"}),
+        mask=lambda x, c: (sharding_degree(x, c) > 1) | (x.zero_stage == stages[0]),
+        reason="with one sharding rank every stage is the same run",
+    )
+
+
 # ---- what the user says --------------------------------------------------------------------------
 
 
@@ -430,6 +439,8 @@ def domains_of(
         domains[name] = replace(
             domains[name], values=chosen, reason="given", keep=None, first_legal=False, given=True
         )
+    if "zero_stage" in given and context.trainer.sharding.degrees_decide:
+        domains["zero_stage"] = replace(domains["zero_stage"], keep=_one_form(given["zero_stage"]))
     splits = tuple(
         value for value in domains["layers_per_stage"].values if isinstance(value, tuple)
     )

@@ -94,8 +94,11 @@ def _variants(pricer: Pricer, layout: Layout) -> Iterator[tuple[str, object, obj
         "float8_all_gather",
     ):
         old = getattr(layout, name)
-        if (name == "cp_method" and layout.cp == 1) or (
-            name == "moe_dispatcher" and layout.ep == 1
+        unsharded = layout.dp_shard * layout.cp == 1 and pricer.rules.sharding.degrees_decide
+        if (
+            (name == "cp_method" and layout.cp == 1)
+            or (name == "moe_dispatcher" and layout.ep == 1)
+            or (name == "zero_stage" and unsharded)
         ):
             continue
         for new in domains[name].values:

@@ -155,7 +155,8 @@ def _stages(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
 
 
 def _zero(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
-    yield from _around(layout, name, sorted(pricer.rules.zero_stages))
+    if layout.dp_shard * layout.cp > 1 or not pricer.rules.sharding.degrees_decide:
+        yield from _around(layout, name, sorted(pricer.rules.zero_stages))
 
 
 def _around(layout: Layout, name: str, values: Sequence[int]) -> Iterator[Change]:
