@@ -18,7 +18,7 @@ from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import Layout, parse_ac
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
-from planner.units import counted
+from planner.units import counted, format_bytes
 
 CONFIG, MODULE = "accelerate.yaml", "fully_shard.py"
 ACCELERATE = "1.15.0"
@@ -81,6 +81,11 @@ def export(
         draft.files.update(launch.files())
         command = launch.command()
         draft.notes.append(YOURS)
+        whole = model.total_parameters() * (4 if layout.master_dtype == "float32" else 2)
+        draft.notes.append(
+            f"Every process of {MODULE} first builds the whole model in host memory, "
+            f"{format_bytes(whole * launch.processes_per_node)} a node; {CONFIG} loads it once."
+        )
     return Export(
         trainer="accelerate",
         version=draft.version,
@@ -212,8 +217,8 @@ def _yes(value: bool) -> str:
 
 _HEAD = '''"""{title}
 
-Written by planner-cli export. `torchrun {nproc}{module}` trains on random tokens, which shows speed
-and memory: put your data into batches().
+Written by planner-cli export. It trains on random tokens, which shows speed and memory: put your
+data into batches(). On one node: torchrun --standalone --nproc_per_node={each} {module}
 """
 
 import os
@@ -243,7 +248,8 @@ def policy(seen, context, op, *args, **kwargs):
 
 def contexts():
     """The two contexts of one block: in the forward, and when it is recomputed."""
-    return create_selective_checkpoint_contexts(partial(policy, {}))
+    seen = {}
+    return create_selective_checkpoint_contexts(lambda *args, **kw: policy(seen, *args, **kw))
 
 '''
 _SAVED = """MUST_SAVE = CheckpointPolicy.MUST_SAVE
@@ -317,17 +323,14 @@ def _module(draft: Draft) -> str:
         )
     if kind == "selective-op":
         imports |= {
-            "from functools import partial",
             "from torch.utils.checkpoint import CheckpointPolicy, "
-            "create_selective_checkpoint_contexts",
+            "create_selective_checkpoint_contexts"
         }
     if layout.precision in _FLOAT8:
         imports.add("from torchao.float8 import Float8LinearConfig, convert_to_float8_training")
-    nodes = -(-layout.num_gpus // draft.cluster.gpus_per_node)
-    each = min(layout.num_gpus, draft.cluster.gpus_per_node)
     head = _HEAD.format(
         title=f"{safe_name(draft.model.name)}: {layout.short()} under PyTorch.",
-        nproc=f"--standalone --nproc_per_node={each} " if nodes == 1 else "... ",
+        each=min(layout.num_gpus, draft.cluster.gpus_per_node),
         module=MODULE,
         imports="".join(f"{line}\n" for line in sorted(imports)),
         model=json.dumps(_hugging_face(draft.model.name)),
@@ -357,7 +360,7 @@ def _module(draft: Draft) -> str:
         attention=_ATTENTION.get(training.attention_kernel, "sdpa"),
         moved="model" if sharded else "model.to(DEVICE)",
     )
-    policies = f"{_SAVED}\n{_POLICY}" if kind == "selective-op" else ""
+    policies = f"\n{_SAVED}\n{_POLICY}" if kind == "selective-op" else ""
     return f"{head}{policies}{_shard(draft, kind, number)}{loop}"
 
 

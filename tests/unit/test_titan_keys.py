@@ -144,3 +144,15 @@ def test_a_module_with_several_configurations() -> None:
         read_registry(TWO, "branches")
     with pytest.raises(SpecError, match="has base, changed, theirs"):
         job_of_text("config_registry.py", TWO, cluster=H100)
+
+
+def test_rowwise_with_tp_says_that_it_gained_nothing() -> None:
+    notes = {}
+    for name in ("bf16", "rowwise"):
+        toml = (CASES / "01-tp-float8-rowwise" / f"{name}.toml").read_text(encoding="utf-8")
+        machine = {"gpu": "h100-sxm-96gb-hbm2e", "num_gpus": 4}
+        job = job_of_text(f"{name}.toml", toml, cluster=machine)
+        run = read(CurrentSpec(name="train.toml", text=toml)).run(job.model, 4)
+        notes[name] = [one for one in run.notes if "gained nothing" in one]
+    assert notes["bf16"] == []
+    assert "torchtitan issue 1207" in notes["rowwise"][0]

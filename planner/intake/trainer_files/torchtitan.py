@@ -253,6 +253,7 @@ class StatedTitan:
         if self.line == "0.3" and not settings[GRAPHS_OFF] and settings[SAME_KEYS["pp"]] != 1:
             rule = "is not set, and TorchTitan stops: no CUDA graphs under pipeline parallelism"
             refusals.append(Fault(GRAPHS_OFF, False, rule, "set it to true"))
+        rowwise = str(layout["precision"]).startswith("float8-rowwise")
         only_loss = bool(settings["compile.enable"]) and not layout["compile"]
         former = sorted(self.spelling.values())
         own = unknown(self.given, "0.2")
@@ -280,6 +281,11 @@ class StatedTitan:
             (
                 bool(settings.get(P + "pipeline_parallel_schedule_csv")),
                 "the schedule in pipeline_parallel_schedule_csv is not read",
+            ),
+            (
+                self.line == "0.2" and rowwise and _int(settings, SAME_KEYS["tp"]) > 1,
+                f"{layout['precision']} with TP gained nothing where it was measured (torchtitan "
+                "issue 1207: 0.965 of bf16's speed on 4 H100): measure it against bf16",
             ),
             (only_loss, "only the loss is compiled; priced without torch.compile"),
         )
