@@ -225,6 +225,7 @@ def task_of(case: Case, machine: Machine, time_limit_seconds: float) -> ProbeTas
         "steps": min(case.steps, 2) if long else case.steps,
         "warmup_steps": 1 if long else case.warmup_steps,
         "time_limit_seconds": time_limit_seconds,
+        "least_seconds": 0.0,  # many layouts; the first day's long run says what short ones miss
     }
     return ProbeTask.model_validate(wanted | case.task)
 
