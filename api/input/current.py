@@ -19,7 +19,11 @@ def read_job_file(path: str, field: str) -> dict[str, Any]:
     """The job in a file; a trainer's file is put under `current`. Raises SpecError."""
     text = _text(path, field)
     theirs = _trainers(path, text)
-    return {"current": theirs} if theirs is not None else _mapping(path, text, field)
+    if theirs is not None:
+        return {"current": theirs}
+    mapping = _mapping(path, text, field)
+    config = _configuration(path, mapping)
+    return mapping if config is None else {"current": config}
 
 
 def read_current_file(path: str) -> dict[str, Any]:
@@ -29,10 +33,20 @@ def read_current_file(path: str) -> dict[str, Any]:
     if theirs is not None:
         return {"current": theirs}
     mapping = _mapping(path, text, "--current")
+    config = _configuration(path, mapping)
+    if config is not None:
+        return {"current": config}
     inner = mapping.get("layout", mapping)
     if not isinstance(inner, Mapping):
         raise fault("--current", path, "holds no layout", "write keys such as dp_shard, tp and pp")
     return {"layout": inner}
+
+
+def _configuration(path: str, mapping: Mapping[str, object]) -> dict[str, object] | None:
+    """The job's `current` for a configuration of another trainer, if it is one."""
+    from planner.intake.trainer_files.config_files import read_config
+
+    return read_config(Path(path).name, mapping)
 
 
 def _text(path: str, field: str) -> str:

@@ -10,6 +10,7 @@ CurrentFormat = Literal[
     "torchtitan-python",
     "megatron-arguments",
     "torchtitan-log",
+    "configuration",
     "layout",
 ]
 MAX_TEXT = 2_000_000

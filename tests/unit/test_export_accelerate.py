@@ -130,7 +130,8 @@ said = {
     "dtypes": [str(one.mp_policy.reduce_dtype) for one in groups],
     "kinds": sorted({type(one).__name__ for one in model.modules()}),
 }
-if "Float8Linear" not in said["kinds"]:  # whose products need a GPU
+said["offload"] = {type(one.offload_policy).__name__ for one in groups} == {"CPUOffloadPolicy"}
+if "Float8Linear" not in said["kinds"] and not said["offload"]:  # which need a GPU
     one = next(ours.batches())
     def again():
         while True:
@@ -169,13 +170,14 @@ def test_torch_runs_the_module(name: str, tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr[-3000:]
     said = json.loads(ended.stdout.strip().splitlines()[-1])
     losses = [float(found) for found in re.findall(r"loss (\S+)", ended.stdout)]
-    if name != "float8":
+    if name not in ("float8", "offload"):
         assert len(losses) == 4
         assert losses[-1] < losses[0]
     if chosen.dp_shard > 1:
         assert said["units"] == 4 + 1
         assert said["reshard"][1:] == [chosen.zero_stage == 3] * 4
-        assert not said["reshard"][0] or name == "float8", "the root stays gathered once it ran"
+        assert not said["reshard"][0] or not losses, "the root stays gathered once it ran"
+        assert said["offload"] is chosen.cpu_offload
         assert {str(mesh) for mesh in map(tuple, said["mesh"])} == {
             "(2, 2)" if chosen.dp_replicate == 2 else "(4,)"
         }
@@ -238,7 +240,7 @@ def test_accelerate_reads_the_configuration(tmp_path: Path) -> None:
     ):
         sharded = one.dp_shard * one.cp > 1
         assert (said["fsdp"], said["processes"], said["mixed"]) == (sharded, 4, "bf16"), name
-        assert (said["dynamo"] == "inductor") == one.compile
+        assert (str(said["dynamo"]).lower() == "inductor") == one.compile
         if sharded:
             assert said["version"] == 2
             assert said["reshard"] is (one.zero_stage == 3), name

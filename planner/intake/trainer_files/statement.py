@@ -11,7 +11,7 @@ LABELS = {
     "torchtitan-toml": "TorchTitan TOML", "torchtitan-command": "TorchTitan command",
     "torchtitan-python": "TorchTitan configuration in Python",
     "megatron-arguments": "Megatron arguments", "torchtitan-log": "TorchTitan log",
-    "layout": "layout",
+    "configuration": "configuration", "layout": "layout",
 }  # fmt: skip
 
 

@@ -1,0 +1,316 @@
+"""Reads YAML and JSON of other trainers' configurations as a job; what is not read is named.
+
+Sources: accelerate 1.15 commands/config/config_args.py, utils/constants.py
+    (FSDP_SHARDING_STRATEGY); axolotl docs/config-reference; LLaMA-Factory hparams; DeepSpeed
+    docs/_pages/config-json.md; Megatron-Bridge src/megatron/bridge/training/config.py and
+    mixed_precision.py.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from planner.catalog.models import model_entry, model_names
+from planner.errors import Fault, SpecError
+
+Values = Mapping[str, object]
+GIVE = "give a layout in JSON, or a file of TorchTitan, Megatron, Accelerate, Axolotl or DeepSpeed"
+
+
+@dataclass(slots=True)
+class Read:
+    """A job under construction: its parts, and what a reader has to say."""
+
+    layout: dict[str, object] = field(default_factory=dict)
+    training: dict[str, object] = field(default_factory=dict)
+    cluster: dict[str, object] = field(default_factory=dict)
+    model: object | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def job(self) -> dict[str, object]:
+        """As keys of a job."""
+        parts = {"model": self.model, "cluster": self.cluster, "training": self.training}
+        return {**{key: value for key, value in parts.items() if value}, "layout": self.layout}
+
+
+def read_config(name: str, values: Values) -> dict[str, object] | None:
+    """A job's `current` for a trainer's configuration; None where the mapping is none.
+
+    Raises SpecError naming what it is, for one that is not read.
+    """
+    kind = next((kind for kind in KINDS if kind.marks(values)), None)
+    if kind is None:
+        return None
+    if kind.reader is None:
+        raise SpecError(Fault("current", name, f"is {kind.title}", kind.remedy))
+    found = Read()
+    kind.reader(values, found)
+    notes = [f"{name} is {kind.title}", *found.notes]
+    return {"name": name, "format": "configuration", "job": found.job(), "notes": notes}
+
+
+def _accelerate(values: Values, found: Read) -> None:
+    kind, count = str(values.get("distributed_type")), _whole(values, "num_processes")
+    machines = _whole(values, "num_machines") or 1
+    if kind not in ("FSDP", "MULTI_GPU", "NO", "DEEPSPEED"):
+        raise _unread("distributed_type", kind, "use FSDP, MULTI_GPU or DEEPSPEED")
+    if count:
+        found.cluster = {"num_gpus": count, "gpus_per_node": max(1, count // machines)}
+    found.training["trainer"] = "fsdp"
+    sizes = {
+        name: _whole(_part(values, "parallelism_config"), f"parallelism_config_{name}_size")
+        for name in ("dp_replicate", "dp_shard", "cp", "tp")
+    }
+    found.layout.update({name: size for name, size in sizes.items() if size})
+    if kind == "DEEPSPEED":
+        _zero(_part(values, "deepspeed_config"), found)
+    elif kind == "FSDP":
+        _fsdp(_part(values, "fsdp_config"), found, "fsdp_", count, machines)
+    else:
+        found.layout |= {"dp_replicate": count or 1, "dp_shard": 1}
+    _precision(str(values.get("mixed_precision", "no")), found)
+    dynamo = str(_part(values, "dynamo_config").get("dynamo_backend", "NO")).upper()
+    found.layout["compile"] = dynamo != "NO"
+    if kind == "FSDP" and found.layout.get("precision") == "bf16":
+        found.layout["reduce_dtype"] = "bfloat16"  # Accelerate's policy has one dtype for both
+    found.notes.append(
+        "it states neither sequences a microbatch nor recomputation by transformers: one sequence, "
+        "and what it says itself"
+    )
+
+
+def _fsdp(values: Values, found: Read, prefix: str, count: int, machines: int) -> None:
+    """FSDP's own keys, with the prefix that Accelerate gives them or without."""
+
+    def own(key: str) -> object:
+        return values.get(f"{prefix}{key}", values.get(key))
+
+    strategies = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
+    stated = own("sharding_strategy") or own("reshard_after_forward")
+    strategy = str(stated).upper()
+    if strategy.isdigit() and 0 < int(strategy) <= len(strategies):
+        strategy = strategies[int(strategy) - 1]
+    keeps = strategy in ("FALSE", "SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2")
+    found.layout["zero_stage"] = 2 if keeps else 3
+    if strategy == "NO_SHARD":
+        found.layout |= {"dp_replicate": count or 1, "dp_shard": 1, "zero_stage": 0}
+    elif strategy.startswith("HYBRID") and machines > 1:
+        found.layout |= {"dp_replicate": machines, "dp_shard": count // machines}
+    found.layout["cpu_offload"] = own("offload_params") is True
+    if own("activation_checkpointing") is not None:
+        found.layout["ac"] = "full" if own("activation_checkpointing") is True else "none"
+
+
+def _zero(values: Values, found: Read) -> None:
+    """DeepSpeed's ZeRO as the nearest that torch has."""
+    inner = _part(values, "zero_optimization") or values
+    stage = _whole(inner, "stage") or _whole(inner, "zero_stage")
+    found.layout["zero_stage"] = 3 if stage == 3 else 2 if stage else 0
+    devices = [
+        str(_part(inner, key).get("device") or inner.get(f"{key}_device") or "none")
+        for key in ("offload_optimizer", "offload_param")
+    ]
+    if "nvme" in devices:
+        raise _unread("offload", "nvme", "use cpu")
+    found.layout["cpu_offload"] = "cpu" in devices
+    found.notes.append(
+        f"ZeRO-{stage} of DeepSpeed is priced as FSDP2's zero_stage {found.layout['zero_stage']}"
+        + (", its optimizer on the host as FSDP2's offload" if "cpu" in devices else "")
+    )
+
+
+def _deepspeed(values: Values, found: Read) -> None:
+    found.training["trainer"] = "fsdp"
+    _zero(values, found)
+    micro = _whole(values, "train_micro_batch_size_per_gpu")
+    if micro:
+        found.layout["micro_batch_size"] = micro
+    batch = _whole(values, "train_batch_size")
+    if batch:
+        found.training["global_batch_size"] = batch
+    for key, name in (("bf16", "bf16"), ("fp16", "fp16")):
+        if _part(values, key).get("enabled") not in (None, False):
+            _precision(name, found)
+
+
+def _axolotl(values: Values, found: Read) -> None:
+    if values.get("adapter"):
+        raise _unread("adapter", values["adapter"], "train all weights: adapters are not priced")
+    found.model = _model(values.get("base_model"), found)
+    found.training["trainer"] = "fsdp"
+    names = {
+        "tensor_parallel_size": "tp",
+        "context_parallel_size": "cp",
+        "dp_shard_size": "dp_shard",
+        "dp_replicate_size": "dp_replicate",
+        "micro_batch_size": "micro_batch_size",
+    }
+    found.layout.update({ours: _whole(values, key) for key, ours in names.items() if key in values})
+    if _part(values, "fsdp_config"):
+        _fsdp(_part(values, "fsdp_config"), found, "fsdp_", 0, 1)
+    _batch(values, found, _whole(values, "micro_batch_size"))
+    _trained(values, found, "sequence_len", bool(values.get("gradient_checkpointing")))
+    if values.get("deepspeed"):
+        found.notes.append(f"deepspeed {values['deepspeed']} is not read: give it by itself")
+
+
+def _llama_factory(values: Values, found: Read) -> None:
+    if values.get("finetuning_type", "lora") != "full":
+        kind = values.get("finetuning_type", "lora")
+        raise _unread("finetuning_type", kind, "use full: adapters are not priced")
+    found.model = _model(values.get("model_name_or_path"), found)
+    found.training["trainer"] = "fsdp"
+    micro = _whole(values, "per_device_train_batch_size") or 1
+    found.layout["micro_batch_size"] = micro
+    _batch(values, found, micro)
+    _trained(values, found, "cutoff_len", values.get("disable_gradient_checkpointing") is not True)
+    if values.get("deepspeed"):
+        found.notes.append(f"deepspeed {values['deepspeed']} is not read: give it by itself")
+
+
+def _model(text: object, found: Read) -> object:
+    """The catalogue's model of a Hugging Face id, also of somebody's copy of it."""
+    tail = str(text).rpartition("/")[2].lower()
+    known = {
+        alias.rpartition("/")[2].lower(): name
+        for name in model_names()
+        for alias in model_entry(name).aliases
+    }
+    if "/" not in str(text) or tail not in known:
+        return text
+    found.notes.append(f"{text} is taken as {known[tail]}")
+    return known[tail]
+
+
+def _batch(values: Values, found: Read, micro: int) -> None:
+    """The global batch, where the file says over how many ranks it accumulates."""
+    shards = found.layout.get("dp_shard")
+    replicas = found.layout.get("dp_replicate", 1)
+    passes = _whole(values, "gradient_accumulation_steps") or 1
+    if isinstance(shards, int) and isinstance(replicas, int) and micro:
+        found.training["global_batch_size"] = micro * passes * shards * replicas
+
+
+def _trained(values: Values, found: Read, length: str, recomputes: bool) -> None:
+    if _whole(values, length):
+        found.training["seq_len"] = _whole(values, length)
+    found.layout["ac"] = "full" if recomputes else "none"
+    found.layout["compile"] = values.get("torch_compile") is True
+    _precision("bf16" if values.get("bf16") else "fp16" if values.get("fp16") else "no", found)
+
+
+def _bridge(values: Values, found: Read) -> None:
+    model, train = _part(values, "model"), _part(values, "train")
+    found.training["trainer"] = "megatron"
+    names = {
+        "tensor_model_parallel_size": "tp",
+        "pipeline_model_parallel_size": "pp",
+        "context_parallel_size": "cp",
+        "expert_model_parallel_size": "ep",
+        "expert_tensor_parallel_size": "etp",
+    }
+    found.layout.update({ours: _whole(model, key) for key, ours in names.items() if model.get(key)})
+    chunks = _whole(model, "virtual_pipeline_model_parallel_size")
+    if chunks > 1:
+        found.layout |= {"virtual_stages": chunks, "pp_schedule": "Interleaved1F1B"}
+    if isinstance(model.get("sequence_parallel"), bool):
+        found.layout["sequence_parallel"] = model["sequence_parallel"]
+    granularity, method = model.get("recompute_granularity"), model.get("recompute_method")
+    if granularity == "full":
+        layers = _whole(model, "recompute_num_layers")
+        found.layout["ac"] = (
+            f"{method}-{layers}" if method and layers > (method != "block") else ("full")
+        )
+    elif granularity == "selective":
+        found.layout["ac"] = "selective-attention"
+    for key, ours in (("micro_batch_size", "layout"), ("global_batch_size", "training")):
+        if _whole(train, key):
+            getattr(found, ours)[key] = _whole(train, key)
+    if _whole(model, "seq_length"):
+        found.training["seq_len"] = _whole(model, "seq_length")
+    _precision(str(values.get("mixed_precision", "bf16_mixed")), found)
+
+
+_PRECISIONS = (
+    ("fp8_current_scaling", "float8-tensorwise"),
+    ("fp8_delayed_scaling", "float8-delayed"),
+    ("fp8_subchannel", "float8-blockwise"),
+    ("mxfp8", "mxfp8"),
+    ("nvfp4", "nvfp4"),
+    ("fp8", "float8-tensorwise"),
+    ("bf16", "bf16"),
+    ("fp16", "fp16"),
+)
+
+
+def _precision(text: str, found: Read) -> None:
+    """The precision that a trainer calls so; fp32 throughout for "no"."""
+    name = next((ours for theirs, ours in _PRECISIONS if theirs in text), None)
+    if name is not None:
+        found.layout["precision"] = name
+    elif text.lower() in ("no", "none", "fp32"):
+        found.layout |= {"precision": "bf16", "param_dtype": "float32"}
+    else:
+        raise _unread("mixed_precision", text, "use bf16, fp16, fp8 or no")
+
+
+def _part(values: Values, key: str) -> Values:
+    part = values.get(key)
+    return part if isinstance(part, Mapping) else {}
+
+
+def _whole(values: Values, key: str) -> int:
+    """A whole number; 0 for a missing one and for "auto". Raises SpecError for anything else."""
+    value = values.get(key)
+    if value is None or value == "auto":
+        return 0
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    raise SpecError(Fault(key, value, "is no whole number", "correct the file"))
+
+
+def _unread(key: str, value: object, remedy: str) -> SpecError:
+    return SpecError(Fault(key, value, "is not priced", remedy))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """One trainer's configuration: how it is recognised, and read; None where it is not."""
+
+    title: str
+    marks: Callable[[Values], bool]
+    reader: Callable[[Values, Read], None] | None = None
+    remedy: str = GIVE
+
+
+def _has(*keys: str) -> Callable[[Values], bool]:
+    return lambda values: all(key in values for key in keys)
+
+
+KINDS = (
+    Kind(
+        title="a model of Hugging Face, not what trains it",
+        marks=_has("architectures", "model_type"),
+        remedy="give it to --model",
+    ),
+    Kind(
+        title="an Accelerate configuration", marks=_has("distributed_type"), reader=_accelerate
+    ),
+    Kind(title="an Axolotl configuration", marks=_has("base_model"), reader=_axolotl),
+    Kind(
+        title="a LLaMA-Factory configuration",
+        marks=_has("model_name_or_path", "stage"),
+        reader=_llama_factory,
+    ),
+    Kind(title="a DeepSpeed configuration", marks=_has("zero_optimization"), reader=_deepspeed),
+    Kind(
+        title="overrides of Megatron-Bridge",
+        marks=lambda values: "tensor_model_parallel_size" in _part(values, "model"),
+        reader=_bridge,
+    ),
+    Kind(
+        title="a Primus configuration, which is not read",
+        marks=lambda values: "pre_trainer" in _part(values, "modules"),
+    ),
+    Kind(title="a torchtune recipe, which is not read", marks=_has("tokenizer", "optimizer",
+                                                                   "checkpointer")),
+)  # fmt: skip

@@ -1,0 +1,109 @@
+"""Configurations of other trainers behind --current and --job, read or named for what they are."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from export_cases import cluster, layout, model, training
+
+from api.input.current import read_current_file, read_job_file
+from planner.errors import SpecError
+from planner.export import export
+from planner.intake.current import complete
+from planner.intake.jobs import read_job
+from planner.intake.trainer_files.config_files import read_config
+from planner.specs.job import Job
+
+CASE = Path(__file__).parents[1] / "cases" / "40-config-files"
+GIVEN: dict[str, Any] = {
+    "model": "llama3.1-8b",
+    "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 16},
+    "training": {"seq_len": 4096, "global_batch_size": 256},
+}
+
+
+def job_of(name: str, **given: object) -> Job:
+    current = read_job_file(str(CASE / name), "--job")["current"]
+    return read_job(complete({"current": current, **GIVEN, **given}))
+
+
+def test_accelerate() -> None:
+    job = job_of("accelerate_fsdp.yaml")
+    want = {"dp_shard": 8, "tp": 2, "ac": "full", "reduce_dtype": "bfloat16"}
+    assert job.layout == layout(16, "fsdp", **want)
+    assert job.training.trainer == "fsdp"
+    assert job.cluster.gpus_per_node == 8
+
+
+def test_axolotl() -> None:
+    cluster = {"gpu": "h100-sxm-80gb", "num_gpus": 8}
+    job = job_of("axolotl.yaml", model=None, cluster=cluster, training=None)
+    assert job.layout == layout(8, "fsdp", dp_shard=4, tp=2, ac="full", micro_batch_size=2)
+    assert (job.model.name, job.training.seq_len) == ("llama3.1-8b", 4096)
+    assert job.training.global_batch_size == 2 * 8 * 4
+
+
+def test_deepspeed() -> None:
+    current = read_job_file(str(CASE / "ds_z2.json"), "--job")["current"]
+    assert current["job"]["layout"] == {"zero_stage": 2, "cpu_offload": True, "precision": "bf16"}
+    assert any("ZeRO-2 of DeepSpeed is priced as FSDP2's" in note for note in current["notes"])
+
+
+def test_megatron_bridge() -> None:
+    job = job_of("megatron_bridge.yaml")
+    assert (job.layout.tp, job.layout.pp, job.layout.virtual_stages) == (4, 4, 5)
+    assert job.layout.precision == "float8-tensorwise"
+    assert (job.training.trainer, job.training.seq_len) == ("megatron", 4096)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("primus.yaml", "is a Primus configuration, which is not read"),
+        ("hf_config.json", "is a model of Hugging Face, not what trains it; give it to --model"),
+    ],
+)
+def test_what_is_not_read_is_named_in_one_line(name: str, words: str) -> None:
+    for read in (read_current_file, lambda path: read_job_file(path, "--job")):
+        with pytest.raises(SpecError) as caught:
+            read(str(CASE / name))
+        assert words in str(caught.value)
+        assert len(caught.value.faults) == 1
+
+
+def test_adapters_are_refused() -> None:
+    axolotl = yaml.safe_load((CASE / "axolotl.yaml").read_text("utf-8"))
+    with pytest.raises(SpecError, match="adapter='lora': is not priced"):
+        read_config("x.yaml", {**axolotl, "adapter": "lora"})
+    factory = {"model_name_or_path": "llama3-8b", "stage": "sft", "cutoff_len": 2048}
+    with pytest.raises(SpecError, match="finetuning_type='lora'"):
+        read_config("x.yaml", factory)
+    found = read_config("x.yaml", {**factory, "finetuning_type": "full", "bf16": True})
+    assert found is not None
+    assert found["job"]["layout"] == {
+        "micro_batch_size": 1, "ac": "full", "compile": False, "precision": "bf16"}  # fmt: skip
+
+
+def test_a_layout_or_a_job_is_none_of_these() -> None:
+    assert read_config("x.yaml", {"dp_shard": 8, "tp": 2}) is None
+    assert read_config("x.yaml", {**GIVEN, "layout": {"tp": 2}}) is None
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"ac": "full", "reduce_dtype": "bfloat16"},
+        {"dp_replicate": 2, "zero_stage": 2, "reduce_dtype": "bfloat16", "compile": True},
+        {"dp_replicate": 8, "dp_shard": 1},
+        {"cpu_offload": True, "reduce_dtype": "bfloat16"},
+    ],
+)
+def test_what_is_exported_reads_back(values: dict[str, object]) -> None:
+    chosen = layout(8, "fsdp", **values)
+    job = training(trainer="fsdp")
+    made = export(chosen, model("llama3-8b"), cluster(8), job, to="accelerate")
+    found = read_config("accelerate.yaml", yaml.safe_load(made.files["accelerate.yaml"]))
+    assert found is not None
+    given = {**GIVEN, "cluster": {"gpu": "h100-sxm-80gb"}}
+    assert read_job(complete({"current": found, **given})).layout == chosen
