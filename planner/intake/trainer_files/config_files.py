@@ -273,7 +273,7 @@ def _unread(key: str, value: object, remedy: str) -> SpecError:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class ConfigKind:
     """One trainer's configuration: how it is recognised, and read; None where it is not."""
 
     title: str
@@ -287,30 +287,30 @@ def _has(*keys: str) -> Callable[[Values], bool]:
 
 
 KINDS = (
-    Kind(
+    ConfigKind(
         title="a model of Hugging Face, not what trains it",
         marks=_has("architectures", "model_type"),
         remedy="give it to --model",
     ),
-    Kind(
+    ConfigKind(
         title="an Accelerate configuration", marks=_has("distributed_type"), reader=_accelerate
     ),
-    Kind(title="an Axolotl configuration", marks=_has("base_model"), reader=_axolotl),
-    Kind(
+    ConfigKind(title="an Axolotl configuration", marks=_has("base_model"), reader=_axolotl),
+    ConfigKind(
         title="a LLaMA-Factory configuration",
         marks=_has("model_name_or_path", "stage"),
         reader=_llama_factory,
     ),
-    Kind(title="a DeepSpeed configuration", marks=_has("zero_optimization"), reader=_deepspeed),
-    Kind(
+    ConfigKind(title="a DeepSpeed configuration", marks=_has("zero_optimization"), reader=_deepspeed),
+    ConfigKind(
         title="overrides of Megatron-Bridge",
         marks=lambda values: "tensor_model_parallel_size" in _part(values, "model"),
         reader=_bridge,
     ),
-    Kind(
+    ConfigKind(
         title="a Primus configuration, which is not read",
         marks=lambda values: "pre_trainer" in _part(values, "modules"),
     ),
-    Kind(title="a torchtune recipe, which is not read", marks=_has("tokenizer", "optimizer",
+    ConfigKind(title="a torchtune recipe, which is not read", marks=_has("tokenizer", "optimizer",
                                                                    "checkpointer")),
 )  # fmt: skip
