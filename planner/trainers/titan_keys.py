@@ -136,7 +136,7 @@ BEFORE_02 = _dotted({
 # parts of a 0.3 configuration whose settings depend on the class that its function chose
 _CHOSEN_03 = re.compile(
     r"(?:dataloader|tokenizer|validator|loss|override|optimizer\.(?:param_groups|"
-    r"optimizer_factory_kwargs_by_name))\."
+    r"optimizer_factory_kwargs_by_name))(?:\.|$)"
 )
 _GRAPH_03 = re.compile(r"compile\.")
 

@@ -11,9 +11,11 @@ from real_torchtitan import LINE, needs_torchtitan, only_02, only_03, run_python
 from planner.intake.current import read
 from planner.intake.trainer_files.edit_toml import edit_toml
 from planner.intake.trainer_files.titan_changes import titan_changes
+from planner.intake.trainer_files.titan_registry import read_registry
 from planner.intake.trainer_files.torchtitan import StatedTitan
 from planner.specs.current import CurrentSpec
 from planner.trainers.titan_defaults import CONFIGS_03, DEFAULTS
+from planner.trainers.titan_keys import KEYS, unknown
 
 pytestmark = needs_torchtitan
 FLAT = """
@@ -114,3 +116,48 @@ def test_an_edited_file_is_read_as_it_was_meant(tmp_path: Path) -> None:
         assert same(value, parsed[key]) or (value is None and parsed[key] is None), key
     assert parsed["metrics.enable_tensorboard"], "what we do not know stays"
     assert LINE == "0.2"
+
+
+@only_02
+def test_its_settings_are_the_ones_we_know(tmp_path: Path) -> None:
+    code = (
+        f"{FLAT}from torchtitan.config import JobConfig\nprint(json.dumps(list(flat(JobConfig()))))"
+    )
+    theirs = run_python(code, tmp_path)
+    assert isinstance(theirs, list)
+    assert set(theirs) - KEYS["0.2"] == set()
+    gone = {"parallelism.enable_compiled_autograd", "training.debug_moe_force_load_balance",
+            "training.deterministic", "training.seed"}  # fmt: skip
+    assert KEYS["0.2"] - set(theirs) == gone, "which 0.2.0 and 0.2.1 have"
+
+
+@only_02
+def test_it_refuses_what_we_refuse(tmp_path: Path) -> None:
+    bad = {"toml": "[training]\nbatchsize = 4\n", "flag": "--training.batchsize=4"}
+    (tmp_path / "bad.toml").write_text(bad["toml"], encoding="utf-8")
+    code = (
+        "import json\nfrom torchtitan.config import ConfigManager\nsaid = []\n"
+        f"for words in (['--job.config_file', 'bad.toml'], [{bad['flag']!r}]):\n"
+        "    try:\n        ConfigManager().parse_args(words)\n        said.append('')\n"
+        "    except BaseException as error:\n        said.append(type(error).__name__)\n"
+        "print(json.dumps(said))"
+    )
+    assert run_python(code, tmp_path) == ["ValueError", "SystemExit"]
+
+
+@only_03
+def test_its_settings_and_registries_are_read(tmp_path: Path) -> None:
+    code = FLAT + (
+        "from torchtitan.trainer import Trainer\nimport pathlib, torchtitan\n"
+        "root = pathlib.Path(torchtitan.__file__).parent / 'models'\n"
+        "files = {m: root / m / 'config_registry.py' for m in json.loads(sys.argv[1])}\n"
+        "texts = {m: file.read_text() for m, file in files.items()}\n"
+        "print(json.dumps({'keys': list(flat(Trainer.Config())), 'texts': texts}))"
+    )
+    modules = sorted({config[0] for config in CONFIGS_03.values()})
+    theirs = run_python(code, tmp_path, json.dumps(modules))
+    assert isinstance(theirs, dict)
+    assert unknown(theirs["keys"], "0.3") == []
+    for name, (module, _, _, sets) in CONFIGS_03.items():
+        ours = {**DEFAULTS["0.3"], **read_registry(theirs["texts"][module], name)}
+        assert {key: ours.get(key) for key in sets} == dict(sets), name
