@@ -301,7 +301,11 @@ KINDS = (
         marks=_has("model_name_or_path", "stage"),
         reader=_llama_factory,
     ),
-    ConfigKind(title="a DeepSpeed configuration", marks=_has("zero_optimization"), reader=_deepspeed),
+    ConfigKind(
+        title="a DeepSpeed configuration",
+        marks=_has("zero_optimization"),
+        reader=_deepspeed,
+    ),
     ConfigKind(
         title="overrides of Megatron-Bridge",
         marks=lambda values: "tensor_model_parallel_size" in _part(values, "model"),
