@@ -116,7 +116,7 @@ TORCHTITAN = TrainerRules(
     ),
     # The newest that runs on torch 2.13, which we test with: there FSDP of 0.3.0 stops at "all
     # parameters must be DTensors on the full SPMD mesh". It starts with 2.14.1 (27 November 2026),
-    # but no run of it stands behind the calibration yet.
+    # but no run of its own trainer stands behind the calibration yet.
     default_release="0.2.2",
     # a day is that of the pull request in the repository, where it came before the release
     changes=(

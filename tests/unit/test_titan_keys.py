@@ -3,11 +3,13 @@
 from pathlib import Path
 
 import pytest
-from current_cases import job_of_text
+from current_cases import exported, job_of_text, same_run
 from export_cases import layout
 
 from planner.errors import SpecError
 from planner.intake.current import format_of, read
+from planner.intake.trainer_files.titan_changes import titan_changes
+from planner.intake.trainer_files.titan_command import edited_command
 from planner.intake.trainer_files.titan_registry import config_names, only, read_registry
 from planner.specs.current import CurrentSpec
 
@@ -66,6 +68,20 @@ def test_batches_in_tokens_are_read_as_sequences() -> None:
     job = job_of_text("run.sh", piped)
     assert (job.layout.pp, job.layout.micro_batch_size) == (2, 2)
     assert job.training.global_batch_size == 2 * 4 * 4
+
+
+def test_batches_in_tokens_are_rewritten_in_tokens() -> None:
+    spec = CurrentSpec(name="run.sh", text=text("new_flags.sh"))
+    stated = read(spec)
+    winner = layout(8, dp_shard=8, micro_batch_size=1)
+    made = exported(winner, "llama3-8b", 8, "torchtitan", "0.3.0", seq_len=16384,
+                    global_batch_size=8)  # fmt: skip
+    changes, _ = titan_changes(stated, winner, made)
+    assert changes["training.num_tokens_per_microbatch_per_dp_rank"] == 16384
+    assert changes["training.num_tokens_per_train_step"] == 8 * 16384
+    assert not {"training.local_batch_size", "training.global_batch_size"} & changes.keys()
+    new = edited_command(spec, changes, stated.spelling, stated.line)["run.sh"]
+    assert same_run(job_of_text("run.sh", new).layout, winner, 32, "torchtitan")
 
 
 def test_a_configuration_in_python_is_read() -> None:

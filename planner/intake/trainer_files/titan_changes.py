@@ -27,6 +27,7 @@ from planner.export.torchtitan import read_export
 from planner.intake.trainer_files.torchtitan import SHARD, StatedTitan
 from planner.precision import PRECISIONS
 from planner.specs.layout import Layout
+from planner.trainers.titan_keys import BY_TOKENS
 
 CUSTOM_CONFIG, CUSTOM_IMPORT = "job.custom_config_module", "experimental.custom_import"
 _FORMER = {"float8": FLOAT8, "mx": MX}  # names of converters before 0.2
@@ -75,7 +76,30 @@ def titan_changes(
         _converters(stated, changes, wanted, winner)
     elif winner.ac.startswith("memory-budget") and AC + "memory_budget" in changes:
         changes[AC + "mode"] = "memory_budget"  # one word of the command line says both
+    if stated.counts_tokens:
+        _in_tokens(stated, changes, wanted, winner)
     return changes, notes
+
+
+def _in_tokens(
+    stated: StatedTitan,
+    changes: dict[str, Value | None],
+    wanted: Mapping[str, Value],
+    winner: Layout,
+) -> None:
+    """Writes batches as the repository counts them since August 2026 (`titan_keys.BY_TOKENS`)."""
+    _, tokens, whole, passes = BY_TOKENS
+    for key in BY_TOKENS.values():
+        changes.pop(key, None)
+    seq_len = _number(stated.settings[T + "seq_len"])
+    local = _number(wanted[T + "local_batch_size"])
+    goal = {
+        tokens: winner.micro_batch_size * seq_len,
+        whole: _number(wanted[T + "global_batch_size"]) * seq_len,
+    }
+    if winner.pp > 1:
+        goal[passes] = local // winner.micro_batch_size
+    changes.update({key: value for key, value in goal.items() if stated.given.get(key) != value})
 
 
 def _value(value: object) -> Value:
