@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from planner.errors import Fault, SpecError
-from planner.intake.trainer_files.edit_toml import Value
 from planner.trainers.titan_defaults import CONFIGS_03, DEFAULTS
 from planner.trainers.titan_keys import KEYS
 
@@ -33,9 +32,10 @@ Flat = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class _Module:
-    """Its functions and its constants, by name."""
+    """Its functions, classes and constants, by name."""
 
     functions: Mapping[str, ast.FunctionDef]
+    classes: Mapping[str, ast.ClassDef]
     constants: dict[str, object]
 
 
@@ -86,7 +86,8 @@ def read_registry(source: str, name: str) -> Flat:
         listed = ", ".join(config_names(source)) or "none"
         rule = f"is no configuration of the module, which has {listed}"
         raise SpecError(Fault("current", f"--config {name}", rule, "give one that it has"))
-    module = _Module(functions, {})
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    module = _Module(functions, classes, {})
     for node in tree.body:
         if isinstance(node, ast.Assign):
             _assign(node, module.constants, module)
@@ -101,7 +102,7 @@ def read_registry(source: str, name: str) -> Flat:
     faults += [
         Fault(key, value, "is no field of its class, where TorchTitan 0.3 stops", "correct it")
         for key, value in found.items()
-        if key not in KEYS["0.3"] and key.partition(".")[0] in ("training", "parallelism")
+        if key.startswith(("training.", "parallelism.")) and key not in KEYS["0.3"]
     ]
     if faults:
         raise SpecError(faults)
@@ -212,7 +213,7 @@ def _value(
     if isinstance(node, ast.Call):
         return _called(node, scope, module, outer)
     try:
-        value: Value | None = ast.literal_eval(node)
+        value: object = ast.literal_eval(node)
     except (ValueError, SyntaxError, TypeError):
         return _Unread(node)
     return value
@@ -230,9 +231,18 @@ def _called(
         return _value(node.args[0], scope, module, outer)
     if name.endswith("default_adamw"):  # its arguments are AdamW's numbers
         return {"name": "AdamW"}
-    if not name.endswith("Config") or node.args or any(one.arg is None for one in node.keywords):
+    own = module.classes.get(name)  # a class of settings that the module extends
+    if (
+        not (own or name.endswith("Config"))
+        or node.args
+        or any(one.arg is None for one in node.keywords)
+    ):
         return _Unread(node)
     found: Flat = {}
+    for line in own.body if own else ():
+        if isinstance(line, ast.AnnAssign) and line.value is not None:
+            value = _value(line.value, scope, module, outer)
+            found |= _nested(ast.unparse(line.target), value)
     for keyword in node.keywords:
         found |= _nested(str(keyword.arg), _value(keyword.value, scope, module, outer))
     mode = _MODES.get(name.partition(".")[0])
