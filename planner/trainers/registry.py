@@ -88,7 +88,8 @@ def resolve_layout(
     layout.setdefault("dp_shard", max(1, num_gpus // held))
     sharding_ranks = _integer(layout["dp_shard"]) * _integer(layout["cp"])
     stage = rules.zero_stage_under_pp if _integer(layout["pp"]) > 1 else rules.zero_stage
-    if rules.sharding.degrees_decide and sharding_ranks == 1:
+    stage_asked = layout.get("zero_stage", 0)
+    if rules.sharding.degrees_decide and sharding_ranks == 1 and stage_asked in rules.zero_stages:
         layout["zero_stage"] = 0  # one rank shards nothing, whatever stage is asked of it
     layout.setdefault("zero_stage", stage)
     layout.setdefault("ac", rules.ac)

@@ -175,13 +175,13 @@ def test_rowwise_with_tp_says_that_it_gained_nothing() -> None:
 
 
 def test_a_class_of_settings_that_the_module_extends() -> None:
-    source = '''
+    source = """
 @dataclass(kw_only=True, slots=True)
 class Training(TrainingConfig):
     mixed_precision_reduce: Literal["float32", "bfloat16"] = "bfloat16"
 def mine() -> Trainer.Config:
     return Trainer.Config(training=Training(seq_len=4096))
-'''
+"""
     assert read_registry(source, "mine") == {
         "training.mixed_precision_reduce": "bfloat16",
         "training.seq_len": 4096,
