@@ -12,6 +12,7 @@ import numpy as np
 from planner.calibration.basis import basis, memory_basis
 from planner.calibration.intervals import Spread, oom_probability, spread
 from planner.columns import FloatColumn, IntColumn, LayoutBatch, in_order
+from planner.cost.communication import communication
 from planner.cost.machine.knobs import Calibration
 from planner.cost.machine.stacks import stack_name, unit_name
 from planner.cost.memory.peak import rows as memory_rows
@@ -248,6 +249,7 @@ class _Columns:
         self.mfu = model_flops_utilisation(
             pricer.model, cluster, self.tokens_per_second_per_gpu, training.seq_len
         )
+        self.communication = communication(pricer, self.prices, self.refined)
         self.memory_parts = memory_rows(self.prices.memory)
         self.redone_share = self._redone_share()
         self.basis = basis(pricer.calibration, pricer, batch)
@@ -293,6 +295,7 @@ class _Columns:
             interval=self._interval(row),
             memory=self._memory(row),
             time=self._time(row),
+            communication=self.communication[row],
             basis={**self.basis[row], "memory": self.memory_basis},
             moe_imbalance=load,
             learned=self._learned(row),

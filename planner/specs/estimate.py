@@ -101,6 +101,38 @@ class TimeBreakdown(BaseModel):
         )
 
 
+class Communication(BaseModel):
+    """One kind of collective of a step, of the rank on the critical path.
+
+    dimension: of parallelism. fsdp gathers and scatters shards, dp reduces over replicas.
+    group_size: ranks of one group. level: the outermost level of the fabric that it crosses.
+    algorithm: the library's fastest, or whose kernels do it (deepep).
+    per_step: how many; the backward's and those that recomputation repeats count too. A layer's
+        share where not every layer repeats it.
+    message_bytes: of one; the whole buffer that is gathered, reduced or scattered, and for
+        all-to-all what one rank sends.
+    volume_bytes: what one rank sends of all of them.
+    seconds: of all of them alone. exposed_seconds: what the step waits for them, which adds up by
+        dimension to `exposed_communication_seconds`; compute that they slow down, and FSDP's copies
+        over PCIe, are among it.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    dimension: Literal["tp", "cp", "ep", "pp", "fsdp", "dp", "embedding"]
+    operation: Literal[
+        "all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce", "all-to-all", "send"
+    ]
+    group_size: int
+    level: str
+    algorithm: str
+    per_step: float
+    message_bytes: float
+    volume_bytes: float
+    seconds: float
+    exposed_seconds: float
+
+
 class LearnedFactor(BaseModel):
     """What one's own runs of this stack taught.
 
@@ -130,6 +162,8 @@ class Estimate(BaseModel):
     mfu, hfu: over the dense bf16 peak in every format; products in 8 or 4 bits may exceed 1.
     moe_imbalance: load of the busiest expert rank over the mean that the numbers take, stated
         (`training.moe_imbalance`) or predicted; None where experts are not spread over ranks.
+    communication: by dimension, what the layout communicates. All-reduces of a few bytes (gradient
+        norm, scales of float8) and the exchange of Muon are in the optimizer's time instead.
     learned: null unless the calibration has seen a run of one's own of this trainer and GPU.
     warnings: what the numbers assume for lack of data.
     unsupported: what keeps the trainer from running this job with any layout (model, vendor,
@@ -156,6 +190,7 @@ class Estimate(BaseModel):
     interval: Interval | None = None
     memory: Memory | None = None
     time: TimeBreakdown | None = None
+    communication: list[Communication] = []
     basis: dict[str, Basis] | None = None
     moe_imbalance: float | None = None
     learned: LearnedFactor | None = None

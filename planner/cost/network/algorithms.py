@@ -296,9 +296,10 @@ def direct(operation: str, place: Placement, links: Links) -> Line:
     m: members inside the level below, whose share stays there.
     r: rounds of `Links.peers` peers (one for the closed form).
     Grids and trees: see `exchange_seconds_per_byte`.
-    Broadcast (a reduce the other way round): the root sends each other member its own part P / (n - 1), which that one passes on
+    Broadcast: the root sends each other member its own part P / (n - 1), which that one passes on
     to the rest as it arrives, t = 2 a r + P / B (a r + P / B for two): bus bandwidth is P / t, as
-    in nccl-tests doc/PERFORMANCE.md. NCCL itself runs a ring (src/graph/tuning.cc).
+    in nccl-tests doc/PERFORMANCE.md. A reduce runs the other way round.
+    NCCL itself runs a ring (src/graph/tuning.cc).
     Source: Thakur et al. 2005 (all-to-all; broadcast by scatter and all-gather); a switch is
     non-blocking.
     """

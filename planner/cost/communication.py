@@ -1,0 +1,361 @@
+"""What layouts communicate: every collective that a step's price is the sum of.
+
+The calls are those of `op_costs`, `sharding` and `sends`, at the distinct rows of the price, times
+what its busiest rank runs of them.
+Letters: N layouts, U distinct rows, K + 2 units (layers by kind, embedding, head).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.columns import FloatColumn, IntColumn, LayoutBatch, in_order
+from planner.cost.cost_inputs import CostInputs, in_mode
+from planner.cost.data_parallel import sharding
+from planner.cost.data_parallel.overlap import Rounds, rounds_of
+from planner.cost.layer.op_costs import op_calls
+from planner.cost.layer.unit_work import Unit, units_of
+from planner.cost.network.collectives import chosen
+from planner.cost.prepared_job import PreparedJob
+from planner.cost.price import Prices
+from planner.cost.refine import Refined, hops_of
+from planner.cost.step_seconds import data_parallel
+from planner.schedules import SCHEDULES
+from planner.specs.estimate import COMMUNICATION_AXES, Communication
+from planner.work.checkpointing import BLOCK, FULL, NONE
+
+PASSED_ON = {"rotate": 1.0, "rotate-gradients": 2.0}  # trips round a ring of n - 1 sends
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Calls:
+    """One collective at R rows; columns are (R,).
+
+    unit: the unit of a load that runs it. per_microbatch: how often.
+    message, seconds: of one. exposed: of all that a unit runs for a microbatch.
+    volume: bytes that a rank sends of one.
+    """
+
+    dimension: str
+    operation: str
+    unit: int
+    group: FloatColumn
+    level: IntColumn
+    algorithm: NDArray[np.str_]
+    per_microbatch: FloatColumn
+    message: FloatColumn
+    volume: FloatColumn
+    seconds: FloatColumn
+    exposed: FloatColumn
+
+
+Key = tuple[str, str, int, str, str, float]  # what rows of the answer are told apart by
+
+
+class Table:
+    """The rows of one layout: how many, bytes sent, seconds, and seconds exposed by its parts.
+
+    names: of the fabric's levels.
+    """
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+        self.rows: dict[Key, list[float]] = {}
+
+    def add(self, calls: _Calls, at: int, units: float, exposed: float | None = None) -> None:
+        """Adds one collective, at row `at` of its columns, as often as `units` run it.
+
+        exposed: seconds of all that; the calls' own unless given.
+        """
+        count = units * float(calls.per_microbatch[at])
+        seconds = count * float(calls.seconds[at])
+        if seconds <= 0.0:
+            return
+        key = (
+            calls.dimension,
+            calls.operation,
+            int(calls.group[at]),
+            self.names[calls.level[at]],
+            str(calls.algorithm[at]),
+            float(calls.message[at]),
+        )
+        row = self.rows.setdefault(key, [0.0, 0.0, 0.0, 0.0])
+        row[0] += count
+        row[1] += count * float(calls.volume[at])
+        row[2] += seconds
+        row[3] += units * float(calls.exposed[at]) if exposed is None else exposed
+
+    def add_shared(
+        self,
+        shards: list["_Shards"],
+        at: int,
+        load: tuple[FloatColumn, Rounds, int],
+        exposed: dict[str, float],
+    ) -> None:
+        """Adds the collectives of data parallelism; each has its share of what its part exposes.
+
+        load: the units of a rank, and its rounds at one of their rows. exposed: seconds by part.
+        """
+        units, rounds, row = load
+        counts = []
+        for one in shards:
+            again = rounds.head_again if one.is_head else rounds.again
+            times = (
+                rounds.gathers[row] * (1.0 + again[row])
+                if one.part == "gather"
+                else rounds.reductions[row]
+            )
+            counts.append(float(units[one.calls.unit] * times))
+        seconds = [
+            count * float(one.calls.per_microbatch[at] * one.calls.seconds[at])
+            for count, one in zip(counts, shards, strict=True)
+        ]
+        sums = dict.fromkeys(exposed, 0.0)
+        for one, took in zip(shards, seconds, strict=True):
+            sums[one.part] += took
+        for one, count, took in zip(shards, counts, seconds, strict=True):
+            share = took / sums[one.part] if sums[one.part] else 0.0
+            self.add(one.calls, at, count, share * exposed[one.part])
+
+    def sums(self) -> tuple[dict[str, float], dict[str, float]]:
+        """(seconds alone, seconds exposed) by dimension."""
+        alone, waits = (dict.fromkeys(COMMUNICATION_AXES, 0.0) for _ in range(2))
+        for key, row in self.rows.items():
+            alone[key[0]] += row[2]
+            waits[key[0]] += row[3]
+        return alone, waits
+
+    def answer(self, exposed: dict[str, float], factor: float) -> list[Communication]:
+        """The rows by dimension, the longest first; what is exposed of each adds up to the price's.
+
+        exposed: seconds by dimension. factor: on seconds, that of one's own runs.
+        """
+        found = []
+        alone, waits = self.sums()
+        for (dimension, operation, group, level, algorithm, message), row in self.rows.items():
+            # compute is slowed down where nothing is waited for, too
+            waited = waits[dimension]
+            share = row[3] / waited if waited else row[2] / alone[dimension]
+            found.append(
+                Communication.model_construct(
+                    dimension=dimension,
+                    operation=operation,
+                    group_size=group,
+                    level=level,
+                    algorithm=algorithm,
+                    per_step=row[0],
+                    message_bytes=message,
+                    volume_bytes=row[1],
+                    seconds=factor * row[2],
+                    exposed_seconds=share * exposed[dimension],
+                )
+            )
+        order = COMMUNICATION_AXES
+        return sorted(found, key=lambda one: (order.index(one.dimension), -one.seconds))
+
+
+def communication(job: PreparedJob, prices: Prices, refined: Refined) -> list[list[Communication]]:
+    """The rows of every layout of these prices; refined: their simulated steps."""
+    answers = []
+    for row, table in enumerate(tables(job, prices)):
+        exposed = {axis: float(prices.parts[axis][row]) for axis in COMMUNICATION_AXES}
+        exposed["pp"] = float(refined.send_seconds[row])
+        answers.append(table.answer(exposed, float(prices.own_factor[row])))
+    return answers
+
+
+def tables(job: PreparedJob, prices: Prices) -> Iterator["Table"]:
+    """What the busiest rank of every layout communicates, before `PreparedJob.own_factor`."""
+    stage, names = prices.stage_seconds, [level.name for level in job.cluster.fabric]
+    inputs = stage.inputs
+    loads, waits = inputs.loads.of_ranks, data_parallel(inputs)
+    of_layers, of_shards = list(_of_layers(job, inputs)), list(_of_shards(job, inputs))
+    rounds = rounds_of(loads.batch, loads.m, job.rules)
+    for row in range(len(inputs.batch)):
+        load, table = int(stage.load[row]), Table(names)
+        units, m = loads.units[:, load], float(loads.m[load])
+        for calls in of_layers:
+            table.add(calls, int(inputs.at_unit[row]), m * float(units[calls.unit]))
+        fsdp, gathers = float(waits.fsdp[0, load]), float(waits.gathers[0, load])
+        parts = {
+            "gather": gathers,
+            "scatter": fsdp - gathers,
+            "replicate": float(waits.dp[0, load]),
+        }
+        table.add_shared(of_shards, int(inputs.at_shard[row]), (units, rounds, load), parts)
+        for calls in _of_sends(prices, row):
+            table.add(calls, 0, 1.0)
+        yield table
+
+
+def _of_layers(job: PreparedJob, inputs: CostInputs) -> Iterator[_Calls]:
+    """Collectives of the units' operations, at distinct rows.
+
+    Where layouts have block-N, layers count by kind and mode (`cost_inputs.CostRows`).
+    """
+    rows = inputs.unit_rows
+    units = list(units_of(job.context(rows), job.model))
+    for index, unit in enumerate(units):
+        for mode, number in zip((NONE, FULL), _numbers(inputs, index, len(units)), strict=False):
+            yield from _of_unit(job, unit, in_mode(rows, mode), number)
+
+
+def _numbers(inputs: CostInputs, index: int, count: int) -> tuple[int, ...]:
+    """The units of a load that are the model's unit `index` of `count`: of each mode of a layer."""
+    blocks, kinds = bool((inputs.batch.ac_kind == BLOCK).any()), count - 2
+    if not blocks:
+        return (index,)
+    return (index, index + kinds) if index < kinds else (index + kinds,)
+
+
+def _of_unit(job: PreparedJob, unit: Unit, rows: LayoutBatch, number: int) -> Iterator[_Calls]:
+    costs, again = unit.costs(slice(None)), unit.repeats(rows)
+    for index, calls in op_calls(unit.context, unit.ops, unit.model):
+        sums = {
+            (call.dimension, call.backward): in_order(
+                [
+                    other.exposed
+                    for other in calls
+                    if (other.dimension, other.backward) == (call.dimension, call.backward)
+                ]
+            )
+            for call in calls
+        }
+        for call in calls:
+            cost = costs[index].exposed_backward if call.backward else costs[index].exposed_forward
+            total = sums[call.dimension, call.backward]
+            own = cost[("tp", "cp", "ep").index(call.dimension)]
+            share = np.divide(own, total, out=np.zeros_like(total), where=total > 0)
+            often = 1.0 if call.backward else 1.0 + again[index]
+            yield _named(
+                job,
+                _Message(
+                    call.dimension, call.operation, call.payload, *unit.context.group(call.axis)
+                ),
+                unit=number,
+                often=np.where(call.payload > 0, often, 0.0),
+                seconds=call.seconds,
+                exposed=often * share * call.exposed,
+                kernels=call.kernels,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """A collective of R groups, as `collectives` counts its bytes."""
+
+    dimension: str
+    operation: str
+    payload: FloatColumn
+    degree: FloatColumn
+    stride: FloatColumn
+
+
+def _named(
+    job: PreparedJob,
+    message: _Message,
+    *,
+    unit: int,
+    often: FloatColumn,
+    seconds: FloatColumn,
+    exposed: FloatColumn,
+    kernels: tuple[str, FloatColumn] | None = None,
+) -> _Calls:
+    """The collective with its algorithm, its level and what a rank sends of it.
+
+    What is passed round a ring counts as its sends.
+    """
+    operation, payload = message.operation, message.payload
+    degree, stride = message.degree, message.stride
+    carried = chosen(operation, payload, degree, stride, job.fabric, job.profile.nvls_gain)
+    names, shares = carried.algorithm, carried.wire_share
+    if kernels is not None:
+        names, shares = np.full(len(degree), kernels[0]), kernels[1]
+    sends = PASSED_ON.get(operation, 0.0) * np.maximum(degree - 1.0, 1.0)
+    split = np.where(sends > 0, sends, 1.0)
+    return _Calls(
+        dimension=message.dimension,
+        operation="send" if operation in PASSED_ON else operation,
+        unit=unit,
+        group=degree,
+        level=carried.level,
+        algorithm=names,
+        per_microbatch=often * split,
+        message=payload / degree if operation in PASSED_ON else payload,
+        volume=payload * shares / split,
+        seconds=seconds / split,
+        exposed=exposed,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shards:
+    """One collective of data parallelism on one unit; `part`: see `sharding.ShardCall`."""
+
+    part: str
+    is_head: bool
+    calls: _Calls
+
+
+def _of_shards(job: PreparedJob, inputs: CostInputs) -> Iterator[_Shards]:
+    """Collectives of parameters and gradients at distinct rows, by unit of a load."""
+    found = sharding.shard_calls(
+        inputs.shard_rows, job.optimizer_step, job.fabric, job.profile, job.cluster.rank_order
+    )
+    for call in found:
+        times = np.broadcast_to(call.times, call.payload.shape)
+        for index, payload in enumerate(call.payload):
+            calls = _named(
+                job,
+                _Message(
+                    "dp" if call.part == "replicate" else "fsdp",
+                    call.operation,
+                    payload,
+                    call.degree,
+                    call.stride,
+                ),
+                unit=index,
+                often=np.where(payload > 0, times[index], 0.0),
+                seconds=call.seconds[index],
+                exposed=np.zeros(len(payload)),
+            )
+            for number in _numbers(inputs, index, len(call.payload)):
+                yield _Shards(
+                    part=call.part,
+                    is_head=index == len(call.payload) - 1,
+                    calls=replace(calls, unit=number),
+                )
+
+
+def _of_sends(prices: Prices, row: int) -> Iterator[_Calls]:
+    """The sends of the busiest rank, one row of calls for each boundary of its stages."""
+    stage, batch = prices.stage_seconds, prices.stage_seconds.inputs.batch
+    pp, v = int(batch.pp[row]), int(batch.virtual_stages[row])
+    if pp == 1:
+        return
+    schedule = SCHEDULES.of_code(int(batch.pp_schedule[row]))
+    sends = stage.sends.take(np.array([row]))
+    alone, _ = sends.hop_seconds(pp)
+    levels, (wire,) = sends.levels(pp), sends.on_wire()
+    hops, rank = hops_of(schedule, pp, v), int(stage.rank[row])
+    at = schedule.stage_rank(np.arange(pp * v), pp, v)
+    m = np.array([float(stage.inputs.m[row])])
+    for one in range(pp * v - 1):
+        if at[one] == at[one + 1] or rank not in (at[one], at[one + 1]):
+            continue
+        hop = hops[one]
+        yield _Calls(
+            dimension="pp",
+            operation="send",
+            unit=0,
+            group=np.array([float(pp)]),
+            level=levels[:, hop],
+            algorithm=np.array(["neighbour"]),
+            per_microbatch=m,
+            message=np.array([wire]),
+            volume=np.array([wire]),
+            seconds=alone[:, hop],
+            exposed=m * alone[:, hop],
+        )
