@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from planner.columns import FloatColumn, IntColumn, LayoutBatch, in_order
+from planner.columns import FloatColumn, LayoutBatch, in_order
 from planner.cost.cost_inputs import CostInputs, in_mode
 from planner.cost.data_parallel import sharding
 from planner.cost.data_parallel.overlap import Rounds, rounds_of
@@ -29,39 +28,30 @@ from planner.work.checkpointing import BLOCK, FULL, NONE
 PASSED_ON = {"rotate": 1.0, "rotate-gradients": 2.0}  # trips round a ring of n - 1 sends
 
 
+# what rows of the answer differ in: dimension, operation, group, level, algorithm, message bytes
+Key = tuple[str, str, int, str, str, float]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Calls:
-    """One collective at R rows; columns are (R,).
+    """One collective at R rows, of each its number in a list.
 
-    unit: the unit of a load that runs it. per_microbatch: how often.
-    message, seconds: of one. exposed: of all that a unit runs for a microbatch.
-    volume: bytes that a rank sends of one.
+    unit: the unit of a load that runs it. often: how many a microbatch, or a gather or reduction.
+    volume: bytes that a rank sends of one. seconds: of one. exposed: of all that a unit runs.
     """
 
-    dimension: str
-    operation: str
     unit: int
-    group: FloatColumn
-    level: IntColumn
-    algorithm: NDArray[np.str_]
-    per_microbatch: FloatColumn
-    message: FloatColumn
-    volume: FloatColumn
-    seconds: FloatColumn
-    exposed: FloatColumn
-
-
-Key = tuple[str, str, int, str, str, float]  # what rows of the answer are told apart by
+    keys: list[Key]
+    often: list[float]
+    volume: list[float]
+    seconds: list[float]
+    exposed: list[float]
 
 
 class Table:
-    """The rows of one layout: how many, bytes sent, seconds, and seconds exposed by its parts.
+    """The rows of one layout: how many, bytes sent, seconds alone and seconds exposed of each."""
 
-    names: of the fabric's levels.
-    """
-
-    def __init__(self, names: list[str]) -> None:
-        self.names = names
+    def __init__(self) -> None:
         self.rows: dict[Key, list[float]] = {}
 
     def add(self, calls: _Calls, at: int, units: float, exposed: float | None = None) -> None:
@@ -69,23 +59,14 @@ class Table:
 
         exposed: seconds of all that; the calls' own unless given.
         """
-        count = units * float(calls.per_microbatch[at])
-        seconds = count * float(calls.seconds[at])
-        if seconds <= 0.0:
-            return
-        key = (
-            calls.dimension,
-            calls.operation,
-            int(calls.group[at]),
-            self.names[calls.level[at]],
-            str(calls.algorithm[at]),
-            float(calls.message[at]),
-        )
-        row = self.rows.setdefault(key, [0.0, 0.0, 0.0, 0.0])
-        row[0] += count
-        row[1] += count * float(calls.volume[at])
-        row[2] += seconds
-        row[3] += units * float(calls.exposed[at]) if exposed is None else exposed
+        count = units * calls.often[at]
+        seconds = count * calls.seconds[at]
+        if seconds > 0.0:
+            row = self.rows.setdefault(calls.keys[at], [0.0, 0.0, 0.0, 0.0])
+            row[0] += count
+            row[1] += count * calls.volume[at]
+            row[2] += seconds
+            row[3] += units * calls.exposed[at] if exposed is None else exposed
 
     def add_shared(
         self,
@@ -99,25 +80,23 @@ class Table:
         load: the units of a rank, and its rounds at one of their rows. exposed: seconds by part.
         """
         units, rounds, row = load
-        counts = []
-        for one in shards:
-            again = rounds.head_again if one.is_head else rounds.again
-            times = (
-                rounds.gathers[row] * (1.0 + again[row])
-                if one.part == "gather"
-                else rounds.reductions[row]
-            )
-            counts.append(float(units[one.calls.unit] * times))
+        reductions, gathers = float(rounds.reductions[row]), float(rounds.gathers[row])
+        again = {True: float(rounds.head_again[row]), False: float(rounds.again[row])}
+        counts = [
+            float(units[one.calls.unit])
+            * (gathers * (1.0 + again[one.is_head]) if one.part == "gather" else reductions)
+            for one in shards
+        ]
         seconds = [
-            count * float(one.calls.per_microbatch[at] * one.calls.seconds[at])
+            count * one.calls.often[at] * one.calls.seconds[at]
             for count, one in zip(counts, shards, strict=True)
         ]
         sums = dict.fromkeys(exposed, 0.0)
         for one, took in zip(shards, seconds, strict=True):
             sums[one.part] += took
         for one, count, took in zip(shards, counts, seconds, strict=True):
-            share = took / sums[one.part] if sums[one.part] else 0.0
-            self.add(one.calls, at, count, share * exposed[one.part])
+            if took:
+                self.add(one.calls, at, count, took / sums[one.part] * exposed[one.part])
 
     def sums(self) -> tuple[dict[str, float], dict[str, float]]:
         """(seconds alone, seconds exposed) by dimension."""
@@ -139,7 +118,7 @@ class Table:
             waited = waits[dimension]
             share = row[3] / waited if waited else row[2] / alone[dimension]
             found.append(
-                Communication.model_construct(
+                Communication(
                     dimension=dimension,
                     operation=operation,
                     group_size=group,
@@ -168,13 +147,12 @@ def communication(job: PreparedJob, prices: Prices, refined: Refined) -> list[li
 
 def tables(job: PreparedJob, prices: Prices) -> Iterator["Table"]:
     """What the busiest rank of every layout communicates, before `PreparedJob.own_factor`."""
-    stage, names = prices.stage_seconds, [level.name for level in job.cluster.fabric]
-    inputs = stage.inputs
+    stage, inputs = prices.stage_seconds, prices.stage_seconds.inputs
     loads, waits = inputs.loads.of_ranks, data_parallel(inputs)
     of_layers, of_shards = list(_of_layers(job, inputs)), list(_of_shards(job, inputs))
     rounds = rounds_of(loads.batch, loads.m, job.rules)
     for row in range(len(inputs.batch)):
-        load, table = int(stage.load[row]), Table(names)
+        load, table = int(stage.load[row]), Table()
         units, m = loads.units[:, load], float(loads.m[load])
         for calls in of_layers:
             table.add(calls, int(inputs.at_unit[row]), m * float(units[calls.unit]))
@@ -185,7 +163,7 @@ def tables(job: PreparedJob, prices: Prices) -> Iterator["Table"]:
             "replicate": float(waits.dp[0, load]),
         }
         table.add_shared(of_shards, int(inputs.at_shard[row]), (units, rounds, load), parts)
-        for calls in _of_sends(prices, row):
+        for calls in _of_sends(job, prices, row):
             table.add(calls, 0, 1.0)
         yield table
 
@@ -275,18 +253,27 @@ def _named(
         names, shares = np.full(len(degree), kernels[0]), kernels[1]
     sends = PASSED_ON.get(operation, 0.0) * np.maximum(degree - 1.0, 1.0)
     split = np.where(sends > 0, sends, 1.0)
+    passed_on = operation in PASSED_ON
+    sizes = payload / degree if passed_on else payload
     return _Calls(
-        dimension=message.dimension,
-        operation="send" if operation in PASSED_ON else operation,
         unit=unit,
-        group=degree,
-        level=carried.level,
-        algorithm=names,
-        per_microbatch=often * split,
-        message=payload / degree if operation in PASSED_ON else payload,
-        volume=payload * shares / split,
-        seconds=seconds / split,
-        exposed=exposed,
+        keys=[
+            (
+                message.dimension,
+                "send" if passed_on else operation,
+                int(group),
+                job.cluster.fabric[level].name,
+                name,
+                size,
+            )
+            for group, level, name, size in zip(
+                degree.tolist(), carried.level.tolist(), names.tolist(), sizes.tolist(), strict=True
+            )
+        ],
+        often=(often * split).tolist(),
+        volume=(payload * shares / split).tolist(),
+        seconds=(seconds / split).tolist(),
+        exposed=exposed.tolist(),
     )
 
 
@@ -329,7 +316,7 @@ def _of_shards(job: PreparedJob, inputs: CostInputs) -> Iterator[_Shards]:
                 )
 
 
-def _of_sends(prices: Prices, row: int) -> Iterator[_Calls]:
+def _of_sends(job: PreparedJob, prices: Prices, row: int) -> Iterator[_Calls]:
     """The sends of the busiest rank, one row of calls for each boundary of its stages."""
     stage, batch = prices.stage_seconds, prices.stage_seconds.inputs.batch
     pp, v = int(batch.pp[row]), int(batch.virtual_stages[row])
@@ -337,25 +324,19 @@ def _of_sends(prices: Prices, row: int) -> Iterator[_Calls]:
         return
     schedule = SCHEDULES.of_code(int(batch.pp_schedule[row]))
     sends = stage.sends.take(np.array([row]))
-    alone, _ = sends.hop_seconds(pp)
-    levels, (wire,) = sends.levels(pp), sends.on_wire()
+    alone, levels = sends.hop_seconds(pp)[0][0].tolist(), sends.levels(pp)[0].tolist()
+    wire, m = float(sends.on_wire()[0]), float(stage.inputs.m[row])
     hops, rank = hops_of(schedule, pp, v), int(stage.rank[row])
     at = schedule.stage_rank(np.arange(pp * v), pp, v)
-    m = np.array([float(stage.inputs.m[row])])
     for one in range(pp * v - 1):
-        if at[one] == at[one + 1] or rank not in (at[one], at[one + 1]):
-            continue
-        hop = hops[one]
-        yield _Calls(
-            dimension="pp",
-            operation="send",
-            unit=0,
-            group=np.array([float(pp)]),
-            level=levels[:, hop],
-            algorithm=np.array(["neighbour"]),
-            per_microbatch=m,
-            message=np.array([wire]),
-            volume=np.array([wire]),
-            seconds=alone[:, hop],
-            exposed=m * alone[:, hop],
-        )
+        if at[one] != at[one + 1] and rank in (at[one], at[one + 1]):
+            hop = hops[one]
+            level = job.cluster.fabric[levels[hop]].name
+            yield _Calls(
+                unit=0,
+                keys=[("pp", "send", pp, level, "neighbour", wire)],
+                often=[m],
+                volume=[wire],
+                seconds=[alone[hop]],
+                exposed=[m * alone[hop]],
+            )

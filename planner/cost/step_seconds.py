@@ -218,8 +218,8 @@ def _busy(inputs: CostInputs) -> _Busy:
         outside=exposed.fsdp[0] + exposed.dp[0] + copies + slowed + optimizer,
         by_part=inside
         | {
-            "fsdp": exposed.fsdp[0] + slowed,
-            "dp": exposed.dp[0],
+            "fsdp": exposed.fsdp[0] + np.where(load.batch.zero_stage > 0, slowed, 0.0),
+            "dp": exposed.dp[0] + np.where(load.batch.zero_stage > 0, 0.0, slowed),
             "optimizer": optimizer,
             "copies": copies,
         },
