@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from api.render.bars import legend, stacked_bar
+from api.render.communication import communication_section
 from api.render.figures import (
     interval_of,
     parameters,
@@ -242,6 +243,8 @@ def estimate_view(
     sections = [*top, verdict, indented(key_figures(estimate, width)), ""]
     sections += [*memory_section(estimate, width, letters=letters), ""]
     sections += [*time_section(estimate, width, letters=letters), ""]
+    if estimate.communication:
+        sections += [*communication_section(estimate.communication, width), ""]
     if estimate.warnings:
         sections += [
             Text("Warnings", style="bold yellow"),

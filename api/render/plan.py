@@ -167,23 +167,20 @@ def ranked_table(plan: Plan, width: int) -> Text:
     ]
     rows = []
     for entry in shown:
-        estimate = entry.estimate
+        figures = entry.shown
         layout = (
             f"{counted(entry.num_gpus, 'GPU')}: {entry.layout.short()}"
             if len(sizes) > 1
             else entry.layout.short()
         )
-        # of measurements and model together, where probes were spent
-        step = entry.expected_step_seconds or estimate.step_seconds
-        faster = entry.expected_speedup
         rows.append(
             (
                 f"{entry.rank}{UNMEASURED if entry.unmeasured else ''}",
                 layout,
-                rate(_times(estimate.tokens_per_second_per_gpu, faster)),
-                percent(_times(estimate.mfu, faster)),
-                seconds(step),
-                size(estimate.device_bytes),
+                rate(figures.tokens_per_second_per_gpu),
+                percent(figures.mfu),
+                seconds(figures.step_seconds),
+                size(figures.device_bytes),
                 entry.source,
             )
         )
@@ -199,10 +196,6 @@ def sources_line(plan: Plan, width: int) -> list[RenderableType]:
     if words:
         lines.append(f"{UNMEASURED} no run behind the calibration used {', '.join(words)}")
     return [indented(Text(line, style="dim")) for line in lines]
-
-
-def _times(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor
 
 
 def run_section(run: RunEstimate, num_gpus: int) -> list[RenderableType]:

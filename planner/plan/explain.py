@@ -297,10 +297,7 @@ def difference(
         lines.append(
             "differs in " + ", ".join(f"{name} {a} -> {b}" for name, (a, b) in fields.items())
         )
-    lines.append(
-        f"{times_as_fast(ours.step_seconds / theirs.step_seconds)}: "
-        f"{format_seconds(theirs.step_seconds)} against {format_seconds(ours.step_seconds)} a step"
-    )
+    lines.append(_speed(ours.step_seconds, theirs.step_seconds))
     first, second = time_parts(ours), time_parts(theirs)
     moved = sorted(WORDS, key=lambda key: -abs(second.get(key, 0.0) - first.get(key, 0.0)))
     for key in moved[:3]:
@@ -324,7 +321,7 @@ def explain(plan: Plan, rank: int, versus: int | None) -> list[str]:
 
     For number 1 it adds the effect of one step in each field. Raises SpecError for an unknown rank.
     """
-    chosen = _ranked(plan, rank, "rank")
+    chosen = ranked_as(plan, rank, "rank")
     lines = [f"#{rank} {chosen.layout.short()}"]
     if versus is None:
         steps = [step_sentence(step) for step in plan.sensitivity] if rank == 1 else []
@@ -340,12 +337,37 @@ def explain(plan: Plan, rank: int, versus: int | None) -> list[str]:
             *chosen.reasons,
             *(["one step in each field:", *steps] if steps else []),
         ]
-    other = _ranked(plan, versus, "versus")
-    return [
-        *lines,
-        f"against #{versus} {other.layout.short()}",
-        *difference(other.estimate, chosen.estimate, other.layout, chosen.layout),
-    ]
+    other = ranked_as(plan, versus, "versus")
+    return [*lines, f"against #{versus} {other.layout.short()}", *_against(other, chosen)]
+
+
+def _against(other: RankedLayout, chosen: RankedLayout) -> list[str]:
+    """`difference` of two ranked layouts, by what was measured where it was.
+
+    Steps of different numbers of GPUs say nothing of which is better: speed and price do.
+    """
+    lines = difference(other.estimate, chosen.estimate, other.layout, chosen.layout)
+    first, second = other.shown, chosen.shown
+    if first.step_seconds is None or second.step_seconds is None:
+        return lines
+    paper = _speed(other.estimate.step_seconds or 0.0, chosen.estimate.step_seconds or 0.0)
+    speed = _speed(first.step_seconds, second.step_seconds)
+    if paper != speed:
+        speed += f"; {paper}, as predicted"
+    if other.num_gpus != chosen.num_gpus:
+        ratio = (second.tokens_per_second or 0.0) / (first.tokens_per_second or 1.0)
+        speed = f"{counted(chosen.num_gpus, 'GPU')} against {counted(other.num_gpus, 'GPU')}: "
+        speed += f"{times_as_fast(ratio)} in all"
+        if first.cost and second.cost:
+            speed += f", ${second.cost:,.0f} against ${first.cost:,.0f} for the run"
+    return [speed if line == paper else line for line in lines]
+
+
+def _speed(ours: float, theirs: float) -> str:
+    return (
+        f"{times_as_fast(ours / theirs)}: {format_seconds(theirs)} against "
+        f"{format_seconds(ours)} a step"
+    )
 
 
 def step_sentence(step: SensitivityStep) -> str:
@@ -360,7 +382,8 @@ def step_sentence(step: SensitivityStep) -> str:
     )
 
 
-def _ranked(plan: Plan, rank: int, field: str) -> RankedLayout:
+def ranked_as(plan: Plan, rank: int, field: str = "rank") -> RankedLayout:
+    """The layout of this rank; raises SpecError naming the field where the plan has none."""
     for entry in plan.ranked:
         if entry.rank == rank:
             return entry

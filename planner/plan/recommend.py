@@ -217,13 +217,16 @@ def _exports(job: Job, ranked: list[PlanCandidate]) -> list[Export | None]:
     return [exported if own or not exported.blockers else None for exported in found]
 
 
-def _options(sizes: list[OneSize]) -> list[SizeOption]:
-    """The candidate to put first at every size, and the front of time against cost.
+def _options(sizes: list[OneSize], winner: PlanCandidate) -> list[SizeOption]:
+    """The best candidate of every size, number 1 at its own, and the front of time against cost.
 
     Cost is GPU-hours if the GPUs are free.
     """
     runs_of = [(at_size, at_size.runs) for at_size in sizes if at_size.runs is not None]
-    best = [(at_size, runs, at_size.first) for at_size, runs in runs_of]
+    best = [
+        (at_size, runs, winner.row if at_size is winner.at_size else at_size.first)
+        for at_size, runs in runs_of
+    ]
     points = np.array(
         [
             (runs.wall_seconds[row], runs.bill.cost[row], runs.bill.gpu_hours[row])
@@ -308,7 +311,7 @@ def _plan(
         calibration_id=winner.at_size.pricer.calibration.id,
         considered=others,
         sensitivity=moved,
-        sizes=_options(with_candidates),
+        sizes=_options(with_candidates, winner),
         regret=lost,
         num_parameters=job.model.total_parameters(),
         num_active_parameters=job.model.active_parameters(),
