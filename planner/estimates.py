@@ -291,6 +291,7 @@ class _Columns:
             peak_allocated_bytes=float(prices.peak_allocated_bytes[row]),
             peak_reserved_bytes=float(prices.peak_reserved_bytes[row]),
             device_bytes=float(prices.device_bytes[row]),
+            reclaimable_bytes=float(prices.device_bytes[row] - prices.least_device_bytes[row]),
             usable_bytes=float(pricer.cluster.usable_memory_bytes),
             interval=self._interval(row),
             memory=self._memory(row),

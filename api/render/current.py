@@ -42,7 +42,7 @@ def current_section(plan: Plan, width: int, *, saved: str | None) -> list[Render
     if versus.changed and not versus.keep:
         sections.append(indented(changes(versus)))
     sections += _difference(versus, saved)
-    return [*sections, ""]
+    return sections
 
 
 def figures(versus: VersusCurrent, winner: RankedLayout, width: int) -> Table:

@@ -20,14 +20,16 @@ from api.render.figures import (
     seconds,
     size,
 )
-from api.render.parts import bottleneck, memory_parts, time_parts
+from api.render.parts import memory_parts, time_parts
 from planner.specs.estimate import Estimate
+from planner.specs.estimate_parts import bottleneck
 from planner.units import counted
 
 if TYPE_CHECKING:
     from planner.specs.job import Job
 
 INDENT = 2
+TOLD = 0.01  # of the memory: what the allocator gives back is said from there on
 NARROW = 76  # columns below which tables show less
 
 
@@ -86,11 +88,7 @@ def time_section(
         heading(f"Time of one step: {seconds(estimate.step_seconds)}{beside}"),
         indented(bar),
         indented(legend(parts, width - INDENT, letters=letters)),
-        *(
-            [indented(Text(f"largest cost beside compute: {bottleneck(estimate)}"))]
-            if overhead
-            else ()
-        ),
+        *([indented(Text(bottleneck(estimate)))] if overhead else ()),
     ]
 
 
@@ -124,6 +122,13 @@ def _risks(estimate: Estimate) -> Iterator[str]:
     """What to know of the risk: why it does not fit, and how all of the card compares."""
     if not estimate.fits:
         yield "too risky: more than 5%"
+    if estimate.device_bytes and estimate.reclaimable_bytes:
+        given = estimate.reclaimable_bytes
+        if given > TOLD * estimate.device_bytes:
+            yield (
+                f"of {size(estimate.device_bytes)} the allocator gives {size(given)} back when "
+                "memory runs short"
+            )
     whole = risk(estimate.oom_probability_full_card)
     if whole != risk(estimate.oom_probability):
         yield f"with all of the card {whole}"

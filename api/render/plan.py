@@ -157,6 +157,7 @@ RANKED = (
     number("memory", drop=1),
     Column(name="source", drop=0),
 )
+PRICE = number("price")  # of the whole run, where that is what is minimised
 
 
 def ranked_table(plan: Plan, width: int) -> Text:
@@ -165,6 +166,8 @@ def ranked_table(plan: Plan, width: int) -> Text:
     shown = [
         entry for entry in plan.ranked if entry.rank <= SHOWN_RANKS or entry.source == "probed"
     ]
+    search = plan.job.get("search") or {}
+    priced = search.get("objective") == "cost" and all(entry.shown.cost for entry in shown)
     rows = []
     for entry in shown:
         figures = entry.shown
@@ -181,10 +184,12 @@ def ranked_table(plan: Plan, width: int) -> Text:
                 percent(figures.mfu),
                 seconds(figures.step_seconds),
                 size(figures.device_bytes),
+                *([money(figures.cost)] if priced and figures.cost else ()),
                 entry.source,
             )
         )
-    return grid(RANKED, rows, width, bold=[entry.rank == 1 for entry in shown])
+    columns = [*RANKED[:-1], PRICE, RANKED[-1]] if priced else RANKED
+    return grid(columns, rows, width, bold=[entry.rank == 1 for entry in shown])
 
 
 def sources_line(plan: Plan, width: int) -> list[RenderableType]:

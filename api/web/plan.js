@@ -157,6 +157,9 @@ function ranked(plan) {
     },
     { name: "Memory", number: true, of: (one) => bytes(one.shown.device_bytes) },
     { name: "Out of memory", number: true, of: (one) => risk(one.shown.oom_probability) },
+    ...(plan.job.search?.objective === "cost"
+      ? [{ name: "Price", number: true, of: (one) => money(one.shown.cost) }]
+      : []),
     { name: "Source", short: true, of: (one) => one.source },
   ];
   const sources = Object.keys(SOURCES)

@@ -179,7 +179,7 @@ def _pipeline(draft: Draft) -> list[str]:
             f"is written out: {stages} stages do not divide {layers} layers, nor with embedding "
             "and loss counted"
         )
-        draft.gap("layers_per_stage", None, rule, "nothing to do", blocking=False)
+        draft.gap("layers_per_stage", None, rule, "no setting is needed", blocking=False)
         return [*arguments, "--pipeline-model-parallel-layout", pipeline_layout(sizes)]
     if layout.virtual_stages > 1:
         arguments += ["--num-virtual-stages-per-pipeline-rank", str(layout.virtual_stages)]
@@ -191,7 +191,7 @@ def _pipeline(draft: Draft) -> list[str]:
             "layers_per_stage",
             None,
             f"divides over {stages} stages where {counted_as}",
-            "nothing to do",
+            "no setting is needed",
             blocking=False,
         )
     return [*arguments, *ENDS_COUNTED[ends]]
@@ -245,8 +245,10 @@ def _sharding(draft: Draft) -> list[str]:
             rule = (
                 f"with dp_shard {layout.dp_shard} is one data-parallel group of {layout.dp_degree}"
             )
-            draft.gap("dp_replicate", layout.dp_replicate, rule, "nothing to do", blocking=False)
-            draft.gap("dp_shard", layout.dp_shard, rule, "nothing to do", blocking=False)
+            draft.gap(
+                "dp_replicate", layout.dp_replicate, rule, "no setting is needed", blocking=False
+            )
+            draft.gap("dp_shard", layout.dp_shard, rule, "no setting is needed", blocking=False)
         return arguments
     arguments += ["--use-distributed-optimizer", *(["--overlap-param-gather"] if overlap else [])]
     arguments += ["--num-distributed-optimizer-instances", str(layout.dp_replicate)]

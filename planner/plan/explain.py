@@ -16,8 +16,9 @@ from planner.plan.together import Together
 from planner.precision import NOTHING, PRECISIONS, TWO_BYTES, Recipe, bf16_tail
 from planner.search.variations.neighbours import Neighbour, fastest
 from planner.specs.estimate import Estimate
+from planner.specs.estimate_parts import bottleneck
 from planner.specs.job import SearchSpec
-from planner.specs.layout import FieldValue, Layout
+from planner.specs.layout import FieldValue, Layout, in_words, value_in_words
 from planner.specs.plan import Plan, RankedLayout, Regret, SensitivityStep
 from planner.units import counted, format_bytes, format_seconds, times, times_as_fast
 from planner.work.quantised import quantised_model
@@ -79,16 +80,6 @@ def time_parts(estimate: Estimate) -> dict[str, float]:
     return dict(sorted(parts.items(), key=lambda item: -item[1]))
 
 
-def bottleneck(estimate: Estimate) -> str:
-    """The largest cost that is not useful compute, with its share of the step."""
-    parts = {key: value for key, value in time_parts(estimate).items() if key != "compute"}
-    step = estimate.step_seconds or 1.0
-    key, seconds = next(iter(parts.items()))
-    return (
-        f"{WORDS[key]}: {format_seconds(seconds)} of {format_seconds(step)} ({seconds / step:.0%})"
-    )
-
-
 def next_bottleneck(estimate: Estimate) -> str:
     """What would limit the step if the largest cost besides compute vanished.
 
@@ -109,10 +100,7 @@ def next_bottleneck(estimate: Estimate) -> str:
     if not rest or rest[0][1] < NOTICEABLE * left:
         return f"{sentence}, nearly all of it {WORDS['compute']}"
     key, seconds = rest[0]
-    return (
-        f"{sentence}; the next bottleneck would be {WORDS[key]}: {format_seconds(seconds)} "
-        f"({seconds / left:.0%})"
-    )
+    return f"{sentence}; the largest loss would then be {WORDS[key]}, {seconds / left:.0%}"
 
 
 def regret(scores: FloatColumn, covariance: FloatColumn, search: SearchSpec) -> Regret | None:
@@ -227,16 +215,19 @@ def _seconds(together: Together, layout: Layout, **changes: Any) -> float:
 
 
 def _change(neighbour: Neighbour, usable_bytes: float) -> str:
-    name = neighbour.field.replace("_", " ")
+    change = _instead(neighbour.field, neighbour.old, neighbour.new)
     if not neighbour.fits:
         need = f"{format_bytes(neighbour.device_bytes)} of {format_bytes(usable_bytes)}"
         close = ", too close to be safe" if neighbour.device_bytes <= usable_bytes else ""
-        return f"{name} {neighbour.new} instead of {neighbour.old} would need {need}{close}"
+        return f"{change} would need {need}{close}"
     effect = times_as_fast(1.0 / neighbour.step_ratio)
-    return (
-        f"{name} {neighbour.new} instead of {neighbour.old}: {effect}, "
-        f"{format_bytes(neighbour.device_bytes)}"
-    )
+    return f"{change}: {effect}, {format_bytes(neighbour.device_bytes)}"
+
+
+def _instead(field: str, old: FieldValue, new: FieldValue) -> str:
+    """A change in words: "tp 4 instead of 8", "without async TP"."""
+    words = in_words(field, new)
+    return words if isinstance(new, bool) else f"{words} instead of {value_in_words(field, old)}"
 
 
 def winner_reasons(
@@ -258,7 +249,7 @@ def winner_reasons(
         if (best := fastest(found, name)) is not None and _noticeable(best, estimate)
     ]
     return [
-        f"bottleneck is {bottleneck(estimate)}",
+        bottleneck(estimate),
         memory_sentence(together, layout, estimate),
         *sharding_reasons(together, layout),
         *precision_sentences(together, layout, estimate),
@@ -295,7 +286,7 @@ def difference(
     fields = changed_fields(our_layout, their_layout)
     if fields:
         lines.append(
-            "differs in " + ", ".join(f"{name} {a} -> {b}" for name, (a, b) in fields.items())
+            "differs: " + ", ".join(_instead(name, a, b) for name, (a, b) in fields.items())
         )
     lines.append(_speed(ours.step_seconds, theirs.step_seconds))
     first, second = time_parts(ours), time_parts(theirs)
@@ -371,8 +362,8 @@ def _speed(ours: float, theirs: float) -> str:
 
 
 def step_sentence(step: SensitivityStep) -> str:
-    """One step as a sentence: "tp 1 -> 2: 0.88 times as fast, 40.0 GiB"."""
-    change = f"{step.field} {step.old} -> {step.new}"
+    """One step as a sentence: "tp 2 instead of 1: 0.88 times as fast, 40.0 GiB"."""
+    change = _instead(step.field, step.old, step.new)
     if step.refused is not None or step.step_ratio is None or step.device_bytes is None:
         return f"{change}: refused, {step.refused}"
     effect = times_as_fast(1.0 / step.step_ratio)

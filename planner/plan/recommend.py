@@ -301,7 +301,7 @@ def _plan(
         nearest_miss=None,
         searched=_searched(sizes, winner.at_size, seconds),
         versus_current=None if job.layout is None else _versus_current(job, winner, estimate),
-        headline=_headline(entries),
+        headline=_headline(entries, job.search.objective),
         warnings=[
             *_warnings(job, winner, estimate, entries[0], sizes, near),
             *fewer_than_asked(job.search.top_k, len(ranked), sizes),
@@ -470,7 +470,7 @@ def _allowed(job: Job, neighbour: Neighbour) -> bool:
     return neighbour.field not in job.search.fix and (allowed is None or neighbour.new in allowed)
 
 
-def _headline(entries: list[RankedLayout]) -> list[str]:
+def _headline(entries: list[RankedLayout], objective: str) -> list[str]:
     winner = entries[0]
     if len(entries) == 1:
         return [winner.layout.short()]
@@ -486,10 +486,16 @@ def _headline(entries: list[RankedLayout]) -> list[str]:
             f"for ${theirs.cost:,.0f} instead of ${ours.cost:,.0f}, "
             f"with {theirs.joules_per_token / ours.joules_per_token - 1.0:+.1%} energy",
         ]
-    return [
-        winner.layout.short(),
-        *difference(winner.estimate, second.estimate, winner.layout, second.layout),
-    ]
+    lines = difference(winner.estimate, second.estimate, winner.layout, second.layout)
+    ours, theirs = winner.shown.cost, second.shown.cost
+    if objective == "cost" and ours and theirs:
+        dearer = theirs / ours - 1.0
+        lines.insert(
+            0,
+            f"{abs(dearer):.1%} {'dearer' if dearer >= 0 else 'cheaper'}: ${theirs:,.0f} against "
+            f"${ours:,.0f} for the run",
+        )
+    return [winner.layout.short(), *lines]
 
 
 def _pareto(job: Job, ranked: list[PlanCandidate], fitting: Fitting) -> list[ParetoPoint]:

@@ -157,7 +157,10 @@ class LearnedFactor(BaseModel):
 class Estimate(BaseModel):
     """One answer. Where `valid` is false, the numbers are null and `violations` says why.
 
-    oom_probability, fits: of what a plan may use of the GPU; fits up to 5%.
+    oom_probability, fits: that what the allocator cannot give back, device_bytes less
+        reclaimable_bytes, is more than a plan may use of the GPU; fits up to 5%.
+    reclaimable_bytes: cached blocks and fragments that the allocator gives back to the device
+        before it runs out of memory.
     oom_probability_full_card: of all of it, without the share that `memory_fraction` keeps free.
     mfu, hfu: over the dense bf16 peak in every format; products in 8 or 4 bits may exceed 1.
     moe_imbalance: load of the busiest expert rank over the mean that the numbers take, stated
@@ -186,6 +189,7 @@ class Estimate(BaseModel):
     peak_allocated_bytes: float | None = None
     peak_reserved_bytes: float | None = None
     device_bytes: float | None = None
+    reclaimable_bytes: float | None = None
     usable_bytes: float | None = None
     interval: Interval | None = None
     memory: Memory | None = None

@@ -285,6 +285,32 @@ _NEUTRAL: dict[str, object] = {
 }
 
 
+FIELD_WORDS = {
+    "float8_all_gather": "float8 all-gather",
+    "async_tp": "async TP",
+    "cpu_offload": "CPU offload",
+    "compile": "torch.compile",
+    "layers_per_stage": "layers by stage",
+}
+
+
+def in_words(name: str, value: object) -> str:
+    """A field's value as a sentence has it: "tp 8", "with torch.compile"."""
+    words = FIELD_WORDS.get(name, name.replace("_", " "))
+    if isinstance(value, bool):
+        return f"{'with' if value else 'without'} {words}"
+    return f"{words} {value_in_words(name, value)}"
+
+
+def value_in_words(name: str, value: object) -> str:
+    """The value alone: "8", "on", "2x30,1,0"."""
+    if isinstance(value, tuple | list):
+        return in_runs(value)
+    if name == "layers_per_stage":
+        return "the trainer's split"
+    return ("on" if value else "off") if isinstance(value, bool) else str(value)
+
+
 def changed_fields(base: Layout, layout: Layout) -> dict[str, FieldValue]:
     """The fields of a layout that differ from those of another."""
     return {
