@@ -12,7 +12,7 @@ import numpy as np
 from planner.calibration.basis import basis, memory_basis
 from planner.calibration.intervals import Spread, oom_probability, spread
 from planner.columns import FloatColumn, IntColumn, LayoutBatch, in_order
-from planner.cost.communication import communication
+from planner.cost.communication import communication, unslowed
 from planner.cost.machine.knobs import Calibration
 from planner.cost.machine.stacks import stack_name, unit_name
 from planner.cost.memory.peak import rows as memory_rows
@@ -250,6 +250,7 @@ class _Columns:
             pricer.model, cluster, self.tokens_per_second_per_gpu, training.seq_len
         )
         self.communication = communication(pricer, self.prices, self.refined)
+        self.unslowed = self._unslowed()
         self.memory_parts = memory_rows(self.prices.memory)
         self.redone_share = self._redone_share()
         self.basis = basis(pricer.calibration, pricer, batch)
@@ -300,10 +301,23 @@ class _Columns:
             basis={**self.basis[row], "memory": self.memory_basis},
             moe_imbalance=load,
             learned=self._learned(row),
-            warnings=[*self.warnings, *self._predicted_load(load)],
+            warnings=[*self.warnings, *self._predicted_load(load), *self.unslowed[row]],
             model_version=MODEL_VERSION,
             calibration_id=pricer.calibration.id,
         )
+
+    def _unslowed(self) -> list[list[str]]:
+        """Of each layout, why a stated oversubscription does not slow it."""
+        job = self.pricer
+        levels = job.cluster.fabric
+        if all(level.oversubscription == 1 for level in levels):
+            return [[] for _ in self.layouts]
+        fabric = tuple(level.model_copy(update={"oversubscription": 1.0}) for level in levels)
+        cluster = job.cluster.model_copy(update={"fabric": fabric})
+        even = job.variant(
+            "even", partial(Pricer.build, job.model, cluster, job.training, job.calibration)
+        )
+        return unslowed(job, self.prices, even, even.price(self.batch))
 
     def _moe_imbalance(self, row: int) -> float | None:
         if self.busiest_load is None or self.layouts[row].ep == 1:

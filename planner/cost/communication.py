@@ -25,6 +25,8 @@ from planner.schedules import SCHEDULES
 from planner.specs.estimate import COMMUNICATION_AXES, Communication
 from planner.work.checkpointing import BLOCK, FULL, NONE
 
+DATA_PARALLEL = {"fsdp": "FSDP", "dp": "the gradient all-reduce"}
+ALIKE = 1.01  # of the seconds without oversubscription
 PASSED_ON = {"rotate": 1.0, "rotate-gradients": 2.0}  # trips round a ring of n - 1 sends
 
 
@@ -142,6 +144,38 @@ def communication(job: PreparedJob, prices: Prices, refined: Refined) -> list[li
         exposed = {axis: float(prices.parts[axis][row]) for axis in COMMUNICATION_AXES}
         exposed["pp"] = float(refined.send_seconds[row])
         answers.append(table.answer(exposed, float(prices.own_factor[row])))
+    return answers
+
+
+def unslowed(job: PreparedJob, prices: Prices, even: PreparedJob, same: Prices) -> list[list[str]]:
+    """Why an oversubscribed level does not slow data parallelism across it, for each layout.
+
+    even, same: the job on a fabric without oversubscription, and its prices.
+    """
+    answers = []
+    fabric = job.cluster.fabric
+    narrow = [index for index, level in enumerate(fabric) if level.oversubscription > 1]
+    names = [level.name for level in fabric]
+    for own, other in zip(tables(job, prices), tables(even, same), strict=True):
+        crossing: dict[tuple[str, int], bool] = {}
+        for key, row in own.rows.items():
+            dimension, group, level, algorithm = key[0], key[2], key[3], key[4]
+            if dimension in DATA_PARALLEL and level in names and names.index(level) >= narrow[0]:
+                alike = key in other.rows and row[2] < ALIKE * other.rows[key][2]
+                one = DATA_PARALLEL[dimension], group
+                crossing[one] = crossing.get(one, True) and alike and algorithm == "ring"
+        answers.append(
+            [
+                f"{fabric[narrow[0]].name} is oversubscribed "
+                f"{fabric[narrow[0]].oversubscription:g} times and does not slow {words} over "
+                f"{group:,} GPUs: a ring crosses it from one node to the next, on the links of "
+                f"{fabric[0].gpus} of the {fabric[narrow[0] - 1].gpus} GPUs that share its uplinks"
+                for (words, group), alike in crossing.items()
+                if alike
+            ]
+            if narrow[0]
+            else []
+        )
     return answers
 
 

@@ -12,6 +12,7 @@ from planner.cost.step_seconds import data_parallel
 from planner.estimates import estimate_job
 from planner.intake.jobs import read_job
 from planner.plan.collective import collective
+from tests.conftest import job_values
 
 H100 = "h100-sxm-80gb"
 LAYER_8B = 2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096  # 218,112,000
@@ -199,3 +200,34 @@ def test_rows_are_what_the_price_sums_up(name: str) -> None:
         assert sum(one.exposed_seconds for one in rows if one.dimension == axis) == pytest.approx(
             seconds, rel=1e-9, abs=1e-12
         )
+
+
+@pytest.mark.parametrize(("oversubscription", "slowed"), [(4, False), (64, True)])
+def test_an_oversubscribed_spine_slows_flat_fsdp_or_the_answer_says_why_not(
+    oversubscription: int, slowed: bool
+) -> None:
+    """A ring leaves a leaf of 256 GPUs on one node's 8 links: up to 32 times, that is as fast."""
+
+    def answer(spine: int, layout: dict[str, Any]) -> Any:
+        fabric = [
+            {"name": "nvlink", "gpus": 8},
+            {"name": "leaf", "gpus": 256, "bandwidth": "400 Gb/s"},
+            {"name": "spine", "bandwidth": "400 Gb/s", "oversubscription": spine},
+        ]
+        values = job_values("llama3-70b", H100, 1024, 8192, 2048, layout=layout)
+        values["cluster"]["fabric"] = fabric
+        return estimate_job(read_job(values))
+
+    flat = {"micro_batch_size": 2, "ac": "full"}
+    found, even = answer(oversubscription, flat), answer(1, flat)
+    said = (
+        f"spine is oversubscribed {oversubscription} times and does not slow FSDP over 1,024 GPUs"
+    )
+    assert (found.step_seconds > 1.01 * even.step_seconds) == slowed
+    assert any(said in text for text in found.warnings) != slowed
+    assert not any("oversubscribed" in text for text in even.warnings)
+    # replicas 256 apart all cross the spine at once, and nobody says that it is nothing
+    hybrid = {**flat, "dp_replicate": 4, "dp_shard": 256}
+    found, even = answer(oversubscription, hybrid), answer(1, hybrid)
+    assert found.step_seconds > even.step_seconds
+    assert not any("oversubscribed" in text for text in found.warnings)

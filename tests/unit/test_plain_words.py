@@ -18,7 +18,6 @@ from planner.specs.layout import in_words
 from planner.specs.plan import SensitivityStep
 from tests.conftest import fixed_ports, job_values
 
-
 H100 = "h100-sxm-80gb"
 
 
@@ -86,6 +85,10 @@ def test_the_objective_cost_shows_prices() -> None:
     for one in plan.ranked:
         assert one.run is not None
         assert f"${one.run.cost:,.0f}" in table
+    # one blank line before the table, though a section on today's layout stands above it
+    assert plan.versus_current is not None
+    screen = [line.strip() for line in as_text(plan_view(plan, 110, letters=True), 110).split("\n")]
+    assert ["", ""] not in [screen[at : at + 2] for at in range(len(screen) - 2)]
     assert plan.headline[1].split(": ")[0].endswith(("% dearer", "% cheaper"))
     assert (
         f"${plan.ranked[1].run.cost:,.0f} against ${plan.ranked[0].run.cost:,.0f}"
