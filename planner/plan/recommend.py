@@ -222,11 +222,14 @@ def _options(sizes: list[OneSize], winner: PlanCandidate) -> list[SizeOption]:
 
     Cost is GPU-hours if the GPUs are free.
     """
-    runs_of = [(at_size, at_size.runs) for at_size in sizes if at_size.runs is not None]
-    best = [
-        (at_size, runs, winner.row if at_size is winner.at_size else at_size.first)
-        for at_size, runs in runs_of
+    num_gpus = winner.at_size.pricer.cluster.num_gpus
+    chosen = [
+        winner  # of what was measured, if probes ran, and not of what is first on paper
+        if at_size.pricer.cluster.num_gpus == num_gpus
+        else PlanCandidate(at_size, at_size.first)
+        for at_size in sizes
     ]
+    best = [(at_size, at_size.runs, row) for at_size, row in chosen if at_size.runs is not None]
     points = np.array(
         [
             (runs.wall_seconds[row], runs.bill.cost[row], runs.bill.gpu_hours[row])
