@@ -219,7 +219,7 @@ def detection_lines(histories: int) -> Iterator[str]:
             yield f"| {noise.name} | {change:+.0%} | 6 | 6 | {found.line}"
 
 
-YOUNG = (3, 5, 10, 20, 30)  # nights before a slope begins
+YOUNG = (3, 5, 10, 20)  # nights before a slope begins
 EACH = 0.02  # slower by so much every night from then on
 
 

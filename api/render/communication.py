@@ -7,7 +7,7 @@ from rich.text import Text
 
 from api.render.figures import seconds, size
 from api.render.grid import Column, grid, number
-from planner.specs.estimate import Communication
+from planner.specs.estimate import CommunicationRow
 
 COLUMNS = (
     Column(name=""),
@@ -27,7 +27,7 @@ NOTE = (
 )
 
 
-def communication_section(rows: Sequence[Communication], width: int) -> list[RenderableType]:
+def communication_section(rows: Sequence[CommunicationRow], width: int) -> list[RenderableType]:
     """Heading, table and note; nothing for a layout that communicates nothing."""
     if not rows:
         return []

@@ -22,7 +22,7 @@ from planner.cost.price import Prices
 from planner.cost.refine import Refined, hops_of
 from planner.cost.step_seconds import data_parallel
 from planner.schedules import SCHEDULES
-from planner.specs.estimate import COMMUNICATION_AXES, Communication
+from planner.specs.estimate import COMMUNICATION_AXES, CommunicationRow
 from planner.work.checkpointing import BLOCK, FULL, NONE
 
 DATA_PARALLEL = {"fsdp": "FSDP", "dp": "the gradient all-reduce"}
@@ -108,7 +108,7 @@ class Table:
             waits[key[0]] += row[3]
         return alone, waits
 
-    def answer(self, exposed: dict[str, float], factor: float) -> list[Communication]:
+    def answer(self, exposed: dict[str, float], factor: float) -> list[CommunicationRow]:
         """The rows by dimension, the longest first; what is exposed of each adds up to the price's.
 
         exposed: seconds by dimension. factor: on seconds, that of one's own runs.
@@ -120,7 +120,7 @@ class Table:
             waited = waits[dimension]
             share = row[3] / waited if waited else row[2] / alone[dimension]
             found.append(
-                Communication(
+                CommunicationRow(
                     dimension=dimension,
                     operation=operation,
                     group_size=group,
@@ -137,7 +137,9 @@ class Table:
         return sorted(found, key=lambda one: (order.index(one.dimension), -one.seconds))
 
 
-def communication(job: PreparedJob, prices: Prices, refined: Refined) -> list[list[Communication]]:
+def communication(
+    job: PreparedJob, prices: Prices, refined: Refined
+) -> list[list[CommunicationRow]]:
     """The rows of every layout of these prices; refined: their simulated steps."""
     answers = []
     for row, table in enumerate(tables(job, prices)):

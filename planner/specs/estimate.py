@@ -101,7 +101,7 @@ class TimeBreakdown(BaseModel):
         )
 
 
-class Communication(BaseModel):
+class CommunicationRow(BaseModel):
     """One kind of collective of a step, of the rank on the critical path.
 
     dimension: of parallelism. fsdp gathers and scatters shards, dp reduces over replicas.
@@ -194,7 +194,7 @@ class Estimate(BaseModel):
     interval: Interval | None = None
     memory: Memory | None = None
     time: TimeBreakdown | None = None
-    communication: list[Communication] = []
+    communication: list[CommunicationRow] = []
     basis: dict[str, Basis] | None = None
     moe_imbalance: float | None = None
     learned: LearnedFactor | None = None

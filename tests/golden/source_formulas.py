@@ -20,7 +20,7 @@ from planner.intake.machines import load_gpu, read_cluster
 from planner.plan.collective import collective
 from planner.schedules import SCHEDULES
 from planner.specs.cluster import ClusterSpec
-from planner.specs.estimate import Communication
+from planner.specs.estimate import CommunicationRow
 from planner.specs.job import Job
 from planner.trainers.registry import TRAINERS, resolve_layout
 from planner.work import axes
@@ -247,7 +247,7 @@ def float8_speedup_of(unit: str) -> float:
     return seconds["bf16"] / seconds["float8-tensorwise"]
 
 
-def _rows(job: Mapping[str, Any], dimension: str) -> list[Communication]:
+def _rows(job: Mapping[str, Any], dimension: str) -> list[CommunicationRow]:
     found = estimate_job(read_job(dict(job)))
     assert found.valid, found.violations
     return [one for one in found.communication if one.dimension == dimension]
