@@ -120,17 +120,19 @@ class Table:
             waited = waits[dimension]
             share = row[3] / waited if waited else row[2] / alone[dimension]
             found.append(
-                CommunicationRow(
-                    dimension=dimension,
-                    operation=operation,
-                    group_size=group,
-                    level=level,
-                    algorithm=algorithm,
-                    per_step=row[0],
-                    message_bytes=message,
-                    volume_bytes=row[1],
-                    seconds=factor * row[2],
-                    exposed_seconds=share * exposed[dimension],
+                CommunicationRow.model_validate(
+                    {
+                        "dimension": dimension,
+                        "operation": operation,
+                        "group_size": group,
+                        "level": level,
+                        "algorithm": algorithm,
+                        "per_step": row[0],
+                        "message_bytes": message,
+                        "volume_bytes": row[1],
+                        "seconds": factor * row[2],
+                        "exposed_seconds": share * exposed[dimension],
+                    }
                 )
             )
         order = COMMUNICATION_AXES

@@ -202,15 +202,15 @@ def _calls(
     ]
     if op.name == "dispatch" and kind == ALLTOALL:
         counts = np.full(len(context.batch), COUNT_BYTES * model.num_experts)
-        seconds = context.collective_seconds("all-to-all", counts, "ep")
+        took = context.collective_seconds("all-to-all", counts, "ep")
         found.append(
             OpCall(
                 axis="ep",
                 operation="all-to-all",
                 backward=False,
                 payload=counts,
-                seconds=seconds,
-                exposed=seconds,
+                seconds=took,
+                exposed=took,
             )
         )
     return found
