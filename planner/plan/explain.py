@@ -224,7 +224,7 @@ def _change(neighbour: Neighbour, usable_bytes: float) -> str:
     return f"{change}: {effect}, {format_bytes(neighbour.device_bytes)}"
 
 
-def _instead(field: str, old: FieldValue, new: FieldValue) -> str:
+def _instead(field: str, old: object, new: object) -> str:
     """A change in words: "tp 4 instead of 8", "without async TP"."""
     words = in_words(field, new)
     return words if isinstance(new, bool) else f"{words} instead of {value_in_words(field, old)}"

@@ -490,13 +490,13 @@ def _headline(entries: list[RankedLayout], objective: str) -> list[str]:
             f"with {theirs.joules_per_token / ours.joules_per_token - 1.0:+.1%} energy",
         ]
     lines = difference(winner.estimate, second.estimate, winner.layout, second.layout)
-    ours, theirs = winner.shown.cost, second.shown.cost
-    if objective == "cost" and ours and theirs:
-        dearer = theirs / ours - 1.0
+    cost, other = winner.shown.cost, second.shown.cost
+    if objective == "cost" and cost and other:
+        dearer = other / cost - 1.0
         lines.insert(
             0,
-            f"{abs(dearer):.1%} {'dearer' if dearer >= 0 else 'cheaper'}: ${theirs:,.0f} against "
-            f"${ours:,.0f} for the run",
+            f"{abs(dearer):.1%} {'dearer' if dearer >= 0 else 'cheaper'}: ${other:,.0f} against "
+            f"${cost:,.0f} for the run",
         )
     return [winner.layout.short(), *lines]
 
