@@ -4,7 +4,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from api.render.estimate import NARROW, bullets, heading, indented
+from api.render.estimate import NARROW, bullets, heading, indented, violation_line
 from api.render.figures import NONE, percent, rate, seconds, size
 from planner.intake.trainer_files.statement import LABELS
 from planner.specs.layout import in_runs
@@ -33,10 +33,7 @@ def current_section(plan: Plan, width: int, *, saved: str | None) -> list[Render
     ]
     sections.append(indented(figures(versus, plan.ranked[0], width)))
     sections += [indented(Text(line, style="bold")) for line in verdict(versus)]
-    notes = [
-        *(f"{v.field}={v.value}: {v.rule}; {v.remedy}" for v in versus.violations),
-        *versus.notes,
-    ]
+    notes = [*(violation_line(one) for one in versus.violations), *versus.notes]
     if notes:
         sections.append(indented(bullets(notes, "!", "yellow")))
     if versus.changed and not versus.keep:

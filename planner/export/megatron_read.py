@@ -71,7 +71,8 @@ def read_arguments(words: Words, num_layers: int, num_gpus: int) -> dict[str, ob
         "micro_batch_size": whole(words, "micro_batch_size"),
         "cp_method": next((name for name, known in CP_TYPES.items() if known == kind), "ulysses"),
         "sequence_parallel": "sequence_parallel" in words,
-        "async_tp": "tp_comm_overlap" in words,
+        # Megatron-LM switches it off for MLA
+        "async_tp": "tp_comm_overlap" in words and "multi_latent_attention" not in words,
         "compile": False,
         "optimizer_in_backward": False,
         **_offload(words),

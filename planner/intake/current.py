@@ -83,8 +83,11 @@ def _is_toml(text: str) -> bool:
         return False
 
 
-def read(spec: CurrentSpec) -> Stated:
-    """Reads a config or a script. Raises SpecError for any other text."""
+def read(spec: CurrentSpec, release: str | None = None) -> Stated:
+    """Reads a config or a script. Raises SpecError for any other text.
+
+    release: of the trainer, where the job names one.
+    """
     kind = spec.format or format_of(spec.text, spec.name)
     if kind == "torchtitan-toml":
         modules = {
@@ -97,7 +100,7 @@ def read(spec: CurrentSpec) -> Stated:
     if kind == "torchtitan-command":
         return titan_command.say(spec)
     if kind == "megatron-arguments":
-        return megatron.say(spec)
+        return megatron.say(spec, release)
     remedy = (
         "give a TorchTitan TOML or command, a Megatron argument script, a TorchTitan log, or a "
         "layout in JSON"
@@ -132,7 +135,7 @@ def complete(values: Mapping[str, object]) -> dict[str, object]:
         job = _merged(spec.job, values)
         _raise_missing(spec.name, job, StatedModel(value=None))
         return job
-    stated = read(spec)
+    stated = read(spec, _release(values))
     job = dict(values)
     job["cluster"] = _cluster(stated, values.get("cluster"))
     named = stated.model
@@ -156,6 +159,12 @@ def complete(values: Mapping[str, object]) -> dict[str, object]:
     job["training"] = {**run.training, **(asked if isinstance(asked, Mapping) else {})}
     job["layout"] = dict(run.layout)
     return job
+
+
+def _release(values: Mapping[str, object]) -> str | None:
+    training = values.get("training")
+    named = training.get("trainer_version") if isinstance(training, Mapping) else None
+    return named if isinstance(named, str) else None
 
 
 def _merged(read_job: Mapping[str, object], values: Mapping[str, object]) -> dict[str, object]:
@@ -228,10 +237,16 @@ def read_again(values: Mapping[str, object], model: ModelSpec, num_gpus: int) ->
     if spec.job or kind in ("layout", "torchtitan-log"):
         return Current(spec=spec, format=kind, stated=None, run=None)
     try:
-        stated = read(spec)
+        stated = read(spec, _release(values))
         return Current(spec=spec, format=kind, stated=stated, run=stated.run(model, num_gpus))
     except PlannerError:
         return Current(spec=spec, format=kind, stated=None, run=None)
+
+
+def own_run(values: Mapping[str, object], model: ModelSpec, num_gpus: int) -> Run | None:
+    """The run that a job's own file describes; None for a job without one, or with a log."""
+    current = read_again(values, model, num_gpus)
+    return None if current is None else current.run
 
 
 def label(current: Current) -> str:

@@ -70,7 +70,7 @@ MEGATRON = TrainerRules(
     title="Megatron-LM",
     vendors={"nvidia": "", "amd": "ROCm/Megatron-LM"},
     history=tuple(Known(number=number, day=day) for number, day in _HISTORY),
-    default_release="0.14",
+    default_release=_HISTORY[-1][0],
     changes=(
         # core/fp4_utils.py came with 0.15; the repository had it before 12 September 2025
         # (TransformerEngine issue 2171), which is what NeMo 25.09 ships
@@ -109,7 +109,7 @@ MEGATRON = TrainerRules(
     ),
     # NeMo performance recipes: grad_reduce_in_fp32=False, grad_sync_dtype bf16
     distributions={"NeMo": {"reduce_dtype": "bfloat16"}},
-    offered=("0.14",),
+    offered=(_HISTORY[-1][0],),
     export_format="megatron",
     lacks=_lacks,
     optimizers=("adamw", "adamw-bf16-states", "sgd"),
@@ -168,6 +168,6 @@ MEGATRON = TrainerRules(
     placeholders_since="2023-12",
     gradients_apart=False,
     memory_extra_sd=0.0,
-    source="Megatron-LM core 0.14 megatron/training/arguments.py; AMD maintains the fork "
+    source="Megatron-LM core 0.14 to 0.18 megatron/training/arguments.py; AMD maintains the fork "
     "github.com/ROCm/Megatron-LM",
 )
