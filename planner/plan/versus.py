@@ -52,7 +52,8 @@ def versus_current(
     changed = really_changed(layout, winner, job.model.num_hidden_layers, job.training.trainer)
     sd = _gain_sd(pricer, layout, winner) if times is not None and priced is pricer else None
     current = read_again(job.request, job.model, layout.num_gpus)
-    runs = bool(today.fits) and not today.violations
+    refusals = () if current is None or current.run is None else current.run.refusals
+    runs = bool(today.fits) and not today.violations and not refusals
     keep = (
         runs
         and times is not None
@@ -71,10 +72,7 @@ def versus_current(
         changed=changed,
         reasons=difference(today, estimate, layout, winner),
         missing_bytes=_missing(today),
-        violations=[
-            *today.violations,
-            *as_violations(() if current is None or current.run is None else current.run.refusals),
-        ],
+        violations=[*today.violations, *as_violations(refusals)],
         source=None if current is None else {"format": current.format, "name": current.spec.name},
         measured=None if current is None else current.spec.measured,
         diff=written.diff,

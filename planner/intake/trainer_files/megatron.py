@@ -99,6 +99,9 @@ GROUPS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     ),
     (("activation_offload_layers",), ("cpu_offloading_num_layers",)),
 )  # fmt: skip
+ONE_CONNECTION = (
+    "--use-megatron-fsdp refuses CUDA_DEVICE_MAX_CONNECTIONS=1: take that out where it is set"
+)
 # Arguments that some layouts need beside their own.
 FOLLOWING = frozenset({GROUP, "moe_router_dtype", "ckpt_format", "use_precision_aware_optimizer"})
 _RELEVANT = (
@@ -554,7 +557,8 @@ def megatron_changes(
         for name in contrary:
             changes[name] = None
             del words[name]
-    return changes, []
+    connections = "use_megatron_fsdp" in wanted and "use_megatron_fsdp" not in stated.words
+    return changes, [ONE_CONNECTION] * connections
 
 
 def _contrary(

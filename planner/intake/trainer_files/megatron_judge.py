@@ -413,26 +413,23 @@ def _stages(run: ScriptRun) -> Iterator[Fault]:
             yield Fault("--pipeline-model-parallel-layout", run.word(LAYOUT_TEXT), rule, CORRECT)
         return
     ends = run.has(FIRST) or run.has(LAST)
-    virtual = run.number(STAGES, 1)
+    each, virtual = run.number(EACH, 1), run.number(STAGES, 1)
     if run.has(EACH):
-        each = run.number(EACH, 1)
         if ends:
             rule = "excludes first and last ranks with layers of their own"
-            yield Fault(
-                "--num-layers-per-virtual-pipeline-stage",
-                each,
-                rule,
-                "use --num-virtual-stages-per-pipeline-rank",
-            )
+            remedy = "use --num-virtual-stages-per-pipeline-rank"
+            yield Fault("--num-layers-per-virtual-pipeline-stage", each, rule, remedy)
             return
-        if layers % pp == 0 and (each < 1 or layers // pp % each):
+        if each < 1 or (layers % pp == 0 and layers // pp % each):
             rule = f"does not divide the {layers // pp} layers of a pipeline rank"
-            yield Fault(
-                "--num-layers-per-virtual-pipeline-stage", each, rule, "give a divisor of them"
-            )
+            remedy = "give a divisor of them"
+            yield Fault("--num-layers-per-virtual-pipeline-stage", each, rule, remedy)
+            return
+        virtual = layers // pp // each
     if virtual > 1 and pp == 1:
         rule = "makes interleaved stages, and --pipeline-model-parallel-size is 1"
-        yield Fault("--num-virtual-stages-per-pipeline-rank", virtual, rule, "take it out")
+        flag = f"--{said[0].replace('_', '-')}"
+        yield Fault(flag, run.word(said[0]), rule, "take it out")
     elif ends:
         yield from _uneven(run, virtual)
     elif layers % (pp * virtual):
