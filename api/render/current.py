@@ -9,6 +9,7 @@ from api.render.figures import NONE, percent, rate, seconds, size
 from planner.intake.trainer_files.statement import LABELS
 from planner.specs.layout import in_runs
 from planner.specs.plan import Plan, RankedLayout, VersusCurrent
+from planner.trainers.registry import layout_line
 from planner.units import counted, times_as_fast
 
 
@@ -21,6 +22,7 @@ def current_section(plan: Plan, width: int, *, saved: str | None) -> list[Render
     if versus is None:
         return []
     source = versus.source
+    trainer = (plan.job.get("training") or {}).get("trainer", "torchtitan")
     where = (
         ""
         if source is None
@@ -29,7 +31,7 @@ def current_section(plan: Plan, width: int, *, saved: str | None) -> list[Render
     sections: list[RenderableType] = [
         "",
         heading(f"What you run today{where}"),
-        indented(Text(versus.layout.short())),
+        indented(Text(layout_line(versus.layout, trainer))),
     ]
     sections.append(indented(figures(versus, plan.ranked[0], width)))
     sections += [indented(Text(line, style="bold")) for line in verdict(versus)]

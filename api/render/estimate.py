@@ -21,6 +21,7 @@ from api.render.figures import (
 )
 from api.render.parts import bottleneck, memory_parts, time_parts
 from planner.specs.estimate import Estimate, Violation
+from planner.trainers.registry import layout_line
 from planner.units import counted
 
 if TYPE_CHECKING:
@@ -225,7 +226,7 @@ def estimate_view(
     estimate: Estimate, job: "Job", width: int, *, letters: bool, kept_id: str
 ) -> RenderableType:
     """The whole screen of `estimate --job`."""
-    layout = job.layout.short() if job.layout is not None else ""
+    layout = layout_line(job.layout, job.training.trainer) if job.layout is not None else ""
     top: list[RenderableType] = [
         Text(question_line(job), style="dim"),
         Text(layout, style="bold"),

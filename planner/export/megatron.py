@@ -12,19 +12,14 @@ from planner.export.base import Draft, Export, overlay_gaps, safe_name, train_st
 from planner.export.commands import Launch, read_flags
 from planner.export.megatron_graphs import environment, graph_arguments
 from planner.export.megatron_model import dispatcher_arguments, model_arguments
-from planner.export.megatron_read import (
-    CP_TYPES,
-    FP8_RECIPES,
-    SHARDING,
-    plain_names,
-    read_arguments,
-)
+from planner.export.megatron_read import FP8_RECIPES, SHARDING, plain_names, read_arguments
 from planner.precision import PRECISIONS
 from planner.schedules.depth_first import microbatches_per_round
 from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import Layout, parse_ac
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
+from planner.trainers.megatron import CP_TYPES
 from planner.trainers.registry import release_of, version_under
 from planner.trainers.release import Release
 from planner.units import counted

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 
 from planner.errors import Fault, SpecError
 from planner.precision import PRECISIONS
+from planner.trainers.megatron import CP_TYPES
 
 Words = Mapping[str, Sequence[str]]
-CP_TYPES = {"allgather": "all_gather", "alltoall": "p2p", "ulysses": "a2a"}
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 FP8_RECIPES = {
     precision.name: precision.megatron_arguments[-1]

@@ -16,6 +16,7 @@ from planner.trainers.tp_overlap import DEFERRED, TpOverlap
 # NeMo's fp8 recipes set fp8_param_gather (Megatron Bridge training/mixed_precision.py);
 # Megatron-LM's default is off
 NATIVE = "NeMo"
+CP_TYPES = {"allgather": "all_gather", "alltoall": "p2p", "ulysses": "a2a"}  # --cp-comm-type
 _DISPATCHERS = frozenset({"alltoall", "allgather"})
 PRECISIONS = frozenset(
     {"bf16", "fp16", "float8-tensorwise", "float8-delayed", "float8-blockwise", "mxfp8", "nvfp4"}
@@ -123,7 +124,8 @@ MEGATRON = TrainerRules(
     precisions=PRECISIONS,
     # --recompute-method block | uniform, --recompute-num-layers
     ac_kinds=frozenset({"none", "full", "selective-attention", "block", "uniform"}),
-    cp_methods=frozenset({"allgather", "alltoall", "ulysses"}),
+    cp_methods=frozenset(CP_TYPES),
+    cp_words=CP_TYPES,
     moe_dispatchers=_DISPATCHERS,
     # core 0.16 transformer_config.py (cuda_graph_impl, cuda_graph_scope; the default is none, and
     # Megatron Bridge keeps it, docs/training/cuda-graphs.md)

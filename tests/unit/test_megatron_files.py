@@ -24,6 +24,7 @@ from planner.rules import violations
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
+from planner.trainers.registry import layout_line
 
 JOBS = (
     ("llama3-70b", 64, 36), ("llama3.1-405b", 512, 252), ("qwen3-235b-a22b", 256, 1152),
@@ -223,3 +224,12 @@ def test_latent_attention_gets_no_tp_overlap() -> None:
     made = export(chosen, model("deepseek-v3"), cluster(64), training())
     assert "--tp-comm-overlap" not in made.arguments
     assert [fault.field for fault in made.blockers] == ["async_tp"]
+
+
+def test_context_parallelism_is_named_in_megatrons_words() -> None:
+    for method, word in (("alltoall", "p2p"), ("ulysses", "a2a")):
+        chosen = layout(64, "megatron", tp=8, cp=2, cp_method=method)
+        assert f"cp 2 {word}" in layout_line(chosen, "megatron")
+        assert f"cp 2 {method}" in layout_line(chosen, "torchtitan")
+        made = export(chosen, model("llama3-8b"), cluster(64), training())
+        assert read_flags(made.arguments)["--cp-comm-type"] == [word]
