@@ -23,6 +23,8 @@ _MEGATRON_FLAG = re.compile(
     r"--(?:tensor-model-parallel-size|pipeline-model-parallel-size"
     r"|micro-batch-size|num-attention-heads)\b"
 )
+# Hydra overrides of NeMo 1's megatron_*_pretraining.py
+_NEMO = re.compile(r"\bmodel\.(?:tensor|pipeline)_model_parallel_size=|megatron_\w+_pretraining\.py")
 _LOG = re.compile(r"\[titan\] \d{4}-|\bstep:\s*\d+\s+loss:")
 TABLES = frozenset(
     {
@@ -63,6 +65,7 @@ def format_of(text: str, name: str) -> CurrentFormat | None:
     """What kind of text this is, by its name and contents.
 
     None for a text that is no trainer's, such as a job or a layout in YAML.
+    Raises SpecError for a command of NeMo, whose defaults are in files of its own.
     """
     suffix = name.lower().rpartition(".")[2]
     if suffix == "toml" or _is_toml(text):
@@ -73,6 +76,13 @@ def format_of(text: str, name: str) -> CurrentFormat | None:
         return "torchtitan-log"
     if _MEGATRON_FLAG.search(text):
         return "megatron-arguments"
+    if _NEMO.search(text):
+        rule = "is a command of NeMo with Hydra overrides, which is not read"
+        remedy = (
+            "write a job with model, cluster, training {trainer: megatron, trainer_version: NeMo "
+            "...} and layout, or give Megatron-LM's arguments"
+        )
+        raise SpecError(Fault("current", name, rule, remedy))
     return "torchtitan-command" if _TITAN_FLAG.search(text) else None
 
 

@@ -6,6 +6,7 @@ import pytest
 from current_cases import EXAMPLES, job_of_text
 
 from planner.catalog.megatron_arguments import alike, argument, arguments
+from planner.errors import SpecError
 from planner.estimates import estimate_job
 from planner.intake.trainer_files.megatron_unpriced import FLAGS
 from planner.specs.estimate import Estimate
@@ -175,3 +176,9 @@ def test_the_table_of_arguments() -> None:
     assert argument("--cuda-graph-modules", "0.17") is not None  # between two that were read
     assert alike("--tensor-model-paralel-size") == "--tensor-model-parallel-size"
     assert {f"--{name.replace('_', '-')}" for name in FLAGS} <= arguments().keys()
+
+
+def test_a_command_of_nemo_is_named_for_what_it_is() -> None:
+    text = (CASES / "27-nemo-hydra-13b-8-a100/launch.sh").read_text(encoding="utf-8")
+    with pytest.raises(SpecError, match="is a command of NeMo with Hydra overrides"):
+        job_of_text("launch.sh", text)
