@@ -78,9 +78,7 @@ def figures(versus: VersusCurrent, winner: RankedLayout, width: int) -> Table:
 def verdict(versus: VersusCurrent) -> list[str]:
     """One or two sentences: how many times as fast number 1 is, or why today's cannot run."""
     name = (
-        "it"
-        if versus.source is None or versus.source["format"] == "torchtitan-log"
-        else "your file"
+        "it" if versus.source is None or versus.source["format"].endswith("-log") else "your file"
     )
     estimate, lines = versus.estimate, []
     if (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from planner.errors import Fault, PlannerError, SpecError
 from planner.intake.machines import read_cluster
 from planner.intake.models import read_model
-from planner.intake.trainer_files import megatron, titan_command
+from planner.intake.trainer_files import megatron, megatron_log, titan_command
 from planner.intake.trainer_files.statement import LABELS, Run, Stated, StatedModel
 from planner.intake.trainer_files.torchtitan import StatedTitan, read_toml
 from planner.specs.current import CurrentFormat, CurrentSpec
@@ -24,7 +24,9 @@ _MEGATRON_FLAG = re.compile(
     r"|micro-batch-size|num-attention-heads)\b"
 )
 # Hydra overrides of NeMo 1's megatron_*_pretraining.py
-_NEMO = re.compile(r"\bmodel\.(?:tensor|pipeline)_model_parallel_size=|megatron_\w+_pretraining\.py")
+_NEMO = re.compile(
+    r"\bmodel\.(?:tensor|pipeline)_model_parallel_size=|megatron_\w+_pretraining\.py"
+)
 _LOG = re.compile(r"\[titan\] \d{4}-|\bstep:\s*\d+\s+loss:")
 TABLES = frozenset(
     {
@@ -74,6 +76,8 @@ def format_of(text: str, name: str) -> CurrentFormat | None:
         return None
     if _LOG.search(text):
         return "torchtitan-log"
+    if megatron_log.is_log(text):
+        return "megatron-log"
     if _MEGATRON_FLAG.search(text):
         return "megatron-arguments"
     if _NEMO.search(text):
@@ -111,8 +115,10 @@ def read(spec: CurrentSpec, release: str | None = None) -> Stated:
         return titan_command.say(spec)
     if kind == "megatron-arguments":
         return megatron.say(spec, release)
+    if kind == "megatron-log":
+        return megatron.say_log(spec)
     remedy = (
-        "give a TorchTitan TOML or command, a Megatron argument script, a TorchTitan log, or a "
+        "give a TorchTitan TOML or command, a Megatron argument script, a log of either, or a "
         "layout in JSON"
     )
     raise SpecError(

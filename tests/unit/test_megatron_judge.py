@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 from current_cases import EXAMPLES, job_of_text
+from export_cases import layout
 
 from planner.catalog.megatron_arguments import alike, argument, arguments
 from planner.errors import SpecError
 from planner.estimates import estimate_job
+from planner.intake.trainer_files.megatron_log import measured_by
 from planner.intake.trainer_files.megatron_unpriced import FLAGS
 from planner.specs.estimate import Estimate
 
@@ -182,3 +184,17 @@ def test_a_command_of_nemo_is_named_for_what_it_is() -> None:
     text = (CASES / "27-nemo-hydra-13b-8-a100/launch.sh").read_text(encoding="utf-8")
     with pytest.raises(SpecError, match="is a command of NeMo with Hydra overrides"):
         job_of_text("launch.sh", text)
+
+
+def test_a_log_is_read_with_what_it_measured() -> None:
+    text = (CASES / "30-megatron-log/train.log").read_text(encoding="utf-8")
+    job = job_of_text("train.log", text)
+    assert (job.model.name, job.cluster.num_gpus) == ("mixtral-8x7b", 16)
+    assert (
+        job.layout.short() == layout(16, "megatron", tp=2, ep=8, etp=2, micro_batch_size=1).short()
+    )
+    assert job.training.global_batch_size == 128
+    assert job.training.overlap.pp  # off only where stages are interleaved
+    assert measured_by(text)["step_seconds"] == pytest.approx(5.53)
+    assert measured_by(text)["tokens_per_second_per_gpu"] == pytest.approx(128 * 4096 / 16 / 5.53)
+    assert estimate_job(job).valid

@@ -20,6 +20,7 @@ from planner.intake.trainer_files.canonical import canonical
 from planner.intake.trainer_files.flags import Command, edit_flags, plain_name
 from planner.intake.trainer_files.launch import machine_of
 from planner.intake.trainer_files.megatron_judge import GROUP, GivenFlags, assertions
+from planner.intake.trainer_files.megatron_log import dumped, words_of
 from planner.intake.trainer_files.megatron_unpriced import unpriced
 from planner.intake.trainer_files.shapes import by_hint, named
 from planner.intake.trainer_files.shell import read_script
@@ -119,6 +120,7 @@ class StatedMegatron:
     words: argument, named with _ -> its values.
     flags: what the command gives to its program, as it is written there.
     asked: the release that the job names; None for none.
+    ran: whether it is of a log, so that Megatron did not stop at it.
     skipped: parts of a script that are only known once it runs.
     """
 
@@ -127,6 +129,7 @@ class StatedMegatron:
     asked: str | None = None
     machine: Machine = field(default_factory=Machine)
     expandable: bool = False
+    ran: bool = False
     skipped: tuple[str, ...] = ()
 
     @property
@@ -181,11 +184,13 @@ class StatedMegatron:
         batch = whole(self.words, "global_batch_size", micro * ranks)
         read = Layout.model_validate(layout)
         refused, foreign = self.flags.judged(release_of("megatron", self.asked or self.version))
+        if not self.ran:
+            refused += assertions(self.words, read, model.num_hidden_layers, batch)
         return Run(
             training=self._training(batch),
             layout=layout,
             notes=(*self._notes(read, batch), *foreign),
-            refusals=(*refused, *assertions(self.words, read, model.num_hidden_layers, batch)),
+            refusals=tuple(refused),
         )
 
     def _training(self, batch: int) -> dict[str, object]:
@@ -501,6 +506,17 @@ def say(spec: CurrentSpec, asked: str | None = None) -> StatedMegatron:
         machine=machine_of(script, command),
         expandable=expandable,
         skipped=skipped,
+    )
+
+
+def say_log(spec: CurrentSpec) -> StatedMegatron:
+    """Reads the arguments that a log prints."""
+    values = dumped(spec.text)
+    world = values.get("world_size", "")
+    return StatedMegatron(
+        words=words_of(values),
+        machine=Machine(num_gpus=int(world) if world.isdigit() else None),
+        ran=True,
     )
 
 
