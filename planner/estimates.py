@@ -20,6 +20,7 @@ from planner.cost.price import Pricer
 from planner.cost.refine import refine
 from planner.cost.step_seconds import PARTS
 from planner.errors import Fault, PlannerError, SpecError
+from planner.intake.current import own_run
 from planner.rules import violations_of
 from planner.rules.support import obstacles
 from planner.specs.cluster import ClusterSpec
@@ -101,7 +102,8 @@ class Estimator:
     def _of_group(self, parts: "_Parts", jobs: Sequence[Job]) -> Sequence[Estimate | PlannerError]:
         try:
             layouts = [_layout(job) for job in jobs]
-            return estimate_layouts(self._pricer(parts), layouts, [job.id for job in jobs])
+            priced = estimate_layouts(self._pricer(parts), layouts, [job.id for job in jobs])
+            return [_as_written(job, one) for job, one in zip(jobs, priced, strict=True)]
         except PlannerError as error:
             if len(jobs) == 1:
                 return [error]
@@ -130,6 +132,36 @@ class _Parts:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Parts) and self.key == other.key
+
+
+def _as_written(job: Job, estimate: Estimate) -> Estimate:
+    """The estimate of a trainer's own file: what the trainer refuses in it, what is not priced."""
+    if job.layout is None or job.request.get("current") is None:
+        return estimate
+    run = own_run(job.request, job.model, job.layout.num_gpus)
+    if run is None:
+        return estimate
+    notes = [*run.notes, *estimate.warnings]
+    if not run.refusals:
+        return estimate.model_copy(update={"warnings": notes})
+    faults = [*estimate.violations, *as_violations(run.refusals)]
+    return Estimate(
+        id=estimate.id,
+        valid=False,
+        violations=faults,
+        unsupported=estimate.unsupported,
+        warnings=notes,
+        model_version=estimate.model_version,
+        calibration_id=estimate.calibration_id,
+    )
+
+
+def as_violations(faults: Sequence[Fault]) -> list[Violation]:
+    """What a trainer refuses in a user's file, as an estimate lists it."""
+    return [
+        Violation(field=fault.field, value=fault.value, rule=fault.rule, remedy=fault.remedy)
+        for fault in faults
+    ]
 
 
 def _layout(job: Job) -> Layout:

@@ -21,8 +21,9 @@ from api.render.figures import (
     size,
 )
 from api.render.parts import memory_parts, time_parts
-from planner.specs.estimate import Estimate
+from planner.specs.estimate import Estimate, Violation
 from planner.specs.estimate_parts import bottleneck
+from planner.trainers.registry import layout_line
 from planner.units import counted
 
 if TYPE_CHECKING:
@@ -51,6 +52,12 @@ def bullets(lines: list[str], mark: str = "-", style: str = "") -> Table:
     for line in lines:
         table.add_row(mark, line)
     return table
+
+
+def violation_line(violation: Violation) -> str:
+    """One reason why a layout cannot run; a flag without a value stands alone."""
+    value = "" if violation.value is None else f"={violation.value}"
+    return f"{violation.field}{value}: {violation.rule}; {violation.remedy}"
 
 
 def memory_section(estimate: Estimate, width: int, *, letters: bool) -> list[RenderableType]:
@@ -225,7 +232,7 @@ def estimate_view(
     estimate: Estimate, job: "Job", width: int, *, letters: bool, kept_id: str
 ) -> RenderableType:
     """The whole screen of `estimate --job`."""
-    layout = job.layout.short() if job.layout is not None else ""
+    layout = layout_line(job.layout, job.training.trainer) if job.layout is not None else ""
     top: list[RenderableType] = [
         Text(question_line(job), style="dim"),
         Text(layout, style="bold"),
@@ -236,9 +243,12 @@ def estimate_view(
         words = "Nothing can run this as it stands; the figures are what the hardware could do:"
         top = [top[0], Text(words, style="bold red"), indented(bullets(lacking)), *top[1:]]
     if not estimate.valid:
-        faults = [f"{v.field}={v.value}: {v.rule}; {v.remedy}" for v in estimate.violations]
+        faults = [violation_line(one) for one in estimate.violations]
         return Group(
-            *top, Text("This layout cannot run:", style="bold red"), indented(bullets(faults))
+            *top,
+            Text("This layout cannot run:", style="bold red"),
+            indented(bullets(faults)),
+            indented(bullets(estimate.warnings, "!", "yellow")),
         )
     verdict = (
         Text("It fits.", style="bold green")

@@ -26,8 +26,10 @@ from api.render.grid import Column, grid, number
 from api.render.probing import measured_line, probing_section
 from planner.catalog.clusters import gpu_aliases
 from planner.export import FORMATS
+from planner.specs.layout import Layout
 from planner.specs.plan import SOURCES, Plan, RankedLayout
 from planner.specs.run import RunEstimate
+from planner.trainers.registry import layout_line
 from planner.units import (
     HOUR,
     KILO,
@@ -48,7 +50,7 @@ def plan_view(plan: Plan, width: int, *, letters: bool, saved: str | None = None
     winner = plan.ranked[0]
     sections: list[RenderableType] = [
         Text(question(plan), style="dim"),
-        Text.assemble(("Best: ", "bold green"), (winner.layout.short(), "bold")),
+        Text.assemble(("Best: ", "bold green"), (_line(plan, winner.layout), "bold")),
         *_resting(plan),
         *_on_paper(plan),
         *measured_line(plan),
@@ -90,13 +92,18 @@ def plan_view(plan: Plan, width: int, *, letters: bool, saved: str | None = None
     return Group(*sections)
 
 
+def _line(plan: Plan, layout: Layout) -> str:
+    training: Mapping[str, Any] = plan.job.get("training") or {}
+    return layout_line(layout, training.get("trainer", "torchtitan"))
+
+
 def _resting(plan: Plan) -> list[RenderableType]:
     """What number 1 uses that nobody measured, and the best layout that does without."""
     if plan.rests_on is None:
         return []
     other = plan.best_measured
     beside = (
-        [indented(Text.assemble((f"Number {other.rank}: ", "dim"), other.layout.short()))]
+        [indented(Text.assemble((f"Number {other.rank}: ", "dim"), _line(plan, other.layout)))]
         if other is not None
         else []
     )
@@ -110,7 +117,7 @@ def _on_paper(plan: Plan) -> list[RenderableType]:
         return []
     where = f" (number {other.rank})" if other.rank is not None else ""
     return [
-        Text.assemble((f"Fastest on paper{where}: ", "dim"), other.layout.short()),
+        Text.assemble((f"Fastest on paper{where}: ", "dim"), _line(plan, other.layout)),
         indented(Text(f"{other.statement}.", style="dim")),
     ]
 
@@ -172,9 +179,9 @@ def ranked_table(plan: Plan, width: int) -> Text:
     for entry in shown:
         figures = entry.shown
         layout = (
-            f"{counted(entry.num_gpus, 'GPU')}: {entry.layout.short()}"
+            f"{counted(entry.num_gpus, 'GPU')}: {_line(plan, entry.layout)}"
             if len(sizes) > 1
-            else entry.layout.short()
+            else _line(plan, entry.layout)
         )
         rows.append(
             (
@@ -277,7 +284,7 @@ def sizes_table(plan: Plan, width: int) -> Text:
             energy(option.energy_joules),
             mass(option.co2_grams),
             "*" if option.on_front else "",
-            option.layout.short(),
+            _line(plan, option.layout),
         )
         for option in plan.sizes
     ]

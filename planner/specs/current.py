@@ -5,7 +5,12 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 CurrentFormat = Literal[
-    "torchtitan-toml", "torchtitan-command", "megatron-arguments", "torchtitan-log", "layout"
+    "torchtitan-toml",
+    "torchtitan-command",
+    "megatron-arguments",
+    "megatron-log",
+    "torchtitan-log",
+    "layout",
 ]
 MAX_TEXT = 2_000_000
 

@@ -189,9 +189,10 @@ class Layout(BaseModel):
         """Microbatches (or accumulation steps) a step: global batch / (microbatch x DP degree)."""
         return global_batch_size // (self.micro_batch_size * self.dp_degree)
 
-    def short(self) -> str:
+    def short(self, cp_words: Mapping[str, str] | None = None) -> str:
         """One line that an engineer reads at a glance.
 
+        cp_words: how a trainer names the CP methods; as in the layout where it is not given.
         For example "fsdp 32 · tp 8 · mbs 2 · ac full · float8-rowwise · compile".
         """
         replicas = "hsdp" if self.dp_shard * self.cp > 1 else "ddp"
@@ -200,7 +201,8 @@ class Layout(BaseModel):
             for n, d in ((replicas, self.dp_replicate), (self._data_name(), self.dp_shard))
             if d > 1
         ]
-        method = "" if self.cp_method == "allgather" else f" {self.cp_method}"
+        word = (cp_words or {}).get(self.cp_method, self.cp_method)
+        method = "" if self.cp_method == "allgather" else f" {word}"
         if self.cp > 1 and self.dp_shard == 1 and self.zero_stage < 3:
             method += f" {self._data_name()}"
         parts += [

@@ -9,7 +9,8 @@ from planner.specs.model import ModelSpec
 
 LABELS = {
     "torchtitan-toml": "TorchTitan TOML", "torchtitan-command": "TorchTitan command",
-    "megatron-arguments": "Megatron arguments", "torchtitan-log": "TorchTitan log",
+    "megatron-arguments": "Megatron arguments", "megatron-log": "Megatron log",
+    "torchtitan-log": "TorchTitan log",
     "layout": "layout",
 }  # fmt: skip
 
