@@ -42,7 +42,7 @@ class CollectiveRequest(BaseModel):
     )
 
     op: str = Field(
-        description="all-reduce, all-gather, reduce-scatter, broadcast, all-to-all or p2p."
+        description="all-reduce, all-gather, reduce-scatter, broadcast, reduce, all-to-all or p2p."
     )
     size: Annotated[float, BeforeValidator(_size, json_schema_input_type=float | str)]
     cluster: Annotated[Any, WithJsonSchema({"type": ["string", "object"]})] = Field(

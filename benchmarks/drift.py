@@ -112,7 +112,7 @@ def false_alarms(noise: Noise, layouts: int, years: int, *, hosts: int = 0, seed
             nights_of(seconds, [(where == host) * 1.0 for host in range(hosts)]),
             RUNS_PER_FALSE_ALARM,
         )
-        found += len(drift.changes) + len(drift.hosts)
+        found += len(drift.changes) + len(drift.hosts) + len(drift.creeps)
     return found
 
 
@@ -219,6 +219,40 @@ def detection_lines(histories: int) -> Iterator[str]:
             yield f"| {noise.name} | {change:+.0%} | 6 | 6 | {found.line}"
 
 
+YOUNG = (3, 5, 10, 20)  # nights before a slope begins
+EACH = 0.02  # slower by so much every night from then on
+
+
+def young_delays(nights_before: int, layouts: int, histories: int, *, seed: int = 3) -> list[int]:
+    """Nights until a slope is found, by the scan or against the first nights, in each history."""
+    delays = []
+    for index in range(histories):
+        rng = np.random.default_rng([seed, nights_before, layouts, index])
+        seconds = NORMAL.draw(rng, layouts, nights_before + AFTER)
+        seconds[:, nights_before:] += np.arange(1, AFTER + 1) * np.log1p(EACH)
+        for night in range(1, AFTER + 1):
+            drift = drift_of(nights_of(seconds[:, : nights_before + night]), RUNS_PER_FALSE_ALARM)
+            if drift.changes or drift.creeps:
+                delays.append(night)
+                break
+    return delays
+
+
+def young_lines(histories: int) -> Iterator[str]:
+    """A table: a slope that begins early."""
+    yield f"Nights until {EACH:+.0%} a night is found, of {histories} histories each"
+    yield ""
+    yield "| nights before | layouts | found in 30 nights | median | 9 in 10 by |"
+    yield "|---|---|---|---|---|"
+    for before in YOUNG:
+        for layouts in (1, 6):
+            found = young_delays(before, layouts, histories)
+            yield (
+                f"| {before} | {layouts} | {len(found) / histories:.0%} | {np.median(found):.0f} | "
+                f"{np.quantile(found, 0.9):.0f} |"
+            )
+
+
 def host_history(rng: np.random.Generator, change: float) -> Nights:
     """Six layouts on four hosts, drawn each night, of which one is slow from BEFORE on."""
     seconds = NORMAL.draw(rng, 6, BEFORE + AFTER)
@@ -259,6 +293,7 @@ def main() -> None:
     for lines in (
         false_alarm_lines(given.years),
         detection_lines(given.histories),
+        young_lines(given.histories),
         host_lines(given.histories),
     ):
         for line in lines:

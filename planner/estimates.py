@@ -12,6 +12,7 @@ import numpy as np
 from planner.calibration.basis import basis, memory_basis
 from planner.calibration.intervals import Spread, oom_probability, spread
 from planner.columns import FloatColumn, IntColumn, LayoutBatch, in_order
+from planner.cost.communication import communication, unslowed
 from planner.cost.machine.knobs import Calibration
 from planner.cost.machine.stacks import stack_name, unit_name
 from planner.cost.memory.peak import rows as memory_rows
@@ -19,6 +20,7 @@ from planner.cost.price import Pricer
 from planner.cost.refine import refine
 from planner.cost.step_seconds import PARTS
 from planner.errors import Fault, PlannerError, SpecError
+from planner.intake.current import own_run
 from planner.rules import violations_of
 from planner.rules.support import obstacles
 from planner.specs.cluster import ClusterSpec
@@ -100,7 +102,8 @@ class Estimator:
     def _of_group(self, parts: "_Parts", jobs: Sequence[Job]) -> Sequence[Estimate | PlannerError]:
         try:
             layouts = [_layout(job) for job in jobs]
-            return estimate_layouts(self._pricer(parts), layouts, [job.id for job in jobs])
+            priced = estimate_layouts(self._pricer(parts), layouts, [job.id for job in jobs])
+            return [_as_written(job, one) for job, one in zip(jobs, priced, strict=True)]
         except PlannerError as error:
             if len(jobs) == 1:
                 return [error]
@@ -129,6 +132,36 @@ class _Parts:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Parts) and self.key == other.key
+
+
+def _as_written(job: Job, estimate: Estimate) -> Estimate:
+    """The estimate of a trainer's own file: what the trainer refuses in it, what is not priced."""
+    if job.layout is None or job.request.get("current") is None:
+        return estimate
+    run = own_run(job.request, job.model, job.layout.num_gpus)
+    if run is None:
+        return estimate
+    notes = [*run.notes, *estimate.warnings]
+    if not run.refusals:
+        return estimate.model_copy(update={"warnings": notes})
+    faults = [*estimate.violations, *as_violations(run.refusals)]
+    return Estimate(
+        id=estimate.id,
+        valid=False,
+        violations=faults,
+        unsupported=estimate.unsupported,
+        warnings=notes,
+        model_version=estimate.model_version,
+        calibration_id=estimate.calibration_id,
+    )
+
+
+def as_violations(faults: Sequence[Fault]) -> list[Violation]:
+    """What a trainer refuses in a user's file, as an estimate lists it."""
+    return [
+        Violation(field=fault.field, value=fault.value, rule=fault.rule, remedy=fault.remedy)
+        for fault in faults
+    ]
 
 
 def _layout(job: Job) -> Layout:
@@ -248,6 +281,8 @@ class _Columns:
         self.mfu = model_flops_utilisation(
             pricer.model, cluster, self.tokens_per_second_per_gpu, training.seq_len
         )
+        self.communication = communication(pricer, self.prices, self.refined)
+        self.unslowed = self._unslowed()
         self.memory_parts = memory_rows(self.prices.memory)
         self.redone_share = self._redone_share()
         self.basis = basis(pricer.calibration, pricer, batch)
@@ -289,17 +324,32 @@ class _Columns:
             peak_allocated_bytes=float(prices.peak_allocated_bytes[row]),
             peak_reserved_bytes=float(prices.peak_reserved_bytes[row]),
             device_bytes=float(prices.device_bytes[row]),
+            reclaimable_bytes=float(prices.device_bytes[row] - prices.least_device_bytes[row]),
             usable_bytes=float(pricer.cluster.usable_memory_bytes),
             interval=self._interval(row),
             memory=self._memory(row),
             time=self._time(row),
+            communication=self.communication[row],
             basis={**self.basis[row], "memory": self.memory_basis},
             moe_imbalance=load,
             learned=self._learned(row),
-            warnings=[*self.warnings, *self._predicted_load(load)],
+            warnings=[*self.warnings, *self._predicted_load(load), *self.unslowed[row]],
             model_version=MODEL_VERSION,
             calibration_id=pricer.calibration.id,
         )
+
+    def _unslowed(self) -> list[list[str]]:
+        """Of each layout, why a stated oversubscription does not slow it."""
+        job = self.pricer
+        levels = job.cluster.fabric
+        if all(level.oversubscription == 1 for level in levels):
+            return [[] for _ in self.layouts]
+        fabric = tuple(level.model_copy(update={"oversubscription": 1.0}) for level in levels)
+        cluster = job.cluster.model_copy(update={"fabric": fabric})
+        even = job.variant(
+            "even", partial(Pricer.build, job.model, cluster, job.training, job.calibration)
+        )
+        return unslowed(job, self.prices, even, even.price(self.batch))
 
     def _moe_imbalance(self, row: int) -> float | None:
         if self.busiest_load is None or self.layouts[row].ep == 1:

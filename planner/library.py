@@ -15,7 +15,7 @@ from planner.errors import Fault, SpecError
 from planner.estimates import estimate_job
 from planner.estimates import estimate_jobs as priced
 from planner.intake.current import complete
-from planner.intake.jobs import read_job
+from planner.intake.jobs import JobReader
 from planner.ports import Ports
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import Estimate
@@ -143,10 +143,30 @@ class EstimateList(list[Estimate]):
 def estimate_many(jobs: Iterable[Job | Words]) -> EstimateList:
     """One estimate a job, in order, as a list that is also a table.
 
+    Jobs that have a model, a cluster and a training in common are read and priced together.
+
     Raises SpecError for the first malformed job.
     """
-    asked = [_job(job, {}) for job in jobs]
+    reader, parts = JobReader(), _SharedParts()
+    asked = [parts.of(job) if isinstance(job, Job) else _job(job, {}, reader) for job in jobs]
     return EstimateList(priced(asked), asked)
+
+
+class _SharedParts:
+    """Jobs read one by one, with equal parts made one object, by which jobs are priced together."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, object] = {}
+
+    def of(self, job: Job) -> Job:
+        """The job with the parts of an earlier one where they are equal."""
+        parts = {name: getattr(job, name) for name in ("model", "cluster", "training")}
+        return job.model_copy(
+            update={
+                name: self.known.setdefault(f"{name} {part.model_dump_json()}", part)
+                for name, part in parts.items()
+            }
+        )
 
 
 def study_of(plan: Plan, values: str | None = None) -> "Study":
@@ -162,17 +182,21 @@ def study_of(plan: Plan, values: str | None = None) -> "Study":
     return made(plan, values)
 
 
-def _job(job: Job | Words | None, parts: Mapping[str, object]) -> Job:
+def _job(
+    job: Job | Words | None, parts: Mapping[str, object], reader: JobReader | None = None
+) -> Job:
+    """The job; reader: the one of a batch."""
+    reader = reader or JobReader()
     given = {key: _as_written(value) for key, value in parts.items() if value is not None}
     if job is None:
-        return read_job(given)
+        return reader.read(given)
     if given:
         names = ", ".join(given)
         raise SpecError(Fault("job", names, "was given beside a whole job", "put it into the job"))
     if isinstance(job, Job):
         return job
     written = complete(job) if job.get("current") is not None else job
-    return read_job({key: _as_written(value) for key, value in written.items()})
+    return reader.read({key: _as_written(value) for key, value in written.items()})
 
 
 def _as_written(value: object) -> object:

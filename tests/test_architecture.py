@@ -49,7 +49,8 @@ IMPURE_METHODS = {
 READERS = tuple(
     f"planner/{name}.py"
     for name in (
-        "catalog/calibrations", "catalog/clusters", "catalog/models", "intake/machines",
+        "catalog/calibrations", "catalog/clusters", "catalog/megatron_arguments",
+        "catalog/models", "intake/machines",
         "intake/models",
         "intake/trainer_files/files",
     )
@@ -60,8 +61,8 @@ LIBRARY = "planner/library.py"  # who calls a function has no port for the clock
 ROOMS = (
     "units", "version", "errors", "registry", "charts", "schedules",
     "samplers", "precision", "catalog", "specs", "trainers", "columns", "work", "rules", "cost",
-    "calibration", "estimates",
-    "export", "intake", "search", "study", "ports", "plan", "library", "__init__",
+    "calibration", "export", "intake", "estimates",
+    "search", "study", "ports", "plan", "library", "__init__",
 )  # fmt: skip
 OUTWARD: dict[tuple[str, str], str] = {}
 

@@ -10,7 +10,9 @@ from api.cli.typed import complete_cluster
 def command(
     op: Annotated[
         str,
-        typer.Option(help="all-reduce, all-gather, reduce-scatter, broadcast, all-to-all or p2p."),
+        typer.Option(
+            help="all-reduce, all-gather, reduce-scatter, broadcast, reduce, all-to-all or p2p."
+        ),
     ],
     size: Annotated[
         str,

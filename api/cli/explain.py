@@ -18,16 +18,22 @@ def command(
     """Why this layout of a stored plan, and why not another."""
     import json as encoder
 
-    from api.cli.output import say
+    from api.cli.output import make_console, say, show
     from api.input.names import plan_id_of
+    from api.render.communication import communication_section
     from api.wiring import wire
-    from planner.plan.explain import explain
+    from planner.plan.explain import explain, ranked_as
 
     wiring = wire()
     plan = wiring.store.get_plan(plan_id_of(wiring, plan_id))
     lines = explain(plan, rank, versus)
+    rows = ranked_as(plan, rank).estimate.communication
     if json:
-        typer.echo(encoder.dumps({"id": plan.id, "rank": rank, "versus": versus, "lines": lines}))
+        answer = {"id": plan.id, "rank": rank, "versus": versus, "lines": lines}
+        typer.echo(encoder.dumps(answer | {"communication": [one.model_dump() for one in rows]}))
         return
     for line in lines:
         say(line)
+    console = make_console()
+    for part in communication_section(rows, console.width):
+        show(part, console)

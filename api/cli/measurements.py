@@ -35,12 +35,15 @@ def import_(
         str,
         typer.Argument(
             metavar="FILE",
-            help="Rows (JSON lines or CSV), a TorchTitan log, or a TensorBoard folder.",
+            help="Rows (JSON lines or CSV), a log of TorchTitan or Megatron-LM, or a TensorBoard "
+            "folder.",
         ),
     ],
     format: Annotated[
         str | None,
-        typer.Option("--format", help="rows, csv, torchtitan or tensorboard; else by the file."),
+        typer.Option(
+            "--format", help="rows, csv, torchtitan, megatron or tensorboard; else by the file."
+        ),
     ] = None,
     job: Annotated[
         str | None, typer.Option(help="Job of the run, with its layout: what a log does not say.")

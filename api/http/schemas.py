@@ -288,6 +288,32 @@ class DriftOutlier(BaseModel):
     change: float
 
 
+class DriftCreep(BaseModel):
+    """A layout whose newest runs are all slower than a level that it had.
+
+    change: 0.02 is 2% slower. first, last: when that level was; best: it is the best so far, else
+        that of its first runs.
+    """
+
+    layout: str
+    change: float
+    first: str
+    last: str
+    best: bool
+    statement: str
+
+
+class TooFewNights(BaseModel):
+    """Layouts that were run too seldom to tell.
+
+    most: runs of the one that was run most. needed: so many.
+    """
+
+    layouts: int
+    most: int
+    needed: int
+
+
 class SweepDrift(BaseModel):
     """What the history of a sweep's layouts says.
 
@@ -306,6 +332,8 @@ class SweepDrift(BaseModel):
     changes: list[DriftChange]
     hosts: list[DriftHost]
     outliers: list[DriftOutlier]
+    creeps: list[DriftCreep] = []
+    too_few_nights: TooFewNights | None = None
 
 
 class SweepReport(BaseModel):

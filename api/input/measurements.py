@@ -10,7 +10,7 @@ import io
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -24,14 +24,17 @@ from api.wiring import Wiring
 from planner.calibration.plausible import CLOCK_MARGIN, MEMORY_MARGIN, implausible
 from planner.catalog.clusters import gpu_names
 from planner.errors import ConflictError, Fault, NotFoundError, SpecError
+from planner.intake.current import complete
 from planner.intake.machines import load_gpu
 from planner.intake.measurements import read_measurement
 from planner.intake.near_files import with_near_file
+from planner.intake.trainer_files.megatron_log import is_log, measured_by
+from planner.specs.current import MAX_TEXT
 from planner.specs.gpu import GpuSpec
 from planner.specs.measurement import Measurement, Rung, Status
 
-Format = Literal["rows", "csv", "torchtitan", "tensorboard"]
-FORMATS: tuple[Format, ...] = ("rows", "csv", "torchtitan", "tensorboard")
+Format = Literal["rows", "csv", "torchtitan", "megatron", "tensorboard"]
+FORMATS: tuple[Format, ...] = ("rows", "csv", "torchtitan", "megatron", "tensorboard")
 ID_LENGTH = 64
 PAGE = 200
 ROWS = re.compile(r"\s*(?:\{|\[\s*(?:\{|\]))")  # a log may begin with a bracket too: "[rank0]:"
@@ -61,7 +64,9 @@ def guess_format(path: Path, text: str | None) -> Format:
         return "tensorboard"
     if ROWS.match(text):
         return "rows"
-    return "csv" if path.suffix.lower() == ".csv" else "torchtitan"
+    if path.suffix.lower() == ".csv":
+        return "csv"
+    return "megatron" if is_log(text) else "torchtitan"
 
 
 def read_file(
@@ -118,8 +123,27 @@ def read_measurements(
                 allow_files,
             )
         ]
+    if format == "megatron":
+        return [_of_row(wiring, _megatron_row(text, job or {}, source or "the log"), "", False)]
     rows = csv_rows(text) if format == "csv" else json_rows(text)
     return of_rows(wiring, rows, allow_files=allow_files)
+
+
+def _megatron_row(text: str, job: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """The row of a Megatron-LM log. Raises SpecError for a log without arguments or steps."""
+    measured = measured_by(text)
+    if not is_log(text) or not measured:
+        rule = "holds no arguments and steps of Megatron-LM"
+        remedy = "give the log from its first line on, with `elapsed time per iteration`"
+        raise fault("FILE", source, rule, remedy)
+    current = {"name": source, "format": "megatron-log", "text": text[:MAX_TEXT]}
+    try:
+        whole = complete({**job, "current": current})
+    except SpecError as error:
+        remedy = "give it in --job FILE, for example cluster: {gpu: h100-sxm-80gb}"
+        raise SpecError([replace(one, remedy=remedy) for one in error.faults]) from None
+    parts = {name: whole[name] for name in ("model", "cluster", "training", "layout")}
+    return {**parts, "source": source, "measured": measured}
 
 
 def _from_events(wiring: Wiring, place: Path, job: Mapping[str, Any] | None) -> Measurement:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from api.calibration.update import update_about
 from api.jobs.bad_hosts import MOST_OUT, SLOW, BadHost, keep_out
 from api.storage.records import DriftFinding, HistoryRow, TaskRecord
-from planner.calibration.drift.findings import Drift, SlowHost, StepChange
+from planner.calibration.drift.creep import NEWEST
+from planner.calibration.drift.findings import Creep, Drift, SlowHost, StepChange
 from planner.calibration.drift.nights import Nights, Reading
 from planner.calibration.drift.replay import drift_of
 from planner.calibration.drift.scores import FEWEST_AFTER, FEWEST_BEFORE
@@ -44,6 +45,8 @@ def with_drift(wiring: "Wiring", run: TaskRecord, spec: SweepSpec, report: Docum
         update_about(wiring, {(row.trainer, row.gpu) for row in history.rows.values()})
     document = history.document(drift, spec)
     new = [_in_short(one) for one in document["changes"] if one["new"]]
+    if document["creeps"]:
+        new.append(f"{counted(len(document['creeps']), 'layout')} slower than before")
     known = {one["host"] for one in report["quarantined"]}
     bad = [one for one in history.bad_hosts(drift.hosts) if one.host not in known]
     for one in bad:
@@ -63,10 +66,12 @@ class History:
     """Runs of a sweep's questions by night.
 
     rows: one of each reading, by layout and night, as `nights` numbers them.
+    young: runs of each layout that has too few to tell.
     """
 
     nights: Nights
     rows: Mapping[tuple[int, int], HistoryRow]
+    young: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, rows: Sequence[HistoryRow]) -> "History":
@@ -92,6 +97,7 @@ class History:
         return cls(
             nights=nights,
             rows={(layouts[_key(row)], places[row.run]): row for row in reversed(watched)},
+            young=tuple(count for count in runs.values() if count < FEWEST_RUNS),
         )
 
     def _first(self, layouts: Sequence[int], night: int) -> HistoryRow:
@@ -174,6 +180,25 @@ class History:
             "outliers": [
                 {"layout": self._label(one.layout), "change": one.change} for one in drift.outliers
             ],
+            "creeps": [self._creep(one) for one in drift.creeps],
+            "too_few_nights": {
+                "layouts": len(self.young),
+                "most": max(self.young, default=0),
+                "needed": FEWEST_RUNS,
+            },
+        }
+
+    def _creep(self, creep: Creep) -> Document:
+        first, last = (self.nights.at[night][:10] for night in (creep.first, creep.last))
+        level = "the best so far" if creep.best else "its first nights"
+        return {
+            "layout": self._label(creep.layout),
+            "change": creep.change,
+            "first": self.nights.at[creep.first],
+            "last": self.nights.at[creep.last],
+            "best": creep.best,
+            "statement": f"{creep.change:.1%} slower than {level} ({first} to {last}), the newest "
+            f"{counted(NEWEST, 'night')} alike [{self._label(creep.layout)}]",
         }
 
     def _change(self, change: StepChange) -> Document:

@@ -4,11 +4,12 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from api.render.estimate import NARROW, bullets, heading, indented
+from api.render.estimate import NARROW, bullets, heading, indented, violation_line
 from api.render.figures import NONE, percent, rate, seconds, size
 from planner.intake.trainer_files.statement import LABELS
 from planner.specs.layout import in_runs
 from planner.specs.plan import Plan, RankedLayout, VersusCurrent
+from planner.trainers.registry import layout_line
 from planner.units import counted, times_as_fast
 
 
@@ -21,6 +22,7 @@ def current_section(plan: Plan, width: int, *, saved: str | None) -> list[Render
     if versus is None:
         return []
     source = versus.source
+    trainer = (plan.job.get("training") or {}).get("trainer", "torchtitan")
     where = (
         ""
         if source is None
@@ -29,20 +31,17 @@ def current_section(plan: Plan, width: int, *, saved: str | None) -> list[Render
     sections: list[RenderableType] = [
         "",
         heading(f"What you run today{where}"),
-        indented(Text(versus.layout.short())),
+        indented(Text(layout_line(versus.layout, trainer))),
     ]
     sections.append(indented(figures(versus, plan.ranked[0], width)))
     sections += [indented(Text(line, style="bold")) for line in verdict(versus)]
-    notes = [
-        *(f"{v.field}={v.value}: {v.rule}; {v.remedy}" for v in versus.violations),
-        *versus.notes,
-    ]
+    notes = [*(violation_line(one) for one in versus.violations), *versus.notes]
     if notes:
         sections.append(indented(bullets(notes, "!", "yellow")))
     if versus.changed and not versus.keep:
         sections.append(indented(changes(versus)))
     sections += _difference(versus, saved)
-    return [*sections, ""]
+    return sections
 
 
 def figures(versus: VersusCurrent, winner: RankedLayout, width: int) -> Table:
@@ -79,9 +78,7 @@ def figures(versus: VersusCurrent, winner: RankedLayout, width: int) -> Table:
 def verdict(versus: VersusCurrent) -> list[str]:
     """One or two sentences: how many times as fast number 1 is, or why today's cannot run."""
     name = (
-        "it"
-        if versus.source is None or versus.source["format"] == "torchtitan-log"
-        else "your file"
+        "it" if versus.source is None or versus.source["format"].endswith("-log") else "your file"
     )
     estimate, lines = versus.estimate, []
     if (

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from api.render.bars import legend, stacked_bar
+from api.render.communication import communication_section
 from api.render.figures import (
     interval_of,
     parameters,
@@ -19,14 +20,17 @@ from api.render.figures import (
     seconds,
     size,
 )
-from api.render.parts import bottleneck, memory_parts, time_parts
-from planner.specs.estimate import Estimate
+from api.render.parts import memory_parts, time_parts
+from planner.specs.estimate import Estimate, Violation
+from planner.specs.estimate_parts import bottleneck
+from planner.trainers.registry import layout_line
 from planner.units import counted
 
 if TYPE_CHECKING:
     from planner.specs.job import Job
 
 INDENT = 2
+TOLD = 0.01  # of the memory: what the allocator gives back is said from there on
 NARROW = 76  # columns below which tables show less
 
 
@@ -48,6 +52,12 @@ def bullets(lines: list[str], mark: str = "-", style: str = "") -> Table:
     for line in lines:
         table.add_row(mark, line)
     return table
+
+
+def violation_line(violation: Violation) -> str:
+    """One reason why a layout cannot run; a flag without a value stands alone."""
+    value = "" if violation.value is None else f"={violation.value}"
+    return f"{violation.field}{value}: {violation.rule}; {violation.remedy}"
 
 
 def memory_section(estimate: Estimate, width: int, *, letters: bool) -> list[RenderableType]:
@@ -85,11 +95,7 @@ def time_section(
         heading(f"Time of one step: {seconds(estimate.step_seconds)}{beside}"),
         indented(bar),
         indented(legend(parts, width - INDENT, letters=letters)),
-        *(
-            [indented(Text(f"largest cost beside compute: {bottleneck(estimate)}"))]
-            if overhead
-            else ()
-        ),
+        *([indented(Text(bottleneck(estimate)))] if overhead else ()),
     ]
 
 
@@ -123,6 +129,13 @@ def _risks(estimate: Estimate) -> Iterator[str]:
     """What to know of the risk: why it does not fit, and how all of the card compares."""
     if not estimate.fits:
         yield "too risky: more than 5%"
+    if estimate.device_bytes and estimate.reclaimable_bytes:
+        given = estimate.reclaimable_bytes
+        if given > TOLD * estimate.device_bytes:
+            yield (
+                f"of {size(estimate.device_bytes)} the allocator gives {size(given)} back when "
+                "memory runs short"
+            )
     whole = risk(estimate.oom_probability_full_card)
     if whole != risk(estimate.oom_probability):
         yield f"with all of the card {whole}"
@@ -219,7 +232,7 @@ def estimate_view(
     estimate: Estimate, job: "Job", width: int, *, letters: bool, kept_id: str
 ) -> RenderableType:
     """The whole screen of `estimate --job`."""
-    layout = job.layout.short() if job.layout is not None else ""
+    layout = layout_line(job.layout, job.training.trainer) if job.layout is not None else ""
     top: list[RenderableType] = [
         Text(question_line(job), style="dim"),
         Text(layout, style="bold"),
@@ -230,9 +243,12 @@ def estimate_view(
         words = "Nothing can run this as it stands; the figures are what the hardware could do:"
         top = [top[0], Text(words, style="bold red"), indented(bullets(lacking)), *top[1:]]
     if not estimate.valid:
-        faults = [f"{v.field}={v.value}: {v.rule}; {v.remedy}" for v in estimate.violations]
+        faults = [violation_line(one) for one in estimate.violations]
         return Group(
-            *top, Text("This layout cannot run:", style="bold red"), indented(bullets(faults))
+            *top,
+            Text("This layout cannot run:", style="bold red"),
+            indented(bullets(faults)),
+            indented(bullets(estimate.warnings, "!", "yellow")),
         )
     verdict = (
         Text("It fits.", style="bold green")
@@ -242,6 +258,8 @@ def estimate_view(
     sections = [*top, verdict, indented(key_figures(estimate, width)), ""]
     sections += [*memory_section(estimate, width, letters=letters), ""]
     sections += [*time_section(estimate, width, letters=letters), ""]
+    if estimate.communication:
+        sections += [*communication_section(estimate.communication, width), ""]
     if estimate.warnings:
         sections += [
             Text("Warnings", style="bold yellow"),

@@ -26,8 +26,10 @@ from api.render.grid import Column, grid, number
 from api.render.probing import measured_line, probing_section
 from planner.catalog.clusters import gpu_aliases
 from planner.export import FORMATS
+from planner.specs.layout import Layout
 from planner.specs.plan import SOURCES, Plan, RankedLayout
 from planner.specs.run import RunEstimate
+from planner.trainers.registry import layout_line
 from planner.units import (
     HOUR,
     KILO,
@@ -48,7 +50,7 @@ def plan_view(plan: Plan, width: int, *, letters: bool, saved: str | None = None
     winner = plan.ranked[0]
     sections: list[RenderableType] = [
         Text(question(plan), style="dim"),
-        Text.assemble(("Best: ", "bold green"), (winner.layout.short(), "bold")),
+        Text.assemble(("Best: ", "bold green"), (_line(plan, winner.layout), "bold")),
         *_resting(plan),
         *_on_paper(plan),
         *measured_line(plan),
@@ -90,13 +92,18 @@ def plan_view(plan: Plan, width: int, *, letters: bool, saved: str | None = None
     return Group(*sections)
 
 
+def _line(plan: Plan, layout: Layout) -> str:
+    training: Mapping[str, Any] = plan.job.get("training") or {}
+    return layout_line(layout, training.get("trainer", "torchtitan"))
+
+
 def _resting(plan: Plan) -> list[RenderableType]:
     """What number 1 uses that nobody measured, and the best layout that does without."""
     if plan.rests_on is None:
         return []
     other = plan.best_measured
     beside = (
-        [indented(Text.assemble((f"Number {other.rank}: ", "dim"), other.layout.short()))]
+        [indented(Text.assemble((f"Number {other.rank}: ", "dim"), _line(plan, other.layout)))]
         if other is not None
         else []
     )
@@ -110,7 +117,7 @@ def _on_paper(plan: Plan) -> list[RenderableType]:
         return []
     where = f" (number {other.rank})" if other.rank is not None else ""
     return [
-        Text.assemble((f"Fastest on paper{where}: ", "dim"), other.layout.short()),
+        Text.assemble((f"Fastest on paper{where}: ", "dim"), _line(plan, other.layout)),
         indented(Text(f"{other.statement}.", style="dim")),
     ]
 
@@ -157,6 +164,7 @@ RANKED = (
     number("memory", drop=1),
     Column(name="source", drop=0),
 )
+PRICE = number("price")  # of the whole run, where that is what is minimised
 
 
 def ranked_table(plan: Plan, width: int) -> Text:
@@ -165,29 +173,30 @@ def ranked_table(plan: Plan, width: int) -> Text:
     shown = [
         entry for entry in plan.ranked if entry.rank <= SHOWN_RANKS or entry.source == "probed"
     ]
+    search = plan.job.get("search") or {}
+    priced = search.get("objective") == "cost" and all(entry.shown.cost for entry in shown)
     rows = []
     for entry in shown:
-        estimate = entry.estimate
+        figures = entry.shown
         layout = (
-            f"{counted(entry.num_gpus, 'GPU')}: {entry.layout.short()}"
+            f"{counted(entry.num_gpus, 'GPU')}: {_line(plan, entry.layout)}"
             if len(sizes) > 1
-            else entry.layout.short()
+            else _line(plan, entry.layout)
         )
-        # of measurements and model together, where probes were spent
-        step = entry.expected_step_seconds or estimate.step_seconds
-        faster = entry.expected_speedup
         rows.append(
             (
                 f"{entry.rank}{UNMEASURED if entry.unmeasured else ''}",
                 layout,
-                rate(_times(estimate.tokens_per_second_per_gpu, faster)),
-                percent(_times(estimate.mfu, faster)),
-                seconds(step),
-                size(estimate.device_bytes),
+                rate(figures.tokens_per_second_per_gpu),
+                percent(figures.mfu),
+                seconds(figures.step_seconds),
+                size(figures.device_bytes),
+                *([money(figures.cost)] if priced and figures.cost else ()),
                 entry.source,
             )
         )
-    return grid(RANKED, rows, width, bold=[entry.rank == 1 for entry in shown])
+    columns = [*RANKED[:-1], PRICE, RANKED[-1]] if priced else RANKED
+    return grid(columns, rows, width, bold=[entry.rank == 1 for entry in shown])
 
 
 def sources_line(plan: Plan, width: int) -> list[RenderableType]:
@@ -199,10 +208,6 @@ def sources_line(plan: Plan, width: int) -> list[RenderableType]:
     if words:
         lines.append(f"{UNMEASURED} no run behind the calibration used {', '.join(words)}")
     return [indented(Text(line, style="dim")) for line in lines]
-
-
-def _times(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor
 
 
 def run_section(run: RunEstimate, num_gpus: int) -> list[RenderableType]:
@@ -279,7 +284,7 @@ def sizes_table(plan: Plan, width: int) -> Text:
             energy(option.energy_joules),
             mass(option.co2_grams),
             "*" if option.on_front else "",
-            option.layout.short(),
+            _line(plan, option.layout),
         )
         for option in plan.sizes
     ]

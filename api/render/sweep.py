@@ -25,9 +25,17 @@ def report_lines(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def drift_lines(result: Mapping[str, Any]) -> Iterator[str]:
-    """What the layouts' history says; nothing while they were run too seldom."""
+    """What the layouts' history says."""
     drift = result.get("drift")
-    if not drift or drift["threshold"] is None:
+    if not drift:
+        return
+    young = drift.get("too_few_nights")
+    if young and young["layouts"]:
+        yield (
+            f"drift: too few nights to tell of {counted(young['layouts'], 'layout')}: "
+            f"{young['most']} of {young['needed']}"
+        )
+    if drift["threshold"] is None:
         return
     yield (
         f"drift: {counted(drift['layouts'], 'layout')} over {counted(drift['nights'], 'run')}, at "
@@ -38,9 +46,11 @@ def drift_lines(result: Mapping[str, Any]) -> Iterator[str]:
         yield f"  {'new' if change['new'] else 'stands'}: {change['statement']}"
     for host in drift["hosts"]:
         yield f"  {host['statement']}"
+    for creep in drift.get("creeps", ()):
+        yield f"  {creep['statement']}"
     for outlier in drift["outliers"]:
         yield f"  far off this time only: {outlier['layout']} {outlier['change']:+.1%}"
-    if not (drift["changes"] or drift["hosts"] or drift["outliers"]):
+    if not any(drift.get(name) for name in ("changes", "hosts", "outliers", "creeps")):
         yield "  none"
 
 

@@ -52,5 +52,15 @@ export const mass = (grams) =>
   missing(grams) ? none : grams >= 1e6 ? `${three(grams / 1e6)} t` : `${three(grams / 1e3)} kg`;
 export const signed = (share) =>
   missing(share) ? none : `${share > 0 ? "+" : ""}${percent(share)}`;
+/** Numbers with repeats shortened: 9, 10, 10 and 9 become "9,10x2,9". */
+const runs = (numbers) => {
+  const found = [];
+  for (const one of numbers) {
+    const last = found.at(-1);
+    if (last?.one === one) last.count += 1;
+    else found.push({ one, count: 1 });
+  }
+  return found.map(({ one, count }) => (count > 1 ? `${one}x${count}` : one)).join(",");
+};
 export const value = (any) =>
-  any === null ? "none" : typeof any === "object" ? JSON.stringify(any) : String(any);
+  any === null ? "none" : Array.isArray(any) ? runs(any) : typeof any === "object" ? JSON.stringify(any) : String(any);

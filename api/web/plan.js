@@ -24,9 +24,6 @@ const SOURCES = {
   probed: "measured here",
 };
 const path = (plan, rest) => `plans/${encodeURIComponent(plan.id)}${rest}`;
-/** How much faster than predicted it is expected to run, where probes were spent. */
-const faster = ({ estimate, expected_step_seconds: expected }) =>
-  expected ? estimate.step_seconds / expected : 1;
 const named = (thing, name) =>
   typeof thing === "string" ? thing : (thing?.[name] ?? thing?.base ?? thing?.name);
 
@@ -56,6 +53,7 @@ async function shown(plan) {
     chart(pareto),
     progress ? chart(progress) : null,
     el("div", { class: "pair" }, chart(memory), chart(time)),
+    ...communication(plan),
     ...pipeline(plan),
     ...why(plan),
     ...compare(plan),
@@ -102,31 +100,35 @@ function resting(plan) {
   ];
 }
 
-function figures(entry) {
-  const { estimate } = entry;
-  const work = estimate.tokens_per_second_per_gpu * estimate.step_seconds;
-  const [fast, slow] = estimate.interval?.step_seconds ?? [];
-  const between = fast
-    ? `${rate(work / slow)} to ${rate(work / fast)}, ${percent(estimate.interval.coverage, 0)}`
-    : "";
+function figures({ shown, estimate }) {
+  const predicted = shown.predicted_step_seconds !== null;
+  const [fast, slow] = shown.step_interval ?? [];
+  const work = shown.tokens_per_second_per_gpu * shown.step_seconds;
+  const coverage = percent(estimate.interval?.coverage, 0);
   return cards([
     [
       "Tokens/s/GPU",
-      rate(estimate.tokens_per_second_per_gpu * faster(entry)),
-      entry.expected_step_seconds
+      rate(shown.tokens_per_second_per_gpu),
+      predicted
         ? `predicted ${rate(estimate.tokens_per_second_per_gpu)}`
-        : between,
+        : fast
+          ? `${rate(work / slow)} to ${rate(work / fast)}, ${coverage}`
+          : "",
     ],
     [
       "Step",
-      seconds(entry.expected_step_seconds ?? estimate.step_seconds),
-      fast ? `${seconds(fast)} to ${seconds(slow)}` : "",
+      seconds(shown.step_seconds),
+      predicted
+        ? `predicted ${seconds(shown.predicted_step_seconds)}`
+        : fast
+          ? `${seconds(fast)} to ${seconds(slow)}`
+          : "",
     ],
-    ["MFU", percent(estimate.mfu * faster(entry)), `HFU ${percent(estimate.hfu)}`],
-    ["Memory", bytes(estimate.device_bytes), `of ${bytes(estimate.usable_bytes)} usable`],
+    ["MFU", percent(shown.mfu), `HFU ${percent(shown.hfu)}`],
+    ["Memory", bytes(shown.device_bytes), `of ${bytes(estimate.usable_bytes)} usable`],
     [
       "Runs out of memory",
-      risk(estimate.oom_probability),
+      risk(shown.oom_probability),
       `with all of the card ${risk(estimate.oom_probability_full_card)}`,
     ],
   ]);
@@ -145,16 +147,19 @@ function ranked(plan) {
     {
       name: "tok/s/GPU",
       number: true,
-      of: (one) => rate(one.estimate.tokens_per_second_per_gpu * faster(one)),
+      of: (one) => rate(one.shown.tokens_per_second_per_gpu),
     },
-    { name: "MFU", number: true, of: (one) => percent(one.estimate.mfu * faster(one)) },
+    { name: "MFU", number: true, of: (one) => percent(one.shown.mfu) },
     {
       name: "Step",
       number: true,
-      of: (one) => seconds(one.expected_step_seconds ?? one.estimate.step_seconds),
+      of: (one) => seconds(one.shown.step_seconds),
     },
-    { name: "Memory", number: true, of: (one) => bytes(one.estimate.device_bytes) },
-    { name: "Out of memory", number: true, of: (one) => risk(one.estimate.oom_probability) },
+    { name: "Memory", number: true, of: (one) => bytes(one.shown.device_bytes) },
+    { name: "Out of memory", number: true, of: (one) => risk(one.shown.oom_probability) },
+    ...(plan.job.search?.objective === "cost"
+      ? [{ name: "Price", number: true, of: (one) => money(one.shown.cost) }]
+      : []),
     { name: "Source", short: true, of: (one) => one.source },
   ];
   const sources = Object.keys(SOURCES)
@@ -195,6 +200,40 @@ const choice = (plan, label, chosen, changed) =>
       ),
     ),
   );
+
+function communication(plan) {
+  const talking = plan.ranked.filter((one) => one.estimate.communication?.length);
+  if (!talking.length) return [];
+  const columns = [
+    { name: "", head: true, of: (row) => row.dimension },
+    { name: "Collective", of: (row) => row.operation },
+    { name: "Ranks", number: true, of: (row) => count(row.group_size) },
+    { name: "Level", of: (row) => row.level },
+    { name: "Algorithm", of: (row) => row.algorithm },
+    { name: "A step", number: true, of: (row) => count(row.per_step) },
+    { name: "Message", number: true, of: (row) => bytes(row.message_bytes) },
+    { name: "Sent", number: true, of: (row) => bytes(row.volume_bytes) },
+    { name: "Alone", number: true, of: (row) => seconds(row.seconds) },
+    { name: "Exposed", number: true, of: (row) => seconds(row.exposed_seconds) },
+  ];
+  const place = el("div", { id: "communication", "aria-live": "polite" });
+  const draw = (rank) => {
+    const one = talking.find((entry) => entry.rank === rank);
+    place.replaceChildren(
+      table(
+        "Of one GPU in one step, as predicted. Sent: all that it sends of them. Alone: with nothing beside. Exposed: what the step waits. All-reduces of a few bytes are in the optimizer's time.",
+        columns,
+        one.estimate.communication,
+      ),
+    );
+  };
+  draw(talking[0].rank);
+  return [
+    el("h2", {}, "What it communicates"),
+    choice({ ranked: talking }, "Layout", talking[0].rank, draw),
+    place,
+  ];
+}
 
 function pipeline(plan) {
   const piped = plan.ranked.filter((one) => one.layout.pp > 1);
@@ -254,7 +293,11 @@ function steps(plan) {
 
 const FIGURES = [
   ["tokens_per_second_per_gpu", "tokens/s/GPU", rate],
+  ["tokens_per_second", "tokens/s in all", rate],
   ["step_seconds", "step", seconds],
+  ["predicted_step_seconds", "predicted step", seconds],
+  ["time_to_train_seconds", "time to train", seconds],
+  ["cost", "price of the run", money],
   ["mfu", "MFU", percent],
   ["hfu", "HFU", percent],
   ["device_bytes", "device memory", bytes],
@@ -278,8 +321,8 @@ function compare(plan) {
     const rows = [
       ...FIGURES.map(([name, words, text]) => ({
         name: words,
-        a: text(a.estimate[name]),
-        b: text(b.estimate[name]),
+        a: text(a.shown[name]),
+        b: text(b.shown[name]),
       })),
       ...Object.keys(a.layout).map((name) => ({
         name,
@@ -378,7 +421,7 @@ function warnings(plan) {
 }
 
 function sizes(plan) {
-  if (!plan.sizes.length) return [];
+  if (plan.sizes.length < 2) return [];
   const columns = [
     {
       name: "GPUs",

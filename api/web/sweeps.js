@@ -58,10 +58,19 @@ const LINES = [
 
 // What the layouts' history says, newest change first.
 function driftOf(drift) {
-  if (!drift || drift.threshold === null) return [];
+  if (!drift) return [];
+  const young = drift.too_few_nights?.layouts
+    ? el(
+        "p",
+        {},
+        `Too few nights to tell of ${drift.too_few_nights.layouts} layouts: ${drift.too_few_nights.most} of ${drift.too_few_nights.needed}.`,
+      )
+    : null;
+  if (drift.threshold === null) return young ? [el("h3", {}, "Drift"), young] : [];
   const said = [
     ...drift.changes.map((change) => `${change.new ? "new" : "stands"}: ${change.statement}`),
     ...drift.hosts.map((host) => host.statement),
+    ...(drift.creeps ?? []).map((creep) => creep.statement),
     ...drift.outliers.map(
       (outlier) => `far off this time only: ${outlier.layout} ${signed(outlier.change)}`,
     ),
@@ -72,6 +81,7 @@ function driftOf(drift) {
   return [
     el("h3", {}, "Drift"),
     el("p", {}, said.length ? watched : `${watched}: none`),
+    young,
     bullets(said),
   ];
 }

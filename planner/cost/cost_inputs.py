@@ -73,18 +73,18 @@ def units_at(job: PreparedJob, rows: LayoutBatch, blocks: int = NONE) -> SummedC
 
     blocks: the mode in which layouts under block-N are taken.
     """
-    return _summed(_costs_at(job, _in_mode(rows, blocks)))
+    return _summed(_costs_at(job, in_mode(rows, blocks)))
 
 
 def unit_times_at(job: PreparedJob, rows: LayoutBatch) -> SummedTimes:
     """Their seconds, with layers under block-N as if nothing were recomputed."""
-    rows = _in_mode(rows, NONE)
+    rows = in_mode(rows, NONE)
     work, saved = _work_at(job, rows)
     times = layers.unit_times(work, saved, rows, job.model, job.training)
     return SummedTimes(times, *_sums(times))
 
 
-def _in_mode(rows: LayoutBatch, mode: int) -> LayoutBatch:
+def in_mode(rows: LayoutBatch, mode: int) -> LayoutBatch:
     """The rows with this mode of all their layers in place of block-N."""
     blocks = rows.ac_kind == BLOCK
     if not blocks.any():
@@ -371,8 +371,10 @@ class CostInputs:
     batch: LayoutBatch
     m: FloatColumn
     loads: RankLoads
+    unit_rows: LayoutBatch
     unit: SummedCosts
     at_unit: IntColumn
+    shard_rows: LayoutBatch
     shards: sharding.UnitShards
     at_shard: IntColumn
 
@@ -390,15 +392,17 @@ class CostInputs:
         unit = units_at(jobs.units, rows.unit_rows)
         shards = shards_at(jobs.shards, rows.shard_rows)
         if rows.has_blocks:
-            again = _costs_at(jobs.units, _in_mode(rows.unit_rows, FULL))
+            again = _costs_at(jobs.units, in_mode(rows.unit_rows, FULL))
             unit, shards = _summed(_of_both(unit.costs, again)), _of_both(shards, shards)
         return cls(
             jobs=jobs,
             batch=rows.batch,
             m=rows.m,
             loads=rows.loads,
+            unit_rows=rows.unit_rows,
             unit=unit,
             at_unit=rows.at_unit,
+            shard_rows=rows.shard_rows,
             shards=shards,
             at_shard=rows.at_shard,
         )

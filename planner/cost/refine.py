@@ -185,7 +185,7 @@ def _stage_costs(
         return np.tile(np.einsum("csk,kc->cs", units_CSK, field), (len(send_scales), 1))
 
     pp = int(batch.pp[first])
-    hop_S = _hops(schedule, pp, int(batch.virtual_stages[first]))
+    hop_S = hops_of(schedule, pp, int(batch.virtual_stages[first]))
     alone, crowded = (
         np.concatenate([scale * hops[:, hop_S] for scale in send_scales])
         for hops in s.sends.take(rows).hop_seconds(pp)
@@ -215,7 +215,7 @@ def _stage_costs(
     )
 
 
-def _hops(schedule: Schedule, pp: int, virtual_stages: int) -> IntColumn:
+def hops_of(schedule: Schedule, pp: int, virtual_stages: int) -> IntColumn:
     """Hop between ranks that each stage's output crosses to the next stage.
 
     Rank r to r + 1 is hop r, the last rank to the first is hop p - 1.

@@ -59,11 +59,14 @@ class StageSeconds:
     outside (N,): the busiest rank's data-parallel waits, optimizer, waits for stragglers and fixed
         seconds of a step.
     busy (N,): seconds of its microbatches.
+    rank, load (N,): which pipeline rank that is, and its index in `inputs.loads.of_ranks`.
     """
 
     inputs: CostInputs
     outside: FloatColumn
     busy: FloatColumn
+    rank: IntColumn
+    load: IntColumn
 
     @property
     def costs(self) -> layers.UnitCosts:
@@ -157,7 +160,11 @@ def step_seconds(inputs: CostInputs) -> tuple[FloatColumn, dict[str, FloatColumn
         step,
         {name: parts[name] for name in PARTS},
         StageSeconds(
-            inputs=inputs, outside=outside + parts["straggler"] + parts["other"], busy=busy
+            inputs=inputs,
+            outside=outside + parts["straggler"] + parts["other"],
+            busy=busy,
+            rank=inputs.rank[place, np.arange(len(place))],
+            load=at,
         ),
     )
 
@@ -174,13 +181,11 @@ def _fixed_seconds(inputs: CostInputs) -> FloatColumn:
 
 
 def _busy(inputs: CostInputs) -> _Busy:
-    load, unit, costs = inputs.loads.of_ranks, inputs.unit, inputs.unit.costs
+    load, costs = inputs.loads.of_ranks, inputs.unit.costs
     shards, profile = inputs.shards, inputs.jobs.ranks.profile
     units, at, at_shard, m = load.units, load.at_unit, load.at_shard, load.m
-    forward, backward = at_rows(unit.forward, at), at_rows(unit.input_grad + unit.weight_grad, at)
-    if shards.sum_seconds.any():
-        backward += _adding_up(shards, at_shard, m)
-    exposed = _data_parallel(inputs, forward, backward)
+    forward, backward = _both_passes(inputs)
+    exposed = data_parallel(inputs, forward, backward)
     slowed = profile.overlap_slowdown * exposed.hidden[0]
     copies = exposed.copies[0] + m * exposed_copies(inputs, forward, backward)
     backward_seconds = sums(units, backward)
@@ -213,12 +218,22 @@ def _busy(inputs: CostInputs) -> _Busy:
         outside=exposed.fsdp[0] + exposed.dp[0] + copies + slowed + optimizer,
         by_part=inside
         | {
-            "fsdp": exposed.fsdp[0] + slowed,
-            "dp": exposed.dp[0],
+            "fsdp": exposed.fsdp[0] + np.where(load.batch.zero_stage > 0, slowed, 0.0),
+            "dp": exposed.dp[0] + np.where(load.batch.zero_stage > 0, 0.0, slowed),
             "optimizer": optimizer,
             "copies": copies,
         },
     )
+
+
+def _both_passes(inputs: CostInputs) -> tuple[FloatColumn, FloatColumn]:
+    """Seconds of one microbatch's forward and backward on each unit of each load, (K + 2, L)."""
+    load, unit, shards = inputs.loads.of_ranks, inputs.unit, inputs.shards
+    at = load.at_unit
+    forward, backward = at_rows(unit.forward, at), at_rows(unit.input_grad + unit.weight_grad, at)
+    if shards.sum_seconds.any():
+        backward += _adding_up(shards, load.at_shard, load.m)
+    return forward, backward
 
 
 def _adding_up(shards: UnitShards, at_shard: IntColumn, m: FloatColumn) -> FloatColumn:
@@ -254,9 +269,15 @@ def _busiest(
     return place, at
 
 
-def _data_parallel(
-    inputs: CostInputs, forward: FloatColumn, backward: FloatColumn
+def data_parallel(
+    inputs: CostInputs, forward: FloatColumn | None = None, backward: FloatColumn | None = None
 ) -> ExposedSeconds:
+    """What each load waits for data-parallel communication, (1, L).
+
+    forward, backward: see `_both_passes`, which are asked for unless given.
+    """
+    if forward is None or backward is None:
+        forward, backward = _both_passes(inputs)
     load, s, job = inputs.loads.of_ranks, inputs.shards, inputs.jobs.ranks
     host = host_copies(s, load.at_shard, job.rules, load.batch)
     return exposed_data_parallel(

@@ -126,7 +126,7 @@ class Draft:
 
     def inert(self, name: str, rule: str) -> None:
         """Records a field that has no setting because it has no effect in this layout."""
-        self.gap(name, getattr(self.layout, name), rule, "nothing to do", blocking=False)
+        self.gap(name, getattr(self.layout, name), rule, "no setting is needed", blocking=False)
 
     @property
     def layer_split(self) -> tuple[int, ...] | None:

@@ -1,6 +1,6 @@
-"""Megatron-LM core 0.14: arguments of pretrain_gpt.py, the scripts that start it, and the way back.
+"""Megatron-LM: arguments of pretrain_gpt.py, the scripts that start it, and the way back.
 
-Sources: Megatron-LM core 0.14 megatron/training/arguments.py;
+Sources: Megatron-LM core 0.14 to 0.18 megatron/training/arguments.py;
     megatron/core/transformer/transformer_config.py (fp8, recompute, cp_comm_type),
     pipeline_parallel_layer_layout.py ("Ett|ttL"),
     distributed/distributed_data_parallel_config.py; the zero-bubble fork
@@ -12,22 +12,19 @@ from planner.export.base import Draft, Export, overlay_gaps, safe_name, train_st
 from planner.export.commands import Launch, read_flags
 from planner.export.megatron_graphs import environment, graph_arguments
 from planner.export.megatron_model import dispatcher_arguments, model_arguments
-from planner.export.megatron_read import (
-    CP_TYPES,
-    FP8_RECIPES,
-    SHARDING,
-    plain_names,
-    read_arguments,
-)
+from planner.export.megatron_read import FP8_RECIPES, SHARDING, plain_names, read_arguments
 from planner.precision import PRECISIONS
+from planner.schedules.depth_first import microbatches_per_round
 from planner.specs.cluster import ClusterSpec
 from planner.specs.layout import Layout, parse_ac
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
+from planner.trainers.megatron import CP_TYPES
 from planner.trainers.registry import release_of, version_under
+from planner.trainers.release import Release
 from planner.units import counted
 
-WRITTEN = "0.14"  # the release whose arguments we write; later releases also accept them
+OLDEST = "0.14"  # whose arguments we write for it and for older ones
 ROOT = "MEGATRON_PATH"
 YOURS = (
     "Data, tokenizer and learning rate are not part of a layout: --mock-data and NullTokenizer "
@@ -68,16 +65,15 @@ def export(
 ) -> Export:
     """The layout as arguments of Megatron-LM's pretrain_gpt.py.
 
-    The arguments are those of core 0.14. A note says so where a job names another release, a date
-    or a distribution.
+    The arguments are those of the release, from core 0.14 on. A note says so where a job names an
+    older one, a date or a distribution.
     """
     release = release_of("megatron", version or version_under(training, "megatron"))
-    asks = layout.precision == "nvfp4" or layout.activation_offload_layers > 0
-    newer = NEWER if asks and release.since(NEWER) else WRITTEN
-    draft = Draft(layout=layout, model=model, cluster=cluster, training=training, version=newer)
-    if release.number != newer or not release.exact:
+    written = OLDEST if release.before(OLDEST) else release.number
+    draft = Draft(layout=layout, model=model, cluster=cluster, training=training, version=written)
+    if release.number != written or not release.exact:
         draft.notes.append(
-            f"Written for Megatron-LM core {newer}: check the arguments against your "
+            f"Written for Megatron-LM core {written}: check the arguments against your "
             f"{release.named.text}."
         )
     fork = FORKS.get(cluster.gpu.vendor)
@@ -88,18 +84,12 @@ def export(
         )
     draft.check_common()
     draft.notes.append(YOURS)
-    groups = (
-        _degrees,
-        _pipeline,
-        _sharding,
-        _recompute,
-        _precision,
-        _rest,
-        _training,
-        model_arguments,
-    )
+    groups = (_degrees, _pipeline, _sharding, _recompute, _training)
     arguments = (
         *(word for group in groups for word in group(draft)),
+        *_precision(draft, release),
+        *_rest(draft, release),
+        *model_arguments(draft, release),
         *dispatcher_arguments(draft, release),
         *graph_arguments(draft, release),
     )
@@ -125,7 +115,7 @@ def export(
     )
     return Export(
         trainer="megatron",
-        version=newer,
+        version=written,
         num_layers=model.num_hidden_layers,
         num_gpus=layout.num_gpus,
         files=launch.files(),
@@ -154,7 +144,10 @@ def _degrees(draft: Draft) -> list[str]:
     ]
     if layout.sequence_parallel:
         arguments.append("--sequence-parallel")
-    if layout.async_tp:
+    if layout.async_tp and draft.model.uses_mla:
+        rule = "is switched off by Megatron-LM for multi-latent attention"
+        draft.gap("async_tp", True, rule, "set it to false")
+    elif layout.async_tp:
         arguments.append("--tp-comm-overlap")
         draft.notes.append(
             "--tp-comm-overlap needs --sequence-parallel and Transformer Engine built with user "
@@ -179,7 +172,7 @@ def _pipeline(draft: Draft) -> list[str]:
             f"is written out: {stages} stages do not divide {layers} layers, nor with embedding "
             "and loss counted"
         )
-        draft.gap("layers_per_stage", None, rule, "nothing to do", blocking=False)
+        draft.gap("layers_per_stage", None, rule, "no setting is needed", blocking=False)
         return [*arguments, "--pipeline-model-parallel-layout", pipeline_layout(sizes)]
     if layout.virtual_stages > 1:
         arguments += ["--num-virtual-stages-per-pipeline-rank", str(layout.virtual_stages)]
@@ -191,7 +184,7 @@ def _pipeline(draft: Draft) -> list[str]:
             "layers_per_stage",
             None,
             f"divides over {stages} stages where {counted_as}",
-            "nothing to do",
+            "no setting is needed",
             blocking=False,
         )
     return [*arguments, *ENDS_COUNTED[ends]]
@@ -206,12 +199,10 @@ def ends_counted(layers: int, stages: int) -> int | None:
 
 
 def _schedule(draft: Draft) -> list[str]:
-    """Arguments of the schedule.
-
-    1F1B and interleaved 1F1B need none besides the number of stages.
-    """
+    """Arguments of the schedule besides the number of stages."""
     layout = draft.layout
-    implied = "1F1B" if layout.pp == 1 or layout.virtual_stages == 1 else "Interleaved1F1B"
+    interleaved = layout.pp > 1 and layout.virtual_stages > 1
+    implied = "Interleaved1F1B" if interleaved else "1F1B"
     if layout.pp > 1 and layout.pp_schedule in ZERO_BUBBLE_PENDING:
         draft.notes.append(
             "--enable-zero-bubble is an argument of the fork "
@@ -225,7 +216,19 @@ def _schedule(draft: Draft) -> list[str]:
             f"{counted(layout.virtual_stages, 'stage')} a rank"
         )
         draft.gap("pp_schedule", layout.pp_schedule, rule, f"use {implied}", blocking=layout.pp > 1)
-    return []
+    return round_arguments(layout, draft.training.global_batch_size) if interleaved else []
+
+
+def round_arguments(layout: Layout, global_batch_size: int) -> list[str]:
+    """The size of a round of the interleaved schedule, where it is not Megatron's own, pp.
+
+    Megatron refuses rounds of which the last holds fewer than pp microbatches
+    (pipeline_parallel/schedules.py, forward_backward_pipelining_with_interleaving).
+    """
+    count = layout.num_microbatches(global_batch_size)
+    size = int(microbatches_per_round(layout.pp, count))
+    own = size == layout.pp or count < layout.pp
+    return [] if own else ["--microbatch-group-size-per-virtual-pipeline-stage", str(size)]
 
 
 def pipeline_layout(split: tuple[int, ...]) -> str:
@@ -245,8 +248,10 @@ def _sharding(draft: Draft) -> list[str]:
             rule = (
                 f"with dp_shard {layout.dp_shard} is one data-parallel group of {layout.dp_degree}"
             )
-            draft.gap("dp_replicate", layout.dp_replicate, rule, "nothing to do", blocking=False)
-            draft.gap("dp_shard", layout.dp_shard, rule, "nothing to do", blocking=False)
+            draft.gap(
+                "dp_replicate", layout.dp_replicate, rule, "no setting is needed", blocking=False
+            )
+            draft.gap("dp_shard", layout.dp_shard, rule, "no setting is needed", blocking=False)
         return arguments
     arguments += ["--use-distributed-optimizer", *(["--overlap-param-gather"] if overlap else [])]
     arguments += ["--num-distributed-optimizer-instances", str(layout.dp_replicate)]
@@ -258,8 +263,8 @@ def _sharding(draft: Draft) -> list[str]:
         ]
         arguments += ["--no-gradient-accumulation-fusion", "--ckpt-format", "fsdp_dtensor"]
         draft.notes.append(
-            "--use-megatron-fsdp is young in core 0.14: check that your release combines it with "
-            "TP, PP and EP as here."
+            "--use-megatron-fsdp is young: check that your release combines it with TP, PP and EP "
+            "as here."
         )
     return arguments
 
@@ -293,7 +298,7 @@ def _recompute(draft: Draft) -> list[str]:
     return []
 
 
-def _precision(draft: Draft) -> list[str]:
+def _precision(draft: Draft, release: Release) -> list[str]:
     layout, name = draft.layout, draft.layout.precision
     sixteen = "--fp16" if name == "fp16" else "--bf16"
     arguments = [sixteen] if layout.param_dtype == "bfloat16" else []
@@ -304,13 +309,13 @@ def _precision(draft: Draft) -> list[str]:
             "computes in 16 bits or fewer; float32 parameters do not",
             "use param_dtype bfloat16",
         )
-    elif name in FP8_RECIPES or (name == "nvfp4" and draft.version == NEWER):
+    elif name in FP8_RECIPES or (name == "nvfp4" and release.since(NEWER)):
         arguments += PRECISIONS[name].megatron_arguments
     elif name not in ("bf16", "fp16"):
         draft.gap(
             "precision",
             name,
-            f"is not in Megatron-LM core {draft.version}",
+            f"is not in Megatron-LM core {release.number}",
             f"use bf16 or one of {', '.join(FP8_RECIPES)}",
         )
     if layout.float8_all_gather:
@@ -333,7 +338,7 @@ def _precision(draft: Draft) -> list[str]:
     return arguments
 
 
-def _rest(draft: Draft) -> list[str]:
+def _rest(draft: Draft, release: Release) -> list[str]:
     layout = draft.layout
     if layout.compile:
         draft.gap(
@@ -347,12 +352,12 @@ def _rest(draft: Draft) -> list[str]:
     arguments = []
     if layout.activation_offload_layers:
         arguments = ["--cpu-offloading-num-layers", str(layout.activation_offload_layers)]
-        if draft.version != NEWER:
+        if release.before(NEWER):
             draft.gap(
                 "activation_offload_layers",
                 layout.activation_offload_layers,
-                f"has no argument in Megatron-LM core {draft.version}",
-                f"use 0, or export for {NEWER}",
+                f"has no argument in Megatron-LM core {release.number}",
+                f"use 0, or export for {NEWER} or later",
             )
             arguments = []
     share = layout.optimizer_offload_fraction
@@ -409,7 +414,7 @@ def _training(draft: Draft) -> list[str]:
         draft.gap(
             "training.optimizer",
             training.optimizer,
-            "is not in Megatron-LM core 0.14",
+            "is not in Megatron-LM, or not priced there",
             "use adamw or sgd",
         )
     if not training.overlap.pp and layout.pp > 1:

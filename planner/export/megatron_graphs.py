@@ -93,13 +93,3 @@ def read_graphs(words: Words) -> CudaGraphs | None:
     if kind == "none" and not {"enable_cuda_graph", "external_cuda_graph"} & words.keys():
         return None
     return "full" if kind == WHOLE_STEP or WHOLE_STEP in scopes else "partial"
-
-
-def oldest_release(words: Words) -> str | None:
-    """The oldest release that has these arguments of graphs; None where every one may have them."""
-    scopes = words.get("cuda_graph_scope", ())
-    if "cuda_graph_modules" in words or word(words, "cuda_graph_impl") == WHOLE_STEP:
-        return "0.18"
-    if len(scopes) > 1 or {"mlp", "moe", "moe_router"} & set(scopes):
-        return "0.16"
-    return "0.15" if "cuda_graph_impl" in words else None

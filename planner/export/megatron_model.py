@@ -1,6 +1,6 @@
 """A ModelSpec as Megatron-LM's model arguments.
 
-Source: Megatron-LM core 0.14 megatron/training/arguments.py,
+Source: Megatron-LM core 0.14 to 0.18 megatron/training/arguments.py,
     megatron/core/transformer/transformer_config.py.
 """
 
@@ -18,10 +18,11 @@ from planner.trainers.megatron import MEGATRON
 from planner.trainers.megatron_models import lacking
 from planner.trainers.release import Release
 
+SOME_WINDOWS = "0.15"  # training/arguments.py --window-attn-skip-freq
 FLEXIBLE = ("deepep", "hybridep")  # backends of the dispatcher `flex`
 
 
-def model_arguments(draft: Draft) -> list[str]:
+def model_arguments(draft: Draft, release: Release) -> list[str]:
     """Arguments for shapes, norms, positions, attention and experts.
 
     What Megatron has no argument for becomes a gap.
@@ -56,14 +57,14 @@ def model_arguments(draft: Draft) -> list[str]:
         arguments += ["--add-qkv-bias"] if model.attention_bias else []
     if not model.tie_word_embeddings:
         arguments.append("--untie-embeddings-and-output-weights")
-    if model.qk_norm == "head":
+    if model.qk_norm == "head" or model.uses_mla:  # with MLA it norms the latent q and kv
         arguments.append("--qk-layernorm")
-    arguments += _mla(model) if model.uses_mla else _attention(model)
+    arguments += _mla(model) if model.uses_mla else _attention(draft, release)
     if model.is_moe:
         arguments += [*_experts(model), *router_arguments(draft)]
     if model.is_moe and draft.layout.param_dtype == "bfloat16" and draft.layout.precision != "fp16":
         arguments.append("--moe-grouped-gemm")  # it refuses any other dtype
-    _check(draft)
+    _check(draft, release)
     return arguments
 
 
@@ -75,19 +76,36 @@ def _positions(model: ModelSpec) -> list[str]:
     return ["--position-embedding-type", "rope"]
 
 
-def _attention(model: ModelSpec) -> list[str]:
+def _attention(draft: Draft, release: Release) -> list[str]:
+    model = draft.model
     grouped = model.num_key_value_heads != model.num_attention_heads
     groups = (
         ["--group-query-attention", "--num-query-groups", str(model.num_key_value_heads)]
         if grouped
         else []
     )
-    window = (
-        ["--window-size", f"{model.sliding_window},0"]
-        if model.sliding_mask and all(model.sliding_mask)
-        else []
+    return ["--kv-channels", str(model.head_dim), *groups, *_window(draft, release)]
+
+
+def _window(draft: Draft, release: Release) -> list[str]:
+    """Sliding windows, of all layers or, from core 0.15 on, of some."""
+    model, mask = draft.model, draft.model.sliding_mask
+    if not any(mask):
+        return []
+    size = ["--window-size", f"{model.sliding_window},0"]
+    if all(mask):
+        return size
+    if release.since(SOME_WINDOWS) and not model.attn_temperature_tuning:
+        return [*size, "--window-attn-skip-freq", _pattern([int(one) for one in mask])]
+    rule = (
+        "is of chunks (Llama 4), which Megatron-LM has no argument for"
+        if model.attn_temperature_tuning
+        else "holds for some layers only, which no argument of "
+        f"{release.number} says ({SOME_WINDOWS}: --window-attn-skip-freq)"
     )
-    return ["--kv-channels", str(model.head_dim), *groups, *window]
+    remedy = "expect the time of full attention"
+    draft.gap("model.sliding_window", model.sliding_window, rule, remedy, blocking=False)
+    return []
 
 
 def _mla(model: ModelSpec) -> list[str]:
@@ -124,6 +142,8 @@ def dispatcher_arguments(draft: Draft, release: Release) -> list[str]:
             if release.before("0.16")
             else ["--moe-flex-dispatcher-backend", name]
         )
+        if name == "deepep":  # it takes probabilities in fp32 (transformer/moe/token_dispatcher.py)
+            arguments += ["--moe-router-dtype", "fp32"]
     elif name not in able:
         draft.gap(
             "moe_dispatcher",
@@ -165,26 +185,14 @@ def _pattern(flags: list[int]) -> str:
     return f"({'+'.join(f'[{flag}]*{count}' for flag, count in runs)})"
 
 
-def _check(draft: Draft) -> None:
+def _check(draft: Draft, release: Release) -> None:
     model = draft.model
     words = lacking(model)
     if words:
         draft.gap(
             "model",
             model.name,
-            f"has what Megatron-LM 0.14 has no argument for: {', '.join(words)}",
+            f"has what Megatron-LM {release.number} has no argument for: {', '.join(words)}",
             "write the layer spec",
-        )
-    if any(model.sliding_mask) and not all(model.sliding_mask):
-        rule = (
-            "holds for some layers only, which no argument of 0.14 says (0.15: "
-            "--window-attn-skip-freq)"
-        )
-        draft.gap(
-            "model.sliding_window",
-            model.sliding_window,
-            rule,
-            "expect the time of full attention",
-            blocking=False,
         )
     name_what_is_left_out(draft)

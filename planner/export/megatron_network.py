@@ -27,7 +27,7 @@ def rope_arguments(draft: Draft) -> list[str]:
     theta = model.rope_theta or UNKNOWN_THETA
     if theta != int(theta):
         rule = "is rounded: --rotary-base is a whole number"
-        draft.gap("model.rope_theta", theta, rule, "nothing to do", blocking=False)
+        draft.gap("model.rope_theta", theta, rule, "no setting is needed", blocking=False)
     arguments = ["--rotary-base", str(round(theta))]
     if model.partial_rotary_factor != 1:
         arguments += ["--rotary-percent", f"{model.partial_rotary_factor:g}"]

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 
 from planner.errors import Fault, SpecError
 from planner.precision import PRECISIONS
+from planner.trainers.megatron import CP_TYPES
 
 Words = Mapping[str, Sequence[str]]
-CP_TYPES = {"allgather": "all_gather", "alltoall": "p2p", "ulysses": "a2a"}
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 FP8_RECIPES = {
     precision.name: precision.megatron_arguments[-1]
@@ -71,7 +71,8 @@ def read_arguments(words: Words, num_layers: int, num_gpus: int) -> dict[str, ob
         "micro_batch_size": whole(words, "micro_batch_size"),
         "cp_method": next((name for name, known in CP_TYPES.items() if known == kind), "ulysses"),
         "sequence_parallel": "sequence_parallel" in words,
-        "async_tp": "tp_comm_overlap" in words,
+        # Megatron-LM switches it off for MLA
+        "async_tp": "tp_comm_overlap" in words and "multi_latent_attention" not in words,
         "compile": False,
         "optimizer_in_backward": False,
         **_offload(words),

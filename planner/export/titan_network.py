@@ -366,7 +366,7 @@ def name_what_is_left_out(draft: Draft, kind: str, line: str, flavor: Flavor | N
             remedy = (
                 "check that none changes the network"
                 if name == "unread_keys"
-                else "nothing to do where that is what you want"
+                else "no setting is needed where that is what you want"
             )
             value = getattr(model, name)
             draft.gap(f"model.{name}", _brief(value), rule, remedy, blocking=False)

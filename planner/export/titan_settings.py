@@ -162,7 +162,7 @@ def _virtual_stages(draft: Draft, layers: int, stages: int, line: str) -> Settin
         f"is written out: no pipeline_parallel_layers_per_stage makes {counted(stages, 'stage')} "
         f"of {counted(layers, 'layer')}"
     )
-    draft.gap("layers_per_stage", None, rule, "nothing to do", blocking=False)
+    draft.gap("layers_per_stage", None, rule, "no setting is needed", blocking=False)
     return {P + "module_fqns_per_model_part": module_names(split, HEAD[line])}
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from planner.errors import Fault, PlannerError, SpecError
 from planner.intake.machines import read_cluster
 from planner.intake.models import read_model
-from planner.intake.trainer_files import megatron, titan_command
+from planner.intake.trainer_files import megatron, megatron_log, titan_command
 from planner.intake.trainer_files.statement import LABELS, Run, Stated, StatedModel
 from planner.intake.trainer_files.titan_registry import is_registry
 from planner.intake.trainer_files.torchtitan import StatedTitan, check_keys, read_toml
@@ -23,6 +23,10 @@ _TITAN_FLAG = re.compile(
 _MEGATRON_FLAG = re.compile(
     r"--(?:tensor-model-parallel-size|pipeline-model-parallel-size"
     r"|micro-batch-size|num-attention-heads)\b"
+)
+# Hydra overrides of NeMo 1's megatron_*_pretraining.py
+_NEMO = re.compile(
+    r"\bmodel\.(?:tensor|pipeline)_model_parallel_size=|megatron_\w+_pretraining\.py"
 )
 _LOG = re.compile(r"\[titan\] \d{4}-|\bstep:\s*\d+\s+loss:")
 TABLES = frozenset(
@@ -64,6 +68,7 @@ def format_of(text: str, name: str) -> CurrentFormat | None:
     """What kind of text this is, by its name and contents.
 
     None for a text that is no trainer's, such as a job or a layout in YAML.
+    Raises SpecError for a command of NeMo, whose defaults are in files of its own.
     """
     suffix = name.lower().rpartition(".")[2]
     if suffix == "toml" or _is_toml(text):
@@ -74,8 +79,17 @@ def format_of(text: str, name: str) -> CurrentFormat | None:
         return "torchtitan-python" if is_registry(text) else None
     if _LOG.search(text):
         return "torchtitan-log"
+    if megatron_log.is_log(text):
+        return "megatron-log"
     if _MEGATRON_FLAG.search(text):
         return "megatron-arguments"
+    if _NEMO.search(text):
+        rule = "is a command of NeMo with Hydra overrides, which is not read"
+        remedy = (
+            "write a job with model, cluster, training {trainer: megatron, trainer_version: NeMo "
+            "...} and layout, or give Megatron-LM's arguments"
+        )
+        raise SpecError(Fault("current", name, rule, remedy))
     return "torchtitan-command" if _TITAN_FLAG.search(text) else None
 
 
@@ -86,8 +100,11 @@ def _is_toml(text: str) -> bool:
         return False
 
 
-def read(spec: CurrentSpec) -> Stated:
-    """Reads a config or a script. Raises SpecError for any other text."""
+def read(spec: CurrentSpec, release: str | None = None) -> Stated:
+    """Reads a config or a script. Raises SpecError for any other text.
+
+    release: of the trainer, where the job names one.
+    """
     kind = spec.format or format_of(spec.text, spec.name)
     if kind == "torchtitan-toml":
         modules = {
@@ -103,9 +120,11 @@ def read(spec: CurrentSpec) -> Stated:
     if kind == "torchtitan-command":
         return titan_command.say(spec)
     if kind == "megatron-arguments":
-        return megatron.say(spec)
+        return megatron.say(spec, release)
+    if kind == "megatron-log":
+        return megatron.say_log(spec)
     remedy = (
-        "give a TorchTitan TOML or command, a Megatron argument script, a TorchTitan log, or a "
+        "give a TorchTitan TOML or command, a Megatron argument script, a log of either, or a "
         "layout in JSON"
     )
     raise SpecError(
@@ -138,7 +157,7 @@ def complete(values: Mapping[str, object]) -> dict[str, object]:
         job = _merged(spec.job, values)
         _raise_missing(spec.name, job, StatedModel(value=None))
         return job
-    stated = read(spec)
+    stated = read(spec, _release(values))
     job = dict(values)
     job["cluster"] = _cluster(stated, values.get("cluster"))
     named = stated.model
@@ -162,6 +181,12 @@ def complete(values: Mapping[str, object]) -> dict[str, object]:
     job["training"] = {**run.training, **(asked if isinstance(asked, Mapping) else {})}
     job["layout"] = dict(run.layout)
     return job
+
+
+def _release(values: Mapping[str, object]) -> str | None:
+    training = values.get("training")
+    named = training.get("trainer_version") if isinstance(training, Mapping) else None
+    return named if isinstance(named, str) else None
 
 
 def _merged(read_job: Mapping[str, object], values: Mapping[str, object]) -> dict[str, object]:
@@ -234,10 +259,16 @@ def read_again(values: Mapping[str, object], model: ModelSpec, num_gpus: int) ->
     if spec.job or kind in ("layout", "torchtitan-log"):
         return Current(spec=spec, format=kind, stated=None, run=None)
     try:
-        stated = read(spec)
+        stated = read(spec, _release(values))
         return Current(spec=spec, format=kind, stated=stated, run=stated.run(model, num_gpus))
     except PlannerError:
         return Current(spec=spec, format=kind, stated=None, run=None)
+
+
+def own_run(values: Mapping[str, object], model: ModelSpec, num_gpus: int) -> Run | None:
+    """The run that a job's own file describes; None for a job without one, or with a log."""
+    current = read_again(values, model, num_gpus)
+    return None if current is None else current.run
 
 
 def label(current: Current) -> str:

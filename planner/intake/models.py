@@ -145,7 +145,9 @@ def _looks_like_path(text: str, allow_files: bool) -> bool:
 
 def _from_file(text: str, field: str) -> ModelSpec:
     path, config = _read_config(text, field)
-    return _from_config(config, field, path.resolve().parent.name or path.stem)
+    folder = path.resolve().parent.name
+    name = folder if path.name == "config.json" and folder else path.stem
+    return _from_config(config, field, name)
 
 
 def _from_config(config: dict[str, object], field: str, name: str) -> ModelSpec:

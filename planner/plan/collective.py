@@ -5,7 +5,7 @@ from typing import cast
 
 import numpy as np
 
-from planner.cost.network.algorithms import ALGORITHMS
+from planner.cost.network.algorithms import ALGORITHMS, ROOTED
 from planner.cost.network.collectives import Candidate, candidates, choose
 from planner.cost.network.nccl import IDEAL
 from planner.cost.network.topology import Fabric, Placement
@@ -19,6 +19,7 @@ OPERATIONS: tuple[CollectiveOperation, ...] = (
     "all-gather",
     "reduce-scatter",
     "broadcast",
+    "reduce",
     "all-to-all",
     "p2p",
 )
@@ -88,7 +89,7 @@ def collective(
             f"{_where(place, cluster)}"
         )
     factor = (2.0 if operation == "all-reduce" else 1.0) * (
-        1.0 if operation in ("broadcast", "p2p") else (ranks - 1.0) / ranks
+        1.0 if operation in (*ROOTED, "p2p") else (ranks - 1.0) / ranks
     )
     return CollectiveAnswer(
         operation=operation,

@@ -16,8 +16,9 @@ from planner.plan.together import Together
 from planner.precision import NOTHING, PRECISIONS, TWO_BYTES, Recipe, bf16_tail
 from planner.search.variations.neighbours import Neighbour, fastest
 from planner.specs.estimate import Estimate
+from planner.specs.estimate_parts import bottleneck
 from planner.specs.job import SearchSpec
-from planner.specs.layout import FieldValue, Layout
+from planner.specs.layout import FieldValue, Layout, in_words, value_in_words
 from planner.specs.plan import Plan, RankedLayout, Regret, SensitivityStep
 from planner.units import counted, format_bytes, format_seconds, times, times_as_fast
 from planner.work.quantised import quantised_model
@@ -79,16 +80,6 @@ def time_parts(estimate: Estimate) -> dict[str, float]:
     return dict(sorted(parts.items(), key=lambda item: -item[1]))
 
 
-def bottleneck(estimate: Estimate) -> str:
-    """The largest cost that is not useful compute, with its share of the step."""
-    parts = {key: value for key, value in time_parts(estimate).items() if key != "compute"}
-    step = estimate.step_seconds or 1.0
-    key, seconds = next(iter(parts.items()))
-    return (
-        f"{WORDS[key]}: {format_seconds(seconds)} of {format_seconds(step)} ({seconds / step:.0%})"
-    )
-
-
 def next_bottleneck(estimate: Estimate) -> str:
     """What would limit the step if the largest cost besides compute vanished.
 
@@ -109,10 +100,7 @@ def next_bottleneck(estimate: Estimate) -> str:
     if not rest or rest[0][1] < NOTICEABLE * left:
         return f"{sentence}, nearly all of it {WORDS['compute']}"
     key, seconds = rest[0]
-    return (
-        f"{sentence}; the next bottleneck would be {WORDS[key]}: {format_seconds(seconds)} "
-        f"({seconds / left:.0%})"
-    )
+    return f"{sentence}; the largest loss would then be {WORDS[key]}, {seconds / left:.0%}"
 
 
 def regret(scores: FloatColumn, covariance: FloatColumn, search: SearchSpec) -> Regret | None:
@@ -227,16 +215,19 @@ def _seconds(together: Together, layout: Layout, **changes: Any) -> float:
 
 
 def _change(neighbour: Neighbour, usable_bytes: float) -> str:
-    name = neighbour.field.replace("_", " ")
+    change = _instead(neighbour.field, neighbour.old, neighbour.new)
     if not neighbour.fits:
         need = f"{format_bytes(neighbour.device_bytes)} of {format_bytes(usable_bytes)}"
         close = ", too close to be safe" if neighbour.device_bytes <= usable_bytes else ""
-        return f"{name} {neighbour.new} instead of {neighbour.old} would need {need}{close}"
+        return f"{change} would need {need}{close}"
     effect = times_as_fast(1.0 / neighbour.step_ratio)
-    return (
-        f"{name} {neighbour.new} instead of {neighbour.old}: {effect}, "
-        f"{format_bytes(neighbour.device_bytes)}"
-    )
+    return f"{change}: {effect}, {format_bytes(neighbour.device_bytes)}"
+
+
+def _instead(field: str, old: object, new: object) -> str:
+    """A change in words: "tp 4 instead of 8", "without async TP"."""
+    words = in_words(field, new)
+    return words if isinstance(new, bool) else f"{words} instead of {value_in_words(field, old)}"
 
 
 def winner_reasons(
@@ -258,7 +249,7 @@ def winner_reasons(
         if (best := fastest(found, name)) is not None and _noticeable(best, estimate)
     ]
     return [
-        f"bottleneck is {bottleneck(estimate)}",
+        bottleneck(estimate),
         memory_sentence(together, layout, estimate),
         *sharding_reasons(together, layout),
         *precision_sentences(together, layout, estimate),
@@ -295,12 +286,9 @@ def difference(
     fields = changed_fields(our_layout, their_layout)
     if fields:
         lines.append(
-            "differs in " + ", ".join(f"{name} {a} -> {b}" for name, (a, b) in fields.items())
+            "differs: " + ", ".join(_instead(name, a, b) for name, (a, b) in fields.items())
         )
-    lines.append(
-        f"{times_as_fast(ours.step_seconds / theirs.step_seconds)}: "
-        f"{format_seconds(theirs.step_seconds)} against {format_seconds(ours.step_seconds)} a step"
-    )
+    lines.append(_speed(ours.step_seconds, theirs.step_seconds))
     first, second = time_parts(ours), time_parts(theirs)
     moved = sorted(WORDS, key=lambda key: -abs(second.get(key, 0.0) - first.get(key, 0.0)))
     for key in moved[:3]:
@@ -324,7 +312,7 @@ def explain(plan: Plan, rank: int, versus: int | None) -> list[str]:
 
     For number 1 it adds the effect of one step in each field. Raises SpecError for an unknown rank.
     """
-    chosen = _ranked(plan, rank, "rank")
+    chosen = ranked_as(plan, rank, "rank")
     lines = [f"#{rank} {chosen.layout.short()}"]
     if versus is None:
         steps = [step_sentence(step) for step in plan.sensitivity] if rank == 1 else []
@@ -340,17 +328,42 @@ def explain(plan: Plan, rank: int, versus: int | None) -> list[str]:
             *chosen.reasons,
             *(["one step in each field:", *steps] if steps else []),
         ]
-    other = _ranked(plan, versus, "versus")
-    return [
-        *lines,
-        f"against #{versus} {other.layout.short()}",
-        *difference(other.estimate, chosen.estimate, other.layout, chosen.layout),
-    ]
+    other = ranked_as(plan, versus, "versus")
+    return [*lines, f"against #{versus} {other.layout.short()}", *_against(other, chosen)]
+
+
+def _against(other: RankedLayout, chosen: RankedLayout) -> list[str]:
+    """`difference` of two ranked layouts, by what was measured where it was.
+
+    Steps of different numbers of GPUs say nothing of which is better: speed and price do.
+    """
+    lines = difference(other.estimate, chosen.estimate, other.layout, chosen.layout)
+    first, second = other.shown, chosen.shown
+    if first.step_seconds is None or second.step_seconds is None:
+        return lines
+    paper = _speed(other.estimate.step_seconds or 0.0, chosen.estimate.step_seconds or 0.0)
+    speed = _speed(first.step_seconds, second.step_seconds)
+    if paper != speed:
+        speed += f"; {paper}, as predicted"
+    if other.num_gpus != chosen.num_gpus:
+        ratio = (second.tokens_per_second or 0.0) / (first.tokens_per_second or 1.0)
+        speed = f"{counted(chosen.num_gpus, 'GPU')} against {counted(other.num_gpus, 'GPU')}: "
+        speed += f"{times_as_fast(ratio)} in all"
+        if first.cost and second.cost:
+            speed += f", ${second.cost:,.0f} against ${first.cost:,.0f} for the run"
+    return [speed if line == paper else line for line in lines]
+
+
+def _speed(ours: float, theirs: float) -> str:
+    return (
+        f"{times_as_fast(ours / theirs)}: {format_seconds(theirs)} against "
+        f"{format_seconds(ours)} a step"
+    )
 
 
 def step_sentence(step: SensitivityStep) -> str:
-    """One step as a sentence: "tp 1 -> 2: 0.88 times as fast, 40.0 GiB"."""
-    change = f"{step.field} {step.old} -> {step.new}"
+    """One step as a sentence: "tp 2 instead of 1: 0.88 times as fast, 40.0 GiB"."""
+    change = _instead(step.field, step.old, step.new)
     if step.refused is not None or step.step_ratio is None or step.device_bytes is None:
         return f"{change}: refused, {step.refused}"
     effect = times_as_fast(1.0 / step.step_ratio)
@@ -360,7 +373,8 @@ def step_sentence(step: SensitivityStep) -> str:
     )
 
 
-def _ranked(plan: Plan, rank: int, field: str) -> RankedLayout:
+def ranked_as(plan: Plan, rank: int, field: str = "rank") -> RankedLayout:
+    """The layout of this rank; raises SpecError naming the field where the plan has none."""
     for entry in plan.ranked:
         if entry.rank == rank:
             return entry

@@ -217,13 +217,19 @@ def _exports(job: Job, ranked: list[PlanCandidate]) -> list[Export | None]:
     return [exported if own or not exported.blockers else None for exported in found]
 
 
-def _options(sizes: list[OneSize]) -> list[SizeOption]:
-    """The candidate to put first at every size, and the front of time against cost.
+def _options(sizes: list[OneSize], winner: PlanCandidate) -> list[SizeOption]:
+    """The best candidate of every size, number 1 at its own, and the front of time against cost.
 
     Cost is GPU-hours if the GPUs are free.
     """
-    runs_of = [(at_size, at_size.runs) for at_size in sizes if at_size.runs is not None]
-    best = [(at_size, runs, at_size.first) for at_size, runs in runs_of]
+    num_gpus = winner.at_size.pricer.cluster.num_gpus
+    chosen = [
+        winner  # of what was measured, if probes ran, and not of what is first on paper
+        if at_size.pricer.cluster.num_gpus == num_gpus
+        else PlanCandidate(at_size, at_size.first)
+        for at_size in sizes
+    ]
+    best = [(at_size, at_size.runs, row) for at_size, row in chosen if at_size.runs is not None]
     points = np.array(
         [
             (runs.wall_seconds[row], runs.bill.cost[row], runs.bill.gpu_hours[row])
@@ -298,7 +304,7 @@ def _plan(
         nearest_miss=None,
         searched=_searched(sizes, winner.at_size, seconds),
         versus_current=None if job.layout is None else _versus_current(job, winner, estimate),
-        headline=_headline(entries),
+        headline=_headline(entries, job.search.objective),
         warnings=[
             *_warnings(job, winner, estimate, entries[0], sizes, near),
             *fewer_than_asked(job.search.top_k, len(ranked), sizes),
@@ -308,7 +314,7 @@ def _plan(
         calibration_id=winner.at_size.pricer.calibration.id,
         considered=others,
         sensitivity=moved,
-        sizes=_options(with_candidates),
+        sizes=_options(with_candidates, winner),
         regret=lost,
         num_parameters=job.model.total_parameters(),
         num_active_parameters=job.model.active_parameters(),
@@ -467,7 +473,7 @@ def _allowed(job: Job, neighbour: Neighbour) -> bool:
     return neighbour.field not in job.search.fix and (allowed is None or neighbour.new in allowed)
 
 
-def _headline(entries: list[RankedLayout]) -> list[str]:
+def _headline(entries: list[RankedLayout], objective: str) -> list[str]:
     winner = entries[0]
     if len(entries) == 1:
         return [winner.layout.short()]
@@ -483,10 +489,16 @@ def _headline(entries: list[RankedLayout]) -> list[str]:
             f"for ${theirs.cost:,.0f} instead of ${ours.cost:,.0f}, "
             f"with {theirs.joules_per_token / ours.joules_per_token - 1.0:+.1%} energy",
         ]
-    return [
-        winner.layout.short(),
-        *difference(winner.estimate, second.estimate, winner.layout, second.layout),
-    ]
+    lines = difference(winner.estimate, second.estimate, winner.layout, second.layout)
+    cost, other = winner.shown.cost, second.shown.cost
+    if objective == "cost" and cost and other:
+        dearer = other / cost - 1.0
+        lines.insert(
+            0,
+            f"{abs(dearer):.1%} {'dearer' if dearer >= 0 else 'cheaper'}: ${other:,.0f} against "
+            f"${cost:,.0f} for the run",
+        )
+    return [winner.layout.short(), *lines]
 
 
 def _pareto(job: Job, ranked: list[PlanCandidate], fitting: Fitting) -> list[ParetoPoint]:

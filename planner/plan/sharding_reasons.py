@@ -46,9 +46,9 @@ def sharding_reasons(together: Together, layout: Layout) -> Iterator[str]:
         if lean.device > usable:
             scale = f", with {layout.dp_replicate} replicas for scale"
             yield (
-                f"fit first: {states} {format_bytes(kept.states)}, with the leanest activations "
-                f"{format_bytes(lean.device)} of {room}, so DDP does not fit and "
-                f"{_sharder(pricer, layout)} shards {SHARDS[layout.zero_stage]} over "
+                f"fit first: {states} {format_bytes(kept.states)}, with as few activations as "
+                f"recomputation leaves {format_bytes(lean.device)} of {room}, so DDP does not fit "
+                f"and {_sharder(pricer, layout)} shards {SHARDS[layout.zero_stage]} over "
                 f"{counted(_shard_ranks(layout), 'GPU')}"
                 f"{scale if layout.dp_replicate > 1 else ''}"
             )

@@ -4,13 +4,11 @@ It shows the difference in the user's own file.
 """
 
 import math
-from collections.abc import Sequence
 
 from planner.calibration.correlated import CorrelatedErrors
 from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
-from planner.errors import Fault
-from planner.estimates import estimate_layouts
+from planner.estimates import as_violations, estimate_layouts
 from planner.export import FORMATS, export
 from planner.intake.current import Current, read_again
 from planner.intake.trainer_files.canonical import canonical, really_changed
@@ -18,7 +16,7 @@ from planner.intake.trainer_files.rewrite import Rewritten, rewrite
 from planner.plan.explain import difference
 from planner.search.choice.preference import MOST_GIVEN_UP, SURE, difference_sd, spread_within_stack
 from planner.specs.cluster import ClusterSpec
-from planner.specs.estimate import Estimate, Violation
+from planner.specs.estimate import Estimate
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.plan import VersusCurrent
@@ -54,7 +52,8 @@ def versus_current(
     changed = really_changed(layout, winner, job.model.num_hidden_layers, job.training.trainer)
     sd = _gain_sd(pricer, layout, winner) if times is not None and priced is pricer else None
     current = read_again(job.request, job.model, layout.num_gpus)
-    runs = bool(today.fits) and not today.violations
+    refusals = () if current is None or current.run is None else current.run.refusals
+    runs = bool(today.fits) and not today.violations and not refusals
     keep = (
         runs
         and times is not None
@@ -73,10 +72,7 @@ def versus_current(
         changed=changed,
         reasons=difference(today, estimate, layout, winner),
         missing_bytes=_missing(today),
-        violations=[
-            *today.violations,
-            *_as_violations(() if current is None or current.run is None else current.run.refusals),
-        ],
+        violations=[*today.violations, *as_violations(refusals)],
         source=None if current is None else {"format": current.format, "name": current.spec.name},
         measured=None if current is None else current.spec.measured,
         diff=written.diff,
@@ -110,13 +106,6 @@ def _missing(estimate: Estimate) -> float | None:
     ):
         return None
     return estimate.device_bytes - estimate.usable_bytes
-
-
-def _as_violations(faults: Sequence[Fault]) -> list[Violation]:
-    return [
-        Violation(field=fault.field, value=fault.value, rule=fault.rule, remedy=fault.remedy)
-        for fault in faults
-    ]
 
 
 def _rewritten(job: Job, cluster: ClusterSpec, winner: Layout, current: Current) -> Rewritten:

@@ -17,7 +17,7 @@ from planner.rules.base import (
     under,
 )
 from planner.schedules import SCHEDULES
-from planner.specs.layout import AC_KINDS, MOE_DISPATCHERS, Layout
+from planner.specs.layout import AC_KINDS, MOE_DISPATCHERS, Layout, parse_ac
 from planner.trainers.titan_models import line_of, module_of
 from planner.units import counted
 from planner.work.axes import overlapping_exchange
@@ -72,6 +72,17 @@ def _needs(c: Context, name: str) -> str:
     if c.model.hidden_size % 8:
         return f"sends rows of whole 16 bytes, not {c.model.hidden_size} elements"
     return ""
+
+
+def _in_the_way(x: Layout, c: Context) -> tuple[str, str]:
+    """What keeps the exchange of experts from running under compute, and what would let it."""
+    if not c.released.overlaps_exchange:
+        return "at all", "use Megatron-LM from 0.14"
+    if x.moe_dispatcher == "allgather":
+        return "with the dispatcher allgather", "moe_dispatcher to alltoall"
+    if parse_ac(x.ac)[0] in ("full", "block", "uniform"):
+        return f"where whole layers are recomputed (ac {x.ac})", "ac to none"
+    return f"with pp={x.pp} and one stage a rank", "virtual_stages to 2 or more"
 
 
 def _one_copy(x: LayoutBatch) -> BoolColumn:
@@ -238,12 +249,9 @@ EXPERT_RULES: tuple[Rule, ...] = (
         broken=lambda x, c: (x.ep > 1) & ~(overlapping_exchange(x) & c.released.overlaps_exchange),
         rule=lambda x, c: (
             f"{c.trainer.name} {c.release.number} cannot run the exchange of experts under compute "
-            "here (training.overlap.ep)"
+            f"(training.overlap.ep) {_in_the_way(x, c)[0]}"
         ),
-        remedy=lambda x, c: (
-            "set training.overlap.ep to false, or use Megatron-LM from 0.14 with interleaved "
-            "stages or no pipeline, no full recomputation, and any dispatcher but allgather"
-        ),
+        remedy=lambda x, c: f"set training.overlap.ep to false, or {_in_the_way(x, c)[1]}",
     ),
     # torchtitan 0.2.2 models/llama4/infra/parallelize.py and those that follow it: they ask for the
     # mesh "fsdp", which parallel_dims.get_mesh refuses at size 1; qwen3's asks where there is one

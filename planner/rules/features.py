@@ -672,6 +672,18 @@ _SWITCH_RULES: tuple[Rule, ...] = (
         remedy=lambda x, c: "set async_tp to false",
     ),
     Rule(
+        key="async TP is off for MLA",
+        field="async_tp",
+        reads=frozenset({"async_tp"}),
+        applies=lambda c: _MEGATRON(c) and c.model.uses_mla,
+        broken=lambda x, c: np.asarray(x.async_tp),
+        rule=lambda x, c: (
+            f"{c.trainer.title} switches --tp-comm-overlap off for multi-latent attention "
+            f"({c.model.name})"
+        ),
+        remedy=lambda x, c: "set async_tp to false",
+    ),
+    Rule(
         key="async TP needs sequence-parallel TP",
         field="async_tp",
         reads=frozenset({"async_tp", "tp", "sequence_parallel"}),

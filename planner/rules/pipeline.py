@@ -233,6 +233,23 @@ _SPLIT_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
+        key="interleaving over two ranks needs overlapped sends",
+        field="virtual_stages",
+        reads=frozenset({"pp", "virtual_stages"}),
+        # megatron/training/arguments.py: "to avoid having multiple p2p sends and recvs between same
+        # 2 ranks per communication batch"
+        applies=lambda c: _MEGATRON(c) and not c.training.overlap.pp,
+        broken=lambda x, c: np.asarray((x.pp == 2) & (x.virtual_stages > 1)),
+        rule=lambda x, c: (
+            f"{c.trainer.title} interleaves stages over pp=2 ranks only with overlapped sends "
+            "(training.overlap.pp)"
+        ),
+        remedy=lambda x, c: (
+            "set virtual_stages to 1, pp above 2, or training.overlap.pp to true "
+            "(without --no-overlap-p2p-communication)"
+        ),
+    ),
+    Rule(
         key="zero bubble is a fork's",
         field="pp_schedule",
         reads=frozenset({"pp", "pp_schedule"}),

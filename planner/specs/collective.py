@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict
 
 Basis = Literal["datasheet", "calibrated", "extrapolated"]
 CollectiveOperation = Literal[
-    "all-reduce", "all-gather", "reduce-scatter", "broadcast", "all-to-all", "p2p"
+    "all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce", "all-to-all", "p2p"
 ]
 
 

@@ -9,6 +9,7 @@ CurrentFormat = Literal[
     "torchtitan-command",
     "torchtitan-python",
     "megatron-arguments",
+    "megatron-log",
     "torchtitan-log",
     "configuration",
     "layout",

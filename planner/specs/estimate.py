@@ -101,6 +101,38 @@ class TimeBreakdown(BaseModel):
         )
 
 
+class CommunicationRow(BaseModel):
+    """One kind of collective of a step, of the rank on the critical path.
+
+    dimension: of parallelism. fsdp gathers and scatters shards, dp reduces over replicas.
+    group_size: ranks of one group. level: the outermost level of the fabric that it crosses.
+    algorithm: the library's fastest, or whose kernels do it (deepep).
+    per_step: how many; the backward's and those that recomputation repeats count too. A layer's
+        share where not every layer repeats it.
+    message_bytes: of one; the whole buffer that is gathered, reduced or scattered, and for
+        all-to-all what one rank sends.
+    volume_bytes: what one rank sends of all of them.
+    seconds: of all of them alone. exposed_seconds: what the step waits for them, which adds up by
+        dimension to `exposed_communication_seconds`; compute that they slow down, and FSDP's copies
+        over PCIe, are among it.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    dimension: Literal["tp", "cp", "ep", "pp", "fsdp", "dp", "embedding"]
+    operation: Literal[
+        "all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce", "all-to-all", "send"
+    ]
+    group_size: int
+    level: str
+    algorithm: str
+    per_step: float
+    message_bytes: float
+    volume_bytes: float
+    seconds: float
+    exposed_seconds: float
+
+
 class LearnedFactor(BaseModel):
     """What one's own runs of this stack taught.
 
@@ -125,11 +157,16 @@ class LearnedFactor(BaseModel):
 class Estimate(BaseModel):
     """One answer. Where `valid` is false, the numbers are null and `violations` says why.
 
-    oom_probability, fits: of what a plan may use of the GPU; fits up to 5%.
+    oom_probability, fits: that what the allocator cannot give back, device_bytes less
+        reclaimable_bytes, is more than a plan may use of the GPU; fits up to 5%.
+    reclaimable_bytes: cached blocks and fragments that the allocator gives back to the device
+        before it runs out of memory.
     oom_probability_full_card: of all of it, without the share that `memory_fraction` keeps free.
     mfu, hfu: over the dense bf16 peak in every format; products in 8 or 4 bits may exceed 1.
     moe_imbalance: load of the busiest expert rank over the mean that the numbers take, stated
         (`training.moe_imbalance`) or predicted; None where experts are not spread over ranks.
+    communication: by dimension, what the layout communicates. All-reduces of a few bytes (gradient
+        norm, scales of float8) and the exchange of Muon are in the optimizer's time instead.
     learned: null unless the calibration has seen a run of one's own of this trainer and GPU.
     warnings: what the numbers assume for lack of data.
     unsupported: what keeps the trainer from running this job with any layout (model, vendor,
@@ -152,10 +189,12 @@ class Estimate(BaseModel):
     peak_allocated_bytes: float | None = None
     peak_reserved_bytes: float | None = None
     device_bytes: float | None = None
+    reclaimable_bytes: float | None = None
     usable_bytes: float | None = None
     interval: Interval | None = None
     memory: Memory | None = None
     time: TimeBreakdown | None = None
+    communication: list[CommunicationRow] = []
     basis: dict[str, Basis] | None = None
     moe_imbalance: float | None = None
     learned: LearnedFactor | None = None

@@ -17,6 +17,23 @@ TIME_PARTS = (
 )  # fmt: skip
 
 
+LOSSES = {
+    "recompute": "recomputing activations",
+    "bubble": "the pipeline bubble",
+    "optimizer": "the optimizer step",
+    "straggler": "waiting for the slowest rank",
+    "launches": "waiting for kernel launches",
+    "host waits": "host waits for the device",
+    "other": "loading, logging and synchronisation",
+    "tp comm": "tensor-parallel communication",
+    "cp comm": "context-parallel communication",
+    "ep comm": "expert dispatch and combine",
+    "pp comm": "pipeline sends",
+    "fsdp comm": "FSDP gathers and scatters",
+    "dp comm": "the gradient all-reduce across replicas",
+}
+
+
 def memory_parts(estimate: Estimate) -> list[tuple[str, float]]:
     """(name, bytes) of the worst pipeline rank's device memory; they sum to device_bytes."""
     if estimate.memory is None:
@@ -35,6 +52,30 @@ def time_parts(estimate: Estimate) -> list[tuple[str, float]]:
     exposed = estimate.time.exposed_communication_seconds.items()
     ordered = [*sizes[:2], *((f"{axis} comm", size) for axis, size in exposed), *sizes[2:]]
     return _noticeable(ordered, estimate.step_seconds or 1.0)
+
+
+def bottleneck(estimate: Estimate) -> str:
+    """The largest part of a step, and the largest loss where that is compute.
+
+    For example "compute-bound (91%); the largest loss is FSDP gathers and scatters, 7%".
+    """
+    step = estimate.step_seconds or 1.0
+    parts = sorted(time_parts(estimate), key=lambda part: -part[1])
+    losses = [part for part in parts if part[0] != "compute"]
+    if not losses:
+        return "compute-bound"
+    (worst, lost), compute = losses[0], dict(parts).get("compute", 0.0)
+    if compute >= lost:
+        return (
+            f"compute-bound ({compute / step:.0%}); the largest loss is {LOSSES[worst]}, "
+            f"{_share(lost / step)}"
+        )
+    return f"bound by {LOSSES[worst]} ({lost / step:.0%}); compute is {compute / step:.0%}"
+
+
+def _share(value: float) -> str:
+    """A share of the step; small ones with one digit behind the point."""
+    return f"{value:.0%}" if value >= 0.01 else f"{value:.1%}"
 
 
 def _noticeable(sizes: list[tuple[str, float]], total: float) -> list[tuple[str, float]]:

@@ -189,9 +189,10 @@ class Layout(BaseModel):
         """Microbatches (or accumulation steps) a step: global batch / (microbatch x DP degree)."""
         return global_batch_size // (self.micro_batch_size * self.dp_degree)
 
-    def short(self) -> str:
+    def short(self, cp_words: Mapping[str, str] | None = None) -> str:
         """One line that an engineer reads at a glance.
 
+        cp_words: how a trainer names the CP methods; as in the layout where it is not given.
         For example "fsdp 32 · tp 8 · mbs 2 · ac full · float8-rowwise · compile".
         """
         replicas = "hsdp" if self.dp_shard * self.cp > 1 else "ddp"
@@ -200,7 +201,8 @@ class Layout(BaseModel):
             for n, d in ((replicas, self.dp_replicate), (self._data_name(), self.dp_shard))
             if d > 1
         ]
-        method = "" if self.cp_method == "allgather" else f" {self.cp_method}"
+        word = (cp_words or {}).get(self.cp_method, self.cp_method)
+        method = "" if self.cp_method == "allgather" else f" {word}"
         if self.cp > 1 and self.dp_shard == 1 and self.zero_stage < 3:
             method += f" {self._data_name()}"
         parts += [
@@ -283,6 +285,32 @@ _NEUTRAL: dict[str, object] = {
     "reduce_dtype": "float32",
     "master_dtype": "float32",
 }
+
+
+FIELD_WORDS = {
+    "float8_all_gather": "float8 all-gather",
+    "async_tp": "async TP",
+    "cpu_offload": "CPU offload",
+    "compile": "torch.compile",
+    "layers_per_stage": "layers by stage",
+}
+
+
+def in_words(name: str, value: object) -> str:
+    """A field's value as a sentence has it: "tp 8", "with torch.compile"."""
+    words = FIELD_WORDS.get(name, name.replace("_", " "))
+    if isinstance(value, bool):
+        return f"{'with' if value else 'without'} {words}"
+    return f"{words} {value_in_words(name, value)}"
+
+
+def value_in_words(name: str, value: object) -> str:
+    """The value alone: "8", "on", "2x30,1,0"."""
+    if isinstance(value, tuple | list):
+        return in_runs(value)
+    if name == "layers_per_stage":
+        return "the trainer's split"
+    return ("on" if value else "off") if isinstance(value, bool) else str(value)
 
 
 def changed_fields(base: Layout, layout: Layout) -> dict[str, FieldValue]:

@@ -37,6 +37,30 @@ class Labelled(BaseModel):
         return self.layout.short()
 
 
+class ShownFigures(BaseModel):
+    """What every screen shows of a layout: of measurements and model together where probes ran.
+
+    step_interval: of the prediction; null where the step is no prediction.
+    predicted_step_seconds: where the step is no prediction, else null.
+    cost, time_to_train_seconds: of the whole run, with the same step.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    step_seconds: float | None
+    tokens_per_second_per_gpu: float | None
+    tokens_per_second: float | None
+    mfu: float | None
+    hfu: float | None
+    device_bytes: float | None
+    peak_allocated_bytes: float | None
+    oom_probability: float | None
+    step_interval: tuple[float, float] | None
+    predicted_step_seconds: float | None
+    cost: float | None
+    time_to_train_seconds: float | None
+
+
 class RankedLayout(Labelled):
     """One layout of the answer, with its price, its reasons in words, and what to paste.
 
@@ -74,6 +98,34 @@ class RankedLayout(Labelled):
         """How much faster than the cost model predicts it should run; 1 without probes."""
         paper, expected = self.estimate.step_seconds, self.expected_step_seconds
         return paper / expected if paper and expected else 1.0
+
+    @computed_field(description="What every screen shows of it.")  # type: ignore[prop-decorator]
+    @property
+    def shown(self) -> ShownFigures:
+        """The figures of the command and of the page."""
+        paper, faster, run = self.estimate, self.expected_speedup, self.run
+        expected = self.expected_step_seconds
+
+        def faster_than_paper(value: float | None) -> float | None:
+            return None if value is None else value * faster
+
+        rate = faster_than_paper(paper.tokens_per_second_per_gpu)
+        return ShownFigures(
+            step_seconds=expected or paper.step_seconds,
+            tokens_per_second_per_gpu=rate,
+            tokens_per_second=None if rate is None else rate * self.num_gpus,
+            mfu=faster_than_paper(paper.mfu),
+            hfu=faster_than_paper(paper.hfu),
+            device_bytes=paper.device_bytes,
+            peak_allocated_bytes=paper.peak_allocated_bytes,
+            oom_probability=paper.oom_probability,
+            step_interval=(
+                None if expected or paper.interval is None else paper.interval.step_seconds
+            ),
+            predicted_step_seconds=paper.step_seconds if expected else None,
+            cost=None if run is None else run.cost,
+            time_to_train_seconds=None if run is None else run.time_to_train_seconds,
+        )
 
 
 class ParetoPoint(Labelled):
@@ -426,9 +478,9 @@ class Plan(BaseModel):
             (
                 str(one.rank),
                 one.label,
-                f"{(one.estimate.tokens_per_second_per_gpu or 0.0) * one.expected_speedup:,.0f}",
-                f"{(one.estimate.mfu or 0.0) * one.expected_speedup:.1%}",
-                format_seconds(one.expected_step_seconds or one.estimate.step_seconds or 0.0),
+                f"{one.shown.tokens_per_second_per_gpu or 0.0:,.0f}",
+                f"{one.shown.mfu or 0.0:.1%}",
+                format_seconds(one.shown.step_seconds or 0.0),
                 format_bytes(one.estimate.device_bytes or 0.0),
                 one.source,
             )

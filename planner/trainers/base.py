@@ -1,7 +1,7 @@
 """What a trainer is: one value, in one file, that says everything the planner asks of it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -61,6 +61,7 @@ class TrainerRules:
     default_cuda_graphs: what a release captures by itself, where it can (`rules.cuda_graphs`).
 
     What it runs and refuses:
+    cp_words: how it names CP methods, where that is otherwise.
     zero_stages, precisions, ac_kinds, cp_methods, moe_dispatchers: values of the layout's field of
         that name.
     cuda_graphs: values of the training field of that name.
@@ -172,6 +173,7 @@ class TrainerRules:
     precisions: frozenset[str]
     ac_kinds: frozenset[str]
     cp_methods: frozenset[str]
+    cp_words: Mapping[str, str] = field(default_factory=dict)
     moe_dispatchers: frozenset[str] = frozenset({"alltoall"})
     cuda_graphs: frozenset[str] = frozenset({"none"})
     default_cuda_graphs: CudaGraphs = "none"

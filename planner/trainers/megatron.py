@@ -16,6 +16,7 @@ from planner.trainers.tp_overlap import DEFERRED, TpOverlap
 # NeMo's fp8 recipes set fp8_param_gather (Megatron Bridge training/mixed_precision.py);
 # Megatron-LM's default is off
 NATIVE = "NeMo"
+CP_TYPES = {"allgather": "all_gather", "alltoall": "p2p", "ulysses": "a2a"}  # --cp-comm-type
 _DISPATCHERS = frozenset({"alltoall", "allgather"})
 PRECISIONS = frozenset(
     {"bf16", "fp16", "float8-tensorwise", "float8-delayed", "float8-blockwise", "mxfp8", "nvfp4"}
@@ -70,7 +71,7 @@ MEGATRON = TrainerRules(
     title="Megatron-LM",
     vendors={"nvidia": "", "amd": "ROCm/Megatron-LM"},
     history=tuple(Known(number=number, day=day) for number, day in _HISTORY),
-    default_release="0.14",
+    default_release=_HISTORY[-1][0],
     changes=(
         # core/fp4_utils.py came with 0.15; the repository had it before 12 September 2025
         # (TransformerEngine issue 2171), which is what NeMo 25.09 ships
@@ -109,7 +110,7 @@ MEGATRON = TrainerRules(
     ),
     # NeMo performance recipes: grad_reduce_in_fp32=False, grad_sync_dtype bf16
     distributions={"NeMo": {"reduce_dtype": "bfloat16"}},
-    offered=("0.14",),
+    offered=(_HISTORY[-1][0],),
     export_format="megatron",
     lacks=_lacks,
     optimizers=("adamw", "adamw-bf16-states", "sgd"),
@@ -123,7 +124,8 @@ MEGATRON = TrainerRules(
     precisions=PRECISIONS,
     # --recompute-method block | uniform, --recompute-num-layers
     ac_kinds=frozenset({"none", "full", "selective-attention", "block", "uniform"}),
-    cp_methods=frozenset({"allgather", "alltoall", "ulysses"}),
+    cp_methods=frozenset(CP_TYPES),
+    cp_words=CP_TYPES,
     moe_dispatchers=_DISPATCHERS,
     # core 0.16 transformer_config.py (cuda_graph_impl, cuda_graph_scope; the default is none, and
     # Megatron Bridge keeps it, docs/training/cuda-graphs.md)
@@ -168,6 +170,6 @@ MEGATRON = TrainerRules(
     placeholders_since="2023-12",
     gradients_apart=False,
     memory_extra_sd=0.0,
-    source="Megatron-LM core 0.14 megatron/training/arguments.py; AMD maintains the fork "
+    source="Megatron-LM core 0.14 to 0.18 megatron/training/arguments.py; AMD maintains the fork "
     "github.com/ROCm/Megatron-LM",
 )

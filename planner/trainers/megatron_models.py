@@ -22,8 +22,16 @@ def lacking(model: ModelSpec) -> list[str]:
         (model.lm_head_bias, "bias on the head"),
         (model.router_bias or model.expert_bias, "biased router or experts"),
         (model.uses_mla and model.attention_bias, "biases with MLA"),
+        (model.norm == "layernorm" and not model.norm_bias, "LayerNorm without biases"),
+        (_some_biases(model), "biases on some of attention's output and the MLP only"),
     )
     return [words for broken, words in (*rows, *_network_rows(model)) if broken]
+
+
+def _some_biases(model: ModelSpec) -> bool:
+    """Whether some linear layers have biases that --disable-bias-linear would take with others'."""
+    linear = {model.attention_output_bias, model.mlp_bias}
+    return len(linear) > 1 or (True in linear and not model.attention_bias)
 
 
 _ACTIVATIONS = (None, "silu", "gelu", "gelu_tanh", "relu2")

@@ -54,6 +54,11 @@ def version_defaults(trainer: str, trainer_version: str | None) -> Mapping[str, 
     return TRAINERS[trainer].distributions.get(named(trainer_version).distribution, {})
 
 
+def layout_line(layout: Layout, trainer: str) -> str:
+    """A layout in one line, with the trainer's own words."""
+    return layout.short(TRAINERS[trainer].cp_words)
+
+
 def resolve_layout(
     values: object,
     *,

@@ -20,7 +20,9 @@ class TpOverlap:
     mechanism:
         user-buffers: Transformer Engine cuts the all-gather before and the reduce-scatter after a
             linear layer into one chunk a rank and moves each under the GEMM of another; the
-            reduce-scatter of input gradients runs whole under the GEMM of weight gradients.
+            reduce-scatter of input gradients runs whole under the GEMM of weight gradients. Its
+            buffers have no names for MLA's projections, and Megatron-LM switches it off for the
+            whole model (core/extensions/transformer_engine.py, TELinear).
         symmetric-memory: torch's async TP, which cuts all of them, in the backward too.
         deferred: input gradients of column-parallel layers are reduced while the GEMM of weight
             gradients runs, which does not need them. All else blocks.

@@ -59,7 +59,7 @@ class StepTiming:
         )
 
 
-class Clock:
+class SharedClock:
     """How long this program has run, as all ranks see it: the slowest one's seconds."""
 
     def __init__(self, trainer: Trainer, started: float) -> None:
@@ -87,7 +87,7 @@ def run(trainer: Trainer, ready: Callable[[], None], started: float) -> StepTimi
     time limit comes near.
     ready: called between the two. started: the clock's (`time.monotonic`) when the program began.
     """
-    task, clock = trainer.recipe.task, Clock(trainer, started)
+    task, clock = trainer.recipe.task, SharedClock(trainer, started)
     until = TIMED_SHARE * task.time_limit_seconds
     timing = StepTiming(microbatches=trainer.recipe.timed_microbatches() or ())
     each = 0.0  # seconds of one more step, or of the two that stand for it
@@ -117,7 +117,9 @@ def run(trainer: Trainer, ready: Callable[[], None], started: float) -> StepTimi
         gc.enable()
 
 
-def _steps(trainer: Trainer, count: int, timing: StepTiming, clock: Clock) -> list[list[float]]:
+def _steps(
+    trainer: Trainer, count: int, timing: StepTiming, clock: SharedClock
+) -> list[list[float]]:
     """Seconds of `count` steps: of whole ones, or of so many of each of the two shorter ones."""
     sizes = timing.microbatches or (trainer.recipe.num_microbatches,)
     return [clock.slowest(_alike(trainer, size, count, timing)) for size in sizes]

@@ -71,7 +71,7 @@ def test_what_number_1_rests_on_is_said_under_it(cli: Cli, tmp_path: Path) -> No
     assert "memory-budget" in best
     words = " ".join(said.split())
     assert words.startswith(
-        "rests on memory-budget recomputation, which none of the runs behind this calibration "
+        "uses memory-budget recomputation, which none of the runs behind this calibration "
         "used; best fully measured: rank 2, "
     )
     assert "slower. Number 2: " in words
@@ -80,7 +80,7 @@ def test_what_number_1_rests_on_is_said_under_it(cli: Cli, tmp_path: Path) -> No
     assert "ac memory-budget extrapolated" in words
     plan_id = done.stdout.split("Kept as ")[1].split(";")[0]
     explained = cli("explain", plan_id)
-    assert "rests on memory-budget recomputation" in explained.stdout.splitlines()[1]
+    assert "uses memory-budget recomputation" in explained.stdout.splitlines()[1]
     pasted = done.stdout.split("planner-cli export ")[1].split("\n  cd ")[0].replace("\\\n", "")
     *words_of_export, folder = shlex.split(pasted)
     exported = cli("export", *words_of_export, tmp_path / folder)

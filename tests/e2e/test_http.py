@@ -71,7 +71,7 @@ def test_a_plan_says_what_its_first_layout_rests_on(shared: TestClient) -> None:
     assert first["unmeasured"] == ["memory-budget recomputation"]
     assert first["estimate"]["basis"]["ac memory-budget"] == "extrapolated"
     assert beside["unmeasured"] == []
-    assert plan["rests_on"].startswith("rests on memory-budget recomputation")
+    assert plan["rests_on"].startswith("uses memory-budget recomputation")
     assert plan["best_measured"]["rank"] == beside["rank"] == 2
     assert plan["best_measured"]["layout"] == beside["layout"]
 

@@ -22,10 +22,14 @@ from rich.console import Console
 from sqlalchemy.orm import Session
 
 from api.jobs.leases import new_lease
+from api.render import figures
+from api.render.plan import energy, mass, money
 from api.settings import Settings
-from api.storage.records import SweepRecord, TaskRecord
+from api.storage.records import PlanLabels, SweepRecord, TaskRecord
 from api.storage.tables import PlanRow
 from api.wiring import Wiring, wire
+from planner.intake.jobs import read_job
+from planner.specs.plan import Plan
 from tests.conftest import JOB, ROOT, UNMEASURED_JOB, clean_environment, missing, needed
 from tests.stand_ins.browser import PROGRAM, Browser
 
@@ -202,7 +206,6 @@ def test_the_words_are_those_of_the_command_line(
     site: Site, browser: Browser, opened: Open
 ) -> None:
     from api.render.plan import plan_view
-    from planner.specs.plan import Plan
 
     console = Console(width=200, file=StringIO(), record=True)
     console.print(plan_view(Plan.model_validate(site.plan), 200, letters=True))
@@ -211,6 +214,79 @@ def test_the_words_are_those_of_the_command_line(
     for row in cells(browser, "#ranked"):
         for cell in (row[1], row[2], row[4], row[5]):
             assert cell in shown
+
+
+NUMBER = re.compile(r"\$?\d[\d,]*(?:\.\d+)?(?: ?(?:%|[TGMK]iB|ms|us|GPUs|kWh|MWh|kg|[sdhtB]\b))?")
+
+
+def told(value: Any) -> Iterator[float]:
+    """Every number of an answer."""
+    if isinstance(value, dict | list):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from told(one)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield float(value)
+
+
+def written(value: float) -> set[str]:
+    """All the ways in which a screen may write a number."""
+    ways: list[Callable[[Any], str]] = [
+        figures.rate, figures.seconds, figures.size, figures.percent, figures.risk, money,
+        energy, mass, "{:,.0f}".format, "{:.0%}".format, "{:.2%}".format, "{:g}".format,
+    ]  # fmt: skip
+    return {found for way in ways for found in NUMBER.findall(way(value))}
+
+
+@pytest.fixture
+def probed(site: Site) -> dict[str, Any]:
+    """A plan whose first two layouts ran, the first more slowly than any interval allows."""
+    plan = Plan.model_validate(site.plan)
+    ranked = list(plan.ranked)
+    for index, slower in ((0, 1.9), (1, 2.3)):
+        one = ranked[index]
+        step = slower * (one.estimate.step_seconds or 0.0)
+        update = {
+            "source": "probed", "expected_step_seconds": step,
+            "measurement": {"status": "ok", "step_seconds": step, "runs": 1, "rung": "probed"},
+        }  # fmt: skip
+        ranked[index] = one.model_copy(update=update)
+    ident = f"{plan.id[:-1]}{'0' if plan.id[-1] != '0' else '1'}"
+    found = plan.model_copy(update={"id": ident, "ranked": ranked})
+    site.wiring.store.save_plan(found, PlanLabels.of(read_job(JOB), "probed"))
+    answer: dict[str, Any] = site.get(f"plans/{ident}")
+    return answer
+
+
+def test_every_number_of_a_probed_plan_is_that_of_the_answer(
+    site: Site, probed: dict[str, Any], browser: Browser, opened: Open
+) -> None:
+    """What is measured is shown wherever the table shows it, with no interval of a prediction."""
+    opened(f"plan/{probed['id']}")
+    browser.wait("document.querySelector('#compared table')")
+    known = {text for value in told(probed) for text in written(value)}
+    for one in probed["ranked"]:
+        shown = one["shown"]
+        for end in shown["step_interval"] or ():
+            work = shown["tokens_per_second_per_gpu"] * shown["step_seconds"]
+            known |= written(work / end)
+    places = (".cards", "#ranked", "#compared table", "#communication")
+    texts = [text for place in places for text in browser.value(
+        f"[...document.querySelectorAll('{place} :is(td, th, dd, dt, p, small, strong)')]"
+        ".map(one => one.innerText)"
+    )]  # fmt: skip
+    assert len(texts) > 100
+    found = {text for cell in texts for text in NUMBER.findall(cell)}
+    labels = " ".join(one["label"] for one in probed["ranked"])
+    fields = " ".join(str(value) for one in probed["ranked"] for value in one["layout"].values())
+    assert not {text for text in found - known if text.split()[0] not in f"{labels} {fields}"}
+    first = probed["ranked"][0]
+    cards = browser.text(".cards")
+    assert f"predicted {figures.seconds(first['estimate']['step_seconds'])}" in cards
+    assert figures.seconds(first["estimate"]["interval"]["step_seconds"][1]) not in cards
+    compared = {row[0]: row[1:] for row in cells(browser, "#compared table")}
+    assert compared["step"] == [
+        figures.seconds(one["expected_step_seconds"]) for one in probed["ranked"][:2]
+    ]
 
 
 def test_charts_draw_what_the_api_says(site: Site, browser: Browser, opened: Open) -> None:

@@ -3,6 +3,7 @@ number that a fact states.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,14 @@ from planner.cost.machine.device import Device
 from planner.cost.machine.profile import KERNELS, software_profile
 from planner.cost.network.collectives import send_seconds
 from planner.cost.price import Pricer, Prices
+from planner.errors import SpecError
+from planner.estimates import estimate_job
 from planner.intake.jobs import read_job
 from planner.intake.machines import load_gpu, read_cluster
 from planner.plan.collective import collective
 from planner.schedules import SCHEDULES
 from planner.specs.cluster import ClusterSpec
+from planner.specs.estimate import CommunicationRow
 from planner.specs.job import Job
 from planner.trainers.registry import TRAINERS, resolve_layout
 from planner.work import axes
@@ -243,6 +247,106 @@ def float8_speedup_of(unit: str) -> float:
     return seconds["bf16"] / seconds["float8-tensorwise"]
 
 
+def _rows(job: Mapping[str, Any], dimension: str) -> list[CommunicationRow]:
+    found = estimate_job(read_job(dict(job)))
+    assert found.valid, found.violations
+    return [one for one in found.communication if one.dimension == dimension]
+
+
+def volume_over_parameters(job: Mapping[str, Any], dimension: str) -> float:
+    """Elements that a rank sends in a step of one microbatch, over the model's parameters.
+
+    Parameters are gathered in 2 bytes, gradients reduced in 4; (n - 1) / n of a buffer is sent.
+    """
+    model = read_job(dict(job)).model
+    sent = sum(
+        one.volume_bytes
+        / (2.0 if one.operation == "all-gather" else 4.0)
+        * one.group_size
+        / (one.group_size - 1.0)
+        for one in _rows(job, dimension)
+    )
+    return sent / model.total_parameters()
+
+
+def synchronisations_a_block(job: Mapping[str, Any], dimension: str) -> float:
+    """Collectives of a microbatch over the model's layers, those of whole layers alone."""
+    rows = _rows(job, dimension)
+    layers = read_job(dict(job)).model.num_hidden_layers
+    return sum(one.per_step for one in rows if one.per_step >= layers) / layers
+
+
+def activations_a_block(job: Mapping[str, Any]) -> float:
+    """Bytes that tensor parallelism sends for a layer, over one activation; all of a buffer."""
+    parsed = read_job(dict(job))
+    training, model = parsed.training, parsed.model
+    activation = training.seq_len * model.hidden_size * 2.0
+    return sum(
+        one.per_step // model.num_hidden_layers * one.message_bytes / activation
+        for one in _rows(job, "tp")
+    )
+
+
+def boundary_bytes(job: Mapping[str, Any]) -> float:
+    """Bytes over a stage boundary, both ways, of the whole batch, over 2 batch seq hidden 2.
+
+    The rank that is priced sends one way over each of its boundaries.
+    """
+    parsed = read_job(dict(job))
+    rows, training = _rows(job, "pp"), parsed.training
+    one_way = max(one.per_step * one.message_bytes for one in rows)
+    stated = 2 * training.global_batch_size * training.seq_len * parsed.model.hidden_size * 2
+    assert all(one.operation == "send" for one in rows)
+    return 2 * one_way / stated
+
+
+def dimensions_reported(job: Mapping[str, Any]) -> float:
+    """Dimensions with collective, message, volume, algorithm and time; the memory a card beside."""
+    found = estimate_job(read_job(dict(job)))
+    assert found.device_bytes, found.violations
+    whole = {
+        one.dimension
+        for one in found.communication
+        if one.message_bytes and one.volume_bytes and one.seconds and one.algorithm and one.level
+    }
+    return float(len(whole))
+
+
+def utilisation(job: Mapping[str, Any], lost: list[str]) -> float:
+    """What is left of a step without these parts: bubble, or communication of a dimension."""
+    found = estimate_job(read_job(dict(job)))
+    assert found.time is not None, found.violations
+    exposed = found.time.exposed_communication_seconds
+    gone = sum(found.time.bubble_seconds if one == "bubble" else exposed[one] for one in lost)
+    return 1.0 - gone / (found.step_seconds or 1.0)
+
+
+def border_operation(site: str, operation: str) -> float:
+    """1 where this collective runs forward at this border of sequence parallelism."""
+    (sequence, _) = axes.SITES[site]
+    return float(sequence.forward == operation)
+
+
+def collectives_offered(names: list[str]) -> float:
+    """How many of these the `collective` command answers for."""
+    return float(sum(collective(name, SIZE, _flat(8)).seconds > 0 for name in names))
+
+
+def algorithms_offered(collectives: list[str], algorithms: list[str]) -> float:
+    """Pairs of a collective and an algorithm with a closed form, on the fabric that it needs."""
+    pairs = 0
+    for algorithm in algorithms:
+        grid = algorithm if algorithm in ("mesh", "torus") else "switch"
+        level = {"gpus": 16, "bandwidth": BANDWIDTH, "latency": LATENCY, "topology": grid}
+        fabric = [{**level, **({"shape": [4, 4]} if grid != "switch" else {})}]
+        machine = read_cluster({"gpu": "h100-sxm-80gb", "num_gpus": 16, "fabric": fabric,
+                                "gpus_per_node": 16})  # fmt: skip
+        for name in collectives:
+            with suppress(SpecError):  # it does not do this collective
+                pairs += collective(name, SIZE, machine, algorithm=algorithm).seconds > 0
+    return float(pairs)
+
+
 FORMULAS: Mapping[str, Callable[..., float]] = {
     f.__name__: f
     for f in (
@@ -252,5 +356,8 @@ FORMULAS: Mapping[str, Callable[..., float]] = {
         causal_attention_share,
         nvlink_both_directions, inter_node, grouped_over_loop, axes_in_order, default_zero_stage,
         float8_speedup_of,
+        volume_over_parameters, synchronisations_a_block, activations_a_block, boundary_bytes,
+        dimensions_reported, utilisation, border_operation, collectives_offered,
+        algorithms_offered,
     )
 }  # fmt: skip

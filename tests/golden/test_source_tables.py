@@ -53,6 +53,10 @@ UNCHECKED = {  # statements without a figure of the planner's, and where their s
     ),
     "TPU tori scale nearest-neighbour collectives well": "test_collectives_golden.py",
     "GPU fabrics are flat to about 256, then leaf-spine": "a cluster's fabric is stated",
+    "communication high / very high between them": "by layout in test_communication.py",
+    'Float8 scale "255 / max" (E4M3\'s maximum is 448: wrong in the document)': (
+        "no price depends on what a scale is made of"
+    ),
 }
 
 
@@ -207,7 +211,7 @@ def test_facts_quote_their_table_whole() -> None:
         assert file == "SOURCE_TABLES.md", name
         (whole,) = (every for title, every in told.items() if title.startswith(section))
         for quote in fact["quotes"]:
-            parts = quote.split("; ")
+            parts = [quote] if quote in whole else quote.split("; ")
             places = range(len(whole))
             assert any(whole[at : at + len(parts)] == parts for at in places), (name, quote)
             quoted |= set(parts)
@@ -224,4 +228,4 @@ def test_facts_are_complete() -> None:
         reproduced = fact["verdict"] == "reproduced"
         assert reproduced == ("why" not in fact) == ("ours" not in fact), name
     assert len(FACTS) >= 100
-    assert Counter(fact["verdict"] for fact in FACTS.values())["documented disagreement"] <= 11
+    assert Counter(fact["verdict"] for fact in FACTS.values())["documented disagreement"] <= 14

@@ -171,7 +171,7 @@ def test_a_plan_says_what_its_run_rests_on(plan: Plan) -> None:
     assert "tokens, an example; training.total_tokens sets yours" in text
     assert "GPU-hours at $" in text
     assert "W a GPU" in text
-    assert text.count("bottleneck") + text.count("largest cost") <= 2
+    assert text.count("compute-bound") == 1
     assert "(the others cannot win)" in text
 
 

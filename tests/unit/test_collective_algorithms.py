@@ -153,6 +153,16 @@ def test_all_to_all_loads_the_busiest_link_of_a_grid(shape: Point, topology: str
     found = candidates("all-to-all", place, automatic=False)
     line = next(c.line for c in found if c.algorithm.name == "direct")
     assert line.seconds_per_byte[0] * SIZE == pytest.approx(seconds, rel=1e-9)
+    grid = "torus" if wrapped else "mesh"
+    # dimension after dimension, the parts of the buffer in turn: the same links, k phases of r hops
+    of_grid = next(c.line for c in found if c.algorithm.name == grid)
+    assert of_grid.seconds_per_byte[0] * SIZE == pytest.approx(seconds, rel=1e-9)
+    reach = max(side // 2 if wrapped else side - 1 for side in shape)
+    assert of_grid.steps[0] == len(shape) * reach
+    slow = flat(n, topology=topology, **given)
+    stated = seconds + len(shape) * reach * LATENCY
+    answer = collective("all-to-all", SIZE, slow, algorithm=grid)
+    assert answer.seconds == pytest.approx(stated, rel=1e-9)
 
 
 def simulate_grid_reduce_scatter(shape: Point, wrapped: bool) -> float:
@@ -434,3 +444,16 @@ def test_wrong_requests_name_the_field_and_what_would_pass(
         collective(request.pop("op"), request.pop("size_bytes"), cluster(64), **request)
     assert error.value.faults[0].field == field
     assert remedy in error.value.faults[0].remedy
+
+
+# Reduce.
+
+
+@pytest.mark.parametrize("op", ["broadcast", "reduce"])
+def test_a_reduce_is_a_broadcast_backwards(op: str) -> None:
+    """Ring: the buffer passes n - 1 hops in a pipeline. Tree: ceil(log2 n) times the buffer."""
+    ring, tree = (
+        collective(op, SIZE, flat(8), algorithm=name).seconds for name in ("ring", "tree")
+    )
+    assert ring == pytest.approx(7 * LATENCY + SIZE / BANDWIDTH, rel=1e-12)
+    assert tree == pytest.approx(3 * (LATENCY + SIZE / BANDWIDTH), rel=1e-12)

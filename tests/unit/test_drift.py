@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from planner.calibration.drift.creep import creeps
 from planner.calibration.drift.findings import Drift
 from planner.calibration.drift.nights import Nights, Reading
 from planner.calibration.drift.replay import drift_of
@@ -111,6 +112,55 @@ def test_a_slope_of_12_percent_over_three_versions_is_found_on_the_sixth_night()
         assert change.found <= 6
         assert 0.04 < change.low < change.change < 0.10
         assert change.versions == {"torch": ("2.10.0", "2.11.0")}
+
+
+@pytest.mark.parametrize("before", [3, 5, 20])
+def test_a_slope_that_begins_in_the_first_nights_is_found(before: int) -> None:
+    """2% a night, on the fifth night of it at the latest: the scan alone found none after 5."""
+    delays = simulated.young_delays(before, 1, 6)
+    assert len(delays) == 6
+    assert max(delays) <= 5
+
+
+def test_against_the_first_nights_and_the_best_so_far() -> None:
+    level = np.array([0.0, 0.001, -0.001, 0.0, 0.001])
+    assert found_in(level[None]).creeps == ()
+    slower = np.concatenate([level, [0.001, 0.06, 0.001]])  # one bad night is no level
+    assert found_in(slower[None]).creeps == ()
+    rising = np.concatenate([level, 0.02 * np.arange(1, 5)])
+    (crept,) = found_in(rising[None]).creeps
+    assert (crept.first, crept.last, crept.best) == (0, 2, False)
+    assert crept.change == pytest.approx(np.expm1(0.06), rel=0.05), "both newest nights"
+    # it began slow, became fast, and is slowly going back: against the best alone
+    early = np.concatenate([np.full(3, 0.08), np.tile(level, 4), 0.02 * np.arange(1, 5)])
+    found = found_in(early[None])
+    assert all(one.best for one in found.creeps)
+    assert found.creeps or any(one.change > 0 for one in found.changes)
+
+
+def test_a_change_that_was_found_is_not_told_twice() -> None:
+    step = noise(4, 1, 60)
+    step[:, 30:] += np.log(1.10)
+    found = found_in(step)
+    assert len(found.changes) == 1
+    assert found.creeps == ()
+
+
+@pytest.mark.parametrize(
+    "kind", [simulated.KINDS[2], simulated.KINDS[-1]], ids=lambda one: one.name
+)
+def test_the_plain_rule_raises_few_false_alarms(kind: simulated.Noise) -> None:
+    """Every night of two years of six layouts: at most one alarm a year in the mean."""
+    alarms = 0
+    limit = threshold_of(RUNS, 12)
+    for year in range(2):
+        nights = kind.draw(np.random.default_rng([7, 6, year]), 6, 365)
+        sd, before = np.full(6, simulated.NIGHT_SD), set[int]()
+        for night in range(5, 366):
+            now = {one.layout for one in creeps(nights[:, :night], sd, limit, ())}
+            alarms += len(now - before)
+            before = now
+    assert alarms <= 3
 
 
 def test_the_version_that_changed_is_named_though_the_night_is_not_sure() -> None:

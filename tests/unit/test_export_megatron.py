@@ -192,13 +192,19 @@ def test_a_share_of_the_states_is_said() -> None:
 
 
 @pytest.mark.parametrize(("field", "value"), [
-    ("precision", "float8-rowwise"), ("precision", "nvfp4"), ("ac", "selective-op"),
+    ("precision", "float8-rowwise"), ("ac", "selective-op"),
     ("compile", True), ("optimizer_in_backward", True), ("master_dtype", "bfloat16"),
     ("pp_schedule", "DualPipeV"),
 ])  # fmt: skip
 def test_what_megatron_lacks_is_a_blocker(field: str, value: object) -> None:
     more = {"virtual_stages": 2} if value == "DualPipeV" else {}
     assert [fault.field for fault in make(tp=8, pp=4, **{field: value}, **more).blockers] == [field]
+
+
+def test_nvfp4_is_in_later_releases() -> None:
+    older = make(job={"trainer_version": "0.14"}, tp=8, precision="nvfp4")
+    assert [fault.field for fault in older.blockers] == ["precision"]
+    assert "--fp4-format" in flags_of(make(tp=8, precision="nvfp4"))
 
 
 def test_optimizers() -> None:
@@ -230,7 +236,7 @@ def test_scripts_and_versions() -> None:
     one = make("llama3-8b", num_gpus=8)
     assert one.command == ("bash", "launch.sh")  # pretrain_gpt.py is not in the export's folder
     exported = export_to(layout(256, "megatron"), model(), cluster(256), training(), to="megatron")
-    assert exported.version == "0.14"
+    assert exported.version == "0.18"
     assert any(
         "Written for Megatron-LM core 0.14" in note
         for note in export(layout(256), model(), cluster(256), training(), "0.1").notes

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import planner
+from planner.cost.price import Pricer
 from planner.estimates import estimate_job
 from planner.intake.jobs import read_job
 
@@ -37,6 +38,24 @@ def test_what_a_plan_ranks_is_estimated_alike() -> None:
 def test_many_are_estimated_in_order() -> None:
     jobs = [{**JOB, "layout": {"ac": ac}} for ac in ("none", "full")]
     assert planner.estimate_many(jobs) == [estimate_job(read_job(job)) for job in jobs]
+
+
+def test_many_jobs_share_what_they_have_in_common(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mappings, and jobs read one by one, are priced together: 40 of them build as much as one."""
+    built, build = [], Pricer.build
+    monkeypatch.setattr(
+        Pricer, "build", lambda *args, **kwargs: built.append(1) or build(*args, **kwargs)
+    )
+    layouts = [{"micro_batch_size": size, "ac": ac} for size in (1, 2) for ac in ("none", "full")]
+    jobs = [{**JOB, "layout": layout} for layout in layouts * 10]
+    planner.estimate_many(jobs[:1])
+    of_one = len(built)
+    planner.estimate_many(jobs)
+    assert len(built) == 2 * of_one
+    read = [read_job(job) for job in jobs]
+    assert len({id(job.model) for job in read}) > 1 or len({id(job.training) for job in read}) > 1
+    assert planner.estimate_many(read) == planner.estimate_many(jobs)
+    assert len(built) == 4 * of_one
 
 
 def test_many_estimates_are_a_table_too(monkeypatch: pytest.MonkeyPatch) -> None:

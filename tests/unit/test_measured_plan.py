@@ -9,6 +9,7 @@ import pytest
 from api.cli.output import as_text
 from api.render.plan import plan_view
 from planner.intake.jobs import read_job
+from planner.plan.explain import explain
 from planner.plan.recommend import recommend
 from planner.specs.layout import Layout
 from planner.specs.measurement import Measured, Measurement
@@ -17,6 +18,7 @@ from planner.study.ask_tell import Event, Ranked
 from planner.study.measured_search import Probing, with_measurement
 from planner.study.posterior import Record
 from planner.study.study import BROKEN, Proposal
+from planner.units import times_as_fast
 from tests.conftest import fixed_ports
 
 REQUEST: dict[str, Any] = {
@@ -74,6 +76,40 @@ def test_number_one_is_the_fastest_measured_and_its_step_is_its_measurement(
     assert winner.expected_step_seconds == pytest.approx(fastest[1])
     assert winner.measurement["step_seconds"] == winner.expected_step_seconds
     assert winner.source == "probed"
+
+
+def test_number_one_has_one_price_and_one_step_everywhere(played: tuple[Pool, Plan]) -> None:
+    _, plan = played
+    first = plan.ranked[0]
+    assert first.run is not None
+    (option,) = plan.sizes
+    assert (option.layout, option.cost) == (first.layout, first.run.cost)
+    shown = first.shown
+    assert shown.step_seconds == first.expected_step_seconds
+    assert shown.step_interval is None
+    assert shown.predicted_step_seconds == first.estimate.step_seconds
+    assert shown.tokens_per_second_per_gpu == pytest.approx(
+        (first.estimate.tokens_per_second_per_gpu or 0.0) * first.expected_speedup
+    )
+    second = plan.ranked[1]
+    lines = explain(plan, 2, 1)
+    assert any(
+        line.startswith(times_as_fast((shown.step_seconds or 0) / (second.shown.step_seconds or 1)))
+        for line in lines
+    ), lines
+
+
+def test_layouts_of_different_sizes_are_compared_by_speed_and_price(
+    played: tuple[Pool, Plan],
+) -> None:
+    _, plan = played
+    first, second = plan.ranked[:2]
+    assert first.run is not None
+    half = second.model_copy(update={"num_gpus": first.num_gpus // 2, "run": first.run})
+    lines = explain(plan.model_copy(update={"ranked": [first, half]}), 2, 1)
+    (line,) = [line for line in lines if "in all" in line]
+    assert line.startswith("1 GPU against 2 GPUs: ")
+    assert not any(line.endswith(" a step") for line in lines), "a step says nothing of sizes"
 
 
 def test_what_was_measured_is_listed_beyond_top_k_in_the_order_of_its_times(

@@ -76,6 +76,8 @@ class TestConfigFiles:
         folder.mkdir()
         (folder / "config.json").write_text((CONFIGS / "qwen3-8b.json").read_text())
         assert read_model(str(folder)).name == "My-Model"
+        (folder / "my-14b.json").write_text((CONFIGS / "qwen3-8b.json").read_text())
+        assert read_model(str(folder / "my-14b.json")).name == "my-14b"
 
     def write(self, tmp_path, text):
         path = tmp_path / "config.json"

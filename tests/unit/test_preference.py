@@ -326,7 +326,7 @@ def test_a_measured_number_1_is_not_marked() -> None:
 
 def test_nothing_measured_to_stand_beside() -> None:
     plan = plan_of(top_k=1, fix={"ac": "memory-budget-0.05"})
-    assert plan.rests_on.startswith("rests on memory-budget recomputation, which none of the runs")
+    assert plan.rests_on.startswith("uses memory-budget recomputation, which none of the runs")
     assert "nothing that fits and comes near it does without" in plan.rests_on
     assert plan.best_measured is None
 

@@ -141,8 +141,8 @@ def test_steps_in_words() -> None:
         field="tp", old=1, new=2, layout=layout, step_seconds=1.0, step_ratio=1.13,
         device_bytes=2**30, fits=False,
     )  # fmt: skip
-    assert step_sentence(step) == "tp 1 -> 2: 0.88 times as fast, 1.0 GiB, does not fit"
+    assert step_sentence(step) == "tp 2 instead of 1: 0.88 times as fast, 1.0 GiB, does not fit"
     refused = SensitivityStep(
         field="compile", old=True, new=False, layout=layout, refused="why; what"
     )
-    assert step_sentence(refused) == "compile True -> False: refused, why; what"
+    assert step_sentence(refused) == "without torch.compile: refused, why; what"

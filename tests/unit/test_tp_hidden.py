@@ -92,6 +92,16 @@ def test_a_mechanism_hides_what_it_can(
     assert hidden(pricer(trainer, version), **layout) == pytest.approx(expected)
 
 
+def test_latent_attention_has_no_user_buffers() -> None:
+    for version, asked in ((NEMO, False), ("0.14", True)):
+        p = pricer("megatron", version)
+        context = context_of(p, **OURS, async_tp=asked)
+        latent = {**context.sizes, "kv_lora": np.array([512.0])}
+        (row,) = hidden_shares(replace(context, tp_hidden=(), sizes=latent))
+        assert row[0] == "deferred"
+        assert context.tp_hidden[0][0] == "user-buffers"
+
+
 def test_a_run_that_switched_it_off_hides_nothing() -> None:
     for version in (NEMO, "0.14"):
         off = pricer("megatron", version, overlap={"tp": False})

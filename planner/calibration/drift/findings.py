@@ -54,6 +54,21 @@ class Outlier:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Creep:
+    """A layout whose newest nights are slower than a level that it had; see `creep`.
+
+    change: 0.02 is 2% slower. first, last: the nights of that level. best: it is the best so far,
+    not that of the first nights.
+    """
+
+    layout: int
+    change: float
+    first: int
+    last: int
+    best: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Drift:
     """What a history says.
 
@@ -65,6 +80,7 @@ class Drift:
     changes: tuple[StepChange, ...]
     hosts: tuple[SlowHost, ...]
     outliers: tuple[Outlier, ...]
+    creeps: tuple[Creep, ...]
     series: int
     threshold: float | None
     night_sd: float | None

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.calibration import student
+from planner.calibration.drift.creep import creeps
 from planner.calibration.drift.findings import Drift, SlowHost, StepChange
 from planner.calibration.drift.nights import BoolTable, Nights
 from planner.calibration.drift.noise import Noise
@@ -196,12 +197,23 @@ class Replay:
         last = len(self.nights.runs) - 1
         noise = Noise.at(self.seconds, self.steps, self.starts, last) if last >= 0 else None
         if noise is None:
-            return Drift(changes=(), hosts=(), outliers=(), series=0, threshold=None, night_sd=None)
+            return Drift(
+                changes=(),
+                hosts=(),
+                outliers=(),
+                creeps=(),
+                series=0,
+                threshold=None,
+                night_sd=None,
+            )
         slow = [(host, *at, None) for host, at in self.slow.items()]
         sd = float(np.median(noise.layout_sd))
         series = len(self.members) + self._num_hosts()
+        changes = tuple(self._changes())
+        compared = self._threshold(2 * len(self.seconds))
         return Drift(
-            changes=tuple(self._changes()),
+            changes=changes,
+            creeps=tuple(creeps(self.seconds, noise.layout_sd, compared, changes)),
             hosts=tuple(self._host(sd, *one) for one in [*self.ended, *slow]),
             outliers=tuple(noise.outliers()),
             series=series,

@@ -53,12 +53,14 @@ class ExposedSeconds:
     """Seconds that a rank waits in a step, (R, N).
 
     fsdp: for gathers and scatters.
+    gathers: of them, for gathers.
     dp: for the replica all-reduce.
     copies: of kernels that copy out of and into buffers of gathers and scatters.
     hidden: communication under compute, which nobody waits for.
     """
 
     fsdp: FloatColumn
+    gathers: FloatColumn
     dp: FloatColumn
     copies: FloatColumn
     hidden: FloatColumn
@@ -112,8 +114,38 @@ def exposed_data_parallel(
     """
     share = dp_hidden if training.overlap.dp else 0.0
     if rules.sharding.reduces_by_unit:
-        return _fsdp(units, seconds, batch, num_microbatches, 1.0 if training.overlap.dp else 0.0)
+        rounds = rounds_of(batch, num_microbatches, rules)
+        overlaps = 1.0 if training.overlap.dp else 0.0
+        return _fsdp(units, seconds, batch, (num_microbatches, rounds), overlaps)
     return _once_a_step(units, seconds, share, 0.0 if rules.whole_owners else share)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounds:
+    """How often a unit's parameters are gathered and its gradients reduced in a step, (N,) each.
+
+    gathers: in forwards. again, head_again: gathers in the backward for each of them, of the head
+        and of all other units. reductions: of gradients.
+    """
+
+    gathers: FloatColumn
+    again: FloatColumn
+    head_again: FloatColumn
+    reductions: FloatColumn
+
+
+def rounds_of(batch: LayoutBatch, num_microbatches: FloatColumn, rules: TrainerRules) -> Rounds:
+    """Under FSDP2 by `_fsdp`, otherwise once a step."""
+    if not rules.sharding.reduces_by_unit:
+        once, never = np.ones(len(batch)), np.zeros(len(batch))
+        return Rounds(gathers=once, again=never, head_again=never, reductions=once)
+    piped, zero3 = batch.pp > 1, batch.zero_stage == 3
+    return Rounds(
+        gathers=np.where(piped & ~zero3, 1.0, num_microbatches),
+        again=zero3.astype(np.float64),
+        head_again=(zero3 & piped).astype(np.float64),
+        reductions=np.where(piped, 1.0, num_microbatches),
+    )
 
 
 def _on_ranks(units: FloatColumn, field: FloatColumn) -> FloatColumn:
@@ -128,7 +160,7 @@ def _fsdp(
     units: FloatColumn,
     s: UnitColumns,
     batch: LayoutBatch,
-    num_microbatches: FloatColumn,
+    counts: tuple[FloatColumn, Rounds],
     overlaps: float,
 ) -> ExposedSeconds:
     """Seconds that FSDP2's ranks wait, unit by unit.
@@ -156,13 +188,14 @@ def _fsdp(
     torch/distributed/pipelining/stage.py (perform_reduce_grad), torchtitan 0.2.2
     models/llama3/infra/parallelize.py (apply_fsdp).
     """
-    piped, zero3 = batch.pp > 1, batch.zero_stage == 3
+    (num_microbatches, of_step), piped = counts, batch.pp > 1
     reduction = s.scatter + s.replicate
     gather = s.gather if s.host is None else s.gather + s.host.upload
     last = s.scatter if s.host is None else s.scatter + s.host.download
-    again = zero3.astype(np.float64)
+    again = of_step.again
     regather, copied = s.gather * again, s.gather_copy * (1.0 + again)
-    regather[-1], copied[-1] = regather[-1] * piped, s.gather_copy[-1] * (1.0 + again * piped)
+    regather[-1] = s.gather[-1] * of_step.head_again
+    copied[-1] = s.gather_copy[-1] * (1.0 + of_step.head_again)
     reduced = reduction * ~piped
     busy = regather + reduced
     if s.host is not None:
@@ -172,8 +205,8 @@ def _fsdp(
     wait_backward = np.maximum(0.0, busy - overlaps * s.backward)
     first_gather = np.broadcast_to(np.maximum(gather[0], gather[-1]), (len(units), len(batch)))
     last_scatter = np.broadcast_to(np.maximum(last[0], last[-2]), (len(units), len(batch)))
-    once = piped & ~zero3
-    rounds = np.where(once, 1.0, num_microbatches)
+    once = piped & (batch.zero_stage != 3)
+    rounds = of_step.gathers
     tail = np.where(piped, _on_ranks(units, last), num_microbatches * last_scatter)
     waits = (
         rounds
@@ -184,7 +217,13 @@ def _fsdp(
         )
         + tail
     )
-    reductions = np.where(piped, 1.0, num_microbatches)
+    regathers = wait_backward * regather / np.maximum(regather + reduced, 1e-30)
+    gathers = rounds * (
+        _on_ranks(units, wait_forward)
+        + np.where(once, 0.0, _on_ranks(units, regathers))
+        + first_gather
+    )
+    reductions = of_step.reductions
     copies = rounds * _on_ranks(units, copied) + reductions * _on_ranks(units, s.scatter_copy)
     if s.host is not None:
         waits = waits + _while_the_host_waits(units, s, s.host, batch, num_microbatches, overlaps)
@@ -199,7 +238,11 @@ def _fsdp(
     replicas = np.where(piped, 0.0, replicas)
     hidden = np.maximum(0.0, wire - waits - piped_replicas)
     return ExposedSeconds(
-        fsdp=waits - replicas, dp=replicas + piped_replicas, copies=copies, hidden=hidden
+        fsdp=waits - replicas,
+        gathers=gathers,
+        dp=replicas + piped_replicas,
+        copies=copies,
+        hidden=hidden,
     )
 
 
@@ -244,4 +287,6 @@ def _once_a_step(
     dp = late * replicate / np.maximum(reduction, 1e-30)
     early = np.maximum(0.0, gather - forward)
     hidden = reduction - late + gather - early
-    return ExposedSeconds(fsdp=late - dp + early, dp=dp, copies=np.zeros_like(dp), hidden=hidden)
+    return ExposedSeconds(
+        fsdp=late - dp + early, gathers=early, dp=dp, copies=np.zeros_like(dp), hidden=hidden
+    )

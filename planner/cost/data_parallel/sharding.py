@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.columns import FloatColumn, LayoutBatch
+from planner.columns import FloatColumn, LayoutBatch, in_order
 from planner.cost.data_parallel.optimizer_step import (
     HOST_STREAM_BYTES_PER_SECOND,
     MUON_WIRE_BYTES,
@@ -85,6 +85,26 @@ class UnitShards:
     step_seconds: FloatColumn
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardCall:
+    """A collective of data parallelism, for the parameters of every unit, (K + 2, U) unless said.
+
+    part: whose seconds of `UnitShards` it is among: "gather", "scatter" or "replicate".
+    payload: bytes of one, 0 where there is none.
+    seconds: of one.
+    times: how many are asked for where a unit is gathered or reduced once.
+    degree, stride (U,): of its groups.
+    """
+
+    part: str
+    operation: str
+    payload: FloatColumn
+    degree: FloatColumn
+    stride: FloatColumn
+    seconds: FloatColumn
+    times: FloatColumn | float = 1.0
+
+
 def unit_parameters(model: ModelSpec, batch: LayoutBatch) -> tuple[FloatColumn, FloatColumn]:
     """(parameters outside routed experts, in routed experts) of every unit on one rank.
 
@@ -142,21 +162,12 @@ def unit_shards(
     seconds = _Seconds(fabric, profile)
     quantised = quantised_shares(step.model, batch, step.recipes)
     wires = _wires(batch, quantised, step)
-    parts = []
-    for parameters, wire, names in (
-        (dense, wires[0], ("fsdp", "ddp")),
-        (expert, wires[1], ("efsdp", "eddp")),
-    ):
-        groups = [axes.group(name, batch, rank_order) for name in (*names, "replicate")]
-        sharded = _sharded(batch, parameters, wire, groups, seconds)
-        if step.rules.whole_owners:
-            sharded = (
-                sharded[0],
-                *_by_owners(batch, parameters, wire, groups[0], (step.model, seconds)),
-                sharded[3],
-            )
-        parts.append(sharded)
-    shard, gather, scatter, replicate = (a + b for a, b in zip(*parts, strict=True))
+    calls = shard_calls(batch, step, fabric, profile, rank_order)
+    gather, scatter, replicate = (
+        in_order([call.times * call.seconds for call in calls if call.part == part])
+        for part in ("gather", "scatter", "replicate")
+    )
+    shard = kept_shards(batch, dense, expert, rank_order)
     low = dense * quantised[0] + expert * quantised[1]
     fsdp = axes.group("fsdp", batch, rank_order)
     return UnitShards(
@@ -172,8 +183,7 @@ def unit_shards(
             ]
         ),
         copies_bytes=low * (step.copy_bytes(batch) if step.rules.sharding.keeps_copies else 0.0),
-        gather_seconds=gather
-        + _casts_of_shards(batch, parts[0][0] * quantised[0], quantised[0], step, (seconds, fsdp)),
+        gather_seconds=gather + _casts_of_shards(batch, (dense, quantised[0]), step, fsdp[0]),
         scatter_seconds=scatter,
         replicate_seconds=replicate,
         **_buffer_copies(batch, (dense, expert), wires, step, rank_order),
@@ -183,6 +193,35 @@ def unit_shards(
         sum_seconds=step.device.moved_seconds((dense + expert) * step.sum_bytes(batch)),
         step_seconds=small_reductions(batch, step, fabric, profile, rank_order),
     )
+
+
+def shard_calls(
+    batch: LayoutBatch,
+    step: OptimizerStep,
+    fabric: Fabric,
+    profile: Profile,
+    rank_order: tuple[str, ...],
+) -> list[ShardCall]:
+    """The collectives that gather parameters and reduce gradients; see `unit_shards`."""
+    dense, expert = unit_parameters(step.model, batch)
+    seconds = _Seconds(fabric, profile)
+    quantised = quantised_shares(step.model, batch, step.recipes)
+    found: list[ShardCall] = []
+    for parameters, wire, names in zip(
+        (dense, expert),
+        _wires(batch, quantised, step),
+        (("fsdp", "ddp"), ("efsdp", "eddp")),
+        strict=True,
+    ):
+        groups = [axes.group(name, batch, rank_order) for name in (*names, "replicate")]
+        gather, scatter, replicate = _sharded(batch, parameters, wire, groups, seconds)
+        if step.rules.whole_owners:
+            gather, scatter = _by_owners(batch, parameters, wire, groups[0], (step.model, seconds))
+        found += [gather, scatter, replicate]
+    scales = _scales_of_shards(
+        batch, quantised[0], step, (seconds, axes.group("fsdp", batch, rank_order))
+    )
+    return [*found, *scales]
 
 
 def _wires(
@@ -238,33 +277,45 @@ def quantised_shares(
 
 def _casts_of_shards(
     batch: LayoutBatch,
-    shard: FloatColumn,
-    quantised: FloatColumn,
+    dense: tuple[FloatColumn, FloatColumn],
     step: OptimizerStep,
-    group: "_Group",
+    degree: FloatColumn,
 ) -> FloatColumn:
     """Seconds that FSDP takes to quantise each unit's shards before it gathers them, (K + 2, U).
 
-    Each weight waits for an all-reduce of its own scale, unless the scales of all weights are made
-    together after the optimizer's step.
+    dense: parameters outside of routed experts, and the share of them that GEMMs read quantised.
     Source: torchao float8/fsdp_utils.py fsdp_pre_all_gather; its operations are not compiled.
+    """
+    parameters, quantised = dense
+    low = gathers_low(batch, step.recipes)
+    if not (step.rules.sharding.casts_shards and low.any()):
+        return np.zeros_like(parameters)
+    own = low & (column("gather_amax", batch.precision, step.recipes) > 0)
+    shard = parameters / np.where(batch.zero_stage > 0, degree, 1.0) * quantised
+    moved = shard * (np.where(low, SHARD_CAST_BYTES, 0.0) + np.where(own, SHARD_AMAX_BYTES, 0.0))
+    return np.asarray(moved / step.device.memory_rate)
+
+
+def _scales_of_shards(
+    batch: LayoutBatch, quantised: FloatColumn, step: OptimizerStep, group: "_Group"
+) -> list[ShardCall]:
+    """All-reduces of the scale of each weight that is gathered quantised.
+
+    There are none where the scales of all weights are made together after the optimizer's step.
     """
     low = gathers_low(batch, step.recipes)
     if not (step.rules.sharding.casts_shards and low.any()):
-        return np.zeros_like(shard)
+        return []
     seconds, (degree, stride) = group
     own = low & (column("gather_amax", batch.precision, step.recipes) > 0)
-    moved = shard * (np.where(low, SHARD_CAST_BYTES, 0.0) + np.where(own, SHARD_AMAX_BYTES, 0.0))
     counts = np.vstack(
         [
             quantised_model(step.model, step.recipes).weights[:, batch.precision],
             np.zeros((2, len(batch))),
         ]
     )
-    reductions = seconds(
-        "all-reduce", np.where((quantised > 0) & own, SCALE_BYTES, 0.0), degree, stride
-    )
-    return np.asarray(moved / step.device.memory_rate + counts * reductions)
+    payload = np.where((quantised > 0) & own, SCALE_BYTES, 0.0)
+    return [seconds.call("gather", "all-reduce", payload, degree, stride, counts)]
 
 
 def _buffer_copies(
@@ -345,8 +396,8 @@ def _sharded(
     wire: FloatColumn,
     groups: list[tuple[FloatColumn, FloatColumn]],
     seconds: "_Seconds",
-) -> tuple[FloatColumn, FloatColumn, FloatColumn, FloatColumn]:
-    """(shard, gather, scatter, replicate) of parameters, (K + 2, U) each.
+) -> tuple[ShardCall, ShardCall, ShardCall]:
+    """The gather, the scatter and the replica all-reduce of parameters.
 
     groups: (degree, stride) of sharding ranks, of all data-parallel ranks, of replicas.
     """
@@ -355,12 +406,12 @@ def _sharded(
     degree = np.where(sharding, shard_degree, 1.0)
     replicas = np.where(sharding, batch.dp_replicate, whole_degree)
     reduced = parameters * np.where(batch.reduce_dtype == 0, 2.0, 4.0)
-    gather = seconds("all-gather", parameters * wire, degree, shard_stride)
-    scatter = seconds("reduce-scatter", reduced, degree, shard_stride)
-    replicate = seconds(
-        "all-reduce", reduced / degree, replicas, np.where(sharding, replica_stride, whole_stride)
+    apart = np.where(sharding, replica_stride, whole_stride)
+    return (
+        seconds.call("gather", "all-gather", parameters * wire, degree, shard_stride),
+        seconds.call("scatter", "reduce-scatter", reduced, degree, shard_stride),
+        seconds.call("replicate", "all-reduce", reduced / degree, replicas, apart),
     )
-    return parameters / degree, gather, scatter, replicate
 
 
 def _by_owners(
@@ -369,11 +420,11 @@ def _by_owners(
     wire: FloatColumn,
     group: tuple[FloatColumn, FloatColumn],
     model: "_Priced",
-) -> tuple[FloatColumn, FloatColumn]:
-    """(gather, scatter) where every rank owns whole parameters.
+) -> tuple[ShardCall, ShardCall]:
+    """The gather and the scatter where every rank owns whole parameters.
 
     Each rank broadcasts its part in turn, and gradients are reduced to it. Each unit has its share
-    of the time by its parameters, since owners' parts are not cut at units.
+    of them by its parameters, since owners' parts are not cut at units.
     Source: InternEvo solver/optimizer/hybrid_zero_optim.py (_broadcast_params, and reduce_tensor to
         a
     single dst_rank).
@@ -383,11 +434,16 @@ def _by_owners(
     counts = np.array([*(count for _, count in spec.distinct_layers()), 1, 1], dtype=np.float64)[
         :, None
     ]
+    reduced = parameters * np.where(batch.reduce_dtype == 0, 2.0, 4.0)
     out = []
-    for payload in (parameters * wire, parameters * np.where(batch.reduce_dtype == 0, 2.0, 4.0)):
+    for part, operation, payload in (
+        ("gather", "broadcast", parameters * wire),
+        ("scatter", "reduce", reduced),
+    ):
         whole = (counts * payload).sum(axis=0) / batch.pp
-        each = seconds("broadcast", (whole / np.maximum(degree, 1.0))[None], degree, stride)[0]
-        out.append(degree * each * payload / np.maximum(whole, 1e-30))
+        owned = np.broadcast_to(whole / np.maximum(degree, 1.0), payload.shape)
+        times = degree * payload / np.maximum(whole, 1e-30)
+        out.append(seconds.call(part, operation, owned, degree, stride, times))
     return out[0], out[1]
 
 
@@ -410,6 +466,26 @@ class _Seconds:
             nvls_gain=self.profile.nvls_gain,
         )
         return np.where(payload > 0, seconds, 0.0)
+
+    def call(
+        self,
+        part: str,
+        operation: str,
+        payload: FloatColumn,
+        degree: FloatColumn,
+        stride: FloatColumn,
+        times: FloatColumn | float = 1.0,
+    ) -> ShardCall:
+        """The collective with its seconds."""
+        return ShardCall(
+            part=part,
+            operation=operation,
+            payload=payload,
+            degree=degree,
+            stride=stride,
+            seconds=self(operation, payload, degree, stride),
+            times=times,
+        )
 
 
 _Priced = tuple[ModelSpec, _Seconds]

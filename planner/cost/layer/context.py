@@ -126,6 +126,32 @@ class CostContext:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OpCall:
+    """One collective of an operation, for one microbatch, (U,).
+
+    axis: whose group carries it; those that cut experts (`etp`) count as tensor parallelism.
+    backward: of which direction.
+    payload: bytes, as `collectives` counts them; 0 where it does not run.
+    seconds: of the collective alone.
+    exposed: of them, those that nothing hides.
+    kernels: the library whose kernels do it instead of NCCL's, and the ranks that it reaches.
+    """
+
+    axis: str
+    operation: str
+    backward: bool
+    payload: FloatColumn
+    seconds: FloatColumn
+    exposed: FloatColumn
+    kernels: tuple[str, FloatColumn] | None = None
+
+    @property
+    def dimension(self) -> str:
+        """The parallel dimension that it belongs to, one of AXES."""
+        return "tp" if self.axis == "etp" else self.axis
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OpCost:
     """One operation for one microbatch; arrays are (U,), exposed ones (3 axes tp, cp, ep; U).
 

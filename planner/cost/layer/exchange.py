@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.columns import FloatColumn
-from planner.cost.layer.context import AXES, CostContext, OpCost, cost
+from planner.columns import FloatColumn, in_order
+from planner.cost.layer.context import AXES, CostContext, OpCall, OpCost, cost
 from planner.specs.layout import MOE_DISPATCHERS
 from planner.specs.model import ModelSpec
 from planner.trainers.registry import training_release
@@ -81,19 +81,18 @@ def exchange_cost(context: CostContext, op: Collective, model: ModelSpec) -> OpC
     batch, size = context.batch, len(context.batch)
     applies = batch.ep > 1
     forward, backward = np.zeros((len(AXES), size)), np.zeros((len(AXES), size))
-    place, dispatches = AXES.index("ep"), op.name == "dispatch"
+    place = AXES.index("ep")
     hidden = hidden_share(context)
     asked = {int(kind) for kind in np.unique(batch.moe_dispatcher[applies])}
     every = sorted(map(MOE_DISPATCHERS.index, context.rules.moe_dispatchers))
-    seconds = {}
-    for kind in sorted(asked - {axes.ANY}) if axes.ANY not in asked else every:
-        there, back = _seconds(context, op, model, kind)
-        if dispatches and kind == ALLTOALL:
-            counts = np.full(size, COUNT_BYTES * model.num_experts)
-            counts = context.collective_seconds("all-to-all", counts, "ep")
-            seconds[kind] = there * (1.0 - hidden) + counts, back * (1.0 - hidden)
-        else:
-            seconds[kind] = there * (1.0 - hidden), back * (1.0 - hidden)
+    seconds = {
+        kind: tuple(
+            in_order([call.exposed for call in calls if call.backward is backward])
+            for backward in (False, True)
+        )
+        for kind in (sorted(asked - {axes.ANY}) if axes.ANY not in asked else every)
+        for calls in (_calls(context, op, model, kind, hidden),)
+    }
     for kind in asked:
         those = list(seconds.values()) if kind == axes.ANY else [seconds[kind]]
         rows = applies & (batch.moe_dispatcher == kind)
@@ -105,6 +104,23 @@ def exchange_cost(context: CostContext, op: Collective, model: ModelSpec) -> OpC
         exposed_backward=backward,
         singles=np.where(applies, EXCHANGE_LAUNCHES, 0.0),
     )
+
+
+def exchange_calls(context: CostContext, op: Collective, model: ModelSpec) -> list[OpCall]:
+    """The collectives of one direction of the exchange, 0 where their dispatcher does not run."""
+    batch, hidden, found = context.batch, hidden_share(context), []
+    for kind in np.unique(batch.moe_dispatcher[batch.ep > 1]).tolist():
+        runs = (batch.ep > 1) & (batch.moe_dispatcher == kind)
+        found += [
+            replace(
+                call,
+                payload=call.payload * runs,
+                seconds=call.seconds * runs,
+                exposed=call.exposed * runs,
+            )
+            for call in _calls(context, op, model, kind, hidden)
+        ]
+    return found
 
 
 def hidden_share(context: CostContext) -> FloatColumn:
@@ -137,35 +153,67 @@ def under_shared_experts(ops: Sequence[Op], costs: list[OpCost]) -> list[OpCost]
     return [*costs[:at], replace(costs[at], exposed_forward=exposed), *costs[at + 1 :]]
 
 
-def _seconds(
-    context: CostContext, op: Collective, model: ModelSpec, kind: int
-) -> tuple[FloatColumn, FloatColumn]:
-    """Seconds forward and backward with this dispatcher, (U,) each."""
+def _calls(
+    context: CostContext, op: Collective, model: ModelSpec, kind: int, hidden: FloatColumn
+) -> list[OpCall]:
+    """The collectives with this dispatcher, forward and backward.
+
+    hidden: share of the exchange that runs under compute; counts are always waited for.
+    """
     group, sizes = context.group("ep"), context.sizes
+    names: tuple[str, str] = ("all-to-all", "all-to-all")
+    kernels = None
+    tokens = sizes["tokens_sent"] / model.num_experts_per_tok
+    sent = tokens * sizes["hidden"] * context.width_bytes("compute")
     if kind in DISPATCHERS:
-        fabric, tokens = context.fabric, sizes["tokens_sent"] / model.num_experts_per_tok
-        seconds = kernel_seconds(
-            tokens * sizes["hidden"] * context.width_bytes("compute"),
+        fabric, payload = context.fabric, sent
+        kernels = MOE_DISPATCHERS[kind], reached(group[0], model.num_experts_per_tok)
+        both = kernel_seconds(
+            sent,
             (model.num_experts_per_tok, model.topk_group if model.n_group else 0),
             DISPATCHERS[kind](context.device.gpu.family),
             group,
             fabric.gpus[0],
             (fabric.bandwidth[0], fabric.bandwidth[min(1, len(fabric.bandwidth) - 1)]),
         )
-        return seconds, seconds
-    if kind == ALLGATHER:
-        buffer = (
-            sizes["tokens_sent"]
-            / model.num_experts_per_tok
-            * sizes["hidden"]
-            * group[0]
-            * context.width_bytes("compute")
+        seconds = both, both
+    elif kind == ALLGATHER:
+        payload = sent * group[0]
+        gathers = context.collective_seconds("all-gather", payload, "ep")
+        reduces = context.collective_seconds("reduce-scatter", payload, "ep")
+        dispatches = op.name == "dispatch"
+        names = ("all-gather", "reduce-scatter") if dispatches else ("reduce-scatter", "all-gather")
+        seconds = (gathers, reduces) if dispatches else (reduces, gathers)
+    else:
+        payload = context.bytes_of(op.tensor)
+        both = context.collective_seconds("all-to-all", payload, "ep")
+        seconds = both, both
+    found = [
+        OpCall(
+            axis="ep",
+            operation=name,
+            backward=backward,
+            payload=payload,
+            seconds=took,
+            exposed=took * (1.0 - hidden),
+            kernels=kernels,
         )
-        gathers = context.collective_seconds("all-gather", buffer, "ep")
-        reduces = context.collective_seconds("reduce-scatter", buffer, "ep")
-        return (gathers, reduces) if op.name == "dispatch" else (reduces, gathers)
-    seconds = context.collective_seconds("all-to-all", context.bytes_of(op.tensor), "ep")
-    return seconds, seconds
+        for backward, name, took in zip((False, True), names, seconds, strict=True)
+    ]
+    if op.name == "dispatch" and kind == ALLTOALL:
+        counts = np.full(len(context.batch), COUNT_BYTES * model.num_experts)
+        took = context.collective_seconds("all-to-all", counts, "ep")
+        found.append(
+            OpCall(
+                axis="ep",
+                operation="all-to-all",
+                backward=False,
+                payload=counts,
+                seconds=took,
+                exposed=took,
+            )
+        )
+    return found
 
 
 def kernel_seconds(

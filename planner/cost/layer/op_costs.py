@@ -3,14 +3,14 @@
 Checkpointing does not change them. Letters: U layouts. Arrays are (U,).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, LayoutBatch
-from planner.cost.layer.context import AXES, CostContext, OpCost, cost
-from planner.cost.layer.exchange import exchange_cost, under_shared_experts
+from planner.cost.layer.context import AXES, CostContext, OpCall, OpCost, cost
+from planner.cost.layer.exchange import exchange_calls, exchange_cost, under_shared_experts
 from planner.cost.layer.gemm import gemm_cost
 from planner.cost.layer.tp_hidden import Cover, covers, hidden_seconds
 from planner.cost.machine.device import SINGLE
@@ -31,11 +31,22 @@ def op_costs(
     is neither read nor made by attention comes from a pointwise kernel.
     whole: the unit that they are a part of, unless they are all of it.
     """
+    gemms = _gemm_costs(context, ops, ops if whole is None else whole)
+    beside = covers(ops, gemms, len(context.batch)) if context.tp_hidden else {}
+    costs = [
+        gemms[op.name] if isinstance(op, Gemm) else _op_cost(context, op, model, beside)
+        for op in ops
+    ]
+    return under_shared_experts(ops, costs) if context.rules.framework.hides_combine else costs
+
+
+def _gemm_costs(context: CostContext, ops: Sequence[Op], whole: Sequence[Op]) -> dict[str, OpCost]:
+    """Costs of the GEMMs by name; whole: the unit that `ops` are a part of."""
     gemms: dict[str, OpCost] = {}
     read: dict[str, BoolColumn] = {}
     beside_attention = {
         name
-        for op in (ops if whole is None else whole)
+        for op in whole
         if isinstance(op, Attention)
         for name in (op.output.name, *(tensor.name for tensor in op.reads))
     }
@@ -48,12 +59,7 @@ def op_costs(
             fuses = {end for end, name in ends.items() if name not in beside_attention}
             gemms[op.name] = gemm_cost(context, op, share, before, fuses)
             read[source] = before | (share > 0)
-    beside = covers(ops, gemms, len(context.batch)) if context.tp_hidden else {}
-    costs = [
-        gemms[op.name] if isinstance(op, Gemm) else _op_cost(context, op, model, beside)
-        for op in ops
-    ]
-    return under_shared_experts(ops, costs) if context.rules.framework.hides_combine else costs
+    return gemms
 
 
 def _op_cost(
@@ -179,17 +185,30 @@ def _collective_cost(context: CostContext, op: Collective, beside: Cover | None)
         )
     size = len(context.batch)
     forward, backward = np.zeros((len(AXES), size)), np.zeros((len(AXES), size))
+    for call in border_calls(context, op, beside):
+        target = backward if call.backward else forward
+        target[AXES.index(call.dimension)] += call.exposed
+    used = (forward.sum(axis=0) > 0).astype(np.float64)
+    return cost(
+        context,
+        exposed_forward=forward,
+        exposed_backward=backward,
+        singles=COLLECTIVE_LAUNCHES * used,
+    )
+
+
+def border_calls(context: CostContext, op: Collective, beside: Cover | None) -> Iterator[OpCall]:
+    """The collectives of one border, as `axes.SITES` has them."""
     payload = context.bytes_of(op.tensor)
     for rule in axes.SITES[op.site]:
         applies = rule.applies(context.batch)
         if not applies.any():
             continue
         degree, _ = context.group(rule.axis)
-        place = AXES.index("tp" if rule.axis == "etp" else rule.axis)
         exposed = np.where(applies, 1.0 - _hidden(context, rule.axis), 0.0)
         cover = beside if rule.axis == "tp" else None
         moved = payload * degree if rule.of_parts else payload
-        for target, operation in ((forward, rule.forward), (backward, rule.backward)):
+        for backward, operation in ((False, rule.forward), (True, rule.backward)):
             if operation is not None:
                 quantised = (
                     rule.axis == "tp"
@@ -203,19 +222,35 @@ def _collective_cost(context: CostContext, op: Collective, beside: Cover | None)
                     if quantised
                     else moved
                 )
-                seconds = context.collective_seconds(operation, wire, rule.axis)
+                alone = seconds = context.collective_seconds(operation, wire, rule.axis)
                 if cover is not None:
-                    seconds = seconds - hidden_seconds(
-                        context, op, cover, seconds, backward=target is backward
-                    )
-                target[place] += exposed * seconds
-    used = (forward.sum(axis=0) > 0).astype(np.float64)
-    return cost(
-        context,
-        exposed_forward=forward,
-        exposed_backward=backward,
-        singles=COLLECTIVE_LAUNCHES * used,
-    )
+                    seconds = alone - hidden_seconds(context, op, cover, alone, backward=backward)
+                yield OpCall(
+                    axis=rule.axis,
+                    operation=operation,
+                    backward=backward,
+                    payload=wire * applies,
+                    seconds=alone * applies,
+                    exposed=exposed * seconds,
+                )
+
+
+def op_calls(
+    context: CostContext, ops: Sequence[Op], model: ModelSpec
+) -> Iterator[tuple[int, list[OpCall]]]:
+    """(index, collectives) of the operations that communicate, as `op_costs` sums them up."""
+    beside = {}
+    if context.tp_hidden:
+        beside = covers(ops, _gemm_costs(context, ops, ops), len(context.batch))
+    for index, op in enumerate(ops):
+        if isinstance(op, Collective):
+            exchanges = op.site == "ep_exchange"
+            yield (
+                index,
+                exchange_calls(context, op, model)
+                if exchanges
+                else list(border_calls(context, op, beside.get(op.name))),
+            )
 
 
 def _with_method(batch: LayoutBatch, code: int) -> LayoutBatch:

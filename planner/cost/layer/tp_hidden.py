@@ -78,6 +78,8 @@ def _runs(context: CostContext, row: TpOverlap) -> BoolColumn:
     runs = batch.async_tp if row.asked else np.ones(len(batch), dtype=np.bool_)
     if not row.among_peers:
         return runs
+    if row.mechanism == "user-buffers":
+        runs = runs & (context.sizes["kv_lora"] == 0)  # MLA has none
     degree, stride = context.group("tp")
     peers = context.fabric.peer_gpus if context.device.gpu.vendor == "nvidia" else 1
     return np.asarray(runs & batch.sequence_parallel & (degree * stride <= peers))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from planner.columns import FloatColumn, IntColumn, in_order
+from planner.columns import FloatColumn, IntColumn, LayoutBatch, in_order
 from planner.cost.layer.context import AXES, CostContext, OpCost
 from planner.cost.layer.gemm import amax_seconds, kept_weights_bytes
 from planner.cost.layer.host_time import Launches, launches, replays
@@ -27,7 +27,7 @@ from planner.specs.model import ModelSpec
 from planner.trainers.registry import training_release
 from planner.work import blocks
 from planner.work.axes import loss_is_parallel
-from planner.work.checkpointing import Choices, choices_of, makers, shares_of
+from planner.work.checkpointing import MEMORY_BUDGET, Choices, Mode, choices_of, makers, shares_of
 from planner.work.experts import num_alike, num_before_experts
 from planner.work.ops import Collective, Op
 from planner.work.pieces import HIDDEN, HIDDEN_SP, LOSS_CHUNKS
@@ -125,7 +125,7 @@ class SharedWork:
     def of(cls, context: CostContext, model: ModelSpec) -> "SharedWork":
         """That of the layouts of `context`, whatever they say of experts."""
         found = []
-        for unit in _units(context, model):
+        for unit in units_of(context, model):
             whole = unit.first == len(unit.ops)
             columns = _summed(unit) if whole else _sums(unit, slice(0, unit.first), {})
             found += [columns[name].reshape(-1, len(context.batch)) for name in _names(whole)]
@@ -135,7 +135,7 @@ class SharedWork:
         """That of some layouts."""
         return SharedWork(self.columns[:, rows])
 
-    def of_units(self, units: Sequence["_Unit"]) -> Iterator[dict[str, FloatColumn]]:
+    def of_units(self, units: Sequence["Unit"]) -> Iterator[dict[str, FloatColumn]]:
         """The columns of each unit by name."""
         start = 0
         for unit in units:
@@ -152,7 +152,7 @@ def unit_work(context: CostContext, model: ModelSpec, shared: SharedWork | None 
 
     shared: of these layouts, if it is known already.
     """
-    units = list(_units(context, model))
+    units = list(units_of(context, model))
     known = [{} for _ in units] if shared is None else list(shared.of_units(units))
     parts = [_columns(_completed(unit, begun)) for unit, begun in zip(units, known, strict=True)]
     stacked = {
@@ -173,7 +173,7 @@ def unit_work(context: CostContext, model: ModelSpec, shared: SharedWork | None 
 
 def savings(context: CostContext, model: ModelSpec) -> Savings:
     """What memory budgets can save at the U layouts of `context`."""
-    found = [_sorted_by_worth(unit) for unit in _units(context, model) if unit.is_layer]
+    found = [_sorted_by_worth(unit) for unit in units_of(context, model) if unit.is_layer]
     most, size = max(len(sizes) for sizes, _ in found), len(context.batch)
     bytes_ = np.zeros((most, len(found), size))
     again = np.zeros((most, len(QUANTITIES), len(found), size))
@@ -184,7 +184,7 @@ def savings(context: CostContext, model: ModelSpec) -> Savings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Unit:
+class Unit:
     """Operations of one unit, and what they are priced with.
 
     first: how many come before anything that depends on experts.
@@ -200,6 +200,32 @@ class _Unit:
     alike: int
     of_first: list[OpCost]
 
+    def repeats(self, rows: LayoutBatch) -> list[FloatColumn]:
+        """How often the backward repeats each operation at these rows, (U,) each."""
+        nothing = [np.zeros(len(rows)) for _ in self.ops]
+        if not (self.is_layer and _saves(self.ops)):
+            return nothing
+        context, mode = (
+            self.context,
+            Mode(rows.ac_kind, rows.ac_value, self.model.num_hidden_layers),
+        )
+        shares = shares_of(
+            self.ops, slice(None), context.batch, context.bytes_of, context.rules.early_stop
+        )
+        under_budget = (rows.ac_kind == MEMORY_BUDGET) & (mode.budget < 1.0)
+        times = {**dict(mode.repeats()), "budget": under_budget.astype(np.float64)}
+        of_ops = {
+            "needed": shares.needed,
+            "budget": shares.needed,
+            "all": [1.0] * len(nothing),
+            "selective": shares.selective,
+            "core": shares.core,
+        }
+        return [
+            in_order([often * of_ops[name][index] for name, often in times.items()])
+            for index in range(len(nothing))
+        ]
+
     def costs(self, part: slice) -> list[OpCost]:
         """Costs of the operations of one part."""
         start, stop, _ = part.indices(len(self.ops))
@@ -212,7 +238,8 @@ class _Unit:
         return found
 
 
-def _units(context: CostContext, model: ModelSpec) -> Iterator[_Unit]:
+def units_of(context: CostContext, model: ModelSpec) -> Iterator[Unit]:
+    """Every unit of the model at the layouts of `context`."""
     flash = context.training.attention_kernel != "unfused"
     code = trainer_code(context.training, context.rules)
     layers = [blocks.layer_ops(model, kind, flash, code) for kind, _ in model.distinct_layers()]
@@ -221,7 +248,7 @@ def _units(context: CostContext, model: ModelSpec) -> Iterator[_Unit]:
     of_first: list[OpCost] = []
     for place, ops in enumerate([*layers, *ends]):
         is_layer = place < len(layers)
-        yield _Unit(
+        yield Unit(
             context=context,
             model=model,
             ops=ops,
@@ -243,7 +270,7 @@ def _quantities(costs: Sequence[OpCost], host: Launches) -> FloatColumn:
     )
 
 
-def _completed(unit: _Unit, begun: dict[str, FloatColumn]) -> dict[str, FloatColumn]:
+def _completed(unit: Unit, begun: dict[str, FloatColumn]) -> dict[str, FloatColumn]:
     """All columns of one unit; begun: those of `SharedWork`, or none."""
     if not begun or unit.first < len(unit.ops):
         return _summed(unit, begun)
@@ -262,7 +289,7 @@ def _columns(summed: dict[str, FloatColumn]) -> dict[str, FloatColumn]:
     }
 
 
-def _summed(unit: _Unit, begun: dict[str, FloatColumn] | None = None) -> dict[str, FloatColumn]:
+def _summed(unit: Unit, begun: dict[str, FloatColumn] | None = None) -> dict[str, FloatColumn]:
     """What one unit's columns are made of, (U,), (3, U) or (Q, U): see `_names`.
 
     begun: sums over its first operations, if they are known.
@@ -313,7 +340,7 @@ def _saves(ops: Sequence[Op]) -> bool:
     return any(not isinstance(op, Collective) and op.saves for op in ops)
 
 
-def _sums(unit: _Unit, part: slice, begun: dict[str, FloatColumn]) -> dict[str, FloatColumn]:
+def _sums(unit: Unit, part: slice, begun: dict[str, FloatColumn]) -> dict[str, FloatColumn]:
     """Sums over the operations up to the end of this part.
 
     begun: those up to its beginning, to which this part's are added in order; empty if there is
@@ -359,7 +386,7 @@ def _repeated(
     ]
 
 
-def _sorted_by_worth(unit: _Unit) -> tuple[FloatColumn, FloatColumn]:
+def _sorted_by_worth(unit: Unit) -> tuple[FloatColumn, FloatColumn]:
     """(bytes (M, U), what repeating takes (M, Q, U)) of what one layer's budget can save."""
     costs = unit.costs(slice(None))
     host = launches(unit.context, unit.ops, costs, is_layer=unit.is_layer)

@@ -3,7 +3,8 @@
 Each gives seconds as a line over the message size, the number of steps, and bytes on the wire.
 Letters: U groups as columns, L fabric levels, D dimensions of a grid. n: ranks of the group. a:
 latency of a step. B: bandwidth of one GPU, one way. P: payload, the whole buffer that is gathered,
-reduced, scattered or broadcast; for all-to-all what one rank sends.
+reduced, scattered or broadcast; for all-to-all what one rank sends. A reduce sends the messages of
+a broadcast the other way, so it takes the same time.
 On a fabric of several levels, B of a boundary is members inside x bandwidth per GPU, because each
 member leaves through its own NIC.
 """
@@ -29,7 +30,8 @@ from planner.cost.network.topology import Fabric, Links, Placement
 CHAIN = 7.0  # hops along the GPUs of a usual node
 GATHERS = ("all-gather", "reduce-scatter")
 EXCHANGES = ("all-to-all", "p2p", "rotate", "rotate-gradients")
-OPERATIONS = ("all-reduce", *GATHERS, "broadcast", *EXCHANGES)
+ROOTED = ("broadcast", "reduce")  # a reduction to one rank is a broadcast that runs backwards
+OPERATIONS = ("all-reduce", *GATHERS, *ROOTED, *EXCHANGES)
 # Trips round the ring. The buffer crosses the ring's slowest link trips x (n - 1) / n times.
 # Source: NCCL's performance notes.
 TRIPS: Mapping[str, float] = {
@@ -37,6 +39,7 @@ TRIPS: Mapping[str, float] = {
     "all-gather": 1.0,
     "reduce-scatter": 1.0,
     "broadcast": 1.0,
+    "reduce": 1.0,
 }
 
 
@@ -80,7 +83,7 @@ def ring(operation: str, place: Placement, links: Links) -> Line:
     """Ring over all members in rank order.
 
     t = trips (n - 1) (P / (n B) + a)
-    Broadcast, pipelined: t = (n - 1) a + P / B.
+    Broadcast and reduce, pipelined: t = (n - 1) a + P / B.
     B: of the slowest boundary crossed, members inside it x bandwidth.
     a: each hop of a trip has the latency of its own level.
     A rank that gathers, or holds the reduced result, also copies its own chunk P / n
@@ -94,7 +97,7 @@ def ring(operation: str, place: Placement, links: Links) -> Line:
         here = chain_rate(place, lanes, level, links.bandwidth[level])
         rate = np.where(place.crossed[level], np.minimum(rate, here), rate)
         latency = latency + place.hops[level] * links.latency[level] * lanes.spacing.max(axis=0)
-    passes = 1.0 if operation == "broadcast" else trips * (n - 1.0) / n
+    passes = 1.0 if operation in ROOTED else trips * (n - 1.0) / n
     return Line(
         steps=trips * (n - 1.0),
         latency_seconds=links.base_seconds + trips * latency,
@@ -108,7 +111,7 @@ def binomial_tree(operation: str, place: Placement, links: Links) -> Line:
     """Binomial tree that passes on the whole buffer at every step, not pipelined.
 
     It reduces to a root, then broadcasts.
-    t = trips x sum over levels of ceil(log2 e) (P / B + a); a broadcast is one trip.
+    t = trips x sum over levels of ceil(log2 e) (P / B + a); a broadcast or a reduce is one trip.
     e: units that a level joins.
     Source: Thakur et al. 2005, section 3.
     """
@@ -133,7 +136,7 @@ def double_binary_tree(operation: str, place: Placement, links: Links) -> Line:
 
     Every rank is a leaf of one tree and inside the other.
     all-reduce: t = 2 d a + 2 P / B (P / B between two units).
-    Broadcast: t = d a + P / B.
+    Broadcast, reduce: t = d a + P / B.
     d: sum over levels of ceil(log2 e); inside a node NCCL runs a chain of e - 1, whose hops cost
         more after the first seven (`Library.long_chain_hop_seconds`).
     B: of the slowest level, since all work at the same time.
@@ -176,7 +179,7 @@ def hierarchical(operation: str, place: Placement, links: Links) -> Line:
 
     reduce-scatter, all-gather: t = sum over levels of (e - 1) (P / (m e B) + a).
     all-reduce: twice that.
-    Broadcast: a ring pipeline per level, P / B + (e - 1) a.
+    Broadcast, reduce: a ring pipeline per level, P / B + (e - 1) a.
     All-to-all: exchange inside, then between the members that have the same place in their units.
     m: members already joined inside.
     e: units that the level joins. A grid level runs `grid_rings`, a flat one a ring.
@@ -190,7 +193,7 @@ def hierarchical(operation: str, place: Placement, links: Links) -> Line:
         extent, crossed = place.extent[level], place.crossed[level]
         count, seconds, slope = _native(place, level, links)
         share = (extent - 1.0) / extent
-        if operation == "broadcast":
+        if operation in ROOTED:
             share = np.ones_like(extent)
             rate = chain_rate(place, place.lanes[level], level, links.bandwidth[level])
             slope = place.fewest[level] / np.maximum(rate, 1.0)
@@ -207,7 +210,7 @@ def hierarchical(operation: str, place: Placement, links: Links) -> Line:
         steps=trips * steps,
         latency_seconds=links.base_seconds + trips * latency,
         seconds_per_byte=trips * per_byte
-        + (0.0 if operation == "broadcast" else links.copy_seconds_per_byte / place.degree),
+        + (0.0 if operation in ROOTED else links.copy_seconds_per_byte / place.degree),
         wire_share=trips * wire,
         applies=(place.degree > 1) & place.even,
     )
@@ -237,16 +240,52 @@ def grid(operation: str, place: Placement, links: Links) -> Line:
 
     It runs rings or lines along each dimension of a torus or mesh.
     """
+    if operation == "all-to-all":
+        return grid_exchange(operation, place, links)
     line = hierarchical(operation, place, links)
     grids = np.array([shape is not None for shape in place.fabric.shapes])
-    crosses = np.array([place.crossed[level] for level in range(len(grids))])
-    applies = line.applies & (crosses & grids[:, None]).any(axis=0)
+    applies = line.applies & (place.crossed & grids[:, None]).any(axis=0)
     return Line(
         steps=line.steps,
         latency_seconds=line.latency_seconds,
         seconds_per_byte=line.seconds_per_byte,
         wire_share=line.wire_share,
         applies=applies,
+    )
+
+
+def grid_exchange(operation: str, place: Placement, links: Links) -> Line:
+    """All-to-all along one dimension of a torus or mesh after the other.
+
+    The buffer is cut into k parts for k dimensions in use, which start in different dimensions, so
+    that all links are busy in each of k phases. A flat level of the fabric exchanges directly.
+    t = sum over levels of k r a + P max over dimensions of floor(e^2 / 4) / (e R)
+    r: links from one member to the farthest along a dimension, e - 1 on a line, e / 2 on a ring.
+    R: rate of the dimension, both directions of a ring (`level_rates.exchange_seconds_per_byte`).
+    Source: Bokhari and Berryman 1992 (complete exchange on meshes); Thakur et al. 2005.
+    """
+    steps, latency, per_byte, wire = (np.zeros_like(place.degree) for _ in range(4))
+    for level in range(len(links.bandwidth)):
+        lanes, extent, crossed = place.lanes[level], place.extent[level], place.crossed[level]
+        used = lanes.extent > 1
+        phases = np.maximum(used.sum(axis=0), 1.0) if lanes.grid else np.ones_like(extent)
+        one_way = np.where(lanes.wrapped, np.floor(lanes.extent / 2.0), lanes.extent - 1.0)
+        reach = np.where(used, one_way, 0.0).max(axis=0) if lanes.grid else np.ones_like(extent)
+        far = np.where(used, one_way * lanes.spacing, 0.0).max(axis=0) if lanes.grid else reach
+        share = (extent - 1.0) / extent
+        slope = exchange_seconds_per_byte(place, level, links, share)
+        kept = ((lanes.extent - 1.0) / lanes.extent).sum(axis=0) if lanes.grid else share
+        steps = steps + np.where(crossed, phases * reach, 0.0)
+        latency = latency + np.where(crossed, phases * far * links.latency[level], 0.0)
+        per_byte = per_byte + np.where(crossed, slope, 0.0)
+        wire = wire + np.where(crossed, kept, 0.0)
+    grids = np.array([shape is not None for shape in place.fabric.shapes])
+    return Line(
+        steps=steps,
+        latency_seconds=links.base_seconds + latency,
+        seconds_per_byte=per_byte + links.copy_seconds_per_byte / place.degree,
+        wire_share=wire,
+        applies=(place.degree > 1) & (place.crossed & grids[:, None]).any(axis=0),
     )
 
 
@@ -259,12 +298,13 @@ def direct(operation: str, place: Placement, links: Links) -> Line:
     Grids and trees: see `exchange_seconds_per_byte`.
     Broadcast: the root sends each other member its own part P / (n - 1), which that one passes on
     to the rest as it arrives, t = 2 a r + P / B (a r + P / B for two): bus bandwidth is P / t, as
-    in nccl-tests doc/PERFORMANCE.md. NCCL itself runs a ring (src/graph/tuning.cc).
+    in nccl-tests doc/PERFORMANCE.md. A reduce runs the other way round.
+    NCCL itself runs a ring (src/graph/tuning.cc).
     Source: Thakur et al. 2005 (all-to-all; broadcast by scatter and all-gather); a switch is
     non-blocking.
     """
     n, trips = place.degree, TRIPS.get(operation, 1.0)
-    broadcasts = operation == "broadcast"
+    broadcasts = operation in ROOTED
     rounds = np.ceil((n - 1.0) / links.peers) if np.isfinite(links.peers) else np.ones_like(n)
     rounds = rounds * np.where(broadcasts & (n > 2), 2.0, 1.0)
     latency, per_byte = np.zeros_like(n), np.zeros_like(n)
@@ -424,15 +464,15 @@ def _reduces_in_switch(fabric: Fabric) -> bool:
     return fabric.switched_reduction
 
 
-_REDUCES = ("all-reduce", *GATHERS, "broadcast")
+_REDUCES = ("all-reduce", *GATHERS, *ROOTED)
 _IN_SWITCH = "three or more GPUs on a switch that reduces (NVLink SHARP)"
 ALGORITHMS: tuple[Algorithm, ...] = (
     Algorithm(name="ring", operations=_REDUCES, cost=ring, automatic=_REDUCES,
         summary="chunks travel round a ring of all ranks"),
-    Algorithm(name="tree", operations=("all-reduce", "broadcast"), cost=binomial_tree, automatic=(),
+    Algorithm(name="tree", operations=("all-reduce", *ROOTED), cost=binomial_tree, automatic=(),
         summary="binomial, not pipelined"),
     Algorithm(
-        name="double-binary-tree", operations=("all-reduce", "broadcast"), cost=double_binary_tree,
+        name="double-binary-tree", operations=("all-reduce", *ROOTED), cost=double_binary_tree,
         automatic=("all-reduce",),
         summary="two complementary trees, half of the buffer on each, pipelined",
     ),
@@ -442,12 +482,12 @@ ALGORITHMS: tuple[Algorithm, ...] = (
         needs="groups of which every node (unit of a level) holds the same number of ranks",
     ),
     Algorithm(
-        name="torus", operations=_REDUCES, cost=grid, automatic=_REDUCES,
+        name="torus", operations=(*_REDUCES, "all-to-all"), cost=grid, automatic=_REDUCES,
         summary="rings along every dimension of the torus at once",
         possible=_has_torus, needs="ranks along a ring or torus level of the fabric",
     ),
     Algorithm(
-        name="mesh", operations=_REDUCES, cost=grid, automatic=_REDUCES,
+        name="mesh", operations=(*_REDUCES, "all-to-all"), cost=grid, automatic=_REDUCES,
         summary="lines along every dimension of the mesh at once",
         possible=_has_mesh, needs="ranks along a mesh level with a shape",
     ),

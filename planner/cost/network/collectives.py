@@ -7,6 +7,7 @@ all-to-all what one rank sends.
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.columns import FloatColumn, IntColumn
 from planner.cost.network.algorithms import ALGORITHMS, Algorithm, Line
@@ -169,6 +170,53 @@ def _placement(fabric: Fabric, codes: FloatColumn) -> Placement:
     return place
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """What carries one collective of each of U groups.
+
+    algorithm: names. wire_share: bytes that the busiest rank sends, over the payload.
+    level: index of the outermost level of the fabric that the group crosses.
+    """
+
+    algorithm: NDArray[np.str_]
+    wire_share: FloatColumn
+    level: IntColumn
+
+
+def chosen(
+    operation: str,
+    payload_bytes: FloatColumn,
+    degree: FloatColumn,
+    stride: FloatColumn,
+    fabric: Fabric,
+    nvls_gain: float,
+) -> Chosen:
+    """The algorithm whose line gives `collective_seconds`, (U,); see there."""
+    place = _placement(fabric, degree * _STRIDES + stride)
+    found = candidates(operation, place)
+    seconds = np.array(
+        [
+            np.where(
+                c.line.applies,
+                c.line.latency_seconds
+                + c.line.seconds_per_byte
+                / (nvls_gain if c.algorithm.protocols == "in_switch" else 1.0)
+                * payload_bytes,
+                np.inf,
+            )
+            for c in found
+        ]
+    )
+    best, columns = seconds.argmin(axis=0), np.arange(len(degree))
+    shares = np.array([np.broadcast_to(c.line.wire_share, len(degree)) for c in found])
+    levels = np.arange(len(place.crossed))[:, None]
+    return Chosen(
+        algorithm=np.array([c.algorithm.name for c in found])[best],
+        wire_share=shares[best, columns],
+        level=np.where(place.crossed, levels, 0).max(axis=0),
+    )
+
+
 def _envelope(
     operation: str, codes: FloatColumn, fabric: Fabric, nvls_gain: float | FloatColumn
 ) -> _Known:
@@ -279,9 +327,11 @@ def choose(found: list[Candidate], payload_bytes: float) -> tuple[IntColumn, Flo
 
 __all__ = [
     "Candidate",
+    "Chosen",
     "Lines",
     "candidates",
     "choose",
+    "chosen",
     "collective_seconds",
     "fastest_lines",
     "seconds_along",

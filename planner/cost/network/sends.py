@@ -66,7 +66,7 @@ class Sends:
         0 without a pipeline.
         """
         shared = send_seconds(
-            self._on_wire(), self._stride(), self.fabric, degree=self.batch.pp.astype(np.float64)
+            self.on_wire(), self._stride(), self.fabric, degree=self.batch.pp.astype(np.float64)
         )
         return np.where(self.batch.pp > 1, shared + self._around(), 0.0)
 
@@ -77,8 +77,8 @@ class Sends:
         that leave by the same level of the fabric share its port and take twice as long. Call it
         only for layouts with pp = num_ranks.
         """
-        level = self._levels(num_ranks)
-        stride, wire = self._stride(), self._on_wire()
+        level = self.levels(num_ranks)
+        stride, wire = self._stride(), self.on_wire()
         below = np.concatenate([[1.0], self.fabric.gpus[:-1]])
         by_level = np.array(
             [send_seconds(wire, np.maximum(stride, inner), self.fabric) for inner in below]
@@ -89,7 +89,7 @@ class Sends:
             :, None
         ]
 
-    def _levels(self, num_ranks: int) -> IntColumn:
+    def levels(self, num_ranks: int) -> IntColumn:
         """Innermost level that joins each rank with the next, (N, R).
 
         It is the first level whose unit holds both, for the pipeline that begins at rank 0.
@@ -118,7 +118,8 @@ class Sends:
         """Whether the ranks of a TP group each send a share of the activation that all hold."""
         return self._by_schedule("splits") & (self.batch.tp > 1) & ~self.batch.sequence_parallel
 
-    def _on_wire(self) -> FloatColumn:
+    def on_wire(self) -> FloatColumn:
+        """Bytes that one rank sends over a stage boundary, (N,)."""
         splits = self._splits()
         return (
             np.where(splits, self.payload_bytes / self.batch.tp, self.payload_bytes)

@@ -6,6 +6,7 @@ from pathlib import Path
 from planner.errors import Fault, SpecError
 from planner.intake.current import complete, format_of, named_files
 from planner.intake.jobs import read_job
+from planner.intake.trainer_files.megatron_log import measured_by
 from planner.specs.current import MAX_TEXT
 from planner.specs.job import Job
 
@@ -20,6 +21,10 @@ def gather(name: str, text: str, lookup: Callable[[str], str | None]) -> dict[st
     kind = format_of(text, name)
     if kind is None or kind == "torchtitan-log":
         return None
+    if kind == "megatron-log":
+        measured = measured_by(text)
+        head: dict[str, object] = {"name": name, "format": kind, "text": text[:MAX_TEXT]}
+        return {**head, **({"measured": measured} if measured else {})}
     files = {}
     waiting = list(named_files(name, text))
     while waiting:

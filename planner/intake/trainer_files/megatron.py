@@ -7,24 +7,29 @@ Source: Megatron-LM core 0.14 megatron/training/arguments.py (defaults and deriv
 import ast
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from planner.errors import Fault, SpecError
 from planner.export.base import Export
 from planner.export.commands import read_flags
 from planner.export.megatron_graphs import ARGUMENTS as GRAPH_ARGUMENTS
-from planner.export.megatron_graphs import oldest_release, read_graphs
+from planner.export.megatron_graphs import read_graphs
 from planner.export.megatron_read import plain_names, read_arguments, whole, word
 from planner.intake.trainer_files.canonical import canonical
 from planner.intake.trainer_files.flags import Command, edit_flags, plain_name
 from planner.intake.trainer_files.launch import machine_of
+from planner.intake.trainer_files.megatron_judge import GROUP, GivenFlags, assertions
+from planner.intake.trainer_files.megatron_log import dumped, words_of
+from planner.intake.trainer_files.megatron_unpriced import unpriced
 from planner.intake.trainer_files.shapes import by_hint, named
 from planner.intake.trainer_files.shell import read_script
 from planner.intake.trainer_files.statement import Machine, Run, StatedModel
+from planner.schedules.depth_first import microbatches_per_round
 from planner.specs.current import CurrentSpec
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
+from planner.trainers.registry import release_of
 
 Words = Mapping[str, Sequence[str]]
 _PROGRAM = re.compile(r"pretrain_\w+\.py|megatron")
@@ -66,7 +71,7 @@ GROUPS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
             "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers",
             "account_for_embedding_in_pipeline_split",
             "account_for_loss_in_pipeline_split", "enable_zero_bubble",
-            "zero_bubble_max_pending_backward",
+            "zero_bubble_max_pending_backward", GROUP,
         ),
     ),
     (
@@ -95,6 +100,11 @@ GROUPS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     ),
     (("activation_offload_layers",), ("cpu_offloading_num_layers",)),
 )  # fmt: skip
+ONE_CONNECTION = (
+    "--use-megatron-fsdp refuses CUDA_DEVICE_MAX_CONNECTIONS=1: take that out where it is set"
+)
+# Arguments that some layouts need beside their own.
+FOLLOWING = frozenset({GROUP, "moe_router_dtype", "ckpt_format", "use_precision_aware_optimizer"})
 _RELEVANT = (
     frozenset(name for _, names in GROUPS for name in names)
     | _KNOWN
@@ -108,12 +118,18 @@ class StatedMegatron:
     """A Megatron run.
 
     words: argument, named with _ -> its values.
+    flags: what the command gives to its program, as it is written there.
+    asked: the release that the job names; None for none.
+    ran: whether it is of a log, so that Megatron did not stop at it.
     skipped: parts of a script that are only known once it runs.
     """
 
     words: Words
+    flags: GivenFlags = field(default_factory=lambda: GivenFlags(program="", given={}))
+    asked: str | None = None
     machine: Machine = field(default_factory=Machine)
     expandable: bool = False
+    ran: bool = False
     skipped: tuple[str, ...] = ()
 
     @property
@@ -123,8 +139,8 @@ class StatedMegatron:
 
     @property
     def version(self) -> str | None:
-        """Always None: no argument names the release."""
-        return None
+        """The newest release whose parser has every flag; None for the default one."""
+        return self.flags.release()
 
     @property
     def model(self) -> StatedModel:
@@ -166,7 +182,16 @@ class StatedMegatron:
         layout = read_arguments(self.words, model.num_hidden_layers, num_gpus)
         micro, ranks = whole(self.words, "micro_batch_size"), _ranks(layout)
         batch = whole(self.words, "global_batch_size", micro * ranks)
-        return Run(training=self._training(batch), layout=layout, notes=tuple(self._notes(layout)))
+        read = Layout.model_validate(layout)
+        refused, foreign = self.flags.judged(release_of("megatron", self.asked or self.version))
+        if not self.ran:
+            refused += assertions(self.words, read, model.num_hidden_layers, batch)
+        return Run(
+            training=self._training(batch),
+            layout=layout,
+            notes=(*self._notes(read, batch), *foreign),
+            refusals=tuple(refused),
+        )
 
     def _training(self, batch: int) -> dict[str, object]:
         words = self.words
@@ -200,35 +225,52 @@ class StatedMegatron:
             training["expandable_segments"] = True
         graphs = read_graphs(words)
         if graphs is not None:
-            release = oldest_release(words)
             training["cuda_graphs"] = graphs
-            training |= {} if release is None else {"trainer_version": release}
+        if self.version is not None:
+            training["trainer_version"] = self.version
         if "save" in words and word(words, "save_interval") is not None:
             mode = "async" if "async_save" in words else "sync"
             training["checkpoint"] = {"interval_steps": whole(words, "save_interval"), "mode": mode}
         return training
 
-    def _notes(self, layout: Mapping[str, object]) -> list[str]:
+    def _notes(self, layout: Layout, global_batch_size: int) -> list[str]:
         words = self.words
-        method, count = word(words, "recompute_method"), word(words, "recompute_num_layers")
+        count = layout.num_microbatches(global_batch_size)
+        size = int(microbatches_per_round(layout.pp, count))
+        rounds = whole(words, GROUP, size)
+        method, layers = word(words, "recompute_method"), word(words, "recompute_num_layers")
         rows = (
             (
                 bool(self.skipped),
                 f"not read, since only running it tells: {'; '.join(self.skipped)}",
             ),
             (
-                method == "uniform" and count not in (None, "1"),
-                f"recomputing {count} layers at a time is priced as one by one",
+                method == "uniform" and layers not in (None, "1"),
+                f"recomputing {layers} layers at a time is priced as one by one",
             ),
             (
                 method == "block",
-                f"recomputing the first {count} layers of each stage is priced as {layout['ac']}",
+                f"recomputing the first {layers} layers of each stage is priced as {layout.ac}",
             ),
             (
                 word(words, "optimizer") not in (None, "adam", "sgd"),
                 f"optimizer {word(words, 'optimizer')} is priced as Adam",
             ),
             ("rampup_batch_size" in words, "the batch is priced at its final size"),
+            (
+                layout.pp > 1 and layout.virtual_stages > 1 and rounds != size,
+                f"rounds of {rounds} microbatches are priced as rounds of {size}",
+            ),
+            (
+                "multi_latent_attention" in words and "qk_layernorm" not in words,
+                "without --qk-layernorm the latent queries, keys and values have no norms: priced "
+                "with them",
+            ),
+            (
+                "multi_latent_attention" in words and "tp_comm_overlap" in words,
+                "--tp-comm-overlap is switched off by Megatron-LM for multi-latent attention",
+            ),
+            *unpriced(words),
         )
         return [text for holds, text in rows if holds]
 
@@ -268,7 +310,9 @@ def model_keys(words: Words) -> dict[str, object]:
         "attention_bias": biased or "add_qkv_bias" in words,
         "attention_output_bias": biased,
         "mlp_bias": biased,
-        "qk_norm": "head" if "qk_layernorm" in words else "none",
+        "qk_norm": "head"
+        if "qk_layernorm" in words and "multi_latent_attention" not in words
+        else "none",
     }
     if position == "learned":
         keys["max_position_embeddings"] = whole(
@@ -291,7 +335,8 @@ def model_keys(words: Words) -> dict[str, object]:
     window = word(words, "window_size")
     if window is not None and window.partition(",")[0].strip("( ").isdigit():
         keys["sliding_window"] = int(window.partition(",")[0].strip("( "))
-        keys["layer_types"] = ["sliding_attention"] * layers
+        kinds = {True: "sliding_attention", False: "full_attention"}
+        keys["layer_types"] = [kinds[one] for one in _windowed(words, layers)]
     return {**keys, **(_experts(words, layers) if "num_experts" in words else {})}
 
 
@@ -360,6 +405,10 @@ def _moe_places(text: str, layers: int) -> list[bool]:
     """
     if text.isdigit() and int(text) > 0:
         return [place % int(text) == 0 for place in range(layers)]
+    return _flags_of(text, layers, "--moe-layer-freq")
+
+
+def _flags_of(text: str, layers: int, flag: str) -> list[bool]:
     try:
         flags = (
             _list(ast.parse(text, mode="eval").body, layers) if _PATTERN.fullmatch(text) else None
@@ -368,10 +417,18 @@ def _moe_places(text: str, layers: int) -> list[bool]:
         flags = None
     if flags is None or len(flags) != layers:
         remedy = "write for example ([0]*3+[1]*58)"
-        raise SpecError(
-            Fault("--moe-layer-freq", text, f"is no pattern of {layers} layers", remedy)
-        )
+        raise SpecError(Fault(flag, text, f"is no pattern of {layers} layers", remedy))
     return [bool(flag) for flag in flags]
+
+
+def _windowed(words: Words, layers: int) -> list[bool]:
+    """Which layers have a window: all but every n-th, or those of a list."""
+    text = word(words, "window_attn_skip_freq")
+    if text is None:
+        return [True] * layers
+    if text.isdigit() and int(text) > 0:
+        return [place % int(text) != 0 for place in range(1, layers + 1)]
+    return _flags_of(text, layers, "--window-attn-skip-freq")
 
 
 def _list(node: ast.expr, most: int) -> list[int]:
@@ -429,8 +486,11 @@ def _rating(command: Command) -> int:
     )
 
 
-def say(spec: CurrentSpec) -> StatedMegatron:
-    """Reads a script. Raises SpecError where no command in it starts Megatron."""
+def say(spec: CurrentSpec, asked: str | None = None) -> StatedMegatron:
+    """Reads a script. Raises SpecError where no command in it starts Megatron.
+
+    asked: the release that the job names.
+    """
     command = find_command(spec.text)
     script = command.script
     expandable = any("expandable_segments:True" in (script.value(name) or "") for name in ALLOCATOR)
@@ -441,9 +501,40 @@ def say(spec: CurrentSpec) -> StatedMegatron:
     )
     return StatedMegatron(
         words=command.words(),
+        flags=_given_flags(command),
+        asked=asked,
         machine=machine_of(script, command),
         expandable=expandable,
         skipped=skipped,
+    )
+
+
+def say_log(spec: CurrentSpec) -> StatedMegatron:
+    """Reads the arguments that a log prints."""
+    values = dumped(spec.text)
+    world = values.get("world_size", "")
+    return StatedMegatron(
+        words=words_of(values),
+        machine=Machine(num_gpus=int(world) if world.isdigit() else None),
+        ran=True,
+    )
+
+
+def _given_flags(command: Command) -> GivenFlags:
+    """What stands after the program's name; all of it where no program is named."""
+    texts = [field.text for field in command.fields]
+    at = next((index for index, text in enumerate(texts) if text.endswith(".py")), None)
+    if at is None:
+        return GivenFlags(program="", given={})
+    own = replace(command, fields=command.fields[at + 1 :])
+    known = not command.script.unset and not command.script.skipped
+    return GivenFlags(
+        program=texts[at].rpartition("/")[2],
+        given={
+            placed.flag.text.partition("=")[0]: [text for text in placed.words if text]
+            for placed in own.flags
+        },
+        whole=known,
     )
 
 
@@ -471,8 +562,28 @@ def megatron_changes(
                 del words[name]
     micro = winner.micro_batch_size * winner.dp_degree
     if whole(words, "global_batch_size", micro) != global_batch_size:
-        changes["global_batch_size"] = [str(global_batch_size)]
-    return changes, []
+        changes["global_batch_size"] = words["global_batch_size"] = [str(global_batch_size)]
+    for name in FOLLOWING & wanted.keys():
+        if list(words.get(name, [""])) != list(wanted[name]):
+            changes[name] = words[name] = wanted[name]
+    if GROUP in words and GROUP not in wanted:
+        changes[GROUP] = None
+        del words[GROUP]
+    while contrary := _contrary(words, wanted, winner, layers, global_batch_size):
+        for name in contrary:
+            changes[name] = None
+            del words[name]
+    connections = "use_megatron_fsdp" in wanted and "use_megatron_fsdp" not in stated.words
+    return changes, [ONE_CONNECTION] * connections
+
+
+def _contrary(
+    words: Words, wanted: Words, winner: Layout, layers: int, global_batch_size: int
+) -> set[str]:
+    """GivenFlags that Megatron would refuse beside the new layout, which does not set them."""
+    refused = assertions(words, winner, layers, global_batch_size)
+    names = {plain_name(fault.field) for fault in refused}
+    return {name for name in names if name in words and name not in wanted}
 
 
 def edited_script(spec: CurrentSpec, changes: Mapping[str, Sequence[str] | None]) -> str:

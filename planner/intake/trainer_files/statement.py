@@ -10,8 +10,9 @@ from planner.specs.model import ModelSpec
 LABELS = {
     "torchtitan-toml": "TorchTitan TOML", "torchtitan-command": "TorchTitan command",
     "torchtitan-python": "TorchTitan configuration in Python",
-    "megatron-arguments": "Megatron arguments", "torchtitan-log": "TorchTitan log",
-    "configuration": "configuration", "layout": "layout",
+    "megatron-arguments": "Megatron arguments", "megatron-log": "Megatron log",
+    "torchtitan-log": "TorchTitan log", "configuration": "configuration",
+    "layout": "layout",
 }  # fmt: skip
 
 

@@ -28,7 +28,6 @@ WORSE = {
     "energy": ("hungrier", "more frugal"),
     "memory": ("larger", "smaller"),
 }
-TIMES_AS = {"cost": "times as cheap", "energy": "times as frugal"}  # else: as fast
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,8 +217,10 @@ def fastest_on_paper(job: Job, ranking: Ranking) -> FastestOnPaper | None:
         unmeasured=[one.words for one in adds if one in _lacking(fastest)],
         statement="",
     )
-    words = TIMES_AS.get(job.search.objective, "times as fast")
-    return found.model_copy(update={"statement": _statement(found, words)})
+    runs = first.at_size.runs
+    priced = runs is not None and bool((runs.bill.cost > 0).all())
+    gain = _gain(job.search.objective, first.score, fastest.score, priced=priced)
+    return found.model_copy(update={"statement": _statement(found, gain)})
 
 
 def best_measured(ranking: Ranking) -> BestMeasured | None:
@@ -245,7 +246,7 @@ def rests_on_nothing(job: Job, ranking: Ranking) -> str | None:
     rests = rests_on_unmeasured(first)
     if not rests:
         return None
-    sentence = f"rests on {enumerated([one.words for one in rests])}, {_nobody(first, rests)}"
+    sentence = f"uses {enumerated([one.words for one in rests])}, {_nobody(first, rests)}"
     other = best_measured(ranking)
     if other is None or ranking.proven is None:
         return f"{sentence}; nothing that fits and comes near it does without: probe before booking"
@@ -295,9 +296,20 @@ def _difference_sd(job: Job, first: PlanCandidate, second: PlanCandidate) -> flo
     return float(difference_sd(errors, 0)[1])
 
 
-def _statement(found: FastestOnPaper, words: str) -> str:
-    alike = math.log(found.times_as_fast) < SAME_SPEED
-    gain = f"The same within {SAME_SPEED:.1%}" if alike else f"{found.times_as_fast:.2f} {words}"
+def _gain(objective: str, first: float, fastest: float, *, priced: bool) -> str:
+    """What the lowest score gains; priced: the score of `cost` is in dollars, not in GPU-hours."""
+    if math.log(first / fastest) < SAME_SPEED:
+        return f"The same within {SAME_SPEED:.1%}"
+    less = 1.0 - fastest / first
+    if objective == "cost":
+        pair = (f"${one:,.0f}" if priced else f"{one:,.0f} GPU-hours" for one in (fastest, first))
+        return f"{less:.1%} cheaper ({' against '.join(pair)})"
+    if objective == "energy":
+        return f"{less:.1%} less energy"
+    return f"{first / fastest:.2f} times as fast"
+
+
+def _statement(found: FastestOnPaper, gain: str) -> str:
     adds = f"; it adds {enumerated(found.adds)}" if found.adds else ""
     unmeasured = found.unmeasured
     if unmeasured and len(unmeasured) < len(found.adds):
@@ -307,9 +319,8 @@ def _statement(found: FastestOnPaper, words: str) -> str:
     return (
         f"{gain} on paper ({found.tokens_per_second_per_gpu:,.0f} tokens/s/GPU), out "
         "of memory with "
-        f"probability {found.oom_probability:.1%}{adds}. Predictions of two such layouts are "
-        "off against each "
-        f"other by {found.difference_sd:.1%} (one standard deviation)"
+        f"probability {found.oom_probability:.1%}{adds}. The difference of two such predictions "
+        f"is right to within {found.difference_sd:.1%} in two cases of three"
     )
 
 

@@ -1,0 +1,462 @@
+"""What Megatron-LM says of a script before it trains: flags it does not know, and what it asserts.
+
+Rules on layouts (`planner.rules`) say the rest. A script that a fork or a release before those of
+`planner.catalog.megatron_arguments` reads may have flags of its own; they are named, not refused.
+Sources: Megatron-LM core 0.14 to 0.20 megatron/training/arguments.py (validate_args);
+    megatron/core/transformer/transformer_config.py (__post_init__);
+    megatron/core/pipeline_parallel/schedules.py (forward_backward_pipelining_with_interleaving).
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from planner.catalog.megatron_arguments import TABLES, alike, argument, arguments, releases_of
+from planner.errors import Fault
+from planner.export.megatron_read import Words, whole, word
+from planner.schedules.depth_first import microbatches_per_round
+from planner.specs.layout import Layout
+from planner.trainers.registry import release_of
+from planner.trainers.release import Release
+
+OWN_PROGRAMS = ("pretrain_gpt.py", "pretrain_hybrid.py", "pretrain_mamba.py")
+FORK_FLAGS = frozenset({"--enable-zero-bubble", "--zero-bubble-max-pending-backward"})
+GROUP = "microbatch_group_size_per_virtual_pipeline_stage"
+FIRST, LAST = "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"
+EACH, STAGES = "num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank"
+LAYOUT_TEXT = "pipeline_model_parallel_layout"
+CORRECT = "correct it"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenFlags:
+    """What a command gives to its program.
+
+    program: the file that it starts, without its folder; "" where it is not known.
+    given: flag, as it is written -> its values.
+    whole: whether every part of the command is known.
+    """
+
+    program: str
+    given: Mapping[str, Sequence[str]]
+    whole: bool = True
+
+    def release(self) -> str | None:
+        """The newest release whose parser has every flag; None for the one that is the default."""
+        usual = release_of("megatron", None)
+        known = [flag for flag in self.given if flag in arguments()]
+        for one in (usual.known, *reversed(usual.history)):
+            release = release_of("megatron", one.number)
+            if knows(release) and all(argument(flag, one.number) for flag in known):
+                return None if one is usual.known else one.number
+        return None
+
+    def judged(self, release: Release) -> tuple[list[Fault], list[str]]:
+        """(what the parser refuses, what it cannot be told) under a release's rules."""
+        faults, foreign, newer = [], [], []
+        strict = self.program in OWN_PROGRAMS and knows(release)
+        for flag, words in self.given.items():
+            row = argument(flag, release.number)
+            if flag in FORK_FLAGS:
+                continue
+            if flag not in arguments():
+                near = alike(flag)
+                if strict:
+                    faults.append(_unknown(flag, words, near))
+                else:
+                    foreign.append(f"{flag} ({near}?)" if near else flag)
+            elif row is None and release.named.text and strict:
+                remedy = "take it out, or name another training.trainer_version"
+                rule = f"is not an argument of {release.number}; {releases_of(flag)} has it"
+                faults.append(Fault(flag, " ".join(words) or None, rule, remedy))
+            elif row is None:
+                newer.append(f"{flag} ({releases_of(flag)})")
+            elif self.whole and all(words) and (refusal := row.refusal(words)):
+                faults.append(Fault(flag, " ".join(words) or None, refusal, CORRECT))
+        notes = []
+        if foreign:
+            notes.append(
+                "read without flags that no release of Megatron-LM from 0.14 on has, whatever they "
+                f"change (optimizer, norms, positions, ...): {', '.join(foreign)}"
+            )
+        if newer:
+            notes.append(f"priced by the rules of {release.number}: {', '.join(newer)}")
+        return faults, notes
+
+
+def knows(release: Release) -> bool:
+    """Whether it is known what a release's parser takes: from the oldest of the file on."""
+    return release.since(TABLES[0])
+
+
+def _unknown(flag: str, words: Sequence[str], near: str | None) -> Fault:
+    rule = "is no argument of Megatron-LM (core 0.14 to 0.20), which stops at it"
+    remedy = (
+        f"write {near}"
+        if near
+        else "take it out; where a fork or an older release has it, name that in "
+        "training.trainer_version"
+    )
+    return Fault(flag, " ".join(words) or None, rule, remedy)
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptRun:
+    """A run as its words and its layout say it. microbatches: of a step."""
+
+    words: Words
+    layout: Layout
+    layers: int
+    microbatches: int
+
+    def has(self, *names: str) -> bool:
+        """Whether every one of these flags is given."""
+        return all(name in self.words for name in names)
+
+    def word(self, name: str) -> str | None:
+        """A flag's first value."""
+        return word(self.words, name)
+
+    def number(self, name: str, default: int = 0) -> int:
+        """A flag's whole number."""
+        return whole(self.words, name, default)
+
+    @property
+    def granularity(self) -> str | None:
+        """What is recomputed: full, selective or nothing."""
+        return self.word("recompute_granularity") or (
+            "selective" if self.has("recompute_activations") else None
+        )
+
+    @property
+    def modules(self) -> Sequence[str]:
+        """Modules of selective recomputation."""
+        return self.words.get("recompute_modules", ("core_attn",))
+
+    @property
+    def dispatcher(self) -> str:
+        """How tokens go to experts, by Megatron's name."""
+        return self.word("moe_token_dispatcher_type") or "allgather"
+
+    @property
+    def rank_layers(self) -> int:
+        """Layers with embedding and loss, where they count."""
+        ends = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+        return self.layers + sum(self.has(end) for end in ends)
+
+
+Broken = Callable[[ScriptRun], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Assertion:
+    """One assertion of Megatron's.
+
+    name: the flag that it is about, which a rewritten script may do without.
+    """
+
+    name: str
+    broken: Broken
+    rule: str
+    remedy: str
+
+
+def _exchange_hidden(broken: Broken) -> Broken:
+    return lambda r: r.has("overlap_moe_expert_parallel_comm") and broken(r)
+
+
+EXCHANGE = "overlap_moe_expert_parallel_comm"
+SAVED = "distribute_saved_activations"
+METHOD = "give --recompute-method uniform --recompute-num-layers 1"
+MODULES = frozenset(
+    {"core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts",
+        "gdn_norm_out", "gdp_in_proj", "gdp_qkv", "mhc"}
+)  # fmt: skip
+ASSERTIONS: tuple[Assertion, ...] = (
+    Assertion(
+        "recompute_granularity",
+        lambda r: r.granularity == "full" and not r.has("recompute_method"),
+        "is full recomputation, which needs a method",
+        METHOD,
+    ),
+    Assertion(
+        "recompute_method",
+        lambda r: (
+            r.granularity == "full"
+            and r.has("recompute_method")
+            and not r.has("recompute_num_layers")
+        ),
+        "needs --recompute-num-layers",
+        "give --recompute-num-layers 1",
+    ),
+    Assertion(
+        "recompute_method",
+        lambda r: r.granularity == "selective" and r.has("recompute_method"),
+        "is of full recomputation, and the granularity is selective",
+        "take it out",
+    ),
+    Assertion(
+        "recompute_num_layers",
+        lambda r: r.granularity == "selective" and r.has("recompute_num_layers"),
+        "is of full recomputation, and the granularity is selective",
+        "take it out",
+    ),
+    Assertion(
+        "recompute_modules",
+        lambda r: r.granularity == "selective" and not MODULES.issuperset(r.modules),
+        f"knows only {', '.join(sorted(MODULES))}",
+        CORRECT,
+    ),
+    Assertion(
+        "recompute_modules",
+        lambda r: (
+            r.granularity == "selective"
+            and "moe_act" in r.modules
+            and not r.has("moe_grouped_gemm")
+        ),
+        "recomputes moe_act, which needs --moe-grouped-gemm",
+        "add --moe-grouped-gemm",
+    ),
+    Assertion(
+        "moe_layer_recompute",
+        lambda r: r.has("moe_layer_recompute") and r.granularity == "full",
+        "excludes full recomputation",
+        "take it out",
+    ),
+    Assertion(
+        SAVED,
+        lambda r: r.has(SAVED) and r.layout.tp == 1,
+        "cuts saved activations over TP ranks, and tp is 1",
+        "take it out",
+    ),
+    Assertion(
+        SAVED,
+        lambda r: r.has(SAVED) and r.granularity != "full",
+        "needs full recomputation",
+        "take it out",
+    ),
+    Assertion(
+        SAVED,
+        lambda r: r.has(SAVED, "sequence_parallel") and r.granularity is not None,
+        "excludes --sequence-parallel, which cuts them already",
+        "take it out",
+    ),
+    Assertion(
+        "moe_shared_expert_overlap",
+        lambda r: (
+            r.has("moe_shared_expert_overlap", "moe_shared_expert_intermediate_size")
+            and r.dispatcher not in ("alltoall", "flex")
+        ),
+        "works with the dispatchers alltoall and flex alone",
+        "take it out, or set --moe-token-dispatcher-type alltoall",
+    ),
+    Assertion(
+        "moe_shared_expert_overlap",
+        lambda r: r.has("moe_shared_expert_overlap") and "shared_experts" in r.modules,
+        "excludes recomputing shared_experts",
+        "take it out",
+    ),
+    Assertion(
+        "moe_shared_expert_overlap",
+        _exchange_hidden(lambda r: r.has("moe_shared_expert_overlap")),
+        "excludes --overlap-moe-expert-parallel-comm",
+        "take one of them out",
+    ),
+    Assertion(
+        EXCHANGE,
+        _exchange_hidden(lambda r: r.layout.ep == 1),
+        "needs --expert-model-parallel-size above 1",
+        "take it out",
+    ),
+    Assertion(
+        EXCHANGE,
+        _exchange_hidden(lambda r: r.granularity != "full" and "moe" in r.modules),
+        "excludes recomputing moe",
+        "take moe out of --recompute-modules",
+    ),
+    Assertion(
+        "delay_wgrad_compute",
+        lambda r: r.has("delay_wgrad_compute") and not r.has(EXCHANGE),
+        "needs --overlap-moe-expert-parallel-comm",
+        "take it out",
+    ),
+    Assertion(
+        "overlap_param_gather",
+        lambda r: (
+            r.has("overlap_param_gather")
+            and not r.has("use_distributed_optimizer")
+            and not r.has("use_megatron_fsdp")
+            and r.word("optimizer") != "dist_muon"
+        ),
+        "needs --use-distributed-optimizer",
+        "add --use-distributed-optimizer",
+    ),
+    Assertion(
+        "overlap_param_gather",
+        lambda r: r.has("overlap_param_gather") and not r.has("overlap_grad_reduce"),
+        "needs --overlap-grad-reduce",
+        "add --overlap-grad-reduce",
+    ),
+    Assertion(
+        "overlap_param_gather_with_optimizer_step",
+        lambda r: (
+            r.has("overlap_param_gather_with_optimizer_step")
+            and (not r.has("overlap_param_gather") or r.layout.virtual_stages == 1)
+        ),
+        "needs --overlap-param-gather and interleaved stages",
+        "take it out",
+    ),
+    Assertion(
+        "optimizer_cpu_offload",
+        lambda r: r.has("optimizer_cpu_offload") and not r.has("use_precision_aware_optimizer"),
+        "needs --use-precision-aware-optimizer",
+        "add --use-precision-aware-optimizer",
+    ),
+    Assertion(
+        "cpu_offloading_num_layers",
+        lambda r: (
+            r.number("cpu_offloading_num_layers") > 0
+            and (r.layout.pp > 1 or r.granularity is not None)
+        ),
+        "excludes pipelines and recomputation",
+        "take it out",
+    ),
+    Assertion(
+        "ckpt_format",
+        lambda r: r.word("ckpt_format") == "fsdp_dtensor" and not r.has("use_megatron_fsdp"),
+        "writes fsdp_dtensor, which --use-megatron-fsdp alone has",
+        "set --ckpt-format torch_dist",
+    ),
+    Assertion(
+        "use_torch_fsdp2",
+        lambda r: (
+            r.has("use_torch_fsdp2")
+            and (r.layout.pp * r.layout.ep > 1 or r.has("use_distributed_optimizer"))
+        ),
+        "excludes pipelines, expert parallelism and --use-distributed-optimizer",
+        "take one of them out",
+    ),
+    Assertion(
+        "group_query_attention",
+        lambda r: r.has("group_query_attention", "multi_latent_attention"),
+        "excludes --multi-latent-attention",
+        "take one of them out",
+    ),
+    Assertion(
+        "hidden_size",
+        lambda r: (
+            not r.has("kv_channels")
+            and not r.has("multi_latent_attention")
+            and r.number("hidden_size") % r.number("num_attention_heads", 1) != 0
+        ),
+        "does not divide by --num-attention-heads",
+        "give --kv-channels",
+    ),
+    Assertion(
+        "max_position_embeddings",
+        lambda r: (
+            r.has("max_position_embeddings")
+            and r.number("max_position_embeddings") < r.number("seq_length")
+        ),
+        "is less than --seq-length",
+        "set it to --seq-length or more",
+    ),
+    Assertion("fp16", lambda r: r.has("fp16", "bf16"), "excludes --bf16", "take one of them out"),
+)
+
+
+def assertions(words: Words, layout: Layout, layers: int, global_batch_size: int) -> list[Fault]:
+    """What Megatron would stop at, by the flags of a script, each once."""
+    run = ScriptRun(words, layout, layers, layout.num_microbatches(global_batch_size))
+    found = [
+        Fault(f"--{one.name.replace('_', '-')}", run.word(one.name), one.rule, one.remedy)
+        for one in ASSERTIONS
+        if one.broken(run)
+    ]
+    return [*found, *_stages(run), *_rounds(run)]
+
+
+def _rounds(run: ScriptRun) -> Iterator[Fault]:
+    """Rounds of the interleaved schedule, of which none may hold fewer than pp microbatches."""
+    pp, count = run.layout.pp, run.microbatches
+    if pp == 1 or run.layout.virtual_stages == 1 or count < pp:
+        return  # fewer microbatches than pp are a rule's concern
+    size, flag = run.number(GROUP, pp), f"--{GROUP.replace('_', '-')}"
+    fitting = microbatches_per_round(pp, count)
+    remedy = (
+        f"set it to {fitting}"
+        if count % fitting == 0
+        else "choose --global-batch-size so that the microbatches are a multiple of pp"
+    )
+    if not pp <= size <= count:
+        yield Fault(flag, size, f"is not between pp={pp} and {count} microbatches", remedy)
+    elif 0 < count % size < pp:
+        rule = (
+            f"makes rounds of {size} of {count} microbatches: the last has {count % size}, fewer "
+            f"than pp={pp}"
+        )
+        given = "" if run.has(GROUP) else " (its default is pp)"
+        yield Fault(flag, size, rule + given, remedy)
+
+
+def _stages(run: ScriptRun) -> Iterator[Fault]:
+    """How layers go to pipeline ranks and their stages."""
+    pp, layers = run.layout.pp, run.rank_layers
+    said = [name for name in (EACH, STAGES, LAYOUT_TEXT) if run.has(name)]
+    if len(said) > 1:
+        one, other = (f"--{name.replace('_', '-')}" for name in said[:2])
+        yield Fault(other, run.word(said[1]), f"excludes {one}", "keep one of them")
+        return
+    if said == [LAYOUT_TEXT]:
+        split = run.layout.layers_per_stage or ()
+        if len(split) % pp:
+            rule = f"has {len(split)} stages, no multiple of pp={pp}"
+            yield Fault("--pipeline-model-parallel-layout", run.word(LAYOUT_TEXT), rule, CORRECT)
+        return
+    ends = run.has(FIRST) or run.has(LAST)
+    each, virtual = run.number(EACH, 1), run.number(STAGES, 1)
+    if run.has(EACH):
+        if ends:
+            rule = "excludes first and last ranks with layers of their own"
+            remedy = "use --num-virtual-stages-per-pipeline-rank"
+            yield Fault("--num-layers-per-virtual-pipeline-stage", each, rule, remedy)
+            return
+        if each < 1 or (layers % pp == 0 and layers // pp % each):
+            rule = f"does not divide the {layers // pp} layers of a pipeline rank"
+            remedy = "give a divisor of them"
+            yield Fault("--num-layers-per-virtual-pipeline-stage", each, rule, remedy)
+            return
+        virtual = layers // pp // each
+    if virtual > 1 and pp == 1:
+        rule = "makes interleaved stages, and --pipeline-model-parallel-size is 1"
+        flag = f"--{said[0].replace('_', '-')}"
+        yield Fault(flag, run.word(said[0]), rule, "take it out")
+    elif ends:
+        yield from _uneven(run, virtual)
+    elif layers % (pp * virtual):
+        rule = (
+            f"{layers} layers{', embedding and loss counted,' * (layers != run.layers)} do not "
+            f"divide over {pp} pipeline ranks{f' x {virtual} stages' * (virtual > 1)}"
+        )
+        remedy = "give --pipeline-model-parallel-layout, or another number of stages"
+        yield Fault("--num-layers", run.layers, rule, remedy)
+
+
+def _uneven(run: ScriptRun, virtual: int) -> Iterator[Fault]:
+    """First and last ranks with layers of their own, and what is left for those between."""
+    ranks, left = run.layout.pp, run.layers
+    for name in (FIRST, LAST):
+        if run.has(name):
+            own = run.number(name)
+            if own < 1 or own % virtual:
+                rule = f"is no multiple of {virtual} stages a rank" if own > 0 else "is below 1"
+                yield Fault(f"--{name.replace('_', '-')}", own, rule, CORRECT)
+                return
+            ranks, left = ranks - 1, left - own
+    if bool(left) != bool(ranks) or (ranks > 0 and left % (ranks * virtual)):
+        name = FIRST if run.has(FIRST) else LAST
+        rule = (
+            f"leaves {left} layers to {ranks} pipeline ranks between"
+            f"{f' of {virtual} stages' * (virtual > 1)}"
+        )
+        remedy = "choose both so that the rest divides, or give --pipeline-model-parallel-layout"
+        yield Fault(f"--{name.replace('_', '-')}", run.number(name), rule, remedy)

@@ -1,0 +1,63 @@
+"""Flags of Megatron-LM that change time or memory and that nothing here prices.
+
+Source: Megatron-LM core 0.14 to 0.20 megatron/training/arguments.py, transformer_config.py.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from planner.export.megatron_read import Words
+
+FLAGS = frozenset(
+    {
+        "activation_offload_fraction", "batch_invariant_mode", "cross_entropy_fusion_impl",
+        "cross_entropy_loss_fusion", "delay_wgrad_compute", "deterministic_mode",
+        "distribute_saved_activations", "empty_unused_memory_level",
+        "experimental_attention_variant", "expert_tensor_parallel_num_weight_shards",
+        "fine_grained_activation_offloading", "first_last_layers_bf16", "fp32_residual_connection",
+        "fp8_output_proj", "freeze_all_layers", "heterogeneous_layers_config_path",
+        "hierarchical_context_parallel_sizes", "hybrid_context_parallel", "hybrid_layer_pattern",
+        "hybrid_override_pattern", "main_grads_dtype", "main_params_dtype", "mla_down_proj_fusion",
+        "moe_deepep_num_sms", "moe_expert_capacity_factor", "moe_flex_dispatcher_num_sms",
+        "moe_hybridep_num_sms", "moe_latent_size", "moe_layer_recompute",
+        "moe_pad_expert_input_to_capacity", "moe_permute_fusion", "moe_router_fusion",
+        "moe_router_padding_for_fp8", "moe_router_padding_for_quantization",
+        "moe_shared_expert_overlap", "mtp_num_layers", "no_bias_dropout_fusion",
+        "no_bias_gelu_fusion", "no_bias_swiglu_fusion", "no_fp8_wgrad", "no_rope_fusion",
+        "num_layers_at_end_in_bf16", "num_layers_at_start_in_bf16", "offload_modules",
+        "overlap_cpu_optimizer_d2h_h2d", "overlap_param_gather_with_optimizer_step",
+        "tensor_parallel_num_weight_shards", "transformer_impl", "use_nccl_ub", "use_sharp",
+        "use_torch_optimizer_for_cpu_offload", "use_tp_pp_dp_mapping",
+    }
+)  # fmt: skip
+# values that are what is priced
+USUAL = {
+    "transformer_impl": ["transformer_engine"],
+    "main_grads_dtype": ["fp32"],
+    "main_params_dtype": ["fp32"],
+    "mtp_num_layers": ["0"],
+    "empty_unused_memory_level": ["0"],
+}
+
+
+def unpriced(words: Words) -> Iterator[tuple[bool, str]]:
+    """(whether it holds, a sentence) on what a script asks for and the figures leave out."""
+    found = [
+        _spelled(name, values)
+        for name, values in words.items()
+        if name in FLAGS and list(values) != USUAL.get(name)
+    ]
+    yield bool(found), f"changes time or memory and is not priced: {', '.join(found)}"
+    modules = words.get("recompute_modules", ())
+    selective = "recompute_activations" in words or "selective" in words.get(
+        "recompute_granularity", ()
+    )
+    other = [module for module in modules if module != "core_attn"]
+    yield (
+        selective and bool(other),
+        f"recomputing {', '.join(other)} takes less memory and more time than priced: only "
+        "core_attn of --recompute-modules is read",
+    )
+
+
+def _spelled(name: str, values: Sequence[str]) -> str:
+    return " ".join([f"--{name.replace('_', '-')}", *values])

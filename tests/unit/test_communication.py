@@ -1,0 +1,233 @@
+"""What a layout communicates: five layouts by hand; the rows are what the price sums up."""
+
+from typing import Any
+
+import pytest
+
+from planner.columns import LayoutBatch
+from planner.cost.communication import communication, tables
+from planner.cost.price import Pricer
+from planner.cost.refine import refine
+from planner.cost.step_seconds import data_parallel
+from planner.estimates import estimate_job
+from planner.intake.jobs import read_job
+from planner.plan.collective import collective
+from tests.conftest import job_values
+
+H100 = "h100-sxm-80gb"
+LAYER_8B = 2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096  # 218,112,000
+TABLE_8B = 128256 * 4096
+MIB = 2**20
+
+
+def job(model: str, num_gpus: int, batch: int, layout: dict[str, Any], **more: Any) -> Any:
+    training = {"seq_len": 8192, "global_batch_size": batch} | more
+    cluster = {"gpu": H100, "num_gpus": num_gpus}
+    return read_job({"model": model, "cluster": cluster, "training": training, "layout": layout})
+
+
+# dimension, operation, ranks, level; how often a step, bytes of a message, share that a rank sends
+Rows = set[tuple[str, str, int, str, float, float, float]]
+INNER, OUTER = "intra-node", "inter-node"
+
+
+def fsdp_8b() -> tuple[Any, Rows]:
+    """8 microbatches; 32 layers are gathered twice, the head stays; gradients are in fp32.
+
+    A ring of 8 sends 7/8 of the buffer.
+    """
+    layer, table, head = LAYER_8B, TABLE_8B, TABLE_8B + 4096
+    return job("llama3-8b", 8, 64, {}), {
+        ("fsdp", "all-gather", 8, INNER, 8 * 2 * 32, 2.0 * layer, 7 / 8),
+        ("fsdp", "reduce-scatter", 8, INNER, 8 * 32, 4.0 * layer, 7 / 8),
+        ("fsdp", "all-gather", 8, INNER, 8 * 2, 2.0 * table, 7 / 8),
+        ("fsdp", "reduce-scatter", 8, INNER, 8, 4.0 * table, 7 / 8),
+        ("fsdp", "all-gather", 8, INNER, 8, 2.0 * head, 7 / 8),
+        ("fsdp", "reduce-scatter", 8, INNER, 8, 4.0 * head, 7 / 8),
+    }
+
+
+def hsdp_8b() -> tuple[Any, Rows]:
+    """FSDP of 8 in each node, and every shard of 1/8 is reduced between 2 nodes: 2 x 1/2 of it."""
+    config, rows = fsdp_8b()
+    config = job("llama3-8b", 16, 128, {"dp_replicate": 2, "dp_shard": 8})
+    layer, table, head = LAYER_8B, TABLE_8B, TABLE_8B + 4096
+    return config, rows | {
+        ("dp", "all-reduce", 2, OUTER, 8 * 32, layer / 2, 1.0),
+        ("dp", "all-reduce", 2, OUTER, 8, table / 2, 1.0),
+        ("dp", "all-reduce", 2, OUTER, 8, head / 2, 1.0),
+    }
+
+
+def pipeline_13b() -> tuple[Any, Rows]:
+    """Megatron, 40 layers of 5120 x 13824 on TP 2 x PP 4 x DP 2, 16 microbatches, no recomputation.
+
+    The last of 4 ranks is the busiest: 10 layers and the head, which no stage follows; the one
+    before it is in the same node. A layer gathers and scatters twice in each direction, the head
+    gathers forward and scatters backward.
+    """
+    layer = (4 * 5120**2 + 3 * 5120 * 13824 + 2 * 5120) / 2
+    head = (32000 * 5120 + 5120) / 2
+    activation = 4096 * 5120 * 2.0
+    values = {"tp": 2, "pp": 4, "ac": "none"}
+    config = job("llama2-13b", 16, 32, values, trainer="megatron", seq_len=4096)
+    return config, {
+        ("tp", "all-gather", 2, INNER, 16 * (10 * 4 + 1), activation, 1 / 2),
+        ("tp", "reduce-scatter", 2, INNER, 16 * (10 * 4 + 1), activation, 1 / 2),
+        ("pp", "send", 4, INNER, 16, activation / 2, 1.0),
+        ("fsdp", "all-gather", 2, INNER, 10, 2.0 * layer, 1 / 2),
+        ("fsdp", "reduce-scatter", 2, INNER, 10, 4.0 * layer, 1 / 2),
+        ("fsdp", "all-gather", 2, INNER, 1, 2.0 * head, 1 / 2),
+        ("fsdp", "reduce-scatter", 2, INNER, 1, 4.0 * head, 1 / 2),
+    }
+
+
+def ring_8b() -> tuple[Any, Rows]:
+    """Context parallelism of 4: keys and values of 2048 tokens go round, gradients twice as far.
+
+    Full checkpointing runs the forward's again. FSDP shards over 2 x 4 ranks.
+    """
+    config, rows = fsdp_8b()
+    layout = {"dp_shard": 2, "cp": 4, "cp_method": "alltoall", "ac": "full"}
+    keys = 2048 * 2 * 8 * 128 * 2.0
+    config = job("llama3-8b", 8, 16, layout)
+    return config, rows | {("cp", "send", 4, INNER, 8 * 32 * 3 * (1 + 1 + 2), keys, 1.0)}
+
+
+def experts_8x7b() -> tuple[Any, Rows]:
+    """Mixtral 8x7B, EP 8 over 8 of 16 GPUs: two copies of 8192 tokens to their experts and back.
+
+    Experts are sharded over the 2 ranks that have the same ones, the rest over all 16.
+    """
+    layout = {"ep": 8, "ac": "none"}
+    config = job("mixtral-8x7b", 16, 16, layout, moe_imbalance=1.0)
+    dense = 2 * 4096**2 + 2 * 4096 * 1024 + 2 * 4096 + 8 * 4096
+    experts = 8 * 3 * 4096 * 14336 / 8
+    table = 32000 * 4096
+    copies = 2 * 8192 * 4096 * 2.0
+    rows: Rows = {
+        ("ep", "all-to-all", 8, INNER, 32 * 4, copies, 7 / 8),
+        ("ep", "all-to-all", 8, INNER, 32, 8.0 * 8, 7 / 8),
+    }
+    for size, ranks, often, head in (
+        (dense, 16, 32, False), (experts, 2, 32, False), (table, 16, 1, False),
+        (table + 4096, 16, 1, True),
+    ):  # fmt: skip
+        share = (ranks - 1) / ranks
+        gathers = often if head else 2 * often
+        rows |= {
+            ("fsdp", "all-gather", ranks, OUTER, gathers, 2.0 * size, share),
+            ("fsdp", "reduce-scatter", ranks, OUTER, often, 4.0 * size, share),
+        }
+    return config, rows
+
+
+@pytest.mark.parametrize("case", [fsdp_8b, hsdp_8b, pipeline_13b, ring_8b, experts_8x7b])
+def test_five_layouts_by_hand(case: Any) -> None:
+    asked, stated = case()
+    answer = estimate_job(asked)
+    assert answer.valid, answer.violations
+    found = {
+        (one.dimension, one.operation, one.group_size, one.level, one.per_step, one.message_bytes,
+         one.volume_bytes / one.per_step / one.message_bytes)
+        for one in answer.communication
+    }  # fmt: skip
+    assert len(found) == len(answer.communication)
+    assert sorted(found, key=str) == [
+        tuple(pytest.approx(value) if isinstance(value, float) else value for value in row)
+        for row in sorted(stated, key=str)
+    ]
+
+
+def test_a_rows_algorithm_is_that_of_the_command() -> None:
+    asked, _ = hsdp_8b()
+    for one in estimate_job(asked).communication:
+        stride = 8 if one.dimension == "dp" else 1
+        answer = collective(
+            one.operation, one.message_bytes, asked.cluster, num_ranks=one.group_size, stride=stride
+        )
+        assert one.algorithm == answer.algorithm
+        # the trainer adds its own time around a collective, and the links reach less beside compute
+        assert answer.seconds < one.seconds / one.per_step < 2 * answer.seconds
+
+
+LAYOUTS = {
+    "hidden TP": ("llama3-70b", 64, {"tp": 8}, {"trainer": "megatron"}),
+    "blocks": ("llama3-70b", 64, {"tp": 4, "pp": 4, "ac": "block-3"}, {"trainer": "megatron"}),
+    "layers": ("llama3-8b", 16, {"tp": 2, "ac": "selective-layer-2"}, {}),
+    "selective": ("llama3-8b", 16, {"tp": 4, "ac": "selective-op"}, {}),
+    "budget": ("llama3-8b", 16, {"tp": 4, "ac": "memory-budget-0.4", "compile": True}, {}),
+    "uniform": ("llama3-8b", 16, {"tp": 4, "ac": "uniform-4"}, {"trainer": "megatron"}),
+    "no SP": ("llama3-8b", 8, {"tp": 8, "sequence_parallel": False}, {"trainer": "megatron"}),
+    "float8": ("llama3-8b", 8, {"precision": "float8-tensorwise", "float8_all_gather": True,
+                                "compile": True}, {}),
+    "zero bubble": ("llama3-8b", 16, {"pp": 4, "pp_schedule": "ZBVZeroBubble", "ac": "none",
+                                      "virtual_stages": 2}, {}),
+    "DDP": ("llama3-8b", 8, {"dp_replicate": 8, "dp_shard": 1, "zero_stage": 0}, {}),
+    "Ulysses": ("llama3-8b", 16, {"cp": 4, "cp_method": "ulysses"}, {"trainer": "megatron"}),
+    "DeepEP": ("deepseek-v3", 256, {"tp": 1, "pp": 8, "ep": 32, "moe_dispatcher": "deepep",
+                                    "ac": "full"}, {"trainer": "megatron"}),
+    "gathered tokens": ("mixtral-8x7b", 16, {"ep": 8, "moe_dispatcher": "allgather"},
+                        {"trainer": "megatron"}),
+    "owners": ("llama2-7b", 32, {"zero_stage": 1}, {"trainer": "internevo"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_rows_are_what_the_price_sums_up(name: str) -> None:
+    model, num_gpus, layout, more = LAYOUTS[name]
+    asked = job(model, num_gpus, 256, layout, **more)
+    pricer = Pricer.build(asked.model, asked.cluster, asked.training)
+    batch = LayoutBatch.from_layouts([asked.layout])
+    prices = pricer.price(batch)
+    (table,) = tables(pricer, prices)
+    alone, waits = table.sums()
+    factor = prices.own_factor[0]
+    for axis in ("tp", "cp", "ep"):
+        assert factor * waits[axis] == pytest.approx(prices.parts[axis][0], rel=1e-9, abs=1e-12)
+        assert alone[axis] >= waits[axis] * (1 - 1e-9)
+    load = prices.stage_seconds.load[0]
+    exposed = data_parallel(prices.stage_seconds.inputs)
+    waited = exposed.fsdp[0, load] + exposed.dp[0, load]
+    assert waits["fsdp"] + waits["dp"] == pytest.approx(waited, rel=1e-9, abs=1e-12)
+    if exposed.hidden[0, load] > 0 and not layout.get("float8_all_gather"):
+        # what runs at all is waited for or hidden, but for an offloader's copies
+        wire = waited + exposed.hidden[0, load]
+        assert alone["fsdp"] + alone["dp"] == pytest.approx(wire, rel=1e-9)
+    rows = communication(pricer, prices, refine(pricer, batch, prices))[0]
+    assert rows
+    for axis, seconds in estimate_job(asked).time.exposed_communication_seconds.items():
+        assert sum(one.exposed_seconds for one in rows if one.dimension == axis) == pytest.approx(
+            seconds, rel=1e-9, abs=1e-12
+        )
+
+
+@pytest.mark.parametrize(("oversubscription", "slowed"), [(4, False), (64, True)])
+def test_an_oversubscribed_spine_slows_flat_fsdp_or_the_answer_says_why_not(
+    oversubscription: int, slowed: bool
+) -> None:
+    """A ring leaves a leaf of 256 GPUs on one node's 8 links: up to 32 times, that is as fast."""
+
+    def answer(spine: int, layout: dict[str, Any]) -> Any:
+        fabric = [
+            {"name": "nvlink", "gpus": 8},
+            {"name": "leaf", "gpus": 256, "bandwidth": "400 Gb/s"},
+            {"name": "spine", "bandwidth": "400 Gb/s", "oversubscription": spine},
+        ]
+        values = job_values("llama3-70b", H100, 1024, 8192, 2048, layout=layout)
+        values["cluster"]["fabric"] = fabric
+        return estimate_job(read_job(values))
+
+    flat = {"micro_batch_size": 2, "ac": "full"}
+    found, even = answer(oversubscription, flat), answer(1, flat)
+    said = (
+        f"spine is oversubscribed {oversubscription} times and does not slow FSDP over 1,024 GPUs"
+    )
+    assert (found.step_seconds > 1.01 * even.step_seconds) == slowed
+    assert any(said in text for text in found.warnings) != slowed
+    assert not any("oversubscribed" in text for text in even.warnings)
+    # replicas 256 apart all cross the spine at once, and nobody says that it is nothing
+    hybrid = {**flat, "dp_replicate": 4, "dp_shard": 256}
+    found, even = answer(oversubscription, hybrid), answer(1, hybrid)
+    assert found.step_seconds > even.step_seconds
+    assert not any("oversubscribed" in text for text in found.warnings)

@@ -1,0 +1,235 @@
+"""Files for Megatron-LM, exported and rewritten, against what its parser declares and asserts."""
+
+import random
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+from current_cases import EXAMPLES, job_of_text
+from export_cases import cluster, layout, model, training
+from test_megatron_judge import CASES
+
+from planner.catalog.megatron_arguments import argument
+from planner.export.base import Export
+from planner.export.commands import read_flags
+from planner.export.megatron import export
+from planner.export.megatron_read import plain_names
+from planner.intake.current import read_again
+from planner.intake.models import read_model
+from planner.intake.trainer_files.canonical import canonical
+from planner.intake.trainer_files.megatron import model_keys
+from planner.intake.trainer_files.megatron_judge import assertions
+from planner.intake.trainer_files.rewrite import rewrite
+from planner.rules import violations
+from planner.specs.job import Job
+from planner.specs.layout import Layout
+from planner.specs.model import ModelSpec
+from planner.trainers.registry import layout_line
+
+JOBS = (
+    ("llama3-70b", 64, 36), ("llama3.1-405b", 512, 252), ("qwen3-235b-a22b", 256, 1152),
+    ("deepseek-v3", 256, 480), ("mixtral-8x7b", 16, 128), ("kimi-k2", 256, 512),
+    ("gpt3-175b", 128, 96), ("qwen3-30b-a3b", 16, 256),
+)  # fmt: skip
+SCRIPTS = {
+    "example": EXAMPLES / "pretrain_llama3_70b.sh",
+    **{
+        name: CASES / f"{name}.sh"
+        for name in (
+            "42-rewrite-keeps-flags/saved_activations",
+            "42-rewrite-keeps-flags/shared_expert_overlap", "08-70b-128-tp8pp8/pp2_no_sp",
+            "11-mixtral-16-h100/tp4pp4", "23b-recompute-modules/core_attn",
+        )
+    },
+}  # fmt: skip
+
+
+def legal(spec: ModelSpec, num_gpus: int, batch: int, seed: int) -> Iterator[Layout]:
+    """Layouts that the rules allow, in an order that the seed decides."""
+    draw = random.Random(seed)
+    job = training(trainer="megatron", global_batch_size=batch, seq_len=4096)
+    while True:
+        tp, pp, cp = (draw.choice((1, 2, 4, 8)) for _ in range(3))
+        virtual = draw.choice((1, 2, 3, 5)) if pp > 1 else 1
+        made = layout(
+            num_gpus,
+            "megatron",
+            tp=tp,
+            pp=pp,
+            cp=min(cp, 2),
+            ep=draw.choice((1, 2, 4, 8, 16)) if spec.is_moe else 1,
+            moe_dispatcher=draw.choice(("alltoall", "allgather", "deepep", "hybridep"))
+            if spec.is_moe
+            else "alltoall",
+            pp_schedule="Interleaved1F1B" if virtual > 1 else "1F1B",
+            virtual_stages=virtual,
+            sequence_parallel=tp > 1 and (spec.is_moe or draw.random() < 0.7),
+            async_tp=draw.random() < 0.2,
+            micro_batch_size=draw.choice((1, 2)),
+            ac=draw.choice(("none", "full", "selective-attention", "uniform-2", "block-1")),
+            precision=draw.choice(("bf16", "fp16", "float8-delayed", "float8-blockwise")),
+            zero_stage=draw.choice((0, 1, 1, 1, 3)),
+            reduce_dtype=draw.choice(("float32", "bfloat16")),
+            cpu_offload=draw.random() < 0.2,
+            activation_offload_layers=draw.choice((0, 0, 0, 3)),
+        )
+        if not violations(made, spec, cluster(num_gpus), job):
+            yield made
+
+
+def refusals(made: Export) -> list[str]:
+    """What Megatron's parser says of the arguments of an export."""
+    found = []
+    for flag, words in read_flags(made.arguments).items():
+        row = argument(flag, made.version)
+        refused = f"is not in {made.version}" if row is None else row.refusal(words)
+        found += [f"{flag}: {refused}"] if refused else []
+    return found
+
+
+@cache
+def exports() -> tuple[tuple[Layout, ModelSpec, int, Export], ...]:
+    """Forty exports: five legal layouts of each of JOBS, under releases in turn."""
+    found = []
+    for seed, (name, num_gpus, batch) in enumerate(JOBS):
+        spec, layouts = model(name), legal(model(name), num_gpus, batch, seed)
+        for version in ("0.18", None, "0.16", "0.15", "0.18"):
+            made = training(trainer="megatron", global_batch_size=batch, seq_len=4096)
+            chosen = next(layouts)
+            written = export(chosen, spec, cluster(num_gpus), made, version)
+            found.append((chosen, spec, batch, written))
+    return tuple(found)
+
+
+def test_forty_exports_start() -> None:
+    made = exports()
+    assert len(made) == 40
+    for chosen, spec, batch, exported in made:
+        assert refusals(exported) == []
+        words = plain_names(read_flags(exported.arguments))
+        assert assertions(words, chosen, spec.num_hidden_layers, batch) == [], exported.command
+    assert any(
+        "--microbatch-group-size-per-virtual-pipeline-stage" in one.arguments
+        for _, _, _, one in made
+    )
+
+
+def _rewritten(name: str, winner: Layout, job: Job) -> tuple[Job, dict[str, list[str] | None]]:
+    """The job of the user's script as the planner rewrites it, and the flags that it changed."""
+    text = SCRIPTS[name].read_text(encoding="utf-8")
+    current = read_again(job.request, job.model, winner.num_gpus)
+    assert current is not None
+    exported = export(winner, job.model, job.cluster, job.training)
+    plain = canonical(winner, job.model.num_hidden_layers, "megatron")
+    new = rewrite(current, plain, exported, job.training.global_batch_size)
+    assert new.files.keys() == {SCRIPTS[name].name}
+    (after,) = new.files.values()
+    assert after != text
+    return job_of_text(SCRIPTS[name].name, after), dict(new.settings)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_forty_rewritten_scripts_start(name: str) -> None:
+    """Seven of each, so that flags which only the old layout allowed are gone."""
+    job = job_of_text(SCRIPTS[name].name, SCRIPTS[name].read_text(encoding="utf-8"))
+    batch, layers = job.training.global_batch_size, job.model.num_hidden_layers
+    layouts = legal(job.model, job.cluster.num_gpus, batch, len(name))
+    for _ in range(7):
+        winner = next(layouts)
+        after, _ = _rewritten(name, winner, job)
+        current = read_again(after.request, after.model, winner.num_gpus)
+        assert current is not None
+        assert current.run is not None
+        assert current.run.refusals == (), winner.short()
+        # a split that is not even is written out
+        written = after.layout.model_copy(update={"layers_per_stage": None})
+        assert canonical(written, layers, "megatron") == canonical(winner, layers, "megatron")
+
+
+@pytest.mark.parametrize(("name", "flag", "winner"), [
+    ("example", "--num-layers-per-virtual-pipeline-stage", {"tp": 8}),
+    ("42-rewrite-keeps-flags/saved_activations", "--distribute-saved-activations",
+        {"tp": 4, "pp": 4, "ac": "none"}),
+    ("42-rewrite-keeps-flags/shared_expert_overlap", "--moe-shared-expert-overlap",
+        {"ep": 4, "pp": 2, "moe_dispatcher": "allgather"}),
+])  # fmt: skip
+def test_a_flag_that_contradicts_the_new_layout_goes(
+    name: str, flag: str, winner: dict[str, object]
+) -> None:
+    job = job_of_text(SCRIPTS[name].name, SCRIPTS[name].read_text(encoding="utf-8"))
+    chosen = layout(job.cluster.num_gpus, "megatron", **winner)
+    _, settings = _rewritten(name, chosen, job)
+    before, after = settings[flag]
+    assert (bool(before), after) == (True, None)
+
+
+def test_the_size_of_a_round_is_written_where_megatrons_own_would_stop() -> None:
+    """36 microbatches over 8 ranks make 4 rounds of 9."""
+    flag = "--microbatch-group-size-per-virtual-pipeline-stage"
+    for batch, size in ((36, ["9"]), (32, None), (20, ["10"])):
+        chosen = layout(
+            64, "megatron", tp=8, pp=8, pp_schedule="Interleaved1F1B", virtual_stages=10
+        )
+        job = training(trainer="megatron", global_batch_size=batch)
+        made = export(chosen, model("llama3-70b"), cluster(64), job)
+        assert read_flags(made.arguments).get(flag) == size
+
+
+COUNTED = {
+    "attention_bias": True, "attention_output_bias": True, "mlp_bias": True, "lm_head_bias": True,
+    "qk_norm": "head", "norms_per_layer": 4, "embedding_norm": True, "attention_sinks": True,
+    "shared_expert_gate": True, "router_bias": True, "router_correction_bias": True,
+    "expert_bias": True, "norm": "layernorm", "norm_bias": True, "norm_plus_one": True,
+    "qk_l2_norm": True, "attention_multiplier": 0.5, "embedding_multiplier": 2.0,
+    "residual_multiplier": 0.5, "logits_multiplier": 0.5,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("base", ["llama3-8b", "qwen3-30b-a3b", "deepseek-v3", "gpt3-175b"])
+def test_every_norm_bias_and_scale_has_an_argument_or_is_named_as_missing(base: str) -> None:
+    def said(spec: ModelSpec) -> tuple[object, ...]:
+        made = export(layout(8, "megatron"), spec, cluster(8), training(seq_len=2048))
+        return made.arguments, tuple(str(gap) for gap in made.gaps)
+
+    plain = read_model(base)
+    for name, value in COUNTED.items():
+        other = ModelSpec.model_validate({**plain.model_dump(), name: value})
+        scale = name.endswith("multiplier") or name in ("norm_plus_one", "qk_l2_norm")
+        if other.total_parameters() != plain.total_parameters() or scale:
+            assert said(other) != said(plain), name
+
+
+@pytest.mark.parametrize(
+    "name", ["deepseek-v2", "deepseek-v3", "kimi-k2", "qwen3-30b-a3b", "gpt3-175b", "qwen2.5-7b"]
+)
+def test_the_arguments_alone_count_every_parameter(name: str) -> None:
+    spec = model(name)
+    made = export(layout(8, "megatron"), spec, cluster(8), training(seq_len=2048))
+    flags = read_flags(made.arguments)
+    assert made.blockers == ()
+    assert ("--qk-layernorm" in flags) == (spec.uses_mla or spec.qk_norm == "head")
+    back = read_model(model_keys(plain_names(flags)))
+    assert back.total_parameters() == spec.total_parameters()
+
+
+def test_deepep_takes_its_probabilities_in_fp32() -> None:
+    for name, dtype in (("deepep", ["fp32"]), ("alltoall", None), ("hybridep", None)):
+        chosen = layout(64, "megatron", ep=8, moe_dispatcher=name)
+        made = export(chosen, model("qwen3-30b-a3b"), cluster(64), training())
+        assert read_flags(made.arguments).get("--moe-router-dtype") == dtype
+
+
+def test_latent_attention_gets_no_tp_overlap() -> None:
+    chosen = layout(64, "megatron", tp=8, async_tp=True)
+    made = export(chosen, model("deepseek-v3"), cluster(64), training())
+    assert "--tp-comm-overlap" not in made.arguments
+    assert [fault.field for fault in made.blockers] == ["async_tp"]
+
+
+def test_context_parallelism_is_named_in_megatrons_words() -> None:
+    for method, word in (("alltoall", "p2p"), ("ulysses", "a2a")):
+        chosen = layout(64, "megatron", tp=8, cp=2, cp_method=method)
+        assert f"cp 2 {word}" in layout_line(chosen, "megatron")
+        assert f"cp 2 {method}" in layout_line(chosen, "torchtitan")
+        made = export(chosen, model("llama3-8b"), cluster(64), training())
+        assert read_flags(made.arguments)["--cp-comm-type"] == [word]

@@ -1,0 +1,200 @@
+"""Scripts that Megatron-LM refuses are refused in its words; what is not priced is named."""
+
+from pathlib import Path
+
+import pytest
+from current_cases import EXAMPLES, job_of_text
+from export_cases import layout
+
+from planner.catalog.megatron_arguments import alike, argument, arguments
+from planner.errors import SpecError
+from planner.estimates import estimate_job
+from planner.intake.trainer_files.megatron_log import measured_by
+from planner.intake.trainer_files.megatron_unpriced import FLAGS
+from planner.specs.estimate import Estimate
+
+CASES = Path(__file__).parents[1] / "cases"
+SCRIPT = (EXAMPLES / "pretrain_llama3_70b.sh").read_text(encoding="utf-8")
+# case -> (field, words of the rule or the remedy), as Megatron-LM's validate_args and
+# TransformerConfig of 2026-08-22 refuse them on a CPU
+REFUSED = {
+    "08-70b-128-tp8pp8/pretrain": ("--distribute-saved-activations", "--sequence-parallel"),
+    "15-80-layers-pp16-vpp/run16": ("--num-layers-per-virtual-pipeline-stage", "the 5 layers"),
+    "15-80-layers-pp16-vpp/run30_pp4": ("--num-layers", "30 layers do not divide over 4"),
+    "15-80-layers-pp16-vpp/pp1_last_stage": (
+        "--decoder-last-pipeline-num-layers", "19 layers to 0 pipeline ranks"),
+    "33-megatron-asserts/a_saved_activations_with_sp": (
+        "--distribute-saved-activations", "excludes --sequence-parallel"),
+    "33-megatron-asserts/b_saved_activations_no_recompute": (
+        "--distribute-saved-activations", "needs full recomputation"),
+    "33-megatron-asserts/c_ep_overlap_full_recompute": ("ep", "whole layers are recomputed"),
+    "33-megatron-asserts/d_ep_overlap_pp_no_vpp": ("ep", "pp=2 and one stage a rank"),
+    "33-megatron-asserts/e_ep_overlap_allgather": ("ep", "the dispatcher allgather"),
+    "33-megatron-asserts/f_shared_overlap_allgather": (
+        "--moe-shared-expert-overlap", "alltoall and flex alone"),
+    "33-megatron-asserts/g_vpp_microbatches": (
+        "--microbatch-group-size-per-virtual-pipeline-stage", "the last has 2, fewer than pp=4"),
+    "33-megatron-asserts/h_gbs": ("dp_shard", "do not divide global_batch_size 102"),
+    "33-megatron-asserts/i_tp_overlap_no_sp": ("async_tp", "sequence_parallel=False"),
+    "33-megatron-asserts/k_vpp_without_overlap_pp2": ("virtual_stages", "over pp=2 ranks only"),
+    "33-megatron-asserts/l_both_vpp_flags_uneven": (
+        "--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank"),
+    "33-megatron-asserts/m_first_last_left_over": (
+        "--decoder-first-pipeline-num-layers", "19 layers to 2 pipeline ranks"),
+    "33-megatron-asserts/n_12_of_16_gpus": ("dp_shard", "16 ranks on 24 GPUs"),
+    "33-megatron-asserts/o_experts_not_divisible_by_ep": ("ep", "does not divide 60 experts"),
+    "33-megatron-asserts/p_overlap_param_gather_no_dist": (
+        "--overlap-param-gather", "needs --use-distributed-optimizer"),
+    "33-megatron-asserts/q_moe_recompute_vs_modules": (
+        "--recompute-granularity", "--recompute-method"),
+    "33-megatron-asserts/r_uniform_without_method": (
+        "--recompute-granularity", "--recompute-method"),
+    "33-megatron-asserts/s_flex_no_tp_ep": ("moe_dispatcher", "ep is 1"),
+    "33-megatron-asserts/t_unknown_flag": (
+        "--tensor-model-paralel-size", "write --tensor-model-parallel-size"),
+    "20-ep-etp-pp-world/glm47_8gpu": ("ep", "does not divide 4 ranks"),
+    "20-ep-etp-pp-world/tp4ep4_4gpu": ("ep", "does not divide 4 ranks"),
+}  # fmt: skip
+
+
+def estimated(name: str, gpu: str = "h100-sxm-80gb") -> Estimate:
+    text = (CASES / f"{name}.sh").read_text(encoding="utf-8")
+    return estimate_job(job_of_text(f"{name}.sh", text, cluster={"gpu": gpu}))
+
+
+def changed(old: str, new: str, text: str = SCRIPT, **job: object) -> Estimate:
+    assert old in text
+    return estimate_job(job_of_text("train.sh", text.replace(old, new, 1), **job))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_script_that_megatron_refuses(name: str) -> None:
+    found = estimated(name)
+    field, words = REFUSED[name]
+    assert not found.valid
+    assert found.step_seconds is None
+    assert [one.field for one in found.violations] == [field]
+    assert words in f"{found.violations[0].rule}; {found.violations[0].remedy}"
+
+
+def test_a_script_that_megatron_takes() -> None:
+    for name in ("08-70b-128-tp8pp8/pp2_no_sp", "11-mixtral-16-h100/ep8tp2"):
+        found = estimated(name)
+        assert found.valid, found.violations
+        assert not any("not priced" in text for text in found.warnings)
+    assert estimate_job(job_of_text("train.sh", SCRIPT)).valid
+
+
+@pytest.mark.parametrize(("name", "words"), [
+    ("16-13b-a800-tp4/pretrain", "--RMSNorm, --causal-lm, --overlapped-distributed-optimizer"),
+    ("19-qwen3-30b-recipe-vs-hand/te_loss", "--cross-entropy-fusion-impl te"),
+    ("23b-recompute-modules/moe_act_layernorm", "recomputing moe_act, layernorm takes less memory"),
+    ("23b-recompute-modules/moe_layernorm", "recomputing moe, layernorm takes less memory"),
+])  # fmt: skip
+def test_what_changes_time_or_memory_and_is_not_priced_is_named(name: str, words: str) -> None:
+    found = estimated(name)
+    assert found.valid
+    assert sum(words in text for text in found.warnings) == 1
+
+
+@pytest.mark.parametrize(("words", "field", "rule"), [
+    ("--sequence-parallel true", "--sequence-parallel", "takes no value, not 1"),
+    ("--lr fast", "--lr", "takes a number, not 'fast'"),
+    ("--train-iters 1e5", "--train-iters", "takes a whole number, not '1e5'"),
+    ("--moe-router-dtype bf16", "--moe-router-dtype", "one of fp32, fp64"),
+    ("--max-position-embeddings 4096", "--max-position-embeddings", "less than --seq-length"),
+    ("--use_distributed_optimizer", "--use_distributed_optimizer", "is no argument"),
+    ("--fp16", "--fp16", "excludes --bf16"),
+    ("--optimizer-cpu-offload", "--optimizer-cpu-offload", "--use-precision-aware-optimizer"),
+    ("--recompute-modules core_atn --recompute-activations", "--recompute-modules", "core_atn"),
+])  # fmt: skip
+def test_each_thing_it_asserts(words: str, field: str, rule: str) -> None:
+    line = (
+        "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 "
+        "--num-attention-heads 32 --seq-length 8192 --vocab-size 32000 --micro-batch-size 1 "
+        "--global-batch-size 64 --bf16 --tensor-model-parallel-size 2"
+    )
+    assert estimate_job(job_of_text("train.sh", line)).valid
+    found = estimate_job(job_of_text("train.sh", f"{line} {words}")).violations
+    (fault,) = [one for one in found if one.field == field]
+    assert rule in f"{fault.rule}; {fault.value}; {fault.remedy}"
+
+
+def test_rounds_of_the_interleaved_schedule() -> None:
+    """36 microbatches over 4 ranks of 4 stages: whole rounds, or a last one of pp and more."""
+    flag = "    --microbatch-group-size-per-virtual-pipeline-stage"
+    batch = "GBS=72"  # 2 data-parallel ranks
+    assert changed("GBS=256", batch).valid
+    for size, valid in ((4, True), (8, True), (5, False), (3, False), (40, False)):
+        text = SCRIPT.replace("GBS=256", batch)
+        found = changed("    --sequence-parallel", f"{flag} {size}\n    --sequence-parallel", text)
+        assert found.valid is valid, size
+        assert any("priced as rounds of 4" in text for text in found.warnings) is (size != 4)
+
+
+def test_the_release_is_the_newest_that_has_every_flag() -> None:
+    def version(words: str) -> str | None:
+        text = SCRIPT.replace("--sequence-parallel", f"--sequence-parallel {words}")
+        return job_of_text("train.sh", text).training.trainer_version
+
+    assert version("") is None
+    assert version("--cuda-graph-modules attn") is None
+    gone = next(f for f, rows in arguments().items() if rows[-1].until == "0.14")
+    assert argument(gone, "0.18") is None
+    assert version(gone) == "0.15"
+
+
+def test_a_flag_of_another_release_is_refused_where_a_release_is_named() -> None:
+    words = "    --cuda-graph-modules attn\n    --sequence-parallel"
+    named = {"training": {"trainer_version": "0.14"}}
+    found = changed("    --sequence-parallel", words, **named)
+    assert [one.field for one in found.violations] == ["--cuda-graph-modules"]
+    assert "core 0.18 or later has it" in found.violations[0].rule
+    assert changed("    --sequence-parallel", words).valid
+    newer = changed("    --sequence-parallel", "    --activation-offload-fraction 0.5")
+    assert any("by the rules of 0.18" in text and "core 0.19" in text for text in newer.warnings)
+
+
+def test_an_older_release_or_a_fork_has_flags_of_its_own() -> None:
+    words = "    --my-own-flag 3\n    --sequence-parallel"
+    assert not changed("    --sequence-parallel", words).valid
+    older = changed("    --sequence-parallel", words, training={"trainer_version": "0.9"})
+    assert older.valid
+    assert any("--my-own-flag" in text for text in older.warnings)
+
+
+def test_overlap_of_sends_that_is_off_is_read() -> None:
+    job = job_of_text(
+        "train.sh", SCRIPT.replace("--bf16", "--bf16\n    --no-overlap-p2p-communication")
+    )
+    assert not job.training.overlap.pp
+    assert job.layout.pp_schedule == "Interleaved1F1B"
+
+
+def test_the_table_of_arguments() -> None:
+    assert len(arguments()) == 929
+    assert argument("--tensor-model-parallel-size", "0.18").kind == "int"
+    assert argument("--cuda-graph-modules", "0.16") is None
+    assert argument("--cuda-graph-modules", "0.17") is not None  # between two that were read
+    assert alike("--tensor-model-paralel-size") == "--tensor-model-parallel-size"
+    assert {f"--{name.replace('_', '-')}" for name in FLAGS} <= arguments().keys()
+
+
+def test_a_command_of_nemo_is_named_for_what_it_is() -> None:
+    text = (CASES / "27-nemo-hydra-13b-8-a100/launch.sh").read_text(encoding="utf-8")
+    with pytest.raises(SpecError, match="is a command of NeMo with Hydra overrides"):
+        job_of_text("launch.sh", text)
+
+
+def test_a_log_is_read_with_what_it_measured() -> None:
+    text = (CASES / "30-megatron-log/train.log").read_text(encoding="utf-8")
+    job = job_of_text("train.log", text)
+    assert (job.model.name, job.cluster.num_gpus) == ("mixtral-8x7b", 16)
+    assert (
+        job.layout.short() == layout(16, "megatron", tp=2, ep=8, etp=2, micro_batch_size=1).short()
+    )
+    assert job.training.global_batch_size == 128
+    assert job.training.overlap.pp  # off only where stages are interleaved
+    assert measured_by(text)["step_seconds"] == pytest.approx(5.53)
+    assert measured_by(text)["tokens_per_second_per_gpu"] == pytest.approx(128 * 4096 / 16 / 5.53)
+    assert estimate_job(job).valid

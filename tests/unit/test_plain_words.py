@@ -1,0 +1,108 @@
+"""Sentences of a plan as a colleague would say them."""
+
+from typing import Any
+
+import pytest
+
+from api.cli.output import as_text
+from api.render.estimate import key_figures
+from api.render.plan import plan_view, ranked_table
+from planner.estimates import estimate_job
+from planner.intake.jobs import read_job
+from planner.plan.explain import step_sentence
+from planner.plan.recommend import recommend
+from planner.search.choice.ranking import _gain
+from planner.specs.estimate import Estimate
+from planner.specs.estimate_parts import bottleneck
+from planner.specs.layout import in_words
+from planner.specs.plan import SensitivityStep
+from tests.conftest import fixed_ports, job_values
+
+H100 = "h100-sxm-80gb"
+
+
+def of_time(step: float, **parts: float) -> Estimate:
+    time: dict[str, Any] = dict.fromkeys(
+        ("bubble_seconds", "recompute_seconds", "optimizer_seconds", "other_seconds"), 0.0
+    )
+    time |= {"compute_seconds": parts.pop("compute")}
+    time |= {"exposed_communication_seconds": parts}
+    return Estimate.model_validate(
+        {
+            "valid": True, "violations": [], "step_seconds": step, "time": time,
+            "model_version": "t", "calibration_id": "t",
+        }
+    )  # fmt: skip
+
+
+def test_the_bottleneck_is_the_largest_part() -> None:
+    most = of_time(10.0, compute=9.1, fsdp=0.7, tp=0.2)
+    assert bottleneck(most) == (
+        "compute-bound (91%); the largest loss is FSDP gathers and scatters, 7%"
+    )
+    assert bottleneck(of_time(10.0, compute=4.0, fsdp=6.0)) == (
+        "bound by FSDP gathers and scatters (60%); compute is 40%"
+    )
+    assert bottleneck(of_time(1.0, compute=1.0)) == "compute-bound"
+
+
+@pytest.mark.parametrize(
+    ("field", "old", "new", "words"),
+    [
+        ("float8_all_gather", True, False, "without float8 all-gather"),
+        ("compile", False, True, "with torch.compile"),
+        ("tp", 1, 2, "tp 2 instead of 1"),
+        ("layers_per_stage", None, (2,) * 3 + (1,), "layers by stage 2x3,1 instead of the trainer"),
+        ("micro_batch_size", 4, 2, "micro batch size 2 instead of 4"),
+    ],
+)
+def test_changes_in_words(field: str, old: Any, new: Any, words: str) -> None:
+    step = SensitivityStep.model_construct(
+        field=field, old=old, new=new, step_ratio=1.0, device_bytes=2.0**30, fits=True, refused=None
+    )
+    assert step_sentence(step).startswith(words)
+    assert in_words(field, new) in step_sentence(step)
+
+
+def test_a_gain_in_money_is_cheaper_and_names_both_prices() -> None:
+    assert _gain("cost", 20_000.0, 15_000.0, priced=True) == (
+        "25.0% cheaper ($15,000 against $20,000)"
+    )
+    assert _gain("cost", 200.0, 150.0, priced=False) == (
+        "25.0% cheaper (150 GPU-hours against 200 GPU-hours)"
+    )
+    assert _gain("energy", 2.0, 1.0, priced=True) == "50.0% less energy"
+    assert _gain("throughput", 2.0, 1.0, priced=True) == "2.00 times as fast"
+
+
+def test_the_objective_cost_shows_prices() -> None:
+    """A table of prices, and number 2 against number 1 in money."""
+    cheap = {"objective": "cost", "top_k": 2, "fix": {"tp": 1, "cp": 1, "pp": 1}}
+    values = job_values("llama3-8b", H100, 8, 8192, 64, search=cheap, layout={"ac": "full"})
+    plan = recommend(read_job(values), ports=fixed_ports())
+    table = as_text(ranked_table(plan, 110), 110)
+    assert "price" in table.splitlines()[0]
+    for one in plan.ranked:
+        assert one.run is not None
+        assert f"${one.run.cost:,.0f}" in table
+    # one blank line before the table, though a section on today's layout stands above it
+    assert plan.versus_current is not None
+    screen = [line.strip() for line in as_text(plan_view(plan, 110, letters=True), 110).split("\n")]
+    assert ["", ""] not in [screen[at : at + 2] for at in range(len(screen) - 2)]
+    assert plan.headline[1].split(": ")[0].endswith(("% dearer", "% cheaper"))
+    assert (
+        f"${plan.ranked[1].run.cost:,.0f} against ${plan.ranked[0].run.cost:,.0f}"
+        in (plan.headline[1])
+    )
+
+
+def test_the_screen_says_what_the_allocator_gives_back() -> None:
+    """P(out of memory) is of what it cannot give back: both figures stand on one line."""
+    layout = {"micro_batch_size": 2, "ac": "full"}
+    estimate = estimate_job(read_job(job_values("llama3-8b", H100, 8, 8192, 64, layout=layout)))
+    assert estimate.device_bytes is not None
+    assert estimate.reclaimable_bytes is not None
+    assert 0.0 < estimate.reclaimable_bytes < estimate.device_bytes
+    text = as_text(key_figures(estimate, 140), 140)
+    given, held = estimate.reclaimable_bytes / 2**30, estimate.device_bytes / 2**30
+    assert f"of {held:.1f} GiB the allocator gives {given:.1f} GiB back" in text
