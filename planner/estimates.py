@@ -165,8 +165,22 @@ def estimate_layouts(
     for rows in _priced_together(batch, legal):
         columns = _Columns(pricer, [layouts[row] for row in rows], batch.take(rows))
         for place, row in enumerate(rows):
-            answers[row] = columns.estimate(place, ids[row], lacking)
+            if np.isfinite(columns.refined.step_seconds[place]):
+                answers[row] = columns.estimate(place, ids[row], lacking)
+            else:
+                stuck = [_deadlock(layouts[row])]
+                answers[row] = _refused(stuck, ids[row], pricer, lacking, note)
     return answers
+
+
+def _deadlock(layout: Layout) -> Violation:
+    return Violation(
+        field="pp_schedule",
+        value=layout.pp_schedule,
+        rule="its ranks wait for each other for good under this trainer's sends, so it cannot be "
+        "simulated",
+        remedy="choose another schedule, pp or virtual_stages",
+    )
 
 
 def _priced_together(batch: LayoutBatch, rows: IntColumn) -> Iterator[IntColumn]:

@@ -424,7 +424,16 @@ def _run_warnings(winner: RankedLayout, sizes: list[OneSize]) -> list[str]:
         if unfit
         else []
     )
-    return [*(winner.run.warnings if winner.run is not None else []), *nothing]
+    stuck = sum(at_size.num_stuck for at_size in sizes)
+    left_out = (
+        [
+            f"{counted(stuck, 'pipelined layout')} left out: their ranks would wait for each other "
+            "for good under this trainer's sends"
+        ]
+        if stuck
+        else []
+    )
+    return [*(winner.run.warnings if winner.run is not None else []), *nothing, *left_out]
 
 
 def _entry(

@@ -80,6 +80,7 @@ class OneSize:
     weighed: the mechanisms that they use.
     spreads: the uncertainty of their step times against each other.
     first: the candidate to put first (`ranking`).
+    num_stuck: layouts whose order cannot be simulated (`cost.refine`).
     sampled: what the sampler tried beyond enumeration, in its order.
     """
 
@@ -89,6 +90,7 @@ class OneSize:
     rejected: dict[str, int]
     candidates: list[tuple[float, float, Layout]] = field(default_factory=list)
     num_simulated: int = 0
+    num_stuck: int = 0
     study: dict[str, object] | None = None
     runs: RunColumns | None = None
     scores: FloatColumn = field(default_factory=lambda: np.zeros(0))
@@ -358,7 +360,8 @@ def _consider(at_size: OneSize, batch: LayoutBatch) -> FloatColumn:
         return np.zeros(0)
     prices = at_size.pricer.price(batch)
     step = simulated_step_seconds(at_size.pricer, batch, prices)
-    fits = fitting(at_size.pricer, prices.least_device_bytes)
+    at_size.num_stuck += int(np.isinf(step).sum())
+    fits = fitting(at_size.pricer, prices.least_device_bytes) & np.isfinite(step)
     rows = np.flatnonzero(fits)
     at_size.candidates += zip(
         step[rows].tolist(),
