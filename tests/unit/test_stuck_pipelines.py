@@ -54,15 +54,15 @@ def test_a_plan_goes_on_without_it() -> None:
 
 @pytest.mark.usefixtures("four_ranks_wait_for_good")
 def test_its_estimate_is_an_answer() -> None:
-    stuck, fine = (
-        estimate(**job(layout={"pp": pp, "pp_schedule": "1F1B"})) for pp in (4, 2)
-    )
+    stuck, fine = (estimate(**job(layout={"pp": pp, "pp_schedule": "1F1B"})) for pp in (4, 2))
     assert not stuck.valid and stuck.step_seconds is None
     assert [(one.field, one.value) for one in stuck.violations] == [("pp_schedule", "1F1B")]
     assert fine.valid and fine.step_seconds
 
 
-@pytest.mark.parametrize(("pp", "v", "microbatches"), [(5, 2, 8), (5, 2, 5), (8, 2, 10), (8, 2, 20)])
+@pytest.mark.parametrize(
+    ("pp", "v", "microbatches"), [(5, 2, 8), (5, 2, 5), (8, 2, 10), (8, 2, 20)]
+)
 def test_no_overlap_of_sends_is_priced_with_interleaved_stages(
     pp: int, v: int, microbatches: int
 ) -> None:
