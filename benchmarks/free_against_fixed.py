@@ -3,11 +3,10 @@
     python -m benchmarks.free_against_fixed [--jobs N] [--fixes N] [--seed N] [--first N]
 
 Draws random jobs, and for each of them random fixes: the values of one to three fields of a layout
-that the trainer can run and that fits, every third time of one with an even split into a number of
-stages that the search's steps leave out. Every second model has other layers than the published
-one, so that many numbers split them evenly. The fastest layout that a search without `search.fix` finds
-must be as fast as the fastest with it, but for TOLERANCE. Prints every violation, then the worst
-ratio.
+that the trainer can run and that fits, every third time of one with an even split into stages that
+the search's steps leave out. Every second model has other layers than the published one, so that
+many numbers split them evenly. The fastest layout that a search without `search.fix` finds must be
+as fast as the fastest with it, but for TOLERANCE. Prints every violation, then the worst ratio.
 """
 
 import argparse

@@ -6,6 +6,8 @@ are a judgement, written down here and in docs/decisions/0006; `search.choice.pr
 numbers that weigh them. Whether a mechanism was measured is a fact of the calibration's runs.
 Mechanisms that need not be told apart from "less of the same" are ordered: a run on 100 nodes has
 "more than 4 nodes" and "more than 16 nodes" too.
+What a program does to a layer is composed of parts that runs timed, in whatever combination. How
+long an exchange takes that no run made is not: such a mechanism `leads` only once it was measured.
 Letters: N layouts.
 """
 
@@ -36,6 +38,9 @@ WIDE = 256
 # times as long; one node and 8,192 tokens are the ordinary case.
 NODES = (1, 4, 16, 64, 256, 1024)
 TOKENS = (8192, 32768, 131072, 524288)
+# what the published runs reach: the shortest sequences that Ulysses cut, the widest exchange of
+# experts
+SHORT, FAR_EXPERTS = 4096, 4
 AC_POINTS = {"selective-layer": 1, "memory-budget": 2, "block": 1, "uniform": 1}
 AC_WORDS = {
     "none": "no recomputation",
@@ -86,6 +91,8 @@ class Mechanism:
     used: whether each layout uses it, (N,).
     of_job: the same for all layouts of a job.
     of_gpu: a kernel of the GPU, which runs of any trainer show.
+    leads: whether a layout may come first by it before any run used it.
+    practised: jobs for which it is what practitioners run, measured here or not.
     """
 
     name: str
@@ -94,6 +101,8 @@ class Mechanism:
     used: Mask
     of_job: bool = False
     of_gpu: bool = False
+    leads: bool = True
+    practised: Callable[[Setting], bool] = lambda setting: False
 
 
 def _layout(
@@ -213,12 +222,15 @@ def _data_parallel() -> Iterator[Mechanism]:
         lambda x: (x.zero_stage == 3) & (x.dp_shard * x.cp > 1),
         words="fully sharded weights",
     )
-    yield _layout(
+    hsdp = _layout(
         "hsdp",
         lambda x: (x.dp_replicate > 1) & (x.dp_shard > 1),
         1,
         "replicated shard groups (HSDP)",
     )
+    # tests/golden/source_tables.md: HSDP moves the point where FSDP's communication saturates 3 to
+    # 6 times further out; beyond WIDE GPUs flat groups are the exception (TorchTitan, InternEvo)
+    yield replace(hsdp, practised=lambda s: s.cluster.num_gpus > WIDE)
     yield _layout(
         f"sharded over {WIDE} ranks",
         lambda x: (x.zero_stage >= 2) & (x.dp_shard * x.cp > WIDE),
@@ -244,6 +256,12 @@ def _tensor_and_context_parallel() -> Iterator[Mechanism]:
     for method in CODES["cp_method"]:
         name = "ulysses" if method == "ulysses" else f"cp {method}"
         yield _layout(name, _code("cp_method", method, axis="cp"), words=CP_WORDS[method])
+    ulysses = _code("cp_method", "ulysses", axis="cp")
+    yield Mechanism(
+        name="short ulysses", points=0, leads=False,
+        words=f"Ulysses attention with fewer than {SHORT:,} tokens a rank",
+        used=lambda x, s: np.asarray(ulysses(x) & (x.cp * SHORT > s.training.seq_len)),
+    )  # fmt: skip
 
 
 def _pipelines() -> Iterator[Mechanism]:
@@ -266,12 +284,13 @@ def _mixtures() -> Iterator[Mechanism]:
     yield _job("experts", lambda s: s.model.num_experts > 0, "a mixture of experts")
     yield _experts("ep", lambda x: x.ep > 1, 0, "expert parallelism")
     for name in CODES["moe_dispatcher"]:
-        yield _experts(
+        dispatcher = _experts(
             f"dispatcher {name}",
             _code("moe_dispatcher", name, axis="ep"),
             DISPATCHER_POINTS.get(name, 0),
             f"experts dispatched by {name}",
         )
+        yield replace(dispatcher, leads=name == "alltoall")
     yield Mechanism(
         name="all experts everywhere", words="all of many experts gathered on every rank", points=1,
         used=lambda x, s: np.asarray((x.ep * x.etp == 1) & (s.model.num_experts >= MANY_EXPERTS)),
@@ -279,6 +298,12 @@ def _mixtures() -> Iterator[Mechanism]:
     yield Mechanism(
         name="ep across nodes", words="expert parallelism across nodes", points=2,
         used=lambda x, s: np.asarray((x.ep * x.etp > _domain(s)) & (s.model.num_experts > 0)),
+    )  # fmt: skip
+    yield Mechanism(
+        name=f"ep over more than {FAR_EXPERTS} nodes", points=0, leads=False,
+        words=f"experts spread over more than {FAR_EXPERTS} nodes",
+        used=lambda x, s: np.asarray(
+            (x.ep * x.etp > FAR_EXPERTS * _domain(s)) & (s.model.num_experts > 0)),
     )  # fmt: skip
     yield _experts("etp", lambda x: x.etp > 1, 1, "experts cut by TP")
 

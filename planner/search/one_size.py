@@ -130,6 +130,12 @@ class PlanCandidate(NamedTuple):
         return float(self.at_size.expected[self.row])
 
     @property
+    def supported(self) -> bool:
+        """Whether runs support its speed (`preference.Weighed`)."""
+        weighed = self.at_size.weighed
+        return weighed is None or bool(weighed.supported[self.row])
+
+    @property
     def step_seconds(self) -> float:
         """Simulated step seconds of the candidate."""
         return self.at_size.candidates[self.row][0]
