@@ -24,6 +24,7 @@ from planner.search.sampled import SampledTrial
 from planner.search.screen import PARETO_SLACK, Goal
 from planner.search.shortlist import Screened
 from planner.search.space.enumerate import Space, build_space
+from planner.search.space.supported import supported_space
 from planner.search.space_search import SpaceSearch, searched
 from planner.search.variations.beyond import Beyond
 from planner.search.variations.budgets import takes_budget
@@ -192,6 +193,7 @@ def search_size(
     if not screened.num_fitting:
         return at_size
     _simulate(job, at_size, found)
+    _simulate_supported(job, at_size)
     if job.search.objective != "memory":
         if offloads and _may_offload(found):
             found = _offload(job, at_size)
@@ -223,15 +225,18 @@ def _searched(
     share: float = 1.0,
     limit_seconds: float = np.inf,
 ) -> SpaceSearch:
+    space = _space(job, pricer.cluster, offload=offload, oversized=oversized, share=share)
+    return searched(pricer, space, _goal(job, limit_seconds))
+
+
+def _goal(job: Job, limit_seconds: float = np.inf) -> Goal:
     smallest = job.search.objective == "memory"
-    goal = Goal(
+    return Goal(
         count=_wanted(job),
         smallest=smallest,
         limit_seconds=limit_seconds,
         budgets=0 if smallest or not _free_recomputation(job) else BUDGETS_SIMULATED,
     )
-    space = _space(job, pricer.cluster, offload=offload, oversized=oversized, share=share)
-    return searched(pricer, space, goal)
 
 
 def _space(
@@ -355,6 +360,26 @@ def _simulate(
     _consider(at_size, best)
     if "layers_per_stage" not in {*job.search.fix, *job.search.allow}:
         _split(job, at_size, search)
+
+
+def _simulate_supported(job: Job, at_size: OneSize) -> None:
+    """Adds the best layouts whose speed runs support, where the fastest is none of them.
+
+    They may come first in its place (`preference.eligible`), so they are searched as thoroughly.
+    """
+    if not job.search.simplest_first or not at_size.candidates:
+        return
+    pricer = at_size.pricer
+    fastest = LayoutBatch.from_layouts([at_size.candidates[0][2]])
+    if Weighed.of(fastest, pricer).supported[0]:
+        return
+    found = searched(pricer, supported_space(pricer, job.search), _goal(job))
+    if not found.screened.num_fitting:
+        return
+    others = replace(at_size, screened=found.screened, candidates=[])
+    _simulate(job, others, found)
+    at_size.candidates = sorted([*at_size.candidates, *others.candidates], key=_step)
+    at_size.num_simulated, at_size.num_stuck = others.num_simulated, others.num_stuck
 
 
 def _consider(at_size: OneSize, batch: LayoutBatch) -> FloatColumn:
