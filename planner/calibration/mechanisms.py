@@ -92,7 +92,8 @@ class Mechanism:
     of_job: the same for all layouts of a job.
     of_gpu: a kernel of the GPU, which runs of any trainer show.
     leads: whether a layout may come first by it before any run used it.
-    practised: jobs for which it is what practitioners run, measured here or not.
+    practised: jobs for which it is what practitioners run, measured here or not, and no more to
+        explain than what it replaces.
     """
 
     name: str
@@ -372,7 +373,8 @@ def points(batch: LayoutBatch, setting: Setting) -> IntColumn:
     """Sum of the points of what each layout uses, (N,)."""
     total = np.zeros(len(batch), dtype=np.int64)
     for mechanism in WEIGHTY:
-        total += mechanism.points * mechanism.used(batch, setting)
+        if not mechanism.practised(setting):
+            total += mechanism.points * mechanism.used(batch, setting)
     return total
 
 

@@ -18,7 +18,7 @@ from planner.cost.refine import first_groups, simulated_step_seconds
 from planner.cost.run.goodput import RunColumns, busy_seconds, run_columns
 from planner.rules import Context
 from planner.rules.features import HOST_TOO_SMALL
-from planner.search.choice.preference import Spreads, Weighed, leaders
+from planner.search.choice.preference import FAR_BEHIND, Spreads, Weighed, leaders
 from planner.search.fit import OOM_LIMIT, fitting
 from planner.search.sampled import SampledTrial
 from planner.search.screen import PARETO_SLACK, Goal
@@ -38,6 +38,7 @@ from planner.search.variations.offload import (
     least_offloaded,
 )
 from planner.search.variations.splits import SplitSearch
+from planner.search.variations.twins import simpler_twins
 from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job
 from planner.specs.layout import Layout
@@ -55,6 +56,7 @@ POLISHED = 4  # of the classes of one pipeline
 POLISHABLE = 1.1
 NEAR = 1.02  # what closed forms differ by from the simulation (benchmarks/screening.py)
 OFFLOADED_SPLIT = 16
+TWINNED = 16  # of the best, those whose simpler twins are looked at
 SAMPLED_SEEDS = 4
 SAMPLED_TRIALS = 64
 STRUCTURE = (
@@ -62,6 +64,7 @@ STRUCTURE = (
 )  # fmt: skip
 LEAST_GAIN = 0.002  # judgement: less is not worth a look
 LEAST_WANTED = 10
+SUPPORTED_SHOWN = 3  # different layouts of the second search that must be certain
 MOST_OFFLOADED = 2**17  # cells of the largest space whose states may move to the host; judgement
 
 Progress = Callable[[str], None]
@@ -360,6 +363,9 @@ def _simulate(
     _consider(at_size, best)
     if "layers_per_stage" not in {*job.search.fix, *job.search.allow}:
         _split(job, at_size, search)
+    if job.search.simplest_first and at_size.candidates:
+        best = list(dict.fromkeys(layout for *_, layout in at_size.candidates))[:TWINNED]
+        _consider(at_size, simpler_twins(pricer.rules_context, job.search, best))
 
 
 def _simulate_supported(job: Job, at_size: OneSize) -> None:
@@ -373,7 +379,8 @@ def _simulate_supported(job: Job, at_size: OneSize) -> None:
     fastest = LayoutBatch.from_layouts([at_size.candidates[0][2]])
     if Weighed.of(fastest, pricer).supported[0]:
         return
-    found = searched(pricer, supported_space(pricer, job.search), _goal(job))
+    goal = replace(_goal(job, FAR_BEHIND * at_size.best_seconds), count=SUPPORTED_SHOWN)
+    found = searched(pricer, supported_space(pricer, job.search), goal)
     if not found.screened.num_fitting:
         return
     others = replace(at_size, screened=found.screened, candidates=[])

@@ -90,7 +90,11 @@ def _shown(
     )
     device = np.array([choice.at_size.candidates[choice.row][1] for choice in found])
     first = [found.index(choice) for choice in ahead]
-    order = [*first, *(row for row in best_first(expected, step) if row not in first)]
+    behind_first = best_first(expected, step)
+    if ahead[0].supported:  # others have the fastest on paper to stand for them
+        supported = np.array([found[row].supported for row in behind_first])
+        behind_first = behind_first[np.argsort(~supported, kind="stable")]
+    order = [*first, *(row for row in behind_first if row not in first)]
     # A layout of another size is not a near copy: near copies must be equal in the column of sizes.
     batch = LayoutBatch.from_layouts([choice.layout for choice in found])
     num_gpus = np.array([choice.at_size.pricer.cluster.num_gpus for choice in found])

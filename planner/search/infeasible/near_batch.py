@@ -41,6 +41,8 @@ SETTLED = (
     "optimizer_in_backward",
     "cpu_offload",
     "optimizer_offload_fraction",
+    "moe_dispatcher",
+    "cp_method",
 )
 
 
