@@ -7,7 +7,8 @@ numbers that weigh them. Whether a mechanism was measured is a fact of the calib
 Mechanisms that need not be told apart from "less of the same" are ordered: a run on 100 nodes has
 "more than 4 nodes" and "more than 16 nodes" too.
 What a program does to a layer is composed of parts that runs timed, in whatever combination. How
-long an exchange takes that no run made is not: such a mechanism `leads` only once it was measured.
+long an exchange takes that no run on the GPU family made is not: such a mechanism `leads` only once
+it was measured there.
 Letters: N layouts.
 """
 
@@ -41,6 +42,7 @@ TOKENS = (8192, 32768, 131072, 524288)
 # what the published runs reach: the shortest sequences that Ulysses cut, the widest exchange of
 # experts
 SHORT, FAR_EXPERTS = 4096, 4
+LONG = 16  # ranks of a pipeline, beyond what anybody runs by default; judgement
 AC_POINTS = {"selective-layer": 1, "memory-budget": 2, "block": 1, "uniform": 1}
 AC_WORDS = {
     "none": "no recomputation",
@@ -91,7 +93,7 @@ class Mechanism:
     used: whether each layout uses it, (N,).
     of_job: the same for all layouts of a job.
     of_gpu: a kernel of the GPU, which runs of any trainer show.
-    leads: whether a layout may come first by it before any run used it.
+    leads: whether a layout may come first by it before any run on the GPU family used it.
     practised: jobs for which it is what practitioners run, measured here or not, and no more to
         explain than what it replaces.
     """
@@ -256,7 +258,8 @@ def _tensor_and_context_parallel() -> Iterator[Mechanism]:
     yield _layout("cp", lambda x: x.cp > 1, 2, "context parallelism")
     for method in CODES["cp_method"]:
         name = "ulysses" if method == "ulysses" else f"cp {method}"
-        yield _layout(name, _code("cp_method", method, axis="cp"), words=CP_WORDS[method])
+        used = _layout(name, _code("cp_method", method, axis="cp"), words=CP_WORDS[method])
+        yield replace(used, leads=False)
     ulysses = _code("cp_method", "ulysses", axis="cp")
     yield Mechanism(
         name="short ulysses", points=0, leads=False,
@@ -267,6 +270,9 @@ def _tensor_and_context_parallel() -> Iterator[Mechanism]:
 
 def _pipelines() -> Iterator[Mechanism]:
     yield _layout("pp", lambda x: x.pp > 1, 2, "a pipeline")
+    yield _layout(
+        f"pp over {LONG}", lambda x: x.pp > LONG, 1, f"a pipeline of more than {LONG} ranks"
+    )
     for schedule in SCHEDULES.values():
         yield _layout(
             f"schedule {schedule.name}",

@@ -100,7 +100,7 @@ def prepare_spread(job: Job, at_size: OneSize, fitting: Fitting, most: int) -> N
     """Prices for intervals at once what ranking and `considered` will ask for by and by."""
     layouts = _looked_at(job, at_size, fitting, [], most)
     if job.search.simplest_first and at_size.weighed is not None:
-        expected = eligible(at_size.weighed, at_size.scores, at_size.expected)
+        expected = eligible(at_size.weighed, at_size.scores, at_size.expected, at_size.oom)
         rows = contenders(at_size.weighed, expected).tolist()
         layouts = list(dict.fromkeys([*layouts, *(at_size.candidates[row][2] for row in rows)]))
     if layouts:

@@ -3,8 +3,9 @@
 docs/decisions/0006 gives the reasons.
 
 1. What may come first at all (`eligible`): nobody gives up more than MOST_GIVEN_UP of the speed on
-    paper, of those layouts whose speed runs support. How long an exchange takes that no run made
-    (`Mechanism.leads`) is no speed: what rests on one stands back where others come near.
+    paper, of those layouts that can be launched as they are. How long an exchange takes that no run
+    made (`Mechanism.leads`) is no speed, and a layout that runs out of memory in more than 1 of 100
+    runs (MOST_RISK) wants a probe first: both stand back where others come near.
 2. Expected seconds are predicted seconds / (1 - P(out of memory))^RISK: a run that crashes has
     trained nothing, and somebody has to start another. They are UNPROVEN longer, and as much less
     certain, for every mechanism that no run behind the calibration used: a part of an unmeasured
@@ -46,8 +47,10 @@ RISK = 2.0
 # judgement: the share of a predicted gain that is lost if the mechanism is unmeasured
 UNPROVEN = 0.03
 PER_CLASS = 8  # candidates with equally many points that are compared
-# Judgement: beside a layout this much slower, one that rests on an exchange without runs may lead.
+# Judgement: beside layouts this much slower, one that rests on an exchange without runs may lead,
+# or one that runs out of memory more often than MOST_RISK.
 FAR_BEHIND = 1.5
+MOST_RISK = 0.01  # judgement: of running out of memory, in what is launched without a probe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,15 +107,20 @@ class Weighed:
         return np.asarray(scores * unproven / np.maximum(1.0 - oom, 1e-9) ** RISK)
 
 
-def eligible(weighed: Weighed, scores: FloatColumn, expected: FloatColumn) -> FloatColumn:
+def eligible(
+    weighed: Weighed, scores: FloatColumn, expected: FloatColumn, oom: FloatColumn
+) -> FloatColumn:
     """The expected scores, infinite for layouts that may not come first (rule 1), (N,).
 
     scores (N,): on paper; infinite for those that are out anyway.
     """
-    supported = np.where(weighed.supported, scores, np.inf)
-    if supported.min() > FAR_BEHIND * scores.min():
-        supported = scores
-    return np.where(supported <= supported.min() * (1.0 + MOST_GIVEN_UP), expected, np.inf)
+    able = np.isfinite(scores)
+    for wanted in (weighed.supported, oom <= MOST_RISK):
+        fewer = np.where(able & wanted, scores, np.inf)
+        if fewer.min() <= FAR_BEHIND * scores[able].min():
+            able &= wanted
+    near = scores <= scores[able].min() * (1.0 + MOST_GIVEN_UP)
+    return np.where(able & near, expected, np.inf)
 
 
 def leaders(scores: FloatColumn, points: IntColumn, count: int = PER_CLASS) -> IntColumn:

@@ -114,7 +114,7 @@ def _preferred(job: Job, at_size: OneSize, among: BoolColumn) -> int:
         return int(best_first(np.where(among, at_size.expected, np.inf), step)[0])
     batch, spreads = _columns(at_size)
     scores = np.where(among, at_size.scores, np.inf)
-    expected = eligible(at_size.weighed, scores, at_size.expected)
+    expected = eligible(at_size.weighed, scores, at_size.expected, at_size.oom)
     return prefer(batch, at_size.weighed, expected, job.training.global_batch_size, spreads.at)
 
 
@@ -265,10 +265,14 @@ def rests_on_unmeasured(choice: PlanCandidate) -> tuple[Mechanism, ...]:
 def _nobody(choice: PlanCandidate, rests: Sequence[Mechanism]) -> str:
     """Who did not use these mechanisms: nobody at all, or nobody whose runs would show them."""
     pricer = choice.at_size.pricer
-    if {one.name for one in rests} & {name for *_, name in pricer.calibration.seen}:
+    seen, family = pricer.calibration.seen, pricer.cluster.gpu.family
+    names = {one.name for one in rests}
+    if names & {name for trainer, _, name in seen if trainer == pricer.rules.name}:
+        return f"which no run on {family} GPUs behind this calibration used"
+    if names & {name for *_, name in seen}:
         return (
-            f"which no run of {pricer.rules.name} and none on {pricer.cluster.gpu.family} GPUs "
-            "behind this calibration used"
+            f"which no run of {pricer.rules.name} and none on {family} GPUs behind this "
+            "calibration used"
         )
     return "which none of the runs behind this calibration used"
 

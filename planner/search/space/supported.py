@@ -15,20 +15,26 @@ def supported_space(pricer: Pricer, search: SearchSpec) -> Space:
     context = pricer.rules_context
     domains = domains_of(context, search)
     lacking = {one.name for one in unmeasured_mechanisms(pricer.calibration, pricer)}
-
-    def without(name: str) -> Values:
-        values = domains.by_field[name].values
-        if name == "moe_dispatcher":
-            return tuple(value for value in values if f"dispatcher {value}" not in lacking)
-        if name == "ep" and f"ep over more than {FAR_EXPERTS} nodes" in lacking:
-            most = FAR_EXPERTS * pricer.cluster.fabric[0].gpus
-            return tuple(value for value in values if isinstance(value, int) and value <= most)
-        if name == "cp_method" and "short ulysses" in lacking:
-            return tuple(value for value in values if value != "ulysses")
-        return values
-
+    values = {name: domain.values for name, domain in domains.by_field.items()}
+    far = FAR_EXPERTS * pricer.cluster.fabric[0].gpus
+    methods = tuple(
+        method
+        for method in values["cp_method"]
+        if method not in lacking
+        and f"cp {method}" not in lacking
+        and not (method == "ulysses" and "short ulysses" in lacking)
+    )
+    left: dict[str, Values] = {
+        "moe_dispatcher": tuple(
+            name for name in values["moe_dispatcher"] if f"dispatcher {name}" not in lacking
+        ),
+        "cp_method": methods,
+        "cp": values["cp"] if methods else (1,),
+    }
+    if f"ep over more than {FAR_EXPERTS} nodes" in lacking:
+        left["ep"] = tuple(one for one in values["ep"] if isinstance(one, int) and one <= far)
     by_field = {
-        name: domain if domain.given else replace(domain, values=without(name) or domain.values)
+        name: replace(domain, values=left[name]) if left.get(name) and not domain.given else domain
         for name, domain in domains.by_field.items()
     }
     return enumerate_space(context, Domains(by_field=by_field, splits=domains.splits))
