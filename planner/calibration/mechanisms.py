@@ -7,8 +7,8 @@ numbers that weigh them. Whether a mechanism was measured is a fact of the calib
 Mechanisms that need not be told apart from "less of the same" are ordered: a run on 100 nodes has
 "more than 4 nodes" and "more than 16 nodes" too.
 What a program does to a layer is composed of parts that runs timed, in whatever combination. How
-long an exchange takes that no run on the GPU family made is not: such a mechanism `leads` only once
-it was measured there.
+long an exchange takes that no run on the GPU family made is not, nor what a compiler chooses to redo
+within a memory budget: such a mechanism `leads` only once it was measured there.
 Letters: N layouts.
 """
 
@@ -271,7 +271,7 @@ def _tensor_and_context_parallel() -> Iterator[Mechanism]:
 def _pipelines() -> Iterator[Mechanism]:
     yield _layout("pp", lambda x: x.pp > 1, 2, "a pipeline")
     yield _layout(
-        f"pp over {LONG}", lambda x: x.pp > LONG, 1, f"a pipeline of more than {LONG} ranks"
+        f"pp over {LONG}", lambda x: x.pp > LONG, 2, f"a pipeline of more than {LONG} ranks"
     )
     for schedule in SCHEDULES.values():
         yield _layout(
@@ -317,7 +317,8 @@ def _mixtures() -> Iterator[Mechanism]:
 
 def _program() -> Iterator[Mechanism]:
     for code, kind in enumerate(AC_KINDS):
-        yield _layout(f"ac {kind}", _is("ac_kind", code), AC_POINTS.get(kind, 0), AC_WORDS[kind])
+        used = _layout(f"ac {kind}", _is("ac_kind", code), AC_POINTS.get(kind, 0), AC_WORDS[kind])
+        yield replace(used, leads=kind != "memory-budget")
     yield _layout("compile", lambda x: x.compile, words="compiled layers")
     yield _layout(
         "optimizer in backward",

@@ -41,7 +41,7 @@ from planner.search.variations.splits import SplitSearch
 from planner.search.variations.twins import simpler_twins
 from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job
-from planner.specs.layout import Layout
+from planner.specs.layout import Layout, parse_ac
 from planner.units import counted
 
 SIMULATED = 300
@@ -64,6 +64,7 @@ STRUCTURE = (
 )  # fmt: skip
 LEAST_GAIN = 0.002  # judgement: less is not worth a look
 LEAST_WANTED = 10
+DIALS = ("memory-budget",)  # searched by themselves, on top of a layout
 SUPPORTED_SHOWN = 3  # different layouts of the second search that must be certain
 MOST_OFFLOADED = 2**17  # cells of the largest space whose states may move to the host; judgement
 
@@ -372,14 +373,17 @@ def _simulate_supported(job: Job, at_size: OneSize) -> None:
     """Adds the best layouts whose speed runs support, where the fastest is none of them.
 
     They may come first in its place (`preference.eligible`), so they are searched as thoroughly.
+    Memory budgets, which do not lead either, are a dial of layouts that are here without them.
     """
     if not job.search.simplest_first or not at_size.candidates:
         return
     pricer = at_size.pricer
-    fastest = LayoutBatch.from_layouts([at_size.candidates[0][2]])
+    plain = (layout for *_, layout in at_size.candidates if parse_ac(layout.ac)[0] not in DIALS)
+    fastest = LayoutBatch.from_layouts([next(plain, at_size.candidates[0][2])])
     if Weighed.of(fastest, pricer).supported[0]:
         return
-    goal = replace(_goal(job, FAR_BEHIND * at_size.best_seconds), count=SUPPORTED_SHOWN)
+    limit = FAR_BEHIND * at_size.best_seconds
+    goal = replace(_goal(job, limit), count=SUPPORTED_SHOWN, budgets=0)
     found = searched(pricer, supported_space(pricer, job.search), goal)
     if not found.screened.num_fitting:
         return

@@ -369,8 +369,8 @@ def _posted_after(parts: _Parts, forward_A: Mask, start_T: Rows) -> Rows:
     """Item of the receiver in the turn after which it posts each receive.
 
     start_T: first item of the turn that takes what is received; the turn before it posts. But what
-    comes round the ring (to the first rank in a forward, to the last in a backward) is received p - 1
-    chunks after the sender's own count, and is kept until its turn: rounds of more than p
+    comes round the ring (to the first rank in a forward, to the last in a backward) is received
+    p - 1 chunks after the sender's own count, and is kept until its turn: rounds of more than p
     microbatches take it later (`recv_tensor_from_previous_stage` in Megatron-LM's schedules.py).
     """
     last_R = np.cumsum(parts.ranks_P) - 1

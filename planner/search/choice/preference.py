@@ -3,9 +3,10 @@
 docs/decisions/0006 gives the reasons.
 
 1. What may come first at all (`eligible`): nobody gives up more than MOST_GIVEN_UP of the speed on
-    paper, of those layouts that can be launched as they are. How long an exchange takes that no run
-    made (`Mechanism.leads`) is no speed, and a layout that runs out of memory in more than 1 of 100
-    runs (MOST_RISK) wants a probe first: both stand back where others come near.
+    paper, of those layouts that can be launched as they are. What no run supports
+    (`Mechanism.leads`: exchanges, memory budgets) is no speed, and a layout that runs out of memory
+    in more than 1 of 100 runs (MOST_RISK) wants a probe first: both stand back where others come
+    near.
 2. Expected seconds are predicted seconds / (1 - P(out of memory))^RISK: a run that crashes has
     trained nothing, and somebody has to start another. They are UNPROVEN longer, and as much less
     certain, for every mechanism that no run behind the calibration used: a part of an unmeasured

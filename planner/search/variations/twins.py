@@ -1,7 +1,7 @@
 """Simpler twins of the best layouts, which a screen by time alone leaves behind.
 
-A twin does without one thing that gains little: activations that sequence parallelism leaves whole,
-an asynchronous exchange, a memory budget that fills the card. It may come first in its place
+A twin does without one thing that gains little: activations that are whole on every tensor rank
+(no sequence parallelism), or an asynchronous exchange. It may come first in its place
 (`search.choice.preference`), so it has to be among the candidates.
 """
 
@@ -10,9 +10,7 @@ from collections.abc import Iterator, Sequence
 from planner.columns import LayoutBatch
 from planner.rules import Context, violations_of
 from planner.specs.job import SearchSpec
-from planner.specs.layout import Layout, format_ac, parse_ac
-
-LESS_BUDGET = (0.05, 0.1)  # of what is kept, to leave room on the card; judgement
+from planner.specs.layout import Layout
 
 
 def simpler_twins(context: Context, search: SearchSpec, layouts: Sequence[Layout]) -> LayoutBatch:
@@ -33,14 +31,11 @@ def simpler_twins(context: Context, search: SearchSpec, layouts: Sequence[Layout
 
 def _twins(layout: Layout) -> Iterator[tuple[str, Layout]]:
     """(the field that is simpler, the twin)."""
-    changes: list[tuple[str, object]] = []
+    changes: list[tuple[str, bool]] = []
     if layout.tp > 1 and not layout.sequence_parallel:
         changes.append(("sequence_parallel", True))
     if layout.async_tp:
         changes.append(("async_tp", False))
-    kind, number = parse_ac(layout.ac)
-    if kind == "memory-budget":
-        changes += [("ac", format_ac(kind, number - less)) for less in LESS_BUDGET if number > less]
     for name, value in changes:
         yield name, layout.model_copy(update={name: value})
 
