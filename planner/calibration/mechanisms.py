@@ -7,8 +7,8 @@ numbers that weigh them. Whether a mechanism was measured is a fact of the calib
 Mechanisms that need not be told apart from "less of the same" are ordered: a run on 100 nodes has
 "more than 4 nodes" and "more than 16 nodes" too.
 What a program does to a layer is composed of parts that runs timed, in whatever combination. How
-long an exchange takes that no run on the GPU family made is not, nor what a compiler chooses to redo
-within a memory budget: such a mechanism `leads` only once it was measured there.
+long an exchange takes that no run on the GPU family made is not, nor what a compiler chooses to
+redo within a memory budget: such a mechanism `leads` only once it was measured there.
 Letters: N layouts.
 """
 

@@ -55,9 +55,11 @@ def test_a_plan_goes_on_without_it() -> None:
 @pytest.mark.usefixtures("four_ranks_wait_for_good")
 def test_its_estimate_is_an_answer() -> None:
     stuck, fine = (estimate(**job(layout={"pp": pp, "pp_schedule": "1F1B"})) for pp in (4, 2))
-    assert not stuck.valid and stuck.step_seconds is None
+    assert not stuck.valid
+    assert stuck.step_seconds is None
     assert [(one.field, one.value) for one in stuck.violations] == [("pp_schedule", "1F1B")]
-    assert fine.valid and fine.step_seconds
+    assert fine.valid
+    assert fine.step_seconds
 
 
 @pytest.mark.parametrize(
@@ -75,4 +77,5 @@ def test_no_overlap_of_sends_is_priced_with_interleaved_stages(
             layout={"pp": pp, "pp_schedule": "Interleaved1F1B", "virtual_stages": v},
         )
     )
-    assert found.valid and found.step_seconds
+    assert found.valid
+    assert found.step_seconds

@@ -62,10 +62,10 @@ class NearBatch:
     def sentence(self, asked: int, winner: Layout) -> str:
         """The suggestion as a sentence."""
         ranks = counted(winner.dp_degree, "data-parallel rank")
-        plain = "makes a plainer layout possible and " if self.plainer else ""
+        plain = "the plainer " if self.plainer else ""
         return (
-            f"global_batch_size {self.global_batch_size:,} instead of {asked:,} {plain}would be "
-            f"at least {times(self.speedup)} as fast a token, with {self.layout.short()}; "
+            f"global_batch_size {self.global_batch_size:,} instead of {asked:,} would be "
+            f"at least {times(self.speedup)} as fast a token, with {plain}{self.layout.short()}; "
             f"number 1 can split {counted(asked, 'sequence')} over {ranks} alone, on "
             f"{counted(winner.num_gpus, 'GPU')}"
         )
