@@ -139,6 +139,13 @@ def _layout(trainer: str, job: Job) -> Layout:
     return resolve_layout(given, trainer=trainer, num_gpus=job.ranks)
 
 
+def rules_broken(run: str, job: Job) -> bool:
+    """Whether a trainer's rules refuse the job's layout."""
+    context = _context(run, job.moe, job.ranks, tuple(job.training.items()))
+    batch = LayoutBatch.from_layouts([_layout(context.training.trainer, job)])
+    return any(mask.any() for _, mask in broken_rules(batch, context))
+
+
 @lru_cache(maxsize=8)
 def refusals(run: str) -> Mapping[tuple[Feature, ...], dict[str, str]]:
     """The rules that each feature and each pair breaks under a trainer, key to sentence.

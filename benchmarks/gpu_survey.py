@@ -21,6 +21,7 @@ An emulated rank's step_seconds have no communication (rung: emulated).
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -57,6 +58,7 @@ try:
     )
     from probes.outcome import Begin, End, conclude, write_result
     from probes.pools import nvidia
+    from probes.pools.local import LocalPool, LocalSettings
     from probes.programs import Program
     from probes.protocol import Failed, FailureKind, ProbeResult, ProbeTask
 except ModuleNotFoundError as error:
@@ -104,12 +106,22 @@ class Machine:
         return FAKE_LIMIT_SECONDS if self.fake else CASE_SECONDS
 
 
+def leases_of(machine: Machine) -> LocalSettings:
+    """Leases of the one GPU that is surveyed."""
+    devices = ",".join(machine.devices or ())
+    return LocalSettings(environment={"CUDA_VISIBLE_DEVICES": devices})
+
+
 def find_machine() -> Machine:
-    """This machine's first GPU by its catalogue name. Exits with a message if there is none."""
+    """The first GPU here that CUDA_VISIBLE_DEVICES leaves us, by its catalogue name. Exits with a
+    message if there is none.
+    """
     seen = nvidia.survey()
-    if not seen.gpus:
-        sys.exit(f"no GPU: {seen.problem or 'nvidia-smi lists none'}; on a CPU try --tiny")
-    gpu = seen.gpus[0]
+    gpus = nvidia.visible(seen, os.environ)
+    if not gpus:
+        hidden = "CUDA_VISIBLE_DEVICES hides all" if seen.gpus else "nvidia-smi lists none"
+        sys.exit(f"no GPU: {seen.problem or hidden}; on a CPU try --tiny")
+    gpu = gpus[0]
     for name in gpu_names():
         if nvidia.is_same_gpu(load_gpu(name), gpu):
             return Machine(gpu=name, name=gpu.name, devices=(gpu.uuid,))
@@ -201,6 +213,7 @@ def time_kernels(
             done = subprocess.run(
                 [*command, "--seconds", str(seconds)],
                 cwd=MEASURED.parents[1],
+                env={**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(machine.devices or ())},
                 timeout=limit,
                 check=False,
             )
@@ -225,6 +238,7 @@ def task_of(case: Case, machine: Machine, time_limit_seconds: float) -> ProbeTas
         "steps": min(case.steps, 2) if long else case.steps,
         "warmup_steps": 1 if long else case.warmup_steps,
         "time_limit_seconds": time_limit_seconds,
+        "least_seconds": 0.0,  # many layouts; the first day's long run says what short ones miss
     }
     return ProbeTask.model_validate(wanted | case.task)
 
@@ -300,9 +314,9 @@ Run = Callable[[ProbeTask, Machine, Path], ProbeResult]
 def guarded(
     task: ProbeTask, machine: Machine, folder: Path, worker: str = "probes.worker"
 ) -> ProbeResult:
-    """One probe under the guardian, as every other probe runs."""
+    """One probe under the guardian on a leased device, as every other probe runs."""
     launcher = Launcher(LaunchSettings(folder=folder, command=alone, worker=worker))
-    return launcher.run(task, DeviceLease(devices=machine.devices, gpu_name=machine.name))
+    return LocalPool(launcher, leases_of(machine)).run(task)
 
 
 def plain(

@@ -3,15 +3,19 @@
 They are real training runs, and single ranks of large worlds. A `Case` is a job and, for a rank
 of a larger world, which rank. About every third real run is a new corner of the space (model,
 sequence, microbatch, recomputation, compile, precision, optimizer in backward), so that a
-survey that is cut short still spans it. Runs that cannot fit are included: the memory limit is
-a measurement too.
+survey that is cut short still spans it. Runs that may not fit are included: the memory limit is
+a measurement too. Where most would not fit, most of them have a smaller microbatch, then a shorter
+sequence, then a smaller model.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import zip_longest
 from typing import Any
 
+from planner.columns import LayoutBatch
+from planner.cost.price import Pricer
 from planner.intake.jobs import read_job
 from planner.specs.cluster import ClusterSpec
 from probes.emulate import ranks_of_interest
@@ -57,8 +61,11 @@ class Case:
 
 def cases(gpu: str, *, tiny: bool = False) -> list[Case]:
     """All cases for a GPU of the catalogue. tiny: a few of each kind, for a CPU."""
-    if tiny:
-        return [*_tiny_train(gpu), *_tiny_ranks(gpu)]
+    return [*_tiny_train(gpu), *_tiny_ranks(gpu)] if tiny else list(_cases(gpu))
+
+
+@lru_cache(maxsize=8)
+def _cases(gpu: str) -> tuple[Case, ...]:
     train, ranks = list(_train(gpu)), list(_ranks(gpu))
     mixed = (
         case
@@ -67,7 +74,7 @@ def cases(gpu: str, *, tiny: bool = False) -> list[Case]:
         if part is not None
         for case in _as_list(part)
     )
-    return list(mixed)
+    return tuple(mixed)
 
 
 def fake_cases(gpu: str) -> list[Case]:
@@ -170,9 +177,45 @@ REST: tuple[Run, ...] = (
 )  # fmt: skip
 
 
+LADDER: tuple[object, ...] = (EIGHT, THREE, ONE, HALF)  # largest first
+# Share of runs that may be too large for the GPU, and how much too large.
+MISFITS, FAR = 0.5, 2.0
+FITS = 0.85  # of the GPU's memory, allocated: what fragmentation and contexts leave; judgement
+
+
 def _train(gpu: str) -> Iterator[Case]:
-    for run in (*CORE, *REST):
-        yield _one_gpu(gpu, run)
+    runs = (*CORE, *REST)
+    many = sum(need_of(_one_gpu(gpu, run)) > FITS for run in runs) > MISFITS * len(runs)
+    seen = set()
+    for place, run in enumerate(runs):
+        most = FITS if many and place % 4 else FAR
+        while need_of(_one_gpu(gpu, run)) > most and (smaller := _smaller(run)) is not None:
+            run = smaller
+        case = _one_gpu(gpu, run)
+        if case.id not in seen:
+            seen.add(case.id)
+            yield case
+
+
+def need_of(case: Case) -> float:
+    """Memory that a rank of the case needs by the model's prediction, over its GPU's."""
+    job = read_job(case.job)
+    assert job.layout is not None
+    prices = Pricer.build(job.model, job.cluster, job.training).price(
+        LayoutBatch.from_layouts([job.layout])
+    )
+    return float(prices.peak_allocated_bytes[0]) / job.cluster.gpu.memory_bytes
+
+
+def _smaller(run: Run) -> Run | None:
+    """The next smaller run; None for the smallest."""
+    model, seq_len, microbatch, *rest = run
+    if microbatch > 1:
+        return (model, seq_len, microbatch // 2, *rest)
+    if seq_len > 2048:
+        return (model, seq_len // 2, 1, *rest)
+    below = LADDER.index(model) + 1
+    return (LADDER[below], 4096, 1, *rest) if below < len(LADDER) else None
 
 
 def _one_gpu(gpu: str, run: Run, steps: int = 8) -> Case:
@@ -234,7 +277,7 @@ WORLDS: tuple[World, ...] = (
 
 def _ranks(gpu: str) -> Iterator[Case]:
     for world in WORLDS:
-        yield from _emulated(gpu, world)
+        yield from (case for case in _emulated(gpu, world) if need_of(case) <= FAR)
 
 
 def _emulated(gpu: str, world: World, steps: int = 3) -> Iterator[Case]:

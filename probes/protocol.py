@@ -62,6 +62,7 @@ class ProbeTask(BaseModel):
     num_layers: fewer layers than the model has.
     warmup_steps: steps before timing.
     steps: timed steps; timing ends early when the spread is below `spread_below`.
+    least_seconds: seconds that timed steps take on a GPU, however many they are.
     breakdown: measure seconds by kernel with the profiler.
     learning_rate: of every optimizer. 0 does the same work and leaves the weights as they are.
     routing: `balanced` spreads tokens by the job's `moe_imbalance`, evenly without one; `learned`
@@ -84,6 +85,7 @@ class ProbeTask(BaseModel):
     warmup_steps: int = 3
     steps: int = 10
     spread_below: float = 0.01
+    least_seconds: float = 20.0
     breakdown: bool = False
     seed: int = 0
     learning_rate: float = 0.0
@@ -160,6 +162,7 @@ class MeasuredRun(BaseModel):
 
     counts: of one step on one rank, from fake tensors: flops, and bytes of each collective.
     timings: lines of `probes.micro`, if kernels were timed instead of a layout.
+    timed_microbatches: of the two shorter steps from which a long one's seconds follow.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -179,6 +182,7 @@ class MeasuredRun(BaseModel):
     expert_imbalance: list[float] | None = None
     counts: dict[str, float] | None = None
     timings: list[dict[str, Any]] | None = None
+    timed_microbatches: list[int] | None = None
 
 
 class OutOfMemory(BaseModel):
@@ -254,6 +258,8 @@ class ProbeResult(BaseModel):
             "trainer": self.task.trainer,
         }
         if isinstance(out, MeasuredRun):
+            felt = ("sm_clock_hertz", "power_watts", "temperature_celsius", "throttled")
+            numbers |= {name: getattr(self.environment, name) for name in felt}
             numbers |= {
                 "step_seconds": out.step_seconds,
                 "steps": len(out.step_seconds_each),
@@ -264,6 +270,7 @@ class ProbeResult(BaseModel):
                 "peak_reserved_bytes": _largest(rank.peak_reserved_bytes for rank in out.memory),
                 "device_bytes": _largest(rank.device_used_bytes for rank in out.memory),
                 "allocator_retries": _largest(rank.allocator_retries for rank in out.memory),
+                "timed_microbatches": out.timed_microbatches,
             }
         elif isinstance(out, OutOfMemory):
             numbers |= {

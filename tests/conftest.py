@@ -133,7 +133,7 @@ def tiers(few: int, many: int, **strategies: Any) -> Callable[[Callable[..., Non
 
     def decorate(check: Callable[..., None]) -> Any:
         drawn = {
-            count: settings(max_examples=count, deadline=None, suppress_health_check=checks)(
+            count: settings(max_examples=count, suppress_health_check=checks)(
                 given(**strategies)(check)
             )
             for count in (few, many)
@@ -146,6 +146,15 @@ def tiers(few: int, many: int, **strategies: Any) -> Callable[[Callable[..., Non
         return test
 
     return decorate
+
+
+def pytest_configure() -> None:
+    """Lets no property depend on the machine's speed."""
+    from hypothesis import HealthCheck, settings
+
+    at_any_speed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile("at any speed", at_any_speed)
+    settings.load_profile("at any speed")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

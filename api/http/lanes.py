@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 PLANNING, PRICING = "planning", "pricing"
+NICENESS = {PLANNING: 19, PRICING: 15}  # of the processes, below the one that answers
 # of the mean time that work takes: how much the newest counts
 NEWEST = 0.2
 SMALL_JOB = {
@@ -181,7 +182,6 @@ def open_lanes(settings: "Settings") -> dict[str, Lane]:
         "most_waiting": settings.most_waiting_plans,
         "most_waiting_per_key": settings.most_waiting_plans_per_key,
     }
-    niceness = {PLANNING: 19, PRICING: 15}
     warm_ups = {PLANNING: plan_once, PRICING: price_once}
     processes = {PLANNING: settings.planning_processes, PRICING: settings.pricing_processes}
     return {
@@ -189,7 +189,7 @@ def open_lanes(settings: "Settings") -> dict[str, Lane]:
             name=name,
             processes=processes[name],
             seconds=settings.planning_seconds,
-            niceness=niceness[name],
+            niceness=NICENESS[name],
             warm_up=warm_ups[name],
             **limits,
         )

@@ -26,7 +26,7 @@ from api.wiring import Wiring
 from planner.calibration.kernels import KernelShape
 from planner.errors import ConflictError, NotFoundError, PlannerError, ProbeError, SpecError
 from planner.specs.job import Job
-from planner.specs.measurement import question_hash
+from planner.specs.measurement import Measurement, question_hash
 from planner.units import counted
 from probes import guardian
 from probes.campaign import PROXY_GPUS, Campaign, ProbeAnswer, ProbeRequest
@@ -275,6 +275,12 @@ def run_probe(
     return claimed.finish(end)
 
 
+def _doubt(measurement: Measurement) -> str | None:
+    """Why the measurement teaches nothing; None where it does."""
+    disturbed = measurement.measured.disturbed
+    return measurement.refused or (disturbed and f"{disturbed}: it teaches nothing")
+
+
 def end_of(answer: ProbeAnswer, now: datetime, *, stopped: bool, asked_by: str | None) -> ProbeEnd:
     """How a probe with this answer ended. Out of memory is an answer: done, with its class.
 
@@ -291,7 +297,7 @@ def end_of(answer: ProbeAnswer, now: datetime, *, stopped: bool, asked_by: str |
             results=results,
             measurements=measurements,
             message="; ".join(
-                [*answer.notes, *(one.refused for one in measurements if one.refused)]
+                [*answer.notes, *(note for one in measurements if (note := _doubt(one)))]
             )
             or None,
         )

@@ -45,7 +45,7 @@ def ask_study(wiring: "Wiring", values: object, *, allow_files: bool, ours: bool
     if ours and (unfinished := _unfinished(wiring, job_hash)) is not None:
         return unfinished
     assert job.probe is not None, "its pool was checked"
-    who, seconds = asker(), job.probe.max_gpu_seconds
+    who, seconds = asker(), job.probe.gpu_seconds(job.cluster.num_gpus)
     record = TaskRecord(
         id=wiring.ids.new_id(PREFIX),
         kind="study",

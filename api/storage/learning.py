@@ -178,13 +178,16 @@ def _counting(query: Select[Any], subject: Subject) -> Select[Any]:
     """The query, of runs that teach this subject, newest first."""
     from planner.specs.measurement import TEACHING
 
-    table = MeasurementRow
+    table, measured = MeasurementRow, MeasurementRow.body["row"]["measured"]
     return query.where(
         table.trainer == plain_text(subject.trainer),
         table.gpu == plain_text(subject.gpu),
         table.status == "ok",
         table.rung.in_(TEACHING),
         table.step_seconds > 0,
+        # `Measured.disturbed`
+        func.coalesce(measured["throttled"].as_boolean(), False).is_(False),
+        func.coalesce(measured["allocator_retries"].as_integer(), 0) == 0,
         *believed_by(subject.owner),
     ).order_by(table.created_at.desc(), table.id.desc())
 

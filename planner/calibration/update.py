@@ -176,11 +176,12 @@ def _scopes(job: Job) -> tuple[str, str]:
 
 
 def teaches(measurement: Measurement) -> bool:
-    """Whether learning can use it: a run of the layout itself that gave a step time."""
+    """Whether learning can use it: an undisturbed run of the layout itself that gave a time."""
     measured = measurement.measured
     return (
         measured.status == "ok"
         and bool(measured.step_seconds)
         and measured.rung in TEACHING
+        and measured.disturbed is None
         and measurement.job.layout is not None
     )

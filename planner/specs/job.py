@@ -67,11 +67,16 @@ class SearchSpec(BaseModel):
         return self.prefer == "simplest" and self.objective != "memory"
 
 
+# Judgement: an H200 took 32 s to start and compile, 20 s are timed, and a study looks closer first.
+SECONDS_A_PROBE = 150.0
+
+
 class ProbeSpec(BaseModel):
     """The contract's `probe`: the budget for measuring, and where.
 
     max_probes: runs of whole layouts.
-    max_gpu_seconds: everything that is spent, failures too.
+    max_gpu_seconds: everything that is spent, failures too. By default what so many probes take
+        on all GPUs, 150 s each with their start, at least 1800.
     pool: where probes run: `local`, `slurm`, `slurm:PARTITION` or `replay:FILE`.
     trainer: the program that runs: plain torch, or TorchTitan itself.
     steps: timed steps of a probe, after 3 to warm up.
@@ -82,11 +87,18 @@ class ProbeSpec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_probes: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 5
-    max_gpu_seconds: Annotated[float, Field(gt=0, le=MOST_GPU_SECONDS)] = 1800.0
+    max_gpu_seconds: Annotated[float, Field(gt=0, le=MOST_GPU_SECONDS)] | None = None
     pool: str = "local"
     trainer: ProbeTrainerName = "reference"
     steps: Annotated[int, Field(strict=True, ge=1, le=1000)] = 10
     priority: Priority = 0
+
+    def gpu_seconds(self, num_gpus: int) -> float:
+        """Its budget on a cluster of so many GPUs."""
+        if self.max_gpu_seconds is not None:
+            return self.max_gpu_seconds
+        wanted = max(1800.0, SECONDS_A_PROBE * self.max_probes * num_gpus)
+        return min(wanted, MOST_GPU_SECONDS)
 
 
 class Job(BaseModel):

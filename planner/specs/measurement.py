@@ -56,6 +56,8 @@ class Measured(BaseModel):
     steps: how many steps were timed.
     peak_*_bytes: of the worst rank.
     device_bytes: memory in use on the device.
+    allocator_retries: how often the allocator emptied its cache while steps were timed.
+    throttled: whether heat or a fault held the GPU's clock down while steps were timed.
     rung: `emulated`: one rank of a larger world, without communication; `imitated`: extrapolated
         from fewer layers or replicas; `probed`: the layout itself; `published`: somebody else's
         run.
@@ -75,10 +77,21 @@ class Measured(BaseModel):
     peak_allocated_bytes: Amount | None = None
     peak_reserved_bytes: Amount | None = None
     device_bytes: Amount | None = None
+    allocator_retries: int | None = None
+    throttled: bool | None = None
     failure: str | None = None
     message: str | None = None
     gpu_seconds: Amount | None = None
     hosts: list[str] | None = None
+
+    @property
+    def disturbed(self) -> str | None:
+        """What slowed the run that is not its layout's; such a run teaches nothing."""
+        if self.throttled:
+            return "heat or a fault held the GPU's clock down"
+        if self.allocator_retries:
+            return f"the allocator emptied its cache {self.allocator_retries} times between steps"
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

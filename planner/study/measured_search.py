@@ -121,7 +121,9 @@ def probe_size(
     settings = StudySettings(
         sampler=job.search.sampler,
         seed=job.search.seed,
-        budget=Budget(probes=job.probe.max_probes, gpu_seconds=job.probe.max_gpu_seconds),
+        budget=Budget(
+            probes=job.probe.max_probes, gpu_seconds=job.probe.gpu_seconds(pricer.cluster.num_gpus)
+        ),
         parallel=probing.parallel,
         cost=ProbeCost(
             start_seconds=START_SECONDS.get(pricer.cluster.gpu.name, 60.0), steps=probing.steps

@@ -20,7 +20,7 @@ from probes.folder import lease_folder
 from probes.launch import DeviceLease, Launcher, Watch
 from probes.pools.capacity import Capacity, too_few
 from probes.pools.leases import MACHINE, LeaseLocks
-from probes.pools.nvidia import Gpu, Survey, is_same_gpu, survey
+from probes.pools.nvidia import Gpu, Survey, is_same_gpu, survey, visible
 from probes.pools.protocol import PoolSettings, WithoutQueue
 from probes.preflight import Need
 from probes.protocol import ProbeResult, ProbeTask
@@ -74,7 +74,7 @@ class LocalPool(WithoutQueue):
             slots = self.settings.cpu_slots
             return Capacity(num_devices=MAX_CPU_PROCESSES, device="cpu", at_once=slots)
         seen = self.settings.survey()
-        gpus = self._visible(seen)
+        gpus = visible(seen, self.settings.environment)
         if not gpus:
             hidden = "none is visible to us (CUDA_VISIBLE_DEVICES)" if seen.gpus else "it has none"
             return Capacity(num_devices=0, device="cuda", why_none=seen.problem or hidden)
@@ -120,19 +120,8 @@ class LocalPool(WithoutQueue):
         with self._cpu(wanted, watch) as lease:
             return self.launcher.run(task, lease, watch)
 
-    def _visible(self, seen: Survey) -> tuple[Gpu, ...]:
-        """GPUs that we may use: whole ones, of those in CUDA_VISIBLE_DEVICES."""
-        whole = tuple(gpu for gpu in seen.gpus if not gpu.sliced)
-        environment = os.environ if self.settings.environment is None else self.settings.environment
-        allowed = environment.get("CUDA_VISIBLE_DEVICES")
-        if allowed is None:
-            return whole
-        names = [name.strip() for name in allowed.split(",")]
-        return tuple(
-            gpu
-            for gpu in whole
-            if str(gpu.index) in names or any(name and gpu.uuid.startswith(name) for name in names)
-        )
+    def _visible(self) -> tuple[Gpu, ...]:
+        return visible(self.settings.survey(), self.settings.environment)
 
     @contextlib.contextmanager
     def _gpus(self, wanted: int, watch: Watch) -> Iterator[DeviceLease]:
@@ -154,7 +143,7 @@ class LocalPool(WithoutQueue):
                         token=locks.token,
                     )
                     return
-                short = len(self._visible(self.settings.survey())) - len(foreign) < wanted
+                short = len(self._visible()) - len(foreign) < wanted
                 foreign_since = (foreign_since or time.monotonic()) if short else None
                 if (
                     foreign_since is not None
@@ -174,10 +163,10 @@ class LocalPool(WithoutQueue):
 
     def _take(self, locks: LeaseLocks, wanted: int) -> tuple[list[Gpu], list[Gpu]]:
         """Returns (idle GPUs that we locked, unlocked GPUs that a foreign process uses)."""
-        gpus = self._visible(self.settings.survey())
+        gpus = self._visible()
         locked = {gpu.uuid for gpu in gpus if locks.lock(f"gpu-{gpu.uuid}")}
         # check for users after locking: before it, an earlier probe may have been there
-        ours = [gpu for gpu in self._visible(self.settings.survey()) if gpu.uuid in locked]
+        ours = [gpu for gpu in self._visible() if gpu.uuid in locked]
         foreign = [gpu for gpu in ours if gpu.foreign() is not None]
         free = [gpu for gpu in ours if gpu.foreign() is None]
         for gpu in [*foreign, *free[wanted:]]:

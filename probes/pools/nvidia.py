@@ -3,9 +3,10 @@
 Sizes are in bytes; None if the driver does not report them.
 """
 
+import os
 import re
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.specs.gpu import GpuSpec
@@ -124,6 +125,23 @@ def survey(ask: Ask = ask_smi) -> Survey:
         for gpu in gpus
     )
     return Survey(gpus=found)
+
+
+def visible(seen: Survey, environment: Mapping[str, str] | None = None) -> tuple[Gpu, ...]:
+    """GPUs that we may use: whole ones, of those in CUDA_VISIBLE_DEVICES.
+
+    environment: where that is read; None is this process' own.
+    """
+    whole = tuple(gpu for gpu in seen.gpus if not gpu.sliced)
+    allowed = (os.environ if environment is None else environment).get("CUDA_VISIBLE_DEVICES")
+    if allowed is None:
+        return whole
+    names = [name.strip() for name in allowed.split(",")]
+    return tuple(
+        gpu
+        for gpu in whole
+        if str(gpu.index) in names or any(name and gpu.uuid.startswith(name) for name in names)
+    )
 
 
 def parse_gpus(text: str) -> tuple[Gpu, ...]:

@@ -95,16 +95,17 @@ def local_part(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
 
 
 def batch(
-    recipe: ReferenceRecipe, step: int, replica: int, positions: torch.Tensor, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens and targets of one step on one data-parallel rank.
+    recipe: ReferenceRecipe, step: int, replica: int, positions: torch.Tensor,
+    device: torch.device, microbatches: int,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Tokens and targets of one step of so many microbatches on one data-parallel rank.
 
     The shape of each is (local sequences, local tokens).
 
     Sequence i of the global batch is drawn from a seed of (step, i), on whichever rank holds it.
     """
     layout, seq_len = recipe.layout, recipe.training.seq_len
-    local = recipe.num_microbatches * layout.micro_batch_size
+    local = microbatches * layout.micro_batch_size
     rows = []
     for index in range(replica * local, (replica + 1) * local):
         generator = torch.Generator().manual_seed(_seed(recipe.task.seed, f"batch {step} {index}"))

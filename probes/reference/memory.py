@@ -154,9 +154,10 @@ def reset_gpu(device: torch.device) -> None:
     torch.cuda.reset_accumulated_memory_stats(device)
 
 
-def of_gpu(rank: int, device: torch.device, used_before: int) -> RankMemory:
+def of_gpu(rank: int, device: torch.device, used_before: int, unseen: int) -> RankMemory:
     """Peaks since the last reset.
 
+    unseen: bytes that the whole step would have held besides.
     used_before: bytes in use on the device with a context but before any communicator.
     communicator_bytes: what the device holds beyond that and beyond the allocator's blocks: NCCL's
         buffers, and workspaces that libraries allocate for themselves.
@@ -164,9 +165,9 @@ def of_gpu(rank: int, device: torch.device, used_before: int) -> RankMemory:
     used, reserved = device_used_bytes(device), torch.cuda.memory_reserved(device)
     return RankMemory(
         rank=rank,
-        peak_allocated_bytes=torch.cuda.max_memory_allocated(device),
-        peak_reserved_bytes=torch.cuda.max_memory_reserved(device),
-        device_used_bytes=used,
+        peak_allocated_bytes=torch.cuda.max_memory_allocated(device) + unseen,
+        peak_reserved_bytes=torch.cuda.max_memory_reserved(device) + unseen,
+        device_used_bytes=used + unseen,
         communicator_bytes=max(0, used - reserved - used_before),
         allocator_retries=torch.cuda.memory_stats(device).get("num_alloc_retries"),
     )

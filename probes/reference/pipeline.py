@@ -68,11 +68,15 @@ class Pipeline:
         parts: list[tuple[int, ModelPart, nn.Module]],
         loss: Loss,
         device: torch.device,
+        microbatches: int,
     ) -> None:
         kind = LoneStage if recipe.emulated else PipelineStage
         stages = []
+        self.bytes_a_microbatch = 0  # torch has a buffer for everything that it will receive
         for stage, part, module in parts:
             taken, given = _shapes(recipe, part)
+            self.bytes_a_microbatch += 0 if part.first else taken.nbytes
+            self.bytes_a_microbatch += 0 if part.last else given.nbytes
             count, group = len(recipe.stage_sizes()), meshes.group("pp")
             stages.append(
                 kind(module, stage, count, device, input_args=taken, output_args=given, group=group)
@@ -83,7 +87,7 @@ class Pipeline:
         several = issubclass(schedule, PipelineScheduleMulti)
         arguments: Any = stages if several else stages[0]
         self._schedule = schedule(
-            arguments, n_microbatches=recipe.num_microbatches, loss_fn=loss, scale_grads=False
+            arguments, n_microbatches=microbatches, loss_fn=loss, scale_grads=False
         )
 
     def step(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
+
 from planner.cost.pipeline.stages import stage_layers
 from planner.errors import Fault, SpecError
 from planner.rules import violations
@@ -22,6 +24,9 @@ from probes.protocol import ProbeTask
 # layouts start from the same model. Larger models draw each shard on its own rank. Judgement: 4 GiB
 # of fp32 for the largest whole tensor is too much for a rank.
 WHOLE_INIT_PARAMETERS = 200_000_000
+# A step of so many times the fewest microbatches of a full pipeline is timed whole: two shorter
+# ones take three times the fewest.
+SHORT = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +143,27 @@ class ReferenceRecipe:
             if int(schedule.stage_rank(s, layout.pp, layout.virtual_stages)) == pipeline_rank
         )
 
+    def timed_microbatches(self) -> tuple[int, int] | None:
+        """Microbatches of the two shorter steps that are timed instead of a long one.
+
+        A step is a + b M seconds for M microbatches once its pipeline is full: a is the update and
+        the pipeline's fill, b one microbatch. None where the step itself is short, and where more
+        microbatches change what ranks hold or the order that repeats.
+        """
+        layout, whole = self.layout, self.num_microbatches
+        few = 2 * layout.pp
+        if whole <= SHORT * few:
+            return None
+        if layout.pp > 1:
+            schedule, virtual = SCHEDULES[layout.pp_schedule], layout.virtual_stages
+            ranks = np.arange(layout.pp)
+            held = [schedule.in_flight(ranks, layout.pp, virtual, m) for m in (few, whole)]
+            broken = [schedule.violation(layout.pp, virtual, m) for m in (few, 2 * few)]
+            between = schedule.repeats_after(layout.pp, virtual, whole)
+            if any(broken) or (whole - few) % between or not (held[0] == held[1]).all():
+                return None
+        return few, 2 * few
+
     def assigned_imbalance(self) -> float | None:
         """Load of the busiest expert-parallel rank over the mean, if tokens are assigned.
 
@@ -155,8 +181,6 @@ class ReferenceRecipe:
         layout, training = self.layout, self.training
         if training.moe_imbalance is not None:
             return float(training.moe_imbalance) if layout.ep > 1 else 1.0
-        import numpy as np
-
         own = (
             layout.micro_batch_size
             * self.local_seq_len

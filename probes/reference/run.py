@@ -1,6 +1,7 @@
 """Runs one recipe on this process's rank and returns what it measured."""
 
 import os
+import time
 from datetime import timedelta
 
 import torch
@@ -47,6 +48,8 @@ class ReferenceRun:
         on_gpu = task.device == "cuda" and not task.fake_tensors
         self.device = torch.device("cuda", local) if on_gpu else torch.device("cpu")
         self.sample = Sample(self.device)
+        self.started = time.monotonic()
+        self.timed = timing.StepTiming()
 
     def measure(self) -> MeasuredRun:
         """Does everything from process groups to numbers. `close` leaves the process groups."""
@@ -62,9 +65,9 @@ class ReferenceRun:
             return self._counted()
         trainer = Trainer(recipe, self.device)
         trainer.materialise()
-        timed = timing.run(trainer, self._begin)
+        self.timed = timed = timing.run(trainer, self._begin, self.started)
         self.sample.stop()
-        own = self._memory(trainer, used_before, len(timed.losses))
+        own = self._memory(trainer, used_before, timed)
         kernels = (
             profiling.kernel_seconds(trainer, len(timed.losses) + 1) if task.breakdown else None
         )
@@ -81,6 +84,7 @@ class ReferenceRun:
             memory=self._gathered(own),
             kernel_seconds=kernels,
             expert_imbalance=timed.imbalance or None,
+            timed_microbatches=list(timed.microbatches) or None,
         )
 
     def environment(self) -> Environment:
@@ -91,6 +95,12 @@ class ReferenceRun:
     def notes(self) -> list[str]:
         """Notes for the reader of the numbers."""
         recipe, notes = self.recipe, []
+        if self.timed.microbatches:
+            few, more = self.timed.microbatches
+            notes.append(
+                f"steps of {few} and {more} of its {recipe.num_microbatches} microbatches were "
+                "timed; the whole step follows from both"
+            )
         if recipe.emulated:
             notes.append(
                 "emulated: one rank alone; its step holds no communication and no bubble, and its "
@@ -138,22 +148,27 @@ class ReferenceRun:
             memory.reset_gpu(self.device)
         self.sample.start()
 
-    def _memory(self, trainer: Trainer, used_before: int, step: int) -> RankMemory:
+    def _memory(self, trainer: Trainer, used_before: int, timed: timing.StepTiming) -> RankMemory:
         """Memory of this rank.
 
+        Where shorter steps were timed, with the buffers that the whole one receives into besides.
         On a CPU one more step runs under the tracker, which counts live tensors but cannot see
         into compiled code.
         """
         rank = dist.get_rank()
         if self.device.type == "cuda":
-            return memory.of_gpu(rank, self.device, used_before)
+            unseen = 0
+            if self.recipe.layout.pp > 1 and timed.microbatches:
+                unseen = self.recipe.num_microbatches - sum(timed.microbatches)
+                unseen *= trainer.schedule(timed.microbatches[0]).bytes_a_microbatch
+            return memory.of_gpu(rank, self.device, used_before, unseen)
         if self.recipe.layout.compile:
             return RankMemory(rank=rank, peak_allocated_bytes=None, peak_reserved_bytes=None)
         tracker = memory.Tracker()
         with tracker:
             tracker.adopt(trainer.tensors())
             tracker.reset()
-            trainer.step(step)
+            trainer.step(len(timed.losses), max(timed.microbatches, default=None))
         return RankMemory(rank=rank, peak_allocated_bytes=tracker.peak, peak_reserved_bytes=None)
 
     def _gathered(self, own: RankMemory) -> list[RankMemory]:

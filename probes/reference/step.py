@@ -75,15 +75,19 @@ class Trainer:
             else optimizers.AfterBackward(parameters, names, kind, lr)
         )
         self.clipping = Clipping(self.modules, self.meshes, self.ties.copies)
-        self._pipeline = None
-        if recipe.layout.pp > 1:
+        self._pipelines: dict[int, pipeline.Pipeline] = {}
+
+    def schedule(self, microbatches: int) -> pipeline.Pipeline:
+        """The schedule of a step of so many microbatches over this rank's stages."""
+        if microbatches not in self._pipelines:
             parts = [
                 (stage, part, module)
                 for (stage, part), module in zip(self._held, self.modules, strict=True)
             ]
-            self._pipeline = pipeline.Pipeline(
-                recipe, self.meshes, parts, self._loss_function(), self.device
+            self._pipelines[microbatches] = pipeline.Pipeline(
+                self.recipe, self.meshes, parts, self._loss_function(), self.device, microbatches
             )
+        return self._pipelines[microbatches]
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """The tensors on the device between steps.
@@ -105,22 +109,26 @@ class Trainer:
         """Factor on the loss, which gradients carry until the update."""
         return FP16_LOSS_SCALE if self.recipe.layout.precision == "fp16" else 1.0
 
-    def step(self, index: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Runs one update.
+    def step(
+        self, index: int, microbatches: int | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Runs one update, over fewer microbatches where so many are asked for.
 
         Returns (this rank's share of the global mean loss, norm of the gradients if
         they are clipped).
         """
         recipe = self.recipe
+        count = microbatches or recipe.num_microbatches
         tokens, targets = initialise.batch(
-            recipe, index, self.meshes.replica, self.sequence.local, self.device
+            recipe, index, self.meshes.replica, self.sequence.local, self.device, count
         )
         with self._contexts():
             share = (
-                self._pipelined(tokens, targets)
-                if self._pipeline is not None
-                else self._accumulated(tokens, targets)
+                self._pipelined(tokens, targets, count)
+                if recipe.layout.pp > 1
+                else self._accumulated(tokens, targets, count)
             )
+        share = share * (recipe.num_microbatches / count)
         self.ties.add_gradients()
         norm = None
         if not recipe.layout.optimizer_in_backward:
@@ -153,19 +161,18 @@ class Trainer:
         ]
         return [float(torch.stack([x.max() / x.mean() for x in loads]).mean())] if loads else []
 
-    def _pipelined(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        assert self._pipeline is not None
-        share = self._pipeline.step(tokens, targets)
+    def _pipelined(self, tokens: torch.Tensor, targets: torch.Tensor, count: int) -> torch.Tensor:
+        share = self.schedule(count).step(tokens, targets)
         return torch.zeros((), device=self.device) if share is None else share
 
-    def _accumulated(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def _accumulated(self, tokens: torch.Tensor, targets: torch.Tensor, count: int) -> torch.Tensor:
         """Runs microbatch after microbatch.
 
         FSDP2 reduces each one's gradients, as TorchTitan lets it; DDP only the last one's.
         """
         module, loss_of = self.modules[0], self._loss_function()
         total = torch.zeros((), device=self.device)
-        batch, count = self.recipe.layout.micro_batch_size, self.recipe.num_microbatches
+        batch = self.recipe.layout.micro_batch_size
         for i in range(count):
             last = i == count - 1
             self.updates.arm(last)

@@ -1,4 +1,7 @@
-"""Times steps: warm-up, then timed steps in small batches, until enough or until they agree."""
+"""Times steps: warm-up, then timed steps in small batches, until enough or until they agree.
+
+Of a step with many microbatches two shorter ones are timed (`ReferenceRecipe.timed_microbatches`).
+"""
 
 import gc
 import math
@@ -16,6 +19,9 @@ from probes.reference.step import Trainer
 # steps between two waits for the device, so that the waits do not affect every step; also the
 # fewest that can agree
 BATCH = 5
+# Share of the time limit after which nothing more is timed; the rest is for the start before this
+# program's and for its end.
+TIMED_SHARE = 0.7
 
 
 class NonFiniteLossError(ArithmeticError):
@@ -26,11 +32,13 @@ class NonFiniteLossError(ArithmeticError):
 class StepTiming:
     """Timings and losses of a run.
 
+    microbatches: of the two steps that were timed for each; empty where whole ones were.
     seconds: of each timed step on the slowest rank.
     losses, norms: of every step, warm-up included.
     imbalance: of the experts' load after each batch of timed steps (`Trainer.expert_imbalance`).
     """
 
+    microbatches: tuple[int, ...] = ()
     seconds: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
@@ -51,42 +59,87 @@ class StepTiming:
         )
 
 
-def run(trainer: Trainer, ready: Callable[[], None]) -> StepTiming:
+class Clock:
+    """How long this program has run, as all ranks see it: the slowest one's seconds."""
+
+    def __init__(self, trainer: Trainer, started: float) -> None:
+        self._trainer, self._started = trainer, started
+        self.seconds = 0.0
+
+    def slowest(self, own: list[float]) -> list[float]:
+        """The slowest rank's seconds of each step, and of the clock; the same on all ranks, so
+        that all stop together.
+        """
+        values = [*own, time.monotonic() - self._started]
+        if not self._trainer.recipe.emulated and dist.get_world_size() > 1:
+            shared = torch.tensor(values, device=self._trainer.device)
+            dist.all_reduce(shared, op=dist.ReduceOp.MAX)
+            values = [float(one) for one in shared]
+        self.seconds = values.pop()
+        return values
+
+
+def run(trainer: Trainer, ready: Callable[[], None], started: float) -> StepTiming:
     """Runs the warm-up, then timed steps, without Python's garbage collector as trainers do.
 
-    ready: called between the two.
+    Steps are timed until there are as many as the task says and, on a GPU, until they took as long
+    as it says, for a GPU that has just begun runs faster than one at its power limit; or until the
+    time limit comes near.
+    ready: called between the two. started: the clock's (`time.monotonic`) when the program began.
     """
-    task, timing = trainer.recipe.task, StepTiming()
-    done = 0
+    task, clock = trainer.recipe.task, Clock(trainer, started)
+    until = TIMED_SHARE * task.time_limit_seconds
+    timing = StepTiming(microbatches=trainer.recipe.timed_microbatches() or ())
+    each = 0.0  # seconds of one more step, or of the two that stand for it
     for _ in range(task.warmup_steps):
-        _steps(trainer, done, 1, timing)
-        done += 1
+        each = sum(map(sum, _steps(trainer, 1, timing, clock)))
+        if clock.seconds + 2 * each > until:
+            break
     gc.collect()
     gc.disable()
     ready()
     try:
-        _timed(trainer, done, timing)
+        spent, least = 0.0, task.least_seconds if trainer.device.type == "cuda" else 0.0
+        while True:
+            fits = int((until - clock.seconds) / each) if each else 1
+            wanted = task.steps - len(timing.seconds)
+            count = max(1, min(BATCH, fits, wanted if wanted > 0 else BATCH))
+            found = _steps(trainer, count, timing, clock)
+            timing.seconds += _whole(trainer, timing.microbatches, found)
+            timing.imbalance += trainer.expert_imbalance()
+            each = sum(map(sum, found)) / len(found[0])
+            spent += sum(map(sum, found))
+            agree = len(timing.seconds) >= BATCH and timing.spread < task.spread_below
+            enough = spent >= least and (len(timing.seconds) >= task.steps or agree)
+            if enough or clock.seconds + each > until:
+                return timing
     finally:
         gc.enable()
-    return timing
 
 
-def _timed(trainer: Trainer, done: int, timing: StepTiming) -> None:
-    task = trainer.recipe.task
-    while len(timing.seconds) < task.steps:
-        count = min(BATCH, task.steps - len(timing.seconds))
-        timing.seconds += _slowest(trainer, _steps(trainer, done, count, timing))
-        timing.imbalance += trainer.expert_imbalance()
-        done += count
-        if len(timing.seconds) >= BATCH and timing.spread < task.spread_below:
-            break
+def _steps(trainer: Trainer, count: int, timing: StepTiming, clock: Clock) -> list[list[float]]:
+    """Seconds of `count` steps: of whole ones, or of so many of each of the two shorter ones."""
+    sizes = timing.microbatches or (trainer.recipe.num_microbatches,)
+    return [clock.slowest(_alike(trainer, size, count, timing)) for size in sizes]
 
 
-def _steps(trainer: Trainer, first: int, count: int, timing: StepTiming) -> list[float]:
-    """Seconds on this rank for each of `count` steps."""
+def _whole(
+    trainer: Trainer, microbatches: tuple[int, ...], found: list[list[float]]
+) -> list[float]:
+    """Seconds of whole steps. a + b M through the two sizes that were timed."""
+    if not microbatches:
+        return found[0]
+    few, more = microbatches
+    times = (trainer.recipe.num_microbatches - few) / (more - few)
+    return [short + times * (longer - short) for short, longer in zip(*found, strict=True)]
+
+
+def _alike(trainer: Trainer, size: int, count: int, timing: StepTiming) -> list[float]:
+    """Seconds on this rank for each of `count` steps of so many microbatches."""
+    first = len(timing.losses)
     marks, shares, norms = [_mark(trainer.device)], [], []
     for index in range(first, first + count):
-        share, norm = trainer.step(index)
+        share, norm = trainer.step(index, size)
         marks.append(_mark(trainer.device))
         shares.append(share)
         norms += [] if norm is None else [norm]
@@ -98,18 +151,6 @@ def _steps(trainer: Trainer, first: int, count: int, timing: StepTiming) -> list
             if not math.isfinite(loss):
                 raise NonFiniteLossError(f"loss is {loss} at step {step}")
     return [_between(a, b) for a, b in pairwise(marks)]
-
-
-def _slowest(trainer: Trainer, seconds: list[float]) -> list[float]:
-    """Each step's seconds on the slowest rank.
-
-    The list is the same on all ranks, so that all stop together.
-    """
-    if trainer.recipe.emulated or dist.get_world_size() == 1:
-        return seconds
-    shared = torch.tensor(seconds, device=trainer.device)
-    dist.all_reduce(shared, op=dist.ReduceOp.MAX)
-    return [float(s) for s in shared]
 
 
 Mark = float | torch.cuda.Event

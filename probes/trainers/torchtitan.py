@@ -331,7 +331,7 @@ def _command(python: str, task: ProbeTask, job: Job, exported: Export) -> Traine
     env = {**OFFLINE, "PYTHONUNBUFFERED": "1"}
     if job.training.expandable_segments is not False:
         env["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
-    flags = _flags(task, exported.version)
+    flags = _flags(task, job, exported.version)
     cut = next(
         (index for index, item in enumerate(exported.arguments) if item.startswith(SUBCOMMAND)),
         len(exported.arguments),
@@ -367,8 +367,10 @@ def _command(python: str, task: ProbeTask, job: Job, exported: Export) -> Traine
     )
 
 
-def _flags(task: ProbeTask, version: str) -> tuple[str, ...]:
-    """The flags that a probe adds: its steps, a log line and an event for each, its own data."""
+def _flags(task: ProbeTask, job: Job, version: str) -> tuple[str, ...]:
+    """The flags that a probe adds: its steps, a log line and an event for each, its own data, and
+    tokens dealt evenly to experts.
+    """
     steps = str(task.warmup_steps + task.steps)
     common = (
         "--training.steps",
@@ -380,6 +382,8 @@ def _flags(task: ProbeTask, version: str) -> tuple[str, ...]:
         "--metrics.disable_color_printing",
     )
     fake = ("--comm.mode", "fake_backend") if task.emulate_rank is not None else ()
+    dealt = job.model.is_moe and task.routing == "balanced"
+    even = ("--debug.moe_force_load_balance",) if dealt else ()
     if version.startswith("0.2"):
         places = (
             "--job.dump_folder",
@@ -402,4 +406,4 @@ def _flags(task: ProbeTask, version: str) -> tuple[str, ...]:
             "--dataloader.dataset_path",
             DATA,
         )
-    return (*common, *places, *fake)
+    return (*common, *places, *fake, *even)

@@ -294,19 +294,24 @@ class TestCalibrations:
             {"asked_by": "ann", "shared": False},
             {"measured": Measured(status="oom", rung="probed")},
             {"measured": Measured(rung="emulated", step_seconds=2.0)},
+            {"measured": Measured(rung="probed", step_seconds=2.0, throttled=True)},
+            {"measured": Measured(rung="probed", step_seconds=2.0, allocator_retries=1)},
+            {"measured": Measured(rung="probed", step_seconds=2.0, allocator_retries=0)},
             {},
         ]
         runs.add([measurement(n).model_copy(update=each) for n, each in enumerate(told)])
-        assert [run.id for run in learning.inputs(H100).runs] == ["measurement-004"]
+        counting = ["measurement-007", "measurement-006"]
+        assert [run.id for run in learning.inputs(H100).runs] == counting
         anns = learning.inputs(replace(H100, owner="ann")).runs
-        assert [run.id for run in anns] == ["measurement-004", "measurement-001"]
+        assert [run.id for run in anns] == [*counting, "measurement-001"]
         assert learning.owners("torchtitan", "h100-sxm-80gb") == ["ann"]
         assert runs.share(asked_by="bob") == []
         assert runs.share(asked_by="ann") == ["measurement-001"]
-        assert len(learning.inputs(H100).runs) == 2
-        runs.refuse("measurement-004", "impossible")
-        assert [run.id for run in learning.inputs(H100).runs] == ["measurement-001"]
-        assert runs.get("measurement-004").refused == "impossible"
+        assert len(learning.inputs(H100).runs) == 3
+        runs.refuse("measurement-007", "impossible")
+        left = [run.id for run in learning.inputs(H100).runs]
+        assert left == ["measurement-006", "measurement-001"]
+        assert runs.get("measurement-007").refused == "impossible"
 
     def test_what_pricing_found_is_kept_until_its_basis_changes_or_its_run_goes(
         self, engine: Engine, learning: SqlLearningStore

@@ -1,5 +1,6 @@
 """What tests of this ring share: planning processes that start at once, and light probes."""
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from api.http import lanes
 from tests import zygote
 from tests.stand_ins import light_python, worker
 
@@ -27,8 +29,13 @@ def surroundings(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture(autouse=True, scope="module")
 def planning_forks() -> Iterator[None]:
-    """A service within the tests' own process plans in forks; a real one spawns."""
+    """A service within the tests' own process plans in forks, as nice as other tests; a real one
+    spawns, warms up and stands back.
+    """
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("api.http.lanes.NICENESS", dict.fromkeys(lanes.NICENESS, 0))
+        for warm_up in ("plan_once", "price_once"):
+            patch.setattr(f"api.http.lanes.{warm_up}", os.getpid)
         forks = SimpleNamespace(get_context=lambda _: zygote.FORKS)
         patch.setattr("api.http.lanes.multiprocessing", forks)
         yield

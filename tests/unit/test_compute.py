@@ -67,7 +67,7 @@ SIZES = st.integers(1, 2**17)
 
 
 @pytest.mark.parametrize("name", GPUS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(rows=SIZES, cols=SIZES, depth=SIZES, batch=st.integers(1, 256))
 def test_a_gemm_is_never_faster_than_the_roofline(
     name: str, rows: int, cols: int, depth: int, batch: int

@@ -91,6 +91,14 @@ def test_the_grid_spans_what_was_asked_and_starts_wide() -> None:
     assert 3 <= fits.count(False) <= len(fits) // 3
 
 
+def test_a_smaller_gpu_has_smaller_runs() -> None:
+    found = [case for case in cases("rtx-4090") if case.rank is None]
+    fits = [estimate_job(read_job(case.job)).fits for case in found]
+    assert len(found) >= 25
+    assert fits.count(True) >= len(found) // 2
+    assert {case.job["layout"].get("ac") for case in found} >= {"none", "full", "selective-op"}
+
+
 def test_fake_tensors_see_every_rank_and_nothing_compiled() -> None:
     found = fake_cases("h100-sxm-80gb")
     assert len({case.id for case in found}) == len(found) > 50
@@ -187,6 +195,13 @@ def test_a_gpu_is_known_by_its_catalogue_name(monkeypatch: pytest.MonkeyPatch) -
     assert gpu_survey.find_machine() == gpu_survey.Machine(
         gpu="h200-sxm-141gb", name="NVIDIA H200", devices=("GPU-1",)
     )
+    both = nvidia.Survey(gpus=(gpu, replace(gpu, index=1, uuid="GPU-2")))
+    monkeypatch.setattr(nvidia, "survey", lambda: both)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert gpu_survey.find_machine().devices == ("GPU-2",)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(SystemExit, match="CUDA_VISIBLE_DEVICES hides all"):
+        gpu_survey.find_machine()
     nothing = nvidia.Survey(gpus=(), problem="nvidia-smi is not installed")
     monkeypatch.setattr(nvidia, "survey", lambda: nothing)
     with pytest.raises(SystemExit, match="nvidia-smi is not installed; on a CPU try --tiny"):

@@ -75,7 +75,7 @@ def test_a_script_that_grows_without_end_is_refused(text: str) -> None:
         read_script(text)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.text(alphabet="ab =$\"'\\{}()[]#;|&<>\n-1@:+`!", max_size=60))
 def test_any_text_ends(text: str) -> None:
     script = read_script(text)

@@ -12,6 +12,7 @@ from planner.errors import SpecError
 from planner.intake.huggingface.model_document import inline_keys
 from planner.intake.jobs import read_job
 from planner.intake.models import load_model, read_model
+from planner.specs.job import ProbeSpec
 from planner.trainers.registry import training_release
 from tests.conftest import job_values
 
@@ -129,3 +130,9 @@ def test_a_length_with_a_suffix_is_kept_as_the_number_it_means() -> None:
     job = read_job(values(training__seq_len="8k"))
     assert job.training.seq_len == 8192
     assert job.request["training"]["seq_len"] == 8192
+
+
+def test_a_budget_follows_the_cluster_unless_it_is_stated() -> None:
+    assert ProbeSpec(max_probes=2).gpu_seconds(8) == 2 * 8 * 150.0
+    assert ProbeSpec(max_probes=1).gpu_seconds(2) == 1800.0
+    assert ProbeSpec(max_probes=9, max_gpu_seconds=60.0).gpu_seconds(512) == 60.0

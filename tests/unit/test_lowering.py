@@ -151,7 +151,7 @@ def plain_entries(order: tuple[Action, ...]) -> list[int]:
     return entries
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), min_size=1), min_size=1))
 def test_entries_before_each_action(drawn: list[list[tuple[int, int]]]) -> None:
     ranks = [

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from planner.calibration.update import teaches
 from probes import guardian
 from probes.folder import BEGIN, END, LOG, RESULT, TASK
 from probes.outcome import LOG_BYTES, Begin, bare_environment, conclude, read_end, read_log
-from probes.protocol import Failed, FailureKind, MeasuredRun, ProbeResult, ProbeTask
+from probes.protocol import Failed, FailureKind, MeasuredRun, ProbeResult, ProbeTask, RankMemory
 from tests.conftest import job_values
 
 JOB = job_values("debug-tiny", "cpu", 2, 64, 4, layout={"dp_shard": 2, "ac": "none"})
@@ -47,6 +48,31 @@ def probe(
         )  # fmt: skip
         (folder / RESULT).write_text(json.dumps(result.model_dump()))
     return one
+
+
+@pytest.mark.parametrize(("throttled", "retries", "reason"), [
+    (False, 0, None), (None, None, None),
+    (True, 0, "heat or a fault held the GPU's clock down"),
+    (False, 3, "the allocator emptied its cache 3 times between steps"),
+])  # fmt: skip
+def test_a_disturbed_run_teaches_nothing(
+    throttled: bool | None, retries: int | None, reason: str | None
+) -> None:
+    rank = RankMemory(
+        rank=0, peak_allocated_bytes=1, peak_reserved_bytes=2, allocator_retries=retries
+    )
+    environment = bare_environment(None).model_copy(
+        update={"throttled": throttled, "sm_clock_hertz": 1.5e9}
+    )
+    found = ProbeResult(
+        task=ProbeTask.model_validate({"id": "probe-1", "job": JOB}),
+        outcome=measured(memory=[rank]), environment=environment, started_at="", wall_seconds=1.0,
+        gpu_seconds=2.0,
+    ).measurement()  # fmt: skip
+    assert found.measured.disturbed == reason
+    assert found.measured.model_extra is not None
+    assert found.measured.model_extra["sm_clock_hertz"] == 1.5e9
+    assert teaches(found) is (reason is None)
 
 
 class TestWhichEndCounts:

@@ -4,7 +4,6 @@ quick for 100,000 candidates.
 
 import importlib.util
 import re
-import time
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -331,22 +330,3 @@ def many(count: int) -> Candidates:
     return Candidates.build(
         batch, prior, memory, JobSize(usable_bytes=76e9, num_gpus=64, global_batch_size=512)
     )
-
-
-@pytest.mark.slow
-def test_the_next_of_100_000_is_chosen_within_100_ms() -> None:
-    """Processor time of a whole ask, the study's book-keeping included; the median of ten with up
-    to 20 probes told.
-    """
-    candidates = many(100_000)
-    assert len(candidates) == 100_000
-    machine = Machine(candidates, candidates.prior.log_seconds + 0.1 * np.sin(np.arange(100_000)))
-    study = ProbeStudy(candidates, StudySettings(budget=MUCH))
-    seconds = []
-    for _ in range(20):
-        started = time.process_time()
-        asked = study.ask()
-        seconds.append(time.process_time() - started)
-        assert asked.row is not None
-        study.tell(asked, machine.run(asked))
-    assert np.median(seconds[10:]) < 0.1

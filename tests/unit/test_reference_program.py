@@ -352,13 +352,13 @@ def test_memory_of_a_gpu_tells_what_was_flushed(monkeypatch: pytest.MonkeyPatch)
     }
     for name, value in said.items():
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
-    found = memory.of_gpu(3, torch.device("cuda"), 5)
+    found = memory.of_gpu(3, torch.device("cuda"), 5, 7)
     assert (
         found.rank,
         found.peak_allocated_bytes,
         found.peak_reserved_bytes,
         found.device_used_bytes,
-    ) == (3, 50, 70, 90)
+    ) == (3, 57, 77, 97)
     assert (found.communicator_bytes, found.allocator_retries) == (25, 2)
 
 
@@ -441,6 +441,71 @@ def test_without_torchao_float8_is_one_clear_line(monkeypatch: pytest.MonkeyPatc
     layout = resolve_layout({"precision": "float8-rowwise"}, trainer="torchtitan", num_gpus=1)
     with pytest.raises(ImportError, match=r"layout\.precision=float8-rowwise needs torchao"):
         precision.apply(torch.nn.Linear(1, 1), layout, emulate=True)
+
+
+@pytest.mark.parametrize(("layout", "per_rank", "expected"), [
+    ({}, 8, None), ({}, 64, (2, 4)),
+    ({"pp": 2, "dp_shard": 1}, 16, None), ({"pp": 2, "dp_shard": 1}, 64, (4, 8)),
+    ({"pp": 2, "dp_shard": 1, "pp_schedule": "Interleaved1F1B", "virtual_stages": 2}, 64, (4, 8)),
+    ({"pp": 2, "dp_shard": 1}, 65, (4, 8)),
+    ({"pp": 2, "dp_shard": 1, "pp_schedule": "GPipe"}, 64, None),
+])  # fmt: skip
+def test_of_a_long_step_two_short_ones_are_timed(
+    layout: dict[str, Any], per_rank: int, expected: Any
+) -> None:
+    gpus = layout.get("pp", 1)
+    given = recipe(layout, num_gpus=gpus, training={"global_batch_size": per_rank})
+    assert given.timed_microbatches() == expected
+
+
+class Stepping:
+    """Steps on a clock of its own: an update, and each microbatch."""
+
+    def __init__(self, batch: int, *, device: str = "cpu", **options: Any) -> None:
+        training = {"global_batch_size": batch}
+        self.recipe = recipe({}, training=training, **options)
+        self.device, self.now = SimpleNamespace(type=device), 100.0
+        self.sizes: list[int] = []
+
+    def step(self, index: int, microbatches: int) -> tuple[Any, None]:
+        self.sizes.append(microbatches)
+        self.now += 0.5 + 0.25 * microbatches
+        return 1.0, None
+
+    def global_loss(self, share: float) -> float:
+        return share
+
+    def expert_imbalance(self) -> list[float]:
+        return []
+
+    def run(self, monkeypatch: pytest.MonkeyPatch) -> Any:
+        from probes.reference import timing
+
+        monkeypatch.setattr(timing, "_mark", lambda device: self.now)
+        monkeypatch.setattr(timing, "_wait", lambda device: None)
+        monkeypatch.setattr(timing, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(timing.dist, "get_world_size", lambda: 1)
+        return timing.run(self, lambda: None, 100.0)  # type: ignore[arg-type]
+
+
+def test_a_long_step_follows_from_two_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = Stepping(64, spread_below=0.0, steps=7)
+    found = long.run(monkeypatch)
+    assert found.microbatches == (2, 4)
+    assert found.seconds == pytest.approx([0.5 + 0.25 * 64] * 7)
+    assert long.sizes == [2, 4] * 3 + [2] * 5 + [4] * 5 + [2] * 2 + [4] * 2
+    short = Stepping(8)
+    assert short.run(monkeypatch).seconds == pytest.approx([2.5] * 5), "they agree"
+    assert set(short.sizes) == {8}
+
+
+def test_timing_lasts_on_a_gpu_and_ends_before_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    lasting = Stepping(8, device="cuda", least_seconds=30.0).run(monkeypatch)
+    assert len(lasting.seconds) == 15, "12 steps are 30 s"
+    ended = Stepping(8, steps=1000, spread_below=0.0, time_limit_seconds=60.0)
+    assert len(ended.run(monkeypatch).seconds) == 13, "42 s less 3 steps to warm up"
+    hasty = Stepping(8, steps=1000, spread_below=0.0, time_limit_seconds=6.0)
+    assert len(hasty.run(monkeypatch).seconds) == 1, "one to warm up, one timed"
 
 
 def test_timing_spread() -> None:

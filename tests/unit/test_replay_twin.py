@@ -147,7 +147,7 @@ def plain_programs(
     return programs
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(
     st.sampled_from(list(legal(list(SCHEDULES)))),
     st.integers(0, 2**31),

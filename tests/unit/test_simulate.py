@@ -134,7 +134,7 @@ def test_candidates_do_not_disturb_each_other() -> None:
 
 
 @drawn(st.data())
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_pipelines_do_not_disturb_each_other(data: st.DataObject) -> None:
     """Any pipelines, of any number of candidates, together as one by one, to the last digit."""
     shapes = [

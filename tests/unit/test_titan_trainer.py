@@ -84,6 +84,19 @@ def test_a_command_for_every_version_of_both_lines(
         assert found.program[-1] == "activation-checkpoint:full"
 
 
+@pytest.mark.parametrize(("model", "routing", "even"), [
+    ("deepseek-v2-lite", "balanced", True), ("deepseek-v2-lite", "learned", False),
+    ("llama3-8b", "balanced", False),
+])  # fmt: skip
+def test_experts_are_dealt_tokens_evenly(
+    monkeypatch: pytest.MonkeyPatch, model: str, routing: str, even: bool
+) -> None:
+    found = command(
+        trainer(monkeypatch, torchtitan="0.2.2").command(task({}, model=model, routing=routing))
+    )
+    assert ("--debug.moe_force_load_balance" in found.program) is even
+
+
 def test_a_probes_data_feeds_every_rank_whole_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = task({"tp": 2}, training={"seq_len": 65536})
     found = command(trainer(monkeypatch, torchtitan="0.2.2").command(asked))
