@@ -10,7 +10,13 @@ from typing import TypeVar
 import numpy as np
 
 from planner.calibration.basis import basis, memory_basis
-from planner.calibration.intervals import Spread, oom_probability, spread
+from planner.calibration.intervals import (
+    MOSTLY_HIDDEN,
+    Spread,
+    hidden_share,
+    oom_probability,
+    spread,
+)
 from planner.columns import FloatColumn, IntColumn, LayoutBatch, in_order
 from planner.cost.machine.knobs import Calibration
 from planner.cost.machine.stacks import stack_name, unit_name
@@ -36,7 +42,7 @@ from planner.specs.kernel_families import unknown_family
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
 from planner.trainers.registry import training_release
-from planner.units import counted
+from planner.units import counted, format_seconds
 from planner.version import MODEL_VERSION
 from planner.work.axes import busiest_load
 
@@ -262,6 +268,7 @@ class _Columns:
         self.mfu = model_flops_utilisation(
             pricer.model, cluster, self.tokens_per_second_per_gpu, training.seq_len
         )
+        self.hidden_share = hidden_share(self.prices)
         self.memory_parts = memory_rows(self.prices.memory)
         self.redone_share = self._redone_share()
         self.basis = basis(pricer.calibration, pricer, batch)
@@ -310,7 +317,7 @@ class _Columns:
             basis={**self.basis[row], "memory": self.memory_basis},
             moe_imbalance=load,
             learned=self._learned(row),
-            warnings=[*self.warnings, *self._predicted_load(load)],
+            warnings=[*self.warnings, *self._predicted_load(load), *self._mostly_hidden(row)],
             model_version=MODEL_VERSION,
             calibration_id=pricer.calibration.id,
         )
@@ -326,6 +333,16 @@ class _Columns:
             yield (
                 f"the busiest expert rank takes {load:.2f} times the mean load, as random routing "
                 "gives; training.moe_imbalance states another"
+            )
+
+    def _mostly_hidden(self, row: int) -> Iterator[str]:
+        """What the step would be without the overlap that its prediction counts on."""
+        if self.hidden_share[row] > MOSTLY_HIDDEN:
+            seconds = float(self.prices.stage_seconds.hidden[row])
+            yield (
+                f"{format_seconds(seconds)} of communication are taken to hide under compute, "
+                f"{self.hidden_share[row]:.0%} of it, more than in any published run: the interval "
+                "is wider"
             )
 
     @cached_property

@@ -101,16 +101,17 @@ def memory_basis(calibration: Calibration, trainer: str) -> Basis:
 def unmeasured_mechanisms(calibration: Calibration, setting: Setting) -> tuple[Mechanism, ...]:
     """The U mechanisms that no run of this trainer and none on this GPU family used.
 
-    Those that are exchanges (`Mechanism.leads`) count where none on the family used them. What
-    practitioners run in such a job (`Mechanism.practised`) is none of them.
+    Those that do not lead by themselves (`Mechanism.leads`) count where no run of this trainer on
+    this family used them. What practitioners run in such a job (`Mechanism.practised`) does not.
     """
-    family = setting.cluster.gpu.family
-    stands = _stands(calibration.seen, setting.training.trainer, family)
-    on_family = {name for _, one_family, name in calibration.seen if one_family == family}
+    stands = _stands(calibration.seen, setting.training.trainer, setting.cluster.gpu.family)
     return tuple(
         one
         for one in MECHANISMS
-        if (stands[one.name] == "extrapolated" or not (one.leads or one.name in on_family))
+        if (
+            stands[one.name] == "extrapolated"
+            or not (one.leads or stands[one.name] == "calibrated")
+        )
         and not one.practised(setting)
     )
 

@@ -42,6 +42,7 @@ TOKENS = (8192, 32768, 131072, 524288)
 # what the published runs reach: the shortest sequences that Ulysses cut, the widest exchange of
 # experts
 SHORT, FAR_EXPERTS = 4096, 4
+CUT = 8192  # tokens a rank below which a sequence is cut for room alone, not for its length
 LONG = 16  # ranks of a pipeline, beyond what anybody runs by default; judgement
 AC_POINTS = {"selective-layer": 1, "memory-budget": 2, "block": 1, "uniform": 1}
 AC_WORDS = {
@@ -93,7 +94,7 @@ class Mechanism:
     used: whether each layout uses it, (N,).
     of_job: the same for all layouts of a job.
     of_gpu: a kernel of the GPU, which runs of any trainer show.
-    leads: whether a layout may come first by it before any run on the GPU family used it.
+    leads: whether a layout may come first by it before a run of its trainer on its GPU family used it.
     practised: jobs for which it is what practitioners run, measured here or not, and no more to
         explain than what it replaces.
     """
@@ -260,6 +261,11 @@ def _tensor_and_context_parallel() -> Iterator[Mechanism]:
         name = "ulysses" if method == "ulysses" else f"cp {method}"
         used = _layout(name, _code("cp_method", method, axis="cp"), words=CP_WORDS[method])
         yield replace(used, leads=False)
+    yield Mechanism(
+        name="short cp", points=0, leads=False,
+        words=f"context parallelism with fewer than {CUT:,} tokens a rank",
+        used=lambda x, s: np.asarray((x.cp > 1) & (x.cp * CUT > s.training.seq_len)),
+    )  # fmt: skip
     ulysses = _code("cp_method", "ulysses", axis="cp")
     yield Mechanism(
         name="short ulysses", points=0, leads=False,

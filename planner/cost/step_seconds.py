@@ -59,11 +59,13 @@ class StageSeconds:
     outside (N,): the busiest rank's data-parallel waits, optimizer, waits for stragglers and fixed
         seconds of a step.
     busy (N,): seconds of its microbatches.
+    hidden (N,): of its data-parallel communication in a step, under compute.
     """
 
     inputs: CostInputs
     outside: FloatColumn
     busy: FloatColumn
+    hidden: FloatColumn
 
     @property
     def costs(self) -> layers.UnitCosts:
@@ -119,11 +121,13 @@ class _Busy:
 
     busy: of all microbatches. redone: of one, besides, where weight gradients run later.
     outside: of a step, outside of its microbatches. by_part: of a step by part.
+    hidden: of a step, communication under compute.
     """
 
     busy: FloatColumn
     redone: FloatColumn
     outside: FloatColumn
+    hidden: FloatColumn
     by_part: dict[str, FloatColumn]
 
 
@@ -157,7 +161,10 @@ def step_seconds(inputs: CostInputs) -> tuple[FloatColumn, dict[str, FloatColumn
         step,
         {name: parts[name] for name in PARTS},
         StageSeconds(
-            inputs=inputs, outside=outside + parts["straggler"] + parts["other"], busy=busy
+            inputs=inputs,
+            outside=outside + parts["straggler"] + parts["other"],
+            busy=busy,
+            hidden=load.hidden.take(at),
         ),
     )
 
@@ -211,6 +218,7 @@ def _busy(inputs: CostInputs) -> _Busy:
         busy=m * (sums(units, forward) + backward_seconds),
         redone=sums(units, at_rows(costs.redone_seconds, at)),
         outside=exposed.fsdp[0] + exposed.dp[0] + copies + slowed + optimizer,
+        hidden=exposed.hidden[0],
         by_part=inside
         | {
             "fsdp": exposed.fsdp[0] + slowed,

@@ -52,6 +52,7 @@ USES: dict[str, tuple[dict, dict]] = {
     "cp allgather": ({"cp": 2}, {}),
     "cp alltoall": ({"cp": 2, "cp_method": "alltoall"}, {"cp": 2}),
     "ulysses": ({"cp": 2, "cp_method": "ulysses"}, {"cp": 2}),
+    "short cp": ({"cp": 2}, {"cp": 2, "seq_len": 16384}),
     "short ulysses": (
         {"cp": 4, "cp_method": "ulysses"}, {"cp": 2, "cp_method": "ulysses"}),
     "pp": ({"pp": 2}, {}),

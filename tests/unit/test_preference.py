@@ -301,17 +301,16 @@ def test_what_wants_a_probe_first_is_no_bar_and_does_not_lead() -> None:
     assert bars([9.0, 9.1], oom=[0.03, 0.04]) == [0, 1]
 
 
-def test_an_exchange_leads_where_runs_on_the_family_made_it() -> None:
+def test_an_exchange_leads_where_runs_of_the_trainer_on_the_family_made_it() -> None:
     """And a program's mechanism wherever it is; HSDP is practice on many GPUs."""
     cut = PLAIN | {"dp_shard": 4, "cp": 2}
-    batch = layouts(PLAIN, cut, cut | {"cp_method": "ulysses"}, PIPED, BUDGET)
-    elsewhere = replace(
-        all_but("cp allgather", "ulysses", "pp", "ac memory-budget"),
-        seen=all_but("cp allgather", "ulysses", "pp", "ac memory-budget").seen
-        | {("torchtitan", "ampere", "cp allgather"), ("megatron", "hopper", "ulysses")},
-    )
-    pricer = Pricer.build(NODE.model, NODE.cluster, NODE.training, elsewhere)
-    assert Weighed.of(batch, pricer).supported.tolist() == [True, False, True, True, False]
+    batch = layouts(PLAIN, cut, cut | {"cp_method": "alltoall"}, PIPED, BUDGET)
+    lacking = all_but("cp allgather", "pp", "ac memory-budget")
+    elsewhere = {("torchtitan", "ampere", "cp allgather"), ("megatron", "hopper", "cp allgather")}
+    for seen in (lacking.seen, lacking.seen | elsewhere):
+        calibration = replace(lacking, seen=seen)
+        pricer = Pricer.build(NODE.model, NODE.cluster, NODE.training, calibration)
+        assert Weighed.of(batch, pricer).supported.tolist() == [True, False, True, True, False]
 
 
 def test_hsdp_on_many_gpus_is_practice() -> None:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from planner.calibration.basis import unmeasured_mechanisms
-from planner.calibration.mechanisms import FAR_EXPERTS
+from planner.calibration.mechanisms import CUT, FAR_EXPERTS
 from planner.cost.price import Pricer
 from planner.search.space.domains import Domains, Values, domains_of
 from planner.search.space.enumerate import Space, enumerate_space
@@ -24,12 +24,17 @@ def supported_space(pricer: Pricer, search: SearchSpec) -> Space:
         and f"cp {method}" not in lacking
         and not (method == "ulysses" and "short ulysses" in lacking)
     )
+
+    def long_enough(degree: object) -> bool:
+        assert isinstance(degree, int)
+        return "short cp" not in lacking or degree * CUT <= pricer.training.seq_len
+
     left: dict[str, Values] = {
         "moe_dispatcher": tuple(
             name for name in values["moe_dispatcher"] if f"dispatcher {name}" not in lacking
         ),
         "cp_method": methods,
-        "cp": values["cp"] if methods else (1,),
+        "cp": tuple(one for one in values["cp"] if one == 1 or methods and long_enough(one)),
     }
     if f"ep over more than {FAR_EXPERTS} nodes" in lacking:
         left["ep"] = tuple(one for one in values["ep"] if isinstance(one, int) and one <= far)
