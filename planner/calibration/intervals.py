@@ -108,7 +108,7 @@ def interval_sd(pricer: Pricer, batch: LayoutBatch, prices: Prices) -> FloatColu
 
 
 def hidden_share(prices: Prices) -> FloatColumn:
-    """Seconds of data-parallel communication that nobody waits for, over a rank's own work, (N,)."""
+    """Data-parallel communication that nobody waits for, over a rank's own work, (N,)."""
     return np.asarray(prices.stage_seconds.hidden / prices.stage_seconds.busy)
 
 

@@ -94,7 +94,8 @@ class Mechanism:
     used: whether each layout uses it, (N,).
     of_job: the same for all layouts of a job.
     of_gpu: a kernel of the GPU, which runs of any trainer show.
-    leads: whether a layout may come first by it before a run of its trainer on its GPU family used it.
+    leads: whether a layout may come first by it before a run of its trainer on its GPU family
+        used it.
     practised: jobs for which it is what practitioners run, measured here or not, and no more to
         explain than what it replaces.
     """

@@ -357,7 +357,7 @@ def _steady(parts: _Parts, forward_A: Mask) -> Mask:
     ranks = int(parts.ranks_P.sum())
     backwards_A = np.cumsum(~forward_A)
     starts = np.flatnonzero(parts.before_A < 0)
-    before_R = backwards_A[starts] - ~forward_A[starts]
+    before_R: Rows = backwards_A[starts] - ~forward_A[starts]
     late_A = forward_A & (backwards_A > before_R[parts.rank_A])
     late_R = np.bincount(parts.rank_A[late_A], minlength=ranks)
     last_R = np.isin(np.arange(ranks), np.cumsum(parts.ranks_P) - 1)

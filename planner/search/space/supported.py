@@ -34,7 +34,7 @@ def supported_space(pricer: Pricer, search: SearchSpec) -> Space:
             name for name in values["moe_dispatcher"] if f"dispatcher {name}" not in lacking
         ),
         "cp_method": methods,
-        "cp": tuple(one for one in values["cp"] if one == 1 or methods and long_enough(one)),
+        "cp": tuple(one for one in values["cp"] if one == 1 or (methods and long_enough(one))),
     }
     if f"ep over more than {FAR_EXPERTS} nodes" in lacking:
         left["ep"] = tuple(one for one in values["ep"] if isinstance(one, int) and one <= far)
