@@ -365,8 +365,8 @@ def _simulate(
     if "layers_per_stage" not in {*job.search.fix, *job.search.allow}:
         _split(job, at_size, search)
     if job.search.simplest_first and at_size.candidates:
-        best = list(dict.fromkeys(layout for *_, layout in at_size.candidates))[:TWINNED]
-        _consider(at_size, simpler_twins(pricer.rules_context, job.search, best))
+        ahead = list(dict.fromkeys(layout for *_, layout in at_size.candidates))[:TWINNED]
+        _consider(at_size, simpler_twins(pricer.rules_context, job.search, ahead))
 
 
 def _simulate_supported(job: Job, at_size: OneSize) -> None:

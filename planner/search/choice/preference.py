@@ -79,7 +79,7 @@ class Weighed:
         return cls(
             points=points(batch, pricer),
             unmeasured=unmeasured,
-            supported=~unmeasured[:, following].any(axis=1),
+            supported=np.asarray(~unmeasured[:, following].any(axis=1)),
         )
 
     @property
