@@ -3,9 +3,10 @@
     python -m benchmarks.free_against_fixed [--jobs N] [--fixes N] [--seed N] [--first N]
 
 Draws random jobs, and for each of them random fixes: the values of one to three fields of a layout
-that the trainer can run and that fits. The fastest layout that a search without `search.fix` finds
-must be as fast as the fastest with it, but for TOLERANCE. Prints every violation, then the worst
-ratio.
+that the trainer can run and that fits, every third time of one with an even split into stages that
+the search's steps leave out. Every second model has other layers than the published one, so that
+many numbers split them evenly. The fastest layout that a search without `search.fix` finds must be
+as fast as the fastest with it, but for TOLERANCE. Prints every violation, then the worst ratio.
 """
 
 import argparse
@@ -24,6 +25,7 @@ import numpy as np
 
 from benchmarks.screening import random_layouts
 from planner.calibration.intervals import oom_probability
+from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.errors import PlannerError
 from planner.intake.jobs import read_job
@@ -31,7 +33,7 @@ from planner.rules import Context, violations
 from planner.rules.base import divisors
 from planner.search.fit import OOM_LIMIT
 from planner.search.one_size import search_size
-from planner.search.space.domains import default_domains
+from planner.search.space.domains import STEPS_OF_STAGES, default_domains
 from planner.search.space.enumerate import build_space
 from planner.specs.job import SearchSpec
 from planner.specs.layout import Layout, parse_ac
@@ -42,6 +44,7 @@ MODELS = (
     "llama3.2-1b", "llama3.2-3b", "llama3.1-8b", "llama2-13b", "gpt2-xl", "qwen2.5-1.5b",
     "qwen2-7b", "gemma2-2b", "olmoe-1b-7b", "deepseek-v2-lite", "mixtral-8x7b", "qwen3-30b-a3b",
 )  # fmt: skip
+LAYERS = (14, 22, 26, 27, 28, 30, 33, 39, 42, 44, 45, 49, 52, 55, 56)
 GPUS = ("h100-sxm-80gb", "a100-sxm-80gb", "a100-sxm-40gb", "a100-pcie-80gb", "h200-sxm-141gb")
 SIZES = (2, 4, 6, 8, 8, 16, 16, 24, 32)
 TRAINERS_DRAWN = ("torchtitan", "torchtitan", "megatron", "megatron", "fsdp", "megatron-deepspeed")
@@ -76,8 +79,10 @@ def random_job(rng: np.random.Generator) -> dict[str, Any]:
     """A job whose search takes some tenths of a second."""
     num_gpus = int(rng.choice(SIZES))
     batch = int(num_gpus * rng.choice([1, 2, 4, 8, 16]) + rng.choice([0, 0, 0, num_gpus // 2]))
+    name = str(rng.choice(MODELS))
+    other = {"base": name, "num_hidden_layers": int(rng.choice(LAYERS))}
     return {
-        "model": str(rng.choice(MODELS)),
+        "model": other if rng.random() < 0.5 else name,
         "cluster": {"gpu": str(rng.choice(GPUS)), "num_gpus": num_gpus},
         "training": {
             "seq_len": int(rng.choice([2048, 4096, 8192])),
@@ -103,19 +108,39 @@ class Runnable:
         self.rng, self.model = rng, read.model
         self.context = Context(model=read.model, cluster=read.cluster, training=read.training)
         self.pricer = Pricer.build(read.model, read.cluster, read.training)
-        space = build_space(self.context, SearchSpec(allow=_wide(self.context)))
-        batch = random_layouts(space, DRAWN, int(rng.integers(2**31)))
+        wide = _wide(self.context)
+        self.batch = self._fitting(wide)
+        self.even = self._fitting(wide | _unlisted(self.context))
+
+    def _fitting(self, allow: dict[str, list[Any]]) -> LayoutBatch:
+        """Random layouts of a space that fit, fastest first."""
+        space = build_space(self.context, SearchSpec(allow=allow))
+        seed = int(self.rng.integers(2**31))
+        if not space.num_layouts:
+            return space.cells
+        batch = random_layouts(space, min(DRAWN, space.num_layouts), seed)
         prices = self.pricer.price(batch)
         device = prices.least_device_bytes
         fits = oom_probability(self.pricer.profile, self.pricer.cluster, device) <= OOM_LIMIT
-        order = np.argsort(np.where(fits, prices.step_seconds, np.inf), kind="stable")
-        self.batch, self.fitting = batch.take(order), int(fits.sum())
+        rows = np.flatnonzero(fits)
+        return batch.take(rows[np.argsort(prices.step_seconds[rows], kind="stable")])
+
+    @property
+    def fitting(self) -> int:
+        """How many fit."""
+        return len(self.batch)
 
     def draw(self) -> Layout:
-        """One of them: of the fastest tenth every second time, with another split every third."""
-        most = self.fitting if self.rng.random() < 0.5 else max(1, self.fitting // 10)
-        layout = self.batch.row(int(self.rng.integers(most)))
-        if layout.pp == 1 or self.rng.random() < 2 / 3:
+        """One of them: of the fastest tenth every second time, even or with another split.
+
+        One of three is even over stages that the steps of the search leave out, one of nine is
+        split at random.
+        """
+        even = len(self.even) and self.rng.random() < 1 / 3
+        batch = self.even if even else self.batch
+        most = len(batch) if self.rng.random() < 0.5 else max(1, len(batch) // 10)
+        layout = batch.row(int(self.rng.integers(most)))
+        if even or layout.pp == 1 or self.rng.random() < 2 / 3:
             return layout
         stages, layers = layout.pp * layout.virtual_stages, self.model.num_hidden_layers
         if stages > layers:
@@ -135,8 +160,10 @@ class Runnable:
         layout = self.draw()
         names = [name for name in Layout.model_fields if name not in NOT_DRAWN]
         count = int(self.rng.integers(1, MOST_FIXED + 1))
-        chosen = sorted(str(name) for name in self.rng.choice(names, count, replace=False))
-        return {name: getattr(layout, name) for name in chosen}
+        chosen = {str(name) for name in self.rng.choice(names, count, replace=False)}
+        if layout.virtual_stages not in STEPS_OF_STAGES:
+            chosen.add("virtual_stages")
+        return {name: getattr(layout, name) for name in sorted(chosen)}
 
 
 def _wide(context: Context) -> dict[str, list[Any]]:
@@ -146,7 +173,7 @@ def _wide(context: Context) -> dict[str, list[Any]]:
     trainer = TRAINERS[context.training.trainer].at(training_release(context.training))
     degrees = list(divisors(context.cluster.num_gpus))
     allow.update(dict.fromkeys(("tp", "cp", "pp", "dp_replicate", "dp_shard"), degrees))
-    allow["virtual_stages"] = list(range(1, min(context.model.num_hidden_layers, 24) + 1))
+    allow["virtual_stages"] = list(range(1, context.model.num_hidden_layers + 1))
     allow["cpu_offload"] = [False, True]
     allow["ac"] = [
         text
@@ -155,6 +182,14 @@ def _wide(context: Context) -> dict[str, list[Any]]:
         if parse_ac(str(text))[0] in trainer.ac_kinds
     ]  # fmt: skip
     return allow
+
+
+def _unlisted(context: Context) -> dict[str, list[Any]]:
+    """Pipelines whose stages split the layers evenly, as the steps of the search do not."""
+    layers = context.model.num_hidden_layers
+    counts = [n for n in divisors(layers) if n not in STEPS_OF_STAGES]
+    degrees = [n for n in divisors(context.cluster.num_gpus) if n > 1 and layers % n == 0]
+    return {"virtual_stages": counts or [1], "pp": degrees or [1], "layers_per_stage": [None]}
 
 
 def compared(rng: np.random.Generator, num_fixes: int) -> Iterator[Compared]:

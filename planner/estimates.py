@@ -10,7 +10,13 @@ from typing import TypeVar
 import numpy as np
 
 from planner.calibration.basis import basis, memory_basis
-from planner.calibration.intervals import Spread, oom_probability, spread
+from planner.calibration.intervals import (
+    MOSTLY_HIDDEN,
+    Spread,
+    hidden_share,
+    oom_probability,
+    spread,
+)
 from planner.columns import FloatColumn, IntColumn, LayoutBatch, in_order
 from planner.cost.communication import communication, unslowed
 from planner.cost.machine.knobs import Calibration
@@ -38,7 +44,7 @@ from planner.specs.kernel_families import unknown_family
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
 from planner.trainers.registry import training_release
-from planner.units import counted
+from planner.units import counted, format_seconds
 from planner.version import MODEL_VERSION
 from planner.work.axes import busiest_load
 
@@ -198,8 +204,22 @@ def estimate_layouts(
     for rows in _priced_together(batch, legal):
         columns = _Columns(pricer, [layouts[row] for row in rows], batch.take(rows))
         for place, row in enumerate(rows):
-            answers[row] = columns.estimate(place, ids[row], lacking)
+            if np.isfinite(columns.refined.step_seconds[place]):
+                answers[row] = columns.estimate(place, ids[row], lacking)
+            else:
+                stuck = [_deadlock(layouts[row])]
+                answers[row] = _refused(stuck, ids[row], pricer, lacking, note)
     return answers
+
+
+def _deadlock(layout: Layout) -> Violation:
+    return Violation(
+        field="pp_schedule",
+        value=layout.pp_schedule,
+        rule="its ranks wait for each other for good under this trainer's sends, so it cannot be "
+        "simulated",
+        remedy="choose another schedule, pp or virtual_stages",
+    )
 
 
 def _priced_together(batch: LayoutBatch, rows: IntColumn) -> Iterator[IntColumn]:
@@ -283,6 +303,7 @@ class _Columns:
         )
         self.communication = communication(pricer, self.prices, self.refined)
         self.unslowed = self._unslowed()
+        self.hidden_share = hidden_share(self.prices)
         self.memory_parts = memory_rows(self.prices.memory)
         self.redone_share = self._redone_share()
         self.basis = basis(pricer.calibration, pricer, batch)
@@ -333,7 +354,12 @@ class _Columns:
             basis={**self.basis[row], "memory": self.memory_basis},
             moe_imbalance=load,
             learned=self._learned(row),
-            warnings=[*self.warnings, *self._predicted_load(load), *self.unslowed[row]],
+            warnings=[
+                *self.warnings,
+                *self._predicted_load(load),
+                *self.unslowed[row],
+                *self._mostly_hidden(row),
+            ],
             model_version=MODEL_VERSION,
             calibration_id=pricer.calibration.id,
         )
@@ -362,6 +388,16 @@ class _Columns:
             yield (
                 f"the busiest expert rank takes {load:.2f} times the mean load, as random routing "
                 "gives; training.moe_imbalance states another"
+            )
+
+    def _mostly_hidden(self, row: int) -> Iterator[str]:
+        """What the step would be without the overlap that its prediction counts on."""
+        if self.hidden_share[row] > MOSTLY_HIDDEN:
+            seconds = float(self.prices.stage_seconds.hidden[row])
+            yield (
+                f"{format_seconds(seconds)} of communication are taken to hide under compute, "
+                f"{self.hidden_share[row]:.0%} of it, more than in any published run: the interval "
+                "is wider"
             )
 
     @cached_property

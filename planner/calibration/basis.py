@@ -99,9 +99,21 @@ def memory_basis(calibration: Calibration, trainer: str) -> Basis:
 
 
 def unmeasured_mechanisms(calibration: Calibration, setting: Setting) -> tuple[Mechanism, ...]:
-    """The U mechanisms that no run of this trainer and none on this GPU family used."""
+    """The U mechanisms that no run of this trainer and none on this GPU family used.
+
+    Those that do not lead by themselves (`Mechanism.leads`) count where no run of this trainer on
+    this family used them. What practitioners run in such a job (`Mechanism.practised`) does not.
+    """
     stands = _stands(calibration.seen, setting.training.trainer, setting.cluster.gpu.family)
-    return tuple(one for one in MECHANISMS if stands[one.name] == "extrapolated")
+    return tuple(
+        one
+        for one in MECHANISMS
+        if (
+            stands[one.name] == "extrapolated"
+            or not (one.leads or stands[one.name] == "calibrated")
+        )
+        and not one.practised(setting)
+    )
 
 
 def unmeasured(batch: LayoutBatch, setting: Setting, calibration: Calibration) -> BoolColumn:

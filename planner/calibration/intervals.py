@@ -18,7 +18,7 @@ from functools import partial
 import numpy as np
 
 from planner.calibration import student
-from planner.calibration.basis import widening
+from planner.calibration.basis import WIDER, widening
 from planner.calibration.kernel_doubt import attention_sd, unmeasured_gpu_sd
 from planner.columns import FloatColumn, IntColumn, LayoutBatch, in_order
 from planner.cost.deduplicated import layout_hashes
@@ -30,6 +30,7 @@ from planner.cost.price import Pricer, Prices
 from planner.specs.cluster import ClusterSpec
 
 JITTER = 1e-9  # on the diagonal of a covariance that one's own runs may have left without variance
+MOSTLY_HIDDEN = 0.5  # of the compute; no published run hides as much
 TWO_SIDED_90 = 1.6448536269514722  # 95th percentile of the standard normal
 
 Pair = tuple[FloatColumn, FloatColumn]
@@ -96,12 +97,19 @@ def interval_sd(pricer: Pricer, batch: LayoutBatch, prices: Prices) -> FloatColu
     """Scale of each layout's log step seconds where it stands by itself, (N,).
 
     What is not measured (`basis.widening`) widens all of it: kinds of runs that no fitted run is of
-    were off twice as far. Between layouts of one job it widens their own errors alone.
+    were off twice as far. So does communication that hides under most of the compute
+    (MOSTLY_HIDDEN). Between layouts of one job it widens their own errors alone.
     """
     spread = time_spread(pricer, batch, prices)
     wider = widening(batch, pricer, pricer.calibration)
+    wider = np.where(hidden_share(prices) > MOSTLY_HIDDEN, np.maximum(wider, WIDER), wider)
     shared = in_order(spread.loadings**2)
     return np.asarray(np.sqrt(wider**2 * shared + spread.own_sd**2))
+
+
+def hidden_share(prices: Prices) -> FloatColumn:
+    """Data-parallel communication that nobody waits for, over a rank's own work, (N,)."""
+    return np.asarray(prices.stage_seconds.hidden / prices.stage_seconds.busy)
 
 
 def moved_step_seconds(pricer: Pricer, batch: LayoutBatch) -> FloatColumn:

@@ -6,6 +6,9 @@ are a judgement, written down here and in docs/decisions/0006; `search.choice.pr
 numbers that weigh them. Whether a mechanism was measured is a fact of the calibration's runs.
 Mechanisms that need not be told apart from "less of the same" are ordered: a run on 100 nodes has
 "more than 4 nodes" and "more than 16 nodes" too.
+What a program does to a layer is composed of parts that runs timed, in whatever combination. How
+long an exchange takes that no run on the GPU family made is not, nor what a compiler chooses to
+redo within a memory budget: such a mechanism `leads` only once it was measured there.
 Letters: N layouts.
 """
 
@@ -36,6 +39,11 @@ WIDE = 256
 # times as long; one node and 8,192 tokens are the ordinary case.
 NODES = (1, 4, 16, 64, 256, 1024)
 TOKENS = (8192, 32768, 131072, 524288)
+# what the published runs reach: the shortest sequences that Ulysses cut, the widest exchange of
+# experts
+SHORT, FAR_EXPERTS = 4096, 4
+CUT = 8192  # tokens a rank below which a sequence is cut for room alone, not for its length
+LONG = 16  # ranks of a pipeline, beyond what anybody runs by default; judgement
 AC_POINTS = {"selective-layer": 1, "memory-budget": 2, "block": 1, "uniform": 1}
 AC_WORDS = {
     "none": "no recomputation",
@@ -86,6 +94,10 @@ class Mechanism:
     used: whether each layout uses it, (N,).
     of_job: the same for all layouts of a job.
     of_gpu: a kernel of the GPU, which runs of any trainer show.
+    leads: whether a layout may come first by it before a run of its trainer on its GPU family
+        used it.
+    practised: jobs for which it is what practitioners run, measured here or not, and no more to
+        explain than what it replaces.
     """
 
     name: str
@@ -94,6 +106,8 @@ class Mechanism:
     used: Mask
     of_job: bool = False
     of_gpu: bool = False
+    leads: bool = True
+    practised: Callable[[Setting], bool] = lambda setting: False
 
 
 def _layout(
@@ -213,12 +227,15 @@ def _data_parallel() -> Iterator[Mechanism]:
         lambda x: (x.zero_stage == 3) & (x.dp_shard * x.cp > 1),
         words="fully sharded weights",
     )
-    yield _layout(
+    hsdp = _layout(
         "hsdp",
         lambda x: (x.dp_replicate > 1) & (x.dp_shard > 1),
         1,
         "replicated shard groups (HSDP)",
     )
+    # tests/golden/source_tables.md: HSDP moves the point where FSDP's communication saturates 3 to
+    # 6 times further out; beyond WIDE GPUs flat groups are the exception (TorchTitan, InternEvo)
+    yield replace(hsdp, practised=lambda s: s.cluster.num_gpus > WIDE)
     yield _layout(
         f"sharded over {WIDE} ranks",
         lambda x: (x.zero_stage >= 2) & (x.dp_shard * x.cp > WIDE),
@@ -243,11 +260,26 @@ def _tensor_and_context_parallel() -> Iterator[Mechanism]:
     yield _layout("cp", lambda x: x.cp > 1, 2, "context parallelism")
     for method in CODES["cp_method"]:
         name = "ulysses" if method == "ulysses" else f"cp {method}"
-        yield _layout(name, _code("cp_method", method, axis="cp"), words=CP_WORDS[method])
+        used = _layout(name, _code("cp_method", method, axis="cp"), words=CP_WORDS[method])
+        yield replace(used, leads=False)
+    yield Mechanism(
+        name="short cp", points=0, leads=False,
+        words=f"context parallelism with fewer than {CUT:,} tokens a rank",
+        used=lambda x, s: np.asarray((x.cp > 1) & (x.cp * CUT > s.training.seq_len)),
+    )  # fmt: skip
+    ulysses = _code("cp_method", "ulysses", axis="cp")
+    yield Mechanism(
+        name="short ulysses", points=0, leads=False,
+        words=f"Ulysses attention with fewer than {SHORT:,} tokens a rank",
+        used=lambda x, s: np.asarray(ulysses(x) & (x.cp * SHORT > s.training.seq_len)),
+    )  # fmt: skip
 
 
 def _pipelines() -> Iterator[Mechanism]:
     yield _layout("pp", lambda x: x.pp > 1, 2, "a pipeline")
+    yield _layout(
+        f"pp over {LONG}", lambda x: x.pp > LONG, 2, f"a pipeline of more than {LONG} ranks"
+    )
     for schedule in SCHEDULES.values():
         yield _layout(
             f"schedule {schedule.name}",
@@ -266,12 +298,13 @@ def _mixtures() -> Iterator[Mechanism]:
     yield _job("experts", lambda s: s.model.num_experts > 0, "a mixture of experts")
     yield _experts("ep", lambda x: x.ep > 1, 0, "expert parallelism")
     for name in CODES["moe_dispatcher"]:
-        yield _experts(
+        dispatcher = _experts(
             f"dispatcher {name}",
             _code("moe_dispatcher", name, axis="ep"),
             DISPATCHER_POINTS.get(name, 0),
             f"experts dispatched by {name}",
         )
+        yield replace(dispatcher, leads=name == "alltoall")
     yield Mechanism(
         name="all experts everywhere", words="all of many experts gathered on every rank", points=1,
         used=lambda x, s: np.asarray((x.ep * x.etp == 1) & (s.model.num_experts >= MANY_EXPERTS)),
@@ -280,12 +313,19 @@ def _mixtures() -> Iterator[Mechanism]:
         name="ep across nodes", words="expert parallelism across nodes", points=2,
         used=lambda x, s: np.asarray((x.ep * x.etp > _domain(s)) & (s.model.num_experts > 0)),
     )  # fmt: skip
+    yield Mechanism(
+        name=f"ep over more than {FAR_EXPERTS} nodes", points=0, leads=False,
+        words=f"experts spread over more than {FAR_EXPERTS} nodes",
+        used=lambda x, s: np.asarray(
+            (x.ep * x.etp > FAR_EXPERTS * _domain(s)) & (s.model.num_experts > 0)),
+    )  # fmt: skip
     yield _experts("etp", lambda x: x.etp > 1, 1, "experts cut by TP")
 
 
 def _program() -> Iterator[Mechanism]:
     for code, kind in enumerate(AC_KINDS):
-        yield _layout(f"ac {kind}", _is("ac_kind", code), AC_POINTS.get(kind, 0), AC_WORDS[kind])
+        used = _layout(f"ac {kind}", _is("ac_kind", code), AC_POINTS.get(kind, 0), AC_WORDS[kind])
+        yield replace(used, leads=kind != "memory-budget")
     yield _layout("compile", lambda x: x.compile, words="compiled layers")
     yield _layout(
         "optimizer in backward",
@@ -347,7 +387,8 @@ def points(batch: LayoutBatch, setting: Setting) -> IntColumn:
     """Sum of the points of what each layout uses, (N,)."""
     total = np.zeros(len(batch), dtype=np.int64)
     for mechanism in WEIGHTY:
-        total += mechanism.points * mechanism.used(batch, setting)
+        if not mechanism.practised(setting):
+            total += mechanism.points * mechanism.used(batch, setting)
     return total
 
 

@@ -32,6 +32,7 @@ class Refined:
     """The simulated step, (N,).
 
     bubble_seconds, send_seconds: beyond the busiest rank's own work.
+    Infinite where the order cannot be simulated (see `_played`).
     """
 
     step_seconds: FloatColumn
@@ -48,7 +49,8 @@ def refine(pricer: Pricer, batch: LayoutBatch, prices: Prices) -> Refined:
         makespan, without_sends = seconds[: len(rows)], seconds[len(rows) :]
         busy, factor = prices.stage_seconds.busy[rows], prices.own_factor[rows]
         bubble[rows] = factor * np.maximum(without_sends - busy, 0.0)
-        sends[rows] = factor * np.maximum(makespan - np.maximum(without_sends, busy), 0.0)
+        waits = makespan - np.where(np.isinf(makespan), 0.0, np.maximum(without_sends, busy))
+        sends[rows] = factor * np.maximum(waits, 0.0)
     step = prices.step_seconds - prices.parts["bubble"] - prices.parts["pp"] + bubble + sends
     return Refined(step_seconds=step, bubble_seconds=bubble, send_seconds=sends)
 
@@ -77,14 +79,30 @@ def _makespans(
     send_scales: the layouts are simulated once for each factor on their sends, one after the other
         along C.
     """
-    pipelines = [_pipeline(pricer, batch, rows) for rows in together]
     asked = [
-        Asked(pipeline, _stage_costs(pricer, batch, prices, rows, send_scales))
-        for pipeline, rows in zip(pipelines, together, strict=True)
+        Asked(
+            _pipeline(pricer, batch, rows), _stage_costs(pricer, batch, prices, rows, send_scales)
+        )
+        for rows in together
     ]
+    return _played(asked)
+
+
+def _played(asked: list[Asked]) -> list[FloatColumn]:
+    """The pipeline's share of a step of each pipeline, (C,) each.
+
+    Infinite for an order whose ranks wait for each other for good under this transport: it is
+    left out, and ends nothing for the others.
+    """
+    try:
+        simulated = simulate_together(asked, memory=False)
+    except ValueError:
+        if len(asked) == 1:
+            return [np.full(asked[0].costs.num_candidates, np.inf)]
+        return [seconds for one in asked for seconds in _played([one])]
     return [
-        played.step_seconds_C(pipeline.schedule.synchronous_end)
-        for pipeline, played in zip(pipelines, simulate_together(asked, memory=False), strict=True)
+        played.step_seconds_C(one.pipeline.schedule.synchronous_end)
+        for one, played in zip(asked, simulated, strict=True)
     ]
 
 

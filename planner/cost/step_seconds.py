@@ -60,6 +60,7 @@ class StageSeconds:
         seconds of a step.
     busy (N,): seconds of its microbatches.
     rank, load (N,): which pipeline rank that is, and its index in `inputs.loads.of_ranks`.
+    hidden (N,): of its data-parallel communication in a step, under compute.
     """
 
     inputs: CostInputs
@@ -67,6 +68,7 @@ class StageSeconds:
     busy: FloatColumn
     rank: IntColumn
     load: IntColumn
+    hidden: FloatColumn
 
     @property
     def costs(self) -> layers.UnitCosts:
@@ -122,11 +124,13 @@ class _Busy:
 
     busy: of all microbatches. redone: of one, besides, where weight gradients run later.
     outside: of a step, outside of its microbatches. by_part: of a step by part.
+    hidden: of a step, communication under compute.
     """
 
     busy: FloatColumn
     redone: FloatColumn
     outside: FloatColumn
+    hidden: FloatColumn
     by_part: dict[str, FloatColumn]
 
 
@@ -165,6 +169,7 @@ def step_seconds(inputs: CostInputs) -> tuple[FloatColumn, dict[str, FloatColumn
             busy=busy,
             rank=inputs.rank[place, np.arange(len(place))],
             load=at,
+            hidden=load.hidden.take(at),
         ),
     )
 
@@ -216,6 +221,7 @@ def _busy(inputs: CostInputs) -> _Busy:
         busy=m * (sums(units, forward) + backward_seconds),
         redone=sums(units, at_rows(costs.redone_seconds, at)),
         outside=exposed.fsdp[0] + exposed.dp[0] + copies + slowed + optimizer,
+        hidden=exposed.hidden[0],
         by_part=inside
         | {
             "fsdp": exposed.fsdp[0] + np.where(load.batch.zero_stage > 0, slowed, 0.0),

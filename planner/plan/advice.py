@@ -5,10 +5,13 @@ Each warning has the number that triggered it and its source.
 
 from collections.abc import Iterator
 
+from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
+from planner.rules import violations
+from planner.search.fit import fitting
 from planner.specs.estimate import Estimate
 from planner.specs.layout import Layout
-from planner.units import counted
+from planner.units import counted, times_as_fast
 
 # Judgement from McCandlish 2018 and the batch sizes of published runs: tokens per step beyond which
 # more data parallelism stops paying.
@@ -47,8 +50,8 @@ def _warnings(pricer: Pricer, layout: Layout, estimate: Estimate) -> Iterator[st
         and layout.dp_replicate == 1
     ):
         yield (
-            f"FSDP over {counted(layout.dp_shard * layout.cp, 'rank')} is latency-bound: HSDP "
-            "(dp_replicate > 1) is the usual remedy"
+            f"FSDP over {counted(layout.dp_shard * layout.cp, 'rank')} is latency-bound: "
+            f"{_instead(pricer, layout)}"
         )
     if estimate.time is not None and estimate.step_seconds:
         exposed = sum(estimate.time.exposed_communication_seconds.values())
@@ -56,3 +59,20 @@ def _warnings(pricer: Pricer, layout: Layout, estimate: Estimate) -> Iterator[st
             yield f"{exposed / estimate.step_seconds:.0%} of the step waits for communication"
     if estimate.oom_probability is not None and estimate.oom_probability > 0.01:
         yield f"out of memory with probability {estimate.oom_probability:.1%}: probe before booking"
+
+
+def _instead(pricer: Pricer, layout: Layout) -> str:
+    """What becomes of HSDP, the usual remedy, in the place of this layout."""
+    replicas = -(-layout.dp_shard * layout.cp // WIDE_SHARDING)
+    while layout.dp_shard % replicas and replicas < layout.dp_shard:
+        replicas += 1
+    shards = layout.dp_shard // replicas
+    hsdp = layout.model_copy(update={"dp_replicate": replicas, "dp_shard": shards})
+    broken = violations(hsdp, pricer.model, pricer.cluster, pricer.training)
+    if broken:
+        return f"HSDP would help, but {broken[0].field} {broken[0].rule}"
+    prices = pricer.price(LayoutBatch.from_layouts([layout, hsdp]))
+    change = float(prices.step_seconds[1] / prices.step_seconds[0])
+    fits = fitting(pricer, prices.least_device_bytes)[1]
+    found = f"HSDP {replicas} x {shards} is {times_as_fast(1.0 / change)} here"
+    return found if fits else f"{found}, but does not fit"

@@ -14,7 +14,7 @@ from planner.columns import FloatColumn, IntColumn, LayoutBatch
 from planner.cost.refine import simulated_step_seconds
 from planner.cost.run.goodput import busy_seconds, run_columns
 from planner.search.choice import pareto
-from planner.search.choice.preference import contenders
+from planner.search.choice.preference import contenders, eligible
 from planner.search.fit import OOM_LIMIT, fitting
 from planner.search.one_size import OneSize, PlanCandidate, score_of
 from planner.specs.job import Job
@@ -100,7 +100,8 @@ def prepare_spread(job: Job, at_size: OneSize, fitting: Fitting, most: int) -> N
     """Prices for intervals at once what ranking and `considered` will ask for by and by."""
     layouts = _looked_at(job, at_size, fitting, [], most)
     if job.search.simplest_first and at_size.weighed is not None:
-        rows = contenders(at_size.weighed, at_size.expected).tolist()
+        expected = eligible(at_size.weighed, at_size.scores, at_size.expected, at_size.oom)
+        rows = contenders(at_size.weighed, expected).tolist()
         layouts = list(dict.fromkeys([*layouts, *(at_size.candidates[row][2] for row in rows)]))
     if layouts:
         moved_step_seconds(at_size.pricer, LayoutBatch.from_layouts(layouts))

@@ -20,7 +20,7 @@ from planner.specs.estimate_parts import bottleneck
 from planner.specs.job import SearchSpec
 from planner.specs.layout import FieldValue, Layout, in_words, value_in_words
 from planner.specs.plan import Plan, RankedLayout, Regret, SensitivityStep
-from planner.units import counted, format_bytes, format_seconds, times, times_as_fast
+from planner.units import counted, format_bytes, format_seconds, times_as_fast
 from planner.work.quantised import quantised_model
 
 WORDS: Mapping[str, str] = {
@@ -41,13 +41,7 @@ WORDS: Mapping[str, str] = {
 }
 NOTICEABLE = 0.005
 BETTER = {"throughput": "faster", "time": "faster", "cost": "cheaper", "energy": "more frugal"}
-# Number 1 compared with the truly best, by the ratio of their scores.
-AGAINST_BEST = {
-    "throughput": "the truly best is {} as fast",
-    "time": "the truly best is done {} as fast",
-    "cost": "number 1 costs {} as much as the truly best",
-    "energy": "number 1 takes {} the energy of the truly best",
-}
+BEST = {"throughput": "fastest", "time": "fastest", "cost": "cheapest", "energy": "most frugal"}
 REGRET_DRAWS = 4000
 WITHOUT_CASTS: Mapping[str, Any] = {
     "scale": NOTHING,
@@ -103,13 +97,18 @@ def next_bottleneck(estimate: Estimate) -> str:
     return f"{sentence}; the largest loss would then be {WORDS[key]}, {seconds / left:.0%}"
 
 
-def regret(scores: FloatColumn, covariance: FloatColumn, search: SearchSpec) -> Regret | None:
+def regret(
+    scores: FloatColumn, covariance: FloatColumn, search: SearchSpec, of: int
+) -> Regret | None:
     """How likely another layout is truly better than the first, and by how much.
+
+    Of the layouts that may come first: what decides is what is reported.
 
     None for one layout, or if the objective has no time in it.
     True score = predicted x exp(deviation), the deviations drawn jointly: common errors cancel.
     scores (K,): expected values of the objective, the winner's first.
     covariance (K, K): of their logs (`search.choice.ranking`).
+    of: how many are shown, those included whose speed no run supports.
     """
     if len(scores) < 2 or search.objective not in BETTER:
         return None
@@ -126,15 +125,12 @@ def regret(scores: FloatColumn, covariance: FloatColumn, search: SearchSpec) -> 
     )
     sd = float(np.sqrt(covariance[0, 0]))
     joint = float(covariance[0, 1] / (sd * np.sqrt(covariance[1, 1])))
-    others, better = len(scores) - 1, BETTER[search.objective]
-    other = "the other layout" if others == 1 else f"one of the other {counted(others, 'layout')}"
-    statement = (
-        f"with probability {probability:.0%} {other} shown is truly {better}: "
-        f"{AGAINST_BEST[search.objective].format(times(1.0 + mean))} on average, "
-        f"more than {times(1.0 + share_95)} in 5 of 100 cases "
-        f"(estimates spread by {sd:.0%}, those of numbers 1 and 2 are correlated "
-        f"{joint:.2f}); probes narrow this"
-    )
+    statement = f"{1.0 - probability:.0%} sure that number 1 is the {BEST[search.objective]} shown"
+    if of > len(scores):
+        statement += " whose speed runs support"
+    if probability > 0.0:
+        most = float(np.expm1(np.quantile(lost[lost > 0.0], 0.95)))
+        statement += f"; if not, you lose {most:.0%} at most (95%)"
     return Regret(
         probability_other_better=probability,
         expected_share=mean,

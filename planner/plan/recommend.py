@@ -270,12 +270,13 @@ def _plan(
         return _entries(job, ranked), considered(job, with_candidates, ranked, fitting)
 
     def of_others() -> tuple[list[SensitivityStep], list[str], list[Export | None], Regret | None]:
-        expected = np.array([choice.expected for choice in ranked])
+        believed = [one for one in ranked if one.supported] if winner.supported else ranked
+        expected = np.array([choice.expected for choice in believed])
         return (
             sensitivity(winner.at_size.pricer, winner.layout),
             _near_batch(job, winner),
             _exports(job, ranked),
-            regret(expected, covariance(job, ranked), job.search),
+            regret(expected, covariance(job, believed), job.search, of=len(ranked)),
         )
 
     # both take about as long
@@ -430,7 +431,16 @@ def _run_warnings(winner: RankedLayout, sizes: list[OneSize]) -> list[str]:
         if unfit
         else []
     )
-    return [*(winner.run.warnings if winner.run is not None else []), *nothing]
+    stuck = sum(at_size.num_stuck for at_size in sizes)
+    left_out = (
+        [
+            f"{counted(stuck, 'pipelined layout')} left out: their ranks would wait for each other "
+            "for good under this trainer's sends"
+        ]
+        if stuck
+        else []
+    )
+    return [*(winner.run.warnings if winner.run is not None else []), *nothing, *left_out]
 
 
 def _entry(

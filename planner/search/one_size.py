@@ -18,12 +18,13 @@ from planner.cost.refine import first_groups, simulated_step_seconds
 from planner.cost.run.goodput import RunColumns, busy_seconds, run_columns
 from planner.rules import Context
 from planner.rules.features import HOST_TOO_SMALL
-from planner.search.choice.preference import Spreads, Weighed, leaders
+from planner.search.choice.preference import FAR_BEHIND, Spreads, Weighed, leaders
 from planner.search.fit import OOM_LIMIT, fitting
 from planner.search.sampled import SampledTrial
 from planner.search.screen import PARETO_SLACK, Goal
 from planner.search.shortlist import Screened
 from planner.search.space.enumerate import Space, build_space
+from planner.search.space.supported import supported_space
 from planner.search.space_search import SpaceSearch, searched
 from planner.search.variations.beyond import Beyond
 from planner.search.variations.budgets import takes_budget
@@ -37,9 +38,10 @@ from planner.search.variations.offload import (
     least_offloaded,
 )
 from planner.search.variations.splits import SplitSearch
+from planner.search.variations.twins import simpler_twins
 from planner.specs.cluster import ClusterSpec
 from planner.specs.job import Job
-from planner.specs.layout import Layout
+from planner.specs.layout import Layout, parse_ac
 from planner.units import counted
 
 SIMULATED = 300
@@ -54,6 +56,7 @@ POLISHED = 4  # of the classes of one pipeline
 POLISHABLE = 1.1
 NEAR = 1.02  # what closed forms differ by from the simulation (benchmarks/screening.py)
 OFFLOADED_SPLIT = 16
+TWINNED = 16  # of the best, those whose simpler twins are looked at
 SAMPLED_SEEDS = 4
 SAMPLED_TRIALS = 64
 STRUCTURE = (
@@ -61,6 +64,8 @@ STRUCTURE = (
 )  # fmt: skip
 LEAST_GAIN = 0.002  # judgement: less is not worth a look
 LEAST_WANTED = 10
+DIALS = ("memory-budget",)  # searched by themselves, on top of a layout
+SUPPORTED_SHOWN = 3  # different layouts of the second search that must be certain
 MOST_OFFLOADED = 2**17  # cells of the largest space whose states may move to the host; judgement
 
 Progress = Callable[[str], None]
@@ -80,6 +85,7 @@ class OneSize:
     weighed: the mechanisms that they use.
     spreads: the uncertainty of their step times against each other.
     first: the candidate to put first (`ranking`).
+    num_stuck: layouts whose order cannot be simulated (`cost.refine`).
     sampled: what the sampler tried beyond enumeration, in its order.
     """
 
@@ -89,6 +95,7 @@ class OneSize:
     rejected: dict[str, int]
     candidates: list[tuple[float, float, Layout]] = field(default_factory=list)
     num_simulated: int = 0
+    num_stuck: int = 0
     study: dict[str, object] | None = None
     runs: RunColumns | None = None
     scores: FloatColumn = field(default_factory=lambda: np.zeros(0))
@@ -126,6 +133,12 @@ class PlanCandidate(NamedTuple):
     def expected(self) -> float:
         """The score with its expected extra costs."""
         return float(self.at_size.expected[self.row])
+
+    @property
+    def supported(self) -> bool:
+        """Whether runs support its speed (`preference.Weighed`)."""
+        weighed = self.at_size.weighed
+        return weighed is None or bool(weighed.supported[self.row])
 
     @property
     def step_seconds(self) -> float:
@@ -184,6 +197,7 @@ def search_size(
     if not screened.num_fitting:
         return at_size
     _simulate(job, at_size, found)
+    _simulate_supported(job, at_size)
     if job.search.objective != "memory":
         if offloads and "cpu_offload" not in pricer.rules.by_request and _may_offload(found):
             found = _offload(job, at_size)
@@ -215,15 +229,18 @@ def _searched(
     share: float = 1.0,
     limit_seconds: float = np.inf,
 ) -> SpaceSearch:
+    space = _space(job, pricer.cluster, offload=offload, oversized=oversized, share=share)
+    return searched(pricer, space, _goal(job, limit_seconds))
+
+
+def _goal(job: Job, limit_seconds: float = np.inf) -> Goal:
     smallest = job.search.objective == "memory"
-    goal = Goal(
+    return Goal(
         count=_wanted(job),
         smallest=smallest,
         limit_seconds=limit_seconds,
         budgets=0 if smallest or not _free_recomputation(job) else BUDGETS_SIMULATED,
     )
-    space = _space(job, pricer.cluster, offload=offload, oversized=oversized, share=share)
-    return searched(pricer, space, goal)
 
 
 def _space(
@@ -347,6 +364,33 @@ def _simulate(
     _consider(at_size, best)
     if "layers_per_stage" not in {*job.search.fix, *job.search.allow}:
         _split(job, at_size, search)
+    if job.search.simplest_first and at_size.candidates:
+        ahead = list(dict.fromkeys(layout for *_, layout in at_size.candidates))[:TWINNED]
+        _consider(at_size, simpler_twins(pricer.rules_context, job.search, ahead))
+
+
+def _simulate_supported(job: Job, at_size: OneSize) -> None:
+    """Adds the best layouts whose speed runs support, where the fastest is none of them.
+
+    They may come first in its place (`preference.eligible`), so they are searched as thoroughly.
+    Memory budgets, which do not lead either, are a dial of layouts that are here without them.
+    """
+    if not job.search.simplest_first or not at_size.candidates:
+        return
+    pricer = at_size.pricer
+    plain = (layout for *_, layout in at_size.candidates if parse_ac(layout.ac)[0] not in DIALS)
+    fastest = LayoutBatch.from_layouts([next(plain, at_size.candidates[0][2])])
+    if Weighed.of(fastest, pricer).supported[0]:
+        return
+    limit = FAR_BEHIND * at_size.best_seconds
+    goal = replace(_goal(job, limit), count=SUPPORTED_SHOWN, budgets=0)
+    found = searched(pricer, supported_space(pricer, job.search), goal)
+    if not found.screened.num_fitting:
+        return
+    others = replace(at_size, screened=found.screened, candidates=[])
+    _simulate(job, others, found)
+    at_size.candidates = sorted([*at_size.candidates, *others.candidates], key=_step)
+    at_size.num_simulated, at_size.num_stuck = others.num_simulated, others.num_stuck
 
 
 def _consider(at_size: OneSize, batch: LayoutBatch) -> FloatColumn:
@@ -358,7 +402,8 @@ def _consider(at_size: OneSize, batch: LayoutBatch) -> FloatColumn:
         return np.zeros(0)
     prices = at_size.pricer.price(batch)
     step = simulated_step_seconds(at_size.pricer, batch, prices)
-    fits = fitting(at_size.pricer, prices.least_device_bytes)
+    at_size.num_stuck += int(np.isinf(step).sum())
+    fits = fitting(at_size.pricer, prices.least_device_bytes) & np.isfinite(step)
     rows = np.flatnonzero(fits)
     at_size.candidates += zip(
         step[rows].tolist(),

@@ -99,6 +99,9 @@ class Priced:
         pricer = self.beyond.pricer
         columns = simulated_columns(pricer, list(layouts))
         for layout, (step, oom, share) in zip(layouts, columns, strict=True):
+            if step == np.inf:
+                self.known[layout] = SampledTrial(layout=layout, refused="cannot be simulated")
+                continue
             trial = SampledTrial(
                 layout=layout,
                 step_seconds=step,

@@ -286,7 +286,8 @@ def _prior(pricer: Pricer, part: _Part) -> Prior:
     seconds = part.step_seconds.copy()
     rows = np.argsort(seconds, kind="stable")[:SIMULATED]
     batch = part.batch.take(rows)
-    seconds[rows] = refine(pricer, batch, pricer.price(batch)).step_seconds
+    simulated = refine(pricer, batch, pricer.price(batch)).step_seconds
+    seconds[rows] = np.where(np.isfinite(simulated), simulated, seconds[rows])
     chunks = [
         part.batch.take(slice(start, start + CHUNK)) for start in range(0, len(seconds), CHUNK)
     ]

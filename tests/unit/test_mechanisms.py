@@ -52,12 +52,18 @@ USES: dict[str, tuple[dict, dict]] = {
     "cp allgather": ({"cp": 2}, {}),
     "cp alltoall": ({"cp": 2, "cp_method": "alltoall"}, {"cp": 2}),
     "ulysses": ({"cp": 2, "cp_method": "ulysses"}, {"cp": 2}),
+    "short cp": ({"cp": 2}, {"cp": 2, "seq_len": 16384}),
+    "short ulysses": (
+        {"cp": 4, "cp_method": "ulysses"}, {"cp": 2, "cp_method": "ulysses"}),
     "pp": ({"pp": 2}, {}),
+    "pp over 16": ({"pp": 32, "num_gpus": 32}, {"pp": 16, "num_gpus": 32}),
     "own split": ({"pp": 2, "layers_per_stage": (20, 12)}, {"pp": 2}),
     "experts": (MIXTURE, DENSE),
     "ep": ({**MIXTURE, "ep": 8}, MIXTURE),
     "all experts everywhere": (MIXTURE, {**MIXTURE, "ep": 8}),
     "ep across nodes": ({**MIXTURE, "ep": 16, "num_gpus": 16}, {**MIXTURE, "ep": 8}),
+    "ep over more than 4 nodes": (
+        {**MIXTURE, "ep": 64, "num_gpus": 64}, {**MIXTURE, "ep": 32, "num_gpus": 64}),
     "etp": ({**MIXTURE, "tp": 2, "etp": 2}, {**MIXTURE, "tp": 2}),
     "compile": ({"compile": True}, {}),
     "optimizer in backward": ({"optimizer_in_backward": True}, {}),

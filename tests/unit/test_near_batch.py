@@ -59,6 +59,7 @@ def named(monkeypatch: pytest.MonkeyPatch, gains: dict[int, float]) -> int | Non
     """
     assert nearby(70, 64) == [64, 72]
     layout: Any = None
+    monkeypatch.setattr(near, "_points", lambda pricer, layout: 3)
     monkeypatch.setattr(
         near,
         "_best",
@@ -89,6 +90,16 @@ def test_the_nearest_of_the_best_is_named_if_it_is_worth_it(
     monkeypatch: pytest.MonkeyPatch, gains: dict[int, float], size: int | None
 ) -> None:
     assert named(monkeypatch, gains) == size
+
+
+def test_a_plainer_layout_at_the_same_speed_is_worth_a_word() -> None:
+    """64 sequences on 24 GPUs need a pipeline; 72 do with FSDP."""
+    values = job_values("llama3.1-8b", "h100-sxm-80gb", 24, 8192, 64, search={"top_k": 1})
+    plan = recommend(read_job(values), ports=fixed_ports())
+    assert plan.ranked[0].layout.pp == 3
+    (hint,) = hints(plan)
+    assert hint.startswith("global_batch_size 72 instead of 64 would be at least 1.")
+    assert "with the plainer fsdp/zero2 24" in hint
 
 
 def test_the_users_choices_go_before_the_winners() -> None:

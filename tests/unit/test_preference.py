@@ -18,7 +18,9 @@ from planner.intake.jobs import read_job
 from planner.plan.recommend import recommend
 from planner.search.choice import preference
 from planner.search.choice.preference import (
+    FAR_BEHIND,
     MOST_GIVEN_UP,
+    MOST_RISK,
     RISK,
     UNPROVEN,
     WORTH,
@@ -26,6 +28,7 @@ from planner.search.choice.preference import (
     Weighed,
     contenders,
     difference_sd,
+    eligible,
     leaders,
     prefer,
     spread_within_stack,
@@ -62,7 +65,11 @@ def layout(values: dict) -> Layout:
 
 
 def weigh(batch: LayoutBatch, calibration: Calibration) -> Weighed:
-    return Weighed(points=points(batch, NODE), unmeasured=unmeasured(batch, NODE, calibration))
+    return Weighed(
+        points=points(batch, NODE),
+        unmeasured=unmeasured(batch, NODE, calibration),
+        supported=np.ones(len(batch), dtype=np.bool_),
+    )
 
 
 def errors(batch: LayoutBatch, calibration: Calibration | None = None) -> CorrelatedErrors:
@@ -261,6 +268,59 @@ def test_what_only_one_of_two_rests_on_unmeasured_keeps_them_from_being_told_apa
     assert np.linalg.norm(unproven, axis=0) == pytest.approx([0.0, UNPROVEN, UNPROVEN])
     assert np.linalg.norm(unproven[:, 1] - unproven[:, 2]) == 0.0
     assert difference_sd(errors(batch, ALL_BUT_BUDGETS), 0)[1] > UNPROVEN
+
+
+def bars(
+    seconds: list[float], supported: list[bool] | None = None, oom: list[float] | None = None
+) -> list[int]:
+    """Rows that may come first."""
+    count = len(seconds)
+    weighed = Weighed(
+        points=np.zeros(count, dtype=np.int64),
+        unmeasured=np.zeros((count, 0), dtype=np.bool_),
+        supported=np.array(supported or [True] * count),
+    )
+    scores = np.array(seconds)
+    found = eligible(weighed, scores, scores, np.array(oom or [0.0] * count))
+    return np.flatnonzero(np.isfinite(found)).tolist()
+
+
+def test_nobody_gives_up_more_than_the_limit_on_paper() -> None:
+    assert bars([10.0, 10.49, 10.51]) == [0, 1]
+
+
+def test_a_speed_that_no_run_supports_is_no_bar_and_does_not_lead() -> None:
+    assert bars([8.0, 10.0, 10.4], supported=[False, True, True]) == [1, 2]
+    far = 8.0 * FAR_BEHIND + 0.1
+    assert bars([8.0, far], supported=[False, True]) == [0]
+    assert bars([8.0, 8.1], supported=[False, False]) == [0, 1]
+
+
+def test_what_wants_a_probe_first_is_no_bar_and_does_not_lead() -> None:
+    assert bars([9.0, 10.0, 10.4], oom=[MOST_RISK + 0.001, MOST_RISK, 0.0]) == [1, 2]
+    assert bars([9.0, 9.1], oom=[0.03, 0.04]) == [0, 1]
+
+
+def test_an_exchange_leads_where_runs_of_the_trainer_on_the_family_made_it() -> None:
+    """And a program's mechanism wherever it is; HSDP is practice on many GPUs."""
+    cut = PLAIN | {"dp_shard": 4, "cp": 2}
+    batch = layouts(PLAIN, cut, cut | {"cp_method": "alltoall"}, PIPED, BUDGET)
+    lacking = all_but("cp allgather", "pp", "ac memory-budget")
+    elsewhere = {("torchtitan", "ampere", "cp allgather"), ("megatron", "hopper", "cp allgather")}
+    for seen in (lacking.seen, lacking.seen | elsewhere):
+        calibration = replace(lacking, seen=seen)
+        pricer = Pricer.build(NODE.model, NODE.cluster, NODE.training, calibration)
+        assert Weighed.of(batch, pricer).supported.tolist() == [True, False, True, True, False]
+
+
+def test_hsdp_on_many_gpus_is_practice() -> None:
+    hsdp = layouts(PLAIN | {"dp_replicate": 2, "dp_shard": 4}, PLAIN)
+    for count, lacking, weight in ((256, 1, 1), (512, 0, 0)):
+        cluster = NODE.cluster.with_num_gpus(count)
+        pricer = Pricer.build(NODE.model, cluster, NODE.training, all_but("hsdp"))
+        weighed = Weighed.of(hsdp, pricer)
+        assert weighed.unmeasured[0].sum() == lacking
+        assert weighed.points[0] - weighed.points[1] == weight
 
 
 # ---- the plan ------------------------------------------------------------------------------------

@@ -216,4 +216,4 @@ def test_screen_shows_the_whole_run_and_the_sizes(plans: dict[str, Plan]) -> Non
     assert f"price ${run.cost:,.0f}" in text
     assert f"async, every {run.checkpoint.interval_steps:,} steps" in text
     assert "How many GPUs" in text
-    assert "How sure - with probability" in text
+    assert "sure that number 1 is the" in text

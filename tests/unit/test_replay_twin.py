@@ -24,7 +24,8 @@ from tests.unit.pipeline_twin import Instruction, Post, Run, Wait, play
 
 SHAPES = [
     (2, 1, 2), (2, 1, 5), (3, 1, 7), (4, 1, 6), (4, 1, 9), (2, 2, 4), (2, 2, 6), (4, 2, 8),
-    (3, 2, 6), (3, 3, 6), (2, 4, 6), (4, 5, 8),
+    (3, 2, 6), (3, 3, 6), (2, 4, 6), (4, 5, 8), (3, 2, 8), (4, 2, 5), (4, 3, 10), (5, 2, 5),
+    (5, 2, 8), (6, 2, 9),
 ]  # fmt: skip
 
 
@@ -252,12 +253,17 @@ def test_blocking_1f1b(trainer: str) -> None:
 def megatron_interleaved(
     rank: int, pp: int, v: int, m: int, costs: Costs, *, overlap: bool
 ) -> list[Instruction]:
-    """forward_backward_pipelining_with_interleaving, overlap_p2p_comm or not; pp divides m."""
-    n, last, program = m * v, pp * v - 1, list[Instruction]()
+    """forward_backward_pipelining_with_interleaving, overlap_p2p_comm or not.
 
-    def chunk(k: int, forward: bool) -> tuple[int, int]:
-        local = k % (pp * v) // pp
-        return (local if forward else v - 1 - local) * pp + rank, k // (pp * v) * pp + k % pp
+    Without, receives are posted where `recv_tensor_from_previous_stage` says.
+    """
+    n, last, program = m * v, pp * v - 1, list[Instruction]()
+    group = m // max(1, m // pp)
+
+    def chunk(k: int, forward: bool, of: int = rank) -> tuple[int, int]:
+        local = k % (group * v) // group
+        stage = (local if forward else v - 1 - local) * pp + of
+        return stage, k // (group * v) * group + k % group
 
     def in_of(k: int, forward: bool) -> tuple[tuple[str, int, int], int] | None:
         stage, microbatch = chunk(k, forward)
@@ -265,8 +271,8 @@ def megatron_interleaved(
         tag = ("F" if forward else "B", source, microbatch)
         return (tag, source % pp) if 0 <= source <= last else None
 
-    def out_of(k: int, forward: bool) -> tuple[tuple[str, int, int], int] | None:
-        stage, microbatch = chunk(k, forward)
+    def out_of(k: int, forward: bool, of: int = rank) -> tuple[tuple[str, int, int], int] | None:
+        stage, microbatch = chunk(k, forward, of)
         target = stage + 1 if forward else stage - 1
         tag = ("F" if forward else "B", stage, microbatch)
         return (tag, target % pp) if 0 <= target <= last else None
@@ -293,7 +299,15 @@ def megatron_interleaved(
     def nth(k: int, forward: bool) -> list[Any]:
         return [in_of(k, forward)] if k < n else []
 
-    warmup = min(n, (v - 1) * pp + 2 * (pp - 1 - rank))
+    def after(k: int, forward: bool) -> list[Any]:
+        """What is received once chunk k ran: for the next one, or round the ring."""
+        leading, ending = (0, pp - 1) if forward else (pp - 1, 0)
+        if rank != leading:
+            return nth(k + 1, forward)
+        sent = out_of(k - pp + 1, forward, ending) if k >= pp - 1 else None
+        return [(sent[0], ending)] if sent else []
+
+    warmup = min(n, (v - 1) * group + 2 * (pp - 1 - rank))
     post([], nth(0, True), wait=not overlap)
     if overlap:
         post([], nth(0, False), wait=False)
@@ -307,16 +321,18 @@ def megatron_interleaved(
         return program
     for k in range(warmup):
         run(k, True)
-        more = nth(0, False) if k == warmup - 1 else []
-        post([out_of(k, True)], nth(k + 1, True) + more, wait=True)
+        more = nth(0, False) if k == warmup - 1 and warmup < n else []
+        post([out_of(k, True)], after(k, True) + more, wait=True)
     for k in range(n - warmup):
         run(warmup + k, True)
         run(k, False)
-        after = nth(warmup + k + 1, True) + nth(k + 1, False)
-        post([out_of(warmup + k, True), out_of(k, False)], after, wait=True)
+        received = after(warmup + k, True) + after(k, False)
+        post([out_of(warmup + k, True), out_of(k, False)], received, wait=True)
+    if warmup == n:
+        post([], nth(0, False), wait=True)
     for k in range(n - warmup, n):
         run(k, False)
-        post([out_of(k, False)], nth(k + 1, False), wait=True)
+        post([out_of(k, False)], after(k, False), wait=True)
     return program
 
 

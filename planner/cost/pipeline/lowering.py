@@ -315,37 +315,83 @@ def _waiting(items: Rows, nodes: Rows) -> tuple[Rows, Rows]:
 
 
 def _turns(parts: _Parts) -> tuple[Edges, Mask]:
-    """Exchanges between turns: all sends of a turn and all receives of the next.
+    """Exchanges between turns: all sends of a turn, and the receives that are posted with them.
 
     The next turn waits for every one of them. A forward and the backward right after it are one
-    turn, except on ranks that finish all forwards first.
+    turn, except on ranks that finish all forwards first: these see the last of them sent before
+    they post their first backward's receive.
     """
     forward_A = np.zeros(len(parts.rank_A), dtype=np.bool_)
     forward_A[parts.item_l] = parts.kind_l == FORWARD
-    starts = np.flatnonzero(parts.before_A < 0)
-    opens_A = np.diff(parts.pipeline_A, prepend=-1) > 0
-    changes = np.add.reduceat(
-        (forward_A & ~(np.append(True, forward_A[:-1]) | opens_A)).astype(np.int64), starts
-    )
-    alternates_A = (changes > 0)[parts.rank_A]
-    before = parts.before_A
-    joins_A = (before >= 0) & ~forward_A & forward_A[before] & alternates_A
-    first_A = ~joins_A
+    steady_A = _steady(parts, forward_A)[parts.rank_A]
+    turns_back_A = (parts.before_A >= 0) & ~forward_A & forward_A[parts.before_A]
+    first_A = ~(turns_back_A & steady_A)
     turn_A = np.cumsum(first_A) - 1
     start = np.flatnonzero(first_A)
-    end = np.append(start[1:], len(forward_A)) - 1
-    sent_T, received_T = turn_A[parts.sender_T], turn_A[parts.receiver_T]
-    next_T = parts.after_A[end[sent_T]]
+    end_A = (np.append(start[1:], len(forward_A)) - 1)[turn_A]
+    sent_T = end_A[parts.sender_T]
+    after_T = _posted_after(parts, forward_A, start[turn_A[parts.receiver_T]])
+    posted_T = np.where(after_T < 0, -1, end_A[after_T])
+    late = np.flatnonzero((turns_back_A & ~steady_A)[parts.receiver_T])
+    sent_of_A = np.full(len(forward_A), -1, dtype=np.int64)
+    sent_of_A[parts.sender_T] = parts.node_T
     edges: Edges = [
-        (parts.node_T, end[sent_T]),
-        (parts.node_T, before[start[received_T]]),
-        (start[received_T], parts.node_T),
-        _waiting(next_T, parts.node_T),
+        (parts.node_T, sent_T),
+        (parts.node_T, posted_T),
+        (parts.node_T[late], sent_of_A[parts.before_A[parts.receiver_T[late]]]),
+        _waiting(np.where(posted_T < 0, -1, parts.after_A[posted_T]), parts.node_T),
+        _waiting(parts.after_A[sent_T], parts.node_T),
     ]
-    crowded = (np.bincount(sent_T, minlength=len(start))[sent_T] > 1) | (
-        np.bincount(received_T, minlength=len(start))[received_T] > 1
+    crowded_T = np.bincount(sent_T)[sent_T] > 1
+    known = posted_T >= 0
+    crowded_T[known] |= np.bincount(posted_T[known])[posted_T[known]] > 1
+    return edges, crowded_T
+
+
+def _steady(parts: _Parts, forward_A: Mask) -> Mask:
+    """Whether each rank runs a forward and a backward in turn, (R,).
+
+    A rank whose backwards come last may have one such turn, of its last forward: where the next
+    rank, which warms up for two forwards less, has two forwards left.
+    """
+    ranks = int(parts.ranks_P.sum())
+    backwards_A = np.cumsum(~forward_A)
+    starts = np.flatnonzero(parts.before_A < 0)
+    before_R: Rows = backwards_A[starts] - ~forward_A[starts]
+    late_A = forward_A & (backwards_A > before_R[parts.rank_A])
+    late_R = np.bincount(parts.rank_A[late_A], minlength=ranks)
+    last_R = np.isin(np.arange(ranks), np.cumsum(parts.ranks_P) - 1)
+    next_R = np.where(last_R, 0, np.append(late_R[1:], 0))
+    return np.asarray((late_R > 0) | (next_R == 2))
+
+
+def _posted_after(parts: _Parts, forward_A: Mask, start_T: Rows) -> Rows:
+    """Item of the receiver in the turn after which it posts each receive.
+
+    start_T: first item of the turn that takes what is received; the turn before it posts. But what
+    comes round the ring (to the first rank in a forward, to the last in a backward) is received
+    p - 1 chunks after the sender's own count, and is kept until its turn: rounds of more than p
+    microbatches take it later (`recv_tensor_from_previous_stage` in Megatron-LM's schedules.py).
+    """
+    last_R = np.cumsum(parts.ranks_P) - 1
+    first_T, last_T = (
+        of_P[parts.pipeline_A[parts.receiver_T]] for of_P in (_starts(parts.ranks_P), last_R)
     )
-    return edges, crowded
+    gives_T = forward_A[parts.sender_T]
+    round_T = np.where(
+        gives_T,
+        (parts.from_T == last_T) & (parts.to_T == first_T),
+        (parts.from_T == first_T) & (parts.to_T == last_T),
+    )
+    chunk_A = np.zeros(len(forward_A), dtype=np.int64)
+    item_of = []
+    for way_A in (forward_A, ~forward_A):
+        items = np.flatnonzero(way_A)
+        counts = np.bincount(parts.rank_A[items], minlength=int(parts.ranks_P.sum()))
+        chunk_A[items] = np.arange(len(items)) - _starts(counts)[parts.rank_A[items]]
+        place_T = _starts(counts)[parts.to_T] + chunk_A[parts.sender_T] + last_T - first_T
+        item_of.append(items[np.minimum(place_T, len(items) - 1)])
+    return np.where(round_T, np.where(gives_T, *item_of), parts.before_A[start_T])
 
 
 def _queues(parts: _Parts, transport: Transport, round_A: Rows) -> Edges:

@@ -13,6 +13,7 @@ STRUCTURE = ("cp", "tp", "pp", "ep", "etp", "ac_kind", "precision")
 # Judgement: below these differences a reader sees two layouts that differ only in
 # checkpointing as one.
 SAME_TIME, SAME_MEMORY = 0.02, 0.10
+AS_FIRST = 0.01  # of what the objective minimises
 ROUNDING = 1e-9
 
 
@@ -22,11 +23,13 @@ def different(
     device_bytes: FloatColumn,
     order: IntColumn,
     count: int,
+    scores: FloatColumn | None = None,
 ) -> IntColumn:
     """The first `count` rows in this order without near copies.
 
     Near copies fill up the rest if there are too few. Near copies share the whole structure, or
-    share it except for activation checkpointing, with about the same time and memory.
+    share it except for activation checkpointing, with about the same time and memory, or with about
+    the same score as the first row where scores are given.
     """
     columns: list[Column] = [getattr(batch, name) for name in STRUCTURE]
     degrees: list[Column] = [getattr(batch, name) for name in STRUCTURE if name != "ac_kind"]
@@ -38,8 +41,11 @@ def different(
             other for other in chosen if all(column[other] == column[row] for column in degrees)
         ]
         copy = any(
-            _close(step_seconds, row, other, SAME_TIME)
-            and _close(device_bytes, row, other, SAME_MEMORY)
+            (
+                _close(step_seconds, row, other, SAME_TIME)
+                and _close(device_bytes, row, other, SAME_MEMORY)
+            )
+            or (scores is not None and other == chosen[0] and _close(scores, row, other, AS_FIRST))
             for other in alike
         )
         if key not in seen and not copy:

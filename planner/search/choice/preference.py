@@ -2,17 +2,22 @@
 
 docs/decisions/0006 gives the reasons.
 
-1. Expected seconds are predicted seconds / (1 - P(out of memory))^RISK: a run that crashes has
+1. What may come first at all (`eligible`): nobody gives up more than MOST_GIVEN_UP of the speed on
+    paper, of those layouts that can be launched as they are. What no run supports
+    (`Mechanism.leads`: exchanges, memory budgets) is no speed, and a layout that runs out of memory
+    in more than 1 of 100 runs (MOST_RISK) wants a probe first: both stand back where others come
+    near.
+2. Expected seconds are predicted seconds / (1 - P(out of memory))^RISK: a run that crashes has
     trained nothing, and somebody has to start another. They are UNPROVEN longer, and as much less
     certain, for every mechanism that no run behind the calibration used: a part of an unmeasured
     gain will not be real.
-2. A layout cannot be told from the best if it is slower by less than SURE deviations of
+3. A layout cannot be told from the best if it is slower by less than SURE deviations of
     the *difference* of the two predictions, and by less than MOST_GIVEN_UP however certain
     the model is.
-3. Of those, the one with the lowest value  log(expected seconds) + WORTH x points  comes first: a
+4. Of those, the one with the lowest value  log(expected seconds) + WORTH x points  comes first: a
     mechanism has to gain WORTH per point. Points are whole, so values less than half a point apart
     are equal: of equals the one whose widest group of ranks is narrowest comes first.
-4. If that one rests on what nobody measured, it stays only if it is faster than the best layout
+5. If that one rests on what nobody measured, it stays only if it is faster than the best layout
     that does not by more than SURE deviations of what its mechanisms alone leave in doubt.
 
 All candidates run on one stack, so two predictions err against each other by less than each errs by
@@ -43,6 +48,10 @@ RISK = 2.0
 # judgement: the share of a predicted gain that is lost if the mechanism is unmeasured
 UNPROVEN = 0.03
 PER_CLASS = 8  # candidates with equally many points that are compared
+# Judgement: beside layouts this much slower, one that rests on an exchange without runs may lead,
+# or one that runs out of memory more often than MOST_RISK.
+FAR_BEHIND = 1.5
+MOST_RISK = 0.01  # judgement: of running out of memory, in what is launched without a probe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +61,12 @@ class Weighed:
     points (N,): the sum over the mechanisms that each layout uses.
     unmeasured (N, U): which of the U mechanisms it uses that no run behind the calibration used
         (`calibration.basis`). What all layouts of a job use tells none of them apart: left out.
+    supported (N,): whether it does without those among them that may not lead.
     """
 
     points: IntColumn
     unmeasured: BoolColumn
+    supported: BoolColumn
 
     @classmethod
     def of(cls, batch: LayoutBatch, pricer: Pricer) -> "Weighed":
@@ -63,7 +74,13 @@ class Weighed:
         lacking = [
             one for one in unmeasured_mechanisms(pricer.calibration, pricer) if not one.of_job
         ]
-        return cls(points=points(batch, pricer), unmeasured=uses(batch, pricer, lacking))
+        unmeasured = uses(batch, pricer, lacking)
+        following = np.array([not one.leads for one in lacking], dtype=np.bool_)
+        return cls(
+            points=points(batch, pricer),
+            unmeasured=unmeasured,
+            supported=np.asarray(~unmeasured[:, following].any(axis=1)),
+        )
 
     @property
     def proven(self) -> BoolColumn:
@@ -76,7 +93,11 @@ class Weighed:
 
     def take(self, rows: IntColumn) -> "Weighed":
         """The mechanisms of these layouts."""
-        return Weighed(points=self.points[rows], unmeasured=self.unmeasured[rows])
+        return Weighed(
+            points=self.points[rows],
+            unmeasured=self.unmeasured[rows],
+            supported=self.supported[rows],
+        )
 
     def expected(self, scores: FloatColumn, oom: FloatColumn) -> FloatColumn:
         """Scores (seconds, dollars, joules) over the chance to finish to the power of RISK, (N,).
@@ -85,6 +106,22 @@ class Weighed:
         """
         unproven = np.exp(UNPROVEN * self.unmeasured.sum(axis=1))
         return np.asarray(scores * unproven / np.maximum(1.0 - oom, 1e-9) ** RISK)
+
+
+def eligible(
+    weighed: Weighed, scores: FloatColumn, expected: FloatColumn, oom: FloatColumn
+) -> FloatColumn:
+    """The expected scores, infinite for layouts that may not come first (rule 1), (N,).
+
+    scores (N,): on paper; infinite for those that are out anyway.
+    """
+    able = np.isfinite(scores)
+    for wanted in (weighed.supported, oom <= MOST_RISK):
+        fewer = np.where(able & wanted, scores, np.inf)
+        if fewer.min() <= FAR_BEHIND * scores[able].min():
+            able &= wanted
+    near = scores <= scores[able].min() * (1.0 + MOST_GIVEN_UP)
+    return np.where(able & near, expected, np.inf)
 
 
 def leaders(scores: FloatColumn, points: IntColumn, count: int = PER_CLASS) -> IntColumn:
@@ -167,7 +204,7 @@ def prefer(
 ) -> int:
     """Row of the layout to put first.
 
-    expected (N,): see `Weighed.expected`; infinite for those that may not come first.
+    expected (N,): see `eligible`; infinite for those that may not come first.
     spread_of: the uncertainty of the times of some of them.
     """
 
@@ -187,8 +224,9 @@ def prefer(
 def contenders(weighed: Weighed, expected: FloatColumn) -> IntColumn:
     """Rows that `prefer` may compare, so that their uncertainty can be priced at once."""
     among = [expected]
-    if weighed.proven.any():
-        among.append(np.where(weighed.proven, expected, np.inf))
+    proven = weighed.proven & np.isfinite(expected)
+    if proven.any():
+        among.append(np.where(proven, expected, np.inf))
     return np.unique(np.concatenate([_near_the_best(weighed, one) for one in among]))
 
 
@@ -205,7 +243,7 @@ def _simplest(
     global_batch_size: int,
     spread_of: Callable[[IntColumn], TimeSpread],
 ) -> int:
-    """Row of the simplest of those that cannot be told from the best (rules 1 to 3)."""
+    """Row of the simplest of those that cannot be told from the best (rules 3 and 4)."""
     near = _near_the_best(weighed, expected)
     points, batch = weighed.points[near], layouts.take(near)
     errors = CorrelatedErrors.of(batch, spread_of(near), global_batch_size)

@@ -1,6 +1,7 @@
 """The layouts to show, best first.
 
-`preference` decides which one comes first; the others follow by their expected scores.
+`preference` decides which one comes first; the others follow by what the objective minimises, as
+the table shows it.
 """
 
 import math
@@ -15,14 +16,14 @@ from planner.calibration.intervals import TimeSpread
 from planner.calibration.mechanisms import Mechanism, used_by
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.search.choice import pareto
-from planner.search.choice.preference import Spreads, difference_sd, prefer
+from planner.search.choice.preference import FAR_BEHIND, Spreads, difference_sd, eligible, prefer
 from planner.search.one_size import OneSize, PlanCandidate
 from planner.specs.gpu import MAX_GPUS
 from planner.specs.job import Job
 from planner.specs.plan import BestMeasured, FastestOnPaper
 from planner.units import SAME_SPEED
 
-NOTICEABLE = 0.005
+NOTICEABLE = 0.01  # what gains less over number 1 gets no line of its own
 WORSE = {
     "cost": ("dearer", "cheaper"),
     "energy": ("hungrier", "more frugal"),
@@ -79,37 +80,41 @@ def _shown(
 ) -> list[PlanCandidate]:
     """The first choices as given, then others that differ from them and from each other.
 
-    The others are ordered by expected score. What was asked for, and the proven one beside it.
+    As many as were asked for, the best by expected score, and the proven one beside them. Behind
+    the first, which is preferred, they are in the order of what the objective minimises.
     """
-    expected, step = (
+    expected, score, step = (
         np.array([getattr(choice, name) for choice in found])
-        for name in ("expected", "step_seconds")
+        for name in ("expected", "score", "step_seconds")
     )
     device = np.array([choice.at_size.candidates[choice.row][1] for choice in found])
     first = [found.index(choice) for choice in ahead]
-    order = [*first, *(row for row in best_first(expected, step) if row not in first)]
+    behind_first = best_first(expected, step)
+    if ahead[0].supported:  # others have the fastest on paper to stand for them
+        supported = np.array([found[row].supported for row in behind_first])
+        behind_first = behind_first[np.argsort(~supported, kind="stable")]
+    order = [*first, *(row for row in behind_first if row not in first)]
     # A layout of another size is not a near copy: near copies must be equal in the column of sizes.
     batch = LayoutBatch.from_layouts([choice.layout for choice in found])
     num_gpus = np.array([choice.at_size.pricer.cluster.num_gpus for choice in found])
     apart = replace(batch, pp=batch.pp + MAX_GPUS * num_gpus)
-    rows = pareto.different(apart, step, device, np.array(order), job.search.top_k)
+    rows = pareto.different(apart, step, device, np.array(order), job.search.top_k, score)
     behind = [found[row] for row in order if row in set(rows.tolist()) and row not in first]
-    listed = [*ahead, *_by_expectation(job, behind)]
-    return [
-        choice
-        for place, choice in enumerate(listed)
-        if place < job.search.top_k or choice is proven
-    ]
+    others = sorted({*ahead[1:], *behind}, key=lambda choice: (choice.score, choice.step_seconds))
+    most = job.search.top_k - 1
+    shown = set(behind[: max(most - len(ahead[1:]), 0)]) | {*ahead[1 : 1 + most]}
+    return [ahead[0], *(one for one in others if one in shown or one is proven)]
 
 
 def _preferred(job: Job, at_size: OneSize, among: BoolColumn) -> int:
     """Row of the candidate to put first. among: mask of the allowed ones, (N,)."""
-    scores = np.where(among, at_size.expected, np.inf)
     step = np.array([step for step, *_ in at_size.candidates])
     if not job.search.simplest_first or at_size.weighed is None:
-        return int(best_first(scores, step)[0])
+        return int(best_first(np.where(among, at_size.expected, np.inf), step)[0])
     batch, spreads = _columns(at_size)
-    return prefer(batch, at_size.weighed, scores, job.training.global_batch_size, spreads.at)
+    scores = np.where(among, at_size.scores, np.inf)
+    expected = eligible(at_size.weighed, scores, at_size.expected, at_size.oom)
+    return prefer(batch, at_size.weighed, expected, job.training.global_batch_size, spreads.at)
 
 
 def _columns(at_size: OneSize) -> tuple[LayoutBatch, Spreads]:
@@ -122,12 +127,13 @@ def _columns(at_size: OneSize) -> tuple[LayoutBatch, Spreads]:
 def _proven(job: Job, chosen: PlanCandidate) -> PlanCandidate | None:
     """The best layout without unmeasured mechanisms.
 
-    None if the chosen one is such a layout, or if there is no such layout.
+    None if the chosen one is such a layout, or if no such layout comes near it.
     """
     weighed = chosen.at_size.weighed
     if weighed is None or weighed.proven[chosen.row] or not weighed.proven.any():
         return None
-    return PlanCandidate(chosen.at_size, _preferred(job, chosen.at_size, weighed.proven))
+    found = PlanCandidate(chosen.at_size, _preferred(job, chosen.at_size, weighed.proven))
+    return found if found.score <= FAR_BEHIND * chosen.score else None
 
 
 def _best(choices: list[PlanCandidate]) -> PlanCandidate:
@@ -140,23 +146,8 @@ def _best(choices: list[PlanCandidate]) -> PlanCandidate:
 
 
 def is_twin(first: PlanCandidate, fastest: PlanCandidate) -> bool:
-    """Whether the fastest is the first except for an unnoticeable gain, with no new mechanism."""
-    return first.score / fastest.score < 1.0 + NOTICEABLE and not _only_in(fastest, first)
-
-
-def _by_expectation(job: Job, choices: list[PlanCandidate]) -> list[PlanCandidate]:
-    """The choices by expected score.
-
-    A less certain prediction counts as slower, by exp(sd^2 / 2), the mean of a log-normal. What all
-    choices share cancels. An objective without time does not change the order.
-    """
-    if job.search.objective == "memory" or len(choices) < 2:
-        return choices
-    sd = deviations(choices).sd
-    expected = np.array([choice.expected for choice in choices]) * np.exp(
-        (sd**2 - sd.min() ** 2) / 2.0
-    )
-    return [choices[place] for place in np.argsort(expected, kind="stable")]
+    """Whether the fastest gains nothing over the first that anybody would notice."""
+    return first.score / fastest.score < 1.0 + NOTICEABLE
 
 
 def deviations(choices: list[PlanCandidate]) -> TimeSpread:
@@ -205,7 +196,7 @@ def fastest_on_paper(job: Job, ranking: Ranking) -> FastestOnPaper | None:
     step = fastest.step_seconds
     tokens = job.training.global_batch_size * job.training.seq_len / num_gpus / step
     found = FastestOnPaper(
-        rank=2 if len(ranking.choices) > 1 else None,
+        rank=_rank(ranking, fastest),
         layout=fastest.layout,
         num_gpus=num_gpus,
         step_seconds=step,
@@ -229,12 +220,17 @@ def best_measured(ranking: Ranking) -> BestMeasured | None:
     if proven is None:
         return None
     return BestMeasured(
-        rank=next(i for i, one in enumerate(ranking.choices, 1) if one is proven),
+        rank=_rank(ranking, proven) or 1,
         layout=proven.layout,
         num_gpus=proven.at_size.pricer.cluster.num_gpus,
         step_seconds=proven.step_seconds,
         times_as_long=proven.score / first.score,
     )
+
+
+def _rank(ranking: Ranking, choice: PlanCandidate) -> int | None:
+    """The rank of a choice; None if it is not shown."""
+    return next((i for i, one in enumerate(ranking.choices, 1) if one == choice), None)
 
 
 def rests_on_nothing(job: Job, ranking: Ranking) -> str | None:
@@ -270,10 +266,14 @@ def rests_on_unmeasured(choice: PlanCandidate) -> tuple[Mechanism, ...]:
 def _nobody(choice: PlanCandidate, rests: Sequence[Mechanism]) -> str:
     """Who did not use these mechanisms: nobody at all, or nobody whose runs would show them."""
     pricer = choice.at_size.pricer
-    if {one.name for one in rests} & {name for *_, name in pricer.calibration.seen}:
+    seen, family = pricer.calibration.seen, pricer.cluster.gpu.family
+    names = {one.name for one in rests}
+    if names & {name for trainer, _, name in seen if trainer == pricer.rules.name}:
+        return f"which no run on {family} GPUs behind this calibration used"
+    if names & {name for *_, name in seen}:
         return (
-            f"which no run of {pricer.rules.name} and none on {pricer.cluster.gpu.family} GPUs "
-            "behind this calibration used"
+            f"which no run of {pricer.rules.name} and none on {family} GPUs behind this "
+            "calibration used"
         )
     return "which none of the runs behind this calibration used"
 

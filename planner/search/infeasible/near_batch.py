@@ -1,4 +1,4 @@
-"""Suggests a nearby global batch size that would train much faster per token.
+"""Suggests a nearby global batch size that would train much faster per token, or more plainly.
 
 Data parallelism splits a batch evenly, and so do microbatches of a pipeline: with 63 sequences, 64
 GPUs can use neither. What matters is the divisor that a batch shares with the number of GPUs.
@@ -9,6 +9,8 @@ from math import gcd
 
 import numpy as np
 
+from planner.calibration.mechanisms import points
+from planner.columns import LayoutBatch
 from planner.cost.price import Pricer
 from planner.cost.refine import refine
 from planner.rules import Context
@@ -23,6 +25,9 @@ from planner.units import counted, times
 
 NEAR = 0.25  # of the batch: a batch further away is another experiment; judgement
 WORTH = 1.10  # least speedup per token that is reported; judgement
+# Judgement: a layout of so many points less (decision 0006) is plainer, and worth a word at the
+# same speed.
+PLAINER = 2
 TRIED = 3  # batch sizes that are priced
 SAME = 0.02  # gains this close to the largest count as equal; judgement
 REFINED = 16  # of the layouts priced at a batch, those that are simulated
@@ -36,23 +41,31 @@ SETTLED = (
     "optimizer_in_backward",
     "cpu_offload",
     "optimizer_offload_fraction",
+    "moe_dispatcher",
+    "cp_method",
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NearBatch:
-    """The batch and its best layout. speedup: tokens per second over those of the plan's winner."""
+    """The batch and its best layout.
+
+    speedup: tokens per second over those of the plan's winner.
+    plainer: whether its layout uses much less than the winner.
+    """
 
     global_batch_size: int
     speedup: float
     layout: Layout
+    plainer: bool
 
     def sentence(self, asked: int, winner: Layout) -> str:
         """The suggestion as a sentence."""
         ranks = counted(winner.dp_degree, "data-parallel rank")
+        plain = "the plainer " if self.plainer else ""
         return (
-            f"global_batch_size {self.global_batch_size:,} instead of {asked:,} would be at least "
-            f"{times(self.speedup)} as fast a token, with {self.layout.short()}; "
+            f"global_batch_size {self.global_batch_size:,} instead of {asked:,} would be "
+            f"at least {times(self.speedup)} as fast a token, with {plain}{self.layout.short()}; "
             f"number 1 can split {counted(asked, 'sequence')} over {ranks} alone, on "
             f"{counted(winner.num_gpus, 'GPU')}"
         )
@@ -61,7 +74,9 @@ class NearBatch:
 def near_batch(
     pricer: Pricer, winner: Layout, step_seconds: float, search: SearchSpec
 ) -> NearBatch | None:
-    """The nearest of the best batch sizes that gain more than WORTH; None if there is none.
+    """The nearest of the best batch sizes that gain more than WORTH, or make it much plainer.
+
+    None if there is none.
 
     Nothing is priced unless a near batch shares a larger divisor with the number of GPUs than the
     requested one. The winner's precision and switches are then fixed, and degrees, microbatch and
@@ -69,19 +84,27 @@ def near_batch(
     step_seconds: of the winner, as predicted.
     """
     asked = pricer.training.global_batch_size
+    most_points = _points(pricer, winner) - PLAINER
     found = []
     for size in nearby(asked, pricer.cluster.num_gpus):
         best = _best(pricer, winner, size, search)
         if best is not None:
             seconds, layout = best
             speedup = (size / seconds) / (asked / step_seconds)
-            found.append(NearBatch(global_batch_size=size, speedup=speedup, layout=layout))
-    gaining = [one for one in found if one.speedup > WORTH]
+            plainer = _points(pricer, layout) <= most_points
+            found.append(
+                NearBatch(global_batch_size=size, speedup=speedup, layout=layout, plainer=plainer)
+            )
+    gaining = [one for one in found if one.speedup > (1.0 if one.plainer else WORTH)]
     if not gaining:
         return None
     most = max(one.speedup for one in gaining)
     alike = [one for one in gaining if one.speedup > most * (1.0 - SAME)]
     return min(alike, key=lambda one: abs(one.global_batch_size - asked))
+
+
+def _points(pricer: Pricer, layout: Layout) -> int:
+    return int(points(LayoutBatch.from_layouts([layout]), pricer)[0])
 
 
 def nearby(asked: int, num_gpus: int) -> list[int]:

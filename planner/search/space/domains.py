@@ -16,7 +16,7 @@ from planner.precision import PRECISIONS
 from planner.rules import Context
 from planner.rules.base import divisors, num_microbatches, sharding_degree
 from planner.rules.features import gpu_precisions, scale_up_gpus, splits_backward
-from planner.rules.pipeline import divides_layers
+from planner.rules.pipeline import ENDS, divides_layers
 from planner.schedules import SCHEDULES
 from planner.specs.job import SearchSpec
 from planner.specs.layout import (
@@ -254,7 +254,14 @@ KEEPS: Mapping[str, Keep] = {
 
 # ---- the table -----------------------------------------------------------------------------------
 
-VIRTUAL_STAGES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
+STEPS_OF_STAGES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
+
+
+def virtual_stages(c: Context) -> tuple[int, ...]:
+    """Stages a rank: in steps of at most 25%, and every number that may split the layers evenly."""
+    layers = range(c.model.num_hidden_layers, c.model.num_hidden_layers + ENDS + 1)
+    even = {count for number in layers for count in divisors(number) if 2 * count <= number}
+    return tuple(sorted({*STEPS_OF_STAGES, *even}))
 
 
 def _divisors(number: int) -> Values:
@@ -331,9 +338,9 @@ def _free_domains(c: Context, offload: bool) -> dict[str, tuple[Values, str]]:
             "all of the trainer's; zero bubble where the version is its fork's",
         ),
         "virtual_stages": (
-            VIRTUAL_STAGES,
-            "beyond 16 a bubble 16 times smaller is gone, and sends grow; between, steps of at "
-            "most 25%",
+            virtual_stages(c),
+            "every number that splits the layers evenly, embedding and head counted or not; of the "
+            "uneven ones steps of at most 25%, up to 16: a bubble 16 times smaller is gone",
         ),
         "layers_per_stage": ((None,), "the trainer's own split; others are a later stage's"),
         "zero_stage": (

@@ -13,7 +13,7 @@ from planner.rules import violations_of
 from planner.rules.base import divisors
 from planner.schedules import SCHEDULES
 from planner.search.fit import fitting
-from planner.search.space.domains import VIRTUAL_STAGES
+from planner.search.space.domains import virtual_stages
 from planner.search.variations.splits import shifted
 from planner.specs.layout import (
     COUNTED_AC,
@@ -151,7 +151,8 @@ def _micro_batch(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
 
 def _stages(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:
     if layout.pp > 1 and not SCHEDULES[layout.pp_schedule].single_stage:
-        yield from _around(layout, name, [count for count in VIRTUAL_STAGES if count > 1])
+        counts = virtual_stages(pricer.rules_context)
+        yield from _around(layout, name, [count for count in counts if count > 1])
 
 
 def _zero(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change]:

@@ -1,0 +1,81 @@
+"""A pipeline whose order cannot be simulated is left out, and ends nothing for the others."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planner import estimate
+from planner.cost.pipeline import simulate
+from planner.cost.pipeline.lowering import Graph, RankColumns, lower
+from planner.intake.jobs import read_job
+from planner.plan.recommend import recommend
+from planner.trainers.transports import Transport
+from tests.conftest import fixed_ports
+
+JOB = {
+    "model": "llama3.2-1b",
+    "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 4},
+    "training": {
+        "seq_len": 2048,
+        "global_batch_size": 8,
+        "trainer": "megatron",
+        "overlap": {"pp": False},
+    },
+}
+
+
+def job(**more: Any) -> dict[str, Any]:
+    return {**JOB, **more}
+
+
+@pytest.fixture
+def four_ranks_wait_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusing(orders: Sequence[RankColumns], transport: Transport) -> Graph:
+        if any(len(order) == 4 for order in orders):
+            raise ValueError("the order deadlocks")
+        return lower(orders, transport)
+
+    simulate.KEPT.clear()
+    monkeypatch.setattr("planner.cost.pipeline.simulate.lower", refusing)
+    yield
+    simulate.KEPT.clear()
+
+
+@pytest.mark.usefixtures("four_ranks_wait_for_good")
+def test_a_plan_goes_on_without_it() -> None:
+    plan = recommend(read_job(job(search={"allow": {"pp": [2, 4]}})), ports=fixed_ports())
+    assert {entry.layout.pp for entry in plan.ranked} == {2}
+    assert any("wait for each other" in text for text in plan.warnings)
+    steps = [entry.estimate.step_seconds for entry in plan.ranked]
+    assert np.isfinite(steps).all()
+
+
+@pytest.mark.usefixtures("four_ranks_wait_for_good")
+def test_its_estimate_is_an_answer() -> None:
+    stuck, fine = (estimate(**job(layout={"pp": pp, "pp_schedule": "1F1B"})) for pp in (4, 2))
+    assert not stuck.valid
+    assert stuck.step_seconds is None
+    assert [(one.field, one.value) for one in stuck.violations] == [("pp_schedule", "1F1B")]
+    assert fine.valid
+    assert fine.step_seconds
+
+
+@pytest.mark.parametrize(
+    ("pp", "v", "microbatches"), [(5, 2, 8), (5, 2, 5), (8, 2, 10), (8, 2, 20)]
+)
+def test_no_overlap_of_sends_is_priced_with_interleaved_stages(
+    pp: int, v: int, microbatches: int
+) -> None:
+    """Megatron-LM with --no-overlap-p2p-communication runs these."""
+    found = estimate(
+        **job(
+            model={"base": "llama3.2-1b", "num_hidden_layers": 80},
+            cluster={"gpu": "h100-sxm-80gb", "num_gpus": pp},
+            training={**JOB["training"], "global_batch_size": microbatches},
+            layout={"pp": pp, "pp_schedule": "Interleaved1F1B", "virtual_stages": v},
+        )
+    )
+    assert found.valid
+    assert found.step_seconds
