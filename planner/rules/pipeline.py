@@ -131,15 +131,6 @@ def _stages_of(x: Layout) -> int:
 
 _SPLIT_RULES: tuple[Rule, ...] = (
     Rule(
-        key="trainer has no pipelines",
-        field="pp",
-        reads=frozenset({"pp"}),
-        applies=lambda c: not c.trainer.pipelines,
-        broken=lambda x, c: np.asarray(x.pp > 1),
-        rule=lambda x, c: f"{c.trainer.title} has no pipelines: it runs the model's code as it is",
-        remedy=lambda x, c: "set pp to 1, or training.trainer to torchtitan or megatron",
-    ),
-    Rule(
         key="more pipeline ranks than layers",
         field="pp",
         reads=frozenset({"pp"}),

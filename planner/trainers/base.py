@@ -72,7 +72,6 @@ class TrainerRules:
     chunks_loss: it can compute the loss in chunks.
     steps_in_backward: it offers optimizer-in-backward.
     offloads_activations: it can keep the activations of some layers on the host.
-    pipelines: it has pipeline parallelism.
     offloads_partly: CPU offload can leave a share of the optimizer's states on the device.
     replicates_kv_heads: tp may be a multiple of the KV heads.
     seq_divisor_always: seq_len must divide by 2 x cp x tp, even where cp = 1 or nothing shards
@@ -183,7 +182,6 @@ class TrainerRules:
     always_compiles: bool = False
     chunks_loss: bool = False
     steps_in_backward: bool = False
-    pipelines: bool = True
     offloads_partly: bool = False
     offloads_activations: bool = False
     replicates_kv_heads: bool = False

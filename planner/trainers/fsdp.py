@@ -56,7 +56,6 @@ FSDP = replace(
     chunks_loss=True,
     offered=(None,),
     own_code=True,
-    pipelines=False,
     export_format="accelerate",
     lacks=lacks_nothing,
     optimizers=(),

@@ -173,7 +173,10 @@ def brute_force(c: Context, domains: Domains) -> LayoutBatch:
     batch = LayoutBatch(**table, splits=domains.splits)
     wanted = legal_mask(batch, c)
     for name, domain in domains.by_field.items():
-        if domain.keep:
+        if domain.keep and domain.given:  # stages of what shards nothing are one run
+            assert name == "zero_stage"
+            wanted &= (batch.dp_shard * batch.cp > 1) | (batch.zero_stage == domain.values[0])
+        elif domain.keep:
             wanted &= WANTED[name](batch, c)
     order = dict(zip(NAMES, (place[wanted].tolist() for place in places), strict=True))
     return _first_legal(batch.take(wanted), domains, order)

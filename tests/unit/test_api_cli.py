@@ -406,7 +406,7 @@ def test_a_layout_is_priced_on_one_size(
 
 @pytest.mark.parametrize(
     ("trainer", "format"),
-    [("torchtitan", "torchtitan"), ("megatron", "megatron"), ("fsdp", "torchtitan")],
+    [("torchtitan", "torchtitan"), ("megatron", "megatron"), ("fsdp", "accelerate")],
 )
 def test_a_plan_is_exported_to_its_own_trainer(
     trainer: str, format: str, capsys: pytest.CaptureFixture[str]

@@ -51,15 +51,10 @@ def test_every_gpu_of_the_catalogue_is_of_a_known_family(name):
     assert gpu.family in KNOWN_FAMILIES
     assert unknown_family(gpu) == ""
     assert place_sd(gpu.family) is PLACE_SD
-    assert (
-        estimate_job(
-            job(
-                name,
-                param_dtype="float32" if "bf16" not in gpu.peak_flops_per_second else "bfloat16",
-            )
-        ).warnings
-        == []
-    )
+    dtype = "float32" if "bf16" not in gpu.peak_flops_per_second else "bfloat16"
+    warnings = estimate_job(job(name, param_dtype=dtype)).warnings
+    # a slow network has most of its communication hidden, and says so
+    assert [one for one in warnings if "of communication" not in one] == []
 
 
 def test_the_table_of_families_is_the_table_of_kernels():

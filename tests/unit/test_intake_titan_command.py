@@ -150,7 +150,7 @@ def test_an_edited_script_runs_the_new_layout(data: st.DataObject, line: str) ->
     before = exported(
         first, "llama3-8b", first.num_gpus, "torchtitan", line, global_batch_size=batch
     )
-    text = before.files["launch.sh"].replace('  "$@"', '  --mine.own 7 \\\n  "$@"')
+    text = before.files["launch.sh"].replace('  "$@"', '  --comm.init_timeout_seconds 7 \\\n  "$@"')
     spec = CurrentSpec(
         name="launch.sh",
         text=text,
@@ -161,7 +161,7 @@ def test_an_edited_script_runs_the_new_layout(data: st.DataObject, line: str) ->
     assert job.layout is not None
     assert same_run(job.layout, winner, 32, "torchtitan")
     assert job.training.global_batch_size == batch
-    assert "--mine.own 7" in files.get("launch.sh", text)
+    assert "--comm.init_timeout_seconds 7" in files.get("launch.sh", text)
 
 
 @pytest.mark.parametrize(

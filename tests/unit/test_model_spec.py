@@ -87,8 +87,6 @@ class TestConfigFiles:
     @pytest.mark.parametrize(("text", "words"), [
         ("{broken", "not valid JSON"),
         ("[1, 2]", "no JSON object"),
-        ('{"model_type": "llama", "hidden_size": NaN}', "NaN is not a JSON number"),
-        ('{"model_type": "llama", "hidden_size": Infinity}', "Infinity is not"),
         ("[" * 100_000, "not valid JSON"),
         ("", "not valid JSON"),
         ('{"hidden_size": 64}', "model_type is missing"),

@@ -8,6 +8,7 @@ from current_cases import job_of_text
 
 from planner.errors import InfeasibleError, SpecError
 from planner.estimates import estimate_job
+from planner.export import export
 from planner.intake.current import read
 from planner.intake.jobs import read_job
 from planner.intake.models import read_model
@@ -62,10 +63,12 @@ def test_other_axes_come_by_allow() -> None:
     assert given["cpu_offload"].values == (True,)
 
 
-def test_it_has_no_pipelines() -> None:
+def test_its_files_have_no_pipelines() -> None:
     job = job_values("llama3.1-8b", "h100-sxm-80gb", 8, 8192, 64, layout={"pp": 2}, trainer="fsdp")
-    found = estimate_job(read_job(job))
-    assert "plain FSDP has no pipelines" in found.violations[0].rule
+    asked = read_job(job)
+    assert asked.layout is not None
+    made = export(asked.layout, asked.model, asked.cluster, asked.training, to="accelerate")
+    assert [fault.field for fault in made.blockers] == ["pp"]
 
 
 def test_what_fits_with_offload_alone_is_still_found() -> None:

@@ -64,14 +64,14 @@ def concluded(
     """
     jobs = [] if going_on is None else going_on
     clock = SimpleNamespace(now=lambda: NOW)
-    monkeypatch.setattr(probes, "checked", lambda one, now: SimpleNamespace(refused=None))
     values = {
         "id": "probe-1", "created_at": NOW, "request": {}, "job_hash": "", "model": "llama3-8b",
         "gpu": "h100", "num_gpus": 8, "layout": "", "pool": "local", "state": "running",
         "attempts": 1, "max_attempts": 2, "owner": new_lease().owner, **fields,
     }  # fmt: skip
     record = ProbeRecord(**values)
-    monkeypatch.setattr(probes, "checked", lambda one, now: SimpleNamespace(refused=None))
+    fine = SimpleNamespace(refused=None, measured=SimpleNamespace(disturbed=None))
+    monkeypatch.setattr(probes, "checked", lambda one, now: fine)
     monkeypatch.setattr(probes, "_result_left", lambda ours: result)
     pool = SimpleNamespace(is_left=jobs.__contains__, end_left=jobs.remove)
     wiring: Any = SimpleNamespace(probes=queue or Queue(), clock=clock, pool=lambda name: pool)

@@ -104,13 +104,13 @@ def test_a_sequence_is_the_same_whoever_holds_it() -> None:
     from probes.reference.initialise import batch
 
     positions, cpu = torch.arange(32), torch.device("cpu")
-    whole, targets = batch(recipe({}), 3, 0, positions, cpu)
+    whole, targets = batch(recipe({}), 3, 0, positions, cpu, 8)
     asked = recipe({"dp_shard": 2}, num_gpus=2)
-    halves = [batch(asked, 3, replica, positions, cpu)[0] for replica in range(2)]
+    halves = [batch(asked, 3, replica, positions, cpu, 4)[0] for replica in range(2)]
     assert torch.equal(whole, torch.cat(halves))
     assert torch.equal(whole[:, 1:], targets[:, :-1])
-    assert not torch.equal(whole, batch(recipe({}), 4, 0, positions, cpu)[0])
-    assert not torch.equal(whole, batch(recipe({}, seed=1), 3, 0, positions, cpu)[0])
+    assert not torch.equal(whole, batch(recipe({}), 4, 0, positions, cpu, 8)[0])
+    assert not torch.equal(whole, batch(recipe({}, seed=1), 3, 0, positions, cpu, 8)[0])
 
 
 # ---- experts -------------------------------------------------------------------------------------

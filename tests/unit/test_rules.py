@@ -93,8 +93,6 @@ CASES = [
         {"micro_batch_size": 2}, text="the 4 sequences"),
     Case("GPU lacks fp32 matmuls", {"param_dtype": "float32"}, {}, {"gpu": "tpu-v5p"},
         "lists no fp32"),
-    Case("trainer has no pipelines", {"pp": 2}, {"pp": 1}, {"trainer": "fsdp"},
-        "plain FSDP has no pipelines"),
     Case("TorchTitan cannot pipeline the model", {"pp": 2}, {"pp": 1}, {"model": "qwen3-8b"},
         "has no pipelining_fn"),
     Case("TorchTitan cannot pipeline the model", {"pp": 2}, {"pp": 1}, {"model": "gpt-oss-120b"},

@@ -344,8 +344,10 @@ def covariance(spread: TimeSpread) -> np.ndarray:
 def test_regret_of_two_layouts_in_closed_form() -> None:
     # Two equal predictions: either is better with one half. z of the difference: log(1.1) / (0.067
     #     sqrt 2) = 1.006, Q = 0.157.
-    even = regret(np.array([1.0, 1.0]), covariance(independent(2, 0.067)), searched("throughput"))
-    apart = regret(np.array([1.0, 1.1]), covariance(independent(2, 0.067)), searched("cost"))
+    even = regret(
+        np.array([1.0, 1.0]), covariance(independent(2, 0.067)), searched("throughput"), 6
+    )
+    apart = regret(np.array([1.0, 1.1]), covariance(independent(2, 0.067)), searched("cost"), 6)
     assert even.probability_other_better == pytest.approx(0.5, abs=0.03)
     assert apart.probability_other_better == pytest.approx(0.157, abs=0.02)
     # E max(0, sd z) = sd / sqrt(2 pi) with sd = 0.067 sqrt 2.
@@ -357,9 +359,13 @@ def test_regret_of_two_layouts_in_closed_form() -> None:
     assert np.log1p(even.share_95) == pytest.approx(1.6449 * 0.067 * np.sqrt(2), rel=0.06)
     assert even.time_sd == pytest.approx(np.hypot(0.3, 0.067))
     assert even.correlation == pytest.approx(0.3**2 / (0.3**2 + 0.067**2), abs=0.01)
-    assert "cheaper" in apart.statement
-    assert regret(np.array([1.0]), covariance(independent(1, 0.1)), searched("throughput")) is None
-    assert regret(np.array([1.0, 2.0]), covariance(independent(2, 0.1)), searched("memory")) is None
+    assert "cheapest" in apart.statement
+    assert (
+        regret(np.array([1.0]), covariance(independent(1, 0.1)), searched("throughput"), 6) is None
+    )
+    assert (
+        regret(np.array([1.0, 2.0]), covariance(independent(2, 0.1)), searched("memory"), 6) is None
+    )
 
 
 def test_regret_does_not_depend_on_which_way_eigenvectors_point(
@@ -367,14 +373,14 @@ def test_regret_does_not_depend_on_which_way_eigenvectors_point(
 ) -> None:
     loads = np.random.default_rng(1).normal(size=(6, 6)) * 0.05
     scores, errors = np.linspace(1.0, 1.05, 6), loads @ loads.T + 0.001 * np.eye(6)
-    found, before = np.linalg.eigh, regret(scores, errors, searched("throughput"))
+    found, before = np.linalg.eigh, regret(scores, errors, searched("throughput"), 6)
 
     def turned(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         values, vectors = found(matrix)
         return values, vectors * (-1.0) ** np.arange(len(values))
 
     monkeypatch.setattr(np.linalg, "eigh", turned)
-    after = regret(scores, errors, searched("throughput"))
+    after = regret(scores, errors, searched("throughput"), 6)
     assert after.statement == before.statement
 
 
@@ -383,7 +389,7 @@ def test_what_layouts_load_on_alike_is_no_regret() -> None:
     alike = TimeSpread(loadings=np.array([[0.2, 0.2, 0.2]]), own_sd=np.zeros(3))
     unlike = TimeSpread(loadings=np.array([[0.2, -0.2, 0.0]]), own_sd=np.zeros(3))
     covariances = (covariance(spread) for spread in (alike, unlike))
-    same, different = (regret(scores, one, searched("time")) for one in covariances)
+    same, different = (regret(scores, one, searched("time"), 6) for one in covariances)
     assert same.expected_share == same.probability_other_better == 0.0
     assert different.expected_share > 0.03
 
