@@ -40,6 +40,11 @@ def isolating(pricer: Pricer, first: Layout, paper: Layout) -> Isolating | None:
         return None
     said = measures(wanted)
     steps = list(_between(first, paper))
+    if pricer.rules.sharding.degrees_decide:  # one rank shards nothing, whatever its stage is
+        steps = [
+            one.model_copy(update={"zero_stage": 0}) if one.dp_shard * one.cp == 1 else one
+            for one in steps
+        ]
     batch = LayoutBatch.from_layouts([first, *steps, paper])
     prices = pricer.price(batch)
     oom = oom_probability(pricer.profile, pricer.cluster, prices.least_device_bytes)
