@@ -163,7 +163,7 @@ def _as_written(job: Job, estimate: Estimate) -> Estimate:
 
 
 def as_violations(faults: Sequence[Fault]) -> list[Violation]:
-    """What a trainer refuses in a user's file, as an estimate lists it."""
+    """Refusals of a user's file by its trainer, as an estimate lists them."""
     return [
         Violation(field=fault.field, value=fault.value, rule=fault.rule, remedy=fault.remedy)
         for fault in faults
@@ -365,7 +365,7 @@ class _Columns:
         )
 
     def _unslowed(self) -> list[list[str]]:
-        """Of each layout, why a stated oversubscription does not slow it."""
+        """Reasons why a stated oversubscription does not slow each layout."""
         job = self.pricer
         levels = job.cluster.fabric
         if all(level.oversubscription == 1 for level in levels):
@@ -391,7 +391,7 @@ class _Columns:
             )
 
     def _mostly_hidden(self, row: int) -> Iterator[str]:
-        """What the step would be without the overlap that its prediction counts on."""
+        """A warning with the step's seconds if nothing were hidden, where most is."""
         if self.hidden_share[row] > MOSTLY_HIDDEN:
             seconds = float(self.prices.stage_seconds.hidden[row])
             yield (

@@ -1,4 +1,4 @@
-"""What a layout communicates, as a table: one line a kind of collective."""
+"""A table of the communication of a layout: one line a kind of collective."""
 
 from collections.abc import Sequence
 

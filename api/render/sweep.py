@@ -25,7 +25,7 @@ def report_lines(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def drift_lines(result: Mapping[str, Any]) -> Iterator[str]:
-    """What the layouts' history says."""
+    """Lines about the drift of a sweep's layouts."""
     drift = result.get("drift")
     if not drift:
         return

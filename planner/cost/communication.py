@@ -1,4 +1,4 @@
-"""What layouts communicate: every collective that a step's price is the sum of.
+"""Communication of layouts: every collective that the price of a step sums.
 
 The calls are those of `op_costs`, `sharding` and `sends`, at the distinct rows of the price, times
 what its busiest rank runs of them.
@@ -184,7 +184,7 @@ def unslowed(job: PreparedJob, prices: Prices, even: PreparedJob, same: Prices) 
 
 
 def tables(job: PreparedJob, prices: Prices) -> Iterator["Table"]:
-    """What the busiest rank of every layout communicates, before `PreparedJob.own_factor`."""
+    """Communication of the busiest rank of every layout, before `PreparedJob.own_factor`."""
     stage, inputs = prices.stage_seconds, prices.stage_seconds.inputs
     loads, waits = inputs.loads.of_ranks, data_parallel(inputs)
     of_layers, of_shards = list(_of_layers(job, inputs)), list(_of_shards(job, inputs))

@@ -278,7 +278,7 @@ def _busiest(
 def data_parallel(
     inputs: CostInputs, forward: FloatColumn | None = None, backward: FloatColumn | None = None
 ) -> ExposedSeconds:
-    """What each load waits for data-parallel communication, (1, L).
+    """Seconds that each load waits for data-parallel communication, (1, L).
 
     forward, backward: see `_both_passes`, which are asked for unless given.
     """

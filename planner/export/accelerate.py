@@ -105,7 +105,7 @@ def _passes(draft: Draft) -> int:
 
 
 def _check(draft: Draft) -> None:
-    """What neither file can say, and what Accelerate does in another way."""
+    """Notes settings that neither file has, and those that Accelerate treats otherwise."""
     layout, training = draft.layout, draft.training
     kind = parse_ac(layout.ac)[0]
     for name in ("pp", "ep"):

@@ -15,7 +15,7 @@ from planner.export.megatron_network import (
 )
 from planner.specs.model import ModelSpec
 from planner.trainers.megatron import MEGATRON
-from planner.trainers.megatron_models import lacking
+from planner.trainers.megatron_models import adds_a_token, lacking
 from planner.trainers.release import Release
 
 SOME_WINDOWS = "0.15"  # training/arguments.py --window-attn-skip-freq
@@ -40,7 +40,7 @@ def model_arguments(draft: Draft, release: Release) -> list[str]:
         "--tokenizer-type",
         "NullTokenizer",
         "--vocab-size",
-        str(max(1, model.vocab_size - 1)),
+        str(model.vocab_size - adds_a_token(release)),
         "--make-vocab-size-divisible-by",
         "1",
         "--normalization",

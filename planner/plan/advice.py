@@ -62,7 +62,7 @@ def _warnings(pricer: Pricer, layout: Layout, estimate: Estimate) -> Iterator[st
 
 
 def _instead(pricer: Pricer, layout: Layout) -> str:
-    """What becomes of HSDP, the usual remedy, in the place of this layout."""
+    """A sentence on HSDP, the usual remedy, in the place of this layout."""
     replicas = -(-layout.dp_shard * layout.cp // WIDE_SHARDING)
     while layout.dp_shard % replicas and replicas < layout.dp_shard:
         replicas += 1

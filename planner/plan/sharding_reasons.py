@@ -88,7 +88,7 @@ def _split_reasons(together: Together, layout: Layout) -> Iterator[str]:
     if need.device > usable:
         yield (
             f"fit first: sharded by {_sharder(pricer, alone)} alone, over "
-            f"{counted(_shard_ranks(alone), 'GPU')}, the leanest microbatch still takes "
+            f"{counted(_shard_ranks(alone), 'GPU')}, the smallest microbatch still takes "
             f"{format_bytes(need.device)} of {format_bytes(usable)} usable, so the layers are "
             f"split by {splits}"
         )

@@ -264,8 +264,7 @@ DEGREE_RULES: tuple[Rule, ...] = (
             f"{c.training.global_batch_size}"
         ),
         remedy=lambda x, c: (
-            f"try {_fitting(math.gcd(c.training.global_batch_size, c.cluster.num_gpus))} "
-            "data-parallel ranks, "
+            f"try {_fitting(math.gcd(c.training.global_batch_size, c.cluster.num_gpus))} of them, "
             f"or global_batch_size {_near_multiples(c.training.global_batch_size, x.dp_degree)}"
         ),
     ),

@@ -75,7 +75,7 @@ def _needs(c: Context, name: str) -> str:
 
 
 def _in_the_way(x: Layout, c: Context) -> tuple[str, str]:
-    """What keeps the exchange of experts from running under compute, and what would let it."""
+    """Reason why the exchange of experts cannot run under compute, and its remedy."""
     if not c.released.overlaps_exchange:
         return "at all", "use Megatron-LM from 0.14"
     if x.moe_dispatcher == "allgather":

@@ -94,7 +94,7 @@ class ProbeSpec(BaseModel):
     priority: Priority = 0
 
     def gpu_seconds(self, num_gpus: int) -> float:
-        """Its budget on a cluster of so many GPUs."""
+        """Budget of GPU-seconds on a cluster of so many GPUs."""
         if self.max_gpu_seconds is not None:
             return self.max_gpu_seconds
         wanted = max(1800.0, SECONDS_A_PROBE * self.max_probes * num_gpus)

@@ -86,7 +86,7 @@ class Measured(BaseModel):
 
     @property
     def disturbed(self) -> str | None:
-        """What slowed the run that is not its layout's; such a run teaches nothing."""
+        """Reason for a slow run that lies outside its layout; such a run teaches nothing."""
         if self.throttled:
             return "heat or a fault held the GPU's clock down"
         if self.allocator_retries:

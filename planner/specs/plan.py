@@ -38,7 +38,7 @@ class Labelled(BaseModel):
 
 
 class ShownFigures(BaseModel):
-    """What every screen shows of a layout: of measurements and model together where probes ran.
+    """Figures of a layout on every screen: of measurements and model together where probes ran.
 
     step_interval: of the prediction; null where the step is no prediction.
     predicted_step_seconds: where the step is no prediction, else null.

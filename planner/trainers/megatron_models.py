@@ -6,6 +6,7 @@ Source: Megatron-LM core 0.14 megatron/training/arguments.py,
 """
 
 from planner.specs.model import ModelSpec
+from planner.trainers.release import Release
 
 
 def lacking(model: ModelSpec) -> list[str]:
@@ -85,3 +86,11 @@ def _network_rows(model: ModelSpec) -> list[tuple[bool, str]]:
             "sigmoid scores that are not divided by their sum",
         ),
     ]
+
+
+def adds_a_token(release: Release) -> bool:
+    """Whether NullTokenizer has a token more than --vocab-size says, for the end of a document.
+
+    core/tokenizers/text/libraries/null_tokenizer.py: vocab_size + 1 up to 0.17.
+    """
+    return release.before("0.18")

@@ -60,7 +60,7 @@ class StepTiming:
 
 
 class SharedClock:
-    """How long this program has run, as all ranks see it: the slowest one's seconds."""
+    """Seconds that this program has run, of the slowest rank, so that all ranks see the same."""
 
     def __init__(self, trainer: Trainer, started: float) -> None:
         self._trainer, self._started = trainer, started

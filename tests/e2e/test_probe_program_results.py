@@ -268,8 +268,9 @@ def test_a_loss_that_is_no_number_ends_the_probe(tmp_path: Path) -> None:
 def test_the_first_cause_is_told_not_its_victim(tmp_path: Path) -> None:
     fault = (
         "import os\nimport probes.reference.step as s\nplain = s.Trainer.step\n"
-        "def step(self, index, size=None):\n    if os.environ['RANK'] == '1' and index == 1:\n        "
-        "raise RuntimeError('rank one stumbles')\n"
+        "def step(self, index, size=None):\n"
+        "    if os.environ['RANK'] == '1' and index == 1:\n"
+        "        raise RuntimeError('rank one stumbles')\n"
         "    return plain(self, index, size)\ns.Trainer.step = step"
     )
     started = start(tmp_path, task({"dp_shard": 2}, num_gpus=2), world=2, before=fault)

@@ -13,6 +13,7 @@ from planner.export.megatron import export, parse_back, pipeline_layout
 from planner.export.megatron_graphs import read_graphs
 from planner.export.megatron_read import plain_names
 from planner.intake.models import read_model
+from planner.intake.trainer_files.megatron import StatedMegatron
 from planner.specs.layout import Layout
 from tests.conftest import tiers
 
@@ -77,6 +78,19 @@ def test_llama_70b() -> None:
 
 def test_expert_tensor_parallel_is_said_because_megatrons_default_is_tp() -> None:
     assert flags_of(make("mixtral-8x7b", tp=8, ep=4))["--expert-tensor-parallel-size"] == ["1"]
+
+
+@pytest.mark.parametrize(("version", "said"), [("0.17", "128255"), ("0.18", "128256")])
+def test_the_vocabulary_is_that_of_the_releases_null_tokenizer(version: str, said: str) -> None:
+    made = make(job={"trainer_version": version})
+    assert flags_of(made)["--vocab-size"] == [said]
+    words = "--tokenizer-type NullTokenizer --num-layers 2 --hidden-size 64 --num-attention-heads 4"
+    words += " --seq-length 64"
+    stated = StatedMegatron(
+        words=plain_names(read_flags([*words.split(), "--vocab-size", said])), asked=version
+    )
+    assert isinstance(stated.model.value, dict)
+    assert stated.model.value["vocab_size"] == 128256
 
 
 def test_experts_and_latent_attention() -> None:

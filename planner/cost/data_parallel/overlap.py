@@ -122,7 +122,7 @@ def exposed_data_parallel(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounds:
-    """How often a unit's parameters are gathered and its gradients reduced in a step, (N,) each.
+    """Gathers of a unit's parameters and reductions of its gradients in a step, (N,) each.
 
     gathers: in forwards. again, head_again: gathers in the backward for each of them, of the head
         and of all other units. reductions: of gradients.

@@ -201,7 +201,7 @@ class Unit:
     of_first: list[OpCost]
 
     def repeats(self, rows: LayoutBatch) -> list[FloatColumn]:
-        """How often the backward repeats each operation at these rows, (U,) each."""
+        """Repeats of each operation in the backward at these rows, (U,) each."""
         nothing = [np.zeros(len(rows)) for _ in self.ops]
         if not (self.is_layer and _saves(self.ops)):
             return nothing

@@ -172,7 +172,7 @@ def _placement(fabric: Fabric, codes: FloatColumn) -> Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """What carries one collective of each of U groups.
+    """Carriers of one collective of each of U groups.
 
     algorithm: names. wire_share: bytes that the busiest rank sends, over the payload.
     level: index of the outermost level of the fabric that the group crosses.

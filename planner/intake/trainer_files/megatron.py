@@ -29,6 +29,7 @@ from planner.schedules.depth_first import microbatches_per_round
 from planner.specs.current import CurrentSpec
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
+from planner.trainers.megatron_models import adds_a_token
 from planner.trainers.registry import release_of
 
 Words = Mapping[str, Sequence[str]]
@@ -152,6 +153,10 @@ class StatedMegatron:
                 lacking=f"it has no {', '.join('--' + name.replace('_', '-') for name in missing)}",
             )
         keys = model_keys(self.words)
+        null = word(self.words, "tokenizer_type") == "NullTokenizer"
+        if null and "vocab_size" in keys:
+            release = release_of("megatron", self.asked or self.version)
+            keys["vocab_size"] = whole(self.words, "vocab_size") + adds_a_token(release)
         hint = (word(self.words, "tokenizer_model") or "").rstrip("/").rpartition("/")[2].lower()
         if "vocab_size" in keys:
             return named(keys, hint=hint)
@@ -319,9 +324,7 @@ def model_keys(words: Words) -> dict[str, object]:
             words, "max_position_embeddings", whole(words, "seq_length")
         )
     if "vocab_size" in words:
-        keys["vocab_size"] = whole(words, "vocab_size") + (
-            word(words, "tokenizer_type") == "NullTokenizer"
-        )
+        keys["vocab_size"] = whole(words, "vocab_size")
     if "multi_latent_attention" in words:
         keys |= _mla(words)
     else:
@@ -422,7 +425,7 @@ def _flags_of(text: str, layers: int, flag: str) -> list[bool]:
 
 
 def _windowed(words: Words, layers: int) -> list[bool]:
-    """Which layers have a window: all but every n-th, or those of a list."""
+    """Whether each layer has a window: all but every n-th, or those of a list."""
     text = word(words, "window_attn_skip_freq")
     if text is None:
         return [True] * layers
@@ -521,7 +524,7 @@ def say_log(spec: CurrentSpec) -> StatedMegatron:
 
 
 def _given_flags(command: Command) -> GivenFlags:
-    """What stands after the program's name; all of it where no program is named."""
+    """The words after the program's name; all of them where no program is named."""
     texts = [field.text for field in command.fields]
     at = next((index for index, text in enumerate(texts) if text.endswith(".py")), None)
     if at is None:

@@ -1,4 +1,4 @@
-"""What Megatron-LM says of a script before it trains: flags it does not know, and what it asserts.
+"""Judges a script as Megatron-LM does before it trains: flags it does not know, its assertions.
 
 Rules on layouts (`planner.rules`) say the rest. A script that a fork or a release before those of
 `planner.catalog.megatron_arguments` reads may have flags of its own; they are named, not refused.
@@ -29,7 +29,7 @@ CORRECT = "correct it"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenFlags:
-    """What a command gives to its program.
+    """Flags that a command gives to its program.
 
     program: the file that it starts, without its folder; "" where it is not known.
     given: flag, as it is written -> its values.
@@ -122,7 +122,7 @@ class ScriptRun:
 
     @property
     def granularity(self) -> str | None:
-        """What is recomputed: full, selective or nothing."""
+        """Recomputation: full, selective or none."""
         return self.word("recompute_granularity") or (
             "selective" if self.has("recompute_activations") else None
         )
@@ -134,7 +134,7 @@ class ScriptRun:
 
     @property
     def dispatcher(self) -> str:
-        """How tokens go to experts, by Megatron's name."""
+        """The dispatcher of tokens, by Megatron's name."""
         return self.word("moe_token_dispatcher_type") or "allgather"
 
     @property
@@ -365,7 +365,7 @@ ASSERTIONS: tuple[Assertion, ...] = (
 
 
 def assertions(words: Words, layout: Layout, layers: int, global_batch_size: int) -> list[Fault]:
-    """What Megatron would stop at, by the flags of a script, each once."""
+    """Assertions of Megatron that the flags of a script break, each once."""
     run = ScriptRun(words, layout, layers, layout.num_microbatches(global_batch_size))
     found = [
         Fault(f"--{one.name.replace('_', '-')}", run.word(one.name), one.rule, one.remedy)
@@ -399,7 +399,7 @@ def _rounds(run: ScriptRun) -> Iterator[Fault]:
 
 
 def _stages(run: ScriptRun) -> Iterator[Fault]:
-    """How layers go to pipeline ranks and their stages."""
+    """Faults in how layers are split over pipeline ranks and stages."""
     pp, layers = run.layout.pp, run.rank_layers
     said = [name for name in (EACH, STAGES, LAYOUT_TEXT) if run.has(name)]
     if len(said) > 1:

@@ -38,7 +38,7 @@ def dumped(text: str) -> dict[str, str]:
 
 
 def words_of(values: dict[str, str]) -> Words:
-    """The same as a command would give them: flag without dashes -> its values."""
+    """Arguments as a command would give them: flag without dashes -> its values."""
     words: dict[str, list[str]] = {}
     interleaved = values.get("virtual_pipeline_model_parallel_size", "None") != "None"
     if interleaved and values.get("overlap_p2p_comm") == "False":
@@ -55,7 +55,7 @@ def words_of(values: dict[str, str]) -> Words:
 
 
 def measured_by(text: str) -> dict[str, object]:
-    """What a log measured: its median step over the later half; empty where it prints none."""
+    """Numbers of a log: its median step over the later half; empty where it prints none."""
     steps = [float(one) / 1000 for one in _STEP.findall(text)]
     later, values = steps[len(steps) // 2 :], dumped(text)
     sizes = [values.get(name, "") for name in ("global_batch_size", "seq_length", "world_size")]

@@ -32,7 +32,7 @@ Flat = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class _Module:
-    """Its functions, classes and constants, by name."""
+    """Functions, classes and constants of the module, by name."""
 
     functions: Mapping[str, ast.FunctionDef]
     classes: Mapping[str, ast.ClassDef]
@@ -138,7 +138,7 @@ def _is_config(node: ast.FunctionDef) -> bool:
 
 
 def _call(function: ast.FunctionDef, module: _Module, outer: tuple[str, ...]) -> Flat:
-    """What a configuration's function returns, as dotted settings."""
+    """Dotted settings that a configuration's function returns."""
     if function.name in outer:
         raise SpecError(Fault("current", function.name, "calls itself", "correct the module"))
     scope = dict(module.constants)

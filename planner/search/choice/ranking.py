@@ -297,7 +297,7 @@ def _difference_sd(job: Job, first: PlanCandidate, second: PlanCandidate) -> flo
 
 
 def _gain(objective: str, first: float, fastest: float, *, priced: bool) -> str:
-    """What the lowest score gains; priced: the score of `cost` is in dollars, not in GPU-hours."""
+    """Words for a lower score; priced: the score of `cost` is in dollars, not in GPU-hours."""
     if math.log(first / fastest) < SAME_SPEED:
         return f"The same within {SAME_SPEED:.1%}"
     less = 1.0 - fastest / first
