@@ -33,7 +33,7 @@ def drift_lines(result: Mapping[str, Any]) -> Iterator[str]:
     if young and young["layouts"]:
         yield (
             f"drift: too few nights to tell of {counted(young['layouts'], 'layout')}: "
-            f"{young['most']} of {young['needed']}"
+            f"{young['most']} of {young['needed']} nights"
         )
     if drift["threshold"] is None:
         return

@@ -63,7 +63,7 @@ function driftOf(drift) {
     ? el(
         "p",
         {},
-        `Too few nights to tell of ${drift.too_few_nights.layouts} layouts: ${drift.too_few_nights.most} of ${drift.too_few_nights.needed}.`,
+        `Too few nights to tell of ${drift.too_few_nights.layouts} layouts: ${drift.too_few_nights.most} of ${drift.too_few_nights.needed} nights.`,
       )
     : null;
   if (drift.threshold === null) return young ? [el("h3", {}, "Drift"), young] : [];
