@@ -58,7 +58,8 @@ def test_probes_in_one_allocation_wait_once(pool: SlurmPool, cluster: SlurmClust
         killed = held.run(task("c", "die"))
         small = {"cluster": {**TWO_NODES["cluster"], "num_gpus": 2}, "layout": {"dp_shard": 2}}
         last = held.run(task("d", **small))
-        assert last_job(cluster) == before + 1
+        # the notes say why a probe ran again, if one did
+        assert last_job(cluster) == before + 1, [one.notes for one in (first, failed, killed, last)]
         told = cluster.ask("scontrol", "show", "job", str(before + 1))
         assert "JobName=planner-night" in told
     assert [type(one.outcome) for one in (first, last)] == [MeasuredRun, MeasuredRun]
