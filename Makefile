@@ -14,7 +14,7 @@ endef
 recommend: $(VENV)/.base
 	$(BIN)/planner-cli recommend --model llama3.1-8b --gpu h100-sxm-80gb --num-gpus 8 --seq-len 8192 --global-batch-size 128
 
-PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --durations 15 -r fEs -p tests.timing
+PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --durations 15 -r fEs -p tests.timing $(PYTEST_MORE)
 
 test: $(VENV)/.test
 	$(BIN)/ruff check planner api probes tests benchmarks
