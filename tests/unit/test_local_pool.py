@@ -124,7 +124,8 @@ class FakeLauncher(Launcher):
             self.running += 1
             if self.running > 1:
                 self.two_at_once.set()
-        if self.seconds:  # the first waits for a second, however slow the machine is
+        # the first that leaves GPUs free waits for a second, however slow the machine is
+        if self.seconds and 0 < len(lease.devices or ()) < len(IDLE):
             self.two_at_once.wait(60.0)
         time.sleep(self.seconds)
         with self.counting:
