@@ -268,16 +268,16 @@ def _language_part(config: dict[str, object], field: str) -> dict[str, object]:
         raise SpecError(
             Fault(f"{field}.model_type", outer, rule, f"supported: {', '.join(sorted(TEXT_PARTS))}")
         )
-    shared = (
-        {"tie_word_embeddings": config["tie_word_embeddings"]}
-        if "tie_word_embeddings" in config
-        else {}
-    )
+    key = "tie_word_embeddings"
+    shared = {key: config[key]} if key in config else {}
+    # transformers 5 asks the whole config whether to tie, earlier ones the text's part
+    outer_decides = str(config.get("transformers_version")).split(".")[0] not in ("None", "3", "4")
     return {
         **beside,
         **shared,
         **CLASS_DEFAULTS.get(_network(str(inner_type)), {}),
         **text,
+        **(shared if outer_decides else {}),
         "model_type": inner_type,
     }
 
@@ -309,7 +309,10 @@ def build_model(
     )
     whole = complete(given, family.defaults, published=ignore_unknown)
     keys.faults.extend(
-        [*_missing_and_clashing(values, family, keys, field), *rope_faults(whole, field)]
+        [
+            *_missing_and_clashing(values, family, keys, field, ignore_unknown),
+            *rope_faults(whole, field),
+        ]
     )
     if keys.faults:
         raise SpecError(keys.faults)
@@ -402,7 +405,9 @@ def _mlp_kind(values: Values, gated: bool) -> str:
     return "squared-relu" if activation in _SQUARED_RELU else "gelu"
 
 
-def _missing_and_clashing(values: Values, family: Family, keys: Keys, field: str) -> list[Fault]:
+def _missing_and_clashing(
+    values: Values, family: Family, keys: Keys, field: str, published: bool
+) -> list[Fault]:
     """Faults that show before fields are derived: missing keys, and pairs that contradict."""
     needed = (*_REQUIRED, "num_experts") if family.needs_experts else _REQUIRED
     faults = [
@@ -412,6 +417,8 @@ def _missing_and_clashing(values: Values, family: Family, keys: Keys, field: str
     ]
     hidden, heads = values.get("hidden_size"), values.get("num_attention_heads")
     derived = "head_dim" not in values and not values.get("kv_lora_rank")
+    # transformers cuts the width of a published config down; a person's own is a typing error
+    derived = derived and not published
     if derived and isinstance(hidden, int) and isinstance(heads, int) and hidden % heads:
         rule = f"{counted(heads, 'head')} do not divide hidden_size {hidden}"
         faults.append(

@@ -74,6 +74,82 @@ def _full_without_rope(values: Values, interval: int) -> Values:
     return {"no_rope_layer_interval": _count(values, "sliding_window_pattern") or interval}
 
 
+def cohere2_moe(values: Values) -> Values:
+    """Parallel branches of experts; leading dense layers rotate whatever their window."""
+    kinds, dense = values.get("layer_types"), values.get("first_k_dense_replace")
+    found = {**cohere(values), **_full_without_rope(values, 4)}
+    rotates = found.get("no_rope_layers")
+    if isinstance(rotates, list) and isinstance(dense, int) and isinstance(kinds, Sequence):
+        by_force = values.get("prefix_dense_sliding_window_pattern", 1) == 1
+        found["no_rope_layers"] = [
+            int(rotated or (by_force and index < dense)) for index, rotated in enumerate(rotates)
+        ]
+    if values.get("rms_norm_eps") is not None:
+        found |= {"norm": "rmsnorm"}
+    return _without(
+        found, "prefix_dense_sliding_window_pattern", "shared_expert_combination_strategy"
+    )
+
+
+def full_without_rope(values: Values) -> Values:
+    """Layers with a window rotate, full ones do not."""
+    return {**values, **_full_without_rope(values, 4)}
+
+
+def granite_swa(values: Values) -> Values:
+    """One rotary base a layer; 0 is a layer that does not rotate."""
+    bases = values.get("layer_rope_theta")
+    if not isinstance(bases, Sequence):
+        return values
+    rotating = {base for base in bases if base}
+    if len(rotating) > 1:
+        raise MissingBlock("layer_rope_theta", "rotary embeddings of several bases")
+    return {
+        **_without(values, "layer_rope_theta", "rope_parameters"),
+        "no_rope_layers": [int(bool(base)) for base in bases],
+        "rope_theta": float(max(rotating, default=10_000.0)),
+    }
+
+
+def hyperclovax(values: Values) -> Values:
+    """Granite, with norms behind the branches as well if asked for."""
+    more = {"norms_per_layer": 4} if _flag(values, "use_post_norm", False) else {}
+    return {**_without(values, "use_post_norm"), **more}
+
+
+def minicpm3(values: Values) -> Values:
+    """Scales of embedding, branches and logits, each written in a way of its own."""
+    found = _without(values, "scale_emb", "scale_depth", "dim_model_base")
+    layers, hidden = _count(values, "num_hidden_layers"), _count(values, "hidden_size")
+    embedding, depth, base = (
+        values.get(key) for key in ("scale_emb", "scale_depth", "dim_model_base")
+    )
+    if isinstance(embedding, (int, float)):
+        found["embedding_multiplier"] = float(embedding)
+    if isinstance(depth, (int, float)) and layers > 0:
+        found["residual_multiplier"] = depth / layers**0.5
+    if isinstance(base, int) and hidden > 0:
+        found["logits_multiplier"] = base / hidden
+    return found
+
+
+def from_second_row(values: Values) -> Values:
+    """A learned table whose first two rows stand for padding, and embeddings scaled by width."""
+    rows, scaled = _count(values, "max_position_embeddings"), _flag(values, "scale_embedding", True)
+    hidden = _count(values, "hidden_size") or _count(values, "d_model")
+    multiplier = {"embedding_multiplier": hidden**0.5} if scaled and hidden > 0 else {}
+    return {
+        **_without(values, "scale_embedding"),
+        **multiplier,
+        **({"max_position_embeddings": rows + 2} if rows else {}),
+    }
+
+
+def sinusoidal(values: Values) -> Values:
+    """Positions by sines, which have no weights."""
+    return _without(from_second_row(values), "max_position_embeddings")
+
+
 def rotated(values: Values) -> Values:
     """Replaces `rotary_dim` by its share of a head's width."""
     bare, width = _without(values, "rotary_dim"), _count(values, "rotary_dim")
@@ -299,7 +375,11 @@ def hunyuan_moe(values: Values) -> Values:
     if _count(values, "moe_layer_num_skipped"):
         raise MissingBlock("moe_layer_num_skipped", "leading dense layers of an unknown width")
     listed = _one_of_each_layer(
-        values, "moe_intermediate_size", "num_experts_per_tok", "n_shared_experts", "num_experts"
+        {"n_shared_experts": 1, **values},
+        "moe_intermediate_size",
+        "num_experts_per_tok",
+        "n_shared_experts",
+        "num_experts",
     )
     return _without(_hunyuan(listed), "moe_layer_num_skipped", "use_mixed_mlp_moe")
 

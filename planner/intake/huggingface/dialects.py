@@ -296,6 +296,45 @@ DIALECTS: Mapping[str, Dialect] = {
     "phimoe": Dialect(inert=frozenset({"input_jitter_noise"})),
     "apertus": Dialect(inert=frozenset({"qk_norm", "post_norm"})),
     "persimmon": Dialect(inert=frozenset({"qk_layernorm"})),
+    "aria_text": Dialect(
+        renames={"moe_num_experts": "num_experts", "moe_num_shared_experts": "n_shared_experts"}
+    ),
+    "biogpt": Dialect(
+        renames={
+            "hidden_dropout_prob": "hidden_dropout",
+            "attention_probs_dropout_prob": "attention_dropout",
+        },
+        inert=frozenset({"activation_dropout", "layerdrop"}),
+        prepare=read.from_second_row,
+    ),
+    "cohere2_moe": Dialect(
+        renames={
+            "intermediate_size": "moe_intermediate_size",
+            "prefix_dense_intermediate_size": "intermediate_size",
+            "expert_selection_fn": "scoring_func",
+        },
+        inert=_COHERE.inert,
+        prepare=read.cohere2_moe,
+    ),
+    "exaone_moe": Dialect(prepare=read.exaone4),
+    "flint": Dialect(prepare=read.full_without_rope),
+    "granite_swa": Dialect(prepare=read.granite_swa),
+    "granitemoe_swa": Dialect(
+        renames={"shared_intermediate_size": "shared_expert_intermediate_size"},
+        prepare=read.granite_swa,
+    ),
+    "hy_v3": Dialect(
+        renames={"router_scaling_factor": "routed_scaling_factor"},
+        inert=frozenset({"enable_moe_fp32_combine"}),
+    ),
+    "hyperclovax": Dialect(prepare=read.hyperclovax),
+    "kolibri1": Dialect(prepare=read.exaone4),
+    "minicpm3": Dialect(prepare=read.minicpm3),
+    "xglm": Dialect(
+        renames={"num_layers": "num_hidden_layers", "attention_heads": "num_attention_heads"},
+        inert=frozenset({"activation_dropout", "layerdrop", "init_std"}),
+        prepare=read.sinusoidal,
+    ),
     "bailing_moe": _BAILING,
     "bailing_moe_v2": _BAILING,
 }
@@ -313,6 +352,7 @@ def translated(raw: Mapping[str, object], prefix: str) -> Mapping[str, object]:
     if isinstance(model_type, str) and model_type in SAME_NETWORK:
         model_type = SAME_NETWORK[model_type]
         raw = {**raw, "model_type": model_type}
+    raw = _by_kinds_of_mlp(raw, prefix)
     dialect = DIALECTS.get(model_type) if isinstance(model_type, str) else None
     if dialect is None:
         return raw
@@ -333,3 +373,20 @@ def translated(raw: Mapping[str, object], prefix: str) -> Mapping[str, object]:
         return dialect.prepare(values) if dialect.prepare is not None else values
     except MissingBlock as found:
         raise missing(prefix, found.key, raw.get(found.key), found.block) from None
+
+
+def _by_kinds_of_mlp(raw: Mapping[str, object], prefix: str) -> Mapping[str, object]:
+    """The config with `mlp_layer_types`, a list of "dense" and "sparse", as the layers it means."""
+    kinds = raw.get("mlp_layer_types")
+    if not isinstance(kinds, (list, tuple)):
+        return raw
+    odd = next((kind for kind in kinds if kind not in ("dense", "sparse")), None)
+    if odd is not None:
+        raise missing(prefix, "mlp_layer_types", odd, f"an MLP of the kind {str(odd)[:40]!r}")
+    dense = [index for index, kind in enumerate(kinds) if kind == "dense"]
+    leading = dense == list(range(len(dense)))
+    others = ("mlp_layer_types", "first_k_dense_replace", "mlp_only_layers", "decoder_sparse_step")
+    return {
+        **{key: value for key, value in raw.items() if key not in others},
+        **({"first_k_dense_replace": len(dense)} if leading else {"dense_layers": dense}),
+    }

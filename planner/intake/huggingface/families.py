@@ -93,6 +93,8 @@ _GPT_NEO = {**_GPT2, "attention_bias": False, "attention_output_bias": True, "sl
 _TIED: dict[str, object] = {"tie_word_embeddings": True}
 _QK_HEAD: dict[str, object] = {"qk_norm": "head"}
 _QK_FULL: dict[str, object] = {"qk_norm": "full"}
+_SINKS: dict[str, object] = {"attention_sinks": True}
+_FOUR_NORMS: dict[str, object] = {"norms_per_layer": 4}
 
 FAMILIES: dict[str, Family] = {
     "llama": Family(),
@@ -178,6 +180,27 @@ FAMILIES: dict[str, Family] = {
     "persimmon": Family(
         defaults={**_LAYERNORM_BIASED, **_QK_HEAD, "hidden_act": "relu2"}, gated=False
     ),
+    "aria_text": Family(expert_width_key="intermediate_size", needs_experts=True),
+    "axk1": Family(defaults=_NO_AUX, needs_experts=True),
+    "biogpt": Family(defaults={**_GPT2, "embedding_norm": False}, gated=False),
+    "cohere2_moe": Family(defaults=_COHERE2, needs_experts=True),
+    "exaone_moe": Family(defaults={**_QK_HEAD, **_NO_AUX}, needs_experts=True),
+    "flint": Family(defaults={**_QK_HEAD, **_SINKS}, needs_experts=True),
+    "glm4_moe_lite": Family(defaults=_NO_AUX, needs_experts=True),
+    "granite_swa": Family(defaults=_SINKS),
+    "granitemoe_swa": Family(
+        defaults=_SINKS, expert_width_key="intermediate_size", needs_experts=True
+    ),
+    "hy_v3": Family(defaults={**_QK_HEAD, **_NO_AUX}, needs_experts=True),
+    "hyperclovax": Family(),
+    "jais2": Family(defaults={"norm": "layernorm", "hidden_act": "relu2"}, gated=False),
+    "kolibri1": Family(defaults={**_QK_HEAD, **_FOUR_NORMS, **_NO_AUX}, needs_experts=True),
+    "mellum": Family(defaults=_QK_HEAD, needs_experts=True),
+    "minicpm3": Family(),
+    "solar_open": Family(defaults=_NO_AUX, bias_on_output=False, needs_experts=True),
+    "vaultgemma": Family(defaults={**_GEMMA, "sliding_window": 4096, "sliding_window_pattern": 2}),
+    "xglm": Family(defaults={**_BLOOM, "embedding_norm": False}, gated=False),
+    "youtu": Family(defaults=_TIED),
     "bailing_moe": Family(needs_experts=True),
     "bailing_moe_v2": Family(needs_experts=True),
 }
@@ -187,7 +210,9 @@ SAME_NETWORK: Mapping[str, str] = {
     "qwen2_5_vl": "qwen2", "qwen2_5_vl_text": "qwen2",
     "qwen3_vl_text": "qwen3", "qwen3_vl_moe_text": "qwen3_moe", "glm4v_text": "glm4",
     "glm4v_moe_text": "glm4_moe", "phi3_v": "phi3",
-    "hunyuan": "hunyuan_v1_moe",
+    "hunyuan": "hunyuan_v1_moe", "apertus1p5_text": "apertus", "cwm": "llama",
+    "emu3_text_model": "llama", "gpt-sw3": "gpt2", "iquestcoder": "llama", "ministral3": "mistral",
+    "sarvam_mla": "deepseek_v3", "sarvam_moe": "glm4_moe",
 }  # fmt: skip
 
 # A multimodal config has its language model under `text_config`. This is the type to assume where
@@ -197,7 +222,7 @@ TEXT_PARTS = {
     "kimi_vl": "deepseek_v3", "kimi_k25": "kimi_k2", "llava_next": "llama",
     "llava_onevision": "qwen2", "paligemma": "gemma",
     "aya_vision": "cohere2", "cohere2_vision": "cohere2", "idefics3": "llama", "smolvlm": "llama",
-    "internvl": "qwen2",
+    "internvl": "qwen2", "emu3": "llama", "aria": "aria_text", "apertus1p5": "apertus",
     "qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe",
     "glm4v": "glm4",
     "glm4v_moe": "glm4_moe",

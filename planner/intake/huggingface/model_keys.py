@@ -105,6 +105,7 @@ WITHOUT_BEARING = frozenset({
     "_name_or_path", "architectures", "auto_map", "bos_token_id", "cache_implementation", "dtype",
     "eos_token_id", "ep_size",
     "initializer_range", "output_router_logits", "pad_token_id", "pretraining_tp",
+    "qk_head_dim",
     "quantization_config", "rope_interleave",
     "torch_dtype", "transformers_version", "use_cache",
 })  # fmt: skip

@@ -12,6 +12,7 @@ Values = Mapping[str, object]
 _ROPE: Values = {"rope_theta": 10_000.0}
 _LAYERNORM: Values = {**_ROPE, "norm_eps": 1e-5}
 _SOFTMAX: Values = {"scoring_func": "softmax"}
+_NOAUX: Values = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
 _CHOSEN: Values = {**_SOFTMAX, "norm_topk_prob": True}
 _CHATGLM: Values = {"hidden_act": "silu", "partial_rotary_factor": 0.5}
 
@@ -31,6 +32,17 @@ FIXED_BY_CODE: Mapping[str, Values] = {
     "bailing_moe": _SOFTMAX,
     "dots1": {"topk_method": "noaux_tc"},
     "deepseek": _SOFTMAX,
+    "aria_text": _CHOSEN,
+    "axk1": _NOAUX,
+    "exaone_moe": {**_NOAUX, "post_norm": True},
+    "flint": {"scoring_func": "sigmoid"},
+    "glm4_moe_lite": _NOAUX,
+    "granitemoe_swa": _CHOSEN,
+    "hy_v3": {**_NOAUX, "norm_topk_prob": True},
+    "kolibri1": _NOAUX,
+    "mellum": _SOFTMAX,
+    "solar_open": _NOAUX,
+    "vaultgemma": {"norm_plus_one": True, "embedding_multiplier": "sqrt(hidden_size)"},
     "gpt_neo": {"attention_multiplier": 1.0},
     "chatglm": _CHATGLM,
     "qwen": {"hidden_act": "silu"},
