@@ -41,6 +41,7 @@ INDIRECT = {
     "planner/cost/network/collectives": ("tests/property/test_everything_prices.py",),
     "planner/schedules/": ("tests/unit/test_schedules.py", "tests/unit/test_rules.py"),
     "planner/calibration/drift/": ("tests/unit/test_drift.py",),
+    "planner/rules/": ("tests/unit/test_rules.py",),
     "probes/causes": ("tests/unit/test_failures.py",),
     "api/jobs/": ("tests/unit/test_leases.py",),
     "api/storage/queue": ("tests/unit/test_leases.py",),

@@ -1,7 +1,8 @@
-"""block-N and uniform-N of Megatron-LM: how many layers of a stage are recomputed."""
+"""How many layers of a stage block-N and uniform-N recompute, and what a memory budget saves."""
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from planner import estimate
@@ -10,6 +11,7 @@ from planner.cost.pipeline.stages import block_layers, stage_units
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job, resolve_layout
 from planner.specs.estimate import Estimate
+from planner.work.checkpointing import saved_by_budget
 from tests.conftest import job_values
 
 JOB = job_values("llama3-70b", "h100-sxm-80gb", 64, 8192, 128, trainer="megatron")
@@ -115,3 +117,10 @@ def test_it_counts_layers_of_a_stage_and_is_megatrons(ac: str, legal: bool, trai
         assert any("has no activation checkpointing block" in rule for rule in rules)
     elif not legal:
         assert rules == ["block-20 is as many layers as a stage has, or more"]
+
+
+def test_a_budget_saves_the_dearest_first_and_a_share_of_the_last() -> None:
+    """Of 10 and 20 bytes, 20 bytes of room hold the first and half of the second."""
+    sizes, again = np.array([[10.0], [20.0]]), np.array([[[3.0]], [[8.0]]])
+    found = saved_by_budget(sizes, again, np.array([0.0]), np.array([20.0]))
+    assert found.tolist() == [[3.0 + 8.0 / 2]]

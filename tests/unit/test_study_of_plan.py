@@ -1,5 +1,6 @@
 """The Optuna study of a plan: its trials are what the plan ranked, considered and refused."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,8 @@ from optuna.trial import TrialState
 
 import planner
 from planner.errors import SpecError
-from planner.plan.considered import MOST_CONSIDERED
+from planner.intake.jobs import resolve_layout
+from planner.plan.considered import MOST_CONSIDERED, Fitting, _looked_at
 from planner.search.choice import pareto
 from planner.search.fit import OOM_LIMIT
 from planner.specs.layout import Layout
@@ -31,6 +33,21 @@ def layout_in(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> Layout:
 
 def of_layouts(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
     return [trial for trial in study.trials if trial.params]
+
+
+def test_the_whole_front_is_looked_at_however_few_are_asked_for() -> None:
+    sizes = (1, 2, 4, 8, 16)
+    layouts = [resolve_layout({"dp_shard": size}, num_gpus=size) for size in sizes]
+    fitting = Fitting(
+        layouts=layouts,
+        step_seconds=np.array([1.0, 2.0, 3.0, 4.0, 5.0]),
+        device_bytes=np.array([50.0, 40.0, 60.0, 20.0, 10.0]),
+    )
+    none_of_it = SimpleNamespace(layouts=list)
+    at_size = SimpleNamespace(sampled=(), screened=SimpleNamespace(unfit=none_of_it))
+    job = SimpleNamespace(search=SimpleNamespace(objective="throughput"))
+    found = _looked_at(job, at_size, fitting, [], 2)  # type: ignore[arg-type]
+    assert sorted(found, key=layouts.index) == [one for one in layouts if one is not layouts[2]]
 
 
 def test_the_first_trials_are_the_ranked_layouts(plan: Plan) -> None:
