@@ -37,7 +37,9 @@ def of_layouts(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
 
 def test_the_whole_front_is_looked_at_however_few_are_asked_for() -> None:
     sizes = (1, 2, 4, 8, 16)
-    layouts = [resolve_layout({"dp_shard": size}, num_gpus=size) for size in sizes]
+    layouts = [
+        resolve_layout({"dp_shard": size}, trainer="torchtitan", num_gpus=size) for size in sizes
+    ]
     fitting = Fitting(
         layouts=layouts,
         step_seconds=np.array([1.0, 2.0, 3.0, 4.0, 5.0]),
