@@ -137,7 +137,8 @@ CAUSES = (
     ),
     _row(
         FailureKind.FOREIGN,
-        r"busy or unavailable|cudaErrorDevicesUnavailable|exclusive.{0,20}mode",
+        r"busy or unavailable|cudaErrorDevicesUnavailable|exclusive.{0,20}mode"
+        r"|another process has the GPU",
         "another process has the GPU, or its compute mode is exclusive: end that process, or "
         "`nvidia-smi -c DEFAULT`",
     ),

@@ -187,6 +187,7 @@ def _counting(query: Select[Any], subject: Subject) -> Select[Any]:
         table.step_seconds > 0,
         # `Measured.disturbed`
         func.coalesce(measured["throttled"].as_boolean(), False).is_(False),
+        func.coalesce(measured["intruded"].as_boolean(), False).is_(False),
         func.coalesce(measured["allocator_retries"].as_integer(), 0) == 0,
         *believed_by(subject.owner),
     ).order_by(table.created_at.desc(), table.id.desc())

@@ -58,6 +58,8 @@ class Measured(BaseModel):
     device_bytes: memory in use on the device.
     allocator_retries: how often the allocator emptied its cache while steps were timed.
     throttled: whether heat or a fault held the GPU's clock down while steps were timed.
+    shared: whether other programs held memory of its GPUs, as the operator tolerates.
+    intruded: whether another program began to compute on its GPU while steps were timed.
     rung: `emulated`: one rank of a larger world, without communication; `imitated`: extrapolated
         from fewer layers or replicas; `probed`: the layout itself; `published`: somebody else's
         run.
@@ -79,6 +81,8 @@ class Measured(BaseModel):
     device_bytes: Amount | None = None
     allocator_retries: int | None = None
     throttled: bool | None = None
+    shared: bool | None = None
+    intruded: bool | None = None
     failure: str | None = None
     message: str | None = None
     gpu_seconds: Amount | None = None
@@ -89,6 +93,8 @@ class Measured(BaseModel):
         """Reason for a slow run that lies outside its layout; such a run teaches nothing."""
         if self.throttled:
             return "heat or a fault held the GPU's clock down"
+        if self.intruded:
+            return "another program began to compute on its GPU while steps were timed"
         if self.allocator_retries:
             return f"the allocator emptied its cache {self.allocator_retries} times between steps"
         return None

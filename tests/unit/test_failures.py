@@ -1,7 +1,6 @@
 """Classes and first causes: recorded logs, and the texts that torch, NCCL and the driver print."""
 
 import json
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 from planner.specs.measurement import BLAMELESS
 from probes.evidence import Evidence, RankError, read_errors, read_stacks
 from probes.failures import classify
-from probes.outcome import kernel_log
 from probes.protocol import TAKEN_AWAY, Failed, FailureKind, OutOfMemory
 from probes.trainers.titan_failures import failure as titan_failure
 from probes.trainers.titan_log import read_log
@@ -409,20 +407,6 @@ class TestEndsFromOutside:
         )
         log = "usage: worker TASK\n====\n"
         assert "usage: worker" in failed(replace(EXIT, exit_code=2, log=log)).message
-
-
-def test_what_the_kernel_said_meanwhile(tmp_path: Path) -> None:
-    now = time.clock_gettime(time.CLOCK_MONOTONIC)
-    xid = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, name=python3, GPU has fallen off the bus."
-    lines = [
-        f"4,1,{round((now - 100) * 1e6)},-;NVRM: Xid (PCI:0000:3b:00): 48, pid=1, an old one",
-        " SUBSYSTEM=pci",
-        "garbage",
-        f"4,2,{round((now + 1) * 1e6)},-;{xid}",
-    ]
-    (tmp_path / "kmsg").write_text("\n".join(lines) + "\n")
-    assert kernel_log(time.time(), tmp_path / "kmsg") == xid
-    assert kernel_log(time.time(), tmp_path / "nowhere") == ""
 
 
 def test_error_files_are_read_in_order_of_time(tmp_path: Path) -> None:

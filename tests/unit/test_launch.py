@@ -31,8 +31,16 @@ from probes.launch import (
     tidy,
     with_free_port,
 )
-from probes.outcome import Begin, bare_environment
-from probes.protocol import Failed, FailureKind, MeasuredRun, Outcome, ProbeResult, ProbeTask
+from probes.outcome import Begin
+from probes.protocol import (
+    Environment,
+    Failed,
+    FailureKind,
+    MeasuredRun,
+    Outcome,
+    ProbeResult,
+    ProbeTask,
+)
 from tests.conftest import job_values
 
 JOB = job_values("debug-tiny", "cpu", 2, 64, 4, layout={"dp_shard": 2, "ac": "none"})
@@ -148,7 +156,7 @@ class TestPorts:
         def once(attempt: int) -> ProbeResult:
             made.append(attempt)
             return ProbeResult(
-                task=TASK_OF_TWO, outcome=outcomes[attempt], environment=bare_environment(None),
+                task=TASK_OF_TWO, outcome=outcomes[attempt], environment=Environment(python="3.11"),
                 started_at="", wall_seconds=0.0, gpu_seconds=0.0,
             )  # fmt: skip
 

@@ -408,6 +408,7 @@ def test_readings_are_taken_while_it_works_and_summed_up(monkeypatch: pytest.Mon
         nvmlDeviceGetPowerUsage=lambda handle: 650_000,
         nvmlDeviceGetTemperature=lambda handle, kind: 63,
         nvmlDeviceGetCurrentClocksThrottleReasons=lambda handle: 0x20,
+        nvmlDeviceGetComputeRunningProcesses=lambda handle: range(2 if enough.is_set() else 1),
         NVML_CLOCK_SM=1,
         NVML_TEMPERATURE_GPU=0,
     )
@@ -423,6 +424,7 @@ def test_readings_are_taken_while_it_works_and_summed_up(monkeypatch: pytest.Mon
     assert found["power_watts"] == 650.0
     assert (found["driver"], found["temperature_celsius"]) == ("580.1", 63.0)
     assert found["throttled"] is True
+    assert found["intruded"] is True
     monkeypatch.setitem(sys.modules, "pynvml", None)
     monkeypatch.setattr(environment.Sample, "_by_command", lambda self: {"driver": "asked once"})
     silent = environment.Sample(torch.device("cuda"))

@@ -2,18 +2,24 @@
 
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from planner.errors import ProbeError
+from probes.evidence import Evidence, read_errors
+from probes.failures import classify
 from probes.launch import LaunchSettings, Watch
+from probes.pools.nvidia import Gpu, GpuProcess, Survey, others_on
 from probes.pools.protocol import PoolSettings
 from probes.pools.slurm import NodeGrid, SlurmPool
 from probes.pools.slurm_allocation import Allocation, ProbeOrder
 from probes.pools.slurm_commands import COMMANDS, NoControllerError, Slurm, job_state
+from probes.pools.slurm_node import own_gpus, write_foreign
 from probes.pools.slurm_options import SlurmOptions
 from probes.pools.slurm_wait import IN_VAIN, OrderWait, SlurmPace
+from probes.protocol import Failed, FailureKind
 
 PREEMPTED = (
     "JobId=7 JobName=planner-probe-a UserId=ada(1000) JobState=PREEMPTED Reason=None "
@@ -249,3 +255,25 @@ def test_a_container_needs_a_plugin_of_srun(commands: Path, tmp_path: Path) -> N
 ])  # fmt: skip
 def test_reasons_for_which_a_job_waits_in_vain(reason: str, in_vain: bool) -> None:
     assert (IN_VAIN.search(reason) is not None) is in_vain
+
+
+def test_what_others_hold_on_a_node_is_not_the_layouts(tmp_path: Path) -> None:
+    """A leftover that goes is waited for; one that stays fails the probe as foreign."""
+    idle = Gpu(
+        index=3, uuid="GPU-3", name="NVIDIA H100 80GB HBM3", memory_bytes=80e9, used_bytes=0.0,
+        driver="580", sliced=False, bus_id="0000:3b:00",
+    )  # fmt: skip
+    left = replace(idle, processes=(GpuProcess(pid=51234, name="python3", used_bytes=40e9),))
+    looks = iter([left, idle])
+    assert own_gpus(lambda: Survey(gpus=(next(looks),)), settle_seconds=60.0) == (idle,)
+    gpus = own_gpus(lambda: Survey(gpus=(left,)), settle_seconds=0.0)
+    result = tmp_path / "result.json"
+    write_foreign(result, 8, f"n1: {others_on(gpus)}")
+    evidence = Evidence(
+        reason="exit", exit_code=1, time_limit_seconds=60.0, errors=read_errors(result)
+    )
+    found = classify(evidence)
+    assert isinstance(found, Failed)
+    assert (found.kind, found.rank) == (FailureKind.FOREIGN, 8)
+    assert "n1: GPU 3 is used by pid 51234 (python3)" in found.message
+    assert "remedy: another process" in found.message
