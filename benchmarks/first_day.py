@@ -145,7 +145,7 @@ def orders_and_masks(device: Any) -> Iterator[dict[str, Any]]:
     from torch.nn.attention.flex_attention import create_block_mask
 
     from probes.kernels.base import num_runs, random, time_runs, warm_up
-    from probes.reference.attention_kernels import _fused
+    from probes.reference.attention_kernels import fused
 
     for seq, batch, heads, kv in ((2048, 4, 32, 8), (8192, 1, 32, 8), (32768, 1, 8, 1)):
         q, k, v = (
@@ -156,7 +156,7 @@ def orders_and_masks(device: Any) -> Iterator[dict[str, Any]]:
 
             def run(name: str = name, q: Any = q, k: Any = k, v: Any = v) -> Any:
                 if name == "trainers":
-                    out = _fused(q, k, v)
+                    out = fused(q, k, v)
                 else:
                     out = torch.nn.functional.scaled_dot_product_attention(
                         q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1]

@@ -66,6 +66,7 @@ class Measured(BaseModel):
     failure: class of what went wrong (`probes.protocol.FailureKind`, or `MACHINE`); `message` has
         its root cause.
     hosts: names of the hosts that it ran on.
+    trainer: the program that ran (`probe_trainers`); None where nobody says.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -87,6 +88,7 @@ class Measured(BaseModel):
     message: str | None = None
     gpu_seconds: Amount | None = None
     hosts: list[str] | None = None
+    trainer: str | None = None
 
     @property
     def disturbed(self) -> str | None:

@@ -307,6 +307,7 @@ class TestOutOfMemory:
 
 
 TEXTS = [json.loads(line) for line in recorded("texts.jsonl").splitlines()]
+OTHERS = [json.loads(line) for line in recorded("others.jsonl").splitlines()]
 
 
 class TestRealTexts:
@@ -322,6 +323,15 @@ class TestRealTexts:
         assert kind in text["accepted"]
         assert text["remedy_names"].lower() in found.message.lower()
         assert not text["remedy_names"] or "; remedy: " in found.message
+
+    @pytest.mark.parametrize("text", OTHERS, ids=lambda text: text["said"][-40:])
+    def test_others_that_the_table_was_not_written_for(self, text: dict[str, str]) -> None:
+        lines = "".join(f"[rank0]:[rank0]: {line}\n" for line in text["said"].splitlines())
+        start = "[rank0]:[rank0]: Traceback (most recent call last):\n"
+        found = classify(replace(EXIT, log=start + lines))
+        kind = found.kind if isinstance(found, Failed) else "oom"
+        assert kind == text["kind"]
+        assert text["remedy"] in found.message.rpartition("; remedy: ")[2]
 
     @pytest.mark.parametrize(
         ("said", "kind", "remedy", "machine"),

@@ -6,7 +6,6 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from planner.catalog.models import model_names
@@ -119,13 +118,12 @@ def test_a_sequence_is_the_same_whoever_holds_it() -> None:
 def test_regrouping_puts_each_expert_together_and_fills_up() -> None:
     from probes.reference.moe import regrouping
 
-    counts = np.array([[2, 1, 0], [1, 3, 0]])  # two source ranks, three experts
-    index, sizes = regrouping(counts, 4)
-    assert sizes == [4, 4, 0]
-    # rows as they came: rank 0 expert 0 (0, 1), expert 1 (2); rank 1 expert 0 (3), expert 1 (4, 5,
-    #     6); 7 is the filling row
-    assert index.tolist() == [0, 1, 3, 7, 2, 4, 5, 6]
-    assert regrouping(counts, 1)[0].tolist() == [0, 1, 3, 2, 4, 5, 6]
+    counts = torch.tensor([[2, 1, 0], [1, 3, 0]])  # two source ranks, three experts
+    at, ends = regrouping(counts, 7, 4)
+    assert ends.tolist() == [4, 8, 8]
+    # rows as they came: rank 0 expert 0 (2), expert 1 (1); rank 1 expert 0 (1), expert 1 (3)
+    assert at.tolist() == [0, 1, 4, 2, 5, 6, 7]
+    assert regrouping(counts, 7, 1)[0].tolist() == [0, 1, 3, 2, 4, 5, 6]
 
 
 @pytest.mark.parametrize(("imbalance", "ranks"), [(1.0, 4), (1.5, 4), (2.0, 2)])
@@ -144,27 +142,39 @@ def test_assigned_tokens_load_the_first_rank_as_asked(imbalance: float, ranks: i
     assert float(loads.max() / loads[0].mean()) == pytest.approx(1.0, abs=0.02)
 
 
-def test_experts_whose_counts_stay_on_the_device_compute_the_same() -> None:
-    from probes.reference.moe import GroupedExperts
+@pytest.mark.parametrize("bias", [False, True])
+def test_grouped_experts_compute_what_a_loop_does_and_never_ask_the_device(
+    bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of two ranks; in bf16 no count reaches the host, and in fp32 experts run in turn."""
+    from probes.reference.moe import GroupedExperts, load_of
 
     spec = read_model({"base": "mixtral-8x7b", "hidden_size": 16, "intermediate_size": 32,
                        "num_local_experts": 4,
                        "num_attention_heads": 4, "num_key_value_heads": 4})  # fmt: skip
-    experts = GroupedExperts(spec).to(torch.bfloat16)
+    spec = spec.model_copy(update={"expert_bias": bias})
+    experts = GroupedExperts(spec)
     torch.manual_seed(0)
     for parameter in experts.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    rows, counts = torch.randn(37, 16, dtype=torch.bfloat16), torch.tensor([0, 20, 1, 16])
+    rows, counts = torch.randn(37, 16), torch.tensor([[0, 10, 1, 6], [0, 10, 0, 10]])
+    chosen = torch.arange(4).repeat_interleave(counts.sum(0))[torch.randperm(37)]
     outs = []
-    for form in (counts, counts.numpy()[None]):
-        entered = rows.clone().requires_grad_()
+    for dtype in (torch.float32, torch.bfloat16):
+        if dtype == torch.bfloat16:
+            for name in ("tolist", "item", "__int__", "__bool__"):
+                monkeypatch.setattr(torch.Tensor, name, None)
+        entered = rows.clone().to(dtype).requires_grad_()
         experts.zero_grad()
-        out = experts(entered, form)
+        out = experts.to(dtype)(entered, counts)
         out.float().square().sum().backward()
         assert experts.w1.grad is not None
-        outs.append((out, entered.grad, experts.w1.grad.clone()))
+        load = load_of(chosen, 4)
+        monkeypatch.undo()
+        assert load.equal(counts.sum(0))
+        outs.append([one.float() for one in (out, entered.grad, experts.w1.grad.clone())])
     for one, other in zip(*outs, strict=True):
-        torch.testing.assert_close(one, other)
+        torch.testing.assert_close(one, other, rtol=0.1, atol=0.1 * float(one.abs().max()))
 
 
 @pytest.mark.parametrize(
@@ -175,11 +185,12 @@ def test_assumed_routing_is_balanced_but_for_the_busiest_rank(
 ) -> None:
     from probes.reference.moe import Counts
 
-    counts = Counts.assumed(copies, experts, ranks, share)
+    counts = Counts.assumed(copies, experts, ranks, share, torch.device("cpu"))
     assert sum(counts.rows_sent) == copies
     assert sum(counts.rows_received) == round(copies * share)
-    assert counts.sent.max() - counts.sent.min() <= 1
-    assert counts.sent.shape == (ranks, experts // ranks)
+    assert counts.received.sum(1).tolist() == counts.rows_received
+    assert counts.received.max() - counts.received.min() <= 1
+    assert counts.received.shape == (ranks, experts // ranks)
 
 
 # ---- kernels against the plain formula -----------------------------------------------------------
