@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -146,7 +146,7 @@ def numbers_of(answer: ProbeAnswer) -> Measured:
 class TestLongSteps:
     """An 8B on 8 H100 with 4.2 million tokens a step: about 64 s a step."""
 
-    JOB = {**job("llama3-8b", 8, {"dp_shard": 8, "ac": "full"}, seq_len=8192, batch=64)}
+    JOB: ClassVar = job("llama3-8b", 8, {"dp_shard": 8, "ac": "full"}, seq_len=8192, batch=64)
 
     def test_torchtitan_runs_two_smaller_batches_and_the_step_follows_from_both(self) -> None:
         pool = FakePool(8, as_predicted(1.1))
