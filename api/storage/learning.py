@@ -114,7 +114,9 @@ def read_inputs(
             for row in session.execute(query)
         )
     kernels = tuple(session.scalars(_kernel_probes(subject.gpu)))
-    text = "\n".join([basis, *(chosen or [""]), *sorted(run.id for run in runs), "", *sorted(kernels)])
+    text = "\n".join(
+        [basis, *(chosen or [""]), *sorted(run.id for run in runs), "", *sorted(kernels)]
+    )
     if stale is not None:
         text += f"\n{stale.runs} stale since {stale.since}"
     return LearningInputs(

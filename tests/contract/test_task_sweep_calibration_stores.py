@@ -324,10 +324,7 @@ class TestCalibrations:
             {"torch": "2.11", "trainer_version": "0.2.2"},
         ]
         runs.add(
-            [
-                measurement(n).model_copy(update={"software": one})
-                for n, one in enumerate(versions)
-            ]
+            [measurement(n).model_copy(update={"software": one}) for n, one in enumerate(versions)]
         )
         both = [run.id for run in learning.inputs(H100).runs]
         assert both == ["measurement-003", "measurement-002"]

@@ -1,6 +1,7 @@
 """Parts of the probe program that need torch but no second process."""
 
 import math
+import os
 import sys
 import threading
 from types import SimpleNamespace
@@ -172,7 +173,7 @@ def test_grouped_experts_compute_what_a_loop_does_and_never_ask_the_device(
         load = load_of(chosen, 4)
         monkeypatch.undo()
         assert load.equal(counts.sum(0))
-        outs.append([one.float() for one in (out, entered.grad, experts.w1.grad.clone())])
+        outs.append([one.detach().float() for one in (out, entered.grad, experts.w1.grad.clone())])
     for one, other in zip(*outs, strict=True):
         torch.testing.assert_close(one, other, rtol=0.1, atol=0.1 * float(one.abs().max()))
 
@@ -384,6 +385,32 @@ def test_tracker_counts_products() -> None:
 
 
 # ---- environment ---------------------------------------------------------------------------------
+
+
+def test_the_mask_of_a_window_is_built_by_a_compiled_function(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Eagerly it holds all pairs of tokens: 10.7 GB for 32,768 of them."""
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda built: compiled.append(built.__name__) or built)
+    mask = sequence(256).block_mask(16)
+    assert compiled == ["create_block_mask"]
+    assert mask.shape[-2:] == (256, 256)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_the_worker_sets_the_allocator_under_both_names_before_torch_reads_it(
+    wanted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from probes.reference.environment import describe
+    from probes.worker import _set_allocator
+
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.setenv(name, "")
+    _set_allocator(wanted, "torchtitan")
+    value = f"expandable_segments:{wanted}"
+    assert os.environ["PYTORCH_ALLOC_CONF"] == os.environ["PYTORCH_CUDA_ALLOC_CONF"] == value
+    assert describe(torch.device("cpu")).allocator == value
 
 
 def test_a_line_of_nvidia_smi() -> None:
