@@ -3,6 +3,7 @@
 The answer comes from one run, or from emulated ranks of it.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -119,7 +120,10 @@ def num_microbatches(job: Job) -> int:
 
 
 def _fitting(task: ProbeTask, limit_seconds: float, step_seconds: float) -> ProbeTask:
-    """The task with as many steps as the limit holds. Raises ProbeError where it holds too few."""
+    """The task with steps for its least seconds, or as many as the limit holds.
+
+    Raises ProbeError where it holds too few.
+    """
     if limit_seconds < LEAST_STEPS * step_seconds:
         needed = START_SECONDS + LEAST_STEPS * step_seconds
         needed *= task.time_limit_seconds / limit_seconds  # which several runs share
@@ -128,13 +132,12 @@ def _fitting(task: ProbeTask, limit_seconds: float, step_seconds: float) -> Prob
             f"{limit_seconds:,.0f} s; give time_limit_seconds of {needed:,.0f}, or a smaller "
             "training.global_batch_size"
         )
-    wanted = task.warmup_steps + task.steps
-    room = max(0.0, limit_seconds - START_SECONDS)
-    most = max(LEAST_STEPS, int(room / step_seconds)) if step_seconds else wanted
-    if most >= wanted:
+    if not step_seconds:
         return task
+    most = max(LEAST_STEPS, int((limit_seconds - START_SECONDS) / step_seconds))
     warm = min(task.warmup_steps, most - LEAST_STEPS + 1)
-    return task.model_copy(update={"warmup_steps": warm, "steps": most - warm})
+    timed = max(task.steps, math.ceil(task.least_seconds / step_seconds))
+    return task.model_copy(update={"warmup_steps": warm, "steps": min(timed, most - warm)})
 
 
 def _check_kernels(request: ProbeRequest) -> None:

@@ -173,16 +173,23 @@ class TestLongSteps:
     def test_a_step_that_fits_runs_whole_and_one_that_fits_less_often_is_repeated_less(
         self,
     ) -> None:
-        for limit, steps in ((3000.0, 10), (600.0, 6)):
+        few = job("llama3-8b", 8, {"dp_shard": 8, "ac": "full"}, seq_len=65536)
+        for values, limit, whole in ((self.JOB, 3000.0, True), (few, 900.0, False)):
             pool = FakePool(8, as_predicted())
-            batch = 64 if limit > 1000.0 else 4  # too few microbatches for shorter steps
-            values = job(
-                "llama3-8b", 8, {"dp_shard": 8, "ac": "full"}, seq_len=65536, batch=batch
-            ) if batch == 4 else self.JOB  # fmt: skip
             ask(values, pool, trainer="torchtitan", time_limit_seconds=limit)
             (task,) = pool.tasks
-            assert task.steps <= steps
+            each = estimate_job(read_job(values)).step_seconds or 0.0
+            assert ((task.warmup_steps, task.steps) == (3, 10)) is whole
+            assert (task.warmup_steps + task.steps) * each < limit - 90.0
             assert task.warmup_steps >= 1
+
+    def test_short_steps_are_repeated_until_clocks_have_settled(self) -> None:
+        """A run of two seconds reads 4% fast; TorchTitan's number of steps is set at the start."""
+        values = job("llama3.2-1b", 8, {"dp_shard": 8}, batch=1)
+        pool = FakePool(8, as_predicted())
+        ask(values, pool, trainer="torchtitan")
+        each = estimate_job(read_job(values)).step_seconds or 0.0
+        assert 20.0 <= pool.tasks[0].steps * each < 20.0 + each
 
     @pytest.mark.parametrize("trainer", ["torchtitan", "reference"])
     def test_a_limit_that_cannot_hold_them_says_so_before_the_start(self, trainer: str) -> None:
