@@ -216,7 +216,7 @@ class Campaign:
             return cls(job=job, tasks=tasks, ranks=ranks, notes=notes)
         if job.layout.num_gpus > capacity.num_devices:
             raise too_few(job.layout.num_gpus, capacity)
-        if not capacity.emulates or capacity.device == "cpu":  # whose steps nobody predicts
+        if not capacity.measures or capacity.device == "cpu":  # whose steps nobody predicts
             return cls(job=job, tasks=(request.task(job, probe_id),))
         return cls._direct(request, job, probe_id)
 

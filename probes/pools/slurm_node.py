@@ -56,7 +56,7 @@ def main() -> None:
         if program.single
         else [sys.executable, "-m", "torch.distributed.run", *elastic, *TORCHRUN_FLAGS, *inside]
     )
-    gpus = own_gpus() if task.device == "cuda" else ()
+    gpus = own_gpus(tolerated_bytes) if task.device == "cuda" else ()
     if foreign := others_on(gpus, tolerated_bytes):
         write_foreign(folder / RESULT, node * per_node, f"{os.environ[NODE_NAME]}: {foreign}")
         argv = ["false"]
@@ -83,14 +83,17 @@ def main() -> None:
 
 
 def own_gpus(
-    see: Callable[[], Survey] = survey, *, settle_seconds: float = SETTLE_SECONDS
+    tolerated_bytes: float,
+    see: Callable[[], Survey] = survey,
+    *,
+    settle_seconds: float = SETTLE_SECONDS,
 ) -> tuple[Gpu, ...]:
     """The GPUs that Slurm gave this step, as soon as nobody else uses them.
 
     settle_seconds: that what a job before us left there may take to go.
     """
     deadline = time.monotonic() + settle_seconds
-    while others_on(gpus := visible(see())) and time.monotonic() < deadline:
+    while others_on(gpus := visible(see()), tolerated_bytes) and time.monotonic() < deadline:
         time.sleep(1.0)
     return gpus
 

@@ -109,9 +109,9 @@ class TitanTrainer:
     ) -> tuple[Outcome, Environment] | None:
         """Outcome and environment from TorchTitan's log.
 
-        The log names errors better than the error files do.
+        The log names errors better than the error files do, but for those of a node itself.
         """
-        own = replace(evidence, errors=())
+        own = replace(evidence, errors=tuple(one for one in evidence.errors if one.kind))
         environment = self.environment(evidence.log, found_by(folder))
         return self.read(task, evidence.log, folder, own), environment
 

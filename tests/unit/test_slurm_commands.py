@@ -19,7 +19,9 @@ from probes.pools.slurm_commands import COMMANDS, NoControllerError, Slurm, job_
 from probes.pools.slurm_node import own_gpus, write_foreign
 from probes.pools.slurm_options import SlurmOptions
 from probes.pools.slurm_wait import IN_VAIN, OrderWait, SlurmPace
-from probes.protocol import Failed, FailureKind
+from probes.protocol import Failed, FailureKind, ProbeTask
+from probes.trainers.torchtitan import TitanTrainer
+from tests.conftest import job_values
 
 PREEMPTED = (
     "JobId=7 JobName=planner-probe-a UserId=ada(1000) JobState=PREEMPTED Reason=None "
@@ -265,15 +267,18 @@ def test_what_others_hold_on_a_node_is_not_the_layouts(tmp_path: Path) -> None:
     )  # fmt: skip
     left = replace(idle, processes=(GpuProcess(pid=51234, name="python3", used_bytes=40e9),))
     looks = iter([left, idle])
-    assert own_gpus(lambda: Survey(gpus=(next(looks),)), settle_seconds=60.0) == (idle,)
-    gpus = own_gpus(lambda: Survey(gpus=(left,)), settle_seconds=0.0)
+    assert own_gpus(0.0, lambda: Survey(gpus=(next(looks),)), settle_seconds=60.0) == (idle,)
+    gpus = own_gpus(0.0, lambda: Survey(gpus=(left,)), settle_seconds=0.0)
     result = tmp_path / "result.json"
     write_foreign(result, 8, f"n1: {others_on(gpus)}")
     evidence = Evidence(
         reason="exit", exit_code=1, time_limit_seconds=60.0, errors=read_errors(result)
     )
-    found = classify(evidence)
-    assert isinstance(found, Failed)
-    assert (found.kind, found.rank) == (FailureKind.FOREIGN, 8)
-    assert "n1: GPU 3 is used by pid 51234 (python3)" in found.message
-    assert "remedy: another process" in found.message
+    job = job_values("llama3-8b", "h100-sxm-80gb", 16, 8192, 16, layout={"dp_shard": 16})
+    titan = TitanTrainer().outcome(ProbeTask(id="probe-1", job=job), tmp_path, evidence)
+    assert titan is not None
+    for found in (classify(evidence), titan[0]):
+        assert isinstance(found, Failed)
+        assert (found.kind, found.rank) == (FailureKind.FOREIGN, 8)
+        assert "n1: GPU 3 is used by pid 51234 (python3)" in found.message
+        assert "remedy: another process" in found.message
