@@ -62,7 +62,7 @@ def all_checks(wiring: "Wiring", *, torch: bool) -> list[Check]:
         _python,
         _packages,
         lambda: _torch(wiring.settings.probe_python, imported=torch),
-        _gpus,
+        lambda: _gpus(wiring.settings.probe_tolerated_gib * GIB),
         _slurm,
         lambda: _database(database_report(wiring)),
         lambda: _disks(wiring),
@@ -158,8 +158,8 @@ def _asked(command: list[str], seconds: float) -> dict[str, Any]:
     return told
 
 
-def _gpus() -> Iterable[Check]:
-    from probes.pools.nvidia import survey
+def _gpus(tolerated_bytes: float) -> Iterable[Check]:
+    from probes.pools.nvidia import others_on, survey
 
     seen = survey()
     if not seen.gpus:
@@ -169,9 +169,8 @@ def _gpus() -> Iterable[Check]:
         return
     kinds = sorted({gpu.name for gpu in seen.gpus})
     detail = f"{len(seen.gpus)} x {', '.join(kinds)}, driver {seen.gpus[0].driver}"
-    used = [gpu for gpu in seen.gpus if gpu.foreign() is not None]
-    if used:
-        detail += "; " + "; ".join(f"GPU {gpu.index} is used by {gpu.foreign()}" for gpu in used)
+    if used := others_on(seen.gpus, tolerated_bytes):
+        detail += f"; {used}"
         remedy = "a probe waits for free GPUs; CUDA_VISIBLE_DEVICES says which it may take"
         yield Check(name="gpus", state="warn", detail=detail, remedy=remedy)
     else:

@@ -171,6 +171,8 @@ class Settings(BaseSettings):
     webhook_secret: signs what is posted (Standard Webhooks); without one it is not signed.
     probe_python: interpreter that has torch, where it is another than ours.
     probe_program: the reference program, a module or a file.
+    probe_tolerated_gib: memory of a GPU that other programs, such as a desktop, may hold while a
+        probe runs on it; runs beside them count a quarter of the others.
     slurm_account, slurm_qos, slurm_constraint, slurm_exclude: of every job on a Slurm cluster, as
         sbatch takes them; empty leaves them to Slurm.
     slurm_container_image: that probes run in, by srun's `--container-image` (Pyxis).
@@ -218,6 +220,7 @@ class Settings(BaseSettings):
     webhook_secret: SecretStr = SecretStr("")
     probe_python: str = sys.executable
     probe_program: str = "probes.worker"
+    probe_tolerated_gib: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     probe_environment: str = ""
     slurm_account: str = ""
     slurm_qos: str = ""

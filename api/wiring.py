@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from api.identity import TimeOrderedIds
 from api.remembered import Remembered
 from planner.ports import Clock, IdFactory, Ports
+from planner.units import GIB
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -183,6 +184,7 @@ class Wiring:
             folder=chosen.probe_folder,
             python=chosen.probe_python,
             worker=chosen.probe_program,
+            tolerated_bytes=chosen.probe_tolerated_gib * GIB,
             inherit=tuple(filter(None, chosen.probe_environment.replace(",", " ").split())),
         )
         slurm = SlurmOptions(

@@ -9,6 +9,8 @@ orders of attention.
 import argparse
 import json
 import statistics
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Any
 
 from benchmarks.survey_grid import BF16_STATES, EIGHT, ONE, THREE, TINY, Case, _case, _one_gpu
 
+ROOT = Path(__file__).resolve().parents[1]
 LONG_RUN = 100  # steps from which a run tells the first from the last
 SIXTEEN_EXPERTS = {
     "base": "mixtral-8x7b",
@@ -65,6 +68,31 @@ SMALL = Sizes(
     one=TINY, three=TINY, eight=TINY, experts=TINY_EXPERTS, windows=TINY_WINDOWS, seq_len=64,
     long=64, steps=12, batch=2, worlds=(4, 16),
 )  # fmt: skip
+
+
+PACKAGES = ("torch", "triton", "torchao", "torchtitan", "nvidia-ml-py")
+VERSIONS = f"""
+import importlib.metadata as m
+found = {{d.name.lower(): d.version for d in m.distributions()}}
+print({{name: found.get(name) for name in {PACKAGES!r}}})
+"""
+ENVIRONMENT = (
+    ("date",), ("nvidia-smi",), ("nvidia-smi", "topo", "-m"), ("df", "-h", "/dev/shm", "/tmp"),
+    ("cc", "--version"), (sys.executable, "-c", VERSIONS),
+)  # fmt: skip
+
+
+def environment(device: str) -> Iterator[str]:
+    """Part 0: what each command says of this machine, before time is spent on runs."""
+    check = (sys.executable, "-m", "probes.selfcheck", device, "probes.worker", "--compiles")
+    for command in (*ENVIRONMENT, check):
+        yield f"$ {' '.join(command).strip()}"
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+        except OSError as error:
+            yield f"{error.strerror}"
+        else:
+            yield f"{done.stdout}{done.stderr}".rstrip()
 
 
 def first_day(gpu: str, *, tiny: bool = False) -> list[Case]:
@@ -145,7 +173,7 @@ def orders_and_masks(device: Any) -> Iterator[dict[str, Any]]:
     from torch.nn.attention.flex_attention import create_block_mask
 
     from probes.kernels.base import num_runs, random, time_runs, warm_up
-    from probes.reference.attention_kernels import _fused
+    from probes.reference.attention_kernels import fused
 
     for seq, batch, heads, kv in ((2048, 4, 32, 8), (8192, 1, 32, 8), (32768, 1, 8, 1)):
         q, k, v = (
@@ -156,7 +184,7 @@ def orders_and_masks(device: Any) -> Iterator[dict[str, Any]]:
 
             def run(name: str = name, q: Any = q, k: Any = k, v: Any = v) -> Any:
                 if name == "trainers":
-                    out = _fused(q, k, v)
+                    out = fused(q, k, v)
                 else:
                     out = torch.nn.functional.scaled_dot_product_attention(
                         q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1]

@@ -35,6 +35,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 try:
+    from benchmarks.first_day import environment as environment_lines
     from benchmarks.first_day import first_day, kernels
     from benchmarks.survey_grid import Case, cases, fake_cases
     from planner.calibration.coverage import Use, choose, uses
@@ -534,6 +535,8 @@ def run_first_day(machine: Machine, options: argparse.Namespace, until: float) -
     )
     if options.list:
         return
+    if not only or "0/" in only:
+        (folder / "environment.txt").write_text("\n".join(environment_lines(machine.device)) + "\n")
     run = plain if options.plain else guarded
     added = run_cases(machine, left, folder / f"{machine.source}.runs.jsonl", until, run)
     say(f"{added} of {len(left)} runs")
@@ -541,6 +544,10 @@ def run_first_day(machine: Machine, options: argparse.Namespace, until: float) -
         wanted = [KernelShape.from_dict(json.loads(line)) for line in kernels().splitlines()]
         seconds = min(MICRO_SECONDS, until - time.monotonic())
         time_kernels(machine, wanted, folder / f"{machine.source}.micro.jsonl", seconds, until)
+    if machine.device == "cuda" and (not only or "10/" in only):
+        command = [sys.executable, "-m", "benchmarks.first_day", "--orders"]
+        with (folder / "attention-orders-and-masks.jsonl").open("a") as out:
+            subprocess.run(command, cwd=MEASURED.parents[1], stdout=out, check=False)
 
 
 def shapes_left(

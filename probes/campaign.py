@@ -3,14 +3,17 @@
 The answer comes from one run, or from emulated ranks of it.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from planner.calibration.kernels import KernelShape
 from planner.errors import Fault, ProbeError, SpecError
+from planner.estimates import estimate_job, model_flops_utilisation
 from planner.intake.jobs import read_job
 from planner.rules import violations
 from planner.specs.job import Job
@@ -22,9 +25,12 @@ from probes.launch import Watch
 from probes.pools.capacity import Capacity, too_few
 from probes.pools.protocol import Pool
 from probes.protocol import MeasuredRun, OutOfMemory, ProbeResult, ProbeTask
+from probes.reference.recipe import extrapolated, short_steps
 from probes.trainers import trainer_of
 
 MOST_KERNELS = 1000
+START_SECONDS = 90.0  # from a program's start to its first step, compilation included; judgement
+LEAST_STEPS = 3  # one to warm up and two that are timed
 PROXY_GPUS = "imitate_gpus"  # of stored requests: the largest proxy run, which older releases made
 
 
@@ -107,6 +113,33 @@ class ProbeRequest(BaseModel):
         )
 
 
+def num_microbatches(job: Job) -> int:
+    """Microbatches of a step on each data-parallel rank."""
+    assert job.layout is not None, "a probe's job has a layout"
+    return max(1, job.layout.num_microbatches(job.training.global_batch_size))
+
+
+def _fitting(task: ProbeTask, limit_seconds: float, step_seconds: float) -> ProbeTask:
+    """The task with steps for its least seconds, or as many as the limit holds.
+
+    Raises ProbeError where it holds too few.
+    """
+    if limit_seconds < LEAST_STEPS * step_seconds:
+        needed = START_SECONDS + LEAST_STEPS * step_seconds
+        needed *= task.time_limit_seconds / limit_seconds  # which several runs share
+        raise ProbeError(
+            f"{LEAST_STEPS} steps of about {step_seconds:,.0f} s do not fit into "
+            f"{limit_seconds:,.0f} s; give time_limit_seconds of {needed:,.0f}, or a smaller "
+            "training.global_batch_size"
+        )
+    if not step_seconds:
+        return task
+    most = max(LEAST_STEPS, int((limit_seconds - START_SECONDS) / step_seconds))
+    warm = min(task.warmup_steps, most - LEAST_STEPS + 1)
+    timed = max(task.steps, math.ceil(task.least_seconds / step_seconds))
+    return task.model_copy(update={"warmup_steps": warm, "steps": min(timed, most - warm)})
+
+
 def _check_kernels(request: ProbeRequest) -> None:
     """Raises SpecError for an invalid kernel, and for a trainer that cannot time kernels."""
     for index, values in enumerate(request.kernels):
@@ -148,7 +181,14 @@ class Campaign:
     job: Job
     tasks: tuple[ProbeTask, ...]
     ranks: tuple[int, ...] = ()
+    timed_microbatches: tuple[int, int] | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def gpus_at_limit(self) -> int:
+        """GPUs for which the request's time limit may be used up, one run after the other."""
+        processes = [task.num_processes() for task in self.tasks]
+        return sum(processes) if self.ranks else max(processes)
 
     @classmethod
     def of(cls, request: ProbeRequest, job: Job, probe_id: str, capacity: Capacity) -> "Campaign":
@@ -176,7 +216,37 @@ class Campaign:
             return cls(job=job, tasks=tasks, ranks=ranks, notes=notes)
         if job.layout.num_gpus > capacity.num_devices:
             raise too_few(job.layout.num_gpus, capacity)
-        return cls(job=job, tasks=(request.task(job, probe_id),))
+        if not capacity.measures or capacity.device == "cpu":  # whose steps nobody predicts
+            return cls(job=job, tasks=(request.task(job, probe_id),))
+        return cls._direct(request, job, probe_id)
+
+    @classmethod
+    def _direct(cls, request: ProbeRequest, job: Job, probe_id: str) -> "Campaign":
+        """The layout itself, for as many steps as its time limit holds. Raises ProbeError.
+
+        TorchTitan cannot change its batch during a run. So where whole steps are too long for the
+        limit two runs of smaller global batches are made, and the whole step follows from both.
+        """
+        task = request.task(job, probe_id)
+        limit, whole = task.time_limit_seconds, num_microbatches(job)
+        each = estimate_job(job).step_seconds or 0.0
+        short = short_steps(job.layout, whole) if job.layout is not None else None
+        pair = each if short is None else each * sum(short) / whole
+        if request.trainer == "reference":  # which stops by the clock
+            _fitting(task, limit, pair)
+            return cls(job=job, tasks=(task,))
+        steps = task.warmup_steps + task.steps
+        if short is None or START_SECONDS + steps * each <= limit:
+            return cls(job=job, tasks=(_fitting(task, limit, each),))
+        tasks = []
+        for name, size in zip(("few", "more"), short, strict=True):
+            share = START_SECONDS + (limit - 2 * START_SECONDS) * size / sum(short)
+            smaller = _fitting(request.task(job, f"{probe_id}-{name}"), share, each * size / whole)
+            batch = job.training.global_batch_size * size // whole
+            training = {**job.request["training"], "global_batch_size": batch}
+            values = {"job": {**job.request, "training": training}, "time_limit_seconds": share}
+            tasks.append(smaller.model_copy(update=values))
+        return cls(job=job, tasks=tuple(tasks), timed_microbatches=short)
 
     def run(self, pool: Pool, watch: Watch) -> ProbeAnswer:
         """Runs all tasks in order; stops at the first that gives no numbers."""
@@ -211,9 +281,38 @@ class Campaign:
                     results,
                 ),
             )
-        return each
+        return each if self.timed_microbatches is None else (self._extrapolated(*results),)
 
-    def _whole(self, numbers: Measured, results: list[ProbeResult]) -> Measurement:
+    def _extrapolated(self, few: ProbeResult, more: ProbeResult) -> Measurement:
+        """The measurement of a whole step from runs of two smaller batches."""
+        short, longer = few.outcome, more.outcome
+        assert isinstance(short, MeasuredRun)
+        assert isinstance(longer, MeasuredRun)
+        assert self.timed_microbatches is not None
+        whole = num_microbatches(self.job)
+        each = [
+            extrapolated(self.timed_microbatches, whole, *pair)
+            for pair in zip(short.step_seconds_each, longer.step_seconds_each, strict=False)
+        ]
+        seconds = median(each)
+        training = self.job.training
+        tokens = training.global_batch_size * training.seq_len / self.job.cluster.num_gpus
+        rate = tokens / seconds
+        numbers = longer.model_copy(
+            update={
+                "step_seconds": seconds,
+                "step_seconds_each": each,
+                "tokens_per_second_per_gpu": rate,
+                "mfu": model_flops_utilisation(
+                    self.job.model, self.job.cluster, rate, training.seq_len
+                ),
+                "timed_microbatches": list(self.timed_microbatches),
+            }
+        )
+        measured = more.model_copy(update={"outcome": numbers}).measurement().measured
+        return self._whole(measured, [few, more])
+
+    def _whole(self, numbers: Measured, results: Sequence[ProbeResult]) -> Measurement:
         first = results[0]
         extra: Mapping[str, Any] = {
             "trainer": first.task.trainer,

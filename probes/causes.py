@@ -68,9 +68,18 @@ CAUSES = (
         r"only supports? [^\n]*(?:Ampere|Hopper|Blackwell)|only supported (?:on|for|with) [^\n]*"
         r"(?:compute capability|capability >|MI300|Ampere|Hopper|Blackwell|[Ss][Mm]_?\d)"
         r"|not supported (?:in|on) this (?:architecture|GPU|device)"
-        r"|requires? [^\n]*(?:compute capability|[Ss][Mm]_?\d\d)",
+        r"|requires? [^\n]*(?:compute capability|[Ss][Mm]_?\d\d)"
+        r"|CU[A-Z]+_STATUS_(?:NOT_SUPPORTED|ARCH_MISMATCH)|No available kernel"
+        r"|too old to be supported|only supports devices of",
         "this GPU has no kernel for it: plan another precision (bf16 runs everywhere), or take a "
         "GPU that has it",
+    ),
+    _row(
+        FailureKind.CRASH,
+        r"Cuda failure[ \d]* '?peer access|P2P[^\n]*(?:not supported|failed)",
+        "these GPUs cannot reach each other's memory, though the driver says so: turn ACS and the "
+        "IOMMU off, or set NCCL_P2P_DISABLE=1",
+        machine=True,
     ),
     _row(
         FailureKind.INVALID_LAYOUT,
@@ -92,6 +101,13 @@ CAUSES = (
     ),
     _row(
         FailureKind.IMPORT,
+        r"ptxas|PTXASError|device kernel image is invalid|no PTX|CUDA_ERROR_INVALID_PTX"
+        r"|nvcc: not found|CUDA_HOME environment variable is not set|cuda\.h: No such file",
+        "its ptxas or CUDA toolkit does not know this GPU, or is missing: install a newer triton, "
+        "or name a newer one in TRITON_PTXAS_PATH and CUDA_HOME",
+    ),
+    _row(
+        FailureKind.IMPORT,
         r"libcuda\.so(?:\.1)?:? (?:cannot|not) (?:be )?found|cannot find -lcuda"
         r"|libcuda\.so\.1: cannot open",
         "link libcuda.so to the driver's libcuda.so.1 and run ldconfig, or start the container "
@@ -107,7 +123,8 @@ CAUSES = (
         FailureKind.IMPORT,
         r"driver version is insufficient|driver on your system is too old"
         r"|[Dd]river/library version mismatch|unsupported (?:display driver|toolchain)"
-        r"|forward compatibility was attempted|Error 80[34]",
+        r"|forward compatibility was attempted|Error 80[34]|in the installed CUDA driver"
+        r"|CUDA_ERROR_UNSUPPORTED_PTX_VERSION|cudaErrorInsufficientDriver",
         "update the NVIDIA driver (reboot if it was updated just now), or install a torch built "
         "for the older CUDA",
     ),
@@ -136,8 +153,15 @@ CAUSES = (
         "and the container's --gpus",
     ),
     _row(
+        FailureKind.LOST_GPU,
+        r"CUDA unknown error|initialize NVML|cudaErrorUnknown|CUDA_ERROR_NOT_INITIALIZED",
+        "start the container again if others still have their GPUs, else load the module "
+        "nvidia_uvm again (modprobe), or reboot",
+    ),
+    _row(
         FailureKind.FOREIGN,
-        r"busy or unavailable|cudaErrorDevicesUnavailable|exclusive.{0,20}mode",
+        r"busy or unavailable|cudaErrorDevicesUnavailable|exclusive.{0,20}mode"
+        r"|another process has the GPU",
         "another process has the GPU, or its compute mode is exclusive: end that process, or "
         "`nvidia-smi -c DEFAULT`",
     ),
@@ -157,15 +181,16 @@ CAUSES = (
     ),
     _row(
         FailureKind.KILLED,
-        r"SIGBUS|signal 7\b|Signal 7\b",
+        r"SIGBUS|[Ss]ignal 7\b|Bus error|out of shared memory",
         "a full /dev/shm ends programs so: --shm-size=8g or --ipc=host for a container",
         machine=True,
     ),
     _row(
         FailureKind.CRASH,
-        r"No space left on device|Disk quota exceeded|Read-only file system",
+        r"No space left on device|Disk quota exceeded|Read-only file system"
+        r"|Permission denied: '[^']*(?:cache|triton|inductor|tmp)|[Ss]tale file handle",
         "free the disk, or set TMPDIR, TORCHINDUCTOR_CACHE_DIR and TRITON_CACHE_DIR to one with "
-        "room",
+        "room that may be written",
         machine=True,
     ),
     _row(
@@ -204,18 +229,31 @@ CAUSES = (
         FailureKind.CRASH,
         r"no socket interface found|[Uu]nable to find (?:address|interface)"
         r"|makeDeviceFor\w+|No route to host|Name or service not known"
-        r"|Temporary failure in name resolution",
+        r"|Temporary failure in name resolution|[Nn]etwork is unreachable"
+        r"|[Cc]onnect\w*[ :][^\n]*[Cc]onnection timed out|initialize any NET plugin",
         "the nodes do not reach each other: name the interface that joins them in "
         "NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME, and see that each node's name resolves",
         machine=True,
     ),
     _row(
         FailureKind.HANG,
-        r"waiting for clients",
+        r"waiting for clients|client socket has (?:timed out|failed to connect)",
         "a node never came: see that all of them started, and that the port of the first is open",
         machine=True,
     ),
     # ---- wide patterns, last
+    _row(
+        FailureKind.CRASH,
+        r"Duplicate GPU detected",
+        "two ranks have the same GPU: look at CUDA_VISIBLE_DEVICES and at the ranks of each node",
+        machine=True,
+    ),
+    _row(
+        FailureKind.KILLED,
+        r"Errno 12\]|Cannot allocate memory|std::bad_alloc|\bMemoryError\b|cudaErrorHostMemory"
+        r"|Failed to CUDA host alloc",
+        "it needs more host memory: ask for more (--mem), or offload less",
+    ),
     _row(
         FailureKind.IMPORT,
         r"\b(?:ModuleNotFoundError|ImportError|PackageNotFoundError)\b|undefined symbol"

@@ -28,8 +28,8 @@ def ranks_of_interest(layout: Layout, cluster: ClusterSpec) -> tuple[int, ...]:
 def combine(job: Job, ranks: Mapping[int, MeasuredRun]) -> Measured:
     """Combines emulated ranks into numbers of the whole job.
 
-    Memory is the largest of any rank. Time is the slowest rank plus what the cost model
-    predicts for waiting.
+    Memory is the largest of any rank, on the device with the communicators' buffers that it never
+    made. Time is the slowest rank plus what the cost model predicts for waiting.
     """
     estimate = estimate_job(job)
     seconds = [
@@ -40,6 +40,11 @@ def combine(job: Job, ranks: Mapping[int, MeasuredRun]) -> Measured:
         _waits(estimate.time, busiest) if estimate.time is not None and busiest is not None else {}
     )
     step = None if busiest is None else busiest + sum(added.values())
+    memory = {key: _largest(ranks, name) for key, name in MEMORY.items()}
+    if memory["device_bytes"] is not None and estimate.device_bytes is not None:
+        outside = estimate.device_bytes - (estimate.peak_reserved_bytes or 0.0)
+        memory["communicator_bytes"] = outside - job.cluster.gpu.context_bytes
+        memory["device_bytes"] += memory["communicator_bytes"]
     tokens = job.training.global_batch_size * job.training.seq_len / job.cluster.num_gpus
     slowest = max(ranks.values(), key=lambda outcome: outcome.step_seconds or 0.0)
     return Measured.model_validate(
@@ -49,7 +54,7 @@ def combine(job: Job, ranks: Mapping[int, MeasuredRun]) -> Measured:
             "step_seconds": step,
             "steps": len(slowest.step_seconds_each),
             "tokens_per_second_per_gpu": None if step is None else tokens / step,
-            **{key: _largest(ranks, name) for key, name in MEMORY.items()},
+            **memory,
             "measured_seconds": busiest,
             "from_model": added,
             "ranks": [

@@ -17,6 +17,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -35,8 +36,10 @@ STACKS_SECONDS = 0.7  # for the dumps of stuck ranks to reach their files
 KILL_SECONDS = 20.0
 STOP_FILE_SECONDS = 1.0  # between two looks for the file that asks to stop
 CLEAN_SEARCHES = 2  # a process that forks during one search may be missed by it
-ON_END_SECONDS = 30.0
 STACK_SIGNAL = signal.SIGUSR1
+KMSG = "/dev/kmsg"
+RECORD_BYTES = 8192  # of the kernel log, at most (CONSOLE_EXT_LOG_MAX)
+PCI_DEVICE = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}", re.IGNORECASE)
 
 
 def die_with_parent() -> None:
@@ -181,6 +184,43 @@ def ask_for_stacks(below: int) -> bool:
     return asked
 
 
+class KernelLog:
+    """What the kernel logs from now on; empty if it may not be read.
+
+    Source: Documentation/ABI/testing/dev-kmsg.
+    """
+
+    def __init__(self, path: str = KMSG) -> None:
+        self.descriptor: int | None = None
+        with contextlib.suppress(OSError):
+            self.descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            os.lseek(self.descriptor, 0, os.SEEK_END)
+
+    def read(self, bus_ids: Iterable[str]) -> str:
+        """The new lines, without the driver's about other GPUs than these (0000:3b:00)."""
+        ours, kept = set(bus_ids), []
+        for record in self._records():
+            # "priority,sequence,microseconds,flags;text", then lines that start with a blank
+            head, _, text = record.partition(";")
+            named = {one.lower() for one in PCI_DEVICE.findall(text)} if "NVRM" in text else set()
+            if head[:1].isdigit() and not (ours and named and not named & ours):
+                kept.append(text.strip())
+        return "\n".join(kept)
+
+    def _records(self) -> Iterator[str]:
+        """Lines of the new records."""
+        while self.descriptor is not None:
+            try:
+                record = os.read(self.descriptor, RECORD_BYTES)
+            except BrokenPipeError:
+                continue  # the kernel overwrote what came next
+            except OSError:
+                return
+            if not record:
+                return
+            yield from record.decode("utf-8", "replace").splitlines()
+
+
 def write_json(path: Path, value: object) -> None:
     """Writes a whole file that only we may read, or nothing."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
@@ -227,6 +267,7 @@ class Guardian:
         self.started, self.first_parent = clock(), parent()
         self.asked = False
         self.looked = self.started  # for the file that asks to stop
+        self.kernel = KernelLog()
         self.status: int | None = None
 
     def ask(self, number: int, frame: object) -> None:
@@ -251,10 +292,8 @@ class Guardian:
         if reason == "time-limit" and ask_for_stacks(os.getpid()):
             time.sleep(STACKS_SECONDS)
         left = kill_all(self.spec["token"], below=os.getpid())
-        for command in self.spec["on_end"] if reason != "exit" else []:
-            with contextlib.suppress(OSError, subprocess.SubprocessError):
-                subprocess.run(command, capture_output=True, timeout=ON_END_SECONDS, check=False)
         code = None if self.status is None else os.waitstatus_to_exitcode(self.status)
+        write_private(Path(self.spec["kernel"]), self.kernel.read(self.spec["bus_ids"]))
         told = {"reason": reason, "exit_code": code, "seconds": seconds, "left": left}
         write_json(end, {**told, "stopped": stopped})
         return code == 0

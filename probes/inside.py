@@ -1,6 +1,7 @@
 """Wraps the worker that torchrun starts: `python -m probes.inside RESULT MODULE|FILE.py ARGUMENTS`.
 
-The worker itself need not know about the wrapper, which adds three things:
+The worker itself need not know about the wrapper, which adds four things:
+- The first rank writes the versions of this interpreter's packages to the folder (`FOUND`).
 - The process ends with its parent.
 - On SIGUSR1, and before SIGTERM ends it, it writes the stacks of all threads to RESULT.rankN.stack.
 - An error that ends it early is written to RESULT.rankN.error.json: type, message, traceback, time.
@@ -9,14 +10,18 @@ The worker itself need not know about the wrapper, which adds three things:
 
 import faulthandler
 import os
+import platform
 import runpy
 import signal
 import sys
 import time
 import traceback
+from importlib.metadata import distributions
 from pathlib import Path
 
+from probes.folder import FOUND
 from probes.guardian import GUARDIAN, STACK_SIGNAL, die_with_parent, write_json
+from probes.programs import ALLOCATOR
 
 INIT = 1
 
@@ -31,6 +36,8 @@ def main() -> None:
         os._exit(1)  # torchrun died before the line above
     result, program, arguments = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
     rank = int(os.environ.get("RANK", "0"))
+    if rank == 0:
+        write_json(result.with_name(FOUND), versions())
     # this file must be open as long as the process lives
     stack = os.open(f"{result}.rank{rank}.stack", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     faulthandler.register(STACK_SIGNAL, file=stack, all_threads=True)
@@ -46,6 +53,19 @@ def main() -> None:
         if not (isinstance(error, SystemExit) and error.code in (None, 0)):
             _write(Path(f"{result}.rank{rank}.error.json"), error)
         raise
+
+
+def versions() -> dict[str, str | None]:
+    """Fields of `probes.protocol.Environment` that packages and variables tell."""
+    found = {one.name.lower(): one.version for one in distributions()}
+    nccl = next((found[name] for name in sorted(found) if name.startswith("nvidia-nccl")), None)
+    return {
+        "python": platform.python_version(),
+        "torch": found.get("torch"),
+        "trainer_version": found.get("torchtitan"),
+        "nccl": nccl,
+        "allocator": os.environ.get(ALLOCATOR[0]),
+    }
 
 
 def _write(path: Path, error: BaseException) -> None:

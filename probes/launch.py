@@ -23,7 +23,7 @@ from pathlib import Path
 
 from planner.errors import ProbeError
 from probes import guardian
-from probes.folder import BEGIN, END, LOG, NODE_LOGS, RESULT, TASK
+from probes.folder import BEGIN, END, KERNEL_LOG, LOG, NODE_LOGS, OTHERS, RESULT, TASK
 from probes.outcome import Begin, conclude, write_result
 from probes.packages import search_path
 from probes.preflight import Need, check
@@ -121,6 +121,7 @@ class LaunchSettings:
     port_tries: how many ports are tried.
     keep: how many folders of ended probes are left on disk.
     inherit: patterns of variables that a probe gets besides `NEEDED`.
+    tolerated_bytes: memory of a GPU that other programs may hold while a probe runs on it.
     """
 
     folder: Path
@@ -131,6 +132,7 @@ class LaunchSettings:
     port_tries: int = 3
     keep: int = 50
     inherit: tuple[str, ...] = ()
+    tolerated_bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,12 +140,16 @@ class DeviceLease:
     """What a lease gives a probe.
 
     devices: for CUDA_VISIBLE_DEVICES; None on a CPU.
+    bus_ids: of these GPUs, see `probes.pools.nvidia.Gpu`.
+    others: who holds memory of these GPUs besides, as far as the operator tolerates it.
     locks: open files that the guardian holds open too.
     gpu_name: the driver's name of the GPUs.
     token: carried by all processes of the probe.
     """
 
     devices: tuple[str, ...] | None = None
+    bus_ids: tuple[str, ...] = ()
+    others: str = ""
     locks: tuple[int, ...] = ()
     gpu_name: str | None = None
     token: str | None = None
@@ -181,7 +187,8 @@ class GuardianSpec:
     env: variables that we set for it. inherit: names of variables that it gets as the guardian has
         them. Their values, which may be secrets, are never written to a file.
     end: file for how it ended.
-    on_end: commands to run after any end but the command's own.
+    kernel: file for what the kernel logs meanwhile. bus_ids: GPUs whose Xids belong there; see
+        `probes.pools.nvidia.Gpu`.
     watch_runner: end with the process that started the guardian.
     stop: end when this file is there.
     """
@@ -194,7 +201,8 @@ class GuardianSpec:
     end: str
     token: str
     time_limit_seconds: float
-    on_end: list[list[str]] = field(default_factory=list)
+    kernel: str
+    bus_ids: list[str]
     watch_runner: bool = True
     stop: str | None = None
 
@@ -261,8 +269,12 @@ class Launcher:
             output=str(folder / LOG),
             end=str(folder / END),
             token=begin.token,
+            kernel=str(folder / KERNEL_LOG),
+            bus_ids=list(lease.bus_ids),
             time_limit_seconds=time_limit_seconds,
         )
+        if lease.others:
+            guardian.write_private(folder / OTHERS, lease.others)
         supervise(folder, spec, lease.locks, watch)
         return conclude(folder)
 

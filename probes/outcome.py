@@ -6,20 +6,18 @@ The result is what the program wrote or, without that, what its logs and error f
 import json
 import math
 import os
-import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from probes.evidence import Evidence, read_errors, read_stacks
 from probes.failures import classify
-from probes.folder import BEGIN, END, NODE_ENDS, RESULT, TASK
+from probes.folder import ALL_OTHERS, BEGIN, END, KERNEL_LOGS, NODE_ENDS, RESULT, TASK
 from probes.protocol import (
     Environment,
     Failed,
@@ -28,12 +26,11 @@ from probes.protocol import (
     Outcome,
     ProbeResult,
     ProbeTask,
+    found_by,
 )
 from probes.trainers import trainer_of
 
 LOG_BYTES = 2_000_000  # bytes read from each end of a longer log
-KMSG = Path("/dev/kmsg")
-MICROSECONDS = 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +140,7 @@ def conclude(folder: Path) -> ProbeResult:
         errors=read_errors(folder / RESULT),
         log=read_logs(folder),
         stacks=read_stacks(folder / RESULT),
-        kernel=kernel_log(begin.started),
+        kernel="\n".join(map(read_log, sorted(folder.glob(KERNEL_LOGS)))),
         stopped=end.stopped,
         message=end.message,
     )
@@ -178,15 +175,17 @@ def write_result(
     """
     seconds = end.seconds if end is not None else max(0.0, time.time() - begin.started)
     seconds += begin.lost_seconds
+    here = environment or found_by(folder, begin.gpu_name)
+    others = "; ".join(map(read_log, sorted(folder.glob(ALL_OTHERS))))
     result = ProbeResult(
         task=task,
         outcome=outcome,
-        environment=environment or bare_environment(begin.gpu_name),
+        environment=here.model_copy(update={"shared": True}) if others else here,
         started_at=begin.started_at,
         wall_seconds=seconds,
         gpu_seconds=seconds * begin.num_gpus,
         complete=outcome.status == "ok",
-        notes=[*notes, *begin.lost, *_notes(folder, outcome, end)],
+        notes=[*notes, *([others] if others else []), *begin.lost, *_notes(folder, outcome, end)],
     )
     partial = folder / f".{RESULT}.partial"
     partial.write_text(result.model_dump_json(indent=1), encoding="utf-8")
@@ -256,15 +255,6 @@ def _doubt(result: ProbeResult) -> Failed | None:
     return None
 
 
-def bare_environment(gpu_name: str | None) -> Environment:
-    """The environment as far as it is known without starting the program."""
-    try:
-        torch: str | None = version("torch")
-    except PackageNotFoundError:
-        torch = None
-    return Environment(python=platform.python_version(), torch=torch, gpu_name=gpu_name)
-
-
 def read_logs(folder: Path) -> str:
     """The output of the launcher, and of every node if there are several."""
     return "\n".join(
@@ -283,39 +273,3 @@ def read_log(path: Path) -> str:
         stream.seek(-LOG_BYTES, os.SEEK_END)
         return (head + b"\n[...]\n" + stream.read()).decode("utf-8", "replace")
     return ""
-
-
-def kernel_log(since: float, path: Path = KMSG) -> str:
-    """What the kernel logged since then (seconds since the epoch); empty if it may not be read."""
-    booted = time.time() - time.clock_gettime(time.CLOCK_MONOTONIC)
-    return "\n".join(text for moment, text in _kernel_lines(path) if booted + moment >= since)
-
-
-def _kernel_lines(path: Path) -> Iterator[tuple[float, str]]:
-    """Yields (seconds since boot, text) from "priority,sequence,microseconds,flags;text".
-
-    Source: Documentation/ABI/testing/dev-kmsg.
-    """
-    with suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        try:
-            while record := _record(descriptor):
-                for line in record.splitlines():
-                    head, _, text = line.partition(";")
-                    # a line that starts with a blank continues the record before it
-                    if not line.startswith(" ") and head.count(",") >= 3:
-                        yield float(head.split(",")[2]) / MICROSECONDS, text.strip()
-        finally:
-            os.close(descriptor)
-
-
-def _record(descriptor: int) -> str:
-    """Returns the next record, and skips those that the kernel overwrote in the meantime.
-
-    Raises OSError at the end.
-    """
-    while True:
-        try:
-            return os.read(descriptor, 8192).decode("utf-8", "replace")
-        except BrokenPipeError:
-            continue

@@ -6,7 +6,10 @@ of memory and failures are results, not exceptions.
 No torch here: the runner, the pools and the replay import this module, and so does the program.
 """
 
+import platform
+from contextlib import suppress
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -16,6 +19,7 @@ from planner.intake.jobs import read_job
 from planner.specs.job import Job
 from planner.specs.measurement import Measured, Measurement, Rung
 from planner.specs.probe_trainers import ProbeTrainerName
+from probes.folder import FOUND
 
 
 class FailureKind(StrEnum):
@@ -135,6 +139,9 @@ class Environment(BaseModel):
 
     Clock and power are means over the timed steps, in hertz and watts, the temperature is the
     highest, in degrees Celsius; None if the device does not report them.
+    allocator: settings of torch's caching allocator.
+    shared: other programs held memory of its GPUs from before the start.
+    intruded: another program began to compute on its GPU while steps were timed.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -150,11 +157,29 @@ class Environment(BaseModel):
     power_watts: float | None = None
     temperature_celsius: float | None = None
     throttled: bool | None = None
+    shared: bool | None = None
+    intruded: bool | None = None
+    allocator: str | None = None
 
     def software(self) -> dict[str, str]:
         """Names and versions that identify the software of a measurement."""
         keys = ("torch", "trainer_version", "cuda", "nccl", "driver", "gpu_name")
         return {key: str(value) for key in keys if (value := getattr(self, key)) is not None}
+
+
+def found_by(folder: Path, gpu_name: str | None = None) -> Environment:
+    """What the interpreter of a probe's program found; no versions if it never started."""
+    with suppress(OSError, ValueError):
+        found = Environment.model_validate_json((folder / FOUND).read_text(encoding="utf-8"))
+        return found.model_copy(update={"gpu_name": gpu_name})
+    return Environment(python=platform.python_version(), gpu_name=gpu_name)
+
+
+# of an environment, what may have changed time or memory of a step
+FELT = (
+    *("sm_clock_hertz", "power_watts", "temperature_celsius"),
+    *("throttled", "shared", "intruded", "allocator"),
+)
 
 
 class MeasuredRun(BaseModel):
@@ -258,8 +283,7 @@ class ProbeResult(BaseModel):
             "trainer": self.task.trainer,
         }
         if isinstance(out, MeasuredRun):
-            felt = ("sm_clock_hertz", "power_watts", "temperature_celsius", "throttled")
-            numbers |= {name: getattr(self.environment, name) for name in felt}
+            numbers |= {name: getattr(self.environment, name) for name in FELT}
             numbers |= {
                 "step_seconds": out.step_seconds,
                 "steps": len(out.step_seconds_each),

@@ -19,6 +19,7 @@ from typing import Any
 
 from planner.errors import SpecError
 from probes.causes import OOM, TRIED, size_in
+from probes.programs import allocator_settings
 from probes.protocol import (
     Environment,
     Failed,
@@ -229,8 +230,7 @@ def _set_allocator(expandable: bool | None, trainer: str) -> None:
     from planner.trainers.registry import TRAINERS
 
     wanted = TRAINERS[trainer].expandable_segments if expandable is None else expandable
-    if wanted:
-        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    os.environ.update(allocator_settings(wanted, os.environ))
 
 
 def end(status: int) -> None:

@@ -115,8 +115,7 @@ class StudyProbes:
 
         capacity = self.wiring.pool(parsed.pool).capacity(job.cluster)
         try:
-            tasks = Campaign.of(parsed, job, "probe-0", capacity).tasks
-            num_processes = sum(task.num_processes() for task in tasks)
+            num_processes = Campaign.of(parsed, job, "probe-0", capacity).gpus_at_limit
         except PlannerError as error:
             if question.fidelity != "probed":
                 numbers = Measured(

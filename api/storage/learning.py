@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 MOST_RUNS = 500  # newest runs that a calibration is made from
 MOST_KERNEL_PROBES = 200  # newest probes of kernels that it is made from
+OURS = "reference "  # begins the reference program's version
 NO_KERNELS = ("[]", "null")  # JSON of a request that times none
 
 
@@ -87,25 +88,19 @@ def read_inputs(
 ) -> LearningInputs:
     """The inputs as this transaction sees them."""
     table = MeasurementRow
-    chosen: str | None
     if software is None:
-        newest = session.execute(
-            _counting(select(table.software_hash, table.body), subject).limit(1)
-        ).first()
-        chosen = None if newest is None else newest.software_hash
-        software = {} if newest is None else newest.body["row"]["measured"].get("software") or {}
-    else:
-        from planner.specs.measurement import software_hash
-
-        chosen = software_hash(software)
+        newest = session.scalars(_counting(select(table.body), subject).limit(1)).first()
+        software = None if newest is None else newest["row"]["measured"].get("software") or {}
+    chosen = [] if software is None else _hashes_of(session, subject, software)
+    software = software or {}
     runs: tuple[RunRow, ...] = ()
     stale: StaleRuns | None = None
-    if chosen is not None:
+    if chosen:
         columns = (table.id, table.created_at, table.job_hash, table.layout_hash)
         query = select(*columns, table.step_seconds, PricedRunRow.document).outerjoin(
             PricedRunRow, (PricedRunRow.measurement_id == table.id) & (PricedRunRow.basis == basis)
         )
-        query = _counting(query.where(table.software_hash == chosen), subject)
+        query = _counting(query.where(table.software_hash.in_(chosen)), subject)
         stale, query = without_stale(session, subject, query, chosen)
         query = query.limit(MOST_RUNS)
         runs = tuple(
@@ -119,7 +114,9 @@ def read_inputs(
             for row in session.execute(query)
         )
     kernels = tuple(session.scalars(_kernel_probes(subject.gpu)))
-    text = "\n".join([basis, chosen or "", *sorted(run.id for run in runs), "", *sorted(kernels)])
+    text = "\n".join(
+        [basis, *(chosen or [""]), *sorted(run.id for run in runs), "", *sorted(kernels)]
+    )
     if stale is not None:
         text += f"\n{stale.runs} stale since {stale.since}"
     return LearningInputs(
@@ -131,13 +128,40 @@ def read_inputs(
     )
 
 
+def _hashes_of(session: Session, subject: Subject, software: Mapping[str, str]) -> list[str]:
+    """Hashes of these versions, and of the newest run by the other program under the same ones.
+
+    The reference program's runs and the trainer's own teach together (`own_runs.REFERENCE`).
+    """
+    from planner.specs.measurement import software_hash
+
+    table, measured = MeasurementRow, MeasurementRow.body["row"]["measured"]
+    version = func.coalesce(measured["software"]["trainer_version"].as_string(), "")
+    ours = software.get("trainer_version", "").startswith(OURS)
+    by_other = version.not_like(f"{OURS}%") if ours else version.like(f"{OURS}%")
+    query = _counting(select(table.software_hash, table.body).where(by_other), subject)
+    found = session.execute(query.limit(1)).first()
+    hashes = [software_hash(software)]
+    if found is not None:
+        other = found.body["row"]["measured"].get("software") or {}
+        common = (software.keys() & other.keys()) - {"trainer_version"}
+        # a wheel's metadata leave out the local part of its version that torch itself names
+        if all(_public(software[name]) == _public(other[name]) for name in common):
+            hashes.append(found.software_hash)
+    return hashes
+
+
+def _public(version: str) -> str:
+    return str(version).partition("+")[0]
+
+
 def without_stale(
-    session: Session, subject: Subject, query: Select[Any], software: str | None = None
+    session: Session, subject: Subject, query: Select[Any], software: Sequence[str] = ()
 ) -> "tuple[StaleRuns | None, Select[Any]]":
     """(runs from before a change of their step times, the query without them).
 
     What did not fit into memory has no step time, and is never stale.
-    software: the changes under these versions alone, where the query is of their runs.
+    software: hashes of versions, where the query is of their runs: the changes under these alone.
     """
     table, drift = MeasurementRow, DriftRow
     changes = select(drift).where(
@@ -145,8 +169,8 @@ def without_stale(
         drift.gpu == plain_text(subject.gpu),
         drift.owner.in_(("", plain_text(subject.owner))),
     )
-    if software is not None:
-        changes = changes.where(drift.software_hash == software)
+    if software:
+        changes = changes.where(drift.software_hash.in_(software))
     found = session.scalars(changes).all()
     newest_first = sorted(found, key=lambda one: one.since, reverse=True)
     before = [
@@ -187,6 +211,7 @@ def _counting(query: Select[Any], subject: Subject) -> Select[Any]:
         table.step_seconds > 0,
         # `Measured.disturbed`
         func.coalesce(measured["throttled"].as_boolean(), False).is_(False),
+        func.coalesce(measured["intruded"].as_boolean(), False).is_(False),
         func.coalesce(measured["allocator_retries"].as_integer(), 0) == 0,
         *believed_by(subject.owner),
     ).order_by(table.created_at.desc(), table.id.desc())

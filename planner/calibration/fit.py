@@ -341,6 +341,15 @@ class Linear:
         found_scales = Scales(run=run**0.5, stack=offsets[0] ** 0.5, unit=offsets[1] ** 0.5)
         return Solution(x=np.asarray(x), covariance=covariance, scales=found_scales)
 
+    def weighted(self, weights: FloatColumn) -> "Linear":
+        """Runs whose noise is so many times smaller, weights (R,)."""
+        return replace(
+            self,
+            derivatives=self.derivatives * weights[:, None],
+            predicted=self.predicted * weights,
+            measured=self.measured * weights,
+        )
+
     def loss(
         self, scales: Scales, shifts: FloatColumn, predicted: FloatColumn, *, strange: bool = True
     ) -> float:

@@ -29,6 +29,13 @@ from planner.cost.machine.knobs import KNOBS, PLACE, Calibration
 from planner.specs.job import Job
 from planner.specs.measurement import Measurement
 
+# The planner's own program trains by a trainer's rules, and its steps take longer by this much (log
+# seconds), give or take. Measured: three layouts on an H200 by it and by TorchTitan
+# (benchmarks/measured/first-day, part 5); the spread of others is a judgement.
+REFERENCE = "reference"
+REFERENCE_OFFSET, REFERENCE_SD = 0.014, 0.03
+SHARED_WEIGHT = 0.25  # of a run beside other users of its GPU; judgement: twice the noise
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PricedRun:
@@ -37,6 +44,8 @@ class PricedRun:
     layout: names its job and layout; runs of the same are averaged.
     log_seconds: predicted, simulated. gradient (K): its derivative by each knob.
     fingerprint: see `fit.fingerprint`.
+    program: that ran, see `Measured.trainer`.
+    weight: how much it counts; 1 but for disturbed runs.
     """
 
     id: str
@@ -50,6 +59,8 @@ class PricedRun:
     log_seconds: float
     gradient: tuple[float, ...]
     seen: Seen
+    program: str | None = None
+    weight: float = 1.0
 
     def as_dict(self) -> dict[str, Any]:
         """JSON form of what was priced, without what only this run measured."""
@@ -63,6 +74,8 @@ class PricedRun:
             "knobs": [knob.name for knob in KNOBS],
             "gradient": list(self.gradient),
             "seen": sorted(map(list, self.seen)),
+            "program": self.program,
+            "weight": self.weight,
         }
 
     @classmethod
@@ -81,6 +94,8 @@ class PricedRun:
             log_seconds=float(values["log_seconds"]),
             gradient=tuple(map(float, values["gradient"])),
             seen=frozenset((one, two, three) for one, two, three in values["seen"]),
+            program=values.get("program"),
+            weight=float(values.get("weight", 1.0)),
             **texts,
         )
 
@@ -119,6 +134,8 @@ def priced(calibration: Calibration, measurements: Sequence[Measurement]) -> lis
                 log_seconds=float(log_seconds[at]),
                 gradient=tuple(map(float, gradient[at])),
                 seen=seen([one.job]),
+                program=one.measured.trainer,
+                weight=SHARED_WEIGHT if one.measured.shared else 1.0,
             )
         )
     return found
@@ -147,11 +164,14 @@ def with_runs(
     unknowns = Unknowns.of(names, believed)
     gradient = np.array([run.gradient for run in firsts], dtype=np.float64)
     shifts = dict(zip(believed.keys, believed.shifts, strict=True))
+    by_reference = np.array([run.program == REFERENCE for run in firsts])
+    derivatives = np.column_stack([by_key(names, unknowns, gradient), by_reference])
+    unknowns = _with_reference(unknowns)
     at = [shifts[key] if key[0] in PLACE else 0.0 for key in unknowns.keys]  # offsets begin at 0
     linear = Linear(
         unknowns=unknowns,
         at=np.array(at),
-        derivatives=by_key(names, unknowns, gradient),
+        derivatives=derivatives,
         gradient=gradient,
         predicted=_predicted(firsts, gradient, calibration, believed),
         measured=np.array(
@@ -160,13 +180,32 @@ def with_runs(
         units=names.units,
     )
     scales = Scales(run=believed.own_run_sd, stack=believed.stack_sd, unit=believed.unit_sd)
-    solution = linear.solve(scales, estimate=False, strange=False)
+    weights = np.sqrt([np.mean([run.weight for run in runs]) for runs in by_layout])
+    solution = linear.weighted(weights).solve(scales, estimate=False, strange=False)
     keep = np.array([not name.startswith(PLACE_KEY) for name, _ in unknowns.keys])
     return replace(
         believed,
         keys=tuple(key for key, kept in zip(unknowns.keys, keep, strict=True) if kept),
         shifts=solution.x[keep],
         covariance=solution.covariance[np.ix_(keep, keep)],
+    )
+
+
+def _with_reference(unknowns: Unknowns) -> Unknowns:
+    """With what steps of the reference program take more than the trainer's own.
+
+    It joins both programs' runs to one stack, and runs of both tell it; like a place's shifts it
+    does not stay in the calibration.
+    """
+    size = len(unknowns.keys)
+    precision = np.zeros((size + 1, size + 1))
+    precision[:size, :size] = unknowns.precision
+    precision[size, size] = REFERENCE_SD**-2
+    return replace(
+        unknowns,
+        keys=(*unknowns.keys, (f"{PLACE_KEY}program", REFERENCE)),
+        mean=np.append(unknowns.mean, REFERENCE_OFFSET),
+        precision=precision,
     )
 
 

@@ -62,14 +62,15 @@ def learn_priced(
 ) -> Calibration:
     """The same of runs that are priced at this calibration's knobs already.
 
-    Repeated runs of one layout are averaged: what the model misses about it is the same each time.
+    Repeated runs of one layout by one program are averaged: what the model misses about it is the
+    same each time.
     The same runs give the same id. Runs that the calibration was already
     fitted to are not used again.
     """
-    by_layout: dict[str, list[PricedRun]] = {}
+    by_layout: dict[tuple[str, str | None], list[PricedRun]] = {}
     for run in sorted(runs, key=lambda one: one.id):
         if run.fingerprint not in calibration.fitted:
-            by_layout.setdefault(run.layout, []).append(run)
+            by_layout.setdefault((run.layout, run.program), []).append(run)
     timed = [run for run in kernels if run.timings]
     if not by_layout and not timed:
         return calibration

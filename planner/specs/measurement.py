@@ -58,12 +58,15 @@ class Measured(BaseModel):
     device_bytes: memory in use on the device.
     allocator_retries: how often the allocator emptied its cache while steps were timed.
     throttled: whether heat or a fault held the GPU's clock down while steps were timed.
+    shared: whether other programs held memory of its GPUs, as the operator tolerates.
+    intruded: whether another program began to compute on its GPU while steps were timed.
     rung: `emulated`: one rank of a larger world, without communication; `imitated`: extrapolated
         from fewer layers or replicas; `probed`: the layout itself; `published`: somebody else's
         run.
     failure: class of what went wrong (`probes.protocol.FailureKind`, or `MACHINE`); `message` has
         its root cause.
     hosts: names of the hosts that it ran on.
+    trainer: the program that ran (`probe_trainers`); None where nobody says.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -79,16 +82,21 @@ class Measured(BaseModel):
     device_bytes: Amount | None = None
     allocator_retries: int | None = None
     throttled: bool | None = None
+    shared: bool | None = None
+    intruded: bool | None = None
     failure: str | None = None
     message: str | None = None
     gpu_seconds: Amount | None = None
     hosts: list[str] | None = None
+    trainer: str | None = None
 
     @property
     def disturbed(self) -> str | None:
         """Reason for a slow run that lies outside its layout; such a run teaches nothing."""
         if self.throttled:
             return "heat or a fault held the GPU's clock down"
+        if self.intruded:
+            return "another program began to compute on its GPU while steps were timed"
         if self.allocator_retries:
             return f"the allocator emptied its cache {self.allocator_retries} times between steps"
         return None

@@ -1,4 +1,4 @@
-"""Causal attention with the kernel that torch's scaled_dot_product_attention picks.
+"""Causal attention with the kernel that trainers' order of preference picks.
 
 Forward and backward are timed separately.
 Flops: 2 x batch x heads x seq x (seq / 2) x (head_dim + v_head_dim), times 2.5 backward. Source:
@@ -6,10 +6,10 @@ Flops: 2 x batch x heads x seq x (seq / 2) x (head_dim + v_head_dim), times 2.5 
 """
 
 import torch
-import torch.nn.functional as F
 
 from planner.calibration.kernels import BACKWARD, KernelShape
 from probes.kernels.base import Prepared, Unavailable, dtype_of, random
+from probes.reference.attention_kernels import fused
 
 
 def prepare(shape: KernelShape, device: torch.device) -> Prepared:
@@ -32,7 +32,7 @@ def prepare(shape: KernelShape, device: torch.device) -> Prepared:
     moved = float(dtype.itemsize * batch * seq * elements)
 
     def forward() -> torch.Tensor:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=heads != kv_heads)
+        return fused(q, k, v)
 
     if shape.kind == "attention":
         return Prepared(run=forward, flops=flops, moved_bytes=moved)

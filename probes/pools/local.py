@@ -20,7 +20,7 @@ from probes.folder import lease_folder
 from probes.launch import DeviceLease, Launcher, Watch
 from probes.pools.capacity import Capacity, too_few
 from probes.pools.leases import MACHINE, LeaseLocks
-from probes.pools.nvidia import Gpu, Survey, is_same_gpu, survey, visible
+from probes.pools.nvidia import Gpu, Survey, is_same_gpu, others_on, survey, visible
 from probes.pools.protocol import PoolSettings, WithoutQueue
 from probes.preflight import Need
 from probes.protocol import ProbeResult, ProbeTask
@@ -138,6 +138,8 @@ class LocalPool(WithoutQueue):
                 if len(free) == wanted:
                     yield DeviceLease(
                         devices=tuple(gpu.uuid for gpu in free),
+                        bus_ids=tuple(gpu.bus_id for gpu in free if gpu.bus_id),
+                        others=others_on(free),
                         locks=locks.descriptors,
                         gpu_name=free[0].name,
                         token=locks.token,
@@ -149,10 +151,10 @@ class LocalPool(WithoutQueue):
                     foreign_since is not None
                     and time.monotonic() - foreign_since >= self.settings.foreign_seconds
                 ):
-                    users = [f"GPU {gpu.index} is used by {gpu.foreign()}" for gpu in foreign]
                     raise ProbeError(
-                        f"{'; '.join(users)}; a measurement beside it would be wrong: end it, or "
-                        "hide the GPU by CUDA_VISIBLE_DEVICES"
+                        f"{others_on(foreign)}; a measurement beside it would be wrong: end it, "
+                        "hide the GPU by CUDA_VISIBLE_DEVICES, or allow small ones such as a "
+                        "desktop by PLANNER_PROBE_TOLERATED_GIB"
                     )
             finally:
                 locks.release()
@@ -167,8 +169,9 @@ class LocalPool(WithoutQueue):
         locked = {gpu.uuid for gpu in gpus if locks.lock(f"gpu-{gpu.uuid}")}
         # check for users after locking: before it, an earlier probe may have been there
         ours = [gpu for gpu in self._visible() if gpu.uuid in locked]
-        foreign = [gpu for gpu in ours if gpu.foreign() is not None]
-        free = [gpu for gpu in ours if gpu.foreign() is None]
+        tolerated = self.launcher.settings.tolerated_bytes
+        foreign = [gpu for gpu in ours if gpu.foreign(tolerated) is not None]
+        free = [gpu for gpu in ours if gpu.foreign(tolerated) is None]
         for gpu in [*foreign, *free[wanted:]]:
             locks.unlock(f"gpu-{gpu.uuid}")
         return free[:wanted], foreign

@@ -6,8 +6,8 @@ Sizes are in bytes; None if the driver does not report them.
 import os
 import re
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from planner.specs.gpu import GpuSpec
 from planner.units import MIB
@@ -20,6 +20,7 @@ GPU_FIELDS = (
     "memory.used",
     "driver_version",
     "mig.mode.current",
+    "pci.bus_id",
     "name",
 )
 APP_FIELDS = ("gpu_uuid", "pid", "used_memory", "process_name")
@@ -44,7 +45,11 @@ class GpuProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU. sliced: in MIG mode, where CUDA sees slices of it instead."""
+    """One GPU.
+
+    sliced: in MIG mode, where CUDA sees slices of it instead.
+    bus_id: PCI domain, bus and device, as the kernel log names it: 0000:3b:00.
+    """
 
     index: int
     uuid: str
@@ -53,10 +58,16 @@ class Gpu:
     used_bytes: float | None
     driver: str
     sliced: bool
+    bus_id: str = ""
     processes: tuple[GpuProcess, ...] = ()
 
-    def foreign(self) -> str | None:
-        """A description of the foreign process that uses it; None when it is idle."""
+    def foreign(self, tolerated_bytes: float = 0.0) -> str | None:
+        """A description of the foreign process that uses it; None when it is idle.
+
+        tolerated_bytes: memory that others may hold without being in the way.
+        """
+        if tolerated_bytes and self.used_bytes is not None and self.used_bytes <= tolerated_bytes:
+            return None
         if self.processes:
             return ", ".join(f"pid {process.pid} ({process.name})" for process in self.processes)
         if self.used_bytes is not None and self.used_bytes > IDLE_BYTES:
@@ -112,19 +123,16 @@ def survey(ask: Ask = ask_smi) -> Survey:
     except RuntimeError as error:
         return Survey(gpus=(), problem=str(error))
     found = tuple(
-        Gpu(
-            index=gpu.index,
-            uuid=gpu.uuid,
-            name=gpu.name,
-            memory_bytes=gpu.memory_bytes,
-            used_bytes=gpu.used_bytes,
-            driver=gpu.driver,
-            sliced=gpu.sliced,
-            processes=tuple(process for uuid, process in apps if uuid == gpu.uuid),
-        )
+        replace(gpu, processes=tuple(process for uuid, process in apps if uuid == gpu.uuid))
         for gpu in gpus
     )
     return Survey(gpus=found)
+
+
+def others_on(gpus: Iterable[Gpu], tolerated_bytes: float = 0.0) -> str:
+    """Who uses these GPUs, in one line; empty if nobody does."""
+    users = ((gpu.index, gpu.foreign(tolerated_bytes)) for gpu in gpus)
+    return "; ".join(f"GPU {index} is used by {user}" for index, user in users if user)
 
 
 def visible(seen: Survey, environment: Mapping[str, str] | None = None) -> tuple[Gpu, ...]:
@@ -150,7 +158,7 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split(",", len(GPU_FIELDS) - 1)]
         if len(cells) == len(GPU_FIELDS) and cells[0].isdigit():
-            index, uuid, total, used, driver, mig, name = cells
+            index, uuid, total, used, driver, mig, bus, name = cells
             found.append(
                 Gpu(
                     index=int(index),
@@ -160,6 +168,7 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
                     used_bytes=_mib(used),
                     driver=driver,
                     sliced=mig == "Enabled",
+                    bus_id=bus.lower().rpartition(".")[0][-len("0000:00:00") :],
                 )
             )
     return tuple(found)

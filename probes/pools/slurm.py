@@ -311,7 +311,7 @@ class SlurmPool:
             *self.options.nodes(grid.nodes, grid.per_node, task.device),
             *self.options.container([*mounts(self.settings.folder), folder]),
             *(self.settings.python, "-m", "probes.pools.slurm_node"),
-            *(self.settings.worker, str(grid.per_node)),
+            *(self.settings.worker, str(grid.per_node), str(self.settings.tolerated_bytes)),
         ]
 
     # ---- its allocation --------------------------------------------------------------------------

@@ -1,12 +1,13 @@
-"""`srun` starts this on every node: `python -m probes.pools.slurm_node WORKER PROCESSES`.
+"""`srun` starts this on every node: `python -m probes.pools.slurm_node WORKER PROCESSES BYTES`.
 
 It runs in the probe's folder, works out torchrun's part in a rendezvous over all nodes, and becomes
-its guardian.
+its guardian. BYTES: memory that others may hold on a GPU; where they hold more the probe fails.
 """
 
 import os
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,18 +15,20 @@ from probes import guardian
 from probes.folder import BEGIN, RESULT, STOP, TASK
 from probes.launch import TORCHRUN_FLAGS, GuardianSpec
 from probes.outcome import Begin
+from probes.pools.nvidia import Gpu, Survey, others_on, survey, visible
 from probes.pools.slurm_allocation import MASTER, STEP
-from probes.protocol import Failed, ProbeTask
+from probes.protocol import Failed, FailureKind, ProbeTask
 from probes.trainers import trainer_of
 
 FIRST_PORT, NUM_PORTS = 20_000, 12_000  # below the range that Linux gives to clients (32768 on)
 STRIDE = 101
+SETTLE_SECONDS = 10.0  # that the driver may take to release what a killed process held
 NODE_NAME = "SLURMD_NODENAME"
 
 
 def main() -> None:
     """Replaces itself with the guardian of this node's torchrun."""
-    worker, per_node = sys.argv[1], int(sys.argv[2])
+    worker, per_node, tolerated_bytes = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
     folder = Path.cwd()
     task = ProbeTask.model_validate_json((folder / TASK).read_text(encoding="utf-8"))
     begin = Begin.read(folder / BEGIN)
@@ -53,6 +56,12 @@ def main() -> None:
         if program.single
         else [sys.executable, "-m", "torch.distributed.run", *elastic, *TORCHRUN_FLAGS, *inside]
     )
+    gpus = own_gpus(tolerated_bytes) if task.device == "cuda" else ()
+    if foreign := others_on(gpus, tolerated_bytes):
+        write_foreign(folder / RESULT, node * per_node, f"{os.environ[NODE_NAME]}: {foreign}")
+        argv = ["false"]
+    elif others := others_on(gpus):
+        guardian.write_private(folder / f"others.node{node}.txt", others)
     spec = GuardianSpec(
         argv=argv,
         env={NODE_NAME: os.environ[NODE_NAME]},
@@ -61,6 +70,8 @@ def main() -> None:
         output=str(folder / f"output.node{node}.log"),
         end=str(folder / f"end.node{node}.json"),
         token=node_token(begin.token, node),
+        kernel=str(folder / f"kernel.node{node}.log"),
+        bus_ids=[gpu.bus_id for gpu in gpus if gpu.bus_id],
         watch_runner=False,
         stop=str(folder / STOP),
         time_limit_seconds=task.time_limit_seconds,
@@ -69,6 +80,34 @@ def main() -> None:
     guardian.write_json(path, asdict(spec))
     os.environ.pop(guardian.TOKEN, None)  # or it would find and end itself
     os.execv(sys.executable, [sys.executable, "-I", "-S", guardian.__file__, str(path)])
+
+
+def own_gpus(
+    tolerated_bytes: float,
+    see: Callable[[], Survey] = survey,
+    *,
+    settle_seconds: float = SETTLE_SECONDS,
+) -> tuple[Gpu, ...]:
+    """The GPUs that Slurm gave this step, as soon as nobody else uses them.
+
+    settle_seconds: that what a job before us left there may take to go.
+    """
+    deadline = time.monotonic() + settle_seconds
+    while others_on(gpus := visible(see()), tolerated_bytes) and time.monotonic() < deadline:
+        time.sleep(1.0)
+    return gpus
+
+
+def write_foreign(result: Path, rank: int, others: str) -> None:
+    """Writes the error of this node's first rank: others have its GPUs."""
+    values = {
+        "type": "ForeignProcess",
+        "message": f"{others}; another process has the GPU",
+        "kind": FailureKind.FOREIGN.value,
+        "traceback": "",
+        "time": time.time(),
+    }
+    guardian.write_json(result.with_name(f"{result.name}.rank{rank}.error.json"), values)
 
 
 def shortage(

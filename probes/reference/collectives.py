@@ -4,11 +4,13 @@ They use torch's functional operators, so that a checkpointing policy sees them 
 blocks can contain them.
 """
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather
 
 _ops = torch.ops._c10d_functional
 
@@ -53,6 +55,32 @@ def all_to_all(
 def own_part(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
     """The part of `x` along `dim` that belongs to the caller's rank."""
     return x.chunk(group.size(), dim=dim)[group.rank()]
+
+
+class RepeatedShard(AllGather):
+    """FSDP2's gather of an emulated rank: its own shard in every rank's place, by two kernels.
+
+    torch's fake process group copies once a rank: 512 launches a gather in a world of 512. Moving
+    nothing would leave garbage to compute with, and a GPU draws another power on it.
+    """
+
+    def allocate(
+        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """Memory for the gathered parameters, from torch's allocator."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool = False,
+    ) -> None:
+        """Fills the output around the input, which FSDP2 has put into its own place already."""
+        rows, rank = output_tensor.view(group.size(), -1), group.rank()
+        for others in (rows[:rank], rows[rank + 1 :]):
+            others.copy_(input_tensor)
 
 
 class Wait(torch.autograd.Function):

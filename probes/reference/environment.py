@@ -1,5 +1,6 @@
 """The environment of a measurement: versions, device, clocks, power, throttling."""
 
+import os
 import platform
 import statistics
 import subprocess
@@ -8,6 +9,7 @@ from typing import Any
 
 import torch
 
+from probes.programs import ALLOCATOR
 from probes.protocol import Environment
 from probes.reference import VERSION
 
@@ -18,7 +20,8 @@ _QUERY = ("driver_version", "clocks.sm", "power.draw", "clocks_throttle_reasons.
 _THROTTLED = 0x8 | 0x20 | 0x40 | 0x80
 READ_SECONDS = 0.1
 THROTTLED_SHARE = 0.05  # of the readings; judgement: a reason that shows once moves no median
-Reading = tuple[float, float, float, bool]  # hertz, watts, degrees Celsius, throttled
+# hertz, watts, degrees Celsius, throttled, programs that compute
+Reading = tuple[float, float, float, bool, int]
 
 
 def describe(device: torch.device, sample: "Sample | None" = None) -> Environment:
@@ -27,6 +30,7 @@ def describe(device: torch.device, sample: "Sample | None" = None) -> Environmen
         "python": platform.python_version(),
         "torch": torch.__version__,
         "trainer_version": f"reference {VERSION}",
+        "allocator": os.environ.get(ALLOCATOR[0]),
     }
     if device.type == "cuda":
         nccl = torch.cuda.nccl.version()
@@ -79,15 +83,16 @@ class Sample:
 
     @property
     def values(self) -> dict[str, Any]:
-        """Fields of `Environment`: means, the highest temperature, whether it was throttled."""
+        """Fields of `Environment`: means, the highest temperature, what disturbed it."""
         if not self._readings:
             return self._asked
-        clocks, watts, celsius, throttled = zip(*self._readings, strict=True)
+        clocks, watts, celsius, throttled, programs = zip(*self._readings, strict=True)
         return self._driver | {
             "sm_clock_hertz": statistics.fmean(clocks),
             "power_watts": statistics.fmean(watts),
             "temperature_celsius": max(celsius),
             "throttled": statistics.fmean(throttled) > THROTTLED_SHARE,
+            "intruded": max(programs) > programs[0],
         }
 
     def _read(self, uuid: str) -> None:
@@ -129,6 +134,7 @@ def _reading(pynvml: Any, handle: Any) -> Reading:
         pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
         float(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),
         bool(reasons & _THROTTLED),
+        len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle)),
     )
 
 

@@ -20,7 +20,7 @@ from probes.reference.moe import MixtureOfExperts
 from probes.reference.norms import RmsNorm
 
 ROPE_BASE, NORM_EPSILON = 500_000.0, 1e-5  # Llama 3; they do not affect cost
-Rope = tuple[torch.Tensor, torch.Tensor]
+Rope = torch.Tensor  # complex (T, D / 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ class Transformer(nn.Module):
                 -torch.arange(0, width, 2, device=positions.device, dtype=torch.float32) / width
             )
             angle = torch.outer(positions.float(), frequency)
-            rope = angle.cos(), angle.sin()
+            rope = torch.polar(torch.ones_like(angle), angle)
         if self.position_embeddings is not None:
             self.position_embeddings.positions = positions
         for module in self.modules():
@@ -299,15 +299,14 @@ def activated(x: torch.Tensor, kind: str) -> torch.Tensor:
 
 
 def rotated(x: torch.Tensor, rope: Rope) -> torch.Tensor:
-    """Rotary embedding of x (B, T, heads, D) in fp32, halves paired.
+    """Rotary embedding of x (B, T, heads, D): complex products in fp32, as TorchTitan's.
 
-    Values wider than the tables are not rotated.
+    Values wider than the table are not rotated.
     """
-    cos, sin = (table[:, None, :] for table in rope)
-    half = cos.shape[-1]
-    a, b = x[..., :half].float(), x[..., half : 2 * half].float()
-    turned = torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1).to(x.dtype)
-    return turned if 2 * half == x.shape[-1] else torch.cat([turned, x[..., 2 * half :]], dim=-1)
+    width = 2 * rope.shape[-1]
+    pairs = torch.view_as_complex(x[..., :width].float().unflatten(-1, (-1, 2)))
+    turned = torch.view_as_real(pairs * rope[:, None, :]).flatten(-2).to(x.dtype)
+    return turned if width == x.shape[-1] else torch.cat([turned, x[..., width:]], dim=-1)
 
 
 def _experts(spec: ModelSpec) -> MixtureOfExperts:

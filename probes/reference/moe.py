@@ -8,14 +8,13 @@ is TorchTitan's (models/moe/moe.py, distributed/expert_parallel.py of 0.2.2).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import nn
 
 from planner.specs.model import ModelSpec
@@ -35,7 +34,6 @@ SEQUENCE = 1
 # torchtitan TOKEN_GROUP_ALIGN_SIZE_M
 ALIGNMENT = 8
 GOLDEN = 0.6180339887498949  # multiples of it modulo 1 fill the unit interval evenly
-Ints = NDArray[np.int64]
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -143,29 +141,26 @@ class MixtureOfExperts(nn.Module):
         bias = None if linear.bias is None else Copy.apply(linear.bias, self.axes.tp)
         return Copy.apply(linear.weight, self.axes.tp), bias
 
-    def _exchange_plan(self, chosen: torch.Tensor, num_copies: int) -> "Counts | torch.Tensor":
+    def _exchange_plan(self, chosen: torch.Tensor, num_copies: int) -> "Counts":
         """Counts the copies sent to and received from each rank, by expert.
 
-        Without expert parallelism the counts of this rank's experts stay on the device.
+        The host waits for the rows to exchange, and where none are exchanged for nothing.
         """
         ep = self.axes.ep
         ranks = 1 if ep is None else ep.size()
         if self.axes.received_share is not None:
-            return Counts.assumed(num_copies, self.num_experts, ranks, self.axes.received_share)
-        counts = torch.bincount(chosen.flatten(), minlength=self.num_experts)
-        self.load = counts
+            share = self.axes.received_share
+            return Counts.assumed(num_copies, self.num_experts, ranks, share, chosen.device)
+        self.load = load_of(chosen, self.num_experts)
         if ep is None:
-            return counts
+            return Counts(received=self.load.view(1, -1))
         each = [self.num_experts // ranks] * ranks
-        came = all_to_all(counts, each, each, ep)
-        both = torch.stack([counts, came]).tolist()
-        sent, received = (np.array(part, dtype=np.int64).reshape(ranks, -1) for part in both)
-        return Counts(sent=sent, received=received)
+        came = all_to_all(self.load, each, each, ep)
+        sent, received = torch.stack([self.load, came]).view(2, ranks, -1).sum(-1).tolist()
+        return Counts(received=came.view(ranks, -1), rows_sent=sent, rows_received=received)
 
-    def _experts_on(self, routed: torch.Tensor, counts: "Counts | torch.Tensor") -> torch.Tensor:
+    def _experts_on(self, routed: torch.Tensor, counts: "Counts") -> torch.Tensor:
         ep = self.axes.ep
-        if isinstance(counts, torch.Tensor):
-            return cast(torch.Tensor, self.experts(routed, counts))
         if ep is not None:
             routed = Exchange.apply(routed, counts.rows_received, counts.rows_sent, ep)
         out = self.experts(routed, counts.received)
@@ -215,41 +210,43 @@ class MixtureOfExperts(nn.Module):
         return out * torch.sigmoid(F.linear(x, weight))  # type: ignore[no-any-return]
 
 
+def load_of(chosen: torch.Tensor, num_experts: int) -> torch.Tensor:
+    """Token copies of each expert (E,).
+
+    By histc, as TorchTitan does: the host would wait for bincount, which looks for the largest.
+    """
+    return torch.histc(chosen.flatten().float(), num_experts, 0, num_experts).long()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """Token copies by expert-parallel rank and local expert, (P, L) each.
+    """What an exchange of token copies moves.
 
-    The experts are that rank's for sent copies, this rank's for received ones.
+    received: copies by source rank and own expert (P, L), on the device.
+    rows_sent, rows_received: rows to and from each rank; empty without expert parallelism.
     """
 
-    sent: Ints
-    received: Ints
-
-    @property
-    def rows_sent(self) -> list[int]:
-        """Rows to each rank."""
-        return [int(n) for n in self.sent.sum(axis=1)]
-
-    @property
-    def rows_received(self) -> list[int]:
-        """Rows from each rank."""
-        return [int(n) for n in self.received.sum(axis=1)]
+    received: torch.Tensor
+    rows_sent: list[int] = field(default_factory=list)
+    rows_received: list[int] = field(default_factory=list)
 
     @classmethod
     def assumed(
-        cls, num_copies: int, num_experts: int, ranks: int, received_share: float
+        cls, num_copies: int, num_experts: int, ranks: int, share: float, device: torch.device
     ) -> "Counts":
         """Balanced routing, as `_route` then does it.
 
-        Received copies are that times the load of the busiest rank.
+        share: received copies per copy sent, the load of the busiest rank.
         """
-        each = np.full(num_experts, num_copies // num_experts, dtype=np.int64)
-        each[: num_copies % num_experts] += 1
-        sent = each.reshape(ranks, -1)
-        total = round(num_copies * received_share)
-        came = np.full(sent.size, total // sent.size, dtype=np.int64)
-        came[: total % sent.size] += 1
-        return cls(sent=sent, received=came.reshape(sent.shape))
+        sent, came = (
+            np.array([total // num_experts + (i < total % num_experts) for i in range(num_experts)])
+            for total in (num_copies, round(num_copies * share))
+        )
+        rows_sent, rows_received = (
+            part.reshape(ranks, -1).sum(1).tolist() for part in (sent, came)
+        )
+        received = torch.tensor(came.reshape(ranks, -1), device=device)
+        return cls(received=received, rows_sent=rows_sent, rows_received=rows_received)
 
 
 class GroupedExperts(nn.Module):
@@ -279,50 +276,24 @@ class GroupedExperts(nn.Module):
             self.with_offsets
         )
 
-    def forward(self, rows: torch.Tensor, counts: Ints | torch.Tensor) -> torch.Tensor:
+    def forward(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         """The rows through their experts: (copies, C) -> (copies, C).
 
-        Rows are ordered by source rank, then expert. Counts are (P, L), or (L,) on the device if
-        all rows come from this rank.
+        Rows are ordered by source rank, then expert; counts (P, L) say how many of each. They stay
+        on the device, so that the host never waits, and there is room for every group's padding:
+        rows behind the last group are neither computed nor read.
         """
-        grouped = rows.dtype == torch.bfloat16
-        if isinstance(counts, torch.Tensor):
-            if grouped and not hasattr(self, "b1"):
-                return self._without_waiting(rows, counts)
-            counts = np.array(counts.tolist(), dtype=np.int64)[None]
-        index, sizes = regrouping(counts, ALIGNMENT if grouped else 1)
-        at = torch.tensor(index, device=rows.device)
-        padded = torch.cat([rows, rows.new_zeros(1, rows.shape[-1])])[at]
-        owner = (
-            torch.tensor(np.repeat(np.arange(len(sizes)), sizes), device=rows.device)
-            if hasattr(self, "b1")
-            else None
-        )
-        if grouped:
-            offsets = torch.tensor(np.cumsum(sizes).astype(np.int32), device=rows.device)
-            out = self.grouped(padded, offsets, owner)
-        else:
-            out = self._through(padded, _looped(sizes), owner)
-        unpadded = out.new_empty(rows.shape[0] + 1, out.shape[-1])
-        unpadded[at] = out
-        return unpadded[:-1]
-
-    def _without_waiting(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """Computes the rows with counts that stay on the device, so that the host never waits.
-
-        There is room for every group's padding. Rows behind the last group are neither computed
-        nor read.
-        """
-        padded_counts = (counts + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
-        ends = padded_counts.cumsum(0)
-        shift = (ends - padded_counts) - (counts.cumsum(0) - counts)
-        total = rows.shape[0]
-        at = torch.arange(total, device=rows.device) + shift.repeat_interleave(
-            counts, output_size=total
-        )
-        room = -(-total // ALIGNMENT) * ALIGNMENT + len(counts) * ALIGNMENT
+        grouped, total, experts = rows.dtype == torch.bfloat16, rows.shape[0], counts.shape[1]
+        at, ends = regrouping(counts, total, ALIGNMENT if grouped else 1)
+        room = -(-total // ALIGNMENT) * ALIGNMENT + experts * ALIGNMENT if grouped else total
         padded = rows.new_zeros(room, rows.shape[-1]).index_copy(0, at, rows)
-        return self.grouped(padded, ends.to(torch.int32), None)[at]
+        owner = None
+        if hasattr(self, "b1"):
+            places = torch.arange(room, device=rows.device)
+            owner = torch.bucketize(places, ends, right=True).clamp(max=experts - 1)
+        if grouped:
+            return self.grouped(padded, ends.to(torch.int32), owner)[at]
+        return self._through(padded, _looped(counts.sum(0).tolist()), owner)[at]
 
     def with_offsets(
         self, padded: torch.Tensor, offsets: torch.Tensor, owner: torch.Tensor | None
@@ -353,23 +324,20 @@ class GroupedExperts(nn.Module):
         return x + F.embedding(owner, bias)
 
 
-def regrouping(counts: Ints, alignment: int) -> tuple[Ints, list[int]]:
-    """Regroups copies that are ordered by source rank, then expert; counts (P, L).
+def regrouping(
+    counts: torch.Tensor, total: int, alignment: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Regroups `total` copies that are ordered by source rank, then expert; counts (P, L).
 
-    Returns (source row of every row after regrouping, rows of each expert). Groups are padded to a
-    multiple of `alignment`; padding rows point behind the last row.
+    Returns (where each row goes, where each expert's rows end). Groups are padded to a multiple of
+    `alignment`.
     """
-    ranks = len(counts)
-    starts = (np.cumsum(counts) - counts.ravel()).reshape(counts.shape)
-    sizes, sources = counts.T.ravel(), starts.T.ravel()
-    per_expert = counts.sum(axis=0)
-    padded = -(-per_expert // alignment) * alignment
-    within = (np.cumsum(counts, axis=0) - counts).T.ravel()
-    targets = np.repeat(np.cumsum(padded) - padded, ranks) + within
-    steps = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    index = np.full(int(padded.sum()), int(counts.sum()), dtype=np.int64)
-    index[np.repeat(targets, sizes) + steps] = np.repeat(sources, sizes) + steps
-    return index, [int(n) for n in padded]
+    sizes = (counts.sum(0) + alignment - 1) // alignment * alignment
+    ends = sizes.cumsum(0)
+    targets = ends - sizes + counts.cumsum(0) - counts
+    sources = counts.flatten().cumsum(0).view_as(counts) - counts
+    moved = (targets - sources).flatten().repeat_interleave(counts.flatten(), output_size=total)
+    return torch.arange(total, device=counts.device) + moved, ends
 
 
 def _looped(sizes: list[int]) -> Product:

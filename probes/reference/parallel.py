@@ -25,6 +25,7 @@ from probes.reference import (
     regions,
     tensor_parallel,
 )
+from probes.reference.collectives import RepeatedShard
 from probes.reference.meshes import Meshes
 from probes.reference.model import Block, Transformer
 from probes.reference.moe import GroupedExperts, MixtureOfExperts
@@ -51,7 +52,7 @@ def parallelise(model: Transformer, recipe: ReferenceRecipe, meshes: Meshes) -> 
     checkpointing.apply(model, layout.ac, recipe.model.num_experts)
     if recipe.compiles:
         _compile(model, recipe, meshes)
-    if not recipe.uses_ddp:
+    if not recipe.autocasts:
         _shard(model, recipe, meshes)
     return model
 
@@ -144,6 +145,8 @@ def _shard(model: Transformer, recipe: ReferenceRecipe, meshes: Meshes) -> None:
             )
     fully_shard(model, mesh=meshes.data, reshard_after_forward=again and layout.pp > 1, **options)
     _sum_gradients(model, on_cpu=meshes.dense.device_type == "cpu")
+    if recipe.emulated and not recipe.task.fake_tensors:  # whose operators are counted
+        _repeat_shards(model)
     if layout.ep > 1:
         _prefetch(model)
 
@@ -181,6 +184,12 @@ def _sum_gradients(model: nn.Module, *, on_cpu: bool) -> None:
             module.set_gradient_divide_factor(1.0)
             if on_cpu:  # gloo has no scaled sum
                 module.set_force_sum_reduction_for_comms(True)
+
+
+def _repeat_shards(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_custom_all_gather(RepeatedShard())
 
 
 def _experts_of(layer: nn.Module) -> nn.Module | None:

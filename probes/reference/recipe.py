@@ -97,14 +97,19 @@ class ReferenceRecipe:
         return self.layout.compile and not self.task.fake_tensors
 
     @property
-    def uses_ddp(self) -> bool:
-        """Whether it runs under DistributedDataParallel: only plain replicas do.
+    def autocasts(self) -> bool:
+        """Whether every rank holds the whole model and autocast makes its low precision.
 
-        Every other layout runs under FSDP2, with replicas as its outer mesh axis.
+        Every other layout runs under FSDP2, with replicas as its outer mesh axis. Source:
+        torchtitan distributed/utils.py, maybe_enable_amp.
         """
         x = self.layout
-        alone = x.dp_shard * x.cp * x.tp * x.pp == 1
-        return alone and x.dp_replicate > 1 and not (x.ep > 1)
+        return x.dp_shard * x.cp * x.tp * x.pp * x.ep == 1 and not x.cpu_offload
+
+    @property
+    def uses_ddp(self) -> bool:
+        """Whether it runs under DistributedDataParallel: only plain replicas do."""
+        return self.autocasts and self.layout.dp_replicate > 1
 
     @property
     def tokens_per_step(self) -> int:
@@ -144,25 +149,8 @@ class ReferenceRecipe:
         )
 
     def timed_microbatches(self) -> tuple[int, int] | None:
-        """Microbatches of the two shorter steps that are timed instead of a long one.
-
-        A step is a + b M seconds for M microbatches once its pipeline is full: a is the update and
-        the pipeline's fill, b one microbatch. None where the step itself is short, and where more
-        microbatches change what ranks hold or the order that repeats.
-        """
-        layout, whole = self.layout, self.num_microbatches
-        few = 2 * layout.pp
-        if whole <= SHORT * few:
-            return None
-        if layout.pp > 1:
-            schedule, virtual = SCHEDULES[layout.pp_schedule], layout.virtual_stages
-            ranks = np.arange(layout.pp)
-            held = [schedule.in_flight(ranks, layout.pp, virtual, m) for m in (few, whole)]
-            broken = [schedule.violation(layout.pp, virtual, m) for m in (few, 2 * few)]
-            between = schedule.repeats_after(layout.pp, virtual, whole)
-            if any(broken) or (whole - few) % between or not (held[0] == held[1]).all():
-                return None
-        return few, 2 * few
+        """Microbatches of the two shorter steps that are timed instead of a long one."""
+        return short_steps(self.layout, self.num_microbatches)
 
     def assigned_imbalance(self) -> float | None:
         """Load of the busiest expert-parallel rank over the mean, if tokens are assigned.
@@ -191,6 +179,33 @@ class ReferenceRecipe:
                 np.array([own * self.model.num_experts_per_tok]), np.array([float(layout.ep)])
             )[0]
         )
+
+
+def short_steps(layout: Layout, whole: int) -> tuple[int, int] | None:
+    """Microbatches of two shorter steps from which the seconds of a step of `whole` follow.
+
+    A step is a + b M seconds for M microbatches once its pipeline is full: a is the update and the
+    pipeline's fill, b one microbatch. None where the step itself is short, and where more
+    microbatches change what ranks hold or the order that repeats.
+    """
+    few = 2 * layout.pp
+    if whole <= SHORT * few:
+        return None
+    if layout.pp > 1:
+        schedule, virtual = SCHEDULES[layout.pp_schedule], layout.virtual_stages
+        ranks = np.arange(layout.pp)
+        held = [schedule.in_flight(ranks, layout.pp, virtual, m) for m in (few, whole)]
+        broken = [schedule.violation(layout.pp, virtual, m) for m in (few, 2 * few)]
+        between = schedule.repeats_after(layout.pp, virtual, whole)
+        if any(broken) or (whole - few) % between or not (held[0] == held[1]).all():
+            return None
+    return few, 2 * few
+
+
+def extrapolated(timed: tuple[int, int], whole: int, short: float, longer: float) -> float:
+    """Seconds of a step of `whole` microbatches: a + b M through the two sizes that were timed."""
+    few, more = timed
+    return short + (whole - few) / (more - few) * (longer - short)
 
 
 def with_layers(model: ModelSpec, num_layers: int) -> ModelSpec:

@@ -84,7 +84,7 @@ class ReferenceRun:
             memory=self._gathered(own),
             kernel_seconds=kernels,
             expert_imbalance=timed.imbalance or None,
-            timed_microbatches=list(timed.microbatches) or None,
+            timed_microbatches=list(timed.microbatches or ()) or None,
         )
 
     def environment(self) -> Environment:
@@ -168,7 +168,7 @@ class ReferenceRun:
         with tracker:
             tracker.adopt(trainer.tensors())
             tracker.reset()
-            trainer.step(len(timed.losses), max(timed.microbatches, default=None))
+            trainer.step(len(timed.losses), max(timed.microbatches or (), default=None))
         return RankMemory(rank=rank, peak_allocated_bytes=tracker.peak, peak_reserved_bytes=None)
 
     def _gathered(self, own: RankMemory) -> list[RankMemory]:

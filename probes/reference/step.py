@@ -216,7 +216,7 @@ class Trainer:
         if self.recipe.vocab_parallel:
             return loss_parallel()
         dtype = parallel.compute_dtype(self.recipe)
-        if self.recipe.uses_ddp and dtype is not torch.float32:
+        if self.recipe.autocasts and dtype is not torch.float32:
             return torch.autocast(self.device.type, dtype=dtype)
         return nullcontext()
 

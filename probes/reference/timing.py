@@ -14,6 +14,7 @@ from itertools import pairwise
 import torch
 import torch.distributed as dist
 
+from probes.reference.recipe import extrapolated
 from probes.reference.step import Trainer
 
 # steps between two waits for the device, so that the waits do not affect every step; also the
@@ -32,13 +33,13 @@ class NonFiniteLossError(ArithmeticError):
 class StepTiming:
     """Timings and losses of a run.
 
-    microbatches: of the two steps that were timed for each; empty where whole ones were.
+    microbatches: of the two steps that were timed for each; None where whole ones were.
     seconds: of each timed step on the slowest rank.
     losses, norms: of every step, warm-up included.
     imbalance: of the experts' load after each batch of timed steps (`Trainer.expert_imbalance`).
     """
 
-    microbatches: tuple[int, ...] = ()
+    microbatches: tuple[int, int] | None = None
     seconds: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
@@ -89,7 +90,7 @@ def run(trainer: Trainer, ready: Callable[[], None], started: float) -> StepTimi
     """
     task, clock = trainer.recipe.task, SharedClock(trainer, started)
     until = TIMED_SHARE * task.time_limit_seconds
-    timing = StepTiming(microbatches=trainer.recipe.timed_microbatches() or ())
+    timing = StepTiming(microbatches=trainer.recipe.timed_microbatches())
     each = 0.0  # seconds of one more step, or of the two that stand for it
     for _ in range(task.warmup_steps):
         each = sum(map(sum, _steps(trainer, 1, timing, clock)))
@@ -126,14 +127,13 @@ def _steps(
 
 
 def _whole(
-    trainer: Trainer, microbatches: tuple[int, ...], found: list[list[float]]
+    trainer: Trainer, microbatches: tuple[int, int] | None, found: list[list[float]]
 ) -> list[float]:
-    """Seconds of whole steps. a + b M through the two sizes that were timed."""
+    """Seconds of whole steps."""
     if not microbatches:
         return found[0]
-    few, more = microbatches
-    times = (trainer.recipe.num_microbatches - few) / (more - few)
-    return [short + times * (longer - short) for short, longer in zip(*found, strict=True)]
+    whole = trainer.recipe.num_microbatches
+    return [extrapolated(microbatches, whole, *pair) for pair in zip(*found, strict=True)]
 
 
 def _alike(trainer: Trainer, size: int, count: int, timing: StepTiming) -> list[float]:

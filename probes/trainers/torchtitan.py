@@ -9,6 +9,7 @@ the log and the event files.
 
 import importlib.metadata
 import json
+import os
 import re
 import subprocess
 import sys
@@ -23,8 +24,8 @@ from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
 from probes.evidence import Evidence
-from probes.programs import Program
-from probes.protocol import Environment, Failed, FailureKind, Outcome, ProbeTask
+from probes.programs import Program, allocator_settings
+from probes.protocol import Environment, Failed, FailureKind, Outcome, ProbeTask, found_by
 from probes.reference.recipe import with_layers
 from probes.trainers.titan_data import ASSETS, DATA, MIN_VOCAB, data_files
 from probes.trainers.titan_outcome import TitanProbe, read_outcome
@@ -108,10 +109,11 @@ class TitanTrainer:
     ) -> tuple[Outcome, Environment] | None:
         """Outcome and environment from TorchTitan's log.
 
-        The log names errors better than the error files do.
+        The log names errors better than the error files do, but for those of a node itself.
         """
-        own = replace(evidence, errors=())
-        return self.read(task, evidence.log, folder, own), self.environment(evidence.log)
+        own = replace(evidence, errors=tuple(one for one in evidence.errors if one.kind))
+        environment = self.environment(evidence.log, found_by(folder))
+        return self.read(task, evidence.log, folder, own), environment
 
     def versions(self) -> dict[str, str]:
         """Versions of the installed packages that TorchTitan needs; imports nothing."""
@@ -177,19 +179,13 @@ class TitanTrainer:
             asked, replace(left, log=log_text), None if folder is None else folder / OUTPUTS
         )
 
-    def environment(self, log_text: str) -> Environment:
-        """The environment of the numbers, as far as package metadata and the log show it."""
+    def environment(self, log_text: str, found: Environment) -> Environment:
+        """The environment of the numbers: what the interpreter found, and what the log shows."""
         from probes.trainers.titan_log import read_log
 
-        versions, log = self.versions(), read_log(log_text)
-        python = ".".join(str(part) for part in sys.version_info[:3])
-        trainer = log.version or versions.get("torchtitan")
-        return Environment(
-            python=python,
-            torch=versions.get("torch"),
-            trainer_version=trainer,
-            gpu_name=log.gpu_name,
-        )
+        log = read_log(log_text)
+        trainer = log.version or found.trainer_version
+        return found.model_copy(update={"trainer_version": trainer, "gpu_name": log.gpu_name})
 
 
 def _versions_of(python: str) -> dict[str, str]:
@@ -328,9 +324,8 @@ def _command(python: str, task: ProbeTask, job: Job, exported: Export) -> Traine
     files = {name: text for name, text in exported.files.items() if name.endswith((".toml", ".py"))}
     documents = job.layout.dp_degree * max(1, DOCUMENT_TOKENS // job.training.seq_len)
     files |= data_files(job.training.seq_len, documents, task.seed)
-    env = {**OFFLINE, "PYTHONUNBUFFERED": "1"}
-    if job.training.expandable_segments is not False:
-        env["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+    expandable = job.training.expandable_segments is not False
+    env = {**OFFLINE, "PYTHONUNBUFFERED": "1", **allocator_settings(expandable, os.environ)}
     flags = _flags(task, job, exported.version)
     cut = next(
         (index for index, item in enumerate(exported.arguments) if item.startswith(SUBCOMMAND)),

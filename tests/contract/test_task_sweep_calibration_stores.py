@@ -313,6 +313,25 @@ class TestCalibrations:
         assert left == ["measurement-006", "measurement-001"]
         assert runs.get("measurement-007").refused == "impossible"
 
+    def test_runs_of_both_programs_under_the_same_versions_count_together(
+        self, engine: Engine, learning: SqlLearningStore
+    ) -> None:
+        runs = SqlMeasurementStore(engine)
+        versions: list[dict[str, str]] = [
+            {"torch": "2.10", "trainer_version": "reference 1"},
+            {"torch": "2.11", "trainer_version": "0.2.1"},
+            {"torch": "2.11+cu130", "trainer_version": "reference 1", "driver": "580"},
+            {"torch": "2.11", "trainer_version": "0.2.2"},
+        ]
+        runs.add(
+            [measurement(n).model_copy(update={"software": one}) for n, one in enumerate(versions)]
+        )
+        both = [run.id for run in learning.inputs(H100).runs]
+        assert both == ["measurement-003", "measurement-002"]
+        named = learning.inputs(H100, versions[2]).runs
+        assert [run.id for run in named] == both
+        assert [run.id for run in learning.inputs(H100, versions[0]).runs] == ["measurement-000"]
+
     def test_what_pricing_found_is_kept_until_its_basis_changes_or_its_run_goes(
         self, engine: Engine, learning: SqlLearningStore
     ) -> None:

@@ -7,11 +7,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.estimates import estimate_job
 from probes.protocol import ProbeTask
+from probes.reference.collectives import RepeatedShard
 from probes.reference.recipe import ReferenceRecipe
+from probes.reference.step import Trainer
 from tests.torch_memory.conftest import WORLD
 
 pytestmark = [
@@ -117,3 +121,35 @@ def test_step(name: str, number: int, as_rank: Callable[[int], None]) -> None:
     as_rank(rank)
     seen, ours = both_peaks(job, rank)
     assert ours == pytest.approx(seen, rel=0.02), job
+
+
+def test_a_gather_of_an_emulated_rank_is_two_copies(
+    as_rank: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By torch's fake process group it is one for every rank of the world."""
+    as_rank(3)
+    world, gathers = [], 0
+
+    class Gathers(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):  # type: ignore[no-untyped-def]
+            nonlocal gathers
+            gathers += "c10d" in str(func) and "gather" in str(func)
+            return func(*args, **(kwargs or {}))
+
+    def gathered(self: RepeatedShard, *, output_tensor: Any, **given: Any) -> None:
+        plain(self, output_tensor=output_tensor, **given)
+        rows = output_tensor.view(given["group"].size(), -1)
+        assert rows.equal(given["input_tensor"].expand_as(rows))
+        world.append(len(rows))
+
+    plain = RepeatedShard.__call__
+    monkeypatch.setattr(RepeatedShard, "__call__", gathered)
+    job = {**drawn("fsdp", 0), "cluster": {"gpu": "cpu", "num_gpus": WORLD}}
+    job["training"] |= {"seq_len": 32, "trainer": "fsdp"}
+    task = ProbeTask(id="one", job=job, device="cpu", emulate_rank=3)
+    trainer = Trainer(ReferenceRecipe.of(task), torch.device("cpu"))
+    trainer.materialise()
+    with Gathers():
+        trainer.step(0)
+    assert set(world) == {WORLD}
+    assert gathers == 0

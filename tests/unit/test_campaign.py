@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -143,6 +143,62 @@ def numbers_of(answer: ProbeAnswer) -> Measured:
     return answer.measurements[0].measured
 
 
+class TestLongSteps:
+    """An 8B on 8 H100 with 4.2 million tokens a step: about 64 s a step."""
+
+    JOB: ClassVar = job("llama3-8b", 8, {"dp_shard": 8, "ac": "full"}, seq_len=8192, batch=64)
+
+    def test_torchtitan_runs_two_smaller_batches_and_the_step_follows_from_both(self) -> None:
+        pool = FakePool(8, as_predicted(1.1))
+        answer = ask(self.JOB, pool, trainer="torchtitan")
+        assert [task.id for task in pool.tasks] == ["probe-1-few", "probe-1-more"]
+        batches = [task.parsed().training.global_batch_size for task in pool.tasks]
+        assert batches == [16, 32]
+        assert sum(task.time_limit_seconds for task in pool.tasks) == pytest.approx(600.0)
+        numbers, estimate = numbers_of(answer), estimate_job(read_job(self.JOB))
+        assert answer.measurements[0].job.training.global_batch_size == 512
+        assert answer.measurements[0].id == "probe-1"
+        assert numbers.step_seconds == pytest.approx(1.1 * estimate.step_seconds, rel=0.01)
+        assert numbers.tokens_per_second_per_gpu == pytest.approx(
+            estimate.tokens_per_second_per_gpu / 1.1, rel=0.01
+        )
+        assert numbers.gpu_seconds == 160.0
+        assert (numbers.model_extra or {})["timed_microbatches"] == [2, 4]
+
+    def test_the_reference_program_which_ends_by_the_clock_runs_once(self) -> None:
+        pool = FakePool(8, as_predicted())
+        ask(self.JOB, pool)
+        assert [(task.id, task.steps) for task in pool.tasks] == [("probe-1", 10)]
+
+    def test_a_step_that_fits_runs_whole_and_one_that_fits_less_often_is_repeated_less(
+        self,
+    ) -> None:
+        few = job("llama3-8b", 8, {"dp_shard": 8, "ac": "full"}, seq_len=65536)
+        for values, limit, whole in ((self.JOB, 3000.0, True), (few, 900.0, False)):
+            pool = FakePool(8, as_predicted())
+            ask(values, pool, trainer="torchtitan", time_limit_seconds=limit)
+            (task,) = pool.tasks
+            each = estimate_job(read_job(values)).step_seconds or 0.0
+            assert ((task.warmup_steps, task.steps) == (3, 10)) is whole
+            assert (task.warmup_steps + task.steps) * each < limit - 90.0
+            assert task.warmup_steps >= 1
+
+    def test_short_steps_are_repeated_until_clocks_have_settled(self) -> None:
+        """A run of two seconds reads 4% fast; TorchTitan's number of steps is set at the start."""
+        values = job("llama3.2-1b", 8, {"dp_shard": 8}, batch=1)
+        pool = FakePool(8, as_predicted())
+        ask(values, pool, trainer="torchtitan")
+        each = estimate_job(read_job(values)).step_seconds or 0.0
+        assert 20.0 <= pool.tasks[0].steps * each < 20.0 + each
+
+    @pytest.mark.parametrize("trainer", ["torchtitan", "reference"])
+    def test_a_limit_that_cannot_hold_them_says_so_before_the_start(self, trainer: str) -> None:
+        pool = FakePool(8, as_predicted())
+        with pytest.raises(ProbeError, match=r"3 steps .* do not fit into .*time_limit_seconds of"):
+            ask(self.JOB, pool, trainer=trainer, time_limit_seconds=0.5)
+        assert pool.tasks == []
+
+
 class TestDirect:
     def test_what_fits_runs_as_it_is(self) -> None:
         pool = FakePool(8, as_predicted(1.1))
@@ -204,6 +260,12 @@ class TestEmulated:
         assert (numbers.rung, numbers.peak_reserved_bytes) == (
             "emulated",
             _bytes(estimate.peak_reserved_bytes, 1.0),
+        )
+        # NCCL's buffers of three groups, which one rank alone never makes
+        buffers = extra["communicator_bytes"]
+        assert buffers == pytest.approx(3 * 256 * 2**20)
+        assert numbers.device_bytes == pytest.approx(
+            _bytes(estimate.device_bytes, 1.0) + buffers, abs=1.0
         )
         assert numbers.gpu_seconds == 30.0
         assert numbers.tokens_per_second_per_gpu == pytest.approx(

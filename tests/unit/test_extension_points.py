@@ -40,11 +40,10 @@ def rented_pool(monkeypatch: pytest.MonkeyPatch) -> str:
     """A pool of another kind, registered by one line. It answers every probe with 0.5 s a step."""
     from probes import pools
     from probes.launch import Watch
-    from probes.outcome import bare_environment
     from probes.pools.capacity import Capacity
     from probes.pools.protocol import PoolSettings, WithoutQueue
     from probes.preflight import Need
-    from probes.protocol import MeasuredRun, ProbeResult, ProbeTask, RankMemory
+    from probes.protocol import Environment, MeasuredRun, ProbeResult, ProbeTask, RankMemory
 
     class RentedPool(WithoutQueue):
         name: ClassVar[str] = "rented"
@@ -72,7 +71,7 @@ def rented_pool(monkeypatch: pytest.MonkeyPatch) -> str:
             return ProbeResult(
                 task=task,
                 outcome=outcome,
-                environment=bare_environment(None),
+                environment=Environment(python="3.11"),
                 started_at="2026-01-01T00:00:00+00:00",
                 wall_seconds=1.0,
                 gpu_seconds=2.0,
@@ -149,10 +148,9 @@ def test_program_of_a_probe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     from probes import trainers
     from probes.evidence import Evidence
     from probes.launch import Launcher, LaunchSettings
-    from probes.outcome import bare_environment
     from probes.pools.local import LocalPool, LocalSettings
     from probes.programs import Program
-    from probes.protocol import MeasuredRun, ProbeTask
+    from probes.protocol import Environment, MeasuredRun, ProbeTask
     from probes.trainers.reference import ReferenceTrainer
 
     class Stopwatch(ReferenceTrainer):
@@ -168,7 +166,7 @@ def test_program_of_a_probe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
                 step_seconds=seconds, step_seconds_each=[seconds], tokens_per_second_per_gpu=None,
                 mfu=None, losses=[], gradient_norms=[], memory=[],
             )  # fmt: skip
-            return measured, bare_environment(None)
+            return measured, Environment(python="3.11")
 
     asked = {**PROBE_JOB, "probe": {"trainer": "stopwatch"}}
     with pytest.raises(SpecError, match="use 'reference' or 'torchtitan'"):

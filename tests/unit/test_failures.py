@@ -1,7 +1,6 @@
 """Classes and first causes: recorded logs, and the texts that torch, NCCL and the driver print."""
 
 import json
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 from planner.specs.measurement import BLAMELESS
 from probes.evidence import Evidence, RankError, read_errors, read_stacks
 from probes.failures import classify
-from probes.outcome import kernel_log
 from probes.protocol import TAKEN_AWAY, Failed, FailureKind, OutOfMemory
 from probes.trainers.titan_failures import failure as titan_failure
 from probes.trainers.titan_log import read_log
@@ -309,6 +307,7 @@ class TestOutOfMemory:
 
 
 TEXTS = [json.loads(line) for line in recorded("texts.jsonl").splitlines()]
+OTHERS = [json.loads(line) for line in recorded("others.jsonl").splitlines()]
 
 
 class TestRealTexts:
@@ -324,6 +323,15 @@ class TestRealTexts:
         assert kind in text["accepted"]
         assert text["remedy_names"].lower() in found.message.lower()
         assert not text["remedy_names"] or "; remedy: " in found.message
+
+    @pytest.mark.parametrize("text", OTHERS, ids=lambda text: text["said"][-40:])
+    def test_others_that_the_table_was_not_written_for(self, text: dict[str, str]) -> None:
+        lines = "".join(f"[rank0]:[rank0]: {line}\n" for line in text["said"].splitlines())
+        start = "[rank0]:[rank0]: Traceback (most recent call last):\n"
+        found = classify(replace(EXIT, log=start + lines))
+        kind = found.kind if isinstance(found, Failed) else "oom"
+        assert kind == text["kind"]
+        assert text["remedy"] in found.message.rpartition("; remedy: ")[2]
 
     @pytest.mark.parametrize(
         ("said", "kind", "remedy", "machine"),
@@ -409,20 +417,6 @@ class TestEndsFromOutside:
         )
         log = "usage: worker TASK\n====\n"
         assert "usage: worker" in failed(replace(EXIT, exit_code=2, log=log)).message
-
-
-def test_what_the_kernel_said_meanwhile(tmp_path: Path) -> None:
-    now = time.clock_gettime(time.CLOCK_MONOTONIC)
-    xid = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, name=python3, GPU has fallen off the bus."
-    lines = [
-        f"4,1,{round((now - 100) * 1e6)},-;NVRM: Xid (PCI:0000:3b:00): 48, pid=1, an old one",
-        " SUBSYSTEM=pci",
-        "garbage",
-        f"4,2,{round((now + 1) * 1e6)},-;{xid}",
-    ]
-    (tmp_path / "kmsg").write_text("\n".join(lines) + "\n")
-    assert kernel_log(time.time(), tmp_path / "kmsg") == xid
-    assert kernel_log(time.time(), tmp_path / "nowhere") == ""
 
 
 def test_error_files_are_read_in_order_of_time(tmp_path: Path) -> None:

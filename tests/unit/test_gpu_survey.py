@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from benchmarks import gpu_survey, predicted_against_measured
+from benchmarks.first_day import first_day
 from benchmarks.survey_grid import cases, fake_cases
 from planner.calibration.coverage import NEAR
 from planner.calibration.fit import Data
@@ -371,3 +372,24 @@ def test_the_table_is_printed(
     assert json.loads((tmp_path / "out.json").read_text())["summary"]
     widths = {len(line) for line in shown.split("\n\n")[0].splitlines()}
     assert len(widths) == 1
+
+
+@pytest.mark.slow
+def test_a_first_day_begins_with_the_machine_and_one_run(tmp_path: Path) -> None:
+    """Parts 0 and 1, from the command to the files; the others run the same way."""
+    command = [sys.executable, "benchmarks/gpu_survey.py", "--first-day", "--tiny", "--plain"]
+    command += ["--only", "0/,1/", "--seconds", "300", "--out", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "1 of 1 runs" in done.stdout, done.stdout + done.stderr
+    said = (tmp_path / "first-day" / "environment.txt").read_text()
+    for words in ("$ nvidia-smi topo -m", "/dev/shm", "$ cc --version", "'torch':", '"problem"'):
+        assert words in said
+    (row,) = gpu_survey.read_rows(tmp_path / "first-day" / "own-cpu.runs.jsonl")
+    assert row["measured"]["status"] == "ok"
+    assert len(row["measured"]["steps_seconds"]) >= 5
+
+
+def test_a_first_day_is_in_the_order_of_its_parts() -> None:
+    parts = [int(case.id.partition("/")[0]) for case in first_day("h100-sxm-80gb")]
+    assert parts == sorted(parts)
+    assert sorted(set(parts)) == list(range(1, 10))

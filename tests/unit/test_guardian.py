@@ -253,8 +253,8 @@ class TestHowItEnds:
         monkeypatch.setattr(guardian, "reap", reap)
         values = {
             "argv": list(argv), "env": {}, "inherit": ["PATH"], "cwd": str(folder),
-            "output": str(folder / "log"),
-            "end": str(folder / "end.json"), "token": "abc", "on_end": [], **spec,
+            "output": str(folder / "log"), "kernel": str(folder / "kernel.log"), "bus_ids": [],
+            "end": str(folder / "end.json"), "token": "abc", **spec,
         }  # fmt: skip
         well = world.guardian(**values).run()
         return well, json.loads((folder / "end.json").read_text()), killed
@@ -263,25 +263,37 @@ class TestHowItEnds:
     def test_its_exit_code_is_told(
         self, tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch, code: int, well: bool
     ) -> None:
-        on_end = [["touch", str(tmp_path / "cancelled")]]
         command = ("/bin/sh", "-c", f"echo $PLANNER_PROBE_TOKEN; exit {code}")
-        ended, end, killed = self.run(tmp_path, world, monkeypatch, *command, on_end=on_end)
+        ended, end, killed = self.run(tmp_path, world, monkeypatch, *command)
         assert (ended, end["reason"], end["exit_code"]) == (well, "exit", code)
         assert (tmp_path / "log").read_text() == "abc\n"
         assert killed == [("abc", os.getpid())]
-        assert not (tmp_path / "cancelled").exists()
 
-    def test_a_time_limit_runs_what_is_to_be_run(
+    def test_a_time_limit_is_told(
         self, tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(guardian, "ask_for_stacks", lambda _: False)
-        on_end = [["touch", str(tmp_path / "cancelled")]]
         _, end, killed = self.run(
-            tmp_path, world, monkeypatch, "/bin/sleep", "0.05", on_end=on_end,
-            time_limit_seconds=-1.0,
-        )  # fmt: skip
+            tmp_path, world, monkeypatch, "/bin/sleep", "0.05", time_limit_seconds=-1.0
+        )
         assert (end["reason"], end["exit_code"], len(killed)) == ("time-limit", None, 1)
-        assert (tmp_path / "cancelled").exists()
+
+    def test_what_the_kernel_said_of_its_gpus_meanwhile(
+        self, tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        kmsg = tmp_path / "kmsg"
+        kmsg.write_text("4,1,90,-;NVRM: Xid (PCI:0000:3b:00): 48, pid=1, an old one\n")
+        monkeypatch.setattr(guardian.KernelLog.__init__, "__defaults__", (str(kmsg),))
+        ours = "NVRM: Xid (PCI:0000:3B:00): 79, pid=1, name=python3, GPU has fallen off the bus."
+        killed = "oom-kill:constraint=CONSTRAINT_MEMCG,task=python3,pid=7"
+        others = "NVRM: Xid (PCI:0000:5e:00): 79, pid=2, GPU has fallen off the bus."
+        new = f"4,2,99,-;{ours}\n SUBSYSTEM=pci\ngarbage\n4,3,99,-;{others}\n4,4,99,-;{killed}\n"
+        command = ("/bin/sh", "-c", f"printf '%s' '{new}' >> {kmsg}")
+        self.run(tmp_path, world, monkeypatch, *command, bus_ids=["0000:3b:00"])
+        assert (tmp_path / "kernel.log").read_text() == f"{ours}\n{killed}"
+
+    def test_a_kernel_log_that_may_not_be_read_is_empty(self, tmp_path: Path) -> None:
+        assert guardian.KernelLog(str(tmp_path / "nowhere")).read(["0000:3b:00"]) == ""
 
     def test_a_command_that_is_none(
         self, tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch

@@ -31,8 +31,16 @@ from probes.launch import (
     tidy,
     with_free_port,
 )
-from probes.outcome import Begin, bare_environment
-from probes.protocol import Failed, FailureKind, MeasuredRun, Outcome, ProbeResult, ProbeTask
+from probes.outcome import Begin
+from probes.protocol import (
+    Environment,
+    Failed,
+    FailureKind,
+    MeasuredRun,
+    Outcome,
+    ProbeResult,
+    ProbeTask,
+)
 from tests.conftest import job_values
 
 JOB = job_values("debug-tiny", "cpu", 2, 64, 4, layout={"dp_shard": 2, "ac": "none"})
@@ -48,7 +56,8 @@ def spec(folder: Path, *argv: str, **more: Any) -> GuardianSpec:
     values: dict[str, Any] = {"time_limit_seconds": 30.0, **more}
     return GuardianSpec(
         argv=list(argv), env={}, inherit=["PATH"], cwd=str(folder), output=str(folder / LOG),
-        end=str(folder / END), token=f"token-of-{folder.name}", **values,
+        end=str(folder / END), token=f"token-of-{folder.name}", bus_ids=[],
+        kernel=str(folder / "kernel.log"), **values,
     )  # fmt: skip
 
 
@@ -148,7 +157,7 @@ class TestPorts:
         def once(attempt: int) -> ProbeResult:
             made.append(attempt)
             return ProbeResult(
-                task=TASK_OF_TWO, outcome=outcomes[attempt], environment=bare_environment(None),
+                task=TASK_OF_TWO, outcome=outcomes[attempt], environment=Environment(python="3.11"),
                 started_at="", wall_seconds=0.0, gpu_seconds=0.0,
             )  # fmt: skip
 

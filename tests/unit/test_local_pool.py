@@ -23,11 +23,14 @@ from tests.conftest import ROOT, clean_environment, job_values
 
 # Answers in the format of nvidia-smi 470 to 580 (--format=csv,noheader,nounits).
 GPUS = """\
-0, GPU-96ab329d-7a1f-73a8-a9b7-18b4b2855f92, 81559, 1, 550.54.15, Disabled, NVIDIA H100 80GB HBM3
-1, GPU-1d2c3b4a-0000-1111-2222-333344445555, 81559, 40123, 550.54.15, Disabled, NVIDIA H100 80GB HBM3
-2, GPU-2d2c3b4a-0000-1111-2222-333344445555, 81559, 5, 550.54.15, Enabled, NVIDIA H100 80GB HBM3
-3, GPU-3d2c3b4a-0000-1111-2222-333344445555, [N/A], [N/A], 550.54.15, [N/A], NVIDIA H100 80GB HBM3
+0, GPU-96ab329d-7a1f-73a8-a9b7-18b4b2855f92, 81559, 1, 550.54.15, Disabled, 00000000:3B:00.0, NVIDIA H100 80GB HBM3
+1, GPU-1d2c3b4a-0000-1111-2222-333344445555, 81559, 40123, 550.54.15, Disabled, 00000000:5E:00.0, NVIDIA H100 80GB HBM3
+2, GPU-2d2c3b4a-0000-1111-2222-333344445555, 81559, 5, 550.54.15, Enabled, 00000000:86:00.0, NVIDIA H100 80GB HBM3
+3, GPU-3d2c3b4a-0000-1111-2222-333344445555, [N/A], [N/A], 550.54.15, [N/A], [N/A], NVIDIA H100 80GB HBM3
 """  # noqa: E501
+GPUS_WITH_A_DESKTOP = (
+    "0, GPU-4, 24564, 612, 580.1, [N/A], 00000000:01:00.0, NVIDIA GeForce RTX 4090\n"
+)
 APPS = """\
 GPU-1d2c3b4a-0000-1111-2222-333344445555, 4242, 40118, /usr/bin/python3, -u, train.py
 GPU-1d2c3b4a-0000-1111-2222-333344445555, 4243, [N/A], [Insufficient Permissions]
@@ -48,6 +51,7 @@ class TestSmi:
         assert [gpu.index for gpu in seen.gpus] == [0, 1, 2, 3]
         assert [gpu.sliced for gpu in seen.gpus] == [False, False, True, False]
         assert (seen.gpus[0].memory_bytes, seen.gpus[3].memory_bytes) == (81559 * 2**20, None)
+        assert [gpu.bus_id for gpu in seen.gpus] == ["0000:3b:00", "0000:5e:00", "0000:86:00", ""]
         assert seen.gpus[0].foreign() is None
         assert (
             seen.gpus[1].foreign()
@@ -109,6 +113,7 @@ class FakeLauncher(Launcher):
         self.spans: list[tuple[float, float, tuple[str, ...]]] = []
         self.num_locks = self.most_locks = 0
         self.locks: list[int] = []
+        self.leases: list[DeviceLease] = []
         self.counting = threading.Lock()
         self.two_at_once = threading.Event()
         self.running = 0
@@ -119,6 +124,7 @@ class FakeLauncher(Launcher):
         start = time.monotonic()
         with self.counting:
             self.locks.append(len(lease.locks))
+            self.leases.append(lease)
             self.num_locks += len(lease.locks)
             self.most_locks = max(self.most_locks, self.num_locks)
             self.running += 1
@@ -196,6 +202,24 @@ class TestLeases:
         assert launcher.spans[0][2] == ("GPU-1", "GPU-2")
         with pytest.raises(ProbeError, match=r"GPU 0 is used by pid 7 \(train.py\)"):
             here.run(task(4))
+
+    def test_a_desktop_is_tolerated_where_the_operator_says_so(self, tmp_path: Path) -> None:
+        desktop = replace(
+            parse_gpus(GPUS_WITH_A_DESKTOP)[0],
+            processes=(GpuProcess(pid=7, name="gnome", used_bytes=None),),
+        )
+        here, launcher = pool(tmp_path, [desktop])
+        asked = task(1, "rtx-4090")
+        with pytest.raises(ProbeError, match=r"pid 7 \(gnome\).*PLANNER_PROBE_TOLERATED_GIB"):
+            here.run(asked)
+        launcher.settings = replace(launcher.settings, tolerated_bytes=2.0**30)
+        here.run(asked)
+        (lease,) = launcher.leases
+        assert lease.others == "GPU 0 is used by pid 7 (gnome)"
+        assert lease.bus_ids == ("0000:01:00",)
+        launcher.settings = replace(launcher.settings, tolerated_bytes=2.0**28)
+        with pytest.raises(ProbeError, match=r"pid 7"):
+            here.run(asked)
 
     def test_memory_of_a_process_that_just_ended_is_waited_for(self, tmp_path: Path) -> None:
         looks = 0

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import venv
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,18 @@ import pytest
 from planner.calibration.update import teaches
 from probes import guardian
 from probes.folder import BEGIN, END, LOG, RESULT, TASK
-from probes.outcome import LOG_BYTES, Begin, bare_environment, conclude, read_end, read_log
-from probes.protocol import Failed, FailureKind, MeasuredRun, ProbeResult, ProbeTask, RankMemory
-from tests.conftest import job_values
+from probes.outcome import LOG_BYTES, Begin, conclude, read_end, read_log
+from probes.protocol import (
+    Environment,
+    Failed,
+    FailureKind,
+    MeasuredRun,
+    ProbeResult,
+    ProbeTask,
+    RankMemory,
+    found_by,
+)
+from tests.conftest import ROOT, job_values
 
 JOB = job_values("debug-tiny", "cpu", 2, 64, 4, layout={"dp_shard": 2, "ac": "none"})
 GEMM = {"kind": "gemm", "name": "", "dtype": "bf16", "sizes": {"k": 8, "m": 8, "n": 8}}
@@ -44,7 +55,7 @@ def probe(
     if outcome is not None:
         result = ProbeResult(
             task=one.model_copy(update={"id": written_by}), outcome=outcome,
-            environment=bare_environment(None), started_at="", wall_seconds=1.0, gpu_seconds=2.0,
+            environment=Environment(python="3"), started_at="", wall_seconds=1.0, gpu_seconds=2.0,
         )  # fmt: skip
         (folder / RESULT).write_text(json.dumps(result.model_dump()))
     return one
@@ -61,7 +72,7 @@ def test_a_disturbed_run_teaches_nothing(
     rank = RankMemory(
         rank=0, peak_allocated_bytes=1, peak_reserved_bytes=2, allocator_retries=retries
     )
-    environment = bare_environment(None).model_copy(
+    environment = Environment(python="3.11").model_copy(
         update={"throttled": throttled, "sm_clock_hertz": 1.5e9}
     )
     found = ProbeResult(
@@ -99,6 +110,42 @@ class TestWhichEndCounts:
     def test_half_a_file_is_none(self, tmp_path: Path) -> None:
         (tmp_path / END).write_text('{"reason": "ex')
         assert read_end(tmp_path, BEGUN).reason == "guardian-gone"
+
+
+def test_what_the_interpreter_of_the_program_found_is_the_environment(tmp_path: Path) -> None:
+    """Not the service's own packages: the program ran in another Python."""
+    program = tmp_path / "program.py"
+    program.write_text("")
+    python = tmp_path / "env" / "bin" / "python"
+    venv.create(tmp_path / "env", with_pip=False)
+    packages = next((tmp_path / "env").glob("lib/python*/site-packages"))
+    for name, version in (("torch", "2.11.0+cu130"), ("nvidia-nccl-cu13", "2.28.9")):
+        (packages / f"{name.replace('-', '_')}-{version}.dist-info").mkdir()
+        metadata = packages / f"{name.replace('-', '_')}-{version}.dist-info" / "METADATA"
+        metadata.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    done = subprocess.run(
+        [python, "-m", "probes.inside", str(tmp_path / RESULT), str(program)],
+        env={"PYTHONPATH": str(ROOT), "PYTORCH_ALLOC_CONF": "expandable_segments:True"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = found_by(tmp_path, "NVIDIA L4")
+    assert (found.torch, found.nccl, found.gpu_name) == ("2.11.0+cu130", "2.28.9", "NVIDIA L4")
+    assert found.allocator == "expandable_segments:True"
+    assert found_by(tmp_path / "never-started").torch is None
+
+
+def test_a_run_beside_others_says_so_and_an_intruder_disturbs_it(tmp_path: Path) -> None:
+    probe(tmp_path, outcome=measured())
+    end(tmp_path)
+    (tmp_path / "others.node0.txt").write_text("GPU 0 is used by pid 7 (gnome)")
+    found = conclude(tmp_path)
+    assert "GPU 0 is used by pid 7 (gnome)" in found.notes
+    assert (found.measurement().measured.shared, teaches(found.measurement())) == (True, True)
+    intruded = found.environment.model_copy(update={"intruded": True})
+    beside = found.model_copy(update={"environment": intruded}).measurement()
+    assert "began to compute" in str(beside.measured.disturbed)
+    assert not teaches(beside)
 
 
 class TestConclude:

@@ -6,9 +6,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.gpu_survey import MEASURED, read_rows
 from planner.calibration import update
 from planner.calibration.fit import Data, fit
-from planner.calibration.own_runs import PricedRun, priced
+from planner.calibration.own_runs import (
+    REFERENCE,
+    REFERENCE_OFFSET,
+    REFERENCE_SD,
+    PricedRun,
+    priced,
+)
 from planner.calibration.update import learn, learn_priced
 from planner.columns import LayoutBatch
 from planner.cost.machine.knobs import Calibration
@@ -89,3 +96,47 @@ def test_what_was_priced_with_other_knobs_is_priced_anew() -> None:
     older = {**one.as_dict(), "knobs": ["compute"], "gradient": [1.0]}
     assert PricedRun.from_dict(older, run_id="m", layout="", step_seconds=1.0) is None
     assert update.learn_priced(shipped_calibration(), []) is shipped_calibration()
+
+
+def by(program: str | None, one: Measurement, **more: Any) -> Measurement:
+    measured = one.measured.model_copy(update={"trainer": program, **more})
+    return one.model_copy(update={"measured": measured, "id": f"{one.id}-{program}"})
+
+
+def test_what_the_reference_program_measures_is_joined_to_the_trainer_by_an_offset() -> None:
+    """Alone it teaches less the expected offset; beside the trainer's own runs, the difference."""
+    shipped, slower, other = shipped_calibration(), 1.10, job("qwen3-8b")
+    asked = [run(f"m-{i}", job(**layout), slower) for i, layout in enumerate(LAYOUTS)]
+    titan = learn(shipped, [by("torchtitan", one) for one in asked])
+    alone = learn(shipped, [by(REFERENCE, one) for one in asked])
+    less = np.log(seconds(other, titan) / seconds(other, alone))
+    assert 0.5 * REFERENCE_OFFSET < less < 2.0 * REFERENCE_OFFSET
+    # this machine's reference program is 8% slower than its trainer, as one layout by both says
+    both = [by(REFERENCE, one) for one in asked] + [by("torchtitan", run("t", job(), 1.02))]
+    joined = learn(shipped, both)
+    assert seconds(other, joined) < 0.99 * seconds(other, alone)
+    assert joined.own_runs == {"torchtitan on h100-sxm-80gb, bf16, dense": 5}
+    assert not any("program" in name for name, _ in joined.keys)
+
+
+def test_the_offset_is_what_a_first_day_showed() -> None:
+    rows = read_rows(MEASURED / "first-day" / "own-h200-sxm-141gb.runs.jsonl")
+    step = {row["id"]: row["measured"].get("step_seconds") for row in rows}
+    pairs = [
+        (seconds, step[f"{name.removesuffix('reference')}torchtitan"])
+        for name, seconds in step.items()
+        if name.startswith("5/") and name.endswith("/reference") and name.count("/") > 1
+    ]
+    logs = [float(np.log(ours / theirs)) for ours, theirs in pairs]
+    assert len(logs) == 3
+    assert float(np.mean(logs)) == pytest.approx(REFERENCE_OFFSET, abs=0.001)
+    assert float(np.std(logs, ddof=1)) < REFERENCE_SD
+
+
+def test_a_run_beside_others_counts_a_quarter() -> None:
+    """Of layouts that disagree, the one that had its GPU to itself is believed more."""
+    shipped, other = shipped_calibration(), job("qwen3-8b")
+    fast, slow = run("a", job(), 0.95), run("b", job(ac="full"), 1.10)
+    equal = seconds(other, learn(shipped, [fast, slow]))
+    assert seconds(other, learn(shipped, [fast, by(None, slow, shared=True)])) < equal
+    assert seconds(other, learn(shipped, [by(None, fast, shared=True), slow])) > equal

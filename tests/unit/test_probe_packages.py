@@ -19,7 +19,7 @@ from probes.launch import DeviceLease, environment
 from probes.packages import linked, mounts, search_path
 from probes.pools.slurm_options import SlurmOptions
 from probes.protocol import ProbeTask
-from tests.conftest import ROOT
+from tests.conftest import ROOT, needed
 
 JOB: dict[str, Any] = {
     "model": "debug-tiny", "cluster": {"gpu": "cpu", "num_gpus": 2},
@@ -139,3 +139,19 @@ def test_a_container_is_given_our_packages_and_not_what_lies_beside_them(tmp_pat
     options = SlurmOptions(container_image="image").container(mounts(tmp_path))
     places = [pair.partition(":")[0] for pair in options[-1].split(",")]
     assert places == [str(linked(tmp_path)), str(ROOT / "planner"), str(ROOT / "probes")]
+
+
+@pytest.mark.torch
+def test_an_interpreter_of_probes_needs_four_packages_beside_torch() -> None:
+    """What the survey asks for; packaging comes with torch's own requirements of most installs."""
+    needed("torch")
+    kept = {"numpy", "pydantic", "yaml", "packaging"}
+    others = {"pydantic_settings", "optuna", "cmaes", "typer", "rich", "sqlalchemy", "alembic",
+              "platformdirs", "tomlkit", "torchao"}  # fmt: skip
+    assert not kept & others
+    blocked = f"import sys\nfor name in {sorted(others)!r}: sys.modules[name] = None\n"
+    run = "import probes.worker, probes.reference.run, probes.campaign, probes.pools.slurm_node"
+    done = subprocess.run(
+        [sys.executable, "-c", blocked + run], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

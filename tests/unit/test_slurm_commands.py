@@ -2,18 +2,26 @@
 
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from planner.errors import ProbeError
+from probes.evidence import Evidence, read_errors
+from probes.failures import classify
 from probes.launch import LaunchSettings, Watch
+from probes.pools.nvidia import Gpu, GpuProcess, Survey, others_on
 from probes.pools.protocol import PoolSettings
 from probes.pools.slurm import NodeGrid, SlurmPool
 from probes.pools.slurm_allocation import Allocation, ProbeOrder
 from probes.pools.slurm_commands import COMMANDS, NoControllerError, Slurm, job_state
+from probes.pools.slurm_node import own_gpus, write_foreign
 from probes.pools.slurm_options import SlurmOptions
 from probes.pools.slurm_wait import IN_VAIN, OrderWait, SlurmPace
+from probes.protocol import Failed, FailureKind, ProbeTask
+from probes.trainers.torchtitan import TitanTrainer
+from tests.conftest import job_values
 
 PREEMPTED = (
     "JobId=7 JobName=planner-probe-a UserId=ada(1000) JobState=PREEMPTED Reason=None "
@@ -249,3 +257,28 @@ def test_a_container_needs_a_plugin_of_srun(commands: Path, tmp_path: Path) -> N
 ])  # fmt: skip
 def test_reasons_for_which_a_job_waits_in_vain(reason: str, in_vain: bool) -> None:
     assert (IN_VAIN.search(reason) is not None) is in_vain
+
+
+def test_what_others_hold_on_a_node_is_not_the_layouts(tmp_path: Path) -> None:
+    """A leftover that goes is waited for; one that stays fails the probe as foreign."""
+    idle = Gpu(
+        index=3, uuid="GPU-3", name="NVIDIA H100 80GB HBM3", memory_bytes=80e9, used_bytes=0.0,
+        driver="580", sliced=False, bus_id="0000:3b:00",
+    )  # fmt: skip
+    left = replace(idle, processes=(GpuProcess(pid=51234, name="python3", used_bytes=40e9),))
+    looks = iter([left, idle])
+    assert own_gpus(0.0, lambda: Survey(gpus=(next(looks),)), settle_seconds=60.0) == (idle,)
+    gpus = own_gpus(0.0, lambda: Survey(gpus=(left,)), settle_seconds=0.0)
+    result = tmp_path / "result.json"
+    write_foreign(result, 8, f"n1: {others_on(gpus)}")
+    evidence = Evidence(
+        reason="exit", exit_code=1, time_limit_seconds=60.0, errors=read_errors(result)
+    )
+    job = job_values("llama3-8b", "h100-sxm-80gb", 16, 8192, 16, layout={"dp_shard": 16})
+    titan = TitanTrainer().outcome(ProbeTask(id="probe-1", job=job), tmp_path, evidence)
+    assert titan is not None
+    for found in (classify(evidence), titan[0]):
+        assert isinstance(found, Failed)
+        assert (found.kind, found.rank) == (FailureKind.FOREIGN, 8)
+        assert "n1: GPU 3 is used by pid 51234 (python3)" in found.message
+        assert "remedy: another process" in found.message

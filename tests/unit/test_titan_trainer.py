@@ -12,7 +12,7 @@ import pytest
 
 from planner.units import GIB
 from probes.evidence import Evidence
-from probes.protocol import Failed, FailureKind, MeasuredRun, OutOfMemory, ProbeTask
+from probes.protocol import Environment, Failed, FailureKind, MeasuredRun, OutOfMemory, ProbeTask
 from probes.trainers import torchtitan
 from probes.trainers.tensorboard_events import read_scalars
 from probes.trainers.titan_log import read_log
@@ -120,9 +120,15 @@ def test_nothing_is_downloaded_and_no_checkpoint_written(monkeypatch: pytest.Mon
 def test_the_allocator_is_the_one_the_plan_was_priced_for(monkeypatch: pytest.MonkeyPatch) -> None:
     titan = trainer(monkeypatch, torchtitan="0.2.2")
     env = command(titan.command(task())).env
-    assert env["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
-    plain = command(titan.command(task(training={"expandable_segments": False})))
-    assert "PYTORCH_CUDA_ALLOC_CONF" not in plain.env
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):  # torch from 2.9, and before
+        assert env[name] == "expandable_segments:True"
+    given = "max_split_size_mb:64,expandable_segments:True,roundup_power2_divisions:[256:1,512:2]"
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", given)
+    plain = command(titan.command(task(training={"expandable_segments": False}))).env
+    assert plain["PYTORCH_ALLOC_CONF"] == plain["PYTORCH_CUDA_ALLOC_CONF"]
+    assert plain["PYTORCH_ALLOC_CONF"] == (
+        "max_split_size_mb:64,roundup_power2_divisions:[256:1,512:2],expandable_segments:False"
+    )
 
 
 @pytest.mark.parametrize("version", ["0.2.1", "0.2.2", "0.3.0"])
@@ -217,7 +223,11 @@ def test_a_real_run_of_each_version_gives_its_numbers(name: str) -> None:
     assert found.tokens_per_second_per_gpu == pytest.approx(tokens / found.step_seconds)
     # 0.2.0 does not log its version
     assert read_log(log).version == (None if name.startswith("0.2.0") else name.partition("-")[0])
-    assert TitanTrainer().environment(log).gpu_name == "CPU"
+    ran = Environment(python="3.12.1", torch="2.11.0", trainer_version="of its packages")
+    environment = TitanTrainer().environment(log, ran)
+    assert (environment.gpu_name, environment.python, environment.torch) == (
+        *("CPU", "3.12.1", "2.11.0"),
+    )
 
 
 def test_event_files_say_seconds_exactly_and_the_log_agrees(tmp_path: Path) -> None:

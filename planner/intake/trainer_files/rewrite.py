@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from planner.export.base import Export, Value
 from planner.intake.current import Current
 from planner.intake.trainer_files import megatron, titan_command
-from planner.intake.trainer_files.edit_toml import edit_toml
 from planner.intake.trainer_files.titan_changes import titan_changes
 from planner.intake.trainer_files.torchtitan import StatedTitan, former_name
 from planner.specs.layout import Layout
@@ -38,6 +37,8 @@ def rewrite(
 
     exported: that layout's export, for the same release of the same trainer.
     """
+    from planner.intake.trainer_files.edit_toml import edit_toml
+
     stated, spec = current.stated, current.spec
     if isinstance(stated, StatedTitan) and current.format == "torchtitan-toml":
         changes, notes = titan_changes(stated, winner, exported)

@@ -13,7 +13,6 @@ from planner.errors import Fault, SpecError
 from planner.export.base import Value
 from planner.export.titan_settings import AC
 from planner.export.torchtitan import AC_COMMAND, flag_words, read_titan_flags
-from planner.intake.trainer_files.edit_toml import edit_toml
 from planner.intake.trainer_files.flags import Command, edit_flags
 from planner.intake.trainer_files.launch import machine_of
 from planner.intake.trainer_files.shell import read_script
@@ -211,6 +210,9 @@ def edited_command(
     A setting is changed where it is given. A new one goes into the TOML, or to the flags where
     there is no TOML.
     """
+    # an interpreter of probes need not have tomlkit
+    from planner.intake.trainer_files.edit_toml import edit_toml
+
     found = read_command(spec)
     in_toml: dict[str, Value | None] = {}
     in_flags: dict[str, Value | None] = {}
