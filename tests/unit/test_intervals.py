@@ -20,8 +20,9 @@ from planner.calibration.intervals import (
 )
 from planner.calibration.kernel_doubt import attention_sd, unmeasured_gpu_sd
 from planner.columns import LayoutBatch
-from planner.cost.machine.knobs import KNOBS, OWN_SHARE, PLACE, Calibration
+from planner.cost.machine.knobs import KNOBS, OWN_SHARE, PLACE, Calibration, Knob
 from planner.cost.machine.shipped import shipped_calibration
+from planner.cost.machine.stacks import STACK
 from planner.cost.price import Pricer
 from planner.intake.jobs import read_job, read_training
 from planner.intake.machines import read_cluster
@@ -48,11 +49,7 @@ def test_one_uncertain_knob_spreads_predictions_by_its_derivative() -> None:
     """Only `compute` uncertain: the loadings are the change of log seconds for one deviation of it,
     and the offsets of stack and unit.
     """
-    keys = tuple(
-        (knob.name, scope)
-        for knob in KNOBS
-        for scope in ("", "torchtitan" if knob.scope == "trainer" else "hopper")
-    )
+    keys = tuple((knob.name, scope) for knob in KNOBS for scope in ("", _own(knob)))
     covariance = np.diag([0.01 if key == ("compute", "") else 0.0 for key in keys])
     calibration = replace(
         Calibration.prior(), keys=keys, shifts=np.zeros(len(keys)), covariance=covariance, place=0.0
@@ -68,6 +65,28 @@ def test_one_uncertain_knob_spreads_predictions_by_its_derivative() -> None:
     by_knob = np.sqrt((found.loadings**2).sum(axis=0) - offsets - by_kernel)
     assert by_knob == pytest.approx(expected, rel=0.15)
     assert found.own_sd == pytest.approx(WIDER * calibration.run_sd)
+
+
+def test_an_offset_and_a_knob_are_doubted_together() -> None:
+    """A run leaves their sum known: where the knob is 1 more, the offset is 0.6 less."""
+    keys = tuple((knob.name, scope) for knob in KNOBS for scope in ("", _own(knob)))
+    place, count = keys.index(("compute", "")), len(keys)
+    covariance = np.diag([0.05 if key == ("compute", "") else 0.01 for key in (*keys, None)])
+    covariance[count, count], covariance[place, count] = 0.04, -0.03
+    covariance[count, place] = -0.03
+    covariance[place + 1, place + 1] = 0.0  # the family's own share of the same knob
+    calibration = replace(
+        Calibration.prior(), keys=(*keys, (STACK, "mine")), shifts=np.zeros(count + 1),
+        covariance=covariance, place=0.0, unit_sd=0.1,
+    )  # fmt: skip
+    found = calibration.offsets("torchtitan", "hopper", "mine", ["one"])
+    at = [knob.name for knob in KNOBS].index("compute")
+    assert found.slopes[0, at] == pytest.approx(-0.03 / 0.05)
+    assert found.covariance[0, 0] == pytest.approx(0.04 + 0.1**2 - 0.03**2 / 0.05)
+
+
+def _own(knob: Knob) -> str:
+    return "torchtitan" if knob.scope == "trainer" else "hopper"
 
 
 def test_what_the_directions_leave_out_is_each_layouts_own() -> None:
