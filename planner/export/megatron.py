@@ -16,7 +16,7 @@ from planner.export.megatron_read import FP8_RECIPES, SHARDING, plain_names, rea
 from planner.precision import PRECISIONS
 from planner.schedules.depth_first import microbatches_per_round
 from planner.specs.cluster import ClusterSpec
-from planner.specs.layout import Layout, parse_ac
+from planner.specs.layout import Layout, modules_of, parse_ac
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
 from planner.trainers.megatron import CP_TYPES
@@ -281,8 +281,9 @@ def _recompute(draft: Draft) -> list[str]:
             "--recompute-num-layers",
             "1",
         ]
-    if kind == "selective-attention":
-        return ["--recompute-granularity", "selective", "--recompute-modules", "core_attn"]
+    if kind in ("selective-attention", "modules"):
+        modules = modules_of(number) or ("core_attn",)
+        return ["--recompute-granularity", "selective", "--recompute-modules", *modules]
     if kind in ("block", "uniform"):
         return [
             "--recompute-granularity",
@@ -293,7 +294,7 @@ def _recompute(draft: Draft) -> list[str]:
             str(int(number)),
         ]
     if kind != "none":
-        remedy = "use none, full, selective-attention, block-N or uniform-N"
+        remedy = "use none, full, selective-attention, block-N, uniform-N or modules-A+B"
         draft.gap("ac", layout.ac, "is not in Megatron-LM", remedy)
     return []
 

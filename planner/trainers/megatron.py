@@ -18,6 +18,7 @@ from planner.trainers.tp_overlap import DEFERRED, TpOverlap
 NATIVE = "NeMo"
 CP_TYPES = {"allgather": "all_gather", "alltoall": "p2p", "ulysses": "a2a"}  # --cp-comm-type
 _DISPATCHERS = frozenset({"alltoall", "allgather"})
+AC_KINDS = frozenset({"none", "full", "selective-attention", "block", "uniform"})
 PRECISIONS = frozenset(
     {"bf16", "fp16", "float8-tensorwise", "float8-delayed", "float8-blockwise", "mxfp8", "nvfp4"}
 )
@@ -90,6 +91,7 @@ MEGATRON = TrainerRules(
         # docs/user-guide/features/paged_stash.md: moe_expert_rank_capacity_factor came with 0.18;
         # before it the host reads how many rows each expert gets, unless tokens are dropped
         Change(releases=Releases(before="0.18"), fields={"captures_dropless": False}),
+        Change(releases=Releases(before="0.12"), fields={"ac_kinds": AC_KINDS}),
         # core 0.12 optimizer_config.py (optimizer_offload_fraction)
         Change(releases=Releases(before="0.12"), fields={"offloads_partly": False}),
         # training/arguments.py (--cpu-offloading-num-layers); before core 0.15 weights moved too
@@ -122,8 +124,8 @@ MEGATRON = TrainerRules(
     expandable_segments=False,
     zero_stages=frozenset({0, 1, 2, 3}),
     precisions=PRECISIONS,
-    # --recompute-method block | uniform, --recompute-num-layers
-    ac_kinds=frozenset({"none", "full", "selective-attention", "block", "uniform"}),
+    # --recompute-method block | uniform, --recompute-num-layers, --recompute-modules
+    ac_kinds=AC_KINDS | {"modules"},
     cp_methods=frozenset(CP_TYPES),
     cp_words=CP_TYPES,
     moe_dispatchers=_DISPATCHERS,

@@ -304,6 +304,13 @@ def _beyond(task: ProbeTask, job: Job, layout: Layout) -> Iterator[Fault]:
             "is a pass of torch.compile, which fake tensors cannot go through",
             "probe on a GPU",
         )
+    if parse_ac(layout.ac)[0] == "modules":
+        yield Fault(
+            "layout.ac",
+            layout.ac,
+            "recomputes modules of Megatron-LM, which the reference program does not have",
+            "probe with selective-attention or full",
+        )
     if task.emulate_rank is not None and not 0 <= task.emulate_rank < layout.num_gpus:
         yield Fault(
             "emulate_rank",
