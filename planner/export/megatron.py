@@ -418,6 +418,8 @@ def _training(draft: Draft) -> list[str]:
             "is not in Megatron-LM, or not priced there",
             "use adamw or sgd",
         )
+    if training.fused_cross_entropy:
+        arguments += ["--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl", "te"]
     if not training.overlap.pp and layout.pp > 1:
         arguments.append("--no-overlap-p2p-communication")
     if training.vocab_parallel_loss is False and layout.tp > 1:

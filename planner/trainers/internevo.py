@@ -22,6 +22,7 @@ INTERNEVO = replace(
     layout_defaults={**COMMON, "reduce_dtype": "bfloat16"},
     precisions=frozenset({"bf16", "fp16"}),  # its fp8 was never merged (pull request 369)
     ac_kinds=AC_KINDS,
+    fuses_cross_entropy=False,
     replicates_kv_heads=False,
     sp_with_experts=False,
     # internlm/core/parallel/comm/zero.py; partition_uniform of its pipeline

@@ -33,6 +33,7 @@ MEGATRON_DEEPSPEED = replace(
     layout_defaults={**COMMON, "sequence_parallel": False},
     precisions=frozenset({"bf16", "fp16", "float8-delayed"}),
     ac_kinds=AC_KINDS,
+    fuses_cross_entropy=False,
     replicates_kv_heads=False,
     sp_with_experts=False,
     # DeepSpeed runtime/zero/offload_config.py: `ratio` is of ZeRO-3 alone

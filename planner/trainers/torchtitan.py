@@ -4,7 +4,6 @@ from dataclasses import replace
 from functools import lru_cache
 
 from planner.precision import Recipe, torchao
-from planner.specs.layout import AC_KINDS
 from planner.specs.model import ModelSpec
 from planner.trainers import titan_models
 from planner.trainers.attention import TORCHTITAN_SDPA

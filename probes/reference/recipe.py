@@ -266,6 +266,9 @@ def _beyond(task: ProbeTask, job: Job, layout: Layout) -> Iterator[Fault]:
     if job.training.cuda_graphs in ("partial", "full"):
         remedy = "leave cuda_graphs out, or probe with trainer torchtitan"
         yield Fault("training.cuda_graphs", job.training.cuda_graphs, rule, remedy)
+    if job.training.fused_cross_entropy:
+        remedy = "leave fused_cross_entropy out"
+        yield Fault("training.fused_cross_entropy", True, "is Transformer Engine's", remedy)
     if job.training.chunked_loss:
         remedy = "leave chunked_loss out, or probe with trainer torchtitan"
         yield Fault("training.chunked_loss", True, rule, remedy)

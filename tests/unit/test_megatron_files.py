@@ -67,10 +67,18 @@ def legal(spec: ModelSpec, num_gpus: int, batch: int, seed: int) -> Iterator[Lay
             sequence_parallel=tp > 1 and (spec.is_moe or draw.random() < 0.7),
             async_tp=draw.random() < 0.2,
             micro_batch_size=draw.choice((1, 2)),
-            ac=draw.choice((
-                "none", "full", "selective-attention", "uniform-2", "block-1", "modules-mlp",
-                "modules-moe_act+layernorm", "modules-moe+mla_up_proj+shared_experts",
-            )),
+            ac=draw.choice(
+                (
+                    "none",
+                    "full",
+                    "selective-attention",
+                    "uniform-2",
+                    "block-1",
+                    "modules-mlp",
+                    "modules-moe_act+layernorm",
+                    "modules-moe+mla_up_proj+shared_experts",
+                )
+            ),
             precision=draw.choice(("bf16", "fp16", "float8-delayed", "float8-blockwise")),
             zero_stage=draw.choice((0, 1, 1, 1, 3)),
             reduce_dtype=draw.choice(("float32", "bfloat16")),

@@ -21,7 +21,7 @@ from planner.cost.layer.gemm import amax_seconds, kept_weights_bytes
 from planner.cost.layer.host_time import Launches, launches, replays
 from planner.cost.layer.op_costs import op_costs
 from planner.cost.layer.tp_hidden import hidden_shares
-from planner.cost.layer.trainer_kernels import chunks_loss, trainer_code
+from planner.cost.layer.trainer_kernels import chunks_loss, fuses_cross_entropy, trainer_code
 from planner.cost.layer.weight_grads import incoming_bytes, input_bytes, repeats
 from planner.specs.model import ModelSpec
 from planner.trainers.registry import training_release
@@ -408,6 +408,8 @@ def _logits_bytes(context: CostContext) -> tuple[FloatColumn, FloatColumn]:
     They depend on the trainer's kernels. The vocabulary is local under a vocabulary-parallel loss.
     """
     elements, rules = context.product(("tokens", "vocab_loss")), context.rules
+    if fuses_cross_entropy(context.training, rules):
+        return elements * context.width_bytes("compute"), np.zeros_like(elements)
     if chunks_loss(context.training, rules):
         elements = elements / LOSS_CHUNKS
     sharded = (context.batch.tp > 1) & loss_is_parallel(context.training, rules)

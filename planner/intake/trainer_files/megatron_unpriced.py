@@ -40,12 +40,20 @@ USUAL = {
 }
 
 
+def fuses_cross_entropy(words: Words) -> bool:
+    """Whether the loss is Transformer Engine's; Megatron's own fusion keeps the fp32 copy."""
+    kinds = words.get("cross_entropy_fusion_impl", ())
+    return "cross_entropy_loss_fusion" in words and list(kinds) == ["te"]
+
+
 def unpriced(words: Words) -> Iterator[tuple[bool, str]]:
     """(whether it holds, a sentence) on what a script asks for and the figures leave out."""
     found = [
         _spelled(name, values)
         for name, values in words.items()
-        if name in FLAGS and list(values) != USUAL.get(name)
+        if name in FLAGS
+        and list(values) != USUAL.get(name)
+        and not (name.startswith("cross_entropy") and fuses_cross_entropy(words))
     ]
     yield bool(found), f"changes time or memory and is not priced: {', '.join(found)}"
     other = [one for one in words.get("recompute_modules", ()) if one not in RECOMPUTE_MODULES]
