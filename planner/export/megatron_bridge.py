@@ -74,7 +74,7 @@ _NULL = (
 )  # fmt: skip
 # Defaults of recipes that Megatron-LM's differ from: recipes/common.py, perf_recipes/_common.py.
 RECIPE: Words = {
-    "bf16": (), "use_distributed_optimizer": (), "overlap_grad_reduce": (),
+    "bf16": (), "tp_comm_overlap": (), "use_distributed_optimizer": (), "overlap_grad_reduce": (),
     "overlap_param_gather": (), REDUCED[1]: (), "cross_entropy_loss_fusion": (),
     "cross_entropy_fusion_impl": ("te",), "moe_token_dispatcher_type": ("alltoall",),
     "moe_grouped_gemm": (), "expert_tensor_parallel_size": ("1",), "micro_batch_size": ("1",),
@@ -100,7 +100,7 @@ def export(
     words = plain_names(read_flags(core.arguments))
     if layout.virtual_stages > 1 and layout.pp > 1:
         words["num_virtual_stages_per_pipeline_rank"] = [str(layout.virtual_stages)]
-    if layout.tp > 1 and layout.sequence_parallel and not model.uses_mla:
+    if layout.tp > 1 and layout.sequence_parallel and training.overlap.tp and not model.uses_mla:
         words["tp_comm_overlap"] = []
     if not fuses:
         words["cross_entropy_fusion_impl"] = ["native"]
@@ -119,8 +119,8 @@ def export(
         root_variable=ROOT,
     )
     notes = (
-        f"Written for a Megatron-Bridge on megatron-core {core.version}, as overrides of the recipe "
-        f"{recipe}: take your own recipe's name where it is another.",
+        f"Written for a Megatron-Bridge on megatron-core {core.version}, as overrides of the "
+        f"recipe {recipe}: take your own recipe's name where it is another.",
         "mixed_precision.* are fields of a MixedPrecisionConfig: where the recipe has a name there "
         "(bf16_mixed), replace it by the configuration of that name.",
         f"Set {ROOT} to the root of Megatron-Bridge, or run launch.sh there.",

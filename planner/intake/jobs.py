@@ -85,11 +85,14 @@ class JobReader:
                 faults.extend(error.faults)
         if faults or model is None or cluster is None or training is None:
             raise SpecError(faults)
+        # "8k" as a number, an alias as the trainer's name
+        plain = {"seq_len": training.seq_len, "trainer": training.trainer}
+        asked = values["training"]
         request = {
             **values,
             "model": named,
             "cluster": machine,
-            "training": {**values["training"], "seq_len": training.seq_len},  # "8k" as a number
+            "training": {**asked, **{key: one for key, one in plain.items() if key in asked}},
         }
         return Job.model_construct(  # every part has been checked
             id=values.get("id"),

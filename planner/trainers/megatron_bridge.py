@@ -29,7 +29,8 @@ MEGATRON_BRIDGE = replace(
     # cross_entropy_fusion_impl = "te"
     layout_defaults={**COMMON, "reduce_dtype": "bfloat16"},
     fused_cross_entropy=True,
-    tp_overlaps=(replace(NATIVE_OVERLAP, releases=Releases()), *MEGATRON.tp_overlaps),
+    # CommOverlapConfig(tp_comm_overlap=True): no layout has to ask for it
+    tp_overlaps=(replace(NATIVE_OVERLAP, releases=Releases()), MEGATRON.tp_overlaps[-1]),
     recipes_in=_recipes,
     source="Megatron-Bridge 0.2 to 0.6 src/megatron/bridge: recipes, perf_recipes, training",
 )

@@ -79,11 +79,16 @@ class StatedBridge(StatedMegatron):
     def run(self, model: ModelSpec, num_gpus: int) -> Run:
         """The run on this many GPUs. Raises SpecError for malformed values."""
         experts = {"num_experts": [str(model.num_experts)]} if model.is_moe else {}
-        found = StatedMegatron.run(replace(self, words={**self.words, **experts}), model, num_gpus)
-        if "global_batch_size" in self.words:
-            return found
-        kept = {key: one for key, one in found.training.items() if key != "global_batch_size"}
-        return replace(found, training=kept)
+        words = {name: one for name, one in self.words.items() if name != "tp_comm_overlap"}
+        found = StatedMegatron.run(replace(self, words={**words, **experts}), model, num_gpus)
+        known = {**found.training}
+        if "global_batch_size" not in words:
+            del known["global_batch_size"]
+        has_buffers = found.layout["tp"] != 1 and found.layout["sequence_parallel"]
+        if has_buffers and not model.uses_mla and "tp_comm_overlap" not in self.words:
+            overlap = known.get("overlap")
+            known["overlap"] = {**(overlap if isinstance(overlap, Mapping) else {}), "tp": False}
+        return replace(found, training=known)
 
 
 def say(spec: CurrentSpec) -> StatedBridge:
