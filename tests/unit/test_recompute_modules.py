@@ -15,7 +15,9 @@ from planner.errors import SpecError
 from planner.intake.jobs import read_training
 from planner.intake.machines import read_cluster
 from planner.intake.models import read_model
+from planner.search.variations.sensitivity import sensitivity
 from planner.specs.layout import RECOMPUTE_MODULES, Layout, format_ac, parse_ac
+from planner.study.pruning import at_least
 from planner.trainers.registry import resolve_layout
 
 S, B = 512, 2  # sequence and microbatch
@@ -206,3 +208,29 @@ def test_a_layout_keeps_its_modules() -> None:
     layout = resolve_layout({"ac": "modules-moe+moe_act"}, trainer="megatron", num_gpus=8)
     assert Layout.model_validate_json(layout.model_dump_json()) == layout
     assert "ac modules-moe_act+moe" in layout.short()
+
+
+def test_what_is_alive_in_backward() -> None:
+    """All of a layer, as without recomputation; whole experts hold rows as full recomputation."""
+    modes = ("none", "full", "modules-moe_act+layernorm", "modules-moe", "selective-attention")
+    found = costs(GROUPED, *modes)
+    alive = dict(zip(modes, found.saved_bytes[MOE] + found.transient_bytes[MOE], strict=True))
+    assert alive["modules-moe_act+layernorm"] == pytest.approx(alive["none"], rel=1e-9)
+    assert alive["selective-attention"] == pytest.approx(alive["none"], rel=1e-9)
+    assert alive["modules-moe"] == pytest.approx(alive["full"], rel=1e-9)
+    assert alive["modules-moe"] > alive["none"]
+
+
+def test_the_neighbours_of_a_set_of_modules() -> None:
+    job = pricer("qwen3-30b-a3b")
+    chosen = resolve_layout({"ac": "modules-moe_act", "ep": 8}, trainer="megatron", num_gpus=8)
+    steps = [one for one in sensitivity(job, chosen) if one.field == "ac"]
+    assert {one.new for one in steps} == {"selective-attention", "full"}
+
+
+def test_sets_of_modules_are_not_ordered_by_their_number() -> None:
+    rows = LayoutBatch.from_layouts([
+        resolve_layout({"ac": mode}, trainer="megatron", num_gpus=8)
+        for mode in ("modules-mlp", "modules-layernorm", "none", "full")
+    ])  # fmt: skip
+    assert at_least(rows, 0, 64).mask.tolist() == [True, False, True, False]
