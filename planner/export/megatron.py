@@ -7,6 +7,7 @@ Sources: Megatron-LM core 0.14 to 0.18 megatron/training/arguments.py;
     sail-sg/zero-bubble-pipeline-parallelism, README.
 """
 
+from planner.cost.layer.trainer_kernels import fuses_cross_entropy
 from planner.cost.pipeline.stages import stage_layers
 from planner.export.base import Draft, Export, overlay_gaps, safe_name, train_steps
 from planner.export.commands import Launch, read_flags
@@ -20,7 +21,7 @@ from planner.specs.layout import Layout, modules_of, parse_ac
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
 from planner.trainers.megatron import CP_TYPES
-from planner.trainers.registry import release_of, version_under
+from planner.trainers.registry import TRAINERS, release_of, version_under
 from planner.trainers.release import Release
 from planner.units import counted
 
@@ -418,7 +419,7 @@ def _training(draft: Draft) -> list[str]:
             "is not in Megatron-LM, or not priced there",
             "use adamw or sgd",
         )
-    if training.fused_cross_entropy:
+    if fuses_cross_entropy(training, TRAINERS[training.trainer]):
         arguments += ["--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl", "te"]
     if not training.overlap.pp and layout.pp > 1:
         arguments.append("--no-overlap-p2p-communication")

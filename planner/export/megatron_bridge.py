@@ -94,15 +94,13 @@ def export(
     They are Megatron-LM's arguments for the megatron-core that the release rests on.
     """
     asked = version or (training.trainer_version if training.trainer == NAME else None)
-    fuses = training.fused_cross_entropy is not False
-    job = training.model_copy(update={"fused_cross_entropy": fuses})
-    core = to_megatron(layout, model, cluster, job, release_of(NAME, asked).number)
+    core = to_megatron(layout, model, cluster, training, release_of(NAME, asked).number)
     words = plain_names(read_flags(core.arguments))
     if layout.virtual_stages > 1 and layout.pp > 1:
         words["num_virtual_stages_per_pipeline_rank"] = [str(layout.virtual_stages)]
     if layout.tp > 1 and layout.sequence_parallel and training.overlap.tp and not model.uses_mla:
         words["tp_comm_overlap"] = []
-    if not fuses:
+    if "cross_entropy_fusion_impl" not in words:
         words["cross_entropy_fusion_impl"] = ["native"]
     found = overrides(words)
     recipe = f"{re.sub(r'[^a-z0-9]+', '_', model.name.replace('.', ''))}_pretrain_config"

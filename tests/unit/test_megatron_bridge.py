@@ -217,6 +217,18 @@ def test_overrides_take_back_what_a_recipe_may_have_set() -> None:
     assert arguments_of(overrides({"micro_batch_size": ["2"]}))["micro_batch_size"] == ["2"]
 
 
+def test_an_export_has_the_loss_that_was_priced() -> None:
+    """Whatever its format: the job's trainer says which loss it is, unless the job does."""
+    chosen = layout(8, "megatron-bridge")
+    for given, te in ((BRIDGE, True), ({"trainer": "megatron"}, False),
+                      ({**BRIDGE, "fused_cross_entropy": False}, False)):  # fmt: skip
+        job, spec = training(**given), model("llama3-8b")
+        ours = export(chosen, spec, cluster(8), job, to="megatron-bridge").arguments
+        theirs = export(chosen, spec, cluster(8), job, to="megatron").arguments
+        assert f"model.cross_entropy_fusion_impl={'te' if te else 'native'}" in ours
+        assert ("--cross-entropy-fusion-impl" in theirs) is te
+
+
 def test_modules_and_layouts_are_spelled_for_hydra() -> None:
     _, exported = made("llama3-70b", 64, LAYOUTS[3][2] | {"ac": "modules-mlp+layernorm"})
     assert "model.recompute_modules=[mlp,layernorm]" in exported.arguments
