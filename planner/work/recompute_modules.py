@@ -47,8 +47,8 @@ def recomputed(ops: tuple[Op, ...], bits: int) -> Recomputed:
     inside = frozenset[int]().union(*chosen.values())
     discards = frozenset[int]().union(*(chosen[name] for name in chosen.keys() & _DISCARDING))
     same, everything = _aliases(ops), saved_tensors(ops)
-    made, discarded = _made(ops, inside, same), _made(ops, discards, same)
-    elsewhere = {LAYER_INPUT.name} | (_made(ops, frozenset(range(len(ops))), same) - made)
+    made, discarded = _made(ops, inside), _made(ops, discards)
+    elsewhere = {LAYER_INPUT.name} | (_made(ops, frozenset(range(len(ops)))) - made)
     kept = {
         tensor.name: everything[tensor.name]
         for index, op in enumerate(ops)
@@ -77,10 +77,9 @@ def _saved(op: Op) -> tuple[Tensor, ...]:
     return () if isinstance(op, Collective) else op.saves
 
 
-def _made(ops: Sequence[Op], indices: frozenset[int], same: dict[str, str]) -> set[str]:
-    """Names of the tensors that these operations return, but for what they gather."""
-    found = (tensor.name for index in indices for tensor in results(ops[index]))
-    return {name for name in found if name not in same}
+def _made(ops: Sequence[Op], indices: frozenset[int]) -> set[str]:
+    """Names of the tensors that these operations return."""
+    return {tensor.name for index in indices for tensor in results(ops[index])}
 
 
 def _aliases(ops: Sequence[Op]) -> dict[str, str]:

@@ -88,12 +88,19 @@ def test_a_script_that_megatron_takes() -> None:
 
 @pytest.mark.parametrize(("name", "words"), [
     ("16-13b-a800-tp4/pretrain", "--RMSNorm, --causal-lm, --overlapped-distributed-optimizer"),
-    ("19-qwen3-30b-recipe-vs-hand/te_loss", "--cross-entropy-fusion-impl te"),
 ])  # fmt: skip
 def test_what_changes_time_or_memory_and_is_not_priced_is_named(name: str, words: str) -> None:
     found = estimated(name)
     assert found.valid
     assert sum(words in text for text in found.warnings) == 1
+
+
+def test_megatrons_own_fusion_of_the_loss_is_not_priced() -> None:
+    """It keeps the fp32 copy of the logits that Transformer Engine's has not."""
+    text = (CASES / "19-qwen3-30b-recipe-vs-hand/plain.sh").read_text(encoding="utf-8")
+    job = job_of_text("plain.sh", f"{text.rstrip()} --cross-entropy-loss-fusion\n")
+    assert job.training.fused_cross_entropy is None
+    assert any("--cross-entropy-loss-fusion" in one for one in estimate_job(job).warnings)
 
 
 def layout_of(text: str) -> Layout:
