@@ -61,6 +61,7 @@ HELP: dict[str, dict[str, str]] = {
         "attention_kernel": "flash: the generation that the trainer's release brings.",
         "cuda_graphs": "partial captures layers, full the whole step.",
         "chunked_loss": "The loss runs on chunks of tokens: whole logits never exist.",
+        "fused_cross_entropy": "The gradient of the loss overwrites its 16-bit logits.",
         "optimizer": "Its states decide memory.",
         "max_grad_norm": "Gradient clipping; null switches it off.",
         "total_tokens": 'Of the whole run, for its time and price: "15T".',

@@ -50,7 +50,8 @@ class LayoutBatch:
     float64.
 
     ac_kind: index into AC_KINDS.
-    ac_value: N of selective-layer-N, block-N and uniform-N or X of memory-budget-X, else 0.
+    ac_value: N of selective-layer-N, block-N and uniform-N, X of memory-budget-X, or the bits of
+        modules-A+B; else 0.
     split: index into `splits` (layers per stage, first stage first), or TRAINER_SPLIT.
     """
 

@@ -43,7 +43,7 @@ from planner.specs.job import Job
 from planner.specs.kernel_families import unknown_family
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
-from planner.trainers.registry import training_release
+from planner.trainers.registry import code_of, training_release
 from planner.units import counted, format_seconds
 from planner.version import MODEL_VERSION
 from planner.work.axes import busiest_load
@@ -307,7 +307,7 @@ class _Columns:
         self.memory_parts = memory_rows(self.prices.memory)
         self.redone_share = self._redone_share()
         self.basis = basis(pricer.calibration, pricer, batch)
-        self.memory_basis = memory_basis(pricer.calibration, pricer.training.trainer)
+        self.memory_basis = memory_basis(pricer.calibration, code_of(pricer.training))
         self.warnings = [
             text
             for text in (
@@ -415,7 +415,7 @@ class _Columns:
         seen = pricer.calibration.own_runs
         if not seen:
             return None
-        stack = stack_name(pricer.training.trainer, pricer.cluster.gpu.name)
+        stack = stack_name(code_of(pricer.training), pricer.cluster.gpu.name)
         unit = unit_name(stack, self.layouts[row].precision, pricer.model)
         runs = seen.get(unit, 0)
         alike = sum(count for name, count in seen.items() if name.startswith(f"{stack}, ")) - runs

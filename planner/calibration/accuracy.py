@@ -14,6 +14,7 @@ import numpy as np
 from planner.calibration.mechanisms import used_by
 from planner.calibration.outcome import Compared, ComparedRow, rounded, rounded_or_none
 from planner.cost.machine.stacks import stack_name, unit_name
+from planner.trainers.registry import code_of
 
 if TYPE_CHECKING:  # reading a stored report does not need the modules that price layouts
     from planner.specs.estimate import Estimate
@@ -179,7 +180,7 @@ LABELS: dict[str, Callable[[Row], str]] = {
 
 
 def _unit(row: Row, source: str) -> str:
-    stack = stack_name(row.job.training.trainer, row.job.cluster.gpu.name, source)
+    stack = stack_name(code_of(row.job.training), row.job.cluster.gpu.name, source)
     precision = row.job.layout.precision if row.job.layout else "-"
     return unit_name(stack, precision, row.job.model)
 

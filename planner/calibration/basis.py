@@ -18,6 +18,7 @@ from planner.specs.estimate import Basis
 from planner.specs.gpu_families import is_known_family
 from planner.specs.job import Job
 from planner.specs.layout import Layout
+from planner.trainers.registry import code_of
 
 MEMORY = "memory"
 # A prediction is this much less sure (standard deviation of its own error) if a mechanism that it
@@ -38,15 +39,15 @@ def seen(jobs: Iterable[Job]) -> Seen:
         if job.layout is not None:
             found |= used_in(job, [job.layout])
             gpu = job.cluster.gpu
-            found.add((job.training.trainer, gpu.family, measured_gpu(gpu)))
+            found.add((code_of(job.training), gpu.family, measured_gpu(gpu)))
             if _has_peak(job):
-                found.add((job.training.trainer, job.cluster.gpu.family, MEMORY))
+                found.add((code_of(job.training), job.cluster.gpu.family, MEMORY))
     return frozenset(found)
 
 
 def used_in(setting: Setting, layouts: Iterable[Layout]) -> Seen:
     """(trainer, GPU family, mechanism) of runs of these layouts."""
-    trainer, family = setting.training.trainer, setting.cluster.gpu.family
+    trainer, family = code_of(setting.training), setting.cluster.gpu.family
     return frozenset(
         (trainer, family, one.name) for layout in layouts for one in used_by(layout, setting)
     )
@@ -70,7 +71,7 @@ def basis(
     An unknown GPU family uses another family's kernels, so other runs show too little: there a
     mechanism is `extrapolated` until it is measured itself.
     """
-    trainer, family = setting.training.trainer, setting.cluster.gpu.family
+    trainer, family = code_of(setting.training), setting.cluster.gpu.family
     stands = _stands(calibration.seen, trainer, family)
     if not is_known_family(family):
         stands = {
@@ -104,7 +105,7 @@ def unmeasured_mechanisms(calibration: Calibration, setting: Setting) -> tuple[M
     Those that do not lead by themselves (`Mechanism.leads`) count where no run of this trainer on
     this family used them. What practitioners run in such a job (`Mechanism.practised`) does not.
     """
-    stands = _stands(calibration.seen, setting.training.trainer, setting.cluster.gpu.family)
+    stands = _stands(calibration.seen, code_of(setting.training), setting.cluster.gpu.family)
     return tuple(
         one
         for one in MECHANISMS
@@ -141,7 +142,7 @@ def widening(batch: LayoutBatch, setting: Setting, calibration: Calibration) -> 
     1 where runs of this trainer on this GPU family used every mechanism of the layout, WIDER where
     one of them is not `calibrated`.
     """
-    stands = _stands(calibration.seen, setting.training.trainer, setting.cluster.gpu.family)
+    stands = _stands(calibration.seen, code_of(setting.training), setting.cluster.gpu.family)
     unsure = np.zeros(len(batch), dtype=np.bool_)
     for mechanism in MECHANISMS:
         if stands[mechanism.name] != "calibrated" and not unsure.all():

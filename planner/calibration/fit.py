@@ -48,7 +48,7 @@ from planner.cost.price import Pricer
 from planner.cost.refine import refine
 from planner.specs.job import Job
 from planner.specs.measurement import ADDED_LATER
-from planner.trainers.registry import TRAINERS
+from planner.trainers.registry import TRAINERS, code_of
 
 STEP = 0.03
 # A round that gains less log likelihood than ENOUGH ends the fit. HALVINGS: of a step that does not
@@ -106,7 +106,7 @@ class Data:
         ]
         stacks = tuple(
             stack_name(
-                job.training.trainer,
+                code_of(job.training),
                 job.cluster.gpu.name,
                 "" if own else str(job.labels.get("group", row)),
             )
@@ -146,7 +146,7 @@ class Data:
         places = {int(row): group.job for group in self.groups for row in group.rows}
         jobs = [places[row] for row in range(len(self.log_seconds))]
         return Names(
-            trainers=tuple(job.training.trainer for job in jobs),
+            trainers=tuple(code_of(job.training) for job in jobs),
             families=tuple(job.cluster.gpu.family for job in jobs),
             stacks=self.stacks,
             units=self.units,
@@ -560,7 +560,7 @@ def _at(start: Calibration, unknowns: Unknowns, shifts: FloatColumn) -> Calibrat
 
 
 def _pricer(job: Job, shifts: FloatColumn) -> Pricer:
-    trainer, gpu = job.training.trainer, job.cluster.gpu
+    trainer, gpu = code_of(job.training), job.cluster.gpu
     return Pricer.build(
         job.model,
         job.cluster,
@@ -603,4 +603,4 @@ def by_key(names: Names, unknowns: Unknowns, gradient: FloatColumn) -> FloatColu
 
 
 def _scopes_of(job: Job) -> tuple[str, str]:
-    return job.training.trainer, job.cluster.gpu.family
+    return code_of(job.training), job.cluster.gpu.family

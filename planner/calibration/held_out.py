@@ -18,6 +18,7 @@ from planner.calibration.outcome import OwnRuns
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.machine.knobs import Calibration
 from planner.cost.price import Pricer
+from planner.trainers.registry import code_of
 
 OWN_RUNS = (1, 3, 4)
 MOST_CHOICES = 30  # of own runs within a unit that are tried
@@ -80,7 +81,7 @@ class Fitted:
         of its units is left out after the other; where that has one unit only, one of its models.
         """
         labels = np.array([row.label(by) for row in self.rows])
-        trainers = np.array([row.job.training.trainer for row in self.rows])
+        trainers = np.array([code_of(row.job.training) for row in self.rows])
         units = np.array(self.data.units)
         models = np.array([row.job.model.name for row in self.rows])
         found = []
@@ -176,7 +177,7 @@ class Fitted:
 
     def _setting(self, place: int) -> tuple[str, str]:
         job = self.rows[place].job
-        return job.training.trainer, job.cluster.gpu.family
+        return code_of(job.training), job.cluster.gpu.family
 
     def _gpu_sd(self, fold: BoolColumn) -> FloatColumn:
         """`kernel_doubt.unmeasured_gpu_sd` of the fold's rows where the others were seen, (N,)."""

@@ -28,6 +28,7 @@ from planner.cost.machine.profile import Profile
 from planner.cost.machine.stacks import stack_name, unit_names
 from planner.cost.price import Pricer, Prices
 from planner.specs.cluster import ClusterSpec
+from planner.trainers.registry import code_of
 
 JITTER = 1e-9  # on the diagonal of a covariance that one's own runs may have left without variance
 MOSTLY_HIDDEN = 0.5  # of the compute; no published run hides as much
@@ -77,7 +78,7 @@ def time_spread(pricer: Pricer, batch: LayoutBatch, prices: Prices) -> TimeSprea
     one's own runs have tied to it. A layout's own error is wider where it uses what was not
     measured (`basis.widening`).
     """
-    trainer, gpu, calibration = pricer.training.trainer, pricer.cluster.gpu, pricer.calibration
+    trainer, gpu, calibration = code_of(pricer.training), pricer.cluster.gpu, pricer.calibration
     directions, rest = calibration.directions(trainer, gpu.family)
     stack = stack_name(trainer, gpu.name)
     names = unit_names(stack, pricer.model)
@@ -129,14 +130,14 @@ def moved_pricers(pricer: Pricer) -> Iterator[Pricer]:
 
     The directions are those of its calibration's posterior.
     """
-    trainer, gpu, calibration = pricer.training.trainer, pricer.cluster.gpu, pricer.calibration
+    trainer, gpu, calibration = code_of(pricer.training), pricer.cluster.gpu, pricer.calibration
     centre = calibration.shift(trainer, gpu.family)
     for index, direction in enumerate(calibration.directions(trainer, gpu.family)[0]):
         yield pricer.variant(("moved", index), partial(_moved, pricer, centre + direction))
 
 
 def _moved(pricer: Pricer, knobs: FloatColumn) -> Pricer:
-    trainer, gpu = pricer.training.trainer, pricer.cluster.gpu
+    trainer, gpu = code_of(pricer.training), pricer.cluster.gpu
     return Pricer.build(
         pricer.model,
         pricer.cluster,

@@ -19,6 +19,7 @@ from planner.cost.network.collectives import collective_seconds, send_seconds
 from planner.cost.price import Pricer
 from planner.precision import PRECISIONS
 from planner.specs.training import Optimizer
+from planner.trainers.registry import code_of
 
 _ATTENTION = ("batch", "head_dim", "heads", "kv_heads", "seq", "v_head_dim", "window")
 SIZES: dict[str, tuple[str, ...]] = {  # of each kind, sorted
@@ -177,7 +178,7 @@ def alone(pricer: Pricer, shifts: FloatColumn | None = None) -> Pricer:
     neighbours in a step (the profile's `compute`, `low_precision` and `attention`). Networks are as
     fast as their curves, times how far shifts move them.
     """
-    trainer, gpu = pricer.training.trainer, pricer.cluster.gpu
+    trainer, gpu = code_of(pricer.training), pricer.cluster.gpu
     centre = pricer.calibration.shift(trainer, gpu.family)
     here = profile_at(trainer, centre)
     moved = here if shifts is None else profile_at(trainer, shifts)
@@ -312,7 +313,7 @@ def timing_fingerprint(gpu: str, timing: KernelTiming) -> str:
 
 def alone_gradient(pricer: Pricer, shapes: Sequence[KernelShape]) -> FloatColumn:
     """Derivative of log seconds in isolation by each knob, (S, K), by forward differences."""
-    centre = pricer.calibration.shift(pricer.training.trainer, pricer.cluster.gpu.family)
+    centre = pricer.calibration.shift(code_of(pricer.training), pricer.cluster.gpu.family)
     base = shape_seconds(alone(pricer), shapes)
     gradient = np.zeros((len(shapes), len(KNOBS)))
     for index, knob in enumerate(KNOBS):

@@ -44,7 +44,7 @@ TOKENS = (8192, 32768, 131072, 524288)
 SHORT, FAR_EXPERTS = 4096, 4
 CUT = 8192  # tokens a rank below which a sequence is cut for room alone, not for its length
 LONG = 16  # ranks of a pipeline, beyond what anybody runs by default; judgement
-AC_POINTS = {"selective-layer": 1, "memory-budget": 2, "block": 1, "uniform": 1}
+AC_POINTS = {"selective-layer": 1, "memory-budget": 2, "block": 1, "uniform": 1, "modules": 1}
 AC_WORDS = {
     "none": "no recomputation",
     "full": "full recomputation",
@@ -54,6 +54,7 @@ AC_WORDS = {
     "memory-budget": "memory-budget recomputation",
     "block": "recomputation of a part of each stage's layers",
     "uniform": "recomputation of several layers at once",
+    "modules": "recomputation of parts of a layer",
 }
 PRECISION_POINTS = {"bf16": 0, "fp16": 0, "mxfp8": 2, "nvfp4": 2}  # else 1: float8
 DISPATCHER_POINTS = {"deepep": 1, "hybridep": 1}  # a library of its own to build

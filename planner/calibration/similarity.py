@@ -23,6 +23,7 @@ REDONE = {
     "selective-attention": 0.1,
     "block": 0.5,  # of how many layers N are, the columns do not say
     "uniform": 1.0,
+    "modules": 0.3,  # most sets hold experts or norms; the bits do not say what they weigh
 }
 
 

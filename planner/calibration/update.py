@@ -33,6 +33,7 @@ from planner.cost.machine.knobs import PLACE, Calibration
 from planner.cost.price import Pricer
 from planner.specs.job import Job
 from planner.specs.measurement import TEACHING, Measurement
+from planner.trainers.registry import code_of
 
 ID_DIGITS = 10
 
@@ -173,7 +174,7 @@ def _by_machine(runs: Sequence[KernelRun]) -> list[tuple[Job, dict[KernelShape, 
 
 
 def _scopes(job: Job) -> tuple[str, str]:
-    return job.training.trainer, job.cluster.gpu.family
+    return code_of(job.training), job.cluster.gpu.family
 
 
 def teaches(measurement: Measurement) -> bool:

@@ -31,7 +31,7 @@ from planner.cost.prepared_job import PreparedJob
 from planner.precision import column
 from planner.rules import cuda_graphs
 from planner.work.axes import ULYSSES
-from planner.work.checkpointing import BLOCK, FULL, MEMORY_BUDGET, NONE
+from planner.work.checkpointing import BLOCK, FULL, MEMORY_BUDGET, MODULES, NONE
 from planner.work.experts import EXPERT_FIELDS
 
 STAGE_COUNTS = ("pp", "virtual_stages")  # a unit asks only whether there are several
@@ -125,7 +125,7 @@ def _work_at(job: PreparedJob, rows: LayoutBatch) -> tuple[UnitWork, Savings | N
     saves = bool(len(budgeted))
     found: Savings | None = None
     if job.remembers:
-        hashes = deduplicated.hashes([getattr(rows, name) for name in _without_mode(job)])
+        hashes = deduplicated.hashes([getattr(rows, name) for name in _without_mode(job, rows)])
         work_at = job.known.rows.work.at(hashes, work)
         if saves:
             found = job.known.rows.savings.at(_savings_hashes(job, rows, budgeted), what_is_saved)
@@ -150,7 +150,8 @@ def shared(job: PreparedJob, rows: LayoutBatch) -> SharedWork | None:
     if not job.model.is_moe or cuda_graphs.by_layout(job.rules_context):
         return None
     values, _ = _key(job)
-    names = [name for name in values if name not in (*EXPERT_FIELDS, *layers.MODE)]
+    apart = EXPERT_FIELDS if _by_module(rows) else (*EXPERT_FIELDS, *layers.MODE)
+    names = [name for name in values if name not in apart]
 
     def price(missing: IntColumn) -> list[SharedWork]:
         return [SharedWork.of(job.context(rows.take(missing)), job.model)]
@@ -161,22 +162,28 @@ def shared(job: PreparedJob, rows: LayoutBatch) -> SharedWork | None:
     return job.known.rows.shared.at(hashes, price)
 
 
-def _without_mode(job: PreparedJob) -> tuple[str, ...]:
+def _without_mode(job: PreparedJob, rows: LayoutBatch) -> tuple[str, ...]:
     """The columns of `_key` that the work of a unit depends on before checkpointing is chosen.
 
-    What of a step runs under another microbatch's compute, or in a graph, can depend on it.
+    What of a step runs under another microbatch's compute, or in a graph, can depend on it; and
+    the sums over recomputed modules on which they are.
     """
     values, several = _key(job)
-    if job.training.overlap.ep or "ac_kind" in graph_columns(job):
+    if _by_module(rows) or job.training.overlap.ep or "ac_kind" in graph_columns(job):
         return values + several
     return tuple(name for name in values + several if name not in layers.MODE)
+
+
+def _by_module(rows: LayoutBatch) -> bool:
+    """Whether any of the rows recomputes modules of its own choice."""
+    return bool((rows.ac_kind == MODULES).any())
 
 
 def _savings_hashes(job: PreparedJob, rows: LayoutBatch, budgeted: IntColumn) -> NDArray[np.uint64]:
     """Hashes of all that the savings of some rows depend on."""
     columns = [
         getattr(rows, name)
-        for name in _without_mode(job)
+        for name in _without_mode(job, rows)
         if name not in TRAVEL_FIELDS or name in graph_columns(job)
     ]
     columns.append(rows.cp_method == ULYSSES)

@@ -116,24 +116,23 @@ class Pricer(PreparedJob):
         if training_release(training).named.launches_block:  # no kernel runs beside another
             training = training.model_copy(update={"overlap": NO_OVERLAP})
         calibration = calibration or shipped_calibration()
-        trainer, gpu = training.trainer, cluster.gpu
+        rules, gpu = TRAINERS[training.trainer], cluster.gpu
+        trainer = rules.code_name
         profile = profile or calibration.profile(trainer, gpu.family)
         kernels = kernels or kernels_at(gpu, calibration.shift(trainer, gpu.family))
-        attention = TRAINERS[trainer].fused_attention(training, gpu, mla=model.uses_mla)
+        attention = rules.fused_attention(training, gpu, mla=model.uses_mla)
         stack = stack_name(trainer, gpu.name)
         units = unit_names(stack, model)
         return cls(
             model=model,
             cluster=cluster,
             training=training,
-            rules=TRAINERS[trainer].at(training_release(training)),
+            rules=rules.at(training_release(training)),
             calibration=calibration,
             profile=profile,
-            device=Device.build(
-                cluster, kernels, profile, attention[0], tf32=TRAINERS[trainer].tf32
-            ),
+            device=Device.build(cluster, kernels, profile, attention[0], tf32=rules.tf32),
             fabric=Fabric.build(cluster, profile.intra_node, profile.inter_node),
-            recipes=TRAINERS[training.trainer].recipes(training.trainer_version),
+            recipes=rules.recipes(training.trainer_version),
             own_factor=np.exp(calibration.offsets(trainer, gpu.family, stack, units).mean),
         )
 

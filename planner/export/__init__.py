@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from planner.specs.model import ModelSpec
     from planner.specs.training import TrainingSpec
 
-FORMATS = ("torchtitan", "megatron", "accelerate")
+FORMATS = ("torchtitan", "megatron", "megatron-bridge", "accelerate")
 
 
 def export(
@@ -51,12 +51,18 @@ def exports(
     from planner.columns import LayoutBatch
     from planner.export.accelerate import export as to_accelerate
     from planner.export.megatron import export as to_megatron
+    from planner.export.megatron_bridge import export as to_bridge
     from planner.export.torchtitan import export as to_torchtitan
     from planner.rules import Context, violations_of
     from planner.rules.support import obstacles
     from planner.trainers.registry import version_under
 
-    writers = {"torchtitan": to_torchtitan, "megatron": to_megatron, "accelerate": to_accelerate}
+    writers = {
+        "torchtitan": to_torchtitan,
+        "megatron": to_megatron,
+        "megatron-bridge": to_bridge,
+        "accelerate": to_accelerate,
+    }
     if to not in writers:
         raise UnknownNameError("format", to, FORMATS, "export format")
     runs = "fsdp" if to == "accelerate" else to  # whose rules hold

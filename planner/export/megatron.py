@@ -7,6 +7,7 @@ Sources: Megatron-LM core 0.14 to 0.18 megatron/training/arguments.py;
     sail-sg/zero-bubble-pipeline-parallelism, README.
 """
 
+from planner.cost.layer.trainer_kernels import fuses_cross_entropy
 from planner.cost.pipeline.stages import stage_layers
 from planner.export.base import Draft, Export, overlay_gaps, safe_name, train_steps
 from planner.export.commands import Launch, read_flags
@@ -16,11 +17,11 @@ from planner.export.megatron_read import FP8_RECIPES, SHARDING, plain_names, rea
 from planner.precision import PRECISIONS
 from planner.schedules.depth_first import microbatches_per_round
 from planner.specs.cluster import ClusterSpec
-from planner.specs.layout import Layout, parse_ac
+from planner.specs.layout import Layout, modules_of, parse_ac
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
 from planner.trainers.megatron import CP_TYPES
-from planner.trainers.registry import release_of, version_under
+from planner.trainers.registry import TRAINERS, release_of, version_under
 from planner.trainers.release import Release
 from planner.units import counted
 
@@ -281,8 +282,9 @@ def _recompute(draft: Draft) -> list[str]:
             "--recompute-num-layers",
             "1",
         ]
-    if kind == "selective-attention":
-        return ["--recompute-granularity", "selective", "--recompute-modules", "core_attn"]
+    if kind in ("selective-attention", "modules"):
+        modules = modules_of(number) or ("core_attn",)
+        return ["--recompute-granularity", "selective", "--recompute-modules", *modules]
     if kind in ("block", "uniform"):
         return [
             "--recompute-granularity",
@@ -293,7 +295,7 @@ def _recompute(draft: Draft) -> list[str]:
             str(int(number)),
         ]
     if kind != "none":
-        remedy = "use none, full, selective-attention, block-N or uniform-N"
+        remedy = "use none, full, selective-attention, block-N, uniform-N or modules-A+B"
         draft.gap("ac", layout.ac, "is not in Megatron-LM", remedy)
     return []
 
@@ -417,6 +419,8 @@ def _training(draft: Draft) -> list[str]:
             "is not in Megatron-LM, or not priced there",
             "use adamw or sgd",
         )
+    if fuses_cross_entropy(training, TRAINERS[training.trainer]):
+        arguments += ["--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl", "te"]
     if not training.overlap.pp and layout.pp > 1:
         arguments.append("--no-overlap-p2p-communication")
     if training.vocab_parallel_loss is False and layout.tp > 1:

@@ -135,7 +135,7 @@ def dispatcher_arguments(draft: Draft, release: Release) -> list[str]:
             draft.inert("moe_dispatcher", "means nothing without experts")
         return []
     name, able = draft.layout.moe_dispatcher, MEGATRON.at(release).moe_dispatchers
-    arguments = ["--moe-token-dispatcher-type", name]
+    arguments = ["--moe-token-dispatcher-type", name if name in able else "alltoall"]
     if name in able and name in FLEXIBLE:
         arguments = ["--moe-token-dispatcher-type", "flex"] + (
             ["--moe-enable-deepep"]

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from planner.errors import Fault, SpecError
 from planner.precision import PRECISIONS
+from planner.specs.layout import RECOMPUTE_MODULES
 from planner.trainers.megatron import CP_TYPES
 
 Words = Mapping[str, Sequence[str]]
@@ -215,11 +216,13 @@ def _recompute(words: Words, num_layers: int) -> dict[str, object]:
     granularity = word(words, "recompute_granularity") or (
         "selective" if "recompute_activations" in words else None
     )
-    if granularity is None:
+    alone = "moe_layer_recompute" in words  # deprecated: sets the granularity to selective
+    if granularity is None and not alone:
         return {"ac": "none"}
-    if granularity == "selective":
-        modules = words.get("recompute_modules", ("core_attn",))
-        return {"ac": "selective-attention" if "core_attn" in modules else "none"}
+    if granularity != "full":
+        given = (*words.get("recompute_modules", ("core_attn",)), *["moe"] * alone)
+        modules = [name for name in RECOMPUTE_MODULES if name in given]
+        return {"ac": f"modules-{'+'.join(modules)}" if modules else "none"}
     stages = whole(words, "pipeline_model_parallel_size", 1) * max(
         1, whole(words, "num_virtual_stages_per_pipeline_rank", 1)
     )

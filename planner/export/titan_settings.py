@@ -281,7 +281,7 @@ def _only_03(draft: Draft) -> Settings:
             "leave it out",
             blocking=False,
         )
-    if parse_ac(layout.ac)[0] in ("selective-layer", "selective-attention", "block", "uniform"):
+    if parse_ac(layout.ac)[0] not in ("none", "full", "selective-op", "memory-budget"):
         draft.gap(
             "ac",
             layout.ac,

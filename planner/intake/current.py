@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from planner.errors import Fault, PlannerError, SpecError
 from planner.intake.machines import read_cluster
 from planner.intake.models import read_model
-from planner.intake.trainer_files import megatron, megatron_log, titan_command
+from planner.intake.trainer_files import bridge, megatron, megatron_log, titan_command
 from planner.intake.trainer_files.statement import LABELS, Run, Stated, StatedModel
 from planner.intake.trainer_files.titan_registry import is_registry
 from planner.intake.trainer_files.torchtitan import StatedTitan, check_keys, read_toml
 from planner.specs.current import CurrentFormat, CurrentSpec
 from planner.specs.model import ModelSpec
 from planner.specs.validation import build
+from planner.trainers.registry import trainer_name
 
 _TITAN_FLAG = re.compile(
     r"--(?:training|parallelism|activation_checkpoint|job|compile|model)\.\w"
@@ -24,10 +25,7 @@ _MEGATRON_FLAG = re.compile(
     r"--(?:tensor-model-parallel-size|pipeline-model-parallel-size"
     r"|micro-batch-size|num-attention-heads)\b"
 )
-# Hydra overrides of NeMo 1's megatron_*_pretraining.py
-_NEMO = re.compile(
-    r"\bmodel\.(?:tensor|pipeline)_model_parallel_size=|megatron_\w+_pretraining\.py"
-)
+_NEMO = re.compile(r"megatron_\w+_pretraining\.py")  # of NeMo 1, with Hydra overrides
 _LOG = re.compile(r"\[titan\] \d{4}-|\bstep:\s*\d+\s+loss:")
 TABLES = frozenset(
     {
@@ -86,10 +84,12 @@ def format_of(text: str, name: str) -> CurrentFormat | None:
     if _NEMO.search(text):
         rule = "is a command of NeMo with Hydra overrides, which is not read"
         remedy = (
-            "write a job with model, cluster, training {trainer: megatron, trainer_version: NeMo "
-            "...} and layout, or give Megatron-LM's arguments"
+            "write a job with model, cluster, training {trainer: nemo, trainer_version: NeMo "
+            "...} and layout, or give overrides of Megatron-Bridge"
         )
         raise SpecError(Fault("current", name, rule, remedy))
+    if bridge.COMMAND.search(text):
+        return "megatron-bridge"
     return "torchtitan-command" if _TITAN_FLAG.search(text) else None
 
 
@@ -123,6 +123,8 @@ def read(spec: CurrentSpec, release: str | None = None) -> Stated:
         return megatron.say(spec, release)
     if kind == "megatron-log":
         return megatron.say_log(spec)
+    if kind == "megatron-bridge":
+        return bridge.say(spec)
     remedy = (
         "give a TorchTitan TOML or command, a Megatron argument script, a log of either, or a "
         "layout in JSON"
@@ -168,7 +170,7 @@ def complete(values: Mapping[str, object]) -> dict[str, object]:
     run = stated.run(model, _num_gpus(stated, job["cluster"]))
     asked = values.get("training")
     given = asked.get("trainer") if isinstance(asked, Mapping) else None
-    if given not in (None, stated.trainer):
+    if isinstance(given, str) and trainer_name(given) != stated.trainer:
         remedy = "leave the trainer out, or compare with a layout in JSON"
         raise SpecError(
             Fault(

@@ -15,7 +15,7 @@ from planner.specs.job import KEYS, LABELS, Job, ProbeSpec, SearchSpec
 from planner.specs.model import ModelSpec
 from planner.specs.training import TrainingSpec
 from planner.specs.validation import build, closest
-from planner.trainers.registry import TRAINERS, resolve_layout
+from planner.trainers.registry import TRAINERS, resolve_layout, trainer_name
 from planner.trainers.release import torch_release
 
 MOST_PARTS = 256  # distinct models, clusters and trainings that a reader remembers
@@ -85,11 +85,14 @@ class JobReader:
                 faults.extend(error.faults)
         if faults or model is None or cluster is None or training is None:
             raise SpecError(faults)
+        # "8k" as a number, an alias as the trainer's name
+        plain = {"seq_len": training.seq_len, "trainer": training.trainer}
+        asked = values["training"]
         request = {
             **values,
             "model": named,
             "cluster": machine,
-            "training": {**values["training"], "seq_len": training.seq_len},  # "8k" as a number
+            "training": {**asked, **{key: one for key, one in plain.items() if key in asked}},
         }
         return Job.model_construct(  # every part has been checked
             id=values.get("id"),
@@ -170,6 +173,8 @@ def _current(values: object) -> CurrentSpec:
 
 def read_training(values: object, field: str = "training") -> TrainingSpec:
     """The `training` part, checked against known trainers. Raises SpecError with every fault."""
+    if isinstance(values, Mapping) and isinstance(values.get("trainer"), str):
+        values = {**values, "trainer": trainer_name(values["trainer"])}
     faults = list(_unknown_software(values, field)) if isinstance(values, Mapping) else []
     try:
         training = build(TrainingSpec, values, field)

@@ -150,6 +150,9 @@ def _faults(c: Context) -> Iterable[tuple[str, object, str, str]]:
     if c.training.chunked_loss and not trainer.chunks_loss:
         rule = f"{name} computes its loss from whole logits"
         yield "training.chunked_loss", True, rule, "leave chunked_loss out"
+    if c.training.fused_cross_entropy and not trainer.fuses_cross_entropy:
+        rule = f"{name} has no loss whose gradient overwrites its logits"
+        yield "training.fused_cross_entropy", True, rule, "leave fused_cross_entropy out"
     graphs = c.training.cuda_graphs
     if graphs is not None and graphs not in trainer.cuda_graphs:
         rule = f"{name} has no CUDA graphs of this kind"

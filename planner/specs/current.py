@@ -10,6 +10,7 @@ CurrentFormat = Literal[
     "torchtitan-python",
     "megatron-arguments",
     "megatron-log",
+    "megatron-bridge",
     "torchtitan-log",
     "configuration",
     "layout",

@@ -32,7 +32,19 @@ AC_KINDS = (
     "memory-budget",
     "block",
     "uniform",
+    "modules",
 )
+# Megatron-LM's --recompute-modules; a set of them is stored as a number, its n-th bit for the n-th
+RECOMPUTE_MODULES = (
+    "core_attn",
+    "mlp",
+    "layernorm",
+    "moe_act",
+    "moe",
+    "mla_up_proj",
+    "shared_experts",
+)
+CORE_ATTN_BIT = 1 << RECOMPUTE_MODULES.index("core_attn")
 COUNTED_AC = {"selective-layer": 1, "block": 1, "uniform": 2}  # the least N of each
 DTYPES = ("bfloat16", "float32")
 
@@ -69,9 +81,11 @@ def parse_ac(text: str) -> tuple[str, float]:
     """(kind, number) of an activation checkpointing mode.
 
     ("selective-layer", 2) for "selective-layer-2", ("memory-budget", 0.5) for "memory-budget-0.5",
-    ("block", 4) for "block-4", and (kind, 0) for the rest. Raises ValueError "rule; remedy" for
-    anything else.
+    ("block", 4) for "block-4", ("modules", bits) for "modules-A+B", and (kind, 0) for the rest;
+    "modules-core_attn" is selective-attention. Raises ValueError "rule; remedy" for anything else.
     """
+    if text.startswith("modules-"):
+        return _modules(text.removeprefix("modules-").split("+"))
     if text in ("none", "full", "selective-op", "selective-attention"):
         return text, 0.0
     kind, _, number = text.rpartition("-")
@@ -85,13 +99,31 @@ def parse_ac(text: str) -> tuple[str, float]:
         return kind, value
     known = (
         "none, full, selective-op, selective-layer-N (N >= 1), selective-attention, "
-        "memory-budget-X (X from 0 to 1), block-N (N >= 1) or uniform-N (N >= 2)"
+        "memory-budget-X (X from 0 to 1), block-N (N >= 1), uniform-N (N >= 2) or modules-A+B (of "
+        f"{', '.join(RECOMPUTE_MODULES)})"
     )
     raise ValueError(f"is no activation checkpointing mode; use {known}")
 
 
+def _modules(names: Sequence[str]) -> tuple[str, float]:
+    """(kind, number) of a set of modules. Raises ValueError "rule; remedy" for an unknown name."""
+    unknown = [name for name in names if name not in RECOMPUTE_MODULES]
+    if unknown:
+        rule = f"names {unknown[0]!r}, which is no module that Megatron-LM recomputes"
+        raise ValueError(f"{rule}; {closest(unknown[0], RECOMPUTE_MODULES)}")
+    bits = sum(1 << RECOMPUTE_MODULES.index(name) for name in set(names))
+    return ("selective-attention", 0.0) if bits == CORE_ATTN_BIT else ("modules", float(bits))
+
+
+def modules_of(number: float) -> tuple[str, ...]:
+    """Names of the modules that a stored number stands for, in the order of RECOMPUTE_MODULES."""
+    return tuple(name for bit, name in enumerate(RECOMPUTE_MODULES) if int(number) >> bit & 1)
+
+
 def format_ac(kind: str, number: float) -> str:
     """The mode's one spelling, inverse of `parse_ac`; memory budgets have four decimals."""
+    if kind == "modules":
+        return f"modules-{'+'.join(modules_of(number))}"
     if kind in COUNTED_AC:
         return f"{kind}-{int(number)}"
     if kind == "memory-budget":
@@ -124,7 +156,8 @@ class Layout(BaseModel):
     layers_per_stage: layers of each stage; null: the trainer's own split.
     micro_batch_size: sequences of a microbatch on one data-parallel rank.
     ac: activation checkpointing: none, full, selective-op, selective-layer-N (every Nth layer),
-        selective-attention, memory-budget-X (X from 0 to 1), block-N or uniform-N (Megatron-LM's).
+        selective-attention, memory-budget-X (X from 0 to 1), block-N, uniform-N or modules-A+B
+        (Megatron-LM's).
     precision: the recipe of matrix products: operands, scales, and which layers.
     float8_all_gather: FSDP gathers weights in float8; float8-tensorwise only.
     param_dtype: parameters as computed with.

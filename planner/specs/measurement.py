@@ -19,6 +19,7 @@ from planner.specs.network import NETWORK_FIELDS
 ADDED_LATER: Mapping[str, object] = {
     "cuda_graphs": None,
     "chunked_loss": None,
+    "fused_cross_entropy": None,
     "moe_dispatcher": "alltoall",
     "optimizer_offload_fraction": 1.0,
     "activation_offload_layers": 0,

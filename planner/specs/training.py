@@ -66,7 +66,7 @@ class TrainingSpec(BaseModel):
     seq_len: tokens; "8k" is 8,192 and "1M" 1,048,576.
     global_batch_size: sequences per step.
     trainer: the software whose rules, defaults and efficiency apply: torchtitan, megatron,
-        megatron-deepspeed, fsdp or internevo.
+        megatron-bridge, megatron-deepspeed, fsdp or internevo.
     trainer_version: its release, a date or a commit; an unknown number counts as the newest before.
     torch_version: the release of torch.
     attention_kernel: `flash` is the generation that the trainer's release brings.
@@ -74,6 +74,8 @@ class TrainingSpec(BaseModel):
         does by itself.
     chunked_loss: the loss runs on chunks of the tokens, so that whole logits never exist; None: as
         the trainer's release does.
+    fused_cross_entropy: the gradient of the loss overwrites its 16-bit logits (Transformer Engine's
+        kernel); None: as the trainer does.
     optimizer: what states it keeps; `adamw-bf16-states` keeps both moments in 16 bits.
     max_grad_norm: norm that gradients are clipped to; null: no clipping.
     total_tokens: tokens of the whole run, for time and cost ("15T" works too).
@@ -96,6 +98,7 @@ class TrainingSpec(BaseModel):
     attention_kernel: AttentionKernel = "flash"
     cuda_graphs: CudaGraphs | None = None
     chunked_loss: Annotated[bool, Field(strict=True)] | None = None
+    fused_cross_entropy: Annotated[bool, Field(strict=True)] | None = None
     optimizer: Optimizer = "adamw"
     max_grad_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = 1.0
     total_tokens: (

@@ -27,6 +27,7 @@ from planner.cost.price import Pricer
 from planner.search.fit import OOM_LIMIT
 from planner.study.candidates import Candidates
 from planner.study.fidelity import KernelEffect, MicroProbe, ObservedEffect
+from planner.trainers.registry import code_of
 
 LOOKED_AT = 32  # candidates whose kernels are worth timing: the fastest expected; judgement
 BUDGET_GPU_SECONDS = 20.0  # of timed kernels in one launch; judgement
@@ -63,7 +64,7 @@ class StudyKernels:
         batch = candidates.batch.take(rows if len(rows) else np.arange(1))
         used = {use.shape: use for use in uses(pricer, batch) if use.seconds > 0}
         shapes = list(used)
-        calibration, trainer, gpu = pricer.calibration, pricer.training.trainer, pricer.cluster.gpu
+        calibration, trainer, gpu = pricer.calibration, code_of(pricer.training), pricer.cluster.gpu
         return cls(
             used=used,
             alone=dict(zip(shapes, shape_seconds(alone(pricer), shapes).tolist(), strict=True)),

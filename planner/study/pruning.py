@@ -51,10 +51,11 @@ KEPT = {
     "selective-layer": 1,
     "selective-attention": 1,
     "block": 1,
+    "modules": 1,
     "none": 2,
 }
 FEWER_KEEPS_MORE = [AC_KINDS.index(kind) for kind in ("block",)]  # a larger N recomputes more
-NOT_COMPARED = AC_KINDS.index("uniform")
+NOT_COMPARED = [AC_KINDS.index(kind) for kind in ("uniform", "modules")]  # by their numbers
 WIDE = DTYPES.index("float32")
 GPIPE, ONE_F_ONE_B = SCHEDULES.names.index("GPipe"), SCHEDULES.names.index("1F1B")
 
@@ -149,7 +150,7 @@ def _checkpointing(batch: LayoutBatch, row: int, direction: int) -> BoolColumn:
     """Same kind with at least its N or budget; or a kind that saves more."""
     sign = np.where(np.isin(batch.ac_kind, FEWER_KEEPS_MORE), -direction, direction)
     more = np.where(
-        batch.ac_kind == NOT_COMPARED,
+        np.isin(batch.ac_kind, NOT_COMPARED),
         batch.ac_value == batch.ac_value[row],
         sign * (batch.ac_value - batch.ac_value[row]) >= 0,
     )

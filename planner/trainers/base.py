@@ -39,7 +39,10 @@ class TrainerRules:
     """One trainer. Sets hold the values of a layout's field that it can run.
 
     Who it is:
-    name: in `training.trainer`.
+    name, aliases: in `training.trainer`.
+    code: name of the trainer whose code it runs with defaults of its own, so that its rules,
+        releases and measurements hold; "" where the code is its own.
+    ships: its own releases, each with the one of `code` that it rests on.
     title: as people write it.
     vendors: whose GPUs it runs on, each with the fork that it takes ("" for the trainer itself).
     history, default_release: its releases, oldest first, and the one taken where none is named;
@@ -56,8 +59,8 @@ class TrainerRules:
 
     What it assumes where a layout leaves a field unset:
     zero_stage, zero_stage_under_pp, ac, layout_defaults.
-    vocab_parallel_loss, expandable_segments, chunked_loss: default of the training field of that
-        name.
+    vocab_parallel_loss, expandable_segments, chunked_loss, fused_cross_entropy: default of the
+        training field of that name.
     default_cuda_graphs: what a release captures by itself, where it can (`rules.cuda_graphs`).
 
     What it runs and refuses:
@@ -69,7 +72,7 @@ class TrainerRules:
     captures_routing: graphs of layers hold the routers, and not only what comes before them.
     compiles: torch.compile of the blocks.
     always_compiles: it has no other way.
-    chunks_loss: it can compute the loss in chunks.
+    chunks_loss, fuses_cross_entropy: it can compute the loss in chunks, or in place.
     steps_in_backward: it offers optimizer-in-backward.
     offloads_activations: it can keep the activations of some layers on the host.
     offloads_partly: CPU offload can leave a share of the optimizer's states on the device.
@@ -151,6 +154,9 @@ class TrainerRules:
 
     name: str
     title: str
+    aliases: tuple[str, ...] = ()
+    code: str = ""
+    ships: Mapping[str, str] = field(default_factory=dict)
     vendors: Mapping[str, str]
     history: tuple[Known, ...] = ()
     default_release: str = ""
@@ -168,6 +174,7 @@ class TrainerRules:
     vocab_parallel_loss: bool
     expandable_segments: bool
     chunked_loss: bool = False
+    fused_cross_entropy: bool = False
     zero_stages: frozenset[int]
     precisions: frozenset[str]
     ac_kinds: frozenset[str]
@@ -181,6 +188,7 @@ class TrainerRules:
     compiles: bool = False
     always_compiles: bool = False
     chunks_loss: bool = False
+    fuses_cross_entropy: bool = False
     steps_in_backward: bool = False
     offloads_partly: bool = False
     offloads_activations: bool = False
@@ -227,6 +235,11 @@ class TrainerRules:
     source: str
 
     @property
+    def code_name(self) -> str:
+        """The trainer whose code it runs."""
+        return self.code or self.name
+
+    @property
     def runtime(self) -> Runtime:
         """Whose pipeline runtime it uses."""
         return self.framework.runtime
@@ -249,6 +262,8 @@ class TrainerRules:
 
     def release(self, text: str | None) -> Release:
         """The release whose rules hold where a job names this one."""
+        number = named(text).number
+        text = self.ships.get(f"{number.major}.{number.minor}", text) if number else text
         return release_in(self.name, self.history, self.default_release, text)
 
     def at(self, release: Release) -> "TrainerRules":

@@ -77,7 +77,7 @@ FSDP = replace(
             "mxfp8",
         }
     ),
-    ac_kinds=frozenset(AC_KINDS) - {"uniform"},
+    ac_kinds=frozenset(AC_KINDS) - {"uniform", "modules"},
     cp_methods=frozenset({"allgather", "alltoall", "ulysses"}),
     seq_divisor_always=False,
     # torch's parallelize_module cuts experts over the mesh that cuts the rest, or not at all

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from planner.trainers.attention import FLASH_ATTN
 from planner.trainers.base import COMMON, lacks_nothing
-from planner.trainers.megatron import MEGATRON
+from planner.trainers.megatron import AC_KINDS, MEGATRON
 from planner.trainers.tp_overlap import DEFERRED
 
 INTERNEVO = replace(
@@ -21,6 +21,8 @@ INTERNEVO = replace(
     optimizers=(),
     layout_defaults={**COMMON, "reduce_dtype": "bfloat16"},
     precisions=frozenset({"bf16", "fp16"}),  # its fp8 was never merged (pull request 369)
+    ac_kinds=AC_KINDS,
+    fuses_cross_entropy=False,
     replicates_kv_heads=False,
     sp_with_experts=False,
     # internlm/core/parallel/comm/zero.py; partition_uniform of its pipeline

@@ -18,6 +18,7 @@ from planner.trainers.tp_overlap import DEFERRED, TpOverlap
 NATIVE = "NeMo"
 CP_TYPES = {"allgather": "all_gather", "alltoall": "p2p", "ulysses": "a2a"}  # --cp-comm-type
 _DISPATCHERS = frozenset({"alltoall", "allgather"})
+AC_KINDS = frozenset({"none", "full", "selective-attention", "block", "uniform"})
 PRECISIONS = frozenset(
     {"bf16", "fp16", "float8-tensorwise", "float8-delayed", "float8-blockwise", "mxfp8", "nvfp4"}
 )
@@ -41,22 +42,24 @@ def _lacks(model: ModelSpec, release: Release) -> list[str]:
 
 def _recipes(release: Release) -> tuple[Recipe, ...]:
     """Transformer Engine's recipes; under NeMo's fp8 recipes parameters are always in fp8."""
-    return _native(transformer_engine(), release.named.distribution == NATIVE)
+    return native(transformer_engine(), release.named.distribution == NATIVE)
 
 
 @lru_cache(maxsize=16)
-def _native(recipes: tuple[Recipe, ...], native: bool) -> tuple[Recipe, ...]:
-    return tuple(replace(recipe, native=native and recipe.peak == "fp8") for recipe in recipes)
+def native(recipes: tuple[Recipe, ...], in_fp8: bool) -> tuple[Recipe, ...]:
+    """Recipes whose parameters are in fp8 where the products are, or not."""
+    return tuple(replace(recipe, native=in_fp8 and recipe.peak == "fp8") for recipe in recipes)
 
 
+NATIVE_OVERLAP = TpOverlap(
+    mechanism="user-buffers",
+    releases=Releases(distribution=NATIVE),
+    source="Megatron-Bridge and NeMo performance recipes: CommOverlapConfig"
+    "(tp_comm_overlap=True), before them ub_tp_comm_overlap: True; it is switched off without "
+    "sequence_parallel (training/comm_overlap.py)",
+)
 TP_OVERLAPS = (
-    TpOverlap(
-        mechanism="user-buffers",
-        releases=Releases(distribution=NATIVE),
-        source="Megatron-Bridge and NeMo performance recipes: CommOverlapConfig"
-        "(tp_comm_overlap=True), before them ub_tp_comm_overlap: True; it is switched off without "
-        "sequence_parallel (training/comm_overlap.py)",
-    ),
+    NATIVE_OVERLAP,
     TpOverlap(
         mechanism="user-buffers",
         asked=True,
@@ -90,8 +93,12 @@ MEGATRON = TrainerRules(
         # docs/user-guide/features/paged_stash.md: moe_expert_rank_capacity_factor came with 0.18;
         # before it the host reads how many rows each expert gets, unless tokens are dropped
         Change(releases=Releases(before="0.18"), fields={"captures_dropless": False}),
-        # core 0.12 optimizer_config.py (optimizer_offload_fraction)
-        Change(releases=Releases(before="0.12"), fields={"offloads_partly": False}),
+        # core 0.12 optimizer_config.py (optimizer_offload_fraction), arguments.py
+        # (--recompute-modules, --cross-entropy-fusion-impl te)
+        Change(
+            releases=Releases(before="0.12"),
+            fields={"offloads_partly": False, "ac_kinds": AC_KINDS, "fuses_cross_entropy": False},
+        ),
         # training/arguments.py (--cpu-offloading-num-layers); before core 0.15 weights moved too
         # (model_parallel_config.py, cpu_offloading_weights)
         Change(releases=Releases(before="0.15"), fields={"offloads_activations": False}),
@@ -122,14 +129,15 @@ MEGATRON = TrainerRules(
     expandable_segments=False,
     zero_stages=frozenset({0, 1, 2, 3}),
     precisions=PRECISIONS,
-    # --recompute-method block | uniform, --recompute-num-layers
-    ac_kinds=frozenset({"none", "full", "selective-attention", "block", "uniform"}),
+    # --recompute-method block | uniform, --recompute-num-layers, --recompute-modules
+    ac_kinds=AC_KINDS | {"modules"},
     cp_methods=frozenset(CP_TYPES),
     cp_words=CP_TYPES,
     moe_dispatchers=_DISPATCHERS,
     # core 0.16 transformer_config.py (cuda_graph_impl, cuda_graph_scope; the default is none, and
     # Megatron Bridge keeps it, docs/training/cuda-graphs.md)
     cuda_graphs=frozenset({"none", "partial", "full"}),
+    fuses_cross_entropy=True,
     offloads_partly=True,
     offloads_activations=True,
     # core 0.16 transformer_config.py (num_query_groups; account_for_embedding_in_pipeline_split,

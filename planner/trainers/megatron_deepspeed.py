@@ -5,7 +5,7 @@ from dataclasses import replace
 from planner.trainers.attention import FLASH_ATTN
 from planner.trainers.base import COMMON, lacks_nothing
 from planner.trainers.framework import MEGATRON as MEGATRON_FRAMEWORK
-from planner.trainers.megatron import MEGATRON
+from planner.trainers.megatron import AC_KINDS, MEGATRON
 from planner.trainers.transports import MEGATRON_ROWS, ONE_STAGE, Transport, TransportRow
 
 _SENDS = Transport(
@@ -32,6 +32,8 @@ MEGATRON_DEEPSPEED = replace(
     ac="full",
     layout_defaults={**COMMON, "sequence_parallel": False},
     precisions=frozenset({"bf16", "fp16", "float8-delayed"}),
+    ac_kinds=AC_KINDS,
+    fuses_cross_entropy=False,
     replicates_kv_heads=False,
     sp_with_experts=False,
     # DeepSpeed runtime/zero/offload_config.py: `ratio` is of ZeRO-3 alone

@@ -14,6 +14,7 @@ from planner.trainers.base import TrainerRules
 from planner.trainers.fsdp import FSDP
 from planner.trainers.internevo import INTERNEVO
 from planner.trainers.megatron import MEGATRON
+from planner.trainers.megatron_bridge import MEGATRON_BRIDGE
 from planner.trainers.megatron_deepspeed import MEGATRON_DEEPSPEED
 from planner.trainers.release import Release, Releases, named
 from planner.trainers.torchtitan import TORCHTITAN
@@ -21,12 +22,18 @@ from planner.trainers.torchtitan import TORCHTITAN
 TRAINERS: Registry[TrainerRules] = Registry(
     TORCHTITAN,
     MEGATRON,
+    MEGATRON_BRIDGE,
     MEGATRON_DEEPSPEED,
     FSDP,
     INTERNEVO,
     kind="trainer",
     field="training.trainer",
 )
+
+
+def trainer_name(text: str) -> str:
+    """The name of the trainer that has this alias; any other text as it is."""
+    return next((one.name for one in TRAINERS.values() if text in one.aliases), text)
 
 
 def release_of(trainer: str, text: str | None) -> Release:
@@ -39,14 +46,20 @@ def training_release(training: TrainingSpec) -> Release:
     return release_of(training.trainer, training.trainer_version)
 
 
+def code_of(training: TrainingSpec) -> str:
+    """Name of the trainer whose code a job runs: its rules, releases and measurements hold."""
+    return TRAINERS[training.trainer].code_name
+
+
 def runs_under(training: TrainingSpec, trainer: str, releases: Releases) -> bool:
-    """Whether a job's trainer is this one, in one of these releases."""
-    return training.trainer == trainer and releases.hold(training_release(training))
+    """Whether a job runs the code of this trainer, in one of these releases."""
+    return code_of(training) == trainer and releases.hold(training_release(training))
 
 
 def version_under(training: TrainingSpec, trainer: str) -> str | None:
     """The release that a job names, where its trainer is this one; None for another's job."""
-    return training.trainer_version if training.trainer == trainer else None
+    same = training.trainer == trainer
+    return training.trainer_version if same else None
 
 
 def version_defaults(trainer: str, trainer_version: str | None) -> Mapping[str, object]:

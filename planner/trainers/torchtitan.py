@@ -4,7 +4,6 @@ from dataclasses import replace
 from functools import lru_cache
 
 from planner.precision import Recipe, torchao
-from planner.specs.layout import AC_KINDS
 from planner.specs.model import ModelSpec
 from planner.trainers import titan_models
 from planner.trainers.attention import TORCHTITAN_SDPA
@@ -14,7 +13,7 @@ from planner.trainers.release import GRAPH_TRAINER, Known, Release, Releases
 from planner.trainers.sharding import FSDP2
 from planner.trainers.tp_overlap import SYMMETRIC_MEMORY
 
-AC_MODES = frozenset(AC_KINDS) - {"selective-attention", "block", "uniform"}
+AC_MODES = frozenset({"none", "full", "selective-op", "selective-layer", "memory-budget"})
 _PRECISIONS = frozenset(
     {"bf16", "float8-tensorwise", "float8-rowwise", "float8-rowwise-gw-hp", "mxfp8"}
 )

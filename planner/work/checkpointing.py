@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch, in_order
-from planner.specs.layout import AC_KINDS
+from planner.specs.layout import AC_KINDS, CORE_ATTN_BIT
 from planner.work.liveness import (
     backward_peak,
     recomputation_peak,
@@ -19,24 +19,28 @@ from planner.work.liveness import (
     weight_gradients,
 )
 from planner.work.ops import Attention, Collective, Elementwise, Gemm, Op, Tensor
+from planner.work.recompute_modules import LAYER_INPUT, Recomputed, recomputed
 
 (
     NONE, FULL, SELECTIVE_OP, SELECTIVE_LAYER, SELECTIVE_ATTENTION, MEMORY_BUDGET, BLOCK, UNIFORM,
+    MODULES,
 ) = range(len(AC_KINDS))  # fmt: skip
-LAYER_INPUT = Tensor(name="x", dims=("tokens_sp", "hidden"))
-CORE_ATTENTION = frozenset({"attention", "softmax_dropout"})
+BY_MODULE = (SELECTIVE_ATTENTION, MODULES)  # recompute parts of a layer, of which each is whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
-    """Bytes that the modes of one layer choose between, (U,); no mode changes them.
+    """Bytes that the modes of one layer choose between, (U,).
+
+    Modes change none of them but those of modules, which are of the row's own set.
 
     every_bytes: all that its operations save for backward.
     layer_input_bytes: what full checkpointing saves.
     selective_bytes: what selective-op saves.
-    core_bytes: what only the core attention saves.
+    module_bytes: what the recomputation of modules saves.
     backward_peak_bytes: most alive in its backward.
     recomputation_peak_bytes: the same while its forward is repeated.
+    module_peak_bytes: most alive in its backward where modules are recomputed, all of them at once.
     unsaved_input_bytes: its input, where no operation saves it.
     unread_bytes: outputs that selective-op saves and recomputation does not reach before it stops.
     gradient_bytes: of its input and its weights.
@@ -46,9 +50,10 @@ class Choices:
     every_bytes: FloatColumn
     layer_input_bytes: FloatColumn
     selective_bytes: FloatColumn
-    core_bytes: FloatColumn
+    module_bytes: FloatColumn
     backward_peak_bytes: FloatColumn
     recomputation_peak_bytes: FloatColumn
+    module_peak_bytes: FloatColumn
     unsaved_input_bytes: FloatColumn
     unread_bytes: FloatColumn
     gradient_bytes: FloatColumn
@@ -65,12 +70,12 @@ class Shares:
     """The share of each operation that backward repeats, one for each operation.
 
     It is one number where all layouts have the same, 0 or 1, else (U,).
-    needed, selective, core: under full checkpointing, selective-op and selective-attention.
+    needed, selective, module: under full checkpointing, selective-op and recomputed modules.
     """
 
     needed: tuple["FloatColumn | float", ...]
     selective: tuple["FloatColumn | float", ...]
-    core: tuple["FloatColumn | float", ...]
+    module: tuple["FloatColumn | float", ...]
 
 
 def choices_of(
@@ -97,13 +102,25 @@ def choices_of(
     outputs = list(_kept_outputs(ops, batch, bytes_of))
     unread = [size for index, size in outputs if again[index] == 0.0]
     gradients = (LAYER_INPUT, *weight_gradients(ops))
+    modules = modules_at(ops, batch)
+    kept = [
+        in_order([nothing, *(tensor_bytes(one, bytes_of, fused) for one in those.saves)])
+        for _, those in modules
+    ]
+    backward = backward_peak(ops, bytes_of, fused)
+    again_peak = recomputation_peak(ops, bytes_of, fused, stops)
     return Choices(
         every_bytes=in_order([tensor_bytes(one, bytes_of, fused) for one in saved.values()]),
         layer_input_bytes=layer_input,
         selective_bytes=in_order([layer_input, *(size for _, size in outputs)]),
-        core_bytes=in_order([nothing, *map(bytes_of, _of_core(ops))]),
-        backward_peak_bytes=backward_peak(ops, bytes_of, fused),
-        recomputation_peak_bytes=recomputation_peak(ops, bytes_of, fused, stops),
+        module_bytes=np.select([rows for rows, _ in modules], kept),
+        backward_peak_bytes=backward,
+        recomputation_peak_bytes=again_peak,
+        module_peak_bytes=np.where(
+            np.any([rows & those.holds_routed for rows, those in modules], axis=0),
+            np.maximum(backward, again_peak),
+            backward,
+        ),
         unsaved_input_bytes=layer_input - read,
         unread_bytes=np.where(stops, in_order([nothing, *unread]), 0.0),
         gradient_bytes=in_order([bytes_of(gradient) for gradient in gradients]),
@@ -112,7 +129,7 @@ def choices_of(
 
 
 def shares_of(
-    ops: Sequence[Op],
+    ops: tuple[Op, ...],
     part: slice,
     batch: LayoutBatch,
     bytes_of: Callable[[Tensor], FloatColumn],
@@ -131,10 +148,32 @@ def shares_of(
     selective, places = list(needed), range(len(ops))[part]
     for index, kept_bytes in _kept_outputs(ops, batch, bytes_of, places):
         selective[index] = np.where(kept_bytes > 0, 0.0, 1.0) * needed[index]
-    core = [
-        share if op.name in CORE_ATTENTION else 0.0 for op, share in zip(ops, needed, strict=True)
-    ]
-    return Shares(*(tuple(those[part]) for those in (needed, selective, core)))
+    modules = modules_at(ops, batch)
+    module = [_where_repeated(modules, index, share) for index, share in enumerate(needed)]
+    return Shares(*(tuple(those[part]) for those in (needed, selective, module)))
+
+
+def modules_at(ops: tuple[Op, ...], batch: LayoutBatch) -> list[tuple[BoolColumn, Recomputed]]:
+    """(its rows (U,), what it changes in a layer of these operations), of each set of modules.
+
+    Rows that recompute no modules count as those that recompute the core attention, since the
+    work of a unit is the same for all other modes.
+    """
+    by_module = batch.ac_kind == MODULES
+    if not by_module.any():
+        return [(~by_module, recomputed(ops, CORE_ATTN_BIT))]
+    bits = np.where(by_module, batch.ac_value, CORE_ATTN_BIT).astype(np.int64)
+    return [(bits == one, recomputed(ops, int(one))) for one in np.unique(bits)]
+
+
+def _where_repeated(
+    modules: list[tuple[BoolColumn, Recomputed]], index: int, share: "FloatColumn | float"
+) -> "FloatColumn | float":
+    """The share of one operation that is repeated, at the rows whose modules have it; else 0."""
+    rows = [these for these, those in modules if those.repeats[index]]
+    if len(rows) in (0, len(modules)):
+        return share if rows else 0.0
+    return np.asarray(np.any(rows, axis=0) * share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,13 +233,13 @@ class Mode:
         It applies to what operations save besides their inputs.
         """
         kind = self.kind
-        whole = (kind == NONE) | (kind == SELECTIVE_ATTENTION)
+        whole = (kind == NONE) | np.isin(kind, BY_MODULE)
         cases = [whole, kind == SELECTIVE_LAYER, kind == MEMORY_BUDGET]
         return np.select(cases, [1.0, 1.0 - 1.0 / self.period, self.budget], 0.0)
 
     def kept(self, of: Choices) -> Kept:
         """What the modes save; `of` has their shape."""
-        kind, period = self.kind, self.period
+        kind, period, by_module = self.kind, self.period, np.isin(self.kind, BY_MODULE)
         every, layer_input = of.every_bytes, of.layer_input_bytes
         some_layers, blocks = kind == SELECTIVE_LAYER, kind == UNIFORM
         cases = [
@@ -208,7 +247,7 @@ class Mode:
             (kind == FULL, layer_input),
             (kind == SELECTIVE_OP, of.selective_bytes),
             (some_layers, every + (layer_input - every) * self.checkpointed),
-            (kind == SELECTIVE_ATTENTION, every - of.core_bytes),
+            (by_module, of.module_bytes),
             (blocks, layer_input / period),
         ]
         saved = np.select(
@@ -216,12 +255,9 @@ class Mode:
             [value for _, value in cases],
             room(layer_input, every, self.budget),
         )
-        peak = np.where(
-            kind == NONE,
-            of.backward_peak_bytes,
-            np.maximum(of.backward_peak_bytes, of.recomputation_peak_bytes)
-            + of.unsaved_input_bytes,
-        )
+        whole = np.maximum(of.backward_peak_bytes, of.recomputation_peak_bytes)
+        peak = np.where(by_module, of.module_peak_bytes, whole) + of.unsaved_input_bytes
+        peak = np.where(kind == NONE, of.backward_peak_bytes, peak)
         peak = peak + np.where(kind == UNIFORM, (period - 1.0) * every, 0.0)
         peak = peak + np.where(kind == SELECTIVE_OP, of.unread_bytes, 0.0)
         # `peak` has all layers that were recomputed together: their one input is saved, the last
@@ -256,8 +292,8 @@ class Mode:
     def repeats(self) -> Iterator[tuple[str, FloatColumn]]:
         """(sum over operations, how often the backward repeats it), but for memory budgets.
 
-        The sums are over those that a full, a selective-op and a selective-attention checkpoint
-        repeats, and over all: of layers that are recomputed together, only the last one's
+        The sums are over those that a full and a selective-op checkpoint and recomputed modules
+        repeat, and over all: of layers that are recomputed together, only the last one's
         recomputation stops early.
         """
         kind = self.kind
@@ -271,7 +307,7 @@ class Mode:
         )
         yield "all", np.where(kind == UNIFORM, 1.0 - 1.0 / self.period, 0.0)
         yield "selective", (kind == SELECTIVE_OP).astype(np.float64)
-        yield "core", (kind == SELECTIVE_ATTENTION).astype(np.float64)
+        yield "module", np.isin(kind, BY_MODULE).astype(np.float64)
 
 
 def room(least: FloatColumn, every: FloatColumn, budget: FloatColumn) -> FloatColumn:
@@ -337,12 +373,6 @@ def _passing(ops: Sequence[Op]) -> list[Tensor]:
     """Outputs of GEMMs that backward never reads, such as partial sums that TP reduces."""
     read = saved_tensors(ops)
     return [op.output for op in ops if isinstance(op, Gemm) and op.output.name not in read]
-
-
-def _of_core(ops: Sequence[Op]) -> list[Tensor]:
-    """What only the core attention saves: probabilities and masks, or flash's statistics."""
-    cores = [op for op in ops if isinstance(op, Attention)]
-    return [t for op in cores for t in op.saves if t.name not in ("q", "k", "v", "attention_out")]
 
 
 def _kept_outputs(

@@ -109,8 +109,8 @@ def _backward_instants(ops: tuple[Op, ...]) -> tuple[tuple[Tensor, ...], FloatCo
 def _recomputation_instants(
     ops: tuple[Op, ...], runs_on: bool
 ) -> tuple[tuple[Tensor, ...], FloatColumn]:
-    last, sizes = next(op for op in reversed(ops) if _results(op)), _Sizes()
-    always = sizes.count((*saved_tensors(ops).values(), *_results(last)))
+    last, sizes = next(op for op in reversed(ops) if results(op)), _Sizes()
+    always = sizes.count((*saved_tensors(ops).values(), *results(last)))
     instants = [
         always + sizes.count((*op.forward_workspace, *(op.forward_results if runs_on else ())))
         for op in ops
@@ -159,8 +159,8 @@ class _Replay:
         self.buffers: dict[int, Tensor] = {}
         self.owner: dict[str, int] = {}
         self.weights: Alive = Counter()
-        last = next(op for op in reversed(ops) if _results(op))
-        for tensor in _results(last):
+        last = next(op for op in reversed(ops) if results(op))
+        for tensor in results(last):
             self._grant(tensor)
 
     def _last_uses(self) -> dict[int, list[Tensor]]:
@@ -175,7 +175,7 @@ class _Replay:
 
     def step(self, index: int) -> None:
         op = self.ops[index]
-        incoming = [tensor.name for tensor in _results(op) if tensor.name in self.owner]
+        incoming = [tensor.name for tensor in results(op) if tensor.name in self.owner]
         if isinstance(op, Elementwise) and op.shares:
             for tensor in op.reads:
                 self.owner[tensor.name] = self.owner[incoming[0]]
@@ -239,7 +239,8 @@ def _gradient(tensor: Tensor) -> Tensor:
     return Tensor(name="", dims=tensor.dims, width="fp32" if tensor.width == "fp32" else "compute")
 
 
-def _results(op: Op) -> tuple[Tensor, ...]:
+def results(op: Op) -> tuple[Tensor, ...]:
+    """Tensors that an operation returns, as far as they get a gradient."""
     if isinstance(op, Collective):
         return op.makes
     if isinstance(op, Elementwise):

@@ -281,6 +281,9 @@ def _beyond(task: ProbeTask, job: Job, layout: Layout) -> Iterator[Fault]:
     if job.training.cuda_graphs in ("partial", "full"):
         remedy = "leave cuda_graphs out, or probe with trainer torchtitan"
         yield Fault("training.cuda_graphs", job.training.cuda_graphs, rule, remedy)
+    if job.training.fused_cross_entropy:
+        remedy = "leave fused_cross_entropy out"
+        yield Fault("training.fused_cross_entropy", True, "is Transformer Engine's", remedy)
     if job.training.chunked_loss:
         remedy = "leave chunked_loss out, or probe with trainer torchtitan"
         yield Fault("training.chunked_loss", True, rule, remedy)
@@ -318,6 +321,13 @@ def _beyond(task: ProbeTask, job: Job, layout: Layout) -> Iterator[Fault]:
             layout.ac,
             "is a pass of torch.compile, which fake tensors cannot go through",
             "probe on a GPU",
+        )
+    if parse_ac(layout.ac)[0] == "modules":
+        yield Fault(
+            "layout.ac",
+            layout.ac,
+            "recomputes modules of Megatron-LM, which the reference program does not have",
+            "probe with selective-attention or full",
         )
     if task.emulate_rank is not None and not 0 <= task.emulate_rank < layout.num_gpus:
         yield Fault(

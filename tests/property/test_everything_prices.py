@@ -29,11 +29,17 @@ from planner.precision import PRECISIONS
 from planner.rules import Context, broken_rules, violations
 from planner.rules.features import gpu_precisions
 from planner.schedules import SCHEDULES
-from planner.specs.layout import AC_KINDS, COUNTED_AC, CP_METHODS, MOE_DISPATCHERS
+from planner.specs.layout import (
+    AC_KINDS,
+    COUNTED_AC,
+    CP_METHODS,
+    MOE_DISPATCHERS,
+    RECOMPUTE_MODULES,
+)
 from planner.trainers.registry import TRAINERS
 from tests.conftest import one_fast
 
-SEED, NUM_JOBS, ROWS = 20261103, 500, 80
+SEED, NUM_JOBS, ROWS = 20261103, 600, 80
 NUM_GPUS = (1, 8, 16, 24, 64, 128, 256, 1024)
 SIMULATED = 150
 SUMMED = ("parameters", "gradients", "optimizer", "activations", "logits", "buffers", "workspace")
@@ -134,6 +140,8 @@ def random_layouts(draw: np.random.Generator, context: Context, count: int) -> L
     counted = np.isin(ac_kind, [AC_KINDS.index(kind) for kind in COUNTED_AC])
     least = np.array([COUNTED_AC.get(kind, 0) for kind in AC_KINDS])[ac_kind]
     value = np.where(counted, least + draw.integers(0, 4, count), 0.0)
+    modules = 2 * own.integers(1, 2 ** (len(RECOMPUTE_MODULES) - 1), count)  # core_attn is bit 0
+    value = np.where(ac_kind == AC_KINDS.index("modules"), modules, value)
     ep = draw.choice((1, 2, 4, 8) if moe else (1,) * 30 + (2,), count)
     # one rank keeps its tokens: of the others nearly every draw would be illegal
     dispatcher = pick(MOE_DISPATCHERS, context.released.moe_dispatchers)

@@ -54,7 +54,7 @@ def test_megatron_bridge() -> None:
     job = job_of("megatron_bridge.yaml")
     assert (job.layout.tp, job.layout.pp, job.layout.virtual_stages) == (4, 4, 5)
     assert job.layout.precision == "float8-tensorwise"
-    assert (job.training.trainer, job.training.seq_len) == ("megatron", 4096)
+    assert (job.training.trainer, job.training.seq_len) == ("megatron-bridge", 4096)
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,7 @@ USES: dict[str, tuple[dict, dict]] = {
             ("none", "", "full"), ("full", "", "none"), ("selective-op", "", "full"),
             ("selective-layer", "-2", "full"), ("selective-attention", "", "full"),
             ("memory-budget", "-0.5", "full"), ("block", "-2", "full"), ("uniform", "-2", "full"),
+            ("modules", "-mlp", "full"),
         )
     },
     "optimizer adamw": ({}, {"optimizer": "sgd"}),

@@ -39,6 +39,7 @@ SCRIPTS = {
             "42-rewrite-keeps-flags/saved_activations",
             "42-rewrite-keeps-flags/shared_expert_overlap", "08-70b-128-tp8pp8/pp2_no_sp",
             "11-mixtral-16-h100/tp4pp4", "23b-recompute-modules/core_attn",
+            "23b-recompute-modules/moe_layernorm",
         )
     },
 }  # fmt: skip
@@ -66,7 +67,18 @@ def legal(spec: ModelSpec, num_gpus: int, batch: int, seed: int) -> Iterator[Lay
             sequence_parallel=tp > 1 and (spec.is_moe or draw.random() < 0.7),
             async_tp=draw.random() < 0.2,
             micro_batch_size=draw.choice((1, 2)),
-            ac=draw.choice(("none", "full", "selective-attention", "uniform-2", "block-1")),
+            ac=draw.choice(
+                (
+                    "none",
+                    "full",
+                    "selective-attention",
+                    "uniform-2",
+                    "block-1",
+                    "modules-mlp",
+                    "modules-moe_act+layernorm",
+                    "modules-moe+mla_up_proj+shared_experts",
+                )
+            ),
             precision=draw.choice(("bf16", "fp16", "float8-delayed", "float8-blockwise")),
             zero_stage=draw.choice((0, 1, 1, 1, 3)),
             reduce_dtype=draw.choice(("float32", "bfloat16")),

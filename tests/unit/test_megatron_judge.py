@@ -12,6 +12,7 @@ from planner.estimates import estimate_job
 from planner.intake.trainer_files.megatron_log import measured_by
 from planner.intake.trainer_files.megatron_unpriced import FLAGS
 from planner.specs.estimate import Estimate
+from planner.specs.layout import Layout
 
 CASES = Path(__file__).parents[1] / "cases"
 SCRIPT = (EXAMPLES / "pretrain_llama3_70b.sh").read_text(encoding="utf-8")
@@ -87,14 +88,66 @@ def test_a_script_that_megatron_takes() -> None:
 
 @pytest.mark.parametrize(("name", "words"), [
     ("16-13b-a800-tp4/pretrain", "--RMSNorm, --causal-lm, --overlapped-distributed-optimizer"),
-    ("19-qwen3-30b-recipe-vs-hand/te_loss", "--cross-entropy-fusion-impl te"),
-    ("23b-recompute-modules/moe_act_layernorm", "recomputing moe_act, layernorm takes less memory"),
-    ("23b-recompute-modules/moe_layernorm", "recomputing moe, layernorm takes less memory"),
 ])  # fmt: skip
 def test_what_changes_time_or_memory_and_is_not_priced_is_named(name: str, words: str) -> None:
     found = estimated(name)
     assert found.valid
     assert sum(words in text for text in found.warnings) == 1
+
+
+def test_megatrons_own_fusion_of_the_loss_is_not_priced() -> None:
+    """It keeps the fp32 copy of the logits that Transformer Engine's has not."""
+    text = (CASES / "19-qwen3-30b-recipe-vs-hand/plain.sh").read_text(encoding="utf-8")
+    job = job_of_text("plain.sh", f"{text.rstrip()} --cross-entropy-loss-fusion\n")
+    assert job.training.fused_cross_entropy is None
+    assert any("--cross-entropy-loss-fusion" in one for one in estimate_job(job).warnings)
+
+
+def layout_of(text: str) -> Layout:
+    found = job_of_text("train.sh", text).layout
+    assert found is not None
+    return found
+
+
+def test_recomputed_modules_are_read_and_priced() -> None:
+    """The case's 235B on 256 H800: less memory than none, a little more time, no note.
+
+    Source: github.com/alibaba/Pai-Megatron-Patch/issues/658.
+    """
+    modes = {
+        "none": "none", "core_attn": "selective-attention",
+        "moe_act_layernorm": "modules-layernorm+moe_act", "moe_layernorm": "modules-layernorm+moe",
+    }  # fmt: skip
+    names = {mode: f"23b-recompute-modules/{mode}" for mode in modes}
+    texts = {mode: (CASES / f"{name}.sh").read_text("utf-8") for mode, name in names.items()}
+    assert {mode: layout_of(text).ac for mode, text in texts.items()} == modes
+    found = {mode: estimated(name, "h800-sxm-80gb") for mode, name in names.items()}
+    assert not any("recompu" in text for one in found.values() for text in one.warnings)
+    peaks = {mode: one.peak_allocated_bytes or 0.0 for mode, one in found.items()}
+    steps = {mode: one.step_seconds or 0.0 for mode, one in found.items()}
+    assert peaks["moe_act_layernorm"] < 0.93 * peaks["none"]
+    assert peaks["moe_layernorm"] < 0.5 * peaks["none"]
+    assert 1.0 < steps["moe_act_layernorm"] / steps["none"] < 1.02
+    assert 1.02 < steps["moe_layernorm"] / steps["none"] < 1.4
+
+
+@pytest.mark.parametrize(("flags", "ac"), [
+    ("--recompute-activations", "selective-attention"),
+    ("--recompute-granularity selective", "selective-attention"),
+    ("--recompute-activations --recompute-modules mlp core_attn", "modules-core_attn+mlp"),
+    ("--recompute-modules mlp", "none"),  # without a granularity nothing is recomputed
+    ("--moe-layer-recompute", "modules-core_attn+moe"),  # beside Megatron's own core_attn
+    ("--moe-layer-recompute --recompute-modules layernorm", "modules-layernorm+moe"),
+])  # fmt: skip
+def test_flags_that_choose_modules(flags: str, ac: str) -> None:
+    text = (CASES / "23b-recompute-modules/none.sh").read_text(encoding="utf-8")
+    assert layout_of(f"{text.rstrip()} {flags}\n").ac == ac
+
+
+def test_a_module_that_is_not_priced_is_named() -> None:
+    text = (CASES / "23b-recompute-modules/moe_act_layernorm.sh").read_text(encoding="utf-8")
+    found = estimate_job(job_of_text("train.sh", f"{text.rstrip()} gdn_norm_out\n"))
+    assert "recomputing gdn_norm_out is not priced" in found.warnings
 
 
 @pytest.mark.parametrize(("words", "field", "rule"), [

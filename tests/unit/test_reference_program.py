@@ -64,6 +64,8 @@ def test_every_catalogue_model_is_built_with_its_parameters(name: str) -> None:
     ({}, {"model": "tied", "training": {"seq_len": 2048}}, "seq_len"),
     ({}, {"training": {"overlap": {"dp": False}}}, "overlap"),
     ({}, {"training": {"chunked_loss": True}}, "chunked_loss"),
+    ({}, {"training": {"fused_cross_entropy": True}}, "fused_cross_entropy"),
+    ({"ac": "modules-mlp"}, {}, "ac"),
     ({}, {"training": {"cuda_graphs": "full", "trainer": "torchtitan", "trainer_version": "0.3"}},
         "cuda_graphs"),
 ])  # fmt: skip

@@ -166,7 +166,7 @@ def test_a_layout_is_given_once(told: Told, arguments: list[str], says: str) -> 
 @pytest.mark.parametrize(("words", "offers", "but_not"), [
     ("recommend --model llama3-", {"llama3-8b", "llama3-70b"}, "kimi-k2"),
     ("recommend --gpu h100-s", {"h100-sxm-80gb"}, "b200-sxm-180gb"),
-    ("recommend --trainer mega", {"megatron", "megatron-deepspeed"}, "torchtitan"),
+    ("recommend --trainer megatron-b", {"megatron-bridge"}, "torchtitan"),
     ("show plan-1a", {IDS[0], IDS[1]}, IDS[2]),
     ("estimate --plan plan-1b", {IDS[2]}, IDS[0]),
     ("sho", {"show"}, "sweep"),

@@ -33,6 +33,16 @@ def chunks_loss(training: TrainingSpec, rules: TrainerRules) -> bool:
     return rules.chunked_loss if training.chunked_loss is None else training.chunked_loss
 
 
+def fuses_cross_entropy(training: TrainingSpec, rules: TrainerRules) -> bool:
+    """Whether the gradient of the loss overwrites its logits, which then have no copy in fp32.
+
+    Source: Transformer Engine common/triton/cross_entropy.py (cross_entropy_kernel writes the
+    gradient to the logits), pytorch/triton/cross_entropy.py.
+    """
+    given = training.fused_cross_entropy
+    return rules.fused_cross_entropy if given is None else given
+
+
 def composite_norm(training: TrainingSpec, rules: TrainerRules) -> bool:
     """Whether eager RMSNorm runs as a chain of kernels that saves fp32 copies.
 

@@ -21,7 +21,7 @@ from planner.cost.layer.gemm import amax_seconds, kept_weights_bytes
 from planner.cost.layer.host_time import Launches, launches, replays
 from planner.cost.layer.op_costs import op_costs
 from planner.cost.layer.tp_hidden import hidden_shares
-from planner.cost.layer.trainer_kernels import chunks_loss, trainer_code
+from planner.cost.layer.trainer_kernels import chunks_loss, fuses_cross_entropy, trainer_code
 from planner.cost.layer.weight_grads import incoming_bytes, input_bytes, repeats
 from planner.specs.model import ModelSpec
 from planner.trainers.registry import training_release
@@ -69,8 +69,8 @@ class UnitWork(Choices, EndBytes):
     launch_forward_seconds, launch_backward_seconds, replay_seconds, wait_seconds: of the host; see
         `host_time.Launches`.
     again_all (Q, K + 2, U): of all operations.
-    again_needed, again_selective, again_core (Q, K, U): of those of layers that a full, a
-        selective-op and a selective-attention checkpoint repeats.
+    again_needed, again_selective, again_module (Q, K, U): of those of layers that a full and a
+        selective-op checkpoint and recomputed modules repeat.
     weight_bytes: quantised weights that autograd saves.
     incoming_bytes, input_bytes, weight_groups: of weight gradients that are computed later
         (`weight_grads`).
@@ -88,7 +88,7 @@ class UnitWork(Choices, EndBytes):
     again_all: FloatColumn
     again_needed: FloatColumn
     again_selective: FloatColumn
-    again_core: FloatColumn
+    again_module: FloatColumn
     weight_bytes: FloatColumn
     incoming_bytes: FloatColumn
     input_bytes: FloatColumn
@@ -219,7 +219,7 @@ class Unit:
             "budget": shares.needed,
             "all": [1.0] * len(nothing),
             "selective": shares.selective,
-            "core": shares.core,
+            "module": shares.module,
         }
         return [
             in_order([often * of_ops[name][index] for name, often in times.items()])
@@ -318,13 +318,13 @@ _SUMS: Mapping[str, tuple[int, ...]] = {
     "again_all": (len(QUANTITIES),),
     "again_needed": (len(QUANTITIES),),
     "again_selective": (len(QUANTITIES),),
-    "again_core": (len(QUANTITIES),),
+    "again_module": (len(QUANTITIES),),
     "input_grad_seconds": (),
     "weight_grad_seconds": (),
     "exposed_backward": (len(AXES),),
     "launch_backward_seconds": (),
 }
-_OF_LAYERS = ("again_needed", "again_selective", "again_core")  # ends are never checkpointed
+_OF_LAYERS = ("again_needed", "again_selective", "again_module")  # ends are never checkpointed
 _OF_WHOLE_UNITS = (
     "replay_seconds", "weight_bytes", "incoming_bytes", "input_bytes", "weight_groups",
     *(field.name for field in fields(Choices)),
@@ -362,7 +362,7 @@ def _sums(unit: Unit, part: slice, begun: dict[str, FloatColumn]) -> dict[str, F
             unit.ops, part, context.batch, context.bytes_of, context.rules.early_stop
         )
         for name, those in zip(
-            _OF_LAYERS, (shares.needed, shares.selective, shares.core), strict=True
+            _OF_LAYERS, (shares.needed, shares.selective, shares.module), strict=True
         ):
             summands[name] = _repeated(each, those)
     else:
@@ -408,6 +408,8 @@ def _logits_bytes(context: CostContext) -> tuple[FloatColumn, FloatColumn]:
     They depend on the trainer's kernels. The vocabulary is local under a vocabulary-parallel loss.
     """
     elements, rules = context.product(("tokens", "vocab_loss")), context.rules
+    if fuses_cross_entropy(context.training, rules):
+        return elements * context.width_bytes("compute"), np.zeros_like(elements)
     if chunks_loss(context.training, rules):
         elements = elements / LOSS_CHUNKS
     sharded = (context.batch.tp > 1) & loss_is_parallel(context.training, rules)

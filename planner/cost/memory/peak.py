@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
+from planner.cost.layer.trainer_kernels import fuses_cross_entropy
 from planner.cost.memory.allocator import cached_bytes
 from planner.cost.memory.worst_phase import (
     OnRanks,
@@ -424,7 +425,8 @@ def _large_requests(
     """
     if expandable_segments(training, rules):
         return np.zeros_like(shapes.local)
-    copy = FP32_BYTES / rules.loss_bytes * shapes.logits_bytes
+    whole = not fuses_cross_entropy(training, rules)
+    copy = whole * FP32_BYTES / rules.loss_bytes * shapes.logits_bytes
     return np.asarray(copy + widths.compute * np.maximum(shapes.embedding_local, shapes.head_local))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from planner.columns import BoolColumn, FloatColumn
 from planner.cost.cost_inputs import CostInputs
-from planner.cost.layer.trainer_kernels import chunks_loss
+from planner.cost.layer.trainer_kernels import chunks_loss, fuses_cross_entropy
 from planner.cost.loads import Loads, Pipelines, at_rows, sums
 from planner.cost.memory import graph_pools, host_activations
 from planner.cost.memory.peak import LayerNeeds, RankShapes, Widths, layer_phases
@@ -249,8 +249,9 @@ def _waiting_losses(
     """Bytes of the losses that wait for their backward besides the one that runs, (R, N).
 
     A schedule that runs all forwards first (GPipe, LoopedBFS) holds those of all microbatches: the
-    log-softmax in fp32 and the 16-bit logits, which are the stage's output. Where else a rank has
-    several stages, no loss waits at the last.
+    log-softmax in fp32 and the 16-bit logits, which are the stage's output, or the logits alone
+    where their gradient overwrites them. Where else a rank has several stages, no loss waits at the
+    last.
     in_flight, all_in_flight (R, T): of the pipelines.
     Source: torch/distributed/pipelining/stage.py (forward_one_chunk: fwd_cache, output_chunks).
     """
@@ -258,7 +259,8 @@ def _waiting_losses(
     waits = (pipes.batch.pp > 1) & ((pipes.batch.virtual_stages == 1) | all_in_flight)
     others = np.where(waits, in_flight - 1.0, 0.0) * pipes.heads
     logits, leftover = costs.logits_bytes, costs.leftover_bytes
-    waiting = np.where(leftover > 0, 3.0 * leftover, logits / 2.0)[at_unit]
+    part = 1.0 if fuses_cross_entropy(inputs.job.training, inputs.job.rules) else 0.5
+    waiting = np.where(leftover > 0, 3.0 * leftover, part * logits)[at_unit]
     return np.asarray(pipes.of_layouts(others) * waiting)
 
 

@@ -2,15 +2,16 @@
 
 Sources: accelerate 1.15 commands/config/config_args.py, utils/constants.py
     (FSDP_SHARDING_STRATEGY); axolotl docs/config-reference; LLaMA-Factory hparams; DeepSpeed
-    docs/_pages/config-json.md; Megatron-Bridge src/megatron/bridge/training/config.py and
-    mixed_precision.py.
+    docs/_pages/config-json.md.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from planner.catalog.models import model_entry, model_names
 from planner.errors import Fault, SpecError
+from planner.specs.current import CurrentFormat
 
 Values = Mapping[str, object]
 GIVE = "give a layout in JSON, or a file of TorchTitan, Megatron, Accelerate, Axolotl or DeepSpeed"
@@ -40,6 +41,8 @@ def read_config(name: str, values: Values) -> dict[str, object] | None:
     kind = next((kind for kind in KINDS if kind.marks(values)), None)
     if kind is None:
         return None
+    if kind.format is not None:
+        return {"name": name, "format": kind.format, "text": json.dumps(values)}
     if kind.reader is None:
         raise SpecError(Fault("current", name, f"is {kind.title}", kind.remedy))
     found = Read()
@@ -198,48 +201,7 @@ def _trained(values: Values, found: Read, length: str, recomputes: bool) -> None
     _precision("bf16" if values.get("bf16") else "fp16" if values.get("fp16") else "no", found)
 
 
-def _bridge(values: Values, found: Read) -> None:
-    model, train = _part(values, "model"), _part(values, "train")
-    found.training["trainer"] = "megatron"
-    names = {
-        "tensor_model_parallel_size": "tp",
-        "pipeline_model_parallel_size": "pp",
-        "context_parallel_size": "cp",
-        "expert_model_parallel_size": "ep",
-        "expert_tensor_parallel_size": "etp",
-    }
-    found.layout.update({ours: _whole(model, key) for key, ours in names.items() if model.get(key)})
-    chunks = _whole(model, "virtual_pipeline_model_parallel_size")
-    if chunks > 1:
-        found.layout |= {"virtual_stages": chunks, "pp_schedule": "Interleaved1F1B"}
-    if isinstance(model.get("sequence_parallel"), bool):
-        found.layout["sequence_parallel"] = model["sequence_parallel"]
-    granularity, method = model.get("recompute_granularity"), model.get("recompute_method")
-    if granularity == "full":
-        layers = _whole(model, "recompute_num_layers")
-        found.layout["ac"] = (
-            f"{method}-{layers}" if method and layers > (method != "block") else ("full")
-        )
-    elif granularity == "selective":
-        found.layout["ac"] = "selective-attention"
-    for key, ours in (("micro_batch_size", "layout"), ("global_batch_size", "training")):
-        if _whole(train, key):
-            getattr(found, ours)[key] = _whole(train, key)
-    if _whole(model, "seq_length"):
-        found.training["seq_len"] = _whole(model, "seq_length")
-    _precision(str(values.get("mixed_precision", "bf16_mixed")), found)
-
-
-_PRECISIONS = (
-    ("fp8_current_scaling", "float8-tensorwise"),
-    ("fp8_delayed_scaling", "float8-delayed"),
-    ("fp8_subchannel", "float8-blockwise"),
-    ("mxfp8", "mxfp8"),
-    ("nvfp4", "nvfp4"),
-    ("fp8", "float8-tensorwise"),
-    ("bf16", "bf16"),
-    ("fp16", "fp16"),
-)
+_PRECISIONS = (("fp8", "float8-tensorwise"), ("bf16", "bf16"), ("fp16", "fp16"))
 
 
 def _precision(text: str, found: Read) -> None:
@@ -274,12 +236,16 @@ def _unread(key: str, value: object, remedy: str) -> SpecError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigKind:
-    """One trainer's configuration: how it is recognised, and read; None where it is not."""
+    """One trainer's configuration: how it is recognised, and read; None where it is not.
+
+    format: that of a text which `intake.current` reads.
+    """
 
     title: str
     marks: Callable[[Values], bool]
     reader: Callable[[Values, Read], None] | None = None
     remedy: str = GIVE
+    format: CurrentFormat | None = None
 
 
 def _has(*keys: str) -> Callable[[Values], bool]:
@@ -308,8 +274,11 @@ KINDS = (
     ),
     ConfigKind(
         title="overrides of Megatron-Bridge",
-        marks=lambda values: "tensor_model_parallel_size" in _part(values, "model"),
-        reader=_bridge,
+        marks=lambda values: any(
+            key.endswith("_model_parallel_size") or key.startswith("recompute_")
+            for key in map(str, _part(values, "model"))
+        ),
+        format="megatron-bridge",
     ),
     ConfigKind(
         title="a Primus configuration, which is not read",

@@ -21,7 +21,7 @@ from planner.intake.trainer_files.flags import Command, edit_flags, plain_name
 from planner.intake.trainer_files.launch import machine_of
 from planner.intake.trainer_files.megatron_judge import GROUP, GivenFlags, assertions
 from planner.intake.trainer_files.megatron_log import dumped, words_of
-from planner.intake.trainer_files.megatron_unpriced import unpriced
+from planner.intake.trainer_files.megatron_unpriced import fuses_cross_entropy, unpriced
 from planner.intake.trainer_files.shapes import by_hint, named
 from planner.intake.trainer_files.shell import read_script
 from planner.intake.trainer_files.statement import Machine, Run, StatedModel
@@ -123,6 +123,7 @@ class StatedMegatron:
     asked: the release that the job names; None for none.
     ran: whether it is of a log, so that Megatron did not stop at it.
     skipped: parts of a script that are only known once it runs.
+    needed: arguments without which there is no run.
     """
 
     words: Words
@@ -132,6 +133,7 @@ class StatedMegatron:
     expandable: bool = False
     ran: bool = False
     skipped: tuple[str, ...] = ()
+    needed: tuple[str, ...] = NEEDED[3:]
 
     @property
     def trainer(self) -> str:
@@ -179,7 +181,7 @@ class StatedMegatron:
                 "is not in the arguments",
                 "give the script that sets it",
             )
-            for name in NEEDED[3:]
+            for name in self.needed
             if word(self.words, name) is None
         ]
         if faults:
@@ -202,11 +204,12 @@ class StatedMegatron:
         words = self.words
         clip = float(word(words, "clip_grad") or 1.0)
         training: dict[str, object] = {
-            "trainer": "megatron",
-            "seq_len": whole(words, "seq_length"),
+            "trainer": self.trainer,
             "global_batch_size": batch,
             "max_grad_norm": clip if clip > 0 else None,
         }
+        if "seq_length" in words:
+            training["seq_len"] = whole(words, "seq_length")
         sharded = (
             "use_megatron_fsdp" in words or "use_custom_fsdp" in words or "use_torch_fsdp2" in words
         )
@@ -226,6 +229,8 @@ class StatedMegatron:
             training["optimizer"] = "sgd"
         elif word(words, "exp_avg_dtype") == "bf16":
             training["optimizer"] = "adamw-bf16-states"
+        if fuses_cross_entropy(words):
+            training["fused_cross_entropy"] = True
         if self.expandable:
             training["expandable_segments"] = True
         graphs = read_graphs(words)

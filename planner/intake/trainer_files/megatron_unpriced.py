@@ -6,6 +6,7 @@ Source: Megatron-LM core 0.14 to 0.20 megatron/training/arguments.py, transforme
 from collections.abc import Iterator, Sequence
 
 from planner.export.megatron_read import Words
+from planner.specs.layout import RECOMPUTE_MODULES
 
 FLAGS = frozenset(
     {
@@ -18,7 +19,7 @@ FLAGS = frozenset(
         "hierarchical_context_parallel_sizes", "hybrid_context_parallel", "hybrid_layer_pattern",
         "hybrid_override_pattern", "main_grads_dtype", "main_params_dtype", "mla_down_proj_fusion",
         "moe_deepep_num_sms", "moe_expert_capacity_factor", "moe_flex_dispatcher_num_sms",
-        "moe_hybridep_num_sms", "moe_latent_size", "moe_layer_recompute",
+        "moe_hybridep_num_sms", "moe_latent_size",
         "moe_pad_expert_input_to_capacity", "moe_permute_fusion", "moe_router_fusion",
         "moe_router_padding_for_fp8", "moe_router_padding_for_quantization",
         "moe_shared_expert_overlap", "mtp_num_layers", "no_bias_dropout_fusion",
@@ -39,24 +40,24 @@ USUAL = {
 }
 
 
+def fuses_cross_entropy(words: Words) -> bool:
+    """Whether the loss is Transformer Engine's; Megatron's own fusion keeps the fp32 copy."""
+    kinds = words.get("cross_entropy_fusion_impl", ())
+    return "cross_entropy_loss_fusion" in words and list(kinds) == ["te"]
+
+
 def unpriced(words: Words) -> Iterator[tuple[bool, str]]:
     """(whether it holds, a sentence) on what a script asks for and the figures leave out."""
     found = [
         _spelled(name, values)
         for name, values in words.items()
-        if name in FLAGS and list(values) != USUAL.get(name)
+        if name in FLAGS
+        and list(values) != USUAL.get(name)
+        and not (name.startswith("cross_entropy") and fuses_cross_entropy(words))
     ]
     yield bool(found), f"changes time or memory and is not priced: {', '.join(found)}"
-    modules = words.get("recompute_modules", ())
-    selective = "recompute_activations" in words or "selective" in words.get(
-        "recompute_granularity", ()
-    )
-    other = [module for module in modules if module != "core_attn"]
-    yield (
-        selective and bool(other),
-        f"recomputing {', '.join(other)} takes less memory and more time than priced: only "
-        "core_attn of --recompute-modules is read",
-    )
+    other = [one for one in words.get("recompute_modules", ()) if one not in RECOMPUTE_MODULES]
+    yield bool(other), f"recomputing {', '.join(other)} is not priced"
 
 
 def _spelled(name: str, values: Sequence[str]) -> str:

@@ -61,7 +61,7 @@ def rewrite(
             settings={key: (stated.given.get(key), value) for key, value in changes.items()},
             notes=tuple(notes),
         )
-    if isinstance(stated, megatron.StatedMegatron) and not stated.ran:
+    if isinstance(stated, megatron.StatedMegatron) and current.format == "megatron-arguments":
         words, notes = megatron.megatron_changes(stated, winner, exported, global_batch_size)
         files = {spec.name: megatron.edited_script(spec, words)}
         settings = {

@@ -38,6 +38,7 @@ from planner.calibration.intervals import TimeSpread, time_spread
 from planner.calibration.mechanisms import points
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.price import Pricer
+from planner.trainers.registry import code_of
 
 SURE = 1.0  # deviations: with a probability of five in six the one ahead is truly faster
 MOST_GIVEN_UP = 0.05  # judgement: nobody gives up more than this for a simpler launch
@@ -145,7 +146,7 @@ def spread_within_stack(pricer: Pricer, batch: LayoutBatch) -> TimeSpread:
     use it by UNPROVEN.
     """
     found = time_spread(pricer, batch, pricer.price(batch))
-    trainer, family = pricer.training.trainer, pricer.cluster.gpu.family
+    trainer, family = code_of(pricer.training), pricer.cluster.gpu.family
     _, rest = pricer.calibration.directions(trainer, family)
     unproven = UNPROVEN * Weighed.of(batch, pricer).unmeasured.T
     return replace(

@@ -268,7 +268,7 @@ def _nobody(choice: PlanCandidate, rests: Sequence[Mechanism]) -> str:
     pricer = choice.at_size.pricer
     seen, family = pricer.calibration.seen, pricer.cluster.gpu.family
     names = {one.name for one in rests}
-    if names & {name for trainer, _, name in seen if trainer == pricer.rules.name}:
+    if names & {name for trainer, _, name in seen if trainer == pricer.rules.code_name}:
         return f"which no run on {family} GPUs behind this calibration used"
     if names & {name for *_, name in seen}:
         return (

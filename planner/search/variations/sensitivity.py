@@ -184,9 +184,10 @@ def _checkpointing(pricer: Pricer, layout: Layout, name: str) -> Iterator[Change
         counts = (number - 1, number + 1)
         texts = [format_ac(kind, count) for count in counts if count >= COUNTED_AC[kind]]
     else:
+        *weaker, strongest = AC_BY_STRENGTH
         known = [
             text
-            for text in AC_BY_STRENGTH
+            for text in dict.fromkeys((*weaker, layout.ac, strongest))
             if parse_ac(text)[0] in pricer.rules.ac_kinds or text == layout.ac
         ]
         place = known.index(layout.ac)

@@ -1,0 +1,208 @@
+"""Megatron-Bridge: Megatron-LM's arguments as overrides of a recipe, and the way back.
+
+Sources: Megatron-Bridge 0.2 to 0.6 docs/megatron-lm-to-megatron-bridge.md,
+    src/megatron/bridge/training/config.py, mixed_precision.py, scripts/training/run_recipe.py.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from planner.export.base import Export, safe_name
+from planner.export.commands import Launch, read_flags
+from planner.export.megatron import export as to_megatron
+from planner.export.megatron_read import Words, plain_names
+from planner.specs.cluster import ClusterSpec
+from planner.specs.layout import Layout
+from planner.specs.model import ModelSpec
+from planner.specs.training import TrainingSpec
+from planner.trainers.registry import release_of
+
+Overrides = Mapping[str, object]
+NAME, ROOT = "megatron-bridge", "MEGATRON_BRIDGE_PATH"
+REDUCED = "accumulate_allreduce_grads_in_fp32", "grad_reduce_in_bf16"
+_SAME = {
+    "model": (
+        "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
+        "expert_model_parallel_size", "expert_tensor_parallel_size", "cp_comm_type",
+        "sequence_parallel", "tp_comm_overlap", "account_for_embedding_in_pipeline_split",
+        "account_for_loss_in_pipeline_split", "pipeline_model_parallel_layout",
+        "recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules",
+        "moe_token_dispatcher_type", "moe_flex_dispatcher_backend", "moe_enable_deepep",
+        "moe_router_dtype", "moe_grouped_gemm", "overlap_moe_expert_parallel_comm",
+        "cross_entropy_loss_fusion", "cross_entropy_fusion_impl", "attention_backend",
+        "cuda_graph_impl", "cuda_graph_scope", "cuda_graph_modules", "enable_cuda_graph",
+        "external_cuda_graph", "moe_expert_rank_capacity_factor", "moe_paged_stash",
+        "cpu_offloading_num_layers", "seq_length",
+    ),
+    "train": ("micro_batch_size", "global_batch_size"),
+    "ddp": (
+        "overlap_grad_reduce", "overlap_param_gather", "use_distributed_optimizer",
+        "num_distributed_optimizer_instances", "use_megatron_fsdp",
+        "data_parallel_sharding_strategy",
+    ),
+    "optimizer": (
+        "optimizer", "clip_grad", "optimizer_cpu_offload", "optimizer_offload_fraction",
+        "use_precision_aware_optimizer", "exp_avg_dtype", "exp_avg_sq_dtype",
+    ),
+    "mixed_precision": ("bf16", "fp16", "fp8_recipe", "fp8_param_gather"),
+    "checkpoint": ("save_interval", "async_save", "ckpt_format"),
+}  # fmt: skip
+KEYS: Mapping[str, str] = {
+    **{name: f"{section}.{name}" for section, names in _SAME.items() for name in names},
+    "num_virtual_stages_per_pipeline_rank": "model.virtual_pipeline_model_parallel_size",
+    "microbatch_group_size_per_virtual_pipeline_stage": "model.microbatch_group_size_per_vp_stage",
+    "decoder_first_pipeline_num_layers": "model.num_layers_in_first_pipeline_stage",
+    "decoder_last_pipeline_num_layers": "model.num_layers_in_last_pipeline_stage",
+    "fp8_format": "mixed_precision.fp8",
+    "fp4_format": "mixed_precision.fp4",
+    REDUCED[0]: "mixed_precision.grad_reduce_in_fp32",
+}
+"""Argument of Megatron-LM, named with _ -> the override that says the same."""
+# What a recipe may have set, and the layout has not: a flag is switched off, a value is taken back.
+_OFF = (
+    "sequence_parallel", "tp_comm_overlap", "overlap_moe_expert_parallel_comm",
+    "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split",
+    "overlap_grad_reduce", "overlap_param_gather", "use_distributed_optimizer",
+    "use_megatron_fsdp", "optimizer_cpu_offload", REDUCED[0],
+)  # fmt: skip
+_NULL = (
+    "num_virtual_stages_per_pipeline_rank", "pipeline_model_parallel_layout",
+    "recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules",
+    "fp8_format", "fp4_format",
+)  # fmt: skip
+# Defaults of recipes that Megatron-LM's differ from: recipes/common.py, perf_recipes/_common.py.
+RECIPE: Words = {
+    "bf16": (), "tp_comm_overlap": (), "use_distributed_optimizer": (), "overlap_grad_reduce": (),
+    "overlap_param_gather": (), REDUCED[1]: (), "cross_entropy_loss_fusion": (),
+    "cross_entropy_fusion_impl": ("te",), "moe_token_dispatcher_type": ("alltoall",),
+    "moe_grouped_gemm": (), "expert_tensor_parallel_size": ("1",), "micro_batch_size": ("1",),
+}  # fmt: skip
+_PLAIN = re.compile(r"[\w.+-]+")
+
+
+def export(
+    layout: Layout,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    training: TrainingSpec,
+    version: str | None = None,
+) -> Export:
+    """The layout as overrides of a recipe: a YAML file, and arguments of run_recipe.py.
+
+    They are Megatron-LM's arguments for the megatron-core that the release rests on.
+    """
+    asked = version or (training.trainer_version if training.trainer == NAME else None)
+    core = to_megatron(layout, model, cluster, training, release_of(NAME, asked).number)
+    words = plain_names(read_flags(core.arguments))
+    if layout.virtual_stages > 1 and layout.pp > 1:
+        words["num_virtual_stages_per_pipeline_rank"] = [str(layout.virtual_stages)]
+    if layout.tp > 1 and layout.sequence_parallel and training.overlap.tp and not model.uses_mla:
+        words["tp_comm_overlap"] = []
+    if "cross_entropy_fusion_impl" not in words:
+        words["cross_entropy_fusion_impl"] = ["native"]
+    found = overrides(words)
+    recipe = f"{re.sub(r'[^a-z0-9]+', '_', model.name.replace('.', ''))}_pretrain_config"
+    arguments = tuple(f"{key}={_spelled(value)}" for key, value in found.items())
+    launch = Launch(
+        name=safe_name(model.name),
+        num_gpus=layout.num_gpus,
+        gpus_per_node=cluster.gpus_per_node,
+        program=("scripts/training/run_recipe.py", "--recipe", recipe),
+        arguments=arguments,
+        environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+        if training.expandable_segments
+        else {},
+        root_variable=ROOT,
+    )
+    notes = (
+        f"Written for a Megatron-Bridge on megatron-core {core.version}, as overrides of the "
+        f"recipe {recipe}: take your own recipe's name where it is another.",
+        "mixed_precision.* are fields of a MixedPrecisionConfig: where the recipe has a name there "
+        "(bf16_mixed), replace it by the configuration of that name.",
+        f"Set {ROOT} to the root of Megatron-Bridge, or run launch.sh there.",
+    )
+    return replace(
+        core,
+        trainer=NAME,
+        files={**launch.files(), "overrides.yaml": _yaml(found)},
+        command=launch.command(),
+        arguments=arguments,
+        notes=notes,
+    )
+
+
+def overrides(words: Words) -> dict[str, object]:
+    """Override -> its value, of Megatron-LM's arguments; what a recipe must not keep is taken back.
+
+    The arguments of the model are the recipe's.
+    """
+    found: dict[str, object] = {}
+    for name, key in KEYS.items():
+        if name in words:
+            found[key] = _value(words[name])
+        elif name in _OFF:
+            found[key] = False
+        elif name in _NULL:
+            found[key] = None
+    if "cpu_offloading_num_layers" in words:
+        found["model.cpu_offloading"] = True
+    found["ddp.grad_reduce_in_fp32"] = found[KEYS[REDUCED[0]]]
+    if "seq_length" in words:
+        found["dataset.seq_length"] = found["model.seq_length"]
+    return found
+
+
+def arguments_of(given: Overrides) -> dict[str, list[str]]:
+    """Megatron-LM's arguments, named with _, that overrides and their recipe's defaults mean."""
+    given = {"mixed_precision.grad_reduce_in_fp32": given.get("ddp.grad_reduce_in_fp32"), **given}
+    if "dataset.seq_length" in given:
+        given = {"model.seq_length": given["dataset.seq_length"], **given}
+    words = {name: list(values) for name, values in RECIPE.items()}
+    for name, key in KEYS.items():
+        value = given.get(key)
+        if key in given and (value is None or value is False) and name != REDUCED[0]:
+            words.pop(name, None)
+        elif value is not None and value is not False:
+            values = value if isinstance(value, list | tuple) else () if value is True else (value,)
+            words[name] = [str(one) for one in values]
+    if given["mixed_precision.grad_reduce_in_fp32"] is True:
+        del words[REDUCED[1]]
+    return words
+
+
+def _value(words: object) -> object:
+    """True for a flag, a number or a text for one value, else the list of them."""
+    assert isinstance(words, list | tuple)
+    values = [_number(str(one)) for one in words]
+    return True if not values else values[0] if len(values) == 1 else values
+
+
+def _number(text: str) -> object:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _spelled(value: object) -> str:
+    """A value as Hydra's override grammar reads it."""
+    if isinstance(value, list):
+        return f"[{','.join(map(_spelled, value))}]"
+    if isinstance(value, str):
+        return value if _PLAIN.fullmatch(value) else json.dumps(value)
+    return json.dumps(value)
+
+
+def _yaml(found: Overrides) -> str:
+    sections: dict[str, dict[str, object]] = {}
+    for key, value in found.items():
+        section, _, name = key.partition(".")
+        sections.setdefault(section, {})[name] = value
+    lines = []
+    for section, values in sections.items():
+        lines += [f"{section}:", *(f"  {name}: {json.dumps(one)}" for name, one in values.items())]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,152 @@
+"""Reads overrides of Megatron-Bridge, in YAML or behind run_recipe.py, as Megatron-LM's arguments.
+
+Source: Megatron-Bridge 0.2 to 0.6 scripts/training/run_recipe.py, training/mixed_precision.py.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import yaml
+
+from planner.catalog.models import model_names
+from planner.errors import Fault, SpecError
+from planner.export.megatron_bridge import NAME, arguments_of
+from planner.export.megatron_read import FP8_RECIPES
+from planner.intake.trainer_files.flags import Command
+from planner.intake.trainer_files.launch import machine_of
+from planner.intake.trainer_files.megatron import StatedMegatron
+from planner.intake.trainer_files.shell import read_script
+from planner.intake.trainer_files.statement import Machine, Run, StatedModel
+from planner.specs.current import CurrentSpec
+from planner.specs.model import ModelSpec
+
+SECTIONS = ("model", "train", "ddp", "optimizer", "mixed_precision", "dataset", "comm_overlap",
+            "checkpoint")  # fmt: skip
+_OVERRIDE = re.compile(rf"[+~]*((?:{'|'.join(SECTIONS)})(?:\.\w+)*)=(.*)", re.S)
+COMMAND = re.compile(r"run_recipe\.py|\bmodel\.tensor_model_parallel_size=")
+# short option of run_recipe.py -> override
+SHORT = {
+    "-gb": "train.global_batch_size", "--global_batch_size": "train.global_batch_size",
+    "-mb": "train.micro_batch_size", "--micro_batch_size": "train.micro_batch_size",
+    "-sl": "dataset.seq_length", "--seq_length": "dataset.seq_length",
+    "-tp": "model.tensor_model_parallel_size",
+    "--tensor_model_parallel_size": "model.tensor_model_parallel_size",
+    "-pp": "model.pipeline_model_parallel_size",
+    "--pipeline_model_parallel_size": "model.pipeline_model_parallel_size",
+    "-cp": "model.context_parallel_size", "--context_parallel_size": "model.context_parallel_size",
+    "-vp": "model.virtual_pipeline_model_parallel_size",
+    "--virtual_pipeline_model_parallel_size": "model.virtual_pipeline_model_parallel_size",
+    "-ep": "model.expert_model_parallel_size",
+    "--expert_model_parallel_size": "model.expert_model_parallel_size",
+    "-etp": "model.expert_tensor_parallel_size",
+    "--expert_tensor_parallel_size": "model.expert_tensor_parallel_size",
+}  # fmt: skip
+# part of a preset's name (MIXED_PRECISION_RECIPES) -> our precision
+_PRESETS = (
+    ("fp8_current", "float8-tensorwise"), ("fp8_delayed", "float8-delayed"),
+    ("fp8_subchannel", "float8-blockwise"), ("mxfp8", "mxfp8"), ("fp8", "float8-tensorwise"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatedBridge(StatedMegatron):
+    """A run of Megatron-Bridge: overrides as Megatron-LM's arguments.
+
+    recipe: the recipe that they override, "" where the text names none.
+    """
+
+    recipe: str = ""
+    needed: tuple[str, ...] = ()
+
+    @property
+    def trainer(self) -> str:
+        """Always Megatron-Bridge."""
+        return NAME
+
+    @property
+    def model(self) -> StatedModel:
+        """The catalogue's model whose name the recipe's begins with."""
+        plain = {re.sub(r"[^a-z0-9]", "", name): name for name in model_names()}
+        recipe = re.sub(r"[^a-z0-9]", "", self.recipe.lower())
+        known = [name for name in plain if recipe.startswith(name)]
+        return StatedModel(
+            value=plain[max(known, key=len)] if known else None,
+            lacking="the recipe has it, which is not read",
+        )
+
+    def run(self, model: ModelSpec, num_gpus: int) -> Run:
+        """The run on this many GPUs. Raises SpecError for malformed values."""
+        experts = {"num_experts": [str(model.num_experts)]} if model.is_moe else {}
+        words = {name: one for name, one in self.words.items() if name != "tp_comm_overlap"}
+        found = StatedMegatron.run(replace(self, words={**words, **experts}), model, num_gpus)
+        known = {**found.training}
+        if "global_batch_size" not in words:
+            del known["global_batch_size"]
+        has_buffers = found.layout["tp"] != 1 and found.layout["sequence_parallel"]
+        if has_buffers and not model.uses_mla and "tp_comm_overlap" not in self.words:
+            overlap = known.get("overlap")
+            known["overlap"] = {**(overlap if isinstance(overlap, Mapping) else {}), "tp": False}
+        return replace(found, training=known)
+
+
+def say(spec: CurrentSpec) -> StatedBridge:
+    """Reads overrides. Raises SpecError for a precision that is not known."""
+    if spec.format == "megatron-bridge" and not COMMAND.search(spec.text):
+        return _stated(flat(yaml.safe_load(spec.text)))
+    script = read_script(spec.text)
+    commands = [
+        Command(script, tuple(fields), end)
+        for fields, end in zip(script.commands, script.ends, strict=True)
+    ]
+    command = max(commands, key=lambda one: sum("=" in field.text for field in one.fields))
+    texts = [field.text for field in command.fields]
+    given: dict[str, object] = {}
+    for text, after in pairwise([*texts, ""]):
+        found = _OVERRIDE.fullmatch(text)
+        key, value = found.groups() if found else (SHORT.get(text, ""), after)
+        if key:
+            given[key] = yaml.safe_load(value)
+    recipe = next((after for flag, after in pairwise(texts) if flag == "--recipe"), "")
+    return _stated(given, recipe, machine_of(script, command))
+
+
+def flat(values: object, prefix: str = "") -> dict[str, object]:
+    """Nested mappings with dotted keys: {"model": {"a": 1}} becomes {"model.a": 1}."""
+    if not isinstance(values, Mapping):
+        return {prefix: values}
+    found: dict[str, object] = {}
+    for key, value in values.items():
+        found |= flat(value, f"{prefix}.{key}" if prefix else str(key))
+    return found
+
+
+def _stated(
+    given: Mapping[str, object], recipe: str = "", machine: Machine | None = None
+) -> StatedBridge:
+    """The run of these overrides; those of `comm_overlap` end in the model's fields."""
+    given = {re.sub(r"^comm_overlap\.", "model.", key): value for key, value in given.items()}
+    words = arguments_of(given)
+    preset = given.get("mixed_precision")
+    if preset is not None:
+        words.pop("grad_reduce_in_bf16", None)
+        words.update(_preset(str(preset)))
+    return StatedBridge(words=words, recipe=recipe, machine=machine or Machine())
+
+
+def _preset(text: str) -> dict[str, list[str]]:
+    """Arguments of a preset of mixed precision, which reduces gradients in fp32 but for fp16."""
+    plain = text.replace("-", "_")
+    low = next((ours for theirs, ours in _PRESETS if theirs in plain), None)
+    if "bf16" not in plain and "fp16" not in plain:
+        known = "use bf16_mixed or another preset of Megatron-Bridge"
+        raise SpecError(Fault("mixed_precision", text, "is not priced", known))
+    words: dict[str, list[str]] = {"accumulate_allreduce_grads_in_fp32": []}
+    if plain == "fp16_mixed":
+        words = {"fp16": [], "grad_reduce_in_bf16": []}
+    if low is not None:
+        words |= {"fp8_format": ["hybrid"], "fp8_recipe": [FP8_RECIPES[low]]}
+    elif "nvfp4" in plain:
+        words["fp4_format"] = ["e2m1"]
+    return words

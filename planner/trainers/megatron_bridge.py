@@ -1,0 +1,36 @@
+"""Megatron-Bridge, which NeMo's recipes run: Megatron-LM with its recipes' defaults."""
+
+from dataclasses import replace
+
+from planner.precision import Recipe, transformer_engine
+from planner.trainers.base import COMMON
+from planner.trainers.megatron import MEGATRON, NATIVE_OVERLAP, native
+from planner.trainers.release import Release, Releases
+
+
+def _recipes(release: Release) -> tuple[Recipe, ...]:
+    """Transformer Engine's recipes with parameters in fp8 (training/mixed_precision.py)."""
+    return native(transformer_engine(), True)
+
+
+MEGATRON_BRIDGE = replace(
+    MEGATRON,
+    name="megatron-bridge",
+    title="Megatron-Bridge",
+    aliases=("nemo",),
+    code=MEGATRON.name,
+    # 3rdparty/Megatron-LM and pyproject.toml of its tags
+    ships={"0.1": "0.14", "0.2": "0.15", "0.3": "0.16", "0.4": "0.17", "0.5": "0.18"},
+    vendors={"nvidia": ""},
+    distributions={},
+    offered=(),
+    export_format="megatron-bridge",
+    # perf_recipes/_common.py (_benchmark_common): grad_reduce_in_fp32 = False,
+    # cross_entropy_fusion_impl = "te"
+    layout_defaults={**COMMON, "reduce_dtype": "bfloat16"},
+    fused_cross_entropy=True,
+    # CommOverlapConfig(tp_comm_overlap=True): no layout has to ask for it
+    tp_overlaps=(replace(NATIVE_OVERLAP, releases=Releases()), MEGATRON.tp_overlaps[-1]),
+    recipes_in=_recipes,
+    source="Megatron-Bridge 0.2 to 0.6 src/megatron/bridge: recipes, perf_recipes, training",
+)

@@ -1,0 +1,293 @@
+"""Megatron-Bridge: Megatron-LM's rules and measurements, its recipes' defaults, files both ways."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from current_cases import job_of_text
+from export_cases import cluster, layout, model, training
+
+from api.input.current import read_job_file
+from planner import estimate
+from planner.columns import LayoutBatch
+from planner.cost.cost_inputs import units_at
+from planner.cost.price import Pricer
+from planner.errors import SpecError
+from planner.estimates import estimate_job
+from planner.export import export
+from planner.export.base import Export
+from planner.export.megatron_bridge import KEYS, arguments_of, overrides
+from planner.intake.current import complete
+from planner.intake.jobs import read_job, read_training
+from planner.intake.trainer_files.canonical import canonical
+from planner.intake.trainer_files.megatron import GROUPS
+from planner.rules import violations
+from planner.specs.job import Job
+from planner.specs.layout import Layout
+from planner.trainers.registry import TRAINERS, release_of, resolve_layout
+
+CASES = Path(__file__).parents[1] / "cases"
+BRIDGE: dict[str, Any] = {"trainer": "megatron-bridge"}
+
+
+def rows(case: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (CASES / case / "rows.jsonl").read_text().splitlines()]
+
+
+def under(trainer: str, row: dict[str, Any]) -> Any:
+    return estimate_job(read_job({**row, "training": {**row["training"], "trainer": trainer}}))
+
+
+def test_nemo_is_its_alias() -> None:
+    read = read_training({"seq_len": 4096, "global_batch_size": 8, "trainer": "nemo"})
+    assert read.trainer == "megatron-bridge"
+
+
+def test_its_recipes_defaults() -> None:
+    ours = resolve_layout({}, trainer="megatron-bridge", num_gpus=8)
+    theirs = resolve_layout({}, trainer="megatron", num_gpus=8)
+    assert (ours.reduce_dtype, theirs.reduce_dtype) == ("bfloat16", "float32")
+    assert ours.model_copy(update={"reduce_dtype": "float32"}) == theirs
+    bridge = TRAINERS["megatron-bridge"]
+    assert (bridge.fused_cross_entropy, TRAINERS["megatron"].fused_cross_entropy) == (True, False)
+    assert all(one.native == (one.peak == "fp8") for one in bridge.recipes(None))
+
+
+@pytest.mark.parametrize(("text", "core"), [
+    (None, "0.18"), ("0.16", "0.16"), ("core_v0.14.0", "0.14"),
+    ("0.4.2", "0.17"), ("v0.3.1", "0.16"), ("NeMo 25.09", "0.14"),  # its own releases
+])  # fmt: skip
+def test_rules_are_those_of_the_core_it_rests_on(text: str | None, core: str) -> None:
+    assert release_of("megatron-bridge", text).number == core
+
+
+def test_megatrons_rules_hold() -> None:
+    job = training(**BRIDGE, overlap={"ep": True}, trainer_version="0.18")
+    chosen = layout(16, "megatron-bridge", ep=8, ac="modules-moe")
+    spec = model("qwen3-30b-a3b")
+    (found,) = violations(chosen, spec, cluster(16), job)
+    assert "Megatron-Bridge core 0.18 recomputes no whole experts" in found.rule
+
+
+def test_it_is_calibrated_as_megatron_is() -> None:
+    """With the same layout and loss the two are one estimate, but for what user buffers hide."""
+    job = {"model": "llama3-8b", "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 8}}
+    found = [
+        estimate(
+            **job,
+            training={"seq_len": 4096, "global_batch_size": 64, "trainer": trainer,
+                      "fused_cross_entropy": True},
+            layout={"reduce_dtype": "bfloat16"},
+        )
+        for trainer in ("megatron", "megatron-bridge")
+    ]  # fmt: skip
+    assert found[0].model_dump(exclude={"id"}) == found[1].model_dump(exclude={"id"})
+
+
+def test_a_fused_loss_keeps_its_16_bit_logits_alone() -> None:
+    """2 bytes a logit where Megatron's own takes 6, and no fp32 block that stays cached."""
+    each, rows = 2 * 4096 * 128256, [layout(8, "megatron", micro_batch_size=2, ac="full")]
+    logits, cached = {}, {}
+    for fused in (False, True):
+        job = training(trainer="megatron", seq_len=4096, fused_cross_entropy=fused)
+        pricer = Pricer.build(model("llama3-8b"), cluster(8), job)
+        batch = LayoutBatch.from_layouts(rows)
+        logits[fused] = float(units_at(pricer, batch).costs.logits_bytes[0])
+        cached[fused] = float(pricer.price(batch).memory.cached[0, 0])
+    assert logits == {False: 6 * each, True: 2 * each}
+    assert cached[False] - cached[True] == pytest.approx(4 * each)
+
+
+def test_a_trainer_without_such_a_loss_says_so() -> None:
+    for trainer, version in (("torchtitan", None), ("megatron", "0.11")):
+        found = estimate(
+            model="llama3-8b",
+            cluster={"gpu": "h100-sxm-80gb", "num_gpus": 8},
+            training={"seq_len": 4096, "global_batch_size": 64, "trainer": trainer,
+                      "trainer_version": version, "fused_cross_entropy": True},
+            layout={},
+        )  # fmt: skip
+        assert [one.field for one in found.unsupported] == ["training.fused_cross_entropy"]
+
+
+# ---- what ran is not called out of memory --------------------------------------------------------
+
+
+@pytest.mark.parametrize("row", rows("18-qwen3-30b-16-h100"), ids=lambda row: row["id"][:20])
+def test_qwen3_30b_on_16_h100(row: dict[str, Any]) -> None:
+    """41.3 s, 31.3 s with overlap, 42.9 s with core_attn; 61.4 to 62.2 GiB allocated.
+
+    Source: github.com/NVIDIA-NeMo/Megatron-Bridge/issues/3862, 3880, 5123.
+    """
+    found = under("nemo", row)
+    assert found.fits
+    assert found.peak_allocated_bytes == pytest.approx(62 * 2**30, rel=0.03)
+
+
+def test_overlap_and_recomputed_attention_go_the_measured_way() -> None:
+    steps = [under("nemo", row).step_seconds for row in rows("18-qwen3-30b-16-h100")]
+    plain, overlapped, attention, hybrid = steps
+    assert plain / overlapped == pytest.approx(1.32, rel=0.06)
+    assert attention / plain == pytest.approx(1.02, rel=0.02)
+    assert plain / hybrid == pytest.approx(2.05, rel=0.1)
+
+
+def test_a_recipe_by_hand_fits_and_is_faster() -> None:
+    """14.44 s on 16 H100 with 80 GB. Source: Megatron-Bridge issue 949."""
+    recipe, _, by_hand = (under("nemo", row) for row in rows("19-qwen3-30b-recipe-vs-hand"))
+    assert by_hand.fits
+    assert by_hand.step_seconds == pytest.approx(14.44, rel=0.05)
+    assert by_hand.step_seconds < recipe.step_seconds
+    text = (CASES / "19-qwen3-30b-recipe-vs-hand/te_loss.sh").read_text(encoding="utf-8")
+    same = job_of_text("te_loss.sh", text)
+    assert same.training.fused_cross_entropy is True
+    found = estimate_job(same)
+    assert found.fits
+    assert not any("cross-entropy" in one for one in found.warnings)
+
+
+# ---- files ---------------------------------------------------------------------------------------
+
+LAYOUTS: list[tuple[str, int, dict[str, Any]]] = [
+    ("qwen3-30b-a3b", 16, {"ep": 16, "moe_dispatcher": "hybridep"}),
+    ("qwen3-30b-a3b", 16, {"ep": 8, "pp": 2, "pp_schedule": "Interleaved1F1B",
+                           "virtual_stages": 12, "ac": "modules-moe_act+layernorm"}),
+    ("llama3-70b", 64, {"tp": 8, "pp": 4, "pp_schedule": "Interleaved1F1B", "virtual_stages": 5,
+                        "cp": 2, "precision": "float8-tensorwise", "ac": "block-2"}),
+    ("llama3-70b", 64, {"tp": 4, "pp": 4, "layers_per_stage": (19, 21, 21, 19), "ac": "uniform-2"}),
+    ("llama3-8b", 8, {"reduce_dtype": "float32", "zero_stage": 0, "cpu_offload": False,
+                      "ac": "full"}),
+    ("llama3-8b", 8, {"cpu_offload": True, "optimizer_offload_fraction": 0.5}),
+    ("llama3-8b", 8, {"activation_offload_layers": 3, "precision": "mxfp8"}),
+    ("deepseek-v3", 256, {"ep": 32, "pp": 8, "ac": "modules-mla_up_proj+mlp",
+                          "layers_per_stage": (7, 8, 8, 8, 8, 8, 7, 7)}),
+]  # fmt: skip
+
+
+def made(name: str, num_gpus: int, values: dict[str, Any], **given: Any) -> tuple[Layout, Export]:
+    chosen = layout(num_gpus, "megatron-bridge", **{"cp_method": "alltoall", **values})
+    job = training(**BRIDGE, seq_len=4096, global_batch_size=256, **given)
+    gpu = "b200-sxm-180gb" if chosen.precision == "mxfp8" else "h100-sxm-80gb"
+    machine = cluster(num_gpus, gpu=gpu)
+    return chosen, export(chosen, model(name), machine, job, to="megatron-bridge")
+
+
+def read(name: str, num_gpus: int, current: object) -> Job:
+    given = {"model": name, "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": num_gpus}}
+    return read_job(complete({"current": current, **given}))
+
+
+@pytest.mark.parametrize(("name", "num_gpus", "values"), LAYOUTS)
+def test_what_is_exported_reads_back(
+    name: str, num_gpus: int, values: dict[str, Any], tmp_path: Path
+) -> None:
+    chosen, exported = made(name, num_gpus, values)
+    assert exported.blockers == ()
+    layers = model(name).num_hidden_layers
+    for file in ("overrides.yaml", "launch.sh"):
+        (tmp_path / file).write_text(exported.files[file], encoding="utf-8")
+        job = read(name, num_gpus, read_job_file(str(tmp_path / file), "--job")["current"])
+        assert job.layout is not None
+        assert canonical(job.layout, layers, "megatron-bridge") == canonical(
+            chosen, layers, "megatron-bridge"
+        )
+        assert job.training.trainer == "megatron-bridge"
+        assert (job.training.seq_len, job.training.global_batch_size) == (4096, 256)
+
+
+def test_every_setting_of_a_layout_has_an_override() -> None:
+    without = {"enable_zero_bubble", "zero_bubble_max_pending_backward", "use_torch_fsdp2",
+               "use_custom_fsdp", "no_gradient_accumulation_fusion", "recompute_activations",
+               "num_layers_per_virtual_pipeline_stage", "fp8"}  # fmt: skip
+    assert {name for _, names in GROUPS for name in names} - KEYS.keys() - without == {
+        "grad_reduce_in_bf16"  # the other value of a flag
+    }
+
+
+def test_overrides_take_back_what_a_recipe_may_have_set() -> None:
+    _, exported = made("llama3-8b", 8, {})
+    values = yaml.safe_load(exported.files["overrides.yaml"])
+    assert values["model"]["recompute_granularity"] is None
+    assert values["model"]["sequence_parallel"] is False
+    assert values["model"]["cross_entropy_fusion_impl"] == "te"
+    assert values["mixed_precision"]["grad_reduce_in_fp32"] is False
+    assert "model.recompute_modules=null" in exported.arguments
+    assert arguments_of(overrides({"micro_batch_size": ["2"]}))["micro_batch_size"] == ["2"]
+
+
+def test_an_export_has_the_loss_that_was_priced() -> None:
+    """Whatever its format: the job's trainer says which loss it is, unless the job does."""
+    chosen = layout(8, "megatron-bridge")
+    for given, te in ((BRIDGE, True), ({"trainer": "megatron"}, False),
+                      ({**BRIDGE, "fused_cross_entropy": False}, False)):  # fmt: skip
+        job, spec = training(**given), model("llama3-8b")
+        ours = export(chosen, spec, cluster(8), job, to="megatron-bridge").arguments
+        theirs = export(chosen, spec, cluster(8), job, to="megatron").arguments
+        assert f"model.cross_entropy_fusion_impl={'te' if te else 'native'}" in ours
+        assert ("--cross-entropy-fusion-impl" in theirs) is te
+
+
+def test_modules_and_layouts_are_spelled_for_hydra() -> None:
+    _, exported = made("llama3-70b", 64, LAYOUTS[3][2] | {"ac": "modules-mlp+layernorm"})
+    assert "model.recompute_modules=[mlp,layernorm]" in exported.arguments
+    assert 'model.pipeline_model_parallel_layout="Et*19|t*21|t*21|t*19L"' in exported.arguments
+
+
+COMMAND = (
+    "torchrun --nproc_per_node=8 --nnodes=2 scripts/training/run_recipe.py "
+    "--recipe qwen3_30b_a3b_pretrain_16gpu_h100_bf16_config -ep 8 -mb 2 "
+    "model.recompute_granularity=selective model.recompute_modules=[moe_act,layernorm] "
+    "train.global_batch_size=512 dataset.seq_length=4096 "
+    "comm_overlap.overlap_moe_expert_parallel_comm=true"
+)
+
+
+def test_a_command_of_run_recipe() -> None:
+    job = job_of_text("run.sh", COMMAND)
+    assert (job.model.name, job.cluster.num_gpus) == ("qwen3-30b-a3b", 16)
+    assert job.layout == layout(
+        16, "megatron-bridge", ep=8, micro_batch_size=2, ac="modules-layernorm+moe_act",
+        cp_method="alltoall",
+    )  # fmt: skip
+    assert job.training.overlap.ep
+    assert job.training.global_batch_size == 512
+
+
+@pytest.mark.parametrize(("words", "hides"), [
+    ("", True), ("comm_overlap.tp_comm_overlap=false", False), ("model.tp_comm_overlap=true", True),
+])  # fmt: skip
+def test_user_buffers_hide_tp_unless_they_are_switched_off(words: str, hides: bool) -> None:
+    both = "model.tensor_model_parallel_size=2 model.sequence_parallel=true"
+    job = job_of_text("run.sh", f"{COMMAND} {both} {words}")
+    assert job.training.overlap.tp is hides
+    assert job.layout is not None
+    assert not job.layout.async_tp
+
+
+@pytest.mark.parametrize(("preset", "precision", "reduce_dtype"), [
+    ("bf16_mixed", "bf16", "float32"), ("fp16_mixed", "fp16", "bfloat16"),
+    ("bf16_with_fp8_subchannel_scaling_mixed", "float8-blockwise", "float32"),
+    ("bf16-with-mxfp8-mixed", "mxfp8", "float32"), ("bf16_with_nvfp4_mixed", "nvfp4", "float32"),
+])  # fmt: skip
+def test_presets_of_mixed_precision(preset: str, precision: str, reduce_dtype: str) -> None:
+    job = job_of_text("run.sh", f"{COMMAND} mixed_precision={preset}")
+    assert job.layout is not None
+    assert (job.layout.precision, job.layout.reduce_dtype) == (precision, reduce_dtype)
+
+
+def test_bad_overrides_are_one_error() -> None:
+    for words, field in (("mixed_precision=int8_mixed", "mixed_precision"),
+                         ("model.tensor_model_parallel_size=two", "--tensor-model")):  # fmt: skip
+        with pytest.raises(SpecError) as error:
+            job_of_text("run.sh", f"{COMMAND} {words}")
+        assert error.value.faults[0].field.startswith(field)
+
+
+def test_seq_len_and_batch_are_asked_for_where_no_override_has_them() -> None:
+    bare = "python run_recipe.py --recipe llama3_8b_pretrain_config model.context_parallel_size=2"
+    with pytest.raises(SpecError) as error:
+        job_of_text("run.sh", bare, cluster={"gpu": "h100-sxm-80gb", "num_gpus": 8})
+    assert {one.field for one in error.value.faults} == {
+        "training.seq_len", "training.global_batch_size"}  # fmt: skip
