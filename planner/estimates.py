@@ -412,27 +412,29 @@ class _Columns:
     def _learned(self, row: int) -> LearnedFactor | None:
         """What one's own runs did to this row's seconds."""
         pricer = self.pricer
-        seen = pricer.calibration.own_runs
-        if not seen:
-            return None
+        seen, waiting = pricer.calibration.own_runs, pricer.calibration.waiting
         stack = stack_name(pricer.training.trainer, pricer.cluster.gpu.name)
         unit = unit_name(stack, self.layouts[row].precision, pricer.model)
         runs = seen.get(unit, 0)
         alike = sum(count for name, count in seen.items() if name.startswith(f"{stack}, ")) - runs
-        if not runs + alike:
+        if not runs + alike and stack not in waiting:
             return None
         factor = float(self.refined.step_seconds[row] / self._as_shipped[row])
         found = [counted(runs, "run")] if runs else []
         found += [f"{counted(alike, 'run')} of other kinds"] if alike else []
         stale = pricer.calibration.stale
-        left_out = (
-            "" if stale is None else f"; {counted(stale.runs, 'older run')} left out as stale"
-        )
+        said = [f"calibrated by {' and '.join(found)} of yours: x{factor:.2f}"] if found else []
+        said += [] if stale is None else [f"{counted(stale.runs, 'older run')} left out as stale"]
+        if stack in waiting:
+            said.append(
+                f"a layout that took {waiting[stack]:.2f} times its prediction waits for a second "
+                "one that is as far off"
+            )
         return LearnedFactor(
             runs=runs,
             runs_alike=alike,
             factor=factor,
-            statement=f"calibrated by {' and '.join(found)} of yours: x{factor:.2f}{left_out}",
+            statement="; ".join(said),
             stale_runs=0 if stale is None else stale.runs,
             stale_since=None if stale is None else stale.since,
         )

@@ -5,6 +5,7 @@ and kept: a further run costs the pricing of that run.
 Letters: R runs, K knobs, P unknowns.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,6 +29,8 @@ from planner.columns import FloatColumn
 from planner.cost.machine.knobs import KNOBS, PLACE, Calibration
 from planner.specs.job import Job
 from planner.specs.measurement import Measurement
+
+BELIEVED_ALONE = 0.15  # the most that one layout is off and moves others; judgement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +127,32 @@ def priced(calibration: Calibration, measurements: Sequence[Measurement]) -> lis
     return found
 
 
+def waiting(
+    calibration: Calibration, believed: Calibration, by_layout: Sequence[Sequence[PricedRun]]
+) -> dict[int, float]:
+    """Places of layouts that are not believed yet, with measured over predicted seconds.
+
+    Their runs are further off than BELIEVED_ALONE, and no second layout of their stack is as far
+    off the same way: a disturbed run, or a layout of which the model misses something, says nothing
+    of others.
+    """
+    firsts = [runs[0] for runs in by_layout]
+    gradient = np.array([run.gradient for run in firsts], dtype=np.float64)
+    factors = np.exp(_measured(by_layout) - _predicted(firsts, gradient, calibration, believed))
+    far = {
+        place: (run.stack, factor > 1.0)
+        for place, (run, factor) in enumerate(zip(firsts, factors, strict=True))
+        if abs(factor - 1.0) > BELIEVED_ALONE
+    }
+    alike = Counter(far.values())
+    return {place: float(factors[place]) for place, side in far.items() if alike[side] == 1}
+
+
+def _measured(by_layout: Sequence[Sequence[PricedRun]]) -> FloatColumn:
+    """Mean log seconds of each layout's runs, (R,)."""
+    return np.array([np.mean([np.log(run.step_seconds) for run in runs]) for runs in by_layout])
+
+
 def with_runs(
     calibration: Calibration, believed: Calibration, by_layout: Sequence[Sequence[PricedRun]]
 ) -> Calibration:
@@ -154,9 +183,7 @@ def with_runs(
         derivatives=by_key(names, unknowns, gradient),
         gradient=gradient,
         predicted=_predicted(firsts, gradient, calibration, believed),
-        measured=np.array(
-            [np.mean([np.log(run.step_seconds) for run in runs]) for runs in by_layout]
-        ),
+        measured=_measured(by_layout),
         units=names.units,
     )
     scales = Scales(run=believed.own_run_sd, stack=believed.stack_sd, unit=believed.unit_sd)
