@@ -446,7 +446,7 @@ class _Columns:
             return None
         return (
             f"{counted(stale.runs, 'run')} of yours from before {stale.since[:10]} are left out as "
-            f"stale: {stale.statement}; runs since then count, and intervals rest on them alone"
+            f"stale: {stale.statement}; only runs since then count, in predictions and in intervals"
         )
 
     def _redone_share(self) -> FloatColumn:

@@ -19,14 +19,15 @@ from planner.calibration.fit import (
     Linear,
     Names,
     Scales,
+    Solution,
     Unknowns,
     by_key,
     fingerprint,
     gradient_of,
     predict,
 )
-from planner.columns import FloatColumn
-from planner.cost.machine.knobs import KNOBS, PLACE, Calibration
+from planner.columns import BoolColumn, FloatColumn
+from planner.cost.machine.knobs import KNOBS, PLACE, STACK, UNIT, Calibration
 from planner.specs.job import Job
 from planner.specs.measurement import Measurement
 
@@ -138,14 +139,20 @@ def waiting(
     """
     firsts = [runs[0] for runs in by_layout]
     gradient = np.array([run.gradient for run in firsts], dtype=np.float64)
-    factors = np.exp(_measured(by_layout) - _predicted(firsts, gradient, calibration, believed))
-    far = {
-        place: (run.stack, factor > 1.0)
-        for place, (run, factor) in enumerate(zip(firsts, factors, strict=True))
-        if abs(factor - 1.0) > BELIEVED_ALONE
-    }
-    alike = Counter(far.values())
-    return {place: float(factors[place]) for place, side in far.items() if alike[side] == 1}
+    off = _measured(by_layout) - _predicted(firsts, gradient, calibration, believed)
+    alone = far_alone(off, [run.stack for run in firsts])
+    return {int(place): float(np.exp(off[place])) for place in np.flatnonzero(alone)}
+
+
+def far_alone(off: FloatColumn, stacks: Sequence[str]) -> BoolColumn:
+    """Layouts further off than BELIEVED_ALONE without a second of their stack on that side, (R,).
+
+    off (R,): log of measured over predicted seconds.
+    """
+    sides = list(zip(stacks, (off > 0.0).tolist(), strict=True))
+    far = np.abs(np.expm1(off)) > BELIEVED_ALONE
+    alike = Counter(side for side, distant in zip(sides, far, strict=True) if distant)
+    return far & np.array([alike[side] < 2 for side in sides], dtype=np.bool_)
 
 
 def _measured(by_layout: Sequence[Sequence[PricedRun]]) -> FloatColumn:
@@ -188,13 +195,38 @@ def with_runs(
     )
     scales = Scales(run=believed.own_run_sd, stack=believed.stack_sd, unit=believed.unit_sd)
     solution = linear.solve(scales, estimate=False, strange=False)
+    x, covariance = _within_units(unknowns.keys, solution, firsts)
     keep = np.array([not name.startswith(PLACE_KEY) for name, _ in unknowns.keys])
     return replace(
         believed,
         keys=tuple(key for key, kept in zip(unknowns.keys, keep, strict=True) if kept),
-        shifts=solution.x[keep],
-        covariance=solution.covariance[np.ix_(keep, keep)],
+        shifts=x[keep],
+        covariance=covariance[np.ix_(keep, keep)],
     )
+
+
+def _within_units(
+    keys: Sequence[tuple[str, str]], solution: Solution, runs: Sequence[PricedRun]
+) -> tuple[FloatColumn, FloatColumn]:
+    """(unknowns, their covariance): what is far off in one unit alone stays in that unit.
+
+    Of a stack's offset the part beyond BELIEVED_ALONE moves to the offset of its only unit with
+    runs. Other units, which are unlike it, are as unsure as that part is large.
+    """
+    x, covariance, at = (
+        solution.x.copy(),
+        solution.covariance.copy(),
+        dict(zip(keys, range(len(keys)))),
+    )
+    for stack in {run.stack for run in runs}:
+        units = {run.unit for run in runs if run.stack == stack}
+        offset = x[at[STACK, stack]]
+        beyond = offset - np.clip(offset, np.log1p(-BELIEVED_ALONE), np.log1p(BELIEVED_ALONE))
+        if len(units) == 1 and beyond:
+            apart = np.zeros(len(x))
+            apart[at[STACK, stack]], apart[at[UNIT, units.pop()]] = -beyond, beyond
+            x, covariance = x + apart, covariance + np.outer(apart, apart)
+    return x, covariance
 
 
 def _predicted(

@@ -10,6 +10,7 @@ from planner.calibration.intervals import time_spread
 from planner.calibration.kernels import KernelShape, KernelTiming, alone, shape_seconds
 from planner.calibration.update import KernelRun, learn
 from planner.columns import LayoutBatch
+from planner.cost.machine.knobs import Calibration
 from planner.cost.machine.shipped import shipped_calibration
 from planner.cost.price import Pricer
 from planner.estimates import estimate_job
@@ -93,6 +94,33 @@ def test_one_layout_that_is_far_off_moves_no_other_and_waits_for_a_second(factor
     assert not both.waiting
     for other in others:
         assert predicted(other, both) == pytest.approx(factor * predicted(other), rel=0.15)
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_two_far_layouts_with_experts_move_dense_models_little_and_widen_them(
+    factor: float,
+) -> None:
+    shipped = shipped_calibration()
+    experts = [job("deepseek-v2-lite"), job("deepseek-v2-lite", ac="full")]
+    learnt = learn(shipped, [measurement(one.layout.ac, one, factor) for one in experts])
+    mine = job("deepseek-v2-lite", tp=2)
+    assert predicted(mine, learnt) == pytest.approx(factor * predicted(mine), rel=0.15)
+
+    def width(one: Job, calibration: Calibration) -> float:
+        interval = estimate_job(one, calibration).interval
+        assert interval is not None
+        return float(np.log(interval.step_seconds[1] / interval.step_seconds[0]))
+
+    for other in (job(), job("qwen3-8b")):
+        assert abs(np.log(predicted(other, learnt) / predicted(other))) < 0.2
+        assert width(other, learnt) > 1.5 * width(other, shipped)
+    both = learn(
+        shipped,
+        [measurement(str(n), one, factor) for n, one in enumerate((*experts, job(), job(tp=2)))],
+    )
+    assert predicted(job("qwen3-8b"), both) == pytest.approx(
+        factor * predicted(job("qwen3-8b")), rel=0.15
+    )
 
 
 def test_what_one_run_teaches_is_shown_and_stays_with_its_stack() -> None:
