@@ -48,7 +48,8 @@ LAYERS = (14, 22, 26, 27, 28, 30, 33, 39, 42, 44, 45, 49, 52, 55, 56)
 GPUS = ("h100-sxm-80gb", "a100-sxm-80gb", "a100-sxm-40gb", "a100-pcie-80gb", "h200-sxm-141gb")
 SIZES = (2, 4, 6, 8, 8, 16, 16, 24, 32)
 TRAINERS_DRAWN = ("torchtitan", "torchtitan", "megatron", "megatron", "fsdp", "megatron-deepspeed")
-# Another value of these trains another model, or is the user's to choose.
+# Another value of these trains another model, or is the user's to choose, as are those that a
+# trainer has by request.
 NOT_DRAWN = frozenset({"precision", "param_dtype", "reduce_dtype", "master_dtype"})
 DRAWN, MOST_FIXED, ATTEMPTS = 400, 3, 20
 
@@ -109,6 +110,7 @@ class Runnable:
         self.context = Context(model=read.model, cluster=read.cluster, training=read.training)
         self.pricer = Pricer.build(read.model, read.cluster, read.training)
         self.wide, allow = wide, _wide(self.context)
+        self.left_alone = NOT_DRAWN | self.context.trainer.by_request
         if not wide:
             allow["virtual_stages"] = allow["virtual_stages"][:24]
         self.batch = self._fitting(allow)
@@ -160,7 +162,7 @@ class Runnable:
     def fix(self) -> dict[str, Any]:
         """One to MOST_FIXED fields of one of them."""
         layout = self.draw()
-        names = [name for name in Layout.model_fields if name not in NOT_DRAWN]
+        names = [name for name in Layout.model_fields if name not in self.left_alone]
         count = int(self.rng.integers(1, MOST_FIXED + 1))
         chosen = {str(name) for name in self.rng.choice(names, count, replace=False)}
         if self.wide and layout.virtual_stages not in STEPS_OF_STAGES:
@@ -169,7 +171,7 @@ class Runnable:
 
 
 def _wide(context: Context) -> dict[str, list[Any]]:
-    """Every value that a trainer may be told, of what trains the same model."""
+    """Every value that a trainer may be told unasked, of what trains the same model."""
     domains = default_domains(context)
     allow = {name: list(domain.values) for name, domain in domains.items()}
     trainer = TRAINERS[context.training.trainer].at(training_release(context.training))
@@ -177,11 +179,13 @@ def _wide(context: Context) -> dict[str, list[Any]]:
     allow.update(dict.fromkeys(("tp", "cp", "pp", "dp_replicate", "dp_shard"), degrees))
     allow["virtual_stages"] = list(range(1, context.model.num_hidden_layers + 1))
     allow["cpu_offload"] = [False, True]
+    allow.update((name, list(domains[name].values)) for name in context.trainer.by_request)
+    kinds = {parse_ac(text)[0] for text in trainer.searched_ac} | trainer.dials
     allow["ac"] = [
         text
         for text in (*allow["ac"], "selective-layer-3", "selective-layer-4", "memory-budget-0.3",
                      "memory-budget-0.5", "memory-budget-0.75")
-        if parse_ac(str(text))[0] in trainer.ac_kinds
+        if parse_ac(str(text))[0] in kinds & trainer.ac_kinds
     ]  # fmt: skip
     return allow
 

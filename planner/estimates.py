@@ -31,6 +31,7 @@ from planner.rules import violations_of
 from planner.rules.support import obstacles
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import (
+    OOM_LIMIT,
     Estimate,
     Interval,
     LearnedFactor,
@@ -49,7 +50,6 @@ from planner.version import MODEL_VERSION
 from planner.work.axes import busiest_load
 
 COVERAGE = 0.9
-FITS_BELOW = 0.05
 MOST_PRICERS = 8  # each remembers units of up to some ten megabytes; judgement
 MOST_RANKS = 2**14  # pipeline ranks priced at once, so that a column stays in a core's cache
 
@@ -335,7 +335,7 @@ class _Columns:
             valid=True,
             violations=[],
             unsupported=list(lacking),
-            fits=probability <= FITS_BELOW,
+            fits=probability <= OOM_LIMIT,
             oom_probability=probability,
             oom_probability_full_card=float(self.spread.oom_probability_full_card[row]),
             step_seconds=float(self.refined.step_seconds[row]),

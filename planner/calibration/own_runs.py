@@ -213,11 +213,8 @@ def _within_units(
     Of a stack's offset the part beyond BELIEVED_ALONE moves to the offset of its only unit with
     runs. Other units, which are unlike it, are as unsure as that part is large.
     """
-    x, covariance, at = (
-        solution.x.copy(),
-        solution.covariance.copy(),
-        dict(zip(keys, range(len(keys)))),
-    )
+    x, covariance = solution.x.copy(), solution.covariance.copy()
+    at = {key: place for place, key in enumerate(keys)}
     for stack in {run.stack for run in runs}:
         units = {run.unit for run in runs if run.stack == stack}
         offset = x[at[STACK, stack]]

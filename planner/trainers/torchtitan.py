@@ -230,6 +230,7 @@ TORCHTITAN = TrainerRules(
     loss_bytes=12.0,
     fused_loss_bytes=8.0,
     sharded_loss_bytes=16.0,
+    fused_sharded_loss_bytes=10.0,  # torch 2.13 (tests/unit/test_loss_bytes_torch.py)
     # train.py until then: "compiling loss function causes CUDA errors, turning off for now"
     eager_loss_until="2025-02",
     loss_leftover_bytes=2.0,
