@@ -27,7 +27,8 @@ from planner.calibration.fit import (
     predict,
 )
 from planner.columns import BoolColumn, FloatColumn
-from planner.cost.machine.knobs import KNOBS, PLACE, STACK, UNIT, Calibration
+from planner.cost.machine.knobs import KNOBS, PLACE, Calibration
+from planner.cost.machine.stacks import STACK, UNIT
 from planner.specs.job import Job
 from planner.specs.measurement import Measurement
 
