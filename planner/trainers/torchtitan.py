@@ -35,6 +35,8 @@ _GRAPH_TRAINER = (
             "ac_kinds": frozenset({"none", "selective-op", "full"}),
             "always_compiles": True,
             "steps_in_backward": False,
+            # passes.py (final_inductor_compile_passes): attention and norms alone, unless asked
+            "fused_sharded_loss_bytes": 16.0,
         },
     ),
     # pull request 3115 turned chunks off; 3614 of June, not merged at first, turns them on
