@@ -48,7 +48,8 @@ LAYERS = (14, 22, 26, 27, 28, 30, 33, 39, 42, 44, 45, 49, 52, 55, 56)
 GPUS = ("h100-sxm-80gb", "a100-sxm-80gb", "a100-sxm-40gb", "a100-pcie-80gb", "h200-sxm-141gb")
 SIZES = (2, 4, 6, 8, 8, 16, 16, 24, 32)
 TRAINERS_DRAWN = ("torchtitan", "torchtitan", "megatron", "megatron", "fsdp", "megatron-deepspeed")
-# Another value of these trains another model, or is the user's to choose.
+# Another value of these trains another model, or is the user's to choose, as are those that a
+# trainer has by request.
 NOT_DRAWN = frozenset({"precision", "param_dtype", "reduce_dtype", "master_dtype"})
 DRAWN, MOST_FIXED, ATTEMPTS = 400, 3, 20
 
@@ -75,14 +76,14 @@ class Compared:
         return self.ratio > 1.0 + TOLERANCE
 
 
-def random_job(rng: np.random.Generator, *, wide: bool) -> dict[str, Any]:
-    """A job whose search takes some tenths of a second. wide: other numbers of layers too."""
+def random_job(rng: np.random.Generator) -> dict[str, Any]:
+    """A job whose search takes some tenths of a second."""
     num_gpus = int(rng.choice(SIZES))
     batch = int(num_gpus * rng.choice([1, 2, 4, 8, 16]) + rng.choice([0, 0, 0, num_gpus // 2]))
     name = str(rng.choice(MODELS))
-    other = wide and {"base": name, "num_hidden_layers": int(rng.choice(LAYERS))}
+    other = {"base": name, "num_hidden_layers": int(rng.choice(LAYERS))}
     return {
-        "model": other if wide and rng.random() < 0.5 else name,
+        "model": other if rng.random() < 0.5 else name,
         "cluster": {"gpu": str(rng.choice(GPUS)), "num_gpus": num_gpus},
         "training": {
             "seq_len": int(rng.choice([2048, 4096, 8192])),
@@ -103,16 +104,15 @@ def fastest(job: dict[str, Any], fix: dict[str, Any]) -> tuple[float, Layout] | 
 class Runnable:
     """Layouts of a job that the trainer can run and that fit, searched or not."""
 
-    def __init__(self, job: dict[str, Any], rng: np.random.Generator, *, wide: bool) -> None:
+    def __init__(self, job: dict[str, Any], rng: np.random.Generator) -> None:
         read = read_job(job)
         self.rng, self.model = rng, read.model
         self.context = Context(model=read.model, cluster=read.cluster, training=read.training)
         self.pricer = Pricer.build(read.model, read.cluster, read.training)
-        self.wide, allow = wide, _wide(self.context)
-        if not wide:
-            allow["virtual_stages"] = allow["virtual_stages"][:24]
+        allow = _wide(self.context)
+        self.left_alone = NOT_DRAWN | self.context.trainer.by_request
         self.batch = self._fitting(allow)
-        self.even = self._fitting(allow | _unlisted(self.context)) if wide else ()
+        self.even = self._fitting(allow | _unlisted(self.context))
 
     def _fitting(self, allow: dict[str, list[Any]]) -> LayoutBatch:
         """Random layouts of a space that fit, fastest first."""
@@ -138,8 +138,8 @@ class Runnable:
         One of three is even over stages that the steps of the search leave out, one of nine is
         split at random.
         """
-        even = bool(self.even) and self.rng.random() < 1 / 3
-        batch = self.even if self.even and even else self.batch
+        even = len(self.even) > 0 and self.rng.random() < 1 / 3
+        batch = self.even if even else self.batch
         most = len(batch) if self.rng.random() < 0.5 else max(1, len(batch) // 10)
         layout = batch.row(int(self.rng.integers(most)))
         if even or layout.pp == 1 or self.rng.random() < 2 / 3:
@@ -160,16 +160,16 @@ class Runnable:
     def fix(self) -> dict[str, Any]:
         """One to MOST_FIXED fields of one of them."""
         layout = self.draw()
-        names = [name for name in Layout.model_fields if name not in NOT_DRAWN]
+        names = [name for name in Layout.model_fields if name not in self.left_alone]
         count = int(self.rng.integers(1, MOST_FIXED + 1))
         chosen = {str(name) for name in self.rng.choice(names, count, replace=False)}
-        if self.wide and layout.virtual_stages not in STEPS_OF_STAGES:
+        if layout.virtual_stages not in STEPS_OF_STAGES:
             chosen.add("virtual_stages")
         return {name: getattr(layout, name) for name in sorted(chosen)}
 
 
 def _wide(context: Context) -> dict[str, list[Any]]:
-    """Every value that a trainer may be told, of what trains the same model."""
+    """Every value that a trainer may be told unasked, of what trains the same model."""
     domains = default_domains(context)
     allow = {name: list(domain.values) for name, domain in domains.items()}
     trainer = TRAINERS[context.training.trainer].at(training_release(context.training))
@@ -177,33 +177,34 @@ def _wide(context: Context) -> dict[str, list[Any]]:
     allow.update(dict.fromkeys(("tp", "cp", "pp", "dp_replicate", "dp_shard"), degrees))
     allow["virtual_stages"] = list(range(1, context.model.num_hidden_layers + 1))
     allow["cpu_offload"] = [False, True]
+    allow.update((name, list(domains[name].values)) for name in context.trainer.by_request)
+    kinds = {parse_ac(text)[0] for text in trainer.searched_ac} | trainer.dials
     allow["ac"] = [
         text
         for text in (*allow["ac"], "selective-layer-3", "selective-layer-4", "memory-budget-0.3",
                      "memory-budget-0.5", "memory-budget-0.75")
-        if parse_ac(str(text))[0] in trainer.ac_kinds
+        if parse_ac(str(text))[0] in kinds & trainer.ac_kinds
     ]  # fmt: skip
     return allow
 
 
 def _unlisted(context: Context) -> dict[str, list[Any]]:
     """Pipelines whose stages split the layers evenly, as the steps of the search do not."""
+    if "pp" in context.trainer.by_request:
+        return {}
     layers = context.model.num_hidden_layers
     counts = [n for n in divisors(layers) if n not in STEPS_OF_STAGES]
     degrees = [n for n in divisors(context.cluster.num_gpus) if n > 1 and layers % n == 0]
     return {"virtual_stages": counts or [1], "pp": degrees or [1], "layers_per_stage": [None]}
 
 
-def compared(rng: np.random.Generator, num_fixes: int, *, wide: bool = True) -> Iterator[Compared]:
-    """A random job with something that fits, against its fixes.
-
-    wide: with other numbers of layers and with stages that the search's steps leave out.
-    """
+def compared(rng: np.random.Generator, num_fixes: int) -> Iterator[Compared]:
+    """A random job with something that fits, against its fixes."""
     for _ in range(ATTEMPTS):
-        job = random_job(rng, wide=wide)
+        job = random_job(rng)
         try:
             free = fastest(job, {})
-            runnable = Runnable(job, rng, wide=wide) if free else None
+            runnable = Runnable(job, rng) if free else None
         except PlannerError:
             continue
         if free and runnable and runnable.fitting:

@@ -31,6 +31,7 @@ from planner.rules import violations_of
 from planner.rules.support import obstacles
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import (
+    OOM_LIMIT,
     Estimate,
     Interval,
     LearnedFactor,
@@ -49,7 +50,6 @@ from planner.version import MODEL_VERSION
 from planner.work.axes import busiest_load
 
 COVERAGE = 0.9
-FITS_BELOW = 0.05
 MOST_PRICERS = 8  # each remembers units of up to some ten megabytes; judgement
 MOST_RANKS = 2**14  # pipeline ranks priced at once, so that a column stays in a core's cache
 
@@ -335,7 +335,7 @@ class _Columns:
             valid=True,
             violations=[],
             unsupported=list(lacking),
-            fits=probability <= FITS_BELOW,
+            fits=probability <= OOM_LIMIT,
             oom_probability=probability,
             oom_probability_full_card=float(self.spread.oom_probability_full_card[row]),
             step_seconds=float(self.refined.step_seconds[row]),
@@ -412,27 +412,31 @@ class _Columns:
     def _learned(self, row: int) -> LearnedFactor | None:
         """What one's own runs did to this row's seconds."""
         pricer = self.pricer
-        seen = pricer.calibration.own_runs
-        if not seen:
+        seen, waiting = pricer.calibration.own_runs, pricer.calibration.waiting
+        if not seen and not waiting:
             return None
         stack = stack_name(code_of(pricer.training), pricer.cluster.gpu.name)
         unit = unit_name(stack, self.layouts[row].precision, pricer.model)
         runs = seen.get(unit, 0)
         alike = sum(count for name, count in seen.items() if name.startswith(f"{stack}, ")) - runs
-        if not runs + alike:
+        if not runs + alike and stack not in waiting:
             return None
         factor = float(self.refined.step_seconds[row] / self._as_shipped[row])
         found = [counted(runs, "run")] if runs else []
         found += [f"{counted(alike, 'run')} of other kinds"] if alike else []
         stale = pricer.calibration.stale
-        left_out = (
-            "" if stale is None else f"; {counted(stale.runs, 'older run')} left out as stale"
-        )
+        said = [f"calibrated by {' and '.join(found)} of yours: x{factor:.2f}"] if found else []
+        said += [] if stale is None else [f"{counted(stale.runs, 'older run')} left out as stale"]
+        if stack in waiting:
+            said.append(
+                f"a layout that took {waiting[stack]:.2f} times its prediction waits for a second "
+                "one that is as far off"
+            )
         return LearnedFactor(
             runs=runs,
             runs_alike=alike,
             factor=factor,
-            statement=f"calibrated by {' and '.join(found)} of yours: x{factor:.2f}{left_out}",
+            statement="; ".join(said),
             stale_runs=0 if stale is None else stale.runs,
             stale_since=None if stale is None else stale.since,
         )
@@ -444,7 +448,7 @@ class _Columns:
             return None
         return (
             f"{counted(stale.runs, 'run')} of yours from before {stale.since[:10]} are left out as "
-            f"stale: {stale.statement}; runs since then count, and intervals rest on them alone"
+            f"stale: {stale.statement}; only runs since then count, in predictions and in intervals"
         )
 
     def _redone_share(self) -> FloatColumn:

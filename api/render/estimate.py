@@ -21,7 +21,7 @@ from api.render.figures import (
     size,
 )
 from api.render.parts import memory_parts, time_parts
-from planner.specs.estimate import Estimate, Violation
+from planner.specs.estimate import OOM_LIMIT, Estimate, Violation
 from planner.specs.estimate_parts import bottleneck
 from planner.trainers.registry import layout_line
 from planner.units import counted
@@ -123,6 +123,17 @@ def key_figures(estimate: Estimate, width: int, *, step_seconds: float | None = 
         else:
             table.add_row(Text(name, style="dim"), *cells)
     return table
+
+
+def verdict(estimate: Estimate) -> Text:
+    """Whether it fits; what only the share of the card that plans keep free makes too risky."""
+    if estimate.fits:
+        return Text("It fits.", style="bold green")
+    whole = estimate.oom_probability_full_card
+    if whole is not None and whole <= OOM_LIMIT:
+        words = "It fits the card, but not with the share of it that a plan keeps free."
+        return Text(words, style="bold yellow")
+    return Text("It does not fit.", style="bold red")
 
 
 def _risks(estimate: Estimate) -> Iterator[str]:
@@ -250,12 +261,7 @@ def estimate_view(
             indented(bullets(faults)),
             indented(bullets(estimate.warnings, "!", "yellow")),
         )
-    verdict = (
-        Text("It fits.", style="bold green")
-        if estimate.fits
-        else Text("It does not fit.", style="bold red")
-    )
-    sections = [*top, verdict, indented(key_figures(estimate, width)), ""]
+    sections = [*top, verdict(estimate), indented(key_figures(estimate, width)), ""]
     sections += [*memory_section(estimate, width, letters=letters), ""]
     sections += [*time_section(estimate, width, letters=letters), ""]
     if estimate.communication:

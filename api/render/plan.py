@@ -192,7 +192,7 @@ def ranked_table(plan: Plan, width: int) -> Text:
                 seconds(figures.step_seconds),
                 size(figures.device_bytes),
                 *([money(figures.cost)] if priced and figures.cost else ()),
-                entry.source,
+                entry.source if entry.moved is None else f"{entry.source} x{entry.moved:.2f}",
             )
         )
     columns = [*RANKED[:-1], PRICE, RANKED[-1]] if priced else RANKED
@@ -203,6 +203,8 @@ def sources_line(plan: Plan, width: int) -> list[RenderableType]:
     """The meaning of the column `source` where it is shown, and of the mark of the unmeasured."""
     shown = {entry.source for entry in plan.ranked} if width >= NARROW else set()
     said = "; ".join(f"{name}: {means}" for name, means in SOURCES.items() if name in shown)
+    if said and any(entry.moved is not None for entry in plan.ranked):
+        said += "; x: of its predicted step, moved by what was measured"
     lines = [said] if said else []
     words = dict.fromkeys(word for entry in plan.ranked for word in entry.unmeasured)
     if words:

@@ -10,10 +10,9 @@ from api.render.estimate import INDENT, heading, indented
 from api.render.figures import NONE, seconds
 from api.render.grid import Column, grid, number
 from planner.specs.layout import Layout
-from planner.specs.plan import Plan
+from planner.specs.plan import LEAST_MOVED, Plan
 from planner.units import counted, format_seconds
 
-LEAST_FASTER = 1.005  # what is shown as 1.01 or more
 SHOWN_MEASURED = 20
 SHOWN_LINES = 12  # of a kind: failures, say
 REALLY = ("probed", "published")  # rungs on which the layout itself ran
@@ -83,7 +82,7 @@ def _faster_on_paper(plan: Plan) -> list[str]:
     faster = best.expected_step_seconds / (
         entry.expected_step_seconds or best.expected_step_seconds
     )
-    if faster <= LEAST_FASTER:
+    if faster <= 1.0 + LEAST_MOVED:
         return []
     return [
         f"expected {faster:.2f} times as fast as number 1 and not measured, the next to probe: "
@@ -126,7 +125,10 @@ def measured_line(plan: Plan) -> Iterator[RenderableType]:
     step, rung, runs = found.get("step_seconds"), found.get("rung", ""), int(found.get("runs") or 1)
     if not expected:
         return
-    if step and rung in REALLY:
+    if step and not found.get("believed", True):
+        title = "Measured once, and not believed alone"
+        said = f"{format_seconds(step)} a step; {format_seconds(expected)} expected"
+    elif step and rung in REALLY:
         mean = found.get("mean_step_seconds") or step
         over = (
             f", the fastest of {counted(runs, 'run')} (mean {format_seconds(mean)})"

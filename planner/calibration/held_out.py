@@ -15,6 +15,7 @@ from planner.calibration.fit import Data, Linear, Scales, Solution, Unknowns, fi
 from planner.calibration.kernel_doubt import UNMEASURED_GPU_SD, attention_sd
 from planner.calibration.mechanisms import used_by
 from planner.calibration.outcome import OwnRuns
+from planner.calibration.own_runs import far_alone
 from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.machine.knobs import Calibration
 from planner.cost.price import Pricer
@@ -114,7 +115,8 @@ class Fitted:
         """By number of own runs, by unit: how the rest of the unit is predicted after them.
 
         The calibration has not seen the unit's source (`folds`). Every run is tried as the one own
-        run, and MOST_CHOICES random choices of more. 0 own runs: all of the unit.
+        run, and MOST_CHOICES random choices of more. 0 own runs: all of the unit. What is far off
+        waits for a second layout that is (`own_runs.far_alone`).
         """
         folds = self.folds("group")
         _, _, solutions = self.linear.left_out(folds, self.scales)
@@ -152,9 +154,10 @@ class Fitted:
         missed = log_seconds - self.linear.measured[here]
         errors, inside = [], []
         for own in _choices(len(missed), count, chance):
+            rest = np.setdiff1d(np.arange(len(missed)), own)
+            own = own[~far_alone(-missed[own], [""] * len(own), own)]
             known = ~out
             known[places[own]] = True
-            rest = np.setdiff1d(np.arange(len(missed)), own)
             gain = np.linalg.solve(spread[np.ix_(own, own)], spread[np.ix_(own, rest)])
             left = missed[rest] - missed[own] @ gain
             left_over = np.diag(spread)[rest] - (spread[np.ix_(own, rest)] * gain).sum(axis=0)

@@ -5,6 +5,7 @@ and kept: a further run costs the pricing of that run.
 Letters: R runs, K knobs, P unknowns.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,14 +19,16 @@ from planner.calibration.fit import (
     Linear,
     Names,
     Scales,
+    Solution,
     Unknowns,
     by_key,
     fingerprint,
     gradient_of,
     predict,
 )
-from planner.columns import FloatColumn
+from planner.columns import BoolColumn, FloatColumn
 from planner.cost.machine.knobs import KNOBS, PLACE, Calibration
+from planner.cost.machine.stacks import STACK, UNIT
 from planner.specs.job import Job
 from planner.specs.measurement import Measurement
 
@@ -35,6 +38,7 @@ from planner.specs.measurement import Measurement
 REFERENCE = "reference"
 REFERENCE_OFFSET, REFERENCE_SD = 0.014, 0.03
 SHARED_WEIGHT = 0.25  # of a run beside other users of its GPU; judgement: twice the noise
+BELIEVED_ALONE = 0.15  # the most that one layout is off and moves others; judgement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +145,41 @@ def priced(calibration: Calibration, measurements: Sequence[Measurement]) -> lis
     return found
 
 
+def waiting(
+    calibration: Calibration, believed: Calibration, by_layout: Sequence[Sequence[PricedRun]]
+) -> dict[int, float]:
+    """Places of layouts that are not believed yet, with measured over predicted seconds.
+
+    Their runs are further off than BELIEVED_ALONE, and no second layout of their stack is as far
+    off the same way: a disturbed run, or a layout of which the model misses something, says nothing
+    of others.
+    """
+    firsts = [runs[0] for runs in by_layout]
+    gradient = np.array([run.gradient for run in firsts], dtype=np.float64)
+    off = _measured(by_layout) - _predicted(firsts, gradient, calibration, believed)
+    alone = far_alone(off, [run.stack for run in firsts], [run.layout for run in firsts])
+    return {int(place): float(np.exp(off[place])) for place in np.flatnonzero(alone)}
+
+
+def far_alone(off: FloatColumn, stacks: Sequence[str], layouts: Sequence[object]) -> BoolColumn:
+    """Layouts further off than BELIEVED_ALONE without a second of their stack on that side, (R,).
+
+    off (R,): log of measured over predicted seconds. layouts (R): what counts as one; two programs
+        may have run the same.
+    """
+    far = np.abs(np.expm1(off)) > BELIEVED_ALONE
+    sides = list(zip(stacks, (off > 0.0).tolist(), strict=True))
+    rows = zip(sides, layouts, far, strict=True)
+    distant = {(side, layout) for side, layout, is_far in rows if is_far}
+    alike = Counter(side for side, _ in distant)
+    return far & np.array([alike[side] < 2 for side in sides], dtype=np.bool_)
+
+
+def _measured(by_layout: Sequence[Sequence[PricedRun]]) -> FloatColumn:
+    """Mean log seconds of each layout's runs, (R,)."""
+    return np.array([np.mean([np.log(run.step_seconds) for run in runs]) for runs in by_layout])
+
+
 def with_runs(
     calibration: Calibration, believed: Calibration, by_layout: Sequence[Sequence[PricedRun]]
 ) -> Calibration:
@@ -174,20 +213,19 @@ def with_runs(
         derivatives=derivatives,
         gradient=gradient,
         predicted=_predicted(firsts, gradient, calibration, believed),
-        measured=np.array(
-            [np.mean([np.log(run.step_seconds) for run in runs]) for runs in by_layout]
-        ),
+        measured=_measured(by_layout),
         units=names.units,
     )
     scales = Scales(run=believed.own_run_sd, stack=believed.stack_sd, unit=believed.unit_sd)
     weights = np.sqrt([np.mean([run.weight for run in runs]) for runs in by_layout])
     solution = linear.weighted(weights).solve(scales, estimate=False, strange=False)
+    x, covariance = _within_units(unknowns.keys, solution, firsts)
     keep = np.array([not name.startswith(PLACE_KEY) for name, _ in unknowns.keys])
     return replace(
         believed,
         keys=tuple(key for key, kept in zip(unknowns.keys, keep, strict=True) if kept),
-        shifts=solution.x[keep],
-        covariance=solution.covariance[np.ix_(keep, keep)],
+        shifts=x[keep],
+        covariance=covariance[np.ix_(keep, keep)],
     )
 
 
@@ -207,6 +245,27 @@ def _with_reference(unknowns: Unknowns) -> Unknowns:
         mean=np.append(unknowns.mean, REFERENCE_OFFSET),
         precision=precision,
     )
+
+
+def _within_units(
+    keys: Sequence[tuple[str, str]], solution: Solution, runs: Sequence[PricedRun]
+) -> tuple[FloatColumn, FloatColumn]:
+    """(unknowns, their covariance): what is far off in one unit alone stays in that unit.
+
+    Of a stack's offset the part beyond BELIEVED_ALONE moves to the offset of its only unit with
+    runs. Other units, which are unlike it, are as unsure as that part is large.
+    """
+    x, covariance = solution.x.copy(), solution.covariance.copy()
+    at = {key: place for place, key in enumerate(keys)}
+    for stack in {run.stack for run in runs}:
+        units = {run.unit for run in runs if run.stack == stack}
+        offset = x[at[STACK, stack]]
+        beyond = offset - np.clip(offset, np.log1p(-BELIEVED_ALONE), np.log1p(BELIEVED_ALONE))
+        if len(units) == 1 and beyond:
+            apart = np.zeros(len(x))
+            apart[at[STACK, stack]], apart[at[UNIT, units.pop()]] = -beyond, beyond
+            x, covariance = x + apart, covariance + np.outer(apart, apart)
+    return x, covariance
 
 
 def _predicted(

@@ -27,7 +27,7 @@ from planner.calibration.kernels import (
     timing_fingerprint,
     within_reach,
 )
-from planner.calibration.own_runs import PricedRun, priced, with_runs
+from planner.calibration.own_runs import PricedRun, priced, waiting, with_runs
 from planner.columns import FloatColumn
 from planner.cost.machine.knobs import PLACE, Calibration
 from planner.cost.price import Pricer
@@ -64,7 +64,7 @@ def learn_priced(
     """The same of runs that are priced at this calibration's knobs already.
 
     Repeated runs of one layout by one program are averaged: what the model misses about it is the
-    same each time.
+    same each time. A layout that is far off waits for a second one (`own_runs.waiting`).
     The same runs give the same id. Runs that the calibration was already
     fitted to are not used again.
     """
@@ -82,9 +82,16 @@ def learn_priced(
     believed = calibration.at_one_place(scopes)
     for scope in scopes:
         believed = _told_by_kernels(believed, [run for run in timed if _scopes(run.job) == scope])
-    if by_layout:
-        believed = with_runs(calibration, believed, list(by_layout.values()))
-        units = Counter(alike[0].unit for alike in by_layout.values())
+    alone = waiting(calibration, believed, list(by_layout.values())) if by_layout else {}
+    heard = [alike for place, alike in enumerate(by_layout.values()) if place not in alone]
+    if alone:
+        layouts = list(by_layout.values())
+        furthest_last = sorted(alone.items(), key=lambda item: abs(math.log(item[1])))
+        held_back = {layouts[place][0].stack: factor for place, factor in furthest_last}
+        believed = replace(believed, waiting=held_back)
+    if heard:
+        believed = with_runs(calibration, believed, heard)
+        units = Counter(alike[0].unit for alike in heard)
         own = Counter(calibration.own_runs) + units
         believed = replace(believed, own_runs=dict(sorted(own.items())))
     fingerprints = sorted(
@@ -96,9 +103,9 @@ def learn_priced(
     digest = hashlib.sha256(f"{calibration.id}{taught}".encode()).hexdigest()[:ID_DIGITS]
     return replace(
         believed,
-        id=f"{calibration.id}+{len(by_layout)}-{digest}",
+        id=f"{calibration.id}+{len(heard)}-{digest}",
         sensitivity=calibration.sensitivity,
-        seen=calibration.seen.union(*(run.seen for run in used)),
+        seen=calibration.seen.union(*(run.seen for alike in heard for run in alike)),
         fitted=calibration.fitted | set(fingerprints),
     )
 

@@ -6,8 +6,8 @@ from planner.calibration.intervals import oom_probability
 from planner.columns import BoolColumn, FloatColumn, LayoutBatch
 from planner.cost.chunks import slices
 from planner.cost.price import Pricer
+from planner.specs.estimate import OOM_LIMIT as OOM_LIMIT
 
-OOM_LIMIT = 0.05  # the largest P(out of memory) of a layout that fits
 BISECTIONS = 30
 
 

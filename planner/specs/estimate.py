@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 Basis = Literal["datasheet", "calibrated", "interpolated", "extrapolated", "measured"]
+OOM_LIMIT = 0.05  # the largest P(out of memory) of a layout that fits
 COMMUNICATION_AXES = ("tp", "cp", "ep", "pp", "fsdp", "dp")
 
 

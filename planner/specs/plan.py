@@ -61,6 +61,9 @@ class ShownFigures(BaseModel):
     time_to_train_seconds: float | None
 
 
+LEAST_MOVED = 0.005  # what is shown as 1.01 or more; judgement
+
+
 class RankedLayout(Labelled):
     """One layout of the answer, with its price, its reasons in words, and what to paste.
 
@@ -98,6 +101,12 @@ class RankedLayout(Labelled):
         """How much faster than the cost model predicts it should run; 1 without probes."""
         paper, expected = self.estimate.step_seconds, self.expected_step_seconds
         return paper / expected if paper and expected else 1.0
+
+    @property
+    def moved(self) -> float | None:
+        """Expected over predicted seconds of what was not timed itself, where probes moved it."""
+        factor = 1.0 / self.expected_speedup
+        return factor if self.source != "probed" and abs(factor - 1.0) >= LEAST_MOVED else None
 
     @computed_field(description="What every screen shows of it.")  # type: ignore[prop-decorator]
     @property

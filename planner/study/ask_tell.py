@@ -70,6 +70,7 @@ class Ranked:
     sd: standard deviation of the logarithm of expected_seconds.
     risk: P(device memory > usable).
     record: its measurements, None if there are none.
+    odd: measured over predicted seconds where that is not believed (`Knowledge.odd`).
     """
 
     row: int
@@ -78,6 +79,7 @@ class Ranked:
     sd: float
     risk: float
     record: Record | None
+    odd: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,10 +179,10 @@ def outcome(study: ProbeStudy, stopped: str) -> StudyResult:
     fastest = open_rows[np.argsort(posterior.log_seconds[open_rows], kind="stable")][:SHOWN]
     measured = [record.row for record in knowledge.timed() if not knowledge.barred[record.row]]
     rest = sorted(
-        {*map(int, fastest), *measured} - {posterior.winner},
+        {*map(int, fastest), *measured, *knowledge.odd()} - {posterior.winner},
         key=lambda row: (posterior.expected_seconds(row), row),
     )
-    rows = [posterior.winner, *rest]
+    rows, odd = [posterior.winner, *rest], knowledge.odd()
     risk = posterior.risk(np.array(rows))
     ranked = tuple(
         Ranked(
@@ -190,6 +192,7 @@ def outcome(study: ProbeStudy, stopped: str) -> StudyResult:
             sd=posterior.deviation(row),
             risk=float(risk[index]),
             record=knowledge.records.get(row),
+            odd=odd.get(row),
         )
         for index, row in enumerate(rows)
     )

@@ -17,7 +17,7 @@ from planner.search.space.enumerate import build_space
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.measurement import Measurement
-from planner.specs.plan import RankedLayout
+from planner.specs.plan import LEAST_MOVED, RankedLayout
 from planner.study.ask_tell import Event, Measure, Ranked, StudyResult, run
 from planner.study.candidates import Candidates, enumerate_candidates
 from planner.study.fidelity import MicroProbe, ObservedEffect
@@ -290,18 +290,31 @@ def measured_candidates(
 
 
 def with_measurement(entry: RankedLayout, one: Ranked, best: Ranked) -> RankedLayout:
-    """A layout of the plan with its measurements and its expected time relative to number one."""
+    """A layout of the plan with its measurements and its expected time relative to number one.
+
+    One that measurements of others moved says so, and one whose own run is not believed alone.
+    """
     record = one.record
     update: dict[str, Any] = {"expected_step_seconds": one.expected_seconds}
+    faster = best.expected_seconds / one.expected_seconds
+    moved = entry.model_copy(update=update).moved
+    said = []
     if record is None or record.log_seconds is None:
-        faster = best.expected_seconds / one.expected_seconds
-        if best.record is not None and best.record.measured and faster > LEAST_FASTER:
-            hint = (
+        if best.record is not None and best.record.measured and faster > 1.0 + LEAST_MOVED:
+            said.append(
                 f"expected {faster:.2f} times as fast as number 1, and not measured: probe it next"
             )
-            update["reasons"] = [hint, *entry.reasons]
-        return entry.model_copy(update=update)
-    update["source"] = "probed" if record.measured else "emulated"
+        if moved is not None:
+            said.append(f"ranked by {moved:.2f} times its prediction, as others measured")
+        return entry.model_copy(update={**update, "reasons": [*said, *entry.reasons]})
+    if one.odd is not None:
+        said = [
+            f"one run took {one.odd:.2f} times its prediction and is not believed alone: ranked by "
+            f"{moved or 1.0:.2f} times its prediction; run it again"
+        ]
+        update["reasons"] = [*said, *entry.reasons]
+    else:
+        update["source"] = "probed" if record.measured else "emulated"
     update["measurement"] = {
         "status": record.status,
         "step_seconds": record.step_seconds,
@@ -310,11 +323,9 @@ def with_measurement(entry: RankedLayout, one: Ranked, best: Ranked) -> RankedLa
         "memory_margin": record.margin,
         "rung": record.fidelity,
         "relative_error": math.sqrt(record.variance or 0.0),
+        "believed": one.odd is None,
     }
     return entry.model_copy(update=update)
-
-
-LEAST_FASTER = 1.005  # what is shown as 1.01 or more; judgement
 
 
 def summary(outcome: StudyResult) -> dict[str, Any]:

@@ -5,7 +5,7 @@ Letters: N candidates, M rows.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -26,6 +26,9 @@ PROXY = "imitated"  # other layers or GPUs ran: out of memory says nothing of th
 MEMORY_RUN_SD = 0.002
 MOST_CLAIMED = 10.0  # a relative error above it is a mistake
 TRUSTED_SD = 0.1  # judgement: a low-fidelity result with a larger error makes no winner
+# Judgements. Deviations of its prediction beyond which one run is not believed alone; share by
+# which a run is slower than another of the same layout where something disturbed it.
+FAR, DISTURBED = 4.0, 0.15
 MEDIAN_VARIANCE = np.pi / 2.0  # of the median of n normal values, over sd^2 / n
 RIVALS = 128  # candidates in the regret: those with the largest expected improvement
 # rows whose bound is computed together; rows of them that are evaluated first
@@ -322,6 +325,34 @@ class Knowledge:
     def _margin_of(self, row: int, residual: float | None) -> float | None:
         return None if residual is None else float(np.expm1(self.log_share[row] + residual))
 
+    def odd(self) -> dict[int, float]:
+        """The row whose only run took FAR deviations more than predicted, with that factor.
+
+        Empty where a second layout is as slow: a machine is slow for all. One alone was disturbed,
+        or the model misses something about it; it says nothing of others, and is to be run again.
+        """
+        prior = self.candidates.prior
+        slow: dict[int, float] = {}
+        for one in self.times:
+            if one.row is not None and self.records[one.row].runs == 1:
+                spread = prior.sd[one.row] ** 2 + (prior.factor[one.row] ** 2).sum() + one.variance
+                if one.value > FAR * np.sqrt(spread):
+                    slow[one.row] = float(np.exp(one.value))
+        return slow if len(slow) == 1 else {}
+
+    def _runs(self) -> Iterator[Observation]:
+        """Observations of runs and directions, wide where they are not believed."""
+        odd, fastest = self.odd(), dict[int, float]()
+        for one in self.times:
+            if one.row is not None:
+                fastest[one.row] = min(one.value, fastest.get(one.row, np.inf))
+        for one in self.times:
+            off = 0.0 if one.row is None else one.value - fastest[one.row]
+            if one.row in odd:
+                off = one.value
+            wide = one.row in odd or off > DISTURBED
+            yield replace(one, variance=one.variance + off**2) if wide else one
+
     def time_observations(self) -> list[Observation]:
         """All observations of times: runs, directions, low-fidelity results."""
         prior, inflation = self.candidates.prior.log_seconds, self.variance_inflation()
@@ -334,7 +365,7 @@ class Knowledge:
             for row, results in self.low_fidelity.items()
             for result in results.values()
         ]
-        return [*self.times, *low]
+        return [*self._runs(), *low]
 
     def memory_observations(self) -> list[Observation]:
         """All observations of memory: runs and low-fidelity results."""
@@ -448,13 +479,21 @@ class Knowledge:
         return self._posterior
 
     def timed(self) -> list[Record]:
-        """Candidates timed by a run or a trusted low-fidelity result, fastest first."""
+        """Candidates timed by a believed run or low-fidelity result, fastest first."""
+        odd = self.odd()
         found = [
             one
             for one in self.records.values()
-            if one.log_seconds is not None and (one.fidelity in FULL_FIDELITY or trusted(one))
+            if one.log_seconds is not None
+            and (one.fidelity in FULL_FIDELITY or trusted(one))
+            and one.row not in odd
         ]
         return sorted(found, key=lambda record: record.log_seconds or 0.0)
+
+    def believed(self, row: int) -> Record | None:
+        """The record of a layout that ran itself and whose time is believed."""
+        record = self.records.get(row)
+        return record if record is not None and record.measured and row not in self.odd() else None
 
     def untried(self) -> BoolColumn:
         """Candidates that have not run themselves and are affordable at some fidelity, (N,)."""
@@ -489,8 +528,8 @@ class Knowledge:
             rows = np.array([compared, *rivals])
             mean, covariance = posterior.log_seconds[rows], posterior.time.covariance(rows)
             for index, row in enumerate(rows):
-                record = self.records.get(int(row))
-                if record is not None and record.measured:
+                record = self.believed(int(row))
+                if record is not None:
                     mean[index], covariance[index], covariance[:, index] = (
                         record.log_seconds,
                         0.0,
@@ -564,15 +603,15 @@ class StudyPosterior:
         )
 
     def expected_seconds(self, row: int) -> float:
-        """Seconds of a step: as measured if the layout ran, else from the posterior."""
-        record = self.knowledge.records.get(row)
-        own = record.log_seconds if record is not None and record.measured else None
+        """Seconds of a step: as measured if that is believed, else from the posterior."""
+        record = self.knowledge.believed(row)
+        own = None if record is None else record.log_seconds
         return float(np.exp(self.log_seconds[row] if own is None else own))
 
     def deviation(self, row: int) -> float:
         """Standard deviation of the logarithm of `expected_seconds`."""
-        record = self.knowledge.records.get(row)
-        own = record.variance if record is not None and record.measured else None
+        record = self.knowledge.believed(row)
+        own = None if record is None else record.variance
         return float(np.sqrt(self.time.variance(np.array([row]))[0] if own is None else own))
 
     def risk(self, rows: IntColumn) -> FloatColumn:

@@ -259,6 +259,7 @@ class ProbeStudy:
             and not self.knowledge.pending
             and (spent.probes >= budget.probes or self._unconfirmed() is None)
             and not self._isolates()
+            and self._odd() is None
         ):
             regret = self.regret()
             if regret.expected_share <= self.settings.tolerance:
@@ -291,6 +292,9 @@ class ProbeStudy:
             return None
         if (self.knowledge.records or self._running) and self._isolates():
             return self._isolate()
+        odd = self._odd()
+        if odd is not None:
+            return self._rerun(odd[0], f"again: one run took {odd[1]:.2f} times its prediction")
         micro = self._worthwhile_micro()
         if micro is not None:
             return self._start(micro)
@@ -302,7 +306,9 @@ class ProbeStudy:
         )
         last = self.spent.probes + under_way + 1 >= self.settings.budget.probes
         if leader is not None and (decided or last or not self._low_fidelity_pays(beside=leader)):
-            return self._confirm(leader)
+            return self._rerun(
+                leader, "it leads by a low-fidelity evaluation, and has not run itself"
+            )
         for _ in range(MOST_PASSED_OVER):
             if not self.trials.sampler.has_more():
                 return None
@@ -508,13 +514,16 @@ class ProbeStudy:
             return False
         return choice.evaluation.gpu_seconds + self._full(beside).gpu_seconds <= self._share_left()
 
-    def _confirm(self, row: int) -> Proposal:
+    def _odd(self) -> tuple[int, float] | None:
+        """A layout whose run is not believed alone, and may run again; with how far it was off."""
+        for row, factor in self.knowledge.odd().items():
+            if row not in self.knowledge.pending and self._payable(row):
+                return row, factor
+        return None
+
+    def _rerun(self, row: int, reason: str) -> Proposal:
         choice = direct(self._prospect(row), self._full(row))
-        pick = Pick(
-            row=row,
-            reason="it leads by a low-fidelity evaluation, and has not run itself",
-            repeat=True,
-        )
+        pick = Pick(row=row, reason=reason, repeat=True)
         return self._open_trial(self.trials.ask(pick), pick, choice)
 
     def _choice(self, row: int, *, repeat: bool) -> FidelityChoice | None:

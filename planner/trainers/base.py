@@ -121,6 +121,7 @@ class TrainerRules:
     composite_norm_until: last release and month of the trainer that ran on a torch whose RMSNorm is
         a chain of kernels (before 2.8).
     composite_norm_since: month before which its configurations named a fused kernel.
+    scores_inside: its experts multiply their activation by the scores of the router.
     compiles_exchange: torch.compile covers what runs between the router and the experts.
     overlaps_exchange: it can run the exchange of experts under another microbatch's compute.
     expert_alignment: rows added to each expert's tokens so that the grouped matmul is aligned in
@@ -132,9 +133,9 @@ class TrainerRules:
     loss_bytes, fused_loss_bytes: bytes per logit at the peak of the loss, eager and with fused
         kernels. Eager: fp32 log-softmax, its incoming and its outgoing gradient (aten::log_softmax,
         nll_loss backward); flash-attn's loss works in place.
-    sharded_loss_bytes: the same where TP shards the vocabulary under FSDP: DTensor's loss_parallel
-        runs eagerly even under torch.compile, and its backward holds log-softmax, one gradient, the
-        exponential and their sum (distributed/tensor/parallel/loss.py).
+    sharded_loss_bytes, fused_sharded_loss_bytes: the same where TP shards the vocabulary. The
+        eager backward of DTensor's loss_parallel holds log-softmax, one gradient, the exponential
+        and their sum (distributed/tensor/parallel/loss.py).
     eager_loss_until: last month in which torch.compile did not compile the loss.
     ends_in_root: embedding and head are in FSDP's root unit, with what no layer holds. It stays
         gathered from the first forward to the end of the backward, where its gradients are reduced.
@@ -220,12 +221,14 @@ class TrainerRules:
     composite_norm_since: str
     expert_alignment: int
     compiles_exchange: bool = True
+    scores_inside: bool = False
     overlaps_exchange: bool = False
     gradient_dtype: str
     fused_sums: bool
     loss_bytes: float
     fused_loss_bytes: float
     sharded_loss_bytes: float
+    fused_sharded_loss_bytes: float
     eager_loss_until: str
     ends_in_root: bool = False
     loss_leftover_bytes: float

@@ -26,7 +26,6 @@ class Framework:
     gathers_cut_rows: where TP cuts an expert, its ranks exchange their own tokens and then gather
         the routed rows; otherwise every TP rank exchanges all tokens.
     hides_combine: shared experts run while the routed ones' outputs come back.
-    fuses_sharded_loss: a loss whose vocabulary TP shards runs with fused kernels.
     whole_table_gradient: under TP every rank sums the gradient of the whole token table.
     """
 
@@ -41,7 +40,6 @@ class Framework:
     expert_path: str
     gathers_cut_rows: bool
     hides_combine: bool
-    fuses_sharded_loss: bool
     whole_table_gradient: bool
     source: str
 
@@ -59,7 +57,6 @@ TORCH = Framework(
     gathers_cut_rows=False,
     # models/moe.py: "to implicitly overlap the shared expert compute with token combine"
     hides_combine=True,
-    fuses_sharded_loss=False,
     whole_table_gradient=True,
     source="torch/distributed/pipelining (stage.py, _backward.py), tensor/parallel/loss.py, "
     "tensor/experimental/_attention.py; torchtitan models/moe.py",
@@ -76,7 +73,6 @@ MEGATRON = Framework(
     expert_path="fused",
     gathers_cut_rows=True,
     hides_combine=False,  # --moe-shared-expert-overlap is off by default
-    fuses_sharded_loss=True,
     whole_table_gradient=False,
     source="Megatron-LM core/pipeline_parallel/schedules.py, tensor_parallel/layers.py, "
     "tensor_parallel/cross_entropy.py, transformer/moe",

@@ -112,6 +112,9 @@ MEGATRON = TrainerRules(
         ),
         # core 0.14 transformer_config.py (overlap_moe_expert_parallel_comm)
         Change(releases=Releases(since="0.14"), fields={"overlaps_exchange": True}),
+        # core 0.13 transformer/moe/experts.py (weighted_bias_swiglu_impl with permuted_probs);
+        # before it token_dispatcher.py multiplied the experts' outputs (unpermute with probs)
+        Change(releases=Releases(since="0.13"), fields={"scores_inside": True}),
         # --pipeline-model-parallel-layout came with core 0.13
         Change(releases=Releases(before="0.13"), fields={"writes_splits": False}),
     ),
@@ -173,6 +176,7 @@ MEGATRON = TrainerRules(
     loss_bytes=6.0,
     fused_loss_bytes=6.0,
     sharded_loss_bytes=6.0,
+    fused_sharded_loss_bytes=6.0,
     eager_loss_until="",
     loss_leftover_bytes=0.0,
     placeholders_since="2023-12",

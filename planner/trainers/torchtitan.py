@@ -34,6 +34,8 @@ _GRAPH_TRAINER = (
             "ac_kinds": frozenset({"none", "selective-op", "full"}),
             "always_compiles": True,
             "steps_in_backward": False,
+            # passes.py (final_inductor_compile_passes): attention and norms alone, unless asked
+            "fused_sharded_loss_bytes": 16.0,
         },
     ),
     # pull request 3115 turned chunks off; 3614 of June, not merged at first, turns them on
@@ -229,6 +231,7 @@ TORCHTITAN = TrainerRules(
     loss_bytes=12.0,
     fused_loss_bytes=8.0,
     sharded_loss_bytes=16.0,
+    fused_sharded_loss_bytes=10.0,  # torch 2.13 (tests/unit/test_loss_bytes_torch.py)
     # train.py until then: "compiling loss function causes CUDA errors, turning off for now"
     eager_loss_until="2025-02",
     loss_leftover_bytes=2.0,

@@ -36,6 +36,7 @@ def local_sizes(
     tokens_sp: inside them.
     tokens_saved: of the input that a column-parallel linear saves (Megatron saves the shard and
         gathers it again).
+    tokens_moe: the rank's own tokens, as its router reads them.
     tokens_routed: rows that a rank's experts compute: top-k copies times the load of the busiest
         rank.
     tokens_sent: rows that the busiest rank exchanges.
@@ -121,13 +122,13 @@ def _expert_sizes(
 ) -> dict[str, FloatColumn]:
     tokens, sp = columns
     ep = batch.ep.astype(np.float64)
-    own = tokens / np.where(batch.etp > 1, 1.0, sp)
-    local = model.num_experts / ep
-    copies = own * model.num_experts_per_tok
-    load = busiest_load(batch, model, training)
-    routed = copies * load
     gathers = rules.framework.gathers_cut_rows
-    sent = (tokens / sp if gathers else own) * model.num_experts_per_tok
+    apart = tokens / np.where(batch.etp > 1, 1.0, sp)
+    own = tokens / sp if gathers else apart
+    local = model.num_experts / ep
+    load = busiest_load(batch, model, training)
+    routed = apart * model.num_experts_per_tok * load
+    sent = own * model.num_experts_per_tok
     return {
         "tokens_moe": own,
         "experts": model.num_experts * np.ones_like(tokens),

@@ -112,7 +112,7 @@ def moe(model: ModelSpec, normed: Tensor, code: Code) -> tuple[Op, ...]:
     scores = Tensor(name="scores", dims=("tokens_moe", "experts"), width="fp32")
     scaled = Tensor(name="routed_fp32", dims=ROUTED, width="fp32", eager_only=True)
     combined, output = (
-        Tensor(name="expert_out", dims=ROUTED),
+        Tensor(name="expert_out", dims=SENT),
         Tensor(name="moe_sum", dims=HIDDEN_SP),
     )
     routed_out = Tensor(name="expert_w2_out", dims=GROUPED)
@@ -201,7 +201,7 @@ def moe(model: ModelSpec, normed: Tensor, code: Code) -> tuple[Op, ...]:
         _permutation(
             "scatter",
             code,
-            (order,) if code.scores_first else (order, combined),
+            (order, combined) if code.saves_outputs else (order,),
             (routed_out,),
             (output,),
             held,

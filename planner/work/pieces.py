@@ -21,8 +21,8 @@ class Code:
     composite_norm: eager RMSNorm is a chain of kernels that saves two fp32 tensors instead of its
         input.
     repeats_kv: keys and values are copied to all query heads before attention (repeat_kv).
-    scores_first: routed tokens are multiplied by their scores in fp32 before the experts; otherwise
-        the experts' output is saved for that.
+    scores_first: routed tokens are multiplied by their scores in fp32 before the experts.
+    scores_inside: their activation is multiplied by them, in one kernel.
     chunks_loss: head and loss run on LOSS_CHUNKS parts of the tokens, one after the other.
     expert_path: whose kernels permute tokens, a key of `expert_path.PATHS`.
     compiles_exchange: torch.compile covers what runs between the router and the experts.
@@ -32,10 +32,16 @@ class Code:
     composite_norm: bool = False
     repeats_kv: bool = False
     scores_first: bool = False
+    scores_inside: bool = False
     chunks_loss: bool = False
     expert_path: str = "torch"
     compiles_exchange: bool = True
     drops_residual: bool = False
+
+    @property
+    def saves_outputs(self) -> bool:
+        """Whether autograd saves the experts' outputs, for their product with the scores."""
+        return not (self.scores_first or self.scores_inside)
 
 
 PLAIN = Code()

@@ -6,6 +6,7 @@ import pytest
 from current_cases import EXAMPLES, job_of_text
 from export_cases import layout
 
+from api.render.estimate import verdict
 from planner.catalog.megatron_arguments import alike, argument, arguments
 from planner.errors import SpecError
 from planner.estimates import estimate_job
@@ -58,6 +59,9 @@ REFUSED = {
 }  # fmt: skip
 
 
+H100 = {"gpu": "h100-sxm-80gb"}
+
+
 def estimated(name: str, gpu: str = "h100-sxm-80gb") -> Estimate:
     text = (CASES / f"{name}.sh").read_text(encoding="utf-8")
     return estimate_job(job_of_text(f"{name}.sh", text, cluster={"gpu": gpu}))
@@ -84,6 +88,21 @@ def test_a_script_that_megatron_takes() -> None:
         assert found.valid, found.violations
         assert not any("not priced" in text for text in found.warnings)
     assert estimate_job(job_of_text("train.sh", SCRIPT)).valid
+
+
+def test_a_script_that_ran_fits_its_card() -> None:
+    """Megatron-LM issue 756: releases since 0.13 do not save what their experts return."""
+    found = estimated("11-mixtral-16-h100/ep8tp2")
+    assert found.oom_probability_full_card < 0.01
+    text = (CASES / "11-mixtral-16-h100/ep8tp2.sh").read_text(encoding="utf-8")
+    assert str(verdict(found)).startswith("It fits")
+    now, before = (
+        estimate_job(job_of_text("ep8tp2.sh", text, cluster=H100, training=version))
+        for version in ({}, {"trainer_version": "0.12"})
+    )
+    rows = 2048 * 2 * 4096 * 2  # own tokens x copies x hidden x bytes
+    saved = before.peak_allocated_bytes - now.peak_allocated_bytes
+    assert saved == pytest.approx(32 * rows, rel=0.05)
 
 
 @pytest.mark.parametrize(("name", "words"), [

@@ -1,18 +1,26 @@
 """The closed loop learns from results by their kind: times, repeats, out of memory, failures."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from optuna.trial import TrialState
 
+from api.render.plan import ranked_table
+from planner.plan.recommend import recommend
 from planner.specs.measurement import Measured, Measurement
 from planner.study import pruning
-from planner.study.ask_tell import one_at_a_time, run
+from planner.study.ask_tell import one_at_a_time, outcome, run
 from planner.study.fidelity import direct
+from planner.study.measured_search import with_measurement
 from planner.study.posterior import RUN_SD, Knowledge, noise_variance
 from planner.study.samplers import Pick
 from planner.study.study import BROKEN, Budget, ProbeStudy, Proposal
 from planner.study.trials import MEMORY_CONSTRAINT
+from tests.conftest import fixed_ports
 from tests.unit.probing_cases import (
+    JOB,
+    MUCH,
     Machine,
     failed,
     measurement,
@@ -205,6 +213,61 @@ def test_the_fastest_is_not_run_again_for_no_run_could_change_that_it_is() -> No
         knowledge.observe(row, machine.timed(row, row))
     assert knowledge.posterior().winner not in [record.row for record in knowledge.repeatable()]
     assert len(knowledge.repeatable()) == 5
+
+
+def test_one_run_64_times_its_prediction_reorders_nothing_and_is_run_again_first() -> None:
+    prior = small().prior.log_seconds
+    machine, slowed = Machine.wrong_by(small(), 0.0), settings(budget=MUCH, parallel=2)
+    study = ProbeStudy(small(), slowed)
+    first, second = study.ask(), study.ask()
+    study.tell(second, machine.run(second))
+    odd = machine.timed(first.row, 0).model_copy(
+        update={"step_seconds": 64.0 * float(np.exp(prior[first.row]))}
+    )
+    study.tell(first, measurement(first, odd))
+    for row, factor in study.knowledge.odd().items():
+        assert (row, factor) == (first.row, pytest.approx(64.0))
+    found = outcome(study, "asked to stop")
+    assert found.ranked[0].row == second.row
+    shown = next(one for one in found.ranked if one.row == first.row)
+    assert shown.odd == pytest.approx(64.0)
+    for one in found.ranked:
+        assert np.log(one.expected_seconds) == pytest.approx(prior[one.row], abs=0.02)
+    again = study.ask()
+    assert (again.row, again.repeat) == (first.row, True)
+    assert "took 64.00 times its prediction" in again.reason
+    study.tell(again, machine.run(again))
+    assert not study.knowledge.odd()
+    ranked = outcome(study, "asked to stop").ranked
+    assert ranked[0].row in (first.row, second.row)
+    for one in ranked:
+        assert np.log(one.expected_seconds) == pytest.approx(prior[one.row], abs=0.02)
+    study = ProbeStudy(small(), slowed)
+    for row in (first.row, second.row):  # two layouts that are as far off show the same machine
+        study.knowledge.observe(
+            row, odd.model_copy(update={"step_seconds": 64.0 * float(np.exp(prior[row]))})
+        )
+    assert not study.knowledge.odd()
+    assert float(np.median(study.knowledge.posterior().time.mean)) > 1.0
+
+
+def test_rows_that_measurements_moved_or_did_not_say_so() -> None:
+    plan = recommend(JOB, ports=fixed_ports())
+    best, other = plan.ranked[:2]
+    study = ProbeStudy(small(), settings())
+    study.knowledge.observe(0, told_of(0, "probed", float(np.exp(small().prior.log_seconds[0]))))
+    first, *rest = outcome(study, "asked to stop").ranked
+    paper = other.estimate.step_seconds
+    moved = with_measurement(other, replace(rest[0], expected_seconds=1.1 * paper), first)
+    assert moved.moved == pytest.approx(1.1)
+    assert "ranked by 1.10 times its prediction, as others measured" in moved.reasons
+    kept = with_measurement(other, replace(rest[0], expected_seconds=paper), first)
+    assert kept.moved is None
+    odd = with_measurement(best, replace(first, odd=64.0), first)
+    assert odd.measured_step_seconds is None
+    assert "one run took 64.00 times its prediction and is not believed alone" in odd.reasons[0]
+    text = str(ranked_table(plan.model_copy(update={"ranked": [best, moved]}), 120))
+    assert f"{moved.source} x1.10" in text
 
 
 def test_noise_has_its_parts() -> None:

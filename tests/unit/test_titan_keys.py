@@ -7,6 +7,7 @@ from current_cases import exported, job_of_text, same_run
 from export_cases import layout
 
 from planner.errors import SpecError
+from planner.estimates import estimate_job
 from planner.intake.current import format_of, read
 from planner.intake.trainer_files.titan_changes import titan_changes
 from planner.intake.trainer_files.titan_command import edited_command
@@ -170,6 +171,8 @@ def test_rowwise_with_tp_says_that_it_gained_nothing() -> None:
         job = job_of_text(f"{name}.toml", toml, cluster=machine)
         run = read(CurrentSpec(name="train.toml", text=toml)).run(job.model, 4)
         notes[name] = [one for one in run.notes if "gained nothing" in one]
+        reserved = estimate_job(job).peak_reserved_bytes / 2**30
+        assert reserved == pytest.approx(45.7, rel=0.08), "measured of both"
     assert notes["bf16"] == []
     assert "torchtitan issue 1207" in notes["rowwise"][0]
 

@@ -14,13 +14,15 @@ FUSED_NORM_SINCE = (2, 8)
 
 def trainer_code(training: TrainingSpec, rules: TrainerRules) -> Code:
     """What this run's software saves in eager mode."""
+    released = rules.at(training_release(training))
     return Code(
         composite_norm=composite_norm(training, rules),
         repeats_kv=repeats_kv(training, rules),
         scores_first=rules.framework.scores_first,
         chunks_loss=chunks_loss(training, rules),
         expert_path=rules.framework.expert_path,
-        compiles_exchange=rules.at(training_release(training)).compiles_exchange,
+        compiles_exchange=released.compiles_exchange,
+        scores_inside=released.scores_inside,
         drops_residual=rules.drops_residual,
     )
 

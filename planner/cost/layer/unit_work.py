@@ -415,11 +415,11 @@ def _logits_bytes(context: CostContext) -> tuple[FloatColumn, FloatColumn]:
     sharded = (context.batch.tp > 1) & loss_is_parallel(context.training, rules)
     month = training_release(context.training).named.month
     compiled = len(month) <= len("2025") or month > rules.eager_loss_until
-    fused = context.fused & (~sharded | rules.framework.fuses_sharded_loss) & compiled
+    fused = context.fused & compiled
     whole = np.where(fused, rules.fused_loss_bytes, rules.loss_bytes)
-    return elements * np.where(sharded, rules.sharded_loss_bytes, whole), elements * np.where(
-        fused, 0.0, rules.loss_leftover_bytes
-    )
+    part = np.where(fused, rules.fused_sharded_loss_bytes, rules.sharded_loss_bytes)
+    leftover = np.where(fused, 0.0, rules.loss_leftover_bytes)
+    return elements * np.where(sharded, part, whole), elements * leftover
 
 
 def _chunks_bytes(context: CostContext) -> tuple[FloatColumn, FloatColumn]:

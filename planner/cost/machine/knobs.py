@@ -227,6 +227,8 @@ class Calibration:
     fitted: fingerprints of the runs.
     place: share of `Knob.place_sd` that is still unknown, 1 for a cluster never measured.
     stale: runs of one's own that it leaves out.
+    waiting: measured over predicted seconds of the furthest layout of one's own that it does not
+        believe before a second one is as far off, by stack.
     """
 
     id: str
@@ -245,6 +247,7 @@ class Calibration:
     place: float = 1.0
     own_runs: Mapping[str, int] = field(default_factory=dict)
     stale: StaleRuns | None = None
+    waiting: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def prior(cls) -> "Calibration":

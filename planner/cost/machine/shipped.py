@@ -48,6 +48,7 @@ def from_document(document: Mapping[str, Any]) -> Calibration:
         place=document.get("place", 1.0),
         own_runs=document.get("own_runs", {}),
         stale=StaleRuns(**document["stale"]) if document.get("stale") else None,
+        waiting=document.get("waiting", {}),
     )
 
 
@@ -85,6 +86,7 @@ def to_document(calibration: Calibration) -> dict[str, Any]:
         "seen": sorted(list(triple) for triple in calibration.seen),
         "fitted": sorted(calibration.fitted),
         **({"stale": asdict(calibration.stale)} if calibration.stale else {}),
+        **({"waiting": dict(calibration.waiting)} if calibration.waiting else {}),
     }
 
 
