@@ -142,7 +142,7 @@ class Client:
         return PlanState.model_validate_json(self._send("DELETE", f"/plans/{plan_id}").text)
 
     def events(self, plan_id: str, after: int = 0) -> Iterator[ServerEvent]:
-        """What happens to a plan until it is done; a lost connection is taken up again."""
+        """Events of a plan until it is done; a lost connection is taken up again."""
         return self._follow(f"/plans/{plan_id}/events", after)
 
     def _follow(self, path: str, after: int = 0) -> Iterator[ServerEvent]:
@@ -244,7 +244,7 @@ class Client:
         return SweepDetail.model_validate_json(self._get(f"/sweeps/{sweep_id}"))
 
     def sweep_events(self, sweep_id: str) -> Iterator[ServerEvent]:
-        """What happens to its newest run: `sweep` for every change, then `done`."""
+        """Events of its newest run: `sweep` for every change, then `done`."""
         return self._follow(f"/sweeps/{sweep_id}/events")
 
     def quarantine(self, pool: str | None = None) -> list[QuarantineLine]:
@@ -339,7 +339,7 @@ class Client:
         return answer.text
 
     def _post(self, path: str, body: Any = None, *, media_type: str = CSV) -> str:
-        """What is answered. media_type: of a body that is a text."""
+        """The answer to a POST. media_type: of a body that is a text."""
         headers, content = {"idempotency-key": str(uuid.uuid4())}, None
         if isinstance(body, str):
             headers["content-type"], content = media_type, body.encode()
@@ -387,7 +387,7 @@ def _error(answer: httpx.Response) -> ServiceError:
 
 
 def _plain(value: object) -> Any:
-    """What a job may hold besides JSON's own values: the planner's types."""
+    """Values a job may hold besides JSON's own: the planner's types."""
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
     raise TypeError(f"{type(value).__name__} is no part of a job")

@@ -1,4 +1,4 @@
-"""What this process had in hand a moment ago, so that it is not made or read again."""
+"""A thread-safe LRU cache."""
 
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -17,14 +17,13 @@ class Remembered(Generic[Key, Value]):
         self._values: OrderedDict[Key, Value] = OrderedDict()
         self._lock = Lock()
 
-    def again(self, key: Key) -> "Value | None":
-        """The value kept under this key; None if it is not known."""
+    def again(self, key: Key) -> Value | None:
         with self._lock:
             if key in self._values:
                 self._values.move_to_end(key)
             return self._values.get(key)
 
-    def keep(self, key: Key, value: "Value") -> None:
+    def keep(self, key: Key, value: Value) -> None:
         """Keeps a value, and forgets the one that was not asked for longest."""
         with self._lock:
             self._values[key] = value

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from planner.errors import ProbeError
 from probes import guardian
+from probes.evidence import PREFIX
 from probes.folder import BEGIN, END, LOG, NODE_LOGS, RESULT, TASK
 from probes.outcome import Begin, conclude, write_result
 from probes.packages import search_path
@@ -135,7 +136,7 @@ class LaunchSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceLease:
-    """What a lease gives a probe.
+    """Devices and environment that a lease gives a probe.
 
     devices: for CUDA_VISIBLE_DEVICES; None on a CPU.
     locks: open files that the guardian holds open too.
@@ -410,7 +411,7 @@ def supervise(folder: Path, spec: GuardianSpec, locks: Sequence[int], watch: Wat
         guardian.kill_all(spec.token)
 
 
-def _order(process: "subprocess.Popen[bytes]") -> None:
+def _order(process: subprocess.Popen[bytes]) -> None:
     """Orders the guardian to stop; has no effect on one that has ended."""
     if process.stdin is not None and not process.stdin.closed and process.poll() is None:
         with contextlib.suppress(OSError):
@@ -419,7 +420,7 @@ def _order(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _wait(
-    process: "subprocess.Popen[bytes]", folder: Path, time_limit_seconds: float, watch: Watch
+    process: subprocess.Popen[bytes], folder: Path, time_limit_seconds: float, watch: Watch
 ) -> None:
     said = time.monotonic()
     deadline = said + time_limit_seconds + GUARDIAN_SECONDS
@@ -438,8 +439,6 @@ def newest_line(folder: Path) -> str:
 
 def last_line(log: Path) -> str:
     """The last line of a log, without the rank's prefix; empty if there is none."""
-    from probes.evidence import PREFIX
-
     with contextlib.suppress(OSError), log.open("rb") as stream:
         stream.seek(0, os.SEEK_END)
         stream.seek(max(0, stream.tell() - TAIL_BYTES))

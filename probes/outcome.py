@@ -38,7 +38,7 @@ MICROSECONDS = 1e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begin:
-    """What is known before the start.
+    """Facts known before the start.
 
     started: seconds since the epoch.
     token: carried by every process of the probe.
@@ -68,7 +68,6 @@ class Begin:
 
     @classmethod
     def read(cls, path: Path) -> "Begin":
-        """Reads what the runner wrote."""
         values = json.loads(path.read_text(encoding="utf-8"))
         return cls(**{**values, "lost": tuple(values.get("lost", ()))})
 
@@ -195,7 +194,6 @@ def write_result(
 
 
 def _notes(folder: Path, outcome: Outcome, end: End | None) -> list[str]:
-    """The launcher's notes."""
     notes = []
     if end is not None and end.left:
         notes.append(f"processes {', '.join(map(str, end.left))} could not be killed")
@@ -286,7 +284,7 @@ def read_log(path: Path) -> str:
 
 
 def kernel_log(since: float, path: Path = KMSG) -> str:
-    """What the kernel logged since then (seconds since the epoch); empty if it may not be read."""
+    """The kernel's log since then (seconds since the epoch); empty if it may not be read."""
     booted = time.time() - time.clock_gettime(time.CLOCK_MONOTONIC)
     return "\n".join(text for moment, text in _kernel_lines(path) if booted + moment >= since)
 

@@ -1,4 +1,4 @@
-"""What torchrun starts for a probe."""
+"""Programs that torchrun starts for a probe."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -139,17 +139,14 @@ class Attempt:
         return Environment(python=platform.python_version())
 
     def notes(self) -> list[str]:
-        """Notes for the reader of the result."""
         return list(self._run.notes()) if self._run is not None else []
 
     def close(self) -> None:
-        """Destroys the process groups."""
         if self._run is not None:
             self._run.close()
 
 
 def error_path(result: Path, rank: int) -> Path:
-    """The path of a rank's error file."""
     return result.with_name(f"{result.name}.rank{rank}.error.json")
 
 

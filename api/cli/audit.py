@@ -1,8 +1,15 @@
 """`planner-cli audit`: who asked for, ran, cancelled and imported what."""
 
+import json as encoder
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
+
+from api.cli.output import note, say
+from api.render.queues import audit_line
+from api.storage.records import AuditFilter
+from api.wiring import wire
 
 
 def command(
@@ -16,14 +23,6 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
 ) -> None:
     """Print who asked for, ran, cancelled and imported what, when, for how many GPU-seconds."""
-    import json as encoder
-    from dataclasses import asdict
-
-    from api.cli.output import note, say
-    from api.render.queues import audit_line
-    from api.storage.records import AuditFilter
-    from api.wiring import wire
-
     wanted = AuditFilter(asked_by=asked_by, action=action, subject=subject)
     page = wire().audit.list(wanted, cursor, limit)
     if json:

@@ -1,9 +1,19 @@
 """`planner-cli db`: the database."""
 
+import json as encoder
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from api.cli.output import error_line, say
+from api.errors import EXIT_BACKEND
+from api.storage.backup import back_up, faults_in
+from api.storage.engine import shown
+from api.storage.migrate import current_revision
+from api.storage.migrate import upgrade as migrate
+from api.wiring import wire
+from planner.units import MEGA
 
 app = typer.Typer(
     help="The database: bring it to the revision that this version needs, back it up, check it.",
@@ -21,14 +31,6 @@ def upgrade(
     json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
 ) -> None:
     """Create the database or migrate it. Safe to run at any time, by several at once."""
-    import json as encoder
-
-    from api.cli.output import say
-    from api.storage.engine import shown
-    from api.storage.migrate import current_revision
-    from api.storage.migrate import upgrade as migrate
-    from api.wiring import wire
-
     engine = wire().engine
     before = current_revision(engine)
     after = migrate(engine)
@@ -47,14 +49,6 @@ def backup(
     json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
 ) -> None:
     """Copy a SQLite database while it is in use. Of PostgreSQL: say how pg_dump does it."""
-    import json as encoder
-
-    from api.cli.output import say
-    from api.storage.backup import back_up
-    from api.storage.engine import shown
-    from api.wiring import wire
-    from planner.units import MEGA
-
     engine = wire().engine
     size = back_up(engine, file)
     if json:
@@ -68,14 +62,6 @@ def check(
     json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
 ) -> None:
     """Say whether the database is consistent: its file, references, states, leases."""
-    import json as encoder
-
-    from api.cli.output import error_line, say
-    from api.errors import EXIT_BACKEND
-    from api.storage.backup import faults_in
-    from api.storage.engine import shown
-    from api.wiring import wire
-
     engine = wire().store.engine
     faults = faults_in(engine)
     if json:

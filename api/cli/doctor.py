@@ -1,8 +1,16 @@
 """`planner-cli doctor`: what is installed, the state of the database, what a probe would find."""
 
+import json as encoder
+import platform
+import sys
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
+
+from api.checkup import NEEDED, SERVICE, TRAINERS, all_checks, database_report, version_of
+from api.cli.output import say
+from api.wiring import wire
 
 
 def command(
@@ -14,15 +22,6 @@ def command(
     """Check this installation part by part: ok, warn or fail, and what to do. Ends with 4 where a
     part fails.
     """
-    import json as encoder
-    import platform
-    import sys
-    from dataclasses import asdict
-
-    from api.checkup import NEEDED, SERVICE, TRAINERS, all_checks, database_report, version_of
-    from api.cli.output import say
-    from api.wiring import wire
-
     wiring = wire()
     checks = all_checks(wiring, torch=torch)
     failed = any(check.state == "fail" for check in checks)

@@ -1,10 +1,16 @@
 """`planner-cli explain`: why this layout, why not that one."""
 
+import json as encoder
 from typing import Annotated
 
 import typer
 
 from api.cli.given import PlanId
+from api.cli.output import make_console, say, show
+from api.input.names import plan_id_of
+from api.render.communication import communication_section
+from api.wiring import wire
+from planner.plan.explain import explain, ranked_as
 
 
 def command(
@@ -16,14 +22,6 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
 ) -> None:
     """Why this layout of a stored plan, and why not another."""
-    import json as encoder
-
-    from api.cli.output import make_console, say, show
-    from api.input.names import plan_id_of
-    from api.render.communication import communication_section
-    from api.wiring import wire
-    from planner.plan.explain import explain, ranked_as
-
     wiring = wire()
     plan = wiring.store.get_plan(plan_id_of(wiring, plan_id))
     lines = explain(plan, rank, versus)

@@ -1,5 +1,6 @@
 """`planner-cli export`: a ranked layout of a stored plan in a trainer's own words."""
 
+import json as encoder
 import shlex
 from pathlib import Path
 from typing import Annotated
@@ -7,6 +8,11 @@ from typing import Annotated
 import typer
 
 from api.cli.given import PlanId
+from api.cli.output import note, say
+from api.cli.saving import write_folder
+from api.input.names import plan_id_of
+from api.service import export_rank
+from api.wiring import wire
 
 
 def command(
@@ -27,14 +33,6 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
 ) -> None:
     """Write the configuration and command that run a layout."""
-    import json as encoder
-
-    from api.cli.output import note, say
-    from api.cli.saving import write_folder
-    from api.input.names import plan_id_of
-    from api.service import export_rank
-    from api.wiring import wire
-
     wiring = wire()
     plan = wiring.store.get_plan(plan_id_of(wiring, plan_id))
     exported = export_rank(plan, rank, to=format, version=trainer_version)

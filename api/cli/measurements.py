@@ -1,15 +1,34 @@
 """`planner-cli measurements`: what was measured, in and out."""
 
+import json as encoder
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from api.calibration.update import line_about, update_about, update_from_measurements
+from api.cli.output import make_console, note, say, show
+from api.cli.simulate import write_text
 from api.cli.typed import complete_gpu, complete_model
-
-if TYPE_CHECKING:
-    from api.wiring import Wiring
+from api.cli.working import working
+from api.errors import fault
+from api.identity import local_user
+from api.input.measurements import (
+    FORMATS,
+    all_of,
+    filter_of,
+    read_file,
+    row_of,
+    shown_row,
+    store_new,
+    to_csv,
+)
+from api.input.text import read_mapping_file
+from api.render.comparison import beside
+from api.render.probe import measurements_table
+from api.wiring import Wiring, wire
+from planner.units import counted
 
 app = typer.Typer(
     help="What was measured: import, export, list, delete, share.", rich_markup_mode=None
@@ -53,18 +72,6 @@ def import_(
     """Store measurements and learn from them; the same import twice changes nothing. The first new
     ones are compared with predictions.
     """
-    import json as encoder
-
-    from api.calibration.update import line_about, update_from_measurements
-    from api.cli.output import note, say
-    from api.cli.working import working
-    from api.errors import fault
-    from api.identity import local_user
-    from api.input.measurements import FORMATS, read_file, store_new
-    from api.input.text import read_mapping_file
-    from api.render.comparison import beside
-    from api.wiring import wire
-
     if format is not None and format not in FORMATS:
         raise fault("--format", format, "is no format", f"use {', '.join(FORMATS)}")
     wiring = wire()
@@ -115,15 +122,6 @@ def export(
     ] = False,
 ) -> None:
     """Print stored measurements as rows that import reads back."""
-    import json as encoder
-
-    from api.cli.output import note
-    from api.cli.simulate import write_text
-    from api.errors import fault
-    from api.input.measurements import all_of, filter_of, row_of, to_csv
-    from api.wiring import wire
-    from planner.units import counted
-
     if format not in ("rows", "csv"):
         raise fault("--format", format, "is no format", "use rows or csv")
     if json and format == "csv":
@@ -155,15 +153,6 @@ def list_(
     """Show stored measurements, newest first, each beside its prediction; ratio: measured over
     predicted tokens a second.
     """
-    import json as encoder
-
-    from api.cli.output import make_console, note, say, show
-    from api.cli.working import working
-    from api.input.measurements import filter_of, shown_row
-    from api.render.comparison import beside
-    from api.render.probe import measurements_table
-    from api.wiring import wire
-
     page = wire().measurements.list(
         filter_of(model=model, gpu=gpu, status=status, rung=rung), cursor, limit
     )
@@ -197,7 +186,7 @@ def delete(
 ) -> None:
     """Delete a stored measurement and learn again without it."""
 
-    def deleted(wiring: "Wiring") -> "tuple[list[str], list[tuple[str, str]]]":
+    def deleted(wiring: Wiring) -> tuple[list[str], list[tuple[str, str]]]:
         return [measurement_id], [wiring.measurements.delete(measurement_id)]
 
     _after(deleted, "deleted", json)
@@ -212,13 +201,11 @@ def share(
     json: Json = False,
 ) -> None:
     """Let measurements that a key imported count for everyone's plans."""
-    from api.errors import fault
-
     if (measurement_id is None) == (owner is None):
         rule, remedy = "or --owner is needed, not both", "name one measurement, or one key"
         raise fault("MEASUREMENT_ID", measurement_id, rule, remedy)
 
-    def shared(wiring: "Wiring") -> "tuple[Sequence[str], list[tuple[str, str]]]":
+    def shared(wiring: Wiring) -> tuple[Sequence[str], list[tuple[str, str]]]:
         if measurement_id is not None:
             wiring.measurements.get(measurement_id)  # or says that there is none
         ids = wiring.measurements.share(measurement_id=measurement_id, asked_by=owner)
@@ -229,20 +216,12 @@ def share(
 
 
 def _after(
-    work: "Callable[[Wiring], tuple[Sequence[str], list[tuple[str, str]]]]", verb: str, json: bool
+    work: Callable[[Wiring], tuple[Sequence[str], list[tuple[str, str]]]], verb: str, json: bool
 ) -> None:
     """Does it, learns from what is stored then, and says both.
 
     work: returns ids, and the (trainer, GPU) that it changed.
     """
-    import json as encoder
-
-    from api.calibration.update import line_about, update_about
-    from api.cli.output import note, say
-    from api.cli.working import working
-    from api.wiring import wire
-    from planner.units import counted
-
     wiring = wire()
     with working("learning again", quiet=json):
         done, about = work(wiring)

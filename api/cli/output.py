@@ -1,8 +1,9 @@
-"""What commands say: results to stdout, notes and errors to stderr."""
+"""Output of commands: results to stdout, notes and errors to stderr."""
 
 import os
 import re
 import sys
+from io import StringIO
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ ASCII = str.maketrans({"·": "-", "─": "-", "█": "#", "■": "#", "µ": "u",
 
 
 def error_line(text: str) -> None:
-    """One line on stderr."""
     sys.stderr.write(_printable(f"error: {text}\n", sys.stderr.encoding))
 
 
@@ -28,7 +28,6 @@ def note(text: str) -> None:
 
 
 def say(text: str) -> None:
-    """One line on stdout."""
     sys.stdout.write(_printable(f"{text}\n", sys.stdout.encoding))
 
 
@@ -87,9 +86,6 @@ def _knows_unicode(encoding: str) -> bool:
 
 
 def as_text(renderable: "RenderableType", width: int = PIPED_WIDTH) -> str:
-    """The object as plain text."""
-    from io import StringIO
-
     from rich.console import Console
 
     stream = StringIO()

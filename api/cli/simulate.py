@@ -1,12 +1,22 @@
 """`planner-cli simulate`: a layout's pipeline played out, for Perfetto and for torch."""
 
+import json as json_module
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from api.cli.given import PlanOption, RankOption, layout_given
-from api.cli.plotting import Plot
+from api.cli.output import make_console, note, show
+from api.cli.plotting import Plot, check_plot, write_plot
+from api.cli.working import working
+from api.errors import fault
+from api.input.jobs import check_one_size, parse_job
+from api.own_entries import with_own
+from api.render.timeline import timeline_view
+from api.wiring import wire
+from planner.plan.timeline import timeline
 
 
 def command(
@@ -26,16 +36,6 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
 ) -> None:
     """Play out one step of a pipeline: who waits when, and what each stage holds."""
-    import json as json_module
-
-    from api.cli.output import make_console, note, show
-    from api.cli.plotting import check_plot, write_plot
-    from api.cli.working import working
-    from api.input.jobs import check_one_size, parse_job
-    from api.own_entries import with_own
-    from api.wiring import wire
-    from planner.plan.timeline import timeline
-
     check_plot(plot)
     wiring = wire()
     parsed = parse_job(with_own(wiring, layout_given(wiring, job, plan, rank)), allow_files=True)
@@ -60,17 +60,11 @@ def command(
         }
         typer.echo(json_module.dumps(body, indent=2))
         return
-    from api.render.timeline import timeline_view
-
     show(timeline_view(played), make_console())
 
 
 def write_text(path: Path, text: str, flag: str) -> None:
     """Writes a whole file or nothing. Raises SpecError when the place cannot be written."""
-    import os
-
-    from api.errors import fault
-
     partial = path.with_name(f".{path.name}.partial")
     try:
         partial.write_text(text, encoding="utf-8")

@@ -1,5 +1,6 @@
 """`planner-cli study`: the Optuna study of a stored plan, for Optuna's own tools."""
 
+import json as encoder
 import shlex
 from pathlib import Path
 from typing import Annotated
@@ -7,6 +8,13 @@ from typing import Annotated
 import typer
 
 from api.cli.given import PlanId
+from api.cli.output import note, say
+from api.input.names import plan_id_of
+from api.optuna_storage import counts_of, open_storage, without_password, write_study
+from api.wiring import wire
+from planner.errors import SpecError
+from planner.library import study_of
+from planner.units import counted
 
 
 def command(
@@ -32,16 +40,6 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
 ) -> None:
     """Write the study of a plan for optuna-dashboard and Optuna's plots."""
-    import json as encoder
-
-    from api.cli.output import note, say
-    from api.input.names import plan_id_of
-    from api.optuna_storage import counts_of, open_storage, without_password, write_study
-    from api.wiring import wire
-    from planner.errors import SpecError
-    from planner.library import study_of
-    from planner.units import counted
-
     wiring = wire()
     plan = wiring.store.get_plan(plan_id_of(wiring, plan_id))
     try:

@@ -32,6 +32,7 @@ from planner.intake.trainer_files.megatron_log import is_log, measured_by
 from planner.specs.current import MAX_TEXT
 from planner.specs.gpu import GpuSpec
 from planner.specs.measurement import Measurement, Rung, Status
+from probes.trainers.titan_run import check_log, completed, event_numbers, log_numbers, stated_by
 
 Format = Literal["rows", "csv", "torchtitan", "megatron", "tensorboard"]
 FORMATS: tuple[Format, ...] = ("rows", "csv", "torchtitan", "megatron", "tensorboard")
@@ -110,8 +111,6 @@ def read_measurements(
 ) -> list[Measurement]:
     """The measurements of a text. Raises SpecError."""
     if format == "torchtitan":
-        from probes.trainers.titan_run import check_log, completed, log_numbers, stated_by
-
         check_log(text, source or "the log")
         said, doubts = stated_by(text)
         parsed = completed(said, doubts, job or {}, source or "the log")
@@ -147,8 +146,6 @@ def _megatron_row(text: str, job: Mapping[str, Any], source: str) -> dict[str, A
 
 
 def _from_events(wiring: Wiring, place: Path, job: Mapping[str, Any] | None) -> Measurement:
-    from probes.trainers.titan_run import completed, event_numbers
-
     if not place.exists():
         remedy = with_near_file("give a log, rows, or a folder of event files", place)
         raise fault("FILE", str(place), "no such file or folder", remedy)

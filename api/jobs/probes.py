@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+from sqlalchemy.orm import Session
 
 from api.asker import asker
 from api.errors import fault, lines_of
@@ -37,9 +39,6 @@ from probes.pools.protocol import Pool
 from probes.preflight import Need
 from probes.protocol import FailureKind, OutOfMemory, ProbeResult
 
-if TYPE_CHECKING:
-    from sqlalchemy.orm import Session
-
 PREFIX = "probe"
 # a service that crashed during a probe runs it once more; a person's command does not
 SERVICE_ATTEMPTS = 2
@@ -63,7 +62,6 @@ class RequestedProbe:
 
     @property
     def num_gpus(self) -> int:
-        """GPUs that it takes."""
         if self.request.kernels:
             return max(KernelShape.from_dict(values).num_gpus for values in self.request.kernels)
         assert self.job.layout is not None, "a request's job has a layout"
@@ -76,7 +74,6 @@ class RequestedProbe:
 
     @property
     def subject(self) -> str:
-        """What is measured, for a line."""
         if self.request.kernels:
             return (
                 f"{len(self.request.kernels)} {'kernels' if self.num_gpus == 1 else 'collectives'}"
@@ -86,7 +83,7 @@ class RequestedProbe:
 
 
 def options_of(job: Mapping[str, Any]) -> dict[str, Any]:
-    """What a job's own `probe` says of how to measure: pool, trainer, steps."""
+    """How to measure, from a job's own `probe`: pool, trainer, steps."""
     own = job.get("probe")
     if not isinstance(own, Mapping):
         return {}
@@ -183,7 +180,7 @@ def enqueue(
         for one in requested
     ]
 
-    def check(session: "Session") -> None:
+    def check(session: Session) -> None:
         if parent is None:
             seconds = sum(record.gpu_seconds or 0.0 for record in records)
             check_quota(session, who, probes=len(records), gpu_seconds=seconds)

@@ -55,7 +55,6 @@ def next_try(attempts: Sequence[ProbeRecord], retries: int) -> frozenset[str] | 
 
 
 def counts(record: ProbeRecord) -> bool:
-    """Whether a failed attempt is one of the retries."""
     again = AGAIN.get(record.failure or "")
     return again is None or again.counts
 

@@ -33,7 +33,6 @@ class Column:
 
 
 def number(name: str, drop: int | None = None) -> Column:
-    """A column of figures."""
     return Column(name=name, right=True, drop=drop)
 
 
@@ -132,7 +131,7 @@ def _widths(
     width: int,
     gap: int,
 ) -> list[int]:
-    """What is left over goes to the columns that wrap, or whose heading does, in turn."""
+    """Widths of the columns. The rest goes to those that wrap, or whose heading does, in turn."""
     widths = [_narrowest(columns[i], [row[i] for row in rows]) for i in shown]
     left = width - sum(widths) - gap * (len(widths) - 1)
     natural = [

@@ -98,7 +98,7 @@ def _line(plan: Plan, layout: Layout) -> str:
 
 
 def _resting(plan: Plan) -> list[RenderableType]:
-    """What number 1 uses that nobody measured, and the best layout that does without."""
+    """Features of number 1 that nobody measured, and the best layout that does without."""
     if plan.rests_on is None:
         return []
     other = plan.best_measured
@@ -123,7 +123,7 @@ def _on_paper(plan: Plan) -> list[RenderableType]:
 
 
 def _as_predicted(winner: RankedLayout) -> str:
-    """What the bar of a step is of, where another step stands in the headline."""
+    """The step that the bar shows, where another one stands in the headline."""
     return " as predicted" if winner.expected_step_seconds else ""
 
 
@@ -300,7 +300,6 @@ def sizes_table(plan: Plan, width: int) -> Text:
 
 
 def money(dollars: float) -> str:
-    """US dollars."""
     return f"${dollars:,.0f}" if dollars >= 100 else f"${dollars:.2f}"
 
 
@@ -412,7 +411,7 @@ def searched_line(plan: Plan) -> Text:
 
 
 def _sampled(study: Mapping[str, Any] | None) -> str:
-    """What sampling beyond enumeration found, or why it did not run."""
+    """The result of sampling beyond enumeration, or why it did not run."""
     if study is None:
         return ""
     if not study["trials"] and "reason" in study:

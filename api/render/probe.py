@@ -1,4 +1,4 @@
-"""What probes measured, beside what was predicted."""
+"""Measurements of probes beside their predictions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,7 +34,6 @@ class Probed:
     estimate: Estimate
 
     def as_dict(self) -> dict[str, object]:
-        """For `--json`."""
         record = self.record
         return {
             "id": record.id,

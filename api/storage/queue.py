@@ -72,7 +72,7 @@ class SqlQueue(ABC, Generic[Record, Filter, End]):
 
     @abstractmethod
     def _used_gpu_seconds(self, record: Record, end: End) -> float | None:
-        """What an ended job used."""
+        """GPU-seconds that an ended job used."""
 
     def _record(self, row: Any) -> Record:
         names = (field.name for field in fields(self.record_class))
@@ -138,7 +138,7 @@ class SqlQueue(ABC, Generic[Record, Filter, End]):
         return self._take(first, lease, counts=True, fresh=True)
 
     def _may_start(self) -> tuple[ColumnElement[bool], ...]:
-        """What else must hold of a queued job that a worker takes."""
+        """Further conditions on a queued job that a worker takes."""
         return ()
 
     def _waits(self, session: Session, row: Any) -> bool:
@@ -373,7 +373,7 @@ _WAITING: dict[str, Any] = {
 
 
 def lost_workers(attempts: int, last: str | None) -> str:
-    """What is said of a job that took down every worker it was given to."""
+    """The message of a job that took down every worker it was given to."""
     return (
         f"its worker was lost in {counted(attempts, 'attempt')} (the last was {last or 'nobody'}); "
         "it is not tried again by itself: `planner-cli queue retry ID` does"

@@ -1,4 +1,4 @@
-"""What one key may use: counted in the transaction that stores what it asks for."""
+"""Quotas of a key, counted in the transaction that stores its request."""
 
 from sqlalchemy import func, or_, select, text
 from sqlalchemy.orm import Session

@@ -1,4 +1,4 @@
-"""What the stores keep and give back: plans, estimates, measurements, jobs of the queues, sweeps.
+"""Records of the stores: plans, estimates, measurements, jobs of the queues, sweeps.
 
 Stores raise StoreError when the database cannot answer, NotFoundError for an unknown id and
 ConflictError for an id that exists already.
@@ -7,16 +7,15 @@ ConflictError for an id that exists already.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-if TYPE_CHECKING:  # to open a database takes no planner
-    from planner.cost.machine.knobs import StaleRuns
-    from planner.specs.estimate import Estimate
-    from planner.specs.job import Job
-    from planner.specs.measurement import Measurement
-    from planner.specs.plan import Plan
+from planner.cost.machine.knobs import StaleRuns
+from planner.specs.estimate import Estimate
+from planner.specs.job import Job
+from planner.specs.measurement import Measurement
+from planner.specs.plan import Plan
 
 Item = TypeVar("Item")
 
@@ -53,9 +52,8 @@ class PlanLabels:
 
     @classmethod
     def of(
-        cls, job: "Job", job_hash: str, status: str = "done", asked_by: str | None = None
+        cls, job: Job, job_hash: str, status: str = "done", asked_by: str | None = None
     ) -> "PlanLabels":
-        """Keys of this job's plan."""
         return cls(
             job_hash=job_hash,
             model=job.model.name,
@@ -102,7 +100,7 @@ class StoredEstimate:
     id: str
     created_at: datetime
     job: Mapping[str, Any]
-    estimate: "Estimate"
+    estimate: Estimate
 
 
 # ---- measurements and calibrations ---------------------------------------------------------------
@@ -124,7 +122,7 @@ class MeasurementFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What a calibration is about: a trainer on a GPU, for everyone or for one owner's plans."""
+    """The subject of a calibration: a trainer on a GPU, for everyone or for one owner's plans."""
 
     trainer: str
     gpu: str
@@ -147,7 +145,7 @@ class RunRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningInputs:
-    """What a calibration is made from, as it stands in the database.
+    """Inputs of a calibration, as they stand in the database.
 
     runs: newest first, of the software of the newest; only shared ones and the owner's.
     software: of these runs. kernel_probes: ids, newest first. digest: of all of it.
@@ -158,7 +156,7 @@ class LearningInputs:
     runs: tuple[RunRow, ...]
     kernel_probes: tuple[str, ...]
     digest: str
-    stale: "StaleRuns | None" = None
+    stale: StaleRuns | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +222,6 @@ class CalibrationRecord:
 
     @property
     def subject(self) -> Subject:
-        """What it is about."""
         return Subject(trainer=self.trainer, gpu=self.gpu, owner=self.owner)
 
 
@@ -326,7 +323,7 @@ class ProbeEnd(JobEnd):
     """
 
     results: tuple[Mapping[str, Any], ...] = ()
-    measurements: "tuple[Measurement, ...]" = ()
+    measurements: tuple[Measurement, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -468,7 +465,6 @@ class QuarantinedHost:
     evidence: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-safe."""
         return {
             "pool": self.pool,
             "host": self.host,

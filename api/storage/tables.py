@@ -166,7 +166,7 @@ class MeasurementRow(Base):
 
 
 class PricedRunRow(Base):
-    """What the model says of a measured run, priced once.
+    """Predictions for a measured run, priced once.
 
     basis: the model's version and the calibration at whose knobs it was priced.
     """
@@ -181,7 +181,7 @@ class PricedRunRow(Base):
 
 
 class LeasedRow(Base):
-    """What every queue has in common: a state, and a lease on it.
+    """Columns of every queue: a state, and a lease on it.
 
     Only the owner with the newest fencing_token may write. priority: higher ones go first.
     """

@@ -24,7 +24,6 @@ from planner.specs.training import TrainingSpec
 
 
 def all_rules() -> tuple[Rule, ...]:
-    """Every rule, in the order in which reasons are counted."""
     return (*DEGREE_RULES, *pipeline_rules(), *EXPERT_RULES, *FEATURE_RULES, *CUDA_GRAPH_RULES)
 
 

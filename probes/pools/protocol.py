@@ -48,7 +48,7 @@ class Pool(Protocol):
         ...
 
     def capacity(self, cluster: ClusterSpec) -> Capacity:
-        """What it has for a job on this cluster's GPU.
+        """The capacity for a job on this cluster's GPU.
 
         Raises SpecError if its GPU is another one.
         """
@@ -94,7 +94,7 @@ class WithoutQueue:
 
     def hold(
         self: P, name: str, cluster: ClusterSpec, num_devices: int, seconds: float
-    ) -> "AbstractContextManager[P]":
+    ) -> AbstractContextManager[P]:
         """The pool itself, see `Pool.hold`."""
         return nullcontext(self)
 

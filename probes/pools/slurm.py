@@ -81,7 +81,6 @@ class NodeGrid:
         return cls(nodes=processes // per_node, per_node=per_node, whole=per_node == widest)
 
     def holds(self, other: "NodeGrid") -> bool:
-        """Whether the other one fits into it."""
         fits = other.nodes <= self.nodes and other.per_node <= self.per_node
         return fits and (self.whole or not other.whole)
 
@@ -200,7 +199,7 @@ class SlurmPool:
     def hold(
         self, name: str, cluster: ClusterSpec, num_devices: int, seconds: float
     ) -> Iterator[Pool]:
-        """The same pool, whose probes share one job; it asks for as long as the partition allows.
+        """A copy of the pool whose probes share a job, which lasts as long as the partition allows.
 
         See `Pool.hold`.
         """
@@ -327,7 +326,7 @@ class SlurmPool:
     def _allocation(
         self, task: ProbeTask, grid: NodeGrid, avoid: frozenset[str]
     ) -> Iterator[Allocation]:
-        """That of its own, or the held one if the task fits into it and may run on any host."""
+        """A new allocation, or the held one if the task fits into it and may run on any host."""
         seconds = task.time_limit_seconds + SLACK_SECONDS
         held = self._held
         if held is not None and not avoid and held.has_room(grid, task.device, seconds):
@@ -402,7 +401,7 @@ def _is_lost(result: ProbeResult) -> bool:
 
 
 def _note(lost: ProbeResult) -> tuple[str, ...]:
-    """What became of the runs before, for the notes of the next."""
+    """A line on the runs before, for the notes of the next."""
     outcome = lost.outcome
     assert isinstance(outcome, Failed), "only failures run again"
     before = [note for note in lost.notes if note.startswith("ran again")]

@@ -58,7 +58,7 @@ class Sequence:
         return self._dense[window, dtype]
 
     def block_mask(self, window: int) -> Any:
-        """The same mask for FlexAttention."""
+        """The mask for FlexAttention."""
         if window not in self._blocks:
             from torch.nn.attention.flex_attention import create_block_mask
 

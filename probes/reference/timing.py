@@ -46,7 +46,6 @@ class StepTiming:
 
     @property
     def median(self) -> float:
-        """Median of the timed steps."""
         return statistics.median(self.seconds)
 
     @property

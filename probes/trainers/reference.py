@@ -23,7 +23,6 @@ class ReferenceTrainer:
 
     @classmethod
     def of(cls, *, python: str, worker: str) -> Self:
-        """The program; any interpreter that has torch runs it."""
         return cls(worker=worker)
 
     @property

@@ -27,6 +27,7 @@ from probes.programs import Program
 from probes.protocol import Environment, Failed, FailureKind, Outcome, ProbeTask
 from probes.reference.recipe import with_layers
 from probes.trainers.titan_data import ASSETS, DATA, MIN_VOCAB, data_files
+from probes.trainers.titan_log import read_log
 from probes.trainers.titan_outcome import TitanProbe, read_outcome
 
 OUTPUTS = "outputs"
@@ -49,7 +50,7 @@ OFFLINE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerCommand:
-    """What to run, in a folder that holds `files`.
+    """A command to run in a folder that holds `files`.
 
     argv: the whole command on one machine.
     program: the part of it that torchrun starts, for a launcher with its own rendezvous.
@@ -88,7 +89,7 @@ class TitanTrainer:
         return None
 
     def program(self, task: ProbeTask) -> Program | Failed:
-        """What torchrun starts for a task; a failure if TorchTitan cannot run it."""
+        """The command of torchrun for a task; a failure if TorchTitan cannot run it."""
         command = self.command(task)
         if isinstance(command, Failed):
             return command
@@ -179,8 +180,6 @@ class TitanTrainer:
 
     def environment(self, log_text: str) -> Environment:
         """The environment of the numbers, as far as package metadata and the log show it."""
-        from probes.trainers.titan_log import read_log
-
         versions, log = self.versions(), read_log(log_text)
         python = ".".join(str(part) for part in sys.version_info[:3])
         trainer = log.version or versions.get("torchtitan")
@@ -236,7 +235,7 @@ def _unsuited(task: ProbeTask, job: Job, versions: Mapping[str, str]) -> Failed 
 
 
 def _unsuited_job(job: Job, *, on_gpus: bool) -> Failed | None:
-    """The same for a job with any layout."""
+    """A failure if this TorchTitan cannot run the job with any layout."""
     if not on_gpus:
         text = "torchtitan trains on GPUs alone; use --trainer reference for a CPU or fake tensors"
     elif job.model.vocab_size < MIN_VOCAB:
@@ -250,7 +249,7 @@ def _unsuited_job(job: Job, *, on_gpus: bool) -> Failed | None:
 
 
 def _clash(versions: Mapping[str, str], *, emulate: bool = False) -> str | None:
-    """What is missing or has a wrong version, and the command that fixes it."""
+    """Packages that are missing or have a wrong version, and the command that fixes it."""
     titan, torch = versions.get("torchtitan"), versions.get("torch", "")
     if titan is None:
         return (

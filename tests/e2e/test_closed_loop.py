@@ -295,7 +295,7 @@ def test_who_has_lost_a_study_stores_neither_plan_nor_event(
         return plan
 
     if begun:
-        monkeypatch.setattr("planner.plan.recommend.recommend", recommend_and_lose)
+        monkeypatch.setattr("api.jobs.studies.recommend", recommend_and_lose)
     else:
         lose()
     with pytest.raises(ConflictError, match="was lost"):
@@ -589,7 +589,7 @@ def test_a_calibration_of_a_pool_that_measures_nothing_says_why(
 ) -> None:
     monkeypatch.setenv("PLANNER_DATABASE_URL", sqlite_url)
     monkeypatch.setattr(
-        "api.calibration.grid.grid_of", lambda *_: {"name": "grid", "jobs": [TOO_LARGE]}
+        "api.cli.calibrate.grid_of", lambda *_: {"name": "grid", "jobs": [TOO_LARGE]}
     )
     assert root.run(["calibrate", "--gpu", "cpu", "--pool", "local", "--json"]) == 3
     told = json.loads(capsys.readouterr().out)["error"]

@@ -60,7 +60,7 @@ def test_the_second_answer_is_not_searched_for(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("searched again")
 
-    monkeypatch.setattr("planner.plan.recommend.recommend", never)
+    monkeypatch.setattr("api.service.recommend", never)
     second = made(wiring, {**JOB, "id": "again"})
     assert second.id != first.id
     assert second.created_at != first.created_at

@@ -28,6 +28,7 @@ from api.service import PaperQuestion, ask_on_paper, keep_plan, known_plan, plan
 from api.settings import ApiKey
 from api.storage.records import Page, PlanLine, ProbeRecord, TaskEvent
 from planner.errors import NotFoundError, PlannerError, SpecError
+from planner.plan.explain import changed_fields, explain
 from planner.specs.plan import Plan
 
 router = APIRouter(tags=["plans"], route_class=strict_route())
@@ -157,8 +158,6 @@ async def explain_plan(
     wiring = wiring_of(request)
 
     def work() -> Explained:
-        from planner.plan.explain import changed_fields, explain
-
         plan = wiring.store.get_plan(plan_id_of(wiring, plan_id, "plan_id"))
         lines, changed = explain(plan, rank, versus), {}
         if versus is not None:
