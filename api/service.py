@@ -91,7 +91,7 @@ def plan_on_paper(values: object, calibration: Calibration | None) -> Plan:
 
 def known_plan(wiring: Wiring, question: PaperQuestion) -> Plan | None:
     """The answer that this process gave before, under an id of its own."""
-    known = wiring.answered.again(question.key)
+    known = wiring.answered.get(question.key)
     return None if known is None else renamed(wiring, question, known)
 
 
@@ -121,7 +121,7 @@ def answer_on_paper(
 
 def keep_plan(wiring: Wiring, question: PaperQuestion, plan: Plan) -> None:
     """Remembers and stores the answer. Raises StoreError."""
-    wiring.answered.keep(question.key, plan)
+    wiring.answered.put(question.key, plan)
     wiring.store.save_plan(plan, PlanLabels.of(question.job, question.job_hash))
 
 

@@ -7,7 +7,6 @@ from functools import cached_property
 from sqlalchemy import Engine
 
 from api.identity import TimeOrderedIds
-from api.remembered import Remembered
 from api.settings import Settings, load_settings
 from api.storage.audit import SqlAuditTrail
 from api.storage.calibrations import SqlCalibrationStore
@@ -25,6 +24,7 @@ from api.storage.sweeps import SqlSweepStore
 from api.storage.tasks import SqlTaskStore
 from api.turns import Turns
 from planner.cost.machine.shipped import shipped_calibration
+from planner.cost.pipeline.recently_used import RecentlyUsed
 from planner.ports import Clock, IdFactory, Ports
 from planner.specs.plan import Plan
 from planner.version import MODEL_VERSION
@@ -57,9 +57,9 @@ class Wiring:
         return Ports(clock=self.clock, ids=self.ids)
 
     @cached_property
-    def answered(self) -> Remembered[Question, Plan]:
+    def answered(self) -> RecentlyUsed[Question, Plan]:
         """Plans on paper that this process made; they depend on job and calibration alone."""
-        return Remembered(MOST_ANSWERED)
+        return RecentlyUsed(MOST_ANSWERED)
 
     @cached_property
     def engine(self) -> Engine:

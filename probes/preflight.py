@@ -19,7 +19,7 @@ from typing import Any
 from planner.errors import ProbeError, how_to_install
 from planner.precision import PRECISIONS
 from planner.rules.base import Context
-from planner.rules.features import gpu_precisions, trainer_precisions
+from planner.rules.precisions import gpu_precisions, trainer_precisions
 from planner.search.space.domains import domains_of
 from planner.specs.job import Job
 from planner.units import GIB, format_bytes

@@ -1,15 +1,15 @@
 """`planner-cli accuracy`: predicted against measured, for published rows or a user's own file."""
 
-import json as json_module
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from api.cli.output import make_console, note, show
+from api.cli.output import make_console, note, say_json, show
 from api.cli.plotting import Plot, check_plot, write_plot
 from api.cli.simulate import write_text
+from api.cli.typed import Json
 from api.cli.working import working
 from api.errors import fault
 from api.input.text import read_json
@@ -67,7 +67,7 @@ def command(
         ),
     ] = None,
     plot: Plot = None,
-    json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
+    json: Json = False,
 ) -> None:
     """Errors of time and memory on measured runs, predicted without having seen them; by trainer,
     GPU, model family and technique.
@@ -99,11 +99,7 @@ def command(
         write_plot(plot, chart_of(result.rows, "Predicted against measured, left out by source"))
     if json:
         body = {"malformed": malformed, **result.as_dict()}
-        typer.echo(
-            json_module.dumps(
-                body if not rows else {**body, "rows": [_row(row) for row in result.rows]}, indent=2
-            )
-        )
+        say_json(body if not rows else {**body, "rows": [_row(row) for row in result.rows]})
         return
     console = make_console()
     show(accuracy_view(result, console.width), console)

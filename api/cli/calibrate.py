@@ -1,15 +1,14 @@
 """`planner-cli calibrate`: new calibrations from the stored measurements."""
 
-import json as encoder
 from typing import Annotated
 
 import typer
 
 from api.calibration.grid import gpu_of, grid_of, knobs_moved
 from api.calibration.update import all_measured, update_calibrations
-from api.cli.output import note, say
+from api.cli.output import note, say, say_json
 from api.cli.studying import bar, sweep_stand
-from api.cli.typed import complete_gpu, complete_pool
+from api.cli.typed import Json, complete_gpu, complete_pool
 from api.cli.working import working
 from api.jobs.observer import Observer
 from api.jobs.sweep_report import failure_in, failure_of
@@ -36,7 +35,7 @@ def command(
             help=f"First measure a small grid on this pool: {listed(pool_forms())}.",
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
+    json: Json = False,
 ) -> None:
     """Make the calibration of every measured trainer and GPU anew; plans use the newest."""
     wiring = wire()
@@ -66,7 +65,7 @@ def command(
             }
             for one in made
         ]
-        say(encoder.dumps(rows, indent=2))
+        say_json(rows)
         return
     if not made:
         say(

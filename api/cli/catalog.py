@@ -7,7 +7,8 @@ import typer
 import yaml
 
 from api.catalog import catalog_entry, catalog_list, kind_of
-from api.cli.output import make_console, say, show
+from api.cli.output import make_console, say, say_json, show
+from api.cli.typed import Json
 from api.errors import fault
 from api.input.text import read_mapping_file
 from api.own_entries import KINDS, PREFIX, add_entry, full_name, named_entry, own_entry, own_line
@@ -32,7 +33,7 @@ def command(
         ),
     ] = None,
     own: Annotated[bool, typer.Option("--own", help="List the entries that were added.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
+    json: Json = False,
 ) -> None:
     """List what is known by name, or show one entry with its sources; keep entries of your own."""
     if add is not None:
@@ -41,7 +42,7 @@ def command(
     if name is not None:
         entry = _own_entry(kind, name) if name.startswith("own/") else catalog_entry(kind, name)
         if json:
-            typer.echo(encoder.dumps(entry, indent=2, default=str))
+            say_json(entry)
             return
         say(
             yaml.safe_dump(
@@ -54,7 +55,7 @@ def command(
         return
     lines = _lines(kind, own=own)
     if json:
-        typer.echo(encoder.dumps({"items": lines}, indent=2, default=str))
+        say_json({"items": lines})
         return
     console = make_console()
     show(catalog_table(kind, lines, console.width), console)

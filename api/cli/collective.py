@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from api.cli.output import make_console, show
-from api.cli.typed import complete_cluster
+from api.cli.typed import Json, complete_cluster
 from api.collectives import ask_collective
 from api.own_entries import with_own
 from api.render.collective import collective_view
@@ -39,7 +39,7 @@ def command(
         int | None, typer.Option(help="Ranks of the group; all GPUs unless given.")
     ] = None,
     stride: Annotated[int, typer.Option(help="Distance of neighbours in the group, in ranks.")] = 1,
-    json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
+    json: Json = False,
 ) -> None:
     """Price one collective: seconds, steps, bytes on the wire, the algorithm and why."""
     asked = {

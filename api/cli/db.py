@@ -1,12 +1,12 @@
 """`planner-cli db`: the database."""
 
-import json as encoder
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from api.cli.output import error_line, say
+from api.cli.output import error_line, say, say_json
+from api.cli.typed import Json
 from api.errors import EXIT_BACKEND
 from api.storage.backup import back_up, faults_in
 from api.storage.engine import shown
@@ -27,15 +27,13 @@ def _group() -> None:
 
 
 @app.command("upgrade")
-def upgrade(
-    json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
-) -> None:
+def upgrade(json: Json = False) -> None:
     """Create the database or migrate it. Safe to run at any time, by several at once."""
     engine = wire().engine
     before = current_revision(engine)
     after = migrate(engine)
     if json:
-        say(encoder.dumps({"database": shown(engine), "before": before, "after": after}))
+        say_json({"database": shown(engine), "before": before, "after": after}, indent=None)
         return
     say(
         f"{shown(engine)}: revision {after}"
@@ -45,27 +43,24 @@ def upgrade(
 
 @app.command("backup")
 def backup(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file.")],
-    json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file.")], json: Json = False
 ) -> None:
     """Copy a SQLite database while it is in use. Of PostgreSQL: say how pg_dump does it."""
     engine = wire().engine
     size = back_up(engine, file)
     if json:
-        say(encoder.dumps({"database": shown(engine), "file": str(file), "bytes": size}))
+        say_json({"database": shown(engine), "file": str(file), "bytes": size}, indent=None)
         return
     say(f"{file}: {size / MEGA:,.1f} MB, whole; to restore it, stop everything and put it back")
 
 
 @app.command("check")
-def check(
-    json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
-) -> None:
+def check(json: Json = False) -> None:
     """Say whether the database is consistent: its file, references, states, leases."""
     engine = wire().store.engine
     faults = faults_in(engine)
     if json:
-        say(encoder.dumps({"database": shown(engine), "faults": faults}))
+        say_json({"database": shown(engine), "faults": faults}, indent=None)
     elif not faults:
         say(f"{shown(engine)}: consistent")
     for fault in faults if not json else ():

@@ -1,6 +1,5 @@
 """`planner-cli doctor`: what is installed, the state of the database, what a probe would find."""
 
-import json as encoder
 import platform
 import sys
 from dataclasses import asdict
@@ -9,7 +8,8 @@ from typing import Annotated
 import typer
 
 from api.checkup import NEEDED, SERVICE, TRAINERS, all_checks, database_report, version_of
-from api.cli.output import say
+from api.cli.output import say, say_json
+from api.cli.typed import Json
 from api.wiring import wire
 
 
@@ -17,7 +17,7 @@ def command(
     torch: Annotated[
         bool, typer.Option("--torch", help="Also import torch, as a probe would; takes longer.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
+    json: Json = False,
 ) -> None:
     """Check this installation part by part: ok, warn or fail, and what to do. Ends with 4 where a
     part fails.
@@ -35,7 +35,7 @@ def command(
             "ok": not failed,
             "checks": [asdict(check) for check in checks],
         }
-        say(encoder.dumps(report, indent=2))
+        say_json(report)
     else:
         width = max(len(check.name) for check in checks)
         for check in checks:

@@ -19,6 +19,7 @@ from api.cli.given import (
     layout_given,
 )
 from api.cli.output import letters_only, make_console, note, show
+from api.cli.typed import Json
 from api.cli.working import working
 from api.errors import fault
 from api.input.jobs import parse_job
@@ -51,7 +52,7 @@ def command(
     model: ModelOption = None,
     gpu: GpuOption = None,
     num_gpus: NumGpusOption = None,
-    json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
+    json: Json = False,
 ) -> None:
     """Price layouts: time, memory, and how sure."""
     if sum(given is not None for given in (job, jobs, plan)) != 1:

@@ -1,12 +1,12 @@
 """`planner-cli explain`: why this layout, why not that one."""
 
-import json as encoder
 from typing import Annotated
 
 import typer
 
 from api.cli.given import PlanId
-from api.cli.output import make_console, say, show
+from api.cli.output import make_console, say, say_json, show
+from api.cli.typed import Json
 from api.input.names import plan_id_of
 from api.render.communication import communication_section
 from api.wiring import wire
@@ -19,7 +19,7 @@ def command(
     versus: Annotated[
         int | None, typer.Option(help="Compare with the layout of this rank.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
+    json: Json = False,
 ) -> None:
     """Why this layout of a stored plan, and why not another."""
     wiring = wire()
@@ -28,7 +28,7 @@ def command(
     rows = ranked_as(plan, rank).estimate.communication
     if json:
         answer = {"id": plan.id, "rank": rank, "versus": versus, "lines": lines}
-        typer.echo(encoder.dumps(answer | {"communication": [one.model_dump() for one in rows]}))
+        say_json(answer | {"communication": [one.model_dump() for one in rows]}, indent=None)
         return
     for line in lines:
         say(line)

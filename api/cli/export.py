@@ -1,6 +1,5 @@
 """`planner-cli export`: a ranked layout of a stored plan in a trainer's own words."""
 
-import json as encoder
 import shlex
 from pathlib import Path
 from typing import Annotated
@@ -8,8 +7,9 @@ from typing import Annotated
 import typer
 
 from api.cli.given import PlanId
-from api.cli.output import note, say
+from api.cli.output import note, say, say_json
 from api.cli.saving import write_folder
+from api.cli.typed import Json
 from api.input.names import plan_id_of
 from api.service import export_rank
 from api.wiring import wire
@@ -30,7 +30,7 @@ def command(
     save_dir: Annotated[
         Path | None, typer.Option(help="Write the files here instead of printing them.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
+    json: Json = False,
 ) -> None:
     """Write the configuration and command that run a layout."""
     wiring = wire()
@@ -40,7 +40,7 @@ def command(
         save_dir = save_dir.expanduser()
         write_folder(save_dir, exported.files)
     if json:
-        typer.echo(encoder.dumps(exported.as_dict(), indent=2, default=str))
+        say_json(exported.as_dict())
         return
     for line in exported.notes:
         note(f"note: {line}")

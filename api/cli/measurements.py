@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from api.calibration.update import line_about, update_about, update_from_measurements
-from api.cli.output import make_console, note, say, show
+from api.cli.output import make_console, note, say, say_json, show
 from api.cli.simulate import write_text
-from api.cli.typed import complete_gpu, complete_model
+from api.cli.typed import Cursor, Json, Limit, complete_gpu, complete_model
 from api.cli.working import working
 from api.errors import fault
 from api.identity import local_user
@@ -34,7 +34,6 @@ app = typer.Typer(
     help="What was measured: import, export, list, delete, share.", rich_markup_mode=None
 )
 SHOWN = 10  # measurements of an import, each with its prediction
-Json = Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")]
 Model = Annotated[
     str | None, typer.Option(autocompletion=complete_model, help="Only of this model.")
 ]
@@ -93,7 +92,7 @@ def import_(
             "refused": stored.refused,
             "calibrations": [record.id for record in learnt],
         }
-        say(encoder.dumps({**body, "compared": compared}))
+        say_json({**body, "compared": compared}, indent=None)
         return
     say(
         f"{len(stored.new)} stored"
@@ -146,8 +145,8 @@ def list_(
     gpu: Gpu = None,
     status: Status = None,
     rung: Rung = None,
-    limit: Annotated[int, typer.Option(help="At most so many, newest first.")] = 50,
-    cursor: Annotated[str | None, typer.Option(help="Where the page before ended.")] = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
     json: Json = False,
 ) -> None:
     """Show stored measurements, newest first, each beside its prediction; ratio: measured over
@@ -160,15 +159,12 @@ def list_(
         predicted = beside(page.items)
     if json:
         compared = [one.as_dict() for one in predicted]
-        say(
-            encoder.dumps(
-                {
-                    "items": [shown_row(one) for one in page.items],
-                    "compared": compared,
-                    "next_cursor": page.next_cursor,
-                },
-                indent=2,
-            )
+        say_json(
+            {
+                "items": [shown_row(one) for one in page.items],
+                "compared": compared,
+                "next_cursor": page.next_cursor,
+            }
         )
         return
     console = make_console()
@@ -228,7 +224,7 @@ def _after(
         learnt = update_about(wiring, about)
     if json:
         ids = [record.id for record in learnt]
-        say(encoder.dumps({verb: list(done), "calibrations": ids}))
+        say_json({verb: list(done), "calibrations": ids}, indent=None)
         return
     for record in learnt:
         note(line_about(record))

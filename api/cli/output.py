@@ -1,5 +1,6 @@
 """Output of commands: results to stdout, notes and errors to stderr."""
 
+import json
 import os
 import re
 import sys
@@ -29,6 +30,11 @@ def note(text: str) -> None:
 
 def say(text: str) -> None:
     sys.stdout.write(_printable(f"{text}\n", sys.stdout.encoding))
+
+
+def say_json(value: object, indent: int | None = 2) -> None:
+    """JSON on stdout; what it has no form for, such as a time, as text."""
+    say(json.dumps(value, indent=indent, default=str))
 
 
 def flush_output() -> None:

@@ -1,14 +1,14 @@
 """`planner-cli plans` and `planner-cli show`: what was answered before."""
 
 import json as encoder
-from typing import Annotated
 
 import typer
 
 from api.cli.given import PlanId
-from api.cli.output import make_console, note, say, show
+from api.cli.output import make_console, note, say, say_json, show
 from api.cli.plotting import PlotOrText, check_plot, plot_plan
 from api.cli.recommend import print_plan
+from api.cli.typed import Cursor, Json, Limit
 from api.input.names import plan_id_of
 from api.jobs.plans import page_of_plans, state_of, study_of
 from api.render.plans import plans_table
@@ -16,15 +16,11 @@ from api.wiring import Wiring, wire
 from planner.errors import NotFoundError
 
 
-def list_plans(
-    limit: Annotated[int, typer.Option(help="At most so many, newest first.")] = 20,
-    cursor: Annotated[str | None, typer.Option(help="Where the page before ended.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
-) -> None:
+def list_plans(limit: Limit = 20, cursor: Cursor = None, json: Json = False) -> None:
     """List stored plans, and those that probes are still spent on, newest first."""
     page = page_of_plans(wire(), cursor, limit)
     if json:
-        say(encoder.dumps(page.model_dump(), indent=2, default=str))
+        say_json(page.model_dump())
         return
     if not page.items:
         say("no plan is stored yet; `planner-cli recommend` makes one")
@@ -35,11 +31,7 @@ def list_plans(
         note(f"more: --cursor {page.next_cursor}")
 
 
-def show_plan(
-    plan_id: PlanId,
-    plot: PlotOrText = None,
-    json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
-) -> None:
+def show_plan(plan_id: PlanId, plot: PlotOrText = None, json: Json = False) -> None:
     """Print a stored plan again, as `recommend` printed it."""
     check_plot(plot, text=not json)
     wiring = wire()

@@ -1,6 +1,5 @@
 """`planner-cli probe`: layouts run for a few steps, measured beside predicted."""
 
-import json as encoder
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from api.calibration.update import line_about, update_from_probes
-from api.cli.output import error_line, make_console, note, say, show
-from api.cli.typed import complete_plan, complete_pool
+from api.cli.output import error_line, make_console, note, say_json, show
+from api.cli.typed import Json, complete_plan, complete_pool
 from api.errors import codes_of, fault, lines_of
 from api.input.text import read_mapping_file
 from api.jobs.probes import (
@@ -74,7 +73,7 @@ def command(
     breakdown: Annotated[
         bool, typer.Option("--breakdown", help="Seconds by kernel, from torch's profiler.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
+    json: Json = False,
 ) -> None:
     """Run layouts for a few steps and record time, memory and what went wrong."""
     given = {"pool": pool, "trainer": trainer, "steps": steps}  # else the job's own `probe` says it
@@ -156,7 +155,7 @@ def _tell(
     error = _error(probed)
     if as_json:
         body = {"probes": [one.as_dict() for one in probed]}
-        say(encoder.dumps(body if error is None else {**body, "error": error.as_dict()}, indent=2))
+        say_json(body if error is None else {**body, "error": error.as_dict()})
     else:
         show(probes_view(probed, full=len(probed) == 1), make_console())
     for message in dict.fromkeys(

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from api.cli.output import say
+from api.cli.output import say, say_json
+from api.cli.typed import Json, Limit
 from api.jobs import queues
 from api.render.queues import job_line
 from api.storage.records import QueuedJob
@@ -16,7 +17,6 @@ app = typer.Typer(
     help="Probes, studies and runs of sweeps: what waits, what was given up, another try.",
     rich_markup_mode=None,
 )
-Json = Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")]
 JobId = Annotated[str, typer.Argument(metavar="ID", help="As `queue list` shows it.")]
 
 
@@ -30,13 +30,13 @@ def list_jobs(
     failed: Annotated[
         bool, typer.Option("--failed", help="What has failed, not what is open.")
     ] = False,
-    limit: Annotated[int, typer.Option(help="At most so many, newest first.")] = 50,
+    limit: Limit = 50,
     json: Json = False,
 ) -> None:
     """List what waits or runs, newest first."""
     jobs = queues.jobs_in(wire(), failed=failed)[:limit]
     if json:
-        say(encoder.dumps([asdict(job) for job in jobs], indent=2, default=str))
+        say_json([asdict(job) for job in jobs])
         return
     for job in jobs:
         say(job_line(job))

@@ -10,6 +10,7 @@ from api.cli.output import error_line, letters_only, make_console, note, show
 from api.cli.plotting import PlotOrText, check_plot, plot_plan
 from api.cli.saving import check_target, save_plan
 from api.cli.typed import (
+    Json,
     complete_cluster,
     complete_gpu,
     complete_model,
@@ -116,7 +117,7 @@ def command(
         Path | None, typer.Option(help="Write the plan and runnable files of every rank here.")
     ] = None,
     plot: PlotOrText = None,
-    json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
+    json: Json = False,
 ) -> None:
     """Rank the layouts that train MODEL fastest on this cluster."""
     flags = JobFlags(

@@ -1,6 +1,6 @@
 """`planner-cli simulate`: a layout's pipeline played out, for Perfetto and for torch."""
 
-import json as json_module
+import json as encoder
 import os
 from pathlib import Path
 from typing import Annotated
@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from api.cli.given import PlanOption, RankOption, layout_given
-from api.cli.output import make_console, note, show
+from api.cli.output import make_console, note, say_json, show
 from api.cli.plotting import Plot, check_plot, write_plot
+from api.cli.typed import Json
 from api.cli.working import working
 from api.errors import fault
 from api.input.jobs import check_one_size, parse_job
@@ -33,7 +34,7 @@ def command(
         Path | None, typer.Option(help="Write torch's pipeline schedule CSV here.")
     ] = None,
     plot: Plot = None,
-    json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
+    json: Json = False,
 ) -> None:
     """Play out one step of a pipeline: who waits when, and what each stage holds."""
     check_plot(plot)
@@ -45,7 +46,7 @@ def command(
     if plot is not None:
         write_plot(plot, played.plot())
     for flag, path, text in (
-        ("--trace", trace, None if trace is None else json_module.dumps(played.trace)),
+        ("--trace", trace, None if trace is None else encoder.dumps(played.trace)),
         ("--csv", csv, played.csv),
     ):
         if path is not None and text is not None:
@@ -58,7 +59,7 @@ def command(
             "pipeline_seconds": played.pipeline_seconds,
             "bubble_share": played.bubble_share,
         }
-        typer.echo(json_module.dumps(body, indent=2))
+        say_json(body)
         return
     show(timeline_view(played), make_console())
 

@@ -1,6 +1,5 @@
 """`planner-cli study`: the Optuna study of a stored plan, for Optuna's own tools."""
 
-import json as encoder
 import shlex
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +7,8 @@ from typing import Annotated
 import typer
 
 from api.cli.given import PlanId
-from api.cli.output import note, say
+from api.cli.output import note, say, say_json
+from api.cli.typed import Json
 from api.input.names import plan_id_of
 from api.optuna_storage import counts_of, open_storage, without_password, write_study
 from api.wiring import wire
@@ -37,7 +37,7 @@ def command(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a study of that name.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
+    json: Json = False,
 ) -> None:
     """Write the study of a plan for optuna-dashboard and Optuna's plots."""
     wiring = wire()
@@ -54,7 +54,7 @@ def command(
             "its ranked layouts, its front and the counts of the others"
         )
     if json:
-        say(encoder.dumps({"study": study.study_name, "storage": place, "trials": counts}))
+        say_json({"study": study.study_name, "storage": place, "trials": counts}, indent=None)
         return
     words = ", ".join(
         f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from typing import Annotated
 
 import typer
 
@@ -16,6 +17,9 @@ from planner.trainers.registry import TRAINERS
 from planner.units import parse_tokens
 from probes.pools import pool_forms
 
+Json = Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")]
+Limit = Annotated[int, typer.Option(help="At most so many, newest first.")]
+Cursor = Annotated[str | None, typer.Option(help="Where the page before ended.")]
 MOST_OFFERED = 20  # ids at once
 NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
 

@@ -10,7 +10,6 @@ from sqlalchemy.orm import Session
 
 from api.asker import asker
 from api.identity import hash_of_job
-from api.remembered import Remembered
 from api.storage.audit import note
 from api.storage.common import flush_new, plain_text, readable, row_of
 from api.storage.paging import read_page
@@ -18,6 +17,7 @@ from api.storage.quotas import check_quota
 from api.storage.records import Page, PlanLabels, PlanLine, StoredEstimate
 from api.storage.tables import EstimateRow, PlanLayoutRow, PlanRow
 from api.storage.transactions import reading, writing
+from planner.cost.pipeline.recently_used import RecentlyUsed
 from planner.specs.estimate import Estimate
 from planner.specs.plan import Plan, RankedLayout
 
@@ -30,7 +30,7 @@ class SqlStore:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._plans: Remembered[str, Plan] = Remembered(MOST_PLANS)
+        self._plans: RecentlyUsed[str, Plan] = RecentlyUsed(MOST_PLANS)
 
     def save_plan(self, plan: Plan, labels: PlanLabels) -> None:
         """Stores the plan under its id, as one of who asks.
@@ -55,14 +55,14 @@ class SqlStore:
 
         A stored plan never changes, so the newest ones that were asked for are not read again.
         """
-        known = self._plans.again(plan_id)
+        known = self._plans.get(plan_id)
         if known is not None:
             return known
         with reading(self.engine) as session:
             row = row_of(session, PlanRow, plan_id, "plan", PLANS)
             with readable("plan", row.id):
                 plan = Plan.model_validate(row.body)
-        self._plans.keep(plan_id, plan)
+        self._plans.put(plan_id, plan)
         return plan
 
     def asked_by(self, plan_id: str) -> str | None:

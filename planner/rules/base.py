@@ -135,6 +135,11 @@ def columns_of(reads: frozenset[str]) -> frozenset[str]:
     )
 
 
+def release_name(c: Context) -> str:
+    """The trainer, with its release where rules differ by it."""
+    return c.trainer.name if c.release.number == "0" else f"{c.trainer.name} {c.release.number}"
+
+
 def in_set(codes: Column, names: Iterable[str], wanted: Iterable[str]) -> BoolColumn:
     wanted = frozenset(wanted)
     table = np.array([name in wanted for name in names], dtype=np.bool_)
