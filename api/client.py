@@ -20,17 +20,14 @@ from api.connection import UnreachableError as UnreachableError
 from api.http.schemas import (
     CalibrationLine,
     Explained,
-    HostReleased,
     MeasurementsStored,
     PlanAccepted,
     PlanState,
     ProbeDetail,
     ProbeLine,
     ProbesAccepted,
-    QuarantineLine,
-    SweepDetail,
-    SweepRunAccepted,
 )
+from api.http.sweep_schemas import HostReleased, QuarantineLine, SweepDetail, SweepRunAccepted
 from api.storage.records import AuditEvent, PlanLine, QueuedJob
 from planner.specs.collective import CollectiveAnswer
 from planner.specs.estimate import Estimate

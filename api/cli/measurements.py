@@ -14,16 +14,8 @@ from api.cli.typed import Cursor, Json, Limit, complete_gpu, complete_model
 from api.cli.working import working
 from api.errors import fault
 from api.identity import local_user
-from api.input.measurements import (
-    FORMATS,
-    all_of,
-    filter_of,
-    read_file,
-    row_of,
-    shown_row,
-    store_new,
-    to_csv,
-)
+from api.input.measurement_rows import row_of, shown_row, to_csv
+from api.input.measurements import FORMATS, all_of, filter_of, read_file, store_new
 from api.input.text import read_mapping_file
 from api.render.comparison import beside
 from api.render.probe import measurements_table

@@ -179,7 +179,7 @@ class SideBySide:
             self.wiring.tasks.wait_for_room(self.claimed.record, None, None)
 
     def _want(self, devices: int) -> None:
-        """Tells those of a lower priority, once, that we wait for room in this pool."""
+        """Tells jobs of a lower priority, once, that we wait for room in this pool."""
         if not self.waits:
             self.waits = True
             self.wiring.tasks.wait_for_room(self.claimed.record, self.pool_name, devices)

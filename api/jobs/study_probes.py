@@ -210,7 +210,7 @@ class StudyProbes:
         self.untaught.clear()
 
     def on_event(self, event: Event) -> None:
-        """Stores an event for who follows from elsewhere, and passes it to the observer."""
+        """Stores an event so that other processes can stream it, and passes it to the observer."""
         body = event_body(event)
         self.claimed.report(body["message"])
         self.wiring.tasks.add_event(self.claimed.record, body, self.wiring.clock.now())

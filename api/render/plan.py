@@ -1,6 +1,5 @@
 """A plan on one screen: what wins, by how much, why, and what to paste."""
 
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,9 @@ from api.render.estimate import (
 )
 from api.render.figures import parameters, percent, rate, seconds, size
 from api.render.grid import Column, grid, number
+from api.render.launch import launch_lines
 from api.render.probing import measured_line, probing_section
 from planner.catalog.clusters import gpu_aliases
-from planner.export import FORMATS
 from planner.specs.layout import Layout
 from planner.specs.plan import SOURCES, Plan, RankedLayout
 from planner.specs.run import RunEstimate
@@ -83,7 +82,7 @@ def plan_view(plan: Plan, width: int, *, letters: bool, saved: str | None = None
             "",
         ]
     sections += [
-        *_launch(plan, winner, width, saved),
+        *launch_lines(plan, winner, width, saved),
         "",
         searched_line(plan),
         basis_line(winner.estimate),
@@ -324,75 +323,6 @@ def _reasons(plan: Plan) -> list[tuple[str, list[str]]]:
     if plan.regret is not None and not probed:
         sections.append(("How sure", [plan.regret.statement]))
     return sections
-
-
-def _launch(plan: Plan, entry: RankedLayout, width: int, saved: str | None) -> list[RenderableType]:
-    """The lines to paste: write the files of the layout, go there, start the run."""
-    lines: list[RenderableType] = []
-    for trainer, export in entry.export.items():
-        lines.append(heading(f"Run it with {trainer} {export.get('version', '')}".rstrip()))
-        lines += [
-            indented(Text(line, no_wrap=True))
-            for line in launch_commands(plan, entry, trainer, export, width - INDENT, saved)
-        ]
-        blockers = [
-            f"{b['field']}={b['value']}: {b['rule']}; {b['remedy']}"
-            for b in export.get("blockers", [])
-        ]
-        if blockers:
-            lines.append(indented(bullets(blockers, "!", "yellow")))
-        if export.get("notes"):
-            lines.append(indented(bullets(list(export["notes"]))))
-    return lines
-
-
-def launch_commands(
-    plan: Plan,
-    entry: RankedLayout,
-    trainer: str,
-    export: Mapping[str, Any],
-    width: int,
-    saved: str | None,
-) -> list[str]:
-    """Shell commands, each on its own line, long ones continued with backslashes."""
-    folder = (
-        f"{saved}/rank-{entry.rank:02d}"
-        if saved is not None
-        else f"{plan.id}-rank-{entry.rank:02d}"
-    )
-    commands = [["cd", folder], list(export.get("command", []))]
-    if saved is None:
-        to = [] if trainer == FORMATS[0] else ["--format", trainer]
-        commands.insert(
-            0,
-            [
-                "planner-cli",
-                "export",
-                plan.id,
-                "--rank",
-                str(entry.rank),
-                *to,
-                "--save-dir",
-                folder,
-            ],
-        )
-    return [
-        line
-        for words in commands
-        for line in continued([shlex.quote(word) for word in words], width)
-    ]
-
-
-def continued(words: list[str], width: int) -> list[str]:
-    """One command as lines of at most `width` columns where its words allow, ready to paste."""
-    lines = [""]
-    for word in words:
-        if lines[-1] and len(lines[-1]) + len(word) + 3 > width:
-            lines[-1] += " \\"
-            lines.append(f"  {word}")
-        else:
-            lines[-1] += f" {word}" if lines[-1] else word
-    return lines
 
 
 def searched_line(plan: Plan) -> Text:

@@ -223,11 +223,9 @@ class SlurmPool:
                 held.allocation.close()
 
     def is_left(self, task_id: str) -> bool:
-        """Whether a job is there that a crashed process submitted for this task."""
         return self._job_of(task_id) is not None
 
     def end_left(self, task_id: str) -> None:
-        """Ends what a crashed process left of this task; see `Pool.end_left`."""
         allocation = self._job_of(task_id)
         order = None if allocation is None else allocation.left(task_id, parts=True)
         if allocation is not None and order is not None:

@@ -38,7 +38,6 @@ class CpuRmsNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        """Gradients of input and weight."""
         x, weight, scale = ctx.saved_tensors
         rows, normed = grad.float(), x.float() * scale
         weighted = rows * weight.float()

@@ -27,7 +27,6 @@ class ReferenceTrainer:
 
     @property
     def imports(self) -> str:
-        """The program itself."""
         return self.worker
 
     def unsuited(self, job: Job, device: str) -> Failed | None:
@@ -35,7 +34,6 @@ class ReferenceTrainer:
         return None
 
     def refusal(self, job: Job, layout: Layout, device: str) -> str | None:
-        """Why it cannot run a layout that the job's trainer may; None if it can."""
         return refusal(job, layout, "cpu" if device == "cpu" else "cuda")
 
     def program(self, task: ProbeTask) -> Program | Failed:

@@ -10,7 +10,7 @@ import pytest
 from api.calibration.listing import calibration_page
 from api.calibration.read import learned
 from api.calibration.update import update_from_measurements
-from api.http.schemas import SweepDrift
+from api.http.sweep_schemas import SweepDrift
 from api.input.jobs import parse_job
 from api.jobs.drift import with_drift
 from api.jobs.leases import Claimed

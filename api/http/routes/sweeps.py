@@ -17,8 +17,8 @@ from api.http.events import MEDIA_TYPE as EVENTS
 from api.http.events import follow_run
 from api.http.requests import Threads, answer_once, in_thread, wiring_of
 from api.http.routes.parameters import Cursor, PageSize, problems
-from api.http.schemas import HostReleased, QuarantineLine, SweepDetail, SweepRunAccepted
 from api.http.security import Prober, Reader
+from api.http.sweep_schemas import HostReleased, QuarantineLine, SweepDetail, SweepRunAccepted
 from api.input.names import sweep_id_of
 from api.jobs.sweeps import (
     add_sweep,
