@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from api.cli.output import make_console, note, say_json, show
+from api.cli.output import make_console, note, show, show_json
 from api.cli.plotting import Plot, check_plot, write_plot
 from api.cli.simulate import write_text
 from api.cli.typed import Json
@@ -99,7 +99,7 @@ def command(
         write_plot(plot, chart_of(result.rows, "Predicted against measured, left out by source"))
     if json:
         body = {"malformed": malformed, **result.as_dict()}
-        say_json(body if not rows else {**body, "rows": [_row(row) for row in result.rows]})
+        show_json(body if not rows else {**body, "rows": [_row(row) for row in result.rows]})
         return
     console = make_console()
     show(accuracy_view(result, console.width), console)

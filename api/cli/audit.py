@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from api.cli.output import note, say, say_json
+from api.cli.output import note, say, show_json
 from api.cli.typed import Cursor, Json, Limit
 from api.render.queues import audit_line
 from api.storage.records import AuditFilter
@@ -27,7 +27,7 @@ def command(
     page = wire().audit.list(wanted, cursor, limit)
     if json:
         body = {"items": [asdict(event) for event in page.items], "next_cursor": page.next_cursor}
-        say_json(body)
+        show_json(body)
         return
     for event in page.items:
         say(audit_line(event))

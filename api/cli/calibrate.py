@@ -6,7 +6,7 @@ import typer
 
 from api.calibration.grid import gpu_of, grid_of, knobs_moved
 from api.calibration.update import all_measured, update_calibrations
-from api.cli.output import note, say, say_json
+from api.cli.output import note, say, show_json
 from api.cli.studying import bar, sweep_stand
 from api.cli.typed import Json, complete_gpu, complete_pool
 from api.cli.working import working
@@ -65,7 +65,7 @@ def command(
             }
             for one in made
         ]
-        say_json(rows)
+        show_json(rows)
         return
     if not made:
         say(

@@ -7,7 +7,7 @@ import typer
 import yaml
 
 from api.catalog import catalog_entry, catalog_list, kind_of
-from api.cli.output import make_console, say, say_json, show
+from api.cli.output import make_console, say, show, show_json
 from api.cli.typed import Json
 from api.errors import fault
 from api.input.text import read_mapping_file
@@ -42,7 +42,7 @@ def command(
     if name is not None:
         entry = _own_entry(kind, name) if name.startswith("own/") else catalog_entry(kind, name)
         if json:
-            say_json(entry)
+            show_json(entry)
             return
         say(
             yaml.safe_dump(
@@ -55,7 +55,7 @@ def command(
         return
     lines = _lines(kind, own=own)
     if json:
-        say_json({"items": lines})
+        show_json({"items": lines})
         return
     console = make_console()
     show(catalog_table(kind, lines, console.width), console)

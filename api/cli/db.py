@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from api.cli.output import error_line, say, say_json
+from api.cli.output import error_line, say, show_json
 from api.cli.typed import Json
 from api.errors import EXIT_BACKEND
 from api.storage.backup import back_up, faults_in
@@ -33,7 +33,7 @@ def upgrade(json: Json = False) -> None:
     before = current_revision(engine)
     after = migrate(engine)
     if json:
-        say_json({"database": shown(engine), "before": before, "after": after}, indent=None)
+        show_json({"database": shown(engine), "before": before, "after": after}, indent=None)
         return
     say(
         f"{shown(engine)}: revision {after}"
@@ -49,7 +49,7 @@ def backup(
     engine = wire().engine
     size = back_up(engine, file)
     if json:
-        say_json({"database": shown(engine), "file": str(file), "bytes": size}, indent=None)
+        show_json({"database": shown(engine), "file": str(file), "bytes": size}, indent=None)
         return
     say(f"{file}: {size / MEGA:,.1f} MB, whole; to restore it, stop everything and put it back")
 
@@ -60,7 +60,7 @@ def check(json: Json = False) -> None:
     engine = wire().store.engine
     faults = faults_in(engine)
     if json:
-        say_json({"database": shown(engine), "faults": faults}, indent=None)
+        show_json({"database": shown(engine), "faults": faults}, indent=None)
     elif not faults:
         say(f"{shown(engine)}: consistent")
     for fault in faults if not json else ():

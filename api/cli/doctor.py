@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from api.checkup import NEEDED, SERVICE, TRAINERS, all_checks, database_report, version_of
-from api.cli.output import say, say_json
+from api.cli.output import say, show_json
 from api.cli.typed import Json
 from api.wiring import wire
 
@@ -35,7 +35,7 @@ def command(
             "ok": not failed,
             "checks": [asdict(check) for check in checks],
         }
-        say_json(report)
+        show_json(report)
     else:
         width = max(len(check.name) for check in checks)
         for check in checks:

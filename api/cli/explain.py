@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from api.cli.given import PlanId
-from api.cli.output import make_console, say, say_json, show
+from api.cli.output import make_console, say, show, show_json
 from api.cli.typed import Json
 from api.input.names import plan_id_of
 from api.render.communication import communication_section
@@ -28,7 +28,7 @@ def command(
     rows = ranked_as(plan, rank).estimate.communication
     if json:
         answer = {"id": plan.id, "rank": rank, "versus": versus, "lines": lines}
-        say_json(answer | {"communication": [one.model_dump() for one in rows]}, indent=None)
+        show_json(answer | {"communication": [one.model_dump() for one in rows]}, indent=None)
         return
     for line in lines:
         say(line)

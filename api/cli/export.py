@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from api.cli.given import PlanId
-from api.cli.output import note, say, say_json
+from api.cli.output import note, say, show_json
 from api.cli.saving import write_folder
 from api.cli.typed import Json
 from api.input.names import plan_id_of
@@ -40,7 +40,7 @@ def command(
         save_dir = save_dir.expanduser()
         write_folder(save_dir, exported.files)
     if json:
-        say_json(exported.as_dict())
+        show_json(exported.as_dict())
         return
     for line in exported.notes:
         note(f"note: {line}")

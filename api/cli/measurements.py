@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from api.calibration.update import line_about, update_about, update_from_measurements
-from api.cli.output import make_console, note, say, say_json, show
+from api.cli.output import make_console, note, say, show, show_json
 from api.cli.simulate import write_text
 from api.cli.typed import Cursor, Json, Limit, complete_gpu, complete_model
 from api.cli.working import working
@@ -84,7 +84,7 @@ def import_(
             "refused": stored.refused,
             "calibrations": [record.id for record in learnt],
         }
-        say_json({**body, "compared": compared}, indent=None)
+        show_json({**body, "compared": compared}, indent=None)
         return
     say(
         f"{len(stored.new)} stored"
@@ -151,7 +151,7 @@ def list_(
         predicted = beside(page.items)
     if json:
         compared = [one.as_dict() for one in predicted]
-        say_json(
+        show_json(
             {
                 "items": [shown_row(one) for one in page.items],
                 "compared": compared,
@@ -216,7 +216,7 @@ def _after(
         learnt = update_about(wiring, about)
     if json:
         ids = [record.id for record in learnt]
-        say_json({verb: list(done), "calibrations": ids}, indent=None)
+        show_json({verb: list(done), "calibrations": ids}, indent=None)
         return
     for record in learnt:
         note(line_about(record))

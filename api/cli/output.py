@@ -32,8 +32,8 @@ def say(text: str) -> None:
     sys.stdout.write(_printable(f"{text}\n", sys.stdout.encoding))
 
 
-def say_json(value: object, indent: int | None = 2) -> None:
-    """JSON on stdout; what it has no form for, such as a time, as text."""
+def show_json(value: object, indent: int | None = 2) -> None:
+    """JSON on stdout; a value without a JSON form, such as a time, as text."""
     say(json.dumps(value, indent=indent, default=str))
 
 

@@ -5,7 +5,7 @@ import json as encoder
 import typer
 
 from api.cli.given import PlanId
-from api.cli.output import make_console, note, say, say_json, show
+from api.cli.output import make_console, note, say, show, show_json
 from api.cli.plotting import PlotOrText, check_plot, plot_plan
 from api.cli.recommend import print_plan
 from api.cli.typed import Cursor, Json, Limit
@@ -20,7 +20,7 @@ def list_plans(limit: Limit = 20, cursor: Cursor = None, json: Json = False) -> 
     """List stored plans, and those that probes are still spent on, newest first."""
     page = page_of_plans(wire(), cursor, limit)
     if json:
-        say_json(page.model_dump())
+        show_json(page.model_dump())
         return
     if not page.items:
         say("no plan is stored yet; `planner-cli recommend` makes one")

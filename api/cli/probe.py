@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from api.calibration.update import line_about, update_from_probes
-from api.cli.output import error_line, make_console, note, say_json, show
+from api.cli.output import error_line, make_console, note, show, show_json
 from api.cli.typed import Json, complete_plan, complete_pool
 from api.errors import codes_of, fault, lines_of
 from api.input.text import read_mapping_file
@@ -155,7 +155,7 @@ def _tell(
     error = _error(probed)
     if as_json:
         body = {"probes": [one.as_dict() for one in probed]}
-        say_json(body if error is None else {**body, "error": error.as_dict()})
+        show_json(body if error is None else {**body, "error": error.as_dict()})
     else:
         show(probes_view(probed, full=len(probed) == 1), make_console())
     for message in dict.fromkeys(

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from api.cli.output import say, say_json
+from api.cli.output import say, show_json
 from api.cli.typed import Json, Limit
 from api.jobs import queues
 from api.render.queues import job_line
@@ -36,7 +36,7 @@ def list_jobs(
     """List what waits or runs, newest first."""
     jobs = queues.jobs_in(wire(), failed=failed)[:limit]
     if json:
-        say_json([asdict(job) for job in jobs])
+        show_json([asdict(job) for job in jobs])
         return
     for job in jobs:
         say(job_line(job))

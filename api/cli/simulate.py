@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from api.cli.given import PlanOption, RankOption, layout_given
-from api.cli.output import make_console, note, say_json, show
+from api.cli.output import make_console, note, show, show_json
 from api.cli.plotting import Plot, check_plot, write_plot
 from api.cli.typed import Json
 from api.cli.working import working
@@ -59,7 +59,7 @@ def command(
             "pipeline_seconds": played.pipeline_seconds,
             "bubble_share": played.bubble_share,
         }
-        say_json(body)
+        show_json(body)
         return
     show(timeline_view(played), make_console())
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from api.cli.given import PlanId
-from api.cli.output import note, say, say_json
+from api.cli.output import note, say, show_json
 from api.cli.typed import Json
 from api.input.names import plan_id_of
 from api.optuna_storage import counts_of, open_storage, without_password, write_study
@@ -54,7 +54,7 @@ def command(
             "its ranked layouts, its front and the counts of the others"
         )
     if json:
-        say_json({"study": study.study_name, "storage": place, "trials": counts}, indent=None)
+        show_json({"study": study.study_name, "storage": place, "trials": counts}, indent=None)
         return
     words = ", ".join(
         f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from api.asker import asker
-from api.cli.output import error_line, note, say, say_json
+from api.cli.output import error_line, note, say, show_json
 from api.cli.plotting import Plot, check_plot, write_plot
 from api.cli.studying import bar, gentle_interrupt, sweep_stand
 from api.cli.typed import Json, complete_sweep
@@ -90,7 +90,7 @@ def run(
     assert ended.result is not None, "a run has a report or a failure"
     deliver_due(wiring)
     if json:
-        say_json({"id": ended.id, "sweep": sweep.id, "state": ended.state, **ended.result})
+        show_json({"id": ended.id, "sweep": sweep.id, "state": ended.state, **ended.result})
     else:
         for line in report_lines(ended.result):
             say(line)
@@ -116,7 +116,7 @@ def schedule(file: File, json: Json = False) -> None:
     wiring = wire()
     sweep = add_sweep(wiring, values, allow_files=True)
     if json:
-        say_json(sweep_detail(wiring, sweep))
+        show_json(sweep_detail(wiring, sweep))
         return
     say(f"{sweep.id}: {sweep.name}{_next(sweep)}")
 
@@ -135,7 +135,7 @@ def list_(json: Json = False) -> None:
             }
             for one in sweeps
         ]
-        say_json(rows)
+        show_json(rows)
         return
     for one in sweeps:
         say(f"{one.id}  {one.state:9}  {one.name}{_next(one)}")
@@ -151,7 +151,7 @@ def show(sweep_id: Id, plot: Plot = None, json: Json = False) -> None:
     if plot is not None:
         write_plot(plot, sweep_chart(detail))
     if json:
-        say_json(detail)
+        show_json(detail)
         return
     say(f"{sweep.id}: {sweep.name}, {sweep.state}{_next(sweep)}")
     for run_ in detail["runs"]:
@@ -202,7 +202,7 @@ def hosts(
     out = wiring.quarantine.active()
     if json:
         rows = [one.as_dict() for one in out]
-        say_json(rows)
+        show_json(rows)
         return
     for one in out:
         say(f"{one.host} of {one.pool}, until {one.until:%Y-%m-%d %H:%M} UTC by {one.found_by}")
@@ -212,7 +212,7 @@ def hosts(
 
 def _say_state(wiring: Wiring, sweep: SweepRecord, *, as_json: bool) -> None:
     if as_json:
-        say_json(sweep_detail(wiring, sweep))
+        show_json(sweep_detail(wiring, sweep))
         return
     say(f"{sweep.id} is {sweep.state}{_next(sweep)}")
 

@@ -1,4 +1,4 @@
-"""Bodies of HTTP about sweeps, their reports and what they find."""
+"""Bodies of HTTP about sweeps: their runs, reports and drift."""
 
 from typing import Annotated, Any, Literal
 

@@ -1,4 +1,4 @@
-"""Rules on precisions: what GPU, trainer and layout can compute in."""
+"""Rules on precisions that GPU, trainer and layout can compute in."""
 
 import numpy as np
 
