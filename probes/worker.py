@@ -8,6 +8,7 @@ Exit status: 0 measured, 1 anything else.
 
 import json
 import os
+import platform
 import sys
 import time
 import traceback
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import SpecError
+from planner.trainers.registry import TRAINERS
 from probes.causes import OOM, TRIED, size_in
 from probes.protocol import (
     Environment,
@@ -134,8 +136,6 @@ class Attempt:
         if self._run is not None:
             found: Environment = self._run.environment()
             return found
-        import platform
-
         return Environment(python=platform.python_version())
 
     def notes(self) -> list[str]:
@@ -223,8 +223,6 @@ def _plain(error: RankFailure) -> dict[str, Any]:
 
 def _set_allocator(expandable: bool | None, trainer: str) -> None:
     """Sets the allocator's environment, which torch reads at its first allocation."""
-    from planner.trainers.registry import TRAINERS
-
     wanted = TRAINERS[trainer].expandable_segments if expandable is None else expandable
     if wanted:
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
