@@ -20,8 +20,6 @@ import anyio
 from pebble import ProcessExpired, ProcessPool
 
 import planner
-import planner.estimates
-import planner.plan.recommend
 from api.errors import PlanningError, TooManyRequestsError
 from api.settings import Settings
 from planner.units import counted
@@ -200,10 +198,6 @@ def _beside(niceness: int, work: Callable[..., Result], args: tuple[object, ...]
     with contextlib.suppress(OSError):
         os.nice(max(0, niceness - os.nice(0)))
     return work(*args)
-
-
-def imported() -> None:
-    """Imports what plans and estimates need, so that no request waits for it."""
 
 
 def plan_once() -> None:

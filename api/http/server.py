@@ -18,7 +18,6 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from api.errors import EXIT_BUG
-from api.http.lanes import imported
 from api.settings import Settings
 
 FILES_BESIDE = 200  # open files that are not connections: the database, probes, planning
@@ -85,8 +84,7 @@ class Server(uvicorn.Server):
         self.app = app
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Also imports what requests need, here and in a process of each lane."""
-        imported()
+        """Also warms up a process of each lane."""
         await super().startup(sockets)
         # what is there now stays: without it a full collection takes a tenth of a second
         gc.collect()

@@ -22,7 +22,7 @@ from planner.specs.layout import Layout
 from planner.specs.measurement import BLAMELESS, MACHINE, Measured, Measurement, Rung, question_hash
 from planner.study.ask_tell import Event
 from planner.study.measured_search import MicroProbeTimings
-from planner.study.study import UNABLE, Proposal
+from planner.study.study import BROKEN, UNABLE, Proposal
 from planner.units import counted
 from probes.campaign import Campaign, ProbeRequest
 from probes.launch import Watch
@@ -34,8 +34,6 @@ PROBE_SECONDS = 600.0
 KERNEL_SECONDS = 180.0
 # failures that may come from the machine, not from the layout
 OF_THE_MACHINE = BLAMELESS | {FailureKind.IMPORT}
-# as `planner.study.study` knows it, which is not imported for a plan without probes
-BROKEN = "environment"
 IMPLAUSIBLE = "implausible"  # it ran, and its numbers cannot be true
 
 
