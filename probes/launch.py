@@ -16,9 +16,8 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from planner.errors import ProbeError
@@ -26,11 +25,11 @@ from probes import guardian
 from probes.evidence import PREFIX
 from probes.folder import BEGIN, END, LOG, NODE_LOGS, RESULT, TASK
 from probes.outcome import Begin, conclude, write_result
-from probes.packages import search_path
 from probes.preflight import Need, check
 from probes.programs import Program
 from probes.protocol import Failed, FailureKind, ProbeResult, ProbeTask
 from probes.trainers import WORKER, trainer_of
+from probes.variables import DeviceLease, environment, inherited
 
 SPEC = "guardian.json"
 POLL_SECONDS = 0.05
@@ -39,31 +38,8 @@ PROGRESS_SECONDS = 0.5
 GUARDIAN_SECONDS = 60.0
 TAIL_BYTES = 4096
 SHOWN_CHARACTERS = 100
-OF_OTHERS = frozenset(
-    {
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "TORCHELASTIC_RUN_ID",
-        guardian.TOKEN,
-        guardian.GUARDIAN,
-    }
-)
 
 # Variables by which programs find libraries, caches, devices, networks and their own settings.
-NEEDED = (
-    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "LC_*", "TZ", "TERM"),
-    *("TMPDIR", "TEMP", "TMP", "XDG_*", "HOSTNAME", "LD_*", "LIBRARY_PATH", "CPATH", "CC", "CXX"),
-    *("PYTHON*", "VIRTUAL_ENV*", "CONDA_*", "MODULE*", "LOADEDMODULES", "LMOD_*", "NIX_*"),
-    *("CUDA*", "NVIDIA_*", "NCCL_*", "CUBLAS*", "CUDNN*", "NVTE_*", "NVSHMEM_*", "MPS_*"),
-    *("ROCM_*", "ROCR_*", "HIP_*", "HSA_*", "RCCL_*", "MIOPEN_*", "GPU_*", "AMD_*"),
-    *("TORCH*", "PYTORCH_*", "TRITON_*", "INDUCTOR_*", "GLOO_*", "FBGEMM_*", "HF_*"),
-    *("OMP_*", "MKL_*", "KMP_*", "GOMP_*", "OPENBLAS_*", "NUMEXPR_*", "MALLOC_*"),
-    *("UCX_*", "FI_*", "IB_*", "IBV_*", "MLX*", "OFI_*", "EFA_*", "SHARP_*", "MASTER_*"),
-    *("SLURM_*", "SLURMD_*", "SRUN_*", "OMPI_*", "PMI_*", "PMIX_*", "PRTE_*", "MPI_*", "MUNGE_*"),
-)
-SECRETS = ("SECRET", "TOKEN", "PASSWORD", "PASSWD", "CREDENTIAL", "API_KEY", "PRIVATE_KEY")
 
 Progress = Callable[[str], None]
 
@@ -132,22 +108,6 @@ class LaunchSettings:
     port_tries: int = 3
     keep: int = 50
     inherit: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceLease:
-    """Devices and environment that a lease gives a probe.
-
-    devices: for CUDA_VISIBLE_DEVICES; None on a CPU.
-    locks: open files that the guardian holds open too.
-    gpu_name: the driver's name of the GPUs.
-    token: carried by all processes of the probe.
-    """
-
-    devices: tuple[str, ...] | None = None
-    locks: tuple[int, ...] = ()
-    gpu_name: str | None = None
-    token: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,44 +300,6 @@ def new_folder(parent: Path, name: str) -> Path:
         remedy = "set PLANNER_PROBE_FOLDER to a place that may be written"
         raise ProbeError(f"{parent}: no folder for probes ({error.strerror}); {remedy}") from None
     raise ProbeError(f"{parent / name} and its successors exist already; remove them")
-
-
-def inherited(more: Sequence[str], environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Names of our variables that a probe needs: to find its libraries, devices and networks.
-
-    more: patterns that are added. Database URLs, API keys and whatever else the service runs with
-    stay here; of these patterns' secrets only what `more` names goes along.
-    """
-    return [
-        name
-        for name in environment
-        if name not in OF_OTHERS
-        and (
-            any(fnmatchcase(name, pattern) for pattern in more)
-            or (
-                any(fnmatchcase(name, pattern) for pattern in NEEDED)
-                and not any(word in name.upper() for word in SECRETS)
-            )
-        )
-    ]
-
-
-def environment(
-    folder: Path, task: ProbeTask, lease: DeviceLease, extra: Mapping[str, str]
-) -> dict[str, str]:
-    """Variables set for a probe on this machine: its devices, threads and package path.
-
-    folder: the parent folder of probes.
-    """
-    threads = max(1, (os.cpu_count() or 1) // task.num_processes())
-    ours = {
-        "PYTHONPATH": search_path(folder),
-        "PYTHONUNBUFFERED": "1",
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
-        "CUDA_VISIBLE_DEVICES": ",".join(lease.devices or ()),
-        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
-    }
-    return {**ours, **extra}
 
 
 def supervise(folder: Path, spec: GuardianSpec, locks: Sequence[int], watch: Watch) -> None:

@@ -13,6 +13,7 @@ from api.cli.output import error_line, make_console, note, show, show_json
 from api.cli.typed import Json, complete_plan, complete_pool
 from api.errors import codes_of, fault, lines_of
 from api.input.text import read_mapping_file
+from api.jobs.probe_recovery import recover
 from api.jobs.probes import (
     OOM,
     RequestedProbe,
@@ -21,7 +22,6 @@ from api.jobs.probes import (
     options_of,
     probe_of_job,
     probes_of_plan,
-    recover,
     run_all,
 )
 from api.own_entries import with_own

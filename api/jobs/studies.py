@@ -13,7 +13,8 @@ from api.identity import hash_of_job
 from api.input.jobs import parse_job
 from api.jobs.leases import Claimed, is_abandoned, new_lease, take_over
 from api.jobs.observer import Observer
-from api.jobs.probes import pool_of, probes_of, recover
+from api.jobs.probe_recovery import recover
+from api.jobs.probes import pool_of, probes_of
 from api.jobs.study_probes import StudyProbes
 from api.own_entries import with_own
 from api.storage.probes import gpu_seconds_of

@@ -14,7 +14,8 @@ from api.jobs.bad_hosts import MOST_OUT, BadHost, HostWatch, keep_out
 from api.jobs.drift import with_drift
 from api.jobs.leases import Claimed, new_lease
 from api.jobs.observer import Observer
-from api.jobs.probes import RequestedProbe, probes_of, recover, run_all
+from api.jobs.probe_recovery import recover
+from api.jobs.probes import RequestedProbe, probes_of, run_all
 from api.jobs.retries import hosts_of, next_try, step_of
 from api.jobs.schedule import is_within
 from api.jobs.side_by_side import SideBySide

@@ -15,7 +15,8 @@ from api.errors import UnavailableError
 from api.jobs.leases import abandoned, new_lease, take_over
 from api.jobs.observer import Observer
 from api.jobs.plans import subject_of
-from api.jobs.probes import BACKEND, recover, run_probe
+from api.jobs.probe_recovery import recover
+from api.jobs.probes import BACKEND, run_probe
 from api.jobs.studies import run_study
 from api.jobs.sweep_runs import run_sweep
 from api.jobs.sweeps import schedule_due

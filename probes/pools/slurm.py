@@ -22,16 +22,7 @@ from planner.errors import ProbeError
 from planner.specs.cluster import ClusterSpec
 from probes import guardian
 from probes.folder import END, NODE_STARTS
-from probes.launch import (
-    DeviceLease,
-    LaunchSettings,
-    Watch,
-    disk_errors,
-    environment,
-    inherited,
-    prepare,
-    with_free_port,
-)
+from probes.launch import LaunchSettings, Watch, disk_errors, prepare, with_free_port
 from probes.outcome import Begin, conclude, write_result
 from probes.packages import mounts
 from probes.pools.capacity import UNLIMITED, Capacity
@@ -53,6 +44,7 @@ from probes.preflight import (
 )
 from probes.programs import Program
 from probes.protocol import TAKEN_AWAY, Failed, ProbeResult, ProbeTask
+from probes.variables import DeviceLease, environment, inherited
 
 SLACK_SECONDS = 120.0  # for Slurm to start the step, and for the nodes' guardians to end it
 CHECK_MINUTES = 10  # of the job that checks whether a node has torch

@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 
 from api.http.app import create_app
 from api.jobs.leases import LEASE_SECONDS, new_lease
-from api.jobs.probes import recover
+from api.jobs.probe_recovery import recover
 from api.jobs.sweeps import schedule_due
 from api.settings import Settings, parse_quotas
 from api.storage.backup import faults_in

@@ -15,10 +15,10 @@ import pytest
 
 from planner.intake.jobs import read_job
 from probes import packages
-from probes.launch import DeviceLease, environment
 from probes.packages import linked, mounts, search_path
 from probes.pools.slurm_options import SlurmOptions
 from probes.protocol import ProbeTask
+from probes.variables import DeviceLease, environment
 from tests.conftest import ROOT
 
 JOB: dict[str, Any] = {
