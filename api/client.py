@@ -28,7 +28,8 @@ from api.http.schemas import (
     ProbesAccepted,
 )
 from api.http.sweep_schemas import HostReleased, QuarantineLine, SweepDetail, SweepRunAccepted
-from api.storage.records import AuditEvent, PlanLine, QueuedJob
+from api.storage.job_records import QueuedJob
+from api.storage.records import AuditEvent, PlanLine
 from planner.specs.collective import CollectiveAnswer
 from planner.specs.estimate import Estimate
 from planner.specs.plan import Plan

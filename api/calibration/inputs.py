@@ -7,7 +7,8 @@ from datetime import datetime
 from typing import Any
 
 from api.calibration.read import in_use
-from api.storage.records import CalibrationRecord, ProbeRecord, RunRow, Subject
+from api.storage.job_records import ProbeRecord
+from api.storage.records import CalibrationRecord, RunRow, Subject
 from api.wiring import Wiring
 from planner.calibration.kernels import KernelShape, KernelTiming
 from planner.calibration.own_runs import PricedRun, priced

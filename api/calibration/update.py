@@ -20,7 +20,8 @@ from api.calibration.inputs import (
     software_of,
     timed_rows,
 )
-from api.storage.records import CalibrationRecord, LearningInputs, ProbeRecord, Subject
+from api.storage.job_records import ProbeRecord
+from api.storage.records import CalibrationRecord, LearningInputs, Subject
 from api.wiring import Wiring
 from planner.calibration.update import learn_priced
 from planner.cost.machine.knobs import Calibration

@@ -26,7 +26,7 @@ from api.jobs.probes import (
 )
 from api.own_entries import with_own
 from api.render.probe import Probed, probes_view
-from api.storage.records import ProbeRecord
+from api.storage.job_records import ProbeRecord
 from api.wiring import Wiring, wire
 from planner.errors import InfeasibleError, PlannerError, ProbeError
 from planner.estimates import estimate_job

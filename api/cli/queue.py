@@ -10,7 +10,7 @@ from api.cli.output import say, show_json
 from api.cli.typed import Json, Limit
 from api.jobs import queues
 from api.render.queues import job_line
-from api.storage.records import QueuedJob
+from api.storage.job_records import QueuedJob
 from api.wiring import wire
 
 app = typer.Typer(

@@ -6,7 +6,8 @@ from pydantic import BaseModel, Field
 
 from api.http.schemas import Pair
 from api.jobs.standing import Standing
-from api.storage.records import JobState, SweepState
+from api.storage.job_records import JobState
+from api.storage.records import SweepState
 
 Moment = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from api.calibration.update import update_about
 from api.jobs.bad_hosts import MOST_OUT, SLOW, BadHost, keep_out
-from api.storage.records import DriftFinding, HistoryRow, TaskRecord
+from api.storage.job_records import TaskRecord
+from api.storage.records import DriftFinding, HistoryRow
 from api.wiring import Wiring
 from planner.calibration.drift.creep import NEWEST
 from planner.calibration.drift.findings import Creep, Drift, SlowHost, StepChange

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from api.asker import asker
 from api.jobs.plans import study_of
 from api.jobs.probes import probes_of
-from api.storage.records import OPEN, ProbeRecord, TaskRecord
+from api.storage.job_records import OPEN, ProbeRecord, TaskRecord
 from api.wiring import Wiring
 from planner.units import counted
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Self, TypeVar
 
 from api.jobs.owners import has_crashed, owner
+from api.storage.job_records import JobEnd, JobRecord, Lease
 from api.storage.queue import SqlQueue
-from api.storage.records import JobEnd, JobRecord, Lease
 from planner.errors import ConflictError, PlannerError
 
 LEASE_SECONDS = 30.0

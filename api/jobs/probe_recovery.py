@@ -8,8 +8,8 @@ from pathlib import Path
 
 from api.jobs.leases import Claimed, abandoned, take_over
 from api.jobs.probes import OOM, end_of
+from api.storage.job_records import OPEN, ProbeEnd, ProbeRecord
 from api.storage.queue import LOST_WORKERS, lost_workers
-from api.storage.records import OPEN, ProbeEnd, ProbeRecord
 from api.wiring import Wiring
 from planner.errors import ConflictError, NotFoundError, PlannerError
 from probes import guardian

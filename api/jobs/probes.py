@@ -16,9 +16,9 @@ from api.input.measurements import checked
 from api.input.names import plan_id_of
 from api.jobs.leases import Claimed, new_lease
 from api.jobs.plans import job_of
+from api.storage.job_records import ProbeEnd, ProbeFilter, ProbeRecord, TaskRecord
 from api.storage.probes import most_gpu_seconds
 from api.storage.quotas import check_quota
-from api.storage.records import ProbeEnd, ProbeFilter, ProbeRecord, TaskRecord
 from api.storage.room import Room
 from api.wiring import Wiring
 from planner.calibration.kernels import KernelShape

@@ -5,9 +5,7 @@ from typing import Any, Literal
 
 from api.asker import asker
 from api.jobs.plans import subject_of
-from api.storage.probes import most_gpu_seconds
-from api.storage.quotas import check_quota
-from api.storage.records import (
+from api.storage.job_records import (
     OPEN,
     JobState,
     ProbeFilter,
@@ -16,6 +14,8 @@ from api.storage.records import (
     TaskFilter,
     TaskRecord,
 )
+from api.storage.probes import most_gpu_seconds
+from api.storage.quotas import check_quota
 from api.storage.transactions import one_transaction, writing
 from api.wiring import Wiring
 from planner.errors import NotFoundError

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from api.jobs.held_devices import HeldDevices
 from api.jobs.leases import Claimed
 from api.jobs.probes import RequestedProbe, enqueue, run_probe
-from api.storage.records import ProbeRecord, TaskEnd, TaskRecord
+from api.storage.job_records import ProbeRecord, TaskEnd, TaskRecord
 from api.storage.room import NoRoomError, Room
 from api.wiring import Wiring
 from planner.specs.cluster import ClusterSpec

@@ -17,9 +17,10 @@ from api.jobs.probe_recovery import recover
 from api.jobs.probes import pool_of, probes_of
 from api.jobs.study_probes import StudyProbes
 from api.own_entries import with_own
+from api.storage.job_records import EndState, TaskEnd, TaskFilter, TaskRecord
 from api.storage.probes import gpu_seconds_of
 from api.storage.quotas import check_quota
-from api.storage.records import EndState, PlanLabels, TaskEnd, TaskFilter, TaskRecord
+from api.storage.records import PlanLabels
 from api.wiring import Wiring
 from planner.errors import PlannerError, StoreError
 from planner.intake.jobs import read_job

@@ -12,8 +12,9 @@ from api.jobs.observer import Observer
 from api.jobs.plans import job_with_layout, job_without_layout
 from api.jobs.probes import RequestedProbe, probes_of, run_all
 from api.jobs.side_by_side import enqueue_in_room
+from api.storage.job_records import ProbeRecord, TaskEnd, TaskEvent, TaskRecord
 from api.storage.probes import gpu_seconds_of
-from api.storage.records import ProbeRecord, Subject, TaskEnd, TaskEvent, TaskRecord
+from api.storage.records import Subject
 from api.wiring import Wiring
 from planner.calibration.kernels import KernelTiming
 from planner.errors import PlannerError

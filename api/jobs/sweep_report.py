@@ -10,7 +10,7 @@ from api.jobs.bad_hosts import BadHost
 from api.jobs.retries import hosts_of, step_of
 from api.jobs.study_probes import IMPLAUSIBLE
 from api.jobs.sweep_layouts import Wanted
-from api.storage.records import ProbeRecord, TaskFilter, TaskRecord
+from api.storage.job_records import ProbeRecord, TaskFilter, TaskRecord
 from api.wiring import Wiring
 from planner.errors import ProbeError, SpecError
 from planner.specs.job import Job

@@ -24,8 +24,8 @@ from api.jobs.sweep_layouts import Wanted, wanted_of
 from api.jobs.sweep_report import Line, ReportedJob, SpentByRun, line_of, report_of
 from api.jobs.sweeps import check_sweep
 from api.render.sweep import sweep_line
+from api.storage.job_records import OPEN, ProbeRecord, TaskEnd, TaskRecord
 from api.storage.probes import gpu_seconds_of
-from api.storage.records import OPEN, ProbeRecord, TaskEnd, TaskRecord
 from api.wiring import Wiring
 from planner.cost.machine.knobs import Calibration
 from planner.errors import PlannerError, StoreError

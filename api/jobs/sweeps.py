@@ -17,8 +17,9 @@ from api.jobs.schedule import next_due, window_of
 from api.jobs.webhooks import check_webhook
 from api.own_entries import with_own
 from api.storage.common import readable
+from api.storage.job_records import TaskFilter, TaskRecord
 from api.storage.quotas import check_quota
-from api.storage.records import SweepRecord, TaskFilter, TaskRecord
+from api.storage.records import SweepRecord
 from api.wiring import Wiring
 from planner.errors import ConflictError, PlannerError
 from planner.intake.jobs import read_job

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from api.errors import fault, need
 from api.settings import Settings
-from api.storage.records import TaskRecord
+from api.storage.job_records import TaskRecord
 from api.wiring import Wiring
 from planner.errors import PlannerError
 from planner.units import HOUR

@@ -21,8 +21,7 @@ from api.jobs.studies import run_study
 from api.jobs.sweep_runs import run_sweep
 from api.jobs.sweeps import schedule_due
 from api.jobs.webhooks import deliver_due
-from api.storage.queue import LOST_WORKERS, SqlQueue, lost_workers
-from api.storage.records import (
+from api.storage.job_records import (
     OPEN,
     JobEnd,
     JobRecord,
@@ -33,6 +32,7 @@ from api.storage.records import (
     TaskFilter,
     TaskRecord,
 )
+from api.storage.queue import LOST_WORKERS, SqlQueue, lost_workers
 from api.wiring import Wiring
 from planner.errors import ConflictError, PlannerError, StoreError
 from planner.units import HOUR, counted

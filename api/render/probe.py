@@ -11,7 +11,7 @@ from rich.text import Text
 from api.render.comparison import Beside
 from api.render.figures import NONE, rate, seconds, size
 from api.render.grid import Column, grid, number
-from api.storage.records import ProbeRecord
+from api.storage.job_records import ProbeRecord
 from planner.specs.estimate import Estimate
 from planner.specs.measurement import Measurement
 

@@ -20,8 +20,9 @@ from sqlalchemy.orm import Session
 from api.storage.audit import note
 from api.storage.clock import database_time
 from api.storage.common import SHOWN_CHARACTERS, flush_new, plain_text, row_of
+from api.storage.job_records import JobEnd, JobRecord, Lease
 from api.storage.paging import read_page
-from api.storage.records import JobEnd, JobRecord, Lease, Page
+from api.storage.records import Page
 from api.storage.tables import LeasedRow
 from api.storage.transactions import reading, writing
 from planner.errors import ConflictError

@@ -11,8 +11,8 @@ from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 from api.storage.audit import note
 from api.storage.clock import database_time
 from api.storage.common import plain_text
+from api.storage.job_records import OPEN, JobState, TaskEnd, TaskEvent, TaskFilter, TaskRecord
 from api.storage.queue import CANCELLED, QUEUED, RUNNING, SqlQueue
-from api.storage.records import OPEN, JobState, TaskEnd, TaskEvent, TaskFilter, TaskRecord
 from api.storage.room import take_turns
 from api.storage.store import add_plan
 from api.storage.tables import PlanRow, TaskEventRow, TaskRow

@@ -32,8 +32,8 @@ from api.jobs.sweep_report import failure_in
 from api.jobs.sweep_runs import run_sweep
 from api.jobs.sweeps import add_sweep, run_now
 from api.settings import Settings
+from api.storage.job_records import ProbeFilter, TaskEnd
 from api.storage.probes import gpu_seconds_of
-from api.storage.records import ProbeFilter, TaskEnd
 from api.wiring import Wiring, wire
 from planner.cost.machine.shipped import shipped_calibration
 from planner.errors import ConflictError, NotFoundError

@@ -20,7 +20,8 @@ from api.jobs.sweeps import add_sweep, sweep_detail
 from api.render.charts import sweep_chart
 from api.render.sweep import report_lines
 from api.settings import Settings
-from api.storage.records import ProbeRecord, SweepRecord, TaskRecord
+from api.storage.job_records import ProbeRecord, TaskRecord
+from api.storage.records import SweepRecord
 from api.wiring import Wiring, wire
 from planner.estimates import estimate_jobs
 from planner.intake.measurements import read_measurement

@@ -17,7 +17,7 @@ import pytest
 
 from api.jobs.leases import LEASE_SECONDS
 from api.jobs.probe_recovery import recover
-from api.storage.records import ProbeRecord
+from api.storage.job_records import ProbeRecord
 from api.wiring import Wiring
 from probes import guardian
 from probes.protocol import ProbeTask

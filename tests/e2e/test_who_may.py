@@ -18,7 +18,7 @@ from api.jobs.probe_recovery import recover
 from api.jobs.sweeps import schedule_due
 from api.settings import Settings, parse_quotas
 from api.storage.backup import faults_in
-from api.storage.records import ProbeEnd, TaskFilter
+from api.storage.job_records import ProbeEnd, TaskFilter
 from api.wiring import Wiring
 from planner.errors import SpecError
 from planner.units import DAY

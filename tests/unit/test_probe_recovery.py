@@ -9,7 +9,7 @@ import pytest
 
 from api.jobs import probe_recovery, probes
 from api.jobs.leases import new_lease
-from api.storage.records import ProbeEnd, ProbeRecord
+from api.storage.job_records import ProbeEnd, ProbeRecord
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 

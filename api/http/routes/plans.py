@@ -26,7 +26,8 @@ from api.jobs.probes import probes_of
 from api.jobs.studies import ask_study
 from api.service import PaperQuestion, ask_on_paper, keep_plan, known_plan, plan_on_paper, renamed
 from api.settings import ApiKey
-from api.storage.records import Page, PlanLine, ProbeRecord, TaskEvent
+from api.storage.job_records import ProbeRecord, TaskEvent
+from api.storage.records import Page, PlanLine
 from planner.errors import NotFoundError, PlannerError, SpecError
 from planner.plan.explain import changed_fields, explain
 from planner.specs.plan import Plan

@@ -29,7 +29,8 @@ from api.jobs.sweeps import (
     sweep_detail,
 )
 from api.settings import ApiKey
-from api.storage.records import Page, TaskFilter, TaskRecord
+from api.storage.job_records import TaskFilter, TaskRecord
+from api.storage.records import Page
 from planner.specs.sweep import SweepSpec
 
 router = APIRouter(tags=["sweeps"], route_class=strict_route(within="sweep."))
