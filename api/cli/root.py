@@ -110,9 +110,9 @@ def run(arguments: Sequence[str]) -> int:
     Nothing escapes as a traceback unless PLANNER_DEBUG is set.
     """
     completing = COMPLETING in os.environ
-    words = _words_so_far() if completing else arguments
-    command = typer.main.get_command(tree(words))
     try:
+        words = _words_so_far() if completing else arguments
+        command = typer.main.get_command(tree(words))
         # the shell asks what could come next; the answer ends in SystemExit
         if completing:
             command.main(list(arguments), prog_name=PROGRAM)
