@@ -1,4 +1,4 @@
-"""Who asks: a key of the service, or a person at the command line.
+"""The caller: a key of the service, or a person at the command line.
 
 The service sets it for each request; work in threads of the request sees it too.
 """
@@ -13,7 +13,7 @@ from api.settings import Quota
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """Who asks. admin: may change what others asked for. quota: None where nothing is limited."""
+    """The caller. admin: may change what others asked for. quota: None where nothing is limited."""
 
     name: str
     admin: bool
@@ -37,5 +37,5 @@ def set_asker(asker: Asker) -> None:
 
 
 def asker() -> Asker:
-    """Who asks; outside of a request the user of this process, who may do everything."""
+    """The caller; outside of a request the user of this process, who may do everything."""
     return _asker.get() or Asker(local_user(), admin=True)

@@ -1,10 +1,16 @@
-"""What the catalogue knows, as plain mappings for the command line and the service."""
+"""The catalogue as plain mappings for the command line and the service."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from planner.catalog.clusters import cluster_document, cluster_names, gpu_names
+from planner.catalog.models import is_model_name, model_entry, model_names
 from planner.errors import UnknownNameError
+from planner.intake.machines import load_cluster, load_gpu
+from planner.intake.models import load_model
+from planner.schedules import SCHEDULES
+from planner.trainers.registry import TRAINERS
 
 Entry = dict[str, Any]
 
@@ -38,15 +44,11 @@ def catalog_entry(kind: str, name: str) -> Entry:
 
 def model_name_of(text: str) -> str:
     """The catalogue's name of a model or alias, in any case; any other name as it is."""
-    from planner.catalog.models import is_model_name, model_entry
-
     return model_entry(text).name if is_model_name(text) else text
 
 
 def gpu_name_of(text: str) -> str:
     """The catalogue's name of a GPU or alias, in any case; any other name as it is."""
-    from planner.intake.machines import load_gpu
-
     try:
         return load_gpu(text).name
     except UnknownNameError:
@@ -57,14 +59,10 @@ def gpu_name_of(text: str) -> str:
 
 
 def _model_names() -> list[str]:
-    from planner.catalog.models import model_names
-
     return model_names()
 
 
 def _model_line(name: str) -> Entry:
-    from planner.intake.models import load_model
-
     model = load_model(name)
     return {
         "name": name,
@@ -78,9 +76,6 @@ def _model_line(name: str) -> Entry:
 
 
 def _model_entry(name: str) -> Entry:
-    from planner.catalog.models import model_entry
-    from planner.intake.models import load_model
-
     entry, model = model_entry(name), load_model(name)
     return {
         "name": entry.name,
@@ -99,14 +94,10 @@ def _model_entry(name: str) -> Entry:
 
 
 def _gpu_names() -> list[str]:
-    from planner.catalog.clusters import gpu_names
-
     return list(gpu_names())
 
 
 def _gpu_line(name: str) -> Entry:
-    from planner.intake.machines import load_gpu
-
     gpu = load_gpu(name)
     return {
         "name": name,
@@ -119,20 +110,14 @@ def _gpu_line(name: str) -> Entry:
 
 
 def _gpu_entry(name: str) -> Entry:
-    from planner.intake.machines import load_gpu
-
     return load_gpu(name, field="gpu").model_dump(mode="json")
 
 
 def _cluster_names() -> list[str]:
-    from planner.catalog.clusters import cluster_names
-
     return list(cluster_names())
 
 
 def _cluster_line(name: str) -> Entry:
-    from planner.intake.machines import load_cluster
-
     cluster = load_cluster(name)
     return {
         "name": name,
@@ -143,9 +128,6 @@ def _cluster_line(name: str) -> Entry:
 
 
 def _cluster_entry(name: str) -> Entry:
-    from planner.catalog.clusters import cluster_document
-    from planner.intake.machines import load_cluster
-
     return {
         "name": name,
         **cluster_document(name),
@@ -157,14 +139,10 @@ def _cluster_entry(name: str) -> Entry:
 
 
 def _schedule_names() -> list[str]:
-    from planner.schedules import SCHEDULES
-
     return list(SCHEDULES)
 
 
 def _schedule_line(name: str) -> Entry:
-    from planner.schedules import SCHEDULES
-
     found = SCHEDULES.find(name)
     stages = "1" if found.single_stage else "2" if found.v_shaped else "2 or more"
     return {
@@ -176,9 +154,6 @@ def _schedule_line(name: str) -> Entry:
 
 
 def _schedule_entry(name: str) -> Entry:
-    from planner.schedules import SCHEDULES
-    from planner.trainers.registry import TRAINERS
-
     found = SCHEDULES.find(name)
     rules = [rule.rule.replace("{", "").replace("}", "") for rule in found.rules()]
     trainers = [trainer.name for trainer in TRAINERS.values() if name in trainer.schedules]
@@ -195,14 +170,10 @@ def _first_line(thing: object) -> str:
 
 
 def _trainer_names() -> list[str]:
-    from planner.trainers.registry import TRAINERS
-
     return list(TRAINERS)
 
 
 def _trainer_entry(name: str) -> Entry:
-    from planner.trainers.registry import TRAINERS
-
     if name not in TRAINERS:
         raise UnknownNameError("name", name, TRAINERS, "trainer")
     rules = TRAINERS[name]

@@ -1,4 +1,4 @@
-"""What an installation has and lacks, part by part, each with what to do about it.
+"""Parts that an installation has and lacks, each with what to do about it.
 
 Nothing here imports torch; it is asked in a process of its own, and only where somebody wants that.
 """
@@ -13,13 +13,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from api.storage.engine import is_memory, normalise_url, shown
+from api.storage.migrate import HEAD, current_revision
+from api.wiring import Wiring
 from planner.errors import PlannerError, ProbeError, how_to_install
 from planner.units import GIB, format_bytes
-
-if TYPE_CHECKING:
-    from api.wiring import Wiring
+from probes.pools.leases import check_folder
+from probes.pools.nvidia import others_on, survey
 
 State = Literal["ok", "warn", "fail"]
 OLDEST_PYTHON = (3, 11)
@@ -56,7 +58,7 @@ class Check:
     remedy: str | None = None
 
 
-def all_checks(wiring: "Wiring", *, torch: bool) -> list[Check]:
+def all_checks(wiring: Wiring, *, torch: bool) -> list[Check]:
     """Every part. torch: also imports torch, in the interpreter that probes run in."""
     parts: tuple[Callable[[], Iterable[Check]], ...] = (
         _python,
@@ -82,7 +84,7 @@ def _python() -> Iterable[Check]:
 
 
 def _packages() -> Iterable[Check]:
-    """Those of the planner itself, and those that only the service needs."""
+    """Packages of the planner itself, and those that only the service needs."""
     parts: tuple[tuple[str, tuple[str, ...], State, str], ...] = (
         ("packages", NEEDED, "fail", "pip install . in the checkout"),
         ("service", SERVICE, "warn", how_to_install("server")),
@@ -159,8 +161,6 @@ def _asked(command: list[str], seconds: float) -> dict[str, Any]:
 
 
 def _gpus(tolerated_bytes: float) -> Iterable[Check]:
-    from probes.pools.nvidia import others_on, survey
-
     seen = survey()
     if not seen.gpus:
         detail = f"none ({seen.problem or 'nvidia-smi lists none'}); {PROBING}"
@@ -198,11 +198,8 @@ def _slurm() -> Iterable[Check]:
         yield Check(name="slurm", state="ok", detail=told)
 
 
-def database_report(wiring: "Wiring") -> dict[str, str | None]:
+def database_report(wiring: Wiring) -> dict[str, str | None]:
     """The database's address without its password, its revision, and how it stands."""
-    from api.storage.engine import is_memory, normalise_url, shown
-    from api.storage.migrate import HEAD, current_revision
-
     try:
         url = normalise_url(wiring.settings.database_url)
         on_disk = url.get_backend_name() == "sqlite" and not is_memory(url)
@@ -233,9 +230,7 @@ def _database(found: Mapping[str, str | None]) -> Iterable[Check]:
         yield Check(name="database", state="ok", detail=detail)
 
 
-def _disks(wiring: "Wiring") -> Iterable[Check]:
-    from api.storage.engine import is_memory, normalise_url
-
+def _disks(wiring: Wiring) -> Iterable[Check]:
     settings = wiring.settings
     yield disk("probe folder", settings.probe_folder, "PLANNER_PROBE_FOLDER")
     try:
@@ -263,8 +258,6 @@ def disk(name: str, folder: Path, setting: str) -> Check:
 
 
 def _leases(folder: Path) -> Iterable[Check]:
-    from probes.pools.leases import check_folder
-
     try:
         if folder.exists() or folder.is_symlink():
             check_folder(folder)
@@ -274,11 +267,11 @@ def _leases(folder: Path) -> Iterable[Check]:
         yield Check(name="leases", state="fail", detail=str(error), remedy=remedy)
 
 
-def _door(wiring: "Wiring") -> Iterable[Check]:
-    from api.http.security import refuse_open_door
-
+def _door(wiring: Wiring) -> Iterable[Check]:
     settings = wiring.settings
     address = f"{settings.host}:{settings.port}"
+    from api.http.security import refuse_open_door  # needs the extra server
+
     try:
         refuse_open_door(settings)
         keys = ", ".join(f"{key.name} ({'+'.join(sorted(key.scopes))})" for key in settings.keys)

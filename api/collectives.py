@@ -1,18 +1,18 @@
 """A question about one collective, as both edges ask it."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from api.errors import fault
 from planner.errors import Fault, SpecError
+from planner.intake.machines import read_cluster
+from planner.plan.collective import collective
+from planner.specs.collective import CollectiveAnswer
 from planner.specs.gpu import MAX_GPUS
 from planner.specs.validation import build
 from planner.units import EXAMPLES, PETA, parse_quantity
-
-if TYPE_CHECKING:
-    from planner.specs.collective import CollectiveAnswer
 
 
 def _size(value: object) -> float:
@@ -57,11 +57,8 @@ class CollectiveRequest(BaseModel):
     stride: Count = Field(1, description="Distance of neighbours in the group, in ranks.")
 
 
-def ask_collective(values: object, *, allow_files: bool) -> "CollectiveAnswer":
+def ask_collective(values: object, *, allow_files: bool) -> CollectiveAnswer:
     """Seconds, steps and bytes of one operation. Raises SpecError with every fault."""
-    from planner.intake.machines import read_cluster
-    from planner.plan.collective import collective
-
     if not isinstance(values, Mapping):
         raise fault(
             "request",

@@ -62,7 +62,7 @@ class MediaTypeError(SpecError):
 
 
 class PassingError(PartedError):
-    """What may succeed when it is asked again. retry_after_seconds: when that may help."""
+    """An error that a retry may cure. retry_after_seconds: when that may help."""
 
     def __init__(self, message: str, *, retry_after_seconds: float) -> None:
         self.retry_after_seconds = retry_after_seconds
@@ -181,7 +181,7 @@ def _class_of(kind: str) -> type[PlannerError]:
 
 
 def lines_of(error: PlannerError) -> list[str]:
-    """What a person reads: one line a fault; without faults the message and what to do about it."""
+    """Lines for a person: one a fault; without faults the message and what to do about it."""
     if isinstance(error, SpecError):
         return [_one_line(str(fault)) for fault in error.faults]
     remedy = getattr(error, "remedy", None)
@@ -193,7 +193,6 @@ def _one_line(text: str) -> str:
 
 
 def fault(field: str, value: object, rule: str, remedy: str) -> SpecError:
-    """A SpecError with one fault."""
     return SpecError(Fault(field, value, rule, remedy))
 
 

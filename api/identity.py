@@ -22,7 +22,6 @@ class TimeOrderedIds:
     """
 
     def new_id(self, prefix: str) -> str:
-        """A fresh name of this kind of object."""
         milliseconds = time.time_ns() // 1_000_000
         random = int.from_bytes(os.urandom(5), "big")
         when = _letters(milliseconds, _TIME_LETTERS)
@@ -54,7 +53,7 @@ def hash_of(*parts: bytes) -> str:
 
 
 def local_user() -> str:
-    """Who runs this process, as stored rows name it."""
+    """The user of this process, as stored rows name them."""
     try:
         return f"cli:{getpass.getuser()}"
     except (KeyError, OSError):  # a container's user without a name

@@ -4,6 +4,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sqlalchemy import create_engine, inspect
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+
 from api.errors import fault
 from planner.errors import ConflictError, StoreError
 
@@ -27,15 +31,11 @@ def open_storage(url: str | None, journal: Path | None) -> "BaseStorage":
 
 def without_password(url: str) -> str:
     """A database's URL as it may be shown."""
-    from sqlalchemy.engine import make_url
-
     return make_url(url).render_as_string(hide_password=True)
 
 
 def _database(url: str) -> "BaseStorage":
     from optuna.storages import RDBStorage
-    from sqlalchemy import create_engine, inspect
-    from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
     remedy = "give one such as sqlite:///study.db or postgresql+psycopg://user@host/name"
     try:
@@ -104,7 +104,7 @@ def write_study(study: "optuna.Study", storage: "BaseStorage", *, overwrite: boo
 
 
 def counts_of(study: "optuna.Study") -> dict[str, int]:
-    """Its trials by how they ended; complete ones by whether they fit."""
+    """Trials of a study by how they ended; complete ones by whether they fit."""
     from optuna.trial import TrialState
 
     trials = study.get_trials(deepcopy=False)

@@ -8,14 +8,15 @@ changes it.
 import json
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from api.errors import fault
+from api.storage.own_entries import OwnEntry
+from api.wiring import Wiring
 from planner.errors import SpecError
-
-if TYPE_CHECKING:
-    from api.storage.own_entries import OwnEntry
-    from api.wiring import Wiring
+from planner.intake.huggingface.model_document import inline_keys
+from planner.intake.machines import read_cluster, read_gpu
+from planner.intake.models import read_model
 
 PREFIX = "own/"
 MOST_VERSION_DIGITS = 6
@@ -30,12 +31,11 @@ _KIND_OF_KEY = {
 }
 
 
-def full_name(entry: "OwnEntry") -> str:
-    """What means this version."""
+def full_name(entry: OwnEntry) -> str:
     return f"{PREFIX}{entry.name}@{entry.version}"
 
 
-def add_entry(wiring: "Wiring", kind: str, name: object, spec: object) -> "OwnEntry":
+def add_entry(wiring: Wiring, kind: str, name: object, spec: object) -> OwnEntry:
     """Checks and stores an entry: a new version, or the newest where it says the same.
 
     spec: as a job writes it: keys of a config.json or of ours, a GPU's figures or its base with
@@ -49,13 +49,12 @@ def add_entry(wiring: "Wiring", kind: str, name: object, spec: object) -> "OwnEn
     return wiring.own_entries.add(kind, name, _READERS[kind](with_own(wiring, spec)))
 
 
-def with_own(wiring: "Wiring", values: Any) -> Any:
-    """What was asked, with the entries in place of their names. Raises SpecError."""
+def with_own(wiring: Wiring, values: Any) -> Any:
+    """The job with the entries in place of their names. Raises SpecError."""
     return _replaced(wiring, values, "", "") if _mentions(values) else values
 
 
 def _mentions(values: Any) -> bool:
-    """Whether any text in it begins with the prefix."""
     if isinstance(values, str):
         return values.startswith(PREFIX)
     if isinstance(values, Mapping):
@@ -63,7 +62,7 @@ def _mentions(values: Any) -> bool:
     return isinstance(values, list) and any(map(_mentions, values))
 
 
-def _replaced(wiring: "Wiring", value: Any, key: str, field: str) -> Any:
+def _replaced(wiring: Wiring, value: Any, key: str, field: str) -> Any:
     if isinstance(value, Mapping):
         inside = f"{field}." if field else ""
         return {
@@ -77,7 +76,7 @@ def _replaced(wiring: "Wiring", value: Any, key: str, field: str) -> Any:
     return value
 
 
-def _meant(wiring: "Wiring", kind: str, text: str, field: str) -> dict[str, Any]:
+def _meant(wiring: Wiring, kind: str, text: str, field: str) -> dict[str, Any]:
     entry = named_entry(wiring, kind, text)
     if entry is None:
         remedy = f"GET /catalog/{kind} lists them, POST /catalog/{kind} adds one"
@@ -85,7 +84,7 @@ def _meant(wiring: "Wiring", kind: str, text: str, field: str) -> dict[str, Any]
     return _named(entry)
 
 
-def named_entry(wiring: "Wiring", kind: str, text: str) -> "OwnEntry | None":
+def named_entry(wiring: Wiring, kind: str, text: str) -> OwnEntry | None:
     """The entry that `own/NAME` or `own/NAME@VERSION` means; None where there is none."""
     found = _MEANT.fullmatch(text)
     if found is None or kind not in KINDS:
@@ -93,7 +92,7 @@ def named_entry(wiring: "Wiring", kind: str, text: str) -> "OwnEntry | None":
     return wiring.own_entries.find(kind, found[1], int(found[2]) if found[2] else None)
 
 
-def _named(entry: "OwnEntry") -> dict[str, Any]:
+def _named(entry: OwnEntry) -> dict[str, Any]:
     """As a job writes it, under its full name; a cluster has none."""
     return entry.spec if entry.kind == "clusters" else {**entry.spec, "name": full_name(entry)}
 
@@ -102,22 +101,15 @@ def _named(entry: "OwnEntry") -> dict[str, Any]:
 
 
 def _model(spec: Mapping[str, Any]) -> dict[str, Any]:
-    from planner.intake.huggingface.model_document import inline_keys
-    from planner.intake.models import read_model
-
     return _plain(inline_keys(read_model(spec, "spec", allow_files=False)))
 
 
 def _gpu(spec: Mapping[str, Any]) -> dict[str, Any]:
-    from planner.intake.machines import read_gpu
-
     found: dict[str, Any] = read_gpu(spec, "spec").model_dump(mode="json", exclude={"aliases"})
     return found
 
 
 def _cluster(spec: Mapping[str, Any]) -> dict[str, Any]:
-    from planner.intake.machines import read_cluster
-
     try:
         read_cluster(spec, "spec", allow_files=False)
     except SpecError as error:
@@ -133,8 +125,7 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
 _READERS = {"models": _model, "gpus": _gpu, "clusters": _cluster}
 
 
-def own_line(entry: "OwnEntry") -> dict[str, Any]:
-    """One line of a list."""
+def own_line(entry: OwnEntry) -> dict[str, Any]:
     return {
         "name": full_name(entry),
         "version": entry.version,
@@ -144,14 +135,11 @@ def own_line(entry: "OwnEntry") -> dict[str, Any]:
     }
 
 
-def own_entry(entry: "OwnEntry") -> dict[str, Any]:
-    """One entry in full."""
+def own_entry(entry: OwnEntry) -> dict[str, Any]:
     return {**own_line(entry), "spec": entry.spec}
 
 
 def _about_model(spec: dict[str, Any]) -> dict[str, Any]:
-    from planner.intake.models import read_model
-
     model = read_model(spec, allow_files=False)
     return {
         "parameters": model.total_parameters(),
@@ -164,8 +152,6 @@ def _about_model(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def _about_gpu(spec: dict[str, Any]) -> dict[str, Any]:
-    from planner.intake.machines import read_gpu
-
     gpu = read_gpu(spec)
     return {
         "memory_bytes": gpu.memory_bytes,
@@ -177,8 +163,6 @@ def _about_gpu(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def _about_cluster(spec: dict[str, Any]) -> dict[str, Any]:
-    from planner.intake.machines import read_cluster
-
     cluster = read_cluster(spec, allow_files=False)
     return {
         "gpu": cluster.gpu.name,

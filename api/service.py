@@ -3,30 +3,32 @@
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
+from api.calibration.read import learned
 from api.errors import fault
-from api.identity import hash_of_job
+from api.identity import TimeOrderedIds, hash_of_job
 from api.input.jobs import check_one_size, completed, parse_job
 from api.input.text import read_json
+from api.jobs.plans import entry_of
 from api.own_entries import with_own
-from api.storage.records import PlanLabels
-from api.wiring import Wiring
+from api.storage.records import PlanLabels, StoredEstimate
+from api.wiring import Question, SystemClock, Wiring
+from planner.cost.machine.knobs import Calibration
 from planner.errors import Fault, PlannerError, SpecError
+from planner.estimates import Estimator, estimate_jobs
+from planner.export import export
+from planner.export.base import Export
+from planner.intake.jobs import JobReader
+from planner.plan.recommend import recommend
 from planner.ports import Both, Ports, in_turn
+from planner.specs.estimate import Estimate
+from planner.specs.job import Job
+from planner.specs.plan import Plan
+from planner.trainers.registry import TRAINERS
 from planner.units import MEGA
 
-if TYPE_CHECKING:
-    from api.storage.records import StoredEstimate
-    from api.wiring import Question
-    from planner.cost.machine.knobs import Calibration
-    from planner.export.base import Export
-    from planner.intake.jobs import JobReader
-    from planner.specs.estimate import Estimate
-    from planner.specs.job import Job
-    from planner.specs.plan import Plan
-
-    CalibrationOf = Callable[[Job], Calibration | None]
+CalibrationOf = Callable[[Job], Calibration | None]
 
 Answer: TypeAlias = "Estimate | Refusal"
 
@@ -36,19 +38,18 @@ MAX_LINE_BYTES = int(10 * MEGA)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaperQuestion:
-    """What a plan on paper depends on.
+    """Everything that a plan on paper depends on.
 
     values: the job as it was asked. calibration: learnt for it; None for the shipped one.
     """
 
     values: object
-    job: "Job"
+    job: Job
     job_hash: str
-    calibration: "Calibration | None"
+    calibration: Calibration | None
 
     @property
-    def key(self) -> "Question":
-        """Names the question: the same key, the same answer."""
+    def key(self) -> Question:
         return self.job_hash, "" if self.calibration is None else self.calibration.id
 
 
@@ -70,8 +71,6 @@ def ask_on_paper(
             )
         )
     _ = wiring.store
-    from api.calibration.read import learned
-
     return PaperQuestion(
         values=values,
         job=job,
@@ -80,27 +79,23 @@ def ask_on_paper(
     )
 
 
-def plan_on_paper(values: object, calibration: "Calibration | None") -> "Plan":
+def plan_on_paper(values: object, calibration: Calibration | None) -> Plan:
     """The plan of a job that came over a network, in whatever process; nothing is stored.
 
     Raises SpecError, InfeasibleError.
     """
-    from api.identity import TimeOrderedIds
-    from api.wiring import SystemClock
-    from planner.plan.recommend import recommend
-
     job = parse_job(values, allow_files=False)
     ports = Ports(clock=SystemClock(), ids=TimeOrderedIds())
     return recommend(job, ports=ports, calibration=calibration)
 
 
-def known_plan(wiring: Wiring, question: PaperQuestion) -> "Plan | None":
+def known_plan(wiring: Wiring, question: PaperQuestion) -> Plan | None:
     """The answer that this process gave before, under an id of its own."""
-    known = wiring.answered.again(question.key)
+    known = wiring.answered.get(question.key)
     return None if known is None else renamed(wiring, question, known)
 
 
-def renamed(wiring: Wiring, question: PaperQuestion, plan: "Plan") -> "Plan":
+def renamed(wiring: Wiring, question: PaperQuestion, plan: Plan) -> Plan:
     """The plan under a new id, as of now, with the job as this question asks it."""
     ports = wiring.ports
     own = {"id": ports.ids.new_id("plan"), "created_at": ports.clock.now().isoformat()}
@@ -112,7 +107,7 @@ def answer_on_paper(
     question: PaperQuestion,
     progress: Callable[[str], None] | None = None,
     both: Both = in_turn,
-) -> "Plan":
+) -> Plan:
     """The plan of a question; one that this process answered before, at once.
 
     both: how a search may use a second core, where nobody else wants it. Raises InfeasibleError.
@@ -120,15 +115,13 @@ def answer_on_paper(
     known = known_plan(wiring, question)
     if known is not None:
         return known
-    from planner.plan.recommend import recommend
-
     ports = replace(wiring.ports, both=both)
     return recommend(question.job, ports=ports, progress=progress, calibration=question.calibration)
 
 
-def keep_plan(wiring: Wiring, question: PaperQuestion, plan: "Plan") -> None:
+def keep_plan(wiring: Wiring, question: PaperQuestion, plan: Plan) -> None:
     """Remembers and stores the answer. Raises StoreError."""
-    wiring.answered.keep(question.key, plan)
+    wiring.answered.put(question.key, plan)
     wiring.store.save_plan(plan, PlanLabels.of(question.job, question.job_hash))
 
 
@@ -182,7 +175,7 @@ def job_lines(lines: Iterable[bytes]) -> Iterator[Any]:
             yield Refusal(None, error)
 
 
-def parse_for_estimate(values: object, reader: "JobReader") -> "Job":
+def parse_for_estimate(values: object, reader: JobReader) -> Job:
     """A job with a layout. Raises SpecError.
 
     reader: of the batch that it belongs to.
@@ -212,9 +205,6 @@ class Estimates:
     def __init__(
         self, *, allow_files: bool, calibration_of: "CalibrationOf" = lambda _: None
     ) -> None:
-        from planner.estimates import Estimator
-        from planner.intake.jobs import JobReader
-
         self._reader = JobReader(allow_files=allow_files)
         self._estimator = Estimator(calibration_of)
 
@@ -238,7 +228,7 @@ class Estimates:
                 yield refusal(values, error)
 
 
-def _answer(job: "Job", answer: "Estimate | PlannerError") -> "Estimate | Refusal":
+def _answer(job: Job, answer: Estimate | PlannerError) -> "Estimate | Refusal":
     return Refusal(job.id, answer) if isinstance(answer, PlannerError) else answer
 
 
@@ -251,26 +241,21 @@ def estimate_many(
 
 def estimate_one(
     wiring: Wiring, values: object, *, allow_files: bool, owner: str = ""
-) -> "tuple[str, Estimate]":
+) -> tuple[str, Estimate]:
     """(id under which it is kept, estimate). owner: see `ask_on_paper`.
 
     Raises SpecError for a malformed job, StoreError before any work is done.
     """
-    from planner.intake.jobs import JobReader
-
     values = with_own(wiring, values)
     job = parse_for_estimate(values, JobReader(allow_files=allow_files))
     store = wiring.store
-    from api.calibration.read import learned
-    from planner.estimates import estimate_jobs
-
     estimate = estimate_jobs([job], lambda one: learned(wiring, one, owner))[0]
     kept = _to_keep(wiring, job.request, estimate)
     store.save_estimates([kept])
     return kept.id, kept.estimate
 
 
-def keep_estimate(wiring: Wiring, job: object, answer: "Answer") -> "StoredEstimate":
+def keep_estimate(wiring: Wiring, job: object, answer: Answer) -> StoredEstimate:
     """The answer to one job, stored and named. Raises what refused it, and StoreError."""
     if isinstance(answer, Refusal):
         raise answer.error
@@ -280,11 +265,9 @@ def keep_estimate(wiring: Wiring, job: object, answer: "Answer") -> "StoredEstim
 
 
 def keep_estimates(
-    wiring: Wiring, jobs: Sequence[object], answers: "Sequence[Answer]"
-) -> "list[Answer]":
+    wiring: Wiring, jobs: Sequence[object], answers: Sequence[Answer]
+) -> list[Answer]:
     """The answers to these jobs, each well-formed one stored and named. Raises StoreError."""
-    from api.storage.records import StoredEstimate
-
     kept: list[StoredEstimate | Refusal] = [
         answer
         if isinstance(answer, Refusal)
@@ -295,23 +278,21 @@ def keep_estimates(
     return [entry.estimate if isinstance(entry, StoredEstimate) else entry for entry in kept]
 
 
-def line_of(answer: "Answer") -> str:
+def line_of(answer: Answer) -> str:
     """One line of JSON: the estimate, or the error object of a malformed job."""
     if isinstance(answer, Refusal):
         return json.dumps(answer.as_dict(), default=str)
     return answer.model_dump_json()
 
 
-def _to_keep(wiring: Wiring, request: dict[str, Any], estimate: "Estimate") -> "StoredEstimate":
+def _to_keep(wiring: Wiring, request: dict[str, Any], estimate: Estimate) -> StoredEstimate:
     """An estimate to store; a job without an id gets the id under which it is kept."""
     new_id = wiring.ids.new_id(ESTIMATE_PREFIX)
     named = estimate if estimate.id is not None else estimate.model_copy(update={"id": new_id})
-    from api.storage.records import StoredEstimate
-
     return StoredEstimate(id=new_id, created_at=wiring.clock.now(), job=request, estimate=named)
 
 
-def export_rank(plan: "Plan", rank: int, *, to: str | None, version: str | None) -> "Export":
+def export_rank(plan: Plan, rank: int, *, to: str | None, version: str | None) -> Export:
     """The files and command of one ranked layout of a stored plan.
 
     to: a format; None for that of the plan's trainer.
@@ -319,10 +300,6 @@ def export_rank(plan: "Plan", rank: int, *, to: str | None, version: str | None)
     Raises SpecError for an unknown rank or format, and with every blocker of a layout that the
     trainer cannot run.
     """
-    from api.jobs.plans import entry_of
-    from planner.export import export
-    from planner.trainers.registry import TRAINERS
-
     entry = entry_of(plan, rank)
     job = parse_job(plan.job, allow_files=True)
     own = TRAINERS[job.training.trainer].export_format

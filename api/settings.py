@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
+from platformdirs import user_cache_dir, user_data_dir
 from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
@@ -15,6 +16,7 @@ from api.errors import fault
 from api.logs import LogFormat, LogLevel
 from planner.errors import Fault, SpecError
 from planner.units import DAY, MEGA
+from probes.folder import lease_folder
 
 SCOPES = frozenset({"read", "plan", "probe", "admin"})
 _SHA256 = re.compile(r"^[0-9a-f]{64}$")
@@ -71,7 +73,7 @@ def _parse_key(item: str) -> ApiKey:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What one key may use.
+    """Limits of one key.
 
     plans_per_day: plans, with probes or without.
     queued_probes: at once.
@@ -108,15 +110,11 @@ def parse_quotas(text: str, default: Quota) -> dict[str, Quota]:
 
 def default_database_url() -> str:
     """SQLite in the user's data folder."""
-    from platformdirs import user_data_dir
-
     return f"sqlite:///{Path(user_data_dir('planner', appauthor=False)) / 'planner.db'}"
 
 
 def default_probe_folder() -> Path:
     """A folder in the user's cache."""
-    from platformdirs import user_cache_dir
-
     return Path(user_cache_dir("planner", appauthor=False)) / "probes"
 
 
@@ -127,13 +125,11 @@ def default_processes() -> int:
 
 def default_lease_folder() -> Path:
     """A folder of this user, see `probes.folder`."""
-    from probes.folder import lease_folder
-
     return lease_folder()
 
 
 class Settings(BaseSettings):
-    """What an operator may set.
+    """Settings of an operator.
 
     database_url: SQLAlchemy URL of SQLite or PostgreSQL.
     database_timeout_seconds: for a statement, a lock or a free connection; then 503, to be tried
@@ -257,11 +253,10 @@ class Settings(BaseSettings):
 
     @property
     def default_quota(self) -> Quota:
-        """That of every other key."""
+        """The quota of every key without one of its own."""
         return Quota(self.plans_per_day, self.queued_probes, self.gpu_seconds_per_day)
 
     def quota_of(self, key: str) -> Quota:
-        """The quota of the key of this name."""
         return self.quotas_by_key.get(key, self.default_quota)
 
 

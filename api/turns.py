@@ -1,4 +1,4 @@
-"""Taking turns within one process: one works, one waits for it, and the rest need not."""
+"""Turns within one process: one caller works, one waits for it, and the rest need not."""
 
 import threading
 from collections.abc import Hashable, Iterator
@@ -6,7 +6,10 @@ from contextlib import contextmanager
 
 
 class Turns:
-    """Turns at subjects. Who comes while somebody waits already is covered by that one's turn."""
+    """Serialises work per subject.
+
+    A caller that arrives while another one waits need not work: the waiter will cover its data.
+    """
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -15,7 +18,7 @@ class Turns:
 
     @contextmanager
     def turn(self, subject: Hashable) -> Iterator[bool]:
-        """Whether it is ours to do, once whoever is at it has ended."""
+        """True once it is our turn; False at once where a waiting caller covers ours."""
         with self._guard:
             lock = self._locks.setdefault(subject, threading.Lock())
             covered = subject in self._waiting

@@ -3,33 +3,36 @@
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import TYPE_CHECKING
+
+from sqlalchemy import Engine
 
 from api.identity import TimeOrderedIds
-from api.remembered import Remembered
+from api.settings import Settings, load_settings
+from api.storage.audit import SqlAuditTrail
+from api.storage.calibrations import SqlCalibrationStore
+from api.storage.drift import SqlDriftStore
+from api.storage.engine import Limits, make_engine, normalise_url
+from api.storage.idempotency import IdempotencyStore
+from api.storage.learning import SqlLearningStore
+from api.storage.measurements import SqlMeasurementStore
+from api.storage.migrate import ensure_current
+from api.storage.own_entries import SqlOwnEntries
+from api.storage.probes import SqlProbeStore
+from api.storage.quarantine import SqlQuarantine
+from api.storage.store import SqlStore
+from api.storage.sweeps import SqlSweepStore
+from api.storage.tasks import SqlTaskStore
+from api.turns import Turns
+from planner.cost.machine.shipped import shipped_calibration
+from planner.cost.pipeline.recently_used import RecentlyUsed
 from planner.ports import Clock, IdFactory, Ports
+from planner.specs.plan import Plan
 from planner.units import GIB
-
-if TYPE_CHECKING:
-    from sqlalchemy import Engine
-
-    from api.settings import Settings
-    from api.storage.audit import SqlAuditTrail
-    from api.storage.calibrations import SqlCalibrationStore
-    from api.storage.drift import SqlDriftStore
-    from api.storage.idempotency import IdempotencyStore
-    from api.storage.learning import SqlLearningStore
-    from api.storage.measurements import SqlMeasurementStore
-    from api.storage.own_entries import SqlOwnEntries
-    from api.storage.probes import SqlProbeStore
-    from api.storage.quarantine import SqlQuarantine
-    from api.storage.store import SqlStore
-    from api.storage.sweeps import SqlSweepStore
-    from api.storage.tasks import SqlTaskStore
-    from api.turns import Turns
-    from planner.specs.plan import Plan
-    from probes.pools.protocol import Pool
-
+from planner.version import MODEL_VERSION
+from probes.launch import LaunchSettings
+from probes.pools import open_pool
+from probes.pools.protocol import Pool, PoolSettings
+from probes.pools.slurm_options import SlurmOptions
 
 MOST_ANSWERED = 64
 Question = tuple[str, str]  # hash of the job, id of the calibration
@@ -39,7 +42,6 @@ class SystemClock:
     """The clock of this machine."""
 
     def now(self) -> datetime:
-        """The present, in UTC."""
         return datetime.now(UTC)
 
 
@@ -47,138 +49,101 @@ class SystemClock:
 class Wiring:
     """Everything outside the planner, made when first asked for."""
 
-    settings: "Settings"
+    settings: Settings
     clock: Clock
     ids: IdFactory
 
     @property
     def ports(self) -> Ports:
-        """What the use cases are given."""
         return Ports(clock=self.clock, ids=self.ids)
 
     @cached_property
-    def answered(self) -> "Remembered[Question, Plan]":
+    def answered(self) -> RecentlyUsed[Question, Plan]:
         """Plans on paper that this process made; they depend on job and calibration alone."""
-        return Remembered(MOST_ANSWERED)
+        return RecentlyUsed(MOST_ANSWERED)
 
     @cached_property
-    def engine(self) -> "Engine":
+    def engine(self) -> Engine:
         """The database of the settings, not yet checked. Raises SpecError for a wrong URL."""
-        from api.storage.engine import Limits, make_engine, normalise_url
-
         settings = self.settings
         limits = Limits(settings.database_timeout_seconds, settings.database_connections)
         return make_engine(normalise_url(settings.database_url), limits)
 
     @cached_property
-    def store(self) -> "SqlStore":
+    def store(self) -> SqlStore:
         """The store, on a database that is at the right revision. Raises StoreError."""
-        from api.storage.store import SqlStore
-
         return SqlStore(self.current_engine)
 
     @cached_property
-    def current_engine(self) -> "Engine":
+    def current_engine(self) -> Engine:
         """The engine, of a database that is at the right revision. Raises StoreError."""
-        from api.storage.migrate import ensure_current
-
         ensure_current(self.engine)
         return self.engine
 
     @cached_property
-    def idempotency(self) -> "IdempotencyStore":
-        """Kept answers, on the same database."""
-        from api.storage.idempotency import IdempotencyStore
-
+    def idempotency(self) -> IdempotencyStore:
         return IdempotencyStore(self.store.engine)
 
     @cached_property
-    def measurements(self) -> "SqlMeasurementStore":
-        """What was measured, on the same database. Raises StoreError."""
-        from api.storage.measurements import SqlMeasurementStore
-
+    def measurements(self) -> SqlMeasurementStore:
+        """Measurements, on the same database. Raises StoreError."""
         return SqlMeasurementStore(self.store.engine)
 
     @cached_property
-    def probes(self) -> "SqlProbeStore":
+    def probes(self) -> SqlProbeStore:
         """The queue of probes, on the same database. Raises StoreError."""
-        from api.storage.probes import SqlProbeStore
-
         return SqlProbeStore(self.store.engine)
 
     @cached_property
-    def tasks(self) -> "SqlTaskStore":
+    def tasks(self) -> SqlTaskStore:
         """The queue of studies and sweep runs, on the same database. Raises StoreError."""
-        from api.storage.tasks import SqlTaskStore
-
         return SqlTaskStore(self.store.engine)
 
     @cached_property
-    def sweeps(self) -> "SqlSweepStore":
+    def sweeps(self) -> SqlSweepStore:
         """Sweeps, on the same database. Raises StoreError."""
-        from api.storage.sweeps import SqlSweepStore
-
         return SqlSweepStore(self.store.engine)
 
     @cached_property
-    def quarantine(self) -> "SqlQuarantine":
+    def quarantine(self) -> SqlQuarantine:
         """Hosts that no run uses for a while, on the same database. Raises StoreError."""
-        from api.storage.quarantine import SqlQuarantine
-
         return SqlQuarantine(self.store.engine)
 
     @cached_property
-    def audit(self) -> "SqlAuditTrail":
-        """Who did what, on the same database. Raises StoreError."""
-        from api.storage.audit import SqlAuditTrail
-
+    def audit(self) -> SqlAuditTrail:
+        """The audit trail, on the same database. Raises StoreError."""
         return SqlAuditTrail(self.store.engine)
 
     @cached_property
-    def own_entries(self) -> "SqlOwnEntries":
+    def own_entries(self) -> SqlOwnEntries:
         """Models, GPUs and clusters of the users' own, on the same database. Raises StoreError."""
-        from api.storage.own_entries import SqlOwnEntries
-
         return SqlOwnEntries(self.store.engine)
 
     @cached_property
-    def calibrations(self) -> "SqlCalibrationStore":
-        """What was learnt, on the same database. Raises StoreError."""
-        from api.storage.calibrations import SqlCalibrationStore
-
+    def calibrations(self) -> SqlCalibrationStore:
+        """Learnt calibrations, on the same database. Raises StoreError."""
         return SqlCalibrationStore(self.store.engine, learning_basis())
 
     @cached_property
-    def learning(self) -> "SqlLearningStore":
-        """What learning reads and keeps, on the same database. Raises StoreError."""
-        from api.storage.learning import SqlLearningStore
-
+    def learning(self) -> SqlLearningStore:
+        """Inputs and by-products of learning, on the same database. Raises StoreError."""
         return SqlLearningStore(self.store.engine, learning_basis())
 
     @cached_property
-    def drift(self) -> "SqlDriftStore":
+    def drift(self) -> SqlDriftStore:
         """Histories of layouts and what they showed, on the same database. Raises StoreError."""
-        from api.storage.drift import SqlDriftStore
-
         return SqlDriftStore(self.store.engine)
 
     @cached_property
-    def teaching(self) -> "Turns":
+    def teaching(self) -> Turns:
         """Whose turn it is to update a calibration."""
-        from api.turns import Turns
-
         return Turns()
 
-    def pool(self, name: str, *, files: bool = True) -> "Pool":
+    def pool(self, name: str, *, files: bool = True) -> Pool:
         """The pool of this name, as `probes.pools` registers it.
 
         files: whether a pool may read a file of this machine. Raises SpecError, ProbeError.
         """
-        from probes.launch import LaunchSettings
-        from probes.pools import open_pool
-        from probes.pools.protocol import PoolSettings
-        from probes.pools.slurm_options import SlurmOptions
-
         chosen = self.settings
         launch = LaunchSettings(
             folder=chosen.probe_folder,
@@ -206,15 +171,10 @@ class Wiring:
 
 
 def learning_basis() -> str:
-    """What the prices of stored runs depend on besides the run: the model and its shipped knobs."""
-    from planner.cost.machine.shipped import shipped_calibration
-    from planner.version import MODEL_VERSION
-
+    """Basis of the prices of stored runs besides the run: the model and its shipped knobs."""
     return f"{MODEL_VERSION} {shipped_calibration().id}"
 
 
-def wire(settings: "Settings | None" = None) -> Wiring:
+def wire(settings: Settings | None = None) -> Wiring:
     """The real outside world. Raises SpecError for a wrong setting."""
-    from api.settings import load_settings
-
     return Wiring(settings=settings or load_settings(), clock=SystemClock(), ids=TimeOrderedIds())

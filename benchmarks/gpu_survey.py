@@ -48,20 +48,13 @@ try:
     from planner.intake.jobs import read_job
     from planner.intake.machines import load_gpu
     from probes.folder import END, LOG, RESULT
-    from probes.launch import (
-        DeviceLease,
-        Launcher,
-        LaunchSettings,
-        Watch,
-        environment,
-        free_port,
-        prepare,
-    )
+    from probes.launch import Launcher, LaunchSettings, Watch, free_port, prepare
     from probes.outcome import Begin, End, conclude, write_result
     from probes.pools import nvidia
     from probes.pools.local import LocalPool, LocalSettings
     from probes.programs import Program
     from probes.protocol import Failed, FailureKind, ProbeResult, ProbeTask
+    from probes.variables import DeviceLease, environment
 except ModuleNotFoundError as error:
     sys.exit(f"{error.name} is missing: pip install torch numpy 'pydantic>=2.11,<3' pyyaml")
 

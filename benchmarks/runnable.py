@@ -34,7 +34,8 @@ from planner.intake.models import read_model
 from planner.plan.recommend import recommend
 from planner.ports import Ports
 from planner.rules import Context, violations
-from planner.rules.features import gpu_precisions, peer_gpus, scale_up_gpus
+from planner.rules.features import peer_gpus, scale_up_gpus
+from planner.rules.precisions import gpu_precisions
 from planner.rules.support import obstacles
 from planner.search.space.enumerate import build_space
 from planner.specs.cluster import ClusterSpec

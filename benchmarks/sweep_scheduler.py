@@ -35,9 +35,9 @@ from api.jobs.probes import probes_of
 from api.jobs.sweeps import add_sweep, run_now
 from api.jobs.workers import TaskWorkers
 from api.settings import Settings
+from api.storage.job_records import OPEN, TaskFilter, TaskRecord
 from api.storage.migrate import upgrade
 from api.storage.probes import gpu_seconds_of
-from api.storage.records import OPEN, TaskFilter, TaskRecord
 from api.storage.tables import ProbeRow
 from api.storage.transactions import reading
 from api.wiring import Wiring, wire

@@ -154,7 +154,6 @@ class LayoutBatch:
         return cls(**columns, splits=splits)
 
     def row(self, index: int) -> Layout:
-        """One layout as the object that users see."""
         return self.take(np.array([index])).layouts()[0]
 
     def layouts(self) -> list[Layout]:
@@ -196,7 +195,7 @@ def narrow(column: Column) -> Column:
 
 
 def wide(column: Column) -> Column:
-    """What `narrow` was given."""
+    """The inverse of `narrow`."""
     return column.astype(np.int64) if column.itemsize == _NARROW_BYTES else column
 
 

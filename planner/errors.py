@@ -78,7 +78,7 @@ class SpecError(PlannerError):
         super().__init__("; ".join(str(fault) for fault in self.faults))
 
     def renamed(self, name: Callable[[str], str]) -> "SpecError":
-        """The same faults with the field names that a surrounding request uses."""
+        """A copy with the field names that a surrounding request uses."""
         error = SpecError([replace(fault, field=name(fault.field)) for fault in self.faults])
         error.kind = self.kind
         return error
@@ -216,7 +216,7 @@ class MissingPackageError(PartedError):
 
 
 def how_to_install(extra: str) -> str:
-    """What puts an extra there. The package is on no registry, where another bears its name."""
+    """How to install an extra. The package is on no registry, where another bears its name."""
     return f"pip install '.[{extra}]' in planner's checkout"
 
 

@@ -33,7 +33,6 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
 
     @property
     def names(self) -> Sequence[str]:
-        """Every name in the order of the codes."""
         return self._names
 
     def add(self, entry: Entry) -> None:

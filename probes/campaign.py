@@ -95,7 +95,6 @@ class ProbeRequest(BaseModel):
         return cls.from_user(values, allow_files=False)
 
     def task(self, job: Job, task_id: str, **more: Any) -> ProbeTask:
-        """The task of one run."""
         device = "cpu" if job.cluster.gpu.name == "cpu" else "cuda"
         common = self.model_dump(
             include={
@@ -162,7 +161,7 @@ def _check_kernels(request: ProbeRequest) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeAnswer:
-    """What a request has measured.
+    """The measurements of a request.
 
     measurements: of the requested job; empty if nothing was measured.
     failed: the run that gave no numbers. Out of memory is both a measurement and a failed run.
@@ -176,7 +175,7 @@ class ProbeAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Campaign:
-    """What is going to run: the tasks, and how their results are combined."""
+    """The tasks to run, and how their results are combined."""
 
     job: Job
     tasks: tuple[ProbeTask, ...]
@@ -265,7 +264,6 @@ class Campaign:
         )
 
     def read(self, results: list[ProbeResult]) -> tuple[Measurement, ...]:
-        """Measurements of complete runs."""
         if self.tasks[0].kernels:
             return ()  # timings are in the result; they are not a run of a layout
         each = tuple(result.measurement() for result in results)

@@ -148,7 +148,6 @@ def _of_error(error: RankError, evidence: Evidence) -> OutOfMemory | Failed:
 
 
 def _advised(failed: Failed, found: Cause | None) -> Failed:
-    """The failure with what to do about its cause."""
     if found is None or not found.remedy:
         return failed
     return failed.model_copy(

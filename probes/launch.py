@@ -16,20 +16,20 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from planner.errors import ProbeError
 from probes import guardian
+from probes.evidence import PREFIX
 from probes.folder import BEGIN, END, KERNEL_LOG, LOG, NODE_LOGS, OTHERS, RESULT, TASK
 from probes.outcome import Begin, conclude, write_result
-from probes.packages import search_path
 from probes.preflight import Need, check
 from probes.programs import Program
 from probes.protocol import Failed, FailureKind, ProbeResult, ProbeTask
 from probes.trainers import WORKER, trainer_of
+from probes.variables import DeviceLease, environment, inherited
 
 SPEC = "guardian.json"
 POLL_SECONDS = 0.05
@@ -38,31 +38,8 @@ PROGRESS_SECONDS = 0.5
 GUARDIAN_SECONDS = 60.0
 TAIL_BYTES = 4096
 SHOWN_CHARACTERS = 100
-OF_OTHERS = frozenset(
-    {
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "TORCHELASTIC_RUN_ID",
-        guardian.TOKEN,
-        guardian.GUARDIAN,
-    }
-)
 
 # Variables by which programs find libraries, caches, devices, networks and their own settings.
-NEEDED = (
-    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "LC_*", "TZ", "TERM"),
-    *("TMPDIR", "TEMP", "TMP", "XDG_*", "HOSTNAME", "LD_*", "LIBRARY_PATH", "CPATH", "CC", "CXX"),
-    *("PYTHON*", "VIRTUAL_ENV*", "CONDA_*", "MODULE*", "LOADEDMODULES", "LMOD_*", "NIX_*"),
-    *("CUDA*", "NVIDIA_*", "NCCL_*", "CUBLAS*", "CUDNN*", "NVTE_*", "NVSHMEM_*", "MPS_*"),
-    *("ROCM_*", "ROCR_*", "HIP_*", "HSA_*", "RCCL_*", "MIOPEN_*", "GPU_*", "AMD_*"),
-    *("TORCH*", "PYTORCH_*", "TRITON_*", "INDUCTOR_*", "GLOO_*", "FBGEMM_*", "HF_*"),
-    *("OMP_*", "MKL_*", "KMP_*", "GOMP_*", "OPENBLAS_*", "NUMEXPR_*", "MALLOC_*"),
-    *("UCX_*", "FI_*", "IB_*", "IBV_*", "MLX*", "OFI_*", "EFA_*", "SHARP_*", "MASTER_*"),
-    *("SLURM_*", "SLURMD_*", "SRUN_*", "OMPI_*", "PMI_*", "PMIX_*", "PRTE_*", "MPI_*", "MUNGE_*"),
-)
-SECRETS = ("SECRET", "TOKEN", "PASSWORD", "PASSWD", "CREDENTIAL", "API_KEY", "PRIVATE_KEY")
 
 Progress = Callable[[str], None]
 
@@ -133,26 +110,6 @@ class LaunchSettings:
     keep: int = 50
     inherit: tuple[str, ...] = ()
     tolerated_bytes: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceLease:
-    """What a lease gives a probe.
-
-    devices: for CUDA_VISIBLE_DEVICES; None on a CPU.
-    bus_ids: of these GPUs, see `probes.pools.nvidia.Gpu`.
-    others: who holds memory of these GPUs besides, as far as the operator tolerates it.
-    locks: open files that the guardian holds open too.
-    gpu_name: the driver's name of the GPUs.
-    token: carried by all processes of the probe.
-    """
-
-    devices: tuple[str, ...] | None = None
-    bus_ids: tuple[str, ...] = ()
-    others: str = ""
-    locks: tuple[int, ...] = ()
-    gpu_name: str | None = None
-    token: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -353,44 +310,6 @@ def new_folder(parent: Path, name: str) -> Path:
     raise ProbeError(f"{parent / name} and its successors exist already; remove them")
 
 
-def inherited(more: Sequence[str], environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Names of our variables that a probe needs: to find its libraries, devices and networks.
-
-    more: patterns that are added. Database URLs, API keys and whatever else the service runs with
-    stay here; of these patterns' secrets only what `more` names goes along.
-    """
-    return [
-        name
-        for name in environment
-        if name not in OF_OTHERS
-        and (
-            any(fnmatchcase(name, pattern) for pattern in more)
-            or (
-                any(fnmatchcase(name, pattern) for pattern in NEEDED)
-                and not any(word in name.upper() for word in SECRETS)
-            )
-        )
-    ]
-
-
-def environment(
-    folder: Path, task: ProbeTask, lease: DeviceLease, extra: Mapping[str, str]
-) -> dict[str, str]:
-    """Variables set for a probe on this machine: its devices, threads and package path.
-
-    folder: the parent folder of probes.
-    """
-    threads = max(1, (os.cpu_count() or 1) // task.num_processes())
-    ours = {
-        "PYTHONPATH": search_path(folder),
-        "PYTHONUNBUFFERED": "1",
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
-        "CUDA_VISIBLE_DEVICES": ",".join(lease.devices or ()),
-        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
-    }
-    return {**ours, **extra}
-
-
 def supervise(folder: Path, spec: GuardianSpec, locks: Sequence[int], watch: Watch) -> None:
     """Starts a guardian and waits until it has ended.
 
@@ -422,7 +341,7 @@ def supervise(folder: Path, spec: GuardianSpec, locks: Sequence[int], watch: Wat
         guardian.kill_all(spec.token)
 
 
-def _order(process: "subprocess.Popen[bytes]") -> None:
+def _order(process: subprocess.Popen[bytes]) -> None:
     """Orders the guardian to stop; has no effect on one that has ended."""
     if process.stdin is not None and not process.stdin.closed and process.poll() is None:
         with contextlib.suppress(OSError):
@@ -431,7 +350,7 @@ def _order(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _wait(
-    process: "subprocess.Popen[bytes]", folder: Path, time_limit_seconds: float, watch: Watch
+    process: subprocess.Popen[bytes], folder: Path, time_limit_seconds: float, watch: Watch
 ) -> None:
     said = time.monotonic()
     deadline = said + time_limit_seconds + GUARDIAN_SECONDS
@@ -450,8 +369,6 @@ def newest_line(folder: Path) -> str:
 
 def last_line(log: Path) -> str:
     """The last line of a log, without the rank's prefix; empty if there is none."""
-    from probes.evidence import PREFIX
-
     with contextlib.suppress(OSError), log.open("rb") as stream:
         stream.seek(0, os.SEEK_END)
         stream.seek(max(0, stream.tell() - TAIL_BYTES))

@@ -35,7 +35,7 @@ LOG_BYTES = 2_000_000  # bytes read from each end of a longer log
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begin:
-    """What is known before the start.
+    """Facts known before the start.
 
     started: seconds since the epoch.
     token: carried by every process of the probe.
@@ -65,7 +65,6 @@ class Begin:
 
     @classmethod
     def read(cls, path: Path) -> "Begin":
-        """Reads what the runner wrote."""
         values = json.loads(path.read_text(encoding="utf-8"))
         return cls(**{**values, "lost": tuple(values.get("lost", ()))})
 
@@ -194,7 +193,6 @@ def write_result(
 
 
 def _notes(folder: Path, outcome: Outcome, end: End | None) -> list[str]:
-    """The launcher's notes."""
     notes = []
     if end is not None and end.left:
         notes.append(f"processes {', '.join(map(str, end.left))} could not be killed")

@@ -19,7 +19,7 @@ from typing import Any
 from planner.errors import ProbeError, how_to_install
 from planner.precision import PRECISIONS
 from planner.rules.base import Context
-from planner.rules.features import gpu_precisions, trainer_precisions
+from planner.rules.precisions import gpu_precisions, trainer_precisions
 from planner.search.space.domains import domains_of
 from planner.specs.job import Job
 from planner.units import GIB, format_bytes
@@ -37,7 +37,7 @@ TAIL_CHARACTERS = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """What is going to run.
+    """The need of a probe that is going to run.
 
     job: any of the jobs to measure.
     device: `cuda` or `cpu`.
@@ -69,7 +69,6 @@ class Need:
 
     @classmethod
     def of_task(cls, task: ProbeTask, job: Job) -> "Need":
-        """The need for a task of this job."""
         need = cls(job=job, trainer=task.trainer, device=task.device)
         if task.kernels:
             return need
@@ -129,7 +128,7 @@ def check(need: Need, *, python: str, program: str, folder: Path) -> None:
 
 
 def free_bytes(folder: Path) -> int:
-    """What is left for us on the disk of a folder."""
+    """Bytes left for us on the disk of a folder."""
     return shutil.disk_usage(folder).free
 
 
@@ -170,7 +169,7 @@ def command(python: str, need: Need, program: str) -> list[str]:
 
 def ask(
     command: Sequence[str], *, folder: Path, seconds: float
-) -> "subprocess.CompletedProcess[str]":
+) -> subprocess.CompletedProcess[str]:
     """Runs that command. Raises ProbeError if it cannot start or does not answer in time.
 
     folder: the parent folder of probes.
@@ -196,8 +195,8 @@ def ask(
         raise ProbeError(text) from None
 
 
-def problem_in(done: "subprocess.CompletedProcess[str]", python: str) -> str | None:
-    """What is wrong with an interpreter and how to fix it, in one line; None if nothing is."""
+def problem_in(done: subprocess.CompletedProcess[str], python: str) -> str | None:
+    """The fault of an interpreter and how to fix it, in one line; None if there is none."""
     said = _said(done.stdout)
     if said is None:
         tail = (

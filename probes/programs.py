@@ -1,4 +1,4 @@
-"""What torchrun starts for a probe."""
+"""Programs that torchrun starts for a probe."""
 
 import re
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What goes into a probe and what comes out.
+"""Inputs and outputs of a probe.
 
 A probe is one short run of one layout. `ProbeTask` is the JSON file that torchrun's program reads;
 `ProbeResult` is the JSON file that its rank 0 writes (the runner writes it when no rank could). Out

@@ -8,6 +8,7 @@ Exit status: 0 measured, 1 anything else.
 
 import json
 import os
+import platform
 import sys
 import time
 import traceback
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import SpecError
+from planner.trainers.registry import TRAINERS
 from probes.causes import OOM, TRIED, size_in
 from probes.programs import allocator_settings
 from probes.protocol import (
@@ -135,22 +137,17 @@ class Attempt:
         if self._run is not None:
             found: Environment = self._run.environment()
             return found
-        import platform
-
         return Environment(python=platform.python_version())
 
     def notes(self) -> list[str]:
-        """Notes for the reader of the result."""
         return list(self._run.notes()) if self._run is not None else []
 
     def close(self) -> None:
-        """Destroys the process groups."""
         if self._run is not None:
             self._run.close()
 
 
 def error_path(result: Path, rank: int) -> Path:
-    """The path of a rank's error file."""
     return result.with_name(f"{result.name}.rank{rank}.error.json")
 
 
@@ -227,8 +224,6 @@ def _plain(error: RankFailure) -> dict[str, Any]:
 
 def _set_allocator(expandable: bool | None, trainer: str) -> None:
     """Sets the allocator's environment, which torch reads at its first allocation."""
-    from planner.trainers.registry import TRAINERS
-
     wanted = TRAINERS[trainer].expandable_segments if expandable is None else expandable
     os.environ.update(allocator_settings(wanted, os.environ))
 

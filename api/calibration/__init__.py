@@ -1,1 +1,1 @@
-"""What measurements teach, kept and listed."""
+"""Calibrations learnt from measurements, stored and listed."""

@@ -1,17 +1,15 @@
 """Calibration by command: a small grid of layouts for a pool, and how far knobs moved."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from api.errors import fault
+from api.storage.records import CalibrationRecord
+from api.wiring import Wiring
 from planner.catalog.clusters import gpu_names
 from planner.cost.machine.knobs import KNOBS
 from planner.cost.machine.shipped import from_document, shipped_calibration
 from planner.errors import ProbeError, SpecError
 from planner.intake.machines import load_gpu, read_cluster
-
-if TYPE_CHECKING:
-    from api.storage.records import CalibrationRecord
-    from api.wiring import Wiring
 
 MOST_NAMED = 4  # GPUs that a message lists
 MOVED = 0.005  # relative change of a knob that is worth a line
@@ -22,7 +20,7 @@ TINY: dict[str, Any] = {
 }  # fmt: skip
 
 
-def gpu_of(wiring: "Wiring", pool: str) -> str:
+def gpu_of(wiring: Wiring, pool: str) -> str:
     """The catalogue's name of the GPU that a pool has.
 
     Raises ProbeError where it has none, SpecError where the pool does not tell.
@@ -59,7 +57,7 @@ def gpu_of(wiring: "Wiring", pool: str) -> str:
     return found[0]
 
 
-def grid_of(wiring: "Wiring", gpu: str, pool: str) -> dict[str, Any]:
+def grid_of(wiring: Wiring, gpu: str, pool: str) -> dict[str, Any]:
     """A sweep of short jobs on the pool's devices: two models, two lengths.
 
     Raises SpecError, ProbeError for a pool without devices.
@@ -85,7 +83,7 @@ def grid_of(wiring: "Wiring", gpu: str, pool: str) -> dict[str, Any]:
     }
 
 
-def knobs_moved(record: "CalibrationRecord") -> dict[str, Any]:
+def knobs_moved(record: CalibrationRecord) -> dict[str, Any]:
     """Knobs whose value differs from the shipped calibration's: name -> (before, after)."""
     family = load_gpu(record.gpu).family
     before, after = (

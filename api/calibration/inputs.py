@@ -1,37 +1,36 @@
-"""What calibrations are made from: the runs and the timed kernels that the database holds."""
+"""Inputs of calibrations: the runs and the timed kernels that the database holds."""
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from api.calibration.read import in_use
-from api.storage.records import CalibrationRecord, ProbeRecord, RunRow, Subject
+from api.storage.job_records import ProbeRecord
+from api.storage.records import CalibrationRecord, RunRow, Subject
+from api.wiring import Wiring
 from planner.calibration.kernels import KernelShape, KernelTiming
 from planner.calibration.own_runs import PricedRun, priced
 from planner.calibration.plausible import implausible
 from planner.calibration.update import KernelRun, learn_priced
+from planner.cost.machine.knobs import Calibration
 from planner.cost.machine.shipped import from_document, shipped_calibration, to_document
 from planner.errors import NotFoundError, SpecError
+from planner.specs.job import Job
 from probes.campaign import ProbeRequest
-
-if TYPE_CHECKING:
-    from api.wiring import Wiring
-    from planner.cost.machine.knobs import Calibration
-    from planner.specs.job import Job
 
 log = logging.getLogger("planner.learning")
 
 
 def learned_without(
-    wiring: "Wiring",
-    job: "Job",
+    wiring: Wiring,
+    job: Job,
     excluded: Collection[str],
     owner: str = "",
     *,
     until: datetime | None = None,
-) -> "tuple[Calibration | None, CalibrationRecord | None]":
+) -> tuple[Calibration | None, CalibrationRecord | None]:
     """(the calibration in use as it is without these measurements, its record where it is new).
 
     A study counts its own measurements itself, so its calibration must not know them. The record
@@ -59,7 +58,7 @@ def learned_without(
     )
 
 
-def priced_runs(wiring: "Wiring", rows: "Sequence[RunRow]") -> list[PricedRun]:
+def priced_runs(wiring: Wiring, rows: Sequence[RunRow]) -> list[PricedRun]:
     """These runs as learning reads them. What was not priced yet is priced and kept.
 
     One that turns out to be impossible is refused from now on, and left out.
@@ -92,7 +91,7 @@ def priced_runs(wiring: "Wiring", rows: "Sequence[RunRow]") -> list[PricedRun]:
 
 
 def kernel_runs_of(
-    wiring: "Wiring",
+    wiring: Wiring,
     subject: Subject,
     software: Mapping[str, str],
     ids: Sequence[str] | None = None,
@@ -116,14 +115,13 @@ def kernel_runs_of(
     return found
 
 
-def kernel_probes(wiring: "Wiring", gpu: str) -> list[ProbeRecord]:
+def kernel_probes(wiring: Wiring, gpu: str) -> list[ProbeRecord]:
     """The newest probes that timed kernels on this GPU, oldest first."""
     ids = wiring.learning.inputs(Subject(trainer="", gpu=gpu)).kernel_probes
     return [wiring.probes.get(one) for one in reversed(ids)]
 
 
 def timings_of(probe: ProbeRecord) -> tuple[KernelTiming, ...]:
-    """What a probe of kernels timed."""
     return tuple(
         KernelTiming(shape=KernelShape.from_dict(row), seconds=float(row["seconds"]))
         for row in timed_rows(probe)
@@ -150,7 +148,7 @@ def agree(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
     return all(other.get(name, version) == version for name, version in one.items())
 
 
-def job_of_kernels(probe: ProbeRecord) -> "Job | None":
+def job_of_kernels(probe: ProbeRecord) -> Job | None:
     """The job whose kernels were timed; None where today's rules refuse the request."""
     try:
         return ProbeRequest.of_record(probe.request)[1]

@@ -1,32 +1,25 @@
 """Calibrations as the service lists them: each number before and after the runs."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from api.calibration.read import rests_on_shipped
 from api.http.schemas import CalibrationLine, KnobValue
 from api.storage.paging import encoded
 from api.storage.records import CalibrationRecord, Page
-
-if TYPE_CHECKING:
-    from api.wiring import Wiring
-    from planner.cost.machine.knobs import Calibration, Knob
-
+from api.wiring import Wiring
+from planner.cost.machine.knobs import KNOBS, Calibration, Knob
+from planner.cost.machine.shipped import from_document, shipped_calibration
 
 UNSEEN = "none that was measured"
 
 
-def calibration_page(wiring: "Wiring", cursor: str | None, limit: int) -> "Page[CalibrationLine]":
+def calibration_page(wiring: Wiring, cursor: str | None, limit: int) -> Page[CalibrationLine]:
     """Calibrations that an estimate may name: what ships, the prior, then what was learned here.
 
     in_use: of the shipped one and of the newest of every trainer and GPU.
 
     Raises SpecError for a wrong cursor.
     """
-    from planner.cost.machine.knobs import Calibration
-    from planner.cost.machine.shipped import shipped_calibration
-
     packaged = (shipped_calibration(), Calibration.prior())
     places = [encoded(one.id) for one in packaged]
     start = 0 if cursor is None else places.index(cursor) + 1 if cursor in places else len(packaged)
@@ -41,9 +34,7 @@ def calibration_page(wiring: "Wiring", cursor: str | None, limit: int) -> "Page[
     return Page(items=[*lines, *stored], next_cursor=page.next_cursor)
 
 
-def _stored_line(wiring: "Wiring", record: "CalibrationRecord") -> CalibrationLine:
-    from planner.cost.machine.shipped import from_document
-
+def _stored_line(wiring: Wiring, record: CalibrationRecord) -> CalibrationLine:
     in_use = record.superseded_at is None and rests_on_shipped(record)
     own: dict[str, object] = {
         "runs": record.num_runs,
@@ -63,9 +54,7 @@ def _stored_line(wiring: "Wiring", record: "CalibrationRecord") -> CalibrationLi
     return _line(calibration, in_use=in_use).model_copy(update=own)
 
 
-def _line(calibration: "Calibration", *, in_use: bool) -> CalibrationLine:
-    from planner.cost.machine.knobs import KNOBS
-
+def _line(calibration: Calibration, *, in_use: bool) -> CalibrationLine:
     return CalibrationLine(
         id=calibration.id,
         in_use=in_use,
@@ -83,7 +72,7 @@ def _line(calibration: "Calibration", *, in_use: bool) -> CalibrationLine:
     )
 
 
-def _values(calibration: "Calibration", knob: "Knob", place: int) -> list[KnobValue]:
+def _values(calibration: Calibration, knob: Knob, place: int) -> list[KnobValue]:
     """One value for each trainer or GPU family with runs of its own; the rest share the first."""
     own = sorted({scope for name, scope in calibration.keys if name == knob.name and scope})
     values = []

@@ -50,7 +50,7 @@ class OwnAccuracy(BaseModel):
 
 
 def own_accuracy(wiring: Wiring, limit: int) -> OwnAccuracy:
-    """Of the newest measurements that gave a step time, at most `limit`."""
+    """Accuracy on the newest measurements that gave a step time, at most `limit`."""
     found = wiring.measurements.list(MeasurementFilter(status="ok"), None, limit).items
     believed = [one for one in found if one.refused is None]
     measured = [(one, seconds) for one in believed if (seconds := _seconds(one)) is not None]
@@ -99,7 +99,7 @@ def own_accuracy(wiring: Wiring, limit: int) -> OwnAccuracy:
 
 
 def _seconds(one: Measurement) -> float | None:
-    """Of a step, as measured or from the measured tokens a second; None without a layout."""
+    """Step seconds, measured or from the measured tokens a second; None without a layout."""
     if one.job.layout is None:
         return None
     numbers, training = one.measured, one.job.training

@@ -2,20 +2,18 @@
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from api.storage.records import CalibrationRecord, Subject
+from api.wiring import Wiring
+from planner.cost.machine.knobs import Calibration
+from planner.cost.machine.shipped import from_document, shipped_calibration
 from planner.errors import StoreError
-
-if TYPE_CHECKING:
-    from api.wiring import Wiring
-    from planner.cost.machine.knobs import Calibration
-    from planner.specs.job import Job
+from planner.specs.job import Job
 
 
 def learned(
-    wiring: "Wiring", job: "Job", owner: str = "", *, until: datetime | None = None
-) -> "Calibration | None":
+    wiring: Wiring, job: Job, owner: str = "", *, until: datetime | None = None
+) -> Calibration | None:
     """The calibration in use of the job's trainer on its GPU; None for the shipped one.
 
     owner: whose own runs count besides the shared ones.
@@ -26,7 +24,7 @@ def learned(
 
 
 def in_use(
-    wiring: "Wiring", job: "Job", owner: str, until: datetime | None
+    wiring: Wiring, job: Job, owner: str, until: datetime | None
 ) -> CalibrationRecord | None:
     """The owner's record, or everyone's; only one that rests on what ships today."""
     trainer, gpu = job.training.trainer, job.cluster.gpu.name
@@ -38,14 +36,11 @@ def in_use(
     return None
 
 
-def calibration_of(record: CalibrationRecord) -> "Calibration":
-    """What a record holds."""
-    from planner.cost.machine.shipped import from_document
-
+def calibration_of(record: CalibrationRecord) -> Calibration:
     return from_document(record.document)
 
 
-def learned_by_gpu(wiring: "Wiring", owner: str) -> "dict[tuple[str, str], Calibration]":
+def learned_by_gpu(wiring: Wiring, owner: str) -> dict[tuple[str, str], Calibration]:
     """All that `learned` answers to this owner, by trainer and GPU."""
     found: dict[tuple[str, str], Calibration] = {}
     for whose in ("", owner):
@@ -58,8 +53,6 @@ def learned_by_gpu(wiring: "Wiring", owner: str) -> "dict[tuple[str, str], Calib
 
 def rests_on_shipped(record: CalibrationRecord) -> bool:
     """Whether a calibration was made from the one that ships today."""
-    from planner.cost.machine.shipped import shipped_calibration
-
     return record.id.startswith(f"{shipped_calibration().id}+")
 
 
@@ -71,19 +64,19 @@ class CalibrationLookup:
     shipped_alone: why only the shipped calibration is used, where the database gave no answer.
     """
 
-    wiring: "Wiring"
+    wiring: Wiring
     owner: str = ""
     shipped_alone: str | None = None
-    _known: "dict[tuple[str, str], Calibration | None]" = field(default_factory=dict)
+    _known: dict[tuple[str, str], Calibration | None] = field(default_factory=dict)
 
-    def __call__(self, job: "Job") -> "Calibration | None":
-        """Of the job's trainer on its GPU; None for the shipped one."""
+    def __call__(self, job: Job) -> Calibration | None:
+        """The calibration for the job's trainer on its GPU; None for the shipped one."""
         key = (job.training.trainer, job.cluster.gpu.name)
         if key not in self._known:
             self._known[key] = None if self.shipped_alone else self._found(job)
         return self._known[key]
 
-    def _found(self, job: "Job") -> "Calibration | None":
+    def _found(self, job: Job) -> Calibration | None:
         try:
             return learned(self.wiring, job, self.owner)
         except StoreError as error:

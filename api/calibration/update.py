@@ -10,7 +10,6 @@ import logging
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from api.calibration.inputs import (
     job_of_kernels,
@@ -21,17 +20,16 @@ from api.calibration.inputs import (
     software_of,
     timed_rows,
 )
-from api.storage.records import CalibrationRecord, LearningInputs, ProbeRecord, Subject
+from api.storage.job_records import ProbeRecord
+from api.storage.records import CalibrationRecord, LearningInputs, Subject
+from api.wiring import Wiring
 from planner.calibration.update import learn_priced
+from planner.cost.machine.knobs import Calibration
 from planner.cost.machine.shipped import shipped_calibration, to_document
 from planner.errors import PlannerError
+from planner.specs.job import Job
+from planner.specs.measurement import Measurement
 from planner.units import counted
-
-if TYPE_CHECKING:
-    from api.wiring import Wiring
-    from planner.cost.machine.knobs import Calibration
-    from planner.specs.job import Job
-    from planner.specs.measurement import Measurement
 
 # Of making a calibration while others store runs. Each of them updates it too, so the last one
 # succeeds.
@@ -41,16 +39,16 @@ log = logging.getLogger("planner.learning")
 
 
 def calibration_for_study(
-    wiring: "Wiring", job: "Job", excluded: Collection[str], owner: str, *, until: datetime | None
-) -> "Calibration | None":
-    """What `learned_without` gives, stored, so that the plan's calibration is found by its id."""
+    wiring: Wiring, job: Job, excluded: Collection[str], owner: str, *, until: datetime | None
+) -> Calibration | None:
+    """Stores the result of `learned_without`, so that the plan's calibration is found by its id."""
     calibration, record = learned_without(wiring, job, excluded, owner, until=until)
     if record is not None:
         wiring.calibrations.save(record)
     return calibration
 
 
-def all_measured(wiring: "Wiring", gpu: str | None) -> list[tuple[str, str]]:
+def all_measured(wiring: Wiring, gpu: str | None) -> list[tuple[str, str]]:
     """(trainer, GPU) of all runs and timed kernels; of one GPU where it is named."""
     found = set(wiring.learning.measured(gpu))
     for timed in wiring.learning.timed_gpus(gpu):
@@ -60,7 +58,7 @@ def all_measured(wiring: "Wiring", gpu: str | None) -> list[tuple[str, str]]:
 
 
 def update_calibrations(
-    wiring: "Wiring", about: Iterable[tuple[str, str]], *, anew: bool = False
+    wiring: Wiring, about: Iterable[tuple[str, str]], *, anew: bool = False
 ) -> list[CalibrationRecord]:
     """Brings the calibrations of these (trainer, GPU) up to date; returns those that are new.
 
@@ -78,7 +76,7 @@ def update_calibrations(
     return made
 
 
-def _update(wiring: "Wiring", subject: Subject, anew: bool) -> CalibrationRecord | None:
+def _update(wiring: Wiring, subject: Subject, anew: bool) -> CalibrationRecord | None:
     """The subject's new calibration, in use; None where it stays, or where it has none."""
     for _ in range(MOST_ATTEMPTS):
         inputs = wiring.learning.inputs(subject)
@@ -102,7 +100,7 @@ def _update(wiring: "Wiring", subject: Subject, anew: bool) -> CalibrationRecord
     return None
 
 
-def _made(wiring: "Wiring", subject: Subject, inputs: LearningInputs) -> CalibrationRecord | None:
+def _made(wiring: Wiring, subject: Subject, inputs: LearningInputs) -> CalibrationRecord | None:
     """A calibration from these runs and kernels; None where nothing teaches.
 
     Kernels count for runs whose versions do not contradict theirs; where all do, they wait for a
@@ -135,10 +133,8 @@ def _made(wiring: "Wiring", subject: Subject, inputs: LearningInputs) -> Calibra
     )
 
 
-def _software_of_kernels(
-    wiring: "Wiring", subject: Subject, ids: Sequence[str]
-) -> "dict[str, str]":
-    """That of the newest kernels that were timed for this trainer."""
+def _software_of_kernels(wiring: Wiring, subject: Subject, ids: Sequence[str]) -> dict[str, str]:
+    """Software of the newest kernels that were timed for this trainer."""
     for probe in map(wiring.probes.get, ids):
         job = job_of_kernels(probe) if timed_rows(probe) else None
         if job is not None and job.training.trainer == subject.trainer:
@@ -147,7 +143,7 @@ def _software_of_kernels(
 
 
 def update_from_measurements(
-    wiring: "Wiring", measurements: "Iterable[Measurement]"
+    wiring: Wiring, measurements: Iterable[Measurement]
 ) -> list[CalibrationRecord]:
     """The calibrations that these measurements change, brought up to date.
 
@@ -158,8 +154,8 @@ def update_from_measurements(
     )
 
 
-def update_from_probes(wiring: "Wiring", probes: Sequence[ProbeRecord]) -> list[CalibrationRecord]:
-    """The same of what these ended probes measured."""
+def update_from_probes(wiring: Wiring, probes: Sequence[ProbeRecord]) -> list[CalibrationRecord]:
+    """Updates the calibrations that these ended probes teach."""
     about = []
     for probe in probes:
         timed = bool(probe.request.get("kernels")) and bool(timed_rows(probe))
@@ -170,8 +166,8 @@ def update_from_probes(wiring: "Wiring", probes: Sequence[ProbeRecord]) -> list[
     return update_about(wiring, about)
 
 
-def update_about(wiring: "Wiring", about: Iterable[tuple[str, str]]) -> list[CalibrationRecord]:
-    """The same of what was stored, shared or deleted of these (trainer, GPU)."""
+def update_about(wiring: Wiring, about: Iterable[tuple[str, str]]) -> list[CalibrationRecord]:
+    """Updates calibrations of these (trainer, GPU) after runs were stored, shared or deleted."""
     try:
         return update_calibrations(wiring, about)
     except PlannerError as error:
@@ -180,7 +176,6 @@ def update_about(wiring: "Wiring", about: Iterable[tuple[str, str]]) -> list[Cal
 
 
 def line_about(record: CalibrationRecord) -> str:
-    """One line about a new calibration."""
     made_from = counted(record.num_runs, "measurement") if record.num_runs else "timed kernels"
     return (
         f"learned: {record.id}, {record.trainer} on {record.gpu} from {made_from}; plans and "

@@ -1,4 +1,4 @@
-"""`planner-cli`: one file a command; what is slow to import is imported when the command runs."""
+"""`planner-cli`: one file a command, of which only the named one is imported."""
 
 import gc
 import os

@@ -2,16 +2,29 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from api.cli.plotting import Plot
-
-if TYPE_CHECKING:
-    from planner.calibration.accuracy import Row
-    from planner.calibration.comparison import Comparison
-    from planner.calibration.outcome import Compared, ComparedRow
+from api.cli.output import make_console, note, show, show_json
+from api.cli.plotting import Plot, check_plot, write_plot
+from api.cli.simulate import write_text
+from api.cli.typed import Json
+from api.cli.working import working
+from api.errors import fault
+from api.input.text import read_json
+from api.render.accuracy import accuracy_view, rows_view
+from api.render.accuracy_document import document
+from api.service import Estimates, Refusal, parse_for_estimate
+from planner.calibration.accuracy import LABELS, Row
+from planner.calibration.comparison import Comparison, digest_of
+from planner.calibration.drawing import chart_of
+from planner.calibration.outcome import Compared, ComparedRow
+from planner.calibration.report import report
+from planner.calibration.shipped import shipped_comparison
+from planner.cost.machine.shipped import shipped_calibration
+from planner.errors import PlannerError
+from planner.intake.jobs import JobReader
 
 PUBLIC_ROWS = Path(__file__).parents[2] / "benchmarks" / "measured" / "public.jsonl"
 
@@ -54,7 +67,7 @@ def command(
         ),
     ] = None,
     plot: Plot = None,
-    json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
+    json: Json = False,
 ) -> None:
     """Errors of time and memory on measured runs, predicted without having seen them; by trainer,
     GPU, model family and technique.
@@ -65,14 +78,6 @@ def command(
         family), gpu, family (the model's), model, group (the source), complete (its publisher
         states everything).
     """
-    import json as json_module
-
-    from api.cli.output import make_console, show
-    from api.cli.plotting import check_plot, write_plot
-    from api.cli.simulate import write_text
-    from api.errors import fault
-    from planner.calibration.report import report
-
     check_plot(plot)
     wanted = [_wanted(text) for text in where or ()]
     anew = recompute or jobs is not None
@@ -89,36 +94,21 @@ def command(
         write_text(save, compared.as_document(), "--save")
     result = report(compared, lambda row: _meets(row, wanted))
     if markdown is not None:
-        from api.render.accuracy_document import document
-
         write_text(markdown, document(result), "--markdown")
     if plot is not None:
-        from planner.calibration.drawing import chart_of
-
         write_plot(plot, chart_of(result.rows, "Predicted against measured, left out by source"))
     if json:
         body = {"malformed": malformed, **result.as_dict()}
-        typer.echo(
-            json_module.dumps(
-                body if not rows else {**body, "rows": [_row(row) for row in result.rows]}, indent=2
-            )
-        )
+        show_json(body if not rows else {**body, "rows": [_row(row) for row in result.rows]})
         return
-    from api.render.accuracy import accuracy_view, rows_view
-
     console = make_console()
     show(accuracy_view(result, console.width), console)
     if rows:
         show(rows_view(result.rows, console.width), console)
 
 
-def _shipped() -> "Comparison":
+def _shipped() -> Comparison:
     """The report that ships, with a note where today's rows or calibration are others."""
-    from api.cli.output import note
-    from planner.calibration.comparison import digest_of
-    from planner.calibration.shipped import shipped_comparison
-    from planner.cost.machine.shipped import shipped_calibration
-
     compared = shipped_comparison()
     digest = digest_of(PUBLIC_ROWS.read_text(encoding="utf-8")) if PUBLIC_ROWS.exists() else None
     for change in compared.stale(shipped_calibration().id, digest):
@@ -126,14 +116,8 @@ def _shipped() -> "Comparison":
     return compared
 
 
-def _computed(jobs: str | None, *, quiet: bool) -> "tuple[Comparison, int]":
+def _computed(jobs: str | None, *, quiet: bool) -> tuple[Comparison, int]:
     """(predictions made now, number of lines that could not be read)."""
-    from api.cli.output import note
-    from api.cli.working import working
-    from api.errors import fault
-    from planner.calibration.comparison import Comparison, digest_of
-    from planner.cost.machine.shipped import shipped_calibration
-
     text = _text(jobs)
     with working("predicting", total=text.count("\n"), quiet=quiet) as shown:
         measured, malformed = _read(text, shown.done)
@@ -148,9 +132,6 @@ def _computed(jobs: str | None, *, quiet: bool) -> "tuple[Comparison, int]":
 
 
 def _wanted(text: str) -> tuple[str, list[str]]:
-    from api.errors import fault
-    from planner.calibration.accuracy import LABELS
-
     key, equals, values = text.partition("=")
     if key not in LABELS or not equals:
         raise fault(
@@ -162,14 +143,12 @@ def _wanted(text: str) -> tuple[str, list[str]]:
     return key, [value.strip().lower() for value in values.split(",")]
 
 
-def _meets(row: "ComparedRow", wanted: Sequence[tuple[str, list[str]]]) -> bool:
+def _meets(row: ComparedRow, wanted: Sequence[tuple[str, list[str]]]) -> bool:
     return all(row.label(key).lower() in values for key, values in wanted)
 
 
-def _check_some(rows: "Sequence[ComparedRow]", wanted: Sequence[tuple[str, list[str]]]) -> None:
+def _check_some(rows: Sequence[ComparedRow], wanted: Sequence[tuple[str, list[str]]]) -> None:
     """Raises SpecError for a value that no row has, and where no row meets all."""
-    from api.errors import fault
-
     for key, values in wanted:
         known = {row.label(key) for row in rows}
         for value in values:
@@ -189,7 +168,7 @@ def _check_some(rows: "Sequence[ComparedRow]", wanted: Sequence[tuple[str, list[
         )
 
 
-def read_rows(path: str | None) -> "tuple[list[Row], list[tuple[int, str]]]":
+def read_rows(path: str | None) -> tuple[list[Row], list[tuple[int, str]]]:
     """(rows with their estimates, (line, error) of what could not be read).
 
     Raises SpecError for a file that is not there.
@@ -197,13 +176,7 @@ def read_rows(path: str | None) -> "tuple[list[Row], list[tuple[int, str]]]":
     return _read(_text(path), lambda: None)
 
 
-def _read(text: str, done: "Callable[[], None]") -> "tuple[list[Row], list[tuple[int, str]]]":
-    from api.input.text import read_json
-    from api.service import Estimates, Refusal, parse_for_estimate
-    from planner.calibration.accuracy import Row
-    from planner.errors import PlannerError
-    from planner.intake.jobs import JobReader
-
+def _read(text: str, done: Callable[[], None]) -> tuple[list[Row], list[tuple[int, str]]]:
     reader, estimates = JobReader(), Estimates(allow_files=True)
 
     rows: list[Row] = []
@@ -226,8 +199,6 @@ def _read(text: str, done: "Callable[[], None]") -> "tuple[list[Row], list[tuple
 
 
 def _text(path: str | None) -> str:
-    from api.errors import fault
-
     if path is None and not PUBLIC_ROWS.exists():
         rule = (
             "needs the published rows, which are in the repository and not in the installed package"
@@ -251,7 +222,7 @@ def _text(path: str | None) -> str:
         ) from None
 
 
-def _row(row: "Compared") -> dict[str, object]:
+def _row(row: Compared) -> dict[str, object]:
     return {
         "id": row.id,
         "status": row.status,

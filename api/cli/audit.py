@@ -1,8 +1,15 @@
 """`planner-cli audit`: who asked for, ran, cancelled and imported what."""
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
+
+from api.cli.output import note, say, show_json
+from api.cli.typed import Cursor, Json, Limit
+from api.render.queues import audit_line
+from api.storage.records import AuditFilter
+from api.wiring import wire
 
 
 def command(
@@ -11,24 +18,16 @@ def command(
     ] = None,
     action: Annotated[str | None, typer.Option(help="Only this, such as probe.ended.")] = None,
     subject: Annotated[str | None, typer.Option(help="Only what was done to this id.")] = None,
-    limit: Annotated[int, typer.Option(help="At most so many, newest first.")] = 50,
-    cursor: Annotated[str | None, typer.Option(help="Where the page before ended.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    json: Json = False,
 ) -> None:
     """Print who asked for, ran, cancelled and imported what, when, for how many GPU-seconds."""
-    import json as encoder
-    from dataclasses import asdict
-
-    from api.cli.output import note, say
-    from api.render.queues import audit_line
-    from api.storage.records import AuditFilter
-    from api.wiring import wire
-
     wanted = AuditFilter(asked_by=asked_by, action=action, subject=subject)
     page = wire().audit.list(wanted, cursor, limit)
     if json:
         body = {"items": [asdict(event) for event in page.items], "next_cursor": page.next_cursor}
-        say(encoder.dumps(body, indent=2, default=str))
+        show_json(body)
         return
     for event in page.items:
         say(audit_line(event))

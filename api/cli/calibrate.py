@@ -4,7 +4,19 @@ from typing import Annotated
 
 import typer
 
-from api.cli.typed import complete_gpu, complete_pool
+from api.calibration.grid import gpu_of, grid_of, knobs_moved
+from api.calibration.update import all_measured, update_calibrations
+from api.cli.output import note, say, show_json
+from api.cli.studying import bar, sweep_stand
+from api.cli.typed import Json, complete_gpu, complete_pool
+from api.cli.working import working
+from api.jobs.observer import Observer
+from api.jobs.sweep_report import failure_in, failure_of
+from api.jobs.sweep_runs import run_sweep
+from api.jobs.sweeps import add_sweep, run_now
+from api.wiring import wire
+from planner.intake.machines import load_gpu
+from planner.units import counted
 from probes.pools import listed, pool_forms
 
 
@@ -23,24 +35,9 @@ def command(
             help=f"First measure a small grid on this pool: {listed(pool_forms())}.",
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
+    json: Json = False,
 ) -> None:
     """Make the calibration of every measured trainer and GPU anew; plans use the newest."""
-    import json as encoder
-
-    from api.calibration.grid import gpu_of, grid_of, knobs_moved
-    from api.calibration.update import all_measured, update_calibrations
-    from api.cli.output import note, say
-    from api.cli.studying import bar, sweep_stand
-    from api.cli.working import working
-    from api.jobs.observer import Observer
-    from api.jobs.sweep_report import failure_in, failure_of
-    from api.jobs.sweep_runs import run_sweep
-    from api.jobs.sweeps import add_sweep, run_now
-    from api.wiring import wire
-    from planner.intake.machines import load_gpu
-    from planner.units import counted
-
     wiring = wire()
     if gpu is not None:
         gpu = load_gpu(gpu, field="--gpu").name
@@ -68,7 +65,7 @@ def command(
             }
             for one in made
         ]
-        say(encoder.dumps(rows, indent=2))
+        show_json(rows)
         return
     if not made:
         say(

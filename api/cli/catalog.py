@@ -1,8 +1,19 @@
 """`planner-cli catalog`: the models, GPUs, clusters, schedules and defaults known by name."""
 
+import json as encoder
 from typing import Annotated, Any
 
 import typer
+import yaml
+
+from api.catalog import catalog_entry, catalog_list, kind_of
+from api.cli.output import make_console, say, show, show_json
+from api.cli.typed import Json
+from api.errors import fault
+from api.input.text import read_mapping_file
+from api.own_entries import KINDS, PREFIX, add_entry, full_name, named_entry, own_entry, own_line
+from api.render.catalog import catalog_table
+from api.wiring import wire
 
 
 def command(
@@ -22,24 +33,17 @@ def command(
         ),
     ] = None,
     own: Annotated[bool, typer.Option("--own", help="List the entries that were added.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
+    json: Json = False,
 ) -> None:
     """List what is known by name, or show one entry with its sources; keep entries of your own."""
-    import json as encoder
-
-    from api.catalog import catalog_entry
-    from api.cli.output import make_console, say, show
-
     if add is not None:
         say(f"stored as {_added(kind, name, add)}")
         return
     if name is not None:
         entry = _own_entry(kind, name) if name.startswith("own/") else catalog_entry(kind, name)
         if json:
-            typer.echo(encoder.dumps(entry, indent=2, default=str))
+            show_json(entry)
             return
-        import yaml
-
         say(
             yaml.safe_dump(
                 encoder.loads(encoder.dumps(entry, default=str)),
@@ -51,32 +55,20 @@ def command(
         return
     lines = _lines(kind, own=own)
     if json:
-        typer.echo(encoder.dumps({"items": lines}, indent=2, default=str))
+        show_json({"items": lines})
         return
-    from api.render.catalog import catalog_table
-
     console = make_console()
     show(catalog_table(kind, lines, console.width), console)
 
 
 def _lines(kind: str, *, own: bool) -> list[dict[str, Any]]:
-    from api.catalog import catalog_list, kind_of
-
     if not own:
         return catalog_list(kind)
-    from api.own_entries import own_line
-    from api.wiring import wire
-
     kind_of(kind)
     return [own_line(entry) for entry in wire().own_entries.list(kind)]
 
 
 def _own_entry(kind: str, name: str) -> dict[str, Any]:
-    from api.catalog import kind_of
-    from api.errors import fault
-    from api.own_entries import named_entry, own_entry
-    from api.wiring import wire
-
     kind_of(kind)
     found = named_entry(wire(), kind, name)
     if found is None:
@@ -86,11 +78,6 @@ def _own_entry(kind: str, name: str) -> dict[str, Any]:
 
 
 def _added(kind: str, name: str | None, path: str) -> str:
-    from api.errors import fault
-    from api.input.text import read_mapping_file
-    from api.own_entries import KINDS, PREFIX, add_entry, full_name
-    from api.wiring import wire
-
     if kind not in KINDS:
         raise fault("kind", kind, "takes no entries", f"use {', '.join(KINDS)}")
     wanted = None if name is None else name.removeprefix(PREFIX)

@@ -4,7 +4,12 @@ from typing import Annotated
 
 import typer
 
-from api.cli.typed import complete_cluster
+from api.cli.output import make_console, show
+from api.cli.typed import Json, complete_cluster
+from api.collectives import ask_collective
+from api.own_entries import with_own
+from api.render.collective import collective_view
+from api.wiring import wire
 
 
 def command(
@@ -34,13 +39,9 @@ def command(
         int | None, typer.Option(help="Ranks of the group; all GPUs unless given.")
     ] = None,
     stride: Annotated[int, typer.Option(help="Distance of neighbours in the group, in ranks.")] = 1,
-    json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
+    json: Json = False,
 ) -> None:
     """Price one collective: seconds, steps, bytes on the wire, the algorithm and why."""
-    from api.collectives import ask_collective
-    from api.own_entries import with_own
-    from api.wiring import wire
-
     asked = {
         "op": op,
         "size": size,
@@ -53,8 +54,5 @@ def command(
     if json:
         typer.echo(answer.model_dump_json(indent=2))
         return
-    from api.cli.output import make_console, show
-    from api.render.collective import collective_view
-
     console = make_console()
     show(collective_view(answer, console.width), console)

@@ -5,6 +5,16 @@ from typing import Annotated
 
 import typer
 
+from api.cli.output import error_line, say, show_json
+from api.cli.typed import Json
+from api.errors import EXIT_BACKEND
+from api.storage.backup import back_up, faults_in
+from api.storage.engine import shown
+from api.storage.migrate import current_revision
+from api.storage.migrate import upgrade as migrate
+from api.wiring import wire
+from planner.units import MEGA
+
 app = typer.Typer(
     help="The database: bring it to the revision that this version needs, back it up, check it.",
     rich_markup_mode=None,
@@ -17,23 +27,13 @@ def _group() -> None:
 
 
 @app.command("upgrade")
-def upgrade(
-    json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
-) -> None:
+def upgrade(json: Json = False) -> None:
     """Create the database or migrate it. Safe to run at any time, by several at once."""
-    import json as encoder
-
-    from api.cli.output import say
-    from api.storage.engine import shown
-    from api.storage.migrate import current_revision
-    from api.storage.migrate import upgrade as migrate
-    from api.wiring import wire
-
     engine = wire().engine
     before = current_revision(engine)
     after = migrate(engine)
     if json:
-        say(encoder.dumps({"database": shown(engine), "before": before, "after": after}))
+        show_json({"database": shown(engine), "before": before, "after": after}, indent=None)
         return
     say(
         f"{shown(engine)}: revision {after}"
@@ -43,43 +43,24 @@ def upgrade(
 
 @app.command("backup")
 def backup(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file.")],
-    json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file.")], json: Json = False
 ) -> None:
     """Copy a SQLite database while it is in use. Of PostgreSQL: say how pg_dump does it."""
-    import json as encoder
-
-    from api.cli.output import say
-    from api.storage.backup import back_up
-    from api.storage.engine import shown
-    from api.wiring import wire
-    from planner.units import MEGA
-
     engine = wire().engine
     size = back_up(engine, file)
     if json:
-        say(encoder.dumps({"database": shown(engine), "file": str(file), "bytes": size}))
+        show_json({"database": shown(engine), "file": str(file), "bytes": size}, indent=None)
         return
     say(f"{file}: {size / MEGA:,.1f} MB, whole; to restore it, stop everything and put it back")
 
 
 @app.command("check")
-def check(
-    json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
-) -> None:
+def check(json: Json = False) -> None:
     """Say whether the database is consistent: its file, references, states, leases."""
-    import json as encoder
-
-    from api.cli.output import error_line, say
-    from api.errors import EXIT_BACKEND
-    from api.storage.backup import faults_in
-    from api.storage.engine import shown
-    from api.wiring import wire
-
     engine = wire().store.engine
     faults = faults_in(engine)
     if json:
-        say(encoder.dumps({"database": shown(engine), "faults": faults}))
+        show_json({"database": shown(engine), "faults": faults}, indent=None)
     elif not faults:
         say(f"{shown(engine)}: consistent")
     for fault in faults if not json else ():

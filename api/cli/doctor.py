@@ -1,28 +1,27 @@
 """`planner-cli doctor`: what is installed, the state of the database, what a probe would find."""
 
+import platform
+import sys
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
+
+from api.checkup import NEEDED, SERVICE, TRAINERS, all_checks, database_report, version_of
+from api.cli.output import say, show_json
+from api.cli.typed import Json
+from api.wiring import wire
 
 
 def command(
     torch: Annotated[
         bool, typer.Option("--torch", help="Also import torch, as a probe would; takes longer.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
+    json: Json = False,
 ) -> None:
     """Check this installation part by part: ok, warn or fail, and what to do. Ends with 4 where a
     part fails.
     """
-    import json as encoder
-    import platform
-    import sys
-    from dataclasses import asdict
-
-    from api.checkup import NEEDED, SERVICE, TRAINERS, all_checks, database_report, version_of
-    from api.cli.output import say
-    from api.wiring import wire
-
     wiring = wire()
     checks = all_checks(wiring, torch=torch)
     failed = any(check.state == "fail" for check in checks)
@@ -36,7 +35,7 @@ def command(
             "ok": not failed,
             "checks": [asdict(check) for check in checks],
         }
-        say(encoder.dumps(report, indent=2))
+        show_json(report)
     else:
         width = max(len(check.name) for check in checks)
         for check in checks:

@@ -1,11 +1,14 @@
 """`planner-cli estimate`: layouts priced, one in words or many as JSON lines."""
 
+import gc
 import sys
 from collections.abc import Iterator
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import IO, Annotated, Any
 
 import typer
 
+from api.calibration.read import CalibrationLookup
 from api.cli.given import (
     GpuOption,
     ModelOption,
@@ -15,9 +18,16 @@ from api.cli.given import (
     completed_by,
     layout_given,
 )
-
-if TYPE_CHECKING:
-    from api.wiring import Wiring
+from api.cli.output import letters_only, make_console, note, show
+from api.cli.typed import Json
+from api.cli.working import working
+from api.errors import fault
+from api.input.jobs import parse_job
+from api.render.estimate import estimate_view
+from api.service import MAX_LINE_BYTES, Estimates, Refusal, estimate_one, job_lines, line_of, meant
+from api.wiring import Wiring, wire
+from planner.intake.near_files import with_near_file
+from planner.units import counted
 
 FIRST_CHUNK, MOST_CHUNK = 64, 4096  # jobs answered at once; each chunk is 4 times the one before
 COLLECT_AFTER = 200_000  # objects more than before
@@ -42,19 +52,15 @@ def command(
     model: ModelOption = None,
     gpu: GpuOption = None,
     num_gpus: NumGpusOption = None,
-    json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
+    json: Json = False,
 ) -> None:
     """Price layouts: time, memory, and how sure."""
-    from api.errors import fault
-
     if sum(given is not None for given in (job, jobs, plan)) != 1:
         remedy = "give --job FILE, --jobs FILE.jsonl, or --plan PLAN_ID --rank N"
         raise fault("--job", job, "exactly one of --job, --jobs and --plan is needed", remedy)
     if jobs is not None:
         _many(jobs)
     else:
-        from api.wiring import wire
-
         wiring = wire()
         _one(
             wiring,
@@ -65,19 +71,12 @@ def command(
         )
 
 
-def _one(wiring: "Wiring", values: dict[str, Any], *, as_json: bool) -> None:
-    from api.cli.output import letters_only, make_console, show
-    from api.cli.working import working
-    from api.service import estimate_one
-
+def _one(wiring: Wiring, values: dict[str, Any], *, as_json: bool) -> None:
     with working("pricing", quiet=as_json):
         kept_id, estimate = estimate_one(wiring, values, allow_files=True)
     if as_json:
         typer.echo(estimate.model_dump_json(indent=2))
         return
-    from api.input.jobs import parse_job
-    from api.render.estimate import estimate_view
-
     console = make_console()
     parsed = parse_job(values, allow_files=True)
     show(
@@ -90,16 +89,6 @@ def _one(wiring: "Wiring", values: dict[str, Any], *, as_json: bool) -> None:
 
 def _many(path: str) -> None:
     """Prints answers chunk by chunk: a long file needs little memory and answers come soon."""
-    import gc
-
-    from api.calibration.read import CalibrationLookup
-    from api.cli.output import note
-    from api.cli.working import working
-    from api.errors import fault
-    from api.service import Estimates, Refusal, job_lines, line_of, meant
-    from api.wiring import wire
-    from planner.units import counted
-
     # answers hold no circles, so that looking for some among thousands of them is mostly in vain
     gc.set_threshold(COLLECT_AFTER)
     wiring = wire()
@@ -136,10 +125,6 @@ def _many(path: str) -> None:
 
 
 def _raw_lines(path: str) -> Iterator[bytes]:
-    from pathlib import Path
-
-    from api.errors import fault
-
     remedy = "give the path of a .jsonl file, or - for standard input"
     try:
         if path == "-":
@@ -151,8 +136,6 @@ def _raw_lines(path: str) -> Iterator[bytes]:
         with file.open("rb") as stream:
             yield from _bounded(stream)
     except FileNotFoundError:
-        from planner.intake.near_files import with_near_file
-
         raise fault(
             "--jobs", path, "no such file", with_near_file(remedy, Path(path).expanduser())
         ) from None
@@ -166,8 +149,6 @@ def _raw_lines(path: str) -> Iterator[bytes]:
 
 def _bounded(stream: IO[bytes]) -> Iterator[bytes]:
     """Lines without their end; an overlong line is cut where its length is known to be too much."""
-    from api.service import MAX_LINE_BYTES
-
     while line := stream.readline(MAX_LINE_BYTES + 2):
         rest = line
         while not rest.endswith(b"\n") and len(rest) > MAX_LINE_BYTES:

@@ -5,6 +5,12 @@ from typing import Annotated
 import typer
 
 from api.cli.given import PlanId
+from api.cli.output import make_console, say, show, show_json
+from api.cli.typed import Json
+from api.input.names import plan_id_of
+from api.render.communication import communication_section
+from api.wiring import wire
+from planner.plan.explain import explain, ranked_as
 
 
 def command(
@@ -13,24 +19,16 @@ def command(
     versus: Annotated[
         int | None, typer.Option(help="Compare with the layout of this rank.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
+    json: Json = False,
 ) -> None:
     """Why this layout of a stored plan, and why not another."""
-    import json as encoder
-
-    from api.cli.output import make_console, say, show
-    from api.input.names import plan_id_of
-    from api.render.communication import communication_section
-    from api.wiring import wire
-    from planner.plan.explain import explain, ranked_as
-
     wiring = wire()
     plan = wiring.store.get_plan(plan_id_of(wiring, plan_id))
     lines = explain(plan, rank, versus)
     rows = ranked_as(plan, rank).estimate.communication
     if json:
         answer = {"id": plan.id, "rank": rank, "versus": versus, "lines": lines}
-        typer.echo(encoder.dumps(answer | {"communication": [one.model_dump() for one in rows]}))
+        show_json(answer | {"communication": [one.model_dump() for one in rows]}, indent=None)
         return
     for line in lines:
         say(line)

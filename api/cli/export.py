@@ -7,6 +7,12 @@ from typing import Annotated
 import typer
 
 from api.cli.given import PlanId
+from api.cli.output import note, say, show_json
+from api.cli.saving import write_folder
+from api.cli.typed import Json
+from api.input.names import plan_id_of
+from api.service import export_rank
+from api.wiring import wire
 
 
 def command(
@@ -24,17 +30,9 @@ def command(
     save_dir: Annotated[
         Path | None, typer.Option(help="Write the files here instead of printing them.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
+    json: Json = False,
 ) -> None:
     """Write the configuration and command that run a layout."""
-    import json as encoder
-
-    from api.cli.output import note, say
-    from api.cli.saving import write_folder
-    from api.input.names import plan_id_of
-    from api.service import export_rank
-    from api.wiring import wire
-
     wiring = wire()
     plan = wiring.store.get_plan(plan_id_of(wiring, plan_id))
     exported = export_rank(plan, rank, to=format, version=trainer_version)
@@ -42,7 +40,7 @@ def command(
         save_dir = save_dir.expanduser()
         write_folder(save_dir, exported.files)
     if json:
-        typer.echo(encoder.dumps(exported.as_dict(), indent=2, default=str))
+        show_json(exported.as_dict())
         return
     for line in exported.notes:
         note(f"note: {line}")

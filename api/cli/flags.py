@@ -8,6 +8,7 @@ from typing import Any
 from api.errors import fault
 from api.input.current import read_current_file, read_job_file
 from api.input.text import check_plain, read_mapping_file, read_yaml
+from planner.catalog.clusters import cluster_document
 from planner.errors import Fault, SpecError
 
 FILE_ENDINGS = (".yaml", ".yml", ".json")
@@ -143,8 +144,6 @@ def read_cluster(value: object) -> object:
 def spelled_out(cluster: object) -> Mapping[str, Any]:
     """The mapping behind a catalogue name, so that one value of it can be changed."""
     if isinstance(cluster, str):
-        from planner.catalog.clusters import cluster_document
-
         return {
             key: item
             for key, item in cluster_document(cluster).items()

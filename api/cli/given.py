@@ -1,13 +1,16 @@
 """The layout that a command is about: of a job's file, or of a stored plan by its rank."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from api.cli.flags import parse_count, read_cluster, spelled_out
 from api.cli.typed import complete_plan
-
-if TYPE_CHECKING:
-    from api.wiring import Wiring
+from api.errors import fault
+from api.input.current import read_job_file
+from api.input.names import plan_id_of
+from api.jobs.plans import entry_of, job_of
+from api.wiring import Wiring
 
 PlanId = Annotated[
     str,
@@ -34,17 +37,12 @@ RankOption = Annotated[int | None, typer.Option(help="Which layout of the plan; 
 
 
 def layout_given(
-    wiring: "Wiring", job: str | None, plan: str | None, rank: int | None
+    wiring: Wiring, job: str | None, plan: str | None, rank: int | None
 ) -> dict[str, Any]:
     """The job with its layout, as a mapping.
 
     Raises SpecError unless exactly one of file and plan is given.
     """
-    from api.errors import fault
-    from api.input.current import read_job_file
-    from api.input.names import plan_id_of
-    from api.jobs.plans import entry_of, job_of
-
     if (job is None) == (plan is None):
         rule = "exactly one of --job and --plan is needed"
         raise fault("--job", job, rule, "give --job FILE, or --plan PLAN_ID --rank N")
@@ -65,8 +63,6 @@ def completed_by(
 
     A trainer's file often names no GPU.
     """
-    from api.cli.flags import parse_count, read_cluster, spelled_out
-
     found = values if model is None else {**values, "model": model}
     if gpu is None and num_gpus is None:
         return found

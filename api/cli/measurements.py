@@ -1,21 +1,31 @@
 """`planner-cli measurements`: what was measured, in and out."""
 
+import json as encoder
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from api.cli.typed import complete_gpu, complete_model
-
-if TYPE_CHECKING:
-    from api.wiring import Wiring
+from api.calibration.update import line_about, update_about, update_from_measurements
+from api.cli.output import make_console, note, say, show, show_json
+from api.cli.simulate import write_text
+from api.cli.typed import Cursor, Json, Limit, complete_gpu, complete_model
+from api.cli.working import working
+from api.errors import fault
+from api.identity import local_user
+from api.input.measurement_rows import row_of, shown_row, to_csv
+from api.input.measurements import FORMATS, all_of, filter_of, read_file, store_new
+from api.input.text import read_mapping_file
+from api.render.comparison import beside
+from api.render.probe import measurements_table
+from api.wiring import Wiring, wire
+from planner.units import counted
 
 app = typer.Typer(
     help="What was measured: import, export, list, delete, share.", rich_markup_mode=None
 )
 SHOWN = 10  # measurements of an import, each with its prediction
-Json = Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")]
 Model = Annotated[
     str | None, typer.Option(autocompletion=complete_model, help="Only of this model.")
 ]
@@ -53,18 +63,6 @@ def import_(
     """Store measurements and learn from them; the same import twice changes nothing. The first new
     ones are compared with predictions.
     """
-    import json as encoder
-
-    from api.calibration.update import line_about, update_from_measurements
-    from api.cli.output import note, say
-    from api.cli.working import working
-    from api.errors import fault
-    from api.identity import local_user
-    from api.input.measurements import FORMATS, read_file, store_new
-    from api.input.text import read_mapping_file
-    from api.render.comparison import beside
-    from api.wiring import wire
-
     if format is not None and format not in FORMATS:
         raise fault("--format", format, "is no format", f"use {', '.join(FORMATS)}")
     wiring = wire()
@@ -86,7 +84,7 @@ def import_(
             "refused": stored.refused,
             "calibrations": [record.id for record in learnt],
         }
-        say(encoder.dumps({**body, "compared": compared}))
+        show_json({**body, "compared": compared}, indent=None)
         return
     say(
         f"{len(stored.new)} stored"
@@ -115,15 +113,6 @@ def export(
     ] = False,
 ) -> None:
     """Print stored measurements as rows that import reads back."""
-    import json as encoder
-
-    from api.cli.output import note
-    from api.cli.simulate import write_text
-    from api.errors import fault
-    from api.input.measurements import all_of, filter_of, row_of, to_csv
-    from api.wiring import wire
-    from planner.units import counted
-
     if format not in ("rows", "csv"):
         raise fault("--format", format, "is no format", "use rows or csv")
     if json and format == "csv":
@@ -148,22 +137,13 @@ def list_(
     gpu: Gpu = None,
     status: Status = None,
     rung: Rung = None,
-    limit: Annotated[int, typer.Option(help="At most so many, newest first.")] = 50,
-    cursor: Annotated[str | None, typer.Option(help="Where the page before ended.")] = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
     json: Json = False,
 ) -> None:
     """Show stored measurements, newest first, each beside its prediction; ratio: measured over
     predicted tokens a second.
     """
-    import json as encoder
-
-    from api.cli.output import make_console, note, say, show
-    from api.cli.working import working
-    from api.input.measurements import filter_of, shown_row
-    from api.render.comparison import beside
-    from api.render.probe import measurements_table
-    from api.wiring import wire
-
     page = wire().measurements.list(
         filter_of(model=model, gpu=gpu, status=status, rung=rung), cursor, limit
     )
@@ -171,15 +151,12 @@ def list_(
         predicted = beside(page.items)
     if json:
         compared = [one.as_dict() for one in predicted]
-        say(
-            encoder.dumps(
-                {
-                    "items": [shown_row(one) for one in page.items],
-                    "compared": compared,
-                    "next_cursor": page.next_cursor,
-                },
-                indent=2,
-            )
+        show_json(
+            {
+                "items": [shown_row(one) for one in page.items],
+                "compared": compared,
+                "next_cursor": page.next_cursor,
+            }
         )
         return
     console = make_console()
@@ -197,7 +174,7 @@ def delete(
 ) -> None:
     """Delete a stored measurement and learn again without it."""
 
-    def deleted(wiring: "Wiring") -> "tuple[list[str], list[tuple[str, str]]]":
+    def deleted(wiring: Wiring) -> tuple[list[str], list[tuple[str, str]]]:
         return [measurement_id], [wiring.measurements.delete(measurement_id)]
 
     _after(deleted, "deleted", json)
@@ -212,13 +189,11 @@ def share(
     json: Json = False,
 ) -> None:
     """Let measurements that a key imported count for everyone's plans."""
-    from api.errors import fault
-
     if (measurement_id is None) == (owner is None):
         rule, remedy = "or --owner is needed, not both", "name one measurement, or one key"
         raise fault("MEASUREMENT_ID", measurement_id, rule, remedy)
 
-    def shared(wiring: "Wiring") -> "tuple[Sequence[str], list[tuple[str, str]]]":
+    def shared(wiring: Wiring) -> tuple[Sequence[str], list[tuple[str, str]]]:
         if measurement_id is not None:
             wiring.measurements.get(measurement_id)  # or says that there is none
         ids = wiring.measurements.share(measurement_id=measurement_id, asked_by=owner)
@@ -229,27 +204,19 @@ def share(
 
 
 def _after(
-    work: "Callable[[Wiring], tuple[Sequence[str], list[tuple[str, str]]]]", verb: str, json: bool
+    work: Callable[[Wiring], tuple[Sequence[str], list[tuple[str, str]]]], verb: str, json: bool
 ) -> None:
     """Does it, learns from what is stored then, and says both.
 
     work: returns ids, and the (trainer, GPU) that it changed.
     """
-    import json as encoder
-
-    from api.calibration.update import line_about, update_about
-    from api.cli.output import note, say
-    from api.cli.working import working
-    from api.wiring import wire
-    from planner.units import counted
-
     wiring = wire()
     with working("learning again", quiet=json):
         done, about = work(wiring)
         learnt = update_about(wiring, about)
     if json:
         ids = [record.id for record in learnt]
-        say(encoder.dumps({verb: list(done), "calibrations": ids}))
+        show_json({verb: list(done), "calibrations": ids}, indent=None)
         return
     for record in learnt:
         note(line_about(record))

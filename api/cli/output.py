@@ -1,8 +1,10 @@
-"""What commands say: results to stdout, notes and errors to stderr."""
+"""Output of commands: results to stdout, notes and errors to stderr."""
 
+import json
 import os
 import re
 import sys
+from io import StringIO
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,7 +20,6 @@ ASCII = str.maketrans({"·": "-", "─": "-", "█": "#", "■": "#", "µ": "u",
 
 
 def error_line(text: str) -> None:
-    """One line on stderr."""
     sys.stderr.write(_printable(f"error: {text}\n", sys.stderr.encoding))
 
 
@@ -28,8 +29,12 @@ def note(text: str) -> None:
 
 
 def say(text: str) -> None:
-    """One line on stdout."""
     sys.stdout.write(_printable(f"{text}\n", sys.stdout.encoding))
+
+
+def show_json(value: object, indent: int | None = 2) -> None:
+    """JSON on stdout; a value without a JSON form, such as a time, as text."""
+    say(json.dumps(value, indent=indent, default=str))
 
 
 def flush_output() -> None:
@@ -87,9 +92,6 @@ def _knows_unicode(encoding: str) -> bool:
 
 
 def as_text(renderable: "RenderableType", width: int = PIPED_WIDTH) -> str:
-    """The object as plain text."""
-    from io import StringIO
-
     from rich.console import Console
 
     stream = StringIO()

@@ -2,13 +2,15 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from planner.charts.chart import Chart
-    from planner.specs.plan import Plan
+from api.cli.output import make_console, note, say
+from api.errors import fault, need
+from planner.charts.chart import Chart
+from planner.charts.terminal import scatter
+from planner.specs.plan import Plan
 
 FLAG = "--plot"
 TERMINAL = Path("-")
@@ -31,8 +33,6 @@ def check_plot(path: Path | None, *, text: bool = False) -> None:
 
     text: whether "-" is a place. Raises SpecError, MissingPackageError.
     """
-    from api.errors import fault, need
-
     if path is None or (text and path == TERMINAL):
         return
     if path.suffix.lower() not in SUFFIXES:
@@ -43,11 +43,8 @@ def check_plot(path: Path | None, *, text: bool = False) -> None:
     need("vl_convert", extra="plot")
 
 
-def write_plot(path: Path, chart: "Chart") -> None:
+def write_plot(path: Path, chart: Chart) -> None:
     """Writes the whole file or nothing. Raises SpecError when the place cannot be written."""
-    from api.cli.output import note
-    from api.errors import fault
-
     target = path.expanduser()
     partial = target.with_name(f".{target.name}.partial")
     try:
@@ -60,15 +57,12 @@ def write_plot(path: Path, chart: "Chart") -> None:
     note(f"drew {path}")
 
 
-def plot_plan(path: Path | None, plan: "Plan") -> None:
+def plot_plan(path: Path | None, plan: Plan) -> None:
     """The chart of a plan as a file; "-" prints it as text."""
     if path is None:
         return
     if path != TERMINAL:
         write_plot(path, plan.plot())
         return
-    from api.cli.output import make_console, say
-    from planner.charts.terminal import scatter
-
     usable = plan.ranked[0].estimate.usable_bytes
     say("\n" + "\n".join(scatter(plan.points(), usable, make_console().width)))

@@ -1,5 +1,6 @@
 """`planner-cli probe`: layouts run for a few steps, measured beside predicted."""
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -7,18 +8,34 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from api.cli.typed import complete_plan, complete_pool
+from api.calibration.update import line_about, update_from_probes
+from api.cli.output import error_line, make_console, note, show, show_json
+from api.cli.typed import Json, complete_plan, complete_pool
+from api.errors import codes_of, fault, lines_of
+from api.input.text import read_mapping_file
+from api.jobs.probe_recovery import recover
+from api.jobs.probes import (
+    OOM,
+    RequestedProbe,
+    check_ready,
+    enqueue,
+    options_of,
+    probe_of_job,
+    probes_of_plan,
+    run_all,
+)
+from api.own_entries import with_own
+from api.render.probe import Probed, probes_view
+from api.storage.job_records import ProbeRecord
+from api.wiring import Wiring, wire
+from planner.errors import InfeasibleError, PlannerError, ProbeError
+from planner.estimates import estimate_job
+from planner.units import counted
+from probes.launch import Watch
 from probes.pools import listed, pool_forms
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
-
-    from api.jobs.probes import RequestedProbe
-    from api.render.probe import Probed
-    from api.storage.records import ProbeRecord
-    from api.wiring import Wiring
-    from planner.errors import PlannerError
-    from probes.launch import Watch
 
 
 def command(
@@ -56,14 +73,9 @@ def command(
     breakdown: Annotated[
         bool, typer.Option("--breakdown", help="Seconds by kernel, from torch's profiler.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
+    json: Json = False,
 ) -> None:
     """Run layouts for a few steps and record time, memory and what went wrong."""
-    from api.calibration.update import line_about, update_from_probes
-    from api.cli.output import note
-    from api.jobs.probes import check_ready, enqueue, recover, run_all
-    from api.wiring import wire
-
     given = {"pool": pool, "trainer": trainer, "steps": steps}  # else the job's own `probe` says it
     options = {
         "emulate": emulate,
@@ -85,13 +97,8 @@ def command(
 
 
 def _asked(
-    wiring: "Wiring", job: str | None, plan: str | None, top_k: int, options: Mapping[str, Any]
-) -> "list[RequestedProbe]":
-    from api.errors import fault
-    from api.input.text import read_mapping_file
-    from api.jobs.probes import options_of, probe_of_job, probes_of_plan
-    from api.own_entries import with_own
-
+    wiring: Wiring, job: str | None, plan: str | None, top_k: int, options: Mapping[str, Any]
+) -> list[RequestedProbe]:
     if (job is None) == (plan is None):
         raise fault(
             "--job",
@@ -106,14 +113,10 @@ def _asked(
 
 
 @contextmanager
-def _watched(records: "Sequence[ProbeRecord]") -> "Iterator[dict[str, Watch]]":
+def _watched(records: Sequence[ProbeRecord]) -> Iterator[dict[str, Watch]]:
     """A line of progress a probe on stderr, where a person watches."""
-    import sys
-
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    from probes.launch import Watch
 
     columns = (
         SpinnerColumn(),
@@ -136,20 +139,9 @@ def _show_words(shown: "Progress", line: "TaskID", words: str | None) -> None:
 
 
 def _tell(
-    wiring: "Wiring",
-    asked: "Sequence[RequestedProbe]",
-    ended: "Sequence[ProbeRecord]",
-    *,
-    as_json: bool,
+    wiring: Wiring, asked: Sequence[RequestedProbe], ended: Sequence[ProbeRecord], *, as_json: bool
 ) -> None:
     """Prints the table or JSON, and exits: 4 where nothing was measured, 3 where nothing fitted."""
-    import json as encoder
-
-    from api.cli.output import error_line, make_console, note, say, show
-    from api.errors import codes_of, lines_of
-    from api.render.probe import Probed, probes_view
-    from planner.estimates import estimate_job
-
     probed = [
         Probed(
             record=record,
@@ -163,7 +155,7 @@ def _tell(
     error = _error(probed)
     if as_json:
         body = {"probes": [one.as_dict() for one in probed]}
-        say(encoder.dumps(body if error is None else {**body, "error": error.as_dict()}, indent=2))
+        show_json(body if error is None else {**body, "error": error.as_dict()})
     else:
         show(probes_view(probed, full=len(probed) == 1), make_console())
     for message in dict.fromkeys(
@@ -179,12 +171,8 @@ def _tell(
         raise typer.Exit(codes_of(error).exit_code)
 
 
-def _error(probed: "Sequence[Probed]") -> "PlannerError | None":
-    """What to say where no probe gave numbers: that none fits, or the first failure's own words."""
-    from api.jobs.probes import OOM
-    from planner.errors import InfeasibleError, ProbeError
-    from planner.units import counted
-
+def _error(probed: Sequence[Probed]) -> PlannerError | None:
+    """The error where no probe gave numbers: that none fits, or the first failure's own words."""
     records = [one.record for one in probed]
     if any(record.state == "done" and record.failure is None for record in records):
         return None

@@ -1,18 +1,22 @@
 """`planner-cli queue`: what waits and runs, what was given up, another try, an end."""
 
+import json as encoder
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from api.storage.records import QueuedJob
+from api.cli.output import say, show_json
+from api.cli.typed import Json, Limit
+from api.jobs import queues
+from api.render.queues import job_line
+from api.storage.job_records import QueuedJob
+from api.wiring import wire
 
 app = typer.Typer(
     help="Probes, studies and runs of sweeps: what waits, what was given up, another try.",
     rich_markup_mode=None,
 )
-Json = Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")]
 JobId = Annotated[str, typer.Argument(metavar="ID", help="As `queue list` shows it.")]
 
 
@@ -26,20 +30,13 @@ def list_jobs(
     failed: Annotated[
         bool, typer.Option("--failed", help="What has failed, not what is open.")
     ] = False,
-    limit: Annotated[int, typer.Option(help="At most so many, newest first.")] = 50,
+    limit: Limit = 50,
     json: Json = False,
 ) -> None:
     """List what waits or runs, newest first."""
-    import json as encoder
-
-    from api.cli.output import say
-    from api.jobs.queues import jobs_in
-    from api.render.queues import job_line
-    from api.wiring import wire
-
-    jobs = jobs_in(wire(), failed=failed)[:limit]
+    jobs = queues.jobs_in(wire(), failed=failed)[:limit]
     if json:
-        say(encoder.dumps([asdict(job) for job in jobs], indent=2, default=str))
+        show_json([asdict(job) for job in jobs])
         return
     for job in jobs:
         say(job_line(job))
@@ -50,25 +47,14 @@ def list_jobs(
 @app.command("retry")
 def retry(job_id: JobId, json: Json = False) -> None:
     """Queue a failed job again, with new attempts."""
-    from api.jobs.queues import retry
-    from api.wiring import wire
-
-    _say(retry(wire(), job_id), json=json)
+    _say(queues.retry(wire(), job_id), json=json)
 
 
 @app.command("cancel")
 def cancel(job_id: JobId, json: Json = False) -> None:
     """Cancel a job that waits; one that runs is asked to end."""
-    from api.jobs.queues import cancel
-    from api.wiring import wire
-
-    _say(cancel(wire(), job_id), json=json)
+    _say(queues.cancel(wire(), job_id), json=json)
 
 
-def _say(job: "QueuedJob", *, json: bool) -> None:
-    import json as encoder
-
-    from api.cli.output import say
-    from api.render.queues import job_line
-
+def _say(job: QueuedJob, *, json: bool) -> None:
     say(encoder.dumps(asdict(job), default=str) if json else job_line(job))

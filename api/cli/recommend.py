@@ -1,12 +1,16 @@
 """`planner-cli recommend`: a model and a cluster in, a ranked plan out."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from api.cli.plotting import PlotOrText
+from api.cli.flags import JobFlags, check_complete, parse_checkpoint
+from api.cli.output import error_line, letters_only, make_console, note, show
+from api.cli.plotting import PlotOrText, check_plot, plot_plan
+from api.cli.saving import check_target, save_plan
 from api.cli.typed import (
+    Json,
     complete_cluster,
     complete_gpu,
     complete_model,
@@ -14,10 +18,14 @@ from api.cli.typed import (
     complete_trainer,
     tokens_typed,
 )
-
-if TYPE_CHECKING:
-    from planner.errors import StoreError
-    from planner.specs.plan import Plan
+from api.cli.working import working
+from api.render.current import difference_lines
+from api.render.plan import plan_view
+from api.second_core import Forked
+from api.service import answer_on_paper, ask_on_paper, keep_plan
+from api.wiring import wire
+from planner.errors import StoreError
+from planner.specs.plan import Plan
 
 
 def command(
@@ -109,14 +117,9 @@ def command(
         Path | None, typer.Option(help="Write the plan and runnable files of every rank here.")
     ] = None,
     plot: PlotOrText = None,
-    json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
+    json: Json = False,
 ) -> None:
     """Rank the layouts that train MODEL fastest on this cluster."""
-    from api.cli.flags import JobFlags, check_complete, parse_checkpoint
-    from api.cli.output import error_line, note
-    from api.cli.plotting import check_plot, plot_plan
-    from api.cli.saving import check_target, save_plan
-
     flags = JobFlags(
         job=job,
         model=model,
@@ -154,8 +157,7 @@ def command(
     if values.get("probe") is None:
         plan, unstored = _on_paper(values, quiet=json)
     else:
-        from api.cli.studying import make_plan_with_probes
-        from api.wiring import wire
+        from api.cli.studying import make_plan_with_probes  # imports Optuna, for half a second
 
         plan, interrupted = make_plan_with_probes(wire(), values)
     if save_dir is not None:
@@ -172,14 +174,8 @@ def command(
     _exit(plan, interrupted)
 
 
-def _on_paper(values: object, *, quiet: bool) -> "tuple[Plan, StoreError | None]":
+def _on_paper(values: object, *, quiet: bool) -> tuple[Plan, StoreError | None]:
     """(the plan without probes, why it could not be stored)."""
-    from api.cli.working import working
-    from api.second_core import Forked
-    from api.service import answer_on_paper, ask_on_paper, keep_plan
-    from api.wiring import wire
-    from planner.errors import StoreError
-
     wiring = wire()
     with working("looking at all layouts", quiet=quiet) as shown:
         question = ask_on_paper(wiring, values, allow_files=True)
@@ -192,12 +188,8 @@ def _on_paper(values: object, *, quiet: bool) -> "tuple[Plan, StoreError | None]
     return plan, None
 
 
-def print_plan(plan: "Plan", saved: str | None = None) -> None:
+def print_plan(plan: Plan, saved: str | None = None) -> None:
     """The screen of a plan. saved: folder in which the files of every rank lie already."""
-    from api.cli.output import letters_only, make_console, show
-    from api.render.current import difference_lines
-    from api.render.plan import plan_view
-
     console = make_console()
     show(plan_view(plan, console.width, letters=letters_only(console), saved=saved), console)
     difference = difference_lines(plan)
@@ -205,12 +197,11 @@ def print_plan(plan: "Plan", saved: str | None = None) -> None:
         typer.echo(f"\n{difference}", nl=False)
 
 
-def _exit(plan: "Plan", interrupted: bool) -> None:
+def _exit(plan: Plan, interrupted: bool) -> None:
     """Exits after the plan was printed: 130 after Ctrl-C, 4 where no probe gave a number."""
     if interrupted:
         raise typer.Exit(130)
     if plan.probing is not None:
-        from api.cli.output import error_line
         from api.cli.studying import failure_of
 
         message = failure_of(plan)

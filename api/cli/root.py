@@ -5,12 +5,14 @@ import gc
 import json
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from importlib import import_module
 
 import typer
 
 from api.cli.output import error_line, flush_output
+from api.errors import codes_of, lines_of
 from planner.errors import PlannerError
 from planner.version import VERSION
 
@@ -23,37 +25,47 @@ ClickError: type[Exception] = next(
     cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException"
 )
 
-# (function, module of `api.cli`) by the word that names it, in the order of `--help`
+# Lines of `--help`, in its order. Every file imports at its top what it needs; a start stays fast
+# because only the named command is imported.
 COMMANDS = {
-    **{
-        name: ("command", name)
-        for name in (
-            "recommend",
-            "estimate",
-            "explain",
-            "simulate",
-            "collective",
-            "probe",
-            "calibrate",
-            "catalog",
-            "export",
-            "study",
-            "accuracy",
-            "serve",
-            "worker",
-            "doctor",
-            "audit",
-        )
-    },
-    "plans": ("list_plans", "plans"),
-    "show": ("show_plan", "plans"),
+    "recommend": "Rank the layouts that train MODEL fastest on this cluster.",
+    "estimate": "Price layouts: time, memory, and how sure.",
+    "explain": "Why this layout of a stored plan, and why not another.",
+    "simulate": "Play out one step of a pipeline: who waits when, and what each stage holds.",
+    "collective": "Price one collective: seconds, steps, bytes on the wire, the algorithm and why.",
+    "probe": "Run layouts for a few steps and record time, memory and what went wrong.",
+    "calibrate": "Make the calibration of every measured trainer and GPU anew; plans use the "
+    "newest.",
+    "catalog": "List what is known by name, or show one entry with its sources; "
+    "keep entries of your own.",
+    "export": "Write the configuration and command that run a layout.",
+    "study": "Write the study of a plan for optuna-dashboard and Optuna's plots.",
+    "accuracy": "Errors of time and memory on measured runs, predicted without having seen them; "
+    "by trainer, GPU, model family and technique.",
+    "serve": "Serve POST /plan and the rest; OpenAPI at /docs.",
+    "worker": "Run probes, studies and sweeps from the database; sweeps start when their "
+    "schedule says.",
+    "doctor": "Check this installation part by part: ok, warn or fail, and what to do.",
+    "audit": "Print who asked for, ran, cancelled and imported what, when, for how many "
+    "GPU-seconds.",
+    "plans": "List stored plans, and those that probes are still spent on, newest first.",
+    "show": "Print a stored plan again, as `recommend` printed it.",
+    "measurements": "What was measured: import, export, list, delete, share.",
+    "sweep": "Known jobs measured now, or by workers on a schedule.",
+    "queue": "Probes, studies and runs of sweeps: what waits, what was given up, another try.",
+    "db": "The database: bring it to the revision that this version needs, back it up, check it.",
 }
+GROUPS = ("measurements", "sweep", "queue", "db")  # of more commands
+IN_PLANS = {"plans": "list_plans", "show": "show_plan"}  # the others have a file each
 SHORT = ("recommend",)  # one answer: to look for cycles costs more than it frees
-GROUPS = ("measurements", "sweep", "queue", "db")
 
 
-def tree(arguments: Sequence[str] = ()) -> typer.Typer:
-    """All commands; where the first argument names one, that one alone: importing takes time."""
+def tree(words: Sequence[str] | None = None) -> typer.Typer:
+    """All commands.
+
+    words: of a command line; only the command that they name is imported, the others are a name
+        and a line of help.
+    """
     app = typer.Typer(
         name=PROGRAM,
         help="Finds the parallel layout that trains a large model fastest on a given cluster, and "
@@ -63,14 +75,20 @@ def tree(arguments: Sequence[str] = ()) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     )
     app.callback(invoke_without_command=True)(_root)
-    known = (*COMMANDS, *GROUPS)
-    for name in arguments[:1] if arguments and arguments[0] in known else known:
-        if name in GROUPS:
+    named = None if words is None else next((w for w in words if not w.startswith("-")), "")
+    for name, text in COMMANDS.items():
+        if named not in (None, name):
+            app.command(name, help=text)(_not_imported)
+        elif name in GROUPS:
             app.add_typer(import_module(f"api.cli.{name}").app, name=name)
         else:
-            function, module = COMMANDS[name]
-            app.command(name)(getattr(import_module(f"api.cli.{module}"), function))
+            module = import_module(f"api.cli.{'plans' if name in IN_PLANS else name}")
+            app.command(name)(getattr(module, IN_PLANS.get(name, "command")))
     return app
+
+
+def _not_imported() -> None:
+    raise AssertionError("a command that the command line does not name")
 
 
 def _root(
@@ -91,9 +109,10 @@ def run(arguments: Sequence[str]) -> int:
 
     Nothing escapes as a traceback unless PLANNER_DEBUG is set.
     """
-    completing = COMPLETING in os.environ  # what could come next may be any command
-    command = typer.main.get_command(tree(() if completing else arguments))
+    completing = COMPLETING in os.environ
     try:
+        words = _words_so_far() if completing else arguments
+        command = typer.main.get_command(tree(words))
         # the shell asks what could come next; the answer ends in SystemExit
         if completing:
             command.main(list(arguments), prog_name=PROGRAM)
@@ -123,9 +142,13 @@ def run(arguments: Sequence[str]) -> int:
         return _bug(error, as_json="--json" in arguments)
 
 
-def _told(error: PlannerError, *, as_json: bool) -> int:
-    from api.errors import codes_of, lines_of
+def _words_so_far() -> list[str]:
+    """Words behind the program's name on the line that a shell completes."""
+    line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
+    return line.split()[1:]
 
+
+def _told(error: PlannerError, *, as_json: bool) -> int:
     for line in lines_of(error):
         error_line(line)
     if as_json:
@@ -195,6 +218,4 @@ def _drop_output() -> None:
 
 def _raise_for_developers() -> None:
     if os.environ.get("PLANNER_DEBUG", "") not in ("", "0"):
-        import traceback
-
         traceback.print_exc()

@@ -7,12 +7,12 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from api.cli.output import PIPED_WIDTH, as_text
 from api.errors import fault
-
-if TYPE_CHECKING:
-    from planner.specs.plan import Plan
+from api.render.current import current_files
+from api.render.plan import plan_view
+from planner.specs.plan import Plan
 
 MARKER = ".planner"
 
@@ -74,12 +74,8 @@ def write_folder(target: Path, files: Mapping[str, str], field: str = "--save-di
         ) from None
 
 
-def save_plan(plan: "Plan", target: Path) -> None:
+def save_plan(plan: Plan, target: Path) -> None:
     """plan.json, plan.txt, and one folder a rank with the files of its export. Raises SpecError."""
-    from api.cli.output import PIPED_WIDTH, as_text
-    from api.render.current import current_files
-    from api.render.plan import plan_view
-
     files = {
         "plan.json": plan.model_dump_json(indent=2) + "\n",
         "plan.txt": as_text(

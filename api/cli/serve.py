@@ -1,8 +1,13 @@
 """`planner-cli serve`: the REST service."""
 
+import socket
 from typing import Annotated
 
 import typer
+
+from api.errors import fault, need
+from api.logs import set_up
+from api.settings import load_settings
 
 
 def command(
@@ -14,14 +19,10 @@ def command(
     ] = None,
 ) -> None:
     """Serve POST /plan and the rest; OpenAPI at /docs."""
-    from api.errors import need
-
     need("fastapi", "uvicorn", "prometheus_client", "limits", extra="server")
     from api.http.app import create_app
     from api.http.security import refuse_open_door
     from api.http.server import serve
-    from api.logs import set_up
-    from api.settings import load_settings
 
     settings = load_settings()
     chosen = settings.model_copy(
@@ -37,10 +38,6 @@ def command(
 
 def check_address(host: str, port: int) -> None:
     """Raises SpecError when nothing can listen there, with the system's own words."""
-    import socket
-
-    from api.errors import fault
-
     try:
         for family, kind, protocol, _, address in socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

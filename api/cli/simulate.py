@@ -1,12 +1,23 @@
 """`planner-cli simulate`: a layout's pipeline played out, for Perfetto and for torch."""
 
+import json as encoder
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from api.cli.given import PlanOption, RankOption, layout_given
-from api.cli.plotting import Plot
+from api.cli.output import make_console, note, show, show_json
+from api.cli.plotting import Plot, check_plot, write_plot
+from api.cli.typed import Json
+from api.cli.working import working
+from api.errors import fault
+from api.input.jobs import check_one_size, parse_job
+from api.own_entries import with_own
+from api.render.timeline import timeline_view
+from api.wiring import wire
+from planner.plan.timeline import timeline
 
 
 def command(
@@ -23,19 +34,9 @@ def command(
         Path | None, typer.Option(help="Write torch's pipeline schedule CSV here.")
     ] = None,
     plot: Plot = None,
-    json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
+    json: Json = False,
 ) -> None:
     """Play out one step of a pipeline: who waits when, and what each stage holds."""
-    import json as json_module
-
-    from api.cli.output import make_console, note, show
-    from api.cli.plotting import check_plot, write_plot
-    from api.cli.working import working
-    from api.input.jobs import check_one_size, parse_job
-    from api.own_entries import with_own
-    from api.wiring import wire
-    from planner.plan.timeline import timeline
-
     check_plot(plot)
     wiring = wire()
     parsed = parse_job(with_own(wiring, layout_given(wiring, job, plan, rank)), allow_files=True)
@@ -45,7 +46,7 @@ def command(
     if plot is not None:
         write_plot(plot, played.plot())
     for flag, path, text in (
-        ("--trace", trace, None if trace is None else json_module.dumps(played.trace)),
+        ("--trace", trace, None if trace is None else encoder.dumps(played.trace)),
         ("--csv", csv, played.csv),
     ):
         if path is not None and text is not None:
@@ -58,19 +59,13 @@ def command(
             "pipeline_seconds": played.pipeline_seconds,
             "bubble_share": played.bubble_share,
         }
-        typer.echo(json_module.dumps(body, indent=2))
+        show_json(body)
         return
-    from api.render.timeline import timeline_view
-
     show(timeline_view(played), make_console())
 
 
 def write_text(path: Path, text: str, flag: str) -> None:
     """Writes a whole file or nothing. Raises SpecError when the place cannot be written."""
-    import os
-
-    from api.errors import fault
-
     partial = path.with_name(f".{path.name}.partial")
     try:
         partial.write_text(text, encoding="utf-8")

@@ -7,6 +7,14 @@ from typing import Annotated
 import typer
 
 from api.cli.given import PlanId
+from api.cli.output import note, say, show_json
+from api.cli.typed import Json
+from api.input.names import plan_id_of
+from api.optuna_storage import counts_of, open_storage, without_password, write_study
+from api.wiring import wire
+from planner.errors import SpecError
+from planner.library import study_of
+from planner.units import counted
 
 
 def command(
@@ -29,19 +37,9 @@ def command(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a study of that name.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")] = False,
+    json: Json = False,
 ) -> None:
     """Write the study of a plan for optuna-dashboard and Optuna's plots."""
-    import json as encoder
-
-    from api.cli.output import note, say
-    from api.input.names import plan_id_of
-    from api.optuna_storage import counts_of, open_storage, without_password, write_study
-    from api.wiring import wire
-    from planner.errors import SpecError
-    from planner.library import study_of
-    from planner.units import counted
-
     wiring = wire()
     plan = wiring.store.get_plan(plan_id_of(wiring, plan_id))
     try:
@@ -56,7 +54,7 @@ def command(
             "its ranked layouts, its front and the counts of the others"
         )
     if json:
-        say(encoder.dumps({"study": study.study_name, "storage": place, "trials": counts}))
+        show_json({"study": study.study_name, "storage": place, "trials": counts}, indent=None)
         return
     words = ", ".join(
         f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count

@@ -6,20 +6,20 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from api.jobs.observer import Observer
-    from api.wiring import Wiring
-    from planner.specs.plan import Plan
+from api.cli.output import note
+from api.jobs.observer import Observer
+from api.jobs.standing import standing_line
+from api.jobs.studies import ask_study, run_study
+from api.render.figures import seconds
+from api.render.probing import REALLY
+from api.wiring import Wiring
+from planner.specs.plan import Plan
 
 
-def make_plan_with_probes(wiring: "Wiring", values: object) -> "tuple[Plan, bool]":
+def make_plan_with_probes(wiring: Wiring, values: object) -> tuple[Plan, bool]:
     """(the plan, whether it was interrupted). Raises what planning raises."""
-    from api.cli.output import note
-    from api.jobs.observer import Observer
-    from api.jobs.studies import ask_study, run_study
-
     held = ask_study(wiring, values, allow_files=True, ours=True)
     if held.fencing_token > 1:
         note(f"going on with {held.id}, which its last process left unfinished")
@@ -31,10 +31,8 @@ def make_plan_with_probes(wiring: "Wiring", values: object) -> "tuple[Plan, bool
 
 
 @contextmanager
-def gentle_interrupt(observer: "Observer") -> Iterator[list[int]]:
+def gentle_interrupt(observer: Observer) -> Iterator[list[int]]:
     """The first Ctrl-C asks for the best plan so far, the second ends the command."""
-    from api.cli.output import note
-
     received: list[int] = []
 
     def handle(number: int, _: FrameType | None) -> None:
@@ -69,7 +67,7 @@ class Stand:
 
 @contextmanager
 def bar(
-    observer: "Observer", unit: str, stand: Callable[[Mapping[str, Any]], Stand]
+    observer: Observer, unit: str, stand: Callable[[Mapping[str, Any]], Stand]
 ) -> Iterator[None]:
     """On a terminal a bar that counts units, and lines above it; else a line an event.
 
@@ -85,8 +83,6 @@ def bar(
         TimeElapsedColumn,
     )
     from rich.table import Column
-
-    from api.cli.output import note
 
     columns = (
         SpinnerColumn(),
@@ -126,8 +122,6 @@ def _stand(body: Mapping[str, Any]) -> Stand:
 
 def sweep_stand(body: Mapping[str, Any]) -> Stand:
     """How far a run of a sweep is, in layouts; of later jobs as many as are asked for."""
-    from api.jobs.standing import standing_line
-
     message, standing = str(body["message"]), standing_line(body)
     return Stand(
         done=int(body["layouts"]),
@@ -150,9 +144,6 @@ def _summary(body: Mapping[str, Any]) -> str:
 
 def _best(body: Mapping[str, Any]) -> str:
     """The fastest step measured so far; before any, the leader's expected one."""
-    from api.render.figures import seconds
-    from api.render.probing import REALLY
-
     step = seconds(body["best_step_seconds"])
     return (
         f"best {step} a step"
@@ -168,7 +159,7 @@ def _line(body: Mapping[str, Any]) -> str:
     return f"{what}{layout} {body['message']}{tail}"
 
 
-def failure_of(plan: "Plan") -> str | None:
+def failure_of(plan: Plan) -> str | None:
     """The last failure's message where probes were to run and none gave a number; else None."""
     probing = plan.probing or {}
     trials = probing.get("trials", [])

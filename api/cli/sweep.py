@@ -1,20 +1,42 @@
 """`planner-cli sweep`: known jobs measured again and again, now or every night."""
 
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from api.cli.plotting import Plot
-from api.cli.typed import complete_sweep
-
-if TYPE_CHECKING:
-    from api.storage.records import SweepRecord
-    from api.wiring import Wiring
+from api.asker import asker
+from api.cli.output import error_line, note, say, show_json
+from api.cli.plotting import Plot, check_plot, write_plot
+from api.cli.studying import bar, gentle_interrupt, sweep_stand
+from api.cli.typed import Json, complete_sweep
+from api.errors import codes_of, fault
+from api.input.names import sweep_id_of
+from api.input.text import read_mapping_file
+from api.jobs.observer import Observer
+from api.jobs.schedule import in_zone
+from api.jobs.sweep_report import failure_in, failure_of
+from api.jobs.sweep_runs import run_sweep
+from api.jobs.sweeps import (
+    PREFIX,
+    add_sweep,
+    all_sweeps,
+    cancel_sweep,
+    pause_sweep,
+    resume_sweep,
+    run_now,
+    sweep_detail,
+)
+from api.jobs.webhooks import deliver_due
+from api.render.charts import sweep_chart
+from api.render.sweep import report_lines
+from api.storage.records import SweepRecord
+from api.wiring import Wiring, wire
+from planner.units import counted
 
 app = typer.Typer(
     help="Known jobs measured now, or by workers on a schedule.", rich_markup_mode=None
 )
-Json = Annotated[bool, typer.Option("--json", help="Machine output on stdout alone.")]
 File = Annotated[
     str, typer.Argument(metavar="FILE", help="YAML or JSON of the sweep, - for stdin.")
 ]
@@ -44,22 +66,6 @@ def run(
     json: Json = False,
 ) -> None:
     """Measure now and print the report; an interrupted run goes on where it stopped."""
-    import json as encoder
-    from pathlib import Path
-
-    from api.cli.output import error_line, note, say
-    from api.cli.studying import bar, gentle_interrupt, sweep_stand
-    from api.errors import codes_of
-    from api.input.names import sweep_id_of
-    from api.input.text import read_mapping_file
-    from api.jobs.observer import Observer
-    from api.jobs.sweep_report import failure_in, failure_of
-    from api.jobs.sweep_runs import run_sweep
-    from api.jobs.sweeps import PREFIX, add_sweep, run_now
-    from api.jobs.webhooks import deliver_due
-    from api.render.sweep import report_lines
-    from api.wiring import wire
-
     wiring = wire()
     stored = file.startswith(f"{PREFIX}-") and not Path(file).exists()
     if stored:
@@ -84,11 +90,7 @@ def run(
     assert ended.result is not None, "a run has a report or a failure"
     deliver_due(wiring)
     if json:
-        say(
-            encoder.dumps(
-                {"id": ended.id, "sweep": sweep.id, "state": ended.state, **ended.result}, indent=2
-            )
-        )
+        show_json({"id": ended.id, "sweep": sweep.id, "state": ended.state, **ended.result})
     else:
         for line in report_lines(ended.result):
             say(line)
@@ -103,14 +105,6 @@ def run(
 @app.command()
 def schedule(file: File, json: Json = False) -> None:
     """Store a sweep with a `schedule`; `planner-cli worker` and the service run it from then on."""
-    import json as encoder
-
-    from api.cli.output import say
-    from api.errors import fault
-    from api.input.text import read_mapping_file
-    from api.jobs.sweeps import add_sweep, sweep_detail
-    from api.wiring import wire
-
     values = read_mapping_file(file, "FILE", "sweep.")
     if values.get("schedule") is None:
         raise fault(
@@ -122,7 +116,7 @@ def schedule(file: File, json: Json = False) -> None:
     wiring = wire()
     sweep = add_sweep(wiring, values, allow_files=True)
     if json:
-        say(encoder.dumps(sweep_detail(wiring, sweep), indent=2))
+        show_json(sweep_detail(wiring, sweep))
         return
     say(f"{sweep.id}: {sweep.name}{_next(sweep)}")
 
@@ -130,12 +124,6 @@ def schedule(file: File, json: Json = False) -> None:
 @app.command("list")
 def list_(json: Json = False) -> None:
     """All sweeps, newest first."""
-    import json as encoder
-
-    from api.cli.output import say
-    from api.jobs.sweeps import all_sweeps
-    from api.wiring import wire
-
     sweeps = list(all_sweeps(wire()))
     if json:
         rows = [
@@ -147,7 +135,7 @@ def list_(json: Json = False) -> None:
             }
             for one in sweeps
         ]
-        say(encoder.dumps(rows, indent=2))
+        show_json(rows)
         return
     for one in sweeps:
         say(f"{one.id}  {one.state:9}  {one.name}{_next(one)}")
@@ -156,16 +144,6 @@ def list_(json: Json = False) -> None:
 @app.command()
 def show(sweep_id: Id, plot: Plot = None, json: Json = False) -> None:
     """A sweep with its newest runs and their reports."""
-    import json as encoder
-
-    from api.cli.output import say
-    from api.cli.plotting import check_plot, write_plot
-    from api.input.names import sweep_id_of
-    from api.jobs.sweeps import sweep_detail
-    from api.render.charts import sweep_chart
-    from api.render.sweep import report_lines
-    from api.wiring import wire
-
     check_plot(plot)
     wiring = wire()
     sweep = wiring.sweeps.get(sweep_id_of(wiring, sweep_id))
@@ -173,7 +151,7 @@ def show(sweep_id: Id, plot: Plot = None, json: Json = False) -> None:
     if plot is not None:
         write_plot(plot, sweep_chart(detail))
     if json:
-        say(encoder.dumps(detail, indent=2))
+        show_json(detail)
         return
     say(f"{sweep.id}: {sweep.name}, {sweep.state}{_next(sweep)}")
     for run_ in detail["runs"]:
@@ -191,10 +169,6 @@ def show(sweep_id: Id, plot: Plot = None, json: Json = False) -> None:
 @app.command()
 def pause(sweep_id: Id, json: Json = False) -> None:
     """No more runs until it is resumed: queued ones are cancelled, a running one goes on."""
-    from api.input.names import sweep_id_of
-    from api.jobs.sweeps import pause_sweep
-    from api.wiring import wire
-
     wiring = wire()
     _say_state(wiring, pause_sweep(wiring, sweep_id_of(wiring, sweep_id)), as_json=json)
 
@@ -202,10 +176,6 @@ def pause(sweep_id: Id, json: Json = False) -> None:
 @app.command()
 def resume(sweep_id: Id, json: Json = False) -> None:
     """Runs again from the next moment of its schedule on."""
-    from api.input.names import sweep_id_of
-    from api.jobs.sweeps import resume_sweep
-    from api.wiring import wire
-
     wiring = wire()
     _say_state(wiring, resume_sweep(wiring, sweep_id_of(wiring, sweep_id)), as_json=json)
 
@@ -213,10 +183,6 @@ def resume(sweep_id: Id, json: Json = False) -> None:
 @app.command()
 def cancel(sweep_id: Id, json: Json = False) -> None:
     """Never again: queued runs are cancelled, a running one is asked to stop."""
-    from api.input.names import sweep_id_of
-    from api.jobs.sweeps import cancel_sweep
-    from api.wiring import wire
-
     wiring = wire()
     _say_state(wiring, cancel_sweep(wiring, sweep_id_of(wiring, sweep_id)), as_json=json)
 
@@ -229,13 +195,6 @@ def hosts(
     json: Json = False,
 ) -> None:
     """Hosts that runs found bad and that none uses for a day, with the evidence."""
-    import json as encoder
-
-    from api.asker import asker
-    from api.cli.output import note, say
-    from api.wiring import wire
-    from planner.units import counted
-
     wiring = wire()
     if release is not None:
         pools = wiring.quarantine.release(release, asker().name)
@@ -243,7 +202,7 @@ def hosts(
     out = wiring.quarantine.active()
     if json:
         rows = [one.as_dict() for one in out]
-        say(encoder.dumps(rows, indent=2))
+        show_json(rows)
         return
     for one in out:
         say(f"{one.host} of {one.pool}, until {one.until:%Y-%m-%d %H:%M} UTC by {one.found_by}")
@@ -251,22 +210,15 @@ def hosts(
             say(f"  {sentence}")
 
 
-def _say_state(wiring: "Wiring", sweep: "SweepRecord", *, as_json: bool) -> None:
-    import json as encoder
-
-    from api.cli.output import say
-    from api.jobs.sweeps import sweep_detail
-
+def _say_state(wiring: Wiring, sweep: SweepRecord, *, as_json: bool) -> None:
     if as_json:
-        say(encoder.dumps(sweep_detail(wiring, sweep), indent=2))
+        show_json(sweep_detail(wiring, sweep))
         return
     say(f"{sweep.id} is {sweep.state}{_next(sweep)}")
 
 
-def _next(sweep: "SweepRecord") -> str:
+def _next(sweep: SweepRecord) -> str:
     """When it runs next, in its own time zone."""
-    from api.jobs.schedule import in_zone
-
     if sweep.next_due_at is None:
         return ""
     return f", next at {in_zone(sweep.next_due_at, sweep.spec.get('time_zone', 'UTC'))}"

@@ -1,8 +1,16 @@
 """`planner-cli worker`: runs what is queued and what comes due, until it is stopped."""
 
+import signal
+import threading
 from typing import Annotated
 
 import typer
+
+from api.cli.output import note
+from api.jobs.workers import ProbeWorkers, TaskWorkers, is_idle
+from api.logs import set_up
+from api.storage.engine import shown
+from api.wiring import wire
 
 
 def command(
@@ -15,15 +23,6 @@ def command(
     """Run probes, studies and sweeps from the database; sweeps start when their schedule says.
     Stops gently on SIGTERM and Ctrl-C.
     """
-    import signal
-    import threading
-
-    from api.cli.output import note
-    from api.jobs.workers import ProbeWorkers, TaskWorkers, is_idle
-    from api.logs import set_up
-    from api.storage.engine import shown
-    from api.wiring import wire
-
     wiring = wire()
     set_up(wiring.settings.log_format, wiring.settings.log_level)
     _ = wiring.store

@@ -1,4 +1,4 @@
-"""What is shown on stderr while a command works: a spinner or a bar, where a person watches."""
+"""Progress on stderr while a command works: a spinner or a bar, where a person watches."""
 
 import sys
 from collections.abc import Iterator
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Working:
-    """What a command says of its progress. shown: None where nobody watches."""
+    """Progress of a command. shown: None where nobody watches."""
 
     shown: "Progress | None" = None
     line: "TaskID | None" = None
 
     def say(self, words: str) -> None:
-        """What is being done now."""
+        """Shows what is being done now."""
         if self.shown is not None and self.line is not None:
             self.shown.update(self.line, words=words)
 

@@ -1,4 +1,4 @@
-"""What is noted of every request: its id, a line in the log, counts and times for Prometheus."""
+"""Records of every request: its id, a line in the log, counts and times for Prometheus."""
 
 import logging
 import re

@@ -36,7 +36,7 @@ class StrictRequest(Request):
 
     @property
     def media_type(self) -> str:
-        """What the body is, without its parameters."""
+        """The media type of the body, without its parameters."""
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
     async def body(self) -> bytes:

@@ -8,7 +8,9 @@ from fastapi.responses import Response
 
 from api.http.bodies import JSON
 
-NOT_MODIFIED: dict[int | str, dict[str, Any]] = {304: {"description": "It is what you hold."}}
+NOT_MODIFIED: dict[int | str, dict[str, Any]] = {
+    304: {"description": "Not modified: your ETag is current."}
+}
 
 
 def answer(request: Request, body: str, media_type: str = JSON) -> Response:

@@ -1,11 +1,11 @@
-"""What happens to a plan, as server-sent events: its probes as they go, and the end."""
+"""Progress of a plan as server-sent events: its probes as they go, and the end."""
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from api.storage.records import OPEN, ProbeRecord, TaskEvent, TaskRecord
+from api.storage.job_records import OPEN, ProbeRecord, TaskEvent, TaskRecord
 
 MEDIA_TYPE = "text/event-stream"
 POLL_SECONDS = 1.0
@@ -36,7 +36,7 @@ def encoded(name: str, data: dict[str, Any], number: int | None = None) -> str:
 
 
 def described(record: ProbeRecord) -> dict[str, Any]:
-    """What a `probe` event holds."""
+    """The body of a `probe` event."""
     return {
         "id": record.id,
         "rank": record.plan_rank,
@@ -126,7 +126,7 @@ async def follow_run(
 
 
 def described_run(run: TaskRecord) -> dict[str, Any]:
-    """What a `sweep` event holds."""
+    """The body of a `sweep` event."""
     return {
         "run": run.id,
         "state": run.state,
@@ -142,7 +142,7 @@ async def _changes(
     wait: Callable[[float], Awaitable[None]],
     stopping: Callable[[], bool],
 ) -> AsyncIterator[str]:
-    """What changes from snapshot to snapshot, until one shows the end or the service stops.
+    """Changes from snapshot to snapshot, until one shows the end or the service stops.
 
     A comment is sent where nothing changes for long, because proxies close a silent connection.
     """

@@ -14,16 +14,15 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures.process import BrokenProcessPool
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import anyio
 from pebble import ProcessExpired, ProcessPool
 
+import planner
 from api.errors import PlanningError, TooManyRequestsError
+from api.settings import Settings
 from planner.units import counted
-
-if TYPE_CHECKING:
-    from api.settings import Settings
 
 Result = TypeVar("Result")
 PLANNING, PRICING = "planning", "pricing"
@@ -71,13 +70,12 @@ class Lane:
 
     @property
     def waiting(self) -> int:
-        """How many wait for their turn."""
         return sum(len(line) for line in self._lines.values())
 
     async def run(
         self, key: str, work: Callable[..., Result], *args: object, admitted: bool = False
     ) -> Result:
-        """What `work` answers, in a process, once it is the key's turn.
+        """The result of `work`, in a process, once it is the key's turn.
 
         Cancelling the caller ends the process. Arguments and answer are pickled. admitted: it is
         part of something that was let in. Raises TooManyRequestsError at once where too many wait,
@@ -105,7 +103,6 @@ class Lane:
                 self.mean_seconds += NEWEST * (took - self.mean_seconds)
 
     def close(self) -> None:
-        """Ends all processes."""
         for pool in self._pools:
             pool.stop()  # type: ignore[no-untyped-call]
         for pool in self._pools:
@@ -176,7 +173,7 @@ class Lane:
             self._lines[key] = line  # it goes to the end
 
 
-def open_lanes(settings: "Settings") -> dict[str, Lane]:
+def open_lanes(settings: Settings) -> dict[str, Lane]:
     """PLANNING for searches, PRICING for what takes milliseconds."""
     limits = {
         "most_waiting": settings.most_waiting_plans,
@@ -198,30 +195,19 @@ def open_lanes(settings: "Settings") -> dict[str, Lane]:
 
 
 def _beside(niceness: int, work: Callable[..., Result], args: tuple[object, ...]) -> Result:
-    """Runs in the other process."""
     with contextlib.suppress(OSError):
         os.nice(max(0, niceness - os.nice(0)))
     return work(*args)
 
 
-def imported() -> None:
-    """Imports what plans and estimates need, so that no request waits for it."""
-    import planner.estimates
-    import planner.plan.recommend  # noqa: F401
-
-
 def plan_once() -> None:
     """Makes a small plan: tables are read, schedules compiled."""
-    import planner
-
     planner.recommend(SMALL_JOB)
     _keep()
 
 
 def price_once() -> None:
     """Prices one layout, with what that imports."""
-    import planner
-
     planner.estimate({**SMALL_JOB, "layout": {"dp_shard": 32}})
     _keep()
 

@@ -1,4 +1,4 @@
-"""What a Prometheus server may scrape: requests, work in processes, and what the database holds."""
+"""Metrics for Prometheus: requests, work in processes, and the contents of the database."""
 
 import statistics
 import time
@@ -69,7 +69,6 @@ class Metrics:
         info.labels(version).set(1)
 
     def text(self) -> bytes:
-        """Prometheus' exposition format."""
         return generate_latest(self.registry)
 
 
@@ -80,7 +79,6 @@ class _Lanes(Collector):
         self.lanes = lanes
 
     def collect(self) -> Iterator[Metric]:
-        """The numbers of this moment."""
         gauges = {
             "running": GaugeMetricFamily(
                 "planner_lane_running", "Requests being worked on.", labels=["lane"]
@@ -96,7 +94,7 @@ class _Lanes(Collector):
 
 
 class DatabaseNumbers(Collector):
-    """What the database holds, read at most every FRESH_SECONDS; nothing while it is down."""
+    """Counts in the database, read at most every FRESH_SECONDS; nothing while it is down."""
 
     def __init__(self, wiring: Wiring) -> None:
         self.wiring = wiring

@@ -107,7 +107,7 @@ def _job(schemas: Document) -> Document:
 
 
 def _referring(part: Any) -> Any:
-    """The same with references into the document's components."""
+    """The part with references into the document's components."""
     if isinstance(part, list):
         return [_referring(one) for one in part]
     if not isinstance(part, dict):

@@ -1,4 +1,4 @@
-"""Who a browser asks for: pages of other sites must not ask this service in a person's name.
+"""The origin of a browser's request: pages of other sites must not ask in a person's name.
 
 A page elsewhere can make a browser send requests to an address that only this machine reaches. It
 is told by the name in `Host` (DNS rebinding: its own name, made to mean our address) or by where
@@ -31,7 +31,6 @@ class OwnSite:
         self.app, self.names, self.keys = app, frozenset(names), keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
         if scope["type"] == "http":
             error = self._refused(scope["method"], Headers(scope=scope))
             if error is not None:

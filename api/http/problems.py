@@ -62,7 +62,7 @@ def _response(
 
 
 def _methods(request: Request) -> set[str]:
-    """What the path of the request takes, in all routes that it matches."""
+    """Methods that the path of the request takes, in all routes that it matches."""
     return {
         method
         for route in request.app.state.routes
@@ -72,8 +72,6 @@ def _methods(request: Request) -> set[str]:
 
 
 def install(app: FastAPI) -> None:
-    """Makes every error of the app a problem."""
-
     @app.exception_handler(PlannerError)
     async def planner_error(request: Request, error: PlannerError) -> Response:
         if codes_of(error).status >= HTTPStatus.INTERNAL_SERVER_ERROR:

@@ -65,8 +65,8 @@ async def in_turn(
     *args: object,
     lane: str = PRICING,
     admitted: bool = False,
-) -> "Result | PlannerError":
-    """What `work` answers, in a process when it is the key's turn (`Lane`), or its refusal.
+) -> Result | PlannerError:
+    """The result of `work`, in a process when it is the key's turn (`Lane`), or its refusal.
 
     lane: PRICING for what takes milliseconds, PLANNING for seconds.
     admitted: it waits for its turn, however many others do.
@@ -110,7 +110,7 @@ async def in_turn(
     return answers[0]
 
 
-def _or_refusal(work: Callable[..., Result], args: tuple[object, ...]) -> "Result | PlannerError":
+def _or_refusal(work: Callable[..., Result], args: tuple[object, ...]) -> Result | PlannerError:
     """A refusal is an answer: the process that gave it is sound."""
     try:
         return work(*args)
@@ -125,7 +125,7 @@ async def _gone(request: Request) -> None:
 
 
 async def kept_answer(request: Request, key: ApiKey) -> Response | None:
-    """What was answered under the request's Idempotency-Key; None where the work is to be done."""
+    """The answer under the request's Idempotency-Key; None where the work is to be done."""
     name = idempotency_key(request)
     if name is None:
         return None

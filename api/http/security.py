@@ -1,4 +1,4 @@
-"""Who may ask: bearer keys with scopes, and no open door to the network."""
+"""Access: bearer keys with scopes, and no open door to the network."""
 
 import hashlib
 import hmac

@@ -10,7 +10,7 @@ import sys
 import threading
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import h11
 import uvicorn
@@ -18,10 +18,7 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from api.errors import EXIT_BUG
-from api.http.lanes import imported
-
-if TYPE_CHECKING:
-    from api.settings import Settings
+from api.settings import Settings
 
 FILES_BESIDE = 200  # open files that are not connections: the database, probes, planning
 MOST_FILES = 65_536
@@ -87,8 +84,7 @@ class Server(uvicorn.Server):
         self.app = app
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Also imports what requests need, here and in a process of each lane."""
-        imported()
+        """Also warms up a process of each lane."""
         await super().startup(sockets)
         # what is there now stays: without it a full collection takes a tenth of a second
         gc.collect()
@@ -108,7 +104,7 @@ class Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
-def serve(app: FastAPI, settings: "Settings") -> int:
+def serve(app: FastAPI, settings: Settings) -> int:
     """Serves until it is told to end. The exit code."""
     sys.setswitchinterval(SWITCH_SECONDS)
     protocol = partial(
@@ -134,7 +130,7 @@ def serve(app: FastAPI, settings: "Settings") -> int:
 
 
 def _most_connections(wanted: int) -> int:
-    """What the limit on open files leaves, which is raised as far as it goes."""
+    """Connections that the limit on open files leaves, which is raised as far as it goes."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = MOST_FILES if most == resource.RLIM_INFINITY else min(most, MOST_FILES)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))

@@ -1,1 +1,1 @@
-"""What people and programs wrote, read into plain values."""
+"""Readers of what people and programs wrote, into plain values."""

@@ -7,6 +7,12 @@ from typing import Any
 from api.errors import fault
 from api.input.text import read_text, read_yaml
 from planner.errors import SpecError
+from planner.intake.current import format_of
+from planner.intake.jobs import read_job
+from planner.intake.trainer_files.config_files import read_config
+from planner.intake.trainer_files.files import beside, gather
+from planner.intake.trainer_files.titan_printed import printed_run, words_of_precision
+from probes.trainers.titan_run import check_log, log_numbers, stated_by
 
 MEASURED = ("status", "step_seconds", "tokens_per_second_per_gpu", "peak_reserved_bytes", "steps")
 REMEDY = (
@@ -27,7 +33,7 @@ def read_job_file(path: str, field: str) -> dict[str, Any]:
 
 
 def read_current_file(path: str) -> dict[str, Any]:
-    """What `--current` adds to a job: `current` for a trainer's file, else `layout`."""
+    """Keys that `--current` adds to a job: `current` for a trainer's file, else `layout`."""
     text = _text(path, "--current")
     theirs = _trainers(path, text)
     if theirs is not None:
@@ -44,8 +50,6 @@ def read_current_file(path: str) -> dict[str, Any]:
 
 def _configuration(path: str, mapping: Mapping[str, object]) -> dict[str, object] | None:
     """The job's `current` for a configuration of another trainer, if it is one."""
-    from planner.intake.trainer_files.config_files import read_config
-
     return read_config(Path(path).name, mapping)
 
 
@@ -54,8 +58,6 @@ def _text(path: str, field: str) -> str:
 
 
 def _trainers(path: str, text: str) -> dict[str, Any] | None:
-    from planner.intake.trainer_files.files import beside
-
     place = Path(path).expanduser()
     name = "standard input" if path == "-" else place.name
     return read_current_text(name, text, beside(place))
@@ -68,9 +70,6 @@ def read_current_text(
 
     lookup: the text of a file that it names; unless given, no file is read.
     """
-    from planner.intake.current import format_of
-    from planner.intake.trainer_files.files import gather
-
     if format_of(text, name) == "torchtitan-log":
         return _log(name, text)
     return gather(name, text, lookup)
@@ -81,10 +80,6 @@ def _log(name: str, text: str) -> dict[str, Any]:
 
     Raises SpecError for a log without a layout.
     """
-    from planner.intake.jobs import read_job
-    from planner.intake.trainer_files.titan_printed import printed_run, words_of_precision
-    from probes.trainers.titan_run import check_log, log_numbers, stated_by
-
     check_log(text, name)
     stated, doubts = stated_by(text)
     stated = dict(printed_run(text, stated) or stated)

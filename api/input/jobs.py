@@ -1,20 +1,17 @@
 """Jobs as both edges read them: a trainer's own text in `current` is read first."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from planner.errors import Fault, SpecError
+from planner.intake.current import complete
+from planner.intake.jobs import JobReader
+from planner.specs.job import Job
 
-if TYPE_CHECKING:
-    from planner.specs.job import Job
 
-
-def parse_job(values: object, *, allow_files: bool) -> "Job":
+def parse_job(values: object, *, allow_files: bool) -> Job:
     """The job that a person or a program wrote. allow_files: False for what came over a network.
     Raises SpecError.
     """
-    from planner.intake.jobs import JobReader
-
     return JobReader(allow_files=allow_files).read(completed(values))
 
 
@@ -25,12 +22,10 @@ def completed(values: object) -> object:
     """
     if not isinstance(values, Mapping) or values.get("current") is None:
         return values
-    from planner.intake.current import complete
-
     return complete(values)
 
 
-def check_one_size(job: "Job") -> None:
+def check_one_size(job: Job) -> None:
     """Raises SpecError for a job whose number of GPUs is open.
 
     A layout is priced on one size; plans choose among several.

@@ -1,17 +1,14 @@
 """Ids cut short: any beginning that only one object has, with or without its kind before it."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from api.errors import fault
+from api.storage.common import ids_starting, is_id
+from api.storage.tables import PlanRow, ProbeRow, SweepRow, TaskRow
 from api.wiring import Wiring
 from planner.units import counted
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from api.storage.tables import PlanRow, ProbeRow, SweepRow, TaskRow
-
-    Rows = type[PlanRow] | type[ProbeRow] | type[SweepRow] | type[TaskRow]
+Rows = type[PlanRow] | type[ProbeRow] | type[SweepRow] | type[TaskRow]
 
 SHOWN = 4  # of the ids that a beginning could mean
 LONGEST = 100
@@ -22,28 +19,20 @@ def plan_id_of(wiring: Wiring, text: str, field: str = "PLAN_ID") -> str:
 
     The text itself where none does. Raises SpecError where several do.
     """
-    from api.storage.tables import PlanRow, TaskRow
-
     return _only(wiring, text, "plan", field, (PlanRow, TaskRow))
 
 
 def probe_id_of(wiring: Wiring, text: str, field: str = "PROBE_ID") -> str:
-    """The same of a probe."""
-    from api.storage.tables import ProbeRow
-
+    """The probe's whole id, from the beginning of it."""
     return _only(wiring, text, "probe", field, (ProbeRow,))
 
 
 def sweep_id_of(wiring: Wiring, text: str, field: str = "SWEEP_ID") -> str:
-    """The same of a sweep."""
-    from api.storage.tables import SweepRow
-
+    """The sweep's whole id, from the beginning of it."""
     return _only(wiring, text, "sweep", field, (SweepRow,))
 
 
 def _only(wiring: Wiring, text: str, kind: str, field: str, tables: "Sequence[Rows]") -> str:
-    from api.storage.common import ids_starting, is_id
-
     typed = text.strip().lower()
     if not typed or not is_id(typed) or len(typed) > LONGEST:
         return text

@@ -37,7 +37,7 @@ class PastedJob(BaseModel):
 
 
 def read_pasted(text: str, name: str) -> PastedJob:
-    """What the text means, and what it still lacks.
+    """The job that the text states, and what it still lacks.
 
     name: of the file it comes from, which tells TOML from YAML.
 

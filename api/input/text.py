@@ -10,13 +10,12 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
+
+import yaml
 
 from api.errors import fault
 from planner.intake.near_files import with_near_file
-
-if TYPE_CHECKING:
-    import yaml
 
 MAX_FILE_BYTES = 10_000_000
 MAX_DEPTH = 64
@@ -103,8 +102,6 @@ def read_yaml(text: str, field: str, shown: str | None = None, within: str = "")
     shown: what an error names as faulty, such as the file's name; else the beginning of the text.
     within: see `check_plain`.
     """
-    import yaml
-
     loader = _loader()
     shown = shown if shown is not None else _glimpse(text)
     try:
@@ -122,9 +119,7 @@ def read_yaml(text: str, field: str, shown: str | None = None, within: str = "")
     return value
 
 
-def _loader() -> "type[yaml.SafeLoader]":
-    import yaml
-
+def _loader() -> type[yaml.SafeLoader]:
     base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
     class Loader(base):  # type: ignore[misc]
@@ -157,8 +152,6 @@ def _loader() -> "type[yaml.SafeLoader]":
 
 def _check_nesting(text: str, loader: Any, field: str, shown: str) -> None:
     """Libyaml's composer recurses in C and dies on deep nesting; its events do not."""
-    import yaml
-
     depth = 0
     for event in yaml.parse(text, Loader=loader):
         if isinstance(event, yaml.CollectionStartEvent):

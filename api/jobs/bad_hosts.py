@@ -10,13 +10,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from api.wiring import Wiring
 from planner.units import DAY
 from probes.protocol import FailureKind
-
-if TYPE_CHECKING:
-    from api.wiring import Wiring
 
 # failures that a host may be to blame for
 OF_THE_HOST = frozenset(
@@ -53,7 +51,7 @@ class BadHost:
         return {"host": self.host, "evidence": list(self.evidence)}
 
 
-def keep_out(wiring: "Wiring", pool: str, bad: BadHost, run_id: str) -> None:
+def keep_out(wiring: Wiring, pool: str, bad: BadHost, run_id: str) -> None:
     """No run uses this host of the pool for a while. run_id: of the one that found it."""
     wiring.quarantine.add(
         pool, bad.host, seconds=OUT_SECONDS, found_by=run_id, evidence=bad.evidence
@@ -71,7 +69,7 @@ class _Step:
 
 @dataclass
 class HostWatch:
-    """What the probes of a run showed of its hosts.
+    """Evidence on hosts from the probes of a run.
 
     known: hosts that were found bad already.
     """
@@ -84,7 +82,6 @@ class HostWatch:
     _touched: set[str] = field(default_factory=set)  # since we were asked last
 
     def failed(self, layout: Layout, hosts: frozenset[str], kind: str | None) -> None:
-        """A probe that failed there."""
         for host in hosts:
             self._probes[host] += 1
             if kind in OF_THE_HOST:

@@ -4,11 +4,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from api.calibration.update import update_about
 from api.jobs.bad_hosts import MOST_OUT, SLOW, BadHost, keep_out
-from api.storage.records import DriftFinding, HistoryRow, TaskRecord
+from api.storage.job_records import TaskRecord
+from api.storage.records import DriftFinding, HistoryRow
+from api.wiring import Wiring
 from planner.calibration.drift.creep import NEWEST
 from planner.calibration.drift.findings import Creep, Drift, SlowHost, StepChange
 from planner.calibration.drift.nights import Nights, Reading
@@ -17,15 +19,12 @@ from planner.calibration.drift.scores import FEWEST_AFTER, FEWEST_BEFORE
 from planner.specs.sweep import SweepSpec
 from planner.units import counted
 
-if TYPE_CHECKING:
-    from api.wiring import Wiring
-
 Document = dict[str, Any]
 NAMED = 3  # layouts that a sentence lists
 FEWEST_RUNS = FEWEST_BEFORE + FEWEST_AFTER  # that a layout needs to be watched
 
 
-def with_drift(wiring: "Wiring", run: TaskRecord, spec: SweepSpec, report: Document) -> Document:
+def with_drift(wiring: Wiring, run: TaskRecord, spec: SweepSpec, report: Document) -> Document:
     """The run's report with what its layouts' history says.
 
     Calibrations forget what was measured before a change; slow hosts are kept out.
@@ -75,7 +74,7 @@ class History:
 
     @classmethod
     def of(cls, rows: Sequence[HistoryRow]) -> "History":
-        """Of the layouts that were run often enough."""
+        """Drift of the layouts that were run often enough."""
         runs = Counter(key for key, _ in {(_key(row), row.run) for row in rows})
         watched = [row for row in rows if runs[_key(row)] >= FEWEST_RUNS]
         nights = Nights.of(
@@ -101,7 +100,6 @@ class History:
         )
 
     def _first(self, layouts: Sequence[int], night: int) -> HistoryRow:
-        """The earliest of these layouts' rows from this night on."""
         wanted = set(layouts)
         keys = [key for key in self.rows if key[0] in wanted and key[1] >= night]
         return self.rows[min(keys, key=lambda key: (key[1], self.rows[key].created_at))]
@@ -111,7 +109,7 @@ class History:
         return f"{row.model} on {row.num_gpus} {row.gpu}: {row.layout}"
 
     def findings(self, drift: Drift, run: TaskRecord) -> Iterator[DriftFinding]:
-        """What learning has to forget: of each trainer and GPU all, or layouts where some changed.
+        """Runs that learning must forget: all of a trainer and GPU, or only layouts that changed.
 
         What not everybody may count is forgotten for the owner alone.
         """
@@ -143,7 +141,7 @@ class History:
                     )
 
     def bad_hosts(self, hosts: Sequence[SlowHost]) -> list[BadHost]:
-        """Those that are so much slower than others that no run should use them.
+        """Hosts that are so much slower than others that no run should use them.
 
         On the newest night too, and with software that others ran: else it may be that software.
         """
@@ -238,7 +236,7 @@ class History:
 
 
 def _key(row: HistoryRow) -> str:
-    """What is measured again: a question, a layout and the program that runs it."""
+    """The series that a run belongs to: a question, a layout and the program that runs it."""
     return f"{row.job_hash}{row.layout_hash}{row.program}"
 
 
@@ -256,7 +254,7 @@ def _in_short(change: Document) -> str:
 
 
 def _statement(change: StepChange, labels: Sequence[str], since: datetime, last_good: str) -> str:
-    """What changed by how much, since when, and with which version."""
+    """A sentence: what changed by how much, since when, and with which version."""
     named = ", ".join(labels[:NAMED])
     more = f" and {len(labels) - NAMED} more" if len(labels) > NAMED else ""
     versions = ", ".join(

@@ -2,28 +2,25 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from api.asker import asker
 from api.jobs.plans import study_of
 from api.jobs.probes import probes_of
-from api.storage.records import OPEN, ProbeRecord, TaskRecord
+from api.storage.job_records import OPEN, ProbeRecord, TaskRecord
+from api.wiring import Wiring
 from planner.units import counted
-
-if TYPE_CHECKING:
-    from api.wiring import Wiring
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """What was cancelled. study: as it stands now; None of a plan on paper."""
+    """A cancelled job. study: as it stands now; None of a plan on paper."""
 
     study: TaskRecord | None
     probes: Sequence[ProbeRecord]
     message: str
 
 
-def end_plan(wiring: "Wiring", plan_id: str) -> Ended:
+def end_plan(wiring: Wiring, plan_id: str) -> Ended:
     """Cancels the study of a plan and what is queued or runs of its probes.
 
     Raises NotFoundError; ForbiddenError where another key asked for any of them.

@@ -3,14 +3,12 @@
 import logging
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from api.jobs.owners import has_crashed, owner
-from api.storage.records import JobEnd, JobRecord, Lease
+from api.storage.job_records import JobEnd, JobRecord, Lease
+from api.storage.queue import SqlQueue
 from planner.errors import ConflictError, PlannerError
-
-if TYPE_CHECKING:
-    from api.storage.queue import SqlQueue
 
 LEASE_SECONDS = 30.0
 HEARTBEAT_SECONDS = 3.0
@@ -21,7 +19,6 @@ log = logging.getLogger("planner.leases")
 
 
 def new_lease() -> Lease:
-    """A lease of ours from now on."""
     return Lease(owner=owner(), seconds=LEASE_SECONDS)
 
 
@@ -33,7 +30,7 @@ class Claimed(Generic[Record, End]):
     columns: text that the next heartbeat stores, such as `progress`.
     """
 
-    queue: "SqlQueue[Record, Any, End]"
+    queue: SqlQueue[Record, Any, End]
     record: Record
     stop: threading.Event = field(default_factory=threading.Event)
     columns: dict[str, str] = field(default_factory=dict)
@@ -86,7 +83,7 @@ class Claimed(Generic[Record, End]):
 # ---- owners that crashed -------------------------------------------------------------------------
 
 
-def abandoned(queue: "SqlQueue[Record, Any, Any]", *, check_processes: bool) -> list[Record]:
+def abandoned(queue: SqlQueue[Record, Any, Any], *, check_processes: bool) -> list[Record]:
     """Running jobs whose lease has expired.
 
     check_processes: also those whose owner was a process of this machine that no longer exists.
@@ -98,13 +95,13 @@ def abandoned(queue: "SqlQueue[Record, Any, Any]", *, check_processes: bool) -> 
     return list(found.values())
 
 
-def is_abandoned(queue: "SqlQueue[Record, Any, Any]", record: Record) -> bool:
+def is_abandoned(queue: SqlQueue[Record, Any, Any], record: Record) -> bool:
     """Whether nobody works on a running job any more: its lease expired or its owner crashed."""
     return has_crashed(record.owner) or queue.has_expired(record)
 
 
 def take_over(
-    queue: "SqlQueue[Record, Any, Any]", record: Record, *, counts: bool = False
+    queue: SqlQueue[Record, Any, Any], record: Record, *, counts: bool = False
 ) -> Record | None:
     """An abandoned job, now ours; None where somebody else was quicker, or its owner lives.
 

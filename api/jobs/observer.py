@@ -1,4 +1,4 @@
-"""Who follows a study or a sweep while it runs."""
+"""Observers of a study or a sweep while it runs."""
 
 import threading
 from collections.abc import Callable, Mapping

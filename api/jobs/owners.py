@@ -1,4 +1,4 @@
-"""Who runs a job: a process, told apart from those of other hosts, boots and containers.
+"""Owners of a job: a process, distinct from those of other hosts, boots and containers.
 
 An owner's name is "host:pid:boot:namespace:start:random". Two containers may share a host's name,
 and a process may get the number of one that ended; then another part differs.
@@ -42,7 +42,6 @@ class Process:
 
 
 def owner() -> str:
-    """Our own name."""
     return str(_this(os.getpid()))
 
 

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from api.storage.job_records import OPEN, TaskFilter, TaskRecord
 from api.storage.paging import cursor_of
-from api.storage.records import OPEN, Page, PlanLine, TaskFilter, TaskRecord
+from api.storage.records import Page, PlanLine
 from api.wiring import Wiring
 from planner.errors import Fault, NotFoundError, SpecError
 from planner.intake.jobs import read_job

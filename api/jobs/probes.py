@@ -1,44 +1,36 @@
 """Probes as both edges run them: queued, claimed under a lease, measured on a pool, and stored."""
 
-import contextlib
-import json
-import logging
 import platform
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+from sqlalchemy.orm import Session
 
 from api.asker import asker
 from api.errors import fault, lines_of
 from api.input.measurements import checked
 from api.input.names import plan_id_of
-from api.jobs.leases import Claimed, abandoned, new_lease, take_over
+from api.jobs.leases import Claimed, new_lease
 from api.jobs.plans import job_of
+from api.storage.job_records import ProbeEnd, ProbeFilter, ProbeRecord, TaskRecord
 from api.storage.probes import most_gpu_seconds
-from api.storage.queue import LOST_WORKERS, lost_workers
 from api.storage.quotas import check_quota
-from api.storage.records import OPEN, ProbeEnd, ProbeFilter, ProbeRecord, TaskRecord
 from api.storage.room import Room
 from api.wiring import Wiring
 from planner.calibration.kernels import KernelShape
-from planner.errors import ConflictError, NotFoundError, PlannerError, ProbeError, SpecError
+from planner.errors import PlannerError, ProbeError, SpecError
 from planner.specs.job import Job
 from planner.specs.measurement import Measurement, question_hash
 from planner.units import counted
-from probes import guardian
 from probes.campaign import PROXY_GPUS, Campaign, ProbeAnswer, ProbeRequest
-from probes.folder import BEGIN, TASK
 from probes.launch import Watch
-from probes.outcome import conclude
 from probes.pools.protocol import Pool
 from probes.preflight import Need
-from probes.protocol import FailureKind, OutOfMemory, ProbeResult
-
-if TYPE_CHECKING:
-    from sqlalchemy.orm import Session
+from probes.protocol import FailureKind, OutOfMemory
 
 PREFIX = "probe"
 # a service that crashed during a probe runs it once more; a person's command does not
@@ -46,7 +38,6 @@ SERVICE_ATTEMPTS = 2
 OOM, BACKEND = "oom", "backend"
 JOB_OPTIONS = ("pool", "trainer", "steps")
 PAGE = 200  # probes read at once
-log = logging.getLogger("planner.probes")
 
 
 # ---- what is asked for ---------------------------------------------------------------------------
@@ -63,7 +54,6 @@ class RequestedProbe:
 
     @property
     def num_gpus(self) -> int:
-        """GPUs that it takes."""
         if self.request.kernels:
             return max(KernelShape.from_dict(values).num_gpus for values in self.request.kernels)
         assert self.job.layout is not None, "a request's job has a layout"
@@ -76,7 +66,6 @@ class RequestedProbe:
 
     @property
     def subject(self) -> str:
-        """What is measured, for a line."""
         if self.request.kernels:
             return (
                 f"{len(self.request.kernels)} {'kernels' if self.num_gpus == 1 else 'collectives'}"
@@ -86,7 +75,7 @@ class RequestedProbe:
 
 
 def options_of(job: Mapping[str, Any]) -> dict[str, Any]:
-    """What a job's own `probe` says of how to measure: pool, trainer, steps."""
+    """How to measure, from a job's own `probe`: pool, trainer, steps."""
     own = job.get("probe")
     if not isinstance(own, Mapping):
         return {}
@@ -183,7 +172,7 @@ def enqueue(
         for one in requested
     ]
 
-    def check(session: "Session") -> None:
+    def check(session: Session) -> None:
         if parent is None:
             seconds = sum(record.gpu_seconds or 0.0 for record in records)
             check_quota(session, who, probes=len(records), gpu_seconds=seconds)
@@ -317,94 +306,6 @@ def end_of(answer: ProbeAnswer, now: datetime, *, stopped: bool, asked_by: str |
         failure=outcome.kind.value,
         message=message,
     )
-
-
-# ---- after a crash -------------------------------------------------------------------------------
-
-
-def recover(wiring: Wiring, *, check_processes: bool = False) -> list[ProbeRecord]:
-    """Ends the probes that nobody works on any more (see `abandoned`); returns them.
-
-    A result in the probe's folder is kept. A probe that goes on without its runner, as on Slurm,
-    goes back to the queue for the next worker to await, if it may be attempted again or a sweep's
-    run wants it. Else it is ended, and goes back to the queue or has failed.
-    """
-    concluded = []
-    for crashed in abandoned(wiring.probes, check_processes=check_processes):
-        ours = take_over(wiring.probes, crashed)
-        if ours is not None:
-            with contextlib.suppress(ConflictError):
-                concluded.append(_conclude(wiring, crashed, ours))
-    return concluded
-
-
-def _conclude(wiring: Wiring, crashed: ProbeRecord, ours: ProbeRecord) -> ProbeRecord:
-    claimed = Claimed(wiring.probes, ours)
-    pool = _pool_with(wiring, ours)
-    if pool is not None and not ours.cancel_requested and _is_awaited(wiring, ours):
-        return claimed.release()
-    if pool is not None:
-        pool.end_left(ours.id)
-    result = _result_left(ours)
-    # one of several runs is not the answer
-    whole = result is not None and result.task.id == ours.id
-    if result is not None and whole and result.outcome.status in ("ok", OOM):
-        failed = None if result.outcome.status == "ok" else result
-        answer = ProbeAnswer(results=(result,), measurements=(result.measurement(),), failed=failed)
-        return claimed.finish(
-            end_of(answer, wiring.clock.now(), stopped=False, asked_by=ours.asked_by)
-        )
-    interrupted = FailureKind.INTERRUPTED.value
-    if ours.cancel_requested:
-        message = "cancelled after its owner had crashed"
-        return claimed.finish(ProbeEnd(state="cancelled", failure=interrupted, message=message))
-    results = () if result is None else (result.model_dump(mode="json"),)
-    kind = interrupted
-    message = f"its runner ({crashed.owner}) died; everything that it had started was ended"
-    outcome = None if result is None else result.outcome
-    if outcome is not None and outcome.status == "failed" and outcome.kind.value != interrupted:
-        kind, message = outcome.kind.value, outcome.message
-    elif ours.max_attempts > 1:
-        kind, message = LOST_WORKERS, lost_workers(ours.attempts, crashed.owner)
-    end = ProbeEnd(state="failed", results=results, failure=kind, message=message)
-    return wiring.probes.retry(ours, end)
-
-
-def _is_awaited(wiring: Wiring, record: ProbeRecord) -> bool:
-    """Whether somebody runs the probe again: any worker, or the next owner of a sweep's run."""
-    if record.max_attempts > 1 or record.plan_id is None:
-        return record.max_attempts > 1
-    try:
-        parent = wiring.tasks.get(record.plan_id)
-    except NotFoundError:  # a plan
-        return False
-    return parent.kind == "sweep" and parent.state in OPEN
-
-
-def _pool_with(wiring: Wiring, record: ProbeRecord) -> Pool | None:
-    """The pool in which a probe goes on whose runner crashed; None if it does not."""
-    try:
-        pool = wiring.pool(record.pool)
-        return pool if pool.is_left(record.id) else None
-    except PlannerError:  # it cannot be opened here, so it says nothing
-        return None
-
-
-def _result_left(record: ProbeRecord) -> ProbeResult | None:
-    """The result in the folder of the last run, read on the host where it lies.
-
-    Every process of the probe is ended first.
-    """
-    host, _, path = (record.folder or "").partition(":")
-    folder = Path(path)
-    if host != platform.node() or not (folder / TASK).is_file() or not (folder / BEGIN).is_file():
-        return None
-    try:
-        guardian.kill_all(str(json.loads((folder / BEGIN).read_text(encoding="utf-8"))["token"]))
-        return conclude(folder)
-    except (OSError, ValueError, KeyError) as error:
-        log.warning("%s: its folder %s cannot be read: %s", record.id, folder, error)
-        return None
 
 
 # ---- many at once --------------------------------------------------------------------------------

@@ -1,13 +1,11 @@
 """Both queues together, for a person: what is open, what was given up, and another try."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from api.asker import asker
 from api.jobs.plans import subject_of
-from api.storage.probes import most_gpu_seconds
-from api.storage.quotas import check_quota
-from api.storage.records import (
+from api.storage.job_records import (
     OPEN,
     JobState,
     ProbeFilter,
@@ -16,16 +14,16 @@ from api.storage.records import (
     TaskFilter,
     TaskRecord,
 )
+from api.storage.probes import most_gpu_seconds
+from api.storage.quotas import check_quota
 from api.storage.transactions import one_transaction, writing
+from api.wiring import Wiring
 from planner.errors import NotFoundError
-
-if TYPE_CHECKING:
-    from api.wiring import Wiring
 
 MOST = 200  # newest of each state
 
 
-def jobs_in(wiring: "Wiring", *, failed: bool) -> list[QueuedJob]:
+def jobs_in(wiring: Wiring, *, failed: bool) -> list[QueuedJob]:
     """The newest jobs that are open, or that have failed, newest first."""
     states: tuple[JobState, ...] = ("failed",) if failed else OPEN
     found = [
@@ -40,7 +38,7 @@ def jobs_in(wiring: "Wiring", *, failed: bool) -> list[QueuedJob]:
     return sorted(found, key=lambda job: (job.created_at, job.id), reverse=True)
 
 
-def retry(wiring: "Wiring", job_id: str) -> QueuedJob:
+def retry(wiring: Wiring, job_id: str) -> QueuedJob:
     """Gives a failed job new attempts.
 
     Raises NotFoundError; ConflictError for one that has not failed; ForbiddenError for somebody
@@ -56,7 +54,7 @@ def retry(wiring: "Wiring", job_id: str) -> QueuedJob:
         return line_of(queue.requeue(job_id, who.name, seconds))
 
 
-def cancel(wiring: "Wiring", job_id: str) -> QueuedJob:
+def cancel(wiring: Wiring, job_id: str) -> QueuedJob:
     """Cancels a job that waits, asks the owner of one that runs; an ended one stays as it is.
 
     Raises NotFoundError; ForbiddenError for somebody else's.
@@ -68,7 +66,7 @@ def cancel(wiring: "Wiring", job_id: str) -> QueuedJob:
 
 
 def _most_gpu_seconds(record: ProbeRecord | TaskRecord) -> float:
-    """What its next attempts may use; its record names what the last ones used."""
+    """GPU-seconds its next attempts may use; its record names what the last ones used."""
     if isinstance(record, ProbeRecord):
         return most_gpu_seconds(record.request, record.num_gpus)
     budget = record.request.get("probe" if record.kind == "study" else "budget")
@@ -76,7 +74,7 @@ def _most_gpu_seconds(record: ProbeRecord | TaskRecord) -> float:
     return float(most) if isinstance(most, int | float) else 0.0
 
 
-def find(wiring: "Wiring", job_id: str) -> ProbeRecord | TaskRecord:
+def find(wiring: Wiring, job_id: str) -> ProbeRecord | TaskRecord:
     """The probe, study or run of a sweep of this id. Raises NotFoundError."""
     try:
         return wiring.tasks.get(job_id)
@@ -85,7 +83,6 @@ def find(wiring: "Wiring", job_id: str) -> ProbeRecord | TaskRecord:
 
 
 def line_of(record: ProbeRecord | TaskRecord) -> QueuedJob:
-    """A job as a line."""
     kind: Literal["probe", "study", "sweep"]
     if isinstance(record, ProbeRecord):
         kind, about = (

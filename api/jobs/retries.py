@@ -6,7 +6,7 @@ A layout that ran out of memory, or that the trainer refuses, does so again: it 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from api.storage.records import ProbeRecord
+from api.storage.job_records import ProbeRecord
 from probes.protocol import FailureKind
 
 MOST_UNCOUNTED = 5  # a pool that takes every probe away must not keep a run for ever
@@ -55,7 +55,6 @@ def next_try(attempts: Sequence[ProbeRecord], retries: int) -> frozenset[str] | 
 
 
 def counts(record: ProbeRecord) -> bool:
-    """Whether a failed attempt is one of the retries."""
     again = AGAIN.get(record.failure or "")
     return again is None or again.counts
 

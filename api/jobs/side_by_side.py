@@ -5,19 +5,16 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from api.jobs.held_devices import HeldDevices
 from api.jobs.leases import Claimed
 from api.jobs.probes import RequestedProbe, enqueue, run_probe
-from api.storage.records import ProbeRecord, TaskEnd, TaskRecord
+from api.storage.job_records import ProbeRecord, TaskEnd, TaskRecord
 from api.storage.room import NoRoomError, Room
+from api.wiring import Wiring
 from planner.specs.cluster import ClusterSpec
 from probes.launch import Watch
 from probes.pools.protocol import Pool
-
-if TYPE_CHECKING:
-    from api.wiring import Wiring
 
 POLL_SECONDS = 0.25  # between two looks for room
 MOST_AT_ONCE = 256  # probes of one run: each has a thread here, and a lease in the database
@@ -25,7 +22,7 @@ Say = Callable[[str], None]
 
 
 def room_of(pool: Pool, name: str, cluster: ClusterSpec) -> Room:
-    """What a pool has for jobs on this cluster's GPU, for all who share it."""
+    """Devices that a pool has for jobs on this cluster's GPU, for all who share it."""
     capacity = pool.capacity(cluster)
     devices = capacity.num_devices if capacity.at_once is None else capacity.at_once
     host = None if capacity.shared else platform.node().replace(":", "-")
@@ -33,7 +30,7 @@ def room_of(pool: Pool, name: str, cluster: ClusterSpec) -> Room:
 
 
 def enqueue_in_room(
-    wiring: "Wiring", requested: Sequence[RequestedProbe], claimed: Claimed[TaskRecord, TaskEnd]
+    wiring: Wiring, requested: Sequence[RequestedProbe], claimed: Claimed[TaskRecord, TaskEnd]
 ) -> list[ProbeRecord]:
     """Probes of a claimed task, ours, as soon as their pool has room for all of them.
 
@@ -80,7 +77,7 @@ class SideBySide:
     pool: opened once for all of them.
     """
 
-    wiring: "Wiring"
+    wiring: Wiring
     pool: Pool
     pool_name: str
     claimed: Claimed[TaskRecord, TaskEnd]
@@ -182,7 +179,7 @@ class SideBySide:
             self.wiring.tasks.wait_for_room(self.claimed.record, None, None)
 
     def _want(self, devices: int) -> None:
-        """Tells those of a lower priority, once, that we wait for room in this pool."""
+        """Tells jobs of a lower priority, once, that we wait for room in this pool."""
         if not self.waits:
             self.waits = True
             self.wiring.tasks.wait_for_room(self.claimed.record, self.pool_name, devices)

@@ -32,12 +32,11 @@ class Standing:
     quarantined: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-safe."""
         return {**asdict(self), "quarantined": list(self.quarantined)}
 
 
 def standing_line(body: Mapping[str, Any]) -> str:
-    """What `Standing.as_dict` holds, as a line."""
+    """`Standing.as_dict` in a line."""
     quarantined = body["quarantined"]
     out = f", {counted(len(quarantined), 'host')} out" if quarantined else ""
     done = f"{body['layouts']} of {counted(body['num_layouts'], 'layout')}"

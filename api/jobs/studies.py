@@ -4,7 +4,7 @@ A study whose process crashed goes on with what it has measured.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from api.asker import asker
 from api.calibration.update import calibration_for_study
@@ -13,26 +13,28 @@ from api.identity import hash_of_job
 from api.input.jobs import parse_job
 from api.jobs.leases import Claimed, is_abandoned, new_lease, take_over
 from api.jobs.observer import Observer
-from api.jobs.probes import pool_of, probes_of, recover
+from api.jobs.probe_recovery import recover
+from api.jobs.probes import pool_of, probes_of
 from api.jobs.study_probes import StudyProbes
 from api.own_entries import with_own
+from api.storage.job_records import EndState, TaskEnd, TaskFilter, TaskRecord
 from api.storage.probes import gpu_seconds_of
 from api.storage.quotas import check_quota
-from api.storage.records import EndState, PlanLabels, TaskEnd, TaskFilter, TaskRecord
+from api.storage.records import PlanLabels
+from api.wiring import Wiring
 from planner.errors import PlannerError, StoreError
 from planner.intake.jobs import read_job
+from planner.plan.recommend import recommend
 from planner.specs.job import Job
+from planner.specs.plan import Plan
+from planner.study.measured_search import MicroPlan, Probing
 from probes.preflight import Need
-
-if TYPE_CHECKING:
-    from api.wiring import Wiring
-    from planner.specs.plan import Plan
 
 PREFIX = "plan"
 WARMUP_STEPS = 3  # of a request that does not say
 
 
-def ask_study(wiring: "Wiring", values: object, *, allow_files: bool, ours: bool) -> TaskRecord:
+def ask_study(wiring: Wiring, values: object, *, allow_files: bool, ours: bool) -> TaskRecord:
     """A study of this job: a new one, or the abandoned one of the same job.
 
     ours: it is claimed by us from the start; else it waits in the queue.
@@ -63,7 +65,7 @@ def ask_study(wiring: "Wiring", values: object, *, allow_files: bool, ours: bool
     )[0]
 
 
-def check_pool(wiring: "Wiring", job: Job, *, allow_files: bool, wait: bool) -> None:
+def check_pool(wiring: Wiring, job: Job, *, allow_files: bool, wait: bool) -> None:
     """Raises SpecError or ProbeError where the job's pool cannot run its probes."""
     if job.probe is None:
         raise fault("probe", None, "is required to spend probes", "add probe: {max_probes: 5}")
@@ -77,7 +79,7 @@ def check_pool(wiring: "Wiring", job: Job, *, allow_files: bool, wait: bool) -> 
     pool.check(Need.of(job, job.probe.trainer), wait=wait)
 
 
-def _unfinished(wiring: "Wiring", job_hash: str) -> TaskRecord | None:
+def _unfinished(wiring: Wiring, job_hash: str) -> TaskRecord | None:
     """The newest study of this very job that nobody works on, now ours."""
 
     def studies(state: Literal["running", "queued"]) -> list[TaskRecord]:
@@ -95,12 +97,12 @@ def _unfinished(wiring: "Wiring", job_hash: str) -> TaskRecord | None:
 
 
 def run_study(
-    wiring: "Wiring",
+    wiring: Wiring,
     record: TaskRecord,
     observer: Observer,
     *,
     release_when: Callable[[], bool] = lambda: False,
-) -> "Plan | None":
+) -> Plan | None:
     """Spends a claimed study's probes and stores its plan; the best so far where it was stopped.
 
     release_when: true where the worker itself is being stopped; the study then goes back into the
@@ -132,11 +134,8 @@ def run_study(
     return plan
 
 
-def _plan(probes: StudyProbes) -> "Plan":
+def _plan(probes: StudyProbes) -> Plan:
     """The plan, with what the study measured before and measures now."""
-    from planner.plan.recommend import recommend
-    from planner.study.measured_search import MicroPlan, Probing
-
     wiring, job, record = probes.wiring, probes.job, probes.claimed.record
     assert job.probe is not None, "a study has probes to spend"
     own = probes.done_before()

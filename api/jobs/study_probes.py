@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from api.calibration.inputs import kernel_probes, timings_of
 from api.calibration.update import update_from_probes
@@ -12,11 +12,18 @@ from api.jobs.observer import Observer
 from api.jobs.plans import job_with_layout, job_without_layout
 from api.jobs.probes import RequestedProbe, probes_of, run_all
 from api.jobs.side_by_side import enqueue_in_room
+from api.storage.job_records import ProbeRecord, TaskEnd, TaskEvent, TaskRecord
 from api.storage.probes import gpu_seconds_of
-from api.storage.records import ProbeRecord, Subject, TaskEnd, TaskEvent, TaskRecord
+from api.storage.records import Subject
+from api.wiring import Wiring
+from planner.calibration.kernels import KernelTiming
 from planner.errors import PlannerError
 from planner.specs.job import Job
+from planner.specs.layout import Layout
 from planner.specs.measurement import BLAMELESS, MACHINE, Measured, Measurement, Rung, question_hash
+from planner.study.ask_tell import Event
+from planner.study.measured_search import MicroProbeTimings
+from planner.study.study import BROKEN, UNABLE, Proposal
 from planner.units import counted
 from probes.campaign import Campaign, ProbeRequest
 from probes.launch import Watch
@@ -24,20 +31,10 @@ from probes.preflight import Need
 from probes.protocol import FailureKind
 from probes.trainers import trainer_of
 
-if TYPE_CHECKING:
-    from api.wiring import Wiring
-    from planner.calibration.kernels import KernelTiming
-    from planner.specs.layout import Layout
-    from planner.study.ask_tell import Event
-    from planner.study.measured_search import MicroProbeTimings
-    from planner.study.study import Proposal
-
 PROBE_SECONDS = 600.0
 KERNEL_SECONDS = 180.0
 # failures that may come from the machine, not from the layout
 OF_THE_MACHINE = BLAMELESS | {FailureKind.IMPORT}
-# as `planner.study.study` knows it, which is not imported for a plan without probes
-BROKEN = "environment"
 IMPLAUSIBLE = "implausible"  # it ran, and its numbers cannot be true
 
 
@@ -49,7 +46,7 @@ class StudyProbes:
     succeeded: ids of measurements of layouts that ran.
     """
 
-    wiring: "Wiring"
+    wiring: Wiring
     job: Job
     observer: Observer
     claimed: Claimed[TaskRecord, TaskEnd]
@@ -57,14 +54,12 @@ class StudyProbes:
     succeeded: set[str] = field(default_factory=set)
 
     def measure(
-        self, asked: "Sequence[Proposal]"
-    ) -> "Iterable[tuple[Proposal, Measurement | MicroProbeTimings]]":
+        self, asked: Sequence[Proposal]
+    ) -> Iterable[tuple[Proposal, Measurement | MicroProbeTimings]]:
         """Each question with its measurement or timings, in order.
 
         Timings that were interrupted are left out.
         """
-        from planner.study.measured_search import MicroProbeTimings
-
         requested = []
         for question in asked:
             probe = self._requested(question)
@@ -97,7 +92,7 @@ class StudyProbes:
                     self.update_calibration()
                 yield question, measurement
 
-    def _requested(self, question: "Proposal") -> RequestedProbe | Measurement:
+    def _requested(self, question: Proposal) -> RequestedProbe | Measurement:
         """The probe of a question; of one that this pool cannot run a measurement that says so."""
         assert self.job.probe is not None, "a study has probes to spend"
         if question.micro is not None:
@@ -111,8 +106,6 @@ class StudyProbes:
             "steps": self.job.probe.steps,
         }
         parsed, job = ProbeRequest.from_user(request, allow_files=False)
-        from planner.study.study import UNABLE
-
         capacity = self.wiring.pool(parsed.pool).capacity(job.cluster)
         try:
             num_processes = Campaign.of(parsed, job, "probe-0", capacity).gpus_at_limit
@@ -133,7 +126,7 @@ class StudyProbes:
             plan_id=self.claimed.record.id,
         )
 
-    def _requested_kernels(self, question: "Proposal") -> RequestedProbe:
+    def _requested_kernels(self, question: Proposal) -> RequestedProbe:
         assert self.job.probe is not None, "a study has probes to spend"
         assert question.micro is not None, "kernels are asked for"
         request = {
@@ -214,14 +207,14 @@ class StudyProbes:
         update_from_probes(self.wiring, self.untaught)
         self.untaught.clear()
 
-    def on_event(self, event: "Event") -> None:
-        """Stores an event for who follows from elsewhere, and passes it to the observer."""
+    def on_event(self, event: Event) -> None:
+        """Stores an event so that other processes can stream it, and passes it to the observer."""
         body = event_body(event)
         self.claimed.report(body["message"])
         self.wiring.tasks.add_event(self.claimed.record, body, self.wiring.clock.now())
         self.observer.on_event(body)
 
-    def refusal(self, layout: "Layout") -> str | None:
+    def refusal(self, layout: Layout) -> str | None:
         """Why the probe program cannot run this layout; None where it can."""
         assert self.job.probe is not None, "a study has probes to spend"
         device = "cpu" if self.job.cluster.gpu.name == "cpu" else "cuda"
@@ -229,7 +222,7 @@ class StudyProbes:
 
     # ---- what was measured before ---------------------------------------------------------------
 
-    def timed_before(self) -> "list[KernelTiming]":
+    def timed_before(self) -> list[KernelTiming]:
         """Kernels timed on this GPU before, by whatever study, oldest first."""
         return [
             timing
@@ -259,7 +252,7 @@ class StudyProbes:
             )
 
     def done_before(self) -> "DoneBefore":
-        """What this study has measured already: it counts against its budget."""
+        """Earlier measurements of this study: they count against its budget."""
         study_id = self.claimed.record.id
         records = probes_of(self.wiring, study_id)
         found = {
@@ -341,7 +334,7 @@ def _rung_of(request: ProbeRequest) -> Rung:
     return "emulated" if request.emulate else "probed"
 
 
-def event_body(event: "Event") -> dict[str, Any]:
+def event_body(event: Event) -> dict[str, Any]:
     """An event of the study, JSON-safe."""
     asked = event.asked
     return {

@@ -2,14 +2,16 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from api.errors import lines_of
 from api.jobs.plans import job_with_layout
 from api.jobs.probes import RequestedProbe
 from planner.columns import LayoutBatch
+from planner.cost.machine.knobs import Calibration
 from planner.cost.price import Pricer
 from planner.errors import PlannerError
+from planner.plan.recommend import recommend
+from planner.ports import Ports
 from planner.rules import legal_mask
 from planner.rules.base import Context
 from planner.specs.job import Job
@@ -17,10 +19,6 @@ from planner.specs.layout import Layout
 from planner.specs.sweep import SweepSpec
 from planner.trainers.registry import resolve_layout
 from probes.campaign import ProbeRequest
-
-if TYPE_CHECKING:
-    from planner.cost.machine.knobs import Calibration
-    from planner.ports import Ports
 
 CANDIDATES = 30  # best layouts among which the least sure are sought
 
@@ -44,8 +42,8 @@ def wanted_of(
     spec: SweepSpec,
     job: Job,
     *,
-    ports: "Ports",
-    calibration: "Callable[[], Calibration | None]",
+    ports: Ports,
+    calibration: Callable[[], Calibration | None],
     run_id: str,
 ) -> Iterator[Wanted]:
     """Baseline layouts first: changes are seen by them. Each layout once.
@@ -55,8 +53,6 @@ def wanted_of(
     measure, seen = spec.measure, set[Layout]()
     ranked: list[tuple[Layout, float | None, float]] = []
     if measure.top_k or measure.informative:
-        from planner.plan.recommend import recommend
-
         plan = recommend(job, ports=ports, calibration=calibration())
         ranked = [
             (entry.layout, entry.estimate.step_seconds, entry.estimate.time_sd)

@@ -3,21 +3,19 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from api.errors import StoredError
 from api.jobs.bad_hosts import BadHost
 from api.jobs.retries import hosts_of, step_of
 from api.jobs.study_probes import IMPLAUSIBLE
 from api.jobs.sweep_layouts import Wanted
-from api.storage.records import ProbeRecord, TaskFilter, TaskRecord
+from api.storage.job_records import ProbeRecord, TaskFilter, TaskRecord
+from api.wiring import Wiring
 from planner.errors import ProbeError, SpecError
 from planner.specs.job import Job
 from planner.specs.measurement import Measurement
 from planner.units import counted
-
-if TYPE_CHECKING:
-    from api.wiring import Wiring
 
 CHANGED = 0.03  # relative change of a step that the headline counts; a judgement
 Line = dict[str, Any]
@@ -36,7 +34,7 @@ class ReportedJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpentByRun:
-    """What a run has used. most_at_once: probes that ran side by side."""
+    """Use of a run. most_at_once: probes that ran side by side."""
 
     probes: int
     gpu_seconds: float
@@ -45,9 +43,9 @@ class SpentByRun:
 
 
 def line_of(
-    wiring: "Wiring", run: TaskRecord, wanted: Wanted, attempts: Sequence[ProbeRecord], why_not: str
+    wiring: Wiring, run: TaskRecord, wanted: Wanted, attempts: Sequence[ProbeRecord], why_not: str
 ) -> Line:
-    """What is reported of one layout.
+    """The report on one layout.
 
     attempts: oldest first. why_not: why there is none, where there is none.
     """
@@ -79,7 +77,7 @@ def line_of(
     return {**line, **_measured(wiring, run, measurement)}
 
 
-def _measured(wiring: "Wiring", run: TaskRecord, measurement: Measurement) -> Line:
+def _measured(wiring: Wiring, run: TaskRecord, measurement: Measurement) -> Line:
     seconds = measurement.measured.step_seconds
     before = wiring.measurements.newest_before(measurement, run.asked_by or "")
     change = (
@@ -110,13 +108,12 @@ def _versions(before: Measurement, after: Measurement) -> dict[str, list[str | N
 
 
 def report_of(
-    wiring: "Wiring",
+    wiring: Wiring,
     run: TaskRecord,
     reported: Sequence[ReportedJob],
     spent: SpentByRun,
     bad: Sequence[BadHost],
 ) -> dict[str, Any]:
-    """The report, JSON-safe."""
     newest = _jobs_before(wiring, run)
     jobs = [_job(one, newest) for one in reported]
     lines = [line for job in jobs for line in job["layouts"]]
@@ -165,7 +162,7 @@ def _job(one: ReportedJob, newest: Sequence[Sequence[Mapping[str, Any]]]) -> dic
     return {**name, "layouts": list(one.lines), **won}
 
 
-def _jobs_before(wiring: "Wiring", run: TaskRecord) -> list[Sequence[Mapping[str, Any]]]:
+def _jobs_before(wiring: Wiring, run: TaskRecord) -> list[Sequence[Mapping[str, Any]]]:
     """The jobs of the reports of earlier runs of this sweep, newest first."""
     wanted = TaskFilter(kind="sweep", parent_id=run.parent_id, state="done")
     return [
@@ -212,7 +209,7 @@ def failure_in(result: Mapping[str, Any]) -> StoredError | None:
 
 
 def failure_of(run: TaskRecord) -> StoredError | None:
-    """What ended a run without a report; None where it has one."""
+    """The failure that ended a run without a report; None where it has one."""
     return (
         None
         if run.result is not None

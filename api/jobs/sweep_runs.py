@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from api.calibration.read import learned
 from api.calibration.update import update_about
@@ -14,7 +14,8 @@ from api.jobs.bad_hosts import MOST_OUT, BadHost, HostWatch, keep_out
 from api.jobs.drift import with_drift
 from api.jobs.leases import Claimed, new_lease
 from api.jobs.observer import Observer
-from api.jobs.probes import RequestedProbe, probes_of, recover, run_all
+from api.jobs.probe_recovery import recover
+from api.jobs.probes import RequestedProbe, probes_of, run_all
 from api.jobs.retries import hosts_of, next_try, step_of
 from api.jobs.schedule import is_within
 from api.jobs.side_by_side import SideBySide
@@ -23,8 +24,10 @@ from api.jobs.sweep_layouts import Wanted, wanted_of
 from api.jobs.sweep_report import Line, ReportedJob, SpentByRun, line_of, report_of
 from api.jobs.sweeps import check_sweep
 from api.render.sweep import sweep_line
+from api.storage.job_records import OPEN, ProbeRecord, TaskEnd, TaskRecord
 from api.storage.probes import gpu_seconds_of
-from api.storage.records import OPEN, ProbeRecord, TaskEnd, TaskRecord
+from api.wiring import Wiring
+from planner.cost.machine.knobs import Calibration
 from planner.errors import PlannerError, StoreError
 from planner.intake.jobs import read_job
 from planner.specs.job import Job
@@ -33,10 +36,6 @@ from planner.specs.sweep import SweepSpec
 from probes.launch import Watch
 from probes.protocol import FailureKind
 
-if TYPE_CHECKING:
-    from api.wiring import Wiring
-    from planner.cost.machine.knobs import Calibration
-
 POLL_SECONDS = 0.25  # between two looks for room, and at whether we were stopped
 STORED_SECONDS = 2.0  # between two standings that others can read
 SHOWN_SECONDS = 15.0  # between two lines while nothing ends
@@ -44,7 +43,7 @@ LOOK_SECONDS = 5.0  # between two looks at the hosts
 
 
 def run_sweep(
-    wiring: "Wiring",
+    wiring: Wiring,
     record: TaskRecord,
     observer: Observer,
     *,
@@ -103,7 +102,7 @@ class _Item:
 
     @cached_property
     def key(self) -> tuple[str, str]:
-        """Its question and its layout."""
+        """(question, layout) of the request."""
         return question_hash(self.wanted.job), self.wanted.layout.short()
 
 
@@ -124,7 +123,7 @@ class SweepRun:
     probes, gpu_seconds: spent, those that run included with what they may use.
     """
 
-    wiring: "Wiring"
+    wiring: Wiring
     spec: SweepSpec
     observer: Observer
     claimed: Claimed[TaskRecord, TaskEnd]
@@ -151,7 +150,6 @@ class SweepRun:
         )
 
     def report(self) -> dict[str, Any]:
-        """Everything measured, job by job."""
         self._read_what_was_done()
         try:
             for number, values in enumerate(self.spec.jobs, start=1):
@@ -246,7 +244,7 @@ class SweepRun:
                 self._look_at(item, record)
             self._go_on(item)
 
-    def _learned(self, job: Job) -> "Calibration | None":
+    def _learned(self, job: Job) -> Calibration | None:
         record = self.claimed.record
         return learned(self.wiring, job, record.asked_by or "", until=record.started_at)
 
@@ -337,7 +335,7 @@ class SweepRun:
         return replace(requested, request=own)
 
     def _take(self, record: ProbeRecord) -> None:
-        """What follows from a probe that ended."""
+        """Takes in a probe that ended."""
         item = self._running.pop(record.id)
         self.gpu_seconds += gpu_seconds_of(record)
         self.probes -= not _counts(record)

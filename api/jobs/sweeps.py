@@ -5,7 +5,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from sqlalchemy.orm import Session
 
 from api.asker import Asker, asker
 from api.errors import QuotaError, UnreadableError
@@ -15,19 +17,16 @@ from api.jobs.schedule import next_due, window_of
 from api.jobs.webhooks import check_webhook
 from api.own_entries import with_own
 from api.storage.common import readable
+from api.storage.job_records import TaskFilter, TaskRecord
 from api.storage.quotas import check_quota
-from api.storage.records import SweepRecord, TaskFilter, TaskRecord
+from api.storage.records import SweepRecord
+from api.wiring import Wiring
 from planner.errors import ConflictError, PlannerError
 from planner.intake.jobs import read_job
 from planner.intake.sweeps import read_sweep
 from planner.specs.sweep import SweepSpec
 from planner.units import DAY
 from probes.preflight import Need
-
-if TYPE_CHECKING:
-    from sqlalchemy.orm import Session
-
-    from api.wiring import Wiring
 
 log = logging.getLogger("planner.sweeps")
 PREFIX, RUN_PREFIX = "sweep", "sweep-run"
@@ -39,7 +38,7 @@ MISSED_SECONDS = 3600.0  # a scheduled time this long past was missed
 
 
 def add_sweep(
-    wiring: "Wiring", values: object, *, allow_files: bool, ours: bool = False
+    wiring: Wiring, values: object, *, allow_files: bool, ours: bool = False
 ) -> SweepRecord:
     """Stores a sweep; with a schedule, workers run it from now on. Raises SpecError, QuotaError.
 
@@ -77,7 +76,7 @@ def add_sweep(
     return record
 
 
-def check_sweep(wiring: "Wiring", spec: SweepSpec) -> None:
+def check_sweep(wiring: Wiring, spec: SweepSpec) -> None:
     """Raises what is wrong where the sweep's pool can run none of its jobs."""
     pool, failures = wiring.pool(spec.pool), dict[str, PlannerError | None]()
     for values in spec.jobs:
@@ -93,7 +92,7 @@ def check_sweep(wiring: "Wiring", spec: SweepSpec) -> None:
         raise next(error for error in failures.values() if error is not None)
 
 
-def pause_sweep(wiring: "Wiring", sweep_id: str) -> SweepRecord:
+def pause_sweep(wiring: Wiring, sweep_id: str) -> SweepRecord:
     """No more runs until it is resumed: queued ones are cancelled, a running one goes on.
 
     Raises NotFoundError, ConflictError; ForbiddenError for somebody else's.
@@ -102,7 +101,7 @@ def pause_sweep(wiring: "Wiring", sweep_id: str) -> SweepRecord:
     return wiring.sweeps.change(sweep_id, "paused", None, who.name)
 
 
-def resume_sweep(wiring: "Wiring", sweep_id: str) -> SweepRecord:
+def resume_sweep(wiring: Wiring, sweep_id: str) -> SweepRecord:
     """Runs again from the next time of its schedule on.
 
     Raises NotFoundError, ConflictError; ForbiddenError for somebody else's.
@@ -113,7 +112,7 @@ def resume_sweep(wiring: "Wiring", sweep_id: str) -> SweepRecord:
     return wiring.sweeps.change(sweep_id, "active", due, who.name)
 
 
-def cancel_sweep(wiring: "Wiring", sweep_id: str) -> SweepRecord:
+def cancel_sweep(wiring: Wiring, sweep_id: str) -> SweepRecord:
     """Never again: queued runs are cancelled, a running one is asked to stop.
 
     Raises NotFoundError; ForbiddenError for somebody else's.
@@ -122,8 +121,8 @@ def cancel_sweep(wiring: "Wiring", sweep_id: str) -> SweepRecord:
     return wiring.sweeps.change(sweep_id, "cancelled", None, who.name)
 
 
-def _owner(wiring: "Wiring", sweep_id: str) -> Asker:
-    """Who asks, where the sweep is theirs. Raises NotFoundError, ForbiddenError."""
+def _owner(wiring: Wiring, sweep_id: str) -> Asker:
+    """The caller, where the sweep is theirs. Raises NotFoundError, ForbiddenError."""
     who = asker()
     who.check_owner("sweep", sweep_id, wiring.sweeps.get(sweep_id).asked_by)
     return who
@@ -132,7 +131,7 @@ def _owner(wiring: "Wiring", sweep_id: str) -> Asker:
 # ---- the schedule --------------------------------------------------------------------------------
 
 
-def schedule_due(wiring: "Wiring") -> list[TaskRecord]:
+def schedule_due(wiring: Wiring) -> list[TaskRecord]:
     """Turns every scheduled time that has come into a task, once.
 
     What was missed for long is skipped or made up once, as the sweep says.
@@ -163,7 +162,7 @@ def schedule_due(wiring: "Wiring") -> list[TaskRecord]:
     return made
 
 
-def _check(wiring: "Wiring", task: TaskRecord | None, session: "Session") -> None:
+def _check(wiring: Wiring, task: TaskRecord | None, session: Session) -> None:
     """Raises QuotaError for a run that the key of its sweep may not have."""
     keys = {key.name for key in wiring.settings.keys}
     if task is not None and task.asked_by in keys:
@@ -186,7 +185,7 @@ def _due_at(sweep: SweepRecord, spec: SweepSpec, now: datetime) -> datetime | No
     return due_at
 
 
-def run_now(wiring: "Wiring", sweep: SweepRecord, *, ours: bool) -> TaskRecord:
+def run_now(wiring: Wiring, sweep: SweepRecord, *, ours: bool) -> TaskRecord:
     """A run of this sweep for this moment: claimed by us, or queued for a worker.
 
     ours: a run that a crashed process left goes on instead.
@@ -208,14 +207,14 @@ def run_now(wiring: "Wiring", sweep: SweepRecord, *, ours: bool) -> TaskRecord:
                     return taken
     task = replace(_task(wiring, sweep, now), asked_by=who.name)
 
-    def check(session: "Session") -> None:
+    def check(session: Session) -> None:
         wiring.sweeps.check_open(session, sweep.id)  # it may have been cancelled meanwhile
         check_quota(session, who, gpu_seconds=task.gpu_seconds or 0.0)
 
     return wiring.tasks.add([task], lease=new_lease() if ours else None, check=check)[0]
 
 
-def _task(wiring: "Wiring", sweep: SweepRecord, due_at: datetime) -> TaskRecord:
+def _task(wiring: Wiring, sweep: SweepRecord, due_at: datetime) -> TaskRecord:
     return TaskRecord(
         id=wiring.ids.new_id(RUN_PREFIX),
         kind="sweep",
@@ -243,7 +242,7 @@ def _priority(sweep: SweepRecord) -> int:
 # ---- reading -------------------------------------------------------------------------------------
 
 
-def all_sweeps(wiring: "Wiring") -> Iterator[SweepRecord]:
+def all_sweeps(wiring: Wiring) -> Iterator[SweepRecord]:
     """Every sweep, newest first, page by page."""
     cursor = None
     while True:
@@ -254,7 +253,7 @@ def all_sweeps(wiring: "Wiring") -> Iterator[SweepRecord]:
             return
 
 
-def sweep_detail(wiring: "Wiring", sweep: SweepRecord, runs: int = 10) -> dict[str, Any]:
+def sweep_detail(wiring: Wiring, sweep: SweepRecord, runs: int = 10) -> dict[str, Any]:
     """A sweep with its newest runs and their reports, JSON-safe."""
     tasks = wiring.tasks.list(TaskFilter(kind="sweep", parent_id=sweep.id), None, runs).items
     return {

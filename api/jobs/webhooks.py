@@ -11,17 +11,15 @@ import hmac
 import json
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from api.errors import fault, need
-from api.storage.records import TaskRecord
+from api.settings import Settings
+from api.storage.job_records import TaskRecord
+from api.wiring import Wiring
 from planner.errors import PlannerError
 from planner.units import HOUR
-
-if TYPE_CHECKING:
-    from api.settings import Settings
-    from api.wiring import Wiring
 
 log = logging.getLogger("planner.webhooks")
 SCHEMES = ("https", "http")
@@ -31,7 +29,7 @@ FIRST_WAIT_SECONDS, MOST_TRIES = 10.0, 9  # the last one after about an hour and
 FIELD = "sweep.webhook"
 
 
-def check_webhook(settings: "Settings", url: str) -> str:
+def check_webhook(settings: Settings, url: str) -> str:
     """The URL, where the operator allows its host. Raises SpecError."""
     try:
         parts = urlsplit(url)
@@ -55,7 +53,7 @@ def signature(secret: str, message_id: str, timestamp: int, body: bytes) -> str:
     return f"v1,{base64.b64encode(digest).decode()}"
 
 
-def deliver_due(wiring: "Wiring") -> int:
+def deliver_due(wiring: Wiring) -> int:
     """Calls every webhook that is due; returns how many took it."""
     taken = 0
     while True:
@@ -65,7 +63,7 @@ def deliver_due(wiring: "Wiring") -> int:
         taken += deliver(wiring, task)
 
 
-def deliver(wiring: "Wiring", task: TaskRecord) -> bool:
+def deliver(wiring: Wiring, task: TaskRecord) -> bool:
     """Calls the webhook of an ended run once; where that fails it is tried again later."""
     why = _posted(wiring, task)
     if why is None:
@@ -83,7 +81,7 @@ def deliver(wiring: "Wiring", task: TaskRecord) -> bool:
     return False
 
 
-def _posted(wiring: "Wiring", task: TaskRecord) -> str | None:
+def _posted(wiring: Wiring, task: TaskRecord) -> str | None:
     """Why the webhook did not take the report; None where it did."""
     import httpx
 
@@ -114,7 +112,7 @@ def _posted(wiring: "Wiring", task: TaskRecord) -> str | None:
 
 
 def told(task: TaskRecord) -> Mapping[str, Any]:
-    """What a webhook is sent."""
+    """The body that a webhook is sent."""
     return {
         "type": "sweep.run.ended",
         "id": task.id,

@@ -8,20 +8,20 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from api.calibration.update import update_from_probes
 from api.errors import UnavailableError
 from api.jobs.leases import abandoned, new_lease, take_over
 from api.jobs.observer import Observer
 from api.jobs.plans import subject_of
-from api.jobs.probes import BACKEND, recover, run_probe
+from api.jobs.probe_recovery import recover
+from api.jobs.probes import BACKEND, run_probe
 from api.jobs.studies import run_study
 from api.jobs.sweep_runs import run_sweep
 from api.jobs.sweeps import schedule_due
 from api.jobs.webhooks import deliver_due
-from api.storage.queue import LOST_WORKERS, lost_workers
-from api.storage.records import (
+from api.storage.job_records import (
     OPEN,
     JobEnd,
     JobRecord,
@@ -32,13 +32,11 @@ from api.storage.records import (
     TaskFilter,
     TaskRecord,
 )
+from api.storage.queue import LOST_WORKERS, SqlQueue, lost_workers
+from api.wiring import Wiring
 from planner.errors import ConflictError, PlannerError, StoreError
 from planner.units import HOUR, counted
 from probes.launch import Watch
-
-if TYPE_CHECKING:
-    from api.storage.queue import SqlQueue
-    from api.wiring import Wiring
 
 IDLE_SECONDS = 2.0
 PRUNE_SECONDS = HOUR  # between two prunings of the audit trail
@@ -61,7 +59,7 @@ class Workers(ABC, Generic[Record, End]):
     bug: ClassVar[str]
 
     def __init__(
-        self, wiring: "Wiring", number: int, report: Callable[[str], None] = lambda _: None
+        self, wiring: Wiring, number: int, report: Callable[[str], None] = lambda _: None
     ) -> None:
         self.wiring, self.report = wiring, report
         self.log = logging.getLogger(f"planner.{self.noun}s")
@@ -78,12 +76,10 @@ class Workers(ABC, Generic[Record, End]):
         ]
 
     def start(self) -> None:
-        """Starts the threads."""
         for thread in self._threads:
             thread.start()
 
     def wake(self) -> None:
-        """Says that there is work."""
         self._wake.set()
 
     def halt(self) -> None:
@@ -106,7 +102,7 @@ class Workers(ABC, Generic[Record, End]):
 
     @property
     @abstractmethod
-    def queue(self) -> "SqlQueue[Record, Any, End]":
+    def queue(self) -> SqlQueue[Record, Any, End]:
         """Where they claim. Raises StoreError while the database is down or not migrated."""
 
     @abstractmethod
@@ -119,7 +115,7 @@ class Workers(ABC, Generic[Record, End]):
 
     @abstractmethod
     def _about(self, record: Record) -> str:
-        """What it is, for a line."""
+        """The job in a line."""
 
     @abstractmethod
     def _failed(self, failure: str, message: str) -> End:
@@ -201,8 +197,7 @@ class TaskWorkers(Workers[TaskRecord, TaskEnd]):
     _pruned_at = -math.inf
 
     @property
-    def queue(self) -> "SqlQueue[TaskRecord, Any, TaskEnd]":
-        """The queue of tasks."""
+    def queue(self) -> SqlQueue[TaskRecord, Any, TaskEnd]:
         return self.wiring.tasks
 
     def _claim_next(self) -> TaskRecord | None:
@@ -252,8 +247,7 @@ class ProbeWorkers(Workers[ProbeRecord, ProbeEnd]):
     noun, bug = "probe", BACKEND
 
     @property
-    def queue(self) -> "SqlQueue[ProbeRecord, Any, ProbeEnd]":
-        """The queue of probes."""
+    def queue(self) -> SqlQueue[ProbeRecord, Any, ProbeEnd]:
         return self.wiring.probes
 
     def _claim_next(self) -> ProbeRecord | None:
@@ -271,7 +265,7 @@ class ProbeWorkers(Workers[ProbeRecord, ProbeEnd]):
         return ProbeEnd(state="failed", failure=failure, message=message)
 
 
-def is_idle(wiring: "Wiring") -> bool:
+def is_idle(wiring: Wiring) -> bool:
     """Whether nothing is queued, running or due, and no webhook is to be called yet."""
     for state in OPEN:
         if wiring.tasks.list(TaskFilter(state=state), None, 1).items:

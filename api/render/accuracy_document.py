@@ -55,7 +55,7 @@ def document(report: Report) -> str:
 
 
 def _kinds(report: Report) -> list[str]:
-    """What a user asks: off by how much where it was never run, and after runs of one's own."""
+    """Errors where the planner was never run, and after runs of one's own."""
     after = {one.runs: one.kinds for one in report.own_runs if one.runs}
     names = ("trainer, GPU, format", "units", "rows", "never seen", "in 90%")
     cells = []

@@ -41,7 +41,7 @@ def sweep_chart(detail: Mapping[str, Any]) -> Chart:
 
 
 def change_points(detail: Mapping[str, Any], due: Mapping[str, str]) -> Iterator[ChangePoint]:
-    """What the newest report says of drift, within the runs that are shown.
+    """Points at which the newest report finds drift, within the runs that are shown.
 
     due: when each run was due.
     """

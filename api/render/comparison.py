@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from planner.errors import PlannerError
+from planner.estimates import estimate_job
 from planner.specs.measurement import Measurement
 
 
@@ -30,7 +31,6 @@ class Beside:
         return measured / predicted if measured and predicted else None
 
     def as_dict(self) -> dict[str, object]:
-        """For --json."""
         return {**asdict(self), "ratio": self.ratio}
 
     def sentence(self) -> str:
@@ -53,8 +53,6 @@ def beside(measurements: Sequence[Measurement]) -> list[Beside]:
 
 
 def _beside(measurement: Measurement) -> Beside:
-    from planner.estimates import estimate_job
-
     job, numbers = measurement.job, measurement.measured
     measured = numbers.tokens_per_second_per_gpu
     if measured is None and numbers.step_seconds:

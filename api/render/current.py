@@ -1,4 +1,4 @@
-"""What runs today beside number 1: its figures, what changes, the difference in the user's file."""
+"""Today's layout beside number 1: its figures, what changes, the difference in the user's file."""
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -138,7 +138,6 @@ def _advice(versus: VersusCurrent) -> list[str]:
 
 
 def changes(versus: VersusCurrent) -> Table:
-    """The fields that change, and only those."""
     table = Table.grid(padding=(0, 2))
     for name, (old, new) in versus.changed.items():
         table.add_row(Text(name, style="dim"), Text(f"{_shown(old)} -> {_shown(new)}"))
@@ -181,7 +180,7 @@ def difference_lines(plan: Plan) -> str:
 
 
 def current_files(plan: Plan) -> dict[str, str]:
-    """What --save-dir writes of it: the user's files anew, and the difference."""
+    """Files that --save-dir writes of it: the user's own anew, and the difference."""
     versus = plan.versus_current
     if versus is None or not versus.files:
         return {}

@@ -1,7 +1,6 @@
 """One estimate on one screen; the bars are shared with the plan."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -23,11 +22,9 @@ from api.render.figures import (
 from api.render.parts import memory_parts, time_parts
 from planner.specs.estimate import OOM_LIMIT, Estimate, Violation
 from planner.specs.estimate_parts import bottleneck
+from planner.specs.job import Job
 from planner.trainers.registry import layout_line
 from planner.units import counted
-
-if TYPE_CHECKING:
-    from planner.specs.job import Job
 
 INDENT = 2
 TOLD = 0.01  # of the memory: what the allocator gives back is said from there on
@@ -35,12 +32,10 @@ NARROW = 76  # columns below which tables show less
 
 
 def heading(text: str) -> Text:
-    """The title of a section."""
     return Text(text, style="bold")
 
 
 def indented(renderable: RenderableType) -> Padding:
-    """Moved right by INDENT."""
     return Padding(renderable, (0, 0, 0, INDENT))
 
 
@@ -137,7 +132,7 @@ def verdict(estimate: Estimate) -> Text:
 
 
 def _risks(estimate: Estimate) -> Iterator[str]:
-    """What to know of the risk: why it does not fit, and how all of the card compares."""
+    """Lines on the risk: why it does not fit, and how all of the card compares."""
     if not estimate.fits:
         yield "too risky: more than 5%"
     if estimate.device_bytes and estimate.reclaimable_bytes:
@@ -200,7 +195,7 @@ def _count_of_work(estimate: Estimate) -> str:
 
 
 def basis_line(estimate: Estimate) -> Text:
-    """What the figures rest on: how many mechanisms runs show best, and the others by name."""
+    """The basis of the figures: how many mechanisms runs show best, and the others by name."""
     names: dict[str, list[str]] = {}
     for name, kind in (estimate.basis or {}).items():
         names.setdefault(kind, []).append(name)
@@ -227,8 +222,7 @@ def _taught(calibration_id: str) -> str:
     return f"{calibration_id}, taught by {what} in this database"
 
 
-def question_line(job: "Job") -> str:
-    """The job in one line."""
+def question_line(job: Job) -> str:
     counts = job.cluster.num_gpus_choices
     size_of_model = parameters(job.model.total_parameters(), job.model.active_parameters())
     num_gpus = f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
@@ -240,9 +234,8 @@ def question_line(job: "Job") -> str:
 
 
 def estimate_view(
-    estimate: Estimate, job: "Job", width: int, *, letters: bool, kept_id: str
+    estimate: Estimate, job: Job, width: int, *, letters: bool, kept_id: str
 ) -> RenderableType:
-    """The whole screen of `estimate --job`."""
     layout = layout_line(job.layout, job.training.trainer) if job.layout is not None else ""
     top: list[RenderableType] = [
         Text(question_line(job), style="dim"),

@@ -15,12 +15,10 @@ def rate(value: float | None) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """A duration."""
     return NONE if value is None else format_seconds(value)
 
 
 def size(value: float | None) -> str:
-    """Bytes."""
     return NONE if value is None else format_bytes(value)
 
 
@@ -37,7 +35,7 @@ def risk(value: float | None) -> str:
 
 
 def parameters(total: int | None, active: int | None) -> str:
-    """What follows a model's name: " (70.6B parameters)", " (671B parameters, 37.6B active)"."""
+    """Parameters in brackets: " (70.6B parameters)", " (671B parameters, 37.6B active)"."""
     if total is None:
         return ""
     few = f", {format_count(active)} active" if active is not None and active < total else ""

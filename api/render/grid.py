@@ -6,6 +6,7 @@ columns are left out, the least telling first. Widths are in characters.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from textwrap import TextWrapper
 
 from rich.text import Text
 
@@ -33,7 +34,6 @@ class Column:
 
 
 def number(name: str, drop: int | None = None) -> Column:
-    """A column of figures."""
     return Column(name=name, right=True, drop=drop)
 
 
@@ -72,17 +72,8 @@ def grid(
 
 def wrapped(text: str, width: int) -> list[str]:
     """Lines of at most `width`, broken at spaces; a longer word has a line of its own."""
-    lines: list[str] = []
-    for paragraph in text.split("\n"):
-        line = ""
-        for word in paragraph.split(" "):
-            if line and len(line) + 1 + len(word) > width:
-                lines.append(line)
-                line = word
-            else:
-                line = f"{line} {word}" if line else word
-        lines.append(line)
-    return lines
+    words = TextWrapper(max(width, 1), break_long_words=False, break_on_hyphens=False)
+    return [line for part in text.split("\n") for line in words.wrap(part) or [""]]
 
 
 def _fitting(
@@ -132,7 +123,7 @@ def _widths(
     width: int,
     gap: int,
 ) -> list[int]:
-    """What is left over goes to the columns that wrap, or whose heading does, in turn."""
+    """Widths of the columns. The rest goes to those that wrap, or whose heading does, in turn."""
     widths = [_narrowest(columns[i], [row[i] for row in rows]) for i in shown]
     left = width - sum(widths) - gap * (len(widths) - 1)
     natural = [

@@ -1,4 +1,4 @@
-"""What an estimate's memory and time consist of, as parts of a bar."""
+"""Parts of an estimate's memory and time, as parts of a bar."""
 
 from api.render.bars import BarPart
 from planner.specs import estimate_parts

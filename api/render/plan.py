@@ -1,6 +1,5 @@
 """A plan on one screen: what wins, by how much, why, and what to paste."""
 
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,9 @@ from api.render.estimate import (
 )
 from api.render.figures import parameters, percent, rate, seconds, size
 from api.render.grid import Column, grid, number
+from api.render.launch import launch_lines
 from api.render.probing import measured_line, probing_section
 from planner.catalog.clusters import gpu_aliases
-from planner.export import FORMATS
 from planner.specs.layout import Layout
 from planner.specs.plan import SOURCES, Plan, RankedLayout
 from planner.specs.run import RunEstimate
@@ -83,7 +82,7 @@ def plan_view(plan: Plan, width: int, *, letters: bool, saved: str | None = None
             "",
         ]
     sections += [
-        *_launch(plan, winner, width, saved),
+        *launch_lines(plan, winner, width, saved),
         "",
         searched_line(plan),
         basis_line(winner.estimate),
@@ -98,7 +97,7 @@ def _line(plan: Plan, layout: Layout) -> str:
 
 
 def _resting(plan: Plan) -> list[RenderableType]:
-    """What number 1 uses that nobody measured, and the best layout that does without."""
+    """Features of number 1 that nobody measured, and the best layout that does without."""
     if plan.rests_on is None:
         return []
     other = plan.best_measured
@@ -123,7 +122,7 @@ def _on_paper(plan: Plan) -> list[RenderableType]:
 
 
 def _as_predicted(winner: RankedLayout) -> str:
-    """What the bar of a step is of, where another step stands in the headline."""
+    """The step that the bar shows, where another one stands in the headline."""
     return " as predicted" if winner.expected_step_seconds else ""
 
 
@@ -302,7 +301,6 @@ def sizes_table(plan: Plan, width: int) -> Text:
 
 
 def money(dollars: float) -> str:
-    """US dollars."""
     return f"${dollars:,.0f}" if dollars >= 100 else f"${dollars:.2f}"
 
 
@@ -329,75 +327,6 @@ def _reasons(plan: Plan) -> list[tuple[str, list[str]]]:
     return sections
 
 
-def _launch(plan: Plan, entry: RankedLayout, width: int, saved: str | None) -> list[RenderableType]:
-    """The lines to paste: write the files of the layout, go there, start the run."""
-    lines: list[RenderableType] = []
-    for trainer, export in entry.export.items():
-        lines.append(heading(f"Run it with {trainer} {export.get('version', '')}".rstrip()))
-        lines += [
-            indented(Text(line, no_wrap=True))
-            for line in launch_commands(plan, entry, trainer, export, width - INDENT, saved)
-        ]
-        blockers = [
-            f"{b['field']}={b['value']}: {b['rule']}; {b['remedy']}"
-            for b in export.get("blockers", [])
-        ]
-        if blockers:
-            lines.append(indented(bullets(blockers, "!", "yellow")))
-        if export.get("notes"):
-            lines.append(indented(bullets(list(export["notes"]))))
-    return lines
-
-
-def launch_commands(
-    plan: Plan,
-    entry: RankedLayout,
-    trainer: str,
-    export: Mapping[str, Any],
-    width: int,
-    saved: str | None,
-) -> list[str]:
-    """Shell commands, each on its own line, long ones continued with backslashes."""
-    folder = (
-        f"{saved}/rank-{entry.rank:02d}"
-        if saved is not None
-        else f"{plan.id}-rank-{entry.rank:02d}"
-    )
-    commands = [["cd", folder], list(export.get("command", []))]
-    if saved is None:
-        to = [] if trainer == FORMATS[0] else ["--format", trainer]
-        commands.insert(
-            0,
-            [
-                "planner-cli",
-                "export",
-                plan.id,
-                "--rank",
-                str(entry.rank),
-                *to,
-                "--save-dir",
-                folder,
-            ],
-        )
-    return [
-        line
-        for words in commands
-        for line in continued([shlex.quote(word) for word in words], width)
-    ]
-
-
-def continued(words: list[str], width: int) -> list[str]:
-    """One command as lines of at most `width` columns where its words allow, ready to paste."""
-    lines = [""]
-    for word in words:
-        if lines[-1] and len(lines[-1]) + len(word) + 3 > width:
-            lines[-1] += " \\"
-            lines.append(f"  {word}")
-        else:
-            lines[-1] += f" {word}" if lines[-1] else word
-    return lines
-
-
 def searched_line(plan: Plan) -> Text:
     """How much was looked at."""
     s = plan.searched
@@ -414,7 +343,7 @@ def searched_line(plan: Plan) -> Text:
 
 
 def _sampled(study: Mapping[str, Any] | None) -> str:
-    """What sampling beyond enumeration found, or why it did not run."""
+    """The result of sampling beyond enumeration, or why it did not run."""
     if study is None:
         return ""
     if not study["trials"] and "reason" in study:

@@ -1,4 +1,4 @@
-"""What probes measured, beside what was predicted."""
+"""Measurements of probes beside their predictions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from rich.text import Text
 from api.render.comparison import Beside
 from api.render.figures import NONE, rate, seconds, size
 from api.render.grid import Column, grid, number
-from api.storage.records import ProbeRecord
+from api.storage.job_records import ProbeRecord
 from planner.specs.estimate import Estimate
 from planner.specs.measurement import Measurement
 
@@ -34,7 +34,6 @@ class Probed:
     estimate: Estimate
 
     def as_dict(self) -> dict[str, object]:
-        """For `--json`."""
         record = self.record
         return {
             "id": record.id,

@@ -1,4 +1,4 @@
-"""What a plan's probes found, beside what was predicted."""
+"""Findings of a plan's probes beside their predictions."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -67,7 +67,7 @@ def probing_section(plan: Plan, width: int) -> Iterator[RenderableType]:
 
 
 def _faster_on_paper(plan: Plan) -> list[str]:
-    """What was not measured and is expected to beat the fastest that was: the next to probe."""
+    """Layouts not measured that should beat the fastest measured one: the next to probe."""
     best = plan.ranked[0]
     if best.source != "probed" or not best.expected_step_seconds:
         return []

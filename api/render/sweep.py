@@ -7,7 +7,6 @@ from planner.units import counted
 
 
 def report_lines(result: Mapping[str, Any]) -> Iterator[str]:
-    """The lines of a report."""
     yield str(result["headline"])
     spent = f"{counted(result['probes'], 'probe')}, {result['gpu_seconds']:.0f} GPU-seconds"
     yield "; ".join((spent, *_software(result)))
@@ -25,7 +24,6 @@ def report_lines(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def drift_lines(result: Mapping[str, Any]) -> Iterator[str]:
-    """Lines about the drift of a sweep's layouts."""
     drift = result.get("drift")
     if not drift:
         return

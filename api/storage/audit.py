@@ -27,7 +27,6 @@ def note(
     gpu_seconds: float | None = None,
     detail: str | None = None,
 ) -> None:
-    """Adds a line to a transaction."""
     session.add(
         AuditRow(
             at=database_time(),
@@ -47,7 +46,6 @@ class SqlAuditTrail:
         self.engine = engine
 
     def add(self, asked_by: str | None, action: str, subject: str, detail: str) -> None:
-        """Stores one line."""
         with writing(self.engine) as session:
             note(session, asked_by, action, subject, detail=detail)
 

@@ -80,7 +80,7 @@ def _command(engine: Engine, file: Path) -> str:
 
 
 def faults_in(engine: Engine) -> list[str]:
-    """What does not fit together, one line each; none of a sound database."""
+    """Inconsistencies, one line each; none of a sound database."""
     found: list[str] = []
     with store_errors(engine), engine.connect() as connection:
         if engine.dialect.name == "sqlite":

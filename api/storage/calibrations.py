@@ -98,8 +98,8 @@ class SqlCalibrationStore:
             row = session.execute(query).first()
             return None if row is None else _record(row)
 
-    def subjects(self, owner: str) -> "Sequence[Subject]":
-        """What calibrations in use are of, of this owner."""
+    def subjects(self, owner: str) -> Sequence[Subject]:
+        """Subjects of this owner's calibrations in use."""
         table = CalibrationRow
         query = select(table.trainer, table.gpu, table.owner).where(
             table.superseded_at.is_(None), table.owner == plain_text(owner)

@@ -1,17 +1,37 @@
-"""The database's clock: leases, delays and daily limits are decided by it, in SQL.
+"""Times in the database, and its clock: leases, delays and daily limits are decided by it, in SQL.
 
 Machines that share a database may disagree about the time; the database has one.
 """
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import literal
+from sqlalchemy import DateTime, Dialect, TypeDecorator, literal
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
-from api.storage.tables import UtcDateTime
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """A time in UTC. SQLite forgets time zones, so UTC is put back on the way out."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """To UTC; refuses a time without a time zone."""
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError("a moment needs its time zone")
+        value = value.astimezone(UTC)
+        return value.replace(tzinfo=None) if dialect.name == "sqlite" else value
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """With UTC attached."""
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
 class database_time(FunctionElement[datetime]):

@@ -1,20 +1,18 @@
-"""What all stores share: new rows, look-ups by id, and text that both databases hold."""
+"""Helpers of all stores: new rows, look-ups by id, and text that both databases hold."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from sqlalchemy import Engine, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from api.errors import UnreadableError
+from api.storage.tables import Base
 from api.storage.transactions import reading
 from planner.errors import ConflictError, NotFoundError, SpecError
-
-if TYPE_CHECKING:
-    from api.storage.tables import Base
 
 SHOWN_CHARACTERS = 200
 Row = TypeVar("Row", bound="Base")

@@ -15,7 +15,7 @@ MOST_READINGS = 50_000  # newest ones of the questions of a sweep
 
 
 class SqlDriftStore:
-    """What was measured again and again, and since when it is different."""
+    """Repeated measurements, and since when they are different."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine

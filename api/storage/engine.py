@@ -58,7 +58,6 @@ class Limits:
 
     @property
     def pool(self) -> dict[str, Any]:
-        """SQLAlchemy's options."""
         kept = min(self.connections, 5)
         return {
             "pool_size": kept,

@@ -32,7 +32,7 @@ class KeptAnswer:
 
 
 class AnsweredMeanwhile(Exception):
-    """The same request was answered while we worked on it. answer: what it was given."""
+    """A twin request was answered while we worked on it. answer: what it was given."""
 
     def __init__(self, answer: KeptAnswer) -> None:
         super().__init__("answered meanwhile")

@@ -1,8 +1,8 @@
-"""What learning reads and keeps in SQL: the runs that count, and what pricing them found."""
+"""Learning in SQL: the runs that count, and what pricing them found."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy import ColumnElement, Engine, Select, and_, delete, func, or_, select
 from sqlalchemy.orm import Session
@@ -11,9 +11,8 @@ from api.storage.common import plain_text
 from api.storage.records import LearningInputs, RunRow, Subject
 from api.storage.tables import DriftRow, MeasurementRow, PricedRunRow, ProbeRow
 from api.storage.transactions import reading, writing
-
-if TYPE_CHECKING:
-    from planner.cost.machine.knobs import StaleRuns
+from planner.cost.machine.knobs import StaleRuns
+from planner.specs.measurement import TEACHING, software_hash
 
 MOST_RUNS = 500  # newest runs that a calibration is made from
 MOST_KERNEL_PROBES = 200  # newest probes of kernels that it is made from
@@ -32,7 +31,7 @@ class SqlLearningStore:
         self.basis = basis
 
     def inputs(self, subject: Subject, software: Mapping[str, str] | None = None) -> LearningInputs:
-        """What a calibration of this subject is made from now.
+        """Inputs of this subject's calibration as of now.
 
         software: of the runs; where it is left out, that of the newest run.
         """
@@ -67,7 +66,7 @@ class SqlLearningStore:
             return session.scalars(query).all()
 
     def owners(self, trainer: str, gpu: str) -> Sequence[str]:
-        """Who has runs of this trainer on this GPU that are not shared."""
+        """Owners of runs of this trainer on this GPU that are not shared."""
         table = MeasurementRow
         query = (
             select(table.asked_by)
@@ -133,8 +132,6 @@ def _hashes_of(session: Session, subject: Subject, software: Mapping[str, str]) 
 
     The reference program's runs and the trainer's own teach together (`own_runs.REFERENCE`).
     """
-    from planner.specs.measurement import software_hash
-
     table, measured = MeasurementRow, MeasurementRow.body["row"]["measured"]
     version = func.coalesce(measured["software"]["trainer_version"].as_string(), "")
     ours = software.get("trainer_version", "").startswith(OURS)
@@ -157,7 +154,7 @@ def _public(version: str) -> str:
 
 def without_stale(
     session: Session, subject: Subject, query: Select[Any], software: Sequence[str] = ()
-) -> "tuple[StaleRuns | None, Select[Any]]":
+) -> tuple[StaleRuns | None, Select[Any]]:
     """(runs from before a change of their step times, the query without them).
 
     What did not fit into memory has no step time, and is never stale.
@@ -192,16 +189,12 @@ def without_stale(
         for one, is_old in zip(newest_first, before, strict=True)
         if session.scalars(old.where(is_old).limit(1)).first() is not None
     )
-    from planner.cost.machine.knobs import StaleRuns
-
     stale = StaleRuns(runs=runs, since=change.since.isoformat(), statement=change.statement)
     return stale, query.where(~or_(*before))
 
 
 def _counting(query: Select[Any], subject: Subject) -> Select[Any]:
     """The query, of runs that teach this subject, newest first."""
-    from planner.specs.measurement import TEACHING
-
     table, measured = MeasurementRow, MeasurementRow.body["row"]["measured"]
     return query.where(
         table.trainer == plain_text(subject.trainer),
@@ -235,6 +228,5 @@ def _kernel_probes(gpu: str) -> Select[Any]:
 
 
 def _timed() -> tuple[ColumnElement[bool], ...]:
-    """Probes that have timed kernels."""
     kernels = ProbeRow.request["kernels"].as_string()
     return ProbeRow.state == "done", kernels.is_not(None), kernels.not_in(NO_KERNELS)

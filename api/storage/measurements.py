@@ -44,7 +44,7 @@ class SqlMeasurementStore:
             )
 
     def asked_by(self, measurement_id: str) -> str | None:
-        """Who stored it. Raises NotFoundError."""
+        """The owner of a measurement. Raises NotFoundError."""
         with reading(self.engine) as session:
             return row_of(session, MeasurementRow, measurement_id, "measurement", REMEDY).asked_by
 

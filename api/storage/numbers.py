@@ -1,4 +1,4 @@
-"""What the database holds, in numbers, for whoever watches the service."""
+"""Counts in the database, for whoever watches the service."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -7,9 +7,9 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from api.storage.common import flush_new, plain_text
+from api.storage.job_records import ProbeEnd, ProbeFilter, ProbeRecord
 from api.storage.measurements import measurement_row
 from api.storage.queue import SqlQueue
-from api.storage.records import ProbeEnd, ProbeFilter, ProbeRecord
 from api.storage.tables import ProbeRow
 
 MOST_RANKS = 3  # that an emulation runs, one after the other

@@ -20,8 +20,9 @@ from sqlalchemy.orm import Session
 from api.storage.audit import note
 from api.storage.clock import database_time
 from api.storage.common import SHOWN_CHARACTERS, flush_new, plain_text, row_of
+from api.storage.job_records import JobEnd, JobRecord, Lease
 from api.storage.paging import read_page
-from api.storage.records import JobEnd, JobRecord, Lease, Page
+from api.storage.records import Page
 from api.storage.tables import LeasedRow
 from api.storage.transactions import reading, writing
 from planner.errors import ConflictError
@@ -72,7 +73,7 @@ class SqlQueue(ABC, Generic[Record, Filter, End]):
 
     @abstractmethod
     def _used_gpu_seconds(self, record: Record, end: End) -> float | None:
-        """What an ended job used."""
+        """GPU-seconds that an ended job used."""
 
     def _record(self, row: Any) -> Record:
         names = (field.name for field in fields(self.record_class))
@@ -138,7 +139,7 @@ class SqlQueue(ABC, Generic[Record, Filter, End]):
         return self._take(first, lease, counts=True, fresh=True)
 
     def _may_start(self) -> tuple[ColumnElement[bool], ...]:
-        """What else must hold of a queued job that a worker takes."""
+        """Further conditions on a queued job that a worker takes."""
         return ()
 
     def _waits(self, session: Session, row: Any) -> bool:
@@ -373,7 +374,7 @@ _WAITING: dict[str, Any] = {
 
 
 def lost_workers(attempts: int, last: str | None) -> str:
-    """What is said of a job that took down every worker it was given to."""
+    """The message of a job that took down every worker it was given to."""
     return (
         f"its worker was lost in {counted(attempts, 'attempt')} (the last was {last or 'nobody'}); "
         "it is not tried again by itself: `planner-cli queue retry ID` does"

@@ -1,4 +1,4 @@
-"""What one key may use: counted in the transaction that stores what it asks for."""
+"""Quotas of a key, counted in the transaction that stores its request."""
 
 from sqlalchemy import func, or_, select, text
 from sqlalchemy.orm import Session
@@ -6,7 +6,7 @@ from sqlalchemy.orm import Session
 from api.asker import Asker
 from api.errors import QuotaError
 from api.storage.clock import database_time
-from api.storage.records import OPEN
+from api.storage.job_records import OPEN
 from api.storage.tables import PlanRow, ProbeRow, TaskRow
 from planner.units import DAY
 

@@ -25,7 +25,7 @@ class NoRoomError(PlannerError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """What a pool has for those who share it.
+    """Devices that a pool has for those who share it.
 
     devices: that probes can use at the same time.
     host: only probes of runners on this host count, where each host has a pool of its own.
@@ -36,7 +36,6 @@ class Room:
     host: str | None = None
 
     def taken(self, session: Session) -> int:
-        """Devices of the probes that run there."""
         query = select(func.coalesce(func.sum(self._occupied()), 0)).where(*self._running())
         return int(session.scalar(query) or 0)
 

@@ -4,14 +4,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from api.asker import asker
 from api.identity import hash_of_job
-from api.remembered import Remembered
 from api.storage.audit import note
 from api.storage.common import flush_new, plain_text, readable, row_of
 from api.storage.paging import read_page
@@ -19,9 +17,9 @@ from api.storage.quotas import check_quota
 from api.storage.records import Page, PlanLabels, PlanLine, StoredEstimate
 from api.storage.tables import EstimateRow, PlanLayoutRow, PlanRow
 from api.storage.transactions import reading, writing
-
-if TYPE_CHECKING:
-    from planner.specs.plan import Plan, RankedLayout
+from planner.cost.pipeline.recently_used import RecentlyUsed
+from planner.specs.estimate import Estimate
+from planner.specs.plan import Plan, RankedLayout
 
 MOST_PLANS = 64  # kept in memory
 PLANS = "`planner-cli plans` lists them"
@@ -32,9 +30,9 @@ class SqlStore:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._plans: Remembered[str, Plan] = Remembered(MOST_PLANS)
+        self._plans: RecentlyUsed[str, Plan] = RecentlyUsed(MOST_PLANS)
 
-    def save_plan(self, plan: "Plan", labels: PlanLabels) -> None:
+    def save_plan(self, plan: Plan, labels: PlanLabels) -> None:
         """Stores the plan under its id, as one of who asks.
 
         Raises ConflictError when the id is taken, QuotaError for one plan too many.
@@ -52,21 +50,19 @@ class SqlStore:
             with reading(self.engine) as session:
                 check_quota(session, who, plans=1)
 
-    def get_plan(self, plan_id: str) -> "Plan":
+    def get_plan(self, plan_id: str) -> Plan:
         """The plan as it was stored. Raises NotFoundError.
 
         A stored plan never changes, so the newest ones that were asked for are not read again.
         """
-        from planner.specs.plan import Plan
-
-        known = self._plans.again(plan_id)
+        known = self._plans.get(plan_id)
         if known is not None:
             return known
         with reading(self.engine) as session:
             row = row_of(session, PlanRow, plan_id, "plan", PLANS)
             with readable("plan", row.id):
                 plan = Plan.model_validate(row.body)
-        self._plans.keep(plan_id, plan)
+        self._plans.put(plan_id, plan)
         return plan
 
     def asked_by(self, plan_id: str) -> str | None:
@@ -89,8 +85,6 @@ class SqlStore:
 
     def get_estimate(self, estimate_id: str) -> StoredEstimate:
         """The estimate as it was stored. Raises NotFoundError."""
-        from planner.specs.estimate import Estimate
-
         remedy = "give the one in the location of POST /estimate"
         with reading(self.engine) as session:
             row = row_of(session, EstimateRow, estimate_id, "estimate", remedy)
@@ -101,14 +95,14 @@ class SqlStore:
             )
 
 
-def add_plan(session: Session, plan: "Plan", labels: PlanLabels) -> None:
+def add_plan(session: Session, plan: Plan, labels: PlanLabels) -> None:
     """Adds the plan and its ranked layouts to a transaction. Raises ConflictError."""
     session.add(_plan_row(plan, labels))
     flush_new(session, plan.id)
     session.add_all(_layout_row(plan.id, entry) for entry in plan.ranked)
 
 
-def _plan_row(plan: "Plan", labels: PlanLabels) -> PlanRow:
+def _plan_row(plan: Plan, labels: PlanLabels) -> PlanRow:
     winner = plan.ranked[0]
     on_paper = winner.estimate.tokens_per_second_per_gpu
     return PlanRow(
@@ -132,7 +126,7 @@ def _plan_row(plan: "Plan", labels: PlanLabels) -> PlanRow:
     )
 
 
-def _layout_row(plan_id: str, entry: "RankedLayout") -> PlanLayoutRow:
+def _layout_row(plan_id: str, entry: RankedLayout) -> PlanLayoutRow:
     estimate = entry.estimate
     return PlanLayoutRow(
         plan_id=plan_id,

@@ -11,9 +11,10 @@ from sqlalchemy.orm import Session
 from api.storage.audit import note
 from api.storage.clock import database_time
 from api.storage.common import flush_new, plain_text, row_of
+from api.storage.job_records import OPEN, JobState, TaskRecord
 from api.storage.paging import read_page
 from api.storage.queue import Check
-from api.storage.records import OPEN, JobState, Page, SweepRecord, SweepState, TaskRecord
+from api.storage.records import Page, SweepRecord, SweepState
 from api.storage.tables import SweepRow, TaskRow
 from api.storage.tasks import cancel_runs, has_open_run, task_values
 from api.storage.transactions import reading, writing

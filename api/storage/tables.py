@@ -1,14 +1,12 @@
 """The tables. Change them with a migration in `alembic/versions/`; a test compares the two."""
 
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import (
     JSON,
     BigInteger,
     Boolean,
-    DateTime,
-    Dialect,
     Float,
     ForeignKey,
     Index,
@@ -16,11 +14,12 @@ from sqlalchemy import (
     MetaData,
     String,
     Text,
-    TypeDecorator,
     UniqueConstraint,
     true,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from api.storage.clock import UtcDateTime
 
 NAMING = {
     "ix": "ix_%(column_0_label)s",
@@ -30,28 +29,6 @@ NAMING = {
 }
 ID_LENGTH = 64
 HASH_LENGTH = 64
-
-
-class UtcDateTime(TypeDecorator[datetime]):
-    """A time in UTC. SQLite forgets time zones, so UTC is put back on the way out."""
-
-    impl = DateTime(timezone=True)
-    cache_ok = True
-
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """To UTC; refuses a time without a time zone."""
-        if value is None:
-            return None
-        if value.tzinfo is None:
-            raise ValueError("a moment needs its time zone")
-        value = value.astimezone(UTC)
-        return value.replace(tzinfo=None) if dialect.name == "sqlite" else value
-
-    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """With UTC attached."""
-        if value is None:
-            return None
-        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
 class Base(DeclarativeBase):
@@ -166,7 +143,7 @@ class MeasurementRow(Base):
 
 
 class PricedRunRow(Base):
-    """What the model says of a measured run, priced once.
+    """Predictions for a measured run, priced once.
 
     basis: the model's version and the calibration at whose knobs it was priced.
     """
@@ -181,7 +158,7 @@ class PricedRunRow(Base):
 
 
 class LeasedRow(Base):
-    """What every queue has in common: a state, and a lease on it.
+    """Columns of every queue: a state, and a lease on it.
 
     Only the owner with the newest fencing_token may write. priority: higher ones go first.
     """

@@ -11,8 +11,8 @@ from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 from api.storage.audit import note
 from api.storage.clock import database_time
 from api.storage.common import plain_text
+from api.storage.job_records import OPEN, JobState, TaskEnd, TaskEvent, TaskFilter, TaskRecord
 from api.storage.queue import CANCELLED, QUEUED, RUNNING, SqlQueue
-from api.storage.records import OPEN, JobState, TaskEnd, TaskEvent, TaskFilter, TaskRecord
 from api.storage.room import take_turns
 from api.storage.store import add_plan
 from api.storage.tables import PlanRow, TaskEventRow, TaskRow
@@ -119,7 +119,6 @@ class SqlTaskStore(SqlQueue[TaskRecord, TaskFilter, TaskEnd]):
 
 
 def task_values(record: TaskRecord) -> dict[str, Any]:
-    """The columns of a new task."""
     result = None if record.result is None else dict(record.result)
     standing = None if record.standing is None else dict(record.standing)
     own = {"request": dict(record.request), "result": result, "standing": standing}
@@ -127,13 +126,11 @@ def task_values(record: TaskRecord) -> dict[str, Any]:
 
 
 def _runs_already(parent_id: ColumnElement[Any] | InstrumentedAttribute[Any]) -> Exists:
-    """Whether a run of the sweep of this id runs."""
     other = aliased(TaskRow)
     return exists(select(other.id).where(other.parent_id == parent_id, other.state == RUNNING))
 
 
 def has_open_run(session: Session, sweep_id: str) -> bool:
-    """Whether a run of this sweep waits or runs."""
     query = select(TaskRow.id).where(TaskRow.parent_id == sweep_id, TaskRow.state.in_(OPEN))
     return session.scalar(query.limit(1)) is not None
 

@@ -35,8 +35,8 @@ from api.jobs.queues import jobs_in, retry
 from api.settings import Settings
 from api.storage.backup import faults_in
 from api.storage.engine import make_engine, normalise_url
+from api.storage.job_records import ProbeFilter
 from api.storage.migrate import upgrade
-from api.storage.records import ProbeFilter
 from api.storage.tables import AuditRow, MeasurementRow, PlanRow
 from api.storage.transactions import reading
 from api.wiring import Wiring, wire

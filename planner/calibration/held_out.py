@@ -155,7 +155,7 @@ class Fitted:
         errors, inside = [], []
         for own in _choices(len(missed), count, chance):
             rest = np.setdiff1d(np.arange(len(missed)), own)
-            own = own[~far_alone(-missed[own], [""] * len(own), own)]
+            own = own[~far_alone(-missed[own], [""] * len(own), own.tolist())]
             known = ~out
             known[places[own]] = True
             gain = np.linalg.solve(spread[np.ix_(own, own)], spread[np.ix_(own, rest)])

@@ -17,32 +17,32 @@ class ComparedRow(Protocol):
     """
 
     @property
-    def status(self) -> str: ...  # noqa: D102
+    def status(self) -> str: ...
     @property
-    def valid(self) -> bool: ...  # noqa: D102
+    def valid(self) -> bool: ...
     @property
-    def fits(self) -> bool: ...  # noqa: D102
+    def fits(self) -> bool: ...
     @property
-    def measured_seconds(self) -> float | None: ...  # noqa: D102
+    def measured_seconds(self) -> float | None: ...
     @property
-    def measured_allocated_bytes(self) -> float | None: ...  # noqa: D102
+    def measured_allocated_bytes(self) -> float | None: ...
     @property
-    def measured_reserved_bytes(self) -> float | None: ...  # noqa: D102
+    def measured_reserved_bytes(self) -> float | None: ...
     @property
-    def predicted_seconds(self) -> float | None: ...  # noqa: D102
+    def predicted_seconds(self) -> float | None: ...
     @property
-    def interval_seconds(self) -> tuple[float, float] | None: ...  # noqa: D102
+    def interval_seconds(self) -> tuple[float, float] | None: ...
     @property
-    def predicted_allocated_bytes(self) -> float | None: ...  # noqa: D102
+    def predicted_allocated_bytes(self) -> float | None: ...
     @property
-    def predicted_reserved_bytes(self) -> float | None: ...  # noqa: D102
+    def predicted_reserved_bytes(self) -> float | None: ...
     @property
-    def baseline_seconds(self) -> float | None: ...  # noqa: D102
+    def baseline_seconds(self) -> float | None: ...
     @property
-    def sweep(self) -> str | None: ...  # noqa: D102
+    def sweep(self) -> str | None: ...
 
-    def label(self, key: str) -> str: ...  # noqa: D102
-    def techniques(self) -> Sequence[str]: ...  # noqa: D102
+    def label(self, key: str) -> str: ...
+    def techniques(self) -> Sequence[str]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,6 @@ class RunPoint:
 
 
 def within_band(runs: Sequence[RunPoint]) -> int:
-    """How many are predicted within the band."""
     return sum(abs(run.error) <= BAND for run in runs)
 
 

@@ -1,4 +1,4 @@
-"""What the memory and the time of layouts consist of: one stacked bar a layout."""
+"""Memory and time of layouts by their parts: one stacked bar a layout."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -43,7 +43,6 @@ class Bar:
     parts: Sequence[tuple[str, float]]
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row a part."""
         whole = sum(size for _, size in self.parts) or 1.0
         return [
             {

@@ -35,7 +35,7 @@ CONFIG: Spec = {
 
 
 def spec_of(title: str, subtitle: str, body: Mapping[str, Any], *, height: object = HEIGHT) -> Spec:
-    """What every chart has in common, around its data and layers."""
+    """The frame of every chart, around its data and layers."""
     return {
         "$schema": SCHEMA,
         "title": {"text": title, **({"subtitle": subtitle} if subtitle else {})},
@@ -79,7 +79,7 @@ class Chart:
         return kinds[suffix.lower()]()
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
-        """What a notebook shows: the drawing, and the specification where it can draw that."""
+        """The drawing for a notebook, and the specification where it can draw that."""
         bundle: dict[str, Any] = {MIME: self.spec, "text/plain": self.spec["description"]}
         try:
             return {**bundle, "image/svg+xml": self.svg()}

@@ -39,13 +39,13 @@ class Point:
 
     @property
     def series(self) -> str:
-        """Its kind, as the legend says it."""
+        """The kind of the point, as the legend names it."""
         if not self.fits:
             return UNFIT
         return OTHER if self.rank is None else FIRST if self.rank == 1 else RANKED
 
     def row(self) -> dict[str, Any]:
-        """Its data: SI numbers, and memory in GiB too."""
+        """Data of the point: SI numbers, and memory in GiB too."""
         low, high = self.interval or (None, None)
         least, most = self.memory_interval or (None, None)
         return {
@@ -60,7 +60,7 @@ class Point:
 
 
 def front(points: Sequence[Point]) -> list[Point]:
-    """Those that fit and that no other beats in both throughput and memory, least memory first."""
+    """Points that fit and that no other beats in both throughput and memory, least memory first."""
     found: list[Point] = []
     fitting = [point for point in points if point.fits]
     for point in sorted(fitting, key=lambda p: (p.device_bytes, -p.tokens_per_second_per_gpu)):
@@ -140,7 +140,7 @@ def _domain(values: Sequence[float]) -> Spec:
 
 
 def _axes(points: Sequence[Point], usable_bytes: float | None) -> tuple[Axis, Axis]:
-    """What makes an encoding of a field on each axis."""
+    """Makers of an encoding of a field on each axis."""
     sizes = [point.device_bytes / GIB for point in points]
     limit = [] if usable_bytes is None else [usable_bytes / GIB]
     rates = [point.tokens_per_second_per_gpu for point in points]

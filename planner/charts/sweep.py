@@ -25,7 +25,6 @@ class SweepPoint:
 
     @property
     def series(self) -> str:
-        """The line that it is a point of."""
         return f"{self.job}: {self.layout}"
 
 

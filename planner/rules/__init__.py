@@ -16,7 +16,9 @@ from planner.rules.degrees import DEGREE_RULES
 from planner.rules.experts import EXPERT_RULES
 from planner.rules.features import FEATURE_RULES
 from planner.rules.pipeline import pipeline_rules
+from planner.rules.precisions import PRECISION_RULES
 from planner.rules.recomputed_modules import MODULE_RULES
+from planner.rules.sharding import SHARDING_RULES
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import Violation
 from planner.specs.layout import Layout
@@ -25,11 +27,12 @@ from planner.specs.training import TrainingSpec
 
 
 def all_rules() -> tuple[Rule, ...]:
-    """Every rule, in the order in which reasons are counted."""
     return (
         *DEGREE_RULES,
         *pipeline_rules(),
         *EXPERT_RULES,
+        *SHARDING_RULES,
+        *PRECISION_RULES,
         *FEATURE_RULES,
         *MODULE_RULES,
         *CUDA_GRAPH_RULES,

@@ -1,4 +1,4 @@
-"""What a rule is: one condition on a layout, written once for columns, with its text for people.
+"""Rules: one condition on a layout, written once for columns, with its text for people.
 
 A rule names the columns it `reads`, so that a search can apply it as soon as those are known,
 before it crosses the rest. `broken` is elementwise and broadcasts columns (N,), or (C, 1) with (T,)
@@ -36,7 +36,6 @@ class Context:
 
     @property
     def release(self) -> Release:
-        """The trainer's release whose rules apply."""
         return training_release(self.training)
 
     @property
@@ -136,26 +135,28 @@ def columns_of(reads: frozenset[str]) -> frozenset[str]:
     )
 
 
+def release_name(c: Context) -> str:
+    """The trainer, with its release where rules differ by it."""
+    return c.trainer.name if c.release.number == "0" else f"{c.trainer.name} {c.release.number}"
+
+
 def in_set(codes: Column, names: Iterable[str], wanted: Iterable[str]) -> BoolColumn:
-    """Whether each code stands for one of the wanted names."""
     wanted = frozenset(wanted)
     table = np.array([name in wanted for name in names], dtype=np.bool_)
     return np.asarray(table[codes], dtype=np.bool_)
 
 
 def divides(number: int, divisor: Column) -> BoolColumn:
-    """Whether each divisor divides the number. (N,)."""
     return np.asarray(number % divisor == 0, dtype=np.bool_)
 
 
 def choices(values: Iterable[object], last: str = "or") -> str:
-    """What may be chosen, as text: 1, 2, 4 or 8; the largest eight when there are more."""
+    """Possible values as text: 1, 2, 4 or 8; the largest eight when there are more."""
     texts = [str(value) for value in values]
     texts = texts if len(texts) <= 8 else ["...", *texts[-8:]]
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} {last} {texts[-1]}"
 
 
 def divisors(number: int) -> list[int]:
-    """All divisors, ascending."""
     small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
     return small + [number // d for d in reversed(small) if d * d != number]

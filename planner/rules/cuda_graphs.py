@@ -20,7 +20,7 @@ OFF = "set training.cuda_graphs to none"
 
 
 def captured(x: LayoutBatch, c: Context) -> IntColumn:
-    """What each layout captures, (N,): index into CUDA_GRAPHS.
+    """The graphs of each layout, (N,): index into CUDA_GRAPHS.
 
     A job that names nothing gets what its trainer's release does by itself. Where the release would
     refuse that, one has to switch graphs off.
@@ -43,7 +43,6 @@ def by_layout(c: Context) -> bool:
 
 
 def columns_read(c: Context) -> tuple[str, ...]:
-    """The columns that `captured` depends on."""
     limits = () if c.training.cuda_graphs else _limits(c, c.released.default_cuda_graphs)
     return tuple(sorted({name for rule in limits for name in rule.reads}))
 

@@ -86,7 +86,6 @@ def _next_multiple(number: int, divisor: int) -> int:
 
 
 def _near_multiples(number: int, divisor: int) -> str:
-    """The multiples of the divisor below and above a number."""
     below = number // divisor * divisor
     return choices([*([below] if below else []), below + divisor])
 

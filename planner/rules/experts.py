@@ -58,7 +58,7 @@ def _expert_widths(x: Layout, c: Context) -> list[int]:
 
 
 def _needs(c: Context, name: str) -> str:
-    """What the dispatcher lacks on this cluster; "" where it runs.
+    """Needs of the dispatcher that this cluster lacks; "" where it runs.
 
     Sources: DeepEP README (Hopper, NVLink inside and RDMA between nodes, NVSHMEM); Megatron Bridge
     training/flex_dispatcher_backend.py (DeepEP on Hopper, B200 and B300; HybridEP also on GB200 and

@@ -1,4 +1,4 @@
-"""What keeps a whole job from running with any layout.
+"""Obstacles that keep a whole job from running with any layout.
 
 The trainer may lack the model, the vendor, the optimizer or the attention. A rule on layouts makes
 one layout illegal; an obstacle here makes all of them illegal. The search checks them before it
@@ -52,7 +52,6 @@ class Able:
     version: str | None
 
     def remedy(self, training: TrainingSpec) -> str:
-        """What to set in this job to use it."""
         if self.trainer == training.trainer:
             return f"set training.trainer_version to {self.version}"
         trainer = TRAINERS[self.trainer]
@@ -163,7 +162,7 @@ def _faults(c: Context) -> Iterable[tuple[str, object, str, str]]:
 
 
 def _attention_faults(c: Context, name: str) -> Iterable[tuple[str, object, str, str]]:
-    """What the GPU or the release lacks of the attention kernel that the job names."""
+    """Lacks of the GPU or the release for the attention kernel that the job names."""
     kernel, gpu = c.training.attention_kernel, c.cluster.gpu
     brought = c.released.fused_attention(
         c.training.model_copy(update={"attention_kernel": "flash"}), gpu, mla=c.model.uses_mla

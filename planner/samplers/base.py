@@ -1,4 +1,4 @@
-"""What a sampler of `search.sampler` declares."""
+"""The declaration of a sampler of `search.sampler`."""
 
 import importlib.util
 from collections.abc import Callable

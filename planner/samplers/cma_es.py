@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 
 def make(seed: int, startup: int) -> "BaseSampler":
-    """A CMA-ES sampler."""
     import warnings
     from collections.abc import Sequence
 

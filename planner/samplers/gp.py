@@ -9,7 +9,6 @@ if TYPE_CHECKING:
 
 
 def make(seed: int, startup: int) -> "BaseSampler":
-    """A Gaussian process sampler."""
     from optuna.samplers import GPSampler
 
     return GPSampler(seed=seed, n_startup_trials=startup, warn_independent_sampling=False)

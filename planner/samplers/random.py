@@ -9,7 +9,6 @@ if TYPE_CHECKING:
 
 
 def make(seed: int, startup: int) -> "BaseSampler":
-    """A random sampler."""
     from optuna.samplers import RandomSampler
 
     return RandomSampler(seed=seed)

@@ -9,7 +9,6 @@ if TYPE_CHECKING:
 
 
 def make(seed: int, startup: int) -> "BaseSampler":
-    """A TPE sampler."""
     from optuna.samplers import TPESampler
 
     return TPESampler(seed=seed, n_startup_trials=startup)

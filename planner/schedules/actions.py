@@ -134,7 +134,7 @@ class ActionColumns:
         )
 
     def items(self) -> RankOrder:
-        """The same actions one by one."""
+        """The actions one by one."""
         singles = [
             Action(stage, KINDS[kind], microbatch)
             for stage, kind, microbatch in zip(

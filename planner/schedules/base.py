@@ -1,4 +1,4 @@
-"""What a pipeline schedule is: an order of actions per rank, the rules it runs under, closed forms.
+"""Pipeline schedules: an order of actions per rank, the rules it runs under, closed forms.
 
 p: pipeline ranks (`pp`).
 v: stages per rank (`virtual_stages`).
@@ -48,9 +48,9 @@ class ScheduleRule:
     holds: Callable[[Ints, Ints, Ints], Bools]
     key: str = ""
 
-    def describe(self, pp: int, virtual_stages: int, num_microbatches: int) -> tuple[str, str]:
+    def describe(self, pp: int, v: int, m: int) -> tuple[str, str]:
         """(rule, remedy) with this layout's numbers filled in."""
-        numbers = {"pp": pp, "v": virtual_stages, "m": num_microbatches}
+        numbers = {"pp": pp, "v": v, "m": m}
         return self.rule.format(**numbers), self.remedy.format(**numbers)
 
 
@@ -80,9 +80,7 @@ class Schedule(ABC):
     synchronous_end: bool = True
 
     @abstractmethod
-    def rank_order(
-        self, rank: int, pp: int, virtual_stages: int, num_microbatches: int
-    ) -> RankOrder | ActionColumns:
+    def rank_order(self, rank: int, pp: int, v: int, m: int) -> RankOrder | ActionColumns:
         """The actions of one rank, first to last. Call only with a layout that `legal` accepts.
 
         One by one, or as columns, which a long order builds many times faster.
@@ -90,17 +88,11 @@ class Schedule(ABC):
 
     @abstractmethod
     def rules(self, runtime: Runtime = "torch") -> tuple[ScheduleRule, ...]:
-        """What this runtime demands before it accepts the schedule."""
+        """Demands of this runtime on the schedule."""
 
     @abstractmethod
     def bubble_seconds(
-        self,
-        pp: IntLike,
-        virtual_stages: IntLike,
-        num_microbatches: IntLike,
-        forward_seconds: FloatLike,
-        input_grad_seconds: FloatLike,
-        weight_grad_seconds: FloatLike,
+        self, pp: IntLike, v: IntLike, m: IntLike, f: FloatLike, i: FloatLike, w: FloatLike
     ) -> Floats:
         """Idle seconds of a rank, (N,), for equal stages and free sends.
 
@@ -108,22 +100,18 @@ class Schedule(ABC):
         """
 
     @abstractmethod
-    def in_flight(
-        self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
-    ) -> Floats:
+    def in_flight(self, rank: IntLike, pp: IntLike, v: IntLike, m: IntLike) -> Floats:
         """Peak number of microbatches between F and I (or B) on this rank: chunks / v. (N,)."""
 
-    def weight_grad_held(
-        self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
-    ) -> Floats:
+    def weight_grad_held(self, rank: IntLike, pp: IntLike, v: IntLike, m: IntLike) -> Floats:
         """Microbatches (chunks / v) between I and W at the `in_flight` peak. (N,).
 
         0 where W follows I.
         """
-        return np.asarray(rank * 0.0 + pp * 0.0 + num_microbatches * 0.0, dtype=np.float64)
+        return np.asarray(rank * 0.0 + pp * 0.0 + m * 0.0, dtype=np.float64)
 
     def peak_candidates(
-        self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
+        self, rank: IntLike, pp: IntLike, v: IntLike, m: IntLike
     ) -> tuple[tuple[Floats, Floats], ...]:
         """(microbatches between F and I or B, microbatches between I and W), each (N,).
 
@@ -131,29 +119,18 @@ class Schedule(ABC):
         forward and, where W is an action of its own, after the first I behind it. A rank's memory
         is the largest of whole x saved bytes + half x bytes held from I until W.
         """
-        whole, half = (
-            of(rank, pp, virtual_stages, num_microbatches)
-            for of in (self.in_flight, self.weight_grad_held)
-        )
+        whole, half = (of(rank, pp, v, m) for of in (self.in_flight, self.weight_grad_held))
         if not self.splits_backward:
             return ((whole, half),)
-        return ((whole, half), (whole - 1.0 / virtual_stages, half + 1.0 / virtual_stages))
+        return ((whole, half), (whole - 1.0 / v, half + 1.0 / v))
 
-    def split_share(
-        self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
-    ) -> Floats:
+    def split_share(self, pp: IntLike, v: IntLike, m: IntLike) -> Floats:
         """Share of microbatches whose I and W are two actions, (N,), the mean over ranks."""
-        return np.asarray(
-            float(self.splits_backward) + pp * 0.0 + num_microbatches * 0.0, dtype=np.float64
-        )
+        return np.asarray(float(self.splits_backward) + pp * 0.0 + m * 0.0, dtype=np.float64)
 
     @abstractmethod
     def sends_on_critical_path(
-        self,
-        pp: IntLike,
-        virtual_stages: IntLike,
-        num_microbatches: IntLike,
-        exposed: Exposed = "none",
+        self, pp: IntLike, v: IntLike, m: IntLike, exposed: Exposed = "none"
     ) -> Floats:
         """Hops that lengthen the step: d(step) / d(send seconds), to first order, (N,).
 
@@ -161,41 +138,33 @@ class Schedule(ABC):
         exposed: what the runtime cannot hide (`planner.trainers.transports`).
         """
 
-    def overlapped_pairs(
-        self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
-    ) -> Floats:
+    def overlapped_pairs(self, rank: IntLike, pp: IntLike, v: IntLike, m: IntLike) -> Floats:
         """Forwards that this rank runs together with a backward (`OverlappedPair`). (N,)."""
-        return np.asarray(rank * 0.0 + pp * 0.0 + num_microbatches * 0.0, dtype=np.float64)
+        return np.asarray(rank * 0.0 + pp * 0.0 + m * 0.0, dtype=np.float64)
 
-    def pairs_on_critical_path(
-        self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
-    ) -> Floats:
+    def pairs_on_critical_path(self, pp: IntLike, v: IntLike, m: IntLike) -> Floats:
         """Pairs that shorten the step: -d(step) / d(seconds saved by a pair), (N,).
 
         For equal stages.
         """
-        return np.asarray(pp * 0.0 + num_microbatches * 0.0, dtype=np.float64)
+        return np.asarray(pp * 0.0 + m * 0.0, dtype=np.float64)
 
-    def repeats_after(self, pp: int, virtual_stages: int, num_microbatches: int) -> int:
+    def repeats_after(self, pp: int, v: int, m: int) -> int:
         """Microbatches after which the steady order repeats.
 
         More microbatches, in multiples of it, lengthen only the middle of a step.
         """
         return 1
 
-    def actions(self, pp: int, virtual_stages: int, num_microbatches: int) -> Order:
+    def actions(self, pp: int, v: int, m: int) -> Order:
         """One order of actions per pipeline rank. Call only with a layout that `legal` accepts."""
-        return tuple(rank.items() for rank in self.columns(pp, virtual_stages, num_microbatches))
+        return tuple(rank.items() for rank in self.columns(pp, v, m))
 
-    def columns(
-        self, pp: int, virtual_stages: int, num_microbatches: int
-    ) -> tuple[ActionColumns, ...]:
+    def columns(self, pp: int, v: int, m: int) -> tuple[ActionColumns, ...]:
         """`actions` as columns."""
-        return as_columns(
-            self.rank_order(rank, pp, virtual_stages, num_microbatches) for rank in range(pp)
-        )
+        return as_columns(self.rank_order(rank, pp, v, m) for rank in range(pp))
 
-    def stage_rank(self, stage: IntLike, pp: IntLike, virtual_stages: IntLike) -> Ints:
+    def stage_rank(self, stage: IntLike, pp: IntLike, v: IntLike) -> Ints:
         """Pipeline rank that holds a stage.
 
         Looped: stage mod p.
@@ -207,23 +176,19 @@ class Schedule(ABC):
             return index
         return np.where((np.asarray(stage) // pp) % 2 == 0, index, pp - 1 - index)
 
-    def legal(
-        self, pp: Ints, virtual_stages: Ints, num_microbatches: Ints, runtime: Runtime = "torch"
-    ) -> Bools:
+    def legal(self, pp: Ints, v: Ints, m: Ints, runtime: Runtime = "torch") -> Bools:
         """True where every rule holds. (N,)."""
-        result = np.ones(np.broadcast(pp, virtual_stages, num_microbatches).shape, dtype=np.bool_)
+        result = np.ones(np.broadcast(pp, v, m).shape, dtype=np.bool_)
         for rule in self.rules(runtime):
-            result &= rule.holds(pp, virtual_stages, num_microbatches)
+            result &= rule.holds(pp, v, m)
         return result
 
-    def violation(
-        self, pp: int, virtual_stages: int, num_microbatches: int, runtime: Runtime = "torch"
-    ) -> str | None:
+    def violation(self, pp: int, v: int, m: int, runtime: Runtime = "torch") -> str | None:
         """The first broken rule with its remedy, None for a legal layout."""
-        columns = (np.array([pp]), np.array([virtual_stages]), np.array([num_microbatches]))
+        columns = (np.array([pp]), np.array([v]), np.array([m]))
         for rule in self.rules(runtime):
             if not rule.holds(*columns)[0]:
-                return "; ".join(rule.describe(pp, virtual_stages, num_microbatches))
+                return "; ".join(rule.describe(pp, v, m))
         return None
 
 

@@ -17,13 +17,7 @@ from planner.schedules.base import Floats, IntLike, Ints, ScheduleRule
 
 
 def depth_first_order(
-    rank: int,
-    pp: int,
-    virtual_stages: int,
-    num_microbatches: int,
-    *,
-    warmup: int,
-    weight_delay: int | None,
+    rank: int, pp: int, v: int, m: int, *, warmup: int, weight_delay: int | None
 ) -> ActionColumns:
     """Actions of one rank: `warmup` forwards, then F and backward in turn, then other backwards.
 
@@ -32,11 +26,9 @@ def depth_first_order(
     Turn t is forward chunk t + warmup, backward chunk t and the weight gradient of chunk t - d.
     Warm-up forwards have turns below 0.
     """
-    chunks = virtual_stages * num_microbatches
-    chunk_k, local_k, microbatch_k = _chunks(
-        int(microbatches_per_round(pp, num_microbatches)), virtual_stages, chunks
-    )
-    first_k, last_k = local_k * pp + rank, (virtual_stages - 1 - local_k) * pp + rank
+    chunks = v * m
+    chunk_k, local_k, microbatch_k = _chunks(int(microbatches_per_round(pp, m)), v, chunks)
+    first_k, last_k = local_k * pp + rank, (v - 1 - local_k) * pp + rank
     parts = [(FORWARD, first_k, 3 * (chunk_k - warmup))]
     if weight_delay is None:
         parts.append((BACKWARD, last_k, 3 * chunk_k + 1))
@@ -52,62 +44,54 @@ def depth_first_order(
 
 
 @lru_cache(maxsize=64)
-def _chunks(per_round: int, virtual_stages: int, chunks: int) -> tuple[Ints, Ints, Ints]:
+def _chunks(per_round: int, v: int, chunks: int) -> tuple[Ints, Ints, Ints]:
     """(number, local stage, microbatch) of each forward chunk, (k,)."""
     chunk_k = np.arange(chunks)
-    local_k = chunk_k // per_round % virtual_stages
-    return (
-        chunk_k,
-        local_k,
-        chunk_k // (per_round * virtual_stages) * per_round + chunk_k % per_round,
-    )
+    local_k = chunk_k // per_round % v
+    return (chunk_k, local_k, chunk_k // (per_round * v) * per_round + chunk_k % per_round)
 
 
-def microbatches_per_round(pp: IntLike, num_microbatches: IntLike) -> Ints:
+def microbatches_per_round(pp: IntLike, m: IntLike) -> Ints:
     """Size k of a round: m / max(1, m // p).
 
     It is p where p divides m, a little more for the other counts that torch accepts, and m below p.
     """
-    count = np.asarray(num_microbatches, dtype=np.int64)
+    count = np.asarray(m, dtype=np.int64)
     return np.asarray(count // np.maximum(1, count // pp), dtype=np.int64)
 
 
-def chunks_in_flight(warmup: IntLike, virtual_stages: IntLike, num_microbatches: IntLike) -> Floats:
+def chunks_in_flight(warmup: IntLike, v: IntLike, m: IntLike) -> Floats:
     """Peak of forwards without their backward, in microbatches: min(v m, warmup + 1) / v."""
-    return np.asarray(
-        np.minimum(virtual_stages * num_microbatches, warmup + 1) / virtual_stages, dtype=np.float64
-    )
+    return np.asarray(np.minimum(v * m, warmup + 1) / v, dtype=np.float64)
 
 
-def chunks_awaiting_weight_grad(
-    warmup: IntLike, delay: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
-) -> Floats:
+def chunks_awaiting_weight_grad(warmup: IntLike, delay: IntLike, v: IntLike, m: IntLike) -> Floats:
     """Microbatches (chunks / v) between I and W when `chunks_in_flight` last peaks.
 
     min(d, v m - warmup - 1) / v, not below 0.
     """
-    room = np.maximum(0, virtual_stages * num_microbatches - warmup - 1)
-    return np.asarray(np.minimum(delay, room) / virtual_stages, dtype=np.float64)
+    room = np.maximum(0, v * m - warmup - 1)
+    return np.asarray(np.minimum(delay, room) / v, dtype=np.float64)
 
 
 def late_weight_grads(
-    in_flight: Floats, delay: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
+    in_flight: Floats, delay: IntLike, v: IntLike, m: IntLike
 ) -> tuple[Floats, Floats]:
     """(what else is in flight, what waits for W) when most chunks wait for W, min(d + 1, v m).
 
     In microbatches, right after an I (see `Schedule.moments`).
     """
-    late = np.minimum(np.asarray(delay) + 1, virtual_stages * num_microbatches) / virtual_stages
-    whole = np.clip(num_microbatches - late, 0.0, in_flight - 1.0 / virtual_stages)
+    late = np.minimum(np.asarray(delay) + 1, v * m) / v
+    whole = np.clip(m - late, 0.0, in_flight - 1.0 / v)
     return np.asarray(whole, dtype=np.float64), np.asarray(late, dtype=np.float64)
 
 
-def exchanges(pp: IntLike, num_microbatches: IntLike) -> Floats:
+def exchanges(pp: IntLike, m: IntLike) -> Floats:
     """Sends on the critical path of 1F1B where neighbours wait for each other's sends.
 
     2 m + 2 p - 5, for two ranks m + 1.
     """
-    count = num_microbatches
+    count = m
     return np.asarray(
         np.where(np.asarray(pp) > 2, 2.0 * count + 2.0 * pp - 5.0, count + 1.0), dtype=np.float64
     )

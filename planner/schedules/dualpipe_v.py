@@ -37,9 +37,7 @@ class DualPipeV(Schedule):
     search_order: int = 50
     v_shaped: bool = True
 
-    def rank_order(
-        self, rank: int, pp: int, virtual_stages: int, num_microbatches: int
-    ) -> ActionColumns:
+    def rank_order(self, rank: int, pp: int, v: int, m: int) -> ActionColumns:
         """As ScheduleDualPipeV of torch, its eight steps in order."""
         order, beyond = VOrder(rank, pp), pp - rank - 1
         for _ in range(2 * beyond):
@@ -51,7 +49,7 @@ class DualPipeV(Schedule):
             order.add(1, "I")
             order.add_owed()
             order.add(1, "F")
-        for turn in range(num_microbatches - 2 * pp + rank + 1):
+        for turn in range(m - 2 * pp + rank + 1):
             if turn == 0 and beyond == 0:
                 order.add(0, "F")
                 order.add(1, "B")
@@ -79,13 +77,7 @@ class DualPipeV(Schedule):
         return (two_stages_per_rank(self.name), enough)
 
     def bubble_seconds(
-        self,
-        pp: IntLike,
-        virtual_stages: IntLike,
-        num_microbatches: IntLike,
-        forward_seconds: FloatLike,
-        input_grad_seconds: FloatLike,
-        weight_grad_seconds: FloatLike,
+        self, pp: IntLike, v: IntLike, m: IntLike, f: FloatLike, i: FloatLike, w: FloatLike
     ) -> Floats:
         """Half of the longest of these chains
 
@@ -98,47 +90,38 @@ class DualPipeV(Schedule):
         (report, table 2), which in these letters is (p - 1)(f + 2 i - w) / 2. What pairs save comes
         off: see `pairs_on_critical_path`.
         """
-        f, i, w, others = forward_seconds, input_grad_seconds, weight_grad_seconds, pp - 1
+        others = pp - 1
         drain = (pp - 2) * f + others * i
         chains = np.maximum(
             np.maximum(2 * others * f, others * (2 * f + i - w)),
             np.maximum(drain, drain + others * (i - w)),
         )
         return np.asarray(
-            np.where(np.asarray(pp) > 1, chains, 0.0) / 2.0 + 0.0 * num_microbatches,
-            dtype=np.float64,
+            np.where(np.asarray(pp) > 1, chains, 0.0) / 2.0 + 0.0 * m, dtype=np.float64
         )
 
-    def overlapped_pairs(
-        self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
-    ) -> Floats:
+    def overlapped_pairs(self, rank: IntLike, pp: IntLike, v: IntLike, m: IntLike) -> Floats:
         """2 m - 3 p + rank + 1, one less on the last rank. Exact."""
         first = np.where(np.asarray(rank) == pp - 1, 1.0, 0.0)
-        return np.asarray(2.0 * num_microbatches - 3.0 * pp + rank + 1.0 - first, dtype=np.float64)
+        return np.asarray(2.0 * m - 3.0 * pp + rank + 1.0 - first, dtype=np.float64)
 
-    def pairs_on_critical_path(
-        self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
-    ) -> Floats:
+    def pairs_on_critical_path(self, pp: IntLike, v: IntLike, m: IntLike) -> Floats:
         """2 m - p - 2, more than any rank has: the chain changes ranks. Exact for equal stages."""
-        return np.asarray(
-            np.where(np.asarray(pp) > 1, 2.0 * num_microbatches - pp - 2.0, 0.0), dtype=np.float64
-        )
+        return np.asarray(np.where(np.asarray(pp) > 1, 2.0 * m - pp - 2.0, 0.0), dtype=np.float64)
 
-    def in_flight(
-        self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
-    ) -> Floats:
+    def in_flight(self, rank: IntLike, pp: IntLike, v: IntLike, m: IntLike) -> Floats:
         """Always p + 1/2 on every rank. Exact; DeepSeek-V3 report, table 2, rounds up to p + 1."""
-        return np.asarray(pp + 0.5 + 0.0 * rank + 0.0 * num_microbatches, dtype=np.float64)
+        return np.asarray(pp + 0.5 + 0.0 * rank + 0.0 * m, dtype=np.float64)
 
     def peak_candidates(
-        self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
+        self, rank: IntLike, pp: IntLike, v: IntLike, m: IntLike
     ) -> tuple[tuple[Floats, Floats], ...]:
         """Three points of the order. Exact.
 
         The pairs' steady p + 1/2; p - 1/2 with a half backward; the end of the drain, where rank +
         1 chunks wait for W.
         """
-        whole = self.in_flight(rank, pp, virtual_stages, num_microbatches)
+        whole = self.in_flight(rank, pp, v, m)
         zero = 0.0 * whole
         return (
             (whole, zero),
@@ -146,21 +129,15 @@ class DualPipeV(Schedule):
             (zero + (pp - 1.0 - rank) / 2.0, zero + (rank + 1.0) / 2.0),
         )
 
-    def split_share(
-        self, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
-    ) -> Floats:
+    def split_share(self, pp: IntLike, v: IntLike, m: IntLike) -> Floats:
         """On average (3 p - 1) / 4 m: 2 p - 1 - rank of a rank's 2 m chunks.
 
         The backwards of pairs are whole.
         """
-        return np.asarray((3.0 * pp - 1.0) / (4.0 * num_microbatches), dtype=np.float64)
+        return np.asarray((3.0 * pp - 1.0) / (4.0 * m), dtype=np.float64)
 
     def sends_on_critical_path(
-        self,
-        pp: IntLike,
-        virtual_stages: IntLike,
-        num_microbatches: IntLike,
-        exposed: Exposed = "none",
+        self, pp: IntLike, v: IntLike, m: IntLike, exposed: Exposed = "none"
     ) -> Floats:
         """4 (p - 1) m / p + 3 p - 8.
 
@@ -168,9 +145,9 @@ class DualPipeV(Schedule):
         Where receives are posted late, or a rank waits for its sends: 4 m + 3 p - 12.
         Found in simulations, to a few sends.
         """
-        hops = 4.0 * (pp - 1) / pp * num_microbatches + 3.0 * pp - 8.0
+        hops = 4.0 * (pp - 1) / pp * m + 3.0 * pp - 8.0
         if exposed != "none":
-            hops = np.maximum(hops, 4.0 * num_microbatches + 3.0 * pp - 12.0)
+            hops = np.maximum(hops, 4.0 * m + 3.0 * pp - 12.0)
         return np.asarray(np.where(np.asarray(pp) > 1, hops, 0.0), dtype=np.float64)
 
 

@@ -39,22 +39,13 @@ class Interleaved1F1B(Schedule):
     runtimes: frozenset[Runtime] = frozenset({"torch", "megatron"})
     search_order: int = 20
 
-    def rank_order(
-        self, rank: int, pp: int, virtual_stages: int, num_microbatches: int
-    ) -> ActionColumns:
+    def rank_order(self, rank: int, pp: int, v: int, m: int) -> ActionColumns:
         """Warm-up of (v - 1) k + 2 (p - 1 - rank) chunks, then F B in turn.
 
         k: microbatches per round.
         """
-        warmup = int(_warmup(rank, pp, virtual_stages, num_microbatches))
-        return depth_first_order(
-            rank,
-            pp,
-            virtual_stages,
-            num_microbatches,
-            warmup=min(warmup, virtual_stages * num_microbatches),
-            weight_delay=None,
-        )
+        warmup = int(_warmup(rank, pp, v, m))
+        return depth_first_order(rank, pp, v, m, warmup=min(warmup, v * m), weight_delay=None)
 
     def rules(self, runtime: Runtime = "torch") -> tuple[ScheduleRule, ...]:
         """At least two stages per rank; microbatches in equal rounds, under Megatron of at least p.
@@ -74,13 +65,7 @@ class Interleaved1F1B(Schedule):
         return (enough, *rounds) if runtime == "megatron" else rounds
 
     def bubble_seconds(
-        self,
-        pp: IntLike,
-        virtual_stages: IntLike,
-        num_microbatches: IntLike,
-        forward_seconds: FloatLike,
-        input_grad_seconds: FloatLike,
-        weight_grad_seconds: FloatLike,
+        self, pp: IntLike, v: IntLike, m: IntLike, f: FloatLike, i: FloatLike, w: FloatLike
     ) -> Floats:
         """((p - 1) + (v - 1) max(0, p - m)) (f + b) / v.
 
@@ -90,26 +75,15 @@ class Interleaved1F1B(Schedule):
             counting
         stages.
         """
-        waits = (pp - 1) + (virtual_stages - 1) * np.maximum(0, pp - num_microbatches)
-        return np.asarray(
-            waits * (forward_seconds + input_grad_seconds + weight_grad_seconds) / virtual_stages,
-            dtype=np.float64,
-        )
+        waits = (pp - 1) + (v - 1) * np.maximum(0, pp - m)
+        return np.asarray(waits * (f + i + w) / v, dtype=np.float64)
 
-    def in_flight(
-        self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
-    ) -> Floats:
+    def in_flight(self, rank: IntLike, pp: IntLike, v: IntLike, m: IntLike) -> Floats:
         """min(v m, (v - 1) k + 2 (p - 1 - rank) + 1) / v. Exact."""
-        return chunks_in_flight(
-            _warmup(rank, pp, virtual_stages, num_microbatches), virtual_stages, num_microbatches
-        )
+        return chunks_in_flight(_warmup(rank, pp, v, m), v, m)
 
     def sends_on_critical_path(
-        self,
-        pp: IntLike,
-        virtual_stages: IntLike,
-        num_microbatches: IntLike,
-        exposed: Exposed = "none",
+        self, pp: IntLike, v: IntLike, m: IntLike, exposed: Exposed = "none"
     ) -> Floats:
         """2 (p v - 1) where rounds hold p microbatches, 2 (p - 1) where they hold more.
 
@@ -120,7 +94,6 @@ class Interleaved1F1B(Schedule):
         Where a rank waits for its sends: (2 v - 1) m + 2 p - 3.
         The last three are found in simulations.
         """
-        v, m = virtual_stages, num_microbatches
         tight = microbatches_per_round(pp, m) <= pp
         hops = (
             2.0
@@ -136,12 +109,10 @@ class Interleaved1F1B(Schedule):
             hops = np.maximum(hops, (2.0 * v - 1.0) * m + 2.0 * pp - 3.0)
         return np.asarray(np.where(np.asarray(pp) > 1, hops, 0.0), dtype=np.float64)
 
-    def repeats_after(self, pp: int, virtual_stages: int, num_microbatches: int) -> int:
+    def repeats_after(self, pp: int, v: int, m: int) -> int:
         """One round."""
-        return int(microbatches_per_round(pp, num_microbatches))
+        return int(microbatches_per_round(pp, m))
 
 
-def _warmup(
-    rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
-) -> IntLike:
-    return (virtual_stages - 1) * microbatches_per_round(pp, num_microbatches) + 2 * (pp - 1 - rank)
+def _warmup(rank: IntLike, pp: IntLike, v: IntLike, m: IntLike) -> IntLike:
+    return (v - 1) * microbatches_per_round(pp, m) + 2 * (pp - 1 - rank)

@@ -41,35 +41,20 @@ class InterleavedZeroBubble(Schedule):
     runtimes: frozenset[Runtime] = frozenset({"torch"})
     search_order: int = 40
 
-    def rank_order(
-        self, rank: int, pp: int, virtual_stages: int, num_microbatches: int
-    ) -> ActionColumns:
+    def rank_order(self, rank: int, pp: int, v: int, m: int) -> ActionColumns:
         """Warm-up of (v - 1) k + (p - 1 - rank) chunks, then F I W in turn.
 
         W is late by `rank` chunks.
         """
-        warmup = int(_warmup(rank, pp, virtual_stages, num_microbatches))
-        return depth_first_order(
-            rank,
-            pp,
-            virtual_stages,
-            num_microbatches,
-            warmup=min(warmup, virtual_stages * num_microbatches),
-            weight_delay=rank,
-        )
+        warmup = int(_warmup(rank, pp, v, m))
+        return depth_first_order(rank, pp, v, m, warmup=min(warmup, v * m), weight_delay=rank)
 
     def rules(self, runtime: Runtime = "torch") -> tuple[ScheduleRule, ...]:
         """At least two stages per rank; microbatches in equal rounds."""
         return (several_stages_per_rank(self.name), whole_rounds(self.name))
 
     def bubble_seconds(
-        self,
-        pp: IntLike,
-        virtual_stages: IntLike,
-        num_microbatches: IntLike,
-        forward_seconds: FloatLike,
-        input_grad_seconds: FloatLike,
-        weight_grad_seconds: FloatLike,
+        self, pp: IntLike, v: IntLike, m: IntLike, f: FloatLike, i: FloatLike, w: FloatLike
     ) -> Floats:
         """(p - 1) max(f + i - w, f, i) / v from p microbatches on.
 
@@ -84,13 +69,6 @@ class InterleavedZeroBubble(Schedule):
 
         Source: Qi et al. 2023, ZB-H1; chains found in simulations.
         """
-        f, i, w, v, m = (
-            forward_seconds,
-            input_grad_seconds,
-            weight_grad_seconds,
-            virtual_stages,
-            num_microbatches,
-        )
         missing = np.maximum(0, pp - m)
         around = pp - 1 + (v - 1) * missing
         delayed = np.minimum(pp - 1, m - 1)
@@ -105,41 +83,23 @@ class InterleavedZeroBubble(Schedule):
         )
         return np.asarray(np.where(few, np.maximum(chains, loops), chains) / v, dtype=np.float64)
 
-    def in_flight(
-        self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
-    ) -> Floats:
+    def in_flight(self, rank: IntLike, pp: IntLike, v: IntLike, m: IntLike) -> Floats:
         """min(v m, (v - 1) k + (p - 1 - rank) + 1) / v. Exact."""
-        return chunks_in_flight(
-            _warmup(rank, pp, virtual_stages, num_microbatches), virtual_stages, num_microbatches
-        )
+        return chunks_in_flight(_warmup(rank, pp, v, m), v, m)
 
-    def weight_grad_held(
-        self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
-    ) -> Floats:
+    def weight_grad_held(self, rank: IntLike, pp: IntLike, v: IntLike, m: IntLike) -> Floats:
         """min(rank, v m - warm-up - 1) / v. Exact."""
-        return chunks_awaiting_weight_grad(
-            _warmup(rank, pp, virtual_stages, num_microbatches),
-            rank,
-            virtual_stages,
-            num_microbatches,
-        )
+        return chunks_awaiting_weight_grad(_warmup(rank, pp, v, m), rank, v, m)
 
     def peak_candidates(
-        self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
+        self, rank: IntLike, pp: IntLike, v: IntLike, m: IntLike
     ) -> tuple[tuple[Floats, Floats], ...]:
         """Exact."""
-        whole, half = (
-            of(rank, pp, virtual_stages, num_microbatches)
-            for of in (self.in_flight, self.weight_grad_held)
-        )
-        return (whole, half), late_weight_grads(whole, rank, virtual_stages, num_microbatches)
+        whole, half = (of(rank, pp, v, m) for of in (self.in_flight, self.weight_grad_held))
+        return (whole, half), late_weight_grads(whole, rank, v, m)
 
     def sends_on_critical_path(
-        self,
-        pp: IntLike,
-        virtual_stages: IntLike,
-        num_microbatches: IntLike,
-        exposed: Exposed = "none",
+        self, pp: IntLike, v: IntLike, m: IntLike, exposed: Exposed = "none"
     ) -> Floats:
         """(v + 3) p - 4: the single warm-up hides fewer sends than interleaved 1F1B's.
 
@@ -148,20 +108,18 @@ class InterleavedZeroBubble(Schedule):
         Where a rank waits for its sends: 2 v m + 2 p - 5.
         The last two are found in simulations.
         """
-        v, zero = virtual_stages, 0.0 * num_microbatches
+        zero = 0.0 * m
         hops = (v + 3.0) * pp - 4.0 + zero
         if exposed == "receive":
             hops = (2.0 * v + 2.0) * pp - 4.0 + zero
         elif exposed != "none":
-            hops = np.maximum(hops, 2.0 * v * num_microbatches + 2.0 * pp - 5.0)
+            hops = np.maximum(hops, 2.0 * v * m + 2.0 * pp - 5.0)
         return np.asarray(np.where(np.asarray(pp) > 1, hops, 0.0), dtype=np.float64)
 
-    def repeats_after(self, pp: int, virtual_stages: int, num_microbatches: int) -> int:
+    def repeats_after(self, pp: int, v: int, m: int) -> int:
         """One round."""
-        return int(microbatches_per_round(pp, num_microbatches))
+        return int(microbatches_per_round(pp, m))
 
 
-def _warmup(
-    rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
-) -> IntLike:
-    return (virtual_stages - 1) * microbatches_per_round(pp, num_microbatches) + (pp - 1 - rank)
+def _warmup(rank: IntLike, pp: IntLike, v: IntLike, m: IntLike) -> IntLike:
+    return (v - 1) * microbatches_per_round(pp, m) + (pp - 1 - rank)

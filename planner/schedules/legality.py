@@ -11,7 +11,7 @@ from planner.schedules.actions import Action, Item, Order, OverlappedPair, leave
 Singles = tuple[tuple[Action, ...], ...]
 
 
-def check_legal(actions: Order, num_stages: int, num_microbatches: int) -> None:
+def check_legal(actions: Order, num_stages: int, m: int) -> None:
     """Returns when the orders run to their end; raises ValueError naming the first fault.
 
     Each stage is on one rank. Each (stage, microbatch) has one F and one B, or one F, one I and one
@@ -20,7 +20,7 @@ def check_legal(actions: Order, num_stages: int, num_microbatches: int) -> None:
     """
     singles = tuple(leaves(order) for order in actions)
     _check_homes(singles, num_stages)
-    _check_counts(singles, num_stages, num_microbatches)
+    _check_counts(singles, num_stages, m)
     for rank, order in enumerate(singles):
         _check_local_order(rank, order)
     left = _blocked(actions, num_stages)
@@ -40,13 +40,13 @@ def _check_homes(actions: Singles, num_stages: int) -> None:
                 )
 
 
-def _check_counts(actions: Singles, num_stages: int, num_microbatches: int) -> None:
+def _check_counts(actions: Singles, num_stages: int, m: int) -> None:
     seen = Counter(action for order in actions for action in order)
     doubled = next((action for action, count in seen.items() if count > 1), None)
     if doubled is not None:
         raise ValueError(f"{doubled} appears {seen[doubled]} times")
     for stage in range(num_stages):
-        for microbatch in range(num_microbatches):
+        for microbatch in range(m):
             kinds = "".join(
                 kind for kind in ("F", "I", "W", "B") if Action(stage, kind, microbatch) in seen
             )
@@ -55,9 +55,9 @@ def _check_counts(actions: Singles, num_stages: int, num_microbatches: int) -> N
                     f"stage {stage}, microbatch {microbatch} runs {kinds or 'nothing'}; F and B, "
                     "or F, I and W are needed"
                 )
-    excess = len(seen) - sum(1 for action in seen if action.microbatch < num_microbatches)
+    excess = len(seen) - sum(1 for action in seen if action.microbatch < m)
     if excess:
-        raise ValueError(f"{excess} actions are for microbatches beyond {num_microbatches}")
+        raise ValueError(f"{excess} actions are for microbatches beyond {m}")
 
 
 def _check_local_order(rank: int, order: tuple[Action, ...]) -> None:

@@ -33,15 +33,13 @@ class LoopedBFS(Schedule):
     runtimes: frozenset[Runtime] = frozenset({"torch"})
     search_order: int = 60
 
-    def rank_order(
-        self, rank: int, pp: int, virtual_stages: int, num_microbatches: int
-    ) -> ActionColumns:
+    def rank_order(self, rank: int, pp: int, v: int, m: int) -> ActionColumns:
         """All F stage by stage, then all B from the last stage on.
 
         B takes microbatches in reverse, as in torch's ScheduleLoopedBFS.
         """
-        stage_k = np.repeat(np.arange(rank, pp * virtual_stages, pp), num_microbatches)
-        microbatch_k = np.tile(np.arange(num_microbatches), virtual_stages)
+        stage_k = np.repeat(np.arange(rank, pp * v, pp), m)
+        microbatch_k = np.tile(np.arange(m), v)
         return ActionColumns(
             np.concatenate([stage_k, stage_k[::-1]]),
             np.repeat([FORWARD, BACKWARD], len(stage_k)),
@@ -53,36 +51,21 @@ class LoopedBFS(Schedule):
         return (several_stages_per_rank(self.name),)
 
     def bubble_seconds(
-        self,
-        pp: IntLike,
-        virtual_stages: IntLike,
-        num_microbatches: IntLike,
-        forward_seconds: FloatLike,
-        input_grad_seconds: FloatLike,
-        weight_grad_seconds: FloatLike,
+        self, pp: IntLike, v: IntLike, m: IntLike, f: FloatLike, i: FloatLike, w: FloatLike
     ) -> Floats:
         """((p - 1) + (v - 1) max(0, p - m)) (f + b) / v, exact for equal stages.
 
         Source: Lamy-Poirier 2023, section 4.
         """
-        waits = (pp - 1) + (virtual_stages - 1) * np.maximum(0, pp - num_microbatches)
-        return np.asarray(
-            waits * (forward_seconds + input_grad_seconds + weight_grad_seconds) / virtual_stages,
-            dtype=np.float64,
-        )
+        waits = (pp - 1) + (v - 1) * np.maximum(0, pp - m)
+        return np.asarray(waits * (f + i + w) / v, dtype=np.float64)
 
-    def in_flight(
-        self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
-    ) -> Floats:
+    def in_flight(self, rank: IntLike, pp: IntLike, v: IntLike, m: IntLike) -> Floats:
         """m: the first backward waits for the last forward. Exact."""
-        return np.asarray(num_microbatches + 0.0 * rank, dtype=np.float64)
+        return np.asarray(m + 0.0 * rank, dtype=np.float64)
 
     def sends_on_critical_path(
-        self,
-        pp: IntLike,
-        virtual_stages: IntLike,
-        num_microbatches: IntLike,
-        exposed: Exposed = "none",
+        self, pp: IntLike, v: IntLike, m: IntLike, exposed: Exposed = "none"
     ) -> Floats:
         """2 (p - 1): fill and drain. Up to p microbatches 2 (p v - 1). Exact.
 
@@ -91,7 +74,6 @@ class LoopedBFS(Schedule):
             m > p.
         Two ranks that share one stream: (4 v - 2) m.
         """
-        v, m = virtual_stages, num_microbatches
         hops = 2.0 * (np.where(np.asarray(m) <= pp, pp * v, pp) - 1)
         if exposed != "none":
             shared = (exposed == "receive") & (np.asarray(pp) == 2)

@@ -31,18 +31,9 @@ class OneFOneB(Schedule):
     runtimes: frozenset[Runtime] = frozenset({"torch", "megatron"})
     search_order: int = 10
 
-    def rank_order(
-        self, rank: int, pp: int, virtual_stages: int, num_microbatches: int
-    ) -> ActionColumns:
+    def rank_order(self, rank: int, pp: int, v: int, m: int) -> ActionColumns:
         """Warm-up min(m, p - 1 - rank), then F B in turn, then the remaining B."""
-        return depth_first_order(
-            rank,
-            pp,
-            1,
-            num_microbatches,
-            warmup=min(num_microbatches, pp - 1 - rank),
-            weight_delay=None,
-        )
+        return depth_first_order(rank, pp, 1, m, warmup=min(m, pp - 1 - rank), weight_delay=None)
 
     def rules(self, runtime: Runtime = "torch") -> tuple[ScheduleRule, ...]:
         """One stage per rank; in torch at least p microbatches.
@@ -62,32 +53,17 @@ class OneFOneB(Schedule):
         )
 
     def bubble_seconds(
-        self,
-        pp: IntLike,
-        virtual_stages: IntLike,
-        num_microbatches: IntLike,
-        forward_seconds: FloatLike,
-        input_grad_seconds: FloatLike,
-        weight_grad_seconds: FloatLike,
+        self, pp: IntLike, v: IntLike, m: IntLike, f: FloatLike, i: FloatLike, w: FloatLike
     ) -> Floats:
         """(p - 1)(f + b), exact for equal stages. Source: Narayanan et al. 2021, section 2.2.1."""
-        return np.asarray(
-            (pp - 1) * (forward_seconds + input_grad_seconds + weight_grad_seconds),
-            dtype=np.float64,
-        )
+        return np.asarray((pp - 1) * (f + i + w), dtype=np.float64)
 
-    def in_flight(
-        self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
-    ) -> Floats:
+    def in_flight(self, rank: IntLike, pp: IntLike, v: IntLike, m: IntLike) -> Floats:
         """min(m, p - rank). Exact."""
-        return chunks_in_flight(pp - 1 - rank, 1, num_microbatches)
+        return chunks_in_flight(pp - 1 - rank, 1, m)
 
     def sends_on_critical_path(
-        self,
-        pp: IntLike,
-        virtual_stages: IntLike,
-        num_microbatches: IntLike,
-        exposed: Exposed = "none",
+        self, pp: IntLike, v: IntLike, m: IntLike, exposed: Exposed = "none"
     ) -> Floats:
         """2 (p - 1) m / p + 2 (p - 2), almost two sends per microbatch: neighbours have no slack.
 
@@ -96,7 +72,7 @@ class OneFOneB(Schedule):
         Where neighbours wait for each other's sends: 2 m + 2 p - 5, for two ranks m + 1. Exact for
         m >= p.
         """
-        count = num_microbatches
+        count = m
         hidden = 2.0 * (pp - 1) * count / pp + 2.0 * np.maximum(0, pp - 2)
         return np.asarray(
             hidden if exposed == "none" else np.maximum(hidden, exchanges(pp, count)),

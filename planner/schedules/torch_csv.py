@@ -11,7 +11,6 @@ from planner.schedules.actions import Order, parse_item
 
 
 def to_csv(actions: Order) -> str:
-    """Text of the file."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(
         [str(action) for action in rank] for rank in actions

@@ -57,14 +57,13 @@ class VOrder:
         stage, microbatch = self._owed.pop(index)
         self._actions.append((stage, WEIGHT_GRAD, microbatch, False))
 
-    def columns(self, num_microbatches: int | None = None) -> ActionColumns:
+    def columns(self, m: int | None = None) -> ActionColumns:
         """All that was appended; with a number, only for the microbatches below it."""
         stage_A, kind_A, microbatch_A, joined_A = np.array(self._actions, dtype=np.int64).T
         order = ActionColumns(
             stage_A, kind_A, microbatch_A, joined_A > 0 if joined_A.any() else None
         )
-        return order if num_microbatches is None else order.take(microbatch_A < num_microbatches)
+        return order if m is None else order.take(microbatch_A < m)
 
     def count(self, chunk: int, kind: Kind) -> int:
-        """How many actions of this kind the chunk has."""
         return self._done[(chunk, kind)]

@@ -45,31 +45,22 @@ class ZB1p(Schedule):
     synchronous_end: bool = False
     depth: int = 1
 
-    def rank_order(
-        self, rank: int, pp: int, virtual_stages: int, num_microbatches: int
-    ) -> ActionColumns:
+    def rank_order(self, rank: int, pp: int, v: int, m: int) -> ActionColumns:
         """Warm-up d (p - 1 - rank), then F I W in turn with W late by d rank microbatches."""
         return depth_first_order(
             rank,
             pp,
             1,
-            num_microbatches,
-            warmup=min(num_microbatches, self.depth * (pp - 1 - rank)),
+            m,
+            warmup=min(m, self.depth * (pp - 1 - rank)),
             weight_delay=self.depth * rank,
         )
 
     def rules(self, runtime: Runtime = "torch") -> tuple[ScheduleRule, ...]:
-        """One stage per rank."""
         return (one_stage_per_rank(self.name),)
 
     def bubble_seconds(
-        self,
-        pp: IntLike,
-        virtual_stages: IntLike,
-        num_microbatches: IntLike,
-        forward_seconds: FloatLike,
-        input_grad_seconds: FloatLike,
-        weight_grad_seconds: FloatLike,
+        self, pp: IntLike, v: IntLike, m: IntLike, f: FloatLike, i: FloatLike, w: FloatLike
     ) -> Floats:
         """max((p - 1)(f + i) - d w, (p - 1 - d) f + (p - 1) i), d = min(p - 1, m - 1).
 
@@ -78,53 +69,38 @@ class ZB1p(Schedule):
         Source: Qi et al. 2023, table 1, (p - 1)(f + i - w).
         """
         others = pp - 1
-        delayed = np.minimum(others, num_microbatches - 1)
-        drain = others * (forward_seconds + input_grad_seconds) - delayed * weight_grad_seconds
-        return np.asarray(
-            np.maximum(drain, (others - delayed) * forward_seconds + others * input_grad_seconds),
-            dtype=np.float64,
-        )
+        delayed = np.minimum(others, m - 1)
+        drain = others * (f + i) - delayed * w
+        return np.asarray(np.maximum(drain, (others - delayed) * f + others * i), dtype=np.float64)
 
-    def in_flight(
-        self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
-    ) -> Floats:
+    def in_flight(self, rank: IntLike, pp: IntLike, v: IntLike, m: IntLike) -> Floats:
         """min(m, d (p - 1 - rank) + 1). Exact."""
-        return chunks_in_flight(self.depth * (pp - 1 - rank), 1, num_microbatches)
+        return chunks_in_flight(self.depth * (pp - 1 - rank), 1, m)
 
-    def weight_grad_held(
-        self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
-    ) -> Floats:
+    def weight_grad_held(self, rank: IntLike, pp: IntLike, v: IntLike, m: IntLike) -> Floats:
         """min(d rank, m - d (p - 1 - rank) - 1): with `in_flight`, d (p - 1) + 1 on every rank.
 
         Exact.
         """
         warmup = self.depth * (pp - 1 - rank)
-        return chunks_awaiting_weight_grad(warmup, self.depth * rank, 1, num_microbatches)
+        return chunks_awaiting_weight_grad(warmup, self.depth * rank, 1, m)
 
     def peak_candidates(
-        self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
+        self, rank: IntLike, pp: IntLike, v: IntLike, m: IntLike
     ) -> tuple[tuple[Floats, Floats], ...]:
         """Exact."""
-        whole, half = (
-            of(rank, pp, virtual_stages, num_microbatches)
-            for of in (self.in_flight, self.weight_grad_held)
-        )
-        return (whole, half), late_weight_grads(whole, self.depth * rank, 1, num_microbatches)
+        whole, half = (of(rank, pp, v, m) for of in (self.in_flight, self.weight_grad_held))
+        return (whole, half), late_weight_grads(whole, self.depth * rank, 1, m)
 
     def sends_on_critical_path(
-        self,
-        pp: IntLike,
-        virtual_stages: IntLike,
-        num_microbatches: IntLike,
-        exposed: Exposed = "none",
+        self, pp: IntLike, v: IntLike, m: IntLike, exposed: Exposed = "none"
     ) -> Floats:
         """4 (p - 1): warm-up and late W leave each neighbour's gradient one send behind.
 
         Found in simulations with m > p.
         Where a rank waits for its sends: as for 1F1B, 2 m + 2 p - 5.
         """
-        hidden = 4.0 * (pp - 1) + 0.0 * num_microbatches
+        hidden = 4.0 * (pp - 1) + 0.0 * m
         return np.asarray(
-            np.maximum(hidden, exchanges(pp, num_microbatches)) if exposed == "send" else hidden,
-            dtype=np.float64,
+            np.maximum(hidden, exchanges(pp, m)) if exposed == "send" else hidden, dtype=np.float64
         )

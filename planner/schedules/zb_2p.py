@@ -20,13 +20,7 @@ class ZB2p(ZB1p):
     depth: int = 2
 
     def bubble_seconds(
-        self,
-        pp: IntLike,
-        virtual_stages: IntLike,
-        num_microbatches: IntLike,
-        forward_seconds: FloatLike,
-        input_grad_seconds: FloatLike,
-        weight_grad_seconds: FloatLike,
+        self, pp: IntLike, v: IntLike, m: IntLike, f: FloatLike, i: FloatLike, w: FloatLike
     ) -> Floats:
         """The longest of three chains, where d = min(2 (p - 1), m - 1) and e = 2 (p - 1) - d:
 
@@ -39,27 +33,23 @@ class ZB2p(ZB1p):
         Source: Qi et al. 2023, table 1, (p - 1)(f + i - 2 w).
         """
         others = pp - 1
-        delayed = np.minimum(2 * others, num_microbatches - 1)
+        delayed = np.minimum(2 * others, m - 1)
         short = 2 * others - delayed
-        drain = others * (forward_seconds + input_grad_seconds) - delayed * weight_grad_seconds
-        chain = (others - delayed) * forward_seconds + others * input_grad_seconds
-        fill = short // 2 * forward_seconds + (short + 1) // 2 * input_grad_seconds
+        drain = others * (f + i) - delayed * w
+        chain = (others - delayed) * f + others * i
+        fill = short // 2 * f + (short + 1) // 2 * i
         return np.asarray(np.maximum(np.maximum(drain, chain), fill), dtype=np.float64)
 
     def sends_on_critical_path(
-        self,
-        pp: IntLike,
-        virtual_stages: IntLike,
-        num_microbatches: IntLike,
-        exposed: Exposed = "none",
+        self, pp: IntLike, v: IntLike, m: IntLike, exposed: Exposed = "none"
     ) -> Floats:
         """2 (p - 1): fill and drain; the double warm-up hides the rest.
 
         Found in simulations with m >= 2p - 1.
         Where a rank waits for its sends: m + 2 p - 3, only the last rank's own.
         """
-        hidden = 2.0 * (pp - 1) + 0.0 * num_microbatches
-        seen = num_microbatches + 2.0 * pp - 3.0
+        hidden = 2.0 * (pp - 1) + 0.0 * m
+        seen = m + 2.0 * pp - 3.0
         return np.asarray(
             np.maximum(hidden, seen) if exposed == "send" else hidden, dtype=np.float64
         )

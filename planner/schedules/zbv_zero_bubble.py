@@ -35,14 +35,12 @@ class ZBVZeroBubble(Schedule):
     search_order: int = 30
     v_shaped: bool = True
 
-    def rank_order(
-        self, rank: int, pp: int, virtual_stages: int, num_microbatches: int
-    ) -> ActionColumns:
+    def rank_order(self, rank: int, pp: int, v: int, m: int) -> ActionColumns:
         """As ScheduleZBVZeroBubble of torch.
 
         The order is built for at least 2p - 1 microbatches, and those beyond m are left out.
         """
-        count = max(2 * pp - 1, num_microbatches)
+        count = max(2 * pp - 1, m)
         order = VOrder(rank, pp)
         _warm_up(order, rank, pp)
         while order.count(1, "F") < order.count(0, "F") or order.count(0, "F") < count:
@@ -54,20 +52,14 @@ class ZBVZeroBubble(Schedule):
                 order.add(chunk, "I")
                 order.add_owed()
         _cool_down(order, rank, pp)
-        return order.columns(num_microbatches)
+        return order.columns(m)
 
     def rules(self, runtime: Runtime = "torch") -> tuple[ScheduleRule, ...]:
         """Exactly two stages per rank; torch puts no condition on the number of microbatches."""
         return (two_stages_per_rank(self.name),)
 
     def bubble_seconds(
-        self,
-        pp: IntLike,
-        virtual_stages: IntLike,
-        num_microbatches: IntLike,
-        forward_seconds: FloatLike,
-        input_grad_seconds: FloatLike,
-        weight_grad_seconds: FloatLike,
+        self, pp: IntLike, v: IntLike, m: IntLike, f: FloatLike, i: FloatLike, w: FloatLike
     ) -> Floats:
         """Half of the longest of several chains; from 2p - 1 microbatches on they are
 
@@ -90,7 +82,6 @@ class ZBVZeroBubble(Schedule):
         Exact for equal stages, w <= f <= i and m >= 2p - 1. Below, the step is up to a tenth short.
         Source: Qi et al. 2023, section 6; chains found in simulations.
         """
-        f, i, w, m = forward_seconds, input_grad_seconds, weight_grad_seconds, num_microbatches
         others, short = pp - 1, np.maximum(0, 2 * pp - 1 - m)
         back = 2 * (
             np.maximum(0, pp - m) * f + others * i - np.maximum(0, np.minimum(others, m - pp)) * w
@@ -105,45 +96,36 @@ class ZBVZeroBubble(Schedule):
         chains = np.where(short == 0, np.maximum(chains, full), chains)
         return np.asarray(np.where(np.asarray(pp) > 1, chains / 2.0, 0.0), dtype=np.float64)
 
-    def in_flight(
-        self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
-    ) -> Floats:
+    def in_flight(self, rank: IntLike, pp: IntLike, v: IntLike, m: IntLike) -> Floats:
         """Up to p on every rank from 2p - 1 microbatches on. Source: Qi et al. 2023, section 6."""
-        down, up = (
-            np.minimum(num_microbatches, 2 * pp - 1 - rank),
-            np.minimum(num_microbatches, rank + 1),
-        )
+        down, up = (np.minimum(m, 2 * pp - 1 - rank), np.minimum(m, rank + 1))
         return np.asarray((down + up) / 2.0, dtype=np.float64)
 
     def peak_candidates(
-        self, rank: IntLike, pp: IntLike, virtual_stages: IntLike, num_microbatches: IntLike
+        self, rank: IntLike, pp: IntLike, v: IntLike, m: IntLike
     ) -> tuple[tuple[Floats, Floats], ...]:
         """The usual, and the end of the cool-down, from 2p - 1 microbatches on.
 
         There 2 rank + 1 chunks wait for W and p - 1 - rank chunks for I.
         """
-        usual = super().peak_candidates(rank, pp, virtual_stages, num_microbatches)
-        enough = np.where(np.asarray(num_microbatches) >= 2 * pp - 1, 0.5, 0.0)
+        usual = super().peak_candidates(rank, pp, v, m)
+        enough = np.where(np.asarray(m) >= 2 * pp - 1, 0.5, 0.0)
         return (
             *usual,
             (np.asarray(enough * (pp - 1.0 - rank)), np.asarray(enough * (2.0 * rank + 1.0))),
         )
 
     def sends_on_critical_path(
-        self,
-        pp: IntLike,
-        virtual_stages: IntLike,
-        num_microbatches: IntLike,
-        exposed: Exposed = "none",
+        self, pp: IntLike, v: IntLike, m: IntLike, exposed: Exposed = "none"
     ) -> Floats:
         """6 p - 8: the drain crosses the V three times.
 
         Found in simulations with m >= 2p - 1 and i - w > i / 2; fewer elsewhere.
         Where a rank waits for its sends: 2 m + 3 p - 3, found in simulations.
         """
-        hops = 6.0 * pp - 8.0 + 0.0 * num_microbatches
+        hops = 6.0 * pp - 8.0 + 0.0 * m
         if exposed not in ("none", "receive"):
-            hops = np.maximum(hops, 2.0 * num_microbatches + 3.0 * pp - 3.0)
+            hops = np.maximum(hops, 2.0 * m + 3.0 * pp - 3.0)
         return np.asarray(np.where(np.asarray(pp) > 1, hops, 0.0), dtype=np.float64)
 
 

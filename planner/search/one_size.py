@@ -17,7 +17,7 @@ from planner.cost.price import Pricer
 from planner.cost.refine import first_groups, simulated_step_seconds
 from planner.cost.run.goodput import RunColumns, busy_seconds, run_columns
 from planner.rules import Context
-from planner.rules.features import HOST_TOO_SMALL
+from planner.rules.sharding import HOST_TOO_SMALL
 from planner.search.choice.preference import FAR_BEHIND, Spreads, Weighed, leaders
 from planner.search.fit import OOM_LIMIT, fitting
 from planner.search.sampled import SampledTrial

@@ -9,11 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from planner.calibration import kernels as shapes
+from probes.kernels.base import Prepared
 
 if TYPE_CHECKING:
     import torch
-
-    from probes.kernels.base import Prepared
 
     Prepare = Callable[[shapes.KernelShape, torch.device], Prepared | None]
 
@@ -43,7 +42,7 @@ register("optimizer", "probes.kernels.optimizer:prepare")
 register("collective", "probes.kernels.collectives:prepare")
 
 
-def prepared(shape: shapes.KernelShape, device: "torch.device") -> "Prepared | None":
+def prepared(shape: shapes.KernelShape, device: "torch.device") -> Prepared | None:
     """The kernel of a shape with its operands; None on a rank that takes no part.
 
     Raises Unavailable.

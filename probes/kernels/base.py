@@ -1,4 +1,4 @@
-"""What a kernel to time is, and how it is timed."""
+"""Kernels to time, and how they are timed."""
 
 import time
 from collections.abc import Callable

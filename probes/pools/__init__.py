@@ -7,12 +7,9 @@ class. Classes are imported when a pool is opened, so that naming pools costs no
 import re
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 from planner.errors import Fault, SpecError
-
-if TYPE_CHECKING:
-    from probes.pools.protocol import Pool, PoolSettings
+from probes.pools.protocol import Pool, PoolSettings
 
 USAGE = re.compile(r"(?P<name>[a-z][a-z0-9-]*)(?P<option>\[?:[^\[\]:]+\]?)?")
 
@@ -22,11 +19,10 @@ class Backend:
     """One kind of pool. pool: the class, or `module:class` of it."""
 
     usage: str
-    pool: "str | type[Pool]"
+    pool: str | type[Pool]
 
     @property
     def name(self) -> str:
-        """The name before the colon."""
         return self.usage.partition("[")[0].partition(":")[0]
 
     @property
@@ -39,8 +35,7 @@ class Backend:
         """Whether the pool may be written with, or without, something after the colon."""
         return any((":" in form) == (option is not None) for form in self.forms)
 
-    def load(self) -> "type[Pool]":
-        """Imports and returns the class."""
+    def load(self) -> type[Pool]:
         if not isinstance(self.pool, str):
             return self.pool
         module, _, name = self.pool.partition(":")
@@ -51,7 +46,7 @@ class Backend:
 BACKENDS: dict[str, Backend] = {}
 
 
-def register(usage: str, pool: "str | type[Pool]") -> None:
+def register(usage: str, pool: str | type[Pool]) -> None:
     """Adds a kind of pool. Raises ValueError for a usage that is invalid or taken."""
     backend = Backend(usage, pool)
     if USAGE.fullmatch(usage) is None or backend.name in BACKENDS:
@@ -91,7 +86,7 @@ def backend_of(text: str, *, files: bool = True) -> tuple[Backend, str | None]:
     return backend, option
 
 
-def open_pool(text: str, settings: "PoolSettings", *, files: bool = True) -> "Pool":
+def open_pool(text: str, settings: PoolSettings, *, files: bool = True) -> Pool:
     """The pool that a user names: local, slurm:PARTITION ... Raises SpecError or ProbeError."""
     backend, option = backend_of(text, files=files)
     return backend.load().open(settings, option)

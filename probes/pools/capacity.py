@@ -1,4 +1,4 @@
-"""What a pool has and what it can do, and the error for a layout that is too large for it."""
+"""Capacity and abilities of a pool, and the error for a layout that is too large for it."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ NO_GPU = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """What a pool can give one probe of a job.
+    """Devices that a pool can give one probe of a job.
 
     num_devices: devices of the job's kind, free or not.
     device: `cuda` or `cpu`.

@@ -78,11 +78,9 @@ class LeaseLocks:
         return True
 
     def unlock(self, name: str) -> None:
-        """Releases one device."""
         _close(self._held.pop(name))
 
     def release(self) -> None:
-        """Releases all devices."""
         for name in list(self._held):
             self.unlock(name)
 

@@ -17,13 +17,14 @@ from planner.errors import Fault, ProbeError, SpecError
 from planner.specs.cluster import ClusterSpec
 from planner.units import counted
 from probes.folder import lease_folder
-from probes.launch import DeviceLease, Launcher, Watch
+from probes.launch import Launcher, Watch
 from probes.pools.capacity import Capacity, too_few
 from probes.pools.leases import MACHINE, LeaseLocks
 from probes.pools.nvidia import Gpu, Survey, is_same_gpu, others_on, survey, visible
 from probes.pools.protocol import PoolSettings, WithoutQueue
 from probes.preflight import Need
 from probes.protocol import ProbeResult, ProbeTask
+from probes.variables import DeviceLease
 
 # judgement: with more processes even a tiny model only measures how the machine swaps
 MAX_CPU_PROCESSES = 16

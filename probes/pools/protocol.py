@@ -48,7 +48,7 @@ class Pool(Protocol):
         ...
 
     def capacity(self, cluster: ClusterSpec) -> Capacity:
-        """What it has for a job on this cluster's GPU.
+        """The capacity for a job on this cluster's GPU.
 
         Raises SpecError if its GPU is another one.
         """
@@ -74,7 +74,7 @@ class Pool(Protocol):
     ) -> "AbstractContextManager[Pool]":
         """The pool, with tasks running one after the other that wait for devices only once.
 
-        name: the same for who takes the work over after a crash.
+        name: the same for a process that takes the work over after a crash.
         num_devices: of the largest task. seconds: for all tasks together. A larger task, or one
         that comes when the time is used up, waits for devices of its own.
         """
@@ -94,8 +94,7 @@ class WithoutQueue:
 
     def hold(
         self: P, name: str, cluster: ClusterSpec, num_devices: int, seconds: float
-    ) -> "AbstractContextManager[P]":
-        """The pool itself, see `Pool.hold`."""
+    ) -> AbstractContextManager[P]:
         return nullcontext(self)
 
     def is_left(self, task_id: str) -> bool:

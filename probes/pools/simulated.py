@@ -76,7 +76,6 @@ class SimulatedCluster(BaseModel):
     faults: Faults = Faults()
 
     def node(self, number: int) -> str:
-        """The name of a node."""
         return f"node{number:0{len(str(self.nodes - 1))}d}"
 
 

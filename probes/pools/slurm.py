@@ -22,16 +22,7 @@ from planner.errors import ProbeError
 from planner.specs.cluster import ClusterSpec
 from probes import guardian
 from probes.folder import END, NODE_STARTS
-from probes.launch import (
-    DeviceLease,
-    LaunchSettings,
-    Watch,
-    disk_errors,
-    environment,
-    inherited,
-    prepare,
-    with_free_port,
-)
+from probes.launch import LaunchSettings, Watch, disk_errors, prepare, with_free_port
 from probes.outcome import Begin, conclude, write_result
 from probes.packages import mounts
 from probes.pools.capacity import UNLIMITED, Capacity
@@ -53,6 +44,7 @@ from probes.preflight import (
 )
 from probes.programs import Program
 from probes.protocol import TAKEN_AWAY, Failed, ProbeResult, ProbeTask
+from probes.variables import DeviceLease, environment, inherited
 
 SLACK_SECONDS = 120.0  # for Slurm to start the step, and for the nodes' guardians to end it
 CHECK_MINUTES = 10  # of the job that checks whether a node has torch
@@ -81,7 +73,6 @@ class NodeGrid:
         return cls(nodes=processes // per_node, per_node=per_node, whole=per_node == widest)
 
     def holds(self, other: "NodeGrid") -> bool:
-        """Whether the other one fits into it."""
         fits = other.nodes <= self.nodes and other.per_node <= self.per_node
         return fits and (self.whole or not other.whole)
 
@@ -200,7 +191,7 @@ class SlurmPool:
     def hold(
         self, name: str, cluster: ClusterSpec, num_devices: int, seconds: float
     ) -> Iterator[Pool]:
-        """The same pool, whose probes share one job; it asks for as long as the partition allows.
+        """A copy of the pool whose probes share a job, which lasts as long as the partition allows.
 
         See `Pool.hold`.
         """
@@ -224,11 +215,9 @@ class SlurmPool:
                 held.allocation.close()
 
     def is_left(self, task_id: str) -> bool:
-        """Whether a job is there that a crashed process submitted for this task."""
         return self._job_of(task_id) is not None
 
     def end_left(self, task_id: str) -> None:
-        """Ends what a crashed process left of this task; see `Pool.end_left`."""
         allocation = self._job_of(task_id)
         order = None if allocation is None else allocation.left(task_id, parts=True)
         if allocation is not None and order is not None:
@@ -327,7 +316,7 @@ class SlurmPool:
     def _allocation(
         self, task: ProbeTask, grid: NodeGrid, avoid: frozenset[str]
     ) -> Iterator[Allocation]:
-        """That of its own, or the held one if the task fits into it and may run on any host."""
+        """A new allocation, or the held one if the task fits into it and may run on any host."""
         seconds = task.time_limit_seconds + SLACK_SECONDS
         held = self._held
         if held is not None and not avoid and held.has_room(grid, task.device, seconds):
@@ -402,7 +391,7 @@ def _is_lost(result: ProbeResult) -> bool:
 
 
 def _note(lost: ProbeResult) -> tuple[str, ...]:
-    """What became of the runs before, for the notes of the next."""
+    """A line on the runs before, for the notes of the next."""
     outcome = lost.outcome
     assert isinstance(outcome, Failed), "only failures run again"
     before = [note for note in lost.notes if note.startswith("ran again")]

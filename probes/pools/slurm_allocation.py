@@ -108,12 +108,12 @@ class Allocation:
 
     @property
     def folder(self) -> Path:
-        """Of all its jobs, one folder each."""
+        """The parent of a folder for each of its jobs."""
         return self.parent / FOLDER / self.name
 
     @property
     def job_folder(self) -> Path | None:
-        """Of its newest job."""
+        """The folder of the newest job."""
         jobs = [int(path.name) for path in self.folder.glob("[0-9]*") if path.name.isdigit()]
         return self.folder / str(max(jobs)) if jobs else None
 
@@ -180,7 +180,7 @@ class Allocation:
         (order.job / HEARTBEAT).touch()
 
     def output(self, order: ProbeOrder) -> str:
-        """What the job's script said, if it failed."""
+        """Output of the job's script, if it failed."""
         with contextlib.suppress(OSError):
             return " ".join((order.job / OUTPUT).read_text(errors="replace").split())[-500:]
         return ""

@@ -34,7 +34,7 @@ class NoControllerError(ProbeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobState:
-    """What Slurm knows of a job.
+    """State of a job as Slurm reports it.
 
     state: Slurm's word, such as PENDING or NODE_FAIL.
     reason: Slurm's word for why it waits, or ended.
@@ -55,7 +55,6 @@ class JobState:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it waits for nodes."""
         return self.state in WAITING
 
     @property
@@ -91,7 +90,7 @@ class Slurm:
         return max(map(int, told.split()), default=None)
 
     def job(self, job_id: int) -> JobState | None:
-        """What Slurm knows of a job; None if it has forgotten it. Raises NoControllerError."""
+        """State of a job; None if Slurm has forgotten it. Raises NoControllerError."""
         try:
             told = self._ask(["scontrol", "show", "job", str(job_id), "--oneliner"])
         except NoControllerError:
@@ -138,7 +137,7 @@ class Slurm:
         }
 
     def _accounted(self, job_id: int) -> JobState | None:
-        """What the accounting knows of a job; None where there is none (slurmdbd)."""
+        """State of a job from the accounting; None where there is none (slurmdbd)."""
         if shutil.which("sacct") is None:
             return None
         fields = "State,ElapsedRaw,End,NodeList"

@@ -113,7 +113,7 @@ def write_foreign(result: Path, rank: int, others: str) -> None:
 def shortage(
     task: ProbeTask, nodes: int, per_node: int, environment: Mapping[str, str]
 ) -> str | None:
-    """What Slurm gave less than it was asked for; None if nothing."""
+    """A sentence if Slurm gave less than it was asked for; None if not."""
     if nodes * per_node != task.num_processes():
         return (
             f"the step has {nodes} nodes, {task.num_processes()} processes need "

@@ -1,4 +1,4 @@
-"""What an operator says of jobs on a Slurm cluster."""
+"""An operator's options for jobs on a Slurm cluster."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -58,7 +58,7 @@ class Sequence:
         return self._dense[window, dtype]
 
     def block_mask(self, window: int) -> Any:
-        """The same mask for FlexAttention."""
+        """The mask for FlexAttention."""
         if window not in self._blocks:
             from torch.nn.attention.flex_attention import create_block_mask
 
@@ -274,7 +274,6 @@ class CpuFlash(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Gradients of q, k, v and the sinks."""
         q, k, v, out, lse, sinks, mask = ctx.saved_tensors
         width, op = q.shape[-1], _aten._scaled_dot_product_flash_attention_for_cpu_backward.default
         wide_v, wide_out, wide_grad = (

@@ -68,7 +68,6 @@ class Clipping:
 
     @torch.no_grad()
     def scale(self, factor: torch.Tensor | float) -> None:
-        """Multiplies every gradient."""
         grads = [grad for p in self._all if (grad := local_gradient(p)) is not None]
         if grads:
             torch._foreach_mul_(

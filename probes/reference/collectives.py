@@ -92,12 +92,10 @@ class Wait(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        """The finished tensor."""
         return x.wait() if isinstance(x, AsyncCollectiveTensor) else x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        """The same gradient."""
         return grad
 
 
@@ -106,13 +104,11 @@ class Gather(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
-        """Gathered along `dim`."""
         ctx.group, ctx.dim = group, dim
         return all_gather(x, group, dim)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        """Summed and cut."""
         return reduce_scatter(grad, ctx.group, ctx.dim), None, None
 
 
@@ -121,13 +117,11 @@ class Scatter(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
-        """Summed and cut along `dim`."""
         ctx.group, ctx.dim = group, dim
         return reduce_scatter(x, group, dim)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        """Gathered."""
         return all_gather(grad, ctx.group, ctx.dim), None, None
 
 
@@ -136,13 +130,11 @@ class Copy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        """The same tensor."""
         ctx.group = group
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """Summed."""
         return all_reduce(grad, ctx.group), None
 
 
@@ -151,12 +143,10 @@ class Reduce(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        """Summed."""
         return all_reduce(x, group)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """The same gradient."""
         return grad, None
 
 
@@ -165,13 +155,11 @@ class Split(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
-        """Own part."""
         ctx.group, ctx.dim = group, dim
         return own_part(x, group, dim).contiguous()
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        """All parts."""
         return all_gather(grad, ctx.group, ctx.dim), None, None
 
 
@@ -183,13 +171,11 @@ class Join(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
-        """All parts."""
         ctx.group, ctx.dim = group, dim
         return all_gather(x, group, dim)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        """Own part."""
         return own_part(grad, ctx.group, ctx.dim).contiguous(), None, None
 
 
@@ -200,11 +186,9 @@ class Exchange(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, received: list[int], sent: list[int], group: dist.ProcessGroup
     ) -> torch.Tensor:
-        """The rows received."""
         ctx.received, ctx.sent, ctx.group = received, sent, group
         return all_to_all(x, received, sent, group)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        """Gradients of the rows sent."""
         return all_to_all(grad, ctx.sent, ctx.received, ctx.group), None, None, None

@@ -59,12 +59,10 @@ class Sample:
         self._asked: dict[str, Any] = {}
 
     def take(self) -> None:
-        """Reads once."""
         self.start()
         self.stop()
 
     def start(self) -> None:
-        """Starts reading."""
         if self._device.type != "cuda":
             return
         self._ended.clear()

@@ -59,7 +59,6 @@ class Tracker(TorchDispatchMode):
             self._see(tensor.to_local() if isinstance(tensor, DTensor) else tensor)
 
     def reset(self) -> None:
-        """Restarts the peak and the counts from what is live."""
         self.peak, self.flops = self.live, 0.0
         self.collective_bytes.clear()
 

@@ -34,7 +34,6 @@ class Meshes:
 
     @property
     def tp(self) -> DeviceMesh:
-        """Tensor-parallel ranks."""
         return self.dense["tp"]
 
     @property

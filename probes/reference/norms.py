@@ -31,7 +31,6 @@ class CpuRmsNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-        """Normed rows."""
         wide = x.float()
         scale = (wide.square().mean(-1, keepdim=True) + epsilon).rsqrt()
         ctx.save_for_backward(x, weight, scale)
@@ -39,7 +38,6 @@ class CpuRmsNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        """Gradients of input and weight."""
         x, weight, scale = ctx.saved_tensors
         rows, normed = grad.float(), x.float() * scale
         weighted = rows * weight.float()

@@ -30,7 +30,6 @@ class EachAlone(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One update of every parameter that has a gradient."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:

@@ -36,7 +36,6 @@ BUCKET_MEGABYTES = 100  # torchtitan apply_ddp
 
 
 def compute_dtype(recipe: ReferenceRecipe) -> torch.dtype:
-    """Dtype in which layers compute."""
     return torch.float16 if recipe.layout.precision == "fp16" else DTYPES[recipe.layout.param_dtype]
 
 

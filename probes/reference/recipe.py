@@ -1,4 +1,4 @@
-"""What one probe trains, resolved once for all parts of the program. No torch here."""
+"""The recipe of one probe, resolved once for all parts of the program. No torch here."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -113,12 +113,10 @@ class ReferenceRecipe:
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens of the global batch."""
         return self.training.global_batch_size * self.training.seq_len
 
     @property
     def local_seq_len(self) -> int:
-        """Tokens of one sequence on one context-parallel rank."""
         return self.training.seq_len // self.layout.cp
 
     @property
@@ -242,7 +240,7 @@ def refusal(job: Job, layout: Layout, device: Literal["cuda", "cpu"]) -> str | N
 
 
 def _beyond(task: ProbeTask, job: Job, layout: Layout) -> Iterator[Fault]:
-    """What the job's trainer may run but this program cannot."""
+    """Faults of a layout that the job's trainer may run but this program cannot."""
     trainer = job.training.trainer
     if not TRAINERS[trainer].sharding.in_plain_torch:
         yield Fault(

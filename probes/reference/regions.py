@@ -1,4 +1,4 @@
-"""What a selectively checkpointed region must not see.
+"""Regions that selective checkpointing must not see.
 
 That is sharding hooks, and composed kernels that a GPU runs as one operator.
 """

@@ -88,12 +88,10 @@ class ReferenceRun:
         )
 
     def environment(self) -> Environment:
-        """The environment of the numbers."""
         self.sample.stop()
         return describe(self.device, self.sample)
 
     def notes(self) -> list[str]:
-        """Notes for the reader of the numbers."""
         recipe, notes = self.recipe, []
         if self.timed.microbatches:
             few, more = self.timed.microbatches
@@ -124,7 +122,6 @@ class ReferenceRun:
         return notes
 
     def close(self) -> None:
-        """Leaves the process groups."""
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -143,7 +140,6 @@ class ReferenceRun:
         return memory.device_used_bytes(self.device) - torch.cuda.memory_reserved(self.device)
 
     def _begin(self) -> None:
-        """Starts what is measured beside the timed steps."""
         if self.device.type == "cuda":
             memory.reset_gpu(self.device)
         self.sample.start()

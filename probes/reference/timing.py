@@ -47,7 +47,6 @@ class StepTiming:
 
     @property
     def median(self) -> float:
-        """Median of the timed steps."""
         return statistics.median(self.seconds)
 
     @property

@@ -6,18 +6,15 @@ when a probe of its kind runs.
 
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 from planner.specs.probe_trainers import PROBE_TRAINERS
-
-if TYPE_CHECKING:
-    from probes.trainers.protocol import ProbeTrainer
+from probes.trainers.protocol import ProbeTrainer
 
 WORKER = "probes.worker"  # the reference program
-TRAINERS: "dict[str, str | type[ProbeTrainer]]" = {}
+TRAINERS: dict[str, str | type[ProbeTrainer]] = {}
 
 
-def register(name: str, trainer: "str | type[ProbeTrainer]") -> None:
+def register(name: str, trainer: str | type[ProbeTrainer]) -> None:
     """Adds a program. trainer: the class, or `module:class` of it."""
     if name not in PROBE_TRAINERS:
         PROBE_TRAINERS.append(name)
@@ -28,7 +25,7 @@ register("reference", "probes.trainers.reference:ReferenceTrainer")
 register("torchtitan", "probes.trainers.torchtitan:TitanTrainer")
 
 
-def trainer_of(name: str, *, python: str = sys.executable, worker: str = WORKER) -> "ProbeTrainer":
+def trainer_of(name: str, *, python: str = sys.executable, worker: str = WORKER) -> ProbeTrainer:
     """Returns the program of this name.
 
     python: the interpreter that runs it.

@@ -40,7 +40,7 @@ class ProbeTrainer(Protocol):
         ...
 
     def program(self, task: ProbeTask) -> Program | Failed:
-        """What to run for a task; a failure if the program cannot run it. Raises SpecError."""
+        """The program for a task; a failure if it cannot run it. Raises SpecError."""
         ...
 
     def outcome(

@@ -23,12 +23,10 @@ class ReferenceTrainer:
 
     @classmethod
     def of(cls, *, python: str, worker: str) -> Self:
-        """The program; any interpreter that has torch runs it."""
         return cls(worker=worker)
 
     @property
     def imports(self) -> str:
-        """The program itself."""
         return self.worker
 
     def unsuited(self, job: Job, device: str) -> Failed | None:
@@ -36,7 +34,6 @@ class ReferenceTrainer:
         return None
 
     def refusal(self, job: Job, layout: Layout, device: str) -> str | None:
-        """Why it cannot run a layout that the job's trainer may; None if it can."""
         return refusal(job, layout, "cpu" if device == "cpu" else "cuda")
 
     def program(self, task: ProbeTask) -> Program | Failed:

@@ -48,7 +48,7 @@ class StepLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TitanLog:
-    """What a log holds. started: the run reached its first training step, so set-up is over."""
+    """Contents of a log. started: the run reached its first training step, so set-up is over."""
 
     version: str | None
     gpu_name: str | None

@@ -45,12 +45,10 @@ class TitanProbe:
 
     @property
     def steps(self) -> range:
-        """Numbers of all steps, warm-up included."""
         return range(1, self.task.warmup_steps + self.task.steps + 1)
 
     @property
     def timed(self) -> range:
-        """Numbers of the steps that count."""
         return range(self.task.warmup_steps + 1, self.steps.stop)
 
     @property

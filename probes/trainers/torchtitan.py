@@ -8,10 +8,7 @@ the log and the event files.
 """
 
 import importlib.metadata
-import json
 import os
-import re
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,7 +16,7 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from planner.export.base import Export
-from planner.export.torchtitan import WRITTEN, export
+from planner.export.torchtitan import export
 from planner.specs.job import Job
 from planner.specs.layout import Layout
 from planner.specs.model import ModelSpec
@@ -28,17 +25,14 @@ from probes.programs import Program, allocator_settings
 from probes.protocol import Environment, Failed, FailureKind, Outcome, ProbeTask, found_by
 from probes.reference.recipe import with_layers
 from probes.trainers.titan_data import ASSETS, DATA, MIN_VOCAB, data_files
+from probes.trainers.titan_log import read_log
 from probes.trainers.titan_outcome import TitanProbe, read_outcome
+from probes.trainers.titan_versions import PACKAGES, clash, line, versions_of
 
 OUTPUTS = "outputs"
 MODULE = "-m"
 # text for every data-parallel rank before it repeats; at least one sample
 DOCUMENT_TOKENS = 32768
-SUGGESTED = "0.2.2"
-# first torch release with everything that a TorchTitan release line imports (torchtitan 0.3.0 calls
-# torch.distributed.set_timeout, which 2.13 lacks)
-NEEDS_TORCH = {"0.3": (2, 14)}
-PACKAGES = ("torchtitan", "torch", "triton", "tensorboard", "datasets", "tokenizers", "tyro")
 SUBCOMMAND = "activation-checkpoint:"
 OFFLINE = {
     "HF_HUB_OFFLINE": "1",
@@ -50,7 +44,7 @@ OFFLINE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerCommand:
-    """What to run, in a folder that holds `files`.
+    """A command to run in a folder that holds `files`.
 
     argv: the whole command on one machine.
     program: the part of it that torchrun starts, for a launcher with its own rendezvous.
@@ -89,7 +83,6 @@ class TitanTrainer:
         return None
 
     def program(self, task: ProbeTask) -> Program | Failed:
-        """What torchrun starts for a task; a failure if TorchTitan cannot run it."""
         command = self.command(task)
         if isinstance(command, Failed):
             return command
@@ -118,7 +111,7 @@ class TitanTrainer:
     def versions(self) -> dict[str, str]:
         """Versions of the installed packages that TorchTitan needs; imports nothing."""
         if self.python != sys.executable:
-            return _versions_of(self.python)
+            return versions_of(self.python)
         found = {}
         for name in PACKAGES:
             try:
@@ -132,9 +125,9 @@ class TitanTrainer:
 
         Names what is missing, or what TorchTitan cannot do.
         """
-        clash = _clash(self.versions())
-        if clash is not None:
-            return _refusal(FailureKind.IMPORT, clash)
+        wrong = clash(self.versions())
+        if wrong is not None:
+            return _refusal(FailureKind.IMPORT, wrong)
         return _unsuited_job(job, on_gpus=device == "cuda")
 
     def command(self, task: ProbeTask) -> TrainerCommand | Failed:
@@ -181,31 +174,9 @@ class TitanTrainer:
 
     def environment(self, log_text: str, found: Environment) -> Environment:
         """The environment of the numbers: what the interpreter found, and what the log shows."""
-        from probes.trainers.titan_log import read_log
-
         log = read_log(log_text)
         trainer = log.version or found.trainer_version
         return found.model_copy(update={"trainer_version": trainer, "gpu_name": log.gpu_name})
-
-
-def _versions_of(python: str) -> dict[str, str]:
-    code = (
-        "import importlib.metadata as m, json\nfound = {}\n"
-        f"for name in {PACKAGES!r}:\n    try:\n        found[name] = m.version(name)\n    "
-        "except m.PackageNotFoundError:\n        pass\n"
-        "print(json.dumps(found))"
-    )
-    try:
-        done = subprocess.run(
-            [python, "-c", code], capture_output=True, text=True, timeout=60, check=False
-        )
-    except OSError:
-        return {}
-    return (
-        {str(name): str(version) for name, version in json.loads(done.stdout).items()}
-        if done.returncode == 0
-        else {}
-    )
 
 
 def _refusal(kind: FailureKind, message: str) -> Failed:
@@ -214,9 +185,9 @@ def _refusal(kind: FailureKind, message: str) -> Failed:
 
 def _unsuited(task: ProbeTask, job: Job, versions: Mapping[str, str]) -> Failed | None:
     """Why this TorchTitan cannot run this task at all, in one line; None if it may."""
-    clash = _clash(versions, emulate=task.emulate_rank is not None)
-    if clash is not None:
-        return _refusal(FailureKind.IMPORT, clash)
+    wrong = clash(versions, emulate=task.emulate_rank is not None)
+    if wrong is not None:
+        return _refusal(FailureKind.IMPORT, wrong)
     refused = _unsuited_job(job, on_gpus=task.device == "cuda" and not task.fake_tensors)
     if refused is not None:
         return refused
@@ -232,7 +203,7 @@ def _unsuited(task: ProbeTask, job: Job, versions: Mapping[str, str]) -> Failed 
 
 
 def _unsuited_job(job: Job, *, on_gpus: bool) -> Failed | None:
-    """The same for a job with any layout."""
+    """A failure if this TorchTitan cannot run the job with any layout."""
     if not on_gpus:
         text = "torchtitan trains on GPUs alone; use --trainer reference for a CPU or fake tensors"
     elif job.model.vocab_size < MIN_VOCAB:
@@ -243,57 +214,6 @@ def _unsuited_job(job: Job, *, on_gpus: bool) -> Failed | None:
     else:
         return None
     return _refusal(FailureKind.INVALID_LAYOUT, text)
-
-
-def _clash(versions: Mapping[str, str], *, emulate: bool = False) -> str | None:
-    """What is missing or has a wrong version, and the command that fixes it."""
-    titan, torch = versions.get("torchtitan"), versions.get("torch", "")
-    if titan is None:
-        return (
-            f"torchtitan is not installed; pip install torchtitan=={SUGGESTED}, or use --trainer "
-            "reference"
-        )
-    if line(titan) is None:
-        known = ", ".join(WRITTEN)
-        return (
-            f"torchtitan {titan} is installed and the planner writes for {known}; pip install "
-            f"torchtitan=={SUGGESTED}"
-        )
-    missing = [name for name in PACKAGES if name not in versions]
-    if missing:
-        return f"torchtitan {titan} needs {', '.join(missing)}; pip install {' '.join(missing)}"
-    needed = NEEDS_TORCH.get(_line(titan))
-    if needed is not None and _release(torch) < needed:
-        wanted = ".".join(str(part) for part in needed)
-        return (
-            f"torchtitan {titan} needs torch {wanted} or a nightly of it, not {torch}; or pip "
-            f"install torchtitan=={SUGGESTED}"
-        )
-    if emulate and titan.startswith("0.2.0"):
-        return (
-            f"torchtitan {titan} has no fake_backend mode to emulate a rank; pip install "
-            f"torchtitan=={SUGGESTED}"
-        )
-    return None
-
-
-def _release(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-
-
-def _line(version: str) -> str:
-    return ".".join(version.split("+")[0].split(".")[:2])
-
-
-def line(version: str) -> str | None:
-    """The version whose export serves an installed one.
-
-    It is the version itself or its release line ("0.2", "0.3"); None if the planner
-    exports to neither.
-    """
-    short = _line(version)
-    lines = {_line(written) for written in WRITTEN}
-    return version if version in WRITTEN else short if short in lines else None
 
 
 def _model(job: Job, task: ProbeTask) -> ModelSpec:

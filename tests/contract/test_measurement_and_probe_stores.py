@@ -12,18 +12,10 @@ from sqlalchemy import Engine
 
 from api.storage.drift import SqlDriftStore
 from api.storage.engine import is_memory
+from api.storage.job_records import Lease, ProbeEnd, ProbeFilter, ProbeRecord
 from api.storage.measurements import SqlMeasurementStore
 from api.storage.probes import SqlProbeStore
-from api.storage.records import (
-    DriftFinding,
-    Lease,
-    MeasurementFilter,
-    ProbeEnd,
-    ProbeFilter,
-    ProbeRecord,
-    Subject,
-    SweepRecord,
-)
+from api.storage.records import DriftFinding, MeasurementFilter, Subject, SweepRecord
 from api.storage.sweeps import SqlSweepStore
 from planner.errors import ConflictError, NotFoundError, SpecError
 from planner.intake.jobs import read_job

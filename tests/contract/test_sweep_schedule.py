@@ -19,7 +19,8 @@ from api.jobs.sweep_runs import run_sweep
 from api.jobs.sweeps import add_sweep, cancel_sweep, pause_sweep, run_now, schedule_due
 from api.render.sweep import report_lines
 from api.settings import Settings
-from api.storage.records import ProbeRecord, SweepRecord, TaskEnd, TaskFilter, TaskRecord
+from api.storage.job_records import ProbeRecord, TaskEnd, TaskFilter, TaskRecord
+from api.storage.records import SweepRecord
 from api.storage.sweeps import SqlSweepStore
 from api.wiring import Wiring, wire
 from planner.errors import ConflictError, SpecError

@@ -18,7 +18,7 @@ from api.jobs.probes import probes_of
 from api.jobs.side_by_side import enqueue_in_room
 from api.jobs.sweep_runs import run_sweep
 from api.jobs.sweeps import add_sweep, run_now
-from api.storage.records import ProbeFilter, TaskRecord
+from api.storage.job_records import ProbeFilter, TaskRecord
 from api.storage.room import NoRoomError, Room
 from api.storage.sweeps import SqlSweepStore
 from api.storage.transactions import writing
@@ -236,7 +236,7 @@ def test_a_study_waits_for_room_until_it_is_stopped(bench: Bench, wiring: Wiring
 
 
 def _probe() -> Any:
-    from api.storage.records import ProbeRecord
+    from api.storage.job_records import ProbeRecord
 
     return ProbeRecord(
         id="probe-0", created_at=datetime(2026, 1, 1, tzinfo=UTC), request={}, job_hash="",

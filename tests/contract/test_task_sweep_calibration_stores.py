@@ -10,17 +10,10 @@ import pytest
 from sqlalchemy import Engine
 
 from api.storage.calibrations import SqlCalibrationStore
+from api.storage.job_records import Lease, TaskEnd, TaskFilter, TaskRecord
 from api.storage.learning import SqlLearningStore
 from api.storage.measurements import SqlMeasurementStore
-from api.storage.records import (
-    CalibrationRecord,
-    Lease,
-    Subject,
-    SweepRecord,
-    TaskEnd,
-    TaskFilter,
-    TaskRecord,
-)
+from api.storage.records import CalibrationRecord, Subject, SweepRecord
 from api.storage.sweeps import SqlSweepStore
 from api.storage.tasks import SqlTaskStore
 from planner.errors import ConflictError, NotFoundError, SpecError

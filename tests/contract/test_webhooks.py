@@ -22,7 +22,7 @@ from api.jobs.webhooks import MOST_TRIES, check_webhook, deliver_due
 from api.jobs.workers import TaskWorkers, is_idle
 from api.settings import Settings
 from api.storage.clock import database_time
-from api.storage.records import Lease, TaskEnd, TaskRecord
+from api.storage.job_records import Lease, TaskEnd, TaskRecord
 from api.storage.tables import TaskRow
 from api.storage.transactions import writing
 from api.wiring import Wiring, wire

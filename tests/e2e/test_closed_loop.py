@@ -32,8 +32,8 @@ from api.jobs.sweep_report import failure_in
 from api.jobs.sweep_runs import run_sweep
 from api.jobs.sweeps import add_sweep, run_now
 from api.settings import Settings
+from api.storage.job_records import ProbeFilter, TaskEnd
 from api.storage.probes import gpu_seconds_of
-from api.storage.records import ProbeFilter, TaskEnd
 from api.wiring import Wiring, wire
 from planner.cost.machine.shipped import shipped_calibration
 from planner.errors import ConflictError, NotFoundError
@@ -295,7 +295,7 @@ def test_who_has_lost_a_study_stores_neither_plan_nor_event(
         return plan
 
     if begun:
-        monkeypatch.setattr("planner.plan.recommend.recommend", recommend_and_lose)
+        monkeypatch.setattr("api.jobs.studies.recommend", recommend_and_lose)
     else:
         lose()
     with pytest.raises(ConflictError, match="was lost"):
@@ -589,7 +589,7 @@ def test_a_calibration_of_a_pool_that_measures_nothing_says_why(
 ) -> None:
     monkeypatch.setenv("PLANNER_DATABASE_URL", sqlite_url)
     monkeypatch.setattr(
-        "api.calibration.grid.grid_of", lambda *_: {"name": "grid", "jobs": [TOO_LARGE]}
+        "api.cli.calibrate.grid_of", lambda *_: {"name": "grid", "jobs": [TOO_LARGE]}
     )
     assert root.run(["calibrate", "--gpu", "cpu", "--pool", "local", "--json"]) == 3
     told = json.loads(capsys.readouterr().out)["error"]

@@ -20,7 +20,8 @@ from api.http.app import create_app
 from api.jobs.sweeps import schedule_due
 from api.settings import Settings
 from api.storage.engine import Limits, make_engine, normalise_url
-from api.storage.records import SweepRecord, TaskRecord
+from api.storage.job_records import TaskRecord
+from api.storage.records import SweepRecord
 from api.storage.store import SqlStore
 from api.storage.tables import PlanRow
 from api.storage.tasks import SqlTaskStore

@@ -10,7 +10,7 @@ import pytest
 from api.calibration.listing import calibration_page
 from api.calibration.read import learned
 from api.calibration.update import update_from_measurements
-from api.http.schemas import SweepDrift
+from api.http.sweep_schemas import SweepDrift
 from api.input.jobs import parse_job
 from api.jobs.drift import with_drift
 from api.jobs.leases import Claimed
@@ -20,7 +20,8 @@ from api.jobs.sweeps import add_sweep, sweep_detail
 from api.render.charts import sweep_chart
 from api.render.sweep import report_lines
 from api.settings import Settings
-from api.storage.records import ProbeRecord, SweepRecord, TaskRecord
+from api.storage.job_records import ProbeRecord, TaskRecord
+from api.storage.records import SweepRecord
 from api.wiring import Wiring, wire
 from planner.estimates import estimate_jobs
 from planner.intake.measurements import read_measurement

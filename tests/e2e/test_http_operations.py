@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 from api.http.app import create_app
 from api.http.events import KEEP_ALIVE_POLLS, follow
 from api.settings import Settings
-from api.storage.records import Lease, ProbeRecord
+from api.storage.job_records import Lease, ProbeRecord
 from api.wiring import Wiring
 
 

@@ -17,7 +17,8 @@ from pydantic import SecretStr
 from api.http.app import create_app
 from api.jobs.leases import new_lease
 from api.settings import Settings
-from api.storage.records import CalibrationRecord, TaskEnd, TaskRecord
+from api.storage.job_records import TaskEnd, TaskRecord
+from api.storage.records import CalibrationRecord
 from api.wiring import Wiring
 from planner.cost.machine.shipped import shipped_calibration, to_document
 from tests.conftest import ROOT

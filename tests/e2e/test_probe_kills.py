@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from api.jobs.leases import LEASE_SECONDS
-from api.jobs.probes import recover
-from api.storage.records import ProbeRecord
+from api.jobs.probe_recovery import recover
+from api.storage.job_records import ProbeRecord
 from api.wiring import Wiring
 from probes import guardian
 from probes.protocol import ProbeTask

@@ -13,8 +13,8 @@ import pytest
 
 from api.jobs.sweeps import add_sweep, run_now
 from api.settings import Settings
+from api.storage.job_records import ProbeRecord
 from api.storage.probes import gpu_seconds_of
-from api.storage.records import ProbeRecord
 from api.wiring import Wiring, wire
 from probes import guardian
 from probes.outcome import Begin

@@ -25,7 +25,8 @@ from api.jobs.leases import new_lease
 from api.render import figures
 from api.render.plan import energy, mass, money
 from api.settings import Settings
-from api.storage.records import PlanLabels, SweepRecord, TaskRecord
+from api.storage.job_records import TaskRecord
+from api.storage.records import PlanLabels, SweepRecord
 from api.storage.tables import PlanRow
 from api.wiring import Wiring, wire
 from planner.intake.jobs import read_job

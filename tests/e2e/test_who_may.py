@@ -14,11 +14,11 @@ from fastapi.testclient import TestClient
 
 from api.http.app import create_app
 from api.jobs.leases import LEASE_SECONDS, new_lease
-from api.jobs.probes import recover
+from api.jobs.probe_recovery import recover
 from api.jobs.sweeps import schedule_due
 from api.settings import Settings, parse_quotas
 from api.storage.backup import faults_in
-from api.storage.records import ProbeEnd, TaskFilter
+from api.storage.job_records import ProbeEnd, TaskFilter
 from api.wiring import Wiring
 from planner.errors import SpecError
 from planner.units import DAY

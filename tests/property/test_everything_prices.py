@@ -27,7 +27,7 @@ from planner.intake.machines import read_cluster
 from planner.intake.models import read_model
 from planner.precision import PRECISIONS
 from planner.rules import Context, broken_rules, violations
-from planner.rules.features import gpu_precisions
+from planner.rules.precisions import gpu_precisions
 from planner.schedules import SCHEDULES
 from planner.specs.layout import (
     AC_KINDS,

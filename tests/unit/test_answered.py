@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from api.remembered import Remembered
 from api.service import answer_on_paper, ask_on_paper, keep_plan
 from api.settings import Settings
 from api.wiring import MOST_ANSWERED, Wiring
+from planner.cost.pipeline.recently_used import RecentlyUsed
 from planner.specs.plan import Plan
 from tests.conftest import job_values
 
@@ -60,7 +60,7 @@ def test_the_second_answer_is_not_searched_for(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("searched again")
 
-    monkeypatch.setattr("planner.plan.recommend.recommend", never)
+    monkeypatch.setattr("api.service.recommend", never)
     second = made(wiring, {**JOB, "id": "again"})
     assert second.id != first.id
     assert second.created_at != first.created_at
@@ -72,8 +72,8 @@ def test_the_second_answer_is_not_searched_for(
 
 
 def test_the_oldest_questions_are_forgotten(wiring: Wiring) -> None:
-    plan, known = made(wiring, JOB), Remembered(MOST_ANSWERED)
+    plan, known = made(wiring, JOB), RecentlyUsed[tuple[str, str], Plan](MOST_ANSWERED)
     for number in range(MOST_ANSWERED + 1):
-        known.keep((str(number), ""), plan)
-    assert known.again(("0", "")) is None
-    assert known.again((str(MOST_ANSWERED), "")) is plan
+        known.put((str(number), ""), plan)
+    assert known.get(("0", "")) is None
+    assert known.get((str(MOST_ANSWERED), "")) is plan

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from api.cli.flags import JobFlags, parse_checkpoint, parse_choices, parse_count, parse_pair
-from api.cli.root import run
+from api.cli.root import COMMANDS, run, tree
 from api.cli.saving import write_folder
 from api.cli.simulate import write_text
 from api.render.plan import short_path
@@ -258,7 +259,7 @@ def test_a_bug_is_one_line_and_a_hint(
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("what\nnow")
 
-    monkeypatch.setattr("api.service.answer_on_paper", broken)
+    monkeypatch.setattr("api.cli.recommend.answer_on_paper", broken)
     assert run(["recommend", *MAIN_JOB]) == 1
     assert (
         capsys.readouterr().err
@@ -443,9 +444,10 @@ def test_a_plan_that_nobody_reads_is_stored(
     def closed(*_: object) -> None:
         raise BrokenPipeError
 
-    monkeypatch.setattr("api.cli.recommend.print_plan", closed)
-    monkeypatch.setattr("api.cli.root._drop_output", lambda: None)
-    assert run(["recommend", *MAIN_JOB, "--top-k", "1"]) == 0
+    with monkeypatch.context() as patched:
+        patched.setattr("api.cli.recommend.print_plan", closed)
+        patched.setattr("api.cli.root._drop_output", lambda: None)
+        assert run(["recommend", *MAIN_JOB, "--top-k", "1"]) == 0
     assert run(["plans", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["items"][0]["model"] == "llama3-8b"
 
@@ -455,5 +457,15 @@ def test_a_database_that_cannot_be_opened_is_said_before_any_work(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("PLANNER_DATABASE_URL", f"sqlite:///{tmp_path}/file/plans.db")
-    monkeypatch.setattr("api.service.answer_on_paper", None)
+    monkeypatch.setattr("api.cli.recommend.answer_on_paper", None)
     assert run(["recommend", *MAIN_JOB]) == 4
+
+
+def test_the_table_of_commands_has_each_commands_own_line_of_help(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    commands: dict[str, Any] = get_command(tree()).commands  # type: ignore[attr-defined]
+    assert {name: one.get_short_help_str(999) for name, one in commands.items()} == COMMANDS
+    assert run(["--help"]) == 0
+    listed = capsys.readouterr().out.partition("Commands:")[2].splitlines()
+    assert [line.split()[0] for line in listed if line.strip()] == list(commands)

@@ -13,7 +13,8 @@ from api.http.security import is_loopback, refuse_open_door
 from api.identity import TimeOrderedIds, hash_of, hash_of_job
 from api.render.bars import BarPart, legend, stacked_bar
 from api.render.estimate import basis_line, key_figures
-from api.render.plan import continued, energy, mass, money, plan_view
+from api.render.launch import continued
+from api.render.plan import energy, mass, money, plan_view
 from api.settings import Settings, load_settings, parse_api_keys
 from api.storage.engine import normalise_url, shown
 from planner import errors

@@ -22,9 +22,9 @@ from api.http.security import asking_key
 from api.settings import ApiKey, Settings
 from api.storage.engine import make_engine, normalise_url
 from api.storage.idempotency import KEEP_SECONDS, IdempotencyStore, KeptAnswer
+from api.storage.job_records import ProbeFilter, ProbeRecord
 from api.storage.paging import MAX_PAGE, cursor_of, read_cursor
 from api.storage.probes import SqlProbeStore
-from api.storage.records import ProbeFilter, ProbeRecord
 from api.storage.tables import Base
 from planner.errors import ConflictError, PlannerError, SpecError
 from tests.stand_ins.ageing import age

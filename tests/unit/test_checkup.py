@@ -14,7 +14,6 @@ from api.checkup import all_checks, disk
 from api.cli.root import run
 from api.settings import Settings
 from api.wiring import wire
-from probes.pools import nvidia
 from probes.pools.nvidia import Survey
 from tests.conftest import ROOT, clean_environment
 from tests.unit.test_local_pool import H100
@@ -66,7 +65,7 @@ def test_a_disk_is_judged_by_what_is_free(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_gpus_in_use_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvidia, "survey", lambda: Survey(gpus=(H100,)))
+    monkeypatch.setattr("api.checkup.survey", lambda: Survey(gpus=(H100,)))
     assert checks(tmp_path)["gpus"].detail == "1 x NVIDIA H100 80GB HBM3, driver 550"
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from api.client import Client, ServerEvent, ServiceError, UnreachableError, _events, _wait
+from api.client import Client, ServerEvent, ServiceError, UnreachableError
+from api.connection import parse_events, wait_seconds
 
 Handler = Callable[[httpx.Request], httpx.Response]
 PROBE = {"ids": ["probe-1"], "id": "probe-1"}
@@ -77,11 +78,14 @@ def test_an_error_of_something_in_between_is_told_too() -> None:
 
 
 def test_the_wait_is_what_the_service_asks_for_or_grows() -> None:
-    assert _wait(1, "7") == 7.0
-    assert _wait(1, "100000") == 30.0
+    assert wait_seconds(1, "7") == 7.0
+    assert wait_seconds(1, "100000") == 30.0
     for tried in range(1, 12):
-        assert _wait(tried, "Wed, 21 Oct 2026 07:28:00 GMT") <= 30.0
-        assert 0.125 * 2 ** (tried - 1) <= _wait(tried, None) or _wait(tried, None) >= 15.0
+        assert wait_seconds(tried, "Wed, 21 Oct 2026 07:28:00 GMT") <= 30.0
+        assert (
+            0.125 * 2 ** (tried - 1) <= wait_seconds(tried, None)
+            or wait_seconds(tried, None) >= 15.0
+        )
 
 
 def test_lists_are_read_page_after_page() -> None:
@@ -150,4 +154,4 @@ def test_events_of_a_lost_stream_go_on_after_the_last_one() -> None:
 
 def test_an_event_may_have_several_lines_of_data() -> None:
     lines: list[Any] = ["event: probe", 'data: {"a":', "data: 1}", ""]
-    assert list(_events(iter(lines))) == [ServerEvent("probe", {"a": 1})]
+    assert list(parse_events(iter(lines))) == [ServerEvent("probe", {"a": 1})]

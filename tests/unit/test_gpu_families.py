@@ -19,7 +19,7 @@ from planner.intake.models import read_model
 from planner.plan.recommend import recommend
 from planner.precision import PRECISIONS
 from planner.rules.base import Context
-from planner.rules.features import gpu_precisions
+from planner.rules.precisions import gpu_precisions
 from planner.specs.gpu import GpuSpec
 from planner.specs.gpu_families import KERNEL_ROWS, KNOWN_FAMILIES, is_known_family
 from planner.specs.job import Job

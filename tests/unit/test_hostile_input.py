@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from api.input.measurements import csv_rows
+from api.input.measurement_rows import csv_rows
 from api.input.text import read_json, read_yaml
 from planner.errors import SpecError
 from planner.intake.jobs import read_job

@@ -6,17 +6,14 @@ from typing import Any
 
 import pytest
 
+from api.input.measurement_rows import csv_rows, json_rows, row_of, to_csv
 from api.input.measurements import (
-    csv_rows,
     filter_of,
     guess_format,
-    json_rows,
     of_rows,
     read_file,
     read_measurements,
-    row_of,
     store_new,
-    to_csv,
 )
 from api.settings import Settings
 from api.wiring import Wiring, wire

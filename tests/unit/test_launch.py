@@ -13,16 +13,14 @@ from typing import Any
 import pytest
 
 from planner.errors import ProbeError
-from probes import guardian, launch, preflight
+from probes import guardian, launch, preflight, variables
 from probes.folder import BEGIN, END, LOG, RESULT, TASK
 from probes.launch import (
     SPEC,
-    DeviceLease,
     GuardianSpec,
     Launcher,
     LaunchSettings,
     Watch,
-    environment,
     last_line,
     new_folder,
     newest_line,
@@ -41,6 +39,7 @@ from probes.protocol import (
     ProbeResult,
     ProbeTask,
 )
+from probes.variables import DeviceLease, environment
 from tests.conftest import job_values
 
 JOB = job_values("debug-tiny", "cpu", 2, 64, 4, layout={"dp_shard": 2, "ac": "none"})
@@ -227,8 +226,12 @@ class TestEnvironment:
             ), "value",
         )  # fmt: skip
         needed = ["PATH", "LD_LIBRARY_PATH", "NCCL_DEBUG", "SLURM_JOB_ID", "HF_HOME", "LC_ALL"]
-        assert launch.inherited((), ours) == needed
-        assert launch.inherited(("MY_*", "HF_TOKEN"), ours) == [*needed, "HF_TOKEN", "MY_LICENCE"]
+        assert variables.inherited((), ours) == needed
+        assert variables.inherited(("MY_*", "HF_TOKEN"), ours) == [
+            *needed,
+            "HF_TOKEN",
+            "MY_LICENCE",
+        ]
 
     def test_without_devices_none_is_visible(self, tmp_path: Path) -> None:
         found = environment(tmp_path, TASK_OF_TWO, DeviceLease(), {})

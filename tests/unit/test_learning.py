@@ -21,7 +21,8 @@ from api.calibration.update import (
 )
 from api.input.measurements import Stored, store_new
 from api.settings import Settings
-from api.storage.records import CalibrationRecord, Lease, ProbeEnd, ProbeRecord, Subject
+from api.storage.job_records import Lease, ProbeEnd, ProbeRecord
+from api.storage.records import CalibrationRecord, Subject
 from api.wiring import Wiring, wire
 from planner.calibration.kernels import KernelShape, alone, shape_seconds
 from planner.calibration.own_runs import PricedRun, priced

@@ -18,13 +18,13 @@ from api.jobs import leases, owners
 from api.jobs.leases import LEASE_SECONDS, Claimed, abandoned, is_abandoned, new_lease, take_over
 from api.jobs.owners import Process, has_crashed, owner
 from api.storage.engine import make_engine, normalise_url
+from api.storage.job_records import Lease, TaskEnd, TaskFilter, TaskRecord
 from api.storage.queue import (
     FIRST_DELAY_SECONDS,
     LONGEST_DELAY_SECONDS,
     LOST_WORKERS,
     delay_seconds,
 )
-from api.storage.records import Lease, TaskEnd, TaskFilter, TaskRecord
 from api.storage.store import SqlStore
 from api.storage.tables import Base
 from api.storage.tasks import SqlTaskStore

@@ -14,11 +14,12 @@ import pytest
 from planner.errors import ProbeError, SpecError
 from planner.intake.jobs import read_job
 from planner.intake.machines import load_gpu
-from probes.launch import DeviceLease, Launcher, LaunchSettings, Watch
+from probes.launch import Launcher, LaunchSettings, Watch
 from probes.pools.leases import LeaseLocks
 from probes.pools.local import LocalPool, LocalSettings
 from probes.pools.nvidia import Gpu, GpuProcess, Survey, is_same_gpu, parse_apps, parse_gpus, survey
 from probes.protocol import ProbeResult, ProbeTask
+from probes.variables import DeviceLease
 from tests.conftest import ROOT, clean_environment, job_values
 
 # Answers in the format of nvidia-smi 470 to 580 (--format=csv,noheader,nounits).

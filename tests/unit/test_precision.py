@@ -30,7 +30,7 @@ from planner.precision import (
     torchao,
     transformer_engine,
 )
-from planner.rules import features, violations
+from planner.rules import precisions, violations
 from planner.rules.base import Context
 from planner.specs.job import Job
 from planner.trainers.base import TrainerRules
@@ -209,7 +209,7 @@ def test_every_precision_that_a_gpu_may_run_has_a_rate(gpu: str) -> None:
     case = Case(precision="bf16", gpu=gpu, layout={"dp_shard": 16})
     job = case.job()
     context = Context(model=job.model, cluster=job.cluster, training=job.training)
-    able = features.gpu_precisions(context)
+    able = precisions.gpu_precisions(context)
     assert not {*able} & {*lacking_precisions(case.pricer().device)}
 
 

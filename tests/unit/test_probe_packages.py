@@ -15,10 +15,10 @@ import pytest
 
 from planner.intake.jobs import read_job
 from probes import packages
-from probes.launch import DeviceLease, environment
 from probes.packages import linked, mounts, search_path
 from probes.pools.slurm_options import SlurmOptions
 from probes.protocol import ProbeTask
+from probes.variables import DeviceLease, environment
 from tests.conftest import ROOT, needed
 
 JOB: dict[str, Any] = {
@@ -34,7 +34,7 @@ SERVICE = """
 import json, sys
 from pathlib import Path
 from planner.intake.jobs import read_job
-from probes.launch import DeviceLease, environment
+from probes.variables import DeviceLease, environment
 from probes.preflight import Need, ask, command
 from probes.protocol import ProbeTask
 python, folder, job = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])

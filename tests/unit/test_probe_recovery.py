@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from api.jobs import probes
+from api.jobs import probe_recovery, probes
 from api.jobs.leases import new_lease
-from api.storage.records import ProbeEnd, ProbeRecord
+from api.storage.job_records import ProbeEnd, ProbeRecord
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
@@ -72,10 +72,10 @@ def concluded(
     record = ProbeRecord(**values)
     fine = SimpleNamespace(refused=None, measured=SimpleNamespace(disturbed=None))
     monkeypatch.setattr(probes, "checked", lambda one, now: fine)
-    monkeypatch.setattr(probes, "_result_left", lambda ours: result)
+    monkeypatch.setattr(probe_recovery, "_result_left", lambda ours: result)
     pool = SimpleNamespace(is_left=jobs.__contains__, end_left=jobs.remove)
     wiring: Any = SimpleNamespace(probes=queue or Queue(), clock=clock, pool=lambda name: pool)
-    return probes._conclude(wiring, replace(record, owner="host:1:1"), record)
+    return probe_recovery._conclude(wiring, replace(record, owner="host:1:1"), record)
 
 
 def test_an_attempt_that_is_left_is_made_and_counts(monkeypatch: pytest.MonkeyPatch) -> None:

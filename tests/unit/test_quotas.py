@@ -11,9 +11,9 @@ from api.asker import Asker, asker
 from api.errors import ForbiddenError, QuotaError
 from api.settings import Quota
 from api.storage.engine import make_engine, normalise_url
+from api.storage.job_records import Lease, ProbeEnd, ProbeRecord, TaskEnd, TaskRecord
 from api.storage.probes import SqlProbeStore
 from api.storage.quotas import check_quota
-from api.storage.records import Lease, ProbeEnd, ProbeRecord, TaskEnd, TaskRecord
 from api.storage.tables import Base
 from api.storage.tasks import SqlTaskStore
 from api.storage.transactions import writing

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from api.jobs.retries import AGAIN, MOST_UNCOUNTED, next_try
-from api.storage.records import ProbeRecord
+from api.storage.job_records import ProbeRecord
 from probes.launch import Watch
 from probes.protocol import FailureKind
 

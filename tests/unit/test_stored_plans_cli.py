@@ -10,7 +10,7 @@ import pytest
 
 from api.cli.root import run
 from api.input.names import plan_id_of
-from api.storage.records import TaskRecord
+from api.storage.job_records import TaskRecord
 from api.wiring import Wiring, wire
 from planner.errors import SpecError
 from planner.intake.jobs import read_job

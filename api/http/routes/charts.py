@@ -10,12 +10,14 @@ from api.http.bodies import JSON
 from api.http.requests import in_thread, wiring_of
 from api.http.routes.parameters import problems
 from api.http.security import Reader
+from api.input.jobs import parse_job
 from api.input.names import plan_id_of, sweep_id_of
 from api.jobs.plans import entry_of, job_of, study_of
 from api.jobs.sweeps import sweep_detail
 from api.render.charts import study_chart, sweep_chart
 from planner.charts.chart import Chart
 from planner.errors import NotFoundError
+from planner.plan.timeline import timeline
 
 router = APIRouter(tags=["charts"])
 PlanChart = Literal["pareto", "memory", "time", "timeline", "progress"]
@@ -47,9 +49,6 @@ async def plan_chart(
         plan = wiring.store.get_plan(plan_id_of(wiring, plan_id, "plan_id"))
         if kind != "timeline":
             return plan.plot(kind)
-        from api.input.jobs import parse_job
-        from planner.plan.timeline import timeline
-
         return timeline(parse_job(job_of(plan, entry_of(plan, rank)), allow_files=False)).plot()
 
     return _answer(await in_thread(request, work))

@@ -17,14 +17,8 @@ from api.http.requests import answer_once, in_thread, wiring_of
 from api.http.routes.parameters import Cursor, PageSize, Text, problems
 from api.http.schemas import MeasurementList, MeasurementsStored, RowBody
 from api.http.security import Admin, Prober, Reader, require_scope
-from api.input.measurements import (
-    filter_of,
-    of_rows,
-    read_measurements,
-    shown_row,
-    store_new,
-    to_csv,
-)
+from api.input.measurement_rows import shown_row, to_csv
+from api.input.measurements import filter_of, of_rows, read_measurements, store_new
 from api.storage.paging import MAX_PAGE
 
 CSV = "text/csv"

@@ -1,4 +1,4 @@
-"""What several routes take and answer alike: short texts, pages, errors."""
+"""Parameters and answers that several routes share: short texts, pages, errors."""
 
 from typing import Annotated, Any
 

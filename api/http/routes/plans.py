@@ -26,8 +26,10 @@ from api.jobs.probes import probes_of
 from api.jobs.studies import ask_study
 from api.service import PaperQuestion, ask_on_paper, keep_plan, known_plan, plan_on_paper, renamed
 from api.settings import ApiKey
-from api.storage.records import Page, PlanLine, ProbeRecord, TaskEvent
+from api.storage.job_records import ProbeRecord, TaskEvent
+from api.storage.records import Page, PlanLine
 from planner.errors import NotFoundError, PlannerError, SpecError
+from planner.plan.explain import changed_fields, explain
 from planner.specs.plan import Plan
 
 router = APIRouter(tags=["plans"], route_class=strict_route())
@@ -157,8 +159,6 @@ async def explain_plan(
     wiring = wiring_of(request)
 
     def work() -> Explained:
-        from planner.plan.explain import changed_fields, explain
-
         plan = wiring.store.get_plan(plan_id_of(wiring, plan_id, "plan_id"))
         lines, changed = explain(plan, rank, versus), {}
         if versus is not None:

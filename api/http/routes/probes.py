@@ -29,7 +29,8 @@ from api.jobs.probes import (
     probes_of_plan,
 )
 from api.own_entries import with_own
-from api.storage.records import Page, ProbeFilter, ProbeRecord
+from api.storage.job_records import ProbeFilter, ProbeRecord
+from api.storage.records import Page
 from api.wiring import Wiring
 from probes.campaign import ProbeRequest
 

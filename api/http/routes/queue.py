@@ -11,7 +11,8 @@ from api.http.requests import answer_once, in_thread, wiring_of
 from api.http.routes.parameters import Cursor, PageSize, Text, problems
 from api.http.security import Admin, Prober, Reader
 from api.jobs.queues import jobs_in, retry
-from api.storage.records import AuditEvent, AuditFilter, Page, QueuedJob
+from api.storage.job_records import QueuedJob
+from api.storage.records import AuditEvent, AuditFilter, Page
 
 router = APIRouter(tags=["operations"])
 JOB = TypeAdapter(QueuedJob)

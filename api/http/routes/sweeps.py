@@ -17,8 +17,8 @@ from api.http.events import MEDIA_TYPE as EVENTS
 from api.http.events import follow_run
 from api.http.requests import Threads, answer_once, in_thread, wiring_of
 from api.http.routes.parameters import Cursor, PageSize, problems
-from api.http.schemas import HostReleased, QuarantineLine, SweepDetail, SweepRunAccepted
 from api.http.security import Prober, Reader
+from api.http.sweep_schemas import HostReleased, QuarantineLine, SweepDetail, SweepRunAccepted
 from api.input.names import sweep_id_of
 from api.jobs.sweeps import (
     add_sweep,
@@ -29,7 +29,8 @@ from api.jobs.sweeps import (
     sweep_detail,
 )
 from api.settings import ApiKey
-from api.storage.records import Page, TaskFilter, TaskRecord
+from api.storage.job_records import TaskFilter, TaskRecord
+from api.storage.records import Page
 from planner.specs.sweep import SweepSpec
 
 router = APIRouter(tags=["sweeps"], route_class=strict_route(within="sweep."))

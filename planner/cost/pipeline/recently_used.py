@@ -1,4 +1,4 @@
-"""Values kept until others, used more recently, need their room."""
+"""An LRU cache."""
 
 from collections.abc import Hashable
 from typing import Generic, TypeVar
@@ -26,7 +26,7 @@ class RecentlyUsed(Generic[KeyT, ValueT]):
         self._kept[key] = entry
         return entry[0]
 
-    def put(self, key: KeyT, value: ValueT, size: int) -> None:
+    def put(self, key: KeyT, value: ValueT, size: int = 1) -> None:
         """Keeps a value, and drops those unused for longest where there is no room for all.
 
         The last one is kept whatever its size.

@@ -70,13 +70,13 @@ class Stated(Protocol):
     """
 
     @property
-    def trainer(self) -> str: ...  # noqa: D102
+    def trainer(self) -> str: ...
     @property
-    def version(self) -> str | None: ...  # noqa: D102
+    def version(self) -> str | None: ...
     @property
-    def machine(self) -> Machine: ...  # noqa: D102
+    def machine(self) -> Machine: ...
     @property
-    def model(self) -> StatedModel: ...  # noqa: D102
+    def model(self) -> StatedModel: ...
 
     def run(self, model: ModelSpec, num_gpus: int) -> Run:
         """The run on this many GPUs. Raises SpecError for values that no trainer takes."""

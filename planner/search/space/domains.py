@@ -15,8 +15,10 @@ from planner.errors import Fault, SpecError
 from planner.precision import PRECISIONS
 from planner.rules import Context
 from planner.rules.base import divisors, num_microbatches, sharding_degree
-from planner.rules.features import gpu_precisions, scale_up_gpus, splits_backward
+from planner.rules.features import scale_up_gpus
 from planner.rules.pipeline import ENDS, divides_layers
+from planner.rules.precisions import gpu_precisions
+from planner.rules.sharding import splits_backward
 from planner.schedules import SCHEDULES
 from planner.specs.job import SearchSpec
 from planner.specs.layout import (

@@ -16,7 +16,7 @@ from planner.columns import BoolColumn, FloatColumn, IntColumn, LayoutBatch
 from planner.cost.memory.host_activations import host_bytes
 from planner.cost.price import Pricer
 from planner.rules import Context, legal_mask
-from planner.rules.features import node_bytes
+from planner.rules.sharding import node_bytes
 from planner.search.fit import fitting, priced_and_fitting
 from planner.search.space.enumerate import Space
 from planner.work.checkpointing import NONE

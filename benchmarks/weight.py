@@ -1,0 +1,115 @@
+"""Weighs the code: lines, and what is long.
+
+    python benchmarks/weight.py            a line a figure
+    python benchmarks/weight.py --list     the long files, classes and functions too
+
+Code lines are those without docstrings, comments and blank lines. `tests/unit/test_weight.py` holds
+the figures as ceilings.
+"""
+
+import ast
+import statistics
+import sys
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+ROOMS = ("planner", "api", "probes")
+LONG_FILE, LONG_CLASS, LONG_FUNCTION = 400, 250, 80
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+THIN = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
+
+
+@dataclass
+class Weight:
+    """Figures of some folders; lengths by where the file, class or function begins."""
+
+    code_lines: int = 0
+    files: dict[str, int] = field(default_factory=dict)
+    classes: dict[str, int] = field(default_factory=dict)
+    functions: dict[str, int] = field(default_factory=dict)
+    public_classes: int = 0
+    import_inside: list[str] = field(default_factory=list)
+
+    def figures(self) -> dict[str, int]:
+        """Each figure by its name; smaller is better."""
+        lengths = sorted(self.functions.values())
+        return {
+            "lines": sum(self.files.values()),
+            "code lines": self.code_lines,
+            f"files over {LONG_FILE} lines": len(over(LONG_FILE, self.files)),
+            f"classes over {LONG_CLASS} lines": len(over(LONG_CLASS, self.classes)),
+            "p95 of function lines": round(statistics.quantiles(lengths, n=20)[-1]),
+            "longest function": lengths[-1],
+            "public classes": self.public_classes,
+            "functions that import inside": len(self.import_inside),
+        }
+
+
+def over(limit: int, lengths: dict[str, int]) -> dict[str, int]:
+    return {name: lines for name, lines in lengths.items() if lines > limit}
+
+
+def weigh(*folders: str) -> Weight:
+    found = Weight()
+    for path in (path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))):
+        name, text = path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
+        tree = ast.parse(text)
+        found.files[name] = text.count("\n")
+        found.code_lines += len(code_lines(path) - docstring_lines(tree))
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.ClassDef, *DEFINITIONS)):
+                is_class = isinstance(node, ast.ClassDef)
+                where = f"{name}:{node.lineno} {node.name}"
+                lengths = found.classes if is_class else found.functions
+                lengths[where] = (node.end_lineno or node.lineno) - node.lineno + 1
+                found.public_classes += is_class and not node.name.startswith("_")
+                if not is_class and any(
+                    isinstance(n, ast.Import | ast.ImportFrom) for n in inside(node)
+                ):
+                    found.import_inside.append(where)
+    return found
+
+
+def inside(function: ast.AST) -> Iterator[ast.AST]:
+    """Nodes of a function, without those of functions inside it."""
+    for child in ast.iter_child_nodes(function):
+        yield child
+        if not isinstance(child, DEFINITIONS):
+            yield from inside(child)
+
+
+def code_lines(path: Path) -> set[int]:
+    with path.open("rb") as stream:
+        tokens = [token for token in tokenize.tokenize(stream.readline) if token.type not in THIN]
+    return {line for token in tokens[1:-1] for line in range(token.start[0], token.end[0] + 1)}
+
+
+def docstring_lines(tree: ast.Module) -> set[int]:
+    bodies = [
+        n.body for n in ast.walk(tree) if isinstance(n, (ast.Module, ast.ClassDef, *DEFINITIONS))
+    ]
+    first = [body[0] for body in bodies if body and isinstance(body[0], ast.Expr)]
+    strings = [node for node in first if isinstance(node.value, ast.Constant)]
+    return {line for node in strings for line in range(node.lineno, (node.end_lineno or 0) + 1)}
+
+
+def main() -> None:
+    rooms, tests = weigh(*ROOMS), weigh("tests")
+    print(f"{' + '.join(ROOMS)}:")
+    for name, figure in rooms.figures().items():
+        print(f"{figure:>9,}  {name}")
+    print(f"tests:\n{sum(tests.files.values()):>9,}  lines\n{tests.code_lines:>9,}  code lines")
+    if "--list" in sys.argv:
+        for limit, lengths in (
+            (LONG_FILE, rooms.files), (LONG_CLASS, rooms.classes), (LONG_FUNCTION, rooms.functions)
+        ):  # fmt: skip
+            print(
+                f"over {limit}:", *(f"  {n} {w}" for w, n in over(limit, lengths).items()), sep="\n"
+            )
+
+
+if __name__ == "__main__":
+    main()

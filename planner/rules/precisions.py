@@ -1,0 +1,260 @@
+"""Rules on precisions that GPU, trainer and layout can compute in."""
+
+import numpy as np
+
+from planner.columns import BoolColumn, LayoutBatch
+from planner.precision import PRECISIONS, Recipe, bf16_tail
+from planner.rules.base import Context, Rule, choices, in_set, release_name, under
+from planner.specs.kernel_families import kernel_family
+from planner.specs.layout import DTYPES, Layout
+from planner.work.quantised import local_shape, low_share, products
+
+TENSORWISE, MXFP8 = PRECISIONS.names.index("float8-tensorwise"), PRECISIONS.names.index("mxfp8")
+SINGLES = frozenset({"fp32", "tf32"})
+_TITAN, _MEGATRON = under("torchtitan"), under("megatron")
+
+
+def gpu_precisions(c: Context) -> tuple[str, ...]:
+    """Precisions that the GPU has units for and the libraries have kernels for."""
+    gpu = c.cluster.gpu
+    row = kernel_family(gpu)
+    return tuple(
+        precision.name
+        for precision in PRECISIONS.values()
+        if all(dtype in gpu.peak_flops_per_second for dtype in precision.needs)
+        and (precision.kernel_rows is None or row in precision.kernel_rows)
+        and (precision.vendors is None or gpu.vendor in precision.vendors)
+    )
+
+
+def trainer_precisions(c: Context) -> frozenset[str]:
+    """Precisions of the trainer's release that convert anything in the model."""
+    idle = (recipe.name for recipe in _recipes(c) if _converts_nothing(recipe, c))
+    return c.released.precisions - frozenset(idle)
+
+
+def _recipes(c: Context) -> tuple[Recipe, ...]:
+    return c.trainer.recipes(c.training.trainer_version)
+
+
+def _converts_nothing(recipe: Recipe, c: Context) -> bool:
+    """Whether the recipe leaves every layer of the model in 16 bits.
+
+    TorchTitan 0.3's nvfp4 skips experts, and the last layers of any model
+    (components/quantization/nvfp4.py).
+    """
+    layers = c.model.num_hidden_layers
+    return (recipe.dense_only and c.model.is_moe) or bf16_tail(recipe, layers) >= layers
+
+
+def _both(c: Context) -> str:
+    both = [name for name in gpu_precisions(c) if name in trainer_precisions(c)]
+    return choices(both) if both else "another GPU or trainer"
+
+
+def _missing(x: Layout, c: Context) -> str:
+    missing = [
+        dtype
+        for dtype in PRECISIONS[x.precision].needs
+        if dtype not in c.cluster.gpu.peak_flops_per_second
+    ]
+    found = " and ".join("microscaling" if dtype == "fp4" else dtype for dtype in missing)
+    return (
+        f"{found} units, which {x.precision} needs"
+        if found
+        else f"kernels for {x.precision} in any library"
+    )
+
+
+def _quantised(c: Context) -> list[tuple[int, Recipe]]:
+    """(code, recipe) of the low precisions that both GPU and trainer can run."""
+    usable = trainer_precisions(c) & {*gpu_precisions(c)}
+    recipes = enumerate(_recipes(c))
+    return [(code, recipe) for code, recipe in recipes if recipe.low and recipe.name in usable]
+
+
+def _unaligned_weights(x: LayoutBatch, c: Context) -> BoolColumn:
+    tp, etp = x.tp.astype(np.float64), x.etp.astype(np.float64)
+    broken = np.zeros(np.broadcast_shapes(tp.shape, etp.shape, x.precision.shape), dtype=np.bool_)
+    present = set(np.unique(x.precision).tolist())
+    for code, recipe in _quantised(c):
+        if code not in present:
+            continue
+        for kind, _ in c.model.distinct_layers():
+            for op in products(c.model, kind):
+                if low_share(recipe, op, c.model) > 0:
+                    sides = local_shape(op, c.model, tp, etp)
+                    off = [
+                        (side == np.floor(side)) & (side % recipe.multiple != 0) for side in sides
+                    ]
+                    broken |= (x.precision == code) & (off[0] | off[1])
+    return broken
+
+
+def _unaligned_tokens(x: LayoutBatch, c: Context) -> BoolColumn:
+    tokens = x.micro_batch_size * c.training.seq_len // x.cp
+    broken = np.zeros(np.broadcast_shapes(tokens.shape, x.precision.shape), dtype=np.bool_)
+    for code, recipe in _quantised(c):
+        broken |= (x.precision == code) & (tokens % recipe.rows_multiple != 0)
+    return broken
+
+
+def _recipe(x: Layout, c: Context) -> Recipe:
+    return _recipes(c)[PRECISIONS.names.index(x.precision)]
+
+
+def _offending(x: Layout, c: Context) -> str:
+    """A sentence on the first weight that is not aligned on one rank."""
+    recipe = _recipe(x, c)
+    for kind, _ in c.model.distinct_layers():
+        for op in products(c.model, kind):
+            k, n = (
+                int(side[0])
+                for side in local_shape(
+                    op, c.model, np.array([float(x.tp)]), np.array([float(x.etp)])
+                )
+            )
+            if low_share(recipe, op, c.model) > 0 and (k % recipe.multiple or n % recipe.multiple):
+                return f"{op.name} of {c.model.name} is {k} x {n} on a rank"
+    return "a weight is not aligned"
+
+
+PRECISION_RULES: tuple[Rule, ...] = (
+    Rule(
+        key="trainer lacks the precision",
+        field="precision",
+        reads=frozenset({"precision"}),
+        broken=lambda x, c: ~in_set(x.precision, PRECISIONS, trainer_precisions(c)),
+        rule=lambda x, c: f"{release_name(c)} does not train {c.model.name} in {x.precision}",
+        remedy=lambda x, c: f"use {_both(c)}",
+    ),
+    Rule(
+        key="GPU lacks the precision",
+        field="precision",
+        reads=frozenset({"precision"}),
+        broken=lambda x, c: ~in_set(x.precision, PRECISIONS, gpu_precisions(c)),
+        rule=lambda x, c: f"{c.cluster.gpu.name} has no {_missing(x, c)}",
+        remedy=lambda x, c: f"use {_both(c)}",
+    ),
+    Rule(
+        key="GPU lacks fp32 matmuls",
+        field="param_dtype",
+        reads=frozenset({"param_dtype"}),
+        broken=lambda x, c: (
+            (x.param_dtype == DTYPES.index("float32"))
+            & np.bool_(not SINGLES & set(c.cluster.gpu.peak_flops_per_second))
+        ),
+        rule=lambda x, c: (
+            f"{c.cluster.gpu.name} lists no fp32 or tf32 matrix units, which param_dtype float32 "
+            "needs"
+        ),
+        remedy=lambda x, c: "set param_dtype to bfloat16",
+    ),
+    Rule(
+        key="fp32 parameters exclude low precision",
+        field="precision",
+        reads=frozenset({"precision", "param_dtype"}),
+        # arguments.py: --fp16, --bf16 and the fp8 recipes set params_dtype
+        applies=_MEGATRON,
+        broken=lambda x, c: np.asarray(
+            (x.param_dtype == DTYPES.index("float32"))
+            & (x.precision != PRECISIONS.names.index("bf16"))
+        ),
+        rule=lambda x, c: (
+            f"{x.precision} computes in 16 bits or fewer; float32 parameters of {c.trainer.name} "
+            "do not"
+        ),
+        remedy=lambda x, c: "set param_dtype to bfloat16, or precision to bf16",
+    ),
+    Rule(
+        key="trainer keeps fp32 masters",
+        field="master_dtype",
+        reads=frozenset({"master_dtype"}),
+        applies=_MEGATRON,  # --main-params-dtype takes fp32 and fp16
+        broken=lambda x, c: x.master_dtype != DTYPES.index("float32"),
+        rule=lambda x, c: (
+            f"{c.trainer.name} keeps main parameters in fp32 or fp16, not {x.master_dtype}"
+        ),
+        remedy=lambda x, c: "set master_dtype to float32",
+    ),
+    Rule(
+        key="low precision needs aligned weights",
+        field="precision",
+        reads=frozenset({"precision", "tp", "etp"}),
+        # torch._scaled_mm; Transformer Engine assert_dim_for_fp8_exec; torchao to_mx,
+        # nvfp4_mm_triton
+        broken=_unaligned_weights,
+        rule=lambda x, c: (
+            f"{x.precision} multiplies matrices with sides in multiples of "
+            f"{_recipe(x, c).multiple}; {_offending(x, c)}"
+        ),
+        remedy=lambda x, c: "use bf16" + (", or a smaller tp" if x.tp > 1 else ""),
+    ),
+    Rule(
+        key="low precision needs aligned tokens",
+        field="precision",
+        reads=frozenset({"precision", "cp", "micro_batch_size"}),
+        broken=_unaligned_tokens,
+        rule=lambda x, c: (
+            f"{x.precision} needs tokens a rank in multiples of {_recipe(x, c).rows_multiple}: "
+            "micro_batch_size x seq_len "
+            f"/ cp is {x.micro_batch_size * c.training.seq_len // x.cp}"
+        ),
+        remedy=lambda x, c: (
+            "use bf16, a larger micro_batch_size, or a seq_len that is a multiple of 128 x cp"
+        ),
+    ),
+    Rule(
+        key="float8 tensorwise with TP lacks MLA",
+        field="precision",
+        reads=frozenset({"precision", "tp"}),
+        # torchtitan models/deepseek_v3/infra/parallelize.py
+        applies=lambda c: _TITAN(c) and c.model.uses_mla,
+        broken=lambda x, c: np.asarray((x.precision == TENSORWISE) & (x.tp > 1)),
+        rule=lambda x, c: (
+            f"{c.trainer.name} does not implement float8-tensorwise with tp={x.tp} for MLA models "
+            f"({c.model.name})"
+        ),
+        remedy=lambda x, c: "use float8-rowwise or bf16, or set tp to 1",
+    ),
+    Rule(
+        key="mxfp8 with TP excludes compile",
+        field="compile",
+        reads=frozenset({"precision", "tp", "compile"}),
+        # torchtitan 0.2.2 components/quantization/mx.py; 0.3.0's has no such check
+        applies=under("torchtitan", before="0.3"),
+        broken=lambda x, c: np.asarray((x.precision == MXFP8) & (x.tp > 1) & x.compile),
+        rule=lambda x, c: f"{c.trainer.name} refuses mxfp8 with tp={x.tp} under compile",
+        remedy=lambda x, c: "set compile to false, tp to 1, or precision to float8-rowwise",
+    ),
+    Rule(
+        key="float8 all-gather is tensorwise only",
+        field="float8_all_gather",
+        reads=frozenset({"float8_all_gather", "precision"}),
+        broken=lambda x, c: np.asarray(x.float8_all_gather & (x.precision != TENSORWISE)),
+        rule=lambda x, c: f"float8_all_gather needs one scale a tensor, precision is {x.precision}",
+        remedy=lambda x, c: "set precision to float8-tensorwise, or float8_all_gather to false",
+    ),
+    Rule(
+        key="float8 all-gather needs dp_shard",
+        field="float8_all_gather",
+        reads=frozenset({"float8_all_gather", "dp_shard"}),
+        # torchtitan components/quantization/float8.py
+        broken=lambda x, c: np.asarray(x.float8_all_gather & (x.dp_shard == 1)),
+        rule=lambda x, c: "float8_all_gather gathers FSDP's shards, and dp_shard is 1",
+        remedy=lambda x, c: "set float8_all_gather to false, or dp_shard to 2 or more",
+    ),
+    Rule(
+        key="float8 all-gather needs the distributed optimizer",
+        field="float8_all_gather",
+        reads=frozenset({"float8_all_gather", "zero_stage"}),
+        # megatron/training/arguments.py: "--fp8-param-gather only supported with distributed
+        # optimizer"
+        applies=_MEGATRON,
+        broken=lambda x, c: np.asarray(x.float8_all_gather & (x.zero_stage == 0)),
+        rule=lambda x, c: (
+            "float8_all_gather is the distributed optimizer's, which zero_stage=0 does without"
+        ),
+        remedy=lambda x, c: "set zero_stage to 1, or float8_all_gather to false",
+    ),
+)

@@ -1,0 +1,247 @@
+"""Rules on DDP, ZeRO stages and offload to the host."""
+
+import numpy as np
+
+from planner.columns import BoolColumn, IntColumn, LayoutBatch, schedule_is
+from planner.rules.base import Context, Rule, choices, release_name, sharding_degree, under
+from planner.specs.layout import AC_KINDS
+from planner.specs.training import OPTIMIZER_STATE_BYTES
+from planner.units import format_bytes
+
+HOST_TOO_SMALL = "host memory too small for CPU offload"
+_TITAN = under("torchtitan")
+# 0.3 applies FSDP2 to every layout, over replicas too (distributed/fsdp.py)
+_TITAN_02 = under("torchtitan", before="0.3")
+
+
+def splits_backward(codes: IntColumn) -> BoolColumn:
+    """Whether a schedule computes weight gradients in an action of their own. (N,)."""
+    return schedule_is(codes, lambda schedule: schedule.splits_backward)
+
+
+def node_bytes(c: Context) -> float:
+    """Bytes that whole CPU offload keeps in one node's host memory for one replica.
+
+    These are fp32 parameters and gradients, and optimizer states.
+    """
+    return (
+        c.model.total_parameters()
+        * (8.0 + OPTIMIZER_STATE_BYTES[c.training.optimizer])
+        / c.cluster.num_nodes
+    )
+
+
+def _in(values: frozenset[int], x: LayoutBatch) -> BoolColumn:
+    return np.isin(x.zero_stage, sorted(values))
+
+
+SHARDING_RULES: tuple[Rule, ...] = (
+    Rule(
+        key="trainer lacks the ZeRO stage",
+        field="zero_stage",
+        reads=frozenset({"zero_stage"}),
+        broken=lambda x, c: ~_in(c.trainer.zero_stages, x),
+        rule=lambda x, c: f"{c.trainer.name} has no ZeRO stage {x.zero_stage}",
+        remedy=lambda x, c: f"use zero_stage {choices(sorted(c.trainer.zero_stages))}",
+    ),
+    Rule(
+        key="DDP cannot hold shards",
+        field="zero_stage",
+        reads=frozenset({"zero_stage", "sharding_degree"}),
+        applies=lambda c: c.trainer.sharding.degrees_decide,
+        broken=lambda x, c: np.asarray((x.zero_stage == 0) & (sharding_degree(x, c) > 1)),
+        rule=lambda x, c: (
+            f"zero_stage=0 shards nothing, but dp_shard x cp = {x.dp_shard * x.cp} ranks shard "
+            f"under {c.trainer.name}"
+        ),
+        remedy=lambda x, c: (
+            "set zero_stage to 2 or 3"
+            + (f", or dp_replicate to {x.dp_degree} and dp_shard to 1" if x.cp == 1 else "")
+        ),
+    ),
+    Rule(
+        key="DDP combines with no other parallelism",
+        field="dp_replicate",
+        reads=frozenset({"dp_replicate", "tp", "pp", "sharding_degree"}),
+        applies=_TITAN,
+        broken=lambda x, c: np.asarray(
+            (x.dp_replicate > 1) & (sharding_degree(x, c) == 1) & (x.tp * x.pp > 1)
+        ),
+        rule=lambda x, c: (
+            f"dp_replicate={x.dp_replicate} without sharding is DDP, which {c.trainer.name} "
+            "combines with neither tp nor pp"
+        ),
+        remedy=lambda x, c: (
+            f"set dp_shard to {x.dp_replicate} and dp_replicate to 1, or to any split of the two "
+            "with dp_shard > 1"
+        ),
+    ),
+    Rule(
+        key="DDP reduces in the dtype of the parameters",
+        field="reduce_dtype",
+        reads=frozenset({"dp_replicate", "sharding_degree", "reduce_dtype", "master_dtype"}),
+        # models/llama3/infra/parallelize.py, apply_ddp: mixed_precision_reduce goes to FSDP alone
+        applies=_TITAN_02,
+        broken=lambda x, c: np.asarray(
+            (x.dp_replicate > 1) & (sharding_degree(x, c) == 1) & (x.reduce_dtype != x.master_dtype)
+        ),
+        rule=lambda x, c: (
+            f"dp_replicate={x.dp_replicate} without sharding is DDP, which reduces gradients in "
+            f"{x.master_dtype}, the dtype of the parameters"
+        ),
+        remedy=lambda x, c: f"set reduce_dtype to {x.master_dtype}, or dp_shard to 2 or more",
+    ),
+    Rule(
+        key="TorchTitan 0.2 mixes precisions in FSDP alone",
+        field="param_dtype",
+        reads=frozenset({"tp", "pp", "sharding_degree", "param_dtype", "master_dtype"}),
+        # distributed/utils.py, maybe_enable_amp: "Mixed precision training is disabled"
+        applies=_TITAN_02,
+        broken=lambda x, c: np.asarray(
+            (x.tp * x.pp > 1) & (sharding_degree(x, c) == 1) & (x.param_dtype != x.master_dtype)
+        ),
+        rule=lambda x, c: (
+            f"tp={x.tp} x pp={x.pp} without sharding computes in {x.master_dtype}, the dtype of "
+            f"the parameters: {release_name(c)} casts to {x.param_dtype} in FSDP alone"
+        ),
+        remedy=lambda x, c: (
+            f"set dp_shard or cp to 2 or more, param_dtype to {x.master_dtype}, or "
+            "training.trainer_version to 0.3.0"
+        ),
+    ),
+    Rule(
+        key="ZeRO-3 excludes schedules that split the backward",
+        field="zero_stage",
+        reads=frozenset({"zero_stage", "pp", "pp_schedule"}),
+        applies=lambda c: c.trainer.framework.splits_backward_by_group,
+        # torch/distributed/pipelining/_backward.py, stage_backward_weight: it pairs gradients with
+        # the parameters that it finds then, which FSDP2 has swapped since the forward
+        broken=lambda x, c: (x.zero_stage == 3) & (x.pp > 1) & splits_backward(x.pp_schedule),
+        rule=lambda x, c: (
+            f"{x.pp_schedule} goes back for weight gradients, and loses those of parameters that "
+            "zero_stage=3 has freed in between"
+        ),
+        remedy=lambda x, c: "set zero_stage to 2, or pp_schedule to Interleaved1F1B or 1F1B",
+    ),
+    Rule(
+        key="ZeRO-2 and 3 exclude pipelines",
+        field="zero_stage",
+        reads=frozenset({"zero_stage", "pp"}),
+        applies=lambda c: not c.trainer.zero_2_under_pp,
+        broken=lambda x, c: np.asarray((x.pp > 1) & (x.zero_stage >= 2)),
+        rule=lambda x, c: f"{c.trainer.name} refuses zero_stage={x.zero_stage} with pp={x.pp}",
+        remedy=lambda x, c: "set zero_stage to 1, or pp to 1",
+    ),
+    Rule(
+        key="CPU offload needs shards",
+        field="cpu_offload",
+        reads=frozenset({"cpu_offload", "zero_stage", "sharding_degree"}),
+        # FSDP2's CPUOffloadPolicy; Megatron's --optimizer-cpu-offload works on the distributed
+        # optimizer
+        broken=lambda x, c: np.asarray(
+            x.cpu_offload
+            & (
+                (sharding_degree(x, c) == 1)
+                if c.trainer.sharding.offloads_shards
+                else (x.zero_stage == 0)
+            )
+        ),
+        rule=lambda x, c: (
+            f"cpu_offload moves shards, and zero_stage={x.zero_stage} over dp_shard x cp = "
+            f"{x.dp_shard * x.cp} leaves none"
+        ),
+        remedy=lambda x, c: "set cpu_offload to false, or raise dp_shard and zero_stage",
+    ),
+    Rule(
+        key="offload needs a device beside the host",
+        field="cpu_offload",
+        reads=frozenset({"cpu_offload"}),
+        applies=lambda c: c.cluster.gpu.vendor == "cpu",
+        broken=lambda x, c: np.asarray(x.cpu_offload),
+        rule=lambda x, c: "cpu_offload moves states to the host, which here is the device",
+        remedy=lambda x, c: "set cpu_offload to false",
+    ),
+    Rule(
+        key=HOST_TOO_SMALL,
+        field="cpu_offload",
+        reads=frozenset({"cpu_offload", "dp_replicate", "optimizer_offload_fraction"}),
+        broken=lambda x, c: np.asarray(
+            x.cpu_offload
+            & (
+                node_bytes(c) * x.dp_replicate * x.optimizer_offload_fraction
+                > c.cluster.host_memory_bytes
+            )
+        ),
+        rule=lambda x, c: (
+            f"needs {format_bytes(node_bytes(c) * x.dp_replicate * x.optimizer_offload_fraction)} "
+            f"of host memory in each node, which has {format_bytes(c.cluster.host_memory_bytes)}"
+        ),
+        remedy=lambda x, c: (
+            "set cpu_offload to false, use more nodes, or lower dp_replicate"
+            + (" or optimizer_offload_fraction" if c.released.offloads_partly else "")
+        ),
+    ),
+    Rule(
+        key="trainer offloads all states or none",
+        field="optimizer_offload_fraction",
+        reads=frozenset({"optimizer_offload_fraction"}),
+        applies=lambda c: not c.released.offloads_partly,
+        broken=lambda x, c: np.asarray(x.optimizer_offload_fraction < 1.0),
+        rule=lambda x, c: (
+            f"{release_name(c)} moves all optimizer states to the host or none, not a share of "
+            f"{x.optimizer_offload_fraction:g}"
+        ),
+        remedy=lambda x, c: "set optimizer_offload_fraction to 1",
+    ),
+    Rule(
+        key="trainer keeps activations on the device",
+        field="activation_offload_layers",
+        reads=frozenset({"activation_offload_layers"}),
+        applies=lambda c: not c.released.offloads_activations,
+        broken=lambda x, c: np.asarray(x.activation_offload_layers > 0),
+        rule=lambda x, c: f"{release_name(c)} cannot move the activations of layers to the host",
+        remedy=lambda x, c: "set activation_offload_layers to 0",
+    ),
+    Rule(
+        key="activation offload keeps one layer",
+        field="activation_offload_layers",
+        reads=frozenset({"activation_offload_layers"}),
+        # core/transformer/transformer_config.py: "CPU offloading can be done only for layers less
+        # than ..."
+        applies=lambda c: c.released.offloads_activations,
+        broken=lambda x, c: np.asarray(x.activation_offload_layers >= c.model.num_hidden_layers),
+        rule=lambda x, c: (
+            f"{x.activation_offload_layers} is not below the {c.model.num_hidden_layers} layers of "
+            f"{c.model.name}"
+        ),
+        remedy=lambda x, c: (
+            f"set activation_offload_layers to at most {c.model.num_hidden_layers - 1}"
+        ),
+    ),
+    Rule(
+        key="activation offload excludes pipelines and recomputation",
+        field="activation_offload_layers",
+        reads=frozenset({"activation_offload_layers", "pp", "ac_kind"}),
+        # the same: "Currently there is no support for Pipeline parallelism with CPU offloading",
+        # "CPU offloading does not work when activation recomputation is enabled"
+        applies=lambda c: c.released.offloads_activations,
+        broken=lambda x, c: np.asarray(
+            (x.activation_offload_layers > 0) & ((x.pp > 1) | (x.ac_kind != AC_KINDS.index("none")))
+        ),
+        rule=lambda x, c: (
+            f"{release_name(c)} moves activations to the host only without pipeline and "
+            f"recomputation; pp is {x.pp} and ac {x.ac}"
+        ),
+        remedy=lambda x, c: "set activation_offload_layers to 0, or pp to 1 and ac to none",
+    ),
+    Rule(
+        key="a share of CPU offload without it",
+        field="optimizer_offload_fraction",
+        reads=frozenset({"cpu_offload", "optimizer_offload_fraction"}),
+        broken=lambda x, c: np.asarray(~x.cpu_offload & (x.optimizer_offload_fraction < 1.0)),
+        rule=lambda x, c: (
+            f"{x.optimizer_offload_fraction:g} is a share of what cpu_offload moves, which is false"
+        ),
+        remedy=lambda x, c: "set cpu_offload to true, or optimizer_offload_fraction to 1",
+    ),
+)
