@@ -39,6 +39,7 @@ INDIRECT = {
     "planner/cost/step_seconds": ("tests/property/test_price_property.py",),
     "planner/cost/machine/side_by_side": ("tests/property/test_everything_prices.py",),
     "planner/cost/network/collectives": ("tests/property/test_everything_prices.py",),
+    "planner/specs/estimate": ("tests/unit/test_megatron_judge.py",),
     "planner/rules/": ("tests/unit/test_rules.py",),
     "planner/schedules/": ("tests/unit/test_schedules.py", "tests/unit/test_rules.py"),
     "planner/calibration/drift/": ("tests/unit/test_drift.py",),

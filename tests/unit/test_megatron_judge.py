@@ -145,7 +145,8 @@ def test_recomputed_modules_are_read_and_priced() -> None:
     peaks = {mode: one.peak_allocated_bytes or 0.0 for mode, one in found.items()}
     steps = {mode: one.step_seconds or 0.0 for mode, one in found.items()}
     assert peaks["moe_act_layernorm"] < 0.93 * peaks["none"]
-    assert peaks["moe_layernorm"] < 0.5 * peaks["none"]
+    assert peaks["moe_layernorm"] < 0.6 * peaks["none"]
+    assert [found[mode].fits for mode in modes] == [False, False, True, True]
     assert 1.0 < steps["moe_act_layernorm"] / steps["none"] < 1.02
     assert 1.02 < steps["moe_layernorm"] / steps["none"] < 1.4
 
