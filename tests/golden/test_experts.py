@@ -29,12 +29,14 @@ def accepted(value: object, wanted: object) -> bool:
     return value in wanted if isinstance(wanted, list) else value == wanted
 
 
+def marks(case: dict[str, Any]) -> list[pytest.MarkDecorator]:
+    """The tier of a case; `misses` is why today's number one is not what an expert would run."""
+    known = pytest.mark.xfail(reason=case["misses"], strict=True) if "misses" in case else None
+    return [mark for mark in (pytest.mark.slow if case.get("slow") else None, known) if mark]
+
+
 @pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(case, id=case["name"], marks=[pytest.mark.slow] if case.get("slow") else [])
-        for case in CASES
-    ],
+    "case", [pytest.param(case, id=case["name"], marks=marks(case)) for case in CASES]
 )
 def test_number_one_is_what_an_expert_would_run(case: dict[str, Any]) -> None:
     """And where it rests on what nobody measured (`rests_on`), the plan says so."""
