@@ -31,8 +31,8 @@ def accepted(value: object, wanted: object) -> bool:
 
 def marks(case: dict[str, Any]) -> list[pytest.MarkDecorator]:
     """The tier of a case; `misses` is why today's number one is not what an expert would run."""
-    known = pytest.mark.xfail(reason=case["misses"], strict=True) if "misses" in case else None
-    return [mark for mark in (pytest.mark.slow if case.get("slow") else None, known) if mark]
+    known = [pytest.mark.xfail(reason=case["misses"], strict=True)] if "misses" in case else []
+    return [*known, *([pytest.mark.slow] if case.get("slow") else [])]
 
 
 @pytest.mark.parametrize(
