@@ -13,7 +13,7 @@ CEILINGS = {
     "public classes": 686,
     "functions that import inside": 54,
 }
-TEST_LINES = 54_500
+TEST_LINES = 54_600
 
 
 def test_the_code_weighs_no_more() -> None:
