@@ -164,9 +164,9 @@ TABLE: dict[type[PlannerError], ErrorCodes] = {
 
 
 def codes_of(error: PlannerError) -> ErrorCodes:
-    """The table's row of the error's class, or of the nearest class above it.
+    """HTTP status and exit code of an error: the table's row for its class or the nearest base.
 
-    For a stored error that of its kind.
+    A stored error has the codes of its kind.
     """
     told = _class_of(error.kind) if isinstance(error, StoredError) else type(error)
     return next(TABLE[cls] for cls in told.__mro__ if cls in TABLE)

@@ -60,10 +60,10 @@ def all_measured(wiring: Wiring, gpu: str | None) -> list[tuple[str, str]]:
 def update_calibrations(
     wiring: Wiring, about: Iterable[tuple[str, str]], *, anew: bool = False
 ) -> list[CalibrationRecord]:
-    """Brings the calibrations of these (trainer, GPU) up to date; returns those that are new.
+    """Updates the calibrations of these (trainer, GPU) pairs and returns the new ones.
 
-    Everyone's, and that of every owner of runs that are not shared.
-    anew: also those that are up to date.
+    Each pair has one calibration for everyone and one for every owner of unshared runs.
+    anew: whether to make calibrations again that are up to date.
     """
     made = []
     for trainer, gpu in sorted(set(about)):

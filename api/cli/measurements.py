@@ -22,9 +22,7 @@ from api.render.probe import measurements_table
 from api.wiring import Wiring, wire
 from planner.units import counted
 
-app = typer.Typer(
-    help="What was measured: import, export, list, delete, share.", rich_markup_mode=None
-)
+app = typer.Typer(help="Measurements: import, export, list, delete, share.", rich_markup_mode=None)
 SHOWN = 10  # measurements of an import, each with its prediction
 Model = Annotated[
     str | None, typer.Option(autocompletion=complete_model, help="Only of this model.")
@@ -36,7 +34,7 @@ Rung = Annotated[str | None, typer.Option(help="Only probed, imitated, emulated 
 
 @app.callback()
 def _group() -> None:
-    """What was measured: import, export, list, delete, share."""
+    """Measurements: import, export, list, delete, share."""
 
 
 @app.command("import")

@@ -211,9 +211,9 @@ class KnobValue(BaseModel):
 
 
 class CalibrationLine(BaseModel):
-    """One calibration.
+    """A calibration in a list.
 
-    runs: measured runs it rests on.
+    runs: number of measured runs it was fitted to.
     run_sd, stack_sd, unit_sd: scales of log measured over predicted step time, of a run, of what
         all runs of a stack share, and of what those of one of its units share besides.
     own_run_sd: scale of a run of one's own about its stack's offset.

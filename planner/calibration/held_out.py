@@ -116,7 +116,7 @@ class Fitted:
 
         The calibration has not seen the unit's source (`folds`). Every run is tried as the one own
         run, and MOST_CHOICES random choices of more. 0 own runs: all of the unit. What is far off
-        waits for a second layout that is (`own_runs.far_alone`).
+        waits for a second layout that is (`own_runs.far_alone`), unless it is the only own run.
         """
         folds = self.folds("group")
         _, _, solutions = self.linear.left_out(folds, self.scales)
@@ -155,7 +155,8 @@ class Fitted:
         errors, inside = [], []
         for own in _choices(len(missed), count, chance):
             rest = np.setdiff1d(np.arange(len(missed)), own)
-            own = own[~far_alone(-missed[own], [""] * len(own), own.tolist())]
+            if len(own) > 1:
+                own = own[~far_alone(-missed[own], [""] * len(own), own.tolist())]
             known = ~out
             known[places[own]] = True
             gain = np.linalg.solve(spread[np.ix_(own, own)], spread[np.ix_(own, rest)])

@@ -152,13 +152,57 @@ def waiting(
 
     Their runs are further off than BELIEVED_ALONE, and no second layout of their stack is as far
     off the same way: a disturbed run, or a layout of which the model misses something, says nothing
-    of others.
+    of other units, and nothing of its own where another layout of it was measured.
     """
     firsts = [runs[0] for runs in by_layout]
     gradient = np.array([run.gradient for run in firsts], dtype=np.float64)
     off = _measured(by_layout) - _predicted(firsts, gradient, calibration, believed)
     alone = far_alone(off, [run.stack for run in firsts], [run.layout for run in firsts])
     return {int(place): float(np.exp(off[place])) for place in np.flatnonzero(alone)}
+
+
+def with_unit(
+    calibration: Calibration, believed: Calibration, runs: Sequence[PricedRun]
+) -> Calibration:
+    """The calibration after a far layout that is the first of its unit: nothing else moves.
+
+    All that the model misses is laid to the unit's sum of offsets, stack and own, by one
+    observation: mean + G v, (1 - G) V. The rest of the stack keeps what was known of it.
+    calibration, believed, runs: as in `with_runs`, of one layout.
+    """
+    first = runs[0]
+    gradient = np.array([first.gradient], dtype=np.float64)
+    offsets = believed.offsets(first.trainer, first.family, first.stack, [first.unit])
+    missed = _measured([runs]) - _predicted([first], gradient, calibration, believed)
+    missed = float(missed[0] - offsets.mean[0])
+    variance, noise = float(offsets.covariance[0, 0]), believed.own_run_sd**2 / first.weight
+    knobs = believed.effective_covariance(first.trainer, first.family)
+    doubt = variance + float(gradient[0] @ knobs @ gradient[0])
+    gain = doubt / (doubt + noise)
+    keys, shifts, covariance = list(believed.keys), believed.shifts, believed.covariance
+    if (STACK, first.stack) not in keys:
+        keys.append((STACK, first.stack))
+        shifts, covariance = np.append(shifts, 0.0), _wider(covariance, believed.stack_sd**2)
+    # the unit's own offset is that sum less the stack's
+    at = keys.index((STACK, first.stack))
+    whole = np.zeros((len(keys) + 1, len(keys) + 1))
+    whole[:-1, :-1] = covariance
+    whole[-1, :-1] = whole[:-1, -1] = -covariance[at]
+    whole[-1, -1] = covariance[at, at] + (1.0 - gain) * variance
+    return replace(
+        believed,
+        keys=(*keys, (UNIT, first.unit)),
+        shifts=np.append(shifts, gain * missed),
+        covariance=whole,
+    )
+
+
+def _wider(covariance: FloatColumn, variance: float) -> FloatColumn:
+    """The covariance with an independent unknown more."""
+    size = len(covariance)
+    found = np.zeros((size + 1, size + 1))
+    found[:size, :size], found[size, size] = covariance, variance
+    return found
 
 
 def far_alone(off: FloatColumn, stacks: Sequence[str], layouts: Sequence[object]) -> BoolColumn:

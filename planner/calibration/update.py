@@ -11,7 +11,7 @@ Letters: P unknowns, L kinds of kernels.
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,9 +27,10 @@ from planner.calibration.kernels import (
     timing_fingerprint,
     within_reach,
 )
-from planner.calibration.own_runs import PricedRun, priced, waiting, with_runs
+from planner.calibration.own_runs import PricedRun, priced, waiting, with_runs, with_unit
 from planner.columns import FloatColumn
 from planner.cost.machine.knobs import PLACE, Calibration
+from planner.cost.machine.stacks import UNIT
 from planner.cost.price import Pricer
 from planner.specs.job import Job
 from planner.specs.measurement import TEACHING, Measurement
@@ -64,7 +65,8 @@ def learn_priced(
     """The same of runs that are priced at this calibration's knobs already.
 
     Repeated runs of one layout by one program are averaged: what the model misses about it is the
-    same each time. A layout that is far off waits for a second one (`own_runs.waiting`).
+    same each time. A layout that is far off waits for a second one (`own_runs.waiting`); the first
+    of its unit moves that unit alone.
     The same runs give the same id. Runs that the calibration was already
     fitted to are not used again.
     """
@@ -82,15 +84,19 @@ def learn_priced(
     believed = calibration.at_one_place(scopes)
     for scope in scopes:
         believed = _told_by_kernels(believed, [run for run in timed if _scopes(run.job) == scope])
-    alone = waiting(calibration, believed, list(by_layout.values())) if by_layout else {}
-    heard = [alike for place, alike in enumerate(by_layout.values()) if place not in alone]
-    if alone:
-        layouts = list(by_layout.values())
-        furthest_last = sorted(alone.items(), key=lambda item: abs(math.log(item[1])))
-        held_back = {layouts[place][0].stack: factor for place, factor in furthest_last}
-        believed = replace(believed, waiting=held_back)
+    layouts = list(by_layout.values())
+    alone = waiting(calibration, believed, layouts) if layouts else {}
+    firsts = _firsts(layouts, alone, believed)
+    heard = [runs for place, runs in enumerate(layouts) if place not in alone]
+    furthest_last = sorted(alone.items(), key=lambda item: abs(math.log(item[1])))
+    held_back = {layouts[at][0].stack: factor for at, factor in furthest_last if at not in firsts}
+    believed = replace(believed, waiting=held_back)
     if heard:
         believed = with_runs(calibration, believed, heard)
+    for place in firsts:
+        believed = with_unit(calibration, believed, layouts[place])
+        heard.append(layouts[place])
+    if heard:
         units = Counter(alike[0].unit for alike in heard)
         own = Counter(calibration.own_runs) + units
         believed = replace(believed, own_runs=dict(sorted(own.items())))
@@ -108,6 +114,19 @@ def learn_priced(
         seen=calibration.seen.union(*(run.seen for alike in heard for run in alike)),
         fitted=calibration.fitted | set(fingerprints),
     )
+
+
+def _firsts(
+    layouts: Sequence[Sequence[PricedRun]], alone: Iterable[int], believed: Calibration
+) -> list[int]:
+    """Places of far layouts of whose unit no other layout was measured; one a unit."""
+    measured = Counter(unit for unit, _ in {(runs[0].unit, runs[0].layout) for runs in layouts})
+    by_unit = {layouts[place][0].unit: place for place in alone}
+    return [
+        place
+        for unit, place in sorted(by_unit.items())
+        if measured[unit] == 1 and (UNIT, unit) not in believed.keys
+    ]
 
 
 def _told_by_kernels(calibration: Calibration, runs: Sequence[KernelRun]) -> Calibration:

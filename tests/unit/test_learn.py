@@ -18,7 +18,7 @@ from planner.intake.jobs import read_job
 from planner.specs.job import Job
 from planner.specs.measurement import Measured, Measurement
 
-SLOWER = 1.14
+SLOWER = 1.25
 
 
 def job(model: str = "llama3-8b", **layout: object) -> Job:
@@ -55,23 +55,17 @@ def test_a_slower_machine_is_learnt_and_serves_another_model() -> None:
     learnt = learn(shipped_calibration(), RUNS)
     other = job("qwen3-8b")
     before, after = predicted(other), predicted(other, learnt)
-    assert 1.08 * before < after < 1.02 * SLOWER * before
+    assert 1.10 * before < after < 1.02 * SLOWER * before
     assert learnt.id.startswith(f"{shipped_calibration().id}+3-")
 
 
 @pytest.mark.parametrize("percent", [-30, -14, 8, 14, 40])
-def test_a_run_or_two_of_a_stack_that_is_uniformly_off_correct_the_rest(percent: int) -> None:
+def test_one_run_of_a_stack_that_is_uniformly_off_corrects_the_rest(percent: int) -> None:
     """The rest, other models and layouts, is then off by less than a quarter of it."""
     shipped = shipped_calibration()
     off = 1.0 + percent / 100.0
-    needed = [job(), job(ac="full")] if abs(percent) > 15 else [job()]
-    learnt = learn(shipped, [measurement(each.layout.ac, each, off) for each in needed])
-    for other in (
-        job(ac="selective-op", tp=4),
-        job(tp=2),
-        job("qwen3-8b"),
-        job("llama3-8b", compile=True),
-    ):
+    learnt = learn(shipped, [measurement("a", job(), off)])
+    for other in (job(ac="full"), job(tp=2), job("qwen3-8b"), job("llama3-8b", compile=True)):
         rest = np.log(off * predicted(other) / predicted(other, learnt))
         assert abs(rest) < abs(np.log(off)) / 4, other.layout
 
@@ -81,9 +75,8 @@ def test_one_layout_that_is_far_off_moves_no_other_and_waits_for_a_second(factor
     shipped = shipped_calibration()
     far = [measurement("a", job(), factor), measurement("b", job(), factor)]
     near = [measurement("c", job(tp=2), 1.05)]
-    expert = measurement("d", job("deepseek-v2-lite"), factor)
     others = (job(ac="full"), job("qwen3-8b"))
-    for lone in (far, [expert], [*far, *near], [*far, measurement("e", job(tp=2), factor**-0.5)]):
+    for lone in ([*far, *near], [*far, measurement("e", job(tp=2), factor**-0.5)]):
         learnt = learn(shipped, lone)
         for other in others:
             assert predicted(other, learnt) == pytest.approx(predicted(other), rel=0.05)
@@ -94,6 +87,25 @@ def test_one_layout_that_is_far_off_moves_no_other_and_waits_for_a_second(factor
     assert not both.waiting
     for other in others:
         assert predicted(other, both) == pytest.approx(factor * predicted(other), rel=0.15)
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_the_first_layout_of_a_unit_moves_that_unit_alone_however_far_it_is(factor: float) -> None:
+    shipped, dense, expert = shipped_calibration(), job("qwen3-8b"), job("deepseek-v2-lite", tp=2)
+    learnt = learn(shipped, [measurement("d", job("deepseek-v2-lite"), factor)])
+    assert predicted(expert, learnt) == pytest.approx(factor * predicted(expert, shipped), rel=0.15)
+    assert predicted(dense, learnt) == pytest.approx(predicted(dense, shipped), rel=1e-9)
+    near = [measurement("n", job(), 1.05), measurement("m", job(tp=2), 1.05)]
+    known = learn(shipped, near)
+    both = learn(shipped, [*near, measurement("d", job("deepseek-v2-lite"), factor)])
+    assert predicted(dense, both) == pytest.approx(predicted(dense, known), rel=1e-9)
+    # a unit's sum of offsets is as sure as one run makes it, the other units' no surer
+    titan = ("torchtitan", "hopper", "torchtitan on h100-sxm-80gb")
+    unit = "torchtitan on h100-sxm-80gb, bf16, "
+    sd = [float(learnt.offsets(*titan, [unit + one]).covariance[0, 0]) ** 0.5 for one in (
+        "experts", "dense")]  # fmt: skip
+    assert sd[0] < 0.06
+    assert sd[1] == pytest.approx(np.hypot(shipped.stack_sd, shipped.unit_sd))
 
 
 @pytest.mark.parametrize("factor", [0.5, 2.0])

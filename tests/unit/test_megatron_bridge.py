@@ -115,15 +115,25 @@ def test_a_trainer_without_such_a_loss_says_so() -> None:
 # ---- what ran is not called out of memory --------------------------------------------------------
 
 
-@pytest.mark.parametrize("row", rows("18-qwen3-30b-16-h100"), ids=lambda row: row["id"][:20])
-def test_qwen3_30b_on_16_h100(row: dict[str, Any]) -> None:
-    """41.3 s, 31.3 s with overlap, 42.9 s with core_attn; 61.4 to 62.2 GiB allocated (ours 56.3).
+# Allocated at the peak. Bridge's logger divides by 1e9 (training/utils/train_utils.py,
+# report_memory); the last run's pull request says GiB, and holds pools of CUDA graphs and buffers
+# of HybridEP, which are not priced.
+QWEN3_30B = (61.35e9, 62.04e9, 63.14e9, 62.17 * 2**30)
+
+
+@pytest.mark.parametrize(
+    ("row", "measured", "off"),
+    list(zip(rows("18-qwen3-30b-16-h100"), QWEN3_30B, (0.05, 0.05, 0.05, 0.1), strict=True)),
+    ids=("alltoall", "overlap", "core_attn", "hybridep and graphs"),
+)
+def test_qwen3_30b_on_16_h100(row: dict[str, Any], measured: float, off: float) -> None:
+    """41.3 s, 31.3 s with overlap, 42.9 s with core_attn, 20.15 s with HybridEP.
 
     Source: github.com/NVIDIA-NeMo/Megatron-Bridge/issues/3862, 3880, 5123.
     """
     found = under("nemo", row)
     assert found.fits
-    assert found.peak_allocated_bytes == pytest.approx(62 * 2**30, rel=0.1)
+    assert found.peak_allocated_bytes == pytest.approx(measured, rel=off)
 
 
 def test_overlap_and_recomputed_attention_go_the_measured_way() -> None:

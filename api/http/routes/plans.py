@@ -155,7 +155,7 @@ async def explain_plan(
     rank: Annotated[int, Query()] = 1,
     versus: Annotated[int | None, Query()] = None,
 ) -> Explained:
-    """Why the layout of this rank, or what it gains and loses against that of rank `versus`."""
+    """Explains the layout of this rank, or compares it with the layout of rank `versus`."""
     wiring = wiring_of(request)
 
     def work() -> Explained:

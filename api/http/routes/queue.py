@@ -58,7 +58,7 @@ async def audit(
     cursor: Cursor = None,
     limit: PageSize = 50,
 ) -> Page[AuditEvent]:
-    """Who asked for, ran, cancelled and imported what, when, for how many GPU-seconds.
+    """Lists requests, runs, cancellations and imports: by whom, when, for how many GPU-seconds.
 
     Newest first. It needs the scope `admin`.
     """
