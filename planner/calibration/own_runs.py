@@ -164,45 +164,34 @@ def waiting(
 def with_unit(
     calibration: Calibration, believed: Calibration, runs: Sequence[PricedRun]
 ) -> Calibration:
-    """The calibration after a far layout that is the first of its unit: nothing else moves.
+    """The calibration after a far layout that is the first of its unit: only the unit moves.
 
-    All that the model misses is laid to the unit's sum of offsets, stack and own, by one
-    observation: mean + G v, (1 - G) V. The rest of the stack keeps what was known of it.
-    calibration, believed, runs: as in `with_runs`, of one layout.
+    The unit's sum of offsets, its stack's and its own, takes all that the model misses, by one
+    observation: mean + G v, (1 - G) V. The rest of the stack stays as it was known.
     """
     first = runs[0]
     gradient = np.array([first.gradient], dtype=np.float64)
     offsets = believed.offsets(first.trainer, first.family, first.stack, [first.unit])
-    missed = _measured([runs]) - _predicted([first], gradient, calibration, believed)
-    missed = float(missed[0] - offsets.mean[0])
-    variance, noise = float(offsets.covariance[0, 0]), believed.own_run_sd**2 / first.weight
+    off = _measured([runs]) - _predicted([first], gradient, calibration, believed)
+    variance = float(offsets.covariance[0, 0])
     knobs = believed.effective_covariance(first.trainer, first.family)
-    doubt = variance + float(gradient[0] @ knobs @ gradient[0])
-    gain = doubt / (doubt + noise)
-    keys, shifts, covariance = list(believed.keys), believed.shifts, believed.covariance
-    if (STACK, first.stack) not in keys:
-        keys.append((STACK, first.stack))
-        shifts, covariance = np.append(shifts, 0.0), _wider(covariance, believed.stack_sd**2)
+    expected = variance + float(gradient[0] @ knobs @ gradient[0])
+    gain = expected / (expected + believed.own_run_sd**2 / first.weight)
+    keys, shifts, covariance = believed.keys, believed.shifts, believed.covariance
+    stack = (STACK, first.stack)
+    if stack not in keys:
+        keys, shifts, covariance = (
+            (*keys, stack),
+            np.append(shifts, 0.0),
+            np.pad(covariance, (0, 1)),
+        )
+        covariance[-1, -1] = believed.stack_sd**2
     # the unit's own offset is that sum less the stack's
-    at = keys.index((STACK, first.stack))
-    whole = np.zeros((len(keys) + 1, len(keys) + 1))
-    whole[:-1, :-1] = covariance
-    whole[-1, :-1] = whole[:-1, -1] = -covariance[at]
-    whole[-1, -1] = covariance[at, at] + (1.0 - gain) * variance
-    return replace(
-        believed,
-        keys=(*keys, (UNIT, first.unit)),
-        shifts=np.append(shifts, gain * missed),
-        covariance=whole,
-    )
-
-
-def _wider(covariance: FloatColumn, variance: float) -> FloatColumn:
-    """The covariance with an independent unknown more."""
-    size = len(covariance)
-    found = np.zeros((size + 1, size + 1))
-    found[:size, :size], found[size, size] = covariance, variance
-    return found
+    at, covariance = keys.index(stack), np.pad(covariance, (0, 1))
+    covariance[-1] = covariance[:, -1] = -covariance[at]
+    covariance[-1, -1] = covariance[at, at] + (1.0 - gain) * variance
+    shifts = np.append(shifts, gain * float(off[0] - offsets.mean[0]))
+    return replace(believed, keys=(*keys, (UNIT, first.unit)), shifts=shifts, covariance=covariance)
 
 
 def far_alone(off: FloatColumn, stacks: Sequence[str], layouts: Sequence[object]) -> BoolColumn:

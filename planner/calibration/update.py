@@ -66,7 +66,7 @@ def learn_priced(
 
     Repeated runs of one layout by one program are averaged: what the model misses about it is the
     same each time. A layout that is far off waits for a second one (`own_runs.waiting`); the first
-    of its unit moves that unit alone.
+    of its unit moves only that unit.
     The same runs give the same id. Runs that the calibration was already
     fitted to are not used again.
     """
@@ -87,15 +87,15 @@ def learn_priced(
     layouts = list(by_layout.values())
     alone = waiting(calibration, believed, layouts) if layouts else {}
     firsts = _firsts(layouts, alone, believed)
-    heard = [runs for place, runs in enumerate(layouts) if place not in alone]
+    heard = [runs for index, runs in enumerate(layouts) if index not in alone]
     furthest_last = sorted(alone.items(), key=lambda item: abs(math.log(item[1])))
     held_back = {layouts[at][0].stack: factor for at, factor in furthest_last if at not in firsts}
     believed = replace(believed, waiting=held_back)
     if heard:
         believed = with_runs(calibration, believed, heard)
-    for place in firsts:
-        believed = with_unit(calibration, believed, layouts[place])
-        heard.append(layouts[place])
+    for index in firsts:
+        believed = with_unit(calibration, believed, layouts[index])
+        heard.append(layouts[index])
     if heard:
         units = Counter(alike[0].unit for alike in heard)
         own = Counter(calibration.own_runs) + units
@@ -117,16 +117,13 @@ def learn_priced(
 
 
 def _firsts(
-    layouts: Sequence[Sequence[PricedRun]], alone: Iterable[int], believed: Calibration
+    layouts: Sequence[Sequence[PricedRun]], far: Iterable[int], believed: Calibration
 ) -> list[int]:
-    """Places of far layouts of whose unit no other layout was measured; one a unit."""
+    """Indices of far layouts of whose unit no other layout was measured; one a unit."""
     measured = Counter(unit for unit, _ in {(runs[0].unit, runs[0].layout) for runs in layouts})
-    by_unit = {layouts[place][0].unit: place for place in alone}
-    return [
-        place
-        for unit, place in sorted(by_unit.items())
-        if measured[unit] == 1 and (UNIT, unit) not in believed.keys
-    ]
+    by_unit = {layouts[index][0].unit: index for index in far}
+    new = (unit for unit in sorted(by_unit) if (UNIT, unit) not in believed.keys)
+    return [by_unit[unit] for unit in new if measured[unit] == 1]
 
 
 def _told_by_kernels(calibration: Calibration, runs: Sequence[KernelRun]) -> Calibration:
