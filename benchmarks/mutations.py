@@ -42,6 +42,7 @@ INDIRECT = {
     "planner/specs/estimate": ("tests/unit/test_megatron_judge.py",),
     "planner/rules/": ("tests/unit/test_rules.py",),
     "planner/schedules/": ("tests/unit/test_schedules.py", "tests/unit/test_rules.py"),
+    "planner/calibration/own_runs": ("tests/unit/test_learn.py",),
     "planner/calibration/drift/": ("tests/unit/test_drift.py",),
     "probes/causes": ("tests/unit/test_failures.py",),
     "api/jobs/": ("tests/unit/test_leases.py",),
