@@ -26,12 +26,9 @@ SHIPPED = FOLDER.parent / "planner" / "catalog" / "calibrations" / "shipped.json
 
 
 def measured_rows() -> list[dict]:
-    """Every measured row of training runs in `benchmarks/measured/`."""
-    return [
-        json.loads(line)
-        for path in sorted((FOLDER / "measured").glob("*.jsonl"))
-        for line in path.read_text().splitlines()
-    ]
+    """Every published row of training runs in `benchmarks/measured/`."""
+    lines = (FOLDER / "measured" / "public.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
 
 
 def main() -> None:
