@@ -226,11 +226,12 @@ def _recompute(words: Words, num_layers: int) -> dict[str, object]:
     stages = whole(words, "pipeline_model_parallel_size", 1) * max(
         1, whole(words, "num_virtual_stages_per_pipeline_rank", 1)
     )
-    here, count = -(-num_layers // stages), whole(words, "recompute_num_layers", 1)
+    here = -(-num_layers // stages)
+    count = min(whole(words, "recompute_num_layers", 1), here)
     method = word(words, "recompute_method")
     if method == "block" and count < here:
         return {"ac": f"block-{count}" if count else "none"}
-    return {"ac": f"uniform-{min(count, here)}" if method == "uniform" and count > 1 else "full"}
+    return {"ac": f"uniform-{count}" if method == "uniform" and count > 1 else "full"}
 
 
 def _precision(words: Words) -> dict[str, object]:

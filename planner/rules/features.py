@@ -3,6 +3,8 @@
 They cover recomputation, overlap, compile and the rest.
 """
 
+import math
+
 import numpy as np
 
 from planner.columns import TRAINER_SPLIT, IntColumn, LayoutBatch
@@ -48,6 +50,14 @@ def largest_stage(x: LayoutBatch, c: Context) -> IntColumn:
     return np.asarray(np.where(x.split == TRAINER_SPLIT, usual, own))
 
 
+def common_layers(x: LayoutBatch, c: Context) -> IntColumn:
+    """The greatest common divisor of all stages' layers, (N,)."""
+    layers, stages = c.model.num_hidden_layers, x.pp * x.virtual_stages
+    usual = np.where(layers % stages == 0, layers // stages, 1)
+    own = np.array([*(math.gcd(*split) for split in x.splits), 0], dtype=np.int64)[x.split]
+    return np.asarray(np.where(x.split == TRAINER_SPLIT, usual, own))
+
+
 FEATURE_RULES: tuple[Rule, ...] = (
     Rule(
         key="trainer lacks the activation checkpointing",
@@ -69,6 +79,19 @@ FEATURE_RULES: tuple[Rule, ...] = (
         ),
         rule=lambda x, c: f"{x.ac} is as many layers as a stage has, or more",
         remedy=lambda x, c: "set ac to full, or fewer layers",
+    ),
+    Rule(
+        key="uniform-N divides the layers of every stage",
+        field="ac",
+        reads=frozenset({"ac_kind", "ac_value", "pp", "virtual_stages", "split"}),
+        # transformer_block.py (_checkpointed_forward): before core 0.17 the last group may reach
+        # beyond the stage's layers, an IndexError at the first step
+        applies=under("megatron", before="0.17"),
+        broken=lambda x, c: (
+            (x.ac_kind == UNIFORM) & (common_layers(x, c) % np.maximum(x.ac_value, 1) != 0)
+        ),
+        rule=lambda x, c: f"{release_name(c)} cannot group a stage's layers by {x.ac} unevenly",
+        remedy=lambda x, c: "set ac to full, or to groups that divide the layers of every stage",
     ),
     Rule(
         key="trainer always compiles",

@@ -38,6 +38,7 @@ SCRIPTS = {
         for name in (
             "42-rewrite-keeps-flags/saved_activations",
             "42-rewrite-keeps-flags/shared_expert_overlap", "08-70b-128-tp8pp8/pp2_no_sp",
+            "08-70b-128-tp8pp8/pretrain",
             "11-mixtral-16-h100/tp4pp4", "23b-recompute-modules/core_attn",
             "23b-recompute-modules/moe_layernorm",
         )
@@ -173,6 +174,19 @@ def test_a_flag_that_contradicts_the_new_layout_goes(
     _, settings = _rewritten(name, chosen, job)
     before, after = settings[flag]
     assert (bool(before), after) == (True, None)
+
+
+def test_a_chunk_of_one_layer_recomputes_it_wholly_whatever_the_old_count() -> None:
+    """The script groups five layers of PP 8; core 0.17 and newer end a group with the chunk."""
+    name = "08-70b-128-tp8pp8/pretrain"
+    job = job_of_text(SCRIPTS[name].name, SCRIPTS[name].read_text(encoding="utf-8"))
+    chosen = layout(
+        128, "megatron", tp=8, pp=8, pp_schedule="Interleaved1F1B", virtual_stages=10, ac="full"
+    )
+    after, settings = _rewritten(name, chosen, job)
+    assert after.layout is not None
+    assert after.layout.ac == "full"
+    assert "--recompute-num-layers" not in settings
 
 
 def test_the_size_of_a_round_is_written_where_megatrons_own_would_stop() -> None:
