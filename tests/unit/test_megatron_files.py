@@ -189,6 +189,20 @@ def test_a_chunk_of_one_layer_recomputes_it_wholly_whatever_the_old_count() -> N
     assert "--recompute-num-layers" not in settings
 
 
+def test_a_line_whose_flags_all_go_goes_with_them() -> None:
+    name = "08-70b-128-tp8pp8/pretrain"
+    text = SCRIPTS[name].read_text(encoding="utf-8")
+    job = job_of_text(SCRIPTS[name].name, text)
+    current = read_again(job.request, job.model, 128)
+    assert current is not None
+    chosen = layout(128, "megatron", tp=4, pp=4, ac="none")
+    exported = export(chosen, job.model, job.cluster, job.training)
+    new = rewrite(current, chosen, exported, job.training.global_batch_size)
+    lines = new.files[SCRIPTS[name].name].splitlines()
+    assert not any("--recompute" in line or line.strip() == "\\" for line in lines)
+    assert len(lines) == len(text.splitlines()) - 1
+
+
 def test_the_size_of_a_round_is_written_where_megatrons_own_would_stop() -> None:
     """36 microbatches over 8 ranks make 4 rounds of 9."""
     flag = "--microbatch-group-size-per-virtual-pipeline-stage"

@@ -114,15 +114,18 @@ class _Edit:
         places = {placed.name: placed for placed in self.command.flags}
         edits: dict[Span, str] = {}
         new: list[str] = []
+        gone: list[Span] = []
         for name, words in changes.items():
             placed = places.get(name)
             if placed is None:
                 if words is not None:
                     new.append(" ".join([spell(name), *map(shlex.quote, words)]))
             elif words is None:
-                edits[_line_of(text, *_whole(text, placed))] = ""
+                gone.append(_whole(text, placed))
             elif placed.words != list(words):
                 edits.update(self.value(text, placed, words))
+        for span in _runs(text, gone):
+            edits[_line_of(text, *span)] = ""
         for (start, end), replacement in sorted(edits.items(), reverse=True):
             text = text[:start] + replacement + text[end:]
         return self.added(text, new, sorted(edits.items())) if new else text
@@ -263,6 +266,16 @@ def _whole(text: str, placed: Placed) -> Span:
                 end = span[1]
                 break
     return start, end
+
+
+def _runs(text: str, spans: Sequence[Span]) -> list[Span]:
+    """Spans in order, those with nothing but blanks between them as one."""
+    runs: list[Span] = []
+    for start, end in sorted(spans):
+        if runs and not text[runs[-1][1] : start].strip(" \t"):
+            start, _ = runs.pop()
+        runs.append((start, end))
+    return runs
 
 
 def _line_of(text: str, start: int, end: int) -> Span:
